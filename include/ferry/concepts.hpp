@@ -1,0 +1,238 @@
+/// @file
+/// The contracts: five policy concepts and Link. Each is built from named parts, one an operation, so that a
+/// compiler names the part that is missing. Requirements that no compiler can check are numbered.
+///
+/// Common to all policies:
+///  1. Trivially copyable; arrays only as ferry::Array, carved in `reserve`. `reserve` runs twice, first to
+///     measure (Carver::measuring), and is the only call that may throw or be slow.
+///  2. Every other call is noexcept, allocates nothing, reads no clock, and depends on nothing but its
+///     arguments and its own state: the same calls give the same answers on every machine.
+///  3. Ties go to the lower index; NaN sorts last.
+///  4. Calls come from one thread at a time.
+#pragma once
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+#include "ferry/model.hpp"
+#include "ferry/storage.hpp"
+
+namespace ferry {
+
+/// What one CachePolicy instance looks after: `slots` equal slots for the experts of some adjacent layers.
+struct PoolShape {
+  std::uint32_t slots = 0;
+  std::uint16_t first_layer = 0, layers = 0, experts = 0;
+};
+
+/// Slots of a pool that must not be evicted now, by pool-local index.
+struct Barred {
+  const std::uint8_t* flags = nullptr;  ///< [slots]
+  std::uint8_t bars = 0;                ///< which flags count
+  FERRY_HD bool operator[](std::uint32_t slot) const noexcept { return (flags[slot] & bars) != 0; }
+};
+
+namespace part {
+template <class T>
+concept State = std::is_trivially_copyable_v<T> && std::is_copy_constructible_v<T>;
+
+template <class T>
+concept ReservesForModel = requires(T t, Carver& carve, const Shape& shape) { t.reserve(carve, shape); };
+template <class T>
+concept ReservesForPool = requires(T t, Carver& carve, const PoolShape& pool) { t.reserve(carve, pool); };
+
+template <class R>
+concept Routes = requires(R r, const Scores& scores, View<const ferry::State> present, Out<Route>& out) {
+  { r.route(scores, present, out) } noexcept;
+};
+template <class P>
+concept Observes = requires(P p, std::uint16_t layer, View<const Route> taken) {
+  { p.observe(layer, taken) } noexcept;
+};
+template <class P>
+concept Predicts = requires(P p, Phase phase, const Scores& scores, Out<Request>& out) {
+  { p.predict(phase, scores, out) } noexcept;
+};
+template <class Q>
+concept SelectsPrecision = requires(const Q q, Phase phase, View<Request> requests) {
+  { q.select(phase, requests) } noexcept;
+};
+template <class Q>
+concept NamesPrecisions = requires(const Q q) {
+  { q.precisions() } noexcept -> std::same_as<std::uint8_t>;
+};
+template <class C>
+concept Touches = requires(C c, Variant what, std::uint32_t slot) {
+  { c.touch(what, slot) } noexcept;
+};
+template <class C>
+concept ChoosesVictim = requires(C c, Variant incoming, Barred barred) {
+  { c.victim(incoming, barred) } noexcept -> std::same_as<std::uint32_t>;
+};
+template <class C>
+concept Replaces = requires(C c, std::uint32_t slot, Variant what, bool demand) {
+  { c.replace(slot, what, demand) } noexcept;
+};
+template <class L>
+concept Submits = requires(L l, const Copy& copy) {
+  { l.submit(copy) } noexcept;
+};
+template <class L>
+concept Drops = requires(L l, Ticket ticket) {
+  { l.drop(ticket) } noexcept;
+};
+template <class L>
+concept ReportsProgress = requires(L l) {
+  { l.seen() } noexcept -> std::same_as<Seen>;
+};
+template <class L>
+concept Fences = requires(L l, Fence fence) {
+  { l.fence(fence) } noexcept;
+};
+template <class L>
+concept Waits = requires(L l, Ticket ticket) { l.wait(ticket); };
+}  // namespace part
+
+/// Turns gate scores into routes: which k experts each row uses, and how their outputs are weighed.
+///
+/// `route(scores, present, out)` appends exactly k routes a row, best first, rows in order.
+///  1. `scores.select` and `scores.weight` are [rows, experts], row-major.
+///  2. A row's experts are distinct. Weights are final (normalised if the model does that).
+///  3. `present` is [experts], the state of each expert of this layer at the best precision there is; in flight
+///     counts as resident. It is empty unless the router declares `static constexpr bool needs_residency = true`.
+/// Complexity: O(rows * experts * k) at worst.
+/// Minimal model: ferry::TopK. @see "expert-cache router" in docs/design.md
+template <class R>
+concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Routes<R>;
+
+/// Foretells which experts a later layer needs.
+///
+/// `predict(phase, scores, out)` appends one Request an expert that it expects, surest first.
+///  1. `scores.layer` is the layer foretold; rows are whatever made them: a gate bank, a kernel, a trace.
+///  2. Of a Request it sets want.id, rows, importance and confidence; the core fills in the rest.
+///  3. No expert twice. Requests that do not fit in `out` are dropped by the caller's choice of capacity: E.
+/// `observe(layer, taken)` sees the final routes of every layer, in order.
+///  4. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
+/// A predictor that needs no rows at all declares `static constexpr bool predicts = false`.
+/// Minimal model: ferry::NoPrediction.
+template <class P>
+concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observes<P> && part::Predicts<P>;
+
+/// Chooses the precision of each request, or to skip it.
+///
+/// `select(phase, requests)` sets `want.precision`, for real and for predicted requests alike.
+///  1. `state` tells whether the expert is there at the model's own precision already: shrink and skip only what
+///     would have to be fetched.
+///  2. `precisions()` has bit `1 << p` for every Precision p that it may set; a store that lacks one is refused
+///     at construction.
+/// Complexity: O(requests). Minimal model: ferry::FixedPrecision.
+template <class Q>
+concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::NamesPrecisions<Q>;
+
+/// Orders the slots of one pool by worth. All slot numbers are local to the pool.
+///
+/// `touch(what, slot)`: the real gate asked for `what`, once a step, which sits in `slot` (`no_slot`: absent).
+/// `victim(incoming, barred)`: which slot `incoming` should take; `no_slot` refuses it, or all are barred.
+///  1. Never a barred slot.
+///  2. Changes nothing that `touch` or `replace` would not: it may be called and its answer not used.
+/// `replace(slot, what, demand)`: `what` takes `slot` from now on, whoever was there. `demand`: for the real gate,
+///     otherwise a prefetch, which inserts but is no access.
+///  3. Also called for slots that were free, which the core hands out in its own order.
+/// Within one layer of a step the core touches what is there first, then for each miss: touch(absent), victim,
+/// replace. None of a step's experts evicts another.
+/// Optional: `forget(slot)`: the copy into it was taken back, it is free again. `begin_step(step)`,
+/// `end_sequence(id)`. `static constexpr bool caches = false`: keeps nothing, so its pools get no slots.
+/// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
+template <class C>
+concept CachePolicy =
+    part::State<C> && part::ReservesForPool<C> && part::Touches<C> && part::ChoosesVictim<C> && part::Replaces<C>;
+
+/// How many predicted requests to fetch: `take(absent, window_ns)` returns how many of them, from the front.
+///  1. `absent` are those that would have to be copied, in the predictor's order.
+///  2. `window_ns` is the time until they are needed as last measured, 0 while unknown.
+template <class L>
+concept PrefetchLimit =
+    part::State<L> && requires(const L l, View<const Request> absent, Nanoseconds window_ns) {
+      { l.take(absent, window_ns) } noexcept -> std::same_as<std::uint32_t>;
+    };
+
+/// In which order copies are submitted and run: `order(phase, requests)` permutes them in place.
+///  1. Demand requests come in ascending expert index, predictions surest first.
+template <class O>
+concept CopyOrder = part::State<O> && requires(const O o, Phase phase, View<Request> requests) {
+  { o.order(phase, requests) } noexcept;
+};
+
+/// Which misses the host computes: `split(phase, requests)` returns how many from the front are loaded; the
+/// rest runs on the host.
+template <class P>
+concept Placement = part::State<P> && requires(const P p, Phase phase, View<const Request> misses) {
+  { p.split(phase, misses) } noexcept -> std::same_as<std::uint32_t>;
+};
+
+/// The three of them together. @see ferry::Schedule
+template <class S>
+concept Scheduler = PrefetchLimit<S> && CopyOrder<S> && Placement<S>;
+
+/// Carries copies into slots, behind the decisions. Written by an engine for its own memory, or one of ours.
+///
+/// `submit(copy)` takes a copy over; `drop(ticket)` takes a queued prefetch back if it has not begun (best
+/// effort); `seen()` tells how far it has got; `fence(f)` names the present end of the device's work;
+/// `wait(ticket)` makes the device's next work (or the caller) wait until that demand copy or prefetch landed.
+///  1. Demand copies begin in the order of their tickets, and before every prefetch not begun. So do prefetches
+///     among themselves. A copy that has begun is not interrupted.
+///  2. Writes to one slot land in the order of submission, also after a drop that came too late.
+///  3. Not one byte of `copy.slot` is written before `copy.after` was reached.
+///  4. After `seen()` reports a ticket as landed, or `wait` returns, the slot's bytes are visible to the device.
+///  5. `seen()` never goes back, and a dropped prefetch counts as begun and landed.
+///  6. `wait` throws when the copy can never land: it was not submitted, or the link has failed.
+/// Threads: called from the engine's thread; what runs behind it is the link's own business.
+template <class L>
+concept Link = part::Submits<L> && part::Drops<L> && part::ReportsProgress<L> && part::Fences<L> && part::Waits<L>;
+
+/// One composition of policies: what `Core` and `OffloadPipeline` are made of.
+template <Predictor P, CachePolicy C, QuantSelector Q, Scheduler S, ExpertRouter R>
+struct Stack {
+  using predictor = P;
+  using cache = C;
+  using precision = Q;
+  using scheduler = S;
+  using router = R;
+};
+
+namespace part {
+template <class P>
+consteval bool predicts() {
+  if constexpr (requires { P::predicts; }) {
+    return P::predicts;
+  } else {
+    return true;
+  }
+}
+template <class C>
+consteval bool caches() {
+  if constexpr (requires { C::caches; }) {
+    return C::caches;
+  } else {
+    return true;
+  }
+}
+template <class R>
+consteval bool needs_residency() {
+  if constexpr (requires { R::needs_residency; }) {
+    return R::needs_residency;
+  } else {
+    return false;
+  }
+}
+template <class R>
+consteval bool needs_full_scores() {
+  if constexpr (requires { R::needs_full_scores; }) {
+    return R::needs_full_scores;
+  } else {
+    return false;
+  }
+}
+}  // namespace part
+
+}  // namespace ferry

@@ -1,0 +1,515 @@
+/// @file
+/// The decision core: gate scores in, plan and copy commands out. The only control flow of the library.
+#pragma once
+#include <cassert>
+
+#include "ferry/core_config.hpp"
+#include "ferry/metrics.hpp"
+#include "ferry/prediction_record.hpp"
+#include "ferry/residency.hpp"
+
+namespace ferry {
+
+/// Decides; carries nothing out. A function of its state and of the arguments of its calls.
+///
+/// Calls of one step: `begin_step`, then for each layer in order `plan`, any number of `look_ahead`, `done` for
+/// groups of tasks, `finish`. After each call that takes `Seen`, and after `done`, `commands()` must be carried
+/// out before the next call. `abandon` at any point ends the step after an error.
+///
+/// The object is the head of one block of `storage_bytes()` bytes without pointers: build it with `create`, and
+/// copy the block as a whole or not at all. No call allocates, throws, or reads a clock.
+/// Complexity of `plan`: O(rows * E) for the router, O(E + rows * k) beside it, and the policies' own.
+template <class Stack>
+class Core {
+ public:
+  using Config = CoreConfig<Stack>;
+
+  /// Bytes of the block for this configuration. Throws ConfigError if the configuration cannot work.
+  static std::size_t storage_bytes(const Config& config) {
+    config.validate();
+    Core measure(config);
+    Carver carve;
+    measure.reserve(carve, config);
+    return sizeof(Core) + storage_alignment + carve.bytes();
+  }
+
+  /// Builds a core at the start of `block`, which is aligned to `storage_alignment`.
+  static Core* create(std::byte* block, const Config& config) {
+    config.validate();
+    Core* core = new (block) Core(config);
+    Carver carve(block + (sizeof(Core) + storage_alignment - 1) / storage_alignment * storage_alignment);
+    core->reserve(carve, config);
+    return core;
+  }
+
+  /// Starts one forward pass. `step.sequence` has one entry a row.
+  FERRY_HD void begin_step(const Step& step) noexcept {
+    phase_ = step.phase;
+    rows_ = step.sequence.size;
+    assert(rows_ > 0 && rows_ <= shape_.max_rows);
+    ++counters_.steps[static_cast<unsigned>(phase_)];
+    if constexpr (requires { predictor_.begin_step(step); }) predictor_.begin_step(step);
+    for (Cache& c : caches_) {
+      if constexpr (requires { c.begin_step(step); }) c.begin_step(step);
+    }
+    clear_commands();
+  }
+
+  /// The real gate has spoken: who runs, where, at which precision. [rows, E] scores.
+  FERRY_HD Plan plan(const Scores& scores, const Seen& seen) noexcept {
+    begin_call(seen);
+    assert(scores.select.size == rows_ * shape_.experts);
+    if constexpr (part::needs_residency<Router>()) {
+      for (std::uint16_t e = 0; e < shape_.experts; ++e) {
+        present_[e] = residency_.state({{scores.layer, e}, Precision::skip});
+      }
+    }
+    Out<Route> out{routes_.data(), routes_.size(), 0};
+    router_.route(scores, {present_.data(), present_.size()}, out);
+    return decide(scores.layer);
+  }
+
+  /// The same for an engine with a top-k of its own: [rows, k] routes, best first.
+  FERRY_HD Plan plan(std::uint16_t layer, View<const Route> routes, const Seen& seen) noexcept {
+    static_assert(!part::needs_full_scores<Router>(),
+                  "this router needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
+    begin_call(seen);
+    assert(routes.size == rows_ * shape_.top_k);
+    for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
+    return decide(layer);
+  }
+
+  /// Predicted scores of a later layer: prefetches, behind the demand already known.
+  FERRY_HD void look_ahead(const Scores& predicted, const Seen& seen) noexcept {
+    begin_call(seen);
+    if constexpr (part::predicts<Predictor>()) {
+      Out<Request> out{requests_.data(), requests_.size(), 0};
+      predictor_.predict(phase_, predicted, out);
+      const View<Request> requests = out.view();
+      foretold_.note(predicted, requests);
+      for (Request& r : requests) {
+        r.want.precision = Precision::full;
+        set_costs(r);
+        r.state = residency_.state(r.want);
+      }
+      precision_.select(phase_, requests);
+      std::uint32_t absent = 0;  // those come to the front, in order
+      for (std::uint32_t i = 0; i < requests.size; ++i) {
+        const std::uint32_t slot = residency_.find(requests[i].want);
+        if (slot != no_slot) {
+          residency_.mask(slot, predicted.layer);
+        } else if (requests[i].want.precision != Precision::skip) {
+          requests[absent++] = requests[i];
+        }
+      }
+      View<Request> wanted = requests.part(0, absent);
+      wanted.size = least(absent, scheduler_.take(wanted, window()));
+      scheduler_.order(phase_, wanted);
+      for (const Request& r : wanted) {
+        const std::uint32_t slot = make_room(r.want, Residency::for_prefetch);
+        if (slot == no_slot) continue;
+        admit(slot, r.want, false);
+        residency_.mask(slot, predicted.layer);
+      }
+    }
+  }
+
+  /// The fence that the next `done` or `finish` will use: record it on the device before that call.
+  FERRY_HD Fence next_fence() const noexcept { return Fence{fence_ + 1}; }
+
+  /// These tasks of the plan have had their last reader once `next_fence()` is reached: the copies that waited
+  /// for their slots may follow. Tasks of `arriving` in order.
+  FERRY_HD void done(View<const Task> tasks) noexcept {
+    clear_commands();
+    const Fence fence{++fence_};
+    for (const Task& t : tasks) {
+      if (t.slot == no_slot || !residency_.is_leased(t.slot)) continue;
+      residency_.end_lease(t.slot, fence);
+      if (t.transient && next_deferred_ < arriving_end_) {
+        Task& waiting = tasks_[next_deferred_++];
+        assert(waiting.slot == t.slot);
+        residency_.lease(waiting.slot);
+        submit({waiting.ready, waiting.what, waiting.slot, fence, true});
+      }
+    }
+  }
+
+  /// The layer is over: leases that `done` has not ended yet end now, and the measured costs are noted.
+  FERRY_HD void finish(std::uint16_t layer, const Times& times, const Seen& seen) noexcept {
+    begin_call(seen);
+    end_leases();
+    times_[layer] = times;
+  }
+
+  /// Ends the step after an error: leases end, copies on their way still land.
+  FERRY_HD void abandon() noexcept {
+    clear_commands();
+    end_leases();
+  }
+
+  /// A sequence is over: policies forget what they kept for it.
+  FERRY_HD void end_sequence(std::uint32_t sequence) noexcept {
+    if constexpr (requires { predictor_.end_sequence(sequence); }) predictor_.end_sequence(sequence);
+    for (Cache& c : caches_) {
+      if constexpr (requires { c.end_sequence(sequence); }) c.end_sequence(sequence);
+    }
+  }
+
+  /// Fills free slots ahead of the first step, best first. Returns how many of `wanted` it has dealt with: call
+  /// again with the rest until none is left.
+  FERRY_HD std::uint32_t preload(View<const Variant> wanted, const Seen& seen) noexcept {
+    begin_call(seen);
+    std::uint32_t i = 0;
+    for (; i < wanted.size && submit_count_ < submits_.size(); ++i) {
+      const std::uint16_t pool = residency_.pool_of(wanted[i]);
+      if (pool == Residency::no_pool || !residency_.has_free(pool)) continue;
+      if (residency_.find(wanted[i]) == no_slot) admit(residency_.take_free(pool), wanted[i], true);
+    }
+    return i;
+  }
+
+  FERRY_HD Commands commands() const noexcept {
+    return {{drops_.data(), drop_count_}, {submits_.data(), submit_count_}};
+  }
+  FERRY_HD const Counters& counters() const noexcept { return counters_; }
+  FERRY_HD const Residency& residency() const noexcept { return residency_; }
+  FERRY_HD const Shape& shape() const noexcept { return shape_; }
+
+ private:
+  using Predictor = typename Stack::predictor;
+  using Cache = typename Stack::cache;
+  using Router = typename Stack::router;
+
+  explicit Core(const Config& c)
+      : predictor_(c.predictor),
+        precision_(c.precision),
+        scheduler_(c.scheduler),
+        router_(c.router),
+        shape_(c.model),
+        transient_prefill_rows_(c.transient_prefill_rows) {
+    for (std::uint32_t p = 0; p < precision_count; ++p) copy_ns_[p] = c.copy_ns[p];
+  }
+
+  void reserve(Carver& carve, const Config& c) {
+    const std::size_t routes = std::size_t{shape_.max_rows} * shape_.top_k;
+    residency_.reserve(carve, c.model, c.allotment);
+    predictor_.reserve(carve, shape_);
+    router_.reserve(carve, shape_);
+    carve(caches_, c.allotment.pools.size(), c.cache);
+    for (std::size_t p = 0; p < c.allotment.pools.size(); ++p) {
+      const Pool& pool = c.allotment.pools[p];
+      const PoolShape shape{pool.slots, pool.first_layer, pool.layers, shape_.experts};
+      if (carve.measuring()) {
+        Cache measure = c.cache;
+        measure.reserve(carve, shape);
+      } else {
+        caches_[p].reserve(carve, shape);
+      }
+    }
+    carve(bytes_, std::size_t{shape_.layers} * precision_count);
+    carve(times_, shape_.layers);
+    carve(routes_, routes);
+    carve(assignments_, routes);
+    carve(requests_, shape_.experts);
+    carve(missing_, shape_.experts);
+    carve(tasks_, shape_.experts);
+    carve(count_, shape_.experts);
+    carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
+    if constexpr (part::predicts<Predictor>()) foretold_.reserve(carve, shape_);
+    carve(submits_, shape_.experts);
+    carve(drops_, std::size_t{residency_.cache_slots()} + 1);
+    if (carve.measuring()) return;
+    for (std::uint32_t l = 0; l < shape_.layers; ++l) {
+      for (std::uint32_t p = 0; p < precision_count; ++p) {
+        bytes_[l * precision_count + p] = c.model.bytes(l, static_cast<Precision>(p));
+      }
+    }
+  }
+
+  FERRY_HD static std::uint32_t least(std::uint32_t a, std::uint32_t b) noexcept { return a < b ? a : b; }
+
+  FERRY_HD void clear_commands() noexcept { drop_count_ = submit_count_ = 0; }
+  FERRY_HD void begin_call(const Seen& seen) noexcept {
+    clear_commands();
+    residency_.advance(seen);
+  }
+
+  FERRY_HD Ticket next_ticket(bool demand) noexcept { return Ticket{++ticket_ << 1U | (demand ? 0U : 1U)}; }
+
+  FERRY_HD std::uint64_t bytes_of(Variant v) const noexcept {
+    return bytes_[v.id.layer * precision_count + static_cast<unsigned>(v.precision)];
+  }
+
+  FERRY_HD void submit(const Copy& copy) noexcept {
+    submits_[submit_count_++] = copy;
+    counters_.of(phase_).bytes += bytes_of(copy.what);
+    counters_.bytes_by_precision[static_cast<unsigned>(copy.what.precision)] += bytes_of(copy.what);
+  }
+
+  /// A queued prefetch is taken back from the link.
+  FERRY_HD void drop(std::uint32_t slot) noexcept {
+    const Residency::Slot& s = residency_.slot(slot);
+    drops_[drop_count_++] = s.ticket;
+    counters_.of(s.submitted_in).bytes -= bytes_of(s.what);
+    counters_.bytes_by_precision[static_cast<unsigned>(s.what.precision)] -= bytes_of(s.what);
+    counters_.prefetch.issued_bytes -= bytes_of(s.what);
+    --counters_.prefetch.issued;
+    ++counters_.prefetch.dropped;
+  }
+
+  FERRY_HD void set_costs(Request& r) const noexcept {
+    r.copy_ns = copy_ns_[static_cast<unsigned>(r.want.precision)];
+    r.device_ns = times_[r.want.id.layer].device;
+    r.host_ns = times_[r.want.id.layer].host;
+  }
+
+  /// Time that one layer gives the link, as measured last.
+  FERRY_HD Nanoseconds window() const noexcept {
+    const Times& t = times_[layer_];
+    return t.attention + t.gate + t.device * shape_.top_k;
+  }
+
+  /// Groups the routes by expert: fills `assignments_`, returns one request an expert in ascending index.
+  FERRY_HD View<Request> gather() noexcept {
+    for (std::uint32_t& n : count_) n = 0;
+    const std::uint32_t total = rows_ * shape_.top_k;
+    for (std::uint32_t i = 0; i < total; ++i) {
+      assert(routes_[i].expert < shape_.experts || routes_[i].expert == no_expert);
+      if (routes_[i].expert != no_expert) ++count_[routes_[i].expert];
+    }
+    std::uint32_t requests = 0, first = 0;
+    for (std::uint16_t e = 0; e < shape_.experts; ++e) {
+      if (count_[e] == 0) continue;
+      Request& r = requests_[requests];
+      r = {};
+      r.want.id = {layer_, e};
+      r.first = first;
+      r.rows = count_[e];
+      r.confidence = 1.0F;
+      first += count_[e];
+      count_[e] = requests++;  // from here on: which request the expert has
+    }
+    for (std::uint32_t i = 0; i < requests; ++i) requests_[i].rows = 0;
+    for (std::uint32_t i = 0; i < total; ++i) {
+      if (routes_[i].expert == no_expert) continue;
+      Request& r = requests_[count_[routes_[i].expert]];
+      assignments_[r.first + r.rows++] = i;
+      if (routes_[i].weight > r.importance) r.importance = routes_[i].weight;
+    }
+    return {requests_.data(), requests};
+  }
+
+  FERRY_HD Plan decide(std::uint16_t layer) noexcept {
+    layer_ = layer;
+    View<Request> requests = gather();
+    predictor_.observe(layer, {routes_.data(), rows_ * shape_.top_k});
+    if constexpr (part::predicts<Predictor>()) {
+      foretold_.score(layer, requests, {routes_.data(), rows_ * shape_.top_k}, counters_.prefetch);
+    }
+    for (Request& r : requests) {
+      set_costs(r);
+      r.state = residency_.state(r.want);
+    }
+    precision_.select(phase_, requests);
+    residency_.unmask(layer);
+
+    Outcomes& count = counters_.of(phase_);
+    count.requests += requests.size;
+    std::uint32_t missing = 0, late = 0;
+    task_count_ = 0;
+    for (Request& r : requests) {  // what is there is touched first, so that no miss evicts it
+      const std::uint32_t slot = residency_.find(r.want);
+      r.state = slot == no_slot ? State::absent : residency_.slot(slot).state;
+      const bool there = r.state == State::resident || r.state == State::in_flight;
+      if (!there && r.want.precision == Precision::skip) {
+        ++count.skipped;
+        for (std::uint32_t i = 0; i < r.rows; ++i) routes_[assignments_[r.first + i]] = {};
+        continue;
+      }
+      if (slot != no_slot) residency_.lease(slot);
+      if (!there) {
+        missing_[missing++] = r;
+        continue;
+      }
+      use(slot);
+      if (r.state == State::resident) {
+        ++count.hits;
+        add_task(r, slot, Ticket::none);
+      } else {
+        ++count.late_hits;
+        ++late;
+      }
+    }
+    resident_end_ = task_count_;
+    for (std::uint32_t i = 0; late > 0 && i < requests.size; ++i) {
+      if (requests[i].state != State::in_flight) continue;
+      const std::uint32_t slot = residency_.find(requests[i].want);
+      add_task(requests[i], slot, residency_.slot(slot).ticket);
+    }
+
+    View<Request> misses{missing_.data(), missing};
+    scheduler_.order(phase_, misses);
+    const std::uint32_t loaded = least(missing, scheduler_.split(phase_, misses));
+    for (const Request& r : misses.part(loaded, missing - loaded)) {
+      if (r.state == State::queued) residency_.cancel_lease(residency_.find(r.want));
+    }
+    drop_stale(layer);
+    load(misses.part(0, loaded));
+    arriving_end_ = task_count_;
+    for (const Request& r : misses.part(loaded, missing - loaded)) {
+      ++count.host_computed;
+      add_task(r, no_slot, Ticket::none);
+    }
+    return {{routes_.data(), rows_ * shape_.top_k},
+            {assignments_.data(), rows_ * shape_.top_k},
+            {tasks_.data(), resident_end_},
+            {tasks_.data() + resident_end_, arriving_end_ - resident_end_},
+            {tasks_.data() + arriving_end_, task_count_ - arriving_end_}};
+  }
+
+  FERRY_HD Task& add_task(const Request& r, std::uint32_t slot, Ticket ready) noexcept {
+    Task& t = tasks_[task_count_++];
+    t = {};
+    t.what = slot == no_slot || residency_.is_stream(slot) ? r.want : residency_.slot(slot).what;
+    t.slot = slot;
+    t.first = r.first;
+    t.rows = r.rows;
+    t.ready = ready;
+    return t;
+  }
+
+  /// The gate asked for what is in this slot (or on its way there).
+  FERRY_HD void use(std::uint32_t slot) noexcept {
+    Residency::Slot& s = residency_.slot(slot);
+    if (s.unused_prefetch) ++counters_.prefetch.used;
+    s.unused_prefetch = false;
+    caches_[s.pool].touch(s.what, slot - residency_.first_slot(s.pool));
+  }
+
+  /// Demand copies: into the pool while there is room for them, through the stream slots in waves otherwise.
+  FERRY_HD void load(View<const Request> misses) noexcept {
+    const bool transient = phase_ == Phase::prefill && rows_ > transient_prefill_rows_;
+    std::uint32_t streamed = 0;
+    counters_.of(phase_).misses += misses.size;
+    for (std::uint32_t i = 0; i < misses.size; ++i) {  // requests for the stream come to the front of missing_
+      const Request& r = misses[i];
+      const std::uint16_t pool = residency_.pool_of(r.want);
+      std::uint32_t slot = r.state == State::queued ? residency_.find(r.want) : no_slot;
+      if (slot != no_slot) {
+        drop(slot);
+        residency_.promote(slot, next_ticket(true), phase_);
+        const Residency::Slot& s = residency_.slot(slot);
+        caches_[s.pool].touch(s.what, slot - residency_.first_slot(s.pool));
+        submit({s.ticket, s.what, slot, s.last_reader, true});
+      } else {
+        if (pool != Residency::no_pool) {
+          caches_[pool].touch(r.want, no_slot);
+          if (!transient || residency_.has_free(pool)) slot = make_room(r.want, Residency::for_prefetch);
+          if (!transient && slot == no_slot) slot = make_room(r.want, Residency::for_demand);
+        }
+        if (slot == no_slot) {
+          missing_[streamed++] = r;
+          continue;
+        }
+        admit(slot, r.want, true);
+      }
+      residency_.lease(slot);
+      add_task(r, slot, residency_.slot(slot).ticket);
+    }
+    const std::uint32_t first = task_count_;
+    const std::uint32_t slots = residency_.stream_slots();
+    for (std::uint32_t i = 0; i < streamed; ++i) {
+      const std::uint32_t slot = residency_.cache_slots() + stream_next_;
+      stream_next_ = stream_next_ + 1 == slots ? 0 : stream_next_ + 1;
+      Task& t = add_task(missing_[i], slot, next_ticket(true));
+      t.transient = true;
+      if (i < slots) {
+        residency_.lease(slot);
+        submit({t.ready, t.what, slot, residency_.slot(slot).last_reader, true});
+      } else {
+        t.freed_by = first + i - slots - resident_end_;
+      }
+    }
+    next_deferred_ = first + least(streamed, slots);
+  }
+
+  /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none.
+  FERRY_HD std::uint32_t make_room(Variant incoming, std::uint8_t bars) noexcept {
+    const std::uint16_t pool = residency_.pool_of(incoming);
+    if (pool == Residency::no_pool || residency_.pool_slots(pool) == 0) return no_slot;
+    if (residency_.has_free(pool)) return residency_.take_free(pool);
+    const std::uint32_t local = caches_[pool].victim(incoming, residency_.barred(pool, bars));
+    if (local == no_slot) return no_slot;
+    const std::uint32_t slot = residency_.first_slot(pool) + local;
+    const Residency::Slot& s = residency_.slot(slot);
+    if (s.state == State::queued) {
+      drop(slot);
+    } else if (s.unused_prefetch) {
+      counters_.prefetch.wasted_bytes += bytes_of(s.what);
+    }
+    residency_.evict(slot);
+    return slot;
+  }
+
+  FERRY_HD void admit(std::uint32_t slot, Variant what, bool demand) noexcept {
+    const Ticket ticket = next_ticket(demand);
+    residency_.admit(slot, what, ticket, demand, phase_);
+    const Residency::Slot& s = residency_.slot(slot);
+    caches_[s.pool].replace(slot - residency_.first_slot(s.pool), what, demand);
+    submit({ticket, what, slot, s.last_reader, demand});
+    if (demand) return;
+    ++counters_.prefetch.issued;
+    counters_.prefetch.issued_bytes += bytes_of(what);
+  }
+
+  /// Prefetches of a layer that is planned come too late unless they have begun, or were promoted (leased).
+  FERRY_HD void drop_stale(std::uint16_t layer) noexcept {
+    residency_.for_each_queued(layer, [&](std::uint32_t slot) {
+      if (residency_.is_leased(slot)) return;
+      drop(slot);
+      const std::uint16_t pool = residency_.slot(slot).pool;
+      residency_.release(slot);
+      if constexpr (requires { caches_[pool].forget(slot); }) {
+        caches_[pool].forget(slot - residency_.first_slot(pool));
+      }
+    });
+  }
+
+  FERRY_HD void end_leases() noexcept {
+    const Fence fence{++fence_};
+    for (std::uint32_t i = 0; i < task_count_; ++i) {
+      const std::uint32_t slot = tasks_[i].slot;
+      if (slot != no_slot && residency_.is_leased(slot)) residency_.end_lease(slot, fence);
+    }
+    task_count_ = resident_end_ = arriving_end_ = next_deferred_ = 0;
+  }
+
+  Residency residency_;
+  Predictor predictor_;
+  typename Stack::precision precision_;
+  typename Stack::scheduler scheduler_;
+  Router router_;
+  Shape shape_;
+  Array<Cache> caches_;                  ///< [pools]
+  Array<std::uint64_t> bytes_;           ///< [layers, precision_count]
+  Array<Times> times_;                   ///< [layers]
+  Array<Route> routes_;                  ///< [rows, k]
+  Array<std::uint32_t> assignments_;     ///< [rows * k]
+  Array<Request> requests_, missing_;    ///< [experts]
+  Array<Task> tasks_;                    ///< [experts]: resident, arriving, host
+  Array<std::uint32_t> count_;           ///< [experts]
+  Array<State> present_;                 ///< [experts], for routers that need it
+  PredictionRecord foretold_;
+  Array<Copy> submits_;
+  Array<Ticket> drops_;
+  Counters counters_;
+  Nanoseconds copy_ns_[precision_count] = {};
+  std::uint64_t ticket_ = 0, fence_ = 0;
+  std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
+  std::uint32_t task_count_ = 0, resident_end_ = 0, arriving_end_ = 0, next_deferred_ = 0, stream_next_ = 0;
+  std::uint32_t submit_count_ = 0, drop_count_ = 0;
+  std::uint16_t layer_ = 0;
+  Phase phase_ = Phase::decode;
+};
+
+}  // namespace ferry

@@ -1,0 +1,193 @@
+/// @file
+/// A link made of a real thread: device memory is an arena of its own, bandwidth a throttle.
+#pragma once
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ferry/concepts.hpp"
+#include "ferry/link/slot_memory.hpp"
+#include "ferry/timeline.hpp"
+
+namespace ferry {
+
+/// Copies run on one thread beside the caller's computation, chunk by chunk, no faster than the throttle.
+///
+/// The device is the caller's own thread: it has finished a task when it calls `done`, so a fence is reached
+/// when it is named. Memory of a landed copy is visible to the caller after `seen` or `wait`.
+/// Needs the platform's thread library (CMake: Threads::Threads).
+class HostThread {
+ public:
+  struct Options {
+    std::uint64_t bytes_per_s = 0;  ///< 0: as fast as memory copies
+    Nanoseconds latency_ns = 0;     ///< added to each copy
+    bool log = false;               ///< keep every span for a timeline
+    std::uint32_t chunk_bytes = 1U << 20U;
+  };
+
+  HostThread(SlotMemory& memory, const Options& options) : memory_(memory), options_(options) {
+    if (options.chunk_bytes == 0) throw ConfigError("host thread link: chunk_bytes must be positive");
+    thread_ = std::thread([this] { work(); });
+  }
+  ~HostThread() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+  HostThread(const HostThread&) = delete;
+  HostThread& operator=(const HostThread&) = delete;
+
+  // Link
+
+  void submit(const Copy& copy) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!busy_ || current_.slot != copy.slot) memory_.poison(copy.slot);
+      (copy.demand ? demand_ : prefetch_).push_back(copy);
+      (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
+    }
+    wake_.notify_one();
+  }
+
+  void drop(Ticket ticket) noexcept {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(prefetch_, [&](const Copy& c) { return c.ticket == ticket; });
+  }
+
+  Seen seen() noexcept {
+    const std::lock_guard lock(mutex_);
+    Seen s{demand_landed_, last_prefetch_, last_prefetch_};
+    if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = before(prefetch_.front().ticket);
+    if (busy_ && !current_.demand) s.prefetch_landed = before(current_.ticket);
+    return s;
+  }
+
+  void fence(Fence fence) noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      reached_ = fence;
+    }
+    wake_.notify_one();
+  }
+
+  /// Blocks until that copy has landed.
+  void wait(Ticket ticket) {
+    std::unique_lock lock(mutex_);
+    if (ticket > (is_prefetch(ticket) ? last_prefetch_ : last_demand_)) {
+      throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
+                      " that was not submitted: call done() for the task before it in its slot");
+    }
+    landed_.wait(lock, [&] {
+      if (!is_prefetch(ticket)) return demand_landed_ >= ticket;
+      if (busy_ && current_.ticket == ticket) return false;
+      return prefetch_.empty() || prefetch_.front().ticket > ticket;
+    });
+  }
+
+  /// Blocks until nothing is queued or on its way.
+  void drain() {
+    std::unique_lock lock(mutex_);
+    landed_.wait(lock, [&] { return !busy_ && demand_.empty() && prefetch_.empty(); });
+  }
+
+  [[nodiscard]] Nanoseconds busy_ns() const {
+    const std::lock_guard lock(mutex_);
+    return busy_ns_;
+  }
+  [[nodiscard]] std::uint64_t bytes_copied() const {
+    const std::lock_guard lock(mutex_);
+    return bytes_copied_;
+  }
+  [[nodiscard]] std::vector<Span> spans() const {
+    const std::lock_guard lock(mutex_);
+    return spans_;
+  }
+
+  /// The clock of `spans`.
+  static Nanoseconds now() noexcept {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static Ticket before(Ticket t) noexcept { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
+
+  bool ready(const std::deque<Copy>& queue) const { return !queue.empty() && queue.front().after <= reached_; }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      // A demand copy whose fence is not reached holds prefetches back too: nothing may overtake it.
+      wake_.wait(lock, [&] { return stop_ || ready(demand_) || (demand_.empty() && ready(prefetch_)); });
+      if (stop_) return;
+      std::deque<Copy>& queue = demand_.empty() ? prefetch_ : demand_;
+      current_ = queue.front();
+      queue.pop_front();
+      busy_ = true;
+      lock.unlock();
+      const Nanoseconds begin = now();
+      const std::uint64_t bytes = carry(current_);
+      const Nanoseconds end = now();
+      lock.lock();
+      busy_ = false;
+      busy_ns_ += end - begin;
+      bytes_copied_ += bytes;
+      if (current_.demand) demand_landed_ = current_.ticket;
+      if (options_.log) {
+        spans_.push_back({Lane::link, current_.demand ? "demand" : "prefetch", begin, end, current_.what, true,
+                          current_.demand});
+      }
+      landed_.notify_all();
+    }
+  }
+
+  std::uint64_t carry(const Copy& copy) {
+    const auto start = Clock::now() + std::chrono::nanoseconds(options_.latency_ns);
+    const View<const std::byte> bytes = memory_.source(copy.what);
+    for (std::uint32_t at = 0; at < bytes.size;) {
+      const std::uint32_t n = std::min(options_.chunk_bytes, bytes.size - at);
+      memory_.write(copy.slot, at, bytes.part(at, n));
+      at += n;
+      if (options_.bytes_per_s > 0) {
+        const double s = static_cast<double>(at) / static_cast<double>(options_.bytes_per_s);
+        sleep_until(start + std::chrono::nanoseconds(static_cast<Nanoseconds>(s * 1e9)));
+      }
+    }
+    if (options_.bytes_per_s == 0) sleep_until(start);
+    return bytes.size;
+  }
+
+  /// Sleeps most of the time and spins the rest: a timer alone is some 60 us late, longer than a small copy.
+  static void sleep_until(Clock::time_point deadline) {
+    constexpr auto late = std::chrono::microseconds(100);
+    if (deadline - Clock::now() > late) std::this_thread::sleep_until(deadline - late);
+    while (Clock::now() < deadline) std::this_thread::yield();
+  }
+
+  SlotMemory& memory_;
+  const Options options_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_, landed_;
+  std::deque<Copy> demand_, prefetch_;
+  Copy current_;
+  bool busy_ = false, stop_ = false;
+  Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;
+  Fence reached_ = Fence::none;
+  Nanoseconds busy_ns_ = 0;
+  std::uint64_t bytes_copied_ = 0;
+  std::vector<Span> spans_;
+  std::thread thread_;
+};
+
+static_assert(Link<HostThread>);
+
+}  // namespace ferry

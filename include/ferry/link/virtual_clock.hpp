@@ -1,0 +1,219 @@
+/// @file
+/// A link that only computes when things would happen.
+#pragma once
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "ferry/concepts.hpp"
+#include "ferry/link/slot_memory.hpp"
+#include "ferry/timeline.hpp"
+
+namespace ferry {
+
+/// A deterministic event simulation of three resources: the device, the link, and the host's processor.
+///
+/// Time is integer nanoseconds and moves only by the calls below. The caller has a place in time of its own,
+/// `now`: submissions happen at it, and `seen` looks at it. Device work is queued behind the device's earlier
+/// work and does not move `now`; `sync` does.
+///
+///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time, not interrupted.
+///  - Demand copies go in order of submission, before every prefetch that has not begun. A demand copy submitted
+///    at the instant at which a queued prefetch could begin goes first.
+///  - A copy begins when the link is free, it has been submitted, and the fence it follows is reached.
+///
+/// With a SlotMemory the bytes are moved too, in the link's order, so that an engine can compute with them.
+class VirtualClock {
+ public:
+  struct Options {
+    std::uint64_t bytes_per_s = 16'000'000'000;
+    Nanoseconds latency_ns = 0;
+    bool log = false;  ///< keep every span for a timeline
+  };
+
+  VirtualClock(const ModelShape& model, const Options& options, SlotMemory* memory = nullptr)
+      : model_(model), options_(options), memory_(memory) {
+    if (options.bytes_per_s == 0 || options.latency_ns < 0) {
+      throw ConfigError("virtual clock: bytes_per_s must be positive and latency_ns not negative");
+    }
+  }
+
+  // Link
+
+  void submit(const Copy& copy) noexcept {
+    if (copy.demand) {
+      begin_prefetches(now_);
+      if (memory_ != nullptr && !writing(copy.slot)) memory_->poison(copy.slot);
+      const Nanoseconds start = std::max({link_free_, now_, reached(copy.after)});
+      demand_.push_back({copy, now_, carry(copy, start)});
+      last_demand_ = copy.ticket;
+    } else {
+      if (memory_ != nullptr && !writing(copy.slot)) memory_->poison(copy.slot);
+      prefetch_.push_back({copy, now_, not_begun});
+      last_prefetch_ = copy.ticket;
+    }
+  }
+
+  void drop(Ticket ticket) noexcept {
+    begin_prefetches(now_);
+    for (auto p = prefetch_.begin(); p != prefetch_.end(); ++p) {
+      if (p->copy.ticket != ticket) continue;
+      if (p->landed == not_begun) prefetch_.erase(p);
+      return;
+    }
+  }
+
+  Seen seen() noexcept {
+    begin_prefetches(now_);
+    while (!demand_.empty() && demand_.front().landed <= now_) {
+      demand_landed_ = demand_.front().copy.ticket;
+      demand_.pop_front();
+    }
+    while (!prefetch_.empty() && prefetch_.front().landed <= now_ && prefetch_.front().landed != not_begun) {
+      prefetch_.pop_front();
+    }
+    Seen s{demand_landed_, last_prefetch_, last_prefetch_};
+    if (!prefetch_.empty()) s.prefetch_landed = before(prefetch_.front().copy.ticket);
+    for (const Pending& p : prefetch_) {
+      if (p.landed == not_begun) {
+        s.prefetch_begun = before(p.copy.ticket);
+        break;
+      }
+    }
+    return s;
+  }
+
+  void fence(Fence fence) noexcept {
+    while (!fences_.empty() && fences_.front().at <= now_) fences_.pop_front();
+    fences_.push_back({fence, std::max(device_free_, now_)});
+  }
+
+  /// The device's next work begins no earlier than that copy's landing.
+  void wait(Ticket ticket) {
+    const Nanoseconds from = std::max(device_free_, now_);
+    const Nanoseconds landed = landing(ticket);
+    if (landed <= from) return;
+    stall_ns_ += landed - from;
+    log({Lane::device, "wait", from, landed, {}, false, false});
+    device_free_ = landed;
+  }
+
+  // Time
+
+  /// Queues device work of this length.
+  void device(Nanoseconds ns, const char* name = "compute") {
+    const Nanoseconds from = std::max(device_free_, now_);
+    device_free_ = from + ns;
+    device_ns_ += ns;
+    log({Lane::device, name, from, device_free_, {}, false, false});
+  }
+  /// Queues work of this length on the host's processor.
+  void host(Nanoseconds ns, const char* name = "compute") {
+    const Nanoseconds from = std::max(host_free_, now_);
+    host_free_ = from + ns;
+    host_ns_ += ns;
+    log({Lane::host, name, from, host_free_, {}, false, false});
+  }
+  /// The caller waits for all queued device and host work.
+  void sync() noexcept { now_ = std::max({now_, device_free_, host_free_}); }
+
+  [[nodiscard]] Nanoseconds now() const noexcept { return now_; }
+  [[nodiscard]] Nanoseconds device_ns() const noexcept { return device_ns_; }
+  [[nodiscard]] Nanoseconds host_ns() const noexcept { return host_ns_; }
+  [[nodiscard]] Nanoseconds stall_ns() const noexcept { return stall_ns_; }
+  [[nodiscard]] Nanoseconds busy_ns() const noexcept { return busy_ns_; }
+  [[nodiscard]] std::uint64_t bytes_copied() const noexcept { return bytes_copied_; }
+  [[nodiscard]] const std::vector<Span>& spans() const noexcept { return spans_; }
+
+  [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept {
+    const std::uint64_t bytes = model_.bytes(v.id.layer, v.precision);
+    const std::uint64_t whole = bytes / options_.bytes_per_s, rest = bytes % options_.bytes_per_s;
+    const auto part = static_cast<unsigned __int128>(rest) * 1'000'000'000U + options_.bytes_per_s - 1;
+    return options_.latency_ns + static_cast<Nanoseconds>(whole) * 1'000'000'000 +
+           static_cast<Nanoseconds>(part / options_.bytes_per_s);
+  }
+
+ private:
+  static constexpr Nanoseconds not_begun = -1;
+  struct Pending {
+    Copy copy;
+    Nanoseconds submitted, landed;
+  };
+  struct Reached {
+    Fence fence;
+    Nanoseconds at;
+  };
+
+  static Ticket before(Ticket t) noexcept { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
+
+  void log(const Span& span) {
+    if (options_.log && span.end_ns > span.begin_ns) spans_.push_back(span);
+  }
+
+  Nanoseconds reached(Fence fence) const noexcept {
+    for (auto f = fences_.rbegin(); f != fences_.rend(); ++f) {
+      if (f->fence == fence) return f->at;
+    }
+    return 0;  // reached before now
+  }
+
+  /// Puts a copy on the link; returns when it lands.
+  Nanoseconds carry(const Copy& copy, Nanoseconds start) noexcept {
+    const Nanoseconds ns = copy_ns(copy.what);
+    link_free_ = start + ns;
+    busy_ns_ += ns;
+    bytes_copied_ += model_.bytes(copy.what.id.layer, copy.what.precision);
+    log({Lane::link, copy.demand ? "demand" : "prefetch", start, link_free_, copy.what, true, copy.demand});
+    if (memory_ != nullptr) memory_->write(copy.slot, 0, memory_->source(copy.what));
+    return link_free_;
+  }
+
+  /// Starts the queued prefetches that could begin before `time`.
+  void begin_prefetches(Nanoseconds time) noexcept {
+    for (Pending& p : prefetch_) {
+      if (p.landed != not_begun) continue;
+      const Nanoseconds start = std::max({link_free_, p.submitted, reached(p.copy.after)});
+      if (start >= time) return;
+      p.landed = carry(p.copy, start);
+    }
+  }
+
+  /// An earlier copy into this slot has begun and not landed: its bytes are still coming.
+  bool writing(std::uint32_t slot) const noexcept {
+    auto is = [&](const Pending& p) { return p.copy.slot == slot && p.landed > now_; };
+    return std::any_of(demand_.begin(), demand_.end(), is) || std::any_of(prefetch_.begin(), prefetch_.end(), is);
+  }
+
+  Nanoseconds landing(Ticket ticket) {
+    if (ticket > (is_prefetch(ticket) ? last_prefetch_ : last_demand_)) {
+      throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
+                      " that was not submitted: call done() for the task before it in its slot");
+    }
+    for (const Pending& p : demand_) {
+      if (p.copy.ticket == ticket) return p.landed;
+    }
+    for (Pending& p : prefetch_) {
+      if (p.landed == not_begun) {
+        p.landed = carry(p.copy, std::max({link_free_, p.submitted, reached(p.copy.after)}));
+      }
+      if (p.copy.ticket == ticket) return p.landed;
+    }
+    return 0;  // landed before now
+  }
+
+  ModelShape model_;
+  Options options_;
+  SlotMemory* memory_;
+  std::deque<Pending> demand_, prefetch_;
+  std::deque<Reached> fences_;
+  std::vector<Span> spans_;
+  Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;
+  Nanoseconds now_ = 0, device_free_ = 0, host_free_ = 0, link_free_ = 0;
+  Nanoseconds device_ns_ = 0, host_ns_ = 0, stall_ns_ = 0, busy_ns_ = 0;
+  std::uint64_t bytes_copied_ = 0;
+};
+
+static_assert(Link<VirtualClock>);
+
+}  // namespace ferry

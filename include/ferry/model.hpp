@@ -1,0 +1,167 @@
+/// @file
+/// The words that everything else uses: experts, variants, requests, copies, tasks, plans.
+///
+/// All of them are trivially copyable. Times are integer nanoseconds, sizes are bytes.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/macros.hpp"
+
+namespace ferry {
+
+/// A contiguous range that is passed by value and works in device code (`std::span` is host-only there).
+template <class T>
+struct View {
+  T* data = nullptr;
+  std::uint32_t size = 0;
+
+  FERRY_HD constexpr T* begin() const noexcept { return data; }
+  FERRY_HD constexpr T* end() const noexcept { return data + size; }
+  FERRY_HD constexpr T& operator[](std::uint32_t i) const noexcept { return data[i]; }
+  FERRY_HD constexpr operator View<const T>() const noexcept { return {data, size}; }
+  FERRY_HD constexpr View part(std::uint32_t first, std::uint32_t count) const noexcept {
+    return {data + first, count};
+  }
+};
+
+/// A caller's buffer that a policy fills from the front.
+template <class T>
+struct Out {
+  T* data = nullptr;
+  std::uint32_t capacity = 0;
+  std::uint32_t size = 0;
+
+  /// Appends; false (and nothing written) when the buffer is full.
+  FERRY_HD constexpr bool push(const T& value) noexcept {
+    if (size == capacity) return false;
+    data[size++] = value;
+    return true;
+  }
+  FERRY_HD constexpr View<T> view() const noexcept { return {data, size}; }
+};
+
+/// One routed expert of the model. Layers count MoE layers only, from 0.
+struct ExpertId {
+  std::uint16_t layer = 0, expert = 0;
+  friend constexpr bool operator==(ExpertId, ExpertId) = default;
+};
+
+/// In which precision an expert is stored or wanted, in ascending order. `full` is the model's own.
+enum class Precision : std::uint8_t { skip, int2, int4, int8, full };
+inline constexpr std::uint32_t precision_count = 5;
+
+/// What crosses a link and sits in a slot: one expert at one precision.
+struct Variant {
+  ExpertId id;
+  Precision precision = Precision::full;
+  friend constexpr bool operator==(Variant, Variant) = default;
+};
+
+enum class Phase : std::uint8_t { prefill, decode };
+
+/// Where a variant is on its way to the device. `in_flight` can no longer be taken back, `queued` can.
+enum class State : std::uint8_t { absent, queued, in_flight, resident };
+
+/// Number of a copy; Core numbers them upwards and never reuses one. Odd: a prefetch. 0: nothing to wait for.
+enum class Ticket : std::uint64_t { none = 0 };
+FERRY_HD constexpr bool is_prefetch(Ticket t) noexcept { return (static_cast<std::uint64_t>(t) & 1U) != 0; }
+
+/// Number of a point in the device's work; Core numbers them upwards from 1. 0: nothing to wait for.
+enum class Fence : std::uint64_t { none = 0 };
+
+using Nanoseconds = std::int64_t;
+
+inline constexpr std::uint32_t no_slot = 0xffffffffU;
+inline constexpr std::uint32_t no_task = 0xffffffffU;
+inline constexpr std::uint16_t no_expert = 0xffffU;  ///< In a route: this assignment is skipped.
+
+/// One forward pass: a chunk of a prompt, or one token of each sequence of a batch.
+struct Step {
+  Phase phase = Phase::decode;
+  View<const std::uint32_t> sequence;  ///< [rows] which sequence each row belongs to
+};
+
+/// Gate scores of one layer, real or predicted. `select` chooses, non-negative `weight` scales the output
+/// (they are the same array for softmax gates; families that bias or group the choice pass two).
+struct Scores {
+  std::uint16_t layer = 0;
+  View<const float> select;  ///< [rows, experts]
+  View<const float> weight;  ///< [rows, experts]
+};
+
+/// One assignment of a row to an expert. `expert == no_expert`: skipped, contributes nothing.
+struct Route {
+  std::uint16_t expert = no_expert;
+  float weight = 0.0F;
+};
+
+/// What a layer needs of one expert: the union over the rows of a step, asked for or predicted.
+struct Request {
+  Variant want;                    ///< set by QuantSelector, `full` before it
+  std::uint32_t first = 0;         ///< where its assignments begin in Plan::assignments
+  std::uint32_t rows = 0;          ///< rows that chose it (for a prediction: rows that voted for it)
+  float importance = 0.0F;         ///< largest weight that any row gives it
+  float confidence = 0.0F;         ///< of a prediction, larger is surer; 1 for a real request
+  State state = State::absent;     ///< of the best variant that satisfies `want`
+  Nanoseconds copy_ns = 0;         ///< what its copy costs, 0 while unknown
+  Nanoseconds device_ns = 0;       ///< what computing it on the device costs, 0 while unknown
+  Nanoseconds host_ns = 0;         ///< what computing it on the host costs, 0 while unknown
+};
+
+/// One copy of a variant into a slot, to be carried out by a Link.
+struct Copy {
+  Ticket ticket = Ticket::none;
+  Variant what;
+  std::uint32_t slot = no_slot;
+  Fence after = Fence::none;  ///< the slot's last reader: not one byte may be written before it is reached
+  bool demand = false;        ///< demand copies go before queued prefetches
+};
+
+/// One expert to run in this step. Its rows are `assignments[first .. first + rows)` of the plan.
+struct Task {
+  Variant what;                         ///< the variant that is there, which may be better than asked for
+  std::uint32_t slot = no_slot;         ///< no_slot: runs on the host, from the host's copy
+  std::uint32_t first = 0, rows = 0;
+  std::uint32_t freed_by = no_task;     ///< index in `arriving` whose `done` lets this task's copy start
+  Ticket ready = Ticket::none;          ///< wait for this before computing
+  bool transient = false;               ///< in a stream slot: gone once done
+};
+
+/// Who runs, where, at which precision. Valid until the next `plan`; a plan never changes once given.
+struct Plan {
+  View<const Route> routes;               ///< [rows, k], final, best first
+  View<const std::uint32_t> assignments;  ///< grouped by task; each is row * k + rank, an index into routes
+  View<const Task> resident;              ///< can run at once, as one group
+  View<const Task> arriving;              ///< run one by one in this order: wait(ready), compute, done
+  View<const Task> host;                  ///< run on the host
+};
+
+/// How far the link has got, sampled once a call. Each never goes back.
+struct Seen {
+  Ticket demand_landed = Ticket::none;    ///< every demand copy up to this one has landed
+  Ticket prefetch_begun = Ticket::none;   ///< every prefetch up to this one has begun or was dropped
+  Ticket prefetch_landed = Ticket::none;  ///< every prefetch up to this one has landed or was dropped
+};
+
+/// Measured costs of one layer of one step, fed back by the engine; 0 where not measured.
+struct Times {
+  Nanoseconds attention = 0;  ///< of the layer
+  Nanoseconds gate = 0;       ///< of the layer
+  Nanoseconds device = 0;     ///< of one expert on the device
+  Nanoseconds host = 0;       ///< of one expert on the host
+};
+
+/// What the core wants done now: first the drops, then the submissions, each in order.
+struct Commands {
+  View<const Ticket> drop;
+  View<const Copy> submit;
+};
+
+/// The sizes that the core works with.
+struct Shape {
+  std::uint16_t layers = 0, experts = 0, top_k = 0;
+  std::uint32_t max_rows = 0;  ///< largest number of rows of one step
+};
+
+}  // namespace ferry

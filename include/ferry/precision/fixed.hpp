@@ -1,0 +1,22 @@
+/// @file
+/// One precision for everything.
+#pragma once
+#include "ferry/concepts.hpp"
+
+namespace ferry {
+
+/// Every expert crosses at the same precision, by default the model's own. O(requests), no state.
+struct FixedPrecision {
+  Precision precision = Precision::full;
+
+  FERRY_HD void select(Phase /*phase*/, View<Request> requests) const noexcept {
+    for (Request& r : requests) r.want.precision = precision;
+  }
+  FERRY_HD std::uint8_t precisions() const noexcept {
+    return static_cast<std::uint8_t>(1U << static_cast<unsigned>(precision));
+  }
+};
+
+static_assert(QuantSelector<FixedPrecision>);
+
+}  // namespace ferry

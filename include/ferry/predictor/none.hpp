@@ -1,0 +1,19 @@
+/// @file
+/// No prediction: nothing is prefetched.
+#pragma once
+#include "ferry/concepts.hpp"
+
+namespace ferry {
+
+/// The absent predictor. Engines skip making predicted rows for it. O(1), no state.
+struct NoPrediction {
+  static constexpr bool predicts = false;
+
+  static void reserve(Carver& /*carve*/, const Shape& /*shape*/) {}
+  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/) noexcept {}
+  FERRY_HD static void predict(Phase /*phase*/, const Scores& /*scores*/, Out<Request>& /*out*/) noexcept {}
+};
+
+static_assert(Predictor<NoPrediction>);
+
+}  // namespace ferry

@@ -1,0 +1,287 @@
+/// @file
+/// Who sits in which slot: states, leases, bars, free slots. Owns invariants 1 to 4 of docs/design.md.
+#pragma once
+#include <cassert>
+
+#include "ferry/allotment.hpp"
+#include "ferry/concepts.hpp"
+
+namespace ferry {
+
+/// A first-in-first-out queue of at most `capacity` entries that also allows removal from the middle.
+template <class T>
+class CopyQueue {
+ public:
+  void reserve(Carver& carve, std::size_t capacity) { carve(ring_, capacity); }
+
+  FERRY_HD bool empty() const noexcept { return size_ == 0; }
+  FERRY_HD std::uint32_t size() const noexcept { return size_; }
+  FERRY_HD T& operator[](std::uint32_t i) noexcept { return ring_[wrap(head_ + i)]; }
+  FERRY_HD void push(const T& value) noexcept {
+    assert(size_ < ring_.size());
+    ring_[wrap(head_ + size_++)] = value;
+  }
+  FERRY_HD void pop() noexcept {
+    head_ = wrap(head_ + 1);
+    --size_;
+  }
+  FERRY_HD void erase(std::uint32_t at) noexcept {
+    for (; at + 1 < size_; ++at) (*this)[at] = (*this)[at + 1];
+    --size_;
+  }
+
+ private:
+  FERRY_HD std::uint32_t wrap(std::uint32_t i) const noexcept { return i >= ring_.size() ? i - ring_.size() : i; }
+
+  Array<T> ring_;
+  std::uint32_t head_ = 0, size_ = 0;
+};
+
+/// Slots and what they hold.
+///
+/// Bars keep a slot from being evicted; their precedence is lease > in flight > queued or masked, and the last
+/// two yield to demand. All calls O(1) except where stated.
+class Residency {
+ public:
+  enum Bar : std::uint8_t { leased = 1, in_flight = 2, queued = 4, masked = 8 };
+  static constexpr std::uint8_t for_demand = leased | in_flight;
+  static constexpr std::uint8_t for_prefetch = leased | in_flight | queued | masked;
+
+  struct Slot {
+    Variant what;                        ///< valid while `state` is not absent
+    State state = State::absent;         ///< absent: free
+    bool unused_prefetch = false;        ///< came by a prefetch and was not asked for yet
+    Phase submitted_in = Phase::decode;  ///< of the copy that filled it
+    std::uint16_t pool = 0;
+    std::uint16_t masked_for = 0;        ///< layer whose plan ends the mask
+    Ticket ticket = Ticket::none;        ///< of that copy
+    Fence last_reader = Fence::none;
+  };
+
+  void reserve(Carver& carve, const ModelShape& model, const Allotment& allotment) {
+    experts_ = model.experts;
+    cache_slots_ = allotment.slots() - allotment.stream_slots;
+    stream_slots_ = allotment.stream_slots;
+    std::uint8_t stored = 0;
+    for (const Pool& p : allotment.pools) stored = static_cast<std::uint8_t>(stored | p.precisions);
+    columns_ = 0;
+    for (std::uint32_t p = 0; p < precision_count; ++p) {
+      column_[p] = columns_;
+      if ((stored >> p & 1U) != 0) precision_of_[columns_++] = static_cast<Precision>(p);
+    }
+    stored_ = stored;
+    carve(slots_, allotment.slots());
+    carve(bars_, allotment.slots(), std::uint8_t{0});
+    carve(slot_of_, std::size_t{model.layers} * model.experts * columns_, no_slot);
+    carve(pool_of_, std::size_t{model.layers} * columns_, no_pool);
+    carve(pools_, allotment.pools.size());
+    carve(free_, cache_slots_);
+    demand_.reserve(carve, std::size_t{cache_slots_} + 1);
+    prefetch_.reserve(carve, std::size_t{cache_slots_} + 1);
+    carve(masks_, cache_slots_);
+    mask_count_ = 0;
+    if (carve.measuring()) return;
+    std::uint32_t first = 0;
+    for (std::uint16_t p = 0; p < pools_.size(); ++p) {
+      const Pool& spec = allotment.pools[p];
+      pools_[p] = {first, spec.slots, spec.slots};
+      for (std::uint32_t i = 0; i < spec.slots; ++i) {
+        slots_[first + i].pool = p;
+        free_[first + i] = first + spec.slots - 1 - i;  // a stack: the lowest slot is on top
+      }
+      first += spec.slots;
+      for (std::uint16_t l = spec.first_layer; l < spec.first_layer + spec.layers; ++l) {
+        for (std::uint32_t c = 0; c < columns_; ++c) {
+          if ((spec.precisions >> static_cast<unsigned>(precision_of_[c]) & 1U) != 0) {
+            pool_of_[l * columns_ + c] = p;
+          }
+        }
+      }
+    }
+  }
+
+  static constexpr std::uint16_t no_pool = 0xffffU;
+
+  FERRY_HD std::uint32_t cache_slots() const noexcept { return cache_slots_; }
+  FERRY_HD std::uint32_t stream_slots() const noexcept { return stream_slots_; }
+  FERRY_HD std::uint32_t slots() const noexcept { return slots_.size(); }
+  FERRY_HD const Slot& slot(std::uint32_t s) const noexcept { return slots_[s]; }
+  FERRY_HD Slot& slot(std::uint32_t s) noexcept { return slots_[s]; }
+  FERRY_HD bool is_stream(std::uint32_t s) const noexcept { return s >= cache_slots_; }
+  FERRY_HD bool is_leased(std::uint32_t s) const noexcept { return (bars_[s] & leased) != 0; }
+
+  /// The slot of the best variant that satisfies `want` (any, for `skip`): one that is resident, else in flight,
+  /// else queued; `no_slot` if none. Precision at least as high as wanted satisfies.
+  FERRY_HD std::uint32_t find(Variant want) const noexcept {
+    std::uint32_t best = no_slot;
+    for (std::uint32_t c = columns_; c-- > 0 && precision_of_[c] >= want.precision;) {
+      const std::uint32_t s = slot_of_[index(want.id, c)];
+      if (s != no_slot && (best == no_slot || slots_[s].state > slots_[best].state)) best = s;
+    }
+    return best;
+  }
+  FERRY_HD State state(Variant want) const noexcept {
+    const std::uint32_t s = find(want);
+    return s == no_slot ? State::absent : slots_[s].state;
+  }
+
+  /// The pool where a variant lives; `no_pool` if its layer has none.
+  FERRY_HD std::uint16_t pool_of(Variant v) const noexcept {
+    if ((stored_ >> static_cast<unsigned>(v.precision) & 1U) == 0) return no_pool;
+    return pool_of_[v.id.layer * columns_ + column_[static_cast<unsigned>(v.precision)]];
+  }
+  FERRY_HD std::uint32_t first_slot(std::uint16_t pool) const noexcept { return pools_[pool].first; }
+  FERRY_HD std::uint32_t pool_slots(std::uint16_t pool) const noexcept { return pools_[pool].slots; }
+  FERRY_HD bool has_free(std::uint16_t pool) const noexcept { return pools_[pool].free > 0; }
+  FERRY_HD Barred barred(std::uint16_t pool, std::uint8_t bars) const noexcept {
+    return {bars_.data() + pools_[pool].first, bars};
+  }
+
+  /// Takes a free slot of the pool (there must be one).
+  FERRY_HD std::uint32_t take_free(std::uint16_t pool) noexcept {
+    PoolState& p = pools_[pool];
+    return free_[p.first + --p.free];
+  }
+
+  /// Empties a cache slot without freeing it: the caller puts something else in.
+  FERRY_HD void evict(std::uint32_t s) noexcept {
+    Slot& slot = slots_[s];
+    if (slot.state == State::absent) return;
+    assert((bars_[s] & for_demand) == 0);
+    if (slot.state == State::queued) take_back(s);
+    if ((bars_[s] & masked) != 0) drop_mask(s);
+    unmap(slot);
+    slot.state = State::absent;
+    bars_[s] = 0;
+  }
+
+  /// `what` moves into an empty cache slot by the copy `ticket`.
+  FERRY_HD void admit(std::uint32_t s, Variant what, Ticket ticket, bool demand, Phase phase) noexcept {
+    Slot& slot = slots_[s];
+    assert(slot.state == State::absent);
+    slot.what = what;
+    slot_of_[index(what.id, column_[static_cast<unsigned>(what.precision)])] = s;
+    fill(s, ticket, demand, phase);
+  }
+
+  /// A queued prefetch becomes a demand copy into the same slot, with a new ticket.
+  FERRY_HD void promote(std::uint32_t s, Ticket ticket, Phase phase) noexcept {
+    take_back(s);
+    fill(s, ticket, true, phase);
+  }
+
+  /// A queued prefetch is taken back: its slot is free again.
+  FERRY_HD void release(std::uint32_t s) noexcept {
+    evict(s);
+    PoolState& p = pools_[slots_[s].pool];
+    free_[p.first + p.free++] = s;
+  }
+
+  FERRY_HD void lease(std::uint32_t s) noexcept { bars_[s] |= leased; }
+  FERRY_HD void end_lease(std::uint32_t s, Fence reader) noexcept {
+    bars_[s] = static_cast<std::uint8_t>(bars_[s] & ~leased);
+    slots_[s].last_reader = reader;
+  }
+  FERRY_HD void cancel_lease(std::uint32_t s) noexcept { end_lease(s, slots_[s].last_reader); }
+
+  /// Keeps prefetches from evicting `s` until `layer` is planned.
+  FERRY_HD void mask(std::uint32_t s, std::uint16_t layer) noexcept {
+    if ((bars_[s] & masked) == 0) masks_[mask_count_++] = s;
+    bars_[s] |= masked;
+    slots_[s].masked_for = layer;
+  }
+  /// Ends the masks of a layer. O(masks).
+  FERRY_HD void unmask(std::uint16_t layer) noexcept {
+    std::uint32_t kept = 0;
+    for (std::uint32_t i = 0; i < mask_count_; ++i) {
+      const std::uint32_t s = masks_[i];
+      if (slots_[s].masked_for == layer) {
+        bars_[s] = static_cast<std::uint8_t>(bars_[s] & ~masked);
+      } else {
+        masks_[kept++] = s;
+      }
+    }
+    mask_count_ = kept;
+  }
+
+  /// Brings the states up to what the link has done. O(copies that landed since).
+  FERRY_HD void advance(const Seen& seen) noexcept {
+    while (!demand_.empty() && slots_[demand_[0]].ticket <= seen.demand_landed) {
+      land(demand_[0]);
+      demand_.pop();
+    }
+    while (!prefetch_.empty() && slots_[prefetch_[0]].ticket <= seen.prefetch_landed) {
+      land(prefetch_[0]);
+      prefetch_.pop();
+    }
+    for (std::uint32_t i = 0; i < prefetch_.size() && slots_[prefetch_[i]].ticket <= seen.prefetch_begun; ++i) {
+      slots_[prefetch_[i]].state = State::in_flight;
+      set_moving(prefetch_[i], in_flight);
+    }
+  }
+
+  /// Calls `f(slot)` for every queued prefetch of a layer; `f` may release or promote that slot. O(queue).
+  template <class F>
+  FERRY_HD void for_each_queued(std::uint16_t layer, F&& f) noexcept {
+    for (std::uint32_t i = 0; i < prefetch_.size();) {
+      const std::uint32_t s = prefetch_[i];
+      const std::uint32_t before = prefetch_.size();
+      if (slots_[s].state == State::queued && slots_[s].what.id.layer == layer) f(s);
+      if (prefetch_.size() == before) ++i;
+    }
+  }
+
+ private:
+  struct PoolState {
+    std::uint32_t first = 0, slots = 0, free = 0;
+  };
+
+  FERRY_HD std::size_t index(ExpertId id, std::uint32_t column) const noexcept {
+    return (std::size_t{id.layer} * experts_ + id.expert) * columns_ + column;
+  }
+  FERRY_HD void unmap(const Slot& slot) noexcept {
+    slot_of_[index(slot.what.id, column_[static_cast<unsigned>(slot.what.precision)])] = no_slot;
+  }
+  FERRY_HD void set_moving(std::uint32_t s, unsigned bar) noexcept {
+    bars_[s] = static_cast<std::uint8_t>((bars_[s] & (leased | masked)) | bar);
+  }
+  FERRY_HD void land(std::uint32_t s) noexcept {
+    slots_[s].state = State::resident;
+    set_moving(s, 0);
+  }
+  FERRY_HD void fill(std::uint32_t s, Ticket ticket, bool demand, Phase phase) noexcept {
+    Slot& slot = slots_[s];
+    slot.ticket = ticket;
+    slot.unused_prefetch = !demand;
+    slot.submitted_in = phase;
+    slot.state = demand ? State::in_flight : State::queued;  // a demand copy is never taken back
+    set_moving(s, demand ? in_flight : queued);
+    (demand ? demand_ : prefetch_).push(s);
+  }
+  FERRY_HD void drop_mask(std::uint32_t s) noexcept {
+    std::uint32_t at = 0;
+    while (masks_[at] != s) ++at;
+    masks_[at] = masks_[--mask_count_];
+  }
+  FERRY_HD void take_back(std::uint32_t s) noexcept {
+    for (std::uint32_t i = 0; i < prefetch_.size(); ++i) {
+      if (prefetch_[i] == s) return prefetch_.erase(i);
+    }
+  }
+
+  Array<Slot> slots_;
+  Array<std::uint8_t> bars_;          ///< [slots] of Bar, apart from Slot because policies read them
+  Array<std::uint32_t> slot_of_;      ///< [layers, experts, stored precisions]
+  Array<std::uint16_t> pool_of_;      ///< [layers, stored precisions]
+  Array<PoolState> pools_;
+  Array<std::uint32_t> free_;         ///< a stack a pool, at the pool's own slots
+  CopyQueue<std::uint32_t> demand_;      ///< slots with a demand copy on its way, in ticket order
+  CopyQueue<std::uint32_t> prefetch_;    ///< likewise prefetches
+  Array<std::uint32_t> masks_;
+  std::uint32_t mask_count_ = 0, columns_ = 0, experts_ = 0, cache_slots_ = 0, stream_slots_ = 0;
+  std::uint32_t column_[precision_count] = {};
+  Precision precision_of_[precision_count] = {};
+  std::uint8_t stored_ = 0;
+};
+
+}  // namespace ferry

@@ -1,0 +1,71 @@
+/// @file
+/// Arrays of a size known at construction, inside one block that can be copied byte for byte.
+///
+/// The core and every policy keep their state in such arrays: no pointer is stored, so the whole block can be
+/// moved, saved, or copied to a GPU and used there. An array finds its elements relative to its own address,
+/// therefore an object that owns arrays must not be copied out of its block on its own.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <type_traits>
+
+#include "ferry/macros.hpp"
+
+namespace ferry {
+
+inline constexpr std::size_t storage_alignment = 64;
+
+/// A fixed number of elements elsewhere in the same block.
+template <class T>
+class Array {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  FERRY_HD T* data() noexcept { return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(this) + offset_); }
+  FERRY_HD const T* data() const noexcept {
+    return reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(this) + offset_);
+  }
+  FERRY_HD std::uint32_t size() const noexcept { return size_; }
+  FERRY_HD T& operator[](std::size_t i) noexcept { return data()[i]; }
+  FERRY_HD const T& operator[](std::size_t i) const noexcept { return data()[i]; }
+  FERRY_HD T* begin() noexcept { return data(); }
+  FERRY_HD T* end() noexcept { return data() + size_; }
+  FERRY_HD const T* begin() const noexcept { return data(); }
+  FERRY_HD const T* end() const noexcept { return data() + size_; }
+
+ private:
+  friend class Carver;
+  std::int64_t offset_ = 0;
+  std::uint32_t size_ = 0;
+};
+
+/// Hands out the arrays of a block, in two passes over the same code: without a block it only measures
+/// (`bytes()` then says how large a block must be), with one it places and fills the arrays.
+class Carver {
+ public:
+  Carver() = default;
+  explicit Carver(std::byte* block) : block_(block) {}
+
+  template <class T>
+  void operator()(Array<T>& array, std::size_t count, const T& fill = T{}) {
+    used_ = (used_ + alignof(T) - 1) / alignof(T) * alignof(T);
+    if (block_ != nullptr) {
+      std::byte* first = block_ + used_;
+      for (std::size_t i = 0; i < count; ++i) new (first + i * sizeof(T)) T(fill);
+      array.offset_ = first - reinterpret_cast<std::byte*>(&array);
+    }
+    array.size_ = static_cast<std::uint32_t>(count);
+    used_ += count * sizeof(T);
+  }
+
+  /// True while nothing is placed yet: elements of the arrays must not be touched.
+  [[nodiscard]] bool measuring() const noexcept { return block_ == nullptr; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return used_; }
+
+ private:
+  std::byte* block_ = nullptr;
+  std::size_t used_ = 0;
+};
+
+}  // namespace ferry
