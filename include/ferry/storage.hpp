@@ -22,9 +22,10 @@ class Array {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:
-  FERRY_HD T* data() noexcept { return reinterpret_cast<T*>(reinterpret_cast<std::byte*>(this) + offset_); }
+  // Through an integer: the elements are no part of this object, and a compiler that takes them for one warns.
+  FERRY_HD T* data() noexcept { return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(this) + offset_); }
   FERRY_HD const T* data() const noexcept {
-    return reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(this) + offset_);
+    return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(this) + offset_);
   }
   FERRY_HD std::uint32_t size() const noexcept { return size_; }
   FERRY_HD T& operator[](std::size_t i) noexcept { return data()[i]; }
@@ -36,7 +37,7 @@ class Array {
 
  private:
   friend class Carver;
-  std::int64_t offset_ = 0;
+  std::uintptr_t offset_ = 0;  ///< modulo 2^64: the elements may lie before this object
   std::uint32_t size_ = 0;
 };
 
@@ -53,7 +54,7 @@ class Carver {
     if (block_ != nullptr) {
       std::byte* first = block_ + used_;
       for (std::size_t i = 0; i < count; ++i) new (first + i * sizeof(T)) T(fill);
-      array.offset_ = first - reinterpret_cast<std::byte*>(&array);
+      array.offset_ = reinterpret_cast<std::uintptr_t>(first) - reinterpret_cast<std::uintptr_t>(&array);
     }
     array.size_ = static_cast<std::uint32_t>(count);
     used_ += count * sizeof(T);

@@ -1,0 +1,174 @@
+#include "host_model.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "errors.hpp"
+
+namespace ferry::engine {
+
+KvCache::KvCache(const ModelConfig& c, std::uint32_t positions)
+    : keys(c.layers, Matrix(positions, c.kv_heads * c.head_dim)),
+      values(c.layers, Matrix(positions, c.kv_heads * c.head_dim)) {}
+
+std::uint64_t KvCache::bytes() const {
+  return 2 * keys.size() * static_cast<std::uint64_t>(keys[0].size()) * sizeof(float);
+}
+
+HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_config(folder)), gates_(0, 0, 0) {
+  const ModelConfig& c = config_;
+  const Checkpoint checkpoint(folder);
+  auto matrix = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
+    const Tensor& t = checkpoint.at(name, {rows, columns});
+    dense_bytes_ += t.bytes;
+    const std::vector<float> values = t.to_floats();
+    return Matrix(Eigen::Map<const Matrix>(values.data(), static_cast<Eigen::Index>(rows),
+                                           static_cast<Eigen::Index>(columns)));
+  };
+  auto vector = [&](const std::string& name, std::uint64_t size) {
+    const Tensor& t = checkpoint.at(name, {size});
+    dense_bytes_ += t.bytes;
+    const std::vector<float> values = t.to_floats();
+    return Vector(Eigen::Map<const Vector>(values.data(), static_cast<Eigen::Index>(size)));
+  };
+
+  const std::uint32_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
+  embedding_ = matrix("model.embed_tokens.weight", c.vocabulary, c.hidden);
+  head_ = c.tied_embeddings ? embedding_ : matrix("lm_head.weight", c.vocabulary, c.hidden);
+  norm_ = vector("model.norm.weight", c.hidden);
+  gates_ = GateBank(c.layers, c.experts, c.hidden);
+  const bool mixtral = c.architecture == Architecture::mixtral;
+  for (std::uint32_t l = 0; l < c.layers; ++l) {
+    const std::string at = fmt::format("model.layers.{}.", l);
+    Layer layer;
+    layer.input_norm = vector(at + "input_layernorm.weight", c.hidden);
+    layer.post_norm = vector(at + "post_attention_layernorm.weight", c.hidden);
+    layer.q = matrix(at + "self_attn.q_proj.weight", q_width, c.hidden);
+    layer.k = matrix(at + "self_attn.k_proj.weight", kv_width, c.hidden);
+    layer.v = matrix(at + "self_attn.v_proj.weight", kv_width, c.hidden);
+    layer.o = matrix(at + "self_attn.o_proj.weight", c.hidden, q_width);
+    if (mixtral) {
+      layer.q_bias.setZero(q_width);
+      layer.k_bias.setZero(kv_width);
+      layer.v_bias.setZero(kv_width);
+    } else {
+      layer.q_bias = vector(at + "self_attn.q_proj.bias", q_width);
+      layer.k_bias = vector(at + "self_attn.k_proj.bias", kv_width);
+      layer.v_bias = vector(at + "self_attn.v_proj.bias", kv_width);
+      layer.shared_gate = matrix(at + "mlp.shared_expert.gate_proj.weight", c.shared_width, c.hidden);
+      layer.shared_up = matrix(at + "mlp.shared_expert.up_proj.weight", c.shared_width, c.hidden);
+      layer.shared_down = matrix(at + "mlp.shared_expert.down_proj.weight", c.hidden, c.shared_width);
+      layer.shared_scale = matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden);
+    }
+    layer.gate = matrix(at + (mixtral ? "block_sparse_moe.gate.weight" : "mlp.gate.weight"), c.experts, c.hidden);
+    gates_.set(l, layer.gate);
+    layers_.push_back(std::move(layer));
+  }
+  inverse_frequency_.resize(c.head_dim / 2);
+  for (std::uint32_t i = 0; i < c.head_dim / 2; ++i) {
+    inverse_frequency_[i] = static_cast<float>(1.0 / std::pow(c.rope_theta, 2.0 * i / c.head_dim));
+  }
+  store_ = ExpertStore(checkpoint, c);
+}
+
+/// Rotary embedding, the two halves of each head as the pairs (as the checkpoints are stored).
+void HostModel::rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t position) const {
+  const Eigen::Index half = inverse_frequency_.size();
+  for (Eigen::Index i = 0; i < half; ++i) {
+    const float angle = static_cast<float>(position) * inverse_frequency_[i];
+    const float cosine = std::cos(angle), sine = std::sin(angle);
+    for (Eigen::Index h = i; h < heads.size(); h += 2 * half) {
+      const float a = heads[h], b = heads[h + half];
+      heads[h] = a * cosine - b * sine;
+      heads[h + half] = b * cosine + a * sine;
+    }
+  }
+}
+
+void HostModel::attention(const Layer& layer, std::uint32_t index, const std::vector<TokenRow>& rows,
+                          std::vector<KvCache>& caches) {
+  const Eigen::Index dim = config_.head_dim, group = config_.heads / config_.kv_heads;
+  linear(normed_, layer.q, q_);
+  linear(normed_, layer.k, k_);
+  linear(normed_, layer.v, v_);
+  for (Eigen::Index i = 0; i < q_.rows(); ++i) {
+    const TokenRow& row = rows[static_cast<std::size_t>(i)];
+    q_.row(i) += layer.q_bias.transpose();
+    k_.row(i) += layer.k_bias.transpose();
+    v_.row(i) += layer.v_bias.transpose();
+    rotate(q_.row(i), row.position);
+    rotate(k_.row(i), row.position);
+    caches[row.sequence].keys[index].row(row.position) = k_.row(i);
+    caches[row.sequence].values[index].row(row.position) = v_.row(i);
+  }
+  mixed_.resize(q_.rows(), q_.cols());
+  const float scale = 1.0F / std::sqrt(static_cast<float>(dim));
+  for (Eigen::Index i = 0; i < q_.rows(); ++i) {
+    const TokenRow& row = rows[static_cast<std::size_t>(i)];
+    const Matrix& keys = caches[row.sequence].keys[index];
+    const Matrix& values = caches[row.sequence].values[index];
+    const Eigen::Index seen = Eigen::Index{row.position} + 1;
+    for (Eigen::Index h = 0; h < config_.heads; ++h) {
+      const Eigen::Index kv = h / group * dim;
+      Vector weights = keys.block(0, kv, seen, dim) * q_.row(i).segment(h * dim, dim).transpose() * scale;
+      weights = (weights.array() - weights.maxCoeff()).exp();
+      weights /= weights.sum();
+      mixed_.row(i).segment(h * dim, dim).transpose().noalias() = values.block(0, kv, seen, dim).transpose() * weights;
+    }
+  }
+  linear(mixed_, layer.o, projected_);
+  x_ += projected_;
+}
+
+Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                          ExpertRunner& runner, std::uint32_t logit_rows,
+                          const std::function<void(std::uint32_t, const Matrix&)>& gate_scores) {
+  const auto epsilon = static_cast<float>(config_.norm_epsilon);
+  std::vector<std::uint32_t> sequences;
+  x_.resize(static_cast<Eigen::Index>(rows.size()), config_.hidden);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    x_.row(static_cast<Eigen::Index>(i)) = embedding_.row(rows[i].token);
+    sequences.push_back(rows[i].sequence);
+  }
+  auto span = [&](const char* name, Nanoseconds begin) {
+    const Nanoseconds end = now_ns();
+    if (runner.log) runner.spans.push_back({Lane::device, name, begin, end, {}, false, false});
+    return end;
+  };
+  runner.begin_step(phase, sequences);
+  for (std::uint32_t l = 0; l < config_.layers; ++l) {
+    const Layer& layer = layers_[l];
+    Nanoseconds t = now_ns();
+    rms_norm(x_, layer.input_norm, epsilon, normed_);
+    attention(layer, l, rows, caches);
+    rms_norm(x_, layer.post_norm, epsilon, normed_);
+    t = span("attention", t);
+    linear(normed_, layer.gate, scores_);
+    softmax_rows(scores_);
+    if (gate_scores) gate_scores(l, scores_);
+    span("gate", t);
+    runner.plan(static_cast<std::uint16_t>(l), normed_, scores_);
+    if (config_.shared_width > 0) {  // while the copies are on their way
+      t = now_ns();
+      linear(normed_, layer.shared_gate, shared_);
+      linear(normed_, layer.shared_up, shared_up_);
+      swiglu(shared_, shared_up_);
+      linear(shared_, layer.shared_down, shared_out_);
+      linear(normed_, layer.shared_scale, factor_);
+      span("shared expert", t);
+    }
+    runner.run(static_cast<std::uint16_t>(l), normed_, routed_);
+    x_ += routed_;
+    for (Eigen::Index i = 0; config_.shared_width > 0 && i < x_.rows(); ++i) {
+      x_.row(i) += shared_out_.row(i) / (1.0F + std::exp(-factor_(i, 0)));
+    }
+  }
+  x_ = x_.bottomRows(logit_rows).eval();
+  rms_norm(x_, norm_, epsilon, normed_);
+  Matrix logits;
+  linear(normed_, head_, logits);
+  return logits;
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,72 @@
+/// @file
+/// The transformer around the experts, computed on the host device.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "expert.hpp"
+#include "expert_runner.hpp"
+
+namespace ferry::engine {
+
+/// Keys and values of one sequence.
+class KvCache {
+ public:
+  KvCache(const ModelConfig& config, std::uint32_t positions);
+
+  std::vector<Matrix> keys, values;  ///< [layers] of [positions, kv_heads * head_dim]
+  [[nodiscard]] std::uint64_t bytes() const;
+};
+
+/// One token of a forward pass.
+struct TokenRow {
+  std::uint32_t sequence = 0;  ///< index into the caches
+  std::uint32_t token = 0, position = 0;
+};
+
+/// A loaded model: everything that every token needs, in floats, and the store of routed experts.
+class HostModel {
+ public:
+  /// Throws InputError for anything that is missing, misshapen or not supported.
+  explicit HostModel(const std::filesystem::path& folder);
+
+  [[nodiscard]] const ModelConfig& config() const { return config_; }
+  [[nodiscard]] const ExpertStore& store() const { return store_; }
+  [[nodiscard]] GateBank& gates() { return gates_; }
+  [[nodiscard]] std::uint64_t dense_bytes() const { return dense_bytes_; }
+
+  /// Runs the rows through all layers, and returns the logits [logit_rows, vocabulary] of the last `logit_rows`.
+  /// Rows of one sequence come in ascending position, whose earlier keys and values are in its cache.
+  /// `gate_scores`, if given, sees each layer's scores [rows, experts].
+  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
+                 std::uint32_t logit_rows, const std::function<void(std::uint32_t, const Matrix&)>& gate_scores = {});
+
+ private:
+  struct Layer {
+    Vector input_norm, post_norm;
+    Matrix q, k, v, o;  // [out, in]
+    Vector q_bias, k_bias, v_bias;
+    Matrix gate;                                   // [experts, hidden]
+    Matrix shared_gate, shared_up, shared_down;    // the shared expert, if there is one
+    Matrix shared_scale;                           // [1, hidden]
+  };
+
+  void attention(const Layer& layer, std::uint32_t index, const std::vector<TokenRow>& rows,
+                 std::vector<KvCache>& caches);
+  void rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t position) const;
+
+  ModelConfig config_;
+  std::vector<Layer> layers_;
+  Matrix embedding_, head_;  // [vocabulary, hidden]
+  Vector norm_;
+  Vector inverse_frequency_;  // [head_dim / 2]
+  ExpertStore store_;
+  GateBank gates_;
+  std::uint64_t dense_bytes_ = 0;
+  // scratch
+  Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
+};
+
+}  // namespace ferry::engine

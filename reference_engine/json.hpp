@@ -1,0 +1,40 @@
+/// @file
+/// JSON from files that nobody vouches for.
+#pragma once
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+namespace ferry::engine {
+
+using Json = nlohmann::json;
+
+/// Parses; throws InputError for bad syntax, bad UTF-8, or a name that stands twice in one object.
+/// `where` begins the message.
+Json parse_json(std::string_view text, const std::string& where);
+
+/// Reads and parses a file; throws InputError.
+Json read_json(const std::filesystem::path& path);
+
+/// A field of an object, checked. `where` begins the message of the InputError.
+class Fields {
+ public:
+  Fields(const Json& object, std::string where);
+
+  [[nodiscard]] bool has(const std::string& name) const;
+  /// A whole number from `least` to `most`.
+  [[nodiscard]] std::uint32_t whole(const std::string& name, std::uint32_t least, std::uint32_t most) const;
+  /// A finite number above `above`.
+  [[nodiscard]] double number(const std::string& name, double above) const;
+  [[nodiscard]] std::string text(const std::string& name) const;
+  [[nodiscard]] bool flag(const std::string& name, bool absent) const;
+  [[nodiscard]] const Json& at(const std::string& name) const;
+  [[noreturn]] void refuse(const std::string& name, const std::string& expected) const;
+
+ private:
+  const Json& object_;
+  std::string where_;
+};
+
+}  // namespace ferry::engine

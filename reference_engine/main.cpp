@@ -1,0 +1,339 @@
+// The ferry command.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <sstream>
+
+#include "errors.hpp"
+#include "ferry/error.hpp"
+#include "ferry/macros.hpp"
+#include "generate.hpp"
+#include "machine.hpp"
+#include "report.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+
+std::atomic<bool> stop = false;
+
+void on_interrupt(int signal) {
+  stop = true;
+  std::signal(signal, SIG_DFL);  // a second one ends at once
+}
+
+struct Arguments {
+  std::string model = "tiny-qwen-moe", stack = "lru", budget = "25%", pools = "per-layer", machine, json, timeline;
+  std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
+  std::uint32_t max_new_tokens = 128, batch = 0;
+  double temperature = 0;
+  std::uint64_t seed = 0;
+};
+
+/// A bundled model by its name, or a folder.
+std::filesystem::path find_model(const std::string& name) {
+  const auto bundled = data_directory() / "models" / name;
+  if (name.find('/') == std::string::npos && !std::filesystem::exists(name) && std::filesystem::exists(bundled)) {
+    return bundled;
+  }
+  if (!std::filesystem::is_directory(name)) {
+    throw InputError(fmt::format("--model {}: no such folder; bundled models are tiny-qwen-moe and tiny-mixtral", name));
+  }
+  return name;
+}
+
+/// "25%", "1000000", "64MiB" -> bytes.
+std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes) {
+  std::size_t end = 0;
+  double value = -1;
+  try {
+    value = std::stod(text, &end);
+  } catch (const std::exception&) {
+  }
+  const std::string unit = text.substr(end);
+  const std::pair<const char*, double> units[] = {{"%", static_cast<double>(all_bytes) / 100}, {"", 1},
+                                                  {"KiB", 1024.0},       {"MiB", 1024.0 * 1024}, {"GiB", 1024.0 * 1024 * 1024}};
+  for (const auto& [name, factor] : units) {
+    const double bytes = value * factor;
+    if (unit == name && bytes >= 0 && bytes < 9e18 && end > 0) return static_cast<std::uint64_t>(bytes);
+  }
+  throw InputError(fmt::format("--budget {}: expected a share such as 25% or a size such as 8000000 or 64MiB", text));
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  if (std::filesystem::is_directory(path) || !in || !(text << in.rdbuf())) {
+    if (in && std::filesystem::is_regular_file(path) && std::filesystem::file_size(path) == 0) return "";
+    throw InputError(fmt::format("--prompt-file {}: cannot be read", path));
+  }
+  return text.str();
+}
+
+/// Everything that `run` and `compare` share.
+class Runs {
+ public:
+  explicit Runs(const Arguments& a) : a_(a) {
+    if (!a.json.empty()) json_.emplace(a.json);
+    if (!a.timeline.empty()) timeline_.emplace(a.timeline);
+    if (!a.machine.empty()) machine_ = read_machine(a.machine);
+    options_.prompts = a.prompts;
+    for (const std::string& file : a.prompt_files) options_.prompts.push_back(read_text(file));
+    if (options_.prompts.empty()) options_.prompts = {"Question: A ferry carries 8 cars on each crossing. "};
+    // A batch larger than the number of prompts repeats them in turn.
+    options_.batch = a.batch == 0 ? std::min<std::uint32_t>(8, static_cast<std::uint32_t>(options_.prompts.size())) : a.batch;
+    for (std::size_t i = 0; options_.prompts.size() < options_.batch; ++i) options_.prompts.push_back(options_.prompts[i]);
+    options_.max_new_tokens = a.max_new_tokens;
+    options_.temperature = a.temperature;
+    options_.seed = a.seed;
+    options_.stop = &stop;
+    model_.emplace(find_model(a.model));
+    shape_ = model_shape(model_->config(), model_->store().layout(), std::max(options_.prefill_chunk, options_.batch));
+    budget_ = parse_budget(a.budget, shape_.all_bytes());
+    for (const std::string& p : options_.prompts) {  // refused before minutes are spent on the others
+      const std::size_t tokens = tokenize(model_->config(), p).size();
+      if (tokens > model_->config().context) {
+        throw InputError(fmt::format("a prompt is {} tokens long with its begin token, the model's context is {}", tokens,
+                                     model_->config().context));
+      }
+    }
+  }
+
+  void calibrate() {
+    if (!machine_ || throttle_ != 0) return;
+    std::fprintf(stderr, "measuring this processor to imitate %s...\n", machine_->name.c_str());
+    const double layer_s = measure_decode_layer_s(*model_);
+    throttle_ = throttle_bytes_per_s(*machine_, model_->store().layout().bytes(), layer_s);
+    std::fprintf(stderr,
+                 "a decode layer takes %.1f us here; one expert crosses in %.2f of that on %s (%s, %s), so the link is "
+                 "throttled to %.1f MB/s\n",
+                 layer_s * 1e6, machine_->ratio(), machine_->name.c_str(), machine_->reference_model.c_str(),
+                 machine_->precision.c_str(), static_cast<double>(throttle_) * 1e-6);
+  }
+
+  /// Throws for a stack or budget that cannot work, without running anything.
+  void check(const std::string& stack) const { static_cast<void>(make(stack, 0)); }
+
+  RunReport run(const std::string& stack, bool stream) {
+    calibrate();
+    const auto runner = make(stack, throttle_);
+    GenerateOptions g = options_;
+    const bool terminal = ::isatty(STDERR_FILENO) != 0;
+    const Nanoseconds begin = now_ns();
+    Nanoseconds shown = begin;
+    bool open_line = false;
+    g.on_prefill = [&](std::uint64_t done, std::uint64_t total) {
+      const Nanoseconds now = now_ns();
+      const bool last = done == total;
+      if (total <= 2 * g.prefill_chunk || (!last && now - shown < (terminal ? 100'000'000 : 2'000'000'000))) return;
+      shown = now;
+      const double left = static_cast<double>(now - begin) * 1e-9 * static_cast<double>(total - done) / static_cast<double>(done);
+      std::fprintf(stderr, "%sprefill %llu of %llu tokens, %.0f s left%s", terminal ? "\r\033[K" : "",
+                   static_cast<unsigned long long>(done), static_cast<unsigned long long>(total), left,
+                   terminal && !last ? "" : "\n");
+      open_line = terminal && !last;
+    };
+    if (stream) {
+      g.on_token = [](std::size_t prompt, std::uint32_t token) {
+        if (prompt != 0 || token >= 256) return;
+        std::fputc(static_cast<int>(token), stdout);
+        std::fflush(stdout);
+      };
+    }
+    Generated made = generate(*model_, *runner, g);
+    if (open_line) std::fputc('\n', stderr);
+    if (stream) {
+      std::fputc('\n', stdout);
+      for (std::size_t i = 1; i < made.text.size(); ++i) {
+        std::printf("[%zu] ", i + 1);
+        std::fwrite(made.text[i].data(), 1, made.text[i].size(), stdout);
+        std::fputc('\n', stdout);
+      }
+      std::fflush(stdout);
+    }
+    if (timeline_) {
+      std::vector<Span> spans = runner->spans;
+      const std::vector<Span> link = runner->link_spans();
+      spans.insert(spans.end(), link.begin(), link.end());
+      std::ostringstream text;
+      write_trace_events(text, spans);
+      timeline_->commit(text.str());
+    }
+    RunReport facts;
+    facts.model = std::filesystem::path(a_.model).filename().string();
+    if (facts.model.empty()) facts.model = std::filesystem::path(a_.model).parent_path().filename().string();
+    facts.stack = stack;
+    facts.machine = machine_ ? machine_->name : "";
+    facts.all_expert_bytes = shape_.all_bytes();
+    facts.expert_bytes = model_->store().layout().bytes();
+    facts.dense_bytes = model_->dense_bytes();
+    facts.batch = options_.batch;
+    facts.layers = model_->config().layers;
+    facts.throttle_bytes_per_s = throttle_;
+    return make_report(*runner, std::move(made), facts);
+  }
+
+  void write_json(const Json& json) {
+    if (json_) json_->commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  }
+
+ private:
+  std::unique_ptr<ExpertRunner> make(const std::string& stack, std::uint64_t throttle) const {
+    RunnerOptions o;
+    o.stack = stack;
+    o.pools = a_.pools == "one" ? PoolChoice::one : PoolChoice::per_layer;
+    o.budget_bytes = budget_;
+    o.max_rows = shape_.max_rows;
+    o.link_bytes_per_s = throttle;
+    o.log = timeline_.has_value();
+    return make_runner(model_->config(), model_->store(), model_->gates(), o);
+  }
+
+  const Arguments& a_;
+  std::optional<OutputFile> json_, timeline_;
+  std::optional<Machine> machine_;
+  mutable std::optional<HostModel> model_;
+  GenerateOptions options_;
+  ModelShape shape_;
+  std::uint64_t budget_ = 0, throttle_ = 0;
+};
+
+int run(const Arguments& a) {
+  static_cast<void>(stack_needs_everything(a.stack));  // refuses an unknown name before the model is read
+  Runs runs(a);
+  runs.check(a.stack);
+  const RunReport report = runs.run(a.stack, true);
+  std::cerr << '\n' << to_table({report});
+  runs.write_json(to_json(report));
+  return report.generated.interrupted ? 130 : 0;
+}
+
+int compare(const Arguments& a) {
+  for (const std::string& s : a.stacks) static_cast<void>(stack_needs_everything(s));
+  Runs runs(a);
+  for (const std::string& s : a.stacks) runs.check(s);
+  std::vector<RunReport> reports;
+  Json json = Json::array();
+  for (const std::string& s : a.stacks) {
+    std::fprintf(stderr, "running %s (%zu of %zu)...\n", s.c_str(), reports.size() + 1, a.stacks.size());
+    reports.push_back(runs.run(s, false));
+    json.push_back(to_json(reports.back()));
+    if (reports.back().generated.interrupted) break;
+  }
+  std::cout << '\n' << to_table(reports);
+  bool same = true;
+  for (const RunReport& r : reports) same = same && r.generated.text == reports[0].generated.text;
+  if (reports.back().generated.interrupted) {
+    std::cout << "interrupted: the last column covers only what was generated\n";
+  } else {
+    std::cout << (same ? "all stacks generated the same text\n" : "the stacks generated different texts\n");
+  }
+  runs.write_json(json);
+  return reports.back().generated.interrupted ? 130 : 0;
+}
+
+int inspect(const Arguments& a) {
+  HostModel model(find_model(a.model));
+  const ModelConfig& c = model.config();
+  const ModelShape shape = model_shape(c, model.store().layout(), 1);
+  const std::uint64_t expert = model.store().layout().bytes(), all = shape.all_bytes();
+  const std::uint64_t budget = parse_budget(a.budget, all);
+  const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
+  const char* types[] = {"bf16", "f16", "f32"};
+  std::cout << fmt::format(
+      "{} ({})\n"
+      "  layers {}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
+      "  experts {} a layer, top-{}, width {}{}\n"
+      "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
+      "budget {} = {} bytes ({:.1f}% of all experts)\n",
+      a.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts,
+      c.top_k, c.expert_width, c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "",
+      expert, types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
+      a.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all));
+  if (per_layer.stream_slots == 0) {
+    std::cout << "  every expert fits\n";
+    return 0;
+  }
+  std::cout << fmt::format(
+      "  a pool for each layer: {} to {} of {} experts a layer, and {} stream slots\n"
+      "  one pool: {} of {} experts, and {} stream slots\n",
+      per_layer.pools.back().slots, per_layer.pools.front().slots, c.experts, per_layer.stream_slots,
+      one.pools[0].slots, c.layers * c.experts, one.stream_slots);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments a;
+  CLI::App app("Runs Mixture-of-Experts models whose experts do not fit.", "ferry");
+  app.set_version_flag("--version", "ferry " FERRY_VERSION);
+  app.require_subcommand(1);
+  app.fallthrough(false);
+
+  auto model = [&](CLI::App* c) {
+    c->add_option("--model", a.model, "folder with config.json and safetensors, or a bundled model's name")->capture_default_str();
+    c->add_option("--budget", a.budget, "device memory for experts: a share of all of them (25%) or a size (8000000, 64MiB)")
+        ->capture_default_str();
+  };
+  auto generation = [&](CLI::App* c) {
+    c->add_option("--pools", a.pools, "slots: a pool for each layer, or one over all layers")
+        ->check(CLI::IsMember({"per-layer", "one"}))
+        ->capture_default_str();
+    c->add_option("--prompt", a.prompts, "text to continue; several make a batch")->allow_extra_args(false);
+    c->add_option("--prompt-file", a.prompt_files, "file with one prompt; several make a batch")->allow_extra_args(false);
+    c->add_option("--max-new-tokens", a.max_new_tokens, "tokens to generate for each prompt")
+        ->check(CLI::Range(1, 1 << 28))
+        ->capture_default_str();
+    c->add_option("--batch", a.batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
+        ->check(CLI::Range(1, 8));
+    c->add_option("--temperature", a.temperature, "0 takes the most likely token")
+        ->check(CLI::Range(0.0, 100.0))
+        ->capture_default_str();
+    c->add_option("--seed", a.seed, "of the sampler")->capture_default_str();
+    c->add_option("--machine", a.machine, "imitate this machine's ratio of expert transfer to compute: a name or a file");
+    c->add_option("--json", a.json, "write all numbers to this file");
+  };
+  CLI::App* run_command = app.add_subcommand("run", "generate text under one policy stack");
+  model(run_command);
+  generation(run_command);
+  run_command->add_option("--stack", a.stack, fmt::format("policy stack: {}", fmt::join(stack_names(), ", ")))->capture_default_str();
+  run_command->add_option("--timeline", a.timeline, "write a Chrome/Perfetto timeline to this file");
+  CLI::App* compare_command = app.add_subcommand("compare", "run several stacks on the same prompts, side by side");
+  model(compare_command);
+  generation(compare_command);
+  compare_command->add_option("--stacks", a.stacks, "comma-separated")->delimiter(',')->capture_default_str();
+  CLI::App* inspect_command = app.add_subcommand("inspect", "print a model's shape and what fits in a budget");
+  model(inspect_command);
+
+  try {
+    app.parse(argc, argv);
+    std::signal(SIGINT, on_interrupt);
+    std::signal(SIGTERM, on_interrupt);
+    if (*run_command) return run(a);
+    if (*compare_command) return compare(a);
+    return inspect(a);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    std::cerr << "ferry: " << e.what() << " (see ferry --help)\n";
+  } catch (const InputError& e) {
+    std::cerr << "ferry: " << e.what() << '\n';
+  } catch (const ConfigError& e) {
+    std::cerr << "ferry: " << e.what() << '\n';
+  } catch (const std::bad_alloc&) {
+    std::cerr << "ferry: out of memory\n";
+  } catch (const std::exception& e) {
+    std::cerr << "ferry: " << e.what() << '\n';
+    return 1;
+  }
+  return 2;
+}

@@ -1,0 +1,214 @@
+#include "report.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+
+#include "errors.hpp"
+#include "ferry/macros.hpp"
+
+namespace ferry::engine {
+namespace {
+
+double seconds(Nanoseconds ns) { return static_cast<double>(ns) * 1e-9; }
+
+Json phase_json(const RunReport& r, Phase phase) {
+  const Outcomes& o = r.counters.of(phase);
+  const bool decode = phase == Phase::decode;
+  return {{"tokens", decode ? r.generated.decode_tokens : r.generated.prefill_tokens},
+          {"time_s", decode ? r.generated.decode_s : r.generated.prefill_s},
+          {"requests", o.requests},
+          {"hits", o.hits},
+          {"late_hits", o.late_hits},
+          {"misses", o.misses},
+          {"substituted", o.substituted},
+          {"skipped", o.skipped},
+          {"host_computed", o.host_computed},
+          {"bytes", o.bytes}};
+}
+
+std::string size(std::uint64_t bytes) {
+  const double b = static_cast<double>(bytes);
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  if (bytes < (1U << 20U)) return fmt::format("{:.1f} KiB", b / 1024);
+  if (bytes < (1U << 30U)) return fmt::format("{:.1f} MiB", b / (1 << 20));
+  return fmt::format("{:.2f} GiB", b / (1 << 30));
+}
+
+std::string time(double s) {
+  if (s == 0) return "0";
+  if (s < 1e-3) return fmt::format("{:.1f} us", s * 1e6);
+  if (s < 1) return fmt::format("{:.2f} ms", s * 1e3);
+  return fmt::format("{:.2f} s", s);
+}
+
+std::string percent(double part) { return fmt::format("{:.1f}%", part * 100); }
+
+double ratio(std::uint64_t part, std::uint64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+double RunReport::tpot_s() const {
+  return generated.decode_steps == 0 ? 0 : generated.decode_s / static_cast<double>(generated.decode_steps);
+}
+
+RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport r) {
+  r.generated = std::move(generated);
+  r.counters = runner.counters();
+  r.times[0] = runner.times[0];
+  r.times[1] = runner.times[1];
+  r.budget_bytes = runner.arena_bytes();
+  if (r.generated.decode_steps == 0) return r;
+  const double steps = static_cast<double>(r.generated.decode_steps);
+  const PhaseTimes& t = runner.times[static_cast<unsigned>(Phase::decode)];
+  r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.decision)) / steps;
+  double bytes_per_s = static_cast<double>(r.throttle_bytes_per_s);
+  if (bytes_per_s == 0 && runner.link_busy_ns() > 0) {
+    bytes_per_s = static_cast<double>(runner.link_bytes()) / seconds(runner.link_busy_ns());
+  }
+  const double least_bytes = static_cast<double>(fewest_copies(runner.asked, runner.slots()) * r.expert_bytes);
+  const double link_s = least_bytes == 0 ? 0 : least_bytes / bytes_per_s / steps;
+  r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s, link_s);
+  return r;
+}
+
+Json to_json(const RunReport& r) {
+  Json prefill = phase_json(r, Phase::prefill), decode = phase_json(r, Phase::decode);
+  decode["tpot_s"] = r.tpot_s();
+  const PrefetchCounts& p = r.counters.prefetch;
+  const std::uint64_t* bytes = r.counters.bytes_by_precision;
+  return {{"ferry", FERRY_VERSION},
+          {"model", r.model},
+          {"stack", r.stack},
+          {"machine", r.machine.empty() ? Json() : Json(r.machine)},
+          {"device", "host"},
+          {"budget_bytes", r.budget_bytes},
+          {"batch", r.batch},
+          {"text", r.generated.text},
+          {"interrupted", r.generated.interrupted},
+          {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
+          {"dense_bytes", r.dense_bytes},
+          {"kv_bytes", r.generated.kv_bytes},
+          {"ttft_s", r.generated.ttft_s},
+          {"prefill", prefill},
+          {"decode", decode},
+          {"prefetch",
+           {{"issued", p.issued},
+            {"used", p.used},
+            {"dropped", p.dropped},
+            {"issued_bytes", p.issued_bytes},
+            {"wasted_bytes", p.wasted_bytes},
+            {"recall", p.recall()},
+            {"precision", p.precision()},
+            {"top1", p.top1()}}},
+          {"bytes_by_precision", {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
+          {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
+          {"host_compute_s", 0.0},
+          {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
+          {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
+}
+
+std::string to_table(const std::vector<RunReport>& reports) {
+  using Cell = std::function<std::string(const RunReport&)>;
+  auto phase = [](Phase p, auto member) {
+    return [p, member](const RunReport& r) {
+      const Outcomes& o = r.counters.of(p);
+      return o.requests == 0 ? std::string("-") : fmt::format("{} ({})", o.*member, percent(ratio(o.*member, o.requests)));
+    };
+  };
+  auto prefetch = [](const RunReport& r, double value) {
+    return r.counters.prefetch.rows == 0 ? std::string("-") : percent(value);
+  };
+  auto against = [](const RunReport& r, double bound) {
+    return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
+  };
+  const std::vector<std::pair<const char*, Cell>> rows = {
+      {"stack", [](const RunReport& r) { return r.stack; }},
+      {"experts' memory", [](const RunReport& r) {
+         return fmt::format("{} ({})", size(r.budget_bytes), percent(ratio(r.budget_bytes, r.all_expert_bytes)));
+       }},
+      {"time to first token", [](const RunReport& r) { return time(r.generated.ttft_s); }},
+      {"time per output token", [](const RunReport& r) { return time(r.tpot_s()); }},
+      {"tokens/s in decode", [](const RunReport& r) {
+         return r.generated.decode_s == 0
+                    ? std::string("-")
+                    : fmt::format("{:.1f}", static_cast<double>(r.generated.decode_tokens) / r.generated.decode_s);
+       }},
+      {"decode hits", phase(Phase::decode, &Outcomes::hits)},
+      {"decode late hits", phase(Phase::decode, &Outcomes::late_hits)},
+      {"decode misses", phase(Phase::decode, &Outcomes::misses)},
+      {"prefill hits", phase(Phase::prefill, &Outcomes::hits)},
+      {"prefill misses", phase(Phase::prefill, &Outcomes::misses)},
+      {"copied in prefill", [](const RunReport& r) { return size(r.counters.of(Phase::prefill).bytes); }},
+      {"copied in decode", [](const RunReport& r) { return size(r.counters.of(Phase::decode).bytes); }},
+      {"prefetch recall", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.recall()); }},
+      {"prefetch precision", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.precision()); }},
+      {"prefetch top-1", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.top1()); }},
+      {"prefetched, wasted", [](const RunReport& r) {
+         const PrefetchCounts& p = r.counters.prefetch;
+         return p.rows == 0 ? std::string("-") : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
+       }},
+      {"stalled on copies", [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
+      {"deciding", [](const RunReport& r) { return time(seconds(r.times[0].decision + r.times[1].decision)); }},
+      {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
+      {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
+  };
+  std::vector<std::size_t> width(reports.size(), 0);
+  std::vector<std::vector<std::string>> cells;
+  for (const auto& [name, cell] : rows) {
+    auto& line = cells.emplace_back();
+    for (std::size_t i = 0; i < reports.size(); ++i) {
+      line.push_back(cell(reports[i]));
+      width[i] = std::max(width[i], line.back().size());
+    }
+  }
+  std::string out;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    out += fmt::format("{:<22}", rows[i].first);
+    for (std::size_t j = 0; j < reports.size(); ++j) out += fmt::format("  {:>{}}", cells[i][j], width[j]);
+    out += '\n';
+  }
+  return out;
+}
+
+OutputFile::OutputFile(std::filesystem::path path)
+    : path_(std::move(path)), temporary_(path_.string() + fmt::format(".{}.tmp", ::getpid())) {
+  auto refuse = [&](int error) {
+    throw InputError(fmt::format("{}: cannot be written: {}", path_.string(), std::strerror(error)));
+  };
+  if (std::filesystem::is_directory(path_)) refuse(EISDIR);
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd_ < 0) refuse(errno);
+}
+
+OutputFile::~OutputFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+void OutputFile::commit(const std::string& content) {
+  std::size_t written = 0;
+  bool good = true;
+  while (good && written < content.size()) {
+    const ssize_t n = ::write(fd_, content.data() + written, content.size() - written);
+    if (n < 0 && errno == EINTR) continue;
+    good = n > 0;
+    written += good ? static_cast<std::size_t>(n) : 0;
+  }
+  good = good && ::fsync(fd_) == 0;
+  if (!good || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    throw InputError(fmt::format("{}: cannot be written: {}", path_.string(), std::strerror(errno)));
+  }
+  ::close(fd_);
+  fd_ = -1;
+}
+
+}  // namespace ferry::engine

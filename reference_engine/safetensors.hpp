@@ -1,0 +1,84 @@
+/// @file
+/// Reads safetensors files, which come from strangers: everything is checked before use.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ferry/model.hpp"
+
+namespace ferry::engine {
+
+enum class DType { bf16, f16, f32, i32, other };
+
+/// A file mapped read-only. Throws InputError if it cannot be opened.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  [[nodiscard]] const std::byte* data() const { return data_; }
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::uint64_t size_ = 0;
+};
+
+/// One tensor inside a mapped file. `data` need not be aligned.
+struct Tensor {
+  DType dtype = DType::other;
+  std::string dtype_name;
+  std::vector<std::uint64_t> shape;
+  const std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+
+  [[nodiscard]] std::uint64_t elements() const;
+  /// All elements as floats (bf16, f16, f32 only).
+  [[nodiscard]] std::vector<float> to_floats() const;
+};
+
+/// One safetensors file: its tensors by name, and `__metadata__`.
+///
+/// Refused with an InputError that names the file and tensor: a header that is longer than the file, not JSON or
+/// not UTF-8, has a name twice, offsets that are negative, outside, overlapping or leaving holes, a shape that
+/// overflows or does not match its bytes.
+class Safetensors {
+ public:
+  explicit Safetensors(const std::filesystem::path& path);
+
+  [[nodiscard]] const std::map<std::string, Tensor>& tensors() const { return tensors_; }
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  /// Throws InputError if there is none of that name.
+  [[nodiscard]] const Tensor& at(const std::string& name) const;
+
+ private:
+  std::filesystem::path path_;
+  std::unique_ptr<MappedFile> file_;
+  std::map<std::string, Tensor> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+/// The weights of a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::filesystem::path& folder);
+
+  /// Throws InputError, naming the tensor, if it is missing or its shape differs.
+  [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape) const;
+  [[nodiscard]] bool has(const std::string& name) const { return where_.contains(name); }
+
+ private:
+  std::filesystem::path folder_;
+  std::vector<std::unique_ptr<Safetensors>> files_;
+  std::map<std::string, const Safetensors*> where_;
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,12 @@
+/// @file
+/// "unknown stack \"lur\": did you mean \"lru\"?"
+#pragma once
+#include <string>
+#include <vector>
+
+namespace ferry::engine {
+
+/// A sentence that refuses `name` and suggests the nearest of `known`.
+std::string unknown_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known);
+
+}  // namespace ferry::engine
