@@ -1,6 +1,5 @@
 #include "expert_runner.hpp"
 
-
 #include "errors.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "ferry/link/virtual_clock.hpp"
@@ -11,7 +10,9 @@
 namespace ferry::engine {
 namespace {
 
-View<const float> view(const Matrix& m) { return {m.data(), static_cast<std::uint32_t>(m.size())}; }
+View<const float> view(const Matrix& m) {
+  return {m.data(), static_cast<std::uint32_t>(m.size())};
+}
 
 /// The one implementation: a pipeline of this stack on this link.
 template <class Stack, class LinkT>
@@ -48,7 +49,8 @@ class PipelineRunner final : public ExpertRunner {
     const Nanoseconds begin = now_ns();
     plan_ = pipe_.plan({layer, view(scores), view(scores)});
     if constexpr (decltype(pipe_)::predicts) {
-      if (layer + 1U < layers_) pipe_.look_ahead(gates_.scores(static_cast<std::uint16_t>(layer + 1U), input));
+      if (layer + 1U < layers_)
+        pipe_.look_ahead(gates_.scores(static_cast<std::uint16_t>(layer + 1U), input));
     }
     note(Lane::control, "decide", begin, &PhaseTimes::decision);
     if (phase_ == Phase::decode) {
@@ -97,16 +99,18 @@ class PipelineRunner final : public ExpertRunner {
 
   std::unique_ptr<LinkT> make_link(const CoreConfig<Stack>& config, const RunnerOptions& o) {
     if constexpr (virtual_time) {
-      return std::make_unique<LinkT>(config.model, VirtualClock::Options{o.link_bytes_per_s, 0, o.log}, &memory_);
+      return std::make_unique<LinkT>(config.model, VirtualClock::Options{o.link_bytes_per_s, 0, o.log},
+                                     &memory_);
     } else {
-      return std::make_unique<LinkT>(memory_, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
+      return std::make_unique<LinkT>(memory_,
+                                     HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
     }
   }
 
   void note(Lane lane, const char* name, Nanoseconds begin, Nanoseconds PhaseTimes::*sum) {
     const Nanoseconds end = now_ns();
     times[static_cast<unsigned>(phase_)].*sum += end - begin;
-    if (log) spans.push_back({lane, name, begin, end, {}, false, false});
+    if (log) spans.push_back({lane, name, begin, end, {}, false, Ticket::none});
   }
 
   /// One expert over its rows, from its slot. Returns what it took.
@@ -121,7 +125,7 @@ class PipelineRunner final : public ExpertRunner {
       results_.row(static_cast<Eigen::Index>(plan_.assignments[task.first + i])) = rows_out_.row(i);
     }
     const Nanoseconds end = now_ns();
-    if (log) spans.push_back({Lane::device, "expert", begin, end, task.what, true, false});
+    if (log) spans.push_back({Lane::device, "expert", begin, end, task.what, true, Ticket::none});
     if constexpr (virtual_time) {
       link_->device(options_.virtual_expert_ns, "expert");
       return options_.virtual_expert_ns;
@@ -163,7 +167,8 @@ std::unique_ptr<ExpertRunner> build(const ModelConfig& config, const ExpertStore
 struct StackEntry {
   const char* name;
   bool needs_everything;
-  std::unique_ptr<ExpertRunner> (*build)(const ModelConfig&, const ExpertStore&, GateBank&, const RunnerOptions&);
+  std::unique_ptr<ExpertRunner> (*build)(const ModelConfig&, const ExpertStore&, GateBank&,
+                                         const RunnerOptions&);
 };
 
 constexpr StackEntry all_stacks[] = {
@@ -188,7 +193,9 @@ std::vector<std::string> stack_names() {
   return names;
 }
 
-bool stack_needs_everything(const std::string& name) { return entry(name).needs_everything; }
+bool stack_needs_everything(const std::string& name) {
+  return entry(name).needs_everything;
+}
 
 ModelShape model_shape(const ModelConfig& config, const ExpertLayout& layout, std::uint32_t max_rows) {
   ModelShape m;
@@ -200,8 +207,8 @@ ModelShape model_shape(const ModelConfig& config, const ExpertLayout& layout, st
   return m;
 }
 
-std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store, GateBank& gates,
-                                          const RunnerOptions& options) {
+std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store,
+                                          GateBank& gates, const RunnerOptions& options) {
   return entry(options.stack).build(config, store, gates, options);
 }
 

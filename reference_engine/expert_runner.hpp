@@ -17,7 +17,8 @@ namespace ferry::engine {
 
 /// The clock of every span and time.
 inline Nanoseconds now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
@@ -35,7 +36,8 @@ class ExpertRunner {
   virtual void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) = 0;
   /// Decides, and puts the copies on their way. `input`, `scores`: [rows, hidden], [rows, experts].
   virtual void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores) = 0;
-  /// Computes what was planned: the weighted sum of each row's experts, in the order of their rank, [rows, hidden].
+  /// Computes what was planned: the weighted sum of each row's experts, in the order of their rank, [rows,
+  /// hidden].
   virtual void run(std::uint16_t layer, const Matrix& input, Matrix& out) = 0;
   virtual void end_sequence(std::uint32_t sequence) = 0;
   /// After an exception in the middle of a step.
@@ -64,9 +66,9 @@ enum class PoolChoice { per_layer, one };
 struct RunnerOptions {
   std::string stack = "lru";
   PoolChoice pools = PoolChoice::per_layer;
-  std::uint64_t budget_bytes = 0;     ///< ignored by `resident`
-  std::uint32_t max_rows = 128;       ///< largest prefill chunk or batch
-  std::uint64_t link_bytes_per_s = 0; ///< 0: as fast as memory copies (host thread only)
+  std::uint64_t budget_bytes = 0;      ///< ignored by `resident`
+  std::uint32_t max_rows = 128;        ///< largest prefill chunk or batch
+  std::uint64_t link_bytes_per_s = 0;  ///< 0: as fast as memory copies (host thread only)
   bool log = false;
   /// On the virtual clock instead of a copy thread: what each layer and each expert costs the device.
   bool virtual_clock = false;
@@ -83,8 +85,9 @@ bool stack_needs_everything(const std::string& name);
 ModelShape model_shape(const ModelConfig& config, const ExpertLayout& layout, std::uint32_t max_rows);
 
 /// Builds the stack of that name. `store` and `gates` outlive the runner.
-/// Throws InputError for an unknown name (and suggests the nearest), ConfigError for a budget that is too small.
-std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store, GateBank& gates,
-                                          const RunnerOptions& options);
+/// Throws InputError for an unknown name (and suggests the nearest), ConfigError for a budget that is too
+/// small.
+std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store,
+                                          GateBank& gates, const RunnerOptions& options);
 
 }  // namespace ferry::engine

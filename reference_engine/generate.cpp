@@ -39,18 +39,20 @@ struct Sequence {
   std::size_t prompt = 0;
   std::vector<std::uint32_t> tokens;
   Sampler sampler;
-  std::uint32_t position = 0;   ///< of the next token to run
-  std::uint32_t next = 0;       ///< that token, once it is sampled
+  std::uint32_t position = 0;  ///< of the next token to run
+  std::uint32_t next = 0;      ///< that token, once it is sampled
   std::uint32_t produced = 0, limit = 0;
   bool ended = false;
 };
 
-double seconds(Nanoseconds ns) { return static_cast<double>(ns) * 1e-9; }
+double seconds(Nanoseconds ns) {
+  return static_cast<double>(ns) * 1e-9;
+}
 
 class Group {
  public:
-  Group(HostModel& model, ExpertRunner& runner, const GenerateOptions& options, std::vector<Sequence> sequences,
-        Generated& result)
+  Group(HostModel& model, ExpertRunner& runner, const GenerateOptions& options,
+        std::vector<Sequence> sequences, Generated& result)
       : model_(model), runner_(runner), options_(options), sequences_(std::move(sequences)), result_(result) {
     std::uint64_t bytes = 0;
     for (const Sequence& s : sequences_) {
@@ -147,9 +149,10 @@ class Group {
 
 std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string& prompt) {
   if (config.vocabulary != 258 || config.begin_token != 256) {
-    throw InputError(fmt::format("the model has {} tokens, but only byte-level models (258 tokens) can read text so "
-                                 "far; its config.json must have vocab_size 258 and bos_token_id 256",
-                                 config.vocabulary));
+    throw InputError(
+        fmt::format("the model has {} tokens, but only byte-level models (258 tokens) can read text so "
+                    "far; its config.json must have vocab_size 258 and bos_token_id 256",
+                    config.vocabulary));
   }
   std::vector<std::uint32_t> tokens{config.begin_token};
   for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
@@ -164,12 +167,15 @@ Generated generate(HostModel& model, ExpertRunner& runner, const GenerateOptions
   std::uint64_t to_prefill = 0, prefilled = 0;
   const std::uint32_t context = model.config().context;
   for (std::size_t i = 0; i < options.prompts.size(); ++i) {
-    Sequence s{i, tokenize(model.config(), options.prompts[i]), Sampler(options.temperature, options.seed + i)};
+    Sequence s{i, tokenize(model.config(), options.prompts[i]),
+               Sampler(options.temperature, options.seed + i)};
     if (s.tokens.size() > context) {
-      throw InputError(fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
-                                   s.tokens.size(), context));
+      throw InputError(
+          fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
+                      s.tokens.size(), context));
     }
-    s.limit = std::min<std::uint32_t>(options.max_new_tokens, context - static_cast<std::uint32_t>(s.tokens.size()) + 1);
+    s.limit = std::min<std::uint32_t>(options.max_new_tokens,
+                                      context - static_cast<std::uint32_t>(s.tokens.size()) + 1);
     to_prefill += s.tokens.size();
     all.push_back(std::move(s));
   }

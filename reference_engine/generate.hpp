@@ -16,8 +16,8 @@ std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string
 struct GenerateOptions {
   std::vector<std::string> prompts;
   std::uint32_t max_new_tokens = 128;
-  std::uint32_t batch = 1;          ///< prompts decoded together, 1 to 8
-  double temperature = 0;           ///< 0: the most likely token
+  std::uint32_t batch = 1;  ///< prompts decoded together, 1 to 8
+  double temperature = 0;   ///< 0: the most likely token
   std::uint64_t seed = 0;
   std::uint32_t prefill_chunk = 128;
 
@@ -28,12 +28,12 @@ struct GenerateOptions {
 };
 
 struct Generated {
-  std::vector<std::string> text;              ///< one a prompt, the generated part, as bytes
+  std::vector<std::string> text;                ///< one a prompt, the generated part, as bytes
   std::vector<std::vector<float>> last_logits;  ///< one a prompt, of its last forward pass
-  double ttft_s = 0;                          ///< mean over the groups that were decoded together
+  double ttft_s = 0;                            ///< mean over the groups that were decoded together
   double prefill_s = 0, decode_s = 0;
   std::uint64_t prefill_tokens = 0, decode_tokens = 0, decode_steps = 0;
-  std::uint64_t kv_bytes = 0;                 ///< largest at one time
+  std::uint64_t kv_bytes = 0;  ///< largest at one time
   bool interrupted = false;
 };
 

@@ -16,7 +16,8 @@ std::uint64_t KvCache::bytes() const {
   return 2 * keys.size() * static_cast<std::uint64_t>(keys[0].size()) * sizeof(float);
 }
 
-HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_config(folder)), gates_(0, 0, 0) {
+HostModel::HostModel(const std::filesystem::path& folder)
+    : config_(read_model_config(folder)), gates_(0, 0, 0) {
   const ModelConfig& c = config_;
   const Checkpoint checkpoint(folder);
   auto matrix = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
@@ -61,7 +62,8 @@ HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_c
       layer.shared_down = matrix(at + "mlp.shared_expert.down_proj.weight", c.hidden, c.shared_width);
       layer.shared_scale = matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden);
     }
-    layer.gate = matrix(at + (mixtral ? "block_sparse_moe.gate.weight" : "mlp.gate.weight"), c.experts, c.hidden);
+    layer.gate =
+        matrix(at + (mixtral ? "block_sparse_moe.gate.weight" : "mlp.gate.weight"), c.experts, c.hidden);
     gates_.set(l, layer.gate);
     layers_.push_back(std::move(layer));
   }
@@ -114,7 +116,8 @@ void HostModel::attention(const Layer& layer, std::uint32_t index, const std::ve
       Vector weights = keys.block(0, kv, seen, dim) * q_.row(i).segment(h * dim, dim).transpose() * scale;
       weights = (weights.array() - weights.maxCoeff()).exp();
       weights /= weights.sum();
-      mixed_.row(i).segment(h * dim, dim).transpose().noalias() = values.block(0, kv, seen, dim).transpose() * weights;
+      mixed_.row(i).segment(h * dim, dim).transpose().noalias() =
+          values.block(0, kv, seen, dim).transpose() * weights;
     }
   }
   linear(mixed_, layer.o, projected_);
@@ -133,7 +136,7 @@ Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   }
   auto span = [&](const char* name, Nanoseconds begin) {
     const Nanoseconds end = now_ns();
-    if (runner.log) runner.spans.push_back({Lane::device, name, begin, end, {}, false, false});
+    if (runner.log) runner.spans.push_back({Lane::device, name, begin, end, {}, false, Ticket::none});
     return end;
   };
   runner.begin_step(phase, sequences);

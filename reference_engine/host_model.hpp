@@ -37,20 +37,21 @@ class HostModel {
   [[nodiscard]] GateBank& gates() { return gates_; }
   [[nodiscard]] std::uint64_t dense_bytes() const { return dense_bytes_; }
 
-  /// Runs the rows through all layers, and returns the logits [logit_rows, vocabulary] of the last `logit_rows`.
-  /// Rows of one sequence come in ascending position, whose earlier keys and values are in its cache.
-  /// `gate_scores`, if given, sees each layer's scores [rows, experts].
-  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
-                 std::uint32_t logit_rows, const std::function<void(std::uint32_t, const Matrix&)>& gate_scores = {});
+  /// Runs the rows through all layers, and returns the logits [logit_rows, vocabulary] of the last
+  /// `logit_rows`. Rows of one sequence come in ascending position, whose earlier keys and values are in its
+  /// cache. `gate_scores`, if given, sees each layer's scores [rows, experts].
+  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                 ExpertRunner& runner, std::uint32_t logit_rows,
+                 const std::function<void(std::uint32_t, const Matrix&)>& gate_scores = {});
 
  private:
   struct Layer {
     Vector input_norm, post_norm;
     Matrix q, k, v, o;  // [out, in]
     Vector q_bias, k_bias, v_bias;
-    Matrix gate;                                   // [experts, hidden]
-    Matrix shared_gate, shared_up, shared_down;    // the shared expert, if there is one
-    Matrix shared_scale;                           // [1, hidden]
+    Matrix gate;                                 // [experts, hidden]
+    Matrix shared_gate, shared_up, shared_down;  // the shared expert, if there is one
+    Matrix shared_scale;                         // [1, hidden]
   };
 
   void attention(const Layer& layer, std::uint32_t index, const std::vector<TokenRow>& rows,
@@ -66,7 +67,8 @@ class HostModel {
   GateBank gates_;
   std::uint64_t dense_bytes_ = 0;
   // scratch
-  Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
+  Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_,
+      factor_;
 };
 
 }  // namespace ferry::engine

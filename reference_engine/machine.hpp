@@ -12,8 +12,9 @@ namespace ferry::engine {
 /// Where models and machine files are: beside an installed `ferry`, or in the source tree.
 std::filesystem::path data_directory();
 
-/// A machine, by what offloading feels of it: how long an expert of its reference model takes to cross its link,
-/// against how long that model's decode computes a layer there. The file names a source for each number.
+/// A machine, by what offloading feels of it: how long an expert of its reference model takes to cross its
+/// link, against how long that model's decode computes a layer there. The file names a source for each
+/// number.
 struct Machine {
   std::string name;
   std::string reference_model, precision;

@@ -22,8 +22,8 @@ struct ModelConfig {
   bool tied_embeddings = false;
 };
 
-/// Reads `folder/config.json`. Throws InputError that names the field: missing, of the wrong type or value, or a
-/// feature that the engine does not compute (it refuses rather than ignores).
+/// Reads `folder/config.json`. Throws InputError that names the field: missing, of the wrong type or value,
+/// or a feature that the engine does not compute (it refuses rather than ignores).
 ModelConfig read_model_config(const std::filesystem::path& folder);
 
 }  // namespace ferry::engine

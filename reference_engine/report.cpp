@@ -15,7 +15,9 @@
 namespace ferry::engine {
 namespace {
 
-double seconds(Nanoseconds ns) { return static_cast<double>(ns) * 1e-9; }
+double seconds(Nanoseconds ns) {
+  return static_cast<double>(ns) * 1e-9;
+}
 
 Json phase_json(const RunReport& r, Phase phase) {
   const Outcomes& o = r.counters.of(phase);
@@ -47,7 +49,9 @@ std::string time(double s) {
   return fmt::format("{:.2f} s", s);
 }
 
-std::string percent(double part) { return fmt::format("{:.1f}%", part * 100); }
+std::string percent(double part) {
+  return fmt::format("{:.1f}%", part * 100);
+}
 
 double ratio(std::uint64_t part, std::uint64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
@@ -73,7 +77,8 @@ RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport
   if (bytes_per_s == 0 && runner.link_busy_ns() > 0) {
     bytes_per_s = static_cast<double>(runner.link_bytes()) / seconds(runner.link_busy_ns());
   }
-  const double least_bytes = static_cast<double>(fewest_copies(runner.asked, runner.slots()) * r.expert_bytes);
+  const double least_bytes =
+      static_cast<double>(fewest_copies(runner.asked, runner.slots()) * r.expert_bytes);
   const double link_s = least_bytes == 0 ? 0 : least_bytes / bytes_per_s / steps;
   r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s, link_s);
   return r;
@@ -108,11 +113,13 @@ Json to_json(const RunReport& r) {
             {"recall", p.recall()},
             {"precision", p.precision()},
             {"top1", p.top1()}}},
-          {"bytes_by_precision", {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
+          {"bytes_by_precision",
+           {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
           {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
           {"host_compute_s", 0.0},
           {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
-          {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
+          {"bounds",
+           {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
 }
 
 std::string to_table(const std::vector<RunReport>& reports) {
@@ -120,7 +127,8 @@ std::string to_table(const std::vector<RunReport>& reports) {
   auto phase = [](Phase p, auto member) {
     return [p, member](const RunReport& r) {
       const Outcomes& o = r.counters.of(p);
-      return o.requests == 0 ? std::string("-") : fmt::format("{} ({})", o.*member, percent(ratio(o.*member, o.requests)));
+      return o.requests == 0 ? std::string("-")
+                             : fmt::format("{} ({})", o.*member, percent(ratio(o.*member, o.requests)));
     };
   };
   auto prefetch = [](const RunReport& r, double value) {
@@ -131,15 +139,19 @@ std::string to_table(const std::vector<RunReport>& reports) {
   };
   const std::vector<std::pair<const char*, Cell>> rows = {
       {"stack", [](const RunReport& r) { return r.stack; }},
-      {"experts' memory", [](const RunReport& r) {
-         return fmt::format("{} ({})", size(r.budget_bytes), percent(ratio(r.budget_bytes, r.all_expert_bytes)));
+      {"experts' memory",
+       [](const RunReport& r) {
+         return fmt::format("{} ({})", size(r.budget_bytes),
+                            percent(ratio(r.budget_bytes, r.all_expert_bytes)));
        }},
       {"time to first token", [](const RunReport& r) { return time(r.generated.ttft_s); }},
       {"time per output token", [](const RunReport& r) { return time(r.tpot_s()); }},
-      {"tokens/s in decode", [](const RunReport& r) {
+      {"tokens/s in decode",
+       [](const RunReport& r) {
          return r.generated.decode_s == 0
                     ? std::string("-")
-                    : fmt::format("{:.1f}", static_cast<double>(r.generated.decode_tokens) / r.generated.decode_s);
+                    : fmt::format("{:.1f}",
+                                  static_cast<double>(r.generated.decode_tokens) / r.generated.decode_s);
        }},
       {"decode hits", phase(Phase::decode, &Outcomes::hits)},
       {"decode late hits", phase(Phase::decode, &Outcomes::late_hits)},
@@ -149,14 +161,19 @@ std::string to_table(const std::vector<RunReport>& reports) {
       {"copied in prefill", [](const RunReport& r) { return size(r.counters.of(Phase::prefill).bytes); }},
       {"copied in decode", [](const RunReport& r) { return size(r.counters.of(Phase::decode).bytes); }},
       {"prefetch recall", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.recall()); }},
-      {"prefetch precision", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.precision()); }},
+      {"prefetch precision",
+       [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.precision()); }},
       {"prefetch top-1", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.top1()); }},
-      {"prefetched, wasted", [](const RunReport& r) {
+      {"prefetched, wasted",
+       [](const RunReport& r) {
          const PrefetchCounts& p = r.counters.prefetch;
-         return p.rows == 0 ? std::string("-") : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
+         return p.rows == 0 ? std::string("-")
+                            : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
        }},
-      {"stalled on copies", [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
-      {"deciding", [](const RunReport& r) { return time(seconds(r.times[0].decision + r.times[1].decision)); }},
+      {"stalled on copies",
+       [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
+      {"deciding",
+       [](const RunReport& r) { return time(seconds(r.times[0].decision + r.times[1].decision)); }},
       {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
       {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
   };

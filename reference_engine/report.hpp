@@ -25,8 +25,8 @@ struct RunReport {
 };
 
 /// Collects what runner and generator know, and works out both bounds:
-/// all-resident is the measured decode time less stalls and decisions; clairvoyant is the larger of that and the
-/// time that the fewest possible copies (sim/bounds.hpp) take at the link's bandwidth.
+/// all-resident is the measured decode time less stalls and decisions; clairvoyant is the larger of that and
+/// the time that the fewest possible copies (sim/bounds.hpp) take at the link's bandwidth.
 RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport facts);
 
 /// The stable JSON of one run.

@@ -46,9 +46,9 @@ struct Tensor {
 
 /// One safetensors file: its tensors by name, and `__metadata__`.
 ///
-/// Refused with an InputError that names the file and tensor: a header that is longer than the file, not JSON or
-/// not UTF-8, has a name twice, offsets that are negative, outside, overlapping or leaving holes, a shape that
-/// overflows or does not match its bytes.
+/// Refused with an InputError that names the file and tensor: a header that is longer than the file, not JSON
+/// or not UTF-8, has a name twice, offsets that are negative, outside, overlapping or leaving holes, a shape
+/// that overflows or does not match its bytes.
 class Safetensors {
  public:
   explicit Safetensors(const std::filesystem::path& path);
@@ -66,7 +66,8 @@ class Safetensors {
   std::map<std::string, std::string> metadata_;
 };
 
-/// The weights of a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+/// The weights of a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json`
+/// names.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& folder);

@@ -37,60 +37,78 @@ template <class T>
 concept State = std::is_trivially_copyable_v<T> && std::is_copy_constructible_v<T>;
 
 template <class T>
-concept ReservesForModel = requires(T t, Carver& carve, const Shape& shape) { t.reserve(carve, shape); };
+concept ReservesForModel = requires(T t, Carver& carve, const Shape& shape) {
+  t.reserve(carve, shape);
+};
 template <class T>
-concept ReservesForPool = requires(T t, Carver& carve, const PoolShape& pool) { t.reserve(carve, pool); };
+concept ReservesForPool = requires(T t, Carver& carve, const PoolShape& pool) {
+  t.reserve(carve, pool);
+};
 
 template <class R>
 concept Routes = requires(R r, const Scores& scores, View<const ferry::State> present, Out<Route>& out) {
-  { r.route(scores, present, out) } noexcept;
+  { r.route(scores, present, out) }
+  noexcept;
 };
 template <class P>
 concept Observes = requires(P p, std::uint16_t layer, View<const Route> taken) {
-  { p.observe(layer, taken) } noexcept;
+  { p.observe(layer, taken) }
+  noexcept;
 };
 template <class P>
 concept Predicts = requires(P p, Phase phase, const Scores& scores, Out<Request>& out) {
-  { p.predict(phase, scores, out) } noexcept;
+  { p.predict(phase, scores, out) }
+  noexcept;
 };
 template <class Q>
 concept SelectsPrecision = requires(const Q q, Phase phase, View<Request> requests) {
-  { q.select(phase, requests) } noexcept;
+  { q.select(phase, requests) }
+  noexcept;
 };
 template <class Q>
 concept NamesPrecisions = requires(const Q q) {
-  { q.precisions() } noexcept -> std::same_as<std::uint8_t>;
+  { q.precisions() }
+  noexcept->std::same_as<std::uint8_t>;
 };
 template <class C>
 concept Touches = requires(C c, Variant what, std::uint32_t slot) {
-  { c.touch(what, slot) } noexcept;
+  { c.touch(what, slot) }
+  noexcept;
 };
 template <class C>
 concept ChoosesVictim = requires(C c, Variant incoming, Barred barred) {
-  { c.victim(incoming, barred) } noexcept -> std::same_as<std::uint32_t>;
+  { c.victim(incoming, barred) }
+  noexcept->std::same_as<std::uint32_t>;
 };
 template <class C>
 concept Replaces = requires(C c, std::uint32_t slot, Variant what, bool demand) {
-  { c.replace(slot, what, demand) } noexcept;
+  { c.replace(slot, what, demand) }
+  noexcept;
 };
 template <class L>
 concept Submits = requires(L l, const Copy& copy) {
-  { l.submit(copy) } noexcept;
+  { l.submit(copy) }
+  noexcept;
 };
 template <class L>
 concept Drops = requires(L l, Ticket ticket) {
-  { l.drop(ticket) } noexcept;
+  { l.drop(ticket) }
+  noexcept;
 };
 template <class L>
 concept ReportsProgress = requires(L l) {
-  { l.seen() } noexcept -> std::same_as<Seen>;
+  { l.seen() }
+  noexcept->std::same_as<Seen>;
 };
 template <class L>
 concept Fences = requires(L l, Fence fence) {
-  { l.fence(fence) } noexcept;
+  { l.fence(fence) }
+  noexcept;
 };
 template <class L>
-concept Waits = requires(L l, Ticket ticket) { l.wait(ticket); };
+concept Waits = requires(L l, Ticket ticket) {
+  l.wait(ticket);
+};
 }  // namespace part
 
 /// Turns gate scores into routes: which k experts each row uses, and how their outputs are weighed.
@@ -98,8 +116,10 @@ concept Waits = requires(L l, Ticket ticket) { l.wait(ticket); };
 /// `route(scores, present, out)` appends exactly k routes a row, best first, rows in order.
 ///  1. `scores.select` and `scores.weight` are [rows, experts], row-major.
 ///  2. A row's experts are distinct. Weights are final (normalised if the model does that).
-///  3. `present` is [experts], the state of each expert of this layer at the best precision there is; in flight
-///     counts as resident. It is empty unless the router declares `static constexpr bool needs_residency = true`.
+///  3. `present` is [experts], the state of each expert of this layer at the best precision there is; in
+///  flight
+///     counts as resident. It is empty unless the router declares `static constexpr bool needs_residency =
+///     true`.
 /// Complexity: O(rows * experts * k) at worst.
 /// Minimal model: ferry::TopK. @see "expert-cache router" in docs/design.md
 template <class R>
@@ -121,9 +141,11 @@ concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observe
 /// Chooses the precision of each request, or to skip it.
 ///
 /// `select(phase, requests)` sets `want.precision`, for real and for predicted requests alike.
-///  1. `state` tells whether the expert is there at the model's own precision already: shrink and skip only what
+///  1. `state` tells whether the expert is there at the model's own precision already: shrink and skip only
+///  what
 ///     would have to be fetched.
-///  2. `precisions()` has bit `1 << p` for every Precision p that it may set; a store that lacks one is refused
+///  2. `precisions()` has bit `1 << p` for every Precision p that it may set; a store that lacks one is
+///  refused
 ///     at construction.
 /// Complexity: O(requests). Minimal model: ferry::FixedPrecision.
 template <class Q>
@@ -131,43 +153,48 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 
 /// Orders the slots of one pool by worth. All slot numbers are local to the pool.
 ///
-/// `touch(what, slot)`: the real gate asked for `what`, once a step, which sits in `slot` (`no_slot`: absent).
-/// `victim(incoming, barred)`: which slot `incoming` should take; `no_slot` refuses it, or all are barred.
+/// `touch(what, slot)`: the real gate asked for `what`, once a step, which sits in `slot` (`no_slot`:
+/// absent). `victim(incoming, barred)`: which slot `incoming` should take; `no_slot` refuses it, or all are
+/// barred.
 ///  1. Never a barred slot.
 ///  2. Changes nothing that `touch` or `replace` would not: it may be called and its answer not used.
-/// `replace(slot, what, demand)`: `what` takes `slot` from now on, whoever was there. `demand`: for the real gate,
+/// `replace(slot, what, demand)`: `what` takes `slot` from now on, whoever was there. `demand`: for the real
+/// gate,
 ///     otherwise a prefetch, which inserts but is no access.
 ///  3. Also called for slots that were free, which the core hands out in its own order.
-/// Within one layer of a step the core touches what is there first, then for each miss: touch(absent), victim,
-/// replace. None of a step's experts evicts another.
-/// Optional: `forget(slot)`: the copy into it was taken back, it is free again. `begin_step(step)`,
-/// `end_sequence(id)`. `static constexpr bool caches = false`: keeps nothing, so its pools get no slots.
-/// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
+/// Within one layer of a step the core touches what is there first, then for each miss: touch(absent),
+/// victim, replace. None of a step's experts evicts another. Optional: `forget(slot)`: the copy into it was
+/// taken back, it is free again. `begin_step(step)`, `end_sequence(id)`. `static constexpr bool caches =
+/// false`: keeps nothing, so its pools get no slots. Complexity: O(1) amortised, or O(slots) for `victim`.
+/// Minimal model: ferry::LoadOnDemand.
 template <class C>
-concept CachePolicy =
-    part::State<C> && part::ReservesForPool<C> && part::Touches<C> && part::ChoosesVictim<C> && part::Replaces<C>;
+concept CachePolicy = part::State<C> && part::ReservesForPool<C> && part::Touches<C> &&
+    part::ChoosesVictim<C> && part::Replaces<C>;
 
 /// How many predicted requests to fetch: `take(absent, window_ns)` returns how many of them, from the front.
 ///  1. `absent` are those that would have to be copied, in the predictor's order.
 ///  2. `window_ns` is the time until they are needed as last measured, 0 while unknown.
 template <class L>
-concept PrefetchLimit =
-    part::State<L> && requires(const L l, View<const Request> absent, Nanoseconds window_ns) {
-      { l.take(absent, window_ns) } noexcept -> std::same_as<std::uint32_t>;
-    };
+concept PrefetchLimit = part::State<L> &&
+    requires(const L l, View<const Request> absent, Nanoseconds window_ns) {
+  { l.take(absent, window_ns) }
+  noexcept->std::same_as<std::uint32_t>;
+};
 
 /// In which order copies are submitted and run: `order(phase, requests)` permutes them in place.
 ///  1. Demand requests come in ascending expert index, predictions surest first.
 template <class O>
 concept CopyOrder = part::State<O> && requires(const O o, Phase phase, View<Request> requests) {
-  { o.order(phase, requests) } noexcept;
+  { o.order(phase, requests) }
+  noexcept;
 };
 
 /// Which misses the host computes: `split(phase, requests)` returns how many from the front are loaded; the
 /// rest runs on the host.
 template <class P>
 concept Placement = part::State<P> && requires(const P p, Phase phase, View<const Request> misses) {
-  { p.split(phase, misses) } noexcept -> std::same_as<std::uint32_t>;
+  { p.split(phase, misses) }
+  noexcept->std::same_as<std::uint32_t>;
 };
 
 /// The three of them together. @see ferry::Schedule
@@ -178,17 +205,21 @@ concept Scheduler = PrefetchLimit<S> && CopyOrder<S> && Placement<S>;
 ///
 /// `submit(copy)` takes a copy over; `drop(ticket)` takes a queued prefetch back if it has not begun (best
 /// effort); `seen()` tells how far it has got; `fence(f)` names the present end of the device's work;
-/// `wait(ticket)` makes the device's next work (or the caller) wait until that demand copy or prefetch landed.
-///  1. Demand copies begin in the order of their tickets, and before every prefetch not begun. So do prefetches
+/// `wait(ticket)` makes the device's next work (or the caller) wait until that demand copy or prefetch
+/// landed.
+///  1. Demand copies begin in the order of their tickets, and before every prefetch not begun. So do
+///  prefetches
 ///     among themselves. A copy that has begun is not interrupted.
 ///  2. Writes to one slot land in the order of submission, also after a drop that came too late.
 ///  3. Not one byte of `copy.slot` is written before `copy.after` was reached.
-///  4. After `seen()` reports a ticket as landed, or `wait` returns, the slot's bytes are visible to the device.
+///  4. After `seen()` reports a ticket as landed, or `wait` returns, the slot's bytes are visible to the
+///  device.
 ///  5. `seen()` never goes back, and a dropped prefetch counts as begun and landed.
 ///  6. `wait` throws when the copy can never land: it was not submitted, or the link has failed.
 /// Threads: called from the engine's thread; what runs behind it is the link's own business.
 template <class L>
-concept Link = part::Submits<L> && part::Drops<L> && part::ReportsProgress<L> && part::Fences<L> && part::Waits<L>;
+concept Link =
+    part::Submits<L> && part::Drops<L> && part::ReportsProgress<L> && part::Fences<L> && part::Waits<L>;
 
 /// One composition of policies: what `Core` and `OffloadPipeline` are made of.
 template <Predictor P, CachePolicy C, QuantSelector Q, Scheduler S, ExpertRouter R>

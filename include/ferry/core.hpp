@@ -12,13 +12,13 @@ namespace ferry {
 
 /// Decides; carries nothing out. A function of its state and of the arguments of its calls.
 ///
-/// Calls of one step: `begin_step`, then for each layer in order `plan`, any number of `look_ahead`, `done` for
-/// groups of tasks, `finish`. After each call that takes `Seen`, and after `done`, `commands()` must be carried
-/// out before the next call. `abandon` at any point ends the step after an error.
+/// Calls of one step: `begin_step`, then for each layer in order `plan`, any number of `look_ahead`, `done`
+/// for groups of tasks, `finish`. After each call that takes `Seen`, and after `done`, `commands()` must be
+/// carried out before the next call. `abandon` at any point ends the step after an error.
 ///
-/// The object is the head of one block of `storage_bytes()` bytes without pointers: build it with `create`, and
-/// copy the block as a whole or not at all. No call allocates, throws, or reads a clock.
-/// Complexity of `plan`: O(rows * E) for the router, O(E + rows * k) beside it, and the policies' own.
+/// The object is the head of one block of `storage_bytes()` bytes without pointers: build it with `create`,
+/// and copy the block as a whole or not at all. No call allocates, throws, or reads a clock. Complexity of
+/// `plan`: O(rows * E) for the router, O(E + rows * k) beside it, and the policies' own.
 template <class Stack>
 class Core {
  public:
@@ -71,8 +71,9 @@ class Core {
 
   /// The same for an engine with a top-k of its own: [rows, k] routes, best first.
   FERRY_HD Plan plan(std::uint16_t layer, View<const Route> routes, const Seen& seen) noexcept {
-    static_assert(!part::needs_full_scores<Router>(),
-                  "this router needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
+    static_assert(
+        !part::needs_full_scores<Router>(),
+        "this router needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     begin_call(seen);
     assert(routes.size == rows_ * shape_.top_k);
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
@@ -117,8 +118,8 @@ class Core {
   /// The fence that the next `done` or `finish` will use: record it on the device before that call.
   FERRY_HD Fence next_fence() const noexcept { return Fence{fence_ + 1}; }
 
-  /// These tasks of the plan have had their last reader once `next_fence()` is reached: the copies that waited
-  /// for their slots may follow. Tasks of `arriving` in order.
+  /// These tasks of the plan have had their last reader once `next_fence()` is reached: the copies that
+  /// waited for their slots may follow. Tasks of `arriving` in order.
   FERRY_HD void done(View<const Task> tasks) noexcept {
     clear_commands();
     const Fence fence{++fence_};
@@ -155,15 +156,18 @@ class Core {
     }
   }
 
-  /// Fills free slots ahead of the first step, best first. Returns how many of `wanted` it has dealt with: call
-  /// again with the rest until none is left.
+  /// Fills free slots ahead of the first step, best first. Returns how many of `wanted` it has dealt with:
+  /// call again with the rest until none is left.
   FERRY_HD std::uint32_t preload(View<const Variant> wanted, const Seen& seen) noexcept {
     begin_call(seen);
     std::uint32_t i = 0;
     for (; i < wanted.size && submit_count_ < submits_.size(); ++i) {
       const std::uint16_t pool = residency_.pool_of(wanted[i]);
       if (pool == Residency::no_pool || !residency_.has_free(pool)) continue;
-      if (residency_.find(wanted[i]) == no_slot) admit(residency_.take_free(pool), wanted[i], true);
+      if (residency_.find(wanted[i]) != no_slot) continue;
+      admit(residency_.take_free(pool), wanted[i], true);
+      counters_.of(phase_).bytes -= bytes_of(wanted[i]);
+      counters_.preload_bytes += bytes_of(wanted[i]);
     }
     return i;
   }
@@ -391,7 +395,8 @@ class Core {
     const bool transient = phase_ == Phase::prefill && rows_ > transient_prefill_rows_;
     std::uint32_t streamed = 0;
     counters_.of(phase_).misses += misses.size;
-    for (std::uint32_t i = 0; i < misses.size; ++i) {  // requests for the stream come to the front of missing_
+    for (std::uint32_t i = 0; i < misses.size;
+         ++i) {  // requests for the stream come to the front of missing_
       const Request& r = misses[i];
       const std::uint16_t pool = residency_.pool_of(r.want);
       std::uint32_t slot = r.state == State::queued ? residency_.find(r.want) : no_slot;
@@ -490,15 +495,15 @@ class Core {
   typename Stack::scheduler scheduler_;
   Router router_;
   Shape shape_;
-  Array<Cache> caches_;                  ///< [pools]
-  Array<std::uint64_t> bytes_;           ///< [layers, precision_count]
-  Array<Times> times_;                   ///< [layers]
-  Array<Route> routes_;                  ///< [rows, k]
-  Array<std::uint32_t> assignments_;     ///< [rows * k]
-  Array<Request> requests_, missing_;    ///< [experts]
-  Array<Task> tasks_;                    ///< [experts]: resident, arriving, host
-  Array<std::uint32_t> count_;           ///< [experts]
-  Array<State> present_;                 ///< [experts], for routers that need it
+  Array<Cache> caches_;                ///< [pools]
+  Array<std::uint64_t> bytes_;         ///< [layers, precision_count]
+  Array<Times> times_;                 ///< [layers]
+  Array<Route> routes_;                ///< [rows, k]
+  Array<std::uint32_t> assignments_;   ///< [rows * k]
+  Array<Request> requests_, missing_;  ///< [experts]
+  Array<Task> tasks_;                  ///< [experts]: resident, arriving, host
+  Array<std::uint32_t> count_;         ///< [experts]
+  Array<State> present_;               ///< [experts], for routers that need it
   PredictionRecord foretold_;
   Array<Copy> submits_;
   Array<Ticket> drops_;

@@ -29,8 +29,8 @@ struct Outcomes {
 /// have begun one that counts as dropped here).
 struct PrefetchCounts {
   std::uint64_t issued = 0;
-  std::uint64_t used = 0;             ///< asked for by the gate before it left, late ones included
-  std::uint64_t dropped = 0;          ///< submitted and taken back
+  std::uint64_t used = 0;     ///< asked for by the gate before it left, late ones included
+  std::uint64_t dropped = 0;  ///< submitted and taken back
   std::uint64_t issued_bytes = 0;
   std::uint64_t wasted_bytes = 0;     ///< evicted without having been asked for
   std::uint64_t needed = 0;           ///< requests of layers for which a prediction was made
@@ -55,7 +55,8 @@ struct Counters {
   Outcomes phase[2];  ///< by Phase
   PrefetchCounts prefetch;
   std::uint64_t bytes_by_precision[precision_count] = {};  ///< by Precision, less what was taken back
-  std::uint64_t steps[2] = {};                              ///< by Phase
+  std::uint64_t preload_bytes = 0;  ///< submitted before the first step, in neither phase
+  std::uint64_t steps[2] = {};      ///< by Phase
 
   FERRY_HD Outcomes& of(Phase p) noexcept { return phase[static_cast<unsigned>(p)]; }
   [[nodiscard]] const Outcomes& of(Phase p) const noexcept { return phase[static_cast<unsigned>(p)]; }

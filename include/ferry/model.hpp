@@ -65,7 +65,9 @@ enum class State : std::uint8_t { absent, queued, in_flight, resident };
 
 /// Number of a copy; Core numbers them upwards and never reuses one. Odd: a prefetch. 0: nothing to wait for.
 enum class Ticket : std::uint64_t { none = 0 };
-FERRY_HD constexpr bool is_prefetch(Ticket t) noexcept { return (static_cast<std::uint64_t>(t) & 1U) != 0; }
+FERRY_HD constexpr bool is_prefetch(Ticket t) noexcept {
+  return (static_cast<std::uint64_t>(t) & 1U) != 0;
+}
 
 /// Number of a point in the device's work; Core numbers them upwards from 1. 0: nothing to wait for.
 enum class Fence : std::uint64_t { none = 0 };
@@ -98,15 +100,15 @@ struct Route {
 
 /// What a layer needs of one expert: the union over the rows of a step, asked for or predicted.
 struct Request {
-  Variant want;                    ///< set by QuantSelector, `full` before it
-  std::uint32_t first = 0;         ///< where its assignments begin in Plan::assignments
-  std::uint32_t rows = 0;          ///< rows that chose it (for a prediction: rows that voted for it)
-  float importance = 0.0F;         ///< largest weight that any row gives it
-  float confidence = 0.0F;         ///< of a prediction, larger is surer; 1 for a real request
-  State state = State::absent;     ///< of the best variant that satisfies `want`
-  Nanoseconds copy_ns = 0;         ///< what its copy costs, 0 while unknown
-  Nanoseconds device_ns = 0;       ///< what computing it on the device costs, 0 while unknown
-  Nanoseconds host_ns = 0;         ///< what computing it on the host costs, 0 while unknown
+  Variant want;                 ///< set by QuantSelector, `full` before it
+  std::uint32_t first = 0;      ///< where its assignments begin in Plan::assignments
+  std::uint32_t rows = 0;       ///< rows that chose it (for a prediction: rows that voted for it)
+  float importance = 0.0F;      ///< largest weight that any row gives it
+  float confidence = 0.0F;      ///< of a prediction, larger is surer; 1 for a real request
+  State state = State::absent;  ///< of the best variant that satisfies `want`
+  Nanoseconds copy_ns = 0;      ///< what its copy costs, 0 while unknown
+  Nanoseconds device_ns = 0;    ///< what computing it on the device costs, 0 while unknown
+  Nanoseconds host_ns = 0;      ///< what computing it on the host costs, 0 while unknown
 };
 
 /// One copy of a variant into a slot, to be carried out by a Link.
@@ -120,12 +122,12 @@ struct Copy {
 
 /// One expert to run in this step. Its rows are `assignments[first .. first + rows)` of the plan.
 struct Task {
-  Variant what;                         ///< the variant that is there, which may be better than asked for
-  std::uint32_t slot = no_slot;         ///< no_slot: runs on the host, from the host's copy
+  Variant what;                  ///< the variant that is there, which may be better than asked for
+  std::uint32_t slot = no_slot;  ///< no_slot: runs on the host, from the host's copy
   std::uint32_t first = 0, rows = 0;
-  std::uint32_t freed_by = no_task;     ///< index in `arriving` whose `done` lets this task's copy start
-  Ticket ready = Ticket::none;          ///< wait for this before computing
-  bool transient = false;               ///< in a stream slot: gone once done
+  std::uint32_t freed_by = no_task;  ///< index in `arriving` whose `done` lets this task's copy start
+  Ticket ready = Ticket::none;       ///< wait for this before computing
+  bool transient = false;            ///< in a stream slot: gone once done
 };
 
 /// Who runs, where, at which precision. Valid until the next `plan`; a plan never changes once given.

@@ -15,7 +15,7 @@ class OwnedCore {
  public:
   explicit OwnedCore(const CoreConfig<Stack>& config)
       : bytes_(Core<Stack>::storage_bytes(config)),
-        block_(static_cast<std::byte*>(::operator new(bytes_, std::align_val_t{storage_alignment}))),
+        block_(static_cast<std::byte*>(::operator new (bytes_, std::align_val_t{storage_alignment}))),
         core_(Core<Stack>::create(block_.get(), config)) {}
 
   Core<Stack>& operator*() const noexcept { return *core_; }
@@ -24,7 +24,7 @@ class OwnedCore {
 
  private:
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{storage_alignment}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{storage_alignment}); }
   };
   std::size_t bytes_;
   std::unique_ptr<std::byte, Free> block_;
@@ -44,7 +44,8 @@ class OwnedCore {
 /// An engine that runs everything before `finish` may leave out `done`, unless a task of `arriving` has
 /// `freed_by`: that task's copy starts only when the one before it in its slot is done.
 ///
-/// The link outlives the pipeline and belongs to it alone. One instance a device and model; one thread at a time.
+/// The link outlives the pipeline and belongs to it alone. One instance a device and model; one thread at a
+/// time.
 template <class StackT, Link LinkT>
 class OffloadPipeline {
  public:
@@ -54,8 +55,8 @@ class OffloadPipeline {
   /// Throws ConfigError if the configuration cannot work.
   OffloadPipeline(const Config& config, LinkT& link) : core_(config), link_(link) {}
 
-  /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at `precision`.
-  /// Does not wait for the copies.
+  /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at
+  /// `precision`. Does not wait for the copies.
   void preload(Precision precision = Precision::full) {
     const Shape& shape = core_->shape();
     std::vector<Variant> wanted;

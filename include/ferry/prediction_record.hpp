@@ -50,9 +50,9 @@ class PredictionRecord {
   }
 
  private:
-  Array<std::uint8_t> named_;   ///< [layers, experts]
-  Array<std::uint16_t> best_;   ///< [layers, rows]
-  Array<std::uint32_t> rows_;   ///< [layers], 0: nothing foretold
+  Array<std::uint8_t> named_;  ///< [layers, experts]
+  Array<std::uint16_t> best_;  ///< [layers, rows]
+  Array<std::uint32_t> rows_;  ///< [layers], 0: nothing foretold
   std::uint32_t experts_ = 0, max_rows_ = 0;
 };
 

@@ -31,7 +31,9 @@ class CopyQueue {
   }
 
  private:
-  FERRY_HD std::uint32_t wrap(std::uint32_t i) const noexcept { return i >= ring_.size() ? i - ring_.size() : i; }
+  FERRY_HD std::uint32_t wrap(std::uint32_t i) const noexcept {
+    return i >= ring_.size() ? i - ring_.size() : i;
+  }
 
   Array<T> ring_;
   std::uint32_t head_ = 0, size_ = 0;
@@ -39,8 +41,8 @@ class CopyQueue {
 
 /// Slots and what they hold.
 ///
-/// Bars keep a slot from being evicted; their precedence is lease > in flight > queued or masked, and the last
-/// two yield to demand. All calls O(1) except where stated.
+/// Bars keep a slot from being evicted; their precedence is lease > in flight > queued or masked, and the
+/// last two yield to demand. All calls O(1) except where stated.
 class Residency {
  public:
   enum Bar : std::uint8_t { leased = 1, in_flight = 2, queued = 4, masked = 8 };
@@ -53,8 +55,8 @@ class Residency {
     bool unused_prefetch = false;        ///< came by a prefetch and was not asked for yet
     Phase submitted_in = Phase::decode;  ///< of the copy that filled it
     std::uint16_t pool = 0;
-    std::uint16_t masked_for = 0;        ///< layer whose plan ends the mask
-    Ticket ticket = Ticket::none;        ///< of that copy
+    std::uint16_t masked_for = 0;  ///< layer whose plan ends the mask
+    Ticket ticket = Ticket::none;  ///< of that copy
     Fence last_reader = Fence::none;
   };
 
@@ -110,8 +112,8 @@ class Residency {
   FERRY_HD bool is_stream(std::uint32_t s) const noexcept { return s >= cache_slots_; }
   FERRY_HD bool is_leased(std::uint32_t s) const noexcept { return (bars_[s] & leased) != 0; }
 
-  /// The slot of the best variant that satisfies `want` (any, for `skip`): one that is resident, else in flight,
-  /// else queued; `no_slot` if none. Precision at least as high as wanted satisfies.
+  /// The slot of the best variant that satisfies `want` (any, for `skip`): one that is resident, else in
+  /// flight, else queued; `no_slot` if none. Precision at least as high as wanted satisfies.
   FERRY_HD std::uint32_t find(Variant want) const noexcept {
     std::uint32_t best = no_slot;
     for (std::uint32_t c = columns_; c-- > 0 && precision_of_[c] >= want.precision;) {
@@ -214,7 +216,8 @@ class Residency {
       land(prefetch_[0]);
       prefetch_.pop();
     }
-    for (std::uint32_t i = 0; i < prefetch_.size() && slots_[prefetch_[i]].ticket <= seen.prefetch_begun; ++i) {
+    for (std::uint32_t i = 0; i < prefetch_.size() && slots_[prefetch_[i]].ticket <= seen.prefetch_begun;
+         ++i) {
       slots_[prefetch_[i]].state = State::in_flight;
       set_moving(prefetch_[i], in_flight);
     }
@@ -270,13 +273,13 @@ class Residency {
   }
 
   Array<Slot> slots_;
-  Array<std::uint8_t> bars_;          ///< [slots] of Bar, apart from Slot because policies read them
-  Array<std::uint32_t> slot_of_;      ///< [layers, experts, stored precisions]
-  Array<std::uint16_t> pool_of_;      ///< [layers, stored precisions]
+  Array<std::uint8_t> bars_;      ///< [slots] of Bar, apart from Slot because policies read them
+  Array<std::uint32_t> slot_of_;  ///< [layers, experts, stored precisions]
+  Array<std::uint16_t> pool_of_;  ///< [layers, stored precisions]
   Array<PoolState> pools_;
-  Array<std::uint32_t> free_;         ///< a stack a pool, at the pool's own slots
-  CopyQueue<std::uint32_t> demand_;      ///< slots with a demand copy on its way, in ticket order
-  CopyQueue<std::uint32_t> prefetch_;    ///< likewise prefetches
+  Array<std::uint32_t> free_;          ///< a stack a pool, at the pool's own slots
+  CopyQueue<std::uint32_t> demand_;    ///< slots with a demand copy on its way, in ticket order
+  CopyQueue<std::uint32_t> prefetch_;  ///< likewise prefetches
   Array<std::uint32_t> masks_;
   std::uint32_t mask_count_ = 0, columns_ = 0, experts_ = 0, cache_slots_ = 0, stream_slots_ = 0;
   std::uint32_t column_[precision_count] = {};

@@ -121,7 +121,9 @@ class HostThread {
 
   static Ticket before(Ticket t) noexcept { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
 
-  bool ready(const std::deque<Copy>& queue) const { return !queue.empty() && queue.front().after <= reached_; }
+  bool ready(const std::deque<Copy>& queue) const {
+    return !queue.empty() && queue.front().after <= reached_;
+  }
 
   void work() {
     std::unique_lock lock(mutex_);
@@ -143,8 +145,8 @@ class HostThread {
       bytes_copied_ += bytes;
       if (current_.demand) demand_landed_ = current_.ticket;
       if (options_.log) {
-        spans_.push_back({Lane::link, current_.demand ? "demand" : "prefetch", begin, end, current_.what, true,
-                          current_.demand});
+        spans_.push_back({Lane::link, current_.demand ? "demand" : "prefetch", begin, end, current_.what,
+                          true, current_.ticket});
       }
       landed_.notify_all();
     }

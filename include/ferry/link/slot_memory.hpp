@@ -28,15 +28,21 @@ class SlotMemory {
 
   SlotMemory(const Allotment& allotment, Source source, bool poison = poison_by_default)
       : offsets_(allotment.offsets()),
-        bytes_(static_cast<std::byte*>(::operator new(offsets_.back() + 1, std::align_val_t{64}))),
+        bytes_(static_cast<std::byte*>(::operator new (offsets_.back() + 1, std::align_val_t{64}))),
         source_(std::move(source)),
         poison_(poison) {
     std::memset(bytes_.get(), 0xff, offsets_.back());
   }
 
-  [[nodiscard]] const std::byte* slot(std::uint32_t s) const noexcept { return bytes_.get() + offsets_[s]; }
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return offsets_.back(); }
-  [[nodiscard]] View<const std::byte> source(Variant v) const { return source_(v); }
+  [[nodiscard]] const std::byte* slot(std::uint32_t s) const noexcept {
+    return bytes_.get() + offsets_[s];
+  }
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    return offsets_.back();
+  }
+  [[nodiscard]] View<const std::byte> source(Variant v) const {
+    return source_(v);
+  }
 
   /// The slot's expert has left; nothing is being copied into it.
   void poison(std::uint32_t s) noexcept {
@@ -50,7 +56,7 @@ class SlotMemory {
 
  private:
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{64}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
   std::vector<std::uint64_t> offsets_;
   std::unique_ptr<std::byte, Free> bytes_;

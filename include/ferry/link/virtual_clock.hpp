@@ -18,8 +18,10 @@ namespace ferry {
 /// `now`: submissions happen at it, and `seen` looks at it. Device work is queued behind the device's earlier
 /// work and does not move `now`; `sync` does.
 ///
-///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time, not interrupted.
-///  - Demand copies go in order of submission, before every prefetch that has not begun. A demand copy submitted
+///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time, not
+///  interrupted.
+///  - Demand copies go in order of submission, before every prefetch that has not begun. A demand copy
+///  submitted
 ///    at the instant at which a queued prefetch could begin goes first.
 ///  - A copy begins when the link is free, it has been submitted, and the fence it follows is reached.
 ///
@@ -95,7 +97,7 @@ class VirtualClock {
     const Nanoseconds landed = landing(ticket);
     if (landed <= from) return;
     stall_ns_ += landed - from;
-    log({Lane::device, "wait", from, landed, {}, false, false});
+    log({Lane::device, "wait", from, landed, {}, false, Ticket::none});
     device_free_ = landed;
   }
 
@@ -106,14 +108,14 @@ class VirtualClock {
     const Nanoseconds from = std::max(device_free_, now_);
     device_free_ = from + ns;
     device_ns_ += ns;
-    log({Lane::device, name, from, device_free_, {}, false, false});
+    log({Lane::device, name, from, device_free_, {}, false, Ticket::none});
   }
   /// Queues work of this length on the host's processor.
   void host(Nanoseconds ns, const char* name = "compute") {
     const Nanoseconds from = std::max(host_free_, now_);
     host_free_ = from + ns;
     host_ns_ += ns;
-    log({Lane::host, name, from, host_free_, {}, false, false});
+    log({Lane::host, name, from, host_free_, {}, false, Ticket::none});
   }
   /// The caller waits for all queued device and host work.
   void sync() noexcept { now_ = std::max({now_, device_free_, host_free_}); }
@@ -164,7 +166,7 @@ class VirtualClock {
     link_free_ = start + ns;
     busy_ns_ += ns;
     bytes_copied_ += model_.bytes(copy.what.id.layer, copy.what.precision);
-    log({Lane::link, copy.demand ? "demand" : "prefetch", start, link_free_, copy.what, true, copy.demand});
+    log({Lane::link, copy.demand ? "demand" : "prefetch", start, link_free_, copy.what, true, copy.ticket});
     if (memory_ != nullptr) memory_->write(copy.slot, 0, memory_->source(copy.what));
     return link_free_;
   }
@@ -182,7 +184,8 @@ class VirtualClock {
   /// An earlier copy into this slot has begun and not landed: its bytes are still coming.
   bool writing(std::uint32_t slot) const noexcept {
     auto is = [&](const Pending& p) { return p.copy.slot == slot && p.landed > now_; };
-    return std::any_of(demand_.begin(), demand_.end(), is) || std::any_of(prefetch_.begin(), prefetch_.end(), is);
+    return std::any_of(demand_.begin(), demand_.end(), is) ||
+           std::any_of(prefetch_.begin(), prefetch_.end(), is);
   }
 
   Nanoseconds landing(Ticket ticket) {

@@ -6,20 +6,23 @@
 
 namespace ferry {
 
-/// The next layer's gate, applied to this layer's gate input, names the experts that the next layer will need:
-/// adjacent gate inputs are alike.
+/// The next layer's gate, applied to this layer's gate input, names the experts that the next layer will
+/// need: adjacent gate inputs are alike.
 ///
 /// Source: Fate, sections 4.2 and 4.3 (position 2 of Table 1). Rows are `softmax(W_{l+1} x_l)` [rows, E].
-///  - Decode: the experts of a row whose score lies above the given percentile of its E scores are candidates.
+///  - Decode: the experts of a row whose score lies above the given percentile of its E scores are
+///  candidates.
 ///  - Prefill: each row votes for its top k; the number of votes is an expert's popularity.
-/// Requests come surest first: in decode by the largest score that any row gives, in prefill by votes, then score.
+/// Requests come surest first: in decode by the largest score that any row gives, in prefill by votes, then
+/// score.
 ///
-/// Complexity: O(rows * E * m) for m candidates a row, O(E^2) at worst for the order. State: 12 bytes an expert.
+/// Complexity: O(rows * E * m) for m candidates a row, O(E^2) at worst for the order. State: 12 bytes an
+/// expert.
 ///
 /// Ambiguities resolved. A percentile of a small set is a rank: with linear interpolation (numpy's default)
-/// exactly m = E - 1 - floor(q (E - 1)) of E distinct scores lie strictly above the q-quantile; the m best are
-/// taken, also when scores tie. E = 8: 2, E = 32: 8, E = 60: 15, E = 64: 16. In a batch a candidate of any row
-/// counts.
+/// exactly m = E - 1 - floor(q (E - 1)) of E distinct scores lie strictly above the q-quantile; the m best
+/// are taken, also when scores tie. E = 8: 2, E = 32: 8, E = 60: 15, E = 64: 16. In a batch a candidate of
+/// any row counts.
 class CrossLayerGate {
  public:
   /// Candidates above this percentile, in whole percent. Fate uses 75.

@@ -7,8 +7,8 @@ namespace ferry {
 
 /// The k experts with the highest `select` score of each row, best first.
 ///
-/// Source: the models themselves; `renormalise` as Mixtral does (weights divided by their sum), not as Qwen1.5-MoE.
-/// Ties go to the lower index, NaN sorts last, the weights are those of `scores.weight`.
+/// Source: the models themselves; `renormalise` as Mixtral does (weights divided by their sum), not as
+/// Qwen1.5-MoE. Ties go to the lower index, NaN sorts last, the weights are those of `scores.weight`.
 /// Complexity: O(E) comparisons a row plus O(k) for each of the few that enter the list.
 class TopK {
  public:

@@ -20,14 +20,15 @@ struct AskedFor {
 /// The fewest copies with which `slots` equal slots can serve `asked`, whatever was known in advance and
 /// whatever the slots held at the start.
 ///
-/// A proven lower bound for every cache, allotment, prefetcher and order of computation within a layer, stream
-/// slots counted among `slots`. Proof. Let a schedule serve the whole list with c copies, starting from contents
-/// I, |I| <= slots; starting empty it needs at most c + |I|. Of each layer, the experts that are absent when the
-/// layer begins must be copied during or before it; moving a prefetch to its layer's beginning changes no count.
-/// So what a schedule does is to choose, after each layer, at most `slots` of what was there or was just used.
-/// Keeping those used next soonest leaves the fewest absent later (the exchange argument of Belady's MIN, which
-/// holds for sets because each absent expert costs the same). Hence c >= MIN - slots.
-/// Not exact: experts of unequal size cost the same here, and the start is taken as if chosen for free.
+/// A proven lower bound for every cache, allotment, prefetcher and order of computation within a layer,
+/// stream slots counted among `slots`. Proof. Let a schedule serve the whole list with c copies, starting
+/// from contents I, |I| <= slots; starting empty it needs at most c + |I|. Of each layer, the experts that
+/// are absent when the layer begins must be copied during or before it; moving a prefetch to its layer's
+/// beginning changes no count. So what a schedule does is to choose, after each layer, at most `slots` of
+/// what was there or was just used. Keeping those used next soonest leaves the fewest absent later (the
+/// exchange argument of Belady's MIN, which holds for sets because each absent expert costs the same). Hence
+/// c >= MIN - slots. Not exact: experts of unequal size cost the same here, and the start is taken as if
+/// chosen for free.
 ///
 /// Complexity: O(n log n) for n expert uses. Allocates; for reports, not for the hot path.
 inline std::uint64_t fewest_copies(const std::vector<AskedFor>& asked, std::uint64_t slots) {
