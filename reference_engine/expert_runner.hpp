@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "expert.hpp"
+#include "ferry/link/slot_memory.hpp"
 #include "ferry/metrics.hpp"
 #include "ferry/predictor/gate_bank.hpp"
 #include "ferry/sim/bounds.hpp"
@@ -70,6 +71,7 @@ struct RunnerOptions {
   std::uint32_t max_rows = 128;        ///< largest prefill chunk or batch
   std::uint64_t link_bytes_per_s = 0;  ///< 0: as fast as memory copies (host thread only)
   bool log = false;
+  bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
   /// On the virtual clock instead of a copy thread: what each layer and each expert costs the device.
   bool virtual_clock = false;
   Nanoseconds virtual_layer_ns = 0, virtual_expert_ns = 0;

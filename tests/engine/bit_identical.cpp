@@ -1,0 +1,145 @@
+// Invariant 5: whatever the stack, budget, pools, link and its speed, the text and the logits are those of the
+// fully resident model, bit for bit.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+
+#include "engine/prompts.hpp"
+#include "generate.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+using test::prompts;
+
+bool quick() { return std::getenv("FERRY_TEST_QUICK") != nullptr; }
+
+HostModel& model(const std::string& name) {
+  static std::map<std::string, HostModel> loaded;
+  return loaded.try_emplace(name, std::string(FERRY_MODELS) + "/" + name).first->second;
+}
+
+Generated run(const std::string& name, const std::vector<std::string>& texts, const RunnerOptions& options,
+              Counters* counters = nullptr) {
+  HostModel& m = model(name);
+  const auto runner = make_runner(m.config(), m.store(), m.gates(), options);
+  GenerateOptions g;
+  g.prompts = texts;
+  g.batch = static_cast<std::uint32_t>(texts.size());
+  g.max_new_tokens = quick() ? 4 : 16;
+  g.prefill_chunk = 48;
+  Generated made = generate(m, *runner, g);
+  if (counters != nullptr) *counters = runner->counters();
+  return made;
+}
+
+bool same(const Generated& a, const Generated& b) {
+  if (a.text != b.text || a.last_logits.size() != b.last_logits.size()) return false;
+  for (std::size_t i = 0; i < a.last_logits.size(); ++i) {
+    const auto &x = a.last_logits[i], &y = b.last_logits[i];
+    if (x.size() != y.size() || std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+void all_of(const std::string& name, bool virtual_clock) {
+  std::vector<std::vector<std::string>> batches = {prompts()};
+  if (virtual_clock) {
+    for (const std::string& p : prompts()) batches.push_back({p});
+  } else {
+    batches.push_back({prompts()[name == "tiny-mixtral" ? 1 : 0]});
+  }
+  const std::uint64_t expert = model(name).store().layout().bytes();
+  const std::uint64_t all = expert * model(name).config().layers * model(name).config().experts;
+  // Two orders of magnitude: an expert takes about 1 ms, 0.1 ms, 0.01 ms to cross.
+  std::vector<std::uint64_t> speeds = {expert * 1'000, expert * 10'000, expert * 100'000};
+  if (quick()) speeds.erase(speeds.begin());
+  for (const auto& texts : batches) {
+    CAPTURE(texts.size());
+    RunnerOptions o;
+    o.stack = "resident";
+    o.max_rows = 48;
+    o.poison = true;
+    const Generated right = run(name, texts, o);
+    REQUIRE(right.text[0].size() >= (quick() ? 4 : 16));
+    o.virtual_clock = virtual_clock;
+    o.virtual_layer_ns = 60'000;
+    o.virtual_expert_ns = 20'000;
+    for (const std::string stack : {"resident", "on-demand", "lru", "cross-layer-lru"}) {
+      for (const std::uint64_t eighths : {1U, 2U, 4U, 8U}) {
+        for (const PoolChoice pools : {PoolChoice::per_layer, PoolChoice::one}) {
+          if (quick() && (eighths % 4 != 1 || stack == "resident")) continue;
+          if (stack == "on-demand" && (eighths > 2 || pools == PoolChoice::one)) continue;  // has no pools
+          if (stack == "resident" && (eighths < 8 || pools == PoolChoice::one)) continue;   // takes no budget
+          for (const std::uint64_t speed : speeds) {
+            o.stack = stack;
+            o.budget_bytes = all * eighths / 8;
+            o.pools = pools;
+            o.link_bytes_per_s = speed;
+            CAPTURE(stack);
+            CAPTURE(eighths);
+            CAPTURE(speed);
+            CAPTURE(static_cast<int>(pools));
+            Counters counters;
+            CHECK(same(run(name, texts, o, &counters), right));
+            if (eighths < 8 && stack != "resident") CHECK(counters.of(Phase::decode).misses > 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("tiny-qwen-moe on the virtual clock is bit-identical to resident") { all_of("tiny-qwen-moe", true); }
+TEST_CASE("tiny-mixtral on the virtual clock is bit-identical to resident") { all_of("tiny-mixtral", true); }
+TEST_CASE("tiny-qwen-moe on the host thread is bit-identical to resident") { all_of("tiny-qwen-moe", false); }
+TEST_CASE("tiny-mixtral on the host thread is bit-identical to resident") { all_of("tiny-mixtral", false); }
+
+TEST_CASE("a batch gives each prompt the text that it gets alone") {
+  RunnerOptions o;
+  o.stack = "lru";
+  o.max_rows = 48;
+  o.budget_bytes = 4'000'000;
+  const Generated together = run("tiny-qwen-moe", prompts(), o);
+  for (std::size_t i = 0; i < prompts().size(); ++i) {
+    const Generated alone = run("tiny-qwen-moe", {prompts()[i]}, o);
+    CHECK(together.text[i] == alone.text[0]);
+    CHECK(together.last_logits[i] == alone.last_logits[0]);
+  }
+}
+
+TEST_CASE("the test can fail: poisoned slots and another precision of one weight change the logits") {
+  // Invariant 5 is only as good as this comparison.
+  Generated a, b;
+  a.text = b.text = {"x"};
+  a.last_logits = b.last_logits = {{1.0F, 2.0F}};
+  CHECK(same(a, b));
+  b.last_logits[0][1] = std::nextafter(2.0F, 3.0F);
+  CHECK_FALSE(same(a, b));
+}
+
+TEST_CASE("everything fits: no copies after warm-up (invariant 6)") {
+  const std::uint64_t all = 12ULL * 32 * model("tiny-qwen-moe").store().layout().bytes();
+  for (const std::string stack : {"lru", "cross-layer-lru"}) {
+    RunnerOptions o;
+    o.stack = stack;
+    o.budget_bytes = all;
+    HostModel& m = model("tiny-qwen-moe");
+    const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+    GenerateOptions g;
+    g.prompts = {prompts()[0]};
+    g.max_new_tokens = 8;
+    generate(m, *runner, g);
+    const Counters first = runner->counters();
+    CHECK(first.of(Phase::prefill).bytes > 0);
+    generate(m, *runner, g);  // the same again: all of it is there
+    const Counters second = runner->counters();
+    CHECK(second.of(Phase::prefill).bytes == first.of(Phase::prefill).bytes);
+    CHECK(second.of(Phase::decode).bytes == first.of(Phase::decode).bytes);
+  }
+}
+
+}  // namespace
