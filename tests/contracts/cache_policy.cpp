@@ -1,0 +1,78 @@
+// What concepts.hpp asks of every CachePolicy. A new policy is registered in the list at the end.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <memory>
+#include <set>
+
+#include "ferry/cache/load_on_demand.hpp"
+#include "ferry/cache/lru.hpp"
+#include "support/policies.hpp"
+#include "support/random.hpp"
+#include "support/shapes.hpp"
+
+using namespace ferry;
+using namespace ferry::test;
+
+TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
+  SUBCASE("both passes of reserve ask for the same") {
+    for (const std::uint32_t slots : {0U, 1U, 7U}) CHECK(Placed<Cache>(PoolShape{slots, 0, 2, 8}).measured);
+  }
+  SUBCASE("a victim is a slot that is not barred, and asking changes nothing") {
+    constexpr std::uint32_t slots = 6;
+    Placed<Cache> cache(PoolShape{slots, 1, 2, 8}), twin(PoolShape{slots, 1, 2, 8});
+    Random random(21);
+    std::vector<Variant> holds(slots);
+    std::uint32_t filled = 0;
+    for (int i = 0; i < 20000; ++i) {
+      const Variant v = full(static_cast<std::uint16_t>(random.between(1, 2)), static_cast<std::uint16_t>(random.below(8)));
+      std::uint32_t at = no_slot;
+      for (std::uint32_t s = 0; s < filled; ++s) at = holds[s] == v ? s : at;
+      const bool demand = random.chance(70);
+      if (demand) {
+        cache->touch(v, at);
+        twin->touch(v, at);
+      }
+      if (at != no_slot) continue;
+      std::uint8_t flags[slots];
+      std::uint32_t barred = 0;
+      for (auto& f : flags) barred += (f = random.chance(40) ? 1 : 0);
+      std::uint32_t to = filled;
+      if (filled < slots) {
+        if (part::caches<Cache>()) ++filled;
+      } else {
+        to = cache->victim(v, {flags, 1});  // the twin is not asked
+        if (barred == slots) CHECK(to == no_slot);
+        if (to == no_slot) continue;
+        REQUIRE(to < slots);
+        CHECK(flags[to] == 0);
+        const std::uint8_t none[slots] = {};
+        CHECK(cache->victim(v, {none, 1}) == twin->victim(v, {none, 1}));
+      }
+      if (!part::caches<Cache>()) continue;
+      holds[to] = v;
+      cache->replace(to, v, demand);
+      twin->replace(to, v, demand);
+    }
+  }
+  SUBCASE("the same calls give the same answers") {
+    auto run = [] {
+      Placed<Cache> cache(PoolShape{4, 0, 1, 16});
+      Random random(5);
+      std::uint64_t hash = 1;
+      for (std::uint32_t s = 0; s < 4; ++s) cache->replace(s, full(0, static_cast<std::uint16_t>(s)), true);
+      const std::uint8_t none[4] = {};
+      for (int i = 0; i < 1000; ++i) {
+        const Variant v = full(0, static_cast<std::uint16_t>(random.below(16)));
+        cache->touch(v, no_slot);
+        const std::uint32_t slot = cache->victim(v, {none, 1});
+        hash = hash * 31 + slot;
+        if (slot != no_slot) cache->replace(slot, v, true);
+      }
+      return hash;
+    };
+    CHECK(run() == run());
+  }
+}
+
+TEST_CASE_TEMPLATE_INVOKE(cache_policy_contract, LoadOnDemand, Lru);

@@ -1,0 +1,58 @@
+// What concepts.hpp asks of every Predictor. A new policy is registered in the list at the end.
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "ferry/predictor/cross_layer_gate.hpp"
+#include "ferry/predictor/none.hpp"
+#include "support/policies.hpp"
+#include "support/random.hpp"
+#include "support/shapes.hpp"
+
+using namespace ferry;
+using namespace ferry::test;
+
+TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
+  constexpr std::uint16_t experts = 12;
+  const Shape shape{4, experts, 3, 5};
+  SUBCASE("both passes of reserve ask for the same") { CHECK(Placed<P>(shape).measured); }
+  SUBCASE("requests are of the layer foretold, distinct, surest first, and need no more than E places") {
+    Placed<P> predictor(shape), again(shape);
+    Random random(9);
+    for (int i = 0; i < 2000; ++i) {
+      const Phase phase = random.chance(50) ? Phase::prefill : Phase::decode;
+      const auto layer = static_cast<std::uint16_t>(random.below(4));
+      const auto rows = random.scores(std::size_t{random.between(1, 5)} * experts, random.chance(30));
+      Request memory[experts], other[experts];
+      Out<Request> out{memory, experts, 0}, out2{other, experts, 0};
+      const Route taken[] = {{static_cast<std::uint16_t>(random.below(experts)), 1.0F}};
+      predictor->observe(layer, {taken, 1});
+      again->observe(layer, {taken, 1});
+      predictor->predict(phase, scores(layer, rows), out);
+      again->predict(phase, scores(layer, rows), out2);
+      std::set<std::uint16_t> seen;
+      REQUIRE(out.size == out2.size);
+      for (std::uint32_t r = 0; r < out.size; ++r) {
+        CHECK(memory[r].want.id.layer == layer);
+        CHECK(memory[r].want.id.expert < experts);
+        CHECK(seen.insert(memory[r].want.id.expert).second);
+        CHECK(memory[r].rows >= 1);
+        CHECK(memory[r].want.id == other[r].want.id);
+        if (r > 0) CHECK(memory[r].confidence <= memory[r - 1].confidence);
+      }
+    }
+  }
+  SUBCASE("a buffer that is too small is filled, not overrun") {
+    Placed<P> predictor(shape);
+    Random random(1);
+    const auto rows = random.scores(experts);
+    Request memory[3];
+    memory[2].rows = 77;
+    Out<Request> out{memory, 2, 0};
+    predictor->predict(Phase::prefill, scores(0, rows), out);
+    CHECK(out.size <= 2);
+    CHECK(memory[2].rows == 77);
+  }
+}
+
+TEST_CASE_TEMPLATE_INVOKE(predictor_contract, NoPrediction, CrossLayerGate);

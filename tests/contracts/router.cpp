@@ -1,0 +1,40 @@
+// What concepts.hpp asks of every ExpertRouter. A new policy is registered in the list at the end.
+#include <doctest/doctest.h>
+
+#include <limits>
+#include <set>
+
+#include "ferry/router/top_k.hpp"
+#include "support/policies.hpp"
+#include "support/random.hpp"
+#include "support/shapes.hpp"
+
+using namespace ferry;
+using namespace ferry::test;
+
+TEST_CASE_TEMPLATE_DEFINE("ExpertRouter", R, router_contract) {
+  constexpr std::uint16_t experts = 9, k = 4;
+  Placed<R> router(Shape{2, experts, k, 5});
+  Random random(4);
+  for (int i = 0; i < 2000; ++i) {
+    const std::uint32_t rows = random.between(1, 5);
+    auto s = random.scores(std::size_t{rows} * experts, random.chance(40));
+    if (random.chance(10)) s[random.below(experts)] = std::numeric_limits<float>::quiet_NaN();
+    State present[experts];
+    for (State& p : present) p = static_cast<State>(random.below(4));
+    std::vector<Route> memory(std::size_t{rows} * k);
+    Out<Route> out{memory.data(), rows * k, 0};
+    router->route(scores(0, s), {present, experts}, out);
+    REQUIRE(out.size == rows * k);  // always exactly k a row
+    for (std::uint32_t row = 0; row < rows; ++row) {
+      std::set<std::uint16_t> distinct;
+      for (std::uint32_t j = 0; j < k; ++j) {
+        CHECK(memory[row * k + j].expert < experts);
+        distinct.insert(memory[row * k + j].expert);
+      }
+      CHECK(distinct.size() == k);
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE_INVOKE(router_contract, TopK);

@@ -1,0 +1,36 @@
+// What concepts.hpp asks of every Scheduler. A new policy is registered in the list at the end.
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "ferry/stacks.hpp"
+#include "support/random.hpp"
+#include "support/random_load.hpp"
+
+using namespace ferry;
+using namespace ferry::test;
+
+TEST_CASE_TEMPLATE_DEFINE("Scheduler", S, scheduler_contract) {
+  const S scheduler{};
+  Random random(8);
+  for (int i = 0; i < 2000; ++i) {
+    const Phase phase = random.chance(50) ? Phase::prefill : Phase::decode;
+    const std::uint32_t n = random.below(9);
+    Request r[8];
+    for (std::uint16_t e = 0; e < n; ++e) {
+      r[e].want.id = {0, e};
+      r[e].rows = random.between(1, 5);
+      r[e].copy_ns = random.below(1000);
+      r[e].host_ns = random.below(1000);
+    }
+    CHECK(scheduler.take({r, n}, random.below(5000)) <= n);
+    CHECK(scheduler.split(phase, {r, n}) <= n);
+    scheduler.order(phase, {r, n});
+    std::set<std::uint16_t> still;
+    for (std::uint32_t e = 0; e < n; ++e) still.insert(r[e].want.id.expert);
+    CHECK(still.size() == n);  // a permutation
+  }
+}
+
+using LossySchedule = Schedule<NoLimit, Reversed, SomeOnHost>;
+TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, stacks::LoadEverything, LossySchedule);

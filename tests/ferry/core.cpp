@@ -1,0 +1,332 @@
+// The core's decisions on small cases, followed by hand.
+#include "ferry/core.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "ferry/pipeline.hpp"
+#include "ferry/stacks.hpp"
+#include "support/shapes.hpp"
+
+using namespace ferry;
+using namespace ferry::test;
+
+static_assert(std::is_trivially_copyable_v<Core<stacks::OnDemand>>);
+static_assert(std::is_trivially_copyable_v<Core<stacks::LruCache>>);
+static_assert(std::is_trivially_copyable_v<Core<stacks::CrossLayerLru>>);
+
+namespace {
+
+constexpr Seen nothing_seen{};
+constexpr Seen all_landed{Ticket{1'000'000}, Ticket{1'000'001}, Ticket{1'000'001}};
+
+template <class StackT>
+struct Fixture {
+  Fixture(ModelShape m, Allotment a) {
+    config.model = m;
+    config.allotment = a;
+  }
+  void build() { core = std::make_unique<OwnedCore<StackT>>(config); }
+  Core<StackT>& operator*() { return **core; }
+  Core<StackT>* operator->() { return &**core; }
+
+  CoreConfig<StackT> config;
+  std::unique_ptr<OwnedCore<StackT>> core;
+};
+
+std::vector<std::uint16_t> experts(View<const Task> tasks) {
+  std::vector<std::uint16_t> e;
+  for (const Task& t : tasks) e.push_back(t.what.id.expert);
+  return e;
+}
+
+using Ids = std::vector<std::uint16_t>;
+
+}  // namespace
+
+TEST_CASE("LRU: a miss, then a hit, then an eviction that waits for the last reader") {
+  // one layer of 4 experts, top-1, two cache slots
+  Fixture<stacks::LruCache> f(model(1, 4, 1), one_pool(model(1, 4, 1), 4 * 64 - 1));
+  f.config.allotment = {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64};
+  f.build();
+  auto step = [&](std::uint16_t expert, const Seen& seen) {
+    f->begin_step(StepOf(Phase::decode, 1));
+    const auto s = favour(4, {expert});
+    return f->plan(scores(0, s), seen);
+  };
+  Plan p = step(3, nothing_seen);
+  REQUIRE(p.arriving.size == 1);
+  CHECK(p.resident.size == 0);
+  REQUIRE(f->commands().submit.size == 1);
+  Copy c = f->commands().submit[0];
+  CHECK(c.what == full(0, 3));
+  CHECK(c.slot == 0);
+  CHECK(c.demand);
+  CHECK(c.after == Fence::none);
+  CHECK(p.arriving[0].ready == c.ticket);
+  f->finish(0, {}, all_landed);  // fence 1
+
+  p = step(3, all_landed);
+  CHECK(experts(p.resident) == Ids{3});
+  CHECK(f->commands().submit.size == 0);
+  f->finish(0, {}, all_landed);  // fence 2
+
+  step(1, all_landed);
+  CHECK(f->commands().submit[0].slot == 1);
+  f->finish(0, {}, all_landed);
+  step(0, all_landed);  // evicts 3, which was used before 1
+  CHECK(f->commands().submit[0].slot == 0);
+  CHECK(f->commands().submit[0].after == Fence{2});
+  f->finish(0, {}, all_landed);
+
+  const Outcomes& o = f->counters().of(Phase::decode);
+  CHECK(o.requests == 4);
+  CHECK(o.hits == 1);
+  CHECK(o.misses == 3);
+  CHECK(o.bytes == 3 * 64);
+}
+
+TEST_CASE("hits are touched before misses are admitted, and no expert of a step evicts another") {
+  const ModelShape m = model(1, 4, 2);
+  Fixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  f.build();
+  auto step = [&](const Ids& best) {
+    f->begin_step(StepOf(Phase::decode, 1));
+    const auto s = favour(4, best);
+    return f->plan(scores(0, s), all_landed);
+  };
+  step({0, 1});
+  f->finish(0, {}, all_landed);
+  const Plan p = step({0, 2});  // 0 is the least recent, but needed: 1 goes
+  CHECK(experts(p.resident) == Ids{0});
+  CHECK(experts(p.arriving) == Ids{2});
+  CHECK(f->commands().submit[0].slot == 1);
+}
+
+TEST_CASE("a layer that needs more than fits streams in waves, each copy behind the task before it in its slot") {
+  const ModelShape m = model(1, 6, 2, 3);
+  Fixture<stacks::OnDemand> f(m, stream_only(m, 2 * 64));
+  f.build();
+  f->begin_step(StepOf(Phase::prefill, 3));
+  std::vector<float> s;
+  for (const Ids& best : {Ids{0, 1}, Ids{2, 3}, Ids{4, 0}}) {
+    const auto row = favour(6, best);
+    s.insert(s.end(), row.begin(), row.end());
+  }
+  const Plan p = f->plan(scores(0, s), nothing_seen);
+  REQUIRE(experts(p.arriving) == Ids{0, 1, 2, 3, 4});
+  CHECK(f->commands().submit.size == 2);  // only what has a slot now
+  CHECK(p.arriving[0].freed_by == no_task);
+  CHECK(p.arriving[1].freed_by == no_task);
+  CHECK(p.arriving[2].freed_by == 0);
+  CHECK(p.arriving[3].freed_by == 1);
+  CHECK(p.arriving[4].freed_by == 2);
+  CHECK(p.arriving[0].rows == 2);  // rows 0 and 2, one task: a wave never splits an expert's rows
+  CHECK(p.assignments[p.arriving[0].first] == 0);
+  CHECK(p.assignments[p.arriving[0].first + 1] == 5);
+  for (std::uint32_t i = 0; i < 5; ++i) {
+    CHECK(p.arriving[i].transient);
+    const Fence fence = f->next_fence();
+    f->done(p.arriving.part(i, 1));
+    const Commands c = f->commands();
+    REQUIRE(c.submit.size == (i < 3 ? 1 : 0));
+    if (i < 3) {
+      CHECK(c.submit[0].ticket == p.arriving[i + 2].ready);
+      CHECK(c.submit[0].slot == p.arriving[i].slot);
+      CHECK(c.submit[0].after == fence);
+    }
+  }
+  f->finish(0, {}, all_landed);
+  // nothing is kept
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto again = favour(6, {0, 1});
+  CHECK(f->plan(scores(0, again), all_landed).resident.size == 0);
+}
+
+TEST_CASE("a prefetch: hit when landed, late hit when in flight, promoted when queued, dropped when stale") {
+  const ModelShape m = model(2, 8, 2);
+  Fixture<stacks::CrossLayerLru> f(m, {{{1, 1, part::bit(Precision::full), 4, 64}}, 2, 64});
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto here = favour(8, {0, 1});
+  f->plan(scores(0, here), nothing_seen);
+  const auto ahead = favour(8, {5, 6});  // the 75th percentile of 8 leaves 2
+  f->look_ahead(scores(1, ahead), nothing_seen);
+  REQUIRE(f->commands().submit.size == 2);
+  const Copy first = f->commands().submit[0], second = f->commands().submit[1];
+  CHECK(first.what == full(1, 5));
+  CHECK(second.what == full(1, 6));
+  CHECK_FALSE(first.demand);
+  CHECK(is_prefetch(first.ticket));
+  f->look_ahead(scores(1, ahead), nothing_seen);
+  CHECK(f->commands().submit.size == 0);  // it is queued already
+  f->finish(0, {}, nothing_seen);
+
+  SUBCASE("landed") {
+    const auto real = favour(8, {5, 6});
+    const Plan p = f->plan(scores(1, real), all_landed);
+    CHECK(experts(p.resident) == Ids{5, 6});
+    CHECK(f->counters().prefetch.used == 2);
+  }
+  SUBCASE("in flight: the task waits for that very copy") {
+    const auto real = favour(8, {5, 6});
+    const Plan p = f->plan(scores(1, real), {Ticket{1000}, second.ticket, first.ticket});
+    CHECK(experts(p.resident) == Ids{5});
+    REQUIRE(experts(p.arriving) == Ids{6});
+    CHECK(p.arriving[0].ready == second.ticket);
+    CHECK(f->commands().submit.size == 0);
+    CHECK(f->counters().of(Phase::decode).late_hits == 1);
+  }
+  SUBCASE("queued: dropped and submitted again as demand, into the same slot") {
+    const auto real = favour(8, {6, 7});
+    const Plan p = f->plan(scores(1, real), {Ticket{1000}, first.ticket, Ticket::none});
+    REQUIRE(experts(p.arriving) == Ids{6, 7});
+    REQUIRE(f->commands().drop.size == 1);
+    CHECK(f->commands().drop[0] == second.ticket);
+    REQUIRE(f->commands().submit.size == 2);
+    CHECK(f->commands().submit[0].what == full(1, 6));
+    CHECK(f->commands().submit[0].slot == second.slot);
+    CHECK(f->commands().submit[0].demand);
+    CHECK(f->counters().of(Phase::decode).misses == 2 + 2);
+    CHECK(f->counters().prefetch.issued == 1);
+    CHECK(f->counters().prefetch.dropped == 1);
+  }
+  SUBCASE("stale: queued for a layer that is planned without it") {
+    const auto real = favour(8, {0, 1});
+    f->plan(scores(1, real), nothing_seen);
+    CHECK(f->commands().drop.size == 2);
+    CHECK(f->commands().submit[0].slot == second.slot);  // its slot is free again, last freed first
+    CHECK(f->counters().prefetch.issued == 0);
+    CHECK(f->counters().prefetch.issued_bytes == 0);
+    CHECK(f->counters().of(Phase::decode).bytes == 4 * 64);
+  }
+}
+
+TEST_CASE("a prefetch never takes a leased or masked slot, demand takes a masked one") {
+  const ModelShape m = model(2, 8, 2);
+  Fixture<stacks::CrossLayerLru> f(m, {{{0, 2, part::bit(Precision::full), 4, 64}}, 2, 64});
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto here = favour(8, {0, 1});
+  f->plan(scores(0, here), nothing_seen);  // slots 0, 1 leased and in flight
+  const auto ahead = favour(8, {5, 6});
+  f->look_ahead(scores(1, ahead), nothing_seen);  // slots 2, 3
+  const auto other = favour(8, {3, 4});
+  f->look_ahead(scores(1, other), all_landed);
+  CHECK(f->commands().submit.size == 0);  // two leased, two masked
+  f->finish(0, {}, all_landed);
+  const auto real = favour(8, {3, 5});
+  const Plan p = f->plan(scores(1, real), all_landed);
+  CHECK(experts(p.resident) == Ids{5});
+  REQUIRE(f->commands().submit.size == 1);
+  CHECK(f->commands().submit[0].what == full(1, 3));
+}
+
+TEST_CASE("a long prefill admits only to free slots when asked to (invariant 8)") {
+  const ModelShape m = model(1, 4, 1, 4);
+  Fixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  f.config.transient_prefill_rows = 2;
+  f.build();
+  auto prefill = [&](const Ids& rows) {
+    f->begin_step(StepOf(Phase::prefill, static_cast<std::uint32_t>(rows.size())));
+    std::vector<float> s;
+    for (const std::uint16_t e : rows) {
+      const auto row = favour(4, {e});
+      s.insert(s.end(), row.begin(), row.end());
+    }
+    const Plan p = f->plan(scores(0, s), all_landed);
+    std::vector<bool> transient;
+    for (const Task& t : p.arriving) transient.push_back(t.transient);
+    f->finish(0, {}, all_landed);
+    return transient;
+  };
+  CHECK(prefill({0, 0, 0}) == std::vector<bool>{false});  // a free slot is never refused
+  CHECK(prefill({1, 2, 2}) == std::vector<bool>{false, true});
+  CHECK(prefill({3, 3}) == std::vector<bool>{false});  // short: evicts
+}
+
+TEST_CASE("after abandon nothing is leased, and what was on its way can be used") {
+  const ModelShape m = model(1, 4, 2);
+  Fixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto s = favour(4, {0, 1});
+  f->plan(scores(0, s), nothing_seen);
+  f->abandon();
+  for (std::uint32_t slot = 0; slot < f->residency().slots(); ++slot) CHECK_FALSE(f->residency().is_leased(slot));
+  f->begin_step(StepOf(Phase::decode, 1));
+  const Plan p = f->plan(scores(0, s), nothing_seen);
+  CHECK(p.arriving.size == 2);
+  CHECK(f->commands().submit.size == 0);
+  CHECK(f->counters().of(Phase::decode).late_hits == 2);
+}
+
+TEST_CASE("routes may come from the engine instead of scores") {
+  const ModelShape m = model(1, 4, 2);
+  Fixture<stacks::LruCache> f(m, everything(m));
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const Route routes[] = {{3, 0.75F}, {1, 0.25F}};
+  const Plan p = f->plan(0, {routes, 2}, nothing_seen);
+  CHECK(experts(p.arriving) == Ids{1, 3});
+  CHECK(p.routes[0].expert == 3);
+  CHECK(p.assignments[p.arriving[1].first] == 0);
+}
+
+TEST_CASE("recall and top-1 are counted by hand") {
+  const ModelShape m = model(2, 8, 2);
+  Fixture<stacks::CrossLayerLru> f(m, everything(m));
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto here = favour(8, {0, 1}), ahead = favour(8, {5, 6}), real = favour(8, {6, 2});
+  f->plan(scores(0, here), nothing_seen);
+  f->look_ahead(scores(1, ahead), nothing_seen);
+  f->finish(0, {}, all_landed);
+  f->plan(scores(1, real), all_landed);
+  const PrefetchCounts& p = f->counters().prefetch;
+  CHECK(p.recall() == doctest::Approx(0.5));     // 6 of {6, 2}
+  CHECK(p.precision() == doctest::Approx(0.5));  // 6 of {5, 6}
+  CHECK(p.top1() == 0.0);                        // 5 was thought best, 6 was
+}
+
+TEST_CASE("preloading fills free slots only, and counts apart") {
+  const ModelShape m = model(2, 4, 2);
+  Fixture<stacks::LruCache> f(m, pool_per_layer(m, (2 + 3) * 64));
+  f.build();
+  const Variant wanted[] = {full(0, 0), full(1, 0), full(0, 1), full(1, 1), full(0, 0)};
+  std::uint32_t at = 0;
+  std::vector<ExpertId> copied;
+  while (at < 5) {
+    at += f->preload({wanted + at, 5 - at}, nothing_seen);
+    for (const Copy& c : f->commands().submit) copied.push_back(c.what.id);
+  }
+  CHECK(copied == std::vector<ExpertId>{{0, 0}, {1, 0}, {0, 1}});
+  CHECK(f->counters().preload_bytes == 3 * 64);
+  CHECK(f->counters().of(Phase::decode).bytes == 0);
+}
+
+TEST_CASE("a core moved byte for byte goes on as if nothing had happened") {
+  const ModelShape m = model(2, 8, 2);
+  CoreConfig<stacks::CrossLayerLru> config;
+  config.model = m;
+  config.allotment = pool_per_layer(m, 8 * 64);
+  const std::size_t bytes = Core<stacks::CrossLayerLru>::storage_bytes(config);
+  auto block = [&] { return std::unique_ptr<std::byte, decltype(&std::free)>(
+      static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), &std::free); };
+  auto a = block(), b = block();
+  auto* core = Core<stacks::CrossLayerLru>::create(a.get(), config);
+  core->begin_step(StepOf(Phase::decode, 1));
+  const auto first = favour(8, {1, 2}), second = favour(8, {2, 3});
+  core->plan(scores(0, first), nothing_seen);
+  core->finish(0, {}, all_landed);
+  std::memcpy(b.get(), a.get(), bytes);
+  std::memset(a.get(), 0, bytes);
+  auto* moved = reinterpret_cast<Core<stacks::CrossLayerLru>*>(b.get());
+  moved->begin_step(StepOf(Phase::decode, 1));
+  const Plan p = moved->plan(scores(0, second), all_landed);
+  CHECK(experts(p.resident) == Ids{2});
+  CHECK(experts(p.arriving) == Ids{3});
+}

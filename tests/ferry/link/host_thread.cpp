@@ -1,0 +1,101 @@
+#include "ferry/link/host_thread.hpp"
+
+#include <doctest/doctest.h>
+
+#include "support/shapes.hpp"
+
+using namespace ferry;
+using namespace ferry::test;
+
+namespace {
+
+struct Fixture {
+  ModelShape m = model(1, 8, 1, 1, 4096);
+  std::vector<std::vector<std::byte>> experts = [] {
+    std::vector<std::vector<std::byte>> e;
+    for (int i = 0; i < 8; ++i) e.emplace_back(4096, static_cast<std::byte>(i));
+    return e;
+  }();
+  SlotMemory memory{one_pool(m, 6 * 4096), [this](Variant v) {
+                      return View<const std::byte>{experts[v.id.expert].data(), 4096};
+                    }, true};
+};
+
+Copy copy(std::uint64_t ticket, std::uint16_t expert, std::uint32_t slot, Fence after = Fence::none) {
+  return {Ticket{ticket}, full(0, expert), slot, after, !is_prefetch(Ticket{ticket})};
+}
+
+}  // namespace
+
+TEST_CASE("what landed is there, whole") {
+  Fixture f;
+  HostThread link(f.memory, {.chunk_bytes = 1000});
+  link.submit(copy(2, 5, 3));
+  link.wait(Ticket{2});
+  CHECK(f.memory.slot(3)[0] == std::byte{5});
+  CHECK(f.memory.slot(3)[4095] == std::byte{5});
+  CHECK(link.seen().demand_landed == Ticket{2});
+  CHECK(link.bytes_copied() == 4096);
+}
+
+TEST_CASE("the throttle holds: a copy takes at least its bytes over the bandwidth") {
+  Fixture f;
+  HostThread link(f.memory, {.bytes_per_s = 1'000'000, .latency_ns = 1'000'000});  // 4.096 ms + 1 ms
+  const Nanoseconds begin = HostThread::now();
+  link.submit(copy(2, 1, 0));
+  link.wait(Ticket{2});
+  CHECK(HostThread::now() - begin >= 5'096'000);
+  CHECK(link.busy_ns() >= 5'096'000);
+}
+
+TEST_CASE("demand overtakes queued prefetches, and a queued prefetch can be dropped") {
+  Fixture f;
+  HostThread link(f.memory, {.bytes_per_s = 400'000, .log = true});  // ~10 ms a copy
+  link.submit(copy(3, 1, 0));
+  while (link.seen().prefetch_begun < Ticket{3}) std::this_thread::yield();
+  link.submit(copy(5, 2, 1));
+  link.submit(copy(7, 3, 2));
+  link.submit(copy(8, 4, 3));
+  link.drop(Ticket{5});
+  link.wait(Ticket{8});
+  CHECK(link.seen().prefetch_landed >= Ticket{3});
+  link.wait(Ticket{7});
+  link.drain();
+  std::vector<std::uint64_t> order;
+  for (const Span& s : link.spans()) order.push_back(static_cast<std::uint64_t>(s.ticket));
+  CHECK(order == std::vector<std::uint64_t>{3, 8, 7});
+  CHECK(f.memory.slot(1)[0] == std::byte{0xff});  // dropped: freed and poisoned
+}
+
+TEST_CASE("not one byte before the slot's last reader, and nothing overtakes that copy") {
+  Fixture f;
+  HostThread link(f.memory, {});
+  link.submit(copy(2, 1, 0));
+  link.wait(Ticket{2});
+  link.submit(copy(4, 6, 0, Fence{9}));
+  link.submit(copy(5, 7, 1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(link.seen().demand_landed == Ticket{2});
+  CHECK(link.seen().prefetch_begun < Ticket{5});
+  link.fence(Fence{9});
+  link.wait(Ticket{4});
+  CHECK(f.memory.slot(0)[0] == std::byte{6});
+}
+
+TEST_CASE("waiting for a copy that was never submitted is an error, not a hang") {
+  Fixture f;
+  HostThread link(f.memory, {});
+  link.submit(copy(5, 1, 0));
+  CHECK_THROWS_AS(link.wait(Ticket{2}), LinkError);
+  CHECK_THROWS_AS(link.wait(Ticket{7}), LinkError);
+}
+
+TEST_CASE("ends at once with copies still queued") {
+  Fixture f;
+  const Nanoseconds begin = HostThread::now();
+  {
+    HostThread link(f.memory, {.bytes_per_s = 40'000});  // 0.1 s a copy
+    for (std::uint64_t t = 2; t < 200; t += 2) link.submit(copy(t, 1, static_cast<std::uint32_t>(t % 4)));
+  }
+  CHECK(HostThread::now() - begin < 2'000'000'000);
+}

@@ -1,0 +1,41 @@
+/// @file
+/// One policy in a block of its own, for tests that use it alone.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "ferry/concepts.hpp"
+
+namespace ferry::test {
+
+template <class Policy>
+class Placed {
+ public:
+  template <class ShapeT>
+  explicit Placed(const ShapeT& shape, Policy policy = {}) {
+    Carver measure;
+    Policy probe = policy;
+    probe.reserve(measure, shape);
+    constexpr std::size_t head = (sizeof(Policy) + storage_alignment - 1) / storage_alignment * storage_alignment;
+    memory_.resize(head + measure.bytes() + storage_alignment);
+    void* at = memory_.data();
+    std::size_t space = memory_.size();
+    auto* block = static_cast<std::byte*>(std::align(storage_alignment, head + measure.bytes(), at, space));
+    policy_ = new (block) Policy(policy);
+    Carver carve(block + head);
+    policy_->reserve(carve, shape);
+    measured = measure.bytes() == carve.bytes();
+  }
+  Policy* operator->() { return policy_; }
+  Policy& operator*() { return *policy_; }
+
+  bool measured = false;  ///< both passes asked for the same
+
+ private:
+  std::vector<std::byte> memory_;
+  Policy* policy_ = nullptr;
+};
+
+}  // namespace ferry::test
