@@ -17,6 +17,7 @@
 #include "generate.hpp"
 #include "machine.hpp"
 #include "report.hpp"
+#include "suggest.hpp"
 
 namespace {
 
@@ -339,6 +340,9 @@ int main(int argc, char** argv) {
   model(inspect_command);
 
   try {
+    if (argc > 1 && argv[1][0] != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr) {
+      throw InputError(unknown_name("command", argv[1], {"run", "compare", "inspect"}));
+    }
     app.parse(argc, argv);
     std::signal(SIGINT, on_interrupt);
     std::signal(SIGTERM, on_interrupt);

@@ -3,8 +3,10 @@
 ///
 /// All of them are trivially copyable. Times are integer nanoseconds, sizes are bytes.
 #pragma once
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "ferry/macros.hpp"
 
@@ -19,7 +21,11 @@ struct View {
   FERRY_HD constexpr T* begin() const noexcept { return data; }
   FERRY_HD constexpr T* end() const noexcept { return data + size; }
   FERRY_HD constexpr T& operator[](std::uint32_t i) const noexcept { return data[i]; }
-  FERRY_HD constexpr operator View<const T>() const noexcept { return {data, size}; }
+  template <std::same_as<const T> U>
+    requires(!std::is_const_v<T>)
+  FERRY_HD constexpr operator View<U>() const noexcept {
+    return {data, size};
+  }
   FERRY_HD constexpr View part(std::uint32_t first, std::uint32_t count) const noexcept {
     return {data + first, count};
   }

@@ -124,9 +124,9 @@ struct Scenario {
   explicit Scenario(std::uint64_t seed) : random(seed) {
     constexpr bool mixed = std::is_same_v<typename StackT::precision, MixedPrecision>;
     const auto experts = static_cast<std::uint16_t>(random.between(2, 12));
-    config.model = model(static_cast<std::uint16_t>(random.between(1, 5)), experts,
-                         static_cast<std::uint16_t>(random.between(1, std::min<std::uint32_t>(experts, 4))), 6,
-                         random.between(1, 4) * 64, mixed ? 32 : 0);
+    const auto layers = static_cast<std::uint16_t>(random.between(1, 5));  // one draw a statement: the order of
+    const auto top_k = static_cast<std::uint16_t>(random.between(1, experts < 4 ? experts : 4));  // arguments is open
+    config.model = model(layers, experts, top_k, 6, random.between(1, 4) * 64, mixed ? 32 : 0);
     config.router.renormalise = random.chance(50);
     if (random.chance(30)) config.transient_prefill_rows = random.between(1, 4);
     const std::uint64_t all = config.model.all_bytes();

@@ -36,8 +36,8 @@ class VirtualClock {
 
   VirtualClock(const ModelShape& model, const Options& options, SlotMemory* memory = nullptr)
       : model_(model), options_(options), memory_(memory) {
-    if (options.bytes_per_s == 0 || options.latency_ns < 0) {
-      throw ConfigError("virtual clock: bytes_per_s must be positive and latency_ns not negative");
+    if (options.bytes_per_s == 0 || options.bytes_per_s > 1'000'000'000'000'000 || options.latency_ns < 0) {
+      throw ConfigError("virtual clock: bytes_per_s must be 1 to 10^15 and latency_ns not negative");
     }
   }
 
@@ -129,11 +129,15 @@ class VirtualClock {
   [[nodiscard]] const std::vector<Span>& spans() const noexcept { return spans_; }
 
   [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept {
-    const std::uint64_t bytes = model_.bytes(v.id.layer, v.precision);
-    const std::uint64_t whole = bytes / options_.bytes_per_s, rest = bytes % options_.bytes_per_s;
-    const auto part = static_cast<unsigned __int128>(rest) * 1'000'000'000U + options_.bytes_per_s - 1;
-    return options_.latency_ns + static_cast<Nanoseconds>(whole) * 1'000'000'000 +
-           static_cast<Nanoseconds>(part / options_.bytes_per_s);
+    // Long division, three decimals at a time: seconds, ms, us, ns; every product fits for any real bandwidth.
+    const std::uint64_t per_s = options_.bytes_per_s;
+    std::uint64_t rest = model_.bytes(v.id.layer, v.precision);
+    std::uint64_t ns = rest / per_s;
+    for (int i = 0; i < 3; ++i) {
+      rest = rest % per_s * 1000;
+      ns = ns * 1000 + rest / per_s;
+    }
+    return options_.latency_ns + static_cast<Nanoseconds>(ns + (rest % per_s == 0 ? 0 : 1));
   }
 
  private:
