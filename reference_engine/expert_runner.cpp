@@ -23,7 +23,8 @@ class PipelineRunner final : public ExpertRunner {
       : options_(options),
         gates_(gates),
         kernel_(store.layout()),
-        memory_(config.allotment, [&store](Variant v) { return store.bytes(v); }, options.poison),
+        memory_(
+            config.allotment, [&store](Variant v) { return store.bytes(v); }, options.poison),
         link_(make_link(config, options)),
         pipe_(config, *link_),
         slots_(config.allotment.slots()),

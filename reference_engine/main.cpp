@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
@@ -340,8 +341,10 @@ int main(int argc, char** argv) {
   model(inspect_command);
 
   try {
-    if (argc > 1 && argv[1][0] != '-' && app.get_subcommand_no_throw(argv[1]) == nullptr) {
-      throw InputError(unknown_name("command", argv[1], {"run", "compare", "inspect"}));
+    const std::vector<std::string> commands = {"run", "compare", "inspect"};
+    if (argc > 1 && argv[1][0] != '-' &&
+        std::find(commands.begin(), commands.end(), argv[1]) == commands.end()) {
+      throw InputError(unknown_name("command", argv[1], commands));
     }
     app.parse(argc, argv);
     std::signal(SIGINT, on_interrupt);

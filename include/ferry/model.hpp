@@ -22,10 +22,7 @@ struct View {
   FERRY_HD constexpr T* end() const noexcept { return data + size; }
   FERRY_HD constexpr T& operator[](std::uint32_t i) const noexcept { return data[i]; }
   template <std::same_as<const T> U>
-    requires(!std::is_const_v<T>)
-  FERRY_HD constexpr operator View<U>() const noexcept {
-    return {data, size};
-  }
+  requires(!std::is_const_v<T>) FERRY_HD constexpr operator View<U>() const noexcept { return {data, size}; }
   FERRY_HD constexpr View part(std::uint32_t first, std::uint32_t count) const noexcept {
     return {data + first, count};
   }

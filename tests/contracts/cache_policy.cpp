@@ -25,7 +25,8 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
     std::vector<Variant> holds(slots);
     std::uint32_t filled = 0;
     for (int i = 0; i < 20000; ++i) {
-      const Variant v = full(static_cast<std::uint16_t>(random.between(1, 2)), static_cast<std::uint16_t>(random.below(8)));
+      const Variant v =
+          full(static_cast<std::uint16_t>(random.between(1, 2)), static_cast<std::uint16_t>(random.below(8)));
       std::uint32_t at = no_slot;
       for (std::uint32_t s = 0; s < filled; ++s) at = holds[s] == v ? s : at;
       const bool demand = random.chance(70);

@@ -38,7 +38,12 @@ TEST_CASE_TEMPLATE_DEFINE("Link", L, link_contract) {
   std::vector<std::vector<std::byte>> experts;
   for (int e = 0; e < 64; ++e) experts.emplace_back(64, static_cast<std::byte>(e));
   const Allotment slots = one_pool(m, 10 * 64);
-  SlotMemory memory(slots, [&](Variant v) { return View<const std::byte>{experts[v.id.expert].data(), 64}; }, true);
+  SlotMemory memory(
+      slots,
+      [&](Variant v) {
+        return View<const std::byte>{experts[v.id.expert].data(), 64};
+      },
+      true);
   const auto link = make<L>(m, memory);
   Random random(13);
   std::uint64_t number = 0, fence = 0;

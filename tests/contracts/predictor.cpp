@@ -15,7 +15,9 @@ using namespace ferry::test;
 TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
   constexpr std::uint16_t experts = 12;
   const Shape shape{4, experts, 3, 5};
-  SUBCASE("both passes of reserve ask for the same") { CHECK(Placed<P>(shape).measured); }
+  SUBCASE("both passes of reserve ask for the same") {
+    CHECK(Placed<P>(shape).measured);
+  }
   SUBCASE("requests are of the layer foretold, distinct, surest first, and need no more than E places") {
     Placed<P> predictor(shape), again(shape);
     Random random(9);

@@ -1,5 +1,5 @@
-// Prints a digest of every command of many random runs. Built by several compilers at several optimisation levels:
-// all must print the same.
+// Prints a digest of every command of many random runs. Built by several compilers at several optimisation
+// levels: all must print the same.
 #include <cstdio>
 
 #include "support/random_load.hpp"

@@ -1,5 +1,5 @@
-// Invariant 5: whatever the stack, budget, pools, link and its speed, the text and the logits are those of the
-// fully resident model, bit for bit.
+// Invariant 5: whatever the stack, budget, pools, link and its speed, the text and the logits are those of
+// the fully resident model, bit for bit.
 #include <doctest/doctest.h>
 #include <unistd.h>
 
@@ -18,11 +18,14 @@ using namespace ferry;
 using namespace ferry::engine;
 using test::prompts;
 
-bool quick() { return std::getenv("FERRY_TEST_QUICK") != nullptr; }
+bool quick() {
+  return std::getenv("FERRY_TEST_QUICK") != nullptr;
+}
 
 HostModel& model(const std::string& name) {
   static std::map<std::string, HostModel> loaded;
-  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name).first->second;  // or an absolute path
+  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name)
+      .first->second;  // or an absolute path
 }
 
 Generated run(const std::string& name, const std::vector<std::string>& texts, const RunnerOptions& options,
@@ -96,10 +99,18 @@ void all_of(const std::string& name, bool virtual_clock) {
   }
 }
 
-TEST_CASE("tiny-qwen-moe on the virtual clock is bit-identical to resident") { all_of("tiny-qwen-moe", true); }
-TEST_CASE("tiny-mixtral on the virtual clock is bit-identical to resident") { all_of("tiny-mixtral", true); }
-TEST_CASE("tiny-qwen-moe on the host thread is bit-identical to resident") { all_of("tiny-qwen-moe", false); }
-TEST_CASE("tiny-mixtral on the host thread is bit-identical to resident") { all_of("tiny-mixtral", false); }
+TEST_CASE("tiny-qwen-moe on the virtual clock is bit-identical to resident") {
+  all_of("tiny-qwen-moe", true);
+}
+TEST_CASE("tiny-mixtral on the virtual clock is bit-identical to resident") {
+  all_of("tiny-mixtral", true);
+}
+TEST_CASE("tiny-qwen-moe on the host thread is bit-identical to resident") {
+  all_of("tiny-qwen-moe", false);
+}
+TEST_CASE("tiny-mixtral on the host thread is bit-identical to resident") {
+  all_of("tiny-mixtral", false);
+}
 
 TEST_CASE("a batch gives each prompt the text that it gets alone") {
   RunnerOptions o;
@@ -115,7 +126,8 @@ TEST_CASE("a batch gives each prompt the text that it gets alone") {
 }
 
 TEST_CASE("the comparison can fail: one bit of one expert changes the logits") {
-  // A copy of the model in which a single bit of expert 0 of layer 0 differs; all tokens of a prompt go by it.
+  // A copy of the model in which a single bit of expert 0 of layer 0 differs; all tokens of a prompt go by
+  // it.
   const auto folder = std::filesystem::temp_directory_path() / ("ferry-bit-" + std::to_string(::getpid()));
   std::filesystem::remove_all(folder);
   std::filesystem::copy(std::string(FERRY_MODELS) + "/tiny-mixtral", folder);

@@ -33,7 +33,8 @@ std::string read(const std::filesystem::path& path) {
 Result ferry_command(const std::string& arguments, int after_ms = -1) {
   const TemporaryFolder folder;
   const std::string command = std::string("exec '") + FERRY_COMMAND + "' " + arguments + " >'" +
-                              (folder.path() / "out").string() + "' 2>'" + (folder.path() / "error").string() + "'";
+                              (folder.path() / "out").string() + "' 2>'" +
+                              (folder.path() / "error").string() + "'";
   const pid_t child = ::fork();
   if (child == 0) {
     ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
@@ -67,24 +68,27 @@ void refused(const std::string& arguments, const std::vector<std::string>& parts
 
 TEST_CASE("run streams text, prints a table, and writes JSON with the stable keys") {
   const TemporaryFolder folder;
-  const std::string json = (folder.path() / "r.json").string(), timeline = (folder.path() / "t.json").string();
-  const Result r = ferry_command("run --model tiny-mixtral --stack cross-layer-lru --budget 25% --prompt 'The sea ' "
-                                 "--prompt 'A b' --max-new-tokens 12 --json '" + json + "' --timeline '" + timeline + "'");
+  const std::string json = (folder.path() / "r.json").string(),
+                    timeline = (folder.path() / "t.json").string();
+  const Result r = ferry_command(
+      "run --model tiny-mixtral --stack cross-layer-lru --budget 25% --prompt 'The sea ' "
+      "--prompt 'A b' --max-new-tokens 12 --json '" +
+      json + "' --timeline '" + timeline + "'");
   REQUIRE(r.status == 0);
   const Json j = Json::parse(read(json));
-  for (const char* key : {"ferry", "model", "stack", "machine", "device", "budget_bytes", "batch", "text", "ttft_s",
-                          "prefill", "decode", "prefetch", "bytes_by_precision", "stall_s", "host_compute_s",
-                          "decision_s", "bounds"}) {
+  for (const char* key :
+       {"ferry", "model", "stack", "machine", "device", "budget_bytes", "batch", "text", "ttft_s", "prefill",
+        "decode", "prefetch", "bytes_by_precision", "stall_s", "host_compute_s", "decision_s", "bounds"}) {
     CHECK_MESSAGE(j.contains(key), key);
   }
   for (const char* phase : {"prefill", "decode"}) {
-    for (const char* key : {"tokens", "time_s", "requests", "hits", "late_hits", "misses", "substituted", "skipped",
-                            "host_computed", "bytes"}) {
+    for (const char* key : {"tokens", "time_s", "requests", "hits", "late_hits", "misses", "substituted",
+                            "skipped", "host_computed", "bytes"}) {
       CHECK_MESSAGE(j[phase].contains(key), phase << " " << key);
     }
     const Json& p = j[phase];
-    CHECK(p["hits"].get<int>() + p["late_hits"].get<int>() + p["misses"].get<int>() + p["substituted"].get<int>() +
-              p["skipped"].get<int>() + p["host_computed"].get<int>() ==
+    CHECK(p["hits"].get<int>() + p["late_hits"].get<int>() + p["misses"].get<int>() +
+              p["substituted"].get<int>() + p["skipped"].get<int>() + p["host_computed"].get<int>() ==
           p["requests"].get<int>());
   }
   for (const char* key : {"issued", "used", "issued_bytes", "wasted_bytes", "recall", "precision", "top1"}) {
@@ -122,22 +126,26 @@ TEST_CASE("invalid UTF-8 in generated text becomes U+FFFD in the JSON") {
   const TemporaryFolder folder;
   TinyCheckpoint().write(folder.path());  // random weights: random bytes
   const std::string json = (folder.path() / "r.json").string();
-  const Result r = ferry_command("run --model '" + folder.path().string() + "' --stack resident --budget 100% --temperature 5 "
-                                 "--prompt x --max-new-tokens 40 --json '" + json + "'");
+  const Result r = ferry_command("run --model '" + folder.path().string() +
+                                 "' --stack resident --budget 100% --temperature 5 "
+                                 "--prompt x --max-new-tokens 40 --json '" +
+                                 json + "'");
   REQUIRE(r.status == 0);
   CHECK(Json::parse(read(json))["text"][0].get<std::string>().find("\xef\xbf\xbd") != std::string::npos);
 }
 
 TEST_CASE("the same seed gives the same text, another seed another") {
-  const std::string common = "run --model tiny-mixtral --temperature 1.5 --max-new-tokens 30 --prompt 'To be ' --seed ";
+  const std::string common =
+      "run --model tiny-mixtral --temperature 1.5 --max-new-tokens 30 --prompt 'To be ' --seed ";
   const std::string a = ferry_command(common + "1").out;
   CHECK(a == ferry_command(common + "1").out);
   CHECK(a != ferry_command(common + "2").out);
 }
 
 TEST_CASE("compare prints stacks side by side and says that their text is the same") {
-  const Result r = ferry_command("compare --model tiny-mixtral --stacks resident,on-demand,lru,cross-layer-lru "
-                                 "--machine rtx4090-pcie4 --max-new-tokens 8");
+  const Result r = ferry_command(
+      "compare --model tiny-mixtral --stacks resident,on-demand,lru,cross-layer-lru "
+      "--machine rtx4090-pcie4 --max-new-tokens 8");
   CHECK(r.status == 0);
   CHECK(r.out.find("on-demand") != std::string::npos);
   CHECK(r.out.find("all stacks generated the same text") != std::string::npos);
@@ -166,7 +174,8 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("run --modle x", {"--modle"});
   refused("run --stack lur", {"unknown stack \"lur\": did you mean \"lru\"?", "on-demand"});
   refused("compare --stacks lru,fats", {"unknown stack \"fats\""});
-  refused("run --machine rtx3090-pcie", {"unknown machine \"rtx3090-pcie\": did you mean \"rtx3090-pcie3\"?"});
+  refused("run --machine rtx3090-pcie",
+          {"unknown machine \"rtx3090-pcie\": did you mean \"rtx3090-pcie3\"?"});
   refused("run --machine /nowhere/m.json", {"/nowhere/m.json", "cannot open"});
   refused("run --model /nowhere", {"--model /nowhere", "tiny-qwen-moe"});
   refused("run --model tiny-quen", {"tiny-quen", "tiny-qwen-moe"});
@@ -198,9 +207,12 @@ TEST_CASE("Ctrl-C ends after the current step, with the numbers so far and exit 
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
   const std::string machine = (folder.path() / "slow.json").string();
-  write_file(machine, R"({"name":"slow","reference_model":"m","precision":"bf16",)"
-                      R"("expert_transfer_s":{"value":30,"source":"test"},"layer_compute_s":{"value":1,"source":"test"}})");
-  const Result r = ferry_command("run --stack on-demand --max-new-tokens 900 --machine '" + machine + "' --json '" + json + "'", 1500);
+  write_file(
+      machine,
+      R"({"name":"slow","reference_model":"m","precision":"bf16",)"
+      R"("expert_transfer_s":{"value":30,"source":"test"},"layer_compute_s":{"value":1,"source":"test"}})");
+  const Result r = ferry_command(
+      "run --stack on-demand --max-new-tokens 900 --machine '" + machine + "' --json '" + json + "'", 1500);
   CHECK(r.status == 130);
   const Json j = Json::parse(read(json));
   CHECK(j["interrupted"] == true);

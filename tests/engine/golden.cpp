@@ -98,7 +98,11 @@ void check_model(const std::string& name) {
   }
 }
 
-TEST_CASE("tiny-qwen-moe matches the independent implementation") { check_model("tiny-qwen-moe"); }
-TEST_CASE("tiny-mixtral matches the independent implementation") { check_model("tiny-mixtral"); }
+TEST_CASE("tiny-qwen-moe matches the independent implementation") {
+  check_model("tiny-qwen-moe");
+}
+TEST_CASE("tiny-mixtral matches the independent implementation") {
+  check_model("tiny-mixtral");
+}
 
 }  // namespace

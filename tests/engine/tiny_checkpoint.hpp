@@ -93,14 +93,16 @@ struct TinyCheckpoint {
       add(at + "self_attn.o_proj.weight", {8, 8});
       add(at + "block_sparse_moe.gate.weight", {4, 8});
       for (const std::string e : {"0", "1", "2", "3"}) {
-        for (const std::string w : {"w1", "w3"}) add(at + "block_sparse_moe.experts." + e + "." + w + ".weight", {6, 8});
+        for (const std::string w : {"w1", "w3"})
+          add(at + "block_sparse_moe.experts." + e + "." + w + ".weight", {6, 8});
         add(at + "block_sparse_moe.experts." + e + ".w2.weight", {8, 6});
       }
     }
   }
 
   /// Header and data of the tensors for which `take` says yes. Type: "F32", "F16" or "BF16".
-  std::pair<Json, std::string> pack(const std::string& type, const std::function<bool(const std::string&)>& take) const {
+  std::pair<Json, std::string> pack(const std::string& type,
+                                    const std::function<bool(const std::string&)>& take) const {
     Json header = {{"__metadata__", {{"format", "pt"}}}};
     std::string data;
     for (const auto& [name, v] : values) {
@@ -129,7 +131,9 @@ struct TinyCheckpoint {
     write_file(folder / "config.json", config.dump());
     Json index = {{"metadata", Json::object()}, {"weight_map", Json::object()}};
     for (int shard = 0; shard < 2; ++shard) {
-      auto mine = [&](const std::string& name) { return (name.find("layers.1") != std::string::npos) == (shard == 1); };
+      auto mine = [&](const std::string& name) {
+        return (name.find("layers.1") != std::string::npos) == (shard == 1);
+      };
       const std::string file = "model-0000" + std::to_string(shard + 1) + "-of-00002.safetensors";
       const auto [header, data] = pack(type, mine);
       write_file(folder / file, safetensors_file(header.dump(), data));

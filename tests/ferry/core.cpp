@@ -106,7 +106,8 @@ TEST_CASE("hits are touched before misses are admitted, and no expert of a step 
   CHECK(f->commands().submit[0].slot == 1);
 }
 
-TEST_CASE("a layer that needs more than fits streams in waves, each copy behind the task before it in its slot") {
+TEST_CASE(
+    "a layer that needs more than fits streams in waves, each copy behind the task before it in its slot") {
   const ModelShape m = model(1, 6, 2, 3);
   Fixture<stacks::OnDemand> f(m, stream_only(m, 2 * 64));
   f.build();
@@ -256,7 +257,8 @@ TEST_CASE("after abandon nothing is leased, and what was on its way can be used"
   const auto s = favour(4, {0, 1});
   f->plan(scores(0, s), nothing_seen);
   f->abandon();
-  for (std::uint32_t slot = 0; slot < f->residency().slots(); ++slot) CHECK_FALSE(f->residency().is_leased(slot));
+  for (std::uint32_t slot = 0; slot < f->residency().slots(); ++slot)
+    CHECK_FALSE(f->residency().is_leased(slot));
   f->begin_step(StepOf(Phase::decode, 1));
   const Plan p = f->plan(scores(0, s), nothing_seen);
   CHECK(p.arriving.size == 2);
@@ -314,8 +316,10 @@ TEST_CASE("a core moved byte for byte goes on as if nothing had happened") {
   config.model = m;
   config.allotment = pool_per_layer(m, 8 * 64);
   const std::size_t bytes = Core<stacks::CrossLayerLru>::storage_bytes(config);
-  auto block = [&] { return std::unique_ptr<std::byte, decltype(&std::free)>(
-      static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), &std::free); };
+  auto block = [&] {
+    return std::unique_ptr<std::byte, decltype(&std::free)>(
+        static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), &std::free);
+  };
   auto a = block(), b = block();
   auto* core = Core<stacks::CrossLayerLru>::create(a.get(), config);
   core->begin_step(StepOf(Phase::decode, 1));

@@ -22,8 +22,12 @@ std::uint64_t allocations = 0;
   if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
   throw std::bad_alloc();
 }
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept {
+  std::free(p);
+}
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept {
+  std::free(p);
+}
 
 namespace {
 
@@ -45,7 +49,8 @@ template <class StackT>
 std::uint64_t allocations_of_steps() {
   CoreConfig<StackT> c;
   c.model = model(4, 32, 4, 8);
-  c.allotment = part::caches<typename StackT::cache>() ? pool_per_layer(c.model, 40 * 64) : stream_only(c.model, 8 * 64);
+  c.allotment = part::caches<typename StackT::cache>() ? pool_per_layer(c.model, 40 * 64)
+                                                       : stream_only(c.model, 8 * 64);
   Instant link;
   OffloadPipeline<StackT, Instant> pipe(c, link);
   Random random(5);

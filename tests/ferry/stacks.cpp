@@ -5,7 +5,8 @@
 using namespace ferry;
 
 // An absent policy costs nothing.
-static_assert(std::is_empty_v<NoPrediction> && std::is_empty_v<LoadOnDemand> && std::is_empty_v<stacks::LoadEverything>);
+static_assert(std::is_empty_v<NoPrediction> && std::is_empty_v<LoadOnDemand> &&
+              std::is_empty_v<stacks::LoadEverything>);
 static_assert(Scheduler<stacks::LoadEverything>);
 
 TEST_CASE("stacks say what they need") {

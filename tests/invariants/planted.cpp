@@ -75,7 +75,9 @@ TEST_CASE("planted violations of invariant 1 are caught") {
     const Task t{full(0, 1), 0, 0, 1, no_task, Ticket::none, false};
     CHECK(caught([&] { b.checker.plan(0, b.plan_of(t, false), {}); }) == 1);
   }
-  SUBCASE("more slots than the budget holds") { CHECK(caught([&] { check_budget(4 * 64 - 1, b.a); }) == 1); }
+  SUBCASE("more slots than the budget holds") {
+    CHECK(caught([&] { check_budget(4 * 64 - 1, b.a); }) == 1);
+  }
   SUBCASE("an expert larger than its slot") {
     ModelShape large = b.m;
     large.expert_bytes[0][4] = 65;
@@ -121,12 +123,14 @@ TEST_CASE("a planted violation of invariant 3 is caught: a copy that does not wa
 
 TEST_CASE("planted violations of invariant 4 are caught") {
   Bench b;
-  auto copied = [](std::uint64_t ticket) {
-    return Span{Lane::link, "copy", 0, 1, {}, true, Ticket{ticket}};
-  };
+  auto copied = [](std::uint64_t ticket) { return Span{Lane::link, "copy", 0, 1, {}, true, Ticket{ticket}}; };
   SUBCASE("a prefetch ahead of a demand copy that was known") {
-    CHECK(caught([&] { InvariantChecker::service_order({copied(3), copied(4)}, {{Ticket{4}, Ticket{2}}}); }) == 4);
-    CHECK(caught([&] { InvariantChecker::service_order({copied(3), copied(4)}, {{Ticket{4}, Ticket{3}}}); }) == 0);
+    CHECK(caught([&] {
+            InvariantChecker::service_order({copied(3), copied(4)}, {{Ticket{4}, Ticket{2}}});
+          }) == 4);
+    CHECK(caught([&] {
+            InvariantChecker::service_order({copied(3), copied(4)}, {{Ticket{4}, Ticket{3}}});
+          }) == 0);
   }
   SUBCASE("demand copies out of order") {
     CHECK(caught([&] { InvariantChecker::service_order({copied(4), copied(2)}, {}); }) == 4);

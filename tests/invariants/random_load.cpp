@@ -52,7 +52,8 @@ template <class StackT>
 Log virtual_run(std::uint64_t seed) {
   Scenario<StackT> s(seed);
   const Contents contents(s.config.model);
-  SlotMemory memory(s.config.allotment, [&](Variant v) { return contents.of(v); }, true);
+  SlotMemory memory(
+      s.config.allotment, [&](Variant v) { return contents.of(v); }, true);
   VirtualClock clock(s.config.model, {1'000'000'000, 20, true}, &memory);
   Recorded link(clock);
   OffloadPipeline<StackT, Recorded<VirtualClock>> pipe(s.config, link);
@@ -77,7 +78,8 @@ template <class StackT>
 Log thread_run(std::uint64_t seed) {
   Scenario<StackT> s(seed);
   const Contents contents(s.config.model);
-  SlotMemory memory(s.config.allotment, [&](Variant v) { return contents.of(v); }, true);
+  SlotMemory memory(
+      s.config.allotment, [&](Variant v) { return contents.of(v); }, true);
   HostThread::Options options;
   options.log = true;
   options.chunk_bytes = 64;
@@ -123,19 +125,35 @@ void many(bool thread) {
 }
 
 TEST_CASE("virtual clock: invariants hold and replays agree under random load") {
-  SUBCASE("on-demand") { many<stacks::OnDemand>(false); }
-  SUBCASE("lru") { many<stacks::LruCache>(false); }
-  SUBCASE("cross-layer-lru") { many<stacks::CrossLayerLru>(false); }
-  SUBCASE("mixed precision, skipping, host placement") { many<LossyStack>(false); }
+  SUBCASE("on-demand") {
+    many<stacks::OnDemand>(false);
+  }
+  SUBCASE("lru") {
+    many<stacks::LruCache>(false);
+  }
+  SUBCASE("cross-layer-lru") {
+    many<stacks::CrossLayerLru>(false);
+  }
+  SUBCASE("mixed precision, skipping, host placement") {
+    many<LossyStack>(false);
+  }
   CHECK(copies_checked > 0);
   CHECK(tasks_checked > 0);
 }
 
 TEST_CASE("host thread: invariants hold and replays agree under random load") {
-  SUBCASE("on-demand") { many<stacks::OnDemand>(true); }
-  SUBCASE("lru") { many<stacks::LruCache>(true); }
-  SUBCASE("cross-layer-lru") { many<stacks::CrossLayerLru>(true); }
-  SUBCASE("mixed precision, skipping, host placement") { many<LossyStack>(true); }
+  SUBCASE("on-demand") {
+    many<stacks::OnDemand>(true);
+  }
+  SUBCASE("lru") {
+    many<stacks::LruCache>(true);
+  }
+  SUBCASE("cross-layer-lru") {
+    many<stacks::CrossLayerLru>(true);
+  }
+  SUBCASE("mixed precision, skipping, host placement") {
+    many<LossyStack>(true);
+  }
   CHECK(tasks_checked > 0);
 }
 

@@ -27,7 +27,8 @@ inline void check_budget(std::uint64_t budget_bytes, const Allotment& a) {
   std::uint64_t used = a.stream_slots * a.stream_slot_bytes;
   for (const Pool& p : a.pools) used += p.slots * p.slot_bytes;
   if (used > budget_bytes) {
-    throw Violation(1, "slots take " + std::to_string(used) + " of " + std::to_string(budget_bytes) + " bytes");
+    throw Violation(1,
+                    "slots take " + std::to_string(used) + " of " + std::to_string(budget_bytes) + " bytes");
   }
   bool everything = true;
   for (const Pool& p : a.pools) everything = everything && p.slots > 0;
@@ -41,7 +42,8 @@ class InvariantChecker {
   InvariantChecker(const ModelShape& model, const Allotment& allotment, std::uint32_t transient_rows = ~0U)
       : model_(model), transient_rows_(transient_rows) {
     for (const Pool& p : allotment.pools) {
-      for (std::uint32_t i = 0; i < p.slots; ++i) slots_.push_back({p.slot_bytes, false, {}, Ticket::none, {}, {}});
+      for (std::uint32_t i = 0; i < p.slots; ++i)
+        slots_.push_back({p.slot_bytes, false, {}, Ticket::none, {}, {}});
     }
     for (std::uint32_t i = 0; i < allotment.stream_slots; ++i) {
       slots_.push_back({allotment.stream_slot_bytes, true, {}, Ticket::none, {}, {}});
@@ -80,7 +82,8 @@ class InvariantChecker {
     for (const Task& t : plan.arriving) {
       if (t.freed_by != no_task) continue;
       // Invariant 4: it waits for the copy that brings its expert, also if that is a prefetch in flight.
-      if (slots_[t.slot].ticket != t.ready) throw Violation(4, "a task waits for another copy than its slot's");
+      if (slots_[t.slot].ticket != t.ready)
+        throw Violation(4, "a task waits for another copy than its slot's");
       if (!(slots_[t.slot].what == t.what)) throw Violation(1, "a task's slot is promised to another expert");
     }
     for (const Task& t : plan.resident) {
@@ -119,8 +122,8 @@ class InvariantChecker {
     }
   }
 
-  /// The link's own log, in the order in which it carried copies out. Invariant 4: for each demand copy, `begun`
-  /// holds how far prefetches had begun when it was submitted; no other may have gone before it.
+  /// The link's own log, in the order in which it carried copies out. Invariant 4: for each demand copy,
+  /// `begun` holds how far prefetches had begun when it was submitted; no other may have gone before it.
   static void service_order(const std::vector<Span>& link_spans, const std::map<Ticket, Ticket>& begun) {
     Ticket latest_prefetch = Ticket::none, latest_demand = Ticket::none;
     for (const Span& s : link_spans) {
@@ -134,7 +137,8 @@ class InvariantChecker {
       const auto at = begun.find(s.ticket);
       if (at != begun.end() && latest_prefetch > at->second) {
         throw Violation(4, "prefetch " + std::to_string(static_cast<std::uint64_t>(latest_prefetch)) +
-                               " went ahead of demand " + std::to_string(static_cast<std::uint64_t>(s.ticket)));
+                               " went ahead of demand " +
+                               std::to_string(static_cast<std::uint64_t>(s.ticket)));
       }
     }
   }

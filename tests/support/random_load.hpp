@@ -54,7 +54,7 @@ using LossyStack = Stack<CrossLayerGate, Lru, MixedPrecision, Schedule<NoLimit, 
 
 /// What a core was told and answered, for replays.
 struct Log {
-  std::vector<Seen> seen;          ///< in order of the calls of Link::seen
+  std::vector<Seen> seen;                            ///< in order of the calls of Link::seen
   std::uint64_t commands = 14695981039346656037ULL;  ///< FNV-1a over every drop and submit
 
   void add(std::uint64_t value) {
@@ -94,7 +94,7 @@ class Recorded {
   void wait(Ticket t) { link_.wait(t); }
 
   Log log;
-  std::map<Ticket, Ticket> begun;              ///< by demand ticket: how far prefetches had begun at its submission
+  std::map<Ticket, Ticket> begun;  ///< by demand ticket: how far prefetches had begun at its submission
   std::vector<Copy>* preloads = nullptr;  ///< where to note copies
 
  private:
@@ -124,8 +124,10 @@ struct Scenario {
   explicit Scenario(std::uint64_t seed) : random(seed) {
     constexpr bool mixed = std::is_same_v<typename StackT::precision, MixedPrecision>;
     const auto experts = static_cast<std::uint16_t>(random.between(2, 12));
-    const auto layers = static_cast<std::uint16_t>(random.between(1, 5));  // one draw a statement: the order of
-    const auto top_k = static_cast<std::uint16_t>(random.between(1, experts < 4 ? experts : 4));  // arguments is open
+    const auto layers =
+        static_cast<std::uint16_t>(random.between(1, 5));  // one draw a statement: the order of
+    const auto top_k =
+        static_cast<std::uint16_t>(random.between(1, experts < 4 ? experts : 4));  // arguments is open
     config.model = model(layers, experts, top_k, 6, random.between(1, 4) * 64, mixed ? 32 : 0);
     config.router.renormalise = random.chance(50);
     if (random.chance(30)) config.transient_prefill_rows = random.between(1, 4);
@@ -135,14 +137,16 @@ struct Scenario {
     if (!part::caches<typename StackT::cache>()) {
       config.allotment = stream_only(config.model, budget);
     } else if (mixed) {  // two pools over all layers, as HOBBIT has
-      const std::uint64_t low = (budget - least) / 4 / 64, high = (budget - least - low * 64) / config.model.bytes(0, Precision::full);
+      const std::uint64_t low = (budget - least) / 4 / 64,
+                          high = (budget - least - low * 64) / config.model.bytes(0, Precision::full);
       config.allotment.pools = {
           {0, config.model.layers, part::bit(Precision::full), static_cast<std::uint32_t>(high), least / 2},
           {0, config.model.layers, part::bit(Precision::int4), static_cast<std::uint32_t>(low), 64}};
       config.allotment.stream_slots = 2;
       config.allotment.stream_slot_bytes = least / 2;
     } else {
-      config.allotment = random.chance(50) ? one_pool(config.model, budget) : pool_per_layer(config.model, budget);
+      config.allotment =
+          random.chance(50) ? one_pool(config.model, budget) : pool_per_layer(config.model, budget);
     }
     check_budget(budget, config.allotment);
     coarse = random.chance(30);
@@ -159,7 +163,8 @@ struct Scenario {
 inline std::vector<std::byte> expert_content(Variant v, std::uint64_t bytes) {
   std::vector<std::byte> content(bytes);
   for (std::uint64_t i = 0; i < bytes; ++i) {
-    content[i] = static_cast<std::byte>((v.id.layer * 61U + v.id.expert * 17U + static_cast<unsigned>(v.precision) * 5U + i) & 0x7fU);
+    content[i] = static_cast<std::byte>(
+        (v.id.layer * 61U + v.id.expert * 17U + static_cast<unsigned>(v.precision) * 5U + i) & 0x7fU);
   }
   return content;
 }
@@ -167,8 +172,8 @@ inline std::vector<std::byte> expert_content(Variant v, std::uint64_t bytes) {
 /// Runs `steps` random steps. `compute(task)` stands for computing a task; `pass(ns)` lets time go by.
 /// Checks each call if `checker` is given.
 template <class StackT, class LinkT, class Compute, class Pass>
-void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint32_t steps, InvariantChecker* checker,
-           Compute&& compute, Pass&& pass) {
+void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint32_t steps,
+           InvariantChecker* checker, Compute&& compute, Pass&& pass) {
   Random& random = s.random;
   const ModelShape& m = s.config.model;
   const auto& core = pipe.core();
@@ -202,7 +207,8 @@ void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint3
         break;
       }
       for (const Task& t : plan.resident) compute(t);
-      const bool needs_done = plan.arriving.size > 0 && plan.arriving[plan.arriving.size - 1].freed_by != no_task;
+      const bool needs_done =
+          plan.arriving.size > 0 && plan.arriving[plan.arriving.size - 1].freed_by != no_task;
       const bool calls_done = needs_done || random.chance(70);
       if (calls_done && plan.resident.size > 0) {
         const Fence fence = core.next_fence();

@@ -129,7 +129,8 @@ class VirtualClock {
   [[nodiscard]] const std::vector<Span>& spans() const noexcept { return spans_; }
 
   [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept {
-    // Long division, three decimals at a time: seconds, ms, us, ns; every product fits for any real bandwidth.
+    // Long division, three decimals at a time: seconds, ms, us, ns; every product fits for any real
+    // bandwidth.
     const std::uint64_t per_s = options_.bytes_per_s;
     std::uint64_t rest = model_.bytes(v.id.layer, v.precision);
     std::uint64_t ns = rest / per_s;

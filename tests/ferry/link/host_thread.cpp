@@ -16,9 +16,11 @@ struct Fixture {
     for (int i = 0; i < 8; ++i) e.emplace_back(4096, static_cast<std::byte>(i));
     return e;
   }();
-  SlotMemory memory{one_pool(m, 6 * 4096), [this](Variant v) {
+  SlotMemory memory{one_pool(m, 6 * 4096),
+                    [this](Variant v) {
                       return View<const std::byte>{experts[v.id.expert].data(), 4096};
-                    }, true};
+                    },
+                    true};
 };
 
 Copy copy(std::uint64_t ticket, std::uint16_t expert, std::uint32_t slot, Fence after = Fence::none) {

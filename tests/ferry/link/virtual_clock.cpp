@@ -159,16 +159,19 @@ TEST_CASE("bytes move in the link's order, also after a drop that came too late"
   const ModelShape m = model(1, 8, 1);
   std::vector<std::vector<std::byte>> experts;
   for (int e = 0; e < 8; ++e) experts.emplace_back(64, static_cast<std::byte>(e));
-  SlotMemory memory(one_pool(m, 4 * 64), [&](Variant v) {
-    return View<const std::byte>{experts[v.id.expert].data(), 64};
-  }, true);
+  SlotMemory memory(
+      one_pool(m, 4 * 64),
+      [&](Variant v) {
+        return View<const std::byte>{experts[v.id.expert].data(), 64};
+      },
+      true);
   VirtualClock c(m, {speed, 0, false}, &memory);
   CHECK(memory.slot(1)[0] == std::byte{0xff});
   c.submit(prefetch(3, 1));
   c.device(100);
   c.sync();
-  c.drop(Ticket{3});         // it is under way
-  c.submit(demand(4, 1));    // the same slot: lands after it
+  c.drop(Ticket{3});       // it is under way
+  c.submit(demand(4, 1));  // the same slot: lands after it
   c.wait(Ticket{4});
   CHECK(memory.slot(1)[0] == std::byte{4});
   CHECK(memory.slot(1)[63] == std::byte{4});

@@ -13,7 +13,8 @@ using namespace ferry::test;
 
 namespace {
 
-std::vector<Request> predict(Placed<CrossLayerGate>& p, Phase phase, const std::vector<float>& rows, std::uint16_t experts) {
+std::vector<Request> predict(Placed<CrossLayerGate>& p, Phase phase, const std::vector<float>& rows,
+                             std::uint16_t experts) {
   std::vector<Request> memory(experts);
   Out<Request> out{memory.data(), experts, 0};
   p->predict(phase, scores(3, rows), out);
@@ -30,8 +31,10 @@ std::vector<int> ids(const std::vector<Request>& r) {
 }  // namespace
 
 TEST_CASE("how many experts lie above the 75th percentile, as numpy's percentile counts them") {
-  // numpy.percentile(range(E), 75) by hand: position 0.75 (E - 1); strictly above it lie E - 1 - floor of that.
-  const std::pair<std::uint16_t, std::size_t> counts[] = {{8, 2}, {32, 8}, {60, 15}, {64, 16}, {5, 1}, {16, 4}};
+  // numpy.percentile(range(E), 75) by hand: position 0.75 (E - 1); strictly above it lie E - 1 - floor of
+  // that.
+  const std::pair<std::uint16_t, std::size_t> counts[] = {{8, 2},   {32, 8}, {60, 15},
+                                                          {64, 16}, {5, 1},  {16, 4}};
   Random random(3);
   for (const auto& [experts, above] : counts) {
     CAPTURE(experts);
@@ -72,8 +75,8 @@ TEST_CASE("plain top-k instead of the percentile") {
 TEST_CASE("prefill: each row votes for its top k, most votes first") {
   Placed<CrossLayerGate> p(Shape{4, 4, 2, 3});
   const auto r = predict(p, Phase::prefill,
-                         {.4F, .3F, .2F, .1F,  // 0 1
-                          .1F, .5F, .0F, .4F,  // 1 3
+                         {.4F, .3F, .2F, .1F,   // 0 1
+                          .1F, .5F, .0F, .4F,   // 1 3
                           .0F, .9F, .1F, .0F},  // 1 2
                          4);
   CHECK(ids(r) == std::vector{1, 0, 3, 2});
@@ -84,6 +87,6 @@ TEST_CASE("prefill: each row votes for its top k, most votes first") {
 TEST_CASE("a percentile that is none is refused") {
   CrossLayerGate bad;
   bad.percentile = 101;
-  CHECK_THROWS_WITH_AS((Placed<CrossLayerGate>(Shape{4, 8, 3, 1}, bad)), "CrossLayerGate: percentile is 0 to 100",
-                       ConfigError);
+  CHECK_THROWS_WITH_AS((Placed<CrossLayerGate>(Shape{4, 8, 3, 1}, bad)),
+                       "CrossLayerGate: percentile is 0 to 100", ConfigError);
 }

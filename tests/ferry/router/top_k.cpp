@@ -69,7 +69,8 @@ TEST_CASE("equals a stable sort on random rows with many ties") {
     for (std::uint32_t row = 0; row < 3; ++row) {
       std::vector<std::uint16_t> order(experts);
       std::iota(order.begin(), order.end(), std::uint16_t{0});
-      std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return s[row * experts + a] > s[row * experts + b]; });
+      std::stable_sort(order.begin(), order.end(),
+                       [&](auto a, auto b) { return s[row * experts + a] > s[row * experts + b]; });
       for (std::uint32_t i = 0; i < k; ++i) CHECK(r[row * k + i].expert == order[i]);
     }
   }
