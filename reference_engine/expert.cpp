@@ -16,8 +16,7 @@ const std::byte* widen(const std::byte* from, Eigen::Index rows, Eigen::Index co
   return from + static_cast<std::size_t>(rows * columns) * sizeof(T);
 }
 
-const std::byte* widen(DType type, const std::byte* from, Eigen::Index rows, Eigen::Index columns,
-                       Matrix& to) {
+const std::byte* widen(DType type, const std::byte* from, Eigen::Index rows, Eigen::Index columns, Matrix& to) {
   switch (type) {
     case DType::bf16:
       return widen<Eigen::bfloat16>(from, rows, columns, to);
@@ -35,8 +34,7 @@ ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c) : e
   auto name = [&](std::uint32_t layer, std::uint32_t expert, int part) {
     static constexpr const char* ours[] = {"gate_proj", "up_proj", "down_proj"};
     static constexpr const char* theirs[] = {"w1", "w3", "w2"};
-    return mixtral ? fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}.weight", layer, expert,
-                                 theirs[part])
+    return mixtral ? fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}.weight", layer, expert, theirs[part])
                    : fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", layer, expert, ours[part]);
   };
   const std::vector<std::uint64_t> wide{c.expert_width, c.hidden}, narrow{c.hidden, c.expert_width};
@@ -49,8 +47,8 @@ ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c) : e
       for (int part = 0; part < 3; ++part) {
         const Tensor& t = checkpoint.at(name(l, e, part), part == 2 ? narrow : wide);
         if (t.dtype != layout_.dtype) {
-          throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the first expert",
-                                       name(l, e, part), t.dtype_name));
+          throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the first expert", name(l, e, part),
+                                       t.dtype_name));
         }
         std::memcpy(to, t.data, t.bytes);
         to += t.bytes;

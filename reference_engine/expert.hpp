@@ -12,8 +12,7 @@
 namespace ferry::engine {
 
 /// How one expert lies in memory, as it crosses a link and sits in a slot:
-/// gate [width, hidden], up [width, hidden], down [hidden, width], one after another, in the checkpoint's
-/// type.
+/// gate [width, hidden], up [width, hidden], down [hidden, width], one after another, in the checkpoint's type.
 struct ExpertLayout {
   std::uint32_t hidden = 0, width = 0;
   DType dtype = DType::bf16;

@@ -39,6 +39,7 @@ class PipelineRunner final : public ExpertRunner {
 
   void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override {
     phase_ = phase;
+    if (phase == Phase::prefill) new_section_ = true;
     pipe_.begin_step({phase, {sequences.data(), static_cast<std::uint32_t>(sequences.size())}});
   }
 
@@ -50,17 +51,9 @@ class PipelineRunner final : public ExpertRunner {
     const Nanoseconds begin = now_ns();
     plan_ = pipe_.plan({layer, view(scores), view(scores)});
     if constexpr (decltype(pipe_)::predicts) {
-      if (layer + 1U < layers_)
-        pipe_.look_ahead(gates_.scores(static_cast<std::uint16_t>(layer + 1U), input));
+      if (layer + 1U < layers_) pipe_.look_ahead(gates_.scores(static_cast<std::uint16_t>(layer + 1U), input));
     }
     note(Lane::control, "decide", begin, &PhaseTimes::decision);
-    if (phase_ == Phase::decode) {
-      AskedFor a{layer, {}};
-      for (const View<const Task>& tasks : {plan_.resident, plan_.arriving, plan_.host}) {
-        for (const Task& t : tasks) a.experts.push_back(t.what.id.expert);
-      }
-      asked.push_back(std::move(a));
-    }
   }
 
   void run(std::uint16_t layer, const Matrix& input, Matrix& out) override {
@@ -83,28 +76,28 @@ class PipelineRunner final : public ExpertRunner {
       out.row(static_cast<Eigen::Index>(i / top_k_)) += r.weight * results_.row(static_cast<Eigen::Index>(i));
     }
     pipe_.finish(layer, measured);
+    if (phase_ == Phase::decode) note_asked(layer);
   }
 
   void end_sequence(std::uint32_t sequence) override { pipe_.end_sequence(sequence); }
   void abandon() override { pipe_.abandon(); }
 
   [[nodiscard]] const Counters& counters() const override { return pipe_.counters(); }
-  [[nodiscard]] Nanoseconds link_busy_ns() const override { return link_->busy_ns(); }
-  [[nodiscard]] std::uint64_t link_bytes() const override { return link_->bytes_copied(); }
+  [[nodiscard]] double link_peak_bytes_per_s() const override { return link_->peak_bytes_per_s(); }
   [[nodiscard]] std::vector<Span> link_spans() const override { return link_->spans(); }
   [[nodiscard]] std::uint64_t arena_bytes() const override { return memory_.bytes(); }
   [[nodiscard]] std::uint32_t slots() const override { return slots_; }
 
  private:
+  static_assert(std::is_base_of_v<DeviceOnly, typename Stack::scheduler>,
+                "the engine computes no experts on the host: use a schedule with DeviceOnly");
   static constexpr bool virtual_time = std::is_same_v<LinkT, VirtualClock>;
 
   std::unique_ptr<LinkT> make_link(const CoreConfig<Stack>& config, const RunnerOptions& o) {
     if constexpr (virtual_time) {
-      return std::make_unique<LinkT>(config.model, VirtualClock::Options{o.link_bytes_per_s, 0, o.log},
-                                     &memory_);
+      return std::make_unique<LinkT>(config.model, VirtualClock::Options{o.link_bytes_per_s, 0, o.log}, &memory_);
     } else {
-      return std::make_unique<LinkT>(memory_,
-                                     HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
+      return std::make_unique<LinkT>(memory_, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
     }
   }
 
@@ -112,6 +105,16 @@ class PipelineRunner final : public ExpertRunner {
     const Nanoseconds end = now_ns();
     times[static_cast<unsigned>(phase_)].*sum += end - begin;
     if (log) spans.push_back({lane, name, begin, end, {}, false, Ticket::none});
+  }
+
+  void note_asked(std::uint16_t layer) {
+    if (asked.empty() || new_section_) asked.emplace_back();
+    new_section_ = false;
+    AskedFor a{layer, {}};
+    for (const View<const Task>& tasks : {plan_.resident, plan_.arriving}) {
+      for (const Task& t : tasks) a.experts.push_back(t.what.id.expert);
+    }
+    asked.back().push_back(std::move(a));
   }
 
   /// One expert over its rows, from its slot. Returns what it took.
@@ -142,6 +145,7 @@ class PipelineRunner final : public ExpertRunner {
   OffloadPipeline<Stack, LinkT> pipe_;
   std::uint32_t slots_, top_k_, layers_;
   Phase phase_ = Phase::prefill;
+  bool new_section_ = true;
   Plan plan_;
   Matrix rows_in_, rows_out_;
   Matrix results_;  // [rows * k, hidden]: every assignment's output, weighed and summed at the end
@@ -158,8 +162,8 @@ std::unique_ptr<ExpertRunner> build(const ModelConfig& config, const ExpertStore
   } else if constexpr (!part::caches<typename Stack::cache>()) {
     c.allotment = stream_only(c.model, o.budget_bytes);
   } else {
-    c.allotment = o.pools == PoolChoice::one ? one_pool(c.model, o.budget_bytes)
-                                             : pool_per_layer(c.model, o.budget_bytes);
+    c.allotment =
+        o.pools == PoolChoice::one ? one_pool(c.model, o.budget_bytes) : pool_per_layer(c.model, o.budget_bytes);
   }
   if (o.virtual_clock) return std::make_unique<PipelineRunner<Stack, VirtualClock>>(c, store, gates, o);
   return std::make_unique<PipelineRunner<Stack, HostThread>>(c, store, gates, o);
@@ -168,8 +172,7 @@ std::unique_ptr<ExpertRunner> build(const ModelConfig& config, const ExpertStore
 struct StackEntry {
   const char* name;
   bool needs_everything;
-  std::unique_ptr<ExpertRunner> (*build)(const ModelConfig&, const ExpertStore&, GateBank&,
-                                         const RunnerOptions&);
+  std::unique_ptr<ExpertRunner> (*build)(const ModelConfig&, const ExpertStore&, GateBank&, const RunnerOptions&);
 };
 
 constexpr StackEntry all_stacks[] = {
@@ -208,8 +211,8 @@ ModelShape model_shape(const ModelConfig& config, const ExpertLayout& layout, st
   return m;
 }
 
-std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store,
-                                          GateBank& gates, const RunnerOptions& options) {
+std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store, GateBank& gates,
+                                          const RunnerOptions& options) {
   return entry(options.stack).build(config, store, gates, options);
 }
 

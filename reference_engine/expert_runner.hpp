@@ -18,8 +18,7 @@ namespace ferry::engine {
 
 /// The clock of every span and time.
 inline Nanoseconds now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
@@ -37,24 +36,22 @@ class ExpertRunner {
   virtual void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) = 0;
   /// Decides, and puts the copies on their way. `input`, `scores`: [rows, hidden], [rows, experts].
   virtual void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores) = 0;
-  /// Computes what was planned: the weighted sum of each row's experts, in the order of their rank, [rows,
-  /// hidden].
+  /// Computes what was planned: the weighted sum of each row's experts, in the order of their rank, [rows, hidden].
   virtual void run(std::uint16_t layer, const Matrix& input, Matrix& out) = 0;
   virtual void end_sequence(std::uint32_t sequence) = 0;
   /// After an exception in the middle of a step.
   virtual void abandon() = 0;
 
   [[nodiscard]] virtual const Counters& counters() const = 0;
-  [[nodiscard]] virtual Nanoseconds link_busy_ns() const = 0;
-  [[nodiscard]] virtual std::uint64_t link_bytes() const = 0;
+  [[nodiscard]] virtual double link_peak_bytes_per_s() const = 0;
   [[nodiscard]] virtual std::vector<Span> link_spans() const = 0;
   [[nodiscard]] virtual std::uint64_t arena_bytes() const = 0;
   [[nodiscard]] virtual std::uint32_t slots() const = 0;
 
   /// By Phase.
   PhaseTimes times[2];
-  /// What decode asked for, in order: for the bounds.
-  std::vector<AskedFor> asked;
+  /// What the device computed in decode, one list for each stretch without a prefill in between: for the bounds.
+  std::vector<std::vector<AskedFor>> asked;
   /// Device and control spans, if wanted.
   std::vector<Span> spans;
   bool log = false;
@@ -87,9 +84,8 @@ bool stack_needs_everything(const std::string& name);
 ModelShape model_shape(const ModelConfig& config, const ExpertLayout& layout, std::uint32_t max_rows);
 
 /// Builds the stack of that name. `store` and `gates` outlive the runner.
-/// Throws InputError for an unknown name (and suggests the nearest), ConfigError for a budget that is too
-/// small.
-std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store,
-                                          GateBank& gates, const RunnerOptions& options);
+/// Throws InputError for an unknown name (and suggests the nearest), ConfigError for a budget that is too small.
+std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store, GateBank& gates,
+                                          const RunnerOptions& options);
 
 }  // namespace ferry::engine

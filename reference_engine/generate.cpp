@@ -51,8 +51,8 @@ double seconds(Nanoseconds ns) {
 
 class Group {
  public:
-  Group(HostModel& model, ExpertRunner& runner, const GenerateOptions& options,
-        std::vector<Sequence> sequences, Generated& result)
+  Group(HostModel& model, ExpertRunner& runner, const GenerateOptions& options, std::vector<Sequence> sequences,
+        Generated& result)
       : model_(model), runner_(runner), options_(options), sequences_(std::move(sequences)), result_(result) {
     std::uint64_t bytes = 0;
     for (const Sequence& s : sequences_) {
@@ -167,15 +167,13 @@ Generated generate(HostModel& model, ExpertRunner& runner, const GenerateOptions
   std::uint64_t to_prefill = 0, prefilled = 0;
   const std::uint32_t context = model.config().context;
   for (std::size_t i = 0; i < options.prompts.size(); ++i) {
-    Sequence s{i, tokenize(model.config(), options.prompts[i]),
-               Sampler(options.temperature, options.seed + i)};
+    Sequence s{i, tokenize(model.config(), options.prompts[i]), Sampler(options.temperature, options.seed + i)};
     if (s.tokens.size() > context) {
-      throw InputError(
-          fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
-                      s.tokens.size(), context));
+      throw InputError(fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
+                                   s.tokens.size(), context));
     }
-    s.limit = std::min<std::uint32_t>(options.max_new_tokens,
-                                      context - static_cast<std::uint32_t>(s.tokens.size()) + 1);
+    s.limit =
+        std::min<std::uint32_t>(options.max_new_tokens, context - static_cast<std::uint32_t>(s.tokens.size()) + 1);
     to_prefill += s.tokens.size();
     all.push_back(std::move(s));
   }

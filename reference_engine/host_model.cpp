@@ -16,16 +16,15 @@ std::uint64_t KvCache::bytes() const {
   return 2 * keys.size() * static_cast<std::uint64_t>(keys[0].size()) * sizeof(float);
 }
 
-HostModel::HostModel(const std::filesystem::path& folder)
-    : config_(read_model_config(folder)), gates_(0, 0, 0) {
+HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_config(folder)), gates_(0, 0, 0) {
   const ModelConfig& c = config_;
   const Checkpoint checkpoint(folder);
   auto matrix = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
     const Tensor& t = checkpoint.at(name, {rows, columns});
     dense_bytes_ += t.bytes;
     const std::vector<float> values = t.to_floats();
-    return Matrix(Eigen::Map<const Matrix>(values.data(), static_cast<Eigen::Index>(rows),
-                                           static_cast<Eigen::Index>(columns)));
+    return Matrix(
+        Eigen::Map<const Matrix>(values.data(), static_cast<Eigen::Index>(rows), static_cast<Eigen::Index>(columns)));
   };
   auto vector = [&](const std::string& name, std::uint64_t size) {
     const Tensor& t = checkpoint.at(name, {size});
@@ -62,8 +61,7 @@ HostModel::HostModel(const std::filesystem::path& folder)
       layer.shared_down = matrix(at + "mlp.shared_expert.down_proj.weight", c.hidden, c.shared_width);
       layer.shared_scale = matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden);
     }
-    layer.gate =
-        matrix(at + (mixtral ? "block_sparse_moe.gate.weight" : "mlp.gate.weight"), c.experts, c.hidden);
+    layer.gate = matrix(at + (mixtral ? "block_sparse_moe.gate.weight" : "mlp.gate.weight"), c.experts, c.hidden);
     gates_.set(l, layer.gate);
     layers_.push_back(std::move(layer));
   }
@@ -116,8 +114,7 @@ void HostModel::attention(const Layer& layer, std::uint32_t index, const std::ve
       Vector weights = keys.block(0, kv, seen, dim) * q_.row(i).segment(h * dim, dim).transpose() * scale;
       weights = (weights.array() - weights.maxCoeff()).exp();
       weights /= weights.sum();
-      mixed_.row(i).segment(h * dim, dim).transpose().noalias() =
-          values.block(0, kv, seen, dim).transpose() * weights;
+      mixed_.row(i).segment(h * dim, dim).transpose().noalias() = values.block(0, kv, seen, dim).transpose() * weights;
     }
   }
   linear(mixed_, layer.o, projected_);

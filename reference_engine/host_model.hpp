@@ -40,9 +40,8 @@ class HostModel {
   /// Runs the rows through all layers, and returns the logits [logit_rows, vocabulary] of the last
   /// `logit_rows`. Rows of one sequence come in ascending position, whose earlier keys and values are in its
   /// cache. `gate_scores`, if given, sees each layer's scores [rows, experts].
-  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
-                 ExpertRunner& runner, std::uint32_t logit_rows,
-                 const std::function<void(std::uint32_t, const Matrix&)>& gate_scores = {});
+  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
+                 std::uint32_t logit_rows, const std::function<void(std::uint32_t, const Matrix&)>& gate_scores = {});
 
  private:
   struct Layer {
@@ -67,8 +66,7 @@ class HostModel {
   GateBank gates_;
   std::uint64_t dense_bytes_ = 0;
   // scratch
-  Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_,
-      factor_;
+  Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
 };
 
 }  // namespace ferry::engine

@@ -50,17 +50,15 @@ const Json& Fields::at(const std::string& name) const {
 }
 
 void Fields::refuse(const std::string& name, const std::string& expected) const {
-  const std::string got =
-      object_.contains(name)
-          ? object_[name].dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100)
-          : "nothing";
+  const std::string got = object_.contains(name)
+                              ? object_[name].dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100)
+                              : "nothing";
   throw InputError(fmt::format("{}: field \"{}\": expected {}, got {}", where_, name, expected, got));
 }
 
 std::uint32_t Fields::whole(const std::string& name, std::uint32_t least, std::uint32_t most) const {
   const Json& value = at(name);
-  if (!value.is_number_unsigned() || value.get<std::uint64_t>() < least ||
-      value.get<std::uint64_t>() > most) {
+  if (!value.is_number_unsigned() || value.get<std::uint64_t>() < least || value.get<std::uint64_t>() > most) {
     refuse(name, fmt::format("a whole number from {} to {}", least, most));
   }
   return value.get<std::uint32_t>();

@@ -14,8 +14,7 @@ std::filesystem::path data_directory() {
   std::error_code none;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", none);
   const auto installed = self.parent_path().parent_path() / "share" / "ferry";
-  return std::filesystem::exists(installed / "machines", none) ? installed
-                                                               : std::filesystem::path(FERRY_DATA_DIR);
+  return std::filesystem::exists(installed / "machines", none) ? installed : std::filesystem::path(FERRY_DATA_DIR);
 }
 
 std::vector<std::string> machine_names() {
@@ -25,8 +24,7 @@ std::vector<std::string> machine_names() {
     if (file.path().extension() == ".json") names.push_back(file.path().stem().string());
   }
   std::sort(names.begin(), names.end());
-  if (names.empty())
-    throw InputError((data_directory() / "machines").string() + ": no machine files are there");
+  if (names.empty()) throw InputError((data_directory() / "machines").string() + ": no machine files are there");
   return names;
 }
 
@@ -68,8 +66,7 @@ double measure_decode_layer_s(HostModel& model) {
   return least;
 }
 
-std::uint64_t throttle_bytes_per_s(const Machine& machine, std::uint64_t expert_bytes,
-                                   double decode_layer_s) {
+std::uint64_t throttle_bytes_per_s(const Machine& machine, std::uint64_t expert_bytes, double decode_layer_s) {
   return static_cast<std::uint64_t>(
       std::max(1.0, std::round(static_cast<double>(expert_bytes) / (machine.ratio() * decode_layer_s))));
 }

@@ -13,8 +13,7 @@ namespace ferry::engine {
 std::filesystem::path data_directory();
 
 /// A machine, by what offloading feels of it: how long an expert of its reference model takes to cross its
-/// link, against how long that model's decode computes a layer there. The file names a source for each
-/// number.
+/// link, against how long that model's decode computes a layer there. The file names a source for each number.
 struct Machine {
   std::string name;
   std::string reference_model, precision;

@@ -33,8 +33,7 @@ void on_interrupt(int signal) {
 }
 
 struct Arguments {
-  std::string model = "tiny-qwen-moe", stack = "lru", budget = "25%", pools = "per-layer", machine, json,
-              timeline;
+  std::string model = "tiny-qwen-moe", stack = "lru", budget = "25%", pools = "per-layer", machine, json, timeline;
   std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0;
   double temperature = 0;
@@ -44,8 +43,7 @@ struct Arguments {
 /// A bundled model by its name, or a folder.
 std::filesystem::path find_model(const std::string& name) {
   const auto bundled = data_directory() / "models" / name;
-  if (name.find('/') == std::string::npos && !std::filesystem::exists(name) &&
-      std::filesystem::exists(bundled)) {
+  if (name.find('/') == std::string::npos && !std::filesystem::exists(name) && std::filesystem::exists(bundled)) {
     return bundled;
   }
   if (!std::filesystem::is_directory(name)) {
@@ -73,8 +71,7 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes) {
     const double bytes = value * factor;
     if (unit == name && bytes >= 0 && bytes < 9e18 && end > 0) return static_cast<std::uint64_t>(bytes);
   }
-  throw InputError(
-      fmt::format("--budget {}: expected a share such as 25% or a size such as 8000000 or 64MiB", text));
+  throw InputError(fmt::format("--budget {}: expected a share such as 25% or a size such as 8000000 or 64MiB", text));
 }
 
 std::string read_text(const std::string& path) {
@@ -98,9 +95,8 @@ class Runs {
     for (const std::string& file : a.prompt_files) options_.prompts.push_back(read_text(file));
     if (options_.prompts.empty()) options_.prompts = {"Question: A ferry carries 8 cars on each crossing. "};
     // A batch larger than the number of prompts repeats them in turn.
-    options_.batch = a.batch == 0
-                         ? std::min<std::uint32_t>(8, static_cast<std::uint32_t>(options_.prompts.size()))
-                         : a.batch;
+    options_.batch =
+        a.batch == 0 ? std::min<std::uint32_t>(8, static_cast<std::uint32_t>(options_.prompts.size())) : a.batch;
     for (std::size_t i = 0; options_.prompts.size() < options_.batch; ++i)
       options_.prompts.push_back(options_.prompts[i]);
     options_.max_new_tokens = a.max_new_tokens;
@@ -108,15 +104,13 @@ class Runs {
     options_.seed = a.seed;
     options_.stop = &stop;
     model_.emplace(find_model(a.model));
-    shape_ = model_shape(model_->config(), model_->store().layout(),
-                         std::max(options_.prefill_chunk, options_.batch));
+    shape_ = model_shape(model_->config(), model_->store().layout(), std::max(options_.prefill_chunk, options_.batch));
     budget_ = parse_budget(a.budget, shape_.all_bytes());
     for (const std::string& p : options_.prompts) {  // refused before minutes are spent on the others
       const std::size_t tokens = tokenize(model_->config(), p).size();
       if (tokens > model_->config().context) {
-        throw InputError(
-            fmt::format("a prompt is {} tokens long with its begin token, the model's context is {}", tokens,
-                        model_->config().context));
+        throw InputError(fmt::format("a prompt is {} tokens long with its begin token, the model's context is {}",
+                                     tokens, model_->config().context));
       }
     }
   }
@@ -148,11 +142,10 @@ class Runs {
     g.on_prefill = [&](std::uint64_t done, std::uint64_t total) {
       const Nanoseconds now = now_ns();
       const bool last = done == total;
-      if (total <= 2 * g.prefill_chunk || (!last && now - shown < (terminal ? 100'000'000 : 2'000'000'000)))
-        return;
+      if (total <= 2 * g.prefill_chunk || (!last && now - shown < (terminal ? 100'000'000 : 2'000'000'000))) return;
       shown = now;
-      const double left = static_cast<double>(now - begin) * 1e-9 * static_cast<double>(total - done) /
-                          static_cast<double>(done);
+      const double left =
+          static_cast<double>(now - begin) * 1e-9 * static_cast<double>(total - done) / static_cast<double>(done);
       std::fprintf(stderr, "%sprefill %llu of %llu tokens, %.0f s left%s", terminal ? "\r\033[K" : "",
                    static_cast<unsigned long long>(done), static_cast<unsigned long long>(total), left,
                    terminal && !last ? "" : "\n");
@@ -271,10 +264,9 @@ int inspect(const Arguments& a) {
       "  experts {} a layer, top-{}, width {}{}\n"
       "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
       "budget {} = {} bytes ({:.1f}% of all experts)\n",
-      a.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context,
-      c.experts, c.top_k, c.expert_width,
-      c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "", expert,
-      types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
+      a.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts,
+      c.top_k, c.expert_width, c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "",
+      expert, types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
       a.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all));
   if (per_layer.stream_slots == 0) {
     std::cout << "  every expert fits\n";
@@ -314,8 +306,7 @@ int main(int argc, char** argv) {
     c->add_option("--max-new-tokens", a.max_new_tokens, "tokens to generate for each prompt")
         ->check(CLI::Range(1, 1 << 28))
         ->capture_default_str();
-    c->add_option("--batch", a.batch,
-                  "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
+    c->add_option("--batch", a.batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
         ->check(CLI::Range(1, 8));
     c->add_option("--temperature", a.temperature, "0 takes the most likely token")
         ->check(CLI::Range(0.0, 100.0))
@@ -331,19 +322,16 @@ int main(int argc, char** argv) {
   run_command->add_option("--stack", a.stack, fmt::format("policy stack: {}", fmt::join(stack_names(), ", ")))
       ->capture_default_str();
   run_command->add_option("--timeline", a.timeline, "write a Chrome/Perfetto timeline to this file");
-  CLI::App* compare_command =
-      app.add_subcommand("compare", "run several stacks on the same prompts, side by side");
+  CLI::App* compare_command = app.add_subcommand("compare", "run several stacks on the same prompts, side by side");
   model(compare_command);
   generation(compare_command);
   compare_command->add_option("--stacks", a.stacks, "comma-separated")->delimiter(',')->capture_default_str();
-  CLI::App* inspect_command =
-      app.add_subcommand("inspect", "print a model's shape and what fits in a budget");
+  CLI::App* inspect_command = app.add_subcommand("inspect", "print a model's shape and what fits in a budget");
   model(inspect_command);
 
   try {
     const std::vector<std::string> commands = {"run", "compare", "inspect"};
-    if (argc > 1 && argv[1][0] != '-' &&
-        std::find(commands.begin(), commands.end(), argv[1]) == commands.end()) {
+    if (argc > 1 && argv[1][0] != '-' && std::find(commands.begin(), commands.end(), argv[1]) == commands.end()) {
       throw InputError(unknown_name("command", argv[1], commands));
     }
     app.parse(argc, argv);

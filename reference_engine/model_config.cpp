@@ -8,24 +8,21 @@
 namespace ferry::engine {
 namespace {
 
-constexpr std::uint32_t largest =
-    1U << 20U;  // of any dimension; keeps products of two within 64 bits with ease
+constexpr std::uint32_t largest = 1U << 20U;  // of any dimension; keeps products of two within 64 bits with ease
 
 }  // namespace
 
 ModelConfig read_model_config(const std::filesystem::path& folder) {
   const auto path = folder / "config.json";
   if (!std::filesystem::exists(path)) {
-    throw InputError(path.string() +
-                     ": not found; --model names a folder with config.json and model.safetensors");
+    throw InputError(path.string() + ": not found; --model names a folder with config.json and model.safetensors");
   }
   const Json root = read_json(path);
   const Fields f(root, path.string());
   ModelConfig c;
 
   const Json& names = f.at("architectures");
-  if (!names.is_array() || names.size() != 1 || !names[0].is_string())
-    f.refuse("architectures", "one name in a list");
+  if (!names.is_array() || names.size() != 1 || !names[0].is_string()) f.refuse("architectures", "one name in a list");
   c.architecture_name = names[0].get<std::string>();
   if (c.architecture_name == "Qwen2MoeForCausalLM") {
     c.architecture = Architecture::qwen2_moe;
@@ -39,8 +36,7 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
   c.hidden = f.whole("hidden_size", 1, largest);
   c.heads = f.whole("num_attention_heads", 1, 4096);
   c.kv_heads = f.has("num_key_value_heads") ? f.whole("num_key_value_heads", 1, 4096) : c.heads;
-  if (c.heads % c.kv_heads != 0)
-    f.refuse("num_key_value_heads", fmt::format("a divisor of {} heads", c.heads));
+  if (c.heads % c.kv_heads != 0) f.refuse("num_key_value_heads", fmt::format("a divisor of {} heads", c.heads));
   if (f.has("head_dim")) {
     c.head_dim = f.whole("head_dim", 2, 4096);
   } else {
@@ -68,8 +64,7 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
     if (f.has("decoder_sparse_step") && f.whole("decoder_sparse_step", 0, 4096) != 1) {
       f.refuse("decoder_sparse_step", "1, every layer must be an MoE layer");
     }
-    if (f.has("mlp_only_layers") &&
-        !(f.at("mlp_only_layers").is_array() && f.at("mlp_only_layers").empty())) {
+    if (f.has("mlp_only_layers") && !(f.at("mlp_only_layers").is_array() && f.at("mlp_only_layers").empty())) {
       f.refuse("mlp_only_layers", "an empty list, every layer must be an MoE layer");
     }
     if (f.flag("use_sliding_window", false)) f.refuse("use_sliding_window", "false");

@@ -73,13 +73,10 @@ RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport
   const double steps = static_cast<double>(r.generated.decode_steps);
   const PhaseTimes& t = runner.times[static_cast<unsigned>(Phase::decode)];
   r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.decision)) / steps;
-  double bytes_per_s = static_cast<double>(r.throttle_bytes_per_s);
-  if (bytes_per_s == 0 && runner.link_busy_ns() > 0) {
-    bytes_per_s = static_cast<double>(runner.link_bytes()) / seconds(runner.link_busy_ns());
-  }
-  const double least_bytes =
-      static_cast<double>(fewest_copies(runner.asked, runner.slots()) * r.expert_bytes);
-  const double link_s = least_bytes == 0 ? 0 : least_bytes / bytes_per_s / steps;
+  std::uint64_t copies = 0;
+  for (const auto& stretch : runner.asked) copies += fewest_copies(stretch, runner.slots());
+  const double least_bytes = static_cast<double>(copies * r.expert_bytes);  // these stacks copy whole experts only
+  const double link_s = copies == 0 ? 0 : least_bytes / runner.link_peak_bytes_per_s() / steps;
   r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s, link_s);
   return r;
 }
@@ -113,13 +110,11 @@ Json to_json(const RunReport& r) {
             {"recall", p.recall()},
             {"precision", p.precision()},
             {"top1", p.top1()}}},
-          {"bytes_by_precision",
-           {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
+          {"bytes_by_precision", {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
           {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
           {"host_compute_s", 0.0},
           {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
-          {"bounds",
-           {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
+          {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
 }
 
 std::string to_table(const std::vector<RunReport>& reports) {
@@ -141,8 +136,7 @@ std::string to_table(const std::vector<RunReport>& reports) {
       {"stack", [](const RunReport& r) { return r.stack; }},
       {"experts' memory",
        [](const RunReport& r) {
-         return fmt::format("{} ({})", size(r.budget_bytes),
-                            percent(ratio(r.budget_bytes, r.all_expert_bytes)));
+         return fmt::format("{} ({})", size(r.budget_bytes), percent(ratio(r.budget_bytes, r.all_expert_bytes)));
        }},
       {"time to first token", [](const RunReport& r) { return time(r.generated.ttft_s); }},
       {"time per output token", [](const RunReport& r) { return time(r.tpot_s()); }},
@@ -150,8 +144,7 @@ std::string to_table(const std::vector<RunReport>& reports) {
        [](const RunReport& r) {
          return r.generated.decode_s == 0
                     ? std::string("-")
-                    : fmt::format("{:.1f}",
-                                  static_cast<double>(r.generated.decode_tokens) / r.generated.decode_s);
+                    : fmt::format("{:.1f}", static_cast<double>(r.generated.decode_tokens) / r.generated.decode_s);
        }},
       {"decode hits", phase(Phase::decode, &Outcomes::hits)},
       {"decode late hits", phase(Phase::decode, &Outcomes::late_hits)},
@@ -161,19 +154,15 @@ std::string to_table(const std::vector<RunReport>& reports) {
       {"copied in prefill", [](const RunReport& r) { return size(r.counters.of(Phase::prefill).bytes); }},
       {"copied in decode", [](const RunReport& r) { return size(r.counters.of(Phase::decode).bytes); }},
       {"prefetch recall", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.recall()); }},
-      {"prefetch precision",
-       [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.precision()); }},
+      {"prefetch precision", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.precision()); }},
       {"prefetch top-1", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.top1()); }},
       {"prefetched, wasted",
        [](const RunReport& r) {
          const PrefetchCounts& p = r.counters.prefetch;
-         return p.rows == 0 ? std::string("-")
-                            : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
+         return p.rows == 0 ? std::string("-") : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
        }},
-      {"stalled on copies",
-       [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
-      {"deciding",
-       [](const RunReport& r) { return time(seconds(r.times[0].decision + r.times[1].decision)); }},
+      {"stalled on copies", [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
+      {"deciding", [](const RunReport& r) { return time(seconds(r.times[0].decision + r.times[1].decision)); }},
       {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
       {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
   };

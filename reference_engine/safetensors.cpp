@@ -28,12 +28,11 @@ struct TypeInfo {
   DType type;
   std::uint64_t bytes;
 };
-constexpr TypeInfo types[] = {
-    {"BF16", DType::bf16, 2},  {"F16", DType::f16, 2},       {"F32", DType::f32, 4},
-    {"I32", DType::i32, 4},    {"F64", DType::other, 8},     {"I64", DType::other, 8},
-    {"U64", DType::other, 8},  {"U32", DType::other, 4},     {"I16", DType::other, 2},
-    {"U16", DType::other, 2},  {"I8", DType::other, 1},      {"U8", DType::other, 1},
-    {"BOOL", DType::other, 1}, {"F8_E4M3", DType::other, 1}, {"F8_E5M2", DType::other, 1}};
+constexpr TypeInfo types[] = {{"BF16", DType::bf16, 2},  {"F16", DType::f16, 2},       {"F32", DType::f32, 4},
+                              {"I32", DType::i32, 4},    {"F64", DType::other, 8},     {"I64", DType::other, 8},
+                              {"U64", DType::other, 8},  {"U32", DType::other, 4},     {"I16", DType::other, 2},
+                              {"U16", DType::other, 2},  {"I8", DType::other, 1},      {"U8", DType::other, 1},
+                              {"BOOL", DType::other, 1}, {"F8_E4M3", DType::other, 1}, {"F8_E5M2", DType::other, 1}};
 
 template <class T>
 std::vector<float> widen(const std::byte* data, std::uint64_t count) {
@@ -61,8 +60,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
     void* at = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
     if (at == MAP_FAILED) {
       ::close(fd);
-      throw InputError(
-          fmt::format("{}: cannot map {} bytes: {}", path.string(), size_, std::strerror(errno)));
+      throw InputError(fmt::format("{}: cannot map {} bytes: {}", path.string(), size_, std::strerror(errno)));
     }
     data_ = static_cast<const std::byte*>(at);
   }
@@ -92,14 +90,10 @@ std::vector<float> Tensor::to_floats() const {
   }
 }
 
-Safetensors::Safetensors(const std::filesystem::path& path)
-    : path_(path), file_(std::make_unique<MappedFile>(path)) {
+Safetensors::Safetensors(const std::filesystem::path& path) : path_(path), file_(std::make_unique<MappedFile>(path)) {
   const std::string where = path.string();
-  auto refuse = [&](const std::string& what) {
-    throw InputError(where + ": not a usable safetensors file: " + what);
-  };
-  if (file_->size() < 8)
-    refuse(fmt::format("{} bytes, expected at least 8 for the header's length", file_->size()));
+  auto refuse = [&](const std::string& what) { throw InputError(where + ": not a usable safetensors file: " + what); };
+  if (file_->size() < 8) refuse(fmt::format("{} bytes, expected at least 8 for the header's length", file_->size()));
   std::uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, file_->data(), 8);
   if (header_bytes > largest_header) {
@@ -125,9 +119,7 @@ Safetensors::Safetensors(const std::filesystem::path& path)
       }
       continue;
     }
-    auto bad = [&, &name = name](const std::string& what) {
-      refuse(fmt::format("tensor \"{}\": {}", name, what));
-    };
+    auto bad = [&, &name = name](const std::string& what) { refuse(fmt::format("tensor \"{}\": {}", name, what)); };
     if (!entry.is_object()) bad("expected an object with dtype, shape and data_offsets");
     for (const char* field : {"dtype", "shape", "data_offsets"}) {
       if (!entry.contains(field)) bad(fmt::format("\"{}\" is missing", field));
@@ -149,8 +141,7 @@ Safetensors::Safetensors(const std::filesystem::path& path)
     std::uint64_t bytes = type->bytes;
     for (const Json& d : entry["shape"]) {
       const std::uint64_t n = whole(d, "shape");
-      if (n != 0 && bytes > ~std::uint64_t{0} / n)
-        bad(fmt::format("shape {} overflows", entry["shape"].dump()));
+      if (n != 0 && bytes > ~std::uint64_t{0} / n) bad(fmt::format("shape {} overflows", entry["shape"].dump()));
       bytes *= n;
       t.shape.push_back(n);
     }
@@ -162,8 +153,8 @@ Safetensors::Safetensors(const std::filesystem::path& path)
       bad(fmt::format("data_offsets end at {} but the file holds {} bytes of data", end, data_bytes));
     }
     if (end - begin != bytes) {
-      bad(fmt::format("shape {} of {} takes {} bytes but data_offsets span {}", entry["shape"].dump(),
-                      t.dtype_name, bytes, end - begin));
+      bad(fmt::format("shape {} of {} takes {} bytes but data_offsets span {}", entry["shape"].dump(), t.dtype_name,
+                      bytes, end - begin));
     }
     t.data = data + begin;
     t.bytes = bytes;
@@ -184,8 +175,7 @@ Safetensors::Safetensors(const std::filesystem::path& path)
 
 const Tensor& Safetensors::at(const std::string& name) const {
   const auto found = tensors_.find(name);
-  if (found == tensors_.end())
-    throw InputError(fmt::format("{}: tensor \"{}\" is missing", path_.string(), name));
+  if (found == tensors_.end()) throw InputError(fmt::format("{}: tensor \"{}\" is missing", path_.string(), name));
   return found->second;
 }
 
@@ -197,18 +187,15 @@ Checkpoint::Checkpoint(const std::filesystem::path& folder) : folder_(folder) {
     return;
   }
   if (!std::filesystem::exists(index)) {
-    throw InputError(folder.string() +
-                     ": neither model.safetensors nor model.safetensors.index.json is there");
+    throw InputError(folder.string() + ": neither model.safetensors nor model.safetensors.index.json is there");
   }
   const Json root = read_json(index);
   if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
-    throw InputError(index.string() +
-                     ": field \"weight_map\": expected an object of tensor name to file name");
+    throw InputError(index.string() + ": field \"weight_map\": expected an object of tensor name to file name");
   }
   std::map<std::string, Safetensors*> shards;
   for (const auto& [name, file] : root["weight_map"].items()) {
-    if (!file.is_string())
-      throw InputError(fmt::format("{}: weight_map \"{}\" is not a string", index.string(), name));
+    if (!file.is_string()) throw InputError(fmt::format("{}: weight_map \"{}\" is not a string", index.string(), name));
     const std::string shard = file.get<std::string>();
     if (shard.empty() || shard.find('/') != std::string::npos || shard == "..") {
       throw InputError(fmt::format("{}: weight_map \"{}\" names \"{}\", expected a file beside the index",
@@ -226,8 +213,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& folder) : folder_(folder) {
 
 const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uint64_t>& shape) const {
   const auto found = where_.find(name);
-  if (found == where_.end())
-    throw InputError(fmt::format("{}: tensor \"{}\" is missing", folder_.string(), name));
+  if (found == where_.end()) throw InputError(fmt::format("{}: tensor \"{}\" is missing", folder_.string(), name));
   const Tensor& t = found->second->at(name);
   if (t.shape != shape) {
     throw InputError(fmt::format("{}: tensor \"{}\" has shape [{}], expected [{}] by config.json",
@@ -235,8 +221,8 @@ const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uin
                                  fmt::join(shape, ", ")));
   }
   if (t.dtype != DType::bf16 && t.dtype != DType::f16 && t.dtype != DType::f32) {
-    throw InputError(fmt::format("{}: tensor \"{}\" is {}, expected BF16, F16 or F32",
-                                 found->second->path().string(), name, t.dtype_name));
+    throw InputError(fmt::format("{}: tensor \"{}\" is {}, expected BF16, F16 or F32", found->second->path().string(),
+                                 name, t.dtype_name));
   }
   return t;
 }

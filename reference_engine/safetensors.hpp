@@ -66,8 +66,7 @@ class Safetensors {
   std::map<std::string, std::string> metadata_;
 };
 
-/// The weights of a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json`
-/// names.
+/// The weights of a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names.
 class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& folder);

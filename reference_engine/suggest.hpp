@@ -7,7 +7,6 @@
 namespace ferry::engine {
 
 /// A sentence that refuses `name` and suggests the nearest of `known`.
-std::string unknown_name(const std::string& kind, const std::string& name,
-                         const std::vector<std::string>& known);
+std::string unknown_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known);
 
 }  // namespace ferry::engine

@@ -34,9 +34,7 @@ struct ModelShape : Shape {
     return sum;
   }
   /// Slots start at cache lines, so that vector loads from them are aligned.
-  [[nodiscard]] static std::uint64_t slot_bytes(std::uint64_t expert_bytes) {
-    return (expert_bytes + 63) / 64 * 64;
-  }
+  [[nodiscard]] static std::uint64_t slot_bytes(std::uint64_t expert_bytes) { return (expert_bytes + 63) / 64 * 64; }
 
   void validate() const {
     auto need = [](bool good, const std::string& what) {
@@ -103,14 +101,13 @@ inline std::uint8_t bit(Precision p) {
 }
 
 /// Bytes that are left for pools beside the stream pool, or a refusal that names what would be enough.
-inline std::uint64_t beside_stream(const ModelShape& model, std::uint64_t budget_bytes,
-                                   std::uint64_t stream_slot) {
+inline std::uint64_t beside_stream(const ModelShape& model, std::uint64_t budget_bytes, std::uint64_t stream_slot) {
   const std::uint64_t stream = least_stream_slots * stream_slot;
   if (budget_bytes < stream) {
     throw ConfigError("budget of " + std::to_string(budget_bytes) + " bytes is too small: at least " +
                       std::to_string(stream) + " bytes are needed, " + std::to_string(least_stream_slots) +
-                      " slots of the largest expert (all experts together: " +
-                      std::to_string(model.all_bytes()) + " bytes)");
+                      " slots of the largest expert (all experts together: " + std::to_string(model.all_bytes()) +
+                      " bytes)");
   }
   return budget_bytes - stream;
 }
@@ -128,8 +125,7 @@ inline Allotment everything(const ModelShape& model, Precision p = Precision::fu
 
 /// One pool over all layers, slots as large as the largest expert.
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
-inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes,
-                          Precision p = Precision::full) {
+inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes, Precision p = Precision::full) {
   model.validate();
   std::uint64_t slot = 0;
   for (std::uint32_t l = 0; l < model.layers; ++l) {
@@ -147,8 +143,7 @@ inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes,
 
 /// One pool a layer, all layers alike; what does not divide goes to the shallowest layers.
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
-inline Allotment pool_per_layer(const ModelShape& model, std::uint64_t budget_bytes,
-                                Precision p = Precision::full) {
+inline Allotment pool_per_layer(const ModelShape& model, std::uint64_t budget_bytes, Precision p = Precision::full) {
   Allotment a = everything(model, p);
   if (budget_bytes >= a.bytes()) return a;
   std::uint64_t one_each = 0, largest = 0;

@@ -116,10 +116,8 @@ concept Waits = requires(L l, Ticket ticket) {
 /// `route(scores, present, out)` appends exactly k routes a row, best first, rows in order.
 ///  1. `scores.select` and `scores.weight` are [rows, experts], row-major.
 ///  2. A row's experts are distinct. Weights are final (normalised if the model does that).
-///  3. `present` is [experts], the state of each expert of this layer at the best precision there is; in
-///  flight
-///     counts as resident. It is empty unless the router declares `static constexpr bool needs_residency =
-///     true`.
+///  3. `present` is [experts], the state of each expert of this layer at the best precision there is; in flight
+///     counts as resident. It is empty unless the router declares `static constexpr bool needs_residency = true`.
 /// Complexity: O(rows * experts * k) at worst.
 /// Minimal model: ferry::TopK. @see "expert-cache router" in docs/design.md
 template <class R>
@@ -131,9 +129,10 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 ///  1. `scores.layer` is the layer foretold; rows are whatever made them: a gate bank, a kernel, a trace.
 ///  2. Of a Request it sets want.id, rows, importance and confidence; the core fills in the rest.
 ///  3. No expert twice. Requests that do not fit in `out` are dropped by the caller's choice of capacity: E.
-/// `observe(layer, taken)` sees the final routes of every layer, in order.
+/// `observe(layer, taken)` sees every layer's routes, in order, before any is skipped.
 ///  4. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
-/// A predictor that needs no rows at all declares `static constexpr bool predicts = false`.
+/// One that foretells nothing declares `static constexpr bool predicts = false`: `predict` is never called.
+/// Optional: `begin_step(step)`, `end_sequence(id)`, noexcept.
 /// Minimal model: ferry::NoPrediction.
 template <class P>
 concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observes<P> && part::Predicts<P>;
@@ -141,11 +140,9 @@ concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observe
 /// Chooses the precision of each request, or to skip it.
 ///
 /// `select(phase, requests)` sets `want.precision`, for real and for predicted requests alike.
-///  1. `state` tells whether the expert is there at the model's own precision already: shrink and skip only
-///  what
+///  1. `state` tells whether the expert is there at the model's own precision already: shrink and skip only what
 ///     would have to be fetched.
-///  2. `precisions()` has bit `1 << p` for every Precision p that it may set; a store that lacks one is
-///  refused
+///  2. `precisions()` has bit `1 << p` for every Precision p that it may set; a store that lacks one is refused
 ///     at construction.
 /// Complexity: O(requests). Minimal model: ferry::FixedPrecision.
 template <class Q>
@@ -153,30 +150,28 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 
 /// Orders the slots of one pool by worth. All slot numbers are local to the pool.
 ///
-/// `touch(what, slot)`: the real gate asked for `what`, once a step, which sits in `slot` (`no_slot`:
-/// absent). `victim(incoming, barred)`: which slot `incoming` should take; `no_slot` refuses it, or all are
-/// barred.
+/// `touch(what, slot)`: the real gate asked for `what`, once a step, which sits in `slot` (`no_slot`: absent,
+///     also if the host then computes it). A skipped expert is not touched: nobody used it.
+/// `victim(incoming, barred)`: which slot `incoming` should take; `no_slot` refuses it, or all are barred.
 ///  1. Never a barred slot.
 ///  2. Changes nothing that `touch` or `replace` would not: it may be called and its answer not used.
-/// `replace(slot, what, demand)`: `what` takes `slot` from now on, whoever was there. `demand`: for the real
-/// gate,
+/// `replace(slot, what, demand)`: `what` takes `slot` from now on, whoever was there. `demand`: for the real gate,
 ///     otherwise a prefetch, which inserts but is no access.
 ///  3. Also called for slots that were free, which the core hands out in its own order.
-/// Within one layer of a step the core touches what is there first, then for each miss: touch(absent),
-/// victim, replace. None of a step's experts evicts another. Optional: `forget(slot)`: the copy into it was
-/// taken back, it is free again. `begin_step(step)`, `end_sequence(id)`. `static constexpr bool caches =
-/// false`: keeps nothing, so its pools get no slots. Complexity: O(1) amortised, or O(slots) for `victim`.
-/// Minimal model: ferry::LoadOnDemand.
+/// Within one layer of a step the core touches what is there first, then for each miss: touch(absent), victim,
+/// replace. None of a step's experts evicts another.
+/// Optional: `forget(slot)`: the copy into it was taken back, it is free again. `begin_step(step)`,
+/// `end_sequence(id)`. `static constexpr bool caches = false`: keeps nothing, so its pools get no slots.
+/// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
 template <class C>
-concept CachePolicy = part::State<C> && part::ReservesForPool<C> && part::Touches<C> &&
-    part::ChoosesVictim<C> && part::Replaces<C>;
+concept CachePolicy =
+    part::State<C> && part::ReservesForPool<C> && part::Touches<C> && part::ChoosesVictim<C> && part::Replaces<C>;
 
 /// How many predicted requests to fetch: `take(absent, window_ns)` returns how many of them, from the front.
 ///  1. `absent` are those that would have to be copied, in the predictor's order.
 ///  2. `window_ns` is the time until they are needed as last measured, 0 while unknown.
 template <class L>
-concept PrefetchLimit = part::State<L> &&
-    requires(const L l, View<const Request> absent, Nanoseconds window_ns) {
+concept PrefetchLimit = part::State<L> && requires(const L l, View<const Request> absent, Nanoseconds window_ns) {
   { l.take(absent, window_ns) }
   noexcept->std::same_as<std::uint32_t>;
 };
@@ -205,21 +200,17 @@ concept Scheduler = PrefetchLimit<S> && CopyOrder<S> && Placement<S>;
 ///
 /// `submit(copy)` takes a copy over; `drop(ticket)` takes a queued prefetch back if it has not begun (best
 /// effort); `seen()` tells how far it has got; `fence(f)` names the present end of the device's work;
-/// `wait(ticket)` makes the device's next work (or the caller) wait until that demand copy or prefetch
-/// landed.
-///  1. Demand copies begin in the order of their tickets, and before every prefetch not begun. So do
-///  prefetches
+/// `wait(ticket)` makes the device's next work (or the caller) wait until that demand copy or prefetch landed.
+///  1. Demand copies begin in the order of their tickets, and before every prefetch not begun. So do prefetches
 ///     among themselves. A copy that has begun is not interrupted.
 ///  2. Writes to one slot land in the order of submission, also after a drop that came too late.
 ///  3. Not one byte of `copy.slot` is written before `copy.after` was reached.
-///  4. After `seen()` reports a ticket as landed, or `wait` returns, the slot's bytes are visible to the
-///  device.
+///  4. After `seen()` reports a ticket as landed, or `wait` returns, the slot's bytes are visible to the device.
 ///  5. `seen()` never goes back, and a dropped prefetch counts as begun and landed.
 ///  6. `wait` throws when the copy can never land: it was not submitted, or the link has failed.
 /// Threads: called from the engine's thread; what runs behind it is the link's own business.
 template <class L>
-concept Link =
-    part::Submits<L> && part::Drops<L> && part::ReportsProgress<L> && part::Fences<L> && part::Waits<L>;
+concept Link = part::Submits<L> && part::Drops<L> && part::ReportsProgress<L> && part::Fences<L> && part::Waits<L>;
 
 /// One composition of policies: what `Core` and `OffloadPipeline` are made of.
 template <Predictor P, CachePolicy C, QuantSelector Q, Scheduler S, ExpertRouter R>

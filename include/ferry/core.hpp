@@ -35,6 +35,7 @@ class Core {
 
   /// Builds a core at the start of `block`, which is aligned to `storage_alignment`.
   static Core* create(std::byte* block, const Config& config) {
+    assert(reinterpret_cast<std::uintptr_t>(block) % storage_alignment == 0);
     config.validate();
     Core* core = new (block) Core(config);
     Carver carve(block + (sizeof(Core) + storage_alignment - 1) / storage_alignment * storage_alignment);
@@ -47,6 +48,7 @@ class Core {
     phase_ = step.phase;
     rows_ = step.sequence.size;
     assert(rows_ > 0 && rows_ <= shape_.max_rows);
+    assert(task_count_ == 0);  // the last layer was neither finished nor abandoned
     ++counters_.steps[static_cast<unsigned>(phase_)];
     if constexpr (requires { predictor_.begin_step(step); }) predictor_.begin_step(step);
     for (Cache& c : caches_) {
@@ -66,24 +68,26 @@ class Core {
     }
     Out<Route> out{routes_.data(), routes_.size(), 0};
     router_.route(scores, {present_.data(), present_.size()}, out);
+    assert(out.size == rows_ * shape_.top_k);
     return decide(scores.layer);
   }
 
   /// The same for an engine with a top-k of its own: [rows, k] routes, best first.
   FERRY_HD Plan plan(std::uint16_t layer, View<const Route> routes, const Seen& seen) noexcept {
-    static_assert(
-        !part::needs_full_scores<Router>(),
-        "this router needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
+    static_assert(!part::needs_full_scores<Router>(),
+                  "this router needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     begin_call(seen);
     assert(routes.size == rows_ * shape_.top_k);
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
     return decide(layer);
   }
 
-  /// Predicted scores of a later layer: prefetches, behind the demand already known.
+  /// Predicted scores [rows, E] of a later layer: prefetches, behind the demand already known. The layer may
+  /// be one of the next step (layer 0 at the end of this one). Ignored if there is no such layer, or too many rows.
   FERRY_HD void look_ahead(const Scores& predicted, const Seen& seen) noexcept {
     begin_call(seen);
     if constexpr (part::predicts<Predictor>()) {
+      if (predicted.layer >= shape_.layers || predicted.select.size > shape_.max_rows * shape_.experts) return;
       Out<Request> out{requests_.data(), requests_.size(), 0};
       predictor_.predict(phase_, predicted, out);
       const View<Request> requests = out.view();
@@ -107,6 +111,7 @@ class Core {
       wanted.size = least(absent, scheduler_.take(wanted, window()));
       scheduler_.order(phase_, wanted);
       for (const Request& r : wanted) {
+        if (residency_.find(r.want) != no_slot) continue;  // named twice
         const std::uint32_t slot = make_room(r.want, Residency::for_prefetch);
         if (slot == no_slot) continue;
         admit(slot, r.want, false);
@@ -115,37 +120,42 @@ class Core {
     }
   }
 
-  /// The fence that the next `done` or `finish` will use: record it on the device before that call.
+  /// The fence that the next `done`, `finish` or `abandon` will use: record it on the device before that call.
   FERRY_HD Fence next_fence() const noexcept { return Fence{fence_ + 1}; }
 
   /// These tasks of the plan have had their last reader once `next_fence()` is reached: the copies that
-  /// waited for their slots may follow. Tasks of `arriving` in order.
+  /// waited for their slots may follow. Tasks of `arriving` in the plan's order, each once: a copy that
+  /// waited for a task which was passed over is never submitted, and Link::wait refuses it.
   FERRY_HD void done(View<const Task> tasks) noexcept {
     clear_commands();
     const Fence fence{++fence_};
     for (const Task& t : tasks) {
       if (t.slot == no_slot || !residency_.is_leased(t.slot)) continue;
+      if (t.transient && residency_.slot(t.slot).ticket != t.ready) continue;  // done before: another's slot now
       residency_.end_lease(t.slot, fence);
-      if (t.transient && next_deferred_ < arriving_end_) {
-        Task& waiting = tasks_[next_deferred_++];
-        assert(waiting.slot == t.slot);
-        residency_.lease(waiting.slot);
-        submit({waiting.ready, waiting.what, waiting.slot, fence, true});
-      }
+      if (!t.transient || next_deferred_ >= arriving_end_ || tasks_[next_deferred_].slot != t.slot) continue;
+      stream(tasks_[next_deferred_++]);
     }
+    if (next_deferred_ >= arriving_end_) submit_held();
   }
 
-  /// The layer is over: leases that `done` has not ended yet end now, and the measured costs are noted.
+  /// The layer is over: leases that `done` has not ended yet end now, and the costs that were measured are
+  /// noted (those that are 0 were not, and leave the last ones).
   FERRY_HD void finish(std::uint16_t layer, const Times& times, const Seen& seen) noexcept {
     begin_call(seen);
     end_leases();
-    times_[layer] = times;
+    Times& last = times_[layer];
+    if (times.attention != 0) last.attention = times.attention;
+    if (times.gate != 0) last.gate = times.gate;
+    if (times.device != 0) last.device = times.device;
+    if (times.host != 0) last.host = times.host;
   }
 
   /// Ends the step after an error: leases end, copies on their way still land.
   FERRY_HD void abandon() noexcept {
     clear_commands();
     end_leases();
+    if constexpr (part::predicts<Predictor>()) foretold_.clear();
   }
 
   /// A sequence is over: policies forget what they kept for it.
@@ -156,16 +166,16 @@ class Core {
     }
   }
 
-  /// Fills free slots ahead of the first step, best first. Returns how many of `wanted` it has dealt with:
-  /// call again with the rest until none is left.
+  /// Fills free slots ahead of the first step, best first, by demand copies: the first plan's own queue
+  /// behind them. Returns how many of `wanted` it has dealt with: call again with the rest until none is left.
   FERRY_HD std::uint32_t preload(View<const Variant> wanted, const Seen& seen) noexcept {
     begin_call(seen);
     std::uint32_t i = 0;
-    for (; i < wanted.size && submit_count_ < submits_.size(); ++i) {
+    for (; i < wanted.size && submit_count_ < shape_.experts; ++i) {
       const std::uint16_t pool = residency_.pool_of(wanted[i]);
       if (pool == Residency::no_pool || !residency_.has_free(pool)) continue;
       if (residency_.find(wanted[i]) != no_slot) continue;
-      admit(residency_.take_free(pool), wanted[i], true);
+      admit(residency_.take_free(pool), wanted[i], true, false);
       counters_.of(phase_).bytes -= bytes_of(wanted[i]);
       counters_.preload_bytes += bytes_of(wanted[i]);
     }
@@ -220,7 +230,8 @@ class Core {
     carve(count_, shape_.experts);
     carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
     if constexpr (part::predicts<Predictor>()) foretold_.reserve(carve, shape_);
-    carve(submits_, shape_.experts);
+    carve(submits_, std::size_t{shape_.experts} + residency_.cache_slots());
+    carve(held_, residency_.cache_slots());
     carve(drops_, std::size_t{residency_.cache_slots()} + 1);
     if (carve.measuring()) return;
     for (std::uint32_t l = 0; l < shape_.layers; ++l) {
@@ -245,9 +256,15 @@ class Core {
   }
 
   FERRY_HD void submit(const Copy& copy) noexcept {
-    submits_[submit_count_++] = copy;
+    const bool hold = !copy.demand && next_deferred_ < arriving_end_;  // invariant 4
+    (hold ? held_[held_count_++] : submits_[submit_count_++]) = copy;
     counters_.of(phase_).bytes += bytes_of(copy.what);
     counters_.bytes_by_precision[static_cast<unsigned>(copy.what.precision)] += bytes_of(copy.what);
+  }
+
+  FERRY_HD void submit_held() noexcept {
+    for (std::uint32_t i = 0; i < held_count_; ++i) submits_[submit_count_++] = held_[i];
+    held_count_ = 0;
   }
 
   /// A queued prefetch is taken back from the link.
@@ -304,6 +321,7 @@ class Core {
   }
 
   FERRY_HD Plan decide(std::uint16_t layer) noexcept {
+    assert(layer < shape_.layers && task_count_ == 0);
     layer_ = layer;
     View<Request> requests = gather();
     predictor_.observe(layer, {routes_.data(), rows_ * shape_.top_k});
@@ -362,6 +380,9 @@ class Core {
     arriving_end_ = task_count_;
     for (const Request& r : misses.part(loaded, missing - loaded)) {
       ++count.host_computed;
+      if (const std::uint16_t pool = residency_.pool_of(r.want); pool != Residency::no_pool) {
+        caches_[pool].touch(r.want, no_slot);
+      }
       add_task(r, no_slot, Ticket::none);
     }
     return {{routes_.data(), rows_ * shape_.top_k},
@@ -392,11 +413,9 @@ class Core {
 
   /// Demand copies: into the pool while there is room for them, through the stream slots in waves otherwise.
   FERRY_HD void load(View<const Request> misses) noexcept {
-    const bool transient = phase_ == Phase::prefill && rows_ > transient_prefill_rows_;
     std::uint32_t streamed = 0;
     counters_.of(phase_).misses += misses.size;
-    for (std::uint32_t i = 0; i < misses.size;
-         ++i) {  // requests for the stream come to the front of missing_
+    for (std::uint32_t i = 0; i < misses.size; ++i) {  // requests for the stream come to the front of missing_
       const Request& r = misses[i];
       const std::uint16_t pool = residency_.pool_of(r.want);
       std::uint32_t slot = r.state == State::queued ? residency_.find(r.want) : no_slot;
@@ -409,8 +428,8 @@ class Core {
       } else {
         if (pool != Residency::no_pool) {
           caches_[pool].touch(r.want, no_slot);
-          if (!transient || residency_.has_free(pool)) slot = make_room(r.want, Residency::for_prefetch);
-          if (!transient && slot == no_slot) slot = make_room(r.want, Residency::for_demand);
+          slot = make_room(r.want, Residency::for_prefetch);
+          if (slot == no_slot) slot = make_room(r.want, Residency::for_demand);
         }
         if (slot == no_slot) {
           missing_[streamed++] = r;
@@ -429,8 +448,7 @@ class Core {
       Task& t = add_task(missing_[i], slot, next_ticket(true));
       t.transient = true;
       if (i < slots) {
-        residency_.lease(slot);
-        submit({t.ready, t.what, slot, residency_.slot(slot).last_reader, true});
+        stream(t);
       } else {
         t.freed_by = first + i - slots - resident_end_;
       }
@@ -438,11 +456,19 @@ class Core {
     next_deferred_ = first + least(streamed, slots);
   }
 
+  /// A task's copy into its stream slot starts.
+  FERRY_HD void stream(const Task& t) noexcept {
+    residency_.lease(t.slot);
+    residency_.slot(t.slot).ticket = t.ready;
+    submit({t.ready, t.what, t.slot, residency_.slot(t.slot).last_reader, true});
+  }
+
   /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none.
   FERRY_HD std::uint32_t make_room(Variant incoming, std::uint8_t bars) noexcept {
     const std::uint16_t pool = residency_.pool_of(incoming);
     if (pool == Residency::no_pool || residency_.pool_slots(pool) == 0) return no_slot;
     if (residency_.has_free(pool)) return residency_.take_free(pool);
+    if (phase_ == Phase::prefill && rows_ > transient_prefill_rows_) return no_slot;  // invariant 8
     const std::uint32_t local = caches_[pool].victim(incoming, residency_.barred(pool, bars));
     if (local == no_slot) return no_slot;
     const std::uint32_t slot = residency_.first_slot(pool) + local;
@@ -456,11 +482,11 @@ class Core {
     return slot;
   }
 
-  FERRY_HD void admit(std::uint32_t slot, Variant what, bool demand) noexcept {
+  FERRY_HD void admit(std::uint32_t slot, Variant what, bool demand, bool access = true) noexcept {
     const Ticket ticket = next_ticket(demand);
     residency_.admit(slot, what, ticket, demand, phase_);
     const Residency::Slot& s = residency_.slot(slot);
-    caches_[s.pool].replace(slot - residency_.first_slot(s.pool), what, demand);
+    caches_[s.pool].replace(slot - residency_.first_slot(s.pool), what, demand && access);
     submit({ticket, what, slot, s.last_reader, demand});
     if (demand) return;
     ++counters_.prefetch.issued;
@@ -487,6 +513,7 @@ class Core {
       if (slot != no_slot && residency_.is_leased(slot)) residency_.end_lease(slot, fence);
     }
     task_count_ = resident_end_ = arriving_end_ = next_deferred_ = 0;
+    submit_held();
   }
 
   Residency residency_;
@@ -506,13 +533,14 @@ class Core {
   Array<State> present_;               ///< [experts], for routers that need it
   PredictionRecord foretold_;
   Array<Copy> submits_;
+  Array<Copy> held_;  ///< prefetches behind demand copies that wait for `done`
   Array<Ticket> drops_;
   Counters counters_;
   Nanoseconds copy_ns_[precision_count] = {};
   std::uint64_t ticket_ = 0, fence_ = 0;
   std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
   std::uint32_t task_count_ = 0, resident_end_ = 0, arriving_end_ = 0, next_deferred_ = 0, stream_next_ = 0;
-  std::uint32_t submit_count_ = 0, drop_count_ = 0;
+  std::uint32_t submit_count_ = 0, held_count_ = 0, drop_count_ = 0;
   std::uint16_t layer_ = 0;
   Phase phase_ = Phase::decode;
 };

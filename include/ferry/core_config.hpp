@@ -1,6 +1,7 @@
 /// @file
 /// What a Core is built from.
 #pragma once
+#include <algorithm>
 #include <string>
 
 #include "ferry/allotment.hpp"
@@ -28,22 +29,68 @@ struct CoreConfig {
     model.validate();
     static constexpr const char* names[] = {"skip", "INT2", "INT4", "INT8", "full"};
     for (std::uint32_t p = 1; p < precision_count; ++p) {
-      for (std::uint32_t l = 0; (precision.precisions() >> p & 1U) != 0 && l < model.layers; ++l) {
+      for (std::uint32_t l = 0; selectable(p) && l < model.layers; ++l) {
         if (model.bytes(l, static_cast<Precision>(p)) > 0) continue;
         throw ConfigError(std::string("the precision selector asks for ") + names[p] + " but layer " +
                           std::to_string(l) + " is not stored at it: store it, or choose another selector");
       }
     }
-    if (allotment.stream_slots >= least_stream_slots) return;
-    std::uint32_t whole_layers = 0;
-    for (const Pool& p : allotment.pools) {
-      if (p.slots >= std::uint32_t{p.layers} * model.experts) whole_layers += p.layers;
+    std::uint64_t largest = 0;  // of what may have to go through a stream slot
+    for (std::uint32_t l = 0; l < model.layers; ++l) {
+      for (std::uint32_t p = 1; p < precision_count; ++p) {
+        if (selectable(p)) largest = std::max(largest, model.bytes(l, static_cast<Precision>(p)));
+      }
     }
-    if (whole_layers < model.layers) {
+    for (const Pool& pool : allotment.pools) validate_pool(pool);
+    if (allotment.stream_slots > 0 && allotment.stream_slot_bytes < largest) {
+      throw ConfigError("stream slots have " + std::to_string(allotment.stream_slot_bytes) +
+                        " bytes, expected at least " + std::to_string(largest) + " for the largest expert");
+    }
+    if (allotment.stream_slots < least_stream_slots && !everything_has_a_slot()) {
       throw ConfigError("the allotment has " + std::to_string(allotment.stream_slots) +
                         " stream slots, expected at least " + std::to_string(least_stream_slots) +
                         " unless every expert of every layer has a slot");
     }
+  }
+
+ private:
+  [[nodiscard]] bool selectable(std::uint32_t p) const { return (precision.precisions() >> p & 1U) != 0; }
+
+  void validate_pool(const Pool& pool) const {
+    const std::string name = "the pool from layer " + std::to_string(pool.first_layer);
+    if (pool.layers == 0 || pool.first_layer + pool.layers > model.layers) {
+      throw ConfigError(name + " has " + std::to_string(pool.layers) + " layers, but the model has " +
+                        std::to_string(model.layers) + " in all");
+    }
+    if (!part::caches<typename Stack::cache>() && pool.slots > 0) {
+      throw ConfigError(name + " has slots, but this cache policy keeps nothing: use ferry::stream_only");
+    }
+    for (std::uint32_t l = pool.first_layer; l < std::uint32_t{pool.first_layer} + pool.layers; ++l) {
+      for (std::uint32_t p = 1; p < precision_count; ++p) {
+        const std::uint64_t bytes = model.bytes(l, static_cast<Precision>(p));
+        if ((pool.precisions >> p & 1U) == 0 || bytes <= pool.slot_bytes) continue;
+        throw ConfigError(name + " has slots of " + std::to_string(pool.slot_bytes) +
+                          " bytes, but an expert of layer " + std::to_string(l) + " takes " + std::to_string(bytes));
+      }
+    }
+  }
+
+  [[nodiscard]] bool everything_has_a_slot() const {
+    for (std::uint32_t l = 0; l < model.layers; ++l) {
+      for (std::uint32_t p = 1; p < precision_count; ++p) {
+        if (!selectable(p)) continue;
+        bool has = false;
+        for (const Pool& pool : allotment.pools) {
+          const bool here = l >= pool.first_layer && l < std::uint32_t{pool.first_layer} + pool.layers;
+          std::uint32_t variants = 0;
+          for (std::uint32_t q = 1; q < precision_count; ++q) variants += pool.precisions >> q & 1U;
+          has = has || (here && (pool.precisions >> p & 1U) != 0 &&
+                        pool.slots >= std::uint64_t{pool.layers} * model.experts * variants);
+        }
+        if (!has) return false;
+      }
+    }
+    return true;
   }
 };
 

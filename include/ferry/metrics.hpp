@@ -55,8 +55,8 @@ struct Counters {
   Outcomes phase[2];  ///< by Phase
   PrefetchCounts prefetch;
   std::uint64_t bytes_by_precision[precision_count] = {};  ///< by Precision, less what was taken back
-  std::uint64_t preload_bytes = 0;  ///< submitted before the first step, in neither phase
-  std::uint64_t steps[2] = {};      ///< by Phase
+  std::uint64_t preload_bytes = 0;                         ///< submitted before the first step, in neither phase
+  std::uint64_t steps[2] = {};                             ///< by Phase
 
   FERRY_HD Outcomes& of(Phase p) noexcept { return phase[static_cast<unsigned>(p)]; }
   [[nodiscard]] const Outcomes& of(Phase p) const noexcept { return phase[static_cast<unsigned>(p)]; }

@@ -136,7 +136,7 @@ struct Task {
 /// Who runs, where, at which precision. Valid until the next `plan`; a plan never changes once given.
 struct Plan {
   View<const Route> routes;               ///< [rows, k], final, best first
-  View<const std::uint32_t> assignments;  ///< grouped by task; each is row * k + rank, an index into routes
+  View<const std::uint32_t> assignments;  ///< by task (first, rows); each is row * k + rank, an index into routes
   View<const Task> resident;              ///< can run at once, as one group
   View<const Task> arriving;              ///< run one by one in this order: wait(ready), compute, done
   View<const Task> host;                  ///< run on the host

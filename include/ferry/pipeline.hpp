@@ -44,8 +44,7 @@ class OwnedCore {
 /// An engine that runs everything before `finish` may leave out `done`, unless a task of `arriving` has
 /// `freed_by`: that task's copy starts only when the one before it in its slot is done.
 ///
-/// The link outlives the pipeline and belongs to it alone. One instance a device and model; one thread at a
-/// time.
+/// The link outlives the pipeline and belongs to it alone. One instance a device and model; one thread at a time.
 template <class StackT, Link LinkT>
 class OffloadPipeline {
  public:
@@ -56,7 +55,7 @@ class OffloadPipeline {
   OffloadPipeline(const Config& config, LinkT& link) : core_(config), link_(link) {}
 
   /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at
-  /// `precision`. Does not wait for the copies.
+  /// `precision`.   /// Does not wait for the copies; they are demand copies, behind which the first plan's own queue.
   void preload(Precision precision = Precision::full) {
     const Shape& shape = core_->shape();
     std::vector<Variant> wanted;
@@ -71,7 +70,15 @@ class OffloadPipeline {
     }
   }
 
-  void begin_step(const Step& step) noexcept { core_->begin_step(step); }
+  /// Starts one forward pass, one row a token. Throws ConfigError for no rows, or more than max_rows.
+  void begin_step(const Step& step) {
+    const std::uint32_t rows = step.sequence.size, most = core_->shape().max_rows;
+    if (rows == 0 || rows > most) {
+      throw ConfigError("a step has " + std::to_string(rows) + " rows, expected 1 to " + std::to_string(most) +
+                        " (max_rows)");
+    }
+    core_->begin_step(step);
+  }
 
   Plan plan(const Scores& scores) noexcept {
     const Plan p = core_->plan(scores, link_.seen());
@@ -93,6 +100,8 @@ class OffloadPipeline {
     if (task.ready != Ticket::none) link_.wait(task.ready);
   }
 
+  /// These tasks have been computed, or will have been once the device's present work is. Tasks of `arriving`
+  /// in the plan's order, each once.
   void done(View<const Task> tasks) noexcept {
     link_.fence(core_->next_fence());
     core_->done(tasks);

@@ -13,6 +13,7 @@ class PredictionRecord {
   void reserve(Carver& carve, const Shape& shape) {
     experts_ = shape.experts;
     max_rows_ = shape.max_rows;
+    top_k_ = shape.top_k;
     carve(named_, std::size_t{shape.layers} * shape.experts);
     carve(best_, std::size_t{shape.layers} * shape.max_rows);
     carve(rows_, shape.layers);
@@ -28,7 +29,7 @@ class PredictionRecord {
       const float* s = predicted.select.data + std::size_t{row} * experts_;
       best[row] = 0;
       for (std::uint16_t e = 1; e < experts_; ++e) {
-        if (s[e] > s[best[row]]) best[row] = e;
+        if (s[e] > s[best[row]] || s[best[row]] != s[best[row]]) best[row] = e;
       }
     }
   }
@@ -38,22 +39,27 @@ class PredictionRecord {
                       PrefetchCounts& count) noexcept {
     const std::uint32_t rows = rows_[layer];
     rows_[layer] = 0;
-    if (rows == 0 || routes.size % rows != 0) return;
+    if (rows == 0 || routes.size != rows * top_k_) return;
     const std::uint8_t* named = named_.data() + std::size_t{layer} * experts_;
     const std::uint16_t* best = best_.data() + std::size_t{layer} * max_rows_;
     count.needed += requests.size;
     for (const Request& r : requests) count.needed_foretold += named[r.want.id.expert];
     count.rows += rows;
     for (std::uint32_t row = 0; row < rows; ++row) {
-      count.rows_top1 += routes[row * (routes.size / rows)].expert == best[row] ? 1 : 0;
+      count.rows_top1 += routes[row * top_k_].expert == best[row] ? 1 : 0;
     }
+  }
+
+  /// The step was abandoned: what was foretold for it does not count.
+  FERRY_HD void clear() noexcept {
+    for (std::uint32_t& rows : rows_) rows = 0;
   }
 
  private:
   Array<std::uint8_t> named_;  ///< [layers, experts]
   Array<std::uint16_t> best_;  ///< [layers, rows]
   Array<std::uint32_t> rows_;  ///< [layers], 0: nothing foretold
-  std::uint32_t experts_ = 0, max_rows_ = 0;
+  std::uint32_t experts_ = 0, max_rows_ = 0, top_k_ = 0;
 };
 
 }  // namespace ferry

@@ -31,9 +31,7 @@ class CopyQueue {
   }
 
  private:
-  FERRY_HD std::uint32_t wrap(std::uint32_t i) const noexcept {
-    return i >= ring_.size() ? i - ring_.size() : i;
-  }
+  FERRY_HD std::uint32_t wrap(std::uint32_t i) const noexcept { return i >= ring_.size() ? i - ring_.size() : i; }
 
   Array<T> ring_;
   std::uint32_t head_ = 0, size_ = 0;
@@ -42,7 +40,7 @@ class CopyQueue {
 /// Slots and what they hold.
 ///
 /// Bars keep a slot from being evicted; their precedence is lease > in flight > queued or masked, and the
-/// last two yield to demand. All calls O(1) except where stated.
+/// last two yield to demand. All calls O(1), except that taking a queued prefetch or a mask away is O(their number).
 class Residency {
  public:
   enum Bar : std::uint8_t { leased = 1, in_flight = 2, queued = 4, masked = 8 };
@@ -216,8 +214,7 @@ class Residency {
       land(prefetch_[0]);
       prefetch_.pop();
     }
-    for (std::uint32_t i = 0; i < prefetch_.size() && slots_[prefetch_[i]].ticket <= seen.prefetch_begun;
-         ++i) {
+    for (std::uint32_t i = 0; i < prefetch_.size() && slots_[prefetch_[i]].ticket <= seen.prefetch_begun; ++i) {
       slots_[prefetch_[i]].state = State::in_flight;
       set_moving(prefetch_[i], in_flight);
     }

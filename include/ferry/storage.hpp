@@ -22,11 +22,8 @@ class Array {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:
-  // Through an integer: the elements are no part of this object, and a compiler that takes them for one
-  // warns.
-  FERRY_HD T* data() noexcept {
-    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(this) + offset_);
-  }
+  // Through an integer: the elements are no part of this object, and a compiler that takes them for one warns.
+  FERRY_HD T* data() noexcept { return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(this) + offset_); }
   FERRY_HD const T* data() const noexcept {
     return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(this) + offset_);
   }

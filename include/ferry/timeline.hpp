@@ -23,8 +23,7 @@ struct Span {
   Ticket ticket = Ticket::none;  ///< of a copy
 };
 
-/// Writes Trace Event Format (JSON object form), one thread a lane, times in microseconds from the earliest
-/// span.
+/// Writes Trace Event Format (JSON object form), one thread a lane, times in microseconds from the earliest span.
 inline void write_trace_events(std::ostream& out, const std::vector<Span>& spans) {
   static constexpr const char* lanes[] = {"device", "link", "host", "control"};
   static constexpr const char* precisions[] = {"skip", "int2", "int4", "int8", "full"};
@@ -33,13 +32,15 @@ inline void write_trace_events(std::ostream& out, const std::vector<Span>& spans
   out << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
          "{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"ferry\"}}";
   for (int i = 0; i < 4; ++i) {
-    out << ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":" << i << ",\"name\":\"thread_name\",\"args\":{\"name\":\""
-        << lanes[i] << "\"}}";
+    out << ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":" << i << ",\"name\":\"thread_name\",\"args\":{\"name\":\"" << lanes[i]
+        << "\"}}";
     out << ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":" << i
         << ",\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":" << i << "}}";
   }
   auto us = [&](Nanoseconds ns) {
-    out << ns / 1000 << '.' << std::setw(3) << std::setfill('0') << ns % 1000;
+    const char fill = out.fill('0');
+    out << ns / 1000 << '.' << std::setw(3) << ns % 1000;
+    out.fill(fill);
   };
   for (const Span& s : spans) {
     out << ",\n{\"ph\":\"X\",\"pid\":1,\"tid\":" << static_cast<int>(s.lane) << ",\"name\":\"" << s.name
@@ -48,8 +49,8 @@ inline void write_trace_events(std::ostream& out, const std::vector<Span>& spans
     out << ",\"dur\":";
     us(s.end_ns - s.begin_ns);
     if (s.has_expert) {
-      out << ",\"args\":{\"layer\":" << s.what.id.layer << ",\"expert\":" << s.what.id.expert
-          << ",\"precision\":\"" << precisions[static_cast<unsigned>(s.what.precision)] << '"';
+      out << ",\"args\":{\"layer\":" << s.what.id.layer << ",\"expert\":" << s.what.id.expert << ",\"precision\":\""
+          << precisions[static_cast<unsigned>(s.what.precision)] << '"';
       if (s.ticket != Ticket::none) out << ",\"ticket\":" << static_cast<std::uint64_t>(s.ticket);
       out << '}';
     }

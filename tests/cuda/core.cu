@@ -1,6 +1,5 @@
 // The decision core compiles for the device: one thread plans, looks ahead and finishes a layer, all from one
-// block of memory that was built on the host and copied. Compiled where nvcc is; run where a GPU is
-// (tests/gpu).
+// block of memory that was built on the host and copied. Compiled where nvcc is; run where a GPU is (tests/gpu).
 #include <cstdint>
 
 #include "ferry/core.hpp"

@@ -71,10 +71,8 @@ TEST_CASE("a right file is read") {
 TEST_CASE("lying safetensors headers") {
   CHECK(says(refused_file(""), "0 bytes, expected at least 8"));
   CHECK(says(refused_file("1234567"), "7 bytes, expected at least 8"));
-  CHECK(says(refused_file(std::string("\x40\0\0\0\0\0\0\0{}", 10)),
-             "only 2 bytes follow it: the file is truncated"));
-  CHECK(says(refused_file(std::string(8, '\xff') + "{}"),
-             "header length is 18446744073709551615, expected at most"));
+  CHECK(says(refused_file(std::string("\x40\0\0\0\0\0\0\0{}", 10)), "only 2 bytes follow it: the file is truncated"));
+  CHECK(says(refused_file(std::string(8, '\xff') + "{}"), "header length is 18446744073709551615, expected at most"));
   CHECK(says(refused_file(std::string("\0\0\0\0\0\0\0\x80{}", 10)), "header length is 9223372036854775808"));
   CHECK(says(refused_file(safetensors_file("{", "")), "header: parse error"));
   CHECK(says(refused_file(safetensors_file("[]", "")), "not a JSON object"));
@@ -88,23 +86,18 @@ TEST_CASE("lying safetensors headers") {
              "\"dtype\" stands twice"));
   CHECK(says(refused_file(with("7")), "tensor \"a\": expected an object"));
   CHECK(says(refused_file(with(R"({"shape":[4],"data_offsets":[0,16]})")), "\"dtype\" is missing"));
+  CHECK(says(refused_file(with(R"({"dtype":3,"shape":[4],"data_offsets":[0,16]})")), "dtype is not a string"));
   CHECK(
-      says(refused_file(with(R"({"dtype":3,"shape":[4],"data_offsets":[0,16]})")), "dtype is not a string"));
-  CHECK(says(refused_file(with(R"({"dtype":"F99","shape":[4],"data_offsets":[0,16]})")),
-             "\"F99\", which is not known"));
-  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":4,"data_offsets":[0,16]})")),
-             "shape is not an array"));
+      says(refused_file(with(R"({"dtype":"F99","shape":[4],"data_offsets":[0,16]})")), "\"F99\", which is not known"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":4,"data_offsets":[0,16]})")), "shape is not an array"));
   CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[-4],"data_offsets":[0,16]})")), "shape holds -4"));
-  CHECK(
-      says(refused_file(with(R"({"dtype":"F32","shape":[4.0],"data_offsets":[0,16]})")), "shape holds 4.0"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4.0],"data_offsets":[0,16]})")), "shape holds 4.0"));
   CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[9223372036854775808,2],"data_offsets":[0,16]})")),
              "overflows"));
-  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]})")),
-             "overflows"));
   CHECK(
-      says(refused_file(with(R"({"dtype":"F32","shape":[4],"data_offsets":[0]})")), "array of two numbers"));
-  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4],"data_offsets":[-1,15]})")),
-             "data_offsets holds -1"));
+      says(refused_file(with(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]})")), "overflows"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4],"data_offsets":[0]})")), "array of two numbers"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4],"data_offsets":[-1,15]})")), "data_offsets holds -1"));
   CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4],"data_offsets":[16,0]})")), "run backwards"));
   CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[5],"data_offsets":[0,20]})")),
              "end at 20 but the file holds 16"));
@@ -112,15 +105,13 @@ TEST_CASE("lying safetensors headers") {
              "takes 20 bytes but data_offsets span 16"));
   CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[3],"data_offsets":[4,16]})")),
              "no tensor covers data offsets 0 to 4"));
-  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[3],"data_offsets":[0,12]})")),
-             "tensors cover 12 bytes"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[3],"data_offsets":[0,12]})")), "tensors cover 12 bytes"));
   CHECK(says(refused_file(safetensors_file(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},)"
                                            R"("b":{"dtype":"F32","shape":[3],"data_offsets":[8,20]}})",
                                            std::string(20, 'x'))),
              "two tensors overlap at data offset 8"));
   CHECK(says(refused_file(safetensors_file(R"({"__metadata__":[]})", "")), "__metadata__ is not an object"));
-  CHECK(says(refused_file(safetensors_file(R"({"__metadata__":{"a":1}})", "")),
-             "__metadata__ \"a\" is not a string"));
+  CHECK(says(refused_file(safetensors_file(R"({"__metadata__":{"a":1}})", "")), "__metadata__ \"a\" is not a string"));
 }
 
 TEST_CASE("a checkpoint cut at any length, or with any byte of its header changed, never crashes") {
@@ -157,11 +148,9 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(says(refused_config([](Json& c) { c["hidden_size"] = -8; }), "got -8"));
   CHECK(says(refused_config([](Json& c) { c["hidden_size"] = 8.5; }), "got 8.5"));
   CHECK(says(refused_config([](Json& c) { c["num_hidden_layers"] = 0; }), "field \"num_hidden_layers\""));
-  CHECK(says(refused_config([](Json& c) { c["num_hidden_layers"] = 18446744073709551615ULL; }),
-             "from 1 to 4096"));
+  CHECK(says(refused_config([](Json& c) { c["num_hidden_layers"] = 18446744073709551615ULL; }), "from 1 to 4096"));
   CHECK(says(refused_config([](Json& c) { c["num_key_value_heads"] = 3; }), "a divisor of 2 heads"));
-  CHECK(says(refused_config([](Json& c) { c["num_experts_per_tok"] = 5; }),
-             "at most the number of experts, 4"));
+  CHECK(says(refused_config([](Json& c) { c["num_experts_per_tok"] = 5; }), "at most the number of experts, 4"));
   CHECK(says(refused_config([](Json& c) { c["rms_norm_eps"] = 0; }), "a number above 0"));
   CHECK(says(refused_config([](Json& c) { c["rope_theta"] = "much"; }), "field \"rope_theta\""));
   CHECK(says(refused_config([](Json& c) { c["hidden_act"] = "gelu"; }), "expected \"silu\", got \"gelu\""));
@@ -172,8 +161,7 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(says(refused_config([](Json& c) { c["bos_token_id"] = 258; }), "field \"bos_token_id\""));
   CHECK(says(refused_config([](Json& c) { c["architectures"] = {"LlamaForCausalLM"}; }),
              "expected Qwen2MoeForCausalLM or MixtralForCausalLM"));
-  CHECK(
-      says(refused_config([](Json& c) { c["architectures"] = "MixtralForCausalLM"; }), "one name in a list"));
+  CHECK(says(refused_config([](Json& c) { c["architectures"] = "MixtralForCausalLM"; }), "one name in a list"));
   CHECK(says(refused_config([](Json& c) { c = Json::array(); }), "expected a JSON object"));
 }
 
@@ -181,9 +169,8 @@ TEST_CASE("checkpoints: missing, misshapen and mistyped tensors are named") {
   CHECK(refused_checkpoint([](TinyCheckpoint&) {}).empty());
   CHECK(says(refused_checkpoint([](TinyCheckpoint& c) { c.values.erase("model.norm.weight"); }),
              "tensor \"model.norm.weight\" is missing"));
-  CHECK(says(refused_checkpoint([](TinyCheckpoint& c) {
-               c.values.erase("model.layers.1.block_sparse_moe.experts.3.w2.weight");
-             }),
+  CHECK(says(refused_checkpoint(
+                 [](TinyCheckpoint& c) { c.values.erase("model.layers.1.block_sparse_moe.experts.3.w2.weight"); }),
              "tensor \"model.layers.1.block_sparse_moe.experts.3.w2.weight\" is missing"));
   CHECK(says(refused_checkpoint([](TinyCheckpoint& c) {
                c.shapes["lm_head.weight"] = {8, 258};
@@ -240,12 +227,10 @@ TEST_CASE("bad shard indices") {
   };
   CHECK(refused([](Json&) {}).empty());
   CHECK(says(refused([](Json& i) { i.erase("weight_map"); }), "field \"weight_map\""));
-  CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = 5; }),
-             "\"lm_head.weight\" is not a string"));
+  CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = 5; }), "\"lm_head.weight\" is not a string"));
   CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "../../etc/passwd"; }),
              "expected a file beside the index"));
-  CHECK(
-      says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "none.safetensors"; }), "cannot open"));
+  CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "none.safetensors"; }), "cannot open"));
   CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "model-00002-of-00002.safetensors"; }),
              "tensor \"lm_head.weight\" is missing"));
 }
@@ -292,8 +277,7 @@ TEST_CASE("an output file appears whole or not at all") {
   }
   CHECK(std::filesystem::file_size(path) == 4);
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
-  CHECK(says(refusal("nowhere", [&] { OutputFile file(folder.path() / "nowhere" / "out.json"); }),
-             "cannot be written"));
-  CHECK(says(refusal("ferry-test-", [&] { OutputFile file(folder.path()); }),
-             "cannot be written: Is a directory"));
+  CHECK(
+      says(refusal("nowhere", [&] { OutputFile file(folder.path() / "nowhere" / "out.json"); }), "cannot be written"));
+  CHECK(says(refusal("ferry-test-", [&] { OutputFile file(folder.path()); }), "cannot be written: Is a directory"));
 }

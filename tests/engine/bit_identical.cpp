@@ -24,8 +24,7 @@ bool quick() {
 
 HostModel& model(const std::string& name) {
   static std::map<std::string, HostModel> loaded;
-  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name)
-      .first->second;  // or an absolute path
+  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name).first->second;  // or an absolute path
 }
 
 Generated run(const std::string& name, const std::vector<std::string>& texts, const RunnerOptions& options,
@@ -126,8 +125,7 @@ TEST_CASE("a batch gives each prompt the text that it gets alone") {
 }
 
 TEST_CASE("the comparison can fail: one bit of one expert changes the logits") {
-  // A copy of the model in which a single bit of expert 0 of layer 0 differs; all tokens of a prompt go by
-  // it.
+  // A copy of the model in which a single bit of expert 0 of layer 0 differs; all tokens of a prompt go by it.
   const auto folder = std::filesystem::temp_directory_path() / ("ferry-bit-" + std::to_string(::getpid()));
   std::filesystem::remove_all(folder);
   std::filesystem::copy(std::string(FERRY_MODELS) + "/tiny-mixtral", folder);

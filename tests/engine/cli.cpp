@@ -33,8 +33,7 @@ std::string read(const std::filesystem::path& path) {
 Result ferry_command(const std::string& arguments, int after_ms = -1) {
   const TemporaryFolder folder;
   const std::string command = std::string("exec '") + FERRY_COMMAND + "' " + arguments + " >'" +
-                              (folder.path() / "out").string() + "' 2>'" +
-                              (folder.path() / "error").string() + "'";
+                              (folder.path() / "out").string() + "' 2>'" + (folder.path() / "error").string() + "'";
   const pid_t child = ::fork();
   if (child == 0) {
     ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
@@ -68,8 +67,7 @@ void refused(const std::string& arguments, const std::vector<std::string>& parts
 
 TEST_CASE("run streams text, prints a table, and writes JSON with the stable keys") {
   const TemporaryFolder folder;
-  const std::string json = (folder.path() / "r.json").string(),
-                    timeline = (folder.path() / "t.json").string();
+  const std::string json = (folder.path() / "r.json").string(), timeline = (folder.path() / "t.json").string();
   const Result r = ferry_command(
       "run --model tiny-mixtral --stack cross-layer-lru --budget 25% --prompt 'The sea ' "
       "--prompt 'A b' --max-new-tokens 12 --json '" +
@@ -77,18 +75,18 @@ TEST_CASE("run streams text, prints a table, and writes JSON with the stable key
   REQUIRE(r.status == 0);
   const Json j = Json::parse(read(json));
   for (const char* key :
-       {"ferry", "model", "stack", "machine", "device", "budget_bytes", "batch", "text", "ttft_s", "prefill",
-        "decode", "prefetch", "bytes_by_precision", "stall_s", "host_compute_s", "decision_s", "bounds"}) {
+       {"ferry", "model", "stack", "machine", "device", "budget_bytes", "batch", "text", "ttft_s", "prefill", "decode",
+        "prefetch", "bytes_by_precision", "stall_s", "host_compute_s", "decision_s", "bounds"}) {
     CHECK_MESSAGE(j.contains(key), key);
   }
   for (const char* phase : {"prefill", "decode"}) {
-    for (const char* key : {"tokens", "time_s", "requests", "hits", "late_hits", "misses", "substituted",
-                            "skipped", "host_computed", "bytes"}) {
+    for (const char* key : {"tokens", "time_s", "requests", "hits", "late_hits", "misses", "substituted", "skipped",
+                            "host_computed", "bytes"}) {
       CHECK_MESSAGE(j[phase].contains(key), phase << " " << key);
     }
     const Json& p = j[phase];
-    CHECK(p["hits"].get<int>() + p["late_hits"].get<int>() + p["misses"].get<int>() +
-              p["substituted"].get<int>() + p["skipped"].get<int>() + p["host_computed"].get<int>() ==
+    CHECK(p["hits"].get<int>() + p["late_hits"].get<int>() + p["misses"].get<int>() + p["substituted"].get<int>() +
+              p["skipped"].get<int>() + p["host_computed"].get<int>() ==
           p["requests"].get<int>());
   }
   for (const char* key : {"issued", "used", "issued_bytes", "wasted_bytes", "recall", "precision", "top1"}) {
@@ -135,8 +133,7 @@ TEST_CASE("invalid UTF-8 in generated text becomes U+FFFD in the JSON") {
 }
 
 TEST_CASE("the same seed gives the same text, another seed another") {
-  const std::string common =
-      "run --model tiny-mixtral --temperature 1.5 --max-new-tokens 30 --prompt 'To be ' --seed ";
+  const std::string common = "run --model tiny-mixtral --temperature 1.5 --max-new-tokens 30 --prompt 'To be ' --seed ";
   const std::string a = ferry_command(common + "1").out;
   CHECK(a == ferry_command(common + "1").out);
   CHECK(a != ferry_command(common + "2").out);
@@ -174,8 +171,7 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("run --modle x", {"--modle"});
   refused("run --stack lur", {"unknown stack \"lur\": did you mean \"lru\"?", "on-demand"});
   refused("compare --stacks lru,fats", {"unknown stack \"fats\""});
-  refused("run --machine rtx3090-pcie",
-          {"unknown machine \"rtx3090-pcie\": did you mean \"rtx3090-pcie3\"?"});
+  refused("run --machine rtx3090-pcie", {"unknown machine \"rtx3090-pcie\": did you mean \"rtx3090-pcie3\"?"});
   refused("run --machine /nowhere/m.json", {"/nowhere/m.json", "cannot open"});
   refused("run --model /nowhere", {"--model /nowhere", "tiny-qwen-moe"});
   refused("run --model tiny-quen", {"tiny-quen", "tiny-qwen-moe"});
@@ -207,10 +203,9 @@ TEST_CASE("Ctrl-C ends after the current step, with the numbers so far and exit 
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
   const std::string machine = (folder.path() / "slow.json").string();
-  write_file(
-      machine,
-      R"({"name":"slow","reference_model":"m","precision":"bf16",)"
-      R"("expert_transfer_s":{"value":30,"source":"test"},"layer_compute_s":{"value":1,"source":"test"}})");
+  write_file(machine,
+             R"({"name":"slow","reference_model":"m","precision":"bf16",)"
+             R"("expert_transfer_s":{"value":30,"source":"test"},"layer_compute_s":{"value":1,"source":"test"}})");
   const Result r = ferry_command(
       "run --stack on-demand --max-new-tokens 900 --machine '" + machine + "' --json '" + json + "'", 1500);
   CHECK(r.status == 130);

@@ -26,22 +26,20 @@ Routing record(HostModel& model, const std::vector<std::uint32_t>& tokens) {
   Routing routing;
   for (std::uint32_t at = 0; at < tokens.size(); ++at) {
     auto& step = routing.emplace_back();
-    model.forward(Phase::decode, {{0, tokens[at], at}}, caches, *runner, 1,
-                  [&](std::uint32_t, const Matrix& scores) {
-                    std::vector<std::pair<float, std::uint32_t>> sorted;
-                    for (Eigen::Index e = 0; e < scores.cols(); ++e) sorted.emplace_back(-scores(0, e), e);
-                    std::sort(sorted.begin(), sorted.end());
-                    Layer asked;
-                    for (std::uint32_t i = 0; i < model.config().top_k; ++i) asked.insert(sorted[i].second);
-                    step.push_back(asked);
-                  });
+    model.forward(Phase::decode, {{0, tokens[at], at}}, caches, *runner, 1, [&](std::uint32_t, const Matrix& scores) {
+      std::vector<std::pair<float, std::uint32_t>> sorted;
+      for (Eigen::Index e = 0; e < scores.cols(); ++e) sorted.emplace_back(-scores(0, e), e);
+      std::sort(sorted.begin(), sorted.end());
+      Layer asked;
+      for (std::uint32_t i = 0; i < model.config().top_k; ++i) asked.insert(sorted[i].second);
+      step.push_back(asked);
+    });
   }
   return routing;
 }
 
 /// Least recently used, as a list. The pipeline's semantics: what is there is touched first, in ascending
-/// order, then each miss enters, in ascending order, and evicts the least recent that this layer does not
-/// need.
+/// order, then each miss enters, in ascending order, and evicts the least recent that this layer does not need.
 class Oracle {
  public:
   explicit Oracle(std::size_t slots) : slots_(slots) {}
@@ -99,8 +97,7 @@ void check_model(const std::string& name) {
         model.forward(Phase::decode, {{0, tokens[at], at}}, caches, *runner, 1);
       }
 
-      // Slots by hand: two for the stream unless everything fits; the rest over the layers, shallow ones
-      // first.
+      // Slots by hand: two for the stream unless everything fits; the rest over the layers, shallow ones first.
       const std::uint64_t all = std::uint64_t{c.layers} * c.experts;
       const std::uint64_t total = all * eighths / 8, cached = total == all ? all : total - 2;
       std::vector<Oracle> oracles;
@@ -119,8 +116,8 @@ void check_model(const std::string& name) {
       CHECK(ours.requests == requests);
       CHECK(ours.hits == hits);
       CHECK(ours.misses == requests - hits);
-      MESSAGE(name << ", " << eighths << "/8, " << (pools == PoolChoice::one ? "one pool" : "per layer")
-                   << ": " << hits << " hits of " << requests);
+      MESSAGE(name << ", " << eighths << "/8, " << (pools == PoolChoice::one ? "one pool" : "per layer") << ": " << hits
+                   << " hits of " << requests);
     }
   }
 }

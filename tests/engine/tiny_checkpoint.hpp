@@ -131,9 +131,7 @@ struct TinyCheckpoint {
     write_file(folder / "config.json", config.dump());
     Json index = {{"metadata", Json::object()}, {"weight_map", Json::object()}};
     for (int shard = 0; shard < 2; ++shard) {
-      auto mine = [&](const std::string& name) {
-        return (name.find("layers.1") != std::string::npos) == (shard == 1);
-      };
+      auto mine = [&](const std::string& name) { return (name.find("layers.1") != std::string::npos) == (shard == 1); };
       const std::string file = "model-0000" + std::to_string(shard + 1) + "-of-00002.safetensors";
       const auto [header, data] = pack(type, mine);
       write_file(folder / file, safetensors_file(header.dump(), data));

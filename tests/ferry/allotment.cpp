@@ -82,8 +82,8 @@ TEST_CASE("invariant 7: a budget below the stream pool is refused, naming the by
 TEST_CASE("random budgets: never more bytes than allowed, or refused (invariants 1 and 7)") {
   Random random(1);
   for (int i = 0; i < 5000; ++i) {
-    ModelShape m = model(static_cast<std::uint16_t>(random.between(1, 9)),
-                         static_cast<std::uint16_t>(random.between(1, 9)), 1);
+    ModelShape m =
+        model(static_cast<std::uint16_t>(random.between(1, 9)), static_cast<std::uint16_t>(random.between(1, 9)), 1);
     m.expert_bytes.clear();
     for (int l = 0; l < m.layers; ++l) m.expert_bytes.push_back({0, 0, 0, 0, random.between(1, 300)});
     const std::uint64_t budget = random.below(30000);
@@ -110,8 +110,7 @@ TEST_CASE("shapes that cannot be are refused by the field") {
   m = model(2, 4, 1);
   m.expert_bytes.push_back(m.expert_bytes[0]);
   m.expert_bytes.push_back(m.expert_bytes[0]);
-  CHECK_THROWS_WITH_AS(m.validate(), "model shape: expert_bytes has 3 entries, expected 1 or 2 (layers)",
-                       ConfigError);
+  CHECK_THROWS_WITH_AS(m.validate(), "model shape: expert_bytes has 3 entries, expected 1 or 2 (layers)", ConfigError);
   m = model(2, 4, 1, 1, 0);
   CHECK_THROWS_WITH_AS(m.validate(), "model shape: layer 0 has no bytes at full precision", ConfigError);
 }

@@ -39,9 +39,8 @@ struct SmallestLink {
   void wait(Ticket) {}
 };
 
-static_assert(ExpertRouter<SmallestRouter> && Predictor<SmallestPredictor> &&
-              QuantSelector<SmallestSelector> && CachePolicy<SmallestCache> && Scheduler<SmallestScheduler> &&
-              Link<SmallestLink>);
+static_assert(ExpertRouter<SmallestRouter> && Predictor<SmallestPredictor> && QuantSelector<SmallestSelector> &&
+              CachePolicy<SmallestCache> && Scheduler<SmallestScheduler> && Link<SmallestLink>);
 
 struct MayThrow : SmallestCache {
   void touch(Variant, std::uint32_t) {}

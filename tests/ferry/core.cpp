@@ -106,8 +106,7 @@ TEST_CASE("hits are touched before misses are admitted, and no expert of a step 
   CHECK(f->commands().submit[0].slot == 1);
 }
 
-TEST_CASE(
-    "a layer that needs more than fits streams in waves, each copy behind the task before it in its slot") {
+TEST_CASE("a layer that needs more than fits streams in waves, each copy behind the task before it in its slot") {
   const ModelShape m = model(1, 6, 2, 3);
   Fixture<stacks::OnDemand> f(m, stream_only(m, 2 * 64));
   f.build();
@@ -257,8 +256,7 @@ TEST_CASE("after abandon nothing is leased, and what was on its way can be used"
   const auto s = favour(4, {0, 1});
   f->plan(scores(0, s), nothing_seen);
   f->abandon();
-  for (std::uint32_t slot = 0; slot < f->residency().slots(); ++slot)
-    CHECK_FALSE(f->residency().is_leased(slot));
+  for (std::uint32_t slot = 0; slot < f->residency().slots(); ++slot) CHECK_FALSE(f->residency().is_leased(slot));
   f->begin_step(StepOf(Phase::decode, 1));
   const Plan p = f->plan(scores(0, s), nothing_seen);
   CHECK(p.arriving.size == 2);
@@ -333,4 +331,71 @@ TEST_CASE("a core moved byte for byte goes on as if nothing had happened") {
   const Plan p = moved->plan(scores(0, second), all_landed);
   CHECK(experts(p.resident) == Ids{2});
   CHECK(experts(p.arriving) == Ids{3});
+}
+
+TEST_CASE("a long prefill does not evict by prefetch either (invariant 8)") {
+  const ModelShape m = model(2, 8, 2, 4);
+  Fixture<stacks::CrossLayerLru> f(m, {{{0, 2, part::bit(Precision::full), 2, 64}}, 2, 64});
+  f.config.transient_prefill_rows = 1;
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto s = favour(8, {0, 1});
+  f->plan(scores(0, s), nothing_seen);
+  f->finish(0, {}, all_landed);
+  f->begin_step(StepOf(Phase::prefill, 2));
+  std::vector<float> rows = favour(8, {4, 5});
+  rows.insert(rows.end(), s.begin(), s.end());
+  f->look_ahead(scores(1, rows), all_landed);
+  CHECK(f->commands().submit.size == 0);
+}
+
+TEST_CASE("done out of order, or twice, starts no copy into a slot that is still read") {
+  const ModelShape m = model(1, 6, 4);
+  Fixture<stacks::OnDemand> f(m, stream_only(m, 2 * 64));
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto s = favour(6, {0, 1, 2, 3});
+  const Plan p = f->plan(scores(0, s), nothing_seen);
+  f->done(p.arriving.part(1, 1));
+  CHECK(f->commands().submit.size == 0);  // the next copy belongs into task 0's slot
+  f->done(p.arriving.part(0, 1));
+  REQUIRE(f->commands().submit.size == 1);
+  CHECK(f->commands().submit[0].slot == p.arriving[0].slot);
+  f->done(p.arriving.part(0, 1));  // again: the slot is task 2's now
+  CHECK(f->commands().submit.size == 0);
+  CHECK(f->residency().is_leased(p.arriving[2].slot));
+}
+
+TEST_CASE("prefetches are held back until every demand copy of the layer is on its way (invariant 4)") {
+  const ModelShape m = model(2, 8, 4);
+  Fixture<stacks::CrossLayerLru> f(m, {{{1, 1, part::bit(Precision::full), 4, 64}}, 2, 64});
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto here = favour(8, {0, 1, 2, 3}), ahead = favour(8, {5, 6});
+  const Plan p = f->plan(scores(0, here), nothing_seen);  // layer 0 has no slots: two waves of two
+  f->look_ahead(scores(1, ahead), nothing_seen);
+  CHECK(f->commands().submit.size == 0);
+  f->done(p.arriving.part(0, 1));
+  REQUIRE(f->commands().submit.size == 1);
+  f->done(p.arriving.part(1, 1));
+  REQUIRE(f->commands().submit.size == 3);
+  CHECK(f->commands().submit[0].demand);
+  CHECK(f->commands().submit[1].what == full(1, 5));
+  CHECK(f->commands().submit[2].what == full(1, 6));
+}
+
+TEST_CASE("a prediction for a layer that is not there, or of too many rows, is ignored") {
+  const ModelShape m = model(2, 8, 2);
+  Fixture<stacks::CrossLayerLru> f(m, everything(m));
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto s = favour(8, {0, 1});
+  auto two = s;
+  two.insert(two.end(), s.begin(), s.end());
+  f->look_ahead(scores(2, s), nothing_seen);
+  CHECK(f->commands().submit.size == 0);
+  f->look_ahead(scores(1, two), nothing_seen);
+  CHECK(f->commands().submit.size == 0);
+  f->look_ahead(scores(1, s), nothing_seen);
+  CHECK(f->commands().submit.size == 2);
 }

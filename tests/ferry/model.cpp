@@ -10,8 +10,7 @@ static_assert(std::is_trivially_copyable_v<Plan> && std::is_trivially_copyable_v
               std::is_trivially_copyable_v<Task> && std::is_trivially_copyable_v<Copy>);
 static_assert(Precision::skip < Precision::int2 && Precision::int2 < Precision::int4 &&
               Precision::int4 < Precision::int8 && Precision::int8 < Precision::full);
-static_assert(State::absent < State::queued && State::queued < State::in_flight &&
-              State::in_flight < State::resident);
+static_assert(State::absent < State::queued && State::queued < State::in_flight && State::in_flight < State::resident);
 
 TEST_CASE("odd tickets are prefetches") {
   CHECK_FALSE(is_prefetch(Ticket{2}));

@@ -26,9 +26,7 @@ struct TwoPrecisions {
   alignas(64) std::byte block[8192];
   Residency& r = *new (block) Residency;
 
-  void put(Variant v, Ticket t, bool demand) {
-    r.admit(r.take_free(r.pool_of(v)), v, t, demand, Phase::decode);
-  }
+  void put(Variant v, Ticket t, bool demand) { r.admit(r.take_free(r.pool_of(v)), v, t, demand, Phase::decode); }
 };
 
 constexpr Variant high{{0, 1}, Precision::full}, low{{0, 1}, Precision::int4};

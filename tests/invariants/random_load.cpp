@@ -29,8 +29,8 @@ struct Contents {
     }
   }
   View<const std::byte> of(Variant v) const {
-    const auto& b = bytes[(std::size_t{v.id.layer} * model.experts + v.id.expert) * 2 +
-                          (v.precision == Precision::full ? 1 : 0)];
+    const auto& b =
+        bytes[(std::size_t{v.id.layer} * model.experts + v.id.expert) * 2 + (v.precision == Precision::full ? 1 : 0)];
     return {b.data(), static_cast<std::uint32_t>(b.size())};
   }
   ModelShape model;

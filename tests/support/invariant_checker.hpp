@@ -27,8 +27,7 @@ inline void check_budget(std::uint64_t budget_bytes, const Allotment& a) {
   std::uint64_t used = a.stream_slots * a.stream_slot_bytes;
   for (const Pool& p : a.pools) used += p.slots * p.slot_bytes;
   if (used > budget_bytes) {
-    throw Violation(1,
-                    "slots take " + std::to_string(used) + " of " + std::to_string(budget_bytes) + " bytes");
+    throw Violation(1, "slots take " + std::to_string(used) + " of " + std::to_string(budget_bytes) + " bytes");
   }
   bool everything = true;
   for (const Pool& p : a.pools) everything = everything && p.slots > 0;
@@ -42,8 +41,7 @@ class InvariantChecker {
   InvariantChecker(const ModelShape& model, const Allotment& allotment, std::uint32_t transient_rows = ~0U)
       : model_(model), transient_rows_(transient_rows) {
     for (const Pool& p : allotment.pools) {
-      for (std::uint32_t i = 0; i < p.slots; ++i)
-        slots_.push_back({p.slot_bytes, false, {}, Ticket::none, {}, {}});
+      for (std::uint32_t i = 0; i < p.slots; ++i) slots_.push_back({p.slot_bytes, false, {}, Ticket::none, {}, {}});
     }
     for (std::uint32_t i = 0; i < allotment.stream_slots; ++i) {
       slots_.push_back({allotment.stream_slot_bytes, true, {}, Ticket::none, {}, {}});
@@ -82,8 +80,7 @@ class InvariantChecker {
     for (const Task& t : plan.arriving) {
       if (t.freed_by != no_task) continue;
       // Invariant 4: it waits for the copy that brings its expert, also if that is a prefetch in flight.
-      if (slots_[t.slot].ticket != t.ready)
-        throw Violation(4, "a task waits for another copy than its slot's");
+      if (slots_[t.slot].ticket != t.ready) throw Violation(4, "a task waits for another copy than its slot's");
       if (!(slots_[t.slot].what == t.what)) throw Violation(1, "a task's slot is promised to another expert");
     }
     for (const Task& t : plan.resident) {
@@ -92,7 +89,12 @@ class InvariantChecker {
     complete(layer, plan);
   }
 
-  void look_ahead(const Commands& commands) { commands_of(commands, false); }
+  void look_ahead(const Commands& commands) {
+    if (!waiting_.empty() && commands.submit.size > 0) {
+      throw Violation(4, "a prefetch ahead of demand copies that wait for their slots");
+    }
+    commands_of(commands, false);
+  }
 
   /// `done` was called for these tasks with this fence, and gave these commands.
   void done(View<const Task> tasks, Fence fence, const Commands& commands) {
@@ -103,6 +105,10 @@ class InvariantChecker {
       if (slots_[t.slot].stream) slots_[t.slot].what.reset();
     }
     for (const Copy& c : commands.submit) {
+      if (!c.demand && waiting_.empty()) {  // prefetches that were held back
+        submit(c);
+        continue;
+      }
       if (waiting_.empty() || !(waiting_.front().what == c.what) || waiting_.front().ready != c.ticket ||
           waiting_.front().slot != c.slot) {
         throw Violation(2, "done started a copy that the plan did not announce");
@@ -113,13 +119,15 @@ class InvariantChecker {
     }
   }
 
-  void finish(Fence fence) {
+  void finish(Fence fence, const Commands& commands) {
     for (Slot& s : slots_) {
       if (!s.reading) continue;
       s.reading.reset();
       s.last_reader = fence;
       if (s.stream) s.what.reset();
     }
+    waiting_.clear();
+    commands_of(commands, false);
   }
 
   /// The link's own log, in the order in which it carried copies out. Invariant 4: for each demand copy,
@@ -137,8 +145,7 @@ class InvariantChecker {
       const auto at = begun.find(s.ticket);
       if (at != begun.end() && latest_prefetch > at->second) {
         throw Violation(4, "prefetch " + std::to_string(static_cast<std::uint64_t>(latest_prefetch)) +
-                               " went ahead of demand " +
-                               std::to_string(static_cast<std::uint64_t>(s.ticket)));
+                               " went ahead of demand " + std::to_string(static_cast<std::uint64_t>(s.ticket)));
       }
     }
   }
@@ -190,7 +197,7 @@ class InvariantChecker {
           throw Violation(1, "one expert in two slots");
         }
       }
-      if (c.demand && s.what && phase_ == Phase::prefill && rows_ > transient_rows_) {
+      if (s.what && phase_ == Phase::prefill && rows_ > transient_rows_) {
         throw Violation(8, "a long prefill evicts");
       }
     } else if (!c.demand) {

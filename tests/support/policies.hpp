@@ -18,8 +18,7 @@ class Placed {
     Carver measure;
     Policy probe = policy;
     probe.reserve(measure, shape);
-    constexpr std::size_t head =
-        (sizeof(Policy) + storage_alignment - 1) / storage_alignment * storage_alignment;
+    constexpr std::size_t head = (sizeof(Policy) + storage_alignment - 1) / storage_alignment * storage_alignment;
     memory_.resize(head + measure.bytes() + storage_alignment);
     void* at = memory_.data();
     std::size_t space = memory_.size();

@@ -94,7 +94,7 @@ class Recorded {
   void wait(Ticket t) { link_.wait(t); }
 
   Log log;
-  std::map<Ticket, Ticket> begun;  ///< by demand ticket: how far prefetches had begun at its submission
+  std::map<Ticket, Ticket> begun;         ///< by demand ticket: how far prefetches had begun at its submission
   std::vector<Copy>* preloads = nullptr;  ///< where to note copies
 
  private:
@@ -124,10 +124,8 @@ struct Scenario {
   explicit Scenario(std::uint64_t seed) : random(seed) {
     constexpr bool mixed = std::is_same_v<typename StackT::precision, MixedPrecision>;
     const auto experts = static_cast<std::uint16_t>(random.between(2, 12));
-    const auto layers =
-        static_cast<std::uint16_t>(random.between(1, 5));  // one draw a statement: the order of
-    const auto top_k =
-        static_cast<std::uint16_t>(random.between(1, experts < 4 ? experts : 4));  // arguments is open
+    const auto layers = static_cast<std::uint16_t>(random.between(1, 5));  // one draw a statement: the order of
+    const auto top_k = static_cast<std::uint16_t>(random.between(1, experts < 4 ? experts : 4));  // arguments is open
     config.model = model(layers, experts, top_k, 6, random.between(1, 4) * 64, mixed ? 32 : 0);
     config.router.renormalise = random.chance(50);
     if (random.chance(30)) config.transient_prefill_rows = random.between(1, 4);
@@ -145,8 +143,7 @@ struct Scenario {
       config.allotment.stream_slots = 2;
       config.allotment.stream_slot_bytes = least / 2;
     } else {
-      config.allotment =
-          random.chance(50) ? one_pool(config.model, budget) : pool_per_layer(config.model, budget);
+      config.allotment = random.chance(50) ? one_pool(config.model, budget) : pool_per_layer(config.model, budget);
     }
     check_budget(budget, config.allotment);
     coarse = random.chance(30);
@@ -172,8 +169,8 @@ inline std::vector<std::byte> expert_content(Variant v, std::uint64_t bytes) {
 /// Runs `steps` random steps. `compute(task)` stands for computing a task; `pass(ns)` lets time go by.
 /// Checks each call if `checker` is given.
 template <class StackT, class LinkT, class Compute, class Pass>
-void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint32_t steps,
-           InvariantChecker* checker, Compute&& compute, Pass&& pass) {
+void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint32_t steps, InvariantChecker* checker,
+           Compute&& compute, Pass&& pass) {
   Random& random = s.random;
   const ModelShape& m = s.config.model;
   const auto& core = pipe.core();
@@ -203,12 +200,11 @@ void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint3
       if (random.chance(2)) {  // something went wrong in the engine
         const Fence fence = core.next_fence();
         pipe.abandon();
-        if (checker != nullptr) checker->finish(fence);
+        if (checker != nullptr) checker->finish(fence, core.commands());
         break;
       }
       for (const Task& t : plan.resident) compute(t);
-      const bool needs_done =
-          plan.arriving.size > 0 && plan.arriving[plan.arriving.size - 1].freed_by != no_task;
+      const bool needs_done = plan.arriving.size > 0 && plan.arriving[plan.arriving.size - 1].freed_by != no_task;
       const bool calls_done = needs_done || random.chance(70);
       if (calls_done && plan.resident.size > 0) {
         const Fence fence = core.next_fence();
@@ -225,7 +221,7 @@ void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint3
       }
       const Fence fence = core.next_fence();
       pipe.finish(l, {10, 5, 20, 50});
-      if (checker != nullptr) checker->finish(fence);
+      if (checker != nullptr) checker->finish(fence, core.commands());
     }
     if (random.chance(3)) pipe.end_sequence(0);
   }

@@ -8,8 +8,8 @@
 
 namespace ferry::test {
 
-inline ModelShape model(std::uint16_t layers, std::uint16_t experts, std::uint16_t top_k,
-                        std::uint32_t max_rows = 1, std::uint64_t bytes = 64, std::uint64_t low_bytes = 0) {
+inline ModelShape model(std::uint16_t layers, std::uint16_t experts, std::uint16_t top_k, std::uint32_t max_rows = 1,
+                        std::uint64_t bytes = 64, std::uint64_t low_bytes = 0) {
   ModelShape m;
   m.layers = layers;
   m.experts = experts;

@@ -8,8 +8,7 @@ namespace ferry {
 /// Evicts the expert whose last use lies furthest back: a doubly linked list of slots, most recent first.
 ///
 /// Source: textbook; what llama.cpp's and mixtral-offloading's caches do.
-/// A prefetch enters at the front like a demand load: otherwise it would be the next victim before it is
-/// used.
+/// A prefetch enters at the front like a demand load: otherwise it would be the next victim before it is used.
 ///
 /// Complexity: touch and replace O(1); victim O(1 + barred slots at the end). State: 8 bytes a slot.
 class Lru {

@@ -78,7 +78,7 @@ class HostThread {
     wake_.notify_one();
   }
 
-  /// Blocks until that copy has landed.
+  /// Blocks until that copy has landed. Throws LinkError if it never will.
   void wait(Ticket ticket) {
     std::unique_lock lock(mutex_);
     if (ticket > (is_prefetch(ticket) ? last_prefetch_ : last_demand_)) {
@@ -86,16 +86,19 @@ class HostThread {
                       " that was not submitted: call done() for the task before it in its slot");
     }
     landed_.wait(lock, [&] {
+      if (!failed_.empty()) return true;
       if (!is_prefetch(ticket)) return demand_landed_ >= ticket;
       if (busy_ && current_.ticket == ticket) return false;
       return prefetch_.empty() || prefetch_.front().ticket > ticket;
     });
+    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
   }
 
   /// Blocks until nothing is queued or on its way.
   void drain() {
     std::unique_lock lock(mutex_);
-    landed_.wait(lock, [&] { return !busy_ && demand_.empty() && prefetch_.empty(); });
+    landed_.wait(lock, [&] { return !failed_.empty() || (!busy_ && demand_.empty() && prefetch_.empty()); });
+    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
   }
 
   [[nodiscard]] Nanoseconds busy_ns() const {
@@ -105,6 +108,11 @@ class HostThread {
   [[nodiscard]] std::uint64_t bytes_copied() const {
     const std::lock_guard lock(mutex_);
     return bytes_copied_;
+  }
+  /// The throttle, or without one the fastest copy so far: no copy is faster.
+  [[nodiscard]] double peak_bytes_per_s() const {
+    const std::lock_guard lock(mutex_);
+    return options_.bytes_per_s > 0 ? static_cast<double>(options_.bytes_per_s) : peak_bytes_per_s_;
   }
   [[nodiscard]] std::vector<Span> spans() const {
     const std::lock_guard lock(mutex_);
@@ -121,9 +129,7 @@ class HostThread {
 
   static Ticket before(Ticket t) noexcept { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
 
-  bool ready(const std::deque<Copy>& queue) const {
-    return !queue.empty() && queue.front().after <= reached_;
-  }
+  bool ready(const std::deque<Copy>& queue) const { return !queue.empty() && queue.front().after <= reached_; }
 
   void work() {
     std::unique_lock lock(mutex_);
@@ -137,16 +143,29 @@ class HostThread {
       busy_ = true;
       lock.unlock();
       const Nanoseconds begin = now();
-      const std::uint64_t bytes = carry(current_);
+      std::uint64_t bytes = 0;
+      std::string failed;
+      try {
+        bytes = carry(current_);
+      } catch (const std::exception& e) {
+        failed = e.what();
+      }
       const Nanoseconds end = now();
       lock.lock();
       busy_ = false;
+      if (!failed.empty()) {  // nothing can be trusted after it: the link stops, and those who wait are told
+        failed_ = failed;
+        landed_.notify_all();
+        return;
+      }
       busy_ns_ += end - begin;
+      peak_bytes_per_s_ = std::max(peak_bytes_per_s_, static_cast<double>(bytes) * 1e9 /
+                                                          static_cast<double>(std::max<Nanoseconds>(end - begin, 1)));
       bytes_copied_ += bytes;
       if (current_.demand) demand_landed_ = current_.ticket;
       if (options_.log) {
-        spans_.push_back({Lane::link, current_.demand ? "demand" : "prefetch", begin, end, current_.what,
-                          true, current_.ticket});
+        spans_.push_back(
+            {Lane::link, current_.demand ? "demand" : "prefetch", begin, end, current_.what, true, current_.ticket});
       }
       landed_.notify_all();
     }
@@ -182,10 +201,12 @@ class HostThread {
   std::deque<Copy> demand_, prefetch_;
   Copy current_;
   bool busy_ = false, stop_ = false;
+  std::string failed_;  ///< why the link stopped
   Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;
   Fence reached_ = Fence::none;
   Nanoseconds busy_ns_ = 0;
   std::uint64_t bytes_copied_ = 0;
+  double peak_bytes_per_s_ = 0;
   std::vector<Span> spans_;
   std::thread thread_;
 };

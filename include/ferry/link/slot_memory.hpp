@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "ferry/allotment.hpp"
@@ -49,8 +50,12 @@ class SlotMemory {
     if (poison_) std::memset(bytes_.get() + offsets_[s], 0xff, offsets_[s + 1] - offsets_[s]);
   }
 
-  /// Moves part of an expert into its slot.
-  void write(std::uint32_t s, std::size_t at, View<const std::byte> part) noexcept {
+  /// Moves part of an expert into its slot. Throws LinkError if it does not fit.
+  void write(std::uint32_t s, std::size_t at, View<const std::byte> part) {
+    if (at + part.size > offsets_[s + 1] - offsets_[s]) {
+      throw LinkError("an expert of at least " + std::to_string(at + part.size) + " bytes does not fit slot " +
+                      std::to_string(s) + " of " + std::to_string(offsets_[s + 1] - offsets_[s]));
+    }
     std::memcpy(bytes_.get() + offsets_[s] + at, part.data, part.size);
   }
 

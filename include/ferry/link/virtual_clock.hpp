@@ -18,10 +18,8 @@ namespace ferry {
 /// `now`: submissions happen at it, and `seen` looks at it. Device work is queued behind the device's earlier
 /// work and does not move `now`; `sync` does.
 ///
-///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time, not
-///  interrupted.
-///  - Demand copies go in order of submission, before every prefetch that has not begun. A demand copy
-///  submitted
+///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time, not interrupted.
+///  - Demand copies go in order of submission, before every prefetch that has not begun. A demand copy submitted
 ///    at the instant at which a queued prefetch could begin goes first.
 ///  - A copy begins when the link is free, it has been submitted, and the fence it follows is reached.
 ///
@@ -52,7 +50,7 @@ class VirtualClock {
       last_demand_ = copy.ticket;
     } else {
       if (memory_ != nullptr && !writing(copy.slot)) memory_->poison(copy.slot);
-      prefetch_.push_back({copy, now_, not_begun});
+      prefetch_.push_back({copy, std::max(now_, reached(copy.after)), not_begun});
       last_prefetch_ = copy.ticket;
     }
   }
@@ -93,6 +91,7 @@ class VirtualClock {
 
   /// The device's next work begins no earlier than that copy's landing.
   void wait(Ticket ticket) {
+    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
     const Nanoseconds from = std::max(device_free_, now_);
     const Nanoseconds landed = landing(ticket);
     if (landed <= from) return;
@@ -126,11 +125,11 @@ class VirtualClock {
   [[nodiscard]] Nanoseconds stall_ns() const noexcept { return stall_ns_; }
   [[nodiscard]] Nanoseconds busy_ns() const noexcept { return busy_ns_; }
   [[nodiscard]] std::uint64_t bytes_copied() const noexcept { return bytes_copied_; }
+  [[nodiscard]] double peak_bytes_per_s() const noexcept { return static_cast<double>(options_.bytes_per_s); }
   [[nodiscard]] const std::vector<Span>& spans() const noexcept { return spans_; }
 
   [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept {
-    // Long division, three decimals at a time: seconds, ms, us, ns; every product fits for any real
-    // bandwidth.
+    // Long division, three decimals at a time: seconds, ms, us, ns; every product fits for any real bandwidth.
     const std::uint64_t per_s = options_.bytes_per_s;
     std::uint64_t rest = model_.bytes(v.id.layer, v.precision);
     std::uint64_t ns = rest / per_s;
@@ -145,7 +144,7 @@ class VirtualClock {
   static constexpr Nanoseconds not_begun = -1;
   struct Pending {
     Copy copy;
-    Nanoseconds submitted, landed;
+    Nanoseconds from, landed;  ///< may begin; lands
   };
   struct Reached {
     Fence fence;
@@ -172,7 +171,11 @@ class VirtualClock {
     busy_ns_ += ns;
     bytes_copied_ += model_.bytes(copy.what.id.layer, copy.what.precision);
     log({Lane::link, copy.demand ? "demand" : "prefetch", start, link_free_, copy.what, true, copy.ticket});
-    if (memory_ != nullptr) memory_->write(copy.slot, 0, memory_->source(copy.what));
+    try {
+      if (memory_ != nullptr) memory_->write(copy.slot, 0, memory_->source(copy.what));
+    } catch (const std::exception& e) {
+      failed_ = e.what();
+    }
     return link_free_;
   }
 
@@ -180,7 +183,7 @@ class VirtualClock {
   void begin_prefetches(Nanoseconds time) noexcept {
     for (Pending& p : prefetch_) {
       if (p.landed != not_begun) continue;
-      const Nanoseconds start = std::max({link_free_, p.submitted, reached(p.copy.after)});
+      const Nanoseconds start = std::max(link_free_, p.from);
       if (start >= time) return;
       p.landed = carry(p.copy, start);
     }
@@ -189,8 +192,7 @@ class VirtualClock {
   /// An earlier copy into this slot has begun and not landed: its bytes are still coming.
   bool writing(std::uint32_t slot) const noexcept {
     auto is = [&](const Pending& p) { return p.copy.slot == slot && p.landed > now_; };
-    return std::any_of(demand_.begin(), demand_.end(), is) ||
-           std::any_of(prefetch_.begin(), prefetch_.end(), is);
+    return std::any_of(demand_.begin(), demand_.end(), is) || std::any_of(prefetch_.begin(), prefetch_.end(), is);
   }
 
   Nanoseconds landing(Ticket ticket) {
@@ -201,10 +203,10 @@ class VirtualClock {
     for (const Pending& p : demand_) {
       if (p.copy.ticket == ticket) return p.landed;
     }
+    if (!is_prefetch(ticket)) return 0;  // landed before now
     for (Pending& p : prefetch_) {
-      if (p.landed == not_begun) {
-        p.landed = carry(p.copy, std::max({link_free_, p.submitted, reached(p.copy.after)}));
-      }
+      if (p.copy.ticket > ticket) break;
+      if (p.landed == not_begun) p.landed = carry(p.copy, std::max(link_free_, p.from));
       if (p.copy.ticket == ticket) return p.landed;
     }
     return 0;  // landed before now
@@ -220,6 +222,7 @@ class VirtualClock {
   Nanoseconds now_ = 0, device_free_ = 0, host_free_ = 0, link_free_ = 0;
   Nanoseconds device_ns_ = 0, host_ns_ = 0, stall_ns_ = 0, busy_ns_ = 0;
   std::uint64_t bytes_copied_ = 0;
+  std::string failed_;  ///< why the bytes of a copy could not be had
 };
 
 static_assert(Link<VirtualClock>);

@@ -10,14 +10,11 @@ namespace ferry {
 /// need: adjacent gate inputs are alike.
 ///
 /// Source: Fate, sections 4.2 and 4.3 (position 2 of Table 1). Rows are `softmax(W_{l+1} x_l)` [rows, E].
-///  - Decode: the experts of a row whose score lies above the given percentile of its E scores are
-///  candidates.
+///  - Decode: the experts of a row whose score lies above the given percentile of its E scores are candidates.
 ///  - Prefill: each row votes for its top k; the number of votes is an expert's popularity.
-/// Requests come surest first: in decode by the largest score that any row gives, in prefill by votes, then
-/// score.
+/// Requests come surest first: in decode by the largest score that any row gives, in prefill by votes, then score.
 ///
-/// Complexity: O(rows * E * m) for m candidates a row, O(E^2) at worst for the order. State: 12 bytes an
-/// expert.
+/// Complexity: O(rows * E * m) for m candidates a row, O(E^2) at worst for the order. State: 12 bytes an expert.
 ///
 /// Ambiguities resolved. A percentile of a small set is a rank: with linear interpolation (numpy's default)
 /// exactly m = E - 1 - floor(q (E - 1)) of E distinct scores lie strictly above the q-quantile; the m best

@@ -8,8 +8,7 @@
 
 namespace ferry {
 
-/// Makes the rows that a gate predictor reads: `softmax(W_m x)` for the layers m that follow, from one gate
-/// input.
+/// Makes the rows that a gate predictor reads: `softmax(W_m x)` for the layers m that follow, from one gate input.
 ///
 /// Source: Fate section 4.3 (one layer ahead), HOBBIT section 3.3 (several at once, "stacking").
 /// The gates lie stacked in one [layers * E, d] matrix, so that scores of p adjacent layers are one product.

@@ -7,9 +7,7 @@ namespace ferry {
 
 /// Every miss is loaded and runs on the device. O(1), no state.
 struct DeviceOnly {
-  FERRY_HD static std::uint32_t split(Phase /*phase*/, View<const Request> misses) noexcept {
-    return misses.size;
-  }
+  FERRY_HD static std::uint32_t split(Phase /*phase*/, View<const Request> misses) noexcept { return misses.size; }
 };
 
 static_assert(Placement<DeviceOnly>);

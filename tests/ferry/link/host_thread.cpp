@@ -101,3 +101,28 @@ TEST_CASE("ends at once with copies still queued") {
   }
   CHECK(HostThread::now() - begin < 2'000'000'000);
 }
+
+TEST_CASE("bytes that cannot be had, or do not fit, fail the wait instead of hanging or ending the process") {
+  const ModelShape m = model(1, 8, 1, 1, 64);
+  SUBCASE("cannot be had") {
+    SlotMemory memory(
+        one_pool(m, 4 * 64), [](Variant) -> View<const std::byte> { throw std::runtime_error("disk"); }, true);
+    HostThread link(memory, {});
+    link.submit(copy(2, 1, 0));
+    link.submit(copy(4, 2, 1));
+    CHECK_THROWS_WITH_AS(link.wait(Ticket{4}), "a copy failed: disk", LinkError);
+    CHECK_THROWS_AS(link.drain(), LinkError);
+  }
+  SUBCASE("do not fit") {
+    const std::vector<std::byte> large(65);
+    SlotMemory memory(
+        one_pool(m, 4 * 64),
+        [&](Variant) {
+          return View<const std::byte>{large.data(), 65};
+        },
+        true);
+    HostThread link(memory, {});
+    link.submit(copy(2, 1, 0));
+    CHECK_THROWS_AS(link.wait(Ticket{2}), LinkError);
+  }
+}

@@ -185,3 +185,42 @@ TEST_CASE("waiting for a copy that was never submitted is an error, not a hang")
   CHECK_THROWS_AS(c.wait(Ticket{7}), LinkError);
   CHECK_THROWS_AS(VirtualClock(model(1, 8, 1), {0, 0, false}), ConfigError);
 }
+
+TEST_CASE("waiting for a copy that has landed, and was seen, starts no prefetch") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.submit(demand(2));
+  c.device(1000);
+  c.sync();
+  CHECK(c.seen().demand_landed == Ticket{2});
+  c.submit(prefetch(5, 1));
+  c.submit(prefetch(7, 2));
+  c.wait(Ticket{2});
+  CHECK(c.seen().prefetch_begun < Ticket{5});
+  c.submit(demand(8));  // at the same instant: first
+  c.wait(Ticket{8});
+  c.sync();
+  CHECK(c.now() == 2000);
+}
+
+TEST_CASE("a queued prefetch keeps its fence, however late it begins") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.device(5000);
+  c.fence(Fence{1});  // at 5000
+  c.submit(prefetch(3, 1, Fence{1}));
+  c.sync();  // 5000
+  c.fence(Fence{2});
+  c.device(1);
+  c.sync();
+  c.wait(Ticket{3});
+  c.sync();
+  CHECK(c.now() == 6000);
+}
+
+TEST_CASE("bytes that cannot be had fail the wait") {
+  const ModelShape m = model(1, 8, 1);
+  SlotMemory memory(
+      one_pool(m, 4 * 64), [](Variant) -> View<const std::byte> { throw std::runtime_error("disk"); }, true);
+  VirtualClock c(m, {speed, 0, false}, &memory);
+  c.submit(demand(2));
+  CHECK_THROWS_WITH_AS(c.wait(Ticket{2}), "a copy failed: disk", LinkError);
+}

@@ -31,10 +31,8 @@ std::vector<int> ids(const std::vector<Request>& r) {
 }  // namespace
 
 TEST_CASE("how many experts lie above the 75th percentile, as numpy's percentile counts them") {
-  // numpy.percentile(range(E), 75) by hand: position 0.75 (E - 1); strictly above it lie E - 1 - floor of
-  // that.
-  const std::pair<std::uint16_t, std::size_t> counts[] = {{8, 2},   {32, 8}, {60, 15},
-                                                          {64, 16}, {5, 1},  {16, 4}};
+  // numpy.percentile(range(E), 75) by hand: position 0.75 (E - 1); strictly above it lie E - 1 - floor of that.
+  const std::pair<std::uint16_t, std::size_t> counts[] = {{8, 2}, {32, 8}, {60, 15}, {64, 16}, {5, 1}, {16, 4}};
   Random random(3);
   for (const auto& [experts, above] : counts) {
     CAPTURE(experts);
@@ -87,6 +85,6 @@ TEST_CASE("prefill: each row votes for its top k, most votes first") {
 TEST_CASE("a percentile that is none is refused") {
   CrossLayerGate bad;
   bad.percentile = 101;
-  CHECK_THROWS_WITH_AS((Placed<CrossLayerGate>(Shape{4, 8, 3, 1}, bad)),
-                       "CrossLayerGate: percentile is 0 to 100", ConfigError);
+  CHECK_THROWS_WITH_AS((Placed<CrossLayerGate>(Shape{4, 8, 3, 1}, bad)), "CrossLayerGate: percentile is 0 to 100",
+                       ConfigError);
 }

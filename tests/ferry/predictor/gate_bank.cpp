@@ -32,8 +32,7 @@ TEST_CASE("scores are the softmax of that layer's gate, against a loop") {
         sum += logits[e];
       }
       for (Eigen::Index e = 0; e < 5; ++e) {
-        CHECK(s.weight[static_cast<std::uint32_t>(r * 5 + e)] ==
-              doctest::Approx(logits[e] / sum).epsilon(1e-5));
+        CHECK(s.weight[static_cast<std::uint32_t>(r * 5 + e)] == doctest::Approx(logits[e] / sum).epsilon(1e-5));
       }
     }
   }

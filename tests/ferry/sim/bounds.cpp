@@ -24,12 +24,11 @@ std::vector<AskedFor> ask(const std::vector<std::vector<std::uint16_t>>& sets) {
 /// The true optimum by trying everything: any contents at the start, any order within a set, any choice of
 /// what to keep, for a cache in which an expert must be present while it is used.
 std::uint64_t brute_force(const std::vector<AskedFor>& asked, std::uint32_t experts, std::uint32_t slots) {
-  std::map<std::pair<std::size_t, unsigned>, std::uint64_t>
-      known;  // (position in the flat list of uses, contents)
+  std::map<std::pair<std::size_t, unsigned>, std::uint64_t> known;  // (position in the flat list of uses, contents)
   constexpr std::uint64_t none = 1'000'000;
   // Contents are bit sets. Within a set, uses may come in any order: remember which are still to do.
-  std::function<std::uint64_t(std::size_t, unsigned, unsigned)> best =
-      [&](std::size_t at, unsigned left, unsigned contents) -> std::uint64_t {
+  std::function<std::uint64_t(std::size_t, unsigned, unsigned)> best = [&](std::size_t at, unsigned left,
+                                                                           unsigned contents) -> std::uint64_t {
     if (left == 0) {
       if (++at >= asked.size()) return 0;
       for (const auto e : asked[at].experts) left |= 1U << e;
@@ -67,11 +66,9 @@ std::uint64_t brute_force(const std::vector<AskedFor>& asked, std::uint32_t expe
 }  // namespace
 
 TEST_CASE("by hand") {
-  // One slot, a b a b: from empty a is copied and kept, b is copied twice and never kept: 3, less the free
-  // start.
+  // One slot, a b a b: from empty a is copied and kept, b is copied twice and never kept: 3, less the free start.
   CHECK(fewest_copies(ask({{0}, {1}, {0}, {1}}), 1) == 2);
-  // Order within a set is free: {a b} {b a} with one slot needs a, b, (b stays) a: 3 from empty, one of them
-  // free.
+  // Order within a set is free: {a b} {b a} with one slot needs a, b, (b stays) a: 3 from empty, one of them free.
   CHECK(fewest_copies(ask({{0, 1}, {1, 0}}), 1) == 2);
   CHECK(fewest_copies(ask({{0, 1}, {2, 3}, {0, 1}}), 4) == 0);
   CHECK(fewest_copies({}, 4) == 0);
