@@ -238,6 +238,7 @@ int compare(const Arguments& a) {
     json.push_back(to_json(reports.back()));
     if (reports.back().generated.interrupted) break;
   }
+  for (const std::string& text : reports[0].generated.text) std::cout << "\"" << text << "\"\n";
   std::cout << '\n' << to_table(reports);
   bool same = true;
   for (const RunReport& r : reports) same = same && r.generated.text == reports[0].generated.text;

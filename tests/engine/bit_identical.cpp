@@ -153,6 +153,28 @@ TEST_CASE("the comparison can fail: one bit of one expert changes the logits") {
   std::filesystem::remove_all(folder);
 }
 
+TEST_CASE("the device computes only from slots: spoiling the host's copy after loading changes nothing there") {
+  HostModel own(std::filesystem::path(FERRY_MODELS) / "tiny-mixtral");
+  GenerateOptions g;
+  g.prompts = {prompts()[0]};
+  g.max_new_tokens = 4;
+  RunnerOptions o;
+  o.stack = "resident";
+  const auto resident = make_runner(own.config(), own.store(), own.gates(), o);  // its copies have landed
+  o.stack = "on-demand";
+  o.budget_bytes = 1'000'000;
+  const auto on_demand = make_runner(own.config(), own.store(), own.gates(), o);
+  const Generated before = generate(own, *resident, g);
+  for (std::uint16_t l = 0; l < own.config().layers; ++l) {
+    for (std::uint16_t e = 0; e < own.config().experts; ++e) {
+      const View<const std::byte> bytes = own.store().bytes({{l, e}, Precision::full});
+      std::memset(const_cast<std::byte*>(bytes.data), 0, bytes.size);
+    }
+  }
+  CHECK(same(generate(own, *resident, g), before));
+  CHECK_FALSE(same(generate(own, *on_demand, g), before));
+}
+
 TEST_CASE("everything fits: no copies after warm-up (invariant 6)") {
   const std::uint64_t all = 12ULL * 32 * model("tiny-qwen-moe").store().layout().bytes();
   for (const std::string stack : {"lru", "cross-layer-lru"}) {

@@ -191,6 +191,17 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("run --prompt \"$(printf 'x%.0s' $(seq 1100))\"", {"1101 tokens", "context is 1024"});
 }
 
+TEST_CASE("a damaged model gets one line, too") {
+  const TemporaryFolder folder;
+  TinyCheckpoint().write(folder.path());
+  const auto weights = folder.path() / "model.safetensors";
+  std::filesystem::resize_file(weights, std::filesystem::file_size(weights) - 1);
+  for (const std::string command : {"run", "compare", "inspect"}) {
+    refused(command + " --model '" + folder.path().string() + "'",
+            {"model.safetensors", "not a usable safetensors file"});
+  }
+}
+
 TEST_CASE("a refused run leaves no file behind") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
