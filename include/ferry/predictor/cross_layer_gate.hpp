@@ -3,6 +3,7 @@
 #pragma once
 #include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
+#include "ferry/router/best.hpp"
 
 namespace ferry {
 
@@ -14,7 +15,8 @@ namespace ferry {
 ///  - Prefill: each row votes for its top k; the number of votes is an expert's popularity.
 /// Requests come surest first: in decode by the largest score that any row gives, in prefill by votes, then score.
 ///
-/// Complexity: O(rows * E * m) for m candidates a row, O(E^2) at worst for the order. State: 12 bytes an expert.
+/// Complexity: O(rows * (E + m * moves)) for m candidates a row, O(E^2) at worst for the order, O(m) for one row.
+/// State: 18 bytes an expert.
 ///
 /// Ambiguities resolved. A percentile of a small set is a rank: with linear interpolation (numpy's default)
 /// exactly m = E - 1 - floor(q (E - 1)) of E distinct scores lie strictly above the q-quantile; the m best
@@ -32,6 +34,8 @@ class CrossLayerGate {
     experts_ = shape.experts;
     top_k_ = shape.top_k;
     carve(found_, shape.experts);
+    carve(named_, shape.experts);
+    carve(best_, shape.experts);
   }
 
   FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/) noexcept {}
@@ -41,23 +45,28 @@ class CrossLayerGate {
                                          ? experts_ - 1 - percentile * (experts_ - 1U) / 100
                                          : static_cast<std::uint32_t>(top_k_);
     for (Found& f : found_) f = {};
+    std::uint32_t named = 0;
     const std::uint32_t rows = scores.select.size / experts_;
     for (std::uint32_t row = 0; row < rows; ++row) {
-      take_best(scores.select.part(row * experts_, experts_), candidates, row + 1);
-    }
-    // Selection sort over few candidates: surest first, the lower index where equal.
-    for (;;) {
-      std::uint32_t best = experts_;
-      for (std::uint32_t e = 0; e < experts_; ++e) {
-        if (found_[e].rows > 0 && (best == experts_ || surer(phase, found_[e], found_[best]))) best = e;
+      const float* row_scores = scores.select.data + std::size_t{row} * experts_;
+      best_of(row_scores, experts_, candidates, best_.data());
+      for (std::uint32_t i = 0; i < candidates; ++i) {
+        const std::uint16_t e = best_[i].expert;
+        const float score = row_scores[e];
+        if (score != score) break;  // NaN, as are all that follow: foretells nothing
+        Found& f = found_[e];
+        if (f.rows == 0 || score > f.score) f.score = score;
+        if (f.rows++ == 0) named_[named++] = e;
       }
-      if (best == experts_) return;
+    }
+    sort(phase, named);
+    for (std::uint32_t i = 0; i < named; ++i) {
+      const Found& f = found_[named_[i]];
       Request r;
-      r.want.id = {scores.layer, static_cast<std::uint16_t>(best)};
-      r.rows = found_[best].rows;
-      r.importance = found_[best].score;
-      r.confidence = phase == Phase::decode ? found_[best].score : static_cast<float>(r.rows);
-      found_[best].rows = 0;
+      r.want.id = {scores.layer, named_[i]};
+      r.rows = f.rows;
+      r.importance = f.score;
+      r.confidence = phase == Phase::decode ? f.score : static_cast<float>(f.rows);
       if (!out.push(r)) return;
     }
   }
@@ -65,31 +74,29 @@ class CrossLayerGate {
  private:
   struct Found {
     std::uint32_t rows = 0;  ///< that chose it
-    std::uint32_t last = 0;  ///< the last of them, from 1
     float score = 0.0F;      ///< the largest
   };
 
-  FERRY_HD static bool surer(Phase phase, const Found& a, const Found& b) noexcept {
-    if (phase == Phase::prefill && a.rows != b.rows) return a.rows > b.rows;
-    return a.score > b.score;
+  /// Surer, or equally sure with the lower index.
+  FERRY_HD bool before(Phase phase, std::uint16_t a, std::uint16_t b) const noexcept {
+    const Found &x = found_[a], &y = found_[b];
+    if (phase == Phase::prefill && x.rows != y.rows) return x.rows > y.rows;
+    return x.score != y.score ? x.score > y.score : a < b;
   }
 
-  FERRY_HD void take_best(View<const float> row_scores, std::uint32_t count, std::uint32_t row) noexcept {
-    for (std::uint32_t i = 0; i < count; ++i) {
-      std::uint32_t best = experts_;
-      for (std::uint32_t e = 0; e < experts_; ++e) {
-        if (found_[e].last == row || !(row_scores[e] == row_scores[e])) continue;
-        if (best == experts_ || row_scores[e] > row_scores[best]) best = e;
-      }
-      if (best == experts_) return;  // only NaN is left, and NaN foretells nothing
-      Found& f = found_[best];
-      f.last = row;
-      if (f.rows == 0 || row_scores[best] > f.score) f.score = row_scores[best];
-      ++f.rows;
+  /// By insertion: what one row named is in order already.
+  FERRY_HD void sort(Phase phase, std::uint32_t named) noexcept {
+    for (std::uint32_t i = 1; i < named; ++i) {
+      const std::uint16_t e = named_[i];
+      std::uint32_t at = i;
+      for (; at > 0 && before(phase, e, named_[at - 1]); --at) named_[at] = named_[at - 1];
+      named_[at] = e;
     }
   }
 
-  Array<Found> found_;
+  Array<Found> found_;          ///< [experts]
+  Array<std::uint16_t> named_;  ///< [experts], those found
+  Array<Route> best_;           ///< [experts], of one row
   std::uint16_t experts_ = 0, top_k_ = 0;
 };
 

@@ -2,6 +2,7 @@
 /// The model's own routing.
 #pragma once
 #include "ferry/concepts.hpp"
+#include "ferry/router/best.hpp"
 
 namespace ferry {
 
@@ -24,14 +25,9 @@ class TopK {
     for (std::uint32_t row = 0; row < rows; ++row) {
       const float* select = scores.select.data + std::size_t{row} * experts_;
       const float* weight = scores.weight.data + std::size_t{row} * experts_;
-      Route* best = out.data + out.size;  // insertion into a list of k, which is sorted all the time
-      std::uint32_t found = 0;
-      for (std::uint16_t e = 0; e < experts_; ++e) {
-        if (found == k_ && !higher(select[e], select[best[k_ - 1].expert])) continue;
-        std::uint32_t at = found < k_ ? found++ : k_ - 1U;
-        for (; at > 0 && higher(select[e], select[best[at - 1].expert]); --at) best[at] = best[at - 1];
-        best[at] = {e, weight[e]};
-      }
+      Route* best = out.data + out.size;
+      best_of(select, experts_, k_, best);
+      for (std::uint32_t i = 0; i < k_; ++i) best[i].weight = weight[best[i].expert];
       if (renormalise) {
         float sum = 0.0F;
         for (std::uint32_t i = 0; i < k_; ++i) sum += best[i].weight;
@@ -42,9 +38,6 @@ class TopK {
   }
 
  private:
-  /// Strictly before in the order: equal scores keep the lower index, a NaN is below everything.
-  FERRY_HD static bool higher(float a, float b) noexcept { return a > b || (b != b && a == a); }
-
   std::uint16_t experts_ = 0, k_ = 0;
 };
 
