@@ -39,7 +39,8 @@ ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c) : e
   };
   const std::vector<std::uint64_t> wide{c.expert_width, c.hidden}, narrow{c.hidden, c.expert_width};
   layout_ = {c.hidden, c.expert_width, checkpoint.at(name(0, 0, 0), wide).dtype};
-  if (layout_.bytes() > 0xffffffffULL) throw InputError("experts of 4 GiB and more are not supported");
+  if (layout_.bytes() > 0xffffffffULL)
+    throw InputError(fmt::format("tensor \"{}\": experts of 4 GiB and more are not supported", name(0, 0, 0)));
   bytes_.resize(std::size_t{c.layers} * c.experts * layout_.bytes());
   std::byte* to = bytes_.data();
   for (std::uint32_t l = 0; l < c.layers; ++l) {

@@ -53,7 +53,7 @@ class PipelineRunner final : public ExpertRunner {
     if constexpr (decltype(pipe_)::predicts) {
       if (layer + 1U < layers_) pipe_.look_ahead(gates_.scores(static_cast<std::uint16_t>(layer + 1U), input));
     }
-    note(Lane::control, "decide", begin, &PhaseTimes::decision);
+    note(Lane::host, "decide", begin, &PhaseTimes::decision);
   }
 
   void run(std::uint16_t layer, const Matrix& input, Matrix& out) override {

@@ -52,7 +52,7 @@ class ExpertRunner {
   PhaseTimes times[2];
   /// What the device computed in decode, one list for each stretch without a prefill in between: for the bounds.
   std::vector<std::vector<AskedFor>> asked;
-  /// Device and control spans, if wanted.
+  /// Device and host spans, if wanted.
   std::vector<Span> spans;
   bool log = false;
 };

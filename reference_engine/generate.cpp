@@ -56,7 +56,13 @@ class Group {
       : model_(model), runner_(runner), options_(options), sequences_(std::move(sequences)), result_(result) {
     std::uint64_t bytes = 0;
     for (const Sequence& s : sequences_) {
-      caches_.emplace_back(model.config(), static_cast<std::uint32_t>(s.tokens.size()) + s.limit);
+      const auto positions = static_cast<std::uint32_t>(s.tokens.size()) + s.limit;
+      try {
+        caches_.emplace_back(model.config(), positions);
+      } catch (const std::bad_alloc&) {
+        throw InputError(
+            fmt::format("out of memory for the keys and values of {} tokens: lower --max-new-tokens", positions));
+      }
       bytes += caches_.back().bytes();
     }
     result.kv_bytes = std::max(result.kv_bytes, bytes);
@@ -82,7 +88,11 @@ class Group {
 
   Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::uint32_t logit_rows) {
     try {
-      return model_.forward(phase, rows, caches_, runner_, logit_rows);
+      Matrix logits = model_.forward(phase, rows, caches_, runner_, logit_rows);
+      if (!logits.allFinite()) {
+        throw InputError("the model computes values that are not finite: its weights or config.json are damaged");
+      }
+      return logits;
     } catch (...) {
       runner_.abandon();
       throw;

@@ -66,8 +66,8 @@ std::uint32_t Fields::whole(const std::string& name, std::uint32_t least, std::u
 
 double Fields::number(const std::string& name, double above) const {
   const Json& value = at(name);
-  if (!value.is_number() || !std::isfinite(value.get<double>()) || !(value.get<double>() > above)) {
-    refuse(name, fmt::format("a number above {}", above));
+  if (!value.is_number() || !std::isnormal(static_cast<float>(value.get<double>())) || !(value.get<double>() > above)) {
+    refuse(name, fmt::format("a number above {} that a float can hold", above));
   }
   return value.get<double>();
 }

@@ -1,12 +1,15 @@
 // The ferry command.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -26,10 +29,34 @@ using namespace ferry;
 using namespace ferry::engine;
 
 std::atomic<bool> stop = false;
+std::atomic<int> stopped_by = 0;
 
 void on_interrupt(int signal) {
+  stopped_by = signal;
   stop = true;
   std::signal(signal, SIG_DFL);  // a second one ends at once
+}
+
+/// Without SA_RESTART: a read that blocks is interrupted, too.
+void handle_signals() {
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
+  action.sa_handler = SIG_IGN;  // write errors are handled where they happen
+  for (const int s : {SIGPIPE, SIGXFSZ}) ::sigaction(s, &action, nullptr);
+}
+
+/// A closed standard stream must not become the number of a file that we write.
+void open_closed_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) == -1) static_cast<void>(::open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY));
+  }
+}
+
+/// Standard output. A reader that has had enough is no error; a full disk is.
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
+  if (errno != EPIPE) throw InputError(fmt::format("standard output: cannot be written: {}", std::strerror(errno)));
 }
 
 struct Arguments {
@@ -42,11 +69,11 @@ struct Arguments {
 
 /// A bundled model by its name, or a folder.
 std::filesystem::path find_model(const std::string& name) {
+  std::error_code none;
   const auto bundled = data_directory() / "models" / name;
-  if (name.find('/') == std::string::npos && !std::filesystem::exists(name) && std::filesystem::exists(bundled)) {
-    return bundled;
-  }
-  if (!std::filesystem::is_directory(name)) {
+  const bool folder = std::filesystem::is_directory(name, none);
+  if (!folder && name.find('/') == std::string::npos && std::filesystem::is_directory(bundled, none)) return bundled;
+  if (!folder) {
     throw InputError(
         fmt::format("--model {}: no such folder; bundled models are tiny-qwen-moe and tiny-mixtral", name));
   }
@@ -58,7 +85,7 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes) {
   std::size_t end = 0;
   double value = -1;
   try {
-    value = std::stod(text, &end);
+    if (!text.empty() && text.find_first_of("xX") == std::string::npos) value = std::stod(text, &end);
   } catch (const std::exception&) {
   }
   const std::string unit = text.substr(end);
@@ -75,19 +102,39 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes) {
 }
 
 std::string read_text(const std::string& path) {
+  constexpr std::size_t largest = 1U << 26U;  // no context is as long
+  std::string text;
+  std::error_code none;
   std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (std::filesystem::is_directory(path) || !in || !(text << in.rdbuf())) {
-    if (in && std::filesystem::is_regular_file(path) && std::filesystem::file_size(path) == 0) return "";
-    throw InputError(fmt::format("--prompt-file {}: cannot be read", path));
+  bool good = in && !std::filesystem::is_directory(path, none) && !std::filesystem::is_fifo(path, none);
+  char block[65536];
+  while (good && text.size() <= largest) {
+    in.read(block, sizeof(block));
+    text.append(block, static_cast<std::size_t>(in.gcount()));
+    if (in.eof()) return text;
+    good = in.good();
   }
-  return text.str();
+  throw InputError(good ? fmt::format("--prompt-file {}: larger than {} bytes", path, largest)
+                        : fmt::format("--prompt-file {}: cannot be read", path));
 }
 
 /// Everything that `run` and `compare` share.
 class Runs {
  public:
   explicit Runs(const Arguments& a) : a_(a) {
+    if (!a.json.empty() && a.json == a.timeline) {
+      throw InputError(fmt::format("--json and --timeline both name {}: expected two files", a.json));
+    }
+    for (const std::string& out : {a.json, a.timeline}) {
+      std::vector<std::string> inputs = a.prompt_files;
+      inputs.push_back(a.machine);
+      for (const std::string& in : inputs) {
+        std::error_code none;
+        if (!out.empty() && std::filesystem::equivalent(in, out, none)) {
+          throw InputError(fmt::format("{}: is read by this run, so it cannot be written by it", out));
+        }
+      }
+    }
     if (!a.json.empty()) json_.emplace(a.json);
     if (!a.timeline.empty()) timeline_.emplace(a.timeline);
     if (!a.machine.empty()) machine_ = read_machine(a.machine);
@@ -100,18 +147,22 @@ class Runs {
     for (std::size_t i = 0; options_.prompts.size() < options_.batch; ++i)
       options_.prompts.push_back(options_.prompts[i]);
     options_.max_new_tokens = a.max_new_tokens;
+    if (!(a.temperature >= 0)) throw InputError("--temperature: expected a number from 0 to 100");  // nan passes ranges
     options_.temperature = a.temperature;
     options_.seed = a.seed;
     options_.stop = &stop;
     model_.emplace(find_model(a.model));
     shape_ = model_shape(model_->config(), model_->store().layout(), std::max(options_.prefill_chunk, options_.batch));
     budget_ = parse_budget(a.budget, shape_.all_bytes());
-    for (const std::string& p : options_.prompts) {  // refused before minutes are spent on the others
-      const std::size_t tokens = tokenize(model_->config(), p).size();
-      if (tokens > model_->config().context) {
-        throw InputError(fmt::format("a prompt is {} tokens long with its begin token, the model's context is {}",
-                                     tokens, model_->config().context));
-      }
+    for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
+      const std::size_t tokens = tokenize(model_->config(), options_.prompts[i]).size();
+      if (tokens <= model_->config().context) continue;
+      const std::size_t file = i - std::min(i, a.prompts.size());
+      throw InputError(fmt::format("{} is {} tokens long with its begin token, the model's context is {}",
+                                   i >= a.prompts.size() && file < a.prompt_files.size()
+                                       ? "--prompt-file " + a.prompt_files[file]
+                                       : "--prompt " + std::to_string(i + 1),
+                                   tokens, model_->config().context));
     }
   }
 
@@ -154,20 +205,15 @@ class Runs {
     if (stream) {
       g.on_token = [](std::size_t prompt, std::uint32_t token) {
         if (prompt != 0 || token >= 256) return;
-        std::fputc(static_cast<int>(token), stdout);
-        std::fflush(stdout);
+        const char byte = static_cast<char>(token);
+        print({&byte, 1});
       };
     }
     Generated made = generate(*model_, *runner, g);
     if (open_line) std::fputc('\n', stderr);
     if (stream) {
-      std::fputc('\n', stdout);
-      for (std::size_t i = 1; i < made.text.size(); ++i) {
-        std::printf("[%zu] ", i + 1);
-        std::fwrite(made.text[i].data(), 1, made.text[i].size(), stdout);
-        std::fputc('\n', stdout);
-      }
-      std::fflush(stdout);
+      print("\n");
+      for (std::size_t i = 1; i < made.text.size(); ++i) print(fmt::format("[{}] {}\n", i + 1, made.text[i]));
     }
     if (timeline_) {
       std::vector<Span> spans = runner->spans;
@@ -220,10 +266,11 @@ int run(const Arguments& a) {
   static_cast<void>(stack_needs_everything(a.stack));  // refuses an unknown name before the model is read
   Runs runs(a);
   runs.check(a.stack);
+  if (stack_needs_everything(a.stack)) std::cerr << "note: " << a.stack << " keeps every expert, whatever the budget\n";
   const RunReport report = runs.run(a.stack, true);
   std::cerr << '\n' << to_table({report});
   runs.write_json(to_json(report));
-  return report.generated.interrupted ? 130 : 0;
+  return report.generated.interrupted ? 128 + stopped_by : 0;
 }
 
 int compare(const Arguments& a) {
@@ -238,17 +285,15 @@ int compare(const Arguments& a) {
     json.push_back(to_json(reports.back()));
     if (reports.back().generated.interrupted) break;
   }
-  for (const std::string& text : reports[0].generated.text) std::cout << "\"" << text << "\"\n";
-  std::cout << '\n' << to_table(reports);
+  for (const std::string& text : reports[0].generated.text) print(fmt::format("\"{}\"\n", text));
+  print("\n" + to_table(reports));
   bool same = true;
   for (const RunReport& r : reports) same = same && r.generated.text == reports[0].generated.text;
-  if (reports.back().generated.interrupted) {
-    std::cout << "interrupted: the last column covers only what was generated\n";
-  } else {
-    std::cout << (same ? "all stacks generated the same text\n" : "the stacks generated different texts\n");
-  }
+  print(reports.back().generated.interrupted ? "interrupted: the last column covers only what was generated\n"
+        : same                               ? "all stacks generated the same text\n"
+                                             : "the stacks generated different texts\n");
   runs.write_json(json);
-  return reports.back().generated.interrupted ? 130 : 0;
+  return reports.back().generated.interrupted ? 128 + stopped_by : 0;
 }
 
 int inspect(const Arguments& a) {
@@ -259,7 +304,7 @@ int inspect(const Arguments& a) {
   const std::uint64_t budget = parse_budget(a.budget, all);
   const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
   const char* types[] = {"bf16", "f16", "f32"};
-  std::cout << fmt::format(
+  print(fmt::format(
       "{} ({})\n"
       "  layers {}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
       "  experts {} a layer, top-{}, width {}{}\n"
@@ -268,65 +313,90 @@ int inspect(const Arguments& a) {
       a.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts,
       c.top_k, c.expert_width, c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "",
       expert, types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
-      a.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all));
+      a.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)));
   if (per_layer.stream_slots == 0) {
-    std::cout << "  every expert fits\n";
+    print("  every expert fits\n");
     return 0;
   }
-  std::cout << fmt::format(
-      "  a pool for each layer: {} to {} of {} experts a layer, and {} stream slots\n"
-      "  one pool: {} of {} experts, and {} stream slots\n",
-      per_layer.pools.back().slots, per_layer.pools.front().slots, c.experts, per_layer.stream_slots,
-      one.pools[0].slots, c.layers * c.experts, one.stream_slots);
+  print(
+      fmt::format("  a pool for each layer: {} to {} of {} experts a layer, and {} stream slots\n"
+                  "  one pool: {} of {} experts, and {} stream slots\n",
+                  per_layer.pools.back().slots, per_layer.pools.front().slots, c.experts, per_layer.stream_slots,
+                  one.pools[0].slots, c.layers * c.experts, one.stream_slots));
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_closed_streams();
   Arguments a;
   CLI::App app("Runs Mixture-of-Experts models whose experts do not fit.", "ferry");
   app.set_version_flag("--version", "ferry " FERRY_VERSION);
   app.require_subcommand(1);
   app.fallthrough(false);
 
+  const CLI::Validator not_empty([](const std::string& s) { return s.empty() ? "must not be empty" : ""; }, "");
   auto model = [&](CLI::App* c) {
     c->add_option("--model", a.model, "folder with config.json and safetensors, or a bundled model's name")
+        ->type_name("FOLDER")
+        ->check(not_empty)
         ->capture_default_str();
     c->add_option("--budget", a.budget,
                   "device memory for experts: a share of all of them (25%) or a size (8000000, 64MiB)")
+        ->type_name("SHARE|BYTES")
+        ->check(not_empty)
         ->capture_default_str();
   };
   auto generation = [&](CLI::App* c) {
     c->add_option("--pools", a.pools, "slots: a pool for each layer, or one over all layers")
         ->check(CLI::IsMember({"per-layer", "one"}))
         ->capture_default_str();
-    c->add_option("--prompt", a.prompts, "text to continue; several make a batch")->allow_extra_args(false);
+    c->add_option("--prompt", a.prompts, "text to continue; several make a batch")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
     c->add_option("--prompt-file", a.prompt_files, "file with one prompt; several make a batch")
+        ->type_name("FILE")
+        ->check(not_empty)
         ->allow_extra_args(false);
     c->add_option("--max-new-tokens", a.max_new_tokens, "tokens to generate for each prompt")
+        ->type_name("N")
         ->check(CLI::Range(1, 1 << 28))
         ->capture_default_str();
     c->add_option("--batch", a.batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
+        ->type_name("N")
         ->check(CLI::Range(1, 8));
     c->add_option("--temperature", a.temperature, "0 takes the most likely token")
+        ->type_name("T")
         ->check(CLI::Range(0.0, 100.0))
         ->capture_default_str();
-    c->add_option("--seed", a.seed, "of the sampler")->capture_default_str();
+    c->add_option("--seed", a.seed, "of the sampler")
+        ->type_name("N")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
     c->add_option("--machine", a.machine,
-                  "imitate this machine's ratio of expert transfer to compute: a name or a file");
-    c->add_option("--json", a.json, "write all numbers to this file");
+                  "imitate this machine's ratio of expert transfer to compute: a name or a file")
+        ->type_name("NAME|FILE")
+        ->check(not_empty);
+    c->add_option("--json", a.json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
   };
   CLI::App* run_command = app.add_subcommand("run", "generate text under one policy stack");
   model(run_command);
   generation(run_command);
   run_command->add_option("--stack", a.stack, fmt::format("policy stack: {}", fmt::join(stack_names(), ", ")))
+      ->type_name("NAME")
+      ->check(not_empty)
       ->capture_default_str();
-  run_command->add_option("--timeline", a.timeline, "write a Chrome/Perfetto timeline to this file");
+  run_command->add_option("--timeline", a.timeline, "write a Chrome/Perfetto timeline to this file")
+      ->type_name("FILE")
+      ->check(not_empty);
   CLI::App* compare_command = app.add_subcommand("compare", "run several stacks on the same prompts, side by side");
   model(compare_command);
   generation(compare_command);
-  compare_command->add_option("--stacks", a.stacks, "comma-separated")->delimiter(',')->capture_default_str();
+  compare_command->add_option("--stacks", a.stacks, "comma-separated")
+      ->type_name("NAMES")
+      ->delimiter(',')
+      ->capture_default_str();
   CLI::App* inspect_command = app.add_subcommand("inspect", "print a model's shape and what fits in a budget");
   model(inspect_command);
 
@@ -336,8 +406,7 @@ int main(int argc, char** argv) {
       throw InputError(unknown_name("command", argv[1], commands));
     }
     app.parse(argc, argv);
-    std::signal(SIGINT, on_interrupt);
-    std::signal(SIGTERM, on_interrupt);
+    handle_signals();
     if (*run_command) return run(a);
     if (*compare_command) return compare(a);
     return inspect(a);
@@ -349,6 +418,8 @@ int main(int argc, char** argv) {
     std::cerr << "ferry: " << e.what() << '\n';
   } catch (const ConfigError& e) {
     std::cerr << "ferry: " << e.what() << '\n';
+  } catch (const std::filesystem::filesystem_error& e) {
+    std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
   } catch (const std::bad_alloc&) {
     std::cerr << "ferry: out of memory\n";
   } catch (const std::exception& e) {

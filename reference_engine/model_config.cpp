@@ -14,7 +14,8 @@ constexpr std::uint32_t largest = 1U << 20U;  // of any dimension; keeps product
 
 ModelConfig read_model_config(const std::filesystem::path& folder) {
   const auto path = folder / "config.json";
-  if (!std::filesystem::exists(path)) {
+  std::error_code none;
+  if (!std::filesystem::exists(path, none) && !none) {
     throw InputError(path.string() + ": not found; --model names a folder with config.json and model.safetensors");
   }
   const Json root = read_json(path);
@@ -54,7 +55,12 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
   c.end_token = f.whole("eos_token_id", 0, c.vocabulary - 1);
 
   if (f.text("hidden_act") != "silu") f.refuse("hidden_act", "\"silu\"");
-  if (f.has("rope_scaling")) f.refuse("rope_scaling", "null, scaled rotary embeddings are not supported");
+  for (const char* field : {"rope_scaling", "rope_parameters", "quantization_config"}) {
+    if (f.has(field)) f.refuse(field, "null, it is not supported");
+  }
+  for (const char* field : {"attention_bias", "use_sliding_window"}) {
+    if (f.flag(field, false)) f.refuse(field, "false, it is not supported");
+  }
 
   if (c.architecture == Architecture::qwen2_moe) {
     c.experts = f.whole("num_experts", 1, 65534);
@@ -67,7 +73,7 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
     if (f.has("mlp_only_layers") && !(f.at("mlp_only_layers").is_array() && f.at("mlp_only_layers").empty())) {
       f.refuse("mlp_only_layers", "an empty list, every layer must be an MoE layer");
     }
-    if (f.flag("use_sliding_window", false)) f.refuse("use_sliding_window", "false");
+
   } else {
     c.experts = f.whole("num_local_experts", 1, 65534);
     c.expert_width = f.whole("intermediate_size", 1, largest);

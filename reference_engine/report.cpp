@@ -139,10 +139,11 @@ std::string to_table(const std::vector<RunReport>& reports) {
          return fmt::format("{} ({})", size(r.budget_bytes), percent(ratio(r.budget_bytes, r.all_expert_bytes)));
        }},
       {"time to first token", [](const RunReport& r) { return time(r.generated.ttft_s); }},
-      {"time per output token", [](const RunReport& r) { return time(r.tpot_s()); }},
+      {"time per output token",
+       [](const RunReport& r) { return r.generated.decode_steps == 0 ? std::string("-") : time(r.tpot_s()); }},
       {"tokens/s in decode",
        [](const RunReport& r) {
-         return r.generated.decode_s == 0
+         return r.generated.decode_steps == 0
                     ? std::string("-")
                     : fmt::format("{:.1f}", static_cast<double>(r.generated.decode_tokens) / r.generated.decode_s);
        }},
@@ -184,37 +185,36 @@ std::string to_table(const std::vector<RunReport>& reports) {
   return out;
 }
 
-OutputFile::OutputFile(std::filesystem::path path)
-    : path_(std::move(path)), temporary_(path_.string() + fmt::format(".{}.tmp", ::getpid())) {
-  auto refuse = [&](int error) {
-    throw InputError(fmt::format("{}: cannot be written: {}", path_.string(), std::strerror(error)));
-  };
-  if (std::filesystem::is_directory(path_)) refuse(EISDIR);
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd_ < 0) refuse(errno);
-}
-
-OutputFile::~OutputFile() {
-  if (fd_ < 0) return;
-  ::close(fd_);
+OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string()) {
+  std::error_code none;
+  path_ = std::filesystem::weakly_canonical(path, none);  // a link's target is replaced, not the link
+  if (none) path_ = path;
+  temporary_ = path_.string() + fmt::format(".{}.tmp", ::getpid());
+  if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
+    throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", name_));
+  }
+  // Tried now and removed at once: a run that is killed leaves nothing behind.
+  const int fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(errno)));
+  ::close(fd);
   ::unlink(temporary_.c_str());
 }
 
 void OutputFile::commit(const std::string& content) {
-  std::size_t written = 0;
-  bool good = true;
-  while (good && written < content.size()) {
-    const ssize_t n = ::write(fd_, content.data() + written, content.size() - written);
+  const int fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  bool good = fd >= 0;
+  for (std::size_t written = 0; good && written < content.size();) {
+    const ssize_t n = ::write(fd, content.data() + written, content.size() - written);
     if (n < 0 && errno == EINTR) continue;
     good = n > 0;
     written += good ? static_cast<std::size_t>(n) : 0;
   }
-  good = good && ::fsync(fd_) == 0;
-  if (!good || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    throw InputError(fmt::format("{}: cannot be written: {}", path_.string(), std::strerror(errno)));
-  }
-  ::close(fd_);
-  fd_ = -1;
+  good = good && ::fsync(fd) == 0 && ::rename(temporary_.c_str(), path_.c_str()) == 0;
+  const int error = errno;
+  if (fd >= 0) ::close(fd);
+  if (good) return;
+  ::unlink(temporary_.c_str());
+  throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(error)));
 }
 
 }  // namespace ferry::engine

@@ -35,20 +35,18 @@ Json to_json(const RunReport& report);
 /// One column a run.
 std::string to_table(const std::vector<RunReport>& reports);
 
-/// A file that appears whole or not at all. The constructor throws InputError if it could not be written.
+/// A file that appears whole or not at all; a link stays a link. The constructor throws InputError if it could not
+/// be written, or is there and no regular file (a device, a pipe).
 class OutputFile {
  public:
-  explicit OutputFile(std::filesystem::path path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  explicit OutputFile(const std::filesystem::path& path);
 
   /// Puts the file in place. Throws InputError if the disk refuses.
   void commit(const std::string& content);
 
  private:
+  std::string name_;
   std::filesystem::path path_, temporary_;
-  int fd_ = -1;
 };
 
 }  // namespace ferry::engine

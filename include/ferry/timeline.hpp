@@ -10,8 +10,8 @@
 
 namespace ferry {
 
-/// Who was busy. `control` is the thread that decides.
-enum class Lane : std::uint8_t { device, link, host, control };
+/// Who was busy. Deciding is the host's work.
+enum class Lane : std::uint8_t { device, link, host };
 
 /// One stretch of work. `name` is a literal.
 struct Span {
@@ -25,13 +25,13 @@ struct Span {
 
 /// Writes Trace Event Format (JSON object form), one thread a lane, times in microseconds from the earliest span.
 inline void write_trace_events(std::ostream& out, const std::vector<Span>& spans) {
-  static constexpr const char* lanes[] = {"device", "link", "host", "control"};
+  static constexpr const char* lanes[] = {"device", "link", "host"};
   static constexpr const char* precisions[] = {"skip", "int2", "int4", "int8", "full"};
   Nanoseconds origin = spans.empty() ? 0 : spans.front().begin_ns;
   for (const Span& s : spans) origin = s.begin_ns < origin ? s.begin_ns : origin;
   out << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
          "{\"ph\":\"M\",\"pid\":1,\"name\":\"process_name\",\"args\":{\"name\":\"ferry\"}}";
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 3; ++i) {
     out << ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":" << i << ",\"name\":\"thread_name\",\"args\":{\"name\":\"" << lanes[i]
         << "\"}}";
     out << ",\n{\"ph\":\"M\",\"pid\":1,\"tid\":" << i

@@ -1,6 +1,8 @@
 // Files from strangers: each lie gets one line that names the file, the field and what was expected.
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "engine/tiny_checkpoint.hpp"
 #include "errors.hpp"
 #include "generate.hpp"
@@ -114,6 +116,29 @@ TEST_CASE("lying safetensors headers") {
   CHECK(says(refused_file(safetensors_file(R"({"__metadata__":{"a":1}})", "")), "__metadata__ \"a\" is not a string"));
 }
 
+TEST_CASE("names from strangers cannot write to the terminal or fill it") {
+  const std::string message = refused_file(safetensors_file(R"({"a\nb\u001b[31m":7})", ""));
+  CHECK(says(message, "a?b?[31m"));
+  std::string shape = "1";
+  for (int i = 0; i < 5000; ++i) shape += ",1";
+  CHECK(refused_file(with(R"({"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,16]})")).size() < 700);
+}
+
+TEST_CASE("weights that make nonsense are refused when they do") {
+  const TemporaryFolder folder;
+  TinyCheckpoint c;
+  c.values["model.norm.weight"][0] = std::numeric_limits<float>::infinity();
+  c.write(folder.path());
+  HostModel model(folder.path());
+  RunnerOptions o;
+  o.stack = "resident";
+  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  GenerateOptions g;
+  g.prompts = {"a"};
+  CHECK(says(refusal("not finite", [&] { generate(model, *runner, g); }),
+             "the model computes values that are not finite"));
+}
+
 TEST_CASE("a checkpoint cut at any length, or with any byte of its header changed, never crashes") {
   const TemporaryFolder folder;
   TinyCheckpoint c;
@@ -154,7 +179,13 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(says(refused_config([](Json& c) { c["rms_norm_eps"] = 0; }), "a number above 0"));
   CHECK(says(refused_config([](Json& c) { c["rope_theta"] = "much"; }), "field \"rope_theta\""));
   CHECK(says(refused_config([](Json& c) { c["hidden_act"] = "gelu"; }), "expected \"silu\", got \"gelu\""));
-  CHECK(says(refused_config([](Json& c) { c["rope_scaling"] = {{"type", "yarn"}}; }), "scaled rotary"));
+  CHECK(says(refused_config([](Json& c) { c["rope_scaling"] = {{"type", "yarn"}}; }), "null, it is not supported"));
+  CHECK(says(refused_config([](Json& c) {
+               c["quantization_config"] = {{"bits", 4}};
+             }),
+             "field \"quantization_config\""));
+  CHECK(says(refused_config([](Json& c) { c["attention_bias"] = true; }), "field \"attention_bias\": expected false"));
+  CHECK(says(refused_config([](Json& c) { c["rms_norm_eps"] = 1e300; }), "that a float can hold"));
   CHECK(says(refused_config([](Json& c) { c["sliding_window"] = 4096; }), "field \"sliding_window\""));
   CHECK(says(refused_config([](Json& c) { c["head_dim"] = 3; }), "an even number"));
   CHECK(says(refused_config([](Json& c) { c["tie_word_embeddings"] = 1; }), "expected true or false, got 1"));
@@ -252,7 +283,8 @@ TEST_CASE("machine files say what they lack") {
     return refused(s);
   };
   CHECK(says(without("\"name\"", "\"game\""), "field \"name\" is missing"));
-  CHECK(says(without("0.5", "0"), "expert_transfer_s: field \"value\": expected a number above 0, got 0"));
+  CHECK(says(without("0.5", "0"),
+             "expert_transfer_s: field \"value\": expected a number above 0 that a float can hold, got 0"));
   CHECK(says(without("0.5", "\"x\""), "expert_transfer_s: field \"value\""));
   CHECK(says(without("\"source\":\"measured\"", "\"sauce\":1"), "field \"source\" is missing"));
   CHECK(says(refused("{"), "parse error"));
@@ -279,5 +311,6 @@ TEST_CASE("an output file appears whole or not at all") {
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
   CHECK(
       says(refusal("nowhere", [&] { OutputFile file(folder.path() / "nowhere" / "out.json"); }), "cannot be written"));
-  CHECK(says(refusal("ferry-test-", [&] { OutputFile file(folder.path()); }), "cannot be written: Is a directory"));
+  CHECK(says(refusal("ferry-test-", [&] { OutputFile file(folder.path()); }),
+             "cannot be written: it exists and is not a regular file"));
 }

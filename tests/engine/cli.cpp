@@ -1,11 +1,13 @@
 // The ferry command as a user meets it: output, files, exit status, and one clear line for each mistake.
 #include <doctest/doctest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -118,6 +120,7 @@ TEST_CASE("run streams text, prints a table, and writes JSON with the stable key
   }
   CHECK(lanes.contains(0));  // device
   CHECK(lanes.contains(1));  // link
+  CHECK(lanes.contains(2));  // host
 }
 
 TEST_CASE("invalid UTF-8 in generated text becomes U+FFFD in the JSON") {
@@ -184,10 +187,16 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("run --max-new-tokens 0", {"--max-new-tokens"});
   refused("run --max-new-tokens many", {"--max-new-tokens"});
   refused("run --temperature -1", {"--temperature"});
+  refused("run --temperature nan", {"--temperature"});
+  refused("run --seed -1", {"--seed"});
+  refused("run --model ''", {"--model", "must not be empty"});
+  refused("run --json ''", {"--json", "must not be empty"});
+  refused("run --budget 0x10", {"--budget 0x10"});
   refused("run --prompt-file /nowhere/p.txt", {"--prompt-file /nowhere/p.txt", "cannot be read"});
   refused("run --prompt-file /", {"--prompt-file /", "cannot be read"});
   refused("run --json /nowhere/r.json", {"/nowhere/r.json", "cannot be written"});
   refused("run --timeline /", {"cannot be written"});
+  refused("run --json x.json --timeline x.json", {"both name x.json"});
   refused("run --prompt \"$(printf 'x%.0s' $(seq 1100))\"", {"1101 tokens", "context is 1024"});
 }
 
@@ -200,6 +209,47 @@ TEST_CASE("a damaged model gets one line, too") {
     refused(command + " --model '" + folder.path().string() + "'",
             {"model.safetensors", "not a usable safetensors file"});
   }
+}
+
+TEST_CASE("outputs never destroy what they should not") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  ::mkfifo((at + "/pipe").c_str(), 0600);
+  write_file(at + "/prompt.txt", "Once ");
+  write_file(at + "/target.json", "old");
+  std::filesystem::create_symlink("target.json", at + "/link.json");
+  refused("run --json '" + at + "/pipe'", {"pipe", "not a regular file"});
+  CHECK(std::filesystem::is_fifo(at + "/pipe"));
+  refused("run --prompt-file '" + at + "/prompt.txt' --json '" + at + "/prompt.txt'",
+          {"prompt.txt", "is read by this run"});
+  CHECK(read(at + "/prompt.txt") == "Once ");
+  CHECK(ferry_command("run --max-new-tokens 2 --json '" + at + "/link.json'").status == 0);
+  CHECK(std::filesystem::is_symlink(at + "/link.json"));
+  CHECK(Json::parse(read(at + "/target.json")).contains("text"));
+}
+
+TEST_CASE("pipes and folders where a model should be do not hang") {
+  const TemporaryFolder folder;
+  TinyCheckpoint().write(folder.path());
+  std::filesystem::remove(folder.path() / "model.safetensors");
+  ::mkfifo((folder.path() / "model.safetensors").c_str(), 0600);
+  refused("run --model '" + folder.path().string() + "'", {"model.safetensors", "not a regular file"});
+  const TemporaryFolder loop;
+  std::filesystem::create_symlink("config.json", loop.path() / "config.json");
+  refused("run --model '" + loop.path().string() + "'", {"config.json"});
+}
+
+TEST_CASE("standard output: a reader that leaves is no error, a full disk is, and a closed one writes into no file") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const std::string run =
+      std::string("'") + FERRY_COMMAND + "' run --max-new-tokens 40 --json '" + json + "' 2>/dev/null";
+  CHECK(std::system((run + " | head -c 1 >/dev/null").c_str()) == 0);
+  CHECK(Json::parse(read(json)).contains("text"));
+  CHECK(WEXITSTATUS(std::system((run + " >/dev/full").c_str())) == 2);
+  CHECK(WEXITSTATUS(std::system((run + " >&-").c_str())) == 0);
+  CHECK(Json::parse(read(json)).contains("text"));
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
 }
 
 TEST_CASE("a refused run leaves no file behind") {

@@ -59,7 +59,7 @@ void check_model(const std::string& name) {
       const auto runner = resident(model);
       std::vector<KvCache> caches;
       caches.emplace_back(c, n);
-      float worst = 0;
+      float worst = 0, worst_score = 0;
       std::uint64_t compared = 0, differing = 0;
       for (std::uint32_t first = 0; first < n; first += chunk) {
         const std::uint32_t rows = std::min(chunk, n - first);
@@ -70,6 +70,8 @@ void check_model(const std::string& name) {
             const auto theirs = scores.row(static_cast<Eigen::Index>((first + i) * c.layers + layer));
             const auto right = best(theirs, c.top_k), found = best(ours.row(i), c.top_k);
             ++compared;
+            REQUIRE(ours.row(i).allFinite());
+            worst_score = std::max(worst_score, (ours.row(i) - theirs).cwiseAbs().maxCoeff());
             for (const Eigen::Index e : found) {
               if (std::find(right.begin(), right.end(), e) != right.end()) continue;
               if (theirs[right.back()] - theirs[e] > score_tolerance) ++differing;
@@ -77,12 +79,15 @@ void check_model(const std::string& name) {
           }
         };
         const Matrix ours = model.forward(Phase::prefill, batch, caches, *runner, rows, check_scores);
+        REQUIRE(ours.allFinite());
         worst = std::max(worst, (ours - logits.middleRows(first, rows)).cwiseAbs().maxCoeff());
       }
       CHECK(worst <= logit_tolerance);
+      CHECK(worst_score <= score_tolerance);
       CHECK(compared == std::uint64_t{n} * c.layers);
       CHECK(differing == 0);
-      MESSAGE(name << " " << prompt << " chunk " << chunk << ": largest logit error " << worst);
+      MESSAGE(name << " " << prompt << " chunk " << chunk << ": largest error of a logit " << worst
+                   << ", of a gate score " << worst_score);
     }
 
     const auto runner = resident(model);

@@ -16,7 +16,7 @@ TEST_CASE("trace events: microseconds with three decimals from the earliest span
           R"({"ph":"X","pid":1,"tid":1,"name":"demand","ts":1.500,"dur":2.500,"args":{"layer":3,"expert":7,"precision":"int4","ticket":12}})") !=
       std::string::npos);
   CHECK(text.find(R"({"ph":"X","pid":1,"tid":0,"name":"expert","ts":0.000,"dur":1.005})") != std::string::npos);
-  for (const char* lane : {"device", "link", "host", "control"}) {
+  for (const char* lane : {"device", "link", "host"}) {
     CHECK(text.find(std::string("\"args\":{\"name\":\"") + lane + "\"}") != std::string::npos);
   }
 }

@@ -7,7 +7,7 @@
 using namespace ferry;
 using namespace ferry::test;
 
-TEST_CASE("slots lie apart and aligned; writing one leaves the others") {
+TEST_CASE("slots lie apart and aligned, and writing one leaves the others") {
   const ModelShape m = model(1, 8, 1, 1, 100);
   const std::vector<std::byte> expert(100, std::byte{3});
   SlotMemory memory(

@@ -114,7 +114,7 @@ TEST_CASE("a late hit waits only for the rest of the copy") {
   CHECK(c.stall_ns() == 100);
 }
 
-TEST_CASE("a dropped prefetch takes no time; one that has begun is not taken back") {
+TEST_CASE("a dropped prefetch takes no time, and one that has begun is not taken back") {
   VirtualClock c(model(1, 8, 1), {speed, 0, false});
   c.submit(prefetch(3, 1));
   c.submit(prefetch(5, 2));
