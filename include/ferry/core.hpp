@@ -3,8 +3,9 @@
 #pragma once
 #include <cassert>
 
+#include "ferry/command_list.hpp"
 #include "ferry/core_config.hpp"
-#include "ferry/metrics.hpp"
+#include "ferry/expert_groups.hpp"
 #include "ferry/prediction_record.hpp"
 #include "ferry/residency.hpp"
 
@@ -54,7 +55,7 @@ class Core {
     for (Cache& c : caches_) {
       if constexpr (requires { c.begin_step(step); }) c.begin_step(step);
     }
-    clear_commands();
+    commands_.clear();
   }
 
   /// The real gate has spoken: who runs, where, at which precision. [rows, E] scores.
@@ -127,7 +128,7 @@ class Core {
   /// waited for their slots may follow. Tasks of `arriving` in the plan's order, each once: a copy that
   /// waited for a task which was passed over is never submitted, and Link::wait refuses it.
   FERRY_HD void done(View<const Task> tasks) noexcept {
-    clear_commands();
+    commands_.clear();
     const Fence fence{++fence_};
     for (const Task& t : tasks) {
       if (t.slot == no_slot || !residency_.is_leased(t.slot)) continue;
@@ -136,7 +137,7 @@ class Core {
       if (!t.transient || next_deferred_ >= arriving_end_ || tasks_[next_deferred_].slot != t.slot) continue;
       stream(tasks_[next_deferred_++]);
     }
-    if (next_deferred_ >= arriving_end_) submit_held();
+    if (next_deferred_ >= arriving_end_) commands_.submit_held();
   }
 
   /// The layer is over: leases that `done` has not ended yet end now, and the costs that were measured are
@@ -153,7 +154,7 @@ class Core {
 
   /// Ends the step after an error: leases end, copies on their way still land.
   FERRY_HD void abandon() noexcept {
-    clear_commands();
+    commands_.clear();
     end_leases();
     if constexpr (part::predicts<Predictor>()) foretold_.clear();
   }
@@ -171,20 +172,18 @@ class Core {
   FERRY_HD std::uint32_t preload(View<const Variant> wanted, const Seen& seen) noexcept {
     begin_call(seen);
     std::uint32_t i = 0;
-    for (; i < wanted.size && submit_count_ < shape_.experts; ++i) {
+    for (; i < wanted.size && commands_.submits() < shape_.experts; ++i) {
       const std::uint16_t pool = residency_.pool_of(wanted[i]);
       if (pool == Residency::no_pool || !residency_.has_free(pool)) continue;
       if (residency_.find(wanted[i]) != no_slot) continue;
       admit(residency_.take_free(pool), wanted[i], true, false);
-      counters_.of(phase_).bytes -= bytes_of(wanted[i]);
-      counters_.preload_bytes += bytes_of(wanted[i]);
+      counters_.of(phase_).bytes -= commands_.bytes_of(wanted[i]);
+      counters_.preload_bytes += commands_.bytes_of(wanted[i]);
     }
     return i;
   }
 
-  FERRY_HD Commands commands() const noexcept {
-    return {{drops_.data(), drop_count_}, {submits_.data(), submit_count_}};
-  }
+  FERRY_HD Commands commands() const noexcept { return commands_.view(); }
   FERRY_HD const Counters& counters() const noexcept { return counters_; }
   FERRY_HD const Residency& residency() const noexcept { return residency_; }
   FERRY_HD const Shape& shape() const noexcept { return shape_; }
@@ -220,63 +219,33 @@ class Core {
         caches_[p].reserve(carve, shape);
       }
     }
-    carve(bytes_, std::size_t{shape_.layers} * precision_count);
     carve(times_, shape_.layers);
     carve(routes_, routes);
-    carve(assignments_, routes);
     carve(requests_, shape_.experts);
     carve(missing_, shape_.experts);
     carve(tasks_, shape_.experts);
-    carve(count_, shape_.experts);
+    groups_.reserve(carve, shape_);
+    commands_.reserve(carve, c.model, residency_.cache_slots());
     carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
     if constexpr (part::predicts<Predictor>()) foretold_.reserve(carve, shape_);
-    carve(submits_, std::size_t{shape_.experts} + residency_.cache_slots());
-    carve(held_, residency_.cache_slots());
-    carve(drops_, std::size_t{residency_.cache_slots()} + 1);
-    if (carve.measuring()) return;
-    for (std::uint32_t l = 0; l < shape_.layers; ++l) {
-      for (std::uint32_t p = 0; p < precision_count; ++p) {
-        bytes_[l * precision_count + p] = c.model.bytes(l, static_cast<Precision>(p));
-      }
-    }
   }
 
   FERRY_HD static std::uint32_t least(std::uint32_t a, std::uint32_t b) noexcept { return a < b ? a : b; }
 
-  FERRY_HD void clear_commands() noexcept { drop_count_ = submit_count_ = 0; }
   FERRY_HD void begin_call(const Seen& seen) noexcept {
-    clear_commands();
+    commands_.clear();
     residency_.advance(seen);
   }
 
   FERRY_HD Ticket next_ticket(bool demand) noexcept { return Ticket{++ticket_ << 1U | (demand ? 0U : 1U)}; }
 
-  FERRY_HD std::uint64_t bytes_of(Variant v) const noexcept {
-    return bytes_[v.id.layer * precision_count + static_cast<unsigned>(v.precision)];
-  }
-
   FERRY_HD void submit(const Copy& copy) noexcept {
     const bool hold = !copy.demand && next_deferred_ < arriving_end_;  // invariant 4
-    (hold ? held_[held_count_++] : submits_[submit_count_++]) = copy;
-    counters_.of(phase_).bytes += bytes_of(copy.what);
-    counters_.bytes_by_precision[static_cast<unsigned>(copy.what.precision)] += bytes_of(copy.what);
-  }
-
-  FERRY_HD void submit_held() noexcept {
-    for (std::uint32_t i = 0; i < held_count_; ++i) submits_[submit_count_++] = held_[i];
-    held_count_ = 0;
+    commands_.submit(copy, phase_, hold, counters_);
   }
 
   /// A queued prefetch is taken back from the link.
-  FERRY_HD void drop(std::uint32_t slot) noexcept {
-    const Residency::Slot& s = residency_.slot(slot);
-    drops_[drop_count_++] = s.ticket;
-    counters_.of(s.submitted_in).bytes -= bytes_of(s.what);
-    counters_.bytes_by_precision[static_cast<unsigned>(s.what.precision)] -= bytes_of(s.what);
-    counters_.prefetch.issued_bytes -= bytes_of(s.what);
-    --counters_.prefetch.issued;
-    ++counters_.prefetch.dropped;
-  }
+  FERRY_HD void drop(std::uint32_t slot) noexcept { commands_.drop(residency_.slot(slot), counters_); }
 
   FERRY_HD void set_costs(Request& r) const noexcept {
     r.copy_ns = copy_ns_[static_cast<unsigned>(r.want.precision)];
@@ -290,43 +259,16 @@ class Core {
     return t.attention + t.gate + t.device * shape_.top_k;
   }
 
-  /// Groups the routes by expert: fills `assignments_`, returns one request an expert in ascending index.
-  FERRY_HD View<Request> gather() noexcept {
-    for (std::uint32_t& n : count_) n = 0;
-    const std::uint32_t total = rows_ * shape_.top_k;
-    for (std::uint32_t i = 0; i < total; ++i) {
-      assert(routes_[i].expert < shape_.experts || routes_[i].expert == no_expert);
-      if (routes_[i].expert != no_expert) ++count_[routes_[i].expert];
-    }
-    std::uint32_t requests = 0, first = 0;
-    for (std::uint16_t e = 0; e < shape_.experts; ++e) {
-      if (count_[e] == 0) continue;
-      Request& r = requests_[requests];
-      r = {};
-      r.want.id = {layer_, e};
-      r.first = first;
-      r.rows = count_[e];
-      r.confidence = 1.0F;
-      first += count_[e];
-      count_[e] = requests++;  // from here on: which request the expert has
-    }
-    for (std::uint32_t i = 0; i < requests; ++i) requests_[i].rows = 0;
-    for (std::uint32_t i = 0; i < total; ++i) {
-      if (routes_[i].expert == no_expert) continue;
-      Request& r = requests_[count_[routes_[i].expert]];
-      assignments_[r.first + r.rows++] = i;
-      if (routes_[i].weight > r.importance) r.importance = routes_[i].weight;
-    }
-    return {requests_.data(), requests};
-  }
-
   FERRY_HD Plan decide(std::uint16_t layer) noexcept {
     assert(layer < shape_.layers && task_count_ == 0);
     layer_ = layer;
-    View<Request> requests = gather();
-    predictor_.observe(layer, {routes_.data(), rows_ * shape_.top_k});
+    const View<const Route> routes{routes_.data(), rows_ * shape_.top_k};
+    Out<Request> gathered{requests_.data(), requests_.size(), 0};
+    groups_.gather(layer, routes, gathered);
+    const View<Request> requests = gathered.view();
+    predictor_.observe(layer, routes);
     if constexpr (part::predicts<Predictor>()) {
-      foretold_.score(layer, requests, {routes_.data(), rows_ * shape_.top_k}, counters_.prefetch);
+      foretold_.score(layer, requests, routes, counters_.prefetch);
     }
     for (Request& r : requests) {
       set_costs(r);
@@ -345,7 +287,7 @@ class Core {
       const bool there = r.state == State::resident || r.state == State::in_flight;
       if (!there && r.want.precision == Precision::skip) {
         ++count.skipped;
-        for (std::uint32_t i = 0; i < r.rows; ++i) routes_[assignments_[r.first + i]] = {};
+        for (std::uint32_t i = 0; i < r.rows; ++i) routes_[groups_.assignments()[r.first + i]] = {};
         continue;
       }
       if (slot != no_slot) residency_.lease(slot);
@@ -385,8 +327,8 @@ class Core {
       }
       add_task(r, no_slot, Ticket::none);
     }
-    return {{routes_.data(), rows_ * shape_.top_k},
-            {assignments_.data(), rows_ * shape_.top_k},
+    return {routes,
+            {groups_.assignments(), routes.size},
             {tasks_.data(), resident_end_},
             {tasks_.data() + resident_end_, arriving_end_ - resident_end_},
             {tasks_.data() + arriving_end_, task_count_ - arriving_end_}};
@@ -476,7 +418,7 @@ class Core {
     if (s.state == State::queued) {
       drop(slot);
     } else if (s.unused_prefetch) {
-      counters_.prefetch.wasted_bytes += bytes_of(s.what);
+      counters_.prefetch.wasted_bytes += commands_.bytes_of(s.what);
     }
     residency_.evict(slot);
     return slot;
@@ -488,9 +430,6 @@ class Core {
     const Residency::Slot& s = residency_.slot(slot);
     caches_[s.pool].replace(slot - residency_.first_slot(s.pool), what, demand && access);
     submit({ticket, what, slot, s.last_reader, demand});
-    if (demand) return;
-    ++counters_.prefetch.issued;
-    counters_.prefetch.issued_bytes += bytes_of(what);
   }
 
   /// Prefetches of a layer that is planned come too late unless they have begun, or were promoted (leased).
@@ -513,7 +452,7 @@ class Core {
       if (slot != no_slot && residency_.is_leased(slot)) residency_.end_lease(slot, fence);
     }
     task_count_ = resident_end_ = arriving_end_ = next_deferred_ = 0;
-    submit_held();
+    commands_.submit_held();
   }
 
   Residency residency_;
@@ -523,24 +462,19 @@ class Core {
   Router router_;
   Shape shape_;
   Array<Cache> caches_;                ///< [pools]
-  Array<std::uint64_t> bytes_;         ///< [layers, precision_count]
   Array<Times> times_;                 ///< [layers]
   Array<Route> routes_;                ///< [rows, k]
-  Array<std::uint32_t> assignments_;   ///< [rows * k]
   Array<Request> requests_, missing_;  ///< [experts]
   Array<Task> tasks_;                  ///< [experts]: resident, arriving, host
-  Array<std::uint32_t> count_;         ///< [experts]
   Array<State> present_;               ///< [experts], for routers that need it
   PredictionRecord foretold_;
-  Array<Copy> submits_;
-  Array<Copy> held_;  ///< prefetches behind demand copies that wait for `done`
-  Array<Ticket> drops_;
+  ExpertGroups groups_;
+  CommandList commands_;
   Counters counters_;
   Nanoseconds copy_ns_[precision_count] = {};
   std::uint64_t ticket_ = 0, fence_ = 0;
   std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
   std::uint32_t task_count_ = 0, resident_end_ = 0, arriving_end_ = 0, next_deferred_ = 0, stream_next_ = 0;
-  std::uint32_t submit_count_ = 0, held_count_ = 0, drop_count_ = 0;
   std::uint16_t layer_ = 0;
   Phase phase_ = Phase::decode;
 };
