@@ -232,7 +232,6 @@ class Runs {
     facts.expert_bytes = model_->store().layout().bytes();
     facts.dense_bytes = model_->dense_bytes();
     facts.batch = options_.batch;
-    facts.layers = model_->config().layers;
     facts.throttle_bytes_per_s = throttle_;
     return make_report(*runner, std::move(made), facts);
   }

@@ -14,7 +14,7 @@ namespace ferry::engine {
 struct RunReport {
   std::string model, stack, machine;  ///< machine empty: this one, not throttled
   std::uint64_t budget_bytes = 0, all_expert_bytes = 0, expert_bytes = 0, dense_bytes = 0;
-  std::uint32_t batch = 1, layers = 0;
+  std::uint32_t batch = 1;
   std::uint64_t throttle_bytes_per_s = 0;
   Generated generated;
   Counters counters;
