@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <utility>
 
 #include "errors.hpp"
 
@@ -27,6 +28,16 @@ const std::byte* widen(DType type, const std::byte* from, Eigen::Index rows, Eig
   }
 }
 
+/// One matrix of an expert as floats. Returns where the next one begins.
+const std::byte* to_floats(DType full, Precision p, const std::byte* from, std::uint32_t rows, std::uint32_t columns,
+                           Matrix& to) {
+  if (p == Precision::full) return widen(full, from, rows, columns, to);
+  const QuantizedLayout quantized{rows, columns, code_bits(p)};
+  to.resize(rows, columns);
+  dequantize(quantized, from, to.data());
+  return from + quantized.bytes();
+}
+
 }  // namespace
 
 ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c) : experts_(c.experts) {
@@ -39,10 +50,12 @@ ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c) : e
   };
   const std::vector<std::uint64_t> wide{c.expert_width, c.hidden}, narrow{c.hidden, c.expert_width};
   layout_ = {c.hidden, c.expert_width, checkpoint.at(name(0, 0, 0), wide).dtype};
+  // Dimensions are at most 2^20: what passes here has less than 4 GiB at low precision, too.
   if (layout_.bytes() > 0xffffffffULL)
     throw InputError(fmt::format("tensor \"{}\": experts of 4 GiB and more are not supported", name(0, 0, 0)));
-  bytes_.resize(std::size_t{c.layers} * c.experts * layout_.bytes());
-  std::byte* to = bytes_.data();
+  auto& all = bytes_[static_cast<unsigned>(Precision::full)];
+  all.resize(std::size_t{c.layers} * c.experts * layout_.bytes());
+  std::byte* to = all.data();
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     for (std::uint32_t e = 0; e < c.experts; ++e) {
       for (int part = 0; part < 3; ++part) {
@@ -58,11 +71,37 @@ ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c) : e
   }
 }
 
-void ExpertKernel::run(const std::byte* expert, const Matrix& x, Matrix& y) {
-  const Eigen::Index hidden = layout_.hidden, width = layout_.width;
-  expert = widen(layout_.dtype, expert, width, hidden, weights_gate_);
-  expert = widen(layout_.dtype, expert, width, hidden, weights_up_);
-  widen(layout_.dtype, expert, hidden, width, weights_down_);
+void ExpertStore::add(Precision p) {
+  auto& all = bytes_[static_cast<unsigned>(p)];
+  if (p == Precision::skip || !all.empty()) return;
+  const auto& full = bytes_[static_cast<unsigned>(Precision::full)];
+  const std::uint64_t experts = full.size() / layout_.bytes();
+  all.resize(experts * layout_.bytes(p));
+  const std::byte* from = full.data();
+  std::byte* to = all.data();
+  Matrix weights;
+  for (std::uint64_t e = 0; e < experts; ++e) {
+    for (int part = 0; part < 3; ++part) {
+      QuantizedLayout quantized{layout_.width, layout_.hidden, code_bits(p)};
+      if (part == 2) std::swap(quantized.rows, quantized.columns);
+      from = widen(layout_.dtype, from, quantized.rows, quantized.columns, weights);
+      quantize(quantized, weights.data(), to);
+      to += quantized.bytes();
+    }
+  }
+}
+
+std::uint8_t ExpertStore::precisions() const {
+  unsigned stored = 0;
+  for (std::uint32_t p = 0; p < precision_count; ++p) stored |= bytes_[p].empty() ? 0U : 1U << p;
+  return static_cast<std::uint8_t>(stored);
+}
+
+void ExpertKernel::run(const std::byte* expert, Precision p, const Matrix& x, Matrix& y) {
+  const std::uint32_t hidden = layout_.hidden, width = layout_.width;
+  expert = to_floats(layout_.dtype, p, expert, width, hidden, weights_gate_);
+  expert = to_floats(layout_.dtype, p, expert, width, hidden, weights_up_);
+  to_floats(layout_.dtype, p, expert, hidden, width, weights_down_);
   linear(x, weights_gate_, gate_);
   linear(x, weights_up_, up_);
   swiglu(gate_, up_);

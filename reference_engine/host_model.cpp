@@ -86,12 +86,13 @@ void HostModel::rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t posit
   }
 }
 
-void HostModel::attention(const Layer& layer, std::uint32_t index, const std::vector<TokenRow>& rows,
-                          std::vector<KvCache>& caches) {
+void HostModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                          const Matrix& normed, Matrix& out) {
+  const Layer& layer = layers_[index];
   const Eigen::Index dim = config_.head_dim, group = config_.heads / config_.kv_heads;
-  linear(normed_, layer.q, q_);
-  linear(normed_, layer.k, k_);
-  linear(normed_, layer.v, v_);
+  linear(normed, layer.q, q_);
+  linear(normed, layer.k, k_);
+  linear(normed, layer.v, v_);
   for (Eigen::Index i = 0; i < q_.rows(); ++i) {
     const TokenRow& row = rows[static_cast<std::size_t>(i)];
     q_.row(i) += layer.q_bias.transpose();
@@ -117,13 +118,57 @@ void HostModel::attention(const Layer& layer, std::uint32_t index, const std::ve
       mixed_.row(i).segment(h * dim, dim).transpose().noalias() = values.block(0, kv, seen, dim).transpose() * weights;
     }
   }
-  linear(mixed_, layer.o, projected_);
-  x_ += projected_;
+  linear(mixed_, layer.o, out);
+}
+
+void HostModel::foresee(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                        Matrix& hidden, Matrix& scores) {
+  const auto epsilon = static_cast<float>(config_.norm_epsilon);
+  const auto count = static_cast<Eigen::Index>(rows.size());
+  const Eigen::Index width = caches[rows[0].sequence].keys[index].cols();
+  saved_.resize(2 * count, width);
+  auto row_of = [&](std::vector<Matrix> KvCache::*part, Eigen::Index i) {
+    const TokenRow& row = rows[static_cast<std::size_t>(i)];
+    return (caches[row.sequence].*part)[index].row(row.position);
+  };
+  for (Eigen::Index i = 0; i < count; ++i) {
+    saved_.row(2 * i) = row_of(&KvCache::keys, i);
+    saved_.row(2 * i + 1) = row_of(&KvCache::values, i);
+  }
+  rms_norm(hidden, layers_[index].input_norm, epsilon, ahead_normed_);
+  attention(index, rows, caches, ahead_normed_, projected_);
+  hidden += projected_;
+  for (Eigen::Index i = 0; i < count; ++i) {
+    row_of(&KvCache::keys, i) = saved_.row(2 * i);
+    row_of(&KvCache::values, i) = saved_.row(2 * i + 1);
+  }
+  rms_norm(hidden, layers_[index].post_norm, epsilon, ahead_normed_);
+  linear(ahead_normed_, layers_[index].gate, scores);
+  softmax_rows(scores);
+}
+
+void HostModel::shared_expert(const Layer& layer) {
+  linear(normed_, layer.shared_gate, shared_);
+  linear(normed_, layer.shared_up, shared_up_);
+  swiglu(shared_, shared_up_);
+  linear(shared_, layer.shared_down, shared_out_);
+  linear(normed_, layer.shared_scale, factor_);
+}
+
+void HostModel::add_shared(Matrix& hidden) const {
+  for (Eigen::Index i = 0; config_.shared_width > 0 && i < hidden.rows(); ++i) {
+    hidden.row(i) += shared_out_.row(i) / (1.0F + std::exp(-factor_(i, 0)));
+  }
+}
+
+void HostModel::add_precisions(PrecisionSet set) {
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    if ((set.bits >> p & 1U) != 0) store_.add(static_cast<Precision>(p));
+  }
 }
 
 Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
-                          ExpertRunner& runner, std::uint32_t logit_rows,
-                          const std::function<void(std::uint32_t, const Matrix&)>& gate_scores) {
+                          ExpertRunner& runner, std::uint32_t logit_rows, const GateObserver& gate_scores) {
   const auto epsilon = static_cast<float>(config_.norm_epsilon);
   std::vector<std::uint32_t> sequences;
   x_.resize(static_cast<Eigen::Index>(rows.size()), config_.hidden);
@@ -139,30 +184,36 @@ Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   runner.begin_step(phase, sequences);
   for (std::uint32_t l = 0; l < config_.layers; ++l) {
     const Layer& layer = layers_[l];
-    Nanoseconds t = now_ns();
+    const auto index = static_cast<std::uint16_t>(l);
+    const Nanoseconds begin = now_ns();
     rms_norm(x_, layer.input_norm, epsilon, normed_);
-    attention(layer, l, rows, caches);
+    attention(l, rows, caches, normed_, projected_);
+    x_ += projected_;
     rms_norm(x_, layer.post_norm, epsilon, normed_);
-    t = span("attention", t);
+    const Nanoseconds gate = span("attention", begin);
     linear(normed_, layer.gate, scores_);
     softmax_rows(scores_);
-    if (gate_scores) gate_scores(l, scores_);
-    span("gate", t);
-    runner.plan(static_cast<std::uint16_t>(l), normed_, scores_);
+    const Nanoseconds end = span("gate", gate);
+    if (gate_scores) gate_scores(l, normed_, scores_);
+    runner.plan(index, normed_, scores_, {gate - begin, end - gate, 0, 0});
     if (config_.shared_width > 0) {  // while the copies are on their way
-      t = now_ns();
-      linear(normed_, layer.shared_gate, shared_);
-      linear(normed_, layer.shared_up, shared_up_);
-      swiglu(shared_, shared_up_);
-      linear(shared_, layer.shared_down, shared_out_);
-      linear(normed_, layer.shared_scale, factor_);
+      const Nanoseconds t = now_ns();
+      shared_expert(layer);
       span("shared expert", t);
     }
-    runner.run(static_cast<std::uint16_t>(l), normed_, routed_);
-    x_ += routed_;
-    for (Eigen::Index i = 0; config_.shared_width > 0 && i < x_.rows(); ++i) {
-      x_.row(i) += shared_out_.row(i) / (1.0F + std::exp(-factor_(i, 0)));
+    runner.run_resident(index, normed_);
+    if (runner.wants_partial(index)) {
+      const Nanoseconds t = now_ns();
+      runner.partial(partial_);
+      partial_ += x_;
+      add_shared(partial_);
+      foresee(l + 1, rows, caches, partial_, ahead_scores_);
+      span("partial hidden state", t);
+      runner.look_ahead(static_cast<std::uint16_t>(l + 1), ahead_scores_);
     }
+    runner.run(index, normed_, routed_);
+    x_ += routed_;
+    add_shared(x_);
   }
   x_ = x_.bottomRows(logit_rows).eval();
   rms_norm(x_, norm_, epsilon, normed_);

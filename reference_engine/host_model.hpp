@@ -26,6 +26,9 @@ struct TokenRow {
   std::uint32_t token = 0, position = 0;
 };
 
+/// Sees a layer's gate input and its scores.
+using GateObserver = std::function<void(std::uint32_t layer, const Matrix& input, const Matrix& scores)>;
+
 /// A loaded model: everything that every token needs, in floats, and the store of routed experts.
 class HostModel {
  public:
@@ -35,13 +38,15 @@ class HostModel {
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const ExpertStore& store() const { return store_; }
   [[nodiscard]] GateBank& gates() { return gates_; }
+  /// Stores the experts at these precisions too.
+  void add_precisions(PrecisionSet set);
   [[nodiscard]] std::uint64_t dense_bytes() const { return dense_bytes_; }
 
   /// Runs the rows through all layers, and returns the logits [logit_rows, vocabulary] of the last
   /// `logit_rows`. Rows of one sequence come in ascending position, whose earlier keys and values are in its
-  /// cache. `gate_scores`, if given, sees each layer's scores [rows, experts].
+  /// cache. `gate_scores`, if given, sees each layer's gate input [rows, hidden] and scores [rows, experts].
   Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
-                 std::uint32_t logit_rows, const std::function<void(std::uint32_t, const Matrix&)>& gate_scores = {});
+                 std::uint32_t logit_rows, const GateObserver& gate_scores = {});
 
  private:
   struct Layer {
@@ -53,8 +58,15 @@ class HostModel {
     Matrix shared_scale;                         // [1, hidden]
   };
 
-  void attention(const Layer& layer, std::uint32_t index, const std::vector<TokenRow>& rows,
-                 std::vector<KvCache>& caches);
+  /// Of normalised hidden states [rows, hidden]; writes their keys and values to the caches.
+  void attention(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                 const Matrix& normed, Matrix& out);
+  /// Scores [rows, experts] that the gate of `layer` gives to hidden states before that layer's attention.
+  /// Its keys and values are tentative: the caches are left as they were.
+  void foresee(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, Matrix& hidden,
+               Matrix& scores);
+  void shared_expert(const Layer& layer);
+  void add_shared(Matrix& hidden) const;
   void rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t position) const;
 
   ModelConfig config_;
@@ -67,6 +79,7 @@ class HostModel {
   std::uint64_t dense_bytes_ = 0;
   // scratch
   Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
+  Matrix partial_, ahead_normed_, ahead_scores_, saved_;
 };
 
 }  // namespace ferry::engine

@@ -60,12 +60,51 @@ void print(std::string_view text) {
 }
 
 struct Arguments {
-  std::string model = "tiny-qwen-moe", stack = "lru", budget = "25%", pools = "per-layer", machine, json, timeline;
+  std::string model = "tiny-qwen-moe", stack = "lru", budget = "25%", pools = "stack", machine, json, timeline;
   std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0;
   double temperature = 0;
   std::uint64_t seed = 0;
+  bool gate_worker = false;
+  std::optional<float> t1, t2, alpha;
+  std::optional<std::uint32_t> low_share, shallow_layers, percentile, depth;
+
+  /// The parameters of policies that were given.
+  [[nodiscard]] std::vector<std::string> parameters() const {
+    std::vector<std::string> given;
+    auto add = [&](bool has, const char* name) {
+      if (has) given.emplace_back(name);
+    };
+    add(t1.has_value(), "--t1");
+    add(t2.has_value(), "--t2");
+    add(alpha.has_value(), "--alpha");
+    add(low_share.has_value(), "--low-share");
+    add(shallow_layers.has_value(), "--shallow-layers");
+    add(percentile.has_value(), "--percentile");
+    add(depth.has_value(), "--depth");
+    return given;
+  }
 };
+
+/// Refuses unknown stacks, and parameters that none of them has.
+void check_stacks(const Arguments& a, const std::vector<std::string>& names) {
+  for (const std::string& p : a.parameters()) {
+    bool taken = false;
+    for (const std::string& name : names) {
+      const std::vector<std::string>& takes = find_stack(name).parameters;
+      taken = taken || std::find(takes.begin(), takes.end(), p) != takes.end() ||
+              (p == "--shallow-layers" && a.pools == "shallow");
+    }
+    if (taken) continue;
+    std::vector<std::string> those;
+    for (const StackInfo& s : all_stacks()) {
+      if (std::find(s.parameters.begin(), s.parameters.end(), p) != s.parameters.end()) those.push_back(s.name);
+    }
+    throw InputError(fmt::format("{}: {} has no such parameter; stacks that do: {}", p, fmt::join(names, ", "),
+                                 fmt::join(those, ", ")));
+  }
+  for (const std::string& name : names) static_cast<void>(find_stack(name));
+}
 
 /// A bundled model by its name, or a folder.
 std::filesystem::path find_model(const std::string& name) {
@@ -121,7 +160,7 @@ std::string read_text(const std::string& path) {
 /// Everything that `run` and `compare` share.
 class Runs {
  public:
-  explicit Runs(const Arguments& a) : a_(a) {
+  Runs(const Arguments& a, const std::vector<std::string>& stacks) : a_(a) {
     if (!a.json.empty() && a.json == a.timeline) {
       throw InputError(fmt::format("--json and --timeline both name {}: expected two files", a.json));
     }
@@ -152,7 +191,8 @@ class Runs {
     options_.seed = a.seed;
     options_.stop = &stop;
     model_.emplace(find_model(a.model));
-    shape_ = model_shape(model_->config(), model_->store().layout(), std::max(options_.prefill_chunk, options_.batch));
+    for (const std::string& s : stacks) model_->add_precisions(find_stack(s).precisions);
+    shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
     budget_ = parse_budget(a.budget, shape_.all_bytes());
     for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
       const std::size_t tokens = tokenize(model_->config(), options_.prompts[i]).size();
@@ -232,6 +272,7 @@ class Runs {
     facts.expert_bytes = model_->store().layout().bytes();
     facts.dense_bytes = model_->dense_bytes();
     facts.batch = options_.batch;
+    facts.layers = shape_.layers;
     facts.throttle_bytes_per_s = throttle_;
     return make_report(*runner, std::move(made), facts);
   }
@@ -244,7 +285,18 @@ class Runs {
   std::unique_ptr<ExpertRunner> make(const std::string& stack, std::uint64_t throttle) const {
     RunnerOptions o;
     o.stack = stack;
-    o.pools = a_.pools == "one" ? PoolChoice::one : PoolChoice::per_layer;
+    o.pools = a_.pools == "one"         ? PoolChoice::one
+              : a_.pools == "per-layer" ? PoolChoice::per_layer
+              : a_.pools == "shallow"   ? PoolChoice::shallow
+                                        : PoolChoice::stack;
+    o.gate_worker = a_.gate_worker;
+    o.t1 = a_.t1;
+    o.t2 = a_.t2;
+    o.alpha = a_.alpha;
+    o.low_share_percent = a_.low_share;
+    o.shallow_layers = a_.shallow_layers;
+    o.percentile = a_.percentile;
+    o.depth = a_.depth;
     o.budget_bytes = budget_;
     o.max_rows = shape_.max_rows;
     o.link_bytes_per_s = throttle;
@@ -262,10 +314,12 @@ class Runs {
 };
 
 int run(const Arguments& a) {
-  static_cast<void>(stack_needs_everything(a.stack));  // refuses an unknown name before the model is read
-  Runs runs(a);
+  check_stacks(a, {a.stack});  // before the model is read
+  Runs runs(a, {a.stack});
   runs.check(a.stack);
-  if (stack_needs_everything(a.stack)) std::cerr << "note: " << a.stack << " keeps every expert, whatever the budget\n";
+  if (find_stack(a.stack).keeps_everything) {
+    std::cerr << "note: " << a.stack << " keeps every expert, whatever the budget\n";
+  }
   const RunReport report = runs.run(a.stack, true);
   std::cerr << '\n' << to_table({report});
   runs.write_json(to_json(report));
@@ -273,8 +327,8 @@ int run(const Arguments& a) {
 }
 
 int compare(const Arguments& a) {
-  for (const std::string& s : a.stacks) static_cast<void>(stack_needs_everything(s));
-  Runs runs(a);
+  check_stacks(a, a.stacks);
+  Runs runs(a, a.stacks);
   for (const std::string& s : a.stacks) runs.check(s);
   std::vector<RunReport> reports;
   Json json = Json::array();
@@ -298,7 +352,7 @@ int compare(const Arguments& a) {
 int inspect(const Arguments& a) {
   HostModel model(find_model(a.model));
   const ModelConfig& c = model.config();
-  const ModelShape shape = model_shape(c, model.store().layout(), 1);
+  const ModelShape shape = model_shape(c, model.store(), 1);
   const std::uint64_t expert = model.store().layout().bytes(), all = shape.all_bytes();
   const std::uint64_t budget = parse_budget(a.budget, all);
   const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
@@ -348,8 +402,10 @@ int main(int argc, char** argv) {
         ->capture_default_str();
   };
   auto generation = [&](CLI::App* c) {
-    c->add_option("--pools", a.pools, "slots: a pool for each layer, or one over all layers")
-        ->check(CLI::IsMember({"per-layer", "one"}))
+    c->add_option("--pools", a.pools,
+                  "slots: as the stack's paper has them, a pool for each layer, one over all layers, or the shallow "
+                  "layers whole")
+        ->check(CLI::IsMember({"stack", "per-layer", "one", "shallow"}))
         ->capture_default_str();
     c->add_option("--prompt", a.prompts, "text to continue; several make a batch")
         ->type_name("TEXT")
@@ -377,12 +433,38 @@ int main(int argc, char** argv) {
                   "imitate this machine's ratio of expert transfer to compute: a name or a file")
         ->type_name("NAME|FILE")
         ->check(not_empty);
+    c->add_flag("--gate-worker", a.gate_worker, "make predicted gate scores on a thread of their own");
+    c->add_option("--t1", a.t1, "HOBBIT: full precision up to this unimportance (default: 0.6)")
+        ->type_name("SHARE")
+        ->check(CLI::Range(0.0, 1.0));
+    c->add_option("--t2", a.t2, "HOBBIT: low precision up to this unimportance, skip above it (default: 0.9)")
+        ->type_name("SHARE")
+        ->check(CLI::Range(0.0, 1.0));
+    c->add_option("--alpha", a.alpha,
+                  "importance-driven: how far scores may be apart and still stand in (default: 0.3)")
+        ->type_name("A")
+        ->check(CLI::Range(0.0, 1.0));
+    c->add_option("--low-share", a.low_share, "Fate: percent of a prefill's load that may be INT2 (default: 30)")
+        ->type_name("PERCENT")
+        ->check(CLI::Range(0, 100));
+    c->add_option("--shallow-layers", a.shallow_layers, "Fate: layers that are cached whole first (default: 4)")
+        ->type_name("N")
+        ->check(CLI::Range(0, 65535));
+    c->add_option("--percentile", a.percentile, "Fate: prefetch experts above this percentile (default: 75)")
+        ->type_name("PERCENT")
+        ->check(CLI::Range(0, 100));
+    c->add_option("--depth", a.depth, "how many layers ahead to look (default: 3 for HOBBIT)")
+        ->type_name("N")
+        ->check(CLI::Range(1, 4));
     c->add_option("--json", a.json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
   };
   CLI::App* run_command = app.add_subcommand("run", "generate text under one policy stack");
   model(run_command);
   generation(run_command);
-  run_command->add_option("--stack", a.stack, fmt::format("policy stack: {}", fmt::join(stack_names(), ", ")))
+  std::string stacks_help;
+  for (const StackInfo& s : all_stacks()) stacks_help += fmt::format("  {:<20} {}\n", s.name, s.what);
+  run_command->footer("Stacks:\n" + stacks_help);
+  run_command->add_option("--stack", a.stack, "policy stack, from the list below")
       ->type_name("NAME")
       ->check(not_empty)
       ->capture_default_str();
@@ -392,7 +474,8 @@ int main(int argc, char** argv) {
   CLI::App* compare_command = app.add_subcommand("compare", "run several stacks on the same prompts, side by side");
   model(compare_command);
   generation(compare_command);
-  compare_command->add_option("--stacks", a.stacks, "comma-separated")
+  compare_command->footer("Stacks:\n" + stacks_help);
+  compare_command->add_option("--stacks", a.stacks, "comma-separated, from the list below")
       ->type_name("NAMES")
       ->delimiter(',')
       ->capture_default_str();

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <functional>
+#include <tuple>
 
 #include "errors.hpp"
 #include "ferry/macros.hpp"
@@ -31,7 +32,12 @@ Json phase_json(const RunReport& r, Phase phase) {
           {"substituted", o.substituted},
           {"skipped", o.skipped},
           {"host_computed", o.host_computed},
-          {"bytes", o.bytes}};
+          {"bytes", o.bytes},
+          {"miss_penalty", o.miss_penalty(r.expert_bytes)},
+          {"top_score_requests", o.top_requests},
+          {"top_score_misses", o.top_misses},
+          {"low_score_requests", o.low_requests},
+          {"low_score_misses", o.low_misses}};
 }
 
 std::string size(std::uint64_t bytes) {
@@ -69,13 +75,18 @@ RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport
   r.times[0] = runner.times[0];
   r.times[1] = runner.times[1];
   r.budget_bytes = runner.arena_bytes();
+  std::tie(r.gate_worker_busy, r.gate_worker_waited) = runner.gate_worker();
+  for (std::uint16_t d = 1; d <= runner.look_ahead_depth(); ++d) {
+    auto& layers = r.accuracy.emplace_back();
+    for (std::uint16_t l = 0; l < r.layers; ++l) layers.push_back(runner.prediction_accuracy(d, l));
+  }
   if (r.generated.decode_steps == 0) return r;
   const double steps = static_cast<double>(r.generated.decode_steps);
   const PhaseTimes& t = runner.times[static_cast<unsigned>(Phase::decode)];
-  r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.decision)) / steps;
+  r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.host_wait + t.decision)) / steps;
   std::uint64_t copies = 0;
   for (const auto& stretch : runner.asked) copies += fewest_copies(stretch, runner.slots());
-  const double least_bytes = static_cast<double>(copies * r.expert_bytes);  // these stacks copy whole experts only
+  const double least_bytes = static_cast<double>(copies * runner.least_copy_bytes());
   const double link_s = copies == 0 ? 0 : least_bytes / runner.link_peak_bytes_per_s() / steps;
   r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s, link_s);
   return r;
@@ -86,6 +97,15 @@ Json to_json(const RunReport& r) {
   decode["tpot_s"] = r.tpot_s();
   const PrefetchCounts& p = r.counters.prefetch;
   const std::uint64_t* bytes = r.counters.bytes_by_precision;
+  Json accuracy = Json::array();
+  for (std::size_t d = 0; d < r.accuracy.size(); ++d) {
+    Json recall = Json::array(), top1 = Json::array();
+    for (const Accuracy& a : r.accuracy[d]) {
+      recall.push_back(a.needed == 0 ? Json() : Json(a.recall()));
+      top1.push_back(a.rows == 0 ? Json() : Json(a.top1()));
+    }
+    accuracy.push_back({{"distance", d + 1}, {"recall_by_layer", recall}, {"top1_by_layer", top1}});
+  }
   return {{"ferry", FERRY_VERSION},
           {"model", r.model},
           {"stack", r.stack},
@@ -107,12 +127,15 @@ Json to_json(const RunReport& r) {
             {"dropped", p.dropped},
             {"issued_bytes", p.issued_bytes},
             {"wasted_bytes", p.wasted_bytes},
-            {"recall", p.recall()},
+            {"recall", p.accuracy.recall()},
             {"precision", p.precision()},
-            {"top1", p.top1()}}},
+            {"top1", p.accuracy.top1()},
+            {"by_distance", accuracy}}},
           {"bytes_by_precision", {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
           {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
-          {"host_compute_s", 0.0},
+          {"host_compute_s", seconds(r.times[0].host + r.times[1].host)},
+          {"host_wait_s", seconds(r.times[0].host_wait + r.times[1].host_wait)},
+          {"gate_worker", {{"busy_s", seconds(r.gate_worker_busy)}, {"waited_s", seconds(r.gate_worker_waited)}}},
           {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
           {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
 }
@@ -127,7 +150,10 @@ std::string to_table(const std::vector<RunReport>& reports) {
     };
   };
   auto prefetch = [](const RunReport& r, double value) {
-    return r.counters.prefetch.rows == 0 ? std::string("-") : percent(value);
+    return r.counters.prefetch.accuracy.needed == 0 ? std::string("-") : percent(value);
+  };
+  auto misses_of = [](std::uint64_t misses, std::uint64_t requests) {
+    return requests == 0 ? std::string("-") : fmt::format("{} ({})", misses, percent(ratio(misses, requests)));
   };
   auto against = [](const RunReport& r, double bound) {
     return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
@@ -150,19 +176,43 @@ std::string to_table(const std::vector<RunReport>& reports) {
       {"decode hits", phase(Phase::decode, &Outcomes::hits)},
       {"decode late hits", phase(Phase::decode, &Outcomes::late_hits)},
       {"decode misses", phase(Phase::decode, &Outcomes::misses)},
+      {"decode substituted", phase(Phase::decode, &Outcomes::substituted)},
+      {"decode skipped", phase(Phase::decode, &Outcomes::skipped)},
+      {"decode on the host", phase(Phase::decode, &Outcomes::host_computed)},
+      {"top-score misses",
+       [&](const RunReport& r) {
+         const Outcomes& o = r.counters.of(Phase::decode);
+         return misses_of(o.top_misses, o.top_requests);
+       }},
+      {"low-score misses",
+       [&](const RunReport& r) {
+         const Outcomes& o = r.counters.of(Phase::decode);
+         return misses_of(o.low_misses, o.low_requests);
+       }},
+      {"miss penalty",
+       [](const RunReport& r) {
+         return fmt::format("{:.1f}", r.counters.of(Phase::decode).miss_penalty(r.expert_bytes));
+       }},
       {"prefill hits", phase(Phase::prefill, &Outcomes::hits)},
       {"prefill misses", phase(Phase::prefill, &Outcomes::misses)},
       {"copied in prefill", [](const RunReport& r) { return size(r.counters.of(Phase::prefill).bytes); }},
       {"copied in decode", [](const RunReport& r) { return size(r.counters.of(Phase::decode).bytes); }},
-      {"prefetch recall", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.recall()); }},
+      {"prefetch recall", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.accuracy.recall()); }},
       {"prefetch precision", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.precision()); }},
-      {"prefetch top-1", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.top1()); }},
+      {"prefetch top-1",
+       [&](const RunReport& r) {
+         const Accuracy& a = r.counters.prefetch.accuracy;
+         return a.rows == 0 ? std::string("-") : percent(a.top1());
+       }},
       {"prefetched, wasted",
        [](const RunReport& r) {
          const PrefetchCounts& p = r.counters.prefetch;
-         return p.rows == 0 ? std::string("-") : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
+         return p.accuracy.needed == 0 ? std::string("-")
+                                       : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
        }},
       {"stalled on copies", [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
+      {"waited for the host",
+       [](const RunReport& r) { return time(seconds(r.times[0].host_wait + r.times[1].host_wait)); }},
       {"deciding", [](const RunReport& r) { return time(seconds(r.times[0].decision + r.times[1].decision)); }},
       {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
       {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -96,8 +97,32 @@ struct Allotment {
 inline constexpr std::uint32_t least_stream_slots = 2;
 
 namespace part {
-inline std::uint8_t bit(Precision p) {
+constexpr std::uint8_t bit(Precision p) {
   return static_cast<std::uint8_t>(1U << static_cast<unsigned>(p));
+}
+}  // namespace part
+
+/// Precisions that live in the same slots: `Precision::int4 | Precision::int2`.
+struct PrecisionSet {
+  std::uint8_t bits = 0;
+  constexpr PrecisionSet(Precision p) : bits(part::bit(p)) {}
+  constexpr explicit PrecisionSet(std::uint8_t set) : bits(set) {}
+  friend constexpr PrecisionSet operator|(PrecisionSet a, PrecisionSet b) {
+    return PrecisionSet(static_cast<std::uint8_t>(a.bits | b.bits));
+  }
+};
+constexpr PrecisionSet operator|(Precision a, Precision b) {
+  return PrecisionSet(a) | PrecisionSet(b);
+}
+
+namespace part {
+/// A slot for any of these precisions of a layer.
+inline std::uint64_t slot_for(const ModelShape& model, std::uint32_t layer, PrecisionSet set) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    if ((set.bits >> p & 1U) != 0) bytes = std::max(bytes, model.bytes(layer, static_cast<Precision>(p)));
+  }
+  return ModelShape::slot_bytes(bytes);
 }
 
 /// Bytes that are left for pools beside the stream pool, or a refusal that names what would be enough.
@@ -111,65 +136,125 @@ inline std::uint64_t beside_stream(const ModelShape& model, std::uint64_t budget
   }
   return budget_bytes - stream;
 }
+
+/// Gives one slot after another to pools `first` to `last`, round by round, until `left` or the pools are spent.
+inline void deal(std::vector<Pool>& pools, std::size_t first, std::size_t last, std::uint32_t most,
+                 std::uint64_t& left) {
+  std::uint64_t round = 0;
+  for (std::size_t p = first; p < last; ++p) round += pools[p].slot_bytes;
+  if (round == 0) return;
+  const auto each = static_cast<std::uint32_t>(std::min<std::uint64_t>(most, left / round));
+  left -= each * round;
+  for (std::size_t p = first; p < last; ++p) {
+    pools[p].slots = each;
+    if (left < pools[p].slot_bytes || each == most) continue;
+    ++pools[p].slots;
+    left -= pools[p].slot_bytes;
+  }
+}
 }  // namespace part
 
-/// A pool for each layer with room for all its experts: nothing is ever evicted, no stream slots.
-inline Allotment everything(const ModelShape& model, Precision p = Precision::full) {
+/// A pool for each layer with room for all its variants: nothing is ever evicted, no stream slots.
+inline Allotment everything(const ModelShape& model, PrecisionSet set = Precision::full) {
   model.validate();
   Allotment a;
+  const auto variants = static_cast<std::uint32_t>(std::popcount(set.bits));
   for (std::uint16_t l = 0; l < model.layers; ++l) {
-    a.pools.push_back({l, 1, part::bit(p), model.experts, ModelShape::slot_bytes(model.bytes(l, p))});
+    a.pools.push_back({l, 1, set.bits, variants * model.experts, part::slot_for(model, l, set)});
   }
   return a;
 }
 
 /// One pool over all layers, slots as large as the largest expert.
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
-inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes, Precision p = Precision::full) {
+inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes, PrecisionSet set = Precision::full) {
   model.validate();
   std::uint64_t slot = 0;
-  for (std::uint32_t l = 0; l < model.layers; ++l) {
-    slot = std::max(slot, ModelShape::slot_bytes(model.bytes(l, p)));
-  }
-  const std::uint64_t all = std::uint64_t{model.layers} * model.experts;
+  for (std::uint32_t l = 0; l < model.layers; ++l) slot = std::max(slot, part::slot_for(model, l, set));
+  const std::uint64_t all =
+      std::uint64_t{model.layers} * model.experts * static_cast<std::uint64_t>(std::popcount(set.bits));
   Allotment a;
-  a.pools.push_back({0, model.layers, part::bit(p), static_cast<std::uint32_t>(all), slot});
+  a.pools.push_back({0, model.layers, set.bits, static_cast<std::uint32_t>(all), slot});
   if (budget_bytes >= all * slot) return a;
-  a.pools[0].slots = static_cast<std::uint32_t>(part::beside_stream(model, budget_bytes, slot) / slot);
+  a.pools[0].slots = static_cast<std::uint32_t>(std::min(all, part::beside_stream(model, budget_bytes, slot) / slot));
   a.stream_slots = least_stream_slots;
   a.stream_slot_bytes = slot;
   return a;
 }
 
+/// One pool a layer. The `shallow` first layers are filled whole, in order; the others share what is left alike, and
+/// what does not divide goes to the shallowest of them.
+///
+/// Source: Fate, section 4.4: with N slots in all, E experts a layer, L layers and boundary s: N <= s E fills layers
+/// 0, 1, ... in order, otherwise each deep layer has floor((N - s E) / (L - s)). Ours: the remainder, the stream slots
+/// that come off the budget first, layers of unequal expert sizes (dealt by bytes).
+/// A budget that holds everything needs no stream slots; one below the stream slots is refused.
+inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget_bytes, std::uint32_t shallow,
+                                   PrecisionSet set = Precision::full) {
+  if (shallow > model.layers) {
+    throw ConfigError("shallow-favouring allotment: " + std::to_string(shallow) +
+                      " shallow layers, but the model has " + std::to_string(model.layers) + " in all");
+  }
+  Allotment a = everything(model, set);
+  if (budget_bytes >= a.bytes()) return a;
+  const std::uint32_t most = a.pools[0].slots;
+  for (const Pool& pool : a.pools) a.stream_slot_bytes = std::max(a.stream_slot_bytes, pool.slot_bytes);
+  a.stream_slots = least_stream_slots;
+  std::uint64_t left = part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
+  bool full = true;
+  for (std::uint32_t l = 0; l < shallow; ++l) {
+    Pool& pool = a.pools[l];
+    pool.slots = full ? static_cast<std::uint32_t>(std::min<std::uint64_t>(most, left / pool.slot_bytes)) : 0;
+    left -= pool.slots * pool.slot_bytes;
+    full = full && pool.slots == most;
+  }
+  if (full) {
+    part::deal(a.pools, shallow, a.pools.size(), most, left);
+  } else {
+    for (std::size_t l = shallow; l < a.pools.size(); ++l) a.pools[l].slots = 0;
+  }
+  return a;
+}
+
 /// One pool a layer, all layers alike; what does not divide goes to the shallowest layers.
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
-inline Allotment pool_per_layer(const ModelShape& model, std::uint64_t budget_bytes, Precision p = Precision::full) {
-  Allotment a = everything(model, p);
+inline Allotment pool_per_layer(const ModelShape& model, std::uint64_t budget_bytes,
+                                PrecisionSet set = Precision::full) {
+  return shallow_favouring(model, budget_bytes, 0, set);
+}
+
+/// Two pools over all layers: one for experts at high precision, one for low, which gets `low_percent` of the bytes.
+/// Source: HOBBIT, section 3.4: separate caches, the high one "typically larger"; the share is ours.
+/// A budget that holds everything at both precisions needs no stream slots; one below the stream slots is refused.
+inline Allotment high_low_pools(const ModelShape& model, std::uint64_t budget_bytes, Precision high, Precision low,
+                                std::uint32_t low_percent = 10) {
+  if (low >= high || low == Precision::skip || low_percent > 50) {
+    throw ConfigError(
+        "two pools by precision: the low one must be less precise than the high one, and have at most 50% of"
+        " the bytes, not " +
+        std::to_string(low_percent) + "%");
+  }
+  Allotment a = one_pool(model, ~std::uint64_t{0}, high);
+  const Pool cheap = one_pool(model, ~std::uint64_t{0}, low).pools[0];
+  a.pools.push_back(cheap);
   if (budget_bytes >= a.bytes()) return a;
-  std::uint64_t one_each = 0, largest = 0;
-  for (Pool& pool : a.pools) {
-    one_each += pool.slot_bytes;
-    largest = std::max(largest, pool.slot_bytes);
-  }
-  std::uint64_t left = part::beside_stream(model, budget_bytes, largest);
-  const auto each = static_cast<std::uint32_t>(left / one_each);
-  left -= each * one_each;
-  for (Pool& pool : a.pools) {
-    pool.slots = each;
-    if (left < pool.slot_bytes || pool.slots == model.experts) continue;
-    ++pool.slots;
-    left -= pool.slot_bytes;
-  }
   a.stream_slots = least_stream_slots;
-  a.stream_slot_bytes = largest;
+  a.stream_slot_bytes = a.pools[0].slot_bytes;
+  const std::uint64_t left = part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
+  const std::uint64_t for_low = std::min(left / 100 * low_percent, cheap.slots * cheap.slot_bytes);
+  a.pools[1].slots = static_cast<std::uint32_t>(for_low / cheap.slot_bytes);
+  a.pools[0].slots = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(a.pools[0].slots, (left - a.pools[1].slots * cheap.slot_bytes) / a.pools[0].slot_bytes));
   return a;
 }
 
 /// Stream slots only, as many as one layer can use: for policies that keep nothing.
-inline Allotment stream_only(const ModelShape& model, std::uint64_t budget_bytes) {
+inline Allotment stream_only(const ModelShape& model, std::uint64_t budget_bytes, PrecisionSet set = Precision::full) {
   model.validate();
   Allotment a;
-  a.stream_slot_bytes = ModelShape::slot_bytes(model.largest_bytes());
+  for (std::uint32_t l = 0; l < model.layers; ++l) {
+    a.stream_slot_bytes = std::max(a.stream_slot_bytes, part::slot_for(model, l, set));
+  }
   part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
   a.stream_slots = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(budget_bytes / a.stream_slot_bytes, std::max<std::uint32_t>(model.experts, 2)));

@@ -46,8 +46,8 @@ concept ReservesForPool = requires(T t, Carver& carve, const PoolShape& pool) {
 };
 
 template <class R>
-concept Routes = requires(R r, const Scores& scores, View<const ferry::State> present, Out<Route>& out) {
-  { r.route(scores, present, out) }
+concept Routes = requires(R r, Phase phase, const Scores& scores, View<const ferry::State> present, Out<Route>& out) {
+  { r.route(phase, scores, present, out) }
   noexcept;
 };
 template <class P>
@@ -61,8 +61,8 @@ concept Predicts = requires(P p, Phase phase, const Scores& scores, Out<Request>
   noexcept;
 };
 template <class Q>
-concept SelectsPrecision = requires(const Q q, Phase phase, View<Request> requests) {
-  { q.select(phase, requests) }
+concept SelectsPrecision = requires(Q q, Phase phase, bool demand, View<Request> requests) {
+  { q.select(phase, demand, requests) }
   noexcept;
 };
 template <class Q>
@@ -113,11 +113,13 @@ concept Waits = requires(L l, Ticket ticket) {
 
 /// Turns gate scores into routes: which k experts each row uses, and how their outputs are weighed.
 ///
-/// `route(scores, present, out)` appends exactly k routes a row, best first, rows in order.
+/// `route(phase, scores, present, out)` appends exactly k routes a row, best first, rows in order.
 ///  1. `scores.select` and `scores.weight` are [rows, experts], row-major.
 ///  2. A row's experts are distinct. Weights are final (normalised if the model does that).
 ///  3. `present` is [experts], the state of each expert of this layer at the best precision there is; in flight
 ///     counts as resident. It is empty unless the router declares `static constexpr bool needs_residency = true`.
+///  4. A router that may choose other experts than the gate's top k declares `static constexpr bool substitutes =
+///     true`, and names in `Route::instead_of` the gate's choice that each substitute stands for, each once a row.
 /// Complexity: O(rows * experts * k) at worst.
 /// Minimal model: ferry::TopK. @see "expert-cache router" in docs/design.md
 template <class R>
@@ -127,23 +129,28 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 ///
 /// `predict(phase, scores, out)` appends one Request an expert that it expects, surest first.
 ///  1. `scores.layer` is the layer foretold; rows are whatever made them: a gate bank, a kernel, a trace.
-///  2. Of a Request it sets want.id, rows, importance and confidence; the core fills in the rest.
+///  2. Of a Request it sets want.id, rows, importance, unimportance and confidence; the core fills in the rest.
 ///  3. No expert twice. Requests that do not fit in `out` are dropped by the caller's choice of capacity: E.
-/// `observe(layer, taken)` sees every layer's routes, in order, before any is skipped.
-///  4. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
+///  4. Which rows it reads it declares as `static constexpr RowSource prefill_rows`, `decode_rows`; without the
+///     declaration it is `gate_input`. With `none`, `scores.select` is empty.
+/// `observe(layer, taken)` sees every layer's routes [rows, k], in order, before any is skipped.
+///  5. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
 /// One that foretells nothing declares `static constexpr bool predicts = false`: `predict` is never called.
-/// Optional: `begin_step(step)`, `end_sequence(id)`, noexcept.
+/// Optional: `begin_step(step)`, `end_sequence(id)`, noexcept; a member `depth`, how many layers ahead it wants to be
+/// asked for (1 without it).
 /// Minimal model: ferry::NoPrediction.
 template <class P>
 concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observes<P> && part::Predicts<P>;
 
 /// Chooses the precision of each request, or to skip it.
 ///
-/// `select(phase, requests)` sets `want.precision`, for real and for predicted requests alike.
-///  1. `state` tells whether the expert is there at the model's own precision already: shrink and skip only what
-///     would have to be fetched.
+/// `select(phase, demand, requests)` sets `want.precision`, for real (`demand`) and for predicted requests.
+///  1. `state` and `held` tell at which precision the expert is there already. What is there at least as well as
+///     wanted is used; a request that wants `skip` is skipped only if the expert is nowhere.
 ///  2. `precisions()` has bit `1 << p` for every Precision p that it may set; a store that lacks one is refused
 ///     at construction.
+///  3. One that reads Request::unimportance declares `static constexpr bool needs_unimportance = true`.
+/// Optional: `reserve(carve, shape)` if it keeps state.
 /// Complexity: O(requests). Minimal model: ferry::FixedPrecision.
 template <class Q>
 concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::NamesPrecisions<Q>;
@@ -160,19 +167,31 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  3. Also called for slots that were free, which the core hands out in its own order.
 /// Within one layer of a step the core touches what is there first, then for each miss: touch(absent), victim,
 /// replace. None of a step's experts evicts another.
-/// Optional: `forget(slot)`: the copy into it was taken back, it is free again. `begin_step(step)`,
-/// `end_sequence(id)`. `static constexpr bool caches = false`: keeps nothing, so its pools get no slots.
+/// Optional, noexcept:
+///  - `forget(slot)`: the copy into it was taken back, it is free again.
+///  - `begin_step(step)`: a forward pass begins.
+///  - `observe(scores)`: the real gate's scores [rows, experts] of one of the pool's layers, before its routes are
+///    chosen. A policy that cannot do without declares `static constexpr bool needs_full_scores = true`.
+///  - `used(what)`: the gate asked for an expert of the pool's layers, and this variant serves it, from whichever pool
+///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
+///  - `reset()`: the last live sequence has ended. What is kept by sequence begins anew.
 /// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
 template <class C>
 concept CachePolicy =
     part::State<C> && part::ReservesForPool<C> && part::Touches<C> && part::ChoosesVictim<C> && part::Replaces<C>;
 
-/// How many predicted requests to fetch: `take(absent, window_ns)` returns how many of them, from the front.
+/// How many predicted requests to fetch.
+///
+/// `further(window)`: whether a prediction for a layer `window.distance` ahead is of use at all, after what was taken
+///     since the plan; if not, nothing of it is fetched or masked.
+/// `take(window, absent)`: how many of these requests, from the front.
 ///  1. `absent` are those that would have to be copied, in the predictor's order.
-///  2. `window_ns` is the time until they are needed as last measured, 0 while unknown.
 template <class L>
-concept PrefetchLimit = part::State<L> && requires(const L l, View<const Request> absent, Nanoseconds window_ns) {
-  { l.take(absent, window_ns) }
+concept PrefetchLimit = part::State<L> &&
+    requires(const L l, const PrefetchWindow& window, View<const Request> absent) {
+  { l.further(window) }
+  noexcept->std::same_as<bool>;
+  { l.take(window, absent) }
   noexcept->std::same_as<std::uint32_t>;
 };
 
@@ -225,35 +244,100 @@ struct Stack {
 namespace part {
 template <class P>
 consteval bool predicts() {
-  if constexpr (requires { P::predicts; }) {
-    return P::predicts;
-  } else {
-    return true;
+  if constexpr (requires { P::predicts; }) return P::predicts;
+  return true;
+}
+template <class P>
+constexpr RowSource rows_of(Phase phase) {
+  if constexpr (requires { P::prefill_rows; }) {
+    if (phase == Phase::prefill) return P::prefill_rows;
   }
+  if constexpr (requires { P::decode_rows; }) {
+    if (phase == Phase::decode) return P::decode_rows;
+  }
+  return RowSource::gate_input;
+}
+template <class P>
+constexpr std::uint16_t depth_of(const P& p) {
+  if constexpr (requires { p.depth; }) return static_cast<std::uint16_t>(p.depth);
+  return predicts<P>() ? 1 : 0;
 }
 template <class C>
 consteval bool caches() {
-  if constexpr (requires { C::caches; }) {
-    return C::caches;
-  } else {
-    return true;
-  }
+  if constexpr (requires { C::caches; }) return C::caches;
+  return true;
 }
 template <class R>
 consteval bool needs_residency() {
-  if constexpr (requires { R::needs_residency; }) {
-    return R::needs_residency;
-  } else {
-    return false;
-  }
+  if constexpr (requires { R::needs_residency; }) return R::needs_residency;
+  return false;
 }
 template <class R>
+consteval bool substitutes() {
+  if constexpr (requires { R::substitutes; }) return R::substitutes;
+  return false;
+}
+template <class P>
 consteval bool needs_full_scores() {
-  if constexpr (requires { R::needs_full_scores; }) {
-    return R::needs_full_scores;
-  } else {
-    return false;
-  }
+  if constexpr (requires { P::needs_full_scores; }) return P::needs_full_scores;
+  return false;
+}
+template <class Q>
+consteval bool needs_unimportance() {
+  if constexpr (requires { Q::needs_unimportance; }) return Q::needs_unimportance;
+  return false;
+}
+
+template <class T>
+concept BeginsStep = requires(T t, const Step& step) {
+  { t.begin_step(step) }
+  noexcept;
+};
+template <class T>
+concept EndsSequence = requires(T t, std::uint32_t sequence) {
+  { t.end_sequence(sequence) }
+  noexcept;
+};
+template <class T>
+concept Forgets = requires(T t, std::uint32_t slot) {
+  { t.forget(slot) }
+  noexcept;
+};
+template <class T>
+concept ObservesScores = requires(T t, const Scores& scores) {
+  { t.observe(scores) }
+  noexcept;
+};
+template <class T>
+concept SeesUse = requires(T t, Variant what) {
+  { t.used(what) }
+  noexcept;
+};
+template <class T>
+concept Resets = requires(T t) {
+  { t.reset() }
+  noexcept;
+};
+
+/// An optional operation of the right name but the wrong signature would be passed over in silence: this refuses it.
+template <class Stack>
+consteval void check_hooks() {
+  using P = typename Stack::predictor;
+  using C = typename Stack::cache;
+  using R = typename Stack::router;
+#define FERRY_CHECK_HOOK(T, name, Concept, signature) \
+  static_assert(                                      \
+      !requires { &T::name; } || Concept<T>, #name " must be callable as " signature)
+  FERRY_CHECK_HOOK(P, begin_step, BeginsStep, "begin_step(const Step&) noexcept");
+  FERRY_CHECK_HOOK(P, end_sequence, EndsSequence, "end_sequence(std::uint32_t) noexcept");
+  FERRY_CHECK_HOOK(C, begin_step, BeginsStep, "begin_step(const Step&) noexcept");
+  FERRY_CHECK_HOOK(C, forget, Forgets, "forget(std::uint32_t slot) noexcept");
+  FERRY_CHECK_HOOK(C, observe, ObservesScores, "observe(const Scores&) noexcept");
+  FERRY_CHECK_HOOK(C, used, SeesUse, "used(Variant) noexcept");
+  FERRY_CHECK_HOOK(C, reset, Resets, "reset() noexcept");
+#undef FERRY_CHECK_HOOK
+  static_assert(!substitutes<R>() || needs_residency<R>(),
+                "a router that substitutes must know what is resident: declare needs_residency = true in it");
 }
 }  // namespace part
 

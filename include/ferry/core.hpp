@@ -6,8 +6,10 @@
 #include "ferry/command_list.hpp"
 #include "ferry/core_config.hpp"
 #include "ferry/expert_groups.hpp"
+#include "ferry/live_sequences.hpp"
 #include "ferry/prediction_record.hpp"
 #include "ferry/residency.hpp"
+#include "ferry/top_scores.hpp"
 
 namespace ferry {
 
@@ -51,9 +53,10 @@ class Core {
     assert(rows_ > 0 && rows_ <= shape_.max_rows);
     assert(task_count_ == 0);  // the last layer was neither finished nor abandoned
     ++counters_.steps[static_cast<unsigned>(phase_)];
-    if constexpr (requires { predictor_.begin_step(step); }) predictor_.begin_step(step);
-    for (Cache& c : caches_) {
-      if constexpr (requires { c.begin_step(step); }) c.begin_step(step);
+    live_.note(step.sequence);
+    if constexpr (part::BeginsStep<Predictor>) predictor_.begin_step(step);
+    if constexpr (part::BeginsStep<Cache>) {
+      for (Cache& c : caches_) c.begin_step(step);
     }
     commands_.clear();
   }
@@ -62,43 +65,56 @@ class Core {
   FERRY_HD Plan plan(const Scores& scores, const Seen& seen) noexcept {
     begin_call(seen);
     assert(scores.select.size == rows_ * shape_.experts);
+    if constexpr (part::ObservesScores<Cache>) {
+      residency_.for_each_pool(scores.layer, [&](std::uint16_t pool) { caches_[pool].observe(scores); });
+    }
     if constexpr (part::needs_residency<Router>()) {
       for (std::uint16_t e = 0; e < shape_.experts; ++e) {
         present_[e] = residency_.state({{scores.layer, e}, Precision::skip});
       }
     }
     Out<Route> out{routes_.data(), routes_.size(), 0};
-    router_.route(scores, {present_.data(), present_.size()}, out);
+    router_.route(phase_, scores, {present_.data(), present_.size()}, out);
     assert(out.size == rows_ * shape_.top_k);
-    return decide(scores.layer);
+    top_scores_.mark(scores.select);
+    return decide(scores.layer, top_scores_.on());
   }
 
   /// The same for an engine with a top-k of its own: [rows, k] routes, best first.
   FERRY_HD Plan plan(std::uint16_t layer, View<const Route> routes, const Seen& seen) noexcept {
     static_assert(!part::needs_full_scores<Router>(),
                   "this router needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
+    static_assert(
+        !part::needs_full_scores<Cache>(),
+        "this cache policy needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     begin_call(seen);
     assert(routes.size == rows_ * shape_.top_k);
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
-    return decide(layer);
+    return decide(layer, false);
+  }
+
+  /// True if a prediction for `layer` is of use now: an engine may leave out what makes its rows otherwise.
+  FERRY_HD bool wants_look_ahead(std::uint16_t layer) const noexcept {
+    if constexpr (part::predicts<Predictor>()) {
+      return layer < shape_.layers && scheduler_.further(window(layer));
+    }
+    return false;
   }
 
   /// Predicted scores [rows, E] of a later layer: prefetches, behind the demand already known. The layer may
   /// be one of the next step (layer 0 at the end of this one). Ignored if there is no such layer, or too many rows.
+  /// For a predictor that reads no rows in this phase, both arrays of `predicted` may be empty.
   FERRY_HD void look_ahead(const Scores& predicted, const Seen& seen) noexcept {
     begin_call(seen);
     if constexpr (part::predicts<Predictor>()) {
       if (predicted.layer >= shape_.layers || predicted.select.size > shape_.max_rows * shape_.experts) return;
+      const PrefetchWindow span = window(predicted.layer);
       Out<Request> out{requests_.data(), requests_.size(), 0};
       predictor_.predict(phase_, predicted, out);
       const View<Request> requests = out.view();
-      foretold_.note(predicted, requests);
-      for (Request& r : requests) {
-        r.want.precision = Precision::full;
-        set_costs(r);
-        r.state = residency_.state(r.want);
-      }
-      precision_.select(phase_, requests);
+      foretold_.note(predicted, span.distance, requests);
+      if (!scheduler_.further(span)) return;
+      choose_precision(false, requests);
       std::uint32_t absent = 0;  // those come to the front, in order
       for (std::uint32_t i = 0; i < requests.size; ++i) {
         const std::uint32_t slot = residency_.find(requests[i].want);
@@ -109,12 +125,14 @@ class Core {
         }
       }
       View<Request> wanted = requests.part(0, absent);
-      wanted.size = least(absent, scheduler_.take(wanted, window()));
+      wanted.size = least(absent, scheduler_.take(span, wanted));
+      taken_ += wanted.size;
       scheduler_.order(phase_, wanted);
       for (const Request& r : wanted) {
         if (residency_.find(r.want) != no_slot) continue;  // named twice
         const std::uint32_t slot = make_room(r.want, Residency::for_prefetch);
         if (slot == no_slot) continue;
+        taken_ns_ += r.copy_ns;
         admit(slot, r.want, false);
         residency_.mask(slot, predicted.layer);
       }
@@ -161,9 +179,10 @@ class Core {
 
   /// A sequence is over: policies forget what they kept for it.
   FERRY_HD void end_sequence(std::uint32_t sequence) noexcept {
-    if constexpr (requires { predictor_.end_sequence(sequence); }) predictor_.end_sequence(sequence);
-    for (Cache& c : caches_) {
-      if constexpr (requires { c.end_sequence(sequence); }) c.end_sequence(sequence);
+    if constexpr (part::EndsSequence<Predictor>) predictor_.end_sequence(sequence);
+    if (!live_.end(sequence)) return;
+    if constexpr (part::Resets<Cache>) {
+      for (Cache& c : caches_) c.reset();
     }
   }
 
@@ -187,10 +206,18 @@ class Core {
   FERRY_HD const Counters& counters() const noexcept { return counters_; }
   FERRY_HD const Residency& residency() const noexcept { return residency_; }
   FERRY_HD const Shape& shape() const noexcept { return shape_; }
+  /// Layers ahead that this stack's predictor wants to be asked for; 0: none.
+  FERRY_HD std::uint16_t look_ahead_depth() const noexcept { return depth_; }
+  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it.
+  FERRY_HD Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
+    if constexpr (part::predicts<Predictor>()) return foretold_.accuracy(distance, layer);
+    return {};
+  }
 
  private:
   using Predictor = typename Stack::predictor;
   using Cache = typename Stack::cache;
+  using Precisions = typename Stack::precision;
   using Router = typename Stack::router;
 
   explicit Core(const Config& c)
@@ -199,7 +226,9 @@ class Core {
         scheduler_(c.scheduler),
         router_(c.router),
         shape_(c.model),
-        transient_prefill_rows_(c.transient_prefill_rows) {
+        transient_prefill_rows_(c.transient_prefill_rows),
+        depth_(part::depth_of(c.predictor)) {
+    part::check_hooks<Stack>();
     for (std::uint32_t p = 0; p < precision_count; ++p) copy_ns_[p] = c.copy_ns[p];
   }
 
@@ -208,6 +237,9 @@ class Core {
     residency_.reserve(carve, c.model, c.allotment);
     predictor_.reserve(carve, shape_);
     router_.reserve(carve, shape_);
+    if constexpr (part::ReservesForModel<Precisions>) precision_.reserve(carve, shape_);
+    top_scores_.reserve(carve, shape_, c.top_score_alpha);
+    live_.reserve(carve, shape_);
     carve(caches_, c.allotment.pools.size(), c.cache);
     for (std::size_t p = 0; p < c.allotment.pools.size(); ++p) {
       const Pool& pool = c.allotment.pools[p];
@@ -227,7 +259,8 @@ class Core {
     groups_.reserve(carve, shape_);
     commands_.reserve(carve, c.model, residency_.cache_slots());
     carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
-    if constexpr (part::predicts<Predictor>()) foretold_.reserve(carve, shape_);
+    carve(asked_, part::substitutes<Router>() ? shape_.experts : 0);
+    if constexpr (part::predicts<Predictor>()) foretold_.reserve(carve, shape_, depth_);
   }
 
   FERRY_HD static std::uint32_t least(std::uint32_t a, std::uint32_t b) noexcept { return a < b ? a : b; }
@@ -253,32 +286,82 @@ class Core {
     r.host_ns = times_[r.want.id.layer].host;
   }
 
-  /// Time that one layer gives the link, as measured last.
-  FERRY_HD Nanoseconds window() const noexcept {
+  /// What look-aheads for `layer` may spend, by the layer planned last.
+  FERRY_HD PrefetchWindow window(std::uint16_t layer) const noexcept {
     const Times& t = times_[layer_];
-    return t.attention + t.gate + t.device * shape_.top_k;
+    const auto distance = static_cast<std::uint16_t>(layer > layer_ ? layer - layer_ : layer + shape_.layers - layer_);
+    const bool known = t.attention + t.gate + t.device > 0;
+    return {phase_, distance, known ? t.attention + t.gate + t.device * shape_.top_k : 0, taken_, taken_ns_};
   }
 
-  FERRY_HD Plan decide(std::uint16_t layer) noexcept {
+  FERRY_HD void choose_precision(bool demand, View<Request> requests) noexcept {
+    for (Request& r : requests) {
+      const std::uint32_t slot = residency_.find({r.want.id, Precision::skip});
+      r.state = slot == no_slot ? State::absent : residency_.slot(slot).state;
+      r.held = slot == no_slot ? Precision::skip : residency_.slot(slot).what.precision;
+    }
+    precision_.select(phase_, demand, requests);
+    for (Request& r : requests) set_costs(r);
+  }
+
+  /// Counts what the gate asked for. Substitutes that it did not ask for are not in `asked_`.
+  FERRY_HD void count_requests(View<const Request> requests, View<const Route> routes) noexcept {
+    Outcomes& count = counters_.of(phase_);
+    if constexpr (part::substitutes<Router>()) {
+      for (std::uint8_t& a : asked_) a = 0;
+      std::uint32_t asked = 0, run = 0;
+      for (const Route& r : routes) {
+        const std::uint16_t e = gate_choice(r);
+        if (e == no_expert || asked_[e] != 0) continue;
+        asked_[e] = 1;
+        ++asked;
+        if (by_score_) ++(top_scores_[e] ? count.top_requests : count.low_requests);
+      }
+      for (const Request& r : requests) run += asked_[r.want.id.expert];
+      count.requests += asked;
+      count.substituted += asked - run;
+    } else {
+      count.requests += requests.size;
+      for (std::uint32_t i = 0; by_score_ && i < requests.size; ++i) {
+        ++(top_scores_[requests[i].want.id.expert] ? count.top_requests : count.low_requests);
+      }
+    }
+  }
+  FERRY_HD void count(const Request& r, std::uint64_t Outcomes::*outcome) noexcept {
+    if constexpr (part::substitutes<Router>()) {
+      if (asked_[r.want.id.expert] == 0) return;
+    }
+    ++(counters_.of(phase_).*outcome);
+  }
+  /// It is not on the device and no copy has begun: it has to be loaded, or computed on the host.
+  FERRY_HD void count_absent(const Request& r, std::uint64_t Outcomes::*outcome) noexcept {
+    count(r, outcome);
+    if (by_score_) count(r, top_scores_[r.want.id.expert] ? &Outcomes::top_misses : &Outcomes::low_misses);
+  }
+
+  /// Tells every pool of the layer that this variant serves the gate, before its own pool is touched.
+  FERRY_HD void note_use(Variant what) noexcept {
+    if constexpr (part::SeesUse<Cache>) {
+      residency_.for_each_pool(what.id.layer, [&](std::uint16_t pool) { caches_[pool].used(what); });
+    }
+  }
+
+  FERRY_HD Plan decide(std::uint16_t layer, bool by_score) noexcept {
     assert(layer < shape_.layers && task_count_ == 0);
     layer_ = layer;
+    by_score_ = by_score;
+    taken_ = 0;
+    taken_ns_ = 0;
     const View<const Route> routes{routes_.data(), rows_ * shape_.top_k};
     Out<Request> gathered{requests_.data(), requests_.size(), 0};
-    groups_.gather(layer, routes, gathered);
+    groups_.template gather<part::needs_unimportance<Precisions>()>(layer, routes, gathered);
     const View<Request> requests = gathered.view();
     predictor_.observe(layer, routes);
-    if constexpr (part::predicts<Predictor>()) {
-      foretold_.score(layer, requests, routes, counters_.prefetch);
-    }
-    for (Request& r : requests) {
-      set_costs(r);
-      r.state = residency_.state(r.want);
-    }
-    precision_.select(phase_, requests);
+    if constexpr (part::predicts<Predictor>()) foretold_.score(layer, routes, counters_.prefetch);
+    count_requests(requests, routes);
+    choose_precision(true, requests);
     residency_.unmask(layer);
 
-    Outcomes& count = counters_.of(phase_);
-    count.requests += requests.size;
     std::uint32_t missing = 0, late = 0;
     task_count_ = 0;
     for (Request& r : requests) {  // what is there is touched first, so that no miss evicts it
@@ -286,7 +369,7 @@ class Core {
       r.state = slot == no_slot ? State::absent : residency_.slot(slot).state;
       const bool there = r.state == State::resident || r.state == State::in_flight;
       if (!there && r.want.precision == Precision::skip) {
-        ++count.skipped;
+        count(r, &Outcomes::skipped);
         for (std::uint32_t i = 0; i < r.rows; ++i) routes_[groups_.assignments()[r.first + i]] = {};
         continue;
       }
@@ -297,10 +380,10 @@ class Core {
       }
       use(slot);
       if (r.state == State::resident) {
-        ++count.hits;
+        count(r, &Outcomes::hits);
         add_task(r, slot, Ticket::none);
       } else {
-        ++count.late_hits;
+        count(r, &Outcomes::late_hits);
         ++late;
       }
     }
@@ -321,7 +404,8 @@ class Core {
     load(misses.part(0, loaded));
     arriving_end_ = task_count_;
     for (const Request& r : misses.part(loaded, missing - loaded)) {
-      ++count.host_computed;
+      count_absent(r, &Outcomes::host_computed);
+      note_use(r.want);
       if (const std::uint16_t pool = residency_.pool_of(r.want); pool != Residency::no_pool) {
         caches_[pool].touch(r.want, no_slot);
       }
@@ -350,15 +434,18 @@ class Core {
     Residency::Slot& s = residency_.slot(slot);
     if (s.unused_prefetch) ++counters_.prefetch.used;
     s.unused_prefetch = false;
+    note_use(s.what);
     caches_[s.pool].touch(s.what, slot - residency_.first_slot(s.pool));
   }
 
   /// Demand copies: into the pool while there is room for them, through the stream slots in waves otherwise.
   FERRY_HD void load(View<const Request> misses) noexcept {
     std::uint32_t streamed = 0;
-    counters_.of(phase_).misses += misses.size;
     for (std::uint32_t i = 0; i < misses.size; ++i) {  // requests for the stream come to the front of missing_
       const Request& r = misses[i];
+      count_absent(r, &Outcomes::misses);
+      counters_.of(phase_).miss_bytes += commands_.bytes_of(r.want);
+      note_use(r.want);
       const std::uint16_t pool = residency_.pool_of(r.want);
       std::uint32_t slot = r.state == State::queued ? residency_.find(r.want) : no_slot;
       if (slot != no_slot) {
@@ -439,9 +526,7 @@ class Core {
       drop(slot);
       const std::uint16_t pool = residency_.slot(slot).pool;
       residency_.release(slot);
-      if constexpr (requires { caches_[pool].forget(slot); }) {
-        caches_[pool].forget(slot - residency_.first_slot(pool));
-      }
+      if constexpr (part::Forgets<Cache>) caches_[pool].forget(slot - residency_.first_slot(pool));
     });
   }
 
@@ -457,7 +542,7 @@ class Core {
 
   Residency residency_;
   Predictor predictor_;
-  typename Stack::precision precision_;
+  Precisions precision_;
   typename Stack::scheduler scheduler_;
   Router router_;
   Shape shape_;
@@ -467,7 +552,10 @@ class Core {
   Array<Request> requests_, missing_;  ///< [experts]
   Array<Task> tasks_;                  ///< [experts]: resident, arriving, host
   Array<State> present_;               ///< [experts], for routers that need it
+  Array<std::uint8_t> asked_;          ///< [experts], what the gate chose, for routers that substitute
   PredictionRecord foretold_;
+  TopScores top_scores_;
+  LiveSequences live_;
   ExpertGroups groups_;
   CommandList commands_;
   Counters counters_;
@@ -475,8 +563,11 @@ class Core {
   std::uint64_t ticket_ = 0, fence_ = 0;
   std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
   std::uint32_t task_count_ = 0, resident_end_ = 0, arriving_end_ = 0, next_deferred_ = 0, stream_next_ = 0;
-  std::uint16_t layer_ = 0;
+  std::uint32_t taken_ = 0;  ///< by look-aheads since the plan
+  Nanoseconds taken_ns_ = 0;
+  std::uint16_t layer_ = 0, depth_ = 0;
   Phase phase_ = Phase::decode;
+  bool by_score_ = false;  ///< `top_scores_` is of this layer
 };
 
 }  // namespace ferry

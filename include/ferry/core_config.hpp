@@ -21,6 +21,8 @@ struct CoreConfig {
   typename Stack::router router{};
   /// Prefill steps of more rows than this admit only to free slots, the rest streams through (invariant 8).
   std::uint32_t transient_prefill_rows = 0xffffffffU;
+  /// Counts misses of top-score and low-score experts apart, by this alpha (Outcomes::top_requests); negative: does not.
+  float top_score_alpha = -1.0F;
   /// What a copy of the largest expert costs, by Precision, for policies that weigh costs; 0: unknown.
   Nanoseconds copy_ns[precision_count] = {};
 

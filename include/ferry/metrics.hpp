@@ -18,10 +18,45 @@ struct Outcomes {
   std::uint64_t skipped = 0;        ///< nothing ran instead
   std::uint64_t host_computed = 0;  ///< ran on the host
   std::uint64_t bytes = 0;          ///< submitted to the link in this phase, less what was taken back
+  std::uint64_t miss_bytes = 0;     ///< of the misses, at the precision that each was loaded in
+
+  /// Of the requests, those that are top-score ones (any row gives them more than (1 + alpha) times its (k+1)-th
+  /// score) and the others; and of each, those that had to be loaded or computed on the host. Counted if
+  /// CoreConfig::top_score_alpha is set and full scores are given.
+  std::uint64_t top_requests = 0, top_misses = 0, low_requests = 0, low_misses = 0;
 
   /// Hits alone over requests; 0 without requests.
   [[nodiscard]] double hit_rate() const noexcept {
     return requests == 0 ? 0.0 : static_cast<double>(hits) / static_cast<double>(requests);
+  }
+  /// Sum over the misses, where one at high precision counts 1 and one at low precision B_l / B_h: HOBBIT, section
+  /// 3.4, with bytes for bit widths.
+  [[nodiscard]] double miss_penalty(std::uint64_t high_bytes) const noexcept {
+    return high_bytes == 0 ? 0.0 : static_cast<double>(miss_bytes) / static_cast<double>(high_bytes);
+  }
+};
+
+/// How well a layer's experts were foretold.
+struct Accuracy {
+  std::uint64_t needed = 0;     ///< experts that the gate chose in layers for which a prediction was made
+  std::uint64_t foretold = 0;   ///< those among them that the prediction named
+  std::uint64_t rows = 0;       ///< rows of such layers, if rows made the prediction
+  std::uint64_t rows_top1 = 0;  ///< rows whose best expert was the best of the predicted row
+
+  FERRY_HD Accuracy& operator+=(const Accuracy& other) noexcept {
+    needed += other.needed;
+    foretold += other.foretold;
+    rows += other.rows;
+    rows_top1 += other.rows_top1;
+    return *this;
+  }
+  /// Needed and foretold over needed: what Fate calls prefetch accuracy.
+  [[nodiscard]] double recall() const noexcept { return ratio(foretold, needed); }
+  /// How often the best predicted expert was the best: what HOBBIT's Fig. 7b shows.
+  [[nodiscard]] double top1() const noexcept { return ratio(rows_top1, rows); }
+
+  static double ratio(std::uint64_t part, std::uint64_t whole) noexcept {
+    return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
   }
 };
 
@@ -32,23 +67,11 @@ struct PrefetchCounts {
   std::uint64_t used = 0;     ///< asked for by the gate before it left, late ones included
   std::uint64_t dropped = 0;  ///< submitted and taken back
   std::uint64_t issued_bytes = 0;
-  std::uint64_t wasted_bytes = 0;     ///< evicted without having been asked for
-  std::uint64_t needed = 0;           ///< requests of layers for which a prediction was made
-  std::uint64_t needed_foretold = 0;  ///< those among them that the prediction named
-  std::uint64_t rows = 0;             ///< rows of layers for which a prediction was made
-  std::uint64_t rows_top1 = 0;        ///< rows whose best expert was the best of the predicted row
+  std::uint64_t wasted_bytes = 0;  ///< evicted without having been asked for
+  Accuracy accuracy;               ///< of the nearest prediction of each layer
 
-  /// Needed and foretold over needed: what Fate calls prefetch accuracy.
-  [[nodiscard]] double recall() const noexcept { return ratio(needed_foretold, needed); }
   /// Used over issued.
-  [[nodiscard]] double precision() const noexcept { return ratio(used, issued); }
-  /// How often the best predicted expert was the best: what HOBBIT's Fig. 7b shows.
-  [[nodiscard]] double top1() const noexcept { return ratio(rows_top1, rows); }
-
- private:
-  static double ratio(std::uint64_t part, std::uint64_t whole) noexcept {
-    return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
-  }
+  [[nodiscard]] double precision() const noexcept { return Accuracy::ratio(used, issued); }
 };
 
 struct Counters {

@@ -99,7 +99,13 @@ struct Scores {
 struct Route {
   std::uint16_t expert = no_expert;
   float weight = 0.0F;
+  std::uint16_t instead_of = no_expert;  ///< the gate's choice, if `expert` is a substitute for it
 };
+
+/// What the gate itself chose.
+FERRY_HD constexpr std::uint16_t gate_choice(const Route& r) noexcept {
+  return r.instead_of == no_expert ? r.expert : r.instead_of;
+}
 
 /// What a layer needs of one expert: the union over the rows of a step, asked for or predicted.
 struct Request {
@@ -107,11 +113,29 @@ struct Request {
   std::uint32_t first = 0;      ///< where its assignments begin in Plan::assignments
   std::uint32_t rows = 0;       ///< rows that chose it (for a prediction: rows that voted for it)
   float importance = 0.0F;      ///< largest weight that any row gives it
+  float unimportance = 0.0F;    ///< smallest share of a row's weights, 0 to 1, that goes to experts ranked above it
   float confidence = 0.0F;      ///< of a prediction, larger is surer; 1 for a real request
-  State state = State::absent;  ///< of the best variant that satisfies `want`
-  Nanoseconds copy_ns = 0;      ///< what its copy costs, 0 while unknown
-  Nanoseconds device_ns = 0;    ///< what computing it on the device costs, 0 while unknown
-  Nanoseconds host_ns = 0;      ///< what computing it on the host costs, 0 while unknown
+  State state = State::absent;  ///< for QuantSelector: of the best variant there is; after it: that satisfies `want`
+  Precision held = Precision::skip;  ///< of that variant (the most precise of those nearest to resident); `skip`: none
+  Nanoseconds copy_ns = 0;           ///< what its copy costs, 0 while unknown
+  Nanoseconds device_ns = 0;         ///< what computing it on the device costs, 0 while unknown
+  Nanoseconds host_ns = 0;           ///< what computing one of its rows on the host costs, 0 while unknown
+};
+
+/// What made the rows that a Predictor reads.
+enum class RowSource : std::uint8_t {
+  none,           ///< it reads none: counts of earlier routes, say
+  gate_input,     ///< an earlier layer's gate input through the gate of the layer foretold
+  partial_hidden  ///< the same behind that layer's attention, from what resident and shared experts gave so far
+};
+
+/// What a PrefetchLimit may spend: one layer's worth of look-aheads, from its plan to its finish.
+struct PrefetchWindow {
+  Phase phase = Phase::decode;
+  std::uint16_t distance = 1;  ///< layers from the one planned last to the one foretold
+  Nanoseconds layer_ns = 0;    ///< what a layer takes without waiting, as measured last; 0 while unknown
+  std::uint32_t taken = 0;     ///< absent experts taken since the plan, also where no slot was to be had
+  Nanoseconds taken_ns = 0;    ///< what their copies cost that were submitted
 };
 
 /// One copy of a variant into a slot, to be carried out by a Link.
@@ -154,7 +178,7 @@ struct Times {
   Nanoseconds attention = 0;  ///< of the layer
   Nanoseconds gate = 0;       ///< of the layer
   Nanoseconds device = 0;     ///< of one expert on the device
-  Nanoseconds host = 0;       ///< of one expert on the host
+  Nanoseconds host = 0;       ///< of one row of one expert on the host
 };
 
 /// What the core wants done now: first the drops, then the submissions, each in order.

@@ -96,6 +96,16 @@ class OffloadPipeline {
     carry_out();
   }
 
+  /// For a predictor that reads no rows in this phase.
+  void look_ahead(std::uint16_t layer) noexcept { look_ahead(Scores{layer, {}, {}}); }
+
+  /// True if a look-ahead at `layer` is of use now, that is: before the rows for it are made.
+  [[nodiscard]] bool wants_look_ahead(std::uint16_t layer) const noexcept { return core_->wants_look_ahead(layer); }
+  /// How many layers ahead this stack's predictor looks; 0: it does not.
+  [[nodiscard]] std::uint16_t look_ahead_depth() const noexcept { return core_->look_ahead_depth(); }
+  /// What made the rows that `look_ahead` takes.
+  static constexpr RowSource look_ahead_rows(Phase phase) { return part::rows_of<typename Stack::predictor>(phase); }
+
   void wait(const Task& task) {
     if (task.ready != Ticket::none) link_.wait(task.ready);
   }

@@ -3,63 +3,104 @@
 #pragma once
 #include "ferry/concepts.hpp"
 #include "ferry/metrics.hpp"
+#include "ferry/router/best.hpp"
 
 namespace ferry {
 
-/// Remembers the latest prediction of each layer and compares it with what the layer then asks for.
-/// State: L * (E + 2 rows + 4) bytes. O(rows * E) a prediction, O(requests + rows) a comparison.
+/// Remembers the latest prediction of each layer and distance, and compares it with what the gate then chooses.
+/// State: D * L * (E + 2 rows + 5) bytes for D distances. O(rows * E) a prediction, O(D * E + rows * k) a comparison.
 class PredictionRecord {
  public:
-  void reserve(Carver& carve, const Shape& shape) {
+  void reserve(Carver& carve, const Shape& shape, std::uint16_t depth) {
+    layers_ = shape.layers;
     experts_ = shape.experts;
     max_rows_ = shape.max_rows;
     top_k_ = shape.top_k;
-    carve(named_, std::size_t{shape.layers} * shape.experts);
-    carve(best_, std::size_t{shape.layers} * shape.max_rows);
-    carve(rows_, shape.layers);
+    depth_ = depth;
+    const std::size_t cells = std::size_t{depth} * shape.layers;
+    carve(named_, cells * shape.experts);
+    carve(best_, cells * shape.max_rows);
+    carve(noted_, cells);
+    carve(accuracy_, cells);
+    carve(needed_, shape.experts);
   }
 
-  FERRY_HD void note(const Scores& predicted, View<const Request> requests) noexcept {
-    std::uint8_t* named = named_.data() + std::size_t{predicted.layer} * experts_;
+  /// `distance`: layers between the one that foretold and the one foretold, from 1. Beyond the depth: ignored.
+  FERRY_HD void note(const Scores& predicted, std::uint16_t distance, View<const Request> requests) noexcept {
+    if (distance == 0 || distance > depth_) return;
+    const std::size_t cell = at(distance, predicted.layer);
+    std::uint8_t* named = named_.data() + cell * experts_;
     for (std::uint32_t e = 0; e < experts_; ++e) named[e] = 0;
     for (const Request& r : requests) named[r.want.id.expert] = 1;
-    std::uint16_t* best = best_.data() + std::size_t{predicted.layer} * max_rows_;
-    const std::uint32_t rows = rows_[predicted.layer] = predicted.select.size / experts_;
+    const std::uint32_t rows = predicted.select.size / experts_;
+    noted_[cell] = {rows, true};
     for (std::uint32_t row = 0; row < rows; ++row) {
-      const float* s = predicted.select.data + std::size_t{row} * experts_;
-      best[row] = 0;
-      for (std::uint16_t e = 1; e < experts_; ++e) {
-        if (s[e] > s[best[row]] || s[best[row]] != s[best[row]]) best[row] = e;
-      }
+      Route best;
+      best_of(predicted.select.data + std::size_t{row} * experts_, experts_, 1, &best);
+      best_[cell * max_rows_ + row] = best.expert;
     }
   }
 
-  /// `routes` is [rows, k]. A prediction made for another number of rows is not this step's, and is ignored.
-  FERRY_HD void score(std::uint16_t layer, View<const Request> requests, View<const Route> routes,
-                      PrefetchCounts& count) noexcept {
-    const std::uint32_t rows = rows_[layer];
-    rows_[layer] = 0;
-    if (rows == 0 || routes.size != rows * top_k_) return;
-    const std::uint8_t* named = named_.data() + std::size_t{layer} * experts_;
-    const std::uint16_t* best = best_.data() + std::size_t{layer} * max_rows_;
-    count.needed += requests.size;
-    for (const Request& r : requests) count.needed_foretold += named[r.want.id.expert];
-    count.rows += rows;
-    for (std::uint32_t row = 0; row < rows; ++row) {
-      count.rows_top1 += routes[row * top_k_].expert == best[row] ? 1 : 0;
+  /// `routes` is [rows, k]. Rows predicted for another number of rows are not this step's: that prediction is ignored.
+  FERRY_HD void score(std::uint16_t layer, View<const Route> routes, PrefetchCounts& count) noexcept {
+    bool nearest = true, marked = false;
+    for (std::uint16_t distance = 1; distance <= depth_; ++distance) {
+      const std::size_t cell = at(distance, layer);
+      const Noted noted = noted_[cell];
+      noted_[cell] = {};
+      if (!noted.made || (noted.rows != 0 && routes.size != noted.rows * top_k_)) continue;
+      if (!marked) mark(routes);
+      marked = true;
+      Accuracy made;
+      const std::uint8_t* named = named_.data() + cell * experts_;
+      for (std::uint32_t e = 0; e < experts_; ++e) {
+        made.needed += needed_[e];
+        made.foretold += needed_[e] & named[e];
+      }
+      made.rows = noted.rows;
+      for (std::uint32_t row = 0; row < noted.rows; ++row) {
+        made.rows_top1 += gate_choice(routes[row * top_k_]) == best_[cell * max_rows_ + row] ? 1 : 0;
+      }
+      accuracy_[cell] += made;
+      if (nearest) count.accuracy += made;
+      nearest = false;
     }
   }
 
   /// The step was abandoned: what was foretold for it does not count.
   FERRY_HD void clear() noexcept {
-    for (std::uint32_t& rows : rows_) rows = 0;
+    for (Noted& n : noted_) n = {};
+  }
+
+  FERRY_HD std::uint16_t depth() const noexcept { return depth_; }
+  /// Of the predictions made for `layer` from `distance` layers before it.
+  FERRY_HD const Accuracy& accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
+    return accuracy_[at(distance, layer)];
   }
 
  private:
-  Array<std::uint8_t> named_;  ///< [layers, experts]
-  Array<std::uint16_t> best_;  ///< [layers, rows]
-  Array<std::uint32_t> rows_;  ///< [layers], 0: nothing foretold
-  std::uint32_t experts_ = 0, max_rows_ = 0, top_k_ = 0;
+  struct Noted {
+    std::uint32_t rows = 0;
+    bool made = false;
+  };
+
+  FERRY_HD std::size_t at(std::uint16_t distance, std::uint16_t layer) const noexcept {
+    return (distance - 1U) * std::size_t{layers_} + layer;
+  }
+  FERRY_HD void mark(View<const Route> routes) noexcept {
+    for (std::uint8_t& n : needed_) n = 0;
+    for (const Route& r : routes) {
+      if (gate_choice(r) != no_expert) needed_[gate_choice(r)] = 1;
+    }
+  }
+
+  Array<std::uint8_t> named_;   ///< [depth, layers, experts]
+  Array<std::uint16_t> best_;   ///< [depth, layers, rows]
+  Array<Noted> noted_;          ///< [depth, layers]
+  Array<Accuracy> accuracy_;    ///< [depth, layers]
+  Array<std::uint8_t> needed_;  ///< [experts]
+  std::uint32_t layers_ = 0, experts_ = 0, max_rows_ = 0, top_k_ = 0;
+  std::uint16_t depth_ = 0;
 };
 
 }  // namespace ferry

@@ -130,6 +130,16 @@ class Residency {
     if ((stored_ >> static_cast<unsigned>(v.precision) & 1U) == 0) return no_pool;
     return pool_of_[v.id.layer * columns_ + column_[static_cast<unsigned>(v.precision)]];
   }
+  /// Calls `f(pool)` for each pool that a layer has, once.
+  template <class F>
+  FERRY_HD void for_each_pool(std::uint16_t layer, F&& f) const noexcept {
+    for (std::uint32_t c = 0; c < columns_; ++c) {
+      const std::uint16_t pool = pool_of_[layer * columns_ + c];
+      bool seen = pool == no_pool;
+      for (std::uint32_t b = 0; b < c; ++b) seen = seen || pool_of_[layer * columns_ + b] == pool;
+      if (!seen) f(pool);
+    }
+  }
   FERRY_HD std::uint32_t first_slot(std::uint16_t pool) const noexcept { return pools_[pool].first; }
   FERRY_HD std::uint32_t pool_slots(std::uint16_t pool) const noexcept { return pools_[pool].slots; }
   FERRY_HD bool has_free(std::uint16_t pool) const noexcept { return pools_[pool].free > 0; }

@@ -1,29 +1,193 @@
 /// @file
-/// Named compositions.
+/// Named compositions: the systems of the three papers, the steps of their ablations, and the baselines that they are
+/// compared with. Sections and deviations of each part are in its own header.
+///
+/// Every one has `set_up(config, budget_bytes)`, which lays the budget out and sets the parameters as that system has
+/// them; `config.model` must be there already. All of it may be changed afterwards. Those with `preloads` fill their
+/// slots before the first step (OffloadPipeline::preload).
 #pragma once
+#include "ferry/cache/arc.hpp"
+#include "ferry/cache/fifo.hpp"
+#include "ferry/cache/lfu.hpp"
 #include "ferry/cache/load_on_demand.hpp"
 #include "ferry/cache/lru.hpp"
+#include "ferry/cache/multidimensional.hpp"
+#include "ferry/cache/score_average.hpp"
+#include "ferry/cache/score_window.hpp"
+#include "ferry/cache/static.hpp"
+#include "ferry/core_config.hpp"
 #include "ferry/precision/fixed.hpp"
+#include "ferry/precision/importance_thresholds.hpp"
+#include "ferry/precision/popularity_hybrid.hpp"
+#include "ferry/predictor/activation_matrix.hpp"
+#include "ferry/predictor/activation_path.hpp"
 #include "ferry/predictor/cross_layer_gate.hpp"
+#include "ferry/predictor/every_expert.hpp"
 #include "ferry/predictor/none.hpp"
+#include "ferry/predictor/partial_hidden.hpp"
+#include "ferry/predictor/stacked_gates.hpp"
+#include "ferry/router/expert_cache.hpp"
 #include "ferry/router/top_k.hpp"
+#include "ferry/schedule/batch_size_order.hpp"
 #include "ferry/schedule/device_only.hpp"
 #include "ferry/schedule/fifo.hpp"
+#include "ferry/schedule/first_miss.hpp"
+#include "ferry/schedule/greedy_split.hpp"
+#include "ferry/schedule/host_in_decode.hpp"
 #include "ferry/schedule/no_limit.hpp"
+#include "ferry/schedule/popularity_order.hpp"
 #include "ferry/schedule/schedule.hpp"
+#include "ferry/schedule/transfer_budget.hpp"
+#include "ferry/schedule/two_pointer.hpp"
 
 namespace ferry::stacks {
 
 /// Loads what it is asked for, in that order, and computes on the device.
 using LoadEverything = Schedule<NoLimit, Fifo, DeviceOnly>;
+/// The same, but the host computes what is missing in decode.
+using HostComputes = Schedule<NoLimit, Fifo, HostInDecode>;
+using FateSchedule = Schedule<TransferBudget, PopularityOrder, DeviceOnly>;
+using HobbitSchedule = Schedule<FirstMiss, Fifo, DeviceOnly>;
+
+/// Layouts that several stacks share.
+struct PerLayer {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes) {
+    c.allotment = pool_per_layer(c.model, budget_bytes);
+  }
+};
+struct OnePool {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes) {
+    c.allotment = one_pool(c.model, budget_bytes);
+  }
+};
+struct Preloaded : PerLayer {
+  static constexpr bool preloads = true;
+};
+/// Fate's shallow-favouring cache; `shallow` is 4 for Qwen1.5-MoE (Fate, section 4.4), calibrated for other models.
+struct ShallowLayers {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes, std::uint32_t shallow = 4) {
+    c.allotment = shallow_favouring(c.model, budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers));
+  }
+};
+/// HOBBIT's two caches over all layers, one by precision.
+struct HighAndLow {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes) {
+    c.allotment = high_low_pools(c.model, budget_bytes, c.precision.high, c.precision.low);
+  }
+};
+
+// Baselines
 
 /// Every expert of every layer is copied when it is needed, and forgotten.
-using OnDemand = Stack<NoPrediction, LoadOnDemand, FixedPrecision, LoadEverything, TopK>;
+struct OnDemand : Stack<NoPrediction, LoadOnDemand, FixedPrecision, LoadEverything, TopK> {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes) {
+    c.allotment = stream_only(c.model, budget_bytes);
+  }
+};
 
-/// A cache without prefetch. With an allotment of `everything` and a preload: the fully resident model.
-using LruCache = Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK>;
+/// DeepSpeed-Inference, Transformers: whole layers, the next one while this one computes. Deviation: a layer's experts
+/// go as single copies, so that those which are needed do not wait for the others.
+struct LayerStream : Stack<EveryExpert, FifoCache, FixedPrecision, LoadEverything, TopK>, OnePool {};
+
+/// llama.cpp's `--moe-cache`: least recently used, no prefetch. With an allotment of `everything` and a preload: the
+/// fully resident model.
+struct LruCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
 
 /// The same with the next layer's experts foretold by its gate from this layer's gate input.
-using CrossLayerLru = Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK>;
+struct CrossLayerLru : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
+
+/// Mixtral-offloading (Eliseev and Mazur, 2023): LRU a layer, and the plain top-k of the next layer's gate.
+struct MixtralOffloading : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK> {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes) {
+    PerLayer::set_up(c, budget_bytes);
+    c.predictor.plain_top_k = true;
+  }
+};
+
+/// MoE-Infinity (Xue et al., 2024): activation matrices of earlier requests, least frequently used.
+struct MoeInfinity : Stack<ActivationMatrix, Lfu, FixedPrecision, LoadEverything, TopK>, OnePool {};
+
+/// EAP as Fate compares with it (section 5.1): activation paths, with Fate's cache.
+struct ActivationPathStack : Stack<ActivationPath, Arc, FixedPrecision, LoadEverything, TopK>, ShallowLayers {};
+
+/// llama.cpp with experts in host memory, Fiddler: what is on the device stays there, the host computes the rest.
+struct StaticHost : Stack<NoPrediction, StaticResidency, FixedPrecision, HostComputes, TopK>, Preloaded {};
+
+/// HybriMoE (Zhong et al., 2025): averaged scores, prefetch for the next layer, misses split between link and host.
+struct HybriMoe
+    : Stack<CrossLayerGate, ScoreAverage, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, GreedySplit>, TopK>,
+      Preloaded {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes) {
+    PerLayer::set_up(c, budget_bytes);
+    c.predictor.plain_top_k = true;
+  }
+};
+
+// Fate (section 5.4 has the steps: load on demand, +prefetch, +cache, +quantization)
+
+/// Prefetch without a cache: slots for the candidates of two layers, first in, first out.
+struct FatePrefetch : Stack<CrossLayerGate, FifoCache, FixedPrecision, FateSchedule, TopK> {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes) {
+    c.allotment = one_pool(c.model, budget_bytes);
+    Pool& pool = c.allotment.pools[0];
+    const std::uint32_t two_layers =
+        2 * std::max<std::uint32_t>(c.model.top_k, c.predictor.candidates(c.model.experts));
+    if (c.allotment.stream_slots > 0) pool.slots = std::min(pool.slots, two_layers);
+  }
+};
+struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK>, ShallowLayers {};
+
+/// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
+struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes, std::uint32_t shallow = 4) {
+    if (budget_bytes >= everything(c.model).bytes()) {  // memory is sufficient
+      c.precision.high = Precision::full;
+      c.precision.low_share_percent = 0;
+    }
+    const PrecisionSet set = c.precision.low_share_percent == 0 && !c.precision.low_on_miss
+                                 ? PrecisionSet(c.precision.high)
+                                 : c.precision.high | c.precision.low;
+    c.allotment = shallow_favouring(c.model, budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers), set);
+  }
+};
+
+// HOBBIT (section 5.5: dynamic loading, prefetching, caching)
+
+struct HobbitDynamic : Stack<NoPrediction, Lru, ImportanceThresholds, LoadEverything, TopK>, HighAndLow {};
+struct HobbitPrefetch : Stack<StackedGates, Lru, ImportanceThresholds, HobbitSchedule, TopK>, HighAndLow {};
+struct Hobbit : Stack<StackedGates, Multidimensional, ImportanceThresholds, HobbitSchedule, TopK>, HighAndLow {};
+
+/// Section 5.4: in decode the host computes what is missing.
+struct HobbitCooperative
+    : Stack<StackedGates, Multidimensional, ImportanceThresholds, Schedule<FirstMiss, Fifo, HostInDecode>, TopK>,
+      HighAndLow {};
+
+// Importance-driven expert scheduling (section 6.3: from static-host, +CE, +ER, +Pre, +BA). Ambiguity resolved: with a
+// cache that changes, misses must be loaded; which of them the host computes instead is the balancer's, the last step.
+
+struct ImportanceEviction : Stack<NoPrediction, ScoreWindow, FixedPrecision, LoadEverything, TopK>, Preloaded {};
+struct ImportanceRouter : Stack<NoPrediction, ScoreWindow, FixedPrecision, LoadEverything, ExpertCacheRouter>,
+                          Preloaded {};
+struct ImportancePrefetch : Stack<PartialHidden, ScoreWindow, FixedPrecision, LoadEverything, ExpertCacheRouter>,
+                            Preloaded {};
+struct ImportanceDriven : Stack<PartialHidden, ScoreWindow, FixedPrecision,
+                                Schedule<NoLimit, BatchSizeOrder, TwoPointer>, ExpertCacheRouter>,
+                          Preloaded {};
+
+/// Whether a stack's slots are to be filled before its first step.
+template <class S>
+consteval bool preloads() {
+  if constexpr (requires { S::preloads; }) return S::preloads;
+  return false;
+}
 
 }  // namespace ferry::stacks

@@ -19,7 +19,8 @@ TEST_CASE_TEMPLATE_DEFINE("QuantSelector", Q, quant_selector_contract) {
       r[e].importance = random.unit();
       r[e].rows = random.between(1, 5);
     }
-    selector.select(random.chance(50) ? Phase::prefill : Phase::decode, {r, 8});
+    const Phase phase = random.chance(50) ? Phase::prefill : Phase::decode;
+    selector.select(phase, random.chance(50), {r, 8});
     for (std::uint16_t e = 0; e < 8; ++e) {
       CHECK(r[e].want.id == ExpertId{1, e});
       CHECK((selector.precisions() >> static_cast<unsigned>(r[e].want.precision) & 1U) == 1);

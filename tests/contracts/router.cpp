@@ -24,7 +24,7 @@ TEST_CASE_TEMPLATE_DEFINE("ExpertRouter", R, router_contract) {
     for (State& p : present) p = static_cast<State>(random.below(4));
     std::vector<Route> memory(std::size_t{rows} * k);
     Out<Route> out{memory.data(), rows * k, 0};
-    router->route(scores(0, s), {present, experts}, out);
+    router->route(random.chance(50) ? Phase::prefill : Phase::decode, scores(0, s), {present, experts}, out);
     REQUIRE(out.size == rows * k);  // always exactly k a row
     for (std::uint32_t row = 0; row < rows; ++row) {
       std::set<std::uint16_t> distinct;

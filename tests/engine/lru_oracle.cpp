@@ -83,7 +83,7 @@ void check_model(const std::string& name) {
   auto tokens = tokenize(c, test::prompts()[0] + test::prompts()[1] + test::prompts()[2]);
   if (std::getenv("FERRY_TEST_QUICK") != nullptr) tokens.resize(80);  // sanitizers
   const Routing routing = record(model, tokens);
-  const ModelShape shape = model_shape(c, model.store().layout(), 1);
+  const ModelShape shape = model_shape(c, model.store(), 1);
   for (const PoolChoice pools : {PoolChoice::per_layer, PoolChoice::one}) {
     for (const std::uint64_t eighths : {1U, 2U, 4U, 6U, 8U}) {
       CAPTURE(static_cast<int>(pools));

@@ -60,6 +60,81 @@ TEST_CASE("layers of unequal size: slots are as large as their pool's largest") 
   CHECK(one_pool(m, 5 * 192).pools[0].slots == 3);
 }
 
+TEST_CASE("shallow-favouring: below, at and above N = s E, as Fate's section 4.4 has it") {
+  const ModelShape m = model(5, 8, 2);  // E = 8, L = 5, s = 2: s E = 16
+  auto slots = [&](std::uint64_t n) {   // of each layer for N slots
+    std::vector<std::uint32_t> each;
+    for (const Pool& p : shallow_favouring(m, (n + 2) * 64, 2).pools) each.push_back(p.slots);
+    return each;
+  };
+  using Slots = std::vector<std::uint32_t>;
+  CHECK(slots(0) == Slots{0, 0, 0, 0, 0});
+  CHECK(slots(5) == Slots{5, 0, 0, 0, 0});
+  CHECK(slots(11) == Slots{8, 3, 0, 0, 0});
+  CHECK(slots(15) == Slots{8, 7, 0, 0, 0});
+  CHECK(slots(16) == Slots{8, 8, 0, 0, 0});
+  CHECK(slots(17) == Slots{8, 8, 1, 0, 0});  // floor(1/3) = 0 each, one over
+  CHECK(slots(19) == Slots{8, 8, 1, 1, 1});  // floor(3/3) = 1
+  CHECK(slots(27) == Slots{8, 8, 4, 4, 3});  // floor(11/3) = 3, two over
+  CHECK(slots(37) == Slots{8, 8, 7, 7, 7});  // floor(21/3) = 7; 40 slots hold everything and need no stream slots
+  CHECK(shallow_favouring(m, 40 * 64, 2).stream_slots == 0);
+  CHECK(shallow_favouring(m, 40 * 64 - 1, 2).stream_slots == 2);
+  CHECK_THROWS_WITH_AS(shallow_favouring(m, 4000, 6),
+                       "shallow-favouring allotment: 6 shallow layers, but the model has 5 in all", ConfigError);
+}
+
+TEST_CASE("shallow-favouring never takes more than the budget, nor leaves room for another slot") {
+  Random random(3);
+  for (int i = 0; i < 500; ++i) {
+    const auto layers = static_cast<std::uint16_t>(random.between(1, 6));
+    ModelShape m = model(layers, 8, 2);
+    m.expert_bytes.clear();
+    for (int l = 0; l < layers; ++l) m.expert_bytes.push_back({0, 0, 0, 0, std::uint64_t{64} * random.between(1, 5)});
+    const std::uint64_t stream = 2 * ModelShape::slot_bytes(m.largest_bytes());
+    const std::uint64_t budget = stream + random.below(static_cast<std::uint32_t>(m.all_bytes()));
+    const std::uint32_t shallow = random.below(layers + 1U);
+    const Allotment a = shallow_favouring(m, budget, shallow);
+    CHECK(a.bytes() <= budget);
+    if (a.stream_slots == 0) continue;
+    bool room = false;  // in the first layer that is not full
+    for (const Pool& p : a.pools) {
+      if (p.slots == 8) continue;
+      room = a.bytes() + p.slot_bytes <= budget && p.first_layer < shallow;
+      break;
+    }
+    CHECK_FALSE(room);
+  }
+}
+
+TEST_CASE("two pools by precision share the bytes, the low one its percentage") {
+  ModelShape m = model(4, 8, 2, 1, 256, 64);
+  const Allotment a = high_low_pools(m, 2 * 256 + 4000, Precision::full, Precision::int4, 20);
+  REQUIRE(a.pools.size() == 2);
+  CHECK(a.pools[1].slots == 12);  // floor(800 / 64)
+  CHECK(a.pools[0].slots == 12);  // floor((4000 - 768) / 256)
+  CHECK(a.pools[0].precisions == part::bit(Precision::full));
+  CHECK(a.pools[1].precisions == part::bit(Precision::int4));
+  CHECK(a.stream_slots == 2);
+  CHECK(a.stream_slot_bytes == 256);
+  CHECK(high_low_pools(m, 32 * 320, Precision::full, Precision::int4).stream_slots == 0);
+  CHECK(high_low_pools(m, 32 * 320 - 1, Precision::full, Precision::int4).stream_slots == 2);
+  CHECK_THROWS_AS(high_low_pools(m, 5000, Precision::int4, Precision::full), ConfigError);
+  CHECK_THROWS_AS(high_low_pools(m, 5000, Precision::full, Precision::int4, 51), ConfigError);
+}
+
+TEST_CASE("slots that several precisions share are as large as the largest of them") {
+  ModelShape m = model(2, 4, 1, 1, 256, 64);
+  m.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 32;
+  const Allotment a = pool_per_layer(m, (2 + 6) * 64, Precision::int4 | Precision::int2);
+  CHECK(a.pools[0].slots == 3);
+  CHECK(a.pools[0].slot_bytes == 64);
+  CHECK(a.pools[0].precisions == (part::bit(Precision::int4) | part::bit(Precision::int2)));
+  CHECK(a.stream_slot_bytes == 64);
+  // both variants of each expert have a place
+  CHECK(pool_per_layer(m, 16 * 64, Precision::int4 | Precision::int2).stream_slots == 0);
+  CHECK(pool_per_layer(m, 16 * 64 - 1, Precision::int4 | Precision::int2).stream_slots == 2);
+}
+
 TEST_CASE("a stack that keeps nothing gets as many stream slots as a layer can use") {
   const ModelShape m = model(3, 8, 2);
   CHECK(stream_only(m, 5 * 64).stream_slots == 5);

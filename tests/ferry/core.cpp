@@ -287,9 +287,9 @@ TEST_CASE("recall and top-1 are counted by hand") {
   f->finish(0, {}, all_landed);
   f->plan(scores(1, real), all_landed);
   const PrefetchCounts& p = f->counters().prefetch;
-  CHECK(p.recall() == doctest::Approx(0.5));     // 6 of {6, 2}
-  CHECK(p.precision() == doctest::Approx(0.5));  // 6 of {5, 6}
-  CHECK(p.top1() == 0.0);                        // 5 was thought best, 6 was
+  CHECK(p.accuracy.recall() == doctest::Approx(0.5));  // 6 of {6, 2}
+  CHECK(p.precision() == doctest::Approx(0.5));        // 6 of {5, 6}
+  CHECK(p.accuracy.top1() == 0.0);                     // 5 was thought best, 6 was
 }
 
 TEST_CASE("preloading fills free slots only, and counts apart") {

@@ -120,7 +120,7 @@ TEST_CASE("the six outcomes sum to what the gate asked for, under random load") 
     bytes += c.preload_bytes;
     CHECK(bytes == c.bytes_by_precision[2] + c.bytes_by_precision[4]);
     CHECK(c.prefetch.used <= c.prefetch.issued);
-    CHECK(c.prefetch.needed_foretold <= c.prefetch.needed);
+    CHECK(c.prefetch.accuracy.foretold <= c.prefetch.accuracy.needed);
   }
 }
 

@@ -9,31 +9,88 @@
 using namespace ferry;
 using namespace ferry::test;
 
-TEST_CASE("a prediction counts once, for the layer and the number of rows that it was made for") {
-  alignas(64) std::byte block[1024];
-  auto& record = *new (block) PredictionRecord;
-  Carver carve(block + 256);
-  record.reserve(carve, Shape{2, 4, 1, 2});
-  const std::vector<float> rows = {0, 1, 0, 0, 0, 0, 0, 1};  // best: 1, then 3
-  Request named;
-  named.want = full(1, 1);
-  record.note(scores(1, rows), {&named, 1});
+namespace {
 
-  Request asked[2];
-  asked[0].want = full(1, 1);
-  asked[1].want = full(1, 2);
+struct Fixture {
+  Fixture(const Shape& shape, std::uint16_t depth) {
+    Carver carve(block + 256);
+    record.reserve(carve, shape, depth);
+  }
+  alignas(64) std::byte block[2048];
+  PredictionRecord& record = *new (block) PredictionRecord;
+};
+
+Request named(std::uint16_t layer, std::uint16_t expert) {
+  Request r;
+  r.want = full(layer, expert);
+  return r;
+}
+
+}  // namespace
+
+TEST_CASE("a prediction counts once, for the layer and the number of rows that it was made for") {
+  Fixture f(Shape{2, 4, 1, 2}, 1);
+  const std::vector<float> rows = {0, 1, 0, 0, 0, 0, 0, 1};  // best: 1, then 3
+  const Request foretold = named(1, 1);
+  f.record.note(scores(1, rows), 1, {&foretold, 1});
   const Route routes[] = {{1, 1.0F}, {2, 1.0F}};
   PrefetchCounts count;
-  record.score(0, {asked, 2}, {routes, 2}, count);
-  CHECK(count.needed == 0);  // nothing was foretold for layer 0
-  record.score(1, {asked, 2}, {routes, 2}, count);
-  CHECK(count.needed == 2);
-  CHECK(count.needed_foretold == 1);
-  CHECK(count.rows == 2);
-  CHECK(count.rows_top1 == 1);
-  record.score(1, {asked, 2}, {routes, 2}, count);
-  CHECK(count.needed == 2);
-  record.note(scores(1, rows), {&named, 1});
-  record.score(1, {asked, 1}, {routes, 1}, count);  // one row where two were foretold
-  CHECK(count.needed == 2);
+  f.record.score(0, {routes, 2}, count);
+  CHECK(count.accuracy.needed == 0);  // nothing was foretold for layer 0
+  f.record.score(1, {routes, 2}, count);
+  CHECK(count.accuracy.needed == 2);
+  CHECK(count.accuracy.foretold == 1);
+  CHECK(count.accuracy.rows == 2);
+  CHECK(count.accuracy.rows_top1 == 1);
+  CHECK(count.accuracy.recall() == 0.5);
+  CHECK(count.accuracy.top1() == 0.5);
+  f.record.score(1, {routes, 2}, count);
+  CHECK(count.accuracy.needed == 2);
+  f.record.note(scores(1, rows), 1, {&foretold, 1});
+  f.record.score(1, {routes, 1}, count);  // one row where two were foretold
+  CHECK(count.accuracy.needed == 2);
+}
+
+TEST_CASE("predictions of one layer from several distances are counted apart, the nearest in the sum") {
+  Fixture f(Shape{4, 4, 2, 1}, 3);
+  const Request one[] = {named(3, 0), named(3, 1)}, two[] = {named(3, 2), named(3, 3)};
+  const std::vector<float> likes0 = {1, 0, 0, 0}, likes2 = {0, 0, 1, 0};
+  f.record.note(scores(3, likes2), 3, {two, 2});  // from layer 0: wrong
+  f.record.note(scores(3, likes0), 1, {one, 2});  // from layer 2: one of two
+  f.record.note(scores(3, likes0), 4, {two, 2});  // deeper than is kept: ignored
+  const Route routes[] = {{0, 0.5F}, {2, 0.5F}};
+  PrefetchCounts count;
+  f.record.score(3, {routes, 2}, count);
+  CHECK(count.accuracy.needed == 2);
+  CHECK(count.accuracy.foretold == 1);
+  CHECK(count.accuracy.rows_top1 == 1);
+  CHECK(f.record.accuracy(1, 3).foretold == 1);
+  CHECK(f.record.accuracy(1, 3).rows_top1 == 1);
+  CHECK(f.record.accuracy(2, 3).needed == 0);
+  CHECK(f.record.accuracy(3, 3).needed == 2);
+  CHECK(f.record.accuracy(3, 3).foretold == 1);
+  CHECK(f.record.accuracy(3, 3).rows_top1 == 0);
+}
+
+TEST_CASE("a prediction without rows counts in recall, not in top-1, and substitutes stand for the gate's choice") {
+  Fixture f(Shape{2, 4, 1, 2}, 1);
+  const Request foretold = named(1, 3);
+  f.record.note(Scores{1, {}, {}}, 1, {&foretold, 1});
+  const Route routes[] = {{0, 1.0F, 3}, {0, 1.0F}};  // the gate chose 3 and 0
+  PrefetchCounts count;
+  f.record.score(1, {routes, 2}, count);
+  CHECK(count.accuracy.needed == 2);
+  CHECK(count.accuracy.foretold == 1);
+  CHECK(count.accuracy.rows == 0);
+}
+
+TEST_CASE("what was foretold for an abandoned step is forgotten") {
+  Fixture f(Shape{2, 4, 1, 2}, 1);
+  const Request foretold = named(1, 3);
+  f.record.note(Scores{1, {}, {}}, 1, {&foretold, 1});
+  f.record.clear();
+  const Route route{3, 1.0F};
+  PrefetchCounts count;
+  f.record.score(1, {&route, 1}, count);
+  CHECK(count.accuracy.needed == 0);
 }

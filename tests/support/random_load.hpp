@@ -21,7 +21,7 @@ namespace ferry::test {
 
 /// High, low, or skip, by a hash of the expert: the same each time.
 struct MixedPrecision {
-  FERRY_HD void select(Phase /*phase*/, View<Request> requests) const noexcept {
+  FERRY_HD void select(Phase /*phase*/, bool /*demand*/, View<Request> requests) const noexcept {
     for (Request& r : requests) {
       const std::uint32_t h = (r.want.id.expert * 7U + r.want.id.layer * 3U) % 10;
       if (r.state == State::absent || r.state == State::queued) {

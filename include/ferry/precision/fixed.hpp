@@ -9,7 +9,7 @@ namespace ferry {
 struct FixedPrecision {
   Precision precision = Precision::full;
 
-  FERRY_HD void select(Phase /*phase*/, View<Request> requests) const noexcept {
+  FERRY_HD void select(Phase /*phase*/, bool /*demand*/, View<Request> requests) const noexcept {
     for (Request& r : requests) r.want.precision = precision;
   }
   FERRY_HD std::uint8_t precisions() const noexcept {

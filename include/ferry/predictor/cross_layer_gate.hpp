@@ -1,9 +1,8 @@
 /// @file
 /// Fate's cross-layer expert prediction.
 #pragma once
-#include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
-#include "ferry/router/best.hpp"
+#include "ferry/predictor/foretold.hpp"
 
 namespace ferry {
 
@@ -16,12 +15,12 @@ namespace ferry {
 /// Requests come surest first: in decode by the largest score that any row gives, in prefill by votes, then score.
 ///
 /// Complexity: O(rows * (E + m * moves)) for m candidates a row, O(E^2) at worst for the order, O(m) for one row.
-/// State: 18 bytes an expert.
+/// State: 30 bytes an expert.
 ///
 /// Ambiguities resolved. A percentile of a small set is a rank: with linear interpolation (numpy's default)
 /// exactly m = E - 1 - floor(q (E - 1)) of E distinct scores lie strictly above the q-quantile; the m best
 /// are taken, also when scores tie. E = 8: 2, E = 32: 8, E = 60: 15, E = 64: 16. In a batch a candidate of
-/// any row counts.
+/// any row counts. The paper knows no importance; for selectors that do, it is HOBBIT's (ForetoldExperts).
 class CrossLayerGate {
  public:
   /// Candidates above this percentile, in whole percent. Fate uses 75.
@@ -33,70 +32,25 @@ class CrossLayerGate {
     if (percentile > 100) throw ConfigError("CrossLayerGate: percentile is 0 to 100");
     experts_ = shape.experts;
     top_k_ = shape.top_k;
-    carve(found_, shape.experts);
-    carve(named_, shape.experts);
-    carve(best_, shape.experts);
+    foretold_.reserve(carve, shape);
+  }
+
+  /// How many of a row's experts lie above the percentile.
+  FERRY_HD std::uint32_t candidates(std::uint32_t experts) const noexcept {
+    return experts - 1 - percentile * (experts - 1) / 100;
   }
 
   FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/) noexcept {}
 
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
-    const std::uint32_t candidates = phase == Phase::decode && !plain_top_k
-                                         ? experts_ - 1 - percentile * (experts_ - 1U) / 100
-                                         : static_cast<std::uint32_t>(top_k_);
-    for (Found& f : found_) f = {};
-    std::uint32_t named = 0;
-    const std::uint32_t rows = scores.select.size / experts_;
-    for (std::uint32_t row = 0; row < rows; ++row) {
-      const float* row_scores = scores.select.data + std::size_t{row} * experts_;
-      best_of(row_scores, experts_, candidates, best_.data());
-      for (std::uint32_t i = 0; i < candidates; ++i) {
-        const std::uint16_t e = best_[i].expert;
-        const float score = row_scores[e];
-        if (score != score) break;  // NaN, as are all that follow: foretells nothing
-        Found& f = found_[e];
-        if (f.rows == 0 || score > f.score) f.score = score;
-        if (f.rows++ == 0) named_[named++] = e;
-      }
-    }
-    sort(phase, named);
-    for (std::uint32_t i = 0; i < named; ++i) {
-      const Found& f = found_[named_[i]];
-      Request r;
-      r.want.id = {scores.layer, named_[i]};
-      r.rows = f.rows;
-      r.importance = f.score;
-      r.confidence = phase == Phase::decode ? f.score : static_cast<float>(f.rows);
-      if (!out.push(r)) return;
-    }
+    const bool by_percentile = phase == Phase::decode && !plain_top_k;
+    foretold_.clear();
+    foretold_.name_best(scores, by_percentile ? candidates(experts_) : top_k_);
+    foretold_.write(phase, scores.layer, out);
   }
 
  private:
-  struct Found {
-    std::uint32_t rows = 0;  ///< that chose it
-    float score = 0.0F;      ///< the largest
-  };
-
-  /// Surer, or equally sure with the lower index.
-  FERRY_HD bool before(Phase phase, std::uint16_t a, std::uint16_t b) const noexcept {
-    const Found &x = found_[a], &y = found_[b];
-    if (phase == Phase::prefill && x.rows != y.rows) return x.rows > y.rows;
-    return x.score != y.score ? x.score > y.score : a < b;
-  }
-
-  /// By insertion: what one row named is in order already.
-  FERRY_HD void sort(Phase phase, std::uint32_t named) noexcept {
-    for (std::uint32_t i = 1; i < named; ++i) {
-      const std::uint16_t e = named_[i];
-      std::uint32_t at = i;
-      for (; at > 0 && before(phase, e, named_[at - 1]); --at) named_[at] = named_[at - 1];
-      named_[at] = e;
-    }
-  }
-
-  Array<Found> found_;          ///< [experts]
-  Array<std::uint16_t> named_;  ///< [experts], those found
-  Array<Route> best_;           ///< [experts], of one row
+  ForetoldExperts foretold_;
   std::uint16_t experts_ = 0, top_k_ = 0;
 };
 

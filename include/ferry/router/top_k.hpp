@@ -6,6 +6,15 @@
 
 namespace ferry {
 
+/// Sets the weights of one row's routes: each expert's own, divided by their sum if the model does that.
+FERRY_HD inline void weigh(const float* weight, std::uint32_t k, bool renormalise, Route* routes) noexcept {
+  for (std::uint32_t i = 0; i < k; ++i) routes[i].weight = weight[routes[i].expert];
+  if (!renormalise) return;
+  float sum = 0.0F;
+  for (std::uint32_t i = 0; i < k; ++i) sum += routes[i].weight;
+  for (std::uint32_t i = 0; i < k; ++i) routes[i].weight /= sum;
+}
+
 /// The k experts with the highest `select` score of each row, best first.
 ///
 /// Source: the models themselves; `renormalise` as Mixtral does (weights divided by their sum), not as
@@ -20,19 +29,14 @@ class TopK {
     k_ = shape.top_k;
   }
 
-  FERRY_HD void route(const Scores& scores, View<const State> /*present*/, Out<Route>& out) const noexcept {
+  FERRY_HD void route(Phase /*phase*/, const Scores& scores, View<const State> /*present*/,
+                      Out<Route>& out) const noexcept {
     const std::uint32_t rows = scores.select.size / experts_;
     for (std::uint32_t row = 0; row < rows; ++row) {
-      const float* select = scores.select.data + std::size_t{row} * experts_;
-      const float* weight = scores.weight.data + std::size_t{row} * experts_;
       Route* best = out.data + out.size;
-      best_of(select, experts_, k_, best);
-      for (std::uint32_t i = 0; i < k_; ++i) best[i].weight = weight[best[i].expert];
-      if (renormalise) {
-        float sum = 0.0F;
-        for (std::uint32_t i = 0; i < k_; ++i) sum += best[i].weight;
-        for (std::uint32_t i = 0; i < k_; ++i) best[i].weight /= sum;
-      }
+      for (std::uint32_t i = 0; i < k_; ++i) best[i] = {};
+      best_of(scores.select.data + std::size_t{row} * experts_, experts_, k_, best);
+      weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise, best);
       out.size += k_;
     }
   }

@@ -7,7 +7,8 @@ namespace ferry {
 
 /// Takes every predicted request. O(1), no state.
 struct NoLimit {
-  FERRY_HD static std::uint32_t take(View<const Request> absent, Nanoseconds /*window_ns*/) noexcept {
+  FERRY_HD static bool further(const PrefetchWindow& /*window*/) noexcept { return true; }
+  FERRY_HD static std::uint32_t take(const PrefetchWindow& /*window*/, View<const Request> absent) noexcept {
     return absent.size;
   }
 };

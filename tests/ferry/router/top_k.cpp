@@ -18,9 +18,9 @@ std::vector<Route> route(const TopK& parameters, std::uint16_t experts, std::uin
   TopK router = parameters;
   Carver carve;
   router.reserve(carve, Shape{1, experts, k, 8});
-  std::vector<Route> memory(s.select.size / experts * k);
+  std::vector<Route> memory(s.select.size / experts * k, Route{77, 7.0F, 7});  // what an earlier step left there
   Out<Route> out{memory.data(), static_cast<std::uint32_t>(memory.size()), 0};
-  router.route(s, {}, out);
+  router.route(Phase::decode, s, {}, out);
   REQUIRE(out.size == memory.size());
   return memory;
 }
@@ -35,6 +35,7 @@ TEST_CASE("best first, ties to the lower index, NaN last") {
   CHECK(r[1].expert == 3);
   CHECK(r[2].expert == 4);
   CHECK(r[3].expert == 0);
+  CHECK(r[0].instead_of == no_expert);
   const std::vector<float> bad = {nan, nan, nan, .5F, nan};
   const auto q = route({}, 5, 3, scores(0, bad));
   CHECK(q[0].expert == 3);

@@ -6,6 +6,9 @@ using namespace ferry;
 
 TEST_CASE("takes everything") {
   Request r[3];
-  CHECK(NoLimit::take({r, 3}, 0) == 3);
-  CHECK(NoLimit::take({r, 0}, 1000) == 0);
+  const PrefetchWindow spent{Phase::decode, 3, 100, 7, 1000};
+  CHECK(NoLimit::take({}, {r, 3}) == 3);
+  CHECK(NoLimit::take(spent, {r, 3}) == 3);
+  CHECK(NoLimit::take(spent, {r, 0}) == 0);
+  CHECK(NoLimit::further(spent));
 }

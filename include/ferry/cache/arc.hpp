@@ -1,0 +1,164 @@
+/// @file
+/// ARC: recency against frequency, balanced by what was evicted too soon.
+#pragma once
+#include <string>
+
+#include "ferry/concepts.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+
+/// Two LRU lists of slots, T1 for experts used once of late and T2 for those used again, and behind each a ghost list,
+/// B1 and B2, of experts that left it. A miss that B1 remembers raises p, the target size of T1; one that B2 remembers
+/// lowers it.
+///
+/// Source: Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, Figure 4; c = slots.
+/// Fate, section 4.4, has one in each layer. On a sequence of demand requests it hits what Figure 4 hits:
+///  - `touch` of a slot is Case I. `touch` of what is absent adapts p (Cases II and III).
+///  - `victim` answers REPLACE(x, p), or T1's last when T2 is empty (Case IV, |T1| = c).
+///  - `replace` turns the slot's expert into a ghost, puts the new one into T2 if it was a ghost and else into T1, and
+///    cuts the ghost lists so that |T1| + |B1| <= c and |B1| + |B2| <= c. With all slots filled these are the paper's
+///    bounds on the directory, and cutting last drops what Case IV drops first, also T1's last without a ghost.
+///
+/// p is in units of 1 / 144403552893600, the least common multiple of 1 to 36. A step other than 1, |B2| / |B1| say,
+/// has a denominator below c / 2: up to 73 slots none is rounded, and p is the real number of the paper. Beyond,
+/// rounding must not decide |T1| = p: a p within 2^14 units (1e-10) of a whole number is set to that number.
+///
+/// Complexity: touch and replace O(1); victim O(1 + barred slots at the end). State: 32 bytes a slot, 20 an expert.
+///
+/// Deviations. Barred slots are passed over towards the recent end, then in the other list. `forget` leaves no ghost.
+/// Ambiguities resolved. A prefetch is no access: it enters T1 and p stays, also when it was a ghost, which it is then
+/// no more; its first use moves it to T2 (Case I). A miss that is then not admitted (streamed, or run on the host) has
+/// moved p if it is a ghost and changed nothing else: it stays that ghost. Each precision of an expert is a page of its
+/// own, because a pool may hold two at once.
+class Arc {
+ public:
+  enum List : std::uint8_t { t1, t2, b1, b2, spare, unfilled };
+
+  void reserve(Carver& carve, const PoolShape& pool) {
+    if (pool.slots > most_slots) {
+      throw ConfigError("Arc: the pool has " + std::to_string(pool.slots) + " slots, " + std::to_string(most_slots) +
+                        " are possible: divide it by layers");
+    }
+    slots_ = pool.slots;
+    first_layer_ = pool.first_layer;
+    experts_ = pool.experts;
+    carve(nodes_, std::size_t{2} * slots_ + 1 + lists);
+    carve(ghost_of_, std::size_t{pool.layers} * pool.experts * precision_count, none);
+    if (carve.measuring()) return;
+    for (std::uint32_t list = 0; list < lists; ++list) nodes_[ends_of(list)] = {ends_of(list), ends_of(list), 0, spare};
+    for (std::uint32_t slot = 0; slot < slots_; ++slot) link(slot, unfilled);
+    for (std::uint32_t ghost = slots_; ghost < ends_of(0); ++ghost) link(ghost, spare);
+  }
+
+  FERRY_HD void touch(Variant what, std::uint32_t slot) noexcept {
+    if (slot != no_slot) return move(slot, t2);
+    const std::uint32_t ghost = ghost_of_[key(what)];
+    if (ghost != none) adapt(static_cast<List>(nodes_[ghost].list));
+  }
+
+  FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) const noexcept {
+    const std::uint32_t ghost = ghost_of_[key(incoming)];
+    const bool in_b2 = ghost != none && nodes_[ghost].list == b2;
+    const std::uint64_t recent = size_[t1] * unit;
+    const List first = recent > target_ || (in_b2 && recent == target_) ? t1 : t2;
+    const std::uint32_t slot = oldest(first, barred);
+    return slot != no_slot ? slot : oldest(first == t1 ? t2 : t1, barred);
+  }
+
+  FERRY_HD void replace(std::uint32_t slot, Variant what, bool demand) noexcept {
+    const std::uint32_t k = key(what);
+    const std::uint32_t known = ghost_of_[k];
+    if (known != none) drop(known);
+    Node& node = nodes_[slot];
+    if (node.list == t1 || node.list == t2) {
+      const std::uint32_t ghost = nodes_[ends_of(spare)].older;
+      nodes_[ghost].key = node.key;
+      ghost_of_[node.key] = ghost;
+      move(ghost, node.list == t1 ? b1 : b2);
+    }
+    node.key = k;
+    move(slot, known != none && demand ? t2 : t1);
+    if (size_[t1] + size_[b1] > slots_) drop(nodes_[ends_of(b1)].newer);
+    if (size_[b1] + size_[b2] > slots_) drop(nodes_[ends_of(b2)].newer);
+  }
+
+  FERRY_HD void forget(std::uint32_t slot) noexcept { move(slot, unfilled); }
+
+  /// |T1|, |T2|, |B1| or |B2|.
+  FERRY_HD std::uint32_t size(List list) const noexcept { return size_[list]; }
+
+ private:
+  static constexpr std::uint32_t lists = unfilled + 1;
+  static constexpr std::uint32_t none = 0xffffffffU;
+  static constexpr std::uint64_t unit = 144403552893600U;
+  static constexpr std::uint64_t rounding = 1U << 14U;
+  static constexpr std::uint32_t most_slots = static_cast<std::uint32_t>(0xffffffffffffffffU / unit) - 1;
+
+  /// Seen from a list's end, the most recent one is the next older and the least recent one the next newer.
+  struct Node {
+    std::uint32_t newer = 0, older = 0;
+    std::uint32_t key = 0;
+    std::uint8_t list = spare;
+  };
+
+  FERRY_HD std::uint32_t key(Variant v) const noexcept {
+    const std::uint32_t expert = static_cast<std::uint32_t>(v.id.layer - first_layer_) * experts_ + v.id.expert;
+    return expert * precision_count + static_cast<std::uint32_t>(v.precision);
+  }
+  FERRY_HD std::uint32_t ends_of(std::uint32_t list) const noexcept { return 2 * slots_ + 1 + list; }
+
+  FERRY_HD void link(std::uint32_t node, List list) noexcept {
+    const std::uint32_t ends = ends_of(list);
+    const std::uint32_t front = nodes_[ends].older;
+    nodes_[node].newer = ends;
+    nodes_[node].older = front;
+    nodes_[node].list = list;
+    nodes_[front].newer = node;
+    nodes_[ends].older = node;
+    ++size_[list];
+  }
+  /// To the most recent end of a list.
+  FERRY_HD void move(std::uint32_t node, List list) noexcept {
+    const Node old = nodes_[node];
+    nodes_[old.newer].older = old.older;
+    nodes_[old.older].newer = old.newer;
+    --size_[old.list];
+    link(node, list);
+  }
+  FERRY_HD void drop(std::uint32_t ghost) noexcept {
+    ghost_of_[nodes_[ghost].key] = none;
+    move(ghost, spare);
+  }
+  FERRY_HD std::uint32_t oldest(List list, Barred barred) const noexcept {
+    for (std::uint32_t slot = nodes_[ends_of(list)].newer; slot != ends_of(list); slot = nodes_[slot].newer) {
+      if (!barred[slot]) return slot;
+    }
+    return no_slot;
+  }
+
+  /// A miss that ghost list `list` remembers: p moves by how many times the other one is as long, at least by 1.
+  FERRY_HD void adapt(List list) noexcept {
+    const std::uint64_t here = size_[list], other = size_[list == b1 ? b2 : b1];
+    const std::uint64_t step = here >= other ? unit : (other * unit + here / 2) / here;
+    if (list == b1) {
+      const std::uint64_t room = slots_ * unit - target_;
+      target_ += step < room ? step : room;
+    } else {
+      target_ -= step < target_ ? step : target_;
+    }
+    const std::uint64_t above = target_ % unit;
+    if (above <= rounding) target_ -= above;
+    if (above >= unit - rounding) target_ += unit - above;
+  }
+
+  Array<Node> nodes_;              ///< [2 slots + 1 + lists]: slots, ghosts, and the two ends of each list in one
+  Array<std::uint32_t> ghost_of_;  ///< [layers, experts, precisions] its node, or none
+  std::uint64_t target_ = 0;       ///< p, in units
+  std::uint32_t size_[lists] = {};
+  std::uint32_t slots_ = 0, first_layer_ = 0, experts_ = 0;
+};
+
+static_assert(CachePolicy<Arc>);
+
+}  // namespace ferry

@@ -1,0 +1,35 @@
+/// @file
+/// HOBBIT's farthest layer distance.
+#pragma once
+#include "ferry/cache/slot_experts.hpp"
+
+namespace ferry {
+
+/// Evicts the expert whose layer lies farthest ahead of the incoming expert's: nearer layers are needed sooner.
+///
+/// Source: HOBBIT, section 3.4 and Eq. 3: the largest (l_t - l_i + l_n) mod l_n, where l_t is the layer of the expert
+/// in the slot, l_i that of the incoming one and l_n the number of layers. It makes sense for a pool over many layers;
+/// in a pool of one layer all distances are 0, and the lowest slot goes.
+///
+/// Complexity: replace O(1), victim O(slots). State: 4 bytes a slot.
+///
+/// Ambiguities resolved. l_n is the number of the pool's layers (HOBBIT's pools span all layers), and distances are
+/// cyclic within the pool: from its last layer to its first is 1. As the formula is printed, the incoming expert's own
+/// layer has distance 0, so its experts go last.
+class Fld {
+ public:
+  void reserve(Carver& carve, const PoolShape& pool) { slots_.reserve(carve, pool); }
+
+  FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
+  FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) const noexcept {
+    return slots_.least(barred, [&](ExpertId id) { return slots_.layers() - slots_.distance(id, incoming.id); });
+  }
+  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id); }
+
+ private:
+  SlotExperts slots_;
+};
+
+static_assert(CachePolicy<Fld>);
+
+}  // namespace ferry

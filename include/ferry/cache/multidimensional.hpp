@@ -1,0 +1,71 @@
+/// @file
+/// HOBBIT's multidimensional expert caching.
+#pragma once
+#include <string>
+
+#include "ferry/cache/slot_experts.hpp"
+#include "ferry/cache/use_record.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry {
+
+/// Evicts the expert with the lowest weighted sum of LRU, LFU, LHU and FLD.
+///
+/// Source: HOBBIT, section 3.4, Eq. 3 and Fig. 12:
+///   p = w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - ((l_t - l_i + l_n) mod l_n) / l_n)
+/// with T the current token, R the token of the expert's last use, F its uses and H its high-precision uses in this
+/// sequence; l_t is its layer, l_i that of the incoming expert, l_n the number of layers. A low-precision use does not
+/// raise H. All three are counted also while the expert is absent, and are reset with the sequence.
+///
+/// Caches for high and low precision are two pools, each with an instance of this policy. There is one priority record
+/// for both (Fig. 12): uses come through `used`, which every pool of the layer sees, so the instances' records agree.
+///
+/// Complexity: a use O(1), victim O(slots), reset O(experts). State: 24 bytes an expert of the pool's layers, 4 a slot.
+/// In integers: p * 1000 T l_n, below 2^64 for T l_n < 2^54 (2^38 steps of one sequence at 65535 layers).
+///
+/// Deviations. T counts steps, not tokens: a chunk of a prompt is one step, and so is one token of each sequence of a
+/// batch; statistics are then those of the batch, and begin anew when no sequence is left.
+/// Ambiguities resolved. Before the first step T = R = F = H = 0, and what is left of p is FLD. l_n is the number of
+/// the pool's layers (HOBBIT's pools span all). A use is high if the variant that serves it is, as in Lhu.
+class Multidimensional {
+ public:
+  /// Weights in thousandths; they sum to 1000. HOBBIT gives none: they are calibrated by the least miss penalty on a
+  /// calibration set, and these are not calibrated yet.
+  std::uint32_t lru = 250, lfu = 250, lhu = 250, fld = 250;
+  Precision high = Precision::full;  ///< from this precision on a use is high
+
+  void reserve(Carver& carve, const PoolShape& pool) {
+    const std::uint64_t sum = std::uint64_t{lru} + lfu + lhu + fld;
+    if (sum != 1000) {
+      throw ConfigError("Multidimensional: the weights " + std::to_string(lru) + " (lru), " + std::to_string(lfu) +
+                        " (lfu), " + std::to_string(lhu) + " (lhu) and " + std::to_string(fld) + " (fld) sum to " +
+                        std::to_string(sum) + ", expected 1000 (thousandths)");
+    }
+    slots_.reserve(carve, pool);
+    uses_.reserve(carve, slots_.size());
+  }
+
+  FERRY_HD void begin_step(const Step& /*step*/) noexcept { uses_.begin_step(); }
+  FERRY_HD void used(Variant what) noexcept { uses_.note(slots_.index(what.id), what.precision >= high); }
+  FERRY_HD void reset() noexcept { uses_.reset(); }
+
+  FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
+  FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) const noexcept {
+    const std::uint64_t steps = uses_.steps() == 0 ? 1 : uses_.steps();
+    const std::uint64_t layers = slots_.layers();
+    return slots_.least(barred, [&](ExpertId id) {
+      const UseRecord::Use& use = uses_[slots_.index(id)];
+      const std::uint64_t nearness = layers - slots_.distance(id, incoming.id);
+      return (lru * use.last + lfu * use.all + lhu * use.high) * layers + fld * nearness * steps;
+    });
+  }
+  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id); }
+
+ private:
+  SlotExperts slots_;
+  UseRecord uses_;
+};
+
+static_assert(CachePolicy<Multidimensional>);
+
+}  // namespace ferry

@@ -1,0 +1,153 @@
+/// @file
+/// Expert activation paths: next-layer experts from counts of observed layer-to-layer transitions.
+#pragma once
+#include "ferry/predictor/foretold.hpp"
+
+namespace ferry {
+
+/// Foretells the experts of the next layer that most often followed those which the rows have just chosen in this one.
+///
+/// Source: the EAP baseline of Fate (section 5.1: "predicted based on the token's expert choices in the previous block
+/// and the corresponding statistical data"; the introduction names Lina and MoE-Infinity as such methods).
+///  - `observe` counts, for each row, each pair of an expert chosen in layer l-1 and one chosen in layer l.
+///  - `predict` for layer m, after layer m-1: a row's score of expert e is the sum of counts [from, e] over the experts
+///    `from` that the row chose. The row's k best are named, if they were ever seen to follow.
+/// Requests come by the sum of all rows' scores, which is also the confidence; `rows` are those that named the expert.
+///
+/// Reads no rows. Nothing is known of weights: importance and unimportance are 0.
+/// Complexity: observe O(rows k^2); predict O(rows k E), and O(n^2) for the order of n named experts at worst.
+/// State: 4 (L-1) E^2 bytes (331 KB for Qwen1.5-MoE), 26 an expert, 2 a route.
+///
+/// Ambiguities resolved.
+///  - Only the next layer of the same step is foretold. For layer 0, whose rows are other tokens, and for layers
+///    further ahead nothing is.
+///  - Several rows: the union of their k best.
+///  - Counts are of the gate's own choices, so that substitutes, which depend on the cache, do not feed back. A count
+///    stays at 2^32 - 1.
+class ActivationPath {
+ public:
+  static constexpr RowSource prefill_rows = RowSource::none, decode_rows = RowSource::none;
+
+  /// How long counts are kept: `model` for good; `sequence` until the first step after any sequence has ended (the
+  /// sequences of a batch share them).
+  enum class Level : std::uint8_t { model, sequence };
+  Level level = Level::model;
+
+  void reserve(Carver& carve, const Shape& shape) {
+    experts_ = shape.experts;
+    top_k_ = shape.top_k;
+    carve(counts_, std::size_t{shape.layers - 1U} * shape.experts * shape.experts);
+    carve(latest_, std::size_t{shape.max_rows} * shape.top_k);
+    carve(row_score_, shape.experts);
+    carve(found_, shape.experts);
+    carve(named_, shape.experts);
+    carve(best_, shape.top_k);
+  }
+
+  FERRY_HD void begin_step(const Step& /*step*/) noexcept {
+    latest_size_ = 0;
+    if (!forget_) return;
+    for (std::uint32_t& n : counts_) n = 0;
+    forget_ = false;
+  }
+
+  FERRY_HD void end_sequence(std::uint32_t /*sequence*/) noexcept { forget_ = level == Level::sequence; }
+
+  FERRY_HD void observe(std::uint16_t layer, View<const Route> taken) noexcept {
+    if (follows(layer)) {
+      for (std::uint32_t i = 0; i < taken.size; ++i) {
+        const std::uint16_t to = gate_choice(taken[i]);
+        if (to == no_expert) continue;
+        for (const std::uint16_t from : row_of(i)) {
+          if (from == no_expert) continue;
+          std::uint32_t& n = following(layer, from)[to];
+          if (n != 0xffffffffU) ++n;
+        }
+      }
+    }
+    latest_layer_ = layer;
+    latest_size_ = taken.size;
+    for (std::uint32_t i = 0; i < taken.size; ++i) latest_[i] = gate_choice(taken[i]);
+  }
+
+  FERRY_HD void predict(Phase /*phase*/, const Scores& scores, Out<Request>& out) noexcept {
+    if (!follows(scores.layer)) return;
+    for (Found& f : found_) f = {};
+    std::uint32_t named = 0;
+    for (std::uint32_t first = 0; first < latest_size_; first += top_k_) {
+      score_row(scores.layer, row_of(first));
+      const std::uint32_t found = find_best();
+      for (std::uint32_t e = 0; e < experts_; ++e) found_[e].score += row_score_[e];
+      for (std::uint32_t i = 0; i < found; ++i) {
+        if (found_[best_[i]].rows++ == 0) named_[named++] = best_[i];
+      }
+    }
+    sort_experts({named_.data(), named}, [&](std::uint16_t a, std::uint16_t b) {
+      return found_[a].score != found_[b].score ? found_[a].score > found_[b].score : a < b;
+    });
+    for (std::uint32_t i = 0; i < named; ++i) {
+      Request r;
+      r.want.id = {scores.layer, named_[i]};
+      r.rows = found_[named_[i]].rows;
+      r.confidence = static_cast<float>(found_[named_[i]].score);
+      if (!out.push(r)) return;
+    }
+  }
+
+ private:
+  struct Found {
+    std::uint64_t score = 0;  ///< over all rows
+    std::uint32_t rows = 0;   ///< that named it
+  };
+
+  /// Whether the layer before was the last one observed in this step.
+  FERRY_HD bool follows(std::uint16_t layer) const noexcept { return latest_size_ > 0 && layer == latest_layer_ + 1; }
+
+  /// What the row of the i-th route chose in the layer observed last.
+  FERRY_HD View<const std::uint16_t> row_of(std::uint32_t i) const noexcept {
+    const std::uint32_t first = i / top_k_ * top_k_;
+    if (first >= latest_size_) return {};
+    return {latest_.data() + first, latest_size_ - first < top_k_ ? latest_size_ - first : top_k_};
+  }
+
+  /// How often each expert of `layer` followed `from`: [experts].
+  FERRY_HD std::uint32_t* following(std::uint16_t layer, std::uint16_t from) noexcept {
+    return counts_.data() + ((layer - std::size_t{1}) * experts_ + from) * experts_;
+  }
+
+  FERRY_HD void score_row(std::uint16_t layer, View<const std::uint16_t> chosen) noexcept {
+    for (std::uint64_t& s : row_score_) s = 0;
+    for (const std::uint16_t from : chosen) {
+      if (from == no_expert) continue;
+      const std::uint32_t* n = following(layer, from);
+      for (std::uint32_t e = 0; e < experts_; ++e) row_score_[e] += n[e];
+    }
+  }
+
+  /// The row's k best, those with a score at all; how many there are.
+  FERRY_HD std::uint32_t find_best() noexcept {
+    std::uint32_t found = 0;
+    for (std::uint16_t e = 0; e < experts_; ++e) {
+      const std::uint64_t score = row_score_[e];
+      if (score == 0 || (found == top_k_ && score <= row_score_[best_[found - 1]])) continue;
+      std::uint32_t at = found < top_k_ ? found++ : found - 1;
+      for (; at > 0 && score > row_score_[best_[at - 1]]; --at) best_[at] = best_[at - 1];
+      best_[at] = e;
+    }
+    return found;
+  }
+
+  Array<std::uint32_t> counts_;     ///< [layers - 1, experts, experts]: from, to
+  Array<std::uint16_t> latest_;     ///< [rows, k], of the layer observed last
+  Array<std::uint64_t> row_score_;  ///< [experts]
+  Array<Found> found_;              ///< [experts]
+  Array<std::uint16_t> named_;      ///< [experts]
+  Array<std::uint16_t> best_;       ///< [k]
+  std::uint32_t latest_size_ = 0;   ///< 0: nothing was observed in this step
+  std::uint16_t latest_layer_ = 0, experts_ = 0, top_k_ = 0;
+  bool forget_ = false;
+};
+
+static_assert(Predictor<ActivationPath>);
+
+}  // namespace ferry

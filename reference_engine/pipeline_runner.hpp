@@ -1,0 +1,455 @@
+/// @file
+/// The one implementation of ExpertRunner: a pipeline of some stack on some link.
+#pragma once
+#include <optional>
+
+#include "errors.hpp"
+#include "expert_runner.hpp"
+#include "ferry/link/host_thread.hpp"
+#include "ferry/link/virtual_clock.hpp"
+#include "ferry/pipeline.hpp"
+#include "ferry/predictor/gate_worker.hpp"
+#include "ferry/stacks.hpp"
+#include "host_worker.hpp"
+
+namespace ferry::engine {
+
+inline View<const float> view(const Matrix& m) {
+  return {m.data(), static_cast<std::uint32_t>(m.size())};
+}
+
+template <class Stack, class LinkT>
+class PipelineRunner final : public ExpertRunner {
+ public:
+  PipelineRunner(const CoreConfig<Stack>& config, bool preload, const ExpertStore& store, GateBank& gates,
+                 const RunnerOptions& options)
+      : options_(options),
+        store_(store),
+        gates_(gates),
+        kernel_(store.layout()),
+        host_kernel_(store.layout()),
+        memory_(
+            config.allotment, [&store](Variant v) { return store.bytes(v); }, options.poison),
+        link_(make_link(config, options)),
+        pipe_(config, *link_),
+        slots_(config.allotment.slots()),
+        top_k_(config.model.top_k),
+        layers_(config.model.layers),
+        least_copy_bytes_(least_bytes(config)) {
+    log = options.log;
+    if constexpr (reads_gate_input) {
+      if (options.gate_worker) gate_worker_.emplace(gates);
+    }
+    if (preload) {
+      for (std::uint32_t p = precision_count - 1; p > 0; --p) {  // the best first
+        if ((config.precision.precisions() >> p & 1U) != 0) pipe_.preload(static_cast<Precision>(p));
+      }
+      if constexpr (requires { link_->drain(); }) link_->drain();
+    }
+  }
+
+  void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override {
+    phase_ = phase;
+    if (phase == Phase::prefill) new_section_ = true;
+    pipe_.begin_step({phase, {sequences.data(), static_cast<std::uint32_t>(sequences.size())}});
+  }
+
+  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
+    took_ = took;
+    if constexpr (virtual_time) {
+      link_->device(options_.virtual_layer_ns, "attention, gate");
+      link_->sync();  // the host reads the gate
+      took_ = {options_.virtual_layer_ns, 0, 0, 0};
+    }
+    Nanoseconds begin = now_ns();
+    plan_ = pipe_.plan({layer, view(scores), view(scores)});
+    note(Lane::host, "decide", begin, &PhaseTimes::decision);
+    results_.resize(static_cast<Eigen::Index>(plan_.routes.size), input.cols());
+    start_host(input);
+    begin = now_ns();
+    if constexpr (Pipe::predicts) {
+      const RowSource rows = Pipe::look_ahead_rows(phase_);
+      if (rows == RowSource::none) {
+        for (std::uint32_t d = 1; d <= pipe_.look_ahead_depth(); ++d) {
+          const auto ahead = static_cast<std::uint16_t>((layer + d) % layers_);  // the next step's, after the last
+          if (!pipe_.wants_look_ahead(ahead)) break;
+          pipe_.look_ahead(ahead);
+        }
+      }
+      if constexpr (reads_gate_input) {
+        gate_rows_ = rows == RowSource::gate_input && layer + 1U < layers_;
+        if (gate_rows_) {
+          const std::uint32_t count = std::min<std::uint32_t>(pipe_.look_ahead_depth(), layers_ - layer - 1U);
+          const auto first = static_cast<std::uint16_t>(layer + 1U);
+          if (gate_worker_) {
+            gate_worker_->start(first, static_cast<std::uint16_t>(count), input);
+          } else {
+            look_ahead_all(gates_.scores(first, static_cast<std::uint16_t>(count), input));
+          }
+        }
+      }
+    }
+    note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+  }
+
+  void run_resident(std::uint16_t /*layer*/, const Matrix& input) override {
+    for (const Task& t : plan_.resident) compute(t, input);
+    if (plan_.resident.size > 0) pipe_.done(plan_.resident);
+    if constexpr (reads_gate_input) {
+      if (gate_worker_ && gate_rows_) {  // always here, so that the order of decisions does not depend on threads
+        const Nanoseconds begin = now_ns();
+        look_ahead_all(gate_worker_->join());
+        note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+      }
+    }
+    gate_rows_ = false;
+  }
+
+  [[nodiscard]] bool wants_partial(std::uint16_t layer) const override {
+    if constexpr (Pipe::predicts) {
+      return Pipe::look_ahead_rows(phase_) == RowSource::partial_hidden && layer + 1U < layers_ &&
+             pipe_.wants_look_ahead(static_cast<std::uint16_t>(layer + 1U));
+    }
+    return false;
+  }
+
+  void partial(Matrix& out) const override {
+    out.setZero(static_cast<Eigen::Index>(plan_.routes.size / top_k_), results_.cols());
+    for (const Task& t : plan_.resident) {
+      for (std::uint32_t i = 0; i < t.rows; ++i) {
+        const std::uint32_t a = plan_.assignments[t.first + i];
+        out.row(static_cast<Eigen::Index>(a / top_k_)) +=
+            plan_.routes[a].weight * results_.row(static_cast<Eigen::Index>(a));
+      }
+    }
+  }
+
+  void look_ahead(std::uint16_t layer, const Matrix& scores) override {
+    const Nanoseconds begin = now_ns();
+    if constexpr (virtual_time) {  // attention and gate once more, and the host reads the scores
+      link_->device(options_.virtual_layer_ns, "partial hidden state");
+      link_->sync();
+    }
+    pipe_.look_ahead({layer, view(scores), view(scores)});
+    note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+  }
+
+  void run(std::uint16_t layer, const Matrix& input, Matrix& out) override {
+    Times measured = took_;
+    for (const Task& t : plan_.arriving) {
+      const Nanoseconds begin = now_ns();
+      pipe_.wait(t);
+      note(Lane::device, "wait", begin, &PhaseTimes::stall);
+      measured.device = compute(t, input);
+      if (t.transient) memory_.poison(t.slot);  // before `done`, which may start the next copy into it
+      pipe_.done(t);
+    }
+    measured.host = wait_host();
+    if (measured.device == 0) measured.device = last_device_ns_;
+    out.setZero(input.rows(), input.cols());
+    for (std::uint32_t i = 0; i < plan_.routes.size; ++i) {  // by rank, never by arrival
+      const Route& r = plan_.routes[i];
+      if (r.expert == no_expert) continue;
+      out.row(static_cast<Eigen::Index>(i / top_k_)) += r.weight * results_.row(static_cast<Eigen::Index>(i));
+    }
+    pipe_.finish(layer, measured);
+    if (phase_ == Phase::decode) note_asked(layer);
+  }
+
+  void end_sequence(std::uint32_t sequence) override { pipe_.end_sequence(sequence); }
+  void abandon() override {
+    if constexpr (reads_gate_input) {
+      if (gate_worker_ && gate_rows_) gate_worker_->join();
+    }
+    gate_rows_ = false;
+    if constexpr (host_computes) {
+      if (host_tasks_ > 0) host_worker_.wait();
+    }
+    host_tasks_ = 0;
+    pipe_.abandon();
+  }
+
+  [[nodiscard]] const Counters& counters() const override { return pipe_.counters(); }
+  [[nodiscard]] double link_peak_bytes_per_s() const override { return link_->peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return link_->spans(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return memory_.bytes(); }
+  [[nodiscard]] std::uint32_t slots() const override { return slots_; }
+  [[nodiscard]] std::uint64_t least_copy_bytes() const override { return least_copy_bytes_; }
+  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return pipe_.look_ahead_depth(); }
+  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
+    return pipe_.core().prediction_accuracy(distance, layer);
+  }
+  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override {
+    if constexpr (reads_gate_input) {
+      if (gate_worker_) return {gate_worker_->busy_ns(), gate_worker_->waited_ns()};
+    }
+    return {0, 0};
+  }
+
+ private:
+  using Pipe = OffloadPipeline<Stack, LinkT>;
+  static constexpr bool virtual_time = std::is_same_v<LinkT, VirtualClock>;
+  static constexpr bool host_computes = !std::is_base_of_v<DeviceOnly, typename Stack::scheduler>;
+  static constexpr bool reads_gate_input =
+      Pipe::predicts && (Pipe::look_ahead_rows(Phase::prefill) == RowSource::gate_input ||
+                         Pipe::look_ahead_rows(Phase::decode) == RowSource::gate_input);
+  struct Nothing {
+    void wait() {}
+  };
+
+  std::unique_ptr<LinkT> make_link(const CoreConfig<Stack>& config, const RunnerOptions& o) {
+    if constexpr (virtual_time) {
+      return std::make_unique<LinkT>(config.model, VirtualClock::Options{o.link_bytes_per_s, 0, o.log}, &memory_);
+    } else {
+      return std::make_unique<LinkT>(memory_, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
+    }
+  }
+
+  static std::uint64_t least_bytes(const CoreConfig<Stack>& config) {
+    std::uint64_t least = ~std::uint64_t{0};
+    for (std::uint32_t p = 1; p < precision_count; ++p) {
+      if ((config.precision.precisions() >> p & 1U) == 0) continue;
+      for (std::uint32_t l = 0; l < config.model.layers; ++l) {
+        least = std::min(least, config.model.bytes(l, static_cast<Precision>(p)));
+      }
+    }
+    return least;
+  }
+
+  void note(Lane lane, const char* name, Nanoseconds begin, Nanoseconds PhaseTimes::*sum) {
+    const Nanoseconds end = now_ns();
+    times[static_cast<unsigned>(phase_)].*sum += end - begin;
+    if (log) spans.push_back({lane, name, begin, end, {}, false, Ticket::none});
+  }
+
+  void note_asked(std::uint16_t layer) {
+    if (asked.empty() || new_section_) asked.emplace_back();
+    new_section_ = false;
+    AskedFor a{layer, {}};
+    for (const View<const Task>& tasks : {plan_.resident, plan_.arriving}) {
+      for (const Task& t : tasks) a.experts.push_back(t.what.id.expert);
+    }
+    asked.back().push_back(std::move(a));
+  }
+
+  /// Predictions for the layers that follow, the nearest first, until the scheduler has what it wants.
+  void look_ahead_all(View<const Scores> predicted) {
+    for (const Scores& s : predicted) {
+      if (!pipe_.wants_look_ahead(s.layer)) break;
+      pipe_.look_ahead(s);
+    }
+  }
+
+  /// One expert over its rows, from these bytes.
+  void compute(const Task& task, const std::byte* expert, const Matrix& input, ExpertKernel& kernel, Matrix& rows_in,
+               Matrix& rows_out) {
+    rows_in.resize(task.rows, input.cols());
+    for (std::uint32_t i = 0; i < task.rows; ++i) {
+      rows_in.row(i) = input.row(static_cast<Eigen::Index>(plan_.assignments[task.first + i] / top_k_));
+    }
+    kernel.run(expert, task.what.precision, rows_in, rows_out);
+    for (std::uint32_t i = 0; i < task.rows; ++i) {
+      results_.row(static_cast<Eigen::Index>(plan_.assignments[task.first + i])) = rows_out.row(i);
+    }
+  }
+
+  /// On the device, from its slot. Returns what it took.
+  Nanoseconds compute(const Task& task, const Matrix& input) {
+    const Nanoseconds begin = now_ns();
+    compute(task, memory_.slot(task.slot), input, kernel_, rows_in_, rows_out_);
+    const Nanoseconds end = now_ns();
+    if (log) spans.push_back({Lane::device, "expert", begin, end, task.what, true, Ticket::none});
+    last_device_ns_ = end - begin;
+    if constexpr (virtual_time) {
+      link_->device(options_.virtual_expert_ns, "expert");
+      last_device_ns_ = options_.virtual_expert_ns;
+    }
+    return last_device_ns_;
+  }
+
+  /// Puts the plan's share of the host on its own thread, from the host's own copy of the experts.
+  void start_host([[maybe_unused]] const Matrix& input) {
+    host_tasks_ = plan_.host.size;
+    if (host_tasks_ == 0) return;
+    if constexpr (!host_computes) {
+      throw LinkError("a schedule with DeviceOnly has planned experts for the host");
+    } else {
+      host_rows_ = 0;
+      for (const Task& t : plan_.host) host_rows_ += t.rows;
+      if constexpr (virtual_time) link_->host(options_.virtual_host_ns * host_rows_, "experts");
+      host_worker_.start([this, &input] {
+        host_begin_ = now_ns();
+        for (const Task& t : plan_.host) {
+          compute(t, store_.bytes(t.what).data, input, host_kernel_, host_rows_in_, host_rows_out_);
+        }
+        host_end_ = now_ns();
+      });
+    }
+  }
+
+  /// Waits for the host's share. Returns what a row of an expert took, 0 if there was none.
+  Nanoseconds wait_host() {
+    if constexpr (host_computes) {
+      if (host_tasks_ == 0) return 0;
+      host_tasks_ = 0;
+      const Nanoseconds begin = now_ns();
+      host_worker_.wait();
+      note(Lane::device, "wait for the host", begin, &PhaseTimes::host_wait);
+      times[static_cast<unsigned>(phase_)].host += host_end_ - host_begin_;
+      if (log) spans.push_back({Lane::host, "experts", host_begin_, host_end_, {}, false, Ticket::none});
+      if constexpr (virtual_time) {
+        link_->sync();
+        return options_.virtual_host_ns;
+      }
+      return (host_end_ - host_begin_) / host_rows_;
+    }
+    return 0;
+  }
+
+  const RunnerOptions options_;
+  const ExpertStore& store_;
+  GateBank& gates_;
+  ExpertKernel kernel_, host_kernel_;
+  SlotMemory memory_;
+  std::unique_ptr<LinkT> link_;
+  Pipe pipe_;
+  std::uint32_t slots_, top_k_, layers_;
+  std::uint64_t least_copy_bytes_;
+  Phase phase_ = Phase::prefill;
+  bool new_section_ = true, gate_rows_ = false;
+  Plan plan_;
+  Times took_;
+  Nanoseconds last_device_ns_ = 0;
+  Matrix rows_in_, rows_out_;
+  Matrix results_;  // [rows * k, hidden]: every assignment's output, weighed and summed at the end
+  Matrix host_rows_in_, host_rows_out_;
+  std::uint32_t host_tasks_ = 0, host_rows_ = 0;
+  Nanoseconds host_begin_ = 0, host_end_ = 0;
+  std::optional<GateWorker> gate_worker_;
+  std::conditional_t<host_computes, HostWorker, Nothing> host_worker_;
+};
+
+/// One row of the table of stacks.
+struct StackEntry {
+  StackInfo info;
+  std::unique_ptr<ExpertRunner> (*build)(const ModelConfig&, const ExpertStore&, GateBank&, const RunnerOptions&);
+};
+
+/// The rows, by the paper that they come from; each in a file of its own, since they take a while to compile.
+std::vector<StackEntry> baseline_stacks();
+std::vector<StackEntry> fate_stacks();
+std::vector<StackEntry> hobbit_stacks();
+std::vector<StackEntry> importance_stacks();
+
+namespace part {
+
+/// The parameters that a user may set, where a stack has them.
+template <class Config>
+void set_parameters(Config& c, const RunnerOptions& o) {
+  if constexpr (requires { c.precision.t1; }) {
+    c.precision.t1 = o.t1.value_or(c.precision.t1);
+    c.precision.t2 = o.t2.value_or(c.precision.t2);
+  }
+  if constexpr (requires { c.precision.low_share_percent; }) {
+    c.precision.low_share_percent = o.low_share_percent.value_or(c.precision.low_share_percent);
+  }
+  if constexpr (requires { c.router.alpha; }) c.router.alpha = o.alpha.value_or(c.router.alpha);
+  if constexpr (requires { c.predictor.alpha; }) c.predictor.alpha = o.alpha.value_or(c.predictor.alpha);
+  if constexpr (requires { c.predictor.percentile; }) {
+    c.predictor.percentile = o.percentile.value_or(c.predictor.percentile);
+  }
+  if constexpr (requires { c.predictor.depth; }) c.predictor.depth = o.depth.value_or(c.predictor.depth);
+}
+
+template <class Stack>
+CoreConfig<Stack> basic_config(const ModelConfig& model, const ExpertStore& store, const RunnerOptions& o) {
+  CoreConfig<Stack> c;
+  c.model = model_shape(model, store, o.max_rows);
+  c.router.renormalise = model.renormalise;
+  c.top_score_alpha = o.alpha.value_or(0.3F);
+  for (std::uint32_t p = 1; p < precision_count && o.link_bytes_per_s > 0; ++p) {
+    c.copy_ns[p] = static_cast<Nanoseconds>(static_cast<double>(c.model.bytes(0, static_cast<Precision>(p))) * 1e9 /
+                                            static_cast<double>(o.link_bytes_per_s));
+  }
+  set_parameters(c, o);
+  return c;
+}
+
+template <class Stack>
+std::unique_ptr<ExpertRunner> on_link(const CoreConfig<Stack>& c, bool preload, const ExpertStore& store,
+                                      GateBank& gates, const RunnerOptions& o) {
+  if (o.virtual_clock) return std::make_unique<PipelineRunner<Stack, VirtualClock>>(c, preload, store, gates, o);
+  return std::make_unique<PipelineRunner<Stack, HostThread>>(c, preload, store, gates, o);
+}
+
+template <class Stack>
+std::unique_ptr<ExpertRunner> build(const ModelConfig& model, const ExpertStore& store, GateBank& gates,
+                                    const RunnerOptions& o) {
+  auto c = basic_config<Stack>(model, store, o);
+  if constexpr (requires { Stack::set_up(c, o.budget_bytes, 4U); }) {
+    Stack::set_up(c, o.budget_bytes, o.shallow_layers.value_or(4));
+  } else {
+    Stack::set_up(c, o.budget_bytes);
+  }
+  if constexpr (ferry::part::caches<typename Stack::cache>()) {
+    const PrecisionSet set(static_cast<std::uint8_t>(c.precision.precisions() & ~1U));
+    if (o.pools == PoolChoice::per_layer) c.allotment = pool_per_layer(c.model, o.budget_bytes, set);
+    if (o.pools == PoolChoice::one) c.allotment = one_pool(c.model, o.budget_bytes, set);
+    if (o.pools == PoolChoice::shallow) {
+      const std::uint32_t shallow = std::min<std::uint32_t>(o.shallow_layers.value_or(4), c.model.layers);
+      c.allotment = shallow_favouring(c.model, o.budget_bytes, shallow, set);
+    }
+  }
+  return on_link(c, stacks::preloads<Stack>(), store, gates, o);
+}
+
+/// Every expert in its slot before the first step: what the others are compared with.
+template <Precision p>
+std::unique_ptr<ExpertRunner> resident(const ModelConfig& model, const ExpertStore& store, GateBank& gates,
+                                       const RunnerOptions& o) {
+  auto c = basic_config<stacks::LruCache>(model, store, o);
+  c.precision.precision = p;
+  c.allotment = everything(c.model, p);
+  return on_link(c, true, store, gates, o);
+}
+
+}  // namespace part
+
+template <class Stack>
+StackEntry stack_entry(const char* name, const char* what, bool lossless) {
+  using Config = CoreConfig<Stack>;
+  StackInfo info;
+  info.name = name;
+  info.what = what;
+  info.lossless = lossless;
+  info.precisions = PrecisionSet(static_cast<std::uint8_t>(typename Stack::precision{}.precisions() & ~1U));
+  auto takes = [&](bool has, const char* parameter) {
+    if (has) info.parameters.emplace_back(parameter);
+  };
+  takes(
+      requires(Config c) { c.precision.t1; }, "--t1");
+  takes(
+      requires(Config c) { c.precision.t2; }, "--t2");
+  takes(
+      requires(Config c) { c.precision.low_share_percent; }, "--low-share");
+  takes(
+      requires(Config c) { c.router.alpha; } || requires(Config c) { c.predictor.alpha; }, "--alpha");
+  takes(
+      requires(Config c) { c.predictor.percentile; }, "--percentile");
+  takes(
+      requires(Config c) { c.predictor.depth; }, "--depth");
+  takes(
+      requires(Config c) { Stack::set_up(c, 0, 4U); }, "--shallow-layers");
+  return {info, part::build<Stack>};
+}
+template <Precision p>
+StackEntry resident_entry(const char* name, const char* what) {
+  StackInfo info;
+  info.name = name;
+  info.what = what;
+  info.keeps_everything = info.lossless = true;
+  info.precisions = p;
+  return {info, part::resident<p>};
+}
+
+}  // namespace ferry::engine
