@@ -189,8 +189,12 @@ inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes, P
 /// 0, 1, ... in order, otherwise each deep layer has floor((N - s E) / (L - s)). Ours: the remainder, the stream slots
 /// that come off the budget first, layers of unequal expert sizes (dealt by bytes).
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
+///
+/// `room_for_prefetch`: slots of the largest size that the deep layers have at least, taken from the shallow ones. A
+/// layer without slots has nowhere to prefetch to; the paper's prefetched experts lie beside its cache. Where the deep
+/// layers do not get that many each, they share one pool.
 inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget_bytes, std::uint32_t shallow,
-                                   PrecisionSet set = Precision::full) {
+                                   PrecisionSet set = Precision::full, std::uint32_t room_for_prefetch = 0) {
   if (shallow > model.layers) {
     throw ConfigError("shallow-favouring allotment: " + std::to_string(shallow) +
                       " shallow layers, but the model has " + std::to_string(model.layers) + " in all");
@@ -201,6 +205,9 @@ inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget
   for (const Pool& pool : a.pools) a.stream_slot_bytes = std::max(a.stream_slot_bytes, pool.slot_bytes);
   a.stream_slots = least_stream_slots;
   std::uint64_t left = part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
+  const std::uint64_t room =
+      shallow < model.layers ? std::min(left, room_for_prefetch * a.stream_slot_bytes) : std::uint64_t{0};
+  left -= room;
   bool full = true;
   for (std::uint32_t l = 0; l < shallow; ++l) {
     Pool& pool = a.pools[l];
@@ -208,11 +215,18 @@ inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget
     left -= pool.slots * pool.slot_bytes;
     full = full && pool.slots == most;
   }
-  if (full) {
-    part::deal(a.pools, shallow, a.pools.size(), most, left);
-  } else {
-    for (std::size_t l = shallow; l < a.pools.size(); ++l) a.pools[l].slots = 0;
+  left = full ? left + room : room;
+  part::deal(a.pools, shallow, a.pools.size(), most, left);
+  if (room == 0 || a.pools.back().slots >= std::min(room_for_prefetch, most)) return a;
+  Pool together{static_cast<std::uint16_t>(shallow), static_cast<std::uint16_t>(model.layers - shallow), set.bits, 0,
+                0};
+  for (std::size_t l = shallow; l < a.pools.size(); ++l) {
+    left += a.pools[l].slots * a.pools[l].slot_bytes;
+    together.slot_bytes = std::max(together.slot_bytes, a.pools[l].slot_bytes);
   }
+  together.slots = static_cast<std::uint32_t>(left / together.slot_bytes);
+  a.pools.resize(shallow);
+  a.pools.push_back(together);
   return a;
 }
 

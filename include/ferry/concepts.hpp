@@ -195,16 +195,19 @@ concept PrefetchLimit = part::State<L> &&
   noexcept->std::same_as<std::uint32_t>;
 };
 
-/// In which order copies are submitted and run: `order(phase, requests)` permutes them in place.
-///  1. Demand requests come in ascending expert index, predictions surest first.
+/// In which order copies are submitted and run: `order(phase, demand, requests)` permutes them in place.
+///  1. Demand requests (`demand`) come in ascending expert index, predictions surest first.
+/// One that leaves demand requests of a decode step with rows descending declares `static constexpr bool
+/// orders_batches = true`.
 template <class O>
-concept CopyOrder = part::State<O> && requires(const O o, Phase phase, View<Request> requests) {
-  { o.order(phase, requests) }
+concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool demand, View<Request> requests) {
+  { o.order(phase, demand, requests) }
   noexcept;
 };
 
 /// Which misses the host computes: `split(phase, requests)` returns how many from the front are loaded; the
-/// rest runs on the host.
+/// rest runs on the host. One that needs the misses with rows descending declares `static constexpr bool
+/// needs_ordered_batches = true`.
 template <class P>
 concept Placement = part::State<P> && requires(const P p, Phase phase, View<const Request> misses) {
   { p.split(phase, misses) }

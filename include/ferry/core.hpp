@@ -24,6 +24,11 @@ namespace ferry {
 /// `plan`: O(rows * E) for the router, O(E + rows * k) beside it, and the policies' own.
 template <class Stack>
 class Core {
+  using Predictor = typename Stack::predictor;
+  using Cache = typename Stack::cache;
+  using Precisions = typename Stack::precision;
+  using Router = typename Stack::router;
+
  public:
   using Config = CoreConfig<Stack>;
 
@@ -127,7 +132,7 @@ class Core {
       View<Request> wanted = requests.part(0, absent);
       wanted.size = least(absent, scheduler_.take(span, wanted));
       taken_ += wanted.size;
-      scheduler_.order(phase_, wanted);
+      scheduler_.order(phase_, false, wanted);
       for (const Request& r : wanted) {
         if (residency_.find(r.want) != no_slot) continue;  // named twice
         const std::uint32_t slot = make_room(r.want, Residency::for_prefetch);
@@ -206,6 +211,8 @@ class Core {
   FERRY_HD const Counters& counters() const noexcept { return counters_; }
   FERRY_HD const Residency& residency() const noexcept { return residency_; }
   FERRY_HD const Shape& shape() const noexcept { return shape_; }
+  /// The policy of a pool, with its state: for reports and tests.
+  FERRY_HD const Cache& cache(std::uint16_t pool) const noexcept { return caches_[pool]; }
   /// Layers ahead that this stack's predictor wants to be asked for; 0: none.
   FERRY_HD std::uint16_t look_ahead_depth() const noexcept { return depth_; }
   /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it.
@@ -215,11 +222,6 @@ class Core {
   }
 
  private:
-  using Predictor = typename Stack::predictor;
-  using Cache = typename Stack::cache;
-  using Precisions = typename Stack::precision;
-  using Router = typename Stack::router;
-
   explicit Core(const Config& c)
       : predictor_(c.predictor),
         precision_(c.precision),
@@ -395,7 +397,7 @@ class Core {
     }
 
     View<Request> misses{missing_.data(), missing};
-    scheduler_.order(phase_, misses);
+    scheduler_.order(phase_, true, misses);
     const std::uint32_t loaded = least(missing, scheduler_.split(phase_, misses));
     for (const Request& r : misses.part(loaded, missing - loaded)) {
       if (r.state == State::queued) residency_.cancel_lease(residency_.find(r.want));

@@ -1,8 +1,15 @@
 /// @file
 /// Everything that needs nothing beside the standard library. Each header also compiles alone: include the
-/// ones that you use. Not here: predictor/gate_bank.hpp (Eigen) and link/host_thread.hpp (a thread library).
+/// ones that you use. Not here: predictor/gate_bank.hpp (Eigen), predictor/gate_worker.hpp (Eigen and a thread
+/// library) and link/host_thread.hpp (a thread library).
 #pragma once
+#include "ferry/cache/belady.hpp"
+#include "ferry/cache/fld.hpp"
+#include "ferry/cache/lhu.hpp"
+#include "ferry/cache/random.hpp"
+#include "ferry/cache/sieve.hpp"
 #include "ferry/link/virtual_clock.hpp"
 #include "ferry/pipeline.hpp"
+#include "ferry/predictor/oracle.hpp"
 #include "ferry/sim/bounds.hpp"
 #include "ferry/stacks.hpp"

@@ -127,6 +127,7 @@ struct HybriMoe
   static void set_up(Config& c, std::uint64_t budget_bytes) {
     PerLayer::set_up(c, budget_bytes);
     c.predictor.plain_top_k = true;
+    c.cache.top_p = 2U * c.model.top_k;
   }
 };
 
@@ -138,9 +139,7 @@ struct FatePrefetch : Stack<CrossLayerGate, FifoCache, FixedPrecision, FateSched
   static void set_up(Config& c, std::uint64_t budget_bytes) {
     c.allotment = one_pool(c.model, budget_bytes);
     Pool& pool = c.allotment.pools[0];
-    const std::uint32_t two_layers =
-        2 * std::max<std::uint32_t>(c.model.top_k, c.predictor.candidates(c.model.experts));
-    if (c.allotment.stream_slots > 0) pool.slots = std::min(pool.slots, two_layers);
+    if (c.allotment.stream_slots > 0) pool.slots = std::min(pool.slots, room_for_prefetch(c));
   }
 };
 struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK>, ShallowLayers {};
@@ -156,7 +155,8 @@ struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
     const PrecisionSet set = c.precision.low_share_percent == 0 && !c.precision.low_on_miss
                                  ? PrecisionSet(c.precision.high)
                                  : c.precision.high | c.precision.low;
-    c.allotment = shallow_favouring(c.model, budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers), set);
+    c.allotment = shallow_favouring(c.model, budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers), set,
+                                    room_for_prefetch(c));
   }
 };
 

@@ -5,8 +5,20 @@
 #include <memory>
 #include <set>
 
+#include "ferry/cache/arc.hpp"
+#include "ferry/cache/belady.hpp"
+#include "ferry/cache/fifo.hpp"
+#include "ferry/cache/fld.hpp"
+#include "ferry/cache/lfu.hpp"
+#include "ferry/cache/lhu.hpp"
 #include "ferry/cache/load_on_demand.hpp"
 #include "ferry/cache/lru.hpp"
+#include "ferry/cache/multidimensional.hpp"
+#include "ferry/cache/random.hpp"
+#include "ferry/cache/score_average.hpp"
+#include "ferry/cache/score_window.hpp"
+#include "ferry/cache/sieve.hpp"
+#include "ferry/cache/static.hpp"
 #include "support/policies.hpp"
 #include "support/random.hpp"
 #include "support/shapes.hpp"
@@ -30,6 +42,28 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
       std::uint32_t at = no_slot;
       for (std::uint32_t s = 0; s < filled; ++s) at = holds[s] == v ? s : at;
       const bool demand = random.chance(70);
+      if constexpr (part::ObservesScores<Cache>) {
+        const auto layer = static_cast<std::uint16_t>(random.between(1, 2));
+        const auto rows = random.scores(8, random.chance(30));
+        cache->observe(scores(layer, rows));
+        twin->observe(scores(layer, rows));
+      }
+      if constexpr (part::BeginsStep<Cache>) {
+        cache->begin_step(StepOf(Phase::decode, 1));
+        twin->begin_step(StepOf(Phase::decode, 1));
+      }
+      if constexpr (part::Resets<Cache>) {
+        if (random.chance(2)) {
+          cache->reset();
+          twin->reset();
+        }
+      }
+      if constexpr (part::SeesUse<Cache>) {
+        if (demand) {
+          cache->used(v);
+          twin->used(v);
+        }
+      }
       if (demand) {
         cache->touch(v, at);
         twin->touch(v, at);
@@ -76,4 +110,5 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
   }
 }
 
-TEST_CASE_TEMPLATE_INVOKE(cache_policy_contract, LoadOnDemand, Lru);
+TEST_CASE_TEMPLATE_INVOKE(cache_policy_contract, LoadOnDemand, RandomVictim, FifoCache, Lru, Lfu, Lhu, Fld,
+                          Multidimensional, Arc, Sieve, ScoreWindow, ScoreAverage, StaticResidency, Belady);

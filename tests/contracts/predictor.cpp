@@ -3,8 +3,14 @@
 
 #include <set>
 
+#include "ferry/predictor/activation_matrix.hpp"
+#include "ferry/predictor/activation_path.hpp"
 #include "ferry/predictor/cross_layer_gate.hpp"
+#include "ferry/predictor/every_expert.hpp"
 #include "ferry/predictor/none.hpp"
+#include "ferry/predictor/oracle.hpp"
+#include "ferry/predictor/partial_hidden.hpp"
+#include "ferry/predictor/stacked_gates.hpp"
 #include "support/policies.hpp"
 #include "support/random.hpp"
 #include "support/shapes.hpp"
@@ -27,9 +33,21 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
       const auto rows = random.scores(std::size_t{random.between(1, 5)} * experts, random.chance(30));
       Request memory[experts], other[experts];
       Out<Request> out{memory, experts, 0}, out2{other, experts, 0};
-      const Route taken[] = {{static_cast<std::uint16_t>(random.below(experts)), 1.0F}};
-      predictor->observe(layer, {taken, 1});
-      again->observe(layer, {taken, 1});
+      if constexpr (part::BeginsStep<P>) {
+        predictor->begin_step(StepOf(phase, 1));
+        again->begin_step(StepOf(phase, 1));
+      }
+      Route taken[3];  // one row
+      for (std::uint16_t k = 0; k < 3; ++k) taken[k] = {static_cast<std::uint16_t>(4 * k + random.below(4)), 0.25F};
+      const auto before = static_cast<std::uint16_t>((layer + 3) % 4);
+      predictor->observe(before, {taken, 3});
+      again->observe(before, {taken, 3});
+      if constexpr (part::EndsSequence<P>) {
+        if (random.chance(5)) {
+          predictor->end_sequence(0);
+          again->end_sequence(0);
+        }
+      }
       predictor->predict(phase, scores(layer, rows), out);
       again->predict(phase, scores(layer, rows), out2);
       std::set<std::uint16_t> seen;
@@ -39,6 +57,8 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
         CHECK(memory[r].want.id.expert < experts);
         CHECK(seen.insert(memory[r].want.id.expert).second);
         CHECK(memory[r].rows >= 1);
+        CHECK(memory[r].unimportance >= 0.0F);
+        CHECK(memory[r].unimportance <= 1.0F);
         CHECK(memory[r].want.id == other[r].want.id);
         if (r > 0) CHECK(memory[r].confidence <= memory[r - 1].confidence);
       }
@@ -57,4 +77,5 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
   }
 }
 
-TEST_CASE_TEMPLATE_INVOKE(predictor_contract, NoPrediction, CrossLayerGate);
+TEST_CASE_TEMPLATE_INVOKE(predictor_contract, NoPrediction, CrossLayerGate, StackedGates, PartialHidden, EveryExpert,
+                          ActivationPath, ActivationMatrix, Oracle);

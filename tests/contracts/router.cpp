@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "ferry/router/expert_cache.hpp"
 #include "ferry/router/top_k.hpp"
 #include "support/policies.hpp"
 #include "support/random.hpp"
@@ -33,8 +34,16 @@ TEST_CASE_TEMPLATE_DEFINE("ExpertRouter", R, router_contract) {
         distinct.insert(memory[row * k + j].expert);
       }
       CHECK(distinct.size() == k);
+      std::set<std::uint16_t> replaced;  // none twice, and only the gate's own choices
+      for (std::uint32_t j = 0; j < k; ++j) {
+        const Route& r = memory[row * k + j];
+        if (r.instead_of == no_expert) continue;
+        CHECK(part::substitutes<R>());
+        CHECK(replaced.insert(r.instead_of).second);
+        CHECK(distinct.count(r.instead_of) == 0);
+      }
     }
   }
 }
 
-TEST_CASE_TEMPLATE_INVOKE(router_contract, TopK);
+TEST_CASE_TEMPLATE_INVOKE(router_contract, TopK, ExpertCacheRouter);

@@ -23,14 +23,24 @@ TEST_CASE_TEMPLATE_DEFINE("Scheduler", S, scheduler_contract) {
       r[e].copy_ns = random.below(1000);
       r[e].host_ns = random.below(1000);
     }
-    CHECK(scheduler.take({r, n}, random.below(5000)) <= n);
+    PrefetchWindow window;
+    window.phase = phase;
+    window.distance = static_cast<std::uint16_t>(random.between(1, 4));
+    window.layer_ns = random.below(5000);
+    window.taken = random.below(5);
+    window.taken_ns = random.below(5000);
+    const std::uint32_t taken = scheduler.take(window, {r, n});
+    CHECK(taken <= n);
     CHECK(scheduler.split(phase, {r, n}) <= n);
-    scheduler.order(phase, {r, n});
+    scheduler.order(phase, random.chance(50), {r, n});
     std::set<std::uint16_t> still;
     for (std::uint32_t e = 0; e < n; ++e) still.insert(r[e].want.id.expert);
     CHECK(still.size() == n);  // a permutation
   }
 }
 
+using BalancedSchedule = Schedule<NoLimit, BatchSizeOrder, TwoPointer>;
+using GreedySchedule = Schedule<NoLimit, BatchSizeOrder, GreedySplit>;
 using LossySchedule = Schedule<NoLimit, Reversed, SomeOnHost>;
-TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, stacks::LoadEverything, LossySchedule);
+TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, stacks::LoadEverything, stacks::HostComputes, stacks::FateSchedule,
+                          stacks::HobbitSchedule, BalancedSchedule, GreedySchedule, LossySchedule);

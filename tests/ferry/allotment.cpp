@@ -83,6 +83,34 @@ TEST_CASE("shallow-favouring: below, at and above N = s E, as Fate's section 4.4
                        "shallow-favouring allotment: 6 shallow layers, but the model has 5 in all", ConfigError);
 }
 
+TEST_CASE("shallow-favouring leaves the deep layers room to prefetch to") {
+  const ModelShape m = model(5, 8, 2);
+  auto room = [&](std::uint64_t n) { return shallow_favouring(m, (n + 2) * 64, 2, Precision::full, 4).pools; };
+  // N = 10: 6 for the shallow layers, 4 that the three deep layers share
+  std::vector<Pool> pools = room(10);
+  REQUIRE(pools.size() == 3);
+  CHECK(pools[0].slots == 6);
+  CHECK(pools[1].slots == 0);
+  CHECK(pools[2].slots == 4);
+  CHECK(pools[2].first_layer == 2);
+  CHECK(pools[2].layers == 3);
+  // N = 25: 16 and 9 to share, 3 a layer being too few
+  pools = room(25);
+  REQUIRE(pools.size() == 3);
+  CHECK(pools[1].slots == 8);
+  CHECK(pools[2].slots == 9);
+  // N = 28: 4 for each deep layer
+  pools = room(28);
+  REQUIRE(pools.size() == 5);
+  CHECK(pools[4].slots == 4);
+  // N = 3: all of it is room
+  pools = room(3);
+  CHECK(pools[0].slots == 0);
+  CHECK(pools[2].slots == 3);
+  // every layer shallow: nothing to leave room for
+  CHECK(shallow_favouring(m, 12 * 64, 5, Precision::full, 4).pools[0].slots == 8);
+}
+
 TEST_CASE("shallow-favouring never takes more than the budget, nor leaves room for another slot") {
   Random random(3);
   for (int i = 0; i < 500; ++i) {
@@ -93,9 +121,10 @@ TEST_CASE("shallow-favouring never takes more than the budget, nor leaves room f
     const std::uint64_t stream = 2 * ModelShape::slot_bytes(m.largest_bytes());
     const std::uint64_t budget = stream + random.below(static_cast<std::uint32_t>(m.all_bytes()));
     const std::uint32_t shallow = random.below(layers + 1U);
-    const Allotment a = shallow_favouring(m, budget, shallow);
+    const std::uint32_t prefetch = random.chance(50) ? 0 : random.below(12);
+    const Allotment a = shallow_favouring(m, budget, shallow, Precision::full, prefetch);
     CHECK(a.bytes() <= budget);
-    if (a.stream_slots == 0) continue;
+    if (a.stream_slots == 0 || prefetch > 0) continue;
     bool room = false;  // in the first layer that is not full
     for (const Pool& p : a.pools) {
       if (p.slots == 8) continue;

@@ -9,7 +9,7 @@ namespace {
 
 struct SmallestRouter {
   void reserve(Carver&, const Shape&) {}
-  void route(const Scores&, View<const State>, Out<Route>&) const noexcept {}
+  void route(Phase, const Scores&, View<const State>, Out<Route>&) const noexcept {}
 };
 struct SmallestPredictor {
   void reserve(Carver&, const Shape&) {}
@@ -17,7 +17,7 @@ struct SmallestPredictor {
   void predict(Phase, const Scores&, Out<Request>&) noexcept {}
 };
 struct SmallestSelector {
-  void select(Phase, View<Request>) const noexcept {}
+  void select(Phase, bool, View<Request>) const noexcept {}
   std::uint8_t precisions() const noexcept { return 0; }
 };
 struct SmallestCache {
@@ -27,8 +27,9 @@ struct SmallestCache {
   void replace(std::uint32_t, Variant, bool) noexcept {}
 };
 struct SmallestScheduler {
-  std::uint32_t take(View<const Request>, Nanoseconds) const noexcept { return 0; }
-  void order(Phase, View<Request>) const noexcept {}
+  bool further(const PrefetchWindow&) const noexcept { return true; }
+  std::uint32_t take(const PrefetchWindow&, View<const Request>) const noexcept { return 0; }
+  void order(Phase, bool, View<Request>) const noexcept {}
   std::uint32_t split(Phase, View<const Request>) const noexcept { return 0; }
 };
 struct SmallestLink {
@@ -59,6 +60,15 @@ static_assert(!CachePolicy<MayThrow> && !part::Touches<MayThrow>);
 static_assert(!CachePolicy<WrongAnswer> && !part::ChoosesVictim<WrongAnswer>);
 static_assert(!CachePolicy<NotCopyable> && !part::State<NotCopyable>);
 static_assert(!Link<CannotWait> && !part::Waits<CannotWait>);
+
+struct ReadsNothing : SmallestPredictor {
+  static constexpr RowSource prefill_rows = RowSource::none;
+  std::uint32_t depth = 3;
+};
+static_assert(part::rows_of<SmallestPredictor>(Phase::decode) == RowSource::gate_input);
+static_assert(part::rows_of<ReadsNothing>(Phase::prefill) == RowSource::none);
+static_assert(part::rows_of<ReadsNothing>(Phase::decode) == RowSource::gate_input);
+static_assert(part::depth_of(SmallestPredictor{}) == 1 && part::depth_of(ReadsNothing{}) == 3);
 
 }  // namespace
 

@@ -399,3 +399,203 @@ TEST_CASE("a prediction for a layer that is not there, or of too many rows, is i
   f->look_ahead(scores(1, s), nothing_seen);
   CHECK(f->commands().submit.size == 2);
 }
+
+namespace {
+
+/// Wants what the test says.
+struct Told {
+  Precision wants = Precision::full;
+  FERRY_HD void select(Phase /*phase*/, bool /*demand*/, View<Request> requests) const noexcept {
+    for (Request& r : requests) r.want.precision = wants;
+  }
+  FERRY_HD std::uint8_t precisions() const noexcept { return 1U << 0U | 1U << 2U | 1U << 4U; }
+};
+using ToldStack = Stack<NoPrediction, Lru, Told, stacks::LoadEverything, TopK>;
+
+/// What a layer does with one expert of which `held` is resident when `wanted` is asked for.
+struct Cell {
+  std::uint64_t hits, misses, skipped;
+  Precision runs;  // skip: nothing
+};
+Cell cell(Precision held, Precision wanted) {
+  const ModelShape m = model(1, 4, 1, 1, 256, 64);
+  Fixture<ToldStack> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4, 10));
+  f.config.precision.wants = wanted;
+  f.build();
+  if (held != Precision::skip) {
+    const Variant v{{0, 2}, held};
+    f->preload({&v, 1}, nothing_seen);
+  }
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto s = favour(4, {2});
+  const Plan p = f->plan(scores(0, s), all_landed);
+  const Outcomes& o = f->counters().of(Phase::decode);
+  CHECK(o.requests == 1);
+  const std::uint32_t tasks = p.resident.size + p.arriving.size;
+  REQUIRE(tasks == o.hits + o.misses);
+  Precision runs = Precision::skip;
+  if (tasks > 0) runs = p.resident.size > 0 ? p.resident[0].what.precision : p.arriving[0].what.precision;
+  CHECK((p.routes[0].expert == no_expert) == (tasks == 0));
+  return {o.hits, o.misses, o.skipped, runs};
+}
+
+}  // namespace
+
+TEST_CASE("what is wanted against what is resident, cell by cell of the design's table") {
+  constexpr Precision none = Precision::skip, low = Precision::int4, high = Precision::full;
+  auto is = [](const Cell& c, std::uint64_t hits, std::uint64_t misses, std::uint64_t skipped, Precision runs) {
+    return c.hits == hits && c.misses == misses && c.skipped == skipped && c.runs == runs;
+  };
+  CHECK(is(cell(none, high), 0, 1, 0, high));  // load high
+  CHECK(is(cell(low, high), 0, 1, 0, high));   // load high
+  CHECK(is(cell(high, high), 1, 0, 0, high));
+  CHECK(is(cell(none, low), 0, 1, 0, low));  // load low
+  CHECK(is(cell(low, low), 1, 0, 0, low));
+  CHECK(is(cell(high, low), 1, 0, 0, high));  // uses high
+  CHECK(is(cell(none, Precision::skip), 0, 0, 1, none));
+  CHECK(is(cell(low, Precision::skip), 1, 0, 0, low));
+  CHECK(is(cell(high, Precision::skip), 1, 0, 0, high));
+}
+
+TEST_CASE("substituted experts: the outcomes sum to what the gate asked for, and a substitute is not counted again") {
+  using S = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertCacheRouter>;
+  const ModelShape m = model(1, 6, 2, 2);
+  Fixture<S> f(m, one_pool(m, (2 + 2) * 64));
+  f.config.router.alpha = 0.5F;
+  f.config.top_score_alpha = 0.5F;
+  f.build();
+  const Variant resident[] = {full(0, 0), full(0, 3)};
+  f->preload({resident, 2}, nothing_seen);
+  f->begin_step(StepOf(Phase::decode, 2));
+  // Row 0: beta = 0.20 (expert 2), bar 0.30: expert 0 is top-score, 1 low-score and absent; 3 is resident, above
+  // 0.10, and takes its place. Row 1: 4 is top-score (0.5 against beta 0.15), 5 low-score and absent; 0 and 3 both
+  // qualify (at least 0.075): one of them takes its place.
+  const std::vector<float> s = {0.35F, 0.22F, 0.20F, 0.19F, 0.02F, 0.02F, 0.10F, 0.05F, 0.05F, 0.15F, 0.50F, 0.15F};
+  const Plan p = f->plan(scores(0, s), all_landed);
+  // The gate asked for 0, 1 (row 0), 4 and 3 or 5 (row 1: both 0.15, the lower index): 3 is resident.
+  CHECK(p.routes[0].expert == 0);
+  CHECK(p.routes[1].expert == 3);
+  CHECK(p.routes[1].instead_of == 1);
+  CHECK(p.routes[2].expert == 4);
+  CHECK(p.routes[3].expert == 3);
+  const Outcomes& o = f->counters().of(Phase::decode);
+  CHECK(o.requests == 4);      // 0, 1, 3, 4
+  CHECK(o.hits == 2);          // 0, 3
+  CHECK(o.misses == 1);        // 4
+  CHECK(o.substituted == 1);   // 1
+  CHECK(o.top_requests == 2);  // 0, 4
+  CHECK(o.top_misses == 1);    // 4
+  CHECK(o.low_requests == 2);  // 1, 3
+  CHECK(o.low_misses == 0);    // 1 was substituted, 3 is there
+  CHECK(o.miss_bytes == 64);
+}
+
+TEST_CASE("a substitute that the gate did not ask for is run and not counted") {
+  using S = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertCacheRouter>;
+  const ModelShape m = model(1, 4, 1, 1);
+  Fixture<S> f(m, one_pool(m, (2 + 1) * 64));
+  f.config.router.alpha = 0.5F;
+  f.build();
+  const Variant resident = full(0, 3);
+  f->preload({&resident, 1}, nothing_seen);
+  f->begin_step(StepOf(Phase::decode, 1));
+  const std::vector<float> s = {0.3F, 0.25F, 0.2F, 0.25F};  // beta 0.25: 0 is low-score, 3 stands in
+  const Plan p = f->plan(scores(0, s), all_landed);
+  REQUIRE(p.resident.size == 1);
+  CHECK(p.resident[0].what == full(0, 3));
+  const Outcomes& o = f->counters().of(Phase::decode);
+  CHECK(o.requests == 1);
+  CHECK(o.substituted == 1);
+  CHECK(o.hits + o.misses == 0);
+}
+
+TEST_CASE("prefetches walk to the first layer with a miss, mask what is there, and stop (HOBBIT's Fig. 8)") {
+  using S = Stack<StackedGates, Lru, FixedPrecision, stacks::HobbitSchedule, TopK>;
+  const ModelShape m = model(4, 4, 1);
+  Fixture<S> f(m, one_pool(m, (2 + 3) * 64));
+  f.config.predictor.depth = 3;
+  f.build();
+  const Variant there[] = {full(1, 0), full(0, 0)};
+  f->preload({there, 2}, nothing_seen);
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto zero = favour(4, {0}), one = favour(4, {1});
+  f->plan(scores(0, zero), all_landed);
+  CHECK(f->look_ahead_depth() == 3);
+  CHECK(f->wants_look_ahead(1));
+  f->look_ahead(scores(1, zero), all_landed);  // is there
+  CHECK(f->commands().submit.size == 0);
+  CHECK(f->wants_look_ahead(2));
+  f->look_ahead(scores(2, one), all_landed);
+  REQUIRE(f->commands().submit.size == 1);
+  CHECK(f->commands().submit[0].what == full(2, 1));
+  CHECK_FALSE(f->wants_look_ahead(3));
+  f->look_ahead(scores(3, one), all_landed);  // asked all the same: nothing
+  CHECK(f->commands().submit.size == 0);
+  f->finish(0, {}, all_landed);
+  f->plan(scores(1, zero), all_landed);  // a new window
+  CHECK(f->wants_look_ahead(2));
+  f->finish(1, {}, all_landed);
+}
+
+TEST_CASE("the transfer budget counts all look-aheads since the plan, by the times that were measured") {
+  using S = Stack<CrossLayerGate, Lru, FixedPrecision, stacks::FateSchedule, TopK>;
+  const ModelShape m = model(2, 8, 2);
+  const auto here = favour(8, {0, 1}), ahead = favour(8, {2, 3, 4, 5, 6, 7}), other = favour(8, {0, 1, 2, 3, 4, 5});
+  for (const bool known : {false, true}) {
+    Fixture<S> f(m, everything(m));
+    f.config.predictor.percentile = 30;  // 8 - 1 - floor(0.3 * 7) = 5 candidates
+    f.config.copy_ns[static_cast<unsigned>(Precision::full)] = 30;
+    f.build();
+    f->begin_step(StepOf(Phase::decode, 1));
+    f->plan(scores(0, here), all_landed);
+    f->finish(0, known ? Times{40, 10, 25, 0} : Times{}, all_landed);  // T = 40 + 10 + 2 * 25 = 100
+    f->begin_step(StepOf(Phase::decode, 1));
+    f->plan(scores(0, here), all_landed);
+    f->look_ahead(scores(1, ahead), all_landed);
+    CHECK(f->commands().submit.size == (known ? 3 : 5));  // floor(100 / 30)
+    f->look_ahead(scores(1, other), all_landed);
+    CHECK(f->commands().submit.size == (known ? 0 : 2));  // 0 and 1; 10 ns are left
+    f->finish(0, {}, all_landed);
+    f->plan(scores(1, here), all_landed);
+    f->finish(1, {}, all_landed);
+  }
+}
+
+namespace {
+
+/// Notes the calls of the optional hooks.
+struct Watching : Lru {
+  std::uint32_t observed = 0, uses = 0, resets = 0;
+  float best = 0;
+  FERRY_HD void observe(const Scores& scores) noexcept {
+    ++observed;
+    best = scores.select[1];
+  }
+  FERRY_HD void used(Variant /*what*/) noexcept { ++uses; }
+  FERRY_HD void reset() noexcept { ++resets; }
+};
+
+using WatchingStack = Stack<NoPrediction, Watching, Told, stacks::LoadEverything, TopK>;
+
+}  // namespace
+
+TEST_CASE("every pool of a layer sees its scores and each use, and the end of the last live sequence") {
+  const ModelShape m = model(2, 4, 2, 2, 256, 64);
+  Fixture<WatchingStack> f(m, high_low_pools(m, 6000, Precision::full, Precision::int4, 10));
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 2));  // sequences 0 and 1
+  std::vector<float> s = favour(4, {0, 1});
+  const auto second = favour(4, {1, 2});
+  s.insert(s.end(), second.begin(), second.end());
+  f->plan(scores(0, s), all_landed);
+  f->finish(0, {}, all_landed);
+  for (std::uint16_t pool = 0; pool < 2; ++pool) {
+    CHECK(f->cache(pool).observed == 1);
+    CHECK(f->cache(pool).best == s[1]);
+    CHECK(f->cache(pool).uses == 3);  // experts 0, 1, 2
+  }
+  f->end_sequence(1);
+  CHECK(f->cache(0).resets == 0);
+  f->end_sequence(0);
+  for (std::uint16_t pool = 0; pool < 2; ++pool) CHECK(f->cache(pool).resets == 1);
+}

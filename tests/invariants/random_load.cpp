@@ -22,15 +22,15 @@ struct Contents {
   explicit Contents(const ModelShape& m) : model(m) {
     for (std::uint16_t l = 0; l < m.layers; ++l) {
       for (std::uint16_t e = 0; e < m.experts; ++e) {
-        for (const Precision p : {Precision::int4, Precision::full}) {
+        for (const Precision p : {Precision::int2, Precision::int4, Precision::full}) {
           bytes.push_back(expert_content({{l, e}, p}, m.bytes(l, p)));
         }
       }
     }
   }
   View<const std::byte> of(Variant v) const {
-    const auto& b =
-        bytes[(std::size_t{v.id.layer} * model.experts + v.id.expert) * 2 + (v.precision == Precision::full ? 1 : 0)];
+    const std::size_t column = v.precision == Precision::full ? 2 : v.precision == Precision::int4 ? 1 : 0;
+    const auto& b = bytes[(std::size_t{v.id.layer} * model.experts + v.id.expert) * 3 + column];
     return {b.data(), static_cast<std::uint32_t>(b.size())};
   }
   ModelShape model;
@@ -116,7 +116,7 @@ bool replays(std::uint64_t seed, const Log& log, bool thread) {
 
 template <class StackT>
 void many(bool thread) {
-  const std::uint32_t runs = steps_in_all() / steps_each / 4;  // four stacks share the steps
+  const std::uint32_t runs = steps_in_all() / steps_each / 9;  // nine stacks share the steps
   for (std::uint32_t seed = 0; seed < runs; ++seed) {
     CAPTURE(seed);
     const Log log = thread ? thread_run<StackT>(seed) : virtual_run<StackT>(seed);
@@ -137,6 +137,21 @@ TEST_CASE("virtual clock: invariants hold and replays agree under random load") 
   SUBCASE("mixed precision, skipping, host placement") {
     many<LossyStack>(false);
   }
+  SUBCASE("fate") {
+    many<stacks::Fate>(false);
+  }
+  SUBCASE("hobbit") {
+    many<stacks::Hobbit>(false);
+  }
+  SUBCASE("hobbit-cooperative") {
+    many<stacks::HobbitCooperative>(false);
+  }
+  SUBCASE("importance-driven") {
+    many<stacks::ImportanceDriven>(false);
+  }
+  SUBCASE("layer-stream") {
+    many<stacks::LayerStream>(false);
+  }
   CHECK(copies_checked > 0);
   CHECK(tasks_checked > 0);
 }
@@ -153,6 +168,21 @@ TEST_CASE("host thread: invariants hold and replays agree under random load") {
   }
   SUBCASE("mixed precision, skipping, host placement") {
     many<LossyStack>(true);
+  }
+  SUBCASE("fate") {
+    many<stacks::Fate>(true);
+  }
+  SUBCASE("hobbit") {
+    many<stacks::Hobbit>(true);
+  }
+  SUBCASE("hobbit-cooperative") {
+    many<stacks::HobbitCooperative>(true);
+  }
+  SUBCASE("importance-driven") {
+    many<stacks::ImportanceDriven>(true);
+  }
+  SUBCASE("layer-stream") {
+    many<stacks::LayerStream>(true);
   }
   CHECK(tasks_checked > 0);
 }

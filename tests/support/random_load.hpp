@@ -41,7 +41,7 @@ struct SomeOnHost {
 
 /// The last one first.
 struct Reversed {
-  FERRY_HD static void order(Phase /*phase*/, View<Request> requests) noexcept {
+  FERRY_HD static void order(Phase /*phase*/, bool /*demand*/, View<Request> requests) noexcept {
     for (std::uint32_t i = 0; i < requests.size / 2; ++i) {
       const Request r = requests[i];
       requests[i] = requests[requests.size - 1 - i];
@@ -122,19 +122,28 @@ class Replayed {
 template <class StackT>
 struct Scenario {
   explicit Scenario(std::uint64_t seed) : random(seed) {
-    constexpr bool mixed = std::is_same_v<typename StackT::precision, MixedPrecision>;
+    const unsigned set = typename StackT::precision{}.precisions();
+    const bool mixed = (set & 0x14U) == 0x14U;   // full and INT4: two pools over all layers, as HOBBIT has
+    const bool hybrid = (set & 0x06U) == 0x06U;  // INT4 and INT2 share their slots, as in Fate
     const auto experts = static_cast<std::uint16_t>(random.between(2, 12));
     const auto layers = static_cast<std::uint16_t>(random.between(1, 5));  // one draw a statement: the order of
     const auto top_k = static_cast<std::uint16_t>(random.between(1, experts < 4 ? experts : 4));  // arguments is open
-    config.model = model(layers, experts, top_k, 6, random.between(1, 4) * 64, mixed ? 32 : 0);
+    config.model = model(layers, experts, top_k, 6, random.between(1, 4) * 64, mixed || hybrid ? 32 : 0);
+    if (hybrid) config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 16;
     config.router.renormalise = random.chance(50);
+    for (Nanoseconds& ns : config.copy_ns) ns = random.below(200);
     if (random.chance(30)) config.transient_prefill_rows = random.between(1, 4);
     const std::uint64_t all = config.model.all_bytes();
     const std::uint64_t least = 2 * ModelShape::slot_bytes(config.model.largest_bytes());
     budget = least + random.below(static_cast<std::uint32_t>(all + 64));
     if (!part::caches<typename StackT::cache>()) {
       config.allotment = stream_only(config.model, budget);
-    } else if (mixed) {  // two pools over all layers, as HOBBIT has
+    } else if (hybrid) {
+      const PrecisionSet both = Precision::int4 | Precision::int2;
+      budget = 128 + random.below(static_cast<std::uint32_t>(3U * layers * experts * 64));
+      const std::uint32_t shallow = random.below(layers + 1U);
+      config.allotment = shallow_favouring(config.model, budget, shallow, both, random.below(5));
+    } else if (mixed) {
       const std::uint64_t low = (budget - least) / 4 / 64,
                           high = (budget - least - low * 64) / config.model.bytes(0, Precision::full);
       config.allotment.pools = {

@@ -5,12 +5,19 @@
 
 namespace ferry {
 
-/// By the number of rows that want an expert, descending; equal ones keep their order.
+/// What the gate asks for, by the number of rows that want an expert, descending; equal ones keep their order. So do
+/// prefetches, which come surest first.
 ///
 /// Source: Importance-driven expert scheduling, section 5.4: Algorithm 2 sorts so before it splits.
 /// Complexity: by insertion, O(n) for requests that are in order, O(n^2) moves at worst. No state.
 struct BatchSizeOrder {
-  FERRY_HD static void order(Phase /*phase*/, View<Request> requests) noexcept {
+  static constexpr bool orders_batches = true;
+
+  FERRY_HD static void order(Phase /*phase*/, bool demand, View<Request> requests) noexcept {
+    if (demand) by_rows(requests);
+  }
+
+  FERRY_HD static void by_rows(View<Request> requests) noexcept {
     for (std::uint32_t i = 1; i < requests.size; ++i) {
       if (requests[i - 1].rows >= requests[i].rows) continue;
       const Request r = requests[i];

@@ -7,7 +7,7 @@ namespace ferry {
 
 /// Leaves the order as it came. O(1), no state.
 struct Fifo {
-  FERRY_HD static void order(Phase /*phase*/, View<Request> /*requests*/) noexcept {}
+  FERRY_HD static void order(Phase /*phase*/, bool /*demand*/, View<Request> /*requests*/) noexcept {}
 };
 
 static_assert(CopyOrder<Fifo>);

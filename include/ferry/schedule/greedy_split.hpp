@@ -21,6 +21,8 @@ namespace ferry {
 /// are unknown count as 0: without copy costs everything is loaded, without host costs everything runs on the host,
 /// which is how the engine comes to measure it.
 struct GreedySplit {
+  static constexpr bool needs_ordered_batches = true;
+
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
     if (phase == Phase::prefill) return misses.size;
     Nanoseconds load = 0, host = 0;

@@ -9,10 +9,10 @@ namespace ferry {
 /// In prefill the most popular expert first: while its many tokens are computed, the next ones arrive. In decode the
 /// order stays as it came.
 ///
-/// Source: Fate, section 4.3, Figure 6. Complexity: BatchSizeOrder's. No state.
+/// Source: Fate, section 4.3, Figure 6. Complexity: that of BatchSizeOrder. No state.
 struct PopularityOrder {
-  FERRY_HD static void order(Phase phase, View<Request> requests) noexcept {
-    if (phase == Phase::prefill) BatchSizeOrder::order(phase, requests);
+  FERRY_HD static void order(Phase phase, bool /*demand*/, View<Request> requests) noexcept {
+    if (phase == Phase::prefill) BatchSizeOrder::by_rows(requests);
   }
 };
 

@@ -28,6 +28,8 @@ namespace ferry {
 /// is unknown counts as 0: without copy costs everything is loaded; without host costs all but the first run on the
 /// host, which is how the engine comes to measure it.
 struct TwoPointer {
+  static constexpr bool needs_ordered_batches = true;
+
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
     if (phase == Phase::prefill) return misses.size;
     Nanoseconds load = 0, host = 0;

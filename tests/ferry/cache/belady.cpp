@@ -118,8 +118,11 @@ TEST_CASE("the clairvoyant cache passes over other pools' layers and the end of 
   CHECK(cache->victim(full(2, 1), {none, 1}) == 1);
   cache->touch(full(3, 0), 0);
   CHECK(cache->victim(full(2, 1), {none, 1}) == 0);
-  for (int i = 0; i < 5; ++i) cache->touch(full(3, 1), 1);
-  CHECK(cache->victim(full(2, 1), {none, 1}) == 0);
+  cache->replace(0, full(2, 1), true);
+  for (int i = 0; i < 3; ++i) cache->touch(full(2, 1), 0);  // once more than it was told
+  cache->replace(0, full(3, 1), true);
+  cache->replace(1, full(2, 1), true);
+  CHECK(cache->victim(full(3, 1), {none, 1}) == 1);
 }
 
 TEST_CASE("a future with an expert that the model lacks is refused") {

@@ -150,9 +150,9 @@ TEST_CASE("a count that would pass 255 halves its layer, so that ratios stay, an
   Placed<ActivationMatrix> p(Shape{2, 4, 1, 4});
   observe(p, 1, {2, 2, 3});
   for (int i = 0; i < 255; ++i) observe(p, 0, {0, 1, 0, 2});
-  // Counts of 0, 1, 2 after round 127: 254, 127, 127. In round 128 the first 0 makes 255 and the 1 makes 128; the second
-  // 0 halves them to 127, 64, 63, and counts. After that round: 128, 64, 64, after 63 more 254, 127, 127 again (round
-  // 191), after the next 128, 64, 64, and after the last 63 once more:
+  // Counts of 0, 1, 2 after round 127: 254, 127, 127. In round 128 the first 0 makes 255 and the 1 makes 128. The
+  // second 0 halves them to 127, 64, 63, and counts: after that round 128, 64, 64. After 63 more, round 191, it is
+  // 254, 127, 127 again; after round 192 it is 128, 64, 64, and after the last 63 once more:
   const auto r = predict(p, 0);
   REQUIRE(ids(r) == std::vector{0, 1, 2});
   CHECK(r[0].confidence == 254.0F / (254 + 127 + 127));

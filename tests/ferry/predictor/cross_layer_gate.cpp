@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "support/policies.hpp"
-#include "support/random.hpp"
 #include "support/shapes.hpp"
 
 using namespace ferry;
@@ -33,13 +32,13 @@ std::vector<int> ids(const std::vector<Request>& r) {
 TEST_CASE("how many experts lie above the 75th percentile, as numpy's percentile counts them") {
   // numpy.percentile(range(E), 75) by hand: position 0.75 (E - 1); strictly above it lie E - 1 - floor of that.
   const std::pair<std::uint16_t, std::size_t> counts[] = {{8, 2}, {32, 8}, {60, 15}, {64, 16}, {5, 1}, {16, 4}};
-  Random random(3);
-  for (const auto& [experts, above] : counts) {
+  for (const auto& count : counts) {
+    const std::uint16_t experts = count.first;
     CAPTURE(experts);
     Placed<CrossLayerGate> p(Shape{4, experts, 2, 1});
     std::vector<float> s(experts);
     for (std::uint16_t e = 0; e < experts; ++e) s[(e * 7) % experts] = static_cast<float>(e);
-    CHECK(predict(p, Phase::decode, s, experts).size() == above);
+    CHECK(predict(p, Phase::decode, s, experts).size() == count.second);
   }
 }
 
@@ -61,6 +60,22 @@ TEST_CASE("decode of a batch: a candidate of any row counts") {
                     {.5F, .4F, 0, 0, 0, 0, 0, 0,  //
                      0, .6F, 0, 0, 0, 0, 0, .1F},
                     8)) == std::vector{1, 0, 7});
+}
+
+TEST_CASE("candidates above the percentile: those behind the top k are unimportant") {
+  // k = 1, E = 12: 12 - 1 - floor(8.25) = 3 candidates. k = 4: the share is of the four best, .9375 together.
+  const std::vector<float> row = {0, .5F, 0, .25F, 0, .125F, 0, .0625F, 0, 0, 0, 0};
+  Placed<CrossLayerGate> one(Shape{4, 12, 1, 1}), four(Shape{4, 12, 4, 1});
+  const auto a = predict(one, Phase::decode, row, 12), b = predict(four, Phase::decode, row, 12);
+  REQUIRE(ids(a) == std::vector{1, 3, 5});
+  REQUIRE(ids(b) == std::vector{1, 3, 5});
+  CHECK(a[0].unimportance == 0.0F);
+  CHECK(a[1].unimportance == 1.0F);
+  CHECK(a[2].unimportance == 1.0F);
+  CHECK(b[0].unimportance == 0.0F);
+  CHECK(b[1].unimportance == .5F / .9375F);
+  CHECK(b[2].unimportance == .75F / .9375F);
+  CHECK(b[2].importance == .125F);
 }
 
 TEST_CASE("plain top-k instead of the percentile") {

@@ -69,7 +69,7 @@ TEST_CASE("the stacked product gives what single products give, each layer's row
       CHECK(bank.layers() == 5);
       CHECK(bank.experts() == experts);
       for (const Eigen::Index rows : {1, 2, 30}) {
-        const Matrix x = 3 * random_matrix(random, rows, hidden);
+        const Matrix x = random_matrix(random, rows, hidden);
         for (const std::uint32_t count : {1U, 2U, 4U}) {
           GateBank::Result result;
           const View<const Scores> stacked = bank.scores(1, count, x, result);

@@ -17,11 +17,19 @@ TEST_CASE("most rows first, in both phases, equal ones in the order in which the
       r[i].want.id.expert = i;
       r[i].rows = rows[i];
     }
-    BatchSizeOrder::order(phase, {r, 6});
+    BatchSizeOrder::order(phase, true, {r, 6});
     const int expected[] = {1, 4, 5, 0, 2, 3};
     for (int i = 0; i < 6; ++i) CHECK(r[i].want.id.expert == expected[i]);
-    BatchSizeOrder::order(phase, {r, 0});
+    BatchSizeOrder::order(phase, true, {r, 0});
   }
+}
+
+TEST_CASE("prefetches keep their order, the surest first") {
+  Request r[2];
+  r[0].rows = 1;
+  r[1].rows = 2;
+  BatchSizeOrder::order(Phase::decode, false, {r, 2});
+  CHECK(r[0].rows == 1);
 }
 
 TEST_CASE("equals a stable sort") {
@@ -34,7 +42,7 @@ TEST_CASE("equals a stable sort") {
     }
     auto sorted = r;
     std::stable_sort(sorted.begin(), sorted.end(), [](const Request& a, const Request& b) { return a.rows > b.rows; });
-    BatchSizeOrder::order(Phase::decode, {r.data(), static_cast<std::uint32_t>(r.size())});
+    BatchSizeOrder::order(Phase::decode, true, {r.data(), static_cast<std::uint32_t>(r.size())});
     CHECK(std::equal(r.begin(), r.end(), sorted.begin(),
                      [](const Request& a, const Request& b) { return a.want == b.want && a.rows == b.rows; }));
   }

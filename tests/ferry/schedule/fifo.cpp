@@ -7,7 +7,7 @@ using namespace ferry;
 TEST_CASE("leaves the order alone") {
   Request r[3];
   for (std::uint16_t i = 0; i < 3; ++i) r[i].want.id.expert = static_cast<std::uint16_t>(9 - i);
-  Fifo::order(Phase::prefill, {r, 3});
+  Fifo::order(Phase::prefill, true, {r, 3});
   CHECK(r[0].want.id.expert == 9);
   CHECK(r[2].want.id.expert == 7);
 }

@@ -11,9 +11,9 @@ TEST_CASE("the most popular first in prefill, equal ones as they came, decode as
     r[i].want.id.expert = static_cast<std::uint16_t>(9 - i);
     r[i].rows = rows[i];
   }
-  PopularityOrder::order(Phase::decode, {r, 5});
+  PopularityOrder::order(Phase::decode, true, {r, 5});
   for (int i = 0; i < 5; ++i) CHECK(r[i].want.id.expert == 9 - i);
-  PopularityOrder::order(Phase::prefill, {r, 5});
+  PopularityOrder::order(Phase::prefill, false, {r, 5});
   const int expected[] = {8, 6, 7, 5, 9};
   for (int i = 0; i < 5; ++i) CHECK(r[i].want.id.expert == expected[i]);
 }

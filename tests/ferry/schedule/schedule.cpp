@@ -15,7 +15,7 @@ TEST_CASE("is its three parts") {
   r[0].want.id.expert = 4;
   r[1].rows = 1;
   Mixed schedule;
-  schedule.order(Phase::decode, {r, 2});
+  schedule.order(Phase::decode, true, {r, 2});
   CHECK(r[1].want.id.expert == 4);
   CHECK(schedule.take({}, {r, 2}) == 2);
   CHECK(schedule.further({}));

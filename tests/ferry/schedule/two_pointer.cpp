@@ -25,6 +25,8 @@ TEST_CASE("Algorithm 2, step by step") {
   // A load costs 10, a row on the host 4. Batches 4 3 2 1 1.
   // load 4: C_load 10, C_cpu 0 | host 1: C_cpu 4 | host 1: C_cpu 8 | host 2: C_cpu 16 | load 3: C_load 20. Met.
   CHECK(split({4, 3, 2, 1, 1}, {10, 10, 10, 10, 10}, 4) == 2);
+  // The host pays by row: load 4: 10, 0 | host 3: 10, 12 | load 3: 20, 12 | host 3: 20, 24. Met.
+  CHECK(split({4, 3, 3, 3}, {10, 10, 10, 10}, 4) == 2);
   // Equal sums load: load 2: 4, 0 | host 1: 4, 4 | load 1: 8, 4. Met.
   CHECK(split({2, 1, 1}, {4, 4, 4}, 4) == 2);
   // Each load at its own cost: load 3: 12, 0 | host 1: 12, 5 | host 2: 12, 15. Met.
