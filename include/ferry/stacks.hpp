@@ -65,11 +65,21 @@ struct OnePool {
 struct Preloaded : PerLayer {
   static constexpr bool preloads = true;
 };
+/// Room for what a prefetcher brings for two layers: the one that runs and the next.
+template <class Config>
+std::uint32_t room_for_prefetch(const Config& c) {
+  std::uint32_t each = c.model.top_k;
+  if constexpr (requires { c.predictor.candidates(c.model.experts); }) {
+    each = std::max<std::uint32_t>(each, c.predictor.candidates(c.model.experts));
+  }
+  return 2 * each;
+}
 /// Fate's shallow-favouring cache; `shallow` is 4 for Qwen1.5-MoE (Fate, section 4.4), calibrated for other models.
 struct ShallowLayers {
   template <class Config>
   static void set_up(Config& c, std::uint64_t budget_bytes, std::uint32_t shallow = 4) {
-    c.allotment = shallow_favouring(c.model, budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers));
+    c.allotment = shallow_favouring(c.model, budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers),
+                                    Precision::full, room_for_prefetch(c));
   }
 };
 /// HOBBIT's two caches over all layers, one by precision.

@@ -27,14 +27,15 @@ Routing record(HostModel& model, const std::vector<std::uint32_t>& tokens) {
   Routing routing;
   for (std::uint32_t at = 0; at < tokens.size(); ++at) {
     auto& step = routing.emplace_back();
-    model.forward(Phase::decode, {{0, tokens[at], at}}, caches, *runner, 1, [&](std::uint32_t, const Matrix& scores) {
-      std::vector<std::pair<float, std::uint32_t>> sorted;
-      for (Eigen::Index e = 0; e < scores.cols(); ++e) sorted.emplace_back(-scores(0, e), e);
-      std::sort(sorted.begin(), sorted.end());
-      Layer asked;
-      for (std::uint32_t i = 0; i < model.config().top_k; ++i) asked.insert(sorted[i].second);
-      step.push_back(asked);
-    });
+    model.forward(Phase::decode, {{0, tokens[at], at}}, caches, *runner, 1,
+                  [&](std::uint32_t, const Matrix&, const Matrix& scores) {
+                    std::vector<std::pair<float, std::uint32_t>> sorted;
+                    for (Eigen::Index e = 0; e < scores.cols(); ++e) sorted.emplace_back(-scores(0, e), e);
+                    std::sort(sorted.begin(), sorted.end());
+                    Layer asked;
+                    for (std::uint32_t i = 0; i < model.config().top_k; ++i) asked.insert(sorted[i].second);
+                    step.push_back(asked);
+                  });
   }
   return routing;
 }

@@ -14,9 +14,10 @@ namespace ferry {
 /// Makes the rows that a gate predictor reads: `softmax(W_m x)` for the layers m that follow, from one gate input.
 ///
 /// Source: Fate section 4.3 (one layer ahead), HOBBIT section 3.3 (several at once, "stacking").
-/// The gates lie stacked in one [layers * E, d] matrix, so that scores of p adjacent layers are one product: for one
-/// row a matrix-vector product. They equal p single products but for rounding; for one row with d a multiple of 16 bit
-/// for bit.
+/// The gates lie stacked in one [layers * E, d] matrix, so that scores of p adjacent layers are one product. For one
+/// row it is a matrix-vector product; for two to seven rows it is one of each row and gate, since a matrix product would
+/// not pay for its copies. They equal p single products but for rounding: for fewer than 8 rows, if d is a multiple of
+/// 16, bit for bit.
 /// Complexity: O(rows * p * E * d). Not thread-safe where it owns the result; with a result of the caller's own,
 /// `scores` is const and any number of threads may call it.
 class GateBank {
@@ -25,10 +26,10 @@ class GateBank {
 
   /// What one call of `scores` makes, in memory that the next one uses again.
   struct Result {
-    std::vector<Scores> scores;                        ///< [p], views of `weights`
-    Matrix weights;                                    ///< [p * rows, E]: a layer's rows are adjacent
-    Matrix logits;                                     ///< [rows, p * E]
-    Eigen::Array<float, 1, Eigen::Dynamic> exponents;  ///< [E], of one row and layer
+    std::vector<Scores> scores;  ///< [p], views of `weights`
+    Matrix weights;              ///< [p * rows, E]: a layer's rows are adjacent
+    Eigen::ArrayXf logits;       ///< [rows, p * E], of many rows [p * E, rows]
+    Eigen::ArrayXf row;          ///< [E], of one row and layer
   };
 
   GateBank(std::uint32_t layers, std::uint32_t experts, std::uint32_t hidden)
@@ -61,21 +62,19 @@ class GateBank {
                               " layers");
     }
     const Eigen::Index rows = input.rows();
-    const auto gates = gates_.middleRows(Eigen::Index{first_layer} * experts_, Eigen::Index{count} * experts_);
-    result.logits.resize(rows, gates.rows());
-    if (rows == 1) {
-      result.logits.row(0).transpose().noalias() = gates * input.row(0).transpose();
-    } else {
-      result.logits.noalias() = input * gates.transpose();
-    }
+    const Eigen::Index outputs = Eigen::Index{count} * experts_;
+    multiply(gates_.middleRows(Eigen::Index{first_layer} * experts_, outputs), input, result.logits);
+    const bool many = rows >= many_rows;
+    const Eigen::Index to_row = many ? 1 : outputs, to_expert = many ? rows : 1;
     result.weights.resize(count * rows, experts_);
     result.scores.resize(count);
     for (std::uint32_t l = 0; l < count; ++l) {
       for (Eigen::Index row = 0; row < rows; ++row) {
-        const auto logits = result.logits.row(row).segment(Eigen::Index{l} * experts_, experts_).array();
-        // By way of an aligned row: Eigen rounds what lies off alignment otherwise, and the place must not matter.
-        result.exponents = (logits - logits.maxCoeff()).exp();
-        result.weights.row(l * rows + row) = result.exponents / result.exponents.sum();
+        // By way of a row of its own: Eigen rounds by alignment and stride, but the place of a row must not matter.
+        result.row = Eigen::Map<const Eigen::ArrayXf, 0, Eigen::InnerStride<>>(
+            result.logits.data() + row * to_row + l * experts_ * to_expert, experts_, Eigen::InnerStride<>(to_expert));
+        result.row = (result.row - result.row.maxCoeff()).exp();
+        result.weights.row(l * rows + row) = result.row.matrix().transpose() / result.row.sum();
       }
       const View<const float> all{result.weights.data() + l * rows * experts_,
                                   static_cast<std::uint32_t>(rows * experts_)};
@@ -85,6 +84,27 @@ class GateBank {
   }
 
  private:
+  /// `input` [rows, d] times `gates` [outputs, d]: [rows, outputs], of many rows [outputs, rows].
+  void multiply(const Eigen::Ref<const Matrix>& gates, const Eigen::Ref<const Matrix>& input,
+                Eigen::ArrayXf& logits) const {
+    const Eigen::Index rows = input.rows(), outputs = gates.rows();
+    logits.resize(rows * outputs);
+    if (rows >= many_rows) {  // stored this way round, stacks of all sizes pack well
+      Eigen::Map<Eigen::MatrixXf>(logits.data(), rows, outputs).noalias() = input * gates.transpose();
+      return;
+    }
+    const Eigen::Index together = rows == 1 ? outputs : experts_;  // one gate stays in the cache for all rows
+    for (Eigen::Index first = 0; first < outputs; first += together) {
+      for (Eigen::Index row = 0; row < rows; ++row) {
+        logits.segment(row * outputs + first, together).matrix().noalias() =
+            gates.middleRows(first, together) * input.row(row).transpose();
+      }
+    }
+  }
+
+  /// From here on a matrix product pays for the copies that Eigen makes of its operands.
+  static constexpr Eigen::Index many_rows = 8;
+
   std::uint32_t layers_, experts_;
   Matrix gates_;  ///< [layers * E, d]
   Result result_;

@@ -68,7 +68,7 @@ TEST_CASE("the stacked product gives what single products give, each layer's row
       GateBank bank = random_bank(random, 5, experts, hidden);
       CHECK(bank.layers() == 5);
       CHECK(bank.experts() == experts);
-      for (const Eigen::Index rows : {1, 2, 30}) {
+      for (const Eigen::Index rows : {1, 2, 7, 8, 30}) {
         const Matrix x = random_matrix(random, rows, hidden);
         for (const std::uint32_t count : {1U, 2U, 4U}) {
           GateBank::Result result;
@@ -83,7 +83,7 @@ TEST_CASE("the stacked product gives what single products give, each layer's row
               const float a = stacked[p].select[i], b = single.select[i];
               CAPTURE(i);
               CHECK(std::abs(a - b) <= 1e-6F * b);
-              if (rows == 1 && hidden % 16 == 0) CHECK(a == b);
+              if (rows < 8 && hidden % 16 == 0) CHECK(a == b);
               CHECK(stacked[p].weight[i] == a);
             }
           }

@@ -1,0 +1,398 @@
+// Hit rates of every cache policy on recorded routing, with the clairvoyant one beside them.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <numeric>
+#include <optional>
+
+#include "errors.hpp"
+#include "ferry/cache/fld.hpp"
+#include "ferry/cache/random.hpp"
+#include "ferry/cache/sieve.hpp"
+#include "ferry/error.hpp"
+#include "json.hpp"
+#include "replay.hpp"
+#include "report.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::bench;
+using engine::InputError;
+using engine::Json;
+
+enum class Layout { per_layer, one, shallow };
+constexpr const char* layout_names[] = {"per-layer", "one", "shallow"};
+enum class Counting { steps, requests };
+constexpr const char* counting_names[] = {"steps", "requests"};
+enum class Fill { none, evenly, most_used };
+
+struct Arguments {
+  std::vector<std::string> traces;
+  std::string model, text, curve, json;
+  std::vector<double> shares = {12.5, 25, 50, 75};
+  std::vector<std::string> layouts = {"per-layer", "one", "shallow"}, counting = {"steps", "requests"};
+  std::uint32_t tokens = all_tokens, shallow_layers = 4;
+};
+
+struct Policy {
+  const char* name;
+  bool needs_scores;  ///< of all experts
+  bool many_layers;   ///< makes sense in a pool over several layers only
+  bool online;        ///< knows nothing of the future
+  Fill fill;
+  std::function<Hits(Counting, const Replay&)> run;
+};
+
+template <class Cache>
+Policy policy(const char* name, const Cache& cache) {
+  return {
+      name,
+      part::needs_full_scores<Cache>(),
+      std::is_same_v<Cache, Fld>,
+      !std::is_same_v<Cache, Belady>,
+      Fill::none,
+      [cache](Counting c, const Replay& r) { return c == Counting::steps ? by_step(r, cache) : by_request(r, cache); }};
+}
+
+/// In the order of the table. LoadOnDemand keeps nothing and Lhu needs two precisions: with one it is Lfu by sequence.
+std::vector<Policy> policies(const Routing& routing, const std::vector<ExpertId>& future) {
+  Lfu over_model;
+  over_model.over = CountOver::model;
+  ScoreAverage average;
+  average.top_p = 2U * routing.top_k;
+  Belady belady;
+  belady.future = {future.data(), static_cast<std::uint32_t>(future.size())};
+  std::vector<Policy> all = {policy("RandomVictim", RandomVictim{}),
+                             policy("FifoCache", FifoCache{}),
+                             policy("Lru", Lru{}),
+                             policy("Lfu, sequence", Lfu{}),
+                             policy("Lfu, model", over_model),
+                             policy("Fld", Fld{}),
+                             policy("Multidimensional", Multidimensional{}),
+                             policy("Arc", Arc{}),
+                             policy("Sieve", Sieve{}),
+                             policy("ScoreWindow", ScoreWindow{}),
+                             policy("ScoreAverage", average),
+                             policy("StaticResidency", StaticResidency{}),
+                             policy("  of the most used", StaticResidency{}),
+                             policy("Belady", belady)};
+  all[11].fill = Fill::evenly;
+  all[12].fill = Fill::most_used;
+  all[12].online = false;
+  return all;
+}
+
+/// `slots` a layer on average; as many stream slots as the core needs beside them.
+Allotment lay_out(Layout layout, const Routing& r, std::uint32_t slots, std::uint32_t shallow_layers) {
+  Allotment a;
+  a.stream_slots = least_stream_slots;
+  a.stream_slot_bytes = 64;
+  const std::uint8_t full = part::bit(Precision::full);
+  if (layout == Layout::one) {
+    a.pools.push_back({0, r.layers, full, slots * r.layers, 64});
+    return a;
+  }
+  const std::uint32_t all = slots * r.layers;
+  const std::uint32_t shallow = layout == Layout::shallow ? std::min<std::uint32_t>(shallow_layers, r.layers) : 0;
+  const std::uint32_t for_shallow = std::min(all, shallow * r.experts), deep = r.layers - shallow;
+  for (std::uint16_t l = 0; l < r.layers; ++l) {
+    std::uint32_t here = 0;
+    if (l < shallow) {
+      here = std::min<std::uint32_t>(r.experts, for_shallow - std::min(for_shallow, std::uint32_t{l} * r.experts));
+    } else {
+      here = (all - for_shallow) / deep + (l - shallow < (all - for_shallow) % deep ? 1 : 0);
+    }
+    a.pools.push_back({l, 1, full, here, 64});
+  }
+  return a;
+}
+
+/// All experts: evenly over the layers, expert 0 first; or the most used in decode first.
+std::vector<ExpertId> to_preload(Fill fill, const Routing& r, const std::vector<ExpertId>& uses) {
+  std::vector<ExpertId> ids;
+  if (fill == Fill::none) return ids;
+  for (std::uint16_t e = 0; e < r.experts; ++e) {
+    for (std::uint16_t l = 0; l < r.layers; ++l) ids.push_back({l, e});
+  }
+  if (fill == Fill::most_used) {
+    std::vector<std::uint64_t> count(ids.size());
+    auto key = [&](ExpertId id) { return std::size_t{id.layer} * r.experts + id.expert; };
+    for (const ExpertId id : uses) ++count[key(id)];
+    std::stable_sort(ids.begin(), ids.end(), [&](ExpertId a, ExpertId b) { return count[key(a)] > count[key(b)]; });
+  }
+  return ids;
+}
+
+/// Says on standard error how far long work has got, every few seconds.
+class Progress {
+ public:
+  Progress(std::string name, std::size_t all) : name_(std::move(name)), all_(all) {}
+  void next() {
+    const auto now = std::chrono::steady_clock::now();
+    ++done_;
+    if (now - shown_ < std::chrono::seconds(5)) return;
+    shown_ = now;
+    const double left = std::chrono::duration<double>(now - begin_).count() / static_cast<double>(done_) *
+                        static_cast<double>(all_ - done_);
+    std::fprintf(stderr, "%s: %zu of %zu replays, about %.0f s left\n", name_.c_str(), done_, all_, left);
+  }
+
+ private:
+  std::string name_;
+  std::size_t all_, done_ = 0;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now(), shown_ = begin_;
+};
+
+std::uint32_t slots_for(double share, const Routing& r) {
+  const auto slots = static_cast<std::uint32_t>(std::floor(share / 100 * r.experts + 1e-9));
+  if (slots > 0) return slots;
+  throw InputError(
+      fmt::format("--shares {}: not one of {} experts, expected at least {:.2f}", share, r.experts, 100.0 / r.experts));
+}
+
+std::vector<Layout> layouts_of(const Arguments& a) {
+  std::vector<Layout> layouts;
+  for (const Layout l : {Layout::per_layer, Layout::one, Layout::shallow}) {
+    const char* name = layout_names[static_cast<int>(l)];
+    if (std::find(a.layouts.begin(), a.layouts.end(), name) != a.layouts.end()) layouts.push_back(l);
+  }
+  return layouts;
+}
+
+/// The tables of one trace, one a way of counting. Adds each number to `json`.
+std::string tables(const Arguments& a, const Routing& r, Json& json) {
+  const std::vector<ExpertId> uses = uses_of(r);
+  const std::vector<Layout> layouts = layouts_of(a);
+  std::vector<Policy> all = policies(r, uses);
+  std::string out = fmt::format("{}: {} layers, {} experts, top-{}; {} tokens in {} sequence{}\n", r.name, r.layers,
+                                r.experts, r.top_k, r.rows(), r.sequences(), r.sequences() == 1 ? "" : "s");
+  if (r.steps[0].phase == Phase::prefill) {
+    out +=
+        fmt::format("the first {} tokens are one prefill, which fills the cache and is not counted\n", r.steps[0].rows);
+  }
+  if (r.scores.empty()) {
+    out += "ScoreWindow, ScoreAverage: need the scores of all experts, which this trace lacks\n";
+    std::erase_if(all, [](const Policy& p) { return p.needs_scores; });
+  }
+  Progress progress(r.name, a.counting.size() * layouts.size() * a.shares.size() * all.size());
+  Json results = Json::array();
+  for (const Counting counting : {Counting::steps, Counting::requests}) {
+    const char* counted = counting_names[static_cast<int>(counting)];
+    if (std::find(a.counting.begin(), a.counting.end(), counted) == a.counting.end()) continue;
+    out += fmt::format("\nhit rate in percent, counted by {}\n{:<20}", counted, "");
+    for (const Layout layout : layouts) {
+      const std::string title = layout == Layout::per_layer ? "a pool a layer"
+                                : layout == Layout::one     ? "one pool"
+                                                            : fmt::format("{} layers whole", a.shallow_layers);
+      out += fmt::format(" |{:>{}}", title, 6 * a.shares.size());
+    }
+    out += fmt::format("\n{:<20}", "slots, % of experts");
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      out += " |";
+      for (const double share : a.shares) out += fmt::format("{:>6g}", share);
+    }
+    out += '\n';
+    const std::size_t columns = layouts.size() * a.shares.size();
+    std::vector<double> lru(columns), best(columns), bound(columns);
+    auto line = [&](const char* name, auto&& cell) {
+      out += fmt::format("{:<20}", name);
+      for (std::size_t i = 0; i < columns; ++i) {
+        if (i % a.shares.size() == 0) out += " |";
+        out += cell(i);
+      }
+      out += '\n';
+    };
+    for (const Policy& p : all) {
+      line(p.name, [&](std::size_t i) -> std::string {
+        const Layout layout = layouts[i / a.shares.size()];
+        const double share = a.shares[i % a.shares.size()];
+        progress.next();
+        if (p.many_layers && layout != Layout::one) return fmt::format("{:>6}", "-");
+        const std::uint32_t slots = slots_for(share, r);
+        const Hits hits =
+            p.run(counting, {r, lay_out(layout, r, slots, a.shallow_layers), to_preload(p.fill, r, uses)});
+        results.push_back({{"policy", p.name[0] == ' ' ? "StaticResidency, most used" : p.name},
+                           {"layout", layout_names[static_cast<int>(layout)]},
+                           {"share_percent", share},
+                           {"slots", slots * r.layers},
+                           {"counted_by", counted},
+                           {"requests", hits.requests},
+                           {"hits", hits.hits}});
+        if (std::string_view(p.name) == "Lru") lru[i] = hits.percent();
+        if (std::string_view(p.name) == "Belady") bound[i] = hits.percent();
+        if (p.online) best[i] = std::max(best[i], hits.percent());
+        return fmt::format("{:>6.1f}", hits.percent());
+      });
+    }
+    line("Lru to Belady", [&](std::size_t i) { return fmt::format("{:>6.1f}", bound[i] - lru[i]); });
+    line("  of it recovered", [&](std::size_t i) { return fmt::format("{:>6.1f}", best[i] - lru[i]); });
+  }
+  json.push_back({{"routing", r.name},
+                  {"layers", r.layers},
+                  {"experts", r.experts},
+                  {"top_k", r.top_k},
+                  {"tokens", r.rows()},
+                  {"sequences", r.sequences()},
+                  {"shallow_layers", a.shallow_layers},
+                  {"results", results}});
+  return out;
+}
+
+/// One line of a curve file: what an independent replay found.
+struct CurvePoint {
+  double budget_mib = 0, hits = 0, decode_hits = 0, read_mib = 0;
+  std::string policy;
+};
+
+std::vector<CurvePoint> read_curve(const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  if (!std::getline(in, line) || line != "budget_mib,policy,hit_pct_cum,hit_pct_decode,read_mib") {
+    throw InputError(path + ": line 1: expected budget_mib,policy,hit_pct_cum,hit_pct_decode,read_mib");
+  }
+  std::vector<CurvePoint> points;
+  while (std::getline(in, line)) {
+    CurvePoint p;
+    char policy[32] = {};
+    if (std::sscanf(line.c_str(), "%lf,%31[a-z],%lf,%lf,%lf", &p.budget_mib, policy, &p.hits, &p.decode_hits,
+                    &p.read_mib) != 5 ||
+        !(p.budget_mib >= 0 && p.budget_mib < 1e9)) {
+      throw InputError(
+          fmt::format("{}: line {}: expected a budget, a policy and three numbers", path, points.size() + 2));
+    }
+    p.policy = policy;
+    points.push_back(p);
+  }
+  return points;
+}
+
+/// Compares with a curve, line by line.
+std::string compare_curve(const Arguments& a, const Routing& r, Json& json) {
+  if (r.expert_bytes.empty()) throw InputError(r.name + ": --curve needs a trace with the experts' bytes (CSV)");
+  const std::vector<CurvePoint> points = read_curve(a.curve);
+  const std::vector<ExpertId> uses = uses_of(r);
+  Lfu lfu;
+  lfu.over = CountOver::model;
+  std::string out =
+      fmt::format("{}: hit rate of decode in percent at budgets in bytes, theirs and ours\n{:>6}", r.name, "MiB");
+  const char* names[] = {"lru", "lfu", "belady", "layer", "layerlfu"};
+  for (const char* n : names) out += fmt::format(" |{:>17}", n);
+  out += '\n';
+  std::vector<std::uint32_t> equal(std::size(names)), rows(std::size(names));
+  std::vector<double> farthest(std::size(names));
+  Json results = Json::array();
+  for (double budget = -1; const CurvePoint& first : points) {
+    if (first.budget_mib == budget) continue;
+    budget = first.budget_mib;
+    out += fmt::format("{:>6g}", budget);
+    for (std::size_t n = 0; n < std::size(names); ++n) {
+      const auto p = std::find_if(points.begin(), points.end(),
+                                  [&](const CurvePoint& q) { return q.budget_mib == budget && q.policy == names[n]; });
+      if (p == points.end()) {
+        out += fmt::format(" |{:>17}", "-");
+        continue;
+      }
+      const ByteBudget bytes{static_cast<std::uint64_t>(budget * 1024 * 1024), p->policy.starts_with("layer")};
+      Belady belady;
+      belady.future = {uses.data(), static_cast<std::uint32_t>(uses.size())};
+      const ByteHits h = p->policy == "belady"        ? by_bytes(r, bytes, belady)
+                         : p->policy.ends_with("lfu") ? by_bytes(r, bytes, lfu)
+                                                      : by_bytes(r, bytes, Lru{});
+      const bool same = std::abs(h.decode.percent() - p->decode_hits) < 6e-4 &&
+                        std::abs(h.all.percent() - p->hits) < 6e-4 &&
+                        std::abs(static_cast<double>(h.read_bytes) / 1048576 - p->read_mib) < 0.06;
+      ++rows[n];
+      equal[n] += same ? 1 : 0;
+      farthest[n] = std::max(farthest[n], std::abs(h.decode.percent() - p->decode_hits));
+      out += fmt::format(" |{:>8.3f}{:>8.3f}{}", p->decode_hits, h.decode.percent(), same ? " " : "*");
+      results.push_back({{"policy", p->policy},
+                         {"budget_mib", budget},
+                         {"theirs_decode_percent", p->decode_hits},
+                         {"requests", h.decode.requests},
+                         {"hits", h.decode.hits},
+                         {"read_bytes", h.read_bytes},
+                         {"equal", same}});
+    }
+    out += '\n';
+  }
+  out += "* differs in one of: hit rate over all, over decode, bytes read\n";
+  for (std::size_t n = 0; n < std::size(names); ++n) {
+    out += fmt::format("{}: {} of {} rows equal to the last digit, {:.3f} points apart at most\n", names[n], equal[n],
+                       rows[n], farthest[n]);
+  }
+  json.push_back({{"routing", r.name}, {"curve", a.curve}, {"results", results}});
+  return out;
+}
+
+int run(const Arguments& a) {
+  if (a.traces.empty() == a.model.empty()) {
+    throw InputError("expected trace files, or --model and --text, one of the two");
+  }
+  if (a.model.empty() != a.text.empty()) throw InputError("--model and --text go together");
+  if (!a.curve.empty() && (a.traces.size() != 1)) throw InputError("--curve needs one trace file");
+  std::optional<engine::OutputFile> file;
+  if (!a.json.empty()) file.emplace(a.json);
+  Json json = Json::array();
+  auto show = [&](const Routing& r) {
+    const std::string text = a.curve.empty() ? tables(a, r, json) : compare_curve(a, r, json);
+    std::fputs((text + "\n").c_str(), stdout);
+    std::fflush(stdout);
+  };
+  for (const std::string& trace : a.traces) show(read_routing(trace, a.tokens));
+  if (!a.model.empty()) show(record_routing(a.model, a.text, a.tokens));
+  if (file) file->commit(json.dump(2) + "\n");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Arguments a;
+  CLI::App app("Hit rates of every cache policy on recorded routing, and Belady's beside them.", "hit-rates");
+  app.add_option("TRACE", a.traces, "traces: safetensors, or *.csv of BigMoeOnEdge");
+  app.add_option("--model", a.model, "record the routing of this model instead: a bundled one's name, or a folder");
+  app.add_option("--text", a.text, "what the model reads, in sequences of 256 bytes")->type_name("FILE");
+  app.add_option("--tokens", a.tokens, "only so many tokens")->type_name("N")->check(CLI::Range(1U, all_tokens));
+  app.add_option("--shares", a.shares, "slots in percent of all experts (default: 12.5,25,50,75)")
+      ->delimiter(',')
+      ->type_name("PERCENTS")
+      ->check(CLI::Range(0.0, 100.0));
+  app.add_option("--pools", a.layouts, "of per-layer, one, shallow (default: all)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"per-layer", "one", "shallow"}));
+  app.add_option("--counted-by", a.counting,
+                 "steps: as the pipeline works; requests: as cache simulators count (default: both)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"steps", "requests"}));
+  app.add_option("--shallow-layers", a.shallow_layers, "of the shallow-favouring pools")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  app.add_option("--curve", a.curve, "compare with this curve of the same trace (budget_mib,policy,hit_pct_cum,...)")
+      ->type_name("FILE");
+  app.add_option("--json", a.json, "write all counts to this file")->type_name("FILE");
+  try {
+    app.parse(argc, argv);
+    return run(a);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    std::cerr << "hit-rates: " << e.what() << " (see --help)\n";
+  } catch (const InputError& e) {
+    std::cerr << "hit-rates: " << e.what() << '\n';
+  } catch (const ConfigError& e) {
+    std::cerr << "hit-rates: " << e.what() << '\n';
+  } catch (const std::exception& e) {
+    std::cerr << "hit-rates: " << e.what() << '\n';
+    return 1;
+  }
+  return 2;
+}

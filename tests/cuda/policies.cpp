@@ -1,0 +1,107 @@
+// Policies and cores keep their state in one block without pointers: copied byte for byte, also in the middle of a
+// load, it goes on in another place with the same answers. policies.cu runs the same load on a device.
+#include "cuda/policies.hpp"
+
+#include <doctest/doctest.h>
+
+#include <memory>
+
+using namespace ferry;
+using namespace ferry::test::device;
+
+namespace {
+
+/// A block that starts `offset` bytes behind a multiple of 128.
+class Block {
+ public:
+  Block(std::size_t bytes, std::size_t offset)
+      : memory_(static_cast<std::byte*>(::operator new(bytes + offset, alignment))), offset_(offset) {}
+  [[nodiscard]] std::byte* data() const { return memory_.get() + offset_; }
+
+ private:
+  static constexpr std::align_val_t alignment{2 * storage_alignment};
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete(p, alignment); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::size_t offset_;
+};
+
+/// The load's digest over a block that moves before step `moves`, and leaves 0xff behind.
+template <class Parameters>
+std::uint64_t digest(const Parameters& parameters, std::uint32_t moves) {
+  const std::size_t bytes = block_bytes(parameters);
+  const Block here(bytes, 0), there(bytes, storage_alignment);
+  Load load;
+  drive(*create(here.data(), parameters), load, moves);
+  std::memcpy(there.data(), here.data(), bytes);
+  std::memset(here.data(), 0xff, bytes);
+  drive(*reinterpret_cast<Subject<Parameters>*>(there.data()), load, load_steps - moves);
+  return load.digest.value();
+}
+
+template <class Check>
+void for_each_subject(const Check& check) {
+  auto named = [&](const char* name, const auto& parameters) {
+    CAPTURE(name);
+    check(parameters);
+  };
+  for_each_policy(named);
+  for_each_core(named);
+}
+
+/// A cache policy that the concept lets pass and a device could not use.
+class WithPointer {
+ public:
+  void reserve(Carver& carve, const PoolShape& pool) {
+    carve(next_, 1);
+    slots_ = pool.slots;
+    if (!carve.measuring()) pointer_ = next_.data();
+  }
+  void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
+  std::uint32_t victim(Variant /*incoming*/, Barred /*barred*/) const noexcept { return *pointer_ % slots_; }
+  void replace(std::uint32_t /*slot*/, Variant /*what*/, bool /*demand*/) noexcept { ++*pointer_; }
+
+ private:
+  Array<std::uint32_t> next_;
+  std::uint32_t* pointer_ = nullptr;
+  std::uint32_t slots_ = 0;
+};
+static_assert(CachePolicy<WithPointer>);
+
+}  // namespace
+
+TEST_CASE("policies and cores answer alike wherever their block lies") {
+  for_each_subject([](const auto& parameters) { CHECK(digest(parameters, 0) == digest(parameters, load_steps)); });
+}
+
+TEST_CASE("policies and cores whose block moves in the middle of a load go on as before") {
+  for_each_subject(
+      [](const auto& parameters) { CHECK(digest(parameters, load_steps / 2) == digest(parameters, load_steps)); });
+}
+
+TEST_CASE("a policy that keeps a pointer in its block is found out") {
+  CHECK(digest(WithPointer{}, 0) != digest(WithPointer{}, load_steps));
+  CHECK(digest(WithPointer{}, load_steps / 2) != digest(WithPointer{}, load_steps));
+}
+
+TEST_CASE("the load for host and device reaches every outcome") {
+  Counters all;
+  auto add = [&](const char* name, const auto& config) {
+    CAPTURE(name);
+    const Block block(block_bytes(config), 0);
+    auto* core = create(block.data(), config);
+    Load load;
+    drive(*core, load, load_steps);
+    for (int p = 0; p < 2; ++p) {
+      const Outcomes& o = core->counters().phase[p];
+      MESSAGE(name << p << " hits " << o.hits << " late " << o.late_hits << " miss " << o.misses << " sub "
+                   << o.substituted << " skip " << o.skipped << " host " << o.host_computed << " top " << o.top_misses
+                   << " low " << o.low_misses);
+    }
+    const PrefetchCounts& p = core->counters().prefetch;
+    MESSAGE(name << " issued " << p.issued << " used " << p.used << " dropped " << p.dropped << " wasted "
+                 << p.wasted_bytes);
+  };
+  for_each_core(add);
+}
