@@ -341,6 +341,9 @@ std::vector<StackEntry> fate_stacks();
 std::vector<StackEntry> hobbit_stacks();
 std::vector<StackEntry> importance_stacks();
 
+/// How fast one thread copies memory here, measured once.
+double memory_bytes_per_s();
+
 namespace part {
 
 /// The parameters that a user may set, where a stack has them.
@@ -367,9 +370,10 @@ CoreConfig<Stack> basic_config(const ModelConfig& model, const ExpertStore& stor
   c.model = model_shape(model, store, o.max_rows);
   c.router.renormalise = model.renormalise;
   c.top_score_alpha = o.alpha.value_or(0.3F);
-  for (std::uint32_t p = 1; p < precision_count && o.link_bytes_per_s > 0; ++p) {
-    c.copy_ns[p] = static_cast<Nanoseconds>(static_cast<double>(c.model.bytes(0, static_cast<Precision>(p))) * 1e9 /
-                                            static_cast<double>(o.link_bytes_per_s));
+  const double bytes_per_s = o.link_bytes_per_s > 0 ? static_cast<double>(o.link_bytes_per_s) : memory_bytes_per_s();
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    c.copy_ns[p] =
+        static_cast<Nanoseconds>(static_cast<double>(c.model.bytes(0, static_cast<Precision>(p))) * 1e9 / bytes_per_s);
   }
   set_parameters(c, o);
   return c;

@@ -1,4 +1,4 @@
-// LRU's hits on the routing of a fixed text, against a naive oracle that shares nothing with the library.
+// LRU and ARC on the routing of a fixed text, against oracles that share nothing with the library.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -7,7 +7,10 @@
 #include <set>
 
 #include "engine/prompts.hpp"
+#include "ferry/cache/arc.hpp"
 #include "generate.hpp"
+#include "support/arc_oracle.hpp"
+#include "support/cache_simulator.hpp"
 
 namespace {
 
@@ -130,6 +133,37 @@ TEST_CASE("LRU's hits on tiny-qwen-moe's routing equal the naive oracle's") {
 }
 TEST_CASE("LRU's hits on tiny-mixtral's routing equal the naive oracle's") {
   check_model("tiny-mixtral");
+}
+
+TEST_CASE("ARC hits and evicts as Figure 4 says on the tiny models' own routing") {
+  for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
+    HostModel model(std::filesystem::path(FERRY_MODELS) / name);
+    std::vector<std::uint32_t> tokens;
+    for (const std::string& p : test::prompts()) {
+      for (const std::uint32_t t : tokenize(model.config(), p)) tokens.push_back(t);
+    }
+    const Routing routing = record(model, tokens);
+    std::uint64_t hits = 0, accesses = 0;
+    for (std::uint32_t l = 0; l < model.config().layers; ++l) {
+      for (const std::uint32_t slots : {1U, 2U, model.config().experts / 4, model.config().experts / 2}) {
+        test::Placed<Arc> arc(
+            PoolShape{slots, static_cast<std::uint16_t>(l), 1, static_cast<std::uint16_t>(model.config().experts)});
+        test::CacheSimulator<Arc> ours(arc, slots);
+        test::ArcOracle right(slots);
+        for (const auto& step : routing) {
+          for (const std::uint32_t e : step[l]) {
+            const bool hit = ours.ask({static_cast<std::uint16_t>(l), static_cast<std::uint16_t>(e)});
+            REQUIRE(hit == right.access(e));
+            hits += hit ? 1 : 0;
+            ++accesses;
+          }
+        }
+      }
+    }
+    MESSAGE(name << ": " << hits << " hits of " << accesses);
+    CHECK(hits > 0);
+    CHECK(hits < accesses);
+  }
 }
 
 }  // namespace

@@ -27,8 +27,9 @@ namespace ferry {
 /// Complexity: touch and replace O(1); victim O(1 + barred slots at the end). State: 32 bytes a slot, 20 an expert.
 ///
 /// Deviations. Barred slots are passed over towards the recent end, then in the other list. `forget` leaves no ghost.
-/// Ambiguities resolved. A prefetch is no access: it enters T1 and p stays, also when it was a ghost, which it is then
-/// no more; its first use moves it to T2 (Case I). A miss that is then not admitted (streamed, or run on the host) has
+/// Ambiguities resolved. A prefetch is no access: it enters T1, p stays, and its first use leaves it in T1, most recent
+/// now, as a demand load would have; if it leaves unused it leaves no ghost. One that was a ghost is a ghost no more,
+/// and its next use moves it to T2: it was used before. A miss that is then not admitted (streamed, or run on the host) has
 /// moved p if it is a ghost and changed nothing else: it stays that ghost. Each precision of an expert is a page of its
 /// own, because a pool may hold two at once.
 class Arc {
@@ -46,13 +47,18 @@ class Arc {
     carve(nodes_, std::size_t{2} * slots_ + 1 + lists);
     carve(ghost_of_, std::size_t{pool.layers} * pool.experts * precision_count, none);
     if (carve.measuring()) return;
-    for (std::uint32_t list = 0; list < lists; ++list) nodes_[ends_of(list)] = {ends_of(list), ends_of(list), 0, spare};
+    for (std::uint32_t list = 0; list < lists; ++list)
+      nodes_[ends_of(list)] = {ends_of(list), ends_of(list), 0, spare, false};
     for (std::uint32_t slot = 0; slot < slots_; ++slot) link(slot, unfilled);
     for (std::uint32_t ghost = slots_; ghost < ends_of(0); ++ghost) link(ghost, spare);
   }
 
   FERRY_HD void touch(Variant what, std::uint32_t slot) noexcept {
-    if (slot != no_slot) return move(slot, t2);
+    if (slot != no_slot) {
+      move(slot, nodes_[slot].unused ? t1 : t2);
+      nodes_[slot].unused = false;
+      return;
+    }
     const std::uint32_t ghost = ghost_of_[key(what)];
     if (ghost != none) adapt(static_cast<List>(nodes_[ghost].list));
   }
@@ -71,13 +77,14 @@ class Arc {
     const std::uint32_t known = ghost_of_[k];
     if (known != none) drop(known);
     Node& node = nodes_[slot];
-    if (node.list == t1 || node.list == t2) {
+    if (!node.unused && (node.list == t1 || node.list == t2)) {
       const std::uint32_t ghost = nodes_[ends_of(spare)].older;
       nodes_[ghost].key = node.key;
       ghost_of_[node.key] = ghost;
       move(ghost, node.list == t1 ? b1 : b2);
     }
     node.key = k;
+    node.unused = !demand && known == none;
     move(slot, known != none && demand ? t2 : t1);
     if (size_[t1] + size_[b1] > slots_) drop(nodes_[ends_of(b1)].newer);
     if (size_[b1] + size_[b2] > slots_) drop(nodes_[ends_of(b2)].newer);
@@ -100,6 +107,7 @@ class Arc {
     std::uint32_t newer = 0, older = 0;
     std::uint32_t key = 0;
     std::uint8_t list = spare;
+    bool unused = false;  ///< prefetched, and not asked for since
   };
 
   FERRY_HD std::uint32_t key(Variant v) const noexcept {

@@ -15,9 +15,9 @@ namespace ferry {
 ///
 /// Source: Fate section 4.3 (one layer ahead), HOBBIT section 3.3 (several at once, "stacking").
 /// The gates lie stacked in one [layers * E, d] matrix, so that scores of p adjacent layers are one product. For one
-/// row it is a matrix-vector product; for two to seven rows it is one of each row and gate, since a matrix product would
-/// not pay for its copies. They equal p single products but for rounding: for fewer than 8 rows, if d is a multiple of
-/// 16, bit for bit.
+/// row it is a matrix-vector product; for two to seven rows it is one of each row and gate, since a matrix product
+/// would not pay for its copies. They equal p single products but for rounding: for fewer than 8 rows, if d is a
+/// multiple of 16, bit for bit.
 /// Complexity: O(rows * p * E * d). Not thread-safe where it owns the result; with a result of the caller's own,
 /// `scores` is const and any number of threads may call it.
 class GateBank {

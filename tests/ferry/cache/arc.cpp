@@ -503,3 +503,33 @@ TEST_CASE("ARC works with more slots than experts, and with none") {
     CHECK(empty->victim(full(0, e), {nullptr, 1}) == no_slot);
   }
 }
+
+TEST_CASE("ARC: a prefetch is no access") {
+  using ferry::test::full;
+  const std::uint8_t none[3] = {};
+  ferry::test::Placed<ferry::Arc> arc(ferry::PoolShape{3, 0, 1, 8});
+  arc->replace(0, full(0, 0), false);  // prefetched
+  arc->replace(1, full(0, 1), false);
+  CHECK(arc->size(ferry::Arc::t1) == 2);
+  arc->touch(full(0, 0), 0);  // its first use: as if it had been loaded for it, most recent of T1
+  CHECK(arc->size(ferry::Arc::t1) == 2);
+  CHECK(arc->size(ferry::Arc::t2) == 0);
+  arc->touch(full(0, 0), 0);  // its second
+  CHECK(arc->size(ferry::Arc::t2) == 1);
+  // T1: 1 (never used). Another miss fills the last slot, the next one evicts: 1 is the least recent of T1.
+  arc->touch(full(0, 2), ferry::no_slot);
+  arc->replace(2, full(0, 2), true);
+  arc->touch(full(0, 3), ferry::no_slot);
+  CHECK(arc->victim(full(0, 3), {none, 1}) == 1);
+  arc->replace(1, full(0, 3), true);
+  CHECK(arc->size(ferry::Arc::b1) == 0);  // it was never used: no ghost
+  // T1: 3, 2. T2: 0. Evicting 2 leaves one; prefetched again it is no ghost any more, and its next use is a second one.
+  arc->touch(full(0, 4), ferry::no_slot);
+  CHECK(arc->victim(full(0, 4), {none, 1}) == 2);
+  arc->replace(2, full(0, 4), true);
+  CHECK(arc->size(ferry::Arc::b1) == 1);
+  const std::uint32_t out = arc->victim(full(0, 2), {none, 1});
+  arc->replace(out, full(0, 2), false);
+  arc->touch(full(0, 2), out);
+  CHECK(arc->size(ferry::Arc::t2) == 2);
+}

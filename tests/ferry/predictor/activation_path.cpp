@@ -66,6 +66,15 @@ TEST_CASE("the experts that followed most often are named, those never seen to f
   CHECK(predict(p, 1).empty());
 }
 
+TEST_CASE("of experts that followed equally often, those of lower index are among the k best") {
+  Placed<ActivationPath> p(Shape{2, 4, 2, 1});
+  step(p, {{3, no_expert}, {0, 1}});
+  step(p, {{3, no_expert}, {2, no_expert}});
+  step(p, {{3, no_expert}, {2, no_expert}});
+  step(p, {{3, no_expert}});
+  CHECK(ids(predict(p, 1)) == std::vector{2, 0});
+}
+
 TEST_CASE("only the layer after the one observed last, in the same step, is foretold") {
   Placed<ActivationPath> p(Shape{3, 4, 1, 1});
   CHECK(predict(p, 0).empty());

@@ -60,17 +60,18 @@ TEST_CASE("unimportance is the share of the k best that goes to those ranked abo
 
 TEST_CASE("of several rows the smallest unimportance, the largest weight and score, and every vote count") {
   const auto r = best(Shape{4, 3, 2, 2},
-                      {.5F, .25F, 0,    // 0, then 1 with .5 / .75
-                       0, .25F, .75F},  // 2, then 1 with .75 / 1
+                      {.5F, .25F, 0,      // 0, then 1 with .5 / .75
+                       0, .375F, .625F},  // 2, then 1 with .625 / 1
                       2);
   REQUIRE(r.size() == 3);
   CHECK(r[0].want.id.expert == 2);
-  CHECK(r[0].confidence == .75F);
+  CHECK(r[0].confidence == .625F);
   CHECK(r[1].want.id.expert == 0);
   CHECK(r[2].want.id.expert == 1);
   CHECK(r[2].rows == 2);
-  CHECK(r[2].importance == .25F);
-  CHECK(r[2].unimportance == .5F / .75F);
+  CHECK(r[2].confidence == .375F);
+  CHECK(r[2].importance == .375F);
+  CHECK(r[2].unimportance == .625F);
 }
 
 TEST_CASE("in prefill votes come before scores, and both before the index") {
@@ -103,6 +104,13 @@ TEST_CASE("select chooses, weight gives importance and shares") {
   CHECK(r[0].unimportance == doctest::Approx(.8));
   CHECK(r[1].unimportance == doctest::Approx(.5));
   CHECK(r[2].unimportance == 0.0F);
+  const std::vector<float> tie = {.375F, .25F, .375F, 9};  // the better score goes first
+  foretold->clear();
+  foretold->name_best({3, {select.data(), 4}, {tie.data(), 4}}, 3);
+  const auto t = written(*foretold, Phase::decode);
+  CHECK(t[0].unimportance == .75F);
+  CHECK(t[1].unimportance == 0.0F);
+  CHECK(t[2].unimportance == .375F);
 }
 
 TEST_CASE("a NaN score names nothing, and shares that are none count as important") {
@@ -132,4 +140,6 @@ TEST_CASE("a row names no more than it is told to, and nothing is kept from the 
   CHECK(written(*foretold, Phase::decode, 0).empty());
   foretold->clear();
   CHECK(written(*foretold, Phase::decode).empty());
+  foretold->name_best(scores(3, row), 1);
+  CHECK(written(*foretold, Phase::decode)[0].rows == 1);
 }

@@ -117,6 +117,7 @@ TEST_CASE("a future that is none is refused, with the place") {
       std::string("Oracle: expert 6 of layer 0 is listed in layer 0 of step 0, each layer must list its own, below 6"));
   CHECK(refusal({{0, 1}, {1, 4}, {1, 3}, {1, 4}}, {0, 1, 4}) ==
         std::string("Oracle: expert 4 is listed twice in layer 1 of step 0, list it once"));
+  CHECK_THROWS_AS((Placed<Oracle>(Shape{1, 6, 2, 1}, knowing(asked, {}))), ConfigError);
   Oracle deep = knowing(asked, starts);
   deep.depth = 3;
   CHECK_THROWS_WITH_AS((Placed<Oracle>(Shape{2, 6, 2, 1}, deep)),

@@ -59,6 +59,8 @@ TEST_CASE("decode: never more than k, however many lie above the bar, and ties w
   CHECK(ids(predict(p, Phase::decode, scores(2, {.2F, .4F, .1F, .3F, 0}))) == std::vector{1, 3});
   CHECK(ids(predict(p, Phase::decode, scores(2, {.2F, .4F, .2F, .2F, 0}))) == std::vector{1});
   CHECK(predict(p, Phase::decode, scores(2, {.2F, .2F, .2F, .2F, .2F})).empty());
+  auto half = with(.5F, Shape{4, 5, 2, 1});  // the bar of logits is -3 * 1.5, below all of them
+  CHECK(ids(predict(half, Phase::decode, scores(2, {-4, -2, -3, -1, -4}))) == std::vector{3, 1});
 }
 
 TEST_CASE("decode: without a (k+1)-th score all of the k are top-score, NaN is none") {
