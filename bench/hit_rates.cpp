@@ -19,6 +19,7 @@
 #include "ferry/cache/sieve.hpp"
 #include "ferry/error.hpp"
 #include "json.hpp"
+#include "lfu_then_lru.hpp"
 #include "replay.hpp"
 #include "report.hpp"
 
@@ -76,6 +77,7 @@ std::vector<Policy> policies(const Routing& routing, const std::vector<ExpertId>
                              policy("Lru", Lru{}),
                              policy("Lfu, sequence", Lfu{}),
                              policy("Lfu, model", over_model),
+                             policy("Lfu, ties to Lru", LfuThenLru{}),
                              policy("Fld", Fld{}),
                              policy("Multidimensional", Multidimensional{}),
                              policy("Arc", Arc{}),
@@ -85,9 +87,9 @@ std::vector<Policy> policies(const Routing& routing, const std::vector<ExpertId>
                              policy("StaticResidency", StaticResidency{}),
                              policy("  of the most used", StaticResidency{}),
                              policy("Belady", belady)};
-  all[11].fill = Fill::evenly;
-  all[12].fill = Fill::most_used;
-  all[12].online = false;
+  all[12].fill = Fill::evenly;
+  all[13].fill = Fill::most_used;
+  all[13].online = false;
   return all;
 }
 

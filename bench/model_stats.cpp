@@ -42,7 +42,7 @@ constexpr float t1 = 0.6F, t2 = 0.9F;
 
 struct Arguments {
   std::vector<std::string> models, texts, traces;
-  std::uint32_t windows = ~0U, decode_windows = 8, step = 100;
+  std::uint32_t windows = ~0U, decode_windows = 8, step = 100, budget = 25;
   bool calibrate_cache = false;
   std::string json;
 };
@@ -675,17 +675,17 @@ std::vector<Figure> figures(const Statistics& statistics, std::uint32_t candidat
   auto by_distance = [&](const std::string& key, const std::string& title, auto member, Figure::Unit unit) {
     for (std::size_t d = 0; d < distances; ++d) {
       all.push_back(figure(
-          fmt::format("{}_{}", key, d + 1), fmt::format("{}, {} layer{} before", title, d + 1, d == 0 ? "" : "s"),
+          fmt::format("{}_{}", key, d + 1), fmt::format("{} {} layer{} before", title, d + 1, d == 0 ? "" : "s"),
           layers, [&](const LayerStats& l) { return (l.*member)[d].value(); }, unit));
     }
   };
-  by_distance("cosine", "cosine to the gate input", &LayerStats::cosine, Figure::plain);
-  by_distance("recall_top_k", fmt::format("recall, top-{} from", k), &LayerStats::top_k, Figure::percent);
-  by_distance("recall_percentile", fmt::format("recall, best {} (75th percentile) from", candidates),
+  by_distance("cosine", "cosine to the gate input of", &LayerStats::cosine, Figure::plain);
+  by_distance("recall_top_k", fmt::format("top-{} recall from", k), &LayerStats::top_k, Figure::percent);
+  by_distance("recall_percentile", fmt::format("75th percentile recall (best {}) from", candidates),
               &LayerStats::percentile, Figure::percent);
-  by_distance("recall_prefill", fmt::format("recall, prefill of {} tokens, from", prefill_tokens), &LayerStats::prefill,
+  by_distance("recall_prefill", fmt::format("recall in a prefill of {} from", prefill_tokens), &LayerStats::prefill,
               Figure::percent);
-  by_distance("top_1", "best foretold is best, from", &LayerStats::top_1, Figure::percent);
+  by_distance("top_1", "top-1 accuracy from", &LayerStats::top_1, Figure::percent);
   auto add = [&](const char* key, const std::string& title, auto get, Figure::Unit unit = Figure::percent) {
     all.push_back(figure(key, title, layers, get, unit));
   };
@@ -787,8 +787,6 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   Check recall{"recall of partial hidden states: the runner of importance+pre"};
   recall.compare(partial.recall, partial.counters().prefetch.accuracy.foretold,
                  partial.counters().prefetch.accuracy.needed);
-  recall.compare(partial.top_1, partial.counters().prefetch.accuracy.rows_top1,
-                 partial.counters().prefetch.accuracy.rows);
   Check copies{"its copies in the link's log"};
   copies.compare(partial.strays, 0);
   copies.compare(partial.prefetched.top_score.whole, partial.counters().prefetch.issued);
@@ -864,6 +862,7 @@ using Sequence = std::vector<Route>;
 struct Routing {
   std::string name;
   ModelShape shape;
+  std::uint64_t budget_bytes = 0;
   std::vector<Sequence> half[2];
 
   [[nodiscard]] std::size_t tokens(int h) const {
@@ -877,7 +876,7 @@ struct Routing {
 Routing routing_of_model(const Arguments& a, const std::string& name) {
   HostModel model(find_model(name));
   const ModelConfig& c = model.config();
-  Routing r{name, model_shape(c, model.store(), 1), {}};
+  Routing r{name, model_shape(c, model.store(), 1), 0, {}};
   r.shape.expert_bytes[0][static_cast<unsigned>(Precision::int4)] = model.store().layout().bytes(Precision::int4);
   Recorder recorder(model);
   for (const std::string& text : a.texts) {
@@ -948,7 +947,7 @@ Routing routing_of_trace(const std::string& path) {
   return r;
 }
 
-/// What a cache policy's misses cost on this routing: HOBBIT's two caches, a quarter of the bytes of all experts.
+/// What becomes of this routing's requests under a cache policy, in HOBBIT's two caches.
 template <class Cache>
 Outcomes replay(const Routing& r, int half, const Cache& cache) {
   using S = Stack<NoPrediction, Cache, ImportanceThresholds, stacks::LoadEverything, TopK>;
@@ -957,7 +956,7 @@ Outcomes replay(const Routing& r, int half, const Cache& cache) {
   config.cache = cache;
   config.precision.t1 = t1;
   config.precision.t2 = t2;
-  config.allotment = high_low_pools(r.shape, r.shape.all_bytes() / 4, config.precision.high, config.precision.low);
+  config.allotment = high_low_pools(r.shape, r.budget_bytes, config.precision.high, config.precision.low);
   OwnedCore<S> core(config);
   const std::uint32_t sequence = 0;
   for (const Sequence& s : r.half[half]) {
@@ -1011,10 +1010,11 @@ void calibrate(const Arguments& a, Json& json) {
   std::vector<Routing> sources;
   for (const std::string& m : a.models) sources.push_back(routing_of_model(a, m));
   for (const std::string& t : a.traces) sources.push_back(routing_of_trace(t));
+  for (Routing& r : sources) r.budget_bytes = r.shape.all_bytes() * a.budget / 100;
   const std::vector<Multidimensional> grid = mixtures(a.step);
   std::vector<std::vector<double>> costs(sources.size());  // [sources, grid], first half
   std::vector<double> lowest, lru_cost, lfu_cost;          // by source; of the last two the second half
-  json = {{"grid_step", a.step}, {"sources", Json::array()}};
+  json = {{"step", a.step}, {"budget_percent", a.budget}, {"sources", Json::array()}};
 
   for (std::size_t s = 0; s < sources.size(); ++s) {
     const Routing& r = sources[s];
@@ -1141,6 +1141,10 @@ int main(int argc, char** argv) {
   app.add_option("--step", a.step, "of the mixtures' weights, in thousandths")
       ->type_name("N")
       ->check(CLI::Range(1, 500))
+      ->capture_default_str();
+  app.add_option("--budget", a.budget, "of --calibrate-cache: percent of the bytes of all experts")
+      ->type_name("PERCENT")
+      ->check(CLI::Range(1, 100))
       ->capture_default_str();
   app.add_option("--json", a.json, "write all numbers to this file")->type_name("FILE");
   try {

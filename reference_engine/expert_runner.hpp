@@ -40,7 +40,8 @@ class ExpertRunner {
 
   virtual void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) = 0;
   /// Decides, puts the copies on their way and the host's share of the experts to work. `input`, `scores`:
-  /// [rows, hidden], [rows, experts]; both stay as they are until `run` returns. `took`: the layer's attention and gate.
+  /// [rows, hidden], [rows, experts]; both stay as they are until `run` returns. `took`: the layer's
+  /// attention (with what else each token needs) and gate.
   virtual void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) = 0;
   /// Computes what is on the device already.
   virtual void run_resident(std::uint16_t layer, const Matrix& input) = 0;

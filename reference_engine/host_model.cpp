@@ -195,11 +195,11 @@ Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     softmax_rows(scores_);
     const Nanoseconds end = span("gate", gate);
     if (gate_scores) gate_scores(l, normed_, scores_);
-    runner.plan(index, normed_, scores_, {gate - begin, end - gate, 0, 0});
+    runner.plan(index, normed_, scores_, {gate - begin + shared_ns_, end - gate, 0, 0});
     if (config_.shared_width > 0) {  // while the copies are on their way
       const Nanoseconds t = now_ns();
       shared_expert(layer);
-      span("shared expert", t);
+      shared_ns_ = span("shared expert", t) - t;
     }
     runner.run_resident(index, normed_);
     if (runner.wants_partial(index)) {
@@ -208,7 +208,7 @@ Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
       partial_ += x_;
       add_shared(partial_);
       foresee(l + 1, rows, caches, partial_, ahead_scores_);
-      span("partial hidden state", t);
+      runner.times[static_cast<unsigned>(phase)].decision += span("partial hidden state", t) - t;
       runner.look_ahead(static_cast<std::uint16_t>(l + 1), ahead_scores_);
     }
     runner.run(index, normed_, routed_);

@@ -77,6 +77,7 @@ class HostModel {
   ExpertStore store_;
   GateBank gates_;
   std::uint64_t dense_bytes_ = 0;
+  Nanoseconds shared_ns_ = 0;  ///< what the last shared expert took
   // scratch
   Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
   Matrix partial_, ahead_normed_, ahead_scores_, saved_;

@@ -175,7 +175,7 @@ struct Seen {
 
 /// Measured costs of one layer of one step, fed back by the engine; 0 where not measured.
 struct Times {
-  Nanoseconds attention = 0;  ///< of the layer
+  Nanoseconds attention = 0;  ///< of the layer, with all else that each token needs: shared experts
   Nanoseconds gate = 0;       ///< of the layer
   Nanoseconds device = 0;     ///< of one expert on the device
   Nanoseconds host = 0;       ///< of one row of one expert on the host

@@ -33,7 +33,8 @@ class TopScores {
       const std::uint32_t ranks = k_ < experts_ ? k_ + 1U : k_;
       best_of(row, experts_, ranks, best_.data());
       for (std::uint32_t i = 0; i < k_; ++i) {
-        if (k_ == experts_ || row[best_[i].expert] > factor_ * row[best_[k_].expert]) top_[best_[i].expert] = 1;
+        // Not "greater": where there is no (k+1)-th score, or only a NaN, nothing is a rival.
+        if (k_ == experts_ || !(row[best_[i].expert] <= factor_ * row[best_[k_].expert])) top_[best_[i].expert] = 1;
       }
     }
   }

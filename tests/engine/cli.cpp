@@ -161,6 +161,39 @@ TEST_CASE("inspect prints shape, bytes an expert, and what fits") {
   CHECK(r.out.find("94 of 384 experts") != std::string::npos);
 }
 
+TEST_CASE("a run of each paper's stack writes its own numbers") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const Result r = ferry_command(
+      "compare --stacks fate,hobbit,importance-driven --t1 0.5 --alpha 0.4 --machine rtx3090-pcie3 --gate-worker "
+      "--max-new-tokens 8 --json '" +
+      json + "'");
+  REQUIRE(r.status == 0);
+  const Json j = Json::parse(read(json));
+  REQUIRE(j.size() == 3);
+  CHECK(j[0]["bytes_by_precision"]["int4"] > 0);
+  CHECK(j[0]["gate_worker"]["busy_s"] > 0);
+  CHECK(j[1]["decode"]["skipped"] > 0);
+  CHECK(j[1]["decode"]["miss_penalty"] > 0);
+  REQUIRE(j[1]["prefetch"]["by_distance"].size() == 3);
+  REQUIRE(j[1]["prefetch"]["by_distance"][0]["recall_by_layer"].size() == 12);
+  CHECK(j[1]["prefetch"]["by_distance"][0]["recall_by_layer"][0].is_null());
+  CHECK(j[1]["prefetch"]["by_distance"][0]["recall_by_layer"][11] > 0.5);
+  CHECK(j[2]["decode"]["substituted"] > 0);
+  CHECK(j[2]["decode"]["top_score_requests"].get<int>() + j[2]["decode"]["low_score_requests"].get<int>() ==
+        j[2]["decode"]["requests"].get<int>());
+}
+
+TEST_CASE("help lists every stack with what it is") {
+  for (const char* command : {"run", "compare"}) {
+    const std::string help = ferry_command(std::string(command) + " --help").out;
+    for (const char* stack : {"resident-int4", "layer-stream", "moe-infinity", "fate+prefetch", "hobbit-cooperative",
+                              "importance+er", "importance-driven"}) {
+      CHECK_MESSAGE(help.find(stack) != std::string::npos, stack);
+    }
+  }
+}
+
 TEST_CASE("help and version are no mistakes") {
   CHECK(ferry_command("--help").status == 0);
   CHECK(ferry_command("run --help").out.find("--budget") != std::string::npos);
@@ -183,6 +216,15 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("run --budget 25%%", {"--budget 25%%"});
   refused("run --budget 5", {"budget of 5 bytes is too small: at least 98304 bytes"});
   refused("run --budget 0%", {"too small"});
+  refused("run --stack lru --t1 0.5", {"--t1: lru has no such parameter", "hobbit"});
+  refused("compare --stacks lru,fate --alpha 0.5", {"--alpha: lru, fate has no such parameter", "importance-driven"});
+  refused("run --stack hobbit --t1 0.9 --t2 0.5", {"t1", "0.9", "0.5"});
+  refused("run --stack hobbit --t1 nan", {"t1"});
+  refused("run --stack hobbit --t1 2", {"--t1"});
+  refused("run --stack hobbit --depth 5", {"--depth"});
+  refused("run --stack importance-driven --alpha nan", {"alpha"});
+  refused("run --stack fate --low-share 101", {"--low-share"});
+  refused("run --pools two", {"--pools"});
   refused("run --batch 9", {"--batch"});
   refused("run --max-new-tokens 0", {"--max-new-tokens"});
   refused("run --max-new-tokens many", {"--max-new-tokens"});

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <new>
 #include <vector>
 
@@ -42,6 +43,13 @@ TEST_CASE("where every expert is chosen there is no (k+1)-th score: all are top-
   f.mark({0.5F, 0.5F});
   CHECK(f.top[0]);
   CHECK(f.top[1]);
+}
+
+TEST_CASE("a (k+1)-th score that is not a number is no rival either") {
+  Fixture f(Shape{1, 3, 2, 1}, 0.5F);
+  f.mark({0.5F, std::numeric_limits<float>::quiet_NaN(), 0.4F});
+  CHECK(f.top[0]);
+  CHECK(f.top[2]);
 }
 
 TEST_CASE("a negative alpha turns it off") {

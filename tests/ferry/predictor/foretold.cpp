@@ -77,13 +77,14 @@ TEST_CASE("of several rows the smallest unimportance, the largest weight and sco
 TEST_CASE("in prefill votes come before scores, and both before the index") {
   // Votes: 1 twice, the others once. Scores of those: 0 and 2 tie at .5, 3 has .75.
   const auto r = best(Shape{4, 4, 2, 3},
-                      {.5F, .25F, 0, 0,  //
-                       0, .25F, .5F, 0,  //
+                      {.5F, .375F, 0, 0,  //
+                       0, .25F, .5F, 0,   //
                        nan, nan, nan, .75F},
                       2, Phase::prefill);
   REQUIRE(r.size() == 4);
   CHECK(r[0].want.id.expert == 1);
   CHECK(r[0].confidence == 2.0F);
+  CHECK(r[0].unimportance == .5F / .875F);  // the second row's is .5 / .75
   CHECK(r[1].want.id.expert == 3);
   CHECK(r[1].confidence == 1.0F);
   CHECK(r[2].want.id.expert == 0);

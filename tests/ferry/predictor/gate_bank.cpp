@@ -93,6 +93,14 @@ TEST_CASE("the stacked product gives what single products give, each layer's row
   }
 }
 
+TEST_CASE("large logits do not overflow") {
+  GateBank bank(1, 2, 1);
+  bank.set(0, (Matrix(2, 1) << 1, -1).finished());
+  const Scores s = bank.scores(0, Matrix::Constant(1, 1, 300));
+  CHECK(s.select[0] == 1.0F);
+  CHECK(s.select[1] == 0.0F);
+}
+
 TEST_CASE("layers that the bank does not have are refused") {
   test::Random random(1);
   GateBank bank = random_bank(random, 3, 4, 4);
