@@ -282,41 +282,50 @@ std::string compare_curve(const Arguments& a, const Routing& r, Json& json) {
   if (r.expert_bytes.empty()) throw InputError(r.name + ": --curve needs a trace with the experts' bytes (CSV)");
   const std::vector<CurvePoint> points = read_curve(a.curve);
   const std::vector<ExpertId> uses = uses_of(r);
-  Lfu lfu;
-  lfu.over = CountOver::model;
+  Belady belady;
+  belady.future = {uses.data(), static_cast<std::uint32_t>(uses.size())};
+  struct Column {
+    const char* theirs;
+    const char* ours;
+    std::function<ByteHits(const ByteBudget&)> run;
+    std::uint32_t rows = 0, equal = 0;
+    double apart = 0;
+  };
+  auto column = [&](const char* theirs, const char* ours, const auto& cache) {
+    return Column{theirs, ours, [&r, cache](const ByteBudget& b) { return by_bytes(r, b, cache); }};
+  };
+  Column columns[] = {column("lru", "Lru", Lru{}),   column("lfu", "Lfu, ties to Lru", LfuThenLru{}),
+                      column("lfu", "Lfu", Lfu{}),   column("belady", "Belady", belady),
+                      column("layer", "Lru", Lru{}), column("layerlfu", "Lfu, ties to Lru", LfuThenLru{})};
   std::string out =
-      fmt::format("{}: hit rate of decode in percent at budgets in bytes, theirs and ours\n{:>6}", r.name, "MiB");
-  const char* names[] = {"lru", "lfu", "belady", "layer", "layerlfu"};
-  for (const char* n : names) out += fmt::format(" |{:>17}", n);
+      fmt::format("{}: hit rate of decode in percent at budgets in bytes, theirs and ours\n{:>6}", r.name, "");
+  for (const Column& c : columns) out += fmt::format(" |{:>17}", c.theirs);
+  out += fmt::format("\n{:>6}", "MiB");
+  for (const Column& c : columns) out += fmt::format(" |{:>17}", c.ours);
   out += '\n';
-  std::vector<std::uint32_t> equal(std::size(names)), rows(std::size(names));
-  std::vector<double> farthest(std::size(names));
   Json results = Json::array();
-  for (double budget = -1; const CurvePoint& first : points) {
+  double budget = -1;
+  for (const CurvePoint& first : points) {
     if (first.budget_mib == budget) continue;
     budget = first.budget_mib;
     out += fmt::format("{:>6g}", budget);
-    for (std::size_t n = 0; n < std::size(names); ++n) {
+    for (Column& c : columns) {
       const auto p = std::find_if(points.begin(), points.end(),
-                                  [&](const CurvePoint& q) { return q.budget_mib == budget && q.policy == names[n]; });
+                                  [&](const CurvePoint& q) { return q.budget_mib == budget && q.policy == c.theirs; });
       if (p == points.end()) {
         out += fmt::format(" |{:>17}", "-");
         continue;
       }
-      const ByteBudget bytes{static_cast<std::uint64_t>(budget * 1024 * 1024), p->policy.starts_with("layer")};
-      Belady belady;
-      belady.future = {uses.data(), static_cast<std::uint32_t>(uses.size())};
-      const ByteHits h = p->policy == "belady"        ? by_bytes(r, bytes, belady)
-                         : p->policy.ends_with("lfu") ? by_bytes(r, bytes, lfu)
-                                                      : by_bytes(r, bytes, Lru{});
-      const bool same = std::abs(h.decode.percent() - p->decode_hits) < 6e-4 &&
-                        std::abs(h.all.percent() - p->hits) < 6e-4 &&
+      const ByteHits h = c.run({static_cast<std::uint64_t>(budget * 1024 * 1024), p->policy.starts_with("layer")});
+      const double apart = std::abs(h.decode.percent() - p->decode_hits);
+      const bool same = apart < 6e-4 && std::abs(h.all.percent() - p->hits) < 6e-4 &&
                         std::abs(static_cast<double>(h.read_bytes) / 1048576 - p->read_mib) < 0.06;
-      ++rows[n];
-      equal[n] += same ? 1 : 0;
-      farthest[n] = std::max(farthest[n], std::abs(h.decode.percent() - p->decode_hits));
+      ++c.rows;
+      c.equal += same ? 1 : 0;
+      c.apart = std::max(c.apart, apart);
       out += fmt::format(" |{:>8.3f}{:>8.3f}{}", p->decode_hits, h.decode.percent(), same ? " " : "*");
-      results.push_back({{"policy", p->policy},
+      results.push_back({{"theirs", c.theirs},
+                         {"ours", c.ours},
                          {"budget_mib", budget},
                          {"theirs_decode_percent", p->decode_hits},
                          {"requests", h.decode.requests},
@@ -326,10 +335,10 @@ std::string compare_curve(const Arguments& a, const Routing& r, Json& json) {
     }
     out += '\n';
   }
-  out += "* differs in one of: hit rate over all, over decode, bytes read\n";
-  for (std::size_t n = 0; n < std::size(names); ++n) {
-    out += fmt::format("{}: {} of {} rows equal to the last digit, {:.3f} points apart at most\n", names[n], equal[n],
-                       rows[n], farthest[n]);
+  out += "* differs in the hit rate over all, that over decode, or the bytes read\n";
+  for (const Column& c : columns) {
+    out += fmt::format("{} as {}: {} of {} rows equal to the last digit, decode {:.3f} points apart at most\n",
+                       c.theirs, c.ours, c.equal, c.rows, c.apart);
   }
   json.push_back({{"routing", r.name}, {"curve", a.curve}, {"results", results}});
   return out;

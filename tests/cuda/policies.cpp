@@ -4,28 +4,10 @@
 
 #include <doctest/doctest.h>
 
-#include <memory>
-
 using namespace ferry;
 using namespace ferry::test::device;
 
 namespace {
-
-/// A block that starts `offset` bytes behind a multiple of 128.
-class Block {
- public:
-  Block(std::size_t bytes, std::size_t offset)
-      : memory_(static_cast<std::byte*>(::operator new(bytes + offset, alignment))), offset_(offset) {}
-  [[nodiscard]] std::byte* data() const { return memory_.get() + offset_; }
-
- private:
-  static constexpr std::align_val_t alignment{2 * storage_alignment};
-  struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, alignment); }
-  };
-  std::unique_ptr<std::byte, Free> memory_;
-  std::size_t offset_;
-};
 
 /// The load's digest over a block that moves before step `moves`, and leaves 0xff behind.
 template <class Parameters>

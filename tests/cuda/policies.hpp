@@ -7,6 +7,8 @@
 /// is fixed_score, whose product is exact. A row's scores are positive, so that no weights are divided by 0.
 #pragma once
 #include <cstring>
+#include <memory>
+#include <new>
 #include <type_traits>
 #include <vector>
 
@@ -213,6 +215,16 @@ class Rowed {
   std::uint32_t sequence_[max_rows] = {};
 };
 
+template <Predictor P, Phase phase>
+inline constexpr bool reads_rows = part::rows_of<P>(phase) != RowSource::none;
+
+/// How many rows of predicted scores the predictor reads.
+template <Predictor P>
+FERRY_HD std::uint32_t rows_read(const Rowed& rowed) noexcept {
+  const bool reads = rowed.phase == Phase::prefill ? reads_rows<P, Phase::prefill> : reads_rows<P, Phase::decode>;
+  return reads ? rowed.rows : 0;
+}
+
 /// One request for each of the first `count` experts of a layer.
 FERRY_HD inline void draw(Dice& dice, Request* requests, std::uint32_t count) noexcept {
   for (std::uint16_t e = 0; e < count; ++e) {
@@ -335,8 +347,8 @@ FERRY_HD void step(P& predictor, Load& load) noexcept {
   for (std::uint16_t layer = 0; layer < layers; ++layer) {
     Rows gate(dice, rowed.rows);
     predictor.observe(layer, gate.routes());
-    for (std::uint32_t distance = 1; distance <= part::depth_of(predictor); ++distance) {
-      const Rows foretold(dice, part::rows_of<P>(rowed.phase) == RowSource::none ? 0 : rowed.rows);
+    for (std::uint32_t distance = 1; distance <= 2; ++distance) {
+      const Rows foretold(dice, rows_read<P>(rowed));
       Request requests[experts];
       Out<Request> out{requests, experts, 0};
       predictor.predict(rowed.phase, foretold.of((layer + distance) % layers), out);
@@ -408,8 +420,7 @@ FERRY_HD void step(Core<S>& core, Load& load) noexcept {
     for (std::uint32_t distance = 1; distance <= core.look_ahead_depth(); ++distance) {
       const auto ahead = static_cast<std::uint16_t>((layer + distance) % layers);
       if (!core.wants_look_ahead(ahead)) break;
-      const bool reads = part::rows_of<typename S::predictor>(rowed.phase) != RowSource::none;
-      const Rows foretold(dice, reads ? rowed.rows : 0);
+      const Rows foretold(dice, rows_read<typename S::predictor>(rowed));
       core.look_ahead(foretold.of(ahead), load.link.seen(dice));
       carry_out(core.commands(), load);
       load.digest.add(core.prediction_accuracy(1, layer));
@@ -465,6 +476,22 @@ void reserve(P& policy, Carver& carve) {
     policy.reserve(carve, Shape{layers, experts, top_k, max_rows});
   }
 }
+
+/// Memory for a block that starts `offset` bytes behind a multiple of 128.
+class Block {
+ public:
+  Block(std::size_t bytes, std::size_t offset)
+      : memory_(static_cast<std::byte*>(::operator new(bytes + offset, alignment))), offset_(offset) {}
+  [[nodiscard]] std::byte* data() const { return memory_.get() + offset_; }
+
+ private:
+  static constexpr std::align_val_t alignment{2 * storage_alignment};
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete(p, alignment); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::size_t offset_;
+};
 
 template <class P>
 std::size_t block_bytes(P policy) {
@@ -531,7 +558,6 @@ void for_each_policy(const Visit& visit) {
   Oracle oracle;
   oracle.asked = all;
   oracle.starts = {starts.data(), static_cast<std::uint32_t>(starts.size())};
-  oracle.depth = 2;
   TopK top;
   top.renormalise = true;
   ExpertCacheRouter substituting;
