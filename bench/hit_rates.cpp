@@ -64,7 +64,7 @@ Policy policy(const char* name, const Cache& cache) {
       [cache](Counting c, const Replay& r) { return c == Counting::steps ? by_step(r, cache) : by_request(r, cache); }};
 }
 
-/// In the order of the table. LoadOnDemand keeps nothing and Lhu needs two precisions: with one it is Lfu by sequence.
+/// In the order of the table.
 std::vector<Policy> policies(const Routing& routing, const std::vector<ExpertId>& future) {
   Lfu over_model;
   over_model.over = CountOver::model;
@@ -369,6 +369,10 @@ int run(const Arguments& a) {
 int main(int argc, char** argv) {
   Arguments a;
   CLI::App app("Hit rates of every cache policy on recorded routing, and Belady's beside them.", "hit-rates");
+  app.footer(
+      "Not in the table: LoadOnDemand, which keeps nothing; Lhu, which needs two precisions and is Lfu by sequence "
+      "with "
+      "one.\n\"Lfu, ties to Lru\" is the benchmark's own; \"of the most used\" is placed in hindsight.");
   app.add_option("TRACE", a.traces, "traces: safetensors, or *.csv of BigMoeOnEdge");
   app.add_option("--model", a.model, "record the routing of this model instead: a bundled one's name, or a folder");
   app.add_option("--text", a.text, "what the model reads, in sequences of 256 bytes")->type_name("FILE");

@@ -2,7 +2,6 @@
 // weights. Statistics are computed here from gate inputs and scores, in the plainest way, without the policies; where
 // the policies count the same, both must agree to the last one.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -11,7 +10,6 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
-#include <map>
 #include <numeric>
 #include <optional>
 #include <sstream>
@@ -76,9 +74,10 @@ struct Mean {
 // Text and models
 
 std::filesystem::path find_model(const std::string& name) {
-  if (std::filesystem::is_directory(name)) return name;
+  std::error_code none;
+  if (std::filesystem::is_directory(name, none)) return name;
   const std::filesystem::path bundled = data_directory() / "models" / name;
-  if (!std::filesystem::is_directory(bundled)) {
+  if (!std::filesystem::is_directory(bundled, none)) {
     throw InputError(
         fmt::format("--model {}: no such folder; bundled models are tiny-qwen-moe and tiny-mixtral", name));
   }
@@ -823,8 +822,13 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
              alphas[counted_alpha], to_decode.size());
   line("foretold as top-score", partial.foretold);
   line("of those, copied", partial.prefetched);
-  fmt::print("  {:.1f}% of the gate's top-score experts were foretold, {:.1f}% of all its experts; {:.1f}% top-1\n\n",
+  fmt::print("  {:.1f}% of the gate's top-score experts were foretold, {:.1f}% of all its experts; {:.1f}% top-1\n",
              100 * partial.recall_top.value(), 100 * partial.recall.value(), 100 * partial.top_1.value());
+  const Outcomes& o = partial.counters().of(Phase::decode);
+  auto share = [&](std::uint64_t n) { return 100 * Accuracy::ratio(n, o.requests); };
+  fmt::print(
+      "  of what the gate asked for, {:.1f}% was there, {:.1f}% on its way, {:.1f}% replaced, {:.1f}% missing\n\n",
+      share(o.hits), share(o.late_hits), share(o.substituted), share(o.misses));
   bool good = true;
   Json checks_json = Json::array();
   for (const Check& check : checks) {
@@ -848,7 +852,12 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
                     {"copied", counts_json(partial.prefetched)},
                     {"recall", number(partial.recall.value())},
                     {"recall_top_score", number(partial.recall_top.value())},
-                    {"top_1", number(partial.top_1.value())}}},
+                    {"top_1", number(partial.top_1.value())},
+                    {"requests", o.requests},
+                    {"hits", o.hits},
+                    {"late_hits", o.late_hits},
+                    {"substituted", o.substituted},
+                    {"misses", o.misses}}},
                   {"checks", checks_json}});
   return good;
 }
@@ -1170,6 +1179,9 @@ int main(int argc, char** argv) {
     std::cerr << "model_stats: " << e.what() << '\n';
   } catch (const ConfigError& e) {
     std::cerr << "model_stats: " << e.what() << '\n';
+  } catch (const std::exception& e) {
+    std::cerr << "model_stats: " << e.what() << '\n';
+    return 1;
   }
   return 2;
 }

@@ -25,19 +25,22 @@ using engine::InputError;
   throw InputError(file.string() + ": " + what);
 }
 
-/// Every row of a step has k distinct experts that exist, or none at all; layers and tokens are there.
+/// Every row has k distinct experts that exist in every layer; of a prompt's rows, those at all that were recorded.
 void check(const Routing& r, const std::filesystem::path& file) {
   if (r.steps.empty()) refuse(file, "no tokens are recorded");
-  for (std::size_t at = 0; at < r.chosen.size(); at += r.top_k) {
-    const std::uint16_t* row = r.chosen.data() + at;
-    const std::size_t token = at / r.top_k / r.layers, layer = at / r.top_k % r.layers;
-    for (std::uint32_t i = 0; i < r.top_k; ++i) {
-      if (row[i] == no_expert && row[0] == no_expert) continue;
-      if (row[i] >= r.experts) {
-        refuse(file, fmt::format("token {}, layer {}: expert {} of {}", token, layer, row[i], r.experts));
-      }
-      if (std::find(row, row + i, row[i]) != row + i) {
-        refuse(file, fmt::format("token {}, layer {}: expert {} stands twice", token, layer, row[i]));
+  for (const Routing::Step& step : r.steps) {
+    for (std::uint32_t at = 0; at < step.rows * r.layers; ++at) {
+      const std::uint32_t token = step.first + at / r.layers, layer = at % r.layers;
+      const std::uint16_t* row = r.of(token, layer);
+      auto bad = [&](const std::string& what) {
+        refuse(file, fmt::format("token {}, layer {}: {}", token, layer, what));
+      };
+      const auto missing = std::count(row, row + r.top_k, no_expert);
+      if (missing == r.top_k && step.phase == Phase::prefill) continue;
+      if (missing > 0) bad(fmt::format("{} of {} experts are missing", missing, r.top_k));
+      for (std::uint32_t i = 0; i < r.top_k; ++i) {
+        if (row[i] >= r.experts) bad(fmt::format("expert {} of {}", row[i], r.experts));
+        if (std::find(row, row + i, row[i]) != row + i) bad(fmt::format("expert {} stands twice", row[i]));
       }
     }
   }

@@ -57,7 +57,7 @@ BENCHMARK(stacked_gates)
     ->ArgNames({"p", "E", "d", "rows"})
     ->ArgsProduct({{1, 2, 3, 4}, {8, 32, 64, 128}, {128, 512, 2048, 4096}, {1, 4}})
     ->UseManualTime()
-    ->MinTime(0.1);
+    ->Iterations(200);  // turns
 
 }  // namespace
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <new>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "ferry/cache/arc.hpp"
@@ -282,7 +283,7 @@ FERRY_HD void step(C& cache, Load& load) noexcept {
     const auto layer = static_cast<std::uint16_t>(pool_shape.first_layer + l);
     const Rows gate(dice, rowed.rows);
     if constexpr (part::ObservesScores<C>) cache.observe(gate.of(layer));
-    std::uint8_t barred[pool_slots];  // 1: leased by this layer, 2: on its way, say
+    std::uint8_t barred[pool_slots];  // 1: used by this layer, 2: by chance
     for (std::uint8_t& b : barred) b = dice.one_in(4) ? 2 : 0;
     Variant missing[experts];
     std::uint32_t misses = 0;
@@ -467,7 +468,7 @@ inline constexpr std::size_t head_bytes(std::size_t bytes) {
   return (bytes + storage_alignment - 1) / storage_alignment * storage_alignment;
 }
 
-/// Selectors may be without state, scheduler always are.
+/// Selectors may be without state, schedulers always are.
 template <class P>
 void reserve(P& policy, Carver& carve) {
   if constexpr (part::ReservesForPool<P>) {
@@ -521,7 +522,7 @@ Core<S>* create(std::byte* block, const CoreConfig<S>& config) {
 template <class Parameters>
 using Subject = std::remove_pointer_t<decltype(create(nullptr, std::declval<const Parameters&>()))>;
 
-/// A quarter of the experts have a slot.
+/// The budget holds a quarter of the experts at full precision.
 template <class S>
 CoreConfig<S> config_of() {
   CoreConfig<S> c;
@@ -530,10 +531,15 @@ CoreConfig<S> config_of() {
   c.model.top_k = top_k;
   c.model.max_rows = max_rows;
   c.model.expert_bytes = {ExpertBytes{0, 64, 128, 256, 512}};
+  if constexpr (requires { c.predictor.percentile; }) c.predictor.percentile = 50;  // not just the top k
   S::set_up(c, c.model.all_bytes() / 4);
   c.router.renormalise = true;
   if constexpr (requires { c.router.alpha; }) c.router.alpha = 0.25F;
   if constexpr (requires { c.predictor.alpha; }) c.predictor.alpha = 0.25F;
+  if constexpr (requires { c.precision.t1; }) {
+    c.precision.t1 = 0.5F;  // of two experts, the second one's unimportance is 1/2 at least
+    c.precision.t2 = 0.6F;
+  }
   c.top_score_alpha = 0.25F;
   c.transient_prefill_rows = 3;
   for (std::uint32_t p = 0; p < precision_count; ++p) c.copy_ns[p] = 50 * p;
@@ -563,6 +569,8 @@ void for_each_policy(const Visit& visit) {
   ExpertCacheRouter substituting;
   substituting.alpha = 0.25F;
   substituting.renormalise = true;
+  CrossLayerGate median;
+  median.percentile = 50;
   PartialHidden partial;
   partial.alpha = 0.25F;
 
@@ -591,7 +599,7 @@ void for_each_policy(const Visit& visit) {
   visit("NoPrediction", NoPrediction{});
   visit("ActivationMatrix", ActivationMatrix{});
   visit("ActivationPath", ActivationPath{});
-  visit("CrossLayerGate", CrossLayerGate{});
+  visit("CrossLayerGate", median);
   visit("EveryExpert", EveryExpert{});
   visit("Oracle", oracle);
   visit("PartialHidden", partial);

@@ -1,0 +1,88 @@
+// The load of policies.hpp on a GPU, one thread a policy or core: the block is built on the host, copied to the device
+// and used there. The digest must be the host's, also when the host does the first half of the load.
+// CI only compiles it. To run it: nvcc -std=c++20 -Iinclude -Itests tests/cuda/policies.cu -o policies && ./policies
+#include "cuda/policies.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <source_location>
+
+using namespace ferry;
+using namespace ferry::test::device;
+
+namespace {
+
+constexpr int skipped = 77;  // CTest's SKIP_RETURN_CODE
+
+void check(cudaError_t error, const char* call, std::size_t bytes = 0,
+           std::source_location place = std::source_location::current()) {
+  if (error == cudaSuccess) return;
+  std::printf("line %u: %s of %zu bytes: %s\n", place.line(), call, bytes, cudaGetErrorString(error));
+  std::exit(1);
+}
+
+template <class Subject>
+__global__ void go_on(Subject* subject, Load* load, std::uint32_t steps) {
+  drive(*subject, *load, steps);
+}
+
+/// Memory of the device that starts as a copy of the host's, 64 bytes behind what cudaMalloc gives.
+class OnDevice {
+ public:
+  OnDevice(const void* from, std::size_t bytes) {
+    check(cudaMalloc(&memory_, storage_alignment + bytes), "cudaMalloc", storage_alignment + bytes);
+    check(cudaMemcpy(data(), from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy to the device", bytes);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  ~OnDevice() { check(cudaFree(memory_), "cudaFree"); }
+
+  [[nodiscard]] std::byte* data() const { return memory_ + storage_alignment; }
+
+ private:
+  std::byte* memory_ = nullptr;
+};
+
+/// The load's digest when the host does the first steps and the device the others.
+template <class Parameters>
+std::uint64_t digest(const Parameters& parameters, std::uint32_t on_host) {
+  using S = Subject<Parameters>;
+  const std::size_t bytes = block_bytes(parameters);
+  const Block block(bytes, 0);
+  S* subject = create(block.data(), parameters);
+  Load load;
+  drive(*subject, load, on_host);
+  if (on_host == load_steps) return load.digest.value();
+  const OnDevice there(block.data(), bytes), load_there(&load, sizeof(Load));
+  go_on<<<1, 1>>>(reinterpret_cast<S*>(there.data()), reinterpret_cast<Load*>(load_there.data()), load_steps - on_host);
+  check(cudaGetLastError(), "launch");
+  check(cudaDeviceSynchronize(), "the load");
+  check(cudaMemcpy(&load, load_there.data(), sizeof(Load), cudaMemcpyDeviceToHost), "cudaMemcpy from the device",
+        sizeof(Load));
+  return load.digest.value();
+}
+
+}  // namespace
+
+int main() {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess || devices == 0) {
+    std::printf("skipped, no GPU: %s\n", cudaGetErrorString(error));
+    return skipped;
+  }
+  int different = 0;
+  auto compare = [&](const char* name, const auto& parameters) {
+    std::printf("%-45s ", name);
+    const std::uint64_t host = digest(parameters, load_steps);
+    const std::uint64_t device = digest(parameters, 0);
+    const std::uint64_t both = digest(parameters, load_steps / 2);
+    const bool same = device == host && both == host;
+    std::printf("%016llx %s\n", static_cast<unsigned long long>(host), same ? "same" : "DIFFERENT");
+    if (!same) ++different;
+  };
+  for_each_policy(compare);
+  for_each_core(compare);
+  std::printf("%d differ\n", different);
+  return different == 0 ? 0 : 1;
+}
