@@ -847,7 +847,7 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
                   {"reused_by_rank", by_rank},
                   {"partial_hidden",
                    {{"windows", to_decode.size()},
-                    {"alpha", alphas[counted_alpha]},
+                    {"alpha", std::round(100.0 * alphas[counted_alpha]) / 100},
                     {"foretold", counts_json(partial.foretold)},
                     {"copied", counts_json(partial.prefetched)},
                     {"recall", number(partial.recall.value())},

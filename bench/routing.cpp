@@ -138,8 +138,8 @@ Routing read_csv(const std::filesystem::path& path, std::uint32_t tokens) {
     const auto [turn, phase, token, layer, slot, expert] = column;
     if (turn != 0) bad("a second turn: one prompt and its answer are expected");
     if (phase > 1 || layer >= r.layers || slot >= r.top_k || expert >= r.experts) bad("a number is out of range");
-    if (token > r.rows()) bad(fmt::format("token {} comes after token {}", token, r.rows()));
     if (token >= tokens) continue;
+    if (token > r.rows()) bad(fmt::format("token {} comes after {} tokens", token, r.rows()));
     if (token == r.rows()) {
       const bool begins = r.steps.empty();
       if (phase == 0 && !begins) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "ferry/model.hpp"
 
@@ -36,7 +37,7 @@ class HostWorker {
     changed_.notify_all();
   }
 
-  /// Returns when the work is done; throws what it threw. Without work: at once.
+  /// Returns when the work is done; throws what it threw. Without work: at once. After an exception it can start anew.
   void wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !busy_; });

@@ -2,6 +2,7 @@
 /// The one implementation of ExpertRunner: a pipeline of some stack on some link.
 #pragma once
 #include <optional>
+#include <utility>
 
 #include "errors.hpp"
 #include "expert_runner.hpp"
@@ -56,6 +57,7 @@ class PipelineRunner final : public ExpertRunner {
 
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
     took_ = took;
+    device_ns_ = 0;
     if constexpr (virtual_time) {
       link_->device(options_.virtual_layer_ns, "attention, gate");
       link_->sync();  // the host reads the gate
@@ -71,18 +73,20 @@ class PipelineRunner final : public ExpertRunner {
       const RowSource rows = Pipe::look_ahead_rows(phase_);
       if (rows == RowSource::none) {
         for (std::uint32_t d = 1; d <= pipe_.look_ahead_depth(); ++d) {
-          const auto ahead = static_cast<std::uint16_t>((layer + d) % layers_);  // the next step's, after the last
+          // After the last layer come the next step's, for predictors that read no rows there either.
+          if (layer + d >= layers_ && Pipe::look_ahead_rows(Phase::decode) != RowSource::none) break;
+          const auto ahead = static_cast<std::uint16_t>((layer + d) % layers_);
           if (!pipe_.wants_look_ahead(ahead)) break;
-          pipe_.look_ahead(ahead);
+          pipe_.look_ahead({ahead, {}, {}});
         }
       }
       if constexpr (reads_gate_input) {
-        gate_rows_ = rows == RowSource::gate_input && layer + 1U < layers_;
-        if (gate_rows_) {
+        if (rows == RowSource::gate_input && layer + 1U < layers_) {
           const std::uint32_t count = std::min<std::uint32_t>(pipe_.look_ahead_depth(), layers_ - layer - 1U);
           const auto first = static_cast<std::uint16_t>(layer + 1U);
           if (gate_worker_) {
             gate_worker_->start(first, static_cast<std::uint16_t>(count), input);
+            gate_rows_ = true;
           } else {
             look_ahead_all(gates_.scores(first, static_cast<std::uint16_t>(count), input));
           }
@@ -96,13 +100,12 @@ class PipelineRunner final : public ExpertRunner {
     for (const Task& t : plan_.resident) compute(t, input);
     if (plan_.resident.size > 0) pipe_.done(plan_.resident);
     if constexpr (reads_gate_input) {
-      if (gate_worker_ && gate_rows_) {  // always here, so that the order of decisions does not depend on threads
+      if (std::exchange(gate_rows_, false)) {  // always here: the order of decisions does not depend on threads
         const Nanoseconds begin = now_ns();
         look_ahead_all(gate_worker_->join());
         note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
       }
     }
-    gate_rows_ = false;
   }
 
   [[nodiscard]] bool wants_partial(std::uint16_t layer) const override {
@@ -128,7 +131,7 @@ class PipelineRunner final : public ExpertRunner {
     const Nanoseconds begin = now_ns();
     if constexpr (virtual_time) {  // attention and gate once more, and the host reads the scores
       link_->device(options_.virtual_layer_ns, "partial hidden state");
-      link_->sync();
+      link_->sync_device();
     }
     pipe_.look_ahead({layer, view(scores), view(scores)});
     note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
@@ -140,12 +143,12 @@ class PipelineRunner final : public ExpertRunner {
       const Nanoseconds begin = now_ns();
       pipe_.wait(t);
       note(Lane::device, "wait", begin, &PhaseTimes::stall);
-      measured.device = compute(t, input);
+      compute(t, input);
       if (t.transient) memory_.poison(t.slot);  // before `done`, which may start the next copy into it
       pipe_.done(t);
     }
     measured.host = wait_host();
-    if (measured.device == 0) measured.device = last_device_ns_;
+    measured.device = device_ns_;
     out.setZero(input.rows(), input.cols());
     for (std::uint32_t i = 0; i < plan_.routes.size; ++i) {  // by rank, never by arrival
       const Route& r = plan_.routes[i];
@@ -158,12 +161,15 @@ class PipelineRunner final : public ExpertRunner {
 
   void end_sequence(std::uint32_t sequence) override { pipe_.end_sequence(sequence); }
   void abandon() override {
-    if constexpr (reads_gate_input) {
-      if (gate_worker_ && gate_rows_) gate_worker_->join();
+    try {  // the error that matters is the one that led here
+      if constexpr (reads_gate_input) {
+        if (std::exchange(gate_rows_, false)) gate_worker_->join();
+      }
+    } catch (...) {
     }
-    gate_rows_ = false;
-    if constexpr (host_computes) {
-      if (host_tasks_ > 0) host_worker_.wait();
+    try {
+      if constexpr (host_computes) host_worker_.wait();
+    } catch (...) {
     }
     host_tasks_ = 0;
     pipe_.abandon();
@@ -253,18 +259,17 @@ class PipelineRunner final : public ExpertRunner {
     }
   }
 
-  /// On the device, from its slot. Returns what it took.
-  Nanoseconds compute(const Task& task, const Matrix& input) {
+  /// On the device, from its slot.
+  void compute(const Task& task, const Matrix& input) {
     const Nanoseconds begin = now_ns();
     compute(task, memory_.slot(task.slot), input, kernel_, rows_in_, rows_out_);
     const Nanoseconds end = now_ns();
     if (log) spans.push_back({Lane::device, "expert", begin, end, task.what, true, Ticket::none});
-    last_device_ns_ = end - begin;
+    device_ns_ = end - begin;
     if constexpr (virtual_time) {
       link_->device(options_.virtual_expert_ns, "expert");
-      last_device_ns_ = options_.virtual_expert_ns;
+      device_ns_ = options_.virtual_expert_ns;
     }
-    return last_device_ns_;
   }
 
   /// Puts the plan's share of the host on its own thread, from the host's own copy of the experts.
@@ -319,7 +324,7 @@ class PipelineRunner final : public ExpertRunner {
   bool new_section_ = true, gate_rows_ = false;
   Plan plan_;
   Times took_;
-  Nanoseconds last_device_ns_ = 0;
+  Nanoseconds device_ns_ = 0;  ///< of the layer's last expert on the device
   Matrix rows_in_, rows_out_;
   Matrix results_;  // [rows * k, hidden]: every assignment's output, weighed and summed at the end
   Matrix host_rows_in_, host_rows_out_;

@@ -131,6 +131,7 @@ Json to_json(const RunReport& r) {
             {"precision", p.precision()},
             {"top1", p.accuracy.top1()},
             {"by_distance", accuracy}}},
+          {"preload_bytes", r.counters.preload_bytes},
           {"bytes_by_precision", {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
           {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
           {"host_compute_s", seconds(r.times[0].host + r.times[1].host)},

@@ -192,7 +192,7 @@ inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes, P
 ///
 /// `room_for_prefetch`: slots of the largest size that the deep layers have at least, taken from the shallow ones. A
 /// layer without slots has nowhere to prefetch to; the paper's prefetched experts lie beside its cache. Where the deep
-/// layers do not get that many each, they share one pool.
+/// layers do not get top-k slots each, they share one pool.
 inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget_bytes, std::uint32_t shallow,
                                    PrecisionSet set = Precision::full, std::uint32_t room_for_prefetch = 0) {
   if (shallow > model.layers) {
@@ -201,7 +201,7 @@ inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget
   }
   Allotment a = everything(model, set);
   if (budget_bytes >= a.bytes()) return a;
-  const std::uint32_t most = a.pools[0].slots;
+  const std::uint32_t whole = model.experts, most = a.pools[0].slots;  // a slot an expert; one for each of its variants
   for (const Pool& pool : a.pools) a.stream_slot_bytes = std::max(a.stream_slot_bytes, pool.slot_bytes);
   a.stream_slots = least_stream_slots;
   std::uint64_t left = part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
@@ -211,13 +211,18 @@ inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget
   bool full = true;
   for (std::uint32_t l = 0; l < shallow; ++l) {
     Pool& pool = a.pools[l];
-    pool.slots = full ? static_cast<std::uint32_t>(std::min<std::uint64_t>(most, left / pool.slot_bytes)) : 0;
+    pool.slots = full ? static_cast<std::uint32_t>(std::min<std::uint64_t>(whole, left / pool.slot_bytes)) : 0;
     left -= pool.slots * pool.slot_bytes;
-    full = full && pool.slots == most;
+    full = full && pool.slots == whole;
   }
   left = full ? left + room : room;
-  part::deal(a.pools, shallow, a.pools.size(), most, left);
-  if (room == 0 || a.pools.back().slots >= std::min(room_for_prefetch, most)) return a;
+  part::deal(a.pools, shallow, a.pools.size(), whole, left);
+  if (full && a.pools.back().slots >= whole) {  // every expert has a slot: what is left is for their other variants
+    for (const Pool& pool : a.pools) left += pool.slots * pool.slot_bytes;
+    part::deal(a.pools, 0, a.pools.size(), most, left);
+    return a;
+  }
+  if (room == 0 || a.pools.back().slots >= std::min<std::uint32_t>(room_for_prefetch, model.top_k)) return a;
   Pool together{static_cast<std::uint16_t>(shallow), static_cast<std::uint16_t>(model.layers - shallow), set.bits, 0,
                 0};
   for (std::size_t l = shallow; l < a.pools.size(); ++l) {
@@ -225,8 +230,8 @@ inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget
     together.slot_bytes = std::max(together.slot_bytes, a.pools[l].slot_bytes);
   }
   together.slots = static_cast<std::uint32_t>(left / together.slot_bytes);
-  a.pools.resize(shallow);
-  a.pools.push_back(together);
+  a.pools[shallow] = together;
+  a.pools.resize(shallow + 1U);
   return a;
 }
 
@@ -238,8 +243,9 @@ inline Allotment pool_per_layer(const ModelShape& model, std::uint64_t budget_by
 }
 
 /// Two pools over all layers: one for experts at high precision, one for low, which gets `low_percent` of the bytes.
-/// Source: HOBBIT, section 3.4: separate caches, the high one "typically larger"; the share is ours.
-/// A budget that holds everything at both precisions needs no stream slots; one below the stream slots is refused.
+/// Source: HOBBIT, section 3.4: separate caches, the high one typically the larger; the share is ours.
+/// What the high pool cannot use goes to the low one. A budget that holds everything at both precisions needs no stream
+/// slots; one below the stream slots is refused.
 inline Allotment high_low_pools(const ModelShape& model, std::uint64_t budget_bytes, Precision high, Precision low,
                                 std::uint32_t low_percent = 10) {
   if (low >= high || low == Precision::skip || low_percent > 50) {
@@ -249,16 +255,21 @@ inline Allotment high_low_pools(const ModelShape& model, std::uint64_t budget_by
         std::to_string(low_percent) + "%");
   }
   Allotment a = one_pool(model, ~std::uint64_t{0}, high);
-  const Pool cheap = one_pool(model, ~std::uint64_t{0}, low).pools[0];
-  a.pools.push_back(cheap);
-  if (budget_bytes >= a.bytes()) return a;
+  Pool cheap = one_pool(model, ~std::uint64_t{0}, low).pools[0];
+  Pool& dear = a.pools[0];
+  if (budget_bytes >= dear.slots * dear.slot_bytes + cheap.slots * cheap.slot_bytes) {
+    a.pools.push_back(cheap);
+    return a;
+  }
   a.stream_slots = least_stream_slots;
-  a.stream_slot_bytes = a.pools[0].slot_bytes;
+  a.stream_slot_bytes = dear.slot_bytes;
   const std::uint64_t left = part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
-  const std::uint64_t for_low = std::min(left / 100 * low_percent, cheap.slots * cheap.slot_bytes);
-  a.pools[1].slots = static_cast<std::uint32_t>(for_low / cheap.slot_bytes);
-  a.pools[0].slots = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(a.pools[0].slots, (left - a.pools[1].slots * cheap.slot_bytes) / a.pools[0].slot_bytes));
+  const std::uint64_t wish = std::min(left / 100 * low_percent / cheap.slot_bytes, std::uint64_t{cheap.slots});
+  dear.slots = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(dear.slots, (left - wish * cheap.slot_bytes) / dear.slot_bytes));
+  cheap.slots = static_cast<std::uint32_t>(
+      std::min<std::uint64_t>(cheap.slots, (left - dear.slots * dear.slot_bytes) / cheap.slot_bytes));
+  a.pools.push_back(cheap);
   return a;
 }
 

@@ -121,7 +121,7 @@ concept Waits = requires(L l, Ticket ticket) {
 ///  4. A router that may choose other experts than the gate's top k declares `static constexpr bool substitutes =
 ///     true`, and names in `Route::instead_of` the gate's choice that each substitute stands for, each once a row.
 /// Complexity: O(rows * experts * k) at worst.
-/// Minimal model: ferry::TopK. @see "expert-cache router" in docs/design.md
+/// Minimal model: ferry::TopK. @see ferry::ExpertCacheRouter
 template <class R>
 concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Routes<R>;
 
@@ -322,11 +322,13 @@ concept Resets = requires(T t) {
   noexcept;
 };
 
-/// An optional operation of the right name but the wrong signature would be passed over in silence: this refuses it.
+/// An optional operation of the right name but the wrong signature would be passed over in silence: this refuses it,
+/// unless the name is overloaded or a template.
 template <class Stack>
 consteval void check_hooks() {
   using P = typename Stack::predictor;
   using C = typename Stack::cache;
+  using Q = typename Stack::precision;
   using R = typename Stack::router;
 #define FERRY_CHECK_HOOK(T, name, Concept, signature) \
   static_assert(                                      \
@@ -338,6 +340,7 @@ consteval void check_hooks() {
   FERRY_CHECK_HOOK(C, observe, ObservesScores, "observe(const Scores&) noexcept");
   FERRY_CHECK_HOOK(C, used, SeesUse, "used(Variant) noexcept");
   FERRY_CHECK_HOOK(C, reset, Resets, "reset() noexcept");
+  FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
 #undef FERRY_CHECK_HOOK
   static_assert(!substitutes<R>() || needs_residency<R>(),
                 "a router that substitutes must know what is resident: declare needs_residency = true in it");

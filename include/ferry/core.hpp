@@ -80,6 +80,13 @@ class Core {
     }
     Out<Route> out{routes_.data(), routes_.size(), 0};
     router_.route(phase_, scores, {present_.data(), present_.size()}, out);
+    if constexpr (part::substitutes<Router>()) {
+      for (std::uint32_t row = 0; row < rows_; ++row) {
+        Route best;
+        best_of(scores.select.data + std::size_t{row} * shape_.experts, shape_.experts, 1, &best);
+        best_[row] = best.expert;
+      }
+    }
     assert(out.size == rows_ * shape_.top_k);
     top_scores_.mark(scores.select);
     return decide(scores.layer, top_scores_.on());
@@ -113,6 +120,7 @@ class Core {
     begin_call(seen);
     if constexpr (part::predicts<Predictor>()) {
       if (predicted.layer >= shape_.layers || predicted.select.size > shape_.max_rows * shape_.experts) return;
+      if (predicted.select.size == 0 && part::rows_of<Predictor>(phase_) != RowSource::none) return;
       const PrefetchWindow span = window(predicted.layer);
       Out<Request> out{requests_.data(), requests_.size(), 0};
       predictor_.predict(phase_, predicted, out);
@@ -168,7 +176,7 @@ class Core {
   FERRY_HD void finish(std::uint16_t layer, const Times& times, const Seen& seen) noexcept {
     begin_call(seen);
     end_leases();
-    Times& last = times_[layer];
+    Times& last = measured(layer);
     if (times.attention != 0) last.attention = times.attention;
     if (times.gate != 0) last.gate = times.gate;
     if (times.device != 0) last.device = times.device;
@@ -211,6 +219,7 @@ class Core {
   FERRY_HD const Counters& counters() const noexcept { return counters_; }
   FERRY_HD const Residency& residency() const noexcept { return residency_; }
   FERRY_HD const Shape& shape() const noexcept { return shape_; }
+  FERRY_HD const Precisions& precision() const noexcept { return precision_; }
   /// The policy of a pool, with its state: for reports and tests.
   FERRY_HD const Cache& cache(std::uint16_t pool) const noexcept { return caches_[pool]; }
   /// Layers ahead that this stack's predictor wants to be asked for; 0: none.
@@ -253,7 +262,7 @@ class Core {
         caches_[p].reserve(carve, shape);
       }
     }
-    carve(times_, shape_.layers);
+    carve(times_, std::size_t{2} * shape_.layers);
     carve(routes_, routes);
     carve(requests_, shape_.experts);
     carve(missing_, shape_.experts);
@@ -262,6 +271,7 @@ class Core {
     commands_.reserve(carve, c.model, residency_.cache_slots());
     carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
     carve(asked_, part::substitutes<Router>() ? shape_.experts : 0);
+    carve(best_, part::substitutes<Router>() ? shape_.max_rows : 0);
     if constexpr (part::predicts<Predictor>()) foretold_.reserve(carve, shape_, depth_);
   }
 
@@ -284,16 +294,25 @@ class Core {
 
   FERRY_HD void set_costs(Request& r) const noexcept {
     r.copy_ns = copy_ns_[static_cast<unsigned>(r.want.precision)];
-    r.device_ns = times_[r.want.id.layer].device;
-    r.host_ns = times_[r.want.id.layer].host;
+    r.device_ns = measured(r.want.id.layer).device;
+    r.host_ns = measured(r.want.id.layer).host;
   }
 
   /// What look-aheads for `layer` may spend, by the layer planned last.
   FERRY_HD PrefetchWindow window(std::uint16_t layer) const noexcept {
-    const Times& t = times_[layer_];
+    const Times& t = measured(layer_);
     const auto distance = static_cast<std::uint16_t>(layer > layer_ ? layer - layer_ : layer + shape_.layers - layer_);
     const bool known = t.attention + t.gate + t.device > 0;
-    return {phase_, distance, known ? t.attention + t.gate + t.device * shape_.top_k : 0, taken_, taken_ns_};
+    const std::uint32_t on_device = arriving_end_ > 0 ? arriving_end_ : shape_.top_k;
+    return {phase_, distance, known ? t.attention + t.gate + t.device * on_device : 0, taken_, taken_ns_};
+  }
+
+  /// As measured last in this phase.
+  FERRY_HD Times& measured(std::uint16_t layer) noexcept {
+    return times_[static_cast<std::size_t>(phase_) * shape_.layers + layer];
+  }
+  FERRY_HD const Times& measured(std::uint16_t layer) const noexcept {
+    return times_[static_cast<std::size_t>(phase_) * shape_.layers + layer];
   }
 
   FERRY_HD void choose_precision(bool demand, View<Request> requests) noexcept {
@@ -303,7 +322,14 @@ class Core {
       r.held = slot == no_slot ? Precision::skip : residency_.slot(slot).what.precision;
     }
     precision_.select(phase_, demand, requests);
-    for (Request& r : requests) set_costs(r);
+    for (Request& r : requests) {
+      if constexpr (part::substitutes<Router>()) {  // a substitute was chosen for being there: as it is there
+        if (demand && asked_[r.want.id.expert] == 0 && r.held < r.want.precision && r.held != Precision::skip) {
+          r.want.precision = r.held;
+        }
+      }
+      set_costs(r);
+    }
   }
 
   /// Counts what the gate asked for. Substitutes that it did not ask for are not in `asked_`.
@@ -329,16 +355,18 @@ class Core {
       }
     }
   }
-  FERRY_HD void count(const Request& r, std::uint64_t Outcomes::*outcome) noexcept {
+  /// False for a substitute that the gate did not ask for.
+  FERRY_HD bool count(const Request& r, std::uint64_t Outcomes::*outcome) noexcept {
     if constexpr (part::substitutes<Router>()) {
-      if (asked_[r.want.id.expert] == 0) return;
+      if (asked_[r.want.id.expert] == 0) return false;
     }
     ++(counters_.of(phase_).*outcome);
+    return true;
   }
   /// It is not on the device and no copy has begun: it has to be loaded, or computed on the host.
-  FERRY_HD void count_absent(const Request& r, std::uint64_t Outcomes::*outcome) noexcept {
-    count(r, outcome);
+  FERRY_HD bool count_absent(const Request& r, std::uint64_t Outcomes::*outcome) noexcept {
     if (by_score_) count(r, top_scores_[r.want.id.expert] ? &Outcomes::top_misses : &Outcomes::low_misses);
+    return count(r, outcome);
   }
 
   /// Tells every pool of the layer that this variant serves the gate, before its own pool is touched.
@@ -359,7 +387,7 @@ class Core {
     groups_.template gather<part::needs_unimportance<Precisions>()>(layer, routes, gathered);
     const View<Request> requests = gathered.view();
     predictor_.observe(layer, routes);
-    if constexpr (part::predicts<Predictor>()) foretold_.score(layer, routes, counters_.prefetch);
+    if constexpr (part::predicts<Predictor>()) foretold_.score(layer, routes, best_, counters_.prefetch);
     count_requests(requests, routes);
     choose_precision(true, requests);
     residency_.unmask(layer);
@@ -367,8 +395,12 @@ class Core {
     std::uint32_t missing = 0, late = 0;
     task_count_ = 0;
     for (Request& r : requests) {  // what is there is touched first, so that no miss evicts it
-      const std::uint32_t slot = residency_.find(r.want);
+      std::uint32_t slot = residency_.find(r.want);
       r.state = slot == no_slot ? State::absent : residency_.slot(slot).state;
+      if (r.state == State::queued && residency_.slot(slot).what != r.want) {
+        slot = no_slot;  // another precision than is wanted, and its copy has not begun: it is taken back
+        r.state = State::absent;
+      }
       const bool there = r.state == State::resident || r.state == State::in_flight;
       if (!there && r.want.precision == Precision::skip) {
         count(r, &Outcomes::skipped);
@@ -394,6 +426,11 @@ class Core {
       if (requests[i].state != State::in_flight) continue;
       const std::uint32_t slot = residency_.find(requests[i].want);
       add_task(requests[i], slot, residency_.slot(slot).ticket);
+      for (std::uint32_t at = task_count_ - 1; at > resident_end_ && tasks_[at].ready < tasks_[at - 1].ready; --at) {
+        const Task later = tasks_[at - 1];  // in the order in which they land
+        tasks_[at - 1] = tasks_[at];
+        tasks_[at] = later;
+      }
     }
 
     View<Request> misses{missing_.data(), missing};
@@ -445,8 +482,7 @@ class Core {
     std::uint32_t streamed = 0;
     for (std::uint32_t i = 0; i < misses.size; ++i) {  // requests for the stream come to the front of missing_
       const Request& r = misses[i];
-      count_absent(r, &Outcomes::misses);
-      counters_.of(phase_).miss_bytes += commands_.bytes_of(r.want);
+      if (count_absent(r, &Outcomes::misses)) counters_.of(phase_).miss_bytes += commands_.bytes_of(r.want);
       note_use(r.want);
       const std::uint16_t pool = residency_.pool_of(r.want);
       std::uint32_t slot = r.state == State::queued ? residency_.find(r.want) : no_slot;
@@ -549,12 +585,13 @@ class Core {
   Router router_;
   Shape shape_;
   Array<Cache> caches_;                ///< [pools]
-  Array<Times> times_;                 ///< [layers]
+  Array<Times> times_;                 ///< [phases, layers]
   Array<Route> routes_;                ///< [rows, k]
   Array<Request> requests_, missing_;  ///< [experts]
   Array<Task> tasks_;                  ///< [experts]: resident, arriving, host
   Array<State> present_;               ///< [experts], for routers that need it
   Array<std::uint8_t> asked_;          ///< [experts], what the gate chose, for routers that substitute
+  Array<std::uint16_t> best_;          ///< [rows], the gate's first choice, for routers that substitute
   PredictionRecord foretold_;
   TopScores top_scores_;
   LiveSequences live_;

@@ -44,6 +44,13 @@ struct CoreConfig {
       }
     }
     for (const Pool& pool : allotment.pools) validate_pool(pool);
+    for (std::uint32_t p = 1; p < precision_count && !allotment.pools.empty(); ++p) {
+      bool has = !selectable(p);
+      for (const Pool& pool : allotment.pools) has = has || (pool.precisions >> p & 1U) != 0;
+      if (has) continue;
+      throw ConfigError(std::string("the precision selector asks for ") + names[p] +
+                        " but no pool holds it: give the allotment all precisions that it may choose");
+    }
     if (allotment.stream_slots > 0 && allotment.stream_slot_bytes < largest) {
       throw ConfigError("stream slots have " + std::to_string(allotment.stream_slot_bytes) +
                         " bytes, expected at least " + std::to_string(largest) + " for the largest expert");

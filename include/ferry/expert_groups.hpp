@@ -73,9 +73,10 @@ class ExpertGroups {
         }
       }
       above += row[i].weight;
-      share = share <= 0.0F ? 0.0F : share / sum;
+      share = share > 0.0F ? share / sum : 0.0F;
+      if (share != share) share = 0.0F;  // what is not a number counts as important
       Request& r = out.data[count_[row[i].expert]];
-      if (!(share >= r.unimportance)) r.unimportance = share;  // NaN counts as important
+      if (share < r.unimportance) r.unimportance = share;
     }
   }
 

@@ -29,8 +29,8 @@ struct Outcomes {
   [[nodiscard]] double hit_rate() const noexcept {
     return requests == 0 ? 0.0 : static_cast<double>(hits) / static_cast<double>(requests);
   }
-  /// Sum over the misses, where one at high precision counts 1 and one at low precision B_l / B_h: HOBBIT, section
-  /// 3.4, with bytes for bit widths.
+  /// Sum over the misses, where one of `high_bytes` counts 1 and one at low precision B_l / B_h: HOBBIT, section 3.4,
+  /// with bytes for bit widths.
   [[nodiscard]] double miss_penalty(std::uint64_t high_bytes) const noexcept {
     return high_bytes == 0 ? 0.0 : static_cast<double>(miss_bytes) / static_cast<double>(high_bytes);
   }

@@ -54,8 +54,8 @@ class OffloadPipeline {
   /// Throws ConfigError if the configuration cannot work.
   OffloadPipeline(const Config& config, LinkT& link) : core_(config), link_(link) {}
 
-  /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at
-  /// `precision`.   /// Does not wait for the copies; they are demand copies, behind which the first plan's own queue.
+  /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at `precision`.
+  /// Does not wait for the copies; they are demand copies, behind which the first plan's own queue.
   void preload(Precision precision = Precision::full) {
     const Shape& shape = core_->shape();
     std::vector<Variant> wanted;
@@ -96,8 +96,13 @@ class OffloadPipeline {
     carry_out();
   }
 
-  /// For a predictor that reads no rows in this phase.
-  void look_ahead(std::uint16_t layer) noexcept { look_ahead(Scores{layer, {}, {}}); }
+  /// For a predictor that reads no rows in this phase; one that does is not asked.
+  void look_ahead(std::uint16_t layer) noexcept {
+    static_assert(
+        look_ahead_rows(Phase::prefill) == RowSource::none || look_ahead_rows(Phase::decode) == RowSource::none,
+        "this predictor reads predicted scores: call look_ahead(scores) instead of look_ahead(layer)");
+    look_ahead(Scores{layer, {}, {}});
+  }
 
   /// True if a look-ahead at `layer` is of use now, that is: before the rows for it are made.
   [[nodiscard]] bool wants_look_ahead(std::uint16_t layer) const noexcept { return core_->wants_look_ahead(layer); }

@@ -8,7 +8,7 @@
 namespace ferry {
 
 /// Remembers the latest prediction of each layer and distance, and compares it with what the gate then chooses.
-/// State: D * L * (E + 2 rows + 5) bytes for D distances. O(rows * E) a prediction, O(D * E + rows * k) a comparison.
+/// State: D * L * (E + 2 rows + 40) bytes for D distances. O(rows * E) a prediction, O(D * E + rows * k) a comparison.
 class PredictionRecord {
  public:
   void reserve(Carver& carve, const Shape& shape, std::uint16_t depth) {
@@ -42,7 +42,9 @@ class PredictionRecord {
   }
 
   /// `routes` is [rows, k]. Rows predicted for another number of rows are not this step's: that prediction is ignored.
-  FERRY_HD void score(std::uint16_t layer, View<const Route> routes, PrefetchCounts& count) noexcept {
+  /// `best`: [rows] the gate's first choices, or empty if they are the first routes of the rows.
+  FERRY_HD void score(std::uint16_t layer, View<const Route> routes, const Array<std::uint16_t>& best,
+                      PrefetchCounts& count) noexcept {
     bool nearest = true, marked = false;
     for (std::uint16_t distance = 1; distance <= depth_; ++distance) {
       const std::size_t cell = at(distance, layer);
@@ -59,7 +61,8 @@ class PredictionRecord {
       }
       made.rows = noted.rows;
       for (std::uint32_t row = 0; row < noted.rows; ++row) {
-        made.rows_top1 += gate_choice(routes[row * top_k_]) == best_[cell * max_rows_ + row] ? 1 : 0;
+        const std::uint16_t first = best.size() > 0 ? best[row] : routes[row * top_k_].expert;
+        made.rows_top1 += first == best_[cell * max_rows_ + row] ? 1 : 0;
       }
       accuracy_[cell] += made;
       if (nearest) count.accuracy += made;

@@ -3,8 +3,10 @@
 /// compared with. Sections and deviations of each part are in its own header.
 ///
 /// Every one has `set_up(config, budget_bytes)`, which lays the budget out and sets the parameters as that system has
-/// them; `config.model` must be there already. All of it may be changed afterwards. Those with `preloads` fill their
-/// slots before the first step (OffloadPipeline::preload).
+/// them. It is called once on a fresh config, after `config.model`, and after parameters of one's own that the layout
+/// depends on: precisions, thresholds and shares, the percentile. Those with `preloads` fill their slots before the first
+/// step (OffloadPipeline::preload). TransferBudget, TwoPointer and GreedySplit weigh `config.copy_ns` against the times
+/// that `finish` is given: without them they limit nothing and load everything.
 #pragma once
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/fifo.hpp"
@@ -82,11 +84,17 @@ struct ShallowLayers {
                                     Precision::full, room_for_prefetch(c));
   }
 };
-/// HOBBIT's two caches over all layers, one by precision.
+/// HOBBIT's two caches over all layers, one by precision. Where every expert fits at high precision, nothing is shrunk.
 struct HighAndLow {
   template <class Config>
   static void set_up(Config& c, std::uint64_t budget_bytes) {
-    c.allotment = high_low_pools(c.model, budget_bytes, c.precision.high, c.precision.low);
+    if constexpr (requires { c.cache.high; }) c.cache.high = c.precision.high;
+    if (budget_bytes >= everything(c.model, c.precision.high).bytes()) c.precision.t1 = c.precision.t2 = 1.0F;
+    if (c.precision.t1 == 1.0F) {  // nothing crosses at low precision
+      c.allotment = one_pool(c.model, budget_bytes, c.precision.high);
+    } else {
+      c.allotment = high_low_pools(c.model, budget_bytes, c.precision.high, c.precision.low);
+    }
   }
 };
 
@@ -120,16 +128,28 @@ struct MixtralOffloading : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEveryt
   }
 };
 
-/// MoE-Infinity (Xue et al., 2024): activation matrices of earlier requests, least frequently used.
-struct MoeInfinity : Stack<ActivationMatrix, Lfu, FixedPrecision, LoadEverything, TopK>, OnePool {};
+/// MoE-Infinity (Xue et al., 2024): activation matrices of earlier requests, least frequently used. Ambiguity resolved:
+/// HOBBIT says LFU and names no level; it is the model's here.
+struct MoeInfinity : Stack<ActivationMatrix, Lfu, FixedPrecision, LoadEverything, TopK> {
+  template <class Config>
+  static void set_up(Config& c, std::uint64_t budget_bytes) {
+    OnePool::set_up(c, budget_bytes);
+    c.cache.over = CountOver::model;
+  }
+};
 
-/// EAP as Fate compares with it (section 5.1): activation paths, with Fate's cache.
+/// EAP as Fate compares with it (section 5.1): activation paths, with Fate's cache. Deviation: experts at the model's own
+/// precision, as in fate+cache; the paper's has Fate's INT4 where memory is short.
 struct ActivationPathStack : Stack<ActivationPath, Arc, FixedPrecision, LoadEverything, TopK>, ShallowLayers {};
 
-/// llama.cpp with experts in host memory, Fiddler: what is on the device stays there, the host computes the rest.
+/// llama.cpp with experts in host memory, Fiddler: what is on the device stays there, the host computes the rest in
+/// decode. Deviations: the first experts of each layer are the ones that stay (llama.cpp splits by layers, Fiddler chooses
+/// popular ones), and prefill loads what is missing.
 struct StaticHost : Stack<NoPrediction, StaticResidency, FixedPrecision, HostComputes, TopK>, Preloaded {};
 
 /// HybriMoE (Zhong et al., 2025): averaged scores, prefetch for the next layer, misses split between link and host.
+/// Deviations: it chooses prefetches by simulating their effect, here they are the plain top-k of the next layer's gate;
+/// its host computes in prefill, too.
 struct HybriMoe
     : Stack<CrossLayerGate, ScoreAverage, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, GreedySplit>, TopK>,
       Preloaded {
@@ -143,13 +163,15 @@ struct HybriMoe
 
 // Fate (section 5.4 has the steps: load on demand, +prefetch, +cache, +quantization)
 
-/// Prefetch without a cache: slots for the candidates of two layers, first in, first out.
+/// Prefetch without a cache: slots for the candidates of two layers, first in, first out, whatever the budget.
 struct FatePrefetch : Stack<CrossLayerGate, FifoCache, FixedPrecision, FateSchedule, TopK> {
   template <class Config>
   static void set_up(Config& c, std::uint64_t budget_bytes) {
     c.allotment = one_pool(c.model, budget_bytes);
     Pool& pool = c.allotment.pools[0];
-    if (c.allotment.stream_slots > 0) pool.slots = std::min(pool.slots, room_for_prefetch(c));
+    pool.slots = std::min(pool.slots, room_for_prefetch(c));
+    c.allotment.stream_slots = least_stream_slots;
+    c.allotment.stream_slot_bytes = pool.slot_bytes;
   }
 };
 struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK>, ShallowLayers {};
@@ -176,7 +198,7 @@ struct HobbitDynamic : Stack<NoPrediction, Lru, ImportanceThresholds, LoadEveryt
 struct HobbitPrefetch : Stack<StackedGates, Lru, ImportanceThresholds, HobbitSchedule, TopK>, HighAndLow {};
 struct Hobbit : Stack<StackedGates, Multidimensional, ImportanceThresholds, HobbitSchedule, TopK>, HighAndLow {};
 
-/// Section 5.4: in decode the host computes what is missing.
+/// CPU-GPU cooperative computing (section 4; 5.4 measures it): in decode the host computes what is missing.
 struct HobbitCooperative
     : Stack<StackedGates, Multidimensional, ImportanceThresholds, Schedule<FirstMiss, Fifo, HostInDecode>, TopK>,
       HighAndLow {};

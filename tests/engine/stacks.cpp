@@ -5,9 +5,11 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <stdexcept>
 
 #include "engine/prompts.hpp"
 #include "generate.hpp"
+#include "host_worker.hpp"
 
 namespace {
 
@@ -177,6 +179,87 @@ TEST_CASE("the same lossy run gives the same text on the virtual clock") {
 
 TEST_CASE("unknown stacks are refused with the nearest name") {
   CHECK_THROWS_WITH_AS(find_stack("hobit"), doctest::Contains("hobbit"), std::exception);
+}
+
+/// Passes everything on, and looks at the caches around each partial look-ahead.
+class Watched final : public ExpertRunner {
+ public:
+  Watched(ExpertRunner& inner, const std::vector<KvCache>& caches) : inner_(inner), caches_(caches) {}
+  void begin_step(Phase phase, const std::vector<std::uint32_t>& s) override { inner_.begin_step(phase, s); }
+  void plan(std::uint16_t l, const Matrix& input, const Matrix& scores, const Times& took) override {
+    inner_.plan(l, input, scores, took);
+  }
+  void run_resident(std::uint16_t l, const Matrix& input) override { inner_.run_resident(l, input); }
+  [[nodiscard]] bool wants_partial(std::uint16_t l) const override { return inner_.wants_partial(l); }
+  void partial(Matrix& out) const override {
+    inner_.partial(out);
+    before_ = caches_;
+  }
+  void look_ahead(std::uint16_t l, const Matrix& scores) override {
+    for (std::size_t s = 0; s < caches_.size(); ++s) {
+      for (std::size_t i = 0; i < caches_[s].keys.size(); ++i) {
+        same = same && caches_[s].keys[i] == before_[s].keys[i] && caches_[s].values[i] == before_[s].values[i];
+      }
+    }
+    ++looks;
+    inner_.look_ahead(l, scores);
+  }
+  void run(std::uint16_t l, const Matrix& input, Matrix& out) override { inner_.run(l, input, out); }
+  void end_sequence(std::uint32_t s) override { inner_.end_sequence(s); }
+  void abandon() override { inner_.abandon(); }
+  [[nodiscard]] const Counters& counters() const override { return inner_.counters(); }
+  [[nodiscard]] double link_peak_bytes_per_s() const override { return inner_.link_peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return inner_.link_spans(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return inner_.arena_bytes(); }
+  [[nodiscard]] std::uint32_t slots() const override { return inner_.slots(); }
+  [[nodiscard]] std::uint64_t least_copy_bytes() const override { return inner_.least_copy_bytes(); }
+  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return inner_.look_ahead_depth(); }
+  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t d, std::uint16_t l) const override {
+    return inner_.prediction_accuracy(d, l);
+  }
+  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return inner_.gate_worker(); }
+
+  bool same = true;
+  int looks = 0;
+
+ private:
+  ExpertRunner& inner_;
+  const std::vector<KvCache>& caches_;
+  mutable std::vector<KvCache> before_;
+};
+
+TEST_CASE("tentative keys and values of a partial hidden state are never committed") {
+  HostModel& m = model("tiny-qwen-moe");
+  const auto inner = make_runner(m.config(), m.store(), m.gates(), options("importance+pre", 4'000'000));
+  std::vector<KvCache> caches;
+  for (int s = 0; s < 2; ++s) {
+    caches.emplace_back(m.config(), 8);
+    for (auto* part : {&caches.back().keys, &caches.back().values}) {
+      for (Matrix& matrix : *part) matrix.setConstant(0.25F);  // so that there is something to compare
+    }
+  }
+  Watched runner(*inner, caches);
+  for (std::uint32_t at = 0; at < 6; ++at) {
+    m.forward(Phase::decode, {{0, 65 + at, at}, {1, 97 + at, at}}, caches, runner, 2);
+  }
+  CHECK(runner.looks == 6 * 11);
+  CHECK(runner.same);
+}
+
+TEST_CASE("the host's worker: exceptions come out of wait, work can follow, and it ends while busy") {
+  HostWorker worker;
+  worker.wait();  // nothing to wait for
+  int done = 0;
+  worker.start([&] { ++done; });
+  worker.wait();
+  CHECK(done == 1);
+  worker.start([] { throw std::runtime_error("burnt"); });
+  CHECK_THROWS_WITH(worker.wait(), "burnt");
+  worker.wait();
+  worker.start([&] { ++done; });
+  worker.wait();
+  CHECK(done == 2);
+  worker.start([&] { ++done; });  // and the destructor waits
 }
 
 }  // namespace

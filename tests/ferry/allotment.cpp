@@ -94,15 +94,16 @@ TEST_CASE("shallow-favouring leaves the deep layers room to prefetch to") {
   CHECK(pools[2].slots == 4);
   CHECK(pools[2].first_layer == 2);
   CHECK(pools[2].layers == 3);
-  // N = 25: 16 and 9 to share, 3 a layer being too few
-  pools = room(25);
+  // N = 21: 16 and 5 to share, one a layer being less than the top-2 of a token
+  pools = room(21);
   REQUIRE(pools.size() == 3);
   CHECK(pools[1].slots == 8);
-  CHECK(pools[2].slots == 9);
-  // N = 28: 4 for each deep layer
-  pools = room(28);
+  CHECK(pools[2].slots == 5);
+  // N = 23: floor(7 / 3) = 2 for each deep layer, one over
+  pools = room(23);
   REQUIRE(pools.size() == 5);
-  CHECK(pools[4].slots == 4);
+  CHECK(pools[2].slots == 3);
+  CHECK(pools[4].slots == 2);
   // N = 3: all of it is room
   pools = room(3);
   CHECK(pools[0].slots == 0);
@@ -139,7 +140,7 @@ TEST_CASE("two pools by precision share the bytes, the low one its percentage") 
   ModelShape m = model(4, 8, 2, 1, 256, 64);
   const Allotment a = high_low_pools(m, 2 * 256 + 4000, Precision::full, Precision::int4, 20);
   REQUIRE(a.pools.size() == 2);
-  CHECK(a.pools[1].slots == 12);  // floor(800 / 64)
+  CHECK(a.pools[1].slots == 14);  // floor(800 / 64) = 12, and two in what the high pool leaves
   CHECK(a.pools[0].slots == 12);  // floor((4000 - 768) / 256)
   CHECK(a.pools[0].precisions == part::bit(Precision::full));
   CHECK(a.pools[1].precisions == part::bit(Precision::int4));
@@ -159,6 +160,16 @@ TEST_CASE("slots that several precisions share are as large as the largest of th
   CHECK(a.pools[0].slot_bytes == 64);
   CHECK(a.pools[0].precisions == (part::bit(Precision::int4) | part::bit(Precision::int2)));
   CHECK(a.stream_slot_bytes == 64);
+  // Whole is a slot an expert, also where two precisions share them: N = s E = 4 fills layer 0.
+  const auto whole = [&](std::uint64_t n) {
+    return shallow_favouring(m, (2 + n) * 64, 1, Precision::int4 | Precision::int2);
+  };
+  CHECK(whole(4).pools[0].slots == 4);
+  CHECK(whole(4).pools[1].slots == 0);
+  CHECK(whole(6).pools[0].slots == 4);
+  CHECK(whole(6).pools[1].slots == 2);
+  CHECK(whole(11).pools[0].slots == 6);  // every expert has one, three are left for second variants
+  CHECK(whole(11).pools[1].slots == 5);
   // both variants of each expert have a place
   CHECK(pool_per_layer(m, 16 * 64, Precision::int4 | Precision::int2).stream_slots == 0);
   CHECK(pool_per_layer(m, 16 * 64 - 1, Precision::int4 | Precision::int2).stream_slots == 2);

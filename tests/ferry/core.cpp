@@ -599,3 +599,86 @@ TEST_CASE("every pool of a layer sees its scores and each use, and the end of th
   f->end_sequence(0);
   for (std::uint16_t pool = 0; pool < 2; ++pool) CHECK(f->cache(pool).resets == 1);
 }
+
+TEST_CASE("Eq. 2 from a gate row to precisions, thresholds inclusive (HOBBIT, section 3.2)") {
+  using S = Stack<NoPrediction, Lru, ImportanceThresholds, stacks::LoadEverything, TopK>;
+  const ModelShape m = model(1, 8, 4, 1, 256, 64);
+  Fixture<S> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4));
+  f.config.precision.t1 = 0.5F;
+  f.config.precision.t2 = 0.875F;
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  // The four chosen have 0.4, 0.3, 0.08 and 0.02 of 0.8: shares 1/2, 3/8, 1/10, 1/40; not normalised by the gate.
+  // s = 0, 0.5, 0.875, 0.975: high, high (s = T1), low (s = T2), skipped.
+  const std::vector<float> s = {0.02F, 0.0F, 0.4F, 0.0F, 0.3F, 0.0F, 0.08F, 0.0F};
+  const std::vector<float> exact = {0.03125F, 0.0F, 0.5F, 0.0F, 0.375F, 0.0F, 0.09375F, 0.0F};  // of 1, in binary
+  for (const auto& row : {exact, s}) {
+    const Plan p = f->plan(scores(0, row), all_landed);
+    if (&row != &exact && p.arriving.size == 0) continue;
+    for (const View<const Task>& tasks : {p.resident, p.arriving}) {
+      for (const Task& t : tasks) {
+        if (t.what.id.expert == 2 || t.what.id.expert == 4) CHECK(t.what.precision == Precision::full);
+        if (t.what.id.expert == 6) CHECK(t.what.precision == Precision::int4);
+        CHECK(t.what.id.expert != 0);
+      }
+    }
+    f->finish(0, {}, all_landed);
+  }
+  CHECK(f->counters().of(Phase::decode).skipped == 2);
+  CHECK(f->counters().of(Phase::decode).misses == 3);
+  CHECK(f->counters().of(Phase::decode).hits == 3);
+}
+
+TEST_CASE("a queued prefetch of another precision than is wanted is taken back") {
+  const ModelShape m = model(2, 4, 1, 1, 256, 64);
+  using S = Stack<CrossLayerGate, Lru, Told, stacks::LoadEverything, TopK>;
+  Fixture<S> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4));
+  f.config.predictor.plain_top_k = true;
+  f.config.precision.wants = Precision::full;
+  f.build();
+  const auto s = favour(4, {1});
+  f->begin_step(StepOf(Phase::decode, 1));
+  f->plan(scores(0, s), nothing_seen);
+  f->look_ahead(scores(1, s), nothing_seen);
+  REQUIRE(f->commands().submit.size == 1);
+  const Copy prefetch = f->commands().submit[0];
+  CHECK(prefetch.what.precision == Precision::full);
+  f->finish(0, {}, nothing_seen);
+  const_cast<Told&>(f->precision()).wants = Precision::int4;
+  const Plan p = f->plan(scores(1, s), nothing_seen);
+  REQUIRE(f->commands().drop.size == 1);
+  CHECK(f->commands().drop[0] == prefetch.ticket);
+  REQUIRE(p.arriving.size == 1);
+  CHECK(p.arriving[0].what.precision == Precision::int4);
+  CHECK(f->counters().of(Phase::decode).miss_bytes == 256 + 64);
+}
+
+TEST_CASE("times of a prefill do not set the budget of a decode step") {
+  using S = Stack<CrossLayerGate, Lru, FixedPrecision, stacks::FateSchedule, TopK>;
+  const ModelShape m = model(2, 8, 2, 2);
+  Fixture<S> f(m, everything(m));
+  f.config.predictor.percentile = 30;  // five candidates
+  f.config.copy_ns[static_cast<unsigned>(Precision::full)] = 100;
+  f.build();
+  const auto here = favour(8, {0, 1}), ahead = favour(8, {2, 3, 4, 5, 6, 7});
+  auto step = [&](Phase phase, const Times& times) {
+    f->begin_step(StepOf(phase, 1));
+    f->plan(scores(0, here), all_landed);
+    f->look_ahead(scores(1, ahead), all_landed);
+    const std::uint32_t n = f->commands().submit.size;
+    f->finish(0, times, all_landed);
+    f->abandon();
+    return n;
+  };
+  f->begin_step(StepOf(Phase::decode, 1));
+  f->plan(scores(0, here), all_landed);
+  f->finish(0, {110, 0, 10, 0}, all_landed);  // T = 110 + 2 * 10
+  f->abandon();
+  f->begin_step(StepOf(Phase::prefill, 2));
+  std::vector<float> two = here;
+  two.insert(two.end(), here.begin(), here.end());
+  f->plan(scores(0, two), all_landed);
+  f->finish(0, {800, 80, 10, 0}, all_landed);
+  f->abandon();
+  CHECK(step(Phase::decode, {}) == 1);
+}

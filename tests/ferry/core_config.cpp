@@ -47,8 +47,9 @@ TEST_CASE("allotments that would run past their slots are refused") {
     return false;
   };
   c.allotment = everything(c.model, Precision::int4);  // for a selector that wants full
-  CHECK(refused("0 stream slots"));
-  c.allotment = one_pool(c.model, 2000, Precision::int4);
+  CHECK(refused("asks for full but no pool holds it"));
+  c.allotment = one_pool(c.model, 5000);
+  c.allotment.stream_slot_bytes = 320;
   CHECK(refused("stream slots have 320 bytes, expected at least 1000"));
   c.allotment = one_pool(c.model, 5000);
   CHECK_NOTHROW(c.validate());

@@ -2,7 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <memory>
 #include <new>
+#include <vector>
 
 #include "support/shapes.hpp"
 
@@ -10,6 +12,8 @@ using namespace ferry;
 using namespace ferry::test;
 
 namespace {
+
+const Array<std::uint16_t> no_best;
 
 struct Fixture {
   Fixture(const Shape& shape, std::uint16_t depth) {
@@ -35,19 +39,19 @@ TEST_CASE("a prediction counts once, for the layer and the number of rows that i
   f.record.note(scores(1, rows), 1, {&foretold, 1});
   const Route routes[] = {{1, 1.0F}, {2, 1.0F}};
   PrefetchCounts count;
-  f.record.score(0, {routes, 2}, count);
+  f.record.score(0, {routes, 2}, no_best, count);
   CHECK(count.accuracy.needed == 0);  // nothing was foretold for layer 0
-  f.record.score(1, {routes, 2}, count);
+  f.record.score(1, {routes, 2}, no_best, count);
   CHECK(count.accuracy.needed == 2);
   CHECK(count.accuracy.foretold == 1);
   CHECK(count.accuracy.rows == 2);
   CHECK(count.accuracy.rows_top1 == 1);
   CHECK(count.accuracy.recall() == 0.5);
   CHECK(count.accuracy.top1() == 0.5);
-  f.record.score(1, {routes, 2}, count);
+  f.record.score(1, {routes, 2}, no_best, count);
   CHECK(count.accuracy.needed == 2);
   f.record.note(scores(1, rows), 1, {&foretold, 1});
-  f.record.score(1, {routes, 1}, count);  // one row where two were foretold
+  f.record.score(1, {routes, 1}, no_best, count);  // one row where two were foretold
   CHECK(count.accuracy.needed == 2);
 }
 
@@ -60,7 +64,7 @@ TEST_CASE("predictions of one layer from several distances are counted apart, th
   f.record.note(scores(3, likes0), 4, {two, 2});  // deeper than is kept: ignored
   const Route routes[] = {{0, 0.5F}, {2, 0.5F}};
   PrefetchCounts count;
-  f.record.score(3, {routes, 2}, count);
+  f.record.score(3, {routes, 2}, no_best, count);
   CHECK(count.accuracy.needed == 2);
   CHECK(count.accuracy.foretold == 1);
   CHECK(count.accuracy.rows_top1 == 1);
@@ -78,7 +82,7 @@ TEST_CASE("a prediction without rows counts in recall, not in top-1, and substit
   f.record.note(Scores{1, {}, {}}, 1, {&foretold, 1});
   const Route routes[] = {{0, 1.0F, 3}, {0, 1.0F}};  // the gate chose 3 and 0
   PrefetchCounts count;
-  f.record.score(1, {routes, 2}, count);
+  f.record.score(1, {routes, 2}, no_best, count);
   CHECK(count.accuracy.needed == 2);
   CHECK(count.accuracy.foretold == 1);
   CHECK(count.accuracy.rows == 0);
@@ -91,6 +95,24 @@ TEST_CASE("what was foretold for an abandoned step is forgotten") {
   f.record.clear();
   const Route route{3, 1.0F};
   PrefetchCounts count;
-  f.record.score(1, {&route, 1}, count);
+  f.record.score(1, {&route, 1}, no_best, count);
   CHECK(count.accuracy.needed == 0);
+}
+
+TEST_CASE("where the first routes are substitutes, top-1 is held against the gate's first choices") {
+  struct Block {
+    PredictionRecord record;
+    Array<std::uint16_t> best;
+    alignas(64) std::byte rest[2048];
+  };
+  auto block = std::make_unique<Block>();
+  Carver carve(block->rest);
+  block->record.reserve(carve, Shape{2, 4, 1, 1}, 1);
+  carve(block->best, 1, std::uint16_t{2});
+  const std::vector<float> likes2 = {0, 0, 1, 0};
+  block->record.note(scores(1, likes2), 1, {});
+  const Route route{3, 1.0F, 2};
+  PrefetchCounts count;
+  block->record.score(1, {&route, 1}, block->best, count);
+  CHECK(count.accuracy.rows_top1 == 1);
 }

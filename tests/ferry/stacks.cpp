@@ -1,17 +1,139 @@
+// What each named stack is composed of, and how it is set up.
 #include "ferry/stacks.hpp"
 
 #include <doctest/doctest.h>
 
+#include "ferry/core.hpp"
+#include "support/shapes.hpp"
+
 using namespace ferry;
+using namespace ferry::test;
 
-// An absent policy costs nothing.
-static_assert(std::is_empty_v<NoPrediction> && std::is_empty_v<LoadOnDemand> &&
-              std::is_empty_v<stacks::LoadEverything>);
-static_assert(Scheduler<stacks::LoadEverything>);
+namespace {
 
-TEST_CASE("stacks say what they need") {
-  CHECK_FALSE(part::predicts<stacks::OnDemand::predictor>());
-  CHECK(part::predicts<stacks::CrossLayerLru::predictor>());
-  CHECK_FALSE(part::caches<stacks::OnDemand::cache>());
-  CHECK(part::caches<stacks::LruCache::cache>());
+template <class S, class P, class C, class Q, class R>
+constexpr bool is = std::is_same_v<typename S::predictor, P>&& std::is_same_v<typename S::cache, C>&&
+    std::is_same_v<typename S::precision, Q>&& std::is_same_v<typename S::router, R>;
+template <class S, class L, class O, class P>
+constexpr bool schedules = std::is_same_v<typename S::scheduler, Schedule<L, O, P>>;
+
+using namespace stacks;
+static_assert(is<OnDemand, NoPrediction, LoadOnDemand, FixedPrecision, TopK>);
+static_assert(is<LayerStream, EveryExpert, FifoCache, FixedPrecision, TopK>);
+static_assert(is<LruCache, NoPrediction, Lru, FixedPrecision, TopK>);
+static_assert(is<MixtralOffloading, CrossLayerGate, Lru, FixedPrecision, TopK>);
+static_assert(is<MoeInfinity, ActivationMatrix, Lfu, FixedPrecision, TopK>);
+static_assert(is<ActivationPathStack, ActivationPath, Arc, FixedPrecision, TopK>);
+static_assert(is<StaticHost, NoPrediction, StaticResidency, FixedPrecision, TopK>);
+static_assert(schedules<StaticHost, NoLimit, Fifo, HostInDecode> && preloads<StaticHost>());
+static_assert(is<HybriMoe, CrossLayerGate, ScoreAverage, FixedPrecision, TopK>);
+static_assert(schedules<HybriMoe, NoLimit, BatchSizeOrder, GreedySplit> && preloads<HybriMoe>());
+static_assert(is<FatePrefetch, CrossLayerGate, FifoCache, FixedPrecision, TopK>);
+static_assert(is<FateCache, CrossLayerGate, Arc, FixedPrecision, TopK>);
+static_assert(is<Fate, CrossLayerGate, Arc, PopularityHybrid, TopK>);
+static_assert(schedules<Fate, TransferBudget, PopularityOrder, DeviceOnly> && !preloads<Fate>());
+static_assert(is<HobbitDynamic, NoPrediction, Lru, ImportanceThresholds, TopK>);
+static_assert(is<HobbitPrefetch, StackedGates, Lru, ImportanceThresholds, TopK>);
+static_assert(is<Hobbit, StackedGates, Multidimensional, ImportanceThresholds, TopK>);
+static_assert(schedules<Hobbit, FirstMiss, Fifo, DeviceOnly>);
+static_assert(is<HobbitCooperative, StackedGates, Multidimensional, ImportanceThresholds, TopK>);
+static_assert(schedules<HobbitCooperative, FirstMiss, Fifo, HostInDecode>);
+static_assert(is<ImportanceEviction, NoPrediction, ScoreWindow, FixedPrecision, TopK>);
+static_assert(is<ImportanceRouter, NoPrediction, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
+static_assert(is<ImportancePrefetch, PartialHidden, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
+static_assert(is<ImportanceDriven, PartialHidden, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
+static_assert(schedules<ImportanceDriven, NoLimit, BatchSizeOrder, TwoPointer> && preloads<ImportanceDriven>());
+
+/// 6 layers, 8 experts, top-2: 256 bytes, INT8 128, INT4 64, INT2 32.
+ModelShape shape() {
+  ModelShape m = model(6, 8, 2, 4, 256, 64);
+  m.expert_bytes[0][static_cast<unsigned>(Precision::int8)] = 128;
+  m.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 32;
+  return m;
+}
+
+template <class S>
+CoreConfig<S> set_up(std::uint64_t budget, CoreConfig<S> c = {}) {
+  c.model = shape();
+  S::set_up(c, budget);
+  c.validate();
+  return c;
+}
+
+std::vector<std::uint32_t> slots(const Allotment& a) {
+  std::vector<std::uint32_t> n;
+  for (const Pool& p : a.pools) n.push_back(p.slots);
+  return n;
+}
+using Slots = std::vector<std::uint32_t>;
+
+}  // namespace
+
+TEST_CASE("the baselines are laid out as they are used") {
+  CHECK(set_up<OnDemand>(20 * 256).allotment.stream_slots == 8);
+  CHECK(slots(set_up<LruCache>(14 * 256).allotment) == Slots{2, 2, 2, 2, 2, 2});
+  CHECK(slots(set_up<LayerStream>(14 * 256).allotment) == Slots{12});
+  CHECK(set_up<MixtralOffloading>(14 * 256).predictor.plain_top_k);
+  CHECK(set_up<MoeInfinity>(14 * 256).cache.over == CountOver::model);
+  CHECK(set_up<HybriMoe>(14 * 256).cache.top_p == 4);
+  CHECK(set_up<HybriMoe>(14 * 256).predictor.plain_top_k);
+}
+
+TEST_CASE("Fate: whole shallow layers first, in slots for INT4 that INT2 shares") {
+  // (budget - 2) / 64 slots of INT4; whole is one slot an expert, whatever else may lie there
+  CoreConfig<Fate> c = set_up<Fate>((2 + 44) * 64);
+  CHECK(slots(c.allotment) == Slots{8, 8, 8, 8, 6, 6});
+  CHECK(c.allotment.pools[0].precisions == (part::bit(Precision::int4) | part::bit(Precision::int2)));
+  CHECK(c.allotment.pools[0].slot_bytes == 64);
+  CHECK(c.precision.high == Precision::int4);
+  // Every INT4 expert has a slot, and two more for second variants.
+  CHECK(slots(set_up<Fate>((2 + 50) * 64).allotment) == Slots{9, 9, 8, 8, 8, 8});
+  // What ends within the shallow layers leaves room for two layers' candidates: 2 of 8 above the 75th percentile.
+  CHECK(slots(set_up<Fate>((2 + 20) * 64).allotment) == Slots{8, 8, 0, 0, 2, 2});
+  // Memory is sufficient: the model's own precision.
+  c = set_up<Fate>(shape().all_bytes());
+  CHECK(c.precision.high == Precision::full);
+  CHECK(c.precision.low_share_percent == 0);
+  CHECK(slots(set_up<FateCache>((2 + 36) * 256).allotment) == Slots{8, 8, 8, 8, 2, 2});
+  CHECK(slots(set_up<FatePrefetch>((2 + 36) * 256).allotment) == Slots{4});
+  CHECK(slots(set_up<FatePrefetch>(shape().all_bytes()).allotment) == Slots{4});  // no cache, however large the budget
+}
+
+TEST_CASE("HOBBIT: two pools by precision, for both of the paper's pairs") {
+  CoreConfig<Hobbit> c = set_up<Hobbit>(20 * 256);
+  REQUIRE(c.allotment.pools.size() == 2);
+  CHECK(c.allotment.pools[0].precisions == part::bit(Precision::full));
+  CHECK(c.allotment.pools[1].precisions == part::bit(Precision::int4));
+  CHECK(c.allotment.pools[0].layers == 6);
+  CHECK(c.cache.high == Precision::full);
+  CoreConfig<Hobbit> other;
+  other.precision.high = Precision::int8;
+  other.precision.low = Precision::int2;
+  other = set_up(20 * 128, other);
+  CHECK(other.allotment.pools[0].precisions == part::bit(Precision::int8));
+  CHECK(other.allotment.pools[1].precisions == part::bit(Precision::int2));
+  CHECK(other.cache.high == Precision::int8);
+  // Everything fits at high precision: nothing is shrunk or skipped.
+  c = set_up<Hobbit>(shape().all_bytes());
+  CHECK(c.precision.t1 == 1.0F);
+  CHECK(slots(c.allotment) == Slots{48});
+  CHECK(c.allotment.stream_slots == 0);
+  CoreConfig<Hobbit> neutral;
+  neutral.precision.t1 = neutral.precision.t2 = 1.0F;
+  CHECK(set_up(20 * 256, neutral).allotment.pools.size() == 1);
+}
+
+TEST_CASE("importance-driven: as many experts as fit, evenly by layer") {
+  CHECK(slots(set_up<ImportanceDriven>(15 * 256).allotment) == Slots{3, 2, 2, 2, 2, 2});
+}
+
+TEST_CASE("a store that lacks a precision is refused, and so is an allotment") {
+  CoreConfig<Hobbit> c;
+  c.model = model(6, 8, 2, 4, 256);  // full only
+  c.allotment = one_pool(c.model, 20 * 256);
+  CHECK_THROWS_WITH_AS(
+      c.validate(), doctest::Contains("the precision selector asks for INT4 but layer 0 is not stored"), ConfigError);
+  c.model = shape();
+  c.allotment = one_pool(c.model, 20 * 256);
+  CHECK_THROWS_WITH_AS(c.validate(), doctest::Contains("asks for INT4 but no pool holds it"), ConfigError);
 }

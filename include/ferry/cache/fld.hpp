@@ -15,19 +15,27 @@ namespace ferry {
 ///
 /// Ambiguities resolved. l_n is the number of the pool's layers (HOBBIT's pools span all layers), and distances are
 /// cyclic within the pool: from its last layer to its first is 1. As the formula is printed, the incoming expert's own
-/// layer has distance 0, so its experts go last.
+/// layer has distance 0, so its experts go last. l_i is the layer used last, also when a prefetch for a later layer asks
+/// for room ("the currently used expert"): what lies between would be evicted first otherwise, and is needed first.
 class Fld {
  public:
   void reserve(Carver& carve, const PoolShape& pool) { slots_.reserve(carve, pool); }
 
+  FERRY_HD void used(Variant what) noexcept {
+    here_ = what.id;
+    any_used_ = true;
+  }
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) const noexcept {
-    return slots_.least(barred, [&](ExpertId id) { return slots_.layers() - slots_.distance(id, incoming.id); });
+    const ExpertId here = any_used_ ? here_ : incoming.id;
+    return slots_.least(barred, [&](ExpertId id) { return slots_.layers() - slots_.distance(id, here); });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id); }
 
  private:
   SlotExperts slots_;
+  ExpertId here_;  ///< used last
+  bool any_used_ = false;
 };
 
 static_assert(CachePolicy<Fld>);

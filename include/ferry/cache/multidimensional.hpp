@@ -14,7 +14,7 @@ namespace ferry {
 /// Source: HOBBIT, section 3.4, Eq. 3 and Fig. 12:
 ///   p = w_lru R/T + w_lfu F/T + w_lhu H/T + w_fld (1 - ((l_t - l_i + l_n) mod l_n) / l_n)
 /// with T the current token, R the token of the expert's last use, F its uses and H its high-precision uses in this
-/// sequence; l_t is its layer, l_i that of the incoming expert, l_n the number of layers. A low-precision use does not
+/// sequence; l_t is its layer, l_i the present one, l_n the number of layers. A low-precision use does not
 /// raise H. All three are counted also while the expert is absent, and are reset with the sequence.
 ///
 /// Caches for high and low precision are two pools, each with an instance of this policy. There is one priority record
@@ -26,7 +26,8 @@ namespace ferry {
 /// Deviations. T counts steps, not tokens: a chunk of a prompt is one step, and so is one token of each sequence of a
 /// batch; statistics are then those of the batch, and begin anew when no sequence is left.
 /// Ambiguities resolved. Before the first step T = R = F = H = 0, and what is left of p is FLD. l_n is the number of
-/// the pool's layers (HOBBIT's pools span all). A use is high if the variant that serves it is, as in Lhu.
+/// the pool's layers (HOBBIT's pools span all). A use is high if the variant that serves it is, as in Lhu. l_i is the
+/// layer used last, as in Fld.
 class Multidimensional {
  public:
   /// Weights in thousandths; they sum to 1000. HOBBIT gives none: they are calibrated by the least miss penalty on a
@@ -46,16 +47,21 @@ class Multidimensional {
   }
 
   FERRY_HD void begin_step(const Step& /*step*/) noexcept { uses_.begin_step(); }
-  FERRY_HD void used(Variant what) noexcept { uses_.note(slots_.index(what.id), what.precision >= high); }
+  FERRY_HD void used(Variant what) noexcept {
+    uses_.note(slots_.index(what.id), what.precision >= high);
+    here_ = what.id;
+    any_used_ = true;
+  }
   FERRY_HD void reset() noexcept { uses_.reset(); }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) const noexcept {
     const std::uint64_t steps = uses_.steps() == 0 ? 1 : uses_.steps();
     const std::uint64_t layers = slots_.layers();
+    const ExpertId here = any_used_ ? here_ : incoming.id;
     return slots_.least(barred, [&](ExpertId id) {
       const UseRecord::Use& use = uses_[slots_.index(id)];
-      const std::uint64_t nearness = layers - slots_.distance(id, incoming.id);
+      const std::uint64_t nearness = layers - slots_.distance(id, here);
       return (lru * use.last + lfu * use.all + lhu * use.high) * layers + fld * nearness * steps;
     });
   }
@@ -64,6 +70,8 @@ class Multidimensional {
  private:
   SlotExperts slots_;
   UseRecord uses_;
+  ExpertId here_;  ///< used last
+  bool any_used_ = false;
 };
 
 static_assert(CachePolicy<Multidimensional>);

@@ -116,6 +116,8 @@ class VirtualClock {
     host_ns_ += ns;
     log({Lane::host, name, from, host_free_, {}, false, Ticket::none});
   }
+  /// The caller waits for all queued device work.
+  void sync_device() noexcept { now_ = std::max(now_, device_free_); }
   /// The caller waits for all queued device and host work.
   void sync() noexcept { now_ = std::max({now_, device_free_, host_free_}); }
 

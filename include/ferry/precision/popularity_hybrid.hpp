@@ -11,12 +11,13 @@ namespace ferry {
 /// In prefill the least popular experts cross with fewer bits: together they serve few tokens. In decode every expert
 /// chosen is equally important, and crosses in `high`.
 ///
-/// Source: Fate, section 4.5, "Quantization for I/O". Popularity is the number of rows that chose an expert, or voted
+/// Source: Fate, section 4.5, "Quantization for I/O", and 5.3 for `low_on_miss`. Popularity is the number of rows that chose an expert, or voted
 /// for it. The paper finds the share by a search for a loss within 1%.
 ///  - Share::load (as in Fate's released code): the least popular experts, as many as together have at most
 ///    `low_share_percent` of the rows.
 ///  - Share::experts: at most that share of the requested experts.
-///  - `low_on_miss`: in decode, what was not foretold crosses in `low` (the paper's low-end PC).
+///  - `low_on_miss`: in decode, what was not foretold crosses in `low` (the paper's low-end PC). The next use wants
+///    `high` again and loads it beside: the paper keeps such copies for the one use only.
 ///
 /// Complexity: O(n) for n requests in order of popularity, as predictions come, O(n^2) moves of 2 bytes at worst.
 /// State: 2 bytes an expert.
@@ -58,7 +59,7 @@ class PopularityHybrid {
     lower_tail(requests);
     if (!demand) return;
     for (Request& r : requests) {
-      if (r.held >= low) r.want.precision = low;
+      if (r.held >= low) r.want.precision = r.state == State::queued && r.held >= high ? high : low;
     }
   }
 

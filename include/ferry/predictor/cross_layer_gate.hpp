@@ -1,6 +1,8 @@
 /// @file
 /// Fate's cross-layer expert prediction.
 #pragma once
+#include <string>
+
 #include "ferry/error.hpp"
 #include "ferry/predictor/foretold.hpp"
 
@@ -29,7 +31,8 @@ class CrossLayerGate {
   bool plain_top_k = false;
 
   void reserve(Carver& carve, const Shape& shape) {
-    if (percentile > 100) throw ConfigError("CrossLayerGate: percentile is 0 to 100");
+    if (percentile > 100)
+      throw ConfigError("CrossLayerGate: percentile is " + std::to_string(percentile) + ", expected 0 to 100");
     experts_ = shape.experts;
     top_k_ = shape.top_k;
     foretold_.reserve(carve, shape);

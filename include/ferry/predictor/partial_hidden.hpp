@@ -12,8 +12,8 @@ namespace ferry {
 /// In decode, what resident and shared experts have given so far goes through the next layer's attention and gate; the
 /// predicted top-score experts are foretold, best first. In prefill every expert of the next layer is.
 ///
-/// Source: Importance-driven expert scheduling, section 5.2 with section 5.1's top-score experts (decode), sections 4.1
-/// and 4.2 (prefill: the next layer is prefetched while this one is computed).
+/// Source: Importance-driven expert scheduling, section 5.2 with section 5.1's top-score experts (decode), section 4.1
+/// (prefill: the next layer is prefetched while this one is computed).
 ///  - Decode: rows [rows, E] are made from the partial hidden state, which is the engine's to compute. Of each row beta
 ///    is the (k+1)-th score; an expert of rank <= k with a score above (1 + alpha) beta is top-score. Experts of all
 ///    rows come by their largest score.

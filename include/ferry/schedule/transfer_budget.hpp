@@ -13,6 +13,9 @@ namespace ferry {
 ///
 /// Complexity: O(requests taken), no state.
 ///
+/// Deviation. t_moe is what one expert took last, times the experts that this layer runs on the device; the paper
+/// averages the layer's times beforehand.
+///
 /// Ambiguities resolved. All look-aheads from one plan to the next share one T. While T is unknown nothing is limited,
 /// and a copy of unknown cost takes nothing of it: before the first layer was measured there is nothing to compute
 /// with, and not to prefetch would be a guess, too. A slow link whose copies take longer than T prefetches nothing,

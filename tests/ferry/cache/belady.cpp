@@ -8,8 +8,14 @@
 
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/fifo.hpp"
+#include "ferry/cache/fld.hpp"
+#include "ferry/cache/lfu.hpp"
+#include "ferry/cache/lhu.hpp"
 #include "ferry/cache/lru.hpp"
+#include "ferry/cache/multidimensional.hpp"
 #include "ferry/cache/random.hpp"
+#include "ferry/cache/score_average.hpp"
+#include "ferry/cache/score_window.hpp"
 #include "ferry/cache/sieve.hpp"
 #include "ferry/cache/static.hpp"
 #include "support/cache_simulator.hpp"
@@ -146,7 +152,7 @@ TEST_CASE("Belady finds the most hits of all ways to evict and refuse") {
 }
 
 TEST_CASE_TEMPLATE("no cache policy beats Belady on sequential demand fetch", Cache, RandomVictim, FifoCache, Sieve,
-                   Arc, Lru, StaticResidency) {
+                   Arc, Lru, Lfu, Lhu, Fld, Multidimensional, ScoreWindow, ScoreAverage, StaticResidency) {
   constexpr std::uint16_t layers = 3, per_layer = 16;
   constexpr std::uint32_t length = 3000;
   Random random(8);

@@ -15,11 +15,12 @@ using Order = std::vector<std::uint32_t>;
 /// Walks from the incoming layer to the next until it meets the expert's, and counts the steps.
 struct NaiveFld {
   explicit NaiveFld(PoolShape shape) : pool(shape), slots(shape.slots) {}
+  void used(Variant what) noexcept { here = what.id.layer; }
   void touch(Variant, std::uint32_t) {}
   std::uint32_t victim(Variant incoming, Barred barred) {
     return slots.least(barred, [&](ExpertId id) {
       int walked = 0;
-      for (int at = incoming.id.layer; at != id.layer; ++walked) {
+      for (int at = here < 0 ? incoming.id.layer : here; at != id.layer; ++walked) {
         at = at + 1 == pool.first_layer + pool.layers ? pool.first_layer : at + 1;
       }
       return -walked;
@@ -28,6 +29,7 @@ struct NaiveFld {
   void replace(std::uint32_t slot, Variant what, bool) { slots.put(slot, what.id); }
 
   PoolShape pool;
+  int here = -1;
   SlotList slots;
 };
 
@@ -49,6 +51,14 @@ TEST_CASE("FLD: the modular distance, also where the layers begin again") {
     CHECK(order_of_eviction(*fld, 4, incoming) == expected[l]);
     CHECK(fld->victim(incoming, {free, 1}) == expected[l][0]);
   }
+}
+
+TEST_CASE("FLD: a prefetch for a later layer is seen from the layer that runs") {
+  Placed<Fld> fld(PoolShape{4, 0, 4, 8});
+  for (std::uint16_t s = 0; s < 4; ++s) fld->replace(s, full(s, s), true);
+  fld->used(full(0, 7));
+  // From layer 2 layer 1 would be the farthest; from layer 0, which runs, it is the next.
+  CHECK(order_of_eviction(*fld, 4, full(2, 7)) == Order{3, 2, 1, 0});
 }
 
 TEST_CASE("FLD: equal distances go by the slot, uses do not matter") {

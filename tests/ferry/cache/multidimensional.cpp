@@ -44,12 +44,15 @@ struct NaiveLru {
 struct NaiveEq3 {
   NaiveEq3(PoolShape shape, const Multidimensional& weights) : pool(shape), w(weights), slots(shape.slots) {}
   void begin_step(const Step&) noexcept { uses.begin_step(); }
-  void used(Variant what) noexcept { uses.add(what); }
+  void used(Variant what) noexcept {
+    uses.add(what);
+    here = what.id.layer;
+  }
   void reset() noexcept { uses.reset(); }
   void touch(Variant, std::uint32_t) {}
   std::uint32_t victim(Variant incoming, Barred barred) {
     return slots.least(barred, [&](ExpertId id) {
-      const int distance = (id.layer - incoming.id.layer + pool.layers) % pool.layers;
+      const int distance = (id.layer - (here < 0 ? incoming.id.layer : here) + pool.layers) % pool.layers;
       const int fld = static_cast<int>(w.fld) * (pool.layers - distance);
       if (uses.step() == 0) return fld;
       const std::uint32_t used =
@@ -60,6 +63,7 @@ struct NaiveEq3 {
   void replace(std::uint32_t slot, Variant what, bool) { slots.put(slot, what.id); }
 
   PoolShape pool;
+  int here = -1;
   Multidimensional w;
   UseList uses;
   SlotList slots;
@@ -106,11 +110,16 @@ TEST_CASE("Eq. 3 by hand") {
     }
   }
   for (std::uint16_t s = 0; s < 4; ++s) policy->replace(s, full(s, s), true);
-  CHECK(order_of_eviction(*policy, 4, full(1, 7)) == Order{1, 3, 2, 0});
-  CHECK(order_of_eviction(*policy, 4, full(3, 7)) == Order{1, 2, 3, 0});
+  auto miss = [&](std::uint16_t layer) {  // of an expert that is in no slot
+    policy->used(full(layer, 7));
+    return order_of_eviction(*policy, 4, full(layer, 7));
+  };
+  CHECK(miss(1) == Order{1, 3, 2, 0});
+  CHECK(miss(3) == Order{1, 2, 3, 0});
+  CHECK(order_of_eviction(*policy, 4, full(1, 7)) == Order{1, 2, 3, 0});  // a prefetch for layer 1: layer 3 still runs
   policy->reset();  // FLD alone: farthest first
-  CHECK(order_of_eviction(*policy, 4, full(1, 7)) == Order{0, 3, 2, 1});
-  CHECK(order_of_eviction(*policy, 4, full(3, 7)) == Order{2, 1, 0, 3});
+  CHECK(miss(1) == Order{0, 3, 2, 1});
+  CHECK(miss(3) == Order{2, 1, 0, 3});
 }
 
 TEST_CASE("Eq. 3 with the weight of LRU alone is LRU by step") {
