@@ -48,7 +48,7 @@ struct Policy {
   const char* name;
   bool needs_scores;  ///< of all experts
   bool many_layers;   ///< makes sense in a pool over several layers only
-  bool online;        ///< knows nothing of the future
+  bool online;        ///< starts empty and knows nothing of the future
   Fill fill;
   std::function<Hits(Counting, const Replay&)> run;
 };
@@ -89,7 +89,7 @@ std::vector<Policy> policies(const Routing& routing, const std::vector<ExpertId>
                              policy("Belady", belady)};
   all[12].fill = Fill::evenly;
   all[13].fill = Fill::most_used;
-  all[13].online = false;
+  all[12].online = all[13].online = false;
   return all;
 }
 

@@ -1106,6 +1106,11 @@ void calibrate(const Arguments& a, Json& json) {
                            {"second_half", seconds}});
   }
   json["compromises"] = compromises;
+  json["grid"] = Json::array();
+  for (std::size_t g = 0; g < grid.size(); ++g) {
+    const Multidimensional& m = grid[g];
+    json["grid"].push_back({{"weights", {m.lru, m.lfu, m.lhu, m.fld}}, {"above_best_first_half", above[g]}});
+  }
 }
 
 void check(const Arguments& a) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <vector>
 
 #include "ferry/predictor/gate_bank.hpp"
@@ -61,4 +62,11 @@ BENCHMARK(stacked_gates)
 
 }  // namespace
 
-BENCHMARK_MAIN();
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (argc > 1) {
+    std::fprintf(stderr, "stacked-gates: unknown argument: %s (see --help)\n", argv[1]);
+    return 2;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+}

@@ -175,6 +175,17 @@ inline std::vector<std::byte> expert_content(Variant v, std::uint64_t bytes) {
   return content;
 }
 
+/// The six outcomes sum to what was asked for, and misses bring no more bytes than were copied.
+inline void check_counts(const Counters& c, const ModelShape& m) {
+  for (const Outcomes& o : c.phase) {
+    if (o.hits + o.late_hits + o.misses + o.substituted + o.skipped + o.host_computed != o.requests) {
+      throw std::logic_error("outcomes do not sum to the requests");
+    }
+    if (o.miss_bytes > o.misses * m.largest_bytes()) throw std::logic_error("misses of more bytes than experts have");
+  }
+  if (c.prefetch.used > c.prefetch.issued) throw std::logic_error("more prefetches used than issued");
+}
+
 /// Runs `steps` random steps. `compute(task)` stands for computing a task; `pass(ns)` lets time go by.
 /// Checks each call if `checker` is given.
 template <class StackT, class LinkT, class Compute, class Pass>
@@ -232,6 +243,7 @@ void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint3
       pipe.finish(l, {10, 5, 20, 50});
       if (checker != nullptr) checker->finish(fence, core.commands());
     }
+    if (checker != nullptr) check_counts(pipe.counters(), m);
     if (random.chance(3)) pipe.end_sequence(0);
   }
 }
