@@ -786,6 +786,8 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   Check recall{"recall of partial hidden states: the runner of importance+pre"};
   recall.compare(partial.recall, partial.counters().prefetch.accuracy.foretold,
                  partial.counters().prefetch.accuracy.needed);
+  recall.compare(partial.top_1, partial.counters().prefetch.accuracy.rows_top1,
+                 partial.counters().prefetch.accuracy.rows);
   Check copies{"its copies in the link's log"};
   copies.compare(partial.strays, 0);
   copies.compare(partial.prefetched.top_score.whole, partial.counters().prefetch.issued);

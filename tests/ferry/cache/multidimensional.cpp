@@ -233,7 +233,7 @@ TEST_CASE("Eq. 3 of many layers and a long sequence does not run over 32 bits") 
   // T = 110000 and l_n = 65535. The expert of layer 0 is used in every step: p = 0.75 + 0.25 = 1. That of layer 1 never
   // is, and lies 1 layer ahead: p = 0.25 (1 - 1/65535) = 0.249996. That of layer 65534, 65534 ahead, is used in the
   // last step only: p = 0.25 + 2 * 0.25 / 110000 + 0.25 / 65535 = 0.250008. So the order is 1, 2, 0.
-  Placed<Multidimensional> policy(PoolShape{3, 0, 65535, 1});
+  Placed<Multidimensional> policy(PoolShape{3, 0, 65535, 1}, weighted(250, 250, 250, 250));
   const StepOf one(Phase::decode, 1);
   for (int t = 0; t < 110000; ++t) {
     policy->begin_step(one);
