@@ -251,7 +251,7 @@ consteval bool predicts() {
   return true;
 }
 template <class P>
-constexpr RowSource rows_of(Phase phase) {
+FERRY_HD constexpr RowSource rows_of(Phase phase) {
   if constexpr (requires { P::prefill_rows; }) {
     if (phase == Phase::prefill) return P::prefill_rows;
   }
@@ -261,7 +261,7 @@ constexpr RowSource rows_of(Phase phase) {
   return RowSource::gate_input;
 }
 template <class P>
-constexpr std::uint16_t depth_of(const P& p) {
+FERRY_HD constexpr std::uint16_t depth_of(const P& p) {
   if constexpr (requires { p.depth; }) return static_cast<std::uint16_t>(p.depth);
   return predicts<P>() ? 1 : 0;
 }

@@ -117,7 +117,7 @@ TEST_CASE("Eq. 3 by hand") {
   CHECK(miss(1) == Order{1, 3, 2, 0});
   CHECK(miss(3) == Order{1, 2, 3, 0});
   CHECK(order_of_eviction(*policy, 4, full(1, 7)) == Order{1, 2, 3, 0});  // a prefetch for layer 1: layer 3 still runs
-  policy->reset();  // FLD alone: farthest first
+  policy->reset();                                                        // FLD alone: farthest first
   CHECK(miss(1) == Order{0, 3, 2, 1});
   CHECK(miss(3) == Order{2, 1, 0, 3});
 }

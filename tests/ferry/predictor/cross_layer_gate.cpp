@@ -100,6 +100,6 @@ TEST_CASE("prefill: each row votes for its top k, most votes first") {
 TEST_CASE("a percentile that is none is refused") {
   CrossLayerGate bad;
   bad.percentile = 101;
-  CHECK_THROWS_WITH_AS((Placed<CrossLayerGate>(Shape{4, 8, 3, 1}, bad)), "CrossLayerGate: percentile is 101, expected 0 to 100",
-                       ConfigError);
+  CHECK_THROWS_WITH_AS((Placed<CrossLayerGate>(Shape{4, 8, 3, 1}, bad)),
+                       "CrossLayerGate: percentile is 101, expected 0 to 100", ConfigError);
 }
