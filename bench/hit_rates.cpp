@@ -20,8 +20,8 @@
 #include "ferry/error.hpp"
 #include "json.hpp"
 #include "lfu_then_lru.hpp"
+#include "output_file.hpp"
 #include "replay.hpp"
-#include "report.hpp"
 
 namespace {
 

@@ -23,7 +23,7 @@
 #include "host_model.hpp"
 #include "json.hpp"
 #include "machine.hpp"
-#include "report.hpp"
+#include "output_file.hpp"
 
 namespace {
 
@@ -573,8 +573,8 @@ class PartialWatch final : public ExpertRunner {
   [[nodiscard]] double link_peak_bytes_per_s() const override { return inner_->link_peak_bytes_per_s(); }
   [[nodiscard]] std::vector<Span> link_spans() const override { return inner_->link_spans(); }
   [[nodiscard]] std::uint64_t arena_bytes() const override { return inner_->arena_bytes(); }
-  [[nodiscard]] std::uint32_t slots() const override { return inner_->slots(); }
-  [[nodiscard]] std::uint64_t least_copy_bytes() const override { return inner_->least_copy_bytes(); }
+  [[nodiscard]] std::uint64_t slots(Precision p) const override { return inner_->slots(p); }
+  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return inner_->copy_bytes(p); }
   [[nodiscard]] std::uint16_t look_ahead_depth() const override { return inner_->look_ahead_depth(); }
   [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
     return inner_->prediction_accuracy(distance, layer);
@@ -619,11 +619,12 @@ PartialWatch watch_partial(HostModel& model, const std::vector<std::string>& win
   o.budget_bytes = shape.all_bytes() / 4;
   o.max_rows = 1;
   o.alpha = alphas[counted_alpha];
-  o.virtual_clock = true;
-  o.virtual_layer_ns = layer_ns / 2;
-  o.virtual_expert_ns = layer_ns / 2 / c.top_k;
   const double copy_s = read_machine("rtx3090-pcie3").ratio() * layer_ns * 1e-9;
-  o.link_bytes_per_s = static_cast<std::uint64_t>(static_cast<double>(shape.bytes(0, Precision::full)) / copy_s);
+  Costs& costs = o.virtual_costs.emplace();
+  costs.device.start_ns = layer_ns / 2 / c.top_k;
+  costs.layer_ns = layer_ns / 2 - costs.device.start_ns;
+  costs.work.resize(1);
+  costs.link_bytes_per_s = static_cast<std::uint64_t>(static_cast<double>(shape.bytes(0, Precision::full)) / copy_s);
   o.log = true;
   PartialWatch watch(make_runner(c, model.store(), model.gates(), o), c, *o.alpha);
   Progress progress("decoding windows", windows.size());

@@ -6,19 +6,23 @@
 
 namespace ferry::engine {
 
+/// Text from strangers as it may go to a terminal: control characters become question marks.
+inline std::string printable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  return text;
+}
+
 /// Names the file or option, the field, and what was expected. Names and values come from strangers: control
 /// characters become question marks, and what is too long to read is cut.
 struct InputError : std::runtime_error {
-  explicit InputError(const std::string& what) : std::runtime_error(printable(what)) {}
+  explicit InputError(const std::string& what) : std::runtime_error(printable(cut(what))) {}
 
  private:
-  static std::string printable(std::string text) {
+  static std::string cut(const std::string& text) {
     constexpr std::size_t longest = 600;
-    if (text.size() > longest) text = text.substr(0, longest) + "...";
-    for (char& c : text) {
-      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-    }
-    return text;
+    return text.size() > longest ? text.substr(0, longest) + "..." : text;
   }
 };
 

@@ -10,28 +10,27 @@
 namespace ferry::engine {
 namespace {
 
-const std::vector<StackEntry>& entries() {
-  static const std::vector<StackEntry> all = [] {
-    std::vector<StackEntry> list = baseline_stacks();
-    for (auto* more : {fate_stacks, hobbit_stacks, importance_stacks}) {
-      for (StackEntry& e : more()) list.push_back(std::move(e));
+const std::vector<RunnerEntry>& entries() {
+  static const std::vector<RunnerEntry> all = [] {
+    std::vector<RunnerEntry> list = baseline_runners();
+    for (auto* more : {fate_runners, hobbit_runners, importance_runners}) {
+      for (RunnerEntry& e : more()) list.push_back(std::move(e));
     }
     return list;
   }();
   return all;
 }
 
-const StackEntry& entry(const std::string& name) {
+const RunnerEntry& entry(const std::string& name) {
   std::vector<std::string> names;
-  for (const StackEntry& e : entries()) {
+  for (const RunnerEntry& e : entries()) {
     if (name == e.info.name) return e;
     names.push_back(e.info.name);
   }
   throw InputError(unknown_name("stack", name, names));
 }
 
-}  // namespace
-
+/// How fast one thread copies memory here, measured once.
 double memory_bytes_per_s() {
   static const double measured = [] {
     const std::vector<std::byte> from(std::size_t{4} << 20U, std::byte{1});
@@ -48,10 +47,18 @@ double memory_bytes_per_s() {
   return measured;
 }
 
+}  // namespace
+
+Nanoseconds copy_cost(const RunnerOptions& o, std::uint64_t bytes) {
+  if (o.virtual_costs) return o.virtual_costs->copy(bytes);
+  const double per_s = o.link_bytes_per_s > 0 ? static_cast<double>(o.link_bytes_per_s) : memory_bytes_per_s();
+  return static_cast<Nanoseconds>(static_cast<double>(bytes) * 1e9 / per_s);
+}
+
 const std::vector<StackInfo>& all_stacks() {
   static const std::vector<StackInfo> all = [] {
     std::vector<StackInfo> list;
-    for (const StackEntry& e : entries()) list.push_back(e.info);
+    for (const RunnerEntry& e : entries()) list.push_back(e.info);
     return list;
   }();
   return all;

@@ -5,17 +5,17 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "expert.hpp"
-#include "ferry/allotment.hpp"
 #include "ferry/link/slot_memory.hpp"
 #include "ferry/metrics.hpp"
 #include "ferry/predictor/gate_bank.hpp"
 #include "ferry/sim/bounds.hpp"
+#include "ferry/sim/costs.hpp"
 #include "ferry/timeline.hpp"
+#include "stack_config.hpp"
 
 namespace ferry::engine {
 
@@ -61,9 +61,9 @@ class ExpertRunner {
   [[nodiscard]] virtual double link_peak_bytes_per_s() const = 0;
   [[nodiscard]] virtual std::vector<Span> link_spans() const = 0;
   [[nodiscard]] virtual std::uint64_t arena_bytes() const = 0;
-  [[nodiscard]] virtual std::uint32_t slots() const = 0;
-  /// Bytes of the cheapest copy that the stack may choose.
-  [[nodiscard]] virtual std::uint64_t least_copy_bytes() const = 0;
+  /// How many slots can hold an expert of that precision, and the bytes of the cheapest copy of one; 0: not stored.
+  [[nodiscard]] virtual std::uint64_t slots(Precision p) const = 0;
+  [[nodiscard]] virtual std::uint64_t copy_bytes(Precision p) const = 0;
   /// How many layers ahead the stack's predictor looks, and how well, for layers 0 to L - 1.
   [[nodiscard]] virtual std::uint16_t look_ahead_depth() const = 0;
   [[nodiscard]] virtual Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const = 0;
@@ -72,58 +72,23 @@ class ExpertRunner {
 
   /// By Phase.
   PhaseTimes times[2];
-  /// What the device computed in decode, one list for each stretch without a prefill in between: for the bounds.
-  std::vector<std::vector<AskedFor>> asked;
+  /// What was computed in decode, on the device, one log for each stretch without a prefill in between: for the bounds.
+  std::vector<UseLog> uses;
   /// Device and host spans, if wanted.
   std::vector<Span> spans;
   bool log = false;
 };
 
-/// How the slots of a budget are laid out.
-enum class PoolChoice {
-  stack,      ///< as the stack's own paper has it
-  per_layer,  ///< a pool for each layer
-  one,        ///< one pool over all layers
-  shallow     ///< a pool for each layer, the shallow ones whole
-};
-
 /// What a runner is made of.
-struct RunnerOptions {
-  std::string stack = "lru";
-  PoolChoice pools = PoolChoice::stack;
-  std::uint64_t budget_bytes = 0;      ///< ignored by stacks that keep everything
-  std::uint32_t max_rows = 128;        ///< largest prefill chunk or batch
+struct RunnerOptions : StackOptions {
   std::uint64_t link_bytes_per_s = 0;  ///< 0: as fast as memory copies (host thread only)
   bool log = false;
   bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
   bool gate_worker = false;                     ///< a thread of its own makes predicted rows while resident experts run
 
-  // Parameters of policies, for the stacks that have them. Unset: the paper's.
-  std::optional<float> t1, t2;  ///< ImportanceThresholds
-  std::optional<float> alpha;   ///< ExpertCacheRouter and PartialHidden
-  std::optional<std::uint32_t> low_share_percent, shallow_layers, percentile, depth;
-
-  /// On the virtual clock instead of a copy thread: what each layer and each expert costs the device, and each row of
-  /// an expert the host.
-  bool virtual_clock = false;
-  Nanoseconds virtual_layer_ns = 0, virtual_expert_ns = 0, virtual_host_ns = 0;
+  /// On the virtual clock instead of a copy thread: what everything costs there, the link too.
+  std::optional<Costs> virtual_costs;
 };
-
-/// What is known of a stack without building it.
-struct StackInfo {
-  std::string name;
-  const char* what = "";          ///< one line for help
-  bool keeps_everything = false;  ///< needs every expert in its budget
-  bool lossless = false;          ///< computes what the resident model of the same precision computes, bit for bit
-  PrecisionSet precisions = Precision::full;  ///< of experts that it copies, with the options' defaults
-  std::vector<std::string> parameters;        ///< of RunnerOptions that it takes, as the command spells them
-};
-
-/// All stacks, in the order in which help lists them.
-const std::vector<StackInfo>& all_stacks();
-
-/// Throws InputError for an unknown name, and suggests the nearest.
-const StackInfo& find_stack(const std::string& name);
 
 /// What the library needs to know of a model.
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows);

@@ -13,7 +13,9 @@ namespace ferry::engine {
 
 Json parse_json(std::string_view text, const std::string& where) {
   std::vector<std::set<std::string>> names;  // of the objects that are open
-  auto check = [&](int /*depth*/, Json::parse_event_t event, Json& parsed) {
+  constexpr int deepest = 100;               // values are taken apart by recursion
+  auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth > deepest) throw InputError(fmt::format("{}: nested more than {} deep", where, deepest));
     if (event == Json::parse_event_t::object_start) names.emplace_back();
     if (event == Json::parse_event_t::object_end) names.pop_back();
     if (event == Json::parse_event_t::key && !names.back().insert(parsed.get<std::string>()).second) {

@@ -1,26 +1,54 @@
 /// @file
-/// Other people's machines, imitated by slowing the link down.
+/// Other people's machines: imitated by slowing the link down, or simulated.
 #pragma once
-#include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "data.hpp"
+#include "ferry/sim/costs.hpp"
 #include "host_model.hpp"
+#include "shape.hpp"
 
 namespace ferry::engine {
 
-/// Where models and machine files are: beside an installed `ferry`, or in the source tree.
-std::filesystem::path data_directory();
+/// Whose numbers a simulation takes: what software reaches there in practice, what the data sheets promise, or what a
+/// paper states of its own runs.
+enum class CostSource { effective, peak, stated };
 
-/// A machine, by what offloading feels of it: how long an expert of its reference model takes to cross its
-/// link, against how long that model's decode computes a layer there. The file names a source for each number.
+/// A machine file: peak and effective speeds of its parts, and what a paper states. Each number names its source there.
 struct Machine {
-  std::string name;
-  std::string reference_model, precision;
-  double expert_transfer_s = 0, layer_compute_s = 0;
+  struct Speed {
+    double peak = 0, effective = 0;
+  };
+  struct Stated {
+    ModelFacts reference;
+    double expert_transfer_s = 0;  ///< one expert of the reference model over the link
+    double layer_compute_s = 0;    ///< one layer of its decode with every expert resident
+  };
 
-  [[nodiscard]] double ratio() const { return expert_transfer_s / layer_compute_s; }
+  std::string name;
+  Speed link, device_memory, device_compute, host_memory, host_compute;  ///< a second: bytes, or operations
+  double link_latency_s = 0, device_launch_s = 0;
+  std::optional<Stated> stated;
+
+  /// How long an expert takes to cross, against how long a decode layer computes: what offloading feels of a machine.
+  /// As stated, or else of Mixtral-8x7B at effective speeds.
+  [[nodiscard]] double ratio() const;
+  /// The reference model of that ratio.
+  [[nodiscard]] std::string reference_model() const;
+
+  /// What this machine takes for that work. `stated`: the link as fast as the paper's expert_transfer_s makes it; and the
+  /// time by which its layer_compute_s exceeds what the effective speeds give for the reference model is what their
+  /// software costs, spread evenly over the starts of a layer (its dense work and k experts). Throws InputError for
+  /// `stated` where the file states nothing.
+  [[nodiscard]] Costs costs(const std::vector<LayerWork>& work, CostSource source) const;
 };
+
+/// `costs` of a machine for `reference`, for a smaller model whose experts are to count as large as the reference's:
+/// the same times for as many experts, whatever their bytes. What a tiny model's routing needs to be worth a
+/// simulation.
+Costs as_if(Costs costs, const ModelFacts& reference, const ModelShape& model);
 
 /// Names of the machine files that come with ferry.
 std::vector<std::string> machine_names();

@@ -33,10 +33,10 @@ class PipelineRunner final : public ExpertRunner {
             config.allotment, [&store](Variant v) { return store.bytes(v); }, options.poison),
         link_(make_link(config, options)),
         pipe_(config, *link_),
-        slots_(config.allotment.slots()),
         top_k_(config.model.top_k),
         layers_(config.model.layers),
-        least_copy_bytes_(least_bytes(config)) {
+        allotment_(config.allotment),
+        model_(config.model) {
     log = options.log;
     if constexpr (reads_gate_input) {
       if (options.gate_worker) gate_worker_.emplace(gates);
@@ -59,9 +59,10 @@ class PipelineRunner final : public ExpertRunner {
     took_ = took;
     device_ns_ = 0;
     if constexpr (virtual_time) {
-      link_->device(options_.virtual_layer_ns, "attention, gate");
+      const Nanoseconds ns = options_.virtual_costs->dense(layer, static_cast<std::uint32_t>(input.rows()));
+      link_->device(ns, "attention, gate");
       link_->sync();  // the host reads the gate
-      took_ = {options_.virtual_layer_ns, 0, 0, 0};
+      took_ = {ns, 0, 0, 0};
     }
     Nanoseconds begin = now_ns();
     plan_ = pipe_.plan({layer, view(scores), view(scores)});
@@ -130,7 +131,8 @@ class PipelineRunner final : public ExpertRunner {
   void look_ahead(std::uint16_t layer, const Matrix& scores) override {
     const Nanoseconds begin = now_ns();
     if constexpr (virtual_time) {  // attention and gate once more, and the host reads the scores
-      link_->device(options_.virtual_layer_ns, "partial hidden state");
+      link_->device(options_.virtual_costs->dense(layer, static_cast<std::uint32_t>(scores.rows())),
+                    "partial hidden state");
       link_->sync_device();
     }
     pipe_.look_ahead({layer, view(scores), view(scores)});
@@ -156,7 +158,7 @@ class PipelineRunner final : public ExpertRunner {
       out.row(static_cast<Eigen::Index>(i / top_k_)) += r.weight * results_.row(static_cast<Eigen::Index>(i));
     }
     pipe_.finish(layer, measured);
-    if (phase_ == Phase::decode) note_asked(layer);
+    if (phase_ == Phase::decode) note_uses();
   }
 
   void end_sequence(std::uint32_t sequence) override { pipe_.end_sequence(sequence); }
@@ -179,8 +181,8 @@ class PipelineRunner final : public ExpertRunner {
   [[nodiscard]] double link_peak_bytes_per_s() const override { return link_->peak_bytes_per_s(); }
   [[nodiscard]] std::vector<Span> link_spans() const override { return link_->spans(); }
   [[nodiscard]] std::uint64_t arena_bytes() const override { return memory_.bytes(); }
-  [[nodiscard]] std::uint32_t slots() const override { return slots_; }
-  [[nodiscard]] std::uint64_t least_copy_bytes() const override { return least_copy_bytes_; }
+  [[nodiscard]] std::uint64_t slots(Precision p) const override { return slots_for(allotment_, model_, p); }
+  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return model_.least_bytes(p); }
   [[nodiscard]] std::uint16_t look_ahead_depth() const override { return pipe_.look_ahead_depth(); }
   [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
     return pipe_.core().prediction_accuracy(distance, layer);
@@ -205,21 +207,12 @@ class PipelineRunner final : public ExpertRunner {
 
   std::unique_ptr<LinkT> make_link(const CoreConfig<Stack>& config, const RunnerOptions& o) {
     if constexpr (virtual_time) {
-      return std::make_unique<LinkT>(config.model, VirtualClock::Options{o.link_bytes_per_s, 0, o.log}, &memory_);
+      return std::make_unique<LinkT>(
+          config.model,
+          VirtualClock::Options{o.virtual_costs->link_bytes_per_s, o.virtual_costs->link_latency_ns, o.log}, &memory_);
     } else {
       return std::make_unique<LinkT>(memory_, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
     }
-  }
-
-  static std::uint64_t least_bytes(const CoreConfig<Stack>& config) {
-    std::uint64_t least = ~std::uint64_t{0};
-    for (std::uint32_t p = 1; p < precision_count; ++p) {
-      if ((config.precision.precisions() >> p & 1U) == 0) continue;
-      for (std::uint32_t l = 0; l < config.model.layers; ++l) {
-        least = std::min(least, config.model.bytes(l, static_cast<Precision>(p)));
-      }
-    }
-    return least;
   }
 
   void note(Lane lane, const char* name, Nanoseconds begin, Nanoseconds PhaseTimes::*sum) {
@@ -228,14 +221,13 @@ class PipelineRunner final : public ExpertRunner {
     if (log) spans.push_back({lane, name, begin, end, {}, false, Ticket::none});
   }
 
-  void note_asked(std::uint16_t layer) {
-    if (asked.empty() || new_section_) asked.emplace_back();
+  void note_uses() {
+    if (uses.empty() || new_section_) uses.emplace_back();
     new_section_ = false;
-    AskedFor a{layer, {}};
     for (const View<const Task>& tasks : {plan_.resident, plan_.arriving}) {
-      for (const Task& t : tasks) a.experts.push_back(t.what.id.expert);
+      for (const Task& t : tasks) uses.back().add(t.what);
     }
-    asked.back().push_back(std::move(a));
+    uses.back().end_layer();
   }
 
   /// Predictions for the layers that follow, the nearest first, until the scheduler has what it wants.
@@ -267,8 +259,9 @@ class PipelineRunner final : public ExpertRunner {
     if (log) spans.push_back({Lane::device, "expert", begin, end, task.what, true, Ticket::none});
     device_ns_ = end - begin;
     if constexpr (virtual_time) {
-      link_->device(options_.virtual_expert_ns, "expert");
-      device_ns_ = options_.virtual_expert_ns;
+      const std::uint64_t bytes = model_.bytes(task.what.id.layer, task.what.precision);
+      device_ns_ = options_.virtual_costs->on_device(task.what.id.layer, bytes, task.rows);
+      link_->device(device_ns_, "expert", &task.what);
     }
   }
 
@@ -281,7 +274,15 @@ class PipelineRunner final : public ExpertRunner {
     } else {
       host_rows_ = 0;
       for (const Task& t : plan_.host) host_rows_ += t.rows;
-      if constexpr (virtual_time) link_->host(options_.virtual_host_ns * host_rows_, "experts");
+      host_ns_ = 0;
+      for (const Task& t : plan_.host) {
+        if constexpr (virtual_time) {
+          const std::uint64_t bytes = model_.bytes(t.what.id.layer, t.what.precision);
+          const Nanoseconds ns = options_.virtual_costs->on_host(t.what.id.layer, bytes, t.rows);
+          link_->host(ns, "expert", &t.what);
+          host_ns_ += ns;
+        }
+      }
       host_worker_.start([this, &input] {
         host_begin_ = now_ns();
         for (const Task& t : plan_.host) {
@@ -304,7 +305,7 @@ class PipelineRunner final : public ExpertRunner {
       if (log) spans.push_back({Lane::host, "experts", host_begin_, host_end_, {}, false, Ticket::none});
       if constexpr (virtual_time) {
         link_->sync();
-        return options_.virtual_host_ns;
+        return host_ns_ / host_rows_;
       }
       return (host_end_ - host_begin_) / host_rows_;
     }
@@ -318,8 +319,9 @@ class PipelineRunner final : public ExpertRunner {
   SlotMemory memory_;
   std::unique_ptr<LinkT> link_;
   Pipe pipe_;
-  std::uint32_t slots_, top_k_, layers_;
-  std::uint64_t least_copy_bytes_;
+  std::uint32_t top_k_, layers_;
+  Allotment allotment_;
+  ModelShape model_;
   Phase phase_ = Phase::prefill;
   bool new_section_ = true, gate_rows_ = false;
   Plan plan_;
@@ -329,136 +331,65 @@ class PipelineRunner final : public ExpertRunner {
   Matrix results_;  // [rows * k, hidden]: every assignment's output, weighed and summed at the end
   Matrix host_rows_in_, host_rows_out_;
   std::uint32_t host_tasks_ = 0, host_rows_ = 0;
-  Nanoseconds host_begin_ = 0, host_end_ = 0;
+  Nanoseconds host_begin_ = 0, host_end_ = 0, host_ns_ = 0;
   std::optional<GateWorker> gate_worker_;
   std::conditional_t<host_computes, HostWorker, Nothing> host_worker_;
 };
 
 /// One row of the table of stacks.
-struct StackEntry {
+struct RunnerEntry {
   StackInfo info;
   std::unique_ptr<ExpertRunner> (*build)(const ModelConfig&, const ExpertStore&, GateBank&, const RunnerOptions&);
 };
 
 /// The rows, by the paper that they come from; each in a file of its own, since they take a while to compile.
-std::vector<StackEntry> baseline_stacks();
-std::vector<StackEntry> fate_stacks();
-std::vector<StackEntry> hobbit_stacks();
-std::vector<StackEntry> importance_stacks();
+std::vector<RunnerEntry> baseline_runners();
+std::vector<RunnerEntry> fate_runners();
+std::vector<RunnerEntry> hobbit_runners();
+std::vector<RunnerEntry> importance_runners();
 
-/// How fast one thread copies memory here, measured once.
-double memory_bytes_per_s();
+/// What a copy of that many bytes costs: by the throttle, the virtual link, or how fast one thread copies memory here.
+Nanoseconds copy_cost(const RunnerOptions& options, std::uint64_t bytes);
 
 namespace part {
-
-/// The parameters that a user may set, where a stack has them.
-template <class Config>
-void set_parameters(Config& c, const RunnerOptions& o) {
-  if constexpr (requires { c.precision.t1; }) {
-    c.precision.t1 = o.t1.value_or(c.precision.t1);
-    c.precision.t2 = o.t2.value_or(c.precision.t2);
-  }
-  if constexpr (requires { c.precision.low_share_percent; }) {
-    c.precision.low_share_percent = o.low_share_percent.value_or(c.precision.low_share_percent);
-  }
-  if constexpr (requires { c.router.alpha; }) c.router.alpha = o.alpha.value_or(c.router.alpha);
-  if constexpr (requires { c.predictor.alpha; }) c.predictor.alpha = o.alpha.value_or(c.predictor.alpha);
-  if constexpr (requires { c.predictor.percentile; }) {
-    c.predictor.percentile = o.percentile.value_or(c.predictor.percentile);
-  }
-  if constexpr (requires { c.predictor.depth; }) c.predictor.depth = o.depth.value_or(c.predictor.depth);
-}
-
-template <class Stack>
-CoreConfig<Stack> basic_config(const ModelConfig& model, const ExpertStore& store, const RunnerOptions& o) {
-  CoreConfig<Stack> c;
-  c.model = model_shape(model, store, o.max_rows);
-  c.router.renormalise = model.renormalise;
-  c.top_score_alpha = o.alpha.value_or(0.3F);
-  const double bytes_per_s = o.link_bytes_per_s > 0 ? static_cast<double>(o.link_bytes_per_s) : memory_bytes_per_s();
-  for (std::uint32_t p = 1; p < precision_count; ++p) {
-    c.copy_ns[p] =
-        static_cast<Nanoseconds>(static_cast<double>(c.model.bytes(0, static_cast<Precision>(p))) * 1e9 / bytes_per_s);
-  }
-  set_parameters(c, o);
-  return c;
-}
 
 template <class Stack>
 std::unique_ptr<ExpertRunner> on_link(const CoreConfig<Stack>& c, bool preload, const ExpertStore& store,
                                       GateBank& gates, const RunnerOptions& o) {
-  if (o.virtual_clock) return std::make_unique<PipelineRunner<Stack, VirtualClock>>(c, preload, store, gates, o);
+  if (o.virtual_costs) return std::make_unique<PipelineRunner<Stack, VirtualClock>>(c, preload, store, gates, o);
   return std::make_unique<PipelineRunner<Stack, HostThread>>(c, preload, store, gates, o);
 }
 
 template <class Stack>
 std::unique_ptr<ExpertRunner> build(const ModelConfig& model, const ExpertStore& store, GateBank& gates,
                                     const RunnerOptions& o) {
-  auto c = basic_config<Stack>(model, store, o);
-  if constexpr (requires { Stack::set_up(c, o.budget_bytes, 4U); }) {
-    Stack::set_up(c, o.budget_bytes, o.shallow_layers.value_or(4));
-  } else {
-    Stack::set_up(c, o.budget_bytes);
-  }
-  if constexpr (ferry::part::caches<typename Stack::cache>()) {
-    const PrecisionSet set(static_cast<std::uint8_t>(c.precision.precisions() & ~1U));
-    if (o.pools == PoolChoice::per_layer) c.allotment = pool_per_layer(c.model, o.budget_bytes, set);
-    if (o.pools == PoolChoice::one) c.allotment = one_pool(c.model, o.budget_bytes, set);
-    if (o.pools == PoolChoice::shallow) {
-      const std::uint32_t shallow = std::min<std::uint32_t>(o.shallow_layers.value_or(4), c.model.layers);
-      c.allotment = shallow_favouring(c.model, o.budget_bytes, shallow, set);
-    }
-  }
+  const auto c = stack_config<Stack>(model_shape(model, store, o.max_rows), model.renormalise, o,
+                                     [&](std::uint64_t bytes) { return copy_cost(o, bytes); });
   return on_link(c, stacks::preloads<Stack>(), store, gates, o);
 }
 
-/// Every expert in its slot before the first step: what the others are compared with.
 template <Precision p>
-std::unique_ptr<ExpertRunner> resident(const ModelConfig& model, const ExpertStore& store, GateBank& gates,
-                                       const RunnerOptions& o) {
-  auto c = basic_config<stacks::LruCache>(model, store, o);
-  c.precision.precision = p;
-  c.allotment = everything(c.model, p);
+std::unique_ptr<ExpertRunner> build_resident(const ModelConfig& model, const ExpertStore& store, GateBank& gates,
+                                             const RunnerOptions& o) {
+  const auto c = resident_config<p>(model_shape(model, store, o.max_rows), model.renormalise, o,
+                                    [&](std::uint64_t bytes) { return copy_cost(o, bytes); });
   return on_link(c, true, store, gates, o);
 }
 
 }  // namespace part
 
-template <class Stack>
-StackEntry stack_entry(const char* name, const char* what, bool lossless) {
-  using Config = CoreConfig<Stack>;
-  StackInfo info;
-  info.name = name;
-  info.what = what;
-  info.lossless = lossless;
-  info.precisions = PrecisionSet(static_cast<std::uint8_t>(typename Stack::precision{}.precisions() & ~1U));
-  auto takes = [&](bool has, const char* parameter) {
-    if (has) info.parameters.emplace_back(parameter);
-  };
-  takes(
-      requires(Config c) { c.precision.t1; }, "--t1");
-  takes(
-      requires(Config c) { c.precision.t2; }, "--t2");
-  takes(
-      requires(Config c) { c.precision.low_share_percent; }, "--low-share");
-  takes(
-      requires(Config c) { c.router.alpha; } || requires(Config c) { c.predictor.alpha; }, "--alpha");
-  takes(
-      requires(Config c) { c.predictor.percentile; }, "--percentile");
-  takes(
-      requires(Config c) { c.predictor.depth; }, "--depth");
-  takes(
-      requires(Config c) { Stack::set_up(c, 0, 4U); }, "--shallow-layers");
-  return {info, part::build<Stack>};
-}
-template <Precision p>
-StackEntry resident_entry(const char* name, const char* what) {
-  StackInfo info;
-  info.name = name;
-  info.what = what;
-  info.keeps_everything = info.lossless = true;
-  info.precisions = p;
-  return {info, part::resident<p>};
-}
+/// Takes the rows of stack_table.hpp.
+struct RunnerTable {
+  std::vector<RunnerEntry> entries;
+
+  template <class Stack>
+  void stack(const char* name, const char* what, bool lossless) {
+    entries.push_back({stack_info<Stack>(name, what, lossless), part::build<Stack>});
+  }
+  template <Precision p>
+  void resident(const char* name, const char* what) {
+    entries.push_back({resident_info<p>(name, what), part::build_resident<p>});
+  }
+};
 
 }  // namespace ferry::engine

@@ -1,17 +1,14 @@
 #include "report.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <functional>
 #include <tuple>
 
 #include "errors.hpp"
 #include "ferry/macros.hpp"
+#include "simulate.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -84,11 +81,46 @@ RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport
   const double steps = static_cast<double>(r.generated.decode_steps);
   const PhaseTimes& t = runner.times[static_cast<unsigned>(Phase::decode)];
   r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.host_wait + t.decision)) / steps;
-  std::uint64_t copies = 0;
-  for (const auto& stretch : runner.asked) copies += fewest_copies(stretch, runner.slots());
-  const double least_bytes = static_cast<double>(copies * runner.least_copy_bytes());
-  const double link_s = copies == 0 ? 0 : least_bytes / runner.link_peak_bytes_per_s() / steps;
+  double least_bytes = 0;
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    const auto precision = static_cast<Precision>(p);
+    for (const UseLog& log : runner.uses) {
+      least_bytes +=
+          static_cast<double>(fewest_copies(log, precision, runner.slots(precision)) * runner.copy_bytes(precision));
+    }
+  }
+  const double link_s = least_bytes == 0 ? 0 : least_bytes / runner.link_peak_bytes_per_s() / steps;
   r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s, link_s);
+  return r;
+}
+
+RunReport make_report(const Simulated& s, RunReport r) {
+  r.counters = s.counters;
+  r.budget_bytes = s.arena_bytes;
+  r.accuracy = s.accuracy;
+  r.generated.interrupted = !s.finished;
+  for (const Phase phase : {Phase::prefill, Phase::decode}) {
+    const auto p = static_cast<unsigned>(phase);
+    r.times[p] = {s.phase[p].stall, 0, s.phase[p].host, s.phase[p].host_wait};
+    if (r.simulated) r.simulated->link_busy[p] = s.phase[p].link_busy;
+  }
+  const SimulatedPhase& prefill = s.phase[0];
+  const SimulatedPhase& decode = s.phase[1];
+  r.generated.prefill_s = seconds(prefill.total);
+  r.generated.prefill_tokens = prefill.tokens;
+  r.generated.ttft_s = s.groups == 0 ? 0 : seconds(prefill.total) / s.groups;
+  r.generated.decode_s = seconds(decode.total);
+  r.generated.decode_tokens = decode.tokens;
+  r.generated.decode_steps = decode.steps;
+  if (r.simulated) r.simulated->layer_hits = s.layer_hits;
+  if (s.decode_work && decode.steps > 0) {
+    const auto steps = static_cast<double>(decode.steps);
+    r.all_resident_tpot_s = seconds(s.decode_work->compute) / steps;
+    r.clairvoyant_tpot_s = seconds(clairvoyant_ns(*s.decode_work)) / steps;
+    if (r.simulated) {
+      r.simulated->clairvoyant_with_host_tpot_s = seconds(clairvoyant_with_host_ns(*s.decode_work)) / steps;
+    }
+  }
   return r;
 }
 
@@ -106,39 +138,72 @@ Json to_json(const RunReport& r) {
     }
     accuracy.push_back({{"distance", d + 1}, {"recall_by_layer", recall}, {"top1_by_layer", top1}});
   }
-  return {{"ferry", FERRY_VERSION},
-          {"model", r.model},
-          {"stack", r.stack},
-          {"machine", r.machine.empty() ? Json() : Json(r.machine)},
-          {"device", "host"},
-          {"budget_bytes", r.budget_bytes},
-          {"batch", r.batch},
-          {"text", r.generated.text},
-          {"interrupted", r.generated.interrupted},
-          {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
-          {"dense_bytes", r.dense_bytes},
-          {"kv_bytes", r.generated.kv_bytes},
-          {"ttft_s", r.generated.ttft_s},
-          {"prefill", prefill},
-          {"decode", decode},
-          {"prefetch",
-           {{"issued", p.issued},
-            {"used", p.used},
-            {"dropped", p.dropped},
-            {"issued_bytes", p.issued_bytes},
-            {"wasted_bytes", p.wasted_bytes},
-            {"recall", p.accuracy.recall()},
-            {"precision", p.precision()},
-            {"top1", p.accuracy.top1()},
-            {"by_distance", accuracy}}},
-          {"preload_bytes", r.counters.preload_bytes},
-          {"bytes_by_precision", {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
-          {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
-          {"host_compute_s", seconds(r.times[0].host + r.times[1].host)},
-          {"host_wait_s", seconds(r.times[0].host_wait + r.times[1].host_wait)},
-          {"gate_worker", {{"busy_s", seconds(r.gate_worker_busy)}, {"waited_s", seconds(r.gate_worker_waited)}}},
-          {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
-          {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
+  Json json = {
+      {"ferry", FERRY_VERSION},
+      {"model", r.model},
+      {"stack", r.stack},
+      {"machine", r.machine.empty() ? Json() : Json(r.machine)},
+      {"device", "host"},
+      {"budget_bytes", r.budget_bytes},
+      {"batch", r.batch},
+      {"text", r.generated.text},
+      {"interrupted", r.generated.interrupted},
+      {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
+      {"dense_bytes", r.dense_bytes},
+      {"kv_bytes", r.generated.kv_bytes},
+      {"ttft_s", r.generated.ttft_s},
+      {"prefill", prefill},
+      {"decode", decode},
+      {"prefetch",
+       {{"issued", p.issued},
+        {"used", p.used},
+        {"dropped", p.dropped},
+        {"issued_bytes", p.issued_bytes},
+        {"wasted_bytes", p.wasted_bytes},
+        {"recall", p.accuracy.recall()},
+        {"precision", p.precision()},
+        {"top1", p.accuracy.top1()},
+        {"by_distance", accuracy}}},
+      {"preload_bytes", r.counters.preload_bytes},
+      {"bytes_by_precision", {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
+      {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
+      {"host_compute_s", seconds(r.times[0].host + r.times[1].host)},
+      {"host_wait_s", seconds(r.times[0].host_wait + r.times[1].host_wait)},
+      {"gate_worker", {{"busy_s", seconds(r.gate_worker_busy)}, {"waited_s", seconds(r.gate_worker_waited)}}},
+      {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
+      {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
+  if (r.all_expert_bytes > 0) {
+    json["all_expert_bytes"] = r.all_expert_bytes;
+    json["budget_percent"] = 100.0 * static_cast<double>(r.budget_bytes) / static_cast<double>(r.all_expert_bytes);
+  }
+  if (!r.simulated) return json;
+  const SimulatedFacts& s = *r.simulated;
+  json["device"] = "virtual clock";
+  json["trace"] = s.trace;
+  json["costs"] = s.costs;
+  json["as_shape"] = s.as_shape.empty() ? Json() : Json(s.as_shape);
+  json["parameters"] = s.parameters;
+  Json by_layer = Json::array();
+  for (const auto& [hits, requests] : s.layer_hits)
+    by_layer.push_back(requests == 0 ? Json() : Json(ratio(hits, requests)));
+  json["hit_rate_by_layer"] = by_layer;
+  for (const Phase phase : {Phase::prefill, Phase::decode}) {
+    const auto p = static_cast<unsigned>(phase);
+    json["time"][p == 0 ? "prefill" : "decode"] = {{"total_s", p == 0 ? r.generated.prefill_s : r.generated.decode_s},
+                                                   {"stall_s", seconds(r.times[p].stall)},
+                                                   {"host_s", seconds(r.times[p].host)},
+                                                   {"host_wait_s", seconds(r.times[p].host_wait)},
+                                                   {"link_busy_s", seconds(s.link_busy[p])}};
+  }
+  Json& bounds = json["bounds"];
+  bounds["clairvoyant_with_host_tpot_s"] = s.clairvoyant_with_host_tpot_s;
+  auto other = [&](const char* name, const std::optional<SimulatedFacts::Other>& o) {
+    if (o) bounds[name] = {{"tpot_s", o->tpot_s}, {"hit_rate", o->hit_rate}};
+  };
+  other("perfect_prediction", s.perfect_prediction);
+  other("belady_cache", s.belady_cache);
+  if (s.belady_demand) bounds["belady_hit_rate"] = s.belady_demand->hit_rate;
+  return json;
 }
 
 std::string to_table(const std::vector<RunReport>& reports) {
@@ -159,7 +224,7 @@ std::string to_table(const std::vector<RunReport>& reports) {
   auto against = [](const RunReport& r, double bound) {
     return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
   };
-  const std::vector<std::pair<const char*, Cell>> rows = {
+  std::vector<std::pair<const char*, Cell>> rows = {
       {"stack", [](const RunReport& r) { return r.stack; }},
       {"experts' memory",
        [](const RunReport& r) {
@@ -218,6 +283,21 @@ std::string to_table(const std::vector<RunReport>& reports) {
       {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
       {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
   };
+  const bool simulated =
+      std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return r.simulated.has_value(); });
+  if (simulated) {
+    auto bound = [&](auto member) {
+      return [member](const RunReport& r) {
+        const auto& o = (*r.simulated).*member;
+        return o ? fmt::format("{} ({} hits)", time(o->tpot_s), percent(o->hit_rate)) : std::string("-");
+      };
+    };
+    rows.emplace_back("the same, host free",
+                      [&](const RunReport& r) { return against(r, r.simulated->clairvoyant_with_host_tpot_s); });
+    rows.emplace_back("perfect prediction", bound(&SimulatedFacts::perfect_prediction));
+    rows.emplace_back("Belady's cache", bound(&SimulatedFacts::belady_cache));
+    rows.emplace_back("Belady on demand", bound(&SimulatedFacts::belady_demand));
+  }
   std::vector<std::size_t> width(reports.size(), 0);
   std::vector<std::vector<std::string>> cells;
   for (const auto& [name, cell] : rows) {
@@ -234,38 +314,6 @@ std::string to_table(const std::vector<RunReport>& reports) {
     out += '\n';
   }
   return out;
-}
-
-OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string()) {
-  std::error_code none;
-  path_ = std::filesystem::weakly_canonical(path, none);  // a link's target is replaced, not the link
-  if (none) path_ = path;
-  temporary_ = path_.string() + fmt::format(".{}.tmp", ::getpid());
-  if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
-    throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", name_));
-  }
-  // Tried now and removed at once: a run that is killed leaves nothing behind.
-  const int fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(errno)));
-  ::close(fd);
-  ::unlink(temporary_.c_str());
-}
-
-void OutputFile::commit(const std::string& content) {
-  const int fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  bool good = fd >= 0;
-  for (std::size_t written = 0; good && written < content.size();) {
-    const ssize_t n = ::write(fd, content.data() + written, content.size() - written);
-    if (n < 0 && errno == EINTR) continue;
-    good = n > 0;
-    written += good ? static_cast<std::size_t>(n) : 0;
-  }
-  good = good && ::fsync(fd) == 0 && ::rename(temporary_.c_str(), path_.c_str()) == 0;
-  const int error = errno;
-  if (fd >= 0) ::close(fd);
-  if (good) return;
-  ::unlink(temporary_.c_str());
-  throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(error)));
 }
 
 }  // namespace ferry::engine

@@ -2,7 +2,9 @@
 /// The numbers of a run, as a table and as JSON.
 #pragma once
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "expert_runner.hpp"
@@ -10,6 +12,20 @@
 #include "json.hpp"
 
 namespace ferry::engine {
+
+/// What only a simulation knows of a run.
+struct SimulatedFacts {
+  std::string trace, costs;  ///< the file's name; whose numbers
+  std::string as_shape;      ///< the model whose sizes were taken instead; empty: its own
+  Json parameters = Json::object();
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits;  ///< of decode: hits, requests
+  Nanoseconds link_busy[2] = {};                                    ///< by Phase
+  double clairvoyant_with_host_tpot_s = 0;
+  struct Other {
+    double tpot_s = 0, hit_rate = 0;
+  };
+  std::optional<Other> perfect_prediction, belady_cache, belady_demand;
+};
 
 struct RunReport {
   std::string model, stack, machine;  ///< machine empty: this one, not throttled
@@ -23,9 +39,14 @@ struct RunReport {
   double all_resident_tpot_s = 0, clairvoyant_tpot_s = 0;
   std::vector<std::vector<Accuracy>> accuracy;  ///< of predictions: [distance - 1][layer]
   Nanoseconds gate_worker_busy = 0, gate_worker_waited = 0;
+  std::optional<SimulatedFacts> simulated;
 
   [[nodiscard]] double tpot_s() const;
 };
+
+/// A simulated run as a report. Bounds are those of the virtual clock, in whole nanoseconds.
+struct Simulated;
+RunReport make_report(const Simulated& simulated, RunReport facts);
 
 /// Collects what runner and generator know, and works out both bounds:
 /// all-resident is the measured decode time less stalls, waits for the host and decisions; clairvoyant is the larger of that and
@@ -37,19 +58,5 @@ Json to_json(const RunReport& report);
 
 /// One column a run.
 std::string to_table(const std::vector<RunReport>& reports);
-
-/// A file that appears whole or not at all; a link stays a link. The constructor throws InputError if it could not
-/// be written, or is there and no regular file (a device, a pipe).
-class OutputFile {
- public:
-  explicit OutputFile(const std::filesystem::path& path);
-
-  /// Puts the file in place. Throws InputError if the disk refuses.
-  void commit(const std::string& content);
-
- private:
-  std::string name_;
-  std::filesystem::path path_, temporary_;
-};
 
 }  // namespace ferry::engine

@@ -28,6 +28,15 @@ struct ModelShape : Shape {
     for (const ExpertBytes& b : expert_bytes) most = std::max(most, *std::max_element(b.begin(), b.end()));
     return most;
   }
+  /// Bytes of the smallest expert at a precision; 0: stored at it nowhere.
+  [[nodiscard]] std::uint64_t least_bytes(Precision p) const {
+    std::uint64_t least = 0;
+    for (const ExpertBytes& b : expert_bytes) {
+      const std::uint64_t bytes = b[static_cast<unsigned>(p)];
+      if (bytes > 0 && (least == 0 || bytes < least)) least = bytes;
+    }
+    return least;
+  }
   /// All routed experts at the model's own precision: what 100% of a budget means.
   [[nodiscard]] std::uint64_t all_bytes() const {
     std::uint64_t sum = 0;
@@ -52,6 +61,12 @@ struct ModelShape : Shape {
              std::to_string(layers) + " (layers)");
     for (std::uint32_t l = 0; l < layers; ++l) {
       need(bytes(l, Precision::full) > 0, "layer " + std::to_string(l) + " has no bytes at full precision");
+      const std::uint64_t most = (std::uint64_t{1} << 62U) / (std::uint64_t{layers} * experts * precision_count);
+      for (std::uint32_t p = 1; p < precision_count; ++p) {
+        need(bytes(l, static_cast<Precision>(p)) < most, "layer " + std::to_string(l) + " has experts of " +
+                                                             std::to_string(bytes(l, static_cast<Precision>(p))) +
+                                                             " bytes: all of them must be fewer than 2^62");
+      }
     }
   }
 };
@@ -92,6 +107,14 @@ struct Allotment {
     return at;
   }
 };
+
+/// How many slots can hold the smallest expert at a precision, whatever else they hold; 0 if there is none.
+inline std::uint64_t slots_for(const Allotment& a, const ModelShape& model, Precision p) {
+  const std::uint64_t bytes = model.least_bytes(p);
+  std::uint64_t slots = 0;
+  for (const Pool& pool : a.pools) slots += (pool.precisions >> static_cast<unsigned>(p) & 1U) != 0 ? pool.slots : 0;
+  return bytes == 0 ? 0 : slots + (a.stream_slot_bytes >= bytes ? a.stream_slots : 0);
+}
 
 /// The smallest stream pool: with two slots one expert is copied while the other computes.
 inline constexpr std::uint32_t least_stream_slots = 2;

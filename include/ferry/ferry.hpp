@@ -11,5 +11,5 @@
 #include "ferry/link/virtual_clock.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/predictor/oracle.hpp"
-#include "ferry/sim/bounds.hpp"
+#include "ferry/sim/simulation.hpp"
 #include "ferry/stacks.hpp"

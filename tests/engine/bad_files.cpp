@@ -3,11 +3,12 @@
 
 #include <limits>
 
+#include "engine/machine_file.hpp"
 #include "engine/tiny_checkpoint.hpp"
 #include "errors.hpp"
 #include "generate.hpp"
 #include "machine.hpp"
-#include "report.hpp"
+#include "output_file.hpp"
 
 using namespace ferry;
 using namespace ferry::engine;
@@ -80,7 +81,7 @@ TEST_CASE("lying safetensors headers") {
   CHECK(says(refused_file(safetensors_file("[]", "")), "not a JSON object"));
   CHECK(says(refused_file(safetensors_file("", "")), "parse error"));
   CHECK(says(refused_file(safetensors_file("{\"\xff\":1}", "")), "header: parse error"));  // not UTF-8
-  CHECK(says(refused_file(safetensors_file(std::string(100000, '['), "")), "parse error"));
+  CHECK(says(refused_file(safetensors_file(std::string(100000, '['), "")), "nested more than 100 deep"));
   const std::string good = R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})";
   CHECK(says(refused_file(safetensors_file("{\"a\":" + good + ",\"a\":" + good + "}", std::string(16, 'x'))),
              "\"a\" stands twice"));
@@ -273,9 +274,7 @@ TEST_CASE("machine files say what they lack") {
     write_file(path, text);
     return refusal("mine.json", [&] { read_machine(path.string()); });
   };
-  const std::string good =
-      R"({"name":"mine","reference_model":"m","precision":"bf16",)"
-      R"("expert_transfer_s":{"value":0.5,"source":"measured"},"layer_compute_s":{"value":0.25,"source":"measured"}})";
+  const std::string good = machine_file("mine", "0.5", "0.25");
   CHECK(refused(good).empty());
   auto without = [&](const std::string& a, const std::string& b) {
     std::string s = good;
@@ -284,9 +283,15 @@ TEST_CASE("machine files say what they lack") {
   };
   CHECK(says(without("\"name\"", "\"game\""), "field \"name\" is missing"));
   CHECK(says(without("0.5", "0"),
-             "expert_transfer_s: field \"value\": expected a number above 0 that a float can hold, got 0"));
-  CHECK(says(without("0.5", "\"x\""), "expert_transfer_s: field \"value\""));
-  CHECK(says(without("\"source\":\"measured\"", "\"sauce\":1"), "field \"source\" is missing"));
+             "stated: expert_transfer_s: field \"value\": expected a positive number up to 1000, got 0"));
+  CHECK(says(without("0.5", "\"x\""), "stated: expert_transfer_s: field \"value\""));
+  CHECK(says(without("\"source\":\"test\"", "\"sauce\":1"), "field \"source\" is missing"));
+  CHECK(says(without("mixtral-8x7b", "mixtral-8x7c"), "did you mean \"mixtral-8x7b\""));
+  CHECK(says(without("\"host_memory\"", "\"memory\""), "field \"host_memory\" is missing"));
+  CHECK(
+      says(without("2e9", "1e300"), "link: peak_bytes_per_s: field \"value\": expected a positive number up to 1e+15"));
+  CHECK(says(without("\"value\":0,", "\"value\":-1,"),
+             "latency_s: field \"value\": expected a number from 0 up to 1000"));
   CHECK(says(refused("{"), "parse error"));
   for (const std::string& name : machine_names()) CHECK(read_machine(name).name == name);
   CHECK(machine_names().size() >= 3);

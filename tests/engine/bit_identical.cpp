@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 
+#include "engine/fixed_costs.hpp"
 #include "engine/prompts.hpp"
 #include "generate.hpp"
 
@@ -16,6 +17,7 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
+using test::fixed_costs;
 using test::prompts;
 
 bool quick() {
@@ -72,10 +74,6 @@ void all_of(const std::string& name, bool virtual_clock, std::size_t batch) {
     o.poison = true;
     const Generated right = run(name, texts, o);
     REQUIRE(right.text[0].size() >= (quick() ? 4 : 16));
-    o.virtual_clock = virtual_clock;
-    o.virtual_layer_ns = 60'000;
-    o.virtual_expert_ns = 20'000;
-    o.virtual_host_ns = 50'000;
     for (const StackInfo& info : all_stacks()) {
       const std::string& stack = info.name;
       if (!info.lossless || (info.keeps_everything && stack != "resident")) continue;
@@ -93,6 +91,7 @@ void all_of(const std::string& name, bool virtual_clock, std::size_t batch) {
             o.budget_bytes = all * eighths / 8;
             o.pools = pools;
             o.link_bytes_per_s = speed;
+            if (virtual_clock) o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, speed);
             CAPTURE(stack);
             CAPTURE(eighths);
             CAPTURE(speed);
@@ -149,9 +148,6 @@ void neutral(const std::string& name, const std::string& stack, const std::strin
     o.poison = true;
     const Generated right = run(name, texts, o);
     o.stack = stack;
-    o.virtual_layer_ns = 60'000;
-    o.virtual_expert_ns = 20'000;
-    o.virtual_host_ns = 50'000;
     const std::uint64_t expert = model(name).store().layout().bytes();
     const std::uint64_t all = expert * model(name).config().layers * model(name).config().experts;
     for (const bool virtual_clock : {true, false}) {
@@ -161,9 +157,10 @@ void neutral(const std::string& name, const std::string& stack, const std::strin
           CAPTURE(stack);
           CAPTURE(eighths);
           CAPTURE(speed);
-          o.virtual_clock = virtual_clock;
           o.budget_bytes = all * eighths / 8;
           o.link_bytes_per_s = speed;
+          o.virtual_costs.reset();
+          if (virtual_clock) o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, speed);
           set(o, true);
           Counters counters;
           CHECK(same(run(name, texts, o, &counters), right));
@@ -172,7 +169,7 @@ void neutral(const std::string& name, const std::string& stack, const std::strin
         }
       }
     }
-    o.virtual_clock = true;
+    o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, expert * 100'000);
     o.budget_bytes = all / 8;
     set(o, false);
     CHECK_FALSE(same(run(name, texts, o), right));
@@ -214,10 +211,7 @@ TEST_CASE("a thread that makes the predicted rows changes nothing that is foreto
     o.stack = stack;
     o.max_rows = 48;
     o.budget_bytes = 3'000'000;
-    o.virtual_clock = true;
-    o.virtual_layer_ns = 60'000;
-    o.virtual_expert_ns = 20'000;
-    o.link_bytes_per_s = 500'000'000;
+    o.virtual_costs = fixed_costs(60'000, 20'000, 0, 500'000'000);
     Counters inside, beside, again;
     o.gate_worker = false;
     const Generated one = run("tiny-qwen-moe", prompts(), o, &inside);

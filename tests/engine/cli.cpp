@@ -13,6 +13,7 @@
 #include <sstream>
 #include <thread>
 
+#include "engine/machine_file.hpp"
 #include "engine/tiny_checkpoint.hpp"
 
 using namespace ferry::test;
@@ -238,7 +239,7 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("run --prompt-file /", {"--prompt-file /", "cannot be read"});
   refused("run --json /nowhere/r.json", {"/nowhere/r.json", "cannot be written"});
   refused("run --timeline /", {"cannot be written"});
-  refused("run --json x.json --timeline x.json", {"both name x.json"});
+  refused("run --json x.json --timeline x.json", {"x.json: named for two outputs"});
   refused("run --prompt \"$(printf 'x%.0s' $(seq 1100))\"", {"1101 tokens", "context is 1024"});
 }
 
@@ -306,9 +307,7 @@ TEST_CASE("Ctrl-C ends after the current step, with the numbers so far and exit 
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
   const std::string machine = (folder.path() / "slow.json").string();
-  write_file(machine,
-             R"({"name":"slow","reference_model":"m","precision":"bf16",)"
-             R"("expert_transfer_s":{"value":30,"source":"test"},"layer_compute_s":{"value":1,"source":"test"}})");
+  write_file(machine, machine_file("slow", "30", "1"));
   const Result r = ferry_command(
       "run --stack on-demand --max-new-tokens 900 --machine '" + machine + "' --json '" + json + "'", 1500);
   CHECK(r.status == 130);

@@ -8,6 +8,7 @@
 
 #include "ferry/concepts.hpp"
 #include "ferry/link/slot_memory.hpp"
+#include "ferry/sim/costs.hpp"
 #include "ferry/timeline.hpp"
 
 namespace ferry {
@@ -102,26 +103,36 @@ class VirtualClock {
 
   // Time
 
-  /// Queues device work of this length.
-  void device(Nanoseconds ns, const char* name = "compute") {
+  /// Queues device work of this length; `what`: the expert that it is about, for the timeline.
+  void device(Nanoseconds ns, const char* name = "compute", const Variant* what = nullptr) {
     const Nanoseconds from = std::max(device_free_, now_);
     device_free_ = from + ns;
     device_ns_ += ns;
-    log({Lane::device, name, from, device_free_, {}, false, Ticket::none});
+    log({Lane::device, name, from, device_free_, what == nullptr ? Variant{} : *what, what != nullptr, Ticket::none});
   }
   /// Queues work of this length on the host's processor.
-  void host(Nanoseconds ns, const char* name = "compute") {
+  void host(Nanoseconds ns, const char* name = "compute", const Variant* what = nullptr) {
     const Nanoseconds from = std::max(host_free_, now_);
     host_free_ = from + ns;
     host_ns_ += ns;
-    log({Lane::host, name, from, host_free_, {}, false, Ticket::none});
+    log({Lane::host, name, from, host_free_, what == nullptr ? Variant{} : *what, what != nullptr, Ticket::none});
   }
   /// The caller waits for all queued device work.
   void sync_device() noexcept { now_ = std::max(now_, device_free_); }
   /// The caller waits for all queued device and host work.
   void sync() noexcept { now_ = std::max({now_, device_free_, host_free_}); }
+  /// The caller waits for every copy that was submitted.
+  void drain() {
+    for (Pending& p : prefetch_) {
+      if (p.landed == not_begun) p.landed = carry(p.copy, std::max(link_free_, p.from));
+    }
+    now_ = std::max(now_, link_free_);
+  }
 
   [[nodiscard]] Nanoseconds now() const noexcept { return now_; }
+  /// When the device, and the host's processor, will have done what is queued.
+  [[nodiscard]] Nanoseconds device_free() const noexcept { return std::max(device_free_, now_); }
+  [[nodiscard]] Nanoseconds host_free() const noexcept { return std::max(host_free_, now_); }
   [[nodiscard]] Nanoseconds device_ns() const noexcept { return device_ns_; }
   [[nodiscard]] Nanoseconds host_ns() const noexcept { return host_ns_; }
   [[nodiscard]] Nanoseconds stall_ns() const noexcept { return stall_ns_; }
@@ -131,15 +142,7 @@ class VirtualClock {
   [[nodiscard]] const std::vector<Span>& spans() const noexcept { return spans_; }
 
   [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept {
-    // Long division, three decimals at a time: seconds, ms, us, ns; every product fits for any real bandwidth.
-    const std::uint64_t per_s = options_.bytes_per_s;
-    std::uint64_t rest = model_.bytes(v.id.layer, v.precision);
-    std::uint64_t ns = rest / per_s;
-    for (int i = 0; i < 3; ++i) {
-      rest = rest % per_s * 1000;
-      ns = ns * 1000 + rest / per_s;
-    }
-    return options_.latency_ns + static_cast<Nanoseconds>(ns + (rest % per_s == 0 ? 0 : 1));
+    return options_.latency_ns + duration_ns(model_.bytes(v.id.layer, v.precision), options_.bytes_per_s);
   }
 
  private:

@@ -1,9 +1,9 @@
 /// @file
 /// What no policy can beat.
 #pragma once
+#include <algorithm>
 #include <cstdint>
-#include <map>
-#include <set>
+#include <queue>
 #include <utility>
 #include <vector>
 
@@ -11,60 +11,110 @@
 
 namespace ferry {
 
-/// The experts that one layer of one step asked for, in any order, none twice.
-struct AskedFor {
-  std::uint16_t layer = 0;
-  std::vector<std::uint16_t> experts;
+/// What was computed, layer by layer: the variants that served, none twice in a layer. For reports, not for the hot
+/// path.
+struct UseLog {
+  std::vector<Variant> uses;
+  std::vector<std::uint32_t> ends;  ///< of each layer of each step: one past its last use
+
+  void add(Variant what) { uses.push_back(what); }
+  void end_layer() { ends.push_back(static_cast<std::uint32_t>(uses.size())); }
 };
 
-/// The fewest copies with which `slots` equal slots can serve `asked`, whatever was known in advance and
-/// whatever the slots held at the start.
+/// The fewest copies with which `slots` equal slots can serve the uses at one precision, whatever was known in advance
+/// and whatever the slots held at the start.
 ///
-/// A proven lower bound for every cache, allotment, prefetcher and order of computation within a layer,
-/// stream slots counted among `slots`. Proof. Let a schedule serve the whole list with c copies, starting
-/// from contents I, |I| <= slots; starting empty it needs at most c + |I|. Of each layer, the experts that
-/// are absent when the layer begins must be copied during or before it; moving a prefetch to its layer's
-/// beginning changes no count. So what a schedule does is to choose, after each layer, at most `slots` of
-/// what was there or was just used. Keeping those used next soonest leaves the fewest absent later (the
-/// exchange argument of Belady's MIN, which holds for sets because each absent expert costs the same). Hence
-/// c >= MIN - slots. Not exact: experts of unequal size cost the same here, and the start is taken as if
-/// chosen for free.
+/// A proven lower bound for every cache, allotment, prefetcher and order of computation within a layer, if `slots`
+/// counts every slot that can hold that precision, stream slots among them. Proof. Let a schedule serve the whole list
+/// with c copies, starting from contents I, |I| <= slots; starting empty it needs at most c + |I|. Of each layer, the
+/// experts that are absent when the layer begins must be copied during or before it; moving a prefetch to its layer's
+/// beginning changes no count. So what a schedule does is to choose, after each layer, at most `slots` of what was
+/// there or was just used. Keeping those used next soonest leaves the fewest absent later (the exchange argument of
+/// Belady's MIN, which holds for sets because each absent expert costs the same). Hence c >= MIN - slots. Uses at
+/// different precisions are served by different copies, so that their bounds add up. Not exact: experts of unequal size
+/// cost the same here, each precision may use all the slots that can hold it, and the start is taken as if chosen for
+/// free.
 ///
-/// Complexity: O(n log n) for n expert uses. Allocates; for reports, not for the hot path.
-inline std::uint64_t fewest_copies(const std::vector<AskedFor>& asked, std::uint64_t slots) {
-  using Key = std::uint32_t;
-  constexpr std::size_t never = ~std::size_t{0};
-  auto key = [](std::uint16_t layer, std::uint16_t expert) { return Key{layer} << 16U | expert; };
-  std::vector<std::vector<std::size_t>> next(asked.size());
-  std::map<Key, std::size_t> upcoming;
-  for (std::size_t i = asked.size(); i-- > 0;) {
-    for (const std::uint16_t e : asked[i].experts) {
-      const auto [at, first] = upcoming.try_emplace(key(asked[i].layer, e), never);
-      next[i].push_back(at->second);
-      at->second = i;
+/// Complexity: O(n log n) for n uses. Allocates.
+inline std::uint64_t fewest_copies(const UseLog& log, Precision precision, std::uint64_t slots) {
+  constexpr std::uint32_t never = 0xffffffffU, absent = 0xfffffffeU;
+  std::uint32_t layers = 0, experts = 0;
+  for (const Variant& v : log.uses) {
+    layers = std::max<std::uint32_t>(layers, v.id.layer + 1U);
+    experts = std::max<std::uint32_t>(experts, v.id.expert + 1U);
+  }
+  auto key = [experts](const Variant& v) { return std::uint32_t{v.id.layer} * experts + v.id.expert; };
+  // Of each use, when the same expert is used next, in layers run so far.
+  std::vector<std::uint32_t> next(log.uses.size(), never);
+  std::vector<std::uint32_t> upcoming(std::size_t{layers} * experts, never);
+  for (std::size_t i = log.ends.size(), at = log.uses.size(); i-- > 0;) {
+    for (const std::size_t first = i == 0 ? 0 : log.ends[i - 1]; at > first;) {
+      const Variant& v = log.uses[--at];
+      if (v.precision != precision) continue;
+      next[at] = std::exchange(upcoming[key(v)], static_cast<std::uint32_t>(i));
     }
   }
-  std::set<std::pair<std::size_t, Key>> kept;  // by next use
-  std::map<Key, std::size_t> next_use;
-  std::uint64_t copies = 0;
-  for (std::size_t i = 0; i < asked.size(); ++i) {
-    for (std::size_t j = 0; j < asked[i].experts.size(); ++j) {
-      const Key k = key(asked[i].layer, asked[i].experts[j]);
-      const auto there = next_use.find(k);
-      if (there == next_use.end()) {
+  std::vector<std::uint32_t> there(std::size_t{layers} * experts, absent);  // what is kept: its next use
+  std::priority_queue<std::pair<std::uint32_t, std::uint32_t>> farthest;    // next use, expert; some out of date
+  std::uint64_t copies = 0, kept = 0;
+  for (std::size_t i = 0, at = 0; i < log.ends.size(); ++i) {
+    for (; at < log.ends[i]; ++at) {
+      if (log.uses[at].precision != precision) continue;
+      const std::uint32_t k = key(log.uses[at]);
+      if (there[k] == absent) {
         ++copies;
-      } else {
-        kept.erase({there->second, k});
+        ++kept;
       }
-      next_use[k] = next[i][j];
-      kept.insert({next[i][j], k});
+      there[k] = next[at];
+      farthest.emplace(next[at], k);
     }
-    while (kept.size() > slots) {
-      next_use.erase(kept.rbegin()->second);
-      kept.erase(std::prev(kept.end()));
+    while (kept > slots) {
+      const auto [use, k] = farthest.top();
+      farthest.pop();
+      if (there[k] != use) continue;
+      there[k] = absent;
+      --kept;
     }
   }
   return copies > slots ? copies - slots : 0;
+}
+
+/// Work that was done, in nanoseconds of whoever would do it.
+struct WorkDone {
+  Nanoseconds compute = 0;  ///< all of it on the device, experts that the host computed among them
+  Nanoseconds copies = 0;   ///< the fewest copies that it needs, over the link one after another
+  std::uint64_t uses = 0;   ///< of routed experts
+  /// Of a single use of an expert: the most that the device takes, the longest copy, the least that the host takes.
+  Nanoseconds most_device = 0, longest_copy = 0, least_host = 0;
+};
+
+/// No schedule does that work on one device behind one link in less time: both are busy one piece at a time.
+inline Nanoseconds clairvoyant_ns(const WorkDone& work) {
+  return std::max(work.compute, work.copies);
+}
+
+/// The same if a host may compute any of the experts beside the device: the least over all h of what is left for device
+/// and link when the host computes h uses. A use given to the host saves the device at most `most_device`, and the link
+/// at most one copy: whoever serves the others with c copies serves all with c + 1. Complexity: O(log uses).
+inline Nanoseconds clairvoyant_with_host_ns(const WorkDone& work) {
+  auto rest = [&](std::uint64_t h) {
+    const auto n = static_cast<Nanoseconds>(h);
+    return std::max(work.compute - n * work.most_device, work.copies - n * work.longest_copy);
+  };
+  auto host = [&](std::uint64_t h) { return static_cast<Nanoseconds>(h) * work.least_host; };
+  // The first falls with h, the second rises: the least is where they meet.
+  std::uint64_t low = 0, high = work.uses;
+  while (low < high) {
+    const std::uint64_t middle = low + (high - low) / 2;
+    if (host(middle) >= rest(middle)) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  auto at = [&](std::uint64_t h) { return std::max(host(h), rest(h)); };
+  const Nanoseconds least = low > 0 ? std::min(at(low), at(low - 1)) : at(0);
+  return std::max<Nanoseconds>(least, 0);
 }
 
 }  // namespace ferry

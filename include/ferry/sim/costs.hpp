@@ -1,0 +1,110 @@
+/// @file
+/// What work takes on a machine, in whole nanoseconds: the same on every machine that works it out.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "ferry/allotment.hpp"
+
+namespace ferry {
+
+/// amount / per_s seconds in nanoseconds, rounded up; 0 if `per_s` is 0. per_s at most 10^15.
+constexpr Nanoseconds duration_ns(std::uint64_t amount, std::uint64_t per_s) noexcept {
+  if (per_s == 0) return 0;
+  // Long division, three decimals at a time: seconds, ms, us, ns; every product fits.
+  std::uint64_t ns = amount / per_s, rest = amount % per_s;
+  for (int i = 0; i < 3; ++i) {
+    rest *= 1000;
+    ns = ns * 1000 + rest / per_s;
+    rest %= per_s;
+  }
+  return static_cast<Nanoseconds>(ns + (rest == 0 ? 0 : 1));
+}
+
+/// A processor: work takes what its bytes or its operations need, whichever is longer, and a start.
+/// Source: Williams et al., "Roofline", CACM 52(4), 2009, and a fixed cost.
+struct Processor {
+  std::uint64_t bytes_per_s = 0;  ///< of its memory; 0: never the limit
+  std::uint64_t flops = 0;        ///< operations a second; 0: never the limit
+  Nanoseconds start_ns = 0;       ///< of each group of kernels: one expert, or what of a layer every token needs
+
+  [[nodiscard]] constexpr Nanoseconds operator()(std::uint64_t bytes, std::uint64_t operations) const noexcept {
+    return start_ns + std::max(duration_ns(bytes, bytes_per_s), duration_ns(operations, flops));
+  }
+};
+
+/// The work of one layer, beside the bytes of its experts, which ModelShape has.
+struct LayerWork {
+  std::uint64_t dense_bytes = 0;        ///< attention, gate and shared experts: what every token needs
+  std::uint64_t dense_operations = 0;   ///< a row
+  std::uint64_t expert_operations = 0;  ///< a row of one routed expert
+};
+
+/// What a machine takes for a model's work.
+///
+/// Left out: keys and values (attention costs the same at every position), reading an expert at lower precision costs
+/// its smaller bytes and the same operations, embedding and head.
+struct Costs {
+  Processor device, host;
+  std::uint64_t link_bytes_per_s = 16'000'000'000;
+  Nanoseconds link_latency_ns = 0;
+  Nanoseconds layer_ns = 0;     ///< a layer's fixed overhead on the device: launches, framework
+  std::vector<LayerWork> work;  ///< one for all layers, or one a layer
+
+  [[nodiscard]] const LayerWork& work_of(std::uint32_t layer) const { return work[work.size() == 1 ? 0 : layer]; }
+  /// Attention, gate, shared experts.
+  [[nodiscard]] Nanoseconds dense(std::uint32_t layer, std::uint32_t rows) const {
+    const LayerWork& w = work_of(layer);
+    return layer_ns + device(w.dense_bytes, w.dense_operations * rows);
+  }
+  [[nodiscard]] Nanoseconds on_device(std::uint32_t layer, std::uint64_t expert_bytes, std::uint32_t rows) const {
+    return device(expert_bytes, work_of(layer).expert_operations * rows);
+  }
+  [[nodiscard]] Nanoseconds on_host(std::uint32_t layer, std::uint64_t expert_bytes, std::uint32_t rows) const {
+    return host(expert_bytes, work_of(layer).expert_operations * rows);
+  }
+  [[nodiscard]] Nanoseconds copy(std::uint64_t bytes) const {
+    return link_latency_ns + duration_ns(bytes, link_bytes_per_s);
+  }
+
+  /// Throws ConfigError for work or speeds that cannot be true: what one layer's part takes, in a step of max_rows
+  /// rows, must stay below 1000 s.
+  void validate(const ModelShape& model) const {
+    auto refuse = [](const std::string& what) { throw ConfigError("costs: " + what); };
+    constexpr std::uint64_t fastest = 10'000'000'000'000'000;
+    constexpr Nanoseconds longest = 1'000'000'000'000;
+    if (work.size() != 1 && work.size() != model.layers) {
+      refuse("work has " + std::to_string(work.size()) + " entries, expected 1 or " + std::to_string(model.layers) +
+             " (layers)");
+    }
+    for (const Processor& p : {device, host}) {
+      if (p.bytes_per_s > fastest || p.flops > fastest) refuse("a processor is faster than 10^16 a second");
+      if (p.start_ns < 0 || p.start_ns > longest) refuse("a processor's start must be 0 to 1000 s");
+    }
+    if (link_bytes_per_s == 0 || link_bytes_per_s > fastest / 10) refuse("the link needs 1 to 10^15 bytes a second");
+    for (const Nanoseconds ns : {link_latency_ns, layer_ns}) {
+      if (ns < 0 || ns > longest) refuse("latencies must be 0 to 1000 s");
+    }
+    auto short_enough = [&](std::uint64_t amount, std::uint64_t per_s, const char* what) {
+      if (per_s != 0 && amount / per_s >= 1000) refuse(std::string(what) + " would take more than 1000 s");
+    };
+    for (std::uint32_t l = 0; l < model.layers; ++l) {
+      const LayerWork& w = work_of(l);
+      short_enough(w.dense_bytes, device.bytes_per_s, "reading a layer's dense weights");
+      for (const std::uint64_t operations : {w.dense_operations, w.expert_operations}) {
+        if (operations > ~std::uint64_t{0} / model.max_rows) refuse("a layer's operations do not fit in 64 bits");
+        short_enough(operations * model.max_rows, device.flops, "a layer's operations");
+        short_enough(operations * model.max_rows, host.flops, "a layer's operations on the host");
+      }
+      for (std::uint32_t p = 1; p < precision_count; ++p) {
+        const std::uint64_t bytes = model.bytes(l, static_cast<Precision>(p));
+        short_enough(bytes, device.bytes_per_s, "reading an expert");
+        short_enough(bytes, host.bytes_per_s, "reading an expert on the host");
+        short_enough(bytes, link_bytes_per_s, "copying an expert");
+      }
+    }
+  }
+};
+
+}  // namespace ferry

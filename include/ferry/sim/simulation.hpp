@@ -1,0 +1,319 @@
+/// @file
+/// A recorded trace through a pipeline on the virtual clock.
+#pragma once
+#include <optional>
+#include <vector>
+
+#include "ferry/link/virtual_clock.hpp"
+#include "ferry/pipeline.hpp"
+#include "ferry/sim/bounds.hpp"
+#include "ferry/sim/costs.hpp"
+#include "ferry/trace/trace.hpp"
+
+namespace ferry {
+
+struct SimulationOptions {
+  std::uint32_t batch = 1;            ///< sequences at a time
+  std::uint32_t prefill_chunk = 128;  ///< tokens of a prompt in one step
+  bool preload = false;               ///< fill the slots before the first step
+  bool bounds = true;                 ///< keep what the bounds need: some 10 bytes an expert use
+  bool log = false;                   ///< keep every span for a timeline
+};
+
+/// Time of one phase, all in nanoseconds of the device's lane.
+struct PhaseClock {
+  Nanoseconds total = 0;
+  Nanoseconds stall = 0;      ///< the device waited for a copy
+  Nanoseconds host = 0;       ///< the host computed experts
+  Nanoseconds host_wait = 0;  ///< the device waited for it
+  Nanoseconds link_busy = 0;  ///< a copy counts whole when it is put on the link, also what of it the next phase sees
+  std::uint64_t tokens = 0, steps = 0;
+};
+
+/// Makes the calls that an engine makes, with a trace for its gates and costs for its work: the same OffloadPipeline,
+/// and time that moves as VirtualClock says. The same arguments give the same result to the last digit on any machine.
+///
+/// One layer: attention and gate on the device; the host reads the gate and plans; its share of the experts starts on
+/// the host; look-aheads; the resident experts on the device; where a predictor reads partial hidden states, attention
+/// and gate once more and a look-ahead; the arriving experts, each behind its copy; the layer ends when device and host
+/// have both finished. Deciding takes no time here, nor does making gate-input predictions.
+///
+/// The trace, and what the config's policies view (a future), outlive it.
+///
+/// `Clock`: VirtualClock, or a link made of one that carries the copies out beside it.
+template <class Stack, class Clock = VirtualClock>
+class Simulation {
+ public:
+  using Pipe = OffloadPipeline<Stack, Clock>;
+
+  /// `config.model` is the trace's, with max_rows for the largest step; `clock...` goes to the Clock's constructor,
+  /// behind VirtualClock's first two. Throws ConfigError for what cannot work.
+  template <class... More>
+  Simulation(const CoreConfig<Stack>& config, const Trace& trace, const Costs& costs, const SimulationOptions& options,
+             More&&... clock)
+      : trace_(trace),
+        costs_(valid(costs, config.model)),
+        options_(options),
+        steps_(trace, options.batch, options.prefill_chunk),
+        clock_(config.model, VirtualClock::Options{costs.link_bytes_per_s, costs.link_latency_ns, options.log},
+               std::forward<More>(clock)...),
+        pipe_(config, clock_),
+        model_(config.model) {
+    need_rows();
+    if (options.preload) {
+      for (std::uint32_t p = precision_count - 1; p > 0; --p) {  // the best first
+        if ((config.precision.precisions() >> p & 1U) != 0) pipe_.preload(static_cast<Precision>(p));
+      }
+      clock_.drain();
+    }
+  }
+  Simulation(const Simulation&) = delete;
+  Simulation& operator=(const Simulation&) = delete;
+
+  /// Runs one forward pass; false if the trace is at its end.
+  bool step() {
+    if (!steps_.next()) {
+      end_group();
+      return false;
+    }
+    if (steps_.ended() > 0) end_group();
+    const Phase phase = steps_.phase();
+    const std::uint32_t rows = steps_.tokens().size;
+    PhaseClock& t = clocks_[static_cast<unsigned>(phase)];
+    const PhaseClock before = sample();
+    if (phase == Phase::prefill || uses_.empty()) new_stretch_ = true;
+    if (phase == Phase::decode && std::exchange(new_stretch_, false)) uses_.emplace_back();
+    pipe_.begin_step({phase, steps_.sequences()});
+    for (std::uint16_t l = 0; l < model_.layers; ++l) layer(phase, l, rows);
+    clock_.sync();  // the step's result is there
+    const PhaseClock after = sample();
+    t.total += after.total - before.total;
+    t.stall += after.stall - before.stall;
+    t.host += after.host - before.host;
+    t.link_busy += after.link_busy - before.link_busy;
+    t.tokens += rows;
+    ++t.steps;
+    return true;
+  }
+
+  [[nodiscard]] const Counters& counters() const { return pipe_.counters(); }
+  [[nodiscard]] const Core<Stack>& core() const { return pipe_.core(); }
+  [[nodiscard]] const PhaseClock& clock(Phase p) const { return clocks_[static_cast<unsigned>(p)]; }
+  /// Groups of sequences begun so far.
+  [[nodiscard]] std::uint32_t groups() const { return steps_.groups(); }
+  [[nodiscard]] const std::vector<Span>& spans() const { return clock_.spans(); }
+  [[nodiscard]] std::uint16_t look_ahead_depth() const { return pipe_.look_ahead_depth(); }
+  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const {
+    return pipe_.core().prediction_accuracy(distance, layer);
+  }
+  /// Hits and requests of decode, by layer.
+  [[nodiscard]] const std::vector<std::pair<std::uint64_t, std::uint64_t>>& layer_hits() const { return layer_hits_; }
+
+  /// The work of decode, for the bounds. `slots(p)`: how many slots can hold precision p.
+  template <class Slots>
+  [[nodiscard]] WorkDone decode_work(const Slots& slots) const {
+    WorkDone w = work_;
+    for (std::uint32_t p = 1; p < precision_count; ++p) {
+      std::uint64_t copies = 0;
+      for (const UseLog& log : uses_)
+        copies += fewest_copies(log, static_cast<Precision>(p), slots(static_cast<Precision>(p)));
+      Nanoseconds least = 0;
+      for (std::uint32_t l = 0; l < model_.layers; ++l) {
+        const std::uint64_t bytes = model_.bytes(l, static_cast<Precision>(p));
+        if (bytes == 0) continue;
+        const Nanoseconds ns = costs_.copy(bytes);
+        w.longest_copy = std::max(w.longest_copy, ns);
+        if (least == 0 || ns < least) least = ns;
+      }
+      w.copies += static_cast<Nanoseconds>(copies) * least;
+    }
+    return w;
+  }
+
+ private:
+  static const Costs& valid(const Costs& costs, const ModelShape& model) {
+    costs.validate(model);
+    return costs;
+  }
+
+  /// A stack that reads rows which the trace does not have is refused.
+  void need_rows() const {
+    auto refuse = [&](const std::string& what) { throw ConfigError("the trace of " + trace_.name + " " + what); };
+    if (part::needs_full_scores<typename Stack::cache>() && trace_.scores.empty()) {
+      refuse("has no gate scores of all experts (tensor \"scores\"), which this stack's cache policy reads");
+    }
+    if (part::needs_full_scores<typename Stack::router>() && trace_.scores.empty()) {
+      refuse("has no gate scores of all experts (tensor \"scores\"), which this stack's router reads");
+    }
+    if constexpr (Pipe::predicts) {
+      for (const Phase phase : {Phase::prefill, Phase::decode}) {
+        const RowSource rows = Pipe::look_ahead_rows(phase);
+        if (rows == RowSource::gate_input && trace_.ahead < pipe_.look_ahead_depth()) {
+          refuse("foretells " + std::to_string(trace_.ahead) + " layers ahead (tensor \"predicted\"), but this stack " +
+                 "reads " + std::to_string(pipe_.look_ahead_depth()));
+        }
+        if (rows == RowSource::partial_hidden && trace_.partial.empty()) {
+          refuse("has no scores of partial hidden states (tensor \"partial\"), which this stack's predictor reads");
+        }
+      }
+    }
+  }
+
+  void end_group() {
+    for (std::uint32_t s = 0; s < steps_.ended(); ++s) pipe_.end_sequence(s);
+  }
+
+  [[nodiscard]] PhaseClock sample() const {
+    PhaseClock c;
+    c.total = clock_.now();
+    c.stall = clock_.stall_ns();
+    c.host = clock_.host_ns();
+    c.link_busy = clock_.busy_ns();
+    return c;
+  }
+
+  /// Rows of one layer, as one array: the trace's own if the step has one token, a copy otherwise.
+  template <class RowOf>
+  View<const float> gather(std::vector<float>& buffer, const RowOf& row_of) {
+    const View<const std::uint32_t> tokens = steps_.tokens();
+    if (tokens.size == 1) return {row_of(tokens[0]), model_.experts};
+    buffer.resize(std::size_t{tokens.size} * model_.experts);
+    for (std::uint32_t i = 0; i < tokens.size; ++i) {
+      const float* row = row_of(tokens[i]);
+      std::copy(row, row + model_.experts, buffer.begin() + std::ptrdiff_t{i} * model_.experts);
+    }
+    return {buffer.data(), static_cast<std::uint32_t>(buffer.size())};
+  }
+
+  Plan plan(std::uint16_t l) {
+    if (!trace_.scores.empty()) {
+      const auto scores = gather(scores_, [&](std::uint32_t t) { return trace_.scores_of(t, l); });
+      return pipe_.plan({l, scores, scores});
+    }
+    if constexpr (!part::needs_full_scores<typename Stack::cache>() &&
+                  !part::needs_full_scores<typename Stack::router>()) {
+      routes_.clear();
+      for (const std::uint32_t t : steps_.tokens()) {
+        for (std::uint32_t i = 0; i < model_.top_k; ++i) {
+          routes_.push_back({trace_.expert(t, l, i), trace_.weight(t, l, i), no_expert});
+        }
+      }
+      return pipe_.plan(l, {routes_.data(), static_cast<std::uint32_t>(routes_.size())});
+    }
+    return {};  // refused by need_rows
+  }
+
+  void look_ahead(Phase phase, std::uint16_t l) {
+    if constexpr (Pipe::predicts) {
+      const RowSource rows = Pipe::look_ahead_rows(phase);
+      for (std::uint32_t d = 1; rows != RowSource::partial_hidden && d <= pipe_.look_ahead_depth(); ++d) {
+        // After the last layer come the next step's, for predictors that read no rows there either.
+        if (l + d >= model_.layers &&
+            (rows == RowSource::gate_input || Pipe::look_ahead_rows(Phase::decode) != RowSource::none))
+          break;
+        const auto ahead = static_cast<std::uint16_t>((l + d) % model_.layers);
+        if (!pipe_.wants_look_ahead(ahead)) break;
+        if (rows == RowSource::none) {
+          pipe_.look_ahead({ahead, {}, {}});
+        } else {
+          const auto scores = gather(ahead_, [&](std::uint32_t t) { return trace_.predicted_of(t, l, d); });
+          pipe_.look_ahead({ahead, scores, scores});
+        }
+      }
+    }
+  }
+
+  void look_ahead_partial(Phase phase, std::uint16_t l, std::uint32_t rows) {
+    if constexpr (Pipe::predicts) {
+      if (Pipe::look_ahead_rows(phase) != RowSource::partial_hidden || l + 1U >= model_.layers) return;
+      const auto next = static_cast<std::uint16_t>(l + 1U);
+      if (!pipe_.wants_look_ahead(next)) return;
+      clock_.device(costs_.dense(next, rows), "partial hidden state");
+      clock_.sync_device();
+      const auto scores = gather(ahead_, [&](std::uint32_t t) { return trace_.partial_of(t, l); });
+      pipe_.look_ahead({next, scores, scores});
+    }
+  }
+
+  /// Queues one expert on the device; returns what it takes.
+  Nanoseconds compute(const Task& task) {
+    const Nanoseconds ns =
+        costs_.on_device(task.what.id.layer, model_.bytes(task.what.id.layer, task.what.precision), task.rows);
+    clock_.device(ns, "expert", &task.what);
+    return ns;
+  }
+
+  void layer(Phase phase, std::uint16_t l, std::uint32_t rows) {
+    Times took;
+    took.attention = costs_.dense(l, rows);
+    clock_.device(took.attention, "attention, gate");
+    clock_.sync();
+    const std::uint64_t hits = pipe_.counters().of(phase).hits, requests = pipe_.counters().of(phase).requests;
+    const Plan plan = this->plan(l);
+    Nanoseconds host_ns = 0;
+    std::uint32_t host_rows = 0;
+    for (const Task& t : plan.host) {
+      const Nanoseconds ns = costs_.on_host(l, model_.bytes(l, t.what.precision), t.rows);
+      clock_.host(ns, "expert", &t.what);
+      host_ns += ns;
+      host_rows += t.rows;
+    }
+    if (host_rows > 0) took.host = host_ns / host_rows;
+    look_ahead(phase, l);
+    for (const Task& t : plan.resident) took.device = compute(t);
+    if (plan.resident.size > 0) pipe_.done(plan.resident);
+    look_ahead_partial(phase, l, rows);
+    for (const Task& t : plan.arriving) {
+      pipe_.wait(t);
+      took.device = compute(t);
+      pipe_.done(t);
+    }
+    if (plan.host.size > 0) {
+      clocks_[static_cast<unsigned>(phase)].host_wait +=
+          std::max<Nanoseconds>(0, clock_.host_free() - clock_.device_free());
+      clock_.sync();
+    }
+    if (phase == Phase::decode)
+      note(plan, l, rows, pipe_.counters().of(phase).hits - hits, pipe_.counters().of(phase).requests - requests);
+    pipe_.finish(l, took);
+  }
+
+  /// For the bounds and the report.
+  void note(const Plan& plan, std::uint16_t l, std::uint32_t rows, std::uint64_t hits, std::uint64_t requests) {
+    if (layer_hits_.empty()) layer_hits_.resize(model_.layers);
+    layer_hits_[l].first += hits;
+    layer_hits_[l].second += requests;
+    if (!options_.bounds) return;
+    work_.compute += costs_.dense(l, rows);
+    UseLog& log = uses_.back();
+    for (const View<const Task>& tasks : {plan.resident, plan.arriving, plan.host}) {
+      for (const Task& t : tasks) {
+        const std::uint64_t bytes = model_.bytes(l, t.what.precision);
+        const Nanoseconds device = costs_.on_device(l, bytes, t.rows), host = costs_.on_host(l, bytes, t.rows);
+        work_.compute += device;
+        work_.most_device = std::max(work_.most_device, device);
+        work_.least_host = work_.uses == 0 ? host : std::min(work_.least_host, host);
+        ++work_.uses;
+        log.add(t.what);
+      }
+    }
+    log.end_layer();
+  }
+
+  const Trace& trace_;
+  const Costs costs_;
+  const SimulationOptions options_;
+  TraceSteps steps_;
+  Clock clock_;
+  Pipe pipe_;
+  ModelShape model_;
+  PhaseClock clocks_[2];
+  WorkDone work_;
+  std::vector<UseLog> uses_;  ///< one for each stretch of decode without a prefill in between
+  bool new_stretch_ = true;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits_;
+  std::vector<float> scores_, ahead_;
+  std::vector<Route> routes_;
+};
+
+}  // namespace ferry

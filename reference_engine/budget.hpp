@@ -1,0 +1,17 @@
+/// @file
+/// Device memory and its layout, as a user writes them.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "stack_config.hpp"
+
+namespace ferry::engine {
+
+/// "25%" of `all_bytes`, "1000000", "64MiB" -> bytes. Throws InputError.
+std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes);
+
+/// "per-layer", "one", "shallow"; anything else is the stack's own.
+PoolChoice pool_choice(const std::string& name);
+
+}  // namespace ferry::engine

@@ -1,0 +1,26 @@
+/// @file
+/// Files that are whole or not there.
+#pragma once
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ferry::engine {
+
+/// A file that appears whole or not at all; a link stays a link. The constructor throws InputError if it could not
+/// be written, or is there and no regular file (a device, a pipe).
+class OutputFile {
+ public:
+  explicit OutputFile(const std::filesystem::path& path);
+
+  /// Puts the file in place, these parts one after another. Throws InputError if the disk refuses.
+  void commit(const std::vector<std::string_view>& parts);
+  void commit(const std::string& content) { commit(std::vector<std::string_view>{content}); }
+
+ private:
+  std::string name_;
+  std::filesystem::path path_, temporary_;
+};
+
+}  // namespace ferry::engine

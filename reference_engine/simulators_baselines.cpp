@@ -1,0 +1,12 @@
+#include "simulator.hpp"
+#include "stack_table.hpp"
+
+namespace ferry::engine {
+
+std::vector<SimulatorEntry> baseline_simulators() {
+  SimulatorTable table;
+  each_baseline_stack(table);
+  return std::move(table.entries);
+}
+
+}  // namespace ferry::engine

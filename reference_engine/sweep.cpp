@@ -1,0 +1,345 @@
+#include "sweep.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "budget.hpp"
+#include "errors.hpp"
+#include "ferry/error.hpp"
+#include "output_file.hpp"
+#include "suggest.hpp"
+
+namespace ferry::engine {
+namespace {
+
+void set_parameter(StackOptions& o, const std::string& name, double value) {
+  const auto whole = static_cast<std::uint32_t>(value);
+  if (name == "--t1") o.t1 = static_cast<float>(value);
+  if (name == "--t2") o.t2 = static_cast<float>(value);
+  if (name == "--alpha") o.alpha = static_cast<float>(value);
+  if (name == "--low-share") o.low_share_percent = whole;
+  if (name == "--shallow-layers") o.shallow_layers = whole;
+  if (name == "--percentile") o.percentile = whole;
+  if (name == "--depth") o.depth = whole;
+}
+
+std::string read_all(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// The complete lines of a results file, by index; each checked to be this sweep's. `kept`: their bytes.
+std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path, const std::vector<SweepCell>& cells,
+                                              std::uint64_t& kept) {
+  std::map<std::uint64_t, std::string> lines;
+  std::error_code none;
+  if (std::filesystem::exists(path, none) && !std::filesystem::is_regular_file(path, none)) {
+    throw InputError(fmt::format("{}: not a regular file", path.string()));
+  }
+  const std::string text = read_all(path);
+  kept = 0;
+  for (std::size_t number = 1, at = 0; at < text.size(); ++number) {
+    const std::size_t end = text.find('\n', at);
+    if (end == std::string::npos) {  // cut off: lines are written from the front, keys in alphabetical order
+      constexpr std::string_view begins[] = {"{\"all_expert_bytes\":", "{\"refused\":"};
+      const std::string_view rest = std::string_view(text).substr(at);
+      const bool ours = std::any_of(std::begin(begins), std::end(begins),
+                                    [&](std::string_view b) { return rest.starts_with(b.substr(0, rest.size())); });
+      if (!ours) throw InputError(fmt::format("{}: line {}: no results of a sweep", path.string(), number));
+      break;
+    }
+    const std::string line = text.substr(at, end - at);
+    const std::string where = fmt::format("{}: line {}", path.string(), number);
+    const Json json = parse_json(line, where);
+    const Fields run(json, where);
+    const Fields sweep(run.at("sweep"), where + ": sweep");
+    const std::uint64_t index = sweep.whole("index", 0, 0x7fffffff);
+    if (index >= cells.size() || sweep.text("key") != cells[index].key()) {
+      throw InputError(
+          fmt::format("{}: holds \"{}\", which is not in this sweep at its place: name another --out, or give "
+                      "the arguments that it was begun with",
+                      where, sweep.text("key")));
+    }
+    const auto [found, fresh] = lines.try_emplace(index, line);
+    if (!fresh && found->second != line) {
+      throw InputError(fmt::format("{}: cell {} stands twice, with different results", where, index));
+    }
+    at = kept = end + 1;
+  }
+  return lines;
+}
+
+/// Appends whole lines; what a full disk cuts off is taken away again.
+class Lines {
+ public:
+  Lines(const std::filesystem::path& path, std::uint64_t kept) : path_(path), size_(kept) {
+    fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(kept)) != 0) fail();
+  }
+  ~Lines() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+
+  void append(std::string line) {
+    line += '\n';
+    for (std::size_t written = 0; written < line.size();) {
+      const ssize_t n =
+          ::pwrite(fd_, line.data() + written, line.size() - written, static_cast<off_t>(size_ + written));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        const int error = errno;
+        static_cast<void>(::ftruncate(fd_, static_cast<off_t>(size_)));
+        errno = error;
+        fail();
+      }
+      written += static_cast<std::size_t>(n);
+    }
+    size_ += line.size();
+  }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw InputError(fmt::format("{}: cannot be written: {}", path_.string(), std::strerror(errno)));
+  }
+
+  std::filesystem::path path_;
+  std::uint64_t size_;
+  int fd_ = -1;
+};
+
+/// Traces are read once, when the first cell needs them.
+class Traces {
+ public:
+  const TraceFile& get(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    auto& file = files_[path];
+    if (file == nullptr) file = std::make_unique<TraceFile>(std::filesystem::path(path));
+    return *file;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<TraceFile>> files_;
+};
+
+Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, const std::atomic<bool>& stop) {
+  SimulatedSetting setting;
+  setting.trace = &traces.get(cell.trace);
+  setting.trace_name = std::filesystem::path(cell.trace).filename().string();
+  setting.machine = read_machine(cell.machine);
+  setting.costs = grid.costs;
+  setting.as_shape = grid.as_shape;
+  setting.bounds = grid.bounds;
+  if (grid.costs == CostSource::stated && !setting.machine.stated) {
+    throw ConfigError("machine " + setting.machine.name + " has no \"stated\" times");
+  }
+  SimulateOptions o;
+  o.stack = cell.stack;
+  o.pools = pool_choice(grid.pools);
+  Json parameters = Json::object();
+  for (const auto& [name, value] : cell.parameters) {
+    set_parameter(o, name, value);
+    parameters[name.substr(2)] = value;
+  }
+  o.batch = cell.batch;
+  o.max_tokens = grid.max_tokens;
+  o.budget_bytes = parse_budget(cell.budget, setting.trace->trace.model.all_bytes());
+  o.progress = [&stop](std::uint64_t, std::uint64_t) { return !stop; };
+  return to_json(run_simulation(setting, o, parameters));
+}
+
+std::optional<std::uint32_t> number(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return {};
+  std::uint32_t value = 0;
+  const char* end = text + std::strlen(text);
+  if (const auto [at, error] = std::from_chars(text, end, value); error == std::errc{} && at == end) return value;
+  throw InputError(fmt::format("the environment's {} is \"{}\", expected a whole number", name, text));
+}
+
+}  // namespace
+
+std::string SweepCell::key() const {
+  std::string text = fmt::format("{} {} {} {} batch={}", std::filesystem::path(trace).filename().string(), machine,
+                                 stack, budget, batch);
+  for (const auto& [name, value] : parameters) text += fmt::format(" {}={}", name.substr(2), value);
+  return text + setting;
+}
+
+std::vector<SweepCell> cells_of(const SweepGrid& grid) {
+  for (const std::string& s : grid.stacks) static_cast<void>(find_stack(s));
+  for (const SweptParameter& p : grid.parameters) {
+    const bool taken = std::any_of(grid.stacks.begin(), grid.stacks.end(), [&](const std::string& s) {
+      const auto& takes = find_stack(s).parameters;
+      return std::find(takes.begin(), takes.end(), p.name) != takes.end();
+    });
+    if (!taken)
+      throw InputError(
+          fmt::format("{}: none of the stacks {} has this parameter", p.name, fmt::join(grid.stacks, ", ")));
+  }
+  std::map<std::string, std::string> names;  // results name a trace by its file's name
+  for (const std::string& trace : grid.traces) {
+    const auto [found, fresh] = names.try_emplace(std::filesystem::path(trace).filename().string(), trace);
+    if (!fresh) throw InputError(fmt::format("--traces: {} and {} have one name", found->second, trace));
+  }
+  std::string setting = fmt::format(" costs={}", cost_source_name(grid.costs));
+  if (!grid.as_shape.empty()) setting += " as=" + std::filesystem::path(grid.as_shape).filename().string();
+  if (grid.pools != "stack") setting += " pools=" + grid.pools;
+  if (grid.bounds != BoundsChoice::proven) setting += grid.bounds == BoundsChoice::all ? " bounds=all" : " bounds=none";
+  if (grid.max_tokens != ~std::uint64_t{0}) setting += fmt::format(" tokens={}", grid.max_tokens);
+  std::vector<SweepCell> cells;
+  for (const std::string& trace : grid.traces) {
+    for (const std::string& machine : grid.machines) {
+      for (const std::uint32_t batch : grid.batches) {
+        for (const std::string& budget : grid.budgets) {
+          for (const std::string& stack : grid.stacks) {
+            std::vector<SweepCell> made{{trace, machine, stack, budget, batch, {}, setting}};
+            for (const SweptParameter& p : grid.parameters) {
+              const auto& takes = find_stack(stack).parameters;
+              if (std::find(takes.begin(), takes.end(), p.name) == takes.end()) continue;
+              std::vector<SweepCell> more;
+              for (const SweepCell& c : made) {
+                for (const double value : p.values) {
+                  more.push_back(c);
+                  more.back().parameters.emplace_back(p.name, value);
+                }
+              }
+              made = std::move(more);
+            }
+            cells.insert(cells.end(), made.begin(), made.end());
+          }
+        }
+      }
+    }
+  }
+  return cells;
+}
+
+Ranks ranks_of_environment() {
+  struct Names {
+    const char* rank;
+    const char* ranks;
+    const char* first;
+  };
+  for (const Names& n :
+       {Names{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr}, Names{"PMI_RANK", "PMI_SIZE", nullptr},
+        Names{"SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"},
+        Names{"SLURM_PROCID", "SLURM_NTASKS", nullptr}}) {
+    const auto rank = number(n.rank), ranks = number(n.ranks);
+    if (!rank || !ranks) continue;
+    const std::uint32_t first = n.first == nullptr ? 0 : number(n.first).value_or(0);
+    if (*rank < first || *rank - first >= *ranks) {
+      throw InputError(fmt::format("the environment's {} is {}, expected {} to {} by its {}", n.rank, *rank, first,
+                                   first + *ranks - 1, n.ranks));
+    }
+    return {*rank - first, *ranks};
+  }
+  return {};
+}
+
+std::filesystem::path rank_file(const std::filesystem::path& out, Ranks r) {
+  if (r.ranks == 1) return out;
+  return out.parent_path() /
+         fmt::format("{}.{}-of-{}{}", out.stem().string(), r.rank, r.ranks, out.extension().string());
+}
+
+SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, Ranks ranks, std::uint32_t threads,
+                      const std::atomic<bool>& stop,
+                      const std::function<void(std::uint64_t done, std::uint64_t total)>& progress) {
+  const std::vector<SweepCell> cells = cells_of(grid);
+  const std::filesystem::path path = rank_file(out, ranks);
+  std::uint64_t kept = 0;
+  const auto had = lines_of(path, cells, kept);
+  std::vector<std::uint64_t> todo;
+  SweepResult result;
+  for (std::uint64_t i = ranks.rank; i < cells.size(); i += ranks.ranks) {
+    ++result.cells;
+    if (!had.contains(i)) todo.push_back(i);
+  }
+  result.had = result.cells - todo.size();
+  Lines lines(path, kept);
+  Traces traces;
+  std::mutex mutex;
+  std::exception_ptr failed;
+  std::atomic<std::size_t> next = 0;
+  auto work = [&] {
+    for (std::size_t at = next++; at < todo.size() && !stop; at = next++) {
+      const SweepCell& cell = cells[todo[at]];
+      Json json;
+      bool refused = false;
+      try {
+        try {
+          json = run_cell(grid, cell, traces, stop);
+        } catch (const ConfigError& e) {  // this cell cannot be; the others may
+          json = {{"refused", e.what()}, {"stack", cell.stack}};
+          refused = true;
+        }
+        if (stop) return;  // half a run says nothing
+        json["sweep"] = {{"index", todo[at]}, {"cells", cells.size()}, {"key", cell.key()}};
+        const std::lock_guard lock(mutex);
+        if (failed) return;
+        lines.append(json.dump(-1, ' ', false, Json::error_handler_t::replace));
+        ++result.done;
+        result.refused += refused ? 1 : 0;
+        if (progress) progress(result.done, todo.size());
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!failed) failed = std::current_exception();
+        next = todo.size();
+        return;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> workers;
+    for (std::uint32_t i = 1; i < std::min<std::size_t>(threads, todo.size()); ++i) workers.emplace_back(work);
+    work();
+  }
+  if (failed) std::rethrow_exception(failed);
+  result.interrupted = stop;
+  return result;
+}
+
+std::uint64_t merge_sweep(const SweepGrid& grid, const std::filesystem::path& out, std::uint32_t ranks) {
+  const std::vector<SweepCell> cells = cells_of(grid);
+  OutputFile file(out);
+  std::map<std::uint64_t, std::string> all;
+  for (std::uint32_t r = 0; r < ranks; ++r) {
+    const std::filesystem::path path = rank_file(out, {r, ranks});
+    std::error_code none;
+    if (!std::filesystem::exists(path, none)) throw InputError(fmt::format("{}: is missing", path.string()));
+    std::uint64_t kept = 0;
+    for (auto& [index, line] : lines_of(path, cells, kept)) {
+      const auto [found, fresh] = all.try_emplace(index, line);
+      if (!fresh && found->second != line) {
+        throw InputError(
+            fmt::format("{}: cell {} stands in another rank's file, too, with other results", path.string(), index));
+      }
+    }
+  }
+  for (std::uint64_t i = 0; i < cells.size(); ++i) {
+    if (all.contains(i)) continue;
+    throw InputError(fmt::format(
+        "cell {} of {} ({}) is missing from {}: run that rank again, it goes on where it stopped", i, cells.size(),
+        cells[i].key(), rank_file(out, {static_cast<std::uint32_t>(i % ranks), ranks}).string()));
+  }
+  std::string text;
+  for (const auto& [index, line] : all) text += line + "\n";
+  file.commit(text);
+  return all.size();
+}
+
+}  // namespace ferry::engine
