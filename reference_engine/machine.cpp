@@ -105,7 +105,9 @@ Costs Machine::costs(const std::vector<LayerWork>& work, CostSource source) cons
   Costs reference = c;
   reference.work = stated->reference.work;
   const double more_s = stated->layer_compute_s - layer_s(stated->reference, reference);
-  c.device.start_ns += std::max<Nanoseconds>(0, ns(more_s / (1 + stated->reference.model.top_k)));
+  const Nanoseconds start_ns = std::max<Nanoseconds>(0, ns(more_s / (1 + stated->reference.model.top_k)));
+  c.device.start_ns += start_ns;
+  c.host.start_ns += start_ns;
   const auto bytes = static_cast<double>(stated->reference.model.bytes(0, Precision::full));
   c.link_bytes_per_s = std::max<std::uint64_t>(1, whole(bytes / stated->expert_transfer_s));
   c.link_latency_ns = 0;

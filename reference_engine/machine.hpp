@@ -40,8 +40,8 @@ struct Machine {
 
   /// What this machine takes for that work. `stated`: the link as fast as the paper's expert_transfer_s makes it; and the
   /// time by which its layer_compute_s exceeds what the effective speeds give for the reference model is what their
-  /// software costs, spread evenly over the starts of a layer (its dense work and k experts). Throws InputError for
-  /// `stated` where the file states nothing.
+  /// software costs, spread evenly over the starts of a layer (its dense work and k experts), the host's too. Throws
+  /// InputError for `stated` where the file states nothing.
   [[nodiscard]] Costs costs(const std::vector<LayerWork>& work, CostSource source) const;
 };
 

@@ -884,7 +884,8 @@ TEST_CASE("thousands of damaged bytes: every trace is refused or can be replayed
   const char* stacks[] = {"lru", "on-demand", "importance-driven", "cross-layer-lru"};
   Random random(2024);
   std::uint32_t refused = 0, cannot = 0, replayed = 0;
-  for (std::uint32_t i = 0; i < (quick() ? 1000 : 4000); ++i) {
+  const std::uint32_t traces = quick() ? 1000 : 4000;
+  for (std::uint32_t i = 0; i < traces; ++i) {
     std::string bad = good;
     const std::uint32_t changes = random.between(1, 3);
     for (std::uint32_t c = 0; c < changes; ++c) {
@@ -910,9 +911,9 @@ TEST_CASE("thousands of damaged bytes: every trace is refused or can be replayed
       ++cannot;
     }
   }
-  CHECK(refused > 300);
-  CHECK(replayed > 200);
-  CHECK(cannot > 5);
+  CHECK(refused > traces / 10);
+  CHECK(replayed > traces / 10);
+  CHECK(cannot > 0);
 }
 
 TEST_CASE("a route trace is imported with its weights, phases and unequal sizes") {
