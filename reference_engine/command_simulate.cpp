@@ -111,6 +111,10 @@ int sweep_command(const Arguments& a) {
     print(fmt::format("{}: {} runs\n", a.out, merge_sweep(grid, a.out, a.merge)));
     return 0;
   }
+  std::vector<std::string> inputs = grid.traces;
+  inputs.insert(inputs.end(), grid.machines.begin(), grid.machines.end());
+  inputs.push_back(grid.as_shape);
+  check_outputs({a.out}, inputs);
   for (const std::string& m : grid.machines) static_cast<void>(read_machine(m));
   if (!grid.as_shape.empty()) static_cast<void>(read_shape(grid.as_shape));
   for (const std::string& t : grid.traces) {  // refused before hours are spent on the others

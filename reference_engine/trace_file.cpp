@@ -153,6 +153,9 @@ std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const M
         must_be(path, shape, "layers", field(line, " n_layer="), t.model.layers);
         must_be(path, shape, "experts a layer", field(line, " n_expert="), t.model.experts);
         t.model.top_k = small(path, "n_expert_used", field(line, " n_expert_used="));
+        if (t.model.top_k > t.model.experts) {
+          bad(fmt::format("n_expert_used is {}, expected 1 to {}", t.model.top_k, t.model.experts));
+        }
       } else if (line.starts_with("# layer=")) {
         if (field(line, "# layer=") != work.size() || work.size() == t.model.layers) bad("layers out of order");
         ExpertBytes bytes{};
