@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -85,6 +87,9 @@ class Lines {
  public:
   Lines(const std::filesystem::path& path, std::uint64_t kept) : path_(path), size_(kept) {
     fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      throw InputError(fmt::format("{}: another sweep is writing it: give each its --rank and --ranks", path.string()));
+    }
     if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(kept)) != 0) fail();
   }
   ~Lines() {
@@ -186,6 +191,12 @@ std::vector<SweepCell> cells_of(const SweepGrid& grid) {
       const auto& takes = find_stack(s).parameters;
       return std::find(takes.begin(), takes.end(), p.name) != takes.end();
     });
+    for (const double value : p.values) {
+      const bool share = p.name == "--t1" || p.name == "--t2" || p.name == "--alpha";
+      if (std::isfinite(value) && value >= 0 && (share || value == std::floor(value))) continue;
+      throw InputError(
+          fmt::format("{} {}: expected {}", p.name, value, share ? "a share from 0 to 1" : "a whole number"));
+    }
     if (!taken)
       throw InputError(
           fmt::format("{}: none of the stacks {} has this parameter", p.name, fmt::join(grid.stacks, ", ")));

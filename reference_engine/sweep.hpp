@@ -51,9 +51,9 @@ struct Ranks {
   std::uint32_t rank = 0, ranks = 1;
 };
 
-/// From the variables of Open MPI, of MPICH and Slurm (PMI_*, SLURM_PROCID and SLURM_NTASKS), or of a Slurm job array
-/// (SLURM_ARRAY_TASK_ID from SLURM_ARRAY_TASK_MIN, SLURM_ARRAY_TASK_COUNT): whichever is set, in that order; one rank
-/// without. Throws InputError for values that are no numbers, or a rank that is not below the number of ranks.
+/// From the variables of Open MPI, of PMI (MPICH, srun), of a Slurm job array (SLURM_ARRAY_TASK_ID from
+/// SLURM_ARRAY_TASK_MIN, SLURM_ARRAY_TASK_COUNT), or of Slurm's tasks (SLURM_PROCID, SLURM_NTASKS): whichever is set, in
+/// that order; one rank without. Throws InputError for values that are no numbers, or a rank that is not below the number of ranks.
 Ranks ranks_of_environment();
 
 /// "results.jsonl" of rank 3 of 16 is "results.3-of-16.jsonl"; of one rank alone it stays.

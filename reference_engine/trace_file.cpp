@@ -309,6 +309,10 @@ void TraceFile::view() {
                      ? 0
                      : static_cast<std::uint32_t>(experts.size() / trace.model.layers / trace.model.top_k);
   trace.validate();
+  if (!token_ids.empty() && token_ids.size() != trace.tokens) {
+    throw ConfigError("trace: token_ids has " + std::to_string(token_ids.size()) + " elements, expected " +
+                      std::to_string(trace.tokens));
+  }
 }
 
 void TraceFile::write(const std::filesystem::path& path) const {
