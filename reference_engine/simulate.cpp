@@ -1,7 +1,6 @@
 #include "simulate.hpp"
 
 #include "simulator.hpp"
-#include "suggest.hpp"
 
 namespace ferry::engine {
 

@@ -20,7 +20,6 @@
 #include "errors.hpp"
 #include "ferry/error.hpp"
 #include "output_file.hpp"
-#include "suggest.hpp"
 
 namespace ferry::engine {
 namespace {
