@@ -7,12 +7,15 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <numeric>
 #include <optional>
 
+#include "data.hpp"
 #include "errors.hpp"
 #include "ferry/cache/fld.hpp"
 #include "ferry/cache/random.hpp"
@@ -21,7 +24,9 @@
 #include "json.hpp"
 #include "lfu_then_lru.hpp"
 #include "output_file.hpp"
+#include "record.hpp"
 #include "replay.hpp"
+#include "trace_file.hpp"
 
 namespace {
 
@@ -41,7 +46,7 @@ struct Arguments {
   std::string model, text, curve, json;
   std::vector<double> shares = {12.5, 25, 50, 75};
   std::vector<std::string> layouts = {"per-layer", "one", "shallow"}, counting = {"steps", "requests"};
-  std::uint32_t tokens = all_tokens, shallow_layers = 4;
+  std::uint32_t tokens = ~0U, shallow_layers = 4;
 };
 
 struct Policy {
@@ -65,11 +70,11 @@ Policy policy(const char* name, const Cache& cache) {
 }
 
 /// In the order of the table.
-std::vector<Policy> policies(const Routing& routing, const std::vector<ExpertId>& future) {
+std::vector<Policy> policies(const Trace& t, const std::vector<ExpertId>& future) {
   Lfu over_model;
   over_model.over = CountOver::model;
   ScoreAverage average;
-  average.top_p = 2U * routing.top_k;
+  average.top_p = 2U * t.model.top_k;
   Belady belady;
   belady.future = {future.data(), static_cast<std::uint32_t>(future.size())};
   std::vector<Policy> all = {policy("RandomVictim", RandomVictim{}),
@@ -94,22 +99,23 @@ std::vector<Policy> policies(const Routing& routing, const std::vector<ExpertId>
 }
 
 /// `slots` a layer on average; as many stream slots as the core needs beside them.
-Allotment lay_out(Layout layout, const Routing& r, std::uint32_t slots, std::uint32_t shallow_layers) {
+Allotment lay_out(Layout layout, const Trace& t, std::uint32_t slots, std::uint32_t shallow_layers) {
   Allotment a;
   a.stream_slots = least_stream_slots;
   a.stream_slot_bytes = 64;
   const std::uint8_t full = part::bit(Precision::full);
   if (layout == Layout::one) {
-    a.pools.push_back({0, r.layers, full, slots * r.layers, 64});
+    a.pools.push_back({0, t.model.layers, full, slots * t.model.layers, 64});
     return a;
   }
-  const std::uint32_t all = slots * r.layers;
-  const std::uint32_t shallow = layout == Layout::shallow ? std::min<std::uint32_t>(shallow_layers, r.layers) : 0;
-  const std::uint32_t for_shallow = std::min(all, shallow * r.experts), deep = r.layers - shallow;
-  for (std::uint16_t l = 0; l < r.layers; ++l) {
+  const std::uint32_t all = slots * t.model.layers;
+  const std::uint32_t shallow = layout == Layout::shallow ? std::min<std::uint32_t>(shallow_layers, t.model.layers) : 0;
+  const std::uint32_t for_shallow = std::min(all, shallow * t.model.experts), deep = t.model.layers - shallow;
+  for (std::uint16_t l = 0; l < t.model.layers; ++l) {
     std::uint32_t here = 0;
     if (l < shallow) {
-      here = std::min<std::uint32_t>(r.experts, for_shallow - std::min(for_shallow, std::uint32_t{l} * r.experts));
+      here = std::min<std::uint32_t>(t.model.experts,
+                                     for_shallow - std::min(for_shallow, std::uint32_t{l} * t.model.experts));
     } else {
       here = (all - for_shallow) / deep + (l - shallow < (all - for_shallow) % deep ? 1 : 0);
     }
@@ -119,15 +125,15 @@ Allotment lay_out(Layout layout, const Routing& r, std::uint32_t slots, std::uin
 }
 
 /// All experts: evenly over the layers, expert 0 first; or the most used in decode first.
-std::vector<ExpertId> to_preload(Fill fill, const Routing& r, const std::vector<ExpertId>& uses) {
+std::vector<ExpertId> to_preload(Fill fill, const Trace& t, const std::vector<ExpertId>& uses) {
   std::vector<ExpertId> ids;
   if (fill == Fill::none) return ids;
-  for (std::uint16_t e = 0; e < r.experts; ++e) {
-    for (std::uint16_t l = 0; l < r.layers; ++l) ids.push_back({l, e});
+  for (std::uint16_t e = 0; e < t.model.experts; ++e) {
+    for (std::uint16_t l = 0; l < t.model.layers; ++l) ids.push_back({l, e});
   }
   if (fill == Fill::most_used) {
     std::vector<std::uint64_t> count(ids.size());
-    auto key = [&](ExpertId id) { return std::size_t{id.layer} * r.experts + id.expert; };
+    auto key = [&](ExpertId id) { return std::size_t{id.layer} * t.model.experts + id.expert; };
     for (const ExpertId id : uses) ++count[key(id)];
     std::stable_sort(ids.begin(), ids.end(), [&](ExpertId a, ExpertId b) { return count[key(a)] > count[key(b)]; });
   }
@@ -137,28 +143,26 @@ std::vector<ExpertId> to_preload(Fill fill, const Routing& r, const std::vector<
 /// Says on standard error how far long work has got, every few seconds.
 class Progress {
  public:
-  Progress(std::string name, std::size_t all) : name_(std::move(name)), all_(all) {}
-  void next() {
+  explicit Progress(std::string what) : what_(std::move(what)) {}
+  void show(std::uint64_t done, std::uint64_t all) {
     const auto now = std::chrono::steady_clock::now();
-    ++done_;
     if (now - shown_ < std::chrono::seconds(5)) return;
     shown_ = now;
-    const double left = std::chrono::duration<double>(now - begin_).count() / static_cast<double>(done_) *
-                        static_cast<double>(all_ - done_);
-    std::fprintf(stderr, "%s: %zu of %zu replays, about %.0f s left\n", name_.c_str(), done_, all_, left);
+    const double left = std::chrono::duration<double>(now - begin_).count() / static_cast<double>(done) *
+                        static_cast<double>(all - done);
+    std::fputs(fmt::format("{}: {} of {}, about {:.0f} s left\n", what_, done, all, left).c_str(), stderr);
   }
 
  private:
-  std::string name_;
-  std::size_t all_, done_ = 0;
+  std::string what_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now(), shown_ = begin_;
 };
 
-std::uint32_t slots_for(double share, const Routing& r) {
-  const auto slots = static_cast<std::uint32_t>(std::floor(share / 100 * r.experts + 1e-9));
+std::uint32_t slots_for(double share, const Trace& t) {
+  const auto slots = static_cast<std::uint32_t>(std::floor(share / 100 * t.model.experts + 1e-9));
   if (slots > 0) return slots;
-  throw InputError(
-      fmt::format("--shares {}: not one of {} experts, expected at least {:.2f}", share, r.experts, 100.0 / r.experts));
+  throw InputError(fmt::format("--shares {}: not one of {} experts, expected at least {:.2f}", share, t.model.experts,
+                               100.0 / t.model.experts));
 }
 
 std::vector<Layout> layouts_of(const Arguments& a) {
@@ -171,21 +175,23 @@ std::vector<Layout> layouts_of(const Arguments& a) {
 }
 
 /// The tables of one trace, one a way of counting. Adds each number to `json`.
-std::string tables(const Arguments& a, const Routing& r, Json& json) {
-  const std::vector<ExpertId> uses = uses_of(r);
+std::string tables(const Arguments& a, const Trace& t, Json& json) {
+  const std::vector<ExpertId> uses = uses_of(t);
   const std::vector<Layout> layouts = layouts_of(a);
-  std::vector<Policy> all = policies(r, uses);
-  std::string out = fmt::format("{}: {} layers, {} experts, top-{}; {} tokens in {} sequence{}\n", r.name, r.layers,
-                                r.experts, r.top_k, r.rows(), r.sequences(), r.sequences() == 1 ? "" : "s");
-  if (r.steps[0].phase == Phase::prefill) {
-    out +=
-        fmt::format("the first {} tokens are one prefill, which fills the cache and is not counted\n", r.steps[0].rows);
-  }
-  if (r.scores.empty()) {
+  std::vector<Policy> all = policies(t, uses);
+  std::string out =
+      fmt::format("{}: {} layers, {} experts, top-{}; {} tokens in {} sequence{}\n", t.name, t.model.layers,
+                  t.model.experts, t.model.top_k, t.tokens, t.sequences(), t.sequences() == 1 ? "" : "s");
+  const auto prompts = std::count(t.phase.begin(), t.phase.end(), static_cast<std::uint8_t>(Phase::prefill));
+  if (prompts == t.tokens) throw InputError(t.name + ": all tokens are prompts, which are not counted");
+  if (prompts > 0) out += fmt::format("{} tokens are prompts, which fill the cache and are not counted\n", prompts);
+  if (t.scores.empty()) {
     out += "ScoreWindow, ScoreAverage: need the scores of all experts, which this trace lacks\n";
     std::erase_if(all, [](const Policy& p) { return p.needs_scores; });
   }
-  Progress progress(r.name, a.counting.size() * layouts.size() * a.shares.size() * all.size());
+  Progress progress(t.name + ": replays");
+  const std::size_t replays = a.counting.size() * layouts.size() * a.shares.size() * all.size();
+  std::size_t done = 0;
   Json results = Json::array();
   for (const Counting counting : {Counting::steps, Counting::requests}) {
     const char* counted = counting_names[static_cast<int>(counting)];
@@ -217,15 +223,15 @@ std::string tables(const Arguments& a, const Routing& r, Json& json) {
       line(p.name, [&](std::size_t i) -> std::string {
         const Layout layout = layouts[i / a.shares.size()];
         const double share = a.shares[i % a.shares.size()];
-        progress.next();
+        progress.show(++done, replays);
         if (p.many_layers && layout != Layout::one) return fmt::format("{:>6}", "-");
-        const std::uint32_t slots = slots_for(share, r);
+        const std::uint32_t slots = slots_for(share, t);
         const Hits hits =
-            p.run(counting, {r, lay_out(layout, r, slots, a.shallow_layers), to_preload(p.fill, r, uses)});
+            p.run(counting, {t, lay_out(layout, t, slots, a.shallow_layers), to_preload(p.fill, t, uses)});
         results.push_back({{"policy", p.name[0] == ' ' ? "StaticResidency, most used" : p.name},
                            {"layout", layout_names[static_cast<int>(layout)]},
                            {"share_percent", share},
-                           {"slots", slots * r.layers},
+                           {"slots", slots * t.model.layers},
                            {"counted_by", counted},
                            {"requests", hits.requests},
                            {"hits", hits.hits}});
@@ -238,12 +244,12 @@ std::string tables(const Arguments& a, const Routing& r, Json& json) {
     line("Lru to Belady", [&](std::size_t i) { return fmt::format("{:>6.1f}", bound[i] - lru[i]); });
     line("  of it recovered", [&](std::size_t i) { return fmt::format("{:>6.1f}", best[i] - lru[i]); });
   }
-  json.push_back({{"routing", r.name},
-                  {"layers", r.layers},
-                  {"experts", r.experts},
-                  {"top_k", r.top_k},
-                  {"tokens", r.rows()},
-                  {"sequences", r.sequences()},
+  json.push_back({{"routing", t.name},
+                  {"layers", t.model.layers},
+                  {"experts", t.model.experts},
+                  {"top_k", t.model.top_k},
+                  {"tokens", t.tokens},
+                  {"sequences", t.sequences()},
                   {"shallow_layers", a.shallow_layers},
                   {"results", results}});
   return out;
@@ -278,10 +284,9 @@ std::vector<CurvePoint> read_curve(const std::string& path) {
 }
 
 /// Compares with a curve, line by line.
-std::string compare_curve(const Arguments& a, const Routing& r, Json& json) {
-  if (r.expert_bytes.empty()) throw InputError(r.name + ": --curve needs a trace with the experts' bytes (CSV)");
+std::string compare_curve(const Arguments& a, const Trace& t, Json& json) {
   const std::vector<CurvePoint> points = read_curve(a.curve);
-  const std::vector<ExpertId> uses = uses_of(r);
+  const std::vector<ExpertId> uses = uses_of(t);
   Belady belady;
   belady.future = {uses.data(), static_cast<std::uint32_t>(uses.size())};
   struct Column {
@@ -292,13 +297,13 @@ std::string compare_curve(const Arguments& a, const Routing& r, Json& json) {
     double apart = 0;
   };
   auto column = [&](const char* theirs, const char* ours, const auto& cache) {
-    return Column{theirs, ours, [&r, cache](const ByteBudget& b) { return by_bytes(r, b, cache); }};
+    return Column{theirs, ours, [&t, cache](const ByteBudget& b) { return by_bytes(t, b, cache); }};
   };
   Column columns[] = {column("lru", "Lru", Lru{}),   column("lfu", "Lfu, ties to Lru", LfuThenLru{}),
                       column("lfu", "Lfu", Lfu{}),   column("belady", "Belady", belady),
                       column("layer", "Lru", Lru{}), column("layerlfu", "Lfu, ties to Lru", LfuThenLru{})};
   std::string out =
-      fmt::format("{}: hit rate of decode in percent at budgets in bytes, theirs and ours\n{:>6}", r.name, "");
+      fmt::format("{}: hit rate of decode in percent at budgets in bytes, theirs and ours\n{:>6}", t.name, "");
   for (const Column& c : columns) out += fmt::format(" |{:>17}", c.theirs);
   out += fmt::format("\n{:>6}", "MiB");
   for (const Column& c : columns) out += fmt::format(" |{:>17}", c.ours);
@@ -340,8 +345,59 @@ std::string compare_curve(const Arguments& a, const Routing& r, Json& json) {
     out += fmt::format("{} as {}: {} of {} rows equal to the last digit, decode {:.3f} points apart at most\n",
                        c.theirs, c.ours, c.equal, c.rows, c.apart);
   }
-  json.push_back({{"routing", r.name}, {"curve", a.curve}, {"results", results}});
+  json.push_back({{"routing", t.name}, {"curve", a.curve}, {"results", results}});
   return out;
+}
+
+/// A trace that goes by its file's name.
+std::unique_ptr<engine::TraceFile> read(const std::filesystem::path& path) {
+  if (path.extension() == ".csv") {
+    throw InputError(
+        fmt::format("{}: no trace of ferry's: make one with `ferry trace import {} --shape NAME --out FILE`",
+                    path.string(), path.string()));
+  }
+  auto file = std::make_unique<engine::TraceFile>(path);
+  file->trace.name = path.stem().string();
+  return file;
+}
+
+/// Runs a model over a text, in sequences of 256 bytes behind the begin token. Each runs in one pass, as a prompt does,
+/// but every token counts as a step of decode.
+std::unique_ptr<engine::TraceFile> record(const Arguments& a) {
+  const engine::MappedFile text(a.text);
+  std::error_code none;
+  engine::HostModel model(std::filesystem::is_directory(a.model, none) ? std::filesystem::path(a.model)
+                                                                       : engine::data_directory() / "models" / a.model);
+  engine::RecordOptions o;
+  o.window = o.prompt = 257;
+  o.tokens = a.tokens;
+  o.ahead = 0;
+  if (model.config().context < o.window) {
+    throw InputError(
+        fmt::format("{}: its context is {}, sequences of {} are needed", a.model, model.config().context, o.window));
+  }
+  Progress progress(a.model + ": sequences recorded");
+  o.progress = [&progress](std::uint64_t done, std::uint64_t all) {
+    progress.show(done, all);
+    return true;
+  };
+  engine::RunnerOptions resident;
+  resident.stack = "resident";
+  resident.max_rows = o.window;
+  const auto runner = engine::make_runner(model.config(), model.store(), model.gates(), resident);
+  auto made = engine::record_text(model, *runner, std::filesystem::path(a.model).filename().string(),
+                                  {reinterpret_cast<const char*>(text.data()), text.size()}, o);
+  made->phase.clear();
+  made->view();
+  return made;
+}
+
+/// Its first tokens: what a replay reads of the arrays, whose rest stays behind them.
+Trace first_of(Trace t, std::uint32_t tokens) {
+  t.tokens = std::min(t.tokens, tokens);
+  while (t.sequence_start.back() >= t.tokens) t.sequence_start = t.sequence_start.first(t.sequences() - 1U);
+  if (!t.phase.empty()) t.phase = t.phase.first(t.tokens);
+  return t;
 }
 
 int run(const Arguments& a) {
@@ -353,13 +409,14 @@ int run(const Arguments& a) {
   std::optional<engine::OutputFile> file;
   if (!a.json.empty()) file.emplace(a.json);
   Json json = Json::array();
-  auto show = [&](const Routing& r) {
-    const std::string text = a.curve.empty() ? tables(a, r, json) : compare_curve(a, r, json);
+  auto show = [&](const engine::TraceFile& made) {
+    const Trace t = first_of(made.trace, a.tokens);
+    const std::string text = a.curve.empty() ? tables(a, t, json) : compare_curve(a, t, json);
     std::fputs((text + "\n").c_str(), stdout);
     std::fflush(stdout);
   };
-  for (const std::string& trace : a.traces) show(read_routing(trace, a.tokens));
-  if (!a.model.empty()) show(record_routing(a.model, a.text, a.tokens));
+  for (const std::string& trace : a.traces) show(*read(trace));
+  if (!a.model.empty()) show(*record(a));
   if (file) file->commit(json.dump(2) + "\n");
   return 0;
 }
@@ -373,10 +430,10 @@ int main(int argc, char** argv) {
       "Not in the table: LoadOnDemand, which keeps nothing; Lhu, which needs two precisions and is Lfu by sequence "
       "with "
       "one.\n\"Lfu, ties to Lru\" is the benchmark's own; \"of the most used\" is placed in hindsight.");
-  app.add_option("TRACE", a.traces, "traces: safetensors, or *.csv of BigMoeOnEdge");
+  app.add_option("TRACE", a.traces, "traces, as `ferry trace record` and `ferry trace import` write them");
   app.add_option("--model", a.model, "record the routing of this model instead: a bundled one's name, or a folder");
   app.add_option("--text", a.text, "what the model reads, in sequences of 256 bytes")->type_name("FILE");
-  app.add_option("--tokens", a.tokens, "only so many tokens")->type_name("N")->check(CLI::Range(1U, all_tokens));
+  app.add_option("--tokens", a.tokens, "only so many tokens")->type_name("N")->check(CLI::Range(1U, ~0U));
   app.add_option("--shares", a.shares, "slots in percent of all experts (default: 12.5,25,50,75)")
       ->delimiter(',')
       ->type_name("PERCENTS")

@@ -24,6 +24,7 @@
 #include "json.hpp"
 #include "machine.hpp"
 #include "output_file.hpp"
+#include "trace_file.hpp"
 
 namespace {
 
@@ -913,48 +914,26 @@ Routing routing_of_model(const Arguments& a, const std::string& name) {
   return r;
 }
 
-/// A safetensors file with `experts` [tokens, layers, k] (U8, best first), `weights` (F16, the same shape),
-/// `sequence_start` [sequences] (I32), and `experts_per_layer` in its metadata.
-Routing routing_of_trace(const std::string& path) {
-  const Safetensors file(path);
-  const Tensor& experts = file.at("experts");
-  const Tensor& weights = file.at("weights");
-  const Tensor& starts = file.at("sequence_start");
-  const auto per_layer = file.metadata().find("experts_per_layer");
-  auto need = [&](bool good, const char* what) {
-    if (!good) throw InputError(fmt::format("--trace {}: {}", path, what));
-  };
-  need(experts.dtype_name == "U8" && experts.shape.size() == 3, "experts must be U8 [tokens, layers, k]");
-  need(weights.dtype == DType::f16 && weights.shape == experts.shape, "weights must be F16, of the shape of experts");
-  need(starts.dtype == DType::i32 && starts.shape.size() == 1 && starts.elements() > 0,
-       "sequence_start must be I32 [sequences]");
-  need(per_layer != file.metadata().end() && !per_layer->second.empty() && per_layer->second.size() < 4 &&
-           per_layer->second.find_first_not_of("0123456789") == std::string::npos,
-       "its metadata must say experts_per_layer");
-  Routing r;
-  r.name = std::filesystem::path(path).stem().string();
-  r.shape.layers = static_cast<std::uint16_t>(std::min<std::uint64_t>(experts.shape[1], 0xffff));
-  r.shape.experts = static_cast<std::uint16_t>(std::stoul(per_layer->second));
-  r.shape.top_k = static_cast<std::uint16_t>(std::min<std::uint64_t>(experts.shape[2], 0xffff));
-  r.shape.max_rows = 1;
+/// The sequences that begin in the first half of a trace's tokens, and the others. Every token is a decode step.
+Routing routing_of_trace(const std::filesystem::path& path) {
+  const TraceFile file(path);
+  const Trace& t = file.trace;
+  if (t.weights.empty()) throw InputError("--trace " + path.string() + ": has no weights of the chosen experts");
+  Routing r{path.stem().string(), t.model, 0, {}};
   r.shape.expert_bytes = {{0, 0, 15360, 0, 49152}};  // only the ratio matters: INT4 in groups of 64 against 16 bits
-  r.shape.validate();
-
-  const std::size_t tokens = experts.shape[0], each = std::size_t{r.shape.layers} * r.shape.top_k;
-  const std::vector<float> weight = weights.to_floats();
-  std::size_t first = 0;
-  for (std::size_t i = 0; i < starts.elements(); ++i) {
-    std::int32_t next = static_cast<std::int32_t>(tokens);
-    if (i + 1 < starts.elements()) std::memcpy(&next, starts.data + (i + 1) * sizeof(next), sizeof(next));
-    need(next > static_cast<std::int32_t>(first) && static_cast<std::size_t>(next) <= tokens,
-         "sequence_start must ascend, and end before the last token");
-    Sequence s((static_cast<std::size_t>(next) - first) * each);
-    for (std::size_t j = 0; j < s.size(); ++j) {
-      s[j] = {std::to_integer<std::uint16_t>(experts.data[first * each + j]), weight[first * each + j]};
-      need(s[j].expert < r.shape.experts, "an expert is none of the model's");
+  for (std::uint32_t i = 0; i < t.sequences(); ++i) {
+    const std::uint32_t first = t.sequence_start[i];
+    Sequence s;
+    for (std::uint32_t token = first; token < t.sequence_end(i); ++token) {
+      for (std::uint32_t l = 0; l < t.model.layers; ++l) {
+        for (std::uint32_t k = 0; k < t.model.top_k; ++k) {
+          s.push_back({t.expert(token, l, k), t.weight(token, l, k)});
+          if (s.back().expert != no_expert) continue;
+          throw InputError(fmt::format("--trace {}: token {}, layer {}: not recorded", path.string(), token, l));
+        }
+      }
     }
-    r.half[2 * first < tokens ? 0 : 1].push_back(std::move(s));
-    first = static_cast<std::size_t>(next);
+    r.half[2 * std::size_t{first} < t.tokens ? 0 : 1].push_back(std::move(s));
   }
   return r;
 }
@@ -1152,7 +1131,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--calibrate-cache", a.calibrate_cache,
                "instead: the miss penalty of mixtures of LRU, LFU, LHU and FLD on the routing of models and traces");
-  app.add_option("--trace", a.traces, "recorded routing (safetensors), for --calibrate-cache; several times")
+  app.add_option("--trace", a.traces, "a trace (`ferry trace import`), for --calibrate-cache; several times")
       ->type_name("FILE")
       ->allow_extra_args(false);
   app.add_option("--step", a.step, "of the mixtures' weights, in thousandths")

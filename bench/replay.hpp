@@ -9,7 +9,7 @@
 #include "ferry/cache/belady.hpp"
 #include "ferry/core.hpp"
 #include "ferry/stacks.hpp"
-#include "routing.hpp"
+#include "ferry/trace/trace.hpp"
 #include "support/policies.hpp"
 
 namespace ferry::bench {
@@ -21,31 +21,57 @@ struct Hits {
   }
 };
 
-/// What a replay is made of. Slots are equal: one holds any expert.
+/// What a replay is made of. Slots are equal: one holds any expert. Sequences run one after another, each prompt in one
+/// step.
 struct Replay {
-  const Routing& routing;
+  const Trace& trace;
   Allotment allotment;
   std::vector<ExpertId> preload;  ///< best first: fills free slots before the first step
 };
 
-inline ModelShape shape_of(const Routing& r) {
-  ModelShape m;
-  m.layers = r.layers;
-  m.experts = r.experts;
-  m.top_k = r.top_k;
-  m.max_rows = r.most_rows();
+/// The trace's model with experts of one size, and room for the longest prompt.
+inline ModelShape shape_of(const Trace& t) {
+  ModelShape m = t.model;
+  m.max_rows = 1;
+  for (TraceSteps steps(t, 1, t.tokens); steps.next();) m.max_rows = std::max(m.max_rows, steps.tokens().size);
   m.expert_bytes = {ExpertBytes{0, 0, 0, 0, 64}};
   return m;
 }
 
+/// What a step asks a layer for: its distinct experts, in the order of their last use.
+inline void asked(const Trace& t, View<const std::uint32_t> tokens, std::uint32_t layer,
+                  std::vector<std::uint16_t>& out) {
+  out.clear();
+  for (const std::uint32_t token : tokens) {
+    for (std::uint32_t i = 0; i < t.model.top_k; ++i) {
+      const std::uint16_t e = t.expert(token, layer, i);
+      if (e == no_expert) continue;
+      if (tokens.size > 1) std::erase(out, e);
+      out.push_back(e);
+    }
+  }
+}
+
+/// What the gate said of all experts to a step's rows: [rows, experts]. `buffer` holds it.
+inline Scores scores_of(const Trace& t, View<const std::uint32_t> tokens, std::uint16_t layer,
+                        std::vector<float>& buffer) {
+  buffer.clear();
+  for (const std::uint32_t token : tokens) {
+    const float* row = t.scores_of(token, layer);
+    buffer.insert(buffer.end(), row, row + t.model.experts);
+  }
+  const View<const float> scores{buffer.data(), static_cast<std::uint32_t>(buffer.size())};
+  return {layer, scores, scores};
+}
+
 /// Every use, in the order in which a replay makes it: Belady's future.
-inline std::vector<ExpertId> uses_of(const Routing& r) {
+inline std::vector<ExpertId> uses_of(const Trace& t) {
   std::vector<ExpertId> uses;
-  std::vector<std::uint16_t> asked;
-  for (const Routing::Step& step : r.steps) {
-    for (std::uint16_t l = 0; l < r.layers; ++l) {
-      r.asked(step, l, asked);
-      for (const std::uint16_t e : asked) uses.push_back({l, e});
+  std::vector<std::uint16_t> experts;
+  for (TraceSteps steps(t, 1, t.tokens); steps.next();) {
+    for (std::uint16_t l = 0; l < t.model.layers; ++l) {
+      asked(t, steps.tokens(), l, experts);
+      for (const std::uint16_t e : experts) uses.push_back({l, e});
     }
   }
   return uses;
@@ -60,19 +86,19 @@ Hits by_request(const Replay& replay, const Cache& policy) {
     std::vector<std::uint32_t> keys;  ///< of the experts, by slot
     std::vector<std::uint8_t> nothing_barred;
   };
-  const Routing& r = replay.routing;
+  const Trace& t = replay.trace;
   std::vector<test::Placed<Cache>> caches;
   std::vector<Slots> slots;
-  std::vector<std::uint32_t> pool_of(r.layers);
+  std::vector<std::uint32_t> pool_of(t.model.layers);
   for (const Pool& p : replay.allotment.pools) {
     for (std::uint32_t l = 0; l < p.layers; ++l) pool_of[p.first_layer + l] = static_cast<std::uint32_t>(slots.size());
-    caches.emplace_back(PoolShape{p.slots, p.first_layer, p.layers, r.experts}, policy);
+    caches.emplace_back(PoolShape{p.slots, p.first_layer, p.layers, t.model.experts}, policy);
     slots.push_back({p.slots, 0, std::vector<std::uint32_t>(p.slots), std::vector<std::uint8_t>(p.slots)});
   }
-  std::vector<std::uint32_t> slot_of(std::size_t{r.layers} * r.experts, no_slot);
+  std::vector<std::uint32_t> slot_of(std::size_t{t.model.layers} * t.model.experts, no_slot);
 
   auto put = [&](std::uint32_t pool, std::uint32_t slot, ExpertId id, bool demand) {
-    const std::uint32_t key = std::uint32_t{id.layer} * r.experts + id.expert;
+    const std::uint32_t key = std::uint32_t{id.layer} * t.model.experts + id.expert;
     slots[pool].keys[slot] = key;
     slot_of[key] = slot;
     caches[pool]->replace(slot, {id, Precision::full}, demand);
@@ -83,29 +109,26 @@ Hits by_request(const Replay& replay, const Cache& policy) {
   }
 
   Hits result;
-  std::vector<std::uint16_t> asked;
-  const std::vector<std::uint32_t> sequence(r.most_rows(), 0);
-  for (const Routing::Step& step : r.steps) {
+  std::vector<std::uint16_t> experts;
+  std::vector<float> scores;
+  for (TraceSteps steps(t, 1, t.tokens); steps.next();) {
     for (auto& c : caches) {
       if constexpr (part::Resets<Cache>) {
-        if (step.begins) c->reset();
+        if (steps.ended() > 0) c->reset();
       }
-      if constexpr (part::BeginsStep<Cache>) c->begin_step(Step{step.phase, {sequence.data(), step.rows}});
+      if constexpr (part::BeginsStep<Cache>) c->begin_step(Step{steps.phase(), steps.sequences()});
     }
-    for (std::uint16_t l = 0; l < r.layers; ++l) {
+    for (std::uint16_t l = 0; l < t.model.layers; ++l) {
       const std::uint32_t pool = pool_of[l];
       Slots& s = slots[pool];
       auto& cache = caches[pool];
-      if constexpr (part::ObservesScores<Cache>) {
-        const View<const float> scores = r.scores_of(step.first, l);
-        cache->observe({l, scores, scores});
-      }
-      r.asked(step, l, asked);
-      for (const std::uint16_t e : asked) {
+      if constexpr (part::ObservesScores<Cache>) cache->observe(scores_of(t, steps.tokens(), l, scores));
+      asked(t, steps.tokens(), l, experts);
+      for (const std::uint16_t e : experts) {
         const Variant what{{l, e}, Precision::full};
-        std::uint32_t& at = slot_of[std::uint32_t{l} * r.experts + e];
+        std::uint32_t& at = slot_of[std::uint32_t{l} * t.model.experts + e];
         const bool hit = at != no_slot;
-        if (step.phase == Phase::decode) {
+        if (steps.phase() == Phase::decode) {
           ++result.requests;
           result.hits += hit ? 1 : 0;
         }
@@ -134,9 +157,9 @@ Hits by_step(const Replay& replay, const Cache& policy) {
   using S = Stack<NoPrediction, Cache, FixedPrecision, stacks::LoadEverything, TopK>;
   constexpr Ticket last{~std::uint64_t{0}};
   constexpr Seen all_landed{last, last, last};
-  const Routing& r = replay.routing;
+  const Trace& t = replay.trace;
   CoreConfig<S> config;
-  config.model = shape_of(r);
+  config.model = shape_of(t);
   config.allotment = replay.allotment;
   config.cache = policy;
   const std::size_t bytes = Core<S>::storage_bytes(config);
@@ -151,20 +174,19 @@ Hits by_step(const Replay& replay, const Cache& policy) {
     const std::uint32_t n = core.preload(rest, all_landed);
     rest = rest.part(n, rest.size - n);
   }
-  const std::vector<std::uint32_t> sequence(r.most_rows(), 0);
+  std::vector<float> scores;
   std::vector<Route> routes;
-  for (const Routing::Step& step : r.steps) {
-    if (step.begins) core.end_sequence(0);
-    core.begin_step({step.phase, {sequence.data(), step.rows}});
-    for (std::uint16_t l = 0; l < r.layers; ++l) {
+  for (TraceSteps steps(t, 1, t.tokens); steps.next();) {
+    if (steps.ended() > 0) core.end_sequence(0);
+    core.begin_step({steps.phase(), steps.sequences()});
+    for (std::uint16_t l = 0; l < t.model.layers; ++l) {
       Plan plan;
       if constexpr (part::needs_full_scores<Cache>()) {
-        const View<const float> scores = r.scores_of(step.first, l);
-        plan = core.plan({l, scores, scores}, all_landed);
+        plan = core.plan(scores_of(t, steps.tokens(), l, scores), all_landed);
       } else {
         routes.clear();
-        for (std::uint32_t row = step.first; row < step.first + step.rows; ++row) {
-          for (std::uint32_t i = 0; i < r.top_k; ++i) routes.push_back({r.of(row, l)[i], 1.0F, no_expert});
+        for (const std::uint32_t token : steps.tokens()) {
+          for (std::uint32_t i = 0; i < t.model.top_k; ++i) routes.push_back({t.expert(token, l, i), 1.0F, no_expert});
         }
         plan = core.plan(l, {routes.data(), static_cast<std::uint32_t>(routes.size())}, all_landed);
       }
@@ -190,35 +212,36 @@ struct ByteHits {
 };
 
 template <class Cache>
-ByteHits by_bytes(const Routing& r, const ByteBudget& budget, const Cache& policy) {
+ByteHits by_bytes(const Trace& t, const ByteBudget& budget, const Cache& policy) {
   constexpr std::uint8_t free = 1, needed = 2;
   struct Slots {
     std::vector<std::uint8_t> barred;
     std::vector<ExpertId> holds;
     std::uint64_t used = 0;
   };
-  const auto layers_each = static_cast<std::uint16_t>(budget.per_layer ? 1 : r.layers);
-  const auto pools = static_cast<std::uint16_t>(r.layers / layers_each);
-  const std::uint32_t most = std::uint32_t{layers_each} * r.experts;  // bytes run out, slots never do
+  const auto layers_each = static_cast<std::uint16_t>(budget.per_layer ? 1 : t.model.layers);
+  const auto pools = static_cast<std::uint16_t>(t.model.layers / layers_each);
+  const std::uint32_t most = std::uint32_t{layers_each} * t.model.experts;  // bytes run out, slots never do
   std::vector<test::Placed<Cache>> caches;
-  for (std::uint16_t p = 0; p < pools; ++p) caches.emplace_back(PoolShape{most, p, layers_each, r.experts}, policy);
+  for (std::uint16_t p = 0; p < pools; ++p)
+    caches.emplace_back(PoolShape{most, p, layers_each, t.model.experts}, policy);
   std::vector<Slots> slots(pools, {std::vector<std::uint8_t>(most, free), std::vector<ExpertId>(most), 0});
-  std::vector<std::uint32_t> slot_of(std::size_t{r.layers} * r.experts, no_slot);
+  std::vector<std::uint32_t> slot_of(std::size_t{t.model.layers} * t.model.experts, no_slot);
 
   ByteHits result;
-  std::vector<std::uint16_t> asked;
-  for (const Routing::Step& step : r.steps) {
-    for (std::uint16_t l = 0; l < r.layers; ++l) {
+  std::vector<std::uint16_t> experts;
+  for (TraceSteps steps(t, 1, t.tokens); steps.next();) {
+    for (std::uint16_t l = 0; l < t.model.layers; ++l) {
       const std::uint32_t pool = budget.per_layer ? l : 0;
       Slots& s = slots[pool];
       auto& cache = caches[pool];
-      r.asked(step, l, asked);
-      for (const std::uint16_t e : asked) {
+      asked(t, steps.tokens(), l, experts);
+      for (const std::uint16_t e : experts) {
         const Variant what{{l, e}, Precision::full};
-        std::uint32_t& at = slot_of[std::uint32_t{l} * r.experts + e];
+        std::uint32_t& at = slot_of[std::uint32_t{l} * t.model.experts + e];
         const bool hit = at != no_slot;
         for (Hits* count : {&result.all, &result.decode}) {
-          if (count == &result.decode && step.phase == Phase::prefill) continue;
+          if (count == &result.decode && steps.phase() == Phase::prefill) continue;
           ++count->requests;
           count->hits += hit ? 1 : 0;
         }
@@ -228,8 +251,8 @@ ByteHits by_bytes(const Routing& r, const ByteBudget& budget, const Cache& polic
           at = 0;
           while (s.barred[at] != free) ++at;
           s.holds[at] = what.id;
-          s.used += r.expert_bytes[l];
-          result.read_bytes += r.expert_bytes[l];
+          s.used += t.model.bytes(l, Precision::full);
+          result.read_bytes += t.model.bytes(l, Precision::full);
           cache->replace(at, what, true);
         }
         s.barred[at] = needed;
@@ -241,9 +264,9 @@ ByteHits by_bytes(const Routing& r, const ByteBudget& budget, const Cache& polic
         if (there == most) break;
         const std::uint32_t slot = cache->victim({s.holds[there], Precision::full}, {s.barred.data(), free | needed});
         const ExpertId gone = s.holds[slot];
-        s.used -= r.expert_bytes[gone.layer];
+        s.used -= t.model.bytes(gone.layer, Precision::full);
         s.barred[slot] = free;
-        slot_of[std::size_t{gone.layer} * r.experts + gone.expert] = no_slot;
+        slot_of[std::size_t{gone.layer} * t.model.experts + gone.expert] = no_slot;
         if constexpr (part::Forgets<Cache>) cache->forget(slot);
       }
       for (std::uint8_t& b : s.barred) b = b == free ? free : 0;
