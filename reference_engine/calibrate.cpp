@@ -7,9 +7,11 @@
 #include <fstream>
 #include <vector>
 
+#include "errors.hpp"
 #include "expert_runner.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "ferry/macros.hpp"
+#include "generate.hpp"
 #include "host_math.hpp"
 
 namespace ferry::engine {
@@ -157,6 +159,24 @@ Json calibrate_machine(const std::string& name, const std::function<bool(std::ui
   machine["link"]["name"] = "memory to memory";
   machine["link"]["latency_s"] = number(latency.median, how + "copies of 64 bytes, one at a time");
   return machine;
+}
+
+double measure_decode_layer_s(HostModel& model) {
+  RunnerOptions o;
+  o.stack = "resident";
+  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  GenerateOptions g;
+  g.prompts = {"The time that a layer takes"};
+  g.max_new_tokens = 16;
+  double least = 0;
+  for (int i = 0; i < 4; ++i) {  // the first warms up; of the others the least disturbed counts
+    const Generated r = generate(model, *runner, g);
+    if (r.decode_steps == 0) continue;
+    const double s = r.decode_s / static_cast<double>(r.decode_steps) / model.config().layers;
+    if (i > 0 && (least == 0 || s < least)) least = s;
+  }
+  if (least == 0) throw InputError("the model ends its text at once, so no decode step can be measured");
+  return least;
 }
 
 }  // namespace ferry::engine

@@ -9,10 +9,15 @@
 
 namespace ferry::engine {
 
+class HostModel;
+
 /// Measures, and returns a machine file: what read_machine reads. Device and host are both this processor, and the link
 /// is a copy thread: what `ferry run` has here. Effective speeds are medians of repeated measurements, peaks the best
 /// of them. `progress(done, total)`: returns false to stop, upon which the result is null.
 Json calibrate_machine(const std::string& name,
                        const std::function<bool(std::uint64_t done, std::uint64_t total)>& progress);
+
+/// What one decode layer takes on this processor with every expert resident, by running some tokens.
+double measure_decode_layer_s(HostModel& model);
 
 }  // namespace ferry::engine

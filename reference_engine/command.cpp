@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <set>
 
 #include "errors.hpp"
-#include "machine.hpp"
+#include "output_file.hpp"
+#include "simulated_run.hpp"
 
 namespace ferry::engine {
 
@@ -55,6 +57,9 @@ void StackFlags::add_parameters(CLI::App* c) {
   c->add_option("--low-share", low_share, "Fate: percent of a prefill's load that may be INT2 (default: 30)")
       ->type_name("PERCENT")
       ->check(CLI::Range(0, 100));
+  c->add_option("--low-bits", low_bits, "HOBBIT, Fate: what unimportant experts shrink to (default: 4 and 2)")
+      ->type_name("2|4|8")
+      ->check(CLI::IsMember({2, 4, 8}));
   c->add_option("--shallow-layers", shallow_layers, "Fate: layers that are cached whole first (default: 4)")
       ->type_name("N")
       ->check(CLI::Range(0, 65535));
@@ -66,33 +71,41 @@ void StackFlags::add_parameters(CLI::App* c) {
       ->check(CLI::Range(1, 4));
 }
 
-std::vector<std::string> StackFlags::given() const {
-  std::vector<std::string> names;
-  auto add = [&](bool has, const char* name) {
-    if (has) names.emplace_back(name);
+std::vector<std::pair<std::string, Json>> StackFlags::given() const {
+  std::vector<std::pair<std::string, Json>> all;
+  auto share = [&](const char* name, const std::optional<float>& value) {
+    if (value) all.emplace_back(name, std::stod(fmt::format("{}", *value)));  // 0.6, not the float next to it
   };
-  add(t1.has_value(), "--t1");
-  add(t2.has_value(), "--t2");
-  add(alpha.has_value(), "--alpha");
-  add(low_share.has_value(), "--low-share");
-  add(shallow_layers.has_value(), "--shallow-layers");
-  add(percentile.has_value(), "--percentile");
-  add(depth.has_value(), "--depth");
-  return names;
+  auto whole = [&](const char* name, const std::optional<std::uint32_t>& value) {
+    if (value) all.emplace_back(name, *value);
+  };
+  share("--t1", t1);
+  share("--t2", t2);
+  share("--alpha", alpha);
+  whole("--low-share", low_share);
+  whole("--shallow-layers", shallow_layers);
+  whole("--percentile", percentile);
+  whole("--depth", depth);
+  whole("--low-bits", low_bits);
+  return all;
+}
+
+Json StackFlags::taken_by(const std::string& stack) const {
+  Json taken = Json::object();
+  for (const auto& [name, value] : given()) {
+    if (takes_parameter(stack, name, pool_choice(pools))) taken[name.substr(2)] = value;
+  }
+  return taken;
 }
 
 void StackFlags::check(const std::vector<std::string>& names) const {
-  for (const std::string& p : given()) {
-    bool taken = false;
-    for (const std::string& name : names) {
-      const std::vector<std::string>& takes = find_stack(name).parameters;
-      taken = taken || std::find(takes.begin(), takes.end(), p) != takes.end() ||
-              (p == "--shallow-layers" && pools == "shallow");
-    }
-    if (taken) continue;
+  for (const auto& parameter : given()) {
+    const std::string& p = parameter.first;
+    auto takes = [&](const std::string& stack) { return takes_parameter(stack, p, pool_choice(pools)); };
+    if (std::any_of(names.begin(), names.end(), takes)) continue;
     std::vector<std::string> those;
     for (const StackInfo& s : all_stacks()) {
-      if (std::find(s.parameters.begin(), s.parameters.end(), p) != s.parameters.end()) those.push_back(s.name);
+      if (takes(s.name)) those.push_back(s.name);
     }
     throw InputError(fmt::format("{}: {} has no such parameter; stacks that do: {}", p, fmt::join(names, ", "),
                                  fmt::join(those, ", ")));
@@ -110,6 +123,7 @@ void StackFlags::set(StackOptions& o, const std::string& stack) const {
   o.shallow_layers = shallow_layers;
   o.percentile = percentile;
   o.depth = depth;
+  o.low_bits = low_bits;
 }
 
 std::filesystem::path find_model(const std::string& name) {
@@ -148,16 +162,16 @@ std::string read_text(const std::string& option, const std::string& path) {
 }
 
 void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) {
-      if (!outputs[i].empty() && outputs[i] == outputs[j]) {
-        throw InputError(fmt::format("{}: named for two outputs, expected two files", outputs[i]));
-      }
+  std::set<std::filesystem::path> files;
+  for (const std::string& out : outputs) {
+    if (out.empty()) continue;
+    if (!files.insert(file_behind(out)).second) {
+      throw InputError(fmt::format("{}: named for two outputs, expected two files", out));
     }
     for (const std::string& in : inputs) {
       std::error_code none;
-      if (!outputs[i].empty() && !in.empty() && std::filesystem::equivalent(in, outputs[i], none)) {
-        throw InputError(fmt::format("{}: is read by this run, so it cannot be written by it", outputs[i]));
+      if (!in.empty() && std::filesystem::equivalent(in, out, none)) {
+        throw InputError(fmt::format("{}: is read by this run, so it cannot be written by it", out));
       }
     }
   }

@@ -9,10 +9,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "budget.hpp"
 #include "expert_runner.hpp"
+#include "json.hpp"
 
 namespace ferry::engine {
 
@@ -41,7 +43,7 @@ std::string stacks_help();
 struct StackFlags {
   std::string budget = "25%", pools = "stack";
   std::optional<float> t1, t2, alpha;
-  std::optional<std::uint32_t> low_share, shallow_layers, percentile, depth;
+  std::optional<std::uint32_t> low_share, low_bits, shallow_layers, percentile, depth;
 
   void add_budget(CLI::App* command);
   void add_parameters(CLI::App* command);
@@ -49,8 +51,12 @@ struct StackFlags {
   void check(const std::vector<std::string>& stacks) const;
   /// The options of one stack, all but its memory and rows.
   void set(StackOptions& options, const std::string& stack) const;
+  /// The given parameters of policies that the stack takes, for reports.
+  [[nodiscard]] Json taken_by(const std::string& stack) const;
+
+ private:
   /// The parameters of policies that were given, as the command spells them.
-  [[nodiscard]] std::vector<std::string> given() const;
+  [[nodiscard]] std::vector<std::pair<std::string, Json>> given() const;
 };
 
 /// A bundled model by its name, or a folder.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <sstream>
 
+#include "calibrate.hpp"
 #include "command.hpp"
 #include "errors.hpp"
 #include "generate.hpp"
@@ -50,7 +51,11 @@ class Runs {
     options_.seed = a.seed;
     options_.stop = &stop;
     model_.emplace(find_model(a.model));
-    for (const std::string& s : stacks) model_->add_precisions(find_stack(s).precisions);
+    for (const std::string& s : stacks) {
+      StackOptions o;
+      a.flags.set(o, s);
+      model_->add_precisions(precisions_for(o));
+    }
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
     budget_ = parse_budget(a.flags.budget, shape_.all_bytes());
     for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
@@ -113,6 +118,7 @@ class Runs {
     facts.model = model_name(a_.model);
     facts.stack = stack;
     facts.machine = machine_ ? machine_->name : "";
+    facts.budget_asked_bytes = budget_;
     facts.all_expert_bytes = shape_.all_bytes();
     facts.expert_bytes = model_->store().layout().bytes();
     facts.dense_bytes = model_->dense_bytes();

@@ -57,14 +57,6 @@ int simulate_command(const Arguments& a) {
   o.prefill_chunk = a.chunk;
   o.max_tokens = a.tokens;
   o.budget_bytes = parse_budget(a.flags.budget, trace.trace.model.all_bytes());
-  Json parameters = Json::object();
-  if (a.flags.t1) parameters["t1"] = *a.flags.t1;
-  if (a.flags.t2) parameters["t2"] = *a.flags.t2;
-  if (a.flags.alpha) parameters["alpha"] = *a.flags.alpha;
-  if (a.flags.low_share) parameters["low-share"] = *a.flags.low_share;
-  if (a.flags.shallow_layers) parameters["shallow-layers"] = *a.flags.shallow_layers;
-  if (a.flags.percentile) parameters["percentile"] = *a.flags.percentile;
-  if (a.flags.depth) parameters["depth"] = *a.flags.depth;
   std::vector<RunReport> reports;
   Json all = Json::array();
   for (const std::string& s : a.stacks) {
@@ -75,7 +67,7 @@ int simulate_command(const Arguments& a) {
       return !stop;
     };
     std::vector<Span> spans;
-    reports.push_back(run_simulation(setting, o, parameters, timeline_file ? &spans : nullptr));
+    reports.push_back(run_simulation(setting, o, a.flags.taken_by(s), timeline_file ? &spans : nullptr));
     all.push_back(to_json(reports.back()));
     if (timeline_file) {
       std::ostringstream text;
@@ -258,13 +250,9 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
     const char* name;
     double least, most;
   };
-  constexpr Named named[] = {{"--t1", 0, 1},
-                             {"--t2", 0, 1},
-                             {"--alpha", 0, 1},
-                             {"--low-share", 0, 100},
-                             {"--shallow-layers", 0, 65535},
-                             {"--percentile", 0, 100},
-                             {"--depth", 1, 4}};
+  constexpr Named named[] = {{"--t1", 0, 1},           {"--t2", 0, 1},       {"--alpha", 0, 1},
+                             {"--low-share", 0, 100},  {"--low-bits", 2, 8}, {"--shallow-layers", 0, 65535},
+                             {"--percentile", 0, 100}, {"--depth", 1, 4}};
   for (const Named& n : named) a->parameters.push_back({n.name, {}});
   for (std::size_t i = 0; i < std::size(named); ++i) {
     list(named[i].name, a->parameters[i].values, "values of this parameter, for the stacks that take it")

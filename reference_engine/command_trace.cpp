@@ -28,9 +28,9 @@ int record(const Arguments& a) {
   check_outputs({a.out}, {a.text});
   const std::string text = read_text("--text", a.text);
   HostModel model(find_model(a.model));
-  model.add_precisions(find_stack(a.stack).precisions);
   RunnerOptions o;
   a.flags.set(o, a.stack);
+  model.add_precisions(precisions_for(o));
   o.max_rows = std::max<std::uint32_t>(a.record.window, 1);
   const ModelShape shape = model_shape(model.config(), model.store(), o.max_rows);
   o.budget_bytes = parse_budget(a.flags.budget, shape.all_bytes());

@@ -1,5 +1,7 @@
 #include "expert_runner.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -66,6 +68,25 @@ const std::vector<StackInfo>& all_stacks() {
 
 const StackInfo& find_stack(const std::string& name) {
   return entry(name).info;
+}
+
+Precision precision_of_bits(std::uint32_t bits) {
+  switch (bits) {
+    case 2:
+      return Precision::int2;
+    case 4:
+      return Precision::int4;
+    case 8:
+      return Precision::int8;
+    default:
+      throw InputError(fmt::format("--low-bits {}: expected 2, 4 or 8", bits));
+  }
+}
+
+PrecisionSet precisions_for(const StackOptions& o) {
+  const StackInfo& info = find_stack(o.stack);
+  const bool takes = std::find(info.parameters.begin(), info.parameters.end(), "--low-bits") != info.parameters.end();
+  return o.low_bits && takes ? info.precisions | precision_of_bits(*o.low_bits) : info.precisions;
 }
 
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows) {

@@ -37,8 +37,13 @@ HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_c
   embedding_ = matrix("model.embed_tokens.weight", c.vocabulary, c.hidden);
   head_ = c.tied_embeddings ? embedding_ : matrix("lm_head.weight", c.vocabulary, c.hidden);
   norm_ = vector("model.norm.weight", c.hidden);
-  gates_ = GateBank(c.layers, c.experts, c.hidden);
   const bool mixtral = c.architecture == Architecture::mixtral;
+  auto gate_name = [&](std::uint32_t l) {
+    return fmt::format("model.layers.{}.{}.weight", l, mixtral ? "block_sparse_moe.gate" : "mlp.gate");
+  };
+  // Before memory is asked for: the file has what config.json says.
+  for (std::uint32_t l = 0; l < c.layers; ++l) static_cast<void>(checkpoint.at(gate_name(l), {c.experts, c.hidden}));
+  gates_ = GateBank(c.layers, c.experts, c.hidden);
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const std::string at = fmt::format("model.layers.{}.", l);
     Layer layer;
@@ -61,7 +66,7 @@ HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_c
       layer.shared_down = matrix(at + "mlp.shared_expert.down_proj.weight", c.hidden, c.shared_width);
       layer.shared_scale = matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden);
     }
-    layer.gate = matrix(at + (mixtral ? "block_sparse_moe.gate.weight" : "mlp.gate.weight"), c.experts, c.hidden);
+    layer.gate = matrix(gate_name(l), c.experts, c.hidden);
     gates_.set(l, layer.gate);
     layers_.push_back(std::move(layer));
   }

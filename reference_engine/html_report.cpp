@@ -722,6 +722,7 @@ std::string table(const std::vector<Group>& groups) {
   t.text_if_many("Parameters", [](const Run& r) { return r.parameters; });
   t.number("Budget, % of experts", 1, [](const Run& r) { return r.budget_percent; });
   t.amount("Budget", byte_unit, [](const Run& r) { return r.budget_bytes; });
+  t.amount("Built", byte_unit, [](const Run& r) { return r.built_bytes; });
   t.amount("Tokens/s", nullptr, [](const Run& r) { return r.tokens_per_s; });
   t.amount("TPOT", time_unit, [](const Run& r) { return r.tpot; });
   t.amount("TTFT", time_unit, [](const Run& r) { return r.ttft; });
@@ -873,15 +874,15 @@ std::string html_report(const std::vector<Json>& json, const std::vector<std::pa
     body += fmt::format("<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"note\">{}</p>\n{}</section>\n", id, head, about,
                         content);
   };
-  section(
-      "speed", "Speed against budget",
-      "Tokens a second in decode: more is better. Grey: the bounds. Stacks that copy or compute less have others; a "
-      "line is the median, a band spans them all.",
-      for_groups(groups, speeds));
+  section("speed", "Speed against budget",
+          "Tokens a second in decode: more is better. Grey: the bounds. Stacks that hold, copy or compute less have "
+          "others; a line is the median, a band spans them all.",
+          for_groups(groups, speeds));
   section(
       "runs", "All runs",
       "A click on a head sorts. TPOT is the time per output token, TTFT that to the first. Hits, late hits and misses "
-      "are in percent of decode's requests. Stalled: the share of time in which the device waited for a copy.",
+      "are in percent of decode's requests. Built: what the slots take. Stalled: the share of time in which the device "
+      "waited for a copy.",
       table(groups));
   section("layers", "Hit rate by layer", "The share of decode's requests that were there when the gate asked.",
           for_groups(groups, hit_rates));

@@ -103,9 +103,15 @@ Run parse_run(const Json& json, const std::string& where) {
   r.parameters = parameters_of(top.strict());
   r.interrupted = top.strict().flag("interrupted", false);
   r.batch = top.number("batch").value_or(1);
-  r.budget_bytes = or_zero(top.needed_number("budget_bytes"));
+  r.built_bytes = r.budget_bytes = or_zero(top.needed_number("budget_bytes"));
   r.budget_percent = top.number("budget_percent");
-  if (!r.budget_percent) r.budget_percent = times(100, over(r.budget_bytes, top.number("all_expert_bytes")));
+  const Number asked = top.number("budget_asked_bytes"), all = top.number("all_expert_bytes");
+  if (asked) {
+    // What keeps every expert takes more than was asked for; more than all experts nothing can use.
+    r.budget_bytes = std::max(r.built_bytes, all ? std::min(*asked, *all) : *asked);
+    r.budget_percent.reset();
+  }
+  if (!r.budget_percent) r.budget_percent = times(100, over(r.budget_bytes, all));
   r.ttft = top.number("ttft_s");
 
   const Lenient decode(top.strict().at("decode"), where + ".decode"), prefill = top.object("prefill");

@@ -50,7 +50,8 @@ struct Run {
   };
   std::string ferry, model, trace, stack, machine, device, costs, as_shape, parameters;
   std::string refused;  ///< why a sweep's cell could not be; there is nothing else then
-  double batch = 1, budget_bytes = 0;
+  double batch = 1, built_bytes = 0;
+  double budget_bytes = 0;  ///< as asked; at least what was built, and at most all experts if that is enough
   bool interrupted = false;
   Number budget_percent, ttft, tpot, tokens_per_s, tokens, requests, bytes;  ///< these of decode
   Number all_tokens, recall, stalled;                                        ///< stalled: share of time
@@ -81,7 +82,7 @@ Run parse_run(const Json& json, const std::string& where);
 struct Group {
   std::string name;
   std::vector<Run*> runs;            ///< by budget
-  std::vector<std::string> columns;  ///< budgets: what stacks make of one differs a little
+  std::vector<std::string> columns;  ///< budgets: where only what was built is known, that differs a little
   bool percent = true;               ///< every run's share of all experts is known
   bool one_budget = true;            ///< no series has two
 

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "errors.hpp"
-#include "generate.hpp"
 #include "json.hpp"
 
 namespace ferry::engine {
@@ -126,24 +125,6 @@ Costs as_if(Costs c, const ModelFacts& reference, const ModelShape& model) {
   c.work = reference.work;
   for (LayerWork& w : c.work) w.dense_bytes = scaled(w.dense_bytes);
   return c;
-}
-
-double measure_decode_layer_s(HostModel& model) {
-  RunnerOptions o;
-  o.stack = "resident";
-  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
-  GenerateOptions g;
-  g.prompts = {"The time that a layer takes"};
-  g.max_new_tokens = 16;
-  double least = 0;
-  for (int i = 0; i < 4; ++i) {  // the first warms up; of the others the least disturbed counts
-    const Generated r = generate(model, *runner, g);
-    if (r.decode_steps == 0) continue;
-    const double s = r.decode_s / static_cast<double>(r.decode_steps) / model.config().layers;
-    if (i > 0 && (least == 0 || s < least)) least = s;
-  }
-  if (least == 0) throw InputError("the model ends its text at once, so no decode step can be measured");
-  return least;
 }
 
 std::uint64_t throttle_bytes_per_s(const Machine& machine, std::uint64_t expert_bytes, double decode_layer_s) {

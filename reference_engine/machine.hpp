@@ -7,7 +7,6 @@
 
 #include "data.hpp"
 #include "ferry/sim/costs.hpp"
-#include "host_model.hpp"
 #include "shape.hpp"
 
 namespace ferry::engine {
@@ -56,9 +55,6 @@ std::vector<std::string> machine_names();
 /// By name, or by path to a file of the user's own (anything with a slash or ending in .json).
 /// Throws InputError for an unknown name (suggesting the nearest) or a file that does not say enough.
 Machine read_machine(const std::string& name_or_path);
-
-/// What one decode layer takes on this processor with every expert resident, by running some tokens.
-double measure_decode_layer_s(HostModel& model);
 
 /// The throttle, in bytes a second, at which expert transfer : layer compute is as on that machine.
 std::uint64_t throttle_bytes_per_s(const Machine& machine, std::uint64_t expert_bytes, double decode_layer_s);

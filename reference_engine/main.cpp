@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   } catch (const InputError& e) {
     std::cerr << "ferry: " << e.what() << '\n';
   } catch (const ConfigError& e) {
-    std::cerr << "ferry: " << e.what() << '\n';
+    std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
   } catch (const std::filesystem::filesystem_error& e) {
     std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
   } catch (const std::bad_alloc&) {

@@ -11,10 +11,22 @@
 
 namespace ferry::engine {
 
-OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string()) {
+std::filesystem::path file_behind(const std::filesystem::path& path) {
+  constexpr int most_links = 40;  // Linux's own limit
   std::error_code none;
-  path_ = std::filesystem::weakly_canonical(path, none);  // a link's target is replaced, not the link
-  if (none) path_ = path;
+  std::filesystem::path file = path;
+  for (int links = 0; std::filesystem::is_symlink(file, none); ++links) {
+    if (links == most_links) {
+      throw InputError(fmt::format("{}: cannot be written: {}", path.string(), std::strerror(ELOOP)));
+    }
+    file = file.parent_path() / std::filesystem::read_symlink(file, none);
+  }
+  const std::filesystem::path whole = std::filesystem::weakly_canonical(std::filesystem::absolute(file), none);
+  return none ? file : whole;
+}
+
+OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string()), path_(file_behind(path)) {
+  std::error_code none;
   temporary_ = path_.string() + fmt::format(".{}.tmp", ::getpid());
   if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
     throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", name_));

@@ -8,6 +8,10 @@
 
 namespace ferry::engine {
 
+/// The file that writing to `path` would make or replace: behind all links, also one whose target is not there yet.
+/// Throws InputError for links in a circle.
+std::filesystem::path file_behind(const std::filesystem::path& path);
+
 /// A file that appears whole or not at all; a link stays a link. The constructor throws InputError if it could not
 /// be written, or is there and no regular file (a device, a pipe).
 class OutputFile {

@@ -144,6 +144,7 @@ Json to_json(const RunReport& r) {
       {"stack", r.stack},
       {"machine", r.machine.empty() ? Json() : Json(r.machine)},
       {"device", "host"},
+      {"budget_asked_bytes", r.budget_asked_bytes},
       {"budget_bytes", r.budget_bytes},
       {"batch", r.batch},
       {"text", r.generated.text},
@@ -174,7 +175,8 @@ Json to_json(const RunReport& r) {
       {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
   if (r.all_expert_bytes > 0) {
     json["all_expert_bytes"] = r.all_expert_bytes;
-    json["budget_percent"] = 100.0 * static_cast<double>(r.budget_bytes) / static_cast<double>(r.all_expert_bytes);
+    json["budget_asked_percent"] = 100 * ratio(r.budget_asked_bytes, r.all_expert_bytes);
+    json["budget_percent"] = 100 * ratio(r.budget_bytes, r.all_expert_bytes);
   }
   if (!r.simulated) return json;
   const SimulatedFacts& s = *r.simulated;

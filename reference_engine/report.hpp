@@ -28,8 +28,9 @@ struct SimulatedFacts {
 };
 
 struct RunReport {
-  std::string model, stack, machine;  ///< machine empty: this one, not throttled
-  std::uint64_t budget_bytes = 0, all_expert_bytes = 0, expert_bytes = 0, dense_bytes = 0;
+  std::string model, stack, machine;                       ///< machine empty: this one, not throttled
+  std::uint64_t budget_asked_bytes = 0, budget_bytes = 0;  ///< what the user gave; what the slots take
+  std::uint64_t all_expert_bytes = 0, expert_bytes = 0, dense_bytes = 0;
   std::uint32_t batch = 1;
   std::uint16_t layers = 0;
   std::uint64_t throttle_bytes_per_s = 0;

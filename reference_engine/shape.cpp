@@ -21,6 +21,13 @@ std::uint64_t bytes_of(std::uint64_t weights, double bits) {
 
 }  // namespace
 
+void check_size(const ModelShape& model, const std::string& where) {
+  constexpr std::uint64_t most = 1U << 24U;
+  if (std::uint64_t{model.layers} * model.experts <= most) return;
+  throw InputError(fmt::format("{}: {} layers of {} experts, expected at most {} experts in all", where, model.layers,
+                               model.experts, most));
+}
+
 std::vector<std::string> shape_names() {
   return data_names("shapes");
 }
@@ -36,6 +43,7 @@ ModelFacts read_shape(const std::string& name_or_path, std::optional<double> bit
   m.model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));
   m.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, m.model.experts));
   m.model.max_rows = 1;
+  check_size(m.model, path.string());
   m.renormalise = f.flag("renormalise", true);
   auto weight_bits = [&](const char* name) {
     const double value = f.number(name, 0);

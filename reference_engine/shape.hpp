@@ -18,6 +18,9 @@ struct ModelFacts {
   std::vector<LayerWork> work;  ///< one for all layers, or one a layer
 };
 
+/// Throws InputError, naming `where`, for more than 2^24 experts in all: tables of them would not fit into memory.
+void check_size(const ModelShape& model, const std::string& where);
+
 /// Names of the shape files that come with ferry.
 std::vector<std::string> shape_names();
 

@@ -1,8 +1,24 @@
 #include "simulate.hpp"
 
+#include <unistd.h>
+
 #include "simulator.hpp"
 
 namespace ferry::engine {
+namespace part {
+
+void need_memory(const std::string& stack, const ModelShape& model, std::size_t bytes) {
+  const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) return;
+  const std::uint64_t most = static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 5 * 4;
+  if (bytes <= most) return;
+  throw ConfigError("stack " + stack + " needs " + std::to_string(bytes) + " bytes for a model of " +
+                    std::to_string(model.layers) + " layers of " + std::to_string(model.experts) +
+                    " experts, expected at most " + std::to_string(most) +
+                    " (80% of this machine's memory): simulate a smaller model, or take another stack");
+}
+
+}  // namespace part
 
 Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions& options) {
   static const std::vector<SimulatorEntry> entries = [] {

@@ -1,8 +1,15 @@
 #include "simulated_run.hpp"
 
+#include <algorithm>
+
 #include "ferry/error.hpp"
 
 namespace ferry::engine {
+bool takes_parameter(const std::string& stack, const std::string& parameter, PoolChoice pools) {
+  const std::vector<std::string>& own = find_stack(stack).parameters;
+  return std::find(own.begin(), own.end(), parameter) != own.end() ||
+         (parameter == "--shallow-layers" && pools == PoolChoice::shallow && find_stack(stack).chooses_pools);
+}
 
 const char* cost_source_name(CostSource source) {
   switch (source) {
@@ -44,6 +51,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
   facts.machine = setting.machine.name;
   facts.batch = options.batch;
   facts.layers = trace.model.layers;
+  facts.budget_asked_bytes = options.budget_bytes;
   facts.all_expert_bytes = trace.model.all_bytes();
   facts.expert_bytes = trace.model.bytes(0, Precision::full);
   for (std::uint32_t l = 0; l < trace.model.layers; ++l) {

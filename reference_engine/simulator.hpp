@@ -23,6 +23,10 @@ std::vector<SimulatorEntry> importance_simulators();
 
 namespace part {
 
+/// A small file can name a model whose tables no machine holds: throws ConfigError before the system ends the process
+/// for them.
+void need_memory(const std::string& stack, const ModelShape& model, std::size_t bytes);
+
 /// Everything that a trace will ask for, in the order of a replay.
 struct Future {
   std::vector<ExpertId> asked;
@@ -89,6 +93,7 @@ Simulated replay(const CoreConfig<S>& config, bool preload, const Trace& trace, 
   options.preload = preload;
   options.bounds = o.bounds;
   options.log = o.log;
+  need_memory(o.stack, config.model, Core<S>::storage_bytes(config));
   Simulation<S> simulation(config, trace, costs, options);
   Simulated r;
   r.finished = true;

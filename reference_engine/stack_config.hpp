@@ -28,6 +28,7 @@ struct StackOptions {
   std::optional<float> t1, t2;  ///< ImportanceThresholds
   std::optional<float> alpha;   ///< ExpertCacheRouter and PartialHidden
   std::optional<std::uint32_t> low_share_percent, shallow_layers, percentile, depth;
+  std::optional<std::uint32_t> low_bits;  ///< 2, 4 or 8: what ImportanceThresholds and PopularityHybrid shrink to
 };
 
 /// What is known of a stack without building it.
@@ -35,6 +36,7 @@ struct StackInfo {
   std::string name;
   const char* what = "";          ///< one line for help
   bool keeps_everything = false;  ///< needs every expert in its budget
+  bool chooses_pools = false;     ///< has a cache, whose pools may be laid out otherwise
   bool lossless = false;          ///< computes what the resident model of the same precision computes, bit for bit
   PrecisionSet precisions = Precision::full;  ///< of experts that it copies, with the options' defaults
   std::vector<std::string> parameters;        ///< of StackOptions that it takes, as the command spells them
@@ -45,6 +47,12 @@ const std::vector<StackInfo>& all_stacks();
 
 /// Throws InputError for an unknown name, and suggests the nearest.
 const StackInfo& find_stack(const std::string& name);
+
+/// Throws InputError for other numbers than 2, 4 and 8.
+Precision precision_of_bits(std::uint32_t bits);
+
+/// What a model must have its experts in for a stack with these options.
+PrecisionSet precisions_for(const StackOptions& options);
 
 namespace part {
 
@@ -57,6 +65,9 @@ void set_parameters(Config& c, const StackOptions& o) {
   }
   if constexpr (requires { c.precision.low_share_percent; }) {
     c.precision.low_share_percent = o.low_share_percent.value_or(c.precision.low_share_percent);
+  }
+  if constexpr (requires { c.precision.low; }) {
+    if (o.low_bits) c.precision.low = precision_of_bits(*o.low_bits);
   }
   if constexpr (requires { c.router.alpha; }) c.router.alpha = o.alpha.value_or(c.router.alpha);
   if constexpr (requires { c.predictor.alpha; }) c.predictor.alpha = o.alpha.value_or(c.predictor.alpha);
@@ -121,6 +132,7 @@ StackInfo stack_info(const char* name, const char* what, bool lossless) {
   info.name = name;
   info.what = what;
   info.lossless = lossless;
+  info.chooses_pools = ferry::part::caches<typename Stack::cache>();
   info.precisions = PrecisionSet(static_cast<std::uint8_t>(typename Stack::precision{}.precisions() & ~1U));
   auto takes = [&](bool has, const char* parameter) {
     if (has) info.parameters.emplace_back(parameter);
@@ -131,6 +143,8 @@ StackInfo stack_info(const char* name, const char* what, bool lossless) {
       requires(Config c) { c.precision.t2; }, "--t2");
   takes(
       requires(Config c) { c.precision.low_share_percent; }, "--low-share");
+  takes(
+      requires(Config c) { c.precision.low; }, "--low-bits");
   takes(
       requires(Config c) { c.router.alpha; } || requires(Config c) { c.predictor.alpha; }, "--alpha");
   takes(

@@ -30,6 +30,7 @@ void set_parameter(StackOptions& o, const std::string& name, double value) {
   if (name == "--t2") o.t2 = static_cast<float>(value);
   if (name == "--alpha") o.alpha = static_cast<float>(value);
   if (name == "--low-share") o.low_share_percent = whole;
+  if (name == "--low-bits") o.low_bits = whole;
   if (name == "--shallow-layers") o.shallow_layers = whole;
   if (name == "--percentile") o.percentile = whole;
   if (name == "--depth") o.depth = whole;
@@ -174,6 +175,45 @@ std::optional<std::uint32_t> number(const char* name) {
   throw InputError(fmt::format("the environment's {} is \"{}\", expected a whole number", name, text));
 }
 
+/// "25%" and "25.0%", or "1MiB" and "1048576": the same of any model.
+bool same_budget(const std::string& a, const std::string& b) {
+  constexpr std::uint64_t large = 1'000'000'000'000'000;
+  return parse_budget(a, 0) == parse_budget(b, 0) && parse_budget(a, large) == parse_budget(b, large);
+}
+
+/// Takes away what stood before.
+template <class T, class Same = std::equal_to<>>
+void drop_repeated(std::vector<T>& values, Same same = {}) {
+  std::vector<T> kept;
+  for (const T& v : values) {
+    if (std::none_of(kept.begin(), kept.end(), [&](const T& k) { return same(k, v); })) kept.push_back(v);
+  }
+  values = std::move(kept);
+}
+
+/// The pair of variables of most launchers.
+std::optional<Ranks> ranks_of(const char* rank_name, const char* ranks_name) {
+  const auto rank = number(rank_name), ranks = number(ranks_name);
+  if (!rank || !ranks) return {};
+  if (*rank < *ranks) return Ranks{*rank, *ranks};
+  throw InputError(fmt::format("the environment's {} is {}, expected 0 to {} by its {}", rank_name, *rank,
+                               std::int64_t{*ranks} - 1, ranks_name));
+}
+
+std::optional<Ranks> ranks_of_array() {
+  const auto id = number("SLURM_ARRAY_TASK_ID"), count = number("SLURM_ARRAY_TASK_COUNT");
+  if (!id || !count) return {};
+  const std::uint32_t first = number("SLURM_ARRAY_TASK_MIN").value_or(0);
+  const std::uint32_t step = number("SLURM_ARRAY_TASK_STEP").value_or(1);
+  const std::uint32_t last = number("SLURM_ARRAY_TASK_MAX").value_or(first + (std::max(*count, 1U) - 1) * step);
+  const bool even = step > 0 && last >= first && (last - first) / step == std::uint64_t{*count} - 1;
+  if (even && *id >= first && *id <= last && (*id - first) % step == 0) return Ranks{(*id - first) / step, *count};
+  throw InputError(
+      fmt::format("the environment's SLURM_ARRAY_TASK_ID is {}: which rank that is does not follow from {} ids from {} "
+                  "to {} in steps of {} (SLURM_ARRAY_TASK_COUNT, _MIN, _MAX, _STEP): give --rank and --ranks",
+                  *id, *count, first, last, step));
+}
+
 }  // namespace
 
 std::string SweepCell::key() const {
@@ -183,16 +223,20 @@ std::string SweepCell::key() const {
   return text + setting;
 }
 
-std::vector<SweepCell> cells_of(const SweepGrid& grid) {
+std::vector<SweepCell> cells_of(const SweepGrid& asked) {
+  SweepGrid grid = asked;
+  for (auto* names : {&grid.traces, &grid.machines, &grid.stacks}) drop_repeated(*names);
+  drop_repeated(grid.budgets, same_budget);
+  drop_repeated(grid.batches);
+  for (SweptParameter& p : grid.parameters) drop_repeated(p.values);
+  const PoolChoice pools = pool_choice(grid.pools);
   for (const std::string& s : grid.stacks) static_cast<void>(find_stack(s));
   for (const SweptParameter& p : grid.parameters) {
-    const bool taken = std::any_of(grid.stacks.begin(), grid.stacks.end(), [&](const std::string& s) {
-      const auto& takes = find_stack(s).parameters;
-      return std::find(takes.begin(), takes.end(), p.name) != takes.end();
-    });
+    const bool taken = std::any_of(grid.stacks.begin(), grid.stacks.end(),
+                                   [&](const std::string& s) { return takes_parameter(s, p.name, pools); });
     for (const double value : p.values) {
       const bool share = p.name == "--t1" || p.name == "--t2" || p.name == "--alpha";
-      if (std::isfinite(value) && value >= 0 && (share || value == std::floor(value))) continue;
+      if (value >= 0 && value <= 0xffffffffU && (share || value == std::floor(value))) continue;
       throw InputError(
           fmt::format("{} {}: expected {}", p.name, value, share ? "a share from 0 to 1" : "a whole number"));
     }
@@ -218,8 +262,7 @@ std::vector<SweepCell> cells_of(const SweepGrid& grid) {
           for (const std::string& stack : grid.stacks) {
             std::vector<SweepCell> made{{trace, machine, stack, budget, batch, {}, setting}};
             for (const SweptParameter& p : grid.parameters) {
-              const auto& takes = find_stack(stack).parameters;
-              if (std::find(takes.begin(), takes.end(), p.name) == takes.end()) continue;
+              if (!takes_parameter(stack, p.name, pools)) continue;
               std::vector<SweepCell> more;
               for (const SweepCell& c : made) {
                 for (const double value : p.values) {
@@ -239,25 +282,10 @@ std::vector<SweepCell> cells_of(const SweepGrid& grid) {
 }
 
 Ranks ranks_of_environment() {
-  struct Names {
-    const char* rank;
-    const char* ranks;
-    const char* first;
-  };
-  for (const Names& n :
-       {Names{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr}, Names{"PMI_RANK", "PMI_SIZE", nullptr},
-        Names{"SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"},
-        Names{"SLURM_PROCID", "SLURM_NTASKS", nullptr}}) {
-    const auto rank = number(n.rank), ranks = number(n.ranks);
-    if (!rank || !ranks) continue;
-    const std::uint32_t first = n.first == nullptr ? 0 : number(n.first).value_or(0);
-    if (*rank < first || *rank - first >= *ranks) {
-      throw InputError(fmt::format("the environment's {} is {}, expected {} to {} by its {}", n.rank, *rank, first,
-                                   first + *ranks - 1, n.ranks));
-    }
-    return {*rank - first, *ranks};
-  }
-  return {};
+  if (const auto r = ranks_of("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) return *r;
+  if (const auto r = ranks_of("PMI_RANK", "PMI_SIZE")) return *r;
+  if (const auto r = ranks_of_array()) return *r;
+  return ranks_of("SLURM_PROCID", "SLURM_NTASKS").value_or(Ranks{});
 }
 
 std::filesystem::path rank_file(const std::filesystem::path& out, Ranks r) {

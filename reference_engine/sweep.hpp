@@ -42,8 +42,9 @@ struct SweepCell {
   [[nodiscard]] std::string key() const;
 };
 
-/// Every cell, in a fixed order: parameters vary fastest, traces slowest. Throws InputError for an unknown stack, a
-/// parameter that none of them takes, or two traces of one file name.
+/// Every cell, in a fixed order: parameters vary fastest, traces slowest. What a list names twice counts once, where it
+/// stands first. Throws InputError for an unknown stack, a parameter that none of them takes, or two traces of one file
+/// name.
 std::vector<SweepCell> cells_of(const SweepGrid& grid);
 
 /// Which cells a rank of a launcher takes: those whose index modulo `ranks` is `rank`.
@@ -51,9 +52,10 @@ struct Ranks {
   std::uint32_t rank = 0, ranks = 1;
 };
 
-/// From the variables of Open MPI, of PMI (MPICH, srun), of a Slurm job array (SLURM_ARRAY_TASK_ID from
-/// SLURM_ARRAY_TASK_MIN, SLURM_ARRAY_TASK_COUNT), or of Slurm's tasks (SLURM_PROCID, SLURM_NTASKS): whichever is set, in
-/// that order; one rank without. Throws InputError for values that are no numbers, or a rank that is not below the number of ranks.
+/// From the variables of Open MPI, of PMI (MPICH, srun), of a Slurm job array (SLURM_ARRAY_TASK_ID, _MIN, _MAX, _STEP
+/// and _COUNT), or of Slurm's tasks (SLURM_PROCID, SLURM_NTASKS): whichever is set, in that order; one rank without.
+/// Throws InputError for values that are no numbers, a rank that is not below the number of ranks, or an array whose
+/// ids are not evenly spaced.
 Ranks ranks_of_environment();
 
 /// "results.jsonl" of rank 3 of 16 is "results.3-of-16.jsonl"; of one rank alone it stays.

@@ -236,12 +236,13 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   const std::string where = path.string() + ": __metadata__ \"model\"";
   const Json json = parse_json(said("model"), where);
   const Fields f(json, where);
-  trace.name = f.text("name");
+  trace.name = printable(f.text("name"));
   trace.renormalise = f.flag("renormalise", true);
   trace.model.layers = static_cast<std::uint16_t>(f.whole("layers", 1, 65535));
   trace.model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));
   trace.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, trace.model.experts));
   trace.model.max_rows = 1;
+  check_size(trace.model, where);
   auto numbers = [&](const char* field, std::size_t each) {
     const Json& list = f.at(field);
     const bool good = list.is_array() && (list.size() == 1 || list.size() == trace.model.layers);

@@ -139,13 +139,20 @@ constexpr PrecisionSet operator|(Precision a, Precision b) {
 }
 
 namespace part {
-/// A slot for any of these precisions of a layer.
+/// A slot for any of these precisions of a layer. Throws ConfigError if its experts are stored at none of them.
 inline std::uint64_t slot_for(const ModelShape& model, std::uint32_t layer, PrecisionSet set) {
   std::uint64_t bytes = 0;
   for (std::uint32_t p = 1; p < precision_count; ++p) {
     if ((set.bits >> p & 1U) != 0) bytes = std::max(bytes, model.bytes(layer, static_cast<Precision>(p)));
   }
-  return ModelShape::slot_bytes(bytes);
+  if (bytes > 0) return ModelShape::slot_bytes(bytes);
+  std::string names;
+  for (const auto& [p, name] : {std::pair{Precision::int2, "INT2"}, std::pair{Precision::int4, "INT4"},
+                                std::pair{Precision::int8, "INT8"}, std::pair{Precision::full, "full precision"}}) {
+    if ((set.bits >> static_cast<unsigned>(p) & 1U) != 0) names += (names.empty() ? "" : " or ") + std::string(name);
+  }
+  throw ConfigError("layer " + std::to_string(layer) + " has no experts in " + names +
+                    ", for which slots were asked: expected a precision that the model is stored in");
 }
 
 /// Bytes that are left for pools beside the stream pool, or a refusal that names what would be enough.

@@ -108,6 +108,8 @@ TEST_CASE("run streams text, prints a table, and writes JSON with the stable key
   CHECK(j["decode"]["tokens"] == 2 * 11);
   // 8 layers * 8 experts * 3 * 128 * 192 * 2 bytes, a quarter of it: 16 slots
   CHECK(j["budget_bytes"] == 16 * 3 * 128 * 192 * 2);
+  CHECK(j["budget_asked_bytes"] == 16 * 3 * 128 * 192 * 2);
+  CHECK(j["budget_asked_percent"] == 25);
   CHECK(r.out.rfind(j["text"][0].get<std::string>(), 0) == 0);
   CHECK(r.error.find("time per output token") != std::string::npos);
 
@@ -240,6 +242,8 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("run --json /nowhere/r.json", {"/nowhere/r.json", "cannot be written"});
   refused("run --timeline /", {"cannot be written"});
   refused("run --json x.json --timeline x.json", {"x.json: named for two outputs"});
+  refused("run --json x.json --timeline ./x.json", {"x.json: named for two outputs"});
+  refused("run --stack on-demand --pools shallow --shallow-layers 2", {"on-demand has no such parameter", "lru"});
   refused("run --prompt \"$(printf 'x%.0s' $(seq 1100))\"", {"1101 tokens", "context is 1024"});
 }
 
@@ -269,6 +273,19 @@ TEST_CASE("outputs never destroy what they should not") {
   CHECK(ferry_command("run --max-new-tokens 2 --json '" + at + "/link.json'").status == 0);
   CHECK(std::filesystem::is_symlink(at + "/link.json"));
   CHECK(Json::parse(read(at + "/target.json")).contains("text"));
+  // Behind two links there is no file yet.
+  std::filesystem::create_directory(at + "/sub");
+  std::filesystem::create_symlink("sub/second.json", at + "/first.json");
+  std::filesystem::create_symlink("../new.json", at + "/sub/second.json");
+  refused("run --json '" + at + "/first.json' --timeline '" + at + "/new.json'", {"named for two outputs"});
+  CHECK(ferry_command("run --max-new-tokens 2 --json '" + at + "/first.json'").status == 0);
+  CHECK(std::filesystem::is_symlink(at + "/first.json"));
+  CHECK(std::filesystem::is_symlink(at + "/sub/second.json"));
+  CHECK(Json::parse(read(at + "/new.json")).contains("text"));
+  std::filesystem::create_symlink("loop.json", at + "/loop.json");
+  refused("run --json '" + at + "/loop.json'", {"loop.json: cannot be written", "symbolic links"});
+  std::filesystem::create_symlink("nowhere/x.json", at + "/astray.json");
+  refused("run --json '" + at + "/astray.json'", {"astray.json: cannot be written"});
 }
 
 TEST_CASE("pipes and folders where a model should be do not hang") {

@@ -490,6 +490,7 @@ TEST_CASE("report: the table has the numbers") {
   const std::map<std::string, std::string> expected = {{"Stack", "lru"},
                                                        {"Budget, % of experts", "25.0"},
                                                        {"Budget, MiB", "23.8"},
+                                                       {"Built, MiB", "23.8"},
                                                        {"Tokens/s", "10.0"},
                                                        {"TPOT, ms", "100.0"},
                                                        {"TTFT, ms", "500"},
@@ -633,6 +634,29 @@ TEST_CASE("report: budgets that stacks make a little different are one panel") {
     if (e.tag != "path" || !e.attributes.at("class").starts_with("bound")) continue;
     CHECK(std::count(e.attributes.at("d").begin(), e.attributes.at("d").end(), 'L') == 1);
   }
+}
+
+TEST_CASE("report: a run stands at the budget that was asked for, not at what its stack built") {
+  auto asked = [](const std::string& stack, double percent, double built) {
+    Json r = run(stack, built, 10);
+    r["budget_asked_bytes"] = percent * 1e6;
+    r["budget_asked_percent"] = percent;
+    return r;
+  };
+  std::vector<Json> runs;
+  for (const double percent : {10., 25., 300.}) {
+    runs.push_back(asked("lru", percent, std::min(percent, 100.)));
+    runs.push_back(asked("on-demand", percent, 3));
+    runs.push_back(asked("resident", percent, 100));  // whatever the budget
+  }
+  const std::string page = html_report(runs, {}, ""), speed = section(page, "speed");
+  for (const std::string stack : {"lru", "on-demand"}) {
+    for (const std::string budget : {"10%", "25%", "100%"}) {  // all experts are the most that helps
+      CHECK(count(speed, "<title>" + stack + " @ " + budget + ":") == 1);
+    }
+  }
+  CHECK(count(speed, "<title>resident @ 100%:") == 3);
+  CHECK(count(section(page, "runs"), "data-v=\"2.86102\"") == 3);  // MiB that on-demand built
 }
 
 TEST_CASE("report: parameters that were tried are series of one chart, unless they are too many") {

@@ -6,10 +6,13 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <stdexcept>
 
 #include "engine/fixed_costs.hpp"
 #include "engine/prompts.hpp"
+#include "errors.hpp"
+#include "ferry/error.hpp"
 #include "generate.hpp"
 #include "host_worker.hpp"
 
@@ -43,7 +46,7 @@ struct Ran {
 };
 
 Ran run(HostModel& m, const RunnerOptions& o, std::size_t batch = 3, std::uint32_t tokens = 12) {
-  m.add_precisions(find_stack(o.stack).precisions);
+  m.add_precisions(precisions_for(o));
   const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
   GenerateOptions g;
   g.prompts.assign(prompts().begin(), prompts().begin() + static_cast<std::ptrdiff_t>(batch));
@@ -119,6 +122,24 @@ TEST_CASE("what each paper adds shows in its own counter") {
 
   CHECK(decode("static-host").of(Phase::decode).bytes == 0);
   CHECK(decode("layer-stream").prefetch.accuracy.recall() == 1.0);
+}
+
+TEST_CASE("HOBBIT's and Fate's low precision can be chosen: their other pairs") {
+  HostModel& m = model("tiny-mixtral");
+  const std::uint64_t all = m.store().layout().bytes() * m.config().layers * m.config().experts;
+  auto bytes = [&](const char* stack, std::optional<std::uint32_t> bits, Precision p) {
+    RunnerOptions o = options(stack, all / 4);
+    o.low_bits = bits;
+    return run(m, o).counters.bytes_by_precision[static_cast<unsigned>(p)];
+  };
+  CHECK(bytes("hobbit", {}, Precision::int4) > 0);
+  CHECK(bytes("hobbit", {}, Precision::int2) == 0);
+  CHECK(bytes("hobbit", 2, Precision::int4) == 0);
+  CHECK(bytes("hobbit", 2, Precision::int2) > 0);
+  CHECK(bytes("hobbit", 8, Precision::int8) > 0);
+  CHECK_THROWS_WITH_AS(bytes("hobbit", 3, Precision::int2), "--low-bits 3: expected 2, 4 or 8", InputError);
+  CHECK_THROWS_AS(bytes("fate", 4, Precision::int4), ConfigError);  // low must be below its high
+  CHECK(bytes("lru", 2, Precision::int2) == 0);
 }
 
 TEST_CASE("recall of the cross-layer gate: the deep layers are foretold better than the shallow ones") {

@@ -191,7 +191,9 @@ class Environment {
                                           "SLURM_NTASKS",
                                           "SLURM_ARRAY_TASK_ID",
                                           "SLURM_ARRAY_TASK_COUNT",
-                                          "SLURM_ARRAY_TASK_MIN"};
+                                          "SLURM_ARRAY_TASK_MIN",
+                                          "SLURM_ARRAY_TASK_MAX",
+                                          "SLURM_ARRAY_TASK_STEP"};
   std::vector<std::optional<std::string>> old_;
 };
 
@@ -292,6 +294,55 @@ TEST_CASE("a grid has each combination once, in a fixed order") {
   CHECK(both[0].parameters == Set{{"--t1", 0.5}, {"--t2", 0.8}});
   CHECK(both[1].parameters == Set{{"--t1", 0.5}, {"--t2", 0.9}});
   CHECK(both[2].parameters == Set{{"--t1", 0.6}, {"--t2", 0.8}});
+}
+
+TEST_CASE("what a sweep's lists name twice is one cell, where it stands first") {
+  SweepGrid g;
+  g.traces = {"a", "a"};
+  g.machines = {"m", "m"};
+  g.stacks = {"hobbit", "lru", "hobbit"};
+  g.budgets = {"25%", "1MiB", "25.0%", "1048576"};
+  g.batches = {2, 1, 2};
+  g.parameters = {{"--t1", {0.5, 0.6, 0.5}}};
+  auto keys = [&] {
+    Lines all;
+    for (const SweepCell& c : cells_of(g)) all.push_back(c.key());
+    return all;
+  };
+  const Lines with_repeats = keys();
+  g.traces = {"a"};
+  g.machines = {"m"};
+  g.stacks = {"hobbit", "lru"};
+  g.budgets = {"25%", "1MiB"};
+  g.batches = {2, 1};
+  g.parameters = {{"--t1", {0.5, 0.6}}};
+  CHECK(with_repeats == keys());
+  CHECK(with_repeats.size() == 2 * 2 * 3);
+}
+
+TEST_CASE("with shallow pools every stack that caches takes --shallow-layers, in a simulation and in a sweep") {
+  SweepGrid g;
+  g.traces = {"a"};
+  g.machines = {"m"};
+  g.budgets = {"25%"};
+  g.stacks = {"lru", "layer-stream", "fate", "on-demand", "resident"};
+  g.parameters = {{"--shallow-layers", {1, 2}}};
+  g.pools = "shallow";
+  CHECK(cells_of(g).size() == 2 + 2 + 2 + 1 + 1);
+  g.pools = "stack";
+  CHECK(cells_of(g).size() == 1 + 1 + 2 + 1 + 1);
+  for (const char* stack : {"lru", "fate", "on-demand"}) {
+    for (const char* pools : {"stack", "shallow"}) {
+      CAPTURE(stack);
+      CAPTURE(pools);
+      g.stacks = {stack};
+      g.pools = pools;
+      const bool swept = refusal([&] { cells_of(g); }).empty();
+      const std::string why =
+          ferry_command("simulate --trace nowhere --shallow-layers 1 --pools " + g.pools + " --stack " + stack).error;
+      CHECK(says(why, {swept ? "nowhere" : "no such parameter"}));
+    }
+  }
 }
 
 TEST_CASE("a grid with unknown stacks, or parameters that nobody takes, is refused") {
@@ -696,6 +747,36 @@ TEST_CASE("ranks come from the launcher's variables") {
   CHECK(says(refusal([] { ranks_of_environment(); }), {"SLURM_ARRAY_TASK_ID is 9", "5 to 8"}));
 }
 
+TEST_CASE("a job array may have steps, and ids that are not evenly spaced are refused") {
+  const Environment environment;
+  auto array = [](const char* id, const char* first, const char* last, const char* step, const char* count) {
+    Environment::set({{"SLURM_ARRAY_TASK_ID", id},
+                      {"SLURM_ARRAY_TASK_MIN", first},
+                      {"SLURM_ARRAY_TASK_MAX", last},
+                      {"SLURM_ARRAY_TASK_STEP", step},
+                      {"SLURM_ARRAY_TASK_COUNT", count}});
+    std::string ranks;
+    const std::string refused = refusal([&] {
+      const Ranks r = ranks_of_environment();
+      ranks = std::to_string(r.rank) + " of " + std::to_string(r.ranks);
+    });
+    return refused.empty() ? ranks : refused;
+  };
+  CHECK(array("14", "0", "14", "2", "8") == "7 of 8");  // --array=0-15:2
+  CHECK(array("6", "0", "15", "2", "8") == "3 of 8");
+  CHECK(array("9", "1", "9", "4", "3") == "2 of 3");  // --array=1,5,9
+  CHECK(array("3", "3", "3", "1", "1") == "0 of 1");
+  const Lines parts = {"SLURM_ARRAY_TASK_ID", "--rank and --ranks"};
+  CHECK(says(array("5", "1", "9", "1", "3"), parts));   // by a Slurm that does not see the steps
+  CHECK(says(array("2", "1", "7", "1", "3"), parts));   // --array=1,2,7
+  CHECK(says(array("3", "0", "14", "2", "8"), parts));  // none of those ids
+  CHECK(says(array("16", "0", "14", "2", "8"), parts));
+  CHECK(says(array("5", "1", "9", "0", "3"), parts));
+  CHECK(says(array("5", "9", "1", "1", "3"), parts));
+  CHECK(says(array("0", "0", "4294967295", "1", "4294967295"), parts));
+  CHECK(says(array("0", "0", "4294967295", "1", "0"), parts));
+}
+
 TEST_CASE("the sweep command runs, splits, merges and says so") {
   const Environment environment;
   const Fixture f;
@@ -863,6 +944,8 @@ TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
                           "costs",
                           "as_shape",
                           "parameters",
+                          "budget_asked_bytes",
+                          "budget_asked_percent",
                           "budget_bytes",
                           "budget_percent",
                           "all_expert_bytes",
@@ -906,6 +989,8 @@ TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
   CHECK(j["prefill"]["tokens"] == 18);
   CHECK(j["decode"]["tokens"] == 72);
   CHECK(j["all_expert_bytes"] == 32 * 1'000'000);
+  CHECK(j["budget_asked_bytes"] == 16 * 1'000'000);
+  CHECK(j["budget_asked_percent"] == 50);
   CHECK(j["link_bytes_per_s"] == 12'400'000'000);
   const double tpot = j["decode"]["tpot_s"], resident = j["bounds"]["all_resident_tpot_s"],
                least = j["bounds"]["clairvoyant_tpot_s"];
@@ -924,13 +1009,14 @@ TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
 
   // Several stacks: an array. Without bounds: none.
   CHECK(ferry_command("simulate --bounds none --trace " + quoted(f.at("a.safetensors")) +
-                      " --stacks lru,hobbit --t1 0.5 --budget 60% --json " + quoted(json))
+                      " --stacks lru,hobbit --t1 0.6 --budget 60% --json " + quoted(json))
             .status == 0);
   const Json both = Json::parse(read(json));
   REQUIRE(both.size() == 2);
   CHECK(both[0]["stack"] == "lru");
   CHECK(both[1]["stack"] == "hobbit");
-  CHECK(both[1]["parameters"]["t1"] == 0.5);
+  CHECK(both[0]["parameters"] == Json::object());  // lru takes none
+  CHECK(both[1]["parameters"] == Json({{"t1", 0.6}}));
   CHECK(both[1]["bounds"]["clairvoyant_tpot_s"] == 0);
 }
 
@@ -1043,6 +1129,24 @@ TEST_CASE("traces are imported and inspected, and strangers' names do not reach 
   CHECK(odd_shown.status == 0);
   CHECK(odd_shown.out.find('\x1b') == std::string::npos);
   CHECK(odd_shown.out.find('\x07') == std::string::npos);
+}
+
+TEST_CASE("a model whose tables no machine holds is refused before they are made") {
+  const Fixture f;
+  TraceFile huge;
+  huge.trace.name = "huge";
+  huge.trace.model.layers = 65535;
+  huge.trace.model.experts = 65534;
+  huge.trace.model.top_k = 1;
+  huge.trace.model.expert_bytes = {{0, 0, 0, 0, 1000}};
+  huge.work = {{1, 1, 1}};
+  huge.experts.assign(65535, 0);
+  huge.sequence_start = {0};
+  huge.view();
+  huge.write(f.at("huge.safetensors"));
+  // Activation paths count pairs of experts in adjacent layers: 65534^3 counters of 4 bytes.
+  refused("simulate --stack activation-path --trace " + quoted(f.at("huge.safetensors")),
+          {"activation-path needs 1", "65535 layers of 65534 experts", "80% of this machine's memory"});
 }
 
 TEST_CASE("endless nesting in a file is a damaged file, not a crash") {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ferry/allotment.hpp"
 
@@ -96,8 +98,10 @@ inline void Trace::validate() const {
       if (t > sequence_start[s] && phase[t] < phase[t - 1]) refuse("prefill after decode at token " + text(t));
     }
   }
+  std::vector<std::uint64_t> seen(model.experts, ~std::uint64_t{0});  // in which row an expert stood last
   for (std::uint32_t t = 0; t < tokens; ++t) {
     for (std::uint32_t l = 0; l < model.layers; ++l) {
+      const std::uint64_t row = std::uint64_t{t} * model.layers + l;
       std::uint32_t missing = 0;
       for (std::uint32_t i = 0; i < model.top_k; ++i) {
         const std::uint16_t e = expert(t, l, i);
@@ -105,9 +109,7 @@ inline void Trace::validate() const {
         missing += e == no_expert ? 1 : 0;
         if (e == no_expert) continue;
         if (e >= model.experts) refuse(where() + "expert " + text(e) + " of " + text(model.experts));
-        for (std::uint32_t j = 0; j < i; ++j) {
-          if (expert(t, l, j) == e) refuse(where() + "expert " + text(e) + " stands twice");
-        }
+        if (std::exchange(seen[e], row) == row) refuse(where() + "expert " + text(e) + " stands twice");
       }
       if (missing == 0 || (missing == model.top_k && phase_of(t) == Phase::prefill)) continue;
       refuse("token " + text(t) + ", layer " + text(l) + ": " + text(missing) + " of " + text(model.top_k) +
