@@ -1,0 +1,246 @@
+// libFuzzer's entry points, and what the targets share.
+//   TARGET --seeds FOLDER   writes the inputs to begin with
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+
+#include "errors.hpp"
+#include "ferry/error.hpp"
+#include "fuzz/check_simulated.hpp"
+#include "fuzz/fuzz.hpp"
+#include "machine.hpp"
+#include "synthetic.hpp"
+
+namespace ferry::fuzz {
+namespace {
+
+using test::Random;
+
+/// A refusal goes to a terminal: one line, not endless.
+void check_refusal(const char* what) {
+  const std::string line = what;
+  const bool plain =
+      std::none_of(line.begin(), line.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+  if (line.empty() || line.size() > 1000 || !plain) throw Broken("a refusal is no short line of plain text");
+}
+
+/// One of the header's numbers becomes another.
+std::string change_number(std::string header, Random& random) {
+  static const std::vector<std::string> numbers = {"0",     "1",  "2",   "255",        "256",
+                                                   "65535", "-1", "0.5", "4294967296", "18446744073709551615"};
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < header.size(); ++i) {
+    const bool digit = std::isdigit(static_cast<unsigned char>(header[i])) != 0;
+    if (digit && (i == 0 || std::isdigit(static_cast<unsigned char>(header[i - 1])) == 0)) places.push_back(i);
+  }
+  if (places.empty()) return header;
+  const std::size_t at = places[random.below(static_cast<std::uint32_t>(places.size()))];
+  const std::size_t end = std::min(header.find_first_not_of("0123456789", at), header.size());
+  return header.replace(at, end - at, numbers[random.below(static_cast<std::uint32_t>(numbers.size()))]);
+}
+
+/// One tensor or all alike get another shape, or one another type, or one goes; offsets and data follow. Throws for
+/// what is no header.
+std::string lay_out_anew(const std::string& text, const std::string& data, std::size_t most, Random& random) {
+  static const std::map<std::string, std::uint64_t> types = {{"U8", 1}, {"U16", 2}, {"I32", 4}, {"F16", 2}, {"F32", 4}};
+  Json header = Json::parse(text);
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : header.items()) {
+    if (name != "__metadata__") names.push_back(name);
+  }
+  if (names.empty()) return test::safetensors_file(text, data);
+  const std::string chosen = names[random.below(static_cast<std::uint32_t>(names.size()))];
+  Json& shape = header.at(chosen).at("shape");
+  if (random.chance(10)) {
+    header.erase(chosen);
+  } else if (random.chance(20) || shape.empty()) {
+    const std::uint32_t nth = random.below(static_cast<std::uint32_t>(types.size()));
+    header[chosen]["dtype"] = std::next(types.begin(), nth)->first;
+  } else {
+    const std::size_t axis = random.below(static_cast<std::uint32_t>(shape.size()));
+    const Json was = shape[axis];
+    const std::uint64_t size =
+        random.chance(50) && was.is_number_unsigned() ? was.get<std::uint64_t>() + 1 : random.below(9);
+    const bool all = random.chance(50);  // of this size there: a trace with another number of tokens, say
+    for (const std::string& name : names) {
+      Json& other = header[name].at("shape");
+      if (name == chosen || (all && other.size() > axis && other[axis] == was)) other[axis] = size;
+    }
+  }
+  std::string moved;
+  for (auto& [name, tensor] : header.items()) {
+    if (name == "__metadata__") continue;
+    std::uint64_t bytes = types.at(tensor.at("dtype").get<std::string>());
+    for (const Json& d : tensor.at("shape")) {
+      if (!d.is_number_unsigned()) throw std::invalid_argument("no size");
+      bytes = std::min<std::uint64_t>(bytes * std::min<std::uint64_t>(d.get<std::uint64_t>(), most), most + 1);
+    }
+    if (moved.size() + bytes > most) return test::safetensors_file(text, data);
+    const Json& begin = tensor.at("data_offsets").at(0);
+    if (!begin.is_number_unsigned() || begin.get<std::uint64_t>() > data.size())
+      throw std::invalid_argument("no offset");
+    std::string part = data.substr(begin.get<std::uint64_t>(), bytes);
+    part.resize(bytes, '\1');
+    tensor["data_offsets"] = {moved.size(), moved.size() + bytes};
+    moved += part;
+  }
+  std::string made = header.dump();
+  made.resize((made.size() + 7) / 8 * 8, ' ');
+  return test::safetensors_file(made, moved);
+}
+
+}  // namespace
+
+std::string mutate_bytes(std::string bytes, std::size_t most) {
+  const std::size_t size = bytes.size();
+  if (size > most) return bytes;
+  bytes.resize(most + 1);  // never empty, so that there is an address
+  bytes.resize(LLVMFuzzerMutate(reinterpret_cast<std::uint8_t*>(bytes.data()), size, std::max<std::size_t>(most, 1)));
+  return bytes;
+}
+
+std::string mutate_safetensors(const std::string& file, std::size_t most, std::uint64_t seed) {
+  Random random(seed);
+  std::uint64_t length = 0;
+  if (file.size() >= 8) std::memcpy(&length, file.data(), 8);
+  if (file.size() < 8 || length > file.size() - 8 || random.chance(5)) return mutate_bytes(file, most);
+  const std::string header = file.substr(8, length), data = file.substr(8 + length);
+  switch (random.below(4)) {
+    case 0:
+      return test::safetensors_file(mutate_bytes(header, most - 8 - data.size()), data);
+    case 1:
+      return test::safetensors_file(header, mutate_bytes(data, most - 8 - length));
+    case 2:
+      return test::safetensors_file(change_number(header, random), data);
+    default:
+      try {
+        return lay_out_anew(header, data, most, random);
+      } catch (const std::exception&) {
+        return test::safetensors_file(change_number(header, random), data);
+      }
+  }
+}
+
+const std::filesystem::path& folder() {
+  static const test::TemporaryFolder made;
+  return made.path();
+}
+
+std::filesystem::path file(const std::string& name, const std::string& content) {
+  const std::filesystem::path path = folder() / name;
+  test::write_file(path, content);
+  return path;
+}
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+engine::ModelFacts small_model() {
+  engine::ModelFacts m;
+  m.name = "small";
+  m.model.layers = 2;
+  m.model.experts = 4;
+  m.model.top_k = 2;
+  m.model.max_rows = 1;
+  m.model.expert_bytes = {{0, 250'000, 400'000, 700'000, 1'000'000}};
+  m.work = {{1'000'000, 500'000, 400'000}};
+  return m;
+}
+
+std::unique_ptr<engine::TraceFile> small_trace(bool every_tensor, std::uint32_t sequences, std::uint32_t prompt,
+                                               std::uint32_t tokens) {
+  engine::SyntheticOptions o;
+  o.sequences = sequences;
+  o.prompt = prompt;
+  o.tokens = tokens;
+  o.shallow = 1;
+  auto made = engine::synthesize(small_model(), o);
+  if (!every_tensor) {
+    made->weights.clear();
+    made->scores.clear();
+    made->predicted.clear();
+    made->partial.clear();
+    made->phase.clear();
+    made->trace.ahead = 0;
+    made->view();
+  }
+  return made;
+}
+
+void use(const engine::TraceFile& read, std::uint32_t choice) {
+  const Trace& trace = read.trace;
+  trace.validate();
+  std::vector<bool> seen(trace.tokens);
+  for (TraceSteps steps(trace, 2, 3); steps.next();) {
+    for (const std::uint32_t t : steps.tokens()) {
+      if (seen.at(t)) throw Broken("a token is in two steps");
+      seen[t] = true;
+    }
+  }
+  if (std::find(seen.begin(), seen.end(), false) != seen.end()) throw Broken("a token is in no step");
+
+  const std::filesystem::path copy = folder() / "copy.safetensors";
+  read.write(copy);
+  try {
+    const engine::TraceFile again(copy);
+    if (again.trace.tokens != trace.tokens || again.trace.ahead != trace.ahead) throw Broken("a copy differs");
+  } catch (const engine::InputError& e) {
+    throw Broken(std::string("a trace that was read and written is refused: ") + e.what());
+  }
+
+  if (std::size_t{trace.model.layers} * trace.model.experts > 4096 || trace.tokens > 4096) return;
+  static_cast<void>(engine::measure(trace));
+  static const engine::Machine machine = engine::read_machine("rtx3090-pcie3");
+  const auto& stacks = engine::all_stacks();
+  for (const std::string& stack : {std::string("lru"), stacks[choice % stacks.size()].name}) {
+    engine::SimulateOptions o;
+    o.stack = stack;
+    o.budget_bytes = trace.model.all_bytes() / 4;
+    o.batch = 2;
+    o.prefill_chunk = 8;
+    o.max_tokens = 64;
+    o.log = true;
+    try {
+      check(engine::simulate(trace, machine.costs(read.work, engine::CostSource::effective), o), trace);
+    } catch (const ConfigError& e) {
+      check_refusal(e.what());  // the other stack may do
+    }
+  }
+}
+
+}  // namespace ferry::fuzz
+
+using namespace ferry;
+
+extern "C" int LLVMFuzzerInitialize(int* count, char*** arguments) {
+  if (*count != 3 || std::string((*arguments)[1]) != "--seeds") return 0;
+  int number = 0;
+  for (const std::string& seed : fuzz::seeds()) {
+    test::write_file(std::filesystem::path((*arguments)[2]) / ("seed-" + std::to_string(number++)), seed);
+  }
+  std::exit(0);
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  try {
+    fuzz::read({reinterpret_cast<const char*>(data), size});
+  } catch (const engine::InputError& e) {
+    fuzz::check_refusal(e.what());
+  } catch (const ConfigError& e) {
+    fuzz::check_refusal(e.what());
+  }
+  return 0;
+}
+
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t most, unsigned seed) {
+  const std::string made = fuzz::mutate({reinterpret_cast<const char*>(data), size}, most, seed);
+  const std::size_t n = std::min(made.size(), most);
+  std::memcpy(data, made.data(), n);
+  return n;
+}

@@ -1,0 +1,126 @@
+// The JSON that users bring: machines, shapes, runs and timelines for a page, the lines of a sweep. The first letter
+// says which.
+#include <sstream>
+
+#include "errors.hpp"
+#include "ferry/timeline.hpp"
+#include "fuzz/fuzz.hpp"
+#include "html_report.hpp"
+#include "machine.hpp"
+#include "simulated_run.hpp"
+#include "sweep.hpp"
+
+namespace ferry::fuzz {
+namespace {
+
+using namespace engine;
+
+void use_machine(const std::string& text) {
+  const Machine machine = read_machine(file("in.json", text).string());
+  static_cast<void>(machine.ratio());
+  const ModelFacts large = read_shape("mixtral-8x7b");
+  for (const CostSource source : {CostSource::effective, CostSource::peak, CostSource::stated}) {
+    const Costs costs = machine.costs(large.work, source);
+    costs.validate(large.model);
+    as_if(costs, large, small_model().model).validate(small_model().model);
+    if (!machine.stated) break;
+  }
+}
+
+void use_shape(const std::string& text) {
+  const ModelFacts shape = read_shape(file("in.json", text).string());
+  static const Machine machine = read_machine("rtx3090-pcie3");
+  as_if(machine.costs(shape.work, CostSource::effective), shape, small_model().model).validate(small_model().model);
+}
+
+void use_runs(const std::string& text) {
+  std::vector<Json> runs;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) runs.push_back(parse_json(line, "in"));
+  static_cast<void>(html_report(runs, {}, "title"));
+}
+
+const std::string& runs() {
+  static const std::string lines = [] {
+    const auto trace = small_trace(true, 2, 2, 4);
+    SimulatedSetting setting;
+    setting.trace = trace.get();
+    setting.trace_name = "small";
+    setting.machine = read_machine("rtx3090-pcie3");
+    std::string text;
+    for (const char* stack : {"lru", "hobbit", "importance-driven"}) {
+      SimulateOptions o;
+      o.stack = stack;
+      o.budget_bytes = trace->trace.model.all_bytes() / 2;
+      text += to_json(run_simulation(setting, o, {{"t1", 0.5}})).dump() + '\n';
+    }
+    return text + R"({"refused":"too small","stack":"lru"})";
+  }();
+  return lines;
+}
+
+std::string timeline() {
+  SimulateOptions o;
+  o.stack = "lru";
+  const auto trace = small_trace(true, 1, 1, 2);
+  o.budget_bytes = trace->trace.model.all_bytes();
+  o.log = true;
+  std::ostringstream text;
+  write_trace_events(text, simulate(trace->trace, read_machine("rtx3090-pcie3").costs(trace->work, {}), o).spans);
+  return text.str();
+}
+
+SweepGrid grid() {
+  SweepGrid g;
+  g.traces = {"t.safetensors"};
+  g.machines = {"m"};
+  g.stacks = {"lru", "fate"};
+  g.budgets = {"25%"};
+  return g;
+}
+
+std::string sweep_lines() {
+  std::string text;
+  const auto cells = cells_of(grid());
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    text += Json{{"stack", "lru"}, {"sweep", {{"index", i}, {"cells", 2}, {"key", cells[i].key()}}}}.dump() + '\n';
+  }
+  return text;
+}
+
+}  // namespace
+
+void read(const std::string& input) {
+  const std::string text = input.substr(std::min<std::size_t>(1, input.size()));
+  switch (input.empty() ? '?' : input[0]) {
+    case 'm':
+      return use_machine(text);
+    case 's':
+      return use_shape(text);
+    case 'r':
+      return use_runs(text);
+    case 't':
+      return static_cast<void>(html_report({parse_json(runs().substr(0, runs().find('\n')), "run")},
+                                           {{"name", parse_json(text, "in")}}, "title"));
+    case 'w':
+      return static_cast<void>(merge_sweep(grid(), file("in.jsonl", text), 1));
+    default:
+      return;
+  }
+}
+
+std::string mutate(const std::string& input, std::size_t most, std::uint64_t) {
+  return mutate_bytes(input, most);
+}
+
+std::vector<std::string> seeds() {
+  const auto data = data_directory();
+  return {"m" + content_of(data / "machines" / "rtx3090-pcie3.json"),
+          "m" + content_of(data / "machines" / "orin-nvme.json"),
+          "s" + content_of(data / "shapes" / "qwen1.5-moe-a2.7b.json"),
+          "r" + runs(),
+          "t" + timeline(),
+          "w" + sweep_lines()};
+}
+
+}  // namespace ferry::fuzz

@@ -1,0 +1,61 @@
+// A model's folder: config.json, a zero byte, and model.safetensors; some tokens of what is accepted.
+#include "ferry/error.hpp"
+#include "fuzz/fuzz.hpp"
+#include "generate.hpp"
+#include "machine.hpp"
+
+namespace ferry::fuzz {
+namespace {
+
+using namespace engine;
+
+std::pair<std::string, std::string> parts(const std::string& input) {
+  const std::size_t zero = std::min(input.find('\0'), input.size());
+  return {input.substr(0, zero), input.substr(std::min(zero + 1, input.size()))};
+}
+
+std::string whole(const std::string& config, const std::string& weights) {
+  return config + '\0' + weights;
+}
+
+}  // namespace
+
+void read(const std::string& input) {
+  const auto [config, weights] = parts(input);
+  file("config.json", config);
+  file("model.safetensors", weights);
+  HostModel model(folder());
+  RunnerOptions o;
+  o.stack = "cross-layer-lru";
+  o.max_rows = 8;
+  o.budget_bytes = model_shape(model.config(), model.store(), o.max_rows).all_bytes() / 2;
+  o.virtual_costs = read_machine("rtx3090-pcie3").costs({{1000, 1000, 1000}}, CostSource::effective);
+  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  GenerateOptions g;
+  g.prompts = {"ab"};
+  g.max_new_tokens = 2;
+  g.prefill_chunk = 8;
+  static_cast<void>(generate(model, *runner, g));
+}
+
+std::string mutate(const std::string& input, std::size_t most, std::uint64_t seed) {
+  const auto [config, weights] = parts(input);
+  if (config.size() + 1 + weights.size() > most) return input;
+  if (seed % 2 == 0) return whole(mutate_bytes(config, most - 1 - weights.size()), weights);
+  return whole(config, mutate_safetensors(weights, most - 1 - config.size(), seed / 2));
+}
+
+std::vector<std::string> seeds() {
+  std::vector<std::string> made;
+  for (const char* type : {"F16", "F32"}) {
+    test::TinyCheckpoint c;
+    c.config["num_hidden_layers"] = 1;
+    c.config["tie_word_embeddings"] = true;
+    const auto [header, data] = c.pack(
+        type, [](const std::string& n) { return n.find("layers.1") == std::string::npos && n != "lm_head.weight"; });
+    made.push_back(whole(c.config.dump(), test::safetensors_file(header.dump(), data)));
+  }
+  return made;
+}
+
+}  // namespace ferry::fuzz
