@@ -1,0 +1,209 @@
+// Fate: Table 1 and Figures 7, 8, 11 to 14.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "ferry/error.hpp"
+#include "papers.hpp"
+#include "simulated_run.hpp"
+
+namespace ferry::bench {
+namespace {
+
+using engine::CostSource;
+using engine::Machine;
+using engine::measure;
+using engine::read_machine;
+using engine::RoutingShares;
+
+constexpr const char* models[] = {"qwen1.5-moe-a2.7b", "deepseek-moe-16b"};
+
+struct Pc {
+  const char* name;
+  const char* machine;
+  double gib;
+};
+constexpr Pc pcs[] = {{"high-end", "rtx3090-pcie3", 24}, {"low-end", "gtx1080ti-pcie1", 11}};
+
+/// Its two models made up, and the bundled one with as many experts active.
+std::vector<std::pair<std::string, Scene>> scenes_of(Scenes& scenes, const Lengths& lengths) {
+  std::vector<std::pair<std::string, Scene>> all;
+  for (const char* model : models) {
+    for (Scene& s : scenes.both(model, "tiny-qwen-moe", lengths)) all.emplace_back(model, std::move(s));
+  }
+  return all;
+}
+
+Cell cell(const char* stack, double share) {
+  Cell c;
+  c.stack = stack;
+  c.share = share;
+  return c;
+}
+
+std::vector<Table> table_1(Scenes& scenes) {
+  Table t({"", "prompt", "next layer, top k", "75th percentile", "two ahead, top k", "prefill"});
+  for (const std::uint32_t prompt : {128U, 256U, 512U}) {
+    const Lengths lengths{prompt, 128, 6};
+    std::vector<Scene> all = {scenes.made_up(models[0], lengths), scenes.made_up(models[1], lengths)};
+    std::vector<std::string> names = {fmt::format("{}, made up", models[0]), fmt::format("{}, made up", models[1])};
+    if (!scenes.texts().empty()) {
+      for (const char* tiny : {"tiny-qwen-moe", "tiny-mixtral"}) {
+        all.push_back(scenes.recorded(tiny, models[0], lengths));
+        names.emplace_back(tiny);
+      }
+    }
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const RoutingShares s = measure(all[i].trace).all();
+      t.row({names[i], std::to_string(prompt), percent(s.recall_top_k[0].value()),
+             percent(s.recall_percentile[0].value()), percent(s.recall_top_k[1].value()),
+             percent(s.recall_prefill[0].value())});
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_7(Scenes& scenes) {
+  std::vector<Table> tables;
+  for (const auto& [model, scene] : scenes_of(scenes, {})) {
+    if (scene.routing != "made up" && model != models[0]) continue;  // the same again
+    const auto layers = measure(scene.trace).layers;
+    std::vector<std::string> head = {scene.routing == "made up" ? model + ", made up" : scene.routing};
+    std::vector<std::string> top = {"top k"}, most = {"75th percentile"};
+    for (std::size_t l = 1; l < layers.size(); ++l) {
+      head.push_back(std::to_string(l));
+      top.push_back(fmt::format("{:.0f}", 100 * layers[l].recall_top_k[0].value()));
+      most.push_back(fmt::format("{:.0f}", 100 * layers[l].recall_percentile[0].value()));
+    }
+    tables.emplace_back(head);
+    tables.back().row(top);
+    tables.back().row(most);
+  }
+  return tables;
+}
+
+std::vector<Table> figure_8(Scenes& scenes) {
+  Table t({"", "layers", "rank 1", "2", "3", "4", "5", "6", "8", "12", "entropy / that of equal weights"});
+  for (const auto& [model, scene] : scenes_of(scenes, {})) {
+    if (scene.routing != "made up" && model != models[0]) continue;
+    const std::uint32_t layers = scene.trace.model.layers;
+    for (const auto& [first, end] : {std::pair{0U, 4U}, std::pair{4U, layers}}) {
+      const WeightsByRank w = weights_by_rank(scene.trace, first, end);
+      std::vector<std::string> row = {scene.routing == "made up" ? model + ", made up" : scene.routing,
+                                      fmt::format("{} to {}", first, end - 1)};
+      for (const std::size_t rank : {1, 2, 3, 4, 5, 6, 8, 12}) row.push_back(fmt::format("{:.3f}", w.mean[rank - 1]));
+      row.push_back(times(w.entropy));
+      t.row(row);
+    }
+  }
+  return {t};
+}
+
+/// Speeds are worked out twice: at what software reaches on the machine, and at the times that the paper states.
+constexpr CostSource sources[] = {CostSource::effective, CostSource::stated};
+
+std::vector<Table> figure_11(Scenes& scenes) {
+  Table t({"PC", "model", "routing", "costs", "128: Fate, tokens/s", "/ LoD", "/ EAP", "256: Fate", "/ LoD", "/ EAP",
+           "512: Fate", "/ LoD", "/ EAP"});
+  for (const Pc& pc : pcs) {
+    const Machine machine = read_machine(pc.machine);
+    for (std::size_t i = 0; i < scenes_of(scenes, {128, 8, 6}).size(); ++i) {
+      for (const CostSource source : sources) {
+        std::vector<std::string> row;
+        for (const std::uint32_t prompt : {128U, 256U, 512U}) {
+          const auto [model, scene] = scenes_of(scenes, {prompt, 8, 6})[i];
+          if (row.empty()) row = {pc.name, model, scene.routing, engine::cost_source_name(source)};
+          auto speed = [&, &scene = scene, share = expert_share(pc.gib, model)](const char* stack) {
+            return run(scene, machine, cell(stack, share), source).prefill_per_s();
+          };
+          const double fate = speed("fate");
+          row.push_back(fmt::format("{:.0f}", fate));
+          row.push_back(times(fate / speed("on-demand")));
+          row.push_back(times(fate / speed("activation-path")));
+        }
+        t.row(row);
+      }
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_12(Scenes& scenes) {
+  Table t({"PC", "model", "routing", "costs", "LoD, tokens/s", "EAP", "Fate", "Fate / LoD", "Fate / EAP",
+           "Fate's hits, %"});
+  for (const Pc& pc : pcs) {
+    const Machine machine = read_machine(pc.machine);
+    for (const auto& [model, scene] : scenes_of(scenes, {})) {
+      for (const CostSource source : sources) {
+        const double share = expert_share(pc.gib, model);
+        const double on_demand = run(scene, machine, cell("on-demand", share), source).decode_per_s();
+        const double path = run(scene, machine, cell("activation-path", share), source).decode_per_s();
+        const Measured fate = run(scene, machine, cell("fate", share), source);
+        t.row({pc.name, model, scene.routing, engine::cost_source_name(source), fmt::format("{:.1f}", on_demand),
+               fmt::format("{:.1f}", path), fmt::format("{:.1f}", fate.decode_per_s()),
+               times(fate.decode_per_s() / on_demand), times(fate.decode_per_s() / path),
+               percent(fate.decode().hit_rate())});
+      }
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_13(Scenes& scenes) {
+  std::vector<std::string> head = {"model", "routing", "costs", "stack"};
+  constexpr double budgets[] = {7, 8, 10, 12, 16, 20, 24};
+  for (const double gib : budgets) head.push_back(fmt::format("{:g} GB", gib));
+  Table t(head);
+  const Machine machine = read_machine(pcs[0].machine);
+  for (const auto& [model, scene] : scenes_of(scenes, {})) {
+    if (scene.routing != "made up" && model != models[0]) continue;  // nearly the same again
+    for (const CostSource source : sources) {
+      for (const char* stack : {"on-demand", "activation-path", "fate+cache", "fate"}) {
+        std::vector<std::string> row = {model, scene.routing, engine::cost_source_name(source), stack};
+        for (const double gib : budgets) {
+          const Measured m = run(scene, machine, cell(stack, expert_share(gib, model)), source);
+          row.push_back(fmt::format("{:.1f}", m.decode_per_s()));
+        }
+        t.row(row);
+      }
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_14(Scenes& scenes) {
+  Table t({"PC", "model", "routing", "costs", "LoD, tokens/s", "+ prefetch", "+ cache", "+ quantization",
+           "hits and late hits of + cache, %"});
+  for (const Pc& pc : pcs) {
+    const Machine machine = read_machine(pc.machine);
+    for (const auto& [model, scene] : scenes_of(scenes, {})) {
+      for (const CostSource source : sources) {
+        auto of = [&, &scene = scene, share = expert_share(pc.gib, model)](const char* stack) {
+          return run(scene, machine, cell(stack, share), source);
+        };
+        const double on_demand = of("on-demand").decode_per_s();
+        const Measured cache = of("fate+cache");
+        t.row({pc.name, model, scene.routing, engine::cost_source_name(source), fmt::format("{:.1f}", on_demand),
+               times(of("fate+prefetch").decode_per_s() / on_demand), times(cache.decode_per_s() / on_demand),
+               times(of("fate").decode_per_s() / on_demand),
+               percent(static_cast<double>(cache.decode().hits + cache.decode().late_hits) /
+                       static_cast<double>(cache.decode().requests))});
+      }
+    }
+  }
+  return {t};
+}
+
+}  // namespace
+
+std::vector<Figure> fate_figures() {
+  return {{"fate-table-1", "Fate, Table 1: experts foretold, in percent", table_1},
+          {"fate-7", "Fate, Figure 7: experts foretold by layer, in percent", figure_7},
+          {"fate-8", "Fate, Figure 8: routing weights in shallow and in deep layers, mean by rank", figure_8},
+          {"fate-11", "Fate, Figure 11: prefill speed", figure_11},
+          {"fate-12", "Fate, Figure 12: decoding speed", figure_12},
+          {"fate-13", "Fate, Figure 13: decoding speed by memory, tokens/s", figure_13},
+          {"fate-14", "Fate, Figure 14: decoding speed step by step, as a multiple of LoD", figure_14}};
+}
+
+}  // namespace ferry::bench

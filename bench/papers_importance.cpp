@@ -1,0 +1,214 @@
+// Importance-driven expert scheduling: Figures 12 to 16, 18, 19.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "papers.hpp"
+
+namespace ferry::bench {
+namespace {
+
+using engine::Machine;
+using engine::measure;
+using engine::read_machine;
+using engine::SimulatedPhase;
+
+/// Table 1 of the paper, and the alpha of section 6.2.
+struct Setting {
+  const char* name;
+  const char* shape;
+  const char* machine;
+  double gib;
+  float alpha;
+};
+constexpr Setting settings[] = {{"S1", "deepseek-moe-16b", "rtx3080ti-pcie4", 12, 0.35F},
+                                {"S2", "xverse-moe-a4.2b", "rtx4060ti-pcie4", 16, 0.3F},
+                                {"S3", "qwen2-57b-a14b", "a6000-pcie4", 48, 0.25F}};
+constexpr Lengths usual = {64, 160, 6};
+
+/// What the paper compares with, as the library has it.
+constexpr std::pair<const char*, const char*> baselines[] = {{"MoE-Infinity", "moe-infinity"},
+                                                             {"llama.cpp", "static-host"},
+                                                             {"DeepSpeed", "layer-stream"},
+                                                             {"HybriMoE", "hybrimoe"}};
+/// Section 6.3, step by step.
+constexpr std::pair<const char*, const char*> steps[] = {{"baseline", "static-host"},
+                                                         {"+CE", "importance+ce"},
+                                                         {"+ER", "importance+er"},
+                                                         {"+Pre", "importance+pre"},
+                                                         {"+BA", "importance-driven"}};
+
+std::vector<Scene> scenes_of(Scenes& scenes, const Setting& s, const Lengths& lengths = usual) {
+  return scenes.both(s.shape, "tiny-qwen-moe", lengths);
+}
+
+Measured measured(const Scene& scene, const Setting& s, const char* stack, std::uint32_t batch = 1) {
+  Cell c;
+  c.stack = stack;
+  c.share = expert_share(s.gib, s.shape);
+  c.alpha = s.alpha;
+  c.batch = batch;
+  return run(scene, read_machine(s.machine), c);
+}
+
+/// The paper's cache ratio: of the experts that run, those on the device when they are due. A replacement is there.
+double cache_ratio(const Measured& m) {
+  const Outcomes& o = m.decode();
+  return 1 - static_cast<double>(o.misses + o.host_computed) / static_cast<double>(o.requests);
+}
+
+std::string ms(double seconds) {
+  return fmt::format("{:.2f}", 1000 * seconds);
+}
+
+/// A line of the paper's figures 12 to 14: ours and the baselines, and ours against the best of them.
+void compare(Table& t, std::vector<std::string> row, const std::function<double(const char*)>& of, bool least) {
+  double best = least ? std::numeric_limits<double>::max() : 0;
+  for (const auto& [name, stack] : baselines) {
+    const double value = of(stack);
+    best = least ? std::min(best, value) : std::max(best, value);
+    row.push_back(least ? ms(value) : percent(value));
+  }
+  const double ours = of("importance-driven");
+  row.push_back(least ? ms(ours) : percent(ours));
+  row.push_back(less(ours, best));
+  t.row(std::move(row));
+}
+
+std::vector<std::string> head_of(std::vector<std::string> head) {
+  for (const auto& [name, stack] : baselines) head.emplace_back(name);
+  head.emplace_back("importance-driven");
+  head.emplace_back("against the best, %");
+  return head;
+}
+
+std::vector<Table> figure_12(Scenes& scenes) {
+  Table t(head_of({"setting", "batch", "routing"}));
+  for (const Setting& s : settings) {
+    for (const std::uint32_t batch : {1U, 3U}) {
+      std::vector<Scene> all = {scenes.made_up(s.shape, usual)};
+      for (std::size_t text = 0; text < scenes.texts().size(); ++text) {
+        all.push_back(scenes.recorded("tiny-qwen-moe", s.shape, usual, 16, text));
+        all.back().routing += fmt::format(", text {}", text + 1);
+      }
+      for (const Scene& scene : all) {
+        compare(
+            t, {s.name, std::to_string(batch), scene.routing},
+            [&](const char* stack) { return measured(scene, s, stack, batch).tpot_s(); }, true);
+      }
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_13(Scenes& scenes) {
+  Table t(head_of({"setting", "batch", "routing"}));
+  for (const Setting& s : settings) {
+    for (const std::uint32_t batch : {1U, 3U}) {
+      for (const Scene& scene : scenes_of(scenes, s)) {
+        compare(
+            t, {s.name, std::to_string(batch), scene.routing},
+            [&](const char* stack) { return cache_ratio(measured(scene, s, stack, batch)); }, false);
+      }
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_14(Scenes& scenes) {
+  Table t(head_of({"setting", "prompt", "routing"}));
+  for (const Setting& s : settings) {
+    for (const std::uint32_t prompt : {64U, 256U}) {
+      for (const Scene& scene : scenes_of(scenes, s, {prompt, 8, 6})) {
+        compare(
+            t, {s.name, std::to_string(prompt), scene.routing},
+            [&](const char* stack) { return measured(scene, s, stack).ttft_s(); }, true);
+      }
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_15(Scenes& scenes) {
+  Table t({"setting", "routing", "experts", "baseline", "+CE", "+ER", "+Pre", "+BA"});
+  for (const Setting& s : settings) {
+    for (const Scene& scene : scenes_of(scenes, s)) {
+      std::vector<std::string> top = {s.name, scene.routing, "top-score"}, low = {s.name, scene.routing, "low-score"};
+      for (const auto& [name, stack] : steps) {
+        const Outcomes o = measured(scene, s, stack).decode();
+        top.push_back(percent(static_cast<double>(o.top_misses) / static_cast<double>(o.top_requests)));
+        low.push_back(percent(static_cast<double>(o.low_misses) / static_cast<double>(o.low_requests)));
+      }
+      t.row(top);
+      t.row(low);
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_16(Scenes& scenes) {
+  Table t({"setting", "routing", "", "baseline", "+CE", "+ER", "+Pre", "+BA"});
+  for (const Setting& s : settings) {
+    for (const Scene& scene : scenes_of(scenes, s)) {
+      std::vector<std::string> tpot = {s.name, scene.routing, "TPOT, ms"},
+                               there = {s.name, scene.routing, "cache ratio, %"};
+      for (const auto& [name, stack] : steps) {
+        const Measured m = measured(scene, s, stack);
+        tpot.push_back(ms(m.tpot_s()));
+        there.push_back(percent(cache_ratio(m)));
+      }
+      t.row(tpot);
+      t.row(there);
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_18(Scenes& scenes) {
+  Table t({"setting", "routing", "foretold as top-score: are top-score", "of the others: active"});
+  for (const Setting& s : settings) {
+    for (const Scene& scene : scenes_of(scenes, s)) {
+      const engine::RoutingShares shares = measure(scene.trace, s.alpha).all();
+      t.row({s.name, scene.routing, percent(shares.partial_top_score.value()), percent(shares.partial_active.value())});
+    }
+  }
+  return {t};
+}
+
+std::vector<Table> figure_19(Scenes& scenes) {
+  Table t({"setting", "routing", "ms a token", "baseline", "+CE", "+ER", "+Pre", "+BA"});
+  for (const Setting& s : settings) {
+    for (const Scene& scene : scenes_of(scenes, s)) {
+      std::vector<std::string> link = {s.name, scene.routing, "link busy"}, host = {s.name, scene.routing, "host"},
+                               all = {s.name, scene.routing, "TPOT"};
+      for (const auto& [name, stack] : steps) {
+        const Measured m = measured(scene, s, stack);
+        const SimulatedPhase& p = m.run.phase[static_cast<unsigned>(Phase::decode)];
+        const double steps_done = static_cast<double>(p.steps) * 1e9;
+        link.push_back(ms(static_cast<double>(p.link_busy) / steps_done));
+        host.push_back(ms(static_cast<double>(p.host) / steps_done));
+        all.push_back(ms(m.tpot_s()));
+      }
+      t.row(link);
+      t.row(host);
+      t.row(all);
+    }
+  }
+  return {t};
+}
+
+}  // namespace
+
+std::vector<Figure> importance_figures() {
+  return {{"importance-12", "Importance-driven, Figure 12: TPOT, ms", figure_12},
+          {"importance-13", "Importance-driven, Figure 13: experts found on the device, in percent", figure_13},
+          {"importance-14", "Importance-driven, Figure 14: prefill, ms", figure_14},
+          {"importance-15", "Importance-driven, Figure 15: active experts that are not on the device, in percent",
+           figure_15},
+          {"importance-16", "Importance-driven, Figure 16: step by step, batch 1", figure_16},
+          {"importance-18", "Importance-driven, Figure 18: prefetching accuracy, in percent", figure_18},
+          {"importance-19", "Importance-driven, Figure 19: where the time goes", figure_19}};
+}
+
+}  // namespace ferry::bench
