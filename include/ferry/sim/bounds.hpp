@@ -31,9 +31,11 @@ struct UseLog {
 /// beginning changes no count. So what a schedule does is to choose, after each layer, at most `slots` of what was
 /// there or was just used. Keeping those used next soonest leaves the fewest absent later (the exchange argument of
 /// Belady's MIN, which holds for sets because each absent expert costs the same). Hence c >= MIN - slots. Uses at
-/// different precisions are served by different copies, so that their bounds add up. Not exact: experts of unequal size
-/// cost the same here, each precision may use all the slots that can hold it, and the start is taken as if chosen for
-/// free.
+/// different precisions are served by different copies, so that their bounds add up.
+///
+/// Exact for equal experts at one precision where the start may be chosen and an expert may leave as soon as it has run,
+/// though others keep all the slots. Only a bound where experts of unequal size cost the same here, where each precision
+/// may use all the slots that can hold it, and where a run's start was not the best one.
 ///
 /// Complexity: O(n log n) for n uses. Allocates.
 inline std::uint64_t fewest_copies(const UseLog& log, Precision precision, std::uint64_t slots) {
