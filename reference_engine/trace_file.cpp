@@ -236,7 +236,7 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   const std::string where = path.string() + ": __metadata__ \"model\"";
   const Json json = parse_json(said("model"), where);
   const Fields f(json, where);
-  trace.name = printable(f.text("name"));
+  trace.name = f.text("name");
   trace.renormalise = f.flag("renormalise", true);
   trace.model.layers = static_cast<std::uint16_t>(f.whole("layers", 1, 65535));
   trace.model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));

@@ -1133,20 +1133,25 @@ TEST_CASE("traces are imported and inspected, and strangers' names do not reach 
 
 TEST_CASE("a model whose tables no machine holds is refused before they are made") {
   const Fixture f;
-  TraceFile huge;
-  huge.trace.name = "huge";
-  huge.trace.model.layers = 65535;
-  huge.trace.model.experts = 65534;
-  huge.trace.model.top_k = 1;
-  huge.trace.model.expert_bytes = {{0, 0, 0, 0, 1000}};
-  huge.work = {{1, 1, 1}};
-  huge.experts.assign(65535, 0);
-  huge.sequence_start = {0};
-  huge.view();
-  huge.write(f.at("huge.safetensors"));
-  // Activation paths count pairs of experts in adjacent layers: 65534^3 counters of 4 bytes.
-  refused("simulate --stack activation-path --trace " + quoted(f.at("huge.safetensors")),
-          {"activation-path needs 1", "65535 layers of 65534 experts", "80% of this machine's memory"});
+  auto write = [&](const char* name, std::uint16_t layers) {
+    TraceFile huge;
+    huge.trace.name = "huge";
+    huge.trace.model.layers = layers;
+    huge.trace.model.experts = 65534;
+    huge.trace.model.top_k = 1;
+    huge.trace.model.expert_bytes = {{0, 0, 0, 0, 1000}};
+    huge.work = {{1, 1, 1}};
+    huge.experts.assign(layers, 0);
+    huge.sequence_start = {0};
+    huge.view();
+    huge.write(f.at(name));
+    return quoted(f.at(name));
+  };
+  refused("simulate --trace " + write("most.safetensors", 257),
+          {"257 layers of 65534 experts", "expected at most 16777216"});
+  // Activation paths count pairs of experts in adjacent layers: 256 * 65534^2 counters of 4 bytes.
+  refused("simulate --stack activation-path --trace " + write("huge.safetensors", 256),
+          {"activation-path needs 4", "256 layers of 65534 experts", "80% of this machine's memory"});
 }
 
 TEST_CASE("endless nesting in a file is a damaged file, not a crash") {

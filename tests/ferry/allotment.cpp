@@ -229,3 +229,16 @@ TEST_CASE("shapes that cannot be are refused by the field") {
   m = model(2, 4, 1, 1, 0);
   CHECK_THROWS_WITH_AS(m.validate(), "model shape: layer 0 has no bytes at full precision", ConfigError);
 }
+
+TEST_CASE("slots for a precision that no expert is stored at are refused by name") {
+  ModelShape m = model(2, 4, 1);
+  m.expert_bytes = {{0, 0, 0, 100, 200}};  // INT8 and full
+  CHECK_THROWS_WITH_AS(
+      high_low_pools(m, 1000, Precision::full, Precision::int4),
+      "layer 0 has no experts in INT4, for which slots were asked: expected a precision that the model "
+      "is stored in",
+      ConfigError);
+  CHECK_THROWS_AS(pool_per_layer(m, 1000, Precision::int2 | Precision::int4), ConfigError);
+  CHECK_THROWS_AS(shallow_favouring(m, 1000, 1, Precision::int4, 2), ConfigError);
+  CHECK(high_low_pools(m, 100'000, Precision::full, Precision::int8).pools.size() == 2);
+}

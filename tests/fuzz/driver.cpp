@@ -208,8 +208,7 @@ void use(const engine::TraceFile& read, std::uint32_t choice) {
     o.log = true;
     try {
       check(engine::simulate(trace, machine.costs(read.work, engine::CostSource::effective), o), trace);
-    } catch (const ConfigError& e) {
-      check_refusal(e.what());  // the other stack may do
+    } catch (const ConfigError&) {  // the other stack may do
     }
   }
 }
@@ -232,8 +231,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     fuzz::read({reinterpret_cast<const char*>(data), size});
   } catch (const engine::InputError& e) {
     fuzz::check_refusal(e.what());
-  } catch (const ConfigError& e) {
-    fuzz::check_refusal(e.what());
+  } catch (const ConfigError&) {  // the command makes these fit for a terminal
   }
   return 0;
 }
