@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "ferry/codec/round_to_nearest.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -28,25 +29,29 @@ const std::byte* widen(DType type, const std::byte* from, Eigen::Index rows, Eig
   }
 }
 
-/// One matrix of an expert as floats. Returns where the next one begins.
-const std::byte* to_floats(DType full, Precision p, const std::byte* from, std::uint32_t rows, std::uint32_t columns,
-                           Matrix& to) {
-  if (p == Precision::full) return widen(full, from, rows, columns, to);
-  const QuantizedLayout quantized{rows, columns, code_bits(p)};
-  to.resize(rows, columns);
-  dequantize(quantized, from, to.data());
-  return from + quantized.bytes();
+/// Matrix `part` of an expert as floats. Returns where the next one begins.
+const std::byte* to_floats(const ExpertLayout& layout, int part, Precision p, const std::byte* from, Matrix& to) {
+  const PackedLayout packed = layout.packed(part, p);  // rows and columns are the same at `full`
+  if (p == Precision::full) return widen(layout.dtype, from, packed.rows, packed.columns, to);
+  to.resize(packed.rows, packed.columns);
+  for (std::uint32_t row = 0; row < packed.rows; ++row) unpack_row(packed, from, row, to.row(row).data());
+  return from + packed.bytes();
+}
+
+std::string tensor_name(Architecture architecture, std::uint64_t layer, std::uint64_t expert, int part) {
+  static constexpr const char* ours[] = {"gate_proj", "up_proj", "down_proj"};
+  static constexpr const char* theirs[] = {"w1", "w3", "w2"};
+  return architecture == Architecture::mixtral
+             ? fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}.weight", layer, expert, theirs[part])
+             : fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", layer, expert, ours[part]);
 }
 
 }  // namespace
 
-ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c) : experts_(c.experts) {
-  const bool mixtral = c.architecture == Architecture::mixtral;
+ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c)
+    : architecture_(c.architecture), experts_(c.experts) {
   auto name = [&](std::uint32_t layer, std::uint32_t expert, int part) {
-    static constexpr const char* ours[] = {"gate_proj", "up_proj", "down_proj"};
-    static constexpr const char* theirs[] = {"w1", "w3", "w2"};
-    return mixtral ? fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}.weight", layer, expert, theirs[part])
-                   : fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", layer, expert, ours[part]);
+    return tensor_name(architecture_, layer, expert, part);
   };
   const std::vector<std::uint64_t> wide{c.expert_width, c.hidden}, narrow{c.hidden, c.expert_width};
   layout_ = {c.hidden, c.expert_width, checkpoint.at(name(0, 0, 0), wide).dtype};
@@ -72,23 +77,27 @@ ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c) : e
 }
 
 void ExpertStore::add(Precision p) {
-  auto& all = bytes_[static_cast<unsigned>(p)];
-  if (p == Precision::skip || !all.empty()) return;
+  if (p == Precision::skip || !bytes_[static_cast<unsigned>(p)].empty()) return;
   const auto& full = bytes_[static_cast<unsigned>(Precision::full)];
   const std::uint64_t experts = full.size() / layout_.bytes();
-  all.resize(experts * layout_.bytes(p));
+  std::vector<std::byte> all(experts * layout_.bytes(p));
   const std::byte* from = full.data();
   std::byte* to = all.data();
   Matrix weights;
   for (std::uint64_t e = 0; e < experts; ++e) {
     for (int part = 0; part < 3; ++part) {
-      QuantizedLayout quantized{layout_.width, layout_.hidden, code_bits(p)};
-      if (part == 2) std::swap(quantized.rows, quantized.columns);
-      from = widen(layout_.dtype, from, quantized.rows, quantized.columns, weights);
-      quantize(quantized, weights.data(), to);
-      to += quantized.bytes();
+      const PackedLayout packed = layout_.packed(part, p);
+      from = widen(layout_.dtype, from, packed.rows, packed.columns, weights);
+      const std::size_t bad = pack(packed, weights.data(), to, RoundToNearest{});
+      if (bad != no_weight) {
+        throw InputError(fmt::format("tensor \"{}\": the weight at [{}, {}] is {}, INT{} holds finite weights only",
+                                     tensor_name(architecture_, e / experts_, e % experts_, part), bad / packed.columns,
+                                     bad % packed.columns, weights.data()[bad], packed.bits));
+      }
+      to += packed.bytes();
     }
   }
+  bytes_[static_cast<unsigned>(p)] = std::move(all);
 }
 
 std::uint8_t ExpertStore::precisions() const {
@@ -98,10 +107,9 @@ std::uint8_t ExpertStore::precisions() const {
 }
 
 void ExpertKernel::run(const std::byte* expert, Precision p, const Matrix& x, Matrix& y) {
-  const std::uint32_t hidden = layout_.hidden, width = layout_.width;
-  expert = to_floats(layout_.dtype, p, expert, width, hidden, weights_gate_);
-  expert = to_floats(layout_.dtype, p, expert, width, hidden, weights_up_);
-  to_floats(layout_.dtype, p, expert, hidden, width, weights_down_);
+  expert = to_floats(layout_, 0, p, expert, weights_gate_);
+  expert = to_floats(layout_, 1, p, expert, weights_up_);
+  to_floats(layout_, 2, p, expert, weights_down_);
   linear(x, weights_gate_, gate_);
   linear(x, weights_up_, up_);
   swiglu(gate_, up_);

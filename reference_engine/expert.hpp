@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "ferry/codec/packed.hpp"
 #include "ferry/model.hpp"
 #include "host_math.hpp"
 #include "model_config.hpp"
-#include "quantize.hpp"
 #include "safetensors.hpp"
 
 namespace ferry::engine {
@@ -17,7 +17,7 @@ namespace ferry::engine {
 /// How one expert lies in memory, as it crosses a link and sits in a slot:
 /// gate [width, hidden], up [width, hidden], down [hidden, width], one after another.
 ///
-/// At `full` in the checkpoint's type; at int8, int4 and int2 each as QuantizedLayout describes.
+/// At `full` in the checkpoint's type; at int8, int4 and int2 each as `packed` says, rounded to the nearest.
 struct ExpertLayout {
   std::uint32_t hidden = 0, width = 0;
   DType dtype = DType::bf16;  ///< at `full`
@@ -26,8 +26,11 @@ struct ExpertLayout {
   [[nodiscard]] std::uint64_t bytes(Precision p = Precision::full) const {
     if (p == Precision::skip) return 0;
     if (p == Precision::full) return std::uint64_t{3} * hidden * width * (dtype == DType::f32 ? 4 : 2);
-    const std::uint32_t bits = code_bits(p);
-    return 2 * QuantizedLayout{width, hidden, bits}.bytes() + QuantizedLayout{hidden, width, bits}.bytes();
+    return packed(0, p).bytes() + packed(1, p).bytes() + packed(2, p).bytes();
+  }
+  /// Matrix 0, 1 or 2, gate, up or down, at int8, int4 or int2.
+  [[nodiscard]] PackedLayout packed(int part, Precision p) const {
+    return {part == 2 ? hidden : width, part == 2 ? width : hidden, code_bits(p)};
   }
 };
 
@@ -41,6 +44,7 @@ class ExpertStore {
 
   /// Stores every expert at `p` as well, made from the full weights: the same bytes each time.
   /// What is stored already, and `skip`, which has no bytes, change nothing.
+  /// Throws InputError, naming the tensor, for a NaN or an infinity, and then changes nothing.
   void add(Precision p);
 
   /// Bit `1 << p` for every Precision p that is stored.
@@ -56,7 +60,8 @@ class ExpertStore {
 
  private:
   ExpertLayout layout_;
-  std::uint32_t experts_ = 0;
+  Architecture architecture_{};
+  std::uint32_t experts_ = 0;                                  // of a layer
   std::array<std::vector<std::byte>, precision_count> bytes_;  // by Precision
 };
 

@@ -1,11 +1,15 @@
 // The load of policies.hpp on a GPU, one thread a policy or core: the block is built on the host, copied to the device
-// and used there. The digest must be the host's, also when the host does the first half of the load.
+// and used there. The digest must be the host's, also when the host does the first half of the load. And packed weights,
+// which must be the same floats on both.
 // CI only compiles it. To run it: nvcc -std=c++20 -Iinclude -Itests tests/cuda/policies.cu -o policies && ./policies
 #include "cuda/policies.hpp"
 
 #include <cstdio>
 #include <cstdlib>
 #include <source_location>
+#include <vector>
+
+#include "ferry/codec/round_to_nearest.hpp"
 
 using namespace ferry;
 using namespace ferry::test::device;
@@ -62,6 +66,26 @@ std::uint64_t digest(const Parameters& parameters, std::uint32_t on_host) {
   return load.digest.value();
 }
 
+__global__ void unpack(PackedLayout m, const std::byte* packed, float* weights) {
+  unpack_row(m, packed, threadIdx.x, weights + std::size_t{threadIdx.x} * m.columns);
+}
+
+/// Whether a packed matrix is the same floats on the device, bit for bit.
+bool same_weights(const PackedLayout& m) {
+  std::vector<float> weights(std::size_t{m.rows} * m.columns), here(weights.size()), back(weights.size());
+  for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>((i * 7919) % 1013) / 500.0F - 1.0F;
+  std::vector<std::byte> packed(m.bytes());
+  if (pack(m, weights.data(), packed.data(), RoundToNearest{}) != no_weight) return false;
+  for (std::uint32_t row = 0; row < m.rows; ++row)
+    unpack_row(m, packed.data(), row, &here[std::size_t{row} * m.columns]);
+  const std::size_t bytes = back.size() * sizeof(float);
+  const OnDevice there(packed.data(), packed.size()), out(back.data(), bytes);
+  unpack<<<1, m.rows>>>(m, there.data(), reinterpret_cast<float*>(out.data()));
+  check(cudaGetLastError(), "launch");
+  check(cudaMemcpy(back.data(), out.data(), bytes, cudaMemcpyDeviceToHost), "cudaMemcpy from the device", bytes);
+  return std::memcmp(here.data(), back.data(), bytes) == 0;
+}
+
 }  // namespace
 
 int main() {
@@ -83,6 +107,13 @@ int main() {
   };
   for_each_policy(compare);
   for_each_core(compare);
+  for (const std::uint32_t bits : {8U, 4U, 2U}) {
+    for (const std::uint32_t group : {32U, 64U, 128U}) {
+      const bool same = same_weights({5, 333, bits, group});
+      std::printf("%u bits in groups of %-31u %s\n", bits, group, same ? "same" : "DIFFERENT");
+      if (!same) ++different;
+    }
+  }
   std::printf("%d differ\n", different);
   return different == 0 ? 0 : 1;
 }

@@ -1,15 +1,18 @@
-// Experts at low precision: bytes and groups worked by hand, and a decoder written from the documented layout alone.
-#include "quantize.hpp"
-
+// Experts at low precision: bytes worked by hand, a decoder written from the documented layout alone, and the errors of
+// the public hqq package.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "engine/prompts.hpp"
 #include "engine/tiny_checkpoint.hpp"
+#include "errors.hpp"
+#include "ferry/codec/hqq.hpp"
+#include "ferry/codec/round_to_nearest.hpp"
 #include "generate.hpp"
 
 namespace {
@@ -23,20 +26,15 @@ std::filesystem::path folder_of(const std::string& model) {
   return std::filesystem::path(FERRY_MODELS) / model;
 }
 
-std::vector<std::byte> coded(const QuantizedLayout& layout, const std::vector<float>& weights) {
-  std::vector<std::byte> out(layout.bytes(), std::byte{0xee});
-  quantize(layout, weights.data(), out.data());
+template <class Fit>
+std::vector<float> round_trip(const PackedLayout& layout, const std::vector<float>& weights, const Fit& fit) {
+  std::vector<std::byte> packed(layout.bytes());
+  REQUIRE(pack(layout, weights.data(), packed.data(), fit) == no_weight);
+  std::vector<float> out(weights.size());
+  for (std::uint32_t row = 0; row < layout.rows; ++row) {
+    unpack_row(layout, packed.data(), row, out.data() + std::size_t{row} * layout.columns);
+  }
   return out;
-}
-
-std::vector<float> decoded(const QuantizedLayout& layout, const std::vector<std::byte>& bytes) {
-  std::vector<float> out(std::size_t{layout.rows} * layout.columns);
-  dequantize(layout, bytes.data(), out.data());
-  return out;
-}
-
-std::vector<float> round_trip(const QuantizedLayout& layout, const std::vector<float>& weights) {
-  return decoded(layout, coded(layout, weights));
 }
 
 float float_at(const std::byte* bytes, std::size_t at) {
@@ -129,132 +127,9 @@ TEST_CASE("bytes of an expert at each precision are those worked by hand") {
   CHECK(mixtral.bytes(Precision::int4) == 3 * (12288 + 3072));
   CHECK(mixtral.bytes(Precision::int2) == 3 * (6144 + 3072));
   CHECK(ExpertLayout{128, 192, DType::f32}.bytes(Precision::int4) == 3 * (12288 + 3072));
-  // Ragged: 70 columns are a group of 64 and one of 6. 3 * 70 = 210 bytes fill 256, 3 * 2 groups of 8 fill 64.
-  CHECK(QuantizedLayout{3, 70, 8}.bytes() == 256 + 64);
-  CHECK(QuantizedLayout{3, 70, 4}.bytes() == 128 + 64);  // 3 * 35 = 105
-  CHECK(QuantizedLayout{3, 70, 2}.bytes() == 64 + 64);   // 70 * 2 = 140 bits are 18 bytes, 3 * 18 = 54
   // Differing matrices: 9 x 70 at 4 bits: 9 * 35 = 315 fill 320, 9 * 2 * 8 = 144 fill 192;
   // 70 x 9: 70 * 5 = 350 fill 384, 70 * 8 = 560 fill 576.
   CHECK(ExpertLayout{70, 9, DType::f32}.bytes(Precision::int4) == 2 * (320 + 192) + (384 + 576));
-}
-
-TEST_CASE("groups worked by hand: codes, packing, scale and minimum") {
-  struct Known {
-    unsigned bits;
-    std::vector<float> weights;
-    float scale, minimum;
-    std::vector<unsigned> codes;  // bytes
-    std::vector<float> rounded;
-  };
-  const Known all[] = {
-      {2, {0, 1, 2, 3}, 1, 0, {0b11'10'01'00}, {0, 1, 2, 3}},
-      {2, {3, 2, 1, 0, 3}, 1, 0, {0b00'01'10'11, 0b11}, {3, 2, 1, 0, 3}},
-      // (0.5 + 1) / 1 = 1.5 is half way and goes up; (0.25 + 1) / 1 = 1.25 goes down.
-      {2, {-1, 0.5, 2, 0.25}, 1, -1, {0b01'11'10'00}, {-1, 1, 2, 0}},
-      {2, {-0.75, -0.5, 0.75}, 0.5, -0.75, {0b11'01'00}, {-0.75, -0.25, 0.75}},
-      {4, {-8, 7, 0.25}, 1, -8, {0xf0, 0x08}, {-8, 7, 0}},
-      {4, {30, 0, 13}, 2, 0, {0x0f, 0x07}, {30, 0, 14}},  // 13 / 2 = 6.5 goes up
-      {8, {0, 255, 100.25, 100.5}, 1, 0, {0, 255, 100, 101}, {0, 255, 100, 101}},
-      {8, {-2, 125.5, 3}, 0.5, -2, {0, 255, 10}, {-2, 125.5, 3}},
-  };
-  for (const Known& k : all) {
-    CAPTURE(k.bits);
-    CAPTURE(k.weights[0]);
-    const QuantizedLayout layout{1, static_cast<std::uint32_t>(k.weights.size()), k.bits};
-    const auto bytes = coded(layout, k.weights);
-    REQUIRE(bytes.size() == 128);
-    for (std::size_t i = 0; i < 64; ++i) {
-      CHECK(std::to_integer<unsigned>(bytes[i]) == (i < k.codes.size() ? k.codes[i] : 0));
-    }
-    CHECK(float_at(bytes.data(), 64) == k.scale);
-    CHECK(float_at(bytes.data(), 68) == k.minimum);
-    for (std::size_t i = 72; i < 128; ++i) CHECK(bytes[i] == std::byte{0});
-    CHECK(decoded(layout, bytes) == k.rounded);
-  }
-}
-
-TEST_CASE("ragged rows: where each row and group lies") {
-  // Two rows of 66 at 4 bits: 33 bytes of codes a row, groups at 128: (0, 0), (0, 1), (1, 0), (1, 1).
-  const QuantizedLayout layout{2, 66, 4};
-  std::vector<float> weights(132, 0.0F);
-  weights[1] = 15;                      // row 0, group 0: scale 1, minimum 0
-  weights[64] = -1, weights[65] = 6.5;  // row 0, group 1: scale 0.5, minimum -1
-  weights[66] = 45;                     // row 1, group 0: scale 3, minimum 0
-  weights[130] = 7, weights[131] = 7;   // row 1, group 1: scale 0, minimum 7
-  const auto bytes = coded(layout, weights);
-  REQUIRE(bytes.size() == 192);
-  std::vector<unsigned> codes(66, 0);
-  codes[0] = 0xf0;
-  codes[32] = 0xf0;
-  codes[33] = 0x0f;
-  for (std::size_t i = 0; i < 128; ++i) CHECK(std::to_integer<unsigned>(bytes[i]) == (i < 66 ? codes[i] : 0));
-  const float groups[] = {1, 0, 0.5, -1, 3, 0, 0, 7};
-  for (std::size_t i = 0; i < 8; ++i) CHECK(float_at(bytes.data(), 128 + 4 * i) == groups[i]);
-  for (std::size_t i = 160; i < 192; ++i) CHECK(bytes[i] == std::byte{0});
-  CHECK(decoded(layout, bytes) == weights);
-}
-
-TEST_CASE("random matrices of any shape are within half a step, and decode as documented") {
-  test::Random random(5);
-  for (const std::uint32_t columns : {1U, 3U, 5U, 63U, 64U, 65U, 127U, 129U, 200U}) {
-    for (const unsigned bits : {8U, 4U, 2U}) {
-      CAPTURE(columns);
-      CAPTURE(bits);
-      const QuantizedLayout layout{3, columns, bits};
-      std::vector<float> weights(3 * columns);
-      for (float& w : weights) w = random.unit() - 0.5F;
-      const auto bytes = coded(layout, weights);
-      const auto rounded = decoded(layout, bytes);
-      check_error(weights.data(), rounded.data(), 3, columns, bits);
-      std::vector<float> naive;
-      CHECK(decode(bytes.data(), 3, columns, bits, naive) == bytes.size());
-      CHECK(rounded == naive);
-    }
-  }
-}
-
-TEST_CASE("equal weights are exact, and so are the largest floats, the smallest are no trouble") {
-  constexpr float most = std::numeric_limits<float>::max(), least = std::numeric_limits<float>::denorm_min();
-  for (const unsigned bits : {8U, 4U, 2U}) {
-    CAPTURE(bits);
-    for (const float w : {0.1F, -3.7F, 0.0F, most, -most, least}) {
-      const std::vector<float> weights(64, w);
-      CHECK(round_trip({1, 64, bits}, weights) == weights);
-    }
-    const std::vector<float> ends{-most, most, -most};  // their distance is no float
-    CHECK(round_trip({1, 3, bits}, ends) == ends);
-    // The step between these is no float: every code is 0.
-    CHECK(round_trip({1, 2, bits}, {0, least}) == std::vector<float>{0, 0});
-  }
-  // A step of 4/3 becomes 1, the nearest float: 4 is then beyond the last code.
-  CHECK(round_trip({1, 3, 2}, {0, 4 * least, 0}) == std::vector<float>{0, 3 * least, 0});
-}
-
-TEST_CASE("a group with a NaN or an infinity becomes NaN, its neighbours do not") {
-  constexpr float infinity = std::numeric_limits<float>::infinity();
-  for (const unsigned bits : {8U, 4U, 2U}) {
-    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), infinity, -infinity}) {
-      for (const std::size_t at : {0U, 64U, 100U, 127U, 129U}) {
-        CAPTURE(bits);
-        CAPTURE(bad);
-        CAPTURE(at);
-        std::vector<float> weights(130, 0.5F);
-        weights[at] = bad;
-        const auto rounded = round_trip({1, 130, bits}, weights);
-        for (std::size_t i = 0; i < weights.size(); ++i) {
-          if (i / 64 == at / 64) {
-            CHECK(std::isnan(rounded[i]));
-          } else {
-            CHECK(rounded[i] == 0.5F);
-          }
-        }
-      }
-    }
-    const QuantizedLayout layout{2, 70, bits};  // a poisoned slot
-    for (const float w : decoded(layout, std::vector<std::byte>(layout.bytes(), std::byte{0xff}))) {
-      CHECK(std::isnan(w));
-    }
-  }
 }
 
 void check_expert(const ExpertStore& store, ExpertId id, const std::vector<float>& full) {
@@ -347,6 +222,18 @@ TEST_CASE("a store holds full precision and what was added, the same bytes each 
   }
 }
 
+TEST_CASE("a checkpoint with a weight that is not finite is refused at low precision by the tensor's name") {
+  const std::string name = "model.layers.1.block_sparse_moe.experts.2.w2.weight";  // [8, 6]
+  test::TinyCheckpoint checkpoint;
+  checkpoint.values[name][5 * 6 + 3] = -std::numeric_limits<float>::infinity();
+  const test::TemporaryFolder folder;
+  checkpoint.write(folder.path());
+  ExpertStore store(Checkpoint(folder.path()), read_model_config(folder.path()));
+  const std::string expected = "tensor \"" + name + "\": the weight at [5, 3] is -inf, INT4 holds finite weights only";
+  CHECK_THROWS_WITH_AS(store.add(Precision::int4), expected.c_str(), InputError);
+  CHECK(store.precisions() == 0b10000);
+}
+
 /// The experts of a model after a round trip, as a store whose full precision they are.
 ExpertStore rounded_store(const std::filesystem::path& model, const ModelConfig& c, unsigned bits) {
   const test::TemporaryFolder folder;
@@ -355,8 +242,8 @@ ExpertStore rounded_store(const std::filesystem::path& model, const ModelConfig&
   std::string data;
   for (const auto& [name, t] : file.tensors()) {
     if (name.find(".experts.") == std::string::npos) continue;
-    const QuantizedLayout layout{static_cast<std::uint32_t>(t.shape[0]), static_cast<std::uint32_t>(t.shape[1]), bits};
-    const auto rounded = round_trip(layout, t.to_floats());
+    const PackedLayout layout{static_cast<std::uint32_t>(t.shape[0]), static_cast<std::uint32_t>(t.shape[1]), bits};
+    const auto rounded = round_trip(layout, t.to_floats(), RoundToNearest{});
     const std::size_t begin = data.size();
     data.append(reinterpret_cast<const char*>(rounded.data()), rounded.size() * sizeof(float));
     header[name] = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {begin, data.size()}}};
@@ -407,6 +294,49 @@ TEST_CASE("tiny-qwen-moe: INT8 costs next to nothing, INT4 no less, INT2 no less
 }
 TEST_CASE("tiny-mixtral: INT8 costs next to nothing, INT4 no less, INT2 no less") {
   check_quality("tiny-mixtral");
+}
+
+/// Mean of |a - b|, and of its power.
+std::pair<double, double> mean_errors(const std::vector<float>& a, const std::vector<float>& b, double power) {
+  double sum = 0, powers = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double error = std::abs(double{a[i]} - double{b[i]});
+    sum += error;
+    powers += std::pow(error, power);
+  }
+  return {sum / static_cast<double>(a.size()), powers / static_cast<double>(a.size())};
+}
+
+TEST_CASE("HQQ reconstructs the models' experts as the hqq package does, within 2%") {
+  const test::Json golden = read_json(std::filesystem::path(FERRY_GOLDENS) / "hqq.json");
+  double furthest = 0;
+  std::size_t compared = 0;
+  for (const test::Json& matrix : golden["matrices"]) {
+    const std::string model = matrix["model"], name = matrix["tensor"];
+    CAPTURE(name);
+    const Safetensors file(folder_of(model) / "model.safetensors");
+    REQUIRE(file.at(name).shape == matrix["shape"].get<std::vector<std::uint64_t>>());
+    const std::vector<float> stored = file.at(name).to_floats();
+    const double magnitude = mean_errors(stored, std::vector<float>(stored.size()), 1).first;
+    REQUIRE(std::abs(magnitude / matrix["mean_magnitude"].get<double>() - 1) < 1e-12);
+    for (const test::Json& errors : matrix["errors"]) {
+      CAPTURE(errors.dump());
+      auto off = [&](double ours, const char* theirs) { return std::abs(ours / errors[theirs].get<double>() - 1); };
+      const PackedLayout layout{matrix["shape"][0], matrix["shape"][1], errors["bits"], errors["group"]};
+      std::vector<float> weights = stored;
+      for (float& w : weights) w *= errors["factor"].get<float>();
+      const auto [hqq, power] = mean_errors(weights, round_trip(layout, weights, Hqq{}), golden["power"]);
+      const double nearest = mean_errors(weights, round_trip(layout, weights, RoundToNearest{}), 1).first;
+      CHECK(off(hqq, "hqq_mean_error") < 0.02);
+      CHECK(off(power, "hqq_mean_error_power") < 0.02);
+      CHECK(off(nearest, "nearest_mean_error") < 1e-4);
+      CHECK(hqq < nearest);
+      furthest = std::max({furthest, off(hqq, "hqq_mean_error"), off(power, "hqq_mean_error_power")});
+      ++compared;
+    }
+  }
+  CHECK(compared == 96);
+  MESSAGE("errors within " << 100 * furthest << "% of the package's");
 }
 
 }  // namespace

@@ -1,0 +1,71 @@
+/// @file
+/// HQQ: half-quadratic quantisation, which moves a group's zero point to where most weights lose little.
+#pragma once
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "ferry/codec/packed.hpp"
+#include "ferry/codec/round_to_nearest.hpp"
+
+namespace ferry {
+
+/// A fit for `pack`: the scale of RoundToNearest, and a minimum that makes sum |w - w'|^p small, p < 1: a few outliers
+/// may lose more so that the others lose less.
+///
+/// Source: Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models", Mobius Labs, 2023: the
+/// l_p problem is split in two, which take turns, beta growing by kappa each time (W: weights, W_q: their codes,
+/// W_r = minimum + W_q * scale: what is read back, W_e: the error granted to the outliers):
+///
+///   W_e     = shrink(W - W_r), shrink(x) = sign(x) max(0, |x| - |x|^(p - 1) / beta)
+///   minimum = mean(W - W_e - W_q * scale)    (their zero point is -minimum / scale = mean(W_q - (W - W_e) / scale))
+///
+/// Groups that are far smaller than 1 stay below the shrinkage, as beta is an absolute number: there W_e is 0, and the
+/// minimum is that of least squares. So it is in the authors' code, whose defaults are the ones here.
+///
+/// Guarantee: in mean absolute error over what is read back, no group is worse than with RoundToNearest.
+/// O(weights * iterations), no state. No weight is moved by more than the code's own half step, unless it lies outside
+/// the values from minimum to minimum + (2^bits - 1) * scale, which the first and the last code then stand for.
+///
+/// Deviations from the authors' code (package hqq, `optimize_weights_proximal`):
+/// - stops for each group by itself, as soon as its mean absolute error does not fall, not for the whole matrix;
+/// - keeps the best minimum seen, of which the first is RoundToNearest's, not the last;
+/// - works in double and judges minima that are rounded to float32, as stored;
+/// - does not limit scales to 1/20000 and more, nor call groups narrower than 0.0001 equal: both are for float16.
+struct Hqq {
+  double p = 0.7;                 ///< above 0, at most 1
+  double beta = 10;               ///< above 0
+  double kappa = 1.01;            ///< 1 or more
+  std::uint32_t iterations = 20;  ///< at most; 0: RoundToNearest
+
+  /// Throws ConfigError for parameters outside these ranges.
+  void validate() const {
+    if (p > 0 && p <= 1 && beta > 0 && std::isfinite(beta) && kappa >= 1 && std::isfinite(kappa)) return;
+    throw ConfigError("Hqq: p is " + std::to_string(p) + ", beta " + std::to_string(beta) + ", kappa " +
+                      std::to_string(kappa) + ", expected p above 0 and at most 1, beta above 0, kappa 1 or more");
+  }
+
+  /// weights: 1 or more, finite. bits: 8, 4 or 2.
+  [[nodiscard]] PackedGroup operator()(View<const float> weights, std::uint32_t bits) const noexcept {
+    PackedGroup group = RoundToNearest{}(weights, bits), best = group;
+    double least = std::numeric_limits<double>::infinity(), b = beta;
+    for (std::uint32_t i = 0; i <= iterations; ++i, b *= kappa) {
+      const double all_shrunk = std::pow(b, -1 / (2 - p));  // the |x| at which shrink(x) reaches 0
+      double error = 0, sum = 0;
+      for (const float w : weights) {
+        const std::uint32_t code = group.code(w, bits);
+        const double e = double{w} - double{group.weight(code)};
+        error += std::abs(e);
+        const double kept = std::abs(e) > all_shrunk ? e - std::copysign(std::pow(std::abs(e), p - 1) / b, e) : 0;
+        sum += double{w} - kept - code * double{group.scale};
+      }
+      if (!(error < least)) break;  // also of a minimum that no float holds
+      least = error;
+      best = group;
+      group.minimum = static_cast<float>(sum / weights.size);
+    }
+    return best;
+  }
+};
+
+}  // namespace ferry
