@@ -29,6 +29,7 @@ using Action = std::function<int()>;
 void add_run_commands(CLI::App& app, Action& chosen);
 void add_trace_commands(CLI::App& app, Action& chosen);
 void add_simulate_commands(CLI::App& app, Action& chosen);
+void add_eval_commands(CLI::App& app, Action& chosen);
 
 /// Standard output. A reader that has had enough is no error; a full disk is. Throws InputError.
 void print(std::string_view text);

@@ -50,6 +50,7 @@ int main(int argc, char** argv) {
   add_run_commands(app, chosen);
   add_trace_commands(app, chosen);
   add_simulate_commands(app, chosen);
+  add_eval_commands(app, chosen);
 
   try {
     std::vector<std::string> commands;
