@@ -151,7 +151,7 @@ TEST_CASE("fewer bits cost more, and results repeat") {
   CHECK(once.phase[1].bytes == again.phase[1].bytes);
 }
 
-TEST_CASE("eval prints a table and writes JSON; the whole is the sum of the texts") {
+TEST_CASE("eval prints a table and writes JSON, and the whole is the sum of the texts") {
   const TemporaryFolder folder;
   const std::string at = folder.path().string();
   write_file(folder.path() / "a", prompts()[0]);
