@@ -29,11 +29,11 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <iostream>
 #include <optional>
 #include <sstream>
 #include <thread>
 
+#include "bench_command.hpp"
 #include "budget.hpp"
 #include "calibrate.hpp"
 #include "errors.hpp"
@@ -471,20 +471,5 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--repeat", a.repeat, "runs of each stack")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--json", a.json, "write all numbers to this file")->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-    return run(a);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);
-  } catch (const CLI::ParseError& e) {
-    std::cerr << "free-running: " << e.what() << " (see --help)\n";
-  } catch (const InputError& e) {
-    std::cerr << "free-running: " << e.what() << '\n';
-  } catch (const ConfigError& e) {
-    std::cerr << "free-running: " << e.what() << '\n';
-  } catch (const std::exception& e) {
-    std::cerr << "free-running: " << e.what() << '\n';
-    return 1;
-  }
-  return 2;
+  return ferry::bench::parse_and_run(app, argc, argv, [&] { return run(a); });
 }

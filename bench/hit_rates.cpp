@@ -10,11 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <numeric>
 #include <optional>
 
+#include "bench_command.hpp"
 #include "data.hpp"
 #include "errors.hpp"
 #include "ferry/cache/fld.hpp"
@@ -451,20 +451,5 @@ int main(int argc, char** argv) {
   app.add_option("--curve", a.curve, "compare with this curve of the same trace (budget_mib,policy,hit_pct_cum,...)")
       ->type_name("FILE");
   app.add_option("--json", a.json, "write all counts to this file")->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-    return run(a);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);
-  } catch (const CLI::ParseError& e) {
-    std::cerr << "hit-rates: " << e.what() << " (see --help)\n";
-  } catch (const InputError& e) {
-    std::cerr << "hit-rates: " << e.what() << '\n';
-  } catch (const ConfigError& e) {
-    std::cerr << "hit-rates: " << e.what() << '\n';
-  } catch (const std::exception& e) {
-    std::cerr << "hit-rates: " << e.what() << '\n';
-    return 1;
-  }
-  return 2;
+  return ferry::bench::parse_and_run(app, argc, argv, [&] { return run(a); });
 }

@@ -9,11 +9,11 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 #include <iterator>
 #include <numeric>
 #include <optional>
 
+#include "bench_command.hpp"
 #include "data.hpp"
 #include "errors.hpp"
 #include "ferry/error.hpp"
@@ -303,20 +303,5 @@ int main(int argc, char** argv) {
     for (const Figure& f : of()) help += fmt::format("  {:<20} {}\n", f.name, f.what);
   }
   app.footer(help);
-  try {
-    app.parse(argc, argv);
-    return make(names, texts, json);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);
-  } catch (const CLI::ParseError& e) {
-    std::cerr << "papers: " << e.what() << " (see --help)\n";
-  } catch (const InputError& e) {
-    std::cerr << "papers: " << e.what() << '\n';
-  } catch (const ConfigError& e) {
-    std::cerr << "papers: " << e.what() << '\n';
-  } catch (const std::exception& e) {
-    std::cerr << "papers: " << e.what() << '\n';
-    return 1;
-  }
-  return 2;
+  return ferry::bench::parse_and_run(app, argc, argv, [&] { return make(names, texts, json); });
 }

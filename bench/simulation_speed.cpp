@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
-#include <iostream>
 #include <optional>
 
+#include "bench_command.hpp"
 #include "budget.hpp"
 #include "errors.hpp"
 #include "ferry/error.hpp"
@@ -173,20 +173,5 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--json", a.json, "write all numbers to this file")->type_name("FILE");
-  try {
-    app.parse(argc, argv);
-    return run(a);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);
-  } catch (const CLI::ParseError& e) {
-    std::cerr << "simulation-speed: " << e.what() << " (see --help)\n";
-  } catch (const InputError& e) {
-    std::cerr << "simulation-speed: " << e.what() << '\n';
-  } catch (const ConfigError& e) {
-    std::cerr << "simulation-speed: " << e.what() << '\n';
-  } catch (const std::exception& e) {
-    std::cerr << "simulation-speed: " << e.what() << '\n';
-    return 1;
-  }
-  return 2;
+  return ferry::bench::parse_and_run(app, argc, argv, [&] { return run(a); });
 }
