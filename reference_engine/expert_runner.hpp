@@ -8,13 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include "expert.hpp"
+#include "expert_store.hpp"
 #include "ferry/link/slot_memory.hpp"
 #include "ferry/metrics.hpp"
 #include "ferry/predictor/gate_bank.hpp"
 #include "ferry/sim/bounds.hpp"
 #include "ferry/sim/costs.hpp"
 #include "ferry/timeline.hpp"
+#include "host_math.hpp"
 #include "stack_config.hpp"
 
 namespace ferry::engine {

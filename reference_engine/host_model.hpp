@@ -6,8 +6,9 @@
 #include <functional>
 #include <vector>
 
-#include "expert.hpp"
 #include "expert_runner.hpp"
+#include "expert_store.hpp"
+#include "host_math.hpp"
 
 namespace ferry::engine {
 

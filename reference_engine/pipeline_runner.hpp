@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "expert_kernel.hpp"
 #include "expert_runner.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "ferry/link/virtual_clock.hpp"

@@ -1,4 +1,4 @@
-#include "expert.hpp"
+#include "expert_store.hpp"
 
 #include <fmt/format.h>
 
@@ -7,6 +7,7 @@
 
 #include "errors.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
+#include "host_math.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -27,15 +28,6 @@ const std::byte* widen(DType type, const std::byte* from, Eigen::Index rows, Eig
     default:
       return widen<float>(from, rows, columns, to);
   }
-}
-
-/// Matrix `part` of an expert as floats. Returns where the next one begins.
-const std::byte* to_floats(const ExpertLayout& layout, int part, Precision p, const std::byte* from, Matrix& to) {
-  const PackedLayout packed = layout.packed(part, p);  // rows and columns are the same at `full`
-  if (p == Precision::full) return widen(layout.dtype, from, packed.rows, packed.columns, to);
-  to.resize(packed.rows, packed.columns);
-  for (std::uint32_t row = 0; row < packed.rows; ++row) unpack_row(packed, from, row, to.row(row).data());
-  return from + packed.bytes();
 }
 
 std::string tensor_name(Architecture architecture, std::uint64_t layer, std::uint64_t expert, int part) {
@@ -104,16 +96,6 @@ std::uint8_t ExpertStore::precisions() const {
   unsigned stored = 0;
   for (std::uint32_t p = 0; p < precision_count; ++p) stored |= bytes_[p].empty() ? 0U : 1U << p;
   return static_cast<std::uint8_t>(stored);
-}
-
-void ExpertKernel::run(const std::byte* expert, Precision p, const Matrix& x, Matrix& y) {
-  expert = to_floats(layout_, 0, p, expert, weights_gate_);
-  expert = to_floats(layout_, 1, p, expert, weights_up_);
-  to_floats(layout_, 2, p, expert, weights_down_);
-  linear(x, weights_gate_, gate_);
-  linear(x, weights_up_, up_);
-  swiglu(gate_, up_);
-  linear(gate_, weights_down_, y);
 }
 
 }  // namespace ferry::engine
