@@ -8,7 +8,7 @@
 
 namespace ferry::engine {
 
-std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes) {
+std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes, const std::string& option) {
   std::size_t end = 0;
   double value = -1;
   try {
@@ -25,7 +25,7 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes) {
     const double bytes = value * factor;
     if (unit == name && bytes >= 0 && bytes < 9e18 && end > 0) return static_cast<std::uint64_t>(bytes);
   }
-  throw InputError(fmt::format("--budget {}: expected a share such as 25% or a size such as 8000000 or 64MiB", text));
+  throw InputError(fmt::format("{} {}: expected a share such as 25% or a size such as 8000000 or 64MiB", option, text));
 }
 
 PoolChoice pool_choice(const std::string& name) {

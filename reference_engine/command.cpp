@@ -28,7 +28,9 @@ void print(std::string_view text) {
 std::string stacks_help() {
   std::string text = "Stacks:\n";
   for (const StackInfo& s : all_stacks()) text += fmt::format("  {:<20} {}\n", s.name, s.what);
-  return text;
+  return text +
+         "  a file               such a stack with parameters, of `ferry calibrate`: with a slash, or ending in "
+         ".json\n";
 }
 
 void StackFlags::add_budget(CLI::App* c) {
@@ -42,9 +44,8 @@ void StackFlags::add_budget(CLI::App* c) {
 void StackFlags::add_parameters(CLI::App* c) {
   c->add_option("--pools", pools,
                 "slots: as the stack's paper has them, a pool for each layer, one over all layers, or the shallow "
-                "layers whole")
-      ->check(CLI::IsMember({"stack", "per-layer", "one", "shallow"}))
-      ->capture_default_str();
+                "layers whole (default: stack)")
+      ->check(CLI::IsMember({"stack", "per-layer", "one", "shallow"}));
   c->add_option("--t1", t1, "HOBBIT: full precision up to this unimportance (default: 0.6)")
       ->type_name("SHARE")
       ->check(CLI::Range(0.0, 1.0));
@@ -60,6 +61,15 @@ void StackFlags::add_parameters(CLI::App* c) {
   c->add_option("--low-bits", low_bits, "HOBBIT, Fate: what unimportant experts shrink to (default: 4 and 2)")
       ->type_name("2|4|8")
       ->check(CLI::IsMember({2, 4, 8}));
+  c->add_option("--high-bits", high_bits, "HOBBIT, Fate: what important experts have (default: the model's own, and 4)")
+      ->type_name("2|4|8")
+      ->check(CLI::IsMember({2, 4, 8}));
+  c->add_option("--cache-weights", cache_weights,
+                "HOBBIT: LRU,LFU,LHU,FLD in thousandths, 1000 in all (default: 700,100,100,100)")
+      ->type_name("W,W,W,W")
+      ->delimiter(',')
+      ->expected(4)
+      ->check(CLI::Range(0, 1000));
   c->add_option("--shallow-layers", shallow_layers, "Fate: layers that are cached whole first (default: 4)")
       ->type_name("N")
       ->check(CLI::Range(0, 65535));
@@ -71,59 +81,88 @@ void StackFlags::add_parameters(CLI::App* c) {
       ->check(CLI::Range(1, 4));
 }
 
-std::vector<std::pair<std::string, Json>> StackFlags::given() const {
-  std::vector<std::pair<std::string, Json>> all;
+Json StackFlags::given() const {
+  Json all = Json::object();
   auto share = [&](const char* name, const std::optional<float>& value) {
-    if (value) all.emplace_back(name, std::stod(fmt::format("{}", *value)));  // 0.6, not the float next to it
+    if (value) all[name] = std::stod(fmt::format("{}", *value));  // 0.6, not the float next to it
   };
   auto whole = [&](const char* name, const std::optional<std::uint32_t>& value) {
-    if (value) all.emplace_back(name, *value);
+    if (value) all[name] = *value;
   };
-  share("--t1", t1);
-  share("--t2", t2);
-  share("--alpha", alpha);
-  whole("--low-share", low_share);
-  whole("--shallow-layers", shallow_layers);
-  whole("--percentile", percentile);
-  whole("--depth", depth);
-  whole("--low-bits", low_bits);
+  share("t1", t1);
+  share("t2", t2);
+  share("alpha", alpha);
+  whole("low-share", low_share);
+  whole("shallow-layers", shallow_layers);
+  whole("percentile", percentile);
+  whole("depth", depth);
+  whole("low-bits", low_bits);
+  whole("high-bits", high_bits);
+  if (!cache_weights.empty()) all["cache-weights"] = cache_weights;
+  if (pools) all["pools"] = *pools;
   return all;
 }
 
+const NamedStack& StackFlags::named(const std::string& stack) const {
+  const auto found = named_.find(stack);
+  return found != named_.end() ? found->second : named_.emplace(stack, read_stack(stack)).first->second;
+}
+
+bool StackFlags::takes(const std::string& stack, const std::string& parameter) const {
+  const std::string& policies = named(stack).policies;
+  StackOptions o;
+  set(o, stack);
+  return parameter == "pools" ? find_stack(policies).chooses_pools
+                              : takes_parameter(policies, "--" + parameter, o.pools);
+}
+
 Json StackFlags::taken_by(const std::string& stack) const {
-  Json taken = Json::object();
-  for (const auto& [name, value] : given()) {
-    if (takes_parameter(stack, name, pool_choice(pools))) taken[name.substr(2)] = value;
+  Json taken = named(stack).parameters;
+  const Json flags = given();
+  for (const auto& [name, value] : flags.items()) {
+    if (takes(stack, name)) taken[name] = value;
   }
+  if (taken.contains("pools") && taken["pools"] == "stack") taken.erase("pools");
   return taken;
 }
 
 void StackFlags::check(const std::vector<std::string>& names) const {
-  for (const auto& parameter : given()) {
-    const std::string& p = parameter.first;
-    auto takes = [&](const std::string& stack) { return takes_parameter(stack, p, pool_choice(pools)); };
-    if (std::any_of(names.begin(), names.end(), takes)) continue;
+  std::vector<NamedStack> stacks;
+  std::vector<std::string> policies;
+  for (const std::string& name : names) {
+    stacks.push_back(named(name));
+    policies.push_back(stacks.back().policies);
+  }
+  check_labels(stacks);
+  const Json flags = given();
+  for (const auto& flag : flags.items()) {
+    const std::string& p = flag.key();
+    auto takes_it = [&](const std::string& stack) { return takes(stack, p); };
+    // A resident stack may be compared with others, whatever their pools.
+    if (p == "pools" || std::any_of(names.begin(), names.end(), takes_it)) continue;
     std::vector<std::string> those;
     for (const StackInfo& s : all_stacks()) {
-      if (takes(s.name)) those.push_back(s.name);
+      if (takes_it(s.name)) those.push_back(s.name);
     }
-    throw InputError(fmt::format("{}: {} has no such parameter; stacks that do: {}", p, fmt::join(names, ", "),
+    throw InputError(fmt::format("--{}: {} has no such parameter; stacks that do: {}", p, fmt::join(policies, ", "),
                                  fmt::join(those, ", ")));
   }
-  for (const std::string& name : names) static_cast<void>(find_stack(name));
 }
 
 void StackFlags::set(StackOptions& o, const std::string& stack) const {
-  o.stack = stack;
-  o.pools = pool_choice(pools);
-  o.t1 = t1;
-  o.t2 = t2;
-  o.alpha = alpha;
-  o.low_share_percent = low_share;
-  o.shallow_layers = shallow_layers;
-  o.percentile = percentile;
-  o.depth = depth;
-  o.low_bits = low_bits;
+  StackOptions fresh;
+  fresh.budget_bytes = o.budget_bytes;
+  fresh.max_rows = o.max_rows;
+  fresh.stack = named(stack).policies;
+  set_parameters(fresh, named(stack).parameters, stack + ": parameters");
+  set_parameters(fresh, given(), "the command line");
+  o = fresh;
+}
+
+std::vector<std::string> stack_files(const std::vector<std::string>& stacks) {
+  std::vector<std::string> files;
+  std::copy_if(stacks.begin(), stacks.end(), std::back_inserter(files), is_stack_file);
+  return files;
 }
 
 std::filesystem::path find_model(const std::string& name) {

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "budget.hpp"
 #include "expert_runner.hpp"
 #include "json.hpp"
+#include "stack_file.hpp"
 
 namespace ferry::engine {
 
@@ -30,6 +32,8 @@ void add_run_commands(CLI::App& app, Action& chosen);
 void add_trace_commands(CLI::App& app, Action& chosen);
 void add_simulate_commands(CLI::App& app, Action& chosen);
 void add_eval_commands(CLI::App& app, Action& chosen);
+void add_pack_command(CLI::App& app, Action& chosen);
+void add_calibrate_commands(CLI::App& app, Action& chosen);
 
 /// Standard output. A reader that has had enough is no error; a full disk is. Throws InputError.
 void print(std::string_view text);
@@ -40,25 +44,37 @@ extern const CLI::Validator not_empty;
 /// The stacks with a line each, for help.
 std::string stacks_help();
 
-/// Options about stacks that several commands have.
+/// Options about stacks that several commands have. A stack is a policy stack's name or a stack file; what the command
+/// line says wins over the file.
 struct StackFlags {
-  std::string budget = "25%", pools = "stack";
+  std::string budget = "25%";
+  std::optional<std::string> pools;
   std::optional<float> t1, t2, alpha;
-  std::optional<std::uint32_t> low_share, low_bits, shallow_layers, percentile, depth;
+  std::optional<std::uint32_t> low_share, low_bits, high_bits, shallow_layers, percentile, depth;
+  std::vector<std::uint32_t> cache_weights;  ///< four, or none
 
   void add_budget(CLI::App* command);
   void add_parameters(CLI::App* command);
-  /// Refuses unknown stacks, and parameters that none of them has.
+  /// Refuses unknown stacks, files that are no stack files, parameters that none of them has, and two that would be
+  /// called alike in reports.
   void check(const std::vector<std::string>& stacks) const;
   /// The options of one stack, all but its memory and rows.
   void set(StackOptions& options, const std::string& stack) const;
-  /// The given parameters of policies that the stack takes, for reports.
+  /// The parameters that the stack was given, for reports.
   [[nodiscard]] Json taken_by(const std::string& stack) const;
+  /// Read once, when it is first named. Throws InputError.
+  [[nodiscard]] const NamedStack& named(const std::string& stack) const;
+  /// Whether it takes a parameter, named without dashes.
+  [[nodiscard]] bool takes(const std::string& stack, const std::string& parameter) const;
+  /// The parameters that the command line has, without dashes.
+  [[nodiscard]] Json given() const;
 
  private:
-  /// The parameters of policies that were given, as the command spells them.
-  [[nodiscard]] std::vector<std::pair<std::string, Json>> given() const;
+  mutable std::map<std::string, NamedStack> named_;
 };
+
+/// Those of the names that are files.
+std::vector<std::string> stack_files(const std::vector<std::string>& stacks);
 
 /// A bundled model by its name, or a folder.
 std::filesystem::path find_model(const std::string& name);

@@ -9,6 +9,7 @@
 #include "eval.hpp"
 #include "ferry/macros.hpp"
 #include "machine.hpp"
+#include "model_flags.hpp"
 #include "output_file.hpp"
 
 namespace ferry::engine {
@@ -16,13 +17,15 @@ namespace {
 
 struct Arguments {
   StackFlags flags;
-  std::string model = "tiny-qwen-moe", machine = "rtx3090-pcie3", phase = "decode", json;
+  ModelFlags model;
+  std::string machine = "rtx3090-pcie3", phase = "decode", json;
   std::vector<std::string> texts, stacks = {"fate", "hobbit", "importance-driven"};
   EvalOptions eval;
   std::uint64_t bytes = ~std::uint64_t{0};
 };
 
 struct Stack {
+  std::string label;
   RunnerOptions options;
   std::uint64_t arena_bytes = 0;
   std::vector<Evaluated> texts;  ///< as far as they were run
@@ -72,7 +75,7 @@ Json to_json(const Evaluated& e) {
 std::string to_table(const std::vector<Stack>& stacks, const std::vector<std::string>& names, Phase phase,
                      const ExpertLayout& layout) {
   std::size_t width = 5;
-  for (const Stack& s : stacks) width = std::max(width, s.options.stack.size());
+  for (const Stack& s : stacks) width = std::max(width, s.label.size());
   auto percent = [](std::uint64_t part, std::uint64_t whole) {
     return whole == 0 ? std::string("-")
                       : fmt::format("{:.1f}%", 100 * static_cast<double>(part) / static_cast<double>(whole));
@@ -102,7 +105,7 @@ std::string to_table(const std::vector<Stack>& stacks, const std::vector<std::st
     out += fmt::format("  {:<{}}  {:>8}  {:>9}  {:>8}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}\n",
                        "stack", width, "bits", "change", "KL, bits", "same top", "hits", "missed", "substit", "skip",
                        "host", "low", "copied");
-    for (const Stack& s : stacks) out += line(s.options.stack, of(s));
+    for (const Stack& s : stacks) out += line(s.label, of(s));
   };
   for (std::size_t t = 0; t < stacks[0].texts.size(); ++t) {
     block(names[t], [t](const Stack& s) { return s.texts[t]; });
@@ -115,6 +118,8 @@ int eval(const Arguments& a) {
   a.flags.check(a.stacks);  // before the model is read
   std::vector<std::string> inputs = a.texts;
   inputs.push_back(a.machine);
+  inputs.push_back(a.model.store);
+  for (const std::string& file : stack_files(a.stacks)) inputs.push_back(file);
   check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;
   if (!a.json.empty()) json_file.emplace(a.json);
@@ -128,15 +133,19 @@ int eval(const Arguments& a) {
     names.push_back(std::filesystem::path(file).filename().string());
   }
 
-  HostModel model(find_model(a.model));
   EvalOptions options = a.eval;
   options.phase = a.phase == "decode" ? Phase::decode : Phase::prefill;
-  options.check(model.config());
   std::vector<Stack> stacks(a.stacks.size());
+  std::vector<StackOptions> wanted(1);
+  wanted[0].stack = "resident";
   for (std::size_t i = 0; i < stacks.size(); ++i) {
+    stacks[i].label = a.flags.named(a.stacks[i]).label;
     a.flags.set(stacks[i].options, a.stacks[i]);
-    model.add_precisions(precisions_for(stacks[i].options));
+    wanted.push_back(stacks[i].options);
   }
+  const std::unique_ptr<HostModel> opened = a.model.open(wanted);
+  HostModel& model = *opened;
+  options.check(model.config());
   const ModelShape shape = model_shape(model.config(), model.store(), options.max_rows());
   const std::uint64_t budget = parse_budget(a.flags.budget, shape.all_bytes());
   const Machine machine = read_machine(a.machine);
@@ -174,15 +183,17 @@ int eval(const Arguments& a) {
   print(to_table(stacks, names, options.phase, model.store().layout()));
   if (stop) print("interrupted: the last text only as far as it was run\n");
   Json all = Json::array();
-  for (const Stack& s : stacks) {
+  for (std::size_t i = 0; i < stacks.size(); ++i) {
+    const Stack& s = stacks[i];
     Json json = to_json(s.all());
     json["ferry"] = FERRY_VERSION;
-    json["model"] = model_name(a.model);
+    json["model"] = model_name(a.model.model);
     json["stack"] = s.options.stack;
+    if (is_stack_file(a.stacks[i])) json["stack_file"] = s.label;
     json["machine"] = machine.name;
     json["device"] = "virtual clock";
-    json["parameters"] = a.flags.taken_by(s.options.stack);
-    json["pools"] = a.flags.pools;
+    json["parameters"] = a.flags.taken_by(a.stacks[i]);
+    json["pools"] = json["parameters"].value("pools", "stack");
     json["budget_asked_bytes"] = budget;
     json["budget_bytes"] = s.arena_bytes;
     json["phase"] = a.phase;
@@ -207,16 +218,14 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
   const auto a = std::make_shared<Arguments>();
   CLI::App* c =
       app.add_subcommand("eval", "measure what stacks cost in quality: bits a byte, beside the resident model");
-  c->add_option("--model", a->model, "folder with config.json and safetensors, or a bundled model's name")
-      ->type_name("FOLDER")
-      ->check(not_empty)
-      ->capture_default_str();
+  a->model.add_model(c);
+  a->model.add_experts(c);
   c->add_option("--text", a->texts, "texts to foretell, byte by byte")
       ->type_name("FILES")
       ->check(not_empty)
       ->required();
-  c->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below")
-      ->type_name("NAMES")
+  c->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
+      ->type_name("NAMES|FILES")
       ->delimiter(',')
       ->capture_default_str();
   a->flags.add_budget(c);

@@ -11,7 +11,9 @@
 #include "errors.hpp"
 #include "generate.hpp"
 #include "machine.hpp"
+#include "model_flags.hpp"
 #include "output_file.hpp"
+#include "pack.hpp"
 #include "report.hpp"
 
 namespace ferry::engine {
@@ -19,7 +21,8 @@ namespace {
 
 struct Arguments {
   StackFlags flags;
-  std::string model = "tiny-qwen-moe", stack = "lru", machine, json, timeline;
+  ModelFlags model;
+  std::string stack = "lru", machine, json, timeline;
   std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0;
   double temperature = 0;
@@ -33,6 +36,8 @@ class Runs {
   Runs(const Arguments& a, const std::vector<std::string>& stacks) : a_(a) {
     std::vector<std::string> inputs = a.prompt_files;
     inputs.push_back(a.machine);
+    inputs.push_back(a.model.store);
+    for (const std::string& file : stack_files(stacks)) inputs.push_back(file);
     check_outputs({a.json, a.timeline}, inputs);
     if (!a.json.empty()) json_.emplace(a.json);
     if (!a.timeline.empty()) timeline_.emplace(a.timeline);
@@ -50,12 +55,9 @@ class Runs {
     options_.temperature = a.temperature;
     options_.seed = a.seed;
     options_.stop = &stop;
-    model_.emplace(find_model(a.model));
-    for (const std::string& s : stacks) {
-      StackOptions o;
-      a.flags.set(o, s);
-      model_->add_precisions(precisions_for(o));
-    }
+    std::vector<StackOptions> wanted(stacks.size());
+    for (std::size_t i = 0; i < stacks.size(); ++i) a.flags.set(wanted[i], stacks[i]);
+    model_ = a.model.open(wanted);
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
     budget_ = parse_budget(a.flags.budget, shape_.all_bytes());
     for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
@@ -88,6 +90,7 @@ class Runs {
 
   RunReport run(const std::string& stack, bool stream) {
     calibrate();
+    const StoreReads before = model_->store().reads();
     const auto runner = make(stack, throttle_);
     GenerateOptions g = options_;
     ProgressLine progress("prefill, tokens", 0);
@@ -115,8 +118,11 @@ class Runs {
       timeline_->commit(text.str());
     }
     RunReport facts;
-    facts.model = model_name(a_.model);
-    facts.stack = stack;
+    facts.model = model_name(a_.model.model);
+    facts.store = model_->store().reads().since(before);
+    facts.stack = a_.flags.named(stack).policies;
+    if (is_stack_file(stack)) facts.stack_file = a_.flags.named(stack).label;
+    facts.parameters = a_.flags.taken_by(stack);
     facts.machine = machine_ ? machine_->name : "";
     facts.budget_asked_bytes = budget_;
     facts.all_expert_bytes = shape_.all_bytes();
@@ -147,7 +153,7 @@ class Runs {
   const Arguments& a_;
   std::optional<OutputFile> json_, timeline_;
   std::optional<Machine> machine_;
-  mutable std::optional<HostModel> model_;
+  std::unique_ptr<HostModel> model_;
   GenerateOptions options_;
   ModelShape shape_;
   std::uint64_t budget_ = 0, throttle_ = 0;
@@ -157,7 +163,7 @@ int run(const Arguments& a) {
   a.flags.check({a.stack});  // before the model is read
   Runs runs(a, {a.stack});
   runs.check(a.stack);
-  if (find_stack(a.stack).keeps_everything) {
+  if (find_stack(a.flags.named(a.stack).policies).keeps_everything) {
     std::cerr << "note: " << a.stack << " keeps every expert, whatever the budget\n";
   }
   const RunReport report = runs.run(a.stack, true);
@@ -189,8 +195,36 @@ int compare(const Arguments& a) {
   return reports.back().generated.interrupted ? 128 + stopped_by : 0;
 }
 
+int inspect_store(const std::string& file) {
+  const auto blocks = open_blocks(file);
+  const StoreFacts f = read_store(*blocks, file).facts;
+  std::string precisions;
+  for (const Precision p : f.stored()) {
+    precisions += fmt::format("  {:<5} {} bytes an expert, {} in all\n", f.layout.name(p), f.layout.bytes(p),
+                              f.all_experts() * f.layout.bytes(p));
+  }
+  print(
+      fmt::format("{}: experts of {}\n"
+                  "  {} layers of {} experts, hidden {}, width {}, {} bytes in all\n"
+                  "  low precision by {}, groups of {}\n{}",
+                  file, f.model, f.layers, f.experts, f.layout.hidden, f.layout.width, f.file_bytes(),
+                  f.quantizer == Quantizer::hqq ? "HQQ" : "rounding to the nearest", f.layout.group, precisions));
+  ProgressLine line("reading, bytes");
+  const std::uint64_t read = verify_store(file, [&](std::uint64_t done, std::uint64_t all) {
+    line.show(done, all);
+    return !stop;
+  });
+  if (stop) {
+    print(fmt::format("interrupted: {} bytes are as they were written\n", read));
+    return 128 + stopped_by;
+  }
+  print("every expert is as it was written\n");
+  return 0;
+}
+
 int inspect(const Arguments& a) {
-  HostModel model(find_model(a.model));
+  if (!a.model.store.empty()) return inspect_store(a.model.store);
+  HostModel model(find_model(a.model.model));
   const ModelConfig& c = model.config();
   const ModelShape shape = model_shape(c, model.store(), 1);
   const std::uint64_t expert = model.store().layout().bytes(), all = shape.all_bytes();
@@ -203,7 +237,7 @@ int inspect(const Arguments& a) {
       "  experts {} a layer, top-{}, width {}{}\n"
       "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
       "budget {} = {} bytes ({:.1f}% of all experts)\n",
-      a.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts,
+      a.model.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts,
       c.top_k, c.expert_width, c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "",
       expert, types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
       a.flags.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)));
@@ -224,13 +258,11 @@ int inspect(const Arguments& a) {
 void add_run_commands(CLI::App& app, Action& chosen) {
   const auto a = std::make_shared<Arguments>();
   auto model = [&](CLI::App* c) {
-    c->add_option("--model", a->model, "folder with config.json and safetensors, or a bundled model's name")
-        ->type_name("FOLDER")
-        ->check(not_empty)
-        ->capture_default_str();
+    a->model.add_model(c);
     a->flags.add_budget(c);
   };
   auto generation = [&](CLI::App* c) {
+    a->model.add_experts(c);
     a->flags.add_parameters(c);
     c->add_option("--prompt", a->prompts, "text to continue; several make a batch")
         ->type_name("TEXT")
@@ -265,8 +297,8 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   model(run_command);
   generation(run_command);
   run_command->footer(stacks_help());
-  run_command->add_option("--stack", a->stack, "policy stack, from the list below")
-      ->type_name("NAME")
+  run_command->add_option("--stack", a->stack, "policy stack, from the list below, or a file")
+      ->type_name("NAME|FILE")
       ->check(not_empty)
       ->capture_default_str();
   run_command->add_option("--timeline", a->timeline, "write a Chrome/Perfetto timeline to this file")
@@ -276,12 +308,16 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   model(compare_command);
   generation(compare_command);
   compare_command->footer(stacks_help());
-  compare_command->add_option("--stacks", a->stacks, "comma-separated, from the list below")
-      ->type_name("NAMES")
+  compare_command->add_option("--stacks", a->stacks, "comma-separated, from the list below, or files")
+      ->type_name("NAMES|FILES")
       ->delimiter(',')
       ->capture_default_str();
-  CLI::App* inspect_command = app.add_subcommand("inspect", "print a model's shape and what fits in a budget");
+  CLI::App* inspect_command =
+      app.add_subcommand("inspect", "print a model's shape and what fits in a budget; or check a store");
   model(inspect_command);
+  inspect_command->add_option("--store", a->model.store, "print what this file has, and read all of it")
+      ->type_name("FILE")
+      ->check(not_empty);
   run_command->callback([a, &chosen] { chosen = [a] { return run(*a); }; });
   compare_command->callback([a, &chosen] { chosen = [a] { return compare(*a); }; });
   inspect_command->callback([a, &chosen] { chosen = [a] { return inspect(*a); }; });

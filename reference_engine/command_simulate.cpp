@@ -8,7 +8,6 @@
 #include <sstream>
 #include <thread>
 
-#include "calibrate.hpp"
 #include "command.hpp"
 #include "errors.hpp"
 #include "html_report.hpp"
@@ -37,7 +36,9 @@ struct Arguments {
 
 int simulate_command(const Arguments& a) {
   a.flags.check(a.stacks);
-  check_outputs({a.json, a.timeline}, {a.trace, a.machine, a.as_shape});
+  std::vector<std::string> inputs = stack_files(a.stacks);
+  inputs.insert(inputs.end(), {a.trace, a.machine, a.as_shape});
+  check_outputs({a.json, a.timeline}, inputs);
   if (!a.timeline.empty() && a.stacks.size() > 1) {
     throw InputError(fmt::format("--timeline: of one stack, but {} are named", a.stacks.size()));
   }
@@ -61,13 +62,14 @@ int simulate_command(const Arguments& a) {
   Json all = Json::array();
   for (const std::string& s : a.stacks) {
     a.flags.set(o, s);
-    ProgressLine line(s + ", tokens");
+    ProgressLine line(a.flags.named(s).label + ", tokens");
     o.progress = [&line](std::uint64_t done, std::uint64_t total) {
       if (done % 64 == 0) line.show(done, total);
       return !stop;
     };
     std::vector<Span> spans;
     reports.push_back(run_simulation(setting, o, a.flags.taken_by(s), timeline_file ? &spans : nullptr));
+    if (is_stack_file(s)) reports.back().stack_file = a.flags.named(s).label;
     all.push_back(to_json(reports.back()));
     if (timeline_file) {
       std::ostringstream text;
@@ -95,15 +97,16 @@ int sweep_command(const Arguments& a) {
   }
   grid.costs = cost_sources.at(a.costs);
   grid.as_shape = a.as_shape;
-  grid.pools = a.flags.pools;
+  grid.pools = a.flags.pools.value_or("stack");
   grid.bounds = bound_choices.at(a.bounds);
   grid.max_tokens = a.tokens;
-  for (const std::string& s : grid.stacks) static_cast<void>(find_stack(s));
+  for (const std::string& s : grid.stacks) static_cast<void>(read_stack(s));
   if (a.merge > 0) {
     print(fmt::format("{}: {} runs\n", a.out, merge_sweep(grid, a.out, a.merge)));
     return 0;
   }
-  std::vector<std::string> inputs = grid.traces;
+  std::vector<std::string> inputs = stack_files(grid.stacks);
+  inputs.insert(inputs.end(), grid.traces.begin(), grid.traces.end());
   inputs.insert(inputs.end(), grid.machines.begin(), grid.machines.end());
   inputs.push_back(grid.as_shape);
   check_outputs({a.out}, inputs);
@@ -162,23 +165,6 @@ int report_command(const Arguments& a) {
   return 0;
 }
 
-int calibrate_command(const Arguments& a) {
-  OutputFile out(a.out);
-  ProgressLine line("measurements", 0);
-  const Json machine = calibrate_machine(a.machine, [&line](std::uint64_t done, std::uint64_t total) {
-    line.show(done, total);
-    return !stop;
-  });
-  if (machine.is_null()) return 128 + stopped_by;
-  out.commit(machine.dump(2) + "\n");
-  auto value = [&](const char* part, const char* field) { return machine[part][field]["value"].get<double>(); };
-  print(fmt::format("{}: link {:.1f} GB/s and {:.1f} us, memory {:.1f} GB/s, {:.1f} Gflop/s\n", a.out,
-                    value("link", "effective_bytes_per_s") * 1e-9, value("link", "latency_s") * 1e6,
-                    value("device_memory", "effective_bytes_per_s") * 1e-9,
-                    value("device_compute", "effective_flops") * 1e-9));
-  return 0;
-}
-
 void add_common(CLI::App* c, Arguments& a) {
   std::vector<std::string> sources, bounds;
   for (const auto& [name, value] : cost_sources) sources.push_back(name);
@@ -211,8 +197,8 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
       ->type_name("NAME|FILE")
       ->check(not_empty)
       ->capture_default_str();
-  s->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below")
-      ->type_name("NAMES")
+  s->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
+      ->type_name("NAMES|FILES")
       ->delimiter(',')
       ->capture_default_str();
   a->flags.add_budget(s);
@@ -240,19 +226,24 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   };
   list("--traces", a->traces, "traces of `ferry trace`")->required();
   list("--machines", a->machines, "names from the list below, or files")->required();
-  list("--stacks", a->stacks, "from the list below")->required();
+  list("--stacks", a->stacks, "from the list below, or files")->required();
   list("--budgets", a->budgets, "shares (25%) or sizes (64MiB)")->capture_default_str();
   list("--batches", a->batches, "sequences decoded together")->check(CLI::Range(1, 4096))->capture_default_str();
-  w->add_option("--pools", a->flags.pools, "slots: see ferry simulate")
-      ->check(CLI::IsMember({"stack", "per-layer", "one", "shallow"}))
-      ->capture_default_str();
+  w->add_option("--pools", a->flags.pools, "slots: see ferry simulate (default: stack)")
+      ->check(CLI::IsMember({"stack", "per-layer", "one", "shallow"}));
   struct Named {
     const char* name;
     double least, most;
   };
-  constexpr Named named[] = {{"--t1", 0, 1},           {"--t2", 0, 1},       {"--alpha", 0, 1},
-                             {"--low-share", 0, 100},  {"--low-bits", 2, 8}, {"--shallow-layers", 0, 65535},
-                             {"--percentile", 0, 100}, {"--depth", 1, 4}};
+  constexpr Named named[] = {{"--t1", 0, 1},
+                             {"--t2", 0, 1},
+                             {"--alpha", 0, 1},
+                             {"--low-share", 0, 100},
+                             {"--low-bits", 2, 8},
+                             {"--high-bits", 2, 8},
+                             {"--shallow-layers", 0, 65535},
+                             {"--percentile", 0, 100},
+                             {"--depth", 1, 4}};
   for (const Named& n : named) a->parameters.push_back({n.name, {}});
   for (std::size_t i = 0; i < std::size(named); ++i) {
     list(named[i].name, a->parameters[i].values, "values of this parameter, for the stacks that take it")
@@ -285,17 +276,6 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   r->add_option("--timeline", a->timeline, "a timeline to draw, too")->type_name("FILE")->check(not_empty);
   r->add_option("--title", a->title, "of the page")->type_name("TEXT")->capture_default_str();
   r->callback([a, &chosen] { chosen = [a] { return report_command(*a); }; });
-
-  CLI::App* calibrate = app.add_subcommand("calibrate", "measure what simulations need");
-  calibrate->require_subcommand(1);
-  CLI::App* m = calibrate->add_subcommand("machine", "measure this machine, and write a machine file for --machine");
-  m->add_option("--out", a->out, "the machine file (.json)")->type_name("FILE")->check(not_empty)->required();
-  const auto name = std::make_shared<std::string>("this-machine");
-  m->add_option("--name", *name, "its name in reports")->type_name("NAME")->check(not_empty)->capture_default_str();
-  m->callback([a, name, &chosen] {
-    a->machine = *name;
-    chosen = [a] { return calibrate_command(*a); };
-  });
 }
 
 }  // namespace ferry::engine

@@ -25,7 +25,9 @@ struct Arguments {
 
 int record(const Arguments& a) {
   a.flags.check({a.stack});
-  check_outputs({a.out}, {a.text});
+  std::vector<std::string> inputs = stack_files({a.stack});
+  inputs.push_back(a.text);
+  check_outputs({a.out}, inputs);
   const std::string text = read_text("--text", a.text);
   HostModel model(find_model(a.model));
   RunnerOptions o;
@@ -49,7 +51,8 @@ int record(const Arguments& a) {
   const auto made = record_text(model, *runner, model_name(a.model), text, r);
   made->source = fmt::format("{} over {}", model_name(a.model), std::filesystem::path(a.text).filename().string());
   if (!made->trace.partial.empty()) {
-    made->residency = fmt::format("{}, {} bytes of experts on {}", a.stack, runner->arena_bytes(), machine.name);
+    made->residency =
+        fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label, runner->arena_bytes(), machine.name);
   }
   made->write(a.out);
   print(fmt::format("{}: {} tokens in {} sequences{}\n", a.out, made->trace.tokens, made->trace.sequences(),
@@ -157,7 +160,7 @@ void add_trace_commands(CLI::App& app, Action& chosen) {
   r->add_option("--tokens", a->record.tokens, "stop after about so many")->type_name("N")->check(CLI::Range(1U, ~0U));
   r->add_option("--stack", a->stack,
                 "run under this stack; importance+pre also gives the scores of partial hidden states")
-      ->type_name("NAME")
+      ->type_name("NAME|FILE")
       ->check(not_empty)
       ->capture_default_str();
   r->add_option("--machine", a->machine, "whose times decide what is resident then: a name or a file")

@@ -1,45 +1,25 @@
 #include "expert_kernel.hpp"
 
 namespace ferry::engine {
-namespace {
 
-template <class T>
-const std::byte* widen(const std::byte* from, Eigen::Index rows, Eigen::Index columns, Matrix& to) {
-  using Stored = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  to = Eigen::Map<const Stored>(reinterpret_cast<const T*>(from), rows, columns).template cast<float>();
-  return from + static_cast<std::size_t>(rows * columns) * sizeof(T);
-}
-
-const std::byte* widen(DType type, const std::byte* from, Eigen::Index rows, Eigen::Index columns, Matrix& to) {
-  switch (type) {
-    case DType::bf16:
-      return widen<Eigen::bfloat16>(from, rows, columns, to);
-    case DType::f16:
-      return widen<Eigen::half>(from, rows, columns, to);
-    default:
-      return widen<float>(from, rows, columns, to);
+template <class Layout>
+void ExpertKernel::run(const Layout& wide, const Layout& narrow, const std::byte* expert, const Matrix& x, Matrix& y) {
+  product_.run(wide, expert, x, gate_);
+  product_.run(wide, expert + wide.bytes(), x, up_);
+  for (Eigen::Index i = 0; i < gate_.rows(); ++i) {
+    // Into a vector of its own: which elements share a vector register must not depend on where the row begins.
+    activated_ = gate_.row(i).array() / (1.0F + (-gate_.row(i).array()).exp()) * up_.row(i).array();
+    gate_.row(i) = activated_;
   }
+  product_.run(narrow, expert + 2 * wide.bytes(), gate_, y);
 }
-
-/// Matrix `part` of an expert as floats. Returns where the next one begins.
-const std::byte* to_floats(const ExpertLayout& layout, int part, Precision p, const std::byte* from, Matrix& to) {
-  const PackedLayout packed = layout.packed(part, p);  // rows and columns are the same at `full`
-  if (p == Precision::full) return widen(layout.dtype, from, packed.rows, packed.columns, to);
-  to.resize(packed.rows, packed.columns);
-  for (std::uint32_t row = 0; row < packed.rows; ++row) unpack_row(packed, from, row, to.row(row).data());
-  return from + packed.bytes();
-}
-
-}  // namespace
 
 void ExpertKernel::run(const std::byte* expert, Precision p, const Matrix& x, Matrix& y) {
-  expert = to_floats(layout_, 0, p, expert, weights_gate_);
-  expert = to_floats(layout_, 1, p, expert, weights_up_);
-  to_floats(layout_, 2, p, expert, weights_down_);
-  linear(x, weights_gate_, gate_);
-  linear(x, weights_up_, up_);
-  swiglu(gate_, up_);
-  linear(gate_, weights_down_, y);
+  if (p == Precision::full) {
+    run(layout_.plain(0), layout_.plain(2), expert, x, y);
+  } else {
+    run(layout_.packed(0, p), layout_.packed(2, p), expert, x, y);
+  }
 }
 
 }  // namespace ferry::engine

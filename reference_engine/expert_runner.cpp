@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "errors.hpp"
+#include "ferry/error.hpp"
 #include "pipeline_runner.hpp"
 #include "suggest.hpp"
 
@@ -51,10 +53,11 @@ double memory_bytes_per_s() {
 
 }  // namespace
 
-Nanoseconds copy_cost(const RunnerOptions& o, std::uint64_t bytes) {
+Nanoseconds copy_cost(const RunnerOptions& o, const ExpertStore& store, std::uint64_t bytes) {
   if (o.virtual_costs) return o.virtual_costs->copy(bytes);
   const double per_s = o.link_bytes_per_s > 0 ? static_cast<double>(o.link_bytes_per_s) : memory_bytes_per_s();
-  return static_cast<Nanoseconds>(static_cast<double>(bytes) * 1e9 / per_s);
+  const double disk = store.read_bytes_per_s(), s = 1 / per_s + (disk > 0 ? 1 / disk : 0);
+  return static_cast<Nanoseconds>(static_cast<double>(bytes) * 1e9 * s);
 }
 
 const std::vector<StackInfo>& all_stacks() {
@@ -70,7 +73,7 @@ const StackInfo& find_stack(const std::string& name) {
   return entry(name).info;
 }
 
-Precision precision_of_bits(std::uint32_t bits) {
+Precision precision_of_bits(std::uint32_t bits, const char* option) {
   switch (bits) {
     case 2:
       return Precision::int2;
@@ -79,14 +82,29 @@ Precision precision_of_bits(std::uint32_t bits) {
     case 8:
       return Precision::int8;
     default:
-      throw InputError(fmt::format("--low-bits {}: expected 2, 4 or 8", bits));
+      throw InputError(fmt::format("{} {}: expected 2, 4 or 8", option, bits));
   }
+}
+
+void check_pair(Precision low, Precision high) {
+  if (low < high) return;
+  const char* names[] = {"", "INT2", "INT4", "INT8", "the model's own"};
+  throw ConfigError(
+      fmt::format("precisions of a stack: low is {} and high is {}, expected fewer bits for low than for "
+                  "high (--low-bits, --high-bits)",
+                  names[static_cast<unsigned>(low)], names[static_cast<unsigned>(high)]));
 }
 
 PrecisionSet precisions_for(const StackOptions& o) {
   const StackInfo& info = find_stack(o.stack);
-  const bool takes = std::find(info.parameters.begin(), info.parameters.end(), "--low-bits") != info.parameters.end();
-  return o.low_bits && takes ? info.precisions | precision_of_bits(*o.low_bits) : info.precisions;
+  const bool pair = std::find(info.parameters.begin(), info.parameters.end(), "--low-bits") != info.parameters.end();
+  if (!pair || (!o.low_bits && !o.high_bits)) return info.precisions;
+  const unsigned set = info.precisions.bits;  // two of them: the lower and the higher
+  const Precision low = o.low_bits ? precision_of_bits(*o.low_bits) : static_cast<Precision>(std::countr_zero(set));
+  const Precision high =
+      o.high_bits ? precision_of_bits(*o.high_bits, "--high-bits") : static_cast<Precision>(std::bit_width(set) - 1);
+  check_pair(low, high);
+  return low | high;
 }
 
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows) {
@@ -97,7 +115,9 @@ ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std:
   m.max_rows = max_rows;
   m.expert_bytes.resize(1);
   for (std::uint32_t p = 1; p < precision_count; ++p) {
-    if ((store.precisions() >> p & 1U) != 0) m.expert_bytes[0][p] = store.layout().bytes(static_cast<Precision>(p));
+    // The model's own is what budgets are shares of, stored or not.
+    const bool sized = (store.precisions() >> p & 1U) != 0 || static_cast<Precision>(p) == Precision::full;
+    if (sized) m.expert_bytes[0][p] = store.layout().bytes(static_cast<Precision>(p));
   }
   return m;
 }

@@ -6,96 +6,112 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "ferry/codec/hqq.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
-#include "host_math.hpp"
 
 namespace ferry::engine {
 namespace {
 
-template <class T>
-const std::byte* widen(const std::byte* from, Eigen::Index rows, Eigen::Index columns, Matrix& to) {
-  using Stored = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  to = Eigen::Map<const Stored>(reinterpret_cast<const T*>(from), rows, columns).template cast<float>();
-  return from + static_cast<std::size_t>(rows * columns) * sizeof(T);
-}
-
-const std::byte* widen(DType type, const std::byte* from, Eigen::Index rows, Eigen::Index columns, Matrix& to) {
-  switch (type) {
-    case DType::bf16:
-      return widen<Eigen::bfloat16>(from, rows, columns, to);
-    case DType::f16:
-      return widen<Eigen::half>(from, rows, columns, to);
-    default:
-      return widen<float>(from, rows, columns, to);
-  }
-}
-
-std::string tensor_name(Architecture architecture, std::uint64_t layer, std::uint64_t expert, int part) {
+std::string tensor_name(Architecture architecture, ExpertId id, int part) {
   static constexpr const char* ours[] = {"gate_proj", "up_proj", "down_proj"};
   static constexpr const char* theirs[] = {"w1", "w3", "w2"};
   return architecture == Architecture::mixtral
-             ? fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}.weight", layer, expert, theirs[part])
-             : fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", layer, expert, ours[part]);
+             ? fmt::format("model.layers.{}.block_sparse_moe.experts.{}.{}.weight", id.layer, id.expert, theirs[part])
+             : fmt::format("model.layers.{}.mlp.experts.{}.{}.weight", id.layer, id.expert, ours[part]);
+}
+
+std::vector<std::uint64_t> shape(const ExpertLayout& l, int part) {
+  return part == 2 ? std::vector<std::uint64_t>{l.hidden, l.width} : std::vector<std::uint64_t>{l.width, l.hidden};
+}
+
+ExpertId id_of(std::uint64_t number, std::uint32_t experts) {
+  return {static_cast<std::uint16_t>(number / experts), static_cast<std::uint16_t>(number % experts)};
 }
 
 }  // namespace
 
-ExpertStore::ExpertStore(const Checkpoint& checkpoint, const ModelConfig& c)
-    : architecture_(c.architecture), experts_(c.experts) {
-  auto name = [&](std::uint32_t layer, std::uint32_t expert, int part) {
-    return tensor_name(architecture_, layer, expert, part);
-  };
-  const std::vector<std::uint64_t> wide{c.expert_width, c.hidden}, narrow{c.hidden, c.expert_width};
-  layout_ = {c.hidden, c.expert_width, checkpoint.at(name(0, 0, 0), wide).dtype};
+ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c) : checkpoint_(checkpoint), config_(c) {
+  const std::string first = tensor_name(c.architecture, {}, 0);
+  layout_ = {c.hidden, c.expert_width};
+  layout_.dtype = checkpoint.at(first, shape(layout_, 0)).dtype;
   // Dimensions are at most 2^20: what passes here has less than 4 GiB at low precision, too.
-  if (layout_.bytes() > 0xffffffffULL)
-    throw InputError(fmt::format("tensor \"{}\": experts of 4 GiB and more are not supported", name(0, 0, 0)));
-  auto& all = bytes_[static_cast<unsigned>(Precision::full)];
-  all.resize(std::size_t{c.layers} * c.experts * layout_.bytes());
-  std::byte* to = all.data();
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
-    for (std::uint32_t e = 0; e < c.experts; ++e) {
-      for (int part = 0; part < 3; ++part) {
-        const Tensor& t = checkpoint.at(name(l, e, part), part == 2 ? narrow : wide);
-        if (t.dtype != layout_.dtype) {
-          throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the first expert", name(l, e, part),
-                                       t.dtype_name));
-        }
-        std::memcpy(to, t.data, t.bytes);
-        to += t.bytes;
+  if (layout_.bytes() > 0xffffffffULL) {
+    throw InputError(fmt::format("tensor \"{}\": experts of 4 GiB and more are not supported", first));
+  }
+  for (std::uint64_t n = 0; n < std::uint64_t{c.layers} * c.experts; ++n) {
+    for (int part = 0; part < 3; ++part) {
+      const std::string name = tensor_name(c.architecture, id_of(n, c.experts), part);
+      const Tensor& t = checkpoint.at(name, shape(layout_, part));
+      if (t.dtype != layout_.dtype) {
+        throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the first expert", name, t.dtype_name));
       }
     }
   }
 }
 
-void ExpertStore::add(Precision p) {
+void ExpertReader::read(ExpertId id, std::byte* to) const {
+  for (int part = 0; part < 3; ++part) {
+    const Tensor& t = checkpoint_.at(tensor_name(config_.architecture, id, part), shape(layout_, part));
+    std::memcpy(to + layout_.part_at(part, Precision::full), t.data, t.bytes);
+    release_pages(t.data, t.bytes);
+  }
+}
+
+void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::byte* out) const {
+  out += to.part_at(part, what.precision);
+  const PackedLayout packed = to.packed(part, what.precision);  // rows and columns are the same at `full`
+  const Tensor stored{
+      from.dtype, "", {packed.rows, packed.columns}, expert + from.part_at(part, Precision::full), from.bytes() / 3};
+  const std::vector<float> weights = stored.to_floats();
+  std::size_t bad = no_weight;
+  if (what.precision == Precision::full) {
+    bad = ferry::pack(to.plain(part), weights.data(), out);
+  } else if (quantizer == Quantizer::hqq) {
+    bad = ferry::pack(packed, weights.data(), out, Hqq{});
+  } else {
+    bad = ferry::pack(packed, weights.data(), out, RoundToNearest{});
+  }
+  if (bad == no_weight) return;
+  throw InputError(fmt::format("tensor \"{}\": the weight at [{}, {}] is {}, which {} cannot hold",
+                               tensor_name(architecture, what.id, part), bad / packed.columns, bad % packed.columns,
+                               weights[bad], to.name(what.precision)));
+}
+
+MemoryStore::MemoryStore(const Checkpoint& checkpoint, const ModelConfig& c, Quantizer quantizer)
+    : layers_(c.layers), experts_(c.experts) {
+  const ExpertReader reader(checkpoint, c);
+  packer_ = {reader.layout(), reader.layout(), quantizer, c.architecture};
+  auto& all = bytes_[static_cast<unsigned>(Precision::full)];
+  all.resize(std::size_t{layers_} * experts_ * layout().bytes());
+  for (std::uint64_t n = 0; n < std::uint64_t{layers_} * experts_; ++n) {
+    reader.read(id_of(n, experts_), all.data() + n * layout().bytes());
+  }
+}
+
+void MemoryStore::add(Precision p) {
   if (p == Precision::skip || !bytes_[static_cast<unsigned>(p)].empty()) return;
-  const auto& full = bytes_[static_cast<unsigned>(Precision::full)];
-  const std::uint64_t experts = full.size() / layout_.bytes();
-  std::vector<std::byte> all(experts * layout_.bytes(p));
-  const std::byte* from = full.data();
-  std::byte* to = all.data();
-  Matrix weights;
-  for (std::uint64_t e = 0; e < experts; ++e) {
-    for (int part = 0; part < 3; ++part) {
-      const PackedLayout packed = layout_.packed(part, p);
-      from = widen(layout_.dtype, from, packed.rows, packed.columns, weights);
-      const std::size_t bad = pack(packed, weights.data(), to, RoundToNearest{});
-      if (bad != no_weight) {
-        throw InputError(fmt::format("tensor \"{}\": the weight at [{}, {}] is {}, INT{} holds finite weights only",
-                                     tensor_name(architecture_, e / experts_, e % experts_, part), bad / packed.columns,
-                                     bad % packed.columns, weights.data()[bad], packed.bits));
-      }
-      to += packed.bytes();
-    }
+  const std::uint64_t experts = std::uint64_t{layers_} * experts_;
+  std::vector<std::byte> all(experts * layout().bytes(p));
+  for (std::uint64_t n = 0; n < experts; ++n) {
+    const Variant what{id_of(n, experts_), p};
+    const std::byte* full = bytes({what.id, Precision::full}).view.data;
+    for (int part = 0; part < 3; ++part) packer_.pack(full, what, part, all.data() + n * layout().bytes(p));
   }
   bytes_[static_cast<unsigned>(p)] = std::move(all);
 }
 
-std::uint8_t ExpertStore::precisions() const {
+std::uint8_t MemoryStore::precisions() const {
   unsigned stored = 0;
   for (std::uint32_t p = 0; p < precision_count; ++p) stored |= bytes_[p].empty() ? 0U : 1U << p;
   return static_cast<std::uint8_t>(stored);
+}
+
+HeldBytes MemoryStore::bytes(Variant v) const {
+  const std::vector<std::byte>& all = bytes_[static_cast<unsigned>(v.precision)];
+  if (all.empty()) return {};
+  const std::uint64_t each = layout().bytes(v.precision);
+  return View<const std::byte>{all.data() + (std::size_t{v.id.layer} * experts_ + v.id.expert) * each,
+                               static_cast<std::uint32_t>(each)};
 }
 
 }  // namespace ferry::engine

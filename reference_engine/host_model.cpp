@@ -16,9 +16,29 @@ std::uint64_t KvCache::bytes() const {
   return 2 * keys.size() * static_cast<std::uint64_t>(keys[0].size()) * sizeof(float);
 }
 
-HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_config(folder)), gates_(0, 0, 0) {
+HostModel::HostModel(const std::filesystem::path& folder, Quantizer quantizer)
+    : config_(read_model_config(folder)), gates_(0, 0, 0) {
+  const Checkpoint checkpoint(folder);
+  load(checkpoint);
+  store_ = std::make_unique<MemoryStore>(checkpoint, config_, quantizer);
+}
+
+HostModel::HostModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store)
+    : config_(read_model_config(folder)), gates_(0, 0, 0) {
+  const StoreFacts& s = store->facts();
   const ModelConfig& c = config_;
   const Checkpoint checkpoint(folder);
+  if (s.layers != c.layers || s.experts != c.experts || s.layout.hidden != c.hidden ||
+      s.layout.width != c.expert_width || s.gates != gates_checksum(checkpoint, c)) {
+    throw InputError(fmt::format("{}: was packed from another model ({}), not from {}", store->reads().file, s.model,
+                                 folder.string()));
+  }
+  load(checkpoint);
+  store_ = std::move(store);
+}
+
+void HostModel::load(const Checkpoint& checkpoint) {
+  const ModelConfig& c = config_;
   auto matrix = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
     const Tensor& t = checkpoint.at(name, {rows, columns});
     dense_bytes_ += t.bytes;
@@ -38,11 +58,9 @@ HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_c
   head_ = c.tied_embeddings ? embedding_ : matrix("lm_head.weight", c.vocabulary, c.hidden);
   norm_ = vector("model.norm.weight", c.hidden);
   const bool mixtral = c.architecture == Architecture::mixtral;
-  auto gate_name = [&](std::uint32_t l) {
-    return fmt::format("model.layers.{}.{}.weight", l, mixtral ? "block_sparse_moe.gate" : "mlp.gate");
-  };
   // Before memory is asked for: the file has what config.json says.
-  for (std::uint32_t l = 0; l < c.layers; ++l) static_cast<void>(checkpoint.at(gate_name(l), {c.experts, c.hidden}));
+  for (std::uint32_t l = 0; l < c.layers; ++l)
+    static_cast<void>(checkpoint.at(gate_name(c.architecture, l), {c.experts, c.hidden}));
   gates_ = GateBank(c.layers, c.experts, c.hidden);
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const std::string at = fmt::format("model.layers.{}.", l);
@@ -66,7 +84,7 @@ HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_c
       layer.shared_down = matrix(at + "mlp.shared_expert.down_proj.weight", c.hidden, c.shared_width);
       layer.shared_scale = matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden);
     }
-    layer.gate = matrix(gate_name(l), c.experts, c.hidden);
+    layer.gate = matrix(gate_name(c.architecture, l), c.experts, c.hidden);
     gates_.set(l, layer.gate);
     layers_.push_back(std::move(layer));
   }
@@ -74,7 +92,6 @@ HostModel::HostModel(const std::filesystem::path& folder) : config_(read_model_c
   for (std::uint32_t i = 0; i < c.head_dim / 2; ++i) {
     inverse_frequency_[i] = static_cast<float>(1.0 / std::pow(c.rope_theta, 2.0 * i / c.head_dim));
   }
-  store_ = ExpertStore(checkpoint, c);
 }
 
 /// Rotary embedding, the two halves of each head as the pairs (as the checkpoints are stored).
@@ -168,7 +185,7 @@ void HostModel::add_shared(Matrix& hidden) const {
 
 void HostModel::add_precisions(PrecisionSet set) {
   for (std::uint32_t p = 1; p < precision_count; ++p) {
-    if ((set.bits >> p & 1U) != 0) store_.add(static_cast<Precision>(p));
+    if ((set.bits >> p & 1U) != 0) store_->add(static_cast<Precision>(p));
   }
 }
 

@@ -4,10 +4,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "disk_store.hpp"
 #include "expert_runner.hpp"
-#include "expert_store.hpp"
 #include "host_math.hpp"
 
 namespace ferry::engine {
@@ -33,13 +34,17 @@ using GateObserver = std::function<void(std::uint32_t layer, const Matrix& input
 /// A loaded model: everything that every token needs, in floats, and the store of routed experts.
 class HostModel {
  public:
-  /// Throws InputError for anything that is missing, misshapen or not supported.
-  explicit HostModel(const std::filesystem::path& folder);
+  /// With its experts in host memory, at low precision by `quantizer`. Throws InputError for anything that is missing,
+  /// misshapen or not supported.
+  explicit HostModel(const std::filesystem::path& folder, Quantizer quantizer = Quantizer::nearest);
+  /// With its experts in a store of their own; the folder needs only the rest. Throws InputError also for a store that
+  /// was made from another model.
+  HostModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store);
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
-  [[nodiscard]] const ExpertStore& store() const { return store_; }
+  [[nodiscard]] const ExpertStore& store() const { return *store_; }
   [[nodiscard]] GateBank& gates() { return gates_; }
-  /// Stores the experts at these precisions too.
+  /// Has the experts at these precisions too. Throws InputError as ExpertStore::add does.
   void add_precisions(PrecisionSet set);
   [[nodiscard]] std::uint64_t dense_bytes() const { return dense_bytes_; }
 
@@ -59,6 +64,7 @@ class HostModel {
     Matrix shared_scale;                         // [1, hidden]
   };
 
+  void load(const Checkpoint& checkpoint);
   /// Of normalised hidden states [rows, hidden]; writes their keys and values to the caches.
   void attention(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                  const Matrix& normed, Matrix& out);
@@ -75,7 +81,7 @@ class HostModel {
   Matrix embedding_, head_;  // [vocabulary, hidden]
   Vector norm_;
   Vector inverse_frequency_;  // [head_dim / 2]
-  ExpertStore store_;
+  std::unique_ptr<ExpertStore> store_;
   GateBank gates_;
   std::uint64_t dense_bytes_ = 0;
   Nanoseconds shared_ns_ = 0;  ///< what the last shared expert took

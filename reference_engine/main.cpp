@@ -51,6 +51,8 @@ int main(int argc, char** argv) {
   add_trace_commands(app, chosen);
   add_simulate_commands(app, chosen);
   add_eval_commands(app, chosen);
+  add_pack_command(app, chosen);
+  add_calibrate_commands(app, chosen);
 
   try {
     std::vector<std::string> commands;
@@ -70,6 +72,8 @@ int main(int argc, char** argv) {
   } catch (const ConfigError& e) {
     std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
   } catch (const std::filesystem::filesystem_error& e) {
+    std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
+  } catch (const LinkError& e) {  // of a store, as a rule
     std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
   } catch (const std::bad_alloc&) {
     std::cerr << "ferry: out of memory\n";

@@ -86,4 +86,9 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
   return c;
 }
 
+std::string gate_name(Architecture architecture, std::uint32_t layer) {
+  return fmt::format("model.layers.{}.{}.weight", layer,
+                     architecture == Architecture::mixtral ? "block_sparse_moe.gate" : "mlp.gate");
+}
+
 }  // namespace ferry::engine

@@ -26,4 +26,7 @@ struct ModelConfig {
 /// or a feature that the engine does not compute (it refuses rather than ignores).
 ModelConfig read_model_config(const std::filesystem::path& folder);
 
+/// Name of a layer's gate matrix [experts, hidden] in checkpoints.
+std::string gate_name(Architecture architecture, std::uint32_t layer);
+
 }  // namespace ferry::engine

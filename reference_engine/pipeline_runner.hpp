@@ -31,7 +31,7 @@ class PipelineRunner final : public ExpertRunner {
         kernel_(store.layout()),
         host_kernel_(store.layout()),
         memory_(
-            config.allotment, [&store](Variant v) { return store.bytes(v); }, options.poison),
+            config.allotment, [this](Variant v) { return expert(v); }, options.poison),
         link_(make_link(config, options)),
         pipe_(config, *link_),
         top_k_(config.model.top_k),
@@ -216,6 +216,13 @@ class PipelineRunner final : public ExpertRunner {
     }
   }
 
+  /// From the tier below.
+  [[nodiscard]] HeldBytes expert(Variant v) const {
+    HeldBytes held = store_.bytes(v);
+    if (held.view.size == 0) throw LinkError("a stack asked for an expert at a precision that was not made ready");
+    return held;
+  }
+
   void note(Lane lane, const char* name, Nanoseconds begin, Nanoseconds PhaseTimes::*sum) {
     const Nanoseconds end = now_ns();
     times[static_cast<unsigned>(phase_)].*sum += end - begin;
@@ -287,7 +294,8 @@ class PipelineRunner final : public ExpertRunner {
       host_worker_.start([this, &input] {
         host_begin_ = now_ns();
         for (const Task& t : plan_.host) {
-          compute(t, store_.bytes(t.what).data, input, host_kernel_, host_rows_in_, host_rows_out_);
+          const HeldBytes held = expert(t.what);
+          compute(t, held.view.data, input, host_kernel_, host_rows_in_, host_rows_out_);
         }
         host_end_ = now_ns();
       });
@@ -349,8 +357,9 @@ std::vector<RunnerEntry> fate_runners();
 std::vector<RunnerEntry> hobbit_runners();
 std::vector<RunnerEntry> importance_runners();
 
-/// What a copy of that many bytes costs: by the throttle, the virtual link, or how fast one thread copies memory here.
-Nanoseconds copy_cost(const RunnerOptions& options, std::uint64_t bytes);
+/// What a copy of that many bytes costs: by the throttle, the virtual link, or how fast one thread copies memory here;
+/// and by the disk that it is read from first.
+Nanoseconds copy_cost(const RunnerOptions& options, const ExpertStore& store, std::uint64_t bytes);
 
 namespace part {
 
@@ -365,7 +374,7 @@ template <class Stack>
 std::unique_ptr<ExpertRunner> build(const ModelConfig& model, const ExpertStore& store, GateBank& gates,
                                     const RunnerOptions& o) {
   const auto c = stack_config<Stack>(model_shape(model, store, o.max_rows), model.renormalise, o,
-                                     [&](std::uint64_t bytes) { return copy_cost(o, bytes); });
+                                     [&](std::uint64_t bytes) { return copy_cost(o, store, bytes); });
   return on_link(c, stacks::preloads<Stack>(), store, gates, o);
 }
 
@@ -373,7 +382,7 @@ template <Precision p>
 std::unique_ptr<ExpertRunner> build_resident(const ModelConfig& model, const ExpertStore& store, GateBank& gates,
                                              const RunnerOptions& o) {
   const auto c = resident_config<p>(model_shape(model, store, o.max_rows), model.renormalise, o,
-                                    [&](std::uint64_t bytes) { return copy_cost(o, bytes); });
+                                    [&](std::uint64_t bytes) { return copy_cost(o, store, bytes); });
   return on_link(c, true, store, gates, o);
 }
 

@@ -142,6 +142,7 @@ Json to_json(const RunReport& r) {
       {"ferry", FERRY_VERSION},
       {"model", r.model},
       {"stack", r.stack},
+      {"parameters", r.parameters},
       {"machine", r.machine.empty() ? Json() : Json(r.machine)},
       {"device", "host"},
       {"budget_asked_bytes", r.budget_asked_bytes},
@@ -178,13 +179,18 @@ Json to_json(const RunReport& r) {
     json["budget_asked_percent"] = 100 * ratio(r.budget_asked_bytes, r.all_expert_bytes);
     json["budget_percent"] = 100 * ratio(r.budget_bytes, r.all_expert_bytes);
   }
+  if (!r.stack_file.empty()) json["stack_file"] = r.stack_file;
+  if (!r.store.file.empty()) {
+    const StoreReads& s = r.store;
+    json["store"] = {{"file", s.file},   {"how", s.how},   {"host_bytes", s.host_bytes}, {"reads", s.reads},
+                     {"bytes", s.bytes}, {"hits", s.hits}, {"retries", s.retries}};
+  }
   if (!r.simulated) return json;
   const SimulatedFacts& s = *r.simulated;
   json["device"] = "virtual clock";
   json["trace"] = s.trace;
   json["costs"] = s.costs;
   json["as_shape"] = s.as_shape.empty() ? Json() : Json(s.as_shape);
-  json["parameters"] = s.parameters;
   Json by_layer = Json::array();
   for (const auto& [hits, requests] : s.layer_hits)
     by_layer.push_back(requests == 0 ? Json() : Json(ratio(hits, requests)));
@@ -227,7 +233,7 @@ std::string to_table(const std::vector<RunReport>& reports) {
     return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
   };
   std::vector<std::pair<const char*, Cell>> rows = {
-      {"stack", [](const RunReport& r) { return r.stack; }},
+      {"stack", [](const RunReport& r) { return r.stack_file.empty() ? r.stack : r.stack_file; }},
       {"experts' memory",
        [](const RunReport& r) {
          return fmt::format("{} ({})", size(r.budget_bytes), percent(ratio(r.budget_bytes, r.all_expert_bytes)));
@@ -285,6 +291,11 @@ std::string to_table(const std::vector<RunReport>& reports) {
       {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
       {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
   };
+  if (std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return !r.store.file.empty(); })) {
+    rows.emplace_back("read from disk", [](const RunReport& r) {
+      return fmt::format("{} ({} reads, {} from memory)", size(r.store.bytes), r.store.reads, r.store.hits);
+    });
+  }
   const bool simulated =
       std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return r.simulated.has_value(); });
   if (simulated) {

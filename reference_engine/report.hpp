@@ -17,7 +17,6 @@ namespace ferry::engine {
 struct SimulatedFacts {
   std::string trace, costs;  ///< the file's name; whose numbers
   std::string as_shape;      ///< the model whose sizes were taken instead; empty: its own
-  Json parameters = Json::object();
   std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits;  ///< of decode: hits, requests
   Nanoseconds link_busy[2] = {};                                    ///< by Phase
   double clairvoyant_with_host_tpot_s = 0;
@@ -29,6 +28,8 @@ struct SimulatedFacts {
 
 struct RunReport {
   std::string model, stack, machine;                       ///< machine empty: this one, not throttled
+  std::string stack_file;                                  ///< the label of a stack file, or empty
+  Json parameters = Json::object();                        ///< those that were given, and that the stack takes
   std::uint64_t budget_asked_bytes = 0, budget_bytes = 0;  ///< what the user gave; what the slots take
   std::uint64_t all_expert_bytes = 0, expert_bytes = 0, dense_bytes = 0;
   std::uint32_t batch = 1;
@@ -40,6 +41,7 @@ struct RunReport {
   double all_resident_tpot_s = 0, clairvoyant_tpot_s = 0;
   std::vector<std::vector<Accuracy>> accuracy;  ///< of predictions: [distance - 1][layer]
   Nanoseconds gate_worker_busy = 0, gate_worker_waited = 0;
+  StoreReads store;  ///< with a file if experts came from one
   std::optional<SimulatedFacts> simulated;
 
   [[nodiscard]] double tpot_s() const;

@@ -31,6 +31,9 @@ class MappedFile {
   std::uint64_t size_ = 0;
 };
 
+/// Lets the kernel take back the memory of these bytes of a mapped file; whoever reads them again gets them again.
+void release_pages(const std::byte* data, std::uint64_t bytes);
+
 /// One tensor inside a mapped file. `data` need not be aligned.
 struct Tensor {
   DType dtype = DType::other;

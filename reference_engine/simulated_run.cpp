@@ -62,7 +62,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
   s.trace = setting.trace_name;
   s.costs = cost_source_name(setting.costs);
   s.as_shape = setting.as_shape;
-  s.parameters = std::move(parameters);
+  facts.parameters = std::move(parameters);
 
   auto other = [&](Clairvoyance knows) -> std::optional<SimulatedFacts::Other> {
     ++behind;

@@ -1,6 +1,7 @@
 /// @file
 /// From the options of a command to the configuration of a stack: the same for real runs and for replays.
 #pragma once
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,7 +29,9 @@ struct StackOptions {
   std::optional<float> t1, t2;  ///< ImportanceThresholds
   std::optional<float> alpha;   ///< ExpertCacheRouter and PartialHidden
   std::optional<std::uint32_t> low_share_percent, shallow_layers, percentile, depth;
-  std::optional<std::uint32_t> low_bits;  ///< 2, 4 or 8: what ImportanceThresholds and PopularityHybrid shrink to
+  /// 2, 4 or 8: what ImportanceThresholds and PopularityHybrid shrink to, and what they leave important experts in.
+  std::optional<std::uint32_t> low_bits, high_bits;
+  std::optional<std::array<std::uint32_t, 4>> cache_weights;  ///< Multidimensional: lru, lfu, lhu, fld, in thousandths
 };
 
 /// What is known of a stack without building it.
@@ -48,10 +51,13 @@ const std::vector<StackInfo>& all_stacks();
 /// Throws InputError for an unknown name, and suggests the nearest.
 const StackInfo& find_stack(const std::string& name);
 
-/// Throws InputError for other numbers than 2, 4 and 8.
-Precision precision_of_bits(std::uint32_t bits);
+/// Throws InputError, naming `option`, for other numbers than 2, 4 and 8.
+Precision precision_of_bits(std::uint32_t bits, const char* option = "--low-bits");
 
-/// What a model must have its experts in for a stack with these options.
+/// Throws ConfigError unless `low` has fewer bits than `high`.
+void check_pair(Precision low, Precision high);
+
+/// What a model must have its experts in for a stack with these options, beside its own precision.
 PrecisionSet precisions_for(const StackOptions& options);
 
 namespace part {
@@ -68,6 +74,16 @@ void set_parameters(Config& c, const StackOptions& o) {
   }
   if constexpr (requires { c.precision.low; }) {
     if (o.low_bits) c.precision.low = precision_of_bits(*o.low_bits);
+    if (o.high_bits) c.precision.high = precision_of_bits(*o.high_bits, "--high-bits");
+    check_pair(c.precision.low, c.precision.high);
+  }
+  if constexpr (requires { c.cache.fld; }) {
+    if (o.cache_weights) {
+      c.cache.lru = (*o.cache_weights)[0];
+      c.cache.lfu = (*o.cache_weights)[1];
+      c.cache.lhu = (*o.cache_weights)[2];
+      c.cache.fld = (*o.cache_weights)[3];
+    }
   }
   if constexpr (requires { c.router.alpha; }) c.router.alpha = o.alpha.value_or(c.router.alpha);
   if constexpr (requires { c.predictor.alpha; }) c.predictor.alpha = o.alpha.value_or(c.predictor.alpha);
@@ -145,6 +161,10 @@ StackInfo stack_info(const char* name, const char* what, bool lossless) {
       requires(Config c) { c.precision.low_share_percent; }, "--low-share");
   takes(
       requires(Config c) { c.precision.low; }, "--low-bits");
+  takes(
+      requires(Config c) { c.precision.high; }, "--high-bits");
+  takes(
+      requires(Config c) { c.cache.fld; }, "--cache-weights");
   takes(
       requires(Config c) { c.router.alpha; } || requires(Config c) { c.predictor.alpha; }, "--alpha");
   takes(

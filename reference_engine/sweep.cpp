@@ -31,6 +31,7 @@ void set_parameter(StackOptions& o, const std::string& name, double value) {
   if (name == "--alpha") o.alpha = static_cast<float>(value);
   if (name == "--low-share") o.low_share_percent = whole;
   if (name == "--low-bits") o.low_bits = whole;
+  if (name == "--high-bits") o.high_bits = whole;
   if (name == "--shallow-layers") o.shallow_layers = whole;
   if (name == "--percentile") o.percentile = whole;
   if (name == "--depth") o.depth = whole;
@@ -152,9 +153,13 @@ Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, cons
     throw ConfigError("machine " + setting.machine.name + " has no \"stated\" times");
   }
   SimulateOptions o;
-  o.stack = cell.stack;
-  o.pools = pool_choice(grid.pools);
-  Json parameters = Json::object();
+  o.stack = cell.named.policies;
+  Json parameters = cell.named.parameters;
+  set_parameters(o, parameters, cell.named.file);
+  if (grid.pools != "stack") {
+    o.pools = pool_choice(grid.pools);
+    parameters.erase("pools");
+  }
   for (const auto& [name, value] : cell.parameters) {
     set_parameter(o, name, value);
     parameters[name.substr(2)] = value;
@@ -163,7 +168,9 @@ Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, cons
   o.max_tokens = grid.max_tokens;
   o.budget_bytes = parse_budget(cell.budget, setting.trace->trace.model.all_bytes());
   o.progress = [&stop](std::uint64_t, std::uint64_t) { return !stop; };
-  return to_json(run_simulation(setting, o, parameters));
+  RunReport report = run_simulation(setting, o, parameters);
+  if (!cell.named.file.empty()) report.stack_file = cell.stack;
+  return to_json(report);
 }
 
 std::optional<std::uint32_t> number(const char* name) {
@@ -219,6 +226,7 @@ std::optional<Ranks> ranks_of_array() {
 std::string SweepCell::key() const {
   std::string text = fmt::format("{} {} {} {} batch={}", std::filesystem::path(trace).filename().string(), machine,
                                  stack, budget, batch);
+  if (!named.file.empty()) text += fmt::format(" {}{}", named.policies, named.parameters.dump());
   for (const auto& [name, value] : parameters) text += fmt::format(" {}={}", name.substr(2), value);
   return text + setting;
 }
@@ -229,11 +237,15 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
   drop_repeated(grid.budgets, same_budget);
   drop_repeated(grid.batches);
   for (SweptParameter& p : grid.parameters) drop_repeated(p.values);
-  const PoolChoice pools = pool_choice(grid.pools);
-  for (const std::string& s : grid.stacks) static_cast<void>(find_stack(s));
+  std::vector<NamedStack> stacks;
+  for (const std::string& s : grid.stacks) stacks.push_back(read_stack(s));
+  check_labels(stacks);
+  auto takes = [&](const NamedStack& s, const std::string& parameter) {
+    const std::string pools = grid.pools == "stack" ? s.parameters.value("pools", grid.pools) : grid.pools;
+    return takes_parameter(s.policies, parameter, pool_choice(pools));
+  };
   for (const SweptParameter& p : grid.parameters) {
-    const bool taken = std::any_of(grid.stacks.begin(), grid.stacks.end(),
-                                   [&](const std::string& s) { return takes_parameter(s, p.name, pools); });
+    const bool taken = std::any_of(stacks.begin(), stacks.end(), [&](const NamedStack& s) { return takes(s, p.name); });
     for (const double value : p.values) {
       const bool share = p.name == "--t1" || p.name == "--t2" || p.name == "--alpha";
       if (value >= 0 && value <= 0xffffffffU && (share || value == std::floor(value))) continue;
@@ -259,10 +271,10 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
     for (const std::string& machine : grid.machines) {
       for (const std::uint32_t batch : grid.batches) {
         for (const std::string& budget : grid.budgets) {
-          for (const std::string& stack : grid.stacks) {
-            std::vector<SweepCell> made{{trace, machine, stack, budget, batch, {}, setting}};
+          for (const NamedStack& stack : stacks) {
+            std::vector<SweepCell> made{{trace, machine, stack.label, budget, stack, batch, {}, setting}};
             for (const SweptParameter& p : grid.parameters) {
-              if (!takes_parameter(stack, p.name, pools)) continue;
+              if (!takes(stack, p.name)) continue;
               std::vector<SweepCell> more;
               for (const SweepCell& c : made) {
                 for (const double value : p.values) {
@@ -322,7 +334,7 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
         try {
           json = run_cell(grid, cell, traces, stop);
         } catch (const ConfigError& e) {  // this cell cannot be; the others may
-          json = {{"refused", e.what()}, {"stack", cell.stack}};
+          json = {{"refused", e.what()}, {"stack", cell.named.policies}};
           refused = true;
         }
         if (stop) return;  // half a run says nothing

@@ -11,6 +11,7 @@
 
 #include "json.hpp"
 #include "simulated_run.hpp"
+#include "stack_file.hpp"
 
 namespace ferry::engine {
 
@@ -33,7 +34,8 @@ struct SweepGrid {
 
 /// One cell of the grid.
 struct SweepCell {
-  std::string trace, machine, stack, budget;
+  std::string trace, machine, stack, budget;  ///< stack: its label
+  NamedStack named;
   std::uint32_t batch = 1;
   std::vector<std::pair<std::string, double>> parameters;  ///< those that the stack takes
   std::string setting;                                     ///< the same of all cells: costs, sizes, pools, ...

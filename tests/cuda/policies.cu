@@ -1,5 +1,5 @@
 // The load of policies.hpp on a GPU, one thread a policy or core: the block is built on the host, copied to the device
-// and used there. The digest must be the host's, also when the host does the first half of the load. And packed weights,
+// and used there. The digest must be the host's, also when the host does the first half of the load. And stored weights,
 // which must be the same floats on both.
 // CI only compiles it. To run it: nvcc -std=c++20 -Iinclude -Itests tests/cuda/policies.cu -o policies && ./policies
 #include "cuda/policies.hpp"
@@ -9,6 +9,7 @@
 #include <source_location>
 #include <vector>
 
+#include "ferry/codec/pass_through.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 
 using namespace ferry;
@@ -66,16 +67,19 @@ std::uint64_t digest(const Parameters& parameters, std::uint32_t on_host) {
   return load.digest.value();
 }
 
-__global__ void unpack(PackedLayout m, const std::byte* packed, float* weights) {
+template <class Layout>
+__global__ void unpack(Layout m, const std::byte* packed, float* weights) {
   unpack_row(m, packed, threadIdx.x, weights + std::size_t{threadIdx.x} * m.columns);
 }
 
-/// Whether a packed matrix is the same floats on the device, bit for bit.
-bool same_weights(const PackedLayout& m) {
+/// Whether a stored matrix is the same floats on the device, bit for bit. `codec...`: what `pack` needs beside it.
+template <class Layout, class... Codec>
+bool same_weights(const Layout& m, const Codec&... codec) {
   std::vector<float> weights(std::size_t{m.rows} * m.columns), here(weights.size()), back(weights.size());
   for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>((i * 7919) % 1013) / 500.0F - 1.0F;
+  for (std::size_t i = 0; i < weights.size(); i += 7) weights[i] *= 0x1p-18F;  // below what f16 is precise to
   std::vector<std::byte> packed(m.bytes());
-  if (pack(m, weights.data(), packed.data(), RoundToNearest{}) != no_weight) return false;
+  if (pack(m, weights.data(), packed.data(), codec...) != no_weight) return false;
   for (std::uint32_t row = 0; row < m.rows; ++row)
     unpack_row(m, packed.data(), row, &here[std::size_t{row} * m.columns]);
   const std::size_t bytes = back.size() * sizeof(float);
@@ -109,10 +113,19 @@ int main() {
   for_each_core(compare);
   for (const std::uint32_t bits : {8U, 4U, 2U}) {
     for (const std::uint32_t group : {32U, 64U, 128U}) {
-      const bool same = same_weights({5, 333, bits, group});
+      const bool same = same_weights(PackedLayout{5, 333, bits, group}, RoundToNearest{});
       std::printf("%u bits in groups of %-31u %s\n", bits, group, same ? "same" : "DIFFERENT");
       if (!same) ++different;
     }
+  }
+  for (const FloatType type : {FloatType::bf16, FloatType::f16, FloatType::f32}) {
+    const bool same = same_weights(PassThroughLayout{5, 333, type});
+    std::printf("%-51s %s\n",
+                type == FloatType::bf16  ? "bf16"
+                : type == FloatType::f16 ? "f16"
+                                         : "f32",
+                same ? "same" : "DIFFERENT");
+    if (!same) ++different;
   }
   std::printf("%d differ\n", different);
   return different == 0 ? 0 : 1;

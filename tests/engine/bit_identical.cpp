@@ -290,7 +290,7 @@ TEST_CASE("the device computes only from slots: spoiling the host's copy after l
   const Generated before = generate(own, *resident, g);
   for (std::uint16_t l = 0; l < own.config().layers; ++l) {
     for (std::uint16_t e = 0; e < own.config().experts; ++e) {
-      const View<const std::byte> bytes = own.store().bytes({{l, e}, Precision::full});
+      const View<const std::byte> bytes = own.store().bytes({{l, e}, Precision::full}).view;
       std::memset(const_cast<std::byte*>(bytes.data), 0, bytes.size);
     }
   }

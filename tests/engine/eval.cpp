@@ -1,14 +1,13 @@
 // What stacks cost in quality: bits a byte, divergence and agreement, and the command that reports them.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
 
 #include <cmath>
-#include <cstdio>
 #include <fstream>
 #include <map>
 
 #include "engine/fixed_costs.hpp"
 #include "engine/prompts.hpp"
+#include "engine/shell.hpp"
 #include "engine/tiny_checkpoint.hpp"
 #include "errors.hpp"
 #include "eval.hpp"
@@ -41,21 +40,6 @@ Evaluated evaluate_one(const std::string& stack, const std::string& text, const 
   std::vector<std::unique_ptr<ExpertRunner>> stacks;
   stacks.push_back(runner(stack, o.max_rows()));
   return evaluate(model(), *runner("resident", o.max_rows()), stacks, text, o)[0];
-}
-
-struct Result {
-  int status = -1;
-  std::string out;  ///< and what went to standard error
-};
-
-Result shell(const std::string& command) {
-  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Result r;
-  for (int c; (c = std::fgetc(pipe)) != EOF;) r.out.push_back(static_cast<char>(c));
-  const int status = ::pclose(pipe);
-  r.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return r;
 }
 
 const std::string ferry_eval = std::string("'") + FERRY_COMMAND + "' eval --model tiny-mixtral ";
@@ -156,7 +140,7 @@ TEST_CASE("eval prints a table and writes JSON, and the whole is the sum of the 
   const std::string at = folder.path().string();
   write_file(folder.path() / "a", prompts()[0]);
   write_file(folder.path() / "b", prompts()[1]);
-  const Result r = shell(ferry_eval + "--text " + at + "/a " + at +
+  const Shell r = shell(ferry_eval + "--text " + at + "/a " + at +
                          "/b --stacks lru,hobbit --t1 0.5 --bytes 60 --json " + at + "/r.json");
   CAPTURE(r.out);
   REQUIRE(r.status == 0);
@@ -196,7 +180,7 @@ TEST_CASE("what eval cannot use is refused in one line") {
       {"--text " + at + "/text --stack lru --alpha 0.3", "--alpha"},
       {"--text " + at + "/text --budget 1", "budget"}};
   for (const auto& [arguments, part] : cases) {
-    const Result r = shell(ferry_eval + arguments);
+    const Shell r = shell(ferry_eval + arguments);
     CAPTURE(r.out);
     CHECK(r.status == 2);
     CHECK(r.out.rfind("ferry: ", 0) == 0);
@@ -210,7 +194,7 @@ TEST_CASE("eval ends after the current window when it is interrupted") {
   const TemporaryFolder folder;
   const std::string at = folder.path().string();
   write_file(folder.path() / "text", std::string(1'000'000, 'a'));
-  const Result r = shell("timeout --preserve-status -s INT 1 " + ferry_eval + "--window 32 --stack lru --text " + at +
+  const Shell r = shell("timeout --preserve-status -s INT 1 " + ferry_eval + "--window 32 --stack lru --text " + at +
                          "/text --json " + at + "/r.json");
   CAPTURE(r.out);
   CHECK(r.status == 130);

@@ -11,6 +11,7 @@
 #include "engine/prompts.hpp"
 #include "engine/tiny_checkpoint.hpp"
 #include "errors.hpp"
+#include "expert_kernel.hpp"
 #include "ferry/codec/hqq.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 #include "generate.hpp"
@@ -138,7 +139,7 @@ void check_expert(const ExpertStore& store, ExpertId id, const std::vector<float
   for (const Precision p : low_precisions) {
     const unsigned bits = p == Precision::int8 ? 8 : p == Precision::int4 ? 4 : 2;
     CAPTURE(bits);
-    const View<const std::byte> bytes = store.bytes({id, p});
+    const View<const std::byte> bytes = store.bytes({id, p}).view;
     REQUIRE(bytes.size == l.bytes(p));
     const std::vector<float> rounded = decode_expert(bytes, l, bits);
     REQUIRE(rounded.size() == full.size());
@@ -163,7 +164,7 @@ void check_expert(const ExpertStore& store, ExpertId id, const std::vector<float
 void check_store(const std::filesystem::path& folder) {
   const ModelConfig c = read_model_config(folder);
   const Checkpoint checkpoint(folder);
-  ExpertStore store(checkpoint, c);
+  MemoryStore store(checkpoint, c);
   for (const Precision p : low_precisions) store.add(p);
   const auto last_layer = static_cast<std::uint16_t>(c.layers - 1), last = static_cast<std::uint16_t>(c.experts - 1);
   for (const ExpertId id : {ExpertId{0, 0}, ExpertId{0, last}, ExpertId{1, 1}, ExpertId{last_layer, last}}) {
@@ -193,25 +194,25 @@ TEST_CASE("a store holds full precision and what was added, the same bytes each 
   test::TinyCheckpoint().write(folder.path(), "BF16");
   const ModelConfig c = read_model_config(folder.path());
   const Checkpoint checkpoint(folder.path());
-  const ExpertStore plain(checkpoint, c);
-  ExpertStore store(checkpoint, c), again(checkpoint, c);
-  CHECK(ExpertStore().precisions() == 0);
+  const MemoryStore plain(checkpoint, c);
+  MemoryStore store(checkpoint, c), again(checkpoint, c);
   CHECK(plain.precisions() == 0b10000);
-  CHECK(plain.bytes({{1, 3}, Precision::int4}).size == 0);
+  CHECK(plain.bytes({{1, 3}, Precision::int4}).view.size == 0);
   store.add(Precision::int4);
   CHECK(store.precisions() == 0b10100);
-  CHECK(store.bytes({{1, 3}, Precision::int8}).size == 0);
+  CHECK(store.bytes({{1, 3}, Precision::int8}).view.size == 0);
   store.add(Precision::skip);
   store.add(Precision::full);
   CHECK(store.precisions() == 0b10100);
-  const std::byte* before = store.bytes({{0, 0}, Precision::int4}).data;
+  const std::byte* before = store.bytes({{0, 0}, Precision::int4}).view.data;
   store.add(Precision::int4);
-  CHECK(store.bytes({{0, 0}, Precision::int4}).data == before);
+  CHECK(store.bytes({{0, 0}, Precision::int4}).view.data == before);
   store.add(Precision::int2);
   store.add(Precision::int8);
   CHECK(store.precisions() == 0b11110);
   for (const Precision p : {Precision::int8, Precision::int4, Precision::int2}) again.add(p);  // in another order
-  auto same = [](View<const std::byte> a, View<const std::byte> b) {
+  auto same = [](const HeldBytes& held, const HeldBytes& other) {
+    const View<const std::byte> a = held.view, b = other.view;
     return a.size == b.size && a.size > 0 && std::memcmp(a.data, b.data, a.size) == 0;
   };
   for (std::uint16_t l = 0; l < 2; ++l) {
@@ -228,14 +229,14 @@ TEST_CASE("a checkpoint with a weight that is not finite is refused at low preci
   checkpoint.values[name][5 * 6 + 3] = -std::numeric_limits<float>::infinity();
   const test::TemporaryFolder folder;
   checkpoint.write(folder.path());
-  ExpertStore store(Checkpoint(folder.path()), read_model_config(folder.path()));
-  const std::string expected = "tensor \"" + name + "\": the weight at [5, 3] is -inf, INT4 holds finite weights only";
+  MemoryStore store(Checkpoint(folder.path()), read_model_config(folder.path()));
+  const std::string expected = "tensor \"" + name + "\": the weight at [5, 3] is -inf, which int4 cannot hold";
   CHECK_THROWS_WITH_AS(store.add(Precision::int4), expected.c_str(), InputError);
   CHECK(store.precisions() == 0b10000);
 }
 
 /// The experts of a model after a round trip, as a store whose full precision they are.
-ExpertStore rounded_store(const std::filesystem::path& model, const ModelConfig& c, unsigned bits) {
+MemoryStore rounded_store(const std::filesystem::path& model, const ModelConfig& c, unsigned bits) {
   const test::TemporaryFolder folder;
   const Safetensors file(model / "model.safetensors");
   test::Json header = test::Json::object();
@@ -249,7 +250,7 @@ ExpertStore rounded_store(const std::filesystem::path& model, const ModelConfig&
     header[name] = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {begin, data.size()}}};
   }
   test::write_file(folder.path() / "model.safetensors", test::safetensors_file(header.dump(), data));
-  return ExpertStore(Checkpoint(folder.path()), c);
+  return MemoryStore(Checkpoint(folder.path()), c);
 }
 
 double bits_per_byte(HostModel& model, const ExpertStore& store) {

@@ -173,7 +173,8 @@ class HostThread {
 
   std::uint64_t carry(const Copy& copy) {
     const auto start = Clock::now() + std::chrono::nanoseconds(options_.latency_ns);
-    const View<const std::byte> bytes = memory_.source(copy.what);
+    const HeldBytes held = memory_.source(copy.what);
+    const View<const std::byte> bytes = held.view;
     for (std::uint32_t at = 0; at < bytes.size;) {
       const std::uint32_t n = std::min(options_.chunk_bytes, bytes.size - at);
       memory_.write(copy.slot, at, bytes.part(at, n));

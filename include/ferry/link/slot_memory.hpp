@@ -6,11 +6,22 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ferry/allotment.hpp"
 
 namespace ferry {
+
+/// Bytes that stay where they are while `owner` lives; without one, for as long as their source.
+struct HeldBytes {
+  View<const std::byte> view;
+  std::shared_ptr<const void> owner;
+
+  HeldBytes() = default;
+  HeldBytes(View<const std::byte> bytes, std::shared_ptr<const void> keeps = {})
+      : view(bytes), owner(std::move(keeps)) {}
+};
 
 /// An arena of slots apart from the experts' own memory, and where each expert's bytes are to be had.
 ///
@@ -18,8 +29,9 @@ namespace ferry {
 /// computing from it shows.
 class SlotMemory {
  public:
-  /// The bytes of a variant in the tier below; they stay valid.
-  using Source = std::function<View<const std::byte>(Variant)>;
+  /// The bytes of a variant in the tier below: host memory, or read from a disk by this very call. What it throws, the
+  /// link reports.
+  using Source = std::function<HeldBytes(Variant)>;
 
 #ifdef NDEBUG
   static constexpr bool poison_by_default = false;
@@ -41,7 +53,7 @@ class SlotMemory {
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     return offsets_.back();
   }
-  [[nodiscard]] View<const std::byte> source(Variant v) const {
+  [[nodiscard]] HeldBytes source(Variant v) const {
     return source_(v);
   }
 

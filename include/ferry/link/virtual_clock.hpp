@@ -177,7 +177,7 @@ class VirtualClock {
     bytes_copied_ += model_.bytes(copy.what.id.layer, copy.what.precision);
     log({Lane::link, copy.demand ? "demand" : "prefetch", start, link_free_, copy.what, true, copy.ticket});
     try {
-      if (memory_ != nullptr) memory_->write(copy.slot, 0, memory_->source(copy.what));
+      if (memory_ != nullptr) memory_->write(copy.slot, 0, memory_->source(copy.what).view);
     } catch (const std::exception& e) {
       failed_ = e.what();
     }

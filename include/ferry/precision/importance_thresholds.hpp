@@ -15,7 +15,7 @@ namespace ferry {
 /// T1 = T2 = 1 is neutral: everything is high. The paper's 0.6 and 0.9 on Mixtral give 67, 30 and 3%.
 ///
 /// s is Request::unimportance, of an expert that several rows want the smallest: it is as important as to the row that
-/// needs it most. `high` is the model's own precision here; the paper's pairs are f16 + INT4 and INT8 + INT2.
+/// needs it most. `high` is the model's own precision by default; the paper's pairs are f16 + INT4 and INT8 + INT2.
 ///
 /// Complexity: O(requests), no state.
 ///

@@ -19,7 +19,7 @@ TEST_CASE("slots lie apart and aligned, and writing one leaves the others") {
   CHECK(memory.bytes() == 5 * 128);
   CHECK(memory.slot(1) - memory.slot(0) == 128);
   CHECK(reinterpret_cast<std::uintptr_t>(memory.slot(3)) % 64 == 0);
-  memory.write(1, 0, memory.source(full(0, 0)));
+  memory.write(1, 0, memory.source(full(0, 0)).view);
   CHECK(memory.slot(1)[99] == std::byte{3});
   CHECK(memory.slot(0)[127] == std::byte{0xff});
   CHECK(memory.slot(2)[0] == std::byte{0xff});
@@ -36,7 +36,7 @@ TEST_CASE("without poison a freed slot keeps its bytes") {
         return View<const std::byte>{expert.data(), 64};
       },
       false);
-  memory.write(1, 0, memory.source(full(0, 0)));
+  memory.write(1, 0, memory.source(full(0, 0)).view);
   memory.poison(1);
   CHECK(memory.slot(1)[0] == std::byte{3});
 }

@@ -1,0 +1,71 @@
+#include "model_flags.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "budget.hpp"
+#include "command.hpp"
+#include "errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+std::uint64_t physical_memory() {
+  return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+void ModelFlags::add_model(CLI::App* c) {
+  c->add_option("--model", model, "folder with config.json and safetensors, or a bundled model's name")
+      ->type_name("FOLDER")
+      ->check(not_empty)
+      ->capture_default_str();
+}
+
+void ModelFlags::add_experts(CLI::App* c) {
+  auto* file = c->add_option("--store", store, "read the experts from this file, which ferry pack made")
+                   ->type_name("FILE")
+                   ->check(not_empty);
+  c->add_option(
+       "--host-memory", host_memory,
+       "of a store's experts, how many host memory holds: a share or a size (default: all, but at most half of "
+       "this machine's memory)")
+      ->type_name("SHARE|BYTES")
+      ->check(not_empty)
+      ->needs(file);
+  c->add_option("--quantizer", quantizer, "how weights become low precision, without a store")
+      ->check(CLI::IsMember({"nearest", "hqq"}))
+      ->capture_default_str()
+      ->excludes(file);
+}
+
+std::unique_ptr<HostModel> ModelFlags::open(const std::vector<StackOptions>& stacks) const {
+  const std::filesystem::path folder = find_model(model);
+  std::unique_ptr<HostModel> made;
+  DiskStore* disk = nullptr;
+  if (store.empty()) {
+    made = std::make_unique<HostModel>(folder, quantizer_of(quantizer, "--quantizer"));
+  } else {
+    auto opened = std::make_unique<DiskStore>(open_blocks(store), store, 0);
+    disk = opened.get();
+    made = std::make_unique<HostModel>(folder, std::move(opened));
+  }
+  for (const StackOptions& o : stacks) made->add_precisions(precisions_for(o));
+  if (disk == nullptr) return made;
+  const std::uint64_t all = disk->added_bytes(), physical = physical_memory();
+  const std::uint64_t host =
+      host_memory.empty() ? std::min(all, physical / 2) : parse_budget(host_memory, all, "--host-memory");
+  if (host > physical) {
+    throw InputError(fmt::format("--host-memory {}: {} bytes, this machine has {}", host_memory, host, physical));
+  }
+  disk->set_host_bytes(host);
+  ProgressLine line("from disk to host memory, bytes");
+  disk->preload([&](std::uint64_t done, std::uint64_t total) {
+    line.show(done, total);
+    return !stop;
+  });
+  return made;
+}
+
+}  // namespace ferry::engine

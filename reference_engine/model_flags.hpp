@@ -1,0 +1,25 @@
+/// @file
+/// Options about models that several commands have.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "host_model.hpp"
+#include "stack_config.hpp"
+
+namespace ferry::engine {
+
+struct ModelFlags {
+  std::string model = "tiny-qwen-moe", store, host_memory, quantizer = "nearest";
+
+  void add_model(CLI::App* command);
+  /// The others: where the experts are.
+  void add_experts(CLI::App* command);
+  /// Reads the model, has its experts as these stacks need them, and fills host memory with what is on disk if all of it
+  /// goes there. Throws InputError.
+  [[nodiscard]] std::unique_ptr<HostModel> open(const std::vector<StackOptions>& stacks) const;
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,148 @@
+#include "pack.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "disk_store.hpp"
+#include "errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// Work items 0 to count - 1, each once, on up to `threads` threads. Throws what the first that failed threw.
+void on_threads(std::uint32_t threads, std::uint32_t count, const std::function<void(std::uint32_t)>& work) {
+  std::atomic<std::uint32_t> next = 0;
+  std::mutex mutex;
+  std::exception_ptr error;
+  auto serve = [&] {
+    try {
+      for (std::uint32_t i = next++; i < count; i = next++) work(i);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!error) error = std::current_exception();
+      next = count;
+    }
+  };
+  std::vector<std::thread> others;
+  for (std::uint32_t t = 1; t < std::min(threads, count); ++t) others.emplace_back(serve);
+  serve();
+  for (std::thread& t : others) t.join();
+  if (error) std::rethrow_exception(error);
+}
+
+/// Sets what the precisions' names say.
+void set_precisions(StoreFacts& facts, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    Precision p = Precision::full;
+    if (name == "bf16")
+      facts.layout.dtype = DType::bf16;
+    else if (name == "f16")
+      facts.layout.dtype = DType::f16;
+    else if (name == "f32")
+      facts.layout.dtype = DType::f32;
+    else if (name == "int8")
+      p = Precision::int8;
+    else if (name == "int4")
+      p = Precision::int4;
+    else if (name == "int2")
+      p = Precision::int2;
+    else if (name != "full")
+      throw InputError(fmt::format("--precisions {}: expected full, bf16, f16 or f32, and int8, int4, int2", name));
+    if (facts.has(p)) {
+      throw InputError(fmt::format("--precisions {}: stands twice, or beside another type for full precision", name));
+    }
+    facts.precisions = static_cast<std::uint8_t>(facts.precisions | 1U << static_cast<unsigned>(p));
+  }
+  if (facts.precisions == 0) throw InputError("--precisions: expected at least one");
+}
+
+/// The weight files, by name, size and time: whether they are still those that a pack began with.
+Json source_files(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  Json list = Json::array();
+  for (const auto& file : files) {
+    list.push_back({{"name", printable(file.filename().string())},
+                    {"bytes", std::filesystem::file_size(file)},
+                    {"modified_ns", std::filesystem::last_write_time(file).time_since_epoch().count()}});
+  }
+  return list;
+}
+
+}  // namespace
+
+Packed pack_store(const std::filesystem::path& folder, const std::filesystem::path& out, const PackOptions& o) {
+  const ModelConfig config = read_model_config(folder);
+  const Checkpoint checkpoint(folder);
+  const ExpertReader reader(checkpoint, config);
+  Packed result;
+  StoreFacts& facts = result.facts;
+  const std::filesystem::path name = std::filesystem::weakly_canonical(folder).filename();
+  facts.model = printable(name.string());
+  facts.layers = config.layers;
+  facts.experts = config.experts;
+  facts.layout = reader.layout();
+  facts.layout.group = o.group;
+  facts.quantizer = o.quantizer;
+  set_precisions(facts, o.precisions);
+  facts.gates = gates_checksum(checkpoint, config);
+  facts.source = source_files(folder);
+  for (const Precision p : facts.stored()) {
+    if (facts.layout.bytes(p) > 0xffffffffULL) {
+      throw InputError(fmt::format("{}: experts of 4 GiB and more are not supported", folder.string()));
+    }
+  }
+
+  bool stopped = false;
+  auto goes_on = [&](bool checking, std::uint64_t done) {
+    stopped = o.progress && !o.progress(checking, done, facts.all_experts());
+    return !stopped;
+  };
+  StoreWriter writer(out, facts, [&](std::uint64_t done, std::uint64_t) { return goes_on(true, done); });
+  result.resumed = result.done = writer.done();
+  const ExpertPacker packer{reader.layout(), facts.layout, o.quantizer, config.architecture};
+  const std::uint32_t threads = o.threads > 0 ? o.threads : std::max(1U, std::thread::hardware_concurrency());
+  std::vector<std::byte> expert(reader.layout().bytes());
+  std::vector<std::pair<Precision, std::vector<std::byte>>> made;
+  for (const Precision p : facts.stored()) made.emplace_back(p, std::vector<std::byte>(facts.layout.bytes(p)));
+  for (; !stopped && result.done < facts.all_experts() && goes_on(false, result.done); ++result.done) {
+    const ExpertId id = facts.id(result.done);
+    reader.read(id, expert.data());
+    on_threads(threads, static_cast<std::uint32_t>(3 * made.size()), [&](std::uint32_t i) {
+      auto& [p, bytes] = made[i / 3];
+      packer.pack(expert.data(), {id, p}, static_cast<int>(i % 3), bytes.data());
+    });
+    for (const auto& [p, bytes] : made) writer.write({id, p}, bytes.data());
+  }
+  if (result.done == facts.all_experts()) {
+    goes_on(false, result.done);
+    writer.commit();
+  }
+  return result;
+}
+
+std::uint64_t verify_store(const std::filesystem::path& store,
+                           const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
+  DiskStore disk(open_blocks(store), store.string(), 0);
+  for (const Precision p : disk.facts().stored()) disk.add(p);
+  const std::uint64_t all = disk.added_bytes();
+  std::uint64_t done = 0;
+  for (const Precision p : disk.facts().stored()) {
+    for (std::uint64_t n = 0; n < disk.facts().all_experts(); ++n) {
+      if (!progress(done, all)) return done;
+      done += disk.bytes({disk.facts().id(n), p}).view.size;
+    }
+  }
+  progress(done, all);
+  return done;
+}
+
+}  // namespace ferry::engine
