@@ -167,6 +167,41 @@ FERRY_HD inline void unpack_row(const PackedLayout& m, const std::byte* packed, 
 
 inline constexpr std::size_t no_weight = ~std::size_t{0};
 
+namespace detail {
+
+/// PackedGroup::code of each weight, without branches: this runs over every weight that is packed.
+inline void codes_of(const PackedGroup& g, View<const float> weights, std::uint32_t bits,
+                     std::uint8_t* codes) noexcept {
+  const double minimum = g.minimum, scale = g.scale == 0 ? std::numeric_limits<double>::infinity() : double{g.scale};
+  const double most = largest_code(bits);
+  for (std::uint32_t i = 0; i < weights.size; ++i) {
+    double steps = (double{weights[i]} - minimum) / scale;
+    steps = steps > 0 ? steps : 0;
+    steps = steps < most ? steps + 0.5 : most;
+    codes[i] = static_cast<std::uint8_t>(static_cast<int>(steps));
+  }
+}
+
+/// The same bytes as by pack_code, one after another.
+template <std::uint32_t bits>
+void join_codes(const std::uint8_t* codes, std::uint32_t count, std::byte* to) noexcept {
+  constexpr std::uint32_t per_byte = 8 / bits;
+  for (std::uint32_t i = 0; i < count / per_byte; ++i) {
+    unsigned byte = 0;
+    for (std::uint32_t j = 0; j < per_byte; ++j) byte |= static_cast<unsigned>(codes[i * per_byte + j]) << j * bits;
+    to[i] = static_cast<std::byte>(byte);
+  }
+  for (std::uint32_t i = count - count % per_byte; i < count; ++i) pack_code(to, i, bits, codes[i]);
+}
+
+inline bool all_finite(View<const float> weights) noexcept {
+  bool finite = true;
+  for (const float w : weights) finite &= std::abs(w) <= std::numeric_limits<float>::max();
+  return finite;
+}
+
+}  // namespace detail
+
 /// Packs weights [rows, columns], row-major, into m.bytes() bytes: every group as `fit(weights, bits)`, a PackedGroup,
 /// has it (RoundToNearest, Hqq), and each weight as the nearest code. Throws ConfigError for a malformed layout.
 ///
@@ -179,13 +214,21 @@ template <class Fit>
     for (std::uint32_t g = 0; g < m.row_groups(); ++g) {
       const std::size_t first = std::size_t{row} * m.columns + std::size_t{g} * m.group;
       const View<const float> all{weights + first, m.group_size(g)};
-      for (std::uint32_t i = 0; i < all.size; ++i) {
+      for (std::uint32_t i = 0; !detail::all_finite(all); ++i) {
         if (!std::isfinite(all[i])) return first + i;
       }
       const PackedGroup group = fit(all, m.bits);
       std::memcpy(to + m.group_at(row, g), &group, sizeof(group));
-      std::byte* codes = to + m.codes_at(row, g);
-      for (std::uint32_t i = 0; i < all.size; ++i) pack_code(codes, i, m.bits, group.code(all[i], m.bits));
+      std::uint8_t codes[128];
+      detail::codes_of(group, all, m.bits, codes);
+      std::byte* packed = to + m.codes_at(row, g);
+      if (m.bits == 8) {
+        detail::join_codes<8>(codes, all.size, packed);
+      } else if (m.bits == 4) {
+        detail::join_codes<4>(codes, all.size, packed);
+      } else {
+        detail::join_codes<2>(codes, all.size, packed);
+      }
     }
   }
   return no_weight;
