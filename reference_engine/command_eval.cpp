@@ -57,6 +57,10 @@ Json by_precision(const std::uint64_t* n) {
   return {{"int2", n[1]}, {"int4", n[2]}, {"int8", n[3]}, {"full", n[4]}};
 }
 
+double per_byte(Nanoseconds ns, const Evaluated& e) {
+  return e.quality.bytes == 0 ? 0 : static_cast<double>(ns) * 1e-9 / static_cast<double>(e.quality.bytes);
+}
+
 Json to_json(const Evaluated& e) {
   return {{"bytes_scored", e.quality.bytes},
           {"bits_per_byte", e.quality.bits_per_byte()},
@@ -68,7 +72,9 @@ Json to_json(const Evaluated& e) {
           {"decode", outcomes(e.phase[1], e.quality.bytes)},
           {"bytes_by_precision", by_precision(e.bytes_by_precision)},
           {"preload_bytes", e.preload_bytes},
-          {"decode_computed_by_precision", by_precision(e.computed)}};
+          {"decode_computed_by_precision", by_precision(e.computed)},
+          {"virtual_s_per_byte", per_byte(e.virtual_ns, e)},
+          {"virtual_s_per_byte_resident", per_byte(e.resident_ns, e)}};
 }
 
 /// A block for each text, and one over all of them; a line a stack.
@@ -92,26 +98,32 @@ std::string to_table(const std::vector<Stack>& stacks, const std::vector<std::st
       low += e.computed[p];
     }
     return fmt::format(
-        "  {:<{}}  {:>8.4f}  {:>+8.3f}%  {:>8.5f}  {:>7.2f}%  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}\n", stack,
-        width, q.bits_per_byte(), q.change_percent(), q.kl_divergence(), 100 * q.top1_agreement(),
+        "  {:<{}}  {:>8.4f}  {:>+8.3f}%  {:>8.5f}  {:>7.2f}%  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}  "
+        "{:>10}\n",
+        stack, width, q.bits_per_byte(), q.change_percent(), q.kl_divergence(), 100 * q.top1_agreement(),
         percent(o.hits, o.requests), percent(o.late_hits + o.misses, o.requests), percent(o.substituted, o.requests),
         percent(o.skipped, o.requests), percent(o.host_computed, o.requests),
-        phase == Phase::decode ? percent(low, o.requests) : "-", percent(low_copies, copies));
+        phase == Phase::decode ? percent(low, o.requests) : "-", percent(low_copies, copies),
+        fmt::format("{:.3f} ms", 1e3 * per_byte(e.virtual_ns, e)));
   };
   std::string out;
   auto block = [&](const std::string& name, auto of) {
     const Quality& q = of(stacks[0]).quality;
-    out += fmt::format("{}: {} bytes, resident {:.4f} bits a byte\n", name, q.bytes, q.bits_per_byte_resident());
-    out += fmt::format("  {:<{}}  {:>8}  {:>9}  {:>8}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}\n",
-                       "stack", width, "bits", "change", "KL, bits", "same top", "hits", "missed", "substit", "skip",
-                       "host", "low", "copied");
+    out += fmt::format("{}: {} bytes, resident {:.4f} bits and {:.3f} ms a byte\n", name, q.bytes,
+                       q.bits_per_byte_resident(), 1e3 * per_byte(of(stacks[0]).resident_ns, of(stacks[0])));
+    out +=
+        fmt::format("  {:<{}}  {:>8}  {:>9}  {:>8}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}  {:>10}\n",
+                    "stack", width, "bits", "change", "KL, bits", "same top", "hits", "missed", "substit", "skip",
+                    "host", "low", "copied", "time");
     for (const Stack& s : stacks) out += line(s.label, of(s));
   };
   for (std::size_t t = 0; t < stacks[0].texts.size(); ++t) {
     block(names[t], [t](const Stack& s) { return s.texts[t]; });
   }
   if (stacks[0].texts.size() > 1) block("all texts", [](const Stack& s) { return s.all(); });
-  return out + "low: experts computed at less than full precision; copied: copies of such, of all copies\n";
+  return out +
+         "low: experts computed at less than full precision; copied: copies of such, of all copies; "
+         "time: a byte's, on the machine's clock\n";
 }
 
 int eval(const Arguments& a) {

@@ -91,6 +91,8 @@ Evaluated& Evaluated::operator+=(const Evaluated& other) {
     }
   }
   preload_bytes += other.preload_bytes;
+  virtual_ns += other.virtual_ns;
+  resident_ns += other.resident_ns;
   for (std::uint32_t p = 0; p < precision_count; ++p) {
     bytes_by_precision[p] += other.bytes_by_precision[p];
     computed[p] += other.computed[p];
@@ -110,6 +112,10 @@ std::vector<Evaluated> evaluate(HostModel& model, ExpertRunner& resident,
   o.check(model.config());
   if (text.empty()) throw InputError("the text is empty");
   std::vector<Evaluated> results(stacks.size());
+  // Without what is copied before the first step.
+  const Nanoseconds resident_begin = resident.virtual_ns();
+  std::vector<Nanoseconds> begin;
+  for (const auto& s : stacks) begin.push_back(s->virtual_ns());
   for (std::size_t at = 0; at < text.size();) {
     std::vector<Window> windows;
     for (; windows.size() < o.batch && at < text.size(); at += o.window) {
@@ -138,6 +144,8 @@ std::vector<Evaluated> evaluate(HostModel& model, ExpertRunner& resident,
     std::copy(std::begin(c.phase), std::end(c.phase), results[s].phase);
     std::copy(std::begin(c.bytes_by_precision), std::end(c.bytes_by_precision), results[s].bytes_by_precision);
     results[s].preload_bytes = c.preload_bytes;
+    results[s].virtual_ns = stacks[s]->virtual_ns() - begin[s];
+    results[s].resident_ns = resident.virtual_ns() - resident_begin;
   }
   return results;
 }

@@ -40,6 +40,7 @@ struct Evaluated {
   Outcomes phase[2];                                       ///< by Phase
   std::uint64_t bytes_by_precision[precision_count] = {};  ///< copied, before the first step, too
   std::uint64_t preload_bytes = 0;                         ///< of those, before it
+  Nanoseconds virtual_ns = 0, resident_ns = 0;             ///< on the virtual clock: what the stack took, and resident
   std::uint64_t computed[precision_count] = {};  ///< experts on the device in decode, once an expert, layer and step
 
   Evaluated& operator+=(const Evaluated& other);

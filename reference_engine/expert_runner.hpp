@@ -61,6 +61,8 @@ class ExpertRunner {
   [[nodiscard]] virtual const Counters& counters() const = 0;
   [[nodiscard]] virtual double link_peak_bytes_per_s() const = 0;
   [[nodiscard]] virtual std::vector<Span> link_spans() const = 0;
+  /// On the virtual clock: when the device will have done what it was given. Otherwise 0.
+  [[nodiscard]] virtual Nanoseconds virtual_ns() const { return 0; }
   [[nodiscard]] virtual std::uint64_t arena_bytes() const = 0;
   /// How many slots can hold an expert of that precision, and the bytes of the cheapest copy of one; 0: not stored.
   [[nodiscard]] virtual std::uint64_t slots(Precision p) const = 0;

@@ -181,6 +181,10 @@ class PipelineRunner final : public ExpertRunner {
   [[nodiscard]] const Counters& counters() const override { return pipe_.counters(); }
   [[nodiscard]] double link_peak_bytes_per_s() const override { return link_->peak_bytes_per_s(); }
   [[nodiscard]] std::vector<Span> link_spans() const override { return link_->spans(); }
+  [[nodiscard]] Nanoseconds virtual_ns() const override {
+    if constexpr (virtual_time) return std::max(link_->device_free(), link_->now());
+    return 0;
+  }
   [[nodiscard]] std::uint64_t arena_bytes() const override { return memory_.bytes(); }
   [[nodiscard]] std::uint64_t slots(Precision p) const override { return slots_for(allotment_, model_, p); }
   [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return model_.least_bytes(p); }
