@@ -14,6 +14,7 @@
 #include "eval.hpp"
 #include "ferry/macros.hpp"
 #include "machine.hpp"
+#include "model_flags.hpp"
 #include "output_file.hpp"
 #include "record.hpp"
 #include "simulate.hpp"
@@ -24,7 +25,8 @@ namespace {
 
 struct Arguments {
   StackFlags flags;
-  std::string model = "tiny-qwen-moe", stack, machine = "rtx3090-pcie3", out, name = "this-machine", as_shape;
+  ModelFlags model;
+  std::string stack, machine = "rtx3090-pcie3", out, name = "this-machine", as_shape;
   std::vector<std::string> texts, traces;
   double loss_percent = 1;
   std::uint32_t window = 256, steps = 20;
@@ -70,7 +72,7 @@ void check(const Arguments& a, const std::vector<std::string>& sought) {
   std::vector<std::string> inputs = stack_files({a.stack});
   inputs.insert(inputs.end(), a.texts.begin(), a.texts.end());
   inputs.insert(inputs.end(), a.traces.begin(), a.traces.end());
-  inputs.insert(inputs.end(), {a.machine, a.as_shape});
+  inputs.insert(inputs.end(), {a.machine, a.as_shape, a.model.store});
   check_outputs({a.out}, inputs);
 }
 
@@ -102,7 +104,7 @@ Json made_with(const Arguments& a, const char* what, const char* criterion) {
                {"budget", a.flags.budget},
                {"machine", a.machine}};
   if (a.traces.empty()) {
-    json["model"] = model_name(a.model);
+    json["model"] = model_name(a.model.model);
     json["texts"] = file_names(a.texts);
     json["window"] = a.window;
     if (a.bytes != ~std::uint64_t{0}) json["bytes_of_each_text"] = a.bytes;
@@ -129,16 +131,17 @@ void write(const Arguments& a, OutputFile& out, const Json& found, const Json& c
 /// Runs the texts through a stack, and through the resident model at its own precision.
 class Loss {
  public:
-  Loss(const Arguments& a, Phase phase)
-      : a_(a), texts_(read_texts(a)), machine_(read_machine(a.machine)), model_(find_model(a.model)) {
+  Loss(const Arguments& a, Phase phase) : a_(a), texts_(read_texts(a)), machine_(read_machine(a.machine)) {
     line_.emplace("bytes");
     eval_.window = a.window;
     eval_.phase = phase;
-    eval_.check(model_.config());
     for (const std::string& t : texts_) bytes_ += t.size();
     a.flags.set(options_, a.stack);
-    model_.add_precisions(precisions_for(options_));
-    const ModelShape shape = model_shape(model_.config(), model_.store(), eval_.max_rows());
+    StackOptions resident;
+    resident.stack = "resident";
+    model_ = a.model.open({resident, options_});
+    eval_.check(model_->config());
+    const ModelShape shape = model_shape(model_->config(), model_->store(), eval_.max_rows());
     options_.budget_bytes = parse_budget(a.flags.budget, shape.all_bytes());
     options_.max_rows = eval_.max_rows();
     const ModelFacts reference = read_shape(machine_.reference_model());
@@ -157,7 +160,9 @@ class Loss {
   ChoiceCost of(const RunnerOptions& o, std::uint32_t left) {
     RunnerOptions resident = options_;
     resident.stack = "resident";
-    auto make = [&](const RunnerOptions& r) { return make_runner(model_.config(), model_.store(), model_.gates(), r); };
+    auto make = [&](const RunnerOptions& r) {
+      return make_runner(model_->config(), model_->store(), model_->gates(), r);
+    };
     Evaluated all;
     for (const std::string& text : texts_) {
       std::vector<std::unique_ptr<ExpertRunner>> runners;
@@ -167,7 +172,7 @@ class Loss {
         line_->show(done_ + of_text, before_ + left * bytes_);
         return !stop;
       };
-      all += evaluate(model_, *make(resident), runners, text, eval)[0];
+      all += evaluate(*model_, *make(resident), runners, text, eval)[0];
       if (stop) throw Interrupted();
       done_ += text.size();
     }
@@ -181,6 +186,8 @@ class Loss {
     line_.reset();
     calibrated["bytes_scored"] = quality_.bytes;
     calibrated["bits_per_byte_resident"] = quality_.bits_per_byte_resident();
+    if (a_.model.store.empty()) calibrated["quantizer"] = a_.model.quantizer;
+    if (!a_.model.store.empty()) calibrated["store"] = file_names({a_.model.store})[0];
     calibrated["phase"] = eval_.phase == Phase::decode ? "decode" : "prefill";
     calibrated["budget_bytes"] = options_.budget_bytes;
     calibrated["most_loss_percent"] = a_.loss_percent;
@@ -190,7 +197,7 @@ class Loss {
   const Arguments& a_;
   std::vector<std::string> texts_;
   Machine machine_;
-  HostModel model_;
+  std::unique_ptr<HostModel> model_;
   EvalOptions eval_;
   RunnerOptions options_;
   std::uint64_t bytes_ = 0, done_ = 0, before_ = 0;  ///< of all texts; run so far; run before this one
@@ -342,7 +349,7 @@ class Replays {
 
  private:
   void record(const Machine& machine) {
-    HostModel model(find_model(a_.model));
+    HostModel model(find_model(a_.model.model));
     RunnerOptions resident;
     resident.stack = "resident";
     resident.max_rows = a_.window;
@@ -359,7 +366,7 @@ class Replays {
         line.show(done, total);
         return !stop;
       };
-      traces_.push_back(record_text(model, *runner, model_name(a_.model), text, r));
+      traces_.push_back(record_text(model, *runner, model_name(a_.model.model), text, r));
       if (stop) throw Interrupted();
       costs_.push_back(
           as_if(machine.costs(reference.work, source_of(machine)), reference, traces_.back()->trace.model));
@@ -497,10 +504,7 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
   m->add_option("--name", a->name, "its name in reports")->type_name("NAME")->check(not_empty)->capture_default_str();
 
   auto stack_command = [&](CLI::App* c) {
-    c->add_option("--model", a->model, "folder with config.json and safetensors, or a bundled model's name")
-        ->type_name("FOLDER")
-        ->check(not_empty)
-        ->capture_default_str();
+    a->model.add_model(c);
     c->add_option("--stack", a->stack, "from the list below, or a file; what else it says is kept")
         ->type_name("NAME|FILE")
         ->check(not_empty)
@@ -524,6 +528,7 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
   };
   auto by_loss = [&](CLI::App* c) {
     stack_command(c)->required();
+    a->model.add_experts(c);
     c->add_option("--loss", a->loss_percent, "bits a byte may grow by so much against the resident model")
         ->type_name("PERCENT")
         ->check(CLI::Range(0.0, 1000.0))

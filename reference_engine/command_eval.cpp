@@ -11,6 +11,7 @@
 #include "machine.hpp"
 #include "model_flags.hpp"
 #include "output_file.hpp"
+#include "report.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -38,19 +39,9 @@ struct Stack {
 };
 
 Json outcomes(const Outcomes& o, std::uint64_t bytes) {
-  return {{"tokens", o.requests == 0 ? 0 : bytes},
-          {"requests", o.requests},
-          {"hits", o.hits},
-          {"late_hits", o.late_hits},
-          {"misses", o.misses},
-          {"substituted", o.substituted},
-          {"skipped", o.skipped},
-          {"host_computed", o.host_computed},
-          {"bytes", o.bytes},
-          {"top_score_requests", o.top_requests},
-          {"top_score_misses", o.top_misses},
-          {"low_score_requests", o.low_requests},
-          {"low_score_misses", o.low_misses}};
+  Json json = to_json(o);
+  json["tokens"] = o.requests == 0 ? 0 : bytes;
+  return json;
 }
 
 Json by_precision(const std::uint64_t* n) {

@@ -89,11 +89,11 @@ void ChunkedRows::set(const Matrix& x) {
   const auto columns = static_cast<std::uint32_t>(x.cols());
   rows_ = static_cast<std::uint32_t>(x.rows());
   blocks_ = (columns + Block::columns - 1) / Block::columns;
-  memory_.resize(std::size_t{rows_} * blocks_);
+  memory_.resize(std::max(memory_.size(), std::size_t{rows_} * blocks_));
   for (std::uint32_t c = 0; c < chunks(); ++c) {
     const std::uint32_t first = c * chunk_columns, count = std::min(chunk_columns, columns - first);
     for (std::uint32_t row = 0; row < rows_; ++row) {
-      auto* to = const_cast<Block*>(at(c, row));
+      Block* to = &memory_[place(c, row)];
       if (count < chunk_columns) to[blocks(c) - 1] = {};
       std::memcpy(to, x.row(row).data() + first, count * sizeof(float));
     }

@@ -41,20 +41,22 @@ class ChunkedRows {
   [[nodiscard]] std::uint32_t blocks(std::uint32_t c) const {
     return blocks_ - c * chunk < chunk ? blocks_ - c * chunk : chunk;
   }
-  [[nodiscard]] const Block* at(std::uint32_t c, std::uint32_t row) const {
-    return memory_.data() + std::size_t{c} * chunk * rows_ + std::size_t{row} * blocks(c);
-  }
+  [[nodiscard]] const Block* at(std::uint32_t c, std::uint32_t row) const { return memory_.data() + place(c, row); }
 
  private:
+  [[nodiscard]] std::size_t place(std::uint32_t c, std::uint32_t row) const {
+    return std::size_t{c} * chunk * rows_ + std::size_t{row} * blocks(c);
+  }
+
   std::uint32_t rows_ = 0, blocks_ = 0;
-  std::vector<Block> memory_;
+  std::vector<Block> memory_;  // never shrinks
 };
 
 /// Computes products, and holds the scratch memory for it.
 ///
 /// Sums are made in one order on each path, which depends on the columns alone: a row's results do not depend on how
-/// many rows are computed together, nor on where it stands among them. And as float32 a matrix gives the same as packed,
-/// if its weights are the same.
+/// many rows are computed together, nor on where it stands among them. Nor do they depend on the stored form: float32
+/// weights give the same as packed ones that stand for them. The two paths differ in rounding.
 class PackedProduct {
  public:
   explicit PackedProduct(ProductPath path = best_path()) : path_(path) {}

@@ -1,5 +1,5 @@
-// Products on processors with AVX2, FMA and F16C. Only functions that say so are made of these instructions, so that the
-// file itself can be compiled for any x86: nothing that others share may be.
+// Products on processors with AVX2, FMA and F16C. Only functions that say so are made of these instructions: the file
+// is compiled for any x86, and what it shares with others, such as functions of the library, must run on all of them.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -12,11 +12,13 @@
 namespace ferry::engine {
 namespace {
 
-// Each output's sum is made in 8 lanes: lane j adds columns j, j + 8, j + 16, ... of a chunk one after another; the lanes
-// are added in a tree, and the chunks' sums in their order. Whatever is computed together, this order stays.
+// Each sum is made in 8 lanes: lane j adds columns j, j + 8, j + 16, ... of a chunk one after another; the lanes are
+// added in a tree, and the chunks' sums in their order, what does not fill a block last. Whatever is computed together,
+// this order stays.
 
 constexpr std::uint32_t vectors = Block::columns / 8;  // of a block
 constexpr std::uint32_t outputs = 4;                   // together in registers
+constexpr std::uint32_t most_rows = 3;  // with them: 12 sums, 3 vectors of x and one of weights are 16 registers
 constexpr std::uint32_t tile_outputs = 8;
 
 template <class T>
@@ -165,9 +167,9 @@ template <class Reader>
                                                               std::uint32_t blocks, const Block* x,
                                                               std::uint32_t x_stride, std::uint32_t rows, float* y,
                                                               std::size_t y_stride, std::uint32_t count) {
-  for (; rows >= 3; rows -= 3, x += 3 * x_stride, y += 3 * y_stride) {
+  for (; rows >= most_rows; rows -= most_rows, x += most_rows * x_stride, y += most_rows * y_stride) {
     for (std::uint32_t o = 0; o < count; o += outputs) {
-      add_sums<3>(w + o, first, blocks, x, x_stride, y + o, y_stride, count - o);
+      add_sums<most_rows>(w + o, first, blocks, x, x_stride, y + o, y_stride, count - o);
     }
   }
   for (std::uint32_t o = 0; rows == 2 && o < count; o += outputs) {
@@ -178,47 +180,57 @@ template <class Reader>
   }
 }
 
+using Tile = Block[tile_outputs][ChunkedRows::chunk];
+
+/// Blocks of `count` outputs as floats.
+template <class Reader>
+[[gnu::target("avx2,fma,f16c")]] void fill(Tile& tile, const Reader* w, std::uint32_t first, std::uint32_t blocks,
+                                           std::uint32_t count) {
+  for (std::uint32_t o = 0; o < count; ++o) {
+    for (std::uint32_t b = 0; b < blocks; ++b) {
+      const auto group = w[o].group(first + b);
+#pragma GCC unroll 4
+      for (std::uint32_t v = 0; v < vectors; ++v) {
+        _mm256_store_ps(tile[o][b].weights + v * 8, w[o].load(first + b, v, group));
+      }
+    }
+  }
+}
+
+/// The last columns, too few for a block, filled up with zeros.
+template <class Layout>
+Block last_block(const Layout& w, const std::byte* weights, std::uint32_t row) {
+  Block block{};
+  const std::uint32_t first = w.columns / Block::columns * Block::columns;
+  for (std::uint32_t c = first; c < w.columns; ++c) block.weights[c - first] = unpack_weight(w, weights, row, c);
+  return block;
+}
+
 template <class Reader, class Layout>
-[[gnu::target("avx2,fma,f16c")]] void add_product(const Layout& w, const std::byte* weights, const ChunkedRows& x,
-                                                  float* y) {
-  constexpr std::uint32_t few = 3;  // rows: up to here weights pass through registers alone
-  const std::uint32_t whole = w.columns / Block::columns;
-  const std::uint32_t together = x.rows() <= few ? outputs : tile_outputs;
-  alignas(64) Block tile[tile_outputs][ChunkedRows::chunk];
-  TileReader tile_readers[tile_outputs];
-  for (std::uint32_t o = 0; o < tile_outputs; ++o)
-    tile_readers[o] = TileReader(reinterpret_cast<const std::byte*>(tile[o]));
+void add_product(const Layout& w, const std::byte* weights, const ChunkedRows& x, float* y) {
+  const bool few =
+      x.rows() <= most_rows;  // weights pass through registers alone; otherwise they are a tile for all rows
+  const std::uint32_t together = few ? outputs : tile_outputs, whole = w.columns / Block::columns;
+  Tile tile;
+  TileReader tiles[tile_outputs];
+  for (std::uint32_t o = 0; o < tile_outputs; ++o) tiles[o] = TileReader(reinterpret_cast<const std::byte*>(tile[o]));
   for (std::uint32_t out = 0; out < w.rows; out += together, y += together) {
     const std::uint32_t count = std::min(together, w.rows - out);
+    // Where fewer outputs are left, the last is computed more than once.
+    const auto row = [&](std::uint32_t o) { return out + std::min(o, count - 1); };
     Reader readers[tile_outputs];
-    // Where fewer outputs are left, the last is read again.
-    for (std::uint32_t o = 0; o < together; ++o) readers[o] = Reader(w, weights, out + std::min(o, count - 1));
+    for (std::uint32_t o = 0; o < together; ++o) readers[o] = Reader(w, weights, row(o));
     for (std::uint32_t c = 0; c < x.chunks(); ++c) {
-      const std::uint32_t first = c * ChunkedRows::chunk, blocks = x.blocks(c);
-      const std::uint32_t here = std::min(blocks, whole - first);
-      if (x.rows() <= few) {
+      const std::uint32_t first = c * ChunkedRows::chunk, blocks = x.blocks(c), here = std::min(blocks, whole - first);
+      if (few) {
         add_rows(readers, first, here, x.at(c, 0), blocks, x.rows(), y, w.rows, count);
       } else {
-        for (std::uint32_t o = 0; o < count; ++o) {
-          for (std::uint32_t b = 0; b < here; ++b) {
-            const auto group = readers[o].group(first + b);
-#pragma GCC unroll 4
-            for (std::uint32_t v = 0; v < vectors; ++v) {
-              _mm256_store_ps(tile[o][b].weights + v * 8, readers[o].load(first + b, v, group));
-            }
-          }
-        }
-        add_rows(tile_readers, 0, here, x.at(c, 0), blocks, x.rows(), y, w.rows, count);
+        fill(tile, readers, first, here, together);
+        add_rows(tiles, 0, here, x.at(c, 0), blocks, x.rows(), y, w.rows, count);
       }
       if (here == blocks) continue;
-      for (std::uint32_t o = 0; o < together; ++o) {  // the last block of a row, filled up with zeros
-        tile[o][0] = {};
-        for (std::uint32_t i = 0; i < w.columns % Block::columns; ++i) {
-          const std::uint32_t row = out + std::min(o, count - 1);
-          tile[o][0].weights[i] = unpack_weight(w, weights, row, whole * Block::columns + i);
-        }
-      }
-      add_rows(tile_readers, 0, 1, x.at(c, 0) + here, blocks, x.rows(), y, w.rows, count);
+      for (std::uint32_t o = 0; o < together; ++o) tile[o][0] = last_block(w, weights, row(o));
+      add_rows(tiles, 0, 1, x.at(c, 0) + here, blocks, x.rows(), y, w.rows, count);
     }
   }
 }

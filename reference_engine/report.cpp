@@ -20,21 +20,11 @@ double seconds(Nanoseconds ns) {
 Json phase_json(const RunReport& r, Phase phase) {
   const Outcomes& o = r.counters.of(phase);
   const bool decode = phase == Phase::decode;
-  return {{"tokens", decode ? r.generated.decode_tokens : r.generated.prefill_tokens},
-          {"time_s", decode ? r.generated.decode_s : r.generated.prefill_s},
-          {"requests", o.requests},
-          {"hits", o.hits},
-          {"late_hits", o.late_hits},
-          {"misses", o.misses},
-          {"substituted", o.substituted},
-          {"skipped", o.skipped},
-          {"host_computed", o.host_computed},
-          {"bytes", o.bytes},
-          {"miss_penalty", o.miss_penalty(r.expert_bytes)},
-          {"top_score_requests", o.top_requests},
-          {"top_score_misses", o.top_misses},
-          {"low_score_requests", o.low_requests},
-          {"low_score_misses", o.low_misses}};
+  Json json = to_json(o);
+  json["tokens"] = decode ? r.generated.decode_tokens : r.generated.prefill_tokens;
+  json["time_s"] = decode ? r.generated.decode_s : r.generated.prefill_s;
+  json["miss_penalty"] = o.miss_penalty(r.expert_bytes);
+  return json;
 }
 
 std::string size(std::uint64_t bytes) {
@@ -61,6 +51,21 @@ double ratio(std::uint64_t part, std::uint64_t whole) {
 }
 
 }  // namespace
+
+Json to_json(const Outcomes& o) {
+  return {{"requests", o.requests},
+          {"hits", o.hits},
+          {"late_hits", o.late_hits},
+          {"misses", o.misses},
+          {"substituted", o.substituted},
+          {"skipped", o.skipped},
+          {"host_computed", o.host_computed},
+          {"bytes", o.bytes},
+          {"top_score_requests", o.top_requests},
+          {"top_score_misses", o.top_misses},
+          {"low_score_requests", o.low_requests},
+          {"low_score_misses", o.low_misses}};
+}
 
 double RunReport::tpot_s() const {
   return generated.decode_steps == 0 ? 0 : generated.decode_s / static_cast<double>(generated.decode_steps);

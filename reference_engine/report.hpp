@@ -56,7 +56,8 @@ RunReport make_report(const Simulated& simulated, RunReport facts);
 /// the time that the fewest possible copies (sim/bounds.hpp) take at the link's bandwidth.
 RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport facts);
 
-/// The stable JSON of one run.
+/// The stable JSON of a phase's outcomes, and of one run.
+Json to_json(const Outcomes& outcomes);
 Json to_json(const RunReport& report);
 
 /// One column a run.
