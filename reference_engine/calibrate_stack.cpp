@@ -1,11 +1,7 @@
 #include "calibrate_stack.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <exception>
-#include <mutex>
-#include <thread>
 
 namespace ferry::engine {
 
@@ -59,33 +55,6 @@ std::vector<CacheWeights> weight_mixtures(std::uint32_t step) {
     }
   }
   return all;
-}
-
-std::vector<std::uint64_t> measure_all(std::size_t count, std::uint32_t threads,
-                                       const std::function<std::uint64_t(std::size_t)>& measure) {
-  std::vector<std::uint64_t> measured(count);
-  std::atomic<std::size_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr failed;
-  auto work = [&] {
-    for (std::size_t at = next++; at < count; at = next++) {
-      try {
-        measured[at] = measure(at);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failed) failed = std::current_exception();
-        next = count;
-        return;
-      }
-    }
-  };
-  {
-    std::vector<std::jthread> workers;
-    for (std::uint32_t i = 1; i < std::min<std::size_t>(threads, count); ++i) workers.emplace_back(work);
-    work();
-  }
-  if (failed) std::rethrow_exception(failed);
-  return measured;
 }
 
 }  // namespace ferry::engine

@@ -54,8 +54,4 @@ using CacheWeights = std::array<std::uint32_t, 4>;
 /// All that sum to 1000 in steps of `step`, a divisor of it; the largest LRU first, then LFU, then LHU.
 std::vector<CacheWeights> weight_mixtures(std::uint32_t step);
 
-/// measure(0) to measure(count - 1), on that many threads. An exception of one ends them all, and is passed on.
-std::vector<std::uint64_t> measure_all(std::size_t count, std::uint32_t threads,
-                                       const std::function<std::uint64_t(std::size_t)>& measure);
-
 }  // namespace ferry::engine

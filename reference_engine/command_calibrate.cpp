@@ -5,7 +5,6 @@
 #include <bit>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "calibrate.hpp"
 #include "calibrate_stack.hpp"
@@ -19,6 +18,7 @@
 #include "record.hpp"
 #include "simulate.hpp"
 #include "simulated_run.hpp"
+#include "threads.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -384,12 +384,13 @@ std::vector<std::uint64_t> replay_all(const char* what, std::size_t count,
   ProgressLine line(what);
   std::mutex mutex;
   std::uint64_t done = 0;
-  return measure_all(count, std::max(1U, std::thread::hardware_concurrency()), [&](std::size_t i) {
-    const std::uint64_t measured = cost(i);
+  std::vector<std::uint64_t> costs(count);
+  on_threads(all_threads(), count, [&](std::size_t i) {
+    costs[i] = cost(i);
     const std::lock_guard lock(mutex);
     line.show(++done, count);
-    return measured;
   });
+  return costs;
 }
 
 std::size_t least(const std::vector<std::uint64_t>& values) {

@@ -7,6 +7,7 @@
 #include "command.hpp"
 #include "errors.hpp"
 #include "machine.hpp"
+#include "model_flags.hpp"
 #include "record.hpp"
 #include "synthetic.hpp"
 #include "trace_file.hpp"
@@ -16,7 +17,8 @@ namespace {
 
 struct Arguments {
   StackFlags flags;
-  std::string model = "tiny-qwen-moe", text, out, stack = "resident", machine = "rtx3090-pcie3", in, shape;
+  ModelFlags model;
+  std::string text, out, stack = "resident", machine = "rtx3090-pcie3", in, shape;
   RecordOptions record;
   SyntheticOptions synthetic;
   std::vector<double> recall, top_1;
@@ -27,12 +29,13 @@ int record(const Arguments& a) {
   a.flags.check({a.stack});
   std::vector<std::string> inputs = stack_files({a.stack});
   inputs.push_back(a.text);
+  inputs.push_back(a.model.store);
   check_outputs({a.out}, inputs);
   const std::string text = read_text("--text", a.text);
-  HostModel model(find_model(a.model));
   RunnerOptions o;
   a.flags.set(o, a.stack);
-  model.add_precisions(precisions_for(o));
+  const std::unique_ptr<HostModel> opened = a.model.open({o});
+  HostModel& model = *opened;
   o.max_rows = std::max<std::uint32_t>(a.record.window, 1);
   const ModelShape shape = model_shape(model.config(), model.store(), o.max_rows);
   o.budget_bytes = parse_budget(a.flags.budget, shape.all_bytes());
@@ -48,8 +51,9 @@ int record(const Arguments& a) {
     line.show(done, total);
     return !stop;
   };
-  const auto made = record_text(model, *runner, model_name(a.model), text, r);
-  made->source = fmt::format("{} over {}", model_name(a.model), std::filesystem::path(a.text).filename().string());
+  const auto made = record_text(model, *runner, model_name(a.model.model), text, r);
+  made->source =
+      fmt::format("{} over {}", model_name(a.model.model), std::filesystem::path(a.text).filename().string());
   if (!made->trace.partial.empty()) {
     made->residency =
         fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label, runner->arena_bytes(), machine.name);
@@ -139,10 +143,8 @@ void add_trace_commands(CLI::App& app, Action& chosen) {
   };
 
   CLI::App* r = trace->add_subcommand("record", "run a text through a model and write down what its gates say");
-  r->add_option("--model", a->model, "folder with config.json and safetensors, or a bundled model's name")
-      ->type_name("FOLDER")
-      ->check(not_empty)
-      ->capture_default_str();
+  a->model.add_model(r);
+  a->model.add_experts(r);
   file(r, "--text", a->text, "the text")->required();
   file(r, "--out", a->out, "the trace (safetensors)")->required();
   r->add_option("--ahead", a->record.ahead, "layers ahead to foretell from each gate input")

@@ -3,37 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
-#include <thread>
 
 #include "disk_store.hpp"
 #include "errors.hpp"
+#include "threads.hpp"
 
 namespace ferry::engine {
 namespace {
-
-/// Work items 0 to count - 1, each once, on up to `threads` threads. Throws what the first that failed threw.
-void on_threads(std::uint32_t threads, std::uint32_t count, const std::function<void(std::uint32_t)>& work) {
-  std::atomic<std::uint32_t> next = 0;
-  std::mutex mutex;
-  std::exception_ptr error;
-  auto serve = [&] {
-    try {
-      for (std::uint32_t i = next++; i < count; i = next++) work(i);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!error) error = std::current_exception();
-      next = count;
-    }
-  };
-  std::vector<std::thread> others;
-  for (std::uint32_t t = 1; t < std::min(threads, count); ++t) others.emplace_back(serve);
-  serve();
-  for (std::thread& t : others) t.join();
-  if (error) std::rethrow_exception(error);
-}
 
 /// Sets what the precisions' names say.
 void set_precisions(StoreFacts& facts, const std::vector<std::string>& names) {
@@ -109,14 +85,14 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   StoreWriter writer(out, facts, [&](std::uint64_t done, std::uint64_t) { return goes_on(true, done); });
   result.resumed = result.done = writer.done();
   const ExpertPacker packer{reader.layout(), facts.layout, o.quantizer, config.architecture};
-  const std::uint32_t threads = o.threads > 0 ? o.threads : std::max(1U, std::thread::hardware_concurrency());
+  const std::uint32_t threads = o.threads > 0 ? o.threads : all_threads();
   std::vector<std::byte> expert(reader.layout().bytes());
   std::vector<std::pair<Precision, std::vector<std::byte>>> made;
   for (const Precision p : facts.stored()) made.emplace_back(p, std::vector<std::byte>(facts.layout.bytes(p)));
   for (; !stopped && result.done < facts.all_experts() && goes_on(false, result.done); ++result.done) {
     const ExpertId id = facts.id(result.done);
     reader.read(id, expert.data());
-    on_threads(threads, static_cast<std::uint32_t>(3 * made.size()), [&](std::uint32_t i) {
+    on_threads(threads, 3 * made.size(), [&](std::size_t i) {
       auto& [p, bytes] = made[i / 3];
       packer.pack(expert.data(), {id, p}, static_cast<int>(i % 3), bytes.data());
     });

@@ -14,12 +14,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "budget.hpp"
 #include "errors.hpp"
 #include "ferry/error.hpp"
 #include "output_file.hpp"
+#include "threads.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -323,42 +323,25 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
   Lines lines(path, kept);
   Traces traces;
   std::mutex mutex;
-  std::exception_ptr failed;
-  std::atomic<std::size_t> next = 0;
-  auto work = [&] {
-    for (std::size_t at = next++; at < todo.size() && !stop; at = next++) {
-      const SweepCell& cell = cells[todo[at]];
-      Json json;
-      bool refused = false;
-      try {
-        try {
-          json = run_cell(grid, cell, traces, stop);
-        } catch (const ConfigError& e) {  // this cell cannot be; the others may
-          json = {{"refused", e.what()}, {"stack", cell.named.policies}};
-          refused = true;
-        }
-        if (stop) return;  // half a run says nothing
-        json["sweep"] = {{"index", todo[at]}, {"cells", cells.size()}, {"key", cell.key()}};
-        const std::lock_guard lock(mutex);
-        if (failed) return;
-        lines.append(json.dump(-1, ' ', false, Json::error_handler_t::replace));
-        ++result.done;
-        result.refused += refused ? 1 : 0;
-        if (progress) progress(result.done, todo.size());
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!failed) failed = std::current_exception();
-        next = todo.size();
-        return;
-      }
+  on_threads(threads, todo.size(), [&](std::size_t at) {
+    if (stop) return;
+    const SweepCell& cell = cells[todo[at]];
+    Json json;
+    bool refused = false;
+    try {
+      json = run_cell(grid, cell, traces, stop);
+    } catch (const ConfigError& e) {  // this cell cannot be; the others may
+      json = {{"refused", e.what()}, {"stack", cell.named.policies}};
+      refused = true;
     }
-  };
-  {
-    std::vector<std::jthread> workers;
-    for (std::uint32_t i = 1; i < std::min<std::size_t>(threads, todo.size()); ++i) workers.emplace_back(work);
-    work();
-  }
-  if (failed) std::rethrow_exception(failed);
+    if (stop) return;  // half a run says nothing
+    json["sweep"] = {{"index", todo[at]}, {"cells", cells.size()}, {"key", cell.key()}};
+    const std::lock_guard lock(mutex);
+    lines.append(json.dump(-1, ' ', false, Json::error_handler_t::replace));
+    ++result.done;
+    result.refused += refused ? 1 : 0;
+    if (progress) progress(result.done, todo.size());
+  });
   result.interrupted = stop;
   return result;
 }

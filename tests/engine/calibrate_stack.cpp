@@ -105,14 +105,6 @@ TEST_CASE("mixtures of four weights are all there are, each once") {
   CHECK(weight_mixtures(250).size() == 35);  // 7 choose 3
 }
 
-TEST_CASE("measurements on several threads come back in order, and a failure of one is the failure of all") {
-  const auto squares = measure_all(100, 4, [](std::size_t i) { return std::uint64_t{i} * i; });
-  REQUIRE(squares.size() == 100);
-  for (std::size_t i = 0; i < squares.size(); ++i) CHECK(squares[i] == i * i);
-  auto failing = [](std::size_t i) -> std::uint64_t { return i == 7 ? throw InputError("seven") : 0; };
-  CHECK_THROWS_WITH_AS(measure_all(100, 4, failing), "seven", InputError);
-}
-
 TEST_CASE("a stack file sets what it names, and nothing else") {
   const TemporaryFolder folder;
   const std::string file = (folder.path() / "mine.json").string();
