@@ -16,6 +16,7 @@
 #include "bench_command.hpp"
 #include "data.hpp"
 #include "errors.hpp"
+#include "expert_kernel.hpp"
 #include "ferry/error.hpp"
 #include "ferry/router/best.hpp"
 #include "generate.hpp"
@@ -185,7 +186,7 @@ std::vector<double> weight_output_correlation(const std::string& name, const std
         const Variant v{{static_cast<std::uint16_t>(layer), r.expert}, Precision::full};
         row = input.row(i);
         out.resize(1, input.cols());
-        kernel.run(model.store().bytes(v).data, Precision::full, row, out);
+        kernel.run(model.store().bytes(v).view.data, Precision::full, row, out);
         const double x = scores(i, r.expert) / (c.renormalise ? whole : 1), y = x * out.norm();
         Sums& s = sums[layer];
         s.n += 1;

@@ -141,7 +141,7 @@ TEST_CASE("eval prints a table and writes JSON, and the whole is the sum of the 
   write_file(folder.path() / "a", prompts()[0]);
   write_file(folder.path() / "b", prompts()[1]);
   const Shell r = shell(ferry_eval + "--text " + at + "/a " + at +
-                         "/b --stacks lru,hobbit --t1 0.5 --bytes 60 --json " + at + "/r.json");
+                        "/b --stacks lru,hobbit --t1 0.5 --bytes 60 --json " + at + "/r.json");
   CAPTURE(r.out);
   REQUIRE(r.status == 0);
   CHECK(r.out.find("all texts: 120 bytes, resident ") != std::string::npos);
@@ -195,7 +195,7 @@ TEST_CASE("eval ends after the current window when it is interrupted") {
   const std::string at = folder.path().string();
   write_file(folder.path() / "text", std::string(1'000'000, 'a'));
   const Shell r = shell("timeout --preserve-status -s INT 1 " + ferry_eval + "--window 32 --stack lru --text " + at +
-                         "/text --json " + at + "/r.json");
+                        "/text --json " + at + "/r.json");
   CAPTURE(r.out);
   CHECK(r.status == 130);
   CHECK(r.out.find("interrupted") != std::string::npos);
