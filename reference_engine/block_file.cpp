@@ -84,7 +84,12 @@ class UringFile final : public OpenFile {
   static std::unique_ptr<UringFile> make(Descriptor& file) {
     io_uring ring{};
     if (::io_uring_queue_init(most, &ring, 0) != 0) return nullptr;
-    return std::unique_ptr<UringFile>(new UringFile(std::move(file), ring));
+    io_uring_probe* probe = ::io_uring_get_probe_ring(&ring);
+    const bool reads = probe != nullptr && ::io_uring_opcode_supported(probe, IORING_OP_READ) != 0;  // Linux 5.6
+    ::io_uring_free_probe(probe);
+    if (reads) return std::unique_ptr<UringFile>(new UringFile(std::move(file), ring));
+    ::io_uring_queue_exit(&ring);
+    return nullptr;
   }
   ~UringFile() override { ::io_uring_queue_exit(&ring_); }
 

@@ -24,6 +24,9 @@ namespace ferry::engine {
 extern std::atomic<bool> stop;
 extern std::atomic<int> stopped_by;
 
+/// A command was stopped before it had anything to say.
+struct Interrupted {};
+
 /// What `ferry` is to do, once its arguments are parsed; returns the exit status.
 using Action = std::function<int()>;
 

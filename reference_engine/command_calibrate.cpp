@@ -33,9 +33,6 @@ struct Arguments {
   std::uint64_t bytes = ~std::uint64_t{0};
 };
 
-/// Ctrl-C: nothing is written.
-struct Interrupted {};
-
 /// Runs a search; what it throws when it is stopped becomes the exit status.
 int unless_interrupted(const std::function<void()>& search) {
   try {
@@ -72,7 +69,8 @@ void check(const Arguments& a, const std::vector<std::string>& sought) {
   std::vector<std::string> inputs = stack_files({a.stack});
   inputs.insert(inputs.end(), a.texts.begin(), a.texts.end());
   inputs.insert(inputs.end(), a.traces.begin(), a.traces.end());
-  inputs.insert(inputs.end(), {a.machine, a.as_shape, a.model.store});
+  inputs.insert(inputs.end(), {a.machine, a.as_shape});
+  for (const std::string& file : a.model.inputs()) inputs.push_back(file);
   check_outputs({a.out}, inputs);
 }
 

@@ -121,7 +121,7 @@ int eval(const Arguments& a) {
   a.flags.check(a.stacks);  // before the model is read
   std::vector<std::string> inputs = a.texts;
   inputs.push_back(a.machine);
-  inputs.push_back(a.model.store);
+  for (const std::string& file : a.model.inputs()) inputs.push_back(file);
   for (const std::string& file : stack_files(a.stacks)) inputs.push_back(file);
   check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;

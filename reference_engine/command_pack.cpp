@@ -18,7 +18,7 @@ struct Arguments {
 };
 
 int pack(const Arguments& a) {
-  check_outputs({a.out}, {});
+  check_outputs({a.out}, a.flags.inputs());
   PackOptions o = a.pack;
   o.quantizer = quantizer_of(a.flags.quantizer, "--quantizer");
   std::optional<ProgressLine> line;

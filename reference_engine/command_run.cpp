@@ -36,7 +36,7 @@ class Runs {
   Runs(const Arguments& a, const std::vector<std::string>& stacks) : a_(a) {
     std::vector<std::string> inputs = a.prompt_files;
     inputs.push_back(a.machine);
-    inputs.push_back(a.model.store);
+    for (const std::string& file : a.model.inputs()) inputs.push_back(file);
     for (const std::string& file : stack_files(stacks)) inputs.push_back(file);
     check_outputs({a.json, a.timeline}, inputs);
     if (!a.json.empty()) json_.emplace(a.json);
@@ -86,12 +86,12 @@ class Runs {
   }
 
   /// Throws for a stack or budget that cannot work, without running anything.
-  void check(const std::string& stack) const { static_cast<void>(make(stack, 0)); }
+  void check(const std::string& stack) const { static_cast<void>(make(stack, 0, false)); }
 
   RunReport run(const std::string& stack, bool stream) {
     calibrate();
-    const StoreReads before = model_->store().reads();
     const auto runner = make(stack, throttle_);
+    const StoreReads before = model_->store().reads();  // from the first step on
     GenerateOptions g = options_;
     ProgressLine progress("prefill, tokens", 0);
     g.on_prefill = [&](std::uint64_t done, std::uint64_t total) {
@@ -139,7 +139,7 @@ class Runs {
   }
 
  private:
-  std::unique_ptr<ExpertRunner> make(const std::string& stack, std::uint64_t throttle) const {
+  std::unique_ptr<ExpertRunner> make(const std::string& stack, std::uint64_t throttle, bool preload = true) const {
     RunnerOptions o;
     a_.flags.set(o, stack);
     o.gate_worker = a_.gate_worker;
@@ -147,6 +147,7 @@ class Runs {
     o.max_rows = shape_.max_rows;
     o.link_bytes_per_s = throttle;
     o.log = timeline_.has_value();
+    o.preload = preload;
     return make_runner(model_->config(), model_->store(), model_->gates(), o);
   }
 

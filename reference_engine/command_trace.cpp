@@ -29,7 +29,7 @@ int record(const Arguments& a) {
   a.flags.check({a.stack});
   std::vector<std::string> inputs = stack_files({a.stack});
   inputs.push_back(a.text);
-  inputs.push_back(a.model.store);
+  for (const std::string& file : a.model.inputs()) inputs.push_back(file);
   check_outputs({a.out}, inputs);
   const std::string text = read_text("--text", a.text);
   RunnerOptions o;

@@ -87,6 +87,7 @@ struct RunnerOptions : StackOptions {
   std::uint64_t link_bytes_per_s = 0;  ///< 0: as fast as memory copies (host thread only)
   bool log = false;
   bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
+  bool preload = true;                          ///< for stacks that do: false only to see whether they can be made
   bool gate_worker = false;                     ///< a thread of its own makes predicted rows while resident experts run
 
   /// On the virtual clock instead of a copy thread: what everything costs there, the link too.

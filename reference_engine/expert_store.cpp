@@ -30,6 +30,12 @@ ExpertId id_of(std::uint64_t number, std::uint32_t experts) {
 
 }  // namespace
 
+const Tensor& expert_tensor(const Checkpoint& checkpoint, const ModelConfig& c, std::uint32_t layer,
+                            std::uint32_t expert, int part) {
+  const ExpertId id{static_cast<std::uint16_t>(layer), static_cast<std::uint16_t>(expert)};
+  return checkpoint.at(tensor_name(c.architecture, id, part), shape({c.hidden, c.expert_width}, part));
+}
+
 ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c) : checkpoint_(checkpoint), config_(c) {
   const std::string first = tensor_name(c.architecture, {}, 0);
   layout_ = {c.hidden, c.expert_width};
@@ -51,9 +57,8 @@ ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c) :
 
 void ExpertReader::read(ExpertId id, std::byte* to) const {
   for (int part = 0; part < 3; ++part) {
-    const Tensor& t = checkpoint_.at(tensor_name(config_.architecture, id, part), shape(layout_, part));
-    std::memcpy(to + layout_.part_at(part, Precision::full), t.data, t.bytes);
-    release_pages(t.data, t.bytes);
+    checkpoint_.read(tensor_name(config_.architecture, id, part), shape(layout_, part),
+                     to + layout_.part_at(part, Precision::full));
   }
 }
 

@@ -13,6 +13,10 @@
 
 namespace ferry::engine {
 
+/// A matrix of an expert: gate, up or down. Throws InputError for a missing or misshapen tensor.
+const Tensor& expert_tensor(const Checkpoint& checkpoint, const ModelConfig& config, std::uint32_t layer,
+                            std::uint32_t expert, int part);
+
 /// How weights become codes.
 enum class Quantizer { nearest, hqq };
 
@@ -23,7 +27,7 @@ class ExpertReader {
   ExpertReader(const Checkpoint& checkpoint, const ModelConfig& config);
 
   [[nodiscard]] const ExpertLayout& layout() const { return layout_; }
-  /// Writes `layout().bytes()`, and lets go of the pages that it came from: a model may be larger than memory.
+  /// Writes `layout().bytes()`. Throws InputError, naming file and tensor, if the file cannot be read.
   void read(ExpertId id, std::byte* to) const;
 
  private:

@@ -29,7 +29,7 @@ HostModel::HostModel(const std::filesystem::path& folder, std::unique_ptr<DiskSt
   const ModelConfig& c = config_;
   const Checkpoint checkpoint(folder);
   if (s.layers != c.layers || s.experts != c.experts || s.layout.hidden != c.hidden ||
-      s.layout.width != c.expert_width || s.gates != gates_checksum(checkpoint, c)) {
+      s.layout.width != c.expert_width || s.weights != weights_checksum(checkpoint, c)) {
     throw InputError(fmt::format("{}: was packed from another model ({}), not from {}", store->reads().file, s.model,
                                  folder.string()));
   }

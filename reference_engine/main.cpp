@@ -67,6 +67,8 @@ int main(int argc, char** argv) {
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
     std::cerr << "ferry: " << e.what() << " (see ferry --help)\n";
+  } catch (const Interrupted&) {
+    return 128 + stopped_by;
   } catch (const InputError& e) {
     std::cerr << "ferry: " << e.what() << '\n';
   } catch (const ConfigError& e) {

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <fstream>
+
 #include "budget.hpp"
 #include "command.hpp"
 #include "errors.hpp"
@@ -10,8 +13,12 @@
 namespace ferry::engine {
 namespace {
 
+/// What this machine, or the container that we are in, has.
 std::uint64_t physical_memory() {
-  return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t all =
+      static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  std::uint64_t limit = 0;
+  return std::ifstream("/sys/fs/cgroup/memory.max") >> limit ? std::min(all, limit) : all;  // "max": none
 }
 
 }  // namespace
@@ -40,6 +47,12 @@ void ModelFlags::add_experts(CLI::App* c) {
       ->excludes(file);
 }
 
+std::vector<std::string> ModelFlags::inputs() const {
+  std::vector<std::string> files = {store};
+  for (const auto& file : std::filesystem::directory_iterator(find_model(model))) files.push_back(file.path().string());
+  return files;
+}
+
 std::unique_ptr<HostModel> ModelFlags::open(const std::vector<StackOptions>& stacks) const {
   const std::filesystem::path folder = find_model(model);
   std::unique_ptr<HostModel> made;
@@ -65,6 +78,7 @@ std::unique_ptr<HostModel> ModelFlags::open(const std::vector<StackOptions>& sta
     line.show(done, total);
     return !stop;
   });
+  if (stop) throw Interrupted();
   return made;
 }
 

@@ -17,8 +17,10 @@ struct ModelFlags {
   void add_model(CLI::App* command);
   /// The others: where the experts are.
   void add_experts(CLI::App* command);
+  /// The files that `open` reads.
+  [[nodiscard]] std::vector<std::string> inputs() const;
   /// Reads the model, has its experts as these stacks need them, and fills host memory with what is on disk if all of it
-  /// goes there. Throws InputError.
+  /// goes there. Throws InputError, or Interrupted.
   [[nodiscard]] std::unique_ptr<HostModel> open(const std::vector<StackOptions>& stacks) const;
 };
 

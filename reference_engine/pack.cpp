@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "disk_store.hpp"
 #include "errors.hpp"
@@ -38,17 +39,13 @@ void set_precisions(StoreFacts& facts, const std::vector<std::string>& names) {
 }
 
 /// The weight files, by name, size and time: whether they are still those that a pack began with.
-Json source_files(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
-  }
-  std::sort(files.begin(), files.end());
+Json source_files(const Checkpoint& checkpoint) {
   Json list = Json::array();
-  for (const auto& file : files) {
+  for (const std::filesystem::path& file : checkpoint.files()) {
+    const auto modified = std::chrono::file_clock::to_sys(std::filesystem::last_write_time(file));
     list.push_back({{"name", printable(file.filename().string())},
                     {"bytes", std::filesystem::file_size(file)},
-                    {"modified_ns", std::filesystem::last_write_time(file).time_since_epoch().count()}});
+                    {"modified_ns", std::chrono::nanoseconds(modified.time_since_epoch()).count()}});
   }
   return list;
 }
@@ -69,8 +66,12 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   facts.layout.group = o.group;
   facts.quantizer = o.quantizer;
   set_precisions(facts, o.precisions);
-  facts.gates = gates_checksum(checkpoint, config);
-  facts.source = source_files(folder);
+  facts.weights = weights_checksum(checkpoint, config);
+  facts.source = source_files(checkpoint);
+  if (facts.all_experts() > StoreFacts::most_experts) {
+    throw InputError(fmt::format("{}: {} experts, a store holds at most {}", folder.string(), facts.all_experts(),
+                                 StoreFacts::most_experts));
+  }
   for (const Precision p : facts.stored()) {
     if (facts.layout.bytes(p) > 0xffffffffULL) {
       throw InputError(fmt::format("{}: experts of 4 GiB and more are not supported", folder.string()));
@@ -100,6 +101,9 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   }
   if (result.done == facts.all_experts()) {
     goes_on(false, result.done);
+    if (source_files(checkpoint) != facts.source) {
+      throw InputError(fmt::format("{}: its weights have changed meanwhile: run it again", folder.string()));
+    }
     writer.commit();
   }
   return result;

@@ -42,7 +42,7 @@ class PipelineRunner final : public ExpertRunner {
     if constexpr (reads_gate_input) {
       if (options.gate_worker) gate_worker_.emplace(gates);
     }
-    if (preload) {
+    if (preload && options.preload) {
       for (std::uint32_t p = precision_count - 1; p > 0; --p) {  // the best first
         if ((config.precision.precisions() >> p & 1U) != 0) pipe_.preload(static_cast<Precision>(p));
       }

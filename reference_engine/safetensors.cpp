@@ -48,35 +48,41 @@ std::vector<float> widen(const std::byte* data, std::uint64_t count) {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not hang us
-  if (fd < 0) throw InputError(fmt::format("{}: cannot open: {}", path.string(), std::strerror(errno)));
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not hang us
+  if (fd_ < 0) throw InputError(fmt::format("{}: cannot open: {}", path.string(), std::strerror(errno)));
   struct stat info {};
-  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    ::close(fd);
+  if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
+    ::close(fd_);
     throw InputError(fmt::format("{}: not a regular file", path.string()));
   }
   size_ = static_cast<std::uint64_t>(info.st_size);
-  if (size_ > 0) {
-    void* at = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (at == MAP_FAILED) {
-      ::close(fd);
-      throw InputError(fmt::format("{}: cannot map {} bytes: {}", path.string(), size_, std::strerror(errno)));
-    }
-    data_ = static_cast<const std::byte*>(at);
+  if (size_ == 0) return;
+  void* at = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd_, 0);
+  if (at == MAP_FAILED) {
+    const int error = errno;
+    ::close(fd_);
+    throw InputError(fmt::format("{}: cannot map {} bytes: {}", path.string(), size_, std::strerror(error)));
   }
-  ::close(fd);
+  data_ = static_cast<const std::byte*>(at);
 }
 
 MappedFile::~MappedFile() {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  ::close(fd_);
 }
 
-void release_pages(const std::byte* data, std::uint64_t bytes) {
-  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
-  const auto end = (reinterpret_cast<std::uintptr_t>(data) + bytes) / page * page;
-  // A hint: what cannot be taken back stays.
-  if (begin < end) static_cast<void>(::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED));
+void MappedFile::read(const std::byte* from, std::uint64_t bytes, std::byte* to, const std::string& what) const {
+  for (auto at = from - data_; bytes > 0;) {
+    const ssize_t n = ::pread(fd_, to, bytes, at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      throw InputError(
+          fmt::format("{} cannot be read: {}", what, n == 0 ? "the file has become shorter" : std::strerror(errno)));
+    }
+    at += n;
+    to += n;
+    bytes -= static_cast<std::uint64_t>(n);
+  }
 }
 
 std::uint64_t Tensor::elements() const {
@@ -187,6 +193,10 @@ const Tensor& Safetensors::at(const std::string& name) const {
   return found->second;
 }
 
+void Safetensors::read(const Tensor& tensor, std::byte* to, const std::string& name) const {
+  file_->read(tensor.data, tensor.bytes, to, fmt::format("{}: tensor \"{}\"", path_.string(), name));
+}
+
 Checkpoint::Checkpoint(const std::filesystem::path& folder) : folder_(folder) {
   const auto single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
   std::error_code none;  // what cannot be looked at is opened, and refused with the reason
@@ -234,6 +244,17 @@ const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uin
                                  name, t.dtype_name));
   }
   return t;
+}
+
+void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const {
+  const Tensor& tensor = at(name, shape);
+  where_.at(name)->read(tensor, to, name);
+}
+
+std::vector<std::filesystem::path> Checkpoint::files() const {
+  std::vector<std::filesystem::path> all;
+  for (const auto& file : files_) all.push_back(file->path());
+  return all;
 }
 
 }  // namespace ferry::engine

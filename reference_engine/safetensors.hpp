@@ -25,14 +25,15 @@ class MappedFile {
 
   [[nodiscard]] const std::byte* data() const { return data_; }
   [[nodiscard]] std::uint64_t size() const { return size_; }
+  /// Copies what is mapped at `from`, but reads it: a disk that fails is an error here and a signal there, and what is
+  /// read this way need not stay in memory. Throws InputError, which `what` names.
+  void read(const std::byte* from, std::uint64_t bytes, std::byte* to, const std::string& what) const;
 
  private:
+  int fd_ = -1;
   const std::byte* data_ = nullptr;
   std::uint64_t size_ = 0;
 };
-
-/// Lets the kernel take back the memory of these bytes of a mapped file; whoever reads them again gets them again.
-void release_pages(const std::byte* data, std::uint64_t bytes);
 
 /// One tensor inside a mapped file. `data` need not be aligned.
 struct Tensor {
@@ -59,6 +60,8 @@ class Safetensors {
   [[nodiscard]] const std::map<std::string, Tensor>& tensors() const { return tensors_; }
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
+  /// Copies the bytes of one of the tensors, as MappedFile::read does.
+  void read(const Tensor& tensor, std::byte* to, const std::string& name) const;
   /// Throws InputError if there is none of that name.
   [[nodiscard]] const Tensor& at(const std::string& name) const;
 
@@ -77,6 +80,10 @@ class Checkpoint {
   /// Throws InputError, naming the tensor, if it is missing or its shape differs.
   [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape) const;
   [[nodiscard]] bool has(const std::string& name) const { return where_.contains(name); }
+  /// Copies the bytes of a tensor, reading the file. Throws InputError, naming both.
+  void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const;
+  /// The files that hold it.
+  [[nodiscard]] std::vector<std::filesystem::path> files() const;
 
  private:
   std::filesystem::path folder_;

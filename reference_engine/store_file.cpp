@@ -43,16 +43,16 @@ StoreFacts facts_of(const Json& json, const std::string& name) {
   const Fields f(json, name + ": header");
   constexpr std::uint32_t largest = 1U << 20U;
   StoreFacts s;
-  s.model = f.text("model");
+  s.model = printable(f.text("model")).substr(0, 200);  // goes to terminals
   s.layers = f.whole("layers", 1, 65535);
   s.experts = f.whole("experts", 1, 65535);
-  if (s.all_experts() > 1U << 24U) f.refuse("experts", "at most 2^24 experts in all");
+  if (s.all_experts() > StoreFacts::most_experts) f.refuse("experts", "at most 2^20 experts in all");
   s.layout.hidden = f.whole("hidden", 1, largest);
   s.layout.width = f.whole("width", 1, largest);
   s.layout.group = f.whole("group", 32, 128);
   if ((s.layout.group & (s.layout.group - 1)) != 0) f.refuse("group", "32, 64 or 128");
   s.quantizer = quantizer_of(f.text("quantizer"), name + ": header");
-  s.gates = f.text("gates");
+  s.weights = f.text("weights");
   s.source = f.at("source");
   const Json& list = f.at("precisions");
   if (!list.is_array() || list.empty()) f.refuse("precisions", "a list of bf16, f16 or f32, int8, int4, int2");
@@ -87,12 +87,19 @@ Quantizer quantizer_of(const std::string& name, const std::string& where) {
   throw InputError(fmt::format("{}: quantizer is \"{}\", expected nearest or hqq", where, name));
 }
 
-std::string gates_checksum(const Checkpoint& checkpoint, const ModelConfig& c) {
+std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& c) {
+  constexpr std::uint64_t some = 4096;
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const Tensor& t = checkpoint.at(gate_name(c.architecture, l), {c.experts, c.hidden});
     XXH3_64bits_update(&state, t.data, t.bytes);
+    for (std::uint32_t e = 0; e < c.experts; ++e) {
+      for (int part = 0; part < 3; ++part) {
+        const Tensor& expert = expert_tensor(checkpoint, c, l, e, part);
+        XXH3_64bits_update(&state, expert.data, std::min(some, expert.bytes));
+      }
+    }
   }
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
 }
@@ -150,7 +157,7 @@ Json StoreFacts::to_json() const {
           {"group", layout.group},
           {"quantizer", quantizer == Quantizer::hqq ? "hqq" : "nearest"},
           {"precisions", names},
-          {"gates", gates},
+          {"weights", weights},
           {"source", source}};
 }
 
@@ -198,7 +205,10 @@ StoreIndex read_store(BlockFile& file, const std::string& name) {
 
 StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& facts,
                          const std::function<bool(std::uint64_t, std::uint64_t)>& progress)
-    : path_(file_behind(path)), part_(path_.string() + ".part"), facts_(facts), header_(facts.to_json().dump()) {
+    : path_(file_behind(path)),
+      part_(path_.string() + ".part"),
+      facts_(facts),
+      header_(facts.to_json().dump(-1, ' ', false, Json::error_handler_t::replace)) {
   std::error_code none;
   if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
     throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", path.string()));
@@ -208,24 +218,32 @@ StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& fa
   fd_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666);
   if (fd_ < 0) refuse(errno);
   try {
-    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+    struct stat info {
+    }, now{};
+    // What another pack has put in place meanwhile is no part any more.
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 || ::fstat(fd_, &info) != 0 || ::lstat(part_.c_str(), &now) != 0 ||
+        info.st_ino != now.st_ino || info.st_dev != now.st_dev) {
       throw InputError(fmt::format("{}: another ferry pack is writing it", path_.string()));
     }
-    struct stat info {};
-    if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
-      throw InputError(fmt::format("{}: not a regular file", part_.string()));
-    }
+    if (!S_ISREG(info.st_mode)) throw InputError(fmt::format("{}: not a regular file", part_.string()));
     std::string there(header_at + header_.size(), '\0');
     const Start start = {{}, version, static_cast<std::uint32_t>(header_.size()), 0};
     std::string wanted(reinterpret_cast<const char*>(&start), header_at);
     wanted.replace(0, 8, part_magic);
     wanted += header_;
     const bool same = static_cast<std::uint64_t>(info.st_size) == facts_.file_bytes();
+    std::string magic(8, '\0');
+    if (info.st_size >= 8) get(0, magic.data(), 8);
     if (same) {
       get(0, there.data(), there.size());
       there.replace(0, header_at, wanted, 0, header_at);  // what ended within `commit` has a store's
     }
-    if (same && there == wanted) {
+    const bool going_on = same && there == wanted && (magic == part_magic || magic == store_magic);
+    // Zeros: it ended before the first byte was written.
+    if (!going_on && info.st_size > 0 && magic != part_magic && magic != std::string(8, '\0')) {
+      throw InputError(fmt::format("{}: is there, and no unfinished store: move it away", part_.string()));
+    }
+    if (going_on) {
       put(0, wanted.data(), header_at);
       check(progress);
     } else {
@@ -255,6 +273,7 @@ void StoreWriter::reserve() {
 }
 
 void StoreWriter::check(const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
+  ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);  // what is on the disk counts, not what was meant for it
   std::vector<std::uint64_t> sums(facts_.blocks());
   get(facts_.index_at(), sums.data(), sums.size() * sizeof(std::uint64_t));
   BlockMemory memory(whole_blocks(facts_.layout.bytes()));
@@ -293,7 +312,9 @@ void StoreWriter::get(std::uint64_t at, void* data, std::uint64_t bytes) const {
   for (auto* to = static_cast<std::byte*>(data); bytes > 0;) {
     const ssize_t n = ::pread(fd_, to, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) refuse(n == 0 ? EIO : errno);
+    if (n <= 0) {
+      throw InputError(fmt::format("{}: cannot be read: {}", part_.string(), std::strerror(n == 0 ? EIO : errno)));
+    }
     to += n;
     at += static_cast<std::uint64_t>(n);
     bytes -= static_cast<std::uint64_t>(n);
@@ -312,8 +333,9 @@ void StoreWriter::put(std::uint64_t at, const void* data, std::uint64_t bytes) {
 }
 
 void StoreWriter::refuse(int error) const {
-  throw InputError(fmt::format("{}: cannot be written: {} (the store takes {} bytes)", part_.string(),
-                               std::strerror(error), facts_.file_bytes()));
+  const bool room = error == ENOSPC || error == EFBIG || error == EDQUOT;
+  throw InputError(fmt::format("{}: cannot be written: {}{}", part_.string(), std::strerror(error),
+                               room ? fmt::format(" (the store takes {} bytes)", facts_.file_bytes()) : ""));
 }
 
 }  // namespace ferry::engine

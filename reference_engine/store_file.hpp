@@ -15,12 +15,14 @@ namespace ferry::engine {
 
 /// What a store says of itself, and where its blocks lie.
 struct StoreFacts {
+  static constexpr std::uint64_t most_experts = 1U << 20U;  ///< in all
+
   std::string model;                      ///< name of the folder that it was made from
   std::uint32_t layers = 0, experts = 0;  ///< experts of a layer
   ExpertLayout layout;
   std::uint8_t precisions = 0;  ///< bit `1 << p` for every Precision p in the store
   Quantizer quantizer = Quantizer::nearest;
-  std::string gates;               ///< checksum of the model's gate matrices: whose experts these are
+  std::string weights;             ///< whose experts these are: weights_checksum
   Json source;                     ///< the files that it was made from, for people and for going on with a pack
   std::uint64_t header_bytes = 0;  ///< of the JSON text in the file
 
@@ -50,8 +52,8 @@ std::uint64_t checksum(const void* data, std::uint64_t bytes);
 /// "nearest" or "hqq". Throws InputError, which `where` begins.
 Quantizer quantizer_of(const std::string& name, const std::string& where);
 
-/// Of the gate matrices, by their raw bytes.
-std::string gates_checksum(const Checkpoint& checkpoint, const ModelConfig& config);
+/// Of the gate matrices, and of the beginning of each of the experts' matrices: tells models apart, and fine-tuned ones.
+std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& config);
 
 struct StoreIndex {
   StoreFacts facts;

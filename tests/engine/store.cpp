@@ -338,7 +338,7 @@ TEST_CASE("headers of strangers are refused by field") {
   };
   const std::pair<Json, const char*> cases[] = {
       {{{"layers", 0}}, "\"layers\""},
-      {{{"layers", 65535}, {"experts", 65535}}, "\"experts\": expected at most 2^24"},
+      {{{"layers", 65535}, {"experts", 65535}}, "\"experts\": expected at most 2^20"},
       {{{"hidden", 1 << 20}, {"width", 1 << 20}}, "\"width\": expected experts of less than 4 GiB"},
       {{{"hidden", -1}}, "\"hidden\""},
       {{{"group", 48}}, "\"group\": expected 32, 64 or 128"},
@@ -347,7 +347,7 @@ TEST_CASE("headers of strangers are refused by field") {
       {{{"precisions", Json::array()}}, "\"precisions\""},
       {{{"precisions", {"int4", "int4"}}}, "\"precisions\""},
       {{{"precisions", {"int4", 8}}}, "\"precisions\""},
-      {{{"gates", nullptr}}, "\"gates\""},
+      {{{"weights", nullptr}}, "\"weights\""},
       {{{"layers", 60000}}, "truncated"},
   };
   for (const auto& [changes, part] : cases) {
@@ -417,9 +417,33 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
     CHECK(p.open()->facts().file_bytes() == right.size());
     return;  // the header has the new time
   }
-  SUBCASE("no store at all") {
-    write_file(part, "notes");
+  SUBCASE("one that ended before its first byte") {
+    write_file(part, std::string(right.size(), '\0'));
     CHECK(pack_store(p.model, p.store, {}).resumed == 0);
+  }
+  SUBCASE("no part of a store") {
+    for (const std::string& other :
+         {std::string("notes"), read_file(p.model / "model.safetensors"), right.substr(0, 8)}) {
+      write_file(part, other);
+      CHECK_THROWS_WITH_AS(static_cast<void>(pack_store(p.model, p.store, {})),
+                           doctest::Contains("is there, and no unfinished store"), InputError);
+      CHECK(read_file(part) == other);
+    }
+    return;
+  }
+  SUBCASE("weights that change while they are packed") {
+    PackOptions o;
+    o.progress = [&](bool, std::uint64_t done, std::uint64_t) {
+      if (done == 3) {
+        std::filesystem::last_write_time(p.model / "model.safetensors",
+                                         std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+      }
+      return true;
+    };
+    CHECK_THROWS_WITH_AS(static_cast<void>(pack_store(p.model, p.store, o)),
+                         doctest::Contains("its weights have changed meanwhile"), InputError);
+    CHECK_FALSE(std::filesystem::exists(p.store));
+    return;
   }
   SUBCASE("one that ended just before its name was changed") {
     stop_after(8);
@@ -533,11 +557,13 @@ TEST_CASE("a disk that fails in the middle of a run ends it with the expert's na
 TEST_CASE("a store of another model is refused, and a precision that it lacks") {
   const Packing p({.precisions = {"int4"}});
   const TemporaryFolder other;
-  TinyCheckpoint checkpoint;
-  checkpoint.values["model.layers.1.block_sparse_moe.gate.weight"][3] += 1;
-  checkpoint.write(other.path());
-  CHECK_THROWS_WITH_AS(HostModel(other.path(), p.open()), doctest::Contains("was packed from another model (model)"),
-                       InputError);
+  for (const char* changed : {"gate", "experts.3.w2"}) {
+    TinyCheckpoint checkpoint;
+    checkpoint.values["model.layers.1.block_sparse_moe." + std::string(changed) + ".weight"][3] += 1;
+    checkpoint.write(other.path());
+    CHECK_THROWS_WITH_AS(HostModel(other.path(), p.open()), doctest::Contains("was packed from another model (model)"),
+                         InputError);
+  }
   HostModel m(p.model, std::make_unique<DiskStore>(open_blocks(p.store), "s", 0));
   CHECK_THROWS_WITH_AS(m.add_precisions(Precision::full | Precision::int4),
                        "s: has its experts at int4 only, and f32 is needed: ferry pack --precisions int4,f32",
@@ -601,8 +627,12 @@ TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in
     CAPTURE(r.out);
     CHECK(r.status == 2);
     CHECK(r.out.find("expert 7 of layer 7 at bf16") != std::string::npos);
-    CHECK(std::count(r.out.begin(), r.out.end(), '\n') == 1);
+    const std::size_t error = std::min(r.out.find("ferry: "), r.out.size());  // behind a note
+    CHECK(std::count(r.out.begin() + static_cast<std::ptrdiff_t>(error), r.out.end(), '\n') == 1);
   }
+  const Path model = folder.path() / "model";
+  std::filesystem::create_directory(model);
+  TinyCheckpoint().write(model);
   const std::pair<std::string, const char*> mistakes[] = {
       {"run --host-memory 5%", "--host-memory requires --store"},
       {run + store + " --host-memory much", "--host-memory much: expected a share"},
@@ -612,6 +642,8 @@ TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in
       {"run" + store, "was packed from another model"},
       {run + store + " --json '" + file.string() + "'", "is read by this run"},
       {"pack --out ''", "--out"},
+      {"pack --model '" + model.string() + "' --out '" + (model / "model.safetensors").string() + "'",
+       "is read by this run"},
       {"pack --group 48 --out x", "--group"},
   };
   for (const auto& [command, part] : mistakes) {
