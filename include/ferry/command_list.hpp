@@ -34,11 +34,12 @@ class CommandList {
   /// `hold`: keep it back until `submit_held`.
   FERRY_HD void submit(const Copy& copy, Phase phase, bool hold, Counters& counters) noexcept {
     (hold ? held_[held_count_++] : submits_[submit_count_++]) = copy;
-    counters.of(phase).bytes += bytes_of(copy.what);
-    counters.bytes_by_precision[static_cast<unsigned>(copy.what.precision)] += bytes_of(copy.what);
+    const std::uint64_t bytes = bytes_of(copy.what);
+    counters.of(phase).bytes += bytes;
+    counters.bytes_by_precision[static_cast<unsigned>(copy.what.precision)] += bytes;
     if (copy.demand) return;
     ++counters.prefetch.issued;
-    counters.prefetch.issued_bytes += bytes_of(copy.what);
+    counters.prefetch.issued_bytes += bytes;
   }
 
   FERRY_HD void submit_held() noexcept {

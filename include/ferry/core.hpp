@@ -74,9 +74,10 @@ class Core {
       residency_.for_each_pool(scores.layer, [&](std::uint16_t pool) { caches_[pool].observe(scores); });
     }
     if constexpr (part::needs_residency<Router>()) {
-      for (std::uint16_t e = 0; e < shape_.experts; ++e) {
-        present_[e] = residency_.state({{scores.layer, e}, Precision::skip});
-      }
+      for (State& s : present_) s = State::absent;
+      residency_.for_each_held(scores.layer, [&](ExpertId id) {
+        present_[id.expert] = residency_.state({id, Precision::skip});
+      });
     }
     Out<Route> out{routes_.data(), routes_.size(), 0};
     router_.route(phase_, scores, {present_.data(), present_.size()}, out);
@@ -130,11 +131,13 @@ class Core {
       choose_precision(false, requests);
       std::uint32_t absent = 0;  // those come to the front, in order
       for (std::uint32_t i = 0; i < requests.size; ++i) {
-        const std::uint32_t slot = residency_.find(requests[i].want);
+        const std::uint32_t slot = find(requests[i], i);
         if (slot != no_slot) {
           residency_.mask(slot, predicted.layer);
         } else if (requests[i].want.precision != Precision::skip) {
-          requests[absent++] = requests[i];
+          set_costs(requests[i]);
+          if (absent != i) requests[absent] = requests[i];
+          ++absent;
         }
       }
       View<Request> wanted = requests.part(0, absent);
@@ -265,6 +268,7 @@ class Core {
     carve(times_, std::size_t{2} * shape_.layers);
     carve(routes_, routes);
     carve(requests_, shape_.experts);
+    carve(found_, shape_.experts);
     carve(missing_, shape_.experts);
     carve(tasks_, shape_.experts);
     groups_.reserve(carve, shape_);
@@ -284,9 +288,11 @@ class Core {
 
   FERRY_HD Ticket next_ticket(bool demand) noexcept { return Ticket{++ticket_ << 1U | (demand ? 0U : 1U)}; }
 
-  FERRY_HD void submit(const Copy& copy) noexcept {
-    const bool hold = !copy.demand && next_deferred_ < arriving_end_;  // invariant 4
-    commands_.submit(copy, phase_, hold, counters_);
+  /// The copy of `what` into `slot`, whose ticket is set.
+  FERRY_HD void submit(std::uint32_t slot, Variant what, bool demand) noexcept {
+    const Residency::Slot& s = residency_.slot(slot);
+    const bool hold = !demand && next_deferred_ < arriving_end_;  // invariant 4
+    commands_.submit({s.ticket, what, slot, s.last_reader, demand}, phase_, hold, counters_);
   }
 
   /// A queued prefetch is taken back from the link.
@@ -315,21 +321,31 @@ class Core {
     return times_[static_cast<std::size_t>(phase_) * shape_.layers + layer];
   }
 
+  /// Sets precisions, and `found_` to what there is of each request's expert.
   FERRY_HD void choose_precision(bool demand, View<Request> requests) noexcept {
-    for (Request& r : requests) {
-      const std::uint32_t slot = residency_.find({r.want.id, Precision::skip});
-      r.state = slot == no_slot ? State::absent : residency_.slot(slot).state;
-      r.held = slot == no_slot ? Precision::skip : residency_.slot(slot).what.precision;
+    for (std::uint32_t i = 0; i < requests.size; ++i) {
+      Request& r = requests[i];
+      const std::uint32_t slot = found_[i] = residency_.find({r.want.id, Precision::skip});
+      if (slot == no_slot) continue;
+      r.state = residency_.slot(slot).state;
+      r.held = residency_.slot(slot).what.precision;
     }
     precision_.select(phase_, demand, requests);
-    for (Request& r : requests) {
-      if constexpr (part::substitutes<Router>()) {  // a substitute was chosen for being there: as it is there
+    if constexpr (part::substitutes<Router>()) {  // a substitute was chosen for being there: as it is there
+      for (Request& r : requests) {
         if (demand && asked_[r.want.id.expert] == 0 && r.held < r.want.precision && r.held != Precision::skip) {
           r.want.precision = r.held;
         }
       }
-      set_costs(r);
     }
+  }
+
+  /// The slot that satisfies request `i`, and its state.
+  FERRY_HD std::uint32_t find(Request& r, std::uint32_t i) noexcept {
+    if (found_[i] == no_slot || r.held >= r.want.precision) return found_[i];
+    const std::uint32_t slot = residency_.find(r.want);
+    r.state = slot == no_slot ? State::absent : residency_.slot(slot).state;
+    return slot;
   }
 
   /// Counts what the gate asked for. Substitutes that it did not ask for are not in `asked_`.
@@ -394,9 +410,9 @@ class Core {
 
     std::uint32_t missing = 0, late = 0;
     task_count_ = 0;
-    for (Request& r : requests) {  // what is there is touched first, so that no miss evicts it
-      std::uint32_t slot = residency_.find(r.want);
-      r.state = slot == no_slot ? State::absent : residency_.slot(slot).state;
+    for (std::uint32_t n = 0; n < requests.size; ++n) {  // what is there is touched first, so that no miss evicts it
+      Request& r = requests[n];
+      std::uint32_t slot = find(r, n);
       if (r.state == State::queued && residency_.slot(slot).what != r.want) {
         slot = no_slot;  // another precision than is wanted, and its copy has not begun: it is taken back
         r.state = State::absent;
@@ -409,7 +425,8 @@ class Core {
       }
       if (slot != no_slot) residency_.lease(slot);
       if (!there) {
-        missing_[missing++] = r;
+        missing_[missing] = r;
+        set_costs(missing_[missing++]);
         continue;
       }
       use(slot);
@@ -491,7 +508,7 @@ class Core {
         residency_.promote(slot, next_ticket(true), phase_);
         const Residency::Slot& s = residency_.slot(slot);
         caches_[s.pool].touch(s.what, slot - residency_.first_slot(s.pool));
-        submit({s.ticket, s.what, slot, s.last_reader, true});
+        submit(slot, s.what, true);
       } else {
         if (pool != Residency::no_pool) {
           caches_[pool].touch(r.want, no_slot);
@@ -527,7 +544,7 @@ class Core {
   FERRY_HD void stream(const Task& t) noexcept {
     residency_.lease(t.slot);
     residency_.slot(t.slot).ticket = t.ready;
-    submit({t.ready, t.what, t.slot, residency_.slot(t.slot).last_reader, true});
+    submit(t.slot, t.what, true);
   }
 
   /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none.
@@ -554,7 +571,7 @@ class Core {
     residency_.admit(slot, what, ticket, demand, phase_);
     const Residency::Slot& s = residency_.slot(slot);
     caches_[s.pool].replace(slot - residency_.first_slot(s.pool), what, demand && access);
-    submit({ticket, what, slot, s.last_reader, demand});
+    submit(slot, what, demand);
   }
 
   /// Prefetches of a layer that is planned come too late unless they have begun, or were promoted (leased).
@@ -588,6 +605,7 @@ class Core {
   Array<Times> times_;                 ///< [phases, layers]
   Array<Route> routes_;                ///< [rows, k]
   Array<Request> requests_, missing_;  ///< [experts]
+  Array<std::uint32_t> found_;         ///< [experts] of each request, the slot of the best variant there is
   Array<Task> tasks_;                  ///< [experts]: resident, arriving, host
   Array<State> present_;               ///< [experts], for routers that need it
   Array<std::uint8_t> asked_;          ///< [experts], what the gate chose, for routers that substitute

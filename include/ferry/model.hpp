@@ -41,6 +41,13 @@ struct Out {
     data[size++] = value;
     return true;
   }
+  /// Appends an empty one, to be filled in place: a copy would wait for what was just written in parts. Null when the
+  /// buffer is full.
+  FERRY_HD constexpr T* add() noexcept {
+    if (size == capacity) return nullptr;
+    data[size] = T{};
+    return data + size++;
+  }
   FERRY_HD constexpr View<T> view() const noexcept { return {data, size}; }
 };
 

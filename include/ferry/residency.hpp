@@ -5,6 +5,7 @@
 
 #include "ferry/allotment.hpp"
 #include "ferry/concepts.hpp"
+#include "ferry/expert_set.hpp"
 
 namespace ferry {
 
@@ -79,6 +80,7 @@ class Residency {
     demand_.reserve(carve, std::size_t{cache_slots_} + 1);
     prefetch_.reserve(carve, std::size_t{cache_slots_} + 1);
     carve(masks_, cache_slots_);
+    held_.reserve(carve, model.layers, model.experts);
     mask_count_ = 0;
     if (carve.measuring()) return;
     std::uint32_t first = 0;
@@ -140,6 +142,11 @@ class Residency {
       if (!seen) f(pool);
     }
   }
+  /// Calls `f(id)` for each expert of a layer that has a slot, in ascending order.
+  template <class F>
+  FERRY_HD void for_each_held(std::uint16_t layer, F&& f) const noexcept {
+    held_.for_each(layer, [&](std::uint16_t e) { f(ExpertId{layer, e}); });
+  }
   FERRY_HD std::uint32_t first_slot(std::uint16_t pool) const noexcept { return pools_[pool].first; }
   FERRY_HD std::uint32_t pool_slots(std::uint16_t pool) const noexcept { return pools_[pool].slots; }
   FERRY_HD bool has_free(std::uint16_t pool) const noexcept { return pools_[pool].free > 0; }
@@ -171,6 +178,7 @@ class Residency {
     assert(slot.state == State::absent);
     slot.what = what;
     slot_of_[index(what.id, column_[static_cast<unsigned>(what.precision)])] = s;
+    held_.add(what.id.layer, what.id.expert);
     fill(s, ticket, demand, phase);
   }
 
@@ -251,6 +259,7 @@ class Residency {
   }
   FERRY_HD void unmap(const Slot& slot) noexcept {
     slot_of_[index(slot.what.id, column_[static_cast<unsigned>(slot.what.precision)])] = no_slot;
+    if (find({slot.what.id, Precision::skip}) == no_slot) held_.remove(slot.what.id.layer, slot.what.id.expert);
   }
   FERRY_HD void set_moving(std::uint32_t s, unsigned bar) noexcept {
     bars_[s] = static_cast<std::uint8_t>((bars_[s] & (leased | masked)) | bar);
@@ -288,6 +297,7 @@ class Residency {
   CopyQueue<std::uint32_t> demand_;    ///< slots with a demand copy on its way, in ticket order
   CopyQueue<std::uint32_t> prefetch_;  ///< likewise prefetches
   Array<std::uint32_t> masks_;
+  ExpertSets held_;  ///< by layer, those that have a slot
   std::uint32_t mask_count_ = 0, columns_ = 0, experts_ = 0, cache_slots_ = 0, stream_slots_ = 0;
   std::uint32_t column_[precision_count] = {};
   Precision precision_of_[precision_count] = {};

@@ -128,10 +128,11 @@ class Arc {
   }
   /// To the most recent end of a list.
   FERRY_HD void move(std::uint32_t node, List list) noexcept {
-    const Node old = nodes_[node];
-    nodes_[old.newer].older = old.older;
-    nodes_[old.older].newer = old.newer;
-    --size_[old.list];
+    // One by one: reading the node at once would wait for a neighbour's write of a part of it.
+    const std::uint32_t newer = nodes_[node].newer, older = nodes_[node].older;
+    nodes_[newer].older = older;
+    nodes_[older].newer = newer;
+    --size_[nodes_[node].list];
     link(node, list);
   }
   FERRY_HD void drop(std::uint32_t ghost) noexcept {

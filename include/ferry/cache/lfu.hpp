@@ -2,7 +2,6 @@
 /// Least frequently used.
 #pragma once
 #include "ferry/cache/slot_experts.hpp"
-#include "ferry/cache/use_record.hpp"
 
 namespace ferry {
 
@@ -14,7 +13,8 @@ enum class CountOver : std::uint8_t { sequence, model };
 /// Source: HOBBIT, section 3.4 (sequence-level, which its Fig. 18-(b) finds better by 4.5% of hits) and the LFU of
 /// MoE-Infinity and EdgeMoE, as HOBBIT names it (model-level).
 ///
-/// Complexity: a use O(1), victim O(slots), reset O(experts). State: 24 bytes an expert of the pool's layers, 4 a slot.
+/// Complexity: a use O(1), victim O(layers + experts of one), reset O(experts). State: 12 bytes an expert of the pool's
+/// layers, 8 a slot, 24 a layer.
 ///
 /// Ambiguities resolved. A use is counted once an expert and step, however many rows chose it, and at any precision,
 /// also when another pool or the host serves it. A prefetch is no use. Counts have 64 bits: those over the model never
@@ -25,23 +25,30 @@ class Lfu {
 
   void reserve(Carver& carve, const PoolShape& pool) {
     slots_.reserve(carve, pool);
-    uses_.reserve(carve, slots_.size());
+    carve(uses_, slots_.size());
   }
 
-  FERRY_HD void used(Variant what) noexcept { uses_.note(slots_.index(what.id), false); }
+  FERRY_HD void used(Variant what) noexcept {
+    ++uses_[slots_.index(what.id)];
+    slots_.grew(what.id);
+  }
   FERRY_HD void reset() noexcept {
-    if (over == CountOver::sequence) uses_.reset();
+    if (over == CountOver::model) return;
+    for (std::uint64_t& n : uses_) n = 0;
+    slots_.changed();
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
-  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) const noexcept {
-    return slots_.least(barred, [this](ExpertId id) { return uses_[slots_.index(id)].all; });
+  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
+    return slots_.least(barred, [this](ExpertId id) { return uses_[slots_.index(id)]; });
   }
-  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id); }
+  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
+    slots_.put(slot, what.id, uses_[slots_.index(what.id)]);
+  }
 
  private:
-  SlotExperts slots_;
-  UseRecord uses_;
+  SlotExperts<std::uint64_t> slots_;
+  Array<std::uint64_t> uses_;  ///< [layers, experts]
 };
 
 static_assert(CachePolicy<Lfu>);

@@ -2,7 +2,6 @@
 /// HOBBIT's least high-precision frequently used.
 #pragma once
 #include "ferry/cache/slot_experts.hpp"
-#include "ferry/cache/use_record.hpp"
 
 namespace ferry {
 
@@ -10,7 +9,8 @@ namespace ferry {
 ///
 /// Source: HOBBIT, section 3.4 and Fig. 11. A use counts also when the expert is absent, and counts outlive eviction.
 ///
-/// Complexity: a use O(1), victim O(slots), reset O(experts). State: 24 bytes an expert of the pool's layers, 4 a slot.
+/// Complexity: a use O(1), victim O(layers + experts of one), reset O(experts). State: 12 bytes an expert of the pool's
+/// layers, 8 a slot, 24 a layer.
 ///
 /// Ambiguities resolved. High is the variant that serves the use ("the number of times each expert's high-precision
 /// version is used"), not the precision that was wanted: where the high version is there, a low one is not fetched.
@@ -20,21 +20,30 @@ class Lhu {
 
   void reserve(Carver& carve, const PoolShape& pool) {
     slots_.reserve(carve, pool);
-    uses_.reserve(carve, slots_.size());
+    carve(uses_, slots_.size());
   }
 
-  FERRY_HD void used(Variant what) noexcept { uses_.note(slots_.index(what.id), what.precision >= high); }
-  FERRY_HD void reset() noexcept { uses_.reset(); }
+  FERRY_HD void used(Variant what) noexcept {
+    if (what.precision < high) return;
+    ++uses_[slots_.index(what.id)];
+    slots_.grew(what.id);
+  }
+  FERRY_HD void reset() noexcept {
+    for (std::uint64_t& n : uses_) n = 0;
+    slots_.changed();
+  }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
-  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) const noexcept {
-    return slots_.least(barred, [this](ExpertId id) { return uses_[slots_.index(id)].high; });
+  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
+    return slots_.least(barred, [this](ExpertId id) { return uses_[slots_.index(id)]; });
   }
-  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id); }
+  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
+    slots_.put(slot, what.id, uses_[slots_.index(what.id)]);
+  }
 
  private:
-  SlotExperts slots_;
-  UseRecord uses_;
+  SlotExperts<std::uint64_t> slots_;
+  Array<std::uint64_t> uses_;  ///< [layers, experts], at high precision
 };
 
 static_assert(CachePolicy<Lhu>);

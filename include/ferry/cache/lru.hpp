@@ -39,9 +39,10 @@ class Lru {
   };
 
   FERRY_HD void to_front(std::uint32_t slot) noexcept {
-    const Links old = links_[slot];
-    links_[old.previous].next = old.next;
-    links_[old.next].previous = old.previous;
+    // One by one: reading both at once would wait for a neighbour's write of either.
+    const std::uint32_t previous = links_[slot].previous, next = links_[slot].next;
+    links_[previous].next = next;
+    links_[next].previous = previous;
     const std::uint32_t front = links_[end_].next;
     links_[slot] = {end_, front};
     links_[front].previous = slot;

@@ -15,8 +15,9 @@ namespace ferry {
 ///
 /// Source: HybriMoE (Zhong et al., 2025, arXiv:2504.05897), section IV-D, Eq. 3 ("Minus Recent Score").
 ///
-/// Complexity: observe O(rows * E), and O(p) for each score that enters a row's list; victim O(slots).
-/// State: 8 bytes an expert of the pool's layers, 8 an expert of a layer, 12 for each of the p, 4 a slot.
+/// Complexity: observe O(rows * E), and O(p) for each score that enters a row's list; victim O(layers
+/// + experts of one). State: 12 bytes an expert of the pool's layers, 8 an expert of a layer, 20 a layer, 12 for each of
+/// the p, 8 a slot.
 ///
 /// Deviations. With several rows TopP(s) is the mean over the rows, each with its own p best; the released code reads
 /// the first row only. The released code evicts within the layer of the incoming expert; here the pool decides: one a
@@ -59,16 +60,19 @@ class ScoreAverage {
       const std::uint64_t newest = std::uint64_t{fixed_mean(sums_[e], rows)} << 32;
       averages[e] = (alpha_percent * newest + (100 - alpha_percent) * averages[e]) / 100;
     }
+    slots_.changed(scores.layer);
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
-  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) const noexcept {
+  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
     return slots_.least(barred, [this](ExpertId id) { return averages_[slots_.index(id)]; });
   }
-  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id); }
+  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
+    slots_.put(slot, what.id, averages_[slots_.index(what.id)]);
+  }
 
  private:
-  SlotExperts slots_;
+  SlotExperts<std::uint64_t> slots_;
   Array<std::uint64_t> averages_;  ///< [layers, experts], at most 2^56
   Array<std::uint64_t> sums_;      ///< [experts], of one step
   Array<Route> best_;              ///< [min(p, experts)], of one row

@@ -15,8 +15,8 @@ namespace ferry {
 /// Source: Importance-driven scheduling, section 5.3. That an expert stays while its layer computes ("shield") is the
 /// core's lease, a barred slot here.
 ///
-/// Complexity: observe O(rows * E), victim O(slots). State: 4 n + 8 bytes an expert of the pool's layers, 8 a layer,
-/// 4 a slot.
+/// Complexity: observe O(rows * E), victim O(layers + experts of one). State: 4 n + 12 bytes an expert of the
+/// pool's layers, 36 a layer, 8 a slot.
 ///
 /// Ambiguities resolved.
 ///  - n: the paper gives none. 16 is ours.
@@ -38,6 +38,7 @@ class ScoreWindow {
     slots_.reserve(carve, pool);
     carve(windows_, pool.layers);
     carve(sums_, slots_.size());
+    carve(newest_, pool.experts);
     carve(ring_, std::size_t{slots_.size()} * iterations);
   }
 
@@ -48,26 +49,28 @@ class ScoreWindow {
     Window& window = windows_[layer];
     std::uint64_t* sums = sums_.data() + std::size_t{layer} * experts;
     std::uint32_t* oldest = ring_.data() + (std::size_t{layer} * iterations + window.next) * experts;
+    for (std::uint64_t& sum : newest_) sum = 0;
+    for (std::uint32_t first = 0; first < scores.weight.size; first += experts) {
+      for (std::uint32_t e = 0; e < experts; ++e) newest_[e] += fixed_score(scores.weight[first + e]);
+    }
     for (std::uint32_t e = 0; e < experts; ++e) {
-      std::uint64_t sum = 0;
-      for (std::uint32_t at = e; at < scores.weight.size; at += experts) sum += fixed_score(scores.weight[at]);
-      const std::uint32_t score = fixed_mean(sum, rows);
+      const std::uint32_t score = fixed_mean(newest_[e], rows);
       sums[e] += score;
       sums[e] -= oldest[e];
       oldest[e] = score;
     }
     window.next = window.next + 1 == iterations ? 0 : window.next + 1;
     if (window.seen < iterations) ++window.seen;
+    slots_.changed(scores.layer);
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
-  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) const noexcept {
-    return slots_.least(barred, [this](ExpertId id) {
-      const std::uint32_t seen = windows_[slots_.layer(id.layer)].seen;
-      return Mean{sums_[slots_.index(id)], seen == 0 ? 1 : seen};
-    });
+  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
+    return slots_.least(barred, [this](ExpertId id) { return mean(id); });
   }
-  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id); }
+  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
+    slots_.put(slot, what.id, mean(what.id));
+  }
 
  private:
   struct Window {
@@ -80,10 +83,16 @@ class ScoreWindow {
     FERRY_HD bool operator<(const Mean& other) const noexcept { return sum * other.count < other.sum * count; }
   };
 
-  SlotExperts slots_;
-  Array<Window> windows_;      ///< [layers]
-  Array<std::uint64_t> sums_;  ///< [layers, experts], over the window
-  Array<std::uint32_t> ring_;  ///< [layers, iterations, experts]
+  FERRY_HD Mean mean(ExpertId id) const noexcept {
+    const std::uint32_t seen = windows_[slots_.layer(id.layer)].seen;
+    return {sums_[slots_.index(id)], seen == 0 ? 1 : seen};
+  }
+
+  SlotExperts<Mean> slots_;
+  Array<Window> windows_;        ///< [layers]
+  Array<std::uint64_t> sums_;    ///< [layers, experts], over the window
+  Array<std::uint64_t> newest_;  ///< [experts], of one step
+  Array<std::uint32_t> ring_;    ///< [layers, iterations, experts]
 };
 
 static_assert(CachePolicy<ScoreWindow>);

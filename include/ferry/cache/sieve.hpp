@@ -82,9 +82,9 @@ class Sieve {
   FERRY_HD std::uint32_t after(std::uint32_t slot) const noexcept { return or_tail(links_[slot].newer); }
 
   FERRY_HD void unlink(std::uint32_t slot) noexcept {
-    const Links old = links_[slot];
-    links_[old.older].newer = old.newer;
-    links_[old.newer].older = old.older;
+    const std::uint32_t older = links_[slot].older, newer = links_[slot].newer;  // one by one, as Lru
+    links_[older].newer = newer;
+    links_[newer].older = older;
     links_[slot] = {slot, slot};
   }
 

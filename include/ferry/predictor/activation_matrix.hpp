@@ -3,8 +3,9 @@
 #pragma once
 #include <string>
 
+#include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
-#include "ferry/predictor/foretold.hpp"
+#include "ferry/router/best.hpp"
 
 namespace ferry {
 
@@ -59,6 +60,7 @@ class ActivationMatrix {
     carve(past_, std::size_t{cells} * history);
     carve(norms_, std::size_t{history} * shape.layers);
     carve(dots_, history);
+    carve(counts_, shape.experts);
     carve(named_, shape.experts);
   }
 
@@ -95,22 +97,17 @@ class ActivationMatrix {
 
   FERRY_HD void predict(Phase /*phase*/, const Scores& scores, Out<Request>& out) noexcept {
     const std::uint32_t source = nearest();
-    std::uint32_t named = 0, sum = 0;
-    for (std::uint16_t e = 0; e < experts_; ++e) {
-      const std::uint32_t n = count(source, scores.layer, e);
-      sum += n;
-      if (n > 0) named_[named++] = e;
-    }
-    sort_experts({named_.data(), named}, [&](std::uint16_t a, std::uint16_t b) {
-      const std::uint32_t x = count(source, scores.layer, a), y = count(source, scores.layer, b);
-      return x != y ? x > y : a < b;
-    });
-    for (std::uint32_t i = 0; i < named && i < std::uint64_t{breadth} * routes_; ++i) {
-      Request r;
-      r.want.id = {scores.layer, named_[i]};
-      r.rows = 1;
-      r.confidence = static_cast<float>(count(source, scores.layer, named_[i])) / static_cast<float>(sum);
-      if (!out.push(r)) return;
+    std::uint64_t sum = 0;
+    for (std::uint16_t e = 0; e < experts_; ++e) sum += counts_[e] = count(source, scores.layer, e);
+    const std::uint64_t most = std::uint64_t{breadth} * routes_;
+    const std::uint32_t named =
+        most_of(counts_.data(), experts_, most < experts_ ? static_cast<std::uint32_t>(most) : experts_, named_.data());
+    for (std::uint32_t i = 0; i < named; ++i) {
+      Request* r = out.add();
+      if (r == nullptr) return;
+      r->want.id = {scores.layer, named_[i]};
+      r->rows = 1;
+      r->confidence = static_cast<float>(counts_[named_[i]]) / static_cast<float>(sum);
     }
   }
 
@@ -164,6 +161,7 @@ class ActivationMatrix {
   Array<std::uint8_t> past_;     ///< [layers, experts, history]: what one route adds to all dots is adjacent
   Array<std::uint32_t> norms_;   ///< [history, layers]: squared, of all layers up to this one
   Array<std::uint32_t> dots_;    ///< [history]: with the present one
+  Array<std::uint64_t> counts_;  ///< [experts], of one layer
   Array<std::uint16_t> named_;   ///< [experts]
   std::uint32_t kept_ = 0, oldest_ = 0, routes_ = 0;
   std::uint16_t layers_ = 0, experts_ = 0, seen_layers_ = 0;

@@ -76,7 +76,7 @@ class ActivationPath {
     std::uint32_t named = 0;
     for (std::uint32_t first = 0; first < latest_size_; first += top_k_) {
       score_row(scores.layer, row_of(first));
-      const std::uint32_t found = find_best();
+      const std::uint32_t found = most_of(row_score_.data(), experts_, top_k_, best_.data());
       for (std::uint32_t e = 0; e < experts_; ++e) found_[e].score += row_score_[e];
       for (std::uint32_t i = 0; i < found; ++i) {
         if (found_[best_[i]].rows++ == 0) named_[named++] = best_[i];
@@ -86,11 +86,11 @@ class ActivationPath {
       return found_[a].score != found_[b].score ? found_[a].score > found_[b].score : a < b;
     });
     for (std::uint32_t i = 0; i < named; ++i) {
-      Request r;
-      r.want.id = {scores.layer, named_[i]};
-      r.rows = found_[named_[i]].rows;
-      r.confidence = static_cast<float>(found_[named_[i]].score);
-      if (!out.push(r)) return;
+      Request* r = out.add();
+      if (r == nullptr) return;
+      r->want.id = {scores.layer, named_[i]};
+      r->rows = found_[named_[i]].rows;
+      r->confidence = static_cast<float>(found_[named_[i]].score);
     }
   }
 
@@ -122,19 +122,6 @@ class ActivationPath {
       const std::uint32_t* n = following(layer, from);
       for (std::uint32_t e = 0; e < experts_; ++e) row_score_[e] += n[e];
     }
-  }
-
-  /// The row's k best, those with a score at all; how many there are.
-  FERRY_HD std::uint32_t find_best() noexcept {
-    std::uint32_t found = 0;
-    for (std::uint16_t e = 0; e < experts_; ++e) {
-      const std::uint64_t score = row_score_[e];
-      if (score == 0 || (found == top_k_ && score <= row_score_[best_[found - 1]])) continue;
-      std::uint32_t at = found < top_k_ ? found++ : found - 1;
-      for (; at > 0 && score > row_score_[best_[at - 1]]; --at) best_[at] = best_[at - 1];
-      best_[at] = e;
-    }
-    return found;
   }
 
   Array<std::uint32_t> counts_;     ///< [layers - 1, experts, experts]: from, to

@@ -23,11 +23,11 @@ class EveryExpert {
 
   FERRY_HD void predict(Phase /*phase*/, const Scores& scores, Out<Request>& out) const noexcept {
     for (std::uint16_t e = 0; e < experts_; ++e) {
-      Request r;
-      r.want.id = {scores.layer, e};
-      r.rows = 1;
-      r.confidence = 1.0F;
-      if (!out.push(r)) return;
+      Request* r = out.add();
+      if (r == nullptr) return;
+      r->want.id = {scores.layer, e};
+      r->rows = 1;
+      r->confidence = 1.0F;
     }
   }
 

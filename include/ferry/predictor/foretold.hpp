@@ -98,13 +98,13 @@ class ForetoldExperts {
     });
     for (const std::uint16_t e : named) {
       const Found& f = found_[e];
-      Request r;
-      r.want.id = {layer, e};
-      r.rows = f.rows;
-      r.importance = f.weight;
-      r.unimportance = f.unimportance;
-      r.confidence = phase == Phase::decode ? f.score : static_cast<float>(f.rows);
-      if (!out.push(r)) return;
+      Request* r = out.add();
+      if (r == nullptr) return;
+      r->want.id = {layer, e};
+      r->rows = f.rows;
+      r->importance = f.weight;
+      r->unimportance = f.unimportance;
+      r->confidence = phase == Phase::decode ? f.score : static_cast<float>(f.rows);
     }
   }
 

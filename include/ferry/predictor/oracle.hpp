@@ -52,11 +52,11 @@ class Oracle {
     const std::uint64_t at = step * layers_ + scores.layer;
     if (at + 1 >= starts_.size()) return;
     for (std::uint32_t i = starts_[at]; i < starts_[at + 1]; ++i) {
-      Request r;
-      r.want.id = asked_[i];
-      r.rows = 1;
-      r.confidence = 1.0F;
-      if (!out.push(r)) return;
+      Request* r = out.add();
+      if (r == nullptr) return;
+      r->want.id = asked_[i];
+      r->rows = 1;
+      r->confidence = 1.0F;
     }
   }
 

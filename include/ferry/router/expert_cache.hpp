@@ -23,7 +23,7 @@ namespace ferry {
 /// index. When |A| < m, the best m - |A| of the m stay. Always exactly k experts, weighed by their own scores.
 /// The alternative chosen first stands for the best of the experts replaced. Prefill is plain top-k.
 ///
-/// Complexity: O(rows * (E + moves)), moves <= |A| m a row. State: 4 bytes a row, 5 an expert, 2 for each of k.
+/// Complexity: O(rows * (E + moves)), moves <= |A| m a row. State: 4 bytes a row, 5 an expert, 14 for each of k.
 ///
 /// Deviations from Algorithm 1 as printed, where the text of 5.1 differs: it would replace low-score experts that
 /// are resident, and its intervals count rank k + 1 among the low-score experts, which makes k + 1 in all.
@@ -58,16 +58,17 @@ class ExpertCacheRouter {
     k_ = shape.top_k;
     carve(beta_, shape.max_rows);
     carve(users_, shape.experts);
+    carve(best_, shape.top_k + std::size_t{1});
     carve(alternatives_, shape.top_k);
     carve(needed_, shape.experts);
   }
 
   FERRY_HD void route(Phase phase, const Scores& scores, View<const State> present, Out<Route>& out) noexcept {
     Route* routes = out.data + out.size;
-    gate_.route(phase, scores, present, out);
-    if (phase == Phase::prefill || alpha == 0.0F) return;
+    if (phase == Phase::prefill || alpha == 0.0F) return gate_.route(phase, scores, present, out);
     const std::uint32_t rows = scores.select.size / experts_;
     collect(scores.select.data, rows, routes);
+    out.size += rows * k_;
     const std::uint32_t rounds = rows > 1 ? 2 : 1;  // a single row has none to share with
     for (std::uint32_t round = 0; round < rounds; ++round) {
       for (std::uint32_t row = 0; row < rows; ++row) {
@@ -98,18 +99,17 @@ class ExpertCacheRouter {
 
   FERRY_HD bool top_score(float score, float beta) const noexcept { return score > (1.0F + alpha) * beta; }
 
-  /// beta of each row, the uses of the gate's choice, and C.
-  FERRY_HD void collect(const float* select, std::uint32_t rows, const Route* routes) noexcept {
+  /// The gate's choice and beta of each row, its uses, and C.
+  FERRY_HD void collect(const float* select, std::uint32_t rows, Route* routes) noexcept {
     for (std::uint16_t e = 0; e < experts_; ++e) users_[e] = needed_[e] = 0;
     for (std::uint32_t row = 0; row < rows; ++row, select += experts_, routes += k_) {
-      const std::uint16_t last = routes[k_ - 1].expert;
-      float beta = lowest;
-      for (std::uint16_t e = 0; e < experts_; ++e) {
-        if (select[e] > beta && before(select, last, e)) beta = select[e];
-      }
+      best_of(select, experts_, k_ < experts_ ? k_ + 1U : k_, best_.data());
+      const float next = k_ < experts_ ? select[best_[k_].expert] : lowest;
+      const float beta = next == next ? next : lowest;
       beta_[row] = beta;
       for (std::uint32_t i = 0; i < k_; ++i) {
-        const std::uint16_t e = routes[i].expert;
+        const std::uint16_t e = best_[i].expert;
+        routes[i] = {e};
         ++users_[e];
         if (top_score(select[e], beta)) needed_[e] = 1;
       }
@@ -183,6 +183,7 @@ class ExpertCacheRouter {
   TopK gate_;
   Array<float> beta_;                  ///< [max_rows]
   Array<std::uint32_t> users_;         ///< [experts] rows that have it at present
+  Array<Route> best_;                  ///< [k + 1], of one row
   Array<std::uint16_t> alternatives_;  ///< [k]
   Array<std::uint8_t> needed_;         ///< [experts] in C, or another row's substitute: no row gives it up
   std::uint16_t experts_ = 0, k_ = 0;
