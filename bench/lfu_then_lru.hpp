@@ -2,7 +2,6 @@
 /// Least frequently used, and among equals least recently used.
 #pragma once
 #include "ferry/cache/slot_experts.hpp"
-#include "ferry/cache/use_record.hpp"
 
 namespace ferry::bench {
 
@@ -12,23 +11,27 @@ class LfuThenLru {
  public:
   void reserve(Carver& carve, const PoolShape& pool) {
     slots_.reserve(carve, pool);
-    uses_.reserve(carve, slots_.size());
+    carve(worth_, slots_.size());
   }
 
   void used(Variant what) noexcept {
-    uses_.begin_step();  // every use is a moment of its own
-    uses_.note(slots_.index(what.id), false);
+    Worth& worth = worth_[slots_.index(what.id)];
+    ++worth.uses;
+    worth.last = ++now_;
+    slots_.grew(what.id);
   }
-  void reset() noexcept { uses_.reset(); }
+  void reset() noexcept {
+    for (Worth& w : worth_) w = {};
+    slots_.changed();
+  }
 
   static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
-  std::uint32_t victim(Variant /*incoming*/, Barred barred) const noexcept {
-    return slots_.least(barred, [this](ExpertId id) {
-      const UseRecord::Use& use = uses_[slots_.index(id)];
-      return Worth{use.all, use.last};
-    });
+  std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
+    return slots_.least(barred, [this](ExpertId id) { return worth_[slots_.index(id)]; });
   }
-  void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id); }
+  void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
+    slots_.put(slot, what.id, worth_[slots_.index(what.id)]);
+  }
 
  private:
   struct Worth {
@@ -38,8 +41,9 @@ class LfuThenLru {
     }
   };
 
-  SlotExperts slots_;
-  UseRecord uses_;
+  SlotExperts<Worth> slots_;
+  Array<Worth> worth_;     ///< [layers, experts]
+  std::uint64_t now_ = 0;  ///< every use is a moment of its own
 };
 
 static_assert(CachePolicy<LfuThenLru>);

@@ -31,13 +31,19 @@ class CommandList {
     return bytes_[v.id.layer * precision_count + static_cast<unsigned>(v.precision)];
   }
 
-  /// `hold`: keep it back until `submit_held`.
-  FERRY_HD void submit(const Copy& copy, Phase phase, bool hold, Counters& counters) noexcept {
-    (hold ? held_[held_count_++] : submits_[submit_count_++]) = copy;
-    const std::uint64_t bytes = bytes_of(copy.what);
+  /// The copy of `what` into `slot`, which is `to`. `hold`: keep it back until `submit_held`.
+  FERRY_HD void submit(std::uint32_t slot, const Residency::Slot& to, Variant what, bool demand, bool hold, Phase phase,
+                       Counters& counters) noexcept {
+    Copy& copy = hold ? held_[held_count_++] : submits_[submit_count_++];
+    copy.ticket = to.ticket;
+    copy.what = what;
+    copy.slot = slot;
+    copy.after = to.last_reader;
+    copy.demand = demand;
+    const std::uint64_t bytes = bytes_of(what);
     counters.of(phase).bytes += bytes;
-    counters.bytes_by_precision[static_cast<unsigned>(copy.what.precision)] += bytes;
-    if (copy.demand) return;
+    counters.bytes_by_precision[static_cast<unsigned>(what.precision)] += bytes;
+    if (demand) return;
     ++counters.prefetch.issued;
     counters.prefetch.issued_bytes += bytes;
   }

@@ -135,18 +135,18 @@ class Core {
         if (slot != no_slot) {
           residency_.mask(slot, predicted.layer);
         } else if (requests[i].want.precision != Precision::skip) {
-          set_costs(requests[i]);
           if (absent != i) requests[absent] = requests[i];
-          ++absent;
+          set_costs(requests[absent++]);  // behind the copy, which would wait for it
         }
       }
       View<Request> wanted = requests.part(0, absent);
       wanted.size = least(absent, scheduler_.take(span, wanted));
       taken_ += wanted.size;
       scheduler_.order(phase_, false, wanted);
+      std::uint16_t spared = Residency::no_pool;
       for (const Request& r : wanted) {
         if (residency_.find(r.want) != no_slot) continue;  // named twice
-        const std::uint32_t slot = make_room(r.want, Residency::for_prefetch);
+        const std::uint32_t slot = make_room(r.want, Residency::for_prefetch, spared);
         if (slot == no_slot) continue;
         taken_ns_ += r.copy_ns;
         admit(slot, r.want, false);
@@ -290,9 +290,8 @@ class Core {
 
   /// The copy of `what` into `slot`, whose ticket is set.
   FERRY_HD void submit(std::uint32_t slot, Variant what, bool demand) noexcept {
-    const Residency::Slot& s = residency_.slot(slot);
     const bool hold = !demand && next_deferred_ < arriving_end_;  // invariant 4
-    commands_.submit({s.ticket, what, slot, s.last_reader, demand}, phase_, hold, counters_);
+    commands_.submit(slot, residency_.slot(slot), what, demand, hold, phase_, counters_);
   }
 
   /// A queued prefetch is taken back from the link.
@@ -497,6 +496,7 @@ class Core {
   /// Demand copies: into the pool while there is room for them, through the stream slots in waves otherwise.
   FERRY_HD void load(View<const Request> misses) noexcept {
     std::uint32_t streamed = 0;
+    std::uint16_t spared = Residency::no_pool, taken = Residency::no_pool;  // nothing to be had there
     for (std::uint32_t i = 0; i < misses.size; ++i) {  // requests for the stream come to the front of missing_
       const Request& r = misses[i];
       if (count_absent(r, &Outcomes::misses)) counters_.of(phase_).miss_bytes += commands_.bytes_of(r.want);
@@ -512,8 +512,8 @@ class Core {
       } else {
         if (pool != Residency::no_pool) {
           caches_[pool].touch(r.want, no_slot);
-          slot = make_room(r.want, Residency::for_prefetch);
-          if (slot == no_slot) slot = make_room(r.want, Residency::for_demand);
+          slot = make_room(r.want, Residency::for_prefetch, spared);
+          if (slot == no_slot) slot = make_room(r.want, Residency::for_demand, taken);
         }
         if (slot == no_slot) {
           missing_[streamed++] = r;
@@ -547,14 +547,18 @@ class Core {
     submit(t.slot, t.what, true);
   }
 
-  /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none.
-  FERRY_HD std::uint32_t make_room(Variant incoming, std::uint8_t bars) noexcept {
+  /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none. `closed` is a
+  /// pool where these bars are on every slot, and stay until the call of the core is over.
+  FERRY_HD std::uint32_t make_room(Variant incoming, std::uint8_t bars, std::uint16_t& closed) noexcept {
     const std::uint16_t pool = residency_.pool_of(incoming);
-    if (pool == Residency::no_pool || residency_.pool_slots(pool) == 0) return no_slot;
+    if (pool == Residency::no_pool || pool == closed || residency_.pool_slots(pool) == 0) return no_slot;
     if (residency_.has_free(pool)) return residency_.take_free(pool);
     if (phase_ == Phase::prefill && rows_ > transient_prefill_rows_) return no_slot;  // invariant 8
     const std::uint32_t local = caches_[pool].victim(incoming, residency_.barred(pool, bars));
-    if (local == no_slot) return no_slot;
+    if (local == no_slot) {  // or the policy refuses this one alone
+      if (residency_.all_barred(pool, bars)) closed = pool;
+      return no_slot;
+    }
     const std::uint32_t slot = residency_.first_slot(pool) + local;
     const Residency::Slot& s = residency_.slot(slot);
     if (s.state == State::queued) {

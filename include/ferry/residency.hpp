@@ -154,6 +154,14 @@ class Residency {
     return {bars_.data() + pools_[pool].first, bars};
   }
 
+  /// Whether each slot of the pool has one of these bars. O(slots).
+  FERRY_HD bool all_barred(std::uint16_t pool, std::uint8_t bars) const noexcept {
+    const std::uint8_t* flags = bars_.data() + pools_[pool].first;
+    std::uint32_t open = 0;
+    for (std::uint32_t s = 0; s < pools_[pool].slots; ++s) open += (flags[s] & bars) == 0 ? 1 : 0;
+    return open == 0;
+  }
+
   /// Takes a free slot of the pool (there must be one).
   FERRY_HD std::uint32_t take_free(std::uint16_t pool) noexcept {
     PoolState& p = pools_[pool];
@@ -259,7 +267,8 @@ class Residency {
   }
   FERRY_HD void unmap(const Slot& slot) noexcept {
     slot_of_[index(slot.what.id, column_[static_cast<unsigned>(slot.what.precision)])] = no_slot;
-    if (find({slot.what.id, Precision::skip}) == no_slot) held_.remove(slot.what.id.layer, slot.what.id.expert);
+    if (columns_ == 1 || find({slot.what.id, Precision::skip}) == no_slot)
+      held_.remove(slot.what.id.layer, slot.what.id.expert);
   }
   FERRY_HD void set_moving(std::uint32_t s, unsigned bar) noexcept {
     bars_[s] = static_cast<std::uint8_t>((bars_[s] & (leased | masked)) | bar);

@@ -15,10 +15,11 @@ TEST_CASE("what is held back comes last, and what is taken back comes off the ac
   Carver carve(block + 256);
   list.reserve(carve, model(2, 4, 1, 1, 100), 4);
   Counters count;
-  const Copy prefetch{Ticket{3}, full(1, 2), 1, Fence::none, false},
-      demand{Ticket{4}, full(0, 0), 0, Fence::none, true};
-  list.submit(prefetch, Phase::prefill, true, count);
-  list.submit(demand, Phase::decode, false, count);
+  Residency::Slot first, second;
+  first.ticket = Ticket{4};
+  second.ticket = Ticket{3};
+  list.submit(1, second, full(1, 2), false, true, Phase::prefill, count);
+  list.submit(0, first, full(0, 0), true, false, Phase::decode, count);
   REQUIRE(list.view().submit.size == 1);
   CHECK(list.view().submit[0].demand);
   list.submit_held();

@@ -71,11 +71,13 @@ class HostThread {
   }
 
   void fence(Fence fence) noexcept {
+    bool queued = false;
     {
       const std::lock_guard lock(mutex_);
       reached_ = fence;
+      queued = !demand_.empty() || !prefetch_.empty();
     }
-    wake_.notify_one();
+    if (queued) wake_.notify_one();  // for nothing it would take longer than a small expert
   }
 
   /// Blocks until that copy has landed. Throws LinkError if it never will.

@@ -20,8 +20,8 @@ namespace ferry {
 ///  - Layer m: the nearest one's experts by activation ratio, those above 0. The ratio is the confidence.
 ///
 /// Reads no rows. Nothing is known of weights or rows: importance and unimportance are 0, rows 1.
-/// Complexity: observe O(rows k history); predict O(history + E), O(E^2) at worst for the order; end_sequence O(L E).
-/// State: (history + 1) L E + 4 history (L + 1) bytes and 2 an expert: 51 KB for Qwen1.5-MoE.
+/// Complexity: observe O(rows k history); predict O(history + E); end_sequence O(L E).
+/// State: (history + 1) L E + 4 history (L + 1) bytes and 10 an expert: 51 KB for Qwen1.5-MoE.
 ///
 /// Deviations. One cosine over the whole matrix instead of the mean over layers of each layer's: integers then compare
 /// exactly. The past matrices are the latest ones, not a selection by clustering. Counts are of 8 bits: one that would

@@ -1,6 +1,8 @@
 /// @file
 /// What predictors share: collecting the experts that rows of predicted scores name, surest first.
 #pragma once
+#include <limits>
+
 #include "ferry/concepts.hpp"
 #include "ferry/router/best.hpp"
 
@@ -35,13 +37,15 @@ class ForetoldExperts {
     experts_ = shape.experts;
     top_k_ = shape.top_k;
     carve(found_, shape.experts);
+    carve(score_, shape.experts);
     carve(named_, shape.experts);
     carve(best_, shape.experts);
   }
 
   FERRY_HD void clear() noexcept {
     for (Found& f : found_) f = {};
-    count_ = 0;
+    for (float& s : score_) s = no_score;
+    count_ = rows_named_ = 0;
   }
 
   FERRY_HD std::uint32_t rows(const Scores& scores) const noexcept { return scores.select.size / experts_; }
@@ -65,6 +69,7 @@ class ForetoldExperts {
   FERRY_HD void name(const Scores& scores, std::uint32_t row, std::uint32_t count) noexcept {
     const float* select = scores.select.data + std::size_t{row} * experts_;
     const float* weight = scores.weight.data + std::size_t{row} * experts_;
+    ++rows_named_;
     std::uint32_t chosen = 0;  // the k best, up to a NaN
     bool descends = true;
     float sum = 0.0F;
@@ -79,7 +84,7 @@ class ForetoldExperts {
       if (is_nan(select[e])) return;  // as are all that follow
       Found& f = found_[e];
       if (f.rows == 0) named_[count_++] = e;
-      if (f.rows == 0 || select[e] > f.score) f.score = select[e];
+      if (f.rows == 0 || select[e] > score_[e]) score_[e] = select[e];
       if (weight[e] > f.weight) f.weight = weight[e];
       const float share = i < chosen ? (descends ? above : weight_above(weight, chosen, i)) / sum : 1.0F;
       if (!(share >= f.unimportance)) f.unimportance = share > 0.0F ? share : 0.0F;
@@ -91,11 +96,15 @@ class ForetoldExperts {
   /// Appends a request for each, surest first: in decode by the largest score, in prefill by votes, then score.
   FERRY_HD void write(Phase phase, std::uint16_t layer, Out<Request>& out) noexcept {
     const View<std::uint16_t> named{named_.data(), count_};
-    sort_experts(named, [&](std::uint16_t a, std::uint16_t b) {
-      const Found &x = found_[a], &y = found_[b];
-      if (phase == Phase::prefill && x.rows != y.rows) return x.rows > y.rows;
-      return x.score != y.score ? x.score > y.score : a < b;
-    });
+    if (rows_named_ > 1 && phase == Phase::decode) {
+      best_of(score_.data(), experts_, count_, best_.data());
+      for (std::uint32_t i = 0; i < count_; ++i) named[i] = best_[i].expert;
+    } else if (rows_named_ > 1) {  // one row names them in order
+      sort_experts(named, [&](std::uint16_t a, std::uint16_t b) {
+        if (found_[a].rows != found_[b].rows) return found_[a].rows > found_[b].rows;
+        return score_[a] != score_[b] ? score_[a] > score_[b] : a < b;
+      });
+    }
     for (const std::uint16_t e : named) {
       const Found& f = found_[e];
       Request* r = out.add();
@@ -104,14 +113,13 @@ class ForetoldExperts {
       r->rows = f.rows;
       r->importance = f.weight;
       r->unimportance = f.unimportance;
-      r->confidence = phase == Phase::decode ? f.score : static_cast<float>(f.rows);
+      r->confidence = phase == Phase::decode ? score_[e] : static_cast<float>(f.rows);
     }
   }
 
  private:
   struct Found {
     std::uint32_t rows = 0;     ///< that named it
-    float score = 0.0F;         ///< the largest
     float weight = 0.0F;        ///< the largest
     float unimportance = 1.0F;  ///< the smallest
   };
@@ -130,10 +138,13 @@ class ForetoldExperts {
     return above;
   }
 
+  static constexpr float no_score = std::numeric_limits<float>::quiet_NaN();  ///< ranks below all others
+
   Array<Found> found_;          ///< [experts]
+  Array<float> score_;          ///< [experts] the largest that each was named with
   Array<std::uint16_t> named_;  ///< [experts], the first count_ of them
   Array<Route> best_;           ///< [experts], of the row ranked last
-  std::uint32_t count_ = 0;
+  std::uint32_t count_ = 0, rows_named_ = 0;
   std::uint16_t experts_ = 0, top_k_ = 0;
 };
 

@@ -1,0 +1,175 @@
+/// @file
+/// One layer's decision, as an engine makes it: what the benchmarks of whole stacks run.
+#pragma once
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "ferry/pipeline.hpp"
+#include "ferry/stacks.hpp"
+#include "shape.hpp"
+#include "synthetic.hpp"
+
+namespace ferry::bench {
+
+/// Carries nothing: whatever is submitted has landed by the next call.
+struct InstantLink {
+  void submit(const Copy& c) noexcept {
+    (c.demand ? seen_.demand_landed : seen_.prefetch_landed) = c.ticket;
+    if (!c.demand) seen_.prefetch_begun = c.ticket;
+  }
+  void drop(Ticket) noexcept {}
+  [[nodiscard]] Seen seen() const noexcept { return seen_; }
+  void fence(Fence) noexcept {}
+  void wait(Ticket) {}
+
+ private:
+  Seen seen_;
+};
+static_assert(Link<InstantLink>);
+
+/// Of one benchmark. The model has 32 layers.
+struct LayerShape {
+  std::uint16_t experts = 64, top_k = 6;
+  std::uint32_t batch = 1;
+  friend auto operator<=>(const LayerShape&, const LayerShape&) = default;
+};
+
+/// Gate scores of decode steps, `batch` sequences at a time: made up, with the statistics of real routing
+/// (docs/synthetic.md). All that belongs to one layer of one step is adjacent, as an engine would just have made it.
+class Routing {
+ public:
+  static constexpr std::uint16_t layers = 32, ahead = 3;
+  static constexpr std::uint32_t steps = 64;
+
+  /// Made once a shape.
+  static const Routing& of(const LayerShape& shape) {
+    static std::map<LayerShape, Routing> made;
+    const auto found = made.find(shape);
+    return found != made.end() ? found->second : made.emplace(shape, Routing(shape)).first->second;
+  }
+
+  [[nodiscard]] const ModelShape& model() const { return model_; }
+  [[nodiscard]] View<const std::uint32_t> sequences() const {
+    return {sequences_.data(), static_cast<std::uint32_t>(sequences_.size())};
+  }
+  [[nodiscard]] Scores scores(std::uint32_t step, std::uint16_t layer) const { return rows(step, layer, layer, 0); }
+  /// Of the layer `distance` behind `layer`, from its gate input; 1 to `ahead`.
+  [[nodiscard]] Scores predicted(std::uint32_t step, std::uint16_t layer, std::uint16_t distance) const {
+    return rows(step, layer, static_cast<std::uint16_t>(layer + distance), distance);
+  }
+  [[nodiscard]] Scores partial(std::uint32_t step, std::uint16_t layer) const {
+    return rows(step, layer, static_cast<std::uint16_t>(layer + 1), ahead + 1U);
+  }
+
+ private:
+  static constexpr std::uint32_t kinds = 1 + ahead + 1;
+
+  explicit Routing(const LayerShape& shape) : sequences_(shape.batch) {
+    engine::ModelFacts facts = engine::read_shape("deepseek-moe-16b");
+    facts.model.layers = layers;
+    facts.model.experts = shape.experts;
+    facts.model.top_k = shape.top_k;
+    facts.model.max_rows = shape.batch;
+    engine::SyntheticOptions wanted;
+    wanted.sequences = shape.batch;
+    wanted.prompt = 0;
+    wanted.tokens = steps;
+    wanted.ahead = ahead;
+    const auto made = engine::synthesize(facts, wanted);
+    const Trace& t = made->trace;
+    model_ = facts.model;
+    for (std::uint32_t s = 0; s < shape.batch; ++s) sequences_[s] = s;
+    for (std::uint32_t step = 0; step < steps; ++step) {
+      for (std::uint16_t l = 0; l < layers; ++l) {
+        for (std::uint32_t kind = 0; kind < kinds; ++kind) {
+          for (std::uint32_t s = 0; s < shape.batch; ++s) {
+            const std::uint32_t token = t.sequence_start[s] + step;
+            const float* row = kind == 0       ? t.scores_of(token, l)
+                               : kind <= ahead ? t.predicted_of(token, l, kind)
+                                               : t.partial_of(token, l);
+            rows_.insert(rows_.end(), row, row + shape.experts);
+          }
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] Scores rows(std::uint32_t step, std::uint16_t from, std::uint16_t about, std::uint32_t kind) const {
+    const auto size = static_cast<std::uint32_t>(sequences_.size() * model_.experts);
+    const View<const float> v{rows_.data() + ((std::size_t{step} * layers + from) * kinds + kind) * size, size};
+    return {about, v, v};
+  }
+
+  ModelShape model_;
+  std::vector<std::uint32_t> sequences_;
+  std::vector<float> rows_;  ///< [steps, layers, kinds, batch, experts]
+};
+
+/// Times that leave every policy something to decide: a layer hides six copies, the host is half as fast as the link.
+inline constexpr Nanoseconds copy_cost = 1000;
+inline constexpr Times layer_times{2500, 500, 500, 2000};
+
+/// A stack in its warm state, and the next layer that it decides.
+template <class Stack>
+class LayerDecision {
+ public:
+  using Pipe = OffloadPipeline<Stack, InstantLink>;
+
+  LayerDecision(const CoreConfig<Stack>& config, const Routing& routing, bool preload)
+      : routing_(routing), pipe_(config, link_) {
+    if (preload) pipe_.preload(static_cast<Precision>(std::bit_width(config.precision.precisions()) - 1));
+    for (std::uint32_t i = 0; i < Routing::steps * Routing::layers; ++i) next();
+  }
+
+  /// plan, look_ahead, done, finish.
+  void next() {
+    if (layer_ == 0) pipe_.begin_step({Phase::decode, routing_.sequences()});
+    const Plan plan = pipe_.plan(routing_.scores(step_, layer_));
+    if constexpr (rows == RowSource::none || rows == RowSource::gate_input) look_ahead();
+    pipe_.done(plan.resident);
+    if constexpr (rows == RowSource::partial_hidden) {
+      const auto ahead = static_cast<std::uint16_t>(layer_ + 1);
+      if (pipe_.wants_look_ahead(ahead)) pipe_.look_ahead(routing_.partial(step_, layer_));
+    }
+    for (const Task& t : plan.arriving) {
+      pipe_.wait(t);
+      pipe_.done(t);
+    }
+    pipe_.finish(layer_, layer_times);
+    if (++layer_ < Routing::layers) return;
+    layer_ = 0;
+    if (++step_ < Routing::steps) return;
+    step_ = 0;
+    for (const std::uint32_t s : routing_.sequences()) pipe_.end_sequence(s);
+  }
+
+  [[nodiscard]] const Counters& counters() const { return pipe_.counters(); }
+
+ private:
+  static constexpr RowSource rows = Pipe::look_ahead_rows(Phase::decode);
+
+  void look_ahead() {
+    if constexpr (Pipe::predicts) {
+      for (std::uint16_t d = 1; d <= pipe_.look_ahead_depth(); ++d) {
+        const auto ahead = static_cast<std::uint16_t>(layer_ + d);
+        if (!pipe_.wants_look_ahead(ahead)) break;
+        if constexpr (rows == RowSource::none) {
+          pipe_.look_ahead(ahead);
+        } else {
+          pipe_.look_ahead(routing_.predicted(step_, layer_, d));
+        }
+      }
+    }
+  }
+
+  const Routing& routing_;
+  InstantLink link_;
+  Pipe pipe_;
+  std::uint32_t step_ = 0;
+  std::uint16_t layer_ = 0;
+};
+
+}  // namespace ferry::bench
