@@ -64,6 +64,14 @@ class Routing {
     return rows(step, layer, static_cast<std::uint16_t>(layer + 1), ahead + 1U);
   }
 
+  /// Sends for the rows of the layer behind this one. `kind`: 0 scores, 1 to `ahead` predicted, behind them partial.
+  void fetch_next(std::uint32_t step, std::uint16_t layer, std::uint32_t kind) const {
+    const std::uint32_t next = (step * layers + layer + 1U) % (steps * layers);
+    const auto size = static_cast<std::uint32_t>(sequences_.size() * model_.experts);
+    const float* first = rows_.data() + (std::size_t{next} * kinds + kind) * size;
+    for (std::uint32_t i = 0; i < size; i += 16) __builtin_prefetch(first + i);
+  }
+
  private:
   static constexpr std::uint32_t kinds = 1 + ahead + 1;
 
@@ -126,6 +134,12 @@ class LayerDecision {
 
   /// plan, look_ahead, done, finish.
   void next() {
+    // An engine's gate has just made the scores: here they come from memory, so the next layer's are sent for.
+    routing_.fetch_next(step_, layer_, 0);
+    if constexpr (rows == RowSource::gate_input) {
+      for (std::uint32_t d = 1; d <= pipe_.look_ahead_depth(); ++d) routing_.fetch_next(step_, layer_, d);
+    }
+    if constexpr (rows == RowSource::partial_hidden) routing_.fetch_next(step_, layer_, Routing::ahead + 1U);
     if (layer_ == 0) pipe_.begin_step({Phase::decode, routing_.sequences()});
     const Plan plan = pipe_.plan(routing_.scores(step_, layer_));
     if constexpr (rows == RowSource::none || rows == RowSource::gate_input) look_ahead();
