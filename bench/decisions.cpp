@@ -6,6 +6,7 @@
 #include "layer_benchmark.hpp"
 #include "sorted_report.hpp"
 #include "stack_table.hpp"
+#include "support/policies.hpp"
 
 namespace {
 
@@ -28,29 +29,6 @@ struct NamedStacks {
   }
 };
 
-/// A policy in a block of its own.
-template <class Policy, class Shape>
-class Alone {
- public:
-  Alone(const Shape& shape, Policy policy = {}) {
-    Carver measure;
-    Policy probe = policy;
-    probe.reserve(measure, shape);
-    block_.resize(sizeof(Policy) + measure.bytes() + 2 * storage_alignment);
-    void* at = block_.data();
-    std::size_t space = block_.size();
-    auto* first = static_cast<std::byte*>(std::align(storage_alignment, sizeof(Policy), at, space));
-    policy_ = new (first) Policy(policy);
-    Carver carve(first + (sizeof(Policy) + storage_alignment - 1) / storage_alignment * storage_alignment);
-    policy_->reserve(carve, shape);
-  }
-  Policy* operator->() { return policy_; }
-
- private:
-  std::vector<std::byte> block_;
-  Policy* policy_;
-};
-
 constexpr std::uint16_t layers = Routing::layers;
 
 /// A pool over all layers, full: what is used and what comes in is drawn by a fixed rule, popular experts more often.
@@ -71,7 +49,7 @@ void cache_operations(const char* name, const Cache& policy) {
       }
     };
     benchmark::RegisterBenchmark(fmt::format("BM_cache/{}/hit/slots:{}", name, slots).c_str(), [=](auto& state) {
-      Alone<Cache, PoolShape> cache({slots, 0, layers, 64}, policy);
+      test::Placed<Cache> cache(PoolShape{slots, 0, layers, 64}, policy);
       fill(cache);
       std::uint64_t draw = 1;
       for (auto _ : state) {
@@ -83,7 +61,7 @@ void cache_operations(const char* name, const Cache& policy) {
       }
     });
     benchmark::RegisterBenchmark(fmt::format("BM_cache/{}/miss/slots:{}", name, slots).c_str(), [=](auto& state) {
-      Alone<Cache, PoolShape> cache({slots, 0, layers, 64}, policy);
+      test::Placed<Cache> cache(PoolShape{slots, 0, layers, 64}, policy);
       fill(cache);
       std::vector<std::uint8_t> barred(slots);
       std::vector<bool> held(std::size_t{layers} * 64);
@@ -142,7 +120,7 @@ template <class Predictor>
 void predictor_operations(const char* name) {
   at_each_shape(fmt::format("BM_predict/{}", name), [](benchmark::State& state, const Routing& routing,
                                                        const ferry::Shape& shape) {
-    Alone<Predictor, ferry::Shape> predictor(shape);
+    test::Placed<Predictor> predictor(shape);
     std::vector<Request> requests(shape.experts);
     std::vector<Route> routes(std::size_t{shape.max_rows} * shape.top_k);
     constexpr RowSource rows = ferry::part::rows_of<Predictor>(Phase::decode);
@@ -171,7 +149,7 @@ template <class Router>
 void router_operations(const char* name) {
   at_each_shape(fmt::format("BM_route/{}", name),
                 [](benchmark::State& state, const Routing& routing, const ferry::Shape& shape) {
-                  Alone<Router, ferry::Shape> router(shape);
+                  test::Placed<Router> router(shape);
                   std::vector<Route> routes(std::size_t{shape.max_rows} * shape.top_k);
                   std::vector<State> present(shape.experts);
                   for (std::size_t e = 0; e < present.size(); e += 4) present[e] = State::resident;
