@@ -371,7 +371,7 @@ TEST_CASE("an interrupted calibration writes nothing") {
   write_file(folder.path() / "text", std::string(1'000'000, 'a'));
   for (const std::string what : {"substitution --stack importance+er", "shallow-boundary --stack fate"}) {
     const Shell r = ferry_command("calibrate " + what + " --text " + at + "/text --out " + at + "/out.json",
-                                  "timeout --preserve-status -s INT 1 ");
+                                  "timeout --foreground --preserve-status -s INT 1 ");
     CAPTURE(r.out);
     CHECK(r.status == 130);
     CHECK(r.out.find("interrupted: nothing was written") != std::string::npos);

@@ -194,8 +194,8 @@ TEST_CASE("eval ends after the current window when it is interrupted") {
   const TemporaryFolder folder;
   const std::string at = folder.path().string();
   write_file(folder.path() / "text", std::string(1'000'000, 'a'));
-  const Shell r = shell("timeout --preserve-status -s INT 1 " + ferry_eval + "--window 32 --stack lru --text " + at +
-                        "/text --json " + at + "/r.json");
+  const Shell r = shell("timeout --foreground --preserve-status -s INT 1 " + ferry_eval +
+                        "--window 32 --stack lru --text " + at + "/text --json " + at + "/r.json");
   CAPTURE(r.out);
   CHECK(r.status == 130);
   CHECK(r.out.find("interrupted") != std::string::npos);
