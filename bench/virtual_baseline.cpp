@@ -37,6 +37,10 @@ class VirtualDecision {
   }
 
   void next() {
+    routing_.fetch_next(step_, layer_, 0);  // as the other side does
+    for (int d = 1; d <= engine_->look_ahead_depth(); ++d) {
+      routing_.fetch_next(step_, layer_, static_cast<std::uint32_t>(d));
+    }
     const dynamic::Plan plan = engine_->plan(layer_, of(routing_.scores(step_, layer_)));
     for (int d = 1; d <= engine_->look_ahead_depth() && layer_ + d < Routing::layers; ++d) {
       const auto distance = static_cast<std::uint16_t>(d);

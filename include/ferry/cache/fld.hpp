@@ -11,7 +11,7 @@ namespace ferry {
 /// in the slot, l_i that of the incoming one and l_n the number of layers. It makes sense for a pool over many layers;
 /// in a pool of one layer all distances are 0, and the lowest slot goes.
 ///
-/// Complexity: replace O(1), victim O(layers + experts of one). State: 8 bytes a slot, 4 an expert, 20 a layer.
+/// Complexity: replace O(1), victim O(layers + experts of one). State: 8 bytes a slot, 4 an expert, 13 a layer.
 ///
 /// Ambiguities resolved. l_n is the number of the pool's layers (HOBBIT's pools span all layers), and distances are
 /// cyclic within the pool: from its last layer to its first is 1. As the formula is printed, the incoming expert's own

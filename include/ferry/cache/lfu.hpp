@@ -14,7 +14,7 @@ enum class CountOver : std::uint8_t { sequence, model };
 /// MoE-Infinity and EdgeMoE, as HOBBIT names it (model-level).
 ///
 /// Complexity: a use O(1), victim O(layers + experts of one), reset O(experts). State: 12 bytes an expert of the pool's
-/// layers, 8 a slot, 24 a layer.
+/// layers, 8 a slot, 20 a layer.
 ///
 /// Ambiguities resolved. A use is counted once an expert and step, however many rows chose it, and at any precision,
 /// also when another pool or the host serves it. A prefetch is no use. Counts have 64 bits: those over the model never

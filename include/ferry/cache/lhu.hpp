@@ -10,7 +10,7 @@ namespace ferry {
 /// Source: HOBBIT, section 3.4 and Fig. 11. A use counts also when the expert is absent, and counts outlive eviction.
 ///
 /// Complexity: a use O(1), victim O(layers + experts of one), reset O(experts). State: 12 bytes an expert of the pool's
-/// layers, 8 a slot, 24 a layer.
+/// layers, 8 a slot, 20 a layer.
 ///
 /// Ambiguities resolved. High is the variant that serves the use ("the number of times each expert's high-precision
 /// version is used"), not the precision that was wanted: where the high version is there, a low one is not fetched.

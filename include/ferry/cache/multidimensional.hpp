@@ -20,7 +20,7 @@ namespace ferry {
 /// for both (Fig. 12): uses come through `used`, which every pool of the layer sees, so the instances' records agree.
 ///
 /// Complexity: a use O(1), victim O(layers + experts of one), reset O(experts). State: 20 bytes an expert of the pool's
-/// layers, 8 a slot, 24 a layer.
+/// layers, 8 a slot, 20 a layer.
 /// In integers: p * 1000 T l_n, below 2^64 for T l_n < 2^54 (2^38 steps of one sequence at 65535 layers).
 ///
 /// Deviations. T counts steps, not tokens: a chunk of a prompt is one step, and so is one token of each sequence of a
