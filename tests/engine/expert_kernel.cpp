@@ -267,7 +267,8 @@ void check_logits(const std::string& name) {
                                                       {"resident-int8", Precision::int8},
                                                       {"resident-int4", Precision::int4},
                                                       {"resident-int2", Precision::int2}};
-  for (const auto& [stack, p] : stacks) {
+  for (const auto& [label, p] : stacks) {
+    const std::string& stack = label;
     CAPTURE(stack);
     RunnerOptions o;
     o.stack = stack;

@@ -243,7 +243,8 @@ TEST_CASE("report: a chart is left out when nothing is known of what it shows") 
                                                                   {"/decode/time_s", "speed"}};
   const auto all = sections(html_report(sweep(), {}, ""));
   CHECK(all.size() == 8);
-  for (const auto& [field, id] : cases) {
+  for (const auto& [pointer, id] : cases) {
+    const std::string& field = pointer;
     CAPTURE(field);
     std::vector<Json> runs = sweep();
     for (Json& r : runs) {
@@ -281,7 +282,7 @@ TEST_CASE("report: strings of strangers are text, wherever they stand") {
   }
   runs[0]["parameters"] = {{evil, evil}};
   runs.push_back({{"stack", evil}, {"refused", evil}});
-  Json events = {span(0, evil, 0, 1)};
+  Json events = Json::array({span(0, evil, 0, 1)});
   events[0]["args"] = {{"expert", 1}, {"precision", evil}};
   const std::string page = html_report(runs, {{evil, events}}, evil);
   CHECK_NOTHROW(parse(page));
@@ -402,12 +403,13 @@ TEST_CASE("report: stacked bars add up") {
   auto all = parse(section(page, "outcomes"));
   double x = tick(all, "0", "x");
   const double all_of_it = tick(all, "100", "x") - x;
-  for (const auto& [name, share] : {std::pair{"hit: 75.0 %", 0.75},
-                                    {"late hit: 10.0 %", 0.1},
-                                    {"miss: 7.5 %", 0.075},
-                                    {"substituted: 2.5 %", 0.025},
-                                    {"skipped: 1.2 %", 0.0125},
-                                    {"on the host: 3.8 %", 0.0375}}) {
+  for (const auto& [label, share] : {std::pair{"hit: 75.0 %", 0.75},
+                                     {"late hit: 10.0 %", 0.1},
+                                     {"miss: 7.5 %", 0.075},
+                                     {"substituted: 2.5 %", 0.025},
+                                     {"skipped: 1.2 %", 0.0125},
+                                     {"on the host: 3.8 %", 0.0375}}) {
+    const char* name = label;
     CAPTURE(name);
     const auto part = with_tip(all, fmt::format("lru @ 25%, {}", name));
     REQUIRE(part.size() == 1);
@@ -418,9 +420,10 @@ TEST_CASE("report: stacked bars add up") {
   // 100 ms a token: 50 stalled, 25 waiting, the rest computing; the link is busy for 80.
   all = parse(section(page, "time"));
   const double zero = tick(all, "0", "x"), ms = (tick(all, "100", "x") - zero) / 100;
-  for (const auto& [name, begin, length] : {std::tuple{"computing: 25 ms", 0., 25.},
-                                            {"stalled on copies: 50 ms", 25., 50.},
-                                            {"waiting for the host: 25 ms", 75., 25.}}) {
+  for (const auto& [label, begin, length] : {std::tuple{"computing: 25 ms", 0., 25.},
+                                             {"stalled on copies: 50 ms", 25., 50.},
+                                             {"waiting for the host: 25 ms", 75., 25.}}) {
+    const char* name = label;
     CAPTURE(name);
     const auto part = with_tip(all, fmt::format("lru @ 25%, {}", name));
     REQUIRE(part.size() == 1);
@@ -502,7 +505,8 @@ TEST_CASE("report: the table has the numbers") {
                                                        {"Recall, %", "75.0"},
                                                        {"Copied in decode, GiB", "1.00"},
                                                        {"Stalled, %", "50.0"}};
-  for (const auto& [head, value] : expected) {
+  for (const auto& [column, value] : expected) {
+    const std::string& head = column;
     CAPTURE(head);
     CHECK(lru[head] == value);
   }

@@ -268,9 +268,9 @@ TEST_CASE("tentative keys and values of a partial hidden state are never committ
 }
 
 TEST_CASE("the host's worker: exceptions come out of wait, work can follow, and it ends while busy") {
+  int done = 0;  // outlives the worker
   HostWorker worker;
   worker.wait();  // nothing to wait for
-  int done = 0;
   worker.start([&] { ++done; });
   worker.wait();
   CHECK(done == 1);

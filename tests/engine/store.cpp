@@ -145,7 +145,7 @@ TEST_CASE("a store gives out what host memory would, by io_uring and by pread, w
     MemoryStore memory(Checkpoint(model), read_model_config(model));
     for (const Precision p : all_precisions) memory.add(p);
     for (const BlockIo io : {BlockIo::automatic, BlockIo::pread}) {
-      for (const std::uint64_t host : {0, 3'000'000, 100'000'000}) {
+      for (const std::uint64_t host : {0u, 3'000'000u, 100'000'000u}) {
         DiskStore disk(open_blocks(file, io), file.string(), host);
         for (const Precision p : all_precisions) disk.add(p);
         Random random(host);
@@ -350,7 +350,8 @@ TEST_CASE("headers of strangers are refused by field") {
       {{{"weights", nullptr}}, "\"weights\""},
       {{{"layers", 60000}}, "truncated"},
   };
-  for (const auto& [changes, part] : cases) {
+  for (const auto& [changed, part] : cases) {
+    const Json& changes = changed;
     CAPTURE(changes.dump());
     with(changes);
     CHECK_THROWS_WITH_AS(static_cast<void>(p.open()), doctest::Contains(part), InputError);
@@ -646,7 +647,8 @@ TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in
        "is read by this run"},
       {"pack --group 48 --out x", "--group"},
   };
-  for (const auto& [command, part] : mistakes) {
+  for (const auto& [mistake, part] : mistakes) {
+    const std::string& command = mistake;
     CAPTURE(command);
     const Shell r = shell(ferry + command);
     CAPTURE(r.out);

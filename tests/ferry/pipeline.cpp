@@ -20,7 +20,7 @@ std::uint64_t allocations = 0;
 }
 
 // Sanitizers bring their own allocator, and would see ours as a mismatch.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef FERRY_SANITIZED
 // Counted for the whole test program; only the difference across the hot path matters.
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++allocations;
@@ -154,7 +154,7 @@ static_assert(std::is_polymorphic_v<VirtualLru> && !CachePolicy<VirtualLru>);
 }  // namespace
 
 TEST_CASE("no stack allocates after construction") {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef FERRY_SANITIZED
   // Nothing is counted here, and the invariant tests run the stacks.
   check_allocations(List<stacks::OnDemand, stacks::CrossLayerLru>{});
 #else
