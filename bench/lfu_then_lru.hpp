@@ -15,35 +15,29 @@ class LfuThenLru {
   }
 
   void used(Variant what) noexcept {
-    Worth& worth = worth_[slots_.index(what.id)];
-    ++worth.uses;
-    worth.last = ++now_;
+    std::int64_t& worth = worth_[slots_.index(what.id)];
+    worth = (worth / one_use + 1) * one_use + ++now_;
     slots_.grew(what.id);
   }
   void reset() noexcept {
-    for (Worth& w : worth_) w = {};
+    for (std::int64_t& w : worth_) w = 0;
     slots_.changed();
   }
 
   static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](ExpertId id) { return worth_[slots_.index(id)]; });
+    return slots_.least(barred, [this](std::uint32_t at, std::uint32_t /*layer*/) { return worth_[at]; });
   }
   void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, worth_[slots_.index(what.id)]);
   }
 
  private:
-  struct Worth {
-    std::uint64_t uses = 0, last = 0;
-    bool operator<(const Worth& other) const noexcept {
-      return uses != other.uses ? uses < other.uses : last < other.last;
-    }
-  };
+  static constexpr std::int64_t one_use = std::int64_t{1} << 36;
 
-  SlotExperts<Worth> slots_;
-  Array<Worth> worth_;     ///< [layers, experts]
-  std::uint64_t now_ = 0;  ///< every use is a moment of its own
+  SlotExperts slots_;
+  Array<std::int64_t> worth_;  ///< [layers, experts] uses of the sequence, and below them the moment of the last
+  std::int64_t now_ = 0;       ///< every use is a moment of its own, below 2^36
 };
 
 static_assert(CachePolicy<LfuThenLru>);

@@ -431,7 +431,7 @@ class Core {
       use(slot);
       if (r.state == State::resident) {
         count(r, &Outcomes::hits);
-        add_task(r, slot, Ticket::none);
+        add_task(r, residency_.slot(slot).what, slot, Ticket::none);
       } else {
         count(r, &Outcomes::late_hits);
         ++late;
@@ -441,7 +441,7 @@ class Core {
     for (std::uint32_t i = 0; late > 0 && i < requests.size; ++i) {
       if (requests[i].state != State::in_flight) continue;
       const std::uint32_t slot = residency_.find(requests[i].want);
-      add_task(requests[i], slot, residency_.slot(slot).ticket);
+      add_task(requests[i], residency_.slot(slot).what, slot, residency_.slot(slot).ticket);
       for (std::uint32_t at = task_count_ - 1; at > resident_end_ && tasks_[at].ready < tasks_[at - 1].ready; --at) {
         const Task later = tasks_[at - 1];  // in the order in which they land
         tasks_[at - 1] = tasks_[at];
@@ -464,7 +464,7 @@ class Core {
       if (const std::uint16_t pool = residency_.pool_of(r.want); pool != Residency::no_pool) {
         caches_[pool].touch(r.want, no_slot);
       }
-      add_task(r, no_slot, Ticket::none);
+      add_task(r, r.want, no_slot, Ticket::none);
     }
     return {routes,
             {groups_.assignments(), routes.size},
@@ -473,14 +473,9 @@ class Core {
             {tasks_.data() + arriving_end_, task_count_ - arriving_end_}};
   }
 
-  FERRY_HD Task& add_task(const Request& r, std::uint32_t slot, Ticket ready) noexcept {
+  FERRY_HD Task& add_task(const Request& r, Variant what, std::uint32_t slot, Ticket ready) noexcept {
     Task& t = tasks_[task_count_++];
-    t = {};
-    t.what = slot == no_slot || residency_.is_stream(slot) ? r.want : residency_.slot(slot).what;
-    t.slot = slot;
-    t.first = r.first;
-    t.rows = r.rows;
-    t.ready = ready;
+    t = {what, slot, r.first, r.rows, no_task, ready, false};
     return t;
   }
 
@@ -522,14 +517,14 @@ class Core {
         admit(slot, r.want, true);
       }
       residency_.lease(slot);
-      add_task(r, slot, residency_.slot(slot).ticket);
+      add_task(r, r.want, slot, residency_.slot(slot).ticket);
     }
     const std::uint32_t first = task_count_;
     const std::uint32_t slots = residency_.stream_slots();
     for (std::uint32_t i = 0; i < streamed; ++i) {
       const std::uint32_t slot = residency_.cache_slots() + stream_next_;
       stream_next_ = stream_next_ + 1 == slots ? 0 : stream_next_ + 1;
-      Task& t = add_task(missing_[i], slot, next_ticket(true));
+      Task& t = add_task(missing_[i], missing_[i].want, slot, next_ticket(true));
       t.transient = true;
       if (i < slots) {
         stream(t);

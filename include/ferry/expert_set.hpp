@@ -16,6 +16,13 @@ FERRY_HD inline std::uint32_t lowest_bit(std::uint64_t word) noexcept {
   return static_cast<std::uint32_t>(std::countr_zero(word));
 #endif
 }
+FERRY_HD inline std::uint32_t bits_of(std::uint64_t word) noexcept {
+#if defined(__CUDA_ARCH__)
+  return static_cast<std::uint32_t>(__popcll(word));
+#else
+  return static_cast<std::uint32_t>(std::popcount(word));
+#endif
+}
 }  // namespace part
 
 /// A number of sets of the experts 0 to E - 1. O(1), walking through a set O(E / 64 + its size).
@@ -38,6 +45,21 @@ class ExpertSets {
   }
   FERRY_HD void remove(std::uint32_t set, std::uint16_t expert) noexcept {
     words_[set * words_each_ + expert / 64U] &= ~(std::uint64_t{1} << expert % 64U);
+  }
+
+  FERRY_HD std::uint32_t size(std::uint32_t set) const noexcept {
+    const std::uint64_t* const words = words_.data() + std::size_t{set} * words_each_;
+    std::uint32_t n = 0;
+    for (std::uint32_t w = 0; w < words_each_; ++w) n += part::bits_of(words[w]);
+    return n;
+  }
+  /// How many of a set are in a set of `others`, which are of as many experts.
+  FERRY_HD std::uint32_t common(std::uint32_t set, const ExpertSets& others, std::uint32_t other) const noexcept {
+    const std::uint64_t* const words = words_.data() + std::size_t{set} * words_each_;
+    const std::uint64_t* const theirs = others.words_.data() + std::size_t{other} * words_each_;
+    std::uint32_t n = 0;
+    for (std::uint32_t w = 0; w < words_each_; ++w) n += part::bits_of(words[w] & theirs[w]);
+    return n;
   }
 
   /// Calls `f(expert)` for those of a set, in ascending order.

@@ -2,13 +2,15 @@
 /// What was foretold for each layer, kept until the real gate speaks: the source of recall and top-1.
 #pragma once
 #include "ferry/concepts.hpp"
+#include "ferry/expert_set.hpp"
 #include "ferry/metrics.hpp"
 #include "ferry/router/best.hpp"
 
 namespace ferry {
 
 /// Remembers the latest prediction of each layer and distance, and compares it with what the gate then chooses.
-/// State: D * L * (E + 2 rows + 40) bytes for D distances. O(rows * E) a prediction, O(D * E + rows * k) a comparison.
+/// State: D * L * (E / 8 + 2 rows + 40) bytes for D distances. O(rows * E) a prediction, O(D * E / 64 + rows * k) a
+/// comparison.
 class PredictionRecord {
  public:
   void reserve(Carver& carve, const Shape& shape, std::uint16_t depth) {
@@ -18,26 +20,25 @@ class PredictionRecord {
     top_k_ = shape.top_k;
     depth_ = depth;
     const std::size_t cells = std::size_t{depth} * shape.layers;
-    carve(named_, cells * shape.experts);
+    named_.reserve(carve, static_cast<std::uint32_t>(cells), shape.experts);
     carve(best_, cells * shape.max_rows);
     carve(noted_, cells);
     carve(accuracy_, cells);
-    carve(needed_, shape.experts);
+    needed_.reserve(carve, 1, shape.experts);
   }
 
   /// `distance`: layers between the one that foretold and the one foretold, from 1. Beyond the depth: ignored.
   FERRY_HD void note(const Scores& predicted, std::uint16_t distance, View<const Request> requests) noexcept {
     if (distance == 0 || distance > depth_) return;
-    const std::size_t cell = at(distance, predicted.layer);
-    std::uint8_t* named = named_.data() + cell * experts_;
-    for (std::uint32_t e = 0; e < experts_; ++e) named[e] = 0;
-    for (const Request& r : requests) named[r.want.id.expert] = 1;
+    const std::uint32_t cell = at(distance, predicted.layer);
+    named_.clear(cell);
+    for (const Request& r : requests) named_.add(cell, r.want.id.expert);
     const std::uint32_t rows = predicted.select.size / experts_;
     noted_[cell] = {rows, true};
     for (std::uint32_t row = 0; row < rows; ++row) {
       Route best;
       best_of(predicted.select.data + std::size_t{row} * experts_, experts_, 1, &best);
-      best_[cell * max_rows_ + row] = best.expert;
+      best_[std::size_t{cell} * max_rows_ + row] = best.expert;
     }
   }
 
@@ -47,22 +48,19 @@ class PredictionRecord {
                       PrefetchCounts& count) noexcept {
     bool nearest = true, marked = false;
     for (std::uint16_t distance = 1; distance <= depth_; ++distance) {
-      const std::size_t cell = at(distance, layer);
+      const std::uint32_t cell = at(distance, layer);
       const Noted noted = noted_[cell];
       noted_[cell] = {};
       if (!noted.made || (noted.rows != 0 && routes.size != noted.rows * top_k_)) continue;
       if (!marked) mark(routes);
       marked = true;
       Accuracy made;
-      const std::uint8_t* named = named_.data() + cell * experts_;
-      for (std::uint32_t e = 0; e < experts_; ++e) {
-        made.needed += needed_[e];
-        made.foretold += needed_[e] & named[e];
-      }
+      made.needed = needed_.size(0);
+      made.foretold = needed_.common(0, named_, cell);
       made.rows = noted.rows;
       for (std::uint32_t row = 0; row < noted.rows; ++row) {
         const std::uint16_t first = best.size() > 0 ? best[row] : routes[row * top_k_].expert;
-        made.rows_top1 += first == best_[cell * max_rows_ + row] ? 1 : 0;
+        made.rows_top1 += first == best_[std::size_t{cell} * max_rows_ + row] ? 1 : 0;
       }
       accuracy_[cell] += made;
       if (nearest) count.accuracy += made;
@@ -87,21 +85,21 @@ class PredictionRecord {
     bool made = false;
   };
 
-  FERRY_HD std::size_t at(std::uint16_t distance, std::uint16_t layer) const noexcept {
-    return (distance - 1U) * std::size_t{layers_} + layer;
+  FERRY_HD std::uint32_t at(std::uint16_t distance, std::uint16_t layer) const noexcept {
+    return (distance - 1U) * layers_ + layer;
   }
   FERRY_HD void mark(View<const Route> routes) noexcept {
-    for (std::uint8_t& n : needed_) n = 0;
+    needed_.clear(0);
     for (const Route& r : routes) {
-      if (gate_choice(r) != no_expert) needed_[gate_choice(r)] = 1;
+      if (gate_choice(r) != no_expert) needed_.add(0, gate_choice(r));
     }
   }
 
-  Array<std::uint8_t> named_;   ///< [depth, layers, experts]
-  Array<std::uint16_t> best_;   ///< [depth, layers, rows]
-  Array<Noted> noted_;          ///< [depth, layers]
-  Array<Accuracy> accuracy_;    ///< [depth, layers]
-  Array<std::uint8_t> needed_;  ///< [experts]
+  ExpertSets named_;           ///< [depth, layers]
+  Array<std::uint16_t> best_;  ///< [depth, layers, rows]
+  Array<Noted> noted_;         ///< [depth, layers]
+  Array<Accuracy> accuracy_;   ///< [depth, layers]
+  ExpertSets needed_;          ///< one
   std::uint32_t layers_ = 0, experts_ = 0, max_rows_ = 0, top_k_ = 0;
   std::uint16_t depth_ = 0;
 };

@@ -115,9 +115,11 @@ class Residency {
   /// The slot of the best variant that satisfies `want` (any, for `skip`): one that is resident, else in
   /// flight, else queued; `no_slot` if none. Precision at least as high as wanted satisfies.
   FERRY_HD std::uint32_t find(Variant want) const noexcept {
+    const std::uint32_t* const slots = slot_of_.data() + index(want.id, 0);
+    if (columns_ == 1) return want.precision <= precision_of_[0] ? slots[0] : no_slot;
     std::uint32_t best = no_slot;
     for (std::uint32_t c = columns_; c-- > 0 && precision_of_[c] >= want.precision;) {
-      const std::uint32_t s = slot_of_[index(want.id, c)];
+      const std::uint32_t s = slots[c];
       if (s != no_slot && (best == no_slot || slots_[s].state > slots_[best].state)) best = s;
     }
     return best;

@@ -46,6 +46,10 @@ TEST_CASE("sets of experts against std::set") {
       std::vector<std::uint16_t> walked;
       sets->for_each(set, [&](std::uint16_t x) { walked.push_back(x); });
       CHECK(walked == std::vector<std::uint16_t>(expected[set].begin(), expected[set].end()));
+      CHECK(sets->size(set) == expected[set].size());
+      std::uint32_t common = 0;
+      for (const std::uint16_t x : expected[set]) common += expected[2].count(x) > 0 ? 1 : 0;
+      CHECK(sets->common(set, *sets, 2) == common);
     }
   }
 }

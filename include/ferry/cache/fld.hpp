@@ -11,7 +11,7 @@ namespace ferry {
 /// in the slot, l_i that of the incoming one and l_n the number of layers. It makes sense for a pool over many layers;
 /// in a pool of one layer all distances are 0, and the lowest slot goes.
 ///
-/// Complexity: replace O(1), victim O(layers + experts of one). State: 8 bytes a slot, 4 an expert, 13 a layer.
+/// Complexity: replace O(1), victim O(layers + experts of one). State: 8 bytes a slot, 4 an expert, 48 a layer.
 ///
 /// Ambiguities resolved. l_n is the number of the pool's layers (HOBBIT's pools span all layers), and distances are
 /// cyclic within the pool: from its last layer to its first is 1. As the formula is printed, the incoming expert's own
@@ -19,7 +19,10 @@ namespace ferry {
 /// for room ("the currently used expert"): what lies between would be evicted first otherwise, and is needed first.
 class Fld {
  public:
-  void reserve(Carver& carve, const PoolShape& pool) { slots_.reserve(carve, pool); }
+  void reserve(Carver& carve, const PoolShape& pool) {
+    slots_.reserve(carve, pool);
+    nearness_.reserve(carve, pool);
+  }
 
   FERRY_HD void used(Variant what) noexcept {
     here_ = what.id;
@@ -27,16 +30,18 @@ class Fld {
   }
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
-    const Nearness nearness(slots_, any_used_ ? here_ : incoming.id);
+    const std::uint16_t now = any_used_ ? here_.layer : incoming.id.layer;
+    const std::int64_t* const near = nearness_(slots_.layer(now), 1);
     return slots_.least(
-        barred, [](ExpertId /*id*/) { return std::uint8_t{0}; },
-        [=](std::uint8_t /*key*/, std::uint32_t layer) { return nearness(layer); });
+        barred, [](std::uint32_t /*at*/, std::uint32_t /*layer*/) { return std::int64_t{0}; },
+        [near](std::int64_t key, std::uint32_t layer) { return key + near[layer]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id, 0); }
 
  private:
-  SlotExperts<std::uint8_t> slots_;  ///< all alike within a layer
-  ExpertId here_;                    ///< used last
+  SlotExperts slots_;  ///< all alike within a layer
+  Nearness nearness_;
+  ExpertId here_;  ///< used last
   bool any_used_ = false;
 };
 

@@ -14,7 +14,7 @@ enum class CountOver : std::uint8_t { sequence, model };
 /// MoE-Infinity and EdgeMoE, as HOBBIT names it (model-level).
 ///
 /// Complexity: a use O(1), victim O(layers + experts of one), reset O(experts). State: 12 bytes an expert of the pool's
-/// layers, 8 a slot, 20 a layer.
+/// layers, 8 a slot, 40 a layer.
 ///
 /// Ambiguities resolved. A use is counted once an expert and step, however many rows chose it, and at any precision,
 /// also when another pool or the host serves it. A prefetch is no use. Counts have 64 bits: those over the model never
@@ -34,21 +34,21 @@ class Lfu {
   }
   FERRY_HD void reset() noexcept {
     if (over == CountOver::model) return;
-    for (std::uint64_t& n : uses_) n = 0;
+    for (std::int64_t& n : uses_) n = 0;
     slots_.changed();
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](ExpertId id) { return uses_[slots_.index(id)]; });
+    return slots_.least(barred, [this](std::uint32_t at, std::uint32_t /*layer*/) { return uses_[at]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, uses_[slots_.index(what.id)]);
   }
 
  private:
-  SlotExperts<std::uint64_t> slots_;
-  Array<std::uint64_t> uses_;  ///< [layers, experts]
+  SlotExperts slots_;
+  Array<std::int64_t> uses_;  ///< [layers, experts]
 };
 
 static_assert(CachePolicy<Lfu>);

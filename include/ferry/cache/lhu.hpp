@@ -10,7 +10,7 @@ namespace ferry {
 /// Source: HOBBIT, section 3.4 and Fig. 11. A use counts also when the expert is absent, and counts outlive eviction.
 ///
 /// Complexity: a use O(1), victim O(layers + experts of one), reset O(experts). State: 12 bytes an expert of the pool's
-/// layers, 8 a slot, 20 a layer.
+/// layers, 8 a slot, 40 a layer.
 ///
 /// Ambiguities resolved. High is the variant that serves the use ("the number of times each expert's high-precision
 /// version is used"), not the precision that was wanted: where the high version is there, a low one is not fetched.
@@ -29,21 +29,21 @@ class Lhu {
     slots_.grew(what.id);
   }
   FERRY_HD void reset() noexcept {
-    for (std::uint64_t& n : uses_) n = 0;
+    for (std::int64_t& n : uses_) n = 0;
     slots_.changed();
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](ExpertId id) { return uses_[slots_.index(id)]; });
+    return slots_.least(barred, [this](std::uint32_t at, std::uint32_t /*layer*/) { return uses_[at]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, uses_[slots_.index(what.id)]);
   }
 
  private:
-  SlotExperts<std::uint64_t> slots_;
-  Array<std::uint64_t> uses_;  ///< [layers, experts], at high precision
+  SlotExperts slots_;
+  Array<std::int64_t> uses_;  ///< [layers, experts], at high precision
 };
 
 static_assert(CachePolicy<Lhu>);

@@ -20,8 +20,8 @@ namespace ferry {
 /// for both (Fig. 12): uses come through `used`, which every pool of the layer sees, so the instances' records agree.
 ///
 /// Complexity: a use O(1), victim O(layers + experts of one), reset O(experts). State: 20 bytes an expert of the pool's
-/// layers, 8 a slot, 20 a layer.
-/// In integers: p * 1000 T l_n, below 2^64 for T l_n < 2^54 (2^38 steps of one sequence at 65535 layers).
+/// layers, 8 a slot, 48 a layer.
+/// In integers: p * 1000 T l_n, below 2^61 for T l_n < 2^51 (2^35 steps of one sequence at 65535 layers).
 ///
 /// Deviations. T counts steps, not tokens: a chunk of a prompt is one step, and so is one token of each sequence of a
 /// batch; statistics are then those of the batch, and begin anew when no sequence is left.
@@ -43,6 +43,7 @@ class Multidimensional {
                         std::to_string(sum) + ", expected 1000 (thousandths)");
     }
     slots_.reserve(carve, pool);
+    nearness_.reserve(carve, pool);
     carve(records_, slots_.size());
     steps_ = 0;
   }
@@ -64,11 +65,11 @@ class Multidimensional {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
-    const Nearness nearness(slots_, any_used_ ? here_ : incoming.id);
-    const std::uint64_t each = fld * (steps_ == 0 ? 1 : steps_);
+    const std::uint16_t now = any_used_ ? here_.layer : incoming.id.layer;
+    const std::int64_t* const near = nearness_(slots_.layer(now), fld * (steps_ == 0 ? 1 : steps_));
     return slots_.least(
-        barred, [this](ExpertId id) { return records_[slots_.index(id)].sum; },
-        [=](std::uint64_t key, std::uint32_t layer) { return key + each * nearness(layer); });
+        barred, [this](std::uint32_t at, std::uint32_t /*layer*/) { return records_[at].sum; },
+        [near](std::int64_t key, std::uint32_t layer) { return key + near[layer]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, records_[slots_.index(what.id)].sum);
@@ -77,14 +78,15 @@ class Multidimensional {
  private:
   /// Of an expert, in this sequence.
   struct Record {
-    std::uint64_t sum = 0;   ///< (w_lru R + w_lfu F + w_lhu H) l_n
-    std::uint64_t last = 0;  ///< R: the step of the last use, from 1; 0: never
+    std::int64_t sum = 0;   ///< (w_lru R + w_lfu F + w_lhu H) l_n
+    std::int64_t last = 0;  ///< R: the step of the last use, from 1; 0: never
   };
 
-  SlotExperts<std::uint64_t> slots_;
-  Array<Record> records_;    ///< [layers, experts]
-  std::uint64_t steps_ = 0;  ///< T
-  ExpertId here_;            ///< used last
+  SlotExperts slots_;
+  Nearness nearness_;
+  Array<Record> records_;   ///< [layers, experts]
+  std::int64_t steps_ = 0;  ///< T
+  ExpertId here_;           ///< used last
   bool any_used_ = false;
 };
 

@@ -16,7 +16,7 @@ namespace ferry {
 /// Source: HybriMoE (Zhong et al., 2025, arXiv:2504.05897), section IV-D, Eq. 3 ("Minus Recent Score").
 ///
 /// Complexity: observe O(rows * E), and O(p) for each score that enters a row's list; victim O(layers
-/// + experts of one). State: 12 bytes an expert of the pool's layers, 8 an expert of a layer, 20 a layer, 12 for each of
+/// + experts of one). State: 12 bytes an expert of the pool's layers, 8 an expert of a layer, 40 a layer, 12 for each of
 /// the p, 8 a slot.
 ///
 /// Deviations. With several rows TopP(s) is the mean over the rows, each with its own p best; the released code reads
@@ -49,15 +49,15 @@ class ScoreAverage {
   FERRY_HD void observe(const Scores& scores) noexcept {
     const std::uint32_t experts = slots_.experts(), rows = scores.weight.size / experts;
     if (rows == 0) return;
-    for (std::uint64_t& sum : sums_) sum = 0;
+    for (std::int64_t& sum : sums_) sum = 0;
     for (std::uint32_t first = 0; first < scores.weight.size; first += experts) {
       const float* row = scores.weight.data + first;
       best_of(row, experts, best_.size(), best_.data());
       for (const Route& r : best_) sums_[r.expert] += fixed_score(row[r.expert]);
     }
-    std::uint64_t* averages = averages_.data() + std::size_t{slots_.layer(scores.layer)} * experts;
+    std::int64_t* averages = averages_.data() + std::size_t{slots_.layer(scores.layer)} * experts;
     for (std::uint32_t e = 0; e < experts; ++e) {
-      const std::uint64_t newest = std::uint64_t{fixed_mean(sums_[e], rows)} << 32;
+      const std::int64_t newest = fixed_mean(sums_[e], rows) << 32;
       averages[e] = (alpha_percent * newest + (100 - alpha_percent) * averages[e]) / 100;
     }
     slots_.changed(scores.layer);
@@ -65,17 +65,17 @@ class ScoreAverage {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](ExpertId id) { return averages_[slots_.index(id)]; });
+    return slots_.least(barred, [this](std::uint32_t at, std::uint32_t /*layer*/) { return averages_[at]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, averages_[slots_.index(what.id)]);
   }
 
  private:
-  SlotExperts<std::uint64_t> slots_;
-  Array<std::uint64_t> averages_;  ///< [layers, experts], at most 2^56
-  Array<std::uint64_t> sums_;      ///< [experts], of one step
-  Array<Route> best_;              ///< [min(p, experts)], of one row
+  SlotExperts slots_;
+  Array<std::int64_t> averages_;  ///< [layers, experts], at most 2^56
+  Array<std::int64_t> sums_;      ///< [experts], of one step
+  Array<Route> best_;             ///< [min(p, experts)], of one row
 };
 
 static_assert(CachePolicy<ScoreAverage>);

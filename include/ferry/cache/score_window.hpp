@@ -16,7 +16,7 @@ namespace ferry {
 /// core's lease, a barred slot here.
 ///
 /// Complexity: observe O(rows * E), victim O(layers + experts of one). State: 4 n + 12 bytes an expert of the
-/// pool's layers, 36 a layer, 8 a slot.
+/// pool's layers, 48 a layer, 8 a slot.
 ///
 /// Ambiguities resolved.
 ///  - n: the paper gives none. 16 is ours.
@@ -29,15 +29,16 @@ class ScoreWindow {
  public:
   static constexpr bool needs_full_scores = true;
 
-  std::uint32_t iterations = 16;  ///< n, 1 to 65535
+  std::uint32_t iterations = 16;  ///< n, 1 to 4096
 
   void reserve(Carver& carve, const PoolShape& pool) {
-    if (iterations == 0 || iterations > 65535) {
-      throw ConfigError("ScoreWindow: iterations is " + std::to_string(iterations) + ", expected 1 to 65535");
+    if (iterations == 0 || iterations > 4096) {
+      throw ConfigError("ScoreWindow: iterations is " + std::to_string(iterations) + ", expected 1 to 4096");
     }
     slots_.reserve(carve, pool);
     carve(windows_, pool.layers);
     carve(sums_, slots_.size());
+    carve(rows_, pool.experts);
     carve(newest_, pool.experts);
     carve(ring_, std::size_t{slots_.size()} * iterations);
   }
@@ -47,29 +48,26 @@ class ScoreWindow {
     if (rows == 0) return;
     const std::uint32_t layer = slots_.layer(scores.layer);
     Window& window = windows_[layer];
-    std::uint64_t* sums = sums_.data() + std::size_t{layer} * experts;
-    std::uint32_t* oldest = ring_.data() + (std::size_t{layer} * iterations + window.next) * experts;
-    for (std::uint64_t& sum : newest_) sum = 0;
-    for (std::uint32_t first = 0; first < scores.weight.size; first += experts) {
-      for (std::uint32_t e = 0; e < experts; ++e) newest_[e] += fixed_score(scores.weight[first + e]);
-    }
-    for (std::uint32_t e = 0; e < experts; ++e) {
-      const std::uint32_t score = fixed_mean(newest_[e], rows);
-      sums[e] += score;
-      sums[e] -= oldest[e];
-      oldest[e] = score;
-    }
+    std::int64_t* const sums = sums_.data() + std::size_t{layer} * experts;
+    std::int32_t* const newest = newest_.data();
+    std::int32_t* const oldest = ring_.data() + (std::size_t{layer} * iterations + window.next) * experts;
+    average(scores.weight.data, rows, newest);
+    for (std::uint32_t e = 0; e < experts; ++e) sums[e] += newest[e] - oldest[e];
+    for (std::uint32_t e = 0; e < experts; ++e) oldest[e] = newest[e];
     window.next = window.next + 1 == iterations ? 0 : window.next + 1;
-    if (window.seen < iterations) ++window.seen;
+    if (window.seen < iterations && ++window.seen == iterations) ++full_;
     slots_.changed(scores.layer);
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](ExpertId id) { return mean(id); });
+    const std::int64_t* const sums = sums_.data();
+    const auto key = [sums](std::uint32_t at, std::uint32_t /*layer*/) { return sums[at]; };
+    if (full_ == slots_.layers()) return slots_.least(barred, key);
+    return slots_.least(barred, key, [this](std::int64_t sum, std::uint32_t l) { return mean(sum, windows_[l].seen); });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
-    slots_.put(slot, what.id, mean(what.id));
+    slots_.put(slot, what.id, sums_[slots_.index(what.id)]);
   }
 
  private:
@@ -77,22 +75,34 @@ class ScoreWindow {
     std::uint32_t seen = 0;  ///< iterations in it
     std::uint32_t next = 0;  ///< where the next one goes
   };
-  struct Mean {
-    std::uint64_t sum = 0;  ///< at most n 2^24
-    std::uint32_t count = 1;
-    FERRY_HD bool operator<(const Mean& other) const noexcept { return sum * other.count < other.sum * count; }
-  };
 
-  FERRY_HD Mean mean(ExpertId id) const noexcept {
-    const std::uint32_t seen = windows_[slots_.layer(id.layer)].seen;
-    return {sums_[slots_.index(id)], seen == 0 ? 1 : seen};
+  /// Of one step, over its rows.
+  FERRY_HD void average(const float* weight, std::uint32_t rows, std::int32_t* mean) noexcept {
+    const std::uint32_t experts = slots_.experts();
+    if (rows == 1) {  // divisions take longer than all the rest
+      for (std::uint32_t e = 0; e < experts; ++e) mean[e] = fixed_score(weight[e]);
+      return;
+    }
+    for (std::uint32_t e = 0; e < experts; ++e) rows_[e] = 0;
+    for (std::uint32_t row = 0; row < rows; ++row, weight += experts) {
+      for (std::uint32_t e = 0; e < experts; ++e) rows_[e] += fixed_score(weight[e]);
+    }
+    for (std::uint32_t e = 0; e < experts; ++e) mean[e] = static_cast<std::int32_t>(fixed_mean(rows_[e], rows));
   }
 
-  SlotExperts<Mean> slots_;
-  Array<Window> windows_;        ///< [layers]
-  Array<std::uint64_t> sums_;    ///< [layers, experts], over the window
-  Array<std::uint64_t> newest_;  ///< [experts], of one step
-  Array<std::uint32_t> ring_;    ///< [layers, iterations, experts]
+  /// Over the times seen, in units of 2^-50. Means that differ do so by at least n^-2 = 2^-24 of theirs: these keep
+  /// them apart.
+  FERRY_HD static std::int64_t mean(std::int64_t sum, std::uint32_t seen) noexcept {
+    return static_cast<std::int64_t>(static_cast<double>(sum) / (seen == 0 ? 1 : seen) * 0x1p26);
+  }
+
+  SlotExperts slots_;
+  Array<Window> windows_;       ///< [layers]
+  Array<std::int64_t> sums_;    ///< [layers, experts], over the window, at most n 2^24
+  Array<std::int64_t> rows_;    ///< [experts], summed over the rows of one step
+  Array<std::int32_t> newest_;  ///< [experts], of one step
+  Array<std::int32_t> ring_;    ///< [layers, iterations, experts]
+  std::uint32_t full_ = 0;      ///< windows that have seen n iterations
 };
 
 static_assert(CachePolicy<ScoreWindow>);

@@ -37,14 +37,16 @@ class ForetoldExperts {
     experts_ = shape.experts;
     top_k_ = shape.top_k;
     carve(found_, shape.experts);
-    carve(score_, shape.experts);
+    carve(score_, shape.experts, no_score);
     carve(named_, shape.experts);
     carve(best_, shape.experts);
   }
 
   FERRY_HD void clear() noexcept {
-    for (Found& f : found_) f = {};
-    for (float& s : score_) s = no_score;
+    for (std::uint32_t i = 0; i < count_; ++i) {
+      found_[named_[i]] = {};
+      score_[named_[i]] = no_score;
+    }
     count_ = rows_named_ = 0;
   }
 

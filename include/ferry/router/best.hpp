@@ -114,11 +114,11 @@ FERRY_HD std::uint32_t best_by_columns(const T* values, std::uint32_t n, std::ui
 
 }  // namespace part
 
-/// Sets `expert` of `best[0 .. k)` to the k best of `scores[0 .. n)`, best first; k <= n. Weights are left alone.
+/// Sets `best[0 .. k)` to the k best of `scores[0 .. n)`, best first, without weights; k <= n.
 /// O(n + k) steps for up to 64 scores, and for every 64 others as many again as they hold of the best so far.
 FERRY_HD inline void best_of(const float* scores, std::uint32_t n, std::uint32_t k, Route* best) noexcept {
   if (k == 0) return;
-  const auto put = [&](std::uint32_t rank, std::uint32_t e) { best[rank].expert = static_cast<std::uint16_t>(e); };
+  const auto put = [&](std::uint32_t rank, std::uint32_t e) { best[rank] = {static_cast<std::uint16_t>(e)}; };
   if (n > 16) {
     part::best_by_columns(scores, n, k, put, [&](std::uint32_t rank) { return best[rank].expert; });
     return;

@@ -6,6 +6,7 @@
 
 #include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
+#include "ferry/expert_set.hpp"
 #include "ferry/router/best.hpp"
 #include "ferry/router/top_k.hpp"
 
@@ -23,7 +24,7 @@ namespace ferry {
 /// index. When |A| < m, the best m - |A| of the m stay. Always exactly k experts, weighed by their own scores.
 /// The alternative chosen first stands for the best of the experts replaced. Prefill is plain top-k.
 ///
-/// Complexity: O(rows * (E + moves)), moves <= |A| m a row. State: 4 bytes a row, 5 an expert, 14 for each of k.
+/// Complexity: O(rows * (E + moves)), moves <= |A| m a row. State: 4 bytes a row, 33 for 8 experts, 14 for each of k.
 ///
 /// Deviations from Algorithm 1 as printed, where the text of 5.1 differs: it would replace low-score experts that
 /// are resident, and its intervals count rank k + 1 among the low-score experts, which makes k + 1 in all.
@@ -60,7 +61,7 @@ class ExpertCacheRouter {
     carve(users_, shape.experts);
     carve(best_, shape.top_k + std::size_t{1});
     carve(alternatives_, shape.top_k);
-    carve(needed_, shape.experts);
+    needed_.reserve(carve, 1, shape.experts);
   }
 
   FERRY_HD void route(Phase phase, const Scores& scores, View<const State> present, Out<Route>& out) noexcept {
@@ -101,7 +102,8 @@ class ExpertCacheRouter {
 
   /// The gate's choice and beta of each row, its uses, and C.
   FERRY_HD void collect(const float* select, std::uint32_t rows, Route* routes) noexcept {
-    for (std::uint16_t e = 0; e < experts_; ++e) users_[e] = needed_[e] = 0;
+    for (std::uint32_t& n : users_) n = 0;
+    needed_.clear(0);
     for (std::uint32_t row = 0; row < rows; ++row, select += experts_, routes += k_) {
       best_of(select, experts_, k_ < experts_ ? k_ + 1U : k_, best_.data());
       const float next = k_ < experts_ ? select[best_[k_].expert] : lowest;
@@ -111,7 +113,7 @@ class ExpertCacheRouter {
         const std::uint16_t e = best_[i].expert;
         routes[i] = {e};
         ++users_[e];
-        if (top_score(select[e], beta)) needed_[e] = 1;
+        if (top_score(select[e], beta)) needed_.add(0, e);
       }
     }
   }
@@ -135,7 +137,7 @@ class ExpertCacheRouter {
         } else {
           r.instead_of = r.expert;
           r.expert = alternatives_[next++];
-          needed_[r.expert] = 1;
+          needed_.add(0, r.expert);
         }
       }
       ++users_[r.expert];
@@ -144,7 +146,7 @@ class ExpertCacheRouter {
 
   /// A low-score expert that is neither resident nor in C.
   FERRY_HD bool replaceable(const Row& row, std::uint16_t e, View<const State> present) const noexcept {
-    return !top_score(row.score[e], row.beta) && !there(present[e]) && needed_[e] == 0;
+    return !top_score(row.score[e], row.beta) && !there(present[e]) && !needed_.has(0, e);
   }
 
   /// The best `wanted` of A, best first; how many there are.
@@ -156,7 +158,7 @@ class ExpertCacheRouter {
     std::uint32_t found = 0;
     for (std::uint16_t e = 0; e < experts_; ++e) {
       if (!(row.score[e] >= least) || !before(row.score, last, e)) continue;
-      if (!there(present[e]) && needed_[e] == 0 && !(sharing && users_[e] > 0)) continue;
+      if (!there(present[e]) && !needed_.has(0, e) && !(sharing && users_[e] > 0)) continue;
       if (found == wanted && !better(row, e, alternatives_[found - 1])) continue;
       std::uint32_t at = found < wanted ? found++ : found - 1;
       for (; at > 0 && better(row, e, alternatives_[at - 1]); --at) alternatives_[at] = alternatives_[at - 1];
@@ -185,7 +187,7 @@ class ExpertCacheRouter {
   Array<std::uint32_t> users_;         ///< [experts] rows that have it at present
   Array<Route> best_;                  ///< [k + 1], of one row
   Array<std::uint16_t> alternatives_;  ///< [k]
-  Array<std::uint8_t> needed_;         ///< [experts] in C, or another row's substitute: no row gives it up
+  ExpertSets needed_;                  ///< one: in C, or another row's substitute: no row gives it up
   std::uint16_t experts_ = 0, k_ = 0;
 };
 

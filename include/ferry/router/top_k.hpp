@@ -34,7 +34,6 @@ class TopK {
     const std::uint32_t rows = scores.select.size / experts_;
     for (std::uint32_t row = 0; row < rows; ++row) {
       Route* best = out.data + out.size;
-      for (std::uint32_t i = 0; i < k_; ++i) best[i] = {};
       best_of(scores.select.data + std::size_t{row} * experts_, experts_, k_, best);
       weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise, best);
       out.size += k_;

@@ -35,5 +35,5 @@ TEST_CASE("the mean of fixed scores, rounded to the nearest") {
   CHECK(fixed_mean(7, 2) == 4);  // 3.5
   CHECK(fixed_mean(7, 3) == 2);  // 2.33
   CHECK(fixed_mean(8, 3) == 3);  // 2.67
-  CHECK(fixed_mean(std::uint64_t{fixed_one} * 5000, 5000) == fixed_one);
+  CHECK(fixed_mean(std::int64_t{fixed_one} * 5000, 5000) == fixed_one);
 }

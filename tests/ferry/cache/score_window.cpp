@@ -161,6 +161,6 @@ TEST_CASE("ScoreWindow against a naive list of all scores, victim by victim") {
 
 TEST_CASE("a window without iterations is refused") {
   CHECK_THROWS_WITH_AS((Placed<ScoreWindow>(PoolShape{2, 0, 1, 8}, of(0))),
-                       "ScoreWindow: iterations is 0, expected 1 to 65535", ConfigError);
+                       "ScoreWindow: iterations is 0, expected 1 to 4096", ConfigError);
   CHECK_THROWS_AS((Placed<ScoreWindow>(PoolShape{2, 0, 1, 8}, of(65536))), ConfigError);
 }

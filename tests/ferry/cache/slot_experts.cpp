@@ -14,7 +14,7 @@ using namespace ferry::test;
 namespace {
 
 /// No policy; placed like one.
-using Slots = SlotExperts<std::uint32_t>;
+using Slots = SlotExperts;
 constexpr PoolShape pool{4, 2, 3, 5};  // layers 2, 3, 4
 
 }  // namespace
@@ -31,12 +31,15 @@ TEST_CASE("a pool's experts are numbered layer by layer from the pool's first") 
 }
 
 TEST_CASE("layers behind the present one come round at the end of the pool") {
-  Placed<Slots> slots(pool);
+  Placed<Nearness> nearness(pool);
   // 3 - (other - now + 3) mod 3, by hand; rows: now = 2, 3, 4; columns: other = 2, 3, 4.
   const std::uint32_t expected[3][3] = {{3, 2, 1}, {1, 3, 2}, {2, 1, 3}};
   for (std::uint16_t now = 0; now < 3; ++now) {
-    const Nearness nearness(*slots, {static_cast<std::uint16_t>(2 + now), 0});
-    for (std::uint32_t other = 0; other < 3; ++other) CHECK(nearness(other) == expected[now][other]);
+    for (const std::int64_t each : {1, 7}) {
+      for (std::uint32_t other = 0; other < 3; ++other) {
+        CHECK((*nearness)(now, each)[other] == each * expected[now][other]);
+      }
+    }
   }
 }
 
@@ -47,7 +50,7 @@ TEST_CASE("the least worth among the slots not barred, the lowest slot of equals
   CHECK((*slots)[2] == ExpertId{2, 4});
   auto least = [&](std::uint8_t a, std::uint8_t b, std::uint8_t c, std::uint8_t d) {
     const std::uint8_t flags[4] = {a, b, c, d};
-    return slots->least({flags, 1}, [](ExpertId id) { return std::uint32_t{id.expert}; });
+    return slots->least({flags, 1}, [](std::uint32_t at, std::uint32_t /*layer*/) { return std::int64_t{at}; });
   };
   CHECK(least(0, 0, 0, 0) == 1);
   CHECK(least(0, 1, 0, 0) == 3);
@@ -59,7 +62,7 @@ TEST_CASE("the least worth among the slots not barred, the lowest slot of equals
 
 TEST_CASE("a pool without slots has no least one") {
   Placed<Slots> slots(PoolShape{0, 0, 1, 8});
-  CHECK(slots->least({}, [](ExpertId id) { return std::uint32_t{id.expert}; }) == no_slot);
+  CHECK(slots->least({}, [](std::uint32_t at, std::uint32_t /*layer*/) { return std::int64_t{at}; }) == no_slot);
 }
 
 TEST_CASE("the least worth of many layers, against a look at every slot") {
@@ -67,10 +70,11 @@ TEST_CASE("the least worth of many layers, against a look at every slot") {
   constexpr std::uint16_t layers = 5, experts = 7;
   constexpr std::uint32_t slots = 20;
   Placed<Slots> policy(PoolShape{slots, 3, layers, experts});
-  std::vector<std::uint32_t> keys(layers * experts), ahead(layers);  // of an expert, and of its layer
+  std::vector<std::int64_t> keys(layers * experts), ahead(layers);  // of an expert, and of its layer
   std::vector<ExpertId> holds(slots, ExpertId{0, no_expert});
   const auto key = [&](ExpertId id) { return keys[policy->index(id)]; };
-  const auto worth = [&](std::uint32_t k, std::uint32_t layer) { return k + ahead[layer]; };
+  const auto key_at = [&](std::uint32_t at, std::uint32_t /*layer*/) { return keys[at]; };
+  const auto worth = [&](std::int64_t k, std::uint32_t layer) { return k + ahead[layer]; };
   const auto of = [&](ExpertId id) { return worth(key(id), policy->layer(id.layer)); };
   const auto any = [&] {
     const auto layer = static_cast<std::uint16_t>(3 + random.between(0, layers - 1));
@@ -90,10 +94,10 @@ TEST_CASE("the least worth of many layers, against a look at every slot") {
       for (std::uint16_t e = 0; e < experts; ++e) keys[policy->index({id.layer, e})] = random.between(0, 20);
       policy->changed(id.layer);
     } else if (random.between(0, 20) == 0) {
-      for (std::uint32_t& k : keys) k = random.between(0, 3);
+      for (std::int64_t& k : keys) k = random.between(0, 3);
       policy->changed();
     }
-    for (std::uint32_t& a : ahead) a = random.between(0, 6);
+    for (std::int64_t& a : ahead) a = random.between(0, 6);
     std::uint8_t barred[slots];
     const std::uint32_t share = random.between(0, 4);
     for (std::uint8_t& b : barred) b = random.between(0, 3) < share ? 1 : 0;
@@ -102,6 +106,6 @@ TEST_CASE("the least worth of many layers, against a look at every slot") {
       if (holds[s].expert == no_expert || barred[s] != 0) continue;
       if (expected == no_slot || of(holds[s]) < of(holds[expected])) expected = s;
     }
-    REQUIRE(policy->least({barred, 1}, key, worth) == expected);
+    REQUIRE(policy->least({barred, 1}, key_at, worth) == expected);
   }
 }
