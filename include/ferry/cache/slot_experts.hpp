@@ -17,7 +17,8 @@ namespace ferry {
 /// time.
 ///
 /// Complexity: O(1), `least` O(layers + experts of a changed layer), `changed()` O(layers).
-/// State: 8 bytes a slot, 4 an expert, 32 a layer and 8 for each 64 experts of one.
+/// State: 8 bytes a slot, 4 an expert, 32 a layer (of the next multiple of 8) and 8 for each 64
+/// experts of one.
 class SlotExperts {
  public:
   void reserve(Carver& carve, const PoolShape& pool) {
@@ -25,10 +26,11 @@ class SlotExperts {
     carve(experts_, pool.slots, ExpertId{pool.first_layer, no_expert});
     carve(next_, pool.slots, no_slot);
     carve(slot_of_, size(), no_slot);
-    carve(least_, pool.layers, std::int64_t{no_slot});
-    carve(key_, pool.layers, nobody);
-    carve(candidate_, pool.layers);
-    carve(worth_, pool.layers);
+    const std::uint32_t whole = (pool.layers + 7U) / 8U * 8U;  // vectors without a remainder
+    carve(least_, whole, std::int64_t{no_slot});
+    carve(key_, whole, nobody);
+    carve(candidate_, whole, std::int64_t{no_slot});
+    carve(worth_, whole, nobody);
     held_.reserve(carve, pool.layers, pool.experts);
     unknown_.reserve(carve, 1, pool.layers);
   }
@@ -38,6 +40,7 @@ class SlotExperts {
     if (experts_[slot].expert != no_expert) take_out(slot);
     experts_[slot] = id;
     std::uint32_t& first = slot_of_[index(id)];
+    shared_ = shared_ || first != no_slot;
     next_[slot] = first;
     first = slot;
     const std::uint32_t l = layer(id.layer);
@@ -78,45 +81,60 @@ class SlotExperts {
   /// not barred; `no_slot` if all are, or empty. Layers are the pool's; `worth` keeps the order of a layer's keys.
   template <class KeyAt, class Worth>
   FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key, const Worth& worth) noexcept {
-    std::int64_t* const least = least_.data();
-    std::int64_t* const keys = key_.data();
-    unknown_.for_each(0, [&](std::uint16_t l) { least[l] = least_among(l, {}, key, keys[l]); });
-    unknown_.clear(0);
-    const std::uint32_t layers = pool_.layers;
-    std::int64_t* const candidate = candidate_.data();
+    resolve(key);
+    const std::int64_t *const least = least_.data(), *const keys = key_.data();
     std::int64_t* const worths = worth_.data();
-    for (std::uint32_t l = 0; l < layers; ++l) candidate[l] = least[l];
-    for (std::uint32_t l = 0; l < layers; ++l) worths[l] = least[l] == no_slot ? nobody : worth(keys[l], l);
-    while (true) {
-      const std::uint32_t slot = first_of_least();
-      if (slot == no_slot || !barred[slot]) return slot;
-      const std::uint32_t l = layer(experts_[slot].layer);
-      std::int64_t k = nobody;  // what else the layer has is worth no less
-      candidate[l] = least_among(l, barred, key, k);
-      worths[l] = candidate[l] == no_slot ? nobody : worth(k, l);
-    }
+    for (std::uint32_t l = 0; l < pool_.layers; ++l) worths[l] = least[l] == no_slot ? nobody : worth(keys[l], l);
+    const std::uint32_t slot = first_of_least(worths, least);
+    return slot == no_slot || !barred[slot] ? slot : least_not_barred(slot, barred, key, worth);
   }
+  /// The same where an expert is worth its key.
   template <class KeyAt>
   FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key) noexcept {
-    return least(barred, key, [](std::int64_t k, std::uint32_t /*layer*/) { return k; });
+    resolve(key);
+    const std::uint32_t slot = first_of_least(key_.data(), least_.data());
+    if (slot == no_slot || !barred[slot]) return slot;
+    for (std::uint32_t l = 0; l < pool_.layers; ++l) worth_[l] = key_[l];
+    return least_not_barred(slot, barred, key, [](std::int64_t k, std::uint32_t /*layer*/) { return k; });
   }
 
  private:
   static constexpr std::int64_t nobody = std::int64_t{1} << 62;  ///< of a layer without an expert: above all
 
-  /// The lowest of the candidates with the least worth. Two loops that compilers make vectors of.
-  FERRY_HD std::uint32_t first_of_least() const noexcept {
-    const std::int64_t* const worths = worth_.data();
-    const std::int64_t* const candidate = candidate_.data();
-    const std::uint32_t layers = pool_.layers;
+  /// Finds the least again where it is not known.
+  template <class KeyAt>
+  FERRY_HD void resolve(const KeyAt& key) noexcept {
+    unknown_.for_each(0, [&](std::uint16_t l) { least_[l] = least_among(l, {}, key, key_[l]); });
+    unknown_.clear(0);
+  }
+
+  /// The lowest of the slots, one a layer, with the least worth. Two loops that compilers make vectors of.
+  FERRY_HD std::uint32_t first_of_least(const std::int64_t* worths, const std::int64_t* slots) const noexcept {
+    const std::uint32_t n = worth_.size();
     std::int64_t low = nobody;
-    for (std::uint32_t l = 0; l < layers; ++l) low = worths[l] < low ? worths[l] : low;
+    for (std::uint32_t l = 0; l < n; ++l) low = worths[l] < low ? worths[l] : low;
     std::int64_t first = no_slot;
-    for (std::uint32_t l = 0; l < layers; ++l) {
-      const std::int64_t slot = worths[l] <= low ? candidate[l] : no_slot;
+    for (std::uint32_t l = 0; l < n; ++l) {
+      const std::int64_t slot = worths[l] <= low ? slots[l] : no_slot;
       first = slot < first ? slot : first;
     }
     return static_cast<std::uint32_t>(first);
+  }
+
+  /// `slot` has the least of `worth_`, and is barred: what else its layer has is worth no less, and so on.
+  template <class KeyAt, class Worth>
+  FERRY_HD std::uint32_t least_not_barred(std::uint32_t slot, Barred barred, const KeyAt& key,
+                                          const Worth& worth) noexcept {
+    std::int64_t* const candidate = candidate_.data();
+    for (std::uint32_t l = 0; l < pool_.layers; ++l) candidate[l] = least_[l];
+    while (slot != no_slot && barred[slot]) {
+      const std::uint32_t l = layer(experts_[slot].layer);
+      std::int64_t k = nobody;
+      candidate[l] = least_among(l, barred, key, k);
+      worth_[l] = candidate[l] == no_slot ? nobody : worth(k, l);
+      slot = first_of_least(worth_.data(), candidate);
+    }
+    return slot;
   }
 
   FERRY_HD void take_out(std::uint32_t slot) noexcept {
@@ -136,32 +154,34 @@ class SlotExperts {
     const std::uint32_t first = l * pool_.experts;
     const std::uint32_t* const slot_of = slot_of_.data() + first;
     const std::uint32_t* const next = next_.data();
+    const bool shared = shared_;
     std::int64_t low = nobody;
     std::uint32_t found = no_slot;
     held_.for_each(l, [&](std::uint16_t e) {
       const std::int64_t k = key(first + e, l);
-      if (low < k) return;
-      for (std::uint32_t slot = slot_of[e]; slot != no_slot; slot = next[slot]) {
-        if (barred.flags != nullptr && barred[slot]) continue;
-        if (!(k < low) && found < slot) continue;
-        found = slot;
-        low = k;
-      }
+      std::uint32_t slot = slot_of[e];
+      do {  // without a branch on keys: many are equal, or nearly so
+        const bool open = barred.flags == nullptr || !barred[slot];
+        const bool better = open & ((k < low) | ((k == low) & (slot < found)));
+        low = better ? k : low;
+        found = better ? slot : found;
+      } while (shared && (slot = next[slot]) != no_slot);
     });
     lowest = low;
     return found;
   }
 
-  Array<ExpertId> experts_;        ///< [slots]; no_expert: nothing was put there yet
-  Array<std::uint32_t> next_;      ///< [slots] another slot with the same expert, at another precision
-  Array<std::uint32_t> slot_of_;   ///< [layers, experts] the first of them
-  Array<std::int64_t> least_;      ///< [layers] the slot of the least, whatever is barred; unless unknown
-  Array<std::int64_t> key_;        ///< [layers] its key
-  Array<std::int64_t> candidate_;  ///< [layers] slots, while a victim is sought
-  Array<std::int64_t> worth_;      ///< [layers] of each
+  Array<ExpertId> experts_;       ///< [slots]; no_expert: nothing was put there yet
+  Array<std::uint32_t> next_;     ///< [slots] another slot with the same expert, at another precision
+  Array<std::uint32_t> slot_of_;  ///< [layers, experts] the first of them
+  Array<std::int64_t> least_;  ///< [layers, to whole vectors] the slot of the least, whatever is barred; unless unknown
+  Array<std::int64_t> key_;    ///< likewise, its key
+  Array<std::int64_t> candidate_;  ///< likewise slots, while a victim is sought
+  Array<std::int64_t> worth_;      ///< likewise, of each
   ExpertSets held_;                ///< by layer
   ExpertSets unknown_;             ///< one, of layers
   PoolShape pool_;
+  bool shared_ = false;  ///< some expert had two slots once
 };
 
 /// What each layer of a pool is worth for being near the present one: `each` times as many as the pool has layers, less
