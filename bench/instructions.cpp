@@ -47,11 +47,8 @@ int main(int argc, char** argv) {
   CLI::App app("Decides, to be counted", "instructions");
   Runs runs;
   app.add_option("--stack", runs.wanted, "lists the names if there is none");
-  app.add_option("--experts", runs.shape.experts)->check(CLI::Range(1, 4096));
-  app.add_option("--top-k", runs.shape.top_k)->check(CLI::Range(1, 4096));
   app.add_option("--batch", runs.shape.batch)->check(CLI::Range(1, 1024));
   return parse_and_run(app, argc, argv, [&] {
-    if (runs.shape.top_k > runs.shape.experts) throw engine::InputError("--top-k is larger than --experts");
     engine::each_baseline_stack(runs);
     engine::each_fate_stack(runs);
     engine::each_hobbit_stack(runs);

@@ -40,7 +40,7 @@ class Lfu {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](std::uint32_t at, std::uint32_t /*layer*/) { return uses_[at]; });
+    return slots_.least(barred, [this](std::uint32_t at) { return uses_[at]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, uses_[slots_.index(what.id)]);

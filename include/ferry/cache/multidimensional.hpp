@@ -68,7 +68,7 @@ class Multidimensional {
     const std::uint16_t now = any_used_ ? here_.layer : incoming.id.layer;
     const std::int64_t* const near = nearness_(slots_.layer(now), fld * (steps_ == 0 ? 1 : steps_));
     return slots_.least(
-        barred, [this](std::uint32_t at, std::uint32_t /*layer*/) { return records_[at].sum; },
+        barred, [this](std::uint32_t at) { return records_[at].sum; },
         [near](std::int64_t key, std::uint32_t layer) { return key + near[layer]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {

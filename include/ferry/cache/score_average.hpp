@@ -65,7 +65,7 @@ class ScoreAverage {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](std::uint32_t at, std::uint32_t /*layer*/) { return averages_[at]; });
+    return slots_.least(barred, [this](std::uint32_t at) { return averages_[at]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, averages_[slots_.index(what.id)]);

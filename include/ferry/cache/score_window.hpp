@@ -62,7 +62,7 @@ class ScoreWindow {
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
     const std::int64_t* const sums = sums_.data();
-    const auto key = [sums](std::uint32_t at, std::uint32_t /*layer*/) { return sums[at]; };
+    const auto key = [sums](std::uint32_t at) { return sums[at]; };
     if (full_ == slots_.layers()) return slots_.least(barred, key);
     return slots_.least(barred, key, [this](std::int64_t sum, std::uint32_t l) { return mean(sum, windows_[l].seen); });
   }

@@ -17,8 +17,7 @@ namespace ferry {
 /// time.
 ///
 /// Complexity: O(1), `least` O(layers + experts of a changed layer), `changed()` O(layers).
-/// State: 8 bytes a slot, 4 an expert, 32 a layer (of the next multiple of 8) and 8 for each 64
-/// experts of one.
+/// State: 8 bytes a slot, 4 an expert, 32 a layer (of the next multiple of 8) and 8 for each 64 experts of one.
 class SlotExperts {
  public:
   void reserve(Carver& carve, const PoolShape& pool) {
@@ -77,7 +76,7 @@ class SlotExperts {
   FERRY_HD std::uint32_t layers() const noexcept { return pool_.layers; }
   FERRY_HD std::uint32_t experts() const noexcept { return pool_.experts; }
 
-  /// The slot whose expert has the least `worth(key(index, layer), layer)`, the lowest of those that tie, among those
+  /// The slot whose expert has the least `worth(key(index), layer)`, the lowest of those that tie, among those
   /// not barred; `no_slot` if all are, or empty. Layers are the pool's; `worth` keeps the order of a layer's keys.
   template <class KeyAt, class Worth>
   FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key, const Worth& worth) noexcept {
@@ -158,7 +157,7 @@ class SlotExperts {
     std::int64_t low = nobody;
     std::uint32_t found = no_slot;
     held_.for_each(l, [&](std::uint16_t e) {
-      const std::int64_t k = key(first + e, l);
+      const std::int64_t k = key(first + e);
       std::uint32_t slot = slot_of[e];
       do {  // without a branch on keys: many are equal, or nearly so
         const bool open = barred.flags == nullptr || !barred[slot];

@@ -50,7 +50,7 @@ TEST_CASE("the least worth among the slots not barred, the lowest slot of equals
   CHECK((*slots)[2] == ExpertId{2, 4});
   auto least = [&](std::uint8_t a, std::uint8_t b, std::uint8_t c, std::uint8_t d) {
     const std::uint8_t flags[4] = {a, b, c, d};
-    return slots->least({flags, 1}, [](std::uint32_t at, std::uint32_t /*layer*/) { return std::int64_t{at}; });
+    return slots->least({flags, 1}, [](std::uint32_t at) { return std::int64_t{at}; });
   };
   CHECK(least(0, 0, 0, 0) == 1);
   CHECK(least(0, 1, 0, 0) == 3);
@@ -62,7 +62,7 @@ TEST_CASE("the least worth among the slots not barred, the lowest slot of equals
 
 TEST_CASE("a pool without slots has no least one") {
   Placed<Slots> slots(PoolShape{0, 0, 1, 8});
-  CHECK(slots->least({}, [](std::uint32_t at, std::uint32_t /*layer*/) { return std::int64_t{at}; }) == no_slot);
+  CHECK(slots->least({}, [](std::uint32_t at) { return std::int64_t{at}; }) == no_slot);
 }
 
 TEST_CASE("the least worth of many layers, against a look at every slot") {
@@ -73,7 +73,7 @@ TEST_CASE("the least worth of many layers, against a look at every slot") {
   std::vector<std::int64_t> keys(layers * experts), ahead(layers);  // of an expert, and of its layer
   std::vector<ExpertId> holds(slots, ExpertId{0, no_expert});
   const auto key = [&](ExpertId id) { return keys[policy->index(id)]; };
-  const auto key_at = [&](std::uint32_t at, std::uint32_t /*layer*/) { return keys[at]; };
+  const auto key_at = [&](std::uint32_t at) { return keys[at]; };
   const auto worth = [&](std::int64_t k, std::uint32_t layer) { return k + ahead[layer]; };
   const auto of = [&](ExpertId id) { return worth(key(id), policy->layer(id.layer)); };
   const auto any = [&] {
