@@ -38,6 +38,7 @@
 #include "calibrate.hpp"
 #include "errors.hpp"
 #include "ferry/error.hpp"
+#include "host_model.hpp"
 #include "json.hpp"
 #include "machine.hpp"
 #include "output_file.hpp"

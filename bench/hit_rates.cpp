@@ -21,6 +21,7 @@
 #include "ferry/cache/random.hpp"
 #include "ferry/cache/sieve.hpp"
 #include "ferry/error.hpp"
+#include "host_model.hpp"
 #include "json.hpp"
 #include "lfu_then_lru.hpp"
 #include "output_file.hpp"

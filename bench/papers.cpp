@@ -20,6 +20,7 @@
 #include "ferry/error.hpp"
 #include "ferry/router/best.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "output_file.hpp"
 #include "record.hpp"
 #include "shape.hpp"

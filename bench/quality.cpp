@@ -26,6 +26,7 @@
 #include "eval.hpp"
 #include "ferry/router/best.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "machine.hpp"
 #include "output_file.hpp"
 #include "pipeline_runner.hpp"

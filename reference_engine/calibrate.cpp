@@ -161,10 +161,10 @@ Json calibrate_machine(const std::string& name, const std::function<bool(std::ui
   return machine;
 }
 
-double measure_decode_layer_s(HostModel& model) {
+double measure_decode_layer_s(Model& model) {
   RunnerOptions o;
   o.stack = "resident";
-  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  const auto runner = make_runner(model, o);
   GenerateOptions g;
   g.prompts = {"The time that a layer takes"};
   g.max_new_tokens = 16;

@@ -12,6 +12,7 @@
 #include "errors.hpp"
 #include "eval.hpp"
 #include "ferry/macros.hpp"
+#include "host_model.hpp"
 #include "machine.hpp"
 #include "model_flags.hpp"
 #include "output_file.hpp"
@@ -158,9 +159,7 @@ class Loss {
   ChoiceCost of(const RunnerOptions& o, std::uint32_t left) {
     RunnerOptions resident = options_;
     resident.stack = "resident";
-    auto make = [&](const RunnerOptions& r) {
-      return make_runner(model_->config(), model_->store(), model_->gates(), r);
-    };
+    auto make = [&](const RunnerOptions& r) { return make_runner(*model_, r); };
     Evaluated all;
     for (const std::string& text : texts_) {
       std::vector<std::unique_ptr<ExpertRunner>> runners;
@@ -195,7 +194,7 @@ class Loss {
   const Arguments& a_;
   std::vector<std::string> texts_;
   Machine machine_;
-  std::unique_ptr<HostModel> model_;
+  std::unique_ptr<Model> model_;
   EvalOptions eval_;
   RunnerOptions options_;
   std::uint64_t bytes_ = 0, done_ = 0, before_ = 0;  ///< of all texts; run so far; run before this one
@@ -356,7 +355,7 @@ class Replays {
     const ModelFacts reference = read_shape(a_.as_shape.empty() ? machine.reference_model() : a_.as_shape);
     ProgressLine line("windows of a text");
     for (const std::string& text : read_texts(a_)) {
-      const auto runner = make_runner(model.config(), model.store(), model.gates(), resident);
+      const auto runner = make_runner(model, resident);
       RecordOptions r;
       r.window = a_.window;
       r.prompt = std::max(1U, a_.window / 4);

@@ -146,8 +146,8 @@ int eval(const Arguments& a) {
     a.flags.set(stacks[i].options, a.stacks[i]);
     wanted.push_back(stacks[i].options);
   }
-  const std::unique_ptr<HostModel> opened = a.model.open(wanted);
-  HostModel& model = *opened;
+  const std::unique_ptr<Model> opened = a.model.open(wanted);
+  Model& model = *opened;
   options.check(model.config());
   const ModelShape shape = model_shape(model.config(), model.store(), options.max_rows());
   const std::uint64_t budget = parse_budget(a.flags.budget, shape.all_bytes());
@@ -167,7 +167,7 @@ int eval(const Arguments& a) {
   ProgressLine line("bytes");
   for (const std::string& text : texts) {
     // Each text meets the stacks as they are built: its result does not depend on what else was named.
-    auto make = [&](const RunnerOptions& o) { return make_runner(model.config(), model.store(), model.gates(), o); };
+    auto make = [&](const RunnerOptions& o) { return make_runner(model, o); };
     std::vector<std::unique_ptr<ExpertRunner>> runners;
     for (const Stack& s : stacks) runners.push_back(make(s.options));
     options.progress = [&](std::uint64_t of_text, std::uint64_t) {

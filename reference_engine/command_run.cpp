@@ -10,6 +10,7 @@
 #include "command.hpp"
 #include "errors.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "machine.hpp"
 #include "model_flags.hpp"
 #include "output_file.hpp"
@@ -57,7 +58,14 @@ class Runs {
     options_.stop = &stop;
     std::vector<StackOptions> wanted(stacks.size());
     for (std::size_t i = 0; i < stacks.size(); ++i) a.flags.set(wanted[i], stacks[i]);
-    model_ = a.model.open(wanted);
+    ModelFlags where = a.model;
+    if (machine_) {
+      if (where.device == "cuda") {
+        throw InputError("--machine: imitates a link on the host device: leave it out, or name --device host");
+      }
+      where.device = "host";
+    }
+    model_ = where.open(wanted);
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
     budget_ = parse_budget(a.flags.budget, shape_.all_bytes());
     for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
@@ -128,6 +136,8 @@ class Runs {
     facts.all_expert_bytes = shape_.all_bytes();
     facts.expert_bytes = model_->store().layout().bytes();
     facts.dense_bytes = model_->dense_bytes();
+    facts.device = model_->device();
+    facts.device_memory = model_->device_memory();
     facts.batch = options_.batch;
     facts.layers = shape_.layers;
     facts.throttle_bytes_per_s = throttle_;
@@ -148,13 +158,13 @@ class Runs {
     o.link_bytes_per_s = throttle;
     o.log = timeline_.has_value();
     o.preload = preload;
-    return make_runner(model_->config(), model_->store(), model_->gates(), o);
+    return make_runner(*model_, o);
   }
 
   const Arguments& a_;
   std::optional<OutputFile> json_, timeline_;
   std::optional<Machine> machine_;
-  std::unique_ptr<HostModel> model_;
+  std::unique_ptr<Model> model_;
   GenerateOptions options_;
   ModelShape shape_;
   std::uint64_t budget_ = 0, throttle_ = 0;
@@ -264,6 +274,7 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   };
   auto generation = [&](CLI::App* c) {
     a->model.add_experts(c);
+    a->model.add_device(c);
     a->flags.add_parameters(c);
     c->add_option("--prompt", a->prompts, "text to continue; several make a batch")
         ->type_name("TEXT")

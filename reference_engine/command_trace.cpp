@@ -34,8 +34,8 @@ int record(const Arguments& a) {
   const std::string text = read_text("--text", a.text);
   RunnerOptions o;
   a.flags.set(o, a.stack);
-  const std::unique_ptr<HostModel> opened = a.model.open({o});
-  HostModel& model = *opened;
+  const std::unique_ptr<Model> opened = a.model.open({o});
+  Model& model = *opened;
   o.max_rows = std::max<std::uint32_t>(a.record.window, 1);
   const ModelShape shape = model_shape(model.config(), model.store(), o.max_rows);
   o.budget_bytes = parse_budget(a.flags.budget, shape.all_bytes());
@@ -44,7 +44,7 @@ int record(const Arguments& a) {
   const ModelFacts reference = read_shape(machine.reference_model());
   o.virtual_costs = as_if(machine.costs(reference.work, machine.stated ? CostSource::stated : CostSource::effective),
                           reference, shape);
-  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  const auto runner = make_runner(model, o);
   RecordOptions r = a.record;
   ProgressLine line("windows");
   r.progress = [&line](std::uint64_t done, std::uint64_t total) {

@@ -24,15 +24,14 @@ std::ptrdiff_t best(const Quality::Logits& logits) {
 using Window = std::vector<std::uint32_t>;
 
 /// Logits of each window [tokens - 1, vocabulary]: what foretold each of its bytes. The last byte is not run.
-std::vector<Matrix> run_windows(HostModel& model, ExpertRunner& runner, const std::vector<Window>& windows,
-                                Phase phase) {
+std::vector<Matrix> run_windows(Model& model, ExpertRunner& runner, const std::vector<Window>& windows, Phase phase) {
   const ModelConfig& c = model.config();
   std::vector<Matrix> logits;
   std::vector<KvCache> caches;
   std::size_t longest = 0;
   for (const Window& w : windows) {
     logits.emplace_back(static_cast<Eigen::Index>(w.size() - 1), c.vocabulary);
-    caches.emplace_back(c, static_cast<std::uint32_t>(w.size() - 1));
+    caches.push_back(model.make_cache(static_cast<std::uint32_t>(w.size() - 1)));
     longest = std::max(longest, w.size() - 1);
   }
   const std::size_t step = phase == Phase::decode ? 1 : longest;
@@ -106,7 +105,7 @@ void EvalOptions::check(const ModelConfig& config) const {
   }
 }
 
-std::vector<Evaluated> evaluate(HostModel& model, ExpertRunner& resident,
+std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
                                 const std::vector<std::unique_ptr<ExpertRunner>>& stacks, const std::string& text,
                                 const EvalOptions& o) {
   o.check(model.config());

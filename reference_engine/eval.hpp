@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "host_model.hpp"
+#include "model.hpp"
 
 namespace ferry::engine {
 
@@ -63,7 +63,7 @@ struct EvalOptions {
 /// `options.max_rows()`; their caches stay warm from window to window. Lossy stacks decide by what has arrived: only on
 /// the virtual clock do results repeat. Throws InputError for an empty text, windows that do not fit, or values that
 /// are not finite.
-std::vector<Evaluated> evaluate(HostModel& model, ExpertRunner& resident,
+std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
                                 const std::vector<std::unique_ptr<ExpertRunner>>& stacks, const std::string& text,
                                 const EvalOptions& options);
 

@@ -28,4 +28,19 @@ class ExpertKernel {
   Eigen::RowVectorXf activated_;
 };
 
+/// One expert of a plan over its rows, from its bytes: rows of `input` [rows, hidden] to `results` [rows * top_k,
+/// hidden] by assignment. The last two are scratch.
+inline void run_rows(ExpertKernel& kernel, const Plan& plan, const Task& task, std::uint32_t top_k,
+                     const std::byte* expert, const Matrix& input, float* results, Matrix& rows_in, Matrix& rows_out) {
+  rows_in.resize(task.rows, input.cols());
+  for (std::uint32_t i = 0; i < task.rows; ++i) {
+    rows_in.row(i) = input.row(static_cast<Eigen::Index>(plan.assignments[task.first + i] / top_k));
+  }
+  kernel.run(expert, task.what.precision, rows_in, rows_out);
+  for (std::uint32_t i = 0; i < task.rows; ++i) {
+    const auto a = static_cast<Eigen::Index>(plan.assignments[task.first + i]);
+    Eigen::Map<Eigen::RowVectorXf>(results + a * input.cols(), input.cols()) = rows_out.row(i);
+  }
+}
+
 }  // namespace ferry::engine

@@ -1,15 +1,16 @@
 /// @file
-/// Between the model and a policy stack: one interface, instantiated for every stack and link.
+/// Between the model and a policy stack: one interface, instantiated for every stack.
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "expert_device.hpp"
 #include "expert_store.hpp"
-#include "ferry/link/slot_memory.hpp"
 #include "ferry/metrics.hpp"
 #include "ferry/predictor/gate_bank.hpp"
 #include "ferry/sim/bounds.hpp"
@@ -34,12 +35,25 @@ struct PhaseTimes {
   Nanoseconds host_wait = 0;  ///< the device waited for it
 };
 
-/// Runs the routed experts of each layer under some policy.
+/// What a runner wants of a layer's gate, on the host, beside its scores.
+struct GateWants {
+  bool input = true;           ///< the gate's input
+  std::uint16_t foretold = 0;  ///< scores that the gates of so many layers ahead give it, if the device makes them
+};
+
+/// Runs the routed experts of each layer under some policy. Where hidden states are in memory of a device's own (see
+/// ExpertDevice), `input` holds what the host needs of them, and `out` and `partial` are left alone.
 class ExpertRunner {
  public:
   virtual ~ExpertRunner() = default;
 
   virtual void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) = 0;
+  /// For models whose device can give it, ahead of `plan`: the rest the runner makes itself, from the input.
+  [[nodiscard]] virtual GateWants gate_wants(std::uint16_t /*layer*/) const { return {}; }
+  /// Scores of the layers that follow, from the layer's gate input, the nearest first. They hold until `plan` returns.
+  virtual void foretold(View<const Scores> /*scores*/) {}
+  /// Time passes: copies may be moved on.
+  virtual void poll() {}
   /// Decides, puts the copies on their way and the host's share of the experts to work. `input`, `scores`:
   /// [rows, hidden], [rows, experts]; both stay as they are until `run` returns. `took`: the layer's
   /// attention (with what else each token needs) and gate.
@@ -92,6 +106,9 @@ struct RunnerOptions : StackOptions {
 
   /// On the virtual clock instead of a copy thread: what everything costs there, the link too.
   std::optional<Costs> virtual_costs;
+
+  /// Makes the device; empty: the host's. A model has one for its own (Model::make_device).
+  std::function<std::unique_ptr<ExpertDevice>(const DeviceNeeds&, const RunnerOptions&)> make_device;
 };
 
 /// What the library needs to know of a model.

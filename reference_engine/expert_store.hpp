@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "expert.hpp"
@@ -82,6 +83,8 @@ class ExpertStore {
   virtual void add(Precision p) = 0;
   /// One expert; empty at a precision that is not there. Any number of threads. Throws InputError if it cannot be read.
   [[nodiscard]] virtual HeldBytes bytes(Variant v) const = 0;
+  /// All memory that `bytes` gives out, if that stays where it is until the next `add`; otherwise nothing.
+  [[nodiscard]] virtual std::vector<std::pair<const std::byte*, std::size_t>> fixed_memory() const { return {}; }
   /// How fast it is where this tier has to read from a disk first; 0: all of it is in memory.
   [[nodiscard]] virtual double read_bytes_per_s() const { return 0; }
   /// Of a disk; otherwise without a file.
@@ -98,6 +101,13 @@ class MemoryStore final : public ExpertStore {
   [[nodiscard]] std::uint8_t precisions() const override;
   void add(Precision p) override;
   [[nodiscard]] HeldBytes bytes(Variant v) const override;
+  [[nodiscard]] std::vector<std::pair<const std::byte*, std::size_t>> fixed_memory() const override {
+    std::vector<std::pair<const std::byte*, std::size_t>> all;
+    for (const auto& b : bytes_) {
+      if (!b.empty()) all.emplace_back(b.data(), b.size());
+    }
+    return all;
+  }
 
  private:
   ExpertPacker packer_;

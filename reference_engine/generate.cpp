@@ -51,18 +51,13 @@ double seconds(Nanoseconds ns) {
 
 class Group {
  public:
-  Group(HostModel& model, ExpertRunner& runner, const GenerateOptions& options, std::vector<Sequence> sequences,
+  Group(Model& model, ExpertRunner& runner, const GenerateOptions& options, std::vector<Sequence> sequences,
         Generated& result)
       : model_(model), runner_(runner), options_(options), sequences_(std::move(sequences)), result_(result) {
     std::uint64_t bytes = 0;
     for (const Sequence& s : sequences_) {
       const auto positions = static_cast<std::uint32_t>(s.tokens.size()) + s.limit;
-      try {
-        caches_.emplace_back(model.config(), positions);
-      } catch (const std::bad_alloc&) {
-        throw InputError(
-            fmt::format("out of memory for the keys and values of {} tokens: lower --max-new-tokens", positions));
-      }
+      caches_.push_back(model.make_cache(positions));
       bytes += caches_.back().bytes();
     }
     result.kv_bytes = std::max(result.kv_bytes, bytes);
@@ -147,7 +142,7 @@ class Group {
     s.ended = s.produced == s.limit;
   }
 
-  HostModel& model_;
+  Model& model_;
   ExpertRunner& runner_;
   const GenerateOptions& options_;
   std::vector<Sequence> sequences_;
@@ -169,7 +164,7 @@ std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string
   return tokens;
 }
 
-Generated generate(HostModel& model, ExpertRunner& runner, const GenerateOptions& options) {
+Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& options) {
   Generated result;
   result.text.resize(options.prompts.size());
   result.last_logits.resize(options.prompts.size());

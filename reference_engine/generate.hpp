@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "host_model.hpp"
+#include "model.hpp"
 
 namespace ferry::engine {
 
@@ -38,6 +38,6 @@ struct Generated {
 };
 
 /// Runs the prompts in groups of `batch`. Throws InputError for a prompt longer than the context.
-Generated generate(HostModel& model, ExpertRunner& runner, const GenerateOptions& options);
+Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& options);
 
 }  // namespace ferry::engine

@@ -5,51 +5,19 @@
 #include <cmath>
 
 #include "errors.hpp"
+#include "host_device.hpp"
 
 namespace ferry::engine {
 
-KvCache::KvCache(const ModelConfig& c, std::uint32_t positions)
-    : keys(c.layers, Matrix(positions, c.kv_heads * c.head_dim)),
-      values(c.layers, Matrix(positions, c.kv_heads * c.head_dim)) {}
-
-std::uint64_t KvCache::bytes() const {
-  return 2 * keys.size() * static_cast<std::uint64_t>(keys[0].size()) * sizeof(float);
-}
-
-HostModel::HostModel(const std::filesystem::path& folder, Quantizer quantizer)
-    : config_(read_model_config(folder)), gates_(0, 0, 0) {
-  const Checkpoint checkpoint(folder);
-  load(checkpoint);
-  store_ = std::make_unique<MemoryStore>(checkpoint, config_, quantizer);
-}
-
-HostModel::HostModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store)
-    : config_(read_model_config(folder)), gates_(0, 0, 0) {
-  const StoreFacts& s = store->facts();
-  const ModelConfig& c = config_;
-  const Checkpoint checkpoint(folder);
-  if (s.layers != c.layers || s.experts != c.experts || s.layout.hidden != c.hidden ||
-      s.layout.width != c.expert_width || s.weights != weights_checksum(checkpoint, c)) {
-    throw InputError(fmt::format("{}: was packed from another model ({}), not from {}", store->reads().file, s.model,
-                                 folder.string()));
-  }
-  load(checkpoint);
-  store_ = std::move(store);
-}
-
-void HostModel::load(const Checkpoint& checkpoint) {
-  const ModelConfig& c = config_;
+HostModel::HostModel(ModelFiles&& files) : Model(files) {
+  const ModelConfig& c = config();
   auto matrix = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
-    const Tensor& t = checkpoint.at(name, {rows, columns});
-    dense_bytes_ += t.bytes;
-    const std::vector<float> values = t.to_floats();
+    const std::vector<float> values = dense(files.checkpoint, name, {rows, columns}).to_floats();
     return Matrix(
         Eigen::Map<const Matrix>(values.data(), static_cast<Eigen::Index>(rows), static_cast<Eigen::Index>(columns)));
   };
   auto vector = [&](const std::string& name, std::uint64_t size) {
-    const Tensor& t = checkpoint.at(name, {size});
-    dense_bytes_ += t.bytes;
-    const std::vector<float> values = t.to_floats();
+    const std::vector<float> values = dense(files.checkpoint, name, {size}).to_floats();
     return Vector(Eigen::Map<const Vector>(values.data(), static_cast<Eigen::Index>(size)));
   };
 
@@ -58,10 +26,6 @@ void HostModel::load(const Checkpoint& checkpoint) {
   head_ = c.tied_embeddings ? embedding_ : matrix("lm_head.weight", c.vocabulary, c.hidden);
   norm_ = vector("model.norm.weight", c.hidden);
   const bool mixtral = c.architecture == Architecture::mixtral;
-  // Before memory is asked for: the file has what config.json says.
-  for (std::uint32_t l = 0; l < c.layers; ++l)
-    static_cast<void>(checkpoint.at(gate_name(c.architecture, l), {c.experts, c.hidden}));
-  gates_ = GateBank(c.layers, c.experts, c.hidden);
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const std::string at = fmt::format("model.layers.{}.", l);
     Layer layer;
@@ -84,8 +48,9 @@ void HostModel::load(const Checkpoint& checkpoint) {
       layer.shared_down = matrix(at + "mlp.shared_expert.down_proj.weight", c.hidden, c.shared_width);
       layer.shared_scale = matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden);
     }
-    layer.gate = matrix(gate_name(c.architecture, l), c.experts, c.hidden);
-    gates_.set(l, layer.gate);
+    const std::vector<float> gate =
+        files.checkpoint.at(gate_name(c.architecture, l), {c.experts, c.hidden}).to_floats();
+    layer.gate = Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden);
     layers_.push_back(std::move(layer));
   }
   inverse_frequency_.resize(c.head_dim / 2);
@@ -111,7 +76,7 @@ void HostModel::rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t posit
 void HostModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                           const Matrix& normed, Matrix& out) {
   const Layer& layer = layers_[index];
-  const Eigen::Index dim = config_.head_dim, group = config_.heads / config_.kv_heads;
+  const Eigen::Index dim = config().head_dim, group = config().heads / config().kv_heads;
   linear(normed, layer.q, q_);
   linear(normed, layer.k, k_);
   linear(normed, layer.v, v_);
@@ -132,7 +97,7 @@ void HostModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows
     const Matrix& keys = caches[row.sequence].keys[index];
     const Matrix& values = caches[row.sequence].values[index];
     const Eigen::Index seen = Eigen::Index{row.position} + 1;
-    for (Eigen::Index h = 0; h < config_.heads; ++h) {
+    for (Eigen::Index h = 0; h < config().heads; ++h) {
       const Eigen::Index kv = h / group * dim;
       Vector weights = keys.block(0, kv, seen, dim) * q_.row(i).segment(h * dim, dim).transpose() * scale;
       weights = (weights.array() - weights.maxCoeff()).exp();
@@ -145,7 +110,7 @@ void HostModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows
 
 void HostModel::foresee(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                         Matrix& hidden, Matrix& scores) {
-  const auto epsilon = static_cast<float>(config_.norm_epsilon);
+  const auto epsilon = static_cast<float>(config().norm_epsilon);
   const auto count = static_cast<Eigen::Index>(rows.size());
   const Eigen::Index width = caches[rows[0].sequence].keys[index].cols();
   saved_.resize(2 * count, width);
@@ -178,22 +143,29 @@ void HostModel::shared_expert(const Layer& layer) {
 }
 
 void HostModel::add_shared(Matrix& hidden) const {
-  for (Eigen::Index i = 0; config_.shared_width > 0 && i < hidden.rows(); ++i) {
+  for (Eigen::Index i = 0; config().shared_width > 0 && i < hidden.rows(); ++i) {
     hidden.row(i) += shared_out_.row(i) / (1.0F + std::exp(-factor_(i, 0)));
   }
 }
 
-void HostModel::add_precisions(PrecisionSet set) {
-  for (std::uint32_t p = 1; p < precision_count; ++p) {
-    if ((set.bits >> p & 1U) != 0) store_->add(static_cast<Precision>(p));
+KvCache HostModel::make_cache(std::uint32_t positions) const {
+  try {
+    return {config(), positions};
+  } catch (const std::bad_alloc&) {
+    throw InputError(
+        fmt::format("out of memory for the keys and values of {} tokens: lower --max-new-tokens", positions));
   }
+}
+
+std::unique_ptr<ExpertDevice> HostModel::make_device(const DeviceNeeds& needs, const RunnerOptions& options) {
+  return make_host_device(needs, options);
 }
 
 Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                           ExpertRunner& runner, std::uint32_t logit_rows, const GateObserver& gate_scores) {
-  const auto epsilon = static_cast<float>(config_.norm_epsilon);
+  const auto epsilon = static_cast<float>(config().norm_epsilon);
   std::vector<std::uint32_t> sequences;
-  x_.resize(static_cast<Eigen::Index>(rows.size()), config_.hidden);
+  x_.resize(static_cast<Eigen::Index>(rows.size()), config().hidden);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     x_.row(static_cast<Eigen::Index>(i)) = embedding_.row(rows[i].token);
     sequences.push_back(rows[i].sequence);
@@ -204,7 +176,7 @@ Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     return end;
   };
   runner.begin_step(phase, sequences);
-  for (std::uint32_t l = 0; l < config_.layers; ++l) {
+  for (std::uint32_t l = 0; l < config().layers; ++l) {
     const Layer& layer = layers_[l];
     const auto index = static_cast<std::uint16_t>(l);
     const Nanoseconds begin = now_ns();
@@ -218,7 +190,7 @@ Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const Nanoseconds end = span("gate", gate);
     if (gate_scores) gate_scores(l, normed_, scores_);
     runner.plan(index, normed_, scores_, {gate - begin + shared_ns_, end - gate, 0, 0});
-    if (config_.shared_width > 0) {  // while the copies are on their way
+    if (config().shared_width > 0) {  // while the copies are on their way
       const Nanoseconds t = now_ns();
       shared_expert(layer);
       shared_ns_ = span("shared expert", t) - t;

@@ -8,7 +8,9 @@
 
 #include "budget.hpp"
 #include "command.hpp"
+#include "cuda.hpp"
 #include "errors.hpp"
+#include "host_model.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -27,6 +29,13 @@ void ModelFlags::add_model(CLI::App* c) {
   c->add_option("--model", model, "folder with config.json and safetensors, or a bundled model's name")
       ->type_name("FOLDER")
       ->check(not_empty)
+      ->capture_default_str();
+}
+
+void ModelFlags::add_device(CLI::App* c) {
+  device = "auto";
+  c->add_option("--device", device, "where to compute: cuda (a GPU), host, or auto: a GPU if there is one")
+      ->check(CLI::IsMember({"auto", "cuda", "host"}))
       ->capture_default_str();
 }
 
@@ -53,16 +62,23 @@ std::vector<std::string> ModelFlags::inputs() const {
   return files;
 }
 
-std::unique_ptr<HostModel> ModelFlags::open(const std::vector<StackOptions>& stacks) const {
+std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks) const {
   const std::filesystem::path folder = find_model(model);
-  std::unique_ptr<HostModel> made;
+  const std::string lacking = device == "host" ? "" : no_cuda();
+  if (device == "cuda" && !lacking.empty()) throw InputError("--device cuda: " + lacking);
+  const bool gpu = device != "host" && lacking.empty();
+  auto make = [&](ModelFiles&& files) -> std::unique_ptr<Model> {
+    if (gpu) return make_cuda_model(std::move(files));
+    return std::make_unique<HostModel>(std::move(files));
+  };
+  std::unique_ptr<Model> made;
   DiskStore* disk = nullptr;
   if (store.empty()) {
-    made = std::make_unique<HostModel>(folder, quantizer_of(quantizer, "--quantizer"));
+    made = make(ModelFiles(folder, quantizer_of(quantizer, "--quantizer")));
   } else {
     auto opened = std::make_unique<DiskStore>(open_blocks(store), store, 0);
     disk = opened.get();
-    made = std::make_unique<HostModel>(folder, std::move(opened));
+    made = make(ModelFiles(folder, std::move(opened)));
   }
   for (const StackOptions& o : stacks) made->add_precisions(precisions_for(o));
   if (disk == nullptr) return made;

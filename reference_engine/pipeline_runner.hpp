@@ -1,17 +1,17 @@
 /// @file
-/// The one implementation of ExpertRunner: a pipeline of some stack on some link.
+/// The one implementation of ExpertRunner: a pipeline of some stack on some device.
 #pragma once
 #include <optional>
 #include <utility>
 
 #include "errors.hpp"
+#include "expert_device.hpp"
 #include "expert_kernel.hpp"
 #include "expert_runner.hpp"
-#include "ferry/link/host_thread.hpp"
-#include "ferry/link/virtual_clock.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/predictor/gate_worker.hpp"
 #include "ferry/stacks.hpp"
+#include "host_device.hpp"
 #include "host_worker.hpp"
 
 namespace ferry::engine {
@@ -20,25 +20,22 @@ inline View<const float> view(const Matrix& m) {
   return {m.data(), static_cast<std::uint32_t>(m.size())};
 }
 
-template <class Stack, class LinkT>
+template <class Stack>
 class PipelineRunner final : public ExpertRunner {
  public:
   PipelineRunner(const CoreConfig<Stack>& config, bool preload, const ExpertStore& store, GateBank& gates,
                  const RunnerOptions& options)
-      : options_(options),
-        store_(store),
+      : store_(store),
         gates_(gates),
-        kernel_(store.layout()),
         host_kernel_(store.layout()),
-        memory_(
-            config.allotment, [this](Variant v) { return expert(v); }, options.poison),
-        link_(make_link(config, options)),
-        pipe_(config, *link_),
+        device_(make_device(config, options)),
+        pipe_(config, *device_),
         top_k_(config.model.top_k),
         layers_(config.model.layers),
         allotment_(config.allotment),
         model_(config.model) {
     log = options.log;
+    if (log) device_->log = &spans;
     if constexpr (reads_gate_input) {
       if (options.gate_worker) gate_worker_.emplace(gates);
     }
@@ -46,7 +43,7 @@ class PipelineRunner final : public ExpertRunner {
       for (std::uint32_t p = precision_count - 1; p > 0; --p) {  // the best first
         if ((config.precision.precisions() >> p & 1U) != 0) pipe_.preload(static_cast<Precision>(p));
       }
-      if constexpr (requires { link_->drain(); }) link_->drain();
+      device_->drain();
     }
   }
 
@@ -56,19 +53,29 @@ class PipelineRunner final : public ExpertRunner {
     pipe_.begin_step({phase, {sequences.data(), static_cast<std::uint32_t>(sequences.size())}});
   }
 
+  [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override {
+    GateWants wants{host_computes, 0};
+    if constexpr (reads_gate_input) {
+      if (Pipe::look_ahead_rows(phase_) == RowSource::gate_input) {
+        wants.foretold = rows_ahead(layer);
+        wants.input = wants.input || gate_worker_.has_value();
+      }
+    }
+    return wants;
+  }
+
+  void foretold(View<const Scores> scores) override { foretold_ = scores; }
+
+  void poll() override { static_cast<void>(device_->seen()); }
+
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
     took_ = took;
-    device_ns_ = 0;
-    if constexpr (virtual_time) {
-      const Nanoseconds ns = options_.virtual_costs->dense(layer, static_cast<std::uint32_t>(input.rows()));
-      link_->device(ns, "attention, gate");
-      link_->sync();  // the host reads the gate
-      took_ = {ns, 0, 0, 0};
-    }
+    const Nanoseconds passed = device_->pass_gate(layer, static_cast<std::uint32_t>(scores.rows()));
+    if (device_->on_virtual_clock()) took_ = {passed, 0, 0, 0};
     Nanoseconds begin = now_ns();
     plan_ = pipe_.plan({layer, view(scores), view(scores)});
     note(Lane::host, "decide", begin, &PhaseTimes::decision);
-    results_.resize(static_cast<Eigen::Index>(plan_.routes.size), input.cols());
+    device_->begin(plan_, input);
     start_host(input);
     begin = now_ns();
     if constexpr (Pipe::predicts) {
@@ -83,24 +90,26 @@ class PipelineRunner final : public ExpertRunner {
         }
       }
       if constexpr (reads_gate_input) {
-        if (rows == RowSource::gate_input && layer + 1U < layers_) {
-          const std::uint32_t count = std::min<std::uint32_t>(pipe_.look_ahead_depth(), layers_ - layer - 1U);
-          const auto first = static_cast<std::uint16_t>(layer + 1U);
-          if (gate_worker_) {
-            gate_worker_->start(first, static_cast<std::uint16_t>(count), input);
-            gate_rows_ = true;
-          } else {
-            look_ahead_all(gates_.scores(first, static_cast<std::uint16_t>(count), input));
-          }
+        const std::uint16_t count = rows == RowSource::gate_input ? rows_ahead(layer) : std::uint16_t{0};
+        const auto first = static_cast<std::uint16_t>(layer + 1U);
+        if (foretold_.size > 0) {
+          look_ahead_all(std::exchange(foretold_, {}));
+        } else if (count > 0 && gate_worker_) {
+          gate_worker_->start(first, count, input);
+          gate_rows_ = true;
+        } else if (count > 0) {
+          look_ahead_all(gates_.scores(first, count, input));
         }
       }
     }
     note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
   }
 
-  void run_resident(std::uint16_t /*layer*/, const Matrix& input) override {
-    for (const Task& t : plan_.resident) compute(t, input);
-    if (plan_.resident.size > 0) pipe_.done(plan_.resident);
+  void run_resident(std::uint16_t /*layer*/, const Matrix& /*input*/) override {
+    if (plan_.resident.size > 0) {
+      device_->compute(plan_.resident);
+      pipe_.done(plan_.resident);
+    }
     if constexpr (reads_gate_input) {
       if (std::exchange(gate_rows_, false)) {  // always here: the order of decisions does not depend on threads
         const Nanoseconds begin = now_ns();
@@ -118,51 +127,37 @@ class PipelineRunner final : public ExpertRunner {
     return false;
   }
 
-  void partial(Matrix& out) const override {
-    out.setZero(static_cast<Eigen::Index>(plan_.routes.size / top_k_), results_.cols());
-    for (const Task& t : plan_.resident) {
-      for (std::uint32_t i = 0; i < t.rows; ++i) {
-        const std::uint32_t a = plan_.assignments[t.first + i];
-        out.row(static_cast<Eigen::Index>(a / top_k_)) +=
-            plan_.routes[a].weight * results_.row(static_cast<Eigen::Index>(a));
-      }
-    }
-  }
+  void partial(Matrix& out) const override { device_->partial(out); }
 
   void look_ahead(std::uint16_t layer, const Matrix& scores) override {
     const Nanoseconds begin = now_ns();
-    if constexpr (virtual_time) {  // attention and gate once more, and the host reads the scores
-      link_->device(options_.virtual_costs->dense(layer, static_cast<std::uint32_t>(scores.rows())),
-                    "partial hidden state");
-      link_->sync_device();
-    }
+    device_->pass_foresight(layer, static_cast<std::uint32_t>(scores.rows()));
     pipe_.look_ahead({layer, view(scores), view(scores)});
     note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
   }
 
-  void run(std::uint16_t layer, const Matrix& input, Matrix& out) override {
+  void run(std::uint16_t layer, const Matrix& /*input*/, Matrix& out) override {
     Times measured = took_;
     for (const Task& t : plan_.arriving) {
       const Nanoseconds begin = now_ns();
       pipe_.wait(t);
       note(Lane::device, "wait", begin, &PhaseTimes::stall);
-      compute(t, input);
-      if (t.transient) memory_.poison(t.slot);  // before `done`, which may start the next copy into it
+      device_->compute({&t, 1});
+      if (t.transient) device_->poison(t.slot);  // before `done`, which may start the next copy into it
       pipe_.done(t);
     }
     measured.host = wait_host();
-    measured.device = device_ns_;
-    out.setZero(input.rows(), input.cols());
-    for (std::uint32_t i = 0; i < plan_.routes.size; ++i) {  // by rank, never by arrival
-      const Route& r = plan_.routes[i];
-      if (r.expert == no_expert) continue;
-      out.row(static_cast<Eigen::Index>(i / top_k_)) += r.weight * results_.row(static_cast<Eigen::Index>(i));
-    }
+    measured.device = device_->expert_ns();
+    device_->add_up(out);
+    times[static_cast<unsigned>(phase_)].stall += device_->take_stall_ns();
     pipe_.finish(layer, measured);
     if (phase_ == Phase::decode) note_uses();
   }
 
-  void end_sequence(std::uint32_t sequence) override { pipe_.end_sequence(sequence); }
+  void end_sequence(std::uint32_t sequence) override {
+    pipe_.end_sequence(sequence);
+    times[static_cast<unsigned>(phase_)].stall += device_->take_stall_ns();
+  }
   void abandon() override {
     try {  // the error that matters is the one that led here
       if constexpr (reads_gate_input) {
@@ -175,17 +170,15 @@ class PipelineRunner final : public ExpertRunner {
     } catch (...) {
     }
     host_tasks_ = 0;
+    device_->abandon();
     pipe_.abandon();
   }
 
   [[nodiscard]] const Counters& counters() const override { return pipe_.counters(); }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return link_->peak_bytes_per_s(); }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return link_->spans(); }
-  [[nodiscard]] Nanoseconds virtual_ns() const override {
-    if constexpr (virtual_time) return std::max(link_->device_free(), link_->now());
-    return 0;
-  }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return memory_.bytes(); }
+  [[nodiscard]] double link_peak_bytes_per_s() const override { return device_->peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return device_->link_spans(); }
+  [[nodiscard]] Nanoseconds virtual_ns() const override { return device_->virtual_ns(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return device_->arena_bytes(); }
   [[nodiscard]] std::uint64_t slots(Precision p) const override { return slots_for(allotment_, model_, p); }
   [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return model_.least_bytes(p); }
   [[nodiscard]] std::uint16_t look_ahead_depth() const override { return pipe_.look_ahead_depth(); }
@@ -200,8 +193,7 @@ class PipelineRunner final : public ExpertRunner {
   }
 
  private:
-  using Pipe = OffloadPipeline<Stack, LinkT>;
-  static constexpr bool virtual_time = std::is_same_v<LinkT, VirtualClock>;
+  using Pipe = OffloadPipeline<Stack, ExpertDevice>;
   static constexpr bool host_computes = !std::is_base_of_v<DeviceOnly, typename Stack::scheduler>;
   static constexpr bool reads_gate_input =
       Pipe::predicts && (Pipe::look_ahead_rows(Phase::prefill) == RowSource::gate_input ||
@@ -210,14 +202,14 @@ class PipelineRunner final : public ExpertRunner {
     void wait() {}
   };
 
-  std::unique_ptr<LinkT> make_link(const CoreConfig<Stack>& config, const RunnerOptions& o) {
-    if constexpr (virtual_time) {
-      return std::make_unique<LinkT>(
-          config.model,
-          VirtualClock::Options{o.virtual_costs->link_bytes_per_s, o.virtual_costs->link_latency_ns, o.log}, &memory_);
-    } else {
-      return std::make_unique<LinkT>(memory_, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
-    }
+  /// How many layers' rows a predictor reads at this one, if it reads any.
+  [[nodiscard]] std::uint16_t rows_ahead(std::uint16_t layer) const {
+    return static_cast<std::uint16_t>(std::min<std::uint32_t>(pipe_.look_ahead_depth(), layers_ - layer - 1U));
+  }
+
+  std::unique_ptr<ExpertDevice> make_device(const CoreConfig<Stack>& c, const RunnerOptions& o) {
+    const DeviceNeeds needs{c.model, c.allotment, store_.layout(), [this](Variant v) { return expert(v); }};
+    return o.make_device ? o.make_device(needs, o) : make_host_device(needs, o);
   }
 
   /// From the tier below.
@@ -250,33 +242,6 @@ class PipelineRunner final : public ExpertRunner {
     }
   }
 
-  /// One expert over its rows, from these bytes.
-  void compute(const Task& task, const std::byte* expert, const Matrix& input, ExpertKernel& kernel, Matrix& rows_in,
-               Matrix& rows_out) {
-    rows_in.resize(task.rows, input.cols());
-    for (std::uint32_t i = 0; i < task.rows; ++i) {
-      rows_in.row(i) = input.row(static_cast<Eigen::Index>(plan_.assignments[task.first + i] / top_k_));
-    }
-    kernel.run(expert, task.what.precision, rows_in, rows_out);
-    for (std::uint32_t i = 0; i < task.rows; ++i) {
-      results_.row(static_cast<Eigen::Index>(plan_.assignments[task.first + i])) = rows_out.row(i);
-    }
-  }
-
-  /// On the device, from its slot.
-  void compute(const Task& task, const Matrix& input) {
-    const Nanoseconds begin = now_ns();
-    compute(task, memory_.slot(task.slot), input, kernel_, rows_in_, rows_out_);
-    const Nanoseconds end = now_ns();
-    if (log) spans.push_back({Lane::device, "expert", begin, end, task.what, true, Ticket::none});
-    device_ns_ = end - begin;
-    if constexpr (virtual_time) {
-      const std::uint64_t bytes = model_.bytes(task.what.id.layer, task.what.precision);
-      device_ns_ = options_.virtual_costs->on_device(task.what.id.layer, bytes, task.rows);
-      link_->device(device_ns_, "expert", &task.what);
-    }
-  }
-
   /// Puts the plan's share of the host on its own thread, from the host's own copy of the experts.
   void start_host([[maybe_unused]] const Matrix& input) {
     host_tasks_ = plan_.host.size;
@@ -288,18 +253,13 @@ class PipelineRunner final : public ExpertRunner {
       for (const Task& t : plan_.host) host_rows_ += t.rows;
       host_ns_ = 0;
       for (const Task& t : plan_.host) {
-        if constexpr (virtual_time) {
-          const std::uint64_t bytes = model_.bytes(t.what.id.layer, t.what.precision);
-          const Nanoseconds ns = options_.virtual_costs->on_host(t.what.id.layer, bytes, t.rows);
-          link_->host(ns, "expert", &t.what);
-          host_ns_ += ns;
-        }
+        host_ns_ += device_->pass_on_host(t);
       }
-      host_worker_.start([this, &input] {
+      host_worker_.start([this, &input, results = device_->host_results()] {
         host_begin_ = now_ns();
         for (const Task& t : plan_.host) {
           const HeldBytes held = expert(t.what);
-          compute(t, held.view.data, input, host_kernel_, host_rows_in_, host_rows_out_);
+          run_rows(host_kernel_, plan_, t, top_k_, held.view.data, input, results, host_rows_in_, host_rows_out_);
         }
         host_end_ = now_ns();
       });
@@ -316,21 +276,17 @@ class PipelineRunner final : public ExpertRunner {
       note(Lane::device, "wait for the host", begin, &PhaseTimes::host_wait);
       times[static_cast<unsigned>(phase_)].host += host_end_ - host_begin_;
       if (log) spans.push_back({Lane::host, "experts", host_begin_, host_end_, {}, false, Ticket::none});
-      if constexpr (virtual_time) {
-        link_->sync();
-        return host_ns_ / host_rows_;
-      }
+      device_->pass_join();
+      if (device_->on_virtual_clock()) return host_ns_ / host_rows_;
       return (host_end_ - host_begin_) / host_rows_;
     }
     return 0;
   }
 
-  const RunnerOptions options_;
   const ExpertStore& store_;
   GateBank& gates_;
-  ExpertKernel kernel_, host_kernel_;
-  SlotMemory memory_;
-  std::unique_ptr<LinkT> link_;
+  ExpertKernel host_kernel_;
+  std::unique_ptr<ExpertDevice> device_;
   Pipe pipe_;
   std::uint32_t top_k_, layers_;
   Allotment allotment_;
@@ -339,12 +295,11 @@ class PipelineRunner final : public ExpertRunner {
   bool new_section_ = true, gate_rows_ = false;
   Plan plan_;
   Times took_;
-  Nanoseconds device_ns_ = 0;  ///< of the layer's last expert on the device
-  Matrix rows_in_, rows_out_;
-  Matrix results_;  // [rows * k, hidden]: every assignment's output, weighed and summed at the end
+  View<const Scores> foretold_;
   Matrix host_rows_in_, host_rows_out_;
   std::uint32_t host_tasks_ = 0, host_rows_ = 0;
-  Nanoseconds host_begin_ = 0, host_end_ = 0, host_ns_ = 0;
+  Nanoseconds host_begin_ = 0, host_end_ = 0;
+  Nanoseconds host_ns_ = 0;  ///< of the layer's host tasks on a virtual clock
   std::optional<GateWorker> gate_worker_;
   std::conditional_t<host_computes, HostWorker, Nothing> host_worker_;
 };
@@ -368,18 +323,11 @@ Nanoseconds copy_cost(const RunnerOptions& options, const ExpertStore& store, st
 namespace part {
 
 template <class Stack>
-std::unique_ptr<ExpertRunner> on_link(const CoreConfig<Stack>& c, bool preload, const ExpertStore& store,
-                                      GateBank& gates, const RunnerOptions& o) {
-  if (o.virtual_costs) return std::make_unique<PipelineRunner<Stack, VirtualClock>>(c, preload, store, gates, o);
-  return std::make_unique<PipelineRunner<Stack, HostThread>>(c, preload, store, gates, o);
-}
-
-template <class Stack>
 std::unique_ptr<ExpertRunner> build(const ModelConfig& model, const ExpertStore& store, GateBank& gates,
                                     const RunnerOptions& o) {
   const auto c = stack_config<Stack>(model_shape(model, store, o.max_rows), model.renormalise, o,
                                      [&](std::uint64_t bytes) { return copy_cost(o, store, bytes); });
-  return on_link(c, stacks::preloads<Stack>(), store, gates, o);
+  return std::make_unique<PipelineRunner<Stack>>(c, stacks::preloads<Stack>(), store, gates, o);
 }
 
 template <Precision p>
@@ -387,7 +335,7 @@ std::unique_ptr<ExpertRunner> build_resident(const ModelConfig& model, const Exp
                                              const RunnerOptions& o) {
   const auto c = resident_config<p>(model_shape(model, store, o.max_rows), model.renormalise, o,
                                     [&](std::uint64_t bytes) { return copy_cost(o, store, bytes); });
-  return on_link(c, true, store, gates, o);
+  return std::make_unique<PipelineRunner<stacks::LruCache>>(c, true, store, gates, o);
 }
 
 }  // namespace part

@@ -19,7 +19,7 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
 
 }  // namespace
 
-Recorder::Recorder(ExpertRunner& runner, HostModel& model, std::uint16_t ahead)
+Recorder::Recorder(ExpertRunner& runner, Model& model, std::uint16_t ahead)
     : runner_(runner), model_(model), ahead_(ahead) {}
 
 void Recorder::begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) {
@@ -119,7 +119,7 @@ std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
   return std::move(made_);
 }
 
-std::unique_ptr<TraceFile> record_text(HostModel& model, ExpertRunner& runner, const std::string& name,
+std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
                                        const std::string& text, const RecordOptions& o) {
   const ModelConfig& c = model.config();
   if (o.window < 2 || o.window > c.context) {
@@ -137,7 +137,7 @@ std::unique_ptr<TraceFile> record_text(HostModel& model, ExpertRunner& runner, c
   for (std::uint64_t w = 0; w < windows; ++w) {
     const std::vector<std::uint32_t> tokens = tokenize(c, text.substr(w * step, step));
     std::vector<KvCache> caches;
-    caches.emplace_back(c, static_cast<std::uint32_t>(tokens.size()));
+    caches.push_back(model.make_cache(static_cast<std::uint32_t>(tokens.size())));
     for (std::uint32_t at = 0; at < tokens.size();) {
       const Phase phase = at < o.prompt ? Phase::prefill : Phase::decode;
       const auto end = phase == Phase::decode

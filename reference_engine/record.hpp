@@ -6,7 +6,7 @@
 #include <string>
 
 #include "expert_runner.hpp"
-#include "host_model.hpp"
+#include "model.hpp"
 #include "trace_file.hpp"
 
 namespace ferry::engine {
@@ -16,9 +16,10 @@ namespace ferry::engine {
 /// hidden states. Sequences are kept apart, so that a batch becomes one sequence after another.
 class Recorder final : public ExpertRunner {
  public:
-  Recorder(ExpertRunner& runner, HostModel& model, std::uint16_t ahead);
+  Recorder(ExpertRunner& runner, Model& model, std::uint16_t ahead);
 
   void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override;
+  void poll() override { runner_.poll(); }
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override;
   void run_resident(std::uint16_t layer, const Matrix& input) override { runner_.run_resident(layer, input); }
   [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return runner_.wants_partial(layer); }
@@ -52,7 +53,7 @@ class Recorder final : public ExpertRunner {
   };
 
   ExpertRunner& runner_;
-  HostModel& model_;
+  Model& model_;
   std::uint16_t ahead_;
   Phase phase_ = Phase::prefill;
   std::vector<std::uint32_t> rows_;  ///< of the step: whose they are
@@ -70,7 +71,7 @@ struct RecordOptions {
 
 /// Runs a text through the model as it is, in windows: each behind a begin token, the prompt in one step, then token by
 /// token. Throws InputError for a window that the model's context does not hold, or an empty text.
-std::unique_ptr<TraceFile> record_text(HostModel& model, ExpertRunner& runner, const std::string& name,
+std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
                                        const std::string& text, const RecordOptions& options);
 
 /// The work of a loaded model's layers.

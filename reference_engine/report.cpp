@@ -133,7 +133,7 @@ Json to_json(const RunReport& r) {
   Json prefill = phase_json(r, Phase::prefill), decode = phase_json(r, Phase::decode);
   decode["tpot_s"] = r.tpot_s();
   const PrefetchCounts& p = r.counters.prefetch;
-  const std::uint64_t* bytes = r.counters.bytes_by_precision;
+  const std::uint64_t* copied = r.counters.bytes_by_precision;
   Json accuracy = Json::array();
   for (std::size_t d = 0; d < r.accuracy.size(); ++d) {
     Json recall = Json::array(), top1 = Json::array();
@@ -149,7 +149,7 @@ Json to_json(const RunReport& r) {
       {"stack", r.stack},
       {"parameters", r.parameters},
       {"machine", r.machine.empty() ? Json() : Json(r.machine)},
-      {"device", "host"},
+      {"device", r.device},
       {"budget_asked_bytes", r.budget_asked_bytes},
       {"budget_bytes", r.budget_bytes},
       {"batch", r.batch},
@@ -172,7 +172,7 @@ Json to_json(const RunReport& r) {
         {"top1", p.accuracy.top1()},
         {"by_distance", accuracy}}},
       {"preload_bytes", r.counters.preload_bytes},
-      {"bytes_by_precision", {{"int2", bytes[1]}, {"int4", bytes[2]}, {"int8", bytes[3]}, {"full", bytes[4]}}},
+      {"bytes_by_precision", {{"int2", copied[1]}, {"int4", copied[2]}, {"int8", copied[3]}, {"full", copied[4]}}},
       {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
       {"host_compute_s", seconds(r.times[0].host + r.times[1].host)},
       {"host_wait_s", seconds(r.times[0].host_wait + r.times[1].host_wait)},
@@ -184,6 +184,7 @@ Json to_json(const RunReport& r) {
     json["budget_asked_percent"] = 100 * ratio(r.budget_asked_bytes, r.all_expert_bytes);
     json["budget_percent"] = 100 * ratio(r.budget_bytes, r.all_expert_bytes);
   }
+  for (const auto& [use, bytes] : r.device_memory) json["device_memory_bytes"][use] = bytes;
   if (!r.stack_file.empty()) json["stack_file"] = r.stack_file;
   if (!r.store.file.empty()) {
     const StoreReads& s = r.store;

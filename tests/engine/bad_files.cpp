@@ -7,6 +7,7 @@
 #include "engine/tiny_checkpoint.hpp"
 #include "errors.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "machine.hpp"
 #include "output_file.hpp"
 

@@ -12,6 +12,7 @@
 #include "engine/fixed_costs.hpp"
 #include "engine/prompts.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 
 namespace {
 

@@ -12,6 +12,7 @@
 #include "errors.hpp"
 #include "eval.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "record.hpp"
 
 namespace {

@@ -11,6 +11,7 @@
 #include "expert_kernel.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "support/random.hpp"
 
 namespace {

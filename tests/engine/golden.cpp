@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "generate.hpp"
+#include "host_model.hpp"
 
 namespace {
 

@@ -9,6 +9,7 @@
 #include "engine/prompts.hpp"
 #include "ferry/cache/arc.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "support/arc_oracle.hpp"
 #include "support/cache_simulator.hpp"
 

@@ -15,6 +15,7 @@
 #include "ferry/codec/hqq.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 
 namespace {
 

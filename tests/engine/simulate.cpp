@@ -10,6 +10,7 @@
 
 #include "engine/prompts.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "record.hpp"
 
 namespace {

@@ -14,6 +14,7 @@
 #include "errors.hpp"
 #include "ferry/error.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "host_worker.hpp"
 
 namespace {

@@ -21,6 +21,7 @@
 #include "engine/tiny_checkpoint.hpp"
 #include "errors.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "pack.hpp"
 
 namespace {

@@ -2,6 +2,7 @@
 #include "ferry/error.hpp"
 #include "fuzz/fuzz.hpp"
 #include "generate.hpp"
+#include "host_model.hpp"
 #include "machine.hpp"
 
 namespace ferry::fuzz {
