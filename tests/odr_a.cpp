@@ -1,5 +1,6 @@
 // Two translation units that include everything must link: see odr_b.cpp.
 #include "ferry/ferry.hpp"
+#include "ferry/link/cuda_stream.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "ferry/predictor/gate_bank.hpp"
 

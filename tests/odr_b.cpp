@@ -1,4 +1,5 @@
 #include "ferry/ferry.hpp"
+#include "ferry/link/cuda_stream.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "ferry/predictor/gate_bank.hpp"
 

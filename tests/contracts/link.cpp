@@ -1,8 +1,13 @@
 // What concepts.hpp asks of every Link. A new link is registered in the list at the end.
 #include <doctest/doctest.h>
 
+#include <optional>
+
+#include "emulated_cuda/emulated_cuda.hpp"
+#include "ferry/link/cuda_stream.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "ferry/link/virtual_clock.hpp"
+#include "support/pinned.hpp"
 #include "support/random.hpp"
 #include "support/shapes.hpp"
 
@@ -11,40 +16,85 @@ using namespace ferry::test;
 
 namespace {
 
-template <class L>
-std::unique_ptr<L> make(const ModelShape& m, SlotMemory& memory) {
-  if constexpr (std::is_same_v<L, VirtualClock>) {
-    return std::make_unique<L>(m, VirtualClock::Options{64'000'000, 0, true}, &memory);
-  } else {
-    return std::make_unique<L>(memory, HostThread::Options{.bytes_per_s = 64'000'000, .log = true});
-  }
-}
+constexpr std::uint32_t expert_bytes = 64;
 
-/// Lets some time go by on the link.
+/// A link over ten slots, and what the device sees in them. Expert e is full of e.
 template <class L>
-void pass(L& link) {
-  if constexpr (std::is_same_v<L, VirtualClock>) {
-    link.device(500);
-    link.sync();
-  } else {
-    std::this_thread::yield();
+class Rig {
+ public:
+  Rig(const ModelShape& m, const Allotment& slots)
+      : memory_(
+            slots,
+            [this](Variant v) {
+              return View<const std::byte>{experts_[v.id.expert].data(), expert_bytes};
+            },
+            true) {
+    for (int e = 0; e < 64; ++e) experts_.emplace_back(expert_bytes, static_cast<std::byte>(e));
+    if constexpr (std::is_same_v<L, VirtualClock>) {
+      link.emplace(m, VirtualClock::Options{64'000'000, 0, true}, &memory_);
+    } else {
+      link.emplace(memory_, HostThread::Options{.bytes_per_s = 64'000'000, .log = true});
+    }
   }
-}
+  [[nodiscard]] std::pair<std::byte, std::byte> ends(std::uint32_t slot) const {
+    return {memory_.slot(slot)[0], memory_.slot(slot)[expert_bytes - 1]};
+  }
+  /// Lets some time go by on the link.
+  void pass() {
+    if constexpr (std::is_same_v<L, VirtualClock>) {
+      link->device(500);
+      link->sync();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  std::vector<std::vector<std::byte>> experts_;
+  SlotMemory memory_;
+
+ public:
+  std::optional<L> link;
+};
+
+/// The device sees what its stream sees, at the place that the caller has got to.
+template <>
+class Rig<CudaStream> {
+ public:
+  Rig(const ModelShape& /*m*/, const Allotment& slots)
+      : experts_(64 * expert_bytes),
+        seen_(expert_bytes),
+        memory_(slots,
+                [this](Variant v) -> HeldBytes {
+                  return View<const std::byte>{experts_.data() + v.id.expert * expert_bytes, expert_bytes};
+                },
+                {.pinned = true, .poison = true}) {
+    for (std::size_t i = 0; i < experts_.size(); ++i) experts_[i] = static_cast<std::byte>(i / expert_bytes);
+    link.emplace(memory_, compute_, CudaStream::Options{.ahead_bytes = 4 * expert_bytes, .log = true});
+  }
+  [[nodiscard]] std::pair<std::byte, std::byte> ends(std::uint32_t slot) const {
+    compute_.read(seen_, 0, memory_.slot(slot), expert_bytes);
+    compute_.synchronize();
+    return {seen_[0], seen_[expert_bytes - 1]};
+  }
+  void pass() { static_cast<void>(cudaStreamQuery(compute_)); }
+
+ private:
+  Stream compute_;
+  Pinned experts_, seen_;
+  CudaSlots memory_;
+
+ public:
+  std::optional<CudaStream> link;
+};
 
 }  // namespace
 
-TEST_CASE_TEMPLATE_DEFINE("Link", L, link_contract) {
+template <class L>
+void link_contract_of() {
   const ModelShape m = model(1, 64, 1);
-  std::vector<std::vector<std::byte>> experts;
-  for (int e = 0; e < 64; ++e) experts.emplace_back(64, static_cast<std::byte>(e));
-  const Allotment slots = one_pool(m, 10 * 64);
-  SlotMemory memory(
-      slots,
-      [&](Variant v) {
-        return View<const std::byte>{experts[v.id.expert].data(), 64};
-      },
-      true);
-  const auto link = make<L>(m, memory);
+  Rig<L> rig(m, one_pool(m, 10 * expert_bytes));
+  L* link = &*rig.link;
   Random random(13);
   std::uint64_t number = 0, fence = 0;
   Seen last;
@@ -60,10 +110,11 @@ TEST_CASE_TEMPLATE_DEFINE("Link", L, link_contract) {
       // best effort: if it has begun, it lands
     } else {
       link->wait(ticket);
-      CHECK(memory.slot(slot)[0] == static_cast<std::byte>(expert));  // visible when wait returns
-      CHECK(memory.slot(slot)[63] == static_cast<std::byte>(expert));
+      const auto [first, last_byte] = rig.ends(slot);
+      CHECK(first == static_cast<std::byte>(expert));  // visible when wait returns
+      CHECK(last_byte == static_cast<std::byte>(expert));
     }
-    pass(*link);
+    rig.pass();
     const Seen seen = link->seen();
     CHECK(seen.demand_landed >= last.demand_landed);  // never goes back
     CHECK(seen.prefetch_begun >= last.prefetch_begun);
@@ -74,4 +125,18 @@ TEST_CASE_TEMPLATE_DEFINE("Link", L, link_contract) {
   CHECK_THROWS_AS(link->wait(Ticket{(number + 5) << 1U}), LinkError);
 }
 
+TEST_CASE_TEMPLATE_DEFINE("Link", L, link_contract) {
+  link_contract_of<L>();
+}
+
 TEST_CASE_TEMPLATE_INVOKE(link_contract, VirtualClock, HostThread);
+
+TEST_CASE("Link: CUDA, in many orders of its streams") {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    test::emulated::Options options;
+    options.seed = seed;
+    options.chunk_bytes = 16;
+    test::emulated::reset(options);
+    link_contract_of<CudaStream>();
+  }
+}

@@ -1,9 +1,13 @@
-// Invariants 1 to 4, 7 and 8 under random load, on both links, with the bytes checked at every computation.
+// Invariants 1 to 4, 7 and 8 under random load, on every link, with the bytes checked at every computation.
 #include "support/random_load.hpp"
 
 #include <doctest/doctest.h>
 
 #include <cstdlib>
+
+#include "emulated_cuda/emulated_cuda.hpp"
+#include "ferry/link/cuda_stream.hpp"
+#include "support/pinned.hpp"
 
 namespace {
 
@@ -17,6 +21,8 @@ std::uint32_t steps_in_all() {
 }
 
 constexpr std::uint32_t steps_each = 40;
+
+enum class Kind : std::uint8_t { clock, thread, cuda };
 
 struct Contents {
   explicit Contents(const ModelShape& m) : model(m) {
@@ -102,11 +108,91 @@ Log thread_run(std::uint64_t seed) {
   return link.log;
 }
 
+/// What the device's stream saw in slots when it got there, held against the right bytes.
+class StreamReads {
+ public:
+  StreamReads(const Stream& stream, const CudaSlots& slots, const Contents& contents)
+      : stream_(stream), slots_(slots), contents_(contents), memory_(std::size_t{1} << 16U) {}
+
+  void read(const Task& t) {
+    if (t.slot == no_slot) return;
+    const View<const std::byte> right = contents_.of(t.what);
+    if (used_ + right.size > memory_.size()) check();
+    stream_.read(memory_, used_, slots_.slot(t.slot), right.size);
+    reads_.push_back({used_, right});
+    used_ += right.size;
+  }
+  void check() {
+    stream_.synchronize();
+    for (const auto& [at, right] : reads_) {
+      ++tasks_checked;
+      if (std::memcmp(memory_.data() + at, right.data, right.size) != 0) {
+        throw Violation(3, "a task computes from the wrong bytes");
+      }
+    }
+    reads_.clear();
+    used_ = 0;
+  }
+
+ private:
+  const Stream& stream_;
+  const CudaSlots& slots_;
+  const Contents& contents_;
+  Pinned memory_;
+  std::size_t used_ = 0;
+  std::vector<std::pair<std::size_t, View<const std::byte>>> reads_;
+};
+
+template <class StackT>
+Log cuda_run(std::uint64_t seed) {
+  emulated::Options emulated;
+  emulated.seed = seed;
+  emulated.chunk_bytes = 64;
+  emulated::reset(emulated);
+  Scenario<StackT> s(seed);
+  const Contents contents(s.config.model);
+  const bool pinned = !s.random.chance(10);
+  std::size_t bytes = 0;
+  for (const auto& b : contents.bytes) bytes += b.size();
+  const Pinned held(bytes + 1);
+  std::map<const std::byte*, const std::byte*> pinned_at;
+  bytes = 0;
+  for (const auto& b : contents.bytes) {
+    std::memcpy(held.data() + bytes, b.data(), b.size());
+    pinned_at[b.data()] = held.data() + bytes;
+    bytes += b.size();
+  }
+  const Stream compute;
+  CudaSlots slots(s.config.allotment,
+                  [&](Variant v) -> HeldBytes {
+                    const View<const std::byte> b = contents.of(v);
+                    return pinned ? View<const std::byte>{pinned_at.at(b.data), b.size} : b;
+                  },
+                  {.pinned = pinned, .poison = true});
+  CudaStream stream(slots, compute, {.ahead_bytes = 256, .log = true});
+  Recorded link(stream);
+  OffloadPipeline<StackT, Recorded<CudaStream>> pipe(s.config, link);
+  InvariantChecker checker(s.config.model, s.config.allotment, s.config.transient_prefill_rows);
+  StreamReads reads(compute, slots, contents);
+  drive(
+      s, pipe, steps_each, &checker,
+      [&](const Task& t) {
+        reads.read(t);
+        if (t.slot != no_slot && pipe.core().residency().is_stream(t.slot)) slots.poison(t.slot, compute);
+      },
+      [](std::uint32_t ns) { emulated::advance(ns / 16); });
+  reads.check();
+  stream.drain();
+  InvariantChecker::service_order(stream.spans(), link.begun);
+  copies_checked += stream.spans().size();
+  return link.log;
+}
+
 /// The same core with what that link reported: same commands, to the last bit.
 template <class StackT>
-bool replays(std::uint64_t seed, const Log& log, bool thread) {
+bool replays(std::uint64_t seed, const Log& log, Kind kind) {
   Scenario<StackT> s(seed);
-  if (thread) s.random.chance(10);  // thread_run draws one number more
+  if (kind != Kind::clock) s.random.chance(10);  // the others draw one number more
   Replayed link(log.seen);
   OffloadPipeline<StackT, Replayed> pipe(s.config, link);
   drive(
@@ -115,42 +201,44 @@ bool replays(std::uint64_t seed, const Log& log, bool thread) {
 }
 
 template <class StackT>
-void many(bool thread) {
+void many(Kind kind) {
   const std::uint32_t runs = steps_in_all() / steps_each / 9;  // nine stacks share the steps
   for (std::uint32_t seed = 0; seed < runs; ++seed) {
     CAPTURE(seed);
-    const Log log = thread ? thread_run<StackT>(seed) : virtual_run<StackT>(seed);
-    if (!replays<StackT>(seed, log, thread)) FAIL("replay gave other commands");
+    const Log log = kind == Kind::clock    ? virtual_run<StackT>(seed)
+                    : kind == Kind::thread ? thread_run<StackT>(seed)
+                                           : cuda_run<StackT>(seed);
+    if (!replays<StackT>(seed, log, kind)) FAIL("replay gave other commands");
   }
 }
 
 TEST_CASE("virtual clock: invariants hold and replays agree under random load") {
   SUBCASE("on-demand") {
-    many<stacks::OnDemand>(false);
+    many<stacks::OnDemand>(Kind::clock);
   }
   SUBCASE("lru") {
-    many<stacks::LruCache>(false);
+    many<stacks::LruCache>(Kind::clock);
   }
   SUBCASE("cross-layer-lru") {
-    many<stacks::CrossLayerLru>(false);
+    many<stacks::CrossLayerLru>(Kind::clock);
   }
   SUBCASE("mixed precision, skipping, host placement") {
-    many<LossyStack>(false);
+    many<LossyStack>(Kind::clock);
   }
   SUBCASE("fate") {
-    many<stacks::Fate>(false);
+    many<stacks::Fate>(Kind::clock);
   }
   SUBCASE("hobbit") {
-    many<stacks::Hobbit>(false);
+    many<stacks::Hobbit>(Kind::clock);
   }
   SUBCASE("hobbit-cooperative") {
-    many<stacks::HobbitCooperative>(false);
+    many<stacks::HobbitCooperative>(Kind::clock);
   }
   SUBCASE("importance-driven") {
-    many<stacks::ImportanceDriven>(false);
+    many<stacks::ImportanceDriven>(Kind::clock);
   }
   SUBCASE("layer-stream") {
-    many<stacks::LayerStream>(false);
+    many<stacks::LayerStream>(Kind::clock);
   }
   CHECK(copies_checked > 0);
   CHECK(tasks_checked > 0);
@@ -158,32 +246,64 @@ TEST_CASE("virtual clock: invariants hold and replays agree under random load") 
 
 TEST_CASE("host thread: invariants hold and replays agree under random load") {
   SUBCASE("on-demand") {
-    many<stacks::OnDemand>(true);
+    many<stacks::OnDemand>(Kind::thread);
   }
   SUBCASE("lru") {
-    many<stacks::LruCache>(true);
+    many<stacks::LruCache>(Kind::thread);
   }
   SUBCASE("cross-layer-lru") {
-    many<stacks::CrossLayerLru>(true);
+    many<stacks::CrossLayerLru>(Kind::thread);
   }
   SUBCASE("mixed precision, skipping, host placement") {
-    many<LossyStack>(true);
+    many<LossyStack>(Kind::thread);
   }
   SUBCASE("fate") {
-    many<stacks::Fate>(true);
+    many<stacks::Fate>(Kind::thread);
   }
   SUBCASE("hobbit") {
-    many<stacks::Hobbit>(true);
+    many<stacks::Hobbit>(Kind::thread);
   }
   SUBCASE("hobbit-cooperative") {
-    many<stacks::HobbitCooperative>(true);
+    many<stacks::HobbitCooperative>(Kind::thread);
   }
   SUBCASE("importance-driven") {
-    many<stacks::ImportanceDriven>(true);
+    many<stacks::ImportanceDriven>(Kind::thread);
   }
   SUBCASE("layer-stream") {
-    many<stacks::LayerStream>(true);
+    many<stacks::LayerStream>(Kind::thread);
   }
+  CHECK(tasks_checked > 0);
+}
+
+TEST_CASE("CUDA: invariants hold and replays agree under random load") {
+  SUBCASE("on-demand") {
+    many<stacks::OnDemand>(Kind::cuda);
+  }
+  SUBCASE("lru") {
+    many<stacks::LruCache>(Kind::cuda);
+  }
+  SUBCASE("cross-layer-lru") {
+    many<stacks::CrossLayerLru>(Kind::cuda);
+  }
+  SUBCASE("mixed precision, skipping, host placement") {
+    many<LossyStack>(Kind::cuda);
+  }
+  SUBCASE("fate") {
+    many<stacks::Fate>(Kind::cuda);
+  }
+  SUBCASE("hobbit") {
+    many<stacks::Hobbit>(Kind::cuda);
+  }
+  SUBCASE("hobbit-cooperative") {
+    many<stacks::HobbitCooperative>(Kind::cuda);
+  }
+  SUBCASE("importance-driven") {
+    many<stacks::ImportanceDriven>(Kind::cuda);
+  }
+  SUBCASE("layer-stream") {
+    many<stacks::LayerStream>(Kind::cuda);
+  }
+  CHECK(copies_checked > 0);
   CHECK(tasks_checked > 0);
 }
 

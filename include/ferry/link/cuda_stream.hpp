@@ -1,0 +1,564 @@
+/// @file
+/// A link over CUDA: experts move from host memory into slots on the device, on a stream of their own.
+///
+/// Only host functions of the runtime are used, so that a host compiler suffices (CMake: CUDA::cudart,
+/// Threads::Threads). Nothing is newer than CUDA 11.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "ferry/concepts.hpp"
+#include "ferry/link/slot_memory.hpp"
+#include "ferry/timeline.hpp"
+
+namespace ferry {
+
+namespace part {
+
+inline std::string cuda_failure(cudaError_t error, const std::string& call) {
+  return call + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")";
+}
+
+/// Throws LinkError with the call, and what CUDA says of it.
+inline void check_cuda(cudaError_t error, const std::string& call) {
+  if (error != cudaSuccess) throw LinkError(cuda_failure(error, call));
+}
+
+}  // namespace part
+
+/// The slots on a device, and where the experts' bytes are to be had: what SlotMemory is for host memory.
+class CudaSlots {
+ public:
+  struct Options {
+    /// The source's bytes all lie in page-locked memory (cudaMallocHost, cudaHostRegister), from where the device
+    /// copies them itself. Otherwise a thread of the link stages them, and may wait for a disk.
+    bool pinned = true;
+    /// Fill a slot with NaN before an expert comes into it.
+    bool poison = SlotMemory::poison_by_default;
+  };
+
+  /// One block on the current device. Throws LinkError if there is no room, with what was asked for and what is free.
+  CudaSlots(const Allotment& allotment, SlotMemory::Source source, const Options& options)
+      : offsets_(allotment.offsets()), source_(std::move(source)), options_(options) {
+    void* block = nullptr;
+    const cudaError_t error = cudaMalloc(&block, offsets_.back() + 1);
+    if (error == cudaErrorMemoryAllocation) {
+      static_cast<void>(cudaGetLastError());  // nothing is broken: a smaller budget may be tried
+      std::size_t free = 0, total = 0;
+      part::check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+      throw LinkError("slots of " + std::to_string(offsets_.back()) + " bytes do not fit the device: " +
+                      std::to_string(free) + " of its " + std::to_string(total) + " bytes are free");
+    }
+    part::check_cuda(error, "cudaMalloc of " + std::to_string(offsets_.back() + 1) + " bytes");
+    bytes_.reset(static_cast<std::byte*>(block));
+    part::check_cuda(cudaMemset(block, 0xff, offsets_.back()), "cudaMemset");
+    part::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // streams do not wait for cudaMemset
+  }
+
+  /// On the device.
+  [[nodiscard]] std::byte* slot(std::uint32_t s) const noexcept { return bytes_.get() + offsets_[s]; }
+  [[nodiscard]] std::uint64_t slot_bytes(std::uint32_t s) const noexcept { return offsets_[s + 1] - offsets_[s]; }
+  [[nodiscard]] std::uint32_t slots() const noexcept { return static_cast<std::uint32_t>(offsets_.size() - 1); }
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return offsets_.back(); }
+  [[nodiscard]] HeldBytes source(Variant v) const { return source_(v); }
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+
+  /// The slot's expert has left, once `stream` gets there.
+  void poison(std::uint32_t s, cudaStream_t stream) {
+    if (!options_.poison) return;
+    part::check_cuda(cudaMemsetAsync(slot(s), 0xff, slot_bytes(s), stream), "cudaMemsetAsync");
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { static_cast<void>(cudaFree(p)); }
+  };
+  std::vector<std::uint64_t> offsets_;
+  std::unique_ptr<std::byte, Free> bytes_;
+  SlotMemory::Source source_;
+  Options options_;
+};
+
+/// Copies on a stream beside the device's computation.
+///
+/// A copy waits on the device for the event of its slot's last reader, and the computation waits on the device for the
+/// copy that it needs and nothing else; the caller's thread waits for neither. A demand copy goes to the stream when it
+/// is submitted; only the last of a few may stay until the next call of any kind, for a neighbour that can go with it in
+/// one copy (next to it in host memory and on the device).
+///
+/// CUDA cannot take a copy back. So prefetches wait here, where they can be dropped, and every call moves on as many as
+/// keep the stream busy for `ahead_bytes`: by no more than those can prefetches delay a demand copy. Nor does a prefetch
+/// go to the stream before its slot's last reader is done, since demand copies behind it would wait as well.
+///
+/// With a source that is not pinned, a thread reads the bytes (from a disk, for instance) into page-locked buffers and
+/// puts the copies on the stream; `wait` then blocks until the copy is there, not until it has landed.
+///
+/// An error of CUDA, or of the source, stops the link: nothing is copied any more, and `wait` and `drain` throw it.
+/// Threads: all calls from one. Complexity of each: O(copies that landed or were put on the stream since the last one).
+class CudaStream {
+ public:
+  struct Options {
+    /// Of prefetches on the stream at a time; at least one goes, whatever its size. Good: what the link carries between
+    /// two calls, some tenths of a layer's time.
+    std::uint64_t ahead_bytes = std::uint64_t{16} << 20U;
+    std::uint32_t staging_buffers = 3;  ///< each for the largest slot; for sources that are not pinned
+    bool log = false;                   ///< keep every span for a timeline
+  };
+
+  /// `slots` outlives the link. `compute`: the stream whose work reads the slots. Throws LinkError.
+  CudaStream(CudaSlots& slots, cudaStream_t compute, const Options& options)
+      : slots_(slots), compute_(compute), options_(options) {
+    part::check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
+    part::check_cuda(cudaStreamCreateWithFlags(&copies_.handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    base_ = take_event(timed_);
+    part::check_cuda(cudaEventRecord(base_, copies_.handle), "cudaEventRecord");
+    part::check_cuda(cudaEventSynchronize(base_), "cudaEventSynchronize");
+    base_ns_ = now();
+    if (slots.options().pinned) return;
+    if (options.staging_buffers == 0) throw ConfigError("CUDA link: staging_buffers must be positive");
+    std::uint64_t largest = 1;
+    for (std::uint32_t s = 0; s < slots.slots(); ++s) largest = std::max(largest, slots.slot_bytes(s));
+    for (std::uint32_t i = 0; i < options.staging_buffers; ++i) {
+      void* memory = nullptr;
+      part::check_cuda(cudaMallocHost(&memory, largest), "cudaMallocHost of " + std::to_string(largest) + " bytes");
+      buffers_.emplace_back(static_cast<std::byte*>(memory));
+    }
+    buffer_free_.resize(buffers_.size());
+    thread_ = std::thread([this] { stage(); });
+  }
+  ~CudaStream() {
+    if (thread_.joinable()) {
+      {
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
+      }
+      wake_.notify_all();
+      thread_.join();
+    }
+    static_cast<void>(cudaStreamSynchronize(copies_.handle));  // nothing writes to the slots after this
+  }
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+
+  // Link
+
+  void submit(const Copy& copy) noexcept {
+    const std::lock_guard lock(mutex_);
+    (copy.demand ? demand_ : prefetch_).push_back(copy);
+    (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
+    move_on(copy.demand ? Last::may_stay : Last::goes);
+  }
+
+  void drop(Ticket ticket) noexcept {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(prefetch_, [&](const Copy& c) { return c.ticket == ticket; });
+  }
+
+  Seen seen() noexcept {
+    const std::lock_guard lock(mutex_);
+    collect();
+    move_on(Last::goes);
+    Seen s{demand_landed_, last_prefetch_, last_prefetch_};
+    if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = before(prefetch_.front().ticket);
+    if (staging_ && !staging_->demand) s.prefetch_landed = before(staging_->ticket);
+    for (const Sent& sent : sent_) {  // few: the stream holds `ahead_bytes`
+      if (sent.copies.front().demand) continue;
+      s.prefetch_landed = before(sent.copies.front().ticket);
+      break;
+    }
+    return s;
+  }
+
+  void fence(Fence fence) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!failed_.empty()) return;
+    static_cast<void>(reached(fence));  // forgets those that are
+    cudaEvent_t event = take_event(untimed_);
+    if (!good(cudaEventRecord(event, compute_), "cudaEventRecord")) return;
+    fences_.push_back({fence, event});
+    named_ = fence;
+    move_on(Last::goes);
+  }
+
+  /// Lets the computation wait, from its next work on, until that copy has landed. Throws LinkError if it never will.
+  void wait(Ticket ticket) {
+    std::unique_lock lock(mutex_);
+    if (ticket > (is_prefetch(ticket) ? last_prefetch_ : last_demand_)) {
+      throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
+                      " that was not submitted: call done() for the task before it in its slot");
+    }
+    if (is_prefetch(ticket)) urgent_ = std::max(urgent_, ticket);
+    move_on(Last::goes);
+    on_stream_.wait(lock, [&] { return !failed_.empty() || !queued(ticket) || held_back(); });
+    throw_failure();
+    if (queued(ticket)) {
+      throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
+                      " behind one that waits for a fence not named yet: call fence() first");
+    }
+    for (const Sent& sent : sent_) {
+      for (const Copy& c : sent.copies) {
+        if (c.ticket != ticket) continue;
+        if (!good(cudaStreamWaitEvent(compute_, sent.end, 0), "cudaStreamWaitEvent")) throw_failure();
+        return;
+      }
+    }
+  }
+
+  /// Blocks until nothing is queued or on its way. Throws LinkError if that never comes.
+  void drain() {
+    std::unique_lock lock(mutex_);
+    urgent_ = last_prefetch_;
+    move_on(Last::goes);
+    on_stream_.wait(
+        lock, [&] { return !failed_.empty() || held_back() || (demand_.empty() && prefetch_.empty() && !staging_); });
+    throw_failure();
+    if (held_back()) throw LinkError("a copy waits for a fence that was never named: call fence() first");
+    if (!good(cudaStreamSynchronize(copies_.handle), "cudaStreamSynchronize")) throw_failure();
+    collect();
+    throw_failure();
+  }
+
+  /// What stopped the link; empty: nothing.
+  [[nodiscard]] std::string failed() const {
+    const std::lock_guard lock(mutex_);
+    return failed_;
+  }
+  [[nodiscard]] Nanoseconds busy_ns() const {
+    const std::lock_guard lock(mutex_);
+    return busy_ns_;
+  }
+  /// Of copies that have landed.
+  [[nodiscard]] std::uint64_t bytes_copied() const {
+    const std::lock_guard lock(mutex_);
+    return bytes_copied_;
+  }
+  /// How many copies of CUDA carried them: fewer than tickets where neighbours went together.
+  [[nodiscard]] std::uint64_t transfers() const {
+    const std::lock_guard lock(mutex_);
+    return transfers_;
+  }
+  /// The fastest copy so far, by the device's own clock.
+  [[nodiscard]] double peak_bytes_per_s() const {
+    const std::lock_guard lock(mutex_);
+    return peak_bytes_per_s_;
+  }
+  /// Of copies that have landed.
+  [[nodiscard]] std::vector<Span> spans() const {
+    const std::lock_guard lock(mutex_);
+    return spans_;
+  }
+
+  /// The clock of `spans`.
+  static Nanoseconds now() noexcept {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+ private:
+  /// Of demand copies that are about to go to the stream.
+  enum class Last { goes, may_stay };
+
+  /// One copy of CUDA.
+  struct Sent {
+    std::vector<Copy> copies;      ///< a prefetch, or one or more demand copies
+    std::vector<HeldBytes> bytes;  ///< held until it has landed
+    std::uint64_t size = 0;
+    cudaEvent_t begin = nullptr, end = nullptr;
+  };
+  struct Recorded {
+    Fence fence;
+    cudaEvent_t event;
+  };
+  struct Stream {
+    Stream() = default;
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+    ~Stream() {
+      if (handle != nullptr) static_cast<void>(cudaStreamDestroy(handle));
+    }
+    cudaStream_t handle = nullptr;
+  };
+  /// Events, made when they run out and used again.
+  struct Events {
+    explicit Events(unsigned event_flags) : flags(event_flags) {}
+    Events(const Events&) = delete;
+    Events& operator=(const Events&) = delete;
+    ~Events() {
+      for (const cudaEvent_t e : all) static_cast<void>(cudaEventDestroy(e));
+    }
+    unsigned flags;
+    std::vector<cudaEvent_t> all, free;
+  };
+  struct FreePinned {
+    void operator()(std::byte* p) const { static_cast<void>(cudaFreeHost(p)); }
+  };
+
+  static Ticket before(Ticket t) noexcept { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
+
+  /// False after an error, which is kept if it is the first.
+  bool good(cudaError_t error, const char* call) noexcept {
+    if (error == cudaSuccess) return failed_.empty();
+    fail(part::cuda_failure(error, call));
+    return false;
+  }
+  void fail(const std::string& why) {
+    if (failed_.empty()) failed_ = why;
+    on_stream_.notify_all();
+  }
+  void throw_failure() const {
+    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
+  }
+
+  cudaEvent_t take_event(Events& events) {
+    if (events.free.empty()) {
+      cudaEvent_t event = nullptr;
+      good(cudaEventCreateWithFlags(&event, events.flags), "cudaEventCreateWithFlags");
+      if (event != nullptr) events.all.push_back(event);
+      return event;
+    }
+    const cudaEvent_t event = events.free.back();
+    events.free.pop_back();
+    return event;
+  }
+
+  /// Whether the device has got to that fence.
+  bool reached(Fence fence) {
+    while (!fences_.empty() && reached_ < fence) {
+      const cudaError_t state = cudaEventQuery(fences_.front().event);
+      if (state == cudaErrorNotReady) return false;
+      if (!good(state, "cudaEventQuery")) return false;
+      reached_ = fences_.front().fence;
+      untimed_.free.push_back(fences_.front().event);
+      fences_.pop_front();
+    }
+    return reached_ >= fence;
+  }
+
+  /// Notes what has landed.
+  void collect() {
+    while (!sent_.empty() && failed_.empty()) {
+      Sent& s = sent_.front();
+      const cudaError_t state = cudaEventQuery(s.end);
+      if (state == cudaErrorNotReady || !good(state, "cudaEventQuery")) return;
+      float from_base = 0, took = 0;
+      if (!good(cudaEventElapsedTime(&from_base, base_, s.begin), "cudaEventElapsedTime") ||
+          !good(cudaEventElapsedTime(&took, s.begin, s.end), "cudaEventElapsedTime")) {
+        return;
+      }
+      const Nanoseconds begin = base_ns_ + static_cast<Nanoseconds>(double{from_base} * 1e6);
+      const auto ns = static_cast<Nanoseconds>(double{took} * 1e6);
+      busy_ns_ += ns;
+      bytes_copied_ += s.size;
+      ++transfers_;
+      if (ns > 0)
+        peak_bytes_per_s_ = std::max(peak_bytes_per_s_, static_cast<double>(s.size) * 1e9 / static_cast<double>(ns));
+      for (const Copy& c : s.copies) {
+        if (c.demand) demand_landed_ = c.ticket;
+        if (options_.log) {
+          spans_.push_back({Lane::link, c.demand ? "demand" : "prefetch", begin, begin + ns, c.what, true, c.ticket});
+        }
+      }
+      if (!s.copies.front().demand) prefetch_bytes_ -= s.size;
+      timed_.free.push_back(s.begin);
+      if (from_base > 1000) {  // CUDA gives milliseconds as a float: near the base they are exact
+        timed_.free.push_back(std::exchange(base_, s.end));
+        base_ns_ = begin + ns;
+      } else {
+        timed_.free.push_back(s.end);
+      }
+      sent_.pop_front();
+    }
+  }
+
+  [[nodiscard]] bool queued(Ticket ticket) const {
+    auto is = [&](const Copy& c) { return c.ticket == ticket; };
+    const std::deque<Copy>& queue = is_prefetch(ticket) ? prefetch_ : demand_;
+    return (staging_ && is(*staging_)) || std::any_of(queue.begin(), queue.end(), is);
+  }
+
+  /// Whether the next copy waits for a fence that has no event yet.
+  [[nodiscard]] bool held_back() const {
+    if (staging_) return false;
+    if (!demand_.empty()) return demand_.front().after > named_;
+    return !prefetch_.empty() && prefetch_.front().after > named_;
+  }
+
+  /// Whether the front of the prefetches may go to the stream.
+  bool prefetch_may_go() {
+    if (prefetch_.empty() || !demand_.empty() || held_back()) return false;
+    const Copy& next = prefetch_.front();
+    if (next.ticket <= urgent_) return true;
+    if (prefetch_bytes_ > 0 && prefetch_bytes_ + slots_.slot_bytes(next.slot) > options_.ahead_bytes) return false;
+    return reached(next.after);
+  }
+
+  /// Puts on the stream what should be there by now, or lets the thread do it.
+  void move_on(Last last) noexcept {
+    if (thread_.joinable()) {
+      if (!demand_.empty() || !prefetch_.empty()) wake_.notify_one();
+      return;
+    }
+    if (!failed_.empty()) return;
+    if (prefetch_bytes_ > 0) collect();
+    try {
+      while (!demand_.empty() && !held_back()) {
+        Sent group;
+        std::size_t count = 1;
+        while (count < demand_.size() && demand_[count].after <= named_ && adjoin(demand_[count - 1], demand_[count])) {
+          ++count;
+        }
+        // A neighbour may still come, unless what there is does not reach to the end of its slot.
+        if (count == demand_.size() && last == Last::may_stay && adjoin(demand_[count - 1], demand_[count - 1], true)) {
+          return;
+        }
+        group.copies.assign(demand_.begin(), demand_.begin() + static_cast<std::ptrdiff_t>(count));
+        demand_.erase(demand_.begin(), demand_.begin() + static_cast<std::ptrdiff_t>(count));
+        for (const Copy& c : group.copies) group.bytes.push_back(slots_.source(c.what));
+        send(std::move(group), nullptr);
+      }
+      while (failed_.empty() && prefetch_may_go()) {
+        Sent one;
+        one.copies.push_back(prefetch_.front());
+        prefetch_.pop_front();
+        one.bytes.push_back(slots_.source(one.copies[0].what));
+        send(std::move(one), nullptr);
+      }
+    } catch (const std::exception& e) {
+      fail(e.what());
+    }
+  }
+
+  /// Whether `b` lies right behind `a`, on the host as well as on the device. `alone`: whether anything could.
+  [[nodiscard]] bool adjoin(const Copy& a, const Copy& b, bool alone = false) const {
+    const View<const std::byte> from = slots_.source(a.what).view;
+    if (from.size != slots_.slot_bytes(a.slot)) return false;
+    if (alone) return a.slot + 1 < slots_.slots();
+    return b.slot == a.slot + 1 && slots_.source(b.what).view.data == from.data + from.size;
+  }
+
+  /// Puts copies on the stream that lie one behind the other; from `staged`, if given.
+  void send(Sent&& s, const std::byte* staged) {
+    const Copy& first = s.copies.front();
+    Fence after = first.after;
+    for (std::size_t i = 0; i < s.copies.size(); ++i) {
+      const std::uint64_t bytes = s.bytes[i].view.size, room = slots_.slot_bytes(s.copies[i].slot);
+      if (bytes == 0 || bytes > room) {
+        return fail("an expert of " + std::to_string(bytes) + " bytes for slot " + std::to_string(s.copies[i].slot) +
+                    " of " + std::to_string(room));
+      }
+      s.size += bytes;
+      after = std::max(after, s.copies[i].after);
+    }
+    cudaStream_t stream = copies_.handle;
+    if (!reached(after)) {
+      const auto at = std::find_if(fences_.begin(), fences_.end(), [&](const Recorded& r) { return r.fence >= after; });
+      if (!good(cudaStreamWaitEvent(stream, at->event, 0), "cudaStreamWaitEvent")) return;
+    }
+    s.begin = take_event(timed_);
+    s.end = take_event(timed_);
+    std::byte* to = slots_.slot(first.slot);
+    const std::byte* from = staged != nullptr ? staged : s.bytes.front().view.data;
+    if (!good(cudaEventRecord(s.begin, stream), "cudaEventRecord")) return;
+    for (const Copy& c : s.copies) {
+      if (!slots_.options().poison) break;
+      if (!good(cudaMemsetAsync(slots_.slot(c.slot), 0xff, slots_.slot_bytes(c.slot), stream), "cudaMemsetAsync"))
+        return;
+    }
+    if (!good(cudaMemcpyAsync(to, from, s.size, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync")) return;
+    if (!good(cudaEventRecord(s.end, stream), "cudaEventRecord")) return;
+    if (!first.demand) prefetch_bytes_ += s.size;
+    if (staged != nullptr) s.bytes.clear();
+    sent_.push_back(std::move(s));
+  }
+
+  /// The thread's work: bytes from anywhere into a page-locked buffer, and from there to the stream.
+  void stage() {
+    std::unique_lock lock(mutex_);
+    good(cudaSetDevice(device_), "cudaSetDevice");
+    for (std::size_t next = 0;; next = (next + 1) % buffers_.size()) {
+      auto may_go = [&] { return failed_.empty() && !held_back() && (!demand_.empty() || prefetch_may_go()); };
+      while (!stop_ && !may_go()) {
+        // Fences and landings are seen by asking: while prefetches wait for one, from time to time.
+        if (prefetch_.empty() || !failed_.empty() || held_back()) {
+          wake_.wait(lock);
+        } else {
+          wake_.wait_for(lock, std::chrono::microseconds(50));
+          collect();
+        }
+      }
+      if (stop_) return;
+      std::deque<Copy>& queue = demand_.empty() ? prefetch_ : demand_;
+      staging_ = std::make_unique<Copy>(queue.front());
+      queue.pop_front();
+      lock.unlock();
+      Sent one;
+      one.copies.push_back(*staging_);
+      std::string why;
+      cudaError_t freed = cudaSuccess;
+      try {
+        one.bytes.push_back(slots_.source(one.copies[0].what));
+        if (buffer_free_[next] != nullptr) freed = cudaEventSynchronize(buffer_free_[next]);
+        const View<const std::byte> from = one.bytes[0].view;
+        if (freed == cudaSuccess && from.size <= slots_.slot_bytes(one.copies[0].slot)) {
+          std::memcpy(buffers_[next].get(), from.data, from.size);
+        }
+      } catch (const std::exception& e) {
+        why = e.what();
+      }
+      lock.lock();
+      if (!why.empty()) fail(why);
+      if (good(freed, "cudaEventSynchronize")) {
+        send(std::move(one), buffers_[next].get());
+        if (failed_.empty()) {
+          if (buffer_free_[next] == nullptr) buffer_free_[next] = take_event(untimed_);
+          good(cudaEventRecord(buffer_free_[next], copies_.handle), "cudaEventRecord");
+        }
+      }
+      staging_.reset();
+      on_stream_.notify_all();
+    }
+  }
+
+  CudaSlots& slots_;
+  cudaStream_t compute_;
+  const Options options_;
+  int device_ = 0;
+  Stream copies_;
+  Events timed_{cudaEventDefault}, untimed_{cudaEventDisableTiming};
+  mutable std::mutex mutex_;  ///< held for a moment only: contended with the staging thread alone
+  std::condition_variable wake_, on_stream_;
+  std::deque<Copy> demand_, prefetch_;  ///< not yet on the stream
+  std::deque<Sent> sent_;               ///< on the stream, oldest first
+  std::deque<Recorded> fences_;         ///< not known to be reached
+  std::uint64_t prefetch_bytes_ = 0;    ///< of `sent_`
+  Fence named_ = Fence::none, reached_ = Fence::none;
+  Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;
+  Ticket urgent_ = Ticket::none;  ///< prefetches up to this one go, whatever the limits
+  std::string failed_;            ///< why the link stopped
+  cudaEvent_t base_ = nullptr;    ///< happened at base_ns_
+  Nanoseconds base_ns_ = 0, busy_ns_ = 0;
+  std::uint64_t bytes_copied_ = 0, transfers_ = 0;
+  double peak_bytes_per_s_ = 0;
+  std::vector<Span> spans_;
+  // Of the thread
+  std::vector<std::unique_ptr<std::byte, FreePinned>> buffers_;
+  std::vector<cudaEvent_t> buffer_free_;  ///< by buffer; null: not used yet
+  std::unique_ptr<Copy> staging_;         ///< neither queued nor on the stream
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+static_assert(Link<CudaStream>);
+
+}  // namespace ferry

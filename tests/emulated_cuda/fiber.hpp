@@ -1,0 +1,181 @@
+/// @file
+/// Fibers: stacks of their own between which one OS thread jumps. For blocks.cpp alone.
+///
+/// On x86-64 the jump is a few instructions in place: a call of Boost.Context's, whose end is no return, makes the
+/// processor guess wrong at the returns that follow, which nearly doubles the time of a warp. Elsewhere it is Boost's.
+/// EMULATED_BOOST_CONTEXT: Boost's everywhere.
+#pragma once
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "operation.hpp"
+
+#if !defined(__x86_64__)
+#define EMULATED_BOOST_CONTEXT
+#endif
+#if defined(EMULATED_BOOST_CONTEXT)
+#include <boost/context/fiber.hpp>
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#define EMULATED_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMULATED_ASAN
+#endif
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define EMULATED_TSAN
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define EMULATED_TSAN
+#endif
+#endif
+#if defined(EMULATED_ASAN)
+#include <sanitizer/common_interface_defs.h>
+#endif
+#if defined(EMULATED_TSAN)
+#include <sanitizer/tsan_interface.h>
+#endif
+
+namespace ferry::test::emulated {
+
+class Fiber {
+ public:
+  using Body = void (*)();  ///< never returns
+
+  /// The caller's own stack.
+  Fiber() = default;
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  /// A stack that is never given back; below it lies a page that nobody may touch.
+  Fiber(std::size_t number, Body body) {
+    constexpr std::size_t bytes = 256 << 10U;  // of address space; most of it is never touched
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory, page_bytes, PROT_NONE) != 0) die("no memory for a thread's stack");
+    // Tops at different places of their pages: at one place, the stacks of a warp would share a few sets of the cache.
+    const std::size_t offset = number * 320 % page_bytes;
+    stack_ = static_cast<char*>(memory) + page_bytes;
+    stack_bytes_ = bytes - page_bytes - offset;
+#if defined(EMULATED_TSAN)
+    tsan_ = __tsan_create_fiber(0);
+#endif
+    start(body);
+  }
+
+  /// Before the first jump of a caller's own stack.
+  void here() {
+#if defined(EMULATED_TSAN)
+    tsan_ = __tsan_get_current_fiber();
+#endif
+  }
+
+  /// Leaves `from`, which runs, for `to`. Returns when something jumps to `from`.
+  static inline __attribute__((always_inline)) void jump(Fiber& from, Fiber& to);
+
+  /// First in a body.
+  static void begin() {
+    arrived(nullptr);
+  }
+
+ private:
+  static constexpr std::size_t page_bytes = 4096;
+
+  [[nodiscard]] char* top() const {
+    return stack_ + stack_bytes_;
+  }
+
+  static inline __attribute__((always_inline)) void arrived([[maybe_unused]] void* fake_stack) {
+#if defined(EMULATED_ASAN)
+    const void* stack = nullptr;
+    __sanitizer_finish_switch_fiber(fake_stack, &stack, &left_->stack_bytes_);
+    left_->stack_ = static_cast<char*>(const_cast<void*>(stack));
+#endif
+  }
+
+  void start(Body body);
+
+  static inline Fiber* left_ = nullptr;  ///< by the last jump
+
+#if defined(EMULATED_BOOST_CONTEXT)
+  boost::context::fiber context_;  ///< of a fiber that does not run
+#else
+  void* stack_pointer_ = nullptr;
+  [[maybe_unused]] void* frame_pointer_ = nullptr;
+  void* go_on_ = nullptr;
+#endif
+  char* stack_ = nullptr;
+  std::size_t stack_bytes_ = 0;
+  void* fake_stack_ = nullptr;
+  [[maybe_unused]] void* tsan_ = nullptr;
+};
+
+#if defined(EMULATED_BOOST_CONTEXT)
+
+inline void Fiber::start(Body body) {
+  struct Stack {
+    boost::context::stack_context allocate() { return {}; }
+    void deallocate(boost::context::stack_context&) {}
+  };
+  boost::context::stack_context stack;
+  stack.sp = top();
+  stack.size = stack_bytes_;
+  context_ = boost::context::fiber(std::allocator_arg, boost::context::preallocated(stack.sp, stack.size, stack),
+                                   Stack{}, [body](boost::context::fiber&& from) noexcept -> boost::context::fiber {
+                                     left_->context_ = std::move(from);
+                                     body();
+                                     return {};
+                                   });
+}
+
+#else
+
+inline void Fiber::start(Body body) {
+  stack_pointer_ = top() - 8;  // as a call leaves it
+  go_on_ = reinterpret_cast<void*>(body);
+}
+
+#endif
+
+inline void Fiber::jump(Fiber& from, Fiber& to) {
+  left_ = &from;
+#if defined(EMULATED_ASAN)
+  __sanitizer_start_switch_fiber(&from.fake_stack_, to.stack_, to.stack_bytes_);
+#endif
+#if defined(EMULATED_TSAN)
+  __tsan_switch_to_fiber(to.tsan_, 0);
+#endif
+#if defined(EMULATED_BOOST_CONTEXT)
+  boost::context::fiber came = std::move(to.context_).resume();
+  left_->context_ = std::move(came);
+#else
+  void* leave = &from.stack_pointer_;
+  void* enter = &to.stack_pointer_;
+  asm volatile(
+      "leaq 1f(%%rip), %%rcx\n\t"
+      "movq %%rsp, (%0)\n\t"
+      "movq %%rbp, 8(%0)\n\t"
+      "movq %%rcx, 16(%0)\n\t"
+      "movq (%1), %%rsp\n\t"
+      "movq 8(%1), %%rbp\n\t"
+      "jmpq *16(%1)\n\t"
+      "1:"
+      : "+a"(leave), "+d"(enter)
+      :
+      : "rbx", "rcx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
+        "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15",
+#if defined(__AVX512F__)
+        "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",
+        "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7",
+#endif
+        "cc", "memory");
+#endif
+  // `from` is in this frame, on the stack that was come back to.
+  arrived(from.fake_stack_);
+}
+
+}  // namespace ferry::test::emulated
