@@ -1,0 +1,190 @@
+// Rotary embedding, the caches of keys and values, and attention over them.
+#include <cmath>
+#include <cub/warp/warp_reduce.cuh>
+
+#include "kernels.hpp"
+#include "launch.hpp"
+
+namespace ferry::engine::cuda {
+namespace {
+
+using namespace part;
+
+constexpr std::uint32_t warps = 8, threads = warps * lanes;
+
+/// Keys of a layer in a sequence's cache; its values are `capacity` positions behind.
+__device__ float* keys_of(const RowPlace& place, std::uint32_t layer, const AttentionShape& s) {
+  return place.cache + std::uint64_t{layer} * 2 * place.capacity * s.kv_heads * s.head_dim;
+}
+
+/// A row for each blockIdx.x; its pairs, and after them the numbers of v, over blockIdx.y.
+__global__ void __launch_bounds__(threads)
+    rotate_kernel(float* q, float* k, const float* v, const float* inverse_frequency, const RowPlace* rows,
+                  std::uint32_t layer, AttentionShape s) {
+  const std::uint32_t half = s.head_dim / 2, kv_width = s.kv_heads * s.head_dim;
+  const std::uint32_t q_pairs = s.heads * half, pairs = q_pairs + s.kv_heads * half;
+  const std::uint32_t i = blockIdx.y * threads + threadIdx.x;
+  if (i >= pairs + kv_width) return;
+  const RowPlace place = rows[blockIdx.x];
+  const std::uint64_t of_position = std::uint64_t{place.position} * kv_width;
+  float* keys = keys_of(place, layer, s);
+  if (i >= pairs) {
+    const std::uint32_t at = i - pairs;
+    float* values = keys + std::uint64_t{place.capacity} * kv_width;
+    values[of_position + at] = v[std::uint64_t{blockIdx.x} * kv_width + at];
+    return;
+  }
+  const bool query = i < q_pairs;
+  const std::uint32_t pair = query ? i : i - q_pairs, first = pair / half * s.head_dim + pair % half;
+  float* from = query ? q + std::uint64_t{blockIdx.x} * s.heads * s.head_dim : k + std::uint64_t{blockIdx.x} * kv_width;
+  const float angle = static_cast<float>(place.position) * inverse_frequency[pair % half];
+  const float cosine = cosf(angle), sine = sinf(angle), a = from[first], b = from[first + half];
+  const float rotated_a = a * cosine - b * sine, rotated_b = b * cosine + a * sine;
+  from[first] = rotated_a;
+  from[first + half] = rotated_b;
+  if (query) return;
+  keys[of_position + first] = rotated_a;
+  keys[of_position + first + half] = rotated_b;
+}
+
+struct Larger {
+  __device__ float operator()(float a, float b) const { return a > b ? a : b; }
+};
+
+/// Element `i` to `i` + 3 of a vector, zeros behind its end.
+__device__ __forceinline__ float4 four_of(const float* vector, std::uint32_t i, std::uint32_t size) {
+  if (size % 4 == 0) return i < size ? *reinterpret_cast<const float4*>(vector + i) : make_float4(0, 0, 0, 0);
+  return make_float4(i < size ? vector[i] : 0, i + 1 < size ? vector[i + 1] : 0, i + 2 < size ? vector[i + 2] : 0,
+                     i + 3 < size ? vector[i + 3] : 0);
+}
+
+/// One head of one row. Its warps take 32 positions each in turn, and keep a softmax over what they have seen: the
+/// largest score, and sums relative to that. In the end they are merged, in their order.
+///
+/// `parts`: of 32 elements, that a head has at most.
+template <std::uint32_t parts>
+__global__ void __launch_bounds__(threads, 2)
+    attention_kernel(const float* q, const RowPlace* rows, std::uint32_t layer, AttentionShape s, float* out) {
+  constexpr std::uint32_t team = 8, teams = lanes / team;  // lanes that make one score together
+  __shared__ typename cub::WarpReduce<float>::TempStorage reduce[warps], reduce_sum[warps];
+  __shared__ float shared_weights[warps][lanes];
+  __shared__ float shared_out[warps][parts * lanes];
+  __shared__ float shared_largest[warps], shared_sum[warps];
+  const std::uint32_t lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, in_team = lane % team;
+  const std::uint32_t row = blockIdx.x / s.heads, head = blockIdx.x % s.heads, dim = s.head_dim;
+  const std::uint32_t kv_width = s.kv_heads * dim;
+  const RowPlace place = rows[row];
+  const float* keys = keys_of(place, layer, s) + head / (s.heads / s.kv_heads) * dim;
+  const float* values = keys + std::uint64_t{place.capacity} * kv_width;
+  const std::uint64_t at = (std::uint64_t{row} * s.heads + head) * dim;  // of the row and head in q and out
+  const float scale = 1.0F / sqrtf(static_cast<float>(dim)), infinity = __uint_as_float(0x7f800000U);
+
+  float4 query[parts];
+#pragma unroll
+  for (std::uint32_t p = 0; p < parts; ++p) query[p] = four_of(q + at, p * lanes + in_team * 4, dim);
+  float largest = -infinity, sum = 0;  // the sum is the lane's own
+  float mixed[parts] = {};             // elements `lane`, `lane` + 32, ...
+  for (std::uint32_t first = warp * lanes; first <= place.position; first += threads) {
+    const std::uint32_t count = place.position + 1 - first < lanes ? place.position + 1 - first : lanes;
+    float scores[team];  // the lane's shares, of positions `team of the lane` + teams * i
+#pragma unroll
+    for (std::uint32_t i = 0; i < team; ++i) {
+      const std::uint32_t position = i * teams + lane / team;
+      scores[i] = 0;
+      if (position >= count) continue;
+      const float* key = keys + std::uint64_t{first + position} * kv_width;
+#pragma unroll
+      for (std::uint32_t p = 0; p < parts; ++p) {
+        const float4 k = four_of(key, p * lanes + in_team * 4, dim);
+        scores[i] = fmaf(query[p].x, k.x, scores[i]);
+        scores[i] = fmaf(query[p].y, k.y, scores[i]);
+        scores[i] = fmaf(query[p].z, k.z, scores[i]);
+        scores[i] = fmaf(query[p].w, k.w, scores[i]);
+      }
+    }
+    // Each lane gives half of its scores away and adds the other half to what it gets, until it has one of them whole.
+#pragma unroll
+    for (std::uint32_t half = team / 2; half > 0; half /= 2) {
+      const bool upper = (in_team & half) != 0;
+#pragma unroll
+      for (std::uint32_t i = 0; i < half; ++i) {
+        const float given = upper ? scores[i] : scores[i + half], kept = upper ? scores[i + half] : scores[i];
+        scores[i] = kept + __shfl_xor_sync(every_lane, given, static_cast<int>(half));
+      }
+    }
+    const std::uint32_t position = in_team * teams + lane / team;
+    const float score = position < count ? scores[0] * scale : -infinity;
+    float best = cub::WarpReduce<float>(reduce[warp]).Reduce(score, Larger());
+    best = Larger()(largest, __shfl_sync(every_lane, best, 0));
+    const float faded = expf(largest - best), weight = expf(score - best);
+    largest = best;
+    sum = sum * faded + weight;
+    shared_weights[warp][position] = weight;
+    __syncwarp();
+#pragma unroll
+    for (std::uint32_t p = 0; p < parts; ++p) mixed[p] *= faded;
+    const float* value = values + std::uint64_t{first} * kv_width;
+#pragma unroll 4
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const float w = shared_weights[warp][i];
+#pragma unroll
+      for (std::uint32_t p = 0; p < parts; ++p) {
+        const std::uint32_t element = p * lanes + lane;
+        if (element < dim) mixed[p] = fmaf(w, value[std::uint64_t{i} * kv_width + element], mixed[p]);
+      }
+    }
+    __syncwarp();  // the weights are used again
+  }
+#pragma unroll
+  for (std::uint32_t p = 0; p < parts; ++p) shared_out[warp][p * lanes + lane] = mixed[p];
+  sum = cub::WarpReduce<float>(reduce_sum[warp]).Sum(sum);
+  if (lane == 0) {
+    shared_largest[warp] = largest;
+    shared_sum[warp] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x >= dim) return;
+  float all_largest = shared_largest[0], all_sum = 0, result = 0;  // the first warp has seen position 0
+  for (std::uint32_t w = 1; w < warps; ++w) all_largest = Larger()(shared_largest[w], all_largest);
+  for (std::uint32_t w = 0; w < warps; ++w) {
+    const float share = expf(shared_largest[w] - all_largest);
+    all_sum = fmaf(share, shared_sum[w], all_sum);
+    result = fmaf(share, shared_out[w][threadIdx.x], result);
+  }
+  out[at + threadIdx.x] = result / all_sum;
+}
+
+void check(const AttentionShape& s) {
+  if (s.head_dim == 0 || s.head_dim > most_head_dim || s.head_dim % 2 != 0) {
+    refuse("heads of " + std::to_string(s.head_dim) + " numbers, expected an even number up to " +
+           std::to_string(most_head_dim));
+  }
+  if (s.kv_heads == 0 || s.heads == 0 || s.heads % s.kv_heads != 0) {
+    refuse(std::to_string(s.heads) + " heads cannot share " + std::to_string(s.kv_heads) + " of keys and values");
+  }
+}
+
+}  // namespace
+
+void rotate_and_store(cudaStream_t stream, float* q, float* k, const float* v, const float* inverse_frequency,
+                      const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const AttentionShape& shape) {
+  check(shape);
+  if (n == 0) return;
+  const std::uint32_t half = shape.head_dim / 2, numbers = (shape.heads + 3 * shape.kv_heads) * half;
+  launch("rotate_kernel", stream, dim3(n, shares(numbers, threads)), threads, rotate_kernel, q, k, v, inverse_frequency,
+         rows, layer, shape);
+}
+
+void attention(cudaStream_t stream, const float* q, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
+               const AttentionShape& shape, float* out) {
+  check(shape);
+  if (n == 0) return;
+  const std::uint32_t parts = shares(shape.head_dim, lanes);
+  auto* kernel = parts == 1   ? attention_kernel<1>
+                 : parts == 2 ? attention_kernel<2>
+                 : parts <= 4 ? attention_kernel<4>
+                              : attention_kernel<8>;
+  launch("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, q, rows, layer, shape, out);
+}
+
+}  // namespace ferry::engine::cuda

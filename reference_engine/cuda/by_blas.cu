@@ -1,0 +1,100 @@
+#include "by_blas.hpp"
+
+#include <algorithm>
+
+#include "launch.hpp"
+
+namespace ferry::engine::cuda::part {
+namespace {
+
+constexpr std::uint32_t expand_threads = 256;
+
+/// Rows `first` and following of a matrix, a block each, as floats [rows, columns].
+template <FloatType type>
+__global__ void expand_plain(PassThroughLayout m, const std::byte* weights, std::uint32_t first, float* to) {
+  constexpr std::uint32_t bytes = type == FloatType::f32 ? 4 : 2;
+  const std::byte* row = weights + (std::uint64_t{first} + blockIdx.x) * m.columns * bytes;
+  to += std::uint64_t{blockIdx.x} * m.columns;
+  for (std::uint32_t c = threadIdx.x; c < m.columns; c += expand_threads) {
+    if constexpr (type == FloatType::f32) {
+      to[c] = reinterpret_cast<const float*>(row)[c];
+    } else {
+      const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(row)[c];
+      to[c] = type == FloatType::bf16 ? ferry::detail::widen_bf16(bits) : ferry::detail::widen_f16(bits);
+    }
+  }
+}
+
+template <std::uint32_t bits>
+__global__ void expand_packed(PackedLayout m, const std::byte* weights, std::uint32_t first, float* to) {
+  const std::uint32_t row = first + blockIdx.x;
+  const std::byte* codes = weights + m.codes_at(row, 0);
+  const auto* groups = reinterpret_cast<const float2*>(weights + m.group_at(row, 0));
+  to += std::uint64_t{blockIdx.x} * m.columns;
+  for (std::uint32_t c = threadIdx.x; c < m.columns; c += expand_threads) {
+    const float2 group = groups[c / m.group];
+    to[c] = fmaf(group.x, static_cast<float>(unpack_code(codes, c, bits)), group.y);
+  }
+}
+
+void expand(cudaStream_t stream, const PassThroughLayout& m, const std::byte* weights, std::uint32_t first,
+            std::uint32_t rows, float* to) {
+  auto* kernel = m.type == FloatType::bf16  ? expand_plain<FloatType::bf16>
+                 : m.type == FloatType::f16 ? expand_plain<FloatType::f16>
+                                            : expand_plain<FloatType::f32>;
+  launch("expand_plain", stream, dim3(rows), expand_threads, kernel, m, weights, first, to);
+}
+
+void expand(cudaStream_t stream, const PackedLayout& m, const std::byte* weights, std::uint32_t first,
+            std::uint32_t rows, float* to) {
+  auto* kernel = m.bits == 8 ? expand_packed<8> : m.bits == 4 ? expand_packed<4> : expand_packed<2>;
+  launch("expand_packed", stream, dim3(rows), expand_threads, kernel, m, weights, first, to);
+}
+
+/// Output features `first` and following of y [n, all], from their weights as floats [rows, columns].
+void multiply(const Context& context, const float* x, std::uint32_t n, const float* w, std::uint32_t rows,
+              std::uint32_t columns, bool add, float* y, std::uint32_t all, std::uint32_t first) {
+  // cuBLAS counts by columns: what is [n, all] by rows is [all, n] to it.
+  const float one = 1, before = add ? 1 : 0;
+  const auto size = [](std::uint32_t i) { return static_cast<int>(i); };
+  const cublasStatus_t status = cublasSgemm(context.blas, CUBLAS_OP_T, CUBLAS_OP_N, size(rows), size(n), size(columns),
+                                            &one, w, size(columns), x, size(columns), &before, y + first, size(all));
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw std::runtime_error("cublasSgemm of " + std::to_string(n) + " x " + std::to_string(columns) + " by " +
+                           std::to_string(columns) + " x " + std::to_string(rows) + ": " +
+                           cublasGetStatusString(status));
+}
+
+template <class Layout>
+void multiply_by_tiles(const Context& context, const float* x, std::uint32_t n, const Layout& w,
+                       const std::byte* weights, bool add, float* y) {
+  const std::uint64_t fit = context.scratch_floats / w.columns;
+  if (fit == 0) {
+    refuse("scratch memory is " + std::to_string(context.scratch_floats) + " floats, a row of the weight needs " +
+           std::to_string(w.columns));
+  }
+  for (std::uint32_t first = 0; first < w.rows;) {
+    const auto rows = static_cast<std::uint32_t>(std::min<std::uint64_t>(fit, w.rows - first));
+    expand(context.stream, w, weights, first, rows, context.scratch);
+    multiply(context, x, n, context.scratch, rows, w.columns, add, y, w.rows, first);
+    first += rows;
+  }
+}
+
+}  // namespace
+
+void multiply_by_blas(const Context& context, const float* x, std::uint32_t n, const PassThroughLayout& w,
+                      const std::byte* weights, bool add, float* y) {
+  if (w.type == FloatType::f32) {
+    multiply(context, x, n, reinterpret_cast<const float*>(weights), w.rows, w.columns, add, y, w.rows, 0);
+  } else {
+    multiply_by_tiles(context, x, n, w, weights, add, y);
+  }
+}
+
+void multiply_by_blas(const Context& context, const float* x, std::uint32_t n, const PackedLayout& w,
+                      const std::byte* weights, bool add, float* y) {
+  multiply_by_tiles(context, x, n, w, weights, add, y);
+}
+
+}  // namespace ferry::engine::cuda::part

@@ -1,0 +1,253 @@
+#include "cuda/cuda_device.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+
+#include "errors.hpp"
+#include "ferry/link/cuda_stream.hpp"
+
+namespace ferry::engine::cuda {
+namespace {
+
+class CudaDevice final : public ExpertDevice {
+ public:
+  CudaDevice(Workspace& work, const DeviceNeeds& needs, const RunnerOptions& o, bool pinned)
+      : work_(work),
+        shape_{needs.layout.hidden, needs.layout.width, needs.layout.plain(0).type, needs.layout.group},
+        top_k_(needs.model.top_k),
+        log_(o.log) {
+    work.reserve(needs.model.max_rows);
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    const std::uint64_t arena = needs.allotment.offsets().back();
+    if (arena > free) refuse(arena, Use::experts, *work.account);
+    slots_.emplace(needs.allotment, needs.source, CudaSlots::Options{.pinned = pinned, .poison = o.poison});
+    account_ = work.account;
+    account_->add(Use::experts, arena);
+    link_.emplace(*slots_, work.stream(), CudaStream::Options{.log = o.log});
+    base_.record(work.stream());
+    check(cudaEventSynchronize(base_), "cudaEventSynchronize");
+    base_ns_ = now_ns();
+  }
+  ~CudaDevice() override {
+    static_cast<void>(cudaStreamSynchronize(work_.stream()));
+    account_->remove(Use::experts, slots_->bytes());
+  }
+
+  void submit(const Copy& copy) noexcept override { link_->submit(copy); }
+  void drop(Ticket ticket) noexcept override { link_->drop(ticket); }
+  [[nodiscard]] Seen seen() noexcept override { return link_->seen(); }
+  void fence(Fence fence) noexcept override { link_->fence(fence); }
+  void wait(Ticket ticket) override {
+    Measured& m = measure("wait", nullptr);
+    m.begin.record(work_.stream());
+    link_->wait(ticket);
+    m.end.record(work_.stream());
+    m.stall = true;
+  }
+  void drain() override { link_->drain(); }
+  [[nodiscard]] double peak_bytes_per_s() const override { return link_->peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return link_->spans(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return slots_->bytes(); }
+
+  void begin(const Plan& plan, const Matrix& /*input*/) override {
+    static_cast<void>(link_->seen());  // the last demand copy goes, too
+    plan_ = plan;
+    collect();
+    describe();
+  }
+  void compute(View<const Task> tasks) override;
+  void poison(std::uint32_t slot) override { slots_->poison(slot, work_.stream()); }
+  [[nodiscard]] float* host_results() override {
+    const std::uint64_t bytes = std::uint64_t{plan_.routes.size} * shape_.hidden * sizeof(float);
+    if (host_results_.bytes() < bytes) {
+      check(cudaStreamSynchronize(work_.stream()), "cudaStreamSynchronize");  // it may still be read
+      host_results_ = HostBlock(bytes);
+    }
+    return host_results_.as<float>();
+  }
+  void partial(Matrix& /*out*/) const override { combine(state_at_ + plan_.routes.size, work_.partial); }
+  void add_up(Matrix& /*out*/) override { combine(state_at_, work_.x); }
+  void abandon() noexcept override {
+    static_cast<void>(cudaStreamSynchronize(work_.stream()));
+    measured_.clear();
+  }
+  [[nodiscard]] Nanoseconds expert_ns() const override { return expert_ns_; }
+  [[nodiscard]] Nanoseconds take_stall_ns() override {
+    collect();
+    return std::exchange(stall_ns_, 0);
+  }
+
+ private:
+  /// A stretch of the stream.
+  struct Measured {
+    Event begin, end;
+    const char* name = "";
+    std::optional<Variant> what;
+    std::uint32_t experts = 0;
+    bool stall = false;
+  };
+
+  /// The plan's descriptors to the device, in one go.
+  void describe();
+  /// Tasks of one precision that lie one behind the other on the device.
+  void launch(std::uint32_t first, View<const ExpertTask> tasks, Precision precision);
+  void combine(std::uint64_t state_at, float* out) const;
+  Measured& measure(const char* name, const Task* task) {
+    if (spare_.empty()) {
+      measured_.push_back(std::make_unique<Measured>());
+    } else {
+      measured_.push_back(std::move(spare_.back()));
+      spare_.pop_back();
+    }
+    Measured& m = *measured_.back();
+    m.name = name;
+    m.what = task != nullptr ? std::optional(task->what) : std::nullopt;
+    m.experts = 0;
+    m.stall = false;
+    return m;
+  }
+  /// Notes what the stream has done.
+  void collect();
+
+  Workspace& work_;
+  ExpertShape shape_;
+  std::uint32_t top_k_;
+  bool log_;
+  std::shared_ptr<Account> account_;
+  std::optional<CudaSlots> slots_;
+  std::optional<CudaStream> link_;
+  HostBlock host_results_;
+  Plan plan_;
+  // The plan as the device has it: assignments, weights, states, states for `partial`, tasks
+  std::vector<std::byte> described_;
+  std::uint64_t weights_at_ = 0, state_at_ = 0, tasks_at_ = 0;
+  std::vector<ExpertTask> tasks_;     ///< resident, by precision; then arriving
+  std::vector<Precision> precision_;  ///< of each
+  // Times, known once the stream has got there
+  std::deque<std::unique_ptr<Measured>> measured_;
+  std::vector<std::unique_ptr<Measured>> spare_;
+  Event base_;
+  Nanoseconds base_ns_ = 0, expert_ns_ = 0, stall_ns_ = 0;
+};
+
+void CudaDevice::describe() {
+  const std::uint32_t routes = plan_.routes.size;
+  tasks_.clear();
+  precision_.clear();
+  auto add = [&](const Task& t) {
+    tasks_.push_back({slots_->slot(t.slot), t.first, t.rows});
+    precision_.push_back(t.what.precision);
+  };
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    for (const Task& t : plan_.resident) {
+      if (t.what.precision == static_cast<Precision>(p)) add(t);
+    }
+  }
+  for (const Task& t : plan_.arriving) add(t);
+
+  auto filled = [](std::uint64_t bytes) { return (bytes + 63) / 64 * 64; };
+  weights_at_ = filled(std::uint64_t{plan_.assignments.size} * 4);
+  state_at_ = weights_at_ + filled(std::uint64_t{routes} * 4);
+  tasks_at_ = state_at_ + filled(std::uint64_t{routes} * 2);
+  described_.assign(tasks_at_ + tasks_.size() * sizeof(ExpertTask), std::byte{0});
+  if (described_.size() > work_.plan_bytes) throw LinkError("a plan is larger than its step can be");
+  std::memcpy(described_.data(), plan_.assignments.data, std::size_t{plan_.assignments.size} * 4);
+  for (std::uint32_t a = 0; a < routes; ++a) {
+    std::memcpy(described_.data() + weights_at_ + std::size_t{a} * 4, &plan_.routes[a].weight, 4);
+  }
+  auto mark = [&](View<const Task> tasks, std::uint64_t at, std::uint8_t state) {
+    for (const Task& t : tasks) {
+      for (std::uint32_t i = 0; i < t.rows; ++i) {
+        described_[at + plan_.assignments[t.first + i]] = static_cast<std::byte>(state);
+      }
+    }
+  };
+  mark(plan_.resident, state_at_, on_device);
+  mark(plan_.arriving, state_at_, on_device);
+  mark(plan_.host, state_at_, on_host);
+  mark(plan_.resident, state_at_ + routes, on_device);
+  if (!tasks_.empty()) {
+    std::memcpy(described_.data() + tasks_at_, tasks_.data(), tasks_.size() * sizeof(ExpertTask));
+  }
+  put(work_.stream(), work_.plan, described_.data(), described_.size());
+}
+
+void CudaDevice::compute(View<const Task> tasks) {
+  if (tasks.size == 0) return;
+  Measured& m = measure(tasks.size == 1 ? "expert" : "experts", tasks.size == 1 ? tasks.begin() : nullptr);
+  m.begin.record(work_.stream());
+  if (tasks.data == plan_.resident.data) {
+    for (std::uint32_t first = 0, next = 0; first < tasks.size; first = next) {
+      while (next < tasks.size && precision_[next] == precision_[first]) ++next;
+      launch(first, {tasks_.data() + first, next - first}, precision_[first]);
+    }
+  } else {
+    for (const Task& t : tasks) {
+      const auto at = plan_.resident.size + static_cast<std::uint32_t>(&t - plan_.arriving.data);
+      launch(at, {tasks_.data() + at, 1}, t.what.precision);
+    }
+  }
+  m.end.record(work_.stream());
+  m.experts = tasks.size;
+}
+
+void CudaDevice::launch(std::uint32_t first, View<const ExpertTask> tasks, Precision precision) {
+  const auto* assignments = reinterpret_cast<const std::uint32_t*>(work_.plan);
+  const auto* described = reinterpret_cast<const ExpertTask*>(work_.plan + tasks_at_);
+  std::uint32_t begin = 0;
+  auto together = [&](std::uint32_t end) {
+    if (begin == end) return;
+    std::uint32_t most = 0;
+    for (std::uint32_t i = begin; i < end; ++i) most = std::max(most, tasks[i].rows);
+    experts(work_.context, shape_, precision, {described + first + begin, end - begin, assignments, top_k_, most},
+            work_.normed, work_.activated, work_.results);
+  };
+  for (std::uint32_t i = 0; i < tasks.size; ++i) {
+    if (tasks[i].rows <= blas_rows) continue;
+    together(i);
+    begin = i + 1;
+    expert_by_blas(work_.context, shape_, precision, tasks[i], assignments, top_k_, work_.normed, work_.expert_scratch,
+                   work_.results);
+  }
+  together(tasks.size);
+}
+
+void CudaDevice::combine(std::uint64_t state_at, float* out) const {
+  Combined c;
+  c.n = plan_.routes.size / top_k_;
+  c.top_k = top_k_;
+  c.hidden = shape_.hidden;
+  c.weights = reinterpret_cast<const float*>(work_.plan + weights_at_);
+  c.state = reinterpret_cast<const std::uint8_t*>(work_.plan + state_at);
+  c.results = work_.results;
+  c.host_results = host_results_.on_device<float>();
+  c.residual = work_.x;
+  cuda::combine(work_.stream(), c, out);
+}
+
+void CudaDevice::collect() {
+  while (!measured_.empty() && measured_.front()->end.done()) {
+    Measured& m = *measured_.front();
+    const Nanoseconds took = m.end.ns_since(m.begin);
+    if (m.stall) stall_ns_ += took;
+    if (m.experts > 0) expert_ns_ = took / m.experts;
+    if (log != nullptr && log_) {
+      const Nanoseconds begin = base_ns_ + m.begin.ns_since(base_);
+      log->push_back(
+          {Lane::device, m.name, begin, begin + took, m.what.value_or(Variant{}), m.what.has_value(), Ticket::none});
+    }
+    spare_.push_back(std::move(measured_.front()));
+    measured_.pop_front();
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ExpertDevice> make_cuda_device(Workspace& work, const DeviceNeeds& needs, const RunnerOptions& options,
+                                               bool pinned) {
+  return std::make_unique<CudaDevice>(work, needs, options, pinned);
+}
+
+}  // namespace ferry::engine::cuda

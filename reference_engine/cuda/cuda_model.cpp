@@ -1,0 +1,448 @@
+#include "cuda.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cuda/cuda_device.hpp"
+#include "cuda/workspace.hpp"
+#include "errors.hpp"
+
+namespace ferry::engine {
+namespace cuda {
+namespace {
+
+FloatType float_type(const Tensor& t, const std::string& name) {
+  switch (t.dtype) {
+    case DType::bf16:
+      return FloatType::bf16;
+    case DType::f16:
+      return FloatType::f16;
+    case DType::f32:
+      return FloatType::f32;
+    default:
+      throw InputError(fmt::format("tensor \"{}\" is {}, expected BF16, F16 or F32", name, t.dtype_name));
+  }
+}
+
+/// Arrays on their way into one block on the device.
+class Loading {
+ public:
+  /// Room for so many bytes, from a multiple of 256 on. `write` fills them, once there is memory.
+  std::uint64_t add(std::uint64_t bytes, std::function<void(std::byte*)> write) {
+    const std::uint64_t at = size_;
+    parts_.push_back({at, bytes, std::move(write)});
+    size_ += (bytes + 255) / 256 * 256;
+    return at;
+  }
+  [[nodiscard]] std::uint64_t size() const { return size_; }
+  void to(std::byte* block) const {
+    std::vector<std::byte> staged;
+    for (const Part& p : parts_) {
+      staged.resize(p.bytes);
+      p.write(staged.data());
+      check(cudaMemcpy(block + p.at, staged.data(), p.bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+    }
+  }
+
+ private:
+  struct Part {
+    std::uint64_t at, bytes;
+    std::function<void(std::byte*)> write;
+  };
+  std::vector<Part> parts_;
+  std::uint64_t size_ = 0;
+};
+
+class CudaModel final : public Model {
+ public:
+  explicit CudaModel(ModelFiles&& files);
+  ~CudaModel() override;
+
+  void add_precisions(PrecisionSet set) override;
+  [[nodiscard]] KvCache make_cache(std::uint32_t positions) const override;
+  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
+                 std::uint32_t logit_rows, const GateObserver& gate_scores) override;
+  [[nodiscard]] std::unique_ptr<ExpertDevice> make_device(const DeviceNeeds& needs,
+                                                          const RunnerOptions& options) override;
+  [[nodiscard]] std::string device() const override { return device_; }
+  [[nodiscard]] std::vector<std::pair<std::string, std::uint64_t>> device_memory() const override {
+    const Account& a = *work_.account;
+    return {{"weights", a.most[0]}, {"experts", a.most[1]}, {"keys_and_values", a.most[2]}, {"activations", a.most[3]}};
+  }
+  [[nodiscard]] std::uint64_t link_bytes_per_s() const override { return link_bytes_per_s_; }
+
+ private:
+  struct Layer {
+    const float *input_norm = nullptr, *post_norm = nullptr;
+    DenseWeight q, k, v, o;
+    const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
+    const std::byte* shared = nullptr;  ///< gate, up and down one behind the other, as a routed expert's
+    DenseWeight shared_scale;
+  };
+  void load(const Checkpoint& checkpoint);
+  /// Page-locks what the store has by now.
+  void pin();
+  void measure_link();
+  /// A layer's attention, which adds to `hidden` [rows, hidden], and the gate's input from it.
+  void attend(std::uint32_t layer, float* hidden, float* gate_input);
+  /// Adds to the hidden states.
+  void shared_expert(const Layer& layer);
+  /// Scores [count, rows, experts] of that many gates, from `layer`'s on, for a gate input; on their way to the host.
+  void score(std::uint32_t layer, std::uint32_t count, const float* gate_input);
+  /// What score has brought, of the gate at that place.
+  [[nodiscard]] View<const float> scored(std::uint32_t place) const {
+    const std::uint32_t size = work_.rows * config().experts;
+    return {scores_host_.as<float>() + std::size_t{place} * size, size};
+  }
+  Matrix logits(std::uint32_t rows, ExpertRunner& runner);
+  /// Until the stream has got to `event`; meanwhile the link is moved on.
+  static void wait(const Event& event, ExpertRunner& runner);
+
+  std::string device_;
+  Workspace work_;
+  DeviceBlock weights_;
+  std::vector<Layer> layers_;
+  DenseWeight embedding_, head_, gates_;
+  const float *norm_ = nullptr, *inverse_frequency_ = nullptr;
+  ExpertShape shared_shape_;
+  std::uint64_t gate_bytes_ = 0;  ///< of a layer's
+  bool pinned_ = false;
+  std::vector<std::pair<const std::byte*, std::size_t>> locked_;
+  std::uint64_t link_bytes_per_s_ = 0;
+  // On the host
+  HostBlock scores_host_, input_host_, logits_host_;
+  Matrix input_, gate_scores_, unused_;
+  Event layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_;
+  std::vector<RowPlace> places_;
+  std::vector<Scores> foretold_;
+  std::vector<ExpertTask> shared_tasks_;
+};
+
+CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  cudaDeviceProp properties;
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  device_ = properties.name;
+  load(files.checkpoint);
+  pin();
+  measure_link();
+}
+
+CudaModel::~CudaModel() {
+  static_cast<void>(cudaStreamSynchronize(work_.stream()));
+  for (const auto& [at, bytes] : locked_) static_cast<void>(cudaHostUnregister(const_cast<std::byte*>(at)));
+}
+
+void CudaModel::load(const Checkpoint& checkpoint) {
+  const ModelConfig& c = config();
+  Loading loading;
+  std::vector<std::pair<std::uint64_t, std::function<void(const std::byte*)>>> places;
+  auto matrix = [&](const std::string& name, std::uint32_t rows, std::uint32_t columns, DenseWeight& to) {
+    const Tensor& t = dense(checkpoint, name, {rows, columns});
+    to = {nullptr, float_type(t, name), rows, columns};
+    const std::uint64_t at = loading.add(t.bytes, [&checkpoint, name, rows, columns](std::byte* p) {
+      checkpoint.read(name, {rows, columns}, p);
+    });
+    places.emplace_back(at, [&to](const std::byte* p) { to.data = p; });
+  };
+  auto floats = [&](std::vector<float> values, const float*& to) {
+    const std::uint64_t at = loading.add(values.size() * sizeof(float), [values](std::byte* p) {
+      std::memcpy(p, values.data(), values.size() * sizeof(float));
+    });
+    places.emplace_back(at, [&to](const std::byte* p) { to = reinterpret_cast<const float*>(p); });
+  };
+  auto vector = [&](const std::string& name, std::uint32_t size, const float*& to) {
+    floats(dense(checkpoint, name, {size}).to_floats(), to);
+  };
+
+  const std::uint32_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
+  matrix("model.embed_tokens.weight", c.vocabulary, c.hidden, embedding_);
+  if (!c.tied_embeddings) matrix("lm_head.weight", c.vocabulary, c.hidden, head_);
+  vector("model.norm.weight", c.hidden, norm_);
+  layers_.resize(c.layers);
+  // The gates of all layers as one matrix, so that adjacent ones are one product.
+  gates_ = {nullptr, FloatType::bf16, c.layers * c.experts, c.hidden};
+  for (std::uint32_t l = 0; l < c.layers; ++l) {
+    const std::string name = gate_name(c.architecture, l);
+    const Tensor& t = checkpoint.at(name, {c.experts, c.hidden});
+    const FloatType type = float_type(t, name);
+    if (l == 0) gates_.type = type;
+    if (type != gates_.type) {
+      throw InputError(
+          fmt::format("tensor \"{}\" is {}, expected the type of the first layer's gate", name, t.dtype_name));
+    }
+    gate_bytes_ = t.bytes;
+  }
+  if (gate_bytes_ % 16 != 0) {
+    throw InputError(
+        fmt::format("{} experts of hidden size {}: the CUDA device needs gates of a multiple of 16 bytes, "
+                    "these have {}; --device host computes them",
+                    c.experts, c.hidden, gate_bytes_));
+  }
+  const std::uint64_t gates_at = loading.add(gate_bytes_ * c.layers, [this, &checkpoint, &c](std::byte* p) {
+    for (std::uint32_t l = 0; l < c.layers; ++l) {
+      checkpoint.read(gate_name(c.architecture, l), {c.experts, c.hidden}, p + l * gate_bytes_);
+    }
+  });
+  places.emplace_back(gates_at, [this](const std::byte* p) { gates_.data = p; });
+
+  for (std::uint32_t l = 0; l < c.layers; ++l) {
+    Layer& layer = layers_[l];
+    const std::string at = fmt::format("model.layers.{}.", l);
+    vector(at + "input_layernorm.weight", c.hidden, layer.input_norm);
+    vector(at + "post_attention_layernorm.weight", c.hidden, layer.post_norm);
+    matrix(at + "self_attn.q_proj.weight", q_width, c.hidden, layer.q);
+    matrix(at + "self_attn.k_proj.weight", kv_width, c.hidden, layer.k);
+    matrix(at + "self_attn.v_proj.weight", kv_width, c.hidden, layer.v);
+    matrix(at + "self_attn.o_proj.weight", c.hidden, q_width, layer.o);
+    if (c.architecture == Architecture::mixtral) continue;
+    vector(at + "self_attn.q_proj.bias", q_width, layer.q_bias);
+    vector(at + "self_attn.k_proj.bias", kv_width, layer.k_bias);
+    vector(at + "self_attn.v_proj.bias", kv_width, layer.v_bias);
+    matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden, layer.shared_scale);
+    const std::string names[] = {at + "mlp.shared_expert.gate_proj.weight", at + "mlp.shared_expert.up_proj.weight",
+                                 at + "mlp.shared_expert.down_proj.weight"};
+    std::uint64_t bytes = 0;
+    for (int part = 0; part < 3; ++part) {
+      const std::vector<std::uint64_t> shape = part == 2 ? std::vector<std::uint64_t>{c.hidden, c.shared_width}
+                                                         : std::vector<std::uint64_t>{c.shared_width, c.hidden};
+      const Tensor& t = dense(checkpoint, names[part], shape);
+      const FloatType type = float_type(t, names[part]);
+      if (l == 0 && part == 0) shared_shape_ = {c.hidden, c.shared_width, type, 64};
+      if (type != shared_shape_.type) {
+        throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the first shared expert", names[part],
+                                     t.dtype_name));
+      }
+      bytes += t.bytes;
+    }
+    const std::uint64_t shared_at =
+        loading.add(bytes, [&checkpoint, &c, bytes, names = std::vector<std::string>(names, names + 3)](std::byte* p) {
+          checkpoint.read(names[0], {c.shared_width, c.hidden}, p);
+          checkpoint.read(names[1], {c.shared_width, c.hidden}, p + bytes / 3);
+          checkpoint.read(names[2], {c.hidden, c.shared_width}, p + bytes / 3 * 2);
+        });
+    places.emplace_back(shared_at, [&layer](const std::byte* p) { layer.shared = p; });
+  }
+  std::vector<float> frequency(c.head_dim / 2);
+  for (std::uint32_t i = 0; i < c.head_dim / 2; ++i) {
+    frequency[i] = static_cast<float>(1.0 / std::pow(c.rope_theta, 2.0 * i / c.head_dim));
+  }
+  floats(frequency, inverse_frequency_);
+
+  weights_ = DeviceBlock(loading.size(), Use::weights, work_.account);
+  loading.to(weights_.data());
+  for (const auto& [at, set] : places) set(weights_.data() + at);
+  if (c.tied_embeddings) head_ = embedding_;
+}
+
+void CudaModel::pin() {
+  const auto memory = store().fixed_memory();
+  pinned_ = !memory.empty();
+  for (const auto& block : memory) {
+    if (std::find(locked_.begin(), locked_.end(), block) != locked_.end()) continue;
+    const cudaError_t error =
+        cudaHostRegister(const_cast<std::byte*>(block.first), block.second, cudaHostRegisterDefault);
+    if (error == cudaSuccess) {
+      locked_.push_back(block);
+    } else {  // the system does not allow so much: it goes through buffers that are
+      static_cast<void>(cudaGetLastError());
+      pinned_ = false;
+    }
+  }
+}
+
+void CudaModel::add_precisions(PrecisionSet set) {
+  Model::add_precisions(set);
+  pin();
+}
+
+/// For what the policies make of it: prefetch windows, the load balancer.
+void CudaModel::measure_link() {
+  const std::uint64_t bytes = work_.context.scratch_floats * sizeof(float);  // 16 MiB or more
+  const HostBlock from(bytes);
+  double best = 0;
+  for (int i = 0; i < 3; ++i) {
+    layer_begin_.record(work_.stream());
+    check(cudaMemcpyAsync(work_.context.scratch, from.as<std::byte>(), bytes, cudaMemcpyHostToDevice, work_.stream()),
+          "cudaMemcpyAsync");
+    read_.record(work_.stream());
+    check(cudaEventSynchronize(read_), "cudaEventSynchronize");
+    best = std::max(best, static_cast<double>(bytes) * 1e9 /
+                              static_cast<double>(std::max<Nanoseconds>(1, read_.ns_since(layer_begin_))));
+  }
+  link_bytes_per_s_ = static_cast<std::uint64_t>(best);
+}
+
+KvCache CudaModel::make_cache(std::uint32_t positions) const {
+  const ModelConfig& c = config();
+  const std::uint64_t bytes = std::uint64_t{2} * c.layers * positions * c.kv_heads * c.head_dim * sizeof(float);
+  return {std::make_shared<DeviceBlock>(bytes, Use::cache, work_.account), bytes};
+}
+
+std::unique_ptr<ExpertDevice> CudaModel::make_device(const DeviceNeeds& needs, const RunnerOptions& options) {
+  if (options.virtual_costs)
+    throw InputError("--machine: simulates a link on the host device: leave it out, or add --device host");
+  return make_cuda_device(work_, needs, options, pinned_);
+}
+
+void CudaModel::attend(std::uint32_t l, float* hidden, float* gate_input) {
+  const ModelConfig& c = config();
+  const Layer& layer = layers_[l];
+  const std::uint32_t n = work_.rows;
+  const AttentionShape shape{c.heads, c.kv_heads, c.head_dim};
+  const auto epsilon = static_cast<float>(c.norm_epsilon);
+  rms_norm(work_.stream(), hidden, layer.input_norm, epsilon, n, c.hidden, gate_input);
+  linear(work_.context, gate_input, n, layer.q, layer.q_bias, false, work_.q);
+  linear(work_.context, gate_input, n, layer.k, layer.k_bias, false, work_.k);
+  linear(work_.context, gate_input, n, layer.v, layer.v_bias, false, work_.v);
+  rotate_and_store(work_.stream(), work_.q, work_.k, work_.v, inverse_frequency_, work_.places, n, l, shape);
+  attention(work_.stream(), work_.q, work_.places, n, l, shape, work_.mixed);
+  linear(work_.context, work_.mixed, n, layer.o, nullptr, true, hidden);
+  rms_norm(work_.stream(), hidden, layer.post_norm, epsilon, n, c.hidden, gate_input);
+}
+
+void CudaModel::shared_expert(const Layer& layer) {
+  const std::uint32_t n = work_.rows;
+  const auto l = static_cast<std::size_t>(&layer - layers_.data());
+  if (n > blas_rows) {
+    expert_by_blas(work_.context, shared_shape_, Precision::full, shared_tasks_[l], work_.numbers, 1, work_.normed,
+                   work_.expert_scratch, work_.shared);
+  } else {
+    experts(work_.context, shared_shape_, Precision::full, {work_.shared_tasks + l, 1, work_.numbers, 1, n},
+            work_.normed, work_.activated, work_.shared);
+  }
+  linear(work_.context, work_.normed, n, layer.shared_scale, nullptr, false, work_.shared_factor);
+  Combined c;
+  c.n = n;
+  c.hidden = config().hidden;
+  c.residual = work_.x;
+  c.shared = work_.shared;
+  c.shared_factor = work_.shared_factor;
+  combine(work_.stream(), c, work_.x);
+}
+
+void CudaModel::score(std::uint32_t l, std::uint32_t count, const float* gate_input) {
+  const ModelConfig& c = config();
+  DenseWeight gates = gates_;
+  gates.rows = count * c.experts;
+  gates.data += l * gate_bytes_;
+  gate(work_.context, gate_input, work_.rows, gates, count, work_.scores, work_.counter, 0, nullptr);
+  const std::uint64_t bytes = std::uint64_t{count} * work_.rows * c.experts * sizeof(float);
+  check(cudaMemcpyAsync(scores_host_.as<float>(), work_.scores, bytes, cudaMemcpyDeviceToHost, work_.stream()),
+        "cudaMemcpyAsync");
+}
+
+void CudaModel::wait(const Event& event, ExpertRunner& runner) {
+  while (!event.done()) runner.poll();
+}
+
+Matrix CudaModel::logits(std::uint32_t rows, ExpertRunner& runner) {
+  const ModelConfig& c = config();
+  const float* last = work_.x + std::size_t{work_.rows - rows} * c.hidden;
+  rms_norm(work_.stream(), last, norm_, static_cast<float>(c.norm_epsilon), rows, c.hidden, work_.normed);
+  linear(work_.context, work_.normed, rows, head_, nullptr, false, work_.logits);
+  const std::uint64_t bytes = std::uint64_t{rows} * c.vocabulary * sizeof(float);
+  if (logits_host_.bytes() < bytes) logits_host_ = HostBlock(bytes);
+  check(cudaMemcpyAsync(logits_host_.as<float>(), work_.logits, bytes, cudaMemcpyDeviceToHost, work_.stream()),
+        "cudaMemcpyAsync");
+  read_.record(work_.stream());
+  wait(read_, runner);
+  return Eigen::Map<const Matrix>(logits_host_.as<float>(), rows, c.vocabulary);
+}
+
+Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                          ExpertRunner& runner, std::uint32_t logit_rows, const GateObserver& gate_scores) {
+  const ModelConfig& c = config();
+  const auto n = static_cast<std::uint32_t>(rows.size());
+  std::vector<std::uint32_t> sequences;
+  places_.clear();
+  for (const TokenRow& row : rows) {
+    sequences.push_back(row.sequence);
+    const auto& cache = *static_cast<const DeviceBlock*>(caches[row.sequence].device.get());
+    const std::uint64_t position_bytes = std::uint64_t{2} * c.layers * c.kv_heads * c.head_dim * sizeof(float);
+    places_.push_back(
+        {cache.as<float>(), static_cast<std::uint32_t>(cache.bytes() / position_bytes), row.position, row.token});
+  }
+  runner.begin_step(phase, sequences);
+  work_.reserve(n);
+  work_.rows = n;
+  const std::uint64_t score_bytes = std::uint64_t{1 + Workspace::most_ahead} * n * c.experts * sizeof(float);
+  if (scores_host_.bytes() < score_bytes) scores_host_ = HostBlock(score_bytes);
+  put(work_.stream(), work_.places, places_.data(), places_.size() * sizeof(RowPlace));
+  if (c.shared_width > 0) {  // an expert that every row wants
+    shared_tasks_.clear();
+    for (const Layer& layer : layers_) shared_tasks_.push_back({layer.shared, 0, n});
+    put(work_.stream(), work_.shared_tasks, shared_tasks_.data(), shared_tasks_.size() * sizeof(ExpertTask));
+  }
+  embed(work_.stream(), embedding_, work_.places, n, work_.x);
+
+  Nanoseconds shared_ns = 0;
+  for (std::uint32_t l = 0; l < c.layers; ++l) {
+    const Layer& layer = layers_[l];
+    const auto index = static_cast<std::uint16_t>(l);
+    const GateWants wants = runner.gate_wants(index);
+    const std::uint32_t count = 1 + std::min<std::uint32_t>(wants.foretold, Workspace::most_ahead);
+    layer_begin_.record(work_.stream());
+    attend(l, work_.x, work_.normed);
+    gate_begin_.record(work_.stream());
+    score(l, count, work_.normed);
+    gate_end_.record(work_.stream());
+    if (wants.input || gate_scores) {
+      const std::uint64_t bytes = std::uint64_t{n} * c.hidden * sizeof(float);
+      if (input_host_.bytes() < bytes) input_host_ = HostBlock(bytes);
+      check(cudaMemcpyAsync(input_host_.as<float>(), work_.normed, bytes, cudaMemcpyDeviceToHost, work_.stream()),
+            "cudaMemcpyAsync");
+    }
+    read_.record(work_.stream());
+    wait(read_, runner);  // once a layer the host must know what the gate says
+    gate_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
+    if (wants.input || gate_scores) input_ = Eigen::Map<const Matrix>(input_host_.as<float>(), n, c.hidden);
+    if (gate_scores) gate_scores(l, input_, gate_scores_);
+    foretold_.clear();
+    for (std::uint32_t i = 1; i < count; ++i) {
+      foretold_.push_back({static_cast<std::uint16_t>(l + i), scored(i), scored(i)});
+    }
+    runner.foretold({foretold_.data(), static_cast<std::uint32_t>(foretold_.size())});
+    if (l > 0 && c.shared_width > 0) shared_ns = shared_end_.ns_since(shared_begin_);
+    runner.plan(index, input_, gate_scores_,
+                {gate_begin_.ns_since(layer_begin_) + shared_ns, gate_end_.ns_since(gate_begin_), 0, 0});
+    if (c.shared_width > 0) {  // while the copies are on their way
+      shared_begin_.record(work_.stream());
+      shared_expert(layer);
+      shared_end_.record(work_.stream());
+    }
+    runner.run_resident(index, input_);
+    if (runner.wants_partial(index)) {
+      runner.partial(unused_);
+      attend(l + 1, work_.partial, work_.ahead);  // its keys and values are overwritten by the real ones
+      score(l + 1, 1, work_.ahead);
+      read_.record(work_.stream());
+      wait(read_, runner);
+      gate_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
+      runner.look_ahead(static_cast<std::uint16_t>(l + 1), gate_scores_);
+    }
+    runner.run(index, input_, unused_);
+  }
+  return logits(logit_rows, runner);
+}
+
+}  // namespace
+}  // namespace cuda
+
+std::string no_cuda() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count > 0) return "";
+  static_cast<void>(cudaGetLastError());
+  return error == cudaSuccess ? "there is no GPU" : std::string("CUDA says: ") + cudaGetErrorString(error);
+}
+
+std::unique_ptr<Model> make_cuda_model(ModelFiles&& files) {
+  return std::make_unique<cuda::CudaModel>(std::move(files));
+}
+
+}  // namespace ferry::engine

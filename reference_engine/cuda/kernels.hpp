@@ -1,0 +1,150 @@
+/// @file
+/// What the CUDA device computes, as functions that launch kernels. All tensors are float32, row-major, in device memory.
+///
+/// Everything is asynchronous on the caller's stream. Functions throw std::invalid_argument for sizes that they cannot
+/// do, and std::runtime_error, with the kernel's or function's name, if CUDA or cuBLAS refuses the work.
+#pragma once
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ferry/codec/packed.hpp"
+#include "ferry/codec/pass_through.hpp"
+#include "ferry/model.hpp"
+
+namespace ferry::engine::cuda {
+
+/// Up to so many rows are multiplied straight from the stored weights: a row's result is then, bit for bit, what it
+/// would be alone. More rows go through cuBLAS, which makes no such promise.
+inline constexpr std::uint32_t few_rows = 8;
+inline constexpr std::uint32_t most_experts = 512;   ///< of a gate
+inline constexpr std::uint32_t most_head_dim = 256;  ///< of attention
+
+/// What launches share.
+struct Context {
+  cudaStream_t stream = nullptr;
+  cublasHandle_t blas = nullptr;     ///< on that stream, in its default math mode
+  float* scratch = nullptr;          ///< for weights on their way into cuBLAS as floats; 16-byte aligned
+  std::uint64_t scratch_floats = 0;  ///< at least the longest row of a weight; the more, the fewer launches
+};
+
+/// A weight [rows, columns], or [out, in], that every token needs, as its checkpoint stores it.
+struct DenseWeight {
+  const std::byte* data = nullptr;  ///< 16-byte aligned
+  FloatType type = FloatType::bf16;
+  std::uint32_t rows = 0, columns = 0;
+};
+
+/// One row of a step, on the device.
+struct RowPlace {
+  float* cache = nullptr;  ///< of its sequence: [layers, 2 (keys, values), capacity, kv_heads * head_dim]
+  std::uint32_t capacity = 0;
+  std::uint32_t position = 0;  ///< below capacity
+  std::uint32_t token = 0;
+};
+
+struct AttentionShape {
+  std::uint32_t heads = 0, kv_heads = 0;  ///< heads is a multiple of kv_heads
+  std::uint32_t head_dim = 0;             ///< even, at most most_head_dim
+};
+
+/// Copies `bytes` from any host memory, which is free again on return, as arguments of kernels: not through a copy
+/// engine, where it would queue behind experts. For descriptors: about 3.5 KiB a launch.
+void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes);
+
+/// x [n, hidden]: the row of `table` [vocabulary, hidden] for each row's token.
+void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, std::uint32_t n, float* x);
+
+/// y = x / rms(x) * weight, row by row. x, y: [n, hidden], may be the same; weight: [hidden].
+void rms_norm(cudaStream_t stream, const float* x, const float* weight, float epsilon, std::uint32_t n,
+              std::uint32_t hidden, float* y);
+
+/// y = x W^T + bias, or with `add` y += that. x: [n, columns], y: [n, rows], bias: [rows] or null.
+void linear(const Context& context, const float* x, std::uint32_t n, const DenseWeight& w, const float* bias, bool add,
+            float* y);
+
+/// gate := silu(gate) * up, of `count` numbers each.
+void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t count);
+
+/// Rotary embedding of q [n, heads * head_dim] and k [n, kv_heads * head_dim] at their rows' positions, the two halves
+/// of each head as the pairs; then k and v [n, kv_heads * head_dim] go to the rows' caches. inverse_frequency:
+/// [head_dim / 2].
+void rotate_and_store(cudaStream_t stream, float* q, float* k, const float* v, const float* inverse_frequency,
+                      const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
+
+/// Attention of each row over positions 0 to its own of its own sequence. q, out: [n, heads * head_dim], not the same.
+/// A row's result does not depend on the other rows.
+void attention(cudaStream_t stream, const float* q, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
+               const AttentionShape& shape, float* out);
+
+/// Scores of `count` adjacent layers' gates: softmax(x W^T) of each. x: [n, hidden]; gates: [count * E, hidden], E at
+/// most most_experts; scores: [count, n, E]. `best`, if not null: [n, k], each row's k experts of the first gate, best
+/// first, of equal ones the lower; NaN ranks last. For few rows it is one launch. `counter`: one number, 0 before and
+/// after; not for two streams at once.
+void gate(const Context& context, const float* x, std::uint32_t n, const DenseWeight& gates, std::uint32_t count,
+          float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best);
+
+/// Of every routed expert.
+struct ExpertShape {
+  std::uint32_t hidden = 0, width = 0;
+  FloatType type = FloatType::bf16;  ///< at Precision::full
+  std::uint32_t group = 64;          ///< weights with one scale and minimum, at the others: 32, 64 or 128
+};
+
+/// One expert and the rows that want it.
+struct ExpertTask {
+  const std::byte* weights =
+      nullptr;  ///< gate [width, hidden], up [width, hidden], down [hidden, width]; 16-byte aligned
+  std::uint32_t first = 0, rows = 0;  ///< assignments[first .. first + rows)
+};
+
+/// Experts that are computed together. Assignment row * top_k + rank is what the row's expert of that rank gets: input
+/// row `row`, and the output row of its own number.
+struct ExpertGroup {
+  const ExpertTask* tasks = nullptr;  ///< on the device
+  std::uint32_t count = 0;
+  const std::uint32_t* assignments = nullptr;  ///< on the device
+  std::uint32_t top_k = 0;
+  std::uint32_t most_rows = 0;  ///< of a task
+};
+
+/// Computes a group's experts straight from their stored form, in two launches. x: [n, hidden]; scratch `activated`:
+/// [n * top_k, width]; results: [n * top_k, hidden], of which the group's assignments are written. A result depends
+/// neither on how many rows its expert has nor on the rest of the group, bit for bit. Weights are read once for every
+/// 8 rows.
+void experts(const Context& context, const ExpertShape& shape, Precision precision, const ExpertGroup& group,
+             const float* x, float* activated, float* results);
+
+/// Scratch of expert_by_blas for the most rows that it is called with.
+struct ExpertScratch {
+  float* gathered = nullptr;             ///< [rows, hidden]
+  float *gate = nullptr, *up = nullptr;  ///< [rows, width] each
+};
+
+/// Computes one expert for many rows by cuBLAS. `task` is the host's; the rest as `experts`.
+void expert_by_blas(const Context& context, const ExpertShape& shape, Precision precision, const ExpertTask& task,
+                    const std::uint32_t* assignments, std::uint32_t top_k, const float* x, const ExpertScratch& scratch,
+                    float* results);
+
+/// Where an assignment's result is.
+enum : std::uint8_t { left_out = 0, on_device = 1, on_host = 2 };
+
+/// What `combine` adds up.
+struct Combined {
+  std::uint32_t n = 0, top_k = 0, hidden = 0;
+  const float* weights = nullptr;        ///< [n * top_k]
+  const std::uint8_t* state = nullptr;   ///< [n * top_k]: left_out, on_device or on_host
+  const float* results = nullptr;        ///< [n * top_k, hidden]
+  const float* host_results = nullptr;   ///< the same in host memory that is mapped; may be null if nothing is there
+  const float* residual = nullptr;       ///< [n, hidden]
+  const float* shared = nullptr;         ///< [n, hidden], or null
+  const float* shared_factor = nullptr;  ///< [n], before the sigmoid
+};
+
+/// out = residual + (sum over ranks, in their order, of weight * result) + shared * sigmoid(shared_factor), added from
+/// left to right. out: [n, hidden], may be the residual.
+void combine(cudaStream_t stream, const Combined& c, float* out);
+
+}  // namespace ferry::engine::cuda

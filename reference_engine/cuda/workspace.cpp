@@ -1,0 +1,94 @@
+#include "cuda/workspace.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "errors.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::engine::cuda {
+namespace {
+
+/// Lays arrays one behind the other, each from a multiple of 256 bytes on.
+class Layout {
+ public:
+  explicit Layout(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* next(std::uint64_t count) {
+    const std::uint64_t at = size;
+    size += (count * sizeof(T) + 255) / 256 * 256;
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+  std::uint64_t size = 0;
+
+ private:
+  std::byte* base_;
+};
+
+void check(cublasStatus_t status, const char* call) {
+  if (status != CUBLAS_STATUS_SUCCESS) throw LinkError(std::string(call) + ": " + cublasGetStatusString(status));
+}
+
+}  // namespace
+
+Workspace::Workspace(const ModelConfig& config) : config_(config) {
+  check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  stream_.reset(context.stream);
+  check(cublasCreate(&context.blas), "cublasCreate");
+  blas_.reset(context.blas);
+  check(cublasSetStream(context.blas, context.stream), "cublasSetStream");
+  // A tile of 4 Mi weights keeps cuBLAS busy, and is small beside any model that needs a GPU.
+  const std::uint64_t longest =
+      std::max({config.hidden, config.expert_width, config.shared_width, config.heads * config.head_dim});
+  context.scratch_floats = std::max<std::uint64_t>(longest, std::uint64_t{1} << 22U);
+  scratch_ = DeviceBlock(context.scratch_floats * sizeof(float), Use::activations, account);
+  context.scratch = scratch_.as<float>();
+}
+
+void Workspace::reserve(std::uint32_t most) {
+  if (most <= capacity_) return;
+  const ModelConfig& c = config_;
+  const std::uint64_t n = most, routed = n * c.top_k;
+  const std::uint64_t widest = std::max<std::uint64_t>(routed * c.expert_width, n * c.shared_width);
+  auto lay = [&](std::byte* base) {
+    Layout next(base);
+    x = next.next<float>(n * c.hidden);
+    normed = next.next<float>(n * c.hidden);
+    partial = next.next<float>(n * c.hidden);
+    ahead = next.next<float>(n * c.hidden);
+    q = next.next<float>(n * c.heads * c.head_dim);
+    k = next.next<float>(n * c.kv_heads * c.head_dim);
+    v = next.next<float>(n * c.kv_heads * c.head_dim);
+    mixed = next.next<float>(n * c.heads * c.head_dim);
+    shared = next.next<float>(n * c.hidden);
+    shared_factor = next.next<float>(n);
+    activated = next.next<float>(widest);
+    results = next.next<float>(routed * c.hidden);
+    scores = next.next<float>((1 + most_ahead) * n * c.experts);
+    logits = next.next<float>(n * c.vocabulary);
+    places = next.next<RowPlace>(n);
+    // Of each assignment its number, weight and two states; and the tasks.
+    plan_bytes = routed * 10 + c.experts * sizeof(ExpertTask) + 5 * 64;
+    plan = next.next<std::byte>(plan_bytes);
+    numbers = next.next<std::uint32_t>(n);
+    shared_tasks = next.next<ExpertTask>(c.layers);
+    counter = next.next<unsigned>(1);
+    expert_scratch.gathered = next.next<float>(n * c.hidden);
+    expert_scratch.gate = next.next<float>(n * std::max(c.expert_width, c.shared_width));
+    expert_scratch.up = next.next<float>(n * std::max(c.expert_width, c.shared_width));
+    return next.size;
+  };
+  block_ = {};
+  capacity_ = 0;
+  block_ = DeviceBlock(lay(nullptr), Use::activations, account);
+  lay(block_.data());
+  check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream()), "cudaMemsetAsync");
+  std::vector<std::uint32_t> counted(most);
+  std::iota(counted.begin(), counted.end(), 0U);
+  put(stream(), numbers, counted.data(), counted.size() * sizeof(counted[0]));
+  capacity_ = most;
+}
+
+}  // namespace ferry::engine::cuda

@@ -1,0 +1,71 @@
+/// @file
+/// What the model and its experts' device share on a GPU.
+#pragma once
+#include <cublas_v2.h>
+
+#include <memory>
+#include <type_traits>
+
+#include "cuda/kernels.hpp"
+#include "cuda/memory.hpp"
+#include "model_config.hpp"
+
+namespace ferry::engine::cuda {
+
+/// Above so many rows of one expert, expanding its weights for cuBLAS costs less than reading them again for every few
+/// rows.
+inline constexpr std::uint32_t blas_rows = 4 * few_rows;
+
+/// A stream for all computation, and the step's hidden states.
+class Workspace {
+ public:
+  /// On the current device.
+  explicit Workspace(const ModelConfig& config);
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  /// Has room for steps of so many rows. Throws InputError if the device has not.
+  void reserve(std::uint32_t rows);
+
+  [[nodiscard]] cudaStream_t stream() const { return context.stream; }
+
+  Context context;
+  std::shared_ptr<Account> account = std::make_shared<Account>();
+  std::uint32_t rows = 0;  ///< of the step
+
+  // On the device, in floats. q, k, v, mixed: of attention.
+  float *x = nullptr, *normed = nullptr;       ///< [rows, hidden]: hidden states, and the gate's input
+  float *partial = nullptr, *ahead = nullptr;  ///< [rows, hidden]: the same of a partial hidden state
+  float *q = nullptr, *k = nullptr, *v = nullptr, *mixed = nullptr;
+  float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]
+  float* activated = nullptr;                         ///< [rows * max(top_k, 1), widest expert]
+  float* results = nullptr;                           ///< [rows * top_k, hidden]
+  float* scores = nullptr;                            ///< [1 + most_ahead, rows, experts]
+  float* logits = nullptr;                            ///< [rows, vocabulary]
+  RowPlace* places = nullptr;                         ///< [rows]
+  std::byte* plan = nullptr;                          ///< descriptors of a layer's tasks
+  std::uint64_t plan_bytes = 0;
+  std::uint32_t* numbers = nullptr;    ///< [rows]: 0, 1, 2, ...
+  ExpertTask* shared_tasks = nullptr;  ///< [layers]
+  unsigned* counter = nullptr;
+  ExpertScratch expert_scratch;
+
+  static constexpr std::uint32_t most_ahead = 4;  ///< layers whose gates are asked with one layer's input
+
+ private:
+  struct Destroy {
+    void operator()(cudaStream_t s) const {
+      static_cast<void>(cudaStreamSynchronize(s));
+      static_cast<void>(cudaStreamDestroy(s));
+    }
+    void operator()(cublasHandle_t b) const { static_cast<void>(cublasDestroy(b)); }
+  };
+
+  const ModelConfig config_;
+  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> stream_;
+  std::unique_ptr<std::remove_pointer_t<cublasHandle_t>, Destroy> blas_;
+  std::uint32_t capacity_ = 0;
+  DeviceBlock block_, scratch_;
+};
+
+}  // namespace ferry::engine::cuda

@@ -1,0 +1,374 @@
+// The engine on the emulated GPU, held against the host device.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "cuda.hpp"
+#include "emulated_cuda/emulated_cuda.hpp"
+#include "errors.hpp"
+#include "expert_kernel.hpp"
+#include "generate.hpp"
+#include "host_model.hpp"
+
+using namespace ferry;
+using namespace ferry::engine;
+namespace emulated = ferry::test::emulated;
+
+namespace {
+
+/// What a layer's experts were, and who they were computed for.
+struct Planned {
+  std::vector<Route> routes;
+  std::map<std::uint16_t, Precision> precision;  ///< by expert
+};
+using PlanLog = std::vector<Planned>;
+
+/// Passes everything on to a device, and keeps its plans.
+class Watched final : public ExpertDevice {
+ public:
+  Watched(std::unique_ptr<ExpertDevice> device, PlanLog& log) : device_(std::move(device)), log_(log) {}
+
+  void submit(const Copy& copy) noexcept override { device_->submit(copy); }
+  void drop(Ticket ticket) noexcept override { device_->drop(ticket); }
+  [[nodiscard]] Seen seen() noexcept override { return device_->seen(); }
+  void fence(Fence fence) noexcept override { device_->fence(fence); }
+  void wait(Ticket ticket) override { device_->wait(ticket); }
+  void drain() override { device_->drain(); }
+  [[nodiscard]] double peak_bytes_per_s() const override { return device_->peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return device_->link_spans(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return device_->arena_bytes(); }
+  void begin(const Plan& plan, const Matrix& input) override {
+    Planned p;
+    p.routes.assign(plan.routes.begin(), plan.routes.end());
+    for (const View<const Task>& tasks : {plan.resident, plan.arriving, plan.host}) {
+      for (const Task& t : tasks) p.precision[t.what.id.expert] = t.what.precision;
+    }
+    log_.push_back(std::move(p));
+    device_->begin(plan, input);
+  }
+  void compute(View<const Task> tasks) override { device_->compute(tasks); }
+  void poison(std::uint32_t slot) override { device_->poison(slot); }
+  [[nodiscard]] float* host_results() override { return device_->host_results(); }
+  void partial(Matrix& out) const override { device_->partial(out); }
+  void add_up(Matrix& out) override { device_->add_up(out); }
+  void abandon() noexcept override { device_->abandon(); }
+  [[nodiscard]] Nanoseconds expert_ns() const override { return device_->expert_ns(); }
+
+ private:
+  std::unique_ptr<ExpertDevice> device_;
+  PlanLog& log_;
+};
+
+/// Computes on the host what plans say, one row at a time.
+class Following final : public ExpertRunner {
+ public:
+  Following(const ModelConfig& config, const ExpertStore& store, const PlanLog& log)
+      : config_(config), store_(store), log_(log), kernel_(store.layout()) {}
+
+  void plan(std::uint16_t layer, const Matrix& input, const Matrix& /*scores*/, const Times& /*took*/) override {
+    const Planned& p = log_.at(next_++);
+    out_.setZero(input.rows(), input.cols());
+    Matrix x(1, input.cols()), y;
+    for (std::uint32_t a = 0; a < p.routes.size(); ++a) {
+      const Route& r = p.routes[a];
+      if (r.expert == no_expert) continue;
+      const auto row = static_cast<Eigen::Index>(a / config_.top_k);
+      x = input.row(row);
+      const HeldBytes bytes = store_.bytes({{layer, r.expert}, p.precision.at(r.expert)});
+      kernel_.run(bytes.view.data, p.precision.at(r.expert), x, y);
+      out_.row(row) += r.weight * y.row(0);
+    }
+  }
+  void run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) override { out = out_; }
+
+  void begin_step(Phase /*phase*/, const std::vector<std::uint32_t>& /*sequences*/) override {}
+  void run_resident(std::uint16_t /*layer*/, const Matrix& /*input*/) override {}
+  [[nodiscard]] bool wants_partial(std::uint16_t /*layer*/) const override { return false; }
+  void partial(Matrix& /*out*/) const override {}
+  void look_ahead(std::uint16_t /*layer*/, const Matrix& /*scores*/) override {}
+  void end_sequence(std::uint32_t /*sequence*/) override {}
+  void abandon() override {}
+  [[nodiscard]] const Counters& counters() const override { return counters_; }
+  [[nodiscard]] double link_peak_bytes_per_s() const override { return 0; }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return {}; }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return 0; }
+  [[nodiscard]] std::uint64_t slots(Precision /*p*/) const override { return 0; }
+  [[nodiscard]] std::uint64_t copy_bytes(Precision /*p*/) const override { return 0; }
+  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return 0; }
+  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t /*d*/, std::uint16_t /*l*/) const override { return {}; }
+  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return {}; }
+
+ private:
+  const ModelConfig& config_;
+  const ExpertStore& store_;
+  const PlanLog& log_;
+  ExpertKernel kernel_;
+  std::size_t next_ = 0;
+  Matrix out_;
+  Counters counters_;
+};
+
+constexpr std::uint32_t prefill = 40;  // enough rows of one expert for cuBLAS in tiny-mixtral
+constexpr std::uint32_t decoded = 6;
+
+std::string folder(const std::string& name) {
+  return std::string(FERRY_MODELS) + "/" + name;
+}
+
+HostModel& host(const std::string& name) {
+  static std::map<std::string, HostModel> loaded;
+  const auto found = loaded.find(name);
+  if (found != loaded.end()) return found->second;
+  HostModel& m = loaded.try_emplace(name, folder(name)).first->second;
+  for (const StackInfo& s : all_stacks()) m.add_precisions(s.precisions);
+  return m;
+}
+
+/// Logits of two sequences: one's prompt in a step, the other's in two, then some tokens of both in a batch.
+Matrix logits_of(Model& m, ExpertRunner& runner) {
+  std::vector<KvCache> caches;
+  caches.push_back(m.make_cache(prefill + decoded));
+  caches.push_back(m.make_cache(prefill + decoded));
+  std::vector<TokenRow> rows;
+  Matrix all(0, m.config().vocabulary);
+  auto keep = [&](const Matrix& logits) {
+    all.conservativeResize(all.rows() + logits.rows(), logits.cols());
+    all.bottomRows(logits.rows()) = logits;
+  };
+  auto token = [](std::uint32_t s, std::uint32_t i) { return i == 0 ? 256 : 97 + (i * (7 + s)) % 26; };
+  for (std::uint32_t s = 0; s < 2; ++s) {
+    rows.clear();
+    for (std::uint32_t i = 0; i < prefill; ++i) {
+      rows.push_back({s, token(s, i), i});
+      if (s == 1 && i == 8) {
+        keep(m.forward(Phase::prefill, rows, caches, runner, 2));
+        rows.clear();
+      }
+    }
+    keep(m.forward(Phase::prefill, rows, caches, runner, 3));
+  }
+  for (std::uint32_t i = prefill; i < prefill + decoded; ++i) {
+    keep(m.forward(Phase::decode, {{0, token(0, i), i}, {1, token(1, i), i}}, caches, runner, 2));
+  }
+  runner.end_sequence(0);
+  runner.end_sequence(1);
+  return all;
+}
+
+RunnerOptions options_for(const std::string& stack, std::uint64_t budget) {
+  RunnerOptions o;
+  o.stack = stack;
+  o.budget_bytes = budget;
+  o.max_rows = prefill;
+  o.poison = true;
+  return o;
+}
+
+/// The largest difference in units of the largest logit.
+double apart(const Matrix& a, const Matrix& b) {
+  return (a - b).cwiseAbs().maxCoeff() / b.cwiseAbs().maxCoeff();
+}
+
+/// Where b's best token leads by more than `margin` of the largest logit, a's best is the same. How many rows lead so.
+int same_choices(const Matrix& a, const Matrix& b, double margin) {
+  int led = 0;
+  for (Eigen::Index i = 0; i < b.rows(); ++i) {
+    Eigen::Index best = 0, ours = 0;
+    const float top = b.row(i).maxCoeff(&best);
+    a.row(i).maxCoeff(&ours);
+    float second = -INFINITY;
+    for (Eigen::Index j = 0; j < b.cols(); ++j) second = j == best ? second : std::max(second, b(i, j));
+    if (top - second <= margin * b.cwiseAbs().maxCoeff()) continue;
+    ++led;
+    CHECK(ours == best);
+  }
+  return led;
+}
+
+std::uint64_t share(Model& m, double percent) {
+  return static_cast<std::uint64_t>(static_cast<double>(model_shape(m.config(), m.store(), 1).all_bytes()) * percent /
+                                    100);
+}
+
+}  // namespace
+
+namespace {
+
+struct Ran {
+  Matrix logits;
+  Counters counters;
+  PlanLog plans;
+};
+
+/// On the emulated GPU as it was reset.
+Ran run_on_gpu(const std::string& name, const std::string& stack, double percent) {
+  Ran ran;
+  const auto model = make_cuda_model(ModelFiles(folder(name)));
+  RunnerOptions o = options_for(stack, share(*model, percent));
+  model->add_precisions(precisions_for(o));
+  o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) -> std::unique_ptr<ExpertDevice> {
+    return std::make_unique<Watched>(model->make_device(needs, given), ran.plans);
+  };
+  const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
+  ran.logits = logits_of(*model, *runner);
+  ran.counters = runner->counters();
+  return ran;
+}
+
+/// One test case for each quarter of the stacks, so that they run side by side.
+void every_stack_is_right(const char* name, std::size_t quarter) {
+  HostModel& reference = host(name);
+  double worst = 0;
+  for (std::size_t i = quarter; i < all_stacks().size(); i += 4) {
+    const StackInfo& info = all_stacks()[i];
+    for (const double percent : {12.5, 50.0}) {
+      if (info.keeps_everything && percent > 12.5) continue;
+      INFO(name << ", " << info.name << " at " << percent << "%");
+      emulated::reset({.eager = true});
+      const Ran ran = run_on_gpu(name, info.name, percent);
+      REQUIRE(ran.logits.allFinite());
+      Following following(reference.config(), reference.store(), ran.plans);
+      const Matrix expected = logits_of(reference, following);
+      CHECK(apart(ran.logits, expected) < 1e-5);  // 1e-2 would do; both are floats
+      CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
+      worst = std::max(worst, apart(ran.logits, expected));
+    }
+  }
+  MESSAGE(name << ": at most " << worst << " apart");
+}
+
+}  // namespace
+
+TEST_CASE("CUDA: every stack computes what the host computes from the same plans") {
+  SUBCASE("tiny-qwen-moe, first quarter") {
+    every_stack_is_right("tiny-qwen-moe", 0);
+  }
+  SUBCASE("tiny-qwen-moe, second quarter") {
+    every_stack_is_right("tiny-qwen-moe", 1);
+  }
+  SUBCASE("tiny-qwen-moe, third quarter") {
+    every_stack_is_right("tiny-qwen-moe", 2);
+  }
+  SUBCASE("tiny-qwen-moe, fourth quarter") {
+    every_stack_is_right("tiny-qwen-moe", 3);
+  }
+}
+TEST_CASE("CUDA: tiny-mixtral, every stack computes what the host computes from the same plans") {
+  for (std::size_t quarter = 0; quarter < 4; ++quarter) every_stack_is_right("tiny-mixtral", quarter);
+}
+
+TEST_CASE("CUDA: lossless stacks without host compute give the resident model's bits, whatever the order of streams") {
+  for (const char* name : {"tiny-qwen-moe", "tiny-mixtral"}) {
+    emulated::reset({.eager = true});
+    const Matrix resident = run_on_gpu(name, "resident", 100).logits;
+    std::uint64_t seed = 0, copies = 0;
+    for (const StackInfo& info : all_stacks()) {
+      if (!info.lossless || info.keeps_everything || info.precisions.bits != PrecisionSet(Precision::full).bits)
+        continue;
+      if (info.name == "static-host") continue;  // computes on the host
+      const double percents[] = {12.5, 25, 50, 100};
+      const double percent = percents[seed % 4];
+      emulated::Options o;
+      o.seed = ++seed;
+      emulated::reset(o);
+      INFO(name << ", " << info.name << " at " << percent << "%, seed " << seed);
+      const Ran ran = run_on_gpu(name, info.name, percent);
+      CHECK(ran.logits == resident);
+      copies += ran.counters.of(Phase::decode).misses;
+    }
+    CHECK(copies > 0);
+  }
+}
+
+TEST_CASE("CUDA: with the streams in any order, stacks that lose something never compute from the wrong bytes") {
+  HostModel& reference = host("tiny-qwen-moe");
+  for (const char* stack : {"hobbit", "hobbit-cooperative", "importance-driven", "fate", "hybrimoe"}) {
+    for (std::uint64_t seed = 1; seed <= 2; ++seed) {
+      INFO(stack << ", seed " << seed);
+      emulated::Options o;
+      o.seed = seed;
+      o.chunk_bytes = 1024;
+      o.random_fibers = seed == 2;
+      emulated::reset(o);
+      const Ran ran = run_on_gpu("tiny-qwen-moe", stack, 12.5);
+      REQUIRE(ran.logits.allFinite());  // slots are poisoned
+      Following following(reference.config(), reference.store(), ran.plans);
+      CHECK(apart(ran.logits, logits_of(reference, following)) < 1e-5);
+    }
+  }
+}
+
+TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits") {
+  const auto run = [](std::uint64_t device_bytes, const std::string& stack, double percent) -> std::string {
+    emulated::Options o;
+    o.eager = true;
+    o.total_bytes = device_bytes;
+    emulated::reset(o);
+    try {
+      static_cast<void>(run_on_gpu("tiny-mixtral", stack, percent));
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(run(std::uint64_t{256} << 20U, "lru", 50).empty());
+  CHECK(run(1 << 20U, "lru", 50).find("bytes for activations do not fit the device: ") != std::string::npos);
+  const std::string slots = run(std::uint64_t{24} << 20U, "lru", 100);
+  CHECK(slots.find("bytes for the experts' slots do not fit the device: ") != std::string::npos);
+  const std::size_t at = slots.find("--budget ");
+  REQUIRE(at != std::string::npos);
+  const double budget = std::stod(slots.substr(at + 9));
+  const double all = static_cast<double>(share(host("tiny-mixtral"), 100));
+  CHECK(run(std::uint64_t{24} << 20U, "lru", budget / all * 100).empty());
+}
+
+TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back") {
+  emulated::reset({.eager = true});
+  {
+    const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+    const auto runner = make_runner(*model, options_for("lru", share(*model, 25)));
+    static_cast<void>(logits_of(*model, *runner));
+    std::uint64_t sum = 0;
+    for (const auto& [use, bytes] : model->device_memory()) sum += bytes;
+    // What is not there any more: keys and values; and the buffer that the link was measured with.
+    CHECK(sum + 1 == emulated::counters().device_bytes_peak);  // an arena has a byte more than its slots
+    CHECK(runner->arena_bytes() <= share(*model, 25));
+  }
+  CHECK(emulated::counters().device_bytes == 0);
+  CHECK(emulated::counters().pinned_bytes == 0);
+}
+
+TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name, and nothing hangs") {
+  for (std::uint64_t steps : {0U, 10U, 1000U, 20000U}) {
+    CAPTURE(steps);
+    emulated::reset({});
+    std::string why;
+    try {
+      const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+      const auto runner = make_runner(*model, options_for("cross-layer-lru", share(*model, 25)));
+      emulated::lose_device(cudaErrorLaunchFailure, steps);
+      static_cast<void>(logits_of(*model, *runner));
+    } catch (const std::exception& e) {
+      why = e.what();
+    }
+    CHECK(why.find("cudaErrorLaunchFailure") != std::string::npos);
+  }
+  for (const char* call :
+       {"cudaLaunchKernelEx", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery", "cublasSgemm"}) {
+    emulated::reset({.eager = true});
+    std::string why;
+    try {
+      const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+      const auto runner = make_runner(*model, options_for("lru", share(*model, 25)));
+      emulated::fail(call, 3, cudaErrorLaunchOutOfResources);
+      static_cast<void>(logits_of(*model, *runner));
+    } catch (const std::exception& e) {
+      why = e.what();
+    }
+    INFO(call << ": " << why);
+    CHECK(!why.empty());
+    CHECK((std::string(call) == "cudaLaunchKernelEx" || why.find(call) != std::string::npos));
+  }
+}

@@ -1,0 +1,968 @@
+// The CUDA device's kernels against naive references in double. Uses nothing but CUDA's own API: the same file runs on
+// the emulated device and on a GPU.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/kernels.hpp"
+#include "ferry/codec/round_to_nearest.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine::cuda;
+
+constexpr double tolerance = 1e-5;  // of a row of results, relative to its norm
+
+void check(cudaError_t error) {
+  if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
+}
+
+/// Device memory of exactly that many numbers.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(std::size_t size) : size_(size) {
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, std::max<std::size_t>(1, size) * sizeof(T)));
+    data_ = static_cast<T*>(memory);
+  }
+  explicit Buffer(const std::vector<T>& values) : Buffer(values.size()) {
+    check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { static_cast<void>(cudaFree(data_)); }
+
+  operator T*() const { return data_; }
+  [[nodiscard]] std::vector<T> read() const {
+    std::vector<T> values(size_);
+    check(cudaMemcpy(values.data(), data_, size_ * sizeof(T), cudaMemcpyDeviceToHost));
+    return values;
+  }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// A stream with all that kernels need.
+class Device {
+ public:
+  explicit Device(std::uint64_t scratch_floats = 1U << 16U) : scratch_(scratch_floats) {
+    check(cudaStreamCreateWithFlags(&context.stream, cudaStreamNonBlocking));
+    if (cublasCreate(&context.blas) != CUBLAS_STATUS_SUCCESS ||
+        cublasSetStream(context.blas, context.stream) != CUBLAS_STATUS_SUCCESS) {
+      throw std::runtime_error("no cuBLAS");
+    }
+    context.scratch = scratch_;
+    context.scratch_floats = scratch_floats;
+  }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device() {
+    static_cast<void>(cudaStreamSynchronize(context.stream));
+    static_cast<void>(cublasDestroy(context.blas));
+    static_cast<void>(cudaStreamDestroy(context.stream));
+  }
+
+  template <class T>
+  std::vector<T> read(const Buffer<T>& buffer) const {
+    check(cudaStreamSynchronize(context.stream));
+    return buffer.read();
+  }
+
+  Context context;
+
+ private:
+  Buffer<float> scratch_;
+};
+
+/// A matrix of doubles, or of what floats are exactly.
+struct Doubles {
+  std::size_t rows = 0, columns = 0;
+  std::vector<double> values;
+
+  Doubles(std::size_t r, std::size_t c) : rows(r), columns(c), values(r * c) {}
+  Doubles(std::size_t r, std::size_t c, const std::vector<float>& from)
+      : rows(r), columns(c), values(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(r * c)) {}
+  double& operator()(std::size_t r, std::size_t c) { return values[r * columns + c]; }
+  double operator()(std::size_t r, std::size_t c) const { return values[r * columns + c]; }
+};
+
+/// x W^T.
+Doubles product(const Doubles& x, const Doubles& w) {
+  Doubles y(x.rows, w.rows);
+  for (std::size_t i = 0; i < x.rows; ++i) {
+    for (std::size_t o = 0; o < w.rows; ++o) {
+      for (std::size_t c = 0; c < x.columns; ++c) y(i, o) += x(i, c) * w(o, c);
+    }
+  }
+  return y;
+}
+
+/// The largest error of a row relative to the row's norm.
+double worst_error(const std::vector<float>& y, const Doubles& expected) {
+  REQUIRE(y.size() == expected.values.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < expected.rows; ++i) {
+    double error = 0, norm = 0;
+    for (std::size_t c = 0; c < expected.columns; ++c) {
+      const double e = expected(i, c), d = double{y[i * expected.columns + c]} - e;
+      error += d * d;
+      norm += e * e;
+    }
+    if (!(error <= worst * worst * norm)) worst = std::sqrt(error / norm);
+  }
+  return worst;
+}
+
+/// The largest error of a sum relative to the sum of its terms' magnitudes.
+double worst_of_terms(const std::vector<float>& y, const Doubles& expected, const Doubles& magnitudes) {
+  REQUIRE(y.size() == expected.values.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double error = std::abs(double{y[i]} - expected.values[i]) / magnitudes.values[i];
+    if (!(error <= worst)) worst = error;
+  }
+  return worst;
+}
+
+Doubles magnitudes_of(Doubles x) {
+  for (double& v : x.values) v = std::abs(v);
+  return x;
+}
+
+bool same_bits(const float* a, const float* b, std::size_t count) {
+  return std::memcmp(a, b, count * sizeof(float)) == 0;
+}
+
+std::vector<float> random_numbers(test::Random& random, std::size_t count, float most = 1) {
+  std::vector<float> numbers(count);
+  for (float& x : numbers) x = most * (2 * random.unit() - 1);
+  return numbers;
+}
+
+std::string name_of(FloatType type) {
+  return type == FloatType::bf16 ? "bf16" : type == FloatType::f16 ? "f16" : "f32";
+}
+
+std::size_t pack_weights(const PassThroughLayout& w, const float* weights, std::byte* to) {
+  return pack(w, weights, to);
+}
+std::size_t pack_weights(const PackedLayout& w, const float* weights, std::byte* to) {
+  return pack(w, weights, to, RoundToNearest{});
+}
+
+/// Random weights at that place, and what they are as stored.
+template <class Layout>
+Doubles make_weights(const Layout& w, std::byte* to, test::Random& random) {
+  const std::vector<float> weights = random_numbers(random, std::size_t{w.rows} * w.columns, 0.5F);
+  REQUIRE(pack_weights(w, weights.data(), to) == no_weight);
+  Doubles stored(w.rows, w.columns);
+  for (std::uint32_t r = 0; r < w.rows; ++r) {
+    for (std::uint32_t c = 0; c < w.columns; ++c) stored(r, c) = unpack_weight(w, to, r, c);
+  }
+  return stored;
+}
+
+/// A weight on the device, and what it is.
+struct Weight {
+  Weight(FloatType type, std::uint32_t rows, std::uint32_t columns, test::Random& random)
+      : Weight({rows, columns, type}, random) {}
+
+  Doubles values;
+  Buffer<std::byte> memory;
+  DenseWeight dense;
+
+ private:
+  Weight(const PassThroughLayout& layout, test::Random& random)
+      : Weight(layout, std::vector<std::byte>(layout.bytes()), random) {}
+  Weight(const PassThroughLayout& layout, std::vector<std::byte> bytes, test::Random& random)
+      : values(make_weights(layout, bytes.data(), random)),
+        memory(bytes),
+        dense{memory, layout.type, layout.rows, layout.columns} {}
+};
+
+constexpr FloatType float_types[] = {FloatType::bf16, FloatType::f16, FloatType::f32};
+
+}  // namespace
+
+TEST_CASE("cuda kernels - descriptors of every size and alignment arrive, and nothing beside them changes") {
+  const Device device;
+  for (const std::size_t bytes : {0U, 1U, 3U, 4U, 511U, 512U, 513U, 3000U, 3584U, 3585U, 20000U}) {
+    for (const std::size_t at : {0U, 1U, 16U}) {
+      CAPTURE(bytes);
+      CAPTURE(at);
+      std::vector<std::byte> source(bytes), expected(at + bytes + 8, std::byte{0xaa});
+      for (std::size_t i = 0; i < bytes; ++i) expected[at + i] = source[i] = static_cast<std::byte>(i * 7 + i / 256);
+      const Buffer<std::byte> target(std::vector<std::byte>(expected.size(), std::byte{0xaa}));
+      put(device.context.stream, target + at, source.data(), bytes);
+      std::fill(source.begin(), source.end(), std::byte{0});  // it is free again
+      CHECK(device.read(target) == expected);
+    }
+  }
+}
+
+TEST_CASE("cuda kernels - embeddings are the stored rows") {
+  const Device device;
+  test::Random random(1);
+  for (const FloatType type : float_types) {
+    const Weight table(type, 11, 300, random);
+    const std::uint32_t tokens[] = {10, 0, 3, 3};
+    std::vector<RowPlace> rows(4);
+    for (std::size_t i = 0; i < 4; ++i) rows[i].token = tokens[i];
+    const Buffer<RowPlace> places(rows);
+    const Buffer<float> x(4 * 300);
+    embed(device.context.stream, table.dense, places, 4, x);
+    const std::vector<float> got = device.read(x);
+    for (std::size_t i = 0; i < 4; ++i) {
+      for (std::size_t c = 0; c < 300; ++c) REQUIRE(double{got[i * 300 + c]} == table.values(tokens[i], c));
+    }
+  }
+}
+
+TEST_CASE("cuda kernels - norms of odd sizes, also in place") {
+  const Device device;
+  test::Random random(2);
+  for (const std::uint32_t hidden : {1U, 96U, 130U, 1027U}) {
+    CAPTURE(hidden);
+    constexpr std::uint32_t n = 3;
+    const std::vector<float> x = random_numbers(random, std::size_t{n} * hidden, 3);
+    const std::vector<float> weight = random_numbers(random, hidden, 2);
+    constexpr float epsilon = 1e-2F;
+    Doubles expected(n, hidden);
+    for (std::size_t i = 0; i < n; ++i) {
+      double squares = 0;
+      for (std::size_t c = 0; c < hidden; ++c) squares += double{x[i * hidden + c]} * x[i * hidden + c];
+      for (std::size_t c = 0; c < hidden; ++c) {
+        expected(i, c) = x[i * hidden + c] / std::sqrt(squares / hidden + double{epsilon}) * weight[c];
+      }
+    }
+    const Buffer<float> input(x), scale(weight), y(x.size());
+    rms_norm(device.context.stream, input, scale, epsilon, n, hidden, y);
+    const std::vector<float> got = device.read(y);
+    CHECK(worst_error(got, expected) < 1e-6);
+    rms_norm(device.context.stream, input, scale, epsilon, n, hidden, input);
+    CHECK(device.read(input) == got);
+  }
+}
+
+namespace {
+
+/// A linear layer with 1 to 20 rows, with and without bias, added and not.
+void check_linear(FloatType type, std::uint32_t rows, std::uint32_t columns, std::uint32_t most, test::Random& random) {
+  const std::string type_name = name_of(type);
+  CAPTURE(type_name);
+  CAPTURE(rows);
+  CAPTURE(columns);
+  const Device device(std::uint64_t{columns} * 10 + 3);  // ten rows of weights at a time
+  const Weight w(type, rows, columns, random);
+  const std::vector<float> x = random_numbers(random, std::size_t{most} * columns);
+  const std::vector<float> bias = random_numbers(random, rows),
+                           before = random_numbers(random, std::size_t{most} * rows);
+  const Buffer<float> device_bias(bias);
+  const Doubles products = product(Doubles(most, columns, x), w.values);
+  const Doubles sizes = product(magnitudes_of(Doubles(most, columns, x)), magnitudes_of(w.values));
+  std::vector<float> alone;  // the first rows' results, from a call for one row
+  for (const std::uint32_t n : {1U, 2U, 3U, 4U, 5U, 7U, 8U, 9U, 20U}) {
+    if (n > most) continue;
+    CAPTURE(n);
+    for (const bool with_bias : {false, true}) {
+      for (const bool add : {false, true}) {
+        if (n > 1 && n < 8 && with_bias != add) continue;  // enough of them
+        const std::vector<float> inputs(x.begin(), x.begin() + n * columns);
+        const Buffer<float> input(inputs), y(std::vector<float>(before.begin(), before.begin() + n * rows));
+        linear(device.context, input, n, w.dense, with_bias ? static_cast<float*>(device_bias) : nullptr, add, y);
+        Doubles expected(n, rows), magnitudes(n, rows);
+        for (std::size_t i = 0; i < n; ++i) {
+          for (std::size_t o = 0; o < rows; ++o) {
+            const double extra = with_bias ? bias[o] : 0, old = add ? before[i * rows + o] : 0;
+            expected(i, o) = products(i, o) + extra + old;
+            magnitudes(i, o) = sizes(i, o) + std::abs(extra) + std::abs(old);
+          }
+        }
+        const std::vector<float> got = device.read(y);
+        CHECK(worst_of_terms(got, expected, magnitudes) < 1e-6);
+        if (with_bias || add || n > few_rows) continue;
+        if (n == 1) alone.clear();
+        for (std::uint32_t i = static_cast<std::uint32_t>(alone.size() / rows); i < n; ++i) {
+          const Buffer<float> one(std::vector<float>(x.begin() + i * columns, x.begin() + (i + 1) * columns)), to(rows);
+          linear(device.context, one, 1, w.dense, nullptr, false, to);
+          const std::vector<float> result = device.read(to);
+          alone.insert(alone.end(), result.begin(), result.end());
+        }
+        CHECK(same_bits(got.data(), alone.data(), got.size()));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda kernels - linear layers of every type and odd size, and few rows stand alone") {
+  test::Random random(3);
+  for (const FloatType type : float_types) {
+    for (const auto& [rows, columns] : {std::pair{1U, 96U}, {72U, 130U}, {33U, 31U}, {45U, 1U}}) {
+      check_linear(type, rows, columns, 20, random);
+    }
+  }
+  // Longer than what shared memory holds of one row, of two, four and eight.
+  check_linear(FloatType::bf16, 21, 8520, 8, random);
+  check_linear(FloatType::f16, 9, 4100, 4, random);
+  check_linear(FloatType::f32, 17, 2052, 8, random);
+}
+
+TEST_CASE("cuda kernels - linear layers of many features, of which a block has several tiles") {
+  test::Random random(4);
+  check_linear(FloatType::bf16, 8200, 16, 2, random);
+  check_linear(FloatType::f32, 33000, 8, 1, random);
+}
+
+TEST_CASE("cuda kernels - halves of every kind are widened as the codec does") {
+  const Device device;
+  // A column of all 65536 bit patterns: a product with 1 is the weight itself.
+  constexpr std::uint32_t rows = 65536 / 8, columns = 8;
+  for (const FloatType type : {FloatType::bf16, FloatType::f16}) {
+    std::vector<std::byte> bytes(65536 * 2);
+    for (std::uint32_t i = 0; i < 65536; ++i) {
+      const auto bits = static_cast<std::uint16_t>(i);
+      std::memcpy(bytes.data() + std::size_t{2} * i, &bits, 2);
+    }
+    const Buffer<std::byte> memory(bytes);
+    const PassThroughLayout layout{rows, columns, type};
+    for (std::uint32_t c = 0; c < columns; ++c) {
+      std::vector<float> one(columns, 0);
+      one[c] = 1;
+      const Buffer<float> x(one), y(rows);
+      linear(device.context, x, 1, {memory, type, rows, columns}, nullptr, false, y);
+      const std::vector<float> got = device.read(y);
+      std::uint32_t wrong = 0;
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        float weights[columns];
+        unpack_row(layout, bytes.data(), r, weights);
+        // A weight that is no number or infinite spoils its row: times 0 it is no number.
+        const bool finite = std::all_of(weights, weights + columns, [](float w) { return std::isfinite(w); });
+        wrong += finite ? got[r] != weights[c] : std::isfinite(got[r]);
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+TEST_CASE("cuda kernels - silu times up") {
+  const Device device;
+  test::Random random(5);
+  const std::vector<float> gate = random_numbers(random, 1000, 20), up = random_numbers(random, 1000);
+  const Buffer<float> g(gate), u(up);
+  swiglu(device.context.stream, g, u, 1000);
+  const std::vector<float> got = device.read(g);
+  for (std::size_t i = 0; i < 1000; ++i) {
+    const double expected = gate[i] / (1 + std::exp(-double{gate[i]})) * up[i];
+    REQUIRE(got[i] == doctest::Approx(expected).epsilon(1e-6));
+  }
+}
+
+namespace {
+
+/// Sequences of their own length and capacity, and rows of a step over them.
+struct Sequences {
+  std::vector<Buffer<float>*> caches;
+  std::vector<std::uint32_t> capacities;
+  std::vector<RowPlace> rows;
+  std::vector<std::size_t> sequence;  ///< of each row
+
+  Sequences() = default;
+  Sequences(const Sequences&) = delete;
+  Sequences& operator=(const Sequences&) = delete;
+  ~Sequences() {
+    for (Buffer<float>* c : caches) delete c;
+  }
+
+  void add_sequence(std::uint32_t capacity, std::uint32_t layers, std::uint32_t kv_width, test::Random& random) {
+    capacities.push_back(capacity);
+    caches.push_back(new Buffer<float>(random_numbers(random, std::size_t{layers} * 2 * capacity * kv_width)));
+  }
+  void add_row(std::size_t of, std::uint32_t position) {
+    rows.push_back({*caches[of], capacities[of], position, 0});
+    sequence.push_back(of);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("cuda kernels - rotary embedding, and keys and values in their places only") {
+  const Device device;
+  test::Random random(6);
+  constexpr std::uint32_t layers = 3, layer = 1;
+  for (const AttentionShape shape : {AttentionShape{4, 2, 16}, AttentionShape{3, 1, 6}, AttentionShape{6, 3, 128}}) {
+    const std::uint32_t dim = shape.head_dim, half = dim / 2, width = shape.heads * dim,
+                        kv_width = shape.kv_heads * dim;
+    CAPTURE(dim);
+    Sequences s;
+    s.add_sequence(5, layers, kv_width, random);
+    s.add_sequence(4000, layers, kv_width, random);
+    s.add_sequence(1, layers, kv_width, random);
+    s.add_row(0, 2);
+    s.add_row(0, 3);
+    s.add_row(1, 3999);
+    s.add_row(2, 0);
+    const std::size_t n = s.rows.size();
+    std::vector<float> frequency(half);
+    for (std::uint32_t i = 0; i < half; ++i) frequency[i] = static_cast<float>(std::pow(10000.0, -2.0 * i / dim));
+    const std::vector<float> q = random_numbers(random, n * width), k = random_numbers(random, n * kv_width);
+    const std::vector<float> v = random_numbers(random, n * kv_width);
+    auto rotated = [&](const std::vector<float>& x, std::uint32_t columns) {
+      Doubles y(n, columns);
+      for (std::size_t i = 0; i < n; ++i) {
+        for (std::size_t c = 0; c < columns; ++c) {
+          const std::size_t in_head = c % dim, pair = in_head % half;
+          const float angle = static_cast<float>(s.rows[i].position) * frequency[pair];  // this product is a float's
+          const double cosine = std::cos(double{angle}), sine = std::sin(double{angle});
+          const double here = x[i * columns + c];
+          y(i, c) = in_head < half ? here * cosine - x[i * columns + c + half] * sine
+                                   : here * cosine + x[i * columns + c - half] * sine;
+        }
+      }
+      return y;
+    };
+    std::vector<std::vector<float>> caches;
+    for (const Buffer<float>* c : s.caches) caches.push_back(c->read());
+    const Buffer<float> device_q(q), device_k(k), device_v(v), device_frequency(frequency);
+    const Buffer<RowPlace> places(s.rows);
+    rotate_and_store(device.context.stream, device_q, device_k, device_v, device_frequency, places,
+                     static_cast<std::uint32_t>(n), layer, shape);
+    CHECK(worst_error(device.read(device_q), rotated(q, width)) < 1e-6);
+    const std::vector<float> keys = device.read(device_k);
+    CHECK(worst_error(keys, rotated(k, kv_width)) < 1e-6);
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::size_t capacity = s.rows[i].capacity, first = (layer * 2 * capacity + s.rows[i].position) * kv_width;
+      std::vector<float>& cache = caches[s.sequence[i]];
+      std::copy_n(keys.begin() + static_cast<std::ptrdiff_t>(i * kv_width), kv_width,
+                  cache.begin() + static_cast<std::ptrdiff_t>(first));
+      std::copy_n(v.begin() + static_cast<std::ptrdiff_t>(i * kv_width), kv_width,
+                  cache.begin() + static_cast<std::ptrdiff_t>(first + capacity * kv_width));
+    }
+    for (std::size_t c = 0; c < caches.size(); ++c) CHECK(s.caches[c]->read() == caches[c]);
+  }
+}
+
+TEST_CASE("cuda kernels - attention over several sequences, heads that share keys and values, and rows stand alone") {
+  const Device device;
+  test::Random random(7);
+  constexpr std::uint32_t layers = 2, layer = 1;
+  const AttentionShape shapes[] = {{4, 2, 16}, {3, 3, 6}, {2, 1, 64}, {4, 1, 98}, {2, 1, 128}, {2, 2, 256}};
+  for (const AttentionShape& shape : shapes) {
+    const std::uint32_t dim = shape.head_dim, width = shape.heads * dim, kv_width = shape.kv_heads * dim;
+    CAPTURE(dim);
+    Sequences s;
+    s.add_sequence(600, layers, kv_width, random);
+    s.add_sequence(40, layers, kv_width, random);
+    for (const std::uint32_t position : {0U, 1U, 31U, 32U, 63U, 255U, 256U, 257U, 599U}) s.add_row(0, position);
+    for (const std::uint32_t position : {7U, 39U}) s.add_row(1, position);
+    const auto n = static_cast<std::uint32_t>(s.rows.size());
+    const std::vector<float> q = random_numbers(random, std::size_t{n} * width, 4);  // some scores stand out
+    Doubles expected(n, width);
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::vector<float> cache = s.caches[s.sequence[i]]->read();
+      const std::size_t capacity = s.rows[i].capacity, keys = layer * 2 * capacity * kv_width;
+      const std::size_t values = keys + capacity * kv_width;
+      for (std::size_t h = 0; h < shape.heads; ++h) {
+        const std::size_t kv = h / (shape.heads / shape.kv_heads) * dim;
+        std::vector<double> weights(s.rows[i].position + 1);
+        double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+        for (std::size_t p = 0; p < weights.size(); ++p) {
+          for (std::size_t e = 0; e < dim; ++e) {
+            weights[p] += double{q[i * width + h * dim + e]} * cache[keys + p * kv_width + kv + e];
+          }
+          weights[p] /= std::sqrt(static_cast<double>(dim));
+          largest = std::max(largest, weights[p]);
+        }
+        for (double& w : weights) sum += w = std::exp(w - largest);
+        for (std::size_t p = 0; p < weights.size(); ++p) {
+          for (std::size_t e = 0; e < dim; ++e) {
+            expected(i, h * dim + e) += weights[p] / sum * cache[values + p * kv_width + kv + e];
+          }
+        }
+      }
+    }
+    const Buffer<float> device_q(q), out(q.size());
+    const Buffer<RowPlace> places(s.rows);
+    attention(device.context.stream, device_q, places, n, layer, shape, out);
+    const std::vector<float> got = device.read(out);
+    CHECK(worst_error(got, expected) < tolerance);
+    for (const std::uint32_t i : {4U, n - 1}) {
+      const Buffer<float> alone(width);
+      attention(device.context.stream, device_q + i * width, places + i, 1, layer, shape, alone);
+      CHECK(same_bits(device.read(alone).data(), got.data() + i * width, width));
+    }
+  }
+}
+
+TEST_CASE("cuda kernels - scores far apart neither overflow nor vanish") {
+  const Device device;
+  constexpr std::uint32_t dim = 4, capacity = 70;
+  std::vector<float> cache(std::size_t{2} * capacity * dim);
+  for (std::uint32_t p = 0; p < capacity; ++p) {
+    cache[p * dim] = p == 3 ? 1000.0F : p == 66 ? 1000.0F : -1000.0F;
+    cache[(capacity + p) * dim] = static_cast<float>(p);
+  }
+  const Buffer<float> memory(cache), q(std::vector<float>{2, 0, 0, 0}), out(dim);
+  const Buffer<RowPlace> places(std::vector<RowPlace>{{memory, capacity, capacity - 1, 0}});
+  attention(device.context.stream, q, places, 1, 0, {1, 1, dim}, out);
+  CHECK(device.read(out) == std::vector<float>{34.5F, 0, 0, 0});
+}
+
+namespace {
+
+void check_gate(FloatType type, std::uint32_t experts, std::uint32_t hidden, std::uint32_t count, std::uint32_t k,
+                const std::vector<std::uint32_t>& sizes, test::Random& random) {
+  const std::string type_name = name_of(type);
+  CAPTURE(type_name);
+  CAPTURE(experts);
+  CAPTURE(hidden);
+  CAPTURE(count);
+  const Device device(std::uint64_t{hidden} * 7);
+  const Weight w(type, count * experts, hidden, random);
+  const std::uint32_t most = *std::max_element(sizes.begin(), sizes.end());
+  const std::vector<float> x = random_numbers(random, std::size_t{most} * hidden);
+  const Doubles logits = product(Doubles(most, hidden, x), w.values);
+  const Buffer<float> input(x);
+  const Buffer<unsigned> counter(std::vector<unsigned>{0});
+  std::vector<float> alone;
+  for (const std::uint32_t n : sizes) {
+    CAPTURE(n);
+    const Buffer<float> scores(std::size_t{count} * n * experts);
+    const Buffer<std::uint16_t> best(std::size_t{n} * k);
+    gate(device.context, input, n, w.dense, count, scores, counter, k, best);
+    const std::vector<float> got = device.read(scores);
+    Doubles expected(std::size_t{count} * n, experts);
+    for (std::size_t g = 0; g < count; ++g) {
+      for (std::size_t i = 0; i < n; ++i) {
+        double sum = 0;
+        for (std::size_t e = 0; e < experts; ++e) {
+          sum += expected(g * n + i, e) = std::exp(logits(i, g * experts + e));
+        }
+        for (std::size_t e = 0; e < experts; ++e) expected(g * n + i, e) /= sum;
+      }
+    }
+    CHECK(worst_error(got, expected) < tolerance);
+    const std::vector<std::uint16_t> chosen = device.read(best);
+    for (std::size_t i = 0; i < n; ++i) {
+      std::vector<std::uint16_t> order(experts);
+      std::iota(order.begin(), order.end(), std::uint16_t{0});
+      const float* row = got.data() + i * experts;
+      std::stable_sort(order.begin(), order.end(), [row](std::uint16_t a, std::uint16_t b) { return row[a] > row[b]; });
+      for (std::size_t rank = 0; rank < k; ++rank) REQUIRE(chosen[i * k + rank] == order[rank]);
+    }
+    CHECK(device.read(counter) == std::vector<unsigned>{0});
+    if (n == 1) alone.assign(got.begin(), got.begin() + experts);
+    if (n <= few_rows && !alone.empty()) CHECK(same_bits(got.data(), alone.data(), experts));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda kernels - gates of every type, several at once, and the best experts of the first") {
+  test::Random random(8);
+  for (const FloatType type : float_types) {
+    check_gate(type, 8, 96, 1, 2, {1, 2, 8, 20}, random);
+    check_gate(type, 60, 130, 3, 4, {1, 3, 9}, random);
+  }
+  check_gate(FloatType::bf16, 1, 32, 2, 1, {1, 2}, random);
+  check_gate(FloatType::bf16, 300, 40, 1, 300, {1, 5}, random);
+  check_gate(FloatType::f32, 512, 8, 2, 10, {1, 8, 12}, random);
+  check_gate(FloatType::bf16, 16, 4104, 1, 8, {1, 6}, random);
+}
+
+TEST_CASE("cuda kernels - equal scores go to the lower expert, and rows that are no numbers to the first ones") {
+  const Device device;
+  constexpr std::uint32_t experts = 70, n = 4, k = 6;
+  std::vector<float> weights(experts, 1.0F);  // [experts, 1]
+  for (const std::uint32_t e : {65U, 34U, 2U}) weights[e] = 2;
+  weights[40] = 3;
+  const Buffer<float> memory(weights), scores(std::size_t{n} * experts);
+  // The second row's scores are all equal, the third's are reversed, the last one's are no numbers.
+  const Buffer<float> x(std::vector<float>{1, 0, -1, std::numeric_limits<float>::quiet_NaN()});
+  const Buffer<unsigned> counter(std::vector<unsigned>{0});
+  const DenseWeight gates{reinterpret_cast<const std::byte*>(static_cast<float*>(memory)), FloatType::f32, experts, 1};
+  const std::vector<std::uint16_t> expected{40, 2, 34, 65, 0, 1, 0, 1, 2, 3, 4, 5, 0, 1, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5};
+  const Buffer<std::uint16_t> best(std::size_t{n} * k);
+  gate(device.context, x, n, gates, 1, scores, counter, k, best);
+  CHECK(device.read(best) == expected);
+  gate(device.context, x, n, gates, 1, scores, counter, k, nullptr);
+  const std::vector<float> got = device.read(scores);
+  CHECK(got[experts] == doctest::Approx(1.0 / experts));
+  CHECK(std::isnan(got.back()));
+}
+
+namespace {
+
+/// Experts on the device, and what they are.
+struct Experts {
+  Experts(const ExpertShape& s, Precision p, std::uint32_t count, test::Random& random) : shape(s), precision(p) {
+    for (std::uint32_t e = 0; e < count; ++e) {
+      std::vector<std::byte> bytes;
+      for (int part = 0; part < 3; ++part) {
+        const std::uint32_t rows = part == 2 ? s.hidden : s.width, columns = part == 2 ? s.width : s.hidden;
+        auto append = [&](const auto& layout) {
+          bytes.resize(bytes.size() + layout.bytes());
+          weights.push_back(make_weights(layout, bytes.data() + bytes.size() - layout.bytes(), random));
+        };
+        if (p == Precision::full) {
+          append(PassThroughLayout{rows, columns, s.type});
+        } else {
+          append(PackedLayout{rows, columns, code_bits(p), s.group});
+        }
+      }
+      memory.push_back(new Buffer<std::byte>(bytes));
+    }
+  }
+  Experts(const Experts&) = delete;
+  Experts& operator=(const Experts&) = delete;
+  ~Experts() {
+    for (Buffer<std::byte>* m : memory) delete m;
+  }
+
+  /// What expert `e` makes of x [rows, hidden].
+  [[nodiscard]] Doubles run(std::size_t e, const Doubles& x) const {
+    Doubles gate = product(x, weights[3 * e]);
+    const Doubles up = product(x, weights[3 * e + 1]);
+    for (std::size_t i = 0; i < gate.values.size(); ++i) {
+      gate.values[i] = gate.values[i] / (1 + std::exp(-gate.values[i])) * up.values[i];
+    }
+    return product(gate, weights[3 * e + 2]);
+  }
+
+  ExpertShape shape;
+  Precision precision;
+  std::vector<Doubles> weights;  ///< [experts, 3]
+  std::vector<Buffer<std::byte>*> memory;
+};
+
+/// Which assignments each expert has: descriptors as the engine makes them.
+struct Routes {
+  std::vector<std::uint32_t> assignments;
+  std::vector<ExpertTask> tasks;
+  std::uint32_t most_rows = 0;
+
+  void add(const std::byte* weights, const std::vector<std::uint32_t>& wanted) {
+    tasks.push_back(
+        {weights, static_cast<std::uint32_t>(assignments.size()), static_cast<std::uint32_t>(wanted.size())});
+    assignments.insert(assignments.end(), wanted.begin(), wanted.end());
+    most_rows = std::max(most_rows, tasks.back().rows);
+  }
+};
+
+/// Results [n * top_k, hidden]; 7 where no assignment is.
+std::vector<float> run_experts(const Device& device, const Experts& experts_of, const Routes& routes,
+                               std::uint32_t top_k, const Buffer<float>& x, std::uint32_t all) {
+  const ExpertShape& s = experts_of.shape;
+  const Buffer<std::uint32_t> assignments(routes.assignments);
+  const Buffer<ExpertTask> tasks(routes.tasks);
+  const Buffer<float> activated(std::size_t{all} * s.width);
+  const Buffer<float> results(std::vector<float>(std::size_t{all} * s.hidden, 7.0F));
+  const ExpertGroup group{tasks, static_cast<std::uint32_t>(routes.tasks.size()), assignments, top_k, routes.most_rows};
+  experts(device.context, s, experts_of.precision, group, x, activated, results);
+  return device.read(results);
+}
+
+/// A group of experts with 20, 1, 3, 0 and 8 rows, and all of it again in pieces.
+void check_experts(const ExpertShape& s, Precision p, test::Random& random) {
+  const std::string type_name = name_of(s.type);
+  CAPTURE(type_name);
+  CAPTURE(static_cast<int>(p));
+  CAPTURE(s.group);
+  CAPTURE(s.hidden);
+  constexpr std::uint32_t n = 20, top_k = 2, all = n * top_k;
+  const Device device(std::uint64_t{s.hidden} * 5 + s.width);
+  const Experts e(s, p, 5, random);
+  const std::vector<float> x = random_numbers(random, std::size_t{n} * s.hidden);
+  const Buffer<float> input(x);
+  std::vector<std::vector<std::uint32_t>> wanted(5);
+  for (std::uint32_t row = 0; row < n; ++row) wanted[0].push_back(row * top_k + row % 2);
+  wanted[1] = {3 * top_k};
+  wanted[2] = {top_k * 19, 5 * top_k, 1 * top_k};
+  for (std::uint32_t row = 6; row < 14; ++row) wanted[4].push_back(row * top_k + 1 - row % 2);
+  Routes together;
+  for (std::size_t i = 0; i < 5; ++i) together.add(*e.memory[i], wanted[i]);
+  const std::vector<float> got = run_experts(device, e, together, top_k, input, all);
+  std::vector<bool> used(all);
+  for (std::size_t i = 0; i < 5; ++i) {
+    CAPTURE(i);
+    if (wanted[i].empty()) continue;
+    Doubles rows(wanted[i].size(), s.hidden);
+    std::vector<float> results;
+    for (std::size_t r = 0; r < rows.rows; ++r) {
+      const std::uint32_t a = wanted[i][r];
+      for (std::size_t c = 0; c < s.hidden; ++c) rows(r, c) = x[a / top_k * s.hidden + c];
+      results.insert(results.end(), got.begin() + a * s.hidden, got.begin() + (a + 1) * s.hidden);
+      used[a] = true;
+    }
+    const Doubles expected = e.run(i, rows);
+    CHECK(worst_error(results, expected) < tolerance);
+
+    Routes all_alone;  // as a group of its own, and each of its rows alone in one
+    all_alone.add(*e.memory[i], wanted[i]);
+    const std::vector<float> again = run_experts(device, e, all_alone, top_k, input, all);
+    for (std::size_t r = 0; r < wanted[i].size(); ++r) {
+      const std::size_t at = std::size_t{wanted[i][r]} * s.hidden;
+      CHECK(same_bits(again.data() + at, got.data() + at, s.hidden));
+      if (r % 5 != 0) continue;
+      Routes one;
+      one.add(*e.memory[i], {wanted[i][r]});
+      CHECK(same_bits(run_experts(device, e, one, top_k, input, all).data() + at, got.data() + at, s.hidden));
+    }
+
+    const std::size_t size = wanted[i].size();
+    const Buffer<float> gathered(size * s.hidden), gate(size * s.width), up(size * s.width);
+    const Buffer<float> by_blas(std::vector<float>(std::size_t{all} * s.hidden, 7.0F));
+    const Buffer<std::uint32_t> assignments(together.assignments);
+    expert_by_blas(device.context, s, p, together.tasks[i], assignments, top_k, input, {gathered, gate, up}, by_blas);
+    const std::vector<float> blas_results = device.read(by_blas);
+    std::vector<float> of_rows;
+    for (const std::uint32_t a : wanted[i]) {
+      of_rows.insert(of_rows.end(), blas_results.begin() + a * s.hidden, blas_results.begin() + (a + 1) * s.hidden);
+    }
+    CHECK(worst_error(of_rows, expected) < tolerance);
+    CHECK(static_cast<std::size_t>(std::count(blas_results.begin(), blas_results.end(), 7.0F)) ==
+          (all - size) * s.hidden);
+  }
+  for (std::size_t a = 0; a < all; ++a) {
+    if (used[a]) continue;
+    CHECK(std::count(got.begin() + static_cast<std::ptrdiff_t>(a * s.hidden),
+                     got.begin() + static_cast<std::ptrdiff_t>((a + 1) * s.hidden), 7.0F) == s.hidden);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("cuda kernels - experts of every type and precision, and a result does not depend on its company") {
+  test::Random random(9);
+  for (const FloatType type : float_types) {
+    check_experts({96, 72, type, 64}, Precision::full, random);
+    check_experts({130, 33, type, 64}, Precision::full, random);
+  }
+  for (const Precision p : {Precision::int8, Precision::int4, Precision::int2}) {
+    for (const std::uint32_t group : {32U, 64U, 128U}) {
+      check_experts({96, 72, FloatType::bf16, group}, p, random);
+      check_experts({130, 33, FloatType::bf16, group}, p, random);
+      check_experts({256, 128, FloatType::bf16, group}, p, random);
+    }
+  }
+}
+
+TEST_CASE("cuda kernels - experts that are longer than shared memory, and many at once") {
+  test::Random random(10);
+  const Device device;
+  struct Long {
+    Precision precision;
+    std::uint32_t hidden, width;
+  };
+  for (const Long& l : {Long{Precision::full, 4224, 8},
+                        {Precision::int8, 40, 4160},
+                        {Precision::int4, 4160, 32},
+                        {Precision::int2, 32, 8320},
+                        {Precision::int4, 64, 2208}}) {
+    const std::uint32_t hidden = l.hidden;
+    CAPTURE(hidden);
+    CAPTURE(l.width);
+    const ExpertShape s{hidden, l.width, FloatType::bf16, 64};
+    const Experts e(s, l.precision, 1, random);
+    constexpr std::uint32_t n = 11;
+    const std::vector<float> x = random_numbers(random, std::size_t{n} * hidden);
+    const Buffer<float> input(x);
+    const Doubles expected = e.run(0, Doubles(n, hidden, x));
+    std::vector<float> got;
+    for (const std::uint32_t rows : {11U, 1U, 2U, 3U, 6U}) {
+      Routes routes;
+      routes.add(*e.memory[0], std::vector<std::uint32_t>{10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+      routes.tasks[0].rows = routes.most_rows = rows;
+      const std::vector<float> results = run_experts(device, e, routes, 1, input, n);
+      if (rows == n) {
+        got = results;
+        CHECK(worst_error(got, expected) < tolerance);
+      }
+      for (std::uint32_t i = 0; i < rows; ++i) {
+        const std::size_t at = std::size_t{routes.assignments[i]} * hidden;
+        CHECK(same_bits(results.data() + at, got.data() + at, hidden));
+      }
+    }
+  }
+  // 40 experts for one row: so many blocks that a warp takes twice as many features. The results stay.
+  const ExpertShape s{1024, 64, FloatType::bf16, 32};
+  const Experts e(s, Precision::int4, 1, random);
+  const std::vector<float> x = random_numbers(random, s.hidden);
+  const Buffer<float> input(x);
+  Routes one, many;
+  one.add(*e.memory[0], {0});
+  for (std::uint32_t a = 0; a < 40; ++a) many.add(*e.memory[0], {a});
+  const std::vector<float> got = run_experts(device, e, many, 40, input, 40);
+  const std::vector<float> alone = run_experts(device, e, one, 40, input, 40);
+  CHECK(worst_error({alone.begin(), alone.begin() + s.hidden}, e.run(0, Doubles(1, s.hidden, x))) < tolerance);
+  for (std::size_t a = 0; a < 40; ++a) CHECK(same_bits(got.data() + a * s.hidden, alone.data(), s.hidden));
+}
+
+TEST_CASE("cuda kernels - groups of equal weights, and of the widest range") {
+  const Device device;
+  const PackedLayout wide{32, 64, 4, 32}, narrow{64, 32, 4, 32};
+  std::vector<std::byte> bytes(2 * wide.bytes() + narrow.bytes());
+  std::vector<float> weights(std::size_t{32} * 64, 0.25F);
+  REQUIRE(pack(wide, weights.data(), bytes.data(), RoundToNearest{}) == no_weight);
+  for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = i % 2 == 0 ? 1000.0F : -1000.0F;
+  REQUIRE(pack(wide, weights.data(), bytes.data() + wide.bytes(), RoundToNearest{}) == no_weight);
+  for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = i / 32 == 5 ? 1.0F : 0.0F;
+  REQUIRE(pack(narrow, weights.data(), bytes.data() + 2 * wide.bytes(), RoundToNearest{}) == no_weight);
+  std::vector<float> x(64, 0);
+  x[0] = 4;  // gate 1, up 4000
+  const Buffer<std::byte> memory(bytes);
+  const Buffer<float> input(x), activated(32), results(64);
+  const Buffer<std::uint32_t> assignments(std::vector<std::uint32_t>{0});
+  const Buffer<ExpertTask> tasks(std::vector<ExpertTask>{{memory, 0, 1}});
+  experts(device.context, {64, 32, FloatType::bf16, 32}, Precision::int4, {tasks, 1, assignments, 1, 1}, input,
+          activated, results);
+  const std::vector<float> got = device.read(results);
+  const double silu = 1 / (1 + std::exp(-1.0));
+  for (std::size_t i = 0; i < 64; ++i) {
+    CHECK(got[i] == doctest::Approx(i == 5 ? 32 * 4000 * silu : 0).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("cuda kernels - sums over ranks with what is left out and what the host computed") {
+  const Device device;
+  test::Random random(11);
+  for (const std::uint32_t hidden : {1U, 130U, 600U}) {
+    for (const bool with_shared : {false, true}) {
+      constexpr std::uint32_t n = 3, k = 4;
+      const std::vector<float> weights = random_numbers(random, n * k),
+                               results = random_numbers(random, n * k * hidden);
+      const std::vector<float> of_host = random_numbers(random, n * k * hidden),
+                               residual = random_numbers(random, n * hidden);
+      const std::vector<float> shared = random_numbers(random, n * hidden), factor = random_numbers(random, n, 5);
+      const std::vector<std::uint8_t> state{on_device, on_host,  left_out, on_device, left_out, left_out,
+                                            left_out,  left_out, on_host,  on_host,   on_host,  on_device};
+      Doubles expected(n, hidden), magnitudes(n, hidden);
+      for (std::size_t i = 0; i < n; ++i) {
+        for (std::size_t c = 0; c < hidden; ++c) {
+          double sum = residual[i * hidden + c], magnitude = std::abs(sum);
+          auto add = [&](double term) {
+            sum += term;
+            magnitude += std::abs(term);
+          };
+          for (std::size_t a = i * k; a < (i + 1) * k; ++a) {
+            if (state[a] != left_out) {
+              add(double{weights[a]} * (state[a] == on_host ? of_host : results)[a * hidden + c]);
+            }
+          }
+          if (with_shared) add(shared[i * hidden + c] / (1 + std::exp(-double{factor[i]})));
+          expected(i, c) = sum;
+          magnitudes(i, c) = magnitude;
+        }
+      }
+      // What is elsewhere must not be read: it is no number.
+      std::vector<float> on_card = results;
+      void* mapped = nullptr;
+      check(cudaHostAlloc(&mapped, of_host.size() * sizeof(float), cudaHostAllocMapped | cudaHostAllocPortable));
+      auto* host = static_cast<float*>(mapped);
+      for (std::size_t i = 0; i < of_host.size(); ++i) {
+        const float none = std::numeric_limits<float>::quiet_NaN();
+        const std::uint8_t s = state[i / hidden];
+        if (s != on_device) on_card[i] = none;
+        host[i] = s == on_host ? of_host[i] : none;
+      }
+      void* seen = nullptr;
+      check(cudaHostGetDevicePointer(&seen, mapped, 0));
+      const Buffer<float> w(weights), r(on_card), x(residual), y(shared), f(factor), out(n * hidden);
+      const Buffer<std::uint8_t> states(state);
+      Combined c{n, k, hidden};
+      c.weights = w;
+      c.state = states;
+      c.results = r;
+      c.host_results = static_cast<const float*>(seen);
+      c.residual = x;
+      if (with_shared) {
+        c.shared = y;
+        c.shared_factor = f;
+      }
+      combine(device.context.stream, c, out);
+      const std::vector<float> got = device.read(out);
+      CHECK(worst_of_terms(got, expected, magnitudes) < 1e-6);
+      combine(device.context.stream, c, x);
+      CHECK(device.read(x) == got);
+      check(cudaFreeHost(mapped));
+    }
+  }
+}
+
+namespace {
+
+template <class Call>
+std::string refusal(const Call& call) {
+  try {
+    call();
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
+  const Device device(10);
+  const cudaStream_t stream = device.context.stream;
+  const Buffer<float> x(1000);
+  const Buffer<std::byte> weights(4000);
+  const Buffer<unsigned> counter(std::vector<unsigned>{0});
+  auto says = [](const std::string& message, const std::string& numbers) {
+    CAPTURE(message);
+    CHECK(message.find(numbers) != std::string::npos);
+  };
+  const DenseWeight many{weights, FloatType::bf16, 513, 1}, some{weights, FloatType::bf16, 8, 20};
+  says(refusal([&] { gate(device.context, x, 1, many, 1, x, counter, 2, nullptr); }),
+       "513 experts, expected at most 512");
+  says(refusal([&] { gate(device.context, x, 1, some, 3, x, counter, 2, nullptr); }),
+       "8 rows of weights are not 3 gates");
+  const Buffer<std::uint16_t> best(100);
+  says(refusal([&] { gate(device.context, x, 1, some, 2, x, counter, 5, best); }), "best 5 of 4");
+  says(refusal([&] { linear(device.context, x, 9, some, nullptr, false, x); }), "scratch memory is 10 floats");
+  says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 258}, x); }), "heads of 258 numbers");
+  says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 0}, x); }), "heads of 0 numbers");
+  says(refusal([&] { rotate_and_store(stream, x, x, x, x, nullptr, 1, 0, {1, 1, 7}); }), "heads of 7 numbers");
+  says(refusal([&] { attention(stream, x, nullptr, 1, 0, {5, 2, 8}, x); }), "5 heads cannot share 2");
+  says(refusal([&] {
+         experts(device.context, {8, 8, FloatType::bf16, 48}, Precision::int4, {}, x, x, x);
+       }),
+       "groups of 48");
+  says(refusal([&] { experts(device.context, {8, 8, FloatType::bf16, 32}, Precision::skip, {}, x, x, x); }), "skipped");
+  says(refusal([&] { experts(device.context, {8, 0, FloatType::bf16, 32}, Precision::full, {}, x, x, x); }), "width 0");
+  check(cudaStreamSynchronize(stream));
+  CHECK(cudaGetLastError() == cudaSuccess);
+}
+
+TEST_CASE("cuda kernels - nothing to do is nothing done") {
+  const Device device;
+  const Context& c = device.context;
+  const Buffer<float> y(std::vector<float>(16, 7.0F));
+  put(c.stream, y, nullptr, 0);
+  embed(c.stream, {}, nullptr, 0, y);
+  rms_norm(c.stream, nullptr, nullptr, 0, 0, 16, y);
+  linear(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, nullptr, false, y);
+  swiglu(c.stream, y, nullptr, 0);
+  rotate_and_store(c.stream, y, y, y, y, nullptr, 0, 0, {1, 1, 16});
+  attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
+  gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, nullptr, 2, nullptr);
+  experts(c, {16, 16, FloatType::bf16, 64}, Precision::full, {}, nullptr, y, y);
+  expert_by_blas(c, {16, 16, FloatType::bf16, 64}, Precision::full, {}, nullptr, 1, nullptr, {}, y);
+  combine(c.stream, {}, y);
+  CHECK(device.read(y) == std::vector<float>(16, 7.0F));
+}
