@@ -115,9 +115,10 @@ __device__ void softmax(SoftmaxStage& stage, float* row, std::uint32_t experts, 
     __syncwarp();  // the storage of the reduction is used again
     key = cub::WarpReduce<std::int64_t>(stage.best).Reduce(key, Larger());
     const std::uint32_t expert = __shfl_sync(every_lane, ferry::part::index_of(key), 0);
-    if (expert % lanes != lane) continue;
-    taken |= 1U << expert / lanes;
-    best[rank] = static_cast<std::uint16_t>(expert);
+    if (expert % lanes == lane) {
+      taken |= 1U << expert / lanes;
+      best[rank] = static_cast<std::uint16_t>(expert);
+    }
   }
 }
 

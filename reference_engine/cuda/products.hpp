@@ -12,6 +12,7 @@
 
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
+#include "ferry/macros.hpp"
 #include "launch.hpp"
 
 namespace ferry::engine::cuda::part {
@@ -319,6 +320,11 @@ struct Products {
   }
 };
 
+/// Of a block's inputs in shared memory: 16 or 32 KiB.
+FERRY_HD constexpr std::uint32_t stage_floats(std::uint32_t most) {
+  return most == 1 ? 4096 : 8192;
+}
+
 /// A block's share of a job: all its inputs, up to `most` at a time, and the tiles of output features from blockIdx.x on.
 ///
 /// Where a job's weights are, what they are multiplied with and where that goes, its class knows:
@@ -329,10 +335,11 @@ struct Products {
 ///   inputs(), input(i, number)     how many, and one of them; sets what `emit` knows it by
 ///   emit(output, number, sums)     takes the sums of the output's rows; by one thread
 ///
-/// `most` is 1, 4 (always 4 together) or 8 (as many together as there are).
+/// `most` is 1, 4 (always 4 together) or 8 (as many together as there are). A block may have several tiles only if so
+/// many whole inputs fit into its shared memory.
 template <class Weights, std::uint32_t rows, std::uint32_t most, bool aligned, class Job>
 __device__ __forceinline__ void run_job(const Job& job) {
-  constexpr std::uint32_t floats = most == 1 ? 4096 : 8192;  // inputs in shared memory: 16 or 32 KiB
+  constexpr std::uint32_t floats = stage_floats(most);
   __shared__ Stage<floats> stage;
   auto tiles = [&](auto constant, std::uint32_t left) {
     constexpr std::uint32_t tokens = decltype(constant)::value, outputs = rows / Job::rows;  // of a warp at a time
@@ -342,7 +349,7 @@ __device__ __forceinline__ void run_job(const Job& job) {
       auto row = [&](std::uint32_t r) { return job.row(first + r / Job::rows, r % Job::rows); };
       if (tile != blockIdx.x) __syncwarp();  // the storage of reductions is used again
       float sum[rows][tokens];
-      P::run(stage, job.place, row, tile == blockIdx.x || job.place.columns > P::chunk, sum);
+      P::run(stage, job.place, row, tile == blockIdx.x, sum);
       if (threadIdx.x % lanes != 0) continue;
 #pragma unroll
       for (std::uint32_t t = 0; t < tokens; ++t) {
@@ -386,23 +393,24 @@ __global__ void __launch_bounds__(product_threads, 2) job_kernel(Job job) {
 template <class Weights, class Job>
 void launch_job(const char* name, cudaStream_t stream, const Job& job, bool aligned, std::uint32_t times,
                 std::uint32_t inputs) {
-  auto with = [&](auto* kernel, std::uint32_t rows) {
+  auto with = [&](auto* kernel, std::uint32_t rows, std::uint32_t most) {
     const std::uint32_t tiles = shares(job.outputs(), product_warps * rows / Job::rows);
     // Once there are more blocks than a GPU holds, each does several tiles with the inputs that it has.
     const std::uint64_t blocks = std::uint64_t{tiles} * times;
-    const std::uint32_t sweeps = blocks >= 4096 ? 4 : blocks >= 1024 ? 2 : 1;
+    const bool held = job.place.columns <= stage_floats(most) / most;
+    const std::uint32_t sweeps = !held || blocks < 1024 ? 1 : blocks < 4096 ? 2 : 4;
     launch(name, stream, dim3(shares(tiles, sweeps), times), product_threads, kernel, job);
   };
   // More rows a warp share an input; fewer make more blocks, of which there should be some for every multiprocessor.
   const bool many = std::uint64_t{shares(job.outputs(), product_warps * 4 / Job::rows)} * times >= 256;
   if (!aligned) {
-    with(job_kernel<Weights, 2, 4, false, Job>, 2);
+    with(job_kernel<Weights, 2, 4, false, Job>, 2, 4);
   } else if (inputs > 1) {
-    with(job_kernel<Weights, 4, 8, true, Job>, 4);
+    with(job_kernel<Weights, 4, 8, true, Job>, 4, 8);
   } else if (many) {
-    with(job_kernel<Weights, 4, 1, true, Job>, 4);
+    with(job_kernel<Weights, 4, 1, true, Job>, 4, 1);
   } else {
-    with(job_kernel<Weights, 2, 1, true, Job>, 2);
+    with(job_kernel<Weights, 2, 1, true, Job>, 2, 1);
   }
 }
 

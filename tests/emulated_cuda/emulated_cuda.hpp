@@ -4,16 +4,16 @@
 /// With this folder ahead of CUDA's headers (-I tests/emulated_cuda), the host code and the .cu files (-x c++) that
 /// nvcc compiles for a GPU compile as C++ and run on the host: memory of the device is heap memory of its own, streams
 /// are queues that advance only inside calls of the API, threads of a block are fibers. Link every .cpp file of this
-/// folder but test.cpp, with -pthread and, on other processors than x86-64, -lboost_context.
+/// folder but test.cpp, with -lboost_context -pthread.
 ///
 /// Emulated time: a call takes 200 ns, a copy 1000 ns and 1 ns a byte, a launch 5000 ns, a host function 2000 ns; an
 /// operation begins when it has been submitted and all before it in its stream and what they wait for have ended, and
 /// a host that waits is as late as what it waited for.
 #pragma once
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 #include <stdexcept>
-
-#include "cuda_runtime_api.h"
 
 namespace ferry::test::emulated {
 

@@ -1,24 +1,16 @@
 /// @file
-/// Fibers: stacks of their own between which one OS thread jumps. For blocks.cpp alone.
-///
-/// On x86-64 the jump is a few instructions in place: a call of Boost.Context's, whose end is no return, makes the
-/// processor guess wrong at the returns that follow, which nearly doubles the time of a warp. Elsewhere it is Boost's.
-/// EMULATED_BOOST_CONTEXT: Boost's everywhere.
+/// Fibers: stacks of their own between which one OS thread jumps, by Boost.Context, and what sanitizers must be told of
+/// it. For blocks.cpp alone.
 #pragma once
 #include <sys/mman.h>
 
+#include <boost/context/fiber.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "operation.hpp"
-
-#if !defined(__x86_64__)
-#define EMULATED_BOOST_CONTEXT
-#endif
-#if defined(EMULATED_BOOST_CONTEXT)
-#include <boost/context/fiber.hpp>
-#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 #define EMULATED_ASAN
@@ -101,20 +93,12 @@ class Fiber {
 
   static inline Fiber* left_ = nullptr;  ///< by the last jump
 
-#if defined(EMULATED_BOOST_CONTEXT)
   boost::context::fiber context_;  ///< of a fiber that does not run
-#else
-  void* stack_pointer_ = nullptr;
-  [[maybe_unused]] void* frame_pointer_ = nullptr;
-  void* go_on_ = nullptr;
-#endif
   char* stack_ = nullptr;
   std::size_t stack_bytes_ = 0;
   void* fake_stack_ = nullptr;
   [[maybe_unused]] void* tsan_ = nullptr;
 };
-
-#if defined(EMULATED_BOOST_CONTEXT)
 
 inline void Fiber::start(Body body) {
   struct Stack {
@@ -132,15 +116,6 @@ inline void Fiber::start(Body body) {
                                    });
 }
 
-#else
-
-inline void Fiber::start(Body body) {
-  stack_pointer_ = top() - 8;  // as a call leaves it
-  go_on_ = reinterpret_cast<void*>(body);
-}
-
-#endif
-
 inline void Fiber::jump(Fiber& from, Fiber& to) {
   left_ = &from;
 #if defined(EMULATED_ASAN)
@@ -149,31 +124,8 @@ inline void Fiber::jump(Fiber& from, Fiber& to) {
 #if defined(EMULATED_TSAN)
   __tsan_switch_to_fiber(to.tsan_, 0);
 #endif
-#if defined(EMULATED_BOOST_CONTEXT)
   boost::context::fiber came = std::move(to.context_).resume();
   left_->context_ = std::move(came);
-#else
-  void* leave = &from.stack_pointer_;
-  void* enter = &to.stack_pointer_;
-  asm volatile(
-      "leaq 1f(%%rip), %%rcx\n\t"
-      "movq %%rsp, (%0)\n\t"
-      "movq %%rbp, 8(%0)\n\t"
-      "movq %%rcx, 16(%0)\n\t"
-      "movq (%1), %%rsp\n\t"
-      "movq 8(%1), %%rbp\n\t"
-      "jmpq *16(%1)\n\t"
-      "1:"
-      : "+a"(leave), "+d"(enter)
-      :
-      : "rbx", "rcx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1", "xmm2",
-        "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15",
-#if defined(__AVX512F__)
-        "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26", "xmm27",
-        "xmm28", "xmm29", "xmm30", "xmm31", "k1", "k2", "k3", "k4", "k5", "k6", "k7",
-#endif
-        "cc", "memory");
-#endif
   // `from` is in this frame, on the stack that was come back to.
   arrived(from.fake_stack_);
 }

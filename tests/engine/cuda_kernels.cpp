@@ -467,7 +467,7 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
     Sequences s;
     s.add_sequence(600, layers, kv_width, random);
     s.add_sequence(40, layers, kv_width, random);
-    for (const std::uint32_t position : {0U, 1U, 31U, 32U, 63U, 255U, 256U, 257U, 599U}) s.add_row(0, position);
+    for (const std::uint32_t position : {0U, 1U, 30U, 31U, 32U, 63U, 255U, 256U, 257U, 599U}) s.add_row(0, position);
     for (const std::uint32_t position : {7U, 39U}) s.add_row(1, position);
     const auto n = static_cast<std::uint32_t>(s.rows.size());
     const std::vector<float> q = random_numbers(random, std::size_t{n} * width, 4);  // some scores stand out
