@@ -438,7 +438,7 @@ std::string no_cuda() {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error == cudaSuccess && count > 0) return "";
   static_cast<void>(cudaGetLastError());
-  return error == cudaSuccess ? "there is no GPU" : std::string("CUDA says: ") + cudaGetErrorString(error);
+  return error == cudaSuccess ? "there is no GPU" : std::string("no GPU can be used: ") + cudaGetErrorString(error);
 }
 
 std::unique_ptr<Model> make_cuda_model(ModelFiles&& files) {
