@@ -52,6 +52,9 @@ struct ModelFiles {
   /// The experts in a store of their own; the folder needs only the rest. Throws InputError also for a store that was
   /// made from another model.
   ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store);
+  /// From its parts, which belong together.
+  ModelFiles(ModelConfig model, Checkpoint weights, std::unique_ptr<ExpertStore> experts)
+      : config(std::move(model)), checkpoint(std::move(weights)), store(std::move(experts)) {}
 };
 
 /// A model: the store of routed experts, and what every token needs around them, on some device.

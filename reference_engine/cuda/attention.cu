@@ -17,10 +17,14 @@ __device__ float* keys_of(const RowPlace& place, std::uint32_t layer, const Atte
   return place.cache + std::uint64_t{layer} * 2 * place.capacity * s.kv_heads * s.head_dim;
 }
 
+/// Queries, keys and values of a row.
+__device__ std::uint64_t row_width(const AttentionShape& s) {
+  return std::uint64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
+}
+
 /// A row for each blockIdx.x; its pairs, and after them the numbers of v, over blockIdx.y.
-__global__ void __launch_bounds__(threads)
-    rotate_kernel(float* q, float* k, const float* v, const float* inverse_frequency, const RowPlace* rows,
-                  std::uint32_t layer, AttentionShape s) {
+__global__ void __launch_bounds__(threads) rotate_kernel(float* qkv, const float* inverse_frequency,
+                                                         const RowPlace* rows, std::uint32_t layer, AttentionShape s) {
   const std::uint32_t half = s.head_dim / 2, kv_width = s.kv_heads * s.head_dim;
   const std::uint32_t q_pairs = s.heads * half, pairs = q_pairs + s.kv_heads * half;
   const std::uint32_t i = blockIdx.y * threads + threadIdx.x;
@@ -28,15 +32,17 @@ __global__ void __launch_bounds__(threads)
   const RowPlace place = rows[blockIdx.x];
   const std::uint64_t of_position = std::uint64_t{place.position} * kv_width;
   float* keys = keys_of(place, layer, s);
+  float* q = qkv + blockIdx.x * row_width(s);
+  float* k = q + s.heads * s.head_dim;
   if (i >= pairs) {
     const std::uint32_t at = i - pairs;
     float* values = keys + std::uint64_t{place.capacity} * kv_width;
-    values[of_position + at] = v[std::uint64_t{blockIdx.x} * kv_width + at];
+    values[of_position + at] = k[kv_width + at];
     return;
   }
   const bool query = i < q_pairs;
   const std::uint32_t pair = query ? i : i - q_pairs, first = pair / half * s.head_dim + pair % half;
-  float* from = query ? q + std::uint64_t{blockIdx.x} * s.heads * s.head_dim : k + std::uint64_t{blockIdx.x} * kv_width;
+  float* from = query ? q : k;
   const float angle = static_cast<float>(place.position) * inverse_frequency[pair % half];
   const float cosine = cosf(angle), sine = sinf(angle), a = from[first], b = from[first + half];
   const float rotated_a = a * cosine - b * sine, rotated_b = b * cosine + a * sine;
@@ -64,7 +70,7 @@ __device__ __forceinline__ float4 four_of(const float* vector, std::uint32_t i, 
 /// `parts`: of 32 elements, that a head has at most.
 template <std::uint32_t parts>
 __global__ void __launch_bounds__(threads, 2)
-    attention_kernel(const float* q, const RowPlace* rows, std::uint32_t layer, AttentionShape s, float* out) {
+    attention_kernel(const float* qkv, const RowPlace* rows, std::uint32_t layer, AttentionShape s, float* out) {
   constexpr std::uint32_t team = 8, teams = lanes / team;  // lanes that make one score together
   __shared__ typename cub::WarpReduce<float>::TempStorage reduce[warps], reduce_sum[warps];
   __shared__ float shared_weights[warps][lanes];
@@ -76,12 +82,12 @@ __global__ void __launch_bounds__(threads, 2)
   const RowPlace place = rows[row];
   const float* keys = keys_of(place, layer, s) + head / (s.heads / s.kv_heads) * dim;
   const float* values = keys + std::uint64_t{place.capacity} * kv_width;
-  const std::uint64_t at = (std::uint64_t{row} * s.heads + head) * dim;  // of the row and head in q and out
+  const float* q = qkv + row * row_width(s) + head * dim;
   const float scale = 1.0F / sqrtf(static_cast<float>(dim)), infinity = __uint_as_float(0x7f800000U);
 
   float4 query[parts];
 #pragma unroll
-  for (std::uint32_t p = 0; p < parts; ++p) query[p] = four_of(q + at, p * lanes + in_team * 4, dim);
+  for (std::uint32_t p = 0; p < parts; ++p) query[p] = four_of(q, p * lanes + in_team * 4, dim);
   float largest = -infinity, sum = 0;  // the sum is the lane's own
   float mixed[parts] = {};             // elements `lane`, `lane` + 32, ...
   for (std::uint32_t first = warp * lanes; first <= place.position; first += threads) {
@@ -151,7 +157,7 @@ __global__ void __launch_bounds__(threads, 2)
     all_sum = fmaf(share, shared_sum[w], all_sum);
     result = fmaf(share, shared_out[w][threadIdx.x], result);
   }
-  out[at + threadIdx.x] = result / all_sum;
+  out[(std::uint64_t{row} * s.heads + head) * dim + threadIdx.x] = result / all_sum;
 }
 
 void check(const AttentionShape& s) {
@@ -166,16 +172,16 @@ void check(const AttentionShape& s) {
 
 }  // namespace
 
-void rotate_and_store(cudaStream_t stream, float* q, float* k, const float* v, const float* inverse_frequency,
-                      const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const AttentionShape& shape) {
+void rotate_and_store(cudaStream_t stream, float* qkv, const float* inverse_frequency, const RowPlace* rows,
+                      std::uint32_t n, std::uint32_t layer, const AttentionShape& shape) {
   check(shape);
   if (n == 0) return;
   const std::uint32_t half = shape.head_dim / 2, numbers = (shape.heads + 3 * shape.kv_heads) * half;
-  launch("rotate_kernel", stream, dim3(n, shares(numbers, threads)), threads, rotate_kernel, q, k, v, inverse_frequency,
+  launch("rotate_kernel", stream, dim3(n, shares(numbers, threads)), threads, rotate_kernel, qkv, inverse_frequency,
          rows, layer, shape);
 }
 
-void attention(cudaStream_t stream, const float* q, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
+void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
                const AttentionShape& shape, float* out) {
   check(shape);
   if (n == 0) return;
@@ -184,7 +190,7 @@ void attention(cudaStream_t stream, const float* q, const RowPlace* rows, std::u
                  : parts == 2 ? attention_kernel<2>
                  : parts <= 4 ? attention_kernel<4>
                               : attention_kernel<8>;
-  launch("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, q, rows, layer, shape, out);
+  launch("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, layer, shape, out);
 }
 
 }  // namespace ferry::engine::cuda

@@ -77,8 +77,8 @@ class CudaModel final : public Model {
  private:
   struct Layer {
     const float *input_norm = nullptr, *post_norm = nullptr;
-    DenseWeight q, k, v, o;
-    const float *q_bias = nullptr, *k_bias = nullptr, *v_bias = nullptr;
+    DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other
+    const float* qkv_bias = nullptr;
     const std::byte* shared = nullptr;  ///< gate, up and down one behind the other, as a routed expert's
     DenseWeight shared_scale;
   };
@@ -112,10 +112,13 @@ class CudaModel final : public Model {
   bool pinned_ = false;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
   std::uint64_t link_bytes_per_s_ = 0;
+  DeviceBlock logits_;  ///< of as many rows as were ever asked for at once
   // On the host
   HostBlock scores_host_, input_host_, logits_host_;
   Matrix input_, gate_scores_, unused_;
   Event layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_;
+  Times took_[2];                ///< a layer of the last step that was measured, by phase
+  std::uint64_t steps_[2] = {};  ///< by phase
   std::vector<RowPlace> places_;
   std::vector<Scores> foretold_;
   std::vector<ExpertTask> shared_tasks_;
@@ -141,13 +144,35 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   const ModelConfig& c = config();
   Loading loading;
   std::vector<std::pair<std::uint64_t, std::function<void(const std::byte*)>>> places;
-  auto matrix = [&](const std::string& name, std::uint32_t rows, std::uint32_t columns, DenseWeight& to) {
-    const Tensor& t = dense(checkpoint, name, {rows, columns});
-    to = {nullptr, float_type(t, name), rows, columns};
-    const std::uint64_t at = loading.add(t.bytes, [&checkpoint, name, rows, columns](std::byte* p) {
-      checkpoint.read(name, {rows, columns}, p);
+  struct Part {
+    std::string name;
+    std::uint32_t rows;
+  };
+  // Matrices of the same type, one behind the other: one product.
+  auto stacked = [&](std::vector<Part> parts, std::uint32_t columns, DenseWeight& to) {
+    std::uint64_t bytes = 0;
+    to = {nullptr, FloatType::f32, 0, columns};
+    for (const Part& part : parts) {
+      const Tensor& t = dense(checkpoint, part.name, {part.rows, columns});
+      const FloatType type = float_type(t, part.name);
+      if (bytes == 0) to.type = type;
+      if (type != to.type) {
+        throw InputError(
+            fmt::format("tensor \"{}\" is {}, expected the type of \"{}\"", part.name, t.dtype_name, parts[0].name));
+      }
+      bytes += t.bytes;
+      to.rows += part.rows;
+    }
+    const std::uint64_t at = loading.add(bytes, [&checkpoint, parts, columns, bytes, rows = to.rows](std::byte* p) {
+      for (const Part& part : parts) {
+        checkpoint.read(part.name, {part.rows, columns}, p);
+        p += bytes / rows * part.rows;
+      }
     });
     places.emplace_back(at, [&to](const std::byte* p) { to.data = p; });
+  };
+  auto matrix = [&](const std::string& name, std::uint32_t rows, std::uint32_t columns, DenseWeight& to) {
+    stacked({{name, rows}}, columns, to);
   };
   auto floats = [&](std::vector<float> values, const float*& to) {
     const std::uint64_t at = loading.add(values.size() * sizeof(float), [values](std::byte* p) {
@@ -164,7 +189,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   if (!c.tied_embeddings) matrix("lm_head.weight", c.vocabulary, c.hidden, head_);
   vector("model.norm.weight", c.hidden, norm_);
   layers_.resize(c.layers);
-  // The gates of all layers as one matrix, so that adjacent ones are one product.
+  // The gates of all layers, too, so that adjacent ones are one product. They have been counted already.
   gates_ = {nullptr, FloatType::bf16, c.layers * c.experts, c.hidden};
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const std::string name = gate_name(c.architecture, l);
@@ -195,14 +220,19 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     const std::string at = fmt::format("model.layers.{}.", l);
     vector(at + "input_layernorm.weight", c.hidden, layer.input_norm);
     vector(at + "post_attention_layernorm.weight", c.hidden, layer.post_norm);
-    matrix(at + "self_attn.q_proj.weight", q_width, c.hidden, layer.q);
-    matrix(at + "self_attn.k_proj.weight", kv_width, c.hidden, layer.k);
-    matrix(at + "self_attn.v_proj.weight", kv_width, c.hidden, layer.v);
+    stacked({{at + "self_attn.q_proj.weight", q_width},
+             {at + "self_attn.k_proj.weight", kv_width},
+             {at + "self_attn.v_proj.weight", kv_width}},
+            c.hidden, layer.qkv);
     matrix(at + "self_attn.o_proj.weight", c.hidden, q_width, layer.o);
     if (c.architecture == Architecture::mixtral) continue;
-    vector(at + "self_attn.q_proj.bias", q_width, layer.q_bias);
-    vector(at + "self_attn.k_proj.bias", kv_width, layer.k_bias);
-    vector(at + "self_attn.v_proj.bias", kv_width, layer.v_bias);
+    std::vector<float> bias;
+    for (const char* part : {"q", "k", "v"}) {
+      const std::uint32_t width = part[0] == 'q' ? q_width : kv_width;
+      const auto values = dense(checkpoint, fmt::format("{}self_attn.{}_proj.bias", at, part), {width}).to_floats();
+      bias.insert(bias.end(), values.begin(), values.end());
+    }
+    floats(std::move(bias), layer.qkv_bias);
     matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden, layer.shared_scale);
     const std::string names[] = {at + "mlp.shared_expert.gate_proj.weight", at + "mlp.shared_expert.up_proj.weight",
                                  at + "mlp.shared_expert.down_proj.weight"};
@@ -235,6 +265,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
 
   weights_ = DeviceBlock(loading.size(), Use::weights, work_.account);
   loading.to(weights_.data());
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // cudaMemcpy may return before all has landed
   for (const auto& [at, set] : places) set(weights_.data() + at);
   if (c.tied_embeddings) head_ = embedding_;
 }
@@ -296,11 +327,9 @@ void CudaModel::attend(std::uint32_t l, float* hidden, float* gate_input) {
   const AttentionShape shape{c.heads, c.kv_heads, c.head_dim};
   const auto epsilon = static_cast<float>(c.norm_epsilon);
   rms_norm(work_.stream(), hidden, layer.input_norm, epsilon, n, c.hidden, gate_input);
-  linear(work_.context, gate_input, n, layer.q, layer.q_bias, false, work_.q);
-  linear(work_.context, gate_input, n, layer.k, layer.k_bias, false, work_.k);
-  linear(work_.context, gate_input, n, layer.v, layer.v_bias, false, work_.v);
-  rotate_and_store(work_.stream(), work_.q, work_.k, work_.v, inverse_frequency_, work_.places, n, l, shape);
-  attention(work_.stream(), work_.q, work_.places, n, l, shape, work_.mixed);
+  linear(work_.context, gate_input, n, layer.qkv, layer.qkv_bias, false, work_.qkv);
+  rotate_and_store(work_.stream(), work_.qkv, inverse_frequency_, work_.places, n, l, shape);
+  attention(work_.stream(), work_.qkv, work_.places, n, l, shape, work_.mixed);
   linear(work_.context, work_.mixed, n, layer.o, nullptr, true, hidden);
   rms_norm(work_.stream(), hidden, layer.post_norm, epsilon, n, c.hidden, gate_input);
 }
@@ -344,10 +373,14 @@ Matrix CudaModel::logits(std::uint32_t rows, ExpertRunner& runner) {
   const ModelConfig& c = config();
   const float* last = work_.x + std::size_t{work_.rows - rows} * c.hidden;
   rms_norm(work_.stream(), last, norm_, static_cast<float>(c.norm_epsilon), rows, c.hidden, work_.normed);
-  linear(work_.context, work_.normed, rows, head_, nullptr, false, work_.logits);
   const std::uint64_t bytes = std::uint64_t{rows} * c.vocabulary * sizeof(float);
-  if (logits_host_.bytes() < bytes) logits_host_ = HostBlock(bytes);
-  check(cudaMemcpyAsync(logits_host_.as<float>(), work_.logits, bytes, cudaMemcpyDeviceToHost, work_.stream()),
+  if (logits_host_.bytes() < bytes) {
+    logits_ = {};
+    logits_ = DeviceBlock(bytes, Use::activations, work_.account);
+    logits_host_ = HostBlock(bytes);
+  }
+  linear(work_.context, work_.normed, rows, head_, nullptr, false, logits_.as<float>());
+  check(cudaMemcpyAsync(logits_host_.as<float>(), logits_.data(), bytes, cudaMemcpyDeviceToHost, work_.stream()),
         "cudaMemcpyAsync");
   read_.record(work_.stream());
   wait(read_, runner);
@@ -380,17 +413,19 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   }
   embed(work_.stream(), embedding_, work_.places, n, work_.x);
 
-  Nanoseconds shared_ns = 0;
+  // Events cost time of their own: most steps do with what an earlier one of their kind has measured.
+  Times& took = took_[static_cast<unsigned>(phase)];
+  const bool measured = steps_[static_cast<unsigned>(phase)]++ % 8 == 0;
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const Layer& layer = layers_[l];
     const auto index = static_cast<std::uint16_t>(l);
     const GateWants wants = runner.gate_wants(index);
     const std::uint32_t count = 1 + std::min<std::uint32_t>(wants.foretold, Workspace::most_ahead);
-    layer_begin_.record(work_.stream());
+    if (measured) layer_begin_.record(work_.stream());
     attend(l, work_.x, work_.normed);
-    gate_begin_.record(work_.stream());
+    if (measured) gate_begin_.record(work_.stream());
     score(l, count, work_.normed);
-    gate_end_.record(work_.stream());
+    if (measured) gate_end_.record(work_.stream());
     if (wants.input || gate_scores) {
       const std::uint64_t bytes = std::uint64_t{n} * c.hidden * sizeof(float);
       if (input_host_.bytes() < bytes) input_host_ = HostBlock(bytes);
@@ -407,13 +442,15 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
       foretold_.push_back({static_cast<std::uint16_t>(l + i), scored(i), scored(i)});
     }
     runner.foretold({foretold_.data(), static_cast<std::uint32_t>(foretold_.size())});
-    if (l > 0 && c.shared_width > 0) shared_ns = shared_end_.ns_since(shared_begin_);
-    runner.plan(index, input_, gate_scores_,
-                {gate_begin_.ns_since(layer_begin_) + shared_ns, gate_end_.ns_since(gate_begin_), 0, 0});
+    if (measured) {
+      const Nanoseconds shared = l > 0 && c.shared_width > 0 ? shared_end_.ns_since(shared_begin_) : 0;
+      took = {gate_begin_.ns_since(layer_begin_) + shared, gate_end_.ns_since(gate_begin_), 0, 0};
+    }
+    runner.plan(index, input_, gate_scores_, took);
     if (c.shared_width > 0) {  // while the copies are on their way
-      shared_begin_.record(work_.stream());
+      if (measured) shared_begin_.record(work_.stream());
       shared_expert(layer);
-      shared_end_.record(work_.stream());
+      if (measured) shared_end_.record(work_.stream());
     }
     runner.run_resident(index, input_);
     if (runner.wants_partial(index)) {

@@ -68,15 +68,15 @@ void linear(const Context& context, const float* x, std::uint32_t n, const Dense
 /// gate := silu(gate) * up, of `count` numbers each.
 void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t count);
 
-/// Rotary embedding of q [n, heads * head_dim] and k [n, kv_heads * head_dim] at their rows' positions, the two halves
-/// of each head as the pairs; then k and v [n, kv_heads * head_dim] go to the rows' caches. inverse_frequency:
-/// [head_dim / 2].
-void rotate_and_store(cudaStream_t stream, float* q, float* k, const float* v, const float* inverse_frequency,
-                      const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
+/// Rotary embedding of queries and keys at their rows' positions, the two halves of each head as the pairs; then keys and
+/// values go to the rows' caches. qkv: [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one
+/// behind the other; inverse_frequency: [head_dim / 2].
+void rotate_and_store(cudaStream_t stream, float* qkv, const float* inverse_frequency, const RowPlace* rows,
+                      std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
 
-/// Attention of each row over positions 0 to its own of its own sequence. q, out: [n, heads * head_dim], not the same.
-/// A row's result does not depend on the other rows.
-void attention(cudaStream_t stream, const float* q, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
+/// Attention of each row over positions 0 to its own of its own sequence. qkv: as above, of which the queries are read;
+/// out: [n, heads * head_dim]. A row's result does not depend on the other rows.
+void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
                const AttentionShape& shape, float* out);
 
 /// Scores of `count` adjacent layers' gates: softmax(x W^T) of each. x: [n, hidden]; gates: [count * E, hidden], E at

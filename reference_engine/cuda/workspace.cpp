@@ -27,6 +27,8 @@ class Layout {
   std::byte* base_;
 };
 
+constexpr std::size_t blas_bytes = std::size_t{8} << 20U;
+
 void check(cublasStatus_t status, const char* call) {
   if (status != CUBLAS_STATUS_SUCCESS) throw LinkError(std::string(call) + ": " + cublasGetStatusString(status));
 }
@@ -39,6 +41,8 @@ Workspace::Workspace(const ModelConfig& config) : config_(config) {
   check(cublasCreate(&context.blas), "cublasCreate");
   blas_.reset(context.blas);
   check(cublasSetStream(context.blas, context.stream), "cublasSetStream");
+  blas_memory_ = DeviceBlock(blas_bytes, Use::activations, account);  // otherwise cuBLAS takes some that nobody counts
+  check(cublasSetWorkspace(context.blas, blas_memory_.data(), blas_bytes), "cublasSetWorkspace");
   // A tile of 4 Mi weights keeps cuBLAS busy, and is small beside any model that needs a GPU.
   const std::uint64_t longest =
       std::max({config.hidden, config.expert_width, config.shared_width, config.heads * config.head_dim});
@@ -58,16 +62,13 @@ void Workspace::reserve(std::uint32_t most) {
     normed = next.next<float>(n * c.hidden);
     partial = next.next<float>(n * c.hidden);
     ahead = next.next<float>(n * c.hidden);
-    q = next.next<float>(n * c.heads * c.head_dim);
-    k = next.next<float>(n * c.kv_heads * c.head_dim);
-    v = next.next<float>(n * c.kv_heads * c.head_dim);
+    qkv = next.next<float>(n * (c.heads + 2 * c.kv_heads) * c.head_dim);
     mixed = next.next<float>(n * c.heads * c.head_dim);
     shared = next.next<float>(n * c.hidden);
     shared_factor = next.next<float>(n);
     activated = next.next<float>(widest);
     results = next.next<float>(routed * c.hidden);
     scores = next.next<float>((1 + most_ahead) * n * c.experts);
-    logits = next.next<float>(n * c.vocabulary);
     places = next.next<RowPlace>(n);
     // Of each assignment its number, weight and two states; and the tasks.
     plan_bytes = routed * 10 + c.experts * sizeof(ExpertTask) + 5 * 64;

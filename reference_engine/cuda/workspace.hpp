@@ -33,15 +33,15 @@ class Workspace {
   std::shared_ptr<Account> account = std::make_shared<Account>();
   std::uint32_t rows = 0;  ///< of the step
 
-  // On the device, in floats. q, k, v, mixed: of attention.
+  // On the device, in floats
   float *x = nullptr, *normed = nullptr;       ///< [rows, hidden]: hidden states, and the gate's input
   float *partial = nullptr, *ahead = nullptr;  ///< [rows, hidden]: the same of a partial hidden state
-  float *q = nullptr, *k = nullptr, *v = nullptr, *mixed = nullptr;
+  float *qkv = nullptr,
+        *mixed = nullptr;  ///< of attention: [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim]
   float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]
   float* activated = nullptr;                         ///< [rows * max(top_k, 1), widest expert]
   float* results = nullptr;                           ///< [rows * top_k, hidden]
   float* scores = nullptr;                            ///< [1 + most_ahead, rows, experts]
-  float* logits = nullptr;                            ///< [rows, vocabulary]
   RowPlace* places = nullptr;                         ///< [rows]
   std::byte* plan = nullptr;                          ///< descriptors of a layer's tasks
   std::uint64_t plan_bytes = 0;
@@ -65,7 +65,7 @@ class Workspace {
   std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> stream_;
   std::unique_ptr<std::remove_pointer_t<cublasHandle_t>, Destroy> blas_;
   std::uint32_t capacity_ = 0;
-  DeviceBlock block_, scratch_;
+  DeviceBlock block_, scratch_, blas_memory_;
 };
 
 }  // namespace ferry::engine::cuda

@@ -348,13 +348,13 @@ TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, wh
   };
   CHECK(run(std::uint64_t{256} << 20U, "lru", 50).empty());
   CHECK(run(1 << 20U, "lru", 50).find("bytes for activations do not fit the device: ") != std::string::npos);
-  const std::string slots = run(std::uint64_t{24} << 20U, "lru", 100);
+  const std::string slots = run(std::uint64_t{32} << 20U, "lru", 100);
   CHECK(slots.find("bytes for the experts' slots do not fit the device: ") != std::string::npos);
   const std::size_t at = slots.find("--budget ");
   REQUIRE(at != std::string::npos);
   const double budget = std::stod(slots.substr(at + 9));
   const double all = static_cast<double>(share(host("tiny-mixtral"), 100));
-  CHECK(run(std::uint64_t{24} << 20U, "lru", budget / all * 100).empty());
+  CHECK(run(std::uint64_t{32} << 20U, "lru", budget / all * 100).empty());
 }
 
 TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back") {

@@ -398,6 +398,27 @@ struct Sequences {
   }
 };
 
+/// Columns [n, `from`, `to`) of rows [n, all], and back.
+std::vector<float> columns_of(const std::vector<float>& x, std::size_t all, std::size_t from, std::size_t to) {
+  std::vector<float> part;
+  for (std::size_t at = 0; at < x.size(); at += all) {
+    part.insert(part.end(), x.begin() + static_cast<std::ptrdiff_t>(at + from),
+                x.begin() + static_cast<std::ptrdiff_t>(at + to));
+  }
+  return part;
+}
+
+std::vector<float> joined(std::size_t n, const std::vector<std::vector<float>>& parts) {
+  std::vector<float> all;
+  for (std::size_t i = 0; i < n; ++i) {
+    for (const std::vector<float>& part : parts) {
+      const auto size = static_cast<std::ptrdiff_t>(part.size() / n), at = static_cast<std::ptrdiff_t>(i) * size;
+      all.insert(all.end(), part.begin() + at, part.begin() + at + size);
+    }
+  }
+  return all;
+}
+
 }  // namespace
 
 TEST_CASE("cuda kernels - rotary embedding, and keys and values in their places only") {
@@ -437,13 +458,15 @@ TEST_CASE("cuda kernels - rotary embedding, and keys and values in their places 
     };
     std::vector<std::vector<float>> caches;
     for (const Buffer<float>* c : s.caches) caches.push_back(c->read());
-    const Buffer<float> device_q(q), device_k(k), device_v(v), device_frequency(frequency);
+    const Buffer<float> qkv(joined(n, {q, k, v})), device_frequency(frequency);
     const Buffer<RowPlace> places(s.rows);
-    rotate_and_store(device.context.stream, device_q, device_k, device_v, device_frequency, places,
-                     static_cast<std::uint32_t>(n), layer, shape);
-    CHECK(worst_error(device.read(device_q), rotated(q, width)) < 1e-6);
-    const std::vector<float> keys = device.read(device_k);
+    rotate_and_store(device.context.stream, qkv, device_frequency, places, static_cast<std::uint32_t>(n), layer, shape);
+    const std::vector<float> got = device.read(qkv);
+    const std::size_t all = width + 2 * kv_width;
+    CHECK(worst_error(columns_of(got, all, 0, width), rotated(q, width)) < 1e-6);
+    const std::vector<float> keys = columns_of(got, all, width, width + kv_width);
     CHECK(worst_error(keys, rotated(k, kv_width)) < 1e-6);
+    CHECK(columns_of(got, all, width + kv_width, all) == v);
     for (std::size_t i = 0; i < n; ++i) {
       const std::size_t capacity = s.rows[i].capacity, first = (layer * 2 * capacity + s.rows[i].position) * kv_width;
       std::vector<float>& cache = caches[s.sequence[i]];
@@ -495,14 +518,16 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
         }
       }
     }
-    const Buffer<float> device_q(q), out(q.size());
+    const std::vector<float> others(std::size_t{n} * kv_width, std::numeric_limits<float>::quiet_NaN());
+    const Buffer<float> qkv(joined(n, {q, others, others})), out(q.size());
+    const std::size_t all = width + 2 * kv_width;
     const Buffer<RowPlace> places(s.rows);
-    attention(device.context.stream, device_q, places, n, layer, shape, out);
+    attention(device.context.stream, qkv, places, n, layer, shape, out);
     const std::vector<float> got = device.read(out);
     CHECK(worst_error(got, expected) < tolerance);
     for (const std::uint32_t i : {4U, n - 1}) {
       const Buffer<float> alone(width);
-      attention(device.context.stream, device_q + i * width, places + i, 1, layer, shape, alone);
+      attention(device.context.stream, qkv + i * all, places + i, 1, layer, shape, alone);
       CHECK(same_bits(device.read(alone).data(), got.data() + i * width, width));
     }
   }
@@ -516,7 +541,7 @@ TEST_CASE("cuda kernels - scores far apart neither overflow nor vanish") {
     cache[p * dim] = p == 3 ? 1000.0F : p == 66 ? 1000.0F : -1000.0F;
     cache[(capacity + p) * dim] = static_cast<float>(p);
   }
-  const Buffer<float> memory(cache), q(std::vector<float>{2, 0, 0, 0}), out(dim);
+  const Buffer<float> memory(cache), q(std::vector<float>{2, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9}), out(dim);
   const Buffer<RowPlace> places(std::vector<RowPlace>{{memory, capacity, capacity - 1, 0}});
   attention(device.context.stream, q, places, 1, 0, {1, 1, dim}, out);
   CHECK(device.read(out) == std::vector<float>{34.5F, 0, 0, 0});
@@ -937,7 +962,7 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
   says(refusal([&] { linear(device.context, x, 9, some, nullptr, false, x); }), "scratch memory is 10 floats");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 258}, x); }), "heads of 258 numbers");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 0}, x); }), "heads of 0 numbers");
-  says(refusal([&] { rotate_and_store(stream, x, x, x, x, nullptr, 1, 0, {1, 1, 7}); }), "heads of 7 numbers");
+  says(refusal([&] { rotate_and_store(stream, x, x, nullptr, 1, 0, {1, 1, 7}); }), "heads of 7 numbers");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {5, 2, 8}, x); }), "5 heads cannot share 2");
   says(refusal([&] {
          experts(device.context, {8, 8, FloatType::bf16, 48}, Precision::int4, {}, x, x, x);
@@ -958,7 +983,7 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   rms_norm(c.stream, nullptr, nullptr, 0, 0, 16, y);
   linear(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, nullptr, false, y);
   swiglu(c.stream, y, nullptr, 0);
-  rotate_and_store(c.stream, y, y, y, y, nullptr, 0, 0, {1, 1, 16});
+  rotate_and_store(c.stream, y, y, nullptr, 0, 0, {1, 1, 16});
   attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
   gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, nullptr, 2, nullptr);
   experts(c, {16, 16, FloatType::bf16, 64}, Precision::full, {}, nullptr, y, y);
