@@ -86,27 +86,27 @@ concept Replaces = requires(C c, std::uint32_t slot, Variant what, bool demand) 
   noexcept;
 };
 template <class L>
-concept Submits = requires(L l, const Copy& copy) {
+concept Submits = requires(L& l, const Copy& copy) {
   { l.submit(copy) }
   noexcept;
 };
 template <class L>
-concept Drops = requires(L l, Ticket ticket) {
+concept Drops = requires(L& l, Ticket ticket) {
   { l.drop(ticket) }
   noexcept;
 };
 template <class L>
-concept ReportsProgress = requires(L l) {
+concept ReportsProgress = requires(L& l) {
   { l.seen() }
   noexcept->std::same_as<Seen>;
 };
 template <class L>
-concept Fences = requires(L l, Fence fence) {
+concept Fences = requires(L& l, Fence fence) {
   { l.fence(fence) }
   noexcept;
 };
 template <class L>
-concept Waits = requires(L l, Ticket ticket) {
+concept Waits = requires(L& l, Ticket ticket) {
   l.wait(ticket);
 };
 }  // namespace part

@@ -11,6 +11,7 @@
 struct cublasContext {
   std::uint64_t magic;
   cudaStream_t stream = nullptr;
+  bool results_on_device = false;
 };
 
 namespace ferry::test::emulated {
@@ -122,6 +123,25 @@ class Gemm : public Operation {
   Stored a_, b_;
   float* c_;
   int ldc_;
+};
+
+class Sum : public Operation {
+ public:
+  Sum(int n, const float* x, int step, float* result) : Operation(launch_ns), n_(n), x_(x), step_(step), to_(result) {}
+
+  bool step(bool /*whole*/) override {
+    float sum = 0;
+    for (int i = 0; i < n_; ++i) sum += std::fabs(x_[static_cast<std::size_t>(i) * static_cast<std::size_t>(step_)]);
+    *to_ = sum;
+    return true;
+  }
+  [[nodiscard]] std::string text() const override { return "sum of " + std::to_string(n_) + " magnitudes"; }
+
+ private:
+  int n_;
+  const float* x_;
+  int step_;
+  float* to_;
 };
 
 cublasStatus_t status_of(cudaError_t error) {
@@ -236,6 +256,22 @@ cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, std::s
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t /*mode*/) {
   if (!lives(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
   return status_of(touch("cublasSetMathMode"));
+}
+
+cublasStatus_t cublasSetPointerMode(cublasHandle_t handle, cublasPointerMode_t mode) {
+  if (!lives(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+  handle->results_on_device = mode == CUBLAS_POINTER_MODE_DEVICE;
+  return status_of(touch("cublasSetPointerMode"));
+}
+
+cublasStatus_t cublasSasum(cublasHandle_t handle, int n, const float* x, int step, float* result) {
+  if (!lives(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (!handle->results_on_device) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (result == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  check_reach("cublasSasum", "the result", result, sizeof(float));
+  const bool any = n > 0 && step > 0;
+  if (any) check_reach("cublasSasum", "x", x, Stored{x, CUDA_R_32F, 1, n, step}.bytes());
+  return status_of(submit("cublasSasum", handle->stream, std::make_unique<Sum>(any ? n : 0, x, step, result)));
 }
 
 cublasStatus_t cublasSgemm(cublasHandle_t handle, cublasOperation_t op_a, cublasOperation_t op_b, int m, int n, int k,

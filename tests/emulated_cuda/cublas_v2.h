@@ -30,6 +30,11 @@ enum cublasOperation_t {
   CUBLAS_OP_C = 2,
 };
 
+enum cublasPointerMode_t {
+  CUBLAS_POINTER_MODE_HOST = 0,
+  CUBLAS_POINTER_MODE_DEVICE = 1,
+};
+
 enum cublasMath_t {
   CUBLAS_DEFAULT_MATH = 0,
   CUBLAS_TENSOR_OP_MATH = 1,
@@ -63,6 +68,11 @@ cublasStatus_t cublasDestroy(cublasHandle_t handle);
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream);
 cublasStatus_t cublasSetWorkspace(cublasHandle_t handle, void* workspace, std::size_t bytes);
 cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode);
+/// Of cublasSasum alone.
+cublasStatus_t cublasSetPointerMode(cublasHandle_t handle, cublasPointerMode_t mode);
+
+/// The sum of the magnitudes of n numbers, in order; `result` on the device (the host's pointer mode is refused).
+cublasStatus_t cublasSasum(cublasHandle_t handle, int n, const float* x, int step, float* result);
 
 /// C [m, n] = alpha * op(A) [m, k] * op(B) [k, n] + beta * C, all column-major; alpha and beta on the host.
 /// Each element of a product is summed in order, in f32.

@@ -893,6 +893,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
         *value = 48 << 10;
         return cudaSuccess;
       case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+      case cudaDevAttrL2CacheSize:
         *value = 64 << 10;
         return cudaSuccess;
       case cudaDevAttrWarpSize:
