@@ -29,6 +29,7 @@
 #include "json.hpp"
 #include "layer.hpp"
 #include "output_file.hpp"
+#include "support/bare_runner.hpp"
 
 namespace {
 
@@ -95,28 +96,9 @@ class MadeUpExperts final : public ExpertStore {
 
 /// Computes a token's experts, one row, and adds them up. What only other stacks and reports ask of a runner is left
 /// out.
-class OneRow : public ExpertRunner {
+class OneRow : public test::BareRunner {
  public:
   OneRow(const ExpertLayout& layout, std::uint32_t top_k) : kernel_(layout), results_(top_k) {}
-
-  void begin_step(Phase /*phase*/, const std::vector<std::uint32_t>& /*sequences*/) override {}
-  void run_resident(std::uint16_t /*layer*/, const Matrix& /*input*/) override {}
-  [[nodiscard]] bool wants_partial(std::uint16_t /*layer*/) const override { return false; }
-  void partial(Matrix& /*out*/) const override {}
-  void look_ahead(std::uint16_t /*layer*/, const Matrix& /*scores*/) override {}
-  void end_sequence(std::uint32_t /*sequence*/) override {}
-  void abandon() override {}
-  [[nodiscard]] const Counters& counters() const override { return counters_; }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return 0; }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return {}; }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return 0; }
-  [[nodiscard]] std::uint64_t slots(Precision /*p*/) const override { return 0; }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision /*p*/) const override { return 0; }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return 0; }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t /*distance*/, std::uint16_t /*layer*/) const override {
-    return {};
-  }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return {}; }
 
  protected:
   void compute(std::uint32_t rank, const std::byte* expert, const Matrix& input) {
@@ -130,7 +112,6 @@ class OneRow : public ExpertRunner {
  private:
   ExpertKernel kernel_;
   std::vector<Matrix> results_;  ///< [k] of [1, hidden]
-  Counters counters_;
 };
 
 using ResidentStack = stacks::LruCache;

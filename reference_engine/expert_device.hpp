@@ -64,7 +64,9 @@ class ExpertDevice {
 
   /// What the last expert took.
   [[nodiscard]] virtual Nanoseconds expert_ns() const = 0;
-  /// How long the device itself has waited for copies since the last call; 0 if it is the caller that waits.
+  /// Whether `wait` returns at once, and the device waits by itself: take_stall_ns then knows for how long.
+  [[nodiscard]] virtual bool waits_itself() const { return false; }
+  /// How long the device itself has waited for copies, as far as it has got, since the last call.
   [[nodiscard]] virtual Nanoseconds take_stall_ns() { return 0; }
   /// When the device will have done what it was given, on a virtual clock; otherwise 0.
   [[nodiscard]] virtual Nanoseconds virtual_ns() const { return 0; }

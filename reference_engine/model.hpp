@@ -81,7 +81,7 @@ class Model {
   virtual Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                          ExpertRunner& runner, std::uint32_t logit_rows, const GateObserver& gate_scores = {}) = 0;
 
-  /// What computes this model's experts. Throws LinkError if the device has no room for the slots.
+  /// What computes this model's experts. Throws InputError if the device has no room for the slots.
   [[nodiscard]] virtual std::unique_ptr<ExpertDevice> make_device(const DeviceNeeds& needs,
                                                                   const RunnerOptions& options) = 0;
 

@@ -48,6 +48,7 @@ class PipelineRunner final : public ExpertRunner {
   }
 
   void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override {
+    take_stalls();  // the step before is over: it was that phase's
     phase_ = phase;
     if (phase == Phase::prefill) new_section_ = true;
     pipe_.begin_step({phase, {sequences.data(), static_cast<std::uint32_t>(sequences.size())}});
@@ -141,7 +142,7 @@ class PipelineRunner final : public ExpertRunner {
     for (const Task& t : plan_.arriving) {
       const Nanoseconds begin = now_ns();
       pipe_.wait(t);
-      note(Lane::device, "wait", begin, &PhaseTimes::stall);
+      if (!device_->waits_itself()) note(Lane::device, "wait", begin, &PhaseTimes::stall);
       device_->compute({&t, 1});
       if (t.transient) device_->poison(t.slot);  // before `done`, which may start the next copy into it
       pipe_.done(t);
@@ -149,14 +150,14 @@ class PipelineRunner final : public ExpertRunner {
     measured.host = wait_host();
     measured.device = device_->expert_ns();
     device_->add_up(out);
-    times[static_cast<unsigned>(phase_)].stall += device_->take_stall_ns();
+    take_stalls();
     pipe_.finish(layer, measured);
     if (phase_ == Phase::decode) note_uses();
   }
 
   void end_sequence(std::uint32_t sequence) override {
     pipe_.end_sequence(sequence);
-    times[static_cast<unsigned>(phase_)].stall += device_->take_stall_ns();
+    take_stalls();
   }
   void abandon() override {
     try {  // the error that matters is the one that led here
@@ -201,6 +202,8 @@ class PipelineRunner final : public ExpertRunner {
   struct Nothing {
     void wait() {}
   };
+
+  void take_stalls() { times[static_cast<unsigned>(phase_)].stall += device_->take_stall_ns(); }
 
   /// How many layers' rows a predictor reads at this one, if it reads any.
   [[nodiscard]] std::uint16_t rows_ahead(std::uint16_t layer) const {

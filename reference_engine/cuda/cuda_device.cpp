@@ -21,7 +21,7 @@ class CudaDevice final : public ExpertDevice {
     std::size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
     const std::uint64_t arena = needs.allotment.offsets().back();
-    if (arena > free) refuse(arena, Use::experts, *work.account);
+    if (arena + margin_bytes(total) > free) refuse(arena, Use::experts, *work.account);
     slots_.emplace(needs.allotment, needs.source, CudaSlots::Options{.pinned = pinned, .poison = o.poison});
     account_ = work.account;
     account_->add(Use::experts, arena);
@@ -74,6 +74,7 @@ class CudaDevice final : public ExpertDevice {
     measured_.clear();
   }
   [[nodiscard]] Nanoseconds expert_ns() const override { return expert_ns_; }
+  [[nodiscard]] bool waits_itself() const override { return true; }
   [[nodiscard]] Nanoseconds take_stall_ns() override {
     collect();
     return std::exchange(stall_ns_, 0);

@@ -112,11 +112,12 @@ class CudaModel final : public Model {
   bool pinned_ = false;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
   std::uint64_t link_bytes_per_s_ = 0;
+  std::uint32_t logits_rows_ = 0;
   DeviceBlock logits_;  ///< of as many rows as were ever asked for at once
   // On the host
   HostBlock scores_host_, input_host_, logits_host_;
-  Matrix input_, gate_scores_, unused_;
-  Event layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_;
+  Matrix input_, gate_scores_, ahead_scores_, unused_;
+  Event step_begin_, layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_;
   Times took_[2];                ///< a layer of the last step that was measured, by phase
   std::uint64_t steps_[2] = {};  ///< by phase
   std::vector<RowPlace> places_;
@@ -201,6 +202,12 @@ void CudaModel::load(const Checkpoint& checkpoint) {
           fmt::format("tensor \"{}\" is {}, expected the type of the first layer's gate", name, t.dtype_name));
     }
     gate_bytes_ = t.bytes;
+  }
+  if (c.experts > most_experts || c.head_dim > most_head_dim || c.head_dim % 2 != 0) {
+    throw InputError(
+        fmt::format("{} experts a layer and heads of {}: the CUDA device computes at most {}, and an even "
+                    "number up to {}; --device host computes them",
+                    c.experts, c.head_dim, most_experts, most_head_dim));
   }
   if (gate_bytes_ % 16 != 0) {
     throw InputError(
@@ -374,10 +381,12 @@ Matrix CudaModel::logits(std::uint32_t rows, ExpertRunner& runner) {
   const float* last = work_.x + std::size_t{work_.rows - rows} * c.hidden;
   rms_norm(work_.stream(), last, norm_, static_cast<float>(c.norm_epsilon), rows, c.hidden, work_.normed);
   const std::uint64_t bytes = std::uint64_t{rows} * c.vocabulary * sizeof(float);
-  if (logits_host_.bytes() < bytes) {
+  if (logits_rows_ < rows) {
+    logits_rows_ = 0;
     logits_ = {};
     logits_ = DeviceBlock(bytes, Use::activations, work_.account);
     logits_host_ = HostBlock(bytes);
+    logits_rows_ = rows;
   }
   linear(work_.context, work_.normed, rows, head_, nullptr, false, logits_.as<float>());
   check(cudaMemcpyAsync(logits_host_.as<float>(), logits_.data(), bytes, cudaMemcpyDeviceToHost, work_.stream()),
@@ -415,7 +424,14 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
 
   // Events cost time of their own: most steps do with what an earlier one of their kind has measured.
   Times& took = took_[static_cast<unsigned>(phase)];
-  const bool measured = steps_[static_cast<unsigned>(phase)]++ % 8 == 0;
+  const bool measured = runner.log || steps_[static_cast<unsigned>(phase)]++ % 8 == 0;
+  if (runner.log) step_begin_.record(work_.stream());  // at once: nothing is left of the step before
+  const Nanoseconds origin = now_ns();
+  auto span = [&](const char* name, const Event& begin, const Event& end) {
+    if (!runner.log) return;
+    const Nanoseconds from = origin + begin.ns_since(step_begin_);
+    runner.spans.push_back({Lane::device, name, from, from + end.ns_since(begin), {}, false, Ticket::none});
+  };
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const Layer& layer = layers_[l];
     const auto index = static_cast<std::uint16_t>(l);
@@ -445,6 +461,9 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     if (measured) {
       const Nanoseconds shared = l > 0 && c.shared_width > 0 ? shared_end_.ns_since(shared_begin_) : 0;
       took = {gate_begin_.ns_since(layer_begin_) + shared, gate_end_.ns_since(gate_begin_), 0, 0};
+      if (shared > 0) span("shared expert", shared_begin_, shared_end_);
+      span("attention", layer_begin_, gate_begin_);
+      span("gate", gate_begin_, gate_end_);
     }
     runner.plan(index, input_, gate_scores_, took);
     if (c.shared_width > 0) {  // while the copies are on their way
@@ -459,8 +478,8 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
       score(l + 1, 1, work_.ahead);
       read_.record(work_.stream());
       wait(read_, runner);
-      gate_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
-      runner.look_ahead(static_cast<std::uint16_t>(l + 1), gate_scores_);
+      ahead_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
+      runner.look_ahead(static_cast<std::uint16_t>(l + 1), ahead_scores_);
     }
     runner.run(index, input_, unused_);
   }

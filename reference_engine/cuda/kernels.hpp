@@ -25,7 +25,7 @@ inline constexpr std::uint32_t most_head_dim = 256;  ///< of attention
 /// What launches share.
 struct Context {
   cudaStream_t stream = nullptr;
-  cublasHandle_t blas = nullptr;     ///< on that stream, in its default math mode
+  cublasHandle_t blas = nullptr;     ///< on that stream, in its default math and pointer modes
   float* scratch = nullptr;          ///< for weights on their way into cuBLAS as floats; 16-byte aligned
   std::uint64_t scratch_floats = 0;  ///< at least the longest row of a weight; the more, the fewer launches
 };

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "errors.hpp"
 #include "ferry/error.hpp"
 
@@ -18,15 +20,17 @@ const char* name(Use use) {
   return names[static_cast<std::size_t>(use)];
 }
 
+std::uint64_t margin_bytes(std::uint64_t total) {
+  return std::min(std::uint64_t{256} << 20U, total / 32);
+}
+
 void refuse(std::uint64_t bytes, Use use, const Account& account) {
   std::size_t free = 0, total = 0;
   check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   const std::uint64_t experts = account.bytes[static_cast<std::size_t>(Use::experts)];
-  // Memory is given out in pages of 2 MiB.
-  constexpr std::uint64_t page = std::uint64_t{2} << 20U;
   const std::uint64_t slots = use == Use::experts ? bytes : experts;
-  const std::uint64_t lacking = bytes > free ? bytes - free : page;
-  const std::uint64_t fits = slots > lacking + page ? (slots - lacking - page) / 64 * 64 : 0;
+  const std::uint64_t lacking = bytes + margin_bytes(total) > free ? bytes + margin_bytes(total) - free : 0;
+  const std::uint64_t fits = slots > lacking ? (slots - lacking) / 64 * 64 : 0;
   throw InputError(fmt::format("{} bytes for {} do not fit the device: {} of its {} bytes are free; {}", bytes,
                                name(use), free, total,
                                fits > 0 ? fmt::format("--budget {} would leave room", fits)

@@ -30,8 +30,12 @@ struct Account {
   void remove(Use use, std::uint64_t count) { bytes[static_cast<std::size_t>(use)] -= count; }
 };
 
-/// Throws InputError if so many bytes are not free on the device: with what is asked and free, and the --budget that
-/// would leave room.
+/// What slots leave free of a device's memory: kernels and cuBLAS are loaded when they are first used, and keys and
+/// values come later.
+std::uint64_t margin_bytes(std::uint64_t total);
+
+/// Throws InputError for so many bytes that are not free on the device: with what is asked and free, and the --budget
+/// that would leave room.
 [[noreturn]] void refuse(std::uint64_t bytes, Use use, const Account& account);
 
 /// Gives a block back.
@@ -89,9 +93,7 @@ class HostBlock {
 /// An event that goes with its owner.
 class Event {
  public:
-  explicit Event(unsigned flags = cudaEventDefault) {
-    check(cudaEventCreateWithFlags(&handle_, flags), "cudaEventCreateWithFlags");
-  }
+  Event() { check(cudaEventCreateWithFlags(&handle_, cudaEventDefault), "cudaEventCreateWithFlags"); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { static_cast<void>(cudaEventDestroy(handle_)); }
@@ -99,8 +101,12 @@ class Event {
   void record(cudaStream_t stream) const { check(cudaEventRecord(handle_, stream), "cudaEventRecord"); }
   [[nodiscard]] bool done() const {
     const cudaError_t state = cudaEventQuery(handle_);
-    if (state != cudaErrorNotReady) check(state, "cudaEventQuery");
-    return state == cudaSuccess;
+    if (state == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());  // CUDA keeps that as an error
+      return false;
+    }
+    check(state, "cudaEventQuery");
+    return true;
   }
   /// Both have happened.
   [[nodiscard]] std::int64_t ns_since(const Event& begin) const {

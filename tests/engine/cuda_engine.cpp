@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -18,6 +19,7 @@
 #include "generate.hpp"
 #include "host_model.hpp"
 #include "json.hpp"
+#include "support/bare_runner.hpp"
 
 using namespace ferry;
 using namespace ferry::engine;
@@ -73,7 +75,7 @@ class Watched final : public ExpertDevice {
 };
 
 /// Computes on the host what plans say, one row at a time.
-class Following final : public ExpertRunner {
+class Following final : public BareRunner {
  public:
   Following(const ModelConfig& config, const ExpertStore& store, const PlanLog& log)
       : config_(config), store_(store), log_(log), kernel_(store.layout()) {}
@@ -94,23 +96,6 @@ class Following final : public ExpertRunner {
   }
   void run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) override { out = out_; }
 
-  void begin_step(Phase /*phase*/, const std::vector<std::uint32_t>& /*sequences*/) override {}
-  void run_resident(std::uint16_t /*layer*/, const Matrix& /*input*/) override {}
-  [[nodiscard]] bool wants_partial(std::uint16_t /*layer*/) const override { return false; }
-  void partial(Matrix& /*out*/) const override {}
-  void look_ahead(std::uint16_t /*layer*/, const Matrix& /*scores*/) override {}
-  void end_sequence(std::uint32_t /*sequence*/) override {}
-  void abandon() override {}
-  [[nodiscard]] const Counters& counters() const override { return counters_; }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return 0; }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return {}; }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return 0; }
-  [[nodiscard]] std::uint64_t slots(Precision /*p*/) const override { return 0; }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision /*p*/) const override { return 0; }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return 0; }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t /*d*/, std::uint16_t /*l*/) const override { return {}; }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return {}; }
-
  private:
   const ModelConfig& config_;
   const ExpertStore& store_;
@@ -118,15 +103,14 @@ class Following final : public ExpertRunner {
   ExpertKernel kernel_;
   std::size_t next_ = 0;
   Matrix out_;
-  Counters counters_;
 };
 
 constexpr std::uint32_t decoded = 4;
 constexpr std::uint32_t short_prompt = 20;
 
-/// Sanitizers run fewer.
-bool quick() {
-  return std::getenv("FERRY_TEST_QUICK") != nullptr;
+/// Not only a part of it, by turns: takes some ten minutes.
+bool all_of_it() {
+  return std::getenv("FERRY_TEST_ALL") != nullptr;
 }
 
 std::string folder(const std::string& name) {
@@ -235,14 +219,17 @@ Ran run_on_gpu(const std::string& name, const std::string& stack, double percent
   return ran;
 }
 
-/// One test case for each quarter of the stacks, so that they run side by side.
+/// One test case for each quarter of the stacks, so that they run side by side. Budgets in turn; FERRY_TEST_ALL: each
+/// stack with four of them.
 void every_stack_is_right(const char* name, std::size_t quarter) {
   HostModel& reference = host(name);
   double worst = 0;
-  for (std::size_t i = quarter; i < all_stacks().size(); i += quick() ? 12 : 4) {
+  std::size_t turn = 0;
+  for (std::size_t i = quarter; i < all_stacks().size(); i += 4) {
     const StackInfo& info = all_stacks()[i];
-    for (const double percent : {12.5, 50.0}) {
-      if ((info.keeps_everything || quick()) && percent > 12.5) continue;
+    std::vector<double> percents{++turn % 2 == 0 ? 12.5 : 50};
+    if (all_of_it()) percents = {12.5, 25, 50, 100};
+    for (const double percent : percents) {
       INFO(name << ", " << info.name << " at " << percent << "%");
       emulated::reset({.eager = true});
       const Ran ran = run_on_gpu(name, info.name, percent);
@@ -278,9 +265,10 @@ TEST_CASE("CUDA: every stack computes what the host computes from the same plans
 TEST_CASE("CUDA: prompts so long that experts go through cuBLAS") {
   for (const char* name : {"tiny-mixtral", "tiny-qwen-moe"}) {
     for (const char* stack : {"lru", "hobbit"}) {
-      if (quick() && stack == std::string("lru")) continue;
+      // Of tiny-mixtral's 8 experts, some get more rows than go straight from the weights.
+      if ((stack == std::string("lru")) != (name == std::string("tiny-mixtral"))) continue;
       INFO(name << ", " << stack);
-      constexpr std::uint32_t prompt = 200;
+      constexpr std::uint32_t prompt = 150;
       emulated::reset({.eager = true});
       const Ran ran = run_on_gpu(name, stack, 25, prompt);
       HostModel& reference = host(name);
@@ -293,23 +281,28 @@ TEST_CASE("CUDA: prompts so long that experts go through cuBLAS") {
 
 TEST_CASE("CUDA: lossless stacks without host compute give the resident model's bits, whatever the order of streams") {
   for (const char* name : {"tiny-mixtral", "tiny-qwen-moe"}) {
-    if (quick() && name == std::string("tiny-qwen-moe")) continue;
     emulated::reset({.eager = true});
     const Matrix resident = run_on_gpu(name, "resident", 100).logits;
-    std::uint64_t seed = 0, copies = 0;
+    std::uint64_t seed = name == std::string("tiny-mixtral") ? 0 : 1, copies = 0;
     for (const StackInfo& info : all_stacks()) {
       if (!info.lossless || info.keeps_everything || info.precisions.bits != PrecisionSet(Precision::full).bits)
         continue;
-      if (info.name == "static-host") continue;  // computes on the host
-      const double percents[] = {12.5, 25, 50, 100};
-      const double percent = percents[seed % 4];
+      if (info.name == "static-host") continue;       // computes on the host
+      if (++seed % 2 == 0 && !all_of_it()) continue;  // the other model has its turn
+      const double percent = std::array{12.5, 25.0, 50.0, 100.0}[seed / 2 % 4];
       emulated::Options o;
-      o.seed = ++seed;
+      o.seed = seed;
       emulated::reset(o);
       INFO(name << ", " << info.name << " at " << percent << "%, seed " << seed);
       const Ran ran = run_on_gpu(name, info.name, percent);
+      const Outcomes& o1 = ran.counters.of(Phase::prefill);
+      const Outcomes& o2 = ran.counters.of(Phase::decode);
+      if (o1.host_computed + o2.host_computed > 0) {  // whose sums have another order
+        CHECK(apart(ran.logits, resident) < 1e-5);
+        continue;
+      }
       CHECK(ran.logits == resident);
-      copies += ran.counters.of(Phase::decode).misses;
+      copies += o2.misses;
     }
     CHECK(copies > 0);
   }
@@ -318,12 +311,12 @@ TEST_CASE("CUDA: lossless stacks without host compute give the resident model's 
 TEST_CASE("CUDA: with the streams in any order, stacks that lose something never compute from the wrong bytes") {
   HostModel& reference = host("tiny-qwen-moe");
   for (const char* stack : {"hobbit", "hobbit-cooperative", "importance-driven", "fate", "hybrimoe"}) {
-    for (std::uint64_t seed = 1; seed <= (quick() ? 1 : 2); ++seed) {
+    for (std::uint64_t seed = 1; seed <= (all_of_it() ? 2 : 1); ++seed) {
       INFO(stack << ", seed " << seed);
       emulated::Options o;
       o.seed = seed;
       o.chunk_bytes = 1024;
-      o.random_fibers = seed == 2;
+      o.random_fibers = stack == std::string("fate") || seed == 2;
       emulated::reset(o);
       const Ran ran = run_on_gpu("tiny-qwen-moe", stack, 12.5);
       REQUIRE(ran.logits.allFinite());  // slots are poisoned
@@ -374,7 +367,7 @@ TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back
 }
 
 TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name, and nothing hangs") {
-  for (std::uint64_t steps : {0U, 10U, 1000U, 20000U}) {
+  for (std::uint64_t steps : {0U, 10U, 1000U, 8000U}) {
     CAPTURE(steps);
     emulated::reset({});
     std::string why;
@@ -386,7 +379,9 @@ TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name
     } catch (const std::exception& e) {
       why = e.what();
     }
-    CHECK(why.find("cudaErrorLaunchFailure") != std::string::npos);
+    INFO(why);
+    const bool of_blas = why.starts_with("cublas");  // which has words of its own for it
+    CHECK((of_blas || why.find("cudaErrorLaunchFailure") != std::string::npos));
   }
   for (const char* call :
        {"cudaLaunchKernelEx", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery", "cublasSgemm"}) {
@@ -431,6 +426,7 @@ TEST_CASE("CUDA: the command computes there, reports it, and reads experts from 
     if (e.contains("name")) names.insert(e["name"].get<std::string>());
   }
   CHECK(std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("demand"); }));
+  for (const char* name : {"attention", "gate", "wait"}) CHECK(names.contains(name));
   CHECK(std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("expert"); }));
 
   REQUIRE(shell(ferry + "pack --model tiny-mixtral --out " + at + "store'").status == 0);

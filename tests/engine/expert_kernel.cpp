@@ -12,6 +12,7 @@
 #include "ferry/codec/round_to_nearest.hpp"
 #include "generate.hpp"
 #include "host_model.hpp"
+#include "support/bare_runner.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -178,7 +179,7 @@ TEST_CASE("experts of every type, precision and odd size run as in double, and r
 }
 
 /// The model's own routing and experts that become doubles first, weight by weight.
-class NaiveRunner final : public ExpertRunner {
+class NaiveRunner final : public test::BareRunner {
  public:
   NaiveRunner(const ModelConfig& config, const ExpertStore& store, Precision p)
       : config_(config), store_(store), precision_(p) {}
@@ -218,31 +219,11 @@ class NaiveRunner final : public ExpertRunner {
   }
   void run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) override { out = out_.cast<float>(); }
 
-  void begin_step(Phase /*phase*/, const std::vector<std::uint32_t>& /*sequences*/) override {}
-  void run_resident(std::uint16_t /*layer*/, const Matrix& /*input*/) override {}
-  [[nodiscard]] bool wants_partial(std::uint16_t /*layer*/) const override { return false; }
-  void partial(Matrix& /*out*/) const override {}
-  void look_ahead(std::uint16_t /*layer*/, const Matrix& /*scores*/) override {}
-  void end_sequence(std::uint32_t /*sequence*/) override {}
-  void abandon() override {}
-  [[nodiscard]] const Counters& counters() const override { return counters_; }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return 0; }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return {}; }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return 0; }
-  [[nodiscard]] std::uint64_t slots(Precision /*p*/) const override { return 0; }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision /*p*/) const override { return 0; }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return 0; }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t /*distance*/, std::uint16_t /*layer*/) const override {
-    return {};
-  }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return {0, 0}; }
-
  private:
   const ModelConfig& config_;
   const ExpertStore& store_;
   Precision precision_;
   Doubles out_;
-  Counters counters_;
 };
 
 /// Logits of a prefill of 20 tokens, and of 4 that follow one by one.

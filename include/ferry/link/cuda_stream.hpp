@@ -30,6 +30,14 @@ inline std::string cuda_failure(cudaError_t error, const std::string& call) {
   return call + ": " + cudaGetErrorName(error) + " (" + cudaGetErrorString(error) + ")";
 }
 
+/// Whether a query says that something has not happened yet. CUDA also keeps that as the thread's last error, where
+/// somebody else would find it.
+inline bool not_ready(cudaError_t state) {
+  if (state != cudaErrorNotReady) return false;
+  static_cast<void>(cudaGetLastError());
+  return true;
+}
+
 /// Throws LinkError with the call, and what CUDA says of it.
 inline void check_cuda(cudaError_t error, const std::string& call) {
   if (error != cudaSuccess) throw LinkError(cuda_failure(error, call));
@@ -41,8 +49,8 @@ inline void check_cuda(cudaError_t error, const std::string& call) {
 class CudaSlots {
  public:
   struct Options {
-    /// The source's bytes all lie in page-locked memory (cudaMallocHost, cudaHostRegister), from where the device
-    /// copies them itself. Otherwise a thread of the link stages them, and may wait for a disk.
+    /// The source's bytes all lie in page-locked memory (cudaMallocHost, cudaHostRegister; neighbours in one piece of
+    /// it), from where the device copies them itself. Otherwise a thread of the link stages them, and may wait for a disk.
     bool pinned = true;
     /// Fill a slot with NaN before an expert comes into it.
     bool poison = SlotMemory::poison_by_default;
@@ -98,7 +106,7 @@ class CudaSlots {
 /// one copy (next to it in host memory and on the device).
 ///
 /// CUDA cannot take a copy back. So prefetches wait here, where they can be dropped, and every call moves on as many as
-/// keep the stream busy for `ahead_bytes`: by no more than those can prefetches delay a demand copy. Nor does a prefetch
+/// keep the stream busy for `ahead_bytes`: by no more than those, and one expert, can prefetches delay a demand copy. Nor does a prefetch
 /// go to the stream before its slot's last reader is done, since demand copies behind it would wait as well.
 ///
 /// With a source that is not pinned, a thread reads the bytes (from a disk, for instance) into page-locked buffers and
@@ -109,8 +117,8 @@ class CudaSlots {
 class CudaStream {
  public:
   struct Options {
-    /// Of prefetches on the stream at a time; at least one goes, whatever its size. Good: what the link carries between
-    /// two calls, some tenths of a layer's time.
+    /// Prefetches go to the stream while it has fewer bytes of them. Good: what the link carries between two calls, some
+    /// tenths of a layer's time.
     std::uint64_t ahead_bytes = std::uint64_t{16} << 20U;
     std::uint32_t staging_buffers = 3;  ///< each for the largest slot; for sources that are not pinned
     bool log = false;                   ///< keep every span for a timeline
@@ -157,6 +165,7 @@ class CudaStream {
     const std::lock_guard lock(mutex_);
     (copy.demand ? demand_ : prefetch_).push_back(copy);
     (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
+    wake_.notify_one();  // not at every call: there may be millions
     move_on(copy.demand ? Last::may_stay : Last::goes);
   }
 
@@ -188,6 +197,7 @@ class CudaStream {
     if (!good(cudaEventRecord(event, compute_), "cudaEventRecord")) return;
     fences_.push_back({fence, event});
     named_ = fence;
+    if (!demand_.empty() || !prefetch_.empty()) wake_.notify_one();
     move_on(Last::goes);
   }
 
@@ -199,6 +209,7 @@ class CudaStream {
                       " that was not submitted: call done() for the task before it in its slot");
     }
     if (is_prefetch(ticket)) urgent_ = std::max(urgent_, ticket);
+    wake_.notify_one();
     move_on(Last::goes);
     on_stream_.wait(lock, [&] { return !failed_.empty() || !queued(ticket) || held_back(); });
     throw_failure();
@@ -219,6 +230,7 @@ class CudaStream {
   void drain() {
     std::unique_lock lock(mutex_);
     urgent_ = last_prefetch_;
+    wake_.notify_one();
     move_on(Last::goes);
     on_stream_.wait(
         lock, [&] { return !failed_.empty() || held_back() || (demand_.empty() && prefetch_.empty() && !staging_); });
@@ -266,6 +278,9 @@ class CudaStream {
   }
 
  private:
+  /// From here on a copy of CUDA's own costs little, and who waits for the first of several should not wait for all.
+  static constexpr std::uint64_t together_bytes = std::uint64_t{4} << 20U;
+
   /// Of demand copies that are about to go to the stream.
   enum class Last { goes, may_stay };
 
@@ -336,7 +351,7 @@ class CudaStream {
   bool reached(Fence fence) {
     while (!fences_.empty() && reached_ < fence) {
       const cudaError_t state = cudaEventQuery(fences_.front().event);
-      if (state == cudaErrorNotReady) return false;
+      if (part::not_ready(state)) return false;
       if (!good(state, "cudaEventQuery")) return false;
       reached_ = fences_.front().fence;
       untimed_.free.push_back(fences_.front().event);
@@ -350,7 +365,7 @@ class CudaStream {
     while (!sent_.empty() && failed_.empty()) {
       Sent& s = sent_.front();
       const cudaError_t state = cudaEventQuery(s.end);
-      if (state == cudaErrorNotReady || !good(state, "cudaEventQuery")) return;
+      if (part::not_ready(state) || !good(state, "cudaEventQuery")) return;
       float from_base = 0, took = 0;
       if (!good(cudaEventElapsedTime(&from_base, base_, s.begin), "cudaEventElapsedTime") ||
           !good(cudaEventElapsedTime(&took, s.begin, s.end), "cudaEventElapsedTime")) {
@@ -399,27 +414,27 @@ class CudaStream {
     if (prefetch_.empty() || !demand_.empty() || held_back()) return false;
     const Copy& next = prefetch_.front();
     if (next.ticket <= urgent_) return true;
-    if (prefetch_bytes_ > 0 && prefetch_bytes_ + slots_.slot_bytes(next.slot) > options_.ahead_bytes) return false;
+    if (prefetch_bytes_ >= options_.ahead_bytes) return false;
     return reached(next.after);
   }
 
   /// Puts on the stream what should be there by now, or lets the thread do it.
   void move_on(Last last) noexcept {
-    if (thread_.joinable()) {
-      if (!demand_.empty() || !prefetch_.empty()) wake_.notify_one();
-      return;
-    }
+    if (thread_.joinable()) return;
     if (!failed_.empty()) return;
     if (prefetch_bytes_ > 0) collect();
     try {
       while (!demand_.empty() && !held_back()) {
         Sent group;
         std::size_t count = 1;
-        while (count < demand_.size() && demand_[count].after <= named_ && adjoin(demand_[count - 1], demand_[count])) {
-          ++count;
+        std::uint64_t bytes = slots_.slot_bytes(demand_.front().slot);
+        while (count < demand_.size() && bytes < together_bytes && demand_[count].after <= named_ &&
+               adjoin(demand_[count - 1], demand_[count])) {
+          bytes += slots_.slot_bytes(demand_[count++].slot);
         }
         // A neighbour may still come, unless what there is does not reach to the end of its slot.
-        if (count == demand_.size() && last == Last::may_stay && adjoin(demand_[count - 1], demand_[count - 1], true)) {
+        if (count == demand_.size() && last == Last::may_stay && bytes < together_bytes &&
+            adjoin(demand_[count - 1], demand_[count - 1], true)) {
           return;
         }
         group.copies.assign(demand_.begin(), demand_.begin() + static_cast<std::ptrdiff_t>(count));
@@ -536,7 +551,7 @@ class CudaStream {
   int device_ = 0;
   Stream copies_;
   Events timed_{cudaEventDefault}, untimed_{cudaEventDisableTiming};
-  mutable std::mutex mutex_;  ///< held for a moment only: contended with the staging thread alone
+  mutable std::mutex mutex_;  ///< contended with the staging thread alone
   std::condition_variable wake_, on_stream_;
   std::deque<Copy> demand_, prefetch_;  ///< not yet on the stream
   std::deque<Sent> sent_;               ///< on the stream, oldest first

@@ -130,6 +130,7 @@ TEST_CASE("CUDA link: prefetches go to the stream a bounded number of bytes ahea
     CHECK(f.link->seen().prefetch_begun == Ticket{6});  // 3 and 5
     CHECK(f.link->seen().prefetch_landed == Ticket{2});
   }
+  CHECK(cudaGetLastError() == cudaSuccess);  // "not ready" is nobody's error
   f.link->drop(Ticket{7});
   f.link->drop(Ticket{3});  // too late
   f.link->submit(copy(10, 7, 5));
@@ -196,6 +197,24 @@ TEST_CASE("CUDA link: neighbours that are wanted together go as one copy") {
     CHECK(f.link->bytes_copied() == 5 * expert_bytes);
     CHECK(f.link->seen().demand_landed == Ticket{10});
   }
+}
+
+TEST_CASE("CUDA link: large neighbours go one by one, so that the first is there first") {
+  emulated::reset(seeded(1));
+  constexpr std::uint64_t large = std::uint64_t{3} << 20U;
+  const ModelShape m = model(1, 6, 1, 1, large);
+  const Pinned experts(6 * large);
+  const Stream compute;
+  CudaSlots slots(
+      one_pool(m, 6 * large),
+      [&](Variant v) -> HeldBytes {
+        return View<const std::byte>{experts.data() + v.id.expert * large, static_cast<std::uint32_t>(large)};
+      },
+      {});
+  CudaStream link(slots, compute, {});
+  for (std::uint16_t e = 0; e < 6; ++e) link.submit(copy(2U + 2U * e, e, e));
+  link.drain();
+  CHECK(link.transfers() == 3);  // two reach 4 MiB
 }
 
 TEST_CASE("CUDA link: one that may have a neighbour goes with the next call, whatever that is") {
