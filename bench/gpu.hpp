@@ -9,12 +9,11 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cuda/kernels.hpp"
-#include "cuda/memory.hpp"
+#include "cuda/workspace.hpp"
 #include "expert.hpp"
 #include "json.hpp"
 
@@ -89,15 +88,8 @@ class Gpu {
   engine::cuda::Context context;
 
  private:
-  struct Destroy {
-    void operator()(cudaStream_t s) const {
-      static_cast<void>(cudaStreamSynchronize(s));
-      static_cast<void>(cudaStreamDestroy(s));
-    }
-    void operator()(cublasHandle_t b) const { static_cast<void>(cublasDestroy(b)); }
-  };
-  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> stream_;
-  std::unique_ptr<std::remove_pointer_t<cublasHandle_t>, Destroy> blas_;
+  engine::cuda::StreamOwner stream_;
+  engine::cuda::BlasOwner blas_;
   std::string name_;
   std::uint64_t l2_bytes_ = 0;
   std::shared_ptr<engine::cuda::Account> account_ = std::make_shared<engine::cuda::Account>();

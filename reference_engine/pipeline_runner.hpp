@@ -55,14 +55,11 @@ class PipelineRunner final : public ExpertRunner {
   }
 
   [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override {
-    GateWants wants{host_computes, 0};
     if constexpr (reads_gate_input) {
-      if (Pipe::look_ahead_rows(phase_) == RowSource::gate_input) {
-        wants.foretold = rows_ahead(layer);
-        wants.input = wants.input || gate_worker_.has_value();
-      }
+      if (gate_worker_) return {true, 0};  // it makes the rows
+      if (Pipe::look_ahead_rows(phase_) == RowSource::gate_input) return {host_computes, rows_ahead(layer)};
     }
-    return wants;
+    return {host_computes, 0};
   }
 
   void foretold(View<const Scores> scores) override { foretold_ = scores; }

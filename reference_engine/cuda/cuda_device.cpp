@@ -15,8 +15,7 @@ class CudaDevice final : public ExpertDevice {
   CudaDevice(Workspace& work, const DeviceNeeds& needs, const RunnerOptions& o, bool pinned)
       : work_(work),
         shape_{needs.layout.hidden, needs.layout.width, needs.layout.plain(0).type, needs.layout.group},
-        top_k_(needs.model.top_k),
-        log_(o.log) {
+        top_k_(needs.model.top_k) {
     work.reserve(needs.model.max_rows);
     std::size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
@@ -115,7 +114,6 @@ class CudaDevice final : public ExpertDevice {
   Workspace& work_;
   ExpertShape shape_;
   std::uint32_t top_k_;
-  bool log_;
   std::shared_ptr<Account> account_;
   std::optional<CudaSlots> slots_;
   std::optional<CudaStream> link_;
@@ -180,7 +178,7 @@ void CudaDevice::compute(View<const Task> tasks) {
   if (tasks.size == 0) return;
   // Events cost time of their own: without a log, now and then is enough to know what an expert takes.
   Measured* measured = nullptr;
-  if (log_ || computed_++ % 8 == 0) {
+  if (log != nullptr || computed_++ % 8 == 0) {
     measured = &measure(tasks.size == 1 ? "expert" : "experts", tasks.size == 1 ? tasks.begin() : nullptr);
     measured->begin.record(work_.stream());
   }
@@ -240,7 +238,7 @@ void CudaDevice::collect() {
     const Nanoseconds took = m.end.ns_since(m.begin);
     if (m.stall) stall_ns_ += took;
     if (m.experts > 0) expert_ns_ = took / m.experts;
-    if (log != nullptr && log_) {
+    if (log != nullptr) {
       const Nanoseconds begin = base_ns_ + m.begin.ns_since(base_);
       log->push_back(
           {Lane::device, m.name, begin, begin + took, m.what.value_or(Variant{}), m.what.has_value(), Ticket::none});

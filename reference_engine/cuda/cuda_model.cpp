@@ -132,8 +132,8 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   device_ = properties.name;
   load(files.checkpoint);
-  pin();
   measure_link();
+  pin();  // last: what throws after it would leave memory locked
 }
 
 CudaModel::~CudaModel() {

@@ -5,14 +5,8 @@
 #include <algorithm>
 
 #include "errors.hpp"
-#include "ferry/error.hpp"
 
 namespace ferry::engine::cuda {
-
-void check(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  throw LinkError(fmt::format("{}: {} ({})", call, cudaGetErrorName(error), cudaGetErrorString(error)));
-}
 
 const char* name(Use use) {
   const char* names[uses] = {"the weights that every token needs", "the experts' slots", "keys and values",
@@ -29,7 +23,8 @@ void refuse(std::uint64_t bytes, Use use, const Account& account) {
   check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
   const std::uint64_t experts = account.bytes[static_cast<std::size_t>(Use::experts)];
   const std::uint64_t slots = use == Use::experts ? bytes : experts;
-  const std::uint64_t lacking = bytes + margin_bytes(total) > free ? bytes + margin_bytes(total) - free : 0;
+  const std::uint64_t margin = margin_bytes(total);
+  const std::uint64_t lacking = bytes > free ? bytes - free + margin : margin;  // what is free may be in pieces
   const std::uint64_t fits = slots > lacking ? (slots - lacking) / 64 * 64 : 0;
   throw InputError(fmt::format("{} bytes for {} do not fit the device: {} of its {} bytes are free; {}", bytes,
                                name(use), free, total,

@@ -6,12 +6,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
+
+#include "ferry/link/cuda_stream.hpp"
 
 namespace ferry::engine::cuda {
 
 /// Throws LinkError with the call, and what CUDA says of it.
-void check(cudaError_t error, const char* call);
+inline void check(cudaError_t error, const char* call) {
+  ferry::part::check_cuda(error, call);
+}
 
 /// What device memory is used for.
 enum class Use : std::uint8_t { weights, experts, cache, activations };
@@ -101,10 +104,7 @@ class Event {
   void record(cudaStream_t stream) const { check(cudaEventRecord(handle_, stream), "cudaEventRecord"); }
   [[nodiscard]] bool done() const {
     const cudaError_t state = cudaEventQuery(handle_);
-    if (state == cudaErrorNotReady) {
-      static_cast<void>(cudaGetLastError());  // CUDA keeps that as an error
-      return false;
-    }
+    if (ferry::part::not_ready(state)) return false;
     check(state, "cudaEventQuery");
     return true;
   }

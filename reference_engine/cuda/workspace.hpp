@@ -16,6 +16,16 @@ namespace ferry::engine::cuda {
 /// rows.
 inline constexpr std::uint32_t blas_rows = 4 * few_rows;
 
+struct Destroy {
+  void operator()(cudaStream_t s) const {
+    static_cast<void>(cudaStreamSynchronize(s));
+    static_cast<void>(cudaStreamDestroy(s));
+  }
+  void operator()(cublasHandle_t b) const { static_cast<void>(cublasDestroy(b)); }
+};
+using StreamOwner = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy>;
+using BlasOwner = std::unique_ptr<std::remove_pointer_t<cublasHandle_t>, Destroy>;
+
 /// A stream for all computation, and the step's hidden states.
 class Workspace {
  public:
@@ -53,17 +63,9 @@ class Workspace {
   static constexpr std::uint32_t most_ahead = 4;  ///< layers whose gates are asked with one layer's input
 
  private:
-  struct Destroy {
-    void operator()(cudaStream_t s) const {
-      static_cast<void>(cudaStreamSynchronize(s));
-      static_cast<void>(cudaStreamDestroy(s));
-    }
-    void operator()(cublasHandle_t b) const { static_cast<void>(cublasDestroy(b)); }
-  };
-
   const ModelConfig config_;
-  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> stream_;
-  std::unique_ptr<std::remove_pointer_t<cublasHandle_t>, Destroy> blas_;
+  StreamOwner stream_;
+  BlasOwner blas_;
   std::uint32_t capacity_ = 0;
   DeviceBlock block_, scratch_, blas_memory_;
 };

@@ -106,8 +106,9 @@ class CudaSlots {
 /// one copy (next to it in host memory and on the device).
 ///
 /// CUDA cannot take a copy back. So prefetches wait here, where they can be dropped, and every call moves on as many as
-/// keep the stream busy for `ahead_bytes`: by no more than those, and one expert, can prefetches delay a demand copy. Nor does a prefetch
-/// go to the stream before its slot's last reader is done, since demand copies behind it would wait as well.
+/// keep the stream busy for `ahead_bytes`: by no more than those, and one expert, can prefetches delay a demand copy.
+/// Nor does a prefetch go to the stream before its slot's last reader is done, since demand copies behind it would wait
+/// as well.
 ///
 /// With a source that is not pinned, a thread reads the bytes (from a disk, for instance) into page-locked buffers and
 /// puts the copies on the stream; `wait` then blocks until the copy is there, not until it has landed.
