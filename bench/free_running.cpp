@@ -58,10 +58,10 @@ struct Arguments {
 };
 
 /// Passes every call on to another runner, and pauses so that the device takes what `costs` says.
-class Paced final : public ExpertRunner {
+class Paced final : public PassingRunner {
  public:
   Paced(ExpertRunner& runner, const ModelShape& model, const Costs& costs)
-      : runner_(runner), model_(model), costs_(costs) {}
+      : PassingRunner(runner), model_(model), costs_(costs) {}
 
   void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override {
     phase_ = phase;
@@ -78,8 +78,6 @@ class Paced final : public ExpertRunner {
     runner_.run_resident(layer, input);
     catch_up();
   }
-  [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return runner_.wants_partial(layer); }
-  void partial(Matrix& out) const override { runner_.partial(out); }
   void look_ahead(std::uint16_t layer, const Matrix& scores) override {
     busy_until(device_free_ + costs_.dense(layer, 1));
     runner_.look_ahead(layer, scores);
@@ -89,20 +87,6 @@ class Paced final : public ExpertRunner {
     catch_up();
     if (layer + 1U == model_.layers) total[static_cast<unsigned>(phase_)] += device_free_ - begin_;
   }
-  void end_sequence(std::uint32_t sequence) override { runner_.end_sequence(sequence); }
-  void abandon() override { runner_.abandon(); }
-
-  [[nodiscard]] const Counters& counters() const override { return runner_.counters(); }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return runner_.link_peak_bytes_per_s(); }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return runner_.link_spans(); }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return runner_.arena_bytes(); }
-  [[nodiscard]] std::uint64_t slots(Precision p) const override { return runner_.slots(p); }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return runner_.copy_bytes(p); }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return runner_.look_ahead_depth(); }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
-    return runner_.prediction_accuracy(distance, layer);
-  }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return runner_.gate_worker(); }
 
   /// By Phase: of all steps, from the first layer's beginning to the last one's end, and what of it was waiting.
   Nanoseconds total[2] = {}, stall[2] = {}, host_wait[2] = {};
@@ -139,7 +123,6 @@ class Paced final : public ExpertRunner {
     busy_until(t);
   }
 
-  ExpertRunner& runner_;
   const ModelShape model_;
   const Costs& costs_;
   Phase phase_ = Phase::prefill;

@@ -51,9 +51,9 @@ double seconds_a_gib() {
 
 /// Passes everything on to a runner but the gates' scores, which are a trace's: real ones, foretold ones, and those of
 /// partial hidden states. Steps take the trace's tokens one after the other.
-class MadeUpRouting final : public ExpertRunner {
+class MadeUpRouting final : public PassingRunner {
  public:
-  MadeUpRouting(ExpertRunner& runner, const Trace& trace) : runner_(runner), trace_(trace) {}
+  MadeUpRouting(ExpertRunner& runner, const Trace& trace) : PassingRunner(runner), trace_(trace) {}
 
   void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override {
     first_ = next_;
@@ -61,7 +61,6 @@ class MadeUpRouting final : public ExpertRunner {
     next_ += rows_;
     runner_.begin_step(phase, sequences);
   }
-  [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override { return runner_.gate_wants(layer); }
   void foretold(View<const Scores> scores) override {
     std::uint32_t count = 0;
     for (const Scores& s : scores) {
@@ -74,33 +73,14 @@ class MadeUpRouting final : public ExpertRunner {
     }
     runner_.foretold({foretold_.data(), count});
   }
-  void poll() override { runner_.poll(); }
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& /*scores*/, const Times& took) override {
     made_up(scores_, [&](std::uint32_t token) { return trace_.scores_of(token, layer); });
     runner_.plan(layer, input, scores_, took);
   }
-  void run_resident(std::uint16_t layer, const Matrix& input) override { runner_.run_resident(layer, input); }
-  [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return runner_.wants_partial(layer); }
-  void partial(Matrix& out) const override { runner_.partial(out); }
   void look_ahead(std::uint16_t layer, const Matrix& /*scores*/) override {
     made_up(partial_, [&](std::uint32_t token) { return trace_.partial_of(token, layer - 1U); });
     runner_.look_ahead(layer, partial_);
   }
-  void run(std::uint16_t layer, const Matrix& input, Matrix& out) override { runner_.run(layer, input, out); }
-  void end_sequence(std::uint32_t sequence) override { runner_.end_sequence(sequence); }
-  void abandon() override { runner_.abandon(); }
-
-  [[nodiscard]] const Counters& counters() const override { return runner_.counters(); }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return runner_.link_peak_bytes_per_s(); }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return runner_.link_spans(); }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return runner_.arena_bytes(); }
-  [[nodiscard]] std::uint64_t slots(Precision p) const override { return runner_.slots(p); }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return runner_.copy_bytes(p); }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return runner_.look_ahead_depth(); }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
-    return runner_.prediction_accuracy(distance, layer);
-  }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return runner_.gate_worker(); }
 
  private:
   template <class Row>
@@ -111,7 +91,6 @@ class MadeUpRouting final : public ExpertRunner {
     }
   }
 
-  ExpertRunner& runner_;
   const Trace& trace_;
   std::uint32_t first_ = 0, next_ = 0, rows_ = 0;
   Matrix scores_, partial_;

@@ -266,7 +266,7 @@ Json gpu_experts(const Gpu& gpu, const GpuArguments& a) {
           for (std::uint32_t r = 0; r < rows; ++r) assignments.push_back(r * together + i);
         }
         for (std::uint64_t e = 0; e < experts; ++e) {
-          tasks.push_back({weights.data() + e * room, static_cast<std::uint32_t>(e % together) * rows, rows});
+          tasks.push_back({weights.data() + e * room, static_cast<std::uint32_t>(e % together) * rows, rows, p});
         }
         const cuda::DeviceBlock on_device = gpu.block(tasks.size() * sizeof(tasks[0]));
         const cuda::DeviceBlock assigned = gpu.block(assignments.size() * sizeof(assignments[0]));
@@ -275,16 +275,22 @@ Json gpu_experts(const Gpu& gpu, const GpuArguments& a) {
         const cuda::DeviceBlock results = gpu.block(std::uint64_t{routed} * shape.hidden * sizeof(float));
         cuda::put(gpu.stream(), on_device.data(), tasks.data(), on_device.bytes());
         cuda::put(gpu.stream(), assigned.data(), assignments.data(), assigned.bytes());
+        const cuda::DeviceBlock progress = gpu.block((2 + together) * sizeof(unsigned));
+        check(cudaMemsetAsync(progress.data(), 0, progress.bytes(), gpu.stream()), "cudaMemsetAsync");
         fill(gpu, x);
         // Long enough for the clock, and short enough to be queued before it begins.
         const std::uint64_t calls = a.quick ? launches : std::clamp<std::uint64_t>(launches, 64, 128);
         std::uint64_t next = 0;
         auto pass = [&] {
           for (std::uint64_t i = 0; i < calls; ++i, ++next) {
-            const cuda::ExpertGroup group{on_device.as<cuda::ExpertTask>() + next % launches * together, together,
-                                          assigned.as<std::uint32_t>(), together, rows};
-            cuda::experts(gpu.context, {shape.hidden, shape.width, FloatType::bf16, layout.group}, p, group,
-                          x.as<float>(), activated.as<float>(), results.as<float>());
+            const cuda::ExpertGroup group{on_device.as<cuda::ExpertTask>() + next % launches * together,
+                                          together,
+                                          assigned.as<std::uint32_t>(),
+                                          together,
+                                          rows,
+                                          progress.as<unsigned>()};
+            cuda::experts(gpu.context, {shape.hidden, shape.width, FloatType::bf16, layout.group}, group, x.as<float>(),
+                          activated.as<float>(), results.as<float>());
           }
         };
         pass();

@@ -497,10 +497,10 @@ class Cores {
 
 /// Stands before the runner of `importance+pre` and compares the scores of each partial hidden state with the real
 /// ones that follow.
-class PartialWatch final : public ExpertRunner {
+class PartialWatch final : public PassingRunner {
  public:
   PartialWatch(std::unique_ptr<ExpertRunner> inner, const ModelConfig& c, float alpha)
-      : inner_(std::move(inner)), k_(c.top_k), alpha_(alpha), pending_(c.layers) {}
+      : PassingRunner(*inner), inner_(std::move(inner)), k_(c.top_k), alpha_(alpha), pending_(c.layers) {}
 
   // Of what was foretold as top-score, and of that part of it which was not there and whose copy had begun when the
   // real gate spoke.
@@ -517,7 +517,7 @@ class PartialWatch final : public ExpertRunner {
 
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
     const std::uint64_t dropped = counters().prefetch.dropped;
-    inner_->plan(layer, input, scores, took);
+    runner_.plan(layer, input, scores, took);
     if (!pending_[layer]) return;
     Foretold f = *std::exchange(pending_[layer], std::nullopt);
     f.begun -= counters().prefetch.dropped - dropped;  // its layer is the only one with prefetches queued
@@ -537,7 +537,7 @@ class PartialWatch final : public ExpertRunner {
     Foretold f{layer, ranking[0], ranking, {}, {}, 0};
     f.named.resize(top_scores(scores.row(0), ranking, k_, alpha_));
     const std::uint64_t before = submitted();
-    inner_->look_ahead(layer, scores);
+    runner_.look_ahead(layer, scores);
     f.begun = submitted() - before;
     pending_[layer] = std::move(f);
   }
@@ -545,7 +545,7 @@ class PartialWatch final : public ExpertRunner {
   /// Once all is over: which copies they were, by the link's own log. It carries a layer's prefetches in order.
   void match_copies() {
     std::vector<std::vector<std::uint16_t>> copies(pending_.size());
-    for (const Span& s : inner_->link_spans()) {
+    for (const Span& s : runner_.link_spans()) {
       if (std::strcmp(s.name, "prefetch") == 0) copies[s.what.id.layer].push_back(s.what.id.expert);
     }
     std::vector<std::size_t> next(pending_.size());
@@ -562,25 +562,6 @@ class PartialWatch final : public ExpertRunner {
     }
     for (std::size_t l = 0; l < copies.size(); ++l) strays += copies[l].size() - next[l];
   }
-
-  void begin_step(Phase p, const std::vector<std::uint32_t>& sequences) override { inner_->begin_step(p, sequences); }
-  void run_resident(std::uint16_t layer, const Matrix& input) override { inner_->run_resident(layer, input); }
-  [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return inner_->wants_partial(layer); }
-  void partial(Matrix& out) const override { inner_->partial(out); }
-  void run(std::uint16_t layer, const Matrix& input, Matrix& out) override { inner_->run(layer, input, out); }
-  void end_sequence(std::uint32_t sequence) override { inner_->end_sequence(sequence); }
-  void abandon() override { inner_->abandon(); }
-  [[nodiscard]] const Counters& counters() const override { return inner_->counters(); }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return inner_->link_peak_bytes_per_s(); }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return inner_->link_spans(); }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return inner_->arena_bytes(); }
-  [[nodiscard]] std::uint64_t slots(Precision p) const override { return inner_->slots(p); }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return inner_->copy_bytes(p); }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return inner_->look_ahead_depth(); }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
-    return inner_->prediction_accuracy(distance, layer);
-  }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return inner_->gate_worker(); }
 
  private:
   struct Foretold {

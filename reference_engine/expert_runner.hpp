@@ -96,6 +96,46 @@ class ExpertRunner {
   bool log = false;
 };
 
+/// Passes every call on to another runner, which outlives it: the base of those that watch one, or change what it is
+/// told.
+class PassingRunner : public ExpertRunner {
+ public:
+  explicit PassingRunner(ExpertRunner& runner) : runner_(runner) {}
+
+  void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override {
+    runner_.begin_step(phase, sequences);
+  }
+  [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override { return runner_.gate_wants(layer); }
+  void foretold(View<const Scores> scores) override { runner_.foretold(scores); }
+  void poll() override { runner_.poll(); }
+  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
+    runner_.plan(layer, input, scores, took);
+  }
+  void run_resident(std::uint16_t layer, const Matrix& input) override { runner_.run_resident(layer, input); }
+  [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return runner_.wants_partial(layer); }
+  void partial(Matrix& out) const override { runner_.partial(out); }
+  void look_ahead(std::uint16_t layer, const Matrix& scores) override { runner_.look_ahead(layer, scores); }
+  void run(std::uint16_t layer, const Matrix& input, Matrix& out) override { runner_.run(layer, input, out); }
+  void end_sequence(std::uint32_t sequence) override { runner_.end_sequence(sequence); }
+  void abandon() override { runner_.abandon(); }
+
+  [[nodiscard]] const Counters& counters() const override { return runner_.counters(); }
+  [[nodiscard]] double link_peak_bytes_per_s() const override { return runner_.link_peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return runner_.link_spans(); }
+  [[nodiscard]] Nanoseconds virtual_ns() const override { return runner_.virtual_ns(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return runner_.arena_bytes(); }
+  [[nodiscard]] std::uint64_t slots(Precision p) const override { return runner_.slots(p); }
+  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return runner_.copy_bytes(p); }
+  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return runner_.look_ahead_depth(); }
+  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
+    return runner_.prediction_accuracy(distance, layer);
+  }
+  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return runner_.gate_worker(); }
+
+ protected:
+  ExpertRunner& runner_;
+};
+
 /// What a runner is made of.
 struct RunnerOptions : StackOptions {
   std::uint64_t link_bytes_per_s = 0;  ///< 0: as fast as memory copies (host thread only)

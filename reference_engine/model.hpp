@@ -91,6 +91,8 @@ class Model {
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::uint64_t>> device_memory() const { return {}; }
   /// How fast experts come to the device; 0: not known, as host memory copies.
   [[nodiscard]] virtual std::uint64_t link_bytes_per_s() const { return 0; }
+  /// What makes it slower than it could be, for the user; empty: nothing.
+  [[nodiscard]] virtual std::string warning() const { return ""; }
 
  protected:
   /// Takes over the store, and reads the gates.

@@ -81,6 +81,7 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     made = make(ModelFiles(folder, std::move(opened)));
   }
   for (const StackOptions& o : stacks) made->add_precisions(precisions_for(o));
+  if (const std::string w = made->warning(); !w.empty()) std::fprintf(stderr, "ferry: %s\n", w.c_str());
   if (disk == nullptr) return made;
   const std::uint64_t all = disk->added_bytes(), physical = physical_memory();
   const std::uint64_t host =

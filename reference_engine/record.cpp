@@ -20,7 +20,7 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
 }  // namespace
 
 Recorder::Recorder(ExpertRunner& runner, Model& model, std::uint16_t ahead)
-    : runner_(runner), model_(model), ahead_(ahead) {}
+    : PassingRunner(runner), model_(model), ahead_(ahead) {}
 
 void Recorder::begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) {
   phase_ = phase;

@@ -14,32 +14,17 @@ namespace ferry::engine {
 /// Passes every call on to another runner, and keeps what the gates said: chosen experts, weights, scores of all
 /// experts, scores foretold from each gate input for up to `ahead` layers and, if that runner asks for them, of partial
 /// hidden states. Sequences are kept apart, so that a batch becomes one sequence after another.
-class Recorder final : public ExpertRunner {
+class Recorder final : public PassingRunner {
  public:
   Recorder(ExpertRunner& runner, Model& model, std::uint16_t ahead);
 
   void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override;
-  void poll() override { runner_.poll(); }
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override;
-  void run_resident(std::uint16_t layer, const Matrix& input) override { runner_.run_resident(layer, input); }
-  [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return runner_.wants_partial(layer); }
-  void partial(Matrix& out) const override { runner_.partial(out); }
-  void look_ahead(std::uint16_t layer, const Matrix& scores) override;
-  void run(std::uint16_t layer, const Matrix& input, Matrix& out) override { runner_.run(layer, input, out); }
-  void end_sequence(std::uint32_t sequence) override;
-  void abandon() override { runner_.abandon(); }
-
-  [[nodiscard]] const Counters& counters() const override { return runner_.counters(); }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return runner_.link_peak_bytes_per_s(); }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return runner_.link_spans(); }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return runner_.arena_bytes(); }
-  [[nodiscard]] std::uint64_t slots(Precision p) const override { return runner_.slots(p); }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return runner_.copy_bytes(p); }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return runner_.look_ahead_depth(); }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
-    return runner_.prediction_accuracy(distance, layer);
+  [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override {
+    return {true, runner_.gate_wants(layer).foretold};
   }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return runner_.gate_worker(); }
+  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override;
+  void look_ahead(std::uint16_t layer, const Matrix& scores) override;
+  void end_sequence(std::uint32_t sequence) override;
 
   /// What the sequences that have ended so far said. Valid until the next is recorded.
   std::unique_ptr<TraceFile> take(const std::string& name);
@@ -52,7 +37,6 @@ class Recorder final : public ExpertRunner {
     std::vector<std::uint8_t> phase;
   };
 
-  ExpertRunner& runner_;
   Model& model_;
   std::uint16_t ahead_;
   Phase phase_ = Phase::prefill;

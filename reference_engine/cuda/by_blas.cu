@@ -1,7 +1,6 @@
-#include "by_blas.hpp"
-
 #include <algorithm>
 
+#include "by_blas.hpp"
 #include "launch.hpp"
 
 namespace ferry::engine::cuda::part {

@@ -25,8 +25,8 @@ class CudaDevice final : public ExpertDevice {
     account_ = work.account;
     account_->add(Use::experts, arena);
     link_.emplace(*slots_, work.stream(), CudaStream::Options{.log = o.log});
-    base_.record(work.stream());
-    check(cudaEventSynchronize(base_), "cudaEventSynchronize");
+    base_->end.record(work.stream());
+    check(cudaEventSynchronize(base_->end), "cudaEventSynchronize");
     base_ns_ = now_ns();
   }
   ~CudaDevice() override {
@@ -91,8 +91,8 @@ class CudaDevice final : public ExpertDevice {
 
   /// The plan's descriptors to the device, in one go.
   void describe();
-  /// Tasks of one precision that lie one behind the other on the device.
-  void launch(std::uint32_t first, View<const ExpertTask> tasks, Precision precision);
+  /// Computes tasks_[first .. first + count).
+  void launch(std::uint32_t first, std::uint32_t count);
   void combine(std::uint64_t state_at, float* out) const;
   Measured& measure(const char* name, const Task* task) {
     if (spare_.empty()) {
@@ -122,29 +122,21 @@ class CudaDevice final : public ExpertDevice {
   // The plan as the device has it: assignments, weights, states, states for `partial`, tasks
   std::vector<std::byte> described_;
   std::uint64_t weights_at_ = 0, state_at_ = 0, tasks_at_ = 0;
-  std::vector<ExpertTask> tasks_;     ///< resident, by precision; then arriving
-  std::vector<Precision> precision_;  ///< of each
+  std::vector<ExpertTask> tasks_;  ///< resident, those for cuBLAS last; then arriving
   // Times, known once the stream has got there
   std::deque<std::unique_ptr<Measured>> measured_;
   std::vector<std::unique_ptr<Measured>> spare_;
   std::uint64_t computed_ = 0;
-  Event base_;
+  std::unique_ptr<Measured> base_ = std::make_unique<Measured>();  ///< its end was at base_ns_
   Nanoseconds base_ns_ = 0, expert_ns_ = 0, stall_ns_ = 0;
 };
 
 void CudaDevice::describe() {
   const std::uint32_t routes = plan_.routes.size;
   tasks_.clear();
-  precision_.clear();
-  auto add = [&](const Task& t) {
-    tasks_.push_back({slots_->slot(t.slot), t.first, t.rows});
-    precision_.push_back(t.what.precision);
-  };
-  for (std::uint32_t p = 1; p < precision_count; ++p) {
-    for (const Task& t : plan_.resident) {
-      if (t.what.precision == static_cast<Precision>(p)) add(t);
-    }
-  }
+  auto add = [&](const Task& t) { tasks_.push_back({slots_->slot(t.slot), t.first, t.rows, t.what.precision}); };
+  for (const Task& t : plan_.resident) add(t);
+  std::stable_partition(tasks_.begin(), tasks_.end(), [](const ExpertTask& t) { return t.rows <= blas_rows; });
   for (const Task& t : plan_.arriving) add(t);
 
   auto filled = [](std::uint64_t bytes) { return (bytes + 63) / 64 * 64; };
@@ -183,40 +175,26 @@ void CudaDevice::compute(View<const Task> tasks) {
     measured->begin.record(work_.stream());
   }
   if (tasks.data == plan_.resident.data) {
-    for (std::uint32_t first = 0, next = 0; first < tasks.size; first = next) {
-      while (next < tasks.size && precision_[next] == precision_[first]) ++next;
-      launch(first, {tasks_.data() + first, next - first}, precision_[first]);
-    }
+    launch(0, tasks.size);
   } else {
-    for (const Task& t : tasks) {
-      const auto at = plan_.resident.size + static_cast<std::uint32_t>(&t - plan_.arriving.data);
-      launch(at, {tasks_.data() + at, 1}, t.what.precision);
-    }
+    launch(plan_.resident.size + static_cast<std::uint32_t>(tasks.data - plan_.arriving.data), tasks.size);
   }
   if (measured == nullptr) return;
   measured->end.record(work_.stream());
   measured->experts = tasks.size;
 }
 
-void CudaDevice::launch(std::uint32_t first, View<const ExpertTask> tasks, Precision precision) {
+void CudaDevice::launch(std::uint32_t first, std::uint32_t count) {
   const auto* assignments = reinterpret_cast<const std::uint32_t*>(work_.plan);
   const auto* described = reinterpret_cast<const ExpertTask*>(work_.plan + tasks_at_);
-  std::uint32_t begin = 0;
-  auto together = [&](std::uint32_t end) {
-    if (begin == end) return;
-    std::uint32_t most = 0;
-    for (std::uint32_t i = begin; i < end; ++i) most = std::max(most, tasks[i].rows);
-    experts(work_.context, shape_, precision, {described + first + begin, end - begin, assignments, top_k_, most},
-            work_.normed, work_.activated, work_.results);
-  };
-  for (std::uint32_t i = 0; i < tasks.size; ++i) {
-    if (tasks[i].rows <= blas_rows) continue;
-    together(i);
-    begin = i + 1;
-    expert_by_blas(work_.context, shape_, precision, tasks[i], assignments, top_k_, work_.normed, work_.expert_scratch,
+  std::uint32_t next = first, most = 0;
+  for (; next < first + count && tasks_[next].rows <= blas_rows; ++next) most = std::max(most, tasks_[next].rows);
+  experts(work_.context, shape_, {described + first, next - first, assignments, top_k_, most, work_.progress},
+          work_.normed, work_.activated, work_.results);
+  for (; next < first + count; ++next) {
+    expert_by_blas(work_.context, shape_, tasks_[next], assignments, top_k_, work_.normed, work_.expert_scratch,
                    work_.results);
   }
-  together(tasks.size);
 }
 
 void CudaDevice::combine(std::uint64_t state_at, float* out) const {
@@ -239,9 +217,13 @@ void CudaDevice::collect() {
     if (m.stall) stall_ns_ += took;
     if (m.experts > 0) expert_ns_ = took / m.experts;
     if (log != nullptr) {
-      const Nanoseconds begin = base_ns_ + m.begin.ns_since(base_);
+      const Nanoseconds passed = m.begin.ns_since(base_->end), begin = base_ns_ + passed;
       log->push_back(
           {Lane::device, m.name, begin, begin + took, m.what.value_or(Variant{}), m.what.has_value(), Ticket::none});
+      if (passed > 1'000'000'000) {  // CUDA gives milliseconds as a float: near the base they are exact
+        std::swap(base_, measured_.front());
+        base_ns_ = begin + took;
+      }
     }
     spare_.push_back(std::move(measured_.front()));
     measured_.pop_front();

@@ -1,11 +1,10 @@
-#include "cuda.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "cuda.hpp"
 #include "cuda/cuda_device.hpp"
 #include "cuda/workspace.hpp"
 #include "errors.hpp"
@@ -73,6 +72,7 @@ class CudaModel final : public Model {
     return {{"weights", a.most[0]}, {"experts", a.most[1]}, {"keys_and_values", a.most[2]}, {"activations", a.most[3]}};
   }
   [[nodiscard]] std::uint64_t link_bytes_per_s() const override { return link_bytes_per_s_; }
+  [[nodiscard]] std::string warning() const override { return warning_; }
 
  private:
   struct Layer {
@@ -85,6 +85,7 @@ class CudaModel final : public Model {
   void load(const Checkpoint& checkpoint);
   /// Page-locks what the store has by now.
   void pin();
+  void unlock();
   void measure_link();
   /// A layer's attention, which adds to `hidden` [rows, hidden], and the gate's input from it.
   void attend(std::uint32_t layer, float* hidden, float* gate_input);
@@ -97,6 +98,7 @@ class CudaModel final : public Model {
     const std::uint32_t size = work_.rows * config().experts;
     return {scores_host_.as<float>() + std::size_t{place} * size, size};
   }
+  /// Of the last `rows` rows; returns once the stream has got there.
   Matrix logits(std::uint32_t rows, ExpertRunner& runner);
   /// Until the stream has got to `event`; meanwhile the link is moved on.
   static void wait(const Event& event, ExpertRunner& runner);
@@ -110,6 +112,7 @@ class CudaModel final : public Model {
   ExpertShape shared_shape_;
   std::uint64_t gate_bytes_ = 0;  ///< of a layer's
   bool pinned_ = false;
+  std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
   std::uint64_t link_bytes_per_s_ = 0;
   std::uint32_t logits_rows_ = 0;
@@ -138,7 +141,7 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
 
 CudaModel::~CudaModel() {
   static_cast<void>(cudaStreamSynchronize(work_.stream()));
-  for (const auto& [at, bytes] : locked_) static_cast<void>(cudaHostUnregister(const_cast<std::byte*>(at)));
+  unlock();
 }
 
 void CudaModel::load(const Checkpoint& checkpoint) {
@@ -280,17 +283,26 @@ void CudaModel::load(const Checkpoint& checkpoint) {
 void CudaModel::pin() {
   const auto memory = store().fixed_memory();
   pinned_ = !memory.empty();
+  warning_.clear();
   for (const auto& block : memory) {
     if (std::find(locked_.begin(), locked_.end(), block) != locked_.end()) continue;
     const cudaError_t error =
         cudaHostRegister(const_cast<std::byte*>(block.first), block.second, cudaHostRegisterDefault);
     if (error == cudaSuccess) {
       locked_.push_back(block);
-    } else {  // the system does not allow so much: it goes through buffers that are
-      static_cast<void>(cudaGetLastError());
-      pinned_ = false;
+      continue;
     }
+    static_cast<void>(cudaGetLastError());
+    warning_ = fmt::format("{} bytes of experts could not be page-locked ({}): all go through buffers that are, slower",
+                           block.second, ferry::part::cuda_failure(error, "cudaHostRegister"));
+    pinned_ = false;
+    return unlock();  // a part of them would not help
   }
+}
+
+void CudaModel::unlock() {
+  for (const auto& [at, bytes] : locked_) static_cast<void>(cudaHostUnregister(const_cast<std::byte*>(at)));
+  locked_.clear();
 }
 
 void CudaModel::add_precisions(PrecisionSet set) {
@@ -323,7 +335,7 @@ KvCache CudaModel::make_cache(std::uint32_t positions) const {
 
 std::unique_ptr<ExpertDevice> CudaModel::make_device(const DeviceNeeds& needs, const RunnerOptions& options) {
   if (options.virtual_costs)
-    throw InputError("--machine: simulates a link on the host device: leave it out, or add --device host");
+    throw InputError("--machine: imitates a link on the host device: leave it out, or name --device host");
   return make_cuda_device(work_, needs, options, pinned_);
 }
 
@@ -345,10 +357,10 @@ void CudaModel::shared_expert(const Layer& layer) {
   const std::uint32_t n = work_.rows;
   const auto l = static_cast<std::size_t>(&layer - layers_.data());
   if (n > blas_rows) {
-    expert_by_blas(work_.context, shared_shape_, Precision::full, shared_tasks_[l], work_.numbers, 1, work_.normed,
-                   work_.expert_scratch, work_.shared);
+    expert_by_blas(work_.context, shared_shape_, shared_tasks_[l], work_.numbers, 1, work_.normed, work_.expert_scratch,
+                   work_.shared);
   } else {
-    experts(work_.context, shared_shape_, Precision::full, {work_.shared_tasks + l, 1, work_.numbers, 1, n},
+    experts(work_.context, shared_shape_, {work_.shared_tasks + l, 1, work_.numbers, 1, n, work_.progress},
             work_.normed, work_.activated, work_.shared);
   }
   linear(work_.context, work_.normed, n, layer.shared_scale, nullptr, false, work_.shared_factor);
@@ -417,7 +429,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   put(work_.stream(), work_.places, places_.data(), places_.size() * sizeof(RowPlace));
   if (c.shared_width > 0) {  // an expert that every row wants
     shared_tasks_.clear();
-    for (const Layer& layer : layers_) shared_tasks_.push_back({layer.shared, 0, n});
+    for (const Layer& layer : layers_) shared_tasks_.push_back({layer.shared, 0, n, Precision::full});
     put(work_.stream(), work_.shared_tasks, shared_tasks_.data(), shared_tasks_.size() * sizeof(ExpertTask));
   }
   embed(work_.stream(), embedding_, work_.places, n, work_.x);
@@ -461,7 +473,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     if (measured) {
       const Nanoseconds shared = l > 0 && c.shared_width > 0 ? shared_end_.ns_since(shared_begin_) : 0;
       took = {gate_begin_.ns_since(layer_begin_) + shared, gate_end_.ns_since(gate_begin_), 0, 0};
-      if (shared > 0) span("shared expert", shared_begin_, shared_end_);
+      if (l > 0 && c.shared_width > 0) span("shared expert", shared_begin_, shared_end_);
       span("attention", layer_begin_, gate_begin_);
       span("gate", gate_begin_, gate_end_);
     }
@@ -483,7 +495,9 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     }
     runner.run(index, input_, unused_);
   }
-  return logits(logit_rows, runner);
+  Matrix made = logits(logit_rows, runner);
+  if (c.shared_width > 0) span("shared expert", shared_begin_, shared_end_);  // the last layer's
+  return made;
 }
 
 }  // namespace
@@ -492,9 +506,20 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
 std::string no_cuda() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaSuccess && count > 0) return "";
   static_cast<void>(cudaGetLastError());
-  return error == cudaSuccess ? "there is no GPU" : std::string("no GPU can be used: ") + cudaGetErrorString(error);
+  if (error != cudaSuccess) return std::string("no GPU can be used: ") + cudaGetErrorString(error);
+  if (count == 0) return "there is no GPU";
+  if (const cudaError_t code = cuda::has_code(); code != cudaSuccess) {
+    int device = 0;
+    cudaDeviceProp properties;
+    cuda::check(cudaGetDevice(&device), "cudaGetDevice");
+    cuda::check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+    return fmt::format(
+        "this build has no code for {} ({}): configure with -DCMAKE_CUDA_ARCHITECTURES={}{}, and a toolkit that still "
+        "compiles for it",
+        properties.name, cudaGetErrorString(code), properties.major, properties.minor);
+  }
+  return "";
 }
 
 std::unique_ptr<Model> make_cuda_model(ModelFiles&& files) {

@@ -17,7 +17,6 @@ struct DenseJob {
   const float* x = nullptr;  ///< [n, columns]
   std::uint32_t n = 0;
 
-  __device__ void start() const {}
   __device__ __host__ std::uint32_t outputs() const { return place.rows; }
   __device__ Row row(std::uint32_t output, std::uint32_t /*i*/) const { return row_of(place, weights, output); }
   __device__ std::uint32_t inputs() const { return n; }
@@ -48,6 +47,30 @@ struct GateJob : DenseJob {
     scores[(std::uint64_t{output / experts} * n + number) * experts + output % experts] = sums[0];
   }
 };
+
+template <class Weights, std::uint32_t rows, std::uint32_t most, bool aligned>
+__global__ void __launch_bounds__(product_threads, 2) linear_kernel(LinearJob job) {
+  __shared__ Stage<stage_floats(most)> stage;
+  run_job<Weights, rows, most, aligned>(stage, job, blockIdx.x, gridDim.x);
+}
+
+template <FloatType type>
+void launch_linear(cudaStream_t stream, const LinearJob& job) {
+  auto with = [&](auto* kernel, std::uint32_t rows, std::uint32_t most) {
+    const std::uint32_t tiles = shares(job.place.rows, product_warps * rows);
+    launch("linear_kernel", stream, dim3(blocks_for(tiles, tiles, job.place.columns, most)), product_threads, kernel,
+           job);
+  };
+  if (!job.place.aligned(16)) {
+    with(linear_kernel<Plain<type>, 2, 4, false>, 2, 4);
+  } else if (job.n > 1) {
+    with(linear_kernel<Plain<type>, 4, 8, true>, 4, 8);
+  } else if (shares(job.place.rows, product_warps * 4) >= enough_blocks) {
+    with(linear_kernel<Plain<type>, 4, 1, true>, 4, 1);
+  } else {
+    with(linear_kernel<Plain<type>, 2, 1, true>, 2, 1);
+  }
+}
 
 template <class Job>
 Job job_of(const DenseWeight& w, const float* x, std::uint32_t n) {
@@ -144,7 +167,8 @@ __global__ void __launch_bounds__(product_threads)
 template <class Weights, std::uint32_t most, bool aligned>
 __global__ void __launch_bounds__(product_threads, 2)
     gate_kernel(GateJob job, unsigned* counter, std::uint32_t k, std::uint16_t* best) {
-  run_job<Weights, 1, most, aligned>(job);
+  __shared__ Stage<stage_floats(most)> stage;
+  run_job<Weights, 1, most, aligned>(stage, job, blockIdx.x, gridDim.x);
   __shared__ bool last;
   __threadfence();  // this block's logits come before its mark on the counter
   __syncthreads();
@@ -182,13 +206,12 @@ void linear(const Context& context, const float* x, std::uint32_t n, const Dense
   job.bias = bias;
   job.y = y;
   job.add = add;
-  const bool aligned = job.place.aligned(16);
   if (w.type == FloatType::bf16) {
-    launch_job<Plain<FloatType::bf16>>("linear", context.stream, job, aligned, 1, n);
+    launch_linear<FloatType::bf16>(context.stream, job);
   } else if (w.type == FloatType::f16) {
-    launch_job<Plain<FloatType::f16>>("linear", context.stream, job, aligned, 1, n);
+    launch_linear<FloatType::f16>(context.stream, job);
   } else {
-    launch_job<Plain<FloatType::f32>>("linear", context.stream, job, aligned, 1, n);
+    launch_linear<FloatType::f32>(context.stream, job);
   }
 }
 

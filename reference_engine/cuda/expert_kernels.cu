@@ -8,15 +8,13 @@ namespace {
 
 using namespace part;
 
-/// One task of a group for each row of blocks. Every matrix is behind the task's own address.
+/// One task of a group. Every matrix is behind the task's own address.
 struct ExpertJob {
   Place place;  ///< of the first matrix
-  const ExpertTask* tasks = nullptr;
   const std::uint32_t* assignments = nullptr;
   ExpertTask task;
 
-  __device__ void start() { task = tasks[blockIdx.y]; }
-  __device__ __host__ std::uint32_t outputs() const { return place.rows; }
+  __device__ std::uint32_t outputs() const { return place.rows; }
   __device__ std::uint32_t inputs() const { return task.rows; }
 };
 
@@ -56,6 +54,90 @@ struct DownJob : ExpertJob {
   }
 };
 
+/// Where an expert's matrices lie at one precision.
+struct ExpertPlaces {
+  Place gate, down;
+  std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to the other
+};
+
+/// A group, as its kernel has it.
+struct GroupJob {
+  ExpertPlaces at[precision_count];
+  FloatType type = FloatType::bf16;
+  ExpertGroup group;
+  const float* x = nullptr;
+  float *activated = nullptr, *results = nullptr;
+  std::uint32_t up_blocks = 0, down_blocks = 0;  ///< of a task
+};
+
+/// Returns once `made`, which other blocks count up, is at `all`, and what they wrote before that can be read.
+__device__ __forceinline__ void wait_for(const unsigned* made, std::uint32_t all) {
+  if (threadIdx.x == 0) {
+    const volatile unsigned* now = made;
+    while (*now < all) {
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+
+/// Both products of all tasks. Blocks draw their work in the order in which they start: first gate and up of every
+/// task, then down. So a block that waits for a task's first product waits only for blocks that run already.
+template <std::uint32_t up_rows, std::uint32_t down_rows, std::uint32_t most, bool aligned>
+__global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g) {
+  __shared__ Stage<stage_floats(most)> stage;
+  __shared__ std::uint32_t drawn;
+  unsigned *const started = g.group.progress, *const ended = started + 1;
+  if (threadIdx.x == 0) drawn = atomicAdd(started, 1U);
+  __syncthreads();
+  const std::uint32_t ups = g.group.count * g.up_blocks;
+  const bool down = drawn >= ups;
+  const std::uint32_t number = down ? drawn - ups : drawn, blocks = down ? g.down_blocks : g.up_blocks;
+  const ExpertTask task = g.group.tasks[number / blocks];
+  unsigned* const made = started + 2 + number / blocks;
+  if (down) wait_for(made, g.up_blocks);
+
+  auto run = [&](auto weights, const ExpertPlaces& at) {
+    using Weights = decltype(weights);
+    if (down) {
+      const DownJob job{{at.down, g.group.assignments, task}, g.activated, g.results};
+      run_job<Weights, down_rows, most, aligned>(stage, job, number % blocks, blocks);
+    } else {
+      const GateUpJob job{{at.gate, g.group.assignments, task}, at.up_at, g.group.top_k, g.x, g.activated};
+      run_job<Weights, up_rows, most, aligned>(stage, job, number % blocks, blocks);
+    }
+  };
+  switch (task.precision) {
+    case Precision::int8:
+      run(Packed<8>{}, g.at[static_cast<int>(Precision::int8)]);
+      break;
+    case Precision::int4:
+      run(Packed<4>{}, g.at[static_cast<int>(Precision::int4)]);
+      break;
+    case Precision::int2:
+      run(Packed<2>{}, g.at[static_cast<int>(Precision::int2)]);
+      break;
+    default: {
+      const ExpertPlaces& at = g.at[static_cast<int>(Precision::full)];
+      if (g.type == FloatType::bf16) {
+        run(Plain<FloatType::bf16>{}, at);
+      } else if (g.type == FloatType::f16) {
+        run(Plain<FloatType::f16>{}, at);
+      } else {
+        run(Plain<FloatType::f32>{}, at);
+      }
+    }
+  }
+
+  __threadfence();  // what this block wrote comes before its mark
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  if (!down) atomicAdd(made, 1U);
+  if (atomicAdd(ended, 1U) == gridDim.x - 1) {  // all others have read what they wait for
+    for (std::uint32_t i = 0; i < 2 + g.group.count; ++i) started[i] = 0;
+  }
+}
+
 PassThroughLayout plain(const ExpertShape& s, int part) {
   return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, s.type};
 }
@@ -63,37 +145,13 @@ PackedLayout packed(const ExpertShape& s, Precision p, int part) {
   return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, code_bits(p), s.group};
 }
 
-void check(const ExpertShape& s, Precision p) {
-  if (p == Precision::skip) refuse("experts that are skipped have no weights");
+void check(const ExpertShape& s) {
   if (s.hidden == 0 || s.width == 0) {
     refuse("an expert of hidden size " + std::to_string(s.hidden) + " and width " + std::to_string(s.width));
   }
-  if (p != Precision::full && s.group != 32 && s.group != 64 && s.group != 128) {
+  if (s.group != 32 && s.group != 64 && s.group != 128) {
     refuse("groups of " + std::to_string(s.group) + " weights, expected 32, 64 or 128");
   }
-}
-
-template <class Weights, class Layout>
-void launch_experts(cudaStream_t stream, const Layout& wide, const Layout& narrow, const ExpertGroup& group,
-                    const float* x, float* activated, float* results) {
-  constexpr std::uint32_t unit_bytes = Weights::words * 4;
-  GateUpJob first;
-  first.place = place_of(wide, 0);
-  first.tasks = group.tasks;
-  first.assignments = group.assignments;
-  first.up_at = wide.bytes();
-  first.top_k = group.top_k;
-  first.x = x;
-  first.activated = activated;
-  launch_job<Weights>("experts, gate and up", stream, first, first.place.aligned(unit_bytes), group.count,
-                      group.most_rows);
-  DownJob second;
-  second.place = place_of(narrow, 2 * wide.bytes());
-  second.tasks = group.tasks;
-  second.assignments = group.assignments;
-  second.activated = activated;
-  second.results = results;
-  launch_job<Weights>("experts, down", stream, second, second.place.aligned(unit_bytes), group.count, group.most_rows);
 }
 
 constexpr std::uint32_t copy_threads = 256;
@@ -113,38 +171,56 @@ __global__ void scatter(const float* from, const std::uint32_t* assignments, std
 
 }  // namespace
 
-void experts(const Context& context, const ExpertShape& s, Precision p, const ExpertGroup& group, const float* x,
-             float* activated, float* results) {
-  check(s, p);
+void experts(const Context& context, const ExpertShape& s, const ExpertGroup& group, const float* x, float* activated,
+             float* results) {
+  check(s);
   if (group.count == 0 || group.most_rows == 0) return;
-  auto run = [&](auto weights, const auto& wide, const auto& narrow) {
-    launch_experts<decltype(weights)>(context.stream, wide, narrow, group, x, activated, results);
+  GroupJob g;
+  g.type = s.type;
+  g.group = group;
+  g.x = x;
+  g.activated = activated;
+  g.results = results;
+  bool aligned = true;
+  auto place = [&](Precision p, const auto& wide, const auto& narrow, std::uint32_t unit_bytes) {
+    g.at[static_cast<int>(p)] = {place_of(wide, 0), place_of(narrow, 2 * wide.bytes()), wide.bytes()};
+    const ExpertPlaces& at = g.at[static_cast<int>(p)];
+    aligned = aligned && at.gate.aligned(unit_bytes) && at.down.aligned(unit_bytes) && at.up_at % unit_bytes == 0;
   };
-  if (p == Precision::full) {
-    const PassThroughLayout wide = plain(s, 0), narrow = plain(s, 2);
-    if (s.type == FloatType::bf16) {
-      run(Plain<FloatType::bf16>{}, wide, narrow);
-    } else if (s.type == FloatType::f16) {
-      run(Plain<FloatType::f16>{}, wide, narrow);
-    } else {
-      run(Plain<FloatType::f32>{}, wide, narrow);
-    }
-    return;
+  place(Precision::full, plain(s, 0), plain(s, 2), 16);
+  for (const Precision p : {Precision::int8, Precision::int4, Precision::int2}) {
+    place(p, packed(s, p, 0), packed(s, p, 2), p == Precision::int2 ? 8 : 16);
   }
-  const PackedLayout wide = packed(s, p, 0), narrow = packed(s, p, 2);
-  if (p == Precision::int8) {
-    run(Packed<8>{}, wide, narrow);
-  } else if (p == Precision::int4) {
-    run(Packed<4>{}, wide, narrow);
+  auto with = [&](auto* kernel, std::uint32_t up_rows, std::uint32_t down_rows, std::uint32_t most) {
+    const std::uint32_t up = shares(s.width, product_warps * up_rows / 2),
+                        down = shares(s.hidden, product_warps * down_rows);
+    const std::uint64_t all = std::uint64_t{group.count} * (up + down);
+    g.up_blocks = blocks_for(up, all, s.hidden, most);
+    g.down_blocks = blocks_for(down, all, s.width, most);
+    launch("experts_kernel", context.stream, dim3(group.count * (g.up_blocks + g.down_blocks)), product_threads, kernel,
+           g);
+  };
+  auto many = [&](std::uint32_t outputs, std::uint32_t of_a_warp) {
+    return std::uint64_t{group.count} * shares(outputs, product_warps * of_a_warp) >= enough_blocks;
+  };
+  if (!aligned) {
+    with(experts_kernel<2, 2, 4, false>, 2, 2, 4);
+  } else if (group.most_rows > 1) {
+    with(experts_kernel<4, 4, 8, true>, 4, 4, 8);
+  } else if (!many(s.width, 2)) {
+    with(experts_kernel<2, 2, 1, true>, 2, 2, 1);
+  } else if (!many(s.hidden, 4)) {
+    with(experts_kernel<4, 2, 1, true>, 4, 2, 1);
   } else {
-    run(Packed<2>{}, wide, narrow);
+    with(experts_kernel<4, 4, 1, true>, 4, 4, 1);
   }
 }
 
-void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, const ExpertTask& task,
+void expert_by_blas(const Context& context, const ExpertShape& s, const ExpertTask& task,
                     const std::uint32_t* assignments, std::uint32_t top_k, const float* x, const ExpertScratch& scratch,
                     float* results) {
-  check(s, p);
+  check(s);
+  if (task.precision == Precision::skip) refuse("an expert that is skipped has no weights");
   const std::uint32_t n = task.rows;
   if (n == 0) return;
   const std::uint32_t* rows = assignments + task.first;
@@ -155,10 +231,10 @@ void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, c
     swiglu(context.stream, scratch.gate, scratch.up, std::uint64_t{n} * s.width);
     multiply_by_blas(context, scratch.gate, n, narrow, task.weights + 2 * wide.bytes(), false, scratch.gathered);
   };
-  if (p == Precision::full) {
+  if (task.precision == Precision::full) {
     run(plain(s, 0), plain(s, 2));
   } else {
-    run(packed(s, p, 0), packed(s, p, 2));
+    run(packed(s, task.precision, 0), packed(s, task.precision, 2));
   }
   launch("scatter", context.stream, dim3(n), copy_threads, scatter, scratch.gathered, rows, s.hidden, results);
 }

@@ -1,10 +1,9 @@
 // What is small around the products: descriptors, embedding, norms, sums.
-#include "kernels.hpp"
-
 #include <algorithm>
 #include <cstring>
 #include <cub/block/block_reduce.cuh>
 
+#include "kernels.hpp"
 #include "launch.hpp"
 
 namespace ferry::engine::cuda {
@@ -96,6 +95,13 @@ __global__ void combine_kernel(Combined c, float* out) {
 }
 
 }  // namespace
+
+cudaError_t has_code() {
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel));
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return error;
+}
 
 void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes) {
   auto* target = static_cast<std::byte*>(to);

@@ -1,5 +1,6 @@
 /// @file
-/// What the CUDA device computes, as functions that launch kernels. All tensors are float32, row-major, in device memory.
+/// What the CUDA device computes, as functions that launch kernels. All tensors are float32, row-major, in device
+/// memory.
 ///
 /// Everything is asynchronous on the caller's stream. Functions throw std::invalid_argument for sizes that they cannot
 /// do, and std::runtime_error, with the kernel's or function's name, if CUDA or cuBLAS refuses the work.
@@ -50,6 +51,9 @@ struct AttentionShape {
   std::uint32_t head_dim = 0;             ///< even, at most most_head_dim
 };
 
+/// Whether this build has code that the current device can run; if not, what CUDA says.
+cudaError_t has_code();
+
 /// Copies `bytes` from any host memory, which is free again on return, as arguments of kernels: not through a copy
 /// engine, where it would queue behind experts. For descriptors: about 3.5 KiB a launch.
 void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes);
@@ -68,9 +72,9 @@ void linear(const Context& context, const float* x, std::uint32_t n, const Dense
 /// gate := silu(gate) * up, of `count` numbers each.
 void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t count);
 
-/// Rotary embedding of queries and keys at their rows' positions, the two halves of each head as the pairs; then keys and
-/// values go to the rows' caches. qkv: [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one
-/// behind the other; inverse_frequency: [head_dim / 2].
+/// Rotary embedding of queries and keys at their rows' positions, the two halves of each head as the pairs; then keys
+/// and values go to the rows' caches. qkv: [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row
+/// one behind the other; inverse_frequency: [head_dim / 2].
 void rotate_and_store(cudaStream_t stream, float* qkv, const float* inverse_frequency, const RowPlace* rows,
                       std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
 
@@ -97,7 +101,8 @@ struct ExpertShape {
 struct ExpertTask {
   const std::byte* weights =
       nullptr;  ///< gate [width, hidden], up [width, hidden], down [hidden, width]; 16-byte aligned
-  std::uint32_t first = 0, rows = 0;  ///< assignments[first .. first + rows)
+  std::uint32_t first = 0, rows = 0;      ///< assignments[first .. first + rows)
+  Precision precision = Precision::full;  ///< not skip
 };
 
 /// Experts that are computed together. Assignment row * top_k + rank is what the row's expert of that rank gets: input
@@ -107,15 +112,16 @@ struct ExpertGroup {
   std::uint32_t count = 0;
   const std::uint32_t* assignments = nullptr;  ///< on the device
   std::uint32_t top_k = 0;
-  std::uint32_t most_rows = 0;  ///< of a task
+  std::uint32_t most_rows = 0;   ///< of a task
+  unsigned* progress = nullptr;  ///< [2 + count] on the device, zeros before and after; not for two streams at once
 };
 
-/// Computes a group's experts straight from their stored form, in two launches. x: [n, hidden]; scratch `activated`:
-/// [n * top_k, width]; results: [n * top_k, hidden], of which the group's assignments are written. A result depends
-/// neither on how many rows its expert has nor on the rest of the group, bit for bit. Weights are read once for every
-/// 8 rows.
-void experts(const Context& context, const ExpertShape& shape, Precision precision, const ExpertGroup& group,
-             const float* x, float* activated, float* results);
+/// Computes a group's experts, of any precisions, straight from their stored form in one launch. x: [n, hidden];
+/// scratch `activated`: [n * top_k, width]; results: [n * top_k, hidden], of which the group's assignments are written.
+/// A result depends neither on how many rows its expert has nor on the rest of the group, bit for bit. Weights are read
+/// once for every 8 rows.
+void experts(const Context& context, const ExpertShape& shape, const ExpertGroup& group, const float* x,
+             float* activated, float* results);
 
 /// Scratch of expert_by_blas for the most rows that it is called with.
 struct ExpertScratch {
@@ -124,7 +130,7 @@ struct ExpertScratch {
 };
 
 /// Computes one expert for many rows by cuBLAS. `task` is the host's; the rest as `experts`.
-void expert_by_blas(const Context& context, const ExpertShape& shape, Precision precision, const ExpertTask& task,
+void expert_by_blas(const Context& context, const ExpertShape& shape, const ExpertTask& task,
                     const std::uint32_t* assignments, std::uint32_t top_k, const float* x, const ExpertScratch& scratch,
                     float* results);
 

@@ -2,8 +2,9 @@
 /// Products of a few rows with weights in their stored form: the device code that dense layers and experts share.
 ///
 /// A warp makes the sums of a few output features at once, from its block's copy of the inputs in shared memory. A lane
-/// takes one unit, mostly 16 bytes of weights, from each of them at a time, and the units 32 further on next. So a sum's
-/// order depends on the columns alone: neither on how many rows of input there are, nor on how many outputs a warp has.
+/// takes one unit, mostly 16 bytes of weights, from each of them at a time, and the units 32 further on next. So a
+/// sum's order depends on the columns alone: neither on how many rows of input there are, nor on how many outputs a
+/// warp has.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -325,11 +326,11 @@ FERRY_HD constexpr std::uint32_t stage_floats(std::uint32_t most) {
   return most == 1 ? 4096 : 8192;
 }
 
-/// A block's share of a job: all its inputs, up to `most` at a time, and the tiles of output features from blockIdx.x on.
+/// A block's share of a job: all its inputs, up to `most` at a time, and of its tiles of output features every
+/// `blocks`-th, from number `block` on.
 ///
 /// Where a job's weights are, what they are multiplied with and where that goes, its class knows:
 ///   Job::rows                      rows of weights that make one output feature
-///   start()                        before anything else, on the device
 ///   place, outputs()               the shape of its matrices, how many output features there are
 ///   row(output, i)                 row i of those that make one of them
 ///   inputs(), input(i, number)     how many, and one of them; sets what `emit` knows it by
@@ -338,18 +339,18 @@ FERRY_HD constexpr std::uint32_t stage_floats(std::uint32_t most) {
 /// `most` is 1, 4 (always 4 together) or 8 (as many together as there are). A block may have several tiles only if so
 /// many whole inputs fit into its shared memory.
 template <class Weights, std::uint32_t rows, std::uint32_t most, bool aligned, class Job>
-__device__ __forceinline__ void run_job(const Job& job) {
+__device__ __forceinline__ void run_job(Stage<stage_floats(most)>& stage, const Job& job, std::uint32_t block,
+                                        std::uint32_t blocks) {
   constexpr std::uint32_t floats = stage_floats(most);
-  __shared__ Stage<floats> stage;
   auto tiles = [&](auto constant, std::uint32_t left) {
     constexpr std::uint32_t tokens = decltype(constant)::value, outputs = rows / Job::rows;  // of a warp at a time
     using P = Products<Weights, rows, tokens, aligned, floats>;
-    for (std::uint32_t tile = blockIdx.x; tile * product_warps * outputs < job.outputs(); tile += gridDim.x) {
+    for (std::uint32_t tile = block; tile * product_warps * outputs < job.outputs(); tile += blocks) {
       const std::uint32_t first = (tile * product_warps + threadIdx.x / lanes) * outputs;
       auto row = [&](std::uint32_t r) { return job.row(first + r / Job::rows, r % Job::rows); };
-      if (tile != blockIdx.x) __syncwarp();  // the storage of reductions is used again
+      if (tile != block) __syncwarp();  // the storage of reductions is used again
       float sum[rows][tokens];
-      P::run(stage, job.place, row, tile == blockIdx.x, sum);
+      P::run(stage, job.place, row, tile == block, sum);
       if (threadIdx.x % lanes != 0) continue;
 #pragma unroll
       for (std::uint32_t t = 0; t < tokens; ++t) {
@@ -383,35 +384,15 @@ __device__ __forceinline__ void run_job(const Job& job) {
   }
 }
 
-template <class Weights, std::uint32_t rows, std::uint32_t most, bool aligned, class Job>
-__global__ void __launch_bounds__(product_threads, 2) job_kernel(Job job) {
-  job.start();
-  run_job<Weights, rows, most, aligned>(job);
+/// Blocks that share `tiles` of a launch's `all`. Once there are more than a GPU holds, each block does several with
+/// the inputs that it has, if whole inputs of so many columns fit into its shared memory.
+inline std::uint32_t blocks_for(std::uint32_t tiles, std::uint64_t all, std::uint32_t columns, std::uint32_t most) {
+  const bool held = columns <= stage_floats(most) / most;
+  return shares(tiles, !held || all < 1024 ? 1 : all < 4096 ? 2 : 4);
 }
 
-/// Launches a job that is done `times` with different weights, by one row of blocks each, for at most `inputs` inputs.
-template <class Weights, class Job>
-void launch_job(const char* name, cudaStream_t stream, const Job& job, bool aligned, std::uint32_t times,
-                std::uint32_t inputs) {
-  auto with = [&](auto* kernel, std::uint32_t rows, std::uint32_t most) {
-    const std::uint32_t tiles = shares(job.outputs(), product_warps * rows / Job::rows);
-    // Once there are more blocks than a GPU holds, each does several tiles with the inputs that it has.
-    const std::uint64_t blocks = std::uint64_t{tiles} * times;
-    const bool held = job.place.columns <= stage_floats(most) / most;
-    const std::uint32_t sweeps = !held || blocks < 1024 ? 1 : blocks < 4096 ? 2 : 4;
-    launch(name, stream, dim3(shares(tiles, sweeps), times), product_threads, kernel, job);
-  };
-  // More rows a warp share an input; fewer make more blocks, of which there should be some for every multiprocessor.
-  const bool many = std::uint64_t{shares(job.outputs(), product_warps * 4 / Job::rows)} * times >= 256;
-  if (!aligned) {
-    with(job_kernel<Weights, 2, 4, false, Job>, 2, 4);
-  } else if (inputs > 1) {
-    with(job_kernel<Weights, 4, 8, true, Job>, 4, 8);
-  } else if (many) {
-    with(job_kernel<Weights, 4, 1, true, Job>, 4, 1);
-  } else {
-    with(job_kernel<Weights, 2, 1, true, Job>, 2, 1);
-  }
-}
+/// From so many blocks on a warp takes 4 rows of weights instead of 2: they share an input, but a GPU should have some
+/// blocks for every multiprocessor.
+inline constexpr std::uint64_t enough_blocks = 256;
 
 }  // namespace ferry::engine::cuda::part

@@ -76,6 +76,7 @@ void Workspace::reserve(std::uint32_t most) {
     numbers = next.next<std::uint32_t>(n);
     shared_tasks = next.next<ExpertTask>(c.layers);
     counter = next.next<unsigned>(1);
+    progress = next.next<unsigned>(2 + c.experts);
     expert_scratch.gathered = next.next<float>(n * c.hidden);
     expert_scratch.gate = next.next<float>(n * std::max(c.expert_width, c.shared_width));
     expert_scratch.up = next.next<float>(n * std::max(c.expert_width, c.shared_width));
@@ -86,6 +87,7 @@ void Workspace::reserve(std::uint32_t most) {
   block_ = DeviceBlock(lay(nullptr), Use::activations, account);
   lay(block_.data());
   check(cudaMemsetAsync(counter, 0, sizeof(*counter), stream()), "cudaMemsetAsync");
+  check(cudaMemsetAsync(progress, 0, (2 + c.experts) * sizeof(*progress), stream()), "cudaMemsetAsync");
   std::vector<std::uint32_t> counted(most);
   std::iota(counted.begin(), counted.end(), 0U);
   put(stream(), numbers, counted.data(), counted.size() * sizeof(counted[0]));

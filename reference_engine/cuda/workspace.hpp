@@ -57,7 +57,8 @@ class Workspace {
   std::uint64_t plan_bytes = 0;
   std::uint32_t* numbers = nullptr;    ///< [rows]: 0, 1, 2, ...
   ExpertTask* shared_tasks = nullptr;  ///< [layers]
-  unsigned* counter = nullptr;
+  unsigned* counter = nullptr;         ///< of gates
+  unsigned* progress = nullptr;        ///< [2 + experts], of groups of experts
   ExpertScratch expert_scratch;
 
   static constexpr std::uint32_t most_ahead = 4;  ///< layers whose gates are asked with one layer's input

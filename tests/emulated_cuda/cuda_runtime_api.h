@@ -262,6 +262,12 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 
 // Launches
 
+struct cudaFuncAttributes {
+  int maxThreadsPerBlock;
+};
+/// Of a kernel, if the device can run it.
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+
 struct cudaLaunchAttribute;
 struct cudaLaunchConfig_t {
   dim3 gridDim;

@@ -998,6 +998,14 @@ cudaError_t cudaHostUnregister(void* pointer) {
   return release("cudaHostUnregister", pointer, MemoryKind::registered, cudaErrorHostMemoryNotRegistered);
 }
 
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  return machine().call("cudaFuncGetAttributes", Touches::device, [&] {
+    if (attributes == nullptr || kernel == nullptr) return cudaErrorInvalidValue;
+    attributes->maxThreadsPerBlock = 1024;
+    return cudaSuccess;
+  });
+}
+
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags) {
   return machine().call("cudaHostGetDevicePointer", Touches::device, [&] {
     if (device == nullptr || flags != 0) return cudaErrorInvalidValue;

@@ -350,6 +350,38 @@ TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, wh
   CHECK(run(std::uint64_t{32} << 20U, "lru", budget / all * 100).empty());
 }
 
+TEST_CASE("CUDA: a GPU that this build has no code for is none, with what to configure - emulated") {
+  emulated::reset({.eager = true});
+  CHECK(no_cuda().empty());
+  emulated::fail("cudaFuncGetAttributes", 1, cudaErrorNoKernelImageForDevice);
+  const std::string why = no_cuda();
+  CHECK(why.starts_with("this build has no code for "));
+  CHECK(why.find("-DCMAKE_CUDA_ARCHITECTURES=") != std::string::npos);
+  CHECK(no_cuda().empty());  // no error stays behind
+}
+
+TEST_CASE("CUDA: experts that are not page-locked go through buffers, with a warning, to the same bits - emulated") {
+  const auto run = [](bool refused) {
+    emulated::reset({.eager = true});
+    const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+    CHECK(model->warning().empty());
+    const std::uint64_t locked = emulated::counters().pinned_bytes;
+    if (refused) emulated::fail("cudaHostRegister", 1, cudaErrorMemoryAllocation);
+    model->add_precisions(find_stack("hobbit").precisions);
+    if (refused) {  // all or nothing
+      CHECK(model->warning().find("cudaHostRegister: cudaErrorMemoryAllocation") != std::string::npos);
+      CHECK(emulated::counters().pinned_bytes < locked);
+    } else {
+      CHECK(model->warning().empty());
+      CHECK(emulated::counters().pinned_bytes > locked);
+    }
+    const auto runner = make_runner(*model, options_for("lru", share(*model, 25)));
+    return logits_of(*model, *runner, short_prompt);
+  };
+  const Matrix locked = run(false);
+  CHECK(run(true) == locked);
+}
+
 TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back") {
   emulated::reset({.eager = true});
   {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "cuda/kernels.hpp"
+#include "emulated_cuda/emulated_cuda.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 #include "support/random.hpp"
 
@@ -680,24 +682,27 @@ struct Routes {
   std::vector<ExpertTask> tasks;
   std::uint32_t most_rows = 0;
 
-  void add(const std::byte* weights, const std::vector<std::uint32_t>& wanted) {
-    tasks.push_back(
-        {weights, static_cast<std::uint32_t>(assignments.size()), static_cast<std::uint32_t>(wanted.size())});
+  void add(const Experts& of, std::size_t e, const std::vector<std::uint32_t>& wanted) {
+    tasks.push_back({*of.memory[e], static_cast<std::uint32_t>(assignments.size()),
+                     static_cast<std::uint32_t>(wanted.size()), of.precision});
     assignments.insert(assignments.end(), wanted.begin(), wanted.end());
     most_rows = std::max(most_rows, tasks.back().rows);
   }
 };
 
 /// Results [n * top_k, hidden]; 7 where no assignment is.
-std::vector<float> run_experts(const Device& device, const Experts& experts_of, const Routes& routes,
-                               std::uint32_t top_k, const Buffer<float>& x, std::uint32_t all) {
-  const ExpertShape& s = experts_of.shape;
+std::vector<float> run_experts(const Device& device, const ExpertShape& s, const Routes& routes, std::uint32_t top_k,
+                               const Buffer<float>& x, std::uint32_t all) {
   const Buffer<std::uint32_t> assignments(routes.assignments);
   const Buffer<ExpertTask> tasks(routes.tasks);
   const Buffer<float> activated(std::size_t{all} * s.width);
   const Buffer<float> results(std::vector<float>(std::size_t{all} * s.hidden, 7.0F));
-  const ExpertGroup group{tasks, static_cast<std::uint32_t>(routes.tasks.size()), assignments, top_k, routes.most_rows};
-  experts(device.context, s, experts_of.precision, group, x, activated, results);
+  const std::vector<unsigned> zeros(2 + routes.tasks.size());
+  const Buffer<unsigned> progress(zeros);
+  const ExpertGroup group{
+      tasks, static_cast<std::uint32_t>(routes.tasks.size()), assignments, top_k, routes.most_rows, progress};
+  experts(device.context, s, group, x, activated, results);
+  CHECK(device.read(progress) == zeros);
   return device.read(results);
 }
 
@@ -719,8 +724,8 @@ void check_experts(const ExpertShape& s, Precision p, test::Random& random) {
   wanted[2] = {top_k * 19, 5 * top_k, 1 * top_k};
   for (std::uint32_t row = 6; row < 14; ++row) wanted[4].push_back(row * top_k + 1 - row % 2);
   Routes together;
-  for (std::size_t i = 0; i < 5; ++i) together.add(*e.memory[i], wanted[i]);
-  const std::vector<float> got = run_experts(device, e, together, top_k, input, all);
+  for (std::size_t i = 0; i < 5; ++i) together.add(e, i, wanted[i]);
+  const std::vector<float> got = run_experts(device, s, together, top_k, input, all);
   std::vector<bool> used(all);
   for (std::size_t i = 0; i < 5; ++i) {
     CAPTURE(i);
@@ -737,22 +742,22 @@ void check_experts(const ExpertShape& s, Precision p, test::Random& random) {
     CHECK(worst_error(results, expected) < tolerance);
 
     Routes all_alone;  // as a group of its own, and each of its rows alone in one
-    all_alone.add(*e.memory[i], wanted[i]);
-    const std::vector<float> again = run_experts(device, e, all_alone, top_k, input, all);
+    all_alone.add(e, i, wanted[i]);
+    const std::vector<float> again = run_experts(device, s, all_alone, top_k, input, all);
     for (std::size_t r = 0; r < wanted[i].size(); ++r) {
       const std::size_t at = std::size_t{wanted[i][r]} * s.hidden;
       CHECK(same_bits(again.data() + at, got.data() + at, s.hidden));
       if (r % 5 != 0) continue;
       Routes one;
-      one.add(*e.memory[i], {wanted[i][r]});
-      CHECK(same_bits(run_experts(device, e, one, top_k, input, all).data() + at, got.data() + at, s.hidden));
+      one.add(e, i, {wanted[i][r]});
+      CHECK(same_bits(run_experts(device, s, one, top_k, input, all).data() + at, got.data() + at, s.hidden));
     }
 
     const std::size_t size = wanted[i].size();
     const Buffer<float> gathered(size * s.hidden), gate(size * s.width), up(size * s.width);
     const Buffer<float> by_blas(std::vector<float>(std::size_t{all} * s.hidden, 7.0F));
     const Buffer<std::uint32_t> assignments(together.assignments);
-    expert_by_blas(device.context, s, p, together.tasks[i], assignments, top_k, input, {gathered, gate, up}, by_blas);
+    expert_by_blas(device.context, s, together.tasks[i], assignments, top_k, input, {gathered, gate, up}, by_blas);
     const std::vector<float> blas_results = device.read(by_blas);
     std::vector<float> of_rows;
     for (const std::uint32_t a : wanted[i]) {
@@ -786,6 +791,58 @@ TEST_CASE("cuda kernels - experts of every type and precision, and a result does
   }
 }
 
+TEST_CASE("cuda kernels - experts of all precisions in one launch") {
+  test::Random random(17);
+  // At 33 columns no row begins where a unit of weights could be read at once.
+  for (const std::uint32_t width : {64U, 33U}) {
+    CAPTURE(width);
+    const ExpertShape s{128, width, FloatType::f16, 32};
+    constexpr std::uint32_t n = 10;
+    const Device device(1024);
+    const std::vector<float> x = random_numbers(random, std::size_t{n} * s.hidden);
+    const Buffer<float> input(x);
+    for (const std::uint32_t rows : {1U, 10U}) {
+      CAPTURE(rows);
+      std::vector<std::unique_ptr<Experts>> all;
+      Routes together;
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        constexpr Precision order[] = {Precision::int4, Precision::full, Precision::int2, Precision::int8};
+        all.push_back(std::make_unique<Experts>(s, order[i % 4], 1, random));
+        std::vector<std::uint32_t> wanted;
+        for (std::uint32_t row = 0; row < rows; ++row) wanted.push_back((i + row) % n * 8 + i);
+        together.add(*all[i], 0, wanted);
+      }
+      const std::vector<float> got = run_experts(device, s, together, 8, input, n * 8);
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        CAPTURE(i);
+        Doubles inputs(rows, s.hidden);
+        std::vector<float> results;
+        for (std::uint32_t r = 0; r < rows; ++r) {
+          const std::size_t a = together.assignments[together.tasks[i].first + r];
+          for (std::size_t c = 0; c < s.hidden; ++c) inputs(r, c) = x[a / 8 * s.hidden + c];
+          results.insert(results.end(), got.begin() + static_cast<std::ptrdiff_t>(a * s.hidden),
+                         got.begin() + static_cast<std::ptrdiff_t>((a + 1) * s.hidden));
+        }
+        CHECK(worst_error(results, all[i]->run(0, inputs)) < tolerance);
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda kernels - launches are accounted for: one for any group of experts") {
+  test::Random random(18);
+  const Device device;
+  const ExpertShape s{64, 32, FloatType::bf16, 32};
+  const Experts full(s, Precision::full, 1, random), small(s, Precision::int4, 1, random);
+  const Buffer<float> input(random_numbers(random, s.hidden * 3));
+  Routes routes;
+  routes.add(full, 0, {0, 3});
+  routes.add(small, 0, {1});
+  const std::uint64_t launches = test::emulated::counters().launches;
+  run_experts(device, s, routes, 2, input, 6);
+  CHECK(test::emulated::counters().launches == launches + 1);
+}
+
 TEST_CASE("cuda kernels - experts that are longer than shared memory, and many at once") {
   test::Random random(10);
   const Device device;
@@ -810,9 +867,9 @@ TEST_CASE("cuda kernels - experts that are longer than shared memory, and many a
     std::vector<float> got;
     for (const std::uint32_t rows : {11U, 1U, 2U, 3U, 6U}) {
       Routes routes;
-      routes.add(*e.memory[0], std::vector<std::uint32_t>{10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+      routes.add(e, 0, std::vector<std::uint32_t>{10, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
       routes.tasks[0].rows = routes.most_rows = rows;
-      const std::vector<float> results = run_experts(device, e, routes, 1, input, n);
+      const std::vector<float> results = run_experts(device, s, routes, 1, input, n);
       if (rows == n) {
         got = results;
         CHECK(worst_error(got, expected) < tolerance);
@@ -829,10 +886,10 @@ TEST_CASE("cuda kernels - experts that are longer than shared memory, and many a
   const std::vector<float> x = random_numbers(random, s.hidden);
   const Buffer<float> input(x);
   Routes one, many;
-  one.add(*e.memory[0], {0});
-  for (std::uint32_t a = 0; a < 40; ++a) many.add(*e.memory[0], {a});
-  const std::vector<float> got = run_experts(device, e, many, 40, input, 40);
-  const std::vector<float> alone = run_experts(device, e, one, 40, input, 40);
+  one.add(e, 0, {0});
+  for (std::uint32_t a = 0; a < 40; ++a) many.add(e, 0, {a});
+  const std::vector<float> got = run_experts(device, s, many, 40, input, 40);
+  const std::vector<float> alone = run_experts(device, s, one, 40, input, 40);
   CHECK(worst_error({alone.begin(), alone.begin() + s.hidden}, e.run(0, Doubles(1, s.hidden, x))) < tolerance);
   for (std::size_t a = 0; a < 40; ++a) CHECK(same_bits(got.data() + a * s.hidden, alone.data(), s.hidden));
 }
@@ -852,9 +909,10 @@ TEST_CASE("cuda kernels - groups of equal weights, and of the widest range") {
   const Buffer<std::byte> memory(bytes);
   const Buffer<float> input(x), activated(32), results(64);
   const Buffer<std::uint32_t> assignments(std::vector<std::uint32_t>{0});
-  const Buffer<ExpertTask> tasks(std::vector<ExpertTask>{{memory, 0, 1}});
-  experts(device.context, {64, 32, FloatType::bf16, 32}, Precision::int4, {tasks, 1, assignments, 1, 1}, input,
-          activated, results);
+  const Buffer<ExpertTask> tasks(std::vector<ExpertTask>{{memory, 0, 1, Precision::int4}});
+  const Buffer<unsigned> progress(std::vector<unsigned>(3));
+  experts(device.context, {64, 32, FloatType::bf16, 32}, {tasks, 1, assignments, 1, 1, progress}, input, activated,
+          results);
   const std::vector<float> got = device.read(results);
   const double silu = 1 / (1 + std::exp(-1.0));
   for (std::size_t i = 0; i < 64; ++i) {
@@ -964,12 +1022,13 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 0}, x); }), "heads of 0 numbers");
   says(refusal([&] { rotate_and_store(stream, x, x, nullptr, 1, 0, {1, 1, 7}); }), "heads of 7 numbers");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {5, 2, 8}, x); }), "5 heads cannot share 2");
+  says(refusal([&] { experts(device.context, {8, 8, FloatType::bf16, 48}, {}, x, x, x); }), "groups of 48");
   says(refusal([&] {
-         experts(device.context, {8, 8, FloatType::bf16, 48}, Precision::int4, {}, x, x, x);
+         expert_by_blas(device.context, {8, 8, FloatType::bf16, 32}, {nullptr, 0, 1, Precision::skip}, nullptr, 1, x,
+                        {}, x);
        }),
-       "groups of 48");
-  says(refusal([&] { experts(device.context, {8, 8, FloatType::bf16, 32}, Precision::skip, {}, x, x, x); }), "skipped");
-  says(refusal([&] { experts(device.context, {8, 0, FloatType::bf16, 32}, Precision::full, {}, x, x, x); }), "width 0");
+       "skipped");
+  says(refusal([&] { experts(device.context, {8, 0, FloatType::bf16, 32}, {}, x, x, x); }), "width 0");
   check(cudaStreamSynchronize(stream));
   CHECK(cudaGetLastError() == cudaSuccess);
 }
@@ -986,8 +1045,8 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   rotate_and_store(c.stream, y, y, nullptr, 0, 0, {1, 1, 16});
   attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
   gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, nullptr, 2, nullptr);
-  experts(c, {16, 16, FloatType::bf16, 64}, Precision::full, {}, nullptr, y, y);
-  expert_by_blas(c, {16, 16, FloatType::bf16, 64}, Precision::full, {}, nullptr, 1, nullptr, {}, y);
+  experts(c, {16, 16, FloatType::bf16, 64}, {}, nullptr, y, y);
+  expert_by_blas(c, {16, 16, FloatType::bf16, 64}, {}, nullptr, 1, nullptr, {}, y);
   combine(c.stream, {}, y);
   CHECK(device.read(y) == std::vector<float>(16, 7.0F));
 }

@@ -204,17 +204,11 @@ TEST_CASE("unknown stacks are refused with the nearest name") {
 }
 
 /// Passes everything on, and looks at the caches around each partial look-ahead.
-class Watched final : public ExpertRunner {
+class Watched final : public PassingRunner {
  public:
-  Watched(ExpertRunner& inner, const std::vector<KvCache>& caches) : inner_(inner), caches_(caches) {}
-  void begin_step(Phase phase, const std::vector<std::uint32_t>& s) override { inner_.begin_step(phase, s); }
-  void plan(std::uint16_t l, const Matrix& input, const Matrix& scores, const Times& took) override {
-    inner_.plan(l, input, scores, took);
-  }
-  void run_resident(std::uint16_t l, const Matrix& input) override { inner_.run_resident(l, input); }
-  [[nodiscard]] bool wants_partial(std::uint16_t l) const override { return inner_.wants_partial(l); }
+  Watched(ExpertRunner& inner, const std::vector<KvCache>& caches) : PassingRunner(inner), caches_(caches) {}
   void partial(Matrix& out) const override {
-    inner_.partial(out);
+    runner_.partial(out);
     before_ = caches_;
   }
   void look_ahead(std::uint16_t l, const Matrix& scores) override {
@@ -224,28 +218,13 @@ class Watched final : public ExpertRunner {
       }
     }
     ++looks;
-    inner_.look_ahead(l, scores);
+    runner_.look_ahead(l, scores);
   }
-  void run(std::uint16_t l, const Matrix& input, Matrix& out) override { inner_.run(l, input, out); }
-  void end_sequence(std::uint32_t s) override { inner_.end_sequence(s); }
-  void abandon() override { inner_.abandon(); }
-  [[nodiscard]] const Counters& counters() const override { return inner_.counters(); }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return inner_.link_peak_bytes_per_s(); }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return inner_.link_spans(); }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return inner_.arena_bytes(); }
-  [[nodiscard]] std::uint64_t slots(Precision p) const override { return inner_.slots(p); }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return inner_.copy_bytes(p); }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return inner_.look_ahead_depth(); }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t d, std::uint16_t l) const override {
-    return inner_.prediction_accuracy(d, l);
-  }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return inner_.gate_worker(); }
 
   bool same = true;
   int looks = 0;
 
  private:
-  ExpertRunner& inner_;
   const std::vector<KvCache>& caches_;
   mutable std::vector<KvCache> before_;
 };

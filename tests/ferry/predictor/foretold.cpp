@@ -12,7 +12,7 @@ using namespace ferry::test;
 
 namespace {
 
-const float nan = std::numeric_limits<float>::quiet_NaN();
+const float quiet_nan = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<Request> written(ForetoldExperts& foretold, Phase phase, std::uint32_t capacity = 8) {
   std::vector<Request> memory(capacity);
@@ -79,7 +79,7 @@ TEST_CASE("in prefill votes come before scores, and both before the index") {
   const auto r = best(Shape{4, 4, 2, 3},
                       {.5F, .375F, 0, 0,  //
                        0, .25F, .5F, 0,   //
-                       nan, nan, nan, .75F},
+                       quiet_nan, quiet_nan, quiet_nan, .75F},
                       2, Phase::prefill);
   REQUIRE(r.size() == 4);
   CHECK(r[0].want.id.expert == 1);
@@ -115,12 +115,12 @@ TEST_CASE("select chooses, weight gives importance and shares") {
 }
 
 TEST_CASE("a NaN score names nothing, and shares that are none count as important") {
-  const auto some = best(Shape{4, 4, 3, 1}, {nan, .25F, nan, .75F}, 3);
+  const auto some = best(Shape{4, 4, 3, 1}, {quiet_nan, .25F, quiet_nan, .75F}, 3);
   REQUIRE(some.size() == 2);
   CHECK(some[0].want.id.expert == 3);
   CHECK(some[1].want.id.expert == 1);
   CHECK(some[1].unimportance == .75F);  // of .75 + .25
-  CHECK(best(Shape{4, 4, 3, 1}, {nan, nan, nan, nan}, 3).empty());
+  CHECK(best(Shape{4, 4, 3, 1}, {quiet_nan, quiet_nan, quiet_nan, quiet_nan}, 3).empty());
   const auto zero = best(Shape{4, 4, 3, 1}, {0, 0, 0, 0}, 4);
   REQUIRE(zero.size() == 4);
   CHECK(zero[0].unimportance == 0.0F);

@@ -32,7 +32,7 @@ Placed<PartialHidden> with(float alpha, const Shape& shape) {
   return Placed<PartialHidden>(shape, p);
 }
 
-const float nan = std::numeric_limits<float>::quiet_NaN();
+const float quiet_nan = std::numeric_limits<float>::quiet_NaN();
 
 }  // namespace
 
@@ -66,10 +66,10 @@ TEST_CASE("decode: never more than k, however many lie above the bar, and ties w
 TEST_CASE("decode: without a (k+1)-th score all of the k are top-score, NaN is none") {
   auto all = with(1, Shape{4, 3, 3, 1});
   CHECK(ids(predict(all, Phase::decode, scores(2, {.3F, .3F, .4F}))) == std::vector{2, 0, 1});
-  CHECK(ids(predict(all, Phase::decode, scores(2, {.3F, nan, .4F}))) == std::vector{2, 0});
+  CHECK(ids(predict(all, Phase::decode, scores(2, {.3F, quiet_nan, .4F}))) == std::vector{2, 0});
   auto two = with(1, Shape{4, 4, 2, 1});
-  CHECK(ids(predict(two, Phase::decode, scores(2, {.3F, nan, .4F, nan}))) == std::vector{2, 0});
-  CHECK(ids(predict(two, Phase::decode, scores(2, {nan, nan, .4F, nan}))) == std::vector{2});
+  CHECK(ids(predict(two, Phase::decode, scores(2, {.3F, quiet_nan, .4F, quiet_nan}))) == std::vector{2, 0});
+  CHECK(ids(predict(two, Phase::decode, scores(2, {quiet_nan, quiet_nan, .4F, quiet_nan}))) == std::vector{2});
 }
 
 TEST_CASE("decode of a batch: each row has its own bar, and the best of all rows come first") {
@@ -98,5 +98,5 @@ TEST_CASE("an alpha that is none is refused by PartialHidden") {
   CHECK_THROWS_WITH_AS(with(-.5F, Shape{4, 8, 3, 1}), "PartialHidden: alpha is -0.500000, it must be 0 to 1",
                        ConfigError);
   CHECK_THROWS_AS(with(1.5F, Shape{4, 8, 3, 1}), ConfigError);
-  CHECK_THROWS_AS(with(nan, Shape{4, 8, 3, 1}), ConfigError);
+  CHECK_THROWS_AS(with(quiet_nan, Shape{4, 8, 3, 1}), ConfigError);
 }
