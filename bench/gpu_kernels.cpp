@@ -266,7 +266,7 @@ Json gpu_experts(const Gpu& gpu, const GpuArguments& a) {
           for (std::uint32_t r = 0; r < rows; ++r) assignments.push_back(r * together + i);
         }
         for (std::uint64_t e = 0; e < experts; ++e) {
-          tasks.push_back({weights.data() + e * room, static_cast<std::uint32_t>(e % together) * rows, rows, p});
+          tasks.push_back({weights.data() + e * room, static_cast<std::uint32_t>(e % together) * rows, rows});
         }
         const cuda::DeviceBlock on_device = gpu.block(tasks.size() * sizeof(tasks[0]));
         const cuda::DeviceBlock assigned = gpu.block(assignments.size() * sizeof(assignments[0]));
@@ -283,12 +283,13 @@ Json gpu_experts(const Gpu& gpu, const GpuArguments& a) {
         std::uint64_t next = 0;
         auto pass = [&] {
           for (std::uint64_t i = 0; i < calls; ++i, ++next) {
-            const cuda::ExpertGroup group{on_device.as<cuda::ExpertTask>() + next % launches * together,
-                                          together,
-                                          assigned.as<std::uint32_t>(),
-                                          together,
-                                          rows,
-                                          progress.as<unsigned>()};
+            cuda::ExpertGroup group;
+            group.tasks = on_device.as<cuda::ExpertTask>() + next % launches * together;
+            group.counts[static_cast<int>(p)] = together;
+            group.assignments = assigned.as<std::uint32_t>();
+            group.top_k = together;
+            group.most_rows = rows;
+            group.progress = progress.as<unsigned>();
             cuda::experts(gpu.context, {shape.hidden, shape.width, FloatType::bf16, layout.group}, group, x.as<float>(),
                           activated.as<float>(), results.as<float>());
           }

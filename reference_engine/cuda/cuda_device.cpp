@@ -91,7 +91,7 @@ class CudaDevice final : public ExpertDevice {
 
   /// The plan's descriptors to the device, in one go.
   void describe();
-  /// Computes tasks_[first .. first + count).
+  /// Computes tasks_[first .. first + count), which are in the order that the resident ones have.
   void launch(std::uint32_t first, std::uint32_t count);
   void combine(std::uint64_t state_at, float* out) const;
   Measured& measure(const char* name, const Task* task) {
@@ -122,7 +122,8 @@ class CudaDevice final : public ExpertDevice {
   // The plan as the device has it: assignments, weights, states, states for `partial`, tasks
   std::vector<std::byte> described_;
   std::uint64_t weights_at_ = 0, state_at_ = 0, tasks_at_ = 0;
-  std::vector<ExpertTask> tasks_;  ///< resident, those for cuBLAS last; then arriving
+  std::vector<ExpertTask> tasks_;     ///< resident, by precision, those for cuBLAS last; then arriving
+  std::vector<Precision> precision_;  ///< of each
   // Times, known once the stream has got there
   std::deque<std::unique_ptr<Measured>> measured_;
   std::vector<std::unique_ptr<Measured>> spare_;
@@ -134,9 +135,18 @@ class CudaDevice final : public ExpertDevice {
 void CudaDevice::describe() {
   const std::uint32_t routes = plan_.routes.size;
   tasks_.clear();
-  auto add = [&](const Task& t) { tasks_.push_back({slots_->slot(t.slot), t.first, t.rows, t.what.precision}); };
-  for (const Task& t : plan_.resident) add(t);
-  std::stable_partition(tasks_.begin(), tasks_.end(), [](const ExpertTask& t) { return t.rows <= blas_rows; });
+  precision_.clear();
+  auto add = [&](const Task& t) {
+    tasks_.push_back({slots_->slot(t.slot), t.first, t.rows});
+    precision_.push_back(t.what.precision);
+  };
+  for (const bool by_blas : {false, true}) {
+    for (std::uint32_t p = 1; p < precision_count; ++p) {
+      for (const Task& t : plan_.resident) {
+        if (t.what.precision == static_cast<Precision>(p) && (t.rows > blas_rows) == by_blas) add(t);
+      }
+    }
+  }
   for (const Task& t : plan_.arriving) add(t);
 
   auto filled = [](std::uint64_t bytes) { return (bytes + 63) / 64 * 64; };
@@ -177,7 +187,8 @@ void CudaDevice::compute(View<const Task> tasks) {
   if (tasks.data == plan_.resident.data) {
     launch(0, tasks.size);
   } else {
-    launch(plan_.resident.size + static_cast<std::uint32_t>(tasks.data - plan_.arriving.data), tasks.size);
+    const auto at = plan_.resident.size + static_cast<std::uint32_t>(tasks.data - plan_.arriving.data);
+    for (std::uint32_t i = 0; i < tasks.size; ++i) launch(at + i, 1);
   }
   if (measured == nullptr) return;
   measured->end.record(work_.stream());
@@ -185,15 +196,20 @@ void CudaDevice::compute(View<const Task> tasks) {
 }
 
 void CudaDevice::launch(std::uint32_t first, std::uint32_t count) {
-  const auto* assignments = reinterpret_cast<const std::uint32_t*>(work_.plan);
-  const auto* described = reinterpret_cast<const ExpertTask*>(work_.plan + tasks_at_);
-  std::uint32_t next = first, most = 0;
-  for (; next < first + count && tasks_[next].rows <= blas_rows; ++next) most = std::max(most, tasks_[next].rows);
-  experts(work_.context, shape_, {described + first, next - first, assignments, top_k_, most, work_.progress},
-          work_.normed, work_.activated, work_.results);
+  ExpertGroup group;
+  group.tasks = reinterpret_cast<const ExpertTask*>(work_.plan + tasks_at_) + first;
+  group.assignments = reinterpret_cast<const std::uint32_t*>(work_.plan);
+  group.top_k = top_k_;
+  group.progress = work_.progress;
+  std::uint32_t next = first;
+  for (; next < first + count && tasks_[next].rows <= blas_rows; ++next) {
+    ++group.counts[static_cast<int>(precision_[next])];
+    group.most_rows = std::max(group.most_rows, tasks_[next].rows);
+  }
+  experts(work_.context, shape_, group, work_.normed, work_.activated, work_.results);
   for (; next < first + count; ++next) {
-    expert_by_blas(work_.context, shape_, tasks_[next], assignments, top_k_, work_.normed, work_.expert_scratch,
-                   work_.results);
+    expert_by_blas(work_.context, shape_, precision_[next], tasks_[next], group.assignments, top_k_, work_.normed,
+                   work_.expert_scratch, work_.results);
   }
 }
 

@@ -357,11 +357,17 @@ void CudaModel::shared_expert(const Layer& layer) {
   const std::uint32_t n = work_.rows;
   const auto l = static_cast<std::size_t>(&layer - layers_.data());
   if (n > blas_rows) {
-    expert_by_blas(work_.context, shared_shape_, shared_tasks_[l], work_.numbers, 1, work_.normed, work_.expert_scratch,
-                   work_.shared);
+    expert_by_blas(work_.context, shared_shape_, Precision::full, shared_tasks_[l], work_.numbers, 1, work_.normed,
+                   work_.expert_scratch, work_.shared);
   } else {
-    experts(work_.context, shared_shape_, {work_.shared_tasks + l, 1, work_.numbers, 1, n, work_.progress},
-            work_.normed, work_.activated, work_.shared);
+    ExpertGroup one;
+    one.tasks = work_.shared_tasks + l;
+    one.counts[static_cast<int>(Precision::full)] = 1;
+    one.assignments = work_.numbers;
+    one.top_k = 1;
+    one.most_rows = n;
+    one.progress = work_.progress;
+    experts(work_.context, shared_shape_, one, work_.normed, work_.activated, work_.shared);
   }
   linear(work_.context, work_.normed, n, layer.shared_scale, nullptr, false, work_.shared_factor);
   Combined c;
@@ -429,7 +435,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   put(work_.stream(), work_.places, places_.data(), places_.size() * sizeof(RowPlace));
   if (c.shared_width > 0) {  // an expert that every row wants
     shared_tasks_.clear();
-    for (const Layer& layer : layers_) shared_tasks_.push_back({layer.shared, 0, n, Precision::full});
+    for (const Layer& layer : layers_) shared_tasks_.push_back({layer.shared, 0, n});
     put(work_.stream(), work_.shared_tasks, shared_tasks_.data(), shared_tasks_.size() * sizeof(ExpertTask));
   }
   embed(work_.stream(), embedding_, work_.places, n, work_.x);

@@ -1,4 +1,6 @@
 // Routed experts, straight from their stored form or by way of floats.
+#include <type_traits>
+
 #include "by_blas.hpp"
 #include "kernels.hpp"
 #include "products.hpp"
@@ -60,11 +62,16 @@ struct ExpertPlaces {
   std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to the other
 };
 
-/// A group, as its kernel has it.
+/// Tasks of a group, as a kernel has them.
 struct GroupJob {
   ExpertPlaces at[precision_count];
+  std::uint32_t count = 0;     ///< of tasks
+  std::uint32_t ends[3] = {};  ///< tasks before that are INT2; before the next, INT4; INT8
   FloatType type = FloatType::bf16;
-  ExpertGroup group;
+  const ExpertTask* tasks = nullptr;
+  const std::uint32_t* assignments = nullptr;
+  std::uint32_t top_k = 0;
+  unsigned* progress = nullptr;
   const float* x = nullptr;
   float *activated = nullptr, *results = nullptr;
   std::uint32_t up_blocks = 0, down_blocks = 0;  ///< of a task
@@ -81,60 +88,59 @@ __device__ __forceinline__ void wait_for(const unsigned* made, std::uint32_t all
   __syncthreads();
 }
 
-/// Both products of all tasks. Blocks draw their work in the order in which they start: first gate and up of every
-/// task, then down. So a block that waits for a task's first product waits only for blocks that run already.
-template <std::uint32_t up_rows, std::uint32_t down_rows, std::uint32_t most, bool aligned>
+/// For a kernel whose tasks may be of all precisions.
+struct AnyWeights {};
+
+/// Both products of all tasks. Blocks draw their work in the order in which they start: first gate and up of every task,
+/// then down. So a block that waits for a task's first product waits only for blocks that run already.
+template <class Weights, std::uint32_t up_rows, std::uint32_t down_rows, std::uint32_t most, bool aligned>
 __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g) {
   __shared__ Stage<stage_floats(most)> stage;
   __shared__ std::uint32_t drawn;
-  unsigned *const started = g.group.progress, *const ended = started + 1;
+  unsigned *const started = g.progress, *const ended = started + 1;
   if (threadIdx.x == 0) drawn = atomicAdd(started, 1U);
   __syncthreads();
-  const std::uint32_t ups = g.group.count * g.up_blocks;
+  const std::uint32_t ups = g.count * g.up_blocks;
   const bool down = drawn >= ups;
   const std::uint32_t number = down ? drawn - ups : drawn, blocks = down ? g.down_blocks : g.up_blocks;
-  const ExpertTask task = g.group.tasks[number / blocks];
-  unsigned* const made = started + 2 + number / blocks;
-  if (down) wait_for(made, g.up_blocks);
+  const std::uint32_t index = number / blocks;
+  const ExpertTask task = g.tasks[index];
+  if (down) wait_for(started + 2 + index, g.up_blocks);
 
-  auto run = [&](auto weights, const ExpertPlaces& at) {
-    using Weights = decltype(weights);
+  auto run = [&](auto weights) {
+    using Stored = decltype(weights);
+    const ExpertPlaces& at = g.at[static_cast<int>(Stored::precision)];
     if (down) {
-      const DownJob job{{at.down, g.group.assignments, task}, g.activated, g.results};
-      run_job<Weights, down_rows, most, aligned>(stage, job, number % blocks, blocks);
+      const DownJob job{{at.down, g.assignments, task}, g.activated, g.results};
+      run_job<Stored, down_rows, most, aligned>(stage, job, number % blocks, blocks);
     } else {
-      const GateUpJob job{{at.gate, g.group.assignments, task}, at.up_at, g.group.top_k, g.x, g.activated};
-      run_job<Weights, up_rows, most, aligned>(stage, job, number % blocks, blocks);
+      const GateUpJob job{{at.gate, g.assignments, task}, at.up_at, g.top_k, g.x, g.activated};
+      run_job<Stored, up_rows, most, aligned>(stage, job, number % blocks, blocks);
     }
   };
-  switch (task.precision) {
-    case Precision::int8:
-      run(Packed<8>{}, g.at[static_cast<int>(Precision::int8)]);
-      break;
-    case Precision::int4:
-      run(Packed<4>{}, g.at[static_cast<int>(Precision::int4)]);
-      break;
-    case Precision::int2:
-      run(Packed<2>{}, g.at[static_cast<int>(Precision::int2)]);
-      break;
-    default: {
-      const ExpertPlaces& at = g.at[static_cast<int>(Precision::full)];
-      if (g.type == FloatType::bf16) {
-        run(Plain<FloatType::bf16>{}, at);
-      } else if (g.type == FloatType::f16) {
-        run(Plain<FloatType::f16>{}, at);
-      } else {
-        run(Plain<FloatType::f32>{}, at);
-      }
-    }
+  if constexpr (!std::is_same_v<Weights, AnyWeights>) {
+    run(Weights{});
+  } else if (index < g.ends[0]) {
+    run(Packed<2>{});
+  } else if (index < g.ends[1]) {
+    run(Packed<4>{});
+  } else if (index < g.ends[2]) {
+    run(Packed<8>{});
+  } else if (g.type == FloatType::bf16) {
+    run(Plain<FloatType::bf16>{});
+  } else if (g.type == FloatType::f16) {
+    run(Plain<FloatType::f16>{});
+  } else {
+    run(Plain<FloatType::f32>{});
   }
 
   __threadfence();  // what this block wrote comes before its mark
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if (!down) atomicAdd(made, 1U);
+  // Read again: so much less lives in registers meanwhile.
+  if (drawn < ups) atomicAdd(started + 2 + drawn / g.up_blocks, 1U);
   if (atomicAdd(ended, 1U) == gridDim.x - 1) {  // all others have read what they wait for
-    for (std::uint32_t i = 0; i < 2 + g.group.count; ++i) started[i] = 0;
+    for (std::uint32_t i = 0; i < 2 + g.count; ++i) started[i] = 0;
   }
 }
 
@@ -174,53 +180,81 @@ __global__ void scatter(const float* from, const std::uint32_t* assignments, std
 void experts(const Context& context, const ExpertShape& s, const ExpertGroup& group, const float* x, float* activated,
              float* results) {
   check(s);
-  if (group.count == 0 || group.most_rows == 0) return;
+  if (group.counts[0] != 0) refuse("experts that are skipped have no weights");
+  if (group.most_rows == 0) return;
   GroupJob g;
-  g.type = s.type;
-  g.group = group;
-  g.x = x;
-  g.activated = activated;
-  g.results = results;
   bool aligned = true;
   auto place = [&](Precision p, const auto& wide, const auto& narrow, std::uint32_t unit_bytes) {
-    g.at[static_cast<int>(p)] = {place_of(wide, 0), place_of(narrow, 2 * wide.bytes()), wide.bytes()};
-    const ExpertPlaces& at = g.at[static_cast<int>(p)];
+    ExpertPlaces& at = g.at[static_cast<int>(p)];
+    at = {place_of(wide, 0), place_of(narrow, 2 * wide.bytes()), wide.bytes()};
     aligned = aligned && at.gate.aligned(unit_bytes) && at.down.aligned(unit_bytes) && at.up_at % unit_bytes == 0;
   };
   place(Precision::full, plain(s, 0), plain(s, 2), 16);
   for (const Precision p : {Precision::int8, Precision::int4, Precision::int2}) {
     place(p, packed(s, p, 0), packed(s, p, 2), p == Precision::int2 ? 8 : 16);
   }
+  g.type = s.type;
+  g.assignments = group.assignments;
+  g.top_k = group.top_k;
+  g.progress = group.progress;
+  g.x = x;
+  g.activated = activated;
+  g.results = results;
+
   auto with = [&](auto* kernel, std::uint32_t up_rows, std::uint32_t down_rows, std::uint32_t most) {
-    const std::uint32_t up = shares(s.width, product_warps * up_rows / 2),
-                        down = shares(s.hidden, product_warps * down_rows);
-    const std::uint64_t all = std::uint64_t{group.count} * (up + down);
+    const std::uint32_t up = shares(s.width, product_warps * up_rows / 2);
+    const std::uint32_t down = shares(s.hidden, product_warps * down_rows);
+    const std::uint64_t all = std::uint64_t{g.count} * (up + down);
     g.up_blocks = blocks_for(up, all, s.hidden, most);
     g.down_blocks = blocks_for(down, all, s.width, most);
-    launch("experts_kernel", context.stream, dim3(group.count * (g.up_blocks + g.down_blocks)), product_threads, kernel,
-           g);
+    launch("experts_kernel", context.stream, dim3(g.count * (g.up_blocks + g.down_blocks)), product_threads, kernel, g);
   };
-  auto many = [&](std::uint32_t outputs, std::uint32_t of_a_warp) {
-    return std::uint64_t{group.count} * shares(outputs, product_warps * of_a_warp) >= enough_blocks;
+  auto launch_tasks = [&](auto* several_rows, const ExpertTask* tasks, const auto& counts) {
+    g.tasks = tasks;
+    g.count = 0;
+    for (std::uint32_t p = 1; p < precision_count; ++p) {
+      g.count += counts[p];
+      if (p <= 3) g.ends[p - 1] = g.count;
+    }
+    if (g.count == 0) return;
+    auto many = [&](std::uint32_t outputs, std::uint32_t of_a_warp) {
+      return std::uint64_t{g.count} * shares(outputs, product_warps * of_a_warp) >= enough_blocks;
+    };
+    if (!aligned) {
+      with(experts_kernel<AnyWeights, 2, 2, 4, false>, 2, 2, 4);
+    } else if (group.most_rows > 1) {
+      with(several_rows, 4, 4, 8);
+    } else if (!many(s.width, 2)) {
+      with(experts_kernel<AnyWeights, 2, 2, 1, true>, 2, 2, 1);
+    } else if (!many(s.hidden, 4)) {
+      with(experts_kernel<AnyWeights, 4, 2, 1, true>, 4, 2, 1);
+    } else {
+      with(experts_kernel<AnyWeights, 4, 4, 1, true>, 4, 4, 1);
+    }
   };
-  if (!aligned) {
-    with(experts_kernel<2, 2, 4, false>, 2, 2, 4);
-  } else if (group.most_rows > 1) {
-    with(experts_kernel<4, 4, 8, true>, 4, 4, 8);
-  } else if (!many(s.width, 2)) {
-    with(experts_kernel<2, 2, 1, true>, 2, 2, 1);
-  } else if (!many(s.hidden, 4)) {
-    with(experts_kernel<4, 2, 1, true>, 4, 2, 1);
-  } else {
-    with(experts_kernel<4, 4, 1, true>, 4, 4, 1);
+  // Several rows need all registers: with all precisions in one kernel, too few would be left.
+  auto* full = s.type == FloatType::bf16  ? experts_kernel<Plain<FloatType::bf16>, 4, 4, 8, true>
+               : s.type == FloatType::f16 ? experts_kernel<Plain<FloatType::f16>, 4, 4, 8, true>
+                                          : experts_kernel<Plain<FloatType::f32>, 4, 4, 8, true>;
+  if (!aligned || group.most_rows == 1) return launch_tasks(full, group.tasks, group.counts);
+  const ExpertTask* tasks = group.tasks;
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    std::array<std::uint32_t, precision_count> counts{};
+    counts[p] = group.counts[p];
+    launch_tasks(p == static_cast<std::uint32_t>(Precision::int2)   ? experts_kernel<Packed<2>, 4, 4, 8, true>
+                 : p == static_cast<std::uint32_t>(Precision::int4) ? experts_kernel<Packed<4>, 4, 4, 8, true>
+                 : p == static_cast<std::uint32_t>(Precision::int8) ? experts_kernel<Packed<8>, 4, 4, 8, true>
+                                                                    : full,
+                 tasks, counts);
+    tasks += counts[p];
   }
 }
 
-void expert_by_blas(const Context& context, const ExpertShape& s, const ExpertTask& task,
+void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, const ExpertTask& task,
                     const std::uint32_t* assignments, std::uint32_t top_k, const float* x, const ExpertScratch& scratch,
                     float* results) {
   check(s);
-  if (task.precision == Precision::skip) refuse("an expert that is skipped has no weights");
+  if (p == Precision::skip) refuse("an expert that is skipped has no weights");
   const std::uint32_t n = task.rows;
   if (n == 0) return;
   const std::uint32_t* rows = assignments + task.first;
@@ -231,10 +265,10 @@ void expert_by_blas(const Context& context, const ExpertShape& s, const ExpertTa
     swiglu(context.stream, scratch.gate, scratch.up, std::uint64_t{n} * s.width);
     multiply_by_blas(context, scratch.gate, n, narrow, task.weights + 2 * wide.bytes(), false, scratch.gathered);
   };
-  if (task.precision == Precision::full) {
+  if (p == Precision::full) {
     run(plain(s, 0), plain(s, 2));
   } else {
-    run(packed(s, task.precision, 0), packed(s, task.precision, 2));
+    run(packed(s, p, 0), packed(s, p, 2));
   }
   launch("scatter", context.stream, dim3(n), copy_threads, scatter, scratch.gathered, rows, s.hidden, results);
 }

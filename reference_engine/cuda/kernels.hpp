@@ -8,6 +8,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -101,25 +102,24 @@ struct ExpertShape {
 struct ExpertTask {
   const std::byte* weights =
       nullptr;  ///< gate [width, hidden], up [width, hidden], down [hidden, width]; 16-byte aligned
-  std::uint32_t first = 0, rows = 0;      ///< assignments[first .. first + rows)
-  Precision precision = Precision::full;  ///< not skip
+  std::uint32_t first = 0, rows = 0;  ///< assignments[first .. first + rows)
 };
 
 /// Experts that are computed together. Assignment row * top_k + rank is what the row's expert of that rank gets: input
 /// row `row`, and the output row of its own number.
 struct ExpertGroup {
-  const ExpertTask* tasks = nullptr;  ///< on the device
-  std::uint32_t count = 0;
-  const std::uint32_t* assignments = nullptr;  ///< on the device
+  const ExpertTask* tasks = nullptr;                    ///< on the device, in the order of their precisions
+  std::array<std::uint32_t, precision_count> counts{};  ///< of tasks, by precision; none to skip
+  const std::uint32_t* assignments = nullptr;           ///< on the device
   std::uint32_t top_k = 0;
   std::uint32_t most_rows = 0;   ///< of a task
-  unsigned* progress = nullptr;  ///< [2 + count] on the device, zeros before and after; not for two streams at once
+  unsigned* progress = nullptr;  ///< [2 + tasks] on the device, zeros before and after; not for two streams at once
 };
 
-/// Computes a group's experts, of any precisions, straight from their stored form in one launch. x: [n, hidden];
-/// scratch `activated`: [n * top_k, width]; results: [n * top_k, hidden], of which the group's assignments are written.
-/// A result depends neither on how many rows its expert has nor on the rest of the group, bit for bit. Weights are read
-/// once for every 8 rows.
+/// Computes a group's experts straight from their stored form: in one launch, or with several rows for an expert in one
+/// for each precision. x: [n, hidden]; scratch `activated`: [n * top_k, width]; results: [n * top_k, hidden], of which
+/// the group's assignments are written. A result depends neither on how many rows its expert has nor on the rest of the
+/// group, bit for bit. Weights are read once for every 8 rows.
 void experts(const Context& context, const ExpertShape& shape, const ExpertGroup& group, const float* x,
              float* activated, float* results);
 
@@ -130,7 +130,7 @@ struct ExpertScratch {
 };
 
 /// Computes one expert for many rows by cuBLAS. `task` is the host's; the rest as `experts`.
-void expert_by_blas(const Context& context, const ExpertShape& shape, const ExpertTask& task,
+void expert_by_blas(const Context& context, const ExpertShape& shape, Precision precision, const ExpertTask& task,
                     const std::uint32_t* assignments, std::uint32_t top_k, const float* x, const ExpertScratch& scratch,
                     float* results);
 

@@ -14,6 +14,7 @@
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
 #include "ferry/macros.hpp"
+#include "ferry/model.hpp"
 #include "launch.hpp"
 
 namespace ferry::engine::cuda::part {
@@ -38,6 +39,7 @@ __device__ __forceinline__ float widen_half(std::uint32_t bits) {
 template <FloatType type>
 struct Plain {
   static constexpr bool packed = false;
+  static constexpr Precision precision = Precision::full;
   static constexpr std::uint32_t words = 4, columns = type == FloatType::f32 ? 4 : 8;  ///< of a unit
   static constexpr std::uint32_t element_bytes = type == FloatType::f32 ? 4 : 2;
 
@@ -64,6 +66,7 @@ struct Plain {
 template <std::uint32_t bits>
 struct Packed {
   static constexpr bool packed = true;
+  static constexpr Precision precision = bits == 8 ? Precision::int8 : bits == 4 ? Precision::int4 : Precision::int2;
   static constexpr std::uint32_t words = bits == 2 ? 2 : 4, columns = words * 32 / bits;  ///< of a unit; within a group
   static constexpr std::uint32_t element_bytes = 1;
   static constexpr float codes = 1U << bits;

@@ -680,11 +680,13 @@ struct Experts {
 struct Routes {
   std::vector<std::uint32_t> assignments;
   std::vector<ExpertTask> tasks;
+  std::array<std::uint32_t, precision_count> counts{};
   std::uint32_t most_rows = 0;
 
   void add(const Experts& of, std::size_t e, const std::vector<std::uint32_t>& wanted) {
-    tasks.push_back({*of.memory[e], static_cast<std::uint32_t>(assignments.size()),
-                     static_cast<std::uint32_t>(wanted.size()), of.precision});
+    tasks.push_back(
+        {*of.memory[e], static_cast<std::uint32_t>(assignments.size()), static_cast<std::uint32_t>(wanted.size())});
+    ++counts[static_cast<std::size_t>(of.precision)];
     assignments.insert(assignments.end(), wanted.begin(), wanted.end());
     most_rows = std::max(most_rows, tasks.back().rows);
   }
@@ -699,8 +701,7 @@ std::vector<float> run_experts(const Device& device, const ExpertShape& s, const
   const Buffer<float> results(std::vector<float>(std::size_t{all} * s.hidden, 7.0F));
   const std::vector<unsigned> zeros(2 + routes.tasks.size());
   const Buffer<unsigned> progress(zeros);
-  const ExpertGroup group{
-      tasks, static_cast<std::uint32_t>(routes.tasks.size()), assignments, top_k, routes.most_rows, progress};
+  const ExpertGroup group{tasks, routes.counts, assignments, top_k, routes.most_rows, progress};
   experts(device.context, s, group, x, activated, results);
   CHECK(device.read(progress) == zeros);
   return device.read(results);
@@ -757,7 +758,7 @@ void check_experts(const ExpertShape& s, Precision p, test::Random& random) {
     const Buffer<float> gathered(size * s.hidden), gate(size * s.width), up(size * s.width);
     const Buffer<float> by_blas(std::vector<float>(std::size_t{all} * s.hidden, 7.0F));
     const Buffer<std::uint32_t> assignments(together.assignments);
-    expert_by_blas(device.context, s, together.tasks[i], assignments, top_k, input, {gathered, gate, up}, by_blas);
+    expert_by_blas(device.context, s, p, together.tasks[i], assignments, top_k, input, {gathered, gate, up}, by_blas);
     const std::vector<float> blas_results = device.read(by_blas);
     std::vector<float> of_rows;
     for (const std::uint32_t a : wanted[i]) {
@@ -806,8 +807,7 @@ TEST_CASE("cuda kernels - experts of all precisions in one launch") {
       std::vector<std::unique_ptr<Experts>> all;
       Routes together;
       for (std::uint32_t i = 0; i < 8; ++i) {
-        constexpr Precision order[] = {Precision::int4, Precision::full, Precision::int2, Precision::int8};
-        all.push_back(std::make_unique<Experts>(s, order[i % 4], 1, random));
+        all.push_back(std::make_unique<Experts>(s, static_cast<Precision>(1 + i / 2), 1, random));
         std::vector<std::uint32_t> wanted;
         for (std::uint32_t row = 0; row < rows; ++row) wanted.push_back((i + row) % n * 8 + i);
         together.add(*all[i], 0, wanted);
@@ -836,8 +836,8 @@ TEST_CASE("cuda kernels - launches are accounted for: one for any group of exper
   const Experts full(s, Precision::full, 1, random), small(s, Precision::int4, 1, random);
   const Buffer<float> input(random_numbers(random, s.hidden * 3));
   Routes routes;
-  routes.add(full, 0, {0, 3});
   routes.add(small, 0, {1});
+  routes.add(full, 0, {0});
   const std::uint64_t launches = test::emulated::counters().launches;
   run_experts(device, s, routes, 2, input, 6);
   CHECK(test::emulated::counters().launches == launches + 1);
@@ -909,10 +909,10 @@ TEST_CASE("cuda kernels - groups of equal weights, and of the widest range") {
   const Buffer<std::byte> memory(bytes);
   const Buffer<float> input(x), activated(32), results(64);
   const Buffer<std::uint32_t> assignments(std::vector<std::uint32_t>{0});
-  const Buffer<ExpertTask> tasks(std::vector<ExpertTask>{{memory, 0, 1, Precision::int4}});
+  const Buffer<ExpertTask> tasks(std::vector<ExpertTask>{{memory, 0, 1}});
   const Buffer<unsigned> progress(std::vector<unsigned>(3));
-  experts(device.context, {64, 32, FloatType::bf16, 32}, {tasks, 1, assignments, 1, 1, progress}, input, activated,
-          results);
+  experts(device.context, {64, 32, FloatType::bf16, 32}, {tasks, {0, 0, 1, 0, 0}, assignments, 1, 1, progress}, input,
+          activated, results);
   const std::vector<float> got = device.read(results);
   const double silu = 1 / (1 + std::exp(-1.0));
   for (std::size_t i = 0; i < 64; ++i) {
@@ -1024,8 +1024,8 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {5, 2, 8}, x); }), "5 heads cannot share 2");
   says(refusal([&] { experts(device.context, {8, 8, FloatType::bf16, 48}, {}, x, x, x); }), "groups of 48");
   says(refusal([&] {
-         expert_by_blas(device.context, {8, 8, FloatType::bf16, 32}, {nullptr, 0, 1, Precision::skip}, nullptr, 1, x,
-                        {}, x);
+         experts(device.context, {8, 8, FloatType::bf16, 32}, {nullptr, {1, 0, 0, 0, 0}, nullptr, 1, 1, nullptr}, x, x,
+                 x);
        }),
        "skipped");
   says(refusal([&] { experts(device.context, {8, 0, FloatType::bf16, 32}, {}, x, x, x); }), "width 0");
@@ -1046,7 +1046,7 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
   gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, nullptr, 2, nullptr);
   experts(c, {16, 16, FloatType::bf16, 64}, {}, nullptr, y, y);
-  expert_by_blas(c, {16, 16, FloatType::bf16, 64}, {}, nullptr, 1, nullptr, {}, y);
+  expert_by_blas(c, {16, 16, FloatType::bf16, 64}, Precision::full, {}, nullptr, 1, nullptr, {}, y);
   combine(c.stream, {}, y);
   CHECK(device.read(y) == std::vector<float>(16, 7.0F));
 }
