@@ -134,6 +134,7 @@ class DecodeBench {
   Json print_ceilings() const;
   Json print_table() const;
 
+  static constexpr std::uint64_t rounds = 2;
   const Gpu& gpu_;
   const GpuArguments& a_;
   const DecodeShape shape_;
@@ -184,10 +185,17 @@ std::uint32_t DecodeBench::choose_layers() const {
                     *a_.layers, shape_.name, size_text(*a_.layers * on_host), size_text(on_device(*a_.layers)),
                     size_text(host), size_text(device)));
   }
-  // Fresh memory can be slow to come by, in virtual machines above all: at most 40 s of it.
-  const double touched_s = a_.quick ? 0 : seconds_a_gib();
-  if (touched_s > 0) host = std::min(host, static_cast<std::uint64_t>(40 / touched_s * 0x1p30));
   std::uint32_t layers = shape_.layers();
+  if (!a_.quick) {
+    // Fresh memory can be slow to come by, in virtual machines above all: at most 40 s of it. And at most 120 s of
+    // copies, if no stack had a hit.
+    host = std::min(host, static_cast<std::uint64_t>(40 / seconds_a_gib() * 0x1p30));
+    const std::uint64_t uses =
+        shape_.experts() + std::uint64_t{warm_up_ + a_.tokens} * shape_.number("num_experts_per_tok");
+    const auto bytes = static_cast<double>(rounds * results_.size() * uses * layout.bytes());
+    const double layer_s = bytes / PlainCopies(gpu_, std::uint64_t{1} << 29U, layout.bytes()).bytes_per_s();
+    layers = std::clamp(static_cast<std::uint32_t>(120 / layer_s), 1U, layers);
+  }
   while (layers > 1 && !fits(layers)) --layers;
   if (fits(layers)) return layers;
   throw InputError(fmt::format(
@@ -278,11 +286,10 @@ Json DecodeBench::run(bool& wrong) {
   const std::uint64_t expert_bytes = model_->store().layout().bytes();
   PlainCopies copies(gpu_, a_.quick ? 4 * expert_bytes : std::uint64_t{1} << 29U, expert_bytes);
   static_cast<void>(copies.bytes_per_s());
-  constexpr int rounds = 2;
   const Nanoseconds begin = now_ns();
   std::size_t done = 0;
   const std::size_t all = rounds * results_.size();
-  for (int round = 0; round < rounds; ++round) {
+  for (std::uint64_t round = 0; round < rounds; ++round) {
     Samples read, copied;
     for (StackResult& result : results_) {
       if (result.refused.empty()) {
@@ -340,7 +347,8 @@ Json DecodeBench::print_ceilings() const {
   const double bytes = static_cast<double>(model_->dense_bytes() - c.vocabulary * row_bytes + row_bytes) + kv_bytes +
                        double{1} * c.layers * c.top_k * expert_bytes;
   const StackResult &resident = of("resident"), &on_demand = of("on-demand");
-  Comparison a{"resident", "ms", 1e3, resident.tpot_s, {}, "ms to read its bytes", 1.3, false};
+  Comparison a{"resident", "ms", 1e3, resident.tpot_s, {}, "ms to read its bytes", {}, false};
+  if (shape_.experts() == 8) a.goal = 1.3;  // Mixtral's: of smaller experts, launches and the host's answer are more
   // A perfect schedule needs less than the sum, since experts can compute under copies, and more than the copies alone.
   Comparison sum{"on-demand", "ms", 1e3, on_demand.tpot_s, {}, "ms of copies + resident", 1.1, false};
   Comparison alone{"on-demand", "ms", 1e3, on_demand.tpot_s, {}, "ms of copies alone", {}, false};

@@ -67,6 +67,7 @@ class Carrier {
         // more than the slots ahead of it, since an engine asks its gate in between.
         const std::uint64_t there = demand ? done - std::min(done, slots) : done;
         while (landed() < ticket(there)) {
+          if (!link_.failed().empty()) throw std::runtime_error(link_.failed());
         }
         link_.wait(ticket(done));
         check(cudaMemsetAsync(slots_.slot(slot), 0, 64, compute_), "cudaMemsetAsync");  // stands for its kernels
@@ -209,7 +210,8 @@ Json gpu_gates(const Gpu& gpu, const GpuArguments& a) {
           const std::uint64_t first = next % (gates - most + 1);
           const cuda::DenseWeight w{weights.data() + first * gate_bytes, FloatType::bf16, count * shape.experts,
                                     shape.hidden};
-          cuda::gate(gpu.context, x.as<float>(), 1, w, count, scores.as<float>(), counter.as<unsigned>(), 0, nullptr);
+          cuda::gate(gpu.context, x.as<float>(), 1, w, count, scores.as<float>(), scores.as<float>(),
+                     counter.as<unsigned>(), 0, nullptr);
         }
       };
       Samples seconds[most];
@@ -285,7 +287,7 @@ Json gpu_experts(const Gpu& gpu, const GpuArguments& a) {
           for (std::uint64_t i = 0; i < calls; ++i, ++next) {
             cuda::ExpertGroup group;
             group.tasks = on_device.as<cuda::ExpertTask>() + next % launches * together;
-            group.counts[static_cast<int>(p)] = together;
+            group.counts[static_cast<std::size_t>(p)] = together;
             group.assignments = assigned.as<std::uint32_t>();
             group.top_k = together;
             group.most_rows = rows;

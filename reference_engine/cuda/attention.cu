@@ -53,10 +53,6 @@ __global__ void __launch_bounds__(threads) rotate_kernel(float* qkv, const float
   keys[of_position + first + half] = rotated_b;
 }
 
-struct Larger {
-  __device__ float operator()(float a, float b) const { return a > b ? a : b; }
-};
-
 /// Element `i` to `i` + 3 of a vector, zeros behind its end.
 __device__ __forceinline__ float4 four_of(const float* vector, std::uint32_t i, std::uint32_t size) {
   if (size % 4 == 0) return i < size ? *reinterpret_cast<const float4*>(vector + i) : make_float4(0, 0, 0, 0);

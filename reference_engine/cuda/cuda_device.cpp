@@ -203,7 +203,7 @@ void CudaDevice::launch(std::uint32_t first, std::uint32_t count) {
   group.progress = work_.progress;
   std::uint32_t next = first;
   for (; next < first + count && tasks_[next].rows <= blas_rows; ++next) {
-    ++group.counts[static_cast<int>(precision_[next])];
+    ++group.counts[static_cast<std::size_t>(precision_[next])];
     group.most_rows = std::max(group.most_rows, tasks_[next].rows);
   }
   experts(work_.context, shape_, group, work_.normed, work_.activated, work_.results);

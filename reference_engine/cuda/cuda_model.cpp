@@ -91,7 +91,8 @@ class CudaModel final : public Model {
   void attend(std::uint32_t layer, float* hidden, float* gate_input);
   /// Adds to the hidden states.
   void shared_expert(const Layer& layer);
-  /// Scores [count, rows, experts] of that many gates, from `layer`'s on, for a gate input; on their way to the host.
+  /// Scores [count, rows, experts] of that many gates, from `layer`'s on, for a gate input; straight to the host's memory,
+  /// since a copy could queue behind experts.
   void score(std::uint32_t layer, std::uint32_t count, const float* gate_input);
   /// What score has brought, of the gate at that place.
   [[nodiscard]] View<const float> scored(std::uint32_t place) const {
@@ -362,7 +363,7 @@ void CudaModel::shared_expert(const Layer& layer) {
   } else {
     ExpertGroup one;
     one.tasks = work_.shared_tasks + l;
-    one.counts[static_cast<int>(Precision::full)] = 1;
+    one.counts[static_cast<std::size_t>(Precision::full)] = 1;
     one.assignments = work_.numbers;
     one.top_k = 1;
     one.most_rows = n;
@@ -384,10 +385,8 @@ void CudaModel::score(std::uint32_t l, std::uint32_t count, const float* gate_in
   DenseWeight gates = gates_;
   gates.rows = count * c.experts;
   gates.data += l * gate_bytes_;
-  gate(work_.context, gate_input, work_.rows, gates, count, work_.scores, work_.counter, 0, nullptr);
-  const std::uint64_t bytes = std::uint64_t{count} * work_.rows * c.experts * sizeof(float);
-  check(cudaMemcpyAsync(scores_host_.as<float>(), work_.scores, bytes, cudaMemcpyDeviceToHost, work_.stream()),
-        "cudaMemcpyAsync");
+  gate(work_.context, gate_input, work_.rows, gates, count, work_.gate_logits, scores_host_.on_device<float>(),
+       work_.counter, 0, nullptr);
 }
 
 void CudaModel::wait(const Event& event, ExpertRunner& runner) {
@@ -515,7 +514,9 @@ std::string no_cuda() {
   static_cast<void>(cudaGetLastError());
   if (error != cudaSuccess) return std::string("no GPU can be used: ") + cudaGetErrorString(error);
   if (count == 0) return "there is no GPU";
-  if (const cudaError_t code = cuda::has_code(); code != cudaSuccess) {
+  const cudaError_t code = cuda::has_code();
+  if (code == cudaErrorNoKernelImageForDevice || code == cudaErrorInvalidDeviceFunction ||
+      code == cudaErrorUnsupportedPtxVersion) {
     int device = 0;
     cudaDeviceProp properties;
     cuda::check(cudaGetDevice(&device), "cudaGetDevice");
@@ -525,7 +526,7 @@ std::string no_cuda() {
         "compiles for it",
         properties.name, cudaGetErrorString(code), properties.major, properties.minor);
   }
-  return "";
+  return code == cudaSuccess ? "" : std::string("the GPU cannot be used: ") + cudaGetErrorString(code);
 }
 
 std::unique_ptr<Model> make_cuda_model(ModelFiles&& files) {

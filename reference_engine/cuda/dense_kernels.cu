@@ -41,10 +41,10 @@ struct LinearJob : DenseJob {
 /// Several gates, whose logits go to [gates, n, experts].
 struct GateJob : DenseJob {
   std::uint32_t experts = 0;
-  float* scores = nullptr;
+  float* logits = nullptr;
 
   __device__ void emit(std::uint32_t output, std::uint32_t number, const float (&sums)[1]) const {
-    scores[(std::uint64_t{output / experts} * n + number) * experts + output % experts] = sums[0];
+    logits[(std::uint64_t{output / experts} * n + number) * experts + output % experts] = sums[0];
   }
 };
 
@@ -87,24 +87,17 @@ __global__ void add_bias(float* y, const float* bias, std::uint32_t rows) {
   for (std::uint32_t i = threadIdx.x; i < rows; i += blockDim.x) y[i] += bias[i];
 }
 
-struct Larger {
-  template <class T>
-  __device__ T operator()(T a, T b) const {
-    return a > b ? a : b;
-  }
-};
-
 /// Shared memory of a warp.
 struct SoftmaxStage {
   typename cub::WarpReduce<float>::TempStorage largest, sum;
   typename cub::WarpReduce<std::int64_t>::TempStorage best;
 };
 
-/// Turns a row of logits to its softmax, and finds the k best scores of it unless `best` is null. By one warp.
-__device__ void softmax(SoftmaxStage& stage, float* row, std::uint32_t experts, std::uint32_t k, std::uint16_t* best) {
+/// The softmax of a row of logits, and the k best scores of it unless `best` is null. By one warp.
+__device__ void softmax(SoftmaxStage& stage, const volatile float* logits, float* row, std::uint32_t experts,
+                        std::uint32_t k, std::uint16_t* best) {
   constexpr std::uint32_t most = most_experts / lanes;  // of a lane
   const std::uint32_t lane = threadIdx.x % lanes;
-  const volatile float* logits = row;  // of other blocks: not from a cache of this multiprocessor
   const float infinity = __uint_as_float(0x7f800000U);
   float score[most];  // of experts `lane`, `lane` + 32, ...
   float largest = -infinity;
@@ -145,28 +138,31 @@ __device__ void softmax(SoftmaxStage& stage, float* row, std::uint32_t experts, 
   }
 }
 
-/// All rows [gates * n], a warp each; the first n are the first gate's.
-__device__ void softmax_rows(float* scores, std::uint32_t rows, std::uint32_t experts, std::uint32_t n, std::uint32_t k,
-                             std::uint16_t* best, std::uint32_t first, std::uint32_t step) {
+/// All rows [gates * n], a warp each; the first n are the first gate's. Logits are of other blocks, too: volatile, since
+/// they must not come from a cache of this multiprocessor.
+__device__ void softmax_rows(const volatile float* logits, float* scores, std::uint32_t rows, std::uint32_t experts,
+                             std::uint32_t n, std::uint32_t k, std::uint16_t* best, std::uint32_t first,
+                             std::uint32_t step) {
   __shared__ SoftmaxStage stage[product_warps];
   for (std::uint32_t i = first; i < rows; i += step) {
     std::uint16_t* to = i < n && best != nullptr ? best + std::uint64_t{i} * k : nullptr;
-    softmax(stage[threadIdx.x / lanes], scores + std::uint64_t{i} * experts, experts, k, to);
+    const std::uint64_t at = std::uint64_t{i} * experts;
+    softmax(stage[threadIdx.x / lanes], logits + at, scores + at, experts, k, to);
     __syncwarp();
   }
 }
 
 __global__ void __launch_bounds__(product_threads)
-    softmax_kernel(float* scores, std::uint32_t rows, std::uint32_t experts, std::uint32_t n, std::uint32_t k,
-                   std::uint16_t* best) {
+    softmax_kernel(const float* logits, float* scores, std::uint32_t rows, std::uint32_t experts, std::uint32_t n,
+                   std::uint32_t k, std::uint16_t* best) {
   const std::uint32_t warp = blockIdx.x * product_warps + threadIdx.x / lanes;
-  softmax_rows(scores, rows, experts, n, k, best, warp, gridDim.x * product_warps);
+  softmax_rows(logits, scores, rows, experts, n, k, best, warp, gridDim.x * product_warps);
 }
 
 /// A warp makes one logit: gates are small. The last block to finish makes scores of them.
 template <class Weights, std::uint32_t most, bool aligned>
 __global__ void __launch_bounds__(product_threads, 2)
-    gate_kernel(GateJob job, unsigned* counter, std::uint32_t k, std::uint16_t* best) {
+    gate_kernel(GateJob job, float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best) {
   __shared__ Stage<stage_floats(most)> stage;
   run_job<Weights, 1, most, aligned>(stage, job, blockIdx.x, gridDim.x);
   __shared__ bool last;
@@ -179,17 +175,18 @@ __global__ void __launch_bounds__(product_threads, 2)
   __syncthreads();
   if (!last) return;
   __threadfence();
-  softmax_rows(job.scores, job.place.rows / job.experts * job.n, job.experts, job.n, k, best, threadIdx.x / lanes,
-               product_warps);
+  softmax_rows(job.logits, scores, job.place.rows / job.experts * job.n, job.experts, job.n, k, best,
+               threadIdx.x / lanes, product_warps);
 }
 
 template <FloatType type>
-void launch_gate(cudaStream_t stream, const GateJob& job, unsigned* counter, std::uint32_t k, std::uint16_t* best) {
+void launch_gate(cudaStream_t stream, const GateJob& job, float* scores, unsigned* counter, std::uint32_t k,
+                 std::uint16_t* best) {
   auto* kernel = !job.place.aligned(16) ? gate_kernel<Plain<type>, 4, false>
                  : job.n > 1            ? gate_kernel<Plain<type>, 8, true>
                                         : gate_kernel<Plain<type>, 1, true>;
-  launch("gate_kernel", stream, dim3(shares(job.place.rows, product_warps)), product_threads, kernel, job, counter, k,
-         best);
+  launch("gate_kernel", stream, dim3(shares(job.place.rows, product_warps)), product_threads, kernel, job, scores,
+         counter, k, best);
 }
 
 }  // namespace
@@ -216,7 +213,7 @@ void linear(const Context& context, const float* x, std::uint32_t n, const Dense
 }
 
 void gate(const Context& context, const float* x, std::uint32_t n, const DenseWeight& gates, std::uint32_t count,
-          float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best) {
+          float* logits, float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best) {
   if (count == 0 || gates.rows == 0 || gates.rows % count != 0) {
     refuse(std::to_string(gates.rows) + " rows of weights are not " + std::to_string(count) + " gates");
   }
@@ -232,21 +229,21 @@ void gate(const Context& context, const float* x, std::uint32_t n, const DenseWe
     const PassThroughLayout one{experts, gates.columns, gates.type};
     for (std::uint32_t g = 0; g < count; ++g) {
       multiply_by_blas(context, x, n, one, gates.data + g * one.bytes(), false,
-                       scores + std::uint64_t{g} * n * experts);
+                       logits + std::uint64_t{g} * n * experts);
     }
     launch("softmax_kernel", context.stream, dim3(shares(std::uint64_t{count} * n, product_warps)), product_threads,
-           softmax_kernel, scores, count * n, experts, n, k, best);
+           softmax_kernel, logits, scores, count * n, experts, n, k, best);
     return;
   }
   auto job = job_of<GateJob>(gates, x, n);
   job.experts = experts;
-  job.scores = scores;
+  job.logits = logits;
   if (gates.type == FloatType::bf16) {
-    launch_gate<FloatType::bf16>(context.stream, job, counter, k, best);
+    launch_gate<FloatType::bf16>(context.stream, job, scores, counter, k, best);
   } else if (gates.type == FloatType::f16) {
-    launch_gate<FloatType::f16>(context.stream, job, counter, k, best);
+    launch_gate<FloatType::f16>(context.stream, job, scores, counter, k, best);
   } else {
-    launch_gate<FloatType::f32>(context.stream, job, counter, k, best);
+    launch_gate<FloatType::f32>(context.stream, job, scores, counter, k, best);
   }
 }
 

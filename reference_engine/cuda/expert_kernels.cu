@@ -140,6 +140,7 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
   // Read again: so much less lives in registers meanwhile.
   if (drawn < ups) atomicAdd(started + 2 + drawn / g.up_blocks, 1U);
   if (atomicAdd(ended, 1U) == gridDim.x - 1) {  // all others have read what they wait for
+    __threadfence();
     for (std::uint32_t i = 0; i < 2 + g.count; ++i) started[i] = 0;
   }
 }

@@ -85,11 +85,12 @@ void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std:
                const AttentionShape& shape, float* out);
 
 /// Scores of `count` adjacent layers' gates: softmax(x W^T) of each. x: [n, hidden]; gates: [count * E, hidden], E at
-/// most most_experts; scores: [count, n, E]. `best`, if not null: [n, k], each row's k experts of the first gate, best
+/// most most_experts; scores, and scratch `logits`: [count, n, E], may be the same, and scores host memory that is
+/// mapped. `best`, if not null: [n, k], each row's k experts of the first gate, best
 /// first, of equal ones the lower; NaN ranks last. For few rows it is one launch. `counter`: one number, 0 before and
 /// after; not for two streams at once.
 void gate(const Context& context, const float* x, std::uint32_t n, const DenseWeight& gates, std::uint32_t count,
-          float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best);
+          float* logits, float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best);
 
 /// Of every routed expert.
 struct ExpertShape {

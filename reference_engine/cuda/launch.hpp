@@ -13,6 +13,13 @@ namespace ferry::engine::cuda::part {
 
 inline constexpr std::uint32_t lanes = 32, every_lane = 0xffffffffU;
 
+struct Larger {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a > b ? a : b;
+  }
+};
+
 /// How often `part` goes into `all`, rounded up.
 constexpr std::uint32_t shares(std::uint64_t all, std::uint32_t part) {
   return static_cast<std::uint32_t>((all + part - 1) / part);

@@ -68,7 +68,7 @@ void Workspace::reserve(std::uint32_t most) {
     shared_factor = next.next<float>(n);
     activated = next.next<float>(widest);
     results = next.next<float>(routed * c.hidden);
-    scores = next.next<float>((1 + most_ahead) * n * c.experts);
+    gate_logits = next.next<float>((1 + most_ahead) * n * c.experts);
     places = next.next<RowPlace>(n);
     // Of each assignment its number, weight and two states; and the tasks.
     plan_bytes = routed * 10 + c.experts * sizeof(ExpertTask) + 5 * 64;

@@ -51,7 +51,7 @@ class Workspace {
   float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]
   float* activated = nullptr;                         ///< [rows * max(top_k, 1), widest expert]
   float* results = nullptr;                           ///< [rows * top_k, hidden]
-  float* scores = nullptr;                            ///< [1 + most_ahead, rows, experts]
+  float* gate_logits = nullptr;                       ///< [1 + most_ahead, rows, experts]
   RowPlace* places = nullptr;                         ///< [rows]
   std::byte* plan = nullptr;                          ///< descriptors of a layer's tasks
   std::uint64_t plan_bytes = 0;

@@ -116,6 +116,7 @@ enum cudaError {
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorUnsupportedPtxVersion = 222,
   cudaErrorECCUncorrectable = 214,
   cudaErrorOperatingSystem = 304,
   cudaErrorInvalidResourceHandle = 400,

@@ -802,6 +802,7 @@ constexpr ErrorText error_texts[] = {
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA device"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device number"},
     {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice", "no kernel was compiled for this device"},
+    {cudaErrorUnsupportedPtxVersion, "cudaErrorUnsupportedPtxVersion", "a kernel was compiled by a newer toolkit"},
     {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable memory error"},
     {cudaErrorOperatingSystem, "cudaErrorOperatingSystem", "a call of the operating system failed"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid handle of a stream or event"},

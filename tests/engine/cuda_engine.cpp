@@ -114,7 +114,7 @@ bool all_of_it() {
 }
 
 std::string folder(const std::string& name) {
-  return std::string(FERRY_MODELS) + "/" + name;
+  return FERRY_MODELS "/" + name;
 }
 
 HostModel& host(const std::string& name) {

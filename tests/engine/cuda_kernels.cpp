@@ -40,6 +40,7 @@ class Buffer {
   }
   explicit Buffer(const std::vector<T>& values) : Buffer(values.size()) {
     check(cudaMemcpy(data_, values.data(), size_ * sizeof(T), cudaMemcpyHostToDevice));
+    check(cudaDeviceSynchronize());  // it may return before all has landed, and other streams do not wait for it
   }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -570,7 +571,7 @@ void check_gate(FloatType type, std::uint32_t experts, std::uint32_t hidden, std
     CAPTURE(n);
     const Buffer<float> scores(std::size_t{count} * n * experts);
     const Buffer<std::uint16_t> best(std::size_t{n} * k);
-    gate(device.context, input, n, w.dense, count, scores, counter, k, best);
+    gate(device.context, input, n, w.dense, count, scores, scores, counter, k, best);
     const std::vector<float> got = device.read(scores);
     Doubles expected(std::size_t{count} * n, experts);
     for (std::size_t g = 0; g < count; ++g) {
@@ -624,9 +625,9 @@ TEST_CASE("cuda kernels - equal scores go to the lower expert, and rows that are
   const DenseWeight gates{reinterpret_cast<const std::byte*>(static_cast<float*>(memory)), FloatType::f32, experts, 1};
   const std::vector<std::uint16_t> expected{40, 2, 34, 65, 0, 1, 0, 1, 2, 3, 4, 5, 0, 1, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5};
   const Buffer<std::uint16_t> best(std::size_t{n} * k);
-  gate(device.context, x, n, gates, 1, scores, counter, k, best);
+  gate(device.context, x, n, gates, 1, scores, scores, counter, k, best);
   CHECK(device.read(best) == expected);
-  gate(device.context, x, n, gates, 1, scores, counter, k, nullptr);
+  gate(device.context, x, n, gates, 1, scores, scores, counter, k, nullptr);
   const std::vector<float> got = device.read(scores);
   CHECK(got[experts] == doctest::Approx(1.0 / experts));
   CHECK(std::isnan(got.back()));
@@ -1011,12 +1012,12 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
     CHECK(message.find(numbers) != std::string::npos);
   };
   const DenseWeight many{weights, FloatType::bf16, 513, 1}, some{weights, FloatType::bf16, 8, 20};
-  says(refusal([&] { gate(device.context, x, 1, many, 1, x, counter, 2, nullptr); }),
+  says(refusal([&] { gate(device.context, x, 1, many, 1, x, x, counter, 2, nullptr); }),
        "513 experts, expected at most 512");
-  says(refusal([&] { gate(device.context, x, 1, some, 3, x, counter, 2, nullptr); }),
+  says(refusal([&] { gate(device.context, x, 1, some, 3, x, x, counter, 2, nullptr); }),
        "8 rows of weights are not 3 gates");
   const Buffer<std::uint16_t> best(100);
-  says(refusal([&] { gate(device.context, x, 1, some, 2, x, counter, 5, best); }), "best 5 of 4");
+  says(refusal([&] { gate(device.context, x, 1, some, 2, x, x, counter, 5, best); }), "best 5 of 4");
   says(refusal([&] { linear(device.context, x, 9, some, nullptr, false, x); }), "scratch memory is 10 floats");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 258}, x); }), "heads of 258 numbers");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 0}, x); }), "heads of 0 numbers");
@@ -1044,7 +1045,7 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   swiglu(c.stream, y, nullptr, 0);
   rotate_and_store(c.stream, y, y, nullptr, 0, 0, {1, 1, 16});
   attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
-  gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, nullptr, 2, nullptr);
+  gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, y, nullptr, 2, nullptr);
   experts(c, {16, 16, FloatType::bf16, 64}, {}, nullptr, y, y);
   expert_by_blas(c, {16, 16, FloatType::bf16, 64}, Precision::full, {}, nullptr, 1, nullptr, {}, y);
   combine(c.stream, {}, y);
