@@ -320,7 +320,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--layers", a.layers,
                  "of decode (default: the shape's, or as many as fit into 60% of the host's free memory, what of it "
-                 "can be filled in 40 s, and 80% of the GPU's; and no more than are copied in 120 s")
+                 "can be filled in 40 s, and 80% of the GPU's; and no more than are copied in 120 s)")
       ->type_name("N")
       ->check(CLI::Range(1, 4096));
   app.add_option("--tokens", a.tokens, "that decode measures of each stack and round")
