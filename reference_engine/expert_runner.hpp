@@ -66,8 +66,13 @@ class ExpertRunner {
   virtual void partial(Matrix& out) const = 0;
   /// Scores [rows, experts] of the next layer made from it.
   virtual void look_ahead(std::uint16_t layer, const Matrix& scores) = 0;
-  /// Computes the rest: the weighted sum of each row's experts, in the order of their rank, [rows, hidden].
+  /// True if the plan has more than what is on the device already: `run` waits, for copies or for the host.
+  [[nodiscard]] virtual bool waits() const = 0;
+  /// Computes the rest: the weighted sum of each row's experts, in the order of their rank, [rows, hidden]. If it
+  /// does not wait, `look_ahead` may come between it and `finish`.
   virtual void run(std::uint16_t layer, const Matrix& input, Matrix& out) = 0;
+  /// Ends the layer.
+  virtual void finish(std::uint16_t layer) = 0;
   virtual void end_sequence(std::uint32_t sequence) = 0;
   /// After an exception in the middle of a step.
   virtual void abandon() = 0;
@@ -115,7 +120,9 @@ class PassingRunner : public ExpertRunner {
   [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return runner_.wants_partial(layer); }
   void partial(Matrix& out) const override { runner_.partial(out); }
   void look_ahead(std::uint16_t layer, const Matrix& scores) override { runner_.look_ahead(layer, scores); }
+  [[nodiscard]] bool waits() const override { return runner_.waits(); }
   void run(std::uint16_t layer, const Matrix& input, Matrix& out) override { runner_.run(layer, input, out); }
+  void finish(std::uint16_t layer) override { runner_.finish(layer); }
   void end_sequence(std::uint32_t sequence) override { runner_.end_sequence(sequence); }
   void abandon() override { runner_.abandon(); }
 

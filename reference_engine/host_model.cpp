@@ -206,6 +206,7 @@ Matrix HostModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
       runner.look_ahead(static_cast<std::uint16_t>(l + 1), ahead_scores_);
     }
     runner.run(index, normed_, routed_);
+    runner.finish(index);
     x_ += routed_;
     add_shared(x_);
   }

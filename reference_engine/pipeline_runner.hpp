@@ -134,8 +134,9 @@ class PipelineRunner final : public ExpertRunner {
     note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
   }
 
-  void run(std::uint16_t layer, const Matrix& /*input*/, Matrix& out) override {
-    Times measured = took_;
+  [[nodiscard]] bool waits() const override { return plan_.arriving.size > 0 || plan_.host.size > 0; }
+
+  void run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) override {
     for (const Task& t : plan_.arriving) {
       const Nanoseconds begin = now_ns();
       pipe_.wait(t);
@@ -144,11 +145,14 @@ class PipelineRunner final : public ExpertRunner {
       if (t.transient) device_->poison(t.slot);  // before `done`, which may start the next copy into it
       pipe_.done(t);
     }
-    measured.host = wait_host();
-    measured.device = device_->expert_ns();
+    took_.host = wait_host();
+    took_.device = device_->expert_ns();
     device_->add_up(out);
     take_stalls();
-    pipe_.finish(layer, measured);
+  }
+
+  void finish(std::uint16_t layer) override {
+    pipe_.finish(layer, took_);
     if (phase_ == Phase::decode) note_uses();
   }
 
@@ -294,7 +298,7 @@ class PipelineRunner final : public ExpertRunner {
   Phase phase_ = Phase::prefill;
   bool new_section_ = true, gate_rows_ = false;
   Plan plan_;
-  Times took_;
+  Times took_;  ///< what the layer took, as far as it has got
   View<const Scores> foretold_;
   Matrix host_rows_in_, host_rows_out_;
   std::uint32_t host_tasks_ = 0, host_rows_ = 0;

@@ -92,9 +92,9 @@ class CudaModel final : public Model {
   /// Adds to the hidden states.
   void shared_expert(const Layer& layer);
   /// Scores [count, rows, experts] of that many gates, from `layer`'s on, for a gate input; straight to the host's memory,
-  /// since a copy could queue behind experts.
-  void score(std::uint32_t layer, std::uint32_t count, const float* gate_input);
-  /// What score has brought, of the gate at that place.
+  /// since a copy could queue behind experts. The first is at that place there.
+  void score(std::uint32_t layer, std::uint32_t count, const float* gate_input, std::uint32_t place);
+  /// What score has brought to a place.
   [[nodiscard]] View<const float> scored(std::uint32_t place) const {
     const std::uint32_t size = work_.rows * config().experts;
     return {scores_host_.as<float>() + std::size_t{place} * size, size};
@@ -121,7 +121,7 @@ class CudaModel final : public Model {
   // On the host
   HostBlock scores_host_, input_host_, logits_host_;
   Matrix input_, gate_scores_, ahead_scores_, unused_;
-  Event step_begin_, layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_;
+  Event step_begin_, layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_, foreseen_;
   Times took_[2];                ///< a layer of the last step that was measured, by phase
   std::uint64_t steps_[2] = {};  ///< by phase
   std::vector<RowPlace> places_;
@@ -380,13 +380,13 @@ void CudaModel::shared_expert(const Layer& layer) {
   combine(work_.stream(), c, work_.x);
 }
 
-void CudaModel::score(std::uint32_t l, std::uint32_t count, const float* gate_input) {
+void CudaModel::score(std::uint32_t l, std::uint32_t count, const float* gate_input, std::uint32_t place) {
   const ModelConfig& c = config();
   DenseWeight gates = gates_;
   gates.rows = count * c.experts;
   gates.data += l * gate_bytes_;
-  gate(work_.context, gate_input, work_.rows, gates, count, work_.gate_logits, scores_host_.on_device<float>(),
-       work_.counter, 0, nullptr);
+  gate(work_.context, gate_input, work_.rows, gates, count, work_.gate_logits,
+       scores_host_.on_device<float>() + std::size_t{place} * work_.rows * c.experts, work_.counter, 0, nullptr);
 }
 
 void CudaModel::wait(const Event& event, ExpertRunner& runner) {
@@ -429,7 +429,8 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   runner.begin_step(phase, sequences);
   work_.reserve(n);
   work_.rows = n;
-  const std::uint64_t score_bytes = std::uint64_t{1 + Workspace::most_ahead} * n * c.experts * sizeof(float);
+  constexpr std::uint32_t foreseen = 1 + Workspace::most_ahead;  // the place of a partial hidden state's scores
+  const std::uint64_t score_bytes = std::uint64_t{foreseen + 1} * n * c.experts * sizeof(float);
   if (scores_host_.bytes() < score_bytes) scores_host_ = HostBlock(score_bytes);
   put(work_.stream(), work_.places, places_.data(), places_.size() * sizeof(RowPlace));
   if (c.shared_width > 0) {  // an expert that every row wants
@@ -449,26 +450,38 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const Nanoseconds from = origin + begin.ns_since(step_begin_);
     runner.spans.push_back({Lane::device, name, from, from + end.ns_since(begin), {}, false, Ticket::none});
   };
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
-    const Layer& layer = layers_[l];
-    const auto index = static_cast<std::uint16_t>(l);
-    const GateWants wants = runner.gate_wants(index);
-    const std::uint32_t count = 1 + std::min<std::uint32_t>(wants.foretold, Workspace::most_ahead);
+  bool input_wanted = false;
+  std::uint32_t count = 0;  ///< of gates
+  auto queue_gate = [&](std::uint32_t l) {
+    const GateWants wants = runner.gate_wants(static_cast<std::uint16_t>(l));
+    input_wanted = wants.input || gate_scores;
+    count = 1 + std::min<std::uint32_t>(wants.foretold, Workspace::most_ahead);
     if (measured) layer_begin_.record(work_.stream());
     attend(l, work_.x, work_.normed);
     if (measured) gate_begin_.record(work_.stream());
-    score(l, count, work_.normed);
+    score(l, count, work_.normed, 0);
     if (measured) gate_end_.record(work_.stream());
-    if (wants.input || gate_scores) {
+    if (input_wanted) {
       const std::uint64_t bytes = std::uint64_t{n} * c.hidden * sizeof(float);
       if (input_host_.bytes() < bytes) input_host_ = HostBlock(bytes);
       check(cudaMemcpyAsync(input_host_.as<float>(), work_.normed, bytes, cudaMemcpyDeviceToHost, work_.stream()),
             "cudaMemcpyAsync");
     }
     read_.record(work_.stream());
+  };
+  auto look_ahead = [&](std::uint32_t l) {
+    wait(foreseen_, runner);
+    ahead_scores_ = Eigen::Map<const Matrix>(scored(foreseen).data, n, c.experts);
+    runner.look_ahead(static_cast<std::uint16_t>(l), ahead_scores_);
+  };
+
+  queue_gate(0);
+  for (std::uint32_t l = 0; l < c.layers; ++l) {
+    const Layer& layer = layers_[l];
+    const auto index = static_cast<std::uint16_t>(l);
     wait(read_, runner);  // once a layer the host must know what the gate says
     gate_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
-    if (wants.input || gate_scores) input_ = Eigen::Map<const Matrix>(input_host_.as<float>(), n, c.hidden);
+    if (input_wanted) input_ = Eigen::Map<const Matrix>(input_host_.as<float>(), n, c.hidden);
     if (gate_scores) gate_scores(l, input_, gate_scores_);
     foretold_.clear();
     for (std::uint32_t i = 1; i < count; ++i) {
@@ -489,16 +502,21 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
       if (measured) shared_end_.record(work_.stream());
     }
     runner.run_resident(index, input_);
-    if (runner.wants_partial(index)) {
+    const bool foresees = runner.wants_partial(index);
+    if (foresees) {
       runner.partial(unused_);
       attend(l + 1, work_.partial, work_.ahead);  // its keys and values are overwritten by the real ones
-      score(l + 1, 1, work_.ahead);
-      read_.record(work_.stream());
-      wait(read_, runner);
-      ahead_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
-      runner.look_ahead(static_cast<std::uint16_t>(l + 1), ahead_scores_);
+      score(l + 1, 1, work_.ahead, foreseen);
+      foreseen_.record(work_.stream());
     }
+    // While copies are on their way, the next ones are chosen. Otherwise the stream gets the next layer's gate first:
+    // the device goes on while the host looks ahead.
+    const bool looks_first = foresees && runner.waits();
+    if (looks_first) look_ahead(l + 1);
     runner.run(index, input_, unused_);
+    if (l + 1 < c.layers) queue_gate(l + 1);
+    if (foresees && !looks_first) look_ahead(l + 1);
+    runner.finish(index);
   }
   Matrix made = logits(logit_rows, runner);
   if (c.shared_width > 0) span("shared expert", shared_begin_, shared_end_);  // the last layer's

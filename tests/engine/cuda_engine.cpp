@@ -114,7 +114,7 @@ bool all_of_it() {
 }
 
 std::string folder(const std::string& name) {
-  return FERRY_MODELS "/" + name;
+  return name.starts_with("/") ? name : FERRY_MODELS "/" + name;
 }
 
 HostModel& host(const std::string& name) {
@@ -221,7 +221,7 @@ Ran run_on_gpu(const std::string& name, const std::string& stack, double percent
 
 /// One test case for each quarter of the stacks, so that they run side by side. Budgets in turn; FERRY_TEST_ALL: each
 /// stack with four of them.
-void every_stack_is_right(const char* name, std::size_t quarter) {
+void every_stack_is_right(const std::string& name, std::size_t quarter) {
   HostModel& reference = host(name);
   double worst = 0;
   std::size_t turn = 0;
@@ -262,11 +262,121 @@ TEST_CASE("CUDA: every stack computes what the host computes from the same plans
   for (std::size_t quarter = 0; quarter < 4; ++quarter) every_stack_is_right("tiny-mixtral", quarter);
 }
 
+namespace {
+
+/// Writes layers of a real model's size, of made-up weights: some gigabytes.
+void write_layers(const std::filesystem::path& folder, const Json& config) {
+  write_file(folder / "config.json", config.dump());
+  const auto number = [&](const char* field) { return config[field].get<std::uint64_t>(); };
+  const bool shared = config.contains("shared_expert_intermediate_size");
+  const std::uint64_t hidden = number("hidden_size"), vocabulary = number("vocab_size"),
+                      kv = hidden / number("num_attention_heads") * number("num_key_value_heads");
+  std::vector<std::pair<std::string, std::vector<std::uint64_t>>> tensors = {
+      {"model.embed_tokens.weight", {vocabulary, hidden}},
+      {"lm_head.weight", {vocabulary, hidden}},
+      {"model.norm.weight", {hidden}}};
+  auto feed_forward = [&](const std::string& at, std::array<const char*, 3> names, std::uint64_t width) {
+    tensors.push_back({at + names[0] + ".weight", {width, hidden}});
+    tensors.push_back({at + names[1] + ".weight", {width, hidden}});
+    tensors.push_back({at + names[2] + ".weight", {hidden, width}});
+  };
+  for (std::uint64_t l = 0; l < number("num_hidden_layers"); ++l) {
+    const std::string at = "model.layers." + std::to_string(l) + ".", attention = at + "self_attn.";
+    tensors.push_back({at + "input_layernorm.weight", {hidden}});
+    tensors.push_back({at + "post_attention_layernorm.weight", {hidden}});
+    for (const auto& [part, rows] : {std::pair("q", hidden), {"k", kv}, {"v", kv}}) {
+      tensors.push_back({attention + part + "_proj.weight", {rows, hidden}});
+      if (shared) tensors.push_back({attention + part + "_proj.bias", {rows}});
+    }
+    tensors.push_back({attention + "o_proj.weight", {hidden, hidden}});
+    const std::uint64_t experts = number(shared ? "num_experts" : "num_local_experts");
+    const std::string block = at + (shared ? "mlp." : "block_sparse_moe.");
+    tensors.push_back({block + "gate.weight", {experts, hidden}});
+    for (std::uint64_t e = 0; e < experts; ++e) {
+      const std::string expert = block + "experts." + std::to_string(e) + ".";
+      if (shared) {
+        feed_forward(expert, {"gate_proj", "up_proj", "down_proj"}, number("moe_intermediate_size"));
+      } else {
+        feed_forward(expert, {"w1", "w3", "w2"}, number("intermediate_size"));
+      }
+    }
+    if (!shared) continue;
+    tensors.push_back({block + "shared_expert_gate.weight", {1, hidden}});
+    feed_forward(block + "shared_expert.", {"gate_proj", "up_proj", "down_proj"},
+                 number("shared_expert_intermediate_size"));
+  }
+  Json header = Json::object();
+  std::uint64_t end = 0;
+  for (const auto& [name, shape] : tensors) {
+    const std::uint64_t begin = end, columns = shape.size() == 2 ? shape[1] : 1;
+    end += shape[0] * columns * 2;
+    header[name] = {{"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {begin, end}}};
+  }
+  std::ofstream file(folder / "model.safetensors", std::ios::binary);
+  file << safetensors_file(header.dump(), "");
+  Random random(5);
+  std::vector<Eigen::bfloat16> values;
+  for (const auto& [name, shape] : tensors) {
+    const bool norm = name.find("norm") != std::string::npos;
+    values.resize(shape[0] * (shape.size() == 2 ? shape[1] : 1));
+    // Uniform, so that a product has the size of its input; and gates that make a difference.
+    float most = name.find("bias") != std::string::npos ? 0.1F : std::sqrt(3.0F / static_cast<float>(shape.back()));
+    if (name.ends_with(".gate.weight")) most *= 3;
+    for (Eigen::bfloat16& v : values) v = Eigen::bfloat16(norm ? 1.0F : (random.unit() * 2 - 1) * most);
+    file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * 2));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("CUDA: layers of Mixtral-8x7B's and Qwen1.5-MoE's size" * doctest::skip(!all_of_it())) {
+  const Json common = {{"vocab_size", 512},    {"max_position_embeddings", 512}, {"rope_theta", 1e6},
+                       {"rms_norm_eps", 1e-5}, {"tie_word_embeddings", false},   {"bos_token_id", 1},
+                       {"eos_token_id", 2},    {"hidden_act", "silu"},           {"norm_topk_prob", false}};
+  Json mixtral = {{"architectures", {"MixtralForCausalLM"}},
+                  {"num_hidden_layers", 1},
+                  {"hidden_size", 4096},
+                  {"num_attention_heads", 32},
+                  {"num_key_value_heads", 8},
+                  {"num_local_experts", 8},
+                  {"num_experts_per_tok", 2},
+                  {"intermediate_size", 14336}};
+  Json qwen = {{"architectures", {"Qwen2MoeForCausalLM"}},
+               {"num_hidden_layers", 2},
+               {"hidden_size", 2048},
+               {"num_attention_heads", 16},
+               {"num_key_value_heads", 16},
+               {"num_experts", 60},
+               {"num_experts_per_tok", 4},
+               {"moe_intermediate_size", 1408},
+               {"shared_expert_intermediate_size", 5632}};
+  for (Json* config : {&mixtral, &qwen}) {
+    config->update(common);
+    const TemporaryFolder folder;
+    write_layers(folder.path(), *config);
+    for (const std::string stack : {"lru", "hobbit"}) {
+      INFO((*config)["architectures"][0] << ", " << stack);
+      emulated::reset({.eager = true, .chunk_bytes = 1U << 26U, .total_bytes = std::uint64_t{8} << 30U});
+      constexpr std::uint32_t prompt = 12;
+      const Ran ran = run_on_gpu(folder.path(), stack, 50, prompt);
+      REQUIRE(ran.logits.allFinite());
+      HostModel reference(folder.path());
+      reference.add_precisions(find_stack(stack).precisions);
+      Following following(reference.config(), reference.store(), ran.plans);
+      const Matrix expected = logits_of(reference, following, prompt);
+      const double worst = apart(ran.logits, expected);
+      CHECK(worst < 1e-5);
+      CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
+      MESSAGE((*config)["architectures"][0] << ", " << stack << ": at most " << worst << " apart");
+    }
+  }
+}
+
 TEST_CASE("CUDA: prompts so long that experts go through cuBLAS") {
-  for (const char* name : {"tiny-mixtral", "tiny-qwen-moe"}) {
-    for (const char* stack : {"lru", "hobbit"}) {
+  for (const std::string name : {"tiny-mixtral", "tiny-qwen-moe"}) {
+    for (const std::string stack : {"lru", "hobbit"}) {
       // Of tiny-mixtral's 8 experts, some get more rows than go straight from the weights.
-      if ((stack == std::string("lru")) != (name == std::string("tiny-mixtral"))) continue;
+      if ((stack == "lru") != (name == "tiny-mixtral")) continue;
       INFO(name << ", " << stack);
       constexpr std::uint32_t prompt = 150;
       emulated::reset({.eager = true});
@@ -274,16 +384,16 @@ TEST_CASE("CUDA: prompts so long that experts go through cuBLAS") {
       HostModel& reference = host(name);
       Following following(reference.config(), reference.store(), ran.plans);
       CHECK(apart(ran.logits, logits_of(reference, following, prompt)) < 1e-5);
-      CHECK((ran.most_rows > 40 || name == std::string("tiny-qwen-moe")));
+      CHECK((ran.most_rows > 40 || name == "tiny-qwen-moe"));
     }
   }
 }
 
 TEST_CASE("CUDA: lossless stacks without host compute give the resident model's bits, whatever the order of streams") {
-  for (const char* name : {"tiny-mixtral", "tiny-qwen-moe"}) {
+  for (const std::string name : {"tiny-mixtral", "tiny-qwen-moe"}) {
     emulated::reset({.eager = true});
     const Matrix resident = run_on_gpu(name, "resident", 100).logits;
-    std::uint64_t seed = name == std::string("tiny-mixtral") ? 0 : 1, copies = 0;
+    std::uint64_t seed = name == "tiny-mixtral" ? 0 : 1, copies = 0;
     for (const StackInfo& info : all_stacks()) {
       if (!info.lossless || info.keeps_everything || info.precisions.bits != PrecisionSet(Precision::full).bits)
         continue;
@@ -310,13 +420,13 @@ TEST_CASE("CUDA: lossless stacks without host compute give the resident model's 
 
 TEST_CASE("CUDA: with the streams in any order, stacks that lose something never compute from the wrong bytes") {
   HostModel& reference = host("tiny-qwen-moe");
-  for (const char* stack : {"hobbit", "hobbit-cooperative", "importance-driven", "fate", "hybrimoe"}) {
+  for (const std::string stack : {"hobbit", "hobbit-cooperative", "importance-driven", "fate", "hybrimoe"}) {
     for (std::uint64_t seed = 1; seed <= (all_of_it() ? 2 : 1); ++seed) {
       INFO(stack << ", seed " << seed);
       emulated::Options o;
       o.seed = seed;
       o.chunk_bytes = 1024;
-      o.random_fibers = stack == std::string("fate") || seed == 2;
+      o.random_fibers = stack == "fate" || seed == 2;
       emulated::reset(o);
       const Ran ran = run_on_gpu("tiny-qwen-moe", stack, 12.5);
       REQUIRE(ran.logits.allFinite());  // slots are poisoned
@@ -324,6 +434,43 @@ TEST_CASE("CUDA: with the streams in any order, stacks that lose something never
       CHECK(apart(ran.logits, logits_of(reference, following, short_prompt)) < 1e-5);
     }
   }
+}
+
+/// Notes what the device has been given between a partial hidden state and what the host makes of its scores.
+class BetweenPartialAndLook final : public PassingRunner {
+ public:
+  using PassingRunner::PassingRunner;
+  void partial(Matrix& out) const override {
+    before_ = emulated::counters().launches;
+    runner_.partial(out);
+  }
+  void look_ahead(std::uint16_t layer, const Matrix& scores) override {
+    launches[waits() ? 1 : 0].insert(emulated::counters().launches - before_);
+    runner_.look_ahead(layer, scores);
+  }
+  std::set<std::uint64_t> launches[2];  ///< by whether the plan waits for something
+
+ private:
+  mutable std::uint64_t before_ = 0;
+};
+
+TEST_CASE(
+    "CUDA: the device has the next layer's gate to do while the host looks ahead, if it waits for nothing - emulated") {
+  emulated::reset({.eager = true});
+  const auto model = make_cuda_model(ModelFiles(folder("tiny-qwen-moe")));
+  RunnerOptions o = options_for("importance+pre", share(*model, 50));
+  o.poison = false;  // which is launches, too
+  model->add_precisions(precisions_for(o));
+  o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) {
+    return model->make_device(needs, given);
+  };
+  const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
+  BetweenPartialAndLook watch(*runner);
+  logits_of(*model, watch, short_prompt);
+  // A sum, attention and the gate; without anything to wait for the same again, on the whole hidden state.
+  REQUIRE(watch.launches[1].size() == 1);
+  REQUIRE(watch.launches[0].size() == 1);
+  CHECK(*watch.launches[0].begin() == 2 * *watch.launches[1].begin());
 }
 
 TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits") {
@@ -415,21 +562,21 @@ TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name
     const bool of_blas = why.starts_with("cublas");  // which has words of its own for it
     CHECK((of_blas || why.find("cudaErrorLaunchFailure") != std::string::npos));
   }
-  for (const char* call :
+  for (const std::string call :
        {"cudaLaunchKernelEx", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery", "cublasSgemm"}) {
     emulated::reset({.eager = true});
     std::string why;
     try {
       const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
       const auto runner = make_runner(*model, options_for("lru", share(*model, 25)));
-      emulated::fail(call, 3, cudaErrorLaunchOutOfResources);
+      emulated::fail(call.c_str(), 3, cudaErrorLaunchOutOfResources);
       static_cast<void>(logits_of(*model, *runner, short_prompt));
     } catch (const std::exception& e) {
       why = e.what();
     }
     INFO(call << ": " << why);
     CHECK(!why.empty());
-    CHECK((std::string(call) == "cudaLaunchKernelEx" || why.find(call) != std::string::npos));
+    CHECK((call == "cudaLaunchKernelEx" || why.find(call) != std::string::npos));
   }
 }
 

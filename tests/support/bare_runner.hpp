@@ -13,6 +13,8 @@ class BareRunner : public engine::ExpertRunner {
   [[nodiscard]] bool wants_partial(std::uint16_t /*layer*/) const override { return false; }
   void partial(engine::Matrix& /*out*/) const override {}
   void look_ahead(std::uint16_t /*layer*/, const engine::Matrix& /*scores*/) override {}
+  [[nodiscard]] bool waits() const override { return false; }
+  void finish(std::uint16_t /*layer*/) override {}
   void end_sequence(std::uint32_t /*sequence*/) override {}
   void abandon() override {}
   [[nodiscard]] const Counters& counters() const override { return counters_; }
