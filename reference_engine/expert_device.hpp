@@ -64,7 +64,8 @@ class ExpertDevice {
 
   /// What the last expert took.
   [[nodiscard]] virtual Nanoseconds expert_ns() const = 0;
-  /// Whether `wait` returns at once, and the device waits by itself: take_stall_ns then knows for how long.
+  /// Whether `wait` returns at once, and the device waits by itself: take_stall_ns then knows for how long. Such a
+  /// device's copies move on only when its link is called.
   [[nodiscard]] virtual bool waits_itself() const { return false; }
   /// How long the device itself has waited for copies, as far as it has got, since the last call.
   [[nodiscard]] virtual Nanoseconds take_stall_ns() { return 0; }

@@ -1,6 +1,7 @@
 /// @file
 /// The host device's own thread: computes experts beside the device.
 #pragma once
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -37,6 +38,11 @@ class HostWorker {
     changed_.notify_all();
   }
 
+  /// Waits so long at most. Returns whether the work is done; true without any.
+  bool done_within(std::chrono::microseconds time) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [this] { return !busy_; });
+  }
   /// Returns when the work is done; throws what it threw. Without work: at once. After an exception it can start anew.
   void wait() {
     std::unique_lock lock(mutex_);

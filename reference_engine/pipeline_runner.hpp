@@ -276,6 +276,9 @@ class PipelineRunner final : public ExpertRunner {
       if (host_tasks_ == 0) return 0;
       host_tasks_ = 0;
       const Nanoseconds begin = now_ns();
+      if (device_->waits_itself()) {  // its link has no thread either: it is moved on meanwhile
+        while (!host_worker_.done_within(std::chrono::microseconds(100))) poll();
+      }
       host_worker_.wait();
       note(Lane::device, "wait for the host", begin, &PhaseTimes::host_wait);
       times[static_cast<unsigned>(phase_)].host += host_end_ - host_begin_;

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "cuda.hpp"
 #include "emulated_cuda/emulated_cuda.hpp"
@@ -32,6 +34,8 @@ struct Planned {
   std::vector<Route> routes;
   std::map<std::uint16_t, Precision> precision;  ///< by expert
   std::uint32_t most_rows = 0;                   ///< of an expert
+  std::uint32_t on_host = 0;                     ///< experts
+  std::uint32_t calls = 0;                       ///< of the link's `seen`, until all experts were computed
 };
 using PlanLog = std::vector<Planned>;
 
@@ -42,7 +46,10 @@ class Watched final : public ExpertDevice {
 
   void submit(const Copy& copy) noexcept override { device_->submit(copy); }
   void drop(Ticket ticket) noexcept override { device_->drop(ticket); }
-  [[nodiscard]] Seen seen() noexcept override { return device_->seen(); }
+  [[nodiscard]] Seen seen() noexcept override {
+    ++calls_;
+    return device_->seen();
+  }
   void fence(Fence fence) noexcept override { device_->fence(fence); }
   void wait(Ticket ticket) override { device_->wait(ticket); }
   void drain() override { device_->drain(); }
@@ -58,20 +65,28 @@ class Watched final : public ExpertDevice {
         p.most_rows = std::max(p.most_rows, t.rows);
       }
     }
+    p.on_host = plan.host.size;
     log_.push_back(std::move(p));
+    calls_ = 0;
     device_->begin(plan, input);
   }
   void compute(View<const Task> tasks) override { device_->compute(tasks); }
   void poison(std::uint32_t slot) override { device_->poison(slot); }
   [[nodiscard]] float* host_results() override { return device_->host_results(); }
   void partial(Matrix& out) const override { device_->partial(out); }
-  void add_up(Matrix& out) override { device_->add_up(out); }
+  void add_up(Matrix& out) override {
+    log_.back().calls = calls_;
+    device_->add_up(out);
+  }
   void abandon() noexcept override { device_->abandon(); }
   [[nodiscard]] Nanoseconds expert_ns() const override { return device_->expert_ns(); }
+  [[nodiscard]] bool waits_itself() const override { return device_->waits_itself(); }
+  [[nodiscard]] Nanoseconds take_stall_ns() override { return device_->take_stall_ns(); }
 
  private:
   std::unique_ptr<ExpertDevice> device_;
   PlanLog& log_;
+  std::uint32_t calls_ = 0;
 };
 
 /// Computes on the host what plans say, one row at a time.
@@ -471,6 +486,47 @@ TEST_CASE(
   REQUIRE(watch.launches[1].size() == 1);
   REQUIRE(watch.launches[0].size() == 1);
   CHECK(*watch.launches[0].begin() == 2 * *watch.launches[1].begin());
+}
+
+/// Experts that take their time, for any thread but the one that made it.
+class SlowStore final : public ExpertStore {
+ public:
+  explicit SlowStore(const ExpertStore& inner) : inner_(inner) {}
+  [[nodiscard]] const ExpertLayout& layout() const override { return inner_.layout(); }
+  [[nodiscard]] std::uint8_t precisions() const override { return inner_.precisions(); }
+  void add(Precision /*p*/) override {}
+  [[nodiscard]] HeldBytes bytes(Variant v) const override {
+    if (std::this_thread::get_id() != owner_) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return inner_.bytes(v);
+  }
+  [[nodiscard]] std::vector<std::pair<const std::byte*, std::size_t>> fixed_memory() const override {
+    return inner_.fixed_memory();
+  }
+
+ private:
+  const ExpertStore& inner_;
+  std::thread::id owner_ = std::this_thread::get_id();
+};
+
+TEST_CASE("CUDA: while the host computes experts, copies are moved on") {
+  emulated::reset({.eager = true});
+  const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+  PlanLog plans;
+  RunnerOptions o = options_for("static-host", share(*model, 50));
+  o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) -> std::unique_ptr<ExpertDevice> {
+    return std::make_unique<Watched>(model->make_device(needs, given), plans);
+  };
+  const SlowStore store(model->store());
+  const auto runner = make_runner(model->config(), store, model->gates(), o);
+  std::vector<KvCache> caches;
+  caches.push_back(model->make_cache(2));
+  model->forward(Phase::decode, {{0, 256, 0}}, caches, *runner, 1);
+  std::uint32_t by_host = 0;
+  for (const Planned& p : plans) {
+    by_host += p.on_host;
+    CHECK((p.on_host > 0 ? p.calls >= 40 : p.calls < 20));  // of 100 us each, 200 in 20 ms
+  }
+  CHECK(by_host > 0);
 }
 
 TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits") {

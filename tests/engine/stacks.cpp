@@ -2,9 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <future>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -249,8 +251,15 @@ TEST_CASE("tentative keys and values of a partial hidden state are never committ
 
 TEST_CASE("the host's worker: exceptions come out of wait, work can follow, and it ends while busy") {
   int done = 0;  // outlives the worker
+  std::promise<void> go;
   HostWorker worker;
+  CHECK(worker.done_within(std::chrono::microseconds(0)));
   worker.wait();  // nothing to wait for
+  worker.start([&] { go.get_future().wait(); });
+  CHECK(!worker.done_within(std::chrono::microseconds(100)));
+  go.set_value();
+  CHECK(worker.done_within(std::chrono::seconds(60)));
+  worker.wait();
   worker.start([&] { ++done; });
   worker.wait();
   CHECK(done == 1);
