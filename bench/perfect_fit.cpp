@@ -146,15 +146,15 @@ class Piped final : public OneRow {
     for (const Task& t : plan_.resident) compute(plan_.assignments[t.first], memory_.slot(t.slot), input);
     pipe_.done(plan_.resident);
   }
-  void run(std::uint16_t layer, const Matrix& input, Matrix& out) override {
+  void run(std::uint16_t /*layer*/, const Matrix& input, Matrix& out) override {
     for (const Task& t : plan_.arriving) {  // there are none
       pipe_.wait(t);
       compute(plan_.assignments[t.first], memory_.slot(t.slot), input);
       pipe_.done(t);
     }
     add_up(plan_.routes, input, out);
-    pipe_.finish(layer);
   }
+  void finish(std::uint16_t layer) override { pipe_.finish(layer); }
   void end_sequence(std::uint32_t sequence) override { pipe_.end_sequence(sequence); }
   [[nodiscard]] const Counters& counters() const override { return pipe_.counters(); }
 
@@ -394,6 +394,7 @@ Json layers_alone(const Size& s, const Arguments& a) {
         runner.plan(l, t.inputs[l], t.scores[l], {});
         runner.run_resident(l, t.inputs[l]);
         runner.run(l, t.inputs[l], *next++);
+        runner.finish(l);
       }
     }
   });
