@@ -4,8 +4,8 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 
-#include "errors.hpp"
 #include "ferry/error.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::bench {
 

@@ -17,16 +17,16 @@
 #include <optional>
 
 #include "bench_command.hpp"
-#include "errors.hpp"
 #include "ferry/cache/fld.hpp"
 #include "ferry/cache/lhu.hpp"
 #include "ferry/cache/random.hpp"
 #include "ferry/cache/sieve.hpp"
-#include "json.hpp"
-#include "output_file.hpp"
 #include "replay.hpp"
-#include "synthetic.hpp"
-#include "trace_file.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+#include "support/output_file.hpp"
+#include "trace/synthetic.hpp"
+#include "trace/trace_file.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "ferry/cache/sieve.hpp"
 #include "layer_benchmark.hpp"
 #include "sorted_report.hpp"
-#include "stack_table.hpp"
+#include "stacks/stack_table.hpp"
 #include "support/policies.hpp"
 
 namespace {
@@ -98,7 +98,7 @@ void walk(benchmark::State& state, const Routing& routing, const Operation& oper
   std::uint16_t layer = 0;
   for (auto _ : state) {
     operation(routing, step, layer);
-    if (++layer < layers - 1) continue;  // the last has no next one to foretell
+    if (++layer < layers - 1) continue;  // the last has no next one to predict
     layer = 0;
     step = step + 1 == Routing::steps ? 0 : step + 1;
   }
@@ -131,8 +131,8 @@ void predictor_operations(const char* name) {
         }
         const Scores s = r.scores(step, layer);
         for (std::uint32_t row = 0; row < shape.max_rows; ++row) {
-          best_of(s.select.data + std::size_t{row} * shape.experts, shape.experts, shape.top_k,
-                  routes.data() + std::size_t{row} * shape.top_k);
+          detail::best_of(s.select.data + std::size_t{row} * shape.experts, shape.experts, shape.top_k,
+                          routes.data() + std::size_t{row} * shape.top_k);
         }
         predictor->observe(layer, {routes.data(), static_cast<std::uint32_t>(routes.size())});
       }

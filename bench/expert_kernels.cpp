@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "expert_kernel.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
+#include "math/expert_kernel.hpp"
 
 namespace {
 

@@ -34,16 +34,16 @@
 #include <thread>
 
 #include "bench_command.hpp"
-#include "budget.hpp"
-#include "calibrate.hpp"
-#include "errors.hpp"
+#include "calibrate/calibrate.hpp"
+#include "cpu/cpu_model.hpp"
 #include "ferry/error.hpp"
-#include "host_model.hpp"
-#include "json.hpp"
-#include "machine.hpp"
-#include "output_file.hpp"
-#include "record.hpp"
-#include "simulate.hpp"
+#include "profiles/machine.hpp"
+#include "sim/simulate.hpp"
+#include "stacks/budget.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+#include "support/output_file.hpp"
+#include "trace/record.hpp"
 
 namespace {
 
@@ -299,7 +299,7 @@ class Bench {
 
   const Arguments& a_;
   std::string name_, text_;
-  HostModel model_;
+  CpuModel model_;
   ModelShape shape_;
   std::uint64_t budget_ = 0;
   Costs costs_;

@@ -16,10 +16,10 @@
 #include <thread>
 
 #include "bench_command.hpp"
-#include "budget.hpp"
-#include "cuda.hpp"
-#include "expert_runner.hpp"
-#include "output_file.hpp"
+#include "cuda/cuda.hpp"
+#include "inference/expert_runner.hpp"
+#include "stacks/budget.hpp"
+#include "support/output_file.hpp"
 
 namespace ferry::bench {
 

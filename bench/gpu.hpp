@@ -14,8 +14,8 @@
 
 #include "cuda/kernels.hpp"
 #include "cuda/workspace.hpp"
-#include "expert.hpp"
-#include "json.hpp"
+#include "math/expert.hpp"
+#include "support/json.hpp"
 
 namespace ferry::bench {
 

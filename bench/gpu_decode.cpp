@@ -12,13 +12,13 @@
 #include <cstring>
 #include <fstream>
 
-#include "budget.hpp"
-#include "cuda.hpp"
-#include "errors.hpp"
+#include "cuda/cuda.hpp"
 #include "ferry/error.hpp"
 #include "gpu_model.hpp"
-#include "synthetic.hpp"
-#include "threads.hpp"
+#include "stacks/budget.hpp"
+#include "support/errors.hpp"
+#include "support/threads.hpp"
+#include "trace/synthetic.hpp"
 
 namespace ferry::bench {
 
@@ -49,7 +49,7 @@ double seconds_a_gib() {
   return static_cast<double>(now_ns() - begin) * 1e-9;
 }
 
-/// Passes everything on to a runner but the gates' scores, which are a trace's: real ones, foretold ones, and those of
+/// Passes everything on to a runner but the gates' scores, which are a trace's: real ones, predicted ones, and those of
 /// partial hidden states. Steps take the trace's tokens one after the other.
 class MadeUpRouting final : public PassingRunner {
  public:
@@ -61,7 +61,7 @@ class MadeUpRouting final : public PassingRunner {
     next_ += rows_;
     runner_.begin_step(phase, sequences);
   }
-  void foretold(View<const Scores> scores) override {
+  void predicted(View<const Scores> scores) override {
     std::uint32_t count = 0;
     for (const Scores& s : scores) {
       const std::uint32_t distance = count + 1;
@@ -69,9 +69,9 @@ class MadeUpRouting final : public PassingRunner {
       Matrix& rows = ahead_[count];
       made_up(rows, [&](std::uint32_t token) { return trace_.predicted_of(token, s.layer - distance, distance); });
       const View<const float> view{rows.data(), static_cast<std::uint32_t>(rows.size())};
-      foretold_[count++] = {s.layer, view, view};
+      predicted_[count++] = {s.layer, view, view};
     }
-    runner_.foretold({foretold_.data(), count});
+    runner_.predicted({predicted_.data(), count});
   }
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& /*scores*/, const Times& took) override {
     made_up(scores_, [&](std::uint32_t token) { return trace_.scores_of(token, layer); });
@@ -95,7 +95,7 @@ class MadeUpRouting final : public PassingRunner {
   std::uint32_t first_ = 0, next_ = 0, rows_ = 0;
   Matrix scores_, partial_;
   std::array<Matrix, most_ahead> ahead_;
-  std::array<Scores, most_ahead> foretold_;
+  std::array<Scores, most_ahead> predicted_;
 };
 
 /// One run of a stack: what was measured behind its warm-up.

@@ -12,8 +12,8 @@
 #include <fstream>
 #include <random>
 
-#include "errors.hpp"
-#include "threads.hpp"
+#include "support/errors.hpp"
+#include "support/threads.hpp"
 
 namespace ferry::bench {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "gpu.hpp"
-#include "model.hpp"
+#include "inference/model.hpp"
 
 namespace ferry::bench {
 

@@ -14,9 +14,9 @@
 #include <optional>
 
 #include "bench_command.hpp"
-#include "html_report_svg.hpp"
 #include "layer.hpp"
-#include "output_file.hpp"
+#include "report/html_report_svg.hpp"
+#include "support/output_file.hpp"
 
 namespace {
 
@@ -149,7 +149,7 @@ struct SizeFit {
 };
 
 /// What a layer costs more than with every expert resident, by its copies. NaN where there are next to none, and with
-/// prefetches: what is foretold costs, too, and not by the copy.
+/// prefetches: what is predicted costs, too, and not by the copy.
 double copy_ns(const Case& c, const Case& all_resident) {
   const double more = c.copies() - all_resident.copies();
   return more > 0.01 && c.after.prefetch.issued == 0 ? (c.ns() - all_resident.ns()) / more : std::nan("");

@@ -15,19 +15,19 @@
 #include <optional>
 
 #include "bench_command.hpp"
-#include "data.hpp"
-#include "errors.hpp"
+#include "cpu/cpu_model.hpp"
 #include "ferry/cache/fld.hpp"
 #include "ferry/cache/random.hpp"
 #include "ferry/cache/sieve.hpp"
 #include "ferry/error.hpp"
-#include "host_model.hpp"
-#include "json.hpp"
 #include "lfu_then_lru.hpp"
-#include "output_file.hpp"
-#include "record.hpp"
 #include "replay.hpp"
-#include "trace_file.hpp"
+#include "support/bundled_files.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+#include "support/output_file.hpp"
+#include "trace/record.hpp"
+#include "trace/trace_file.hpp"
 
 namespace {
 
@@ -367,8 +367,8 @@ std::unique_ptr<engine::TraceFile> read(const std::filesystem::path& path) {
 std::unique_ptr<engine::TraceFile> record(const Arguments& a) {
   const engine::MappedFile text(a.text);
   std::error_code none;
-  engine::HostModel model(std::filesystem::is_directory(a.model, none) ? std::filesystem::path(a.model)
-                                                                       : engine::data_directory() / "models" / a.model);
+  engine::CpuModel model(std::filesystem::is_directory(a.model, none) ? std::filesystem::path(a.model)
+                                                                      : engine::data_directory() / "models" / a.model);
   engine::RecordOptions o;
   o.window = o.prompt = 257;
   o.tokens = a.tokens;

@@ -3,7 +3,7 @@
 
 #include "bench_command.hpp"
 #include "layer.hpp"
-#include "stack_table.hpp"
+#include "stacks/stack_table.hpp"
 
 namespace {
 

@@ -9,8 +9,8 @@
 
 #include "ferry/pipeline.hpp"
 #include "ferry/stacks.hpp"
-#include "shape.hpp"
-#include "synthetic.hpp"
+#include "profiles/shape.hpp"
+#include "trace/synthetic.hpp"
 
 namespace ferry::bench {
 

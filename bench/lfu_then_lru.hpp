@@ -1,7 +1,7 @@
 /// @file
 /// Least frequently used, and among equals least recently used.
 #pragma once
-#include "ferry/cache/slot_experts.hpp"
+#include "ferry/detail/slot_experts.hpp"
 
 namespace ferry::bench {
 
@@ -35,7 +35,7 @@ class LfuThenLru {
  private:
   static constexpr std::int64_t one_use = std::int64_t{1} << 36;
 
-  SlotExperts slots_;
+  detail::SlotExperts slots_;
   Array<std::int64_t> worth_;  ///< [layers, experts] uses of the sequence, and below them the moment of the last
   std::int64_t now_ = 0;       ///< every use is a moment of its own, below 2^36
 };

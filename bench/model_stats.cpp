@@ -14,17 +14,17 @@
 #include <optional>
 #include <sstream>
 
-#include "errors.hpp"
-#include "expert_runner.hpp"
+#include "cpu/cpu_model.hpp"
 #include "ferry/cache/lfu.hpp"
 #include "ferry/cache/random.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/stacks.hpp"
-#include "host_model.hpp"
-#include "json.hpp"
-#include "machine.hpp"
-#include "output_file.hpp"
-#include "trace_file.hpp"
+#include "inference/expert_runner.hpp"
+#include "profiles/machine.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+#include "support/output_file.hpp"
+#include "trace/trace_file.hpp"
 
 namespace {
 
@@ -106,7 +106,7 @@ std::vector<std::string> cut(const std::string& path, std::uint32_t most) {
   return windows;
 }
 
-std::vector<TokenRow> token_rows(const HostModel& model, const std::string& window) {
+std::vector<TokenRow> token_rows(const CpuModel& model, const std::string& window) {
   std::vector<TokenRow> rows{{0, model.config().begin_token, 0}};
   for (std::uint32_t i = 1; i < window_tokens; ++i) rows.push_back({0, static_cast<unsigned char>(window[i - 1]), i});
   return rows;
@@ -139,7 +139,7 @@ struct Window {
 
 class Recorder {
  public:
-  explicit Recorder(HostModel& model) : model_(model) {
+  explicit Recorder(CpuModel& model) : model_(model) {
     RunnerOptions o;
     o.stack = "resident";
     o.max_rows = prefill_tokens;
@@ -166,7 +166,7 @@ class Recorder {
   }
 
  private:
-  HostModel& model_;
+  CpuModel& model_;
   std::unique_ptr<ExpertRunner> runner_;
 };
 
@@ -210,12 +210,12 @@ std::vector<Ranking> rank(const Matrix& scores) {
   return all;
 }
 
-/// How many of the experts that `real` has among its first `needed` does `foretold` have among its first `named`?
-std::uint64_t common(const Ranking& real, std::size_t needed, const Ranking& foretold, std::size_t named) {
+/// How many of the experts that `real` has among its first `needed` does `predicted` have among its first `named`?
+std::uint64_t common(const Ranking& real, std::size_t needed, const Ranking& predicted, std::size_t named) {
   std::uint64_t n = 0;
   for (std::size_t i = 0; i < needed; ++i) {
-    n +=
-        static_cast<std::uint64_t>(std::count(foretold.begin(), foretold.begin() + static_cast<Index>(named), real[i]));
+    n += static_cast<std::uint64_t>(
+        std::count(predicted.begin(), predicted.begin() + static_cast<Index>(named), real[i]));
   }
   return n;
 }
@@ -255,13 +255,13 @@ class Statistics {
     }
   }
 
-  /// `foretold[d - 1][l]`: scores of layer l from the gate input of layer l - d; empty where there is no such layer.
-  void add(const Window& w, const std::vector<std::vector<Matrix>>& foretold) {
+  /// `predicted[d - 1][l]`: scores of layer l from the gate input of layer l - d; empty where there is no such layer.
+  void add(const Window& w, const std::vector<std::vector<Matrix>>& predicted) {
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       const std::vector<Ranking> real = rank(w.scores[l]);
       for (std::size_t d = 1; d <= std::min(l, distances); ++d) {
         similarity(layers_[l].cosine[d - 1], w.inputs[l], w.inputs[l - d]);
-        prediction(layers_[l], d - 1, real, rank(foretold[d - 1][l]));
+        prediction(layers_[l], d - 1, real, rank(predicted[d - 1][l]));
       }
       reuse(layers_[l], real);
       importance(layers_[l], w.scores[l], real);
@@ -290,18 +290,18 @@ class Statistics {
   }
 
   void prediction(LayerStats& l, std::size_t d, const std::vector<Ranking>& real,
-                  const std::vector<Ranking>& foretold) const {
+                  const std::vector<Ranking>& predicted) const {
     for (std::size_t i = 0; i < real.size(); ++i) {
-      l.top_k[d].part += common(real[i], k_, foretold[i], k_);
+      l.top_k[d].part += common(real[i], k_, predicted[i], k_);
       l.top_k[d].whole += k_;
-      l.percentile[d].part += common(real[i], k_, foretold[i], candidates_);
+      l.percentile[d].part += common(real[i], k_, predicted[i], candidates_);
       l.percentile[d].whole += k_;
-      l.top_1[d].count(real[i][0] == foretold[i][0]);
+      l.top_1[d].count(real[i][0] == predicted[i][0]);
     }
     for (std::size_t first = 0; first < real.size(); first += prefill_tokens) {
       std::vector<bool> needed(experts_), named(experts_);
       for (std::size_t i = first; i < first + prefill_tokens; ++i) {
-        for (std::size_t r = 0; r < k_; ++r) needed[real[i][r]] = named[foretold[i][r]] = true;
+        for (std::size_t r = 0; r < k_; ++r) needed[real[i][r]] = named[predicted[i][r]] = true;
       }
       for (std::size_t e = 0; e < experts_; ++e) {
         if (needed[e]) l.prefill[d].count(named[e]);
@@ -370,7 +370,7 @@ class Drive {
  public:
   explicit Drive(const CoreConfig<Stack>& config) : core_(config), layers_(config.model.layers) {}
 
-  void run(Phase phase, const Window& w, const std::vector<std::vector<Matrix>>& foretold) {
+  void run(Phase phase, const Window& w, const std::vector<std::vector<Matrix>>& predicted) {
     const std::uint32_t rows = phase == Phase::prefill ? prefill_tokens : 1;
     const std::vector<std::uint32_t> sequence(rows, 0);
     for (std::uint32_t first = 0; first < window_tokens; first += rows) {
@@ -378,7 +378,7 @@ class Drive {
       for (std::size_t l = 0; l < layers_; ++l) {
         core_->plan(scores(l, w.scores[l], first, rows), landed);
         for (std::size_t d = 1; d <= core_->look_ahead_depth() && l + d < layers_; ++d) {
-          core_->look_ahead(scores(l + d, foretold[d - 1][l + d], first, rows), landed);
+          core_->look_ahead(scores(l + d, predicted[d - 1][l + d], first, rows), landed);
         }
         core_->finish(static_cast<std::uint16_t>(l), {}, landed);
       }
@@ -428,12 +428,12 @@ class Cores {
         mixed_(config<Mixed>(shape, 1)),
         shape_(shape) {}
 
-  void add(const Window& w, const std::vector<std::vector<Matrix>>& foretold) {
-    cross_.run(Phase::decode, w, foretold);
-    cross_prefill_.run(Phase::prefill, w, foretold);
-    stacked_.run(Phase::decode, w, foretold);
-    stacked_prefill_.run(Phase::prefill, w, foretold);
-    mixed_.run(Phase::decode, w, foretold);
+  void add(const Window& w, const std::vector<std::vector<Matrix>>& predicted) {
+    cross_.run(Phase::decode, w, predicted);
+    cross_prefill_.run(Phase::prefill, w, predicted);
+    stacked_.run(Phase::decode, w, predicted);
+    stacked_prefill_.run(Phase::prefill, w, predicted);
+    mixed_.run(Phase::decode, w, predicted);
   }
 
   [[nodiscard]] std::vector<Check> compare(const std::vector<LayerStats>& layers) const {
@@ -483,7 +483,7 @@ class Cores {
   }
 
   static void compare(Check& check, const Share& recall, const Share& top_1, const Accuracy& a) {
-    check.compare(recall, a.foretold, a.needed);
+    check.compare(recall, a.predicted, a.needed);
     check.compare(top_1, a.rows_top1, a.rows);
   }
 
@@ -502,30 +502,30 @@ class PartialWatch final : public PassingRunner {
   PartialWatch(std::unique_ptr<ExpertRunner> inner, const ModelConfig& c, float alpha)
       : PassingRunner(*inner), inner_(std::move(inner)), k_(c.top_k), alpha_(alpha), pending_(c.layers) {}
 
-  // Of what was foretold as top-score, and of that part of it which was not there and whose copy had begun when the
+  // Of what was predicted as top-score, and of that part of it which was not there and whose copy had begun when the
   // real gate spoke.
   struct Counts {
     Share top_score;   ///< is so
     Share active;      ///< of the others, those that the gate chose
     Share active_all;  ///< of all
   };
-  Counts foretold, prefetched;
-  Share recall;      ///< of the k experts that the gate chose, those that were foretold
+  Counts predicted, prefetched;
+  Share recall;      ///< of the k experts that the gate chose, those that were predicted
   Share recall_top;  ///< of its top-score experts
   Share top_1;
-  std::uint64_t strays = 0;  ///< copies that were not foretold: there must be none
+  std::uint64_t strays = 0;  ///< copies that were not predicted: there must be none
 
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
     const std::uint64_t dropped = counters().prefetch.dropped;
     runner_.plan(layer, input, scores, took);
     if (!pending_[layer]) return;
-    Foretold f = *std::exchange(pending_[layer], std::nullopt);
+    Predicted f = *std::exchange(pending_[layer], std::nullopt);
     f.begun -= counters().prefetch.dropped - dropped;  // its layer is the only one with prefetches queued
     const Ranking real = rank(scores)[0];
     const std::size_t top = top_scores(scores.row(0), real, k_, alpha_);
     f.active.assign(real.begin(), real.begin() + k_);
     f.top_score.assign(real.begin(), real.begin() + static_cast<Index>(top));
-    for (const std::uint16_t e : f.named) count(foretold, f, e);
+    for (const std::uint16_t e : f.named) count(predicted, f, e);
     for (const std::uint16_t e : f.active) recall.count(has(f.named, e));
     for (const std::uint16_t e : f.top_score) recall_top.count(has(f.named, e));
     top_1.count(f.best == real[0]);
@@ -534,7 +534,7 @@ class PartialWatch final : public PassingRunner {
 
   void look_ahead(std::uint16_t layer, const Matrix& scores) override {
     const Ranking ranking = rank(scores)[0];
-    Foretold f{layer, ranking[0], ranking, {}, {}, 0};
+    Predicted f{layer, ranking[0], ranking, {}, {}, 0};
     f.named.resize(top_scores(scores.row(0), ranking, k_, alpha_));
     const std::uint64_t before = submitted();
     runner_.look_ahead(layer, scores);
@@ -549,7 +549,7 @@ class PartialWatch final : public PassingRunner {
       if (std::strcmp(s.name, "prefetch") == 0) copies[s.what.id.layer].push_back(s.what.id.expert);
     }
     std::vector<std::size_t> next(pending_.size());
-    for (const Foretold& f : past_) {
+    for (const Predicted& f : past_) {
       for (std::uint64_t i = 0; i < f.begun; ++i) {
         if (next[f.layer] == copies[f.layer].size()) {
           ++strays;
@@ -564,7 +564,7 @@ class PartialWatch final : public PassingRunner {
   }
 
  private:
-  struct Foretold {
+  struct Predicted {
     std::uint16_t layer, best;
     Ranking named, active, top_score;
     std::uint64_t begun;
@@ -573,7 +573,7 @@ class PartialWatch final : public PassingRunner {
   static bool has(const Ranking& experts, std::uint16_t e) {
     return std::find(experts.begin(), experts.end(), e) != experts.end();
   }
-  static void count(Counts& c, const Foretold& f, std::uint16_t e) {
+  static void count(Counts& c, const Predicted& f, std::uint16_t e) {
     const bool top = has(f.top_score, e), active = has(f.active, e);
     c.top_score.count(top);
     c.active_all.count(active);
@@ -586,13 +586,13 @@ class PartialWatch final : public PassingRunner {
   std::unique_ptr<ExpertRunner> inner_;
   std::size_t k_;
   float alpha_;
-  std::vector<std::optional<Foretold>> pending_;  ///< by layer
-  std::vector<Foretold> past_;
+  std::vector<std::optional<Predicted>> pending_;  ///< by layer
+  std::vector<Predicted> past_;
 };
 
 /// Decodes windows of text token by token (what the model would have said does not matter) under `importance+pre`,
 /// a quarter of the experts on the device, on a virtual clock with the ratio of an RTX 3090 on PCIe 3.
-PartialWatch watch_partial(HostModel& model, const std::vector<std::string>& windows) {
+PartialWatch watch_partial(CpuModel& model, const std::vector<std::string>& windows) {
   const ModelConfig& c = model.config();
   const ModelShape shape = model_shape(c, model.store(), 1);
   constexpr Nanoseconds layer_ns = 1'000'000;  // half attention and gate, half experts; only ratios matter
@@ -725,7 +725,7 @@ Json counts_json(const PartialWatch::Counts& c) {
 /// The statistics of one model. False if a check failed.
 bool measure(const Arguments& a, const std::string& name, Json& json) {
   const std::filesystem::path folder = find_model(name);
-  HostModel model(folder);
+  CpuModel model(folder);
   const ModelConfig& c = model.config();
   if (c.top_k >= c.experts) throw InputError(fmt::format("--model {}: every expert is always active", name));
   ModelShape shape = model_shape(c, model.store(), 1);
@@ -748,18 +748,18 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   Progress progress(name + ": windows", windows.size());
   for (std::size_t i = 0; i < windows.size(); ++i) {
     const Window w = recorder.run(windows[i]);
-    std::vector<std::vector<Matrix>> foretold(distances, std::vector<Matrix>(c.layers));
+    std::vector<std::vector<Matrix>> predicted(distances, std::vector<Matrix>(c.layers));
     for (std::size_t d = 1; d <= distances; ++d) {
       for (std::size_t l = d; l < c.layers; ++l) {
-        foretold[d - 1][l] = gates.scores(l, w.inputs[l - d]);
+        predicted[d - 1][l] = gates.scores(l, w.inputs[l - d]);
         const Scores bank = model.gates().scores(static_cast<std::uint16_t>(l), w.inputs[l - d]);
         for (std::uint32_t j = 0; j < bank.select.size; ++j) {
-          furthest = std::max<double>(furthest, std::abs(bank.select[j] - foretold[d - 1][l].data()[j]));
+          furthest = std::max<double>(furthest, std::abs(bank.select[j] - predicted[d - 1][l].data()[j]));
         }
       }
     }
-    statistics.add(w, foretold);
-    cores.add(w, foretold);
+    statistics.add(w, predicted);
+    cores.add(w, predicted);
     progress(i + 1);
   }
   const PartialWatch partial = watch_partial(model, to_decode);
@@ -767,7 +767,7 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   const std::vector<LayerStats>& layers = statistics.layers();
   std::vector<Check> checks = cores.compare(layers);
   Check recall{"recall of partial hidden states: the runner of importance+pre"};
-  recall.compare(partial.recall, partial.counters().prefetch.accuracy.foretold,
+  recall.compare(partial.recall, partial.counters().prefetch.accuracy.predicted,
                  partial.counters().prefetch.accuracy.needed);
   recall.compare(partial.top_1, partial.counters().prefetch.accuracy.rows_top1,
                  partial.counters().prefetch.accuracy.rows);
@@ -805,9 +805,9 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   };
   fmt::print("\npartial hidden states, alpha {}, a quarter of the experts on the device, {} windows decoded:\n",
              alphas[counted_alpha], to_decode.size());
-  line("foretold as top-score", partial.foretold);
+  line("predicted as top-score", partial.predicted);
   line("of those, copied", partial.prefetched);
-  fmt::print("  {:.1f}% of the gate's top-score experts were foretold, {:.1f}% of all its experts; {:.1f}% top-1\n",
+  fmt::print("  {:.1f}% of the gate's top-score experts were predicted, {:.1f}% of all its experts; {:.1f}% top-1\n",
              100 * partial.recall_top.value(), 100 * partial.recall.value(), 100 * partial.top_1.value());
   const Outcomes& o = partial.counters().of(Phase::decode);
   auto share = [&](std::uint64_t n) { return 100 * Accuracy::ratio(n, o.requests); };
@@ -833,7 +833,7 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
                   {"partial_hidden",
                    {{"windows", to_decode.size()},
                     {"alpha", std::round(100.0 * alphas[counted_alpha]) / 100},
-                    {"foretold", counts_json(partial.foretold)},
+                    {"predicted", counts_json(partial.predicted)},
                     {"copied", counts_json(partial.prefetched)},
                     {"recall", number(partial.recall.value())},
                     {"recall_top_score", number(partial.recall_top.value())},
@@ -868,7 +868,7 @@ struct Routing {
 
 /// The first half of each text's windows, and the second.
 Routing routing_of_model(const Arguments& a, const std::string& name) {
-  HostModel model(find_model(name));
+  CpuModel model(find_model(name));
   const ModelConfig& c = model.config();
   Routing r{name, model_shape(c, model.store(), 1), 0, {}};
   r.shape.expert_bytes[0][static_cast<unsigned>(Precision::int4)] = model.store().layout().bytes(Precision::int4);

@@ -14,16 +14,16 @@
 #include <optional>
 
 #include "bench_command.hpp"
-#include "data.hpp"
-#include "errors.hpp"
-#include "expert_kernel.hpp"
+#include "cpu/cpu_model.hpp"
+#include "ferry/detail/best.hpp"
 #include "ferry/error.hpp"
-#include "ferry/router/best.hpp"
-#include "generate.hpp"
-#include "host_model.hpp"
-#include "output_file.hpp"
-#include "record.hpp"
-#include "shape.hpp"
+#include "inference/generate.hpp"
+#include "math/expert_kernel.hpp"
+#include "profiles/shape.hpp"
+#include "support/bundled_files.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+#include "trace/record.hpp"
 
 namespace ferry::bench {
 
@@ -49,7 +49,7 @@ std::unique_ptr<TraceFile> record_scene(const std::string& name, const std::vect
     }
     text += from.substr(at, bytes);
   }
-  HostModel model(data_directory() / "models" / name);
+  CpuModel model(data_directory() / "models" / name);
   RunnerOptions o;
   o.stack = "importance+pre";
   o.alpha = 0.0F;
@@ -164,7 +164,7 @@ WeightsByRank weights_by_rank(const Trace& trace, std::uint32_t first_layer, std
 
 std::vector<double> weight_output_correlation(const std::string& name, const std::vector<std::string>& texts) {
   constexpr std::uint32_t length = 512;
-  HostModel model(data_directory() / "models" / name);
+  CpuModel model(data_directory() / "models" / name);
   const ModelConfig& c = model.config();
   RunnerOptions o;
   o.stack = "resident";
@@ -179,8 +179,8 @@ std::vector<double> weight_output_correlation(const std::string& name, const std
   Matrix row, out;
   auto observe = [&](std::uint32_t layer, const Matrix& input, const Matrix& scores) {
     for (Eigen::Index i = 0; i < scores.rows(); ++i) {
-      best_of(scores.row(i).data(), static_cast<std::uint16_t>(c.experts), static_cast<std::uint16_t>(c.top_k),
-              best.data());
+      detail::best_of(scores.row(i).data(), static_cast<std::uint16_t>(c.experts), static_cast<std::uint16_t>(c.top_k),
+                      best.data());
       double whole = 0;
       for (const Route& r : best) whole += scores(i, r.expert);
       for (const Route& r : best) {

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "json.hpp"
-#include "machine.hpp"
-#include "simulate.hpp"
-#include "synthetic.hpp"
-#include "trace_file.hpp"
+#include "profiles/machine.hpp"
+#include "sim/simulate.hpp"
+#include "support/json.hpp"
+#include "trace/synthetic.hpp"
+#include "trace/trace_file.hpp"
 
 namespace ferry::bench {
 

@@ -5,7 +5,7 @@
 
 #include "ferry/error.hpp"
 #include "papers.hpp"
-#include "simulated_run.hpp"
+#include "sweep/simulated_run.hpp"
 
 namespace ferry::bench {
 namespace {
@@ -197,8 +197,8 @@ std::vector<Table> figure_14(Scenes& scenes) {
 }  // namespace
 
 std::vector<Figure> fate_figures() {
-  return {{"fate-table-1", "Fate, Table 1: experts foretold, in percent", table_1},
-          {"fate-7", "Fate, Figure 7: experts foretold by layer, in percent", figure_7},
+  return {{"fate-table-1", "Fate, Table 1: experts predicted, in percent", table_1},
+          {"fate-7", "Fate, Figure 7: experts predicted by layer, in percent", figure_7},
           {"fate-8", "Fate, Figure 8: routing weights in shallow and in deep layers, mean by rank", figure_8},
           {"fate-11", "Fate, Figure 11: prefill speed", figure_11},
           {"fate-12", "Fate, Figure 12: decoding speed", figure_12},

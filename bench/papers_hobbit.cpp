@@ -9,9 +9,9 @@
 #include "ferry/cache/lhu.hpp"
 #include "ferry/cache/random.hpp"
 #include "papers.hpp"
-#include "shape.hpp"
-#include "simulated_run.hpp"
-#include "simulator.hpp"
+#include "profiles/shape.hpp"
+#include "sim/simulator.hpp"
+#include "sweep/simulated_run.hpp"
 
 namespace ferry::bench {
 namespace {
@@ -85,7 +85,7 @@ std::vector<Table> figure_5(Scenes& scenes) {
 }
 
 std::vector<Table> figure_7(Scenes& scenes) {
-  Table t({"routing", "the best foretold is the best: next layer", "two ahead", "three ahead"});
+  Table t({"routing", "the best predicted is the best: next layer", "two ahead", "three ahead"});
   for (const auto& [name, scene] : routings_of(scenes)) {
     const RoutingShares s = measure(scene.trace).all();
     t.row({name, percent(s.top_1[0].value()), percent(s.top_1[1].value()), percent(s.top_1[2].value())});
@@ -214,7 +214,7 @@ Measured without_prefetch(const Scene& scene, const Setup& setup, double share, 
 }
 
 std::vector<Table> figure_17(Scenes& scenes) {
-  Table t({"model", "routing", "costs", "experts", "none foretold", "1 layer", "2", "3", "4",
+  Table t({"model", "routing", "costs", "experts", "none predicted", "1 layer", "2", "3", "4",
            "prefill: 1 against none, %", "3 against none, %"});
   const Machine machine = read_machine(rtx4090.machine);
   for (const auto& [model, scene] : scenes_of(scenes, four_lengths[3])) {
@@ -273,12 +273,12 @@ std::vector<Table> figure_18(Scenes& scenes) {
 
 std::vector<Figure> hobbit_figures() {
   return {{"hobbit-5", "HOBBIT, Figure 5: importance of experts, in percent", figure_5},
-          {"hobbit-7", "HOBBIT, Figure 7b: the best expert foretold, in percent", figure_7},
+          {"hobbit-7", "HOBBIT, Figure 7b: the best expert predicted, in percent", figure_7},
           {"hobbit-10", "HOBBIT, Figure 10: experts used again, in percent", figure_10},
           {"hobbit-14", "HOBBIT, Figure 14: speed, at [16, 32] / [16, 128] / [128, 32] / [128, 128] tokens", figure_14},
           {"hobbit-15", "HOBBIT, Figure 15: speed where the host computes what is missing", figure_15},
           {"hobbit-16", "HOBBIT, Figure 16: speedup of dynamic loading in decode", figure_16},
-          {"hobbit-17", "HOBBIT, Figure 17b: decoding speed by layers foretold, as a multiple of none", figure_17},
+          {"hobbit-17", "HOBBIT, Figure 17b: decoding speed by layers predicted, as a multiple of none", figure_17},
           {"hobbit-18", "HOBBIT, Figure 18: miss penalty as a multiple of random eviction, and hit rates", figure_18}};
 }
 

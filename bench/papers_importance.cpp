@@ -166,7 +166,7 @@ std::vector<Table> figure_16(Scenes& scenes) {
 }
 
 std::vector<Table> figure_18(Scenes& scenes) {
-  Table t({"setting", "routing", "foretold as top-score: are top-score", "of the others: active"});
+  Table t({"setting", "routing", "predicted as top-score: are top-score", "of the others: active"});
   for (const Setting& s : settings) {
     for (const Scene& scene : scenes_of(scenes, s)) {
       const engine::RoutingShares shares = measure(scene.trace, s.alpha).all();

@@ -22,14 +22,14 @@
 #include <stdexcept>
 
 #include "bench_command.hpp"
-#include "data.hpp"
-#include "expert_kernel.hpp"
+#include "cpu/cpu_model.hpp"
 #include "ferry/link/host_thread.hpp"
-#include "host_model.hpp"
-#include "json.hpp"
 #include "layer.hpp"
-#include "output_file.hpp"
+#include "math/expert_kernel.hpp"
 #include "support/bare_runner.hpp"
+#include "support/bundled_files.hpp"
+#include "support/json.hpp"
+#include "support/output_file.hpp"
 
 namespace {
 
@@ -419,7 +419,7 @@ Json layers_alone(const Size& s, const Arguments& a) {
 }
 
 Json whole_model(const std::string& name, const Arguments& a) {
-  HostModel model(data_directory() / "models" / name);
+  CpuModel model(data_directory() / "models" / name);
   const ModelConfig& m = model.config();
   Runners runners(m, model.store(), model.gates());
   constexpr std::uint32_t count = 4;

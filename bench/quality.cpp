@@ -1,7 +1,7 @@
 // What mixed precision, skipping and substitution cost in quality: the papers' tables and figures on bundled models.
 //
 // The papers ask benchmarks for their accuracy; models of a few million parameters that read bytes cannot answer those.
-// Here the loss is in how well the model foretells a text: bits a byte, the divergence from the resident model, and how
+// Here the loss is in how well the model predicts a text: bits a byte, the divergence from the resident model, and how
 // often both put the same byte first (eval.hpp). Everything is computed for real, on the virtual clock of the paper's
 // machine where what has arrived decides; so it repeats.
 #include <fmt/format.h>
@@ -20,18 +20,18 @@
 #include <thread>
 
 #include "bench_command.hpp"
-#include "command.hpp"
-#include "data.hpp"
-#include "errors.hpp"
-#include "eval.hpp"
-#include "ferry/router/best.hpp"
-#include "generate.hpp"
-#include "host_model.hpp"
-#include "machine.hpp"
-#include "output_file.hpp"
-#include "pipeline_runner.hpp"
-#include "simulated_run.hpp"
-#include "store_file.hpp"
+#include "command/command.hpp"
+#include "cpu/cpu_model.hpp"
+#include "ferry/detail/best.hpp"
+#include "inference/eval.hpp"
+#include "inference/generate.hpp"
+#include "inference/pipeline_runner.hpp"
+#include "profiles/machine.hpp"
+#include "store/store_file.hpp"
+#include "support/bundled_files.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+#include "sweep/simulated_run.hpp"
 
 namespace {
 
@@ -67,7 +67,7 @@ double expert_share(const Setting& s) {
 
 /// Where stacks run.
 struct Place {
-  HostModel& model;
+  CpuModel& model;
   const std::string& text;
   std::vector<float> unimportance = {};  ///< HOBBIT's s of every expert that the text's tokens ask for, largest first
 };
@@ -215,7 +215,7 @@ float threshold_for(Place& place, double share) {
     std::vector<Route> best(c.top_k);
     auto observe = [&](std::uint32_t, const Matrix&, const Matrix& scores) {
       for (Eigen::Index i = 0; i < scores.rows(); ++i) {
-        best_of(scores.row(i).data(), c.experts, c.top_k, best.data());
+        detail::best_of(scores.row(i).data(), c.experts, c.top_k, best.data());
         float sum = 0, above = 0;
         for (const Route& r : best) sum += scores(i, r.expert);
         for (const Route& r : best) {
@@ -457,14 +457,14 @@ struct Arguments {
   std::uint32_t threads = std::max(1U, std::thread::hardware_concurrency());
 };
 
-std::unique_ptr<HostModel> open(const char* name, const std::string& quantizer) {
-  auto model = std::make_unique<HostModel>(data_directory() / "models" / name, quantizer_of(quantizer, "--quantizer"));
+std::unique_ptr<CpuModel> open(const char* name, const std::string& quantizer) {
+  auto model = std::make_unique<CpuModel>(data_directory() / "models" / name, quantizer_of(quantizer, "--quantizer"));
   model->add_precisions(Precision::int8 | Precision::int4 | Precision::int2);
   return model;
 }
 
 /// `done(bytes)`: so many more were run, of one case each.
-void run(Job& job, HostModel& model, const Text& text, const std::function<void(std::uint64_t)>& done) {
+void run(Job& job, CpuModel& model, const Text& text, const std::function<void(std::uint64_t)>& done) {
   Place place{model, text.bytes};
   std::vector<Result> results(job.cases.size());
   for (const Phase phase : {Phase::prefill, Phase::decode}) {
@@ -502,7 +502,7 @@ void run_all(std::vector<Job>& jobs, const std::vector<Text>& texts, const Argum
   std::atomic<std::size_t> next = 0;
   auto work = [&] {
     try {
-      std::map<std::size_t, std::unique_ptr<HostModel>> models;  // a thread's own: models have scratch
+      std::map<std::size_t, std::unique_ptr<CpuModel>> models;  // a thread's own: models have scratch
       for (std::size_t i = next++; i < jobs.size() && !stop; i = next++) {
         auto& model = models[jobs[i].model];
         if (!model) model = open(model_names[jobs[i].model], a.quantizer);
@@ -711,7 +711,7 @@ int main(int argc, char** argv) {
   CLI::App app("The papers' tables and figures on what mixed precision, skipping and substitution cost in quality.",
                "quality");
   app.add_option("TABLE", a.tables, "which (default: all)");
-  app.add_option("--text", a.texts, "texts for both bundled models to foretell")->type_name("FILE")->required();
+  app.add_option("--text", a.texts, "texts for both bundled models to predict")->type_name("FILE")->required();
   app.add_option("--bytes", a.bytes, "at most so many of each text")
       ->type_name("N")
       ->check(CLI::Range(1ULL, 1ULL << 40U))

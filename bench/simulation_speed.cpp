@@ -2,7 +2,7 @@
 //
 // Made-up routing in decode, a sequence at a time, for a model of 32 layers with 64 experts, top-6. Each stack replays
 // it twice: as a trace of experts alone, where the stack needs no more, and with the scores of all experts, those
-// foretold and those of partial hidden states; each with and without what the bounds need. The floor is what no
+// predicted and those of partial hidden states; each with and without what the bounds need. The floor is what no
 // simulation can undercut: walking the steps of the same trace and reading the k experts of every layer.
 #include <fmt/format.h>
 
@@ -13,14 +13,14 @@
 #include <optional>
 
 #include "bench_command.hpp"
-#include "budget.hpp"
-#include "errors.hpp"
 #include "ferry/error.hpp"
-#include "json.hpp"
-#include "machine.hpp"
-#include "output_file.hpp"
-#include "simulate.hpp"
-#include "synthetic.hpp"
+#include "profiles/machine.hpp"
+#include "sim/simulate.hpp"
+#include "stacks/budget.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+#include "support/output_file.hpp"
+#include "trace/synthetic.hpp"
 
 namespace {
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "errors.hpp"
-#include "json.hpp"
-#include "output_file.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+#include "support/output_file.hpp"
 
 namespace ferry::bench {
 

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "ferry/predictor/gate_bank.hpp"
+#include "ferry/gate/gate_bank.hpp"
 
 namespace {
 

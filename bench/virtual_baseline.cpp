@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "layer.hpp"
-#include "stack_config.hpp"
+#include "stacks/stack_config.hpp"
 #include "virtual_stack.hpp"
 
 namespace {

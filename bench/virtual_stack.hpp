@@ -148,7 +148,7 @@ class Engine {
 
   Policies policies_;
   int experts_, first_staging_slot_, staging_slots_, next_staging_slot_ = 0;
-  ExpertSet pinned_;  ///< needed by the present layer, or foretold for the next one
+  ExpertSet pinned_;  ///< needed by the present layer, or predicted for the next one
   std::vector<LayerTimes> times_;
   int layer_ = 0;
   std::size_t running_ = 0;  ///< experts of that layer

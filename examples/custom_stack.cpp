@@ -34,10 +34,10 @@ class MostRecent {
 static_assert(CachePolicy<MostRecent>);
 
 template <class Cache>
-using Composed = Stack<StackedGates,                                // HOBBIT: several layers ahead
-                       Cache, FixedPrecision,                       //
-                       Schedule<TransferBudget, Fifo, DeviceOnly>,  // Fate: no more than a layer's time hides
-                       ExpertCacheRouter>;                          // Importance-driven: substitutes
+using Composed = Stack<StackedGates,                                        // HOBBIT: several layers ahead
+                       Cache, FixedPrecision,                               //
+                       Schedule<TransferBudget, ArrivalOrder, DeviceOnly>,  // Fate: no more than a layer's time hides
+                       ExpertCacheRouter>;                                  // Importance-driven: substitutes
 
 /// Decodes 300 made-up tokens on a simulated link, and prints what became of the experts.
 template <class Cache>

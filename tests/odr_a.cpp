@@ -1,8 +1,8 @@
 // Two translation units that include everything must link: see odr_b.cpp.
 #include "ferry/ferry.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "ferry/link/cuda_stream.hpp"
 #include "ferry/link/host_thread.hpp"
-#include "ferry/predictor/gate_bank.hpp"
 
 std::size_t other_unit();
 

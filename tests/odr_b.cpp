@@ -1,7 +1,7 @@
 #include "ferry/ferry.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "ferry/link/cuda_stream.hpp"
 #include "ferry/link/host_thread.hpp"
-#include "ferry/predictor/gate_bank.hpp"
 
 std::size_t other_unit();
 

@@ -25,7 +25,7 @@ inline constexpr auto predictors = std::tuple{Named<NoPrediction>{"none"},
 inline constexpr auto precisions =
     std::tuple{Named<FixedPrecision>{"fixed"}, Named<ImportanceThresholds>{"importance-thresholds"},
                Named<PopularityHybrid>{"popularity-hybrid"}};
-/// All that is foretold, Fate's limit, HOBBIT's depth, and misses shared with the host.
+/// All that is predicted, Fate's limit, HOBBIT's depth, and misses shared with the host.
 inline constexpr auto schedules = std::tuple{
     Named<stacks::LoadEverything>{"all"}, Named<stacks::FateSchedule>{"transfer-budget"},
     Named<stacks::HobbitSchedule>{"first-miss"}, Named<Schedule<NoLimit, BatchSizeOrder, TwoPointer>>{"two-pointer"}};

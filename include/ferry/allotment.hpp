@@ -11,7 +11,7 @@
 #include "ferry/error.hpp"
 #include "ferry/model.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Bytes of one expert, by Precision; 0: not stored at that precision.
 using ExpertBytes = std::array<std::uint64_t, precision_count>;
@@ -316,4 +316,4 @@ inline Allotment stream_only(const ModelShape& model, std::uint64_t budget_bytes
   return a;
 }
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

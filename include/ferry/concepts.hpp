@@ -17,7 +17,7 @@
 #include "ferry/model.hpp"
 #include "ferry/storage.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// What one CachePolicy instance looks after: `slots` equal slots for the experts of some adjacent layers.
 struct PoolShape {
@@ -125,17 +125,17 @@ concept Waits = requires(L& l, Ticket ticket) {
 template <class R>
 concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Routes<R>;
 
-/// Foretells which experts a later layer needs.
+/// Predicts which experts a later layer needs.
 ///
 /// `predict(phase, scores, out)` appends one Request an expert that it expects, surest first.
-///  1. `scores.layer` is the layer foretold; rows are whatever made them: a gate bank, a kernel, a trace.
+///  1. `scores.layer` is the layer predicted; rows are whatever made them: a gate bank, a kernel, a trace.
 ///  2. Of a Request it sets want.id, rows, importance, unimportance and confidence; the core fills in the rest.
 ///  3. No expert twice. Requests that do not fit in `out` are dropped by the caller's choice of capacity: E.
 ///  4. Which rows it reads it declares as `static constexpr RowSource prefill_rows`, `decode_rows`; without the
 ///     declaration it is `gate_input`. With `none`, `scores.select` is empty.
 /// `observe(layer, taken)` sees every layer's routes [rows, k], in order, before any is skipped.
 ///  5. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
-/// One that foretells nothing declares `static constexpr bool predicts = false`: `predict` is never called.
+/// One that predicts nothing declares `static constexpr bool predicts = false`: `predict` is never called.
 /// Optional: `begin_step(step)`, `end_sequence(id)`, noexcept; a member `depth`, how many layers ahead it wants to be
 /// asked for (1 without it).
 /// Minimal model: ferry::NoPrediction.
@@ -347,4 +347,4 @@ consteval void check_hooks() {
 }
 }  // namespace part
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,15 +3,15 @@
 #pragma once
 #include <cassert>
 
-#include "ferry/command_list.hpp"
 #include "ferry/core_config.hpp"
-#include "ferry/expert_groups.hpp"
-#include "ferry/live_sequences.hpp"
-#include "ferry/prediction_record.hpp"
+#include "ferry/detail/command_list.hpp"
+#include "ferry/detail/expert_groups.hpp"
+#include "ferry/detail/live_sequences.hpp"
+#include "ferry/detail/prediction_record.hpp"
+#include "ferry/detail/top_scores.hpp"
 #include "ferry/residency.hpp"
-#include "ferry/top_scores.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Decides; carries nothing out. A function of its state and of the arguments of its calls.
 ///
@@ -84,7 +84,7 @@ class Core {
     if constexpr (part::substitutes<Router>()) {
       for (std::uint32_t row = 0; row < rows_; ++row) {
         Route best;
-        best_of(scores.select.data + std::size_t{row} * shape_.experts, shape_.experts, 1, &best);
+        detail::best_of(scores.select.data + std::size_t{row} * shape_.experts, shape_.experts, 1, &best);
         best_[row] = best.expert;
       }
     }
@@ -126,7 +126,7 @@ class Core {
       Out<Request> out{requests_.data(), requests_.size(), 0};
       predictor_.predict(phase_, predicted, out);
       const View<Request> requests = out.view();
-      foretold_.note(predicted, span.distance, requests);
+      predicted_.note(predicted, span.distance, requests);
       if (!scheduler_.further(span)) return;
       choose_precision(false, requests);
       std::uint32_t absent = 0;  // those come to the front, in order
@@ -190,7 +190,7 @@ class Core {
   FERRY_HD void abandon() noexcept {
     commands_.clear();
     end_leases();
-    if constexpr (part::predicts<Predictor>()) foretold_.clear();
+    if constexpr (part::predicts<Predictor>()) predicted_.clear();
   }
 
   /// A sequence is over: policies forget what they kept for it.
@@ -229,7 +229,7 @@ class Core {
   FERRY_HD std::uint16_t look_ahead_depth() const noexcept { return depth_; }
   /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it.
   FERRY_HD Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
-    if constexpr (part::predicts<Predictor>()) return foretold_.accuracy(distance, layer);
+    if constexpr (part::predicts<Predictor>()) return predicted_.accuracy(distance, layer);
     return {};
   }
 
@@ -276,7 +276,7 @@ class Core {
     carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
     carve(asked_, part::substitutes<Router>() ? shape_.experts : 0);
     carve(best_, part::substitutes<Router>() ? shape_.max_rows : 0);
-    if constexpr (part::predicts<Predictor>()) foretold_.reserve(carve, shape_, depth_);
+    if constexpr (part::predicts<Predictor>()) predicted_.reserve(carve, shape_, depth_);
   }
 
   FERRY_HD static std::uint32_t least(std::uint32_t a, std::uint32_t b) noexcept { return a < b ? a : b; }
@@ -402,7 +402,7 @@ class Core {
     groups_.template gather<part::needs_unimportance<Precisions>()>(layer, routes, gathered);
     const View<Request> requests = gathered.view();
     predictor_.observe(layer, routes);
-    if constexpr (part::predicts<Predictor>()) foretold_.score(layer, routes, best_, counters_.prefetch);
+    if constexpr (part::predicts<Predictor>()) predicted_.score(layer, routes, best_, counters_.prefetch);
     count_requests(requests, routes);
     choose_precision(true, requests);
     residency_.unmask(layer);
@@ -609,11 +609,11 @@ class Core {
   Array<State> present_;               ///< [experts], for routers that need it
   Array<std::uint8_t> asked_;          ///< [experts], what the gate chose, for routers that substitute
   Array<std::uint16_t> best_;          ///< [rows], the gate's first choice, for routers that substitute
-  PredictionRecord foretold_;
-  TopScores top_scores_;
-  LiveSequences live_;
-  ExpertGroups groups_;
-  CommandList commands_;
+  detail::PredictionRecord predicted_;
+  detail::TopScores top_scores_;
+  detail::LiveSequences live_;
+  detail::ExpertGroups groups_;
+  detail::CommandList commands_;
   Counters counters_;
   Nanoseconds copy_ns_[precision_count] = {};
   std::uint64_t ticket_ = 0, fence_ = 0;
@@ -626,4 +626,4 @@ class Core {
   bool by_score_ = false;  ///< `top_scores_` is of this layer
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

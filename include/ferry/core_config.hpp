@@ -7,7 +7,7 @@
 #include "ferry/allotment.hpp"
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// The model, its slots, and the policies with their parameters. Host memory, set-up only.
 template <class Stack>
@@ -103,4 +103,4 @@ struct CoreConfig {
   }
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -4,7 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace ferry {
+#include "ferry/macros.hpp"
+
+namespace ferry::inline FERRY_ABI {
 
 /// A set-up that cannot work: the message names the actual values and what would work.
 struct ConfigError : std::invalid_argument {
@@ -16,4 +18,4 @@ struct LinkError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

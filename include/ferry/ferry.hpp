@@ -1,6 +1,6 @@
 /// @file
 /// Everything that needs nothing beside the standard library. Each header also compiles alone: include the
-/// ones that you use. Not here: predictor/gate_bank.hpp (Eigen), predictor/gate_worker.hpp (Eigen and a thread
+/// ones that you use. Not here: gate/gate_bank.hpp (Eigen), gate/gate_worker.hpp (Eigen and a thread
 /// library) and link/host_thread.hpp (a thread library).
 #pragma once
 #include "ferry/cache/belady.hpp"

@@ -1,5 +1,6 @@
 /// @file
-/// FERRY_HD: functions of the decision core that must also compile for the device.
+/// FERRY_HD: functions of the decision core that must also compile for the device. FERRY_ABI: the inline namespace
+/// that all names are in, one a version, so that two versions can be linked into one program.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -12,3 +13,7 @@
 #define FERRY_VERSION_MINOR 1
 #define FERRY_VERSION_PATCH 0
 #define FERRY_VERSION "0.1.0"
+
+#if !defined(FERRY_ABI)
+#define FERRY_ABI v0_1
+#endif

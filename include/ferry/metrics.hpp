@@ -5,7 +5,7 @@
 
 #include "ferry/model.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// What became of the experts that the gate asked for, each counted once an expert, layer and step:
 /// hits + late_hits + misses + substituted + skipped + host_computed == requests.
@@ -36,22 +36,22 @@ struct Outcomes {
   }
 };
 
-/// How well a layer's experts were foretold.
+/// How well a layer's experts were predicted.
 struct Accuracy {
   std::uint64_t needed = 0;     ///< experts that the gate chose in layers for which a prediction was made
-  std::uint64_t foretold = 0;   ///< those among them that the prediction named
+  std::uint64_t predicted = 0;  ///< those among them that the prediction named
   std::uint64_t rows = 0;       ///< rows of such layers, if rows made the prediction
   std::uint64_t rows_top1 = 0;  ///< rows whose best expert was the best of the predicted row
 
   FERRY_HD Accuracy& operator+=(const Accuracy& other) noexcept {
     needed += other.needed;
-    foretold += other.foretold;
+    predicted += other.predicted;
     rows += other.rows;
     rows_top1 += other.rows_top1;
     return *this;
   }
-  /// Needed and foretold over needed: what Fate calls prefetch accuracy.
-  [[nodiscard]] double recall() const noexcept { return ratio(foretold, needed); }
+  /// Needed and predicted over needed: what Fate calls prefetch accuracy.
+  [[nodiscard]] double recall() const noexcept { return ratio(predicted, needed); }
   /// How often the best predicted expert was the best: what HOBBIT's Fig. 7b shows.
   [[nodiscard]] double top1() const noexcept { return ratio(rows_top1, rows); }
 
@@ -85,4 +85,4 @@ struct Counters {
   [[nodiscard]] const Outcomes& of(Phase p) const noexcept { return phase[static_cast<unsigned>(p)]; }
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

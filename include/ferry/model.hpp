@@ -10,7 +10,7 @@
 
 #include "ferry/macros.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// A contiguous range that is passed by value and works in device code (`std::span` is host-only there).
 template <class T>
@@ -132,14 +132,14 @@ struct Request {
 /// What made the rows that a Predictor reads.
 enum class RowSource : std::uint8_t {
   none,           ///< it reads none: counts of earlier routes, say
-  gate_input,     ///< an earlier layer's gate input through the gate of the layer foretold
+  gate_input,     ///< an earlier layer's gate input through the gate of the layer predicted
   partial_hidden  ///< the same behind that layer's attention, from what resident and shared experts gave so far
 };
 
 /// What a PrefetchLimit may spend: one layer's worth of look-aheads, from its plan to its finish.
 struct PrefetchWindow {
   Phase phase = Phase::decode;
-  std::uint16_t distance = 1;  ///< layers from the one planned last to the one foretold
+  std::uint16_t distance = 1;  ///< layers from the one planned last to the one predicted
   Nanoseconds layer_ns = 0;    ///< what a layer takes without waiting, as measured last; 0 while unknown
   std::uint32_t taken = 0;     ///< absent experts taken since the plan, also where no slot was to be had
   Nanoseconds taken_ns = 0;    ///< what their copies cost that were submitted
@@ -200,4 +200,4 @@ struct Shape {
   std::uint32_t max_rows = 0;  ///< largest number of rows of one step
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -7,7 +7,7 @@
 
 #include "ferry/core.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// One block of memory with a Core at its start.
 template <class Stack>
@@ -156,4 +156,4 @@ class OffloadPipeline {
   LinkT& link_;
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -5,9 +5,9 @@
 
 #include "ferry/allotment.hpp"
 #include "ferry/concepts.hpp"
-#include "ferry/expert_set.hpp"
+#include "ferry/detail/expert_set.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// A first-in-first-out queue of at most `capacity` entries that also allows removal from the middle.
 template <class T>
@@ -308,11 +308,11 @@ class Residency {
   CopyQueue<std::uint32_t> demand_;    ///< slots with a demand copy on its way, in ticket order
   CopyQueue<std::uint32_t> prefetch_;  ///< likewise prefetches
   Array<std::uint32_t> masks_;
-  ExpertSets held_;  ///< by layer, those that have a slot
+  detail::ExpertSets held_;  ///< by layer, those that have a slot
   std::uint32_t mask_count_ = 0, columns_ = 0, experts_ = 0, cache_slots_ = 0, stream_slots_ = 0;
   std::uint32_t column_[precision_count] = {};
   Precision precision_of_[precision_count] = {};
   std::uint8_t stored_ = 0;
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -18,6 +18,16 @@
 #include "ferry/cache/score_window.hpp"
 #include "ferry/cache/static.hpp"
 #include "ferry/core_config.hpp"
+#include "ferry/limit/first_miss.hpp"
+#include "ferry/limit/no_limit.hpp"
+#include "ferry/limit/transfer_budget.hpp"
+#include "ferry/order/arrival_order.hpp"
+#include "ferry/order/batch_size_order.hpp"
+#include "ferry/order/popularity_order.hpp"
+#include "ferry/placement/device_only.hpp"
+#include "ferry/placement/greedy_split.hpp"
+#include "ferry/placement/host_in_decode.hpp"
+#include "ferry/placement/two_pointer.hpp"
 #include "ferry/precision/fixed.hpp"
 #include "ferry/precision/importance_thresholds.hpp"
 #include "ferry/precision/popularity_hybrid.hpp"
@@ -30,26 +40,16 @@
 #include "ferry/predictor/stacked_gates.hpp"
 #include "ferry/router/expert_cache.hpp"
 #include "ferry/router/top_k.hpp"
-#include "ferry/schedule/batch_size_order.hpp"
-#include "ferry/schedule/device_only.hpp"
-#include "ferry/schedule/fifo.hpp"
-#include "ferry/schedule/first_miss.hpp"
-#include "ferry/schedule/greedy_split.hpp"
-#include "ferry/schedule/host_in_decode.hpp"
-#include "ferry/schedule/no_limit.hpp"
-#include "ferry/schedule/popularity_order.hpp"
-#include "ferry/schedule/schedule.hpp"
-#include "ferry/schedule/transfer_budget.hpp"
-#include "ferry/schedule/two_pointer.hpp"
+#include "ferry/schedule.hpp"
 
-namespace ferry::stacks {
+namespace ferry::inline FERRY_ABI::stacks {
 
 /// Loads what it is asked for, in that order, and computes on the device.
-using LoadEverything = Schedule<NoLimit, Fifo, DeviceOnly>;
+using LoadEverything = Schedule<NoLimit, ArrivalOrder, DeviceOnly>;
 /// The same, but the host computes what is missing in decode.
-using HostComputes = Schedule<NoLimit, Fifo, HostInDecode>;
+using HostComputes = Schedule<NoLimit, ArrivalOrder, HostInDecode>;
 using FateSchedule = Schedule<TransferBudget, PopularityOrder, DeviceOnly>;
-using HobbitSchedule = Schedule<FirstMiss, Fifo, DeviceOnly>;
+using HobbitSchedule = Schedule<FirstMiss, ArrivalOrder, DeviceOnly>;
 
 /// Layouts that several stacks share.
 struct PerLayer {
@@ -116,7 +116,7 @@ struct LayerStream : Stack<EveryExpert, FifoCache, FixedPrecision, LoadEverythin
 /// fully resident model.
 struct LruCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
 
-/// The same with the next layer's experts foretold by its gate from this layer's gate input.
+/// The same with the next layer's experts predicted by its gate from this layer's gate input.
 struct CrossLayerLru : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
 
 /// Mixtral-offloading (Eliseev and Mazur, 2023): LRU a layer, and the plain top-k of the next layer's gate.
@@ -199,9 +199,9 @@ struct HobbitPrefetch : Stack<StackedGates, Lru, ImportanceThresholds, HobbitSch
 struct Hobbit : Stack<StackedGates, Multidimensional, ImportanceThresholds, HobbitSchedule, TopK>, HighAndLow {};
 
 /// CPU-GPU cooperative computing (section 4; 5.4 measures it): in decode the host computes what is missing.
-struct HobbitCooperative
-    : Stack<StackedGates, Multidimensional, ImportanceThresholds, Schedule<FirstMiss, Fifo, HostInDecode>, TopK>,
-      HighAndLow {};
+struct HobbitCooperative : Stack<StackedGates, Multidimensional, ImportanceThresholds,
+                                 Schedule<FirstMiss, ArrivalOrder, HostInDecode>, TopK>,
+                           HighAndLow {};
 
 // Importance-driven expert scheduling (section 6.3: from static-host, +CE, +ER, +Pre, +BA). Ambiguity resolved: with a
 // cache that changes, misses must be loaded; which of them the host computes instead is the balancer's, the last step.
@@ -222,4 +222,4 @@ consteval bool preloads() {
   return false;
 }
 
-}  // namespace ferry::stacks
+}  // namespace ferry::inline FERRY_ABI::stacks

@@ -12,7 +12,7 @@
 
 #include "ferry/macros.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 inline constexpr std::size_t storage_alignment = 64;
 
@@ -69,4 +69,4 @@ class Carver {
   std::size_t used_ = 0;
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -8,7 +8,7 @@
 
 #include "ferry/model.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Who was busy. Deciding is the host's work.
 enum class Lane : std::uint8_t { device, link, host };
@@ -59,4 +59,4 @@ inline void write_trace_events(std::ostream& out, const std::vector<Span>& spans
   out << "\n]}\n";
 }
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

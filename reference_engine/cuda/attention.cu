@@ -2,8 +2,8 @@
 #include <cmath>
 #include <cub/warp/warp_reduce.cuh>
 
-#include "kernels.hpp"
-#include "launch.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/launch.hpp"
 
 namespace ferry::engine::cuda {
 namespace {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "by_blas.hpp"
-#include "launch.hpp"
+#include "cuda/by_blas.hpp"
+#include "cuda/launch.hpp"
 
 namespace ferry::engine::cuda::part {
 namespace {

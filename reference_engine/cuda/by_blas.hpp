@@ -1,7 +1,7 @@
 /// @file
 /// Products of many rows, for the .cu files of this folder.
 #pragma once
-#include "kernels.hpp"
+#include "cuda/kernels.hpp"
 
 namespace ferry::engine::cuda::part {
 

@@ -4,8 +4,8 @@
 #include <deque>
 #include <optional>
 
-#include "errors.hpp"
 #include "ferry/link/cuda_stream.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::engine::cuda {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "cuda/workspace.hpp"
-#include "expert_device.hpp"
-#include "expert_runner.hpp"
+#include "inference/expert_device.hpp"
+#include "inference/expert_runner.hpp"
 
 namespace ferry::engine::cuda {
 

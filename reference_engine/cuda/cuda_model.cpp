@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "cuda.hpp"
+#include "cuda/cuda.hpp"
 #include "cuda/cuda_device.hpp"
 #include "cuda/workspace.hpp"
-#include "errors.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::engine {
 namespace cuda {
@@ -121,11 +121,11 @@ class CudaModel final : public Model {
   // On the host
   HostBlock scores_host_, input_host_, logits_host_;
   Matrix input_, gate_scores_, ahead_scores_, unused_;
-  Event step_begin_, layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_, foreseen_;
+  Event step_begin_, layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_, partial_scored_;
   Times took_[2];                ///< a layer of the last step that was measured, by phase
   std::uint64_t steps_[2] = {};  ///< by phase
   std::vector<RowPlace> places_;
-  std::vector<Scores> foretold_;
+  std::vector<Scores> predicted_;
   std::vector<ExpertTask> shared_tasks_;
 };
 
@@ -429,8 +429,8 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   runner.begin_step(phase, sequences);
   work_.reserve(n);
   work_.rows = n;
-  constexpr std::uint32_t foreseen = 1 + Workspace::most_ahead;  // the place of a partial hidden state's scores
-  const std::uint64_t score_bytes = std::uint64_t{foreseen + 1} * n * c.experts * sizeof(float);
+  constexpr std::uint32_t partial_place = 1 + Workspace::most_ahead;  // the place of a partial hidden state's scores
+  const std::uint64_t score_bytes = std::uint64_t{partial_place + 1} * n * c.experts * sizeof(float);
   if (scores_host_.bytes() < score_bytes) scores_host_ = HostBlock(score_bytes);
   put(work_.stream(), work_.places, places_.data(), places_.size() * sizeof(RowPlace));
   if (c.shared_width > 0) {  // an expert that every row wants
@@ -455,7 +455,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   auto queue_gate = [&](std::uint32_t l) {
     const GateWants wants = runner.gate_wants(static_cast<std::uint16_t>(l));
     input_wanted = wants.input || gate_scores;
-    count = 1 + std::min<std::uint32_t>(wants.foretold, Workspace::most_ahead);
+    count = 1 + std::min<std::uint32_t>(wants.layers_ahead, Workspace::most_ahead);
     if (measured) layer_begin_.record(work_.stream());
     attend(l, work_.x, work_.normed);
     if (measured) gate_begin_.record(work_.stream());
@@ -470,8 +470,8 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     read_.record(work_.stream());
   };
   auto look_ahead = [&](std::uint32_t l) {
-    wait(foreseen_, runner);
-    ahead_scores_ = Eigen::Map<const Matrix>(scored(foreseen).data, n, c.experts);
+    wait(partial_scored_, runner);
+    ahead_scores_ = Eigen::Map<const Matrix>(scored(partial_place).data, n, c.experts);
     runner.look_ahead(static_cast<std::uint16_t>(l), ahead_scores_);
   };
 
@@ -483,11 +483,11 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     gate_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
     if (input_wanted) input_ = Eigen::Map<const Matrix>(input_host_.as<float>(), n, c.hidden);
     if (gate_scores) gate_scores(l, input_, gate_scores_);
-    foretold_.clear();
+    predicted_.clear();
     for (std::uint32_t i = 1; i < count; ++i) {
-      foretold_.push_back({static_cast<std::uint16_t>(l + i), scored(i), scored(i)});
+      predicted_.push_back({static_cast<std::uint16_t>(l + i), scored(i), scored(i)});
     }
-    runner.foretold({foretold_.data(), static_cast<std::uint32_t>(foretold_.size())});
+    runner.predicted({predicted_.data(), static_cast<std::uint32_t>(predicted_.size())});
     if (measured) {
       const Nanoseconds shared = l > 0 && c.shared_width > 0 ? shared_end_.ns_since(shared_begin_) : 0;
       took = {gate_begin_.ns_since(layer_begin_) + shared, gate_end_.ns_since(gate_begin_), 0, 0};
@@ -502,20 +502,20 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
       if (measured) shared_end_.record(work_.stream());
     }
     runner.run_resident(index, input_);
-    const bool foresees = runner.wants_partial(index);
-    if (foresees) {
+    const bool reads_partial = runner.wants_partial(index);
+    if (reads_partial) {
       runner.partial(unused_);
       attend(l + 1, work_.partial, work_.ahead);  // its keys and values are overwritten by the real ones
-      score(l + 1, 1, work_.ahead, foreseen);
-      foreseen_.record(work_.stream());
+      score(l + 1, 1, work_.ahead, partial_place);
+      partial_scored_.record(work_.stream());
     }
     // While copies are on their way, the next ones are chosen. Otherwise the stream gets the next layer's gate first:
     // the device goes on while the host looks ahead.
-    const bool looks_first = foresees && runner.waits();
+    const bool looks_first = reads_partial && runner.waits();
     if (looks_first) look_ahead(l + 1);
     runner.run(index, input_, unused_);
     if (l + 1 < c.layers) queue_gate(l + 1);
-    if (foresees && !looks_first) look_ahead(l + 1);
+    if (reads_partial && !looks_first) look_ahead(l + 1);
     runner.finish(index);
   }
   Matrix made = logits(logit_rows, runner);

@@ -1,9 +1,9 @@
 // Routed experts, straight from their stored form or by way of floats.
 #include <type_traits>
 
-#include "by_blas.hpp"
-#include "kernels.hpp"
-#include "products.hpp"
+#include "cuda/by_blas.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/products.hpp"
 
 namespace ferry::engine::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <cub/block/block_reduce.cuh>
 
-#include "kernels.hpp"
-#include "launch.hpp"
+#include "cuda/kernels.hpp"
+#include "cuda/launch.hpp"
 
 namespace ferry::engine::cuda {
 namespace {

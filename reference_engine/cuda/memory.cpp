@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "errors.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::engine::cuda {
 

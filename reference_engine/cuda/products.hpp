@@ -11,11 +11,11 @@
 #include <cub/warp/warp_reduce.cuh>
 #include <type_traits>
 
+#include "cuda/launch.hpp"
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
 #include "ferry/macros.hpp"
 #include "ferry/model.hpp"
-#include "launch.hpp"
 
 namespace ferry::engine::cuda::part {
 

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <vector>
 
-#include "errors.hpp"
 #include "ferry/error.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::engine::cuda {
 namespace {

@@ -6,9 +6,9 @@
 #include <memory>
 #include <type_traits>
 
+#include "checkpoint/model_config.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/memory.hpp"
-#include "model_config.hpp"
 
 namespace ferry::engine::cuda {
 

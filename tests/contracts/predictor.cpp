@@ -24,7 +24,7 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
   SUBCASE("both passes of reserve ask for the same") {
     CHECK(Placed<P>(shape).measured);
   }
-  SUBCASE("requests are of the layer foretold, distinct, surest first, and need no more than E places") {
+  SUBCASE("requests are of the layer predicted, distinct, surest first, and need no more than E places") {
     Placed<P> predictor(shape), again(shape);
     Random random(9);
     for (int i = 0; i < 2000; ++i) {

@@ -39,8 +39,10 @@ TEST_CASE_TEMPLATE_DEFINE("Scheduler", S, scheduler_contract) {
   }
 }
 
-using BalancedSchedule = Schedule<NoLimit, BatchSizeOrder, TwoPointer>;
-using GreedySchedule = Schedule<NoLimit, BatchSizeOrder, GreedySplit>;
-using LossySchedule = Schedule<NoLimit, Reversed, SomeOnHost>;
-TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, stacks::LoadEverything, stacks::HostComputes, stacks::FateSchedule,
-                          stacks::HobbitSchedule, BalancedSchedule, GreedySchedule, LossySchedule);
+// Every limit, order and placement is in one of these.
+using InArrivalOrder = Schedule<NoLimit, ArrivalOrder, DeviceOnly>;
+using ByPopularity = Schedule<TransferBudget, PopularityOrder, HostInDecode>;
+using TwoPointers = Schedule<FirstMiss, BatchSizeOrder, TwoPointer>;
+using Greedy = Schedule<NoLimit, BatchSizeOrder, GreedySplit>;
+using Lossy = Schedule<NoLimit, Reversed, SomeOnHost>;
+TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Lossy);

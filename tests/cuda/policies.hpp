@@ -4,7 +4,7 @@
 /// The answers must be the same bit for bit. Scores are multiples of 2^-10 and alphas are 1/4, so that the products
 /// of the two are exact; sums and quotients are rounded alike on both (nvcc's default is --prec-div=true). Where a
 /// product is added to something, nvcc contracts the two to one rounding and a host compiler may: the only such place
-/// is fixed_score, whose product is exact. A row's scores are positive, so that no weights are divided by 0.
+/// is detail::fixed_score, whose product is exact. A row's scores are positive, so that no weights are divided by 0.
 #pragma once
 #include <cstring>
 #include <memory>
@@ -189,7 +189,7 @@ class Rows {
   FERRY_HD View<const Route> routes() noexcept {
     const std::uint32_t rows = size_ / experts;
     for (std::uint32_t row = 0; row < rows; ++row) {
-      best_of(values_ + row * experts, experts, top_k, routes_ + row * top_k);
+      detail::best_of(values_ + row * experts, experts, top_k, routes_ + row * top_k);
       for (std::uint32_t i = row * top_k; i < (row + 1) * top_k; ++i) routes_[i].weight = 0.5F;
     }
     return {routes_, rows * top_k};
@@ -305,9 +305,9 @@ FERRY_HD void step(C& cache, Load& load) noexcept {
       if (slot != no_slot) barred[slot] = 1;
     }
     const auto next = static_cast<std::uint16_t>(pool_shape.first_layer + (l + 1) % pool_shape.layers);
-    const Variant foretold{{next, dice.expert()}, Precision::full};
-    if (slot_of(load, foretold) != no_slot) continue;
-    const std::uint32_t slot = admit(cache, load, foretold, false, {barred, 1});
+    const Variant predicted{{next, dice.expert()}, Precision::full};
+    if (slot_of(load, predicted) != no_slot) continue;
+    const std::uint32_t slot = admit(cache, load, predicted, false, {barred, 1});
     const bool taken_back = dice.one_in(4);
     if constexpr (part::Forgets<C>) {
       if (slot == no_slot || !taken_back) continue;
@@ -349,10 +349,10 @@ FERRY_HD void step(P& predictor, Load& load) noexcept {
     Rows gate(dice, rowed.rows);
     predictor.observe(layer, gate.routes());
     for (std::uint32_t distance = 1; distance <= 2; ++distance) {
-      const Rows foretold(dice, rows_read<P>(rowed));
+      const Rows predicted(dice, rows_read<P>(rowed));
       Request requests[experts];
       Out<Request> out{requests, experts, 0};
-      predictor.predict(rowed.phase, foretold.of((layer + distance) % layers), out);
+      predictor.predict(rowed.phase, predicted.of((layer + distance) % layers), out);
       load.digest.add(View<const Request>(out.view()));
     }
   }
@@ -421,8 +421,8 @@ FERRY_HD void step(Core<S>& core, Load& load) noexcept {
     for (std::uint32_t distance = 1; distance <= core.look_ahead_depth(); ++distance) {
       const auto ahead = static_cast<std::uint16_t>((layer + distance) % layers);
       if (!core.wants_look_ahead(ahead)) break;
-      const Rows foretold(dice, rows_read<typename S::predictor>(rowed));
-      core.look_ahead(foretold.of(ahead), load.link.seen(dice));
+      const Rows predicted(dice, rows_read<typename S::predictor>(rowed));
+      core.look_ahead(predicted.of(ahead), load.link.seen(dice));
       carry_out(core.commands(), load);
       load.digest.add(core.prediction_accuracy(1, layer));
     }
@@ -549,7 +549,7 @@ CoreConfig<S> config_of() {
 template <class Visit>
 void for_each_policy(const Visit& visit) {
   Dice dice;
-  std::vector<ExpertId> future;  // what is foretold need not come true: the same answers are all that counts
+  std::vector<ExpertId> future;  // what is predicted need not come true: the same answers are all that counts
   std::vector<std::uint32_t> starts{0};
   for (std::uint32_t i = 0; i < load_steps * layers; ++i) {
     const std::uint16_t first = dice.expert();
@@ -606,7 +606,7 @@ void for_each_policy(const Visit& visit) {
   visit("StackedGates", StackedGates{});
 
   visit("TransferBudget, PopularityOrder, DeviceOnly", Schedule<TransferBudget, PopularityOrder, DeviceOnly>{});
-  visit("FirstMiss, Fifo, HostInDecode", Schedule<FirstMiss, Fifo, HostInDecode>{});
+  visit("FirstMiss, ArrivalOrder, HostInDecode", Schedule<FirstMiss, ArrivalOrder, HostInDecode>{});
   visit("NoLimit, BatchSizeOrder, TwoPointer", Schedule<NoLimit, BatchSizeOrder, TwoPointer>{});
   visit("NoLimit, BatchSizeOrder, GreedySplit", Schedule<NoLimit, BatchSizeOrder, GreedySplit>{});
 }

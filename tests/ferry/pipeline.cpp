@@ -192,7 +192,7 @@ TEST_CASE("the six outcomes sum to what the gate asked for, under random load") 
     bytes += c.preload_bytes;
     CHECK(bytes == c.bytes_by_precision[2] + c.bytes_by_precision[4]);
     CHECK(c.prefetch.used <= c.prefetch.issued);
-    CHECK(c.prefetch.accuracy.foretold <= c.prefetch.accuracy.needed);
+    CHECK(c.prefetch.accuracy.predicted <= c.prefetch.accuracy.needed);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "simulate.hpp"
+#include "sim/simulate.hpp"
 
 namespace ferry::fuzz {
 

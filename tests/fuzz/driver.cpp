@@ -8,12 +8,12 @@
 #include <map>
 #include <stdexcept>
 
-#include "errors.hpp"
 #include "ferry/error.hpp"
 #include "fuzz/check_simulated.hpp"
 #include "fuzz/fuzz.hpp"
-#include "machine.hpp"
-#include "synthetic.hpp"
+#include "profiles/machine.hpp"
+#include "support/errors.hpp"
+#include "trace/synthetic.hpp"
 
 namespace ferry::fuzz {
 namespace {

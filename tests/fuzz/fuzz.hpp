@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/tiny_checkpoint.hpp"
-#include "trace_file.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+#include "trace/trace_file.hpp"
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t most);
 

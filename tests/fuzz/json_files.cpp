@@ -2,13 +2,13 @@
 // says which.
 #include <sstream>
 
-#include "errors.hpp"
 #include "ferry/timeline.hpp"
 #include "fuzz/fuzz.hpp"
-#include "html_report.hpp"
-#include "machine.hpp"
-#include "simulated_run.hpp"
-#include "sweep.hpp"
+#include "profiles/machine.hpp"
+#include "report/html_report.hpp"
+#include "support/errors.hpp"
+#include "sweep/simulated_run.hpp"
+#include "sweep/sweep.hpp"
 
 namespace ferry::fuzz {
 namespace {

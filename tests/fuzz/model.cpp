@@ -1,9 +1,9 @@
 // A model's folder: config.json, a zero byte, and model.safetensors; some tokens of what is accepted.
+#include "cpu/cpu_model.hpp"
 #include "ferry/error.hpp"
 #include "fuzz/fuzz.hpp"
-#include "generate.hpp"
-#include "host_model.hpp"
-#include "machine.hpp"
+#include "inference/generate.hpp"
+#include "profiles/machine.hpp"
 
 namespace ferry::fuzz {
 namespace {
@@ -25,7 +25,7 @@ void read(const std::string& input) {
   const auto [config, weights] = parts(input);
   file("config.json", config);
   file("model.safetensors", weights);
-  HostModel model(folder());
+  CpuModel model(folder());
   RunnerOptions o;
   o.stack = "cross-layer-lru";
   o.max_rows = 8;

@@ -10,10 +10,10 @@
 #include <map>
 #include <numeric>
 
-#include "errors.hpp"
 #include "fuzz/check_simulated.hpp"
+#include "support/errors.hpp"
 #include "support/random.hpp"
-#include "trace_file.hpp"
+#include "trace/trace_file.hpp"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // Expert stores: what is opened, and every expert of those that are.
-#include "disk_store.hpp"
-#include "errors.hpp"
 #include "fuzz/fuzz.hpp"
-#include "pack.hpp"
+#include "store/disk_store.hpp"
+#include "store/pack.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::fuzz {
 

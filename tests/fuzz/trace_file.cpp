@@ -1,5 +1,5 @@
 // ferry's own traces.
-#include "trace_file.hpp"
+#include "trace/trace_file.hpp"
 
 #include "fuzz/fuzz.hpp"
 

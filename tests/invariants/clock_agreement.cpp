@@ -81,10 +81,10 @@ struct RandomTrace {
       }
       for (std::uint16_t e = 0; e < each; ++e) scores[at + e] /= sum;
       std::vector<Route> best(k);
-      best_of(scores.data() + at, each, k, best.data());
+      detail::best_of(scores.data() + at, each, k, best.data());
       for (const Route& r : best) experts.push_back(static_cast<std::uint8_t>(r.expert));
     }
-    auto foretell = [&](std::size_t token, std::size_t layer, std::vector<float>& to) {
+    auto predict = [&](std::size_t token, std::size_t layer, std::vector<float>& to) {
       for (std::uint16_t e = 0; e < each; ++e) {
         const float real = layer < layers ? scores[(token * layers + layer) * each + e] : 0.0F;
         to.push_back(random.chance(15) ? random.unit() / 4.0F : real);
@@ -92,8 +92,8 @@ struct RandomTrace {
     };
     for (std::size_t t = 0; t < trace.tokens; ++t) {
       for (std::size_t l = 0; l < layers; ++l) {
-        foretell(t, l + 1, partial);
-        for (std::size_t d = 1; d <= 3; ++d) foretell(t, l + d, predicted);
+        predict(t, l + 1, partial);
+        for (std::size_t d = 1; d <= 3; ++d) predict(t, l + d, predicted);
       }
     }
     trace.sequence_start = starts;

@@ -1,7 +1,7 @@
 /// @file
 /// An ExpertRunner that only computes: no policy, no link, nothing to report.
 #pragma once
-#include "expert_runner.hpp"
+#include "inference/expert_runner.hpp"
 
 namespace ferry::test {
 

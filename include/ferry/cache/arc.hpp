@@ -6,7 +6,7 @@
 #include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Two LRU lists of slots, T1 for experts used once of late and T2 for those used again, and behind each a ghost list,
 /// B1 and B2, of experts that left it. A miss that B1 remembers raises p, the target size of T1; one that B2 remembers
@@ -170,4 +170,4 @@ class Arc {
 
 static_assert(CachePolicy<Arc>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

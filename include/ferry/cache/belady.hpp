@@ -6,7 +6,7 @@
 #include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the expert whose next use lies farthest in the future, which it has to be told: for traces and bounds.
 ///
@@ -105,4 +105,4 @@ class Belady {
 
 static_assert(CachePolicy<Belady>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,7 +3,7 @@
 #pragma once
 #include "ferry/cache/lru.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the slot that was filled longest ago, however often its expert was used since: Lru without the touches.
 ///
@@ -28,4 +28,4 @@ class FifoCache {
 
 static_assert(CachePolicy<FifoCache>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -1,9 +1,9 @@
 /// @file
 /// HOBBIT's farthest layer distance.
 #pragma once
-#include "ferry/cache/slot_experts.hpp"
+#include "ferry/detail/slot_experts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the expert whose layer lies farthest ahead of the incoming expert's: nearer layers are needed sooner.
 ///
@@ -39,12 +39,12 @@ class Fld {
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id, 0); }
 
  private:
-  SlotExperts slots_;  ///< all alike within a layer
-  Nearness nearness_;
+  detail::SlotExperts slots_;  ///< all alike within a layer
+  detail::Nearness nearness_;
   ExpertId here_;  ///< used last
   bool any_used_ = false;
 };
 
 static_assert(CachePolicy<Fld>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

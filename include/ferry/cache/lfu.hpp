@@ -1,9 +1,9 @@
 /// @file
 /// Least frequently used.
 #pragma once
-#include "ferry/cache/slot_experts.hpp"
+#include "ferry/detail/slot_experts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// How long uses are counted: until the last live sequence ends, or for ever.
 enum class CountOver : std::uint8_t { sequence, model };
@@ -47,10 +47,10 @@ class Lfu {
   }
 
  private:
-  SlotExperts slots_;
+  detail::SlotExperts slots_;
   Array<std::int64_t> uses_;  ///< [layers, experts]
 };
 
 static_assert(CachePolicy<Lfu>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -1,9 +1,9 @@
 /// @file
 /// HOBBIT's least high-precision frequently used.
 #pragma once
-#include "ferry/cache/slot_experts.hpp"
+#include "ferry/detail/slot_experts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the expert with the fewest high-precision uses in this sequence: to miss those costs the most.
 ///
@@ -42,10 +42,10 @@ class Lhu {
   }
 
  private:
-  SlotExperts slots_;
+  detail::SlotExperts slots_;
   Array<std::int64_t> uses_;  ///< [layers, experts], at high precision
 };
 
 static_assert(CachePolicy<Lhu>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,7 +3,7 @@
 #pragma once
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Keeps nothing: every expert that a layer needs is copied for that layer, through the stream slots.
 ///
@@ -19,4 +19,4 @@ struct LoadOnDemand {
 
 static_assert(CachePolicy<LoadOnDemand>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,7 +3,7 @@
 #pragma once
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the expert whose last use lies furthest back: a doubly linked list of slots, most recent first.
 ///
@@ -55,4 +55,4 @@ class Lru {
 
 static_assert(CachePolicy<Lru>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,10 +3,10 @@
 #pragma once
 #include <string>
 
-#include "ferry/cache/slot_experts.hpp"
+#include "ferry/detail/slot_experts.hpp"
 #include "ferry/error.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the expert with the lowest weighted sum of LRU, LFU, LHU and FLD.
 ///
@@ -82,8 +82,8 @@ class Multidimensional {
     std::int64_t last = 0;  ///< R: the step of the last use, from 1; 0: never
   };
 
-  SlotExperts slots_;
-  Nearness nearness_;
+  detail::SlotExperts slots_;
+  detail::Nearness nearness_;
   Array<Record> records_;   ///< [layers, experts]
   std::int64_t steps_ = 0;  ///< T
   ExpertId here_;           ///< used last
@@ -92,4 +92,4 @@ class Multidimensional {
 
 static_assert(CachePolicy<Multidimensional>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,7 +3,7 @@
 #pragma once
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts any slot that is not barred, each equally likely: the floor that a policy with an idea has to beat.
 ///
@@ -52,4 +52,4 @@ class RandomVictim {
 
 static_assert(CachePolicy<RandomVictim>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

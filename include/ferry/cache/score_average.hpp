@@ -3,12 +3,12 @@
 #pragma once
 #include <string>
 
-#include "ferry/cache/fixed_score.hpp"
-#include "ferry/cache/slot_experts.hpp"
+#include "ferry/detail/best.hpp"
+#include "ferry/detail/fixed_score.hpp"
+#include "ferry/detail/slot_experts.hpp"
 #include "ferry/error.hpp"
-#include "ferry/router/best.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the expert with the lowest exponential moving average of its gate scores, of which only the p best of a row
 /// count: S = alpha TopP(s) + (1 - alpha) S, once an iteration.
@@ -52,12 +52,12 @@ class ScoreAverage {
     for (std::int64_t& sum : sums_) sum = 0;
     for (std::uint32_t first = 0; first < scores.weight.size; first += experts) {
       const float* row = scores.weight.data + first;
-      best_of(row, experts, best_.size(), best_.data());
-      for (const Route& r : best_) sums_[r.expert] += fixed_score(row[r.expert]);
+      detail::best_of(row, experts, best_.size(), best_.data());
+      for (const Route& r : best_) sums_[r.expert] += detail::fixed_score(row[r.expert]);
     }
     std::int64_t* averages = averages_.data() + std::size_t{slots_.layer(scores.layer)} * experts;
     for (std::uint32_t e = 0; e < experts; ++e) {
-      const std::int64_t newest = fixed_mean(sums_[e], rows) << 32;
+      const std::int64_t newest = detail::fixed_mean(sums_[e], rows) << 32;
       averages[e] = (alpha_percent * newest + (100 - alpha_percent) * averages[e]) / 100;
     }
     slots_.changed(scores.layer);
@@ -72,7 +72,7 @@ class ScoreAverage {
   }
 
  private:
-  SlotExperts slots_;
+  detail::SlotExperts slots_;
   Array<std::int64_t> averages_;  ///< [layers, experts], at most 2^56
   Array<std::int64_t> sums_;      ///< [experts], of one step
   Array<Route> best_;             ///< [min(p, experts)], of one row
@@ -80,4 +80,4 @@ class ScoreAverage {
 
 static_assert(CachePolicy<ScoreAverage>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

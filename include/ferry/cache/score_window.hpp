@@ -3,11 +3,11 @@
 #pragma once
 #include <string>
 
-#include "ferry/cache/fixed_score.hpp"
-#include "ferry/cache/slot_experts.hpp"
+#include "ferry/detail/fixed_score.hpp"
+#include "ferry/detail/slot_experts.hpp"
 #include "ferry/error.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the expert with the lowest mean gate score over the last n iterations, counting every expert of a layer,
 /// chosen or not: an expert that often comes close is likelier to be chosen next than one that never does.
@@ -80,14 +80,14 @@ class ScoreWindow {
   FERRY_HD void average(const float* weight, std::uint32_t rows, std::int32_t* mean) noexcept {
     const std::uint32_t experts = slots_.experts();
     if (rows == 1) {  // divisions take longer than all the rest
-      for (std::uint32_t e = 0; e < experts; ++e) mean[e] = fixed_score(weight[e]);
+      for (std::uint32_t e = 0; e < experts; ++e) mean[e] = detail::fixed_score(weight[e]);
       return;
     }
     for (std::uint32_t e = 0; e < experts; ++e) rows_[e] = 0;
     for (std::uint32_t row = 0; row < rows; ++row, weight += experts) {
-      for (std::uint32_t e = 0; e < experts; ++e) rows_[e] += fixed_score(weight[e]);
+      for (std::uint32_t e = 0; e < experts; ++e) rows_[e] += detail::fixed_score(weight[e]);
     }
-    for (std::uint32_t e = 0; e < experts; ++e) mean[e] = static_cast<std::int32_t>(fixed_mean(rows_[e], rows));
+    for (std::uint32_t e = 0; e < experts; ++e) mean[e] = static_cast<std::int32_t>(detail::fixed_mean(rows_[e], rows));
   }
 
   /// Over the times seen, in units of 2^-50. Means that differ do so by at least n^-2 = 2^-24 of theirs: these keep
@@ -96,7 +96,7 @@ class ScoreWindow {
     return static_cast<std::int64_t>(static_cast<double>(sum) / (seen == 0 ? 1 : seen) * 0x1p26);
   }
 
-  SlotExperts slots_;
+  detail::SlotExperts slots_;
   Array<Window> windows_;       ///< [layers]
   Array<std::int64_t> sums_;    ///< [layers, experts], over the window, at most n 2^24
   Array<std::int64_t> rows_;    ///< [experts], summed over the rows of one step
@@ -107,4 +107,4 @@ class ScoreWindow {
 
 static_assert(CachePolicy<ScoreWindow>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

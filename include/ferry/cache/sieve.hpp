@@ -3,7 +3,7 @@
 #pragma once
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Evicts the next unvisited slot that a hand finds on its way from old to new. A use sets a slot's bit and moves
 /// nothing; the hand clears the bits that it passes; new experts enter at the head, unvisited. What was used once only
@@ -96,4 +96,4 @@ class Sieve {
 
 static_assert(CachePolicy<Sieve>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,7 +3,7 @@
 #pragma once
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Never evicts: free slots are filled once, by whatever comes first; a full pool refuses every admission.
 ///
@@ -24,4 +24,4 @@ struct StaticResidency {
 
 static_assert(CachePolicy<StaticResidency>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -9,7 +9,7 @@
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// A fit for `pack`: the scale of RoundToNearest, and a minimum that makes sum |w - w'|^p small, p < 1: a few outliers
 /// may lose more so that the others lose less.
@@ -96,4 +96,4 @@ struct Hqq {
   }
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -12,7 +12,7 @@
 #include "ferry/error.hpp"
 #include "ferry/model.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 static_assert(std::endian::native == std::endian::little, "packed matrices are little-endian");
 static_assert(std::numeric_limits<float>::is_iec559, "codes stand for IEEE floats");
@@ -234,4 +234,4 @@ template <class Fit>
   return no_weight;
 }
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

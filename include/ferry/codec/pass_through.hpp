@@ -11,7 +11,7 @@
 #include "ferry/error.hpp"
 #include "ferry/model.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 enum class FloatType : std::uint8_t {
   bf16,  ///< the upper half of a float32: 1 sign, 8 exponent, 7 fraction bits
@@ -158,4 +158,4 @@ FERRY_HD inline void unpack_row(const PassThroughLayout& m, const std::byte* pac
   return no_weight;
 }
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

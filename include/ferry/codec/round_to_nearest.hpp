@@ -5,7 +5,7 @@
 
 #include "ferry/codec/packed.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// A fit for `pack`: minimum = the least weight, scale = (largest - least) / (2^bits - 1).
 ///
@@ -34,4 +34,4 @@ struct RoundToNearest {
   }
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "ferry/concepts.hpp"
-#include "ferry/link/slot_memory.hpp"
+#include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 namespace part {
 
@@ -577,4 +577,4 @@ class CudaStream {
 
 static_assert(Link<CudaStream>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

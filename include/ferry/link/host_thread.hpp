@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "ferry/concepts.hpp"
-#include "ferry/link/slot_memory.hpp"
+#include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Copies run on one thread beside the caller's computation, chunk by chunk, no faster than the throttle.
 ///
@@ -216,4 +216,4 @@ class HostThread {
 
 static_assert(Link<HostThread>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "ferry/concepts.hpp"
-#include "ferry/link/slot_memory.hpp"
 #include "ferry/sim/costs.hpp"
+#include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// A deterministic event simulation of three resources: the device, the link, and the host's processor.
 ///
@@ -232,4 +232,4 @@ class VirtualClock {
 
 static_assert(Link<VirtualClock>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,7 +3,7 @@
 #pragma once
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Every expert crosses at the same precision, by default the model's own. O(requests), no state.
 struct FixedPrecision {
@@ -19,4 +19,4 @@ struct FixedPrecision {
 
 static_assert(QuantSelector<FixedPrecision>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -6,7 +6,7 @@
 #include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// The less a row's other experts leave for an expert to say, the fewer bits it crosses with, or it is skipped.
 ///
@@ -60,4 +60,4 @@ struct ImportanceThresholds {
 
 static_assert(QuantSelector<ImportanceThresholds>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

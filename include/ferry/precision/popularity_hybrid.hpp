@@ -6,7 +6,7 @@
 #include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// In prefill the least popular experts cross with fewer bits: together they serve few tokens. In decode every expert
 /// chosen is equally important, and crosses in `high`.
@@ -16,7 +16,7 @@ namespace ferry {
 ///  - Share::load (as in Fate's released code): the least popular experts, as many as together have at most
 ///    `low_share_percent` of the rows.
 ///  - Share::experts: at most that share of the requested experts.
-///  - `low_on_miss`: in decode, what was not foretold crosses in `low` (the paper's low-end PC). The next use wants
+///  - `low_on_miss`: in decode, what was not predicted crosses in `low` (the paper's low-end PC). The next use wants
 ///    `high` again and loads it beside: the paper keeps such copies for the one use only.
 ///
 /// Complexity: O(n) for n requests in order of popularity, as predictions come, O(n^2) moves of 2 bytes at worst.
@@ -100,4 +100,4 @@ class PopularityHybrid {
 
 static_assert(QuantSelector<PopularityHybrid>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -4,12 +4,12 @@
 #include <string>
 
 #include "ferry/concepts.hpp"
+#include "ferry/detail/best.hpp"
 #include "ferry/error.hpp"
-#include "ferry/router/best.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
-/// Counts what each sequence activates, [layers, experts], and foretells what the past sequence most like the present
+/// Counts what each sequence activates, [layers, experts], and predicts what the past sequence most like the present
 /// one activated.
 ///
 /// Source: MoE-Infinity (Xue et al. 2024) as the papers describe it: HOBBIT sections 1 and 5.1 ("prioritizing expert
@@ -28,7 +28,7 @@ namespace ferry {
 /// pass 255 halves its layer first, which keeps the layer's ratios but for rounding.
 ///
 /// Ambiguities resolved.
-///  - Without a past matrix that has anything in common with the present one, the present one foretells.
+///  - Without a past matrix that has anything in common with the present one, the present one predicts.
 ///  - The sequences of a batch share the present matrix. It becomes a past one when any of them ends.
 ///  - At most `breadth` times as many experts are named as the latest layer had routes: what is named is also masked
 ///    from eviction.
@@ -100,8 +100,8 @@ class ActivationMatrix {
     std::uint64_t sum = 0;
     for (std::uint16_t e = 0; e < experts_; ++e) sum += counts_[e] = count(source, scores.layer, e);
     const std::uint64_t most = std::uint64_t{breadth} * routes_;
-    const std::uint32_t named =
-        most_of(counts_.data(), experts_, most < experts_ ? static_cast<std::uint32_t>(most) : experts_, named_.data());
+    const std::uint32_t named = detail::most_of(
+        counts_.data(), experts_, most < experts_ ? static_cast<std::uint32_t>(most) : experts_, named_.data());
     for (std::uint32_t i = 0; i < named; ++i) {
       Request* r = out.add();
       if (r == nullptr) return;
@@ -169,4 +169,4 @@ class ActivationMatrix {
 
 static_assert(Predictor<ActivationMatrix>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -2,11 +2,11 @@
 /// Expert activation paths: next-layer experts from counts of observed layer-to-layer transitions.
 #pragma once
 #include "ferry/concepts.hpp"
-#include "ferry/router/best.hpp"
+#include "ferry/detail/best.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
-/// Foretells the experts of the next layer that most often followed those which the rows have just chosen in this one.
+/// Predicts the experts of the next layer that most often followed those which the rows have just chosen in this one.
 ///
 /// Source: the EAP baseline of Fate (section 5.1: "predicted based on the token's expert choices in the previous block
 /// and the corresponding statistical data"; the introduction names Lina and MoE-Infinity as such methods).
@@ -20,7 +20,7 @@ namespace ferry {
 /// State: 4 (L-1) E^2 bytes (331 KB for Qwen1.5-MoE), 22 an expert, 2 a route.
 ///
 /// Ambiguities resolved.
-///  - Only the next layer of the same step is foretold. For layer 0, whose rows are other tokens, and for layers
+///  - Only the next layer of the same step is predicted. For layer 0, whose rows are other tokens, and for layers
 ///    further ahead nothing is.
 ///  - Several rows: the union of their k best.
 ///  - Counts are of the gate's own choices, so that substitutes, which depend on the cache, do not feed back. A count
@@ -79,7 +79,7 @@ class ActivationPath {
     std::uint32_t named = 0, rows = 0;
     for (std::uint32_t first = 0; first < latest_size_; first += top_k_, ++rows) {
       score_row(scores.layer, row_of(first));
-      const std::uint32_t found = most_of(row_score_.data(), experts_, top_k_, best_.data());
+      const std::uint32_t found = detail::most_of(row_score_.data(), experts_, top_k_, best_.data());
       for (std::uint32_t e = 0; e < experts_; ++e) score_[e] += row_score_[e];
       for (std::uint32_t i = 0; i < found; ++i) {
         if (votes_[best_[i]]++ == 0) named_[named++] = best_[i];
@@ -87,7 +87,7 @@ class ActivationPath {
     }
     if (rows > 1) {  // one names them in order
       for (std::uint32_t e = 0; e < experts_; ++e) score_[e] = votes_[e] == 0 ? 0 : score_[e];
-      most_of(score_.data(), experts_, named, named_.data());
+      detail::most_of(score_.data(), experts_, named, named_.data());
     }
     for (std::uint32_t i = 0; i < named; ++i) {
       Request* r = out.add();
@@ -137,4 +137,4 @@ class ActivationPath {
 
 static_assert(Predictor<ActivationPath>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,10 +3,10 @@
 #pragma once
 #include <string>
 
+#include "ferry/detail/predicted_experts.hpp"
 #include "ferry/error.hpp"
-#include "ferry/predictor/foretold.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// The next layer's gate, applied to this layer's gate input, names the experts that the next layer will
 /// need: adjacent gate inputs are alike.
@@ -22,7 +22,7 @@ namespace ferry {
 /// Ambiguities resolved. A percentile of a small set is a rank: with linear interpolation (numpy's default)
 /// exactly m = E - 1 - floor(q (E - 1)) of E distinct scores lie strictly above the q-quantile; the m best
 /// are taken, also when scores tie. E = 8: 2, E = 32: 8, E = 60: 15, E = 64: 16. In a batch a candidate of
-/// any row counts. The paper knows no importance; for selectors that do, it is HOBBIT's (ForetoldExperts).
+/// any row counts. The paper knows no importance; for selectors that do, it is HOBBIT's (detail::PredictedExperts).
 class CrossLayerGate {
  public:
   /// Candidates above this percentile, in whole percent. Fate uses 75.
@@ -35,7 +35,7 @@ class CrossLayerGate {
       throw ConfigError("CrossLayerGate: percentile is " + std::to_string(percentile) + ", expected 0 to 100");
     experts_ = shape.experts;
     top_k_ = shape.top_k;
-    foretold_.reserve(carve, shape);
+    predicted_.reserve(carve, shape);
   }
 
   /// How many of a row's experts lie above the percentile.
@@ -47,16 +47,16 @@ class CrossLayerGate {
 
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
     const bool by_percentile = phase == Phase::decode && !plain_top_k;
-    foretold_.clear();
-    foretold_.name_best(scores, by_percentile ? candidates(experts_) : top_k_);
-    foretold_.write(phase, scores.layer, out);
+    predicted_.clear();
+    predicted_.name_best(scores, by_percentile ? candidates(experts_) : top_k_);
+    predicted_.write(phase, scores.layer, out);
   }
 
  private:
-  ForetoldExperts foretold_;
+  detail::PredictedExperts predicted_;
   std::uint16_t experts_ = 0, top_k_ = 0;
 };
 
 static_assert(Predictor<CrossLayerGate>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,9 +3,9 @@
 #pragma once
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
-/// Foretells every expert of the next layer, in index order: the next layer crosses while this one is computed.
+/// Predicts every expert of the next layer, in index order: the next layer crosses while this one is computed.
 ///
 /// Source: what DeepSpeed-Inference and Transformers do, as HOBBIT (section 5.2) and Importance-driven (section 6)
 /// measure them: layers are loaded one after another, as in a dense model.
@@ -37,4 +37,4 @@ class EveryExpert {
 
 static_assert(Predictor<EveryExpert>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,7 +3,7 @@
 #pragma once
 #include "ferry/concepts.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// The absent predictor. Engines skip making predicted rows for it. O(1), no state.
 struct NoPrediction {
@@ -16,4 +16,4 @@ struct NoPrediction {
 
 static_assert(Predictor<NoPrediction>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -6,13 +6,13 @@
 #include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
-/// Foretells exactly the experts that the layer will ask for, from a list recorded before. No engine can have it: it
+/// Predicts exactly the experts that the layer will ask for, from a list recorded before. No engine can have it: it
 /// shows what the other policies could reach with perfect prediction.
 ///
 /// Steps are counted by `begin_step`, abandoned ones too. A layer behind the one observed last means this step's, any
-/// other the next step's. Beyond the end of the list nothing is foretold.
+/// other the next step's. Beyond the end of the list nothing is predicted.
 ///
 /// Reads no rows. Confidence 1, rows 1; importance and unimportance are 0.
 /// Complexity: O(experts named). State: 4 bytes an expert use and 4 a layer of a step, copied in `reserve`.
@@ -106,4 +106,4 @@ class Oracle {
 
 static_assert(Predictor<Oracle>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,14 +3,14 @@
 #pragma once
 #include <string>
 
+#include "ferry/detail/predicted_experts.hpp"
 #include "ferry/error.hpp"
 #include "ferry/predictor/every_expert.hpp"
-#include "ferry/predictor/foretold.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// In decode, what resident and shared experts have given so far goes through the next layer's attention and gate; the
-/// predicted top-score experts are foretold, best first. In prefill every expert of the next layer is.
+/// predicted top-score experts are predicted, best first. In prefill every expert of the next layer is.
 ///
 /// Source: Importance-driven expert scheduling, section 5.2 with section 5.1's top-score experts (decode), section 4.1
 /// (prefill: the next layer is prefetched while this one is computed).
@@ -40,25 +40,25 @@ class PartialHidden {
     experts_ = shape.experts;
     top_k_ = shape.top_k;
     every_.reserve(carve, shape);
-    foretold_.reserve(carve, shape);
+    predicted_.reserve(carve, shape);
   }
 
   FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/) noexcept {}
 
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
     if (phase == Phase::prefill) return every_.predict(phase, scores, out);
-    foretold_.clear();
-    for (std::uint32_t row = 0; row < foretold_.rows(scores); ++row) {
-      foretold_.name(scores, row, top_score_experts(scores, row));
+    predicted_.clear();
+    for (std::uint32_t row = 0; row < predicted_.rows(scores); ++row) {
+      predicted_.name(scores, row, top_score_experts(scores, row));
     }
-    foretold_.write(phase, scores.layer, out);
+    predicted_.write(phase, scores.layer, out);
   }
 
  private:
   /// Ranks the row; how many of its best are top-score.
   FERRY_HD std::uint32_t top_score_experts(const Scores& scores, std::uint32_t row) noexcept {
-    if (top_k_ == experts_) return foretold_.rank(scores, row, top_k_).size;
-    const View<const Route> best = foretold_.rank(scores, row, top_k_ + 1U);
+    if (top_k_ == experts_) return predicted_.rank(scores, row, top_k_).size;
+    const View<const Route> best = predicted_.rank(scores, row, top_k_ + 1U);
     const float* select = scores.select.data + std::size_t{row} * experts_;
     const float bar = (1.0F + alpha) * select[best[top_k_].expert];
     std::uint32_t count = 0;
@@ -67,10 +67,10 @@ class PartialHidden {
   }
 
   EveryExpert every_;
-  ForetoldExperts foretold_;
+  detail::PredictedExperts predicted_;
   std::uint16_t experts_ = 0, top_k_ = 0;
 };
 
 static_assert(Predictor<PartialHidden>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -3,10 +3,10 @@
 #pragma once
 #include <string>
 
+#include "ferry/detail/predicted_experts.hpp"
 #include "ferry/error.hpp"
-#include "ferry/predictor/foretold.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// The gates of the next p layers, stacked into one product with this layer's gate input, name each layer's top k.
 ///
@@ -17,8 +17,8 @@ namespace ferry {
 ///  - The engine asks for the layers l+1, l+2, ... up to `depth` ahead, each with its rows.
 ///  - The scheduler ends the walk: with a PrefetchLimit such as FirstMiss, whose `further` is false once a prefetch
 ///    was submitted since the plan, it stops at the first layer that lacks a predicted expert.
-///  - The core masks from eviction what is foretold and there, until its layer is planned.
-/// Precision follows the predicted importance: requests carry HOBBIT's unimportance (ForetoldExperts), and the
+///  - The core masks from eviction what is predicted and there, until its layer is planned.
+/// Precision follows the predicted importance: requests carry HOBBIT's unimportance (detail::PredictedExperts), and the
 /// QuantSelector chooses as it does for real ones.
 ///
 /// Complexity: O(rows * E) a layer, and O(n^2) for the order of n named experts at worst. State: 30 bytes an expert.
@@ -35,22 +35,22 @@ class StackedGates {
       throw ConfigError("StackedGates: depth is " + std::to_string(depth) + ", it must be 1 to 4");
     }
     top_k_ = shape.top_k;
-    foretold_.reserve(carve, shape);
+    predicted_.reserve(carve, shape);
   }
 
   FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/) noexcept {}
 
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
-    foretold_.clear();
-    foretold_.name_best(scores, top_k_);
-    foretold_.write(phase, scores.layer, out);
+    predicted_.clear();
+    predicted_.name_best(scores, top_k_);
+    predicted_.write(phase, scores.layer, out);
   }
 
  private:
-  ForetoldExperts foretold_;
+  detail::PredictedExperts predicted_;
   std::uint16_t top_k_ = 0;
 };
 
 static_assert(Predictor<StackedGates>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

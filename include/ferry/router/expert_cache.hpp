@@ -5,12 +5,12 @@
 #include <string>
 
 #include "ferry/concepts.hpp"
+#include "ferry/detail/best.hpp"
+#include "ferry/detail/expert_set.hpp"
 #include "ferry/error.hpp"
-#include "ferry/expert_set.hpp"
-#include "ferry/router/best.hpp"
 #include "ferry/router/top_k.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// In decode, a row keeps the experts that its gate clearly prefers and those that need no copy. The others are
 /// replaced by experts of nearly the same score that are there or are needed by the batch anyway.
@@ -93,7 +93,7 @@ class ExpertCacheRouter {
 
   /// The order of all E experts: a total one.
   FERRY_HD static bool before(const float* score, std::uint16_t a, std::uint16_t b) noexcept {
-    return ranks_above(score[a], score[b]) || (!ranks_above(score[b], score[a]) && a < b);
+    return detail::ranks_above(score[a], score[b]) || (!detail::ranks_above(score[b], score[a]) && a < b);
   }
 
   FERRY_HD static bool there(State s) noexcept { return s == State::resident || s == State::in_flight; }
@@ -105,7 +105,7 @@ class ExpertCacheRouter {
     for (std::uint32_t& n : users_) n = 0;
     needed_.clear(0);
     for (std::uint32_t row = 0; row < rows; ++row, select += experts_, routes += k_) {
-      best_of(select, experts_, k_ < experts_ ? k_ + 1U : k_, best_.data());
+      detail::best_of(select, experts_, k_ < experts_ ? k_ + 1U : k_, best_.data());
       const float next = k_ < experts_ ? select[best_[k_].expert] : lowest;
       const float beta = next == next ? next : lowest;
       beta_[row] = beta;
@@ -187,10 +187,10 @@ class ExpertCacheRouter {
   Array<std::uint32_t> users_;         ///< [experts] rows that have it at present
   Array<Route> best_;                  ///< [k + 1], of one row
   Array<std::uint16_t> alternatives_;  ///< [k]
-  ExpertSets needed_;                  ///< one: in C, or another row's substitute: no row gives it up
+  detail::ExpertSets needed_;          ///< one: in C, or another row's substitute: no row gives it up
   std::uint16_t experts_ = 0, k_ = 0;
 };
 
 static_assert(ExpertRouter<ExpertCacheRouter>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -2,9 +2,9 @@
 /// The model's own routing.
 #pragma once
 #include "ferry/concepts.hpp"
-#include "ferry/router/best.hpp"
+#include "ferry/detail/best.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Sets the weights of one row's routes: each expert's own, divided by their sum if the model does that.
 FERRY_HD inline void weigh(const float* weight, std::uint32_t k, bool renormalise, Route* routes) noexcept {
@@ -34,7 +34,7 @@ class TopK {
     const std::uint32_t rows = scores.select.size / experts_;
     for (std::uint32_t row = 0; row < rows; ++row) {
       Route* best = out.data + out.size;
-      best_of(scores.select.data + std::size_t{row} * experts_, experts_, k_, best);
+      detail::best_of(scores.select.data + std::size_t{row} * experts_, experts_, k_, best);
       weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise, best);
       out.size += k_;
     }
@@ -46,4 +46,4 @@ class TopK {
 
 static_assert(ExpertRouter<TopK>);
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

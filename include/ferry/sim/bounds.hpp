@@ -9,7 +9,7 @@
 
 #include "ferry/model.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// What was computed, layer by layer: the variants that served, none twice in a layer. For reports, not for the hot
 /// path.
@@ -119,4 +119,4 @@ inline Nanoseconds clairvoyant_with_host_ns(const WorkDone& work) {
   return std::max<Nanoseconds>(least, 0);
 }
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

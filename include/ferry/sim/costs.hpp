@@ -7,7 +7,7 @@
 
 #include "ferry/allotment.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// amount / per_s seconds in nanoseconds, rounded up; 0 if `per_s` is 0. per_s at most 10^15.
 constexpr Nanoseconds duration_ns(std::uint64_t amount, std::uint64_t per_s) noexcept {
@@ -107,4 +107,4 @@ struct Costs {
   }
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -10,7 +10,7 @@
 #include "ferry/sim/costs.hpp"
 #include "ferry/trace/trace.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 struct SimulationOptions {
   std::uint32_t batch = 1;            ///< sequences at a time
@@ -149,7 +149,7 @@ class Simulation {
       for (const Phase phase : {Phase::prefill, Phase::decode}) {
         const RowSource rows = Pipe::look_ahead_rows(phase);
         if (rows == RowSource::gate_input && trace_.ahead < pipe_.look_ahead_depth()) {
-          refuse("foretells " + std::to_string(trace_.ahead) + " layers ahead (tensor \"predicted\"), but this stack " +
+          refuse("predicts " + std::to_string(trace_.ahead) + " layers ahead (tensor \"predicted\"), but this stack " +
                  "reads " + std::to_string(pipe_.look_ahead_depth()));
         }
         if (rows == RowSource::partial_hidden && trace_.partial.empty()) {
@@ -316,4 +316,4 @@ class Simulation {
   std::vector<Route> routes_;
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

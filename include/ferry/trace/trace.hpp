@@ -1,5 +1,5 @@
 /// @file
-/// Recorded routing: what a model's gates chose and foretold, token by token.
+/// Recorded routing: what a model's gates chose and predicted, token by token.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -9,7 +9,7 @@
 
 #include "ferry/allotment.hpp"
 
-namespace ferry {
+namespace ferry::inline FERRY_ABI {
 
 /// Views into memory that belongs to somebody else: a mapped file, or arrays of an engine's own. Rows are tokens, those
 /// of one sequence after each other, prompt first. Host memory, not for device code.
@@ -180,4 +180,4 @@ class TraceSteps {
   Phase phase_ = Phase::decode;
 };
 
-}  // namespace ferry
+}  // namespace ferry::inline FERRY_ABI

@@ -84,7 +84,7 @@ TEST_CASE("of equally popular experts the higher index goes first, whatever the 
 TEST_CASE("prefill demand: what is held in low or better is used as it is, the rest goes by its real popularity") {
   auto r = requests({40, 30, 20, 8, 2});
   CHECK(low_ones(hybrid(30), r, Phase::prefill, true) == Positions{2, 3, 4});
-  r[0].held = Precision::int2;  // foretold as unpopular
+  r[0].held = Precision::int2;  // predicted as unpopular
   r[1].held = Precision::int4;
   CHECK(low_ones(hybrid(30), r, Phase::prefill, true) == Positions{0, 1, 2, 3, 4});
   CHECK(low_ones(hybrid(30), r, Phase::prefill, false) == Positions{2, 3, 4});  // a prediction goes by its votes
@@ -96,7 +96,7 @@ TEST_CASE("prefill demand: what is held in low or better is used as it is, the r
   CHECK(low_ones(p, r, Phase::prefill, true) == Positions{1, 2, 3, 4});
 }
 
-TEST_CASE("decode: always high, but what was not foretold may cross in low") {
+TEST_CASE("decode: always high, but what was not predicted may cross in low") {
   auto r = requests({1, 1, 1, 1});
   r[1].state = State::queued;
   r[2].state = State::in_flight;

@@ -50,7 +50,7 @@ ActivationMatrix keeping(std::uint32_t history) {
 
 }  // namespace
 
-TEST_CASE("the past sequence most like the present one foretells, by activation ratio") {
+TEST_CASE("the past sequence most like the present one predicts, by activation ratio") {
   static_assert(part::rows_of<ActivationMatrix>(Phase::decode) == RowSource::none);
   Placed<ActivationMatrix> p(Shape{2, 6, 2, 4});
   sequence(p, {{0, 1, 0, 1}, {2, 3, 2, 5, 2, 3, 2, 5}});
@@ -92,7 +92,7 @@ TEST_CASE("equally near ones: the one kept in the lower place") {
   CHECK(ids(predict(p, 1)) == std::vector{1});
 }
 
-TEST_CASE("without a past matrix that has anything in common the present one foretells what it saw") {
+TEST_CASE("without a past matrix that has anything in common the present one predicts what it saw") {
   Placed<ActivationMatrix> p(Shape{2, 6, 2, 1});
   CHECK(predict(p, 0).empty());
   observe(p, 0, {4, 1});

@@ -75,7 +75,7 @@ TEST_CASE("of experts that followed equally often, those of lower index are amon
   CHECK(ids(predict(p, 1)) == std::vector{2, 0});
 }
 
-TEST_CASE("only the layer after the one observed last, in the same step, is foretold") {
+TEST_CASE("only the layer after the one observed last, in the same step, is predicted") {
   Placed<ActivationPath> p(Shape{3, 4, 1, 1});
   CHECK(predict(p, 0).empty());
   CHECK(predict(p, 1).empty());

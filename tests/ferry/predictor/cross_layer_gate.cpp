@@ -42,7 +42,7 @@ TEST_CASE("how many experts lie above the 75th percentile, as numpy's percentile
   }
 }
 
-TEST_CASE("decode: surest first, ties to the lower index, NaN foretells nothing") {
+TEST_CASE("decode: surest first, ties to the lower index, NaN predicts nothing") {
   Placed<CrossLayerGate> p(Shape{4, 8, 2, 2});
   CHECK(ids(predict(p, Phase::decode, {.1F, .4F, .0F, .0F, .0F, .3F, .2F, .0F}, 8)) == std::vector{1, 5});
   CHECK(ids(predict(p, Phase::decode, {.2F, .2F, .2F, .0F, .0F, .0F, .0F, .0F}, 8)) == std::vector{0, 1});

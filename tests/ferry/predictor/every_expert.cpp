@@ -7,7 +7,7 @@
 using namespace ferry;
 using namespace ferry::test;
 
-TEST_CASE("every expert of the layer is foretold in index order, without rows, in both phases") {
+TEST_CASE("every expert of the layer is predicted in index order, without rows, in both phases") {
   static_assert(part::rows_of<EveryExpert>(Phase::prefill) == RowSource::none);
   static_assert(part::rows_of<EveryExpert>(Phase::decode) == RowSource::none);
   Placed<EveryExpert> p(Shape{4, 5, 2, 1});

@@ -88,7 +88,7 @@ TEST_CASE("the oracle keeps no pointer to the list that it was given") {
   CHECK(predict(p, 0) == List{3, 1});
 }
 
-TEST_CASE("an oracle without a future foretells nothing") {
+TEST_CASE("an oracle without a future predicts nothing") {
   Placed<Oracle> p(Shape{2, 6, 2, 1});
   CHECK(predict(p, 0) == List{});
   p->begin_step(StepOf(Phase::decode, 1));

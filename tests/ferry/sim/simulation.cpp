@@ -50,11 +50,11 @@ struct SmallTrace {
     }
   }
   /// Which experts the gate of layer + distance prefers, given this layer's gate input.
-  void foretell(std::size_t token, std::size_t layer, std::uint32_t distance, const Experts& best) {
+  void predict(std::size_t token, std::size_t layer, std::uint32_t distance, const Experts& best) {
     put(predicted, (token * shape.layers + layer) * ahead + distance - 1, ahead, best);
   }
   /// The same of the next layer, given this layer's partial hidden state.
-  void foretell_partial(std::size_t token, std::size_t layer, const Experts& best) {
+  void predict_partial(std::size_t token, std::size_t layer, const Experts& best) {
     put(partial, token * shape.layers + layer, 1, best);
   }
   /// Into a row of [tokens, layers, rows, experts].
@@ -161,8 +161,8 @@ std::string lane(const std::vector<Span>& spans, Lane which) {
 
 template <class Limit, class Order, class Where, class P = NoPrediction>
 using LruWith = Stack<P, Lru, FixedPrecision, Schedule<Limit, Order, Where>, TopK>;
-using Foresight = LruWith<NoLimit, Fifo, DeviceOnly, StackedGates>;
-using Partial = LruWith<NoLimit, Fifo, DeviceOnly, PartialHidden>;
+using LookAhead = LruWith<NoLimit, ArrivalOrder, DeviceOnly, StackedGates>;
+using Partial = LruWith<NoLimit, ArrivalOrder, DeviceOnly, PartialHidden>;
 
 }  // namespace
 
@@ -271,7 +271,7 @@ TEST_CASE("timeline: a computation hides the copy of the next expert, in whole o
 TEST_CASE("timeline: a late hit waits only for the rest of its prefetch") {
   // Layer 1 asks at 45 for what has been crossing since 30.
   SmallTrace t(4, {{{0}, {1}}});
-  t.foretell(0, 0, 1, {1});
+  t.predict(0, 0, 1, {1});
   Simulation<stacks::MixtralOffloading> s(with_slots<stacks::MixtralOffloading>(t, 6), t.view(), hand(), logged());
   CHECK(step(s) == 55 * us);
   CHECK(lane(s.spans(), Lane::device) ==
@@ -282,20 +282,20 @@ TEST_CASE("timeline: a late hit waits only for the rest of its prefetch") {
   CHECK(s.counters().of(Phase::decode).late_hits == 1);
   CHECK(s.counters().prefetch.used == 1);
   CHECK(s.prediction_accuracy(1, 1).needed == 1);
-  CHECK(s.prediction_accuracy(1, 1).foretold == 1);
+  CHECK(s.prediction_accuracy(1, 1).predicted == 1);
 }
 
 TEST_CASE("timeline: a promoted prefetch goes before the others, and is a miss") {
-  // Layer 0 foretells 1/1, wrongly 2/3, and 3/0; layer 1 foretells 2/2, which queues last. At 65 layer 2 wants it: 2/3
+  // Layer 0 predicts 1/1, wrongly 2/3, and 3/0; layer 1 predicts 2/2, which queues last. At 65 layer 2 wants it: 2/3
   // has begun at 50 and lands first; 3/0, queued before it, goes after it.
   SmallTrace t(4, {{{0}, {1}, {2}, {0}}});
-  t.foretell(0, 0, 1, {1});
-  t.foretell(0, 0, 2, {3});
-  t.foretell(0, 0, 3, {0});
-  t.foretell(0, 1, 1, {2});
-  t.foretell(0, 1, 2, {0});
-  t.foretell(0, 2, 1, {0});
-  Simulation<Foresight> s(with_slots<Foresight>(t, 10), t.view(), hand(), logged());
+  t.predict(0, 0, 1, {1});
+  t.predict(0, 0, 2, {3});
+  t.predict(0, 0, 3, {0});
+  t.predict(0, 1, 1, {2});
+  t.predict(0, 1, 2, {0});
+  t.predict(0, 2, 1, {0});
+  Simulation<LookAhead> s(with_slots<LookAhead>(t, 10), t.view(), hand(), logged());
   CHECK(step(s) == 115 * us);
   CHECK(lane(s.spans(), Lane::link) == "0/0 10-30  ~1/1 30-50  ~2/3 50-70  2/2 70-90  ~3/0 90-110");
   CHECK(lane(s.spans(), Lane::device) ==
@@ -312,7 +312,7 @@ TEST_CASE("timeline: a promoted prefetch goes before the others, and is a miss")
 TEST_CASE("timeline: a demand copy waits for the wrong prefetch that has begun") {
   // At 45 layer 1 wants 0; 2 has been crossing since 30 and is not interrupted.
   SmallTrace t(4, {{{0}, {0}}});
-  t.foretell(0, 0, 1, {2});
+  t.predict(0, 0, 1, {2});
   Simulation<stacks::MixtralOffloading> s(with_slots<stacks::MixtralOffloading>(t, 6), t.view(), hand(), logged());
   CHECK(step(s) == 75 * us);
   CHECK(lane(s.spans(), Lane::link) == "0/0 10-30  ~1/2 30-50  1/0 50-70");
@@ -321,11 +321,11 @@ TEST_CASE("timeline: a demand copy waits for the wrong prefetch that has begun")
 }
 
 TEST_CASE("timeline: a prefetch that turned out wrong before it began never crosses") {
-  // Foretold are 2 and 3, wanted 0 and 1. At 65, 2 is on its way (50-70), and 3 is taken back. The second token finds
+  // Predicted are 2 and 3, wanted 0 and 1. At 65, 2 is on its way (50-70), and 3 is taken back. The second token finds
   // all.
   SmallTrace t(4, {{{0, 1}, {0, 1}}, {{0, 1}, {0, 1}}});
-  t.foretell(0, 0, 1, {2, 3});
-  t.foretell(1, 0, 1, {0, 1});
+  t.predict(0, 0, 1, {2, 3});
+  t.predict(1, 0, 1, {0, 1});
   Simulation<stacks::MixtralOffloading> s(with_slots<stacks::MixtralOffloading>(t, 10), t.view(), hand(), logged());
   CHECK(step(s) == 115 * us);
   CHECK(step(s) == 40 * us);
@@ -338,10 +338,10 @@ TEST_CASE("timeline: a prefetch that turned out wrong before it began never cros
 
 TEST_CASE("timeline: at the instant at which a prefetch could begin, demand goes first") {
   // A device that takes no time. Token 0: 0/0 crosses 0-20; at 20 layer 1 wants 0, not 1: the prefetch of 1, which
-  // could begin now, is taken back. Token 1: 0/1 at 40-60; at 60 layer 1 wants 1 as foretold: promoted, 60-80.
+  // could begin now, is taken back. Token 1: 0/1 at 40-60; at 60 layer 1 wants 1 as predicted: promoted, 60-80.
   SmallTrace t(4, {{{0}, {0}}, {{1}, {1}}});
-  t.foretell(0, 0, 1, {1});
-  t.foretell(1, 0, 1, {1});
+  t.predict(0, 0, 1, {1});
+  t.predict(1, 0, 1, {1});
   Costs costs = hand();
   costs.device = {};
   costs.layer_ns = 0;
@@ -417,9 +417,9 @@ TEST_CASE("timeline: the layer's own time is fed back, and limits Fate's prefetc
   // Token 0: nothing is known, layer 1's expert is prefetched: 55, as for the late hit. Token 1: a layer takes 10 + 5 =
   // 15, a copy of 15 fits into it (55 again), one of 15.001 does not (two misses, 35 + 35).
   SmallTrace t(4, {{{0}, {0}}, {{1}, {1}}});
-  t.foretell(0, 0, 1, {0});
-  t.foretell(1, 0, 1, {1});
-  using Limited = LruWith<TransferBudget, Fifo, DeviceOnly, CrossLayerGate>;
+  t.predict(0, 0, 1, {0});
+  t.predict(1, 0, 1, {1});
+  using Limited = LruWith<TransferBudget, ArrivalOrder, DeviceOnly, CrossLayerGate>;
   for (const Nanoseconds more : {0, 1}) {
     auto config = with_slots<Limited>(t, 6);
     config.predictor.plain_top_k = true;
@@ -479,7 +479,7 @@ TEST_CASE("timeline: sequences of unequal length in lockstep") {
 }
 
 TEST_CASE("timeline: each sequence of a batch brings its own scores and predictions") {
-  // Both run 0/0, 4 + 2 * 16 = 36 on the device; then one wants 1/1, the other 1/2, as foretold: both have landed by
+  // Both run 0/0, 4 + 2 * 16 = 36 on the device; then one wants 1/1, the other 1/2, as predicted: both have landed by
   // 76, and take 20 each.
   SmallTrace t(4, {{{0}, {1}}, {{0}, {2}}});
   t.starts = {0, 1};
@@ -487,7 +487,7 @@ TEST_CASE("timeline: each sequence of a batch brings its own scores and predicti
     const Experts wants = {static_cast<std::uint16_t>(1 + sequence)};
     t.put(t.scores, sequence * 2U, 1, {0});
     t.put(t.scores, sequence * 2U + 1, 1, wants);
-    t.foretell(sequence, 0, 1, wants);
+    t.predict(sequence, 0, 1, wants);
   }
   Costs costs = hand();
   costs.work[0].expert_operations = 16'000;
@@ -519,8 +519,8 @@ TEST_CASE("timeline: a partial hidden state costs the next layer's attention onc
   // Attention takes 10 in layer 0 and 12 in layer 1. Token 0: the partial state is ready at 22, its prefetch follows
   // the demand copy. Token 1 finds everything: 10 + 5 + 12 + 12 + 5.
   SmallTrace t(4, {{{0}, {1}}, {{0}, {1}}});
-  t.foretell_partial(0, 0, {1});
-  t.foretell_partial(1, 0, {1});
+  t.predict_partial(0, 0, {1});
+  t.predict_partial(1, 0, {1});
   Costs costs = hand();
   costs.work = {{0, 0, 1000}, {0, 2000, 1000}};
   Simulation<Partial> s(with_slots<Partial>(t, 6), t.view(), costs, logged());
@@ -536,8 +536,8 @@ TEST_CASE("timeline: a prefetch from a partial hidden state begins when that sta
   // Token 0 is as the late hit: its partial state hides behind the first copy. Token 1, from 55: attention to 65, layer
   // 0's expert to 70, the partial state to 80; only then the idle link begins. Attention to 90, the copy lands at 100.
   SmallTrace t(4, {{{0}, {0}}, {{0}, {1}}});
-  t.foretell_partial(0, 0, {0});
-  t.foretell_partial(1, 0, {1});
+  t.predict_partial(0, 0, {0});
+  t.predict_partial(1, 0, {1});
   Simulation<Partial> s(with_slots<Partial>(t, 6), t.view(), hand(), logged());
   CHECK(step(s) == 55 * us);
   CHECK(step(s) == 50 * us);
@@ -546,7 +546,7 @@ TEST_CASE("timeline: a prefetch from a partial hidden state begins when that sta
 }
 
 TEST_CASE("timeline: the next step's first layer, for a predictor that reads no rows") {
-  // One layer of two experts, all of which are foretold for the next step. 0 demanded 10-30, 1 prefetched 30-50: the
+  // One layer of two experts, all of which are predicted for the next step. 0 demanded 10-30, 1 prefetched 30-50: the
   // second step asks at 45 and waits to 50; the third finds 0.
   SmallTrace t(2, {{{0}}, {{1}}, {{0}}});
   Simulation<stacks::LayerStream> s(with_slots<stacks::LayerStream>(t, 2), t.view(), hand(), logged());
@@ -637,13 +637,13 @@ TEST_CASE("a trace that lacks what a stack reads is refused, with the tensor's n
   SmallTrace t(8, {{{0, 1}, {2, 3}}});
   CHECK(refusal<stacks::LruCache>(t).empty());
   CHECK(refusal<stacks::MixtralOffloading>(t) ==
-        "the trace of small foretells 0 layers ahead (tensor \"predicted\"), but this stack reads 1");
+        "the trace of small predicts 0 layers ahead (tensor \"predicted\"), but this stack reads 1");
   t.ahead = 2;
-  t.foretell(0, 0, 1, {2, 3});
+  t.predict(0, 0, 1, {2, 3});
   CHECK(refusal<stacks::MixtralOffloading>(t).empty());
-  auto deep = with_slots<Foresight>(t, 6);
+  auto deep = with_slots<LookAhead>(t, 6);
   CHECK(refusal(t, deep) ==
-        "the trace of small foretells 2 layers ahead (tensor \"predicted\"), but this stack reads 3");
+        "the trace of small predicts 2 layers ahead (tensor \"predicted\"), but this stack reads 3");
   deep.predictor.depth = 2;
   CHECK(refusal(t, deep).empty());
 
@@ -657,7 +657,7 @@ TEST_CASE("a trace that lacks what a stack reads is refused, with the tensor's n
   CHECK(refusal<stacks::ImportanceDriven>(t) ==
         "the trace of small has no scores of partial hidden states (tensor \"partial\"), which this stack's predictor "
         "reads");
-  t.foretell_partial(0, 0, {2, 3});
+  t.predict_partial(0, 0, {2, 3});
   CHECK(refusal<stacks::ImportanceDriven>(t).empty());
 }
 

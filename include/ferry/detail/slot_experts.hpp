@@ -1,0 +1,212 @@
+/// @file
+/// Which expert sits in which slot of a pool: what policies that rank experts share.
+#pragma once
+#include "ferry/concepts.hpp"
+#include "ferry/detail/expert_set.hpp"
+
+namespace ferry::inline FERRY_ABI::detail {
+
+/// The experts of a pool by slot, where each expert of the pool's layers has its place in an array of
+/// [layers, experts], and which of them is worth least. Keys and worths are below 2^62.
+///
+/// A slot that was freed keeps its last expert: a victim is asked for only when every slot is taken.
+///
+/// The least of each layer is remembered with its key, so that a victim costs one comparison a layer. Only where it has
+/// left or its key grew, or where it is barred and would win, the layer's experts are looked at one by one. For that,
+/// the keys of a layer may change only as `grew` and `changed` say; what is made of keys, layer by layer, may at any
+/// time.
+///
+/// Complexity: O(1), `least` O(layers + experts of a changed layer), `changed()` O(layers).
+/// State: 8 bytes a slot, 4 an expert, 32 a layer (of the next multiple of 8) and 8 for each 64 experts of one.
+class SlotExperts {
+ public:
+  void reserve(Carver& carve, const PoolShape& pool) {
+    pool_ = pool;
+    carve(experts_, pool.slots, ExpertId{pool.first_layer, no_expert});
+    carve(next_, pool.slots, no_slot);
+    carve(slot_of_, size(), no_slot);
+    const std::uint32_t whole = (pool.layers + 7U) / 8U * 8U;  // vectors without a remainder
+    carve(least_, whole, std::int64_t{no_slot});
+    carve(key_, whole, nobody);
+    carve(candidate_, whole, std::int64_t{no_slot});
+    carve(worth_, whole, nobody);
+    held_.reserve(carve, pool.layers, pool.experts);
+    unknown_.reserve(carve, 1, pool.layers);
+  }
+
+  /// `key`: that of `id` at present.
+  FERRY_HD void put(std::uint32_t slot, ExpertId id, std::int64_t key) noexcept {
+    if (experts_[slot].expert != no_expert) take_out(slot);
+    experts_[slot] = id;
+    std::uint32_t& first = slot_of_[index(id)];
+    shared_ = shared_ || first != no_slot;
+    next_[slot] = first;
+    first = slot;
+    const std::uint32_t l = layer(id.layer);
+    held_.add(l, id.expert);
+    if (least_[l] == no_slot || key < key_[l] || (!(key_[l] < key) && slot < least_[l])) {  // if unknown, it stays so
+      least_[l] = slot;
+      key_[l] = key;
+    }
+  }
+  FERRY_HD ExpertId operator[](std::uint32_t slot) const noexcept { return experts_[slot]; }
+
+  /// The key of an expert of the pool may have grown.
+  FERRY_HD void grew(ExpertId id) noexcept {
+    const std::uint32_t l = layer(id.layer);
+    if (least_[l] != no_slot && experts_[static_cast<std::uint32_t>(least_[l])].expert == id.expert)
+      unknown_.add(0, static_cast<std::uint16_t>(l));
+  }
+  /// Keys of a layer may have changed in any way.
+  FERRY_HD void changed(std::uint16_t of_model) noexcept {
+    unknown_.add(0, static_cast<std::uint16_t>(layer(of_model)));
+  }
+  /// All keys may have.
+  FERRY_HD void changed() noexcept {
+    for (std::uint16_t l = 0; l < pool_.layers; ++l) unknown_.add(0, l);
+  }
+
+  /// How many experts the pool's layers have together.
+  FERRY_HD std::uint32_t size() const noexcept { return std::uint32_t{pool_.layers} * pool_.experts; }
+  FERRY_HD std::uint32_t index(ExpertId id) const noexcept { return layer(id.layer) * pool_.experts + id.expert; }
+  /// A layer of the model, counted from the pool's first.
+  FERRY_HD std::uint32_t layer(std::uint16_t of_model) const noexcept {
+    return std::uint32_t{of_model} - pool_.first_layer;
+  }
+  FERRY_HD std::uint32_t layers() const noexcept { return pool_.layers; }
+  FERRY_HD std::uint32_t experts() const noexcept { return pool_.experts; }
+
+  /// The slot whose expert has the least `worth(key(index), layer)`, the lowest of those that tie, among those
+  /// not barred; `no_slot` if all are, or empty. Layers are the pool's; `worth` keeps the order of a layer's keys.
+  template <class KeyAt, class Worth>
+  FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key, const Worth& worth) noexcept {
+    resolve(key);
+    const std::int64_t *const least = least_.data(), *const keys = key_.data();
+    std::int64_t* const worths = worth_.data();
+    for (std::uint32_t l = 0; l < pool_.layers; ++l) worths[l] = least[l] == no_slot ? nobody : worth(keys[l], l);
+    const std::uint32_t slot = first_of_least(worths, least);
+    return slot == no_slot || !barred[slot] ? slot : least_not_barred(slot, barred, key, worth);
+  }
+  /// The same where an expert is worth its key.
+  template <class KeyAt>
+  FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key) noexcept {
+    resolve(key);
+    const std::uint32_t slot = first_of_least(key_.data(), least_.data());
+    if (slot == no_slot || !barred[slot]) return slot;
+    for (std::uint32_t l = 0; l < pool_.layers; ++l) worth_[l] = key_[l];
+    return least_not_barred(slot, barred, key, [](std::int64_t k, std::uint32_t /*layer*/) { return k; });
+  }
+
+ private:
+  static constexpr std::int64_t nobody = std::int64_t{1} << 62;  ///< of a layer without an expert: above all
+
+  /// Finds the least again where it is not known.
+  template <class KeyAt>
+  FERRY_HD void resolve(const KeyAt& key) noexcept {
+    unknown_.for_each(0, [&](std::uint16_t l) { least_[l] = least_among(l, {}, key, key_[l]); });
+    unknown_.clear(0);
+  }
+
+  /// The lowest of the slots, one a layer, with the least worth. Two loops that compilers make vectors of.
+  FERRY_HD std::uint32_t first_of_least(const std::int64_t* worths, const std::int64_t* slots) const noexcept {
+    const std::uint32_t n = worth_.size();
+    std::int64_t low = nobody;
+    for (std::uint32_t l = 0; l < n; ++l) low = worths[l] < low ? worths[l] : low;
+    std::int64_t first = no_slot;
+    for (std::uint32_t l = 0; l < n; ++l) {
+      const std::int64_t slot = worths[l] <= low ? slots[l] : no_slot;
+      first = slot < first ? slot : first;
+    }
+    return static_cast<std::uint32_t>(first);
+  }
+
+  /// `slot` has the least of `worth_`, and is barred: what else its layer has is worth no less, and so on.
+  template <class KeyAt, class Worth>
+  FERRY_HD std::uint32_t least_not_barred(std::uint32_t slot, Barred barred, const KeyAt& key,
+                                          const Worth& worth) noexcept {
+    std::int64_t* const candidate = candidate_.data();
+    for (std::uint32_t l = 0; l < pool_.layers; ++l) candidate[l] = least_[l];
+    while (slot != no_slot && barred[slot]) {
+      const std::uint32_t l = layer(experts_[slot].layer);
+      std::int64_t k = nobody;
+      candidate[l] = least_among(l, barred, key, k);
+      worth_[l] = candidate[l] == no_slot ? nobody : worth(k, l);
+      slot = first_of_least(worth_.data(), candidate);
+    }
+    return slot;
+  }
+
+  FERRY_HD void take_out(std::uint32_t slot) noexcept {
+    const ExpertId id = experts_[slot];
+    const std::uint32_t l = layer(id.layer);
+    std::uint32_t* at = &slot_of_[index(id)];
+    if (*at == slot && next_[slot] == no_slot) held_.remove(l, id.expert);
+    while (*at != slot) at = &next_[*at];
+    *at = next_[slot];
+    if (least_[l] == slot) unknown_.add(0, static_cast<std::uint16_t>(l));
+  }
+
+  /// Sets `lowest` to its key; to `nobody` if there is none.
+  template <class KeyAt>
+  FERRY_HD std::uint32_t least_among(std::uint32_t l, Barred barred, const KeyAt& key,
+                                     std::int64_t& lowest) const noexcept {
+    const std::uint32_t first = l * pool_.experts;
+    const std::uint32_t* const slot_of = slot_of_.data() + first;
+    const std::uint32_t* const next = next_.data();
+    const bool shared = shared_;
+    std::int64_t low = nobody;
+    std::uint32_t found = no_slot;
+    held_.for_each(l, [&](std::uint16_t e) {
+      const std::int64_t k = key(first + e);
+      std::uint32_t slot = slot_of[e];
+      do {  // without a branch on keys: many are equal, or nearly so
+        const bool open = barred.flags == nullptr || !barred[slot];
+        const bool better = open & ((k < low) | ((k == low) & (slot < found)));
+        low = better ? k : low;
+        found = better ? slot : found;
+      } while (shared && (slot = next[slot]) != no_slot);
+    });
+    lowest = low;
+    return found;
+  }
+
+  Array<ExpertId> experts_;       ///< [slots]; no_expert: nothing was put there yet
+  Array<std::uint32_t> next_;     ///< [slots] another slot with the same expert, at another precision
+  Array<std::uint32_t> slot_of_;  ///< [layers, experts] the first of them
+  Array<std::int64_t> least_;  ///< [layers, to whole vectors] the slot of the least, whatever is barred; unless unknown
+  Array<std::int64_t> key_;    ///< likewise, its key
+  Array<std::int64_t> candidate_;  ///< likewise slots, while a victim is sought
+  Array<std::int64_t> worth_;      ///< likewise, of each
+  ExpertSets held_;                ///< by layer
+  ExpertSets unknown_;             ///< one, of layers
+  PoolShape pool_;
+  bool shared_ = false;  ///< some expert had two slots once
+};
+
+/// What each layer of a pool is worth for being near the present one: `each` times as many as the pool has layers, less
+/// the distance, which is 0 for the present one itself. Layers behind it come round in the next step: HOBBIT's
+/// l_n - (l_t - l_i + l_n) mod l_n. Complexity: O(1), O(layers) for another present layer. State: 8 bytes a layer.
+class Nearness {
+ public:
+  void reserve(Carver& carve, const PoolShape& pool) { carve(worth_, pool.layers); }
+
+  /// [layers], from the pool's first; so is `now`, the present one.
+  FERRY_HD const std::int64_t* operator()(std::uint32_t now, std::int64_t each) noexcept {
+    if (now == now_ && each == each_) return worth_.data();
+    now_ = now;
+    each_ = each;
+    const std::uint32_t layers = worth_.size();
+    std::int64_t* const worth = worth_.data();
+    std::int64_t behind = each * now, ahead = each * layers;
+    for (std::uint32_t l = 0; l < now; ++l, behind -= each) worth[l] = behind;
+    for (std::uint32_t l = now; l < layers; ++l, ahead -= each) worth[l] = ahead;
+    return worth;
+  }
+
+ private:
+  Array<std::int64_t> worth_;
+  std::int64_t each_ = 0;
+  std::uint32_t now_ = no_slot;
+};
+
+}  // namespace ferry::inline FERRY_ABI::detail

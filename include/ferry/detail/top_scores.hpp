@@ -1,0 +1,52 @@
+/// @file
+/// Which of the experts that a layer asks for are top-score ones, for the counts of misses by importance.
+#pragma once
+#include "ferry/concepts.hpp"
+#include "ferry/detail/best.hpp"
+
+namespace ferry::inline FERRY_ABI::detail {
+
+/// An expert is top-score in a step if any row that chose it gives it more than (1 + alpha) times the row's
+/// (k+1)-th score, and low-score otherwise.
+///
+/// Source: Importance-driven scheduling, section 5.1 and Fig. 15. O(rows * E) a layer. State: 1 byte an expert, 12 for each of k + 1.
+class TopScores {
+ public:
+  /// A negative `alpha` turns it off: no state, nothing is counted.
+  void reserve(Carver& carve, const Shape& shape, float alpha) {
+    factor_ = 1.0F + alpha;
+    experts_ = shape.experts;
+    k_ = shape.top_k;
+    on_ = alpha >= 0;
+    carve(top_, on_ ? shape.experts : 0);
+    carve(best_, on_ ? shape.top_k + 1U : 0);
+  }
+
+  FERRY_HD bool on() const noexcept { return on_; }
+
+  /// `select`: [rows, E].
+  FERRY_HD void mark(View<const float> select) noexcept {
+    if (!on_) return;
+    for (std::uint8_t& t : top_) t = 0;
+    for (std::uint32_t first = 0; first < select.size; first += experts_) {
+      const float* row = select.data + first;
+      const std::uint32_t ranks = k_ < experts_ ? k_ + 1U : k_;
+      best_of(row, experts_, ranks, best_.data());
+      for (std::uint32_t i = 0; i < k_; ++i) {
+        // Not "greater": where there is no (k+1)-th score, or only a NaN, nothing is a rival.
+        if (k_ == experts_ || !(row[best_[i].expert] <= factor_ * row[best_[k_].expert])) top_[best_[i].expert] = 1;
+      }
+    }
+  }
+
+  FERRY_HD bool operator[](std::uint16_t expert) const noexcept { return top_[expert] != 0; }
+
+ private:
+  Array<std::uint8_t> top_;  ///< [experts]
+  Array<Route> best_;        ///< [k + 1]
+  float factor_ = 0.0F;
+  std::uint16_t experts_ = 0, k_ = 0;
+  bool on_ = false;
+};
+
+}  // namespace ferry::inline FERRY_ABI::detail

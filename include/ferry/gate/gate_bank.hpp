@@ -1,0 +1,113 @@
+/// @file
+/// Predicted gate scores on the host: the gates of all layers as one matrix. Needs Eigen.
+#pragma once
+#include <Eigen/Core>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ferry/model.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+/// Makes the rows that a gate predictor reads: `softmax(W_m x)` for the layers m that follow, from one gate input.
+///
+/// Source: Fate section 4.3 (one layer ahead), HOBBIT section 3.3 (several at once, "stacking").
+/// The gates lie stacked in one [layers * E, d] matrix, so that scores of p adjacent layers are one product. For one
+/// row it is a matrix-vector product; for two to seven rows it is one of each row and gate, since a matrix product
+/// would not pay for its copies. They equal p single products but for rounding: for fewer than 8 rows, if d is a
+/// multiple of 16, bit for bit.
+/// Complexity: O(rows * p * E * d). Not thread-safe where it owns the result; with a result of the caller's own,
+/// `scores` is const and any number of threads may call it.
+class GateBank {
+ public:
+  using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+  /// What one call of `scores` makes, in memory that the next one uses again.
+  struct Result {
+    std::vector<Scores> scores;  ///< [p], views of `weights`
+    Matrix weights;              ///< [p * rows, E]: a layer's rows are adjacent
+    Eigen::ArrayXf logits;       ///< [rows, p * E], of many rows [p * E, rows]
+    Eigen::ArrayXf row;          ///< [E], of one row and layer
+  };
+
+  GateBank(std::uint32_t layers, std::uint32_t experts, std::uint32_t hidden)
+      : layers_(layers), experts_(experts), gates_(Eigen::Index{layers} * experts, hidden) {}
+
+  [[nodiscard]] std::uint32_t layers() const { return layers_; }
+  [[nodiscard]] std::uint32_t experts() const { return experts_; }
+
+  /// `gate`: [E, d], row-major, of one layer.
+  void set(std::uint32_t layer, const Eigen::Ref<const Matrix>& gate) {
+    gates_.middleRows(Eigen::Index{layer} * experts_, experts_) = gate;
+  }
+
+  /// Softmax scores [rows, E] that the gate of `layer` would give to `input` [rows, d].
+  /// Valid until the next call.
+  Scores scores(std::uint16_t layer, const Eigen::Ref<const Matrix>& input) { return scores(layer, 1, input)[0]; }
+
+  /// The same for `count` layers from `first_layer` on, as one product. Throws std::out_of_range if there are fewer.
+  /// Valid until the next call.
+  View<const Scores> scores(std::uint16_t first_layer, std::uint32_t count, const Eigen::Ref<const Matrix>& input) {
+    return scores(first_layer, count, input, result_);
+  }
+
+  /// The same into a result of the caller's own. Valid until that is used again.
+  View<const Scores> scores(std::uint16_t first_layer, std::uint32_t count, const Eigen::Ref<const Matrix>& input,
+                            Result& result) const {
+    if (count > layers_ || first_layer > layers_ - count) {
+      throw std::out_of_range("GateBank: scores of " + std::to_string(count) + " layers from layer " +
+                              std::to_string(first_layer) + " on were asked for, there are " + std::to_string(layers_) +
+                              " layers");
+    }
+    const Eigen::Index rows = input.rows();
+    const Eigen::Index outputs = Eigen::Index{count} * experts_;
+    multiply(gates_.middleRows(Eigen::Index{first_layer} * experts_, outputs), input, result.logits);
+    const bool many = rows >= many_rows;
+    const Eigen::Index to_row = many ? 1 : outputs, to_expert = many ? rows : 1;
+    result.weights.resize(count * rows, experts_);
+    result.scores.resize(count);
+    for (std::uint32_t l = 0; l < count; ++l) {
+      for (Eigen::Index row = 0; row < rows; ++row) {
+        // By way of a row of its own: Eigen rounds by alignment and stride, but the place of a row must not matter.
+        result.row = Eigen::Map<const Eigen::ArrayXf, 0, Eigen::InnerStride<>>(
+            result.logits.data() + row * to_row + l * experts_ * to_expert, experts_, Eigen::InnerStride<>(to_expert));
+        result.row = (result.row - result.row.maxCoeff()).exp();
+        result.weights.row(l * rows + row) = result.row.matrix().transpose() / result.row.sum();
+      }
+      const View<const float> all{result.weights.data() + l * rows * experts_,
+                                  static_cast<std::uint32_t>(rows * experts_)};
+      result.scores[l] = {static_cast<std::uint16_t>(first_layer + l), all, all};
+    }
+    return {result.scores.data(), count};
+  }
+
+ private:
+  /// `input` [rows, d] times `gates` [outputs, d]: [rows, outputs], of many rows [outputs, rows].
+  void multiply(const Eigen::Ref<const Matrix>& gates, const Eigen::Ref<const Matrix>& input,
+                Eigen::ArrayXf& logits) const {
+    const Eigen::Index rows = input.rows(), outputs = gates.rows();
+    logits.resize(rows * outputs);
+    if (rows >= many_rows) {  // stored this way round, stacks of all sizes pack well
+      Eigen::Map<Eigen::MatrixXf>(logits.data(), rows, outputs).noalias() = input * gates.transpose();
+      return;
+    }
+    const Eigen::Index together = rows == 1 ? outputs : experts_;  // one gate stays in the cache for all rows
+    for (Eigen::Index first = 0; first < outputs; first += together) {
+      for (Eigen::Index row = 0; row < rows; ++row) {
+        logits.segment(row * outputs + first, together).matrix().noalias() =
+            gates.middleRows(first, together) * input.row(row).transpose();
+      }
+    }
+  }
+
+  /// From here on a matrix product pays for the copies that Eigen makes of its operands.
+  static constexpr Eigen::Index many_rows = 8;
+
+  std::uint32_t layers_, experts_;
+  Matrix gates_;  ///< [layers * E, d]
+  Result result_;
+};
+
+}  // namespace ferry::inline FERRY_ABI

@@ -1,0 +1,18 @@
+/// @file
+/// Prefetch everything that was predicted.
+#pragma once
+#include "ferry/concepts.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+/// Takes every predicted request. O(1), no state.
+struct NoLimit {
+  FERRY_HD static bool further(const PrefetchWindow& /*window*/) noexcept { return true; }
+  FERRY_HD static std::uint32_t take(const PrefetchWindow& /*window*/, View<const Request> absent) noexcept {
+    return absent.size;
+  }
+};
+
+static_assert(PrefetchLimit<NoLimit>);
+
+}  // namespace ferry::inline FERRY_ABI

@@ -1,0 +1,33 @@
+/// @file
+/// Large batches first.
+#pragma once
+#include "ferry/concepts.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+/// What the gate asks for, by the number of rows that want an expert, descending; equal ones keep their order. So do
+/// prefetches, which come surest first.
+///
+/// Source: Importance-driven expert scheduling, section 5.4: Algorithm 2 sorts so before it splits.
+/// Complexity: by insertion, O(n) for requests that are in order, O(n^2) moves at worst. No state.
+struct BatchSizeOrder {
+  static constexpr bool orders_batches = true;
+
+  FERRY_HD static void order(Phase /*phase*/, bool demand, View<Request> requests) noexcept {
+    if (demand) by_rows(requests);
+  }
+
+  FERRY_HD static void by_rows(View<Request> requests) noexcept {
+    for (std::uint32_t i = 1; i < requests.size; ++i) {
+      if (requests[i - 1].rows >= requests[i].rows) continue;
+      const Request r = requests[i];
+      std::uint32_t at = i;
+      for (; at > 0 && requests[at - 1].rows < r.rows; --at) requests[at] = requests[at - 1];
+      requests[at] = r;
+    }
+  }
+};
+
+static_assert(CopyOrder<BatchSizeOrder>);
+
+}  // namespace ferry::inline FERRY_ABI

@@ -1,0 +1,15 @@
+/// @file
+/// The host computes nothing.
+#pragma once
+#include "ferry/concepts.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+/// Every miss is loaded and runs on the device. O(1), no state.
+struct DeviceOnly {
+  FERRY_HD static std::uint32_t split(Phase /*phase*/, View<const Request> misses) noexcept { return misses.size; }
+};
+
+static_assert(Placement<DeviceOnly>);
+
+}  // namespace ferry::inline FERRY_ABI

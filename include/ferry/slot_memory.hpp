@@ -1,0 +1,84 @@
+/// @file
+/// The bytes behind the slots, for links whose device memory is plain host memory.
+#pragma once
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/allotment.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+/// Bytes that stay where they are while `owner` lives; without one, for as long as their source.
+struct HeldBytes {
+  View<const std::byte> view;
+  std::shared_ptr<const void> owner;
+
+  HeldBytes() = default;
+  HeldBytes(View<const std::byte> bytes, std::shared_ptr<const void> keeps = {})
+      : view(bytes), owner(std::move(keeps)) {}
+};
+
+/// An arena of slots apart from the experts' own memory, and where each expert's bytes are to be had.
+///
+/// With `poison`, a slot whose expert has left is filled with 0xff bytes (NaN in bf16, f16 and f32), so that
+/// computing from it shows.
+class SlotMemory {
+ public:
+  /// The bytes of a variant in the tier below: host memory, or read from a disk by this very call. What it throws, the
+  /// link reports.
+  using Source = std::function<HeldBytes(Variant)>;
+
+#ifdef NDEBUG
+  static constexpr bool poison_by_default = false;
+#else
+  static constexpr bool poison_by_default = true;
+#endif
+
+  SlotMemory(const Allotment& allotment, Source source, bool poison = poison_by_default)
+      : offsets_(allotment.offsets()),
+        bytes_(static_cast<std::byte*>(::operator new (offsets_.back() + 1, std::align_val_t{64}))),
+        source_(std::move(source)),
+        poison_(poison) {
+    std::memset(bytes_.get(), 0xff, offsets_.back());
+  }
+
+  [[nodiscard]] const std::byte* slot(std::uint32_t s) const noexcept {
+    return bytes_.get() + offsets_[s];
+  }
+  [[nodiscard]] std::uint64_t bytes() const noexcept {
+    return offsets_.back();
+  }
+  [[nodiscard]] HeldBytes source(Variant v) const {
+    return source_(v);
+  }
+
+  /// The slot's expert has left; nothing is being copied into it.
+  void poison(std::uint32_t s) noexcept {
+    if (poison_) std::memset(bytes_.get() + offsets_[s], 0xff, offsets_[s + 1] - offsets_[s]);
+  }
+
+  /// Moves part of an expert into its slot. Throws LinkError if it does not fit.
+  void write(std::uint32_t s, std::size_t at, View<const std::byte> part) {
+    if (at + part.size > offsets_[s + 1] - offsets_[s]) {
+      throw LinkError("an expert of at least " + std::to_string(at + part.size) + " bytes does not fit slot " +
+                      std::to_string(s) + " of " + std::to_string(offsets_[s + 1] - offsets_[s]));
+    }
+    std::memcpy(bytes_.get() + offsets_[s] + at, part.data, part.size);
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
+  };
+  std::vector<std::uint64_t> offsets_;
+  std::unique_ptr<std::byte, Free> bytes_;
+  Source source_;
+  bool poison_;
+};
+
+}  // namespace ferry::inline FERRY_ABI

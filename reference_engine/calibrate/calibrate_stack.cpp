@@ -1,0 +1,60 @@
+#include "calibrate/calibrate_stack.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace ferry::engine {
+
+Found<ThresholdChoice> find_thresholds(
+    std::uint32_t steps, double most_loss_percent,
+    const std::function<ChoiceCost(double t1, double t2, std::uint32_t left)>& measure) {
+  Found<ThresholdChoice> found;
+  const double whole = steps;
+  for (std::uint32_t t1 = 0, t2 = steps; t1 <= t2;) {
+    ThresholdChoice now{t1 / whole, t2 / whole, {}};
+    now.cost = measure(now.t1, now.t2, t2 - t1 + 1);
+    found.tried.push_back(now);
+    if (!(now.cost.loss_percent <= most_loss_percent)) {
+      ++t1;
+      continue;
+    }
+    auto worth = [](const ChoiceCost& c) { return std::pair(c.bytes, c.loss_percent); };
+    if (!found.best || worth(now.cost) < worth(found.tried[*found.best].cost)) found.best = found.tried.size() - 1;
+    if (t2 == 0) break;
+    --t2;
+  }
+  return found;
+}
+
+Found<StepChoice> find_largest(std::uint32_t last, double most_loss_percent,
+                               const std::function<ChoiceCost(std::uint32_t step, std::uint32_t left)>& measure) {
+  Found<StepChoice> found;
+  // Everything below `low` is good enough, everything from `high` on is not; the largest is tried first.
+  std::uint32_t low = 0, high = last + 1;
+  for (std::uint32_t step = last; low < high; step = low + (high - low) / 2) {
+    const auto left = static_cast<std::uint32_t>(std::bit_width(high - low)) + (found.tried.empty() ? 1U : 0U);
+    found.tried.push_back({step, measure(step, left)});
+    if (found.tried.back().cost.loss_percent <= most_loss_percent) {
+      found.best = found.tried.size() - 1;
+      low = step + 1;
+    } else {
+      high = step;
+    }
+  }
+  return found;
+}
+
+std::vector<CacheWeights> weight_mixtures(std::uint32_t step) {
+  const std::uint32_t n = 1000 / step;
+  std::vector<CacheWeights> all;
+  for (std::uint32_t lru = n + 1; lru-- > 0;) {
+    for (std::uint32_t lfu = n - lru + 1; lfu-- > 0;) {
+      for (std::uint32_t lhu = n - lru - lfu + 1; lhu-- > 0;) {
+        all.push_back({lru * step, lfu * step, lhu * step, (n - lru - lfu - lhu) * step});
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,111 @@
+/// @file
+/// What the subcommands of `ferry` share.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "inference/expert_runner.hpp"
+#include "stacks/budget.hpp"
+#include "stacks/stack_file.hpp"
+#include "support/json.hpp"
+
+namespace ferry::engine {
+
+/// Set by a signal: end after the current step. And which one it was.
+extern std::atomic<bool> stop;
+extern std::atomic<int> stopped_by;
+
+/// A command was stopped before it had anything to say.
+struct Interrupted {};
+
+/// What `ferry` is to do, once its arguments are parsed; returns the exit status.
+using Action = std::function<int()>;
+
+/// Each adds its subcommands; parsing sets `chosen`.
+void add_run_commands(CLI::App& app, Action& chosen);
+void add_trace_commands(CLI::App& app, Action& chosen);
+void add_simulate_commands(CLI::App& app, Action& chosen);
+void add_eval_commands(CLI::App& app, Action& chosen);
+void add_pack_command(CLI::App& app, Action& chosen);
+void add_calibrate_commands(CLI::App& app, Action& chosen);
+
+/// Standard output. A reader that has had enough is no error; a full disk is. Throws InputError.
+void print(std::string_view text);
+
+/// For options that name something.
+extern const CLI::Validator not_empty;
+
+/// The stacks with a line each, for help.
+std::string stacks_help();
+
+/// Options about stacks that several commands have. A stack is a policy stack's name or a stack file; what the command
+/// line says wins over the file.
+struct StackFlags {
+  std::string budget = "25%";
+  std::optional<std::string> pools;
+  std::optional<float> t1, t2, alpha;
+  std::optional<std::uint32_t> low_share, low_bits, high_bits, shallow_layers, percentile, depth;
+  std::vector<std::uint32_t> cache_weights;  ///< four, or none
+
+  void add_budget(CLI::App* command);
+  void add_parameters(CLI::App* command);
+  /// Refuses unknown stacks, files that are no stack files, parameters that none of them has, and two that would be
+  /// called alike in reports.
+  void check(const std::vector<std::string>& stacks) const;
+  /// The options of one stack, all but its memory and rows.
+  void set(StackOptions& options, const std::string& stack) const;
+  /// The parameters that the stack was given, for reports.
+  [[nodiscard]] Json taken_by(const std::string& stack) const;
+  /// Read once, when it is first named. Throws InputError.
+  [[nodiscard]] const NamedStack& named(const std::string& stack) const;
+  /// Whether it takes a parameter, named without dashes.
+  [[nodiscard]] bool takes(const std::string& stack, const std::string& parameter) const;
+  /// The parameters that the command line has, without dashes.
+  [[nodiscard]] Json given() const;
+
+ private:
+  mutable std::map<std::string, NamedStack> named_;
+};
+
+/// Those of the names that are files.
+std::vector<std::string> stack_files(const std::vector<std::string>& stacks);
+
+/// A bundled model by its name, or a folder.
+std::filesystem::path find_model(const std::string& name);
+/// The last part of such a name.
+std::string model_name(const std::string& model);
+
+/// A text file; `option` names it in the InputError.
+std::string read_text(const std::string& option, const std::string& path);
+
+/// Refuses an output that is one of the inputs.
+void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs);
+
+/// One line on standard error that says how far a long piece of work is and how long it will still take: in place on a
+/// terminal, otherwise a line every two seconds.
+class ProgressLine {
+ public:
+  /// `what`: "prefill", "tokens"; nothing is shown before `quiet` has passed.
+  ProgressLine(std::string what, Nanoseconds quiet = 500'000'000);
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void show(std::uint64_t done, std::uint64_t total);
+
+ private:
+  std::string what_;
+  bool terminal_, open_ = false;
+  Nanoseconds begin_, shown_;
+};
+
+}  // namespace ferry::engine

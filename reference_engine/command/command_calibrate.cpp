@@ -1,0 +1,561 @@
+// ferry calibrate: what simulations need of a machine, and what stacks need of a model and its texts.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <mutex>
+
+#include "calibrate/calibrate.hpp"
+#include "calibrate/calibrate_stack.hpp"
+#include "command/command.hpp"
+#include "command/model_flags.hpp"
+#include "cpu/cpu_model.hpp"
+#include "ferry/macros.hpp"
+#include "inference/eval.hpp"
+#include "profiles/machine.hpp"
+#include "sim/simulate.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+#include "support/threads.hpp"
+#include "sweep/simulated_run.hpp"
+#include "trace/record.hpp"
+
+namespace ferry::engine {
+namespace {
+
+struct Arguments {
+  StackFlags flags;
+  ModelFlags model;
+  std::string stack, machine = "rtx3090-pcie3", out, name = "this-machine", as_shape;
+  std::vector<std::string> texts, traces;
+  double loss_percent = 1;
+  std::uint32_t window = 256, steps = 20;
+  std::uint64_t bytes = ~std::uint64_t{0};
+};
+
+/// Runs a search; what it throws when it is stopped becomes the exit status.
+int unless_interrupted(const std::function<void()>& search) {
+  try {
+    search();
+    return 0;
+  } catch (const Interrupted&) {
+    print("interrupted: nothing was written\n");
+    return 128 + stopped_by;
+  }
+}
+
+std::string listed(const Arguments& a, const std::vector<std::string>& parameters) {
+  std::vector<std::string> names;
+  for (const StackInfo& s : all_stacks()) {
+    const bool takes = std::any_of(parameters.begin(), parameters.end(),
+                                   [&](const std::string& p) { return a.flags.takes(s.name, p); });
+    if (takes) names.push_back(s.name);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// Refuses stacks that have none of what is sought, values of it, and outputs that are inputs.
+void check(const Arguments& a, const std::vector<std::string>& sought) {
+  a.flags.check({a.stack});
+  const bool takes =
+      std::any_of(sought.begin(), sought.end(), [&](const std::string& p) { return a.flags.takes(a.stack, p); });
+  if (!takes) {
+    throw InputError(fmt::format("--stack {}: {} has no --{}; stacks that do: {}", a.stack,
+                                 a.flags.named(a.stack).policies, fmt::join(sought, " and no --"), listed(a, sought)));
+  }
+  for (const std::string& p : sought) {
+    if (a.flags.given().contains(p)) throw InputError(fmt::format("--{}: is what this command finds", p));
+  }
+  std::vector<std::string> inputs = stack_files({a.stack});
+  inputs.insert(inputs.end(), a.texts.begin(), a.texts.end());
+  inputs.insert(inputs.end(), a.traces.begin(), a.traces.end());
+  inputs.insert(inputs.end(), {a.machine, a.as_shape});
+  for (const std::string& file : a.model.inputs()) inputs.push_back(file);
+  check_outputs({a.out}, inputs);
+}
+
+std::vector<std::string> read_texts(const Arguments& a) {
+  std::vector<std::string> texts;
+  for (const std::string& file : a.texts) {
+    texts.push_back(read_text("--text", file));
+    if (texts.back().empty()) throw InputError(fmt::format("--text {}: the file is empty", file));
+    texts.back().resize(std::min<std::uint64_t>(texts.back().size(), a.bytes));
+  }
+  return texts;
+}
+
+std::vector<std::string> file_names(const std::vector<std::string>& paths) {
+  std::vector<std::string> names;
+  for (const std::string& p : paths) names.push_back(std::filesystem::path(p).filename().string());
+  return names;
+}
+
+CostSource source_of(const Machine& machine) {
+  return machine.stated ? CostSource::stated : CostSource::effective;
+}
+
+/// What every stack file says of how it was made.
+Json made_with(const Arguments& a, const char* what, const char* criterion) {
+  Json json = {{"ferry", FERRY_VERSION},
+               {"what", what},
+               {"criterion", criterion},
+               {"budget", a.flags.budget},
+               {"machine", a.machine}};
+  if (a.traces.empty()) {
+    json["model"] = model_name(a.model.model);
+    json["texts"] = file_names(a.texts);
+    json["window"] = a.window;
+    if (a.bytes != ~std::uint64_t{0}) json["bytes_of_each_text"] = a.bytes;
+  } else {
+    json["traces"] = file_names(a.traces);
+  }
+  if (!a.as_shape.empty()) json["as_shape"] = a.as_shape;
+  if (is_stack_file(a.stack)) json["stack_file"] = a.flags.named(a.stack).label;
+  return json;
+}
+
+/// The stack as it was given, with what was found.
+void write(const Arguments& a, OutputFile& out, const Json& found, const Json& calibrated) {
+  Json parameters = a.flags.taken_by(a.stack);
+  parameters.update(found);
+  const Json json = {
+      {"stack", a.flags.named(a.stack).policies}, {"parameters", parameters}, {"calibrated", calibrated}};
+  out.commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  std::vector<std::string> values;
+  for (const auto& [name, value] : found.items()) values.push_back(fmt::format("{} {}", name, value.dump()));
+  print(fmt::format("{}: {} with {}\n", a.out, a.flags.named(a.stack).policies, fmt::join(values, ", ")));
+}
+
+/// Runs the texts through a stack, and through the resident model at its own precision.
+class Loss {
+ public:
+  Loss(const Arguments& a, Phase phase) : a_(a), texts_(read_texts(a)), machine_(read_machine(a.machine)) {
+    line_.emplace("bytes");
+    eval_.window = a.window;
+    eval_.phase = phase;
+    for (const std::string& t : texts_) bytes_ += t.size();
+    a.flags.set(options_, a.stack);
+    StackOptions resident;
+    resident.stack = "resident";
+    model_ = a.model.open({resident, options_});
+    eval_.check(model_->config());
+    const ModelShape shape = model_shape(model_->config(), model_->store(), eval_.max_rows());
+    options_.budget_bytes = parse_budget(a.flags.budget, shape.all_bytes());
+    options_.max_rows = eval_.max_rows();
+    const ModelFacts reference = read_shape(machine_.reference_model());
+    options_.virtual_costs = as_if(machine_.costs(reference.work, source_of(machine_)), reference, shape);
+    const std::uint32_t high =
+        phase == Phase::decode ? std::bit_width(unsigned{precisions_for(options_).bits}) - 1U : precision_count - 1;
+    if (options_.budget_bytes >= everything(shape, static_cast<Precision>(high)).bytes()) {
+      throw InputError(fmt::format(
+          "--budget {}: holds every expert, so that nothing is shrunk or replaced: expected less", a.flags.budget));
+    }
+  }
+
+  [[nodiscard]] const RunnerOptions& options() const { return options_; }
+
+  /// `left`: at most so many runs, this one included.
+  ChoiceCost of(const RunnerOptions& o, std::uint32_t left) {
+    RunnerOptions resident = options_;
+    resident.stack = "resident";
+    auto make = [&](const RunnerOptions& r) { return make_runner(*model_, r); };
+    Evaluated all;
+    for (const std::string& text : texts_) {
+      std::vector<std::unique_ptr<ExpertRunner>> runners;
+      runners.push_back(make(o));
+      EvalOptions eval = eval_;
+      eval.progress = [&](std::uint64_t of_text, std::uint64_t) {
+        line_->show(done_ + of_text, before_ + left * bytes_);
+        return !stop;
+      };
+      all += evaluate(*model_, *make(resident), runners, text, eval)[0];
+      if (stop) throw Interrupted();
+      done_ += text.size();
+    }
+    before_ = done_;
+    quality_ = all.quality;
+    return {all.quality.change_percent(), all.phase[static_cast<unsigned>(eval_.phase)].bytes};
+  }
+
+  /// No more runs: what is known of the texts.
+  void end(Json& calibrated) {
+    line_.reset();
+    calibrated["bytes_scored"] = quality_.bytes;
+    calibrated["bits_per_byte_resident"] = quality_.bits_per_byte_resident();
+    if (a_.model.store.empty()) calibrated["quantizer"] = a_.model.quantizer;
+    if (!a_.model.store.empty()) calibrated["store"] = file_names({a_.model.store})[0];
+    calibrated["phase"] = eval_.phase == Phase::decode ? "decode" : "prefill";
+    calibrated["budget_bytes"] = options_.budget_bytes;
+    calibrated["most_loss_percent"] = a_.loss_percent;
+  }
+
+ private:
+  const Arguments& a_;
+  std::vector<std::string> texts_;
+  Machine machine_;
+  std::unique_ptr<Model> model_;
+  EvalOptions eval_;
+  RunnerOptions options_;
+  std::uint64_t bytes_ = 0, done_ = 0, before_ = 0;  ///< of all texts; run so far; run before this one
+  Quality quality_;
+  std::optional<ProgressLine> line_;
+};
+
+Json to_json(const ChoiceCost& c, const char* bytes) {
+  return {{"loss_percent", c.loss_percent}, {bytes, c.bytes}};
+}
+
+std::string table_line(const std::string& choice, const ChoiceCost& c, bool best) {
+  return fmt::format("  {:<14}  {:>+8.3f}%  {:>12}{}\n", choice, c.loss_percent, c.bytes, best ? "  <-" : "");
+}
+
+std::string table_head(const std::string& what) {
+  return fmt::format("  {:<14}  {:>9}  {:>12}\n", what, "loss", "bytes copied");
+}
+
+void thresholds(const Arguments& a, OutputFile& out) {
+  Loss loss(a, Phase::decode);
+  const auto found = find_thresholds(a.steps, a.loss_percent, [&](double t1, double t2, std::uint32_t left) {
+    RunnerOptions o = loss.options();
+    o.t1 = static_cast<float>(t1);
+    o.t2 = static_cast<float>(t2);
+    return loss.of(o, left);
+  });
+  std::string table = table_head("T1    T2");
+  Json calibrated = made_with(a, "precision",
+                              "least bytes copied in decode, of T1 and T2 that lose at most so much against the "
+                              "resident model at its own precision");
+  loss.end(calibrated);
+  for (std::size_t i = 0; i < found.tried.size(); ++i) {
+    const ThresholdChoice& c = found.tried[i];
+    table += table_line(fmt::format("{:<4}  {:<4}", c.t1, c.t2), c.cost, i == found.best);
+    Json tried = to_json(c.cost, "decode_bytes");
+    tried.update({{"t1", c.t1}, {"t2", c.t2}});
+    if (i == found.best) calibrated["found"] = tried;
+    calibrated["tried"].push_back(tried);
+  }
+  print(table);
+  if (!found.best) print(fmt::format("nothing loses at most {}%: 1 and 1 shrink and skip nothing\n", a.loss_percent));
+  const ThresholdChoice best = found.best ? found.tried[*found.best] : ThresholdChoice{};
+  write(a, out, {{"t1", best.t1}, {"t2", best.t2}}, calibrated);
+}
+
+/// One number, the larger the more it loses. `value(step)`: as the stack file has it.
+void find_number(const Arguments& a, OutputFile& out, Loss& loss, const std::string& name, std::uint32_t last,
+                 const char* bytes, const std::function<Json(std::uint32_t)>& value,
+                 const std::function<void(RunnerOptions&, std::uint32_t)>& set, Json calibrated) {
+  const auto found = find_largest(last, a.loss_percent, [&](std::uint32_t step, std::uint32_t left) {
+    RunnerOptions o = loss.options();
+    set(o, step);
+    return loss.of(o, left);
+  });
+  loss.end(calibrated);
+  std::string table = table_head(name);
+  for (std::size_t i = 0; i < found.tried.size(); ++i) {
+    const StepChoice& c = found.tried[i];
+    table += table_line(value(c.step).dump(), c.cost, i == found.best);
+    Json tried = to_json(c.cost, bytes);
+    tried[name] = value(c.step);
+    if (i == found.best) calibrated["found"] = tried;
+    calibrated["tried"].push_back(tried);
+  }
+  print(table);
+  if (!found.best) print(fmt::format("nothing loses at most {}%: 0 is the least there is\n", a.loss_percent));
+  write(a, out, {{name, value(found.best ? found.tried[*found.best].step : 0)}}, calibrated);
+}
+
+void low_share(const Arguments& a, OutputFile& out) {
+  Loss loss(a, Phase::prefill);
+  find_number(
+      a, out, loss, "low-share", 100, "prefill_bytes", [](std::uint32_t percent) { return Json(percent); },
+      [](RunnerOptions& o, std::uint32_t percent) { o.low_share_percent = percent; },
+      made_with(a, "precision",
+                "largest share of a prefill's load in low precision that loses at most so much in prefill against the "
+                "resident model at its own precision"));
+}
+
+int precision(const Arguments& a) {
+  check(a, {"t1", "t2", "low-share"});
+  if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
+  OutputFile out(a.out);
+  return unless_interrupted([&] { a.flags.takes(a.stack, "t1") ? thresholds(a, out) : low_share(a, out); });
+}
+
+int substitution(const Arguments& a) {
+  check(a, {"alpha"});
+  if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
+  OutputFile out(a.out);
+  return unless_interrupted([&] {
+    Loss loss(a, Phase::decode);
+    find_number(
+        a, out, loss, "alpha", a.steps, "decode_bytes",
+        [&](std::uint32_t step) { return Json(step / static_cast<double>(a.steps)); },
+        [&](RunnerOptions& o, std::uint32_t step) {
+          o.alpha = static_cast<float>(step / static_cast<double>(a.steps));
+        },
+        made_with(
+            a, "substitution",
+            "largest alpha that loses at most so much in decode against the resident model at its own precision"));
+  });
+}
+
+/// Traces to replay, recorded from texts if need be, and what work costs for each.
+class Replays {
+ public:
+  explicit Replays(const Arguments& a) : a_(a) {
+    const Machine machine = read_machine(a.machine);
+    if (a.traces.empty() && a.texts.empty()) throw InputError("--text or --trace: one of them is needed");
+    if (a.traces.empty()) {
+      record(machine);
+      return;
+    }
+    for (const std::string& file : a.traces) {
+      traces_.push_back(std::make_unique<TraceFile>(std::filesystem::path(file)));
+      const TraceFile& t = *traces_.back();
+      if (a.as_shape.empty()) {
+        costs_.push_back(machine.costs(t.work, CostSource::effective));
+      } else {
+        const ModelFacts reference = read_shape(a.as_shape);
+        costs_.push_back(as_if(machine.costs(reference.work, CostSource::effective), reference, t.trace.model));
+      }
+    }
+  }
+
+  [[nodiscard]] std::uint32_t layers() const {
+    std::uint32_t most = 0;
+    for (const auto& t : traces_) most = std::max<std::uint32_t>(most, t->trace.model.layers);
+    return most;
+  }
+
+  /// One replay of each trace.
+  [[nodiscard]] std::vector<Simulated> run(const std::function<void(SimulateOptions&)>& set) const {
+    std::vector<Simulated> results;
+    for (std::size_t i = 0; i < traces_.size(); ++i) {
+      SimulateOptions o;
+      a_.flags.set(o, a_.stack);
+      set(o);
+      o.budget_bytes = parse_budget(a_.flags.budget, traces_[i]->trace.model.all_bytes());
+      o.bounds = false;
+      o.progress = [](std::uint64_t, std::uint64_t) { return !stop; };
+      results.push_back(simulate(traces_[i]->trace, costs_[i], o));
+      if (stop) throw Interrupted();
+    }
+    return results;
+  }
+
+ private:
+  void record(const Machine& machine) {
+    CpuModel model(find_model(a_.model.model));
+    RunnerOptions resident;
+    resident.stack = "resident";
+    resident.max_rows = a_.window;
+    const ModelShape shape = model_shape(model.config(), model.store(), a_.window);
+    resident.budget_bytes = shape.all_bytes();
+    const ModelFacts reference = read_shape(a_.as_shape.empty() ? machine.reference_model() : a_.as_shape);
+    ProgressLine line("windows of a text");
+    for (const std::string& text : read_texts(a_)) {
+      const auto runner = make_runner(model, resident);
+      RecordOptions r;
+      r.window = a_.window;
+      r.prompt = std::max(1U, a_.window / 4);
+      r.progress = [&line](std::uint64_t done, std::uint64_t total) {
+        line.show(done, total);
+        return !stop;
+      };
+      traces_.push_back(record_text(model, *runner, model_name(a_.model.model), text, r));
+      if (stop) throw Interrupted();
+      costs_.push_back(
+          as_if(machine.costs(reference.work, source_of(machine)), reference, traces_.back()->trace.model));
+    }
+  }
+
+  const Arguments& a_;
+  std::vector<std::unique_ptr<TraceFile>> traces_;
+  std::vector<Costs> costs_;
+};
+
+/// cost(0) to cost(count - 1), on all cores.
+std::vector<std::uint64_t> replay_all(const char* what, std::size_t count,
+                                      const std::function<std::uint64_t(std::size_t)>& cost) {
+  ProgressLine line(what);
+  std::mutex mutex;
+  std::uint64_t done = 0;
+  std::vector<std::uint64_t> costs(count);
+  on_threads(all_threads(), count, [&](std::size_t i) {
+    costs[i] = cost(i);
+    const std::lock_guard lock(mutex);
+    line.show(++done, count);
+  });
+  return costs;
+}
+
+std::size_t least(const std::vector<std::uint64_t>& values) {
+  return static_cast<std::size_t>(std::min_element(values.begin(), values.end()) - values.begin());
+}
+
+int cache_weights(const Arguments& a) {
+  check(a, {"cache-weights"});
+  OutputFile out(a.out);
+  return unless_interrupted([&] {
+    const Replays replays(a);
+    const std::vector<CacheWeights> mixtures = weight_mixtures(100);
+    const auto penalties = replay_all("mixtures", mixtures.size(), [&](std::size_t i) {
+      std::uint64_t bytes = 0;
+      for (const Simulated& s : replays.run([&](SimulateOptions& o) { o.cache_weights = mixtures[i]; })) {
+        bytes += s.counters.of(Phase::decode).miss_bytes;
+      }
+      return bytes;
+    });
+    const std::size_t best = least(penalties);
+    Json calibrated = made_with(a, "cache-weights", "least miss penalty in decode (bytes that misses load)");
+    std::string table = fmt::format("  {:<26}  {:>14}\n", "LRU, LFU, LHU, FLD", "miss bytes");
+    auto row = [&](const char* name, const CacheWeights& weights) {
+      const auto at = static_cast<std::size_t>(std::find(mixtures.begin(), mixtures.end(), weights) - mixtures.begin());
+      table += fmt::format(
+          "  {:<26}  {:>14}  {:>+7.2f}%  {}\n", fmt::format("{}", fmt::join(weights, ", ")), penalties[at],
+          100 * (static_cast<double>(penalties[at]) / static_cast<double>(std::max<std::uint64_t>(penalties[best], 1)) -
+                 1),
+          name);
+      calibrated["miss_bytes"][name] = penalties[at];
+    };
+    row("best", mixtures[best]);
+    row("default", {700, 100, 100, 100});
+    row("LRU alone", {1000, 0, 0, 0});
+    row("LFU alone", {0, 1000, 0, 0});
+    row("LHU alone", {0, 0, 1000, 0});
+    row("FLD alone", {0, 0, 0, 1000});
+    calibrated["tried"] = mixtures.size();
+    print(table);
+    write(a, out, {{"cache-weights", mixtures[best]}}, calibrated);
+  });
+}
+
+int shallow_boundary(const Arguments& a) {
+  check(a, {"shallow-layers"});
+  OutputFile out(a.out);
+  return unless_interrupted([&] {
+    const Replays replays(a);
+    const std::size_t count = replays.layers() + 1U;
+    std::vector<Outcomes> outcomes(count);
+    std::vector<std::uint64_t> steps(count);
+    const auto times = replay_all("boundaries", count, [&](std::size_t i) {
+      std::uint64_t ns = 0;
+      for (const Simulated& s :
+           replays.run([&](SimulateOptions& o) { o.shallow_layers = static_cast<std::uint32_t>(i); })) {
+        const SimulatedPhase& decode = s.phase[static_cast<unsigned>(Phase::decode)];
+        ns += static_cast<std::uint64_t>(decode.total);
+        steps[i] += decode.steps;
+        outcomes[i].requests += s.counters.of(Phase::decode).requests;
+        outcomes[i].hits += s.counters.of(Phase::decode).hits;
+      }
+      return ns;
+    });
+    Json calibrated = made_with(a, "shallow-boundary", "least simulated decode time; of equal ones the smallest");
+    std::string table = fmt::format("  {:<14}  {:>12}  {:>7}\n", "shallow layers", "ms a step", "hits");
+    const std::size_t best = least(times);
+    for (std::size_t i = 0; i < count; ++i) {
+      const double tpot_s =
+          static_cast<double>(times[i]) * 1e-9 / static_cast<double>(std::max<std::uint64_t>(steps[i], 1));
+      table += fmt::format("  {:<14}  {:>12.4f}  {:>6.2f}%{}\n", i, 1e3 * tpot_s, 100 * outcomes[i].hit_rate(),
+                           i == best ? "  <-" : "");
+      const Json tried = {{"shallow-layers", i}, {"tpot_s", tpot_s}, {"hit_rate", outcomes[i].hit_rate()}};
+      if (i == best) calibrated["found"] = tried;
+      calibrated["tried"].push_back(tried);
+    }
+    print(table);
+    write(a, out, {{"shallow-layers", best}}, calibrated);
+  });
+}
+
+int machine(const Arguments& a) {
+  OutputFile out(a.out);
+  ProgressLine line("measurements", 0);
+  const Json measured = calibrate_machine(a.name, [&line](std::uint64_t done, std::uint64_t total) {
+    line.show(done, total);
+    return !stop;
+  });
+  if (measured.is_null()) return 128 + stopped_by;
+  out.commit(measured.dump(2) + "\n");
+  auto value = [&](const char* part, const char* field) { return measured[part][field]["value"].get<double>(); };
+  print(fmt::format("{}: link {:.1f} GB/s and {:.1f} us, memory {:.1f} GB/s, {:.1f} Gflop/s\n", a.out,
+                    value("link", "effective_bytes_per_s") * 1e-9, value("link", "latency_s") * 1e6,
+                    value("device_memory", "effective_bytes_per_s") * 1e-9,
+                    value("device_compute", "effective_flops") * 1e-9));
+  return 0;
+}
+
+}  // namespace
+
+void add_calibrate_commands(CLI::App& app, Action& chosen) {
+  const auto a = std::make_shared<Arguments>();
+  CLI::App* calibrate =
+      app.add_subcommand("calibrate", "measure this machine, or find a stack's parameters on calibration texts");
+  calibrate->require_subcommand(1);
+  auto add = [&](const char* name, const char* help, int (*run)(const Arguments&)) {
+    CLI::App* c = calibrate->add_subcommand(name, help);
+    c->callback([a, run, &chosen] { chosen = [a, run] { return run(*a); }; });
+    return c;
+  };
+  CLI::App* m = add("machine", "measure this machine, and write a machine file for --machine", machine);
+  m->add_option("--out", a->out, "the machine file (.json)")->type_name("FILE")->check(not_empty)->required();
+  m->add_option("--name", a->name, "its name in reports")->type_name("NAME")->check(not_empty)->capture_default_str();
+
+  auto stack_command = [&](CLI::App* c) {
+    a->model.add_model(c);
+    c->add_option("--stack", a->stack, "from the list below, or a file; what else it says is kept")
+        ->type_name("NAME|FILE")
+        ->check(not_empty)
+        ->required();
+    c->add_option("--out", a->out, "the stack file (.json)")->type_name("FILE")->check(not_empty)->required();
+    c->add_option("--bytes", a->bytes, "at most so many of each text")
+        ->type_name("N")
+        ->check(CLI::Range(1ULL, 1ULL << 40U));
+    c->add_option("--window", a->window, "bytes; a text is cut into such, each a sequence of its own")
+        ->type_name("N")
+        ->check(CLI::Range(2, 1 << 20))
+        ->capture_default_str();
+    c->add_option("--machine", a->machine, "whose times decide, on the virtual clock: a name or a file")
+        ->type_name("NAME|FILE")
+        ->check(not_empty)
+        ->capture_default_str();
+    a->flags.add_budget(c);
+    a->flags.add_parameters(c);
+    c->footer(stacks_help());
+    return c->add_option("--text", a->texts, "calibration texts")->type_name("FILES")->check(not_empty);
+  };
+  auto by_loss = [&](CLI::App* c) {
+    stack_command(c)->required();
+    a->model.add_experts(c);
+    c->add_option("--loss", a->loss_percent, "bits a byte may grow by so much against the resident model")
+        ->type_name("PERCENT")
+        ->check(CLI::Range(0.0, 1000.0))
+        ->capture_default_str();
+    c->add_option("--steps", a->steps, "of the grid from 0 to 1")
+        ->type_name("N")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+  };
+  by_loss(add("precision",
+              "find HOBBIT's T1 and T2 (least bytes copied in decode), or Fate's share of INT2 (the largest), within a "
+              "loss",
+              precision));
+  by_loss(add("substitution", "find the largest alpha of Importance-driven's router within a loss", substitution));
+  auto by_replay = [&](CLI::App* c) {
+    CLI::Option* text = stack_command(c);
+    c->add_option("--trace", a->traces, "instead of texts: traces of `ferry trace`")
+        ->type_name("FILES")
+        ->check(not_empty)
+        ->excludes(text);
+    c->add_option("--as", a->as_shape,
+                  "count each expert as large as this model's: a shape's name or file (default: for texts the "
+                  "machine's reference model, for a trace its own)")
+        ->type_name("NAME|FILE")
+        ->check(not_empty);
+  };
+  by_replay(add("cache-weights", "find the weights of HOBBIT's cache with the least miss penalty", cache_weights));
+  by_replay(add("shallow-boundary", "find the number of shallow layers with the least simulated decode time",
+                shallow_boundary));
+}
+
+}  // namespace ferry::engine

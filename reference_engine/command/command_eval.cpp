@@ -1,0 +1,258 @@
+// ferry eval: what stacks cost in quality.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "command/command.hpp"
+#include "command/model_flags.hpp"
+#include "ferry/macros.hpp"
+#include "inference/eval.hpp"
+#include "profiles/machine.hpp"
+#include "report/report.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+
+namespace ferry::engine {
+namespace {
+
+struct Arguments {
+  StackFlags flags;
+  ModelFlags model;
+  std::string machine = "rtx3090-pcie3", phase = "decode", json;
+  std::vector<std::string> texts, stacks = {"fate", "hobbit", "importance-driven"};
+  EvalOptions eval;
+  std::uint64_t bytes = ~std::uint64_t{0};
+};
+
+struct Stack {
+  std::string label;
+  RunnerOptions options;
+  std::uint64_t arena_bytes = 0;
+  std::vector<Evaluated> texts;  ///< as far as they were run
+
+  [[nodiscard]] Evaluated all() const {
+    Evaluated sum;
+    for (const Evaluated& e : texts) sum += e;
+    return sum;
+  }
+};
+
+Json outcomes(const Outcomes& o, std::uint64_t bytes) {
+  Json json = to_json(o);
+  json["tokens"] = o.requests == 0 ? 0 : bytes;
+  return json;
+}
+
+Json by_precision(const std::uint64_t* n) {
+  return {{"int2", n[1]}, {"int4", n[2]}, {"int8", n[3]}, {"full", n[4]}};
+}
+
+double per_byte(Nanoseconds ns, const Evaluated& e) {
+  return e.quality.bytes == 0 ? 0 : static_cast<double>(ns) * 1e-9 / static_cast<double>(e.quality.bytes);
+}
+
+Json to_json(const Evaluated& e) {
+  return {{"bytes_scored", e.quality.bytes},
+          {"bits_per_byte", e.quality.bits_per_byte()},
+          {"bits_per_byte_resident", e.quality.bits_per_byte_resident()},
+          {"change_percent", e.quality.change_percent()},
+          {"kl_divergence", e.quality.kl_divergence()},
+          {"top1_agreement", e.quality.top1_agreement()},
+          {"prefill", outcomes(e.phase[0], e.quality.bytes)},
+          {"decode", outcomes(e.phase[1], e.quality.bytes)},
+          {"bytes_by_precision", by_precision(e.bytes_by_precision)},
+          {"preload_bytes", e.preload_bytes},
+          {"decode_computed_by_precision", by_precision(e.computed)},
+          {"virtual_s_per_byte", per_byte(e.virtual_ns, e)},
+          {"virtual_s_per_byte_resident", per_byte(e.resident_ns, e)}};
+}
+
+/// A block for each text, and one over all of them; a line a stack.
+std::string to_table(const std::vector<Stack>& stacks, const std::vector<std::string>& names, Phase phase,
+                     const ExpertLayout& layout) {
+  std::size_t width = 5;
+  for (const Stack& s : stacks) width = std::max(width, s.label.size());
+  auto percent = [](std::uint64_t part, std::uint64_t whole) {
+    return whole == 0 ? std::string("-")
+                      : fmt::format("{:.1f}%", 100 * static_cast<double>(part) / static_cast<double>(whole));
+  };
+  auto line = [&](const std::string& stack, const Evaluated& e) {
+    const Quality& q = e.quality;
+    const Outcomes& o = e.phase[static_cast<unsigned>(phase)];
+    std::uint64_t copies = 0, low_copies = 0, low = 0;
+    for (std::uint32_t p = 1; p < precision_count; ++p) {
+      const std::uint64_t n = e.bytes_by_precision[p] / layout.bytes(static_cast<Precision>(p));
+      copies += n;
+      if (static_cast<Precision>(p) == Precision::full) continue;
+      low_copies += n;
+      low += e.computed[p];
+    }
+    return fmt::format(
+        "  {:<{}}  {:>8.4f}  {:>+8.3f}%  {:>8.5f}  {:>7.2f}%  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}  "
+        "{:>10}\n",
+        stack, width, q.bits_per_byte(), q.change_percent(), q.kl_divergence(), 100 * q.top1_agreement(),
+        percent(o.hits, o.requests), percent(o.late_hits + o.misses, o.requests), percent(o.substituted, o.requests),
+        percent(o.skipped, o.requests), percent(o.host_computed, o.requests),
+        phase == Phase::decode ? percent(low, o.requests) : "-", percent(low_copies, copies),
+        fmt::format("{:.3f} ms", 1e3 * per_byte(e.virtual_ns, e)));
+  };
+  std::string out;
+  auto block = [&](const std::string& name, auto of) {
+    const Quality& q = of(stacks[0]).quality;
+    out += fmt::format("{}: {} bytes, resident {:.4f} bits and {:.3f} ms a byte\n", name, q.bytes,
+                       q.bits_per_byte_resident(), 1e3 * per_byte(of(stacks[0]).resident_ns, of(stacks[0])));
+    out +=
+        fmt::format("  {:<{}}  {:>8}  {:>9}  {:>8}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}  {:>10}\n",
+                    "stack", width, "bits", "change", "KL, bits", "same top", "hits", "missed", "substit", "skip",
+                    "host", "low", "copied", "time");
+    for (const Stack& s : stacks) out += line(s.label, of(s));
+  };
+  for (std::size_t t = 0; t < stacks[0].texts.size(); ++t) {
+    block(names[t], [t](const Stack& s) { return s.texts[t]; });
+  }
+  if (stacks[0].texts.size() > 1) block("all texts", [](const Stack& s) { return s.all(); });
+  return out +
+         "low: experts computed at less than full precision; copied: copies of such, of all copies; "
+         "time: a byte's, on the machine's clock\n";
+}
+
+int eval(const Arguments& a) {
+  a.flags.check(a.stacks);  // before the model is read
+  std::vector<std::string> inputs = a.texts;
+  inputs.push_back(a.machine);
+  for (const std::string& file : a.model.inputs()) inputs.push_back(file);
+  for (const std::string& file : stack_files(a.stacks)) inputs.push_back(file);
+  check_outputs({a.json}, inputs);
+  std::optional<OutputFile> json_file;
+  if (!a.json.empty()) json_file.emplace(a.json);
+  std::vector<std::string> texts, names;
+  std::uint64_t to_do = 0, done = 0;
+  for (const std::string& file : a.texts) {
+    texts.push_back(read_text("--text", file));
+    if (texts.back().empty()) throw InputError(fmt::format("--text {}: the file is empty", file));
+    texts.back().resize(std::min<std::uint64_t>(texts.back().size(), a.bytes));
+    to_do += texts.back().size();
+    names.push_back(std::filesystem::path(file).filename().string());
+  }
+
+  EvalOptions options = a.eval;
+  options.phase = a.phase == "decode" ? Phase::decode : Phase::prefill;
+  std::vector<Stack> stacks(a.stacks.size());
+  std::vector<StackOptions> wanted(1);
+  wanted[0].stack = "resident";
+  for (std::size_t i = 0; i < stacks.size(); ++i) {
+    stacks[i].label = a.flags.named(a.stacks[i]).label;
+    a.flags.set(stacks[i].options, a.stacks[i]);
+    wanted.push_back(stacks[i].options);
+  }
+  const std::unique_ptr<Model> opened = a.model.open(wanted);
+  Model& model = *opened;
+  options.check(model.config());
+  const ModelShape shape = model_shape(model.config(), model.store(), options.max_rows());
+  const std::uint64_t budget = parse_budget(a.flags.budget, shape.all_bytes());
+  const Machine machine = read_machine(a.machine);
+  const ModelFacts reference = read_shape(machine.reference_model());
+  const CostSource source = machine.stated ? CostSource::stated : CostSource::effective;
+  RunnerOptions resident;
+  resident.stack = "resident";
+  auto complete = [&](RunnerOptions& o) {
+    o.budget_bytes = budget;
+    o.max_rows = options.max_rows();
+    o.virtual_costs = as_if(machine.costs(reference.work, source), reference, shape);
+  };
+  complete(resident);
+  for (Stack& s : stacks) complete(s.options);
+
+  ProgressLine line("bytes");
+  for (const std::string& text : texts) {
+    // Each text meets the stacks as they are built: its result does not depend on what else was named.
+    auto make = [&](const RunnerOptions& o) { return make_runner(model, o); };
+    std::vector<std::unique_ptr<ExpertRunner>> runners;
+    for (const Stack& s : stacks) runners.push_back(make(s.options));
+    options.progress = [&](std::uint64_t of_text, std::uint64_t) {
+      line.show(done + of_text, to_do);
+      return !stop;
+    };
+    const std::vector<Evaluated> results = evaluate(model, *make(resident), runners, text, options);
+    for (std::size_t i = 0; i < stacks.size(); ++i) {
+      stacks[i].texts.push_back(results[i]);
+      stacks[i].arena_bytes = runners[i]->arena_bytes();
+    }
+    done += text.size();
+    if (stop) break;
+  }
+
+  print(to_table(stacks, names, options.phase, model.store().layout()));
+  if (stop) print("interrupted: the last text only as far as it was run\n");
+  Json all = Json::array();
+  for (std::size_t i = 0; i < stacks.size(); ++i) {
+    const Stack& s = stacks[i];
+    Json json = to_json(s.all());
+    json["ferry"] = FERRY_VERSION;
+    json["model"] = model_name(a.model.model);
+    json["stack"] = s.options.stack;
+    if (is_stack_file(a.stacks[i])) json["stack_file"] = s.label;
+    json["machine"] = machine.name;
+    json["device"] = "virtual clock";
+    json["parameters"] = a.flags.taken_by(a.stacks[i]);
+    json["pools"] = json["parameters"].value("pools", "stack");
+    json["budget_asked_bytes"] = budget;
+    json["budget_bytes"] = s.arena_bytes;
+    json["phase"] = a.phase;
+    json["window"] = options.window;
+    json["batch"] = options.batch;
+    json["interrupted"] = stop.load();
+    for (std::size_t t = 0; t < s.texts.size(); ++t) {
+      json["texts"].push_back(to_json(s.texts[t]));
+      json["texts"].back()["name"] = names[t];
+    }
+    all.push_back(std::move(json));
+  }
+  if (json_file) {
+    json_file->commit((all.size() == 1 ? all[0] : all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  }
+  return stop ? 128 + stopped_by : 0;
+}
+
+}  // namespace
+
+void add_eval_commands(CLI::App& app, Action& chosen) {
+  const auto a = std::make_shared<Arguments>();
+  CLI::App* c =
+      app.add_subcommand("eval", "measure what stacks cost in quality: bits a byte, beside the resident model");
+  a->model.add_model(c);
+  a->model.add_experts(c);
+  c->add_option("--text", a->texts, "texts to predict, byte by byte")->type_name("FILES")->check(not_empty)->required();
+  c->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
+      ->type_name("NAMES|FILES")
+      ->delimiter(',')
+      ->capture_default_str();
+  a->flags.add_budget(c);
+  a->flags.add_parameters(c);
+  c->add_option("--window", a->eval.window, "bytes; a text is cut into such, each a sequence of its own")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  c->add_option("--bytes", a->bytes, "at most so many of each text")
+      ->type_name("N")
+      ->check(CLI::Range(1ULL, 1ULL << 40U));
+  c->add_option("--phase", a->phase, "run windows token by token, or each in one step, as a prompt")
+      ->check(CLI::IsMember({"decode", "prefill"}))
+      ->capture_default_str();
+  c->add_option("--batch", a->eval.batch, "windows run together")
+      ->type_name("N")
+      ->check(CLI::Range(1, 8))
+      ->capture_default_str();
+  c->add_option("--machine", a->machine, "whose times decide, on the virtual clock, what has arrived: a name or a file")
+      ->type_name("NAME|FILE")
+      ->check(not_empty)
+      ->capture_default_str();
+  c->add_option("--json", a->json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
+  c->footer(
+      stacks_help() +
+      "Lossy stacks decide by what has arrived: runs are on the virtual clock of --machine, so that they repeat.");
+  c->callback([a, &chosen] { chosen = [a] { return eval(*a); }; });
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,338 @@
+// ferry run, compare, inspect: the reference engine itself.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+#include "calibrate/calibrate.hpp"
+#include "command/command.hpp"
+#include "command/model_flags.hpp"
+#include "cpu/cpu_model.hpp"
+#include "inference/generate.hpp"
+#include "profiles/machine.hpp"
+#include "report/report.hpp"
+#include "store/pack.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+
+namespace ferry::engine {
+namespace {
+
+struct Arguments {
+  StackFlags flags;
+  ModelFlags model;
+  std::string stack = "lru", machine, json, timeline;
+  std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
+  std::uint32_t max_new_tokens = 128, batch = 0;
+  double temperature = 0;
+  std::uint64_t seed = 0;
+  bool gate_worker = false;
+};
+
+/// Everything that `run` and `compare` share.
+class Runs {
+ public:
+  Runs(const Arguments& a, const std::vector<std::string>& stacks) : a_(a) {
+    std::vector<std::string> inputs = a.prompt_files;
+    inputs.push_back(a.machine);
+    for (const std::string& file : a.model.inputs()) inputs.push_back(file);
+    for (const std::string& file : stack_files(stacks)) inputs.push_back(file);
+    check_outputs({a.json, a.timeline}, inputs);
+    if (!a.json.empty()) json_.emplace(a.json);
+    if (!a.timeline.empty()) timeline_.emplace(a.timeline);
+    if (!a.machine.empty()) machine_ = read_machine(a.machine);
+    options_.prompts = a.prompts;
+    for (const std::string& file : a.prompt_files) options_.prompts.push_back(read_text("--prompt-file", file));
+    if (options_.prompts.empty()) options_.prompts = {"Question: A ferry carries 8 cars on each crossing. "};
+    // A batch larger than the number of prompts repeats them in turn.
+    options_.batch =
+        a.batch == 0 ? std::min<std::uint32_t>(8, static_cast<std::uint32_t>(options_.prompts.size())) : a.batch;
+    for (std::size_t i = 0; options_.prompts.size() < options_.batch; ++i)
+      options_.prompts.push_back(options_.prompts[i]);
+    options_.max_new_tokens = a.max_new_tokens;
+    if (!(a.temperature >= 0)) throw InputError("--temperature: expected a number from 0 to 100");  // nan passes ranges
+    options_.temperature = a.temperature;
+    options_.seed = a.seed;
+    options_.stop = &stop;
+    std::vector<StackOptions> wanted(stacks.size());
+    for (std::size_t i = 0; i < stacks.size(); ++i) a.flags.set(wanted[i], stacks[i]);
+    ModelFlags where = a.model;
+    if (machine_) {
+      if (where.device == "cuda") {
+        throw InputError("--machine: imitates a link on the host device: leave it out, or name --device host");
+      }
+      where.device = "host";
+    }
+    model_ = where.open(wanted);
+    shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
+    budget_ = parse_budget(a.flags.budget, shape_.all_bytes());
+    for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
+      const std::size_t tokens = tokenize(model_->config(), options_.prompts[i]).size();
+      if (tokens <= model_->config().context) continue;
+      const std::size_t file = i - std::min(i, a.prompts.size());
+      throw InputError(fmt::format("{} is {} tokens long with its begin token, the model's context is {}",
+                                   i >= a.prompts.size() && file < a.prompt_files.size()
+                                       ? "--prompt-file " + a.prompt_files[file]
+                                       : "--prompt " + std::to_string(i + 1),
+                                   tokens, model_->config().context));
+    }
+  }
+
+  void calibrate() {
+    if (!machine_ || throttle_ != 0) return;
+    std::fprintf(stderr, "measuring this processor to imitate %s...\n", machine_->name.c_str());
+    const double layer_s = measure_decode_layer_s(*model_);
+    throttle_ = throttle_bytes_per_s(*machine_, model_->store().layout().bytes(), layer_s);
+    std::fprintf(stderr,
+                 "a decode layer takes %.1f us here; one expert crosses in %.2f of that on %s (%s), so "
+                 "the link is "
+                 "throttled to %.1f MB/s\n",
+                 layer_s * 1e6, machine_->ratio(), machine_->name.c_str(), machine_->reference_model().c_str(),
+                 static_cast<double>(throttle_) * 1e-6);
+  }
+
+  /// Throws for a stack or budget that cannot work, without running anything.
+  void check(const std::string& stack) const { static_cast<void>(make(stack, 0, false)); }
+
+  RunReport run(const std::string& stack, bool stream) {
+    calibrate();
+    const auto runner = make(stack, throttle_);
+    const StoreReads before = model_->store().reads();  // from the first step on
+    GenerateOptions g = options_;
+    ProgressLine progress("prefill, tokens", 0);
+    g.on_prefill = [&](std::uint64_t done, std::uint64_t total) {
+      if (total > 2 * g.prefill_chunk) progress.show(done, total);
+    };
+    if (stream) {
+      g.on_token = [](std::size_t prompt, std::uint32_t token) {
+        if (prompt != 0 || token >= 256) return;
+        const char byte = static_cast<char>(token);
+        print({&byte, 1});
+      };
+    }
+    Generated made = generate(*model_, *runner, g);
+    if (stream) {
+      print("\n");
+      for (std::size_t i = 1; i < made.text.size(); ++i) print(fmt::format("[{}] {}\n", i + 1, made.text[i]));
+    }
+    if (timeline_) {
+      std::vector<Span> spans = runner->spans;
+      const std::vector<Span> link = runner->link_spans();
+      spans.insert(spans.end(), link.begin(), link.end());
+      std::ostringstream text;
+      write_trace_events(text, spans);
+      timeline_->commit(text.str());
+    }
+    RunReport facts;
+    facts.model = model_name(a_.model.model);
+    facts.store = model_->store().reads().since(before);
+    facts.stack = a_.flags.named(stack).policies;
+    if (is_stack_file(stack)) facts.stack_file = a_.flags.named(stack).label;
+    facts.parameters = a_.flags.taken_by(stack);
+    facts.machine = machine_ ? machine_->name : "";
+    facts.budget_asked_bytes = budget_;
+    facts.all_expert_bytes = shape_.all_bytes();
+    facts.expert_bytes = model_->store().layout().bytes();
+    facts.dense_bytes = model_->dense_bytes();
+    facts.device = model_->device();
+    facts.device_memory = model_->device_memory();
+    facts.batch = options_.batch;
+    facts.layers = shape_.layers;
+    facts.throttle_bytes_per_s = throttle_;
+    return make_report(*runner, std::move(made), facts);
+  }
+
+  void write_json(const Json& json) {
+    if (json_) json_->commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  }
+
+ private:
+  std::unique_ptr<ExpertRunner> make(const std::string& stack, std::uint64_t throttle, bool preload = true) const {
+    RunnerOptions o;
+    a_.flags.set(o, stack);
+    o.gate_worker = a_.gate_worker;
+    o.budget_bytes = budget_;
+    o.max_rows = shape_.max_rows;
+    o.link_bytes_per_s = throttle;
+    o.log = timeline_.has_value();
+    o.preload = preload;
+    return make_runner(*model_, o);
+  }
+
+  const Arguments& a_;
+  std::optional<OutputFile> json_, timeline_;
+  std::optional<Machine> machine_;
+  std::unique_ptr<Model> model_;
+  GenerateOptions options_;
+  ModelShape shape_;
+  std::uint64_t budget_ = 0, throttle_ = 0;
+};
+
+int run(const Arguments& a) {
+  a.flags.check({a.stack});  // before the model is read
+  Runs runs(a, {a.stack});
+  runs.check(a.stack);
+  if (find_stack(a.flags.named(a.stack).policies).keeps_everything) {
+    std::cerr << "note: " << a.stack << " keeps every expert, whatever the budget\n";
+  }
+  const RunReport report = runs.run(a.stack, true);
+  std::cerr << '\n' << to_table({report});
+  runs.write_json(to_json(report));
+  return report.generated.interrupted ? 128 + stopped_by : 0;
+}
+
+int compare(const Arguments& a) {
+  a.flags.check(a.stacks);
+  Runs runs(a, a.stacks);
+  for (const std::string& s : a.stacks) runs.check(s);
+  std::vector<RunReport> reports;
+  Json json = Json::array();
+  for (const std::string& s : a.stacks) {
+    std::fprintf(stderr, "running %s (%zu of %zu)...\n", s.c_str(), reports.size() + 1, a.stacks.size());
+    reports.push_back(runs.run(s, false));
+    json.push_back(to_json(reports.back()));
+    if (reports.back().generated.interrupted) break;
+  }
+  for (const std::string& text : reports[0].generated.text) print(fmt::format("\"{}\"\n", text));
+  print("\n" + to_table(reports));
+  bool same = true;
+  for (const RunReport& r : reports) same = same && r.generated.text == reports[0].generated.text;
+  print(reports.back().generated.interrupted ? "interrupted: the last column covers only what was generated\n"
+        : same                               ? "all stacks generated the same text\n"
+                                             : "the stacks generated different texts\n");
+  runs.write_json(json);
+  return reports.back().generated.interrupted ? 128 + stopped_by : 0;
+}
+
+int inspect_store(const std::string& file) {
+  const auto blocks = open_blocks(file);
+  const StoreFacts f = read_store(*blocks, file).facts;
+  std::string precisions;
+  for (const Precision p : f.stored()) {
+    precisions += fmt::format("  {:<5} {} bytes an expert, {} in all\n", f.layout.name(p), f.layout.bytes(p),
+                              f.all_experts() * f.layout.bytes(p));
+  }
+  print(
+      fmt::format("{}: experts of {}\n"
+                  "  {} layers of {} experts, hidden {}, width {}, {} bytes in all\n"
+                  "  low precision by {}, groups of {}\n{}",
+                  file, f.model, f.layers, f.experts, f.layout.hidden, f.layout.width, f.file_bytes(),
+                  f.quantizer == Quantizer::hqq ? "HQQ" : "rounding to the nearest", f.layout.group, precisions));
+  ProgressLine line("reading, bytes");
+  const std::uint64_t read = verify_store(file, [&](std::uint64_t done, std::uint64_t all) {
+    line.show(done, all);
+    return !stop;
+  });
+  if (stop) {
+    print(fmt::format("interrupted: {} bytes are as they were written\n", read));
+    return 128 + stopped_by;
+  }
+  print("every expert is as it was written\n");
+  return 0;
+}
+
+int inspect(const Arguments& a) {
+  if (!a.model.store.empty()) return inspect_store(a.model.store);
+  CpuModel model(find_model(a.model.model));
+  const ModelConfig& c = model.config();
+  const ModelShape shape = model_shape(c, model.store(), 1);
+  const std::uint64_t expert = model.store().layout().bytes(), all = shape.all_bytes();
+  const std::uint64_t budget = parse_budget(a.flags.budget, all);
+  const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
+  const char* types[] = {"bf16", "f16", "f32"};
+  print(fmt::format(
+      "{} ({})\n"
+      "  layers {}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
+      "  experts {} a layer, top-{}, width {}{}\n"
+      "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
+      "budget {} = {} bytes ({:.1f}% of all experts)\n",
+      a.model.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts,
+      c.top_k, c.expert_width, c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "",
+      expert, types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
+      a.flags.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)));
+  if (per_layer.stream_slots == 0) {
+    print("  every expert fits\n");
+    return 0;
+  }
+  print(
+      fmt::format("  a pool for each layer: {} to {} of {} experts a layer, and {} stream slots\n"
+                  "  one pool: {} of {} experts, and {} stream slots\n",
+                  per_layer.pools.back().slots, per_layer.pools.front().slots, c.experts, per_layer.stream_slots,
+                  one.pools[0].slots, c.layers * c.experts, one.stream_slots));
+  return 0;
+}
+
+}  // namespace
+
+void add_run_commands(CLI::App& app, Action& chosen) {
+  const auto a = std::make_shared<Arguments>();
+  auto model = [&](CLI::App* c) {
+    a->model.add_model(c);
+    a->flags.add_budget(c);
+  };
+  auto generation = [&](CLI::App* c) {
+    a->model.add_experts(c);
+    a->model.add_device(c);
+    a->flags.add_parameters(c);
+    c->add_option("--prompt", a->prompts, "text to continue; several make a batch")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
+    c->add_option("--prompt-file", a->prompt_files, "file with one prompt; several make a batch")
+        ->type_name("FILE")
+        ->check(not_empty)
+        ->allow_extra_args(false);
+    c->add_option("--max-new-tokens", a->max_new_tokens, "tokens to generate for each prompt")
+        ->type_name("N")
+        ->check(CLI::Range(1, 1 << 28))
+        ->capture_default_str();
+    c->add_option("--batch", a->batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
+        ->type_name("N")
+        ->check(CLI::Range(1, 8));
+    c->add_option("--temperature", a->temperature, "0 takes the most likely token")
+        ->type_name("T")
+        ->check(CLI::Range(0.0, 100.0))
+        ->capture_default_str();
+    c->add_option("--seed", a->seed, "of the sampler")
+        ->type_name("N")
+        ->check(CLI::NonNegativeNumber)
+        ->capture_default_str();
+    c->add_option("--machine", a->machine,
+                  "imitate this machine's ratio of expert transfer to compute: a name or a file")
+        ->type_name("NAME|FILE")
+        ->check(not_empty);
+    c->add_flag("--gate-worker", a->gate_worker, "make predicted gate scores on a thread of their own");
+    c->add_option("--json", a->json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
+  };
+  CLI::App* run_command = app.add_subcommand("run", "generate text under one policy stack");
+  model(run_command);
+  generation(run_command);
+  run_command->footer(stacks_help());
+  run_command->add_option("--stack", a->stack, "policy stack, from the list below, or a file")
+      ->type_name("NAME|FILE")
+      ->check(not_empty)
+      ->capture_default_str();
+  run_command->add_option("--timeline", a->timeline, "write a Chrome/Perfetto timeline to this file")
+      ->type_name("FILE")
+      ->check(not_empty);
+  CLI::App* compare_command = app.add_subcommand("compare", "run several stacks on the same prompts, side by side");
+  model(compare_command);
+  generation(compare_command);
+  compare_command->footer(stacks_help());
+  compare_command->add_option("--stacks", a->stacks, "comma-separated, from the list below, or files")
+      ->type_name("NAMES|FILES")
+      ->delimiter(',')
+      ->capture_default_str();
+  CLI::App* inspect_command =
+      app.add_subcommand("inspect", "print a model's shape and what fits in a budget; or check a store");
+  model(inspect_command);
+  inspect_command->add_option("--store", a->model.store, "print what this file has, and read all of it")
+      ->type_name("FILE")
+      ->check(not_empty);
+  run_command->callback([a, &chosen] { chosen = [a] { return run(*a); }; });
+  compare_command->callback([a, &chosen] { chosen = [a] { return compare(*a); }; });
+  inspect_command->callback([a, &chosen] { chosen = [a] { return inspect(*a); }; });
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,281 @@
+// ferry simulate, sweep, report: stacks on recorded traces, without the model.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <thread>
+
+#include "command/command.hpp"
+#include "report/html_report.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+#include "sweep/simulated_run.hpp"
+#include "sweep/sweep.hpp"
+
+namespace ferry::engine {
+namespace {
+
+const std::map<std::string, CostSource> cost_sources = {
+    {"effective", CostSource::effective}, {"peak", CostSource::peak}, {"stated", CostSource::stated}};
+const std::map<std::string, BoundsChoice> bound_choices = {
+    {"none", BoundsChoice::none}, {"proven", BoundsChoice::proven}, {"all", BoundsChoice::all}};
+
+struct Arguments {
+  StackFlags flags;
+  std::string trace, machine = "rtx3090-pcie3", costs = "effective", as_shape, bounds = "proven", json, timeline, out;
+  std::vector<std::string> stacks = {"lru"}, traces, machines, budgets = {"25%"}, inputs;
+  std::vector<std::uint32_t> batches = {1};
+  std::vector<SweptParameter> parameters;
+  std::uint32_t batch = 1, chunk = 128, threads = 0, rank = 0, ranks = 0, merge = 0;
+  std::uint64_t tokens = ~std::uint64_t{0};
+  std::string title = "Ferry: expert offloading, compared";
+};
+
+int simulate_command(const Arguments& a) {
+  a.flags.check(a.stacks);
+  std::vector<std::string> inputs = stack_files(a.stacks);
+  inputs.insert(inputs.end(), {a.trace, a.machine, a.as_shape});
+  check_outputs({a.json, a.timeline}, inputs);
+  if (!a.timeline.empty() && a.stacks.size() > 1) {
+    throw InputError(fmt::format("--timeline: of one stack, but {} are named", a.stacks.size()));
+  }
+  std::optional<OutputFile> json_file, timeline_file;
+  if (!a.json.empty()) json_file.emplace(a.json);
+  if (!a.timeline.empty()) timeline_file.emplace(a.timeline);
+  SimulatedSetting setting;
+  setting.machine = read_machine(a.machine);
+  const TraceFile trace{std::filesystem::path(a.trace)};
+  setting.trace = &trace;
+  setting.trace_name = std::filesystem::path(a.trace).filename().string();
+  setting.costs = cost_sources.at(a.costs);
+  setting.as_shape = a.as_shape;
+  setting.bounds = bound_choices.at(a.bounds);
+  SimulateOptions o;
+  o.batch = a.batch;
+  o.prefill_chunk = a.chunk;
+  o.max_tokens = a.tokens;
+  o.budget_bytes = parse_budget(a.flags.budget, trace.trace.model.all_bytes());
+  std::vector<RunReport> reports;
+  Json all = Json::array();
+  for (const std::string& s : a.stacks) {
+    a.flags.set(o, s);
+    ProgressLine line(a.flags.named(s).label + ", tokens");
+    o.progress = [&line](std::uint64_t done, std::uint64_t total) {
+      if (done % 64 == 0) line.show(done, total);
+      return !stop;
+    };
+    std::vector<Span> spans;
+    reports.push_back(run_simulation(setting, o, a.flags.taken_by(s), timeline_file ? &spans : nullptr));
+    if (is_stack_file(s)) reports.back().stack_file = a.flags.named(s).label;
+    all.push_back(to_json(reports.back()));
+    if (timeline_file) {
+      std::ostringstream text;
+      write_trace_events(text, spans);
+      timeline_file->commit(text.str());
+    }
+    if (stop) break;
+  }
+  print(to_table(reports));
+  if (stop) print("interrupted: the last column covers only what was replayed\n");
+  if (json_file)
+    json_file->commit((all.size() == 1 ? all[0] : all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return stop ? 128 + stopped_by : 0;
+}
+
+int sweep_command(const Arguments& a) {
+  SweepGrid grid;
+  grid.traces = a.traces;
+  grid.machines = a.machines;
+  grid.stacks = a.stacks;
+  grid.budgets = a.budgets;
+  grid.batches = a.batches;
+  for (const SweptParameter& p : a.parameters) {
+    if (!p.values.empty()) grid.parameters.push_back(p);
+  }
+  grid.costs = cost_sources.at(a.costs);
+  grid.as_shape = a.as_shape;
+  grid.pools = a.flags.pools.value_or("stack");
+  grid.bounds = bound_choices.at(a.bounds);
+  grid.max_tokens = a.tokens;
+  for (const std::string& s : grid.stacks) static_cast<void>(read_stack(s));
+  if (a.merge > 0) {
+    print(fmt::format("{}: {} runs\n", a.out, merge_sweep(grid, a.out, a.merge)));
+    return 0;
+  }
+  std::vector<std::string> inputs = stack_files(grid.stacks);
+  inputs.insert(inputs.end(), grid.traces.begin(), grid.traces.end());
+  inputs.insert(inputs.end(), grid.machines.begin(), grid.machines.end());
+  inputs.push_back(grid.as_shape);
+  check_outputs({a.out}, inputs);
+  for (const std::string& m : grid.machines) static_cast<void>(read_machine(m));
+  if (!grid.as_shape.empty()) static_cast<void>(read_shape(grid.as_shape));
+  for (const std::string& t : grid.traces) {  // refused before hours are spent on the others
+    const TraceFile file{std::filesystem::path(t)};
+    for (const std::string& b : grid.budgets) static_cast<void>(parse_budget(b, file.trace.model.all_bytes()));
+  }
+  Ranks ranks = a.ranks > 0 ? Ranks{a.rank, a.ranks} : ranks_of_environment();
+  if (ranks.rank >= ranks.ranks)
+    throw InputError(fmt::format("--rank {}: expected 0 to {}", ranks.rank, ranks.ranks - 1));
+  const std::uint32_t cores = std::max(1U, std::thread::hardware_concurrency());
+  ProgressLine line("runs");
+  const SweepResult r = run_sweep(grid, a.out, ranks, a.threads == 0 ? cores : a.threads, stop,
+                                  [&line](std::uint64_t done, std::uint64_t total) { line.show(done, total); });
+  print(fmt::format("{}: {} of {} runs{}{}\n", rank_file(a.out, ranks).string(), r.had + r.done, r.cells,
+                    r.refused > 0 ? fmt::format(", {} of them refused", r.refused) : "",
+                    r.interrupted ? ": interrupted; the same command goes on" : ""));
+  return r.interrupted ? 128 + stopped_by : 0;
+}
+
+/// A file of run objects: one, an array, or one a line.
+void read_runs(const std::string& path, std::vector<Json>& runs) {
+  const MappedFile file{std::filesystem::path(path)};
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  if (std::filesystem::path(path).extension() == ".jsonl") {
+    std::size_t number = 0;
+    for (std::size_t at = 0; at < text.size();) {
+      const std::size_t end = std::min(text.find('\n', at), text.size());
+      runs.push_back(parse_json(text.substr(at, end - at), fmt::format("{}: line {}", path, ++number)));
+      at = end + 1;
+    }
+    return;
+  }
+  Json json = parse_json(text, path);
+  if (!json.is_array()) json = Json::array({std::move(json)});
+  for (Json& run : json) runs.push_back(std::move(run));
+}
+
+int report_command(const Arguments& a) {
+  std::vector<std::string> inputs = a.inputs;
+  inputs.push_back(a.timeline);
+  check_outputs({a.out}, inputs);
+  OutputFile out(a.out);
+  std::vector<Json> runs;
+  for (const std::string& in : a.inputs) read_runs(in, runs);
+  if (runs.empty()) throw InputError(fmt::format("{}: no run is in there", fmt::join(a.inputs, ", ")));
+  std::vector<std::pair<std::string, Json>> timelines;
+  if (!a.timeline.empty()) {
+    timelines.emplace_back(std::filesystem::path(a.timeline).filename().string(), read_json(a.timeline));
+  }
+  const std::string page = html_report(runs, timelines, a.title);
+  out.commit(page);
+  print(fmt::format("{}: {} runs, {} KiB\n", a.out, runs.size(), (page.size() + 1023) / 1024));
+  return 0;
+}
+
+void add_common(CLI::App* c, Arguments& a) {
+  std::vector<std::string> sources, bounds;
+  for (const auto& [name, value] : cost_sources) sources.push_back(name);
+  for (const auto& [name, value] : bound_choices) bounds.push_back(name);
+  c->add_option("--costs", a.costs,
+                "the machine's effective speeds, its data sheet's peaks, or what a paper states of it")
+      ->check(CLI::IsMember(sources))
+      ->capture_default_str();
+  c->add_option("--as", a.as_shape,
+                "count each expert as large as this model's: a shape's name or file (tiny models' traces)")
+      ->type_name("NAME|FILE")
+      ->check(not_empty);
+  c->add_option("--bounds", a.bounds,
+                "proven lower bounds, and with `all` the stack with perfect prediction and Belady's cache")
+      ->check(CLI::IsMember(bounds))
+      ->capture_default_str();
+  c->add_option("--tokens", a.tokens, "stop after so many")->type_name("N")->check(CLI::Range(1ULL, 1ULL << 40U));
+}
+
+}  // namespace
+
+void add_simulate_commands(CLI::App& app, Action& chosen) {
+  const auto a = std::make_shared<Arguments>();
+  std::string machines = "Machines:";
+  for (const std::string& m : machine_names()) machines += " " + m;
+
+  CLI::App* s = app.add_subcommand("simulate", "replay a trace under policy stacks on a simulated machine");
+  s->add_option("--trace", a->trace, "a trace of `ferry trace`")->type_name("FILE")->check(not_empty)->required();
+  s->add_option("--machine", a->machine, "a name from the list below, or a file")
+      ->type_name("NAME|FILE")
+      ->check(not_empty)
+      ->capture_default_str();
+  s->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
+      ->type_name("NAMES|FILES")
+      ->delimiter(',')
+      ->capture_default_str();
+  a->flags.add_budget(s);
+  a->flags.add_parameters(s);
+  s->add_option("--batch", a->batch, "sequences decoded together")
+      ->type_name("N")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  s->add_option("--prefill-chunk", a->chunk, "tokens of a prompt in one step")
+      ->type_name("N")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  add_common(s, *a);
+  s->add_option("--json", a->json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
+  s->add_option("--timeline", a->timeline, "write a Chrome/Perfetto timeline to this file (with --tokens)")
+      ->type_name("FILE")
+      ->check(not_empty);
+  s->footer(stacks_help() + machines);
+  s->callback([a, &chosen] { chosen = [a] { return simulate_command(*a); }; });
+
+  CLI::App* w =
+      app.add_subcommand("sweep", "simulate a grid of stacks, budgets, machines and parameters, on all cores");
+  auto list = [&](const char* name, auto& values, const char* help) {
+    return w->add_option(name, values, help)->delimiter(',')->type_name("LIST");
+  };
+  list("--traces", a->traces, "traces of `ferry trace`")->required();
+  list("--machines", a->machines, "names from the list below, or files")->required();
+  list("--stacks", a->stacks, "from the list below, or files")->required();
+  list("--budgets", a->budgets, "shares (25%) or sizes (64MiB)")->capture_default_str();
+  list("--batches", a->batches, "sequences decoded together")->check(CLI::Range(1, 4096))->capture_default_str();
+  w->add_option("--pools", a->flags.pools, "slots: see ferry simulate (default: stack)")
+      ->check(CLI::IsMember({"stack", "per-layer", "one", "shallow"}));
+  struct Named {
+    const char* name;
+    double least, most;
+  };
+  constexpr Named named[] = {{"--t1", 0, 1},
+                             {"--t2", 0, 1},
+                             {"--alpha", 0, 1},
+                             {"--low-share", 0, 100},
+                             {"--low-bits", 2, 8},
+                             {"--high-bits", 2, 8},
+                             {"--shallow-layers", 0, 65535},
+                             {"--percentile", 0, 100},
+                             {"--depth", 1, 4}};
+  for (const Named& n : named) a->parameters.push_back({n.name, {}});
+  for (std::size_t i = 0; i < std::size(named); ++i) {
+    list(named[i].name, a->parameters[i].values, "values of this parameter, for the stacks that take it")
+        ->check(CLI::Range(named[i].least, named[i].most));
+  }
+  add_common(w, *a);
+  w->add_option("--out", a->out, "results, a JSON line a run; what is there already is not run again")
+      ->type_name("FILE")
+      ->check(not_empty)
+      ->required();
+  w->add_option("--threads", a->threads, "default: all cores")->type_name("N")->check(CLI::Range(1, 1024));
+  auto* rank =
+      w->add_option("--rank", a->rank, "this process's share of the grid (default: from MPI's or Slurm's variables)")
+          ->type_name("R")
+          ->check(CLI::NonNegativeNumber);
+  w->add_option("--ranks", a->ranks, "of how many")->type_name("N")->check(CLI::Range(1, 65536));
+  rank->needs("--ranks");
+  w->add_option("--merge", a->merge, "instead: put the files of so many ranks together in --out")
+      ->type_name("N")
+      ->check(CLI::Range(1, 65536));
+  w->footer(stacks_help() + machines);
+  w->callback([a, &chosen] { chosen = [a] { return sweep_command(*a); }; });
+
+  CLI::App* r = app.add_subcommand("report", "draw runs as one self-contained HTML page");
+  r->add_option("runs", a->inputs, "what --json of run, compare and simulate, or a sweep wrote")
+      ->type_name("FILES")
+      ->check(not_empty)
+      ->required();
+  r->add_option("--out", a->out, "the page")->type_name("FILE")->check(not_empty)->required();
+  r->add_option("--timeline", a->timeline, "a timeline to draw, too")->type_name("FILE")->check(not_empty);
+  r->add_option("--title", a->title, "of the page")->type_name("TEXT")->capture_default_str();
+  r->callback([a, &chosen] { chosen = [a] { return report_command(*a); }; });
+}
+
+}  // namespace ferry::engine

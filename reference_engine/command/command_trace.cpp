@@ -1,0 +1,231 @@
+// ferry trace: recorded routing.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "command/command.hpp"
+#include "command/model_flags.hpp"
+#include "profiles/machine.hpp"
+#include "support/errors.hpp"
+#include "trace/record.hpp"
+#include "trace/synthetic.hpp"
+#include "trace/trace_file.hpp"
+
+namespace ferry::engine {
+namespace {
+
+struct Arguments {
+  StackFlags flags;
+  ModelFlags model;
+  std::string text, out, stack = "resident", machine = "rtx3090-pcie3", in, shape;
+  RecordOptions record;
+  SyntheticOptions synthetic;
+  std::vector<double> recall, top_1;
+  bool no_partial = false;
+};
+
+int record(const Arguments& a) {
+  a.flags.check({a.stack});
+  std::vector<std::string> inputs = stack_files({a.stack});
+  inputs.push_back(a.text);
+  for (const std::string& file : a.model.inputs()) inputs.push_back(file);
+  check_outputs({a.out}, inputs);
+  const std::string text = read_text("--text", a.text);
+  RunnerOptions o;
+  a.flags.set(o, a.stack);
+  const std::unique_ptr<Model> opened = a.model.open({o});
+  Model& model = *opened;
+  o.max_rows = std::max<std::uint32_t>(a.record.window, 1);
+  const ModelShape shape = model_shape(model.config(), model.store(), o.max_rows);
+  o.budget_bytes = parse_budget(a.flags.budget, shape.all_bytes());
+  // The residency behind partial hidden states depends on when copies land: on the virtual clock it repeats.
+  const Machine machine = read_machine(a.machine);
+  const ModelFacts reference = read_shape(machine.reference_model());
+  o.virtual_costs = as_if(machine.costs(reference.work, machine.stated ? CostSource::stated : CostSource::effective),
+                          reference, shape);
+  const auto runner = make_runner(model, o);
+  RecordOptions r = a.record;
+  ProgressLine line("windows");
+  r.progress = [&line](std::uint64_t done, std::uint64_t total) {
+    line.show(done, total);
+    return !stop;
+  };
+  const auto made = record_text(model, *runner, model_name(a.model.model), text, r);
+  made->source =
+      fmt::format("{} over {}", model_name(a.model.model), std::filesystem::path(a.text).filename().string());
+  if (!made->trace.partial.empty()) {
+    made->residency =
+        fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label, runner->arena_bytes(), machine.name);
+  }
+  made->write(a.out);
+  print(fmt::format("{}: {} tokens in {} sequences{}\n", a.out, made->trace.tokens, made->trace.sequences(),
+                    stop ? " (interrupted)" : ""));
+  return stop ? 128 + stopped_by : 0;
+}
+
+int import(const Arguments& a) {
+  check_outputs({a.out}, {a.in, a.shape});
+  const auto made = import_trace(a.in, read_shape(a.shape));
+  made->write(a.out);
+  print(fmt::format("{}: {} tokens in {} sequences\n", a.out, made->trace.tokens, made->trace.sequences()));
+  return 0;
+}
+
+int generate_trace(const Arguments& a) {
+  check_outputs({a.out}, {a.shape});
+  SyntheticOptions o = a.synthetic;
+  o.partial = !a.no_partial;
+  for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.recall.size()); ++i) o.recall_top_k[i] = a.recall[i];
+  for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.top_1.size()); ++i) o.top_1[i] = a.top_1[i];
+  const auto made = synthesize(read_shape(a.shape), o);
+  made->write(a.out);
+  print(fmt::format("{}: {} tokens in {} sequences\n", a.out, made->trace.tokens, made->trace.sequences()));
+  return 0;
+}
+
+/// Statistics of the routing, those that the trace has.
+std::string statistics(const Trace& trace) {
+  const RoutingShares all = measure(trace).all();
+  std::string text;
+  auto row = [&](const std::string& what, const Share& s) {
+    if (s.whole > 0) text += fmt::format("  {:<58} {:5.1f}%\n", what, 100 * s.value());
+  };
+  row("chosen experts chosen again by the next token", all.reuse);
+  row("and half a sequence later", all.favourites);
+  row("and in another sequence", all.popularity);
+  row("important (s <= 0.6; HOBBIT's Eq. 2)", all.high);
+  row("skipped (s > 0.9)", all.skip);
+  row("low-score (alpha 0.3)", all.low_score);
+  for (std::uint32_t d = 0; d < most_ahead; ++d) {
+    row(fmt::format("among the k best predicted {} layers ahead, decode", d + 1), all.recall_top_k[d]);
+    if (d == 0) row("above the 75th percentile of them", all.recall_percentile[d]);
+    row(fmt::format("best predicted {} layers ahead", d + 1), all.top_1[d]);
+    if (d == 0) row("named by the rows of a prompt together", all.recall_prefill[d]);
+  }
+  row("predicted as top-score by partial states, and right", all.partial_top_score);
+  row("of the others, at least chosen", all.partial_active);
+  return text;
+}
+
+int show(const Arguments& a) {
+  const TraceFile file{std::filesystem::path(a.in)};
+  const Trace& t = file.trace;
+  std::uint32_t prefill = 0;
+  for (const std::uint8_t p : t.phase) prefill += p == 0 ? 1 : 0;
+  std::vector<std::string> has{"experts"};
+  if (!t.weights.empty()) has.emplace_back("weights");
+  if (!t.scores.empty()) has.emplace_back("scores of all experts");
+  if (t.ahead > 0) has.push_back(fmt::format("scores predicted {} layers ahead", t.ahead));
+  if (!t.partial.empty()) has.push_back(fmt::format("scores of partial hidden states ({})", printable(file.residency)));
+  const ExpertBytes& b = t.model.expert_bytes[0];
+  print(
+      fmt::format("{}: {}\n"
+                  "  {} layers of {} experts, top-{}; an expert has {} bytes{}\n"
+                  "  {} tokens in {} sequences, {} of prompts\n"
+                  "  has {}\n",
+                  a.in, printable(t.name), t.model.layers, t.model.experts, t.model.top_k, b[4],
+                  t.model.expert_bytes.size() > 1 ? " in the first layer" : "", t.tokens, t.sequences(), prefill,
+                  fmt::join(has, ", ")));
+  if (!file.source.empty()) print(fmt::format("  from {}\n", printable(file.source)));
+  print(statistics(t));
+  return 0;
+}
+
+}  // namespace
+
+void add_trace_commands(CLI::App& app, Action& chosen) {
+  const auto a = std::make_shared<Arguments>();
+  CLI::App* trace = app.add_subcommand("trace", "record, import and inspect routing traces");
+  trace->require_subcommand(1);
+  auto file = [&](CLI::App* c, const char* name, std::string& value, const char* help) {
+    return c->add_option(name, value, help)->type_name("FILE")->check(not_empty);
+  };
+
+  CLI::App* r = trace->add_subcommand("record", "run a text through a model and write down what its gates say");
+  a->model.add_model(r);
+  a->model.add_experts(r);
+  file(r, "--text", a->text, "the text")->required();
+  file(r, "--out", a->out, "the trace (safetensors)")->required();
+  r->add_option("--ahead", a->record.ahead, "layers ahead to predict from each gate input")
+      ->type_name("N")
+      ->check(CLI::Range(0, 4))
+      ->capture_default_str();
+  r->add_option("--window", a->record.window, "tokens of a sequence; the text is cut into such")
+      ->type_name("N")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  r->add_option("--prompt-tokens", a->record.prompt, "of those, how many are prompt; the rest runs token by token")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  r->add_option("--tokens", a->record.tokens, "stop after about so many")->type_name("N")->check(CLI::Range(1U, ~0U));
+  r->add_option("--stack", a->stack,
+                "run under this stack; importance+pre also gives the scores of partial hidden states")
+      ->type_name("NAME|FILE")
+      ->check(not_empty)
+      ->capture_default_str();
+  r->add_option("--machine", a->machine, "whose times decide what is resident then: a name or a file")
+      ->type_name("NAME|FILE")
+      ->check(not_empty)
+      ->capture_default_str();
+  a->flags.add_budget(r);
+  a->flags.add_parameters(r);
+  r->callback([a, &chosen] { chosen = [a] { return record(*a); }; });
+
+  CLI::App* i = trace->add_subcommand("import", "make a trace of routing that another program recorded");
+  file(i, "in", a->in, "safetensors with experts [tokens, layers, k] and sequence_start, or a route trace (.csv)")
+      ->required();
+  file(i, "--out", a->out, "the trace (safetensors)")->required();
+  i->add_option("--shape", a->shape, "the model: a name or a file of its shape")
+      ->type_name("NAME|FILE")
+      ->check(not_empty)
+      ->required();
+  std::string shapes = "Shapes:";
+  for (const std::string& s : shape_names()) shapes += " " + s;
+  i->footer(shapes);
+  i->callback([a, &chosen] { chosen = [a] { return import(*a); }; });
+
+  CLI::App* g = trace->add_subcommand("generate", "make up routing with the statistics that papers publish");
+  SyntheticOptions& y = a->synthetic;
+  g->add_option("--shape", a->shape, "the model: a name or a file of its shape")
+      ->type_name("NAME|FILE")
+      ->check(not_empty)
+      ->required();
+  file(g, "--out", a->out, "the trace (safetensors)")->required();
+  auto count = [&](const char* name, auto& value, const char* help, auto least, auto most) {
+    g->add_option(name, value, help)->type_name("N")->check(CLI::Range(least, most))->capture_default_str();
+  };
+  count("--seed", y.seed, "the same seed gives the same bytes", std::uint64_t{0}, ~std::uint64_t{0} >> 1U);
+  count("--sequences", y.sequences, "how many", 1U, 1U << 20U);
+  count("--prompt-tokens", y.prompt, "of each sequence", 0U, 1U << 20U);
+  count("--tokens", y.tokens, "of decode, behind each prompt", 0U, 1U << 20U);
+  count("--ahead", y.ahead, "layers to predict", std::uint16_t{0}, std::uint16_t{4});
+  g->add_flag("--no-partial", a->no_partial, "without scores of partial hidden states");
+  auto share = [&](const char* name, auto& value, const char* help) {
+    g->add_option(name, value, help)->type_name("SHARE")->check(CLI::Range(0.0, 1.0));
+  };
+  share("--reuse", y.reuse, "a chosen expert is chosen at the next token");
+  share("--favourites", y.favourites, "and half a sequence later");
+  share("--popularity", y.popularity, "and in another sequence");
+  share("--high-share", y.high_share, "important ones (HOBBIT)");
+  share("--skip-share", y.skip_share, "those to skip (HOBBIT)");
+  share("--low-score", y.low_score, "low-score ones (Importance-driven)");
+  g->add_option("--recall", a->recall, "by top k, 1, 2, ... layers ahead")->delimiter(',')->check(CLI::Range(0.0, 1.0));
+  g->add_option("--top-1", a->top_1, "the best is predicted, 1, 2, ... layers ahead")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0));
+  share("--recall-percentile", y.recall_percentile, "above the 75th percentile, one layer ahead (Fate)");
+  share("--recall-prefill", y.recall_prefill, "of a prompt's experts (Fate)");
+  count("--shallow", y.shallow, "layers that are predicted worse", std::uint16_t{0}, std::uint16_t{65535});
+  share("--partial-top-score", y.partial_top_score, "predicted as top-score by partial states, and right");
+  share("--partial-active", y.partial_active, "of the others, at least chosen");
+  g->footer(shapes + "\nWhat is left out takes the papers' values: docs/synthetic.md.");
+  g->callback([a, &chosen] { chosen = [a] { return generate_trace(*a); }; });
+
+  CLI::App* s = trace->add_subcommand("inspect", "print what a trace holds");
+  file(s, "trace", a->in, "the trace")->required();
+  s->callback([a, &chosen] { chosen = [a] { return show(*a); }; });
+}
+
+}  // namespace ferry::engine

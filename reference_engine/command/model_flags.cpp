@@ -1,0 +1,102 @@
+#include "command/model_flags.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "command/command.hpp"
+#include "cpu/cpu_model.hpp"
+#include "cuda/cuda.hpp"
+#include "stacks/budget.hpp"
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// What this machine, or the container that we are in, has.
+std::uint64_t physical_memory() {
+  const std::uint64_t all =
+      static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  std::uint64_t limit = 0;
+  return std::ifstream("/sys/fs/cgroup/memory.max") >> limit ? std::min(all, limit) : all;  // "max": none
+}
+
+}  // namespace
+
+void ModelFlags::add_model(CLI::App* c) {
+  c->add_option("--model", model, "folder with config.json and safetensors, or a bundled model's name")
+      ->type_name("FOLDER")
+      ->check(not_empty)
+      ->capture_default_str();
+}
+
+void ModelFlags::add_device(CLI::App* c) {
+  device = "auto";
+  c->add_option("--device", device, "where to compute: cuda (a GPU), host, or auto: a GPU if there is one")
+      ->check(CLI::IsMember({"auto", "cuda", "host"}))
+      ->capture_default_str();
+}
+
+void ModelFlags::add_experts(CLI::App* c) {
+  auto* file = c->add_option("--store", store, "read the experts from this file, which ferry pack made")
+                   ->type_name("FILE")
+                   ->check(not_empty);
+  c->add_option(
+       "--host-memory", host_memory,
+       "of a store's experts, how many host memory holds: a share or a size (default: all, but at most half of "
+       "this machine's memory)")
+      ->type_name("SHARE|BYTES")
+      ->check(not_empty)
+      ->needs(file);
+  c->add_option("--quantizer", quantizer, "how weights become low precision, without a store")
+      ->check(CLI::IsMember({"nearest", "hqq"}))
+      ->capture_default_str()
+      ->excludes(file);
+}
+
+std::vector<std::string> ModelFlags::inputs() const {
+  std::vector<std::string> files = {store};
+  for (const auto& file : std::filesystem::directory_iterator(find_model(model))) files.push_back(file.path().string());
+  return files;
+}
+
+std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks) const {
+  const std::filesystem::path folder = find_model(model);
+  const std::string lacking = device == "host" ? "" : no_cuda();
+  if (device == "cuda" && !lacking.empty()) throw InputError("--device cuda: " + lacking);
+  const bool gpu = device != "host" && lacking.empty();
+  auto make = [&](ModelFiles&& files) -> std::unique_ptr<Model> {
+    if (gpu) return make_cuda_model(std::move(files));
+    return std::make_unique<CpuModel>(std::move(files));
+  };
+  std::unique_ptr<Model> made;
+  DiskStore* disk = nullptr;
+  if (store.empty()) {
+    made = make(ModelFiles(folder, quantizer_of(quantizer, "--quantizer")));
+  } else {
+    auto opened = std::make_unique<DiskStore>(open_blocks(store), store, 0);
+    disk = opened.get();
+    made = make(ModelFiles(folder, std::move(opened)));
+  }
+  for (const StackOptions& o : stacks) made->add_precisions(precisions_for(o));
+  if (const std::string w = made->warning(); !w.empty()) std::fprintf(stderr, "ferry: %s\n", w.c_str());
+  if (disk == nullptr) return made;
+  const std::uint64_t all = disk->added_bytes(), physical = physical_memory();
+  const std::uint64_t host =
+      host_memory.empty() ? std::min(all, physical / 2) : parse_budget(host_memory, all, "--host-memory");
+  if (host > physical) {
+    throw InputError(fmt::format("--host-memory {}: {} bytes, this machine has {}", host_memory, host, physical));
+  }
+  disk->set_host_bytes(host);
+  ProgressLine line("from disk to host memory, bytes");
+  disk->preload([&](std::uint64_t done, std::uint64_t total) {
+    line.show(done, total);
+    return !stop;
+  });
+  if (stop) throw Interrupted();
+  return made;
+}
+
+}  // namespace ferry::engine

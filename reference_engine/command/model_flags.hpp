@@ -1,0 +1,29 @@
+/// @file
+/// Options about models that several commands have.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "inference/model.hpp"
+#include "stacks/stack_config.hpp"
+
+namespace ferry::engine {
+
+struct ModelFlags {
+  std::string model = "tiny-qwen-moe", store, host_memory, quantizer = "nearest", device = "host";
+
+  void add_model(CLI::App* command);
+  /// Where the model runs: otherwise on the host.
+  void add_device(CLI::App* command);
+  /// The others: where the experts are.
+  void add_experts(CLI::App* command);
+  /// The files that `open` reads.
+  [[nodiscard]] std::vector<std::string> inputs() const;
+  /// Reads the model, has its experts as these stacks need them, and fills host memory with what is on disk if all of it
+  /// goes there. Throws InputError, or Interrupted.
+  [[nodiscard]] std::unique_ptr<Model> open(const std::vector<StackOptions>& stacks) const;
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,143 @@
+#include "cpu/cpu_device.hpp"
+
+#include "ferry/link/host_thread.hpp"
+#include "ferry/link/virtual_clock.hpp"
+#include "math/expert_kernel.hpp"
+
+namespace ferry::engine {
+namespace {
+
+template <class LinkT>
+class CpuDevice : public ExpertDevice {
+ public:
+  template <class... Arguments>
+  CpuDevice(const DeviceNeeds& needs, const RunnerOptions& options, Arguments&&... link)
+      : kernel_(needs.layout),
+        memory_(needs.allotment, needs.source, options.poison),
+        link_(make_link(std::forward<Arguments>(link)...)),
+        top_k_(needs.model.top_k) {}
+
+  void submit(const Copy& copy) noexcept override { link_->submit(copy); }
+  void drop(Ticket ticket) noexcept override { link_->drop(ticket); }
+  [[nodiscard]] Seen seen() noexcept override { return link_->seen(); }
+  void fence(Fence fence) noexcept override { link_->fence(fence); }
+  void wait(Ticket ticket) override { link_->wait(ticket); }
+  void drain() override {
+    if constexpr (requires { link_->drain(); }) link_->drain();
+  }
+  [[nodiscard]] double peak_bytes_per_s() const override { return link_->peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return link_->spans(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return memory_.bytes(); }
+
+  void begin(const Plan& plan, const Matrix& input) override {
+    plan_ = plan;
+    input_ = &input;
+    results_.resize(static_cast<Eigen::Index>(plan.routes.size), input.cols());
+    expert_ns_ = 0;
+  }
+  void compute(View<const Task> tasks) override {
+    for (const Task& t : tasks) compute(t);
+  }
+  void poison(std::uint32_t slot) override { memory_.poison(slot); }
+  [[nodiscard]] float* host_results() override { return results_.data(); }
+  void partial(Matrix& out) const override {
+    out.setZero(static_cast<Eigen::Index>(plan_.routes.size / top_k_), results_.cols());
+    for (const Task& t : plan_.resident) {
+      for (std::uint32_t i = 0; i < t.rows; ++i) add(plan_.assignments[t.first + i], out);
+    }
+  }
+  void add_up(Matrix& out) override {
+    out.setZero(input_->rows(), input_->cols());
+    for (std::uint32_t a = 0; a < plan_.routes.size; ++a) {  // by rank, never by arrival
+      if (plan_.routes[a].expert != no_expert) add(a, out);
+    }
+  }
+  [[nodiscard]] Nanoseconds expert_ns() const override { return expert_ns_; }
+
+ protected:
+  /// A task was computed.
+  virtual Nanoseconds pass_expert(const Task& /*task*/, Nanoseconds measured) { return measured; }
+  [[nodiscard]] LinkT& link() const { return *link_; }
+  [[nodiscard]] SlotMemory& memory() { return memory_; }
+
+ private:
+  std::unique_ptr<LinkT> make_link(const HostThread::Options& o) { return std::make_unique<LinkT>(memory_, o); }
+  std::unique_ptr<LinkT> make_link(const ModelShape& model, const VirtualClock::Options& o) {
+    return std::make_unique<LinkT>(model, o, &memory_);
+  }
+
+  void compute(const Task& task) {
+    const Nanoseconds begin = now_ns();
+    run_rows(kernel_, plan_, task, top_k_, memory_.slot(task.slot), *input_, results_.data(), rows_in_, rows_out_);
+    const Nanoseconds end = now_ns();
+    if (log != nullptr) log->push_back({Lane::device, "expert", begin, end, task.what, true, Ticket::none});
+    expert_ns_ = pass_expert(task, end - begin);
+  }
+
+  /// The result of assignment `a`, weighted, to its row.
+  void add(std::uint32_t a, Matrix& out) const {
+    out.row(static_cast<Eigen::Index>(a / top_k_)) +=
+        plan_.routes[a].weight * results_.row(static_cast<Eigen::Index>(a));
+  }
+
+  ExpertKernel kernel_;
+  SlotMemory memory_;
+  std::unique_ptr<LinkT> link_;
+  std::uint32_t top_k_;
+  Plan plan_;
+  const Matrix* input_ = nullptr;
+  Matrix rows_in_, rows_out_;
+  Matrix results_;  // [rows * k, hidden]: every assignment's output, weighed and summed at the end
+  Nanoseconds expert_ns_ = 0;
+};
+
+class VirtualDevice final : public CpuDevice<VirtualClock> {
+ public:
+  VirtualDevice(const DeviceNeeds& needs, const RunnerOptions& o)
+      : CpuDevice(needs, o, needs.model,
+                  VirtualClock::Options{o.virtual_costs->link_bytes_per_s, o.virtual_costs->link_latency_ns, o.log}),
+        costs_(*o.virtual_costs),
+        model_(needs.model) {}
+
+  [[nodiscard]] bool on_virtual_clock() const override { return true; }
+  [[nodiscard]] Nanoseconds virtual_ns() const override { return std::max(link().device_free(), link().now()); }
+  Nanoseconds pass_gate(std::uint16_t layer, std::uint32_t rows) override {
+    const Nanoseconds ns = costs_.dense(layer, rows);
+    link().device(ns, "attention, gate");
+    link().sync();  // the host reads the gate
+    return ns;
+  }
+  void pass_partial(std::uint16_t layer, std::uint32_t rows) override {
+    link().device(costs_.dense(layer, rows), "partial hidden state");
+    link().sync_device();  // the host reads the scores
+  }
+  Nanoseconds pass_on_host(const Task& task) override {
+    const Nanoseconds ns = costs_.on_host(task.what.id.layer, bytes(task), task.rows);
+    link().host(ns, "expert", &task.what);
+    return ns;
+  }
+  void pass_join() override { link().sync(); }
+
+ private:
+  Nanoseconds pass_expert(const Task& task, Nanoseconds /*measured*/) override {
+    const Nanoseconds ns = costs_.on_device(task.what.id.layer, bytes(task), task.rows);
+    link().device(ns, "expert", &task.what);
+    return ns;
+  }
+  [[nodiscard]] std::uint64_t bytes(const Task& task) const {
+    return model_.bytes(task.what.id.layer, task.what.precision);
+  }
+
+  Costs costs_;
+  ModelShape model_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExpertDevice> make_cpu_device(const DeviceNeeds& needs, const RunnerOptions& o) {
+  if (o.virtual_costs) return std::make_unique<VirtualDevice>(needs, o);
+  return std::make_unique<CpuDevice<HostThread>>(needs, o,
+                                                 HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
+}
+
+}  // namespace ferry::engine

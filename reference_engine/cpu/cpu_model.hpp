@@ -1,0 +1,59 @@
+/// @file
+/// The transformer around the experts, computed on the host device.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "inference/model.hpp"
+
+namespace ferry::engine {
+
+/// A model on the host device: what every token needs is in floats.
+class CpuModel final : public Model {
+ public:
+  /// As ModelFiles.
+  explicit CpuModel(const std::filesystem::path& folder, Quantizer quantizer = Quantizer::nearest)
+      : CpuModel(ModelFiles(folder, quantizer)) {}
+  CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store)
+      : CpuModel(ModelFiles(folder, std::move(store))) {}
+  explicit CpuModel(ModelFiles&& files);
+
+  [[nodiscard]] KvCache make_cache(std::uint32_t positions) const override;
+  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
+                 std::uint32_t logit_rows, const GateObserver& gate_scores = {}) override;
+  [[nodiscard]] std::unique_ptr<ExpertDevice> make_device(const DeviceNeeds& needs,
+                                                          const RunnerOptions& options) override;
+
+ private:
+  struct Layer {
+    Vector input_norm, post_norm;
+    Matrix q, k, v, o;  // [out, in]
+    Vector q_bias, k_bias, v_bias;
+    Matrix gate;                                 // [experts, hidden]
+    Matrix shared_gate, shared_up, shared_down;  // the shared expert, if there is one
+    Matrix shared_scale;                         // [1, hidden]
+  };
+
+  /// Of normalised hidden states [rows, hidden]; writes their keys and values to the caches.
+  void attention(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                 const Matrix& normed, Matrix& out);
+  /// Scores [rows, experts] that the gate of `layer` gives to hidden states before that layer's attention.
+  /// Its keys and values are tentative: the caches are left as they were.
+  void predict_partial(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                       Matrix& hidden, Matrix& scores);
+  void shared_expert(const Layer& layer);
+  void add_shared(Matrix& hidden) const;
+  void rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t position) const;
+
+  std::vector<Layer> layers_;
+  Matrix embedding_, head_;  // [vocabulary, hidden]
+  Vector norm_;
+  Vector inverse_frequency_;   // [head_dim / 2]
+  Nanoseconds shared_ns_ = 0;  ///< what the last shared expert took
+  // scratch
+  Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
+  Matrix partial_, ahead_normed_, ahead_scores_, saved_;
+};
+
+}  // namespace ferry::engine

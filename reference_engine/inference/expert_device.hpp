@@ -1,0 +1,92 @@
+/// @file
+/// Between a runner and what computes experts: the host's processor, or another device.
+#pragma once
+#include <vector>
+
+#include "ferry/allotment.hpp"
+#include "ferry/concepts.hpp"
+#include "ferry/slot_memory.hpp"
+#include "ferry/timeline.hpp"
+#include "math/expert.hpp"
+#include "math/host_math.hpp"
+
+namespace ferry::engine {
+
+/// What a device is made for.
+struct DeviceNeeds {
+  const ModelShape& model;
+  const Allotment& allotment;
+  const ExpertLayout& layout;
+  SlotMemory::Source source;  ///< of experts, in the tier below; outlives the device
+};
+
+/// Computes experts in slots of its own, and is the link that brings them there. All calls from one thread.
+///
+/// Hidden states are where the model has them. A device with memory of its own computes from and to its own copies:
+/// for it, `input` and `out` below are the host's, which it leaves alone.
+class ExpertDevice {
+ public:
+  ExpertDevice() = default;
+  virtual ~ExpertDevice() = default;
+  ExpertDevice(const ExpertDevice&) = delete;
+  ExpertDevice& operator=(const ExpertDevice&) = delete;
+
+  // The link, as the concept has it. One virtual call each: so that a runner is compiled for each stack once.
+
+  virtual void submit(const Copy& copy) noexcept = 0;
+  virtual void drop(Ticket ticket) noexcept = 0;
+  [[nodiscard]] virtual Seen seen() noexcept = 0;
+  virtual void fence(Fence fence) noexcept = 0;
+  virtual void wait(Ticket ticket) = 0;
+  /// Blocks until nothing is queued or on its way.
+  virtual void drain() = 0;
+  [[nodiscard]] virtual double peak_bytes_per_s() const = 0;
+  [[nodiscard]] virtual std::vector<Span> link_spans() const = 0;
+  /// Of the slots.
+  [[nodiscard]] virtual std::uint64_t arena_bytes() const = 0;
+
+  // One layer.
+
+  /// The plan, whose views hold until `add_up`, and the gate input [rows, hidden], which stays as long.
+  virtual void begin(const Plan& plan, const Matrix& input) = 0;
+  /// Computes tasks of the plan from their slots; a task of `arriving` after `wait` for it.
+  virtual void compute(View<const Task> tasks) = 0;
+  /// A slot's expert has been computed and is not to be used again.
+  virtual void poison(std::uint32_t slot) = 0;
+  /// Where the results of experts go that the host's own thread computes, [assignments, hidden], in host memory.
+  [[nodiscard]] virtual float* host_results() = 0;
+  /// The weighted sum of the plan's resident experts, once they are computed: [rows, hidden].
+  virtual void partial(Matrix& out) const = 0;
+  /// The weighted sum of each row's experts, in the order of their rank: [rows, hidden].
+  virtual void add_up(Matrix& out) = 0;
+  /// After an exception: what was begun is given up.
+  virtual void abandon() noexcept {}
+
+  /// What the last expert took.
+  [[nodiscard]] virtual Nanoseconds expert_ns() const = 0;
+  /// Whether `wait` returns at once, and the device waits by itself: take_stall_ns then knows for how long. Such a
+  /// device's copies move on only when its link is called.
+  [[nodiscard]] virtual bool waits_itself() const { return false; }
+  /// How long the device itself has waited for copies, as far as it has got, since the last call.
+  [[nodiscard]] virtual Nanoseconds take_stall_ns() { return 0; }
+  /// When the device will have done what it was given, on a virtual clock; otherwise 0.
+  [[nodiscard]] virtual Nanoseconds virtual_ns() const { return 0; }
+
+  // What passes on a virtual clock; nothing elsewhere.
+
+  [[nodiscard]] virtual bool on_virtual_clock() const { return false; }
+  /// Attention and gate, until the host has read it. Returns what that took.
+  virtual Nanoseconds pass_gate(std::uint16_t /*layer*/, std::uint32_t /*rows*/) { return 0; }
+  /// Attention and gate on a partial hidden state.
+  virtual void pass_partial(std::uint16_t /*layer*/, std::uint32_t /*rows*/) {}
+  /// A task on the host's own thread. Returns what that takes.
+  virtual Nanoseconds pass_on_host(const Task& /*task*/) { return 0; }
+  /// The device has waited for the host.
+  virtual void pass_join() {}
+
+  std::vector<Span>* log = nullptr;  ///< where spans of its work go, if anywhere
+};
+
+static_assert(Link<ExpertDevice>);
+
+}  // namespace ferry::engine

@@ -1,0 +1,169 @@
+/// @file
+/// Between the model and a policy stack: one interface, instantiated for every stack.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ferry/gate/gate_bank.hpp"
+#include "ferry/metrics.hpp"
+#include "ferry/sim/bounds.hpp"
+#include "ferry/sim/costs.hpp"
+#include "ferry/timeline.hpp"
+#include "inference/expert_device.hpp"
+#include "math/host_math.hpp"
+#include "stacks/stack_config.hpp"
+#include "store/expert_store.hpp"
+
+namespace ferry::engine {
+
+/// The clock of every span and time.
+inline Nanoseconds now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+/// Where the time of one phase went, in nanoseconds of the device's lane.
+struct PhaseTimes {
+  Nanoseconds stall = 0;      ///< the device waited for a copy
+  Nanoseconds decision = 0;   ///< the policies decided, and made the rows that they read
+  Nanoseconds host = 0;       ///< the host's own thread computed experts
+  Nanoseconds host_wait = 0;  ///< the device waited for it
+};
+
+/// What a runner wants of a layer's gate, on the host, beside its scores.
+struct GateWants {
+  bool input = true;               ///< the gate's input
+  std::uint16_t layers_ahead = 0;  ///< scores that the gates of so many layers ahead give it, if the device makes them
+};
+
+/// Runs the routed experts of each layer under some policy. Where hidden states are in memory of a device's own (see
+/// ExpertDevice), `input` holds what the host needs of them, and `out` and `partial` are left alone.
+class ExpertRunner {
+ public:
+  virtual ~ExpertRunner() = default;
+
+  virtual void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) = 0;
+  /// For models whose device can give it, ahead of `plan`: the rest the runner makes itself, from the input.
+  [[nodiscard]] virtual GateWants gate_wants(std::uint16_t /*layer*/) const { return {}; }
+  /// Scores of the layers that follow, from the layer's gate input, the nearest first. They hold until `plan` returns.
+  virtual void predicted(View<const Scores> /*scores*/) {}
+  /// Time passes: copies may be moved on.
+  virtual void poll() {}
+  /// Decides, puts the copies on their way and the host's share of the experts to work. `input`, `scores`:
+  /// [rows, hidden], [rows, experts]; both stay as they are until `run` returns. `took`: the layer's
+  /// attention (with what else each token needs) and gate.
+  virtual void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) = 0;
+  /// Computes what is on the device already.
+  virtual void run_resident(std::uint16_t layer, const Matrix& input) = 0;
+  /// True if the next layer's scores are wanted of a partial hidden state: what run_resident gave, by `partial`.
+  [[nodiscard]] virtual bool wants_partial(std::uint16_t layer) const = 0;
+  /// The weighted sum of the experts that run_resident computed, [rows, hidden].
+  virtual void partial(Matrix& out) const = 0;
+  /// Scores [rows, experts] of the next layer made from it.
+  virtual void look_ahead(std::uint16_t layer, const Matrix& scores) = 0;
+  /// True if the plan has more than what is on the device already: `run` waits, for copies or for the host.
+  [[nodiscard]] virtual bool waits() const = 0;
+  /// Computes the rest: the weighted sum of each row's experts, in the order of their rank, [rows, hidden]. If it
+  /// does not wait, `look_ahead` may come between it and `finish`.
+  virtual void run(std::uint16_t layer, const Matrix& input, Matrix& out) = 0;
+  /// Ends the layer.
+  virtual void finish(std::uint16_t layer) = 0;
+  virtual void end_sequence(std::uint32_t sequence) = 0;
+  /// After an exception in the middle of a step.
+  virtual void abandon() = 0;
+
+  [[nodiscard]] virtual const Counters& counters() const = 0;
+  [[nodiscard]] virtual double link_peak_bytes_per_s() const = 0;
+  [[nodiscard]] virtual std::vector<Span> link_spans() const = 0;
+  /// On the virtual clock: when the device will have done what it was given. Otherwise 0.
+  [[nodiscard]] virtual Nanoseconds virtual_ns() const { return 0; }
+  [[nodiscard]] virtual std::uint64_t arena_bytes() const = 0;
+  /// How many slots can hold an expert of that precision, and the bytes of the cheapest copy of one; 0: not stored.
+  [[nodiscard]] virtual std::uint64_t slots(Precision p) const = 0;
+  [[nodiscard]] virtual std::uint64_t copy_bytes(Precision p) const = 0;
+  /// How many layers ahead the stack's predictor looks, and how well, for layers 0 to L - 1.
+  [[nodiscard]] virtual std::uint16_t look_ahead_depth() const = 0;
+  [[nodiscard]] virtual Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const = 0;
+  /// Of a worker that makes predicted rows: how long it was busy, and how long the engine waited for it.
+  [[nodiscard]] virtual std::pair<Nanoseconds, Nanoseconds> gate_worker() const = 0;
+
+  /// By Phase.
+  PhaseTimes times[2];
+  /// What was computed in decode, on the device, one log for each stretch without a prefill in between: for the bounds.
+  std::vector<UseLog> uses;
+  /// Device and host spans, if wanted.
+  std::vector<Span> spans;
+  bool log = false;
+};
+
+/// Passes every call on to another runner, which outlives it: the base of those that watch one, or change what it is
+/// told.
+class PassingRunner : public ExpertRunner {
+ public:
+  explicit PassingRunner(ExpertRunner& runner) : runner_(runner) {}
+
+  void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override {
+    runner_.begin_step(phase, sequences);
+  }
+  [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override { return runner_.gate_wants(layer); }
+  void predicted(View<const Scores> scores) override { runner_.predicted(scores); }
+  void poll() override { runner_.poll(); }
+  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
+    runner_.plan(layer, input, scores, took);
+  }
+  void run_resident(std::uint16_t layer, const Matrix& input) override { runner_.run_resident(layer, input); }
+  [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return runner_.wants_partial(layer); }
+  void partial(Matrix& out) const override { runner_.partial(out); }
+  void look_ahead(std::uint16_t layer, const Matrix& scores) override { runner_.look_ahead(layer, scores); }
+  [[nodiscard]] bool waits() const override { return runner_.waits(); }
+  void run(std::uint16_t layer, const Matrix& input, Matrix& out) override { runner_.run(layer, input, out); }
+  void finish(std::uint16_t layer) override { runner_.finish(layer); }
+  void end_sequence(std::uint32_t sequence) override { runner_.end_sequence(sequence); }
+  void abandon() override { runner_.abandon(); }
+
+  [[nodiscard]] const Counters& counters() const override { return runner_.counters(); }
+  [[nodiscard]] double link_peak_bytes_per_s() const override { return runner_.link_peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return runner_.link_spans(); }
+  [[nodiscard]] Nanoseconds virtual_ns() const override { return runner_.virtual_ns(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return runner_.arena_bytes(); }
+  [[nodiscard]] std::uint64_t slots(Precision p) const override { return runner_.slots(p); }
+  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return runner_.copy_bytes(p); }
+  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return runner_.look_ahead_depth(); }
+  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
+    return runner_.prediction_accuracy(distance, layer);
+  }
+  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return runner_.gate_worker(); }
+
+ protected:
+  ExpertRunner& runner_;
+};
+
+/// What a runner is made of.
+struct RunnerOptions : StackOptions {
+  std::uint64_t link_bytes_per_s = 0;  ///< 0: as fast as memory copies (host thread only)
+  bool log = false;
+  bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
+  bool preload = true;                          ///< for stacks that do: false only to see whether they can be made
+  bool gate_worker = false;                     ///< a thread of its own makes predicted rows while resident experts run
+
+  /// On the virtual clock instead of a copy thread: what everything costs there, the link too.
+  std::optional<Costs> virtual_costs;
+
+  /// Makes the device; empty: the host's. A model has one for its own (Model::make_device).
+  std::function<std::unique_ptr<ExpertDevice>(const DeviceNeeds&, const RunnerOptions&)> make_device;
+};
+
+/// What the library needs to know of a model.
+ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows);
+
+/// Builds the stack of that name. `store` has its precisions and outlives the runner, as do the gates.
+/// Throws InputError for an unknown name, ConfigError for a budget that is too small.
+std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store, GateBank& gates,
+                                          const RunnerOptions& options);
+
+}  // namespace ferry::engine

@@ -1,0 +1,196 @@
+#include "inference/generate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// Greedy at temperature 0 (ties to the lower token), otherwise by inverse distribution: one draw a token.
+class Sampler {
+ public:
+  Sampler(double temperature, std::uint64_t seed) : temperature_(temperature), random_(seed) {}
+
+  std::uint32_t operator()(const Eigen::Ref<const Eigen::RowVectorXf>& logits) {
+    Eigen::Index best = 0;
+    const double top = logits.maxCoeff(&best);
+    if (temperature_ == 0) return static_cast<std::uint32_t>(best);
+    double sum = 0;
+    for (const float l : logits) sum += std::exp((l - top) / temperature_);
+    double left = static_cast<double>(random_() >> 11U) * 0x1p-53 * sum;
+    for (Eigen::Index i = 0; i < logits.size(); ++i) {
+      left -= std::exp((logits[i] - top) / temperature_);
+      if (left < 0) return static_cast<std::uint32_t>(i);
+    }
+    return static_cast<std::uint32_t>(best);
+  }
+
+ private:
+  double temperature_;
+  std::mt19937_64 random_;
+};
+
+struct Sequence {
+  std::size_t prompt = 0;
+  std::vector<std::uint32_t> tokens;
+  Sampler sampler;
+  std::uint32_t position = 0;  ///< of the next token to run
+  std::uint32_t next = 0;      ///< that token, once it is sampled
+  std::uint32_t produced = 0, limit = 0;
+  bool ended = false;
+};
+
+double seconds(Nanoseconds ns) {
+  return static_cast<double>(ns) * 1e-9;
+}
+
+class Group {
+ public:
+  Group(Model& model, ExpertRunner& runner, const GenerateOptions& options, std::vector<Sequence> sequences,
+        Generated& result)
+      : model_(model), runner_(runner), options_(options), sequences_(std::move(sequences)), result_(result) {
+    std::uint64_t bytes = 0;
+    for (const Sequence& s : sequences_) {
+      const auto positions = static_cast<std::uint32_t>(s.tokens.size()) + s.limit;
+      caches_.push_back(model.make_cache(positions));
+      bytes += caches_.back().bytes();
+    }
+    result.kv_bytes = std::max(result.kv_bytes, bytes);
+  }
+
+  void run(std::uint64_t& prefilled, std::uint64_t to_prefill) {
+    const Nanoseconds begin = now_ns();
+    for (std::uint32_t s = 0; s < sequences_.size() && !stopped(); ++s) prefill(s, prefilled, to_prefill);
+    const Nanoseconds first = now_ns();
+    result_.ttft_s += seconds(first - begin);
+    result_.prefill_s += seconds(first - begin);
+    while (!stopped() && decode()) {
+    }
+    result_.decode_s += seconds(now_ns() - first);
+    for (std::uint32_t s = 0; s < sequences_.size(); ++s) runner_.end_sequence(s);
+  }
+
+ private:
+  bool stopped() {
+    if (options_.stop != nullptr && options_.stop->load()) result_.interrupted = true;
+    return result_.interrupted;
+  }
+
+  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::uint32_t logit_rows) {
+    try {
+      Matrix logits = model_.forward(phase, rows, caches_, runner_, logit_rows);
+      if (!logits.allFinite()) {
+        throw InputError("the model computes values that are not finite: its weights or config.json are damaged");
+      }
+      return logits;
+    } catch (...) {
+      runner_.abandon();
+      throw;
+    }
+  }
+
+  void prefill(std::uint32_t index, std::uint64_t& done, std::uint64_t total) {
+    Sequence& s = sequences_[index];
+    Matrix logits;
+    while (s.position < s.tokens.size()) {
+      if (stopped()) return;
+      std::vector<TokenRow> rows;
+      while (rows.size() < options_.prefill_chunk && s.position < s.tokens.size()) {
+        rows.push_back({index, s.tokens[s.position], s.position});
+        ++s.position;
+      }
+      logits = forward(Phase::prefill, rows, 1);
+      result_.prefill_tokens += rows.size();
+      done += rows.size();
+      if (options_.on_prefill) options_.on_prefill(done, total);
+    }
+    accept(s, logits.row(0));
+  }
+
+  /// One token of every sequence that goes on; false when none does.
+  bool decode() {
+    std::vector<TokenRow> rows;
+    for (std::uint32_t i = 0; i < sequences_.size(); ++i) {
+      Sequence& s = sequences_[i];
+      if (!s.ended) rows.push_back({i, s.next, s.position++});
+    }
+    if (rows.empty()) return false;
+    const Matrix logits = forward(Phase::decode, rows, static_cast<std::uint32_t>(rows.size()));
+    ++result_.decode_steps;
+    result_.decode_tokens += rows.size();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      accept(sequences_[rows[i].sequence], logits.row(static_cast<Eigen::Index>(i)));
+    }
+    return true;
+  }
+
+  void accept(Sequence& s, const Eigen::Ref<const Eigen::RowVectorXf>& logits) {
+    result_.last_logits[s.prompt].assign(logits.data(), logits.data() + logits.size());
+    s.next = s.sampler(logits);
+    if (s.produced == s.limit || s.next == model_.config().end_token) {
+      s.ended = true;
+      return;
+    }
+    ++s.produced;
+    if (s.next < 256) result_.text[s.prompt].push_back(static_cast<char>(s.next));
+    if (options_.on_token) options_.on_token(s.prompt, s.next);
+    s.ended = s.produced == s.limit;
+  }
+
+  Model& model_;
+  ExpertRunner& runner_;
+  const GenerateOptions& options_;
+  std::vector<Sequence> sequences_;
+  std::vector<KvCache> caches_;
+  Generated& result_;
+};
+
+}  // namespace
+
+std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string& prompt) {
+  if (config.vocabulary != 258 || config.begin_token != 256) {
+    throw InputError(
+        fmt::format("the model has {} tokens, but only byte-level models (258 tokens) can read text so "
+                    "far; its config.json must have vocab_size 258 and bos_token_id 256",
+                    config.vocabulary));
+  }
+  std::vector<std::uint32_t> tokens{config.begin_token};
+  for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
+  return tokens;
+}
+
+Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& options) {
+  Generated result;
+  result.text.resize(options.prompts.size());
+  result.last_logits.resize(options.prompts.size());
+  std::vector<Sequence> all;
+  std::uint64_t to_prefill = 0, prefilled = 0;
+  const std::uint32_t context = model.config().context;
+  for (std::size_t i = 0; i < options.prompts.size(); ++i) {
+    Sequence s{i, tokenize(model.config(), options.prompts[i]), Sampler(options.temperature, options.seed + i)};
+    if (s.tokens.size() > context) {
+      throw InputError(fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
+                                   s.tokens.size(), context));
+    }
+    s.limit =
+        std::min<std::uint32_t>(options.max_new_tokens, context - static_cast<std::uint32_t>(s.tokens.size()) + 1);
+    to_prefill += s.tokens.size();
+    all.push_back(std::move(s));
+  }
+  std::uint32_t groups = 0;
+  for (std::size_t first = 0; first < all.size() && !result.interrupted; first += options.batch, ++groups) {
+    const std::size_t last = std::min(all.size(), first + options.batch);
+    std::vector<Sequence> members(std::make_move_iterator(all.begin() + static_cast<std::ptrdiff_t>(first)),
+                                  std::make_move_iterator(all.begin() + static_cast<std::ptrdiff_t>(last)));
+    Group(model, runner, options, std::move(members), result).run(prefilled, to_prefill);
+  }
+  if (groups > 0) result.ttft_s /= groups;
+  return result;
+}
+
+}  // namespace ferry::engine

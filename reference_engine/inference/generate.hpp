@@ -1,0 +1,43 @@
+/// @file
+/// From prompts to text.
+#pragma once
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "inference/model.hpp"
+
+namespace ferry::engine {
+
+/// Prompts become tokens byte for byte, behind the begin token.
+std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string& prompt);
+
+struct GenerateOptions {
+  std::vector<std::string> prompts;
+  std::uint32_t max_new_tokens = 128;
+  std::uint32_t batch = 1;  ///< prompts decoded together, 1 to 8
+  double temperature = 0;   ///< 0: the most likely token
+  std::uint64_t seed = 0;
+  std::uint32_t prefill_chunk = 128;
+
+  // Called on the generating thread.
+  std::function<void(std::uint64_t done, std::uint64_t total)> on_prefill;
+  std::function<void(std::size_t prompt, std::uint32_t token)> on_token;
+  const std::atomic<bool>* stop = nullptr;  ///< set: end after the current step
+};
+
+struct Generated {
+  std::vector<std::string> text;                ///< one a prompt, the generated part, as bytes
+  std::vector<std::vector<float>> last_logits;  ///< one a prompt, of its last forward pass
+  double ttft_s = 0;                            ///< mean over the groups that were decoded together
+  double prefill_s = 0, decode_s = 0;
+  std::uint64_t prefill_tokens = 0, decode_tokens = 0, decode_steps = 0;
+  std::uint64_t kv_bytes = 0;  ///< largest at one time
+  bool interrupted = false;
+};
+
+/// Runs the prompts in groups of `batch`. Throws InputError for a prompt longer than the context.
+Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& options);
+
+}  // namespace ferry::engine

@@ -1,0 +1,113 @@
+/// @file
+/// A loaded model, whatever computes it.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "inference/expert_runner.hpp"
+#include "math/host_math.hpp"
+#include "store/disk_store.hpp"
+
+namespace ferry::engine {
+
+/// Keys and values of one sequence.
+class KvCache {
+ public:
+  /// In host memory.
+  KvCache(const ModelConfig& config, std::uint32_t positions);
+  /// In memory of another device, which knows what it is.
+  KvCache(std::shared_ptr<void> on_device, std::uint64_t bytes) : device(std::move(on_device)), device_bytes_(bytes) {}
+
+  std::vector<Matrix> keys, values;  ///< [layers] of [positions, kv_heads * head_dim]; on the host device
+  std::shared_ptr<void> device;      ///< on another
+  [[nodiscard]] std::uint64_t bytes() const;
+
+ private:
+  std::uint64_t device_bytes_ = 0;
+};
+
+/// One token of a forward pass.
+struct TokenRow {
+  std::uint32_t sequence = 0;  ///< index into the caches
+  std::uint32_t token = 0, position = 0;
+};
+
+/// Sees a layer's gate input and its scores.
+using GateObserver = std::function<void(std::uint32_t layer, const Matrix& input, const Matrix& scores)>;
+
+/// What a model is loaded from: its files, open, and its routed experts.
+struct ModelFiles {
+  ModelConfig config;
+  Checkpoint checkpoint;
+  std::unique_ptr<ExpertStore> store;
+
+  /// The experts in host memory, at low precision by `quantizer`. Throws InputError for anything that is missing,
+  /// misshapen or not supported.
+  explicit ModelFiles(const std::filesystem::path& folder, Quantizer quantizer = Quantizer::nearest);
+  /// The experts in a store of their own; the folder needs only the rest. Throws InputError also for a store that was
+  /// made from another model.
+  ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store);
+  /// From its parts, which belong together.
+  ModelFiles(ModelConfig model, Checkpoint weights, std::unique_ptr<ExpertStore> experts)
+      : config(std::move(model)), checkpoint(std::move(weights)), store(std::move(experts)) {}
+};
+
+/// A model: the store of routed experts, and what every token needs around them, on some device.
+class Model {
+ public:
+  virtual ~Model() = default;
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  [[nodiscard]] const ModelConfig& config() const { return config_; }
+  [[nodiscard]] const ExpertStore& store() const { return *store_; }
+  [[nodiscard]] GateBank& gates() { return gates_; }
+  /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
+  virtual void add_precisions(PrecisionSet set);
+  /// Of the weights that every token needs, as the checkpoint stores them.
+  [[nodiscard]] std::uint64_t dense_bytes() const { return dense_bytes_; }
+
+  /// Room for keys and values of so many tokens. Throws InputError if there is none.
+  [[nodiscard]] virtual KvCache make_cache(std::uint32_t positions) const = 0;
+
+  /// Runs the rows through all layers, and returns the logits [logit_rows, vocabulary] of the last
+  /// `logit_rows`. Rows of one sequence come in ascending position, whose earlier keys and values are in its
+  /// cache. `gate_scores`, if given, sees each layer's gate input [rows, hidden] and scores [rows, experts].
+  virtual Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                         ExpertRunner& runner, std::uint32_t logit_rows, const GateObserver& gate_scores = {}) = 0;
+
+  /// What computes this model's experts. Throws InputError if the device has no room for the slots.
+  [[nodiscard]] virtual std::unique_ptr<ExpertDevice> make_device(const DeviceNeeds& needs,
+                                                                  const RunnerOptions& options) = 0;
+
+  /// "host", or a GPU's name.
+  [[nodiscard]] virtual std::string device() const { return "host"; }
+  /// The most bytes that a device with memory of its own was asked for, by use.
+  [[nodiscard]] virtual std::vector<std::pair<std::string, std::uint64_t>> device_memory() const { return {}; }
+  /// How fast experts come to the device; 0: not known, as host memory copies.
+  [[nodiscard]] virtual std::uint64_t link_bytes_per_s() const { return 0; }
+  /// What makes it slower than it could be, for the user; empty: nothing.
+  [[nodiscard]] virtual std::string warning() const { return ""; }
+
+ protected:
+  /// Takes over the store, and reads the gates.
+  explicit Model(ModelFiles& files);
+  /// A tensor of the weights that every token needs, which count as dense_bytes from now on.
+  const Tensor& dense(const Checkpoint& checkpoint, const std::string& name, const std::vector<std::uint64_t>& shape);
+
+ private:
+  ModelConfig config_;
+  std::unique_ptr<ExpertStore> store_;
+  GateBank gates_;
+  std::uint64_t dense_bytes_ = 0;
+};
+
+/// A runner on the model's own device. Throws as the other make_runner does.
+std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& options);
+
+}  // namespace ferry::engine

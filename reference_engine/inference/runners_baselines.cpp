@@ -1,0 +1,12 @@
+#include "inference/pipeline_runner.hpp"
+#include "stacks/stack_table.hpp"
+
+namespace ferry::engine {
+
+std::vector<RunnerEntry> baseline_runners() {
+  RunnerTable table;
+  each_baseline_stack(table);
+  return std::move(table.entries);
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,51 @@
+/// @file
+/// How routed experts lie in memory.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "checkpoint/safetensors.hpp"
+#include "ferry/codec/packed.hpp"
+#include "ferry/codec/pass_through.hpp"
+#include "ferry/model.hpp"
+
+namespace ferry::engine {
+
+/// How one expert lies in memory, as it crosses a link and sits in a slot:
+/// gate [width, hidden], up [width, hidden], down [hidden, width], one after another.
+///
+/// At `full` as plain numbers; at int8, int4 and int2 each matrix as `packed` says.
+struct ExpertLayout {
+  std::uint32_t hidden = 0, width = 0;
+  DType dtype = DType::bf16;  ///< at `full`
+  std::uint32_t group = 64;   ///< weights with one scale and minimum: 32, 64 or 128
+
+  /// 0 for `skip`.
+  [[nodiscard]] std::uint64_t bytes(Precision p = Precision::full) const {
+    if (p == Precision::skip) return 0;
+    if (p == Precision::full) return std::uint64_t{3} * hidden * width * (dtype == DType::f32 ? 4 : 2);
+    return packed(0, p).bytes() + packed(1, p).bytes() + packed(2, p).bytes();
+  }
+  /// Byte at which matrix `part` begins.
+  [[nodiscard]] std::uint64_t part_at(int part, Precision p) const {
+    return part == 0 ? 0 : part_at(part - 1, p) + (p == Precision::full ? bytes() / 3 : packed(part - 1, p).bytes());
+  }
+  /// Matrix 0, 1 or 2, gate, up or down, at int8, int4 or int2.
+  [[nodiscard]] PackedLayout packed(int part, Precision p) const {
+    return {part == 2 ? hidden : width, part == 2 ? width : hidden, code_bits(p), group};
+  }
+  /// And at `full`.
+  [[nodiscard]] PassThroughLayout plain(int part) const {
+    const FloatType type = dtype == DType::bf16  ? FloatType::bf16
+                           : dtype == DType::f16 ? FloatType::f16
+                                                 : FloatType::f32;
+    return {part == 2 ? hidden : width, part == 2 ? width : hidden, type};
+  }
+  /// "int4"; `full` by its type: "bf16".
+  [[nodiscard]] std::string name(Precision p) const {
+    if (p != Precision::full) return "int" + std::to_string(code_bits(p));
+    return dtype == DType::bf16 ? "bf16" : dtype == DType::f16 ? "f16" : "f32";
+  }
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,338 @@
+#include "report/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
+#include "ferry/macros.hpp"
+#include "sim/simulate.hpp"
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+double seconds(Nanoseconds ns) {
+  return static_cast<double>(ns) * 1e-9;
+}
+
+Json phase_json(const RunReport& r, Phase phase) {
+  const Outcomes& o = r.counters.of(phase);
+  const bool decode = phase == Phase::decode;
+  Json json = to_json(o);
+  json["tokens"] = decode ? r.generated.decode_tokens : r.generated.prefill_tokens;
+  json["time_s"] = decode ? r.generated.decode_s : r.generated.prefill_s;
+  json["miss_penalty"] = o.miss_penalty(r.expert_bytes);
+  return json;
+}
+
+std::string size(std::uint64_t bytes) {
+  const double b = static_cast<double>(bytes);
+  if (bytes < 1024) return fmt::format("{} B", bytes);
+  if (bytes < (1U << 20U)) return fmt::format("{:.1f} KiB", b / 1024);
+  if (bytes < (1U << 30U)) return fmt::format("{:.1f} MiB", b / (1 << 20));
+  return fmt::format("{:.2f} GiB", b / (1 << 30));
+}
+
+std::string time(double s) {
+  if (s == 0) return "0";
+  if (s < 1e-3) return fmt::format("{:.1f} us", s * 1e6);
+  if (s < 1) return fmt::format("{:.2f} ms", s * 1e3);
+  return fmt::format("{:.2f} s", s);
+}
+
+std::string percent(double part) {
+  return fmt::format("{:.1f}%", part * 100);
+}
+
+double ratio(std::uint64_t part, std::uint64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+}  // namespace
+
+Json to_json(const Outcomes& o) {
+  return {{"requests", o.requests},
+          {"hits", o.hits},
+          {"late_hits", o.late_hits},
+          {"misses", o.misses},
+          {"substituted", o.substituted},
+          {"skipped", o.skipped},
+          {"host_computed", o.host_computed},
+          {"bytes", o.bytes},
+          {"top_score_requests", o.top_requests},
+          {"top_score_misses", o.top_misses},
+          {"low_score_requests", o.low_requests},
+          {"low_score_misses", o.low_misses}};
+}
+
+double RunReport::tpot_s() const {
+  return generated.decode_steps == 0 ? 0 : generated.decode_s / static_cast<double>(generated.decode_steps);
+}
+
+RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport r) {
+  r.generated = std::move(generated);
+  r.counters = runner.counters();
+  r.times[0] = runner.times[0];
+  r.times[1] = runner.times[1];
+  r.budget_bytes = runner.arena_bytes();
+  std::tie(r.gate_worker_busy, r.gate_worker_waited) = runner.gate_worker();
+  for (std::uint16_t d = 1; d <= runner.look_ahead_depth(); ++d) {
+    auto& layers = r.accuracy.emplace_back();
+    for (std::uint16_t l = 0; l < r.layers; ++l) layers.push_back(runner.prediction_accuracy(d, l));
+  }
+  if (r.generated.decode_steps == 0) return r;
+  const double steps = static_cast<double>(r.generated.decode_steps);
+  const PhaseTimes& t = runner.times[static_cast<unsigned>(Phase::decode)];
+  r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.host_wait + t.decision)) / steps;
+  double least_bytes = 0;
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    const auto precision = static_cast<Precision>(p);
+    for (const UseLog& log : runner.uses) {
+      least_bytes +=
+          static_cast<double>(fewest_copies(log, precision, runner.slots(precision)) * runner.copy_bytes(precision));
+    }
+  }
+  const double link_s = least_bytes == 0 ? 0 : least_bytes / runner.link_peak_bytes_per_s() / steps;
+  r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s, link_s);
+  return r;
+}
+
+RunReport make_report(const Simulated& s, RunReport r) {
+  r.counters = s.counters;
+  r.budget_bytes = s.arena_bytes;
+  r.accuracy = s.accuracy;
+  r.generated.interrupted = !s.finished;
+  for (const Phase phase : {Phase::prefill, Phase::decode}) {
+    const auto p = static_cast<unsigned>(phase);
+    r.times[p] = {s.phase[p].stall, 0, s.phase[p].host, s.phase[p].host_wait};
+    if (r.simulated) r.simulated->link_busy[p] = s.phase[p].link_busy;
+  }
+  const SimulatedPhase& prefill = s.phase[0];
+  const SimulatedPhase& decode = s.phase[1];
+  r.generated.prefill_s = seconds(prefill.total);
+  r.generated.prefill_tokens = prefill.tokens;
+  r.generated.ttft_s = s.groups == 0 ? 0 : seconds(prefill.total) / s.groups;
+  r.generated.decode_s = seconds(decode.total);
+  r.generated.decode_tokens = decode.tokens;
+  r.generated.decode_steps = decode.steps;
+  if (r.simulated) r.simulated->layer_hits = s.layer_hits;
+  if (s.decode_work && decode.steps > 0) {
+    const auto steps = static_cast<double>(decode.steps);
+    r.all_resident_tpot_s = seconds(s.decode_work->compute) / steps;
+    r.clairvoyant_tpot_s = seconds(clairvoyant_ns(*s.decode_work)) / steps;
+    if (r.simulated) {
+      r.simulated->clairvoyant_with_host_tpot_s = seconds(clairvoyant_with_host_ns(*s.decode_work)) / steps;
+    }
+  }
+  return r;
+}
+
+Json to_json(const RunReport& r) {
+  Json prefill = phase_json(r, Phase::prefill), decode = phase_json(r, Phase::decode);
+  decode["tpot_s"] = r.tpot_s();
+  const PrefetchCounts& p = r.counters.prefetch;
+  const std::uint64_t* copied = r.counters.bytes_by_precision;
+  Json accuracy = Json::array();
+  for (std::size_t d = 0; d < r.accuracy.size(); ++d) {
+    Json recall = Json::array(), top1 = Json::array();
+    for (const Accuracy& a : r.accuracy[d]) {
+      recall.push_back(a.needed == 0 ? Json() : Json(a.recall()));
+      top1.push_back(a.rows == 0 ? Json() : Json(a.top1()));
+    }
+    accuracy.push_back({{"distance", d + 1}, {"recall_by_layer", recall}, {"top1_by_layer", top1}});
+  }
+  Json json = {
+      {"ferry", FERRY_VERSION},
+      {"model", r.model},
+      {"stack", r.stack},
+      {"parameters", r.parameters},
+      {"machine", r.machine.empty() ? Json() : Json(r.machine)},
+      {"device", r.device},
+      {"budget_asked_bytes", r.budget_asked_bytes},
+      {"budget_bytes", r.budget_bytes},
+      {"batch", r.batch},
+      {"text", r.generated.text},
+      {"interrupted", r.generated.interrupted},
+      {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
+      {"dense_bytes", r.dense_bytes},
+      {"kv_bytes", r.generated.kv_bytes},
+      {"ttft_s", r.generated.ttft_s},
+      {"prefill", prefill},
+      {"decode", decode},
+      {"prefetch",
+       {{"issued", p.issued},
+        {"used", p.used},
+        {"dropped", p.dropped},
+        {"issued_bytes", p.issued_bytes},
+        {"wasted_bytes", p.wasted_bytes},
+        {"recall", p.accuracy.recall()},
+        {"precision", p.precision()},
+        {"top1", p.accuracy.top1()},
+        {"by_distance", accuracy}}},
+      {"preload_bytes", r.counters.preload_bytes},
+      {"bytes_by_precision", {{"int2", copied[1]}, {"int4", copied[2]}, {"int8", copied[3]}, {"full", copied[4]}}},
+      {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
+      {"host_compute_s", seconds(r.times[0].host + r.times[1].host)},
+      {"host_wait_s", seconds(r.times[0].host_wait + r.times[1].host_wait)},
+      {"gate_worker", {{"busy_s", seconds(r.gate_worker_busy)}, {"waited_s", seconds(r.gate_worker_waited)}}},
+      {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
+      {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
+  if (r.all_expert_bytes > 0) {
+    json["all_expert_bytes"] = r.all_expert_bytes;
+    json["budget_asked_percent"] = 100 * ratio(r.budget_asked_bytes, r.all_expert_bytes);
+    json["budget_percent"] = 100 * ratio(r.budget_bytes, r.all_expert_bytes);
+  }
+  for (const auto& [use, bytes] : r.device_memory) json["device_memory_bytes"][use] = bytes;
+  if (!r.stack_file.empty()) json["stack_file"] = r.stack_file;
+  if (!r.store.file.empty()) {
+    const StoreReads& s = r.store;
+    json["store"] = {{"file", s.file},   {"how", s.how},   {"host_bytes", s.host_bytes}, {"reads", s.reads},
+                     {"bytes", s.bytes}, {"hits", s.hits}, {"retries", s.retries}};
+  }
+  if (!r.simulated) return json;
+  const SimulatedFacts& s = *r.simulated;
+  json["device"] = "virtual clock";
+  json["trace"] = s.trace;
+  json["costs"] = s.costs;
+  json["as_shape"] = s.as_shape.empty() ? Json() : Json(s.as_shape);
+  Json by_layer = Json::array();
+  for (const auto& [hits, requests] : s.layer_hits)
+    by_layer.push_back(requests == 0 ? Json() : Json(ratio(hits, requests)));
+  json["hit_rate_by_layer"] = by_layer;
+  for (const Phase phase : {Phase::prefill, Phase::decode}) {
+    const auto p = static_cast<unsigned>(phase);
+    json["time"][p == 0 ? "prefill" : "decode"] = {{"total_s", p == 0 ? r.generated.prefill_s : r.generated.decode_s},
+                                                   {"stall_s", seconds(r.times[p].stall)},
+                                                   {"host_s", seconds(r.times[p].host)},
+                                                   {"host_wait_s", seconds(r.times[p].host_wait)},
+                                                   {"link_busy_s", seconds(s.link_busy[p])}};
+  }
+  Json& bounds = json["bounds"];
+  bounds["clairvoyant_with_host_tpot_s"] = s.clairvoyant_with_host_tpot_s;
+  auto other = [&](const char* name, const std::optional<SimulatedFacts::Other>& o) {
+    if (o) bounds[name] = {{"tpot_s", o->tpot_s}, {"hit_rate", o->hit_rate}};
+  };
+  other("perfect_prediction", s.perfect_prediction);
+  other("belady_cache", s.belady_cache);
+  if (s.belady_demand) bounds["belady_hit_rate"] = s.belady_demand->hit_rate;
+  return json;
+}
+
+std::string to_table(const std::vector<RunReport>& reports) {
+  using Cell = std::function<std::string(const RunReport&)>;
+  auto phase = [](Phase p, auto member) {
+    return [p, member](const RunReport& r) {
+      const Outcomes& o = r.counters.of(p);
+      return o.requests == 0 ? std::string("-")
+                             : fmt::format("{} ({})", o.*member, percent(ratio(o.*member, o.requests)));
+    };
+  };
+  auto prefetch = [](const RunReport& r, double value) {
+    return r.counters.prefetch.accuracy.needed == 0 ? std::string("-") : percent(value);
+  };
+  auto misses_of = [](std::uint64_t misses, std::uint64_t requests) {
+    return requests == 0 ? std::string("-") : fmt::format("{} ({})", misses, percent(ratio(misses, requests)));
+  };
+  auto against = [](const RunReport& r, double bound) {
+    return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
+  };
+  std::vector<std::pair<const char*, Cell>> rows = {
+      {"stack", [](const RunReport& r) { return r.stack_file.empty() ? r.stack : r.stack_file; }},
+      {"experts' memory",
+       [](const RunReport& r) {
+         return fmt::format("{} ({})", size(r.budget_bytes), percent(ratio(r.budget_bytes, r.all_expert_bytes)));
+       }},
+      {"time to first token", [](const RunReport& r) { return time(r.generated.ttft_s); }},
+      {"time per output token",
+       [](const RunReport& r) { return r.generated.decode_steps == 0 ? std::string("-") : time(r.tpot_s()); }},
+      {"tokens/s in decode",
+       [](const RunReport& r) {
+         return r.generated.decode_steps == 0
+                    ? std::string("-")
+                    : fmt::format("{:.1f}", static_cast<double>(r.generated.decode_tokens) / r.generated.decode_s);
+       }},
+      {"decode hits", phase(Phase::decode, &Outcomes::hits)},
+      {"decode late hits", phase(Phase::decode, &Outcomes::late_hits)},
+      {"decode misses", phase(Phase::decode, &Outcomes::misses)},
+      {"decode substituted", phase(Phase::decode, &Outcomes::substituted)},
+      {"decode skipped", phase(Phase::decode, &Outcomes::skipped)},
+      {"decode on the host", phase(Phase::decode, &Outcomes::host_computed)},
+      {"top-score misses",
+       [&](const RunReport& r) {
+         const Outcomes& o = r.counters.of(Phase::decode);
+         return misses_of(o.top_misses, o.top_requests);
+       }},
+      {"low-score misses",
+       [&](const RunReport& r) {
+         const Outcomes& o = r.counters.of(Phase::decode);
+         return misses_of(o.low_misses, o.low_requests);
+       }},
+      {"miss penalty",
+       [](const RunReport& r) {
+         return fmt::format("{:.1f}", r.counters.of(Phase::decode).miss_penalty(r.expert_bytes));
+       }},
+      {"prefill hits", phase(Phase::prefill, &Outcomes::hits)},
+      {"prefill misses", phase(Phase::prefill, &Outcomes::misses)},
+      {"copied in prefill", [](const RunReport& r) { return size(r.counters.of(Phase::prefill).bytes); }},
+      {"copied in decode", [](const RunReport& r) { return size(r.counters.of(Phase::decode).bytes); }},
+      {"prefetch recall", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.accuracy.recall()); }},
+      {"prefetch precision", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.precision()); }},
+      {"prefetch top-1",
+       [&](const RunReport& r) {
+         const Accuracy& a = r.counters.prefetch.accuracy;
+         return a.rows == 0 ? std::string("-") : percent(a.top1());
+       }},
+      {"prefetched, wasted",
+       [](const RunReport& r) {
+         const PrefetchCounts& p = r.counters.prefetch;
+         return p.accuracy.needed == 0 ? std::string("-")
+                                       : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
+       }},
+      {"stalled on copies", [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
+      {"waited for the host",
+       [](const RunReport& r) { return time(seconds(r.times[0].host_wait + r.times[1].host_wait)); }},
+      {"deciding", [](const RunReport& r) { return time(seconds(r.times[0].decision + r.times[1].decision)); }},
+      {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
+      {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
+  };
+  if (std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return !r.store.file.empty(); })) {
+    rows.emplace_back("read from disk", [](const RunReport& r) {
+      return fmt::format("{} ({} reads, {} from memory)", size(r.store.bytes), r.store.reads, r.store.hits);
+    });
+  }
+  const bool simulated =
+      std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return r.simulated.has_value(); });
+  if (simulated) {
+    auto bound = [&](auto member) {
+      return [member](const RunReport& r) {
+        const auto& o = (*r.simulated).*member;
+        return o ? fmt::format("{} ({} hits)", time(o->tpot_s), percent(o->hit_rate)) : std::string("-");
+      };
+    };
+    rows.emplace_back("the same, host free",
+                      [&](const RunReport& r) { return against(r, r.simulated->clairvoyant_with_host_tpot_s); });
+    rows.emplace_back("perfect prediction", bound(&SimulatedFacts::perfect_prediction));
+    rows.emplace_back("Belady's cache", bound(&SimulatedFacts::belady_cache));
+    rows.emplace_back("Belady on demand", bound(&SimulatedFacts::belady_demand));
+  }
+  std::vector<std::size_t> width(reports.size(), 0);
+  std::vector<std::vector<std::string>> cells;
+  for (const auto& [name, cell] : rows) {
+    auto& line = cells.emplace_back();
+    for (std::size_t i = 0; i < reports.size(); ++i) {
+      line.push_back(cell(reports[i]));
+      width[i] = std::max(width[i], line.back().size());
+    }
+  }
+  std::string out;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    out += fmt::format("{:<22}", rows[i].first);
+    for (std::size_t j = 0; j < reports.size(); ++j) out += fmt::format("  {:>{}}", cells[i][j], width[j]);
+    out += '\n';
+  }
+  return out;
+}
+
+}  // namespace ferry::engine

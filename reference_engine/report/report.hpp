@@ -1,0 +1,68 @@
+/// @file
+/// The numbers of a run, as a table and as JSON.
+#pragma once
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "inference/expert_runner.hpp"
+#include "inference/generate.hpp"
+#include "support/json.hpp"
+
+namespace ferry::engine {
+
+/// What only a simulation knows of a run.
+struct SimulatedFacts {
+  std::string trace, costs;  ///< the file's name; whose numbers
+  std::string as_shape;      ///< the model whose sizes were taken instead; empty: its own
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits;  ///< of decode: hits, requests
+  Nanoseconds link_busy[2] = {};                                    ///< by Phase
+  double clairvoyant_with_host_tpot_s = 0;
+  struct Other {
+    double tpot_s = 0, hit_rate = 0;
+  };
+  std::optional<Other> perfect_prediction, belady_cache, belady_demand;
+};
+
+struct RunReport {
+  std::string model, stack, machine;                       ///< machine empty: this one, not throttled
+  std::string stack_file;                                  ///< the label of a stack file, or empty
+  Json parameters = Json::object();                        ///< those that were given, and that the stack takes
+  std::uint64_t budget_asked_bytes = 0, budget_bytes = 0;  ///< what the user gave; what the slots take
+  std::uint64_t all_expert_bytes = 0, expert_bytes = 0, dense_bytes = 0;
+  std::uint32_t batch = 1;
+  std::uint16_t layers = 0;
+  std::uint64_t throttle_bytes_per_s = 0;
+  Generated generated;
+  Counters counters;
+  PhaseTimes times[2];
+  double all_resident_tpot_s = 0, clairvoyant_tpot_s = 0;
+  std::vector<std::vector<Accuracy>> accuracy;  ///< of predictions: [distance - 1][layer]
+  Nanoseconds gate_worker_busy = 0, gate_worker_waited = 0;
+  std::string device = "host";                                       ///< or a GPU's name
+  std::vector<std::pair<std::string, std::uint64_t>> device_memory;  ///< most bytes by use, of a GPU
+  StoreReads store;                                                  ///< with a file if experts came from one
+  std::optional<SimulatedFacts> simulated;
+
+  [[nodiscard]] double tpot_s() const;
+};
+
+/// A simulated run as a report. Bounds are those of the virtual clock, in whole nanoseconds.
+struct Simulated;
+RunReport make_report(const Simulated& simulated, RunReport facts);
+
+/// Collects what runner and generator know, and works out both bounds:
+/// all-resident is the measured decode time less stalls, waits for the host and decisions; clairvoyant is the larger of that and
+/// the time that the fewest possible copies (sim/bounds.hpp) take at the link's bandwidth.
+RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport facts);
+
+/// The stable JSON of a phase's outcomes, and of one run.
+Json to_json(const Outcomes& outcomes);
+Json to_json(const RunReport& report);
+
+/// One column a run.
+std::string to_table(const std::vector<RunReport>& reports);
+
+}  // namespace ferry::engine

@@ -1,0 +1,67 @@
+/// @file
+/// Named stacks on traces, without the model: see ferry::Simulation for how time moves.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/error.hpp"
+#include "ferry/metrics.hpp"
+#include "ferry/sim/bounds.hpp"
+#include "ferry/sim/costs.hpp"
+#include "ferry/timeline.hpp"
+#include "ferry/trace/trace.hpp"
+#include "stacks/stack_config.hpp"
+
+namespace ferry::engine {
+
+/// Which part of a stack knows the future.
+enum class Clairvoyance {
+  none,
+  prediction,  ///< its predictor predicts exactly what the next layers will ask for
+  cache,       ///< its caches evict what is needed last (Belady)
+  demand       ///< the same, without any prefetch: Belady's hit rate in this layout
+};
+
+/// The stack has no variant that knows the future: it keeps nothing, or what it asks for depends on what is resident.
+struct NoFuture : ConfigError {
+  using ConfigError::ConfigError;
+};
+
+struct SimulateOptions : StackOptions {
+  std::uint32_t batch = 1;
+  std::uint32_t prefill_chunk = 128;
+  Clairvoyance knows = Clairvoyance::none;
+  bool bounds = true;
+  bool log = false;                                                       ///< keep the timeline
+  std::uint64_t max_tokens = ~std::uint64_t{0};                           ///< stop after the step that reaches it
+  std::function<bool(std::uint64_t done, std::uint64_t total)> progress;  ///< tokens; false: stop
+};
+
+/// Time in one phase, in nanoseconds. (ferry::PhaseClock, which is behind templates.)
+struct SimulatedPhase {
+  Nanoseconds total = 0, stall = 0, host = 0, host_wait = 0, link_busy = 0;
+  std::uint64_t tokens = 0, steps = 0;
+};
+
+struct Simulated {
+  Counters counters;
+  SimulatedPhase phase[2];  ///< by Phase
+  std::uint32_t groups = 0;
+  std::uint64_t arena_bytes = 0;
+  bool finished = false;  ///< false: `progress` stopped it
+  std::optional<WorkDone> decode_work;
+  std::vector<std::vector<Accuracy>> accuracy;                      ///< of predictions: [distance - 1][layer]
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits;  ///< of decode: hits, requests
+  std::vector<Span> spans;
+};
+
+/// Replays a trace under a stack. The same arguments give the same result on any machine, to the last digit.
+/// Throws InputError for an unknown stack, ConfigError for a budget that is too small or for what the trace lacks,
+/// NoFuture for clairvoyance that the stack cannot have.
+Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions& options);
+
+}  // namespace ferry::engine

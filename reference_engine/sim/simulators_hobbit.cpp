@@ -1,0 +1,12 @@
+#include "sim/simulator.hpp"
+#include "stacks/stack_table.hpp"
+
+namespace ferry::engine {
+
+std::vector<SimulatorEntry> hobbit_simulators() {
+  SimulatorTable table;
+  each_hobbit_stack(table);
+  return std::move(table.entries);
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,35 @@
+/// @file
+/// Files that stand for a stack with parameters: what `ferry calibrate` writes, or a user.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "stacks/stack_config.hpp"
+#include "support/json.hpp"
+
+namespace ferry::engine {
+
+/// What a command calls a stack: the name of a policy stack, or a file that names one with parameters:
+/// `{"stack": "hobbit", "parameters": {"t1": 0.55, "t2": 0.9}, "calibrated": {...}}`. Parameters are the flags of the
+/// command without their dashes; `calibrated` is for people.
+struct NamedStack {
+  std::string file;                  ///< its path, or empty
+  std::string label;                 ///< for reports: the name, or the file's without its extension
+  std::string policies;              ///< the policy stack's name
+  Json parameters = Json::object();  ///< checked: the policy stack takes them, and they are in range
+};
+
+/// Whether a stack is named by a file: with a slash, or ending in .json.
+bool is_stack_file(const std::string& name);
+
+/// Throws InputError, for a file naming it and the field.
+NamedStack read_stack(const std::string& name);
+
+/// Throws InputError for a file's label that another file, or a stack, has too.
+void check_labels(const std::vector<NamedStack>& stacks);
+
+/// Sets what `parameters` has. Throws InputError for unknown names, wrong kinds and what is out of range; `where`
+/// begins the message.
+void set_parameters(StackOptions& options, const Json& parameters, const std::string& where);
+
+}  // namespace ferry::engine

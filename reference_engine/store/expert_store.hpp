@@ -1,0 +1,118 @@
+/// @file
+/// Routed experts as bytes: the tier below the device.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/model_config.hpp"
+#include "ferry/slot_memory.hpp"
+#include "math/expert.hpp"
+
+namespace ferry::engine {
+
+/// A matrix of an expert: gate, up or down. Throws InputError for a missing or misshapen tensor.
+const Tensor& expert_tensor(const Checkpoint& checkpoint, const ModelConfig& config, std::uint32_t layer,
+                            std::uint32_t expert, int part);
+
+/// How weights become codes.
+enum class Quantizer { nearest, hqq };
+
+/// Reads single experts as a checkpoint has them.
+class ExpertReader {
+ public:
+  /// Throws InputError for a missing or misshapen tensor, of any expert. The checkpoint outlives the reader.
+  ExpertReader(const Checkpoint& checkpoint, const ModelConfig& config);
+
+  [[nodiscard]] const ExpertLayout& layout() const { return layout_; }
+  /// Writes `layout().bytes()`. Throws InputError, naming file and tensor, if the file cannot be read.
+  void read(ExpertId id, std::byte* to) const;
+
+ private:
+  const Checkpoint& checkpoint_;
+  ModelConfig config_;
+  ExpertLayout layout_;
+};
+
+/// Makes variants of experts as ExpertReader gives them.
+struct ExpertPacker {
+  ExpertLayout from, to;
+  Quantizer quantizer = Quantizer::nearest;
+  Architecture architecture = Architecture::mixtral;  ///< names the tensors in errors
+
+  /// Writes one matrix of the variant: `expert` and `out` are where the whole expert begins in `from` and `to`.
+  /// The same bytes each time. Throws InputError, naming the tensor, for a weight that the precision cannot hold.
+  void pack(const std::byte* expert, Variant what, int part, std::byte* out) const;
+};
+
+/// What reading from a disk came to.
+struct StoreReads {
+  std::string file;
+  const char* how = "";                 ///< "io_uring, direct", "pread", ...
+  std::uint64_t host_bytes = 0;         ///< largest size of the cache in host memory
+  std::uint64_t reads = 0, bytes = 0;   ///< from the file
+  std::uint64_t hits = 0, retries = 0;  ///< found in host memory; reads that had to be repeated
+
+  /// What came after an earlier state.
+  [[nodiscard]] StoreReads since(const StoreReads& earlier) const {
+    StoreReads r = *this;
+    r.reads -= earlier.reads;
+    r.bytes -= earlier.bytes;
+    r.hits -= earlier.hits;
+    r.retries -= earlier.retries;
+    return r;
+  }
+};
+
+/// Every routed expert of a model, one contiguous block each and precision: the tier below the device.
+class ExpertStore {
+ public:
+  ExpertStore() = default;
+  virtual ~ExpertStore() = default;
+  ExpertStore(const ExpertStore&) = delete;
+  ExpertStore& operator=(const ExpertStore&) = delete;
+
+  [[nodiscard]] virtual const ExpertLayout& layout() const = 0;
+  /// Bit `1 << p` for every Precision p that was asked for by `add`, and for `full`.
+  [[nodiscard]] virtual std::uint8_t precisions() const = 0;
+  /// Has every expert at `p` as well, from now on; not while others read. `skip`, which has no bytes, changes nothing.
+  /// Throws InputError if that cannot be, and then changes nothing.
+  virtual void add(Precision p) = 0;
+  /// One expert; empty at a precision that is not there. Any number of threads. Throws InputError if it cannot be read.
+  [[nodiscard]] virtual HeldBytes bytes(Variant v) const = 0;
+  /// All memory that `bytes` gives out, if that stays where it is until the next `add`; otherwise nothing.
+  [[nodiscard]] virtual std::vector<std::pair<const std::byte*, std::size_t>> fixed_memory() const { return {}; }
+  /// How fast it is where this tier has to read from a disk first; 0: all of it is in memory.
+  [[nodiscard]] virtual double read_bytes_per_s() const { return 0; }
+  /// Of a disk; otherwise without a file.
+  [[nodiscard]] virtual StoreReads reads() const { return {}; }
+};
+
+/// All of it in host memory, copied and made out of a checkpoint.
+class MemoryStore final : public ExpertStore {
+ public:
+  /// Throws InputError for a missing or misshapen tensor.
+  MemoryStore(const Checkpoint& checkpoint, const ModelConfig& config, Quantizer quantizer = Quantizer::nearest);
+
+  [[nodiscard]] const ExpertLayout& layout() const override { return packer_.to; }
+  [[nodiscard]] std::uint8_t precisions() const override;
+  void add(Precision p) override;
+  [[nodiscard]] HeldBytes bytes(Variant v) const override;
+  [[nodiscard]] std::vector<std::pair<const std::byte*, std::size_t>> fixed_memory() const override {
+    std::vector<std::pair<const std::byte*, std::size_t>> all;
+    for (const auto& b : bytes_) {
+      if (!b.empty()) all.emplace_back(b.data(), b.size());
+    }
+    return all;
+  }
+
+ private:
+  ExpertPacker packer_;
+  std::uint32_t layers_, experts_;                             // of a layer
+  std::array<std::vector<std::byte>, precision_count> bytes_;  // by Precision
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,128 @@
+#include "store/pack.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "store/disk_store.hpp"
+#include "support/errors.hpp"
+#include "support/threads.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// Sets what the precisions' names say.
+void set_precisions(StoreFacts& facts, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    Precision p = Precision::full;
+    if (name == "bf16")
+      facts.layout.dtype = DType::bf16;
+    else if (name == "f16")
+      facts.layout.dtype = DType::f16;
+    else if (name == "f32")
+      facts.layout.dtype = DType::f32;
+    else if (name == "int8")
+      p = Precision::int8;
+    else if (name == "int4")
+      p = Precision::int4;
+    else if (name == "int2")
+      p = Precision::int2;
+    else if (name != "full")
+      throw InputError(fmt::format("--precisions {}: expected full, bf16, f16 or f32, and int8, int4, int2", name));
+    if (facts.has(p)) {
+      throw InputError(fmt::format("--precisions {}: stands twice, or beside another type for full precision", name));
+    }
+    facts.precisions = static_cast<std::uint8_t>(facts.precisions | 1U << static_cast<unsigned>(p));
+  }
+  if (facts.precisions == 0) throw InputError("--precisions: expected at least one");
+}
+
+/// The weight files, by name, size and time: whether they are still those that a pack began with.
+Json source_files(const Checkpoint& checkpoint) {
+  Json list = Json::array();
+  for (const std::filesystem::path& file : checkpoint.files()) {
+    const auto modified = std::chrono::file_clock::to_sys(std::filesystem::last_write_time(file));
+    list.push_back({{"name", printable(file.filename().string())},
+                    {"bytes", std::filesystem::file_size(file)},
+                    {"modified_ns", std::chrono::nanoseconds(modified.time_since_epoch()).count()}});
+  }
+  return list;
+}
+
+}  // namespace
+
+Packed pack_store(const std::filesystem::path& folder, const std::filesystem::path& out, const PackOptions& o) {
+  const ModelConfig config = read_model_config(folder);
+  const Checkpoint checkpoint(folder);
+  const ExpertReader reader(checkpoint, config);
+  Packed result;
+  StoreFacts& facts = result.facts;
+  const std::filesystem::path name = std::filesystem::weakly_canonical(folder).filename();
+  facts.model = printable(name.string());
+  facts.layers = config.layers;
+  facts.experts = config.experts;
+  facts.layout = reader.layout();
+  facts.layout.group = o.group;
+  facts.quantizer = o.quantizer;
+  set_precisions(facts, o.precisions);
+  facts.weights = weights_checksum(checkpoint, config);
+  facts.source = source_files(checkpoint);
+  if (facts.all_experts() > StoreFacts::most_experts) {
+    throw InputError(fmt::format("{}: {} experts, a store holds at most {}", folder.string(), facts.all_experts(),
+                                 StoreFacts::most_experts));
+  }
+  for (const Precision p : facts.stored()) {
+    if (facts.layout.bytes(p) > 0xffffffffULL) {
+      throw InputError(fmt::format("{}: experts of 4 GiB and more are not supported", folder.string()));
+    }
+  }
+
+  bool stopped = false;
+  auto goes_on = [&](bool checking, std::uint64_t done) {
+    stopped = o.progress && !o.progress(checking, done, facts.all_experts());
+    return !stopped;
+  };
+  StoreWriter writer(out, facts, [&](std::uint64_t done, std::uint64_t) { return goes_on(true, done); });
+  result.resumed = result.done = writer.done();
+  const ExpertPacker packer{reader.layout(), facts.layout, o.quantizer, config.architecture};
+  const std::uint32_t threads = o.threads > 0 ? o.threads : all_threads();
+  std::vector<std::byte> expert(reader.layout().bytes());
+  std::vector<std::pair<Precision, std::vector<std::byte>>> made;
+  for (const Precision p : facts.stored()) made.emplace_back(p, std::vector<std::byte>(facts.layout.bytes(p)));
+  for (; !stopped && result.done < facts.all_experts() && goes_on(false, result.done); ++result.done) {
+    const ExpertId id = facts.id(result.done);
+    reader.read(id, expert.data());
+    on_threads(threads, 3 * made.size(), [&](std::size_t i) {
+      auto& [p, bytes] = made[i / 3];
+      packer.pack(expert.data(), {id, p}, static_cast<int>(i % 3), bytes.data());
+    });
+    for (const auto& [p, bytes] : made) writer.write({id, p}, bytes.data());
+  }
+  if (result.done == facts.all_experts()) {
+    goes_on(false, result.done);
+    if (source_files(checkpoint) != facts.source) {
+      throw InputError(fmt::format("{}: its weights have changed meanwhile: run it again", folder.string()));
+    }
+    writer.commit();
+  }
+  return result;
+}
+
+std::uint64_t verify_store(const std::filesystem::path& store,
+                           const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
+  DiskStore disk(open_blocks(store), store.string(), 0);
+  for (const Precision p : disk.facts().stored()) disk.add(p);
+  const std::uint64_t all = disk.added_bytes();
+  std::uint64_t done = 0;
+  for (const Precision p : disk.facts().stored()) {
+    for (std::uint64_t n = 0; n < disk.facts().all_experts(); ++n) {
+      if (!progress(done, all)) return done;
+      done += disk.bytes({disk.facts().id(n), p}).view.size;
+    }
+  }
+  progress(done, all);
+  return done;
+}
+
+}  // namespace ferry::engine

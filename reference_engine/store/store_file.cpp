@@ -1,0 +1,341 @@
+#include "store/store_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "ferry/macros.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+
+namespace ferry::engine {
+namespace {
+
+// Byte for byte as docs/store.md has it.
+constexpr char store_magic[] = "FERRYEXP", part_magic[] = "FERRYPRT";
+constexpr std::uint32_t version = 1;
+constexpr std::uint64_t header_at = 24, largest_header = 1U << 20U;
+
+constexpr Precision storable[] = {Precision::int2, Precision::int4, Precision::int8, Precision::full};
+
+struct Start {
+  char magic[8];
+  std::uint32_t version, header_bytes;
+  std::uint64_t sum;
+};
+static_assert(sizeof(Start) == header_at);
+
+/// Of the header's text and the index.
+std::uint64_t sum_of(const std::string& header, const std::vector<std::uint64_t>& checksums) {
+  const std::uint64_t text = checksum(header.data(), header.size());
+  return checksum(checksums.data(), checksums.size() * sizeof(std::uint64_t)) ^ (text << 1U | text >> 63U);
+}
+
+StoreFacts facts_of(const Json& json, const std::string& name) {
+  const Fields f(json, name + ": header");
+  constexpr std::uint32_t largest = 1U << 20U;
+  StoreFacts s;
+  s.model = printable(f.text("model")).substr(0, 200);  // goes to terminals
+  s.layers = f.whole("layers", 1, 65535);
+  s.experts = f.whole("experts", 1, 65535);
+  if (s.all_experts() > StoreFacts::most_experts) f.refuse("experts", "at most 2^20 experts in all");
+  s.layout.hidden = f.whole("hidden", 1, largest);
+  s.layout.width = f.whole("width", 1, largest);
+  s.layout.group = f.whole("group", 32, 128);
+  if ((s.layout.group & (s.layout.group - 1)) != 0) f.refuse("group", "32, 64 or 128");
+  s.quantizer = quantizer_of(f.text("quantizer"), name + ": header");
+  s.weights = f.text("weights");
+  s.source = f.at("source");
+  const Json& list = f.at("precisions");
+  if (!list.is_array() || list.empty()) f.refuse("precisions", "a list of bf16, f16 or f32, int8, int4, int2");
+  const std::string type = f.text("type");
+  for (const DType t : {DType::bf16, DType::f16, DType::f32}) {
+    if (type != s.layout.name(Precision::full)) s.layout.dtype = t;
+  }
+  if (type != s.layout.name(Precision::full)) f.refuse("type", "bf16, f16 or f32");
+  for (const Json& item : list) {
+    const auto found = std::find_if(std::begin(storable), std::end(storable), [&](Precision p) {
+      return item.is_string() && item.get<std::string>() == s.layout.name(p);
+    });
+    if (found == std::end(storable) || s.has(*found))
+      f.refuse("precisions", "each of " + type + ", int8, int4, int2 once");
+    s.precisions = static_cast<std::uint8_t>(s.precisions | 1U << static_cast<unsigned>(*found));
+  }
+  for (const Precision p : s.stored()) {
+    if (s.layout.bytes(p) > 0xffffffffULL) f.refuse("width", "experts of less than 4 GiB");
+  }
+  return s;
+}
+
+}  // namespace
+
+std::uint64_t checksum(const void* data, std::uint64_t bytes) {
+  return XXH3_64bits(data, bytes);
+}
+
+Quantizer quantizer_of(const std::string& name, const std::string& where) {
+  if (name == "nearest") return Quantizer::nearest;
+  if (name == "hqq") return Quantizer::hqq;
+  throw InputError(fmt::format("{}: quantizer is \"{}\", expected nearest or hqq", where, name));
+}
+
+std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& c) {
+  constexpr std::uint64_t some = 4096;
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (std::uint32_t l = 0; l < c.layers; ++l) {
+    const Tensor& t = checkpoint.at(gate_name(c.architecture, l), {c.experts, c.hidden});
+    XXH3_64bits_update(&state, t.data, t.bytes);
+    for (std::uint32_t e = 0; e < c.experts; ++e) {
+      for (int part = 0; part < 3; ++part) {
+        const Tensor& expert = expert_tensor(checkpoint, c, l, e, part);
+        XXH3_64bits_update(&state, expert.data, std::min(some, expert.bytes));
+      }
+    }
+  }
+  return fmt::format("{:016x}", XXH3_64bits_digest(&state));
+}
+
+std::vector<Precision> StoreFacts::stored() const {
+  std::vector<Precision> all;
+  for (const Precision p : storable) {
+    if (has(p)) all.push_back(p);
+  }
+  return all;
+}
+
+std::uint64_t StoreFacts::block(Variant v) const {
+  std::uint64_t before = 0;
+  for (const Precision p : stored()) before += p < v.precision ? 1 : 0;
+  return before * all_experts() + std::uint64_t{v.id.layer} * experts + v.id.expert;
+}
+
+std::uint64_t StoreFacts::blocks() const {
+  return static_cast<std::uint64_t>(std::popcount(precisions)) * all_experts();
+}
+
+std::uint64_t StoreFacts::index_at() const {
+  return whole_blocks(header_at + header_bytes);
+}
+
+std::uint64_t StoreFacts::blocks_at() const {
+  return index_at() + whole_blocks(blocks() * sizeof(std::uint64_t));
+}
+
+std::uint64_t StoreFacts::at(Variant v) const {
+  std::uint64_t at = blocks_at();
+  for (const Precision p : stored()) {
+    if (p < v.precision) at += all_experts() * whole_blocks(layout.bytes(p));
+  }
+  return at + (std::uint64_t{v.id.layer} * experts + v.id.expert) * whole_blocks(layout.bytes(v.precision));
+}
+
+std::uint64_t StoreFacts::file_bytes() const {
+  std::uint64_t bytes = blocks_at();
+  for (const Precision p : stored()) bytes += all_experts() * whole_blocks(layout.bytes(p));
+  return bytes;
+}
+
+Json StoreFacts::to_json() const {
+  Json names = Json::array();
+  for (const Precision p : stored()) names.push_back(layout.name(p));
+  return {{"ferry", FERRY_VERSION},
+          {"model", model},
+          {"layers", layers},
+          {"experts", experts},
+          {"hidden", layout.hidden},
+          {"width", layout.width},
+          {"type", layout.name(Precision::full)},
+          {"group", layout.group},
+          {"quantizer", quantizer == Quantizer::hqq ? "hqq" : "nearest"},
+          {"precisions", names},
+          {"weights", weights},
+          {"source", source}};
+}
+
+StoreIndex read_store(BlockFile& file, const std::string& name) {
+  auto refuse = [&](const std::string& what) { throw InputError(fmt::format("{}: {}", name, what)); };
+  auto read = [&](std::uint64_t at, std::uint64_t bytes) {
+    BlockMemory memory(bytes);
+    for (std::uint64_t got = 0; got < bytes;) {
+      const std::int64_t n = file.read(at + got, memory.data() + got, bytes - got);
+      if (n < 0) refuse(fmt::format("cannot be read: {}", std::strerror(static_cast<int>(-n))));
+      const std::uint64_t whole = static_cast<std::uint64_t>(n) / block_alignment * block_alignment;
+      if (whole == 0) refuse(fmt::format("the file ends at byte {} of {}: it is truncated", at + got, file.size()));
+      got += whole;
+    }
+    return memory;
+  };
+  if (file.size() < block_alignment) {
+    refuse(fmt::format("not an expert store: {} bytes, expected at least {}", file.size(), block_alignment));
+  }
+  Start start{};
+  std::memcpy(&start, read(0, block_alignment).data(), sizeof(start));
+  if (std::memcmp(start.magic, part_magic, 8) == 0) {
+    refuse("an expert store that is not finished: run its ferry pack again, which goes on where it ended");
+  }
+  if (std::memcmp(start.magic, store_magic, 8) != 0) refuse("not an expert store: ferry pack makes one");
+  if (start.version != version) refuse(fmt::format("version {} of the format, expected {}", start.version, version));
+  if (start.header_bytes > largest_header || header_at + start.header_bytes > file.size()) {
+    refuse(fmt::format("the header takes {} bytes: the file is damaged or truncated", start.header_bytes));
+  }
+  const BlockMemory first = read(0, whole_blocks(header_at + start.header_bytes));
+  const std::string header(reinterpret_cast<const char*>(first.data()) + header_at, start.header_bytes);
+  StoreIndex index;
+  index.facts = facts_of(parse_json(header, name + ": header"), name);
+  index.facts.header_bytes = header.size();
+  if (index.facts.file_bytes() != file.size()) {
+    refuse(fmt::format("{} bytes, expected {} by its header: the file is {}", file.size(), index.facts.file_bytes(),
+                       file.size() < index.facts.file_bytes() ? "truncated" : "damaged"));
+  }
+  const BlockMemory sums = read(index.facts.index_at(), index.facts.blocks_at() - index.facts.index_at());
+  index.checksums.resize(index.facts.blocks());
+  std::memcpy(index.checksums.data(), sums.data(), index.checksums.size() * sizeof(std::uint64_t));
+  if (sum_of(header, index.checksums) != start.sum) refuse("the checksum of its header differs: the file is damaged");
+  return index;
+}
+
+StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& facts,
+                         const std::function<bool(std::uint64_t, std::uint64_t)>& progress)
+    : path_(file_behind(path)),
+      part_(path_.string() + ".part"),
+      facts_(facts),
+      header_(facts.to_json().dump(-1, ' ', false, Json::error_handler_t::replace)) {
+  std::error_code none;
+  if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
+    throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", path.string()));
+  }
+  if (header_.size() > largest_header) throw InputError(fmt::format("{}: its header is too long", path.string()));
+  facts_.header_bytes = header_.size();
+  fd_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666);
+  if (fd_ < 0) refuse(errno);
+  try {
+    struct stat info {
+    }, now{};
+    // What another pack has put in place meanwhile is no part any more.
+    if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 || ::fstat(fd_, &info) != 0 || ::lstat(part_.c_str(), &now) != 0 ||
+        info.st_ino != now.st_ino || info.st_dev != now.st_dev) {
+      throw InputError(fmt::format("{}: another ferry pack is writing it", path_.string()));
+    }
+    if (!S_ISREG(info.st_mode)) throw InputError(fmt::format("{}: not a regular file", part_.string()));
+    std::string there(header_at + header_.size(), '\0');
+    const Start start = {{}, version, static_cast<std::uint32_t>(header_.size()), 0};
+    std::string wanted(reinterpret_cast<const char*>(&start), header_at);
+    wanted.replace(0, 8, part_magic);
+    wanted += header_;
+    const bool same = static_cast<std::uint64_t>(info.st_size) == facts_.file_bytes();
+    std::string magic(8, '\0');
+    if (info.st_size >= 8) get(0, magic.data(), 8);
+    if (same) {
+      get(0, there.data(), there.size());
+      there.replace(0, header_at, wanted, 0, header_at);  // what ended within `commit` has a store's
+    }
+    const bool going_on = same && there == wanted && (magic == part_magic || magic == store_magic);
+    // Zeros: it ended before the first byte was written.
+    if (!going_on && info.st_size > 0 && magic != part_magic && magic != std::string(8, '\0')) {
+      throw InputError(fmt::format("{}: is there, and no unfinished store: move it away", part_.string()));
+    }
+    if (going_on) {
+      put(0, wanted.data(), header_at);
+      check(progress);
+    } else {
+      reserve();
+      put(0, wanted.data(), wanted.size());
+    }
+  } catch (...) {
+    ::close(fd_);
+    throw;
+  }
+}
+
+StoreWriter::~StoreWriter() {
+  ::close(fd_);
+}
+
+void StoreWriter::reserve() {
+  const auto bytes = static_cast<off_t>(facts_.file_bytes());
+  int error = ::ftruncate(fd_, 0) == 0 ? 0 : errno;
+  if (error == 0 && ::fallocate(fd_, 0, 0, bytes) != 0) {
+    // Not every file system can reserve; there a full disk shows later.
+    error = errno == EOPNOTSUPP && ::ftruncate(fd_, bytes) == 0 ? 0 : errno;
+  }
+  if (error == 0) return;
+  ::unlink(part_.c_str());
+  refuse(error);
+}
+
+void StoreWriter::check(const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
+  ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);  // what is on the disk counts, not what was meant for it
+  std::vector<std::uint64_t> sums(facts_.blocks());
+  get(facts_.index_at(), sums.data(), sums.size() * sizeof(std::uint64_t));
+  BlockMemory memory(whole_blocks(facts_.layout.bytes()));
+  for (; done_ < facts_.all_experts(); ++done_) {
+    if (!progress(done_, facts_.all_experts())) return;
+    const ExpertId id = facts_.id(done_);
+    for (const Precision p : facts_.stored()) {
+      get(facts_.at({id, p}), memory.data(), facts_.layout.bytes(p));
+      if (checksum(memory.data(), facts_.layout.bytes(p)) != sums[facts_.block({id, p})]) return;
+    }
+  }
+}
+
+void StoreWriter::write(Variant what, const std::byte* bytes) {
+  const std::uint64_t size = facts_.layout.bytes(what.precision), sum = checksum(bytes, size);
+  put(facts_.at(what), bytes, size);
+  put(facts_.index_at() + facts_.block(what) * sizeof(sum), &sum, sizeof(sum));
+}
+
+void StoreWriter::commit() {
+  std::vector<std::uint64_t> sums(facts_.blocks());
+  get(facts_.index_at(), sums.data(), sums.size() * sizeof(std::uint64_t));
+  Start start{{}, version, static_cast<std::uint32_t>(header_.size()), sum_of(header_, sums)};
+  if (::fsync(fd_) != 0) refuse(errno);  // the blocks before what says that they are there
+  std::memcpy(start.magic, store_magic, 8);
+  put(0, &start, sizeof(start));
+  if (::fsync(fd_) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0) refuse(errno);
+  const int folder = ::open(path_.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder >= 0) {
+    static_cast<void>(::fsync(folder));
+    ::close(folder);
+  }
+}
+
+void StoreWriter::get(std::uint64_t at, void* data, std::uint64_t bytes) const {
+  for (auto* to = static_cast<std::byte*>(data); bytes > 0;) {
+    const ssize_t n = ::pread(fd_, to, bytes, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      throw InputError(fmt::format("{}: cannot be read: {}", part_.string(), std::strerror(n == 0 ? EIO : errno)));
+    }
+    to += n;
+    at += static_cast<std::uint64_t>(n);
+    bytes -= static_cast<std::uint64_t>(n);
+  }
+}
+
+void StoreWriter::put(std::uint64_t at, const void* data, std::uint64_t bytes) {
+  for (const auto* from = static_cast<const std::byte*>(data); bytes > 0;) {
+    const ssize_t n = ::pwrite(fd_, from, bytes, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) refuse(n == 0 ? EIO : errno);
+    from += n;
+    at += static_cast<std::uint64_t>(n);
+    bytes -= static_cast<std::uint64_t>(n);
+  }
+}
+
+void StoreWriter::refuse(int error) const {
+  const bool room = error == ENOSPC || error == EFBIG || error == EDQUOT;
+  throw InputError(fmt::format("{}: cannot be written: {}{}", part_.string(), std::strerror(error),
+                               room ? fmt::format(" (the store takes {} bytes)", facts_.file_bytes()) : ""));
+}
+
+}  // namespace ferry::engine

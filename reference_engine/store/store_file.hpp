@@ -1,0 +1,100 @@
+/// @file
+/// The expert store: one file with every routed expert of a model, at several precisions, as docs/store.md has it.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "store/block_file.hpp"
+#include "store/expert_store.hpp"
+#include "support/json.hpp"
+
+namespace ferry::engine {
+
+/// What a store says of itself, and where its blocks lie.
+struct StoreFacts {
+  static constexpr std::uint64_t most_experts = 1U << 20U;  ///< in all
+
+  std::string model;                      ///< name of the folder that it was made from
+  std::uint32_t layers = 0, experts = 0;  ///< experts of a layer
+  ExpertLayout layout;
+  std::uint8_t precisions = 0;  ///< bit `1 << p` for every Precision p in the store
+  Quantizer quantizer = Quantizer::nearest;
+  std::string weights;             ///< whose experts these are: weights_checksum
+  Json source;                     ///< the files that it was made from, for people and for going on with a pack
+  std::uint64_t header_bytes = 0;  ///< of the JSON text in the file
+
+  [[nodiscard]] bool has(Precision p) const { return (precisions >> static_cast<unsigned>(p) & 1U) != 0; }
+  [[nodiscard]] std::uint64_t all_experts() const { return std::uint64_t{layers} * experts; }
+  /// Of 0 to all_experts() - 1.
+  [[nodiscard]] ExpertId id(std::uint64_t number) const {
+    return {static_cast<std::uint16_t>(number / experts), static_cast<std::uint16_t>(number % experts)};
+  }
+  /// The precisions, the lowest first: the order of the blocks in the file.
+  [[nodiscard]] std::vector<Precision> stored() const;
+  /// Number of a variant's block, and of all of them; its byte in the file; the file's size.
+  [[nodiscard]] std::uint64_t block(Variant v) const;
+  [[nodiscard]] std::uint64_t blocks() const;
+  [[nodiscard]] std::uint64_t at(Variant v) const;
+  [[nodiscard]] std::uint64_t file_bytes() const;
+  /// Bytes at which the checksums of the blocks, and the blocks, begin.
+  [[nodiscard]] std::uint64_t index_at() const;
+  [[nodiscard]] std::uint64_t blocks_at() const;
+
+  [[nodiscard]] Json to_json() const;
+};
+
+/// XXH3, 64 bits.
+std::uint64_t checksum(const void* data, std::uint64_t bytes);
+
+/// "nearest" or "hqq". Throws InputError, which `where` begins.
+Quantizer quantizer_of(const std::string& name, const std::string& where);
+
+/// Of the gate matrices, and of the beginning of each of the experts' matrices: tells models apart, and fine-tuned ones.
+std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& config);
+
+struct StoreIndex {
+  StoreFacts facts;
+  std::vector<std::uint64_t> checksums;  ///< [blocks]
+};
+
+/// Reads and checks all but the blocks. `name` begins the message of the InputError for a file that is not a store,
+/// damaged, of another version, or longer or shorter than its header says.
+StoreIndex read_store(BlockFile& file, const std::string& name);
+
+/// Makes a store. What is written goes to `PATH.part`; a second writer of the same facts goes on where that ends.
+class StoreWriter {
+ public:
+  /// Reserves the room. Throws InputError if there is not enough of it, PATH cannot be written, or another process is
+  /// writing it. `progress(done, all)`, in experts, while what is there already is checked; false: stop, and `done()`
+  /// is what was found good so far.
+  StoreWriter(const std::filesystem::path& path, const StoreFacts& facts,
+              const std::function<bool(std::uint64_t, std::uint64_t)>& progress);
+  ~StoreWriter();
+  StoreWriter(const StoreWriter&) = delete;
+  StoreWriter& operator=(const StoreWriter&) = delete;
+
+  /// Experts, in order of layer and index, that are there already.
+  [[nodiscard]] std::uint64_t done() const { return done_; }
+  /// `bytes`: whole_blocks(layout.bytes(precision)) of them. Throws InputError if the disk refuses.
+  void write(Variant what, const std::byte* bytes);
+  /// All is written: the store appears at its path.
+  void commit();
+
+ private:
+  void reserve();
+  void check(const std::function<bool(std::uint64_t, std::uint64_t)>& progress);
+  void get(std::uint64_t at, void* data, std::uint64_t bytes) const;
+  void put(std::uint64_t at, const void* data, std::uint64_t bytes);
+  [[noreturn]] void refuse(int error) const;
+
+  std::filesystem::path path_, part_;
+  StoreFacts facts_;
+  std::string header_;
+  int fd_ = -1;
+  std::uint64_t done_ = 0;
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,38 @@
+#include "support/bundled_files.hpp"
+
+#include <algorithm>
+
+#include "support/errors.hpp"
+#include "support/suggest.hpp"
+
+namespace ferry::engine {
+
+std::filesystem::path data_directory() {
+  std::error_code none;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", none);
+  const auto installed = self.parent_path().parent_path() / "share" / "ferry";
+  return std::filesystem::exists(installed / "machines", none) ? installed : std::filesystem::path(FERRY_DATA_DIR);
+}
+
+std::vector<std::string> data_names(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& file : std::filesystem::directory_iterator(data_directory() / folder, none)) {
+    if (file.path().extension() == ".json") names.push_back(file.path().stem().string());
+  }
+  std::sort(names.begin(), names.end());
+  if (names.empty()) throw InputError((data_directory() / folder).string() + ": no files are there");
+  return names;
+}
+
+std::filesystem::path data_file(const std::string& folder, const std::string& kind, const std::string& name_or_path) {
+  const std::filesystem::path path = name_or_path;
+  if (name_or_path.find('/') != std::string::npos || path.extension() == ".json") return path;
+  const auto names = data_names(folder);
+  if (std::find(names.begin(), names.end(), name_or_path) == names.end()) {
+    throw InputError(unknown_name(kind, name_or_path, names));
+  }
+  return data_directory() / folder / (name_or_path + ".json");
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,38 @@
+#include "support/suggest.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace ferry::engine {
+namespace {
+
+/// Levenshtein distance.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string unknown_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known) {
+  const std::string shown = name.substr(0, 60);
+  const auto nearest = std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
+    return distance(shown, a) < distance(shown, b);
+  });
+  return fmt::format("unknown {} \"{}\": did you mean \"{}\"? ({})", kind, shown, *nearest, fmt::join(known, ", "));
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,45 @@
+/// @file
+/// One cell of a simulation: trace, machine, stack, budget, batch and parameters, and the report of it.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "profiles/machine.hpp"
+#include "report/report.hpp"
+#include "sim/simulate.hpp"
+#include "trace/trace_file.hpp"
+
+namespace ferry::engine {
+
+/// Which bounds a simulation works out.
+enum class BoundsChoice {
+  none,
+  proven,  ///< all-resident, clairvoyant
+  all      ///< also by running the stack again with perfect prediction, with Belady's cache, and Belady on demand
+};
+
+/// What a run simulates, all but the stack's own options.
+struct SimulatedSetting {
+  const TraceFile* trace = nullptr;
+  std::string trace_name;
+  Machine machine;
+  CostSource costs = CostSource::effective;
+  std::string as_shape;  ///< a shape's name or file, or empty
+  BoundsChoice bounds = BoundsChoice::proven;
+
+  /// Throws InputError, ConfigError.
+  [[nodiscard]] Costs machine_costs() const;
+};
+
+/// Throws InputError or ConfigError for what cannot work, or needs more memory than there is.
+RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions& options, Json parameters,
+                         std::vector<Span>* spans = nullptr);
+
+/// Whether a stack takes a parameter, named as the command spells it, with these pools. Throws InputError for an
+/// unknown stack.
+bool takes_parameter(const std::string& stack, const std::string& parameter, PoolChoice pools);
+
+const char* cost_source_name(CostSource source);
+
+}  // namespace ferry::engine

@@ -1,0 +1,378 @@
+#include "sweep/sweep.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "ferry/error.hpp"
+#include "stacks/budget.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+#include "support/threads.hpp"
+
+namespace ferry::engine {
+namespace {
+
+void set_parameter(StackOptions& o, const std::string& name, double value) {
+  const auto whole = static_cast<std::uint32_t>(value);
+  if (name == "--t1") o.t1 = static_cast<float>(value);
+  if (name == "--t2") o.t2 = static_cast<float>(value);
+  if (name == "--alpha") o.alpha = static_cast<float>(value);
+  if (name == "--low-share") o.low_share_percent = whole;
+  if (name == "--low-bits") o.low_bits = whole;
+  if (name == "--high-bits") o.high_bits = whole;
+  if (name == "--shallow-layers") o.shallow_layers = whole;
+  if (name == "--percentile") o.percentile = whole;
+  if (name == "--depth") o.depth = whole;
+}
+
+std::string read_all(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// The complete lines of a results file, by index; each checked to be this sweep's. `kept`: their bytes.
+std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path, const std::vector<SweepCell>& cells,
+                                              std::uint64_t& kept) {
+  std::map<std::uint64_t, std::string> lines;
+  std::error_code none;
+  if (std::filesystem::exists(path, none) && !std::filesystem::is_regular_file(path, none)) {
+    throw InputError(fmt::format("{}: not a regular file", path.string()));
+  }
+  const std::string text = read_all(path);
+  kept = 0;
+  for (std::size_t number = 1, at = 0; at < text.size(); ++number) {
+    const std::size_t end = text.find('\n', at);
+    if (end == std::string::npos) {  // cut off: lines are written from the front, keys in alphabetical order
+      constexpr std::string_view begins[] = {"{\"all_expert_bytes\":", "{\"refused\":"};
+      const std::string_view rest = std::string_view(text).substr(at);
+      const bool ours = std::any_of(std::begin(begins), std::end(begins),
+                                    [&](std::string_view b) { return rest.starts_with(b.substr(0, rest.size())); });
+      if (!ours) throw InputError(fmt::format("{}: line {}: no results of a sweep", path.string(), number));
+      break;
+    }
+    const std::string line = text.substr(at, end - at);
+    const std::string where = fmt::format("{}: line {}", path.string(), number);
+    const Json json = parse_json(line, where);
+    const Fields run(json, where);
+    const Fields sweep(run.at("sweep"), where + ": sweep");
+    const std::uint64_t index = sweep.whole("index", 0, 0x7fffffff);
+    if (index >= cells.size() || sweep.text("key") != cells[index].key()) {
+      throw InputError(
+          fmt::format("{}: holds \"{}\", which is not in this sweep at its place: name another --out, or give "
+                      "the arguments that it was begun with",
+                      where, sweep.text("key")));
+    }
+    const auto [found, fresh] = lines.try_emplace(index, line);
+    if (!fresh && found->second != line) {
+      throw InputError(fmt::format("{}: cell {} stands twice, with different results", where, index));
+    }
+    at = kept = end + 1;
+  }
+  return lines;
+}
+
+/// Appends whole lines; what a full disk cuts off is taken away again.
+class Lines {
+ public:
+  Lines(const std::filesystem::path& path, std::uint64_t kept) : path_(path), size_(kept) {
+    fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      throw InputError(fmt::format("{}: another sweep is writing it: give each its --rank and --ranks", path.string()));
+    }
+    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(kept)) != 0) fail();
+  }
+  ~Lines() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+
+  void append(std::string line) {
+    line += '\n';
+    for (std::size_t written = 0; written < line.size();) {
+      const ssize_t n =
+          ::pwrite(fd_, line.data() + written, line.size() - written, static_cast<off_t>(size_ + written));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        const int error = errno;
+        static_cast<void>(::ftruncate(fd_, static_cast<off_t>(size_)));
+        errno = error;
+        fail();
+      }
+      written += static_cast<std::size_t>(n);
+    }
+    size_ += line.size();
+  }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw InputError(fmt::format("{}: cannot be written: {}", path_.string(), std::strerror(errno)));
+  }
+
+  std::filesystem::path path_;
+  std::uint64_t size_;
+  int fd_ = -1;
+};
+
+/// Traces are read once, when the first cell needs them.
+class Traces {
+ public:
+  const TraceFile& get(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    auto& file = files_[path];
+    if (file == nullptr) file = std::make_unique<TraceFile>(std::filesystem::path(path));
+    return *file;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<TraceFile>> files_;
+};
+
+Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, const std::atomic<bool>& stop) {
+  SimulatedSetting setting;
+  setting.trace = &traces.get(cell.trace);
+  setting.trace_name = std::filesystem::path(cell.trace).filename().string();
+  setting.machine = read_machine(cell.machine);
+  setting.costs = grid.costs;
+  setting.as_shape = grid.as_shape;
+  setting.bounds = grid.bounds;
+  if (grid.costs == CostSource::stated && !setting.machine.stated) {
+    throw ConfigError("machine " + setting.machine.name + " has no \"stated\" times");
+  }
+  SimulateOptions o;
+  o.stack = cell.named.policies;
+  Json parameters = cell.named.parameters;
+  set_parameters(o, parameters, cell.named.file);
+  if (grid.pools != "stack") {
+    o.pools = pool_choice(grid.pools);
+    parameters.erase("pools");
+  }
+  for (const auto& [name, value] : cell.parameters) {
+    set_parameter(o, name, value);
+    parameters[name.substr(2)] = value;
+  }
+  o.batch = cell.batch;
+  o.max_tokens = grid.max_tokens;
+  o.budget_bytes = parse_budget(cell.budget, setting.trace->trace.model.all_bytes());
+  o.progress = [&stop](std::uint64_t, std::uint64_t) { return !stop; };
+  RunReport report = run_simulation(setting, o, parameters);
+  if (!cell.named.file.empty()) report.stack_file = cell.stack;
+  return to_json(report);
+}
+
+std::optional<std::uint32_t> number(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr || *text == '\0') return {};
+  std::uint32_t value = 0;
+  const char* end = text + std::strlen(text);
+  if (const auto [at, error] = std::from_chars(text, end, value); error == std::errc{} && at == end) return value;
+  throw InputError(fmt::format("the environment's {} is \"{}\", expected a whole number", name, text));
+}
+
+/// "25%" and "25.0%", or "1MiB" and "1048576": the same of any model.
+bool same_budget(const std::string& a, const std::string& b) {
+  constexpr std::uint64_t large = 1'000'000'000'000'000;
+  return parse_budget(a, 0) == parse_budget(b, 0) && parse_budget(a, large) == parse_budget(b, large);
+}
+
+/// Takes away what stood before.
+template <class T, class Same = std::equal_to<>>
+void drop_repeated(std::vector<T>& values, Same same = {}) {
+  std::vector<T> kept;
+  for (const T& v : values) {
+    if (std::none_of(kept.begin(), kept.end(), [&](const T& k) { return same(k, v); })) kept.push_back(v);
+  }
+  values = std::move(kept);
+}
+
+/// The pair of variables of most launchers.
+std::optional<Ranks> ranks_of(const char* rank_name, const char* ranks_name) {
+  const auto rank = number(rank_name), ranks = number(ranks_name);
+  if (!rank || !ranks) return {};
+  if (*rank < *ranks) return Ranks{*rank, *ranks};
+  throw InputError(fmt::format("the environment's {} is {}, expected 0 to {} by its {}", rank_name, *rank,
+                               std::int64_t{*ranks} - 1, ranks_name));
+}
+
+std::optional<Ranks> ranks_of_array() {
+  const auto id = number("SLURM_ARRAY_TASK_ID"), count = number("SLURM_ARRAY_TASK_COUNT");
+  if (!id || !count) return {};
+  const std::uint32_t first = number("SLURM_ARRAY_TASK_MIN").value_or(0);
+  const std::uint32_t step = number("SLURM_ARRAY_TASK_STEP").value_or(1);
+  const std::uint32_t last = number("SLURM_ARRAY_TASK_MAX").value_or(first + (std::max(*count, 1U) - 1) * step);
+  const bool even = step > 0 && last >= first && (last - first) / step == std::uint64_t{*count} - 1;
+  if (even && *id >= first && *id <= last && (*id - first) % step == 0) return Ranks{(*id - first) / step, *count};
+  throw InputError(
+      fmt::format("the environment's SLURM_ARRAY_TASK_ID is {}: which rank that is does not follow from {} ids from {} "
+                  "to {} in steps of {} (SLURM_ARRAY_TASK_COUNT, _MIN, _MAX, _STEP): give --rank and --ranks",
+                  *id, *count, first, last, step));
+}
+
+}  // namespace
+
+std::string SweepCell::key() const {
+  std::string text = fmt::format("{} {} {} {} batch={}", std::filesystem::path(trace).filename().string(), machine,
+                                 stack, budget, batch);
+  if (!named.file.empty()) text += fmt::format(" {}{}", named.policies, named.parameters.dump());
+  for (const auto& [name, value] : parameters) text += fmt::format(" {}={}", name.substr(2), value);
+  return text + setting;
+}
+
+std::vector<SweepCell> cells_of(const SweepGrid& asked) {
+  SweepGrid grid = asked;
+  for (auto* names : {&grid.traces, &grid.machines, &grid.stacks}) drop_repeated(*names);
+  drop_repeated(grid.budgets, same_budget);
+  drop_repeated(grid.batches);
+  for (SweptParameter& p : grid.parameters) drop_repeated(p.values);
+  std::vector<NamedStack> stacks;
+  for (const std::string& s : grid.stacks) stacks.push_back(read_stack(s));
+  check_labels(stacks);
+  auto takes = [&](const NamedStack& s, const std::string& parameter) {
+    const std::string pools = grid.pools == "stack" ? s.parameters.value("pools", grid.pools) : grid.pools;
+    return takes_parameter(s.policies, parameter, pool_choice(pools));
+  };
+  for (const SweptParameter& p : grid.parameters) {
+    const bool taken = std::any_of(stacks.begin(), stacks.end(), [&](const NamedStack& s) { return takes(s, p.name); });
+    for (const double value : p.values) {
+      const bool share = p.name == "--t1" || p.name == "--t2" || p.name == "--alpha";
+      if (value >= 0 && value <= 0xffffffffU && (share || value == std::floor(value))) continue;
+      throw InputError(
+          fmt::format("{} {}: expected {}", p.name, value, share ? "a share from 0 to 1" : "a whole number"));
+    }
+    if (!taken)
+      throw InputError(
+          fmt::format("{}: none of the stacks {} has this parameter", p.name, fmt::join(grid.stacks, ", ")));
+  }
+  std::map<std::string, std::string> names;  // results name a trace by its file's name
+  for (const std::string& trace : grid.traces) {
+    const auto [found, fresh] = names.try_emplace(std::filesystem::path(trace).filename().string(), trace);
+    if (!fresh) throw InputError(fmt::format("--traces: {} and {} have one name", found->second, trace));
+  }
+  std::string setting = fmt::format(" costs={}", cost_source_name(grid.costs));
+  if (!grid.as_shape.empty()) setting += " as=" + std::filesystem::path(grid.as_shape).filename().string();
+  if (grid.pools != "stack") setting += " pools=" + grid.pools;
+  if (grid.bounds != BoundsChoice::proven) setting += grid.bounds == BoundsChoice::all ? " bounds=all" : " bounds=none";
+  if (grid.max_tokens != ~std::uint64_t{0}) setting += fmt::format(" tokens={}", grid.max_tokens);
+  std::vector<SweepCell> cells;
+  for (const std::string& trace : grid.traces) {
+    for (const std::string& machine : grid.machines) {
+      for (const std::uint32_t batch : grid.batches) {
+        for (const std::string& budget : grid.budgets) {
+          for (const NamedStack& stack : stacks) {
+            std::vector<SweepCell> made{{trace, machine, stack.label, budget, stack, batch, {}, setting}};
+            for (const SweptParameter& p : grid.parameters) {
+              if (!takes(stack, p.name)) continue;
+              std::vector<SweepCell> more;
+              for (const SweepCell& c : made) {
+                for (const double value : p.values) {
+                  more.push_back(c);
+                  more.back().parameters.emplace_back(p.name, value);
+                }
+              }
+              made = std::move(more);
+            }
+            cells.insert(cells.end(), made.begin(), made.end());
+          }
+        }
+      }
+    }
+  }
+  return cells;
+}
+
+Ranks ranks_of_environment() {
+  if (const auto r = ranks_of("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) return *r;
+  if (const auto r = ranks_of("PMI_RANK", "PMI_SIZE")) return *r;
+  if (const auto r = ranks_of_array()) return *r;
+  return ranks_of("SLURM_PROCID", "SLURM_NTASKS").value_or(Ranks{});
+}
+
+std::filesystem::path rank_file(const std::filesystem::path& out, Ranks r) {
+  if (r.ranks == 1) return out;
+  return out.parent_path() /
+         fmt::format("{}.{}-of-{}{}", out.stem().string(), r.rank, r.ranks, out.extension().string());
+}
+
+SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, Ranks ranks, std::uint32_t threads,
+                      const std::atomic<bool>& stop,
+                      const std::function<void(std::uint64_t done, std::uint64_t total)>& progress) {
+  const std::vector<SweepCell> cells = cells_of(grid);
+  const std::filesystem::path path = rank_file(out, ranks);
+  std::uint64_t kept = 0;
+  const auto had = lines_of(path, cells, kept);
+  std::vector<std::uint64_t> todo;
+  SweepResult result;
+  for (std::uint64_t i = ranks.rank; i < cells.size(); i += ranks.ranks) {
+    ++result.cells;
+    if (!had.contains(i)) todo.push_back(i);
+  }
+  result.had = result.cells - todo.size();
+  Lines lines(path, kept);
+  Traces traces;
+  std::mutex mutex;
+  on_threads(threads, todo.size(), [&](std::size_t at) {
+    if (stop) return;
+    const SweepCell& cell = cells[todo[at]];
+    Json json;
+    bool refused = false;
+    try {
+      json = run_cell(grid, cell, traces, stop);
+    } catch (const ConfigError& e) {  // this cell cannot be; the others may
+      json = {{"refused", e.what()}, {"stack", cell.named.policies}};
+      refused = true;
+    }
+    if (stop) return;  // half a run says nothing
+    json["sweep"] = {{"index", todo[at]}, {"cells", cells.size()}, {"key", cell.key()}};
+    const std::lock_guard lock(mutex);
+    lines.append(json.dump(-1, ' ', false, Json::error_handler_t::replace));
+    ++result.done;
+    result.refused += refused ? 1 : 0;
+    if (progress) progress(result.done, todo.size());
+  });
+  result.interrupted = stop;
+  return result;
+}
+
+std::uint64_t merge_sweep(const SweepGrid& grid, const std::filesystem::path& out, std::uint32_t ranks) {
+  const std::vector<SweepCell> cells = cells_of(grid);
+  OutputFile file(out);
+  std::map<std::uint64_t, std::string> all;
+  for (std::uint32_t r = 0; r < ranks; ++r) {
+    const std::filesystem::path path = rank_file(out, {r, ranks});
+    std::error_code none;
+    if (!std::filesystem::exists(path, none)) throw InputError(fmt::format("{}: is missing", path.string()));
+    std::uint64_t kept = 0;
+    for (auto& [index, line] : lines_of(path, cells, kept)) {
+      const auto [found, fresh] = all.try_emplace(index, line);
+      if (!fresh && found->second != line) {
+        throw InputError(
+            fmt::format("{}: cell {} stands in another rank's file, too, with other results", path.string(), index));
+      }
+    }
+  }
+  for (std::uint64_t i = 0; i < cells.size(); ++i) {
+    if (all.contains(i)) continue;
+    throw InputError(fmt::format(
+        "cell {} of {} ({}) is missing from {}: run that rank again, it goes on where it stopped", i, cells.size(),
+        cells[i].key(), rank_file(out, {static_cast<std::uint32_t>(i % ranks), ranks}).string()));
+  }
+  std::string text;
+  for (const auto& [index, line] : all) text += line + "\n";
+  file.commit(text);
+  return all.size();
+}
+
+}  // namespace ferry::engine

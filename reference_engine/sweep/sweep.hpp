@@ -1,0 +1,83 @@
+/// @file
+/// Many simulations: a grid, split by index over threads and over ranks, resumable.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "stacks/stack_file.hpp"
+#include "support/json.hpp"
+#include "sweep/simulated_run.hpp"
+
+namespace ferry::engine {
+
+/// One parameter of policies and the values to try. What a stack does not take is left at the first value, so that no
+/// cell is run twice.
+struct SweptParameter {
+  std::string name;  ///< as the command spells it: "--t1"
+  std::vector<double> values;
+};
+
+struct SweepGrid {
+  std::vector<std::string> traces, machines, stacks, budgets;
+  std::vector<std::uint32_t> batches = {1};
+  std::vector<SweptParameter> parameters;
+  CostSource costs = CostSource::effective;
+  std::string as_shape, pools = "stack";
+  BoundsChoice bounds = BoundsChoice::proven;
+  std::uint64_t max_tokens = ~std::uint64_t{0};
+};
+
+/// One cell of the grid.
+struct SweepCell {
+  std::string trace, machine, stack, budget;  ///< stack: its label
+  NamedStack named;
+  std::uint32_t batch = 1;
+  std::vector<std::pair<std::string, double>> parameters;  ///< those that the stack takes
+  std::string setting;                                     ///< the same of all cells: costs, sizes, pools, ...
+
+  /// The same cell of another grid has the same key.
+  [[nodiscard]] std::string key() const;
+};
+
+/// Every cell, in a fixed order: parameters vary fastest, traces slowest. What a list names twice counts once, where it
+/// stands first. Throws InputError for an unknown stack, a parameter that none of them takes, or two traces of one file
+/// name.
+std::vector<SweepCell> cells_of(const SweepGrid& grid);
+
+/// Which cells a rank of a launcher takes: those whose index modulo `ranks` is `rank`.
+struct Ranks {
+  std::uint32_t rank = 0, ranks = 1;
+};
+
+/// From the variables of Open MPI, of PMI (MPICH, srun), of a Slurm job array (SLURM_ARRAY_TASK_ID, _MIN, _MAX, _STEP
+/// and _COUNT), or of Slurm's tasks (SLURM_PROCID, SLURM_NTASKS): whichever is set, in that order; one rank without.
+/// Throws InputError for values that are no numbers, a rank that is not below the number of ranks, or an array whose
+/// ids are not evenly spaced.
+Ranks ranks_of_environment();
+
+/// "results.jsonl" of rank 3 of 16 is "results.3-of-16.jsonl"; of one rank alone it stays.
+std::filesystem::path rank_file(const std::filesystem::path& out, Ranks ranks);
+
+struct SweepResult {
+  std::uint64_t cells = 0, had = 0, done = 0, refused = 0;  ///< of this rank; those found in the file; run now
+  bool interrupted = false;
+};
+
+/// Runs the cells of this rank that the file does not have yet, on `threads` threads, and appends a JSON line for each:
+/// the run's, with "sweep": {"index", "cells", "key"}; or for a cell that cannot be (a budget that is too small, a
+/// trace that lacks something) one with "refused": the reason. A line that was cut off by an interruption is taken away
+/// first. Throws InputError if the file holds another sweep's lines, or cannot be written.
+SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, Ranks ranks, std::uint32_t threads,
+                      const std::atomic<bool>& stop,
+                      const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
+
+/// Puts the files of all ranks together, in the order of the grid: throws InputError, naming cell and file, if one is
+/// missing, stands twice with different contents, or is of another sweep. Returns the number of lines.
+std::uint64_t merge_sweep(const SweepGrid& grid, const std::filesystem::path& out, std::uint32_t ranks);
+
+}  // namespace ferry::engine

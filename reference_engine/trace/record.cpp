@@ -1,0 +1,165 @@
+#include "trace/record.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "ferry/router/top_k.hpp"
+#include "inference/generate.hpp"
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+template <class T>
+void append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+}  // namespace
+
+Recorder::Recorder(ExpertRunner& runner, Model& model, std::uint16_t ahead)
+    : PassingRunner(runner), model_(model), ahead_(ahead) {}
+
+void Recorder::begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) {
+  phase_ = phase;
+  rows_ = sequences;
+  for (const std::uint32_t s : sequences) {
+    if (open_.size() <= s) open_.resize(s + 1U);
+    open_[s].phase.push_back(static_cast<std::uint8_t>(phase));
+  }
+  runner_.begin_step(phase, sequences);
+}
+
+void Recorder::plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) {
+  const ModelConfig& c = model_.config();
+  const std::size_t experts = c.experts;
+  std::vector<Route> best(experts);
+  const auto later = static_cast<std::uint16_t>(std::min<std::uint32_t>(ahead_, c.layers - layer - 1U));
+  std::vector<Matrix> predicted;
+  if (later > 0) {
+    for (const Scores& s : model_.gates().scores(static_cast<std::uint16_t>(layer + 1), later, input)) {
+      predicted.emplace_back(Eigen::Map<const Matrix>(s.select.data, input.rows(), static_cast<Eigen::Index>(experts)));
+    }
+  }
+  // A row of layer l lies behind those of all layers before it: sequences grow by whole tokens, layer by layer, so
+  // that a step of several tokens of one sequence has to find its place.
+  std::vector<std::uint32_t> seen(open_.size(), 0), of_step(open_.size(), 0);
+  for (const std::uint32_t s : rows_) ++of_step[s];
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    Sequence& s = open_[rows_[i]];
+    const std::size_t token = s.phase.size() - of_step[rows_[i]] + seen[rows_[i]]++;
+    const std::size_t cell = token * c.layers + layer, cells = s.phase.size() * c.layers;
+    s.experts.resize(cells * c.top_k, no_expert);
+    s.weights.resize(cells * c.top_k);
+    s.scores.resize(cells * experts);
+    s.predicted.resize(cells * ahead_ * experts);
+    const float* row = scores.data() + i * experts;
+    std::copy(row, row + experts, s.scores.begin() + static_cast<std::ptrdiff_t>(cell * experts));
+    detail::best_of(row, c.experts, c.top_k, best.data());
+    float sum = 0;
+    for (std::uint32_t k = 0; k < c.top_k; ++k) sum += row[best[k].expert];
+    for (std::uint32_t k = 0; k < c.top_k; ++k) {
+      s.experts[cell * c.top_k + k] = best[k].expert;
+      s.weights[cell * c.top_k + k] = c.renormalise ? row[best[k].expert] / sum : row[best[k].expert];
+    }
+    for (std::size_t d = 0; d < predicted.size(); ++d) {
+      const float* from = predicted[d].data() + i * experts;
+      std::copy(from, from + experts, s.predicted.begin() + static_cast<std::ptrdiff_t>((cell * ahead_ + d) * experts));
+    }
+  }
+  runner_.plan(layer, input, scores, took);
+}
+
+void Recorder::look_ahead(std::uint16_t layer, const Matrix& scores) {
+  const ModelConfig& c = model_.config();
+  const std::size_t experts = c.experts;
+  std::vector<std::uint32_t> seen(open_.size(), 0), of_step(open_.size(), 0);
+  for (const std::uint32_t s : rows_) ++of_step[s];
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    Sequence& s = open_[rows_[i]];
+    const std::size_t token = s.phase.size() - of_step[rows_[i]] + seen[rows_[i]]++;
+    s.partial.resize(s.phase.size() * c.layers * experts);
+    const float* from = scores.data() + i * experts;
+    std::copy(from, from + experts,
+              s.partial.begin() + static_cast<std::ptrdiff_t>((token * c.layers + layer - 1U) * experts));
+  }
+  runner_.look_ahead(layer, scores);
+}
+
+void Recorder::end_sequence(std::uint32_t sequence) {
+  runner_.end_sequence(sequence);
+  if (sequence >= open_.size() || open_[sequence].phase.empty()) return;
+  if (made_ == nullptr) made_ = std::make_unique<TraceFile>();
+  Sequence& s = open_[sequence];
+  made_->sequence_start.push_back(static_cast<std::uint32_t>(made_->phase.size()));
+  append(made_->experts, s.experts);
+  append(made_->weights, s.weights);
+  append(made_->scores, s.scores);
+  append(made_->predicted, s.predicted);
+  append(made_->partial, s.partial);
+  append(made_->phase, s.phase);
+  s = {};
+}
+
+std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
+  if (made_ == nullptr) throw InputError("no token was recorded");
+  const ModelConfig& c = model_.config();
+  Trace& t = made_->trace;
+  t.name = name;
+  t.model = model_shape(c, model_.store(), 1);
+  for (std::uint32_t p = 1; p < precision_count; ++p) {  // what the store could hold
+    t.model.expert_bytes[0][p] = model_.store().layout().bytes(static_cast<Precision>(p));
+  }
+  t.renormalise = c.renormalise;
+  t.ahead = ahead_;
+  made_->work = {model_work(c)};
+  made_->view();
+  return std::move(made_);
+}
+
+std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
+                                       const std::string& text, const RecordOptions& o) {
+  const ModelConfig& c = model.config();
+  if (o.window < 2 || o.window > c.context) {
+    throw InputError(fmt::format("--window {}: expected 2 to {}, the model's context", o.window, c.context));
+  }
+  if (o.prompt < 1 || o.prompt > o.window) {
+    throw InputError(fmt::format("--prompt-tokens {}: expected 1 to {}, the window", o.prompt, o.window));
+  }
+  if (text.empty()) throw InputError("the text is empty");
+  Recorder recorder(runner, model, o.ahead);
+  const std::size_t step = o.window - 1U;  // bytes of a window, beside the begin token
+  const std::uint64_t windows =
+      std::min<std::uint64_t>((text.size() + step - 1) / step, (std::uint64_t{o.tokens} + o.window - 1) / o.window);
+  std::vector<std::uint32_t> said;
+  for (std::uint64_t w = 0; w < windows; ++w) {
+    const std::vector<std::uint32_t> tokens = tokenize(c, text.substr(w * step, step));
+    std::vector<KvCache> caches;
+    caches.push_back(model.make_cache(static_cast<std::uint32_t>(tokens.size())));
+    for (std::uint32_t at = 0; at < tokens.size();) {
+      const Phase phase = at < o.prompt ? Phase::prefill : Phase::decode;
+      const auto end = phase == Phase::decode
+                           ? at + 1
+                           : std::min<std::uint32_t>(o.prompt, static_cast<std::uint32_t>(tokens.size()));
+      std::vector<TokenRow> rows;
+      for (; at < end; ++at) rows.push_back({0, tokens[at], at});
+      model.forward(phase, rows, caches, recorder, 1);
+    }
+    recorder.end_sequence(0);
+    append(said, tokens);
+    if (o.progress && !o.progress(w + 1, windows)) break;
+  }
+  auto made = recorder.take(name);
+  made->token_ids = std::move(said);
+  return made;
+}
+
+LayerWork model_work(const ModelConfig& c) {
+  const std::uint64_t hidden = c.hidden, heads = std::uint64_t{c.heads} * c.head_dim;
+  const std::uint64_t kv = std::uint64_t{c.kv_heads} * c.head_dim;
+  return layer_work(c.hidden, c.experts, 2 * hidden * heads + 2 * hidden * kv, c.shared_width, c.expert_width, 32);
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,64 @@
+/// @file
+/// Traces of the reference engine's own runs.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "inference/expert_runner.hpp"
+#include "inference/model.hpp"
+#include "trace/trace_file.hpp"
+
+namespace ferry::engine {
+
+/// Passes every call on to another runner, and keeps what the gates said: chosen experts, weights, scores of all
+/// experts, scores predicted from each gate input for up to `ahead` layers and, if that runner asks for them, of partial
+/// hidden states. Sequences are kept apart, so that a batch becomes one sequence after another.
+class Recorder final : public PassingRunner {
+ public:
+  Recorder(ExpertRunner& runner, Model& model, std::uint16_t ahead);
+
+  void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override;
+  [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override {
+    return {true, runner_.gate_wants(layer).layers_ahead};
+  }
+  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override;
+  void look_ahead(std::uint16_t layer, const Matrix& scores) override;
+  void end_sequence(std::uint32_t sequence) override;
+
+  /// What the sequences that have ended so far said. Valid until the next is recorded.
+  std::unique_ptr<TraceFile> take(const std::string& name);
+
+ private:
+  /// Rows of one sequence, as in a Trace.
+  struct Sequence {
+    std::vector<std::uint16_t> experts;
+    std::vector<float> weights, scores, predicted, partial;
+    std::vector<std::uint8_t> phase;
+  };
+
+  Model& model_;
+  std::uint16_t ahead_;
+  Phase phase_ = Phase::prefill;
+  std::vector<std::uint32_t> rows_;  ///< of the step: whose they are
+  std::vector<Sequence> open_;
+  std::unique_ptr<TraceFile> made_;
+};
+
+struct RecordOptions {
+  std::uint32_t window = 256;          ///< tokens of a sequence, begin token included
+  std::uint32_t prompt = 64;           ///< of those, how many are prefill
+  std::uint32_t tokens = 0xffffffffU;  ///< at most, rounded up to whole windows
+  std::uint16_t ahead = 3;             ///< layers to predict
+  std::function<bool(std::uint64_t done, std::uint64_t total)> progress;  ///< false: stop after this window
+};
+
+/// Runs a text through the model as it is, in windows: each behind a begin token, the prompt in one step, then token by
+/// token. Throws InputError for a window that the model's context does not hold, or an empty text.
+std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
+                                       const std::string& text, const RecordOptions& options);
+
+/// The work of a loaded model's layers.
+LayerWork model_work(const ModelConfig& config);
+
+}  // namespace ferry::engine

@@ -1,0 +1,380 @@
+#include "trace/trace_file.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <string_view>
+
+#include "ferry/error.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+#include "support/output_file.hpp"
+
+namespace ferry::engine {
+namespace {
+
+constexpr const char* format_name = "ferry-trace 1";
+
+[[noreturn]] void refuse(const std::filesystem::path& file, const std::string& what) {
+  throw InputError(file.string() + ": " + what);
+}
+
+const char* bytes_of(const std::byte* data) {
+  return reinterpret_cast<const char*>(data);
+}
+
+/// A tensor of a Ferry trace, as a span of the mapped file.
+template <class T>
+std::span<const T> span_of(const Safetensors& file, const std::string& name, const char* type,
+                           const std::vector<std::uint64_t>& shape) {
+  const auto found = file.tensors().find(name);
+  if (found == file.tensors().end()) return {};
+  const Tensor& t = found->second;
+  if (t.dtype_name != type || t.shape != shape) {
+    refuse(file.path(), fmt::format("tensor \"{}\" is {} [{}], expected {} [{}]", name, t.dtype_name,
+                                    fmt::join(t.shape, ", "), type, fmt::join(shape, ", ")));
+  }
+  if (reinterpret_cast<std::uintptr_t>(t.data) % alignof(T) != 0) {
+    refuse(file.path(),
+           fmt::format("tensor \"{}\" begins at an address that is no multiple of {}: write the trace with "
+                       "ferry, which pads the header",
+                       name, alignof(T)));
+  }
+  return {reinterpret_cast<const T*>(t.data), t.elements()};
+}
+
+/// The refusal of Trace::validate, behind the file's name.
+void check(const Trace& trace, const std::filesystem::path& file) {
+  try {
+    trace.validate();
+  } catch (const ConfigError& e) {
+    const std::string what = e.what();
+    refuse(file, what.starts_with("trace: ") ? what.substr(7) : what);
+  }
+}
+
+std::uint16_t small(const std::filesystem::path& file, const std::string& name, std::uint64_t value) {
+  if (value == 0 || value >= no_expert) refuse(file, fmt::format("{} is {}, expected 1 to 65534", name, value));
+  return static_cast<std::uint16_t>(value);
+}
+
+/// What a foreign file says must be the model that the user named.
+void must_be(const std::filesystem::path& file, const ModelFacts& shape, const char* what, std::uint64_t here,
+             std::uint64_t there) {
+  if (here == there) return;
+  refuse(file, fmt::format("has {} {}, but --shape {} has {}", here, what, shape.name, there));
+}
+
+std::unique_ptr<TraceFile> begin(const std::filesystem::path& path, const ModelFacts& shape) {
+  auto made = std::make_unique<TraceFile>();
+  made->trace.name = shape.name;
+  made->trace.model = shape.model;
+  made->trace.renormalise = shape.renormalise;
+  made->work = shape.work;
+  made->source = path.filename().string();
+  return made;
+}
+
+std::unique_ptr<TraceFile> import_safetensors(const std::filesystem::path& path, const ModelFacts& shape) {
+  const Safetensors file(path);
+  const Tensor& experts = file.at("experts");
+  const Tensor& starts = file.at("sequence_start");
+  if (experts.dtype_name != "U8" || experts.shape.size() != 3) {
+    refuse(path, "tensor \"experts\": expected U8 of shape [tokens, layers, k]");
+  }
+  if (starts.dtype_name != "I32" || starts.shape.size() != 1) {
+    refuse(path, "tensor \"sequence_start\": expected I32 of shape [sequences]");
+  }
+  auto made = begin(path, shape);
+  Trace& t = made->trace;
+  must_be(path, shape, "layers", experts.shape[1], t.model.layers);
+  t.model.top_k = small(path, "k", experts.shape[2]);
+  if (experts.shape[0] > 0x7fffffffU) refuse(path, fmt::format("{} tokens are too many", experts.shape[0]));
+  t.tokens = static_cast<std::uint32_t>(experts.shape[0]);
+  const auto* ids = reinterpret_cast<const std::uint8_t*>(experts.data);
+  made->experts.assign(ids, ids + experts.bytes);
+  for (std::uint64_t i = 0; i < starts.elements(); ++i) {
+    std::int32_t start = 0;
+    std::memcpy(&start, starts.data + i * sizeof(start), sizeof(start));
+    if (start < 0) refuse(path, fmt::format("sequence_start[{}] is {}", i, start));
+    made->sequence_start.push_back(static_cast<std::uint32_t>(start));
+  }
+  if (file.tensors().contains("weights")) {
+    const Tensor& weights = file.at("weights");
+    if (weights.shape != experts.shape || (weights.dtype != DType::f16 && weights.dtype != DType::f32)) {
+      refuse(path, "tensor \"weights\": expected F16 or F32 in the shape of \"experts\"");
+    }
+    made->weights = weights.to_floats();
+  }
+  if (file.tensors().contains("phase")) {
+    const Tensor& phase = file.at("phase");
+    if (phase.dtype_name != "U8" || phase.shape != std::vector<std::uint64_t>{experts.shape[0]}) {
+      refuse(path, "tensor \"phase\": expected U8 of shape [tokens]");
+    }
+    const auto* data = reinterpret_cast<const std::uint8_t*>(phase.data);
+    made->phase.assign(data, data + phase.bytes);
+  }
+  if (const auto said = file.metadata().find("experts_per_layer"); said != file.metadata().end()) {
+    must_be(path, shape, "experts a layer", std::strtoull(said->second.c_str(), nullptr, 10), t.model.experts);
+  }
+  if (const auto said = file.metadata().find("source"); said != file.metadata().end()) made->source = said->second;
+  return made;
+}
+
+/// `key=` followed by a whole number, anywhere in a line.
+std::uint64_t field(std::string_view line, std::string_view key) {
+  const std::size_t at = line.find(key);
+  std::uint64_t value = 0;
+  if (at != std::string_view::npos) std::from_chars(line.data() + at + key.size(), line.data() + line.size(), value);
+  return value;
+}
+
+std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const ModelFacts& shape) {
+  const MappedFile file(path);
+  std::string_view text(bytes_of(file.data()), file.size());
+  auto made = begin(path, shape);
+  Trace& t = made->trace;
+  t.model.expert_bytes.clear();
+  std::vector<LayerWork> work;
+  bool header = false;
+  for (std::size_t number = 1; !text.empty(); ++number) {
+    std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    auto bad = [&](const std::string& what) { refuse(path, fmt::format("line {}: {}", number, what)); };
+    if (line.starts_with('#')) {
+      const bool describes = line.find(" n_layer=") != std::string_view::npos || line.starts_with("# layer=");
+      if (header && describes) bad("the model is described behind its first rows");
+      if (line.find(" n_layer=") != std::string_view::npos) {
+        must_be(path, shape, "layers", field(line, " n_layer="), t.model.layers);
+        must_be(path, shape, "experts a layer", field(line, " n_expert="), t.model.experts);
+        t.model.top_k = small(path, "n_expert_used", field(line, " n_expert_used="));
+        if (t.model.top_k > t.model.experts) {
+          bad(fmt::format("n_expert_used is {}, expected 1 to {}", t.model.top_k, t.model.experts));
+        }
+      } else if (line.starts_with("# layer=")) {
+        if (field(line, "# layer=") != work.size() || work.size() == t.model.layers) bad("layers out of order");
+        ExpertBytes bytes{};
+        bytes[static_cast<unsigned>(Precision::full)] = field(line, " expert_bytes=");
+        constexpr std::uint64_t most = 1'000'000'000'000'000;
+        if (bytes.back() == 0 || bytes.back() > most) bad("expert_bytes must be 1 to 10^15");
+        for (std::uint32_t p = 1; p < precision_count - 1; ++p) {  // ours, where they are smaller
+          const std::uint64_t ours = shape.model.bytes(0, static_cast<Precision>(p));
+          if (ours < bytes.back()) bytes[p] = ours;
+        }
+        t.model.expert_bytes.push_back(bytes);
+        LayerWork w = shape.work[0];
+        if (const std::uint64_t dense = field(line, " dense_bytes="); dense > 0) w.dense_bytes = dense;
+        if (w.dense_bytes > most) bad("dense_bytes must be 0 to 10^15");
+        work.push_back(w);
+      }
+      continue;
+    }
+    if (!header) {
+      if (!line.starts_with("turn,phase,step,layer,slot,expert,weight")) {
+        bad("expected the header turn,phase,step,layer,slot,expert,weight,...");
+      }
+      if (work.size() != t.model.layers) bad("not every layer has its \"# layer=\" line");
+      header = true;
+      continue;
+    }
+    std::uint32_t column[6] = {};  // turn, phase, step, layer, slot, expert
+    const char* at = line.data();
+    const char* end = at + line.size();
+    for (std::uint32_t& value : column) {
+      const auto [next, error] = std::from_chars(at, end, value);
+      if (error != std::errc{} || next == end || *next != ',') bad("expected six whole numbers first");
+      at = next + 1;
+    }
+    const auto [turn, phase, token, layer, slot, expert] = column;
+    if (turn != 0) bad("a second turn: one prompt and its answer are expected");
+    if (phase > 1 || layer >= t.model.layers || slot >= t.model.top_k || expert >= t.model.experts) {
+      bad("a number is out of range");
+    }
+    float weight = 0;
+    const auto [next, error] = std::from_chars(at, end, weight);
+    if (error != std::errc{} || (next != end && *next != ',')) bad("the seventh column is no weight");
+    if (token > t.tokens) bad(fmt::format("token {} comes after {} tokens", token, t.tokens));
+    const std::size_t row = std::size_t{t.model.layers} * t.model.top_k;
+    if (token == t.tokens) {
+      if (t.tokens > 0 && phase < made->phase.back()) bad("prefill after decode");
+      ++t.tokens;
+      made->phase.push_back(static_cast<std::uint8_t>(phase));
+      made->experts.resize(made->experts.size() + row, no_expert);
+      made->weights.resize(made->weights.size() + row, 0.0F);
+    }
+    if (made->phase[token] != phase) bad("this token was of the other phase before");
+    const std::size_t place = token * row + std::size_t{layer} * t.model.top_k + slot;
+    if (made->experts[place] != no_expert) bad("this token, layer and slot stood before");
+    made->experts[place] = static_cast<std::uint16_t>(expert);
+    made->weights[place] = weight;
+  }
+  if (!header) refuse(path, "no line begins with turn,phase,step,layer,slot,expert: this is no route trace");
+  made->sequence_start = {0};
+  made->work = std::move(work);
+  return made;
+}
+
+}  // namespace
+
+TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique<Safetensors>(path)) {
+  const auto& metadata = file_->metadata();
+  auto said = [&](const char* key) {
+    const auto found = metadata.find(key);
+    return found == metadata.end() ? std::string() : found->second;
+  };
+  if (said("format") != format_name) {
+    refuse(path,
+           fmt::format("no trace of ferry's (its \"format\" is \"{}\", expected \"{}\"): `ferry trace import` reads "
+                       "other people's",
+                       said("format"), format_name));
+  }
+  const std::string where = path.string() + ": __metadata__ \"model\"";
+  const Json json = parse_json(said("model"), where);
+  const Fields f(json, where);
+  trace.name = f.text("name");
+  trace.renormalise = f.flag("renormalise", true);
+  trace.model.layers = static_cast<std::uint16_t>(f.whole("layers", 1, 65535));
+  trace.model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));
+  trace.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, trace.model.experts));
+  trace.model.max_rows = 1;
+  check_size(trace.model, where);
+  auto numbers = [&](const char* field, std::size_t each) {
+    const Json& list = f.at(field);
+    const bool good = list.is_array() && (list.size() == 1 || list.size() == trace.model.layers);
+    if (!good) f.refuse(field, "a list for all layers, or one for each");
+    std::vector<std::vector<std::uint64_t>> all;
+    for (const Json& item : list) {
+      if (!item.is_array() || item.size() != each) f.refuse(field, fmt::format("lists of {} whole numbers", each));
+      auto& row = all.emplace_back();
+      for (const Json& n : item) {
+        if (!n.is_number_unsigned()) f.refuse(field, "whole numbers");
+        row.push_back(n.get<std::uint64_t>());
+        if (row.back() > 1'000'000'000'000'000) f.refuse(field, "numbers up to 10^15");
+      }
+    }
+    return all;
+  };
+  for (const auto& row : numbers("expert_bytes", precision_count - 1)) {
+    ExpertBytes bytes{};
+    std::copy(row.begin(), row.end(), bytes.begin() + 1);
+    trace.model.expert_bytes.push_back(bytes);
+  }
+  for (const auto& row : numbers("work", 3)) work.push_back({row[0], row[1], row[2]});
+  source = said("source");
+  residency = said("residency");
+
+  const Tensor& ids = file_->at("experts");
+  if (ids.shape.size() != 3 || ids.shape[0] > 0x7fffffffU) {
+    refuse(path, "tensor \"experts\": expected shape [tokens, layers, k]");
+  }
+  const std::uint64_t n = ids.shape[0], layers = trace.model.layers, experts_each = trace.model.experts;
+  trace.tokens = static_cast<std::uint32_t>(n);
+  if (ids.dtype_name == "U8") {
+    trace.experts8 = span_of<std::uint8_t>(*file_, "experts", "U8", {n, layers, trace.model.top_k});
+  } else {
+    trace.experts16 = span_of<std::uint16_t>(*file_, "experts", "U16", {n, layers, trace.model.top_k});
+  }
+  trace.weights = span_of<float>(*file_, "weights", "F32", {n, layers, trace.model.top_k});
+  trace.scores = span_of<float>(*file_, "scores", "F32", {n, layers, experts_each});
+  trace.partial = span_of<float>(*file_, "partial", "F32", {n, layers, experts_each});
+  trace.phase = span_of<std::uint8_t>(*file_, "phase", "U8", {n});
+  if (const auto found = file_->tensors().find("predicted"); found != file_->tensors().end()) {
+    const std::uint64_t ahead = found->second.shape.size() == 4 ? found->second.shape[2] : 0;
+    if (ahead < 1 || ahead > 4) refuse(path, "tensor \"predicted\": expected shape [tokens, layers, 1 to 4, experts]");
+    trace.ahead = static_cast<std::uint16_t>(ahead);
+    trace.predicted = span_of<float>(*file_, "predicted", "F32", {n, layers, ahead, experts_each});
+  }
+  // I32 in the file, since numpy and torch know it better; never negative once validated below.
+  const auto ids_said = span_of<std::uint32_t>(*file_, "token_ids", "I32", {n});
+  token_ids.assign(ids_said.begin(), ids_said.end());
+  const std::vector<std::uint64_t> starts = file_->at("sequence_start").shape;
+  trace.sequence_start =
+      span_of<std::uint32_t>(*file_, "sequence_start", "I32", {starts.empty() ? std::uint64_t{0} : starts[0]});
+  check(trace, path);
+}
+
+void TraceFile::view() {
+  trace.experts16 = experts;
+  trace.weights = weights;
+  trace.scores = scores;
+  trace.predicted = predicted;
+  trace.partial = partial;
+  trace.phase = phase;
+  trace.sequence_start = sequence_start;
+  trace.tokens = trace.model.layers == 0 || trace.model.top_k == 0
+                     ? 0
+                     : static_cast<std::uint32_t>(experts.size() / trace.model.layers / trace.model.top_k);
+  trace.validate();
+  if (!token_ids.empty() && token_ids.size() != trace.tokens) {
+    throw ConfigError("trace: token_ids has " + std::to_string(token_ids.size()) + " elements, expected " +
+                      std::to_string(trace.tokens));
+  }
+}
+
+void TraceFile::write(const std::filesystem::path& path) const {
+  OutputFile out(path);
+  Json model = {{"name", trace.name},         {"layers", trace.model.layers},     {"experts", trace.model.experts},
+                {"top_k", trace.model.top_k}, {"renormalise", trace.renormalise}, {"expert_bytes", Json::array()},
+                {"work", Json::array()}};
+  for (const ExpertBytes& b : trace.model.expert_bytes) model["expert_bytes"].push_back({b[1], b[2], b[3], b[4]});
+  for (const LayerWork& w : work) model["work"].push_back({w.dense_bytes, w.dense_operations, w.expert_operations});
+  const Json metadata = {{"format", format_name},
+                         {"ferry", FERRY_VERSION},
+                         {"model", model.dump()},
+                         {"source", source},
+                         {"residency", residency}};
+  // The widest type first, so that every tensor begins at a multiple of its own.
+  std::vector<std::uint8_t> narrow;
+  Json header = {{"__metadata__", metadata}};
+  std::vector<std::string_view> parts{{}};
+  std::uint64_t offset = 0;
+  auto add = [&](const char* name, const char* type, auto span, const std::vector<std::uint64_t>& shape) {
+    if (span.empty()) return;
+    header[name] = {{"dtype", type}, {"shape", shape}, {"data_offsets", {offset, offset + span.size_bytes()}}};
+    offset += span.size_bytes();
+    parts.emplace_back(reinterpret_cast<const char*>(span.data()), span.size_bytes());
+  };
+  const std::uint64_t n = trace.tokens, layers = trace.model.layers, each = trace.model.experts;
+  const std::uint64_t k = trace.model.top_k;
+  add("weights", "F32", trace.weights, {n, layers, k});
+  add("scores", "F32", trace.scores, {n, layers, each});
+  add("predicted", "F32", trace.predicted, {n, layers, trace.ahead, each});
+  add("partial", "F32", trace.partial, {n, layers, each});
+  add("token_ids", "I32", std::span<const std::uint32_t>(token_ids), {n});
+  add("sequence_start", "I32", trace.sequence_start, {trace.sequence_start.size()});
+  if (!trace.experts8.empty()) {
+    add("experts", "U8", trace.experts8, {n, layers, k});
+  } else if (trace.model.experts > 255) {
+    add("experts", "U16", trace.experts16, {n, layers, k});
+  } else {
+    narrow.reserve(trace.experts16.size());
+    for (const std::uint16_t e : trace.experts16) narrow.push_back(static_cast<std::uint8_t>(e));  // missing: 255
+    add("experts", "U8", std::span<const std::uint8_t>(narrow), {n, layers, k});
+  }
+  add("phase", "U8", trace.phase, {n});
+  std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
+  text.resize((text.size() + 63) / 64 * 64 - 8 + ((text.size() + 63) / 64 * 64 - 8 < text.size() ? 64 : 0), ' ');
+  const std::uint64_t length = text.size();
+  std::string head(reinterpret_cast<const char*>(&length), sizeof(length));
+  head += text;
+  parts[0] = head;
+  out.commit(parts);
+}
+
+std::unique_ptr<TraceFile> import_trace(const std::filesystem::path& path, const ModelFacts& shape) {
+  auto made = path.extension() == ".csv" ? import_csv(path, shape) : import_safetensors(path, shape);
+  try {
+    made->view();
+  } catch (const ConfigError& e) {
+    const std::string what = e.what();
+    refuse(path, what.starts_with("trace: ") ? what.substr(7) : what);
+  }
+  return made;
+}
+
+}  // namespace ferry::engine

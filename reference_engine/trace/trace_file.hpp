@@ -1,0 +1,55 @@
+/// @file
+/// Traces as safetensors files, and other people's routing made into them.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.hpp"
+#include "ferry/sim/costs.hpp"
+#include "ferry/trace/trace.hpp"
+#include "profiles/shape.hpp"
+
+namespace ferry::engine {
+
+/// A trace and the memory that it views: a mapped file, or arrays of its own.
+///
+/// The file has the tensors `experts` (U8 or U16), `weights`, `scores`, `predicted`, `partial` (F32), `phase` (U8),
+/// `token_ids` (I32) and `sequence_start` (I32) in the shapes that ferry::Trace gives; all but `experts` and
+/// `sequence_start` may be missing. `__metadata__` has "format": "ferry-trace 1", and what the model is.
+class TraceFile {
+ public:
+  /// Maps a file. Throws InputError, naming tensor, place and reason, for anything else than an undamaged trace.
+  explicit TraceFile(const std::filesystem::path& path);
+  TraceFile() = default;
+  TraceFile(const TraceFile&) = delete;
+  TraceFile& operator=(const TraceFile&) = delete;
+
+  Trace trace;                    ///< views the rest
+  std::vector<LayerWork> work;    ///< of the model, for Costs
+  std::string source, residency;  ///< where the routing is from; the stack and budget behind `partial`
+
+  // What `trace` views if it was made here, to be filled by push_back; see `view`.
+  std::vector<std::uint16_t> experts;
+  std::vector<float> weights, scores, predicted, partial;
+  std::vector<std::uint8_t> phase;
+  std::vector<std::uint32_t> sequence_start, token_ids;
+
+  /// Makes `trace` view the vectors, and validates it.
+  void view();
+  /// Writes the file, whole or not at all. Throws InputError.
+  void write(const std::filesystem::path& path) const;
+
+ private:
+  std::unique_ptr<Safetensors> file_;
+};
+
+/// Reads routing that others recorded: a `.csv` route trace of BigMoeOnEdge (comment lines, then turn, phase, step,
+/// layer, slot, expert, weight, ...), which has the bytes of each layer's experts; or safetensors with `experts`
+/// [tokens, layers, k] U8 best first, `sequence_start` I32 and, if known, `weights` F16 or F32 and `phase` U8. `shape`:
+/// the model, for what the file does not say; its layers and experts must be the file's. Throws InputError.
+std::unique_ptr<TraceFile> import_trace(const std::filesystem::path& path, const ModelFacts& shape);
+
+}  // namespace ferry::engine

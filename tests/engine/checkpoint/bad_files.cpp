@@ -1,0 +1,322 @@
+// Files from strangers: each lie gets one line that names the file, the field and what was expected.
+#include <doctest/doctest.h>
+
+#include <limits>
+
+#include "cpu/cpu_model.hpp"
+#include "engine/fixtures/machine_file.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+#include "inference/generate.hpp"
+#include "profiles/machine.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+
+using namespace ferry;
+using namespace ferry::engine;
+using namespace ferry::test;
+
+namespace {
+
+/// The message with which `f` is refused; empty if it is not. One line, and it names `file`.
+template <class F>
+std::string refusal(const std::string& file, F&& f) {
+  try {
+    f();
+  } catch (const InputError& e) {
+    const std::string what = e.what();
+    CHECK(what.find('\n') == std::string::npos);
+    CHECK(what.find(file) != std::string::npos);
+    return what;
+  }
+  return "";
+}
+
+bool says(const std::string& message, const std::string& part) {
+  if (message.find(part) != std::string::npos) return true;
+  MESSAGE("message: " << message);
+  return false;
+}
+
+std::string refused_file(const std::string& content) {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "bad.safetensors";
+  write_file(path, content);
+  return refusal("bad.safetensors", [&] { Safetensors file(path); });
+}
+
+std::string with(const std::string& entry, std::size_t data_bytes = 16) {
+  return safetensors_file("{\"a\":" + entry + "}", std::string(data_bytes, 'x'));
+}
+
+std::string refused_config(const std::function<void(Json&)>& change) {
+  const TemporaryFolder folder;
+  TinyCheckpoint c;
+  change(c.config);
+  c.write(folder.path());
+  return refusal("config.json", [&] { CpuModel model(folder.path()); });
+}
+
+std::string refused_checkpoint(const std::function<void(TinyCheckpoint&)>& change) {
+  const TemporaryFolder folder;
+  TinyCheckpoint c;
+  change(c);
+  c.write(folder.path());
+  return refusal("ferry-test-", [&] { CpuModel model(folder.path()); });
+}
+
+}  // namespace
+
+TEST_CASE("a right file is read") {
+  CHECK(refused_file(with(R"({"dtype":"F32","shape":[2,2],"data_offsets":[0,16]})")).empty());
+  CHECK(refused_file(safetensors_file("{}", "")).empty());
+  CHECK(refused_file(with(R"({"dtype":"F32","shape":[0,4],"data_offsets":[0,0]})", 0)).empty());
+}
+
+TEST_CASE("lying safetensors headers") {
+  CHECK(says(refused_file(""), "0 bytes, expected at least 8"));
+  CHECK(says(refused_file("1234567"), "7 bytes, expected at least 8"));
+  CHECK(says(refused_file(std::string("\x40\0\0\0\0\0\0\0{}", 10)), "only 2 bytes follow it: the file is truncated"));
+  CHECK(says(refused_file(std::string(8, '\xff') + "{}"), "header length is 18446744073709551615, expected at most"));
+  CHECK(says(refused_file(std::string("\0\0\0\0\0\0\0\x80{}", 10)), "header length is 9223372036854775808"));
+  CHECK(says(refused_file(safetensors_file("{", "")), "header: parse error"));
+  CHECK(says(refused_file(safetensors_file("[]", "")), "not a JSON object"));
+  CHECK(says(refused_file(safetensors_file("", "")), "parse error"));
+  CHECK(says(refused_file(safetensors_file("{\"\xff\":1}", "")), "header: parse error"));  // not UTF-8
+  CHECK(says(refused_file(safetensors_file(std::string(100000, '['), "")), "nested more than 100 deep"));
+  const std::string good = R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})";
+  CHECK(says(refused_file(safetensors_file("{\"a\":" + good + ",\"a\":" + good + "}", std::string(16, 'x'))),
+             "\"a\" stands twice"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","dtype":"F32","shape":[4],"data_offsets":[0,16]})")),
+             "\"dtype\" stands twice"));
+  CHECK(says(refused_file(with("7")), "tensor \"a\": expected an object"));
+  CHECK(says(refused_file(with(R"({"shape":[4],"data_offsets":[0,16]})")), "\"dtype\" is missing"));
+  CHECK(says(refused_file(with(R"({"dtype":3,"shape":[4],"data_offsets":[0,16]})")), "dtype is not a string"));
+  CHECK(
+      says(refused_file(with(R"({"dtype":"F99","shape":[4],"data_offsets":[0,16]})")), "\"F99\", which is not known"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":4,"data_offsets":[0,16]})")), "shape is not an array"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[-4],"data_offsets":[0,16]})")), "shape holds -4"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4.0],"data_offsets":[0,16]})")), "shape holds 4.0"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[9223372036854775808,2],"data_offsets":[0,16]})")),
+             "overflows"));
+  CHECK(
+      says(refused_file(with(R"({"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]})")), "overflows"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4],"data_offsets":[0]})")), "array of two numbers"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4],"data_offsets":[-1,15]})")), "data_offsets holds -1"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[4],"data_offsets":[16,0]})")), "run backwards"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[5],"data_offsets":[0,20]})")),
+             "end at 20 but the file holds 16"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[5],"data_offsets":[0,16]})")),
+             "takes 20 bytes but data_offsets span 16"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[3],"data_offsets":[4,16]})")),
+             "no tensor covers data offsets 0 to 4"));
+  CHECK(says(refused_file(with(R"({"dtype":"F32","shape":[3],"data_offsets":[0,12]})")), "tensors cover 12 bytes"));
+  CHECK(says(refused_file(safetensors_file(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},)"
+                                           R"("b":{"dtype":"F32","shape":[3],"data_offsets":[8,20]}})",
+                                           std::string(20, 'x'))),
+             "two tensors overlap at data offset 8"));
+  CHECK(says(refused_file(safetensors_file(R"({"__metadata__":[]})", "")), "__metadata__ is not an object"));
+  CHECK(says(refused_file(safetensors_file(R"({"__metadata__":{"a":1}})", "")), "__metadata__ \"a\" is not a string"));
+}
+
+TEST_CASE("names from strangers cannot write to the terminal or fill it") {
+  const std::string message = refused_file(safetensors_file(R"({"a\nb\u001b[31m":7})", ""));
+  CHECK(says(message, "a?b?[31m"));
+  std::string shape = "1";
+  for (int i = 0; i < 5000; ++i) shape += ",1";
+  CHECK(refused_file(with(R"({"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,16]})")).size() < 700);
+}
+
+TEST_CASE("weights that make nonsense are refused when they do") {
+  const TemporaryFolder folder;
+  TinyCheckpoint c;
+  c.values["model.norm.weight"][0] = std::numeric_limits<float>::infinity();
+  c.write(folder.path());
+  CpuModel model(folder.path());
+  RunnerOptions o;
+  o.stack = "resident";
+  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  GenerateOptions g;
+  g.prompts = {"a"};
+  CHECK(says(refusal("not finite", [&] { generate(model, *runner, g); }),
+             "the model computes values that are not finite"));
+}
+
+TEST_CASE("a checkpoint cut at any length, or with any byte of its header changed, never crashes") {
+  const TemporaryFolder folder;
+  TinyCheckpoint c;
+  c.config["num_hidden_layers"] = 1;
+  const auto [header, data] =
+      c.pack("BF16", [](const std::string& n) { return n.find("layers.1") == std::string::npos; });
+  const std::string whole = safetensors_file(header.dump(), data);
+  const auto path = folder.path() / "cut.safetensors";
+  for (std::size_t n = 0; n < whole.size(); n += 1 + whole.size() / 300) {
+    write_file(path, whole.substr(0, n));
+    CHECK_FALSE(refusal("cut.safetensors", [&] { Safetensors file(path); }).empty());
+  }
+  Random random(3);
+  std::uint64_t refused = 0;
+  for (int i = 0; i < 1500; ++i) {
+    std::string changed = whole;
+    const std::size_t end = 8 + header.dump().size();
+    for (std::uint32_t n = random.between(1, 3); n > 0; --n) {
+      changed[random.below(static_cast<std::uint32_t>(end))] = static_cast<char>(random.below(256));
+    }
+    write_file(path, changed);
+    refused += refusal("cut.safetensors", [&] { Safetensors file(path); }).empty() ? 0 : 1;
+  }
+  CHECK(refused > 1000);
+}
+
+TEST_CASE("config.json: each field is named with what was expected") {
+  CHECK(refused_config([](Json&) {}).empty());
+  CHECK(says(refused_config([](Json& c) { c.erase("hidden_size"); }), "field \"hidden_size\" is missing"));
+  CHECK(says(refused_config([](Json& c) { c["hidden_size"] = "8"; }),
+             "field \"hidden_size\": expected a whole number from 1 to 1048576, got \"8\""));
+  CHECK(says(refused_config([](Json& c) { c["hidden_size"] = -8; }), "got -8"));
+  CHECK(says(refused_config([](Json& c) { c["hidden_size"] = 8.5; }), "got 8.5"));
+  CHECK(says(refused_config([](Json& c) { c["num_hidden_layers"] = 0; }), "field \"num_hidden_layers\""));
+  CHECK(says(refused_config([](Json& c) { c["num_hidden_layers"] = 18446744073709551615ULL; }), "from 1 to 4096"));
+  CHECK(says(refused_config([](Json& c) { c["num_key_value_heads"] = 3; }), "a divisor of 2 heads"));
+  CHECK(says(refused_config([](Json& c) { c["num_experts_per_tok"] = 5; }), "at most the number of experts, 4"));
+  CHECK(says(refused_config([](Json& c) { c["rms_norm_eps"] = 0; }), "a number above 0"));
+  CHECK(says(refused_config([](Json& c) { c["rope_theta"] = "much"; }), "field \"rope_theta\""));
+  CHECK(says(refused_config([](Json& c) { c["hidden_act"] = "gelu"; }), "expected \"silu\", got \"gelu\""));
+  CHECK(says(refused_config([](Json& c) { c["rope_scaling"] = {{"type", "yarn"}}; }), "null, it is not supported"));
+  CHECK(says(refused_config([](Json& c) {
+               c["quantization_config"] = {{"bits", 4}};
+             }),
+             "field \"quantization_config\""));
+  CHECK(says(refused_config([](Json& c) { c["attention_bias"] = true; }), "field \"attention_bias\": expected false"));
+  CHECK(says(refused_config([](Json& c) { c["rms_norm_eps"] = 1e300; }), "that a float can hold"));
+  CHECK(says(refused_config([](Json& c) { c["sliding_window"] = 4096; }), "field \"sliding_window\""));
+  CHECK(says(refused_config([](Json& c) { c["head_dim"] = 3; }), "an even number"));
+  CHECK(says(refused_config([](Json& c) { c["tie_word_embeddings"] = 1; }), "expected true or false, got 1"));
+  CHECK(says(refused_config([](Json& c) { c["bos_token_id"] = 258; }), "field \"bos_token_id\""));
+  CHECK(says(refused_config([](Json& c) { c["architectures"] = {"LlamaForCausalLM"}; }),
+             "expected Qwen2MoeForCausalLM or MixtralForCausalLM"));
+  CHECK(says(refused_config([](Json& c) { c["architectures"] = "MixtralForCausalLM"; }), "one name in a list"));
+  CHECK(says(refused_config([](Json& c) { c = Json::array(); }), "expected a JSON object"));
+}
+
+TEST_CASE("checkpoints: missing, misshapen and mistyped tensors are named") {
+  CHECK(refused_checkpoint([](TinyCheckpoint&) {}).empty());
+  CHECK(says(refused_checkpoint([](TinyCheckpoint& c) { c.values.erase("model.norm.weight"); }),
+             "tensor \"model.norm.weight\" is missing"));
+  CHECK(says(refused_checkpoint(
+                 [](TinyCheckpoint& c) { c.values.erase("model.layers.1.block_sparse_moe.experts.3.w2.weight"); }),
+             "tensor \"model.layers.1.block_sparse_moe.experts.3.w2.weight\" is missing"));
+  CHECK(says(refused_checkpoint([](TinyCheckpoint& c) {
+               c.shapes["lm_head.weight"] = {8, 258};
+             }),
+             "has shape [8, 258], expected [258, 8] by config.json"));
+  const TemporaryFolder empty;
+  CHECK(says(refusal("config.json", [&] { CpuModel model(empty.path()); }), "not found"));
+  TinyCheckpoint().write(empty.path());
+  std::filesystem::remove(empty.path() / "model.safetensors");
+  CHECK(says(refusal("ferry-test-", [&] { CpuModel model(empty.path()); }),
+             "neither model.safetensors nor model.safetensors.index.json"));
+}
+
+TEST_CASE("one file or shards, f32, f16 or bf16: the same model") {
+  auto logits = [](const std::filesystem::path& folder) {
+    CpuModel model(folder);
+    RunnerOptions o;
+    o.stack = "on-demand";
+    o.budget_bytes = 4096;
+    const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+    GenerateOptions g;
+    g.prompts = {"ab"};
+    g.max_new_tokens = 4;
+    return generate(model, *runner, g).last_logits[0];
+  };
+  const TinyCheckpoint c;
+  const TemporaryFolder whole, sharded, half, brain;
+  c.write(whole.path());
+  c.write_sharded(sharded.path());
+  CHECK(logits(whole.path()) == logits(sharded.path()));
+  // Rounding the weights first and storing them wide gives the same as storing them narrow.
+  for (const std::string type : {"F16", "BF16"}) {
+    const TemporaryFolder narrow, wide;
+    TinyCheckpoint rounded = c;
+    for (auto& [name, v] : rounded.values) {
+      for (float& f : v)
+        f = type == "F16" ? static_cast<float>(Eigen::half(f)) : static_cast<float>(Eigen::bfloat16(f));
+    }
+    c.write(narrow.path(), type);
+    rounded.write(wide.path());
+    CHECK(logits(narrow.path()) == logits(wide.path()));
+  }
+}
+
+TEST_CASE("bad shard indices") {
+  auto refused = [](const std::function<void(Json&)>& change) {
+    const TemporaryFolder folder;
+    TinyCheckpoint().write_sharded(folder.path());
+    const auto path = folder.path() / "model.safetensors.index.json";
+    Json index = read_json(path);
+    change(index);
+    write_file(path, index.dump());
+    return refusal("ferry-test-", [&] { CpuModel model(folder.path()); });
+  };
+  CHECK(refused([](Json&) {}).empty());
+  CHECK(says(refused([](Json& i) { i.erase("weight_map"); }), "field \"weight_map\""));
+  CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = 5; }), "\"lm_head.weight\" is not a string"));
+  CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "../../etc/passwd"; }),
+             "expected a file beside the index"));
+  CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "none.safetensors"; }), "cannot open"));
+  CHECK(says(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "model-00002-of-00002.safetensors"; }),
+             "tensor \"lm_head.weight\" is missing"));
+}
+
+TEST_CASE("machine files say what they lack") {
+  auto refused = [](const std::string& text) {
+    const TemporaryFolder folder;
+    const auto path = folder.path() / "mine.json";
+    write_file(path, text);
+    return refusal("mine.json", [&] { read_machine(path.string()); });
+  };
+  const std::string good = machine_file("mine", "0.5", "0.25");
+  CHECK(refused(good).empty());
+  auto without = [&](const std::string& a, const std::string& b) {
+    std::string s = good;
+    s.replace(s.find(a), a.size(), b);
+    return refused(s);
+  };
+  CHECK(says(without("\"name\"", "\"game\""), "field \"name\" is missing"));
+  CHECK(says(without("0.5", "0"),
+             "stated: expert_transfer_s: field \"value\": expected a positive number up to 1000, got 0"));
+  CHECK(says(without("0.5", "\"x\""), "stated: expert_transfer_s: field \"value\""));
+  CHECK(says(without("\"source\":\"test\"", "\"sauce\":1"), "field \"source\" is missing"));
+  CHECK(says(without("mixtral-8x7b", "mixtral-8x7c"), "did you mean \"mixtral-8x7b\""));
+  CHECK(says(without("\"host_memory\"", "\"memory\""), "field \"host_memory\" is missing"));
+  CHECK(
+      says(without("2e9", "1e300"), "link: peak_bytes_per_s: field \"value\": expected a positive number up to 1e+15"));
+  CHECK(says(without("\"value\":0,", "\"value\":-1,"),
+             "latency_s: field \"value\": expected a number from 0 up to 1000"));
+  CHECK(says(refused("{"), "parse error"));
+  for (const std::string& name : machine_names()) CHECK(read_machine(name).name == name);
+  CHECK(machine_names().size() >= 3);
+  CHECK(read_machine("rtx3090-pcie3").ratio() == doctest::Approx(6.0 / 13));
+  // HOBBIT: two loads are 85.5% of a layer, computation the other 14.5%
+  CHECK(2 * read_machine("rtx4090-pcie4").ratio() == doctest::Approx(85.5 / 14.5).epsilon(0.001));
+}
+
+TEST_CASE("an output file appears whole or not at all") {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "out.json";
+  {
+    OutputFile file(path);
+    CHECK_FALSE(std::filesystem::exists(path));
+  }
+  CHECK(std::filesystem::is_empty(folder.path()));
+  {
+    OutputFile file(path);
+    file.commit("done");
+  }
+  CHECK(std::filesystem::file_size(path) == 4);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+  CHECK(
+      says(refusal("nowhere", [&] { OutputFile file(folder.path() / "nowhere" / "out.json"); }), "cannot be written"));
+  CHECK(says(refusal("ferry-test-", [&] { OutputFile file(folder.path()); }),
+             "cannot be written: it exists and is not a regular file"));
+}

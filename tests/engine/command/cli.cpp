@@ -1,0 +1,334 @@
+// The ferry command as a user meets it: output, files, exit status, and one clear line for each mistake.
+#include <doctest/doctest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "engine/fixtures/machine_file.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+
+using namespace ferry::test;
+
+namespace {
+
+struct Result {
+  int status = -1;
+  std::string out, error;
+};
+
+std::string read(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+/// Runs `ferry ARGUMENTS` through a shell. `after_ms`: sends SIGINT then.
+Result ferry_command(const std::string& arguments, int after_ms = -1) {
+  const TemporaryFolder folder;
+  const std::string command = std::string("exec '") + FERRY_COMMAND + "' " + arguments + " >'" +
+                              (folder.path() / "out").string() + "' 2>'" + (folder.path() / "error").string() + "'";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+    ::_exit(127);
+  }
+  if (after_ms >= 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(after_ms));
+    ::kill(child, SIGINT);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read(folder.path() / "out"),
+          read(folder.path() / "error")};
+}
+
+/// A mistake: exit status 2, nothing on standard output, one line that has all `parts`.
+void refused(const std::string& arguments, const std::vector<std::string>& parts) {
+  CAPTURE(arguments);
+  const Result r = ferry_command(arguments);
+  CHECK(r.status == 2);
+  CHECK(r.out.empty());
+  CHECK(std::count(r.error.begin(), r.error.end(), '\n') == 1);
+  CHECK(r.error.rfind("ferry: ", 0) == 0);
+  for (const std::string& part : parts) {
+    CAPTURE(r.error);
+    CHECK(r.error.find(part) != std::string::npos);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("run streams text, prints a table, and writes JSON with the stable keys") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string(), timeline = (folder.path() / "t.json").string();
+  const Result r = ferry_command(
+      "run --model tiny-mixtral --stack cross-layer-lru --budget 25% --prompt 'The sea ' "
+      "--prompt 'A b' --max-new-tokens 12 --json '" +
+      json + "' --timeline '" + timeline + "'");
+  REQUIRE(r.status == 0);
+  const Json j = Json::parse(read(json));
+  for (const char* key :
+       {"ferry", "model", "stack", "machine", "device", "budget_bytes", "batch", "text", "ttft_s", "prefill", "decode",
+        "prefetch", "bytes_by_precision", "stall_s", "host_compute_s", "decision_s", "bounds"}) {
+    CHECK_MESSAGE(j.contains(key), key);
+  }
+  for (const char* phase : {"prefill", "decode"}) {
+    for (const char* key : {"tokens", "time_s", "requests", "hits", "late_hits", "misses", "substituted", "skipped",
+                            "host_computed", "bytes"}) {
+      CHECK_MESSAGE(j[phase].contains(key), phase << " " << key);
+    }
+    const Json& p = j[phase];
+    CHECK(p["hits"].get<int>() + p["late_hits"].get<int>() + p["misses"].get<int>() + p["substituted"].get<int>() +
+              p["skipped"].get<int>() + p["host_computed"].get<int>() ==
+          p["requests"].get<int>());
+  }
+  for (const char* key : {"issued", "used", "issued_bytes", "wasted_bytes", "recall", "precision", "top1"}) {
+    CHECK_MESSAGE(j["prefetch"].contains(key), key);
+  }
+  CHECK(j["decode"].contains("tpot_s"));
+  CHECK(j["bounds"].contains("all_resident_tpot_s"));
+  CHECK(j["bounds"].contains("clairvoyant_tpot_s"));
+  CHECK(j["stack"] == "cross-layer-lru");
+  CHECK(j["model"] == "tiny-mixtral");
+  CHECK(j["device"] == "host");
+  CHECK(j["machine"].is_null());
+  CHECK(j["batch"] == 2);
+  REQUIRE(j["text"].size() == 2);
+  CHECK(j["prefill"]["tokens"] == 8 + 1 + 3 + 1);
+  CHECK(j["decode"]["tokens"] == 2 * 11);
+  // 8 layers * 8 experts * 3 * 128 * 192 * 2 bytes, a quarter of it: 16 slots
+  CHECK(j["budget_bytes"] == 16 * 3 * 128 * 192 * 2);
+  CHECK(j["budget_asked_bytes"] == 16 * 3 * 128 * 192 * 2);
+  CHECK(j["budget_asked_percent"] == 25);
+  CHECK(r.out.rfind(j["text"][0].get<std::string>(), 0) == 0);
+  CHECK(r.error.find("time per output token") != std::string::npos);
+
+  const Json t = Json::parse(read(timeline));
+  std::set<int> lanes;
+  for (const Json& e : t["traceEvents"]) {
+    if (e["ph"] == "X") {
+      lanes.insert(e["tid"].get<int>());
+      CHECK(e["dur"].get<double>() >= 0);
+    }
+  }
+  CHECK(lanes.contains(0));  // device
+  CHECK(lanes.contains(1));  // link
+  CHECK(lanes.contains(2));  // host
+}
+
+TEST_CASE("invalid UTF-8 in generated text becomes U+FFFD in the JSON") {
+  const TemporaryFolder folder;
+  TinyCheckpoint().write(folder.path());  // random weights: random bytes
+  const std::string json = (folder.path() / "r.json").string();
+  const Result r = ferry_command("run --model '" + folder.path().string() +
+                                 "' --stack resident --budget 100% --temperature 5 "
+                                 "--prompt x --max-new-tokens 40 --json '" +
+                                 json + "'");
+  REQUIRE(r.status == 0);
+  CHECK(Json::parse(read(json))["text"][0].get<std::string>().find("\xef\xbf\xbd") != std::string::npos);
+}
+
+TEST_CASE("the same seed gives the same text, another seed another") {
+  const std::string common = "run --model tiny-mixtral --temperature 1.5 --max-new-tokens 30 --prompt 'To be ' --seed ";
+  const std::string a = ferry_command(common + "1").out;
+  CHECK(a == ferry_command(common + "1").out);
+  CHECK(a != ferry_command(common + "2").out);
+}
+
+TEST_CASE("compare prints stacks side by side and says that their text is the same") {
+  const Result r = ferry_command(
+      "compare --model tiny-mixtral --stacks resident,on-demand,lru,cross-layer-lru "
+      "--machine rtx4090-pcie4 --max-new-tokens 8");
+  CHECK(r.status == 0);
+  CHECK(r.out.find("on-demand") != std::string::npos);
+  CHECK(r.out.find("all stacks generated the same text") != std::string::npos);
+  CHECK(r.error.find("throttled to") != std::string::npos);
+}
+
+TEST_CASE("inspect prints shape, bytes an expert, and what fits") {
+  const Result r = ferry_command("inspect --model tiny-qwen-moe --budget 25%");
+  CHECK(r.status == 0);
+  CHECK(r.out.find("layers 12") != std::string::npos);
+  CHECK(r.out.find("one expert 49152 bytes (bf16)") != std::string::npos);  // 3 * 128 * 64 * 2
+  CHECK(r.out.find("7 to 8 of 32 experts a layer") != std::string::npos);   // (96 - 2) / 12 = 7, 10 left over
+  CHECK(r.out.find("94 of 384 experts") != std::string::npos);
+}
+
+TEST_CASE("a run of each paper's stack writes its own numbers") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const Result r = ferry_command(
+      "compare --stacks fate,hobbit,importance-driven --t1 0.5 --alpha 0.4 --machine rtx3090-pcie3 --gate-worker "
+      "--max-new-tokens 8 --json '" +
+      json + "'");
+  REQUIRE(r.status == 0);
+  const Json j = Json::parse(read(json));
+  REQUIRE(j.size() == 3);
+  CHECK(j[0]["bytes_by_precision"]["int4"] > 0);
+  CHECK(j[0]["gate_worker"]["busy_s"] > 0);
+  CHECK(j[1]["decode"]["skipped"] > 0);
+  CHECK(j[1]["decode"]["miss_penalty"] > 0);
+  REQUIRE(j[1]["prefetch"]["by_distance"].size() == 3);
+  REQUIRE(j[1]["prefetch"]["by_distance"][0]["recall_by_layer"].size() == 12);
+  CHECK(j[1]["prefetch"]["by_distance"][0]["recall_by_layer"][0].is_null());
+  CHECK(j[1]["prefetch"]["by_distance"][0]["recall_by_layer"][11] > 0.5);
+  CHECK(j[2]["decode"]["substituted"] > 0);
+  CHECK(j[2]["decode"]["top_score_requests"].get<int>() + j[2]["decode"]["low_score_requests"].get<int>() ==
+        j[2]["decode"]["requests"].get<int>());
+}
+
+TEST_CASE("help lists every stack with what it is") {
+  for (const char* command : {"run", "compare"}) {
+    const std::string help = ferry_command(std::string(command) + " --help").out;
+    for (const char* stack : {"resident-int4", "layer-stream", "moe-infinity", "fate+prefetch", "hobbit-cooperative",
+                              "importance+er", "importance-driven"}) {
+      CHECK_MESSAGE(help.find(stack) != std::string::npos, stack);
+    }
+  }
+}
+
+TEST_CASE("help and version are no mistakes") {
+  CHECK(ferry_command("--help").status == 0);
+  CHECK(ferry_command("run --help").out.find("--budget") != std::string::npos);
+  CHECK(ferry_command("--version").out == "ferry 0.1.0\n");
+}
+
+TEST_CASE("mistakes get one line and exit status 2") {
+  refused("", {"subcommand"});
+  refused("walk", {"unknown command \"walk\"", "run, compare, inspect"});
+  refused("comprae", {"did you mean \"compare\"?"});
+  refused("run --modle x", {"--modle"});
+  refused("run --stack lur", {"unknown stack \"lur\": did you mean \"lru\"?", "on-demand"});
+  refused("compare --stacks lru,fats", {"unknown stack \"fats\""});
+  refused("run --machine rtx3090-pcie", {"unknown machine \"rtx3090-pcie\": did you mean \"rtx3090-pcie3\"?"});
+  refused("run --machine /nowhere/m.json", {"/nowhere/m.json", "cannot open"});
+  refused("run --model /nowhere", {"--model /nowhere", "tiny-qwen-moe"});
+  refused("run --model tiny-quen", {"tiny-quen", "tiny-qwen-moe"});
+  refused("run --budget lots", {"--budget lots", "25%"});
+  refused("run --budget -5%", {"--budget"});
+  refused("run --budget 25%%", {"--budget 25%%"});
+  refused("run --budget 5", {"budget of 5 bytes is too small: at least 98304 bytes"});
+  refused("run --budget 0%", {"too small"});
+  refused("run --stack lru --t1 0.5", {"--t1: lru has no such parameter", "hobbit"});
+  refused("compare --stacks lru,fate --alpha 0.5", {"--alpha: lru, fate has no such parameter", "importance-driven"});
+  refused("run --stack hobbit --t1 0.9 --t2 0.5", {"t1", "0.9", "0.5"});
+  refused("run --stack hobbit --t1 nan", {"t1"});
+  refused("run --stack hobbit --t1 2", {"--t1"});
+  refused("run --stack hobbit --depth 5", {"--depth"});
+  refused("run --stack importance-driven --alpha nan", {"alpha"});
+  refused("run --stack fate --low-share 101", {"--low-share"});
+  refused("run --pools two", {"--pools"});
+  refused("run --batch 9", {"--batch"});
+  refused("run --max-new-tokens 0", {"--max-new-tokens"});
+  refused("run --max-new-tokens many", {"--max-new-tokens"});
+  refused("run --temperature -1", {"--temperature"});
+  refused("run --temperature nan", {"--temperature"});
+  refused("run --seed -1", {"--seed"});
+  refused("run --model ''", {"--model", "must not be empty"});
+  refused("run --json ''", {"--json", "must not be empty"});
+  refused("run --budget 0x10", {"--budget 0x10"});
+  refused("run --prompt-file /nowhere/p.txt", {"--prompt-file /nowhere/p.txt", "cannot be read"});
+  refused("run --prompt-file /", {"--prompt-file /", "cannot be read"});
+  refused("run --json /nowhere/r.json", {"/nowhere/r.json", "cannot be written"});
+  refused("run --timeline /", {"cannot be written"});
+  refused("run --json x.json --timeline x.json", {"x.json: named for two outputs"});
+  refused("run --json x.json --timeline ./x.json", {"x.json: named for two outputs"});
+  refused("run --stack on-demand --pools shallow --shallow-layers 2", {"on-demand has no such parameter", "lru"});
+  refused("run --prompt \"$(printf 'x%.0s' $(seq 1100))\"", {"1101 tokens", "context is 1024"});
+}
+
+TEST_CASE("a damaged model gets one line, too") {
+  const TemporaryFolder folder;
+  TinyCheckpoint().write(folder.path());
+  const auto weights = folder.path() / "model.safetensors";
+  std::filesystem::resize_file(weights, std::filesystem::file_size(weights) - 1);
+  for (const std::string command : {"run", "compare", "inspect"}) {
+    refused(command + " --model '" + folder.path().string() + "'",
+            {"model.safetensors", "not a usable safetensors file"});
+  }
+}
+
+TEST_CASE("outputs never destroy what they should not") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  ::mkfifo((at + "/pipe").c_str(), 0600);
+  write_file(at + "/prompt.txt", "Once ");
+  write_file(at + "/target.json", "old");
+  std::filesystem::create_symlink("target.json", at + "/link.json");
+  refused("run --json '" + at + "/pipe'", {"pipe", "not a regular file"});
+  CHECK(std::filesystem::is_fifo(at + "/pipe"));
+  refused("run --prompt-file '" + at + "/prompt.txt' --json '" + at + "/prompt.txt'",
+          {"prompt.txt", "is read by this run"});
+  CHECK(read(at + "/prompt.txt") == "Once ");
+  CHECK(ferry_command("run --max-new-tokens 2 --json '" + at + "/link.json'").status == 0);
+  CHECK(std::filesystem::is_symlink(at + "/link.json"));
+  CHECK(Json::parse(read(at + "/target.json")).contains("text"));
+  // Behind two links there is no file yet.
+  std::filesystem::create_directory(at + "/sub");
+  std::filesystem::create_symlink("sub/second.json", at + "/first.json");
+  std::filesystem::create_symlink("../new.json", at + "/sub/second.json");
+  refused("run --json '" + at + "/first.json' --timeline '" + at + "/new.json'", {"named for two outputs"});
+  CHECK(ferry_command("run --max-new-tokens 2 --json '" + at + "/first.json'").status == 0);
+  CHECK(std::filesystem::is_symlink(at + "/first.json"));
+  CHECK(std::filesystem::is_symlink(at + "/sub/second.json"));
+  CHECK(Json::parse(read(at + "/new.json")).contains("text"));
+  std::filesystem::create_symlink("loop.json", at + "/loop.json");
+  refused("run --json '" + at + "/loop.json'", {"loop.json: cannot be written", "symbolic links"});
+  std::filesystem::create_symlink("nowhere/x.json", at + "/astray.json");
+  refused("run --json '" + at + "/astray.json'", {"astray.json: cannot be written"});
+}
+
+TEST_CASE("pipes and folders where a model should be do not hang") {
+  const TemporaryFolder folder;
+  TinyCheckpoint().write(folder.path());
+  std::filesystem::remove(folder.path() / "model.safetensors");
+  ::mkfifo((folder.path() / "model.safetensors").c_str(), 0600);
+  refused("run --model '" + folder.path().string() + "'", {"model.safetensors", "not a regular file"});
+  const TemporaryFolder loop;
+  std::filesystem::create_symlink("config.json", loop.path() / "config.json");
+  refused("run --model '" + loop.path().string() + "'", {"config.json"});
+}
+
+TEST_CASE("standard output: a reader that leaves is no error, a full disk is, and a closed one writes into no file") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const std::string run =
+      std::string("'") + FERRY_COMMAND + "' run --max-new-tokens 40 --json '" + json + "' 2>/dev/null";
+  CHECK(std::system((run + " | head -c 1 >/dev/null").c_str()) == 0);
+  CHECK(Json::parse(read(json)).contains("text"));
+  CHECK(WEXITSTATUS(std::system((run + " >/dev/full").c_str())) == 2);
+  CHECK(WEXITSTATUS(std::system((run + " >&-").c_str())) == 0);
+  CHECK(Json::parse(read(json)).contains("text"));
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+}
+
+TEST_CASE("a refused run leaves no file behind") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  refused("run --budget 5 --json '" + json + "'", {"too small"});
+  refused("run --model /nowhere --json '" + json + "'", {"/nowhere"});
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
+TEST_CASE("Ctrl-C ends after the current step, with the numbers so far and exit status 130") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const std::string machine = (folder.path() / "slow.json").string();
+  write_file(machine, machine_file("slow", "30", "1"));
+  const Result r = ferry_command(
+      "run --stack on-demand --max-new-tokens 900 --machine '" + machine + "' --json '" + json + "'", 1500);
+  CHECK(r.status == 130);
+  const Json j = Json::parse(read(json));
+  CHECK(j["interrupted"] == true);
+  CHECK(j["decode"]["tokens"].get<int>() < 899);
+}

@@ -1,0 +1,688 @@
+// The engine on the emulated GPU, held against the host device.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "cpu/cpu_model.hpp"
+#include "cuda/cuda.hpp"
+#include "emulated_cuda/emulated_cuda.hpp"
+#include "engine/fixtures/shell.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+#include "inference/generate.hpp"
+#include "math/expert_kernel.hpp"
+#include "support/bare_runner.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+
+using namespace ferry;
+using namespace ferry::engine;
+using namespace ferry::test;
+
+namespace {
+
+/// What a layer's experts were, and who they were computed for.
+struct Planned {
+  std::vector<Route> routes;
+  std::map<std::uint16_t, Precision> precision;  ///< by expert
+  std::uint32_t most_rows = 0;                   ///< of an expert
+};
+using PlanLog = std::vector<Planned>;
+
+/// Passes everything on to a device, and keeps its plans.
+class Watched final : public ExpertDevice {
+ public:
+  /// `calls`, if any: counts calls of the link's `seen`.
+  Watched(std::unique_ptr<ExpertDevice> device, PlanLog& log, std::atomic<std::uint64_t>* calls = nullptr)
+      : device_(std::move(device)), log_(log), calls_(calls) {}
+
+  void submit(const Copy& copy) noexcept override { device_->submit(copy); }
+  void drop(Ticket ticket) noexcept override { device_->drop(ticket); }
+  [[nodiscard]] Seen seen() noexcept override {
+    if (calls_ != nullptr) ++*calls_;
+    return device_->seen();
+  }
+  void fence(Fence fence) noexcept override { device_->fence(fence); }
+  void wait(Ticket ticket) override { device_->wait(ticket); }
+  void drain() override { device_->drain(); }
+  [[nodiscard]] double peak_bytes_per_s() const override { return device_->peak_bytes_per_s(); }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return device_->link_spans(); }
+  [[nodiscard]] std::uint64_t arena_bytes() const override { return device_->arena_bytes(); }
+  void begin(const Plan& plan, const Matrix& input) override {
+    Planned p;
+    p.routes.assign(plan.routes.begin(), plan.routes.end());
+    for (const View<const Task>& tasks : {plan.resident, plan.arriving, plan.host}) {
+      for (const Task& t : tasks) {
+        p.precision[t.what.id.expert] = t.what.precision;
+        p.most_rows = std::max(p.most_rows, t.rows);
+      }
+    }
+    log_.push_back(std::move(p));
+    device_->begin(plan, input);
+  }
+  void compute(View<const Task> tasks) override { device_->compute(tasks); }
+  void poison(std::uint32_t slot) override { device_->poison(slot); }
+  [[nodiscard]] float* host_results() override { return device_->host_results(); }
+  void partial(Matrix& out) const override { device_->partial(out); }
+  void add_up(Matrix& out) override { device_->add_up(out); }
+  void abandon() noexcept override { device_->abandon(); }
+  [[nodiscard]] Nanoseconds expert_ns() const override { return device_->expert_ns(); }
+  [[nodiscard]] bool waits_itself() const override { return device_->waits_itself(); }
+  [[nodiscard]] Nanoseconds take_stall_ns() override { return device_->take_stall_ns(); }
+
+ private:
+  std::unique_ptr<ExpertDevice> device_;
+  PlanLog& log_;
+  std::atomic<std::uint64_t>* calls_;
+};
+
+/// Computes on the host what plans say, one row at a time.
+class Following final : public BareRunner {
+ public:
+  Following(const ModelConfig& config, const ExpertStore& store, const PlanLog& log)
+      : config_(config), store_(store), log_(log), kernel_(store.layout()) {}
+
+  void plan(std::uint16_t layer, const Matrix& input, const Matrix& /*scores*/, const Times& /*took*/) override {
+    const Planned& p = log_.at(next_++);
+    out_.setZero(input.rows(), input.cols());
+    Matrix x(1, input.cols()), y;
+    for (std::uint32_t a = 0; a < p.routes.size(); ++a) {
+      const Route& r = p.routes[a];
+      if (r.expert == no_expert) continue;
+      const auto row = static_cast<Eigen::Index>(a / config_.top_k);
+      x = input.row(row);
+      const HeldBytes bytes = store_.bytes({{layer, r.expert}, p.precision.at(r.expert)});
+      kernel_.run(bytes.view.data, p.precision.at(r.expert), x, y);
+      out_.row(row) += r.weight * y.row(0);
+    }
+  }
+  void run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) override { out = out_; }
+
+ private:
+  const ModelConfig& config_;
+  const ExpertStore& store_;
+  const PlanLog& log_;
+  ExpertKernel kernel_;
+  std::size_t next_ = 0;
+  Matrix out_;
+};
+
+constexpr std::uint32_t decoded = 4;
+constexpr std::uint32_t short_prompt = 20;
+
+/// Not only a part of it, by turns: all together take some ten minutes.
+bool all_of_it() {
+  return std::getenv("FERRY_TEST_ALL") != nullptr;
+}
+
+std::string folder(const std::string& name) {
+  return name.starts_with("/") ? name : FERRY_MODELS "/" + name;
+}
+
+CpuModel& host(const std::string& name) {
+  static std::map<std::string, CpuModel> loaded;
+  const auto found = loaded.find(name);
+  if (found != loaded.end()) return found->second;
+  CpuModel& m = loaded.try_emplace(name, folder(name)).first->second;
+  for (const StackInfo& s : all_stacks()) m.add_precisions(s.precisions);
+  return m;
+}
+
+/// Logits of two sequences: one's prompt in a step, the other's in two, then some tokens of both in a batch.
+Matrix logits_of(Model& m, ExpertRunner& runner, std::uint32_t prompt) {
+  std::vector<KvCache> caches;
+  caches.push_back(m.make_cache(prompt + decoded));
+  caches.push_back(m.make_cache(prompt + decoded));
+  std::vector<TokenRow> rows;
+  Matrix all(0, m.config().vocabulary);
+  auto keep = [&](const Matrix& logits) {
+    all.conservativeResize(all.rows() + logits.rows(), logits.cols());
+    all.bottomRows(logits.rows()) = logits;
+  };
+  auto token = [](std::uint32_t s, std::uint32_t i) { return i == 0 ? 256 : 97 + (i * (7 + s)) % 26; };
+  for (std::uint32_t s = 0; s < 2; ++s) {
+    rows.clear();
+    for (std::uint32_t i = 0; i < prompt; ++i) {
+      rows.push_back({s, token(s, i), i});
+      if (s == 1 && i == 8) {
+        keep(m.forward(Phase::prefill, rows, caches, runner, 2));
+        rows.clear();
+      }
+    }
+    keep(m.forward(Phase::prefill, rows, caches, runner, 3));
+  }
+  for (std::uint32_t i = prompt; i < prompt + decoded; ++i) {
+    keep(m.forward(Phase::decode, {{0, token(0, i), i}, {1, token(1, i), i}}, caches, runner, 2));
+  }
+  runner.end_sequence(0);
+  runner.end_sequence(1);
+  return all;
+}
+
+RunnerOptions options_for(const std::string& stack, std::uint64_t budget, std::uint32_t rows = short_prompt) {
+  RunnerOptions o;
+  o.stack = stack;
+  o.budget_bytes = budget;
+  o.max_rows = rows;
+  o.poison = true;
+  return o;
+}
+
+/// The largest difference in units of the largest logit.
+double apart(const Matrix& a, const Matrix& b) {
+  return (a - b).cwiseAbs().maxCoeff() / b.cwiseAbs().maxCoeff();
+}
+
+/// Where b's best token leads by more than `margin` of the largest logit, a's best is the same. How many rows lead so.
+int same_choices(const Matrix& a, const Matrix& b, double margin) {
+  int led = 0;
+  for (Eigen::Index i = 0; i < b.rows(); ++i) {
+    Eigen::Index best = 0, ours = 0;
+    const float top = b.row(i).maxCoeff(&best);
+    a.row(i).maxCoeff(&ours);
+    float second = -INFINITY;
+    for (Eigen::Index j = 0; j < b.cols(); ++j) second = j == best ? second : std::max(second, b(i, j));
+    if (top - second <= margin * b.cwiseAbs().maxCoeff()) continue;
+    ++led;
+    CHECK(ours == best);
+  }
+  return led;
+}
+
+std::uint64_t share(Model& m, double percent) {
+  return static_cast<std::uint64_t>(static_cast<double>(model_shape(m.config(), m.store(), 1).all_bytes()) * percent /
+                                    100);
+}
+
+}  // namespace
+
+namespace {
+
+struct Ran {
+  Matrix logits;
+  std::uint32_t most_rows = 0;  ///< of an expert in a step
+  Counters counters;
+  PlanLog plans;
+};
+
+/// On the emulated GPU as it was reset.
+Ran run_on_gpu(const std::string& name, const std::string& stack, double percent, std::uint32_t prompt = short_prompt) {
+  Ran ran;
+  const auto model = make_cuda_model(ModelFiles(folder(name)));
+  RunnerOptions o = options_for(stack, share(*model, percent), prompt);
+  model->add_precisions(precisions_for(o));
+  o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) -> std::unique_ptr<ExpertDevice> {
+    return std::make_unique<Watched>(model->make_device(needs, given), ran.plans);
+  };
+  const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
+  ran.logits = logits_of(*model, *runner, prompt);
+  ran.counters = runner->counters();
+  for (const Planned& p : ran.plans) ran.most_rows = std::max(ran.most_rows, p.most_rows);
+  return ran;
+}
+
+/// One test case for each quarter of the stacks, so that they run side by side. Budgets in turn; FERRY_TEST_ALL: each
+/// stack with four of them.
+void every_stack_is_right(const std::string& name, std::size_t quarter) {
+  CpuModel& reference = host(name);
+  double worst = 0;
+  std::size_t turn = 0;
+  for (std::size_t i = quarter; i < all_stacks().size(); i += 4) {
+    const StackInfo& info = all_stacks()[i];
+    std::vector<double> percents{++turn % 2 == 0 ? 12.5 : 50};
+    if (all_of_it()) percents = {12.5, 25, 50, 100};
+    for (const double percent : percents) {
+      INFO(name << ", " << info.name << " at " << percent << "%");
+      emulated::reset({.eager = true});
+      const Ran ran = run_on_gpu(name, info.name, percent);
+      REQUIRE(ran.logits.allFinite());
+      Following following(reference.config(), reference.store(), ran.plans);
+      const Matrix expected = logits_of(reference, following, short_prompt);
+      CHECK(apart(ran.logits, expected) < 1e-5);  // 1e-2 would do; both are floats
+      CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
+      worst = std::max(worst, apart(ran.logits, expected));
+    }
+  }
+  MESSAGE(name << ": at most " << worst << " apart");
+}
+
+}  // namespace
+
+TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-qwen-moe, first quarter") {
+  every_stack_is_right("tiny-qwen-moe", 0);
+}
+TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-qwen-moe, second quarter") {
+  every_stack_is_right("tiny-qwen-moe", 1);
+}
+TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-qwen-moe, third quarter") {
+  every_stack_is_right("tiny-qwen-moe", 2);
+}
+TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-qwen-moe, fourth quarter") {
+  every_stack_is_right("tiny-qwen-moe", 3);
+}
+TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-mixtral") {
+  for (std::size_t quarter = 0; quarter < 4; ++quarter) every_stack_is_right("tiny-mixtral", quarter);
+}
+
+namespace {
+
+/// Writes layers of a real model's size, of made-up weights: some gigabytes.
+void write_layers(const std::filesystem::path& folder, const Json& config) {
+  write_file(folder / "config.json", config.dump());
+  const auto number = [&](const char* field) { return config[field].get<std::uint64_t>(); };
+  const bool shared = config.contains("shared_expert_intermediate_size");
+  const std::uint64_t hidden = number("hidden_size"), vocabulary = number("vocab_size"),
+                      kv = hidden / number("num_attention_heads") * number("num_key_value_heads");
+  std::vector<std::pair<std::string, std::vector<std::uint64_t>>> tensors = {
+      {"model.embed_tokens.weight", {vocabulary, hidden}},
+      {"lm_head.weight", {vocabulary, hidden}},
+      {"model.norm.weight", {hidden}}};
+  auto feed_forward = [&](const std::string& at, std::array<const char*, 3> names, std::uint64_t width) {
+    tensors.push_back({at + names[0] + ".weight", {width, hidden}});
+    tensors.push_back({at + names[1] + ".weight", {width, hidden}});
+    tensors.push_back({at + names[2] + ".weight", {hidden, width}});
+  };
+  for (std::uint64_t l = 0; l < number("num_hidden_layers"); ++l) {
+    const std::string at = "model.layers." + std::to_string(l) + ".", attention = at + "self_attn.";
+    tensors.push_back({at + "input_layernorm.weight", {hidden}});
+    tensors.push_back({at + "post_attention_layernorm.weight", {hidden}});
+    for (const auto& [part, rows] : {std::pair("q", hidden), {"k", kv}, {"v", kv}}) {
+      tensors.push_back({attention + part + "_proj.weight", {rows, hidden}});
+      if (shared) tensors.push_back({attention + part + "_proj.bias", {rows}});
+    }
+    tensors.push_back({attention + "o_proj.weight", {hidden, hidden}});
+    const std::uint64_t experts = number(shared ? "num_experts" : "num_local_experts");
+    const std::string block = at + (shared ? "mlp." : "block_sparse_moe.");
+    tensors.push_back({block + "gate.weight", {experts, hidden}});
+    for (std::uint64_t e = 0; e < experts; ++e) {
+      const std::string expert = block + "experts." + std::to_string(e) + ".";
+      if (shared) {
+        feed_forward(expert, {"gate_proj", "up_proj", "down_proj"}, number("moe_intermediate_size"));
+      } else {
+        feed_forward(expert, {"w1", "w3", "w2"}, number("intermediate_size"));
+      }
+    }
+    if (!shared) continue;
+    tensors.push_back({block + "shared_expert_gate.weight", {1, hidden}});
+    feed_forward(block + "shared_expert.", {"gate_proj", "up_proj", "down_proj"},
+                 number("shared_expert_intermediate_size"));
+  }
+  Json header = Json::object();
+  std::uint64_t end = 0;
+  for (const auto& [name, shape] : tensors) {
+    const std::uint64_t begin = end, columns = shape.size() == 2 ? shape[1] : 1;
+    end += shape[0] * columns * 2;
+    header[name] = {{"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {begin, end}}};
+  }
+  std::ofstream file(folder / "model.safetensors", std::ios::binary);
+  file << safetensors_file(header.dump(), "");
+  Random random(5);
+  std::vector<float> units(1'000'003);  // the same again and again, at another place in every row
+  for (float& u : units) u = random.unit() * 2 - 1;
+  std::size_t next = 0;
+  std::vector<Eigen::bfloat16> values;
+  for (const auto& [name, shape] : tensors) {
+    const bool norm = name.find("norm") != std::string::npos;
+    values.resize(shape[0] * (shape.size() == 2 ? shape[1] : 1));
+    // Uniform, so that a product has the size of its input; and gates that make a difference.
+    float most = name.find("bias") != std::string::npos ? 0.1F : std::sqrt(3.0F / static_cast<float>(shape.back()));
+    if (name.ends_with(".gate.weight")) most *= 3;
+    for (Eigen::bfloat16& v : values) {
+      v = Eigen::bfloat16(norm ? 1.0F : units[next] * most);
+      next = next + 1 == units.size() ? 0 : next + 1;
+    }
+    file.write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * 2));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("CUDA: layers of Mixtral-8x7B's and Qwen1.5-MoE's size") {
+  if (!all_of_it()) return;
+  const Json common = {{"vocab_size", 512},    {"max_position_embeddings", 512}, {"rope_theta", 1e6},
+                       {"rms_norm_eps", 1e-5}, {"tie_word_embeddings", false},   {"bos_token_id", 1},
+                       {"eos_token_id", 2},    {"hidden_act", "silu"},           {"norm_topk_prob", false}};
+  Json mixtral = {{"architectures", {"MixtralForCausalLM"}},
+                  {"num_hidden_layers", 1},
+                  {"hidden_size", 4096},
+                  {"num_attention_heads", 32},
+                  {"num_key_value_heads", 8},
+                  {"num_local_experts", 8},
+                  {"num_experts_per_tok", 2},
+                  {"intermediate_size", 14336}};
+  Json qwen = {{"architectures", {"Qwen2MoeForCausalLM"}},
+               {"num_hidden_layers", 2},
+               {"hidden_size", 2048},
+               {"num_attention_heads", 16},
+               {"num_key_value_heads", 16},
+               {"num_experts", 60},
+               {"num_experts_per_tok", 4},
+               {"moe_intermediate_size", 1408},
+               {"shared_expert_intermediate_size", 5632}};
+  for (Json* config : {&mixtral, &qwen}) {
+    config->update(common);
+    const TemporaryFolder folder;
+    write_layers(folder.path(), *config);
+    for (const std::string stack : {"lru", "hobbit"}) {
+      INFO((*config)["architectures"][0] << ", " << stack);
+      emulated::reset({.eager = true, .chunk_bytes = 1U << 26U, .total_bytes = std::uint64_t{8} << 30U});
+      constexpr std::uint32_t prompt = 12;
+      const Ran ran = run_on_gpu(folder.path(), stack, 50, prompt);
+      REQUIRE(ran.logits.allFinite());
+      CpuModel reference(folder.path());
+      reference.add_precisions(find_stack(stack).precisions);
+      Following following(reference.config(), reference.store(), ran.plans);
+      const Matrix expected = logits_of(reference, following, prompt);
+      const double worst = apart(ran.logits, expected);
+      CHECK(worst < 1e-5);
+      CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
+      MESSAGE((*config)["architectures"][0] << ", " << stack << ": at most " << worst << " apart");
+    }
+  }
+}
+
+TEST_CASE("CUDA: prompts so long that experts go through cuBLAS") {
+  for (const std::string name : {"tiny-mixtral", "tiny-qwen-moe"}) {
+    for (const std::string stack : {"lru", "hobbit"}) {
+      // Of tiny-mixtral's 8 experts, some get more rows than go straight from the weights.
+      if ((stack == "lru") != (name == "tiny-mixtral")) continue;
+      INFO(name << ", " << stack);
+      constexpr std::uint32_t prompt = 150;
+      emulated::reset({.eager = true});
+      const Ran ran = run_on_gpu(name, stack, 25, prompt);
+      CpuModel& reference = host(name);
+      Following following(reference.config(), reference.store(), ran.plans);
+      CHECK(apart(ran.logits, logits_of(reference, following, prompt)) < 1e-5);
+      CHECK((ran.most_rows > 40 || name == "tiny-qwen-moe"));
+    }
+  }
+}
+
+TEST_CASE("CUDA: lossless stacks without host compute give the resident model's bits, whatever the order of streams") {
+  for (const std::string name : {"tiny-mixtral", "tiny-qwen-moe"}) {
+    emulated::reset({.eager = true});
+    const Matrix resident = run_on_gpu(name, "resident", 100).logits;
+    std::uint64_t seed = name == "tiny-mixtral" ? 0 : 1, copies = 0;
+    for (const StackInfo& info : all_stacks()) {
+      if (!info.lossless || info.keeps_everything || info.precisions.bits != PrecisionSet(Precision::full).bits)
+        continue;
+      if (info.name == "static-host") continue;       // computes on the host
+      if (++seed % 2 == 0 && !all_of_it()) continue;  // the other model has its turn
+      const double percent = std::array{12.5, 25.0, 50.0, 100.0}[seed / 2 % 4];
+      emulated::Options o;
+      o.seed = seed;
+      emulated::reset(o);
+      INFO(name << ", " << info.name << " at " << percent << "%, seed " << seed);
+      const Ran ran = run_on_gpu(name, info.name, percent);
+      const Outcomes& o1 = ran.counters.of(Phase::prefill);
+      const Outcomes& o2 = ran.counters.of(Phase::decode);
+      if (o1.host_computed + o2.host_computed > 0) {  // whose sums have another order
+        CHECK(apart(ran.logits, resident) < 1e-5);
+        continue;
+      }
+      CHECK(ran.logits == resident);
+      copies += o2.misses;
+    }
+    CHECK(copies > 0);
+  }
+}
+
+TEST_CASE("CUDA: with the streams in any order, stacks that lose something never compute from the wrong bytes") {
+  CpuModel& reference = host("tiny-qwen-moe");
+  for (const std::string stack : {"hobbit", "hobbit-cooperative", "importance-driven", "fate", "hybrimoe"}) {
+    for (std::uint64_t seed = 1; seed <= (all_of_it() ? 2 : 1); ++seed) {
+      INFO(stack << ", seed " << seed);
+      emulated::Options o;
+      o.seed = seed;
+      o.chunk_bytes = 1024;
+      o.random_fibers = stack == "fate" || seed == 2;
+      emulated::reset(o);
+      const Ran ran = run_on_gpu("tiny-qwen-moe", stack, 12.5);
+      REQUIRE(ran.logits.allFinite());  // slots are poisoned
+      Following following(reference.config(), reference.store(), ran.plans);
+      CHECK(apart(ran.logits, logits_of(reference, following, short_prompt)) < 1e-5);
+    }
+  }
+}
+
+/// Notes what the device has been given between a partial hidden state and what the host makes of its scores.
+class BetweenPartialAndLook final : public PassingRunner {
+ public:
+  using PassingRunner::PassingRunner;
+  void partial(Matrix& out) const override {
+    before_ = emulated::counters().launches;
+    runner_.partial(out);
+  }
+  void look_ahead(std::uint16_t layer, const Matrix& scores) override {
+    launches[waits() ? 1 : 0].insert(emulated::counters().launches - before_);
+    runner_.look_ahead(layer, scores);
+  }
+  std::set<std::uint64_t> launches[2];  ///< by whether the plan waits for something
+
+ private:
+  mutable std::uint64_t before_ = 0;
+};
+
+TEST_CASE(
+    "CUDA: the device has the next layer's gate to do while the host looks ahead, if it waits for nothing - emulated") {
+  emulated::reset({.eager = true});
+  const auto model = make_cuda_model(ModelFiles(folder("tiny-qwen-moe")));
+  RunnerOptions o = options_for("importance+pre", share(*model, 50));
+  o.poison = false;  // which is launches, too
+  model->add_precisions(precisions_for(o));
+  o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) {
+    return model->make_device(needs, given);
+  };
+  const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
+  BetweenPartialAndLook watch(*runner);
+  logits_of(*model, watch, short_prompt);
+  // A sum, attention and the gate; without anything to wait for the same again, on the whole hidden state.
+  REQUIRE(watch.launches[1].size() == 1);
+  REQUIRE(watch.launches[0].size() == 1);
+  CHECK(*watch.launches[0].begin() == 2 * *watch.launches[1].begin());
+}
+
+/// Gives no expert to a thread other than its maker's before that one has called the link so often.
+class SlowStore final : public ExpertStore {
+ public:
+  SlowStore(const ExpertStore& inner, const std::atomic<std::uint64_t>& calls) : inner_(inner), calls_(calls) {}
+  [[nodiscard]] const ExpertLayout& layout() const override { return inner_.layout(); }
+  [[nodiscard]] std::uint8_t precisions() const override { return inner_.precisions(); }
+  void add(Precision /*p*/) override {}
+  [[nodiscard]] HeldBytes bytes(Variant v) const override {
+    if (std::this_thread::get_id() != owner_) {
+      ++given;
+      const std::uint64_t until = calls_ + 50;
+      for (int ms = 0; calls_ < until; ++ms) {
+        if (ms == 10'000) throw InputError("nobody has called the link");
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    return inner_.bytes(v);
+  }
+  [[nodiscard]] std::vector<std::pair<const std::byte*, std::size_t>> fixed_memory() const override {
+    return inner_.fixed_memory();
+  }
+  mutable std::uint32_t given = 0;
+
+ private:
+  const ExpertStore& inner_;
+  const std::atomic<std::uint64_t>& calls_;
+  std::thread::id owner_ = std::this_thread::get_id();
+};
+
+TEST_CASE("CUDA: while the host computes experts, copies are moved on") {
+  emulated::reset({.eager = true});
+  const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+  PlanLog plans;
+  std::atomic<std::uint64_t> calls = 0;
+  RunnerOptions o = options_for("static-host", share(*model, 50));
+  o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) -> std::unique_ptr<ExpertDevice> {
+    return std::make_unique<Watched>(model->make_device(needs, given), plans, &calls);
+  };
+  const SlowStore store(model->store(), calls);
+  const auto runner = make_runner(model->config(), store, model->gates(), o);
+  std::vector<KvCache> caches;
+  caches.push_back(model->make_cache(2));
+  model->forward(Phase::decode, {{0, 256, 0}}, caches, *runner, 1);
+  CHECK(store.given > 0);
+}
+
+TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits") {
+  const auto run = [](std::uint64_t device_bytes, const std::string& stack, double percent) -> std::string {
+    emulated::Options o;
+    o.eager = true;
+    o.total_bytes = device_bytes;
+    emulated::reset(o);
+    try {
+      static_cast<void>(run_on_gpu("tiny-mixtral", stack, percent));
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(run(std::uint64_t{256} << 20U, "lru", 50).empty());
+  CHECK(run(1 << 20U, "lru", 50).find("bytes for activations do not fit the device: ") != std::string::npos);
+  const std::string slots = run(std::uint64_t{32} << 20U, "lru", 100);
+  CHECK(slots.find("bytes for the experts' slots do not fit the device: ") != std::string::npos);
+  const std::size_t at = slots.find("--budget ");
+  REQUIRE(at != std::string::npos);
+  const double budget = std::stod(slots.substr(at + 9));
+  const double all = static_cast<double>(share(host("tiny-mixtral"), 100));
+  CHECK(run(std::uint64_t{32} << 20U, "lru", budget / all * 100).empty());
+}
+
+TEST_CASE("CUDA: a GPU that this build has no code for is none, with what to configure - emulated") {
+  emulated::reset({.eager = true});
+  CHECK(no_cuda().empty());
+  emulated::fail("cudaFuncGetAttributes", 1, cudaErrorNoKernelImageForDevice);
+  const std::string why = no_cuda();
+  CHECK(why.starts_with("this build has no code for "));
+  CHECK(why.find("-DCMAKE_CUDA_ARCHITECTURES=") != std::string::npos);
+  CHECK(no_cuda().empty());  // no error stays behind
+}
+
+TEST_CASE("CUDA: experts that are not page-locked go through buffers, with a warning, to the same bits - emulated") {
+  const auto run = [](bool refused) {
+    emulated::reset({.eager = true});
+    const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+    CHECK(model->warning().empty());
+    const std::uint64_t locked = emulated::counters().pinned_bytes;
+    if (refused) emulated::fail("cudaHostRegister", 1, cudaErrorMemoryAllocation);
+    model->add_precisions(find_stack("hobbit").precisions);
+    if (refused) {  // all or nothing
+      CHECK(model->warning().find("cudaHostRegister: cudaErrorMemoryAllocation") != std::string::npos);
+      CHECK(emulated::counters().pinned_bytes < locked);
+    } else {
+      CHECK(model->warning().empty());
+      CHECK(emulated::counters().pinned_bytes > locked);
+    }
+    const auto runner = make_runner(*model, options_for("lru", share(*model, 25)));
+    return logits_of(*model, *runner, short_prompt);
+  };
+  const Matrix locked = run(false);
+  CHECK(run(true) == locked);
+}
+
+TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back") {
+  emulated::reset({.eager = true});
+  {
+    const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+    const auto runner = make_runner(*model, options_for("lru", share(*model, 25)));
+    static_cast<void>(logits_of(*model, *runner, short_prompt));
+    std::uint64_t sum = 0;
+    for (const auto& [use, bytes] : model->device_memory()) sum += bytes;
+    // What is not there any more: keys and values; and the buffer that the link was measured with.
+    CHECK(sum + 1 == emulated::counters().device_bytes_peak);  // an arena has a byte more than its slots
+    CHECK(runner->arena_bytes() <= share(*model, 25));
+  }
+  CHECK(emulated::counters().device_bytes == 0);
+  CHECK(emulated::counters().pinned_bytes == 0);
+}
+
+TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name, and nothing hangs") {
+  for (std::uint64_t steps : {0U, 10U, 1000U, 8000U}) {
+    CAPTURE(steps);
+    emulated::reset({});
+    std::string why;
+    try {
+      const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+      const auto runner = make_runner(*model, options_for("cross-layer-lru", share(*model, 25)));
+      emulated::lose_device(cudaErrorLaunchFailure, steps);
+      static_cast<void>(logits_of(*model, *runner, short_prompt));
+    } catch (const std::exception& e) {
+      why = e.what();
+    }
+    INFO(why);
+    const bool of_blas = why.starts_with("cublas");  // which has words of its own for it
+    CHECK((of_blas || why.find("cudaErrorLaunchFailure") != std::string::npos));
+  }
+  for (const std::string call :
+       {"cudaLaunchKernelEx", "cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery", "cublasSgemm"}) {
+    emulated::reset({.eager = true});
+    std::string why;
+    try {
+      const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
+      const auto runner = make_runner(*model, options_for("lru", share(*model, 25)));
+      emulated::fail(call.c_str(), 3, cudaErrorLaunchOutOfResources);
+      static_cast<void>(logits_of(*model, *runner, short_prompt));
+    } catch (const std::exception& e) {
+      why = e.what();
+    }
+    INFO(call << ": " << why);
+    CHECK(!why.empty());
+    CHECK((call == "cudaLaunchKernelEx" || why.find(call) != std::string::npos));
+  }
+}
+
+TEST_CASE("CUDA: the command computes there, reports it, and reads experts from a disk on the way") {
+  const TemporaryFolder folder;
+  const std::string ferry = std::string("'") + FERRY_EMULATED + "' ", at = "'" + folder.path().string() + "/";
+  const std::string run = ferry + "run --model tiny-mixtral --max-new-tokens 12 --prompt 'To be' --stack ";
+  auto text_of = [](const Shell& r) { return r.out.substr(0, r.out.find("\n\nstack")); };
+
+  const Shell host = shell(run + "lru --device host");
+  REQUIRE(host.status == 0);
+  const Shell gpu =
+      shell(run + "lru --json " + at + "gpu.json' --timeline " + at + "gpu.trace'");  // there is one: auto
+  CHECK(gpu.status == 0);
+  CHECK(text_of(gpu) == text_of(host));
+  const Json report = Json::parse(std::ifstream(folder.path() / "gpu.json"));
+  CHECK(report["device"] != "host");
+  CHECK(report["device_memory_bytes"]["experts"] == report["budget_bytes"]);
+  CHECK(report["device_memory_bytes"]["keys_and_values"] == report["kv_bytes"]);
+  CHECK(report["device_memory_bytes"]["weights"].get<std::uint64_t>() > 100'000);
+  CHECK(report["decode"]["misses"].get<std::uint64_t>() > 0);
+  CHECK(report["stall_s"].get<double>() > 0);
+  const Json timeline = Json::parse(std::ifstream(folder.path() / "gpu.trace"));
+  std::set<std::string> names;
+  for (const Json& e : timeline["traceEvents"]) {
+    if (e.contains("name")) names.insert(e["name"].get<std::string>());
+  }
+  CHECK(std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("demand"); }));
+  for (const char* name : {"attention", "gate", "wait"}) CHECK(names.contains(name));
+  CHECK(std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.starts_with("expert"); }));
+
+  REQUIRE(shell(ferry + "pack --model tiny-mixtral --out " + at + "store'").status == 0);
+  const Shell disk = shell(run + "lru --device cuda --host-memory 25% --store " + at + "store'");
+  CHECK(disk.status == 0);
+  CHECK(text_of(disk) == text_of(host));
+
+  const Shell machine = shell(run + "lru --device cuda --machine rtx3090-pcie3");
+  CHECK(machine.status == 2);
+  CHECK(machine.out == "ferry: --machine: imitates a link on the host device: leave it out, or name --device host\n");
+  const Shell imitated = shell(run + "lru --machine rtx3090-pcie3");
+  CHECK(imitated.status == 0);
+  CHECK(text_of(imitated).find(text_of(host)) != std::string::npos);
+  const Shell budget = shell(run + "lru --device cuda --budget 1000");
+  CHECK(budget.status == 2);
+}

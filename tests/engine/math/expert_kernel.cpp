@@ -1,0 +1,276 @@
+// Products straight from stored weights against naive ones in double, and every precision's logits against a float
+// reference that dequantises first.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "cpu/cpu_model.hpp"
+#include "engine/fixtures/prompts.hpp"
+#include "ferry/codec/round_to_nearest.hpp"
+#include "inference/generate.hpp"
+#include "math/expert_kernel.hpp"
+#include "support/bare_runner.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+using Doubles = Eigen::MatrixXd;
+
+constexpr double tolerance = 1e-5;  // of a product, relative to its norm
+constexpr Eigen::Index most_rows = 20;
+
+std::vector<ProductPath> paths() {
+  std::vector<ProductPath> all{ProductPath::portable};
+  if (runs_here(ProductPath::avx2)) all.push_back(ProductPath::avx2);
+  return all;
+}
+
+/// Between -1 and 1, in some groups of 32 much smaller.
+std::vector<float> random_weights(test::Random& random, std::size_t count) {
+  std::vector<float> weights(count);
+  float factor = 1;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i % 32 == 0) factor = random.chance(30) ? 1e-3F : 1;
+    weights[i] = factor * (2 * random.unit() - 1);
+  }
+  return weights;
+}
+
+std::size_t pack_weights(const PassThroughLayout& w, const float* weights, std::byte* to) {
+  return pack(w, weights, to);
+}
+std::size_t pack_weights(const PackedLayout& w, const float* weights, std::byte* to) {
+  return pack(w, weights, to, RoundToNearest{});
+}
+
+template <class Layout>
+Doubles unpacked(const Layout& w, const std::byte* weights) {
+  Doubles all(w.rows, w.columns);
+  for (std::uint32_t r = 0; r < w.rows; ++r) {
+    for (std::uint32_t c = 0; c < w.columns; ++c) all(r, c) = unpack_weight(w, weights, r, c);
+  }
+  return all;
+}
+
+/// The largest error of a row relative to the row's norm.
+double worst_error(const Matrix& y, const Doubles& expected) {
+  return ((y.cast<double>() - expected).rowwise().norm().array() / expected.rowwise().norm().array()).maxCoeff();
+}
+
+/// Whether rows give the same bits when computed in other company: the last n of them, for each n.
+template <class Run>
+bool rows_stand_alone(const Matrix& x, const Matrix& y, const Run& run) {
+  Matrix some;
+  for (Eigen::Index n = 1; n <= x.rows(); ++n) {
+    run(Matrix(x.bottomRows(n)), some);
+    if (some.rows() != n || some != y.bottomRows(n)) return false;
+  }
+  return true;
+}
+
+template <class Layout>
+void check_product(const Layout& w, test::Random& random) {
+  CAPTURE(w.columns);
+  std::vector<std::byte> memory(1 + w.bytes());  // at an odd address, with nothing behind it
+  std::byte* weights = memory.data() + 1;
+  const std::vector<float> all = random_weights(random, std::size_t{w.rows} * w.columns);
+  REQUIRE(pack_weights(w, all.data(), weights) == no_weight);
+  Matrix x(most_rows, w.columns), y, plain_y;
+  for (float& v : x.reshaped()) v = random.unit() * 4 - 2;
+  const Doubles stored = unpacked(w, weights), expected = x.cast<double>() * stored.transpose();
+  const Matrix floats = stored.cast<float>();
+  for (const ProductPath path : paths()) {
+    CAPTURE(static_cast<int>(path));
+    PackedProduct product(path);
+    auto run = [&](const Matrix& rows, Matrix& to) { product.run(w, weights, rows, to); };
+    run(x, y);
+    REQUIRE(y.rows() == most_rows);
+    CHECK(worst_error(y, expected) < tolerance);
+    CHECK(rows_stand_alone(x, y, run));
+    const PassThroughLayout plain{w.rows, w.columns, FloatType::f32};
+    product.run(plain, reinterpret_cast<const std::byte*>(floats.data()), x, plain_y);
+    CHECK(plain_y == y);
+  }
+}
+
+TEST_CASE("products with stored weights of every type and width, group and odd length are exact and rows stand alone") {
+  test::Random random(3);
+  for (const std::uint32_t columns : {1U, 7U, 32U, 33U, 95U, 128U, 511U, 512U, 600U, 1057U}) {
+    for (const FloatType type : {FloatType::bf16, FloatType::f16, FloatType::f32}) {
+      CAPTURE(static_cast<int>(type));
+      check_product(PassThroughLayout{11, columns, type}, random);
+    }
+    for (const std::uint32_t bits : {8U, 4U, 2U}) {
+      for (const std::uint32_t group : {32U, 64U, 128U}) {
+        CAPTURE(bits);
+        CAPTURE(group);
+        check_product(PackedLayout{11, columns, bits, group}, random);
+      }
+    }
+  }
+  for (const std::uint32_t outputs : {1U, 2U, 4U, 8U}) check_product(PackedLayout{outputs, 70, 4, 32}, random);
+}
+
+TEST_CASE("the path that is chosen is one that runs here, and without rows there is nothing to compute") {
+  CHECK(runs_here(ProductPath::portable));
+  CHECK(runs_here(best_path()));
+  for (const ProductPath path : paths()) {
+    Matrix y(3, 3);
+    PackedProduct(path).run(PassThroughLayout{2, 5, FloatType::f32}, nullptr, Matrix(0, 5), y);
+    CHECK(y.rows() == 0);
+    CHECK(y.cols() == 2);
+  }
+}
+
+TEST_CASE("what an earlier product left behind stays out of the next one") {
+  const std::vector<float> weights(64, 1);
+  const auto* bytes = reinterpret_cast<const std::byte*>(weights.data());
+  for (const ProductPath path : paths()) {
+    PackedProduct product(path);
+    Matrix y;
+    product.run(PassThroughLayout{1, 64, FloatType::f32}, bytes, Matrix::Constant(5, 64, NAN), y);
+    product.run(PassThroughLayout{1, 33, FloatType::f32}, bytes, Matrix::Ones(5, 33), y);
+    CHECK(y == Matrix::Constant(5, 1, 33));
+  }
+}
+
+/// y = down (silu(gate x) * up x) in double.
+Doubles naive_expert(const ExpertLayout& l, Precision p, const std::byte* expert, const Doubles& x) {
+  Doubles w[3];
+  for (int part = 0; part < 3; ++part) {
+    const std::byte* at = expert + l.part_at(part, p);
+    w[part] = p == Precision::full ? unpacked(l.plain(part), at) : unpacked(l.packed(part, p), at);
+  }
+  const Doubles gate = x * w[0].transpose(), up = x * w[1].transpose();
+  const Doubles activated = (gate.array() / (1 + (-gate.array()).exp()) * up.array()).matrix();
+  return activated * w[2].transpose();
+}
+
+TEST_CASE("experts of every type, precision and odd size run as in double, and rows stand alone") {
+  test::Random random(5);
+  for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+    for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
+      const ExpertLayout l{67, 45, type};
+      CAPTURE(l.name(p));
+      std::vector<std::byte> expert(l.bytes(p));
+      const std::vector<float> weights = random_weights(random, std::size_t{l.hidden} * l.width);
+      for (int part = 0; part < 3; ++part) {
+        std::byte* at = expert.data() + l.part_at(part, p);
+        REQUIRE((p == Precision::full ? pack_weights(l.plain(part), weights.data(), at)
+                                      : pack_weights(l.packed(part, p), weights.data(), at)) == no_weight);
+      }
+      Matrix x(most_rows, l.hidden), y;
+      for (float& v : x.reshaped()) v = random.unit() * 2 - 1;
+      const Doubles expected = naive_expert(l, p, expert.data(), x.cast<double>());
+      for (const ProductPath path : paths()) {
+        ExpertKernel kernel(l, path);
+        auto run = [&](const Matrix& rows, Matrix& to) { kernel.run(expert.data(), p, rows, to); };
+        run(x, y);
+        CHECK(worst_error(y, expected) < tolerance);
+        CHECK(rows_stand_alone(x, y, run));
+      }
+    }
+  }
+}
+
+/// The model's own routing and experts that become doubles first, weight by weight.
+class NaiveRunner final : public test::BareRunner {
+ public:
+  NaiveRunner(const ModelConfig& config, const ExpertStore& store, Precision p)
+      : config_(config), store_(store), precision_(p) {}
+
+  /// The least distance of a chosen expert's score to the best that was not.
+  double least_margin = std::numeric_limits<double>::infinity();
+
+  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& /*took*/) override {
+    struct Use {
+      Eigen::Index row;
+      double weight;
+    };
+    std::map<std::uint16_t, std::vector<Use>> uses_of;
+    for (Eigen::Index row = 0; row < scores.rows(); ++row) {
+      std::vector<std::pair<double, std::uint16_t>> best;
+      for (Eigen::Index e = 0; e < scores.cols(); ++e) best.emplace_back(scores(row, e), e);
+      std::sort(best.rbegin(), best.rend());
+      least_margin = std::min(least_margin, best[config_.top_k - 1].first - best[config_.top_k].first);
+      double sum = 0;
+      for (std::uint32_t i = 0; i < config_.top_k; ++i) sum += best[i].first;
+      for (std::uint32_t i = 0; i < config_.top_k; ++i) {
+        uses_of[best[i].second].push_back({row, config_.renormalise ? best[i].first / sum : best[i].first});
+      }
+    }
+    out_ = Doubles::Zero(input.rows(), input.cols());
+    for (const auto& [expert, rows] : uses_of) {
+      Doubles x(static_cast<Eigen::Index>(rows.size()), input.cols());
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        x.row(static_cast<Eigen::Index>(i)) = input.row(rows[i].row).cast<double>();
+      }
+      const HeldBytes bytes = store_.bytes({{layer, expert}, precision_});
+      const Doubles y = naive_expert(store_.layout(), precision_, bytes.view.data, x);
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        out_.row(rows[i].row) += rows[i].weight * y.row(static_cast<Eigen::Index>(i));
+      }
+    }
+  }
+  void run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) override { out = out_.cast<float>(); }
+
+ private:
+  const ModelConfig& config_;
+  const ExpertStore& store_;
+  Precision precision_;
+  Doubles out_;
+};
+
+/// Logits of a prefill of 20 tokens, and of 4 that follow one by one.
+Matrix logits_of(CpuModel& model, ExpertRunner& runner, const std::vector<std::uint32_t>& tokens) {
+  constexpr std::uint32_t prefill = 20, all = 24;
+  REQUIRE(tokens.size() >= all);
+  std::vector<KvCache> caches;
+  caches.emplace_back(model.config(), all);
+  std::vector<TokenRow> rows;
+  for (std::uint32_t i = 0; i < prefill; ++i) rows.push_back({0, tokens[i], i});
+  Matrix logits(all, model.config().vocabulary);
+  logits.topRows(prefill) = model.forward(Phase::prefill, rows, caches, runner, prefill);
+  for (std::uint32_t i = prefill; i < all; ++i) {
+    logits.row(i) = model.forward(Phase::decode, {{0, tokens[i], i}}, caches, runner, 1);
+  }
+  return logits;
+}
+
+void check_logits(const std::string& name) {
+  CpuModel model(std::filesystem::path(FERRY_MODELS) / name);
+  const std::vector<std::uint32_t> tokens = tokenize(model.config(), test::prompts()[2].substr(36));
+  const std::pair<std::string, Precision> stacks[] = {{"resident", Precision::full},
+                                                      {"resident-int8", Precision::int8},
+                                                      {"resident-int4", Precision::int4},
+                                                      {"resident-int2", Precision::int2}};
+  for (const auto& [label, p] : stacks) {
+    const std::string& stack = label;
+    CAPTURE(stack);
+    RunnerOptions o;
+    o.stack = stack;
+    model.add_precisions(precisions_for(o));
+    NaiveRunner naive(model.config(), model.store(), p);
+    const Doubles expected = logits_of(model, naive, tokens).cast<double>();
+    const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+    const double error = worst_error(logits_of(model, *runner, tokens), expected);
+    // Text that has no near tie between experts, which rounding alone, some 1e-7 of a score, could turn.
+    CHECK(naive.least_margin > 5e-6);
+    CHECK(error < 1e-4);
+    MESSAGE(name << " " << stack << ": error of logits " << error << ", least margin of a gate " << naive.least_margin);
+  }
+}
+
+TEST_CASE("tiny-qwen-moe: logits at every precision are those of experts that become floats first") {
+  check_logits("tiny-qwen-moe");
+}
+TEST_CASE("tiny-mixtral: logits at every precision are those of experts that become floats first") {
+  check_logits("tiny-mixtral");
+}
+
+}  // namespace

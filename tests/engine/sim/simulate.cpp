@@ -1,0 +1,185 @@
+// A simulation of what the engine recorded is the engine's run on the virtual clock, span for span.
+#include "sim/simulate.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "cpu/cpu_model.hpp"
+#include "engine/fixtures/prompts.hpp"
+#include "inference/generate.hpp"
+#include "trace/record.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+using test::prompts;
+
+CpuModel& model(const std::string& name) {
+  static std::map<std::string, CpuModel> loaded;
+  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name).first->second;
+}
+
+bool quick() {
+  return std::getenv("FERRY_TEST_QUICK") != nullptr;
+}
+
+/// Costs that depend on everything they can: rows, precision, both processors, latency.
+Costs varied_costs(std::uint64_t expert_bytes) {
+  Costs c;
+  c.device = {expert_bytes * 50'000, 3'000'000'000, 1'500};  // an expert: 20 us, or 0.1 ms for 10 rows
+  c.host = {expert_bytes * 10'000, 1'000'000'000, 700};
+  c.link_bytes_per_s = expert_bytes * 4'000;  // 0.25 ms
+  c.link_latency_ns = 1'234;
+  c.layer_ns = 5'000;
+  c.work = {{expert_bytes * 2, 60'000, 30'000}};
+  return c;
+}
+
+bool same(const Span& a, const Span& b) {
+  return a.lane == b.lane && std::strcmp(a.name, b.name) == 0 && a.begin_ns == b.begin_ns && a.end_ns == b.end_ns &&
+         a.has_expert == b.has_expert && a.what == b.what && a.ticket == b.ticket;
+}
+
+}  // namespace
+
+TEST_CASE("a simulated stack does what the engine does on the virtual clock, to the nanosecond") {
+  for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
+    if (quick() && name == "tiny-mixtral") continue;
+    CpuModel& m = model(name);
+    const std::uint64_t expert = m.store().layout().bytes(), all = expert * m.config().layers * m.config().experts;
+    std::uint32_t number = 0;
+    for (const StackInfo& info : all_stacks()) {
+      if (quick() && number++ % 3 != 0) continue;
+      // 5 prompts in groups of 2: the last group has one.
+      for (const std::uint32_t batch : {1U, 2U}) {
+        if (quick() && batch == 1) continue;
+        CAPTURE(name);
+        CAPTURE(info.name);
+        CAPTURE(batch);
+        m.add_precisions(info.precisions);
+        RunnerOptions o;
+        o.stack = info.name;
+        o.max_rows = 40;
+        o.budget_bytes = all / 4;
+        o.virtual_costs = varied_costs(expert);
+        o.log = true;
+        const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+        Recorder recorder(*runner, m, 3);
+        GenerateOptions g;
+        g.prompts = prompts();
+        if (batch == 2) g.prompts.insert(g.prompts.end(), {"The ferry", "A"});
+        g.batch = batch;
+        g.max_new_tokens = 9;
+        g.prefill_chunk = 40;
+        const Generated made = generate(m, recorder, g);
+        const auto trace = recorder.take(name);
+
+        SimulateOptions s;
+        static_cast<StackOptions&>(s) = o;
+        s.batch = batch;
+        s.prefill_chunk = 40;
+        s.log = true;
+        const Simulated simulated = simulate(trace->trace, *o.virtual_costs, s);
+        CHECK(simulated.finished);
+        CHECK(std::memcmp(&simulated.counters, &runner->counters(), sizeof(Counters)) == 0);
+        CHECK(simulated.phase[1].tokens == made.decode_tokens);
+        CHECK(simulated.phase[0].tokens == made.prefill_tokens);
+        CHECK(simulated.arena_bytes == runner->arena_bytes());
+        const std::vector<Span> there = runner->link_spans();
+        REQUIRE(simulated.spans.size() == there.size());
+        std::size_t different = 0;
+        for (std::size_t i = 0; i < there.size(); ++i) different += same(simulated.spans[i], there[i]) ? 0 : 1;
+        CHECK(different == 0);
+        for (std::uint16_t l = 0; l < m.config().layers && runner->look_ahead_depth() > 0; ++l) {
+          const Accuracy a = runner->prediction_accuracy(1, l), b = simulated.accuracy[0][l];
+          CHECK(a.predicted == b.predicted);
+          CHECK(a.needed == b.needed);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("stacks whose decisions do not depend on arrival times do the same on the host thread as in virtual time") {
+  CpuModel& m = model("tiny-qwen-moe");
+  const std::uint64_t expert = m.store().layout().bytes(), all = expert * m.config().layers * m.config().experts;
+  for (const std::string stack : {"resident-int4", "on-demand", "lru", "static-host", "importance+ce", "importance+er",
+                                  "hobbit+dynamic"}) {  // no prefetch, no measured costs
+    if (quick() && stack != "lru" && stack != "static-host" && stack != "hobbit+dynamic") continue;
+    for (const std::uint32_t batch : {1U, 3U}) {
+      if (quick() && batch == 1) continue;
+      CAPTURE(stack);
+      CAPTURE(batch);
+      m.add_precisions(find_stack(stack).precisions);
+      RunnerOptions o;
+      o.stack = stack;
+      o.max_rows = 48;
+      o.budget_bytes = all / 4;
+      o.link_bytes_per_s = expert * 20'000;
+      Counters counters[2];
+      std::vector<std::string> text[2];
+      for (int thread = 0; thread < 2; ++thread) {
+        o.virtual_costs.reset();
+        if (thread == 0) o.virtual_costs = varied_costs(expert);
+        const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+        GenerateOptions g;
+        g.prompts = prompts();
+        g.batch = batch;
+        g.max_new_tokens = quick() ? 4 : 16;
+        g.prefill_chunk = 48;
+        text[thread] = generate(m, *runner, g).text;
+        counters[thread] = runner->counters();
+      }
+      CHECK(text[0] == text[1]);
+      CHECK(std::memcmp(&counters[0], &counters[1], sizeof(Counters)) == 0);
+    }
+  }
+}
+
+TEST_CASE("clairvoyance: perfect prediction names what is asked for, Belady is no worse than LRU") {
+  CpuModel& m = model("tiny-qwen-moe");
+  const std::uint64_t expert = m.store().layout().bytes(), all = expert * m.config().layers * m.config().experts;
+  RunnerOptions o;
+  o.stack = "resident";
+  const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+  RecordOptions r;
+  r.window = 64;
+  r.prompt = 8;
+  const auto trace = record_text(m, *runner, "tiny-qwen-moe", prompts()[0] + prompts()[1] + prompts()[2], r);
+  CHECK(trace->trace.sequences() > 3);
+  CHECK(trace->token_ids.size() == trace->trace.tokens);
+  const Costs costs = varied_costs(expert);
+  SimulateOptions s;
+  s.stack = "lru";
+  s.budget_bytes = all / 4;
+  const Simulated lru = simulate(trace->trace, costs, s);
+  s.knows = Clairvoyance::demand;
+  const Simulated belady = simulate(trace->trace, costs, s);
+  s.knows = Clairvoyance::prediction;
+  const Simulated predicted = simulate(trace->trace, costs, s);
+  const auto decode = static_cast<unsigned>(Phase::decode);
+  CHECK(belady.counters.phase[decode].hits > lru.counters.phase[decode].hits);
+  CHECK(predicted.counters.prefetch.accuracy.recall() == 1.0);
+  CHECK(predicted.phase[decode].total < lru.phase[decode].total);
+  // A stack that predicts keeps its cache, or its predictor.
+  s.stack = "cross-layer-lru";
+  s.knows = Clairvoyance::cache;
+  CHECK(simulate(trace->trace, costs, s).counters.prefetch.accuracy.needed > 0);
+  for (const char* stack : {"hobbit", "fate", "importance-driven"}) {
+    s.stack = stack;
+    CHECK_THROWS_AS(simulate(trace->trace, costs, s), NoFuture);
+  }
+  s.stack = "on-demand";
+  CHECK_THROWS_AS(simulate(trace->trace, costs, s), NoFuture);
+  s.stack = "lru";
+  s.knows = Clairvoyance::none;
+  s.max_tokens = 20;
+  const Simulated cut = simulate(trace->trace, costs, s);
+  CHECK(cut.finished);
+  CHECK(cut.phase[0].tokens + cut.phase[1].tokens == 20);
+}

@@ -1,0 +1,37 @@
+#include "ferry/detail/live_sequences.hpp"
+
+#include <doctest/doctest.h>
+
+#include <new>
+
+using namespace ferry;
+
+TEST_CASE("the end of the last live sequence is noticed, and only that") {
+  alignas(64) std::byte block[256];
+  auto& live = *new (block) detail::LiveSequences;
+  Carver carve(block + 64);
+  live.reserve(carve, Shape{1, 1, 1, 3});
+  const std::uint32_t prompt[] = {7, 7, 7}, batch[] = {7, 9};
+  live.note({prompt, 3});
+  live.note({batch, 2});
+  CHECK_FALSE(live.end(7));
+  CHECK_FALSE(live.end(7));  // ended already
+  CHECK_FALSE(live.end(5));  // never began
+  CHECK(live.end(9));
+  CHECK_FALSE(live.end(9));
+  live.note({prompt, 3});
+  CHECK(live.end(7));
+}
+
+TEST_CASE("sequences beyond the largest batch are not noticed and do no harm") {
+  alignas(64) std::byte block[256];
+  auto& live = *new (block) detail::LiveSequences;
+  Carver carve(block + 64);
+  live.reserve(carve, Shape{1, 1, 1, 2});
+  const std::uint32_t first[] = {1, 2}, second[] = {3, 4};
+  live.note({first, 2});
+  live.note({second, 2});
+  CHECK_FALSE(live.end(3));
+  CHECK_FALSE(live.end(1));
+  CHECK(live.end(2));
+}
