@@ -128,7 +128,7 @@ class LayerDecision {
 
   LayerDecision(const CoreConfig<Stack>& config, const Routing& routing, bool preload)
       : routing_(routing), pipe_(config, link_) {
-    if (preload) pipe_.preload(static_cast<Precision>(std::bit_width(config.precision.precisions()) - 1));
+    if (preload) pipe_.preload();
     for (std::uint32_t i = 0; i < Routing::steps * Routing::layers; ++i) next();
   }
 
@@ -142,12 +142,14 @@ class LayerDecision {
     if constexpr (rows == RowSource::partial_hidden) routing_.fetch_next(step_, layer_, Routing::ahead + 1U);
     if (layer_ == 0) pipe_.begin_step({Phase::decode, routing_.sequences()});
     const Plan plan = pipe_.plan(routing_.scores(step_, layer_));
-    if constexpr (rows == RowSource::none || rows == RowSource::gate_input) look_ahead();
+    pipe_.look_ahead();
+    pipe_.look_ahead(RowSource::gate_input, [&](std::uint16_t /*layer*/, std::uint16_t distance) {
+      return routing_.predicted(step_, layer_, distance);
+    });
     pipe_.done(plan.resident);
-    if constexpr (rows == RowSource::partial_hidden) {
-      const auto ahead = static_cast<std::uint16_t>(layer_ + 1);
-      if (pipe_.wants_look_ahead(ahead)) pipe_.look_ahead(routing_.partial(step_, layer_));
-    }
+    pipe_.look_ahead(RowSource::partial_hidden, [&](std::uint16_t /*layer*/, std::uint16_t /*distance*/) {
+      return routing_.partial(step_, layer_);
+    });
     for (const Task& t : plan.arriving) {
       pipe_.wait(t);
       pipe_.done(t);
@@ -164,20 +166,6 @@ class LayerDecision {
 
  private:
   static constexpr RowSource rows = Pipe::look_ahead_rows(Phase::decode);
-
-  void look_ahead() {
-    if constexpr (Pipe::predicts) {
-      for (std::uint16_t d = 1; d <= pipe_.look_ahead_depth(); ++d) {
-        const auto ahead = static_cast<std::uint16_t>(layer_ + d);
-        if (!pipe_.wants_look_ahead(ahead)) break;
-        if constexpr (rows == RowSource::none) {
-          pipe_.look_ahead(ahead);
-        } else {
-          pipe_.look_ahead(routing_.predicted(step_, layer_, d));
-        }
-      }
-    }
-  }
 
   const Routing& routing_;
   InstantLink link_;

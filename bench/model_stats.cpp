@@ -377,8 +377,10 @@ class Drive {
       core_->begin_step({phase, {sequence.data(), rows}});
       for (std::size_t l = 0; l < layers_; ++l) {
         core_->plan(scores(l, w.scores[l], first, rows), landed);
-        for (std::size_t d = 1; d <= core_->look_ahead_depth() && l + d < layers_; ++d) {
-          core_->look_ahead(scores(l + d, predicted[d - 1][l + d], first, rows), landed);
+        for (std::uint16_t d = 1;; ++d) {
+          const std::uint16_t ahead = core_->layer_ahead(RowSource::gate_input, d);
+          if (ahead == no_layer) break;
+          core_->look_ahead(scores(ahead, predicted[d - 1][ahead], first, rows), landed);
         }
         core_->finish(static_cast<std::uint16_t>(l), {}, landed);
       }

@@ -122,7 +122,7 @@ CoreConfig<ResidentStack> resident(const ModelConfig& model, const ExpertStore& 
   CoreConfig<ResidentStack> c;
   c.model = model_shape(model, store, 1);
   c.allotment = everything(c.model);
-  c.router.renormalise = model.renormalise;
+  c.model.renormalise = renormalise_if(model.renormalise);
   return c;
 }
 
@@ -182,7 +182,6 @@ class Direct final : public OneRow {
   Direct(const ModelConfig& model, const ExpertStore& store, const Piped& piped)
       : OneRow(store.layout(), model.top_k), experts_(model.experts), routes_(model.top_k) {
     const ModelShape shape = model_shape(model, store, 1);
-    router_.renormalise = model.renormalise;
     Carver carve;
     router_.reserve(carve, shape);
     for (std::uint16_t l = 0; l < shape.layers; ++l) {

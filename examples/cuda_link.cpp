@@ -56,6 +56,7 @@ int main() {
   config.model.experts = experts;
   config.model.top_k = top_k;
   config.model.max_rows = 1;
+  config.model.renormalise = ferry::Renormalise::yes;
   config.model.expert_bytes = {{0, 0, 0, 0, expert_bytes}};  // stored at full precision only
   config.allotment = ferry::pool_per_layer(config.model, config.model.all_bytes() / 4);
   int wrong = 0;
@@ -74,12 +75,12 @@ int main() {
       pipe.begin_step({ferry::Phase::decode, {&sequence, 1}});
       for (std::uint16_t l = 0; l < layers; ++l) {
         const std::vector<float> scores = gate(token, l);
-        const ferry::Plan plan = pipe.plan({l, {scores.data(), experts}, {scores.data(), experts}});
-        if (l + 1 < layers) {  // a real engine's gate kernel gives these rows with its own
-          const auto next = static_cast<std::uint16_t>(l + 1);
-          const std::vector<float> predicted = gate(token, next);
-          pipe.look_ahead({next, {predicted.data(), experts}, {predicted.data(), experts}});
-        }
+        const ferry::Plan plan = pipe.plan({l, scores, scores});
+        std::vector<float> predicted;  // a real engine's gate kernel gives these rows with its own
+        pipe.look_ahead(ferry::RowSource::gate_input, [&](std::uint16_t next, std::uint16_t /*distance*/) {
+          predicted = gate(token, next);
+          return ferry::Scores{next, predicted, predicted};
+        });
         // Stands for an expert's kernels: work on the compute stream that reads the slot.
         auto run = [&](const ferry::Task& task) {
           const std::byte* last = slots.slot(task.slot) + expert_bytes - 1;

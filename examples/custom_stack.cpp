@@ -47,6 +47,7 @@ void run(const char* name) {
   config.model.experts = 16;
   config.model.top_k = 2;
   config.model.max_rows = 1;
+  config.model.renormalise = Renormalise::yes;
   config.model.expert_bytes = {{0, 0, 0, 0, 1 << 20}};
   config.allotment = one_pool(config.model, config.model.all_bytes() / 4);
   config.predictor.depth = 2;
@@ -69,9 +70,7 @@ void run(const char* name) {
       clock.device(100'000);  // attention and gate
       clock.sync();
       const Plan plan = pipe.plan(of(l));
-      for (std::uint16_t ahead = l + 1; ahead <= l + pipe.look_ahead_depth() && ahead < 6; ++ahead) {
-        if (pipe.wants_look_ahead(ahead)) pipe.look_ahead(of(ahead));
-      }
+      pipe.look_ahead(RowSource::gate_input, [&](std::uint16_t ahead, std::uint16_t) { return of(ahead); });
       for (const Task& task : plan.arriving) pipe.wait(task);
       clock.device(20'000 * (plan.resident.size + plan.arriving.size));
       pipe.finish(l, {100'000, 0, 20'000, 0});

@@ -70,6 +70,7 @@ int main() {
   config.model.experts = experts;
   config.model.top_k = top_k;
   config.model.max_rows = 1;
+  config.model.renormalise = ferry::Renormalise::yes;
   config.model.expert_bytes = {{0, 0, 0, 0, expert_bytes}};  // stored at full precision only
   config.allotment = ferry::pool_per_layer(config.model, config.model.all_bytes() / 2);
   MemcpyLink link(config.allotment.offsets(), host);
@@ -80,12 +81,12 @@ int main() {
     pipe.begin_step({ferry::Phase::decode, {&sequence, 1}});
     for (std::uint16_t l = 0; l < layers; ++l) {
       const std::vector<float> scores = gate(token, l);
-      const ferry::Plan plan = pipe.plan({l, {scores.data(), experts}, {scores.data(), experts}});
-      if (l + 1 < layers) {  // a real engine would run the next layer's gate on this layer's gate input
-        const auto next = static_cast<std::uint16_t>(l + 1);
-        const std::vector<float> predicted = gate(token, next);
-        pipe.look_ahead({next, {predicted.data(), experts}, {predicted.data(), experts}});
-      }
+      const ferry::Plan plan = pipe.plan({l, scores, scores});
+      std::vector<float> predicted;  // a real engine would run the next layer's gate on this layer's gate input
+      pipe.look_ahead(ferry::RowSource::gate_input, [&](std::uint16_t next, std::uint16_t /*distance*/) {
+        predicted = gate(token, next);
+        return ferry::Scores{next, predicted, predicted};
+      });
       float output = 0, expected = 0;
       auto run = [&](const ferry::Task& task) {
         for (std::uint32_t i = 0; i < task.rows; ++i) {

@@ -10,6 +10,7 @@ int main() {
   ferry::CoreConfig<ferry::stacks::CrossLayerLru> config;
   config.model.layers = config.model.experts = config.model.top_k = 1;
   config.model.max_rows = 1;
+  config.model.renormalise = ferry::Renormalise::no;
   config.model.expert_bytes = {{0, 0, 0, 0, 64}};
   config.allotment = ferry::everything(config.model);
   return ferry::Core<ferry::stacks::CrossLayerLru>::storage_bytes(config) == other_unit() ? 0 : 1;

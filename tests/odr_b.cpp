@@ -9,6 +9,7 @@ std::size_t other_unit() {
   ferry::CoreConfig<ferry::stacks::CrossLayerLru> config;
   config.model.layers = config.model.experts = config.model.top_k = 1;
   config.model.max_rows = 1;
+  config.model.renormalise = ferry::Renormalise::no;
   config.model.expert_bytes = {{0, 0, 0, 0, 64}};
   config.allotment = ferry::everything(config.model);
   return ferry::Core<ferry::stacks::CrossLayerLru>::storage_bytes(config);

@@ -23,11 +23,6 @@ struct ModelShape : Shape {
   [[nodiscard]] std::uint64_t bytes(std::uint32_t layer, Precision p) const {
     return expert_bytes[expert_bytes.size() == 1 ? 0 : layer][static_cast<unsigned>(p)];
   }
-  [[nodiscard]] std::uint64_t largest_bytes() const {
-    std::uint64_t most = 0;
-    for (const ExpertBytes& b : expert_bytes) most = std::max(most, *std::max_element(b.begin(), b.end()));
-    return most;
-  }
   /// Bytes of the smallest expert at a precision; 0: stored at it nowhere.
   [[nodiscard]] std::uint64_t least_bytes(Precision p) const {
     std::uint64_t least = 0;
@@ -51,10 +46,14 @@ struct ModelShape : Shape {
       if (!good) throw ConfigError("model shape: " + what);
     };
     need(layers > 0 && experts > 0, "layers and experts must be at least 1");
+    need(layers < no_layer, "at most 65534 layers");
     need(experts < no_expert, "at most 65534 experts a layer");
     need(top_k > 0 && top_k <= experts,
          "top_k is " + std::to_string(top_k) + ", expected 1 to " + std::to_string(experts) + " (experts)");
     need(max_rows > 0, "max_rows must be at least 1");
+    need(renormalise != Renormalise::unset,
+         "renormalise is not set, expected Renormalise::yes for a model that divides the weights of a row's experts by "
+         "their sum (Mixtral), Renormalise::no for one that does not (Qwen1.5-MoE)");
     need(std::uint64_t{max_rows} * experts <= 0xffffffffULL, "max_rows * experts must fit in 32 bits");
     need(expert_bytes.size() == 1 || expert_bytes.size() == layers,
          "expert_bytes has " + std::to_string(expert_bytes.size()) + " entries, expected 1 or " +
@@ -119,6 +118,22 @@ inline std::uint64_t slots_for(const Allotment& a, const ModelShape& model, Prec
 /// The smallest stream pool: with two slots one expert is copied while the other computes.
 inline constexpr std::uint32_t least_stream_slots = 2;
 
+/// As many stream slots as the experts that one layer can ask for: then no task waits for another's `done`
+/// (Task::freed_by). An engine that computes a layer in one grouped kernel, behind all of its copies, needs that.
+inline std::uint32_t unwaited_stream_slots(const ModelShape& model) {
+  const std::uint64_t asked = std::uint64_t{model.max_rows} * model.top_k;
+  return static_cast<std::uint32_t>(std::max<std::uint64_t>(std::min<std::uint64_t>(model.experts, asked), 2));
+}
+
+/// Device memory for experts. The stream slots come off the bytes first; where every expert has a slot, there are none.
+struct Budget {
+  std::uint64_t bytes = 0;
+  std::uint32_t stream_slots = least_stream_slots;
+
+  constexpr Budget(std::uint64_t budget_bytes, std::uint32_t slots = least_stream_slots)
+      : bytes(budget_bytes), stream_slots(slots) {}
+};
+
 namespace part {
 constexpr std::uint8_t bit(Precision p) {
   return static_cast<std::uint8_t>(1U << static_cast<unsigned>(p));
@@ -156,15 +171,19 @@ inline std::uint64_t slot_for(const ModelShape& model, std::uint32_t layer, Prec
 }
 
 /// Bytes that are left for pools beside the stream pool, or a refusal that names what would be enough.
-inline std::uint64_t beside_stream(const ModelShape& model, std::uint64_t budget_bytes, std::uint64_t stream_slot) {
-  const std::uint64_t stream = least_stream_slots * stream_slot;
-  if (budget_bytes < stream) {
-    throw ConfigError("budget of " + std::to_string(budget_bytes) + " bytes is too small: at least " +
-                      std::to_string(stream) + " bytes are needed, " + std::to_string(least_stream_slots) +
+inline std::uint64_t beside_stream(const ModelShape& model, Budget budget, std::uint64_t stream_slot) {
+  if (budget.stream_slots < least_stream_slots) {
+    throw ConfigError("a budget has " + std::to_string(budget.stream_slots) + " stream slots, expected at least " +
+                      std::to_string(least_stream_slots));
+  }
+  const std::uint64_t stream = budget.stream_slots * stream_slot;
+  if (budget.bytes < stream) {
+    throw ConfigError("budget of " + std::to_string(budget.bytes) + " bytes is too small: at least " +
+                      std::to_string(stream) + " bytes are needed, " + std::to_string(budget.stream_slots) +
                       " slots of the largest expert (all experts together: " + std::to_string(model.all_bytes()) +
                       " bytes)");
   }
-  return budget_bytes - stream;
+  return budget.bytes - stream;
 }
 
 /// Gives one slot after another to pools `first` to `last`, round by round, until `left` or the pools are spent.
@@ -197,7 +216,7 @@ inline Allotment everything(const ModelShape& model, PrecisionSet set = Precisio
 
 /// One pool over all layers, slots as large as the largest expert.
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
-inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes, PrecisionSet set = Precision::full) {
+inline Allotment one_pool(const ModelShape& model, Budget budget, PrecisionSet set = Precision::full) {
   model.validate();
   std::uint64_t slot = 0;
   for (std::uint32_t l = 0; l < model.layers; ++l) slot = std::max(slot, part::slot_for(model, l, set));
@@ -205,9 +224,9 @@ inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes, P
       std::uint64_t{model.layers} * model.experts * static_cast<std::uint64_t>(std::popcount(set.bits));
   Allotment a;
   a.pools.push_back({0, model.layers, set.bits, static_cast<std::uint32_t>(all), slot});
-  if (budget_bytes >= all * slot) return a;
-  a.pools[0].slots = static_cast<std::uint32_t>(std::min(all, part::beside_stream(model, budget_bytes, slot) / slot));
-  a.stream_slots = least_stream_slots;
+  if (budget.bytes >= all * slot) return a;
+  a.pools[0].slots = static_cast<std::uint32_t>(std::min(all, part::beside_stream(model, budget, slot) / slot));
+  a.stream_slots = budget.stream_slots;
   a.stream_slot_bytes = slot;
   return a;
 }
@@ -223,18 +242,18 @@ inline Allotment one_pool(const ModelShape& model, std::uint64_t budget_bytes, P
 /// `room_for_prefetch`: slots of the largest size that the deep layers have at least, taken from the shallow ones. A
 /// layer without slots has nowhere to prefetch to; the paper's prefetched experts lie beside its cache. Where the deep
 /// layers do not get top-k slots each, they share one pool.
-inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget_bytes, std::uint32_t shallow,
+inline Allotment shallow_favouring(const ModelShape& model, Budget budget, std::uint32_t shallow,
                                    PrecisionSet set = Precision::full, std::uint32_t room_for_prefetch = 0) {
   if (shallow > model.layers) {
     throw ConfigError("shallow-favouring allotment: " + std::to_string(shallow) +
                       " shallow layers, but the model has " + std::to_string(model.layers) + " in all");
   }
   Allotment a = everything(model, set);
-  if (budget_bytes >= a.bytes()) return a;
+  if (budget.bytes >= a.bytes()) return a;
   const std::uint32_t whole = model.experts, most = a.pools[0].slots;  // a slot an expert; one for each of its variants
   for (const Pool& pool : a.pools) a.stream_slot_bytes = std::max(a.stream_slot_bytes, pool.slot_bytes);
-  a.stream_slots = least_stream_slots;
-  std::uint64_t left = part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
+  a.stream_slots = budget.stream_slots;
+  std::uint64_t left = part::beside_stream(model, budget, a.stream_slot_bytes);
   const std::uint64_t room =
       shallow < model.layers ? std::min(left, room_for_prefetch * a.stream_slot_bytes) : std::uint64_t{0};
   left -= room;
@@ -267,16 +286,15 @@ inline Allotment shallow_favouring(const ModelShape& model, std::uint64_t budget
 
 /// One pool a layer, all layers alike; what does not divide goes to the shallowest layers.
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
-inline Allotment pool_per_layer(const ModelShape& model, std::uint64_t budget_bytes,
-                                PrecisionSet set = Precision::full) {
-  return shallow_favouring(model, budget_bytes, 0, set);
+inline Allotment pool_per_layer(const ModelShape& model, Budget budget, PrecisionSet set = Precision::full) {
+  return shallow_favouring(model, budget, 0, set);
 }
 
 /// Two pools over all layers: one for experts at high precision, one for low, which gets `low_percent` of the bytes.
 /// Source: HOBBIT, section 3.4: separate caches, the high one typically the larger; the share is ours.
 /// What the high pool cannot use goes to the low one. A budget that holds everything at both precisions needs no stream
 /// slots; one below the stream slots is refused.
-inline Allotment high_low_pools(const ModelShape& model, std::uint64_t budget_bytes, Precision high, Precision low,
+inline Allotment high_low_pools(const ModelShape& model, Budget budget, Precision high, Precision low,
                                 std::uint32_t low_percent = 10) {
   if (low >= high || low == Precision::skip || low_percent > 50) {
     throw ConfigError(
@@ -287,13 +305,13 @@ inline Allotment high_low_pools(const ModelShape& model, std::uint64_t budget_by
   Allotment a = one_pool(model, ~std::uint64_t{0}, high);
   Pool cheap = one_pool(model, ~std::uint64_t{0}, low).pools[0];
   Pool& dear = a.pools[0];
-  if (budget_bytes >= dear.slots * dear.slot_bytes + cheap.slots * cheap.slot_bytes) {
+  if (budget.bytes >= dear.slots * dear.slot_bytes + cheap.slots * cheap.slot_bytes) {
     a.pools.push_back(cheap);
     return a;
   }
-  a.stream_slots = least_stream_slots;
+  a.stream_slots = budget.stream_slots;
   a.stream_slot_bytes = dear.slot_bytes;
-  const std::uint64_t left = part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
+  const std::uint64_t left = part::beside_stream(model, budget, a.stream_slot_bytes);
   const std::uint64_t wish = std::min(left / 100 * low_percent / cheap.slot_bytes, std::uint64_t{cheap.slots});
   dear.slots = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(dear.slots, (left - wish * cheap.slot_bytes) / dear.slot_bytes));
@@ -304,15 +322,15 @@ inline Allotment high_low_pools(const ModelShape& model, std::uint64_t budget_by
 }
 
 /// Stream slots only, as many as one layer can use: for policies that keep nothing.
-inline Allotment stream_only(const ModelShape& model, std::uint64_t budget_bytes, PrecisionSet set = Precision::full) {
+inline Allotment stream_only(const ModelShape& model, Budget budget, PrecisionSet set = Precision::full) {
   model.validate();
   Allotment a;
   for (std::uint32_t l = 0; l < model.layers; ++l) {
     a.stream_slot_bytes = std::max(a.stream_slot_bytes, part::slot_for(model, l, set));
   }
-  part::beside_stream(model, budget_bytes, a.stream_slot_bytes);
+  part::beside_stream(model, budget, a.stream_slot_bytes);
   a.stream_slots = static_cast<std::uint32_t>(
-      std::min<std::uint64_t>(budget_bytes / a.stream_slot_bytes, std::max<std::uint32_t>(model.experts, 2)));
+      std::min<std::uint64_t>(budget.bytes / a.stream_slot_bytes, std::max<std::uint32_t>(model.experts, 2)));
   return a;
 }
 

@@ -51,8 +51,8 @@ concept Routes = requires(R r, Phase phase, const Scores& scores, View<const fer
   noexcept;
 };
 template <class P>
-concept Observes = requires(P p, std::uint16_t layer, View<const Route> taken) {
-  { p.observe(layer, taken) }
+concept Observes = requires(P p, std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) {
+  { p.observe(layer, taken, rows) }
   noexcept;
 };
 template <class P>
@@ -133,7 +133,8 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 ///  3. No expert twice. Requests that do not fit in `out` are dropped by the caller's choice of capacity: E.
 ///  4. Which rows it reads it declares as `static constexpr RowSource prefill_rows`, `decode_rows`; without the
 ///     declaration it is `gate_input`. With `none`, `scores.select` is empty.
-/// `observe(layer, taken)` sees every layer's routes [rows, k], in order, before any is skipped.
+/// `observe(layer, taken, rows)` sees every layer's routes [rows, k], in order, before any is skipped. `rows`: which rows
+///     of the step they are, ascending; empty: all of them.
 ///  5. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
 /// One that predicts nothing declares `static constexpr bool predicts = false`: `predict` is never called.
 /// Optional: `begin_step(step)`, `end_sequence(id)`, noexcept; a member `depth`, how many layers ahead it wants to be
@@ -207,7 +208,8 @@ concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool dema
 
 /// Which misses the host computes: `split(phase, requests)` returns how many from the front are loaded; the
 /// rest runs on the host. One that needs the misses with rows descending declares `static constexpr bool
-/// needs_ordered_batches = true`.
+/// needs_ordered_batches = true`; one that loads all of them `static constexpr bool computes_on_host = false`, so that
+/// an engine need not be ready for more.
 template <class P>
 concept Placement = part::State<P> && requires(const P p, Phase phase, View<const Request> misses) {
   { p.split(phase, misses) }
@@ -285,6 +287,11 @@ consteval bool needs_full_scores() {
   if constexpr (requires { P::needs_full_scores; }) return P::needs_full_scores;
   return false;
 }
+template <class P>
+consteval bool computes_on_host() {
+  if constexpr (requires { P::computes_on_host; }) return P::computes_on_host;
+  return true;
+}
 template <class Q>
 consteval bool needs_unimportance() {
   if constexpr (requires { Q::needs_unimportance; }) return Q::needs_unimportance;
@@ -346,5 +353,30 @@ consteval void check_hooks() {
                 "a router that substitutes must know what is resident: declare needs_residency = true in it");
 }
 }  // namespace part
+
+/// What is known of a stack's type, whatever its parameters.
+struct StackTraits {
+  bool predicts = false;             ///< look-aheads are of use to it
+  bool caches = false;               ///< keeps experts in slots
+  bool substitutes = false;          ///< may run other experts than the gate chose
+  bool computes_on_host = false;     ///< may leave misses to the host
+  bool router_needs_scores = false;  ///< `plan` takes the scores of all experts, not routes
+  bool cache_needs_scores = false;   ///< likewise
+  RowSource rows[2] = {};            ///< by Phase, what makes the rows that `look_ahead` takes
+};
+template <class Stack>
+constexpr StackTraits traits_of() {
+  using P = typename Stack::predictor;
+  StackTraits t;
+  t.predicts = part::predicts<P>();
+  t.caches = part::caches<typename Stack::cache>();
+  t.substitutes = part::substitutes<typename Stack::router>();
+  t.computes_on_host = part::computes_on_host<typename Stack::scheduler>();
+  t.router_needs_scores = part::needs_full_scores<typename Stack::router>();
+  t.cache_needs_scores = part::needs_full_scores<typename Stack::cache>();
+  t.rows[0] = part::rows_of<P>(Phase::prefill);
+  t.rows[1] = part::rows_of<P>(Phase::decode);
+  return t;
+}
 
 }  // namespace ferry::inline FERRY_ABI

@@ -9,22 +9,26 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// The model, its slots, and the policies with their parameters. Host memory, set-up only.
-template <class Stack>
-struct CoreConfig {
+/// What a core is built from beside its policies. Host memory, set-up only.
+struct CoreSettings {
   ModelShape model;
   Allotment allotment;
-  typename Stack::predictor predictor{};
-  typename Stack::cache cache{};  ///< copied for each pool
-  typename Stack::precision precision{};
-  typename Stack::scheduler scheduler{};
-  typename Stack::router router{};
   /// Prefill steps of more rows than this admit only to free slots, the rest streams through (invariant 8).
   std::uint32_t transient_prefill_rows = 0xffffffffU;
   /// Counts misses of top-score and low-score experts apart, by this alpha (Outcomes::top_requests); negative: does not.
   float top_score_alpha = -1.0F;
   /// What a copy of the largest expert costs, by Precision, for policies that weigh costs; 0: unknown.
   Nanoseconds copy_ns[precision_count] = {};
+};
+
+/// The model, its slots, and the policies with their parameters.
+template <class Stack>
+struct CoreConfig : CoreSettings {
+  typename Stack::predictor predictor{};
+  typename Stack::cache cache{};  ///< copied for each pool
+  typename Stack::precision precision{};
+  typename Stack::scheduler scheduler{};
+  typename Stack::router router{};
 
   /// Throws ConfigError, in one sentence, if these parts cannot work together.
   void validate() const {

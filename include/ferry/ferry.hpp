@@ -3,6 +3,7 @@
 /// ones that you use. Not here: gate/gate_bank.hpp (Eigen), gate/gate_worker.hpp (Eigen and a thread
 /// library) and link/host_thread.hpp (a thread library).
 #pragma once
+#include "ferry/any_pipeline.hpp"
 #include "ferry/cache/belady.hpp"
 #include "ferry/cache/fld.hpp"
 #include "ferry/cache/lhu.hpp"

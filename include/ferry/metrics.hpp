@@ -68,7 +68,10 @@ struct PrefetchCounts {
   std::uint64_t dropped = 0;  ///< submitted and taken back
   std::uint64_t issued_bytes = 0;
   std::uint64_t wasted_bytes = 0;  ///< evicted without having been asked for
-  Accuracy accuracy;               ///< of the nearest prediction of each layer
+  /// Layers from which the stack's predictor would have looked ahead, and was not asked to: an engine that forgets
+  /// `look_ahead` runs such a stack as if it predicted nothing.
+  std::uint64_t layers_not_asked = 0;
+  Accuracy accuracy;  ///< of the nearest prediction of each layer
 
   /// Used over issued.
   [[nodiscard]] double precision() const noexcept { return Accuracy::ratio(used, issued); }
@@ -80,6 +83,7 @@ struct Counters {
   std::uint64_t bytes_by_precision[precision_count] = {};  ///< by Precision, less what was taken back
   std::uint64_t preload_bytes = 0;                         ///< submitted before the first step, in neither phase
   std::uint64_t steps[2] = {};                             ///< by Phase
+  std::uint64_t unfinished_steps = 0;                      ///< abandoned by the next one's begin_step
 
   FERRY_HD Outcomes& of(Phase p) noexcept { return phase[static_cast<unsigned>(p)]; }
   [[nodiscard]] const Outcomes& of(Phase p) const noexcept { return phase[static_cast<unsigned>(p)]; }

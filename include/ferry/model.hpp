@@ -12,11 +12,27 @@
 
 namespace ferry::inline FERRY_ABI {
 
+/// What a View can be made from: a vector, an array, a span, any contiguous range with `data()` and `size()`.
+template <class R, class T>
+concept ContiguousRange = requires(R& range) {
+  { range.data() } -> std::convertible_to<T*>;
+  { range.size() } -> std::convertible_to<std::size_t>;
+};
+
 /// A contiguous range that is passed by value and works in device code (`std::span` is host-only there).
 template <class T>
 struct View {
   T* data = nullptr;
   std::uint32_t size = 0;
+
+  constexpr View() noexcept = default;
+  FERRY_HD constexpr View(T* first, std::uint32_t count) noexcept : data(first), size(count) {}
+  /// On the host, of fewer than 2^32 elements. The view does not keep them: a temporary lasts as long as the call.
+  template <class R>
+  requires ContiguousRange<R, T>
+  constexpr View(R&& range) noexcept : data(range.data()), size(static_cast<std::uint32_t>(range.size())) {}
+  template <std::size_t n>
+  FERRY_HD constexpr View(T (&array)[n]) noexcept : data(array), size(static_cast<std::uint32_t>(n)) {}
 
   FERRY_HD constexpr T* begin() const noexcept { return data; }
   FERRY_HD constexpr T* end() const noexcept { return data + size; }
@@ -87,6 +103,7 @@ using Nanoseconds = std::int64_t;
 inline constexpr std::uint32_t no_slot = 0xffffffffU;
 inline constexpr std::uint32_t no_task = 0xffffffffU;
 inline constexpr std::uint16_t no_expert = 0xffffU;  ///< In a route: this assignment is skipped.
+inline constexpr std::uint16_t no_layer = 0xffffU;
 
 /// One forward pass: a chunk of a prompt, or one token of each sequence of a batch.
 struct Step {
@@ -98,8 +115,9 @@ struct Step {
 /// (they are the same array for softmax gates; families that bias or group the choice pass two).
 struct Scores {
   std::uint16_t layer = 0;
-  View<const float> select;  ///< [rows, experts]
-  View<const float> weight;  ///< [rows, experts]
+  View<const float> select;             ///< [rows, experts]
+  View<const float> weight;             ///< [rows, experts]
+  View<const std::uint32_t> rows = {};  ///< which rows of the step these are, ascending; empty: all of them
 };
 
 /// One assignment of a row to an expert. `expert == no_expert`: skipped, contributes nothing.
@@ -127,6 +145,7 @@ struct Request {
   Nanoseconds copy_ns = 0;           ///< what its copy costs, 0 while unknown
   Nanoseconds device_ns = 0;         ///< what computing it on the device costs, 0 while unknown
   Nanoseconds host_ns = 0;           ///< what computing one of its rows on the host costs, 0 while unknown
+  std::uint32_t slot = no_slot;      ///< for the core: where that variant is
 };
 
 /// What made the rows that a Predictor reads.
@@ -194,10 +213,18 @@ struct Commands {
   View<const Copy> submit;
 };
 
+/// Whether a model divides the weights of a row's k experts by their sum: Mixtral does, Qwen1.5-MoE does not
+/// (`norm_topk_prob` in the configurations of Hugging Face). A guess would give wrong weights in silence, so there is no default.
+enum class Renormalise : std::uint8_t { unset, no, yes };
+FERRY_HD constexpr Renormalise renormalise_if(bool does) noexcept {
+  return does ? Renormalise::yes : Renormalise::no;
+}
+
 /// The sizes that the core works with.
 struct Shape {
   std::uint16_t layers = 0, experts = 0, top_k = 0;
   std::uint32_t max_rows = 0;  ///< largest number of rows of one step
+  Renormalise renormalise = Renormalise::unset;
 };
 
 }  // namespace ferry::inline FERRY_ABI

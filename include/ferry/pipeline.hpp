@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "ferry/core.hpp"
+#include "ferry/detail/call_order.hpp"
+#include "ferry/detail/look_ahead_loop.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -36,80 +38,86 @@ class OwnedCore {
 ///     pipe.begin_step({phase, sequences});
 ///     for each MoE layer:
 ///       plan = pipe.plan(scores);              // demand copies are on their way
-///       pipe.look_ahead(predicted_scores);     // optional, also several times: prefetches
+///       pipe.look_ahead(source, scores_of);    // optional: prefetches for the layers that follow
 ///       run plan.resident;                     pipe.done(plan.resident);
 ///       for each task of plan.arriving:        pipe.wait(task); run it; pipe.done(task);
 ///       pipe.finish(layer, times);             // ends what `done` has not ended
 ///
 /// An engine that runs everything before `finish` may leave out `done`, unless a task of `arriving` has
-/// `freed_by`: that task's copy starts only when the one before it in its slot is done.
+/// `freed_by`: that task's copy starts only when the one before it in its slot is done. With as many stream slots as
+/// `unwaited_stream_slots` says, no task ever has it.
+///
+/// Layers of a step ascend; an engine may leave layers out, or end a step early. Calls are checked in every build: one
+/// that does not fit throws UsageError and changes nothing. (The core behind it is `noexcept` and checks nothing.)
 ///
 /// The link outlives the pipeline and belongs to it alone. One instance a device and model; one thread at a time.
 template <class StackT, Link LinkT>
-class OffloadPipeline {
+class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, LinkT>> {
+  using Predictor = typename StackT::predictor;
+
  public:
   using Stack = StackT;
   using Config = CoreConfig<Stack>;
 
   /// Throws ConfigError if the configuration cannot work.
-  OffloadPipeline(const Config& config, LinkT& link) : core_(config), link_(link) {}
+  OffloadPipeline(const Config& config, LinkT& link) : core_(config), link_(link), calls_(core_->shape()) {}
 
-  /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at `precision`.
-  /// Does not wait for the copies; they are demand copies, behind which the first plan's own queue.
-  void preload(Precision precision = Precision::full) {
-    const Shape& shape = core_->shape();
-    std::vector<Variant> wanted;
-    for (std::uint16_t e = 0; e < shape.experts; ++e) {
-      for (std::uint16_t l = 0; l < shape.layers; ++l) wanted.push_back({{l, e}, precision});
-    }
-    View<const Variant> rest{wanted.data(), static_cast<std::uint32_t>(wanted.size())};
-    while (rest.size > 0) {
-      const std::uint32_t n = core_->preload(rest, link_.seen());
-      rest = rest.part(n, rest.size - n);
-      carry_out();
+  /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at each precision
+  /// that the stack may choose, the best first. Does not wait for the copies; they are demand copies, behind which the
+  /// first plan's own queue.
+  void preload() {
+    calls_.preload();
+    for (std::uint32_t p = precision_count - 1; p > 0; --p) {
+      if ((core_->precision().precisions() >> p & 1U) != 0) preload_at(static_cast<Precision>(p));
     }
   }
 
-  /// Starts one forward pass, one row a token. Throws ConfigError for no rows, or more than max_rows.
+  /// Starts one forward pass, one row a token. A step that was left in the middle of a layer is abandoned first, and
+  /// counted (Counters::unfinished_steps).
   void begin_step(const Step& step) {
-    const std::uint32_t rows = step.sequence.size, most = core_->shape().max_rows;
-    if (rows == 0 || rows > most) {
-      throw ConfigError("a step has " + std::to_string(rows) + " rows, expected 1 to " + std::to_string(most) +
-                        " (max_rows)");
+    if (calls_.begin_step(step)) {
+      link_.fence(core_->next_fence());
+      core_->abandon_unfinished();
+      carry_out();
     }
     core_->begin_step(step);
   }
 
-  Plan plan(const Scores& scores) noexcept {
+  /// The gate's scores: [rows, E], of all rows of the step or of those that `scores.rows` names (engines leave rows out
+  /// whose outputs nobody reads).
+  Plan plan(const Scores& scores) {
+    calls_.plan(scores);
     const Plan p = core_->plan(scores, link_.seen());
     carry_out();
     return p;
   }
-  Plan plan(std::uint16_t layer, View<const Route> routes) noexcept {
-    const Plan p = core_->plan(layer, routes, link_.seen());
+  /// The same for an engine with a top-k of its own: [rows, k] routes, best first.
+  Plan plan(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows = {}) {
+    calls_.plan(layer, routes, rows);
+    const Plan p = core_->plan(layer, routes, rows, link_.seen());
     carry_out();
     return p;
   }
 
-  void look_ahead(const Scores& predicted) noexcept {
+  using detail::LookAheadLoop<OffloadPipeline>::look_ahead;
+  /// One look-ahead, for an engine with a loop of its own: predicted scores [rows, E] of a later layer, which may be one
+  /// of the next step. For a predictor that reads no rows in this phase both arrays may be empty; one that reads them
+  /// is not asked without.
+  void look_ahead(const Scores& predicted) {
+    calls_.look_ahead(predicted);
     core_->look_ahead(predicted, link_.seen());
     carry_out();
   }
-
-  /// For a predictor that reads no rows in this phase; one that does is not asked.
-  void look_ahead(std::uint16_t layer) noexcept {
-    static_assert(
-        look_ahead_rows(Phase::prefill) == RowSource::none || look_ahead_rows(Phase::decode) == RowSource::none,
-        "this predictor reads predicted scores: call look_ahead(scores) instead of look_ahead(layer)");
-    look_ahead(Scores{layer, {}, {}});
+  /// The layer `distance` ahead of the one planned last, if a look-ahead for it from such rows is of use now;
+  /// `no_layer` otherwise. What the loop above asks.
+  [[nodiscard]] std::uint16_t layer_ahead(RowSource source, std::uint16_t distance) const noexcept {
+    return core_->layer_ahead(source, distance);
   }
-
-  /// True if a look-ahead at `layer` is of use now, that is: before the rows for it are made.
-  [[nodiscard]] bool wants_look_ahead(std::uint16_t layer) const noexcept { return core_->wants_look_ahead(layer); }
   /// How many layers ahead this stack's predictor looks; 0: it does not.
   [[nodiscard]] std::uint16_t look_ahead_depth() const noexcept { return core_->look_ahead_depth(); }
   /// What made the rows that `look_ahead` takes.
-  static constexpr RowSource look_ahead_rows(Phase phase) { return part::rows_of<typename Stack::predictor>(phase); }
+  static constexpr RowSource look_ahead_rows(Phase phase) { return part::rows_of<Predictor>(phase); }
+  static constexpr StackTraits traits() { return traits_of<Stack>(); }
 
   void wait(const Task& task) {
     if (task.ready != Ticket::none) link_.wait(task.ready);
@@ -117,20 +125,24 @@ class OffloadPipeline {
 
   /// These tasks have been computed, or will have been once the device's present work is. Tasks of `arriving`
   /// in the plan's order, each once.
-  void done(View<const Task> tasks) noexcept {
+  void done(View<const Task> tasks) {
+    calls_.done();
     link_.fence(core_->next_fence());
     core_->done(tasks);
     carry_out();
   }
-  void done(const Task& task) noexcept { done({&task, 1}); }
+  void done(const Task& task) { done({&task, 1}); }
 
-  void finish(std::uint16_t layer, const Times& times = {}) noexcept {
+  void finish(std::uint16_t layer, const Times& times = {}) {
+    calls_.finish(layer);
     link_.fence(core_->next_fence());
     core_->finish(layer, times, link_.seen());
     carry_out();
   }
 
+  /// After an error, at any point: the step is given up. Copies on their way still land.
   void abandon() noexcept {
+    calls_.abandon();
     link_.fence(core_->next_fence());
     core_->abandon();
     carry_out();
@@ -139,13 +151,28 @@ class OffloadPipeline {
   void end_sequence(std::uint32_t sequence) noexcept { core_->end_sequence(sequence); }
 
   [[nodiscard]] const Counters& counters() const noexcept { return core_->counters(); }
+  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it.
+  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
+    return core_->prediction_accuracy(distance, layer);
+  }
   [[nodiscard]] const Core<Stack>& core() const noexcept { return *core_; }
   [[nodiscard]] LinkT& link() const noexcept { return link_; }
 
-  /// True if predicted scores are of any use to this stack.
-  static constexpr bool predicts = part::predicts<typename Stack::predictor>();
-
  private:
+  void preload_at(Precision precision) {
+    const Shape& shape = core_->shape();
+    std::vector<Variant> wanted;
+    for (std::uint16_t e = 0; e < shape.experts; ++e) {
+      for (std::uint16_t l = 0; l < shape.layers; ++l) wanted.push_back({{l, e}, precision});
+    }
+    View<const Variant> rest = wanted;
+    while (rest.size > 0) {
+      const std::uint32_t n = core_->preload(rest, link_.seen());
+      rest = rest.part(n, rest.size - n);
+      carry_out();
+    }
+  }
+
   void carry_out() noexcept {
     const Commands c = core_->commands();
     for (const Ticket t : c.drop) link_.drop(t);
@@ -154,6 +181,7 @@ class OffloadPipeline {
 
   OwnedCore<Stack> core_;
   LinkT& link_;
+  detail::CallOrder calls_;
 };
 
 }  // namespace ferry::inline FERRY_ABI

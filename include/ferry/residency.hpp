@@ -108,8 +108,6 @@ class Residency {
   FERRY_HD std::uint32_t stream_slots() const noexcept { return stream_slots_; }
   FERRY_HD std::uint32_t slots() const noexcept { return slots_.size(); }
   FERRY_HD const Slot& slot(std::uint32_t s) const noexcept { return slots_[s]; }
-  FERRY_HD Slot& slot(std::uint32_t s) noexcept { return slots_[s]; }
-  FERRY_HD bool is_stream(std::uint32_t s) const noexcept { return s >= cache_slots_; }
   FERRY_HD bool is_leased(std::uint32_t s) const noexcept { return (bars_[s] & leased) != 0; }
 
   /// The slot of the best variant that satisfies `want` (any, for `skip`): one that is resident, else in
@@ -205,7 +203,21 @@ class Residency {
     free_[p.first + p.free++] = s;
   }
 
+  /// The gate asked for what is in this slot or on its way there. True if a prefetch brought it, and this is its first
+  /// use.
+  FERRY_HD bool use(std::uint32_t s) noexcept {
+    const bool first = slots_[s].unused_prefetch;
+    slots_[s].unused_prefetch = false;
+    return first;
+  }
+
   FERRY_HD void lease(std::uint32_t s) noexcept { bars_[s] |= leased; }
+  /// A stream slot is filled by the copy `ticket`, and leased.
+  FERRY_HD void stream(std::uint32_t s, Ticket ticket) noexcept {
+    assert(s >= cache_slots_);
+    lease(s);
+    slots_[s].ticket = ticket;
+  }
   FERRY_HD void end_lease(std::uint32_t s, Fence reader) noexcept {
     bars_[s] = static_cast<std::uint8_t>(bars_[s] & ~leased);
     slots_[s].last_reader = reader;

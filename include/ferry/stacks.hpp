@@ -2,8 +2,8 @@
 /// Named compositions: the systems of the three papers, the steps of their ablations, and the baselines that they are
 /// compared with. Sections and deviations of each part are in its own header.
 ///
-/// Every one has `set_up(config, budget_bytes)`, which lays the budget out and sets the parameters as that system has
-/// them. It is called once on a fresh config, after `config.model`, and after parameters of one's own that the layout
+/// Every one has `set_up(config, budget)`, which lays the budget out (bytes, or bytes and stream slots: ferry::Budget)
+/// and sets the parameters as that system has them. It is called once on a fresh config, after `config.model`, and after parameters of one's own that the layout
 /// depends on: precisions, thresholds and shares, the percentile. Those with `preloads` fill their slots before the first
 /// step (OffloadPipeline::preload). TransferBudget, TwoPointer and GreedySplit weigh `config.copy_ns` against the times
 /// that `finish` is given: without them they limit nothing and load everything.
@@ -54,14 +54,14 @@ using HobbitSchedule = Schedule<FirstMiss, ArrivalOrder, DeviceOnly>;
 /// Layouts that several stacks share.
 struct PerLayer {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes) {
-    c.allotment = pool_per_layer(c.model, budget_bytes);
+  static void set_up(Config& c, Budget budget) {
+    c.allotment = pool_per_layer(c.model, budget);
   }
 };
 struct OnePool {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes) {
-    c.allotment = one_pool(c.model, budget_bytes);
+  static void set_up(Config& c, Budget budget) {
+    c.allotment = one_pool(c.model, budget);
   }
 };
 struct Preloaded : PerLayer {
@@ -79,21 +79,21 @@ std::uint32_t room_for_prefetch(const Config& c) {
 /// Fate's shallow-favouring cache; `shallow` is 4 for Qwen1.5-MoE (Fate, section 4.4), calibrated for other models.
 struct ShallowLayers {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes, std::uint32_t shallow = 4) {
-    c.allotment = shallow_favouring(c.model, budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers),
-                                    Precision::full, room_for_prefetch(c));
+  static void set_up(Config& c, Budget budget, std::uint32_t shallow = 4) {
+    c.allotment = shallow_favouring(c.model, budget, std::min<std::uint32_t>(shallow, c.model.layers), Precision::full,
+                                    room_for_prefetch(c));
   }
 };
 /// HOBBIT's two caches over all layers, one by precision. Where every expert fits at high precision, nothing is shrunk.
 struct HighAndLow {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes) {
+  static void set_up(Config& c, Budget budget) {
     if constexpr (requires { c.cache.high; }) c.cache.high = c.precision.high;
-    if (budget_bytes >= everything(c.model, c.precision.high).bytes()) c.precision.t1 = c.precision.t2 = 1.0F;
+    if (budget.bytes >= everything(c.model, c.precision.high).bytes()) c.precision.t1 = c.precision.t2 = 1.0F;
     if (c.precision.t1 == 1.0F) {  // nothing crosses at low precision
-      c.allotment = one_pool(c.model, budget_bytes, c.precision.high);
+      c.allotment = one_pool(c.model, budget, c.precision.high);
     } else {
-      c.allotment = high_low_pools(c.model, budget_bytes, c.precision.high, c.precision.low);
+      c.allotment = high_low_pools(c.model, budget, c.precision.high, c.precision.low);
     }
   }
 };
@@ -103,8 +103,8 @@ struct HighAndLow {
 /// Every expert of every layer is copied when it is needed, and forgotten.
 struct OnDemand : Stack<NoPrediction, LoadOnDemand, FixedPrecision, LoadEverything, TopK> {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes) {
-    c.allotment = stream_only(c.model, budget_bytes);
+  static void set_up(Config& c, Budget budget) {
+    c.allotment = stream_only(c.model, budget);
   }
 };
 
@@ -122,8 +122,8 @@ struct CrossLayerLru : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything
 /// Mixtral-offloading (Eliseev and Mazur, 2023): LRU a layer, and the plain top-k of the next layer's gate.
 struct MixtralOffloading : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK> {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes) {
-    PerLayer::set_up(c, budget_bytes);
+  static void set_up(Config& c, Budget budget) {
+    PerLayer::set_up(c, budget);
     c.predictor.plain_top_k = true;
   }
 };
@@ -132,8 +132,8 @@ struct MixtralOffloading : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEveryt
 /// HOBBIT says LFU and names no level; it is the model's here.
 struct MoeInfinity : Stack<ActivationMatrix, Lfu, FixedPrecision, LoadEverything, TopK> {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes) {
-    OnePool::set_up(c, budget_bytes);
+  static void set_up(Config& c, Budget budget) {
+    OnePool::set_up(c, budget);
     c.cache.over = CountOver::model;
   }
 };
@@ -154,8 +154,8 @@ struct HybriMoe
     : Stack<CrossLayerGate, ScoreAverage, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, GreedySplit>, TopK>,
       Preloaded {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes) {
-    PerLayer::set_up(c, budget_bytes);
+  static void set_up(Config& c, Budget budget) {
+    PerLayer::set_up(c, budget);
     c.predictor.plain_top_k = true;
     c.cache.top_p = 2U * c.model.top_k;
   }
@@ -166,11 +166,11 @@ struct HybriMoe
 /// Prefetch without a cache: slots for the candidates of two layers, first in, first out, whatever the budget.
 struct FatePrefetch : Stack<CrossLayerGate, FifoCache, FixedPrecision, FateSchedule, TopK> {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes) {
-    c.allotment = one_pool(c.model, budget_bytes);
+  static void set_up(Config& c, Budget budget) {
+    c.allotment = one_pool(c.model, budget);
     Pool& pool = c.allotment.pools[0];
     pool.slots = std::min(pool.slots, room_for_prefetch(c));
-    c.allotment.stream_slots = least_stream_slots;
+    c.allotment.stream_slots = budget.stream_slots;
     c.allotment.stream_slot_bytes = pool.slot_bytes;
   }
 };
@@ -179,16 +179,16 @@ struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK
 /// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
 struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
   template <class Config>
-  static void set_up(Config& c, std::uint64_t budget_bytes, std::uint32_t shallow = 4) {
-    if (budget_bytes >= everything(c.model).bytes()) {  // memory is sufficient
+  static void set_up(Config& c, Budget budget, std::uint32_t shallow = 4) {
+    if (budget.bytes >= everything(c.model).bytes()) {  // memory is sufficient
       c.precision.high = Precision::full;
       c.precision.low_share_percent = 0;
     }
     const PrecisionSet set = c.precision.low_share_percent == 0 && !c.precision.low_on_miss
                                  ? PrecisionSet(c.precision.high)
                                  : c.precision.high | c.precision.low;
-    c.allotment = shallow_favouring(c.model, budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers), set,
-                                    room_for_prefetch(c));
+    c.allotment =
+        shallow_favouring(c.model, budget, std::min<std::uint32_t>(shallow, c.model.layers), set, room_for_prefetch(c));
   }
 };
 

@@ -109,6 +109,7 @@ PrecisionSet precisions_for(const StackOptions& o) {
 
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows) {
   ModelShape m;
+  m.renormalise = renormalise_if(config.renormalise);
   m.layers = static_cast<std::uint16_t>(config.layers);
   m.experts = static_cast<std::uint16_t>(config.experts);
   m.top_k = static_cast<std::uint16_t>(config.top_k);

@@ -76,28 +76,17 @@ class PipelineRunner final : public ExpertRunner {
     device_->begin(plan_, input);
     start_host(input);
     begin = now_ns();
-    if constexpr (Pipe::predicts) {
-      const RowSource rows = Pipe::look_ahead_rows(phase_);
-      if (rows == RowSource::none) {
-        for (std::uint32_t d = 1; d <= pipe_.look_ahead_depth(); ++d) {
-          // After the last layer come the next step's, for predictors that read no rows there either.
-          if (layer + d >= layers_ && Pipe::look_ahead_rows(Phase::decode) != RowSource::none) break;
-          const auto ahead = static_cast<std::uint16_t>((layer + d) % layers_);
-          if (!pipe_.wants_look_ahead(ahead)) break;
-          pipe_.look_ahead({ahead, {}, {}});
-        }
-      }
-      if constexpr (reads_gate_input) {
-        const std::uint16_t count = rows == RowSource::gate_input ? rows_ahead(layer) : std::uint16_t{0};
-        const auto first = static_cast<std::uint16_t>(layer + 1U);
-        if (predicted_.size > 0) {
-          look_ahead_all(std::exchange(predicted_, {}));
-        } else if (count > 0 && gate_worker_) {
-          gate_worker_->start(first, count, input);
-          gate_rows_ = true;
-        } else if (count > 0) {
-          look_ahead_all(gates_.scores(first, count, input));
-        }
+    pipe_.look_ahead();
+    if constexpr (reads_gate_input) {
+      const std::uint16_t count = pipe_.rows_ahead(RowSource::gate_input);
+      const auto first = static_cast<std::uint16_t>(layer + 1U);
+      if (predicted_.size > 0) {
+        look_ahead_all(std::exchange(predicted_, {}));
+      } else if (count > 0 && gate_worker_) {
+        gate_worker_->start(first, count, input);
+        gate_rows_ = true;
+      } else if (count > 0) {
+        look_ahead_all(gates_.scores(first, count, input));
       }
     }
     note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
@@ -117,12 +106,8 @@ class PipelineRunner final : public ExpertRunner {
     }
   }
 
-  [[nodiscard]] bool wants_partial(std::uint16_t layer) const override {
-    if constexpr (Pipe::predicts) {
-      return Pipe::look_ahead_rows(phase_) == RowSource::partial_hidden && layer + 1U < layers_ &&
-             pipe_.wants_look_ahead(static_cast<std::uint16_t>(layer + 1U));
-    }
-    return false;
+  [[nodiscard]] bool wants_partial(std::uint16_t /*layer*/) const override {
+    return pipe_.rows_ahead(RowSource::partial_hidden) > 0;
   }
 
   void partial(Matrix& out) const override { device_->partial(out); }
@@ -130,7 +115,9 @@ class PipelineRunner final : public ExpertRunner {
   void look_ahead(std::uint16_t layer, const Matrix& scores) override {
     const Nanoseconds begin = now_ns();
     device_->pass_partial(layer, static_cast<std::uint32_t>(scores.rows()));
-    pipe_.look_ahead({layer, view(scores), view(scores)});
+    pipe_.look_ahead(RowSource::partial_hidden, [&](std::uint16_t next, std::uint16_t) {
+      return Scores{next, view(scores), view(scores)};
+    });
     note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
   }
 
@@ -196,10 +183,10 @@ class PipelineRunner final : public ExpertRunner {
 
  private:
   using Pipe = OffloadPipeline<Stack, ExpertDevice>;
-  static constexpr bool host_computes = !std::is_base_of_v<DeviceOnly, typename Stack::scheduler>;
+  static constexpr bool host_computes = Pipe::traits().computes_on_host;
   static constexpr bool reads_gate_input =
-      Pipe::predicts && (Pipe::look_ahead_rows(Phase::prefill) == RowSource::gate_input ||
-                         Pipe::look_ahead_rows(Phase::decode) == RowSource::gate_input);
+      Pipe::traits().predicts && (Pipe::look_ahead_rows(Phase::prefill) == RowSource::gate_input ||
+                                  Pipe::look_ahead_rows(Phase::decode) == RowSource::gate_input);
   struct Nothing {
     void wait() {}
   };
@@ -240,10 +227,10 @@ class PipelineRunner final : public ExpertRunner {
 
   /// Predictions for the layers that follow, the nearest first, until the scheduler has what it wants.
   void look_ahead_all(View<const Scores> predicted) {
-    for (const Scores& s : predicted) {
-      if (!pipe_.wants_look_ahead(s.layer)) break;
-      pipe_.look_ahead(s);
-    }
+    pipe_.look_ahead(RowSource::gate_input,
+                     [&](std::uint16_t next, std::uint16_t distance) {  // a device may make rows for fewer layers
+                       return distance <= predicted.size ? predicted[distance - 1U] : Scores{next, {}, {}};
+                     });
   }
 
   /// Puts the plan's share of the host on its own thread, from the host's own copy of the experts.

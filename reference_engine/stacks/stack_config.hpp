@@ -99,7 +99,7 @@ CoreConfig<Stack> basic_config(ModelShape model, bool renormalise, const StackOp
   CoreConfig<Stack> c;
   c.model = std::move(model);
   c.model.max_rows = o.max_rows;
-  c.router.renormalise = renormalise;
+  c.model.renormalise = renormalise_if(renormalise);
   c.top_score_alpha = o.alpha.value_or(0.3F);
   for (std::uint32_t p = 1; p < precision_count; ++p) {
     c.copy_ns[p] = copy_ns(c.model.bytes(0, static_cast<Precision>(p)));

@@ -40,8 +40,8 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
       Route taken[3];  // one row
       for (std::uint16_t k = 0; k < 3; ++k) taken[k] = {static_cast<std::uint16_t>(4 * k + random.below(4)), 0.25F};
       const auto before = static_cast<std::uint16_t>((layer + 3) % 4);
-      predictor->observe(before, {taken, 3});
-      again->observe(before, {taken, 3});
+      predictor->observe(before, {taken, 3}, {});
+      again->observe(before, {taken, 3}, {});
       if constexpr (part::EndsSequence<P>) {
         if (random.chance(5)) {
           predictor->end_sequence(0);

@@ -347,7 +347,7 @@ FERRY_HD void step(P& predictor, Load& load) noexcept {
   if constexpr (part::BeginsStep<P>) predictor.begin_step(rowed.step());
   for (std::uint16_t layer = 0; layer < layers; ++layer) {
     Rows gate(dice, rowed.rows);
-    predictor.observe(layer, gate.routes());
+    predictor.observe(layer, gate.routes(), {});
     for (std::uint32_t distance = 1; distance <= 2; ++distance) {
       const Rows predicted(dice, rows_read<P>(rowed));
       Request requests[experts];
@@ -401,7 +401,7 @@ template <class S>
 FERRY_HD Plan plan(Core<S>& core, Load& load, std::uint16_t layer, Rows& gate) noexcept {
   const Seen seen = load.link.seen(load.dice);
   if constexpr (!part::needs_full_scores<typename S::router>() && !part::needs_full_scores<typename S::cache>()) {
-    if (load.dice.one_in(4)) return core.plan(layer, gate.routes(), seen);
+    if (load.dice.one_in(4)) return core.plan(layer, gate.routes(), {}, seen);
   }
   return core.plan(gate.of(layer), seen);
 }
@@ -418,9 +418,10 @@ FERRY_HD void step(Core<S>& core, Load& load) noexcept {
     const Plan now = plan(core, load, layer, gate);
     load.digest.add(now);
     carry_out(core.commands(), load);
-    for (std::uint32_t distance = 1; distance <= core.look_ahead_depth(); ++distance) {
-      const auto ahead = static_cast<std::uint16_t>((layer + distance) % layers);
-      if (!core.wants_look_ahead(ahead)) break;
+    const RowSource source = part::rows_of<typename S::predictor>(rowed.phase);
+    for (std::uint16_t distance = 1;; ++distance) {
+      const std::uint16_t ahead = core.layer_ahead(source, distance);
+      if (ahead == no_layer) break;
       const Rows predicted(dice, rows_read<typename S::predictor>(rowed));
       core.look_ahead(predicted.of(ahead), load.link.seen(dice));
       carry_out(core.commands(), load);
@@ -474,7 +475,7 @@ void reserve(P& policy, Carver& carve) {
   if constexpr (part::ReservesForPool<P>) {
     policy.reserve(carve, pool_shape);
   } else if constexpr (part::ReservesForModel<P>) {
-    policy.reserve(carve, Shape{layers, experts, top_k, max_rows});
+    policy.reserve(carve, Shape{layers, experts, top_k, max_rows, Renormalise::yes});
   }
 }
 
@@ -530,10 +531,10 @@ CoreConfig<S> config_of() {
   c.model.experts = experts;
   c.model.top_k = top_k;
   c.model.max_rows = max_rows;
+  c.model.renormalise = Renormalise::yes;
   c.model.expert_bytes = {ExpertBytes{0, 64, 128, 256, 512}};
   if constexpr (requires { c.predictor.percentile; }) c.predictor.percentile = 50;  // not just the top k
   S::set_up(c, c.model.all_bytes() / 4);
-  c.router.renormalise = true;
   if constexpr (requires { c.router.alpha; }) c.router.alpha = 0.25F;
   if constexpr (requires { c.predictor.alpha; }) c.predictor.alpha = 0.25F;
   if constexpr (requires { c.precision.t1; }) {
@@ -564,11 +565,8 @@ void for_each_policy(const Visit& visit) {
   Oracle oracle;
   oracle.asked = all;
   oracle.starts = {starts.data(), static_cast<std::uint32_t>(starts.size())};
-  TopK top;
-  top.renormalise = true;
   ExpertCacheRouter substituting;
   substituting.alpha = 0.25F;
-  substituting.renormalise = true;
   CrossLayerGate median;
   median.percentile = 50;
   PartialHidden partial;
@@ -589,7 +587,7 @@ void for_each_policy(const Visit& visit) {
   visit("Sieve", Sieve{});
   visit("StaticResidency", StaticResidency{});
 
-  visit("TopK", top);
+  visit("TopK", TopK{});
   visit("ExpertCacheRouter", substituting);
 
   visit("FixedPrecision", FixedPrecision{});

@@ -119,7 +119,7 @@ TEST_CASE("shallow-favouring never takes more than the budget, nor leaves room f
     ModelShape m = model(layers, 8, 2);
     m.expert_bytes.clear();
     for (int l = 0; l < layers; ++l) m.expert_bytes.push_back({0, 0, 0, 0, std::uint64_t{64} * random.between(1, 5)});
-    const std::uint64_t stream = 2 * ModelShape::slot_bytes(m.largest_bytes());
+    const std::uint64_t stream = 2 * ModelShape::slot_bytes(largest_bytes(m));
     const std::uint64_t budget = stream + random.below(static_cast<std::uint32_t>(m.all_bytes()));
     const std::uint32_t shallow = random.below(layers + 1U);
     const std::uint32_t prefetch = random.chance(50) ? 0 : random.below(12);
@@ -202,7 +202,7 @@ TEST_CASE("random budgets: never more bytes than allowed, or refused (invariants
     m.expert_bytes.clear();
     for (int l = 0; l < m.layers; ++l) m.expert_bytes.push_back({0, 0, 0, 0, random.between(1, 300)});
     const std::uint64_t budget = random.below(30000);
-    const std::uint64_t stream = 2 * ModelShape::slot_bytes(m.largest_bytes());
+    const std::uint64_t stream = 2 * ModelShape::slot_bytes(largest_bytes(m));
     for (int kind = 0; kind < 3; ++kind) {
       Allotment a;
       try {

@@ -13,7 +13,7 @@ struct SmallestRouter {
 };
 struct SmallestPredictor {
   void reserve(Carver&, const Shape&) {}
-  void observe(std::uint16_t, View<const Route>) noexcept {}
+  void observe(std::uint16_t, View<const Route>, View<const std::uint32_t>) noexcept {}
   void predict(Phase, const Scores&, Out<Request>&) noexcept {}
 };
 struct SmallestSelector {

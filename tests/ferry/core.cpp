@@ -270,7 +270,7 @@ TEST_CASE("routes may come from the engine instead of scores") {
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const Route routes[] = {{3, 0.75F}, {1, 0.25F}};
-  const Plan p = f->plan(0, {routes, 2}, nothing_seen);
+  const Plan p = f->plan(0, {routes, 2}, {}, nothing_seen);
   CHECK(experts(p.arriving) == Ids{1, 3});
   CHECK(p.routes[0].expert == 3);
   CHECK(p.assignments[p.arriving[1].first] == 0);
@@ -521,19 +521,19 @@ TEST_CASE("prefetches walk to the first layer with a miss, mask what is there, a
   const auto zero = favour(4, {0}), one = favour(4, {1});
   f->plan(scores(0, zero), all_landed);
   CHECK(f->look_ahead_depth() == 3);
-  CHECK(f->wants_look_ahead(1));
+  CHECK(f->layer_ahead(RowSource::gate_input, 1) == 1);
   f->look_ahead(scores(1, zero), all_landed);  // is there
   CHECK(f->commands().submit.size == 0);
-  CHECK(f->wants_look_ahead(2));
+  CHECK(f->layer_ahead(RowSource::gate_input, 2) == 2);
   f->look_ahead(scores(2, one), all_landed);
   REQUIRE(f->commands().submit.size == 1);
   CHECK(f->commands().submit[0].what == full(2, 1));
-  CHECK_FALSE(f->wants_look_ahead(3));
+  CHECK(f->layer_ahead(RowSource::gate_input, 3) == no_layer);
   f->look_ahead(scores(3, one), all_landed);  // asked all the same: nothing
   CHECK(f->commands().submit.size == 0);
   f->finish(0, {}, all_landed);
   f->plan(scores(1, zero), all_landed);  // a new window
-  CHECK(f->wants_look_ahead(2));
+  CHECK(f->layer_ahead(RowSource::gate_input, 1) == 2);
   f->finish(1, {}, all_landed);
 }
 

@@ -90,12 +90,10 @@ void check_allocations() {
     for (std::uint16_t l = 0; l < 6; ++l) {
       for (float& x : gate) x = random.unit();
       const View<const float> v{gate.data(), rows * 32};
-      const View<const float> ahead = Pipe::look_ahead_rows(phase) == RowSource::none ? View<const float>{} : v;
       const Plan p = pipe.plan({l, v, v});
-      for (std::uint32_t d = 1; d <= pipe.look_ahead_depth(); ++d) {
-        const auto next = static_cast<std::uint16_t>((l + d) % 6);
-        if (pipe.wants_look_ahead(next)) pipe.look_ahead({next, ahead, ahead});
-      }
+      pipe.look_ahead(Pipe::look_ahead_rows(phase), [&](std::uint16_t next, std::uint16_t) {
+        return Scores{next, v, v};
+      });
       if (step % 7 == 3 && l == 2) {
         pipe.abandon();
         break;
@@ -117,7 +115,7 @@ void check_allocations() {
   CHECK(made == 0);
   const Counters& n = pipe.counters();
   for (const Phase phase : {Phase::prefill, Phase::decode}) CHECK(n.of(phase).hits < n.of(phase).requests);
-  if constexpr (Pipe::predicts) CHECK(n.prefetch.issued > 0);
+  if constexpr (Pipe::traits().predicts) CHECK(n.prefetch.issued > 0);
 }
 
 template <class... S>
@@ -163,12 +161,12 @@ TEST_CASE("no stack allocates after construction") {
 #endif
 }
 
-TEST_CASE("the hot path is noexcept") {
-  using Pipe = OffloadPipeline<stacks::CrossLayerLru, Instant>;
-  static_assert(noexcept(std::declval<Pipe&>().plan(Scores{})));
-  static_assert(noexcept(std::declval<Pipe&>().look_ahead(Scores{})));
-  static_assert(noexcept(std::declval<Pipe&>().done(View<const Task>{})));
-  static_assert(noexcept(std::declval<Pipe&>().finish(0)));
+TEST_CASE("the core's hot path is noexcept") {
+  using C = Core<stacks::CrossLayerLru>;
+  static_assert(noexcept(std::declval<C&>().plan(Scores{}, Seen{})));
+  static_assert(noexcept(std::declval<C&>().look_ahead(Scores{}, Seen{})));
+  static_assert(noexcept(std::declval<C&>().done(View<const Task>{})));
+  static_assert(noexcept(std::declval<C&>().finish(0, Times{}, Seen{})));
 }
 
 TEST_CASE("the six outcomes sum to what the gate asked for, under random load") {
@@ -196,15 +194,140 @@ TEST_CASE("the six outcomes sum to what the gate asked for, under random load") 
   }
 }
 
-TEST_CASE("a step without rows, or with too many, is refused") {
-  CoreConfig<stacks::LruCache> c;
-  c.model = model(1, 4, 1, 2);
+namespace {
+
+using Layers = std::vector<std::uint16_t>;
+
+/// The layers that one look-ahead loop asks rows for, or names without rows, behind each layer of a step.
+template <class StackT>
+std::vector<Layers> asked(Phase phase, RowSource source, std::uint16_t depth, Nanoseconds copy_ns = 0) {
+  CoreConfig<StackT> c;
+  c.model = model(4, 8, 2, 1);
+  if constexpr (requires { c.predictor.depth; }) c.predictor.depth = depth;
+  StackT::set_up(c, c.model.all_bytes() / 2);
+  c.copy_ns[4] = copy_ns;
+  Instant link;
+  OffloadPipeline<StackT, Instant> pipe(c, link);
+  const std::vector<float> s = favour(8, {0, 1});
+  std::vector<Layers> all;
+  for (int step = 0; step < 2; ++step) {  // in the second, what a layer takes is known
+    all.clear();
+    pipe.begin_step(StepOf(phase, 1));
+    for (std::uint16_t l = 0; l < 4; ++l) {
+      pipe.plan(scores(l, s));
+      Layers& layers = all.emplace_back();
+      const std::uint16_t rows = pipe.rows_ahead(source);
+      pipe.look_ahead(source, [&](std::uint16_t layer, std::uint16_t distance) {
+        CHECK(layer == l + distance);
+        layers.push_back(layer);
+        return scores(layer, s);
+      });
+      if (source == RowSource::gate_input && copy_ns == 0) CHECK(rows == layers.size());
+      pipe.finish(l, {10, 10, 10, 0});
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("the look-ahead loop: layers within the depth and the step, from the rows that the predictor reads") {
+  const auto decode = Phase::decode;
+  CHECK(asked<stacks::CrossLayerLru>(decode, RowSource::gate_input, 1) == std::vector<Layers>{{1}, {2}, {3}, {}});
+  CHECK(asked<stacks::CrossLayerLru>(decode, RowSource::partial_hidden, 1) == std::vector<Layers>{{}, {}, {}, {}});
+  CHECK(asked<stacks::ImportancePrefetch>(decode, RowSource::partial_hidden, 1) ==
+        std::vector<Layers>{{1}, {2}, {3}, {}});
+  CHECK(asked<stacks::LruCache>(decode, RowSource::gate_input, 1) == std::vector<Layers>{{}, {}, {}, {}});
+  // HOBBIT stops at the first layer that lacks what is predicted: here it has it, so it goes on to the depth.
+  CHECK(asked<stacks::HobbitPrefetch>(decode, RowSource::gate_input, 3) ==
+        std::vector<Layers>{{1, 2, 3}, {2, 3}, {3}, {}});
+  CHECK(asked<stacks::ActivationPathStack>(decode, RowSource::gate_input, 1) == std::vector<Layers>{{}, {}, {}, {}});
+}
+
+TEST_CASE("behind the last layer come the next step's, for what reads no rows") {
+  CoreConfig<stacks::LayerStream> c;
+  c.model = model(3, 4, 1, 1);
+  stacks::LayerStream::set_up(c, c.model.all_bytes() * 2 / 3);
+  Instant link;
+  OffloadPipeline<stacks::LayerStream, Instant> pipe(c, link);
+  pipe.begin_step(StepOf(Phase::decode, 1));
+  const std::vector<float> s = favour(4, {0});
+  for (std::uint16_t l = 0; l < 3; ++l) {
+    pipe.plan(scores(l, s));
+    if (l == 2) CHECK(pipe.core().layer_ahead(RowSource::none, 1) == 0);
+    pipe.look_ahead();
+    pipe.finish(l);
+  }
+  CHECK(pipe.counters().prefetch.layers_not_asked == 0);
+}
+
+TEST_CASE("a stack that predicts and is never asked to says so") {
+  CoreConfig<stacks::CrossLayerLru> c;
+  c.model = model(3, 4, 1, 1);
   c.allotment = everything(c.model);
   Instant link;
-  OffloadPipeline<stacks::LruCache, Instant> pipe(c, link);
-  const std::uint32_t sequences[3] = {};
-  CHECK_THROWS_WITH_AS(pipe.begin_step({Phase::decode, {sequences, 3}}),
-                       "a step has 3 rows, expected 1 to 2 (max_rows)", ConfigError);
-  CHECK_THROWS_AS(pipe.begin_step({Phase::decode, {sequences, 0}}), ConfigError);
-  CHECK_NOTHROW(pipe.begin_step({Phase::decode, {sequences, 2}}));
+  OffloadPipeline<stacks::CrossLayerLru, Instant> pipe(c, link);
+  const std::vector<float> s = favour(4, {0});
+  for (const bool asks : {false, true}) {
+    pipe.begin_step(StepOf(Phase::decode, 1));
+    for (std::uint16_t l = 0; l < 3; ++l) {
+      pipe.plan(scores(l, s));
+      if (asks)
+        pipe.look_ahead(RowSource::gate_input, [&](std::uint16_t layer, std::uint16_t) { return scores(layer, s); });
+      pipe.finish(l);
+    }
+    CHECK(pipe.counters().prefetch.layers_not_asked == 2);  // the last layer has none behind it
+  }
+}
+
+TEST_CASE("a layer with fewer rows than the step: requests, predictions and paths are those of its rows") {
+  CoreConfig<stacks::CrossLayerLru> c;
+  c.model = model(2, 4, 1, 3);
+  c.allotment = everything(c.model);
+  Instant link;
+  OffloadPipeline<stacks::CrossLayerLru, Instant> pipe(c, link);
+  const std::vector<float> gate = {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0};  // rows want 0, 1, 2
+  pipe.begin_step(StepOf(Phase::decode, 3));
+  pipe.plan(scores(0, gate));
+  pipe.look_ahead(RowSource::gate_input, [&](std::uint16_t layer, std::uint16_t) { return scores(layer, gate); });
+  pipe.finish(0);
+  const std::uint32_t last[] = {2};
+  Scores s{1, {gate.data() + 8, 4}, {gate.data() + 8, 4}, last};
+  const Plan p = pipe.plan(s);
+  CHECK(p.routes.size == 1);
+  CHECK(p.routes[0].expert == 2);
+  pipe.finish(1);
+  const Accuracy& a = pipe.counters().prefetch.accuracy;
+  CHECK(a.needed == 1);
+  CHECK(a.predicted == 1);
+  CHECK(a.rows == 1);
+  CHECK(a.rows_top1 == 1);  // row 2 of the prediction, not its first
+  CHECK(pipe.counters().of(Phase::decode).requests == 4);
+}
+
+TEST_CASE("with as many stream slots as a layer can ask for, no task waits for another") {
+  for (std::uint64_t seed = 0; seed < 40; ++seed) {
+    Random random(seed);
+    CoreConfig<stacks::LruCache> c;
+    c.model = model(3, 16, 2, 6);
+    const std::uint32_t slots = unwaited_stream_slots(c.model);
+    CHECK(slots == 12);
+    for (const bool enough : {true, false}) {
+      stacks::LruCache::set_up(c, {std::uint64_t{64} * (slots + 5), enough ? slots : 2});
+      Instant link;
+      OffloadPipeline<stacks::LruCache, Instant> pipe(c, link);
+      bool waits = false;
+      for (int step = 0; step < 20; ++step) {
+        pipe.begin_step(StepOf(Phase::decode, 6));
+        for (std::uint16_t l = 0; l < 3; ++l) {
+          const auto s = random.scores(6 * 16, false);
+          for (const Task& t : pipe.plan(scores(l, s)).arriving) waits = waits || t.freed_by != no_task;
+          pipe.finish(l);
+        }
+      }
+      CHECK(waits == !enough);
+    }
+  }
+  CHECK_THROWS_WITH_AS(one_pool(model(1, 4, 1), {1000, 1}), "a budget has 1 stream slots, expected at least 2",
+                       ConfigError);
 }

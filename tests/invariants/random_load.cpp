@@ -69,7 +69,7 @@ Log virtual_run(std::uint64_t seed) {
       [&](const Task& t) {
         check_bytes(memory, contents, t);
         clock.device(60);
-        if (t.slot != no_slot && pipe.core().residency().is_stream(t.slot)) memory.poison(t.slot);
+        if (t.slot != no_slot && t.slot >= pipe.core().residency().cache_slots()) memory.poison(t.slot);
       },
       [&](std::uint32_t ns) {
         clock.device(ns);
@@ -98,7 +98,7 @@ Log thread_run(std::uint64_t seed) {
       s, pipe, steps_each, &checker,
       [&](const Task& t) {
         check_bytes(memory, contents, t);
-        if (t.slot != no_slot && pipe.core().residency().is_stream(t.slot)) memory.poison(t.slot);
+        if (t.slot != no_slot && t.slot >= pipe.core().residency().cache_slots()) memory.poison(t.slot);
       },
       [](std::uint32_t ns) {
         if (ns > 380) std::this_thread::yield();
@@ -179,7 +179,7 @@ Log cuda_run(std::uint64_t seed) {
       s, pipe, steps_each, &checker,
       [&](const Task& t) {
         reads.read(t);
-        if (t.slot != no_slot && pipe.core().residency().is_stream(t.slot)) slots.poison(t.slot, compute);
+        if (t.slot != no_slot && t.slot >= pipe.core().residency().cache_slots()) slots.poison(t.slot, compute);
       },
       [](std::uint32_t ns) { emulated::advance(ns / 16); });
   reads.check();

@@ -7,6 +7,7 @@ int main() {
   config.model.experts = 4;
   config.model.top_k = 1;
   config.model.max_rows = 1;
+  config.model.renormalise = ferry::Renormalise::no;
   config.model.expert_bytes = {{0, 0, 0, 0, 64}};
   config.allotment = ferry::one_pool(config.model, 4 * 64);
   ferry::VirtualClock link(config.model, {});

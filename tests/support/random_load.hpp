@@ -130,11 +130,11 @@ struct Scenario {
     const auto top_k = static_cast<std::uint16_t>(random.between(1, experts < 4 ? experts : 4));  // arguments is open
     config.model = model(layers, experts, top_k, 6, random.between(1, 4) * 64, mixed || hybrid ? 32 : 0);
     if (hybrid) config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 16;
-    config.router.renormalise = random.chance(50);
+    config.model.renormalise = renormalise_if(random.chance(50));
     for (Nanoseconds& ns : config.copy_ns) ns = random.below(200);
     if (random.chance(30)) config.transient_prefill_rows = random.between(1, 4);
     const std::uint64_t all = config.model.all_bytes();
-    const std::uint64_t least = 2 * ModelShape::slot_bytes(config.model.largest_bytes());
+    const std::uint64_t least = 2 * ModelShape::slot_bytes(largest_bytes(config.model));
     budget = least + random.below(static_cast<std::uint32_t>(all + 64));
     if (!part::caches<typename StackT::cache>()) {
       config.allotment = stream_only(config.model, budget);
@@ -181,7 +181,7 @@ inline void check_counts(const Counters& c, const ModelShape& m) {
     if (o.hits + o.late_hits + o.misses + o.substituted + o.skipped + o.host_computed != o.requests) {
       throw std::logic_error("outcomes do not sum to the requests");
     }
-    if (o.miss_bytes > o.misses * m.largest_bytes()) throw std::logic_error("misses of more bytes than experts have");
+    if (o.miss_bytes > o.misses * largest_bytes(m)) throw std::logic_error("misses of more bytes than experts have");
   }
   if (c.prefetch.used > c.prefetch.issued) throw std::logic_error("more prefetches used than issued");
 }

@@ -1,6 +1,7 @@
 /// @file
 /// Small models and calls, for tests.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "ferry/allotment.hpp"
@@ -14,9 +15,17 @@ inline ModelShape model(std::uint16_t layers, std::uint16_t experts, std::uint16
   m.layers = layers;
   m.experts = experts;
   m.top_k = top_k;
+  m.renormalise = Renormalise::no;
   m.max_rows = max_rows;
   m.expert_bytes = {ExpertBytes{0, 0, low_bytes, 0, bytes}};
   return m;
+}
+
+/// Of one expert, at its best precision.
+inline std::uint64_t largest_bytes(const ModelShape& model) {
+  std::uint64_t most = 0;
+  for (const ExpertBytes& b : model.expert_bytes) most = std::max(most, *std::max_element(b.begin(), b.end()));
+  return most;
 }
 
 inline Scores scores(std::uint16_t layer, const std::vector<float>& s) {

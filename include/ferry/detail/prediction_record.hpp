@@ -42,24 +42,27 @@ class PredictionRecord {
     }
   }
 
-  /// `routes` is [rows, k]. Rows predicted for another number of rows are not this step's: that prediction is ignored.
+  /// `routes` is [rows, k], of the rows of the step that `rows` names, or all `step_rows` of them if it is empty. A
+  /// prediction for another number of rows than the step has is not this step's, and ignored.
   /// `best`: [rows] the gate's first choices, or empty if they are the first routes of the rows.
-  FERRY_HD void score(std::uint16_t layer, View<const Route> routes, const Array<std::uint16_t>& best,
-                      PrefetchCounts& count) noexcept {
+  FERRY_HD void score(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows,
+                      std::uint32_t step_rows, const Array<std::uint16_t>& best, PrefetchCounts& count) noexcept {
+    const std::uint32_t present = routes.size / top_k_;
     bool nearest = true, marked = false;
     for (std::uint16_t distance = 1; distance <= depth_; ++distance) {
       const std::uint32_t cell = at(distance, layer);
       const Noted noted = noted_[cell];
       noted_[cell] = {};
-      if (!noted.made || (noted.rows != 0 && routes.size != noted.rows * top_k_)) continue;
+      if (!noted.made || (noted.rows != 0 && noted.rows != step_rows)) continue;
       if (!marked) mark(routes);
       marked = true;
       Accuracy made;
       made.needed = needed_.size(0);
       made.predicted = needed_.common(0, named_, cell);
-      made.rows = noted.rows;
-      for (std::uint32_t row = 0; row < noted.rows; ++row) {
-        const std::uint16_t first = best.size() > 0 ? best[row] : routes[row * top_k_].expert;
+      made.rows = noted.rows == 0 ? 0 : present;
+      for (std::uint32_t i = 0; i < made.rows; ++i) {
+        const std::uint32_t row = rows.size == 0 ? i : rows[i];
+        const std::uint16_t first = best.size() > 0 ? best[i] : routes[i * top_k_].expert;
         made.rows_top1 += first == best_[std::size_t{cell} * max_rows_ + row] ? 1 : 0;
       }
       accuracy_[cell] += made;

@@ -7,6 +7,8 @@ namespace ferry::inline FERRY_ABI {
 
 /// Every miss is loaded and runs on the device. O(1), no state.
 struct DeviceOnly {
+  static constexpr bool computes_on_host = false;
+
   FERRY_HD static std::uint32_t split(Phase /*phase*/, View<const Request> misses) noexcept { return misses.size; }
 };
 

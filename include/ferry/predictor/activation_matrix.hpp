@@ -64,7 +64,7 @@ class ActivationMatrix {
     carve(named_, shape.experts);
   }
 
-  FERRY_HD void observe(std::uint16_t layer, View<const Route> taken) noexcept {
+  FERRY_HD void observe(std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> /*rows*/) noexcept {
     for (const Route& r : taken) {
       const std::uint16_t expert = gate_choice(r);
       if (expert == no_expert) continue;

@@ -39,6 +39,7 @@ class ActivationPath {
     top_k_ = shape.top_k;
     carve(counts_, std::size_t{shape.layers - 1U} * shape.experts * shape.experts);
     carve(latest_, std::size_t{shape.max_rows} * shape.top_k);
+    carve(latest_row_, shape.max_rows);
     carve(row_score_, shape.experts);
     carve(score_, shape.experts);
     carve(votes_, shape.experts);
@@ -47,7 +48,7 @@ class ActivationPath {
   }
 
   FERRY_HD void begin_step(const Step& /*step*/) noexcept {
-    latest_size_ = 0;
+    latest_rows_ = 0;
     if (!forget_) return;
     for (std::uint32_t& n : counts_) n = 0;
     forget_ = false;
@@ -55,20 +56,21 @@ class ActivationPath {
 
   FERRY_HD void end_sequence(std::uint32_t /*sequence*/) noexcept { forget_ = level == Level::sequence; }
 
-  FERRY_HD void observe(std::uint16_t layer, View<const Route> taken) noexcept {
+  FERRY_HD void observe(std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) noexcept {
+    const std::uint32_t count = taken.size / top_k_;
     if (follows(layer)) {
-      for (std::uint32_t i = 0; i < taken.size; ++i) {
-        const std::uint16_t to = gate_choice(taken[i]);
-        if (to == no_expert) continue;
-        for (const std::uint16_t from : row_of(i)) {
-          if (from == no_expert) continue;
-          std::uint32_t& n = following(layer, from)[to];
-          if (n != 0xffffffffU) ++n;
-        }
+      std::uint32_t before = 0;  // both layers' rows ascend
+      for (std::uint32_t i = 0; i < count; ++i) {
+        const std::uint32_t row = rows.size == 0 ? i : rows[i];
+        while (before < latest_rows_ && latest_row_[before] < row) ++before;
+        if (before == latest_rows_) break;
+        if (latest_row_[before] != row) continue;
+        for (const Route& r : taken.part(i * top_k_, top_k_)) count_transitions(layer, chosen_by(before), gate_choice(r));
       }
     }
     latest_layer_ = layer;
-    latest_size_ = taken.size;
+    latest_rows_ = count;
+    for (std::uint32_t i = 0; i < count; ++i) latest_row_[i] = rows.size == 0 ? i : rows[i];
     for (std::uint32_t i = 0; i < taken.size; ++i) latest_[i] = gate_choice(taken[i]);
   }
 
@@ -76,16 +78,16 @@ class ActivationPath {
     if (!follows(scores.layer)) return;
     for (std::uint64_t& n : score_) n = 0;
     for (std::uint32_t& n : votes_) n = 0;
-    std::uint32_t named = 0, rows = 0;
-    for (std::uint32_t first = 0; first < latest_size_; first += top_k_, ++rows) {
-      score_row(scores.layer, row_of(first));
+    std::uint32_t named = 0;
+    for (std::uint32_t row = 0; row < latest_rows_; ++row) {
+      score_row(scores.layer, chosen_by(row));
       const std::uint32_t found = detail::most_of(row_score_.data(), experts_, top_k_, best_.data());
       for (std::uint32_t e = 0; e < experts_; ++e) score_[e] += row_score_[e];
       for (std::uint32_t i = 0; i < found; ++i) {
         if (votes_[best_[i]]++ == 0) named_[named++] = best_[i];
       }
     }
-    if (rows > 1) {  // one names them in order
+    if (latest_rows_ > 1) {  // one names them in order
       for (std::uint32_t e = 0; e < experts_; ++e) score_[e] = votes_[e] == 0 ? 0 : score_[e];
       detail::most_of(score_.data(), experts_, named, named_.data());
     }
@@ -100,13 +102,20 @@ class ActivationPath {
 
  private:
   /// Whether the layer before was the last one observed in this step.
-  FERRY_HD bool follows(std::uint16_t layer) const noexcept { return latest_size_ > 0 && layer == latest_layer_ + 1; }
+  FERRY_HD bool follows(std::uint16_t layer) const noexcept { return latest_rows_ > 0 && layer == latest_layer_ + 1; }
 
-  /// What the row of the i-th route chose in the layer observed last.
-  FERRY_HD View<const std::uint16_t> row_of(std::uint32_t i) const noexcept {
-    const std::uint32_t first = i / top_k_ * top_k_;
-    if (first >= latest_size_) return {};
-    return {latest_.data() + first, latest_size_ - first < top_k_ ? latest_size_ - first : top_k_};
+  /// What a row of the layer observed last chose there.
+  FERRY_HD View<const std::uint16_t> chosen_by(std::uint32_t row) const noexcept {
+    return {latest_.data() + row * top_k_, top_k_};
+  }
+
+  FERRY_HD void count_transitions(std::uint16_t layer, View<const std::uint16_t> chosen, std::uint16_t to) noexcept {
+    if (to == no_expert) return;
+    for (const std::uint16_t from : chosen) {
+      if (from == no_expert) continue;
+      std::uint32_t& n = following(layer, from)[to];
+      if (n != 0xffffffffU) ++n;
+    }
   }
 
   /// How often each expert of `layer` followed `from`: [experts].
@@ -124,13 +133,14 @@ class ActivationPath {
   }
 
   Array<std::uint32_t> counts_;     ///< [layers - 1, experts, experts]: from, to
-  Array<std::uint16_t> latest_;     ///< [rows, k], of the layer observed last
+  Array<std::uint16_t> latest_;      ///< [rows, k], of the layer observed last
+  Array<std::uint32_t> latest_row_;  ///< [rows] of it, which rows of the step
   Array<std::uint64_t> row_score_;  ///< [experts]
   Array<std::uint64_t> score_;      ///< [experts] over all rows
   Array<std::uint32_t> votes_;      ///< [experts] rows that named it
   Array<std::uint16_t> named_;      ///< [experts]
   Array<std::uint16_t> best_;       ///< [k]
-  std::uint32_t latest_size_ = 0;   ///< 0: nothing was observed in this step
+  std::uint32_t latest_rows_ = 0;   ///< 0: nothing was observed in this step
   std::uint16_t latest_layer_ = 0, experts_ = 0, top_k_ = 0;
   bool forget_ = false;
 };

@@ -47,16 +47,15 @@ class ExpertCacheRouter {
 
   /// 0 to 1. The paper's settings use 0.35, 0.3 and 0.25 (S1 to S3).
   float alpha = 0.3F;
-  bool renormalise = false;
 
   void reserve(Carver& carve, const Shape& shape) {
     if (!(alpha >= 0.0F && alpha <= 1.0F)) {
       throw ConfigError("ExpertCacheRouter: alpha is " + std::to_string(alpha) + ", expected 0 to 1");
     }
-    gate_.renormalise = renormalise;
     gate_.reserve(carve, shape);
     experts_ = shape.experts;
     k_ = shape.top_k;
+    renormalise_ = shape.renormalise;
     carve(beta_, shape.max_rows);
     carve(users_, shape.experts);
     carve(best_, shape.top_k + std::size_t{1});
@@ -78,7 +77,7 @@ class ExpertCacheRouter {
     }
     for (std::uint32_t row = 0; row < rows; ++row) {
       sort(scores.select.data + std::size_t{row} * experts_, routes + row * k_);
-      weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise, routes + row * k_);
+      weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise_, routes + row * k_);
     }
   }
 
@@ -189,6 +188,7 @@ class ExpertCacheRouter {
   Array<std::uint16_t> alternatives_;  ///< [k]
   detail::ExpertSets needed_;          ///< one: in C, or another row's substitute: no row gives it up
   std::uint16_t experts_ = 0, k_ = 0;
+  Renormalise renormalise_ = Renormalise::unset;
 };
 
 static_assert(ExpertRouter<ExpertCacheRouter>);

@@ -7,9 +7,9 @@
 namespace ferry::inline FERRY_ABI {
 
 /// Sets the weights of one row's routes: each expert's own, divided by their sum if the model does that.
-FERRY_HD inline void weigh(const float* weight, std::uint32_t k, bool renormalise, Route* routes) noexcept {
+FERRY_HD inline void weigh(const float* weight, std::uint32_t k, Renormalise renormalise, Route* routes) noexcept {
   for (std::uint32_t i = 0; i < k; ++i) routes[i].weight = weight[routes[i].expert];
-  if (!renormalise) return;
+  if (renormalise != Renormalise::yes) return;
   float sum = 0.0F;
   for (std::uint32_t i = 0; i < k; ++i) sum += routes[i].weight;
   for (std::uint32_t i = 0; i < k; ++i) routes[i].weight /= sum;
@@ -17,16 +17,14 @@ FERRY_HD inline void weigh(const float* weight, std::uint32_t k, bool renormalis
 
 /// The k experts with the highest `select` score of each row, best first.
 ///
-/// Source: the models themselves; `renormalise` as Mixtral does (weights divided by their sum), not as
-/// Qwen1.5-MoE. Ties go to the lower index, NaN sorts last, the weights are those of `scores.weight`.
+/// Source: the models themselves; weights are divided by their sum if the shape says so. Ties go to the lower index, NaN sorts last, the weights are those of `scores.weight`.
 /// Complexity: O(E) comparisons a row plus O(k) for each of the few that enter the list.
 class TopK {
  public:
-  bool renormalise = false;
-
   void reserve(Carver& /*carve*/, const Shape& shape) {
     experts_ = shape.experts;
     k_ = shape.top_k;
+    renormalise_ = shape.renormalise;
   }
 
   FERRY_HD void route(Phase /*phase*/, const Scores& scores, View<const State> /*present*/,
@@ -35,13 +33,14 @@ class TopK {
     for (std::uint32_t row = 0; row < rows; ++row) {
       Route* best = out.data + out.size;
       detail::best_of(scores.select.data + std::size_t{row} * experts_, experts_, k_, best);
-      weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise, best);
+      weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise_, best);
       out.size += k_;
     }
   }
 
  private:
   std::uint16_t experts_ = 0, k_ = 0;
+  Renormalise renormalise_ = Renormalise::unset;
 };
 
 static_assert(ExpertRouter<TopK>);

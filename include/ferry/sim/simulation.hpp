@@ -30,7 +30,7 @@ struct PhaseClock {
   std::uint64_t tokens = 0, steps = 0;
 };
 
-/// Makes the calls that an engine makes, with a trace for its gates and costs for its work: the same OffloadPipeline,
+/// Makes the calls that an engine makes, with a trace for its gates and costs for its work: on a pipeline of any kind,
 /// and time that moves as VirtualClock says. The same arguments give the same result to the last digit on any machine.
 ///
 /// One layer: attention and gate on the device; the host reads the gate and plans; its share of the experts starts on
@@ -38,37 +38,31 @@ struct PhaseClock {
 /// and gate once more and a look-ahead; the arriving experts, each behind its copy; the layer ends when device and host
 /// have both finished. Deciding takes no time here, nor does making gate-input predictions.
 ///
-/// The trace, and what the config's policies view (a future), outlive it.
+/// The trace, the pipeline, the clock that is its link, and what its policies view (a future) outlive it.
 ///
-/// `Clock`: VirtualClock, or a link made of one that carries the copies out beside it.
-template <class Stack, class Clock = VirtualClock>
-class Simulation {
+/// `Pipe`: OffloadPipeline or AnyPipeline. `Clock`: VirtualClock, or a link made of one that carries the copies out
+/// beside it.
+template <class Pipe, class Clock = VirtualClock>
+class Replay {
  public:
-  using Pipe = OffloadPipeline<Stack, Clock>;
-
-  /// `config.model` is the trace's, with max_rows for the largest step; `clock...` goes to the Clock's constructor,
-  /// behind VirtualClock's first two. Throws ConfigError for what cannot work.
-  template <class... More>
-  Simulation(const CoreConfig<Stack>& config, const Trace& trace, const Costs& costs, const SimulationOptions& options,
-             More&&... clock)
+  /// `model` is the trace's, with max_rows for the largest step. Throws ConfigError for what cannot work.
+  Replay(Pipe& pipe, Clock& clock, const ModelShape& model, const Trace& trace, const Costs& costs,
+         const SimulationOptions& options)
       : trace_(trace),
-        costs_(valid(costs, config.model)),
+        costs_(valid(costs, model)),
         options_(options),
         steps_(trace, options.batch, options.prefill_chunk),
-        clock_(config.model, VirtualClock::Options{costs.link_bytes_per_s, costs.link_latency_ns, options.log},
-               std::forward<More>(clock)...),
-        pipe_(config, clock_),
-        model_(config.model) {
+        clock_(clock),
+        pipe_(pipe),
+        model_(model) {
     need_rows();
     if (options.preload) {
-      for (std::uint32_t p = precision_count - 1; p > 0; --p) {  // the best first
-        if ((config.precision.precisions() >> p & 1U) != 0) pipe_.preload(static_cast<Precision>(p));
-      }
+      pipe_.preload();
       clock_.drain();
     }
   }
-  Simulation(const Simulation&) = delete;
-  Simulation& operator=(const Simulation&) = delete;
+  Replay(const Replay&) = delete;
+  Replay& operator=(const Replay&) = delete;
 
   /// Runs one forward pass; false if the trace is at its end.
   bool step() {
@@ -97,14 +91,13 @@ class Simulation {
   }
 
   [[nodiscard]] const Counters& counters() const { return pipe_.counters(); }
-  [[nodiscard]] const Core<Stack>& core() const { return pipe_.core(); }
   [[nodiscard]] const PhaseClock& clock(Phase p) const { return clocks_[static_cast<unsigned>(p)]; }
   /// Groups of sequences begun so far.
   [[nodiscard]] std::uint32_t groups() const { return steps_.groups(); }
   [[nodiscard]] const std::vector<Span>& spans() const { return clock_.spans(); }
   [[nodiscard]] std::uint16_t look_ahead_depth() const { return pipe_.look_ahead_depth(); }
   [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const {
-    return pipe_.core().prediction_accuracy(distance, layer);
+    return pipe_.prediction_accuracy(distance, layer);
   }
   /// Hits and requests of decode, by layer.
   [[nodiscard]] const std::vector<std::pair<std::uint64_t, std::uint64_t>>& layer_hits() const { return layer_hits_; }
@@ -131,6 +124,14 @@ class Simulation {
   }
 
  private:
+  /// A pipeline whose stack is known refuses routes when it is compiled, one of any stack when it is asked.
+  static constexpr bool takes_routes = [] {
+    if constexpr (requires { typename Pipe::Stack; }) {
+      return !Pipe::traits().router_needs_scores && !Pipe::traits().cache_needs_scores;
+    }
+    return true;
+  }();
+
   static const Costs& valid(const Costs& costs, const ModelShape& model) {
     costs.validate(model);
     return costs;
@@ -139,22 +140,21 @@ class Simulation {
   /// A stack that reads rows which the trace does not have is refused.
   void need_rows() const {
     auto refuse = [&](const std::string& what) { throw ConfigError("the trace of " + trace_.name + " " + what); };
-    if (part::needs_full_scores<typename Stack::cache>() && trace_.scores.empty()) {
+    const StackTraits stack = pipe_.traits();
+    if (stack.cache_needs_scores && trace_.scores.empty()) {
       refuse("has no gate scores of all experts (tensor \"scores\"), which this stack's cache policy reads");
     }
-    if (part::needs_full_scores<typename Stack::router>() && trace_.scores.empty()) {
+    if (stack.router_needs_scores && trace_.scores.empty()) {
       refuse("has no gate scores of all experts (tensor \"scores\"), which this stack's router reads");
     }
-    if constexpr (Pipe::predicts) {
-      for (const Phase phase : {Phase::prefill, Phase::decode}) {
-        const RowSource rows = Pipe::look_ahead_rows(phase);
-        if (rows == RowSource::gate_input && trace_.ahead < pipe_.look_ahead_depth()) {
-          refuse("predicts " + std::to_string(trace_.ahead) + " layers ahead (tensor \"predicted\"), but this stack " +
-                 "reads " + std::to_string(pipe_.look_ahead_depth()));
-        }
-        if (rows == RowSource::partial_hidden && trace_.partial.empty()) {
-          refuse("has no scores of partial hidden states (tensor \"partial\"), which this stack's predictor reads");
-        }
+    for (const RowSource rows : stack.rows) {
+      if (!stack.predicts) break;
+      if (rows == RowSource::gate_input && trace_.ahead < pipe_.look_ahead_depth()) {
+        refuse("predicts " + std::to_string(trace_.ahead) + " layers ahead (tensor \"predicted\"), but this stack " +
+               "reads " + std::to_string(pipe_.look_ahead_depth()));
+      }
+      if (rows == RowSource::partial_hidden && trace_.partial.empty()) {
+        refuse("has no scores of partial hidden states (tensor \"partial\"), which this stack's predictor reads");
       }
     }
   }
@@ -190,8 +190,7 @@ class Simulation {
       const auto scores = gather(scores_, [&](std::uint32_t t) { return trace_.scores_of(t, l); });
       return pipe_.plan({l, scores, scores});
     }
-    if constexpr (!part::needs_full_scores<typename Stack::cache>() &&
-                  !part::needs_full_scores<typename Stack::router>()) {
+    if constexpr (takes_routes) {
       routes_.clear();
       for (const std::uint32_t t : steps_.tokens()) {
         for (std::uint32_t i = 0; i < model_.top_k; ++i) {
@@ -203,36 +202,21 @@ class Simulation {
     return {};  // refused by need_rows
   }
 
-  void look_ahead(Phase phase, std::uint16_t l) {
-    if constexpr (Pipe::predicts) {
-      const RowSource rows = Pipe::look_ahead_rows(phase);
-      for (std::uint32_t d = 1; rows != RowSource::partial_hidden && d <= pipe_.look_ahead_depth(); ++d) {
-        // After the last layer come the next step's, for predictors that read no rows there either.
-        if (l + d >= model_.layers &&
-            (rows == RowSource::gate_input || Pipe::look_ahead_rows(Phase::decode) != RowSource::none))
-          break;
-        const auto ahead = static_cast<std::uint16_t>((l + d) % model_.layers);
-        if (!pipe_.wants_look_ahead(ahead)) break;
-        if (rows == RowSource::none) {
-          pipe_.look_ahead({ahead, {}, {}});
-        } else {
-          const auto scores = gather(ahead_, [&](std::uint32_t t) { return trace_.predicted_of(t, l, d); });
-          pipe_.look_ahead({ahead, scores, scores});
-        }
-      }
-    }
+  void look_ahead(std::uint16_t l) {
+    pipe_.look_ahead();
+    pipe_.look_ahead(RowSource::gate_input, [&](std::uint16_t ahead, std::uint16_t distance) {
+      const auto scores = gather(ahead_, [&](std::uint32_t t) { return trace_.predicted_of(t, l, distance); });
+      return Scores{ahead, scores, scores};
+    });
   }
 
-  void look_ahead_partial(Phase phase, std::uint16_t l, std::uint32_t rows) {
-    if constexpr (Pipe::predicts) {
-      if (Pipe::look_ahead_rows(phase) != RowSource::partial_hidden || l + 1U >= model_.layers) return;
-      const auto next = static_cast<std::uint16_t>(l + 1U);
-      if (!pipe_.wants_look_ahead(next)) return;
+  void look_ahead_partial(std::uint16_t l, std::uint32_t rows) {
+    pipe_.look_ahead(RowSource::partial_hidden, [&](std::uint16_t next, std::uint16_t) {
       clock_.device(costs_.dense(next, rows), "partial hidden state");
       clock_.sync_device();
       const auto scores = gather(ahead_, [&](std::uint32_t t) { return trace_.partial_of(t, l); });
-      pipe_.look_ahead({next, scores, scores});
-    }
+      return Scores{next, scores, scores};
+    });
   }
 
   /// Queues one expert on the device; returns what it takes.
@@ -259,10 +243,10 @@ class Simulation {
       host_rows += t.rows;
     }
     if (host_rows > 0) took.host = host_ns / host_rows;
-    look_ahead(phase, l);
+    look_ahead(l);
     for (const Task& t : plan.resident) took.device = compute(t);
     if (plan.resident.size > 0) pipe_.done(plan.resident);
-    look_ahead_partial(phase, l, rows);
+    look_ahead_partial(l, rows);
     for (const Task& t : plan.arriving) {
       pipe_.wait(t);
       took.device = compute(t);
@@ -304,8 +288,8 @@ class Simulation {
   const Costs costs_;
   const SimulationOptions options_;
   TraceSteps steps_;
-  Clock clock_;
-  Pipe pipe_;
+  Clock& clock_;
+  Pipe& pipe_;
   ModelShape model_;
   PhaseClock clocks_[2];
   WorkDone work_;
@@ -314,6 +298,40 @@ class Simulation {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits_;
   std::vector<float> scores_, ahead_;
   std::vector<Route> routes_;
+};
+
+namespace detail {
+template <class Stack, class Clock>
+struct SimulatedDevice {
+  template <class... More>
+  SimulatedDevice(const CoreConfig<Stack>& config, const Costs& costs, bool log, More&&... clock)
+      : clock(config.model, VirtualClock::Options{costs.link_bytes_per_s, costs.link_latency_ns, log},
+              std::forward<More>(clock)...),
+        pipe(config, this->clock) {}
+
+  Clock clock;
+  OffloadPipeline<Stack, Clock> pipe;
+};
+}  // namespace detail
+
+/// A replay with a pipeline and a clock of its own, of a stack known when it is compiled.
+template <class Stack, class Clock = VirtualClock>
+class Simulation : private detail::SimulatedDevice<Stack, Clock>, public Replay<OffloadPipeline<Stack, Clock>, Clock> {
+  using Device = detail::SimulatedDevice<Stack, Clock>;
+
+ public:
+  using Pipe = OffloadPipeline<Stack, Clock>;
+
+  /// `config.model` is the trace's, with max_rows for the largest step; `clock...` goes to the Clock's constructor,
+  /// behind VirtualClock's first two. Throws ConfigError for what cannot work.
+  template <class... More>
+  Simulation(const CoreConfig<Stack>& config, const Trace& trace, const Costs& costs, const SimulationOptions& options,
+             More&&... clock)
+      : Device(config, costs, options.log, std::forward<More>(clock)...),
+        Replay<Pipe, Clock>(Device::pipe, Device::clock, config.model, trace, costs, options) {}
+
+  [[nodiscard]] const Core<Stack>& core() const { return Device::pipe.core(); }
+  using Replay<Pipe, Clock>::clock;
 };
 
 }  // namespace ferry::inline FERRY_ABI

@@ -162,7 +162,6 @@ class TraceSteps {
   /// How many sequences have ended before this step (0, or the group before).
   [[nodiscard]] std::uint32_t ended() const { return ended_; }
   [[nodiscard]] std::uint32_t groups() const { return groups_; }
-  [[nodiscard]] std::uint32_t most_rows() const { return std::max(batch_, chunk_); }
 
  private:
   static View<const std::uint32_t> view(const std::vector<std::uint32_t>& v) {

@@ -39,19 +39,19 @@ TEST_CASE("a prediction counts once, for the layer and the number of rows that i
   f.record.note(scores(1, rows), 1, {&predicted, 1});
   const Route routes[] = {{1, 1.0F}, {2, 1.0F}};
   PrefetchCounts count;
-  f.record.score(0, {routes, 2}, no_best, count);
+  f.record.score(0, {routes, 2}, {}, 2, no_best, count);
   CHECK(count.accuracy.needed == 0);  // nothing was predicted for layer 0
-  f.record.score(1, {routes, 2}, no_best, count);
+  f.record.score(1, {routes, 2}, {}, 2, no_best, count);
   CHECK(count.accuracy.needed == 2);
   CHECK(count.accuracy.predicted == 1);
   CHECK(count.accuracy.rows == 2);
   CHECK(count.accuracy.rows_top1 == 1);
   CHECK(count.accuracy.recall() == 0.5);
   CHECK(count.accuracy.top1() == 0.5);
-  f.record.score(1, {routes, 2}, no_best, count);
+  f.record.score(1, {routes, 2}, {}, 2, no_best, count);
   CHECK(count.accuracy.needed == 2);
   f.record.note(scores(1, rows), 1, {&predicted, 1});
-  f.record.score(1, {routes, 1}, no_best, count);  // one row where two were predicted
+  f.record.score(1, {routes, 1}, {}, 1, no_best, count);  // one row where two were predicted
   CHECK(count.accuracy.needed == 2);
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("predictions of one layer from several distances are counted apart, th
   f.record.note(scores(3, likes0), 4, {two, 2});  // deeper than is kept: ignored
   const Route routes[] = {{0, 0.5F}, {2, 0.5F}};
   PrefetchCounts count;
-  f.record.score(3, {routes, 2}, no_best, count);
+  f.record.score(3, {routes, 2}, {}, 2, no_best, count);
   CHECK(count.accuracy.needed == 2);
   CHECK(count.accuracy.predicted == 1);
   CHECK(count.accuracy.rows_top1 == 1);
@@ -82,7 +82,7 @@ TEST_CASE("a prediction without rows counts in recall, not in top-1, and substit
   f.record.note(Scores{1, {}, {}}, 1, {&predicted, 1});
   const Route routes[] = {{0, 1.0F, 3}, {0, 1.0F}};  // the gate chose 3 and 0
   PrefetchCounts count;
-  f.record.score(1, {routes, 2}, no_best, count);
+  f.record.score(1, {routes, 2}, {}, 2, no_best, count);
   CHECK(count.accuracy.needed == 2);
   CHECK(count.accuracy.predicted == 1);
   CHECK(count.accuracy.rows == 0);
@@ -95,7 +95,7 @@ TEST_CASE("what was predicted for an abandoned step is forgotten") {
   f.record.clear();
   const Route route{3, 1.0F};
   PrefetchCounts count;
-  f.record.score(1, {&route, 1}, no_best, count);
+  f.record.score(1, {&route, 1}, {}, 1, no_best, count);
   CHECK(count.accuracy.needed == 0);
 }
 
@@ -113,6 +113,21 @@ TEST_CASE("where the first routes are substitutes, top-1 is held against the gat
   block->record.note(scores(1, likes2), 1, {});
   const Route route{3, 1.0F, 2};
   PrefetchCounts count;
-  block->record.score(1, {&route, 1}, block->best, count);
+  block->record.score(1, {&route, 1}, {}, 1, block->best, count);
   CHECK(count.accuracy.rows_top1 == 1);
+}
+
+TEST_CASE("a layer with some of the step's rows is compared with what was predicted for those") {
+  Fixture f(Shape{2, 4, 1, 3}, 1);
+  const std::vector<float> rows = {0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0};  // best: 1, 3, 0
+  const Request predicted[] = {named(1, 1), named(1, 3)};
+  f.record.note(scores(1, rows), 1, predicted);
+  const Route routes[] = {{3, 1.0F}, {2, 1.0F}};
+  const std::uint32_t present[] = {1, 2};
+  PrefetchCounts count;
+  f.record.score(1, routes, present, 3, no_best, count);
+  CHECK(count.accuracy.needed == 2);
+  CHECK(count.accuracy.predicted == 1);
+  CHECK(count.accuracy.rows == 2);
+  CHECK(count.accuracy.rows_top1 == 1);  // row 1 wanted 3, as predicted; row 2 wanted 2, and 0 was predicted
 }

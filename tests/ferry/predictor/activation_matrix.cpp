@@ -19,7 +19,7 @@ using Experts = std::vector<std::uint16_t>;
 void observe(Placed<ActivationMatrix>& p, std::uint16_t layer, const Experts& taken) {
   std::vector<Route> routes;
   for (const std::uint16_t e : taken) routes.push_back({e, 1.0F});
-  p->observe(layer, {routes.data(), static_cast<std::uint32_t>(routes.size())});
+  p->observe(layer, routes, {});
 }
 
 /// A sequence whose layers take these experts, from layer 0 on.
@@ -142,7 +142,7 @@ TEST_CASE("at most `breadth` experts for each route of the latest layer are name
 TEST_CASE("activations are the gate's choice, not its substitute, and not what is skipped") {
   Placed<ActivationMatrix> p(Shape{2, 6, 3, 1});
   const Route taken[] = {{1, 1.0F, 0}, {no_expert, 0.0F}, {4, 1.0F}};
-  p->observe(1, {taken, 3});
+  p->observe(1, {taken, 3}, {});
   CHECK(ids(predict(p, 1)) == std::vector{0, 4});
 }
 

@@ -20,7 +20,7 @@ using Experts = std::vector<std::uint16_t>;
 void observe(Placed<ActivationPath>& p, std::uint16_t layer, const Experts& taken) {
   std::vector<Route> routes;
   for (const std::uint16_t e : taken) routes.push_back({e, 1.0F});
-  p->observe(layer, {routes.data(), static_cast<std::uint32_t>(routes.size())});
+  p->observe(layer, routes, {});
 }
 
 /// One step in which the layers take these experts, from layer 0 on.
@@ -112,8 +112,8 @@ TEST_CASE("counts are of the gate's choice, not of its substitute, and skipped e
   p->begin_step(StepOf(Phase::decode, 1));
   const Route first[] = {{1, 1.0F, 0}, {no_expert, 0.0F}};  // the gate chose 0
   const Route second[] = {{2, 1.0F, 3}, {4, 1.0F}};         // the gate chose 3 and 4
-  p->observe(0, {first, 2});
-  p->observe(1, {second, 2});
+  p->observe(0, {first, 2}, {});
+  p->observe(1, {second, 2}, {});
   step(p, {{0, 5}});
   CHECK(ids(predict(p, 1)) == std::vector{3, 4});
   step(p, {{1, 5}});
@@ -194,5 +194,22 @@ TEST_CASE("activation paths against naive counting") {
       }
       before = now;
     }
+  }
+}
+
+TEST_CASE("rows that a layer leaves out do not lend their path to others") {
+  Placed<ActivationPath> p(Shape{2, 6, 1, 3});
+  auto layer = [&](std::uint16_t l, const Experts& taken, const std::vector<std::uint32_t>& rows) {
+    std::vector<Route> routes;
+    for (const std::uint16_t e : taken) routes.push_back({e, 1.0F});
+    p->observe(l, routes, rows);
+  };
+  p->begin_step(StepOf(Phase::decode, 3));
+  layer(0, {0, 1, 2}, {});
+  layer(1, {5}, {2});  // row 2 took 2, then 5
+  for (const auto& [from, to] : std::vector<std::pair<std::uint16_t, std::vector<int>>>{{0, {}}, {1, {}}, {2, {5}}}) {
+    p->begin_step(StepOf(Phase::decode, 1));
+    layer(0, {from}, {});
+    CHECK(ids(predict(p, 1)) == to);
   }
 }

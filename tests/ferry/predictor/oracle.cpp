@@ -57,20 +57,20 @@ TEST_CASE("the oracle names what the layer will ask for: in this step if it is s
   p->begin_step(StepOf(Phase::decode, 1));
   CHECK(predict(p, 0) == List{3, 1});
   CHECK(predict(p, 1) == List{2});
-  p->observe(0, {});
+  p->observe(0, {}, {});
   CHECK(predict(p, 1) == List{2});
   CHECK(predict(p, 0) == List{0});  // two ahead, in the next step
-  p->observe(1, {});
+  p->observe(1, {}, {});
   CHECK(predict(p, 0) == List{0});
   CHECK(predict(p, 1) == List{});
   p->begin_step(StepOf(Phase::decode, 1));
-  p->observe(0, {});
+  p->observe(0, {}, {});
   CHECK(predict(p, 1) == List{});
   CHECK(predict(p, 0) == List{2});
   p->begin_step(StepOf(Phase::decode, 1));
-  p->observe(0, {});
+  p->observe(0, {}, {});
   CHECK(predict(p, 1) == List{5, 4});
-  p->observe(1, {});
+  p->observe(1, {}, {});
   CHECK(predict(p, 0) == List{});  // the end of the list
   CHECK(predict(p, 1) == List{});
   p->begin_step(StepOf(Phase::decode, 1));

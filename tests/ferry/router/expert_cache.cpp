@@ -59,8 +59,8 @@ struct Batch {
   std::vector<Route> routes(const std::vector<State>& present) const {
     ExpertCacheRouter parameters;
     parameters.alpha = alpha;
-    parameters.renormalise = renormalise;
-    Placed<ExpertCacheRouter> router(Shape{1, experts, k, static_cast<std::uint32_t>(rows.size())}, parameters);
+    const Shape shape{1, experts, k, static_cast<std::uint32_t>(rows.size()), renormalise_if(renormalise)};
+    Placed<ExpertCacheRouter> router(shape, parameters);
     REQUIRE(router.measured);
     return run(router, k, phase, flat(rows), flat(rows), present);
   }
@@ -341,13 +341,11 @@ TEST_CASE("alpha = 0 is plain top-k, bit for bit") {
     const auto experts = static_cast<std::uint16_t>(random.between(1, 12));
     const auto k = static_cast<std::uint16_t>(random.between(1, experts));
     const std::uint32_t rows = random.between(1, 4);
-    const Shape shape{1, experts, k, rows};
+    const Shape shape{1, experts, k, rows, renormalise_if(random.chance(50))};
     ExpertCacheRouter parameters;
     parameters.alpha = 0;
-    TopK plain;
-    parameters.renormalise = plain.renormalise = random.chance(50);
     Placed<ExpertCacheRouter> router(shape, parameters);
-    Placed<TopK> top_k(shape, plain);
+    Placed<TopK> top_k(shape, TopK{});
     auto select = random.scores(std::size_t{rows} * experts, random.chance(50));
     const auto weight = random.scores(std::size_t{rows} * experts);
     if (random.chance(20)) select[random.below(experts)] = no_number;
@@ -368,8 +366,8 @@ TEST_CASE("random batches: the definition written a second time, and what must a
     const float alphas[] = {0.1F, 0.25F, 0.3F, 0.5F, 1.0F};
     ExpertCacheRouter parameters;
     parameters.alpha = alphas[random.below(5)];
-    parameters.renormalise = random.chance(50);
-    Placed<ExpertCacheRouter> router(Shape{1, experts, k, 5}, parameters);
+    const Shape shape{1, experts, k, 5, renormalise_if(random.chance(50))};
+    Placed<ExpertCacheRouter> router(shape, parameters);
     run(router, k, Phase::decode, random.scores(experts), random.scores(experts),
         std::vector<State>(experts, State::absent));  // what a step leaves behind does not matter to the next
     const Rows scores = similar_rows(random, rows, experts, random.chance(30));
@@ -395,7 +393,7 @@ TEST_CASE("random batches: the definition written a second time, and what must a
       }
       float sum = 0;
       for (const Route& r : expected) sum += r.weight;
-      if (parameters.renormalise) {
+      if (shape.renormalise == Renormalise::yes) {
         for (Route& r : expected) r.weight /= sum;
       }
       const std::vector<Route> row(routes.begin() + static_cast<std::ptrdiff_t>(t * k),

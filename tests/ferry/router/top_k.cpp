@@ -14,10 +14,11 @@ using namespace ferry::test;
 
 namespace {
 
-std::vector<Route> route(const TopK& parameters, std::uint16_t experts, std::uint16_t k, const Scores& s) {
-  TopK router = parameters;
+std::vector<Route> route(std::uint16_t experts, std::uint16_t k, const Scores& s,
+                         Renormalise renormalise = Renormalise::no) {
+  TopK router;
   Carver carve;
-  router.reserve(carve, Shape{1, experts, k, 8});
+  router.reserve(carve, Shape{1, experts, k, 8, renormalise});
   std::vector<Route> memory(s.select.size / experts * k, Route{77, 7.0F, 7});  // what an earlier step left there
   Out<Route> out{memory.data(), static_cast<std::uint32_t>(memory.size()), 0};
   router.route(Phase::decode, s, {}, out);
@@ -30,14 +31,14 @@ std::vector<Route> route(const TopK& parameters, std::uint16_t experts, std::uin
 TEST_CASE("best first, ties to the lower index, NaN last") {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<float> s = {.1F, nan, .3F, .3F, .2F};
-  const auto r = route({}, 5, 4, scores(0, s));
+  const auto r = route(5, 4, scores(0, s));
   CHECK(r[0].expert == 2);
   CHECK(r[1].expert == 3);
   CHECK(r[2].expert == 4);
   CHECK(r[3].expert == 0);
   CHECK(r[0].instead_of == no_expert);
   const std::vector<float> bad = {nan, nan, nan, .5F, nan};
-  const auto q = route({}, 5, 3, scores(0, bad));
+  const auto q = route(5, 3, scores(0, bad));
   CHECK(q[0].expert == 3);
   CHECK(q[1].expert == 0);
   CHECK(q[2].expert == 1);
@@ -45,17 +46,15 @@ TEST_CASE("best first, ties to the lower index, NaN last") {
 
 TEST_CASE("one array chooses, the other weighs") {
   const std::vector<float> select = {1, 3, 2}, weight = {.5F, .25F, .125F};
-  const auto r = route({}, 3, 2, {0, {select.data(), 3}, {weight.data(), 3}});
+  const auto r = route(3, 2, {0, {select.data(), 3}, {weight.data(), 3}});
   CHECK(r[0].expert == 1);
   CHECK(r[0].weight == .25F);
   CHECK(r[1].weight == .125F);
 }
 
 TEST_CASE("renormalised weights sum to one") {
-  TopK mixtral;
-  mixtral.renormalise = true;
   const std::vector<float> s = {.1F, .5F, .25F, .15F};
-  const auto r = route(mixtral, 4, 2, scores(0, s));
+  const auto r = route(4, 2, scores(0, s), Renormalise::yes);
   CHECK(r[0].weight == doctest::Approx(2.0 / 3));
   CHECK(r[1].weight == doctest::Approx(1.0 / 3));
 }
@@ -66,7 +65,7 @@ TEST_CASE("equals a stable sort on random rows with many ties") {
     const auto experts = static_cast<std::uint16_t>(random.between(1, 20));
     const auto k = static_cast<std::uint16_t>(random.between(1, experts));
     const auto s = random.scores(std::size_t{3} * experts, true);
-    const auto r = route({}, experts, k, scores(0, s));
+    const auto r = route(experts, k, scores(0, s));
     for (std::uint32_t row = 0; row < 3; ++row) {
       std::vector<std::uint16_t> order(experts);
       std::iota(order.begin(), order.end(), std::uint16_t{0});

@@ -110,7 +110,7 @@ template <class S>
 CoreConfig<S> with_slots(const SmallTrace& t, std::uint64_t slots) {
   CoreConfig<S> c;
   c.model = t.shape;
-  const std::uint64_t budget = slots * ModelShape::slot_bytes(c.model.largest_bytes());
+  const std::uint64_t budget = slots * ModelShape::slot_bytes(largest_bytes(c.model));
   if constexpr (requires { S::set_up(c, budget); }) {
     S::set_up(c, budget);
   } else {
@@ -847,7 +847,7 @@ void check_run(RandomCase& c, Tally& tally) {
     work = s.decode_work(slots);
     time = s.clock(Phase::decode).total;
     CHECK(time >= clairvoyant_with_host_ns(work));
-    if (std::is_base_of_v<DeviceOnly, typename S::scheduler>) CHECK(time >= clairvoyant_ns(work));
+    if (!traits_of<S>().computes_on_host) CHECK(time >= clairvoyant_ns(work));
   }
   const Nanoseconds bound = clairvoyant_ns(work);
   if (bound > 0) {

@@ -1,0 +1,221 @@
+/// @file
+/// Slots, the policies that choose victims among them, and the copies that fill them.
+#pragma once
+#include <cassert>
+
+#include "ferry/detail/accounts.hpp"
+#include "ferry/detail/command_list.hpp"
+#include "ferry/residency.hpp"
+
+namespace ferry::inline FERRY_ABI::detail {
+
+/// Residency with a CachePolicy a pool, which is told all that happens in it, and the commands that go with each
+/// change. Every change is accounted for.
+template <class Stack>
+class CachedSlots {
+  using Cache = typename Stack::cache;
+
+ public:
+  /// `depth`: layers ahead of which predictions are compared; `top_score_alpha`: CoreConfig's.
+  void reserve(Carver& carve, const ModelShape& model, const Allotment& allotment, const Cache& cache,
+               std::uint16_t depth, float top_score_alpha) {
+    residency_.reserve(carve, model, allotment);
+    accounts_.reserve(carve, model, depth, top_score_alpha);
+    carve(caches_, allotment.pools.size(), cache);
+    for (std::size_t p = 0; p < allotment.pools.size(); ++p) {
+      const Pool& pool = allotment.pools[p];
+      const PoolShape shape{pool.slots, pool.first_layer, pool.layers, model.experts};
+      if (carve.measuring()) {
+        Cache measure = cache;
+        measure.reserve(carve, shape);
+      } else {
+        caches_[p].reserve(carve, shape);
+      }
+    }
+    commands_.reserve(carve, model.experts, residency_.cache_slots());
+  }
+
+  FERRY_HD const Residency& residency() const noexcept { return residency_; }
+  FERRY_HD const Cache& cache(std::uint16_t pool) const noexcept { return caches_[pool]; }
+  FERRY_HD Commands commands() const noexcept { return commands_.view(); }
+  FERRY_HD Accounts<Stack>& accounts() noexcept { return accounts_; }
+  FERRY_HD const Accounts<Stack>& accounts() const noexcept { return accounts_; }
+
+  /// `only_free`: what is not there is admitted to free slots only (invariant 8).
+  FERRY_HD void begin_step(const Step& step, bool only_free) noexcept {
+    phase_ = step.phase;
+    only_free_ = only_free;
+    if constexpr (part::BeginsStep<Cache>) {
+      for (Cache& c : caches_) c.begin_step(step);
+    }
+    commands_.clear();
+  }
+  FERRY_HD void begin_call(const Seen& seen) noexcept {
+    commands_.clear();
+    residency_.advance(seen);
+  }
+  FERRY_HD void begin_call() noexcept { commands_.clear(); }
+  FERRY_HD void reset() noexcept {
+    if constexpr (part::Resets<Cache>) {
+      for (Cache& c : caches_) c.reset();
+    }
+  }
+
+  FERRY_HD void observe(const Scores& scores) noexcept {
+    if constexpr (part::ObservesScores<Cache>) {
+      residency_.for_each_pool(scores.layer, [&](std::uint16_t pool) { caches_[pool].observe(scores); });
+    }
+  }
+  /// `present`: [experts], where each expert of a layer is, at its best precision.
+  FERRY_HD void states(std::uint16_t layer, Array<State>& present) const noexcept {
+    for (State& s : present) s = State::absent;
+    residency_.for_each_held(layer, [&](ExpertId id) { present[id.expert] = residency_.state({id, Precision::skip}); });
+  }
+
+  /// Sets slot, state and precision held to the best variant of the expert that there is.
+  FERRY_HD void find_best(Request& r) const noexcept {
+    r.slot = residency_.find({r.want.id, Precision::skip});
+    if (r.slot == no_slot) return;
+    const Residency::Slot& s = residency_.slot(r.slot);
+    r.state = s.state;
+    r.held = s.what.precision;
+  }
+  /// The same, behind find_best, for a variant that satisfies `want`.
+  FERRY_HD void find_wanted(Request& r) const noexcept {
+    if (r.slot == no_slot || r.held >= r.want.precision) return;
+    r.slot = residency_.find(r.want);
+    r.state = r.slot == no_slot ? State::absent : residency_.slot(r.slot).state;
+  }
+
+  FERRY_HD void mask(std::uint32_t slot, std::uint16_t layer) noexcept { residency_.mask(slot, layer); }
+  FERRY_HD void unmask(std::uint16_t layer) noexcept { residency_.unmask(layer); }
+  FERRY_HD void lease(std::uint32_t slot) noexcept { residency_.lease(slot); }
+  FERRY_HD void cancel_lease(std::uint32_t slot) noexcept { residency_.cancel_lease(slot); }
+  FERRY_HD void end_lease(std::uint32_t slot, Fence reader) noexcept { residency_.end_lease(slot, reader); }
+
+  /// The gate asked for what is in this slot (or on its way there).
+  FERRY_HD void use(std::uint32_t slot) noexcept {
+    if (residency_.use(slot)) accounts_.used_prefetch();
+    const Residency::Slot& s = residency_.slot(slot);
+    note_use(s.what);
+    caches_[s.pool].touch(s.what, local(slot));
+  }
+  /// The gate asked for what is nowhere. False if no pool would have it.
+  FERRY_HD bool use_absent(Variant what) noexcept {
+    note_use(what);
+    const std::uint16_t pool = residency_.pool_of(what);
+    if (pool == Residency::no_pool) return false;
+    caches_[pool].touch(what, no_slot);
+    return true;
+  }
+
+  FERRY_HD Ticket next_ticket(bool demand) noexcept { return Ticket{++ticket_ << 1U | (demand ? 0U : 1U)}; }
+
+  /// A queued prefetch that the gate asks for becomes a demand copy into the same slot.
+  FERRY_HD void promote(std::uint32_t slot) noexcept {
+    note_use(residency_.slot(slot).what);
+    drop(slot);
+    residency_.promote(slot, next_ticket(true), phase_);
+    const Residency::Slot& s = residency_.slot(slot);
+    caches_[s.pool].touch(s.what, local(slot));
+    submit(slot, s.what, true, false);
+  }
+
+  /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none. `closed` is a
+  /// pool where these bars are on every slot, and stay until the call of the core is over.
+  FERRY_HD std::uint32_t make_room(Variant incoming, std::uint8_t bars, std::uint16_t& closed) noexcept {
+    const std::uint16_t pool = residency_.pool_of(incoming);
+    if (pool == Residency::no_pool || pool == closed || residency_.pool_slots(pool) == 0) return no_slot;
+    if (residency_.has_free(pool)) return residency_.take_free(pool);
+    if (only_free_) return no_slot;
+    const std::uint32_t victim = caches_[pool].victim(incoming, residency_.barred(pool, bars));
+    if (victim == no_slot) {  // or the policy refuses this one alone
+      if (residency_.all_barred(pool, bars)) closed = pool;
+      return no_slot;
+    }
+    const std::uint32_t slot = residency_.first_slot(pool) + victim;
+    const Residency::Slot& s = residency_.slot(slot);
+    if (s.state == State::queued) {
+      drop(slot);
+    } else if (s.unused_prefetch) {
+      accounts_.wasted_prefetch(s.what);
+    }
+    residency_.evict(slot);
+    return slot;
+  }
+
+  /// Copies `what` into an empty slot. `hold`: a prefetch that has to wait for demand copies known (invariant 4).
+  FERRY_HD void admit(std::uint32_t slot, Variant what, bool demand, bool hold = false) noexcept {
+    move_in(slot, what, demand, demand, hold);
+  }
+  /// A demand copy ahead of the first step, which is no access, if there is a free slot for it.
+  FERRY_HD void preload(Variant what) noexcept {
+    const std::uint16_t pool = residency_.pool_of(what);
+    if (pool == Residency::no_pool || !residency_.has_free(pool) || residency_.find(what) != no_slot) return;
+    move_in(residency_.take_free(pool), what, true, false, false);
+    accounts_.preloaded(what);
+  }
+
+  /// The stream slot whose turn it is.
+  FERRY_HD std::uint32_t next_stream_slot() noexcept {
+    const std::uint32_t slot = residency_.cache_slots() + stream_next_;
+    stream_next_ = stream_next_ + 1 == residency_.stream_slots() ? 0 : stream_next_ + 1;
+    return slot;
+  }
+  /// A task's copy into its stream slot starts.
+  FERRY_HD void stream(const Task& t) noexcept {
+    residency_.stream(t.slot, t.ready);
+    submit(t.slot, t.what, true, false);
+  }
+  FERRY_HD void submit_held() noexcept { commands_.submit_held(); }
+
+  /// Prefetches of a layer that is planned come too late unless they have begun, or are asked for (leased).
+  FERRY_HD void drop_stale(std::uint16_t layer) noexcept {
+    residency_.for_each_queued(layer, [&](std::uint32_t slot) {
+      if (residency_.is_leased(slot)) return;
+      drop(slot);
+      residency_.release(slot);
+      if constexpr (part::Forgets<Cache>) caches_[residency_.slot(slot).pool].forget(local(slot));
+    });
+  }
+
+  FERRY_HD std::uint32_t submits() const noexcept { return commands_.submits(); }
+
+ private:
+  FERRY_HD std::uint32_t local(std::uint32_t slot) const noexcept {
+    return slot - residency_.first_slot(residency_.slot(slot).pool);
+  }
+
+  /// Tells every pool of the layer that this variant serves the gate, before its own pool is touched.
+  FERRY_HD void note_use(Variant what) noexcept {
+    if constexpr (part::SeesUse<Cache>) {
+      residency_.for_each_pool(what.id.layer, [&](std::uint16_t pool) { caches_[pool].used(what); });
+    }
+  }
+  FERRY_HD void move_in(std::uint32_t slot, Variant what, bool demand, bool access, bool hold) noexcept {
+    residency_.admit(slot, what, next_ticket(demand), demand, phase_);
+    caches_[residency_.slot(slot).pool].replace(local(slot), what, access);
+    submit(slot, what, demand, hold);
+  }
+  FERRY_HD void submit(std::uint32_t slot, Variant what, bool demand, bool hold) noexcept {
+    commands_.submit(slot, residency_.slot(slot), what, demand, hold);
+    accounts_.submitted(what, demand);
+  }
+  /// A queued prefetch is taken back from the link.
+  FERRY_HD void drop(std::uint32_t slot) noexcept {
+    const Residency::Slot& s = residency_.slot(slot);
+    commands_.drop(s.ticket);
+    accounts_.dropped(s.what, s.submitted_in);
+  }
+
+  Residency residency_;
+  Array<Cache> caches_;  ///< [pools]
+  CommandList commands_;
+  std::uint64_t ticket_ = 0;
+  std::uint32_t stream_next_ = 0;
+  Phase phase_ = Phase::decode;
+  bool only_free_ = false;
+  Accounts<Stack> accounts_;
+};
+
+}  // namespace ferry::inline FERRY_ABI::detail

@@ -1,0 +1,136 @@
+/// @file
+/// The tasks of one layer: what is resident, what arrives, what the host computes.
+#pragma once
+#include "ferry/detail/cached_slots.hpp"
+
+namespace ferry::inline FERRY_ABI::detail {
+
+/// At most one task an expert, in the order in which a plan lists them: first what is resident, then what arrives, then
+/// the host's, added in that order. While a layer runs, each task on the device holds a lease on its slot.
+template <class Stack>
+class LayerTasks {
+  using Slots = CachedSlots<Stack>;
+
+ public:
+  void reserve(Carver& carve, std::uint32_t experts) { carve(tasks_, experts); }
+
+  FERRY_HD bool empty() const noexcept { return count_ == 0; }
+  FERRY_HD std::uint32_t on_device() const noexcept { return arriving_end_; }
+  FERRY_HD View<const Task> resident() const noexcept { return {tasks_.data(), resident_end_}; }
+  FERRY_HD View<const Task> arriving() const noexcept {
+    return {tasks_.data() + resident_end_, arriving_end_ - resident_end_};
+  }
+  FERRY_HD View<const Task> host() const noexcept { return {tasks_.data() + arriving_end_, count_ - arriving_end_}; }
+
+  FERRY_HD void add_resident(const Request& r, Slots& slots) noexcept {
+    slots.accounts().hit(r);
+    add(r, slots.residency().slot(r.slot).what, r.slot, Ticket::none);
+  }
+  FERRY_HD void end_resident() noexcept { resident_end_ = count_; }
+
+  /// What is on its way runs when it has landed, the earliest first.
+  FERRY_HD void add_in_flight(View<const Request> requests, Slots& slots) noexcept {
+    for (const Request& r : requests) {
+      if (r.state != State::in_flight) continue;
+      slots.accounts().late_hit(r);
+      const Residency::Slot& s = slots.residency().slot(r.slot);
+      add(r, s.what, r.slot, s.ticket);
+      for (std::uint32_t at = count_ - 1; at > resident_end_ && tasks_[at].ready < tasks_[at - 1].ready; --at) {
+        const Task later = tasks_[at - 1];
+        tasks_[at - 1] = tasks_[at];
+        tasks_[at] = later;
+      }
+    }
+  }
+
+  /// Demand copies: into the pool while there is room for them, through the stream slots in turn otherwise. `misses`
+  /// are told their slots.
+  FERRY_HD void load(View<Request> misses, Slots& slots) noexcept {
+    std::uint16_t spared = Residency::no_pool, taken = Residency::no_pool;  // nothing to be had there
+    std::uint32_t streamed = 0;
+    for (Request& r : misses) {
+      slots.accounts().miss(r);
+      if (r.state == State::queued) {
+        slots.promote(r.slot);
+      } else {
+        r.slot = no_slot;
+        if (slots.use_absent(r.want)) {
+          r.slot = slots.make_room(r.want, Residency::for_prefetch, spared);
+          if (r.slot == no_slot) r.slot = slots.make_room(r.want, Residency::for_demand, taken);
+        }
+        if (r.slot == no_slot) {
+          ++streamed;
+          continue;
+        }
+        slots.admit(r.slot, r.want, true);
+      }
+      slots.lease(r.slot);
+      add(r, r.want, r.slot, slots.residency().slot(r.slot).ticket);
+    }
+    next_streamed_ = count_;
+    if (streamed > 0) stream(misses, slots);
+    arriving_end_ = count_;
+  }
+
+  FERRY_HD void add_on_host(View<const Request> misses, Slots& slots) noexcept {
+    for (const Request& r : misses) {
+      slots.accounts().host(r);
+      slots.use_absent(r.want);
+      add(r, r.want, no_slot, Ticket::none);
+    }
+  }
+
+  /// Whether copies of streamed tasks still wait for `done`.
+  FERRY_HD bool waits() const noexcept { return next_streamed_ < arriving_end_; }
+
+  /// These tasks have had their last reader at `fence`: what waits for their stream slots starts.
+  FERRY_HD void done(View<const Task> tasks, Fence fence, Slots& slots) noexcept {
+    for (const Task& t : tasks) {
+      if (t.slot == no_slot || !slots.residency().is_leased(t.slot)) continue;
+      if (t.transient && slots.residency().slot(t.slot).ticket != t.ready) continue;  // done before: another's slot now
+      slots.end_lease(t.slot, fence);
+      if (t.transient && waits() && tasks_[next_streamed_].slot == t.slot) slots.stream(tasks_[next_streamed_++]);
+    }
+    if (!waits()) slots.submit_held();
+  }
+
+  /// The layer is over: the leases that are left end.
+  FERRY_HD void end(Fence fence, Slots& slots) noexcept {
+    for (std::uint32_t i = 0; i < count_; ++i) {
+      const std::uint32_t slot = tasks_[i].slot;
+      if (slot != no_slot && slots.residency().is_leased(slot)) slots.end_lease(slot, fence);
+    }
+    count_ = resident_end_ = arriving_end_ = next_streamed_ = 0;
+    slots.submit_held();
+  }
+
+ private:
+  FERRY_HD Task& add(const Request& r, Variant what, std::uint32_t slot, Ticket ready) noexcept {
+    Task& t = tasks_[count_++];
+    t = {what, slot, r.first, r.rows, no_task, ready, false};
+    return t;
+  }
+
+  /// The misses without a slot: as many copies as there are stream slots start, the others when `done` frees one.
+  FERRY_HD void stream(View<const Request> misses, Slots& slots) noexcept {
+    const std::uint32_t first = count_, in_turn = slots.residency().stream_slots();
+    for (const Request& r : misses) {
+      if (r.slot != no_slot) continue;
+      const std::uint32_t slot = slots.next_stream_slot();
+      Task& t = add(r, r.want, slot, slots.next_ticket(true));
+      t.transient = true;
+      if (count_ - first <= in_turn) {
+        slots.stream(t);
+        next_streamed_ = count_;
+      } else {
+        t.freed_by = count_ - 1 - in_turn - resident_end_;
+      }
+    }
+  }
+
+  Array<Task> tasks_;  ///< [experts]
+  std::uint32_t count_ = 0, resident_end_ = 0, arriving_end_ = 0;
+  std::uint32_t next_streamed_ = 0;  ///< the first streamed task whose copy has not started
+};
+
+}  // namespace ferry::inline FERRY_ABI::detail

@@ -1,0 +1,87 @@
+#include "ferry/detail/cached_slots.hpp"
+
+#include <doctest/doctest.h>
+
+#include <new>
+
+#include "ferry/stacks.hpp"
+#include "support/shapes.hpp"
+
+using namespace ferry;
+using namespace ferry::test;
+
+namespace {
+
+using Slots = detail::CachedSlots<stacks::CrossLayerLru>;
+
+/// Two layers of 4 experts; a pool of 2 slots over both, and 2 stream slots.
+struct Fixture {
+  Fixture() {
+    const ModelShape m = model(2, 4, 1, 1, 100);
+    Carver carve(block + 2048);
+    slots.reserve(carve, m, {{{0, 2, part::bit(Precision::full), 2, 128}}, 2, 128}, Lru{}, 1, -1.0F);
+    const std::uint32_t sequence = 0;
+    slots.begin_step({Phase::decode, {&sequence, 1}}, false);
+  }
+  std::uint32_t room(Variant what, std::uint8_t bars) {
+    std::uint16_t closed = Residency::no_pool;
+    return slots.make_room(what, bars, closed);
+  }
+  const Counters& counters() const { return slots.accounts().counters(); }
+
+  alignas(64) std::byte block[8192];
+  Slots& slots = *new (block) Slots;
+};
+
+}  // namespace
+
+TEST_CASE("room: free slots first, then the victim's, whose queued copy is taken back") {
+  Fixture f;
+  CHECK(f.room(full(0, 0), Residency::for_demand) == 0);
+  f.slots.admit(0, full(0, 0), true);
+  CHECK(f.room(full(0, 1), Residency::for_prefetch) == 1);
+  f.slots.admit(1, full(0, 1), false);
+  f.slots.begin_call();
+  CHECK(f.room(full(1, 2), Residency::for_prefetch) == no_slot);  // one in flight, one queued
+  CHECK(f.room(full(1, 2), Residency::for_demand) == 1);
+  CHECK(f.slots.commands().drop.size == 1);
+  CHECK(f.counters().prefetch.dropped == 1);
+  CHECK(f.counters().prefetch.wasted_bytes == 0);  // nothing was moved
+}
+
+TEST_CASE("a prefetch that landed and is evicted unused is wasted; used, it is not") {
+  for (const bool used : {false, true}) {
+    Fixture f;
+    for (std::uint16_t e = 0; e < 2; ++e) f.slots.admit(f.room(full(0, e), Residency::for_demand), full(0, e), false);
+    f.slots.begin_call({Ticket{100}, Ticket{101}, Ticket{101}});
+    if (used) f.slots.use(0);
+    if (used) f.slots.use(1);
+    CHECK(f.counters().prefetch.used == (used ? 2 : 0));
+    CHECK(f.room(full(1, 2), Residency::for_demand) == 0);
+    CHECK(f.counters().prefetch.wasted_bytes == (used ? 0 : 100));
+  }
+}
+
+TEST_CASE("a queued prefetch becomes demand in its slot; those of a planned layer are taken back") {
+  Fixture f;
+  for (std::uint16_t e = 0; e < 2; ++e) f.slots.admit(f.room(full(1, e), Residency::for_demand), full(1, e), false);
+  f.slots.begin_call();
+  f.slots.promote(1);
+  f.slots.lease(1);
+  f.slots.drop_stale(1);
+  REQUIRE(f.slots.commands().drop.size == 2);
+  REQUIRE(f.slots.commands().submit.size == 1);
+  CHECK(f.slots.commands().submit[0].demand);
+  CHECK(f.slots.commands().submit[0].slot == 1);
+  CHECK(f.slots.residency().slot(0).state == State::absent);
+  CHECK(f.slots.residency().has_free(0));
+  CHECK(f.counters().prefetch.issued == 0);
+  CHECK(f.counters().prefetch.dropped == 2);
+}
+
+TEST_CASE("stream slots come in turn, behind the cached ones") {
+  Fixture f;
+  CHECK(f.slots.next_stream_slot() == 2);
+  CHECK(f.slots.next_stream_slot() == 3);
+  CHECK(f.slots.next_stream_slot() == 2);
+}
