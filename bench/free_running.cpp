@@ -231,7 +231,7 @@ class Bench {
     RunnerOptions o = options(stack);
     o.link_bytes_per_s = costs_.link_bytes_per_s;
     {
-      const auto runner = make_runner(model_.config(), model_.store(), model_.gates(), o);
+      const auto runner = make_runner(model_, o);
       Paced paced(*runner, shape_, costs_);
       trace = record(paced);
       pair.run = {paced.counters(), paced.total[1], paced.stall[1], paced.host_wait[1]};

@@ -143,7 +143,7 @@ class Recorder {
     RunnerOptions o;
     o.stack = "resident";
     o.max_rows = prefill_tokens;
-    runner_ = make_runner(model.config(), model.store(), model.gates(), o);
+    runner_ = make_runner(model, o);
   }
 
   Window run(const std::string& text) {
@@ -608,7 +608,7 @@ PartialWatch watch_partial(CpuModel& model, const std::vector<std::string>& wind
   costs.work.resize(1);
   costs.link_bytes_per_s = static_cast<std::uint64_t>(static_cast<double>(shape.bytes(0, Precision::full)) / copy_s);
   o.log = true;
-  PartialWatch watch(make_runner(c, model.store(), model.gates(), o), c, *o.alpha);
+  PartialWatch watch(make_runner(model, o), c, *o.alpha);
   Progress progress("decoding windows", windows.size());
   for (std::size_t i = 0; i < windows.size(); ++i) {
     std::vector<KvCache> caches{KvCache(c, window_tokens)};

@@ -22,12 +22,14 @@
 #include <stdexcept>
 
 #include "bench_command.hpp"
+#include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "layer.hpp"
 #include "math/expert_kernel.hpp"
 #include "support/bare_runner.hpp"
 #include "support/bundled_files.hpp"
+#include "support/clock.hpp"
 #include "support/json.hpp"
 #include "support/output_file.hpp"
 
@@ -281,6 +283,7 @@ struct Runners {
     RunnerOptions o;
     o.stack = "resident";
     o.max_rows = 1;
+    o.make_device = make_cpu_device;
     return o;
   }
 

@@ -10,8 +10,12 @@
 #include "inference/eval.hpp"
 #include "profiles/machine.hpp"
 #include "report/report.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/progress.hpp"
+#include "support/text_file.hpp"
 
 namespace ferry::engine {
 namespace {

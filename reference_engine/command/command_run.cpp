@@ -14,8 +14,12 @@
 #include "profiles/machine.hpp"
 #include "report/report.hpp"
 #include "store/pack.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/progress.hpp"
+#include "support/text_file.hpp"
 
 namespace ferry::engine {
 namespace {

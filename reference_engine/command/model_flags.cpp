@@ -10,7 +10,9 @@
 #include "cpu/cpu_model.hpp"
 #include "cuda/cuda.hpp"
 #include "stacks/budget.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/progress.hpp"
 
 namespace ferry::engine {
 namespace {

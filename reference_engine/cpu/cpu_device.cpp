@@ -3,6 +3,7 @@
 #include "ferry/link/host_thread.hpp"
 #include "ferry/link/virtual_clock.hpp"
 #include "math/expert_kernel.hpp"
+#include "support/clock.hpp"
 
 namespace ferry::engine {
 namespace {

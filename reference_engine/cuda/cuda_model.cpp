@@ -7,6 +7,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/cuda_device.hpp"
 #include "cuda/workspace.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {

@@ -1,7 +1,6 @@
 /// @file
 /// Between the model and a policy stack: one interface, instantiated for every stack.
 #pragma once
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,12 +19,6 @@
 #include "store/expert_store.hpp"
 
 namespace ferry::engine {
-
-/// The clock of every span and time.
-inline Nanoseconds now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 /// Where the time of one phase went, in nanoseconds of the device's lane.
 struct PhaseTimes {
@@ -154,7 +147,7 @@ struct RunnerOptions : StackOptions {
   /// On the virtual clock instead of a copy thread: what everything costs there, the link too.
   std::optional<Costs> virtual_costs;
 
-  /// Makes the device; empty: the host's. A model has one for its own (Model::make_device).
+  /// Makes the device; has no default. make_runner(Model&, ...) sets it to the model's own (Model::make_device).
   std::function<std::unique_ptr<ExpertDevice>(const DeviceNeeds&, const RunnerOptions&)> make_device;
 };
 
@@ -162,7 +155,7 @@ struct RunnerOptions : StackOptions {
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows);
 
 /// Builds the stack of that name. `store` has its precisions and outlives the runner, as do the gates.
-/// Throws InputError for an unknown name, ConfigError for a budget that is too small.
+/// Throws InputError for an unknown name, ConfigError for a budget that is too small or options without `make_device`.
 std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store, GateBank& gates,
                                           const RunnerOptions& options);
 

@@ -107,7 +107,7 @@ class Model {
   std::uint64_t dense_bytes_ = 0;
 };
 
-/// A runner on the model's own device. Throws as the other make_runner does.
+/// A runner on the model's own device, unless the options make another. Throws as the other make_runner does.
 std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& options);
 
 }  // namespace ferry::engine

@@ -4,13 +4,14 @@
 #include <optional>
 #include <utility>
 
-#include "cpu/cpu_device.hpp"
+#include "ferry/error.hpp"
 #include "ferry/gate/gate_worker.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/stacks.hpp"
 #include "inference/expert_device.hpp"
 #include "inference/expert_runner.hpp"
 #include "math/expert_kernel.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/worker.hpp"
 
@@ -213,7 +214,12 @@ class PipelineRunner final : public ExpertRunner {
 
   std::unique_ptr<ExpertDevice> make_device(const CoreConfig<Stack>& c, const RunnerOptions& o) {
     const DeviceNeeds needs{c.model, c.allotment, store_.layout(), [this](Variant v) { return expert(v); }};
-    return o.make_device ? o.make_device(needs, o) : make_cpu_device(needs, o);
+    if (!o.make_device) {
+      throw ConfigError(
+          "a runner was asked for without RunnerOptions::make_device: make it by make_runner(model, options), or set "
+          "it");
+    }
+    return o.make_device(needs, o);
   }
 
   /// From the tier below.

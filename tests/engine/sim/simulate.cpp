@@ -68,7 +68,7 @@ TEST_CASE("a simulated stack does what the engine does on the virtual clock, to 
         o.budget_bytes = all / 4;
         o.virtual_costs = varied_costs(expert);
         o.log = true;
-        const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+        const auto runner = make_runner(m, o);
         Recorder recorder(*runner, m, 3);
         GenerateOptions g;
         g.prompts = prompts();
@@ -126,7 +126,7 @@ TEST_CASE("stacks whose decisions do not depend on arrival times do the same on 
       for (int thread = 0; thread < 2; ++thread) {
         o.virtual_costs.reset();
         if (thread == 0) o.virtual_costs = varied_costs(expert);
-        const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+        const auto runner = make_runner(m, o);
         GenerateOptions g;
         g.prompts = prompts();
         g.batch = batch;
@@ -146,7 +146,7 @@ TEST_CASE("clairvoyance: perfect prediction names what is asked for, Belady is n
   const std::uint64_t expert = m.store().layout().bytes(), all = expert * m.config().layers * m.config().experts;
   RunnerOptions o;
   o.stack = "resident";
-  const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+  const auto runner = make_runner(m, o);
   RecordOptions r;
   r.window = 64;
   r.prompt = 8;

@@ -50,7 +50,7 @@ struct Ran {
 
 Ran run(CpuModel& m, const RunnerOptions& o, std::size_t batch = 3, std::uint32_t tokens = 12) {
   m.add_precisions(precisions_for(o));
-  const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+  const auto runner = make_runner(m, o);
   GenerateOptions g;
   g.prompts.assign(prompts().begin(), prompts().begin() + static_cast<std::ptrdiff_t>(batch));
   g.batch = static_cast<std::uint32_t>(batch);
@@ -175,7 +175,7 @@ TEST_CASE("the host computes from its own copy, at the precision asked for") {
   // Spoiling the host's copy after loading changes what static-host makes: it does compute from there.
   CpuModel own(std::filesystem::path(FERRY_MODELS) / "tiny-mixtral");
   RunnerOptions fixed = options("static-host", 4'000'000);
-  const auto runner = make_runner(own.config(), own.store(), own.gates(), fixed);
+  const auto runner = make_runner(own, fixed);
   GenerateOptions g;
   g.prompts = {prompts()[0]};
   g.max_new_tokens = 4;
@@ -233,7 +233,7 @@ class Watched final : public PassingRunner {
 
 TEST_CASE("tentative keys and values of a partial hidden state are never committed") {
   CpuModel& m = model("tiny-qwen-moe");
-  const auto inner = make_runner(m.config(), m.store(), m.gates(), options("importance+pre", 4'000'000));
+  const auto inner = make_runner(m, options("importance+pre", 4'000'000));
   std::vector<KvCache> caches;
   for (int s = 0; s < 2; ++s) {
     caches.emplace_back(m.config(), 8);
