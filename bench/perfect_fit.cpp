@@ -158,7 +158,6 @@ class Piped final : public OneRow {
   }
   void finish(std::uint16_t layer) override { pipe_.finish(layer); }
   void end_sequence(std::uint32_t sequence) override { pipe_.end_sequence(sequence); }
-  [[nodiscard]] const Counters& counters() const override { return pipe_.counters(); }
 
   Pipe<HostThread>& pipe() { return pipe_; }
 

@@ -181,7 +181,7 @@ int eval(const Arguments& a) {
     const std::vector<Evaluated> results = evaluate(model, *make(resident), runners, text, options);
     for (std::size_t i = 0; i < stacks.size(); ++i) {
       stacks[i].texts.push_back(results[i]);
-      stacks[i].arena_bytes = runners[i]->arena_bytes();
+      stacks[i].arena_bytes = runners[i]->statistics().arena_bytes;
     }
     done += text.size();
     if (stop) break;

@@ -60,8 +60,8 @@ int record(const Arguments& a) {
   made->source =
       fmt::format("{} over {}", model_name(a.model.model), std::filesystem::path(a.text).filename().string());
   if (!made->trace.partial.empty()) {
-    made->residency =
-        fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label, runner->arena_bytes(), machine.name);
+    made->residency = fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label,
+                                  runner->statistics().arena_bytes, machine.name);
   }
   made->write(a.out);
   print(fmt::format("{}: {} tokens in {} sequences{}\n", a.out, made->trace.tokens, made->trace.sequences(),

@@ -92,7 +92,7 @@ class CpuDevice : public ExpertDevice {
   Nanoseconds expert_ns_ = 0;
 };
 
-class VirtualDevice final : public CpuDevice<VirtualClock> {
+class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime {
  public:
   VirtualDevice(const DeviceNeeds& needs, const RunnerOptions& o)
       : CpuDevice(needs, o, needs.model,
@@ -100,8 +100,9 @@ class VirtualDevice final : public CpuDevice<VirtualClock> {
         costs_(*o.virtual_costs),
         model_(needs.model) {}
 
-  [[nodiscard]] bool on_virtual_clock() const override { return true; }
-  [[nodiscard]] Nanoseconds virtual_ns() const override { return std::max(link().device_free(), link().now()); }
+  [[nodiscard]] VirtualTime* virtual_time() override { return this; }
+
+ private:
   Nanoseconds pass_gate(std::uint16_t layer, std::uint32_t rows) override {
     const Nanoseconds ns = costs_.dense(layer, rows);
     link().device(ns, "attention, gate");
@@ -118,8 +119,8 @@ class VirtualDevice final : public CpuDevice<VirtualClock> {
     return ns;
   }
   void pass_join() override { link().sync(); }
+  [[nodiscard]] Nanoseconds device_done() const override { return std::max(link().device_free(), link().now()); }
 
- private:
   Nanoseconds pass_expert(const Task& task, Nanoseconds /*measured*/) override {
     const Nanoseconds ns = costs_.on_device(task.what.id.layer, bytes(task), task.rows);
     link().device(ns, "expert", &task.what);

@@ -225,7 +225,7 @@ Ran run_on_gpu(const std::string& name, const std::string& stack, double percent
   };
   const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
   ran.logits = logits_of(*model, *runner, prompt);
-  ran.counters = runner->counters();
+  ran.counters = runner->statistics().counters;
   for (const Planned& p : ran.plans) ran.most_rows = std::max(ran.most_rows, p.most_rows);
   return ran;
 }
@@ -603,7 +603,7 @@ TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back
     for (const auto& [use, bytes] : model->device_memory()) sum += bytes;
     // What is not there any more: keys and values; and the buffer that the link was measured with.
     CHECK(sum + 1 == emulated::counters().device_bytes_peak);  // an arena has a byte more than its slots
-    CHECK(runner->arena_bytes() <= share(*model, 25));
+    CHECK(runner->statistics().arena_bytes <= share(*model, 25));
   }
   CHECK(emulated::counters().device_bytes == 0);
   CHECK(emulated::counters().pinned_bytes == 0);

@@ -45,7 +45,7 @@ Generated run(const std::string& name, const std::vector<std::string>& texts, co
   g.max_new_tokens = quick() ? 4 : 16;
   g.prefill_chunk = 48;
   Generated made = generate(m, *runner, g);
-  if (counters != nullptr) *counters = runner->counters();
+  if (counters != nullptr) *counters = runner->statistics().counters;
   return made;
 }
 
@@ -325,10 +325,10 @@ TEST_CASE("everything fits: no copies after warm-up (invariant 6)") {
     g.prompts = {prompts()[0]};
     g.max_new_tokens = 8;
     generate(m, *runner, g);
-    const Counters first = runner->counters();
+    const Counters first = runner->statistics().counters;
     CHECK(first.of(Phase::prefill).bytes + first.preload_bytes > 0);
     generate(m, *runner, g);  // the same again: all of it is there
-    const Counters second = runner->counters();
+    const Counters second = runner->statistics().counters;
     if (info.name == "layer-stream" || info.name == "moe-infinity") {  // they prefetch also what no one asked for yet
       CHECK(second.of(Phase::decode).misses == first.of(Phase::decode).misses);
       continue;

@@ -119,7 +119,7 @@ void check_model(const std::string& name) {
           requests += step[l].size();
         }
       }
-      const Outcomes& ours = runner->counters().of(Phase::decode);
+      const Outcomes ours = runner->statistics().counters.of(Phase::decode);
       CHECK(ours.requests == requests);
       CHECK(ours.hits == hits);
       CHECK(ours.misses == requests - hits);

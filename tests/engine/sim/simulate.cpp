@@ -86,17 +86,18 @@ TEST_CASE("a simulated stack does what the engine does on the virtual clock, to 
         s.log = true;
         const Simulated simulated = simulate(trace->trace, *o.virtual_costs, s);
         CHECK(simulated.finished);
-        CHECK(std::memcmp(&simulated.counters, &runner->counters(), sizeof(Counters)) == 0);
+        const RunnerStatistics real = runner->statistics();
+        CHECK(std::memcmp(&simulated.counters, &real.counters, sizeof(Counters)) == 0);
         CHECK(simulated.phase[1].tokens == made.decode_tokens);
         CHECK(simulated.phase[0].tokens == made.prefill_tokens);
-        CHECK(simulated.arena_bytes == runner->arena_bytes());
+        CHECK(simulated.arena_bytes == real.arena_bytes);
         const std::vector<Span> there = runner->link_spans();
         REQUIRE(simulated.spans.size() == there.size());
         std::size_t different = 0;
         for (std::size_t i = 0; i < there.size(); ++i) different += same(simulated.spans[i], there[i]) ? 0 : 1;
         CHECK(different == 0);
-        for (std::uint16_t l = 0; l < m.config().layers && runner->look_ahead_depth() > 0; ++l) {
-          const Accuracy a = runner->prediction_accuracy(1, l), b = simulated.accuracy[0][l];
+        for (std::uint16_t l = 0; l < m.config().layers && !real.accuracy.empty(); ++l) {
+          const Accuracy a = real.accuracy[0][l], b = simulated.accuracy[0][l];
           CHECK(a.predicted == b.predicted);
           CHECK(a.needed == b.needed);
         }
@@ -133,7 +134,7 @@ TEST_CASE("stacks whose decisions do not depend on arrival times do the same on 
         g.max_new_tokens = quick() ? 4 : 16;
         g.prefill_chunk = 48;
         text[thread] = generate(m, *runner, g).text;
-        counters[thread] = runner->counters();
+        counters[thread] = runner->statistics().counters;
       }
       CHECK(text[0] == text[1]);
       CHECK(std::memcmp(&counters[0], &counters[1], sizeof(Counters)) == 0);

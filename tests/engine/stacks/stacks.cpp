@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <future>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -17,7 +16,6 @@
 #include "ferry/error.hpp"
 #include "inference/generate.hpp"
 #include "support/errors.hpp"
-#include "support/worker.hpp"
 
 namespace {
 
@@ -58,10 +56,9 @@ Ran run(CpuModel& m, const RunnerOptions& o, std::size_t batch = 3, std::uint32_
   g.prefill_chunk = 48;
   Ran r;
   r.made = generate(m, *runner, g);
-  r.counters = runner->counters();
-  for (std::uint16_t l = 0; l < m.config().layers && runner->look_ahead_depth() > 0; ++l) {
-    r.nearest.push_back(runner->prediction_accuracy(1, l));
-  }
+  const RunnerStatistics statistics = runner->statistics();
+  r.counters = statistics.counters;
+  if (!statistics.accuracy.empty()) r.nearest = statistics.accuracy[0];
   r.decode = runner->times[static_cast<unsigned>(Phase::decode)];
   return r;
 }
@@ -247,29 +244,6 @@ TEST_CASE("tentative keys and values of a partial hidden state are never committ
   }
   CHECK(runner.looks == 6 * 11);
   CHECK(runner.same);
-}
-
-TEST_CASE("the host's worker: exceptions come out of wait, work can follow, and it ends while busy") {
-  int done = 0;  // outlives the worker
-  std::promise<void> go;
-  HostWorker worker;
-  CHECK(worker.done_within(std::chrono::microseconds(0)));
-  worker.wait();  // nothing to wait for
-  worker.start([&] { go.get_future().wait(); });
-  CHECK(!worker.done_within(std::chrono::microseconds(100)));
-  go.set_value();
-  CHECK(worker.done_within(std::chrono::seconds(60)));
-  worker.wait();
-  worker.start([&] { ++done; });
-  worker.wait();
-  CHECK(done == 1);
-  worker.start([] { throw std::runtime_error("burnt"); });
-  CHECK_THROWS_WITH(worker.wait(), "burnt");
-  worker.wait();
-  worker.start([&] { ++done; });
-  worker.wait();
-  CHECK(done == 2);
-  worker.start([&] { ++done; });  // and the destructor waits
 }
 
 }  // namespace
