@@ -14,6 +14,7 @@
 #include "support/progress.hpp"
 #include "support/text_file.hpp"
 #include "trace/record.hpp"
+#include "trace/routing_statistics.hpp"
 #include "trace/synthetic.hpp"
 #include "trace/trace_file.hpp"
 
