@@ -40,6 +40,7 @@
 #include "profiles/machine.hpp"
 #include "sim/simulate.hpp"
 #include "stacks/budget.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 #include "support/output_file.hpp"

@@ -16,6 +16,7 @@
 #include "ferry/error.hpp"
 #include "gpu_model.hpp"
 #include "stacks/budget.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/threads.hpp"
 #include "trace/synthetic.hpp"

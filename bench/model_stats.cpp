@@ -21,6 +21,7 @@
 #include "ferry/stacks.hpp"
 #include "inference/expert_runner.hpp"
 #include "profiles/machine.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 #include "support/output_file.hpp"
