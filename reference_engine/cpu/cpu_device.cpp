@@ -59,7 +59,6 @@ class CpuDevice : public ExpertDevice {
   /// A task was computed.
   virtual Nanoseconds pass_expert(const Task& /*task*/, Nanoseconds measured) { return measured; }
   [[nodiscard]] LinkT& link() const { return *link_; }
-  [[nodiscard]] SlotMemory& memory() { return memory_; }
 
  private:
   std::unique_ptr<LinkT> make_link(const HostThread::Options& o) { return std::make_unique<LinkT>(memory_, o); }
