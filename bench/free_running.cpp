@@ -40,6 +40,7 @@
 #include "profiles/machine.hpp"
 #include "sim/simulate.hpp"
 #include "stacks/budget.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 #include "support/output_file.hpp"
@@ -231,17 +232,17 @@ class Bench {
     RunnerOptions o = options(stack);
     o.link_bytes_per_s = costs_.link_bytes_per_s;
     {
-      const auto runner = make_runner(model_.config(), model_.store(), model_.gates(), o);
+      const auto runner = make_runner(model_, o);
       Paced paced(*runner, shape_, costs_);
       trace = record(paced);
-      pair.run = {paced.counters(), paced.total[1], paced.stall[1], paced.host_wait[1]};
+      pair.run = {paced.statistics().counters, paced.total[1], paced.stall[1], paced.host_wait[1]};
       std::vector<Nanoseconds> late;
       for (const Span& s : paced.link_spans()) {
         late.push_back(s.end_ns - s.begin_ns - costs_.copy(shape_.bytes(0, s.what.precision)));
       }
       std::sort(late.begin(), late.end());
       if (!late.empty()) costs.link_latency_ns = std::max<Nanoseconds>(0, late[late.size() / 2]);
-      const std::uint64_t hosted = paced.counters().of(Phase::decode).host_computed;
+      const std::uint64_t hosted = paced.statistics().counters.of(Phase::decode).host_computed;
       costs.host.start_ns =
           hosted > 0 ? runner->times[static_cast<unsigned>(Phase::decode)].host / static_cast<Nanoseconds>(hosted) : 0;
     }

@@ -16,6 +16,7 @@
 #include "ferry/error.hpp"
 #include "gpu_model.hpp"
 #include "stacks/budget.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/threads.hpp"
 #include "trace/synthetic.hpp"
@@ -255,7 +256,7 @@ Run DecodeBench::run_once(const std::string& stack) {
   const auto decode = static_cast<unsigned>(Phase::decode);
   for (std::uint32_t position = prompt_; position < end; ++position) {
     if (position == prompt_ + warm_up_) {
-      before = runner->counters().of(Phase::decode);
+      before = runner->statistics().counters.of(Phase::decode);
       times_before = runner->times[decode];
     }
     rows = {row(position)};
@@ -263,7 +264,7 @@ Run DecodeBench::run_once(const std::string& stack) {
     if (position >= prompt_ + warm_up_) r.tpot_s.push_back(s);
   }
   if (!r.logits.allFinite()) throw std::runtime_error(stack + " computes values that are not finite");
-  const Outcomes& after = runner->counters().of(Phase::decode);
+  const Outcomes after = runner->statistics().counters.of(Phase::decode);
   r.counted.requests = after.requests - before.requests;
   r.counted.hits = after.hits - before.hits;
   r.counted.late_hits = after.late_hits - before.late_hits;

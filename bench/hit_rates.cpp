@@ -385,7 +385,7 @@ std::unique_ptr<engine::TraceFile> record(const Arguments& a) {
   engine::RunnerOptions resident;
   resident.stack = "resident";
   resident.max_rows = o.window;
-  const auto runner = engine::make_runner(model.config(), model.store(), model.gates(), resident);
+  const auto runner = engine::make_runner(model, resident);
   auto made = engine::record_text(model, *runner, std::filesystem::path(a.model).filename().string(),
                                   {reinterpret_cast<const char*>(text.data()), text.size()}, o);
   made->phase.clear();

@@ -21,6 +21,7 @@
 #include "ferry/stacks.hpp"
 #include "inference/expert_runner.hpp"
 #include "profiles/machine.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 #include "support/output_file.hpp"
@@ -143,7 +144,7 @@ class Recorder {
     RunnerOptions o;
     o.stack = "resident";
     o.max_rows = prefill_tokens;
-    runner_ = make_runner(model.config(), model.store(), model.gates(), o);
+    runner_ = make_runner(model, o);
   }
 
   Window run(const std::string& text) {
@@ -518,11 +519,11 @@ class PartialWatch final : public PassingRunner {
   std::uint64_t strays = 0;  ///< copies that were not predicted: there must be none
 
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
-    const std::uint64_t dropped = counters().prefetch.dropped;
+    const std::uint64_t dropped = statistics().counters.prefetch.dropped;
     runner_.plan(layer, input, scores, took);
     if (!pending_[layer]) return;
     Predicted f = *std::exchange(pending_[layer], std::nullopt);
-    f.begun -= counters().prefetch.dropped - dropped;  // its layer is the only one with prefetches queued
+    f.begun -= statistics().counters.prefetch.dropped - dropped;  // its layer is the only one with prefetches queued
     const Ranking real = rank(scores)[0];
     const std::size_t top = top_scores(scores.row(0), real, k_, alpha_);
     f.active.assign(real.begin(), real.begin() + k_);
@@ -582,7 +583,8 @@ class PartialWatch final : public PassingRunner {
     if (!top) c.active.count(active);
   }
   [[nodiscard]] std::uint64_t submitted() const {
-    return counters().prefetch.issued + counters().prefetch.dropped;  // `issued` is less what was dropped
+    const Counters c = statistics().counters;
+    return c.prefetch.issued + c.prefetch.dropped;  // `issued` is less what was dropped
   }
 
   std::unique_ptr<ExpertRunner> inner_;
@@ -610,7 +612,7 @@ PartialWatch watch_partial(CpuModel& model, const std::vector<std::string>& wind
   costs.work.resize(1);
   costs.link_bytes_per_s = static_cast<std::uint64_t>(static_cast<double>(shape.bytes(0, Precision::full)) / copy_s);
   o.log = true;
-  PartialWatch watch(make_runner(c, model.store(), model.gates(), o), c, *o.alpha);
+  PartialWatch watch(make_runner(model, o), c, *o.alpha);
   Progress progress("decoding windows", windows.size());
   for (std::size_t i = 0; i < windows.size(); ++i) {
     std::vector<KvCache> caches{KvCache(c, window_tokens)};
@@ -769,13 +771,12 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   const std::vector<LayerStats>& layers = statistics.layers();
   std::vector<Check> checks = cores.compare(layers);
   Check recall{"recall of partial hidden states: the runner of importance+pre"};
-  recall.compare(partial.recall, partial.counters().prefetch.accuracy.predicted,
-                 partial.counters().prefetch.accuracy.needed);
-  recall.compare(partial.top_1, partial.counters().prefetch.accuracy.rows_top1,
-                 partial.counters().prefetch.accuracy.rows);
+  const Counters watched = partial.statistics().counters;
+  recall.compare(partial.recall, watched.prefetch.accuracy.predicted, watched.prefetch.accuracy.needed);
+  recall.compare(partial.top_1, watched.prefetch.accuracy.rows_top1, watched.prefetch.accuracy.rows);
   Check copies{"its copies in the link's log"};
   copies.compare(partial.strays, 0);
-  copies.compare(partial.prefetched.top_score.whole, partial.counters().prefetch.issued);
+  copies.compare(partial.prefetched.top_score.whole, watched.prefetch.issued);
   checks.insert(checks.end(), {recall, copies});
 
   fmt::print("{}: {} layers, {} experts, top-{}; {} windows of {} tokens from {} text{}\n\n", name, c.layers, c.experts,
@@ -811,7 +812,7 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   line("of those, copied", partial.prefetched);
   fmt::print("  {:.1f}% of the gate's top-score experts were predicted, {:.1f}% of all its experts; {:.1f}% top-1\n",
              100 * partial.recall_top.value(), 100 * partial.recall.value(), 100 * partial.top_1.value());
-  const Outcomes& o = partial.counters().of(Phase::decode);
+  const Outcomes o = partial.statistics().counters.of(Phase::decode);
   auto share = [&](std::uint64_t n) { return 100 * Accuracy::ratio(n, o.requests); };
   fmt::print(
       "  of what the gate asked for, {:.1f}% was there, {:.1f}% on its way, {:.1f}% replaced, {:.1f}% missing\n\n",

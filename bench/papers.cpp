@@ -59,7 +59,7 @@ std::unique_ptr<TraceFile> record_scene(const std::string& name, const std::vect
   const Machine machine = read_machine("rtx3090-pcie3");
   const ModelFacts reference = read_shape(machine.reference_model());
   o.virtual_costs = as_if(machine.costs(reference.work, CostSource::stated), reference, shape);
-  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  const auto runner = make_runner(model, o);
   RecordOptions r;
   r.window = window;
   r.prompt = lengths.prompt;
@@ -169,7 +169,7 @@ std::vector<double> weight_output_correlation(const std::string& name, const std
   RunnerOptions o;
   o.stack = "resident";
   o.max_rows = length;
-  const auto runner = make_runner(c, model.store(), model.gates(), o);
+  const auto runner = make_runner(model, o);
   struct Sums {
     double n = 0, x = 0, y = 0, xx = 0, yy = 0, xy = 0;
   };

@@ -22,12 +22,14 @@
 #include <stdexcept>
 
 #include "bench_command.hpp"
+#include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "layer.hpp"
 #include "math/expert_kernel.hpp"
 #include "support/bare_runner.hpp"
 #include "support/bundled_files.hpp"
+#include "support/clock.hpp"
 #include "support/json.hpp"
 #include "support/output_file.hpp"
 
@@ -156,7 +158,6 @@ class Piped final : public OneRow {
   }
   void finish(std::uint16_t layer) override { pipe_.finish(layer); }
   void end_sequence(std::uint32_t sequence) override { pipe_.end_sequence(sequence); }
-  [[nodiscard]] const Counters& counters() const override { return pipe_.counters(); }
 
   Pipe<HostThread>& pipe() { return pipe_; }
 
@@ -280,6 +281,7 @@ struct Runners {
     RunnerOptions o;
     o.stack = "resident";
     o.max_rows = 1;
+    o.make_device = make_cpu_device;
     return o;
   }
 

@@ -20,7 +20,7 @@
 #include <thread>
 
 #include "bench_command.hpp"
-#include "command/command.hpp"
+#include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
 #include "ferry/detail/best.hpp"
 #include "inference/eval.hpp"
@@ -31,12 +31,19 @@
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/progress.hpp"
+#include "support/text_file.hpp"
 #include "sweep/simulated_run.hpp"
 
 namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
+
+/// Set by a signal: end after the current step. And which one it was.
+std::atomic<bool> stop = false;
+std::atomic<int> stopped_by = 0;
 
 constexpr const char* model_names[] = {"tiny-qwen-moe", "tiny-mixtral"};
 constexpr std::uint32_t window = 256;
@@ -104,6 +111,7 @@ RunnerOptions options_on(const Place& place, const Setting& s, CostSource source
   RunnerOptions o;
   o.stack = stack;
   o.max_rows = phase == Phase::decode ? 1 : window;
+  o.make_device = make_cpu_device;
   const ModelShape tiny = model_shape(place.model.config(), place.model.store(), o.max_rows);
   const std::uint64_t all = s.bits == 8 ? everything(tiny, Precision::int8).bytes() : tiny.all_bytes();
   o.budget_bytes = static_cast<std::uint64_t>(expert_share(s) * static_cast<double>(all));
@@ -114,7 +122,7 @@ RunnerOptions options_on(const Place& place, const Setting& s, CostSource source
 }
 
 Runner named(Place& place, const RunnerOptions& o) {
-  return make_runner(place.model.config(), place.model.store(), place.model.gates(), o);
+  return make_runner(place.model, o);
 }
 
 /// A stack that has no name, or a parameter that no option has. `configure` sets its policies and its allotment.

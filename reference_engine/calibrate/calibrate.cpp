@@ -12,6 +12,7 @@
 #include "inference/expert_runner.hpp"
 #include "inference/generate.hpp"
 #include "math/host_math.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {

@@ -1,11 +1,7 @@
 #include "checkpoint/safetensors.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <Eigen/Core>
 #include <algorithm>
@@ -46,44 +42,6 @@ std::vector<float> widen(const std::byte* data, std::uint64_t count) {
 }
 
 }  // namespace
-
-MappedFile::MappedFile(const std::filesystem::path& path) {
-  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not hang us
-  if (fd_ < 0) throw InputError(fmt::format("{}: cannot open: {}", path.string(), std::strerror(errno)));
-  struct stat info {};
-  if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
-    ::close(fd_);
-    throw InputError(fmt::format("{}: not a regular file", path.string()));
-  }
-  size_ = static_cast<std::uint64_t>(info.st_size);
-  if (size_ == 0) return;
-  void* at = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd_, 0);
-  if (at == MAP_FAILED) {
-    const int error = errno;
-    ::close(fd_);
-    throw InputError(fmt::format("{}: cannot map {} bytes: {}", path.string(), size_, std::strerror(error)));
-  }
-  data_ = static_cast<const std::byte*>(at);
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
-  ::close(fd_);
-}
-
-void MappedFile::read(const std::byte* from, std::uint64_t bytes, std::byte* to, const std::string& what) const {
-  for (auto at = from - data_; bytes > 0;) {
-    const ssize_t n = ::pread(fd_, to, bytes, at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      throw InputError(
-          fmt::format("{} cannot be read: {}", what, n == 0 ? "the file has become shorter" : std::strerror(errno)));
-    }
-    at += n;
-    to += n;
-    bytes -= static_cast<std::uint64_t>(n);
-  }
-}
 
 std::uint64_t Tensor::elements() const {
   std::uint64_t n = 1;

@@ -10,30 +10,11 @@
 #include <vector>
 
 #include "ferry/model.hpp"
+#include "support/mapped_file.hpp"
 
 namespace ferry::engine {
 
 enum class DType { bf16, f16, f32, i32, other };
-
-/// A file mapped read-only. Throws InputError if it cannot be opened.
-class MappedFile {
- public:
-  explicit MappedFile(const std::filesystem::path& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  [[nodiscard]] const std::byte* data() const { return data_; }
-  [[nodiscard]] std::uint64_t size() const { return size_; }
-  /// Copies what is mapped at `from`, but reads it: a disk that fails is an error here and a signal there, and what is
-  /// read this way need not stay in memory. Throws InputError, which `what` names.
-  void read(const std::byte* from, std::uint64_t bytes, std::byte* to, const std::string& what) const;
-
- private:
-  int fd_ = -1;
-  const std::byte* data_ = nullptr;
-  std::uint64_t size_ = 0;
-};
 
 /// One tensor inside a mapped file. `data` need not be aligned.
 struct Tensor {

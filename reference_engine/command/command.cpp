@@ -1,16 +1,10 @@
 #include "command/command.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <set>
 
 #include "support/errors.hpp"
-#include "support/output_file.hpp"
 #include "sweep/simulated_run.hpp"
 
 namespace ferry::engine {
@@ -19,11 +13,6 @@ std::atomic<bool> stop = false;
 std::atomic<int> stopped_by = 0;
 
 const CLI::Validator not_empty([](const std::string& s) { return s.empty() ? "must not be empty" : ""; }, "");
-
-void print(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
-  if (errno != EPIPE) throw InputError(fmt::format("standard output: cannot be written: {}", std::strerror(errno)));
-}
 
 std::string stacks_help() {
   std::string text = "Stacks:\n";
@@ -163,79 +152,6 @@ std::vector<std::string> stack_files(const std::vector<std::string>& stacks) {
   std::vector<std::string> files;
   std::copy_if(stacks.begin(), stacks.end(), std::back_inserter(files), is_stack_file);
   return files;
-}
-
-std::filesystem::path find_model(const std::string& name) {
-  std::error_code none;
-  const auto bundled = data_directory() / "models" / name;
-  const bool folder = std::filesystem::is_directory(name, none);
-  if (!folder && name.find('/') == std::string::npos && std::filesystem::is_directory(bundled, none)) return bundled;
-  if (!folder) {
-    throw InputError(
-        fmt::format("--model {}: no such folder; bundled models are tiny-qwen-moe and tiny-mixtral", name));
-  }
-  return name;
-}
-
-std::string model_name(const std::string& model) {
-  const std::filesystem::path path = model;
-  const std::string name = path.filename().string();
-  return name.empty() ? path.parent_path().filename().string() : name;
-}
-
-std::string read_text(const std::string& option, const std::string& path) {
-  constexpr std::size_t largest = 1U << 26U;  // no context is as long
-  std::string text;
-  std::error_code none;
-  std::ifstream in(path, std::ios::binary);
-  bool good = in && !std::filesystem::is_directory(path, none) && !std::filesystem::is_fifo(path, none);
-  char block[65536];
-  while (good && text.size() <= largest) {
-    in.read(block, sizeof(block));
-    text.append(block, static_cast<std::size_t>(in.gcount()));
-    if (in.eof()) return text;
-    good = in.good();
-  }
-  throw InputError(good ? fmt::format("{} {}: larger than {} bytes", option, path, largest)
-                        : fmt::format("{} {}: cannot be read", option, path));
-}
-
-void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {
-  std::set<std::filesystem::path> files;
-  for (const std::string& out : outputs) {
-    if (out.empty()) continue;
-    if (!files.insert(file_behind(out)).second) {
-      throw InputError(fmt::format("{}: named for two outputs, expected two files", out));
-    }
-    for (const std::string& in : inputs) {
-      std::error_code none;
-      if (!in.empty() && std::filesystem::equivalent(in, out, none)) {
-        throw InputError(fmt::format("{}: is read by this run, so it cannot be written by it", out));
-      }
-    }
-  }
-}
-
-ProgressLine::ProgressLine(std::string what, Nanoseconds quiet)
-    : what_(std::move(what)), terminal_(::isatty(STDERR_FILENO) != 0), begin_(now_ns()) {
-  shown_ = begin_ + quiet - (terminal_ ? 100'000'000 : 2'000'000'000);
-}
-
-ProgressLine::~ProgressLine() {
-  if (open_) std::fputc('\n', stderr);
-}
-
-void ProgressLine::show(std::uint64_t done, std::uint64_t total) {
-  const Nanoseconds now = now_ns();
-  const bool last = done >= total;
-  if (done == 0 || (last && !open_) || (!last && now - shown_ < (terminal_ ? 100'000'000 : 2'000'000'000))) return;
-  shown_ = now;
-  const double left =
-      static_cast<double>(now - begin_) * 1e-9 * static_cast<double>(total - done) / static_cast<double>(done);
-  std::fprintf(stderr, "%s%s: %llu of %llu, %.0f s left%s", terminal_ ? "\r\033[K" : "", what_.c_str(),
-               static_cast<unsigned long long>(done), static_cast<unsigned long long>(total), left,
-               terminal_ && !last ? "" : "\n");
-  open_ = terminal_ && !last;
 }
 
 }  // namespace ferry::engine

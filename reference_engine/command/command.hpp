@@ -3,17 +3,13 @@
 #pragma once
 #include <CLI/CLI.hpp>
 #include <atomic>
-#include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "inference/expert_runner.hpp"
 #include "stacks/budget.hpp"
 #include "stacks/stack_file.hpp"
 #include "support/json.hpp"
@@ -37,9 +33,6 @@ void add_simulate_commands(CLI::App& app, Action& chosen);
 void add_eval_commands(CLI::App& app, Action& chosen);
 void add_pack_command(CLI::App& app, Action& chosen);
 void add_calibrate_commands(CLI::App& app, Action& chosen);
-
-/// Standard output. A reader that has had enough is no error; a full disk is. Throws InputError.
-void print(std::string_view text);
 
 /// For options that name something.
 extern const CLI::Validator not_empty;
@@ -78,34 +71,5 @@ struct StackFlags {
 
 /// Those of the names that are files.
 std::vector<std::string> stack_files(const std::vector<std::string>& stacks);
-
-/// A bundled model by its name, or a folder.
-std::filesystem::path find_model(const std::string& name);
-/// The last part of such a name.
-std::string model_name(const std::string& model);
-
-/// A text file; `option` names it in the InputError.
-std::string read_text(const std::string& option, const std::string& path);
-
-/// Refuses an output that is one of the inputs.
-void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs);
-
-/// One line on standard error that says how far a long piece of work is and how long it will still take: in place on a
-/// terminal, otherwise a line every two seconds.
-class ProgressLine {
- public:
-  /// `what`: "prefill", "tokens"; nothing is shown before `quiet` has passed.
-  ProgressLine(std::string what, Nanoseconds quiet = 500'000'000);
-  ~ProgressLine();
-  ProgressLine(const ProgressLine&) = delete;
-  ProgressLine& operator=(const ProgressLine&) = delete;
-
-  void show(std::uint64_t done, std::uint64_t total);
-
- private:
-  std::string what_;
-  bool terminal_, open_ = false;
-  Nanoseconds begin_, shown_;
-};
 
 }  // namespace ferry::engine

@@ -10,8 +10,12 @@
 #include "inference/eval.hpp"
 #include "profiles/machine.hpp"
 #include "report/report.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/progress.hpp"
+#include "support/text_file.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -177,7 +181,7 @@ int eval(const Arguments& a) {
     const std::vector<Evaluated> results = evaluate(model, *make(resident), runners, text, options);
     for (std::size_t i = 0; i < stacks.size(); ++i) {
       stacks[i].texts.push_back(results[i]);
-      stacks[i].arena_bytes = runners[i]->arena_bytes();
+      stacks[i].arena_bytes = runners[i]->statistics().arena_bytes;
     }
     done += text.size();
     if (stop) break;

@@ -6,7 +6,11 @@
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
 #include "store/pack.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/progress.hpp"
 
 namespace ferry::engine {
 namespace {

@@ -14,8 +14,12 @@
 #include "profiles/machine.hpp"
 #include "report/report.hpp"
 #include "store/pack.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/progress.hpp"
+#include "support/text_file.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -61,9 +65,9 @@ class Runs {
     ModelFlags where = a.model;
     if (machine_) {
       if (where.device == "cuda") {
-        throw InputError("--machine: imitates a link on the host device: leave it out, or name --device host");
+        throw InputError("--machine: imitates a link on the CPU device: leave it out, or name --device cpu");
       }
-      where.device = "host";
+      where.device = "cpu";
     }
     model_ = where.open(wanted);
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));

@@ -11,7 +11,10 @@
 #include "command/command.hpp"
 #include "report/html_report.hpp"
 #include "support/errors.hpp"
+#include "support/mapped_file.hpp"
 #include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/progress.hpp"
 #include "sweep/simulated_run.hpp"
 #include "sweep/sweep.hpp"
 

@@ -7,8 +7,14 @@
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
 #include "profiles/machine.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/progress.hpp"
+#include "support/text_file.hpp"
 #include "trace/record.hpp"
+#include "trace/routing_statistics.hpp"
 #include "trace/synthetic.hpp"
 #include "trace/trace_file.hpp"
 
@@ -55,8 +61,8 @@ int record(const Arguments& a) {
   made->source =
       fmt::format("{} over {}", model_name(a.model.model), std::filesystem::path(a.text).filename().string());
   if (!made->trace.partial.empty()) {
-    made->residency =
-        fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label, runner->arena_bytes(), machine.name);
+    made->residency = fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label,
+                                  runner->statistics().arena_bytes, machine.name);
   }
   made->write(a.out);
   print(fmt::format("{}: {} tokens in {} sequences{}\n", a.out, made->trace.tokens, made->trace.sequences(),

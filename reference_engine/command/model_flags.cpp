@@ -10,7 +10,9 @@
 #include "cpu/cpu_model.hpp"
 #include "cuda/cuda.hpp"
 #include "stacks/budget.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/progress.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -34,8 +36,8 @@ void ModelFlags::add_model(CLI::App* c) {
 
 void ModelFlags::add_device(CLI::App* c) {
   device = "auto";
-  c->add_option("--device", device, "where to compute: cuda (a GPU), host, or auto: a GPU if there is one")
-      ->check(CLI::IsMember({"auto", "cuda", "host"}))
+  c->add_option("--device", device, "where to compute: cuda (a GPU), cpu, or auto: a GPU if there is one")
+      ->check(CLI::IsMember({"auto", "cuda", "cpu"}))
       ->capture_default_str();
 }
 
@@ -64,9 +66,9 @@ std::vector<std::string> ModelFlags::inputs() const {
 
 std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks) const {
   const std::filesystem::path folder = find_model(model);
-  const std::string lacking = device == "host" ? "" : no_cuda();
+  const std::string lacking = device == "cpu" ? "" : no_cuda();
   if (device == "cuda" && !lacking.empty()) throw InputError("--device cuda: " + lacking);
-  const bool gpu = device != "host" && lacking.empty();
+  const bool gpu = device != "cpu" && lacking.empty();
   auto make = [&](ModelFiles&& files) -> std::unique_ptr<Model> {
     if (gpu) return make_cuda_model(std::move(files));
     return std::make_unique<CpuModel>(std::move(files));

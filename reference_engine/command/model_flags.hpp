@@ -12,10 +12,10 @@
 namespace ferry::engine {
 
 struct ModelFlags {
-  std::string model = "tiny-qwen-moe", store, host_memory, quantizer = "nearest", device = "host";
+  std::string model = "tiny-qwen-moe", store, host_memory, quantizer = "nearest", device = "cpu";
 
   void add_model(CLI::App* command);
-  /// Where the model runs: otherwise on the host.
+  /// Where the model runs: otherwise on the CPU.
   void add_device(CLI::App* command);
   /// The others: where the experts are.
   void add_experts(CLI::App* command);

@@ -3,6 +3,7 @@
 #include "ferry/link/host_thread.hpp"
 #include "ferry/link/virtual_clock.hpp"
 #include "math/expert_kernel.hpp"
+#include "support/clock.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -58,7 +59,6 @@ class CpuDevice : public ExpertDevice {
   /// A task was computed.
   virtual Nanoseconds pass_expert(const Task& /*task*/, Nanoseconds measured) { return measured; }
   [[nodiscard]] LinkT& link() const { return *link_; }
-  [[nodiscard]] SlotMemory& memory() { return memory_; }
 
  private:
   std::unique_ptr<LinkT> make_link(const HostThread::Options& o) { return std::make_unique<LinkT>(memory_, o); }
@@ -91,7 +91,7 @@ class CpuDevice : public ExpertDevice {
   Nanoseconds expert_ns_ = 0;
 };
 
-class VirtualDevice final : public CpuDevice<VirtualClock> {
+class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime {
  public:
   VirtualDevice(const DeviceNeeds& needs, const RunnerOptions& o)
       : CpuDevice(needs, o, needs.model,
@@ -99,8 +99,9 @@ class VirtualDevice final : public CpuDevice<VirtualClock> {
         costs_(*o.virtual_costs),
         model_(needs.model) {}
 
-  [[nodiscard]] bool on_virtual_clock() const override { return true; }
-  [[nodiscard]] Nanoseconds virtual_ns() const override { return std::max(link().device_free(), link().now()); }
+  [[nodiscard]] VirtualTime* virtual_time() override { return this; }
+
+ private:
   Nanoseconds pass_gate(std::uint16_t layer, std::uint32_t rows) override {
     const Nanoseconds ns = costs_.dense(layer, rows);
     link().device(ns, "attention, gate");
@@ -117,8 +118,8 @@ class VirtualDevice final : public CpuDevice<VirtualClock> {
     return ns;
   }
   void pass_join() override { link().sync(); }
+  [[nodiscard]] Nanoseconds device_done() const override { return std::max(link().device_free(), link().now()); }
 
- private:
   Nanoseconds pass_expert(const Task& task, Nanoseconds /*measured*/) override {
     const Nanoseconds ns = costs_.on_device(task.what.id.layer, bytes(task), task.rows);
     link().device(ns, "expert", &task.what);

@@ -1,5 +1,5 @@
 /// @file
-/// The host's processor as the device: slots are an arena in host memory.
+/// The CPU as the device: slots are an arena in host memory.
 #pragma once
 #include <memory>
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cpu/cpu_device.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {

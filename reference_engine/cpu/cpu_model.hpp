@@ -1,5 +1,5 @@
 /// @file
-/// The transformer around the experts, computed on the host device.
+/// The transformer around the experts, computed on the CPU device.
 #pragma once
 #include <filesystem>
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace ferry::engine {
 
-/// A model on the host device: what every token needs is in floats.
+/// A model on the CPU device: what every token needs is in floats.
 class CpuModel final : public Model {
  public:
   /// As ModelFiles.

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "ferry/link/cuda_stream.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine::cuda {

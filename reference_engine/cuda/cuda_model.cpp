@@ -7,6 +7,7 @@
 #include "cuda/cuda.hpp"
 #include "cuda/cuda_device.hpp"
 #include "cuda/workspace.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {
@@ -210,13 +211,13 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   if (c.experts > most_experts || c.head_dim > most_head_dim || c.head_dim % 2 != 0) {
     throw InputError(
         fmt::format("{} experts a layer and heads of {}: the CUDA device computes at most {}, and an even "
-                    "number up to {}; --device host computes them",
+                    "number up to {}; --device cpu computes them",
                     c.experts, c.head_dim, most_experts, most_head_dim));
   }
   if (gate_bytes_ % 16 != 0) {
     throw InputError(
         fmt::format("{} experts of hidden size {}: the CUDA device needs gates of a multiple of 16 bytes, "
-                    "these have {}; --device host computes them",
+                    "these have {}; --device cpu computes them",
                     c.experts, c.hidden, gate_bytes_));
   }
   const std::uint64_t gates_at = loading.add(gate_bytes_ * c.layers, [this, &checkpoint, &c](std::byte* p) {
@@ -336,7 +337,7 @@ KvCache CudaModel::make_cache(std::uint32_t positions) const {
 
 std::unique_ptr<ExpertDevice> CudaModel::make_device(const DeviceNeeds& needs, const RunnerOptions& options) {
   if (options.virtual_costs)
-    throw InputError("--machine: imitates a link on the host device: leave it out, or name --device host");
+    throw InputError("--machine: imitates a link on the CPU device: leave it out, or name --device cpu");
   return make_cuda_device(work_, needs, options, pinned_);
 }
 

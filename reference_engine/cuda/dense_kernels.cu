@@ -126,11 +126,11 @@ __device__ void softmax(SoftmaxStage& stage, const volatile float* logits, float
 #pragma unroll
     for (std::uint32_t i = 0; i < most; ++i) {
       const std::uint32_t expert = i * lanes + lane;
-      if (expert < experts && (taken >> i & 1U) == 0) key = Larger()(ferry::rank_key(score[i], expert), key);
+      if (expert < experts && (taken >> i & 1U) == 0) key = Larger()(ferry::detail::rank_key(score[i], expert), key);
     }
     __syncwarp();  // the storage of the reduction is used again
     key = cub::WarpReduce<std::int64_t>(stage.best).Reduce(key, Larger());
-    const std::uint32_t expert = __shfl_sync(every_lane, ferry::index_of(key), 0);
+    const std::uint32_t expert = __shfl_sync(every_lane, ferry::detail::index_of(key), 0);
     if (expert % lanes == lane) {
       taken |= 1U << expert / lanes;
       best[rank] = static_cast<std::uint16_t>(expert);

@@ -112,9 +112,9 @@ std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
   if (text.empty()) throw InputError("the text is empty");
   std::vector<Evaluated> results(stacks.size());
   // Without what is copied before the first step.
-  const Nanoseconds resident_begin = resident.virtual_ns();
+  const Nanoseconds resident_begin = resident.statistics().virtual_ns;
   std::vector<Nanoseconds> begin;
-  for (const auto& s : stacks) begin.push_back(s->virtual_ns());
+  for (const auto& s : stacks) begin.push_back(s->statistics().virtual_ns);
   for (std::size_t at = 0; at < text.size();) {
     std::vector<Window> windows;
     for (; windows.size() < o.batch && at < text.size(); at += o.window) {
@@ -138,13 +138,15 @@ std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
     const std::size_t done = std::min(at, text.size());
     if (o.progress && !o.progress(done, text.size())) break;
   }
+  const Nanoseconds resident_ns = resident.statistics().virtual_ns - resident_begin;
   for (std::size_t s = 0; s < stacks.size(); ++s) {
-    const Counters& c = stacks[s]->counters();
+    const RunnerStatistics statistics = stacks[s]->statistics();
+    const Counters& c = statistics.counters;
     std::copy(std::begin(c.phase), std::end(c.phase), results[s].phase);
     std::copy(std::begin(c.bytes_by_precision), std::end(c.bytes_by_precision), results[s].bytes_by_precision);
     results[s].preload_bytes = c.preload_bytes;
-    results[s].virtual_ns = stacks[s]->virtual_ns() - begin[s];
-    results[s].resident_ns = resident.virtual_ns() - resident_begin;
+    results[s].virtual_ns = statistics.virtual_ns - begin[s];
+    results[s].resident_ns = resident_ns;
   }
   return results;
 }

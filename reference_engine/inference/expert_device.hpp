@@ -1,5 +1,5 @@
 /// @file
-/// Between a runner and what computes experts: the host's processor, or another device.
+/// Between a runner and what computes experts: the CPU, or another device.
 #pragma once
 #include <vector>
 
@@ -18,6 +18,24 @@ struct DeviceNeeds {
   const Allotment& allotment;
   const ExpertLayout& layout;
   SlotMemory::Source source;  ///< of experts, in the tier below; outlives the device
+};
+
+/// What passes on a virtual clock, for devices on one.
+class VirtualTime {
+ public:
+  /// Attention and gate, until the host has read it. Returns what that took.
+  virtual Nanoseconds pass_gate(std::uint16_t layer, std::uint32_t rows) = 0;
+  /// Attention and gate on a partial hidden state.
+  virtual void pass_partial(std::uint16_t layer, std::uint32_t rows) = 0;
+  /// A task on the host's own thread. Returns what that takes.
+  virtual Nanoseconds pass_on_host(const Task& task) = 0;
+  /// The device has waited for the host.
+  virtual void pass_join() = 0;
+  /// When the device will have done what it was given.
+  [[nodiscard]] virtual Nanoseconds device_done() const = 0;
+
+ protected:
+  ~VirtualTime() = default;
 };
 
 /// Computes experts in slots of its own, and is the link that brings them there. All calls from one thread.
@@ -69,20 +87,8 @@ class ExpertDevice {
   [[nodiscard]] virtual bool waits_itself() const { return false; }
   /// How long the device itself has waited for copies, as far as it has got, since the last call.
   [[nodiscard]] virtual Nanoseconds take_stall_ns() { return 0; }
-  /// When the device will have done what it was given, on a virtual clock; otherwise 0.
-  [[nodiscard]] virtual Nanoseconds virtual_ns() const { return 0; }
-
-  // What passes on a virtual clock; nothing elsewhere.
-
-  [[nodiscard]] virtual bool on_virtual_clock() const { return false; }
-  /// Attention and gate, until the host has read it. Returns what that took.
-  virtual Nanoseconds pass_gate(std::uint16_t /*layer*/, std::uint32_t /*rows*/) { return 0; }
-  /// Attention and gate on a partial hidden state.
-  virtual void pass_partial(std::uint16_t /*layer*/, std::uint32_t /*rows*/) {}
-  /// A task on the host's own thread. Returns what that takes.
-  virtual Nanoseconds pass_on_host(const Task& /*task*/) { return 0; }
-  /// The device has waited for the host.
-  virtual void pass_join() {}
+  /// Its clock, if that is a virtual one; otherwise null.
+  [[nodiscard]] virtual VirtualTime* virtual_time() { return nullptr; }
 
   std::vector<Span>* log = nullptr;  ///< where spans of its work go, if anywhere
 };

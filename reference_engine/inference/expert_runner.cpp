@@ -8,6 +8,7 @@
 
 #include "ferry/error.hpp"
 #include "inference/pipeline_runner.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/suggest.hpp"
 

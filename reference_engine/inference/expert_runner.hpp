@@ -1,12 +1,11 @@
 /// @file
 /// Between the model and a policy stack: one interface, instantiated for every stack.
 #pragma once
-#include <chrono>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "ferry/gate/gate_bank.hpp"
@@ -21,12 +20,6 @@
 
 namespace ferry::engine {
 
-/// The clock of every span and time.
-inline Nanoseconds now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 /// Where the time of one phase went, in nanoseconds of the device's lane.
 struct PhaseTimes {
   Nanoseconds stall = 0;      ///< the device waited for a copy
@@ -39,6 +32,20 @@ struct PhaseTimes {
 struct GateWants {
   bool input = true;               ///< the gate's input
   std::uint16_t layers_ahead = 0;  ///< scores that the gates of so many layers ahead give it, if the device makes them
+};
+
+/// What a runner has counted and measured so far, and what it is made of.
+struct RunnerStatistics {
+  Counters counters;
+  double link_peak_bytes_per_s = 0;
+  Nanoseconds virtual_ns = 0;  ///< when the device will have done what it was given, on the virtual clock; otherwise 0
+  std::uint64_t arena_bytes = 0;                            ///< of the slots
+  std::array<std::uint64_t, precision_count> slots{};       ///< that can hold an expert of that precision
+  std::array<std::uint64_t, precision_count> copy_bytes{};  ///< of the cheapest copy of one; 0: not stored
+  /// How well the stack's predictor looks 1, 2, ... layers ahead, as far as it looks, for layers 0 to L - 1.
+  std::vector<std::vector<Accuracy>> accuracy;
+  /// Of a worker that makes predicted rows: how long it was busy, and how long the engine waited for it.
+  Nanoseconds gate_worker_busy = 0, gate_worker_waited = 0;
 };
 
 /// Runs the routed experts of each layer under some policy. Where hidden states are in memory of a device's own (see
@@ -77,20 +84,9 @@ class ExpertRunner {
   /// After an exception in the middle of a step.
   virtual void abandon() = 0;
 
-  [[nodiscard]] virtual const Counters& counters() const = 0;
-  [[nodiscard]] virtual double link_peak_bytes_per_s() const = 0;
+  [[nodiscard]] virtual RunnerStatistics statistics() const = 0;
+  /// What the link has carried, if wanted: not a statistic, since it grows with every copy.
   [[nodiscard]] virtual std::vector<Span> link_spans() const = 0;
-  /// On the virtual clock: when the device will have done what it was given. Otherwise 0.
-  [[nodiscard]] virtual Nanoseconds virtual_ns() const { return 0; }
-  [[nodiscard]] virtual std::uint64_t arena_bytes() const = 0;
-  /// How many slots can hold an expert of that precision, and the bytes of the cheapest copy of one; 0: not stored.
-  [[nodiscard]] virtual std::uint64_t slots(Precision p) const = 0;
-  [[nodiscard]] virtual std::uint64_t copy_bytes(Precision p) const = 0;
-  /// How many layers ahead the stack's predictor looks, and how well, for layers 0 to L - 1.
-  [[nodiscard]] virtual std::uint16_t look_ahead_depth() const = 0;
-  [[nodiscard]] virtual Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const = 0;
-  /// Of a worker that makes predicted rows: how long it was busy, and how long the engine waited for it.
-  [[nodiscard]] virtual std::pair<Nanoseconds, Nanoseconds> gate_worker() const = 0;
 
   /// By Phase.
   PhaseTimes times[2];
@@ -126,18 +122,8 @@ class PassingRunner : public ExpertRunner {
   void end_sequence(std::uint32_t sequence) override { runner_.end_sequence(sequence); }
   void abandon() override { runner_.abandon(); }
 
-  [[nodiscard]] const Counters& counters() const override { return runner_.counters(); }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return runner_.link_peak_bytes_per_s(); }
+  [[nodiscard]] RunnerStatistics statistics() const override { return runner_.statistics(); }
   [[nodiscard]] std::vector<Span> link_spans() const override { return runner_.link_spans(); }
-  [[nodiscard]] Nanoseconds virtual_ns() const override { return runner_.virtual_ns(); }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return runner_.arena_bytes(); }
-  [[nodiscard]] std::uint64_t slots(Precision p) const override { return runner_.slots(p); }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return runner_.copy_bytes(p); }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return runner_.look_ahead_depth(); }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
-    return runner_.prediction_accuracy(distance, layer);
-  }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override { return runner_.gate_worker(); }
 
  protected:
   ExpertRunner& runner_;
@@ -154,7 +140,7 @@ struct RunnerOptions : StackOptions {
   /// On the virtual clock instead of a copy thread: what everything costs there, the link too.
   std::optional<Costs> virtual_costs;
 
-  /// Makes the device; empty: the host's. A model has one for its own (Model::make_device).
+  /// Makes the device; has no default. make_runner(Model&, ...) sets it to the model's own (Model::make_device).
   std::function<std::unique_ptr<ExpertDevice>(const DeviceNeeds&, const RunnerOptions&)> make_device;
 };
 
@@ -162,7 +148,7 @@ struct RunnerOptions : StackOptions {
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows);
 
 /// Builds the stack of that name. `store` has its precisions and outlives the runner, as do the gates.
-/// Throws InputError for an unknown name, ConfigError for a budget that is too small.
+/// Throws InputError for an unknown name, ConfigError for a budget that is too small or options without `make_device`.
 std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store, GateBank& gates,
                                           const RunnerOptions& options);
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {

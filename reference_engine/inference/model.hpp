@@ -23,7 +23,7 @@ class KvCache {
   /// In memory of another device, which knows what it is.
   KvCache(std::shared_ptr<void> on_device, std::uint64_t bytes) : device(std::move(on_device)), device_bytes_(bytes) {}
 
-  std::vector<Matrix> keys, values;  ///< [layers] of [positions, kv_heads * head_dim]; on the host device
+  std::vector<Matrix> keys, values;  ///< [layers] of [positions, kv_heads * head_dim]; on the CPU device
   std::shared_ptr<void> device;      ///< on another
   [[nodiscard]] std::uint64_t bytes() const;
 
@@ -85,8 +85,8 @@ class Model {
   [[nodiscard]] virtual std::unique_ptr<ExpertDevice> make_device(const DeviceNeeds& needs,
                                                                   const RunnerOptions& options) = 0;
 
-  /// "host", or a GPU's name.
-  [[nodiscard]] virtual std::string device() const { return "host"; }
+  /// "cpu", or a GPU's name.
+  [[nodiscard]] virtual std::string device() const { return "cpu"; }
   /// The most bytes that a device with memory of its own was asked for, by use.
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::uint64_t>> device_memory() const { return {}; }
   /// How fast experts come to the device; 0: not known, as host memory copies.
@@ -107,7 +107,7 @@ class Model {
   std::uint64_t dense_bytes_ = 0;
 };
 
-/// A runner on the model's own device. Throws as the other make_runner does.
+/// A runner on the model's own device, unless the options make another. Throws as the other make_runner does.
 std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& options);
 
 }  // namespace ferry::engine

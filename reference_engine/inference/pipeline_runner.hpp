@@ -4,15 +4,16 @@
 #include <optional>
 #include <utility>
 
-#include "cpu/cpu_device.hpp"
+#include "ferry/detail/worker.hpp"
+#include "ferry/error.hpp"
 #include "ferry/gate/gate_worker.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/stacks.hpp"
 #include "inference/expert_device.hpp"
 #include "inference/expert_runner.hpp"
 #include "math/expert_kernel.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
-#include "support/worker.hpp"
 
 namespace ferry::engine {
 
@@ -29,6 +30,7 @@ class PipelineRunner final : public ExpertRunner {
         gates_(gates),
         host_kernel_(store.layout()),
         device_(make_device(config, options)),
+        virtual_time_(device_->virtual_time()),
         pipe_(config, *device_),
         top_k_(config.model.top_k),
         layers_(config.model.layers),
@@ -68,8 +70,9 @@ class PipelineRunner final : public ExpertRunner {
 
   void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
     took_ = took;
-    const Nanoseconds passed = device_->pass_gate(layer, static_cast<std::uint32_t>(scores.rows()));
-    if (device_->on_virtual_clock()) took_ = {passed, 0, 0, 0};
+    if (virtual_time_ != nullptr) {
+      took_ = {virtual_time_->pass_gate(layer, static_cast<std::uint32_t>(scores.rows())), 0, 0, 0};
+    }
     Nanoseconds begin = now_ns();
     plan_ = pipe_.plan({layer, view(scores), view(scores)});
     note(Lane::host, "decide", begin, &PhaseTimes::decision);
@@ -114,7 +117,7 @@ class PipelineRunner final : public ExpertRunner {
 
   void look_ahead(std::uint16_t layer, const Matrix& scores) override {
     const Nanoseconds begin = now_ns();
-    device_->pass_partial(layer, static_cast<std::uint32_t>(scores.rows()));
+    if (virtual_time_ != nullptr) virtual_time_->pass_partial(layer, static_cast<std::uint32_t>(scores.rows()));
     pipe_.look_ahead(RowSource::partial_hidden, [&](std::uint16_t next, std::uint16_t) {
       return Scores{next, view(scores), view(scores)};
     });
@@ -163,23 +166,29 @@ class PipelineRunner final : public ExpertRunner {
     pipe_.abandon();
   }
 
-  [[nodiscard]] const Counters& counters() const override { return pipe_.counters(); }
-  [[nodiscard]] double link_peak_bytes_per_s() const override { return device_->peak_bytes_per_s(); }
-  [[nodiscard]] std::vector<Span> link_spans() const override { return device_->link_spans(); }
-  [[nodiscard]] Nanoseconds virtual_ns() const override { return device_->virtual_ns(); }
-  [[nodiscard]] std::uint64_t arena_bytes() const override { return device_->arena_bytes(); }
-  [[nodiscard]] std::uint64_t slots(Precision p) const override { return slots_for(allotment_, model_, p); }
-  [[nodiscard]] std::uint64_t copy_bytes(Precision p) const override { return model_.least_bytes(p); }
-  [[nodiscard]] std::uint16_t look_ahead_depth() const override { return pipe_.look_ahead_depth(); }
-  [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const override {
-    return pipe_.core().prediction_accuracy(distance, layer);
-  }
-  [[nodiscard]] std::pair<Nanoseconds, Nanoseconds> gate_worker() const override {
-    if constexpr (reads_gate_input) {
-      if (gate_worker_) return {gate_worker_->busy_ns(), gate_worker_->waited_ns()};
+  [[nodiscard]] RunnerStatistics statistics() const override {
+    RunnerStatistics s;
+    s.counters = pipe_.counters();
+    s.link_peak_bytes_per_s = device_->peak_bytes_per_s();
+    if (virtual_time_ != nullptr) s.virtual_ns = virtual_time_->device_done();
+    s.arena_bytes = device_->arena_bytes();
+    for (std::uint32_t p = 1; p < precision_count; ++p) {
+      s.slots[p] = slots_for(allotment_, model_, static_cast<Precision>(p));
+      s.copy_bytes[p] = model_.least_bytes(static_cast<Precision>(p));
     }
-    return {0, 0};
+    for (std::uint16_t d = 1; d <= pipe_.look_ahead_depth(); ++d) {
+      auto& layers = s.accuracy.emplace_back();
+      for (std::uint16_t l = 0; l < layers_; ++l) layers.push_back(pipe_.core().prediction_accuracy(d, l));
+    }
+    if constexpr (reads_gate_input) {
+      if (gate_worker_) {
+        s.gate_worker_busy = gate_worker_->busy_ns();
+        s.gate_worker_waited = gate_worker_->waited_ns();
+      }
+    }
+    return s;
   }
+  [[nodiscard]] std::vector<Span> link_spans() const override { return device_->link_spans(); }
 
  private:
   using Pipe = OffloadPipeline<Stack, ExpertDevice>;
@@ -200,7 +209,12 @@ class PipelineRunner final : public ExpertRunner {
 
   std::unique_ptr<ExpertDevice> make_device(const CoreConfig<Stack>& c, const RunnerOptions& o) {
     const DeviceNeeds needs{c.model, c.allotment, store_.layout(), [this](Variant v) { return expert(v); }};
-    return o.make_device ? o.make_device(needs, o) : make_cpu_device(needs, o);
+    if (!o.make_device) {
+      throw ConfigError(
+          "a runner was asked for without RunnerOptions::make_device: make it by make_runner(model, options), or set "
+          "it");
+    }
+    return o.make_device(needs, o);
   }
 
   /// From the tier below.
@@ -243,14 +257,17 @@ class PipelineRunner final : public ExpertRunner {
       host_rows_ = 0;
       for (const Task& t : plan_.host) host_rows_ += t.rows;
       host_ns_ = 0;
-      for (const Task& t : plan_.host) {
-        host_ns_ += device_->pass_on_host(t);
+      if (virtual_time_ != nullptr) {
+        for (const Task& t : plan_.host) host_ns_ += virtual_time_->pass_on_host(t);
       }
-      host_worker_.start([this, &input, results = device_->host_results()] {
+      host_input_ = &input;
+      host_results_ = device_->host_results();
+      host_worker_.start([this] {
         host_begin_ = now_ns();
         for (const Task& t : plan_.host) {
           const HeldBytes held = expert(t.what);
-          run_rows(host_kernel_, plan_, t, top_k_, held.view.data, input, results, host_rows_in_, host_rows_out_);
+          run_rows(host_kernel_, plan_, t, top_k_, held.view.data, *host_input_, host_results_, host_rows_in_,
+                   host_rows_out_);
         }
         host_end_ = now_ns();
       });
@@ -270,9 +287,9 @@ class PipelineRunner final : public ExpertRunner {
       note(Lane::device, "wait for the host", begin, &PhaseTimes::host_wait);
       times[static_cast<unsigned>(phase_)].host += host_end_ - host_begin_;
       if (log) spans.push_back({Lane::host, "experts", host_begin_, host_end_, {}, false, Ticket::none});
-      device_->pass_join();
-      if (device_->on_virtual_clock()) return host_ns_ / host_rows_;
-      return (host_end_ - host_begin_) / host_rows_;
+      if (virtual_time_ == nullptr) return (host_end_ - host_begin_) / host_rows_;
+      virtual_time_->pass_join();
+      return host_ns_ / host_rows_;
     }
     return 0;
   }
@@ -281,6 +298,7 @@ class PipelineRunner final : public ExpertRunner {
   GateBank& gates_;
   ExpertKernel host_kernel_;
   std::unique_ptr<ExpertDevice> device_;
+  VirtualTime* virtual_time_;  ///< the device's, if it has one
   Pipe pipe_;
   std::uint32_t top_k_, layers_;
   Allotment allotment_;
@@ -290,12 +308,14 @@ class PipelineRunner final : public ExpertRunner {
   Plan plan_;
   Times took_;  ///< what the layer took, as far as it has got
   View<const Scores> predicted_;
+  const Matrix* host_input_ = nullptr;  ///< of the layer's host tasks, with where their results go
+  float* host_results_ = nullptr;
   Matrix host_rows_in_, host_rows_out_;
   std::uint32_t host_tasks_ = 0, host_rows_ = 0;
   Nanoseconds host_begin_ = 0, host_end_ = 0;
   Nanoseconds host_ns_ = 0;  ///< of the layer's host tasks on a virtual clock
   std::optional<GateWorker> gate_worker_;
-  std::conditional_t<host_computes, HostWorker, Nothing> host_worker_;
+  std::conditional_t<host_computes, detail::Worker, Nothing> host_worker_;
 };
 
 /// One row of the table of stacks.

@@ -1,5 +1,5 @@
 /// @file
-/// The few operations that the host device is made of, on Eigen.
+/// The few operations that the CPU device is made of, on Eigen.
 #pragma once
 #include <Eigen/Core>
 #include <cstdint>

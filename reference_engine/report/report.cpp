@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <tuple>
 
 #include "ferry/macros.hpp"
 #include "sim/simulate.hpp"
@@ -73,28 +72,26 @@ double RunReport::tpot_s() const {
 
 RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport r) {
   r.generated = std::move(generated);
-  r.counters = runner.counters();
+  const RunnerStatistics statistics = runner.statistics();
+  r.counters = statistics.counters;
   r.times[0] = runner.times[0];
   r.times[1] = runner.times[1];
-  r.budget_bytes = runner.arena_bytes();
-  std::tie(r.gate_worker_busy, r.gate_worker_waited) = runner.gate_worker();
-  for (std::uint16_t d = 1; d <= runner.look_ahead_depth(); ++d) {
-    auto& layers = r.accuracy.emplace_back();
-    for (std::uint16_t l = 0; l < r.layers; ++l) layers.push_back(runner.prediction_accuracy(d, l));
-  }
+  r.budget_bytes = statistics.arena_bytes;
+  r.gate_worker_busy = statistics.gate_worker_busy;
+  r.gate_worker_waited = statistics.gate_worker_waited;
+  r.accuracy = statistics.accuracy;
   if (r.generated.decode_steps == 0) return r;
   const double steps = static_cast<double>(r.generated.decode_steps);
   const PhaseTimes& t = runner.times[static_cast<unsigned>(Phase::decode)];
   r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.host_wait + t.decision)) / steps;
   double least_bytes = 0;
   for (std::uint32_t p = 1; p < precision_count; ++p) {
-    const auto precision = static_cast<Precision>(p);
     for (const UseLog& log : runner.uses) {
-      least_bytes +=
-          static_cast<double>(fewest_copies(log, precision, runner.slots(precision)) * runner.copy_bytes(precision));
+      const std::uint64_t copies = fewest_copies(log, static_cast<Precision>(p), statistics.slots[p]);
+      least_bytes += static_cast<double>(copies * statistics.copy_bytes[p]);
     }
   }
-  const double link_s = least_bytes == 0 ? 0 : least_bytes / runner.link_peak_bytes_per_s() / steps;
+  const double link_s = least_bytes == 0 ? 0 : least_bytes / statistics.link_peak_bytes_per_s / steps;
   r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s, link_s);
   return r;
 }

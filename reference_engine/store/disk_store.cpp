@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "inference/expert_runner.hpp"
+#include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {

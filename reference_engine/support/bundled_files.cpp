@@ -1,5 +1,7 @@
 #include "support/bundled_files.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "support/errors.hpp"
@@ -33,6 +35,24 @@ std::filesystem::path data_file(const std::string& folder, const std::string& ki
     throw InputError(unknown_name(kind, name_or_path, names));
   }
   return data_directory() / folder / (name_or_path + ".json");
+}
+
+std::filesystem::path find_model(const std::string& name) {
+  std::error_code none;
+  const auto bundled = data_directory() / "models" / name;
+  const bool folder = std::filesystem::is_directory(name, none);
+  if (!folder && name.find('/') == std::string::npos && std::filesystem::is_directory(bundled, none)) return bundled;
+  if (!folder) {
+    throw InputError(
+        fmt::format("--model {}: no such folder; bundled models are tiny-qwen-moe and tiny-mixtral", name));
+  }
+  return name;
+}
+
+std::string model_name(const std::string& model) {
+  const std::filesystem::path path = model;
+  const std::string name = path.filename().string();
+  return name.empty() ? path.parent_path().filename().string() : name;
 }
 
 }  // namespace ferry::engine

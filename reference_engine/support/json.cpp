@@ -6,8 +6,8 @@
 #include <set>
 #include <vector>
 
-#include "checkpoint/safetensors.hpp"
 #include "support/errors.hpp"
+#include "support/mapped_file.hpp"
 
 namespace ferry::engine {
 

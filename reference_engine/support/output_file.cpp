@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "support/errors.hpp"
 
@@ -23,6 +24,22 @@ std::filesystem::path file_behind(const std::filesystem::path& path) {
   }
   const std::filesystem::path whole = std::filesystem::weakly_canonical(std::filesystem::absolute(file), none);
   return none ? file : whole;
+}
+
+void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs) {
+  std::set<std::filesystem::path> files;
+  for (const std::string& out : outputs) {
+    if (out.empty()) continue;
+    if (!files.insert(file_behind(out)).second) {
+      throw InputError(fmt::format("{}: named for two outputs, expected two files", out));
+    }
+    for (const std::string& in : inputs) {
+      std::error_code none;
+      if (!in.empty() && std::filesystem::equivalent(in, out, none)) {
+        throw InputError(fmt::format("{}: is read by this run, so it cannot be written by it", out));
+      }
+    }
+  }
 }
 
 OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string()), path_(file_behind(path)) {

@@ -12,6 +12,9 @@ namespace ferry::engine {
 /// Throws InputError for links in a circle.
 std::filesystem::path file_behind(const std::filesystem::path& path);
 
+/// Refuses an output that is one of the inputs, or named twice. Throws InputError.
+void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs);
+
 /// A file that appears whole or not at all; a link stays a link. The constructor throws InputError if it could not
 /// be written, or is there and no regular file (a device, a pipe).
 class OutputFile {

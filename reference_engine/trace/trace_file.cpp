@@ -12,6 +12,7 @@
 #include "ferry/error.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
+#include "support/mapped_file.hpp"
 #include "support/output_file.hpp"
 
 namespace ferry::engine {

@@ -31,7 +31,7 @@ void read(const std::string& input) {
   o.max_rows = 8;
   o.budget_bytes = model_shape(model.config(), model.store(), o.max_rows).all_bytes() / 2;
   o.virtual_costs = read_machine("rtx3090-pcie3").costs({{1000, 1000, 1000}}, CostSource::effective);
-  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  const auto runner = make_runner(model, o);
   GenerateOptions g;
   g.prompts = {"ab"};
   g.max_new_tokens = 2;

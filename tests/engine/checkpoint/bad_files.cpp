@@ -134,7 +134,7 @@ TEST_CASE("weights that make nonsense are refused when they do") {
   CpuModel model(folder.path());
   RunnerOptions o;
   o.stack = "resident";
-  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  const auto runner = make_runner(model, o);
   GenerateOptions g;
   g.prompts = {"a"};
   CHECK(says(refusal("not finite", [&] { generate(model, *runner, g); }),
@@ -223,7 +223,7 @@ TEST_CASE("one file or shards, f32, f16 or bf16: the same model") {
     RunnerOptions o;
     o.stack = "on-demand";
     o.budget_bytes = 4096;
-    const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+    const auto runner = make_runner(model, o);
     GenerateOptions g;
     g.prompts = {"ab"};
     g.max_new_tokens = 4;

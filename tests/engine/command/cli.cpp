@@ -100,7 +100,7 @@ TEST_CASE("run streams text, prints a table, and writes JSON with the stable key
   CHECK(j["bounds"].contains("clairvoyant_tpot_s"));
   CHECK(j["stack"] == "cross-layer-lru");
   CHECK(j["model"] == "tiny-mixtral");
-  CHECK(j["device"] == "host");
+  CHECK(j["device"] == "cpu");
   CHECK(j["machine"].is_null());
   CHECK(j["batch"] == 2);
   REQUIRE(j["text"].size() == 2);

@@ -1,4 +1,4 @@
-// The engine on the emulated GPU, held against the host device.
+// The engine on the emulated GPU, held against the CPU device.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -128,7 +128,7 @@ std::string folder(const std::string& name) {
   return name.starts_with("/") ? name : FERRY_MODELS "/" + name;
 }
 
-CpuModel& host(const std::string& name) {
+CpuModel& cpu_model(const std::string& name) {
   static std::map<std::string, CpuModel> loaded;
   const auto found = loaded.find(name);
   if (found != loaded.end()) return found->second;
@@ -225,7 +225,7 @@ Ran run_on_gpu(const std::string& name, const std::string& stack, double percent
   };
   const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
   ran.logits = logits_of(*model, *runner, prompt);
-  ran.counters = runner->counters();
+  ran.counters = runner->statistics().counters;
   for (const Planned& p : ran.plans) ran.most_rows = std::max(ran.most_rows, p.most_rows);
   return ran;
 }
@@ -233,7 +233,7 @@ Ran run_on_gpu(const std::string& name, const std::string& stack, double percent
 /// One test case for each quarter of the stacks, so that they run side by side. Budgets in turn; FERRY_TEST_ALL: each
 /// stack with four of them.
 void every_stack_is_right(const std::string& name, std::size_t quarter) {
-  CpuModel& reference = host(name);
+  CpuModel& reference = cpu_model(name);
   double worst = 0;
   std::size_t turn = 0;
   for (std::size_t i = quarter; i < all_stacks().size(); i += 4) {
@@ -257,19 +257,19 @@ void every_stack_is_right(const std::string& name, std::size_t quarter) {
 
 }  // namespace
 
-TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-qwen-moe, first quarter") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, first quarter") {
   every_stack_is_right("tiny-qwen-moe", 0);
 }
-TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-qwen-moe, second quarter") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, second quarter") {
   every_stack_is_right("tiny-qwen-moe", 1);
 }
-TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-qwen-moe, third quarter") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, third quarter") {
   every_stack_is_right("tiny-qwen-moe", 2);
 }
-TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-qwen-moe, fourth quarter") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, fourth quarter") {
   every_stack_is_right("tiny-qwen-moe", 3);
 }
-TEST_CASE("CUDA: every stack computes what the host computes from the same plans, tiny-mixtral") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-mixtral") {
   for (std::size_t quarter = 0; quarter < 4; ++quarter) every_stack_is_right("tiny-mixtral", quarter);
 }
 
@@ -399,7 +399,7 @@ TEST_CASE("CUDA: prompts so long that experts go through cuBLAS") {
       constexpr std::uint32_t prompt = 150;
       emulated::reset({.eager = true});
       const Ran ran = run_on_gpu(name, stack, 25, prompt);
-      CpuModel& reference = host(name);
+      CpuModel& reference = cpu_model(name);
       Following following(reference.config(), reference.store(), ran.plans);
       CHECK(apart(ran.logits, logits_of(reference, following, prompt)) < 1e-5);
       CHECK((ran.most_rows > 40 || name == "tiny-qwen-moe"));
@@ -437,7 +437,7 @@ TEST_CASE("CUDA: lossless stacks without host compute give the resident model's 
 }
 
 TEST_CASE("CUDA: with the streams in any order, stacks that lose something never compute from the wrong bytes") {
-  CpuModel& reference = host("tiny-qwen-moe");
+  CpuModel& reference = cpu_model("tiny-qwen-moe");
   for (const std::string stack : {"hobbit", "hobbit-cooperative", "importance-driven", "fate", "hybrimoe"}) {
     for (std::uint64_t seed = 1; seed <= (all_of_it() ? 2 : 1); ++seed) {
       INFO(stack << ", seed " << seed);
@@ -557,7 +557,7 @@ TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, wh
   const std::size_t at = slots.find("--budget ");
   REQUIRE(at != std::string::npos);
   const double budget = std::stod(slots.substr(at + 9));
-  const double all = static_cast<double>(share(host("tiny-mixtral"), 100));
+  const double all = static_cast<double>(share(cpu_model("tiny-mixtral"), 100));
   CHECK(run(std::uint64_t{32} << 20U, "lru", budget / all * 100).empty());
 }
 
@@ -603,7 +603,7 @@ TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back
     for (const auto& [use, bytes] : model->device_memory()) sum += bytes;
     // What is not there any more: keys and values; and the buffer that the link was measured with.
     CHECK(sum + 1 == emulated::counters().device_bytes_peak);  // an arena has a byte more than its slots
-    CHECK(runner->arena_bytes() <= share(*model, 25));
+    CHECK(runner->statistics().arena_bytes <= share(*model, 25));
   }
   CHECK(emulated::counters().device_bytes == 0);
   CHECK(emulated::counters().pinned_bytes == 0);
@@ -650,14 +650,14 @@ TEST_CASE("CUDA: the command computes there, reports it, and reads experts from 
   const std::string run = ferry + "run --model tiny-mixtral --max-new-tokens 12 --prompt 'To be' --stack ";
   auto text_of = [](const Shell& r) { return r.out.substr(0, r.out.find("\n\nstack")); };
 
-  const Shell host = shell(run + "lru --device host");
-  REQUIRE(host.status == 0);
+  const Shell cpu = shell(run + "lru --device cpu");
+  REQUIRE(cpu.status == 0);
   const Shell gpu =
       shell(run + "lru --json " + at + "gpu.json' --timeline " + at + "gpu.trace'");  // there is one: auto
   CHECK(gpu.status == 0);
-  CHECK(text_of(gpu) == text_of(host));
+  CHECK(text_of(gpu) == text_of(cpu));
   const Json report = Json::parse(std::ifstream(folder.path() / "gpu.json"));
-  CHECK(report["device"] != "host");
+  CHECK(report["device"] != "cpu");
   CHECK(report["device_memory_bytes"]["experts"] == report["budget_bytes"]);
   CHECK(report["device_memory_bytes"]["keys_and_values"] == report["kv_bytes"]);
   CHECK(report["device_memory_bytes"]["weights"].get<std::uint64_t>() > 100'000);
@@ -675,14 +675,14 @@ TEST_CASE("CUDA: the command computes there, reports it, and reads experts from 
   REQUIRE(shell(ferry + "pack --model tiny-mixtral --out " + at + "store'").status == 0);
   const Shell disk = shell(run + "lru --device cuda --host-memory 25% --store " + at + "store'");
   CHECK(disk.status == 0);
-  CHECK(text_of(disk) == text_of(host));
+  CHECK(text_of(disk) == text_of(cpu));
 
   const Shell machine = shell(run + "lru --device cuda --machine rtx3090-pcie3");
   CHECK(machine.status == 2);
-  CHECK(machine.out == "ferry: --machine: imitates a link on the host device: leave it out, or name --device host\n");
+  CHECK(machine.out == "ferry: --machine: imitates a link on the CPU device: leave it out, or name --device cpu\n");
   const Shell imitated = shell(run + "lru --machine rtx3090-pcie3");
   CHECK(imitated.status == 0);
-  CHECK(text_of(imitated).find(text_of(host)) != std::string::npos);
+  CHECK(text_of(imitated).find(text_of(cpu)) != std::string::npos);
   const Shell budget = shell(run + "lru --device cuda --budget 1000");
   CHECK(budget.status == 2);
 }

@@ -38,14 +38,14 @@ Generated run(const std::string& name, const std::vector<std::string>& texts, co
               Counters* counters = nullptr) {
   CpuModel& m = model(name);
   m.add_precisions(find_stack(options.stack).precisions);
-  const auto runner = make_runner(m.config(), m.store(), m.gates(), options);
+  const auto runner = make_runner(m, options);
   GenerateOptions g;
   g.prompts = texts;
   g.batch = static_cast<std::uint32_t>(texts.size());
   g.max_new_tokens = quick() ? 4 : 16;
   g.prefill_chunk = 48;
   Generated made = generate(m, *runner, g);
-  if (counters != nullptr) *counters = runner->counters();
+  if (counters != nullptr) *counters = runner->statistics().counters;
   return made;
 }
 
@@ -295,10 +295,10 @@ TEST_CASE("the device computes only from slots: spoiling the host's copy after l
   g.max_new_tokens = 4;
   RunnerOptions o;
   o.stack = "resident";
-  const auto resident = make_runner(own.config(), own.store(), own.gates(), o);  // its copies have landed
+  const auto resident = make_runner(own, o);  // its copies have landed
   o.stack = "on-demand";
   o.budget_bytes = 1'000'000;
-  const auto on_demand = make_runner(own.config(), own.store(), own.gates(), o);
+  const auto on_demand = make_runner(own, o);
   const Generated before = generate(own, *resident, g);
   for (std::uint16_t l = 0; l < own.config().layers; ++l) {
     for (std::uint16_t e = 0; e < own.config().experts; ++e) {
@@ -320,15 +320,15 @@ TEST_CASE("everything fits: no copies after warm-up (invariant 6)") {
     o.budget_bytes = all;
     CpuModel& m = model("tiny-qwen-moe");
     m.add_precisions(info.precisions);
-    const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+    const auto runner = make_runner(m, o);
     GenerateOptions g;
     g.prompts = {prompts()[0]};
     g.max_new_tokens = 8;
     generate(m, *runner, g);
-    const Counters first = runner->counters();
+    const Counters first = runner->statistics().counters;
     CHECK(first.of(Phase::prefill).bytes + first.preload_bytes > 0);
     generate(m, *runner, g);  // the same again: all of it is there
-    const Counters second = runner->counters();
+    const Counters second = runner->statistics().counters;
     if (info.name == "layer-stream" || info.name == "moe-infinity") {  // they prefetch also what no one asked for yet
       CHECK(second.of(Phase::decode).misses == first.of(Phase::decode).misses);
       continue;

@@ -34,7 +34,7 @@ std::unique_ptr<ExpertRunner> runner(const std::string& stack, std::uint32_t max
   model().add_precisions(precisions_for(o));
   o.budget_bytes = model_shape(model().config(), model().store(), max_rows).all_bytes() / 4;
   o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, 1'000'000'000);
-  return make_runner(model().config(), model().store(), model().gates(), o);
+  return make_runner(model(), o);
 }
 
 Evaluated evaluate_one(const std::string& stack, const std::string& text, const EvalOptions& o) {

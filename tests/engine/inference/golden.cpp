@@ -39,7 +39,7 @@ std::unique_ptr<ExpertRunner> resident(CpuModel& model) {
   o.stack = "resident";
   o.max_rows = 256;
   o.poison = true;
-  return make_runner(model.config(), model.store(), model.gates(), o);
+  return make_runner(model, o);
 }
 
 void check_model(const std::string& name) {

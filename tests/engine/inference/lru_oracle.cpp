@@ -25,7 +25,7 @@ using Routing = std::vector<std::vector<Layer>>;  // [steps][layers]
 Routing record(CpuModel& model, const std::vector<std::uint32_t>& tokens) {
   RunnerOptions o;
   o.stack = "resident";
-  const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+  const auto runner = make_runner(model, o);
   std::vector<KvCache> caches;
   caches.emplace_back(model.config(), static_cast<std::uint32_t>(tokens.size()));
   Routing routing;
@@ -97,7 +97,7 @@ void check_model(const std::string& name) {
       o.stack = "lru";
       o.pools = pools;
       o.budget_bytes = shape.all_bytes() * eighths / 8;
-      const auto runner = make_runner(c, model.store(), model.gates(), o);
+      const auto runner = make_runner(model, o);
       std::vector<KvCache> caches;
       caches.emplace_back(c, static_cast<std::uint32_t>(tokens.size()));
       for (std::uint32_t at = 0; at < tokens.size(); ++at) {
@@ -119,7 +119,7 @@ void check_model(const std::string& name) {
           requests += step[l].size();
         }
       }
-      const Outcomes& ours = runner->counters().of(Phase::decode);
+      const Outcomes ours = runner->statistics().counters.of(Phase::decode);
       CHECK(ours.requests == requests);
       CHECK(ours.hits == hits);
       CHECK(ours.misses == requests - hits);

@@ -257,7 +257,7 @@ void check_logits(const std::string& name) {
     model.add_precisions(precisions_for(o));
     NaiveRunner naive(model.config(), model.store(), p);
     const Doubles expected = logits_of(model, naive, tokens).cast<double>();
-    const auto runner = make_runner(model.config(), model.store(), model.gates(), o);
+    const auto runner = make_runner(model, o);
     const double error = worst_error(logits_of(model, *runner, tokens), expected);
     // Text that has no near tie between experts, which rounding alone, some 1e-7 of a score, could turn.
     CHECK(naive.least_margin > 5e-6);

@@ -68,7 +68,7 @@ TEST_CASE("a simulated stack does what the engine does on the virtual clock, to 
         o.budget_bytes = all / 4;
         o.virtual_costs = varied_costs(expert);
         o.log = true;
-        const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+        const auto runner = make_runner(m, o);
         Recorder recorder(*runner, m, 3);
         GenerateOptions g;
         g.prompts = prompts();
@@ -86,17 +86,18 @@ TEST_CASE("a simulated stack does what the engine does on the virtual clock, to 
         s.log = true;
         const Simulated simulated = simulate(trace->trace, *o.virtual_costs, s);
         CHECK(simulated.finished);
-        CHECK(std::memcmp(&simulated.counters, &runner->counters(), sizeof(Counters)) == 0);
+        const RunnerStatistics real = runner->statistics();
+        CHECK(std::memcmp(&simulated.counters, &real.counters, sizeof(Counters)) == 0);
         CHECK(simulated.phase[1].tokens == made.decode_tokens);
         CHECK(simulated.phase[0].tokens == made.prefill_tokens);
-        CHECK(simulated.arena_bytes == runner->arena_bytes());
+        CHECK(simulated.arena_bytes == real.arena_bytes);
         const std::vector<Span> there = runner->link_spans();
         REQUIRE(simulated.spans.size() == there.size());
         std::size_t different = 0;
         for (std::size_t i = 0; i < there.size(); ++i) different += same(simulated.spans[i], there[i]) ? 0 : 1;
         CHECK(different == 0);
-        for (std::uint16_t l = 0; l < m.config().layers && runner->look_ahead_depth() > 0; ++l) {
-          const Accuracy a = runner->prediction_accuracy(1, l), b = simulated.accuracy[0][l];
+        for (std::uint16_t l = 0; l < m.config().layers && !real.accuracy.empty(); ++l) {
+          const Accuracy a = real.accuracy[0][l], b = simulated.accuracy[0][l];
           CHECK(a.predicted == b.predicted);
           CHECK(a.needed == b.needed);
         }
@@ -126,14 +127,14 @@ TEST_CASE("stacks whose decisions do not depend on arrival times do the same on 
       for (int thread = 0; thread < 2; ++thread) {
         o.virtual_costs.reset();
         if (thread == 0) o.virtual_costs = varied_costs(expert);
-        const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+        const auto runner = make_runner(m, o);
         GenerateOptions g;
         g.prompts = prompts();
         g.batch = batch;
         g.max_new_tokens = quick() ? 4 : 16;
         g.prefill_chunk = 48;
         text[thread] = generate(m, *runner, g).text;
-        counters[thread] = runner->counters();
+        counters[thread] = runner->statistics().counters;
       }
       CHECK(text[0] == text[1]);
       CHECK(std::memcmp(&counters[0], &counters[1], sizeof(Counters)) == 0);
@@ -146,7 +147,7 @@ TEST_CASE("clairvoyance: perfect prediction names what is asked for, Belady is n
   const std::uint64_t expert = m.store().layout().bytes(), all = expert * m.config().layers * m.config().experts;
   RunnerOptions o;
   o.stack = "resident";
-  const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+  const auto runner = make_runner(m, o);
   RecordOptions r;
   r.window = 64;
   r.prompt = 8;

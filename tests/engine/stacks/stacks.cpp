@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <future>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -17,7 +16,6 @@
 #include "ferry/error.hpp"
 #include "inference/generate.hpp"
 #include "support/errors.hpp"
-#include "support/worker.hpp"
 
 namespace {
 
@@ -50,7 +48,7 @@ struct Ran {
 
 Ran run(CpuModel& m, const RunnerOptions& o, std::size_t batch = 3, std::uint32_t tokens = 12) {
   m.add_precisions(precisions_for(o));
-  const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+  const auto runner = make_runner(m, o);
   GenerateOptions g;
   g.prompts.assign(prompts().begin(), prompts().begin() + static_cast<std::ptrdiff_t>(batch));
   g.batch = static_cast<std::uint32_t>(batch);
@@ -58,10 +56,9 @@ Ran run(CpuModel& m, const RunnerOptions& o, std::size_t batch = 3, std::uint32_
   g.prefill_chunk = 48;
   Ran r;
   r.made = generate(m, *runner, g);
-  r.counters = runner->counters();
-  for (std::uint16_t l = 0; l < m.config().layers && runner->look_ahead_depth() > 0; ++l) {
-    r.nearest.push_back(runner->prediction_accuracy(1, l));
-  }
+  const RunnerStatistics statistics = runner->statistics();
+  r.counters = statistics.counters;
+  if (!statistics.accuracy.empty()) r.nearest = statistics.accuracy[0];
   r.decode = runner->times[static_cast<unsigned>(Phase::decode)];
   return r;
 }
@@ -175,7 +172,7 @@ TEST_CASE("the host computes from its own copy, at the precision asked for") {
   // Spoiling the host's copy after loading changes what static-host makes: it does compute from there.
   CpuModel own(std::filesystem::path(FERRY_MODELS) / "tiny-mixtral");
   RunnerOptions fixed = options("static-host", 4'000'000);
-  const auto runner = make_runner(own.config(), own.store(), own.gates(), fixed);
+  const auto runner = make_runner(own, fixed);
   GenerateOptions g;
   g.prompts = {prompts()[0]};
   g.max_new_tokens = 4;
@@ -233,7 +230,7 @@ class Watched final : public PassingRunner {
 
 TEST_CASE("tentative keys and values of a partial hidden state are never committed") {
   CpuModel& m = model("tiny-qwen-moe");
-  const auto inner = make_runner(m.config(), m.store(), m.gates(), options("importance+pre", 4'000'000));
+  const auto inner = make_runner(m, options("importance+pre", 4'000'000));
   std::vector<KvCache> caches;
   for (int s = 0; s < 2; ++s) {
     caches.emplace_back(m.config(), 8);
@@ -247,29 +244,6 @@ TEST_CASE("tentative keys and values of a partial hidden state are never committ
   }
   CHECK(runner.looks == 6 * 11);
   CHECK(runner.same);
-}
-
-TEST_CASE("the host's worker: exceptions come out of wait, work can follow, and it ends while busy") {
-  int done = 0;  // outlives the worker
-  std::promise<void> go;
-  HostWorker worker;
-  CHECK(worker.done_within(std::chrono::microseconds(0)));
-  worker.wait();  // nothing to wait for
-  worker.start([&] { go.get_future().wait(); });
-  CHECK(!worker.done_within(std::chrono::microseconds(100)));
-  go.set_value();
-  CHECK(worker.done_within(std::chrono::seconds(60)));
-  worker.wait();
-  worker.start([&] { ++done; });
-  worker.wait();
-  CHECK(done == 1);
-  worker.start([] { throw std::runtime_error("burnt"); });
-  CHECK_THROWS_WITH(worker.wait(), "burnt");
-  worker.wait();
-  worker.start([&] { ++done; });
-  worker.wait();
-  CHECK(done == 2);
-  worker.start([&] { ++done; });  // and the destructor waits
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
@@ -258,6 +259,7 @@ double bits_per_byte(CpuModel& model, const ExpertStore& store) {
   RunnerOptions o;
   o.stack = "resident";
   o.max_rows = 256;
+  o.make_device = make_cpu_device;
   const auto runner = make_runner(model.config(), store, model.gates(), o);
   double nats = 0;
   std::size_t scored = 0;

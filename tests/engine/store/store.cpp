@@ -510,7 +510,7 @@ TEST_CASE("from a store, output is bit-identical to that from memory, whatever t
         m.add_precisions(precisions_for(o));
         o.budget_bytes = model_shape(m.config(), m.store(), 128).all_bytes() / 4;
         if (virtual_clock) o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, 1'000'000'000);
-        const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+        const auto runner = make_runner(m, o);
         GenerateOptions g;
         g.prompts = {prompts()[0], prompts()[1]};
         g.batch = 2;
@@ -540,7 +540,7 @@ TEST_CASE("a disk that fails in the middle of a run ends it with the expert's na
       m.add_precisions(precisions_for(o));
       o.budget_bytes = model_shape(m.config(), m.store(), 128).all_bytes() / 4;
       if (virtual_clock) o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, 1'000'000'000);
-      const auto runner = make_runner(m.config(), m.store(), m.gates(), o);
+      const auto runner = make_runner(m, o);
       GenerateOptions g;
       g.prompts = {prompts()[2]};
       std::string error;

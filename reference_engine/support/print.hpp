@@ -1,0 +1,11 @@
+/// @file
+/// Standard output.
+#pragma once
+#include <string_view>
+
+namespace ferry::engine {
+
+/// To standard output. A reader that has had enough is no error; a full disk is. Throws InputError.
+void print(std::string_view text);
+
+}  // namespace ferry::engine
