@@ -13,6 +13,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "ferry/error.hpp"
 #include "inference/generate.hpp"
@@ -27,7 +28,7 @@ using test::prompts;
 
 CpuModel& model(const std::string& name) {
   static std::map<std::string, CpuModel> loaded;
-  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name).first->second;
+  return loaded.try_emplace(name, test::model_folder(name)).first->second;
 }
 
 /// A quarter of the experts, on the virtual clock: an expert crosses in 1 ms, a layer takes 0.06 ms without it.
@@ -155,7 +156,7 @@ TEST_CASE("recall of the cross-layer gate: the deep layers are predicted better 
   CHECK(deep.recall() > 0.85);  // the model's card says 93 to 97%
 }
 
-TEST_CASE("the host computes from its own copy, at the precision asked for") {
+TEST_CASE("the host computes from its own copy, at the precision asked for" * doctest::test_suite("threads")) {
   // With no cache slot at all every request is a miss: the same experts run at the same precisions, in one stack on the
   // device through the stream slots, in the other on the host.
   CpuModel& m = model("tiny-qwen-moe");
@@ -173,7 +174,7 @@ TEST_CASE("the host computes from its own copy, at the precision asked for") {
   CHECK(host.decode.host > 0);
 
   // Spoiling the host's copy after loading changes what static-host makes: it does compute from there.
-  CpuModel own(std::filesystem::path(FERRY_MODELS) / "tiny-mixtral");
+  CpuModel own(test::model_folder("tiny-mixtral"));
   RunnerOptions fixed = options("static-host", 4'000'000);
   const auto runner = make_runner(own.config(), own.store(), own.gates(), fixed);
   GenerateOptions g;
@@ -249,7 +250,8 @@ TEST_CASE("tentative keys and values of a partial hidden state are never committ
   CHECK(runner.same);
 }
 
-TEST_CASE("the host's worker: exceptions come out of wait, work can follow, and it ends while busy") {
+TEST_CASE("the host's worker: exceptions come out of wait, work can follow, and it ends while busy" *
+          doctest::test_suite("threads")) {
   int done = 0;  // outlives the worker
   std::promise<void> go;
   HostWorker worker;
