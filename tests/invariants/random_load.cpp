@@ -213,7 +213,7 @@ void many(Kind kind) {
   }
 }
 
-TEST_CASE("virtual clock: invariants hold and replays agree under random load") {
+TEST_CASE("virtual clock: invariants hold and replays agree under random load" * doctest::test_suite("no-threads")) {
   SUBCASE("on-demand") {
     many<stacks::OnDemand>(Kind::clock);
   }

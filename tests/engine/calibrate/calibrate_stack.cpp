@@ -8,6 +8,7 @@
 #include <numeric>
 #include <set>
 
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
@@ -22,7 +23,7 @@ using namespace ferry::engine;
 using namespace ferry::test;
 
 Shell ferry_command(const std::string& arguments, const std::string& before = "") {
-  return shell(before + "'" + FERRY_COMMAND + "' " + arguments);
+  return shell(before + test::ferry_program() + " " + arguments);
 }
 
 /// A loss that falls as T1 and T2 rise, and bytes that rise, with many equal values: sums over quarters of the grid.

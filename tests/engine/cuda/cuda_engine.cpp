@@ -16,6 +16,7 @@
 #include "cpu/cpu_model.hpp"
 #include "cuda/cuda.hpp"
 #include "emulated_cuda/emulated_cuda.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "inference/generate.hpp"
@@ -125,7 +126,7 @@ bool all_of_it() {
 }
 
 std::string folder(const std::string& name) {
-  return name.starts_with("/") ? name : FERRY_MODELS "/" + name;
+  return name.starts_with("/") ? name : test::model_folder(name).string();
 }
 
 CpuModel& cpu_model(const std::string& name) {
@@ -257,19 +258,24 @@ void every_stack_is_right(const std::string& name, std::size_t quarter) {
 
 }  // namespace
 
-TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, first quarter") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, first quarter" *
+          doctest::test_suite("whole-models")) {
   every_stack_is_right("tiny-qwen-moe", 0);
 }
-TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, second quarter") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, second quarter" *
+          doctest::test_suite("whole-models")) {
   every_stack_is_right("tiny-qwen-moe", 1);
 }
-TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, third quarter") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, third quarter" *
+          doctest::test_suite("whole-models")) {
   every_stack_is_right("tiny-qwen-moe", 2);
 }
-TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, fourth quarter") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-qwen-moe, fourth quarter" *
+          doctest::test_suite("whole-models")) {
   every_stack_is_right("tiny-qwen-moe", 3);
 }
-TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-mixtral") {
+TEST_CASE("CUDA: every stack computes what the CPU computes from the same plans, tiny-mixtral" *
+          doctest::test_suite("whole-models")) {
   for (std::size_t quarter = 0; quarter < 4; ++quarter) every_stack_is_right("tiny-mixtral", quarter);
 }
 
@@ -390,7 +396,7 @@ TEST_CASE("CUDA: layers of Mixtral-8x7B's and Qwen1.5-MoE's size") {
   }
 }
 
-TEST_CASE("CUDA: prompts so long that experts go through cuBLAS") {
+TEST_CASE("CUDA: prompts so long that experts go through cuBLAS" * doctest::test_suite("whole-models")) {
   for (const std::string name : {"tiny-mixtral", "tiny-qwen-moe"}) {
     for (const std::string stack : {"lru", "hobbit"}) {
       // Of tiny-mixtral's 8 experts, some get more rows than go straight from the weights.
@@ -407,7 +413,8 @@ TEST_CASE("CUDA: prompts so long that experts go through cuBLAS") {
   }
 }
 
-TEST_CASE("CUDA: lossless stacks without host compute give the resident model's bits, whatever the order of streams") {
+TEST_CASE("CUDA: lossless stacks without host compute give the resident model's bits, whatever the order of streams" *
+          doctest::test_suite("whole-models")) {
   for (const std::string name : {"tiny-mixtral", "tiny-qwen-moe"}) {
     emulated::reset({.eager = true});
     const Matrix resident = run_on_gpu(name, "resident", 100).logits;
@@ -436,7 +443,8 @@ TEST_CASE("CUDA: lossless stacks without host compute give the resident model's 
   }
 }
 
-TEST_CASE("CUDA: with the streams in any order, stacks that lose something never compute from the wrong bytes") {
+TEST_CASE("CUDA: with the streams in any order, stacks that lose something never compute from the wrong bytes" *
+          doctest::test_suite("whole-models")) {
   CpuModel& reference = cpu_model("tiny-qwen-moe");
   for (const std::string stack : {"hobbit", "hobbit-cooperative", "importance-driven", "fate", "hybrimoe"}) {
     for (std::uint64_t seed = 1; seed <= (all_of_it() ? 2 : 1); ++seed) {
@@ -473,7 +481,8 @@ class BetweenPartialAndLook final : public PassingRunner {
 };
 
 TEST_CASE(
-    "CUDA: the device has the next layer's gate to do while the host looks ahead, if it waits for nothing - emulated") {
+    "CUDA: the device has the next layer's gate to do while the host looks ahead, if it waits for nothing - emulated" *
+    doctest::test_suite("whole-models")) {
   emulated::reset({.eager = true});
   const auto model = make_cuda_model(ModelFiles(folder("tiny-qwen-moe")));
   RunnerOptions o = options_for("importance+pre", share(*model, 50));
@@ -520,7 +529,7 @@ class SlowStore final : public ExpertStore {
   std::thread::id owner_ = std::this_thread::get_id();
 };
 
-TEST_CASE("CUDA: while the host computes experts, copies are moved on") {
+TEST_CASE("CUDA: while the host computes experts, copies are moved on" * doctest::test_suite("whole-models")) {
   emulated::reset({.eager = true});
   const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
   PlanLog plans;
@@ -537,7 +546,8 @@ TEST_CASE("CUDA: while the host computes experts, copies are moved on") {
   CHECK(store.given > 0);
 }
 
-TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits") {
+TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits" *
+          doctest::test_suite("whole-models")) {
   const auto run = [](std::uint64_t device_bytes, const std::string& stack, double percent) -> std::string {
     emulated::Options o;
     o.eager = true;
@@ -571,7 +581,8 @@ TEST_CASE("CUDA: a GPU that this build has no code for is none, with what to con
   CHECK(no_cuda().empty());  // no error stays behind
 }
 
-TEST_CASE("CUDA: experts that are not page-locked go through buffers, with a warning, to the same bits - emulated") {
+TEST_CASE("CUDA: experts that are not page-locked go through buffers, with a warning, to the same bits - emulated" *
+          doctest::test_suite("whole-models")) {
   const auto run = [](bool refused) {
     emulated::reset({.eager = true});
     const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
@@ -593,7 +604,8 @@ TEST_CASE("CUDA: experts that are not page-locked go through buffers, with a war
   CHECK(run(true) == locked);
 }
 
-TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back") {
+TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back" *
+          doctest::test_suite("whole-models")) {
   emulated::reset({.eager = true});
   {
     const auto model = make_cuda_model(ModelFiles(folder("tiny-mixtral")));
@@ -644,9 +656,10 @@ TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name
   }
 }
 
-TEST_CASE("CUDA: the command computes there, reports it, and reads experts from a disk on the way") {
+TEST_CASE("CUDA: the command computes there, reports it, and reads experts from a disk on the way" *
+          doctest::test_suite("whole-models")) {
   const TemporaryFolder folder;
-  const std::string ferry = std::string("'") + FERRY_EMULATED + "' ", at = "'" + folder.path().string() + "/";
+  const std::string ferry = test::ferry_program() + " ", at = "'" + folder.path().string() + "/";
   const std::string run = ferry + "run --model tiny-mixtral --max-new-tokens 12 --prompt 'To be' --stack ";
   auto text_of = [](const Shell& r) { return r.out.substr(0, r.out.find("\n\nstack")); };
 

@@ -12,6 +12,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
 
@@ -31,7 +32,7 @@ bool all_of_it() {
 
 CpuModel& model(const std::string& name) {
   static std::map<std::string, CpuModel> loaded;
-  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name).first->second;  // or an absolute path
+  return loaded.try_emplace(name, test::model_folder(name)).first->second;  // or an absolute path
 }
 
 Generated run(const std::string& name, const std::vector<std::string>& texts, const RunnerOptions& options,
@@ -124,25 +125,30 @@ void all_of(const std::string& name, bool virtual_clock, std::size_t batch) {
 TEST_CASE("tiny-qwen-moe on the virtual clock, batch 1, is bit-identical to resident") {
   all_of("tiny-qwen-moe", true, 1);
 }
-TEST_CASE("tiny-qwen-moe on the virtual clock, batch 3, is bit-identical to resident") {
+TEST_CASE("tiny-qwen-moe on the virtual clock, batch 3, is bit-identical to resident" *
+          doctest::test_suite("whole-models")) {
   all_of("tiny-qwen-moe", true, 3);
 }
 TEST_CASE("tiny-mixtral on the virtual clock, batch 1, is bit-identical to resident") {
   all_of("tiny-mixtral", true, 1);
 }
-TEST_CASE("tiny-mixtral on the virtual clock, batch 3, is bit-identical to resident") {
+TEST_CASE("tiny-mixtral on the virtual clock, batch 3, is bit-identical to resident" *
+          doctest::test_suite("whole-models")) {
   all_of("tiny-mixtral", true, 3);
 }
-TEST_CASE("tiny-qwen-moe on the host thread, batch 1, is bit-identical to resident") {
+TEST_CASE("tiny-qwen-moe on the host thread, batch 1, is bit-identical to resident" *
+          doctest::test_suite("whole-models-on-threads")) {
   all_of("tiny-qwen-moe", false, 1);
 }
-TEST_CASE("tiny-qwen-moe on the host thread, batch 3, is bit-identical to resident") {
+TEST_CASE("tiny-qwen-moe on the host thread, batch 3, is bit-identical to resident" *
+          doctest::test_suite("whole-models-on-threads")) {
   all_of("tiny-qwen-moe", false, 3);
 }
-TEST_CASE("tiny-mixtral on the host thread, batch 1, is bit-identical to resident") {
+TEST_CASE("tiny-mixtral on the host thread, batch 1, is bit-identical to resident" *
+          doctest::test_suite("whole-models-on-threads")) {
   all_of("tiny-mixtral", false, 1);
 }
-TEST_CASE("tiny-mixtral on the host thread, batch 3, is bit-identical to resident") {
+TEST_CASE("tiny-mixtral on the host thread, batch 3, is bit-identical to resident" * doctest::test_suite("threads")) {
   all_of("tiny-mixtral", false, 3);
 }
 
@@ -188,7 +194,7 @@ void neutral(const std::string& name, const std::string& stack, const std::strin
   }
 }
 
-TEST_CASE("HOBBIT with T1 = T2 = 1 is bit-identical to resident") {
+TEST_CASE("HOBBIT with T1 = T2 = 1 is bit-identical to resident" * doctest::test_suite("whole-models")) {
   for (const std::string stack : {"hobbit+dynamic", "hobbit+prefetch", "hobbit", "hobbit-cooperative"}) {
     for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
       if (quick() && (stack != "hobbit" || name == "tiny-mixtral")) continue;
@@ -200,7 +206,8 @@ TEST_CASE("HOBBIT with T1 = T2 = 1 is bit-identical to resident") {
   }
 }
 
-TEST_CASE("importance-driven with a = 0 is bit-identical to resident") {
+TEST_CASE("importance-driven with a = 0 is bit-identical to resident" *
+          doctest::test_suite("whole-models-on-threads")) {
   for (const std::string stack : {"importance+er", "importance+pre", "importance-driven"}) {
     for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
       if (quick() && (stack != "importance-driven" || name == "tiny-mixtral")) continue;
@@ -209,7 +216,8 @@ TEST_CASE("importance-driven with a = 0 is bit-identical to resident") {
   }
 }
 
-TEST_CASE("Fate with an INT2 share of 0 is bit-identical to the resident INT4 model") {
+TEST_CASE("Fate with an INT2 share of 0 is bit-identical to the resident INT4 model" *
+          doctest::test_suite("whole-models")) {
   for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
     if (quick() && name == "tiny-mixtral") continue;
     neutral(name, "fate", "resident-int4",
@@ -217,7 +225,8 @@ TEST_CASE("Fate with an INT2 share of 0 is bit-identical to the resident INT4 mo
   }
 }
 
-TEST_CASE("a thread that makes the predicted rows changes nothing that is predicted, and nothing from run to run") {
+TEST_CASE("a thread that makes the predicted rows changes nothing that is predicted, and nothing from run to run" *
+          doctest::test_suite("threads")) {
   for (const std::string stack : {"cross-layer-lru", "hobbit", "fate"}) {
     RunnerOptions o;
     o.stack = stack;
@@ -241,7 +250,7 @@ TEST_CASE("a thread that makes the predicted rows changes nothing that is predic
   }
 }
 
-TEST_CASE("a batch gives each prompt the text that it gets alone") {
+TEST_CASE("a batch gives each prompt the text that it gets alone" * doctest::test_suite("threads")) {
   RunnerOptions o;
   o.stack = "lru";
   o.max_rows = 48;
@@ -263,8 +272,8 @@ TEST_CASE("the comparison can fail: one bit of one expert changes the logits") {
   // A copy of the model in which a single bit of expert 0 of layer 0 differs; all tokens of a prompt go by it.
   const auto folder = std::filesystem::temp_directory_path() / ("ferry-bit-" + std::to_string(::getpid()));
   std::filesystem::remove_all(folder);
-  std::filesystem::copy(std::string(FERRY_MODELS) + "/tiny-mixtral", folder);
-  const Safetensors whole(std::string(FERRY_MODELS) + "/tiny-mixtral/model.safetensors");
+  std::filesystem::copy(test::model_folder("tiny-mixtral"), folder);
+  const Safetensors whole(test::model_folder("tiny-mixtral") / "model.safetensors");
   const Tensor& t = whole.at("model.layers.0.block_sparse_moe.experts.0.w2.weight");
   const auto at = t.data - whole.at("model.embed_tokens.weight").data;
   const auto header = std::filesystem::file_size(folder / "model.safetensors") - [&] {
@@ -289,7 +298,7 @@ TEST_CASE("the comparison can fail: one bit of one expert changes the logits") {
 }
 
 TEST_CASE("the device computes only from slots: spoiling the host's copy after loading changes nothing there") {
-  CpuModel own(std::filesystem::path(FERRY_MODELS) / "tiny-mixtral");
+  CpuModel own(test::model_folder("tiny-mixtral"));
   GenerateOptions g;
   g.prompts = {prompts()[0]};
   g.max_new_tokens = 4;
@@ -310,7 +319,7 @@ TEST_CASE("the device computes only from slots: spoiling the host's copy after l
   CHECK_FALSE(same(generate(own, *on_demand, g), before));
 }
 
-TEST_CASE("everything fits: no copies after warm-up (invariant 6)") {
+TEST_CASE("everything fits: no copies after warm-up (invariant 6)" * doctest::test_suite("whole-models")) {
   const std::uint64_t all = 12ULL * 32 * model("tiny-qwen-moe").store().layout().bytes();
   for (const StackInfo& info : all_stacks()) {
     if (info.keeps_everything || info.name == "on-demand" || info.name == "fate+prefetch") continue;  // keep nothing

@@ -7,6 +7,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
@@ -22,7 +23,7 @@ using namespace ferry::engine;
 using namespace ferry::test;
 
 CpuModel& model() {
-  static CpuModel loaded(std::filesystem::path(FERRY_MODELS) / "tiny-mixtral");
+  static CpuModel loaded(test::model_folder("tiny-mixtral"));
   return loaded;
 }
 
@@ -43,7 +44,7 @@ Evaluated evaluate_one(const std::string& stack, const std::string& text, const 
   return evaluate(model(), *runner("resident", o.max_rows()), stacks, text, o)[0];
 }
 
-const std::string ferry_eval = std::string("'") + FERRY_COMMAND + "' eval --model tiny-mixtral ";
+const std::string ferry_eval = test::ferry_program() + " eval --model tiny-mixtral ";
 
 TEST_CASE("a byte's score is what its logits say") {
   // Probabilities 1/4, 3/4 of the resident model, 1/2, 1/2 of the stack, whose tie goes to the first token.

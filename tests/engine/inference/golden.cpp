@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "inference/generate.hpp"
 
 namespace {
@@ -43,8 +44,8 @@ std::unique_ptr<ExpertRunner> resident(CpuModel& model) {
 }
 
 void check_model(const std::string& name) {
-  CpuModel model(std::string(FERRY_MODELS) + "/" + name);
-  const Safetensors golden(std::string(FERRY_GOLDENS) + "/" + name + ".safetensors");
+  CpuModel model(test::model_folder(name));
+  const Safetensors golden(test::golden_file(name + ".safetensors"));
   const ModelConfig& c = model.config();
   for (const std::string prompt : {"math", "code", "play", "short"}) {
     CAPTURE(prompt);

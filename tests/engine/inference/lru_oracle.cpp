@@ -7,6 +7,7 @@
 #include <set>
 
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "ferry/cache/arc.hpp"
 #include "inference/generate.hpp"
@@ -83,7 +84,7 @@ class Oracle {
 };
 
 void check_model(const std::string& name) {
-  CpuModel model(std::string(FERRY_MODELS) + "/" + name);
+  CpuModel model(test::model_folder(name));
   const ModelConfig& c = model.config();
   auto tokens = tokenize(c, test::prompts()[0] + test::prompts()[1] + test::prompts()[2]);
   if (std::getenv("FERRY_TEST_QUICK") != nullptr) tokens.resize(80);  // sanitizers
@@ -138,7 +139,7 @@ TEST_CASE("LRU's hits on tiny-mixtral's routing equal the naive oracle's") {
 
 TEST_CASE("ARC hits and evicts as Figure 4 says on the tiny models' own routing") {
   for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
-    CpuModel model(std::filesystem::path(FERRY_MODELS) / name);
+    CpuModel model(test::model_folder(name));
     std::vector<std::uint32_t> tokens;
     for (const std::string& p : test::prompts()) {
       for (const std::uint32_t t : tokenize(model.config(), p)) tokens.push_back(t);

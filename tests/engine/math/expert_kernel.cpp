@@ -8,6 +8,7 @@
 #include <map>
 
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 #include "inference/generate.hpp"
@@ -243,7 +244,7 @@ Matrix logits_of(CpuModel& model, ExpertRunner& runner, const std::vector<std::u
 }
 
 void check_logits(const std::string& name) {
-  CpuModel model(std::filesystem::path(FERRY_MODELS) / name);
+  CpuModel model(test::model_folder(name));
   const std::vector<std::uint32_t> tokens = tokenize(model.config(), test::prompts()[2].substr(36));
   const std::pair<std::string, Precision> stacks[] = {{"resident", Precision::full},
                                                       {"resident-int8", Precision::int8},
@@ -269,7 +270,8 @@ void check_logits(const std::string& name) {
 TEST_CASE("tiny-qwen-moe: logits at every precision are those of experts that become floats first") {
   check_logits("tiny-qwen-moe");
 }
-TEST_CASE("tiny-mixtral: logits at every precision are those of experts that become floats first") {
+TEST_CASE("tiny-mixtral: logits at every precision are those of experts that become floats first" *
+          doctest::test_suite("whole-models")) {
   check_logits("tiny-mixtral");
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
 #include "trace/record.hpp"
@@ -21,7 +22,7 @@ using test::prompts;
 
 CpuModel& model(const std::string& name) {
   static std::map<std::string, CpuModel> loaded;
-  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name).first->second;
+  return loaded.try_emplace(name, test::model_folder(name)).first->second;
 }
 
 bool quick() {
@@ -106,7 +107,8 @@ TEST_CASE("a simulated stack does what the engine does on the virtual clock, to 
   }
 }
 
-TEST_CASE("stacks whose decisions do not depend on arrival times do the same on the host thread as in virtual time") {
+TEST_CASE("stacks whose decisions do not depend on arrival times do the same on the host thread as in virtual time" *
+          doctest::test_suite("threads")) {
   CpuModel& m = model("tiny-qwen-moe");
   const std::uint64_t expert = m.store().layout().bytes(), all = expert * m.config().layers * m.config().experts;
   for (const std::string stack : {"resident-int4", "on-demand", "lru", "static-host", "importance+ce", "importance+er",

@@ -12,6 +12,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "ferry/error.hpp"
 #include "inference/generate.hpp"
@@ -25,7 +26,7 @@ using test::prompts;
 
 CpuModel& model(const std::string& name) {
   static std::map<std::string, CpuModel> loaded;
-  return loaded.try_emplace(name, std::filesystem::path(FERRY_MODELS) / name).first->second;
+  return loaded.try_emplace(name, test::model_folder(name)).first->second;
 }
 
 /// A quarter of the experts, on the virtual clock: an expert crosses in 1 ms, a layer takes 0.06 ms without it.
@@ -152,7 +153,7 @@ TEST_CASE("recall of the cross-layer gate: the deep layers are predicted better 
   CHECK(deep.recall() > 0.85);  // the model's card says 93 to 97%
 }
 
-TEST_CASE("the host computes from its own copy, at the precision asked for") {
+TEST_CASE("the host computes from its own copy, at the precision asked for" * doctest::test_suite("threads")) {
   // With no cache slot at all every request is a miss: the same experts run at the same precisions, in one stack on the
   // device through the stream slots, in the other on the host.
   CpuModel& m = model("tiny-qwen-moe");
@@ -170,7 +171,7 @@ TEST_CASE("the host computes from its own copy, at the precision asked for") {
   CHECK(host.decode.host > 0);
 
   // Spoiling the host's copy after loading changes what static-host makes: it does compute from there.
-  CpuModel own(std::filesystem::path(FERRY_MODELS) / "tiny-mixtral");
+  CpuModel own(test::model_folder("tiny-mixtral"));
   RunnerOptions fixed = options("static-host", 4'000'000);
   const auto runner = make_runner(own, fixed);
   GenerateOptions g;

@@ -10,6 +10,7 @@
 
 #include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "ferry/codec/hqq.hpp"
@@ -26,7 +27,7 @@ using namespace ferry::engine;
 constexpr Precision low_precisions[] = {Precision::int8, Precision::int4, Precision::int2};
 
 std::filesystem::path folder_of(const std::string& model) {
-  return std::filesystem::path(FERRY_MODELS) / model;
+  return test::model_folder(model);
 }
 
 template <class Fit>
@@ -312,7 +313,7 @@ std::pair<double, double> mean_errors(const std::vector<float>& a, const std::ve
 }
 
 TEST_CASE("HQQ reconstructs the models' experts as the hqq package does, within 2%") {
-  const test::Json golden = read_json(std::filesystem::path(FERRY_GOLDENS) / "hqq.json");
+  const test::Json golden = read_json(test::golden_file("hqq.json"));
   double furthest = 0;
   std::size_t compared = 0;
   for (const test::Json& matrix : golden["matrices"]) {

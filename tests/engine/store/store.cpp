@@ -16,6 +16,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
@@ -141,7 +142,7 @@ TEST_CASE("a store's file is what its description says, byte for byte") {
 TEST_CASE("a store gives out what host memory would, by io_uring and by pread, whatever the cache") {
   for (const char* name : {"tiny-qwen-moe", "tiny-mixtral"}) {
     const TemporaryFolder folder;
-    const Path model = Path(FERRY_MODELS) / name, file = folder.path() / "s";
+    const Path model = test::model_folder(name), file = folder.path() / "s";
     CHECK(pack_store(model, file, {}).done == (name == std::string("tiny-mixtral") ? 64 : 384));
     MemoryStore memory(Checkpoint(model), read_model_config(model));
     for (const Precision p : all_precisions) memory.add(p);
@@ -194,7 +195,7 @@ TEST_CASE("the cache over a disk keeps what was used last, within its bytes, and
   CHECK(std::equal(copy.begin(), copy.end(), held.view.begin()));
 }
 
-TEST_CASE("threads that read a store at once get the right bytes") {
+TEST_CASE("threads that read a store at once get the right bytes" * doctest::test_suite("threads")) {
   const Packing p;
   const auto disk = p.open(2000);
   MemoryStore memory(Checkpoint(p.model), read_model_config(p.model));
@@ -495,10 +496,11 @@ TEST_CASE("full precision may be stored in another type: each weight as the near
   }
 }
 
-TEST_CASE("from a store, output is bit-identical to that from memory, whatever the host's share") {
+TEST_CASE("from a store, output is bit-identical to that from memory, whatever the host's share" *
+          doctest::test_suite("threads")) {
   for (const char* name : {"tiny-qwen-moe", "tiny-mixtral"}) {
     const TemporaryFolder folder;
-    const Path model = Path(FERRY_MODELS) / name, file = folder.path() / "s";
+    const Path model = test::model_folder(name), file = folder.path() / "s";
     pack_store(model, file, {});
     CpuModel memory(model);
     CpuModel disk(model, std::make_unique<DiskStore>(open_blocks(file), file.string(), 1'000'000));
@@ -525,9 +527,10 @@ TEST_CASE("from a store, output is bit-identical to that from memory, whatever t
   }
 }
 
-TEST_CASE("a disk that fails in the middle of a run ends it with the expert's name, on either link and on the host") {
+TEST_CASE("a disk that fails in the middle of a run ends it with the expert's name, on either link and on the host" *
+          doctest::test_suite("threads")) {
   const TemporaryFolder folder;
-  const Path model = Path(FERRY_MODELS) / "tiny-mixtral", file = folder.path() / "s";
+  const Path model = test::model_folder("tiny-mixtral"), file = folder.path() / "s";
   pack_store(model, file, {});
   for (const char* stack : {"lru", "hobbit-cooperative"}) {
     for (const bool virtual_clock : {true, false}) {
@@ -576,7 +579,7 @@ TEST_CASE("a store of another model is refused, and a precision that it lacks") 
 TEST_CASE("ferry pack, killed again and again, ends with the right bytes") {
   const TemporaryFolder folder;
   const std::string at = "'" + (folder.path() / "s").string() + "'";
-  const std::string pack = std::string("'") + FERRY_COMMAND + "' pack --threads 1 --quantizer hqq --out ";
+  const std::string pack = test::ferry_program() + " pack --threads 1 --quantizer hqq --out ";
   REQUIRE(shell(pack + at + ".right").status == 0);
   int killed = 0;
   for (const char* seconds : {"0.03", "0.06", "0.1", "0.15"}) {
@@ -593,7 +596,7 @@ TEST_CASE("ferry pack on a disk that is too small says so in one line, and leave
   const TemporaryFolder folder;
   const std::string at = "'" + (folder.path() / "s").string() + "'";
   // A limit of 10 MiB to a file; the store takes 20.
-  const Shell r = shell(std::string("ulimit -f 20480; '") + FERRY_COMMAND + "' pack --model tiny-mixtral --out " + at);
+  const Shell r = shell("ulimit -f 20480; " + test::ferry_program() + " pack --model tiny-mixtral --out " + at);
   CHECK(r.status == 2);
   CHECK(r.out.find("cannot be written: File too large (the store takes 19931136 bytes)") != std::string::npos);
   CHECK(std::count(r.out.begin(), r.out.end(), '\n') == 1);
@@ -603,7 +606,7 @@ TEST_CASE("ferry pack on a disk that is too small says so in one line, and leave
 TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in one line") {
   const TemporaryFolder folder;
   const Path file = folder.path() / "s";
-  const std::string ferry = std::string("'") + FERRY_COMMAND + "' ", store = " --store '" + file.string() + "'";
+  const std::string ferry = test::ferry_program() + " ", store = " --store '" + file.string() + "'";
   REQUIRE(shell(ferry + "pack --model tiny-mixtral --out '" + file.string() + "'").status == 0);
   const std::string run = "run --model tiny-mixtral --stack fate --max-new-tokens 8 --prompt 'The sea'";
   auto text = [](const Shell& r) { return r.out.substr(0, r.out.find('\n')); };

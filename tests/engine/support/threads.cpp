@@ -9,7 +9,7 @@
 
 using ferry::engine::on_threads;
 
-TEST_CASE("every piece of work is done once, on any number of threads") {
+TEST_CASE("every piece of work is done once, on any number of threads" * doctest::test_suite("threads")) {
   for (const std::uint32_t threads : {0U, 1U, 4U, 200U}) {
     std::vector<std::atomic<int>> done(100);
     on_threads(threads, done.size(), [&](std::size_t i) { ++done[i]; });

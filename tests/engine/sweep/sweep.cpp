@@ -16,8 +16,10 @@
 #include <sstream>
 #include <thread>
 
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "ferry/error.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 
 using namespace ferry;
@@ -207,7 +209,7 @@ struct Result {
 /// Runs `ferry ARGUMENTS` through a shell. `interrupt_when`: sends SIGINT once it says yes. What hangs is killed.
 Result ferry_command(const std::string& arguments, const std::function<bool()>& interrupt_when = nullptr) {
   const TemporaryFolder folder;
-  const std::string command = std::string("exec '") + FERRY_COMMAND + "' " + arguments + " >'" +
+  const std::string command = "exec " + test::ferry_program() + " " + arguments + " >'" +
                               (folder.path() / "out").string() + "' 2>'" + (folder.path() / "error").string() + "'";
   const pid_t child = ::fork();
   if (child == 0) {
@@ -296,7 +298,7 @@ TEST_CASE("a grid has each combination once, in a fixed order") {
   CHECK(both[2].parameters == Set{{"--t1", 0.6}, {"--t2", 0.8}});
 }
 
-TEST_CASE("what a sweep's lists name twice is one cell, where it stands first") {
+TEST_CASE("what a sweep's lists name twice is one cell, where it stands first" * doctest::test_suite("threads")) {
   SweepGrid g;
   g.traces = {"a", "a"};
   g.machines = {"m", "m"};
@@ -320,7 +322,8 @@ TEST_CASE("what a sweep's lists name twice is one cell, where it stands first") 
   CHECK(with_repeats.size() == 2 * 2 * 3);
 }
 
-TEST_CASE("with shallow pools every stack that caches takes --shallow-layers, in a simulation and in a sweep") {
+TEST_CASE("with shallow pools every stack that caches takes --shallow-layers, in a simulation and in a sweep" *
+          doctest::test_suite("threads")) {
   SweepGrid g;
   g.traces = {"a"};
   g.machines = {"m"};
@@ -359,7 +362,7 @@ TEST_CASE("a grid with unknown stacks, or parameters that nobody takes, is refus
   CHECK(cells_of(g).size() == 2);
 }
 
-TEST_CASE("the same cells, whatever the threads, and what single simulations give") {
+TEST_CASE("the same cells, whatever the threads, and what single simulations give" * doctest::test_suite("threads")) {
   const Fixture f;
   SweepGrid grid = f.grid();
   grid.traces.push_back(f.at("b.safetensors"));
@@ -440,7 +443,8 @@ TEST_CASE("every parameter of the command reaches its policy") {
   }
 }
 
-TEST_CASE("a sweep that was cut off anywhere goes on, and ends as if nothing had happened") {
+TEST_CASE("a sweep that was cut off anywhere goes on, and ends as if nothing had happened" *
+          doctest::test_suite("threads")) {
   const Fixture f;
   const SweepGrid grid = f.grid();
   const Path whole = f.at("whole.jsonl"), cut = f.at("cut.jsonl");
@@ -472,7 +476,7 @@ TEST_CASE("a sweep that was cut off anywhere goes on, and ends as if nothing had
   }
 }
 
-TEST_CASE("lines of another sweep are refused, and stay") {
+TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("threads")) {
   const Fixture f;
   const SweepGrid grid = f.grid();
   const Path out = f.at("out.jsonl");
@@ -525,7 +529,8 @@ TEST_CASE("lines of another sweep are refused, and stay") {
   CHECK(says(refusal([&] { run(grid, out); }), {out.string(), "stands twice"}));
 }
 
-TEST_CASE("results under other costs, sizes, pools, bounds or lengths are another sweep's") {
+TEST_CASE("results under other costs, sizes, pools, bounds or lengths are another sweep's" *
+          doctest::test_suite("threads")) {
   const Fixture f;
   const SweepGrid grid = f.grid();
   const Path out = f.at("out.jsonl");
@@ -557,7 +562,7 @@ TEST_CASE("traces of one name in two folders are told apart, or refused") {
   }
 }
 
-TEST_CASE("a sweep that is told to stop leaves whole lines, and goes on") {
+TEST_CASE("a sweep that is told to stop leaves whole lines, and goes on" * doctest::test_suite("threads")) {
   const Fixture f;
   const SweepGrid grid = f.grid();
   const Path whole = f.at("whole.jsonl");
@@ -777,7 +782,7 @@ TEST_CASE("a job array may have steps, and ids that are not evenly spaced are re
   CHECK(says(array("0", "0", "4294967295", "1", "0"), parts));
 }
 
-TEST_CASE("the sweep command runs, splits, merges and says so") {
+TEST_CASE("the sweep command runs, splits, merges and says so" * doctest::test_suite("threads")) {
   const Environment environment;
   const Fixture f;
   const std::string common = "sweep --traces " + quoted(f.at("a.safetensors")) + "," +
@@ -815,7 +820,7 @@ TEST_CASE("the sweep command runs, splits, merges and says so") {
   CHECK(read(f.at("one.jsonl")) == before);
 }
 
-TEST_CASE("each mistake in a sweep gets one line, before any cell runs") {
+TEST_CASE("each mistake in a sweep gets one line, before any cell runs" * doctest::test_suite("threads")) {
   const Environment environment;
   const Fixture f;
   const std::string trace = " --traces " + quoted(f.at("a.safetensors")), out = " --out " + quoted(f.at("out.jsonl"));
@@ -849,7 +854,7 @@ TEST_CASE("what is wrong for all cells is said before any runs, and leaves no fi
   CHECK_FALSE(std::filesystem::exists(f.at("out.jsonl")));
 }
 
-TEST_CASE("a machine that states nothing does not end a sweep over stated costs") {
+TEST_CASE("a machine that states nothing does not end a sweep over stated costs" * doctest::test_suite("threads")) {
   const Fixture f;
   SweepGrid grid = f.grid();
   grid.stacks = {"lru"};
@@ -865,7 +870,7 @@ TEST_CASE("a machine that states nothing does not end a sweep over stated costs"
   CHECK(r.refused == 2);
 }
 
-TEST_CASE("a sweep's results never replace what is no results file") {
+TEST_CASE("a sweep's results never replace what is no results file" * doctest::test_suite("threads")) {
   const Environment environment;
   const Fixture f;
   auto sweep = [&](const std::string& out, const std::string& trace) {
@@ -883,7 +888,7 @@ TEST_CASE("a sweep's results never replace what is no results file") {
   refused(sweep("folder", "a.safetensors"), {"folder"});
 }
 
-TEST_CASE("a pipe where a sweep's results should go does not hang") {
+TEST_CASE("a pipe where a sweep's results should go does not hang" * doctest::test_suite("threads")) {
   const Environment environment;
   const Fixture f;
   ::mkfifo(f.at("pipe").c_str(), 0600);
@@ -892,7 +897,8 @@ TEST_CASE("a pipe where a sweep's results should go does not hang") {
           {"pipe", "not a regular file"});
 }
 
-TEST_CASE("Ctrl-C ends a sweep with whole lines and exit status 130, and the same command goes on") {
+TEST_CASE("Ctrl-C ends a sweep with whole lines and exit status 130, and the same command goes on" *
+          doctest::test_suite("threads")) {
   const Environment environment;
   const Fixture f;
   write_trace(f.at("long.safetensors"), 3000, false, 4);
@@ -1043,7 +1049,7 @@ TEST_CASE("simulate stops after so many tokens, and draws a timeline") {
 
 TEST_CASE("a machine of the user's own and another model's sizes can be simulated") {
   const Fixture f;
-  std::filesystem::copy_file(Path(FERRY_MODELS).parent_path() / "machines" / "h200-pcie5.json", f.at("mine.json"));
+  std::filesystem::copy_file(data_file("machines", "machine", "h200-pcie5"), f.at("mine.json"));
   const std::string common =
       "simulate --trace " + quoted(f.at("a.safetensors")) + " --budget 50% --json " + quoted(f.at("r.json"));
   auto tpot = [&](const std::string& rest) {

@@ -1,5 +1,0 @@
-#include "combinations/combinations.hpp"
-
-void ferry::bench::register_arc() {
-  register_combinations<Arc>("arc");
-}

@@ -1,5 +1,0 @@
-#include "combinations/combinations.hpp"
-
-void ferry::bench::register_lfu() {
-  register_combinations<Lfu>("lfu");
-}

@@ -1,5 +1,0 @@
-#include "combinations/combinations.hpp"
-
-void ferry::bench::register_lru() {
-  register_combinations<Lru>("lru");
-}

@@ -1,5 +1,0 @@
-#include "combinations/combinations.hpp"
-
-void ferry::bench::register_multidimensional() {
-  register_combinations<Multidimensional>("multidimensional");
-}

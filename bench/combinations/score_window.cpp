@@ -1,5 +1,0 @@
-#include "combinations/combinations.hpp"
-
-void ferry::bench::register_score_window() {
-  register_combinations<ScoreWindow>("score-window");
-}

@@ -1,7 +1,0 @@
-#include "ferry/cache/sieve.hpp"
-
-#include "combinations/combinations.hpp"
-
-void ferry::bench::register_sieve() {
-  register_combinations<Sieve>("sieve");
-}

@@ -1,0 +1,5 @@
+#include "combinations.hpp"
+
+void ferry::bench::register_arc() {
+  register_combinations<Arc>("arc");
+}

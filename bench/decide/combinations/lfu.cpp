@@ -1,0 +1,5 @@
+#include "combinations.hpp"
+
+void ferry::bench::register_lfu() {
+  register_combinations<Lfu>("lfu");
+}

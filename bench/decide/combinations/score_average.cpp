@@ -1,0 +1,5 @@
+#include "combinations.hpp"
+
+void ferry::bench::register_score_average() {
+  register_combinations<ScoreAverage>("score-average");
+}

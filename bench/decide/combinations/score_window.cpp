@@ -1,0 +1,5 @@
+#include "combinations.hpp"
+
+void ferry::bench::register_score_window() {
+  register_combinations<ScoreWindow>("score-window");
+}

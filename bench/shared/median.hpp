@@ -1,0 +1,16 @@
+/// @file
+/// The median of measured times.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+namespace ferry::bench {
+
+/// The upper one of an even number. Changes the order.
+inline double median(std::vector<double>& of) {
+  const auto middle = of.begin() + static_cast<std::ptrdiff_t>(of.size() / 2);
+  std::nth_element(of.begin(), middle, of.end());
+  return *middle;
+}
+
+}  // namespace ferry::bench
