@@ -16,12 +16,12 @@ using namespace ferry::bench;
 /// Takes the rows of stack_table.hpp.
 struct NamedStacks {
   template <class Stack>
-  void stack(const char* name, const char* /*what*/, bool /*lossless*/) {
+  void stack(const char* name) {
     register_layer<Stack>(name, stacks::preloads<Stack>(),
                           [](CoreConfig<Stack>& c, std::uint64_t budget) { Stack::set_up(c, budget); });
   }
   template <Precision p>
-  void resident(const char* name, const char* /*what*/) {
+  void resident(const char* name) {
     register_layer<stacks::LruCache>(name, true, [](CoreConfig<stacks::LruCache>& c, std::uint64_t /*budget*/) {
       c.precision.precision = p;
       c.allotment = everything(c.model, p);

@@ -24,7 +24,7 @@ struct Runs {
   bool found = false;
 
   template <class Stack>
-  void stack(const char* name, const char* /*what*/, bool /*lossless*/) {
+  void stack(const char* name) {
     if (wanted.empty()) fmt::print("{}\n", name);
     if (wanted != name) return;
     found = true;
@@ -38,7 +38,7 @@ struct Runs {
     fmt::print("{} decisions\n", counted);
   }
   template <Precision p>
-  void resident(const char* /*name*/, const char* /*what*/) {}  // lru, when everything is there
+  void resident(const char* /*name*/) {}  // lru, when everything is there
 };
 
 }  // namespace

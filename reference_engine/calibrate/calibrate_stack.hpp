@@ -2,11 +2,12 @@
 /// Searches for what the papers find on a calibration set. What a choice costs comes from a callable: a run of a model,
 /// a replay, or a test's made-up surface.
 #pragma once
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <vector>
+
+#include "stacks/stack_options.hpp"
 
 namespace ferry::engine {
 
@@ -48,10 +49,7 @@ Found<ThresholdChoice> find_thresholds(
 Found<StepChoice> find_largest(std::uint32_t last, double most_loss_percent,
                                const std::function<ChoiceCost(std::uint32_t step, std::uint32_t left)>& measure);
 
-/// LRU, LFU, LHU, FLD in thousandths.
-using CacheWeights = std::array<std::uint32_t, 4>;
-
-/// All that sum to 1000 in steps of `step`, a divisor of it; the largest LRU first, then LFU, then LHU.
+/// All weights of a cache that sum to 1000 in steps of `step`, a divisor of it; the largest LRU first, then LFU, then LHU.
 std::vector<CacheWeights> weight_mixtures(std::uint32_t step);
 
 }  // namespace ferry::engine

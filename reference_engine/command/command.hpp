@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "stacks/budget.hpp"
+#include "stacks/parameters.hpp"
 #include "stacks/stack_file.hpp"
 #include "support/json.hpp"
 
@@ -44,15 +45,14 @@ std::string stacks_help();
 /// line says wins over the file.
 struct StackFlags {
   std::string budget = "25%";
-  std::optional<std::string> pools;
-  std::optional<float> t1, t2, alpha;
-  std::optional<std::uint32_t> low_share, low_bits, high_bits, shallow_layers, percentile, depth;
-  std::vector<std::uint32_t> cache_weights;  ///< four, or none
+  Json given = Json::object();  ///< the parameters that the command line has
 
   void add_budget(CLI::App* command);
   void add_parameters(CLI::App* command);
-  /// Refuses unknown stacks, files that are no stack files, parameters that none of them has, and two that would be
-  /// called alike in reports.
+  /// One of them. What the command line says is written here while it is parsed: this object must stay where it is.
+  void add_parameter(CLI::App* command, const Parameter& parameter);
+  /// Refuses unknown stacks, files that are no stack files, parameters that none of them has or that do not fit each
+  /// other, and two stacks that would be called alike in reports.
   void check(const std::vector<std::string>& stacks) const;
   /// The options of one stack, all but its memory and rows.
   void set(StackOptions& options, const std::string& stack) const;
@@ -60,10 +60,8 @@ struct StackFlags {
   [[nodiscard]] Json taken_by(const std::string& stack) const;
   /// Read once, when it is first named. Throws InputError.
   [[nodiscard]] const NamedStack& named(const std::string& stack) const;
-  /// Whether it takes a parameter, named without dashes.
-  [[nodiscard]] bool takes(const std::string& stack, const std::string& parameter) const;
-  /// The parameters that the command line has, without dashes.
-  [[nodiscard]] Json given() const;
+  /// Whether it takes a parameter, with the pools that it is given.
+  [[nodiscard]] bool takes(const std::string& stack, const ParameterMember& parameter) const;
 
  private:
   mutable std::map<std::string, NamedStack> named_;

@@ -49,27 +49,30 @@ int unless_interrupted(const std::function<void()>& search) {
   }
 }
 
-std::string listed(const Arguments& a, const std::vector<std::string>& parameters) {
+std::string listed(const Arguments& a, const std::vector<ParameterMember>& parameters) {
   std::vector<std::string> names;
   for (const StackInfo& s : all_stacks()) {
     const bool takes = std::any_of(parameters.begin(), parameters.end(),
-                                   [&](const std::string& p) { return a.flags.takes(s.name, p); });
+                                   [&](const ParameterMember& p) { return a.flags.takes(s.name, p); });
     if (takes) names.push_back(s.name);
   }
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
 /// Refuses stacks that have none of what is sought, values of it, and outputs that are inputs.
-void check(const Arguments& a, const std::vector<std::string>& sought) {
+void check(const Arguments& a, const std::vector<ParameterMember>& sought) {
   a.flags.check({a.stack});
   const bool takes =
-      std::any_of(sought.begin(), sought.end(), [&](const std::string& p) { return a.flags.takes(a.stack, p); });
+      std::any_of(sought.begin(), sought.end(), [&](const ParameterMember& p) { return a.flags.takes(a.stack, p); });
+  std::vector<std::string> flags;
+  for (const ParameterMember& p : sought) flags.push_back(parameter_of(p).flag());
   if (!takes) {
-    throw InputError(fmt::format("--stack {}: {} has no --{}; stacks that do: {}", a.stack,
-                                 a.flags.named(a.stack).policies, fmt::join(sought, " and no --"), listed(a, sought)));
+    throw InputError(fmt::format("--stack {}: {} has no {}; stacks that do: {}", a.stack,
+                                 a.flags.named(a.stack).policies, fmt::join(flags, " and no "), listed(a, sought)));
   }
-  for (const std::string& p : sought) {
-    if (a.flags.given().contains(p)) throw InputError(fmt::format("--{}: is what this command finds", p));
+  for (const ParameterMember& p : sought) {
+    if (!a.flags.given.contains(parameter_of(p).name)) continue;
+    throw InputError(fmt::format("{}: is what this command finds", parameter_of(p).flag()));
   }
   std::vector<std::string> inputs = stack_files({a.stack});
   inputs.insert(inputs.end(), a.texts.begin(), a.texts.end());
@@ -218,12 +221,20 @@ std::string table_head(const std::string& what) {
   return fmt::format("  {:<14}  {:>9}  {:>12}\n", what, "loss", "bytes copied");
 }
 
+const std::string& name_of(const ParameterMember& parameter) {
+  return parameter_of(parameter).name;
+}
+
+/// As stack files have them.
+Json thresholds_at(double t1, double t2) {
+  return {{name_of(&StackOptions::t1), t1}, {name_of(&StackOptions::t2), t2}};
+}
+
 void thresholds(const Arguments& a, OutputFile& out) {
   Loss loss(a, Phase::decode);
   const auto found = find_thresholds(a.steps, a.loss_percent, [&](double t1, double t2, std::uint32_t left) {
     RunnerOptions o = loss.options();
-    o.t1 = static_cast<float>(t1);
-    o.t2 = static_cast<float>(t2);
+    set_parameters(o, thresholds_at(t1, t2), "calibration");
     return loss.of(o, left);
   });
   std::string table = table_head("T1    T2");
@@ -235,69 +246,68 @@ void thresholds(const Arguments& a, OutputFile& out) {
     const ThresholdChoice& c = found.tried[i];
     table += table_line(fmt::format("{:<4}  {:<4}", c.t1, c.t2), c.cost, i == found.best);
     Json tried = to_json(c.cost, "decode_bytes");
-    tried.update({{"t1", c.t1}, {"t2", c.t2}});
+    tried.update(thresholds_at(c.t1, c.t2));
     if (i == found.best) calibrated["found"] = tried;
     calibrated["tried"].push_back(tried);
   }
   print(table);
   if (!found.best) print(fmt::format("nothing loses at most {}%: 1 and 1 shrink and skip nothing\n", a.loss_percent));
   const ThresholdChoice best = found.best ? found.tried[*found.best] : ThresholdChoice{};
-  write(a, out, {{"t1", best.t1}, {"t2", best.t2}}, calibrated);
+  write(a, out, thresholds_at(best.t1, best.t2), calibrated);
 }
 
-/// One number, the larger the more it loses. `value(step)`: as the stack file has it.
-void find_number(const Arguments& a, OutputFile& out, Loss& loss, const std::string& name, std::uint32_t last,
-                 const char* bytes, const std::function<Json(std::uint32_t)>& value,
-                 const std::function<void(RunnerOptions&, std::uint32_t)>& set, Json calibrated) {
+/// One number, the larger the more it loses. `value(step)`: of the parameter.
+void find_number(const Arguments& a, OutputFile& out, Loss& loss, const Parameter& parameter, std::uint32_t last,
+                 const char* bytes, const std::function<double(std::uint32_t)>& value, Json calibrated) {
+  auto at = [&](std::uint32_t step) { return Json{{parameter.name, parameter.read(value(step))}}; };
   const auto found = find_largest(last, a.loss_percent, [&](std::uint32_t step, std::uint32_t left) {
     RunnerOptions o = loss.options();
-    set(o, step);
+    set_parameters(o, at(step), "calibration");
     return loss.of(o, left);
   });
   loss.end(calibrated);
-  std::string table = table_head(name);
+  std::string table = table_head(parameter.name);
   for (std::size_t i = 0; i < found.tried.size(); ++i) {
     const StepChoice& c = found.tried[i];
-    table += table_line(value(c.step).dump(), c.cost, i == found.best);
+    table += table_line(at(c.step)[parameter.name].dump(), c.cost, i == found.best);
     Json tried = to_json(c.cost, bytes);
-    tried[name] = value(c.step);
+    tried.update(at(c.step));
     if (i == found.best) calibrated["found"] = tried;
     calibrated["tried"].push_back(tried);
   }
   print(table);
   if (!found.best) print(fmt::format("nothing loses at most {}%: 0 is the least there is\n", a.loss_percent));
-  write(a, out, {{name, value(found.best ? found.tried[*found.best].step : 0)}}, calibrated);
+  write(a, out, at(found.best ? found.tried[*found.best].step : 0), calibrated);
 }
 
 void low_share(const Arguments& a, OutputFile& out) {
   Loss loss(a, Phase::prefill);
+  const Parameter& share = parameter_of(&StackOptions::low_share_percent);
   find_number(
-      a, out, loss, "low-share", 100, "prefill_bytes", [](std::uint32_t percent) { return Json(percent); },
-      [](RunnerOptions& o, std::uint32_t percent) { o.low_share_percent = percent; },
+      a, out, loss, share, std::get<Parameter::Whole>(share.values).most, "prefill_bytes",
+      [](std::uint32_t percent) { return percent; },
       made_with(a, "precision",
                 "largest share of a prefill's load in low precision that loses at most so much in prefill against the "
                 "resident model at its own precision"));
 }
 
 int precision(const Arguments& a) {
-  check(a, {"t1", "t2", "low-share"});
+  check(a, {&StackOptions::t1, &StackOptions::t2, &StackOptions::low_share_percent});
   if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
   OutputFile out(a.out);
-  return unless_interrupted([&] { a.flags.takes(a.stack, "t1") ? thresholds(a, out) : low_share(a, out); });
+  return unless_interrupted(
+      [&] { a.flags.takes(a.stack, &StackOptions::t1) ? thresholds(a, out) : low_share(a, out); });
 }
 
 int substitution(const Arguments& a) {
-  check(a, {"alpha"});
+  check(a, {&StackOptions::alpha});
   if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
   OutputFile out(a.out);
   return unless_interrupted([&] {
     Loss loss(a, Phase::decode);
     find_number(
-        a, out, loss, "alpha", a.steps, "decode_bytes",
-        [&](std::uint32_t step) { return Json(step / static_cast<double>(a.steps)); },
-        [&](RunnerOptions& o, std::uint32_t step) {
-          o.alpha = static_cast<float>(step / static_cast<double>(a.steps));
-        },
+        a, out, loss, parameter_of(&StackOptions::alpha), a.steps, "decode_bytes",
+        [&](std::uint32_t step) { return step / static_cast<double>(a.steps); },
         made_with(
             a, "substitution",
             "largest alpha that loses at most so much in decode against the resident model at its own precision"));
@@ -399,7 +409,7 @@ std::size_t least(const std::vector<std::uint64_t>& values) {
 }
 
 int cache_weights(const Arguments& a) {
-  check(a, {"cache-weights"});
+  check(a, {&StackOptions::cache_weights});
   OutputFile out(a.out);
   return unless_interrupted([&] {
     const Replays replays(a);
@@ -431,15 +441,16 @@ int cache_weights(const Arguments& a) {
     row("FLD alone", {0, 0, 0, 1000});
     calibrated["tried"] = mixtures.size();
     print(table);
-    write(a, out, {{"cache-weights", mixtures[best]}}, calibrated);
+    write(a, out, {{name_of(&StackOptions::cache_weights), mixtures[best]}}, calibrated);
   });
 }
 
 int shallow_boundary(const Arguments& a) {
-  check(a, {"shallow-layers"});
+  check(a, {&StackOptions::shallow_layers});
   OutputFile out(a.out);
   return unless_interrupted([&] {
     const Replays replays(a);
+    const std::string& shallow_layers = name_of(&StackOptions::shallow_layers);
     const std::size_t count = replays.layers() + 1U;
     std::vector<Outcomes> outcomes(count);
     std::vector<std::uint64_t> steps(count);
@@ -463,12 +474,12 @@ int shallow_boundary(const Arguments& a) {
           static_cast<double>(times[i]) * 1e-9 / static_cast<double>(std::max<std::uint64_t>(steps[i], 1));
       table += fmt::format("  {:<14}  {:>12.4f}  {:>6.2f}%{}\n", i, 1e3 * tpot_s, 100 * outcomes[i].hit_rate(),
                            i == best ? "  <-" : "");
-      const Json tried = {{"shallow-layers", i}, {"tpot_s", tpot_s}, {"hit_rate", outcomes[i].hit_rate()}};
+      const Json tried = {{shallow_layers, i}, {"tpot_s", tpot_s}, {"hit_rate", outcomes[i].hit_rate()}};
       if (i == best) calibrated["found"] = tried;
       calibrated["tried"].push_back(tried);
     }
     print(table);
-    write(a, out, {{"shallow-layers", best}}, calibrated);
+    write(a, out, {{shallow_layers, best}}, calibrated);
   });
 }
 

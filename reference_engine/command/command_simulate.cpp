@@ -100,10 +100,10 @@ int sweep_command(const Arguments& a) {
   }
   grid.costs = cost_sources.at(a.costs);
   grid.as_shape = a.as_shape;
-  grid.pools = a.flags.pools.value_or("stack");
+  grid.pools = a.flags.given.value(parameter_of(&StackOptions::pools).name, grid.pools);
   grid.bounds = bound_choices.at(a.bounds);
   grid.max_tokens = a.tokens;
-  for (const std::string& s : grid.stacks) static_cast<void>(read_stack(s));
+  static_cast<void>(cells_of(grid));  // refuses what does not fit, before anything large is read
   if (a.merge > 0) {
     print(fmt::format("{}: {} runs\n", a.out, merge_sweep(grid, a.out, a.merge)));
     return 0;
@@ -224,7 +224,7 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
 
   CLI::App* w =
       app.add_subcommand("sweep", "simulate a grid of stacks, budgets, machines and parameters, on all cores");
-  auto list = [&](const char* name, auto& values, const char* help) {
+  auto list = [&](const std::string& name, auto& values, const char* help) {
     return w->add_option(name, values, help)->delimiter(',')->type_name("LIST");
   };
   list("--traces", a->traces, "traces of `ferry trace`")->required();
@@ -232,25 +232,14 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   list("--stacks", a->stacks, "from the list below, or files")->required();
   list("--budgets", a->budgets, "shares (25%) or sizes (64MiB)")->capture_default_str();
   list("--batches", a->batches, "sequences decoded together")->check(CLI::Range(1, 4096))->capture_default_str();
-  w->add_option("--pools", a->flags.pools, "slots: see ferry simulate (default: stack)")
-      ->check(CLI::IsMember({"stack", "per-layer", "one", "shallow"}));
-  struct Named {
-    const char* name;
-    double least, most;
-  };
-  constexpr Named named[] = {{"--t1", 0, 1},
-                             {"--t2", 0, 1},
-                             {"--alpha", 0, 1},
-                             {"--low-share", 0, 100},
-                             {"--low-bits", 2, 8},
-                             {"--high-bits", 2, 8},
-                             {"--shallow-layers", 0, 65535},
-                             {"--percentile", 0, 100},
-                             {"--depth", 1, 4}};
-  for (const Named& n : named) a->parameters.push_back({n.name, {}});
-  for (std::size_t i = 0; i < std::size(named); ++i) {
-    list(named[i].name, a->parameters[i].values, "values of this parameter, for the stacks that take it")
-        ->check(CLI::Range(named[i].least, named[i].most));
+  a->flags.add_parameter(w, parameter_of(&StackOptions::pools));
+  for (const Parameter& p : all_parameters()) {
+    if (p.is_number()) a->parameters.push_back({p.name, {}});
+  }
+  for (SweptParameter& swept : a->parameters) {
+    const Parameter& p = find_parameter(swept.name, "a sweep");
+    list(p.flag(), swept.values, "values of this parameter, for the stacks that take it")
+        ->type_name(p.range() + ",...");
   }
   add_common(w, *a);
   w->add_option("--out", a->out, "results, a JSON line a run; what is there already is not run again")

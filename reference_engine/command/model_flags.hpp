@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "inference/model.hpp"
-#include "stacks/stack_config.hpp"
+#include "stacks/stack_options.hpp"
 
 namespace ferry::engine {
 

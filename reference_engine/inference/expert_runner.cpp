@@ -1,12 +1,9 @@
 #include "inference/expert_runner.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <stdexcept>
 
-#include "ferry/error.hpp"
 #include "inference/pipeline_runner.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
@@ -27,12 +24,11 @@ const std::vector<RunnerEntry>& entries() {
 }
 
 const RunnerEntry& entry(const std::string& name) {
-  std::vector<std::string> names;
   for (const RunnerEntry& e : entries()) {
-    if (name == e.info.name) return e;
-    names.push_back(e.info.name);
+    if (name == e.name) return e;
   }
-  throw InputError(unknown_name("stack", name, names));
+  static_cast<void>(find_stack(name));  // refuses it
+  throw std::logic_error("no runner for stack " + name);
 }
 
 /// How fast one thread copies memory here, measured once.
@@ -59,53 +55,6 @@ Nanoseconds copy_cost(const RunnerOptions& o, const ExpertStore& store, std::uin
   const double per_s = o.link_bytes_per_s > 0 ? static_cast<double>(o.link_bytes_per_s) : memory_bytes_per_s();
   const double disk = store.read_bytes_per_s(), s = 1 / per_s + (disk > 0 ? 1 / disk : 0);
   return static_cast<Nanoseconds>(static_cast<double>(bytes) * 1e9 * s);
-}
-
-const std::vector<StackInfo>& all_stacks() {
-  static const std::vector<StackInfo> all = [] {
-    std::vector<StackInfo> list;
-    for (const RunnerEntry& e : entries()) list.push_back(e.info);
-    return list;
-  }();
-  return all;
-}
-
-const StackInfo& find_stack(const std::string& name) {
-  return entry(name).info;
-}
-
-Precision precision_of_bits(std::uint32_t bits, const char* option) {
-  switch (bits) {
-    case 2:
-      return Precision::int2;
-    case 4:
-      return Precision::int4;
-    case 8:
-      return Precision::int8;
-    default:
-      throw InputError(fmt::format("{} {}: expected 2, 4 or 8", option, bits));
-  }
-}
-
-void check_pair(Precision low, Precision high) {
-  if (low < high) return;
-  const char* names[] = {"", "INT2", "INT4", "INT8", "the model's own"};
-  throw ConfigError(
-      fmt::format("precisions of a stack: low is {} and high is {}, expected fewer bits for low than for "
-                  "high (--low-bits, --high-bits)",
-                  names[static_cast<unsigned>(low)], names[static_cast<unsigned>(high)]));
-}
-
-PrecisionSet precisions_for(const StackOptions& o) {
-  const StackInfo& info = find_stack(o.stack);
-  const bool pair = std::find(info.parameters.begin(), info.parameters.end(), "--low-bits") != info.parameters.end();
-  if (!pair || (!o.low_bits && !o.high_bits)) return info.precisions;
-  const unsigned set = info.precisions.bits;  // two of them: the lower and the higher
-  const Precision low = o.low_bits ? precision_of_bits(*o.low_bits) : static_cast<Precision>(std::countr_zero(set));
-  const Precision high =
-      o.high_bits ? precision_of_bits(*o.high_bits, "--high-bits") : static_cast<Precision>(std::bit_width(set) - 1);
-  check_pair(low, high);
-  return low | high;
 }
 
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows) {

@@ -15,7 +15,7 @@
 #include "ferry/timeline.hpp"
 #include "inference/expert_device.hpp"
 #include "math/host_math.hpp"
-#include "stacks/stack_config.hpp"
+#include "stacks/stack_options.hpp"
 #include "store/expert_store.hpp"
 
 namespace ferry::engine {

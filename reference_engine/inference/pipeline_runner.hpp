@@ -13,6 +13,7 @@
 #include "inference/expert_runner.hpp"
 #include "math/expert_kernel.hpp"
 #include "support/clock.hpp"
+#include "stacks/stack_config.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {
@@ -320,7 +321,7 @@ class PipelineRunner final : public ExpertRunner {
 
 /// One row of the table of stacks.
 struct RunnerEntry {
-  StackInfo info;
+  const char* name;
   std::unique_ptr<ExpertRunner> (*build)(const ModelConfig&, const ExpertStore&, GateBank&, const RunnerOptions&);
 };
 
@@ -359,12 +360,12 @@ struct RunnerTable {
   std::vector<RunnerEntry> entries;
 
   template <class Stack>
-  void stack(const char* name, const char* what, bool lossless) {
-    entries.push_back({stack_info<Stack>(name, what, lossless), part::build<Stack>});
+  void stack(const char* name) {
+    entries.push_back({name, part::build<Stack>});
   }
   template <Precision p>
-  void resident(const char* name, const char* what) {
-    entries.push_back({resident_info<p>(name, what), part::build_resident<p>});
+  void resident(const char* name) {
+    entries.push_back({name, part::build_resident<p>});
   }
 };
 

@@ -34,7 +34,7 @@ Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions
   SimulateOptions o = options;
   o.max_rows = std::max(o.batch, o.prefill_chunk);
   for (const SimulatorEntry& e : entries) {
-    if (e.info.name == o.stack) return e.run(trace, costs, o);
+    if (e.name == o.stack) return e.run(trace, costs, o);
   }
   static_cast<void>(find_stack(o.stack));  // refuses it
   return {};

@@ -14,7 +14,7 @@
 #include "ferry/sim/costs.hpp"
 #include "ferry/timeline.hpp"
 #include "ferry/trace/trace.hpp"
-#include "stacks/stack_config.hpp"
+#include "stacks/stack_options.hpp"
 
 namespace ferry::engine {
 

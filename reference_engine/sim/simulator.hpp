@@ -5,13 +5,14 @@
 #include "ferry/predictor/oracle.hpp"
 #include "ferry/sim/simulation.hpp"
 #include "sim/simulate.hpp"
+#include "stacks/stack_config.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {
 
 /// One row of the table of stacks.
 struct SimulatorEntry {
-  StackInfo info;
+  const char* name;
   Simulated (*run)(const Trace&, const Costs&, const SimulateOptions&);
 };
 
@@ -174,12 +175,12 @@ struct SimulatorTable {
   std::vector<SimulatorEntry> entries;
 
   template <class S>
-  void stack(const char* name, const char* what, bool lossless) {
-    entries.push_back({stack_info<S>(name, what, lossless), part::simulate_stack<S>});
+  void stack(const char* name) {
+    entries.push_back({name, part::simulate_stack<S>});
   }
   template <Precision p>
-  void resident(const char* name, const char* what) {
-    entries.push_back({resident_info<p>(name, what), part::simulate_resident<p>});
+  void resident(const char* name) {
+    entries.push_back({name, part::simulate_resident<p>});
   }
 };
 

@@ -28,11 +28,4 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes, con
   throw InputError(fmt::format("{} {}: expected a share such as 25% or a size such as 8000000 or 64MiB", option, text));
 }
 
-PoolChoice pool_choice(const std::string& name) {
-  return name == "one"         ? PoolChoice::one
-         : name == "per-layer" ? PoolChoice::per_layer
-         : name == "shallow"   ? PoolChoice::shallow
-                               : PoolChoice::stack;
-}
-
 }  // namespace ferry::engine

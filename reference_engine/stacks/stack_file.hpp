@@ -4,14 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "stacks/stack_config.hpp"
 #include "support/json.hpp"
 
 namespace ferry::engine {
 
 /// What a command calls a stack: the name of a policy stack, or a file that names one with parameters:
-/// `{"stack": "hobbit", "parameters": {"t1": 0.55, "t2": 0.9}, "calibrated": {...}}`. Parameters are the flags of the
-/// command without their dashes; `calibrated` is for people.
+/// `{"stack": "hobbit", "parameters": {"t1": 0.55, "t2": 0.9}, "calibrated": {...}}`. Parameters are those of
+/// parameters.hpp; `calibrated` is for people.
 struct NamedStack {
   std::string file;                  ///< its path, or empty
   std::string label;                 ///< for reports: the name, or the file's without its extension
@@ -25,11 +24,11 @@ bool is_stack_file(const std::string& name);
 /// Throws InputError, for a file naming it and the field.
 NamedStack read_stack(const std::string& name);
 
+/// The stack's parameters with those of `given` over them, as far as it takes them: what a report says of it. Throws
+/// what set_parameters throws.
+Json parameters_of(const NamedStack& stack, const Json& given);
+
 /// Throws InputError for a file's label that another file, or a stack, has too.
 void check_labels(const std::vector<NamedStack>& stacks);
-
-/// Sets what `parameters` has. Throws InputError for unknown names, wrong kinds and what is out of range; `where`
-/// begins the message.
-void set_parameters(StackOptions& options, const Json& parameters, const std::string& where);
 
 }  // namespace ferry::engine

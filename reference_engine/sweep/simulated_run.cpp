@@ -1,15 +1,8 @@
 #include "sweep/simulated_run.hpp"
 
-#include <algorithm>
-
 #include "ferry/error.hpp"
 
 namespace ferry::engine {
-bool takes_parameter(const std::string& stack, const std::string& parameter, PoolChoice pools) {
-  const std::vector<std::string>& own = find_stack(stack).parameters;
-  return std::find(own.begin(), own.end(), parameter) != own.end() ||
-         (parameter == "--shallow-layers" && pools == PoolChoice::shallow && find_stack(stack).chooses_pools);
-}
 
 const char* cost_source_name(CostSource source) {
   switch (source) {

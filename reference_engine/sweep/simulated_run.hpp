@@ -36,10 +36,6 @@ struct SimulatedSetting {
 RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions& options, Json parameters,
                          std::vector<Span>* spans = nullptr);
 
-/// Whether a stack takes a parameter, named as the command spells it, with these pools. Throws InputError for an
-/// unknown stack.
-bool takes_parameter(const std::string& stack, const std::string& parameter, PoolChoice pools);
-
 const char* cost_source_name(CostSource source);
 
 }  // namespace ferry::engine

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -17,25 +16,13 @@
 
 #include "ferry/error.hpp"
 #include "stacks/budget.hpp"
+#include "stacks/parameters.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
 #include "support/threads.hpp"
 
 namespace ferry::engine {
 namespace {
-
-void set_parameter(StackOptions& o, const std::string& name, double value) {
-  const auto whole = static_cast<std::uint32_t>(value);
-  if (name == "--t1") o.t1 = static_cast<float>(value);
-  if (name == "--t2") o.t2 = static_cast<float>(value);
-  if (name == "--alpha") o.alpha = static_cast<float>(value);
-  if (name == "--low-share") o.low_share_percent = whole;
-  if (name == "--low-bits") o.low_bits = whole;
-  if (name == "--high-bits") o.high_bits = whole;
-  if (name == "--shallow-layers") o.shallow_layers = whole;
-  if (name == "--percentile") o.percentile = whole;
-  if (name == "--depth") o.depth = whole;
-}
 
 std::string read_all(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -141,6 +128,13 @@ class Traces {
   std::map<std::string, std::unique_ptr<TraceFile>> files_;
 };
 
+/// What all cells are given.
+Json given_to_all(const SweepGrid& grid) {
+  const Parameter& pools = parameter_of(&StackOptions::pools);
+  Json value = pools.read({grid.pools});
+  return grid.pools == "stack" ? Json::object() : Json{{pools.name, std::move(value)}};
+}
+
 Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, const std::atomic<bool>& stop) {
   SimulatedSetting setting;
   setting.trace = &traces.get(cell.trace);
@@ -154,16 +148,10 @@ Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, cons
   }
   SimulateOptions o;
   o.stack = cell.named.policies;
-  Json parameters = cell.named.parameters;
-  set_parameters(o, parameters, cell.named.file);
-  if (grid.pools != "stack") {
-    o.pools = pool_choice(grid.pools);
-    parameters.erase("pools");
-  }
-  for (const auto& [name, value] : cell.parameters) {
-    set_parameter(o, name, value);
-    parameters[name.substr(2)] = value;
-  }
+  Json given = given_to_all(grid);
+  for (const auto& [name, value] : cell.parameters) given[name] = find_parameter(name, "a sweep").read(value);
+  const Json parameters = parameters_of(cell.named, given);
+  set_parameters(o, parameters, cell.key());
   o.batch = cell.batch;
   o.max_tokens = grid.max_tokens;
   o.budget_bytes = parse_budget(cell.budget, setting.trace->trace.model.all_bytes());
@@ -227,7 +215,7 @@ std::string SweepCell::key() const {
   std::string text = fmt::format("{} {} {} {} batch={}", std::filesystem::path(trace).filename().string(), machine,
                                  stack, budget, batch);
   if (!named.file.empty()) text += fmt::format(" {}{}", named.policies, named.parameters.dump());
-  for (const auto& [name, value] : parameters) text += fmt::format(" {}={}", name.substr(2), value);
+  for (const auto& [name, value] : parameters) text += fmt::format(" {}={}", name, value);
   return text + setting;
 }
 
@@ -240,21 +228,26 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
   std::vector<NamedStack> stacks;
   for (const std::string& s : grid.stacks) stacks.push_back(read_stack(s));
   check_labels(stacks);
-  auto takes = [&](const NamedStack& s, const std::string& parameter) {
-    const std::string pools = grid.pools == "stack" ? s.parameters.value("pools", grid.pools) : grid.pools;
-    return takes_parameter(s.policies, parameter, pool_choice(pools));
+  const Json to_all = given_to_all(grid);
+  auto takes = [&](const NamedStack& s, const Parameter& p) {
+    StackOptions o;
+    set_parameters(o, parameters_of(s, to_all), s.label);
+    return takes_parameter(s.policies, p.member(), o.pools);
   };
-  for (const SweptParameter& p : grid.parameters) {
-    const bool taken = std::any_of(stacks.begin(), stacks.end(), [&](const NamedStack& s) { return takes(s, p.name); });
-    for (const double value : p.values) {
-      const bool share = p.name == "--t1" || p.name == "--t2" || p.name == "--alpha";
-      if (value >= 0 && value <= 0xffffffffU && (share || value == std::floor(value))) continue;
-      throw InputError(
-          fmt::format("{} {}: expected {}", p.name, value, share ? "a share from 0 to 1" : "a whole number"));
+  auto refuse_untaken = [&](const Parameter& p) {
+    if (std::any_of(stacks.begin(), stacks.end(), [&](const NamedStack& s) { return takes(s, p); })) return;
+    throw InputError(
+        fmt::format("{}: none of the stacks {} has this parameter", p.flag(), fmt::join(grid.stacks, ", ")));
+  };
+  for (const auto& given : to_all.items()) refuse_untaken(find_parameter(given.key(), "a sweep"));
+  std::vector<std::vector<SweptParameter>> swept(stacks.size());  // of each stack
+  for (const SweptParameter& parameter : grid.parameters) {
+    const Parameter& p = find_parameter(parameter.name, "a sweep");
+    for (const double value : parameter.values) static_cast<void>(p.read(value));  // refuses what is out of range
+    refuse_untaken(p);
+    for (std::size_t s = 0; s < stacks.size(); ++s) {
+      if (takes(stacks[s], p)) swept[s].push_back(parameter);
     }
-    if (!taken)
-      throw InputError(
-          fmt::format("{}: none of the stacks {} has this parameter", p.name, fmt::join(grid.stacks, ", ")));
   }
   std::map<std::string, std::string> names;  // results name a trace by its file's name
   for (const std::string& trace : grid.traces) {
@@ -271,10 +264,9 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
     for (const std::string& machine : grid.machines) {
       for (const std::uint32_t batch : grid.batches) {
         for (const std::string& budget : grid.budgets) {
-          for (const NamedStack& stack : stacks) {
-            std::vector<SweepCell> made{{trace, machine, stack.label, budget, stack, batch, {}, setting}};
-            for (const SweptParameter& p : grid.parameters) {
-              if (!takes(stack, p.name)) continue;
+          for (std::size_t s = 0; s < stacks.size(); ++s) {
+            std::vector<SweepCell> made{{trace, machine, stacks[s].label, budget, stacks[s], batch, {}, setting}};
+            for (const SweptParameter& p : swept[s]) {
               std::vector<SweepCell> more;
               for (const SweepCell& c : made) {
                 for (const double value : p.values) {

@@ -15,10 +15,9 @@
 
 namespace ferry::engine {
 
-/// One parameter of policies and the values to try. What a stack does not take is left at the first value, so that no
-/// cell is run twice.
+/// One parameter whose values are numbers, and those to try. Stacks that do not take it have no cells for them.
 struct SweptParameter {
-  std::string name;  ///< as the command spells it: "--t1"
+  std::string name;  ///< of parameters.hpp: "t1"
   std::vector<double> values;
 };
 
@@ -45,8 +44,8 @@ struct SweepCell {
 };
 
 /// Every cell, in a fixed order: parameters vary fastest, traces slowest. What a list names twice counts once, where it
-/// stands first. Throws InputError for an unknown stack, a parameter that none of them takes, or two traces of one file
-/// name.
+/// stands first. Throws InputError for an unknown stack, for a parameter or pools that none of them takes, for values
+/// that the parameter does not have, or for two traces of one file name.
 std::vector<SweepCell> cells_of(const SweepGrid& grid);
 
 /// Which cells a rank of a launcher takes: those whose index modulo `ranks` is `rank`.

@@ -12,7 +12,8 @@
 #include "engine/fixtures/prompts.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
-#include "inference/expert_runner.hpp"
+#include "stacks/parameters.hpp"
+#include "stacks/stack_config.hpp"
 #include "stacks/stack_file.hpp"
 #include "support/errors.hpp"
 
@@ -354,6 +355,7 @@ TEST_CASE("what cannot be calibrated is refused in one line") {
       {"run --stack " + at + "/none.json", "none.json"},
       {"run --stack hobbit --cache-weights 1,2,3,4", "sum to 1000"},
       {"run --stack lru --high-bits 8", "--high-bits: lru has no such parameter"},
+      {"run --stack lru --low-bits 8", "--low-bits: lru has no such parameter"},  // which would not fit Fate's INT4
       {"run --stack hobbit --low-bits 8 --high-bits 4", "fewer bits for low than for high"}};
   for (const auto& [arguments, part] : cases) {
     const Shell r = ferry_command(arguments);

@@ -228,7 +228,13 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("run --stack hobbit --depth 5", {"--depth"});
   refused("run --stack importance-driven --alpha nan", {"alpha"});
   refused("run --stack fate --low-share 101", {"--low-share"});
-  refused("run --pools two", {"--pools"});
+  refused("run --pools two", {"--pools two", "one of stack, per-layer, one, shallow"});
+  refused("run --stack resident --pools one", {"--pools: resident has no such parameter", "lru"});
+  refused("run --stack hobbit --depth 1.5", {"--depth 1.5", "a whole number from 1 to 4"});
+  refused("run --stack hobbit --t1 ''", {"--t1"});
+  refused("run --stack hobbit --t1 0.5 --t1 0.6", {"--t1"});
+  refused("run --stack hobbit --low-bits 3", {"--low-bits 3", "2, 4 or 8"});
+  refused("run --stack hobbit --cache-weights 1000,0,0", {"--cache-weights"});
   refused("run --batch 9", {"--batch"});
   refused("run --max-new-tokens 0", {"--max-new-tokens"});
   refused("run --max-new-tokens many", {"--max-new-tokens"});

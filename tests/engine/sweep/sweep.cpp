@@ -93,7 +93,7 @@ struct Fixture {
     g.machines = {"rtx3090-pcie3"};
     g.stacks = {"lru", "hobbit", "importance-driven"};
     g.budgets = {"50%", "80%"};
-    g.parameters = {{"--t1", {0.5, 0.6}}, {"--alpha", {0.1, 0.2, 0.3}}};
+    g.parameters = {{"t1", {0.5, 0.6}}, {"alpha", {0.1, 0.2, 0.3}}};
     return g;
   }
 };
@@ -253,7 +253,7 @@ TEST_CASE("a grid has each combination once, in a fixed order") {
   g.stacks = {"lru", "hobbit", "importance-driven"};
   g.budgets = {"10%", "20%"};
   g.batches = {1, 2};
-  g.parameters = {{"--t1", {0.5, 0.6}}, {"--alpha", {0.1, 0.2, 0.3}}};
+  g.parameters = {{"t1", {0.5, 0.6}}, {"alpha", {0.1, 0.2, 0.3}}};
   const std::vector<SweepCell> cells = cells_of(g);
   // 2 traces * 2 machines * 2 batches * 2 budgets * (lru 1 + hobbit 2 + importance-driven 3)
   REQUIRE(cells.size() == 96);
@@ -289,13 +289,13 @@ TEST_CASE("a grid has each combination once, in a fixed order") {
 
   // Two parameters of one stack: the last varies fastest.
   g.stacks = {"hobbit"};
-  g.parameters = {{"--t1", {0.5, 0.6}}, {"--t2", {0.8, 0.9}}};
+  g.parameters = {{"t1", {0.5, 0.6}}, {"t2", {0.8, 0.9}}};
   const std::vector<SweepCell> both = cells_of(g);
   REQUIRE(both.size() == 16 * 4);
   using Set = std::vector<std::pair<std::string, double>>;
-  CHECK(both[0].parameters == Set{{"--t1", 0.5}, {"--t2", 0.8}});
-  CHECK(both[1].parameters == Set{{"--t1", 0.5}, {"--t2", 0.9}});
-  CHECK(both[2].parameters == Set{{"--t1", 0.6}, {"--t2", 0.8}});
+  CHECK(both[0].parameters == Set{{"t1", 0.5}, {"t2", 0.8}});
+  CHECK(both[1].parameters == Set{{"t1", 0.5}, {"t2", 0.9}});
+  CHECK(both[2].parameters == Set{{"t1", 0.6}, {"t2", 0.8}});
 }
 
 TEST_CASE("what a sweep's lists name twice is one cell, where it stands first" * doctest::test_suite("threads")) {
@@ -305,7 +305,7 @@ TEST_CASE("what a sweep's lists name twice is one cell, where it stands first" *
   g.stacks = {"hobbit", "lru", "hobbit"};
   g.budgets = {"25%", "1MiB", "25.0%", "1048576"};
   g.batches = {2, 1, 2};
-  g.parameters = {{"--t1", {0.5, 0.6, 0.5}}};
+  g.parameters = {{"t1", {0.5, 0.6, 0.5}}};
   auto keys = [&] {
     Lines all;
     for (const SweepCell& c : cells_of(g)) all.push_back(c.key());
@@ -317,7 +317,7 @@ TEST_CASE("what a sweep's lists name twice is one cell, where it stands first" *
   g.stacks = {"hobbit", "lru"};
   g.budgets = {"25%", "1MiB"};
   g.batches = {2, 1};
-  g.parameters = {{"--t1", {0.5, 0.6}}};
+  g.parameters = {{"t1", {0.5, 0.6}}};
   CHECK(with_repeats == keys());
   CHECK(with_repeats.size() == 2 * 2 * 3);
 }
@@ -329,7 +329,7 @@ TEST_CASE("with shallow pools every stack that caches takes --shallow-layers, in
   g.machines = {"m"};
   g.budgets = {"25%"};
   g.stacks = {"lru", "layer-stream", "fate", "on-demand", "resident"};
-  g.parameters = {{"--shallow-layers", {1, 2}}};
+  g.parameters = {{"shallow-layers", {1, 2}}};
   g.pools = "shallow";
   CHECK(cells_of(g).size() == 2 + 2 + 2 + 1 + 1);
   g.pools = "stack";
@@ -356,10 +356,65 @@ TEST_CASE("a grid with unknown stacks, or parameters that nobody takes, is refus
   g.stacks = {"lru", "fats"};
   CHECK(says(refusal([&] { cells_of(g); }), {"unknown stack \"fats\"", "did you mean \"fate\"?"}));
   g.stacks = {"lru", "fate"};
-  g.parameters = {{"--t1", {0.5}}};
+  g.parameters = {{"t1", {0.5}}};
   CHECK(says(refusal([&] { cells_of(g); }), {"--t1", "lru, fate"}));
   g.stacks = {"lru", "hobbit"};
   CHECK(cells_of(g).size() == 2);
+}
+
+TEST_CASE("a grid with pools that nobody takes, or values that a parameter does not have, is refused") {
+  SweepGrid g;
+  g.traces = {"a"};
+  g.machines = {"m"};
+  g.budgets = {"10%"};
+  g.stacks = {"resident", "on-demand"};
+  g.pools = "one";
+  CHECK(says(refusal([&] { cells_of(g); }), {"--pools", "resident, on-demand"}));
+  g.stacks.emplace_back("lru");
+  CHECK(cells_of(g).size() == 3);
+  g.pools = "two";
+  CHECK(says(refusal([&] { cells_of(g); }), {"--pools two", "one of stack, per-layer, one, shallow"}));
+  g.pools = "one";
+  g.stacks = {"fate"};  // its own layout has shallow layers, this one has none
+  g.parameters = {{"shallow-layers", {1, 2}}};
+  CHECK(says(refusal([&] { cells_of(g); }), {"--shallow-layers", "fate"}));
+  g.pools = "stack";
+  g.stacks = {"hobbit"};
+  const std::vector<std::pair<SweptParameter, std::string>> cases = {
+      {{"t3", {0.5}}, "unknown parameter \"t3\""},
+      {{"t1", {0.5, 1.5}}, "--t1 1.5: expected a number from 0 to 1"},
+      {{"t1", {std::nan("")}}, "--t1 nan: expected a number from 0 to 1"},
+      {{"depth", {1, 17}}, "--depth 17: expected a whole number from 1 to 4"},
+      {{"depth", {1.5}}, "--depth 1.5: expected a whole number from 1 to 4"},
+      {{"low-bits", {2, 3}}, "--low-bits 3: expected 2, 4 or 8"},
+      {{"cache-weights", {1000}}, "--cache-weights 1000: expected four thousandths"}};
+  for (const auto& [parameter, why] : cases) {
+    g.parameters = {parameter};
+    CHECK(says(refusal([&] { cells_of(g); }), {why}));
+  }
+}
+
+TEST_CASE("a sweep's runs say what a simulation with the same flags says, pools and whole numbers too") {
+  const Fixture f;
+  SweepGrid grid = f.grid();
+  grid.stacks = {"on-demand", "hobbit+prefetch"};
+  grid.budgets = {"60%"};
+  grid.pools = "one";
+  grid.parameters = {{"depth", {2}}};
+  const Path out = f.at("pools.jsonl");
+  CHECK(run(grid, out).refused == 0);
+  for (const std::string& line : whole_lines(out)) {
+    const Json json = Json::parse(line);
+    const bool takes = json["stack"] == "hobbit+prefetch";
+    CHECK(json["parameters"].dump() == (takes ? R"({"depth":2,"pools":"one"})" : "{}"));
+    if (!takes) continue;
+    CHECK(ferry_command("simulate --stack hobbit+prefetch --depth 2 --pools one --budget 60% --trace " +
+                        quoted(f.at("a.safetensors")) + " --json " + quoted(f.at("r.json")))
+              .status == 0);
+    Json alone = Json::parse(read(f.at("r.json"))), swept = json;
+    swept.erase("sweep");
+    CHECK(alone == swept);
+  }
 }
 
 TEST_CASE("the same cells, whatever the threads, and what single simulations give" * doctest::test_suite("threads")) {
@@ -402,9 +457,9 @@ TEST_CASE("the same cells, whatever the threads, and what single simulations giv
     o.budget_bytes = trace.trace.model.all_bytes() * (cell.budget == "50%" ? 50 : 80) / 100;
     Json parameters = Json::object();
     for (const auto& [name, value] : cell.parameters) {
-      parameters[name.substr(2)] = value;
-      if (name == "--t1") o.t1 = static_cast<float>(value);
-      if (name == "--alpha") o.alpha = static_cast<float>(value);
+      parameters[name] = value;
+      if (name == "t1") o.t1 = static_cast<float>(value);
+      if (name == "alpha") o.alpha = static_cast<float>(value);
     }
     CHECK(json == Json::parse(to_json(run_simulation(setting, o, parameters)).dump()));
   }
@@ -416,10 +471,10 @@ TEST_CASE("every parameter of the command reaches its policy") {
     std::string stack, name;
     double low, high;
   };
-  const std::vector<Swept> swept = {{"hobbit+dynamic", "--t1", 0.1, 0.8},        {"hobbit+dynamic", "--t2", 0.65, 0.95},
-                                    {"importance-driven", "--alpha", 0.01, 0.9}, {"fate", "--low-share", 0, 90},
-                                    {"fate+cache", "--shallow-layers", 0, 2},    {"fate", "--percentile", 10, 90},
-                                    {"hobbit+prefetch", "--depth", 1, 3}};
+  const std::vector<Swept> swept = {{"hobbit+dynamic", "t1", 0.1, 0.8},        {"hobbit+dynamic", "t2", 0.65, 0.95},
+                                    {"importance-driven", "alpha", 0.01, 0.9}, {"fate", "low-share", 0, 90},
+                                    {"fate+cache", "shallow-layers", 0, 2},    {"fate", "percentile", 10, 90},
+                                    {"hobbit+prefetch", "depth", 1, 3}};
   for (const Swept& s : swept) {
     CAPTURE(s.stack);
     CAPTURE(s.name);
@@ -436,7 +491,7 @@ TEST_CASE("every parameter of the command reaches its policy") {
     for (const std::string& line : lines) {
       runs.push_back(Json::parse(line));
       runs.back().erase("sweep");
-      CHECK(runs.back()["parameters"].contains(s.name.substr(2)));
+      CHECK(runs.back()["parameters"].contains(s.name));
       runs.back().erase("parameters");
     }
     CHECK(runs[0] != runs[1]);
@@ -830,7 +885,10 @@ TEST_CASE("each mistake in a sweep gets one line, before any cell runs" * doctes
   refused("sweep" + trace + " --machines rtx3090-pcie3 --stacks lru", {"--out is required"});
   refused(sweep("--stacks lru,fats"), {"unknown stack \"fats\"", "did you mean \"fate\"?"});
   refused(sweep("--stacks lru --t1 0.5"), {"--t1", "lru"});
-  refused(sweep("--stacks hobbit --t1 2"), {"--t1"});
+  refused(sweep("--stacks hobbit --t1 2"), {"--t1 2", "a number from 0 to 1"});
+  refused(sweep("--stacks resident,on-demand --pools one"), {"--pools", "resident, on-demand"});
+  refused(sweep("--stacks fate --pools one --shallow-layers 2"), {"--shallow-layers", "fate"});
+  refused(sweep("--stacks hobbit --low-bits 3"), {"--low-bits 3", "2, 4 or 8"});
   refused(sweep("--stacks lru --budgets 50%,lots"), {"lots", "25%"});
   refused(sweep("--stacks lru --batches 0"), {"--batches"});
   refused(sweep("--stacks lru --threads 0"), {"--threads"});
@@ -1089,6 +1147,10 @@ TEST_CASE("each mistake in a simulation gets one line and leaves no file") {
   refused("simulate --stack cross-layer-lru --json " + x + bare, {"made-up", "\"predicted\""});
   refused("simulate --stack hobbit --t1 0.9 --t2 0.5 --json " + x + trace, {"t1", "0.9", "0.5"});
   refused("simulate --stack hobbit --t1 nan --json " + x + trace, {"t1"});
+  refused("simulate --stacks resident,on-demand --pools one --json " + x + trace,
+          {"--pools: resident, on-demand has no such parameter", "lru"});
+  refused("simulate --stack fate --pools one --shallow-layers 2 --json " + x + trace,
+          {"--shallow-layers: fate has no such parameter", "with these pools"});
   refused("simulate --json " + x + " --timeline " + x + trace, {"named for two outputs"});
   refused("simulate --json " + quoted(f.at("a.safetensors")) + trace, {"a.safetensors", "is read by this run"});
   refused("simulate --json /nowhere/x.json" + trace, {"/nowhere/x.json", "cannot be written"});

@@ -1,0 +1,137 @@
+#include "stacks/stack_options.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "ferry/error.hpp"
+#include "stacks/parameters.hpp"
+#include "support/errors.hpp"
+#include "support/suggest.hpp"
+
+namespace ferry::engine {
+namespace {
+
+using O = StackOptions;
+
+StackInfo resident(const char* name, const char* what, Precision p) {
+  return {name, what, true, true, p, {}};
+}
+
+/// Copies experts at the model's own precision, and routes to those that the gate chose.
+StackInfo lossless(const char* name, const char* what, std::vector<ParameterMember> parameters) {
+  return {name, what, true, false, Precision::full, std::move(parameters)};
+}
+
+StackInfo lossy(const char* name, const char* what, PrecisionSet precisions, std::vector<ParameterMember> parameters) {
+  return {name, what, false, false, precisions, std::move(parameters)};
+}
+
+// stack_table.hpp has the types of these stacks. A test compares what is said here with what the types are.
+std::vector<StackInfo> make_stacks() {
+  const PrecisionSet own = Precision::full, fate = Precision::int4 | Precision::int2,
+                     hobbit = Precision::full | Precision::int4;
+  return {
+      resident("resident", "every expert on the device, as the checkpoint has it", Precision::full),
+      resident("resident-int8", "every expert on the device in INT8", Precision::int8),
+      resident("resident-int4", "every expert on the device in INT4", Precision::int4),
+      resident("resident-int2", "every expert on the device in INT2", Precision::int2),
+      lossless("on-demand", "each expert is copied when needed, and forgotten", {}),
+      lossless("layer-stream", "whole layers, one ahead (DeepSpeed-Inference)", {&O::pools}),
+      lossless("lru", "least recently used, no prefetch (llama.cpp)", {&O::pools}),
+      lossless("cross-layer-lru", "lru, and the next layer's gate predicts", {&O::pools, &O::percentile}),
+      lossless("mixtral-offloading", "lru a layer, and the top-k of the next gate", {&O::pools, &O::percentile}),
+      lossless("moe-infinity", "activation matrices of earlier requests, LFU", {&O::pools, &O::depth}),
+      lossless("activation-path", "activation paths with Fate's cache (EAP)", {&O::pools, &O::shallow_layers}),
+      lossless("static-host", "a fixed part on the device, the host computes the rest", {&O::pools}),
+      lossless("hybrimoe", "averaged scores, misses split between link and host", {&O::pools, &O::percentile}),
+
+      lossless("fate+prefetch", "Fate's prefetch alone", {&O::pools, &O::percentile}),
+      lossless("fate+cache", "its prefetch and its cache", {&O::pools, &O::percentile, &O::shallow_layers}),
+      lossy("fate", "Fate: prefetch, shallow-favouring ARC, INT4 and INT2", fate,
+            {&O::pools, &O::low_share_percent, &O::low_bits, &O::high_bits, &O::percentile, &O::shallow_layers}),
+
+      lossy("hobbit+dynamic", "HOBBIT's precision by importance, with LRU", hobbit,
+            {&O::pools, &O::t1, &O::t2, &O::low_bits, &O::high_bits}),
+      lossy("hobbit+prefetch", "and its adaptive prefetch", hobbit,
+            {&O::pools, &O::t1, &O::t2, &O::low_bits, &O::high_bits, &O::depth}),
+      lossy("hobbit", "HOBBIT: and its multidimensional cache", hobbit,
+            {&O::pools, &O::t1, &O::t2, &O::low_bits, &O::high_bits, &O::cache_weights, &O::depth}),
+      lossy("hobbit-cooperative", "the same, the host computes what is missing", hobbit,
+            {&O::pools, &O::t1, &O::t2, &O::low_bits, &O::high_bits, &O::cache_weights, &O::depth}),
+
+      lossless("importance+ce", "eviction by recent scores", {&O::pools}),
+      lossy("importance+er", "and low-score experts replaced by resident ones", own, {&O::pools, &O::alpha}),
+      lossy("importance+pre", "and top-score experts prefetched", own, {&O::pools, &O::alpha}),
+      lossy("importance-driven", "all of it: and misses shared with the host", own, {&O::pools, &O::alpha}),
+  };
+}
+
+struct PrecisionPair {
+  Precision low, high;
+};
+
+/// What a stack with two precisions shrinks experts to, and what it leaves them in; none for the others.
+std::optional<PrecisionPair> precision_pair(const StackOptions& o) {
+  if (!takes_parameter(o.stack, &O::low_bits, o.pools)) return {};
+  const unsigned set = find_stack(o.stack).precisions.bits;
+  return PrecisionPair{
+      o.low_bits ? precision_of_bits(*o.low_bits) : static_cast<Precision>(std::countr_zero(set)),
+      o.high_bits ? precision_of_bits(*o.high_bits, &O::high_bits) : static_cast<Precision>(std::bit_width(set) - 1)};
+}
+
+}  // namespace
+
+const std::vector<StackInfo>& all_stacks() {
+  static const std::vector<StackInfo> all = make_stacks();
+  return all;
+}
+
+const StackInfo& find_stack(const std::string& name) {
+  std::vector<std::string> names;
+  for (const StackInfo& s : all_stacks()) {
+    if (name == s.name) return s;
+    names.push_back(s.name);
+  }
+  throw InputError(unknown_name("stack", name, names));
+}
+
+bool takes_parameter(const std::string& stack, const ParameterMember& parameter, PoolChoice pools) {
+  const std::vector<ParameterMember>& own = find_stack(stack).parameters;
+  auto takes = [&](const ParameterMember& p) { return std::find(own.begin(), own.end(), p) != own.end(); };
+  // The pools that a user chooses replace the stack's own, and shallow layers with them.
+  const bool replaced = parameter == ParameterMember(&O::shallow_layers) && pools != PoolChoice::stack;
+  return replaced ? pools == PoolChoice::shallow && takes(&O::pools) : takes(parameter);
+}
+
+Precision precision_of_bits(std::uint32_t bits, std::optional<std::uint32_t> StackOptions::*parameter) {
+  static_cast<void>(parameter_of(parameter).read(bits));
+  static_assert(Precision{std::countr_zero(2U)} == Precision::int2 &&
+                Precision{std::countr_zero(4U)} == Precision::int4 &&
+                Precision{std::countr_zero(8U)} == Precision::int8);
+  return static_cast<Precision>(std::countr_zero(bits));
+}
+
+void check_parameters(const StackOptions& o) {
+  if (o.t1 && o.t2 && *o.t1 > *o.t2) {
+    throw ConfigError(fmt::format("parameter \"{}\": expected at most {}, {}, got {}", parameter_of(&O::t1).name,
+                                  parameter_of(&O::t2).name, *o.t2, *o.t1));
+  }
+  if (const auto pair = precision_pair(o); pair && pair->low >= pair->high) {
+    const char* names[] = {"", "INT2", "INT4", "INT8", "the model's own"};
+    throw ConfigError(fmt::format(
+        "precisions of a stack: low is {} and high is {}, expected fewer bits for low than for high ({}, {})",
+        names[static_cast<unsigned>(pair->low)], names[static_cast<unsigned>(pair->high)],
+        parameter_of(&O::low_bits).flag(), parameter_of(&O::high_bits).flag()));
+  }
+}
+
+PrecisionSet precisions_for(const StackOptions& o) {
+  check_parameters(o);
+  const auto pair = precision_pair(o);
+  return pair ? pair->low | pair->high : find_stack(o.stack).precisions;
+}
+
+}  // namespace ferry::engine

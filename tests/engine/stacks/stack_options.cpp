@@ -1,0 +1,132 @@
+// What is said of stacks, against what their types are; and which parameters they take.
+#include "stacks/stack_options.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "ferry/error.hpp"
+#include "stacks/parameters.hpp"
+#include "stacks/stack_config.hpp"
+#include "stacks/stack_table.hpp"
+#include "support/errors.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+
+/// All of StackInfo that can be seen of a type, which is all but what it is in words.
+struct TypeTable {
+  std::vector<StackInfo> rows;
+
+  template <class Stack>
+  void stack(const char* name) {
+    StackInfo info;
+    info.name = name;
+    info.precisions = PrecisionSet(static_cast<std::uint8_t>(typename Stack::precision{}.precisions() & ~1U));
+    info.lossless = info.precisions.bits == PrecisionSet(Precision::full).bits &&
+                    !ferry::part::substitutes<typename Stack::router>();
+    if (ferry::part::caches<typename Stack::cache>()) info.parameters.emplace_back(&StackOptions::pools);
+    CoreConfig<Stack> config;
+    engine::part::each_parameter(config, [&info](auto member, auto& /*to*/) { info.parameters.emplace_back(member); });
+    if (engine::part::has_shallow_layers<Stack>()) info.parameters.emplace_back(&StackOptions::shallow_layers);
+    rows.push_back(std::move(info));
+  }
+  template <Precision p>
+  void resident(const char* name) {
+    StackInfo info;
+    info.name = name;
+    info.keeps_everything = info.lossless = true;
+    info.precisions = p;
+    rows.push_back(std::move(info));
+  }
+};
+
+std::set<std::string> names(const std::vector<ParameterMember>& parameters) {
+  std::set<std::string> all;
+  for (const ParameterMember& p : parameters) all.insert(parameter_of(p).name);
+  return all;
+}
+
+TEST_CASE("the table of stacks has a row for each type, and says of it what it is") {
+  TypeTable types;
+  each_baseline_stack(types);
+  each_fate_stack(types);
+  each_hobbit_stack(types);
+  each_importance_stack(types);
+  REQUIRE(types.rows.size() == all_stacks().size());
+  for (std::size_t i = 0; i < types.rows.size(); ++i) {
+    const StackInfo &type = types.rows[i], &said = all_stacks()[i];
+    CAPTURE(type.name);
+    CHECK(said.name == type.name);
+    CHECK(said.lossless == type.lossless);
+    CHECK(said.keeps_everything == type.keeps_everything);
+    CHECK(said.precisions.bits == type.precisions.bits);
+    CHECK(names(said.parameters) == names(type.parameters));
+    CHECK(names(said.parameters).size() == said.parameters.size());
+    CHECK(said.what[0] != '\0');
+  }
+}
+
+TEST_CASE("every parameter has one row, one member and stacks that take it") {
+  std::set<std::string> seen;
+  for (const Parameter& p : all_parameters()) {
+    CAPTURE(p.name);
+    CHECK(seen.insert(p.name).second);
+    CHECK(&parameter_of(p.member()) == &p);
+    CHECK(&find_parameter(p.name, "") == &p);
+    CHECK(p.flag() == "--" + p.name);
+    for (const std::string& text : {p.unset, p.what, p.expected(), p.range()}) CHECK(!text.empty());
+    CHECK(std::any_of(all_stacks().begin(), all_stacks().end(),
+                      [&](const StackInfo& s) { return takes_parameter(s.name, p.member(), PoolChoice::stack); }));
+  }
+}
+
+TEST_CASE("pools of a user's choice take a stack's own shallow layers away, and bring their own") {
+  const ParameterMember shallow = &StackOptions::shallow_layers;
+  for (const PoolChoice pools : {PoolChoice::stack, PoolChoice::per_layer, PoolChoice::one, PoolChoice::shallow}) {
+    const bool own = pools == PoolChoice::stack, chosen = pools == PoolChoice::shallow;
+    CHECK(takes_parameter("fate", shallow, pools) == (own || chosen));
+    CHECK(takes_parameter("lru", shallow, pools) == chosen);
+    CHECK(!takes_parameter("on-demand", shallow, pools));
+    CHECK(!takes_parameter("resident", shallow, pools));
+    CHECK(takes_parameter("fate", &StackOptions::percentile, pools));
+    CHECK(!takes_parameter("fate", &StackOptions::t1, pools));
+  }
+  CHECK_THROWS_AS(takes_parameter("fats", shallow, PoolChoice::stack), InputError);
+}
+
+TEST_CASE("parameters that do not fit each other are refused") {
+  StackOptions o;
+  o.stack = "hobbit";
+  o.t1 = 0.5F;
+  CHECK_NOTHROW(check_parameters(o));
+  o.t2 = 0.5F;
+  CHECK_NOTHROW(check_parameters(o));
+  o.t1 = 0.6F;
+  CHECK_THROWS_WITH_AS(check_parameters(o), "parameter \"t1\": expected at most t2, 0.5, got 0.6", ConfigError);
+  o.t1 = 0.4F;
+  o.low_bits = 8;
+  CHECK_NOTHROW(check_parameters(o));
+  o.high_bits = 8;
+  CHECK_THROWS_WITH_AS(check_parameters(o), doctest::Contains("fewer bits for low than for high"), ConfigError);
+  o.low_bits.reset();  // INT4
+  CHECK(precisions_for(o).bits == (Precision::int8 | Precision::int4).bits);
+  o.high_bits = 4;
+  CHECK_THROWS_AS(precisions_for(o), ConfigError);
+  o.high_bits = 5;
+  CHECK_THROWS_WITH_AS(precisions_for(o), "--high-bits 5: expected 2, 4 or 8", InputError);
+  o.stack = "lru";  // has no pair
+  CHECK(precisions_for(o).bits == PrecisionSet(Precision::full).bits);
+}
+
+TEST_CASE("bits have their precision") {
+  CHECK(precision_of_bits(2) == Precision::int2);
+  CHECK(precision_of_bits(4) == Precision::int4);
+  CHECK(precision_of_bits(8) == Precision::int8);
+  for (const std::uint32_t bits : {0U, 1U, 3U, 16U}) CHECK_THROWS_AS(precision_of_bits(bits), InputError);
+}
+
+}  // namespace
