@@ -87,7 +87,6 @@ int run(Arguments a) {
   TraceFile ids;
   ids.trace.name = full->trace.name;
   ids.trace.model = full->trace.model;
-  ids.trace.renormalise = full->trace.renormalise;
   ids.experts = full->experts;
   ids.sequence_start = full->sequence_start;
   ids.view();

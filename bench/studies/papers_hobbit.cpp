@@ -201,7 +201,6 @@ Measured without_prefetch(const Scene& scene, const Setup& setup, double share, 
   CoreConfig<S> c;
   c.model = scene.trace.model;
   c.model.max_rows = std::max<std::uint32_t>(1, scene.prompt);
-  c.model.renormalise = renormalise_if(scene.trace.renormalise);
   c.precision.low = engine::precision_of_bits(setup.low_bits);
   if (!dynamic) c.precision.t1 = c.precision.t2 = 1.0F;
   c.cache = cache;

@@ -133,7 +133,7 @@ template <class Stack, class Configure>
 Runner composed(Place& place, const RunnerOptions& o, const Configure& configure) {
   const ModelConfig& model = place.model.config();
   const ExpertStore& store = place.model.store();
-  auto c = engine::part::basic_config<Stack>(model_shape(model, store, o.max_rows), model.renormalise, o,
+  auto c = engine::part::basic_config<Stack>(model_shape(model, store, o.max_rows), o,
                                              [&](std::uint64_t bytes) { return copy_cost(o, store, bytes); });
   configure(c);
   return std::make_unique<PipelineRunner<Stack>>(c, stacks::preloads<Stack>(), store, place.model.gates(), o);

@@ -23,6 +23,7 @@ struct ModelShape : Shape {
   [[nodiscard]] std::uint64_t bytes(std::uint32_t layer, Precision p) const {
     return expert_bytes[expert_bytes.size() == 1 ? 0 : layer][static_cast<unsigned>(p)];
   }
+  [[nodiscard]] bool renormalises() const { return renormalise == Renormalise::yes; }
   /// Bytes of the smallest expert at a precision; 0: stored at it nowhere.
   [[nodiscard]] std::uint64_t least_bytes(Precision p) const {
     std::uint64_t least = 0;
@@ -46,7 +47,6 @@ struct ModelShape : Shape {
       if (!good) throw ConfigError("model shape: " + what);
     };
     need(layers > 0 && experts > 0, "layers and experts must be at least 1");
-    need(layers < no_layer, "at most 65534 layers");
     need(experts < no_expert, "at most 65534 experts a layer");
     need(top_k > 0 && top_k <= experts,
          "top_k is " + std::to_string(top_k) + ", expected 1 to " + std::to_string(experts) + " (experts)");

@@ -44,7 +44,7 @@ ModelFacts read_shape(const std::string& name_or_path, std::optional<double> bit
   m.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, m.model.experts));
   m.model.max_rows = 1;
   check_size(m.model, path.string());
-  m.renormalise = f.flag("renormalise", true);
+  m.model.renormalise = renormalise_if(f.flag("renormalise", true));
   auto weight_bits = [&](const char* name) {
     const double value = f.number(name, 0);
     if (value > 64) f.refuse(name, "at most 64 bits");

@@ -14,7 +14,6 @@ namespace ferry::engine {
 struct ModelFacts {
   std::string name;
   ModelShape model;  ///< with the bytes of an expert at every precision; max_rows 1
-  bool renormalise = true;
   std::vector<LayerWork> work;  ///< one for all layers, or one a layer
 };
 

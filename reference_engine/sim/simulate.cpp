@@ -2,11 +2,17 @@
 
 #include <unistd.h>
 
-#include "sim/simulator.hpp"
+#include <algorithm>
+#include <vector>
+
+#include "ferry/sim/simulation.hpp"
+#include "stacks/configured_stack.hpp"
 
 namespace ferry::engine {
-namespace part {
+namespace {
 
+/// A small file can name a model whose tables no machine holds: throws ConfigError before the system ends the process
+/// for them.
 void need_memory(const std::string& stack, const ModelShape& model, std::size_t bytes) {
   const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0) return;
@@ -18,26 +24,97 @@ void need_memory(const std::string& stack, const ModelShape& model, std::size_t 
                     " (80% of this machine's memory): simulate a smaller model, or take another stack");
 }
 
-}  // namespace part
+/// Everything that a trace will ask for, in the order of a replay.
+class AskedFor {
+ public:
+  AskedFor(const Trace& trace, std::uint32_t batch, std::uint32_t chunk) {
+    TraceSteps steps(trace, batch, chunk);
+    std::vector<std::uint8_t> seen(trace.model.experts);
+    while (steps.next()) {
+      for (std::uint16_t l = 0; l < trace.model.layers; ++l) {
+        starts_.push_back(static_cast<std::uint32_t>(asked_.size()));
+        std::fill(seen.begin(), seen.end(), std::uint8_t{0});
+        for (const std::uint32_t t : steps.tokens()) {
+          for (std::uint32_t i = 0; i < trace.model.top_k; ++i) {
+            const std::uint16_t e = trace.expert(t, l, i);
+            if (e == no_expert || seen[e] != 0) continue;
+            seen[e] = 1;
+            asked_.push_back({l, e});
+          }
+        }
+      }
+    }
+    starts_.push_back(static_cast<std::uint32_t>(asked_.size()));
+  }
+  [[nodiscard]] Future view() const { return {asked_, starts_}; }
+
+ private:
+  std::vector<ExpertId> asked_;
+  std::vector<std::uint32_t> starts_;  ///< of each layer of each step, and the end
+};
+
+Simulated replay(const AnyConfig& config, bool preload, const Trace& trace, const Costs& costs,
+                 const SimulateOptions& o) {
+  SimulationOptions options;
+  options.batch = o.batch;
+  options.prefill_chunk = o.prefill_chunk;
+  options.preload = preload;
+  options.bounds = o.bounds;
+  options.log = o.log;
+  const CoreSettings& settings = config.settings();
+  need_memory(o.stack, settings.model, config.storage_bytes());
+  costs.validate(settings.model);
+  VirtualClock clock(settings.model, {costs.link_bytes_per_s, costs.link_latency_ns, options.log});
+  const std::unique_ptr<AnyPipeline> pipe = config.start(clock);
+  Replay<AnyPipeline> simulation(*pipe, clock, settings.model, trace, costs, options);
+  Simulated r;
+  r.finished = true;
+  while (simulation.step()) {
+    const std::uint64_t done = simulation.clock(Phase::prefill).tokens + simulation.clock(Phase::decode).tokens;
+    if (done >= o.max_tokens) break;
+    if (o.progress && !o.progress(done, std::min<std::uint64_t>(trace.tokens, o.max_tokens))) {
+      r.finished = done == trace.tokens;
+      break;
+    }
+  }
+  r.counters = simulation.counters();
+  for (const Phase p : {Phase::prefill, Phase::decode}) r.phase[static_cast<unsigned>(p)] = simulation.clock(p);
+  r.groups = simulation.groups();
+  r.arena_bytes = settings.allotment.bytes();
+  if (o.bounds) {
+    r.decode_work =
+        simulation.decode_work([&](Precision p) { return slots_for(settings.allotment, settings.model, p); });
+  }
+  for (std::uint16_t d = 1; d <= simulation.look_ahead_depth(); ++d) {
+    auto& layers = r.accuracy.emplace_back();
+    for (std::uint16_t l = 0; l < trace.model.layers; ++l) layers.push_back(simulation.prediction_accuracy(d, l));
+  }
+  r.layer_hits = simulation.layer_hits();
+  r.spans = simulation.spans();
+  return r;
+}
+
+}  // namespace
 
 Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions& options) {
-  static const std::vector<SimulatorEntry> entries = [] {
-    std::vector<SimulatorEntry> list = baseline_simulators();
-    for (auto* more : {fate_simulators, hobbit_simulators, importance_simulators}) {
-      for (SimulatorEntry& e : more()) list.push_back(std::move(e));
-    }
-    return list;
-  }();
   if (options.batch == 0 || options.prefill_chunk == 0) {
     throw ConfigError("a replay needs a batch and a prefill chunk of 1 or more");
   }
   SimulateOptions o = options;
   o.max_rows = std::max(o.batch, o.prefill_chunk);
-  for (const SimulatorEntry& e : entries) {
-    if (e.name == o.stack) return e.run(trace, costs, o);
+  const CopyCost copy_cost = [&](std::uint64_t bytes) { return costs.copy(bytes); };
+  if (o.knows == Clairvoyance::none) {
+    const ConfiguredStack stack = configure_stack(trace.model, o, copy_cost);
+    return replay(*stack.config, stack.preloads, trace, costs, o);
   }
-  static_cast<void>(find_stack(o.stack));  // refuses it
-  return {};
+  const AskedFor asked(trace, o.batch, o.prefill_chunk);
+  const ConfiguredStack stack = configure_stack(trace.model, o, copy_cost, o.knows, asked.view());
+  return replay(*stack.config, stack.preloads, trace, costs, o);
+}
+
+Simulated simulate_config(const AnyConfig& config, const Trace& trace, const Costs& costs,
+                          const SimulateOptions& options) {
+  return replay(config, config.traits().preloads, trace, costs, options);
 }
 
 }  // namespace ferry::engine

@@ -52,11 +52,10 @@ void set_parameters(Config& c, const StackOptions& o) {
 
 /// All but the layout. `copy_ns(bytes)`: what a copy of that many bytes costs.
 template <class Stack, class CopyCost>
-CoreConfig<Stack> basic_config(ModelShape model, bool renormalise, const StackOptions& o, const CopyCost& copy_ns) {
+CoreConfig<Stack> basic_config(ModelShape model, const StackOptions& o, const CopyCost& copy_ns) {
   CoreConfig<Stack> c;
   c.model = std::move(model);
   c.model.max_rows = o.max_rows;
-  c.model.renormalise = renormalise_if(renormalise);
   c.top_score_alpha = o.alpha.value_or(0.3F);
   for (std::uint32_t p = 1; p < precision_count; ++p) {
     c.copy_ns[p] = copy_ns(c.model.bytes(0, static_cast<Precision>(p)));
@@ -74,9 +73,9 @@ consteval bool has_shallow_layers() {
 }
 
 template <class Stack, class CopyCost>
-CoreConfig<Stack> stack_config(const ModelShape& model, bool renormalise, const StackOptions& o,
+CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o,
                                const CopyCost& copy_ns) {
-  auto c = basic_config<Stack>(model, renormalise, o, copy_ns);
+  auto c = basic_config<Stack>(model, o, copy_ns);
   const std::uint32_t shallow = o.shallow_layers.value_or(4);
   if constexpr (has_shallow_layers<Stack>()) {
     Stack::set_up(c, o.budget_bytes, shallow);
@@ -96,9 +95,9 @@ CoreConfig<Stack> stack_config(const ModelShape& model, bool renormalise, const 
 
 /// Every expert in its slot: what the others are compared with.
 template <Precision p, class CopyCost>
-CoreConfig<stacks::LruCache> resident_config(const ModelShape& model, bool renormalise, const StackOptions& o,
+CoreConfig<stacks::LruCache> resident_config(const ModelShape& model, const StackOptions& o,
                                              const CopyCost& copy_ns) {
-  auto c = basic_config<stacks::LruCache>(model, renormalise, o, copy_ns);
+  auto c = basic_config<stacks::LruCache>(model, o, copy_ns);
   c.precision.precision = p;
   c.allotment = everything(c.model, p);
   return c;

@@ -112,7 +112,6 @@ std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
   for (std::uint32_t p = 1; p < precision_count; ++p) {  // what the store could hold
     t.model.expert_bytes[0][p] = model_.store().layout().bytes(static_cast<Precision>(p));
   }
-  t.renormalise = c.renormalise;
   t.ahead = ahead_;
   made_->work = {model_work(c)};
   made_->view();

@@ -75,7 +75,6 @@ class Maker {
     f.trace.name = shape_.name;
     f.trace.model = model_;
     f.trace.model.max_rows = 1;
-    f.trace.renormalise = shape_.renormalise;
     f.trace.ahead = o_.ahead;
     f.work = shape_.work;
     f.source = fmt::format("synthetic, seed {}", o_.seed);
@@ -158,7 +157,7 @@ class Maker {
     for (std::uint32_t i = 0; i < k; ++i) {
       const std::uint16_t e = routes_[i].expert;
       best(t)[i] = made_->experts[at * k + i] = e;
-      made_->weights[at * k + i] = shape_.renormalise ? scores[e] / sum : scores[e];
+      made_->weights[at * k + i] = shape_.model.renormalises() ? scores[e] / sum : scores[e];
     }
   }
 

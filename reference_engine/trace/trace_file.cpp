@@ -74,7 +74,6 @@ std::unique_ptr<TraceFile> begin(const std::filesystem::path& path, const ModelF
   auto made = std::make_unique<TraceFile>();
   made->trace.name = shape.name;
   made->trace.model = shape.model;
-  made->trace.renormalise = shape.renormalise;
   made->work = shape.work;
   made->source = path.filename().string();
   return made;
@@ -238,7 +237,7 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   const Json json = parse_json(said("model"), where);
   const Fields f(json, where);
   trace.name = f.text("name");
-  trace.renormalise = f.flag("renormalise", true);
+  trace.model.renormalise = renormalise_if(f.flag("renormalise", true));
   trace.model.layers = static_cast<std::uint16_t>(f.whole("layers", 1, 65535));
   trace.model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));
   trace.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, trace.model.experts));
@@ -320,7 +319,7 @@ void TraceFile::view() {
 void TraceFile::write(const std::filesystem::path& path) const {
   OutputFile out(path);
   Json model = {{"name", trace.name},         {"layers", trace.model.layers},     {"experts", trace.model.experts},
-                {"top_k", trace.model.top_k}, {"renormalise", trace.renormalise}, {"expert_bytes", Json::array()},
+                {"top_k", trace.model.top_k}, {"renormalise", trace.model.renormalises()}, {"expert_bytes", Json::array()},
                 {"work", Json::array()}};
   for (const ExpertBytes& b : trace.model.expert_bytes) model["expert_bytes"].push_back({b[1], b[2], b[3], b[4]});
   for (const LayerWork& w : work) model["work"].push_back({w.dense_bytes, w.dense_operations, w.expert_operations});

@@ -148,6 +148,7 @@ engine::ModelFacts small_model() {
   m.model.experts = 4;
   m.model.top_k = 2;
   m.model.max_rows = 1;
+  m.model.renormalise = Renormalise::yes;
   m.model.expert_bytes = {{0, 250'000, 400'000, 700'000, 1'000'000}};
   m.work = {{1'000'000, 500'000, 400'000}};
   return m;

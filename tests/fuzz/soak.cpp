@@ -43,7 +43,7 @@ struct Case {
   void draw_shape() {
     ModelShape& m = file.trace.model;
     file.trace.name = "random";
-    file.trace.renormalise = random.chance(50);
+    m.renormalise = renormalise_if(random.chance(50));
     m.layers = static_cast<std::uint16_t>(random.between(1, 6));
     m.experts = static_cast<std::uint16_t>(random.chance(5) ? random.between(256, 300) : random.between(1, 12));
     m.top_k = static_cast<std::uint16_t>(random.between(1, std::min<std::uint32_t>(m.experts, 4)));

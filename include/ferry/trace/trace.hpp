@@ -18,7 +18,6 @@ namespace ferry::inline FERRY_ABI {
 struct Trace {
   std::string name;         ///< the model's
   ModelShape model;         ///< max_rows is not used
-  bool renormalise = true;  ///< the model scales the weights of the chosen to sum 1
   std::uint32_t tokens = 0;
 
   std::span<const std::uint32_t> sequence_start;  ///< first token of each sequence, ascending from 0

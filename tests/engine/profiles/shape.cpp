@@ -55,7 +55,7 @@ TEST_CASE("every shape that comes with ferry can be used") {
 TEST_CASE("a shape of the user's own is read by path, and a damaged one names the field") {
   const ModelFacts m = read_tiny();
   CHECK(m.name == "tiny");
-  CHECK(m.renormalise);
+  CHECK(m.model.renormalises());
   // 3 * 64 * 64 weights at 16 bits; 1000 + 64 * 4 dense ones.
   CHECK(m.model.expert_bytes == std::vector<ExpertBytes>{{0, 4608, 7680, 13824, 24576}});
   CHECK(m.work[0].dense_bytes == 2512);

@@ -411,7 +411,7 @@ TEST_CASE("synthetic routing: the chosen are the best of the scores, and rows ar
   for (const bool steep : {false, true}) {
     const bool renormalise = steep;
     ModelFacts facts = small_model(6, 20, 3);
-    facts.renormalise = renormalise;
+    facts.model.renormalise = renormalise_if(renormalise);
     SyntheticOptions o;
     o.sequences = 3;
     o.prompt = 5;
@@ -426,7 +426,7 @@ TEST_CASE("synthetic routing: the chosen are the best of the scores, and rows ar
     const Trace& t = made->trace;
     CHECK_NOTHROW(t.validate());
     CHECK(t.tokens == 36);
-    CHECK(t.renormalise == renormalise);
+    CHECK(t.model.renormalises() == renormalise);
     CHECK(made->sequence_start == std::vector<std::uint32_t>{0, 12, 24});
     auto row_is_zero = [&](const float* row) { return std::all_of(row, row + 20, [](float x) { return x == 0; }); };
     for (std::uint32_t i = 0; i < t.tokens; ++i) {

@@ -205,7 +205,7 @@ std::unique_ptr<TraceFile> filled(const Wanted& w, std::uint64_t seed) {
   t.model.experts = w.experts;
   t.model.top_k = w.top_k;
   t.model.expert_bytes = {{0, 100, 200, 400, 800}};
-  t.renormalise = !w.unequal;
+  t.model.renormalise = renormalise_if(!w.unequal);
   t.ahead = w.ahead;
   f->work = {{12'345, 678, 90}};
   if (w.unequal) {
@@ -249,7 +249,7 @@ void check_same(const TraceFile& a, const TraceFile& b) {
   CHECK(a.trace.name == b.trace.name);
   CHECK(a.source == b.source);
   CHECK(a.residency == b.residency);
-  CHECK(a.trace.renormalise == b.trace.renormalise);
+  CHECK(a.trace.model.renormalise == b.trace.model.renormalise);
   REQUIRE(a.trace.tokens == b.trace.tokens);
   REQUIRE(a.trace.model.layers == b.trace.model.layers);
   REQUIRE(a.trace.model.top_k == b.trace.model.top_k);
@@ -522,7 +522,7 @@ TEST_CASE("a trace made by another writer is read as it is") {
   CHECK(t.name == "made-up");
   CHECK(f.source == "a test");
   CHECK(f.residency == "lru, 5 bytes");
-  CHECK_FALSE(t.renormalise);
+  CHECK_FALSE(t.model.renormalises());
   CHECK(t.tokens == 7);
   CHECK(t.sequences() == 2);
   CHECK(t.sequence_end(0) == 4);
@@ -997,7 +997,7 @@ TEST_CASE("others' safetensors are imported, halves exactly") {
     const Trace& t = made->trace;
     CHECK(made->source == "elsewhere");
     CHECK(t.name == "tiny");
-    CHECK(t.renormalise);
+    CHECK(t.model.renormalises());
     CHECK(t.tokens == 7);
     CHECK(same_bits(t.weights, weights32));
     CHECK(made->sequence_start == std::vector<std::uint32_t>{0, 4});

@@ -1,0 +1,248 @@
+#include "inference/pipeline_runner.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "ferry/error.hpp"
+#include "support/clock.hpp"
+
+namespace ferry::engine {
+namespace {
+
+View<const float> view(const Matrix& m) {
+  return {m.data(), static_cast<std::uint32_t>(m.size())};
+}
+
+bool reads_gate_input(const StackTraits& stack) {
+  return stack.predicts && (stack.rows[0] == RowSource::gate_input || stack.rows[1] == RowSource::gate_input);
+}
+
+std::unique_ptr<ExpertDevice> device_of(const CoreSettings& settings, const ExpertStore& store, SlotMemory::Source source,
+                                        const RunnerOptions& options) {
+  if (!options.make_device) {
+    throw ConfigError(
+        "a runner was asked for without RunnerOptions::make_device: make it by make_runner(model, options), or set it");
+  }
+  return options.make_device({settings.model, settings.allotment, store.layout(), std::move(source)}, options);
+}
+
+}  // namespace
+
+PipelineRunner::PipelineRunner(const AnyConfig& config, bool preload, const ExpertStore& store, GateBank& gates,
+                               const RunnerOptions& options)
+    : store_(store),
+      gates_(gates),
+      traits_(config.traits()),
+      settings_(config.settings()),
+      host_kernel_(store.layout()),
+      device_(device_of(settings_, store, [this](Variant v) { return expert(v); }, options)),
+      virtual_time_(device_->virtual_time()),
+      pipe_(config.start(static_cast<AnyLink&>(*device_))) {
+  log = options.log;
+  if (log) device_->log = &spans;
+  if (options.gate_worker && reads_gate_input(traits_)) gate_worker_.emplace(gates);
+  if (traits_.computes_on_host) host_worker_.emplace();
+  if (preload && options.preload) {
+    pipe_->preload();
+    device_->drain();
+  }
+}
+
+void PipelineRunner::begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) {
+  take_stalls();  // the step before is over: it was that phase's
+  phase_ = phase;
+  if (phase == Phase::prefill) new_section_ = true;
+  pipe_->begin_step({phase, sequences});
+}
+
+GateWants PipelineRunner::gate_wants(std::uint16_t layer) const {
+  if (gate_worker_) return {true, 0};  // it makes the rows
+  if (!traits_.predicts || pipe_->look_ahead_rows(phase_) != RowSource::gate_input) return {traits_.computes_on_host, 0};
+  const std::uint32_t behind = settings_.model.layers - layer - 1U;
+  return {traits_.computes_on_host,
+          static_cast<std::uint16_t>(std::min<std::uint32_t>(pipe_->look_ahead_depth(), behind))};
+}
+
+void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) {
+  took_ = took;
+  if (virtual_time_ != nullptr) {
+    took_ = {virtual_time_->pass_gate(layer, static_cast<std::uint32_t>(scores.rows())), 0, 0, 0};
+  }
+  Nanoseconds begin = now_ns();
+  plan_ = pipe_->plan({layer, view(scores), view(scores)});
+  note(Lane::host, "decide", begin, &PhaseTimes::decision);
+  device_->begin(plan_, input);
+  start_host(input);
+  begin = now_ns();
+  pipe_->look_ahead();
+  const std::uint16_t count = pipe_->rows_ahead(RowSource::gate_input);
+  const auto first = static_cast<std::uint16_t>(layer + 1U);
+  const View<const Scores> given = std::exchange(predicted_, {});
+  if (given.size > 0) {
+    look_ahead_all(given);
+  } else if (count > 0 && gate_worker_) {
+    gate_worker_->start(first, count, input);
+    gate_rows_ = true;
+  } else if (count > 0) {
+    look_ahead_all(gates_.scores(first, count, input));
+  }
+  note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+}
+
+void PipelineRunner::run_resident(std::uint16_t /*layer*/, const Matrix& /*input*/) {
+  if (plan_.resident.size > 0) {
+    device_->compute(plan_.resident);
+    pipe_->done(plan_.resident);
+  }
+  if (!std::exchange(gate_rows_, false)) return;
+  const Nanoseconds begin = now_ns();  // always here: the order of decisions does not depend on threads
+  look_ahead_all(gate_worker_->join());
+  note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+}
+
+bool PipelineRunner::wants_partial(std::uint16_t /*layer*/) const {
+  return pipe_->rows_ahead(RowSource::partial_hidden) > 0;
+}
+
+void PipelineRunner::look_ahead(std::uint16_t layer, const Matrix& scores) {
+  const Nanoseconds begin = now_ns();
+  if (virtual_time_ != nullptr) virtual_time_->pass_partial(layer, static_cast<std::uint32_t>(scores.rows()));
+  pipe_->look_ahead(RowSource::partial_hidden, [&](std::uint16_t next, std::uint16_t) {
+    return Scores{next, view(scores), view(scores)};
+  });
+  note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+}
+
+void PipelineRunner::run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) {
+  for (const Task& t : plan_.arriving) {
+    const Nanoseconds begin = now_ns();
+    pipe_->wait(t);
+    if (!device_->waits_itself()) note(Lane::device, "wait", begin, &PhaseTimes::stall);
+    device_->compute({&t, 1});
+    if (t.transient) device_->poison(t.slot);  // before `done`, which may start the next copy into it
+    pipe_->done(t);
+  }
+  took_.host = wait_host();
+  took_.device = device_->expert_ns();
+  device_->add_up(out);
+  take_stalls();
+}
+
+void PipelineRunner::finish(std::uint16_t layer) {
+  pipe_->finish(layer, took_);
+  if (phase_ == Phase::decode) note_uses();
+}
+
+void PipelineRunner::end_sequence(std::uint32_t sequence) {
+  pipe_->end_sequence(sequence);
+  take_stalls();
+}
+
+void PipelineRunner::abandon() {
+  try {  // the error that matters is the one that led here
+    if (std::exchange(gate_rows_, false)) gate_worker_->join();
+  } catch (...) {
+  }
+  try {
+    if (host_worker_) host_worker_->wait();
+  } catch (...) {
+  }
+  host_tasks_ = 0;
+  device_->abandon();
+  pipe_->abandon();
+}
+
+RunnerStatistics PipelineRunner::statistics() const {
+  RunnerStatistics s;
+  s.counters = pipe_->counters();
+  s.link_peak_bytes_per_s = device_->peak_bytes_per_s();
+  if (virtual_time_ != nullptr) s.virtual_ns = virtual_time_->device_done();
+  s.arena_bytes = device_->arena_bytes();
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    s.slots[p] = slots_for(settings_.allotment, settings_.model, static_cast<Precision>(p));
+    s.copy_bytes[p] = settings_.model.least_bytes(static_cast<Precision>(p));
+  }
+  for (std::uint16_t d = 1; d <= pipe_->look_ahead_depth(); ++d) {
+    auto& layers = s.accuracy.emplace_back();
+    for (std::uint16_t l = 0; l < settings_.model.layers; ++l) layers.push_back(pipe_->prediction_accuracy(d, l));
+  }
+  if (gate_worker_) {
+    s.gate_worker_busy = gate_worker_->busy_ns();
+    s.gate_worker_waited = gate_worker_->waited_ns();
+  }
+  return s;
+}
+
+/// From the tier below.
+HeldBytes PipelineRunner::expert(Variant v) const {
+  HeldBytes held = store_.bytes(v);
+  if (held.view.size == 0) throw LinkError("a stack asked for an expert at a precision that was not made ready");
+  return held;
+}
+
+void PipelineRunner::note(Lane lane, const char* name, Nanoseconds begin, Nanoseconds PhaseTimes::*sum) {
+  const Nanoseconds end = now_ns();
+  times[static_cast<unsigned>(phase_)].*sum += end - begin;
+  if (log) spans.push_back({lane, name, begin, end, {}, false, Ticket::none});
+}
+
+void PipelineRunner::note_uses() {
+  if (uses.empty() || new_section_) uses.emplace_back();
+  new_section_ = false;
+  for (const View<const Task>& tasks : {plan_.resident, plan_.arriving}) {
+    for (const Task& t : tasks) uses.back().add(t.what);
+  }
+  uses.back().end_layer();
+}
+
+/// Predictions for the layers that follow, the nearest first, until the scheduler has what it wants.
+void PipelineRunner::look_ahead_all(View<const Scores> predicted) {
+  pipe_->look_ahead(RowSource::gate_input,
+                    [&](std::uint16_t next, std::uint16_t distance) {  // a device may make rows for fewer layers
+                      return distance <= predicted.size ? predicted[distance - 1U] : Scores{next, {}, {}};
+                    });
+}
+
+/// Puts the plan's share of the host on its own thread, from the host's own copy of the experts.
+void PipelineRunner::start_host(const Matrix& input) {
+  host_tasks_ = plan_.host.size;
+  if (host_tasks_ == 0) return;
+  if (!host_worker_) throw LinkError("a schedule that loads every miss has planned experts for the host");
+  host_rows_ = 0;
+  for (const Task& t : plan_.host) host_rows_ += t.rows;
+  host_ns_ = 0;
+  if (virtual_time_ != nullptr) {
+    for (const Task& t : plan_.host) host_ns_ += virtual_time_->pass_on_host(t);
+  }
+  host_input_ = &input;
+  host_results_ = device_->host_results();
+  host_worker_->start([this] {
+    host_begin_ = now_ns();
+    for (const Task& t : plan_.host) {
+      const HeldBytes held = expert(t.what);
+      run_rows(host_kernel_, plan_, t, settings_.model.top_k, held.view.data, *host_input_, host_results_,
+               host_rows_in_, host_rows_out_);
+    }
+    host_end_ = now_ns();
+  });
+}
+
+/// Waits for the host's share. Returns what a row of an expert took, 0 if there was none.
+Nanoseconds PipelineRunner::wait_host() {
+  if (host_tasks_ == 0) return 0;
+  host_tasks_ = 0;
+  const Nanoseconds begin = now_ns();
+  if (device_->waits_itself()) {  // its link has no thread either: it is moved on meanwhile
+    while (!host_worker_->done_within(std::chrono::microseconds(100))) poll();
+  }
+  host_worker_->wait();
+  note(Lane::device, "wait for the host", begin, &PhaseTimes::host_wait);
+  times[static_cast<unsigned>(phase_)].host += host_end_ - host_begin_;
+  if (log) spans.push_back({Lane::host, "experts", host_begin_, host_end_, {}, false, Ticket::none});
+  if (virtual_time_ == nullptr) return (host_end_ - host_begin_) / host_rows_;
+  virtual_time_->pass_join();
+  return host_ns_ / host_rows_;
+}
+
+}  // namespace ferry::engine
