@@ -60,7 +60,6 @@ class Checkpoint {
 
   /// Throws InputError, naming the tensor, if it is missing or its shape differs.
   [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape) const;
-  [[nodiscard]] bool has(const std::string& name) const { return where_.contains(name); }
   /// Copies the bytes of a tensor, reading the file. Throws InputError, naming both.
   void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const;
   /// The files that hold it.
