@@ -17,7 +17,7 @@ using namespace ferry::bench;
 struct NamedStacks {
   template <class Stack>
   void stack(const char* name) {
-    register_layer<Stack>(name, stacks::preloads<Stack>(),
+    register_layer<Stack>(name, traits_of<Stack>().preloads,
                           [](CoreConfig<Stack>& c, std::uint64_t budget) { Stack::set_up(c, budget); });
   }
   template <Precision p>

@@ -33,7 +33,7 @@ struct Runs {
     config.model = routing.model();
     for (Nanoseconds& ns : config.copy_ns) ns = copy_cost;
     Stack::set_up(config, config.model.all_bytes() / 4);
-    LayerDecision<Stack> decision(config, routing, stacks::preloads<Stack>());
+    LayerDecision<Stack> decision(config, routing, traits_of<Stack>().preloads);
     counted_decisions(decision);
     fmt::print("{} decisions\n", counted);
   }

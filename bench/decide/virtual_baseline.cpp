@@ -92,10 +92,10 @@ void compare(benchmark::State& state, const char* stack, const LayerShape& shape
   options.max_rows = shape.batch;
   options.budget_bytes = routing.model().all_bytes() / 4;
   auto config =
-      engine::part::stack_config<Stack>(routing.model(), true, options, [](std::uint64_t) { return copy_cost; });
+      engine::part::stack_config<Stack>(routing.model(), options, [](std::uint64_t) { return copy_cost; });
   config.top_score_alpha = -1.0F;
 
-  LayerDecision<Stack> ours(config, routing, stacks::preloads<Stack>());
+  LayerDecision<Stack> ours(config, routing, traits_of<Stack>().preloads);
   VirtualDecision theirs(stack, config.allotment, routing);
   for (std::uint32_t i = 0; i < pass; ++i) {
     require_same(stack, stats_of(ours.counters()), theirs.stats());

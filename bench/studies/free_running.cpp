@@ -253,7 +253,7 @@ class Bench {
     s.prefill_chunk = a_.prompt;
     s.bounds = false;
     const Simulated simulated = simulate(trace->trace, costs, s);
-    const SimulatedPhase& decode = simulated.phase[static_cast<unsigned>(Phase::decode)];
+    const PhaseClock& decode = simulated.phase[static_cast<unsigned>(Phase::decode)];
     pair.simulated = {simulated.counters, decode.total, decode.stall, decode.host_wait};
     return pair;
   }

@@ -69,18 +69,18 @@ std::unique_ptr<TraceFile> record_scene(const std::string& name, const std::vect
 }  // namespace
 
 double Measured::decode_per_s() const {
-  const SimulatedPhase& p = run.phase[static_cast<unsigned>(Phase::decode)];
+  const PhaseClock& p = run.phase[static_cast<unsigned>(Phase::decode)];
   return static_cast<double>(p.tokens) / seconds(p.total);
 }
 double Measured::prefill_per_s() const {
-  const SimulatedPhase& p = run.phase[static_cast<unsigned>(Phase::prefill)];
+  const PhaseClock& p = run.phase[static_cast<unsigned>(Phase::prefill)];
   return static_cast<double>(p.tokens) / seconds(p.total);
 }
 double Measured::ttft_s() const {
   return seconds(run.phase[static_cast<unsigned>(Phase::prefill)].total) / run.groups;
 }
 double Measured::tpot_s() const {
-  const SimulatedPhase& p = run.phase[static_cast<unsigned>(Phase::decode)];
+  const PhaseClock& p = run.phase[static_cast<unsigned>(Phase::decode)];
   return seconds(p.total) / static_cast<double>(p.steps);
 }
 

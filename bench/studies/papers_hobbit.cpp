@@ -10,7 +10,9 @@
 #include "ferry/cache/random.hpp"
 #include "papers.hpp"
 #include "profiles/shape.hpp"
-#include "sim/simulator.hpp"
+#include "ferry/any_pipeline.hpp"
+#include "sim/simulate.hpp"
+#include "stacks/stack_config.hpp"
 #include "sweep/simulated_run.hpp"
 
 namespace ferry::bench {
@@ -209,7 +211,7 @@ Measured without_prefetch(const Scene& scene, const Setup& setup, double share, 
   o.prefill_chunk = c.model.max_rows;
   o.bounds = false;
   const Costs costs = read_machine(setup.machine).costs(scene.work, source);
-  return {engine::part::replay(c, false, scene.trace, costs, o)};
+  return {engine::simulate_config(*any_config(c), scene.trace, costs, o)};
 }
 
 std::vector<Table> figure_17(Scenes& scenes) {

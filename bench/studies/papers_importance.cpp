@@ -12,7 +12,6 @@ namespace {
 using engine::Machine;
 using engine::measure;
 using engine::read_machine;
-using engine::SimulatedPhase;
 
 /// Table 1 of the paper, and the alpha of section 6.2.
 struct Setting {
@@ -184,7 +183,7 @@ std::vector<Table> figure_19(Scenes& scenes) {
                                all = {s.name, scene.routing, "TPOT"};
       for (const auto& [name, stack] : steps) {
         const Measured m = measured(scene, s, stack);
-        const SimulatedPhase& p = m.run.phase[static_cast<unsigned>(Phase::decode)];
+        const PhaseClock& p = m.run.phase[static_cast<unsigned>(Phase::decode)];
         const double steps_done = static_cast<double>(p.steps) * 1e9;
         link.push_back(ms(static_cast<double>(p.link_busy) / steps_done));
         host.push_back(ms(static_cast<double>(p.host) / steps_done));

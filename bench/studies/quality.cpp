@@ -136,7 +136,7 @@ Runner composed(Place& place, const RunnerOptions& o, const Configure& configure
   auto c = engine::part::basic_config<Stack>(model_shape(model, store, o.max_rows), o,
                                              [&](std::uint64_t bytes) { return copy_cost(o, store, bytes); });
   configure(c);
-  return std::make_unique<PipelineRunner<Stack>>(c, stacks::preloads<Stack>(), store, place.model.gates(), o);
+  return std::make_unique<PipelineRunner>(*any_config(c), traits_of<Stack>().preloads, store, place.model.gates(), o);
 }
 
 Case named_case(std::vector<std::string> cells, const Setting& s, CostSource source, Phase phase, const char* stack,

@@ -359,7 +359,7 @@ struct StackTraits {
   bool predicts = false;             ///< look-aheads are of use to it
   bool caches = false;               ///< keeps experts in slots
   bool substitutes = false;          ///< may run other experts than the gate chose
-  bool preloads = false;               ///< its slots are to be filled before the first step
+  bool preloads = false;             ///< its slots are to be filled before the first step
   bool computes_on_host = false;     ///< may leave misses to the host
   bool router_needs_scores = false;  ///< `plan` takes the scores of all experts, not routes
   bool cache_needs_scores = false;   ///< likewise

@@ -215,11 +215,4 @@ struct ImportanceDriven : Stack<PartialHidden, ScoreWindow, FixedPrecision,
                                 Schedule<NoLimit, BatchSizeOrder, TwoPointer>, ExpertCacheRouter>,
                           Preloaded {};
 
-/// Whether a stack's slots are to be filled before its first step.
-template <class S>
-consteval bool preloads() {
-  if constexpr (requires { S::preloads; }) return S::preloads;
-  return false;
-}
-
 }  // namespace ferry::inline FERRY_ABI::stacks

@@ -458,7 +458,7 @@ int shallow_boundary(const Arguments& a) {
       std::uint64_t ns = 0;
       for (const Simulated& s :
            replays.run([&](SimulateOptions& o) { o.shallow_layers = static_cast<std::uint32_t>(i); })) {
-        const SimulatedPhase& decode = s.phase[static_cast<unsigned>(Phase::decode)];
+        const PhaseClock& decode = s.phase[static_cast<unsigned>(Phase::decode)];
         ns += static_cast<std::uint64_t>(decode.total);
         steps[i] += decode.steps;
         outcomes[i].requests += s.counters.of(Phase::decode).requests;

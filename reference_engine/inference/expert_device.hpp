@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ferry/allotment.hpp"
-#include "ferry/concepts.hpp"
+#include "ferry/any_link.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 #include "math/expert.hpp"
@@ -42,20 +42,8 @@ class VirtualTime {
 ///
 /// Hidden states are where the model has them. A device with memory of its own computes from and to its own copies:
 /// for it, `input` and `out` below are the host's, which it leaves alone.
-class ExpertDevice {
+class ExpertDevice : public AnyLink {
  public:
-  ExpertDevice() = default;
-  virtual ~ExpertDevice() = default;
-  ExpertDevice(const ExpertDevice&) = delete;
-  ExpertDevice& operator=(const ExpertDevice&) = delete;
-
-  // The link, as the concept has it. One virtual call each: so that a runner is compiled for each stack once.
-
-  virtual void submit(const Copy& copy) noexcept = 0;
-  virtual void drop(Ticket ticket) noexcept = 0;
-  [[nodiscard]] virtual Seen seen() noexcept = 0;
-  virtual void fence(Fence fence) noexcept = 0;
-  virtual void wait(Ticket ticket) = 0;
   /// Blocks until nothing is queued or on its way.
   virtual void drain() = 0;
   [[nodiscard]] virtual double peak_bytes_per_s() const = 0;
@@ -92,7 +80,5 @@ class ExpertDevice {
 
   std::vector<Span>* log = nullptr;  ///< where spans of its work go, if anywhere
 };
-
-static_assert(Link<ExpertDevice>);
 
 }  // namespace ferry::engine

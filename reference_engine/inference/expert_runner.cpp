@@ -2,34 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 #include "inference/pipeline_runner.hpp"
+#include "stacks/configured_stack.hpp"
 #include "support/clock.hpp"
-#include "support/errors.hpp"
-#include "support/suggest.hpp"
 
 namespace ferry::engine {
 namespace {
-
-const std::vector<RunnerEntry>& entries() {
-  static const std::vector<RunnerEntry> all = [] {
-    std::vector<RunnerEntry> list = baseline_runners();
-    for (auto* more : {fate_runners, hobbit_runners, importance_runners}) {
-      for (RunnerEntry& e : more()) list.push_back(std::move(e));
-    }
-    return list;
-  }();
-  return all;
-}
-
-const RunnerEntry& entry(const std::string& name) {
-  for (const RunnerEntry& e : entries()) {
-    if (name == e.name) return e;
-  }
-  static_cast<void>(find_stack(name));  // refuses it
-  throw std::logic_error("no runner for stack " + name);
-}
 
 /// How fast one thread copies memory here, measured once.
 double memory_bytes_per_s() {
@@ -75,7 +54,9 @@ ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std:
 
 std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const ExpertStore& store, GateBank& gates,
                                           const RunnerOptions& options) {
-  return entry(options.stack).build(config, store, gates, options);
+  const ConfiguredStack stack = configure_stack(model_shape(config, store, options.max_rows), options,
+                                                [&](std::uint64_t bytes) { return copy_cost(options, store, bytes); });
+  return std::make_unique<PipelineRunner>(*stack.config, stack.preloads, store, gates, options);
 }
 
 }  // namespace ferry::engine

@@ -18,8 +18,8 @@ bool reads_gate_input(const StackTraits& stack) {
   return stack.predicts && (stack.rows[0] == RowSource::gate_input || stack.rows[1] == RowSource::gate_input);
 }
 
-std::unique_ptr<ExpertDevice> device_of(const CoreSettings& settings, const ExpertStore& store, SlotMemory::Source source,
-                                        const RunnerOptions& options) {
+std::unique_ptr<ExpertDevice> device_of(const CoreSettings& settings, const ExpertStore& store,
+                                        SlotMemory::Source source, const RunnerOptions& options) {
   if (!options.make_device) {
     throw ConfigError(
         "a runner was asked for without RunnerOptions::make_device: make it by make_runner(model, options), or set it");
@@ -36,7 +36,8 @@ PipelineRunner::PipelineRunner(const AnyConfig& config, bool preload, const Expe
       traits_(config.traits()),
       settings_(config.settings()),
       host_kernel_(store.layout()),
-      device_(device_of(settings_, store, [this](Variant v) { return expert(v); }, options)),
+      device_(device_of(
+          settings_, store, [this](Variant v) { return expert(v); }, options)),
       virtual_time_(device_->virtual_time()),
       pipe_(config.start(static_cast<AnyLink&>(*device_))) {
   log = options.log;
@@ -58,7 +59,8 @@ void PipelineRunner::begin_step(Phase phase, const std::vector<std::uint32_t>& s
 
 GateWants PipelineRunner::gate_wants(std::uint16_t layer) const {
   if (gate_worker_) return {true, 0};  // it makes the rows
-  if (!traits_.predicts || pipe_->look_ahead_rows(phase_) != RowSource::gate_input) return {traits_.computes_on_host, 0};
+  if (!traits_.predicts || pipe_->look_ahead_rows(phase_) != RowSource::gate_input)
+    return {traits_.computes_on_host, 0};
   const std::uint32_t behind = settings_.model.layers - layer - 1U;
   return {traits_.computes_on_host,
           static_cast<std::uint16_t>(std::min<std::uint32_t>(pipe_->look_ahead_depth(), behind))};

@@ -13,7 +13,7 @@ namespace ferry::engine {
 /// A model's shape and the work of its layers.
 struct ModelFacts {
   std::string name;
-  ModelShape model;  ///< with the bytes of an expert at every precision; max_rows 1
+  ModelShape model;             ///< with the bytes of an expert at every precision; max_rows 1
   std::vector<LayerWork> work;  ///< one for all layers, or one a layer
 };
 

@@ -106,8 +106,8 @@ RunReport make_report(const Simulated& s, RunReport r) {
     r.times[p] = {s.phase[p].stall, 0, s.phase[p].host, s.phase[p].host_wait};
     if (r.simulated) r.simulated->link_busy[p] = s.phase[p].link_busy;
   }
-  const SimulatedPhase& prefill = s.phase[0];
-  const SimulatedPhase& decode = s.phase[1];
+  const PhaseClock& prefill = s.phase[0];
+  const PhaseClock& decode = s.phase[1];
   r.generated.prefill_s = seconds(prefill.total);
   r.generated.prefill_tokens = prefill.tokens;
   r.generated.ttft_s = s.groups == 0 ? 0 : seconds(prefill.total) / s.groups;

@@ -1,5 +1,5 @@
 /// @file
-/// Named stacks on traces, without the model: see ferry::Simulation for how time moves.
+/// Named stacks on traces, without the model: see ferry::Replay for how time moves.
 #pragma once
 #include <functional>
 #include <memory>
@@ -8,28 +8,16 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/error.hpp"
+#include "ferry/fwd.hpp"
 #include "ferry/metrics.hpp"
 #include "ferry/sim/bounds.hpp"
 #include "ferry/sim/costs.hpp"
 #include "ferry/timeline.hpp"
 #include "ferry/trace/trace.hpp"
+#include "stacks/clairvoyance.hpp"
 #include "stacks/stack_options.hpp"
 
 namespace ferry::engine {
-
-/// Which part of a stack knows the future.
-enum class Clairvoyance {
-  none,
-  prediction,  ///< its predictor predicts exactly what the next layers will ask for
-  cache,       ///< its caches evict what is needed last (Belady)
-  demand       ///< the same, without any prefetch: Belady's hit rate in this layout
-};
-
-/// The stack has no variant that knows the future: it keeps nothing, or what it asks for depends on what is resident.
-struct NoFuture : ConfigError {
-  using ConfigError::ConfigError;
-};
 
 struct SimulateOptions : StackOptions {
   std::uint32_t batch = 1;
@@ -41,15 +29,9 @@ struct SimulateOptions : StackOptions {
   std::function<bool(std::uint64_t done, std::uint64_t total)> progress;  ///< tokens; false: stop
 };
 
-/// Time in one phase, in nanoseconds. (ferry::PhaseClock, which is behind templates.)
-struct SimulatedPhase {
-  Nanoseconds total = 0, stall = 0, host = 0, host_wait = 0, link_busy = 0;
-  std::uint64_t tokens = 0, steps = 0;
-};
-
 struct Simulated {
   Counters counters;
-  SimulatedPhase phase[2];  ///< by Phase
+  PhaseClock phase[2];  ///< by Phase
   std::uint32_t groups = 0;
   std::uint64_t arena_bytes = 0;
   bool finished = false;  ///< false: `progress` stopped it
@@ -63,5 +45,10 @@ struct Simulated {
 /// Throws InputError for an unknown stack, ConfigError for a budget that is too small or for what the trace lacks,
 /// NoFuture for clairvoyance that the stack cannot have.
 Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions& options);
+
+/// The same for a stack that the caller has configured, for the trace's model with room for its largest step; of the
+/// options only those that are no stack's.
+Simulated simulate_config(const AnyConfig& config, const Trace& trace, const Costs& costs,
+                          const SimulateOptions& options);
 
 }  // namespace ferry::engine

@@ -6,25 +6,13 @@
 #include <memory>
 
 #include "ferry/any_pipeline.hpp"
+#include "stacks/clairvoyance.hpp"
 #include "stacks/stack_options.hpp"
 
 namespace ferry::engine {
 
 /// What a copy of so many bytes costs.
 using CopyCost = std::function<Nanoseconds(std::uint64_t bytes)>;
-
-/// Which part of a stack knows the future.
-enum class Clairvoyance {
-  none,
-  prediction,  ///< its predictor predicts exactly what the next layers will ask for
-  cache,       ///< its caches evict what is needed last (Belady)
-  demand       ///< the same, without any prefetch: Belady's hit rate in this layout
-};
-
-/// The stack has no variant that knows the future: it keeps nothing, or what it asks for depends on what is resident.
-struct NoFuture : ConfigError {
-  using ConfigError::ConfigError;
-};
 
 /// What will be asked for, in order: `starts` of each layer of each step, and the end. Outlives what is made with it.
 struct Future {

@@ -73,8 +73,7 @@ consteval bool has_shallow_layers() {
 }
 
 template <class Stack, class CopyCost>
-CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o,
-                               const CopyCost& copy_ns) {
+CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o, const CopyCost& copy_ns) {
   auto c = basic_config<Stack>(model, o, copy_ns);
   const std::uint32_t shallow = o.shallow_layers.value_or(4);
   if constexpr (has_shallow_layers<Stack>()) {
@@ -95,8 +94,7 @@ CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o,
 
 /// Every expert in its slot: what the others are compared with.
 template <Precision p, class CopyCost>
-CoreConfig<stacks::LruCache> resident_config(const ModelShape& model, const StackOptions& o,
-                                             const CopyCost& copy_ns) {
+CoreConfig<stacks::LruCache> resident_config(const ModelShape& model, const StackOptions& o, const CopyCost& copy_ns) {
   auto c = basic_config<stacks::LruCache>(model, o, copy_ns);
   c.precision.precision = p;
   c.allotment = everything(c.model, p);

@@ -73,12 +73,13 @@ std::unique_ptr<AnyConfig> knowing(const CoreConfig<S>& config, const std::strin
     }
     throw NoFuture("stack " + name + " keeps nothing: there is no cache that could know the future");
   }
-  throw NoFuture("stack " + name + " chooses precisions or experts by what is resident: there is no one future to know");
+  throw NoFuture("stack " + name +
+                 " chooses precisions or experts by what is resident: there is no one future to know");
 }
 
 template <class S>
-ConfiguredStack configure(const ModelShape& model, const StackOptions& o, const CopyCost& copy_cost,
-                          Clairvoyance knows, const Future& future) {
+ConfiguredStack configure(const ModelShape& model, const StackOptions& o, const CopyCost& copy_cost, Clairvoyance knows,
+                          const Future& future) {
   return {knowing(stack_config<S>(model, o, copy_cost), o.stack, knows, future), traits_of<S>().preloads};
 }
 

@@ -64,7 +64,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
     c.bounds = c.log = false;
     try {
       const Simulated r = simulate(trace, costs, c);
-      const SimulatedPhase& decode = r.phase[static_cast<unsigned>(Phase::decode)];
+      const PhaseClock& decode = r.phase[static_cast<unsigned>(Phase::decode)];
       if (decode.steps == 0 || !r.finished) return {};
       return SimulatedFacts::Other{static_cast<double>(decode.total) * 1e-9 / static_cast<double>(decode.steps),
                                    r.counters.of(Phase::decode).hit_rate()};

@@ -318,8 +318,12 @@ void TraceFile::view() {
 
 void TraceFile::write(const std::filesystem::path& path) const {
   OutputFile out(path);
-  Json model = {{"name", trace.name},         {"layers", trace.model.layers},     {"experts", trace.model.experts},
-                {"top_k", trace.model.top_k}, {"renormalise", trace.model.renormalises()}, {"expert_bytes", Json::array()},
+  Json model = {{"name", trace.name},
+                {"layers", trace.model.layers},
+                {"experts", trace.model.experts},
+                {"top_k", trace.model.top_k},
+                {"renormalise", trace.model.renormalises()},
+                {"expert_bytes", Json::array()},
                 {"work", Json::array()}};
   for (const ExpertBytes& b : trace.model.expert_bytes) model["expert_bytes"].push_back({b[1], b[2], b[3], b[4]});
   for (const LayerWork& w : work) model["work"].push_back({w.dense_bytes, w.dense_operations, w.expert_operations});

@@ -78,7 +78,7 @@ void check_allocations() {
   StackT::set_up(c, c.model.all_bytes() / 4);
   Instant link;
   Pipe pipe(c, link);
-  if constexpr (stacks::preloads<StackT>()) pipe.preload();
+  if constexpr (traits_of<StackT>().preloads) pipe.preload();
   Random random(5);
   std::vector<float> gate(8 * 32);
   const std::uint32_t batch[] = {0, 1, 2, 3, 4, 5, 6, 7}, prompt[8] = {};

@@ -168,7 +168,7 @@ bool same(const Span& a, const Span& b) {
 /// To the last digit.
 bool same_numbers(const Simulated& a, const Simulated& b) {
   static_assert(std::has_unique_object_representations_v<Counters> &&
-                std::has_unique_object_representations_v<SimulatedPhase>);
+                std::has_unique_object_representations_v<PhaseClock>);
   return std::memcmp(&a.counters, &b.counters, sizeof(Counters)) == 0 &&
          std::memcmp(a.phase, b.phase, sizeof(a.phase)) == 0 && a.layer_hits == b.layer_hits && a.groups == b.groups &&
          a.arena_bytes == b.arena_bytes;

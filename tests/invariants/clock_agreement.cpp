@@ -143,7 +143,7 @@ void agree(const char* name) {
     SimulationOptions options;
     options.batch = random.between(1, 3);
     options.prefill_chunk = random.between(3, 16);
-    options.preload = stacks::preloads<S>();
+    options.preload = traits_of<S>().preloads;
     options.log = true;
 
     Simulation<S> alone(config, made.trace, costs, options);

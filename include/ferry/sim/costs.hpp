@@ -107,4 +107,14 @@ struct Costs {
   }
 };
 
+/// Time of one phase, all in nanoseconds of the device's lane.
+struct PhaseClock {
+  Nanoseconds total = 0;
+  Nanoseconds stall = 0;      ///< the device waited for a copy
+  Nanoseconds host = 0;       ///< the host computed experts
+  Nanoseconds host_wait = 0;  ///< the device waited for it
+  Nanoseconds link_busy = 0;  ///< a copy counts whole when it is put on the link, also what of it the next phase sees
+  std::uint64_t tokens = 0, steps = 0;
+};
+
 }  // namespace ferry::inline FERRY_ABI

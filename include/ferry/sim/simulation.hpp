@@ -20,16 +20,6 @@ struct SimulationOptions {
   bool log = false;                   ///< keep every span for a timeline
 };
 
-/// Time of one phase, all in nanoseconds of the device's lane.
-struct PhaseClock {
-  Nanoseconds total = 0;
-  Nanoseconds stall = 0;      ///< the device waited for a copy
-  Nanoseconds host = 0;       ///< the host computed experts
-  Nanoseconds host_wait = 0;  ///< the device waited for it
-  Nanoseconds link_busy = 0;  ///< a copy counts whole when it is put on the link, also what of it the next phase sees
-  std::uint64_t tokens = 0, steps = 0;
-};
-
 /// Makes the calls that an engine makes, with a trace for its gates and costs for its work: on a pipeline of any kind,
 /// and time that moves as VirtualClock says. The same arguments give the same result to the last digit on any machine.
 ///

@@ -143,6 +143,7 @@ TEST_CASE("the other pair of precisions and the weights reach the stack's own co
   shape.experts = 8;
   shape.top_k = 2;
   shape.max_rows = 4;
+  shape.renormalise = Renormalise::yes;
   shape.expert_bytes = {{0, 64, 128, 256, 512}};
   StackOptions o;
   o.budget_bytes = 1500;
@@ -150,7 +151,7 @@ TEST_CASE("the other pair of precisions and the weights reach the stack's own co
   o.low_bits = 2;
   o.cache_weights = {100, 200, 300, 400};
   const auto config =
-      ferry::engine::part::stack_config<stacks::Hobbit>(shape, true, o, [](std::uint64_t) { return 1; });
+      ferry::engine::part::stack_config<stacks::Hobbit>(shape, o, [](std::uint64_t) { return 1; });
   CHECK(config.cache.lru == 100);
   CHECK(config.cache.lfu == 200);
   CHECK(config.cache.lhu == 300);

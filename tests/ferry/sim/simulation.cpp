@@ -837,7 +837,7 @@ template <class S>
 void check_run(RandomCase& c, Tally& tally) {
   const CoreConfig<S> config = random_config<S>(c);
   SimulationOptions options = c.options;
-  options.preload = stacks::preloads<S>();
+  options.preload = traits_of<S>().preloads;
   Simulation<S> s(config, c.trace.view(), c.costs, options);
   auto slots = [&](Precision p) { return slots_for(config.allotment, config.model, p); };
   WorkDone work;
