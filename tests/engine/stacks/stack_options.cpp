@@ -2,6 +2,7 @@
 #include "stacks/stack_options.hpp"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <set>
@@ -30,7 +31,10 @@ struct TypeTable {
                     !ferry::part::substitutes<typename Stack::router>();
     if (ferry::part::caches<typename Stack::cache>()) info.parameters.emplace_back(&StackOptions::pools);
     CoreConfig<Stack> config;
-    engine::part::each_parameter(config, [&info](auto member, auto& /*to*/) { info.parameters.emplace_back(member); });
+    engine::part::each_parameter(config, [&all = info.parameters](auto member, auto& /*to*/) {
+      const ParameterMember p = member;  // a router and a predictor may share one
+      if (std::find(all.begin(), all.end(), p) == all.end()) all.push_back(p);
+    });
     if (engine::part::has_shallow_layers<Stack>()) info.parameters.emplace_back(&StackOptions::shallow_layers);
     rows.push_back(std::move(info));
   }
@@ -44,10 +48,11 @@ struct TypeTable {
   }
 };
 
-std::set<std::string> names(const std::vector<ParameterMember>& parameters) {
-  std::set<std::string> all;
-  for (const ParameterMember& p : parameters) all.insert(parameter_of(p).name);
-  return all;
+std::string names(const std::vector<ParameterMember>& parameters) {
+  std::vector<std::string> all;
+  for (const ParameterMember& p : parameters) all.push_back(parameter_of(p).name);
+  std::sort(all.begin(), all.end());
+  return fmt::format("{}", fmt::join(all, ", "));
 }
 
 TEST_CASE("the table of stacks has a row for each type, and says of it what it is") {
@@ -65,7 +70,6 @@ TEST_CASE("the table of stacks has a row for each type, and says of it what it i
     CHECK(said.keeps_everything == type.keeps_everything);
     CHECK(said.precisions.bits == type.precisions.bits);
     CHECK(names(said.parameters) == names(type.parameters));
-    CHECK(names(said.parameters).size() == said.parameters.size());
     CHECK(said.what[0] != '\0');
   }
 }
