@@ -36,8 +36,8 @@ std::string read(const std::filesystem::path& path) {
 /// Runs `ferry ARGUMENTS` through a shell. `after_ms`: sends SIGINT then.
 Result ferry_command(const std::string& arguments, int after_ms = -1) {
   const TemporaryFolder folder;
-  const std::string command = "exec " + test::ferry_program() + " " + arguments + " >'" +
-                              (folder.path() / "out").string() + "' 2>'" + (folder.path() / "error").string() + "'";
+  const std::string command = "exec " + ferry_program() + " " + arguments + " >'" + (folder.path() / "out").string() +
+                              "' 2>'" + (folder.path() / "error").string() + "'";
   const pid_t child = ::fork();
   if (child == 0) {
     ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
@@ -309,7 +309,7 @@ TEST_CASE("pipes and folders where a model should be do not hang") {
 TEST_CASE("standard output: a reader that leaves is no error, a full disk is, and a closed one writes into no file") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
-  const std::string run = test::ferry_program() + " run --max-new-tokens 40 --json '" + json + "' 2>/dev/null";
+  const std::string run = ferry_program() + " run --max-new-tokens 40 --json '" + json + "' 2>/dev/null";
   CHECK(std::system((run + " | head -c 1 >/dev/null").c_str()) == 0);
   CHECK(Json::parse(read(json)).contains("text"));
   CHECK(WEXITSTATUS(std::system((run + " >/dev/full").c_str())) == 2);
