@@ -91,8 +91,7 @@ void compare(benchmark::State& state, const char* stack, const LayerShape& shape
   engine::StackOptions options;
   options.max_rows = shape.batch;
   options.budget_bytes = routing.model().all_bytes() / 4;
-  auto config =
-      engine::part::stack_config<Stack>(routing.model(), options, [](std::uint64_t) { return copy_cost; });
+  auto config = engine::part::stack_config<Stack>(routing.model(), options, [](std::uint64_t) { return copy_cost; });
   config.top_score_alpha = -1.0F;
 
   LayerDecision<Stack> ours(config, routing, traits_of<Stack>().preloads);

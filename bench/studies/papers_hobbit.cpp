@@ -5,12 +5,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "ferry/any_pipeline.hpp"
 #include "ferry/cache/fld.hpp"
 #include "ferry/cache/lhu.hpp"
 #include "ferry/cache/random.hpp"
 #include "papers.hpp"
 #include "profiles/shape.hpp"
-#include "ferry/any_pipeline.hpp"
 #include "sim/simulate.hpp"
 #include "stacks/stack_config.hpp"
 #include "sweep/simulated_run.hpp"

@@ -25,13 +25,13 @@ static_assert(is<MixtralOffloading, CrossLayerGate, Lru, FixedPrecision, TopK>);
 static_assert(is<MoeInfinity, ActivationMatrix, Lfu, FixedPrecision, TopK>);
 static_assert(is<ActivationPathStack, ActivationPath, Arc, FixedPrecision, TopK>);
 static_assert(is<StaticHost, NoPrediction, StaticResidency, FixedPrecision, TopK>);
-static_assert(schedules<StaticHost, NoLimit, ArrivalOrder, HostInDecode> && preloads<StaticHost>());
+static_assert(schedules<StaticHost, NoLimit, ArrivalOrder, HostInDecode> && traits_of<StaticHost>().preloads);
 static_assert(is<HybriMoe, CrossLayerGate, ScoreAverage, FixedPrecision, TopK>);
-static_assert(schedules<HybriMoe, NoLimit, BatchSizeOrder, GreedySplit> && preloads<HybriMoe>());
+static_assert(schedules<HybriMoe, NoLimit, BatchSizeOrder, GreedySplit> && traits_of<HybriMoe>().preloads);
 static_assert(is<FatePrefetch, CrossLayerGate, FifoCache, FixedPrecision, TopK>);
 static_assert(is<FateCache, CrossLayerGate, Arc, FixedPrecision, TopK>);
 static_assert(is<Fate, CrossLayerGate, Arc, PopularityHybrid, TopK>);
-static_assert(schedules<Fate, TransferBudget, PopularityOrder, DeviceOnly> && !preloads<Fate>());
+static_assert(schedules<Fate, TransferBudget, PopularityOrder, DeviceOnly> && !traits_of<Fate>().preloads);
 static_assert(is<HobbitDynamic, NoPrediction, Lru, ImportanceThresholds, TopK>);
 static_assert(is<HobbitPrefetch, StackedGates, Lru, ImportanceThresholds, TopK>);
 static_assert(is<Hobbit, StackedGates, Multidimensional, ImportanceThresholds, TopK>);
@@ -42,7 +42,8 @@ static_assert(is<ImportanceEviction, NoPrediction, ScoreWindow, FixedPrecision, 
 static_assert(is<ImportanceRouter, NoPrediction, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
 static_assert(is<ImportancePrefetch, PartialHidden, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
 static_assert(is<ImportanceDriven, PartialHidden, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
-static_assert(schedules<ImportanceDriven, NoLimit, BatchSizeOrder, TwoPointer> && preloads<ImportanceDriven>());
+static_assert(schedules<ImportanceDriven, NoLimit, BatchSizeOrder, TwoPointer> &&
+              traits_of<ImportanceDriven>().preloads);
 
 /// 6 layers, 8 experts, top-2: 256 bytes, INT8 128, INT4 64, INT2 32.
 ModelShape shape() {

@@ -65,7 +65,8 @@ class ActivationPath {
         while (before < latest_rows_ && latest_row_[before] < row) ++before;
         if (before == latest_rows_) break;
         if (latest_row_[before] != row) continue;
-        for (const Route& r : taken.part(i * top_k_, top_k_)) count_transitions(layer, chosen_by(before), gate_choice(r));
+        for (const Route& r : taken.part(i * top_k_, top_k_))
+          count_transitions(layer, chosen_by(before), gate_choice(r));
       }
     }
     latest_layer_ = layer;
@@ -132,15 +133,15 @@ class ActivationPath {
     }
   }
 
-  Array<std::uint32_t> counts_;     ///< [layers - 1, experts, experts]: from, to
+  Array<std::uint32_t> counts_;      ///< [layers - 1, experts, experts]: from, to
   Array<std::uint16_t> latest_;      ///< [rows, k], of the layer observed last
   Array<std::uint32_t> latest_row_;  ///< [rows] of it, which rows of the step
-  Array<std::uint64_t> row_score_;  ///< [experts]
-  Array<std::uint64_t> score_;      ///< [experts] over all rows
-  Array<std::uint32_t> votes_;      ///< [experts] rows that named it
-  Array<std::uint16_t> named_;      ///< [experts]
-  Array<std::uint16_t> best_;       ///< [k]
-  std::uint32_t latest_rows_ = 0;   ///< 0: nothing was observed in this step
+  Array<std::uint64_t> row_score_;   ///< [experts]
+  Array<std::uint64_t> score_;       ///< [experts] over all rows
+  Array<std::uint32_t> votes_;       ///< [experts] rows that named it
+  Array<std::uint16_t> named_;       ///< [experts]
+  Array<std::uint16_t> best_;        ///< [k]
+  std::uint32_t latest_rows_ = 0;    ///< 0: nothing was observed in this step
   std::uint16_t latest_layer_ = 0, experts_ = 0, top_k_ = 0;
   bool forget_ = false;
 };

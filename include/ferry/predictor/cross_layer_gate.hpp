@@ -43,7 +43,8 @@ class CrossLayerGate {
     return experts - 1 - percentile * (experts - 1) / 100;
   }
 
-  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/, View<const std::uint32_t> /*rows*/) noexcept {}
+  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/,
+                               View<const std::uint32_t> /*rows*/) noexcept {}
 
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
     const bool by_percentile = phase == Phase::decode && !plain_top_k;

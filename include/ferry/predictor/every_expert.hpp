@@ -19,7 +19,8 @@ class EveryExpert {
 
   void reserve(Carver& /*carve*/, const Shape& shape) { experts_ = shape.experts; }
 
-  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/, View<const std::uint32_t> /*rows*/) noexcept {}
+  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/,
+                               View<const std::uint32_t> /*rows*/) noexcept {}
 
   FERRY_HD void predict(Phase /*phase*/, const Scores& scores, Out<Request>& out) const noexcept {
     for (std::uint16_t e = 0; e < experts_; ++e) {

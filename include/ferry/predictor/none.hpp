@@ -10,7 +10,8 @@ struct NoPrediction {
   static constexpr bool predicts = false;
 
   static void reserve(Carver& /*carve*/, const Shape& /*shape*/) {}
-  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/, View<const std::uint32_t> /*rows*/) noexcept {}
+  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/,
+                               View<const std::uint32_t> /*rows*/) noexcept {}
   FERRY_HD static void predict(Phase /*phase*/, const Scores& /*scores*/, Out<Request>& /*out*/) noexcept {}
 };
 

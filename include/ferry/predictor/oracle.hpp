@@ -45,7 +45,9 @@ class Oracle {
     next_layer_ = 0;
   }
 
-  FERRY_HD void observe(std::uint16_t layer, View<const Route> /*taken*/, View<const std::uint32_t> /*rows*/) noexcept { next_layer_ = layer + 1U; }
+  FERRY_HD void observe(std::uint16_t layer, View<const Route> /*taken*/, View<const std::uint32_t> /*rows*/) noexcept {
+    next_layer_ = layer + 1U;
+  }
 
   FERRY_HD void predict(Phase /*phase*/, const Scores& scores, Out<Request>& out) noexcept {
     const std::uint64_t step = scores.layer >= next_layer_ ? steps_ - 1 : steps_;

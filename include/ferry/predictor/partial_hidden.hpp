@@ -43,7 +43,8 @@ class PartialHidden {
     predicted_.reserve(carve, shape);
   }
 
-  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/, View<const std::uint32_t> /*rows*/) noexcept {}
+  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/,
+                               View<const std::uint32_t> /*rows*/) noexcept {}
 
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
     if (phase == Phase::prefill) return every_.predict(phase, scores, out);

@@ -38,7 +38,8 @@ class StackedGates {
     predicted_.reserve(carve, shape);
   }
 
-  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/, View<const std::uint32_t> /*rows*/) noexcept {}
+  FERRY_HD static void observe(std::uint16_t /*layer*/, View<const Route> /*taken*/,
+                               View<const std::uint32_t> /*rows*/) noexcept {}
 
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
     predicted_.clear();

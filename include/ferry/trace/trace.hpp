@@ -16,8 +16,8 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// What a trace may leave out is an empty span. Arrays are row-major, in the shapes given.
 struct Trace {
-  std::string name;         ///< the model's
-  ModelShape model;         ///< max_rows is not used
+  std::string name;  ///< the model's
+  ModelShape model;  ///< max_rows is not used
   std::uint32_t tokens = 0;
 
   std::span<const std::uint32_t> sequence_start;  ///< first token of each sequence, ascending from 0

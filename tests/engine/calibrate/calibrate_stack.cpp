@@ -150,8 +150,7 @@ TEST_CASE("the other pair of precisions and the weights reach the stack's own co
   o.high_bits = 8;
   o.low_bits = 2;
   o.cache_weights = {100, 200, 300, 400};
-  const auto config =
-      ferry::engine::part::stack_config<stacks::Hobbit>(shape, o, [](std::uint64_t) { return 1; });
+  const auto config = ferry::engine::part::stack_config<stacks::Hobbit>(shape, o, [](std::uint64_t) { return 1; });
   CHECK(config.cache.lru == 100);
   CHECK(config.cache.lfu == 200);
   CHECK(config.cache.lhu == 300);
