@@ -132,7 +132,8 @@ class LayerDecision {
     for (std::uint32_t i = 0; i < Routing::steps * Routing::layers; ++i) next();
   }
 
-  /// plan, look_ahead, done, finish.
+  /// plan, look_ahead, done, finish. `plan_apart`: the plan in a function of its own, for a tool that counts it.
+  template <bool plan_apart = false>
   void next() {
     // An engine's gate has just made the scores: here they come from memory, so the next layer's are sent for.
     routing_.fetch_next(step_, layer_, 0);
@@ -141,7 +142,12 @@ class LayerDecision {
     }
     if constexpr (rows == RowSource::partial_hidden) routing_.fetch_next(step_, layer_, Routing::ahead + 1U);
     if (layer_ == 0) pipe_.begin_step({Phase::decode, routing_.sequences()});
-    const Plan plan = pipe_.plan(routing_.scores(step_, layer_));
+    Plan plan;
+    if constexpr (plan_apart) {
+      plan = counted_plan(routing_.scores(step_, layer_));
+    } else {
+      plan = pipe_.plan(routing_.scores(step_, layer_));
+    }
     pipe_.look_ahead();
     pipe_.look_ahead(RowSource::gate_input, [&](std::uint16_t /*layer*/, std::uint16_t distance) {
       return routing_.predicted(step_, layer_, distance);
@@ -165,6 +171,8 @@ class LayerDecision {
   [[nodiscard]] const Counters& counters() const { return pipe_.counters(); }
 
  private:
+  [[gnu::noinline]] Plan counted_plan(const Scores& scores) { return pipe_.plan(scores); }
+
   static constexpr RowSource rows = Pipe::look_ahead_rows(Phase::decode);
 
   const Routing& routing_;
