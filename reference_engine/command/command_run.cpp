@@ -27,7 +27,7 @@ namespace {
 struct Arguments {
   StackFlags flags;
   ModelFlags model;
-  std::string stack = "lru", machine, json, timeline;
+  std::string stack = "lru", machine, clock = "real", json, timeline;
   std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0;
   double temperature = 0;
@@ -68,9 +68,17 @@ class Runs {
         throw InputError("--machine: imitates a link on the CPU device: leave it out, or name --device cpu");
       }
       where.device = "cpu";
+    } else if (a.clock == "virtual") {
+      throw InputError("--clock virtual: needs a machine whose costs it counts, expected --machine NAME|FILE");
     }
     model_ = where.open(wanted);
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
+    if (a.clock == "virtual") {
+      const ModelFacts reference = read_shape(machine_->reference_model());
+      const CostSource source = machine_->stated ? CostSource::stated : CostSource::effective;
+      costs_ = as_if(machine_->costs(reference.work, source), reference, shape_);
+      throttle_ = costs_->link_bytes_per_s;
+    }
     budget_ = parse_budget(a.flags.budget, shape_.all_bytes());
     for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
       const std::size_t tokens = tokenize(model_->config(), options_.prompts[i]).size();
@@ -105,6 +113,7 @@ class Runs {
     const auto runner = make(stack, throttle_);
     const StoreReads before = model_->store().reads();  // from the first step on
     GenerateOptions g = options_;
+    if (costs_) g.clock = [&runner] { return runner->statistics().virtual_ns; };
     ProgressLine progress("prefill, tokens", 0);
     g.on_prefill = [&](std::uint64_t done, std::uint64_t total) {
       if (total > 2 * g.prefill_chunk) progress.show(done, total);
@@ -122,7 +131,8 @@ class Runs {
       for (std::size_t i = 1; i < made.text.size(); ++i) print(fmt::format("[{}] {}\n", i + 1, made.text[i]));
     }
     if (timeline_) {
-      std::vector<Span> spans = runner->spans;
+      std::vector<Span> spans;  // a virtual clock has all lanes, in its own time
+      if (!costs_) spans = runner->spans;
       const std::vector<Span> link = runner->link_spans();
       spans.insert(spans.end(), link.begin(), link.end());
       std::ostringstream text;
@@ -160,6 +170,7 @@ class Runs {
     o.budget_bytes = budget_;
     o.max_rows = shape_.max_rows;
     o.link_bytes_per_s = throttle;
+    o.virtual_costs = costs_;
     o.log = timeline_.has_value();
     o.preload = preload;
     return make_runner(*model_, o);
@@ -168,6 +179,7 @@ class Runs {
   const Arguments& a_;
   std::optional<OutputFile> json_, timeline_;
   std::optional<Machine> machine_;
+  std::optional<Costs> costs_;  ///< of the virtual clock, if it is asked for
   std::unique_ptr<Model> model_;
   GenerateOptions options_;
   ModelShape shape_;
@@ -306,6 +318,11 @@ void add_run_commands(CLI::App& app, Action& chosen) {
                   "imitate this machine's ratio of expert transfer to compute: a name or a file")
         ->type_name("NAME|FILE")
         ->check(not_empty);
+    c->add_option("--clock", a->clock,
+                  "real: this machine's time, the link throttled in its ratio to compute; virtual: time as that "
+                  "machine's costs say, the same on any machine")
+        ->check(CLI::IsMember({"real", "virtual"}))
+        ->capture_default_str();
     c->add_flag("--gate-worker", a->gate_worker, "make predicted gate scores on a thread of their own");
     c->add_option("--json", a->json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
   };

@@ -1,5 +1,9 @@
 #include "cpu/cpu_device.hpp"
 
+#include <algorithm>
+#include <thread>
+#include <utility>
+
 #include "ferry/link/host_thread.hpp"
 #include "ferry/link/virtual_clock.hpp"
 #include "math/expert_kernel.hpp"
@@ -100,6 +104,10 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
         model_(needs.model) {}
 
   [[nodiscard]] VirtualTime* virtual_time() override { return this; }
+  [[nodiscard]] bool waits_itself() const override { return true; }
+  [[nodiscard]] Nanoseconds take_stall_ns() override {
+    return link().stall_ns() - std::exchange(stall_taken_, link().stall_ns());
+  }
 
  private:
   Nanoseconds pass_gate(std::uint16_t layer, std::uint32_t rows) override {
@@ -117,7 +125,11 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
     link().host(ns, "expert", &task.what);
     return ns;
   }
-  void pass_join() override { link().sync(); }
+  Nanoseconds pass_join() override {
+    const Nanoseconds waits = std::max<Nanoseconds>(0, link().host_free() - link().device_free());
+    link().sync();
+    return waits;
+  }
   [[nodiscard]] Nanoseconds device_done() const override { return std::max(link().device_free(), link().now()); }
 
   Nanoseconds pass_expert(const Task& task, Nanoseconds /*measured*/) override {
@@ -131,14 +143,23 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
 
   Costs costs_;
   ModelShape model_;
+  Nanoseconds stall_taken_ = 0;
 };
 
 }  // namespace
 
+namespace {
+/// Longer than a layer of a small model takes, so that the copy thread does not sleep in the middle of a step. Where
+/// there is one core only, looking for work would take the computation's time.
+Nanoseconds linger_ns() {
+  return std::thread::hardware_concurrency() > 1 ? 200'000 : 0;
+}
+}  // namespace
+
 std::unique_ptr<ExpertDevice> make_cpu_device(const DeviceNeeds& needs, const RunnerOptions& o) {
   if (o.virtual_costs) return std::make_unique<VirtualDevice>(needs, o);
-  return std::make_unique<CpuDevice<HostThread>>(needs, o,
-                                                 HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log});
+  return std::make_unique<CpuDevice<HostThread>>(
+      needs, o, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log, .linger_ns = linger_ns()});
 }
 
 }  // namespace ferry::engine

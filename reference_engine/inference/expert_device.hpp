@@ -29,8 +29,8 @@ class VirtualTime {
   virtual void pass_partial(std::uint16_t layer, std::uint32_t rows) = 0;
   /// A task on the host's own thread. Returns what that takes.
   virtual Nanoseconds pass_on_host(const Task& task) = 0;
-  /// The device has waited for the host.
-  virtual void pass_join() = 0;
+  /// The device waits for the host. Returns how long.
+  virtual Nanoseconds pass_join() = 0;
   /// When the device will have done what it was given.
   [[nodiscard]] virtual Nanoseconds device_done() const = 0;
 

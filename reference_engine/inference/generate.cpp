@@ -65,18 +65,20 @@ class Group {
   }
 
   void run(std::uint64_t& prefilled, std::uint64_t to_prefill) {
-    const Nanoseconds begin = now_ns();
+    const Nanoseconds begin = now();
     for (std::uint32_t s = 0; s < sequences_.size() && !stopped(); ++s) prefill(s, prefilled, to_prefill);
-    const Nanoseconds first = now_ns();
+    const Nanoseconds first = now();
     result_.ttft_s += seconds(first - begin);
     result_.prefill_s += seconds(first - begin);
     while (!stopped() && decode()) {
     }
-    result_.decode_s += seconds(now_ns() - first);
+    result_.decode_s += seconds(now() - first);
     for (std::uint32_t s = 0; s < sequences_.size(); ++s) runner_.end_sequence(s);
   }
 
  private:
+  [[nodiscard]] Nanoseconds now() const { return options_.clock ? options_.clock() : now_ns(); }
+
   bool stopped() {
     if (options_.stop != nullptr && options_.stop->load()) result_.interrupted = true;
     return result_.interrupted;

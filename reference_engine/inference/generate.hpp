@@ -25,6 +25,9 @@ struct GenerateOptions {
   std::function<void(std::uint64_t done, std::uint64_t total)> on_prefill;
   std::function<void(std::size_t prompt, std::uint32_t token)> on_token;
   const std::atomic<bool>* stop = nullptr;  ///< set: end after the current step
+
+  /// What times are told by; empty: this machine's clock.
+  std::function<Nanoseconds()> clock;
 };
 
 struct Generated {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "ferry/concepts.hpp"
+#include "ferry/detail/tickets.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 
@@ -180,11 +181,11 @@ class CudaStream {
     collect();
     move_on(Last::goes);
     Seen s{demand_landed_, last_prefetch_, last_prefetch_};
-    if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = before(prefetch_.front().ticket);
-    if (staging_ && !staging_->demand) s.prefetch_landed = before(staging_->ticket);
+    if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = detail::ticket_before(prefetch_.front().ticket);
+    if (staging_ && !staging_->demand) s.prefetch_landed = detail::ticket_before(staging_->ticket);
     for (const Sent& sent : sent_) {  // few: the stream holds `ahead_bytes`
       if (sent.copies.front().demand) continue;
-      s.prefetch_landed = before(sent.copies.front().ticket);
+      s.prefetch_landed = detail::ticket_before(sent.copies.front().ticket);
       break;
     }
     return s;
@@ -205,10 +206,7 @@ class CudaStream {
   /// Lets the computation wait, from its next work on, until that copy has landed. Throws LinkError if it never will.
   void wait(Ticket ticket) {
     std::unique_lock lock(mutex_);
-    if (ticket > (is_prefetch(ticket) ? last_prefetch_ : last_demand_)) {
-      throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
-                      " that was not submitted: call done() for the task before it in its slot");
-    }
+    detail::check_submitted(ticket, is_prefetch(ticket) ? last_prefetch_ : last_demand_);
     if (is_prefetch(ticket)) urgent_ = std::max(urgent_, ticket);
     wake_.notify_one();
     move_on(Last::goes);
@@ -319,8 +317,6 @@ class CudaStream {
   struct FreePinned {
     void operator()(std::byte* p) const { static_cast<void>(cudaFreeHost(p)); }
   };
-
-  static Ticket before(Ticket t) noexcept { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
 
   /// False after an error, which is kept if it is the first.
   bool good(cudaError_t error, const char* call) noexcept {

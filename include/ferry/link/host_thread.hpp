@@ -2,6 +2,7 @@
 /// A link made of a real thread: device memory is an arena of its own, bandwidth a throttle.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "ferry/concepts.hpp"
+#include "ferry/detail/tickets.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 
@@ -28,6 +30,9 @@ class HostThread {
     Nanoseconds latency_ns = 0;     ///< added to each copy
     bool log = false;               ///< keep every span for a timeline
     std::uint32_t chunk_bytes = 1U << 20U;
+    /// How long the thread looks for the next copy before it sleeps, after the last call that brought one or named a
+    /// fence. Waking a sleeping thread costs the caller more than deciding does: several microseconds a copy.
+    Nanoseconds linger_ns = 0;
   };
 
   HostThread(SlotMemory& memory, const Options& options) : memory_(memory), options_(options) {
@@ -39,6 +44,7 @@ class HostThread {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
+    calls_.fetch_add(1, std::memory_order_seq_cst);
     wake_.notify_all();
     thread_.join();
   }
@@ -54,7 +60,7 @@ class HostThread {
       (copy.demand ? demand_ : prefetch_).push_back(copy);
       (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
     }
-    wake_.notify_one();
+    call();
   }
 
   void drop(Ticket ticket) noexcept {
@@ -65,8 +71,8 @@ class HostThread {
   Seen seen() noexcept {
     const std::lock_guard lock(mutex_);
     Seen s{demand_landed_, last_prefetch_, last_prefetch_};
-    if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = before(prefetch_.front().ticket);
-    if (busy_ && !current_.demand) s.prefetch_landed = before(current_.ticket);
+    if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = detail::ticket_before(prefetch_.front().ticket);
+    if (busy_ && !current_.demand) s.prefetch_landed = detail::ticket_before(current_.ticket);
     return s;
   }
 
@@ -77,16 +83,13 @@ class HostThread {
       reached_ = fence;
       queued = !demand_.empty() || !prefetch_.empty();
     }
-    if (queued) wake_.notify_one();  // for nothing it would take longer than a small expert
+    if (queued) call();  // for nothing it would take longer than a small expert
   }
 
   /// Blocks until that copy has landed. Throws LinkError if it never will.
   void wait(Ticket ticket) {
     std::unique_lock lock(mutex_);
-    if (ticket > (is_prefetch(ticket) ? last_prefetch_ : last_demand_)) {
-      throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
-                      " that was not submitted: call done() for the task before it in its slot");
-    }
+    detail::check_submitted(ticket, is_prefetch(ticket) ? last_prefetch_ : last_demand_);
     landed_.wait(lock, [&] {
       if (!failed_.empty()) return true;
       if (!is_prefetch(ticket)) return demand_landed_ >= ticket;
@@ -129,15 +132,38 @@ class HostThread {
  private:
   using Clock = std::chrono::steady_clock;
 
-  static Ticket before(Ticket t) noexcept { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
-
   bool ready(const std::deque<Copy>& queue) const { return !queue.empty() && queue.front().after <= reached_; }
+
+  /// There may be something to do.
+  void call() noexcept {
+    calls_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleeps_.load(std::memory_order_seq_cst)) wake_.notify_one();
+  }
+
+  /// A demand copy whose fence is not reached holds prefetches back too: nothing may overtake it.
+  bool has_work() const { return stop_ || ready(demand_) || (demand_.empty() && ready(prefetch_)); }
+
+  /// Returns with something to do, and the lock held.
+  void await_work(std::unique_lock<std::mutex>& lock) {
+    auto until = Clock::now() + std::chrono::nanoseconds(options_.linger_ns);
+    while (!has_work() && options_.linger_ns > 0) {
+      const std::uint64_t before = calls_.load(std::memory_order_seq_cst);
+      lock.unlock();
+      while (calls_.load(std::memory_order_seq_cst) == before && Clock::now() < until) std::this_thread::yield();
+      lock.lock();
+      if (calls_.load(std::memory_order_seq_cst) == before) break;
+      until = Clock::now() + std::chrono::nanoseconds(options_.linger_ns);
+    }
+    // Who calls now sees that it must wake, or has called before the queues are looked at here.
+    sleeps_.store(true, std::memory_order_seq_cst);
+    wake_.wait(lock, [this] { return has_work(); });
+    sleeps_.store(false, std::memory_order_seq_cst);
+  }
 
   void work() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      // A demand copy whose fence is not reached holds prefetches back too: nothing may overtake it.
-      wake_.wait(lock, [&] { return stop_ || ready(demand_) || (demand_.empty() && ready(prefetch_)); });
+      await_work(lock);
       if (stop_) return;
       std::deque<Copy>& queue = demand_.empty() ? prefetch_ : demand_;
       current_ = queue.front();
@@ -203,6 +229,8 @@ class HostThread {
   std::condition_variable wake_, landed_;
   std::deque<Copy> demand_, prefetch_;
   Copy current_;
+  std::atomic<std::uint64_t> calls_{0};  ///< that may have brought something to do
+  std::atomic<bool> sleeps_{false};      ///< the thread has to be woken
   bool busy_ = false, stop_ = false;
   std::string failed_;  ///< why the link stopped
   Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;

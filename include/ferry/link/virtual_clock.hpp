@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ferry/concepts.hpp"
+#include "ferry/detail/tickets.hpp"
 #include "ferry/sim/costs.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
@@ -75,10 +76,10 @@ class VirtualClock {
       prefetch_.pop_front();
     }
     Seen s{demand_landed_, last_prefetch_, last_prefetch_};
-    if (!prefetch_.empty()) s.prefetch_landed = before(prefetch_.front().copy.ticket);
+    if (!prefetch_.empty()) s.prefetch_landed = detail::ticket_before(prefetch_.front().copy.ticket);
     for (const Pending& p : prefetch_) {
       if (p.landed == not_begun) {
-        s.prefetch_begun = before(p.copy.ticket);
+        s.prefetch_begun = detail::ticket_before(p.copy.ticket);
         break;
       }
     }
@@ -156,8 +157,6 @@ class VirtualClock {
     Nanoseconds at;
   };
 
-  static Ticket before(Ticket t) noexcept { return Ticket{static_cast<std::uint64_t>(t) - 1}; }
-
   void log(const Span& span) {
     if (options_.log && span.end_ns > span.begin_ns) spans_.push_back(span);
   }
@@ -201,10 +200,7 @@ class VirtualClock {
   }
 
   Nanoseconds landing(Ticket ticket) {
-    if (ticket > (is_prefetch(ticket) ? last_prefetch_ : last_demand_)) {
-      throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
-                      " that was not submitted: call done() for the task before it in its slot");
-    }
+    detail::check_submitted(ticket, is_prefetch(ticket) ? last_prefetch_ : last_demand_);
     for (const Pending& p : demand_) {
       if (p.copy.ticket == ticket) return p.landed;
     }

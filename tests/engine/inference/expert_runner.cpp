@@ -8,6 +8,7 @@
 
 #include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
 #include "ferry/error.hpp"
 #include "inference/generate.hpp"
@@ -18,7 +19,7 @@ using namespace ferry::engine;
 namespace {
 
 CpuModel& model() {
-  static CpuModel m(std::string(FERRY_MODELS) + "/tiny-qwen-moe");
+  static CpuModel m(test::model_folder("tiny-qwen-moe"));
   return m;
 }
 
