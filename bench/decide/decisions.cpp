@@ -237,6 +237,29 @@ int main(int argc, char** argv) {
   predictor_operations<ActivationMatrix>("activation-matrix");
   predictor_operations<EveryExpert>("every-expert");
 
+  // What a pipeline checks of a layer's four calls.
+  benchmark::RegisterBenchmark("BM_checks/calls:4", [](benchmark::State& state) {
+    const Shape shape{Routing::layers, 64, 6, 1, Renormalise::no};
+    ferry::detail::CallOrder calls(shape);
+    const std::vector<float> row(64);
+    const std::uint32_t sequence = 0;
+    std::uint16_t layer = layers;
+    for (auto _ : state) {  // plan, look_ahead, done, finish
+      if (layer == layers) {
+        benchmark::DoNotOptimize(calls.begin_step({Phase::decode, {&sequence, 1}}));
+        layer = 0;
+      }
+      calls.plan(Scores{layer, row, row});
+      benchmark::ClobberMemory();
+      calls.look_ahead(Scores{layer, row, row});
+      benchmark::ClobberMemory();
+      calls.done();
+      benchmark::ClobberMemory();
+      calls.finish(layer++);
+      benchmark::ClobberMemory();
+    }
+  });
+
   router_operations<TopK>("top-k");
   router_operations<ExpertCacheRouter>("expert-cache");
 

@@ -14,7 +14,7 @@ constexpr std::uint32_t counted = 2048;
 
 template <class Decision>
 [[gnu::noinline]] void counted_decisions(Decision& decision) {
-  for (std::uint32_t i = 0; i < counted; ++i) decision.template next<true>();
+  for (std::uint32_t i = 0; i < counted; ++i) decision.template next<Decision::PlanCall::apart>();
 }
 
 /// Takes the rows of stack_table.hpp.

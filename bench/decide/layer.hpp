@@ -2,6 +2,7 @@
 /// One layer's decision, as an engine makes it: what the benchmarks of whole stacks run.
 #pragma once
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <tuple>
@@ -132,8 +133,11 @@ class LayerDecision {
     for (std::uint32_t i = 0; i < Routing::steps * Routing::layers; ++i) next();
   }
 
-  /// plan, look_ahead, done, finish. `plan_apart`: the plan in a function of its own, for a tool that counts it.
-  template <bool plan_apart = false>
+  /// How `next` calls `plan`: as an engine does, in a function of its own (for a tool that counts it), or timed.
+  enum class PlanCall { plain, apart, timed };
+
+  /// plan, look_ahead, done, finish.
+  template <PlanCall call = PlanCall::plain>
   void next() {
     // An engine's gate has just made the scores: here they come from memory, so the next layer's are sent for.
     routing_.fetch_next(step_, layer_, 0);
@@ -143,8 +147,12 @@ class LayerDecision {
     if constexpr (rows == RowSource::partial_hidden) routing_.fetch_next(step_, layer_, Routing::ahead + 1U);
     if (layer_ == 0) pipe_.begin_step({Phase::decode, routing_.sequences()});
     Plan plan;
-    if constexpr (plan_apart) {
+    if constexpr (call == PlanCall::apart) {
       plan = counted_plan(routing_.scores(step_, layer_));
+    } else if constexpr (call == PlanCall::timed) {
+      const auto begin = std::chrono::steady_clock::now();
+      plan = pipe_.plan(routing_.scores(step_, layer_));
+      plan_times_.push_back(std::chrono::steady_clock::now() - begin);
     } else {
       plan = pipe_.plan(routing_.scores(step_, layer_));
     }
@@ -170,7 +178,28 @@ class LayerDecision {
 
   [[nodiscard]] const Counters& counters() const { return pipe_.counters(); }
 
+  /// Nanoseconds that `plan` alone takes, the median of some, less what telling the time takes.
+  [[nodiscard]] double plan_ns() {
+    constexpr std::uint32_t times = 2048;
+    std::vector<Ticks> nothing;
+    for (std::uint32_t i = 0; i < times; ++i) {
+      next<PlanCall::timed>();
+      const auto begin = std::chrono::steady_clock::now();
+      nothing.push_back(std::chrono::steady_clock::now() - begin);
+    }
+    const double ns = median(plan_times_) - median(nothing);
+    plan_times_.clear();
+    return ns;
+  }
+
  private:
+  using Ticks = std::chrono::steady_clock::duration;
+
+  static double median(std::vector<Ticks>& times) {
+    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+    return std::chrono::duration<double, std::nano>(times[times.size() / 2]).count();
+  }
+
   [[gnu::noinline]] Plan counted_plan(const Scores& scores) { return pipe_.plan(scores); }
 
   static constexpr RowSource rows = Pipe::look_ahead_rows(Phase::decode);
@@ -180,6 +209,7 @@ class LayerDecision {
   Pipe pipe_;
   std::uint32_t step_ = 0;
   std::uint16_t layer_ = 0;
+  std::vector<Ticks> plan_times_;
 };
 
 }  // namespace ferry::bench

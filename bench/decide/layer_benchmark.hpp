@@ -41,14 +41,16 @@ void register_layer(const std::string& name, bool preloads, const Configure& con
       });
       const Counters warm = decision.counters();
       for (auto _ : state) decision.next();
+      const Counters last = decision.counters();
       const auto a_layer = [&](std::uint64_t now, std::uint64_t before) {
         return benchmark::Counter(static_cast<double>(now - before), benchmark::Counter::kAvgIterations);
       };
-      const Outcomes &now = decision.counters().of(Phase::decode), &before = warm.of(Phase::decode);
+      state.counters["plan_ns"] = decision.plan_ns();
+      const Outcomes &now = last.of(Phase::decode), &before = warm.of(Phase::decode);
       state.counters["hit%"] = 100.0 * static_cast<double>(now.hits - before.hits) /
                                static_cast<double>(std::max<std::uint64_t>(1, now.requests - before.requests));
       state.counters["misses"] = a_layer(now.misses, before.misses);
-      state.counters["prefetches"] = a_layer(decision.counters().prefetch.issued, warm.prefetch.issued);
+      state.counters["prefetches"] = a_layer(last.prefetch.issued, warm.prefetch.issued);
     });
   }
 }

@@ -43,6 +43,7 @@ class LinkProbe {
     model_.experts = blocks;
     model_.top_k = 1;
     model_.max_rows = 1;
+    model_.renormalise = Renormalise::no;
     model_.expert_bytes = {ExpertBytes{0, 0, 0, small_.size(), block}};
     Allotment a;
     a.stream_slots = 2;

@@ -384,22 +384,6 @@ TEST_CASE("prefetches are held back until every demand copy of the layer is on i
   CHECK(f->commands().submit[2].what == full(1, 6));
 }
 
-TEST_CASE("a prediction for a layer that is not there, or of too many rows, is ignored") {
-  const ModelShape m = model(2, 8, 2);
-  Fixture<stacks::CrossLayerLru> f(m, everything(m));
-  f.build();
-  f->begin_step(StepOf(Phase::decode, 1));
-  const auto s = favour(8, {0, 1});
-  auto two = s;
-  two.insert(two.end(), s.begin(), s.end());
-  f->look_ahead(scores(2, s), nothing_seen);
-  CHECK(f->commands().submit.size == 0);
-  f->look_ahead(scores(1, two), nothing_seen);
-  CHECK(f->commands().submit.size == 0);
-  f->look_ahead(scores(1, s), nothing_seen);
-  CHECK(f->commands().submit.size == 2);
-}
-
 namespace {
 
 /// Wants what the test says.

@@ -202,7 +202,7 @@ using Layers = std::vector<std::uint16_t>;
 template <class StackT>
 std::vector<Layers> asked(Phase phase, RowSource source, std::uint16_t depth, Nanoseconds copy_ns = 0) {
   CoreConfig<StackT> c;
-  c.model = model(4, 8, 2, 1);
+  c.model = model(4, 8, 2, 1, 64, 16);
   if constexpr (requires { c.predictor.depth; }) c.predictor.depth = depth;
   StackT::set_up(c, c.model.all_bytes() / 2);
   c.copy_ns[4] = copy_ns;
@@ -328,6 +328,6 @@ TEST_CASE("with as many stream slots as a layer can ask for, no task waits for a
       CHECK(waits == !enough);
     }
   }
-  CHECK_THROWS_WITH_AS(one_pool(model(1, 4, 1), {1000, 1}), "a budget has 1 stream slots, expected at least 2",
+  CHECK_THROWS_WITH_AS(one_pool(model(1, 4, 1), {200, 1}), "a budget has 1 stream slots, expected at least 2",
                        ConfigError);
 }

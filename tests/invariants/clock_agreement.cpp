@@ -63,6 +63,7 @@ struct RandomTrace {
     trace.model.experts = each;
     trace.model.top_k = k;
     trace.model.max_rows = 16;
+    trace.model.renormalise = Renormalise::yes;
     trace.model.expert_bytes = {ExpertBytes{0, 192, 320, 576, 1024}};
     for (std::uint32_t s = random.between(3, 5); s > 0; --s) {
       starts.push_back(static_cast<std::uint32_t>(phase.size()));

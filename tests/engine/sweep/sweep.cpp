@@ -48,6 +48,7 @@ void write_trace(const Path& path, std::uint32_t tokens, bool rows, std::uint64_
   f.trace.model.layers = layers;
   f.trace.model.experts = experts;
   f.trace.model.top_k = top_k;
+  f.trace.model.renormalise = Renormalise::yes;
   f.trace.model.expert_bytes = {{0, 250'000, 400'000, 700'000, 1'000'000}};
   f.trace.ahead = rows ? 3 : 0;
   f.work = {{1'000'000, 500'000, 400'000}};
@@ -1185,6 +1186,7 @@ TEST_CASE("traces are imported and inspected, and strangers' names do not reach 
   TraceFile odd;
   odd.trace.name = "a\x1b[31m\nb";
   odd.trace.model.layers = odd.trace.model.experts = odd.trace.model.top_k = 1;
+  odd.trace.model.renormalise = Renormalise::yes;
   odd.trace.model.expert_bytes = {{0, 0, 0, 0, 5}};
   odd.source = odd.residency = "c\x1b]0;d\x07";
   odd.work = {{1, 1, 1}};
@@ -1207,6 +1209,7 @@ TEST_CASE("a model whose tables no machine holds is refused before they are made
     huge.trace.model.layers = layers;
     huge.trace.model.experts = 65534;
     huge.trace.model.top_k = 1;
+    huge.trace.model.renormalise = Renormalise::yes;
     huge.trace.model.expert_bytes = {{0, 0, 0, 0, 1000}};
     huge.work = {{1, 1, 1}};
     huge.experts.assign(layers, 0);

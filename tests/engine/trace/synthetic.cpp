@@ -24,6 +24,7 @@ ModelFacts small_model(std::uint16_t layers, std::uint16_t experts, std::uint16_
   ModelFacts f;
   f.name = "small";
   f.model = test::model(layers, experts, k);
+  f.model.renormalise = Renormalise::yes;
   f.work.resize(1);
   return f;
 }

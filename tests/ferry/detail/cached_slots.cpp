@@ -49,7 +49,7 @@ TEST_CASE("room: free slots first, then the victim's, whose queued copy is taken
   CHECK(f.counters().prefetch.wasted_bytes == 0);  // nothing was moved
 }
 
-TEST_CASE("a prefetch that landed and is evicted unused is wasted; used, it is not") {
+TEST_CASE("a prefetch that landed and is evicted unused is wasted, a used one is not") {
   for (const bool used : {false, true}) {
     Fixture f;
     for (std::uint16_t e = 0; e < 2; ++e) f.slots.admit(f.room(full(0, e), Residency::for_demand), full(0, e), false);
@@ -62,7 +62,7 @@ TEST_CASE("a prefetch that landed and is evicted unused is wasted; used, it is n
   }
 }
 
-TEST_CASE("a queued prefetch becomes demand in its slot; those of a planned layer are taken back") {
+TEST_CASE("a queued prefetch becomes demand in its slot, those of a planned layer are taken back") {
   Fixture f;
   for (std::uint16_t e = 0; e < 2; ++e) f.slots.admit(f.room(full(1, e), Residency::for_demand), full(1, e), false);
   f.slots.begin_call();

@@ -64,7 +64,7 @@ TEST_CASE("predictions of one layer from several distances are counted apart, th
   f.record.note(scores(3, likes0), 4, {two, 2});  // deeper than is kept: ignored
   const Route routes[] = {{0, 0.5F}, {2, 0.5F}};
   PrefetchCounts count;
-  f.record.score(3, {routes, 2}, {}, 2, no_best, count);
+  f.record.score(3, {routes, 2}, {}, 1, no_best, count);
   CHECK(count.accuracy.needed == 2);
   CHECK(count.accuracy.predicted == 1);
   CHECK(count.accuracy.rows_top1 == 1);

@@ -685,6 +685,7 @@ struct RandomCase {
     m.experts = static_cast<std::uint16_t>(random.between(3, 8));
     m.top_k = static_cast<std::uint16_t>(random.between(1, 3));
     m.max_rows = 8;
+    m.renormalise = Renormalise::yes;
     const std::uint32_t unit = random.between(1, 4) * 64, sizes = random.chance(30) ? m.layers : 1U;
     for (std::uint32_t l = 0; l < sizes; ++l) {
       const std::uint64_t bytes = unit * random.between(1, 2);

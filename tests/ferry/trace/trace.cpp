@@ -33,6 +33,7 @@ struct Small {
     trace.model.layers = 2;
     trace.model.experts = 4;
     trace.model.top_k = 2;
+    trace.model.renormalise = Renormalise::yes;
     trace.model.expert_bytes = {ExpertBytes{0, 0, 0, 0, 64}};
     trace.tokens = 8;
     view();
