@@ -23,7 +23,8 @@ namespace ferry::engine {
 /// Where the time of one phase went, in nanoseconds of the device's lane.
 struct PhaseTimes {
   Nanoseconds stall = 0;      ///< the device waited for a copy
-  Nanoseconds decision = 0;   ///< the policies decided, and made the rows that they read
+  Nanoseconds decision = 0;   ///< the policies decided, made the rows that they read, and handed copies to the link
+  Nanoseconds handing = 0;    ///< of that, the calls of the link
   Nanoseconds host = 0;       ///< the host's own thread computed experts
   Nanoseconds host_wait = 0;  ///< the device waited for it
 };

@@ -39,7 +39,8 @@ PipelineRunner::PipelineRunner(const AnyConfig& config, bool preload, const Expe
       device_(device_of(
           settings_, store, [this](Variant v) { return expert(v); }, options)),
       virtual_time_(device_->virtual_time()),
-      pipe_(config.start(static_cast<AnyLink&>(*device_))) {
+      link_(*device_),
+      pipe_(config.start(link_)) {
   log = options.log;
   if (log) device_->log = &spans;
   if (options.gate_worker && reads_gate_input(traits_)) gate_worker_.emplace(gates);
@@ -71,9 +72,10 @@ void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const Matrix
   if (virtual_time_ != nullptr) {
     took_ = {virtual_time_->pass_gate(layer, static_cast<std::uint32_t>(scores.rows())), 0, 0, 0};
   }
+  link_.take();  // done and finish have called it, too
   Nanoseconds begin = now_ns();
   plan_ = pipe_->plan({layer, view(scores), view(scores)});
-  note(Lane::host, "decide", begin, &PhaseTimes::decision);
+  note_decision("decide", begin);
   device_->begin(plan_, input);
   start_host(input);
   begin = now_ns();
@@ -89,7 +91,7 @@ void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const Matrix
   } else if (count > 0) {
     look_ahead_all(gates_.scores(first, count, input));
   }
-  note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+  note_decision("look ahead", begin);
 }
 
 void PipelineRunner::run_resident(std::uint16_t /*layer*/, const Matrix& /*input*/) {
@@ -98,9 +100,10 @@ void PipelineRunner::run_resident(std::uint16_t /*layer*/, const Matrix& /*input
     pipe_->done(plan_.resident);
   }
   if (!std::exchange(gate_rows_, false)) return;
+  link_.take();
   const Nanoseconds begin = now_ns();  // always here: the order of decisions does not depend on threads
   look_ahead_all(gate_worker_->join());
-  note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+  note_decision("look ahead", begin);
 }
 
 bool PipelineRunner::wants_partial(std::uint16_t /*layer*/) const {
@@ -108,12 +111,13 @@ bool PipelineRunner::wants_partial(std::uint16_t /*layer*/) const {
 }
 
 void PipelineRunner::look_ahead(std::uint16_t layer, const Matrix& scores) {
+  link_.take();
   const Nanoseconds begin = now_ns();
   if (virtual_time_ != nullptr) virtual_time_->pass_partial(layer, static_cast<std::uint32_t>(scores.rows()));
   pipe_->look_ahead(RowSource::partial_hidden, [&](std::uint16_t next, std::uint16_t) {
     return Scores{next, view(scores), view(scores)};
   });
-  note(Lane::host, "look ahead", begin, &PhaseTimes::decision);
+  note_decision("look ahead", begin);
 }
 
 void PipelineRunner::run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) {
@@ -189,6 +193,12 @@ void PipelineRunner::note(Lane lane, const char* name, Nanoseconds begin, Nanose
   const Nanoseconds end = now_ns();
   times[static_cast<unsigned>(phase_)].*sum += end - begin;
   if (log) spans.push_back({lane, name, begin, end, {}, false, Ticket::none});
+}
+
+void PipelineRunner::note_decision(const char* name, Nanoseconds begin) {
+  note(Lane::host, name, begin, &PhaseTimes::decision);
+  const Nanoseconds handing = link_.take();
+  if (virtual_time_ == nullptr) times[static_cast<unsigned>(phase_)].handing += handing;
 }
 
 void PipelineRunner::note_uses() {

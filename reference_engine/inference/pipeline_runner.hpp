@@ -3,6 +3,7 @@
 #pragma once
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ferry/any_pipeline.hpp"
@@ -11,8 +12,43 @@
 #include "inference/expert_device.hpp"
 #include "inference/expert_runner.hpp"
 #include "math/expert_kernel.hpp"
+#include "support/clock.hpp"
 
 namespace ferry::engine {
+
+/// Passes calls on to a link, and knows how long they took.
+class TimedLink final : public AnyLink {
+ public:
+  explicit TimedLink(AnyLink& link) : link_(link) {}
+
+  void submit(const Copy& copy) noexcept override {
+    time([&] { link_.submit(copy); });
+  }
+  void drop(Ticket ticket) noexcept override {
+    time([&] { link_.drop(ticket); });
+  }
+  [[nodiscard]] Seen seen() noexcept override {
+    Seen seen;
+    time([&] { seen = link_.seen(); });
+    return seen;
+  }
+  void fence(Fence fence) noexcept override { link_.fence(fence); }
+  void wait(Ticket ticket) override { link_.wait(ticket); }
+
+  /// Since the last call.
+  Nanoseconds take() { return std::exchange(took_, 0); }
+
+ private:
+  template <class Call>
+  void time(const Call& call) noexcept {
+    const Nanoseconds begin = now_ns();
+    call();
+    took_ += now_ns() - begin;
+  }
+
+  AnyLink& link_;
+  Nanoseconds took_ = 0;
+};
 
 class PipelineRunner final : public ExpertRunner {
  public:
@@ -43,6 +79,7 @@ class PipelineRunner final : public ExpertRunner {
   void take_stalls() { times[static_cast<unsigned>(phase_)].stall += device_->take_stall_ns(); }
   [[nodiscard]] HeldBytes expert(Variant v) const;
   void note(Lane lane, const char* name, Nanoseconds begin, Nanoseconds PhaseTimes::*sum);
+  void note_decision(const char* name, Nanoseconds begin);
   void note_uses();
   void look_ahead_all(View<const Scores> predicted);
   void start_host(const Matrix& input);
@@ -55,6 +92,7 @@ class PipelineRunner final : public ExpertRunner {
   ExpertKernel host_kernel_;
   std::unique_ptr<ExpertDevice> device_;
   VirtualTime* virtual_time_;  ///< the device's, if it has one
+  TimedLink link_;             ///< the device's
   std::unique_ptr<AnyPipeline> pipe_;
   Phase phase_ = Phase::prefill;
   bool new_section_ = true, gate_rows_ = false;

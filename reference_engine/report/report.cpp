@@ -103,7 +103,7 @@ RunReport make_report(const Simulated& s, RunReport r) {
   r.generated.interrupted = !s.finished;
   for (const Phase phase : {Phase::prefill, Phase::decode}) {
     const auto p = static_cast<unsigned>(phase);
-    r.times[p] = {s.phase[p].stall, 0, s.phase[p].host, s.phase[p].host_wait};
+    r.times[p] = {s.phase[p].stall, 0, 0, s.phase[p].host, s.phase[p].host_wait};
     if (r.simulated) r.simulated->link_busy[p] = s.phase[p].link_busy;
   }
   const PhaseClock& prefill = s.phase[0];
@@ -175,6 +175,7 @@ Json to_json(const RunReport& r) {
       {"host_wait_s", seconds(r.times[0].host_wait + r.times[1].host_wait)},
       {"gate_worker", {{"busy_s", seconds(r.gate_worker_busy)}, {"waited_s", seconds(r.gate_worker_waited)}}},
       {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
+      {"decision_link_s", seconds(r.times[0].handing + r.times[1].handing)},
       {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
   if (r.all_expert_bytes > 0) {
     json["all_expert_bytes"] = r.all_expert_bytes;
@@ -290,7 +291,12 @@ std::string to_table(const std::vector<RunReport>& reports) {
       {"stalled on copies", [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
       {"waited for the host",
        [](const RunReport& r) { return time(seconds(r.times[0].host_wait + r.times[1].host_wait)); }},
-      {"deciding", [](const RunReport& r) { return time(seconds(r.times[0].decision + r.times[1].decision)); }},
+      {"deciding",
+       [](const RunReport& r) {
+         return time(seconds(r.times[0].decision - r.times[0].handing + r.times[1].decision - r.times[1].handing));
+       }},
+      {"handing copies over",
+       [](const RunReport& r) { return time(seconds(r.times[0].handing + r.times[1].handing)); }},
       {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
       {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
   };

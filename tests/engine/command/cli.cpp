@@ -80,7 +80,7 @@ TEST_CASE("run streams text, prints a table, and writes JSON with the stable key
   const Json j = Json::parse(read(json));
   for (const char* key :
        {"ferry", "model", "stack", "machine", "device", "budget_bytes", "batch", "text", "ttft_s", "prefill", "decode",
-        "prefetch", "bytes_by_precision", "stall_s", "host_compute_s", "decision_s", "bounds"}) {
+        "prefetch", "bytes_by_precision", "stall_s", "host_compute_s", "decision_s", "decision_link_s", "bounds"}) {
     CHECK_MESSAGE(j.contains(key), key);
   }
   for (const char* phase : {"prefill", "decode"}) {
