@@ -133,8 +133,8 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 ///  3. No expert twice. Requests that do not fit in `out` are dropped by the caller's choice of capacity: E.
 ///  4. Which rows it reads it declares as `static constexpr RowSource prefill_rows`, `decode_rows`; without the
 ///     declaration it is `gate_input`. With `none`, `scores.select` is empty.
-/// `observe(layer, taken, rows)` sees every layer's routes [rows, k], in order, before any is skipped. `rows`: which rows
-///     of the step they are, ascending; empty: all of them.
+/// `observe(layer, taken, rows)` sees every layer's routes [rows, k], in order, before any is skipped. `rows`: which
+///     rows of the step they are, ascending; empty: all of them.
 ///  5. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
 /// One that predicts nothing declares `static constexpr bool predicts = false`: `predict` is never called.
 /// Optional: `begin_step(step)`, `end_sequence(id)`, noexcept; a member `depth`, how many layers ahead it wants to be
@@ -146,8 +146,9 @@ concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observe
 /// Chooses the precision of each request, or to skip it.
 ///
 /// `select(phase, demand, requests)` sets `want.precision`, for real (`demand`) and for predicted requests.
-///  1. `state` and `held` tell at which precision the expert is there already. What is there at least as well as
-///     wanted is used; a request that wants `skip` is skipped only if the expert is nowhere.
+///  1. `state` and `held` say where the expert's best variant is, and at which precision. A variant that is at least as
+///     precise as the one wanted is used as it is; a request for `skip` is skipped only if no variant is resident
+///     or in flight.
 ///  2. `precisions()` has bit `1 << p` for every Precision p that it may set; a store that lacks one is refused
 ///     at construction.
 ///  3. One that reads Request::unimportance declares `static constexpr bool needs_unimportance = true`.
@@ -158,8 +159,8 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 
 /// Orders the slots of one pool by worth. All slot numbers are local to the pool.
 ///
-/// `touch(what, slot)`: the real gate asked for `what`, once a step, which sits in `slot` (`no_slot`: absent,
-///     also if the host then computes it). A skipped expert is not touched: nobody used it.
+/// `touch(what, slot)`: the real gate asks for `what`, which sits in `slot`; called once an expert and step. `no_slot`:
+///     it is absent, whether it is then loaded or computed on the host. A skipped expert is not touched: nobody used it.
 /// `victim(incoming, barred)`: which slot `incoming` should take; `no_slot` refuses it, or all are barred.
 ///  1. Never a barred slot.
 ///  2. Changes nothing that `touch` or `replace` would not: it may be called and its answer not used.

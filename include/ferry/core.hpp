@@ -90,8 +90,8 @@ class Core {
   }
 
   /// The layer `distance` (from 1) ahead of the one planned last, if a look-ahead for it is of use now and this stack's
-  /// predictor reads rows of `source` in this phase; `no_layer` otherwise. After the last layer come the next step's,
-  /// whose rows nobody has: they are predicted only by what reads no rows, there either.
+  /// predictor reads rows of `source` in this phase; `no_layer` otherwise. Behind the last layer lie the layers of the
+  /// next step, for which no rows exist yet: only a predictor that reads no rows in decode either can predict them.
   FERRY_HD std::uint16_t layer_ahead(RowSource source, std::uint16_t distance) const noexcept {
     if constexpr (!part::predicts<Predictor>()) return no_layer;
     if (distance > depth_ || part::rows_of<Predictor>(phase_) != source) return no_layer;
@@ -105,8 +105,8 @@ class Core {
   }
 
   /// Predicted scores [rows, E] of a later layer: prefetches, behind the demand already known. The layer may
-  /// be one of the next step (layer 0 at the end of this one). For a predictor that reads no rows in this phase, both
-  /// arrays of `predicted` may be empty; one that reads them is not asked without.
+  /// be one of the next step (layer 0 at the end of this one). Both arrays of `predicted` may be empty for a predictor
+  /// that reads no rows in this phase; a predictor that reads rows is not called without them.
   FERRY_HD void look_ahead(const Scores& predicted, const Seen& seen) noexcept {
     slots_.begin_call(seen);
     if constexpr (part::predicts<Predictor>()) {

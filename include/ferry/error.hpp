@@ -13,8 +13,8 @@ struct ConfigError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// A call of a pipeline that does not fit the calls before it, or whose arrays do not fit the step: the message names the
-/// call, the layer, and what was expected. Nothing was decided or copied: the pipeline is as it was.
+/// A call of a pipeline that does not fit the calls before it, or whose arrays do not fit the step: the message names
+/// the call, the layer, and what was expected. Nothing was decided or copied: the pipeline is as it was.
 struct UsageError : std::logic_error {
   using std::logic_error::logic_error;
 };

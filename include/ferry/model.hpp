@@ -27,7 +27,8 @@ struct View {
 
   constexpr View() noexcept = default;
   FERRY_HD constexpr View(T* first, std::uint32_t count) noexcept : data(first), size(count) {}
-  /// On the host, of fewer than 2^32 elements. The view does not keep them: a temporary lasts as long as the call.
+  /// On the host, of fewer than 2^32 elements. The view does not own them: a view of a temporary is valid only until the
+  /// end of the call.
   template <class R>
   requires ContiguousRange<R, T>
   constexpr View(R&& range) noexcept : data(range.data()), size(static_cast<std::uint32_t>(range.size())) {}
@@ -150,7 +151,7 @@ struct Request {
 
 /// What made the rows that a Predictor reads.
 enum class RowSource : std::uint8_t {
-  none,           ///< it reads none: counts of earlier routes, say
+  none,           ///< the predictor reads no rows: it counts earlier routes, for instance
   gate_input,     ///< an earlier layer's gate input through the gate of the layer predicted
   partial_hidden  ///< the same behind that layer's attention, from what resident and shared experts gave so far
 };
@@ -214,7 +215,8 @@ struct Commands {
 };
 
 /// Whether a model divides the weights of a row's k experts by their sum: Mixtral does, Qwen1.5-MoE does not
-/// (`norm_topk_prob` in the configurations of Hugging Face). A guess would give wrong weights in silence, so there is no default.
+/// (`norm_topk_prob` in the configurations of Hugging Face). A guess would give wrong weights in silence, so there is no
+/// default.
 enum class Renormalise : std::uint8_t { unset, no, yes };
 FERRY_HD constexpr Renormalise renormalise_if(bool does) noexcept {
   return does ? Renormalise::yes : Renormalise::no;

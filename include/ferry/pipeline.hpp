@@ -101,8 +101,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
 
   using detail::LookAheadLoop<OffloadPipeline>::look_ahead;
   /// One look-ahead, for an engine with a loop of its own: predicted scores [rows, E] of a later layer, which may be one
-  /// of the next step. For a predictor that reads no rows in this phase both arrays may be empty; one that reads them
-  /// is not asked without.
+  /// of the next step. Both arrays may be empty for a predictor that reads no rows in this phase; a predictor that reads
+  /// rows is not called without them.
   void look_ahead(const Scores& predicted) {
     calls_.look_ahead(predicted);
     core_->look_ahead(predicted, link_.seen());

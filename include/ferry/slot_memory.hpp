@@ -13,7 +13,7 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// Bytes that stay where they are while `owner` lives; without one, for as long as their source.
+/// Bytes that stay in place while `owner` lives; without an owner, while their source lives.
 struct HeldBytes {
   View<const std::byte> view;
   std::shared_ptr<const void> owner;

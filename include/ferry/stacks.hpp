@@ -3,10 +3,11 @@
 /// compared with. Sections and deviations of each part are in its own header.
 ///
 /// Every one has `set_up(config, budget)`, which lays the budget out (bytes, or bytes and stream slots: ferry::Budget)
-/// and sets the parameters as that system has them. It is called once on a fresh config, after `config.model`, and after parameters of one's own that the layout
-/// depends on: precisions, thresholds and shares, the percentile. Those with `preloads` fill their slots before the first
-/// step (OffloadPipeline::preload). TransferBudget, TwoPointer and GreedySplit weigh `config.copy_ns` against the times
-/// that `finish` is given: without them they limit nothing and load everything.
+/// and sets the parameters as that system has them. Call it once on a fresh config, after you have set `config.model` and
+/// those parameters on which the layout depends: precisions, thresholds and shares, the percentile. Stacks that declare
+/// `preloads` fill their slots before the first step (OffloadPipeline::preload). TransferBudget, TwoPointer and
+/// GreedySplit weigh `config.copy_ns` against the times that `finish` is given; without those costs they limit nothing
+/// and load everything.
 #pragma once
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/fifo.hpp"

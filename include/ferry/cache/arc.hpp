@@ -28,10 +28,10 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// Deviations. Barred slots are passed over towards the recent end, then in the other list. `forget` leaves no ghost.
 /// Ambiguities resolved. A prefetch is no access: it enters T1, p stays, and its first use leaves it in T1, most recent
-/// now, as a demand load would have; if it leaves unused it leaves no ghost. One that was a ghost is a ghost no more,
-/// and its next use moves it to T2: it was used before. A miss that is then not admitted (streamed, or run on the host) has
-/// moved p if it is a ghost and changed nothing else: it stays that ghost. Each precision of an expert is a page of its
-/// own, because a pool may hold two at once.
+/// now, as a demand load would have; if it leaves unused it leaves no ghost. A prefetched expert that was a ghost leaves
+/// its ghost list, and its next use moves it to T2, because it had been used before. A miss that is then not admitted
+/// (streamed, or run on the host) moves p if the expert is a ghost, and changes nothing else: the ghost stays. Each
+/// precision of an expert is a page of its own, because a pool may hold two at once.
 class Arc {
  public:
   enum List : std::uint8_t { t1, t2, b1, b2, spare, unfilled };

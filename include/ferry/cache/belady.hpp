@@ -20,9 +20,10 @@ namespace ferry::inline FERRY_ABI {
 /// Complexity: touch and replace O(1), victim O(slots), reserve O(future). State: 4 bytes a use of the pool's experts,
 /// 8 an expert, 4 a slot.
 ///
-/// Ambiguities resolved. An expert that is needed later than every candidate for eviction is refused: there the stream
-/// slots serve it, and paging, which must load every page, has no such choice. Never again is farthest; among equals
-/// the lower slot goes, and what comes is kept. Precisions are not told apart.
+/// Ambiguities resolved. The policy refuses an expert whose next use comes after that of every candidate for eviction:
+/// the stream slots serve it. (Paging must load every page, and has no such choice.) An expert that is never used again
+/// counts as the farthest. Of equal candidates the lower slot is evicted, also for an incoming expert that is equal to
+/// them. Precisions are not told apart.
 class Belady {
  public:
   /// The uses to come, in order. Only `reserve` reads it, and copies those of the pool's layers: every pool can be

@@ -121,8 +121,8 @@ class CachedSlots {
     submit(slot, s.what, true, false);
   }
 
-  /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none. `closed` is a
-  /// pool where these bars are on every slot, and stay until the call of the core is over.
+  /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none. `closed` is
+  /// a pool whose every slot has one of these bars, which stay until this call of the core is over.
   FERRY_HD std::uint32_t make_room(Variant incoming, std::uint8_t bars, std::uint16_t& closed) noexcept {
     const std::uint16_t pool = residency_.pool_of(incoming);
     if (pool == Residency::no_pool || pool == closed || residency_.pool_slots(pool) == 0) return no_slot;

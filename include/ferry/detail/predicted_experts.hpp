@@ -128,8 +128,8 @@ class PredictedExperts {
 
   FERRY_HD static bool is_nan(float x) noexcept { return x != x; }
 
-  /// Of the `chosen` best, the weights that go before that of the i-th. Summed in the order in which all of them are:
-  /// never more than the sum of all, also after rounding.
+  /// The sum of those weights of the `chosen` best that rank above the i-th one's. It is taken in the same order as the
+  /// sum of all of them, and so never exceeds that sum, even after rounding.
   FERRY_HD float weight_above(const float* weight, std::uint32_t chosen, std::uint32_t i) const noexcept {
     const float own = weight[best_[i].expert];
     float above = 0.0F;

@@ -9,7 +9,8 @@ namespace ferry::inline FERRY_ABI::detail {
 /// An expert is top-score in a step if any row that chose it gives it more than (1 + alpha) times the row's
 /// (k+1)-th score, and low-score otherwise.
 ///
-/// Source: Importance-driven scheduling, section 5.1 and Fig. 15. O(rows * E) a layer. State: 1 byte an expert, 12 for each of k + 1.
+/// Source: Importance-driven scheduling, section 5.1 and Fig. 15. O(rows * E) a layer. State: 1 byte an expert, 12 for
+/// each of k + 1.
 class TopScores {
  public:
   /// A negative `alpha` turns it off: no state, nothing is counted.

@@ -119,8 +119,8 @@ class CudaSlots {
 class CudaStream {
  public:
   struct Options {
-    /// Prefetches go to the stream while it has fewer bytes of them. Good: what the link carries between two calls, some
-    /// tenths of a layer's time.
+    /// The link puts prefetches on the stream while fewer bytes of them than this are on it. A good value is what the
+    /// link carries between two calls, which lie some tenths of a layer's time apart.
     std::uint64_t ahead_bytes = std::uint64_t{16} << 20U;
     std::uint32_t staging_buffers = 3;  ///< each for the largest slot; for sources that are not pinned
     bool log = false;                   ///< keep every span for a timeline
@@ -277,7 +277,8 @@ class CudaStream {
   }
 
  private:
-  /// From here on a copy of CUDA's own costs little, and who waits for the first of several should not wait for all.
+  /// Copies are joined until they have this many bytes. From there on one more call of CUDA costs little beside the copy,
+  /// and a task that waits for the first of several experts should not have to wait for all of them.
   static constexpr std::uint64_t together_bytes = std::uint64_t{4} << 20U;
 
   /// Of demand copies that are about to go to the stream.

@@ -14,7 +14,7 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// A deterministic event simulation of three resources: the device, the link, and the host's processor.
+/// A deterministic event simulation of three resources: the device, the link, and the host.
 ///
 /// Time is integer nanoseconds and moves only by the calls below. The caller has a place in time of its own,
 /// `now`: submissions happen at it, and `seen` looks at it. Device work is queued behind the device's earlier
@@ -111,7 +111,7 @@ class VirtualClock {
     device_ns_ += ns;
     log({Lane::device, name, from, device_free_, what == nullptr ? Variant{} : *what, what != nullptr, Ticket::none});
   }
-  /// Queues work of this length on the host's processor.
+  /// Queues work of this length on the host.
   void host(Nanoseconds ns, const char* name = "compute", const Variant* what = nullptr) {
     const Nanoseconds from = std::max(host_free_, now_);
     host_free_ = from + ns;
@@ -131,7 +131,7 @@ class VirtualClock {
   }
 
   [[nodiscard]] Nanoseconds now() const noexcept { return now_; }
-  /// When the device, and the host's processor, will have done what is queued.
+  /// When the device, and the host, will have done what is queued.
   [[nodiscard]] Nanoseconds device_free() const noexcept { return std::max(device_free_, now_); }
   [[nodiscard]] Nanoseconds host_free() const noexcept { return std::max(host_free_, now_); }
   [[nodiscard]] Nanoseconds device_ns() const noexcept { return device_ns_; }

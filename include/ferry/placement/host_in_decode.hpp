@@ -7,7 +7,8 @@ namespace ferry::inline FERRY_ABI {
 
 /// In decode every miss runs on the host, in prefill every miss is loaded.
 ///
-/// Source: HOBBIT, section 4 (CPU-GPU cooperative computing; 5.4 measures it); with a static cache also what llama.cpp and Fiddler do.
+/// Source: HOBBIT, section 4 (CPU-GPU cooperative computing; 5.4 measures it); with a static cache also what llama.cpp
+/// and Fiddler do.
 /// O(1), no state.
 struct HostInDecode {
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {

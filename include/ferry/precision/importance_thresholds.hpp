@@ -8,14 +8,16 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// The less a row's other experts leave for an expert to say, the fewer bits it crosses with, or it is skipped.
+/// The more of a row's weight goes to the experts ranked above an expert, the fewer bits it crosses with; beyond a second
+/// threshold it is skipped.
 ///
 /// Source: HOBBIT, section 3.2, Eq. 2. A row's k experts are ranked by weight, the weights normalised to sum 1;
 /// s_i is the sum of those ranked above expert i, s_0 = 0. On a miss: s <= T1 high, T1 < s <= T2 low, s > T2 skip.
 /// T1 = T2 = 1 is neutral: everything is high. The paper's 0.6 and 0.9 on Mixtral give 67, 30 and 3%.
 ///
-/// s is Request::unimportance, of an expert that several rows want the smallest: it is as important as to the row that
-/// needs it most. `high` is the model's own precision by default; the paper's pairs are f16 + INT4 and INT8 + INT2.
+/// s is Request::unimportance. Where several rows want an expert, the smallest s counts: the expert is as important as
+/// it is to the row that needs it most. `high` is the model's own precision by default; the paper's pairs are f16 + INT4
+/// and INT8 + INT2.
 ///
 /// Complexity: O(requests), no state.
 ///

@@ -11,8 +11,8 @@ namespace ferry::inline FERRY_ABI {
 /// In prefill the least popular experts cross with fewer bits: together they serve few tokens. In decode every expert
 /// chosen is equally important, and crosses in `high`.
 ///
-/// Source: Fate, section 4.5, "Quantization for I/O", and 5.3 for `low_on_miss`. Popularity is the number of rows that chose an expert, or voted
-/// for it. The paper finds the share by a search for a loss within 1%.
+/// Source: Fate, section 4.5, "Quantization for I/O", and 5.3 for `low_on_miss`. Popularity is the number of rows that
+/// chose an expert, or voted for it. The paper finds the share by a search for a loss within 1%.
 ///  - Share::load (as in Fate's released code): the least popular experts, as many as together have at most
 ///    `low_share_percent` of the rows.
 ///  - Share::experts: at most that share of the requested experts.

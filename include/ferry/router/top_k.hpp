@@ -17,7 +17,8 @@ FERRY_HD inline void weigh(const float* weight, std::uint32_t k, Renormalise ren
 
 /// The k experts with the highest `select` score of each row, best first.
 ///
-/// Source: the models themselves; weights are divided by their sum if the shape says so. Ties go to the lower index, NaN sorts last, the weights are those of `scores.weight`.
+/// Source: the models themselves; weights are divided by their sum if the shape says so. Ties go to the lower index, NaN
+/// sorts last, the weights are those of `scores.weight`.
 /// Complexity: O(E) comparisons a row plus O(k) for each of the few that enter the list.
 class TopK {
  public:

@@ -43,8 +43,8 @@ struct LayerWork {
 
 /// What a machine takes for a model's work.
 ///
-/// Left out: keys and values (attention costs the same at every position), reading an expert at lower precision costs
-/// its smaller bytes and the same operations, embedding and head.
+/// Keys and values (so attention costs the same at every position), the embedding and the head are left out. An expert at
+/// lower precision costs its fewer bytes and the same operations.
 struct Costs {
   Processor device, host;
   std::uint64_t link_bytes_per_s = 16'000'000'000;

@@ -1,0 +1,56 @@
+// An engine that chooses its stack at run time: a table of three, one of them by name.
+#include <cstdio>
+#include <exception>
+#include <random>
+#include <vector>
+
+#include "ferry/any_pipeline.hpp"
+#include "ferry/link/virtual_clock.hpp"
+#include "ferry/stacks.hpp"
+
+int main(int argc, char** argv) try {
+  ferry::ModelShape model;
+  model.layers = 6;
+  model.experts = 16;
+  model.top_k = 2;
+  model.max_rows = 1;
+  model.renormalise = ferry::Renormalise::yes;
+  model.expert_bytes = {{0, 0, 1 << 18, 0, 1 << 20}};  // stored in INT4 and at full precision
+
+  ferry::StackTable table;
+  table.add<ferry::stacks::LruCache>("lru");
+  table.add<ferry::stacks::CrossLayerLru>("cross-layer-lru");
+  table.add<ferry::stacks::Hobbit>("hobbit", [](auto& stack, ferry::Budget budget) {
+    stack.predictor.depth = 2;  // two layers ahead instead of the paper's three
+    ferry::stacks::Hobbit::set_up(stack, budget);
+  });
+
+  const char* name = argc > 1 ? argv[1] : "hobbit";
+  const auto config = table.configure(name, model, model.all_bytes() / 4);  // an unknown name is refused
+  ferry::VirtualClock link(config->settings().model, {.bytes_per_s = 16'000'000'000});
+  const auto pipe = config->start(link);
+
+  std::mt19937 random(1);
+  std::vector<float> all(std::size_t{6} * 16, 0.05F);  // [layers, experts], drifting from token to token
+  auto scores = [&](std::uint16_t layer) {
+    const ferry::View<const float> row{&all[layer * std::size_t{16}], 16};
+    return ferry::Scores{layer, row, row};
+  };
+  const std::uint32_t sequence = 0;
+  for (int token = 0; token < 100; ++token) {
+    for (float& s : all) s = 0.9F * s + 0.1F * static_cast<float>(random() % 1000) / 1000.0F;
+    pipe->begin_step({ferry::Phase::decode, {&sequence, 1}});
+    for (std::uint16_t layer = 0; layer < model.layers; ++layer) {
+      link.device(100'000);  // in place of attention and gate, which the host then reads
+      link.sync();
+      const ferry::Plan plan = pipe->plan(scores(layer));
+      pipe->look_ahead(ferry::RowSource::gate_input, [&](std::uint16_t ahead, std::uint16_t) { return scores(ahead); });
+      for (const ferry::Task& task : plan.arriving) pipe->wait(task);
+      link.device(20'000 * (plan.resident.size + plan.arriving.size));  // in place of the experts
+      pipe->finish(layer);
+    }
+  }
+  std::printf("%s: %.1f%% hits\n", name, 100 * pipe->counters().of(ferry::Phase::decode).hit_rate());
+} catch (const std::exception& error) {
+  return std::fprintf(stderr, "%s\n", error.what()), 1;
+}
