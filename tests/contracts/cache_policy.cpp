@@ -48,8 +48,8 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
         empty.push_back(queued);
         queued = no_slot;
       }
-      const Variant v =
-          full(static_cast<std::uint16_t>(random.between(1, 2)), static_cast<std::uint16_t>(random.below(8)));
+      Variant v = full(static_cast<std::uint16_t>(random.between(1, 2)), static_cast<std::uint16_t>(random.below(8)));
+      if (random.chance(20)) v.precision = Precision::int4;
       std::uint32_t at = no_slot;
       for (std::uint32_t s = 0; s < slots; ++s) at = holds[s] == v ? s : at;
       const bool demand = random.chance(70);

@@ -42,6 +42,7 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
       const auto before = static_cast<std::uint16_t>((layer + 3) % 4);
       predictor->observe(before, {taken, 3}, {});
       again->observe(before, {taken, 3}, {});
+      REQUIRE(broken(*predictor) == "");
       if constexpr (part::EndsSequence<P>) {
         if (random.chance(5)) {
           predictor->end_sequence(0);
@@ -83,6 +84,7 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
           if (random.chance(10)) taken.back().instead_of = taken.back().expert;  // a substitute
           if (random.chance(10)) taken.back().expert = no_expert;
         }
+        if (which.size() == 5 && random.chance(50)) which.clear();  // all of them
         predictor->observe(layer, taken, which);
         REQUIRE(broken(*predictor) == "");
         Request memory[experts];

@@ -70,17 +70,17 @@ class Sieve {
     unlink(slot);
   }
 
+  /// Links that agree both ways lead back to where they began.
   [[nodiscard]] const char* check() const noexcept {
-    std::uint32_t linked = 0, at = ends_;
-    for (std::uint32_t slot = 0; slot < ends_; ++slot) linked += queued(slot) ? 1 : 0;
-    while (links_[at].older != ends_) {
+    std::uint32_t at = ends_, nodes = 0, linked = 1;
+    do {
       const std::uint32_t older = links_[at].older;
       if (older > ends_ || links_[older].newer != at) return "Sieve: the links of two neighbours disagree";
       at = older;
-      if (linked-- == 0) return "Sieve: a free slot is in the queue";
-    }
-    if (links_[ends_].newer != at) return "Sieve: the links of two neighbours disagree";
-    if (linked != 0) return "Sieve: a slot is linked, but not in the queue";
+      ++nodes;
+    } while (at != ends_);
+    for (std::uint32_t slot = 0; slot < ends_; ++slot) linked += queued(slot) ? 1 : 0;
+    if (nodes != linked) return "Sieve: a slot is linked, but not in the queue";
     if (hand_ > ends_ || (hand_ != ends_ && !queued(hand_))) return "Sieve: the hand points at no slot of the queue";
     return nullptr;
   }

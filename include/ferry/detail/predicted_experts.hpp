@@ -127,8 +127,8 @@ class PredictedExperts {
       named += f.rows > 0 ? 1 : 0;
       if (f.rows > rows_named_) return "PredictedExperts: more rows named an expert than there were";
       if (is_nan(score_[e]) != (f.rows == 0)) return "PredictedExperts: a score is left from before, or lacking";
-      if (f.rows == 0 && f.weight != 0.0F) return "PredictedExperts: a weight is left from before";
-      if (!(f.unimportance >= 0.0F && f.unimportance <= 1.0F)) return "PredictedExperts: unimportance is not 0 to 1";
+      if (f.rows == 0 && (f.weight != 0.0F || f.unimportance != 1.0F))
+        return "PredictedExperts: a weight or unimportance is left from before";
     }
     for (std::uint32_t i = 0; i < count_; ++i) {
       if (found_[named_[i]].rows == 0) return "PredictedExperts: an expert is listed that no row named";
