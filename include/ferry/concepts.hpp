@@ -9,6 +9,8 @@
 ///     arguments and its own state: the same calls give the same answers on every machine.
 ///  3. Ties go to the lower index; NaN sorts last.
 ///  4. Calls come from one thread at a time.
+///  5. Optional: `check()`, const, noexcept, host only. It returns a text that names the first of the policy's invariants
+///     that does not hold, or nullptr. It may be slow: tests call it after every step, the library never does.
 #pragma once
 #include <concepts>
 #include <cstdint>
@@ -35,6 +37,12 @@ struct Barred {
 namespace part {
 template <class T>
 concept State = std::is_trivially_copyable_v<T> && std::is_copy_constructible_v<T>;
+
+template <class T>
+concept Checks = requires(const T t) {
+  { t.check() }
+  noexcept->std::same_as<const char*>;
+};
 
 template <class T>
 concept ReservesForModel = requires(T t, Carver& carve, const Shape& shape) {
@@ -337,6 +345,7 @@ consteval void check_hooks() {
   using P = typename Stack::predictor;
   using C = typename Stack::cache;
   using Q = typename Stack::precision;
+  using S = typename Stack::scheduler;
   using R = typename Stack::router;
 #define FERRY_CHECK_HOOK(T, name, Concept, signature) \
   static_assert(                                      \
@@ -349,6 +358,11 @@ consteval void check_hooks() {
   FERRY_CHECK_HOOK(C, used, SeesUse, "used(Variant) noexcept");
   FERRY_CHECK_HOOK(C, reset, Resets, "reset() noexcept");
   FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
+  FERRY_CHECK_HOOK(P, check, Checks, "const char* check() const noexcept");
+  FERRY_CHECK_HOOK(C, check, Checks, "const char* check() const noexcept");
+  FERRY_CHECK_HOOK(Q, check, Checks, "const char* check() const noexcept");
+  FERRY_CHECK_HOOK(S, check, Checks, "const char* check() const noexcept");
+  FERRY_CHECK_HOOK(R, check, Checks, "const char* check() const noexcept");
 #undef FERRY_CHECK_HOOK
   static_assert(!substitutes<R>() || needs_residency<R>(),
                 "a router that substitutes must know what is resident: declare needs_residency = true in it");

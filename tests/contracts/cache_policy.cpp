@@ -34,13 +34,24 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
     constexpr std::uint32_t slots = 6;
     Placed<Cache> cache(PoolShape{slots, 1, 2, 8}), twin(PoolShape{slots, 1, 2, 8});
     Random random(21);
-    std::vector<Variant> holds(slots);
-    std::uint32_t filled = 0;
+    std::vector<Variant> holds(slots, full(0, no_expert));
+    std::vector<std::uint32_t> empty{5, 4, 3, 2, 1, 0};
+    std::uint32_t queued = no_slot;  // holds a prefetch that was not asked for
     for (int i = 0; i < 20000; ++i) {
-      const Variant v =
-          full(static_cast<std::uint16_t>(random.between(1, 2)), static_cast<std::uint16_t>(random.below(8)));
+      if (queued != no_slot && random.chance(15)) {  // it is taken back
+        if constexpr (part::Forgets<Cache>) {
+          cache->forget(queued);
+          twin->forget(queued);
+          REQUIRE(broken(*cache) == "");
+        }
+        holds[queued] = full(0, no_expert);
+        empty.push_back(queued);
+        queued = no_slot;
+      }
+      Variant v = full(static_cast<std::uint16_t>(random.between(1, 2)), static_cast<std::uint16_t>(random.below(8)));
+      if (random.chance(20)) v.precision = Precision::int4;
       std::uint32_t at = no_slot;
-      for (std::uint32_t s = 0; s < filled; ++s) at = holds[s] == v ? s : at;
+      for (std::uint32_t s = 0; s < slots; ++s) at = holds[s] == v ? s : at;
       const bool demand = random.chance(70);
       if constexpr (part::ObservesScores<Cache>) {
         const auto layer = static_cast<std::uint16_t>(random.between(1, 2));
@@ -48,15 +59,15 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
         cache->observe(scores(layer, rows));
         twin->observe(scores(layer, rows));
       }
-      if constexpr (part::BeginsStep<Cache>) {
-        cache->begin_step(StepOf(Phase::decode, 1));
-        twin->begin_step(StepOf(Phase::decode, 1));
-      }
       if constexpr (part::Resets<Cache>) {
         if (random.chance(2)) {
           cache->reset();
           twin->reset();
         }
+      }
+      if constexpr (part::BeginsStep<Cache>) {
+        cache->begin_step(StepOf(Phase::decode, 1));
+        twin->begin_step(StepOf(Phase::decode, 1));
       }
       if constexpr (part::SeesUse<Cache>) {
         if (demand) {
@@ -67,14 +78,18 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
       if (demand) {
         cache->touch(v, at);
         twin->touch(v, at);
+        if (at == queued) queued = no_slot;
       }
+      REQUIRE(broken(*cache) == "");
       if (at != no_slot) continue;
       std::uint8_t flags[slots];
       std::uint32_t barred = 0;
       for (auto& f : flags) barred += (f = random.chance(40) ? 1 : 0);
-      std::uint32_t to = filled;
-      if (filled < slots) {
-        if (part::caches<Cache>()) ++filled;
+      std::uint32_t to = no_slot;
+      if (!part::caches<Cache>()) continue;
+      if (!empty.empty()) {
+        to = empty.back();
+        empty.pop_back();
       } else {
         to = cache->victim(v, {flags, 1});  // the twin is not asked
         if (barred == slots) CHECK(to == no_slot);
@@ -84,10 +99,12 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
         const std::uint8_t none[slots] = {};
         CHECK(cache->victim(v, {none, 1}) == twin->victim(v, {none, 1}));
       }
-      if (!part::caches<Cache>()) continue;
       holds[to] = v;
       cache->replace(to, v, demand);
       twin->replace(to, v, demand);
+      REQUIRE(broken(*cache) == "");
+      if (to == queued) queued = no_slot;
+      if (!demand) queued = to;
     }
   }
   SUBCASE("the same calls give the same answers") {

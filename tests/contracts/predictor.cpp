@@ -42,6 +42,7 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
       const auto before = static_cast<std::uint16_t>((layer + 3) % 4);
       predictor->observe(before, {taken, 3}, {});
       again->observe(before, {taken, 3}, {});
+      REQUIRE(broken(*predictor) == "");
       if constexpr (part::EndsSequence<P>) {
         if (random.chance(5)) {
           predictor->end_sequence(0);
@@ -50,6 +51,7 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
       }
       predictor->predict(phase, scores(layer, rows), out);
       again->predict(phase, scores(layer, rows), out2);
+      REQUIRE(broken(*predictor) == "");
       std::set<std::uint16_t> seen;
       REQUIRE(out.size == out2.size);
       for (std::uint32_t r = 0; r < out.size; ++r) {
@@ -61,6 +63,39 @@ TEST_CASE_TEMPLATE_DEFINE("Predictor", P, predictor_contract) {
         CHECK(memory[r].unimportance <= 1.0F);
         CHECK(memory[r].want.id == other[r].want.id);
         if (r > 0) CHECK(memory[r].confidence <= memory[r - 1].confidence);
+      }
+    }
+  }
+  SUBCASE("its own invariants hold through steps of many rows and long sequences") {
+    Placed<P> predictor(shape);
+    Random random(3);
+    for (std::uint32_t step = 0; step < 1500; ++step) {
+      const Phase phase = random.chance(20) ? Phase::prefill : Phase::decode;
+      if constexpr (part::BeginsStep<P>) predictor->begin_step(StepOf(phase, 5));
+      for (std::uint16_t layer = 0; layer < 4; ++layer) {
+        std::vector<Route> taken;
+        std::vector<std::uint32_t> which;
+        for (std::uint32_t row = 0; row < 5; ++row) {
+          if (random.chance(20)) continue;
+          which.push_back(row);  // expert 0 is always chosen
+          for (std::uint16_t k = 0; k < 3; ++k) {
+            taken.push_back({static_cast<std::uint16_t>(k == 0 ? 0 : 4 * k + random.below(4)), 0.25F});
+          }
+          if (random.chance(10)) taken.back().instead_of = taken.back().expert;  // a substitute
+          if (random.chance(10)) taken.back().expert = no_expert;
+        }
+        if (which.size() == 5 && random.chance(50)) which.clear();  // all of them
+        predictor->observe(layer, taken, which);
+        REQUIRE(broken(*predictor) == "");
+        Request memory[experts];
+        Out<Request> out{memory, experts, 0};
+        const auto ahead = random.scores(std::size_t{random.between(1, 5)} * experts, random.chance(30));
+        predictor->predict(phase, scores(static_cast<std::uint16_t>((layer + 1) % 4), ahead), out);
+        REQUIRE(broken(*predictor) == "");
+      }
+      if constexpr (part::EndsSequence<P>) {
+        if (step % 300 > 200 && random.chance(30)) predictor->end_sequence(0);
+        REQUIRE(broken(*predictor) == "");
       }
     }
   }

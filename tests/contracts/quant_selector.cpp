@@ -62,6 +62,7 @@ TEST_CASE_TEMPLATE_DEFINE("QuantSelector", Q, quant_selector_contract) {
       CHECK((selector.precisions() >> static_cast<unsigned>(r[e].want.precision) & 1U) == 1);
       CHECK(again[e].want == r[e].want);
     }
+    REQUIRE(broken(selector) == "");
   }
 }
 

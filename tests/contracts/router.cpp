@@ -27,6 +27,7 @@ TEST_CASE_TEMPLATE_DEFINE("ExpertRouter", R, router_contract) {
     Out<Route> out{memory.data(), rows * k, 0};
     router->route(random.chance(50) ? Phase::prefill : Phase::decode, scores(0, s), {present, experts}, out);
     REQUIRE(out.size == rows * k);  // always exactly k a row
+    REQUIRE(broken(*router) == "");
     for (std::uint32_t row = 0; row < rows; ++row) {
       std::set<std::uint16_t> distinct;
       for (std::uint32_t j = 0; j < k; ++j) {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "ferry/stacks.hpp"
+#include "support/policies.hpp"
 #include "support/random.hpp"
 #include "support/random_load.hpp"
 
@@ -36,6 +37,7 @@ TEST_CASE_TEMPLATE_DEFINE("Scheduler", S, scheduler_contract) {
     std::set<std::uint16_t> still;
     for (std::uint32_t e = 0; e < n; ++e) still.insert(r[e].want.id.expert);
     CHECK(still.size() == n);  // a permutation
+    REQUIRE(broken(scheduler) == "");
   }
 }
 

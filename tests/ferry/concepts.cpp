@@ -61,6 +61,14 @@ static_assert(!CachePolicy<WrongAnswer> && !part::ChoosesVictim<WrongAnswer>);
 static_assert(!CachePolicy<NotCopyable> && !part::State<NotCopyable>);
 static_assert(!Link<CannotWait> && !part::Waits<CannotWait>);
 
+struct Checked : SmallestCache {
+  const char* check() const noexcept { return nullptr; }
+};
+struct AnswersYesOrNo : SmallestCache {
+  bool check() const noexcept { return true; }
+};
+static_assert(part::Checks<Checked> && !part::Checks<SmallestCache> && !part::Checks<AnswersYesOrNo>);
+
 struct ReadsNothing : SmallestPredictor {
   static constexpr RowSource prefill_rows = RowSource::none;
   std::uint32_t depth = 3;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "ferry/concepts.hpp"
@@ -37,5 +38,14 @@ class Placed {
   std::vector<std::byte> memory_;
   Policy* policy_ = nullptr;
 };
+
+/// The first of a policy's invariants that it finds broken; empty if all hold, or if it has no `check`.
+template <class Policy>
+std::string broken(const Policy& policy) {
+  if constexpr (part::Checks<Policy>) {
+    if (const char* what = policy.check()) return what;
+  }
+  return {};
+}
 
 }  // namespace ferry::test

@@ -12,6 +12,7 @@
 #include "ferry/pipeline.hpp"
 #include "ferry/stacks.hpp"
 #include "support/invariant_checker.hpp"
+#include "support/policies.hpp"
 #include "support/random.hpp"
 #include "support/shapes.hpp"
 
@@ -244,6 +245,9 @@ void drive(Scenario<StackT>& s, OffloadPipeline<StackT, LinkT>& pipe, std::uint3
       if (checker != nullptr) checker->finish(fence, core.commands());
     }
     if (checker != nullptr) check_counts(pipe.counters(), m);
+    for (std::uint16_t pool = 0; pool < s.config.allotment.pools.size(); ++pool) {
+      if (const std::string what = broken(core.cache(pool)); !what.empty()) throw std::logic_error(what);
+    }
     if (random.chance(3)) pipe.end_sequence(0);
   }
 }

@@ -92,6 +92,23 @@ class Arc {
 
   FERRY_HD void forget(std::uint32_t slot) noexcept { move(slot, unfilled); }
 
+  /// The paper's bounds, and that every slot and ghost is in the list that it says. |T1| + |T2| <= c and no more than 2c
+  /// entries in all follow.
+  [[nodiscard]] const char* check() const noexcept {
+    std::uint32_t nodes = 0, ghosts = 0;
+    for (std::uint32_t list = 0; list < lists; ++list) {
+      if (const char* broken = check_list(static_cast<List>(list))) return broken;
+      nodes += size_[list];
+    }
+    if (nodes != 2 * slots_ + 1) return "Arc: a node is in no list";
+    for (const std::uint32_t ghost : ghost_of_) ghosts += ghost != none ? 1 : 0;
+    if (ghosts != size_[b1] + size_[b2]) return "Arc: an expert is a ghost that B1 and B2 lack";
+    if (size_[t1] + size_[b1] > slots_) return "Arc: |T1| + |B1| > c";
+    if (size_[b1] + size_[b2] > slots_) return "Arc: |B1| + |B2| > c";
+    if (target_ > slots_ * unit) return "Arc: p < 0 or p > c";
+    return nullptr;
+  }
+
   /// |T1|, |T2|, |B1| or |B2|.
   FERRY_HD std::uint32_t size(List list) const noexcept { return size_[list]; }
 
@@ -144,6 +161,24 @@ class Arc {
       if (!barred[slot]) return slot;
     }
     return no_slot;
+  }
+
+  const char* check_list(List list) const noexcept {
+    const bool resident = list == t1 || list == t2, ghosts = list == b1 || list == b2;
+    std::uint32_t at = ends_of(list), length = 0;
+    for (; nodes_[at].older != ends_of(list); ++length) {
+      const std::uint32_t older = nodes_[at].older;
+      if (older >= ends_of(0) || nodes_[older].newer != at) return "Arc: the links of two neighbours disagree";
+      at = older;
+      const Node& node = nodes_[at];
+      if (node.list != list) return "Arc: a node is in another list than it says";
+      if ((at < slots_) != (resident || list == unfilled)) return "Arc: a slot is among the ghosts, or a ghost is not";
+      if (!resident && !ghosts) continue;
+      if (node.key >= ghost_of_.size()) return "Arc: an expert is of another pool";
+      if (ghost_of_[node.key] != (ghosts ? at : none)) return "Arc: an expert is both there and a ghost, or neither";
+    }
+    if (nodes_[ends_of(list)].newer != at) return "Arc: the links of two neighbours disagree";
+    return length == size_[list] ? nullptr : "Arc: a list is not as long as counted";
   }
 
   /// A miss that ghost list `list` remembers: p moves by how many times the other one is as long, at least by 1.

@@ -83,6 +83,20 @@ class Belady {
 
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { holds_[slot] = key(what.id); }
 
+  [[nodiscard]] const char* check() const noexcept {
+    std::uint32_t first = 0;
+    for (std::uint32_t k = 0; k < end_.size(); first = end_[k++]) {
+      if (next_[k] < first || next_[k] > end_[k]) return "Belady: an expert's next use is not among its own";
+      for (std::uint32_t i = first + 1; i < end_[k]; ++i) {
+        if (uses_[i - 1] >= uses_[i]) return "Belady: the uses of an expert do not ascend";
+      }
+    }
+    for (const std::uint32_t k : holds_) {
+      if (k != nothing && k >= end_.size()) return "Belady: a slot holds an expert of another pool";
+    }
+    return nullptr;
+  }
+
  private:
   static constexpr std::uint32_t never = 0xffffffffU;
   static constexpr std::uint32_t nothing = 0xffffffffU;

@@ -22,6 +22,8 @@ class FifoCache {
 
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool demand) noexcept { filled_.replace(slot, what, demand); }
 
+  [[nodiscard]] const char* check() const noexcept { return filled_.check(); }
+
  private:
   Lru filled_;
 };

@@ -38,6 +38,11 @@ class Fld {
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id, 0); }
 
+  [[nodiscard]] const char* check() const noexcept {
+    if (const char* broken = nearness_.check()) return broken;
+    return slots_.check([](std::uint32_t /*at*/) { return std::int64_t{0}; });
+  }
+
  private:
   detail::SlotExperts slots_;  ///< all alike within a layer
   detail::Nearness nearness_;

@@ -41,6 +41,10 @@ class Lhu {
     slots_.put(slot, what.id, uses_[slots_.index(what.id)]);
   }
 
+  [[nodiscard]] const char* check() const noexcept {
+    return slots_.check([this](std::uint32_t at) { return uses_[at]; });
+  }
+
  private:
   detail::SlotExperts slots_;
   Array<std::int64_t> uses_;  ///< [layers, experts], at high precision

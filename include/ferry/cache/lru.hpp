@@ -33,6 +33,18 @@ class Lru {
 
   FERRY_HD void replace(std::uint32_t slot, Variant /*what*/, bool /*demand*/) noexcept { to_front(slot); }
 
+  /// Links that agree both ways lead back to where they began.
+  [[nodiscard]] const char* check() const noexcept {
+    std::uint32_t at = end_, nodes = 0;
+    do {
+      const std::uint32_t next = links_[at].next;
+      if (next > end_ || links_[next].previous != at) return "Lru: the links of two neighbours disagree";
+      at = next;
+      ++nodes;
+    } while (at != end_);
+    return nodes == end_ + 1 ? nullptr : "Lru: the list lacks a slot";
+  }
+
  private:
   struct Links {
     std::uint32_t previous = 0, next = 0;

@@ -75,6 +75,18 @@ class Multidimensional {
     slots_.put(slot, what.id, records_[slots_.index(what.id)].sum);
   }
 
+  /// R <= T and H <= F <= T, so that p <= 1.
+  [[nodiscard]] const char* check() const noexcept {
+    for (const Record& record : records_) {
+      if (record.last < 0 || record.last > steps_) return "Multidimensional: R > T";
+      const std::int64_t uses = record.sum - lru * record.last * slots_.layers();
+      if (uses < 0) return "Multidimensional: F or H is negative";
+      if (uses > (lfu + lhu) * steps_ * slots_.layers()) return "Multidimensional: F or H > T";
+    }
+    if (const char* broken = nearness_.check()) return broken;
+    return slots_.check([this](std::uint32_t at) { return records_[at].sum; });
+  }
+
  private:
   /// Of an expert, in this sequence.
   struct Record {

@@ -71,6 +71,13 @@ class ScoreAverage {
     slots_.put(slot, what.id, averages_[slots_.index(what.id)]);
   }
 
+  [[nodiscard]] const char* check() const noexcept {
+    for (const std::int64_t average : averages_) {
+      if (average < 0 || average > std::int64_t{1} << 56U) return "ScoreAverage: an average is not 0 to 1";
+    }
+    return slots_.check([this](std::uint32_t at) { return averages_[at]; });
+  }
+
  private:
   detail::SlotExperts slots_;
   Array<std::int64_t> averages_;  ///< [layers, experts], at most 2^56

@@ -70,6 +70,25 @@ class ScoreWindow {
     slots_.put(slot, what.id, sums_[slots_.index(what.id)]);
   }
 
+  [[nodiscard]] const char* check() const noexcept {
+    const std::uint32_t experts = slots_.experts();
+    std::uint32_t full = 0;
+    for (std::uint32_t l = 0; l < windows_.size(); ++l) {
+      const Window& window = windows_[l];
+      if (window.seen > iterations ||
+          window.next != (window.seen < iterations ? window.seen : window.next % iterations))
+        return "ScoreWindow: a window does not go round";
+      full += window.seen == iterations ? 1 : 0;
+      for (std::uint32_t e = 0; e < experts; ++e) {
+        std::int64_t sum = 0;
+        for (std::uint32_t i = 0; i < iterations; ++i) sum += ring_[(std::size_t{l} * iterations + i) * experts + e];
+        if (sums_[std::size_t{l} * experts + e] != sum) return "ScoreWindow: a sum is not that of its window";
+      }
+    }
+    if (full_ != full) return "ScoreWindow: full windows are counted wrong";
+    return slots_.check([this](std::uint32_t at) { return sums_[at]; });
+  }
+
  private:
   struct Window {
     std::uint32_t seen = 0;  ///< iterations in it

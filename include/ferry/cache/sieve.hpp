@@ -70,6 +70,21 @@ class Sieve {
     unlink(slot);
   }
 
+  /// Links that agree both ways lead back to where they began.
+  [[nodiscard]] const char* check() const noexcept {
+    std::uint32_t at = ends_, nodes = 0, linked = 1;
+    do {
+      const std::uint32_t older = links_[at].older;
+      if (older > ends_ || links_[older].newer != at) return "Sieve: the links of two neighbours disagree";
+      at = older;
+      ++nodes;
+    } while (at != ends_);
+    for (std::uint32_t slot = 0; slot < ends_; ++slot) linked += queued(slot) ? 1 : 0;
+    if (nodes != linked) return "Sieve: a slot is linked, but not in the queue";
+    if (hand_ > ends_ || (hand_ != ends_ && !queued(hand_))) return "Sieve: the hand points at no slot of the queue";
+    return nullptr;
+  }
+
  private:
   /// Seen from `ends_`, the queue's head is the next older one and its tail the next newer one.
   struct Links {

@@ -119,6 +119,23 @@ class PredictedExperts {
     }
   }
 
+  /// What of it does not hold, or nullptr.
+  [[nodiscard]] const char* check() const noexcept {
+    std::uint32_t named = 0;
+    for (std::uint32_t e = 0; e < experts_; ++e) {
+      const Found& f = found_[e];
+      named += f.rows > 0 ? 1 : 0;
+      if (f.rows > rows_named_) return "PredictedExperts: more rows named an expert than there were";
+      if (is_nan(score_[e]) != (f.rows == 0)) return "PredictedExperts: a score is left from before, or lacking";
+      if (f.rows == 0 && (f.weight != 0.0F || f.unimportance != 1.0F))
+        return "PredictedExperts: a weight or unimportance is left from before";
+    }
+    for (std::uint32_t i = 0; i < count_; ++i) {
+      if (found_[named_[i]].rows == 0) return "PredictedExperts: an expert is listed that no row named";
+    }
+    return named == count_ ? nullptr : "PredictedExperts: the list lacks an expert that was named";
+  }
+
  private:
   struct Found {
     std::uint32_t rows = 0;     ///< that named it

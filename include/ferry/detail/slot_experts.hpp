@@ -97,6 +97,25 @@ class SlotExperts {
     return least_not_barred(slot, barred, key, [](std::int64_t k, std::uint32_t /*layer*/) { return k; });
   }
 
+  /// What of it does not hold, or nullptr. Every key is looked at anew.
+  template <class KeyAt>
+  [[nodiscard]] const char* check(const KeyAt& key) const noexcept {
+    if (const char* broken = check_slots()) return broken;
+    for (std::uint32_t l = 0; l < least_.size(); ++l) {
+      if (l < pool_.layers && unknown_.has(0, static_cast<std::uint16_t>(l))) continue;
+      std::int64_t low = nobody, found = no_slot;
+      for (std::uint32_t slot = 0; slot < experts_.size(); ++slot) {
+        const ExpertId id = experts_[slot];
+        if (id.expert == no_expert || layer(id.layer) != l || key(index(id)) >= low) continue;
+        low = key(index(id));
+        found = slot;
+      }
+      if (least_[l] != found) return "SlotExperts: the least that a layer remembers is another";
+      if (key_[l] != low) return "SlotExperts: the least that a layer remembers has another key";
+    }
+    return nullptr;
+  }
+
  private:
   static constexpr std::int64_t nobody = std::int64_t{1} << 62;  ///< of a layer without an expert: above all
 
@@ -134,6 +153,23 @@ class SlotExperts {
       slot = first_of_least(worth_.data(), candidate);
     }
     return slot;
+  }
+
+  /// Slots and experts name each other.
+  const char* check_slots() const noexcept {
+    std::uint32_t filled = 0, named = 0;
+    for (const ExpertId id : experts_) filled += id.expert != no_expert ? 1 : 0;
+    for (std::uint32_t at = 0; at < size(); ++at) {
+      const auto l = static_cast<std::uint16_t>(at / pool_.experts), e = static_cast<std::uint16_t>(at % pool_.experts);
+      if (held_.has(l, e) != (slot_of_[at] != no_slot)) return "SlotExperts: a set and the slots disagree on an expert";
+      for (std::uint32_t slot = slot_of_[at]; slot != no_slot; slot = next_[slot]) {
+        if (slot >= experts_.size() || experts_[slot].expert == no_expert || index(experts_[slot]) != at)
+          return "SlotExperts: an expert names a slot that holds another";
+        if (slot != slot_of_[at] && !shared_) return "SlotExperts: the second slot of an expert would be overlooked";
+        if (++named > filled) return "SlotExperts: an expert names a slot twice";
+      }
+    }
+    return named == filled ? nullptr : "SlotExperts: an expert does not name its slot";
   }
 
   FERRY_HD void take_out(std::uint32_t slot) noexcept {
@@ -201,6 +237,16 @@ class Nearness {
     for (std::uint32_t l = 0; l < now; ++l, behind -= each) worth[l] = behind;
     for (std::uint32_t l = now; l < layers; ++l, ahead -= each) worth[l] = ahead;
     return worth;
+  }
+
+  /// The formula itself, for every layer.
+  [[nodiscard]] const char* check() const noexcept {
+    if (now_ == no_slot) return nullptr;
+    const std::uint32_t layers = worth_.size();
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      if (worth_[l] != each_ * (layers - (l + layers - now_) % layers)) return "Nearness: a layer's worth is wrong";
+    }
+    return nullptr;
   }
 
  private:

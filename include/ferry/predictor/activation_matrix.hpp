@@ -111,6 +111,29 @@ class ActivationMatrix {
     }
   }
 
+  /// Norms and dot products are made anew.
+  [[nodiscard]] const char* check() const noexcept {
+    if (kept_ > history || oldest_ >= history || (kept_ < history && oldest_ != kept_))
+      return "ActivationMatrix: past matrices are not replaced in turn";
+    if (seen_layers_ > layers_) return "ActivationMatrix: more layers were seen than there are";
+    for (std::size_t cell = std::size_t{seen_layers_} * experts_; cell < present_.size(); ++cell) {
+      if (present_[cell] != 0) return "ActivationMatrix: something was counted in a layer not seen";
+    }
+    for (std::uint32_t h = 0; h < history; ++h) {
+      std::uint64_t norm = 0, dot = 0;
+      for (std::uint32_t l = 0; l < layers_; ++l) {
+        for (std::size_t cell = std::size_t{l} * experts_; cell < (l + std::size_t{1}) * experts_; ++cell) {
+          const std::uint64_t n = past_[cell * history + h];
+          norm += n * n;
+          dot += n * present_[cell];
+        }
+        if (norms_[h * layers_ + l] != norm) return "ActivationMatrix: the norm of a past matrix is wrong";
+      }
+      if (dots_[h] != dot) return "ActivationMatrix: the dot product with a past matrix is wrong";
+    }
+    return nullptr;
+  }
+
  private:
   static constexpr std::uint32_t max_cells = 0xffffffffU / (255 * 255);  ///< so that a dot product has 32 bits
   static constexpr std::uint32_t present = 0xffffffffU;                  ///< not a past matrix

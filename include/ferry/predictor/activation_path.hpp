@@ -101,6 +101,17 @@ class ActivationPath {
     }
   }
 
+  [[nodiscard]] const char* check() const noexcept {
+    if (latest_rows_ > latest_row_.size()) return "ActivationPath: more rows were observed than a step has";
+    for (std::uint32_t row = 1; row < latest_rows_; ++row) {
+      if (latest_row_[row - 1] >= latest_row_[row]) return "ActivationPath: the latest rows do not ascend";
+    }
+    for (std::uint32_t i = 0; i < latest_rows_ * top_k_; ++i) {
+      if (latest_[i] >= experts_ && latest_[i] != no_expert) return "ActivationPath: a row chose what is no expert";
+    }
+    return nullptr;
+  }
+
  private:
   /// Whether the layer before was the last one observed in this step.
   FERRY_HD bool follows(std::uint16_t layer) const noexcept { return latest_rows_ > 0 && layer == latest_layer_ + 1; }

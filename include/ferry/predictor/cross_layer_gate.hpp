@@ -53,6 +53,8 @@ class CrossLayerGate {
     predicted_.write(phase, scores.layer, out);
   }
 
+  [[nodiscard]] const char* check() const noexcept { return predicted_.check(); }
+
  private:
   detail::PredictedExperts predicted_;
   std::uint16_t experts_ = 0, top_k_ = 0;

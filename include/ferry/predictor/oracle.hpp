@@ -62,6 +62,10 @@ class Oracle {
     }
   }
 
+  [[nodiscard]] const char* check() const noexcept {
+    return next_layer_ <= layers_ ? nullptr : "Oracle: the layer observed last is not one of the model";
+  }
+
  private:
   void validate(const Shape& shape) const {
     auto refuse = [](const std::string& what) { throw ConfigError("Oracle: " + what); };

@@ -55,6 +55,8 @@ class PartialHidden {
     predicted_.write(phase, scores.layer, out);
   }
 
+  [[nodiscard]] const char* check() const noexcept { return predicted_.check(); }
+
  private:
   /// Ranks the row; how many of its best are top-score.
   FERRY_HD std::uint32_t top_score_experts(const Scores& scores, std::uint32_t row) noexcept {

@@ -47,6 +47,8 @@ class StackedGates {
     predicted_.write(phase, scores.layer, out);
   }
 
+  [[nodiscard]] const char* check() const noexcept { return predicted_.check(); }
+
  private:
   detail::PredictedExperts predicted_;
   std::uint16_t top_k_ = 0;

@@ -81,6 +81,18 @@ class ExpertCacheRouter {
     }
   }
 
+  /// What is left of the latest batch: uses are those of whole rows, of which none has an expert twice.
+  [[nodiscard]] const char* check() const noexcept {
+    std::uint64_t uses = 0;
+    for (const std::uint32_t n : users_) uses += n;
+    if (uses % k_ != 0) return "ExpertCacheRouter: a row has not k experts";
+    if (uses / k_ > beta_.size()) return "ExpertCacheRouter: more rows use experts than there are";
+    for (const std::uint32_t n : users_) {
+      if (n > uses / k_) return "ExpertCacheRouter: more rows use an expert than there are";
+    }
+    return nullptr;
+  }
+
  private:
   static constexpr float lowest = -std::numeric_limits<float>::infinity();
 

@@ -36,7 +36,10 @@ std::uint32_t most_hits(std::uint32_t slots, PoolShape pool, const std::vector<E
   pool.slots = slots;
   Placed<Belady> cache(pool, knowing(requests));
   REQUIRE(cache.measured);
-  return hits(cache, slots, requests);
+  REQUIRE(broken(*cache) == "");
+  const std::uint32_t most = hits(cache, slots, requests);
+  REQUIRE(broken(*cache) == "");
+  return most;
 }
 
 /// The most hits of all ways to keep, evict or refuse.
