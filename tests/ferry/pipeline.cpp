@@ -200,17 +200,16 @@ using Layers = std::vector<std::uint16_t>;
 
 /// The layers that one look-ahead loop asks rows for, or names without rows, behind each layer of a step.
 template <class StackT>
-std::vector<Layers> asked(Phase phase, RowSource source, std::uint16_t depth, Nanoseconds copy_ns = 0) {
+std::vector<Layers> asked(Phase phase, RowSource source, std::uint16_t depth) {
   CoreConfig<StackT> c;
   c.model = model(4, 8, 2, 1, 64, 16);
   if constexpr (requires { c.predictor.depth; }) c.predictor.depth = depth;
   StackT::set_up(c, c.model.all_bytes() / 2);
-  c.copy_ns[4] = copy_ns;
   Instant link;
   OffloadPipeline<StackT, Instant> pipe(c, link);
   const std::vector<float> s = favour(8, {0, 1});
   std::vector<Layers> all;
-  for (int step = 0; step < 2; ++step) {  // in the second, what a layer takes is known
+  for (int step = 0; step < 2; ++step) {  // in the second, what is predicted is there
     all.clear();
     pipe.begin_step(StepOf(phase, 1));
     for (std::uint16_t l = 0; l < 4; ++l) {
@@ -222,7 +221,7 @@ std::vector<Layers> asked(Phase phase, RowSource source, std::uint16_t depth, Na
         layers.push_back(layer);
         return scores(layer, s);
       });
-      if (source == RowSource::gate_input && copy_ns == 0) CHECK(rows == layers.size());
+      CHECK(rows >= layers.size());  // the limit may have enough before
       pipe.finish(l, {10, 10, 10, 0});
     }
   }

@@ -8,8 +8,8 @@
 
 #include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
-#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "ferry/error.hpp"
 #include "inference/generate.hpp"
 
