@@ -150,6 +150,7 @@ class Runs {
     facts.all_expert_bytes = shape_.all_bytes();
     facts.expert_bytes = model_->store().layout().bytes();
     facts.dense_bytes = model_->dense_bytes();
+    facts.clock = a_.clock;
     facts.device = model_->device();
     facts.device_memory = model_->device_memory();
     facts.batch = options_.batch;

@@ -147,6 +147,7 @@ Json to_json(const RunReport& r) {
       {"parameters", r.parameters},
       {"machine", r.machine.empty() ? Json() : Json(r.machine)},
       {"device", r.device},
+      {"clock", r.clock},
       {"budget_asked_bytes", r.budget_asked_bytes},
       {"budget_bytes", r.budget_bytes},
       {"batch", r.batch},
@@ -192,6 +193,7 @@ Json to_json(const RunReport& r) {
   if (!r.simulated) return json;
   const SimulatedFacts& s = *r.simulated;
   json["device"] = "virtual clock";
+  json["clock"] = "virtual";
   json["trace"] = s.trace;
   json["costs"] = s.costs;
   json["as_shape"] = s.as_shape.empty() ? Json() : Json(s.as_shape);

@@ -41,7 +41,8 @@ struct RunReport {
   double all_resident_tpot_s = 0, clairvoyant_tpot_s = 0;
   std::vector<std::vector<Accuracy>> accuracy;  ///< of predictions: [distance - 1][layer]
   Nanoseconds gate_worker_busy = 0, gate_worker_waited = 0;
-  std::string device = "cpu";                                        ///< or a GPU's name
+  std::string clock = "real";  ///< or "virtual": of the machine whose costs were counted
+  std::string device = "cpu";  ///< or a GPU's name
   std::vector<std::pair<std::string, std::uint64_t>> device_memory;  ///< most bytes by use, of a GPU
   StoreReads store;                                                  ///< with a file if experts came from one
   std::optional<SimulatedFacts> simulated;

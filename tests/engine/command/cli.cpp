@@ -127,6 +127,26 @@ TEST_CASE("run streams text, prints a table, and writes JSON with the stable key
   CHECK(lanes.contains(2));  // host
 }
 
+TEST_CASE("on the virtual clock a run says the same each time, in that machine's time") {
+  const std::string run =
+      "compare --model tiny-mixtral --stacks lru,cross-layer-lru,hobbit-cooperative --prompt 'The sea ' "
+      "--max-new-tokens 12 --machine rtx3090-pcie3 --clock virtual";
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const Result first = ferry_command(run + " --json '" + json + "'"), second = ferry_command(run);
+  CHECK(first.status == 0);
+  CHECK(first.out == second.out);
+  CHECK(first.error.find("measuring") == std::string::npos);
+  for (const Json& j : Json::parse(read(json))) {
+    CHECK(j["clock"] == "virtual");
+    CHECK(j["decision_s"] == 0);
+    CHECK(j["stall_s"].get<double>() > 0);
+    CHECK(j["decode"]["tpot_s"].get<double>() >= j["bounds"]["clairvoyant_tpot_s"].get<double>());
+  }
+  refused("run --clock virtual", {"--clock virtual", "--machine"});
+  refused("run --clock sundial --machine rtx3090-pcie3", {"--clock"});
+}
+
 TEST_CASE("invalid UTF-8 in generated text becomes U+FFFD in the JSON") {
   const TemporaryFolder folder;
   TinyCheckpoint().write(folder.path());  // random weights: random bytes
