@@ -86,9 +86,9 @@ class ExpertCacheRouter {
     std::uint64_t uses = 0;
     for (const std::uint32_t n : users_) uses += n;
     if (uses % k_ != 0) return "ExpertCacheRouter: a row has not k experts";
-    if (uses / k_ > beta_.size()) return "ExpertCacheRouter: more rows use experts than there are";
+    if (uses / k_ > beta_.size()) return "ExpertCacheRouter: uses are left of more rows than a batch has";
     for (const std::uint32_t n : users_) {
-      if (n > uses / k_) return "ExpertCacheRouter: more rows use an expert than there are";
+      if (n > uses / k_) return "ExpertCacheRouter: a row has an expert twice";
     }
     return nullptr;
   }
