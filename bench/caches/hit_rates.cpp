@@ -21,10 +21,10 @@
 #include "replay.hpp"
 #include "shared/bench_command.hpp"
 #include "shared/json_file.hpp"
-#include "shared/progress.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
+#include "support/progress.hpp"
 #include "trace/record.hpp"
 #include "trace/trace_file.hpp"
 
@@ -171,7 +171,7 @@ std::string tables(const Arguments& a, const Trace& t, Json& json) {
     out += "ScoreWindow, ScoreAverage: need the scores of all experts, which this trace lacks\n";
     std::erase_if(all, [](const Policy& p) { return p.needs_scores; });
   }
-  Progress progress(t.name + ": replays");
+  ProgressLine progress(t.name + ": replays");
   const std::size_t replays = a.counting.size() * layouts.size() * a.shares.size() * all.size();
   std::size_t done = 0;
   Json results = Json::array();
@@ -358,7 +358,7 @@ std::unique_ptr<engine::TraceFile> record(const Arguments& a) {
     throw InputError(
         fmt::format("{}: its context is {}, sequences of {} are needed", a.model, model.config().context, o.window));
   }
-  Progress progress(a.model + ": sequences recorded");
+  ProgressLine progress(a.model + ": sequences recorded");
   o.progress = [&progress](std::uint64_t done, std::uint64_t all) {
     progress.show(done, all);
     return true;

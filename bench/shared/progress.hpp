@@ -1,13 +1,11 @@
 /// @file
-/// How far long work has got.
+/// How far long work has got, in words of a line that says more. (By itself: support/progress.hpp.)
 #pragma once
 #include <fmt/format.h>
 
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <string>
-#include <utility>
 
 namespace ferry::bench {
 
@@ -23,20 +21,5 @@ inline std::string how_far(Moment begin, std::uint64_t done, std::uint64_t all) 
       std::chrono::duration<double>(now() - begin).count() / static_cast<double>(done == 0 ? 1 : done);
   return fmt::format("{} of {}, about {:.0f} s left", done, all, each_s * static_cast<double>(all - done));
 }
-
-/// Says so on standard error, every other second and at the end.
-class Progress {
- public:
-  explicit Progress(std::string what) : what_(std::move(what)) {}
-  void show(std::uint64_t done, std::uint64_t all) {
-    if (done < all && now() - shown_ < std::chrono::seconds(2)) return;
-    shown_ = now();
-    fmt::print(stderr, "{}: {}\n", what_, how_far(begin_, done, all));
-  }
-
- private:
-  std::string what_;
-  Moment begin_ = now(), shown_ = begin_;
-};
 
 }  // namespace ferry::bench

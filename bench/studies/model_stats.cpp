@@ -21,11 +21,11 @@
 #include "profiles/machine.hpp"
 #include "shared/bench_command.hpp"
 #include "shared/json_file.hpp"
-#include "shared/progress.hpp"
 #include "shared/text_file.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
+#include "support/progress.hpp"
 #include "trace/synthetic.hpp"
 #include "trace/trace_file.hpp"
 
@@ -575,7 +575,7 @@ PartialWatch watch_partial(CpuModel& model, const std::vector<std::string>& wind
   costs.link_bytes_per_s = static_cast<std::uint64_t>(static_cast<double>(shape.bytes(0, Precision::full)) / copy_s);
   o.log = true;
   PartialWatch watch(make_runner(model, o), c, *o.alpha);
-  Progress progress("decoding windows");
+  ProgressLine progress("decoding windows");
   for (std::size_t i = 0; i < windows.size(); ++i) {
     std::vector<KvCache> caches{KvCache(c, window_tokens)};
     for (const TokenRow& token : token_rows(model, windows[i])) {
@@ -711,7 +711,7 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   Statistics statistics(c, rule);
   Cores cores(shape);
   double furthest = 0;  // that the engine's own predicted scores are from those here
-  Progress progress(name + ": windows");
+  ProgressLine progress(name + ": windows");
   for (std::size_t i = 0; i < windows.size(); ++i) {
     const Window w = recorder.run(windows[i]);
     std::vector<std::vector<Matrix>> predicted(distances, std::vector<Matrix>(c.layers));
@@ -840,7 +840,7 @@ Routing routing_of_model(const Arguments& a, const std::string& name) {
   Recorder recorder(model);
   for (const std::string& text : a.texts) {
     const std::vector<std::string> windows = cut(text, a.windows);
-    Progress progress(fmt::format("{}: windows of {}", name, text));
+    ProgressLine progress(fmt::format("{}: windows of {}", name, text));
     for (std::size_t i = 0; i < windows.size(); ++i) {
       const Window w = recorder.run(windows[i]);
       Sequence s(std::size_t{window_tokens} * c.layers * c.top_k);
@@ -955,7 +955,7 @@ void calibrate(const Arguments& a, Json& json) {
 
   for (std::size_t s = 0; s < sources.size(); ++s) {
     const Routing& r = sources[s];
-    Progress progress(fmt::format("{}: mixtures", r.name));
+    ProgressLine progress(fmt::format("{}: mixtures", r.name));
     for (std::size_t g = 0; g < grid.size(); ++g) {
       costs[s].push_back(penalty(r, 0, grid[g]));
       progress.show(g + 1, grid.size());
