@@ -26,7 +26,7 @@ inline void check(const engine::Simulated& s, const Trace& trace) {
   std::uint64_t bytes = c.preload_bytes, by_precision = 0, tokens = 0;
   for (const Phase p : {Phase::prefill, Phase::decode}) {
     const Outcomes& o = c.of(p);
-    const engine::PhaseClock& t = s.phase[static_cast<unsigned>(p)];
+    const PhaseClock& t = s.phase[static_cast<unsigned>(p)];
     expect(o.hits + o.late_hits + o.misses + o.substituted + o.skipped + o.host_computed == o.requests,
            "outcomes do not add up to requests");
     expect(c.steps[static_cast<unsigned>(p)] == t.steps, "the core and the clock count different steps");
@@ -57,7 +57,7 @@ inline void check(const engine::Simulated& s, const Trace& trace) {
     stall += std::strcmp(x.name, "wait") == 0 ? x.end_ns - x.begin_ns : 0;
     if (x.lane == Lane::link) carried += trace.model.bytes(x.what.id.layer, x.what.precision);
   }
-  const engine::PhaseClock &a = s.phase[0], &b = s.phase[1];
+  const PhaseClock &a = s.phase[0], &b = s.phase[1];
   expect(a.total + b.total == busy[0] + a.host_wait + b.host_wait, "times are not the sum of the device's spans");
   expect(a.stall + b.stall == stall, "stalls are not the sum of the waits");
   expect(a.host + b.host == busy[2], "the host's time is not the sum of its spans");
