@@ -1,7 +1,6 @@
 #include "cpu/cpu_device.hpp"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "ferry/link/host_thread.hpp"
@@ -148,18 +147,10 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
 
 }  // namespace
 
-namespace {
-/// Longer than a layer of a small model takes, so that the copy thread does not sleep in the middle of a step. Where
-/// there is one core only, looking for work would take the computation's time.
-Nanoseconds linger_ns() {
-  return std::thread::hardware_concurrency() > 1 ? 200'000 : 0;
-}
-}  // namespace
-
 std::unique_ptr<ExpertDevice> make_cpu_device(const DeviceNeeds& needs, const RunnerOptions& o) {
   if (o.virtual_costs) return std::make_unique<VirtualDevice>(needs, o);
   return std::make_unique<CpuDevice<HostThread>>(
-      needs, o, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log, .linger_ns = linger_ns()});
+      needs, o, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log, .linger_ns = o.linger_ns});
 }
 
 }  // namespace ferry::engine

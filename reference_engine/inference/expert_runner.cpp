@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "inference/pipeline_runner.hpp"
 #include "stacks/configured_stack.hpp"
@@ -28,6 +29,10 @@ double memory_bytes_per_s() {
 }
 
 }  // namespace
+
+Nanoseconds usual_linger_ns() {
+  return std::thread::hardware_concurrency() > 1 ? 200'000 : 0;
+}
 
 Nanoseconds copy_cost(const RunnerOptions& o, const ExpertStore& store, std::uint64_t bytes) {
   if (o.virtual_costs) return o.virtual_costs->copy(bytes);

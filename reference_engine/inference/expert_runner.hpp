@@ -130,12 +130,17 @@ class PassingRunner : public ExpertRunner {
   ExpertRunner& runner_;
 };
 
+/// Longer than a layer of a small model takes, so that the copy thread does not sleep in the middle of a step. Where there
+/// is one core only, looking for work would take the computation's time: 0.
+Nanoseconds usual_linger_ns();
+
 /// What a runner is made of.
 struct RunnerOptions : StackOptions {
   std::uint64_t link_bytes_per_s = 0;  ///< 0: as fast as memory copies (host thread only)
   bool log = false;
   bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
   bool preload = true;                          ///< for stacks that do: false only to see whether they can be made
+  Nanoseconds linger_ns = usual_linger_ns();    ///< how long the copy thread looks for work before it sleeps
   bool gate_worker = false;                     ///< a thread of its own makes predicted rows while resident experts run
 
   /// On the virtual clock instead of a copy thread: what everything costs there, the link too.
