@@ -848,7 +848,7 @@ TEST_CASE("the sweep command runs, splits, merges and says so" * doctest::test_s
   const Result r = ferry_command(common + " --out " + quoted(f.at("one.jsonl")) + " --threads 2");
   CHECK(r.status == 0);
   CHECK(says(r.out, {"one.jsonl", "24 of 24 runs", "8 of them refused"}));
-  CHECK(r.error.empty());
+  CHECK(r.error.find("ferry: ") == std::string::npos);  // a busy machine shows how far it is
   REQUIRE(whole_lines(f.at("one.jsonl")).size() == 24);
   const std::string out = " --out " + quoted(f.at("all.jsonl"));
   refused(common + out + " --merge 3", {"all.0-of-3.jsonl", "is missing"});
