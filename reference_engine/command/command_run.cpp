@@ -171,6 +171,7 @@ class Runs {
     o.budget_bytes = budget_;
     o.max_rows = shape_.max_rows;
     o.link_bytes_per_s = throttle;
+    o.linger_ns = usual_linger_ns();
     o.virtual_costs = costs_;
     o.log = timeline_.has_value();
     o.preload = preload;

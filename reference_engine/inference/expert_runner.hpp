@@ -140,7 +140,7 @@ struct RunnerOptions : StackOptions {
   bool log = false;
   bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
   bool preload = true;                          ///< for stacks that do: false only to see whether they can be made
-  Nanoseconds linger_ns = usual_linger_ns();    ///< how long the copy thread looks for work before it sleeps
+  Nanoseconds linger_ns = 0;                    ///< how long the copy thread looks for work before it sleeps
   bool gate_worker = false;                     ///< a thread of its own makes predicted rows while resident experts run
 
   /// On the virtual clock instead of a copy thread: what everything costs there, the link too.

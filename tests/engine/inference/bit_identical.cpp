@@ -104,7 +104,7 @@ void all_of(const std::string& name, bool virtual_clock, std::size_t batch) {
             o.budget_bytes = all * eighths / 8;
             o.pools = pools;
             o.link_bytes_per_s = speed;
-            // Tests share the cores, so that most copy threads had better sleep.
+            // Tests share the cores: most copy threads sleep when they have nothing to do.
             o.linger_ns = stack == "cross-layer-lru" ? usual_linger_ns() : 0;
             if (virtual_clock) o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, speed);
             CAPTURE(stack);

@@ -88,7 +88,7 @@ TEST_CASE("what the worker throws, join throws, and the worker goes on") {
 TEST_CASE("the worker can end at any moment") {
   test::Random random(4);
   GateBank bank = random_bank(random, 4, 32, 256);
-  const Matrix x = random_matrix(random, 128, 256);
+  const Matrix x = random_matrix(random, 16, 256);
   { const GateWorker never_started(bank); }
   for (int i = 0; i < 30; ++i) {
     GateWorker worker(bank);
