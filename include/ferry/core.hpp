@@ -110,6 +110,7 @@ class Core {
   FERRY_HD void look_ahead(const Scores& predicted, const Seen& seen) noexcept {
     slots_.begin_call(seen);
     if constexpr (part::predicts<Predictor>()) {
+      assert(predicted.layer < shape_.layers && predicted.select.size <= shape_.max_rows * shape_.experts);
       if (predicted.select.size == 0 && part::rows_of<Predictor>(phase_) != RowSource::none) return;
       const PrefetchWindow span = window(predicted.layer);
       Out<Request> out{requests_.data(), requests_.size(), 0};

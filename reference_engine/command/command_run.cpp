@@ -322,7 +322,7 @@ void add_run_commands(CLI::App& app, Action& chosen) {
         ->check(not_empty);
     c->add_option("--clock", a->clock,
                   "real: this machine's time, the link throttled in its ratio to compute; virtual: time as that "
-                  "machine's costs say, the same on any machine")
+                  "machine's costs say, however busy this one is")
         ->check(CLI::IsMember({"real", "virtual"}))
         ->capture_default_str();
     c->add_flag("--gate-worker", a->gate_worker, "make predicted gate scores on a thread of their own");

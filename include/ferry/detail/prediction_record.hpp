@@ -43,7 +43,7 @@ class PredictionRecord {
   }
 
   /// `routes` is [rows, k], of the rows of the step that `rows` names, or all `step_rows` of them if it is empty. A
-  /// prediction for another number of rows than the step has is not this step's, and ignored.
+  /// prediction is of all rows of the step, or of those that the layer has. Any other is not this step's, and ignored.
   /// `best`: [rows] the gate's first choices, or empty if they are the first routes of the rows.
   FERRY_HD void score(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows,
                       std::uint32_t step_rows, const Array<std::uint16_t>& best, PrefetchCounts& count) noexcept {
@@ -53,7 +53,8 @@ class PredictionRecord {
       const std::uint32_t cell = at(distance, layer);
       const Noted noted = noted_[cell];
       noted_[cell] = {};
-      if (!noted.made || (noted.rows != 0 && noted.rows != step_rows)) continue;
+      const bool whole = noted.rows == step_rows;
+      if (!noted.made || (noted.rows != 0 && !whole && noted.rows != present)) continue;
       if (!marked) mark(routes);
       marked = true;
       Accuracy made;
@@ -61,7 +62,7 @@ class PredictionRecord {
       made.predicted = needed_.common(0, named_, cell);
       made.rows = noted.rows == 0 ? 0 : present;
       for (std::uint32_t i = 0; i < made.rows; ++i) {
-        const std::uint32_t row = rows.size == 0 ? i : rows[i];
+        const std::uint32_t row = whole && rows.size > 0 ? rows[i] : i;
         const std::uint16_t first = best.size() > 0 ? best[i] : routes[i * top_k_].expert;
         made.rows_top1 += first == best_[std::size_t{cell} * max_rows_ + row] ? 1 : 0;
       }

@@ -131,3 +131,21 @@ TEST_CASE("a layer with some of the step's rows is compared with what was predic
   CHECK(count.accuracy.rows == 2);
   CHECK(count.accuracy.rows_top1 == 1);  // row 1 wanted 3, as predicted; row 2 wanted 2, and 0 was predicted
 }
+
+TEST_CASE("a prediction of the same some rows is compared row by row, one of other numbers is ignored") {
+  const std::vector<float> rows = {0, 1, 0, 0, 0, 0, 0, 1};  // best: 1, 3
+  const Request predicted = named(1, 1);
+  const Route routes[] = {{1, 1.0F}, {2, 1.0F}};
+  const std::uint32_t present[] = {1, 2}, three[] = {0, 1, 2};
+  PrefetchCounts same, other;
+  Fixture f(Shape{2, 4, 1, 4}, 1);
+  f.record.note(scores(1, rows), 1, {&predicted, 1});  // by an earlier layer that had rows 1 and 2, too
+  f.record.score(1, routes, present, 4, no_best, same);
+  CHECK(same.accuracy.rows == 2);
+  CHECK(same.accuracy.rows_top1 == 1);
+  CHECK(same.accuracy.predicted == 1);
+  const Route more[] = {{1, 1.0F}, {2, 1.0F}, {3, 1.0F}};
+  f.record.note(scores(1, rows), 1, {&predicted, 1});
+  f.record.score(1, more, three, 4, no_best, other);
+  CHECK(other.accuracy.needed == 0);
+}
