@@ -1,4 +1,5 @@
 // One stack's decisions in a function of their own, for a tool that counts its instructions (bench/decide/instructions).
+// With FERRY_PLAN_APART `plan` is in one of its own, too: another program, because that costs the decisions some.
 #include <fmt/format.h>
 
 #include "layer.hpp"
@@ -12,9 +13,15 @@ using namespace ferry::bench;
 
 constexpr std::uint32_t counted = 2048;
 
+#if defined(FERRY_PLAN_APART)
+constexpr PlanCall plan_call = PlanCall::apart;
+#else
+constexpr PlanCall plan_call = PlanCall::plain;
+#endif
+
 template <class Decision>
 [[gnu::noinline]] void counted_decisions(Decision& decision) {
-  for (std::uint32_t i = 0; i < counted; ++i) decision.template next<Decision::PlanCall::apart>();
+  for (std::uint32_t i = 0; i < counted; ++i) decision.template next<plan_call>();
 }
 
 /// Takes the rows of stack_table.hpp.

@@ -121,6 +121,9 @@ class Routing {
 inline constexpr Nanoseconds copy_cost = 1000;
 inline constexpr Times layer_times{2500, 500, 500, 2000};
 
+/// How a decision calls `plan`: as an engine does, in a function of its own (for a tool that counts it), or timed.
+enum class PlanCall { plain, apart, timed };
+
 /// A stack in its warm state, and the next layer that it decides.
 template <class Stack>
 class LayerDecision {
@@ -132,9 +135,6 @@ class LayerDecision {
     if (preload) pipe_.preload();
     for (std::uint32_t i = 0; i < Routing::steps * Routing::layers; ++i) next();
   }
-
-  /// How `next` calls `plan`: as an engine does, in a function of its own (for a tool that counts it), or timed.
-  enum class PlanCall { plain, apart, timed };
 
   /// plan, look_ahead, done, finish.
   template <PlanCall call = PlanCall::plain>

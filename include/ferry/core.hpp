@@ -285,8 +285,7 @@ class Core {
     choose_precision(true, requests);
     slots_.unmask(layer);
 
-    const View<Request> misses = take_resident(requests);
-    tasks_.add_in_flight(requests, slots_);
+    const View<Request> misses = take_present(requests);
     const std::uint32_t loaded = place(misses);
     slots_.drop_stale(layer);
     tasks_.load(misses.part(0, loaded), slots_);
@@ -294,9 +293,10 @@ class Core {
     return {routes, {groups_.assignments(), routes.size}, tasks_.resident(), tasks_.arriving(), tasks_.host()};
   }
 
-  /// What is there is leased and touched first, so that no miss evicts it; what has to come is returned.
-  FERRY_HD View<Request> take_resident(View<Request> requests) noexcept {
+  /// What is there or on its way is leased and touched first, so that no miss evicts it; what has to come is returned.
+  FERRY_HD View<Request> take_present(View<Request> requests) noexcept {
     std::uint32_t missing = 0;
+    bool any_in_flight = false;
     for (Request& r : requests) {
       slots_.find_wanted(r);
       if (r.state == State::queued && residency().slot(r.slot).what != r.want) {
@@ -316,9 +316,14 @@ class Core {
         continue;
       }
       slots_.use(r.slot);
-      if (r.state == State::resident) tasks_.add_resident(r, slots_);
+      if (r.state == State::resident) {
+        tasks_.add_resident(r, slots_);
+      } else {
+        any_in_flight = true;
+      }
     }
     tasks_.end_resident();
+    if (any_in_flight) tasks_.add_in_flight(requests, slots_);
     return {missing_.data(), missing};
   }
 

@@ -112,7 +112,7 @@ class Residency {
 
   /// The slot of the best variant that satisfies `want` (any, for `skip`): one that is resident, else in
   /// flight, else queued; `no_slot` if none. Precision at least as high as wanted satisfies.
-  FERRY_HD std::uint32_t find(Variant want) const noexcept {
+  FERRY_HD FERRY_HOT std::uint32_t find(Variant want) const noexcept {
     const std::uint32_t* const slots = slot_of_.data() + index(want.id, 0);
     if (columns_ == 1) return want.precision <= precision_of_[0] ? slots[0] : no_slot;
     std::uint32_t best = no_slot;
@@ -225,7 +225,7 @@ class Residency {
   FERRY_HD void cancel_lease(std::uint32_t s) noexcept { end_lease(s, slots_[s].last_reader); }
 
   /// Keeps prefetches from evicting `s` until `layer` is planned.
-  FERRY_HD void mask(std::uint32_t s, std::uint16_t layer) noexcept {
+  FERRY_HD FERRY_HOT void mask(std::uint32_t s, std::uint16_t layer) noexcept {
     if ((bars_[s] & masked) == 0) masks_[mask_count_++] = s;
     bars_[s] |= masked;
     slots_[s].masked_for = layer;
@@ -276,7 +276,7 @@ class Residency {
     std::uint32_t first = 0, slots = 0, free = 0;
   };
 
-  FERRY_HD std::size_t index(ExpertId id, std::uint32_t column) const noexcept {
+  FERRY_HD FERRY_HOT std::size_t index(ExpertId id, std::uint32_t column) const noexcept {
     return (std::size_t{id.layer} * experts_ + id.expert) * columns_ + column;
   }
   FERRY_HD void unmap(const Slot& slot) noexcept {

@@ -36,7 +36,7 @@ class KeyColumns {
 
   /// `values[0 .. n)` are those of indices `first` and following.
   template <class T>
-  FERRY_HD void fill(const T* values, std::uint32_t n, std::uint32_t first) noexcept {
+  FERRY_HD FERRY_HOT void fill(const T* values, std::uint32_t n, std::uint32_t first) noexcept {
     if (n == capacity) {  // a loop of known length is a few vectors
       for (std::uint32_t i = 0; i < capacity; ++i) key_[i] = rank_key(values[i], first + i);
     } else {
@@ -53,7 +53,7 @@ class KeyColumns {
   }
 
   /// Takes the largest key that is left away; 0: none is left.
-  FERRY_HD std::int64_t take() noexcept {
+  FERRY_HD FERRY_HOT std::int64_t take() noexcept {
     const std::int64_t largest =
         larger(larger(larger(top0_, top1_), larger(top2_, top3_)), larger(larger(top4_, top5_), larger(top6_, top7_)));
     // What is left of its column are the keys below it. As a distance modulo 2^64 the nearest of those is the largest,

@@ -73,7 +73,7 @@ class CachedSlots {
   }
 
   /// Sets slot, state and precision held to the best variant of the expert that there is.
-  FERRY_HD void find_best(Request& r) const noexcept {
+  FERRY_HD FERRY_HOT void find_best(Request& r) const noexcept {
     r.slot = residency_.find({r.want.id, Precision::skip});
     if (r.slot == no_slot) return;
     const Residency::Slot& s = residency_.slot(r.slot);
@@ -81,7 +81,7 @@ class CachedSlots {
     r.held = s.what.precision;
   }
   /// The same, behind find_best, for a variant that satisfies `want`.
-  FERRY_HD void find_wanted(Request& r) const noexcept {
+  FERRY_HD FERRY_HOT void find_wanted(Request& r) const noexcept {
     if (r.slot == no_slot || r.held >= r.want.precision) return;
     r.slot = residency_.find(r.want);
     r.state = r.slot == no_slot ? State::absent : residency_.slot(r.slot).state;

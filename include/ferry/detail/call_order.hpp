@@ -9,7 +9,8 @@
 namespace ferry::inline FERRY_ABI::detail {
 
 /// Checks sizes, layers and order of a pipeline's calls, on the host. O(1) a call, but for routes and named rows, which
-/// are looked at one by one. Each check throws UsageError, ahead of any change.
+/// are looked at one by one. Each check throws UsageError, ahead of any change. What is inline is a few comparisons; what
+/// they do not let pass is looked at again, and put into words, out of line.
 class CallOrder {
  public:
   explicit CallOrder(const Shape& shape) : shape_(shape), next_(shape.layers) {}
@@ -26,22 +27,62 @@ class CallOrder {
       refuse("begin_step", count(rows) + " rows, expected 1 to " + count(shape_.max_rows) + " (max_rows)");
     }
     rows_ = rows;
+    step_scores_ = rows * shape_.experts;
     next_ = 0;
-    const bool unfinished = open_;
-    open_ = false;
+    const bool unfinished = open_ != no_layer;
+    open_ = no_layer;
     return unfinished;
   }
 
-  void plan(const Scores& scores) {
-    const std::uint32_t rows = rows_of("plan", scores.layer, scores.rows);
-    if (scores.select.size != rows * shape_.experts || scores.weight.size != scores.select.size) [[unlikely]] {
-      refuse("plan", scores.layer, sizes(scores) + ", expected both " + by_experts(rows));
-    }
-    begin(scores.layer);
+  FERRY_HOT void plan(const Scores& s) {
+    const bool all_rows = s.rows.size == 0 && s.select.size == step_scores_ && s.weight.size == step_scores_;
+    if (s.layer < next_ || s.layer >= shape_.layers || !all_rows) [[unlikely]]
+      check_plan(s);
+    open(s.layer);
   }
   void plan(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows) {
-    const std::uint32_t expected = rows_of("plan", layer, rows);
-    if (routes.size != expected * shape_.top_k) [[unlikely]] {
+    check_plan(layer, routes, rows);
+    open(layer);
+  }
+
+  FERRY_HOT void look_ahead(const Scores& predicted) const {
+    const std::uint32_t size = predicted.select.size;
+    const bool whole = (size == 0 || size == step_scores_) && predicted.weight.size == size;
+    if (open_ == no_layer || predicted.layer >= shape_.layers || !whole) [[unlikely]]
+      check_look_ahead(predicted);
+  }
+
+  FERRY_HOT void done() const {
+    if (open_ == no_layer) [[unlikely]]
+      refuse_done();
+  }
+  FERRY_HOT void finish(std::uint16_t layer) {
+    if (layer != open_ || layer == no_layer) [[unlikely]]
+      refuse_finish(layer);
+    next_ = layer + 1U;
+    open_ = no_layer;
+  }
+  void abandon() noexcept {
+    open_ = no_layer;
+    next_ = shape_.layers;  // what is left of the step is not to be planned
+  }
+
+ private:
+  /// None may be planned until it is finished.
+  FERRY_HOT void open(std::uint16_t layer) noexcept {
+    open_ = layer;
+    next_ = shape_.layers;
+  }
+
+  [[gnu::noinline]] void check_plan(const Scores& s) const {
+    const std::uint32_t rows = rows_of(s.layer, s.rows);
+    if (s.select.size == rows * shape_.experts && s.weight.size == s.select.size) return;
+    refuse("plan", s.layer, sizes(s) + ", expected both " + by_experts(rows));
+  }
+  [[gnu::noinline]] void check_plan(std::uint16_t layer, View<const Route> routes,
+                                    View<const std::uint32_t> rows) const {
+    const std::uint32_t expected = rows_of(layer, rows);
+    if (routes.size != expected * shape_.top_k) {
       refuse(
           "plan", layer,
           count(routes.size) + " routes, expected " + count(expected) + " rows * " + count(shape_.top_k) + " (top_k)");
@@ -52,63 +93,32 @@ class CallOrder {
           "plan", layer,
           "a route to expert " + count(r.expert) + ", expected less than " + count(shape_.experts) + ", or no_expert");
     }
-    begin(layer);
   }
-
-  void look_ahead(const Scores& predicted) const {
-    if (!open_) [[unlikely]]
+  [[gnu::noinline]] void check_look_ahead(const Scores& predicted) const {
+    if (open_ == no_layer) {
       refuse("look_ahead", predicted.layer, "no layer is under way, expected it behind a plan");
-    if (predicted.layer >= shape_.layers) [[unlikely]]
-      refuse_layer("look_ahead", predicted.layer);
+    }
+    if (predicted.layer >= shape_.layers) refuse_layer("look_ahead", predicted.layer);
     const std::uint32_t size = predicted.select.size;
-    if (size != predicted.weight.size || (size != rows_ * shape_.experts && !fits(size))) [[unlikely]] {
-      refuse("look_ahead", predicted.layer,
-             sizes(predicted) + ", expected both rows * " + count(shape_.experts) + " (experts) of at most " +
-                 count(shape_.max_rows) + " rows");
-    }
+    if (size == predicted.weight.size && size % shape_.experts == 0 && size / shape_.experts <= shape_.max_rows) return;
+    refuse("look_ahead", predicted.layer,
+           sizes(predicted) + ", expected both rows * " + count(shape_.experts) + " (experts) of at most " +
+               count(shape_.max_rows) + " rows");
   }
 
-  void done() const {
-    if (!open_) [[unlikely]]
-      refuse("done", "no layer is under way, expected it between plan and finish");
-  }
-  void finish(std::uint16_t layer) {
-    if (!open_ || layer + 1U != next_) [[unlikely]] {
-      refuse("finish", layer,
-             open_ ? "the layer under way is " + count(next_ - 1U) : std::string("no layer is under way"));
-    }
-    open_ = false;
-  }
-  void abandon() noexcept {
-    open_ = false;
-    next_ = shape_.layers;  // what is left of the step is not to be planned
-  }
-
- private:
-  /// How many rows a layer has.
-  std::uint32_t rows_of(const char* call, std::uint16_t layer, View<const std::uint32_t> rows) const {
-    if (layer >= shape_.layers) [[unlikely]]
-      refuse_layer(call, layer);
-    if (open_ || layer < next_) [[unlikely]]
-      refuse_order(call, layer);
+  /// How many rows the layer to be planned has.
+  std::uint32_t rows_of(std::uint16_t layer, View<const std::uint32_t> rows) const {
+    if (layer >= shape_.layers) refuse_layer("plan", layer);
+    if (layer < next_) refuse_order(layer);
     if (rows.size == 0) return rows_;
     for (std::uint32_t i = 0; i < rows.size; ++i) {
       if (rows[i] < rows_ && (i == 0 || rows[i] > rows[i - 1])) continue;
-      refuse(call, layer,
+      refuse("plan", layer,
              "row " + count(rows[i]) + " in place " + count(i) + ", expected rows of the step, ascending, below " +
                  count(rows_));
     }
     return rows.size;
   }
-  void begin(std::uint16_t layer) noexcept {
-    next_ = layer + 1U;
-    open_ = true;
-  }
-  [[nodiscard]] bool fits(std::uint32_t size) const noexcept {
-    return size % shape_.experts == 0 && size / shape_.experts <= shape_.max_rows;
-  }
-
-  // What is wrong is put into words behind the checks, where it costs them nothing.
 
   static std::string count(std::uint32_t n) { return std::to_string(n); }
   static std::string sizes(const Scores& s) {
@@ -126,20 +136,29 @@ class CallOrder {
   [[noreturn, gnu::cold]] void refuse_layer(const char* call, std::uint32_t layer) const {
     refuse(call, layer, "expected a layer below " + count(shape_.layers) + " (MoE layers, from 0)");
   }
-  [[noreturn, gnu::cold]] void refuse_order(const char* call, std::uint32_t layer) const {
-    if (rows_ == 0) refuse(call, layer, "no step has begun, expected begin_step first");
-    const std::string last = "layer " + count(next_ - 1U);
-    if (open_ && layer + 1U == next_) refuse(call, layer, "was planned already, expected finish or abandon first");
-    if (open_) refuse(call, layer, last + " is not finished, expected finish(" + count(next_ - 1U) + ") first");
-    refuse(call, layer,
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_done() {
+    refuse("done", "no layer is under way, expected it between plan and finish");
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_finish(std::uint16_t layer) const {
+    refuse("finish", layer,
+           open_ == no_layer ? "no layer is under way" : "the layer under way is " + count(std::uint32_t{open_}));
+  }
+  [[noreturn, gnu::cold]] void refuse_order(std::uint16_t layer) const {
+    if (rows_ == 0) refuse("plan", layer, "no step has begun, expected begin_step first");
+    if (open_ == layer) refuse("plan", layer, "was planned already, expected finish or abandon first");
+    const std::string under_way = count(std::uint32_t{open_});
+    if (open_ != no_layer) {
+      refuse("plan", layer, "layer " + under_way + " is not finished, expected finish(" + under_way + ") first");
+    }
+    refuse("plan", layer,
            "this step is past it, expected " +
                (next_ < shape_.layers ? "a layer from " + count(next_) + " on, or begin_step" : "begin_step"));
   }
 
   Shape shape_;
-  std::uint32_t rows_ = 0;  ///< of the step; 0: none has begun
-  std::uint32_t next_;      ///< the first layer of the step that may be planned
-  bool open_ = false;       ///< the layer before it is planned and not finished
+  std::uint32_t rows_ = 0, step_scores_ = 0;  ///< of the step; 0: none has begun
+  std::uint32_t next_;                        ///< the first layer that may be planned now
+  std::uint16_t open_ = no_layer;             ///< the layer that is planned and not finished
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

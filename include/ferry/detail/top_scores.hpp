@@ -26,8 +26,14 @@ class TopScores {
   FERRY_HD bool on() const noexcept { return on_; }
 
   /// `select`: [rows, E].
-  FERRY_HD void mark(View<const float> select) noexcept {
-    if (!on_) return;
+  FERRY_HD FERRY_HOT void mark(View<const float> select) noexcept {
+    if (on_) mark_rows(select);
+  }
+
+  FERRY_HD bool operator[](std::uint16_t expert) const noexcept { return top_[expert] != 0; }
+
+ private:
+  FERRY_HD void mark_rows(View<const float> select) noexcept {
     for (std::uint8_t& t : top_) t = 0;
     for (std::uint32_t first = 0; first < select.size; first += experts_) {
       const float* row = select.data + first;
@@ -40,9 +46,6 @@ class TopScores {
     }
   }
 
-  FERRY_HD bool operator[](std::uint16_t expert) const noexcept { return top_[expert] != 0; }
-
- private:
   Array<std::uint8_t> top_;  ///< [experts]
   Array<Route> best_;        ///< [k + 1]
   float factor_ = 0.0F;
