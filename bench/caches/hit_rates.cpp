@@ -347,9 +347,7 @@ std::unique_ptr<engine::TraceFile> read(const std::filesystem::path& path) {
 /// but every token counts as a step of decode.
 std::unique_ptr<engine::TraceFile> record(const Arguments& a) {
   const engine::MappedFile text(a.text);
-  std::error_code none;
-  engine::CpuModel model(std::filesystem::is_directory(a.model, none) ? std::filesystem::path(a.model)
-                                                                      : engine::data_directory() / "models" / a.model);
+  engine::CpuModel model(engine::find_model(a.model));
   engine::RecordOptions o;
   o.window = o.prompt = 257;
   o.tokens = a.tokens;
@@ -363,11 +361,7 @@ std::unique_ptr<engine::TraceFile> record(const Arguments& a) {
     progress.show(done, all);
     return true;
   };
-  engine::RunnerOptions resident;
-  resident.stack = "resident";
-  resident.max_rows = o.window;
-  const auto runner = engine::make_runner(model, resident);
-  auto made = engine::record_text(model, *runner, std::filesystem::path(a.model).filename().string(),
+  auto made = engine::record_text(model, engine::model_name(a.model),
                                   {reinterpret_cast<const char*>(text.data()), text.size()}, o);
   made->phase.clear();
   made->view();

@@ -41,6 +41,7 @@
 #include "shared/text_file.hpp"
 #include "sim/simulate.hpp"
 #include "stacks/budget.hpp"
+#include "support/bundled_files.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
@@ -202,7 +203,7 @@ double median(const std::vector<Pair>& pairs, const Value& value) {
 class Bench {
  public:
   Bench(const Arguments& a, const std::string& name, std::string text)
-      : a_(a), name_(name), text_(std::move(text)), model_(folder(name)) {
+      : a_(a), name_(name), text_(std::move(text)), model_(find_model(name)) {
     shape_ = model_shape(model_.config(), model_.store(), a.prompt);
     budget_ = parse_budget(a.budget, shape_.all_bytes());
     const Machine machine = read_machine(a.machine);
@@ -278,10 +279,6 @@ class Bench {
   }
 
  private:
-  static std::filesystem::path folder(const std::string& name) {
-    std::error_code none;
-    return std::filesystem::is_directory(name, none) ? std::filesystem::path(name) : data_directory() / "models" / name;
-  }
   RunnerOptions options(const std::string& stack) const {
     RunnerOptions o;
     o.stack = stack;

@@ -1,5 +1,4 @@
-// What a model's own routing says, beside what the papers report of theirs; and the calibration of HOBBIT's cache
-// weights. Statistics are computed here from gate inputs and scores, in the plainest way, without the policies; where
+// What a model's own routing says, beside what the papers report of theirs. Statistics are computed here from gate inputs and scores, in the plainest way, without the policies; where
 // the policies count the same, both must agree to the last one.
 #include <fmt/format.h>
 
@@ -13,8 +12,6 @@
 #include <optional>
 
 #include "cpu/cpu_model.hpp"
-#include "ferry/cache/lfu.hpp"
-#include "ferry/cache/random.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/stacks.hpp"
 #include "inference/expert_runner.hpp"
@@ -22,12 +19,10 @@
 #include "shared/bench_command.hpp"
 #include "shared/json_file.hpp"
 #include "shared/text_file.hpp"
-#include "support/clock.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 #include "support/progress.hpp"
-#include "trace/synthetic.hpp"
-#include "trace/trace_file.hpp"
 
 namespace {
 
@@ -44,9 +39,8 @@ constexpr std::size_t counted_alpha = 1;  // the one that the core counts by, to
 constexpr float t1 = 0.6F, t2 = 0.9F;
 
 struct Arguments {
-  std::vector<std::string> models, texts, traces;
-  std::uint32_t windows = ~0U, decode_windows = 8, step = 100, budget = 25;
-  bool calibrate_cache = false;
+  std::vector<std::string> models, texts;
+  std::uint32_t windows = ~0U, decode_windows = 8;
   std::string json;
 };
 
@@ -65,17 +59,6 @@ struct Mean {
 };
 
 // Text and models
-
-std::filesystem::path find_model(const std::string& name) {
-  std::error_code none;
-  if (std::filesystem::is_directory(name, none)) return name;
-  const std::filesystem::path bundled = data_directory() / "models" / name;
-  if (!std::filesystem::is_directory(bundled, none)) {
-    throw InputError(
-        fmt::format("--model {}: no such folder; bundled models are tiny-qwen-moe and tiny-mixtral", name));
-  }
-  return bundled;
-}
 
 /// Whole windows only: what is left of a text at its end is not used.
 std::vector<std::string> cut(const std::string& path, std::uint32_t most) {
@@ -812,259 +795,13 @@ bool measure(const Arguments& a, const std::string& name, Json& json) {
   return good;
 }
 
-// Calibration of Multidimensional
-
-/// One sequence of tokens, each a decode step: [tokens, layers, k].
-using Sequence = std::vector<Route>;
-
-/// Recorded routing in two halves: by the first weights are chosen, by the second they are reported.
-struct Routing {
-  std::string name;
-  ModelShape shape;
-  std::uint64_t budget_bytes = 0;
-  std::vector<Sequence> half[2];
-
-  [[nodiscard]] std::size_t tokens(int h) const {
-    std::size_t routes = 0;
-    for (const Sequence& s : half[h]) routes += s.size();
-    return routes / shape.layers / shape.top_k;
-  }
-};
-
-/// The first half of each text's windows, and the second.
-Routing routing_of_model(const Arguments& a, const std::string& name) {
-  CpuModel model(find_model(name));
-  const ModelConfig& c = model.config();
-  Routing r{name, model_shape(c, model.store(), 1), 0, {}};
-  r.shape.expert_bytes[0][static_cast<unsigned>(Precision::int4)] = model.store().layout().bytes(Precision::int4);
-  Recorder recorder(model);
-  for (const std::string& text : a.texts) {
-    const std::vector<std::string> windows = cut(text, a.windows);
-    ProgressLine progress(fmt::format("{}: windows of {}", name, text));
-    for (std::size_t i = 0; i < windows.size(); ++i) {
-      const Window w = recorder.run(windows[i]);
-      Sequence s(std::size_t{window_tokens} * c.layers * c.top_k);
-      for (std::size_t l = 0; l < c.layers; ++l) {
-        const std::vector<Ranking> ranking = rank(w.scores[l]);
-        for (std::size_t t = 0; t < window_tokens; ++t) {
-          for (std::size_t k = 0; k < c.top_k; ++k) {
-            const std::uint16_t e = ranking[t][k];
-            s[(t * c.layers + l) * c.top_k + k] = {e, w.scores[l](static_cast<Index>(t), e)};
-          }
-        }
-      }
-      r.half[i < windows.size() / 2 ? 0 : 1].push_back(std::move(s));
-      progress.show(i + 1, windows.size());
-    }
-  }
-  return r;
-}
-
-/// The sequences that begin in the first half of a trace's tokens, and the others. Every token is a decode step.
-Routing routing_of_trace(const std::filesystem::path& path) {
-  const TraceFile file(path);
-  const Trace& t = file.trace;
-  if (t.weights.empty()) throw InputError("--trace " + path.string() + ": has no weights of the chosen experts");
-  Routing r{path.stem().string(), t.model, 0, {}};
-  r.shape.expert_bytes = {{0, 0, 15360, 0, 49152}};  // only the ratio matters: INT4 in groups of 64 against 16 bits
-  for (std::uint32_t i = 0; i < t.sequences(); ++i) {
-    const std::uint32_t first = t.sequence_start[i];
-    Sequence s;
-    for (std::uint32_t token = first; token < t.sequence_end(i); ++token) {
-      for (std::uint32_t l = 0; l < t.model.layers; ++l) {
-        for (std::uint32_t k = 0; k < t.model.top_k; ++k) {
-          s.push_back({t.expert(token, l, k), t.weight(token, l, k)});
-          if (s.back().expert != no_expert) continue;
-          throw InputError(fmt::format("--trace {}: token {}, layer {}: not recorded", path.string(), token, l));
-        }
-      }
-    }
-    r.half[2 * std::size_t{first} < t.tokens ? 0 : 1].push_back(std::move(s));
-  }
-  return r;
-}
-
-/// What becomes of this routing's requests under a cache policy, in HOBBIT's two caches.
-template <class Cache>
-Outcomes replay(const Routing& r, int half, const Cache& cache) {
-  using S = Stack<NoPrediction, Cache, ImportanceThresholds, stacks::LoadEverything, TopK>;
-  CoreConfig<S> config;
-  config.model = r.shape;
-  config.cache = cache;
-  config.precision.t1 = t1;
-  config.precision.t2 = t2;
-  config.allotment = high_low_pools(r.shape, r.budget_bytes, config.precision.high, config.precision.low);
-  OwnedCore<S> core(config);
-  const std::uint32_t sequence = 0;
-  for (const Sequence& s : r.half[half]) {
-    for (std::uint32_t at = 0; at < s.size();) {
-      core->begin_step({Phase::decode, {&sequence, 1}});
-      for (std::uint16_t l = 0; l < r.shape.layers; ++l, at += r.shape.top_k) {
-        core->plan(l, {s.data() + at, r.shape.top_k}, landed);
-        core->finish(l, {}, landed);
-      }
-    }
-    core->end_sequence(sequence);
-  }
-  return core->counters().of(Phase::decode);
-}
-
-/// Misses at high precision count 1, those at low precision their share of the bytes.
-template <class Cache>
-double penalty(const Routing& r, int half, const Cache& cache) {
-  return replay(r, half, cache).miss_penalty(r.shape.bytes(0, Precision::full));
-}
-
-Multidimensional weighted(std::uint32_t lru, std::uint32_t lfu, std::uint32_t lhu, std::uint32_t fld) {
-  Multidimensional m;
-  m.lru = lru;
-  m.lfu = lfu;
-  m.lhu = lhu;
-  m.fld = fld;
-  return m;
-}
-
-std::string weights_of(const Multidimensional& m) {
-  return fmt::format("lru {:>4}, lfu {:>4}, lhu {:>4}, fld {:>4}", m.lru, m.lfu, m.lhu, m.fld);
-}
-
-/// All mixtures of at least two, in steps of `step` thousandths.
-std::vector<Multidimensional> mixtures(std::uint32_t step) {
-  std::vector<Multidimensional> all;
-  for (std::uint32_t lru = 0; lru < 1000; lru += step) {
-    for (std::uint32_t lfu = 0; lru + lfu <= 1000; lfu += step) {
-      for (std::uint32_t lhu = 0; lru + lfu + lhu <= 1000; lhu += step) {
-        const std::uint32_t fld = 1000 - lru - lfu - lhu;
-        if (std::max({lfu, lhu, fld}) < 1000) all.push_back(weighted(lru, lfu, lhu, fld));
-      }
-    }
-  }
-  return all;
-}
-
-void calibrate(const Arguments& a, Json& json) {
-  constexpr std::size_t shown = 10;
-  std::vector<Routing> sources;
-  for (const std::string& m : a.models) sources.push_back(routing_of_model(a, m));
-  for (const std::string& t : a.traces) sources.push_back(routing_of_trace(t));
-  for (Routing& r : sources) r.budget_bytes = r.shape.all_bytes() * a.budget / 100;
-  const std::vector<Multidimensional> grid = mixtures(a.step);
-  std::vector<std::vector<double>> costs(sources.size());  // [sources, grid], first half
-  std::vector<double> lowest, lru_cost, lfu_cost;          // by source; of the last two the second half
-  json = {{"step", a.step}, {"budget_percent", a.budget}, {"sources", Json::array()}};
-
-  for (std::size_t s = 0; s < sources.size(); ++s) {
-    const Routing& r = sources[s];
-    ProgressLine progress(fmt::format("{}: mixtures", r.name));
-    for (std::size_t g = 0; g < grid.size(); ++g) {
-      costs[s].push_back(penalty(r, 0, grid[g]));
-      progress.show(g + 1, grid.size());
-    }
-    std::vector<std::size_t> order(grid.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](auto x, auto y) { return costs[s][x] < costs[s][y]; });
-    lowest.push_back(costs[s][order[0]]);
-
-    Lfu over_model;
-    over_model.over = CountOver::model;
-    struct Line {
-      std::string name;
-      double first, second;
-    };
-    std::vector<Line> lines;
-    auto add = [&](const std::string& name, const auto& cache) {
-      lines.push_back({name, penalty(r, 0, cache), penalty(r, 1, cache)});
-    };
-    add("policy RandomVictim", RandomVictim{});
-    add("policy Lru", Lru{});
-    add("policy Lfu over the model", over_model);
-    add("lru alone", weighted(1000, 0, 0, 0));
-    add("lfu alone", weighted(0, 1000, 0, 0));
-    add("lhu alone", weighted(0, 0, 1000, 0));
-    add("fld alone", weighted(0, 0, 0, 1000));
-    add("equal weights", weighted(250, 250, 250, 250));
-    lru_cost.push_back(lines[1].second);
-    lfu_cost.push_back(lines[4].second);
-    for (std::size_t i = 0; i < std::min(shown, order.size()); ++i) {
-      const Multidimensional& m = grid[order[i]];
-      lines.push_back({weights_of(m), costs[s][order[i]], penalty(r, 1, m)});
-    }
-    const Outcomes o = replay(r, 1, Lru{});
-    fmt::print(
-        "{}: {} layers, {} experts, top-{}; {} tokens to choose by, {} to report\n"
-        "(second half under policy Lru: {} requests, {:.1f}% hits, {:.1f}% skipped)\n",
-        r.name, r.shape.layers, r.shape.experts, r.shape.top_k, r.tokens(0), r.tokens(1), o.requests,
-        100 * o.hit_rate(), 100 * static_cast<double>(o.skipped) / static_cast<double>(o.requests));
-    fmt::print("{:<44}{:>12}{:>12}{:>10}{:>10}\n", "miss penalty", "first half", "second", "vs Lru", "vs lfu");
-    Json policies = Json::array();
-    for (const Line& l : lines) {
-      fmt::print("{:<44}{:>12.1f}{:>12.1f}{:>9.2f}%{:>9.2f}%\n", l.name, l.first, l.second,
-                 100 * (l.second / lru_cost[s] - 1), 100 * (l.second / lfu_cost[s] - 1));
-      policies.push_back({{"policy", l.name}, {"first_half", l.first}, {"second_half", l.second}});
-    }
-    fmt::print("\n");
-    json["sources"].push_back({{"name", r.name}, {"tokens", {r.tokens(0), r.tokens(1)}}, {"miss_penalty", policies}});
-  }
-
-  // The compromise: least, averaged over the sources, above each source's own best.
-  std::vector<double> above(grid.size());
-  for (std::size_t g = 0; g < grid.size(); ++g) {
-    for (std::size_t s = 0; s < sources.size(); ++s) {
-      above[g] += (costs[s][g] / lowest[s] - 1) / static_cast<double>(sources.size());
-    }
-  }
-  std::vector<std::size_t> order(grid.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](auto x, auto y) { return above[x] < above[y]; });
-  fmt::print(
-      "mixtures for all of them, by how far they are above the best of each source, in the mean of first halves:\n");
-  Json compromises = Json::array();
-  for (std::size_t i = 0; i < std::min(shown, order.size()); ++i) {
-    const Multidimensional& m = grid[order[i]];
-    fmt::print("{:<44}{:>+8.2f}%; second half vs Lru, lfu:", weights_of(m), 100 * above[order[i]]);
-    Json seconds = Json::array();
-    for (std::size_t s = 0; s < sources.size(); ++s) {
-      const double cost = penalty(sources[s], 1, m);
-      fmt::print(" {:+.2f}%, {:+.2f}%{}", 100 * (cost / lru_cost[s] - 1), 100 * (cost / lfu_cost[s] - 1),
-                 s + 1 < sources.size() ? ";" : "\n");
-      seconds.push_back(cost);
-    }
-    compromises.push_back({{"weights", {m.lru, m.lfu, m.lhu, m.fld}},
-                           {"above_best_first_half", above[order[i]]},
-                           {"second_half", seconds}});
-  }
-  json["compromises"] = compromises;
-  json["grid"] = Json::array();
-  for (std::size_t g = 0; g < grid.size(); ++g) {
-    const Multidimensional& m = grid[g];
-    json["grid"].push_back({{"weights", {m.lru, m.lfu, m.lhu, m.fld}}, {"above_best_first_half", above[g]}});
-  }
-}
-
-void check(const Arguments& a) {
-  if (!a.calibrate_cache && !a.traces.empty()) {
-    throw InputError("--trace: a trace has no gate inputs, only --calibrate-cache can use it");
-  }
-  if (a.texts.empty() && !(a.calibrate_cache && a.models.empty())) {
-    throw InputError("--text: give at least one text to run a model on");
-  }
-  if (a.calibrate_cache && a.models.empty() && a.traces.empty()) {
-    throw InputError("--calibrate-cache: give models with texts, traces, or both");
-  }
-  if (1000 % a.step != 0) throw InputError(fmt::format("--step {}: must divide 1000", a.step));
-}
-
 int run(Arguments& a) {
-  if (!a.calibrate_cache && a.models.empty()) a.models = {"tiny-qwen-moe"};
-  check(a);
+  if (a.models.empty()) a.models = {"tiny-qwen-moe"};
+  if (a.texts.empty()) throw InputError("--text: give at least one text to run a model on");
   JsonFile file(a.json);
   Json json = Json::array();
   bool good = true;
-  if (a.calibrate_cache) {
-    calibrate(a, json);
-  } else {
-    for (const std::string& m : a.models) good = measure(a, m, json) && good;
-  }
+  for (const std::string& m : a.models) good = measure(a, m, json) && good;
   file.commit(json);
   return good ? 0 : 1;
 }
@@ -1073,8 +810,7 @@ int run(Arguments& a) {
 
 int main(int argc, char** argv) {
   Arguments a;
-  CLI::App app("Measures a model's routing on text as the papers do, or calibrates HOBBIT's cache weights.",
-               "model_stats");
+  CLI::App app("Measures a model's routing on text as the papers do.", "model_stats");
   const CLI::Range some(1, 1 << 30);
   app.add_option("--model", a.models, "folder, or a bundled model's name; may be given several times")
       ->type_name("NAME")
@@ -1089,19 +825,6 @@ int main(int argc, char** argv) {
                  "windows of each text that are decoded for partial hidden states")
       ->type_name("N")
       ->check(some)
-      ->capture_default_str();
-  app.add_flag("--calibrate-cache", a.calibrate_cache,
-               "instead: the miss penalty of mixtures of LRU, LFU, LHU and FLD on the routing of models and traces");
-  app.add_option("--trace", a.traces, "a trace (`ferry trace import`), for --calibrate-cache; several times")
-      ->type_name("FILE")
-      ->allow_extra_args(false);
-  app.add_option("--step", a.step, "of the mixtures' weights, in thousandths")
-      ->type_name("N")
-      ->check(CLI::Range(1, 500))
-      ->capture_default_str();
-  app.add_option("--budget", a.budget, "of --calibrate-cache: percent of the bytes of all experts")
-      ->type_name("PERCENT")
-      ->check(CLI::Range(1, 100))
       ->capture_default_str();
   add_json_option(app, a.json);
   return parse_and_run(app, argc, argv, [&] { return run(a); });

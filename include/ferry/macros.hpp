@@ -7,11 +7,11 @@
 
 #if defined(__CUDACC__)
 #define FERRY_HD __host__ __device__
+#define FERRY_HOT inline
 #else
 #define FERRY_HD
-#endif
-
 #define FERRY_HOT inline __attribute__((always_inline))
+#endif
 
 #define FERRY_VERSION_MAJOR 0
 #define FERRY_VERSION_MINOR 1

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <mutex>
+
+#include "support/threads.hpp"
 
 namespace ferry::engine {
 
@@ -55,6 +58,20 @@ std::vector<CacheWeights> weight_mixtures(std::uint32_t step) {
     }
   }
   return all;
+}
+
+std::vector<std::uint64_t> measure_all(std::size_t count,
+                                       const std::function<std::uint64_t(std::size_t choice)>& measure,
+                                       const std::function<void(std::uint64_t done, std::uint64_t total)>& progress) {
+  std::mutex mutex;
+  std::uint64_t done = 0;
+  std::vector<std::uint64_t> costs(count);
+  on_threads(all_threads(), count, [&](std::size_t i) {
+    costs[i] = measure(i);
+    const std::lock_guard lock(mutex);
+    progress(++done, count);
+  });
+  return costs;
 }
 
 }  // namespace ferry::engine

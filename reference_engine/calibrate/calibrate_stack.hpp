@@ -52,4 +52,9 @@ Found<StepChoice> find_largest(std::uint32_t last, double most_loss_percent,
 /// All weights of a cache that sum to 1000 in steps of `step`, a divisor of it; the largest LRU first, then LFU, then LHU.
 std::vector<CacheWeights> weight_mixtures(std::uint32_t step);
 
+/// measure(0) to measure(count - 1), on all cores; what one of them throws ends them all.
+std::vector<std::uint64_t> measure_all(std::size_t count,
+                                       const std::function<std::uint64_t(std::size_t choice)>& measure,
+                                       const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
+
 }  // namespace ferry::engine

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
-#include <mutex>
 
 #include "calibrate/calibrate.hpp"
 #include "calibrate/calibrate_stack.hpp"
@@ -361,15 +360,9 @@ class Replays {
  private:
   void record(const Machine& machine) {
     CpuModel model(find_model(a_.model.model));
-    RunnerOptions resident;
-    resident.stack = "resident";
-    resident.max_rows = a_.window;
-    const ModelShape shape = model_shape(model.config(), model.store(), a_.window);
-    resident.budget_bytes = shape.all_bytes();
     const ModelFacts reference = read_shape(a_.as_shape.empty() ? machine.reference_model() : a_.as_shape);
     ProgressLine line("windows of a text");
     for (const std::string& text : read_texts(a_)) {
-      const auto runner = make_runner(model, resident);
       RecordOptions r;
       r.window = a_.window;
       r.prompt = std::max(1U, a_.window / 4);
@@ -377,7 +370,7 @@ class Replays {
         line.show(done, total);
         return !stop;
       };
-      traces_.push_back(record_text(model, *runner, model_name(a_.model.model), text, r));
+      traces_.push_back(record_text(model, model_name(a_.model.model), text, r));
       if (stop) throw Interrupted();
       costs_.push_back(
           as_if(machine.costs(reference.work, source_of(machine)), reference, traces_.back()->trace.model));
@@ -389,19 +382,11 @@ class Replays {
   std::vector<Costs> costs_;
 };
 
-/// cost(0) to cost(count - 1), on all cores.
-std::vector<std::uint64_t> replay_all(const char* what, std::size_t count,
-                                      const std::function<std::uint64_t(std::size_t)>& cost) {
+/// Shows how far it is.
+std::vector<std::uint64_t> measure_with_progress(const char* what, std::size_t count,
+                                                 const std::function<std::uint64_t(std::size_t)>& measure) {
   ProgressLine line(what);
-  std::mutex mutex;
-  std::uint64_t done = 0;
-  std::vector<std::uint64_t> costs(count);
-  on_threads(all_threads(), count, [&](std::size_t i) {
-    costs[i] = cost(i);
-    const std::lock_guard lock(mutex);
-    line.show(++done, count);
-  });
-  return costs;
+  return measure_all(count, measure, [&](std::uint64_t done, std::uint64_t total) { line.show(done, total); });
 }
 
 std::size_t least(const std::vector<std::uint64_t>& values) {
@@ -414,7 +399,7 @@ int cache_weights(const Arguments& a) {
   return unless_interrupted([&] {
     const Replays replays(a);
     const std::vector<CacheWeights> mixtures = weight_mixtures(100);
-    const auto penalties = replay_all("mixtures", mixtures.size(), [&](std::size_t i) {
+    const auto penalties = measure_with_progress("mixtures", mixtures.size(), [&](std::size_t i) {
       std::uint64_t bytes = 0;
       for (const Simulated& s : replays.run([&](SimulateOptions& o) { o.cache_weights = mixtures[i]; })) {
         bytes += s.counters.of(Phase::decode).miss_bytes;
@@ -454,7 +439,7 @@ int shallow_boundary(const Arguments& a) {
     const std::size_t count = replays.layers() + 1U;
     std::vector<Outcomes> outcomes(count);
     std::vector<std::uint64_t> steps(count);
-    const auto times = replay_all("boundaries", count, [&](std::size_t i) {
+    const auto times = measure_with_progress("boundaries", count, [&](std::size_t i) {
       std::uint64_t ns = 0;
       for (const Simulated& s :
            replays.run([&](SimulateOptions& o) { o.shallow_layers = static_cast<std::uint32_t>(i); })) {

@@ -155,6 +155,16 @@ std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const
   return made;
 }
 
+std::unique_ptr<TraceFile> record_text(Model& model, const std::string& name, const std::string& text,
+                                       const RecordOptions& options) {
+  RunnerOptions resident;
+  resident.stack = "resident";
+  resident.max_rows = std::max<std::uint32_t>(options.window, 1);
+  resident.budget_bytes = model_shape(model.config(), model.store(), resident.max_rows).all_bytes();
+  const auto runner = make_runner(model, resident);
+  return record_text(model, *runner, name, text, options);
+}
+
 LayerWork model_work(const ModelConfig& c) {
   const std::uint64_t hidden = c.hidden, heads = std::uint64_t{c.heads} * c.head_dim;
   const std::uint64_t kv = std::uint64_t{c.kv_heads} * c.head_dim;

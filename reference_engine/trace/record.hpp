@@ -57,6 +57,9 @@ struct RecordOptions {
 /// token. Throws InputError for a window that the model's context does not hold, or an empty text.
 std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
                                        const std::string& text, const RecordOptions& options);
+/// The same with every expert resident.
+std::unique_ptr<TraceFile> record_text(Model& model, const std::string& name, const std::string& text,
+                                       const RecordOptions& options);
 
 /// The work of a loaded model's layers.
 LayerWork model_work(const ModelConfig& config);
