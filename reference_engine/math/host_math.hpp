@@ -2,6 +2,7 @@
 /// The few operations that the CPU device is made of, on Eigen.
 #pragma once
 #include <Eigen/Core>
+#include <cmath>
 #include <cstdint>
 
 #include "checkpoint/safetensors.hpp"

@@ -107,6 +107,22 @@ TEST_CASE("mixtures of four weights are all there are, each once") {
   CHECK(weight_mixtures(250).size() == 35);  // 7 choose 3
 }
 
+TEST_CASE("choices are measured each once, in whatever order, and what one throws ends them all") {
+  constexpr std::size_t count = 100;
+  std::uint64_t shown = 0;
+  auto show = [&](std::uint64_t done, std::uint64_t total) {
+    CHECK(done == ++shown);
+    CHECK(total == count);
+  };
+  const auto costs = measure_all(
+      count, [](std::size_t i) { return i * i; }, show);
+  CHECK(shown == count);
+  REQUIRE(costs.size() == count);
+  for (std::size_t i = 0; i < count; ++i) CHECK(costs[i] == i * i);
+  auto fails = [](std::size_t i) -> std::uint64_t { return i == 50 ? throw InputError("fifty") : i; };
+  CHECK_THROWS_WITH_AS(measure_all(count, fails, [](std::uint64_t, std::uint64_t) {}), "fifty", InputError);
+}
+
 TEST_CASE("a stack file sets what it names, and nothing else") {
   const TemporaryFolder folder;
   const std::string file = (folder.path() / "mine.json").string();
