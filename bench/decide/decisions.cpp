@@ -134,7 +134,7 @@ void predictor_operations(const char* name) {
           detail::best_of(s.select.data + std::size_t{row} * shape.experts, shape.experts, shape.top_k,
                           routes.data() + std::size_t{row} * shape.top_k);
         }
-        predictor->observe(layer, {routes.data(), static_cast<std::uint32_t>(routes.size())});
+        predictor->observe(layer, {routes.data(), static_cast<std::uint32_t>(routes.size())}, {});
       }
       Scores s = rows == RowSource::partial_hidden ? r.partial(step, layer) : r.predicted(step, layer, 1);
       if (rows == RowSource::none) s.select = s.weight = {};
