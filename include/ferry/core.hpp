@@ -161,11 +161,13 @@ class Core {
     if (times.gate != 0) last.gate = times.gate;
     if (times.device != 0) last.device = times.device;
     if (times.host != 0) last.host = times.host;
+    if (phase_ == Phase::prefill) tasks_.staging().finish(times);
   }
 
   /// Ends the step after an error: leases end, copies on their way still land.
   FERRY_HD void abandon() noexcept {
     slots_.begin_call();
+    tasks_.staging().clear();
     tasks_.end(Fence{++fence_}, slots_);
     slots_.accounts().abandon();
   }
@@ -227,7 +229,7 @@ class Core {
     carve(routes_, std::size_t{shape_.max_rows} * shape_.top_k);
     carve(requests_, shape_.experts);
     carve(missing_, shape_.experts);
-    tasks_.reserve(carve, shape_.experts);
+    tasks_.reserve(carve, shape_.experts, c.allotment.stream_slots);
     groups_.reserve(carve, shape_);
     carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
   }
@@ -286,6 +288,9 @@ class Core {
     slots_.unmask(layer);
 
     const View<Request> misses = take_present(requests);
+    if (part::predicts<Predictor>() && phase_ == Phase::prefill) {
+      tasks_.staging().plan(misses.size, shape_.experts - residency().held(layer));
+    }
     const std::uint32_t loaded = place(misses);
     slots_.drop_stale(layer);
     tasks_.load(misses.part(0, loaded), slots_);
@@ -296,7 +301,7 @@ class Core {
   /// What is there or on its way is leased and touched first, so that no miss evicts it; what has to come is returned.
   FERRY_HD View<Request> take_present(View<Request> requests) noexcept {
     std::uint32_t missing = 0;
-    bool any_in_flight = false;
+    bool any_staged = false, any_in_flight = false;
     for (Request& r : requests) {
       slots_.find_wanted(r);
       if (r.state == State::queued && residency().slot(r.slot).what != r.want) {
@@ -316,13 +321,16 @@ class Core {
         continue;
       }
       slots_.use(r.slot);
-      if (r.state == State::resident) {
-        tasks_.add_resident(r, slots_);
-      } else {
+      if (r.state == State::in_flight) {
         any_in_flight = true;
+      } else if (part::predicts<Predictor>() && residency().is_stream(r.slot)) {
+        any_staged = true;
+      } else {
+        tasks_.add_resident(r, slots_);
       }
     }
     tasks_.end_resident();
+    if (any_staged) tasks_.add_staged(requests, slots_);
     if (any_in_flight) tasks_.add_in_flight(requests, slots_);
     return {missing_.data(), missing};
   }
@@ -342,11 +350,17 @@ class Core {
     for (const Request& r : wanted) {
       if (residency().find(r.want) != no_slot) continue;  // named twice
       const std::uint32_t slot = slots_.make_room(r.want, Residency::for_prefetch, spared);
-      if (slot == no_slot) continue;
+      if (slot != no_slot) {
+        slots_.admit(slot, r.want, false, tasks_.waits());
+        slots_.mask(slot, r.want.id.layer);
+      } else if (phase_ == Phase::prefill && r.want.id.layer == layer_ + 1 && tasks_.staging().is_worth(r.copy_ns)) {
+        tasks_.staging().push(r.want);
+      } else {
+        continue;
+      }
       taken_ns_ += r.copy_ns;
-      slots_.admit(slot, r.want, false, tasks_.waits());
-      slots_.mask(slot, r.want.id.layer);
     }
+    tasks_.submit_waiting(slots_);
   }
 
   detail::CachedSlots<Stack> slots_;

@@ -77,8 +77,8 @@ class Residency {
     carve(pool_of_, std::size_t{model.layers} * columns_, no_pool);
     carve(pools_, allotment.pools.size());
     carve(free_, cache_slots_);
-    demand_.reserve(carve, std::size_t{cache_slots_} + 1);
-    prefetch_.reserve(carve, std::size_t{cache_slots_} + 1);
+    demand_.reserve(carve, std::size_t{allotment.slots()} + 1);
+    prefetch_.reserve(carve, std::size_t{allotment.slots()} + 1);
     carve(masks_, cache_slots_);
     held_.reserve(carve, model.layers, model.experts);
     mask_count_ = 0;
@@ -109,6 +109,9 @@ class Residency {
   FERRY_HD std::uint32_t slots() const noexcept { return slots_.size(); }
   FERRY_HD const Slot& slot(std::uint32_t s) const noexcept { return slots_[s]; }
   FERRY_HD bool is_leased(std::uint32_t s) const noexcept { return (bars_[s] & leased) != 0; }
+  FERRY_HD bool is_stream(std::uint32_t s) const noexcept { return s >= cache_slots_; }
+  /// A stream slot that waits for its layer with an expert in it, or on its way: `stage`.
+  FERRY_HD bool is_staged(std::uint32_t s) const noexcept { return slots_[s].state != State::absent && is_stream(s); }
 
   /// The slot of the best variant that satisfies `want` (any, for `skip`): one that is resident, else in
   /// flight, else queued; `no_slot` if none. Precision at least as high as wanted satisfies.
@@ -147,6 +150,8 @@ class Residency {
   FERRY_HD void for_each_held(std::uint16_t layer, F&& f) const noexcept {
     held_.for_each(layer, [&](std::uint16_t e) { f(ExpertId{layer, e}); });
   }
+  /// How many those are. O(E / 64).
+  FERRY_HD std::uint32_t held(std::uint16_t layer) const noexcept { return held_.size(layer); }
   FERRY_HD std::uint32_t first_slot(std::uint16_t pool) const noexcept { return pools_[pool].first; }
   FERRY_HD std::uint32_t pool_slots(std::uint16_t pool) const noexcept { return pools_[pool].slots; }
   FERRY_HD bool has_free(std::uint16_t pool) const noexcept { return pools_[pool].free > 0; }
@@ -180,7 +185,7 @@ class Residency {
     bars_[s] = 0;
   }
 
-  /// `what` moves into an empty cache slot by the copy `ticket`.
+  /// `what` moves into an empty slot by the copy `ticket`.
   FERRY_HD void admit(std::uint32_t s, Variant what, Ticket ticket, bool demand, Phase phase) noexcept {
     Slot& slot = slots_[s];
     assert(slot.state == State::absent);
@@ -223,6 +228,17 @@ class Residency {
     slots_[s].last_reader = reader;
   }
   FERRY_HD void cancel_lease(std::uint32_t s) noexcept { end_lease(s, slots_[s].last_reader); }
+
+  /// A stream slot gives up what was prefetched into it. A copy that has begun still lands, behind which the link puts
+  /// what follows.
+  FERRY_HD void unstage(std::uint32_t s) noexcept {
+    Slot& slot = slots_[s];
+    assert(is_staged(s));
+    if (slot.state != State::resident) take_back(s);
+    unmap(slot);
+    slot.state = State::absent;
+    bars_[s] = 0;
+  }
 
   /// Keeps prefetches from evicting `s` until `layer` is planned.
   FERRY_HD FERRY_HOT void mask(std::uint32_t s, std::uint16_t layer) noexcept {
@@ -306,8 +322,9 @@ class Residency {
     masks_[at] = masks_[--mask_count_];
   }
   FERRY_HD void take_back(std::uint32_t s) noexcept {
-    for (std::uint32_t i = 0; i < prefetch_.size(); ++i) {
-      if (prefetch_[i] == s) return prefetch_.erase(i);
+    CopyQueue<std::uint32_t>& queue = is_prefetch(slots_[s].ticket) ? prefetch_ : demand_;
+    for (std::uint32_t i = 0; i < queue.size(); ++i) {
+      if (queue[i] == s) return queue.erase(i);
     }
   }
 

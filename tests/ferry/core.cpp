@@ -225,6 +225,178 @@ TEST_CASE("a prefetch never takes a leased or masked slot, demand takes a masked
   CHECK(f->commands().submit[0].what == full(1, 3));
 }
 
+TEST_CASE("in prefill, prefetches that find their pool full wait for their layer in stream slots") {
+  // two layers of 4 experts, each with a pool of 2 slots (0 and 1, 2 and 3); 2 stream slots (4 and 5)
+  const ModelShape m = model(2, 4, 2, 2);
+  Fixture<stacks::CrossLayerLru> f(
+      m, {{{0, 1, part::bit(Precision::full), 2, 64}, {1, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  f.build();
+  f->begin_step(StepOf(Phase::prefill, 2));
+  auto rows = [](const Ids& first, const Ids& second) {
+    std::vector<float> s = favour(4, first);
+    const auto other = favour(4, second);
+    s.insert(s.end(), other.begin(), other.end());
+    return s;
+  };
+  const auto all = rows({0, 1}, {2, 3});
+  const Plan p = f->plan(scores(0, all), nothing_seen);
+  REQUIRE(experts(p.arriving) == Ids{0, 1, 2, 3});
+  REQUIRE(p.arriving[2].slot == 4);
+  REQUIRE(p.arriving[3].slot == 5);
+  f->look_ahead(scores(1, all), nothing_seen);
+  REQUIRE(f->commands().submit.size ==
+          2);  // 0 and 2, of one vote each as the others but with the best scores, into the free slots of their pool
+  CHECK(f->commands().submit[1].slot == 3);
+  f->done(p.arriving.part(0, 1));
+  CHECK(f->commands().submit.size == 0);  // a slot of the pool of layer 0
+  const Fence fence = f->next_fence();
+  f->done(p.arriving.part(2, 1));
+  REQUIRE(f->commands().submit.size == 1);
+  const Copy first = f->commands().submit[0];
+  CHECK(first.what == full(1, 1));
+  CHECK(first.slot == 4);
+  CHECK(first.after == fence);
+  CHECK_FALSE(first.demand);
+  f->finish(0, {}, nothing_seen);
+  REQUIRE(f->commands().submit.size == 1);
+  const Copy second = f->commands().submit[0];
+  CHECK(second.what == full(1, 3));
+  CHECK(second.slot == 5);
+  CHECK(f->counters().prefetch.issued == 4);
+
+  SUBCASE("landed: a hit, whose slot is free again when its task is done") {
+    const Plan q = f->plan(scores(1, all), all_landed);
+    CHECK(experts(q.resident) == Ids{0, 2});
+    REQUIRE(experts(q.arriving) == Ids{1, 3});
+    CHECK(q.arriving[0].ready == first.ticket);
+    CHECK(q.arriving[0].transient);
+    CHECK(f->commands().submit.size == 0);
+    CHECK(f->counters().of(Phase::prefill).hits == 4);
+    CHECK(f->counters().of(Phase::prefill).prefetched == 4);
+    CHECK(f->counters().of(Phase::prefill).prefetched_bytes == 4 * 64);
+    f->done(q.arriving.part(0, 1));
+    CHECK_FALSE(f->residency().is_staged(4));
+    CHECK(f->residency().is_staged(5));
+    f->finish(1, {}, all_landed);
+    CHECK_FALSE(f->residency().is_staged(5));
+    CHECK(f->residency().find(full(1, 3)) == no_slot);
+  }
+  SUBCASE("in flight: a late hit, which waits for that very copy") {
+    const Plan q = f->plan(scores(1, all), {Ticket{1000}, second.ticket, first.ticket});
+    REQUIRE(experts(q.arriving) == Ids{1, 3});
+    CHECK(q.arriving[1].ready == second.ticket);
+    CHECK(q.arriving[1].transient);
+    CHECK(f->counters().of(Phase::prefill).hits == 3);
+    CHECK(f->counters().of(Phase::prefill).late_hits == 1);
+    f->done(q.arriving.part(0, 2));  // before the core has heard that it landed
+    CHECK_FALSE(f->residency().is_staged(5));
+  }
+  SUBCASE("queued: submitted again as demand, into the same slot") {
+    const Plan q = f->plan(scores(1, all), {Ticket{1000}, first.ticket, first.ticket});
+    REQUIRE(experts(q.arriving) == Ids{1, 3});
+    REQUIRE(f->commands().drop.size == 1);
+    CHECK(f->commands().drop[0] == second.ticket);
+    REQUIRE(f->commands().submit.size == 1);
+    CHECK(f->commands().submit[0].slot == 5);
+    CHECK(f->commands().submit[0].demand);
+    CHECK(q.arriving[1].transient);
+    CHECK(f->counters().of(Phase::prefill).misses == 4 + 1);
+  }
+  SUBCASE("not asked for: what is queued is taken back, what came is wasted, and both slots are free") {
+    const auto one = rows({0, 2}, {0, 2});
+    f->plan(scores(1, one), {Ticket{1000}, first.ticket, first.ticket});
+    REQUIRE(f->commands().drop.size == 1);
+    CHECK(f->commands().drop[0] == second.ticket);
+    CHECK(f->counters().prefetch.dropped == 1);
+    CHECK(f->counters().prefetch.wasted_bytes == 64);
+    CHECK_FALSE(f->residency().is_staged(4));
+    CHECK_FALSE(f->residency().is_staged(5));
+  }
+  SUBCASE("a step that ends here leaves them to the next plan, of whatever layer") {
+    f->begin_step(StepOf(Phase::prefill, 2));
+    const Plan q = f->plan(scores(0, all), all_landed);
+    CHECK(experts(q.resident) == Ids{0, 1});
+    CHECK(experts(q.arriving) == Ids{2, 3});
+    CHECK(f->commands().submit.size == 2);
+    CHECK(f->counters().prefetch.wasted_bytes == 2 * 64);
+  }
+}
+
+TEST_CASE("a copy that needs the stream slot of a prefetched expert follows that one's task") {
+  const ModelShape m = model(2, 5, 2, 3);
+  Fixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 5, 64}}, 2, 64});  // none for layer 1
+  f.build();
+  f->begin_step(StepOf(Phase::prefill, 3));
+  std::vector<float> all;
+  for (const Ids& best : {Ids{0, 1}, Ids{2, 3}, Ids{4, 0}}) {
+    const auto row = favour(5, best);
+    all.insert(all.end(), row.begin(), row.end());
+  }
+  f->plan(scores(0, all), nothing_seen);
+  f->look_ahead(scores(1, all), nothing_seen);
+  REQUIRE(f->commands().submit.size == 2);  // no task of layer 0 needs a stream slot; 0 has most votes, then 2
+  CHECK(f->commands().submit[0].what == full(1, 0));
+  f->finish(0, {}, nothing_seen);
+  const Plan q = f->plan(scores(1, all), all_landed);
+  CHECK(q.resident.size == 0);
+  REQUIRE(experts(q.arriving) == Ids{0, 2, 1, 3, 4});
+  const std::uint32_t freed_by[] = {no_task, no_task, 0, 1, 2};
+  for (std::uint32_t i = 0; i < 5; ++i) {
+    CHECK(q.arriving[i].freed_by == freed_by[i]);
+    CHECK(q.arriving[i].slot == 5 + i % 2);
+  }
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    const Fence fence = f->next_fence();
+    f->done(q.arriving.part(i, 1));
+    REQUIRE(f->commands().submit.size == 1);
+    CHECK(f->commands().submit[0].ticket == q.arriving[i + 2].ready);
+    CHECK(f->commands().submit[0].after == fence);
+  }
+}
+
+TEST_CASE("what may not be needed is not prefetched to a stream slot where its copy would be waited for") {
+  // Three layers of 4 experts, of which the slots of a pool hold 2: 1 and 2 are there. A layer leaves the link 100 ns, a
+  // copy takes 1000.
+  const ModelShape m = model(3, 4, 2, 2);
+  for (const bool all_asked : {false, true}) {
+    for (const Nanoseconds copy_ns : {0, 100, 1000}) {
+      Fixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 4, 64},
+                                            {1, 1, part::bit(Precision::full), 2, 64},
+                                            {2, 1, part::bit(Precision::full), 2, 64}},
+                                           2,
+                                           64});
+      f.config.copy_ns[static_cast<unsigned>(Precision::full)] = copy_ns;
+      f.build();
+      const std::vector<Variant> there = {full(1, 1), full(1, 2), full(2, 1), full(2, 2)};
+      f->preload(there, nothing_seen);
+      f->begin_step(StepOf(Phase::prefill, 2));
+      std::vector<float> s = favour(4, {0, 1});
+      const auto second = favour(4, {2, static_cast<std::uint16_t>(all_asked ? 3 : 1)});
+      s.insert(s.end(), second.begin(), second.end());
+      f->plan(scores(0, s), all_landed);
+      f->finish(0, {70, 10, 20, 0}, all_landed);
+      f->plan(scores(1, s), all_landed);  // has 1 and 2; 0 is asked for, and perhaps 3
+      f->look_ahead(scores(2, s), all_landed);
+      f->finish(1, {70, 10, 20, 0}, all_landed);
+      const bool staged = f->residency().is_staged(8) || f->residency().is_staged(9);
+      CHECK(staged == (all_asked || copy_ns <= 100));
+    }
+  }
+}
+
+TEST_CASE("in decode no prefetch goes to a stream slot") {
+  const ModelShape m = model(2, 8, 2);
+  Fixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 8, 64}}, 2, 64});
+  f.build();
+  f->begin_step(StepOf(Phase::decode, 1));
+  const auto here = favour(8, {0, 1}), ahead = favour(8, {5, 6});
+  f->plan(scores(0, here), nothing_seen);
+  f->look_ahead(scores(1, ahead), nothing_seen);
+  CHECK(f->commands().submit.size == 0);
+  f->finish(0, {}, nothing_seen);
+  CHECK(f->commands().submit.size == 0);
+}
+
 TEST_CASE("a long prefill admits only to free slots when asked to (invariant 8)") {
   const ModelShape m = model(1, 4, 1, 4);
   Fixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
@@ -346,7 +518,10 @@ TEST_CASE("a long prefill does not evict by prefetch either (invariant 8)") {
   std::vector<float> rows = favour(8, {4, 5});
   rows.insert(rows.end(), s.begin(), s.end());
   f->look_ahead(scores(1, rows), all_landed);
-  CHECK(f->commands().submit.size == 0);
+  REQUIRE(f->commands().submit.size == 2);  // both cached experts stay: these wait in stream slots
+  for (const Copy& c : f->commands().submit) CHECK(c.slot >= 2);
+  CHECK(f->residency().state(full(0, 0)) == State::resident);
+  CHECK(f->residency().state(full(0, 1)) == State::resident);
 }
 
 TEST_CASE("done out of order, or twice, starts no copy into a slot that is still read") {

@@ -60,6 +60,7 @@ class InvariantChecker {
   /// A plan and the commands that came with it.
   void plan(std::uint16_t layer, const Plan& plan, const Commands& commands) {
     waiting_.clear();
+    layer_ = layer;
     std::set<std::uint32_t> in_use;
     for (const Task& t : plan.resident) {
       if (t.ready != Ticket::none) throw Violation(4, "a resident task waits for a copy");
@@ -75,6 +76,9 @@ class InvariantChecker {
         continue;
       }
       use(t, in_use);
+    }
+    for (Slot& s : slots_) {  // what was prefetched there and is not asked for gives its slot up
+      if (s.stream && !s.reading) s.what.reset();
     }
     commands_of(commands, true);
     for (const Task& t : plan.arriving) {
@@ -201,7 +205,13 @@ class InvariantChecker {
         throw Violation(8, "a long prefill evicts");
       }
     } else if (!c.demand) {
-      throw Violation(2, "a prefetch into a stream slot");
+      if (phase_ != Phase::prefill || c.what.id.layer != layer_ + 1) {
+        throw Violation(2, "a prefetch into a stream slot, and not for the next layer of a prefill");
+      }
+      for (const Slot& other : slots_) {
+        if (other.what && *other.what == c.what) throw Violation(1, "one expert in two slots");
+      }
+      if (s.what) throw Violation(2, "a prefetch into a stream slot that another waits in");
     }
     s.what = c.what;
     s.ticket = c.ticket;
@@ -233,6 +243,7 @@ class InvariantChecker {
   std::uint32_t transient_rows_;
   std::vector<Slot> slots_;
   std::vector<Task> waiting_;
+  std::uint16_t layer_ = 0;
   Phase phase_ = Phase::decode;
   std::uint32_t rows_ = 0;
 };

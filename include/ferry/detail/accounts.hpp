@@ -93,7 +93,10 @@ class Accounts {
   }
 
   FERRY_HD void hit(const Request& r) noexcept { count(r, &Outcomes::hits); }
-  FERRY_HD void late_hit(const Request& r) noexcept { count(r, &Outcomes::late_hits); }
+  FERRY_HD void late_hit(const Request& r) noexcept {
+    if (by_score_) count(r, top_scores_[r.want.id.expert] ? &Outcomes::top_late_hits : &Outcomes::low_late_hits);
+    count(r, &Outcomes::late_hits);
+  }
   FERRY_HD void skip(const Request& r) noexcept { count(r, &Outcomes::skipped); }
   FERRY_HD void miss(const Request& r) noexcept {
     if (count_absent(r, &Outcomes::misses)) counters_.of(phase_).miss_bytes += bytes_of(r.want);
@@ -136,7 +139,11 @@ class Accounts {
     --counters_.prefetch.issued;
     ++counters_.prefetch.dropped;
   }
-  FERRY_HD void used_prefetch() noexcept { ++counters_.prefetch.used; }
+  FERRY_HD void used_prefetch(Variant what) noexcept {
+    ++counters_.prefetch.used;
+    ++counters_.of(phase_).prefetched;
+    counters_.of(phase_).prefetched_bytes += bytes_of(what);
+  }
   FERRY_HD void wasted_prefetch(Variant what) noexcept { counters_.prefetch.wasted_bytes += bytes_of(what); }
 
  private:

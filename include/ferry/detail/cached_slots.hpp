@@ -14,6 +14,7 @@ namespace ferry::inline FERRY_ABI::detail {
 template <class Stack>
 class CachedSlots {
   using Cache = typename Stack::cache;
+  static constexpr bool predicts = part::predicts<typename Stack::predictor>();
 
  public:
   /// `depth`: layers ahead of which predictions are compared; `top_score_alpha`: CoreConfig's.
@@ -32,7 +33,7 @@ class CachedSlots {
         caches_[p].reserve(carve, shape);
       }
     }
-    commands_.reserve(carve, model.experts, residency_.cache_slots());
+    commands_.reserve(carve, model.experts, allotment.slots());
   }
 
   FERRY_HD const Residency& residency() const noexcept { return residency_; }
@@ -87,26 +88,28 @@ class CachedSlots {
     r.state = r.slot == no_slot ? State::absent : residency_.slot(r.slot).state;
   }
 
-  FERRY_HD void mask(std::uint32_t slot, std::uint16_t layer) noexcept { residency_.mask(slot, layer); }
+  FERRY_HD void mask(std::uint32_t slot, std::uint16_t layer) noexcept {
+    if (!residency_.is_stream(slot)) residency_.mask(slot, layer);  // whose slots no prefetch evicts
+  }
   FERRY_HD void unmask(std::uint16_t layer) noexcept { residency_.unmask(layer); }
   FERRY_HD void lease(std::uint32_t slot) noexcept { residency_.lease(slot); }
   FERRY_HD void cancel_lease(std::uint32_t slot) noexcept { residency_.cancel_lease(slot); }
-  FERRY_HD void end_lease(std::uint32_t slot, Fence reader) noexcept { residency_.end_lease(slot, reader); }
+  FERRY_HD void end_lease(std::uint32_t slot, Fence reader) noexcept {
+    residency_.end_lease(slot, reader);
+    if (predicts && residency_.is_staged(slot)) unstage(slot);
+  }
 
   /// The gate asked for what is in this slot (or on its way there).
   FERRY_HD void use(std::uint32_t slot) noexcept {
-    if (residency_.use(slot)) accounts_.used_prefetch();
     const Residency::Slot& s = residency_.slot(slot);
+    if (residency_.use(slot)) accounts_.used_prefetch(s.what);
     note_use(s.what);
-    caches_[s.pool].touch(s.what, local(slot));
+    touch(slot);
   }
   /// The gate asked for what is nowhere. False if no pool would have it.
   FERRY_HD bool use_absent(Variant what) noexcept {
     note_use(what);
-    const std::uint16_t pool = residency_.pool_of(what);
-    if (pool == Residency::no_pool) return false;
-    caches_[pool].touch(what, no_slot);
-    return true;
+    return touch_absent(what);
   }
 
   FERRY_HD Ticket next_ticket(bool demand) noexcept { return Ticket{++ticket_ << 1U | (demand ? 0U : 1U)}; }
@@ -116,9 +119,8 @@ class CachedSlots {
     note_use(residency_.slot(slot).what);
     drop(slot);
     residency_.promote(slot, next_ticket(true), phase_);
-    const Residency::Slot& s = residency_.slot(slot);
-    caches_[s.pool].touch(s.what, local(slot));
-    submit(slot, s.what, true, false);
+    touch(slot);
+    submit(slot, residency_.slot(slot).what, true, false);
   }
 
   /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none. `closed` is
@@ -156,11 +158,36 @@ class CachedSlots {
     accounts_.preloaded(what);
   }
 
-  /// The stream slot whose turn it is.
-  FERRY_HD std::uint32_t next_stream_slot() noexcept {
-    const std::uint32_t slot = residency_.cache_slots() + stream_next_;
-    stream_next_ = stream_next_ + 1 == residency_.stream_slots() ? 0 : stream_next_ + 1;
-    return slot;
+  /// The next stream slot in turn that has neither a task nor a prefetched expert; `no_slot` if there is none.
+  FERRY_HD std::uint32_t free_stream_slot() noexcept {
+    for (std::uint32_t i = 0; i < residency_.stream_slots(); ++i) {
+      const std::uint32_t slot = residency_.cache_slots() + stream_next_;
+      take_turn(slot);
+      if (!residency_.is_leased(slot) && !residency_.is_staged(slot)) return slot;
+    }
+    return no_slot;
+  }
+  /// The turn goes on behind this one.
+  FERRY_HD void take_turn(std::uint32_t stream_slot) noexcept {
+    stream_next_ = stream_slot + 1 == residency_.slots() ? 0 : stream_slot + 1 - residency_.cache_slots();
+  }
+  /// A prefetch goes into a free stream slot, where the layer that was predicted finds it.
+  FERRY_HD void stage(std::uint32_t stream_slot, Variant what) noexcept {
+    residency_.admit(stream_slot, what, next_ticket(false), false, phase_);
+    submit(stream_slot, what, false, false);
+    ++staged_;
+  }
+  /// What was prefetched into stream slots and is not asked for (leased) makes room.
+  FERRY_HD void drop_unasked() noexcept {
+    for (std::uint32_t s = residency_.cache_slots(); staged_ > 0 && s < residency_.slots(); ++s) {
+      if (!residency_.is_staged(s) || residency_.is_leased(s)) continue;
+      if (residency_.slot(s).state == State::queued) {
+        drop(s);
+      } else {
+        accounts_.wasted_prefetch(residency_.slot(s).what);
+      }
+      unstage(s);
+    }
   }
   /// A task's copy into its stream slot starts.
   FERRY_HD void stream(const Task& t) noexcept {
@@ -172,11 +199,12 @@ class CachedSlots {
   /// Prefetches of a layer that is planned come too late unless they have begun, or are asked for (leased).
   FERRY_HD void drop_stale(std::uint16_t layer) noexcept {
     residency_.for_each_queued(layer, [&](std::uint32_t slot) {
-      if (residency_.is_leased(slot)) return;
+      if (residency_.is_leased(slot) || residency_.is_stream(slot)) return;
       drop(slot);
       residency_.release(slot);
       if constexpr (part::Forgets<Cache>) caches_[residency_.slot(slot).pool].forget(local(slot));
     });
+    if constexpr (predicts) drop_unasked();
   }
 
   FERRY_HD std::uint32_t submits() const noexcept { return commands_.submits(); }
@@ -184,6 +212,27 @@ class CachedSlots {
  private:
   FERRY_HD std::uint32_t local(std::uint32_t slot) const noexcept {
     return slot - residency_.first_slot(residency_.slot(slot).pool);
+  }
+
+  /// The gate's use of what is in a slot, or on its way there. For a cache policy what is in a stream slot is absent.
+  FERRY_HD void touch(std::uint32_t slot) noexcept {
+    const Residency::Slot& s = residency_.slot(slot);
+    if (predicts && residency_.is_stream(slot)) {
+      touch_absent(s.what);
+    } else {
+      caches_[s.pool].touch(s.what, local(slot));
+    }
+  }
+  /// False if no pool would have it.
+  FERRY_HD bool touch_absent(Variant what) noexcept {
+    const std::uint16_t pool = residency_.pool_of(what);
+    if (pool == Residency::no_pool) return false;
+    caches_[pool].touch(what, no_slot);
+    return true;
+  }
+  FERRY_HD void unstage(std::uint32_t slot) noexcept {
+    residency_.unstage(slot);
+    --staged_;
   }
 
   /// Tells every pool of the layer that this variant serves the gate, before its own pool is touched.
@@ -212,7 +261,8 @@ class CachedSlots {
   Array<Cache> caches_;  ///< [pools]
   CommandList commands_;
   std::uint64_t ticket_ = 0;
-  std::uint32_t stream_next_ = 0;
+  std::uint32_t stream_next_ = 0;  ///< counted from the first stream slot
+  std::uint32_t staged_ = 0;       ///< stream slots with a prefetched expert
   Phase phase_ = Phase::decode;
   bool only_free_ = false;
   Accounts<Stack> accounts_;

@@ -8,10 +8,10 @@ namespace ferry::inline FERRY_ABI::detail {
 /// The commands of one call of the core. All calls O(1) except `submit_held`.
 class CommandList {
  public:
-  void reserve(Carver& carve, std::uint32_t experts, std::uint32_t cache_slots) {
-    carve(submits_, std::size_t{experts} + cache_slots);
-    carve(held_, cache_slots);
-    carve(drops_, cache_slots);
+  void reserve(Carver& carve, std::uint32_t experts, std::uint32_t slots) {
+    carve(submits_, std::size_t{experts} + slots);
+    carve(held_, slots);
+    carve(drops_, slots);
   }
 
   FERRY_HD void clear() noexcept { drop_count_ = submit_count_ = 0; }

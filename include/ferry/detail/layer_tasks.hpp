@@ -2,6 +2,7 @@
 /// The tasks of one layer: what is resident, what arrives, what the host computes.
 #pragma once
 #include "ferry/detail/cached_slots.hpp"
+#include "ferry/detail/staging.hpp"
 
 namespace ferry::inline FERRY_ABI::detail {
 
@@ -12,7 +13,10 @@ class LayerTasks {
   using Slots = CachedSlots<Stack>;
 
  public:
-  void reserve(Carver& carve, std::uint32_t experts) { carve(tasks_, experts); }
+  void reserve(Carver& carve, std::uint32_t experts, std::uint32_t stream_slots) {
+    carve(tasks_, experts);
+    staging_.reserve(carve, part::predicts<typename Stack::predictor>() ? stream_slots : 0);
+  }
 
   FERRY_HD bool empty() const noexcept { return count_ == 0; }
   FERRY_HD std::uint32_t on_device() const noexcept { return arriving_end_; }
@@ -28,14 +32,24 @@ class LayerTasks {
   }
   FERRY_HD void end_resident() noexcept { resident_end_ = count_; }
 
+  /// What is there in stream slots, of which each has to be done for itself.
+  FERRY_HD void add_staged(View<const Request> requests, Slots& slots) noexcept {
+    for (const Request& r : requests) {
+      if (r.state != State::resident || r.slot == no_slot || !slots.residency().is_stream(r.slot)) continue;
+      slots.accounts().hit(r);
+      const Residency::Slot& s = slots.residency().slot(r.slot);
+      add(r, s.what, r.slot, s.ticket).transient = true;
+    }
+  }
   /// What is on its way runs when it has landed, the earliest first.
   FERRY_HD void add_in_flight(View<const Request> requests, Slots& slots) noexcept {
+    const std::uint32_t first = count_;
     for (const Request& r : requests) {
       if (r.state != State::in_flight) continue;
       slots.accounts().late_hit(r);
       const Residency::Slot& s = slots.residency().slot(r.slot);
-      add(r, s.what, r.slot, s.ticket);
-      for (std::uint32_t at = count_ - 1; at > resident_end_ && tasks_[at].ready < tasks_[at - 1].ready; --at) {
+      add(r, s.what, r.slot, s.ticket).transient = slots.residency().is_stream(r.slot);
+      for (std::uint32_t at = count_ - 1; at > first && tasks_[at].ready < tasks_[at - 1].ready; --at) {
         const Task later = tasks_[at - 1];
         tasks_[at - 1] = tasks_[at];
         tasks_[at] = later;
@@ -65,7 +79,7 @@ class LayerTasks {
         slots.admit(r.slot, r.want, true);
       }
       slots.lease(r.slot);
-      add(r, r.want, r.slot, slots.residency().slot(r.slot).ticket);
+      add(r, r.want, r.slot, slots.residency().slot(r.slot).ticket).transient = slots.residency().is_stream(r.slot);
     }
     next_streamed_ = count_;
     if (streamed > 0) stream(misses, slots);
@@ -91,7 +105,20 @@ class LayerTasks {
       slots.end_lease(t.slot, fence);
       if (t.transient && waits() && tasks_[next_streamed_].slot == t.slot) slots.stream(tasks_[next_streamed_++]);
     }
-    if (!waits()) slots.submit_held();
+    submit_waiting(slots);
+  }
+
+  FERRY_HD Staging& staging() noexcept { return staging_; }
+  /// Prefetches that are decided are submitted once every demand copy is.
+  FERRY_HD void submit_waiting(Slots& slots) noexcept {
+    if (waits()) return;
+    slots.submit_held();
+    for (; !staging_.empty(); staging_.pop()) {
+      if (slots.residency().find(staging_.front()) != no_slot) continue;  // it was named twice
+      const std::uint32_t slot = slots.free_stream_slot();
+      if (slot == no_slot) return;
+      slots.stage(slot, staging_.front());
+    }
   }
 
   /// The layer is over: the leases that are left end.
@@ -101,7 +128,8 @@ class LayerTasks {
       if (slot != no_slot && slots.residency().is_leased(slot)) slots.end_lease(slot, fence);
     }
     count_ = resident_end_ = arriving_end_ = next_streamed_ = 0;
-    slots.submit_held();
+    submit_waiting(slots);
+    staging_.clear();
   }
 
  private:
@@ -111,19 +139,26 @@ class LayerTasks {
     return t;
   }
 
-  /// The misses without a slot: as many copies as there are stream slots start, the others when `done` frees one.
+  /// The misses without a slot: copies into free stream slots start, the others when a task before them is done.
   FERRY_HD void stream(View<const Request> misses, Slots& slots) noexcept {
-    const std::uint32_t first = count_, in_turn = slots.residency().stream_slots();
+    std::uint32_t before = resident_end_;  // of which the next transient one frees its slot first
+    bool any_free = true;
     for (const Request& r : misses) {
       if (r.slot != no_slot) continue;
-      const std::uint32_t slot = slots.next_stream_slot();
+      std::uint32_t slot = any_free ? slots.free_stream_slot() : no_slot;
+      any_free = slot != no_slot;
+      if (!any_free) {
+        while (!tasks_[before].transient) ++before;
+        slot = tasks_[before].slot;
+        slots.take_turn(slot);
+      }
       Task& t = add(r, r.want, slot, slots.next_ticket(true));
       t.transient = true;
-      if (count_ - first <= in_turn) {
+      if (any_free) {
         slots.stream(t);
         next_streamed_ = count_;
       } else {
-        t.freed_by = count_ - 1 - in_turn - resident_end_;
+        t.freed_by = before++ - resident_end_;
       }
     }
   }
@@ -131,6 +166,7 @@ class LayerTasks {
   Array<Task> tasks_;  ///< [experts]
   std::uint32_t count_ = 0, resident_end_ = 0, arriving_end_ = 0;
   std::uint32_t next_streamed_ = 0;  ///< the first streamed task whose copy has not started
+  Staging staging_;
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

@@ -81,7 +81,12 @@ TEST_CASE("a queued prefetch becomes demand in its slot, those of a planned laye
 
 TEST_CASE("stream slots come in turn, behind the cached ones") {
   Fixture f;
-  CHECK(f.slots.next_stream_slot() == 2);
-  CHECK(f.slots.next_stream_slot() == 3);
-  CHECK(f.slots.next_stream_slot() == 2);
+  CHECK(f.slots.free_stream_slot() == 2);
+  CHECK(f.slots.free_stream_slot() == 3);
+  CHECK(f.slots.free_stream_slot() == 2);
+  f.slots.take_turn(2);
+  f.slots.lease(3);
+  CHECK(f.slots.free_stream_slot() == 2);  // 3 has a task
+  f.slots.lease(2);
+  CHECK(f.slots.free_stream_slot() == no_slot);
 }

@@ -19,7 +19,7 @@ struct Fixture {
     const ModelShape m = model(1, 8, 1, 8);
     Carver carve(block + 4096);
     slots.reserve(carve, m, {{{0, 1, part::bit(Precision::full), cached, 64}}, 2, 64}, Lru{}, 1, -1.0F);
-    tasks.reserve(carve, 8);
+    tasks.reserve(carve, 8, 2);
     const std::uint32_t sequence = 0;
     slots.begin_step({Phase::decode, {&sequence, 1}}, false);
   }
