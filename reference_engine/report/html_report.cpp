@@ -65,7 +65,7 @@ Grid list_of(const std::vector<const Run*>& runs, bool name_budgets) {
 Grid grid_of(const Group& g, const std::function<bool(const Run&)>& has) {
   std::vector<const Run*> runs;
   std::copy_if(g.runs.begin(), g.runs.end(), std::back_inserter(runs), [&](const Run* r) { return has(*r); });
-  std::stable_sort(runs.begin(), runs.end(), [](auto a, auto b) { return a->index < b->index; });
+  std::stable_sort(runs.begin(), runs.end(), [](auto a, auto b) { return a->rank < b->rank; });
   std::map<std::size_t, std::size_t> rows;  // by series
   std::map<std::size_t, std::set<std::size_t>> in_column;
   for (const Run* r : runs) {
@@ -337,11 +337,12 @@ std::string hit_rates(const Group& g) {
 
 std::string losses(const Group& g) {
   const std::vector<Key> keys = {{"the clairvoyant bound", "class=\"fill neutral\"", Key::mark, 3},
+                                 {"with both", "class=\"fill k6\"", Key::mark, 4},
                                  {"with perfect prediction", "class=\"fill k2\"", Key::mark, 2},
                                  {"with Belady's cache", "class=\"fill k4\"", Key::mark, 1},
                                  {"as it is", "class=\"fill k0\"", Key::mark, 0}};
   auto values = [](const Run& r) {
-    return std::array{r.clairvoyant_bound(), r.perfect_prediction, r.belady_cache, r.tpot};
+    return std::array{r.clairvoyant_bound(), r.prediction_and_cache, r.perfect_prediction, r.belady_cache, r.tpot};
   };
   const Grid grid = grid_of(g, [](const Run& r) { return r.tpot && (r.perfect_prediction || r.belady_cache); });
   if (grid.rows.empty()) return {};
@@ -394,7 +395,7 @@ const std::vector<std::pair<Key, Number Run::*>>& bound_lines() {
 
 /// Tokens a second with one budget: the fastest first.
 std::string speed_bars(const Group& g, std::vector<const Run*> runs) {
-  std::stable_sort(runs.begin(), runs.end(), [](auto a, auto b) { return *a->tokens_per_s > *b->tokens_per_s; });
+  std::stable_sort(runs.begin(), runs.end(), [](auto a, auto b) { return a->rank < b->rank; });
   double most = 0;
   Panels p;
   p.keys = {{"tokens/s in decode", "class=\"fill p0\""}};
@@ -453,37 +454,19 @@ struct EndLabel {
   std::string look;
 };
 
-/// The bounds as lines, the median of the runs with about one budget, and as bands, from the lowest to the highest.
-void draw_bounds(Svg& svg, const Group& g, const Scale& along, const Scale& up, std::vector<EndLabel>& labels) {
-  std::map<std::size_t, std::set<std::size_t>> columns_of;  // a series with one budget is no line
-  for (const Run* r : g.runs) columns_of[r->index].insert(r->column);
-  for (const auto& [key, member] : bound_lines()) {
-    std::map<std::size_t, std::vector<double>> budgets, speeds;  // by column
-    for (const Run* r : g.runs) {
-      const Number speed = r->speed_of(r->*member);
-      if (!speed || columns_of[r->index].size() < 2) continue;
-      budgets[r->column].push_back(g.budget(*r));
-      speeds[r->column].push_back(*speed);
-    }
-    std::string line, high, low;
-    EndLabel end{key.name, 0, 0, nullptr, key.look};
-    std::size_t most = 0;
-    for (const auto& [column, all] : speeds) most = std::max(most, all.size());
-    for (auto& [column, all] : speeds) {
-      if (4 * all.size() < most) continue;  // the median of a few others
-      std::sort(all.begin(), all.end());
-      const char letter = line.empty() ? 'M' : 'L';
-      end.x = along(budgets[column][all.size() / 2]);
-      end.y = up(all[all.size() / 2]);
-      line += fmt::format("{}{},{}", letter, px(end.x), px(end.y));
-      high += fmt::format("{}{},{}", letter, px(end.x), px(up(all.back())));
-      low = fmt::format("L{},{}", px(end.x), px(up(all.front()))) + low;
-    }
-    if (line.empty()) continue;
-    if (member != &Run::clairvoyant_with_host) svg.path(high + low + "z", "class=\"band\"");
-    svg.path(line, key.look);
-    labels.push_back(end);
+/// What all runs have in common as a bound: the speed of the model with every expert resident, at its own precision. It
+/// does not depend on the budget, so it is a level line. Bounds that depend on what a stack holds stand at its points.
+void draw_all_resident(Svg& svg, const Group& g, const Scale& along, const Scale& up, std::vector<EndLabel>& labels) {
+  std::vector<double> speeds;
+  for (const Run* r : g.runs) {
+    if (const Number speed = r->speed_of(r->all_resident); speed && r->full_precision()) speeds.push_back(*speed);
   }
+  if (speeds.empty()) return;
+  std::sort(speeds.begin(), speeds.end());
+  const Key& key = bound_lines()[0].first;
+  const double y = up(speeds[speeds.size() / 2]);
+  svg.path(fmt::format("M{},{}H{}", px(along.from), px(y), px(along.to)), key.look);
+  labels.push_back({key.name, along.to, y, nullptr, key.look});
 }
 
 std::string speeds(const Group& g) {
@@ -523,7 +506,7 @@ std::string speeds(const Group& g) {
   svg.text(right, bottom + 36, g.percent ? "budget in % of all experts" : "budget in MiB", "class=\"soft end\"");
 
   std::vector<EndLabel> labels;
-  draw_bounds(svg, g, along, up, labels);
+  draw_all_resident(svg, g, along, up, labels);
   for (const Line& l : lines)
     labels.push_back({l.name, along(g.budget(*l.runs.back())), up(l.last()), &l, l.look("fill")});
   labels.resize(std::min(labels.size(), static_cast<std::size_t>(high / pitch) + 1));
@@ -557,6 +540,12 @@ std::string speeds(const Group& g) {
     svg.path(path, l.look("ln"));
     draw_label(&l);
     for (const Run* r : l.runs) {
+      if (const Number bound = r->speed_of(r->clairvoyant_bound()); bound && *bound > 0) {
+        const double x = along(g.budget(*r)), y = up(*bound);
+        svg.path(
+            fmt::format("M{},{}h12", px(x - 6), px(y)), l.look("ln"),
+            fmt::format("{}, its clairvoyant bound: {} tokens/s", r->name(), number(*bound, decimals_for(*bound))));
+      }
       svg.marker(l.index / 8, along(g.budget(*r)), up(*r->tokens_per_s), l.look("fill"),
                  fmt::format("{}: {} tokens/s", r->name(), number(*r->tokens_per_s, decimals_for(*r->tokens_per_s))));
     }
@@ -569,7 +558,8 @@ std::string speeds(const Group& g) {
              legend;
   }
   return figure(svg.finish(width, bottom + 44, "Speed against budget: " + g.name,
-                           "Lines: tokens a second in decode by budget, one for each stack, and the bounds."),
+                           "Lines: tokens a second in decode by budget, one for each stack; dashes without a line are "
+                           "each stack's own bounds."),
                 fmt::format("<ul class=\"legend{}\">\n", labels.size() < lines.size() ? "" : " labelled") + legend +
                     "</ul>") +
          left_out(slower, "Slower series that only the table has");
@@ -847,6 +837,9 @@ std::string facts(const std::vector<Run>& runs, const std::vector<Run>& refused)
   fact("Traces", runs, [](const Run& r) { return r.trace; });
   fact("Models", runs, [](const Run& r) { return r.model; });
   fact("Machines", runs, [](const Run& r) { return r.machine.empty() ? "this one, not throttled" : r.machine; });
+  fact("Counted as", runs, [](const Run& r) { return r.as_shape; });
+  fact("Costs", runs, [](const Run& r) { return r.costs; });
+  fact("Clock", runs, [](const Run& r) { return r.clock; });
   fact("Batches", runs, [](const Run& r) { return number(r.batch, 0); });
   fact("Made with", runs, [](const Run& r) { return r.ferry.empty() ? "" : "ferry " + r.ferry; });
   out += fmt::format("<dt>Runs</dt><dd>{}</dd>\n", number(static_cast<double>(runs.size()), 0));
@@ -874,10 +867,11 @@ std::string html_report(const std::vector<Json>& json, const std::vector<std::pa
     body += fmt::format("<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"note\">{}</p>\n{}</section>\n", id, head, about,
                         content);
   };
-  section("speed", "Speed against budget",
-          "Tokens a second in decode: more is better. Grey: the bounds. Stacks that hold, copy or compute less have "
-          "others; a line is the median, a band spans them all.",
-          for_groups(groups, speeds));
+  section(
+      "speed", "Speed against budget",
+      "Tokens a second in decode: more is better. Grey: every expert resident at the model's own precision. A short "
+      "dash in a stack's colour is its own clairvoyant bound: stacks that hold, copy or compute less have others.",
+      for_groups(groups, speeds));
   section(
       "runs", "All runs",
       "A click on a head sorts. TPOT is the time per output token, TTFT that to the first. Hits, late hits and misses "
@@ -897,9 +891,12 @@ std::string html_report(const std::vector<Json>& json, const std::vector<std::pa
   section("recall", "Prediction by layer",
           "Recall: the share of needed experts that were predicted, at the smallest budget.",
           for_groups(groups, recalls));
-  section("losses", "Which policy loses the time",
-          "Time per output token as it is, and if one policy knew the future. The one that would gain most costs most.",
-          for_groups(groups, losses));
+  section(
+      "losses", "Which policy loses the time",
+      "Time per output token as it is, and if one policy, or both, knew the future. The one that would gain most "
+      "costs most. More knowledge is not always faster where the host computes: a demand waits for a copy that is on "
+      "its way, though the host would be done sooner.",
+      for_groups(groups, losses));
   section("timeline", "Timeline", "Who was busy when.", lanes);
   return fmt::format(page_frame, escape(title), style, facts(runs, refused), links, body, FERRY_VERSION, script);
 }

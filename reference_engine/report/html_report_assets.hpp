@@ -76,7 +76,7 @@ svg .inside{fill:var(--card)}svg .halo{paint-order:stroke;stroke:var(--card);str
 .grid{stroke:var(--line)}.axis{stroke:var(--soft)}.lead{stroke:var(--band);stroke-width:.75;fill:none}
 .row{fill:var(--line);fill-opacity:.45}
 .bound{stroke:var(--bound);fill:none;stroke-width:2}.bound.dashed{stroke-dasharray:9 3 2 3}.bound.thin{stroke-width:1.1;stroke-dasharray:4 3}
-.band{fill:var(--band);fill-opacity:.2}
+
 .k0{--c:var(--k0)}.k1{--c:var(--k1)}.k2{--c:var(--k2)}.k3{--c:var(--k3)}
 .k4{--c:var(--k4)}.k5{--c:var(--k5)}.k6{--c:var(--k6)}.k7{--c:var(--k7)}
 .p0{--c:var(--p0)}.p1{--c:var(--p1)}.p2{--c:var(--p2)}.p3{--c:var(--p3)}.p4{--c:var(--p4)}.p5{--c:var(--p5)}

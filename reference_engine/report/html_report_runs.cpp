@@ -91,6 +91,7 @@ Run parse_run(const Json& json, const std::string& where) {
   const Lenient top(json, where);
   Run r;
   r.stack = top.strict().text("stack");
+  if (const std::string label = top.text("stack_file"); !label.empty()) r.stack = label;
   r.refused = top.text("refused");
   if (!r.refused.empty()) return r;
   r.model = top.strict().text("model");
@@ -98,6 +99,7 @@ Run parse_run(const Json& json, const std::string& where) {
   r.trace = top.text("trace");
   r.machine = top.text("machine");
   r.device = top.text("device");
+  r.clock = top.text("clock");
   r.costs = top.text("costs");
   r.as_shape = top.text("as_shape");
   r.parameters = parameters_of(top.strict());
@@ -133,6 +135,7 @@ Run parse_run(const Json& json, const std::string& where) {
   r.clairvoyant_with_host = bounds.number("clairvoyant_with_host_tpot_s");
   r.perfect_prediction = bounds.object("perfect_prediction").number("tpot_s");
   r.belady_cache = bounds.object("belady_cache").number("tpot_s");
+  r.prediction_and_cache = bounds.object("prediction_and_cache").number("tpot_s");
 
   const Lenient split = top.object("time").object("decode");
   if (const Number total = split.number("total_s"); total && or_zero(r.tokens) > 0) {
@@ -165,6 +168,36 @@ Run parse_run(const Json& json, const std::string& where) {
   return r;
 }
 
+namespace {
+
+/// Runs of one name and budget that came out differently get numbers.
+void tell_apart(Group& g) {
+  std::map<std::pair<std::string, double>, std::vector<Number>> seen;
+  for (Run* r : g.runs) {
+    std::vector<Number>& times = seen[{r->name(), r->budget_bytes}];
+    std::size_t at = static_cast<std::size_t>(std::find(times.begin(), times.end(), r->tpot) - times.begin());
+    if (at == times.size()) times.push_back(r->tpot);
+    if (at > 0) r->series += fmt::format(" ({})", at + 1);
+  }
+}
+
+/// Every chart has its rows in this order. Runs are by budget.
+void rank_series(Group& g) {
+  std::map<std::string, double> last;
+  for (const Run* r : g.runs) last[r->series] = or_zero(r->tokens_per_s);
+  std::vector<std::string> order;
+  for (const Run* r : g.runs) {
+    if (std::find(order.begin(), order.end(), r->series) == order.end()) order.push_back(r->series);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const std::string& a, const std::string& b) { return last.at(a) > last.at(b); });
+  for (Run* r : g.runs) {
+    r->rank = static_cast<std::size_t>(std::find(order.begin(), order.end(), r->series) - order.begin());
+  }
+}
+
+}  // namespace
+
 std::vector<Group> group_runs(std::vector<Run>& runs) {
   using Names = std::vector<std::string>;
   auto set_up = [](const Run& r) {
@@ -190,7 +223,6 @@ std::vector<Group> group_runs(std::vector<Run>& runs) {
     const bool together = series <= most_series;
     const bool several = together && stacks.at(r.stack).size() > 1;
     r.series = several ? r.stack + ", " + (r.parameters.empty() ? "no parameters" : r.parameters) : r.stack;
-    r.index = index.emplace(r.series, index.size()).first->second;
     key.push_back(together ? "" : r.parameters);
     const auto [at, added] = known.emplace(key, groups.size());
     if (added) {
@@ -204,6 +236,9 @@ std::vector<Group> group_runs(std::vector<Run>& runs) {
   for (Group& g : groups) {
     for (const Run* r : g.runs) g.percent = g.percent && r->budget_percent;
     std::stable_sort(g.runs.begin(), g.runs.end(), [&](auto a, auto b) { return g.budget(*a) < g.budget(*b); });
+    tell_apart(g);
+    rank_series(g);
+    for (Run* r : g.runs) r->index = index.emplace(r->series, index.size()).first->second;
     std::map<std::size_t, double> least, in_column;  // budgets, by series
     std::set<std::size_t> several;                   // series with several
     for (const Run* r : g.runs) {

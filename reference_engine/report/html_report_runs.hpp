@@ -48,7 +48,7 @@ struct Run {
     Number total, stall, host_wait, decision, link_busy;
     double tokens = 0;
   };
-  std::string ferry, model, trace, stack, machine, device, costs, as_shape, parameters;
+  std::string ferry, model, trace, stack, machine, device, clock, costs, as_shape, parameters;
   std::string refused;  ///< why a sweep's cell could not be; there is nothing else then
   double batch = 1, built_bytes = 0;
   double budget_bytes = 0;  ///< as asked; at least what was built, and at most all experts if that is enough
@@ -57,14 +57,21 @@ struct Run {
   Number all_tokens, recall, stalled;                                        ///< stalled: share of time
   std::array<Number, 6> outcomes;    ///< hits, late hits, misses, substituted, skipped, on the host
   std::array<Number, 4> precisions;  ///< bytes: int2, int4, int8, full
-  Number all_resident, clairvoyant, clairvoyant_with_host, perfect_prediction, belady_cache;  ///< TPOT
+  // TPOT: proven bounds, and with policies that know the future.
+  Number all_resident, clairvoyant, clairvoyant_with_host;
+  Number perfect_prediction, belady_cache, prediction_and_cache;
   std::optional<Split> decode_time, whole_time;  ///< the latter, of both phases, where the former is not known
   std::vector<Number> hit_rate_by_layer;
   std::vector<std::pair<double, std::vector<Number>>> recall_by_layer;  ///< by distance
   std::string series;                                                   ///< what a line or row is called
   std::size_t index = 0;                                                ///< of the series, for its colour
-  std::size_t column = 0;                                               ///< of its group's
+  std::size_t rank = 0;    ///< of the series in its group, by its speed with the largest budget: the fastest first
+  std::size_t column = 0;  ///< of its group's
 
+  /// Nothing was copied below the model's own precision.
+  [[nodiscard]] bool full_precision() const {
+    return or_zero(precisions[0]) + or_zero(precisions[1]) + or_zero(precisions[2]) == 0;
+  }
   /// The clairvoyant bound that holds for this run: if the host computed, the one that lets it.
   [[nodiscard]] Number clairvoyant_bound() const {
     return or_zero(outcomes[5]) > 0 && clairvoyant_with_host ? clairvoyant_with_host : clairvoyant;

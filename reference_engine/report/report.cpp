@@ -60,10 +60,14 @@ Json to_json(const Outcomes& o) {
           {"skipped", o.skipped},
           {"host_computed", o.host_computed},
           {"bytes", o.bytes},
+          {"prefetched", o.prefetched},
+          {"prefetched_bytes", o.prefetched_bytes},
           {"top_score_requests", o.top_requests},
           {"top_score_misses", o.top_misses},
+          {"top_score_late_hits", o.top_late_hits},
           {"low_score_requests", o.low_requests},
-          {"low_score_misses", o.low_misses}};
+          {"low_score_misses", o.low_misses},
+          {"low_score_late_hits", o.low_late_hits}};
 }
 
 double RunReport::tpot_s() const {
@@ -216,6 +220,7 @@ Json to_json(const RunReport& r) {
   };
   other("perfect_prediction", s.perfect_prediction);
   other("belady_cache", s.belady_cache);
+  other("prediction_and_cache", s.prediction_and_cache);
   if (s.belady_demand) bounds["belady_hit_rate"] = s.belady_demand->hit_rate;
   return json;
 }
@@ -274,7 +279,9 @@ std::string to_table(const std::vector<RunReport>& reports) {
          return fmt::format("{:.1f}", r.counters.of(Phase::decode).miss_penalty(r.expert_bytes));
        }},
       {"prefill hits", phase(Phase::prefill, &Outcomes::hits)},
+      {"prefill late hits", phase(Phase::prefill, &Outcomes::late_hits)},
       {"prefill misses", phase(Phase::prefill, &Outcomes::misses)},
+      {"prefill prefetched", phase(Phase::prefill, &Outcomes::prefetched)},
       {"copied in prefill", [](const RunReport& r) { return size(r.counters.of(Phase::prefill).bytes); }},
       {"copied in decode", [](const RunReport& r) { return size(r.counters.of(Phase::decode).bytes); }},
       {"prefetch recall", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.accuracy.recall()); }},
@@ -320,6 +327,7 @@ std::string to_table(const std::vector<RunReport>& reports) {
                       [&](const RunReport& r) { return against(r, r.simulated->clairvoyant_with_host_tpot_s); });
     rows.emplace_back("perfect prediction", bound(&SimulatedFacts::perfect_prediction));
     rows.emplace_back("Belady's cache", bound(&SimulatedFacts::belady_cache));
+    rows.emplace_back("both of them", bound(&SimulatedFacts::prediction_and_cache));
     rows.emplace_back("Belady on demand", bound(&SimulatedFacts::belady_demand));
   }
   std::vector<std::size_t> width(reports.size(), 0);

@@ -23,7 +23,7 @@ struct SimulatedFacts {
   struct Other {
     double tpot_s = 0, hit_rate = 0;
   };
-  std::optional<Other> perfect_prediction, belady_cache, belady_demand;
+  std::optional<Other> perfect_prediction, belady_cache, prediction_and_cache, belady_demand;
 };
 
 struct RunReport {
