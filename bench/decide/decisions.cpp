@@ -269,7 +269,7 @@ int main(int argc, char** argv) {
   scheduler_operations<stacks::LoadEverything>("all");
   scheduler_operations<stacks::FateSchedule>("transfer-budget");
   scheduler_operations<stacks::HobbitSchedule>("first-miss");
-  scheduler_operations<Schedule<NoLimit, BatchSizeOrder, GreedySplit>>("greedy-split");
+  scheduler_operations<Schedule<NoLimit, BatchSizeOrder, BestSplit>>("greedy-split");
   scheduler_operations<Schedule<NoLimit, BatchSizeOrder, TwoPointer>>("two-pointer");
   return run_and_report("decisions", argc, argv);
 }

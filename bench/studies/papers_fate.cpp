@@ -103,8 +103,9 @@ std::vector<Table> figure_8(Scenes& scenes) {
 constexpr CostSource sources[] = {CostSource::effective, CostSource::stated};
 
 std::vector<Table> figure_11(Scenes& scenes) {
-  Table t({"PC", "model", "routing", "costs", "128: Fate, tokens/s", "/ LoD", "/ EAP", "256: Fate", "/ LoD", "/ EAP",
-           "512: Fate", "/ LoD", "/ EAP"});
+  Table t({"PC", "model", "routing", "costs", "128: Fate, tokens/s", "/ LoD", "/ EAP", "/ EAP, own precision",
+           "256: Fate", "/ LoD", "/ EAP", "/ EAP, own precision", "512: Fate", "/ LoD", "/ EAP",
+           "/ EAP, own precision"});
   for (const Pc& pc : pcs) {
     const Machine machine = read_machine(pc.machine);
     for (std::size_t i = 0; i < scenes_of(scenes, {128, 8, 6}).size(); ++i) {
@@ -120,6 +121,7 @@ std::vector<Table> figure_11(Scenes& scenes) {
           row.push_back(fmt::format("{:.0f}", fate));
           row.push_back(times(fate / speed("on-demand")));
           row.push_back(times(fate / speed("activation-path")));
+          row.push_back(times(fate / speed("activation-path-full")));
         }
         t.row(row);
       }
@@ -130,7 +132,7 @@ std::vector<Table> figure_11(Scenes& scenes) {
 
 std::vector<Table> figure_12(Scenes& scenes) {
   Table t({"PC", "model", "routing", "costs", "LoD, tokens/s", "EAP", "Fate", "Fate / LoD", "Fate / EAP",
-           "Fate's hits, %"});
+           "Fate / EAP, own precision", "Fate / LRU in INT4", "Fate's hits, %"});
   for (const Pc& pc : pcs) {
     const Machine machine = read_machine(pc.machine);
     for (const auto& [model, scene] : scenes_of(scenes, {})) {
@@ -142,6 +144,9 @@ std::vector<Table> figure_12(Scenes& scenes) {
         t.row({pc.name, model, scene.routing, engine::cost_source_name(source), fmt::format("{:.1f}", on_demand),
                fmt::format("{:.1f}", path), fmt::format("{:.1f}", fate.decode_per_s()),
                times(fate.decode_per_s() / on_demand), times(fate.decode_per_s() / path),
+               times(fate.decode_per_s() /
+                     run(scene, machine, cell("activation-path-full", share), source).decode_per_s()),
+               times(fate.decode_per_s() / run(scene, machine, cell("lru-int4", share), source).decode_per_s()),
                percent(fate.decode().hit_rate())});
       }
     }
@@ -158,7 +163,8 @@ std::vector<Table> figure_13(Scenes& scenes) {
   for (const auto& [model, scene] : scenes_of(scenes, {})) {
     if (scene.routing != "made up" && model != models[0]) continue;  // nearly the same again
     for (const CostSource source : sources) {
-      for (const char* stack : {"on-demand", "activation-path", "fate+cache", "fate"}) {
+      for (const char* stack :
+           {"on-demand", "activation-path-full", "fate+cache", "activation-path", "lru-int4", "fate"}) {
         std::vector<std::string> row = {model, scene.routing, engine::cost_source_name(source), stack};
         for (const double gib : budgets) {
           const Measured m = run(scene, machine, cell(stack, expert_share(gib, model)), source);
@@ -173,7 +179,7 @@ std::vector<Table> figure_13(Scenes& scenes) {
 
 std::vector<Table> figure_14(Scenes& scenes) {
   Table t({"PC", "model", "routing", "costs", "LoD, tokens/s", "+ prefetch", "+ cache", "+ quantization",
-           "hits and late hits of + cache, %"});
+           "+ cache: there, %", "on its way, %"});
   for (const Pc& pc : pcs) {
     const Machine machine = read_machine(pc.machine);
     for (const auto& [model, scene] : scenes_of(scenes, {})) {
@@ -185,9 +191,8 @@ std::vector<Table> figure_14(Scenes& scenes) {
         const Measured cache = of("fate+cache");
         t.row({pc.name, model, scene.routing, engine::cost_source_name(source), fmt::format("{:.1f}", on_demand),
                times(of("fate+prefetch").decode_per_s() / on_demand), times(cache.decode_per_s() / on_demand),
-               times(of("fate").decode_per_s() / on_demand),
-               percent(static_cast<double>(cache.decode().hits + cache.decode().late_hits) /
-                       static_cast<double>(cache.decode().requests))});
+               times(of("fate").decode_per_s() / on_demand), percent(cache.decode().hit_rate()),
+               percent(static_cast<double>(cache.decode().late_hits) / static_cast<double>(cache.decode().requests))});
       }
     }
   }

@@ -4,10 +4,10 @@
 ///
 /// Every one has `set_up(config, budget)`, which lays the budget out (bytes, or bytes and stream slots: ferry::Budget)
 /// and sets the parameters as that system has them. Call it once on a fresh config, after you have set `config.model` and
-/// those parameters on which the layout depends: precisions, thresholds and shares, the percentile. Stacks that declare
-/// `preloads` fill their slots before the first step (OffloadPipeline::preload). TransferBudget, TwoPointer and
-/// GreedySplit weigh `config.copy_ns` against the times that `finish` is given; without those costs they limit nothing
-/// and load everything.
+/// those parameters on which the layout depends: precisions, thresholds and shares, the percentile. Where the layout has
+/// parameters of its own, they are a third argument, `Layout`. Stacks that declare `preloads` fill their slots before the
+/// first step (OffloadPipeline::preload). TransferBudget, TwoPointer and BestSplit weigh `config.copy_ns` against the
+/// times that `finish` is given; without those costs they limit nothing and load everything.
 #pragma once
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/fifo.hpp"
@@ -25,8 +25,9 @@
 #include "ferry/order/arrival_order.hpp"
 #include "ferry/order/batch_size_order.hpp"
 #include "ferry/order/popularity_order.hpp"
+#include "ferry/placement/best_split.hpp"
+#include "ferry/placement/chosen.hpp"
 #include "ferry/placement/device_only.hpp"
-#include "ferry/placement/greedy_split.hpp"
 #include "ferry/placement/host_in_decode.hpp"
 #include "ferry/placement/two_pointer.hpp"
 #include "ferry/precision/fixed.hpp"
@@ -52,17 +53,21 @@ using HostComputes = Schedule<NoLimit, ArrivalOrder, HostInDecode>;
 using FateSchedule = Schedule<TransferBudget, PopularityOrder, DeviceOnly>;
 using HobbitSchedule = Schedule<FirstMiss, ArrivalOrder, DeviceOnly>;
 
-/// Layouts that several stacks share.
+/// Layouts that several stacks share. Slots are as large as the precisions need that the stack may choose.
+template <class Config>
+PrecisionSet held_precisions(const Config& c) {
+  return PrecisionSet(static_cast<std::uint8_t>(c.precision.precisions() & ~part::bit(Precision::skip)));
+}
 struct PerLayer {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
-    c.allotment = pool_per_layer(c.model, budget);
+    c.allotment = pool_per_layer(c.model, budget, held_precisions(c));
   }
 };
 struct OnePool {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
-    c.allotment = one_pool(c.model, budget);
+    c.allotment = one_pool(c.model, budget, held_precisions(c));
   }
 };
 struct Preloaded : PerLayer {
@@ -77,24 +82,32 @@ std::uint32_t room_for_prefetch(const Config& c) {
   }
   return 2 * each;
 }
-/// Fate's shallow-favouring cache; `shallow` is 4 for Qwen1.5-MoE (Fate, section 4.4), calibrated for other models.
+/// Fate's shallow-favouring cache.
+struct ShallowLayout {
+  std::uint32_t shallow = 4;  ///< layers, as for Qwen1.5-MoE (Fate, section 4.4); calibrated for other models
+};
 struct ShallowLayers {
+  using Layout = ShallowLayout;
   template <class Config>
-  static void set_up(Config& c, Budget budget, std::uint32_t shallow = 4) {
-    c.allotment = shallow_favouring(c.model, budget, std::min<std::uint32_t>(shallow, c.model.layers), Precision::full,
-                                    room_for_prefetch(c));
+  static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
+    c.allotment = shallow_favouring(c.model, budget, std::min<std::uint32_t>(layout.shallow, c.model.layers),
+                                    held_precisions(c), room_for_prefetch(c));
   }
 };
 /// HOBBIT's two caches over all layers, one by precision. Where every expert fits at high precision, nothing is shrunk.
+struct HighAndLowLayout {
+  std::uint32_t low_percent = 10;  ///< of the budget, for low precision; ours, calibrated
+};
 struct HighAndLow {
+  using Layout = HighAndLowLayout;
   template <class Config>
-  static void set_up(Config& c, Budget budget) {
+  static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     if constexpr (requires { c.cache.high; }) c.cache.high = c.precision.high;
     if (budget.bytes >= everything(c.model, c.precision.high).bytes()) c.precision.t1 = c.precision.t2 = 1.0F;
-    if (c.precision.t1 == 1.0F) {  // nothing crosses at low precision
+    if (c.precision.t1 == c.precision.t2) {  // nothing crosses at low precision
       c.allotment = one_pool(c.model, budget, c.precision.high);
     } else {
-      c.allotment = high_low_pools(c.model, budget, c.precision.high, c.precision.low);
+      c.allotment = high_low_pools(c.model, budget, c.precision.high, c.precision.low, layout.low_percent);
     }
   }
 };
@@ -116,6 +129,15 @@ struct LayerStream : Stack<EveryExpert, FifoCache, FixedPrecision, LoadEverythin
 /// llama.cpp's `--moe-cache`: least recently used, no prefetch. With an allotment of `everything` and a preload: the
 /// fully resident model.
 struct LruCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
+
+/// The same with experts in INT4, as Fate and HOBBIT hold them: what of their gain is bits, and what is policy.
+struct LruInt4 : LruCache {
+  template <class Config>
+  static void set_up(Config& c, Budget budget) {
+    c.precision.precision = Precision::int4;
+    LruCache::set_up(c, budget);
+  }
+};
 
 /// The same with the next layer's experts predicted by its gate from this layer's gate input.
 struct CrossLayerLru : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
@@ -139,21 +161,40 @@ struct MoeInfinity : Stack<ActivationMatrix, Lfu, FixedPrecision, LoadEverything
   }
 };
 
-/// EAP as Fate compares with it (section 5.1): activation paths, with Fate's cache. Deviation: experts at the model's own
-/// precision, as in fate+cache; the paper's has Fate's INT4 where memory is short.
-struct ActivationPathStack : Stack<ActivationPath, Arc, FixedPrecision, LoadEverything, TopK>, ShallowLayers {};
+/// EAP as Fate compares with it (section 5.1): activation paths, with Fate's cache, which holds INT4 where the budget
+/// does not hold all of the model's own (section 4.5). Ambiguity resolved: "a caching strategy identical to Fate" is
+/// layout, eviction and that INT4; the INT2 of Fate's prefill goes by predicted popularity, and stays Fate's.
+struct ActivationPathStack : Stack<ActivationPath, Arc, FixedPrecision, LoadEverything, TopK> {
+  using Layout = ShallowLayers::Layout;
+  template <class Config>
+  static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
+    if (budget.bytes < everything(c.model).bytes()) c.precision.precision = Precision::int4;
+    ShallowLayers::set_up(c, budget, layout);
+  }
+};
+/// The same with experts at the model's own precision whatever the budget: what fate+cache is compared with.
+struct ActivationPathFull : Stack<ActivationPath, Arc, FixedPrecision, LoadEverything, TopK>, ShallowLayers {};
 
 /// llama.cpp with experts in host memory, Fiddler: what is on the device stays there, the host computes the rest in
 /// decode. Deviations: the first experts of each layer are the ones that stay (llama.cpp splits by layers, Fiddler chooses
 /// popular ones), and prefill loads what is missing.
 struct StaticHost : Stack<NoPrediction, StaticResidency, FixedPrecision, HostComputes, TopK>, Preloaded {};
 
+/// The same with experts in INT4.
+struct StaticHostInt4 : StaticHost {
+  template <class Config>
+  static void set_up(Config& c, Budget budget) {
+    c.precision.precision = Precision::int4;
+    StaticHost::set_up(c, budget);
+  }
+};
+
 /// HybriMoE (Zhong et al., 2025): averaged scores, prefetch for the next layer, misses split between link and host.
 /// Deviations: it chooses prefetches by simulating their effect, here they are the plain top-k of the next layer's gate;
 /// its host computes in prefill, too.
-struct HybriMoe
-    : Stack<CrossLayerGate, ScoreAverage, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, GreedySplit>, TopK>,
-      Preloaded {
+struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
+                        Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>>, TopK>,
+                  Preloaded {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
     PerLayer::set_up(c, budget);
@@ -168,7 +209,7 @@ struct HybriMoe
 struct FatePrefetch : Stack<CrossLayerGate, FifoCache, FixedPrecision, FateSchedule, TopK> {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
-    c.allotment = one_pool(c.model, budget);
+    OnePool::set_up(c, budget);
     Pool& pool = c.allotment.pools[0];
     pool.slots = std::min(pool.slots, room_for_prefetch(c));
     c.allotment.stream_slots = budget.stream_slots;
@@ -179,17 +220,15 @@ struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK
 
 /// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
 struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
+  using Layout = ShallowLayers::Layout;
   template <class Config>
-  static void set_up(Config& c, Budget budget, std::uint32_t shallow = 4) {
+  static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     if (budget.bytes >= everything(c.model).bytes()) {  // memory is sufficient
       c.precision.high = Precision::full;
       c.precision.low_share_percent = 0;
+      c.precision.low_on_miss = false;
     }
-    const PrecisionSet set = c.precision.low_share_percent == 0 && !c.precision.low_on_miss
-                                 ? PrecisionSet(c.precision.high)
-                                 : c.precision.high | c.precision.low;
-    c.allotment =
-        shallow_favouring(c.model, budget, std::min<std::uint32_t>(shallow, c.model.layers), set, room_for_prefetch(c));
+    ShallowLayers::set_up(c, budget, layout);
   }
 };
 
@@ -212,8 +251,15 @@ struct ImportanceRouter : Stack<NoPrediction, ScoreWindow, FixedPrecision, LoadE
                           Preloaded {};
 struct ImportancePrefetch : Stack<PartialHidden, ScoreWindow, FixedPrecision, LoadEverything, ExpertCacheRouter>,
                             Preloaded {};
-struct ImportanceDriven : Stack<PartialHidden, ScoreWindow, FixedPrecision,
-                                Schedule<NoLimit, BatchSizeOrder, TwoPointer>, ExpertCacheRouter>,
-                          Preloaded {};
+struct ImportanceDriven
+    : Stack<PartialHidden, ScoreWindow, FixedPrecision,
+            Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::two_pointer>>, ExpertCacheRouter>,
+      Preloaded {};
+/// Ours: the same with the best split of the balancer's list instead of Algorithm 2, which always loads the first miss
+/// and at batch 1 thereby waits for the link where the host would be done sooner.
+struct ImportanceBalanced
+    : Stack<PartialHidden, ScoreWindow, FixedPrecision,
+            Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>>, ExpertCacheRouter>,
+      Preloaded {};
 
 }  // namespace ferry::inline FERRY_ABI::stacks

@@ -10,6 +10,7 @@ enum class Clairvoyance {
   none,
   prediction,  ///< its predictor predicts exactly what the next layers will ask for
   cache,       ///< its caches evict what is needed last (Belady)
+  both,        ///< predictor and caches
   demand       ///< the same, without any prefetch: Belady's hit rate in this layout
 };
 

@@ -33,6 +33,11 @@ std::vector<Parameter> make_parameters() {
                         {"per-layer", PoolChoice::per_layer},
                         {"one", PoolChoice::one},
                         {"shallow", PoolChoice::shallow}}};
+  const Words placement = {&O::placement,
+                           {{"device", PlacementChoice::device},
+                            {"host", PlacementChoice::host},
+                            {"two-pointer", PlacementChoice::two_pointer},
+                            {"best-split", PlacementChoice::best_split}}};
   return {
       {"pools", pools, "stack",
        "slots: as the stack's paper has them, a pool for each layer, one over all layers, or the shallow layers whole"},
@@ -43,6 +48,14 @@ std::vector<Parameter> make_parameters() {
       {"low-bits", OneOf{&O::low_bits, packed}, "4 and 2", "HOBBIT, Fate: what unimportant experts shrink to"},
       {"high-bits", OneOf{&O::high_bits, packed}, "the model's own, and 4",
        "HOBBIT, Fate: what important experts have"},
+      {"low-pool", Whole{&O::low_pool_percent, 0, 50}, "10", "HOBBIT: percent of the budget for low precision"},
+      {"low-on-miss", Words{&O::low_on_miss, {{"yes", true}, {"no", false}}}, "no",
+       "Fate: in decode, what was not predicted crosses in low precision"},
+      {"transient-prefill-rows", Whole{&O::transient_prefill_rows, 0, 1000000}, "no limit",
+       "a step of a prompt with more rows than this evicts nothing"},
+      {"score-window", Whole{&O::window, 1, 4096}, "16", "importance-driven: steps over which scores are averaged"},
+      {"placement", placement, "the stack's",
+       "who gets the misses of a decode step: the device, the host, or both by Algorithm 2 or by the best split"},
       {"cache-weights", Thousandths{&O::cache_weights}, "700,100,100,100",
        "HOBBIT: LRU,LFU,LHU,FLD in thousandths, 1000 in all"},
       {"shallow-layers", Whole{&O::shallow_layers, 0, 65535}, "4", "Fate: layers that are cached whole first"},
@@ -70,6 +83,14 @@ std::vector<std::string> names_of(const std::vector<T>& rows) {
   return names;
 }
 
+void assign(StackOptions& o, const ParameterMember& member, PoolChoice choice) {
+  o.*std::get<PoolChoice O::*>(member) = choice;
+}
+template <class Choice>
+void assign(StackOptions& o, const ParameterMember& member, Choice choice) {
+  o.*std::get<std::optional<Choice> O::*>(member) = choice;
+}
+
 std::vector<std::string> words_of(const Words& w) {
   std::vector<std::string> words;
   for (const auto& [word, value] : w.values) words.push_back(word);
@@ -79,7 +100,7 @@ std::vector<std::string> words_of(const Words& w) {
 }  // namespace
 
 ParameterMember Parameter::member() const {
-  return std::visit([](const auto& v) -> ParameterMember { return v.member; }, values);
+  return std::visit([](const auto& v) { return ParameterMember(v.member); }, values);
 }
 
 bool Parameter::is_number() const {
@@ -147,7 +168,7 @@ bool Parameter::set(StackOptions& o, const Json& value) const {
                            [&](const Words& v) {
                              for (const auto& [word, choice] : v.values) {
                                if (value != word) continue;
-                               o.*v.member = choice;
+                               std::visit([&](auto c) { assign(o, v.member, c); }, choice);
                                return true;
                              }
                              return false;

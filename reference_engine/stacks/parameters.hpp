@@ -31,9 +31,10 @@ struct Parameter {
   struct Thousandths {  ///< four, 1000 in all
     std::optional<CacheWeights> StackOptions::*member;
   };
-  struct Words {
-    PoolChoice StackOptions::*member;
-    std::vector<std::pair<std::string, PoolChoice>> values;
+  struct Words {  ///< one of a few words, each for a value of the member
+    using Value = std::variant<PoolChoice, PlacementChoice, bool>;
+    ParameterMember member;
+    std::vector<std::pair<std::string, Value>> values;
   };
 
   std::string name;  ///< in stack files, sweeps and reports; with two dashes it is the command's flag

@@ -27,6 +27,10 @@ void each_parameter(Config& c, const Give& give) {
   if constexpr (requires { c.predictor.alpha; }) give(&O::alpha, c.predictor.alpha);
   if constexpr (requires { c.predictor.percentile; }) give(&O::percentile, c.predictor.percentile);
   if constexpr (requires { c.predictor.depth; }) give(&O::depth, c.predictor.depth);
+  if constexpr (requires { c.precision.low_on_miss; }) give(&O::low_on_miss, c.precision.low_on_miss);
+  if constexpr (requires { c.cache.iterations; }) give(&O::window, c.cache.iterations);
+  if constexpr (requires { c.scheduler.rule; }) give(&O::placement, c.scheduler.rule);
+  if constexpr (ferry::part::caches<decltype(c.cache)>()) give(&O::transient_prefill_rows, c.transient_prefill_rows);
 }
 
 /// The parameters that a user may set, where a stack has them.
@@ -39,6 +43,10 @@ void set_parameters(Config& c, const StackOptions& o) {
     if (!value) return;
     if constexpr (std::is_same_v<To, Precision>) {
       to = precision_of_bits(*value, member);
+    } else if constexpr (std::is_same_v<To, PlacementRule>) {
+      constexpr PlacementRule rules[] = {PlacementRule::device, PlacementRule::host, PlacementRule::two_pointer,
+                                         PlacementRule::best_split};
+      to = rules[static_cast<unsigned>(*value)];
     } else if constexpr (requires { to.fld; }) {
       to.lru = (*value)[0];
       to.lfu = (*value)[1];
@@ -64,20 +72,20 @@ CoreConfig<Stack> basic_config(ModelShape model, const StackOptions& o, const Co
   return c;
 }
 
-/// Whether the stack's own layout has shallow layers.
-template <class Stack>
-consteval bool has_shallow_layers() {
-  return requires(CoreConfig<Stack> c) {
-    Stack::set_up(c, 0, 4U);
-  };
+/// The same for the parameters of a stack's own layout.
+template <class Layout, class Give>
+void each_layout_parameter(Layout& layout, const Give& give) {
+  if constexpr (requires { layout.shallow; }) give(&StackOptions::shallow_layers, layout.shallow);
+  if constexpr (requires { layout.low_percent; }) give(&StackOptions::low_pool_percent, layout.low_percent);
 }
 
 template <class Stack, class CopyCost>
 CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o, const CopyCost& copy_ns) {
   auto c = basic_config<Stack>(model, o, copy_ns);
-  const std::uint32_t shallow = o.shallow_layers.value_or(4);
-  if constexpr (has_shallow_layers<Stack>()) {
-    Stack::set_up(c, o.budget_bytes, shallow);
+  if constexpr (requires { typename Stack::Layout; }) {
+    typename Stack::Layout layout;
+    each_layout_parameter(layout, [&o](auto member, std::uint32_t& to) { to = (o.*member).value_or(to); });
+    Stack::set_up(c, o.budget_bytes, layout);
   } else {
     Stack::set_up(c, o.budget_bytes);
   }
@@ -86,6 +94,7 @@ CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o, c
     if (o.pools == PoolChoice::per_layer) c.allotment = pool_per_layer(c.model, o.budget_bytes, set);
     if (o.pools == PoolChoice::one) c.allotment = one_pool(c.model, o.budget_bytes, set);
     if (o.pools == PoolChoice::shallow) {
+      const std::uint32_t shallow = o.shallow_layers.value_or(stacks::ShallowLayers::Layout().shallow);
       c.allotment = shallow_favouring(c.model, o.budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers), set);
     }
   }

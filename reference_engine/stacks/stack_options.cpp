@@ -20,9 +20,24 @@ StackInfo resident(const char* name, const char* what, Precision p) {
   return {name, what, true, true, p, {}};
 }
 
+using Members = std::vector<ParameterMember>;
+
+/// The parameters of a stack that keeps experts: those that all of these have, and its own.
+Members caching(const Members& own, const Members& more = {}) {
+  Members all = {&O::pools, &O::transient_prefill_rows};
+  all.insert(all.end(), own.begin(), own.end());
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
 /// Copies experts at the model's own precision, and routes to those that the gate chose.
 StackInfo lossless(const char* name, const char* what, std::vector<ParameterMember> parameters) {
   return {name, what, true, false, Precision::full, std::move(parameters)};
+}
+
+/// The same at INT4.
+StackInfo packed(const char* name, const char* what, std::vector<ParameterMember> parameters) {
+  return {name, what, true, false, Precision::int4, std::move(parameters)};
 }
 
 StackInfo lossy(const char* name, const char* what, PrecisionSet precisions, std::vector<ParameterMember> parameters) {
@@ -33,39 +48,46 @@ StackInfo lossy(const char* name, const char* what, PrecisionSet precisions, std
 std::vector<StackInfo> make_stacks() {
   const PrecisionSet own = Precision::full, fate = Precision::int4 | Precision::int2,
                      hobbit = Precision::full | Precision::int4;
+  const Members thresholds = {&O::t1, &O::t2, &O::low_bits, &O::high_bits, &O::low_pool_percent};
   return {
       resident("resident", "every expert on the device, as the checkpoint has it", Precision::full),
       resident("resident-int8", "every expert on the device in INT8", Precision::int8),
       resident("resident-int4", "every expert on the device in INT4", Precision::int4),
       resident("resident-int2", "every expert on the device in INT2", Precision::int2),
       lossless("on-demand", "each expert is copied when needed, and forgotten", {}),
-      lossless("layer-stream", "whole layers, one ahead (DeepSpeed-Inference)", {&O::pools}),
-      lossless("lru", "least recently used, no prefetch (llama.cpp)", {&O::pools}),
-      lossless("cross-layer-lru", "lru, and the next layer's gate predicts", {&O::pools, &O::percentile}),
-      lossless("mixtral-offloading", "lru a layer, and the top-k of the next gate", {&O::pools, &O::percentile}),
-      lossless("moe-infinity", "activation matrices of earlier requests, LFU", {&O::pools, &O::depth}),
-      lossless("activation-path", "activation paths with Fate's cache (EAP)", {&O::pools, &O::shallow_layers}),
-      lossless("static-host", "a fixed part on the device, the host computes the rest", {&O::pools}),
-      lossless("hybrimoe", "averaged scores, misses split between link and host", {&O::pools, &O::percentile}),
+      lossless("layer-stream", "whole layers, one ahead (DeepSpeed-Inference)", caching({})),
+      lossless("lru", "least recently used, no prefetch (llama.cpp)", caching({})),
+      packed("lru-int4", "the same with experts in INT4", caching({})),
+      lossless("cross-layer-lru", "lru, and the next layer's gate predicts", caching({&O::percentile})),
+      lossless("mixtral-offloading", "lru a layer, and the top-k of the next gate", caching({&O::percentile})),
+      lossless("moe-infinity", "activation matrices of earlier requests, LFU", caching({&O::depth})),
+      packed("activation-path", "activation paths with Fate's cache (EAP), INT4", caching({&O::shallow_layers})),
+      lossless("activation-path-full", "the same at the model's own precision", caching({&O::shallow_layers})),
+      lossless("static-host", "a fixed part on the device, the host computes the rest", caching({})),
+      packed("static-host-int4", "the same with experts in INT4", caching({})),
+      lossless("hybrimoe", "averaged scores, misses split between link and host",
+               caching({&O::percentile, &O::placement})),
 
-      lossless("fate+prefetch", "Fate's prefetch alone", {&O::pools, &O::percentile}),
-      lossless("fate+cache", "its prefetch and its cache", {&O::pools, &O::percentile, &O::shallow_layers}),
+      lossless("fate+prefetch", "Fate's prefetch alone", caching({&O::percentile})),
+      lossless("fate+cache", "its prefetch and its cache", caching({&O::percentile, &O::shallow_layers})),
       lossy("fate", "Fate: prefetch, shallow-favouring ARC, INT4 and INT2", fate,
-            {&O::pools, &O::low_share_percent, &O::low_bits, &O::high_bits, &O::percentile, &O::shallow_layers}),
+            caching({&O::low_share_percent, &O::low_bits, &O::high_bits, &O::low_on_miss, &O::percentile,
+                     &O::shallow_layers})),
 
-      lossy("hobbit+dynamic", "HOBBIT's precision by importance, with LRU", hobbit,
-            {&O::pools, &O::t1, &O::t2, &O::low_bits, &O::high_bits}),
-      lossy("hobbit+prefetch", "and its adaptive prefetch", hobbit,
-            {&O::pools, &O::t1, &O::t2, &O::low_bits, &O::high_bits, &O::depth}),
+      lossy("hobbit+dynamic", "HOBBIT's precision by importance, with LRU", hobbit, caching(thresholds)),
+      lossy("hobbit+prefetch", "and its adaptive prefetch", hobbit, caching(thresholds, {&O::depth})),
       lossy("hobbit", "HOBBIT: and its multidimensional cache", hobbit,
-            {&O::pools, &O::t1, &O::t2, &O::low_bits, &O::high_bits, &O::cache_weights, &O::depth}),
+            caching(thresholds, {&O::cache_weights, &O::depth})),
       lossy("hobbit-cooperative", "the same, the host computes what is missing", hobbit,
-            {&O::pools, &O::t1, &O::t2, &O::low_bits, &O::high_bits, &O::cache_weights, &O::depth}),
+            caching(thresholds, {&O::cache_weights, &O::depth})),
 
-      lossless("importance+ce", "eviction by recent scores", {&O::pools}),
-      lossy("importance+er", "and low-score experts replaced by resident ones", own, {&O::pools, &O::alpha}),
-      lossy("importance+pre", "and top-score experts prefetched", own, {&O::pools, &O::alpha}),
-      lossy("importance-driven", "all of it: and misses shared with the host", own, {&O::pools, &O::alpha}),
+      lossless("importance+ce", "eviction by recent scores", caching({&O::window})),
+      lossy("importance+er", "and low-score experts replaced by resident ones", own, caching({&O::alpha, &O::window})),
+      lossy("importance+pre", "and top-score experts prefetched", own, caching({&O::alpha, &O::window})),
+      lossy("importance-driven", "all of it: and misses shared with the host", own,
+            caching({&O::alpha, &O::window, &O::placement})),
+      lossy("importance-balanced", "the same, shared by the best split", own,
+            caching({&O::alpha, &O::window, &O::placement})),
   };
 }
 
@@ -101,7 +123,8 @@ const StackInfo& find_stack(const std::string& name) {
 bool takes_parameter(const std::string& stack, const ParameterMember& parameter, PoolChoice pools) {
   const std::vector<ParameterMember>& own = find_stack(stack).parameters;
   auto takes = [&](const ParameterMember& p) { return std::find(own.begin(), own.end(), p) != own.end(); };
-  // The pools that a user chooses replace the stack's own, and shallow layers with them.
+  // The pools that a user chooses replace the stack's own, and what is set of those.
+  if (pools != PoolChoice::stack && parameter == ParameterMember(&O::low_pool_percent)) return false;
   const bool replaced = parameter == ParameterMember(&O::shallow_layers) && pools != PoolChoice::stack;
   return replaced ? pools == PoolChoice::shallow && takes(&O::pools) : takes(parameter);
 }

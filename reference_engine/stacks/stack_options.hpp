@@ -22,6 +22,9 @@ enum class PoolChoice {
   shallow     ///< a pool for each layer, the shallow ones whole
 };
 
+/// Who gets the misses of a decode step: ferry::PlacementRule.
+enum class PlacementChoice { device, host, two_pointer, best_split };
+
 /// Multidimensional: LRU, LFU, LHU, FLD, in thousandths.
 using CacheWeights = std::array<std::uint32_t, 4>;
 
@@ -38,13 +41,19 @@ struct StackOptions {
   std::optional<std::uint32_t> low_share_percent, shallow_layers, percentile, depth;
   /// 2, 4 or 8: what ImportanceThresholds and PopularityHybrid shrink to, and what they leave important experts in.
   std::optional<std::uint32_t> low_bits, high_bits;
+  std::optional<std::uint32_t> low_pool_percent;        ///< of the budget, HOBBIT's slots for low precision
+  std::optional<bool> low_on_miss;                      ///< PopularityHybrid
+  std::optional<std::uint32_t> transient_prefill_rows;  ///< every stack that caches
+  std::optional<std::uint32_t> window;                  ///< ScoreWindow
   std::optional<CacheWeights> cache_weights;
+  std::optional<PlacementChoice> placement;  ///< ChosenPlacement
 };
 
 /// Which parameter: the member of StackOptions that it sets.
 using ParameterMember =
     std::variant<PoolChoice StackOptions::*, std::optional<float> StackOptions::*,
-                 std::optional<std::uint32_t> StackOptions::*, std::optional<CacheWeights> StackOptions::*>;
+                 std::optional<std::uint32_t> StackOptions::*, std::optional<CacheWeights> StackOptions::*,
+                 std::optional<PlacementChoice> StackOptions::*, std::optional<bool> StackOptions::*>;
 
 /// What is known of a stack without building it.
 struct StackInfo {

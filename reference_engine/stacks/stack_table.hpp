@@ -17,11 +17,14 @@ void each_baseline_stack(Table& table) {
   table.template stack<OnDemand>("on-demand");
   table.template stack<LayerStream>("layer-stream");
   table.template stack<LruCache>("lru");
+  table.template stack<LruInt4>("lru-int4");
   table.template stack<CrossLayerLru>("cross-layer-lru");
   table.template stack<MixtralOffloading>("mixtral-offloading");
   table.template stack<MoeInfinity>("moe-infinity");
   table.template stack<ActivationPathStack>("activation-path");
+  table.template stack<ActivationPathFull>("activation-path-full");
   table.template stack<StaticHost>("static-host");
+  table.template stack<StaticHostInt4>("static-host-int4");
   table.template stack<HybriMoe>("hybrimoe");
 }
 
@@ -49,6 +52,7 @@ void each_importance_stack(Table& table) {
   table.template stack<ImportanceRouter>("importance+er");
   table.template stack<ImportancePrefetch>("importance+pre");
   table.template stack<ImportanceDriven>("importance-driven");
+  table.template stack<ImportanceBalanced>("importance-balanced");
 }
 
 }  // namespace ferry::engine

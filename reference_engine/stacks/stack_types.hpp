@@ -33,6 +33,11 @@ using WithBelady =
     Stack<typename S::predictor, Belady, typename S::precision, typename S::scheduler, typename S::router>;
 using BeladyOnDemand = Stack<NoPrediction, Belady, FixedPrecision, stacks::LoadEverything, TopK>;
 
+/// A stack by its parts alone: stacks of the same parts, which differ in how they are set up, are compiled once.
+template <class S>
+using PartsOf =
+    Stack<typename S::predictor, typename S::cache, typename S::precision, typename S::scheduler, typename S::router>;
+
 /// What two stacks have in common.
 template <class To, class From>
 CoreConfig<To> same_layout(const CoreConfig<From>& from) {
@@ -52,16 +57,21 @@ CoreConfig<To> same_layout(const CoreConfig<From>& from) {
 template <class S>
 std::unique_ptr<AnyConfig> knowing(const CoreConfig<S>& config, const std::string& name, Clairvoyance knows,
                                    const Future& future) {
-  if (knows == Clairvoyance::none) return any_config(config);
+  if (knows == Clairvoyance::none) return any_config(same_layout<PartsOf<S>>(config));
   if constexpr (std::is_same_v<typename S::precision, FixedPrecision> && std::is_same_v<typename S::router, TopK>) {
-    if (knows == Clairvoyance::prediction) {
-      auto c = same_layout<WithOracle<S>>(config);
+    auto predict = [&](auto c) {
       c.predictor.asked = future.asked;
       c.predictor.starts = future.starts;
       c.predictor.depth = std::max<std::uint32_t>(1, ferry::part::depth_of(config.predictor));
-      return any_config(c);
-    }
+      return c;
+    };
+    if (knows == Clairvoyance::prediction) return any_config(predict(same_layout<WithOracle<S>>(config)));
     if constexpr (ferry::part::caches<typename S::cache>()) {
+      if (knows == Clairvoyance::both) {
+        auto c = predict(same_layout<WithBelady<WithOracle<S>>>(config));
+        c.cache.future = future.asked;
+        return any_config(c);
+      }
       if (knows == Clairvoyance::cache) {
         auto c = same_layout<WithBelady<S>>(config);
         c.cache.future = future.asked;

@@ -25,8 +25,8 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
                          std::vector<Span>* spans) {
   const Trace& trace = setting.trace->trace;
   const Costs costs = setting.machine_costs();
-  // With all bounds the trace is replayed up to four times: one progress over them.
-  const std::uint64_t replays = setting.bounds == BoundsChoice::all ? 4 : 1;
+  // With all bounds the trace is replayed up to five times: one progress over them.
+  const std::uint64_t replays = setting.bounds == BoundsChoice::all ? 5 : 1;
   std::uint64_t behind = 0;
   auto progress = [&](std::uint64_t done, std::uint64_t total) {
     return !options.progress || options.progress(behind * total + done, replays * total);
@@ -75,6 +75,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
   if (setting.bounds == BoundsChoice::all && simulated.finished) {
     s.perfect_prediction = other(Clairvoyance::prediction);
     s.belady_cache = other(Clairvoyance::cache);
+    s.prediction_and_cache = other(Clairvoyance::both);
     s.belady_demand = other(Clairvoyance::demand);
   }
   return make_report(simulated, std::move(facts));

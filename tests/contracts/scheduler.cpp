@@ -45,6 +45,7 @@ TEST_CASE_TEMPLATE_DEFINE("Scheduler", S, scheduler_contract) {
 using InArrivalOrder = Schedule<NoLimit, ArrivalOrder, DeviceOnly>;
 using ByPopularity = Schedule<TransferBudget, PopularityOrder, HostInDecode>;
 using TwoPointers = Schedule<FirstMiss, BatchSizeOrder, TwoPointer>;
-using Greedy = Schedule<NoLimit, BatchSizeOrder, GreedySplit>;
+using Greedy = Schedule<NoLimit, BatchSizeOrder, BestSplit>;
+using Chosen = Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>>;
 using Lossy = Schedule<NoLimit, Reversed, SomeOnHost>;
-TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Lossy);
+TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Chosen, Lossy);

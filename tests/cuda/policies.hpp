@@ -523,7 +523,7 @@ Core<S>* create(std::byte* block, const CoreConfig<S>& config) {
 template <class Parameters>
 using Subject = std::remove_pointer_t<decltype(create(nullptr, std::declval<const Parameters&>()))>;
 
-/// The budget holds a quarter of the experts at full precision.
+/// The budget holds a sixth of the experts at full precision.
 template <class S>
 CoreConfig<S> config_of() {
   CoreConfig<S> c;
@@ -534,7 +534,7 @@ CoreConfig<S> config_of() {
   c.model.renormalise = Renormalise::yes;
   c.model.expert_bytes = {ExpertBytes{0, 64, 128, 256, 512}};
   if constexpr (requires { c.predictor.percentile; }) c.predictor.percentile = 50;  // not just the top k
-  S::set_up(c, c.model.all_bytes() / 4);
+  S::set_up(c, c.model.all_bytes() / 6);                                            // INT4 does not fit either
   if constexpr (requires { c.router.alpha; }) c.router.alpha = 0.25F;
   if constexpr (requires { c.predictor.alpha; }) c.predictor.alpha = 0.25F;
   if constexpr (requires { c.precision.t1; }) {
@@ -606,7 +606,9 @@ void for_each_policy(const Visit& visit) {
   visit("TransferBudget, PopularityOrder, DeviceOnly", Schedule<TransferBudget, PopularityOrder, DeviceOnly>{});
   visit("FirstMiss, ArrivalOrder, HostInDecode", Schedule<FirstMiss, ArrivalOrder, HostInDecode>{});
   visit("NoLimit, BatchSizeOrder, TwoPointer", Schedule<NoLimit, BatchSizeOrder, TwoPointer>{});
-  visit("NoLimit, BatchSizeOrder, GreedySplit", Schedule<NoLimit, BatchSizeOrder, GreedySplit>{});
+  visit("NoLimit, BatchSizeOrder, BestSplit", Schedule<NoLimit, BatchSizeOrder, BestSplit>{});
+  visit("NoLimit, BatchSizeOrder, ChosenPlacement",
+        Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::two_pointer>>{});
 }
 
 template <class Visit>
@@ -614,11 +616,14 @@ void for_each_core(const Visit& visit) {
   visit("OnDemand", config_of<stacks::OnDemand>());
   visit("LayerStream", config_of<stacks::LayerStream>());
   visit("LruCache", config_of<stacks::LruCache>());
+  visit("LruInt4", config_of<stacks::LruInt4>());
   visit("CrossLayerLru", config_of<stacks::CrossLayerLru>());
   visit("MixtralOffloading", config_of<stacks::MixtralOffloading>());
   visit("MoeInfinity", config_of<stacks::MoeInfinity>());
   visit("ActivationPathStack", config_of<stacks::ActivationPathStack>());
+  visit("ActivationPathFull", config_of<stacks::ActivationPathFull>());
   visit("StaticHost", config_of<stacks::StaticHost>());
+  visit("StaticHostInt4", config_of<stacks::StaticHostInt4>());
   visit("HybriMoe", config_of<stacks::HybriMoe>());
   visit("FatePrefetch", config_of<stacks::FatePrefetch>());
   visit("FateCache", config_of<stacks::FateCache>());
@@ -631,6 +636,7 @@ void for_each_core(const Visit& visit) {
   visit("ImportanceRouter", config_of<stacks::ImportanceRouter>());
   visit("ImportancePrefetch", config_of<stacks::ImportancePrefetch>());
   visit("ImportanceDriven", config_of<stacks::ImportanceDriven>());
+  visit("ImportanceBalanced", config_of<stacks::ImportanceBalanced>());
 }
 
 }  // namespace ferry::test::device

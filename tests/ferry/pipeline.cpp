@@ -75,7 +75,7 @@ void check_allocations() {
   c.transient_prefill_rows = 6;
   c.top_score_alpha = 0.3F;
   for (std::uint32_t p = 0; p < precision_count; ++p) c.copy_ns[p] = 50 * p;
-  StackT::set_up(c, c.model.all_bytes() / 4);
+  StackT::set_up(c, c.model.all_bytes() / 6);  // INT4 does not fit either
   Instant link;
   Pipe pipe(c, link);
   if constexpr (traits_of<StackT>().preloads) pipe.preload();
@@ -121,11 +121,12 @@ void check_allocations() {
 template <class... S>
 struct List {};
 using NamedStacks =
-    List<stacks::OnDemand, stacks::LayerStream, stacks::LruCache, stacks::CrossLayerLru, stacks::MixtralOffloading,
-         stacks::MoeInfinity, stacks::ActivationPathStack, stacks::StaticHost, stacks::HybriMoe, stacks::FatePrefetch,
-         stacks::FateCache, stacks::Fate, stacks::HobbitDynamic, stacks::HobbitPrefetch, stacks::Hobbit,
-         stacks::HobbitCooperative, stacks::ImportanceEviction, stacks::ImportanceRouter, stacks::ImportancePrefetch,
-         stacks::ImportanceDriven>;
+    List<stacks::OnDemand, stacks::LayerStream, stacks::LruCache, stacks::LruInt4, stacks::CrossLayerLru,
+         stacks::MixtralOffloading, stacks::MoeInfinity, stacks::ActivationPathStack, stacks::ActivationPathFull,
+         stacks::StaticHost, stacks::StaticHostInt4, stacks::HybriMoe, stacks::FatePrefetch, stacks::FateCache,
+         stacks::Fate, stacks::HobbitDynamic, stacks::HobbitPrefetch, stacks::Hobbit, stacks::HobbitCooperative,
+         stacks::ImportanceEviction, stacks::ImportanceRouter, stacks::ImportancePrefetch, stacks::ImportanceDriven,
+         stacks::ImportanceBalanced>;
 
 template <class... S>
 void check_allocations(List<S...>) {

@@ -27,7 +27,8 @@ static_assert(is<ActivationPathStack, ActivationPath, Arc, FixedPrecision, TopK>
 static_assert(is<StaticHost, NoPrediction, StaticResidency, FixedPrecision, TopK>);
 static_assert(schedules<StaticHost, NoLimit, ArrivalOrder, HostInDecode> && traits_of<StaticHost>().preloads);
 static_assert(is<HybriMoe, CrossLayerGate, ScoreAverage, FixedPrecision, TopK>);
-static_assert(schedules<HybriMoe, NoLimit, BatchSizeOrder, GreedySplit> && traits_of<HybriMoe>().preloads);
+static_assert(schedules<HybriMoe, NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>> &&
+              traits_of<HybriMoe>().preloads);
 static_assert(is<FatePrefetch, CrossLayerGate, FifoCache, FixedPrecision, TopK>);
 static_assert(is<FateCache, CrossLayerGate, Arc, FixedPrecision, TopK>);
 static_assert(is<Fate, CrossLayerGate, Arc, PopularityHybrid, TopK>);
@@ -42,8 +43,11 @@ static_assert(is<ImportanceEviction, NoPrediction, ScoreWindow, FixedPrecision, 
 static_assert(is<ImportanceRouter, NoPrediction, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
 static_assert(is<ImportancePrefetch, PartialHidden, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
 static_assert(is<ImportanceDriven, PartialHidden, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
-static_assert(schedules<ImportanceDriven, NoLimit, BatchSizeOrder, TwoPointer> &&
+static_assert(schedules<ImportanceDriven, NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::two_pointer>> &&
               traits_of<ImportanceDriven>().preloads);
+static_assert(is<ImportanceBalanced, PartialHidden, ScoreWindow, FixedPrecision, ExpertCacheRouter>);
+static_assert(schedules<ImportanceBalanced, NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>> &&
+              traits_of<ImportanceBalanced>().preloads);
 
 /// 6 layers, 8 experts, top-2: 256 bytes, INT8 128, INT4 64, INT2 32.
 ModelShape shape() {
@@ -78,6 +82,27 @@ TEST_CASE("the baselines are laid out as they are used") {
   CHECK(set_up<MoeInfinity>(14 * 256).cache.over == CountOver::model);
   CHECK(set_up<HybriMoe>(14 * 256).cache.top_p == 4);
   CHECK(set_up<HybriMoe>(14 * 256).predictor.plain_top_k);
+}
+
+TEST_CASE("twins in INT4 have four times the slots; EAP holds what Fate's cache holds") {
+  CHECK(slots(set_up<LruInt4>((12 + 2) * 64).allotment) == Slots{2, 2, 2, 2, 2, 2});
+  CHECK(slots(set_up<StaticHostInt4>((12 + 2) * 64).allotment) == Slots{2, 2, 2, 2, 2, 2});
+  for (const PrecisionSet held :
+       {stacks::held_precisions(set_up<LruInt4>(14 * 64)), stacks::held_precisions(set_up<StaticHostInt4>(14 * 64)),
+        stacks::held_precisions(set_up<ActivationPathStack>(shape().all_bytes() - 1))}) {
+    CHECK(held.bits == part::bit(Precision::int4));
+  }
+  CoreConfig<Fate> fate;
+  fate.precision.low_share_percent = 0;
+  for (const std::uint64_t experts : {20, 36, 44}) {
+    // EAP has no candidates of two layers to make room for, but top-k of two: as many, in this model.
+    CHECK(slots(set_up<ActivationPathStack>((2 + experts) * 64).allotment) ==
+          slots(set_up((2 + experts) * 64, fate).allotment));
+    CHECK(slots(set_up<ActivationPathFull>((2 + experts) * 256).allotment) ==
+          slots(set_up<FateCache>((2 + experts) * 256).allotment));
+  }
+  const CoreConfig<ActivationPathStack> sufficient = set_up<ActivationPathStack>(shape().all_bytes());
+  CHECK(stacks::held_precisions(sufficient).bits == part::bit(Precision::full));
 }
 
 TEST_CASE("Fate: whole shallow layers first, in slots for INT4 that INT2 shares") {
@@ -122,6 +147,25 @@ TEST_CASE("HOBBIT: two pools by precision, for both of the paper's pairs") {
   CoreConfig<Hobbit> neutral;
   neutral.precision.t1 = neutral.precision.t2 = 1.0F;
   CHECK(set_up(20 * 256, neutral).allotment.pools.size() == 1);
+  // Between equal thresholds lies no low precision: its pool could never be used.
+  CoreConfig<Hobbit> skips;
+  skips.precision.t1 = skips.precision.t2 = 0.8F;
+  skips = set_up(20 * 256, skips);
+  CHECK(slots(skips.allotment) == Slots{18});
+  CHECK(skips.allotment.pools[0].precisions == part::bit(Precision::full));
+}
+
+TEST_CASE("HOBBIT: the low pool's share is a parameter of the layout") {
+  for (const std::uint32_t percent : {0, 4, 25}) {
+    CoreConfig<Hobbit> c;
+    c.model = shape();
+    Hobbit::set_up(c, 40 * 256, {percent});
+    c.validate();
+    REQUIRE(c.allotment.pools.size() == 2);
+    CHECK(c.allotment.pools[1].slots >= 38 * 256 * percent / 100 / 64);
+    CHECK(c.allotment.pools[1].slots <= 38 * 256 * percent / 100 / 64 + 4);  // and what the high one cannot use
+    CHECK(c.allotment.bytes() <= 40 * 256);
+  }
 }
 
 TEST_CASE("importance-driven: as many experts as fit, evenly by layer") {

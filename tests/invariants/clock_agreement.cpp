@@ -136,8 +136,8 @@ void agree(const char* name) {
       config.copy_ns[p] = costs.copy(config.model.bytes(0, static_cast<Precision>(p)));
     }
     const std::uint64_t budget = config.model.all_bytes() * random.between(30, 60) / 100;
-    if constexpr (requires { S::set_up(config, budget, 1U); }) {
-      S::set_up(config, budget, 1U);
+    if constexpr (requires { typename S::Layout; }) {
+      S::set_up(config, budget, {1});  // a shallow layer, or a percent of low precision
     } else {
       S::set_up(config, budget);
     }

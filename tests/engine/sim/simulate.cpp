@@ -169,6 +169,11 @@ TEST_CASE("clairvoyance: perfect prediction names what is asked for, Belady is n
   CHECK(belady.counters.phase[decode].hits > lru.counters.phase[decode].hits);
   CHECK(predicted.counters.prefetch.accuracy.recall() == 1.0);
   CHECK(predicted.phase[decode].total < lru.phase[decode].total);
+  s.knows = Clairvoyance::both;
+  const Simulated knowing = simulate(trace->trace, costs, s);
+  CHECK(knowing.counters.prefetch.accuracy.recall() == 1.0);
+  CHECK(knowing.phase[decode].total < predicted.phase[decode].total);
+  CHECK(knowing.phase[decode].total < belady.phase[decode].total);
   // A stack that predicts keeps its cache, or its predictor.
   s.stack = "cross-layer-lru";
   s.knows = Clairvoyance::cache;

@@ -46,7 +46,18 @@ TEST_CASE("each parameter takes its values as a file and as the command line hav
                       {"\"stack\"", "\"per-layer\"", "\"one\"", "\"shallow\""},
                       {{"two"}, {""}, {"1"}, {"One"}},
                       {"\"two\"", "1", "null", "[\"one\"]"}};
+  const Case yes_or_no = {
+      {{"yes"}, {"no"}}, {"\"yes\"", "\"no\""}, {{"true"}, {""}, {"1"}, {"yes", "no"}}, {"true", "1", "null"}};
+  const Case placement = {{{"device"}, {"host"}, {"two-pointer"}, {"best-split"}},
+                          {"\"device\"", "\"host\"", "\"two-pointer\"", "\"best-split\""},
+                          {{"gpu"}, {""}, {"two_pointer"}},
+                          {"\"best\"", "2", "null"}};
   const std::map<std::string, Case> cases = {{"pools", pools},
+                                             {"low-pool", whole(0, 50)},
+                                             {"low-on-miss", yes_or_no},
+                                             {"transient-prefill-rows", whole(0, 1000000)},
+                                             {"score-window", whole(1, 4096)},
+                                             {"placement", placement},
                                              {"t1", share},
                                              {"t2", share},
                                              {"alpha", share},
@@ -101,7 +112,8 @@ TEST_CASE("each parameter goes to its own member") {
   StackOptions o;
   set_parameters(o, Json::parse(R"({"pools": "one", "t1": 0.1, "t2": 0.2, "alpha": 0.3, "low-share": 4, "low-bits": 2,
                                  "high-bits": 8, "cache-weights": [1, 2, 3, 994], "shallow-layers": 5,
-                                 "percentile": 6, "depth": 3})"),
+                                 "percentile": 6, "depth": 3, "low-pool": 7, "low-on-miss": "yes",
+                                 "transient-prefill-rows": 8, "score-window": 9, "placement": "best-split"})"),
                  "here");
   CHECK(o.pools == PoolChoice::one);
   CHECK(o.t1 == 0.1F);
@@ -114,6 +126,11 @@ TEST_CASE("each parameter goes to its own member") {
   CHECK(o.shallow_layers == 5U);
   CHECK(o.percentile == 6U);
   CHECK(o.depth == 3U);
+  CHECK(o.low_pool_percent == 7U);
+  CHECK(o.low_on_miss == true);
+  CHECK(o.transient_prefill_rows == 8U);
+  CHECK(o.window == 9U);
+  CHECK(o.placement == PlacementChoice::best_split);
 }
 
 TEST_CASE("unknown parameters are refused with the nearest name") {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <set>
 
 #include "ferry/error.hpp"
@@ -12,6 +13,7 @@
 #include "stacks/stack_config.hpp"
 #include "stacks/stack_table.hpp"
 #include "support/errors.hpp"
+#include "support/shapes.hpp"
 
 namespace {
 
@@ -26,16 +28,22 @@ struct TypeTable {
   void stack(const char* name) {
     StackInfo info;
     info.name = name;
-    info.precisions = PrecisionSet(static_cast<std::uint8_t>(typename Stack::precision{}.precisions() & ~1U));
-    info.lossless = info.precisions.bits == PrecisionSet(Precision::full).bits &&
-                    !ferry::part::substitutes<typename Stack::router>();
-    if (ferry::part::caches<typename Stack::cache>()) info.parameters.emplace_back(&StackOptions::pools);
     CoreConfig<Stack> config;
-    engine::part::each_parameter(config, [&all = info.parameters](auto member, auto& /*to*/) {
+    config.model = test::model(4, 8, 2, 4, 256, 128);
+    config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 64;
+    Stack::set_up(config, config.model.all_bytes() / 2);
+    info.precisions = stacks::held_precisions(config);
+    info.lossless = std::has_single_bit(info.precisions.bits) && !ferry::part::substitutes<typename Stack::router>();
+    if (ferry::part::caches<typename Stack::cache>()) info.parameters.emplace_back(&StackOptions::pools);
+    auto add = [&all = info.parameters](auto member, auto& /*to*/) {
       const ParameterMember p = member;  // a router and a predictor may share one
       if (std::find(all.begin(), all.end(), p) == all.end()) all.push_back(p);
-    });
-    if (engine::part::has_shallow_layers<Stack>()) info.parameters.emplace_back(&StackOptions::shallow_layers);
+    };
+    engine::part::each_parameter(config, add);
+    if constexpr (requires { typename Stack::Layout; }) {
+      typename Stack::Layout layout;
+      engine::part::each_layout_parameter(layout, add);
+    }
     rows.push_back(std::move(info));
   }
   template <Precision p>
@@ -96,6 +104,7 @@ TEST_CASE("pools of a user's choice take a stack's own shallow layers away, and 
     CHECK(takes_parameter("lru", shallow, pools) == chosen);
     CHECK(!takes_parameter("on-demand", shallow, pools));
     CHECK(!takes_parameter("resident", shallow, pools));
+    CHECK(takes_parameter("hobbit", &StackOptions::low_pool_percent, pools) == own);
     CHECK(takes_parameter("fate", &StackOptions::percentile, pools));
     CHECK(!takes_parameter("fate", &StackOptions::t1, pools));
   }

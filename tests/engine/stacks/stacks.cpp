@@ -157,18 +157,18 @@ TEST_CASE("the host computes from its own copy, at the precision asked for" * do
   // With no cache slot at all every request is a miss: the same experts run at the same precisions, in one stack on the
   // device through the stream slots, in the other on the host.
   CpuModel& m = model("tiny-qwen-moe");
-  RunnerOptions o = options("hobbit+dynamic", 2 * 49'152);
-  o.t1 = 0.3F;
-  o.t2 = 0.95F;
-  const Ran device = run(m, o);
-  o.stack = "hobbit-cooperative";
-  const Ran host = run(m, o);
-  CHECK(device.counters.of(Phase::decode).misses > 0);
-  CHECK(host.counters.of(Phase::decode).host_computed == device.counters.of(Phase::decode).misses);
-  CHECK(host.counters.of(Phase::decode).skipped == device.counters.of(Phase::decode).skipped);
-  CHECK(host.made.text == device.made.text);
-  CHECK(host.made.last_logits == device.made.last_logits);
-  CHECK(host.decode.host > 0);
+  for (const auto& [on_device, on_host, bytes] :
+       {std::tuple{"lru", "static-host", 49'152}, std::tuple{"lru-int4", "static-host-int4", 49'152 / 3}}) {
+    RunnerOptions o = options(on_device, 2 * static_cast<std::uint64_t>(bytes));
+    const Ran device = run(m, o);
+    o.stack = on_host;
+    const Ran host = run(m, o);
+    CHECK(device.counters.of(Phase::decode).misses == device.counters.of(Phase::decode).requests);
+    CHECK(host.counters.of(Phase::decode).host_computed == device.counters.of(Phase::decode).misses);
+    CHECK(host.made.text == device.made.text);
+    CHECK(host.made.last_logits == device.made.last_logits);
+    CHECK(host.decode.host > 0);
+  }
 
   // Spoiling the host's copy after loading changes what static-host makes: it does compute from there.
   CpuModel own(test::model_folder("tiny-mixtral"));

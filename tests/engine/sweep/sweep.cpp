@@ -1063,7 +1063,7 @@ TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
   CHECK(resident <= least);
   CHECK(least <= tpot);
   CHECK(j["bounds"]["clairvoyant_with_host_tpot_s"].get<double>() <= least);
-  for (const char* key : {"perfect_prediction", "belady_cache"}) {
+  for (const char* key : {"perfect_prediction", "belady_cache", "prediction_and_cache"}) {
     CHECK_MESSAGE(j["bounds"][key].contains("tpot_s"), key);
     CHECK_MESSAGE(j["bounds"][key].contains("hit_rate"), key);
     CHECK(j["bounds"][key]["tpot_s"].get<double>() >= least);
@@ -1221,8 +1221,8 @@ TEST_CASE("a model whose tables no machine holds is refused before they are made
   refused("simulate --trace " + write("most.safetensors", 257),
           {"257 layers of 65534 experts", "expected at most 16777216"});
   // Activation paths count pairs of experts in adjacent layers: 256 * 65534^2 counters of 4 bytes.
-  refused("simulate --stack activation-path --trace " + write("huge.safetensors", 256),
-          {"activation-path needs 4", "256 layers of 65534 experts", "80% of this machine's memory"});
+  refused("simulate --stack activation-path-full --trace " + write("huge.safetensors", 256),
+          {"activation-path-full needs 4", "256 layers of 65534 experts", "80% of this machine's memory"});
 }
 
 TEST_CASE("endless nesting in a file is a damaged file, not a crash") {

@@ -389,7 +389,7 @@ TEST_CASE("timeline: the best prefix splits the misses between link and host") {
   // Token 0: host costs are unknown, the host takes all: 10-45. Token 1: max(20 n, 7 (5 - n)) is 35, 28, 40 for n = 0,
   // 1, 2: one is loaded, at 55-75 and computed to 80, the host ends at 55 + 28 = 83.
   SmallTrace t(10, {{{0, 1, 2, 3, 4}}, {{5, 6, 7, 8, 9}}});
-  using Balanced = LruWith<NoLimit, BatchSizeOrder, GreedySplit>;
+  using Balanced = LruWith<NoLimit, BatchSizeOrder, BestSplit>;
   Simulation<Balanced> s(with_slots<Balanced>(t, 8), t.view(), hand(), logged());
   CHECK(step(s) == 45 * us);
   CHECK(step(s) == 38 * us);
@@ -404,7 +404,7 @@ TEST_CASE("timeline: the host's time is fed back by the row") {
   // less than a copy that the policy believes to take 9; at 8 a row the host would lose.
   SmallTrace t(4, {{{0}}, {{1}}, {{0}}, {{1}}});
   t.starts = {0, 2};
-  using Balanced = LruWith<NoLimit, BatchSizeOrder, GreedySplit>;
+  using Balanced = LruWith<NoLimit, BatchSizeOrder, BestSplit>;
   auto config = with_slots<Balanced>(t, 4);
   for (Nanoseconds& ns : config.copy_ns) ns = 9 * us;
   Simulation<Balanced> s(config, t.view(), hand(), logged(2));

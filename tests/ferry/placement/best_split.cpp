@@ -1,4 +1,4 @@
-#include "ferry/placement/greedy_split.hpp"
+#include "ferry/placement/best_split.hpp"
 
 #include <doctest/doctest.h>
 
@@ -90,26 +90,26 @@ std::vector<Request> random_misses(Random& random, std::uint32_t n, bool one_cop
 
 TEST_CASE("the prefix that finishes earliest") {
   // Loads cost 10, a row on the host 4. By prefix: max(0, 44), max(10, 28), max(20, 16), max(30, 8), ...
-  CHECK(GreedySplit::split(Phase::decode, view(misses_of({4, 3, 2, 1, 1}, {10, 10, 10, 10, 10}, 4))) == 2);
+  CHECK(BestSplit::split(Phase::decode, view(misses_of({4, 3, 2, 1, 1}, {10, 10, 10, 10, 10}, 4))) == 2);
   // max(0, 3), max(1000, 2), ...: all on the host.
-  CHECK(GreedySplit::split(Phase::decode, view(misses_of({1, 1, 1}, {1000, 1000, 1000}, 1))) == 0);
+  CHECK(BestSplit::split(Phase::decode, view(misses_of({1, 1, 1}, {1000, 1000, 1000}, 1))) == 0);
   // max(0, 12), max(6, 6), max(12, 0): one.
-  CHECK(GreedySplit::split(Phase::decode, view(misses_of({1, 1}, {6, 6}, 6))) == 1);
+  CHECK(BestSplit::split(Phase::decode, view(misses_of({1, 1}, {6, 6}, 6))) == 1);
   // max(0, 12), max(6, 9), max(12, 3), max(18, 0). Own costs: max(0, 12), max(9, 9), max(10, 3), max(11, 0).
-  CHECK(GreedySplit::split(Phase::decode, view(misses_of({1, 2, 1}, {6, 6, 6}, 3))) == 1);
-  CHECK(GreedySplit::split(Phase::decode, view(misses_of({1, 2, 1}, {9, 1, 1}, 3))) == 1);
-  CHECK(GreedySplit::split(Phase::decode, view({})) == 0);
+  CHECK(BestSplit::split(Phase::decode, view(misses_of({1, 2, 1}, {6, 6, 6}, 3))) == 1);
+  CHECK(BestSplit::split(Phase::decode, view(misses_of({1, 2, 1}, {9, 1, 1}, 3))) == 1);
+  CHECK(BestSplit::split(Phase::decode, view({})) == 0);
 }
 
 TEST_CASE("equally good splits: the longer prefix is loaded") {
   // max(0, 5), max(5, 0).
-  CHECK(GreedySplit::split(Phase::decode, view(misses_of({1}, {5}, 5))) == 1);
-  CHECK(GreedySplit::split(Phase::decode, view(misses_of({2, 1}, {0, 0}, 0))) == 2);  // nothing is known
+  CHECK(BestSplit::split(Phase::decode, view(misses_of({1}, {5}, 5))) == 1);
+  CHECK(BestSplit::split(Phase::decode, view(misses_of({2, 1}, {0, 0}, 0))) == 2);  // nothing is known
 }
 
 TEST_CASE("greedy split: prefill loads everything, an unmeasured host computes everything") {
-  CHECK(GreedySplit::split(Phase::prefill, view(misses_of({1, 1}, {1000, 1000}, 1))) == 2);
-  CHECK(GreedySplit::split(Phase::decode, view(misses_of({1, 1}, {1000, 1000}, 0))) == 0);
+  CHECK(BestSplit::split(Phase::prefill, view(misses_of({1, 1}, {1000, 1000}, 1))) == 2);
+  CHECK(BestSplit::split(Phase::decode, view(misses_of({1, 1}, {1000, 1000}, 0))) == 0);
 }
 
 TEST_CASE("equal loads: the best prefix is the best split, Algorithm 2 at most one cost behind") {
@@ -118,7 +118,7 @@ TEST_CASE("equal loads: the best prefix is the best split, Algorithm 2 at most o
   for (int i = 0; i < 300; ++i) {
     const auto misses = random_misses(random, 1 + static_cast<std::uint32_t>(i) % 12, true);
     const Nanoseconds best = optimum(misses);
-    const Nanoseconds g = prefix_cost(misses, GreedySplit::split(Phase::decode, view(misses)));
+    const Nanoseconds g = prefix_cost(misses, BestSplit::split(Phase::decode, view(misses)));
     const Nanoseconds t = prefix_cost(misses, TwoPointer::split(Phase::decode, view(misses)));
     CHECK(g == best);
     CHECK(t <= best + largest_single(misses));
@@ -126,7 +126,7 @@ TEST_CASE("equal loads: the best prefix is the best split, Algorithm 2 at most o
     two_pointer.add(t, best);
   }
   MESSAGE("max(T_load, T_cpu) / optimum over "
-          << greedy.n << " batches with equal loads: GreedySplit mean " << greedy.sum / greedy.n << " worst "
+          << greedy.n << " batches with equal loads: BestSplit mean " << greedy.sum / greedy.n << " worst "
           << greedy.worst << ", TwoPointer mean " << two_pointer.sum / two_pointer.n << " worst " << two_pointer.worst);
 }
 
@@ -138,7 +138,7 @@ TEST_CASE("loads of two precisions: Algorithm 2 is at most one cost behind the b
     const Nanoseconds best = optimum(misses);
     Nanoseconds best_prefix = prefix_cost(misses, 0);
     for (std::uint32_t n = 1; n <= misses.size(); ++n) best_prefix = std::min(best_prefix, prefix_cost(misses, n));
-    const Nanoseconds g = prefix_cost(misses, GreedySplit::split(Phase::decode, view(misses)));
+    const Nanoseconds g = prefix_cost(misses, BestSplit::split(Phase::decode, view(misses)));
     const Nanoseconds t = prefix_cost(misses, TwoPointer::split(Phase::decode, view(misses)));
     CHECK(g == best_prefix);
     CHECK(g <= t);
@@ -148,6 +148,6 @@ TEST_CASE("loads of two precisions: Algorithm 2 is at most one cost behind the b
     two_pointer.add(t, best);
   }
   MESSAGE("max(T_load, T_cpu) / optimum over "
-          << greedy.n << " batches with loads of two costs: GreedySplit mean " << greedy.sum / greedy.n << " worst "
+          << greedy.n << " batches with loads of two costs: BestSplit mean " << greedy.sum / greedy.n << " worst "
           << greedy.worst << ", TwoPointer mean " << two_pointer.sum / two_pointer.n << " worst " << two_pointer.worst);
 }

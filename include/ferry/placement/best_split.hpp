@@ -20,7 +20,7 @@ namespace ferry::inline FERRY_ABI {
 /// Ambiguities resolved. Of equally good prefixes the longest is loaded: what is loaded may be used again. Costs that
 /// are unknown count as 0: without copy costs everything is loaded, without host costs everything runs on the host,
 /// which is how the engine comes to measure it.
-struct GreedySplit {
+struct BestSplit {
   static constexpr bool needs_ordered_batches = true;
 
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
@@ -41,6 +41,6 @@ struct GreedySplit {
   }
 };
 
-static_assert(Placement<GreedySplit>);
+static_assert(Placement<BestSplit>);
 
 }  // namespace ferry::inline FERRY_ABI
