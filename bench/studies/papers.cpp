@@ -214,6 +214,43 @@ std::vector<double> weight_output_correlation(const std::string& name, const std
   return r;
 }
 
+std::vector<std::vector<double>> gate_input_similarity(const std::string& name, const std::vector<std::string>& texts) {
+  constexpr std::uint32_t length = 512;
+  CpuModel model(data_directory() / "models" / name);
+  const ModelConfig& c = model.config();
+  RunnerOptions o;
+  o.stack = "resident";
+  o.max_rows = length;
+  const auto runner = make_runner(model, o);
+  std::vector<std::vector<double>> sums(most_ahead, std::vector<double>(c.layers));
+  std::vector<Matrix> inputs(c.layers);
+  double rows_seen = 0;
+  auto observe = [&](std::uint32_t layer, const Matrix& input, const Matrix& /*scores*/) {
+    inputs[layer] = input;
+    for (std::uint32_t d = 1; d <= std::min<std::uint32_t>(most_ahead, layer); ++d) {
+      const Matrix& before = inputs[layer - d];
+      for (Eigen::Index i = 0; i < input.rows(); ++i) {
+        sums[d - 1][layer - d] += before.row(i).dot(input.row(i)) / (before.row(i).norm() * input.row(i).norm());
+      }
+    }
+  };
+  for (const std::string& text : texts) {
+    const std::vector<std::uint32_t> tokens = tokenize(c, text.substr(0, length - 1));
+    std::vector<TokenRow> rows;
+    for (const std::uint32_t t : tokens) rows.push_back({0, t, static_cast<std::uint32_t>(rows.size())});
+    std::vector<KvCache> caches;
+    caches.emplace_back(c, static_cast<std::uint32_t>(rows.size()));
+    model.forward(Phase::prefill, rows, caches, *runner, 1, observe);
+    runner->end_sequence(0);
+    rows_seen += static_cast<double>(rows.size());
+  }
+  for (std::uint32_t d = 1; d <= most_ahead; ++d) {
+    sums[d - 1].resize(c.layers - std::min(c.layers, d));
+    for (double& s : sums[d - 1]) s /= rows_seen;
+  }
+  return sums;
+}
+
 std::string percent(double share) {
   return std::isnan(share) ? "–" : fmt::format("{:.1f}", 100 * share);
 }

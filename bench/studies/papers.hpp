@@ -108,6 +108,10 @@ WeightsByRank weights_by_rank(const Trace& trace, std::uint32_t first_layer, std
 /// 512 tokens of each text.
 std::vector<double> weight_output_correlation(const std::string& model, const std::vector<std::string>& texts);
 
+/// Cosine of a layer's gate input with that of the layer `distance` behind it, mean over the tokens of each text: by
+/// distance from 1 to 3, by layer.
+std::vector<std::vector<double>> gate_input_similarity(const std::string& model, const std::vector<std::string>& texts);
+
 std::string percent(double share);           ///< "87.1"
 std::string times(double ratio);             ///< "1.27"
 std::string less(double ours, double base);  ///< "-23": ours against base, in percent

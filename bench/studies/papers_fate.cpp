@@ -1,7 +1,8 @@
-// Fate: Table 1 and Figures 7, 8, 11 to 14.
+// Fate: Table 1 and Figures 4, 7 to 9, 11 to 14.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "ferry/error.hpp"
 #include "papers.hpp"
@@ -95,6 +96,60 @@ std::vector<Table> figure_8(Scenes& scenes) {
       row.push_back(times(w.entropy));
       t.row(row);
     }
+  }
+  return {t};
+}
+
+/// Section 4.2: how much alike the gate inputs of adjacent layers are.
+std::vector<Table> figure_4(Scenes& scenes) {
+  Table t({"model", "next layer: least of the layers", "mean", "most", "two ahead, mean", "three ahead, mean"});
+  if (scenes.texts().empty()) return {};
+  for (const char* tiny : {"tiny-qwen-moe", "tiny-mixtral"}) {
+    const auto cosine = gate_input_similarity(tiny, scenes.texts());
+    auto mean = [&](std::size_t d) {
+      return times(std::accumulate(cosine[d].begin(), cosine[d].end(), 0.0) / static_cast<double>(cosine[d].size()));
+    };
+    const auto [least, most] = std::minmax_element(cosine[0].begin(), cosine[0].end());
+    t.row({tiny, times(*least), mean(0), times(*most), mean(1), mean(2)});
+  }
+  return {t};
+}
+
+/// Section 4.5: of the experts that a prompt activates in a layer, the share of its tokens that go to the least popular.
+std::vector<Table> figure_9(Scenes& scenes) {
+  Table t({"routing", "experts", "activated by a prompt", "tokens of the least popular 10%", "20%", "30%", "40%", "50%",
+           "30% in the layer where they have fewest"});
+  for (const auto& [model, scene] : scenes_of(scenes, {256, 8, 6})) {
+    if (scene.routing != "made up" && model != models[0]) continue;
+    const Trace& trace = scene.trace;
+    constexpr int shares[] = {10, 20, 30, 40, 50};
+    double covered[std::size(shares)] = {}, activated = 0, prompts = 0;
+    std::vector<double> thirty(trace.model.layers);
+    for (std::uint32_t s = 0; s < trace.sequences(); ++s, ++prompts) {
+      for (std::uint32_t l = 0; l < trace.model.layers; ++l) {
+        std::vector<double> tokens(trace.model.experts);
+        for (std::uint32_t at = trace.sequence_start[s]; at < trace.sequence_end(s); ++at) {
+          if (trace.phase_of(at) == Phase::decode) continue;
+          for (std::uint32_t i = 0; i < trace.model.top_k; ++i) tokens[trace.expert(at, l, i)] += 1;
+        }
+        std::sort(tokens.begin(), tokens.end());
+        tokens.erase(tokens.begin(), std::upper_bound(tokens.begin(), tokens.end(), 0.0));
+        const double all = std::accumulate(tokens.begin(), tokens.end(), 0.0);
+        activated += static_cast<double>(tokens.size());
+        for (std::size_t i = 0; i < std::size(shares); ++i) {
+          const auto few = static_cast<std::ptrdiff_t>(tokens.size() * static_cast<std::size_t>(shares[i]) / 100);
+          const double part = std::accumulate(tokens.begin(), tokens.begin() + few, 0.0) / all;
+          covered[i] += part;
+          if (shares[i] == 30) thirty[l] += part;
+        }
+      }
+    }
+    const double cells = prompts * trace.model.layers;
+    std::vector<std::string> row = {scene.routing == "made up" ? model + ", made up" : scene.routing,
+                                    std::to_string(trace.model.experts), fmt::format("{:.1f}", activated / cells)};
+    for (const double c : covered) row.push_back(percent(c / cells));
+    row.push_back(percent(*std::min_element(thirty.begin(), thirty.end()) / prompts));
+    t.row(row);
   }
   return {t};
 }
@@ -203,8 +258,10 @@ std::vector<Table> figure_14(Scenes& scenes) {
 
 std::vector<Figure> fate_figures() {
   return {{"fate-table-1", "Fate, Table 1: experts predicted, in percent", table_1},
+          {"fate-4", "Fate, section 4.2 and Figure 4: cosine of the gate inputs of layers, bundled models", figure_4},
           {"fate-7", "Fate, Figure 7: experts predicted by layer, in percent", figure_7},
           {"fate-8", "Fate, Figure 8: routing weights in shallow and in deep layers, mean by rank", figure_8},
+          {"fate-9", "Fate, Figure 9: tokens of unpopular experts in prefill, in percent", figure_9},
           {"fate-11", "Fate, Figure 11: prefill speed", figure_11},
           {"fate-12", "Fate, Figure 12: decoding speed", figure_12},
           {"fate-13", "Fate, Figure 13: decoding speed by memory, tokens/s", figure_13},

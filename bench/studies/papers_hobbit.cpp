@@ -1,4 +1,4 @@
-// HOBBIT: Figures 5, 7, 10, 14 to 18.
+// HOBBIT: Figures 3a, 5, 7, 10, 11, 14 to 18.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -67,6 +67,55 @@ std::vector<std::pair<std::string, Scene>> routings_of(Scenes& scenes) {
     all.emplace_back(tiny, scenes.recorded(tiny, models[0], lengths));
   }
   return all;
+}
+
+/// Loading on demand: what of a step the device waits for copies.
+std::vector<Table> figure_3(Scenes& scenes) {
+  Table t({"setup", "costs", "loading", "computing"});
+  for (const Setup& setup : {rtx4090, orin}) {
+    for (const CostSource source : sources) {
+      const Scene scene = scenes.made_up(models[0], four_lengths[3], setup.bits);
+      const PhaseClock p = run(scene, read_machine(setup.machine), cell(setup, models[0], "on-demand"), source)
+                               .run.phase[static_cast<unsigned>(Phase::decode)];
+      const double loading = static_cast<double>(p.stall) / static_cast<double>(p.total);
+      t.row({setup.name, engine::cost_source_name(source), percent(loading), percent(1 - loading)});
+    }
+  }
+  return {t};
+}
+
+/// Eq. 2 with the paper's thresholds over one layer in the middle: how often each expert is used, and how often at high
+/// precision.
+std::vector<Table> figure_11(Scenes& scenes) {
+  std::vector<Table> tables;
+  for (const auto& [name, scene] : routings_of(scenes)) {
+    const Trace& trace = scene.trace;
+    if (trace.model.experts > 16) continue;
+    const std::uint32_t layer = trace.model.layers / 2;
+    std::vector<double> all(trace.model.experts), high(trace.model.experts);
+    for (std::uint32_t t = 0; t < trace.tokens; ++t) {
+      if (trace.phase_of(t) == Phase::prefill) continue;
+      double sum = 0, above = 0;
+      for (std::uint32_t i = 0; i < trace.model.top_k; ++i) sum += static_cast<double>(trace.weight(t, layer, i));
+      for (std::uint32_t i = 0; i < trace.model.top_k; ++i) {
+        const std::uint16_t e = trace.expert(t, layer, i);
+        all[e] += 1;
+        if (above / sum <= 0.6) high[e] += 1;
+        above += static_cast<double>(trace.weight(t, layer, i));
+      }
+    }
+    std::vector<std::string> head = {name}, uses = {"uses, %"}, important = {"of them at high precision, %"};
+    const double uses_in_all = std::accumulate(all.begin(), all.end(), 0.0);
+    for (std::uint32_t e = 0; e < trace.model.experts; ++e) {
+      head.push_back(fmt::format("expert {}", e));
+      uses.push_back(percent(all[e] / uses_in_all));
+      important.push_back(percent(high[e] / all[e]));
+    }
+    tables.emplace_back(head);
+    tables.back().row(uses);
+    tables.back().row(important);
+  }
+  return tables;
 }
 
 std::vector<Table> figure_5(Scenes& scenes) {
@@ -273,9 +322,11 @@ std::vector<Table> figure_18(Scenes& scenes) {
 }  // namespace
 
 std::vector<Figure> hobbit_figures() {
-  return {{"hobbit-5", "HOBBIT, Figure 5: importance of experts, in percent", figure_5},
+  return {{"hobbit-3", "HOBBIT, Figure 3a: time of a step that loads on demand, in percent", figure_3},
+          {"hobbit-5", "HOBBIT, Figure 5: importance of experts, in percent", figure_5},
           {"hobbit-7", "HOBBIT, Figure 7b: the best expert predicted, in percent", figure_7},
           {"hobbit-10", "HOBBIT, Figure 10: experts used again, in percent", figure_10},
+          {"hobbit-11", "HOBBIT, Figure 11a: uses of experts in one layer", figure_11},
           {"hobbit-14", "HOBBIT, Figure 14: speed, at [16, 32] / [16, 128] / [128, 32] / [128, 128] tokens", figure_14},
           {"hobbit-15", "HOBBIT, Figure 15: speed where the host computes what is missing", figure_15},
           {"hobbit-16", "HOBBIT, Figure 16: speedup of dynamic loading in decode", figure_16},

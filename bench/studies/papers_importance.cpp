@@ -1,4 +1,4 @@
-// Importance-driven expert scheduling: Figures 12 to 16, 18, 19.
+// Importance-driven expert scheduling: Figures 4, 6, 8, 12 to 16, 18, 19.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -96,6 +96,50 @@ std::vector<std::string> head_of(std::vector<std::string> head) {
 std::vector<std::string> with_steps(std::vector<std::string> head) {
   for (const auto& [name, stack] : steps) head.emplace_back(name);
   return head;
+}
+
+std::vector<Table> figure_4(Scenes& scenes) {
+  Table t({"setting", "routing", "k", "rank 1", "2", "3", "4", "5", "6", "7", "8", "10", "12"});
+  for (const Setting& s : settings) {
+    for (const Scene& scene : scenes_of(scenes, s)) {
+      const WeightsByRank w = weights_by_rank(scene.trace, 0, scene.trace.model.layers);
+      std::vector<std::string> row = {s.name, scene.routing, std::to_string(scene.trace.model.top_k)};
+      for (const std::size_t rank : {1, 2, 3, 4, 5, 6, 7, 8, 10, 12})
+        row.push_back(fmt::format("{:.3f}", w.mean[rank - 1]));
+      t.row(row);
+    }
+  }
+  return {t};
+}
+
+/// What the machine files say, at the speeds that software reaches.
+std::vector<Table> figure_6(Scenes& scenes) {
+  Table t({"setting", "one expert and token, ms: GPU", "CPU", "loading over PCIe"});
+  for (const Setting& s : settings) {
+    const Scene scene = scenes.made_up(s.shape, usual);
+    const Costs c = read_machine(s.machine).costs(scene.work, engine::CostSource::effective);
+    const std::uint64_t bytes = scene.trace.model.bytes(0, Precision::full);
+    auto cell = [](Nanoseconds ns) { return fmt::format("{:.3f}", static_cast<double>(ns) * 1e-6); };
+    t.row({s.name, cell(c.on_device(0, bytes, 1)), cell(c.on_host(0, bytes, 1)), cell(c.copy(bytes))});
+  }
+  return {t};
+}
+
+std::vector<Table> figure_8(Scenes& scenes) {
+  Table t({"setting", "one expert, ms", "1 token", "4", "16", "64", "256"});
+  for (const Setting& s : settings) {
+    const Scene scene = scenes.made_up(s.shape, usual);
+    const Costs c = read_machine(s.machine).costs(scene.work, engine::CostSource::effective);
+    const std::uint64_t bytes = scene.trace.model.bytes(0, Precision::full);
+    std::vector<std::string> gpu = {s.name, "GPU"}, cpu = {s.name, "CPU"};
+    for (const std::uint32_t rows : {1U, 4U, 16U, 64U, 256U}) {
+      gpu.push_back(fmt::format("{:.3f}", static_cast<double>(c.on_device(0, bytes, rows)) * 1e-6));
+      cpu.push_back(fmt::format("{:.3f}", static_cast<double>(c.on_host(0, bytes, rows)) * 1e-6));
+    }
+    t.row(gpu);
+    t.row(cpu);
+  }
+  return {t};
 }
 
 std::vector<Table> figure_12(Scenes& scenes) {
@@ -229,7 +273,11 @@ std::vector<Table> figure_19(Scenes& scenes) {
 }  // namespace
 
 std::vector<Figure> importance_figures() {
-  return {{"importance-12", "Importance-driven, Figure 12: TPOT, ms", figure_12},
+  return {{"importance-4", "Importance-driven, Figure 4: mean score by rank", figure_4},
+          {"importance-6", "Importance-driven, Figure 6: computing against loading, as the machine files have it",
+           figure_6},
+          {"importance-8", "Importance-driven, Figure 8: GPU against CPU, as the machine files have it", figure_8},
+          {"importance-12", "Importance-driven, Figure 12: TPOT, ms", figure_12},
           {"importance-13", "Importance-driven, Figure 13: experts found on the device, in percent", figure_13},
           {"importance-14", "Importance-driven, Figure 14: prefill, ms", figure_14},
           {"importance-15", "Importance-driven, Figure 15: active experts that are not there, in percent", figure_15},
