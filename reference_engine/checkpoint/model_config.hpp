@@ -9,6 +9,9 @@ namespace ferry::engine {
 
 enum class Architecture { qwen2_moe, mixtral };
 
+/// In place of a token that a model does not have.
+inline constexpr std::uint32_t no_token = 0xffffffff;
+
 struct ModelConfig {
   Architecture architecture = Architecture::mixtral;
   std::string architecture_name;
@@ -16,10 +19,11 @@ struct ModelConfig {
   std::uint32_t experts = 0, top_k = 0, expert_width = 0;
   std::uint32_t shared_width = 0;  ///< 0: no shared expert
   std::uint32_t vocabulary = 0, context = 0;
-  std::uint32_t begin_token = 0, end_token = 0;
+  std::uint32_t begin_token = 0, end_token = 0;  ///< end_token: no_token if nothing ends a text
   double norm_epsilon = 0, rope_theta = 0;
   bool renormalise = false;  ///< top-k weights divided by their sum
   bool tied_embeddings = false;
+  bool qkv_bias = false;  ///< queries, keys and values have biases
 };
 
 /// Reads `folder/config.json`. Throws InputError that names the field: missing, of the wrong type or value,

@@ -188,18 +188,22 @@ Checkpoint::Checkpoint(const std::filesystem::path& folder) : folder_(folder) {
   }
 }
 
-const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uint64_t>& shape) const {
+const Safetensors* Checkpoint::find(const std::string& name) const {
   const auto found = where_.find(name);
-  if (found == where_.end()) throw InputError(fmt::format("{}: tensor \"{}\" is missing", folder_.string(), name));
-  const Tensor& t = found->second->at(name);
+  return found == where_.end() ? nullptr : found->second;
+}
+
+const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uint64_t>& shape) const {
+  const Safetensors* file = find(name);
+  if (file == nullptr) throw InputError(fmt::format("{}: tensor \"{}\" is missing", folder_.string(), name));
+  const Tensor& t = file->at(name);
   if (t.shape != shape) {
     throw InputError(fmt::format("{}: tensor \"{}\" has shape [{}], expected [{}] by config.json",
-                                 found->second->path().string(), name, fmt::join(t.shape, ", "),
-                                 fmt::join(shape, ", ")));
+                                 file->path().string(), name, fmt::join(t.shape, ", "), fmt::join(shape, ", ")));
   }
   if (t.dtype != DType::bf16 && t.dtype != DType::f16 && t.dtype != DType::f32) {
-    throw InputError(fmt::format("{}: tensor \"{}\" is {}, expected BF16, F16 or F32", found->second->path().string(),
-                                 name, t.dtype_name));
+    throw InputError(
+        fmt::format("{}: tensor \"{}\" is {}, expected BF16, F16 or F32", file->path().string(), name, t.dtype_name));
   }
   return t;
 }

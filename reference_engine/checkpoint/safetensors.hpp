@@ -58,6 +58,8 @@ class Checkpoint {
  public:
   explicit Checkpoint(const std::filesystem::path& folder);
 
+  /// The file with a tensor of that name; null if there is none.
+  [[nodiscard]] const Safetensors* find(const std::string& name) const;
   /// Throws InputError, naming the tensor, if it is missing or its shape differs.
   [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape) const;
   /// Copies the bytes of a tensor, reading the file. Throws InputError, naming both.

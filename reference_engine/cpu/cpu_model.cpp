@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "checkpoint/agreement.hpp"
 #include "cpu/cpu_device.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
@@ -12,6 +13,7 @@ namespace ferry::engine {
 
 CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   const ModelConfig& c = config();
+  check_agreement(files.checkpoint, c);
   auto matrix = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
     const std::vector<float> values = dense(files.checkpoint, name, {rows, columns}).to_floats();
     return Matrix(
@@ -26,7 +28,6 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   embedding_ = matrix("model.embed_tokens.weight", c.vocabulary, c.hidden);
   head_ = c.tied_embeddings ? embedding_ : matrix("lm_head.weight", c.vocabulary, c.hidden);
   norm_ = vector("model.norm.weight", c.hidden);
-  const bool mixtral = c.architecture == Architecture::mixtral;
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const std::string at = fmt::format("model.layers.{}.", l);
     Layer layer;
@@ -36,14 +37,16 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
     layer.k = matrix(at + "self_attn.k_proj.weight", kv_width, c.hidden);
     layer.v = matrix(at + "self_attn.v_proj.weight", kv_width, c.hidden);
     layer.o = matrix(at + "self_attn.o_proj.weight", c.hidden, q_width);
-    if (mixtral) {
-      layer.q_bias.setZero(q_width);
-      layer.k_bias.setZero(kv_width);
-      layer.v_bias.setZero(kv_width);
-    } else {
+    if (c.qkv_bias) {
       layer.q_bias = vector(at + "self_attn.q_proj.bias", q_width);
       layer.k_bias = vector(at + "self_attn.k_proj.bias", kv_width);
       layer.v_bias = vector(at + "self_attn.v_proj.bias", kv_width);
+    } else {
+      layer.q_bias.setZero(q_width);
+      layer.k_bias.setZero(kv_width);
+      layer.v_bias.setZero(kv_width);
+    }
+    if (c.shared_width > 0) {
       layer.shared_gate = matrix(at + "mlp.shared_expert.gate_proj.weight", c.shared_width, c.hidden);
       layer.shared_up = matrix(at + "mlp.shared_expert.up_proj.weight", c.shared_width, c.hidden);
       layer.shared_down = matrix(at + "mlp.shared_expert.down_proj.weight", c.hidden, c.shared_width);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "checkpoint/agreement.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/cuda_device.hpp"
 #include "cuda/workspace.hpp"
@@ -148,6 +149,7 @@ CudaModel::~CudaModel() {
 
 void CudaModel::load(const Checkpoint& checkpoint) {
   const ModelConfig& c = config();
+  check_agreement(checkpoint, c);
   Loading loading;
   std::vector<std::pair<std::uint64_t, std::function<void(const std::byte*)>>> places;
   struct Part {
@@ -237,14 +239,16 @@ void CudaModel::load(const Checkpoint& checkpoint) {
              {at + "self_attn.v_proj.weight", kv_width}},
             c.hidden, layer.qkv);
     matrix(at + "self_attn.o_proj.weight", c.hidden, q_width, layer.o);
-    if (c.architecture == Architecture::mixtral) continue;
-    std::vector<float> bias;
-    for (const char* part : {"q", "k", "v"}) {
-      const std::uint32_t width = part[0] == 'q' ? q_width : kv_width;
-      const auto values = dense(checkpoint, fmt::format("{}self_attn.{}_proj.bias", at, part), {width}).to_floats();
-      bias.insert(bias.end(), values.begin(), values.end());
+    if (c.qkv_bias) {
+      std::vector<float> bias;
+      for (const char* part : {"q", "k", "v"}) {
+        const std::uint32_t width = part[0] == 'q' ? q_width : kv_width;
+        const auto values = dense(checkpoint, fmt::format("{}self_attn.{}_proj.bias", at, part), {width}).to_floats();
+        bias.insert(bias.end(), values.begin(), values.end());
+      }
+      floats(std::move(bias), layer.qkv_bias);
     }
-    floats(std::move(bias), layer.qkv_bias);
+    if (c.shared_width == 0) continue;
     matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden, layer.shared_scale);
     const std::string names[] = {at + "mlp.shared_expert.gate_proj.weight", at + "mlp.shared_expert.up_proj.weight",
                                  at + "mlp.shared_expert.down_proj.weight"};

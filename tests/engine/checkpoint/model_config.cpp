@@ -1,0 +1,123 @@
+// What config.json may say since transformers 5, and what it may not.
+#include "checkpoint/model_config.hpp"
+
+#include <doctest/doctest.h>
+
+#include "engine/fixtures/refusal.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+#include "engine/fixtures/tiny_logits.hpp"
+#include "engine/fixtures/tiny_qwen.hpp"
+
+using namespace ferry;
+using namespace ferry::engine;
+using namespace ferry::test;
+
+namespace {
+
+ModelConfig read(const Json& config) {
+  const TemporaryFolder folder;
+  write_file(folder.path() / "config.json", config.dump());
+  return read_model_config(folder.path());
+}
+
+/// The tiny Mixtral's config with fields set, or removed by a discarded value.
+Json changed(const std::vector<std::pair<std::string, Json>>& fields) {
+  Json config = TinyCheckpoint().config;
+  for (const auto& [name, value] : fields) {
+    config[name] = value;
+    if (value.is_discarded()) config.erase(name);
+  }
+  return config;
+}
+const Json absent = Json(Json::value_t::discarded);
+
+std::string refused(const std::vector<std::pair<std::string, Json>>& fields) {
+  return refusal("config.json", [&] { static_cast<void>(read(changed(fields))); });
+}
+
+double theta(const Json& top, const Json& parameters) {
+  return read(changed({{"rope_theta", top}, {"rope_parameters", parameters}})).rope_theta;
+}
+
+std::string refused_theta(const Json& top, const Json& parameters) {
+  return refused({{"rope_theta", top}, {"rope_parameters", parameters}});
+}
+
+}  // namespace
+
+TEST_CASE("rope_theta is read from rope_parameters, from the top level, or from both where they agree") {
+  const Json inside = {{"rope_type", "default"}, {"rope_theta", 500.0}};
+  CHECK(theta(absent, inside) == 500);
+  CHECK(theta(nullptr, inside) == 500);
+  CHECK(theta(500, inside) == 500);
+  CHECK(theta(700, nullptr) == 700);
+  CHECK(theta(700, absent) == 700);
+  CHECK(theta(700, Json::object()) == 700);
+  CHECK(theta(700, {{"rope_type", "default"}}) == 700);
+  CHECK(theta(absent, {{"type", "default"}, {"rope_theta", 500}, {"factor", nullptr}}) == 500);
+  CHECK(theta(absent, {{"rope_theta", 500}}) == 500);
+
+  TinyCheckpoint old, other, between;
+  other.config.erase("rope_theta");
+  between.config.erase("rope_theta");
+  other.config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", old.config["rope_theta"]}};
+  between.config["rope_parameters"] = inside;
+  CHECK(tiny_logits(other) == tiny_logits(old));
+  CHECK(tiny_logits(between) != tiny_logits(old));
+}
+
+TEST_CASE("rope_parameters that the engine does not compute are named") {
+  CHECK(says(refused_theta(700, {{"rope_type", "default"}, {"rope_theta", 500}}),
+             {"field \"rope_theta\": expected 500 as in rope_parameters, or none here, got 700"}));
+  CHECK(says(refused_theta(absent, {{"rope_type", "yarn"}, {"rope_theta", 500}, {"factor", 4.0}}),
+             {"rope_parameters: field \"rope_type\": expected \"default\", no other is supported, got \"yarn\""}));
+  CHECK(says(refused_theta(700, {{"type", "linear"}, {"factor", 4.0}}),
+             {"rope_parameters: field \"type\": expected \"default\", no other is supported, got \"linear\""}));
+  CHECK(says(refused_theta(absent, {{"rope_type", 1}}), {"field \"rope_type\": expected \"default\"", "got 1"}));
+  CHECK(says(refused_theta(absent, {{"rope_type", "default"}, {"rope_theta", 500}, {"factor", 4.0}}),
+             {"rope_parameters: field \"factor\": expected no more than a rope_type \"default\" and its rope_theta, "
+              "got 4.0"}));
+  CHECK(says(refused_theta(absent, {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 500}}}}),
+             {"rope_parameters: field \"full_attention\": expected no more"}));
+  CHECK(says(refused_theta(absent, {{"rope_type", "default"}}), {"rope_parameters: field \"rope_theta\" is missing"}));
+  CHECK(says(refused_theta(absent, {{"rope_type", "default"}, {"rope_theta", -1}}),
+             {"rope_parameters: field \"rope_theta\": expected a number above 0"}));
+  CHECK(says(refused_theta(absent, "default"), {"rope_parameters: expected a JSON object"}));
+  CHECK(says(refused_theta(absent, absent), {"config.json: field \"rope_theta\" is missing"}));
+}
+
+TEST_CASE("layer_types: full attention in every layer, or a refusal that names the layer") {
+  const std::string full = "full_attention", sliding = "sliding_attention";
+  CHECK(refused({{"layer_types", {full, full}}}).empty());
+  CHECK(refused({{"layer_types", nullptr}}).empty());
+  CHECK(says(refused({{"layer_types", {full, sliding}}}),
+             {"field \"layer_types\": expected \"full_attention\" for every layer, where layer 1 has "
+              "\"sliding_attention\", which is not supported, got [\"full_attention\",\"sliding_attention\"]"}));
+  CHECK(says(refused({{"layer_types", {full, 7}}}), {"where layer 1 has 7, which is not supported"}));
+  for (const Json& other : {Json::array({full}), Json::array({full, full, full}), Json::array(), Json(full)}) {
+    CHECK(says(refused({{"layer_types", other}}),
+               {"field \"layer_types\": expected a list of 2 times \"full_attention\", once for each layer, got "}));
+  }
+  Json qwen = tiny_qwen().config;
+  qwen.update({{"layer_types", {full, full}}, {"use_sliding_window", false}, {"sliding_window", 4096}});
+  CHECK(read(qwen).layers == 2);
+  qwen["layer_types"][0] = sliding;
+  CHECK(says(refusal("config.json", [&] { static_cast<void>(read(qwen)); }),
+             {"where layer 0 has \"sliding_attention\", which is not supported"}));
+}
+
+TEST_CASE("begin and end tokens may come as transformers writes them") {
+  CHECK(read(changed({{"eos_token_id", 200}})).end_token == 200);
+  CHECK(read(changed({{"eos_token_id", Json::array({200})}})).end_token == 200);
+  CHECK(read(changed({{"eos_token_id", nullptr}})).end_token == no_token);
+  for (const Json& other : {Json::array({200, 201}), Json::array(), Json::array({Json::array({200})}), Json(258),
+                            Json::array({258}), Json(-1), Json("200")}) {
+    CHECK(says(refused({{"eos_token_id", other}}), {"field \"eos_token_id\": expected one whole number from 0 to 257, "
+                                                    "by itself or in a list, or null, got "}));
+  }
+  CHECK(says(refused({{"eos_token_id", absent}}), {"field \"eos_token_id\" is missing"}));
+  CHECK(says(refused({{"bos_token_id", nullptr}}),
+             {"field \"bos_token_id\": expected a whole number, the token that every text begins with, got null"}));
+  CHECK(says(refused({{"bos_token_id", absent}}), {"the token that every text begins with, got nothing"}));
+  CHECK(says(refused({{"bos_token_id", Json::array({256})}}), {"field \"bos_token_id\": expected a whole number"}));
+}
