@@ -30,6 +30,34 @@ void StackFlags::add_budget(CLI::App* c) {
       ->capture_default_str();
 }
 
+void StackFlags::add_defaults(CLI::App* c) {
+  c->add_option("--defaults", defaults,
+                "parameters that are not given: those calibrated for the model, where ferry has them, or the papers'")
+      ->check(CLI::IsMember({"calibrated", "paper"}))
+      ->capture_default_str();
+}
+
+void StackFlags::use_model(const std::string& name) {
+  model_ = defaults == "calibrated" ? name : "";
+  named_.clear();
+}
+
+std::string StackFlags::calibrated_note(const std::vector<std::string>& stacks) const {
+  std::string text;
+  for (const std::string& s : stacks) {
+    const NamedStack& stack = named(s);
+    if (stack.calibrated.empty()) continue;
+    std::vector<std::string> values;
+    for (const auto& [name, value] : stack.parameters.items()) {
+      if (!given.contains(name)) values.push_back(fmt::format("{} {}", name, value.dump()));
+    }
+    if (values.empty()) continue;
+    text += fmt::format("{}: calibrated for {}: {} ({}; --defaults paper: the paper's)\n", s, model_,
+                        fmt::join(values, ", "), stack.calibrated);
+  }
+  return text;
+}
+
 void StackFlags::add_parameters(CLI::App* c) {
   for (const Parameter& p : all_parameters()) add_parameter(c, p);
 }
@@ -44,7 +72,7 @@ void StackFlags::add_parameter(CLI::App* c, const Parameter& p) {
 
 const NamedStack& StackFlags::named(const std::string& stack) const {
   const auto found = named_.find(stack);
-  return found != named_.end() ? found->second : named_.emplace(stack, read_stack(stack)).first->second;
+  return found != named_.end() ? found->second : named_.emplace(stack, read_stack(stack, model_)).first->second;
 }
 
 bool StackFlags::takes(const std::string& stack, const ParameterMember& parameter) const {

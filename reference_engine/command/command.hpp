@@ -46,8 +46,15 @@ std::string stacks_help();
 struct StackFlags {
   std::string budget = "25%";
   Json given = Json::object();  ///< the parameters that the command line has
+  std::string defaults = "calibrated";
 
   void add_budget(CLI::App* command);
+  /// Whether parameters that nobody gives are those calibrated for the model, for commands that call `use_model`.
+  void add_defaults(CLI::App* command);
+  /// From now on stacks have the parameters that were calibrated for this model and come with ferry, if they are wanted.
+  void use_model(const std::string& name);
+  /// Of each stack with such parameters a line that says which they are, and how to go without.
+  [[nodiscard]] std::string calibrated_note(const std::vector<std::string>& stacks) const;
   void add_parameters(CLI::App* command);
   /// One of them. What the command line says is written here while it is parsed: this object must stay where it is.
   void add_parameter(CLI::App* command, const Parameter& parameter);
@@ -64,6 +71,7 @@ struct StackFlags {
   [[nodiscard]] bool takes(const std::string& stack, const ParameterMember& parameter) const;
 
  private:
+  std::string model_;  ///< whose calibrated parameters are the defaults; empty: no model's
   mutable std::map<std::string, NamedStack> named_;
 };
 

@@ -188,6 +188,7 @@ int eval(const Arguments& a) {
   }
 
   print(to_table(stacks, names, options.phase, model.store().layout()));
+  print(a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last text only as far as it was run\n");
   Json all = Json::array();
   for (std::size_t i = 0; i < stacks.size(); ++i) {
@@ -200,6 +201,7 @@ int eval(const Arguments& a) {
     json["machine"] = machine.name;
     json["device"] = "virtual clock";
     json["parameters"] = a.flags.taken_by(a.stacks[i]);
+    if (const std::string& file = a.flags.named(a.stacks[i]).calibrated; !file.empty()) json["calibrated"] = file;
     json["pools"] = json["parameters"].value("pools", "stack");
     json["budget_asked_bytes"] = budget;
     json["budget_bytes"] = s.arena_bytes;
@@ -234,6 +236,7 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
       ->capture_default_str();
   a->flags.add_budget(c);
   a->flags.add_parameters(c);
+  a->flags.add_defaults(c);
   c->add_option("--window", a->eval.window, "bytes; a text is cut into such, each a sequence of its own")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20))
@@ -256,7 +259,12 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
   c->footer(
       stacks_help() +
       "Lossy stacks decide by what has arrived: runs are on the virtual clock of --machine, so that they repeat.");
-  c->callback([a, &chosen] { chosen = [a] { return eval(*a); }; });
+  c->callback([a, &chosen] {
+    chosen = [a] {
+      a->flags.use_model(model_name(a->model.model));
+      return eval(*a);
+    };
+  });
 }
 
 }  // namespace ferry::engine

@@ -188,6 +188,12 @@ class Runs {
   std::uint64_t budget_ = 0, throttle_ = 0;
 };
 
+Json run_json(const Arguments& a, const std::string& stack, const RunReport& report) {
+  Json json = to_json(report);
+  if (const std::string& file = a.flags.named(stack).calibrated; !file.empty()) json["calibrated"] = file;
+  return json;
+}
+
 int run(const Arguments& a) {
   a.flags.check({a.stack});  // before the model is read
   Runs runs(a, {a.stack});
@@ -196,8 +202,8 @@ int run(const Arguments& a) {
     std::cerr << "note: " << a.stack << " keeps every expert, whatever the budget\n";
   }
   const RunReport report = runs.run(a.stack, true);
-  std::cerr << '\n' << to_table({report});
-  runs.write_json(to_json(report));
+  std::cerr << '\n' << to_table({report}) << a.flags.calibrated_note({a.stack});
+  runs.write_json(run_json(a, a.stack, report));
   return report.generated.interrupted ? 128 + stopped_by : 0;
 }
 
@@ -210,11 +216,11 @@ int compare(const Arguments& a) {
   for (const std::string& s : a.stacks) {
     std::fprintf(stderr, "running %s (%zu of %zu)...\n", s.c_str(), reports.size() + 1, a.stacks.size());
     reports.push_back(runs.run(s, false));
-    json.push_back(to_json(reports.back()));
+    json.push_back(run_json(a, s, reports.back()));
     if (reports.back().generated.interrupted) break;
   }
   for (const std::string& text : reports[0].generated.text) print(fmt::format("\"{}\"\n", text));
-  print("\n" + to_table(reports));
+  print("\n" + to_table(reports) + a.flags.calibrated_note(a.stacks));
   bool same = true;
   for (const RunReport& r : reports) same = same && r.generated.text == reports[0].generated.text;
   print(reports.back().generated.interrupted ? "interrupted: the last column covers only what was generated\n"
@@ -294,6 +300,7 @@ void add_run_commands(CLI::App& app, Action& chosen) {
     a->model.add_experts(c);
     a->model.add_device(c);
     a->flags.add_parameters(c);
+    a->flags.add_defaults(c);
     c->add_option("--prompt", a->prompts, "text to continue; several make a batch")
         ->type_name("TEXT")
         ->allow_extra_args(false);
@@ -353,8 +360,14 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   inspect_command->add_option("--store", a->model.store, "print what this file has, and read all of it")
       ->type_name("FILE")
       ->check(not_empty);
-  run_command->callback([a, &chosen] { chosen = [a] { return run(*a); }; });
-  compare_command->callback([a, &chosen] { chosen = [a] { return compare(*a); }; });
+  auto with_model = [a, &chosen](int (*command)(const Arguments&)) {
+    chosen = [a, command] {
+      a->flags.use_model(model_name(a->model.model));
+      return command(*a);
+    };
+  };
+  run_command->callback([with_model] { with_model(run); });
+  compare_command->callback([with_model] { with_model(compare); });
   inspect_command->callback([a, &chosen] { chosen = [a] { return inspect(*a); }; });
 }
 

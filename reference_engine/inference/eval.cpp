@@ -84,8 +84,10 @@ Evaluated& Evaluated::operator+=(const Evaluated& other) {
   for (unsigned p = 0; p < 2; ++p) {
     for (auto member :
          {&Outcomes::requests, &Outcomes::hits, &Outcomes::late_hits, &Outcomes::misses, &Outcomes::substituted,
-          &Outcomes::skipped, &Outcomes::host_computed, &Outcomes::bytes, &Outcomes::miss_bytes,
-          &Outcomes::top_requests, &Outcomes::top_misses, &Outcomes::low_requests, &Outcomes::low_misses}) {
+          &Outcomes::skipped, &Outcomes::host_computed, &Outcomes::bytes, &Outcomes::miss_bytes, &Outcomes::prefetched,
+          &Outcomes::prefetched_bytes, &Outcomes::top_requests, &Outcomes::top_misses, &Outcomes::top_late_hits,
+          &Outcomes::low_requests, &Outcomes::low_misses, &Outcomes::low_late_hits}) {
+      static_assert(sizeof(Outcomes) == 17 * sizeof(std::uint64_t));  // all of them
       phase[p].*member += other.phase[p].*member;
     }
   }

@@ -8,6 +8,7 @@
 
 #include "ferry/error.hpp"
 #include "stacks/parameters.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/suggest.hpp"
 
@@ -18,7 +19,7 @@ bool is_stack_file(const std::string& name) {
 }
 
 NamedStack read_stack(const std::string& name) {
-  if (!is_stack_file(name)) return {"", name, find_stack(name).name, Json::object()};
+  if (!is_stack_file(name)) return {"", name, find_stack(name).name, Json::object(), ""};
   const Json json = read_json(name);
   const Fields fields(json, name);
   const std::vector<std::string> known = {"stack", "parameters", "calibrated"};
@@ -26,7 +27,8 @@ NamedStack read_stack(const std::string& name) {
     if (std::find(known.begin(), known.end(), field) != known.end()) continue;
     throw InputError(fmt::format("{}: {}", name, unknown_name("field", field, known)));
   }
-  NamedStack stack{name, printable(std::filesystem::path(name).stem().string()), fields.text("stack"), Json::object()};
+  NamedStack stack{name, printable(std::filesystem::path(name).stem().string()), fields.text("stack"), Json::object(),
+                   ""};
   StackOptions options;
   options.stack = stack.policies;
   try {
@@ -46,6 +48,23 @@ NamedStack read_stack(const std::string& name) {
   } catch (const ConfigError& e) {
     throw InputError(fmt::format("{}: {}", where, e.what()));
   }
+  return stack;
+}
+
+NamedStack read_stack(const std::string& name, const std::string& model) {
+  NamedStack stack = read_stack(name);
+  if (!stack.file.empty() || model.empty() || model.find('/') != std::string::npos || model.starts_with('.'))
+    return stack;
+  const std::filesystem::path in = std::filesystem::path("calibrated") / model / (stack.policies + ".json");
+  const std::filesystem::path file = data_directory() / in;
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(file, none)) return stack;
+  const NamedStack calibrated = read_stack(file.string());
+  if (calibrated.policies != stack.policies) {
+    throw InputError(fmt::format("{}: field \"stack\": expected \"{}\", by its name", file.string(), stack.policies));
+  }
+  stack.parameters = calibrated.parameters;
+  stack.calibrated = in.string();
   return stack;
 }
 

@@ -16,6 +16,7 @@ struct NamedStack {
   std::string label;                 ///< for reports: the name, or the file's without its extension
   std::string policies;              ///< the policy stack's name
   Json parameters = Json::object();  ///< checked: the policy stack takes them, and they are in range
+  std::string calibrated;            ///< the file of ferry's own that the parameters are from, or empty
 };
 
 /// Whether a stack is named by a file: with a slash, or ending in .json.
@@ -23,6 +24,10 @@ bool is_stack_file(const std::string& name);
 
 /// Throws InputError, for a file naming it and the field.
 NamedStack read_stack(const std::string& name);
+
+/// The same; a policy stack's name has the parameters that were calibrated for that model and come with ferry
+/// (calibrated/MODEL/STACK.json), if there are any.
+NamedStack read_stack(const std::string& name, const std::string& model);
 
 /// The stack's parameters with those of `given` over them, as far as it takes them: what a report says of it. Throws
 /// what set_parameters throws.

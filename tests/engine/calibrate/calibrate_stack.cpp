@@ -252,7 +252,7 @@ TEST_CASE("a stack file does what its flags do, and the command line wins over i
   CHECK(from_file["bytes_by_precision"]["int4"] == 0);
   CHECK(from_file["bytes_by_precision"]["full"] == 0);
   from_file.erase("stack_file");
-  CHECK(from_file == eval("--stack hobbit --t1 0.2 --t2 0.7 --high-bits 8 --low-bits 2"));
+  CHECK(from_file == eval("--stack hobbit --t1 0.2 --t2 0.7 --high-bits 8 --low-bits 2 --defaults paper"));
   const Json over = eval("--stack " + at + "/mine.json --t2 0.9 --cache-weights 0,0,0,1000");
   CHECK(over["parameters"] ==
         Json{{"t1", 0.2}, {"t2", 0.9}, {"high-bits", 8}, {"low-bits", 2}, {"cache-weights", {0, 0, 0, 1000}}});

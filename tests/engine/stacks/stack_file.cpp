@@ -1,0 +1,67 @@
+// Stacks that come with ferry with parameters, by the model that they were calibrated for.
+#include "stacks/stack_file.hpp"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "engine/fixtures/paths.hpp"
+#include "engine/fixtures/shell.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+#include "support/bundled_files.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+
+test::Shell ferry_command(const std::string& arguments) {
+  return test::shell(test::ferry_program() + " " + arguments);
+}
+
+TEST_CASE("every file of calibrated parameters is one that its stack takes, and says how it was made") {
+  std::size_t files = 0;
+  for (const auto& model : std::filesystem::directory_iterator(data_directory() / "calibrated")) {
+    for (const auto& file : std::filesystem::directory_iterator(model.path())) {
+      CAPTURE(file.path());
+      ++files;
+      const NamedStack stack = read_stack(file.path().string());
+      CHECK(stack.policies == file.path().stem().string());
+      CHECK(!stack.parameters.empty());
+      const Json made = read_json(file.path().string())["calibrated"];
+      CHECK(made["model"] == model.path().filename().string());
+      CHECK(!made["criterion"].get<std::string>().empty());
+      const NamedStack found = read_stack(stack.policies, model.path().filename().string());
+      CHECK(found.parameters == stack.parameters);
+      CHECK(found.file.empty());
+      CHECK(found.calibrated ==
+            (std::filesystem::path("calibrated") / model.path().filename() / file.path().filename()));
+    }
+  }
+  CHECK(files >= 4);
+  for (const char* unknown : {"", "..", ".", "no-such-model", "../calibrated/tiny-mixtral", "/"}) {
+    CHECK(read_stack("hobbit", unknown).calibrated.empty());
+  }
+}
+
+TEST_CASE("a run takes what was calibrated for its model, says so, and goes without on request") {
+  const test::TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const std::string command = "run --model tiny-mixtral --stack hobbit --max-new-tokens 2 --prompt a --json " + json;
+  test::Shell r = ferry_command(command);
+  CHECK(r.status == 0);
+  CHECK(r.out.find("hobbit: calibrated for tiny-mixtral: cache-weights ") != std::string::npos);
+  Json run = read_json(json);
+  CHECK(run["calibrated"] == "calibrated/tiny-mixtral/hobbit.json");
+  CHECK(run["parameters"].contains("cache-weights"));
+  r = ferry_command(command + " --defaults paper");
+  CHECK(r.out.find("calibrated for") == std::string::npos);
+  run = read_json(json);
+  CHECK(!run.contains("calibrated"));
+  CHECK(run["parameters"] == Json::object());
+  r = ferry_command(command + " --cache-weights 1000,0,0,0");
+  CHECK(r.out.find("calibrated for") == std::string::npos);
+  CHECK(read_json(json)["parameters"]["cache-weights"] == Json({1000, 0, 0, 0}));
+}
+
+}  // namespace
