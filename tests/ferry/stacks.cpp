@@ -84,7 +84,7 @@ TEST_CASE("the baselines are laid out as they are used") {
   CHECK(set_up<HybriMoe>(14 * 256).predictor.plain_top_k);
 }
 
-TEST_CASE("twins in INT4 have four times the slots; EAP holds what Fate's cache holds") {
+TEST_CASE("twins in INT4 have four times the slots, and EAP holds what Fate's cache holds") {
   CHECK(slots(set_up<LruInt4>((12 + 2) * 64).allotment) == Slots{2, 2, 2, 2, 2, 2});
   CHECK(slots(set_up<StaticHostInt4>((12 + 2) * 64).allotment) == Slots{2, 2, 2, 2, 2, 2});
   for (const PrecisionSet held :
