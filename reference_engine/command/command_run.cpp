@@ -27,7 +27,7 @@ namespace {
 struct Arguments {
   StackFlags flags;
   ModelFlags model;
-  std::string stack = "lru", machine, clock = "real", json, timeline;
+  std::string stack = "lru", machine, clock = "real", json, timeline, device_memory;
   std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0;
   double temperature = 0;
@@ -79,9 +79,10 @@ class Runs {
       costs_ = as_if(machine_->costs(reference.work, source), reference, shape_);
       throttle_ = costs_->link_bytes_per_s;
     }
-    budget_ = parse_budget(a.flags.budget, shape_.all_bytes());
+    std::vector<std::uint64_t> positions;                        // of each prompt, with what it may generate
     for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
       const std::size_t tokens = tokenize(model_->config(), options_.prompts[i]).size();
+      positions.push_back(std::min<std::uint64_t>(tokens + options_.max_new_tokens, model_->config().context));
       if (tokens <= model_->config().context) continue;
       const std::size_t file = i - std::min(i, a.prompts.size());
       throw InputError(fmt::format("{} is {} tokens long with its begin token, the model's context is {}",
@@ -90,6 +91,7 @@ class Runs {
                                        : "--prompt " + std::to_string(i + 1),
                                    tokens, model_->config().context));
     }
+    budget_ = a.device_memory.empty() ? parse_budget(a.flags.budget, shape_.all_bytes()) : left_for_experts(positions);
   }
 
   void calibrate() {
@@ -176,6 +178,38 @@ class Runs {
     o.log = timeline_.has_value();
     o.preload = preload;
     return make_runner(*model_, o);
+  }
+
+  /// Of the device's memory, what weights, keys and values, and activations leave. Fate, section 4.4, calls it
+  /// M_total - M_dense. Says what goes where, and throws InputError if nothing is left.
+  std::uint64_t left_for_experts(const std::vector<std::uint64_t>& positions) const {
+    const std::uint64_t all = parse_budget(a_.device_memory, 0, "--device-memory");
+    std::uint64_t most = 0;  // positions of one batch
+    for (std::size_t i = 0; i < positions.size(); i += options_.batch) {
+      std::uint64_t sum = 0;
+      for (std::size_t j = i; j < std::min(positions.size(), i + options_.batch); ++j) sum += positions[j];
+      most = std::max(most, sum);
+    }
+    const ModelConfig& c = model_->config();
+    // Of each row: hidden states around attention, gate and experts; queries, keys, values; the experts' middle layers;
+    // scores of experts and of the vocabulary.
+    const std::uint64_t row = 8ULL * c.hidden + 2ULL * (c.heads + 2ULL * c.kv_heads) * c.head_dim +
+                              3ULL * (std::uint64_t{c.top_k} * c.expert_width + c.shared_width) + 4ULL * c.experts;
+    const std::uint64_t weights = model_->dense_bytes(), kept = most * model_->make_cache(1).bytes(),
+                        activations =
+                            sizeof(float) * (row * shape_.max_rows + std::uint64_t{c.vocabulary} * options_.batch);
+    const std::uint64_t needed = weights + kept + activations;
+    const std::string what =
+        fmt::format("{} bytes of weights, {} of keys and values, {} of activations", weights, kept, activations);
+    if (all <= needed) {
+      throw InputError(
+          fmt::format("--device-memory {}: {} take {} bytes, and nothing is left for experts: expected more",
+                      a_.device_memory, what, needed));
+    }
+    std::cerr << fmt::format("--device-memory {}: {} leave {} bytes for experts, {:.1f}% of all\n", a_.device_memory,
+                             what, all - needed,
+                             100.0 * static_cast<double>(all - needed) / static_cast<double>(shape_.all_bytes()));
+    return all - needed;
   }
 
   const Arguments& a_;
@@ -299,6 +333,12 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   auto generation = [&](CLI::App* c) {
     a->model.add_experts(c);
     a->model.add_device(c);
+    c->add_option(
+         "--device-memory", a->device_memory,
+         "the device's whole memory, of which experts get what weights, keys and values, and activations leave")
+        ->type_name("BYTES")
+        ->check(not_empty)
+        ->excludes("--budget");
     a->flags.add_parameters(c);
     a->flags.add_defaults(c);
     c->add_option("--prompt", a->prompts, "text to continue; several make a batch")

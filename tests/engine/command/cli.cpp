@@ -69,6 +69,30 @@ void refused(const std::string& arguments, const std::vector<std::string>& parts
 
 }  // namespace
 
+TEST_CASE("of a device's memory experts get what weights, keys and values, and activations leave") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const std::string command = "run --model tiny-mixtral --stack lru --prompt 'The sea ' --max-new-tokens 12 --json '" +
+                              json + "' --device-memory ";
+  const Result r = ferry_command(command + "8MiB");
+  REQUIRE(r.status == 0);
+  const Json j = Json::parse(read(json));
+  const std::uint64_t all = 8 << 20, left = j["budget_asked_bytes"], dense = j["dense_bytes"], kv = j["kv_bytes"];
+  CHECK(left < all - dense - kv);
+  CHECK(left > all - dense - kv - (2 << 20));  // activations of 128 rows
+  CHECK(j["budget_bytes"].get<std::uint64_t>() <= left);
+  CHECK(r.error.find(std::to_string(left) + " bytes for experts") != std::string::npos);
+  CHECK(r.error.find(std::to_string(dense) + " bytes of weights, " + std::to_string(kv) + " of keys and values") !=
+        std::string::npos);
+  for (const char* memory : {"1MiB", "0", "25%"}) {
+    const Result refused = ferry_command(command + memory);
+    CHECK(refused.status == 2);
+    CHECK(refused.error.find("nothing is left for experts: expected more") != std::string::npos);
+  }
+  CHECK(ferry_command(command + "8MiB --budget 25%").status == 2);
+  CHECK(ferry_command(command + "much").status == 2);
+}
+
 TEST_CASE("run streams text, prints a table, and writes JSON with the stable keys") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string(), timeline = (folder.path() / "t.json").string();
