@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <numeric>
 
 #include "calibrate/calibrate.hpp"
 #include "calibrate/calibrate_stack.hpp"
@@ -406,7 +407,10 @@ int cache_weights(const Arguments& a) {
       }
       return bytes;
     });
-    const std::size_t best = least(penalties);
+    // Where nothing is better than the default, it stays: a stack whose misses the host computes loads nothing at all.
+    const auto usual = static_cast<std::size_t>(
+        std::find(mixtures.begin(), mixtures.end(), CacheWeights{700, 100, 100, 100}) - mixtures.begin());
+    const std::size_t best = penalties[usual] == penalties[least(penalties)] ? usual : least(penalties);
     Json calibrated = made_with(a, "cache-weights", "least miss penalty in decode (bytes that misses load)");
     std::string table = fmt::format("  {:<26}  {:>14}\n", "LRU, LFU, LHU, FLD", "miss bytes");
     auto row = [&](const char* name, const CacheWeights& weights) {
@@ -430,42 +434,70 @@ int cache_weights(const Arguments& a) {
   });
 }
 
-int shallow_boundary(const Arguments& a) {
-  check(a, {&StackOptions::shallow_layers});
+/// One whole number, by the time of replays. `value(i)` of `count`: in the order in which they are shown.
+int by_time(const Arguments& a, const ParameterMember& member, const char* what, bool prefill_too,
+            const std::function<std::vector<std::uint32_t>(const Replays&)>& values_of) {
+  check(a, {member});
   OutputFile out(a.out);
   return unless_interrupted([&] {
     const Replays replays(a);
-    const std::string& shallow_layers = name_of(&StackOptions::shallow_layers);
-    const std::size_t count = replays.layers() + 1U;
-    std::vector<Outcomes> outcomes(count);
-    std::vector<std::uint64_t> steps(count);
-    const auto times = measure_with_progress("boundaries", count, [&](std::size_t i) {
+    const std::string& name = name_of(member);
+    const std::vector<std::uint32_t> values = values_of(replays);
+    std::vector<Outcomes> outcomes(values.size());
+    std::vector<std::uint64_t> steps(values.size());
+    const auto times = measure_with_progress("values", values.size(), [&](std::size_t i) {
       std::uint64_t ns = 0;
-      for (const Simulated& s :
-           replays.run([&](SimulateOptions& o) { o.shallow_layers = static_cast<std::uint32_t>(i); })) {
+      for (const Simulated& s : replays.run([&](SimulateOptions& o) {
+             o.*std::get<std::optional<std::uint32_t> StackOptions::*>(member) = values[i];
+           })) {
         const PhaseClock& decode = s.phase[static_cast<unsigned>(Phase::decode)];
         ns += static_cast<std::uint64_t>(decode.total);
+        if (prefill_too) ns += static_cast<std::uint64_t>(s.phase[static_cast<unsigned>(Phase::prefill)].total);
         steps[i] += decode.steps;
         outcomes[i].requests += s.counters.of(Phase::decode).requests;
         outcomes[i].hits += s.counters.of(Phase::decode).hits;
       }
       return ns;
     });
-    Json calibrated = made_with(a, "shallow-boundary", "least simulated decode time; of equal ones the smallest");
-    std::string table = fmt::format("  {:<14}  {:>12}  {:>7}\n", "shallow layers", "ms a step", "hits");
+    Json calibrated = made_with(a, what,
+                                prefill_too ? "least simulated time, prefill and decode; of equal ones the first tried"
+                                            : "least simulated decode time; of equal ones the smallest");
+    std::string table = fmt::format("  {:<22}  {:>12}  {:>7}\n", name, "ms a step", "hits");
     const std::size_t best = least(times);
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
       const double tpot_s =
           static_cast<double>(times[i]) * 1e-9 / static_cast<double>(std::max<std::uint64_t>(steps[i], 1));
-      table += fmt::format("  {:<14}  {:>12.4f}  {:>6.2f}%{}\n", i, 1e3 * tpot_s, 100 * outcomes[i].hit_rate(),
+      table += fmt::format("  {:<22}  {:>12.4f}  {:>6.2f}%{}\n", values[i], 1e3 * tpot_s, 100 * outcomes[i].hit_rate(),
                            i == best ? "  <-" : "");
-      const Json tried = {{shallow_layers, i}, {"tpot_s", tpot_s}, {"hit_rate", outcomes[i].hit_rate()}};
+      const Json tried = {{name, values[i]},
+                          {prefill_too ? "s_a_decode_step" : "tpot_s", tpot_s},
+                          {"hit_rate", outcomes[i].hit_rate()}};
       if (i == best) calibrated["found"] = tried;
       calibrated["tried"].push_back(tried);
     }
     print(table);
-    write(a, out, {{shallow_layers, best}}, calibrated);
+    write(a, out, {{name, values[best]}}, calibrated);
   });
+}
+
+int shallow_boundary(const Arguments& a) {
+  return by_time(a, &StackOptions::shallow_layers, "shallow-boundary", false, [](const Replays& replays) {
+    std::vector<std::uint32_t> all(replays.layers() + 1U);
+    std::iota(all.begin(), all.end(), 0U);
+    return all;
+  });
+}
+
+int low_pool(const Arguments& a) {
+  return by_time(a, &StackOptions::low_pool_percent, "low-pool", false, [](const Replays&) {
+    return std::vector<std::uint32_t>{0, 2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50};
+  });
+}
+
+/// How long prefills may be that evict. The largest value stands for no limit.
+int transient_prefill(const Arguments& a) {
+  return by_time(a, &StackOptions::transient_prefill_rows, "transient-prefill", true,
+                 [](const Replays&) { return std::vector<std::uint32_t>{1000000, 0, 1, 2, 4, 8, 16, 32, 64, 128}; });
 }
 
 int machine(const Arguments& a) {
@@ -556,6 +588,11 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
   by_replay(add("cache-weights", "find the weights of HOBBIT's cache with the least miss penalty", cache_weights));
   by_replay(add("shallow-boundary", "find the number of shallow layers with the least simulated decode time",
                 shallow_boundary));
+  by_replay(
+      add("low-pool", "find HOBBIT's share of slots for low precision with the least simulated decode time", low_pool));
+  by_replay(add("transient-prefill",
+                "find the rows of a prefill step above which it evicts nothing, by the least simulated time in all",
+                transient_prefill));
 }
 
 }  // namespace ferry::engine

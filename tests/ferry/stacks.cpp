@@ -94,7 +94,7 @@ TEST_CASE("twins in INT4 have four times the slots, and EAP holds what Fate's ca
   }
   CoreConfig<Fate> fate;
   fate.precision.low_share_percent = 0;
-  for (const std::uint64_t experts : {20, 36, 44}) {
+  for (const std::uint64_t experts : {20U, 36U, 44U}) {
     // EAP has no candidates of two layers to make room for, but top-k of two: as many, in this model.
     CHECK(slots(set_up<ActivationPathStack>((2 + experts) * 64).allotment) ==
           slots(set_up((2 + experts) * 64, fate).allotment));
@@ -156,7 +156,7 @@ TEST_CASE("HOBBIT: two pools by precision, for both of the paper's pairs") {
 }
 
 TEST_CASE("HOBBIT: the low pool's share is a parameter of the layout") {
-  for (const std::uint32_t percent : {0, 4, 25}) {
+  for (const std::uint32_t percent : {0U, 4U, 25U}) {
     CoreConfig<Hobbit> c;
     c.model = shape();
     Hobbit::set_up(c, 40 * 256, {percent});

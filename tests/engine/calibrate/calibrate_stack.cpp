@@ -330,6 +330,43 @@ TEST_CASE("calibrated weights and boundaries cost what a simulation says, and no
     CHECK((tried[s]["tpot_s"] > file["calibrated"]["found"]["tpot_s"] || s >= file["parameters"]["shallow-layers"]));
   }
   CHECK(simulate("fate+cache --shallow-layers 3")["decode"]["tpot_s"] == tried[3]["tpot_s"]);
+
+  // Where the host computes what is missing nothing is loaded, so no weights are better than the default.
+  r = ferry_command("calibrate cache-weights --stack hobbit-cooperative" + trace + "--out " + at + "/c.json");
+  REQUIRE(r.status == 0);
+  CHECK(read_json(folder.path() / "c.json")["parameters"]["cache-weights"] == Json({700, 100, 100, 100}));
+}
+
+TEST_CASE("a calibrated pool and prefill take what a simulation says, and no other value takes less") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string(), trace = " --trace " + at + "/t.safetensors ";
+  write_file(folder.path() / "text", prompts()[0] + prompts()[1]);
+  REQUIRE(ferry_command("trace record --model tiny-mixtral --window 100 --prompt-tokens 20 --tokens 100 --text " + at +
+                        "/text --out " + at + "/t.safetensors")
+              .status == 0);
+  for (const std::string name : {"low-pool", "transient-prefill"}) {
+    const std::string parameter = name == "low-pool" ? name : name + "-rows";
+    const Shell r = ferry_command("calibrate " + name + " --stack hobbit" + trace + "--out " + at + "/p.json");
+    CAPTURE(r.out);
+    REQUIRE(r.status == 0);
+    const Json file = read_json(folder.path() / "p.json");
+    const char* time = name == "low-pool" ? "tpot_s" : "s_a_decode_step";
+    std::set<double> seen;
+    for (const Json& tried : file["calibrated"]["tried"]) {
+      CHECK(tried[time] >= file["calibrated"]["found"][time]);
+      seen.insert(tried[time].get<double>());
+      REQUIRE(ferry_command("simulate" + trace + "--bounds none --json " + at + "/r.json --stack hobbit --" +
+                            parameter + " " + tried[parameter].dump())
+                  .status == 0);
+      const Json run = read_json(folder.path() / "r.json");
+      const double steps = run["decode"]["time_s"].get<double>() / run["decode"]["tpot_s"].get<double>();
+      const double prefill = name == "low-pool" ? 0 : run["prefill"]["time_s"].get<double>();
+      CHECK(tried[time].get<double>() ==
+            doctest::Approx((run["decode"]["time_s"].get<double>() + prefill) / steps).epsilon(1e-9));
+    }
+    CHECK(seen.size() > 1);
+    CHECK(file["parameters"][parameter] == file["calibrated"]["found"][parameter]);
+  }
 }
 
 TEST_CASE("a calibrated alpha is the largest of the grid that loses no more") {
