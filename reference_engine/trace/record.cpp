@@ -98,13 +98,22 @@ void Recorder::end_sequence(std::uint32_t sequence) {
   append(made_->weights, s.weights);
   append(made_->scores, s.scores);
   append(made_->predicted, s.predicted);
-  append(made_->partial, s.partial);
+  if (!s.partial.empty()) {
+    fill_partial();
+    append(made_->partial, s.partial);
+  }
   append(made_->phase, s.phase);
   s = {};
 }
 
+void Recorder::fill_partial() {
+  const ModelConfig& c = model_.config();
+  made_->partial.resize(made_->phase.size() * c.layers * c.experts);
+}
+
 std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
   if (made_ == nullptr) throw InputError("no token was recorded");
+  if (!made_->partial.empty()) fill_partial();
   const ModelConfig& c = model_.config();
   Trace& t = made_->trace;
   t.name = name;

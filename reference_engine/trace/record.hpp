@@ -37,6 +37,10 @@ class Recorder final : public PassingRunner {
     std::vector<std::uint8_t> phase;
   };
 
+  /// Sequences that were all prompt have no partial hidden states, since those are of decode: rows of zeros, as for the
+  /// prompts of the others.
+  void fill_partial();
+
   Model& model_;
   std::uint16_t ahead_;
   Phase phase_ = Phase::prefill;

@@ -47,7 +47,7 @@ std::int64_t other_part(std::int64_t part);
 
 // Random numbers
 
-enum class Stream : std::uint64_t { model, sequence, token, calibration, partial, prefill, distance };
+enum class Stream : std::uint64_t { model, sequence, token, calibration, partial, prefill, distance, assumed };
 
 /// SplitMix64 (Steele, Lea and Flood, 2014), begun at a place of its own for each purpose, sequence and layer: what is
 /// drawn for one does not depend on how much was drawn for another.

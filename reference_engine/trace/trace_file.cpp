@@ -318,6 +318,10 @@ void TraceFile::view() {
 
 void TraceFile::write(const std::filesystem::path& path) const {
   OutputFile out(path);
+  write(out);
+}
+
+void TraceFile::write(OutputFile& out) const {
   Json model = {{"name", trace.name},
                 {"layers", trace.model.layers},
                 {"experts", trace.model.experts},

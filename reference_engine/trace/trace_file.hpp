@@ -14,6 +14,8 @@
 
 namespace ferry::engine {
 
+class OutputFile;
+
 /// A trace and the memory that it views: a mapped file, or arrays of its own.
 ///
 /// The file has the tensors `experts` (U8 or U16), `weights`, `scores`, `predicted`, `partial` (F32), `phase` (U8),
@@ -41,6 +43,8 @@ class TraceFile {
   void view();
   /// Writes the file, whole or not at all. Throws InputError.
   void write(const std::filesystem::path& path) const;
+  /// The same into a file that was opened before the work began.
+  void write(OutputFile& out) const;
 
  private:
   std::unique_ptr<Safetensors> file_;

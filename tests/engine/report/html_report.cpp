@@ -397,12 +397,11 @@ TEST_CASE("report: no stack stands above its own bound, whatever others hold") {
   struct Expected {
     const char *name, *speed, *bound;
   };
-  for (const auto& [name, speed, most] :
-       {Expected{"fate @ 25%", "60.0", "80.0"}, Expected{"fate @ 50%", "70.0", "80.0"},
-        Expected{"lru @ 25%", "20.0", "30.0"}, Expected{"lru @ 50%", "25.0", "30.0"}}) {
-    CAPTURE(name);
-    const auto point = with_tip(all, fmt::format("{}: {} tokens/s", name, speed));
-    const auto bound = with_tip(all, fmt::format("{}, its clairvoyant bound: {} tokens/s", name, most));
+  for (const Expected& x : {Expected{"fate @ 25%", "60.0", "80.0"}, Expected{"fate @ 50%", "70.0", "80.0"},
+                            Expected{"lru @ 25%", "20.0", "30.0"}, Expected{"lru @ 50%", "25.0", "30.0"}}) {
+    CAPTURE(x.name);
+    const auto point = with_tip(all, fmt::format("{}: {} tokens/s", x.name, x.speed));
+    const auto bound = with_tip(all, fmt::format("{}, its clairvoyant bound: {} tokens/s", x.name, x.bound));
     REQUIRE(point.size() == 1);
     REQUIRE(bound.size() == 1);
     CHECK(marker_y(bound[0]) <= marker_y(point[0]));  // further up
