@@ -156,8 +156,8 @@ class Penalties {
     const auto bytes = measure_all(
         grid.size(), [&](std::size_t g) { return replay(source_, 0, budget_, weighted(grid[g])).miss_bytes; },
         [&](std::uint64_t done, std::uint64_t total) { progress.show(done, total); });
-    first_.assign(bytes.begin(), bytes.end());
-    for (double& penalty : first_) penalty /= static_cast<double>(source_.model().bytes(0, Precision::full));
+    const auto whole = static_cast<double>(source_.model().bytes(0, Precision::full));
+    for (const auto& b : bytes) first_.push_back(static_cast<double>(b.value()) / whole);
     best_ = ascending(first_);
     lru_ = penalty(1, Lru{});
     lfu_ = penalty(1, weighted({0, 1000, 0, 0}));

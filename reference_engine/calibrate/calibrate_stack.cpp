@@ -10,12 +10,17 @@ namespace ferry::engine {
 
 Found<ThresholdChoice> find_thresholds(
     std::uint32_t steps, double most_loss_percent,
-    const std::function<ChoiceCost(double t1, double t2, std::uint32_t left)>& measure) {
+    const std::function<std::optional<ChoiceCost>(double t1, double t2, std::uint32_t left)>& measure) {
   Found<ThresholdChoice> found;
   const double whole = steps;
   for (std::uint32_t t1 = 0, t2 = steps; t1 <= t2;) {
     ThresholdChoice now{t1 / whole, t2 / whole, {}};
-    now.cost = measure(now.t1, now.t2, t2 - t1 + 1);
+    const std::optional<ChoiceCost> cost = measure(now.t1, now.t2, t2 - t1 + 1);
+    if (!cost) {
+      found.stopped = true;
+      break;
+    }
+    now.cost = *cost;
     found.tried.push_back(now);
     if (!(now.cost.loss_percent <= most_loss_percent)) {
       ++t1;
@@ -29,14 +34,20 @@ Found<ThresholdChoice> find_thresholds(
   return found;
 }
 
-Found<StepChoice> find_largest(std::uint32_t last, double most_loss_percent,
-                               const std::function<ChoiceCost(std::uint32_t step, std::uint32_t left)>& measure) {
+Found<StepChoice> find_largest(
+    std::uint32_t last, double most_loss_percent,
+    const std::function<std::optional<ChoiceCost>(std::uint32_t step, std::uint32_t left)>& measure) {
   Found<StepChoice> found;
   // Everything below `low` is good enough, everything from `high` on is not; the largest is tried first.
   std::uint32_t low = 0, high = last + 1;
   for (std::uint32_t step = last; low < high; step = low + (high - low) / 2) {
     const auto left = static_cast<std::uint32_t>(std::bit_width(high - low)) + (found.tried.empty() ? 1U : 0U);
-    found.tried.push_back({step, measure(step, left)});
+    const std::optional<ChoiceCost> cost = measure(step, left);
+    if (!cost) {
+      found.stopped = true;
+      break;
+    }
+    found.tried.push_back({step, *cost});
     if (found.tried.back().cost.loss_percent <= most_loss_percent) {
       found.best = found.tried.size() - 1;
       low = step + 1;
@@ -60,14 +71,15 @@ std::vector<CacheWeights> weight_mixtures(std::uint32_t step) {
   return all;
 }
 
-std::vector<std::uint64_t> measure_all(std::size_t count,
-                                       const std::function<std::uint64_t(std::size_t choice)>& measure,
-                                       const std::function<void(std::uint64_t done, std::uint64_t total)>& progress) {
+std::vector<std::optional<std::uint64_t>> measure_all(
+    std::size_t count, const std::function<std::optional<std::uint64_t>(std::size_t choice)>& measure,
+    const std::function<void(std::uint64_t done, std::uint64_t total)>& progress) {
   std::mutex mutex;
   std::uint64_t done = 0;
-  std::vector<std::uint64_t> costs(count);
+  std::vector<std::optional<std::uint64_t>> costs(count);
   on_threads(all_threads(), count, [&](std::size_t i) {
     costs[i] = measure(i);
+    if (!costs[i]) return;
     const std::lock_guard lock(mutex);
     progress(++done, count);
   });

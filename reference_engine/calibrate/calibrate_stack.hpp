@@ -1,6 +1,6 @@
 /// @file
 /// Searches for what the papers find on a calibration set. What a choice costs comes from a callable: a run of a model,
-/// a replay, or a test's made-up surface.
+/// a replay, or a test's made-up surface; one that returns nothing has been stopped, and with it the search.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -34,6 +34,7 @@ template <class Choice>
 struct Found {
   std::vector<Choice> tried;
   std::optional<std::size_t> best;
+  bool stopped = false;  ///< before everything was tried that had to be
 };
 
 /// The pair on a grid of 1 / steps that copies least, of those which lose at most `most_loss_percent`. Exact if neither
@@ -42,19 +43,20 @@ struct Found {
 /// steps + 1 measurements. `left`: at most so many, this one included.
 Found<ThresholdChoice> find_thresholds(
     std::uint32_t steps, double most_loss_percent,
-    const std::function<ChoiceCost(double t1, double t2, std::uint32_t left)>& measure);
+    const std::function<std::optional<ChoiceCost>(double t1, double t2, std::uint32_t left)>& measure);
 
 /// The largest of 0 to `last` that loses at most `most_loss_percent`, by bisection: exact if more loses more. What it
 /// returns was measured.
-Found<StepChoice> find_largest(std::uint32_t last, double most_loss_percent,
-                               const std::function<ChoiceCost(std::uint32_t step, std::uint32_t left)>& measure);
+Found<StepChoice> find_largest(
+    std::uint32_t last, double most_loss_percent,
+    const std::function<std::optional<ChoiceCost>(std::uint32_t step, std::uint32_t left)>& measure);
 
 /// All weights of a cache that sum to 1000 in steps of `step`, a divisor of it; the largest LRU first, then LFU, then LHU.
 std::vector<CacheWeights> weight_mixtures(std::uint32_t step);
 
 /// measure(0) to measure(count - 1), on all cores; what one of them throws ends them all.
-std::vector<std::uint64_t> measure_all(std::size_t count,
-                                       const std::function<std::uint64_t(std::size_t choice)>& measure,
-                                       const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
+std::vector<std::optional<std::uint64_t>> measure_all(
+    std::size_t count, const std::function<std::optional<std::uint64_t>(std::size_t choice)>& measure,
+    const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
 
 }  // namespace ferry::engine

@@ -38,11 +38,12 @@ struct Arguments {
   std::uint64_t bytes = ~std::uint64_t{0};
 };
 
-/// Runs a search; what it throws when it is stopped becomes the exit status.
+/// Runs a search; what it throws when it is stopped before anything was found becomes the exit status, and so does
+/// having been stopped later.
 int unless_interrupted(const std::function<void()>& search) {
   try {
     search();
-    return 0;
+    return stop ? 128 + stopped_by : 0;
   } catch (const Interrupted&) {
     print("interrupted: nothing was written\n");
     return 128 + stopped_by;
@@ -118,12 +119,17 @@ Json made_with(const Arguments& a, const char* what, const char* criterion) {
     json["traces"] = file_names(a.traces);
   }
   if (!a.as_shape.empty()) json["as_shape"] = a.as_shape;
-  if (is_stack_file(a.stack)) json["stack_file"] = a.flags.named(a.stack).label;
+  if (is_stack_file(a.stack)) {
+    json["stack_file"] = a.flags.named(a.stack).label;
+    const Json before = read_json(a.stack);
+    if (before.contains("calibrated")) json["before"] = before["calibrated"];
+  }
   return json;
 }
 
-/// The stack as it was given, with what was found.
-void write(const Arguments& a, OutputFile& out, const Json& found, const Json& calibrated) {
+/// The stack as it was given, with what was found; `stopped`: before all was tried.
+void write(const Arguments& a, OutputFile& out, const Json& found, Json calibrated, bool stopped) {
+  calibrated["interrupted"] = stopped;
   Json parameters = a.flags.taken_by(a.stack);
   parameters.update(found);
   const Json json = {
@@ -131,7 +137,8 @@ void write(const Arguments& a, OutputFile& out, const Json& found, const Json& c
   out.commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   std::vector<std::string> values;
   for (const auto& [name, value] : found.items()) values.push_back(fmt::format("{} {}", name, value.dump()));
-  print(fmt::format("{}: {} with {}\n", a.out, a.flags.named(a.stack).policies, fmt::join(values, ", ")));
+  print(fmt::format("{}{}: {} with {}\n", stopped ? "interrupted: the best so far is kept\n" : "", a.out,
+                    a.flags.named(a.stack).policies, fmt::join(values, ", ")));
 }
 
 /// Runs the texts through a stack, and through the resident model at its own precision.
@@ -162,8 +169,8 @@ class Loss {
 
   [[nodiscard]] const RunnerOptions& options() const { return options_; }
 
-  /// `left`: at most so many runs, this one included.
-  ChoiceCost of(const RunnerOptions& o, std::uint32_t left) {
+  /// `left`: at most so many runs, this one included. Nothing when stopped.
+  std::optional<ChoiceCost> of(const RunnerOptions& o, std::uint32_t left) {
     RunnerOptions resident = options_;
     resident.stack = "resident";
     auto make = [&](const RunnerOptions& r) { return make_runner(*model_, r); };
@@ -177,12 +184,12 @@ class Loss {
         return !stop;
       };
       all += evaluate(*model_, *make(resident), runners, text, eval)[0];
-      if (stop) throw Interrupted();
+      if (stop) return {};
       done_ += text.size();
     }
     before_ = done_;
     quality_ = all.quality;
-    return {all.quality.change_percent(), all.phase[static_cast<unsigned>(eval_.phase)].bytes};
+    return ChoiceCost{all.quality.change_percent(), all.phase[static_cast<unsigned>(eval_.phase)].bytes};
   }
 
   /// No more runs: what is known of the texts.
@@ -237,6 +244,7 @@ void thresholds(const Arguments& a, OutputFile& out) {
     set_parameters(o, thresholds_at(t1, t2), "calibration");
     return loss.of(o, left);
   });
+  if (found.stopped && !found.best) throw Interrupted();
   std::string table = table_head("T1    T2");
   Json calibrated = made_with(a, "precision",
                               "least bytes copied in decode, of T1 and T2 that lose at most so much against the "
@@ -253,7 +261,7 @@ void thresholds(const Arguments& a, OutputFile& out) {
   print(table);
   if (!found.best) print(fmt::format("nothing loses at most {}%: 1 and 1 shrink and skip nothing\n", a.loss_percent));
   const ThresholdChoice best = found.best ? found.tried[*found.best] : ThresholdChoice{};
-  write(a, out, thresholds_at(best.t1, best.t2), calibrated);
+  write(a, out, thresholds_at(best.t1, best.t2), calibrated, found.stopped);
 }
 
 /// One number, the larger the more it loses. `value(step)`: of the parameter.
@@ -265,6 +273,7 @@ void find_number(const Arguments& a, OutputFile& out, Loss& loss, const Paramete
     set_parameters(o, at(step), "calibration");
     return loss.of(o, left);
   });
+  if (found.stopped && !found.best) throw Interrupted();
   loss.end(calibrated);
   std::string table = table_head(parameter.name);
   for (std::size_t i = 0; i < found.tried.size(); ++i) {
@@ -277,7 +286,7 @@ void find_number(const Arguments& a, OutputFile& out, Loss& loss, const Paramete
   }
   print(table);
   if (!found.best) print(fmt::format("nothing loses at most {}%: 0 is the least there is\n", a.loss_percent));
-  write(a, out, at(found.best ? found.tried[*found.best].step : 0), calibrated);
+  write(a, out, at(found.best ? found.tried[*found.best].step : 0), calibrated, found.stopped);
 }
 
 void low_share(const Arguments& a, OutputFile& out) {
@@ -342,7 +351,7 @@ class Replays {
     return most;
   }
 
-  /// One replay of each trace.
+  /// One replay of each trace; none when stopped.
   [[nodiscard]] std::vector<Simulated> run(const std::function<void(SimulateOptions&)>& set) const {
     std::vector<Simulated> results;
     for (std::size_t i = 0; i < traces_.size(); ++i) {
@@ -353,7 +362,7 @@ class Replays {
       o.bounds = false;
       o.progress = [](std::uint64_t, std::uint64_t) { return !stop; };
       results.push_back(simulate(traces_[i]->trace, costs_[i], o));
-      if (stop) throw Interrupted();
+      if (stop) return {};
     }
     return results;
   }
@@ -383,15 +392,24 @@ class Replays {
   std::vector<Costs> costs_;
 };
 
-/// Shows how far it is.
-std::vector<std::uint64_t> measure_with_progress(const char* what, std::size_t count,
-                                                 const std::function<std::uint64_t(std::size_t)>& measure) {
+using Measured = std::vector<std::optional<std::uint64_t>>;
+
+/// Shows how far it is. Throws Interrupted if nothing was measured.
+Measured measure_with_progress(const char* what, std::size_t count,
+                               const std::function<std::optional<std::uint64_t>(std::size_t)>& measure) {
   ProgressLine line(what);
-  return measure_all(count, measure, [&](std::uint64_t done, std::uint64_t total) { line.show(done, total); });
+  Measured all = measure_all(count, measure, [&](std::uint64_t done, std::uint64_t total) { line.show(done, total); });
+  if (std::none_of(all.begin(), all.end(), [](const auto& m) { return m.has_value(); })) throw Interrupted();
+  return all;
 }
 
-std::size_t least(const std::vector<std::uint64_t>& values) {
-  return static_cast<std::size_t>(std::min_element(values.begin(), values.end()) - values.begin());
+bool complete(const Measured& measured) {
+  return std::all_of(measured.begin(), measured.end(), [](const auto& m) { return m.has_value(); });
+}
+
+std::size_t least(const Measured& values) {
+  auto less = [](const auto& a, const auto& b) { return a && (!b || *a < *b); };
+  return static_cast<std::size_t>(std::min_element(values.begin(), values.end(), less) - values.begin());
 }
 
 int cache_weights(const Arguments& a) {
@@ -400,13 +418,14 @@ int cache_weights(const Arguments& a) {
   return unless_interrupted([&] {
     const Replays replays(a);
     const std::vector<CacheWeights> mixtures = weight_mixtures(100);
-    const auto penalties = measure_with_progress("mixtures", mixtures.size(), [&](std::size_t i) {
-      std::uint64_t bytes = 0;
-      for (const Simulated& s : replays.run([&](SimulateOptions& o) { o.cache_weights = mixtures[i]; })) {
-        bytes += s.counters.of(Phase::decode).miss_bytes;
-      }
-      return bytes;
-    });
+    const auto penalties =
+        measure_with_progress("mixtures", mixtures.size(), [&](std::size_t i) -> std::optional<std::uint64_t> {
+          const auto runs = replays.run([&](SimulateOptions& o) { o.cache_weights = mixtures[i]; });
+          if (runs.empty()) return {};
+          std::uint64_t bytes = 0;
+          for (const Simulated& s : runs) bytes += s.counters.of(Phase::decode).miss_bytes;
+          return bytes;
+        });
     // Where nothing is better than the default, it stays: a stack whose misses the host computes loads nothing at all.
     const auto usual = static_cast<std::size_t>(
         std::find(mixtures.begin(), mixtures.end(), CacheWeights{700, 100, 100, 100}) - mixtures.begin());
@@ -415,12 +434,12 @@ int cache_weights(const Arguments& a) {
     std::string table = fmt::format("  {:<26}  {:>14}\n", "LRU, LFU, LHU, FLD", "miss bytes");
     auto row = [&](const char* name, const CacheWeights& weights) {
       const auto at = static_cast<std::size_t>(std::find(mixtures.begin(), mixtures.end(), weights) - mixtures.begin());
-      table += fmt::format(
-          "  {:<26}  {:>14}  {:>+7.2f}%  {}\n", fmt::format("{}", fmt::join(weights, ", ")), penalties[at],
-          100 * (static_cast<double>(penalties[at]) / static_cast<double>(std::max<std::uint64_t>(penalties[best], 1)) -
-                 1),
-          name);
-      calibrated["miss_bytes"][name] = penalties[at];
+      if (!penalties[at]) return;
+      const auto bytes = static_cast<double>(*penalties[at]),
+                 least_bytes = static_cast<double>(std::max<std::uint64_t>(*penalties[best], 1));
+      table += fmt::format("  {:<26}  {:>14}  {:>+7.2f}%  {}\n", fmt::format("{}", fmt::join(weights, ", ")),
+                           *penalties[at], 100 * (bytes / least_bytes - 1), name);
+      calibrated["miss_bytes"][name] = *penalties[at];
     };
     row("best", mixtures[best]);
     row("default", {700, 100, 100, 100});
@@ -428,9 +447,10 @@ int cache_weights(const Arguments& a) {
     row("LFU alone", {0, 1000, 0, 0});
     row("LHU alone", {0, 0, 1000, 0});
     row("FLD alone", {0, 0, 0, 1000});
-    calibrated["tried"] = mixtures.size();
+    calibrated["tried"] =
+        std::count_if(penalties.begin(), penalties.end(), [](const auto& p) { return p.has_value(); });
     print(table);
-    write(a, out, {{name_of(&StackOptions::cache_weights), mixtures[best]}}, calibrated);
+    write(a, out, {{name_of(&StackOptions::cache_weights), mixtures[best]}}, calibrated, !complete(penalties));
   });
 }
 
@@ -445,28 +465,32 @@ int by_time(const Arguments& a, const ParameterMember& member, const char* what,
     const std::vector<std::uint32_t> values = values_of(replays);
     std::vector<Outcomes> outcomes(values.size());
     std::vector<std::uint64_t> steps(values.size());
-    const auto times = measure_with_progress("values", values.size(), [&](std::size_t i) {
-      std::uint64_t ns = 0;
-      for (const Simulated& s : replays.run([&](SimulateOptions& o) {
-             o.*std::get<std::optional<std::uint32_t> StackOptions::*>(member) = values[i];
-           })) {
-        const PhaseClock& decode = s.phase[static_cast<unsigned>(Phase::decode)];
-        ns += static_cast<std::uint64_t>(decode.total);
-        if (prefill_too) ns += static_cast<std::uint64_t>(s.phase[static_cast<unsigned>(Phase::prefill)].total);
-        steps[i] += decode.steps;
-        outcomes[i].requests += s.counters.of(Phase::decode).requests;
-        outcomes[i].hits += s.counters.of(Phase::decode).hits;
-      }
-      return ns;
-    });
+    const auto times =
+        measure_with_progress("values", values.size(), [&](std::size_t i) -> std::optional<std::uint64_t> {
+          const auto runs = replays.run([&](SimulateOptions& o) {
+            o.*std::get<std::optional<std::uint32_t> StackOptions::*>(member) = values[i];
+          });
+          if (runs.empty()) return {};
+          std::uint64_t ns = 0;
+          for (const Simulated& s : runs) {
+            const PhaseClock& decode = s.phase[static_cast<unsigned>(Phase::decode)];
+            ns += static_cast<std::uint64_t>(decode.total);
+            if (prefill_too) ns += static_cast<std::uint64_t>(s.phase[static_cast<unsigned>(Phase::prefill)].total);
+            steps[i] += decode.steps;
+            outcomes[i].requests += s.counters.of(Phase::decode).requests;
+            outcomes[i].hits += s.counters.of(Phase::decode).hits;
+          }
+          return ns;
+        });
     Json calibrated = made_with(a, what,
                                 prefill_too ? "least simulated time, prefill and decode; of equal ones the first tried"
                                             : "least simulated decode time; of equal ones the smallest");
     std::string table = fmt::format("  {:<22}  {:>12}  {:>7}\n", name, "ms a step", "hits");
     const std::size_t best = least(times);
     for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!times[i]) continue;
       const double tpot_s =
-          static_cast<double>(times[i]) * 1e-9 / static_cast<double>(std::max<std::uint64_t>(steps[i], 1));
+          static_cast<double>(*times[i]) * 1e-9 / static_cast<double>(std::max<std::uint64_t>(steps[i], 1));
       table += fmt::format("  {:<22}  {:>12.4f}  {:>6.2f}%{}\n", values[i], 1e3 * tpot_s, 100 * outcomes[i].hit_rate(),
                            i == best ? "  <-" : "");
       const Json tried = {{name, values[i]},
@@ -476,7 +500,7 @@ int by_time(const Arguments& a, const ParameterMember& member, const char* what,
       calibrated["tried"].push_back(tried);
     }
     print(table);
-    write(a, out, {{name, values[best]}}, calibrated);
+    write(a, out, {{name, values[best]}}, calibrated, !complete(times));
   });
 }
 

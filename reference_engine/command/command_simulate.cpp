@@ -5,6 +5,8 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -33,12 +35,26 @@ struct Arguments {
   std::vector<std::uint32_t> batches = {1};
   std::vector<SweptParameter> parameters;
   std::uint32_t batch = 1, chunk = 128, threads = 0, rank = 0, ranks = 0, merge = 0;
-  std::uint64_t tokens = ~std::uint64_t{0};
+  std::uint64_t tokens = ~std::uint64_t{0}, seed = AssumedRecall().seed;
+  std::vector<double> recall;  ///< empty: nothing is made up
   std::string title = "Ferry: expert offloading, compared";
 };
 
+/// What --assume-recall says; one share counts for both.
+std::optional<AssumedRecall> assumed_recall(const Arguments& a) {
+  if (a.recall.empty()) return {};
+  if (a.recall.size() > 2) {
+    throw InputError(
+        fmt::format("--assume-recall {}: {} shares, expected one or two", fmt::join(a.recall, ","), a.recall.size()));
+  }
+  const AssumedRecall recall{a.recall.front(), a.recall.back(), a.seed};
+  recall.validate();
+  return recall;
+}
+
 int simulate_command(const Arguments& a) {
   a.flags.check(a.stacks);
+  const std::optional<AssumedRecall> recall = assumed_recall(a);
   std::vector<std::string> inputs = stack_files(a.stacks);
   inputs.insert(inputs.end(), {a.trace, a.machine, a.as_shape});
   check_outputs({a.json, a.timeline}, inputs);
@@ -60,7 +76,18 @@ int simulate_command(const Arguments& a) {
   o.batch = a.batch;
   o.prefill_chunk = a.chunk;
   o.max_tokens = a.tokens;
-  o.budget_bytes = parse_budget(a.flags.budget, trace.trace.model.all_bytes());
+  const ModelShape model = setting.model();
+  o.budget_bytes = parse_budget(a.flags.budget, model.all_bytes());
+  std::optional<AssumedRows> rows;
+  if (recall) {
+    RowNeeds needs;
+    for (const std::string& s : a.stacks) {
+      a.flags.set(o, s);
+      needs.add(rows_read_by(o, model));
+    }
+    check_assumed_bytes(assumed_bytes(trace.trace, needs));
+    setting.assumed = &rows.emplace(trace.trace, *recall, needs);
+  }
   std::vector<RunReport> reports;
   Json all = Json::array();
   for (const std::string& s : a.stacks) {
@@ -71,7 +98,12 @@ int simulate_command(const Arguments& a) {
       return !stop;
     };
     std::vector<Span> spans;
-    reports.push_back(run_simulation(setting, o, a.flags.taken_by(s), timeline_file ? &spans : nullptr));
+    try {
+      reports.push_back(run_simulation(setting, o, a.flags.taken_by(s), timeline_file ? &spans : nullptr));
+    } catch (const ConfigError& e) {
+      if (a.stacks.size() == 1) throw;
+      throw ConfigError(fmt::format("{}: {}", a.flags.named(s).label, e.what()));
+    }
     if (is_stack_file(s)) reports.back().stack_file = a.flags.named(s).label;
     all.push_back(to_json(reports.back()));
     if (timeline_file) {
@@ -103,6 +135,7 @@ int sweep_command(const Arguments& a) {
   grid.pools = a.flags.given.value(parameter_of(&StackOptions::pools).name, grid.pools);
   grid.bounds = bound_choices.at(a.bounds);
   grid.max_tokens = a.tokens;
+  grid.assumed = assumed_recall(a);
   static_cast<void>(cells_of(grid));  // refuses what does not fit, before anything large is read
   if (a.merge > 0) {
     print(fmt::format("{}: {} runs\n", a.out, merge_sweep(grid, a.out, a.merge)));
@@ -113,15 +146,19 @@ int sweep_command(const Arguments& a) {
   inputs.insert(inputs.end(), grid.machines.begin(), grid.machines.end());
   inputs.push_back(grid.as_shape);
   check_outputs({a.out}, inputs);
-  for (const std::string& m : grid.machines) static_cast<void>(read_machine(m));
-  if (!grid.as_shape.empty()) static_cast<void>(read_shape(grid.as_shape));
-  for (const std::string& t : grid.traces) {  // refused before hours are spent on the others
-    const TraceFile file{std::filesystem::path(t)};
-    for (const std::string& b : grid.budgets) static_cast<void>(parse_budget(b, file.trace.model.all_bytes()));
-  }
-  Ranks ranks = a.ranks > 0 ? Ranks{a.rank, a.ranks} : ranks_of_environment();
+  const Ranks ranks = a.ranks > 0 ? Ranks{a.rank, a.ranks} : ranks_of_environment();
   if (ranks.rank >= ranks.ranks)
     throw InputError(fmt::format("--rank {}: expected 0 to {}", ranks.rank, ranks.ranks - 1));
+  check_results(rank_file(a.out, ranks));
+  for (const std::string& m : grid.machines) static_cast<void>(read_machine(m));
+  std::uint64_t made_up_bytes = 0;
+  for (const std::string& t : std::set<std::string>(grid.traces.begin(), grid.traces.end())) {
+    const TraceFile file{std::filesystem::path(t)};  // refused before hours are spent on the others
+    const ModelShape model = counted_as(file.trace.model, grid.as_shape);
+    for (const std::string& b : grid.budgets) static_cast<void>(parse_budget(b, model.all_bytes()));
+    if (grid.assumed) made_up_bytes += assumed_bytes(file.trace, rows_read_by(grid, t, model));
+  }
+  check_assumed_bytes(made_up_bytes);
   const std::uint32_t cores = std::max(1U, std::thread::hardware_concurrency());
   ProgressLine line("runs");
   const SweepResult r = run_sweep(grid, a.out, ranks, a.threads == 0 ? cores : a.threads, stop,
@@ -185,6 +222,12 @@ void add_common(CLI::App* c, Arguments& a) {
       ->check(CLI::IsMember(bounds))
       ->capture_default_str();
   c->add_option("--tokens", a.tokens, "stop after so many")->type_name("N")->check(CLI::Range(1ULL, 1ULL << 40U));
+  auto* recall = c->add_option("--assume-recall", a.recall,
+                               "make up what the trace lacks: of the experts that a layer needs, the share that is "
+                               "predicted among the k best, and among the best quarter (Fate's: 0.79,0.97)")
+                     ->type_name("TOP_K,CANDIDATES")
+                     ->delimiter(',');
+  c->add_option("--assume-seed", a.seed, "of what is made up")->type_name("N")->capture_default_str()->needs(recall);
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ int record(const Arguments& a) {
   inputs.push_back(a.text);
   for (const std::string& file : a.model.inputs()) inputs.push_back(file);
   check_outputs({a.out}, inputs);
+  OutputFile out(a.out);
   const std::string text = read_text("--text", a.text);
   RunnerOptions o;
   a.flags.set(o, a.stack);
@@ -64,7 +65,7 @@ int record(const Arguments& a) {
     made->residency = fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label,
                                   runner->statistics().arena_bytes, machine.name);
   }
-  made->write(a.out);
+  made->write(out);
   print(fmt::format("{}: {} tokens in {} sequences{}\n", a.out, made->trace.tokens, made->trace.sequences(),
                     stop ? " (interrupted)" : ""));
   return stop ? 128 + stopped_by : 0;
@@ -72,20 +73,22 @@ int record(const Arguments& a) {
 
 int import(const Arguments& a) {
   check_outputs({a.out}, {a.in, a.shape});
+  OutputFile out(a.out);
   const auto made = import_trace(a.in, read_shape(a.shape));
-  made->write(a.out);
+  made->write(out);
   print(fmt::format("{}: {} tokens in {} sequences\n", a.out, made->trace.tokens, made->trace.sequences()));
   return 0;
 }
 
 int generate_trace(const Arguments& a) {
   check_outputs({a.out}, {a.shape});
+  OutputFile out(a.out);
   SyntheticOptions o = a.synthetic;
   o.partial = !a.no_partial;
   for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.recall.size()); ++i) o.recall_top_k[i] = a.recall[i];
   for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.top_1.size()); ++i) o.top_1[i] = a.top_1[i];
   const auto made = synthesize(read_shape(a.shape), o);
-  made->write(a.out);
+  made->write(out);
   print(fmt::format("{}: {} tokens in {} sequences\n", a.out, made->trace.tokens, made->trace.sequences()));
   return 0;
 }

@@ -201,6 +201,12 @@ Json to_json(const RunReport& r) {
   json["trace"] = s.trace;
   json["costs"] = s.costs;
   json["as_shape"] = s.as_shape.empty() ? Json() : Json(s.as_shape);
+  if (s.assumed) {
+    json["assumed"] = {{"recall_top_k", s.assumed->recall_top_k},
+                       {"recall_candidates", s.assumed->recall_candidates},
+                       {"seed", s.assumed->seed},
+                       {"what", s.assumed->what}};
+  }
   Json by_layer = Json::array();
   for (const auto& [hits, requests] : s.layer_hits)
     by_layer.push_back(requests == 0 ? Json() : Json(ratio(hits, requests)));
@@ -344,6 +350,13 @@ std::string to_table(const std::vector<RunReport>& reports) {
     out += fmt::format("{:<22}", rows[i].first);
     for (std::size_t j = 0; j < reports.size(); ++j) out += fmt::format("  {:>{}}", cells[i][j], width[j]);
     out += '\n';
+  }
+  for (const RunReport& r : reports) {
+    if (!r.simulated || !r.simulated->assumed) continue;
+    const SimulatedFacts::Assumed& a = *r.simulated->assumed;
+    out += fmt::format("{}: {} made up, not recorded (--assume-recall {},{} --assume-seed {})\n",
+                       r.stack_file.empty() ? r.stack : r.stack_file, fmt::join(a.what, ", "), a.recall_top_k,
+                       a.recall_candidates, a.seed);
   }
   return out;
 }

@@ -24,6 +24,13 @@ struct SimulatedFacts {
     double tpot_s = 0, hit_rate = 0;
   };
   std::optional<Other> perfect_prediction, belady_cache, prediction_and_cache, belady_demand;
+  /// What the trace lacks and this run read, made up.
+  struct Assumed {
+    double recall_top_k = 0, recall_candidates = 0;
+    std::uint64_t seed = 0;
+    std::vector<std::string> what;  ///< the trace's tensors
+  };
+  std::optional<Assumed> assumed;
 };
 
 struct RunReport {

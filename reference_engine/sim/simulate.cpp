@@ -96,6 +96,25 @@ Simulated replay(const AnyConfig& config, bool preload, const Trace& trace, cons
 
 }  // namespace
 
+RowNeeds rows_read_by(const StackOptions& options, const ModelShape& model) {
+  RowNeeds needs;
+  StackTraits traits;
+  try {
+    traits = configure_stack(model, options, [](std::uint64_t) { return Nanoseconds{0}; }).config->traits();
+  } catch (const ConfigError&) {
+    return needs;
+  }
+  needs.scores = traits.cache_needs_scores || traits.router_needs_scores;
+  if (!traits.predicts) return needs;
+  // Stacks that can look further than one layer look as far as HOBBIT by themselves.
+  const bool deep = takes_parameter(options.stack, &StackOptions::depth, options.pools);
+  for (const RowSource rows : traits.rows) {
+    if (rows == RowSource::gate_input) needs.ahead = deep ? static_cast<std::uint16_t>(options.depth.value_or(3)) : 1;
+    if (rows == RowSource::partial_hidden) needs.partial = true;
+  }
+  return needs;
+}
+
 Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions& options) {
   if (options.batch == 0 || options.prefill_chunk == 0) {
     throw ConfigError("a replay needs a batch and a prefill chunk of 1 or more");

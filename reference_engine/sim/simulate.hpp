@@ -16,6 +16,7 @@
 #include "ferry/trace/trace.hpp"
 #include "stacks/clairvoyance.hpp"
 #include "stacks/stack_options.hpp"
+#include "trace/assumed_rows.hpp"
 
 namespace ferry::engine {
 
@@ -40,6 +41,10 @@ struct Simulated {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits;  ///< of decode: hits, requests
   std::vector<Span> spans;
 };
+
+/// What a stack reads of a trace beside experts and weights; nothing for options that cannot work, which `simulate`
+/// refuses. Throws InputError for an unknown stack.
+RowNeeds rows_read_by(const StackOptions& options, const ModelShape& model);
 
 /// Replays a trace under a stack. The same arguments give the same result on any machine, to the last digit.
 /// Throws InputError for an unknown stack, ConfigError for a budget that is too small or for what the trace lacks,

@@ -40,9 +40,10 @@ std::filesystem::path data_file(const std::string& folder, const std::string& ki
 std::filesystem::path find_model(const std::string& name) {
   std::error_code none;
   const auto bundled = data_directory() / "models" / name;
-  const bool folder = std::filesystem::is_directory(name, none);
-  if (!folder && name.find('/') == std::string::npos && std::filesystem::is_directory(bundled, none)) return bundled;
-  if (!folder) {
+  const bool is_bundled = name.find('/') == std::string::npos && std::filesystem::is_directory(bundled, none);
+  // A folder of the user's that only has the same name, for results perhaps, does not hide a bundled model.
+  if (is_bundled && !std::filesystem::exists(std::filesystem::path(name) / "config.json", none)) return bundled;
+  if (!std::filesystem::is_directory(name, none)) {
     throw InputError(
         fmt::format("--model {}: no such folder; bundled models are tiny-qwen-moe and tiny-mixtral", name));
   }

@@ -1,8 +1,57 @@
 #include "sweep/simulated_run.hpp"
 
+#include <fmt/format.h>
+
+#include <optional>
+#include <utility>
+
 #include "ferry/error.hpp"
+#include "stacks/configured_stack.hpp"
+#include "stacks/parameters.hpp"
 
 namespace ferry::engine {
+namespace {
+
+/// Bits at which the stack would find its experts, as flags: the fewest changes first. Empty: there are none, or the
+/// stack has no such parameters.
+std::string bits_that_work(const ModelShape& model, const StackOptions& options) {
+  using Bits = std::optional<std::uint32_t>;
+  constexpr auto low = &StackOptions::low_bits, high = &StackOptions::high_bits;
+  if (!takes_parameter(options.stack, low, options.pools)) return "";
+  for (const Bits h : {options.high_bits, Bits(8), Bits(4)}) {
+    for (const Bits l : {options.low_bits, Bits(8), Bits(4), Bits(2)}) {
+      StackOptions o = options;
+      o.low_bits = l;
+      o.high_bits = h;
+      try {
+        const auto stack = configure_stack(model, o, [](std::uint64_t) { return Nanoseconds{0}; });
+        static_cast<void>(stack.config->storage_bytes());  // refuses what pools alone do not
+      } catch (const ConfigError&) {
+        continue;
+      }
+      std::string flags;
+      if (h != options.high_bits) flags += fmt::format(" {} {}", parameter_of(high).flag(), *h);
+      if (l != options.low_bits) flags += fmt::format(" {} {}", parameter_of(low).flag(), *l);
+      return flags;
+    }
+  }
+  return "";
+}
+
+/// The library's refusals know no options: what a user could do about this one goes behind it.
+std::string remedy(const std::string& refusal, const SimulatedSetting& setting, const ModelShape& model,
+                   const StackOptions& options) {
+  if (refusal.starts_with("the trace of ") && setting.assumed == nullptr) {
+    return "; --assume-recall 0.79,0.97 makes up what is missing";
+  }
+  const bool of_precision = refusal.find("for which slots were asked") != std::string::npos ||
+                            refusal.starts_with("the precision selector asks for ");
+  if (!of_precision) return "";
+  const std::string flags = bits_that_work(model, options);
+  return flags.empty() ? "" : fmt::format(";{} works", flags);
+}
+
+}  // namespace
 
 const char* cost_source_name(CostSource source) {
   switch (source) {
@@ -15,16 +64,27 @@ const char* cost_source_name(CostSource source) {
   }
 }
 
+ModelShape counted_as(ModelShape model, const std::string& as_shape) {
+  if (!as_shape.empty()) model.expert_bytes = read_shape(as_shape).model.expert_bytes;
+  return model;
+}
+
+ModelShape SimulatedSetting::model() const {
+  return counted_as(trace->trace.model, as_shape);
+}
+
 Costs SimulatedSetting::machine_costs() const {
-  if (as_shape.empty()) return machine.costs(trace->work, costs);
-  const ModelFacts reference = read_shape(as_shape);
-  return as_if(machine.costs(reference.work, costs), reference, trace->trace.model);
+  return machine.costs(as_shape.empty() ? trace->work : read_shape(as_shape).work, costs);
 }
 
 RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions& options, Json parameters,
                          std::vector<Span>* spans) {
-  const Trace& trace = setting.trace->trace;
+  const ModelShape model = setting.model();
   const Costs costs = setting.machine_costs();
+  AssumedRows::Completed completed{setting.trace->trace, {}};
+  if (setting.assumed != nullptr) completed = setting.assumed->complete(rows_read_by(options, model));
+  Trace& trace = completed.trace;
+  trace.model = model;
   // With all bounds the trace is replayed up to five times: one progress over them.
   const std::uint64_t replays = setting.bounds == BoundsChoice::all ? 5 : 1;
   std::uint64_t behind = 0;
@@ -35,7 +95,12 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
   o.progress = progress;
   o.bounds = setting.bounds != BoundsChoice::none;
   o.log = spans != nullptr;
-  Simulated simulated = simulate(trace, costs, o);
+  Simulated simulated;
+  try {
+    simulated = simulate(trace, costs, o);
+  } catch (const ConfigError& e) {
+    throw ConfigError(e.what() + remedy(e.what(), setting, model, options));
+  }
   if (spans != nullptr) *spans = std::move(simulated.spans);
 
   RunReport facts;
@@ -43,18 +108,20 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
   facts.stack = options.stack;
   facts.machine = setting.machine.name;
   facts.batch = options.batch;
-  facts.layers = trace.model.layers;
+  facts.layers = model.layers;
   facts.budget_asked_bytes = options.budget_bytes;
-  facts.all_expert_bytes = trace.model.all_bytes();
-  facts.expert_bytes = trace.model.bytes(0, Precision::full);
-  for (std::uint32_t l = 0; l < trace.model.layers; ++l) {
-    facts.dense_bytes += setting.trace->work[setting.trace->work.size() == 1 ? 0 : l].dense_bytes;
-  }
+  facts.all_expert_bytes = model.all_bytes();
+  facts.expert_bytes = model.bytes(0, Precision::full);
+  for (std::uint32_t l = 0; l < model.layers; ++l) facts.dense_bytes += costs.work_of(l).dense_bytes;
   facts.throttle_bytes_per_s = costs.link_bytes_per_s;
   SimulatedFacts& s = facts.simulated.emplace();
   s.trace = setting.trace_name;
   s.costs = cost_source_name(setting.costs);
   s.as_shape = setting.as_shape;
+  if (!completed.made.empty()) {
+    const AssumedRecall& recall = setting.assumed->recall();
+    s.assumed = {recall.top_k, recall.candidates, recall.seed, std::move(completed.made)};
+  }
   facts.parameters = std::move(parameters);
 
   auto other = [&](Clairvoyance knows) -> std::optional<SimulatedFacts::Other> {

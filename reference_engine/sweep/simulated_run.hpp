@@ -8,6 +8,7 @@
 #include "profiles/machine.hpp"
 #include "report/report.hpp"
 #include "sim/simulate.hpp"
+#include "trace/assumed_rows.hpp"
 #include "trace/trace_file.hpp"
 
 namespace ferry::engine {
@@ -27,10 +28,17 @@ struct SimulatedSetting {
   CostSource costs = CostSource::effective;
   std::string as_shape;  ///< a shape's name or file, or empty
   BoundsChoice bounds = BoundsChoice::proven;
+  const AssumedRows* assumed = nullptr;  ///< of this trace, for stacks that read what it lacks; null: those are refused
 
+  /// The model that is simulated: the trace's, counted as `as_shape`. Throws InputError.
+  [[nodiscard]] ModelShape model() const;
   /// Throws InputError, ConfigError.
   [[nodiscard]] Costs machine_costs() const;
 };
+
+/// A trace's model whose experts have the bytes of the shape's, at every precision that the shape has; the same without a
+/// shape. So budgets, copies and times are all the shape's. Throws InputError.
+ModelShape counted_as(ModelShape model, const std::string& as_shape);
 
 /// Throws InputError or ConfigError for what cannot work, or needs more memory than there is.
 RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions& options, Json parameters,

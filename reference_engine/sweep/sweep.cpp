@@ -29,14 +29,21 @@ std::string read_all(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
+[[noreturn]] void cannot_write(const std::filesystem::path& path) {
+  throw InputError(fmt::format("{}: cannot be written: {}", path.string(), std::strerror(errno)));
+}
+
+void need_regular_file(const std::filesystem::path& path) {
+  std::error_code none;
+  if (!std::filesystem::exists(path, none) || std::filesystem::is_regular_file(path, none)) return;
+  throw InputError(fmt::format("{}: not a regular file", path.string()));
+}
+
 /// The complete lines of a results file, by index; each checked to be this sweep's. `kept`: their bytes.
 std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path, const std::vector<SweepCell>& cells,
                                               std::uint64_t& kept) {
   std::map<std::uint64_t, std::string> lines;
-  std::error_code none;
-  if (std::filesystem::exists(path, none) && !std::filesystem::is_regular_file(path, none)) {
-    throw InputError(fmt::format("{}: not a regular file", path.string()));
-  }
+  need_regular_file(path);
   const std::string text = read_all(path);
   kept = 0;
   for (std::size_t number = 1, at = 0; at < text.size(); ++number) {
@@ -78,7 +85,7 @@ class Lines {
     if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       throw InputError(fmt::format("{}: another sweep is writing it: give each its --rank and --ranks", path.string()));
     }
-    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(kept)) != 0) fail();
+    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(kept)) != 0) cannot_write(path_);
   }
   ~Lines() {
     if (fd_ >= 0) ::close(fd_);
@@ -96,7 +103,7 @@ class Lines {
         const int error = errno;
         static_cast<void>(::ftruncate(fd_, static_cast<off_t>(size_)));
         errno = error;
-        fail();
+        cannot_write(path_);
       }
       written += static_cast<std::size_t>(n);
     }
@@ -104,28 +111,41 @@ class Lines {
   }
 
  private:
-  [[noreturn]] void fail() const {
-    throw InputError(fmt::format("{}: cannot be written: {}", path_.string(), std::strerror(errno)));
-  }
-
   std::filesystem::path path_;
   std::uint64_t size_;
   int fd_ = -1;
 };
 
-/// Traces are read once, when the first cell needs them.
+/// A trace, and what is made up for it.
+struct ReadTrace {
+  explicit ReadTrace(const std::string& path) : file(std::filesystem::path(path)) {}
+
+  TraceFile file;
+  std::optional<AssumedRows> rows;
+};
+
+/// Traces are read once, when the first cell needs them; what all cells read of them is made up once.
 class Traces {
  public:
-  const TraceFile& get(const std::string& path) {
+  explicit Traces(const SweepGrid& grid) : grid_(grid) {}
+
+  const ReadTrace& get(const std::string& path) {
     const std::lock_guard lock(mutex_);
-    auto& file = files_[path];
-    if (file == nullptr) file = std::make_unique<TraceFile>(std::filesystem::path(path));
-    return *file;
+    auto& read = traces_[path];
+    if (read != nullptr) return *read;
+    auto fresh = std::make_unique<ReadTrace>(path);
+    if (grid_.assumed) {
+      const Trace& trace = fresh->file.trace;
+      fresh->rows.emplace(trace, *grid_.assumed, rows_read_by(grid_, path, counted_as(trace.model, grid_.as_shape)));
+    }
+    read = std::move(fresh);
+    return *read;
   }
 
  private:
+  const SweepGrid& grid_;
   std::mutex mutex_;
-  std::map<std::string, std::unique_ptr<TraceFile>> files_;
+  std::map<std::string, std::unique_ptr<ReadTrace>> traces_;
 };
 
 /// What all cells are given.
@@ -135,9 +155,29 @@ Json given_to_all(const SweepGrid& grid) {
   return grid.pools == "stack" ? Json::object() : Json{{pools.name, std::move(value)}};
 }
 
+/// What this cell's stack is given.
+Json given_to(const SweepGrid& grid, const SweepCell& cell) {
+  Json given = given_to_all(grid);
+  for (const auto& [name, value] : cell.parameters) given[name] = find_parameter(name, "a sweep").read(value);
+  return parameters_of(cell.named, given);
+}
+
+/// `model`: the trace's, as it is counted.
+SimulateOptions options_of(const SweepGrid& grid, const SweepCell& cell, const ModelShape& model) {
+  SimulateOptions o;
+  o.stack = cell.named.policies;
+  set_parameters(o, given_to(grid, cell), cell.key());
+  o.batch = cell.batch;
+  o.max_tokens = grid.max_tokens;
+  o.budget_bytes = parse_budget(cell.budget, model.all_bytes());
+  return o;
+}
+
 Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, const std::atomic<bool>& stop) {
+  const ReadTrace& read = traces.get(cell.trace);
   SimulatedSetting setting;
-  setting.trace = &traces.get(cell.trace);
+  setting.trace = &read.file;
+  if (read.rows) setting.assumed = &*read.rows;
   setting.trace_name = std::filesystem::path(cell.trace).filename().string();
   setting.machine = read_machine(cell.machine);
   setting.costs = grid.costs;
@@ -146,17 +186,9 @@ Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, cons
   if (grid.costs == CostSource::stated && !setting.machine.stated) {
     throw ConfigError("machine " + setting.machine.name + " has no \"stated\" times");
   }
-  SimulateOptions o;
-  o.stack = cell.named.policies;
-  Json given = given_to_all(grid);
-  for (const auto& [name, value] : cell.parameters) given[name] = find_parameter(name, "a sweep").read(value);
-  const Json parameters = parameters_of(cell.named, given);
-  set_parameters(o, parameters, cell.key());
-  o.batch = cell.batch;
-  o.max_tokens = grid.max_tokens;
-  o.budget_bytes = parse_budget(cell.budget, setting.trace->trace.model.all_bytes());
+  SimulateOptions o = options_of(grid, cell, setting.model());
   o.progress = [&stop](std::uint64_t, std::uint64_t) { return !stop; };
-  RunReport report = run_simulation(setting, o, parameters);
+  RunReport report = run_simulation(setting, o, given_to(grid, cell));
   if (!cell.named.file.empty()) report.stack_file = cell.stack;
   return to_json(report);
 }
@@ -259,6 +291,11 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
   if (grid.pools != "stack") setting += " pools=" + grid.pools;
   if (grid.bounds != BoundsChoice::proven) setting += grid.bounds == BoundsChoice::all ? " bounds=all" : " bounds=none";
   if (grid.max_tokens != ~std::uint64_t{0}) setting += fmt::format(" tokens={}", grid.max_tokens);
+  if (grid.assumed) {
+    grid.assumed->validate();
+    setting += fmt::format(" assume-recall={},{}", grid.assumed->top_k, grid.assumed->candidates);
+    if (grid.assumed->seed != AssumedRecall().seed) setting += fmt::format(" assume-seed={}", grid.assumed->seed);
+  }
   std::vector<SweepCell> cells;
   for (const std::string& trace : grid.traces) {
     for (const std::string& machine : grid.machines) {
@@ -285,6 +322,14 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
   return cells;
 }
 
+RowNeeds rows_read_by(const SweepGrid& grid, const std::string& trace, const ModelShape& model) {
+  RowNeeds needs;
+  for (const SweepCell& cell : cells_of(grid)) {
+    if (cell.trace == trace) needs.add(rows_read_by(options_of(grid, cell, model), model));
+  }
+  return needs;
+}
+
 Ranks ranks_of_environment() {
   if (const auto r = ranks_of("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")) return *r;
   if (const auto r = ranks_of("PMI_RANK", "PMI_SIZE")) return *r;
@@ -296,6 +341,18 @@ std::filesystem::path rank_file(const std::filesystem::path& out, Ranks r) {
   if (r.ranks == 1) return out;
   return out.parent_path() /
          fmt::format("{}.{}-of-{}{}", out.stem().string(), r.rank, r.ranks, out.extension().string());
+}
+
+void check_results(const std::filesystem::path& path) {
+  need_regular_file(path);
+  std::error_code none;
+  if (!std::filesystem::exists(path, none)) {
+    static_cast<void>(OutputFile(path));
+    return;
+  }
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) cannot_write(path);
+  ::close(fd);
 }
 
 SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, Ranks ranks, std::uint32_t threads,
@@ -313,7 +370,7 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
   }
   result.had = result.cells - todo.size();
   Lines lines(path, kept);
-  Traces traces;
+  Traces traces(grid);
   std::mutex mutex;
   on_threads(threads, todo.size(), [&](std::size_t at) {
     if (stop) return;

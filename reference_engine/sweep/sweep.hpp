@@ -29,6 +29,7 @@ struct SweepGrid {
   std::string as_shape, pools = "stack";
   BoundsChoice bounds = BoundsChoice::proven;
   std::uint64_t max_tokens = ~std::uint64_t{0};
+  std::optional<AssumedRecall> assumed;  ///< what traces lack is made up, for the stacks that read it
 };
 
 /// One cell of the grid.
@@ -45,8 +46,11 @@ struct SweepCell {
 
 /// Every cell, in a fixed order: parameters vary fastest, traces slowest. What a list names twice counts once, where it
 /// stands first. Throws InputError for an unknown stack, for a parameter or pools that none of them takes, for values
-/// that the parameter does not have, or for two traces of one file name.
+/// that the parameter does not have, for assumed shares that cannot be, or for two traces of one file name.
 std::vector<SweepCell> cells_of(const SweepGrid& grid);
+
+/// What all cells of one trace read of it beside experts and weights. `model`: the trace's, as it is counted.
+RowNeeds rows_read_by(const SweepGrid& grid, const std::string& trace, const ModelShape& model);
 
 /// Which cells a rank of a launcher takes: those whose index modulo `ranks` is `rank`.
 struct Ranks {
@@ -61,6 +65,9 @@ Ranks ranks_of_environment();
 
 /// "results.jsonl" of rank 3 of 16 is "results.3-of-16.jsonl"; of one rank alone it stays.
 std::filesystem::path rank_file(const std::filesystem::path& out, Ranks ranks);
+
+/// Throws InputError if results could not be written to that file; leaves it as it is.
+void check_results(const std::filesystem::path& path);
 
 struct SweepResult {
   std::uint64_t cells = 0, had = 0, done = 0, refused = 0;  ///< of this rank; those found in the file; run now

@@ -98,6 +98,36 @@ TEST_CASE("the number that is found is the largest that loses no more, and was m
   }
 }
 
+TEST_CASE("a search that is stopped keeps what it has, and says so") {
+  for (std::uint32_t runs = 0; runs < 6; ++runs) {
+    CAPTURE(runs);
+    std::uint32_t left = runs;
+    auto stops = [&]() { return left-- == 0; };
+    const auto pair = find_thresholds(8, 1, [&](double t1, double t2, std::uint32_t) -> std::optional<ChoiceCost> {
+      if (stops()) return {};
+      return ChoiceCost{0, static_cast<std::uint64_t>(100 * (2 - t1 - t2) + 100)};
+    });
+    CHECK(pair.stopped);
+    CHECK(pair.tried.size() == runs);
+    CHECK(pair.best.has_value() == (runs > 0));
+    if (pair.best) CHECK(*pair.best == 0);  // T2 falls, and here copies grow
+    left = std::min(runs, 3U);
+    const auto number = find_largest(100, 1, [&](std::uint32_t step, std::uint32_t) -> std::optional<ChoiceCost> {
+      if (stops()) return {};
+      return ChoiceCost{step > 60 ? 2.0 : 0.0, 0};  // 100, 50, 75
+    });
+    CHECK(number.stopped);
+    CHECK(number.tried.size() == std::min(runs, 3U));
+    REQUIRE(number.best.has_value() == (runs > 1));
+    if (number.best) CHECK(number.tried[*number.best].step == 50);
+  }
+  CHECK_FALSE(find_largest(3, 1, [](std::uint32_t, std::uint32_t) { return ChoiceCost{}; }).stopped);
+  const auto some = measure_all(
+      50, [](std::size_t i) -> std::optional<std::uint64_t> { return i < 20 ? std::optional(i) : std::nullopt; },
+      [](std::uint64_t, std::uint64_t) {});
+  for (std::size_t i = 0; i < 50; ++i) CHECK(some[i] == (i < 20 ? std::optional<std::uint64_t>(i) : std::nullopt));
+}
+
 TEST_CASE("mixtures of four weights are all there are, each once") {
   const std::vector<CacheWeights> all = weight_mixtures(100);
   CHECK(all.size() == 286);  // 13 choose 3
@@ -421,7 +451,35 @@ TEST_CASE("what cannot be calibrated is refused in one line") {
   CHECK(!std::filesystem::exists(folder.path() / "out.json"));
 }
 
-TEST_CASE("an interrupted calibration writes nothing") {
+TEST_CASE("an interrupted calibration writes the best so far, and how it was found") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  write_file(folder.path() / "text", std::string(20'000, 'a') + std::string(20'000, 'b'));
+  REQUIRE(ferry_command("trace record --model tiny-mixtral --window 100 --text " + at + "/text --out " + at + "/t.st")
+              .status == 0);
+  // Each of 286 mixtures takes a while: after a few seconds some are measured.
+  const std::string calibrate = "calibrate cache-weights --trace " + at + "/t.st --stack ";
+  const Shell r =
+      ferry_command(calibrate + "hobbit --out " + at + "/out.json", "timeout --foreground --preserve-status -s INT 4 ");
+  CAPTURE(r.out);
+  CHECK(r.status == 130);
+  CHECK(r.out.find("interrupted: the best so far is kept") != std::string::npos);
+  const Json found = read_json(folder.path() / "out.json");
+  CHECK(found["calibrated"]["interrupted"] == true);
+  CHECK(found["calibrated"]["tried"] > 0);
+  CHECK(found["calibrated"]["tried"] < 286);
+  CHECK(read_stack(at + "/out.json").parameters["cache-weights"].size() == 4);
+  // What is found next stands with what was found before.
+  REQUIRE(
+      ferry_command("calibrate low-pool --trace " + at + "/t.st --stack " + at + "/out.json --out " + at + "/two.json")
+          .status == 0);
+  const Json two = read_json(folder.path() / "two.json");
+  CHECK(two["parameters"]["cache-weights"] == found["parameters"]["cache-weights"]);
+  CHECK(two["calibrated"]["interrupted"] == false);
+  CHECK(two["calibrated"]["before"] == found["calibrated"]);
+}
+
+TEST_CASE("an interrupted calibration that has found nothing writes nothing") {
   const TemporaryFolder folder;
   const std::string at = folder.path().string();
   write_file(folder.path() / "text", std::string(1'000'000, 'a'));

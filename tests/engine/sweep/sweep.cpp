@@ -19,6 +19,8 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "ferry/error.hpp"
+#include "profiles/shape.hpp"
+#include "stacks/stack_options.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 
@@ -1121,6 +1123,141 @@ TEST_CASE("a machine of the user's own and another model's sizes can be simulate
   CHECK(mine > tpot(" --machine h200-pcie5 --costs peak"));
   CHECK(mine < tpot(" --machine h200-pcie5 --as mixtral-8x7b"));
   CHECK(Json::parse(read(f.at("r.json")))["as_shape"] == "mixtral-8x7b");
+}
+
+TEST_CASE("a budget in bytes is of the model that is counted, and so is all that is reported") {
+  const Fixture f;
+  // The oracle: the same routing, written down by somebody whose experts have the other model's sizes.
+  const ModelFacts mixtral = read_shape("mixtral-8x7b");
+  TraceFile a{Path(f.at("a.safetensors"))}, large;
+  auto values = [](auto& to, const auto& from) { to.assign(from.begin(), from.end()); };
+  large.trace.name = a.trace.name;
+  large.trace.model = a.trace.model;
+  large.trace.model.expert_bytes = mixtral.model.expert_bytes;
+  large.trace.ahead = a.trace.ahead;
+  large.work = mixtral.work;
+  values(large.experts, a.trace.experts8);
+  values(large.weights, a.trace.weights);
+  values(large.scores, a.trace.scores);
+  values(large.predicted, a.trace.predicted);
+  values(large.partial, a.trace.partial);
+  values(large.phase, a.trace.phase);
+  values(large.sequence_start, a.trace.sequence_start);
+  large.view();
+  large.write(f.at("large.safetensors"));
+  const std::uint64_t expert = mixtral.model.bytes(0, Precision::full), all = 32 * expert;
+  for (const std::string stack : {"lru", "fate", "hobbit", "importance-driven"}) {
+    CAPTURE(stack);
+    auto simulated = [&](const std::string& rest) {
+      const std::string json = f.at("as.json");
+      CHECK(ferry_command("simulate --machine rtx3090-pcie3 --stack " + stack + " --budget " + std::to_string(all / 2) +
+                          " --json " + quoted(json) + " --trace " + rest)
+                .status == 0);
+      Json j = Json::parse(read(json));
+      for (const char* key : {"as_shape", "trace"}) j.erase(key);
+      return j;
+    };
+    const Json as = simulated(quoted(f.at("a.safetensors")) + " --as mixtral-8x7b");
+    CHECK(as == simulated(quoted(f.at("large.safetensors"))));
+    CHECK(as["all_expert_bytes"] == all);
+    CHECK(as["budget_asked_percent"].get<double>() == doctest::Approx(50));
+    CHECK(as["decode"]["bytes"].get<std::uint64_t>() >= expert / 8);
+  }
+}
+
+TEST_CASE("every stack runs on routing without scores, once somebody says how well it is predicted") {
+  const Fixture f;
+  const std::string bare = "simulate --budget 60% --trace " + quoted(f.at("bare.safetensors")),
+                    json = " --json " + quoted(f.at("r.json"));
+  refused(bare + " --stack importance-driven", {"\"scores\"", "--assume-recall 0.79,0.97"});
+  refused(bare + " --stack fate", {"\"predicted\"", "--assume-recall 0.79,0.97"});
+  refused(bare + " --stacks lru,fate", {"fate: the trace of made-up"});
+  refused(bare + " --stack fate --assume-recall 0.9,0.5", {"--assume-recall 0.9,0.5", "no smaller than the first"});
+  refused(bare + " --stack fate --assume-recall 0.5,0.6,0.7", {"--assume-recall 0.5,0.6,0.7", "one or two"});
+  refused(bare + " --stack fate --assume-seed 3", {"--assume-seed", "--assume-recall"});
+
+  for (const StackInfo& s : all_stacks()) {
+    CAPTURE(s.name);
+    const Result r =
+        ferry_command(bare + json + " --assume-recall 0.79,0.97 --assume-seed 3 --stack " + std::string(s.name));
+    CHECK(r.status == 0);
+    const Json j = Json::parse(read(f.at("r.json")));
+    const bool reads_more = ferry_command(bare + " --stack " + std::string(s.name)).status != 0;
+    CHECK(j.contains("assumed") == reads_more);
+    CHECK((r.out.find("made up, not recorded (--assume-recall 0.79,0.97 --assume-seed 3)") != std::string::npos) ==
+          reads_more);
+    if (!reads_more) continue;
+    CHECK(j["assumed"]["recall_top_k"] == 0.79);
+    CHECK(j["assumed"]["recall_candidates"] == 0.97);
+    CHECK(j["assumed"]["seed"] == 3);
+    CHECK_FALSE(j["assumed"]["what"].empty());
+  }
+
+  // What a trace has is read as it is.
+  const std::string whole = "simulate --budget 60% --stack hobbit --trace " + quoted(f.at("a.safetensors")) + json;
+  CHECK(ferry_command(whole).status == 0);
+  const std::string recorded = read(f.at("r.json"));
+  CHECK(ferry_command(whole + " --assume-recall 0.1,0.2").status == 0);
+  CHECK(read(f.at("r.json")) == recorded);
+
+  // Predictions that are always right hide what those that are always wrong do not.
+  auto tpot = [&](const std::string& recall) {
+    CHECK(ferry_command(bare + json + " --stack fate --assume-recall " + recall).status == 0);
+    return Json::parse(read(f.at("r.json")))["decode"]["tpot_s"].get<double>();
+  };
+  CHECK(tpot("1") < tpot("0"));
+}
+
+TEST_CASE("a sweep makes up the same rows as a simulation, and its results say so") {
+  const Fixture f;
+  SweepGrid grid;
+  grid.traces = {f.at("bare.safetensors")};
+  grid.machines = {"rtx3090-pcie3"};
+  grid.stacks = {"lru", "fate", "importance-driven", "hobbit"};
+  grid.budgets = {"60%"};
+  CHECK(run(grid, f.at("plain.jsonl")).refused == 3);
+  grid.assumed = AssumedRecall{0.79, 0.97, 3};
+  CHECK(run(grid, f.at("r.jsonl")).refused == 0);
+  for (const std::string& line : whole_lines(f.at("r.jsonl"))) {
+    Json j = Json::parse(line);
+    CHECK(says(j["sweep"]["key"], {"assume-recall=0.79,0.97", "assume-seed=3"}));
+    CHECK(ferry_command("simulate --budget 60% --assume-recall 0.79,0.97 --assume-seed 3 --trace " +
+                        quoted(f.at("bare.safetensors")) + " --json " + quoted(f.at("one.json")) + " --stack " +
+                        j["stack"].get<std::string>())
+              .status == 0);
+    j.erase("sweep");
+    CHECK(j == Json::parse(read(f.at("one.json"))));
+  }
+  // With other recall it is another sweep.
+  grid.assumed->seed = 4;
+  CHECK(says(refusal([&] { run(grid, f.at("r.jsonl")); }), {"r.jsonl"}));
+  refused("sweep --traces " + quoted(f.at("bare.safetensors")) +
+              " --machines rtx3090-pcie3 --stacks fate --budgets 50%" + " --assume-recall 2 --out " +
+              quoted(f.at("never.jsonl")),
+          {"--assume-recall 2,2"});
+  CHECK_FALSE(std::filesystem::exists(f.at("never.jsonl")));
+}
+
+TEST_CASE("a model that is not stored at a stack's precision is refused with one that works") {
+  const Fixture f;
+  TraceFile t;
+  t.trace.name = "bits-2-only";
+  t.trace.model.layers = 2;
+  t.trace.model.experts = 4;
+  t.trace.model.top_k = 1;
+  t.trace.model.renormalise = Renormalise::yes;
+  t.trace.model.expert_bytes = {{0, 250, 0, 0, 1000}};
+  t.work = {{1, 1, 1}};
+  t.sequence_start = {0};
+  for (std::uint32_t i = 0; i < 20; ++i) {
+    t.experts.insert(t.experts.end(), {static_cast<std::uint16_t>(i % 4), static_cast<std::uint16_t>(i % 3)});
+  }
+  t.view();
+  t.write(f.at("t.safetensors"));
+  const std::string command =
+      "simulate --stack hobbit --budget 3000 --assume-recall 0.8 --trace " + quoted(f.at("t.safetensors"));
+  refused(command, {"INT4", "--low-bits 2 works"});
+  CHECK(ferry_command(command + " --low-bits 2").status == 0);
 }
 
 TEST_CASE("each mistake in a simulation gets one line and leaves no file") {

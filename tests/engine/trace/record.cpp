@@ -1,0 +1,70 @@
+// Recording a text's routing.
+#include "trace/record.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+
+#include "engine/fixtures/paths.hpp"
+#include "engine/fixtures/shell.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+#include "trace/trace_file.hpp"
+
+using namespace ferry;
+using namespace ferry::engine;
+using namespace ferry::test;
+
+namespace {
+
+Shell ferry_command(const std::string& arguments) {
+  return shell(ferry_program() + " " + arguments);
+}
+
+}  // namespace
+
+TEST_CASE("windows that are all prompt have partial hidden states of zeros, wherever they stand") {
+  const TemporaryFolder folder;
+  const std::string text = (folder.path() / "text").string(), out = (folder.path() / "out.safetensors").string();
+  for (const unsigned bytes : {3U, 32U, 36U, 62U}) {  // of windows of 31 bytes and a begin token; 8 tokens are prompt
+    CAPTURE(bytes);
+    write_file(text, std::string(bytes, 'a'));
+    REQUIRE(
+        ferry_command("trace record --model tiny-mixtral --window 32 --prompt-tokens 8 --stack importance+pre --text " +
+                      text + " --out " + "'" + out + "'")
+            .status == 0);
+    const TraceFile file{std::filesystem::path(out)};
+    const Trace& t = file.trace;
+    CHECK(t.tokens == bytes + (bytes + 30) / 31);
+    CHECK(t.sequences() == (bytes + 30) / 31);
+    std::uint32_t begin = 0, rows = 0;
+    for (std::uint32_t token = 0; token < t.tokens; ++token) {
+      for (std::uint32_t s = 0; s < t.sequences(); ++s) {
+        if (t.sequence_start[s] == token) begin = token;
+      }
+      if (t.partial.empty()) continue;
+      const float* row = t.partial_of(token, 0);
+      const bool zeros = std::all_of(row, row + t.model.experts, [](float x) { return x == 0; });
+      CHECK(zeros == (token - begin < 8));
+      ++rows;
+    }
+    CHECK((rows > 0) == (bytes > 7));
+  }
+}
+
+TEST_CASE("an output that cannot be is refused before the work") {
+  const TemporaryFolder folder;
+  const std::string text = (folder.path() / "text").string();
+  write_file(text, "some text");
+  const std::string out = " --out " + (folder.path() / "nowhere" / "x").string();
+  for (const std::string& command :
+       {std::string("trace record --model tiny-mixtral --window 2 --prompt-tokens 3 --text ") + text,
+        std::string("trace import /no/in --shape /no/shape"), std::string("trace generate --shape /no/shape"),
+        std::string("sweep --traces /no/trace --machines rtx3090-pcie3 --stacks lru --budgets 50%")}) {
+    CAPTURE(command);
+    const Shell r = ferry_command(command + out);
+    CHECK(r.status == 2);
+    CHECK(r.out.find("nowhere/x: cannot be written") != std::string::npos);
+  }
+}
