@@ -1,5 +1,5 @@
 /// @file
-/// Reads safetensors files, which come from strangers: everything is checked before use.
+/// Reads safetensors files, which come from strangers: everything is checked before use. And writes them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,10 +7,13 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ferry/model.hpp"
+#include "support/json.hpp"
 #include "support/mapped_file.hpp"
+#include "support/output_file.hpp"
 
 namespace ferry::engine {
 
@@ -71,6 +74,20 @@ class Checkpoint {
   std::filesystem::path folder_;
   std::vector<std::unique_ptr<Safetensors>> files_;
   std::map<std::string, const Safetensors*> where_;
+};
+
+/// Tensors on their way into a file, in the order in which they are added: those of the widest type first, so that each
+/// begins at a multiple of its own. The bytes of each stay where they are until `commit`.
+class SafetensorsWriter {
+ public:
+  void add(const std::string& name, const char* dtype, const std::vector<std::uint64_t>& shape, std::string_view bytes);
+  /// `metadata`: an object of strings. Throws InputError if the disk refuses.
+  void commit(OutputFile& out, const Json& metadata) const;
+
+ private:
+  Json tensors_ = Json::object();
+  std::vector<std::string_view> bytes_;
+  std::uint64_t offset_ = 0;
 };
 
 }  // namespace ferry::engine

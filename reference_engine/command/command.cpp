@@ -3,22 +3,43 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/terminal.hpp"
 
 namespace ferry::engine {
 
 std::atomic<bool> stop = false;
 std::atomic<int> stopped_by = 0;
+std::vector<std::string> command_line;
 
 const CLI::Validator not_empty([](const std::string& s) { return s.empty() ? "must not be empty" : ""; }, "");
 
+const CLI::Validator whole_number(
+    [](const std::string& s) {
+      std::uint64_t value = 0;
+      const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
+      return error == std::errc() && end == s.data() + s.size()
+                 ? ""
+                 : fmt::format("{}: expected a whole number from 0 to {}", s, ~std::uint64_t{0});
+    },
+    "");
+
+const CLI::Validator without_spaces(
+    [](std::string& s) {
+      const std::size_t begin = s.find_first_not_of(' ');
+      s = begin == std::string::npos ? "" : s.substr(begin, s.find_last_not_of(' ') + 1 - begin);
+      return std::string();
+    },
+    "");
+
 std::string stacks_help() {
   std::string text = "Stacks:\n";
-  for (const StackInfo& s : all_stacks()) text += fmt::format("  {:<20} {}\n", s.name, s.what);
+  for (const StackInfo& s : all_stacks()) text += fmt::format("  {:<20}  {}\n", s.name, s.what);
   return text +
-         "  a file               such a stack with parameters, of `ferry calibrate`: with a slash, or ending in "
+         "  a file                such a stack with parameters, of `ferry calibrate`: with a slash, or ending in "
          ".json\n";
 }
 
@@ -52,8 +73,9 @@ std::string StackFlags::calibrated_note(const std::vector<std::string>& stacks) 
       if (!given.contains(name)) values.push_back(fmt::format("{} {}", name, value.dump()));
     }
     if (values.empty()) continue;
-    text += fmt::format("{}: calibrated for {}: {} ({}; --defaults paper: the paper's)\n", s, model_,
-                        fmt::join(values, ", "), stack.calibrated);
+    text += wrapped(fmt::format("{}: calibrated for {}: {} ({}; --defaults paper: the paper's)\n", s, model_,
+                                fmt::join(values, ", "), stack.calibrated),
+                    terminal_columns());
   }
   return text;
 }
@@ -67,7 +89,7 @@ void StackFlags::add_parameter(CLI::App* c, const Parameter& p) {
   auto* option = c->add_option_function<std::vector<std::string>>(p.flag(), read,
                                                                   fmt::format("{} (default: {})", p.what, p.unset));
   option->type_name(p.range())->expected(static_cast<int>(p.size()));
-  if (p.size() > 1) option->delimiter(',');
+  if (p.size() > 1) option->delimiter(',')->transform(without_spaces);
 }
 
 const NamedStack& StackFlags::named(const std::string& stack) const {

@@ -21,6 +21,9 @@ namespace ferry::engine {
 extern std::atomic<bool> stop;
 extern std::atomic<int> stopped_by;
 
+/// What the user typed, for reports.
+extern std::vector<std::string> command_line;
+
 /// A command was stopped before it had anything to say.
 struct Interrupted {};
 
@@ -34,9 +37,14 @@ void add_simulate_commands(CLI::App& app, Action& chosen);
 void add_eval_commands(CLI::App& app, Action& chosen);
 void add_pack_command(CLI::App& app, Action& chosen);
 void add_calibrate_commands(CLI::App& app, Action& chosen);
+void add_list_command(CLI::App& app, Action& chosen);
 
 /// For options that name something.
 extern const CLI::Validator not_empty;
+/// For whole numbers up to 2^64 - 1, which CLI11 does not check for size.
+extern const CLI::Validator whole_number;
+/// Around a list's elements, which a comma ends, spaces mean nothing.
+extern const CLI::Validator without_spaces;
 
 /// The stacks with a line each, for help.
 std::string stacks_help();

@@ -15,6 +15,7 @@
 #include "support/output_file.hpp"
 #include "support/print.hpp"
 #include "support/progress.hpp"
+#include "support/terminal.hpp"
 #include "support/text_file.hpp"
 
 namespace ferry::engine {
@@ -72,16 +73,17 @@ Json to_json(const Evaluated& e) {
           {"virtual_s_per_byte_resident", per_byte(e.resident_ns, e)}};
 }
 
-/// A block for each text, and one over all of them; a line a stack.
+/// A block for each text, and one over all of them; a column a stack.
 std::string to_table(const std::vector<Stack>& stacks, const std::vector<std::string>& names, Phase phase,
-                     const ExpertLayout& layout) {
-  std::size_t width = 5;
-  for (const Stack& s : stacks) width = std::max(width, s.label.size());
+                     const ExpertLayout& layout, std::size_t columns) {
   auto percent = [](std::uint64_t part, std::uint64_t whole) {
     return whole == 0 ? std::string("-")
                       : fmt::format("{:.1f}%", 100 * static_cast<double>(part) / static_cast<double>(whole));
   };
-  auto line = [&](const std::string& stack, const Evaluated& e) {
+  const std::vector<std::string> rows = {"stack",        "bits a byte", "change",      "KL, bits a byte", "same top",
+                                         "hits",         "missed",      "substituted", "skipped",         "on the host",
+                                         "computed low", "copied low",  "time a byte"};
+  auto column = [&](const std::string& stack, const Evaluated& e) -> std::vector<std::string> {
     const Quality& q = e.quality;
     const Outcomes& o = e.phase[static_cast<unsigned>(phase)];
     std::uint64_t copies = 0, low_copies = 0, low = 0;
@@ -92,33 +94,41 @@ std::string to_table(const std::vector<Stack>& stacks, const std::vector<std::st
       low_copies += n;
       low += e.computed[p];
     }
-    return fmt::format(
-        "  {:<{}}  {:>8.4f}  {:>+8.3f}%  {:>8.5f}  {:>7.2f}%  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}  "
-        "{:>10}\n",
-        stack, width, q.bits_per_byte(), q.change_percent(), q.kl_divergence(), 100 * q.top1_agreement(),
-        percent(o.hits, o.requests), percent(o.late_hits + o.misses, o.requests), percent(o.substituted, o.requests),
-        percent(o.skipped, o.requests), percent(o.host_computed, o.requests),
-        phase == Phase::decode ? percent(low, o.requests) : "-", percent(low_copies, copies),
-        fmt::format("{:.3f} ms", 1e3 * per_byte(e.virtual_ns, e)));
+    return {stack,
+            fmt::format("{:.4f}", q.bits_per_byte()),
+            fmt::format("{:+.3f}%", q.change_percent()),
+            fmt::format("{:.5f}", q.kl_divergence()),
+            fmt::format("{:.2f}%", 100 * q.top1_agreement()),
+            percent(o.hits, o.requests),
+            percent(o.late_hits + o.misses, o.requests),
+            percent(o.substituted, o.requests),
+            percent(o.skipped, o.requests),
+            percent(o.host_computed, o.requests),
+            phase == Phase::decode ? percent(low, o.requests) : "-",
+            percent(low_copies, copies),
+            fmt::format("{:.3f} ms", 1e3 * per_byte(e.virtual_ns, e))};
   };
   std::string out;
   auto block = [&](const std::string& name, auto of) {
     const Quality& q = of(stacks[0]).quality;
-    out += fmt::format("{}: {} bytes, resident {:.4f} bits and {:.3f} ms a byte\n", name, q.bytes,
-                       q.bits_per_byte_resident(), 1e3 * per_byte(of(stacks[0]).resident_ns, of(stacks[0])));
-    out +=
-        fmt::format("  {:<{}}  {:>8}  {:>9}  {:>8}  {:>8}  {:>6}  {:>6}  {:>7}  {:>6}  {:>6}  {:>6}  {:>6}  {:>10}\n",
-                    "stack", width, "bits", "change", "KL, bits", "same top", "hits", "missed", "substit", "skip",
-                    "host", "low", "copied", "time");
-    for (const Stack& s : stacks) out += line(s.label, of(s));
+    out += wrapped(fmt::format("{}: {} bytes, resident {:.4f} bits and {:.3f} ms a byte\n", name, q.bytes,
+                               q.bits_per_byte_resident(), 1e3 * per_byte(of(stacks[0]).resident_ns, of(stacks[0]))),
+                   columns);
+    std::vector<std::vector<std::string>> cells(rows.size());
+    for (const Stack& s : stacks) {
+      const std::vector<std::string> c = column(s.label, of(s));
+      for (std::size_t i = 0; i < rows.size(); ++i) cells[i].push_back(c[i]);
+    }
+    out += in_columns(rows, cells, columns) + "\n";
   };
   for (std::size_t t = 0; t < stacks[0].texts.size(); ++t) {
     block(names[t], [t](const Stack& s) { return s.texts[t]; });
   }
   if (stacks[0].texts.size() > 1) block("all texts", [](const Stack& s) { return s.all(); });
-  return out +
-         "low: experts computed at less than full precision; copied: copies of such, of all copies; "
-         "time: a byte's, on the machine's clock\n";
+  return out + wrapped(
+                   "computed low: experts computed at less than full precision; copied low: copies of such, of all "
+                   "copies; time: a byte's, on the machine's clock\n",
+                   columns);
 }
 
 int eval(const Arguments& a) {
@@ -187,7 +197,7 @@ int eval(const Arguments& a) {
     if (stop) break;
   }
 
-  print(to_table(stacks, names, options.phase, model.store().layout()));
+  print(to_table(stacks, names, options.phase, model.store().layout(), terminal_columns()));
   print(a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last text only as far as it was run\n");
   Json all = Json::array();
@@ -205,6 +215,7 @@ int eval(const Arguments& a) {
     json["pools"] = json["parameters"].value("pools", "stack");
     json["budget_asked_bytes"] = budget;
     json["budget_bytes"] = s.arena_bytes;
+    json["command_line"] = command_line;
     json["phase"] = a.phase;
     json["window"] = options.window;
     json["batch"] = options.batch;
@@ -233,6 +244,7 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
   c->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
       ->type_name("NAMES|FILES")
       ->delimiter(',')
+      ->transform(without_spaces)
       ->capture_default_str();
   a->flags.add_budget(c);
   a->flags.add_parameters(c);

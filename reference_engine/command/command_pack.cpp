@@ -56,6 +56,7 @@ void add_pack_command(CLI::App& app, Action& chosen) {
                 "comma-separated: full (the model's own; or bf16, f16, f32), int8, int4, int2")
       ->type_name("NAMES")
       ->delimiter(',')
+      ->transform(without_spaces)
       ->capture_default_str();
   c->add_option("--out", a->out, "the file")->type_name("STORE")->check(not_empty)->required();
   c->add_option("--quantizer", a->flags.quantizer, "how weights become low precision")

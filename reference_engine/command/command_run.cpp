@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "calibrate/calibrate.hpp"
+#include "checkpoint/safetensors.hpp"
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
 #include "cpu/cpu_model.hpp"
@@ -19,6 +20,7 @@
 #include "support/output_file.hpp"
 #include "support/print.hpp"
 #include "support/progress.hpp"
+#include "support/terminal.hpp"
 #include "support/text_file.hpp"
 
 namespace ferry::engine {
@@ -27,7 +29,7 @@ namespace {
 struct Arguments {
   StackFlags flags;
   ModelFlags model;
-  std::string stack = "lru", machine, clock = "real", json, timeline, device_memory;
+  std::string stack = "lru", machine, clock = "real", json, timeline, device_memory, logits;
   std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0;
   double temperature = 0;
@@ -39,16 +41,23 @@ struct Arguments {
 class Runs {
  public:
   Runs(const Arguments& a, const std::vector<std::string>& stacks) : a_(a) {
-    std::vector<std::string> inputs = a.prompt_files;
+    std::vector<std::string> inputs;
+    std::copy_if(a.prompt_files.begin(), a.prompt_files.end(), std::back_inserter(inputs),
+                 [](const std::string& file) { return file != "-"; });
     inputs.push_back(a.machine);
     for (const std::string& file : a.model.inputs()) inputs.push_back(file);
     for (const std::string& file : stack_files(stacks)) inputs.push_back(file);
-    check_outputs({a.json, a.timeline}, inputs);
+    check_outputs({a.json, a.timeline, a.logits}, inputs);
     if (!a.json.empty()) json_.emplace(a.json);
     if (!a.timeline.empty()) timeline_.emplace(a.timeline);
+    if (!a.logits.empty()) logits_.emplace(a.logits);
     if (!a.machine.empty()) machine_ = read_machine(a.machine);
     options_.prompts = a.prompts;
-    for (const std::string& file : a.prompt_files) options_.prompts.push_back(read_text("--prompt-file", file));
+    for (const std::string& file : a.prompt_files) options_.prompts.push_back(prompt_of(file));
+    if (options_.prompts.empty() && standard_input_has_text()) {
+      options_.prompts = {prompt_of("-")};
+      if (options_.prompts[0].empty()) options_.prompts.clear();
+    }
     if (options_.prompts.empty()) options_.prompts = {"Question: A ferry carries 8 cars on each crossing. "};
     // A batch larger than the number of prompts repeats them in turn.
     options_.batch =
@@ -59,6 +68,7 @@ class Runs {
     if (!(a.temperature >= 0)) throw InputError("--temperature: expected a number from 0 to 100");  // nan passes ranges
     options_.temperature = a.temperature;
     options_.seed = a.seed;
+    options_.keep_logits = logits_.has_value();
     options_.stop = &stop;
     std::vector<StackOptions> wanted(stacks.size());
     for (std::size_t i = 0; i < stacks.size(); ++i) a.flags.set(wanted[i], stacks[i]);
@@ -93,6 +103,8 @@ class Runs {
     }
     budget_ = a.device_memory.empty() ? parse_budget(a.flags.budget, shape_.all_bytes()) : left_for_experts(positions);
   }
+
+  [[nodiscard]] const GenerateOptions& options() const { return options_; }
 
   void calibrate() {
     if (!machine_ || throttle_ != 0) return;
@@ -141,6 +153,7 @@ class Runs {
       write_trace_events(text, spans);
       timeline_->commit(text.str());
     }
+    if (logits_) write_logits(made);
     RunReport facts;
     facts.model = model_name(a_.model.model);
     facts.store = model_->store().reads().since(before);
@@ -166,6 +179,24 @@ class Runs {
   }
 
  private:
+  static std::string prompt_of(const std::string& file) {
+    if (file != "-") return read_text("--prompt-file", file);
+    std::string text = read_standard_input("--prompt-file", stop);
+    if (stop) throw Interrupted();
+    return text;
+  }
+
+  /// Of each prompt i a tensor "logits.i" [generated tokens, vocabulary].
+  void write_logits(const Generated& made) {
+    SafetensorsWriter file;
+    for (std::size_t i = 0; i < made.logits.size(); ++i) {
+      const std::vector<float>& l = made.logits[i];
+      file.add(fmt::format("logits.{}", i), "F32", {made.token_ids[i].size(), model_->config().vocabulary},
+               {reinterpret_cast<const char*>(l.data()), l.size() * sizeof(float)});
+    }
+    file.commit(*logits_, {{"model", model_name(a_.model.model)}});
+  }
+
   std::unique_ptr<ExpertRunner> make(const std::string& stack, std::uint64_t throttle, bool preload = true) const {
     RunnerOptions o;
     a_.flags.set(o, stack);
@@ -213,7 +244,7 @@ class Runs {
   }
 
   const Arguments& a_;
-  std::optional<OutputFile> json_, timeline_;
+  std::optional<OutputFile> json_, timeline_, logits_;
   std::optional<Machine> machine_;
   std::optional<Costs> costs_;  ///< of the virtual clock, if it is asked for
   std::unique_ptr<Model> model_;
@@ -222,8 +253,15 @@ class Runs {
   std::uint64_t budget_ = 0, throttle_ = 0;
 };
 
-Json run_json(const Arguments& a, const std::string& stack, const RunReport& report) {
+/// The numbers of a run, and what repeats it.
+Json run_json(const Arguments& a, const Runs& runs, const std::string& stack, const RunReport& report) {
   Json json = to_json(report);
+  json["command_line"] = command_line;
+  json["prompts"] = runs.options().prompts;
+  json["max_new_tokens"] = a.max_new_tokens;
+  json["temperature"] = a.temperature;
+  json["seed"] = a.seed;
+  if (a.model.store.empty()) json["quantizer"] = a.model.quantizer;
   if (const std::string& file = a.flags.named(stack).calibrated; !file.empty()) json["calibrated"] = file;
   return json;
 }
@@ -236,9 +274,29 @@ int run(const Arguments& a) {
     std::cerr << "note: " << a.stack << " keeps every expert, whatever the budget\n";
   }
   const RunReport report = runs.run(a.stack, true);
-  std::cerr << '\n' << to_table({report}) << a.flags.calibrated_note({a.stack});
-  runs.write_json(run_json(a, a.stack, report));
+  std::cerr << '\n' << to_table({report}, terminal_columns()) << a.flags.calibrated_note({a.stack});
+  runs.write_json(run_json(a, runs, a.stack, report));
   return report.generated.interrupted ? 128 + stopped_by : 0;
+}
+
+/// Each text once, under the stacks that generated it; whether all did the same.
+bool print_texts(const Arguments& a, const std::vector<RunReport>& reports) {
+  std::vector<bool> printed(reports.size(), false);
+  bool same = true;
+  for (std::size_t i = 0; i < reports.size(); ++i) {
+    if (printed[i]) continue;
+    std::vector<std::string> names;
+    for (std::size_t j = i; j < reports.size(); ++j) {
+      if (reports[j].generated.token_ids != reports[i].generated.token_ids) continue;
+      printed[j] = true;
+      names.push_back(fmt::format("{} ({})", a.flags.named(a.stacks[j]).label,
+                                  find_stack(reports[j].stack).keeps_every_bit() ? "lossless" : "lossy"));
+    }
+    same = same && names.size() == reports.size();
+    print(wrapped(fmt::format("{}:\n", fmt::join(names, ", ")), terminal_columns()));
+    for (const std::string& text : reports[i].generated.text) print(fmt::format("  \"{}\"\n", text));
+  }
+  return same;
 }
 
 int compare(const Arguments& a) {
@@ -250,13 +308,11 @@ int compare(const Arguments& a) {
   for (const std::string& s : a.stacks) {
     std::fprintf(stderr, "running %s (%zu of %zu)...\n", s.c_str(), reports.size() + 1, a.stacks.size());
     reports.push_back(runs.run(s, false));
-    json.push_back(run_json(a, s, reports.back()));
+    json.push_back(run_json(a, runs, s, reports.back()));
     if (reports.back().generated.interrupted) break;
   }
-  for (const std::string& text : reports[0].generated.text) print(fmt::format("\"{}\"\n", text));
-  print("\n" + to_table(reports) + a.flags.calibrated_note(a.stacks));
-  bool same = true;
-  for (const RunReport& r : reports) same = same && r.generated.text == reports[0].generated.text;
+  const bool same = print_texts(a, reports);
+  print("\n" + to_table(reports, terminal_columns()) + a.flags.calibrated_note(a.stacks));
   print(reports.back().generated.interrupted ? "interrupted: the last column covers only what was generated\n"
         : same                               ? "all stacks generated the same text\n"
                                              : "the stacks generated different texts\n");
@@ -300,16 +356,18 @@ int inspect(const Arguments& a) {
   const std::uint64_t budget = parse_budget(a.flags.budget, all);
   const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
   const char* types[] = {"bf16", "f16", "f32"};
-  print(fmt::format(
-      "{} ({})\n"
-      "  layers {}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
-      "  experts {} a layer, top-{}, width {}{}\n"
-      "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
-      "budget {} = {} bytes ({:.1f}% of all experts)\n",
-      a.model.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts,
-      c.top_k, c.expert_width, c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "",
-      expert, types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
-      a.flags.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)));
+  print(wrapped(
+      fmt::format("{} ({})\n"
+                  "  layers {}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
+                  "  experts {} a layer, top-{}, width {}{}\n"
+                  "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
+                  "budget {} = {} bytes ({:.1f}% of all experts)\n",
+                  a.model.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context,
+                  c.experts, c.top_k, c.expert_width,
+                  c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "", expert,
+                  types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
+                  a.flags.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)),
+      terminal_columns()));
   if (per_layer.stream_slots == 0) {
     print("  every expert fits\n");
     return 0;
@@ -344,7 +402,7 @@ void add_run_commands(CLI::App& app, Action& chosen) {
     c->add_option("--prompt", a->prompts, "text to continue; several make a batch")
         ->type_name("TEXT")
         ->allow_extra_args(false);
-    c->add_option("--prompt-file", a->prompt_files, "file with one prompt; several make a batch")
+    c->add_option("--prompt-file", a->prompt_files, "file with one prompt, - for standard input; several make a batch")
         ->type_name("FILE")
         ->check(not_empty)
         ->allow_extra_args(false);
@@ -359,10 +417,7 @@ void add_run_commands(CLI::App& app, Action& chosen) {
         ->type_name("T")
         ->check(CLI::Range(0.0, 100.0))
         ->capture_default_str();
-    c->add_option("--seed", a->seed, "of the sampler")
-        ->type_name("N")
-        ->check(CLI::NonNegativeNumber)
-        ->capture_default_str();
+    c->add_option("--seed", a->seed, "of the sampler")->type_name("N")->check(whole_number)->capture_default_str();
     c->add_option("--machine", a->machine,
                   "imitate this machine's ratio of expert transfer to compute: a name or a file")
         ->type_name("NAME|FILE")
@@ -373,7 +428,9 @@ void add_run_commands(CLI::App& app, Action& chosen) {
         ->check(CLI::IsMember({"real", "virtual"}))
         ->capture_default_str();
     c->add_flag("--gate-worker", a->gate_worker, "make predicted gate scores on a thread of their own");
-    c->add_option("--json", a->json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
+    c->add_option("--json", a->json, "write all numbers to this file; - for standard output")
+        ->type_name("FILE")
+        ->check(not_empty);
   };
   CLI::App* run_command = app.add_subcommand("run", "generate text under one policy stack");
   model(run_command);
@@ -383,6 +440,9 @@ void add_run_commands(CLI::App& app, Action& chosen) {
       ->type_name("NAME|FILE")
       ->check(not_empty)
       ->capture_default_str();
+  run_command->add_option("--logits", a->logits, "write the logits of each generated token to this file (safetensors)")
+      ->type_name("FILE")
+      ->check(not_empty);
   run_command->add_option("--timeline", a->timeline, "write a Chrome/Perfetto timeline to this file")
       ->type_name("FILE")
       ->check(not_empty);
@@ -393,6 +453,7 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   compare_command->add_option("--stacks", a->stacks, "comma-separated, from the list below, or files")
       ->type_name("NAMES|FILES")
       ->delimiter(',')
+      ->transform(without_spaces)
       ->capture_default_str();
   CLI::App* inspect_command =
       app.add_subcommand("inspect", "print a model's shape and what fits in a budget; or check a store");

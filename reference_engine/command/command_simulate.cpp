@@ -17,6 +17,7 @@
 #include "support/output_file.hpp"
 #include "support/print.hpp"
 #include "support/progress.hpp"
+#include "support/terminal.hpp"
 #include "sweep/simulated_run.hpp"
 #include "sweep/sweep.hpp"
 
@@ -113,7 +114,7 @@ int simulate_command(const Arguments& a) {
     }
     if (stop) break;
   }
-  print(to_table(reports));
+  print(to_table(reports, terminal_columns()));
   if (stop) print("interrupted: the last column covers only what was replayed\n");
   if (json_file)
     json_file->commit((all.size() == 1 ? all[0] : all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
@@ -226,7 +227,8 @@ void add_common(CLI::App* c, Arguments& a) {
                                "make up what the trace lacks: of the experts that a layer needs, the share that is "
                                "predicted among the k best, and among the best quarter (Fate's: 0.79,0.97)")
                      ->type_name("TOP_K,CANDIDATES")
-                     ->delimiter(',');
+                     ->delimiter(',')
+                     ->transform(without_spaces);
   c->add_option("--assume-seed", a.seed, "of what is made up")->type_name("N")->capture_default_str()->needs(recall);
 }
 
@@ -246,6 +248,7 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   s->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
       ->type_name("NAMES|FILES")
       ->delimiter(',')
+      ->transform(without_spaces)
       ->capture_default_str();
   a->flags.add_budget(s);
   a->flags.add_parameters(s);
@@ -268,7 +271,7 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   CLI::App* w =
       app.add_subcommand("sweep", "simulate a grid of stacks, budgets, machines and parameters, on all cores");
   auto list = [&](const std::string& name, auto& values, const char* help) {
-    return w->add_option(name, values, help)->delimiter(',')->type_name("LIST");
+    return w->add_option(name, values, help)->delimiter(',')->transform(without_spaces)->type_name("LIST");
   };
   list("--traces", a->traces, "traces of `ferry trace`")->required();
   list("--machines", a->machines, "names from the list below, or files")->required();

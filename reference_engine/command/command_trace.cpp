@@ -220,9 +220,13 @@ void add_trace_commands(CLI::App& app, Action& chosen) {
   share("--high-share", y.high_share, "important ones (HOBBIT)");
   share("--skip-share", y.skip_share, "those to skip (HOBBIT)");
   share("--low-score", y.low_score, "low-score ones (Importance-driven)");
-  g->add_option("--recall", a->recall, "by top k, 1, 2, ... layers ahead")->delimiter(',')->check(CLI::Range(0.0, 1.0));
+  g->add_option("--recall", a->recall, "by top k, 1, 2, ... layers ahead")
+      ->delimiter(',')
+      ->transform(without_spaces)
+      ->check(CLI::Range(0.0, 1.0));
   g->add_option("--top-1", a->top_1, "the best is predicted, 1, 2, ... layers ahead")
       ->delimiter(',')
+      ->transform(without_spaces)
       ->check(CLI::Range(0.0, 1.0));
   share("--recall-percentile", y.recall_percentile, "above the 75th percentile, one layer ahead (Fate)");
   share("--recall-prefill", y.recall_prefill, "of a prompt's experts (Fate)");

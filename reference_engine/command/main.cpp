@@ -2,14 +2,20 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <csignal>
 #include <iostream>
+#include <memory>
 
 #include "command/command.hpp"
 #include "ferry/error.hpp"
 #include "ferry/macros.hpp"
 #include "support/errors.hpp"
 #include "support/suggest.hpp"
+#include "support/terminal.hpp"
 
 namespace {
 
@@ -38,12 +44,70 @@ void open_closed_streams() {
   }
 }
 
+/// The command that was asked for, as far as its name is known: of `ferry trace record --x`, record.
+const CLI::App* asked_for(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? &app : asked_for(*chosen[0]);
+}
+
+std::string full_name(const CLI::App& app) {
+  return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
+}
+
+/// CLI11's sentence about arguments that nothing takes, with what was probably meant.
+std::string unexpected(const CLI::App& app) {
+  const CLI::App& command = *asked_for(app);
+  const std::vector<std::string> extra = app.remaining(true);
+  const std::string name = full_name(command);
+  for (const std::string& argument : extra) {
+    if (!argument.starts_with("--")) continue;
+    std::vector<std::string> options;
+    for (const CLI::Option* o : command.get_options()) {
+      for (const std::string& option : o->get_lnames()) options.push_back("--" + option);
+    }
+    return fmt::format("{}: {} (see {} --help)", name,
+                       nearest_name("option", argument.substr(0, argument.find('=')), options), name);
+  }
+  return fmt::format(
+      "{}: nothing takes \"{}\": expected options, whose values with spaces stand in quotes (see {} --help)", name,
+      extra.empty() ? "" : InputError(extra.front()).what(), name);
+}
+
+/// What a command lacks that has commands of its own; empty: nothing.
+std::string without_command(const CLI::App& app) {
+  const CLI::App& command = *asked_for(app);
+  std::vector<std::string> known;
+  for (const CLI::App* c : command.get_subcommands({})) known.push_back(c->get_name());
+  if (known.empty()) return "";
+  const std::string name = full_name(command);
+  const std::vector<std::string> extra = app.remaining(true);
+  if (!extra.empty() && !extra[0].starts_with('-')) return name + ": " + unknown_name("command", extra[0], known);
+  return fmt::format("{}: expected a command: {} (see {} --help)", name, fmt::join(known, ", "), name);
+}
+
+/// Help no wider than the terminal.
+class Help : public CLI::Formatter {
+ public:
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    return wrapped(CLI::Formatter::make_help(app, std::move(name), mode), terminal_columns());
+  }
+};
+
+/// `ferry help run` is `ferry run --help`.
+void help_by_name(std::vector<std::string>& arguments) {
+  if (arguments.empty() || arguments[0] != "help") return;
+  arguments.erase(arguments.begin());
+  arguments.emplace_back("--help");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   open_closed_streams();
   CLI::App app("Runs Mixture-of-Experts models whose experts do not fit, and simulates such runs.", "ferry");
   app.set_version_flag("--version", "ferry " FERRY_VERSION);
+  app.formatter(std::make_shared<Help>());
+  app.footer("`ferry help COMMAND` says what a command takes.");
   app.require_subcommand(1);
   app.fallthrough(false);
   Action chosen;
@@ -53,20 +117,32 @@ int main(int argc, char** argv) {
   add_eval_commands(app, chosen);
   add_pack_command(app, chosen);
   add_calibrate_commands(app, chosen);
+  add_list_command(app, chosen);
 
   try {
-    std::vector<std::string> commands;
+    command_line.assign(argv, argv + argc);
+    std::vector<std::string> commands, arguments(argv + std::min(argc, 1), argv + argc);
     for (const CLI::App* c : app.get_subcommands({})) commands.push_back(c->get_name());
-    if (argc > 1 && argv[1][0] != '-' && std::find(commands.begin(), commands.end(), argv[1]) == commands.end()) {
-      throw InputError(unknown_name("command", argv[1], commands));
+    help_by_name(arguments);
+    if (!arguments.empty() && !arguments[0].starts_with('-') &&
+        std::find(commands.begin(), commands.end(), arguments[0]) == commands.end()) {
+      throw InputError(unknown_name("command", arguments[0], commands));
     }
-    app.parse(argc, argv);
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+    app.parse(std::move(arguments));
     handle_signals();
     return chosen();
   } catch (const CLI::Success& e) {
     return app.exit(e);
+  } catch (const CLI::RequiredError& e) {
+    const std::string what = without_command(app);
+    std::cerr << "ferry: "
+              << (what.empty() ? fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))) : what)
+              << '\n';
+  } catch (const CLI::ExtrasError&) {
+    std::cerr << "ferry: " << unexpected(app) << '\n';
   } catch (const CLI::ParseError& e) {
-    std::cerr << "ferry: " << e.what() << " (see ferry --help)\n";
+    std::cerr << fmt::format("ferry: {} (see {} --help)\n", e.what(), full_name(*asked_for(app)));
   } catch (const Interrupted&) {
     return 128 + stopped_by;
   } catch (const InputError& e) {

@@ -43,6 +43,7 @@ struct Sequence {
   std::uint32_t position = 0;  ///< of the next token to run
   std::uint32_t next = 0;      ///< that token, once it is sampled
   std::uint32_t produced = 0, limit = 0;
+  Ended at_limit = Ended::max_new_tokens;  ///< what the limit is of
   bool ended = false;
 };
 
@@ -135,14 +136,20 @@ class Group {
   void accept(Sequence& s, const Eigen::Ref<const Eigen::RowVectorXf>& logits) {
     result_.last_logits[s.prompt].assign(logits.data(), logits.data() + logits.size());
     s.next = s.sampler(logits);
-    if (s.produced == s.limit || s.next == model_.config().end_token) {
+    result_.token_ids[s.prompt].push_back(s.next);
+    if (options_.keep_logits) {
+      result_.logits[s.prompt].insert(result_.logits[s.prompt].end(), logits.data(), logits.data() + logits.size());
+    }
+    if (s.next == model_.config().end_token) {
       s.ended = true;
+      result_.ended[s.prompt] = Ended::end_token;
       return;
     }
     ++s.produced;
     if (s.next < 256) result_.text[s.prompt].push_back(static_cast<char>(s.next));
     if (options_.on_token) options_.on_token(s.prompt, s.next);
     s.ended = s.produced == s.limit;
+    if (s.ended) result_.ended[s.prompt] = s.at_limit;
   }
 
   Model& model_;
@@ -154,6 +161,19 @@ class Group {
 };
 
 }  // namespace
+
+const char* ended_name(Ended ended) {
+  switch (ended) {
+    case Ended::interrupted:
+      return "interrupted";
+    case Ended::max_new_tokens:
+      return "max_new_tokens";
+    case Ended::context:
+      return "context";
+    default:
+      return "end_token";
+  }
+}
 
 std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string& prompt) {
   if (config.vocabulary != 258 || config.begin_token != 256) {
@@ -171,6 +191,9 @@ Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& op
   Generated result;
   result.text.resize(options.prompts.size());
   result.last_logits.resize(options.prompts.size());
+  result.token_ids.resize(options.prompts.size());
+  result.logits.resize(options.prompts.size());
+  result.ended.resize(options.prompts.size(), Ended::interrupted);
   std::vector<Sequence> all;
   std::uint64_t to_prefill = 0, prefilled = 0;
   const std::uint32_t context = model.config().context;
@@ -180,8 +203,9 @@ Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& op
       throw InputError(fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
                                    s.tokens.size(), context));
     }
-    s.limit =
-        std::min<std::uint32_t>(options.max_new_tokens, context - static_cast<std::uint32_t>(s.tokens.size()) + 1);
+    const std::uint32_t room = context - static_cast<std::uint32_t>(s.tokens.size()) + 1;
+    s.limit = std::min(options.max_new_tokens, room);
+    if (room < options.max_new_tokens) s.at_limit = Ended::context;
     to_prefill += s.tokens.size();
     all.push_back(std::move(s));
   }

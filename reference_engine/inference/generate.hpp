@@ -24,14 +24,24 @@ struct GenerateOptions {
   // Called on the generating thread.
   std::function<void(std::uint64_t done, std::uint64_t total)> on_prefill;
   std::function<void(std::size_t prompt, std::uint32_t token)> on_token;
+  bool keep_logits = false;
   const std::atomic<bool>* stop = nullptr;  ///< set: end after the current step
 
   /// What times are told by; empty: this machine's clock.
   std::function<Nanoseconds()> clock;
 };
 
+/// Why nothing more was generated for a prompt.
+enum class Ended : std::uint8_t { interrupted, max_new_tokens, context, end_token };
+
+/// "max_new_tokens", ...
+const char* ended_name(Ended ended);
+
 struct Generated {
-  std::vector<std::string> text;                ///< one a prompt, the generated part, as bytes
+  std::vector<std::string> text;                      ///< one a prompt, the generated part, as bytes
+  std::vector<std::vector<std::uint32_t>> token_ids;  ///< the same as tokens, with the end token if it came
+  std::vector<Ended> ended;                           ///< one a prompt
+  std::vector<std::vector<float>> logits;  ///< if they are kept: [token_ids, vocabulary], from which each was taken
   std::vector<std::vector<float>> last_logits;  ///< one a prompt, of its last forward pass
   double ttft_s = 0;                            ///< mean over the groups that were decoded together
   double prefill_s = 0, decode_s = 0;

@@ -1,13 +1,17 @@
 #include "report/report.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>
+#include <map>
 
 #include "ferry/macros.hpp"
 #include "sim/simulate.hpp"
+#include "stacks/stack_options.hpp"
 #include "support/errors.hpp"
+#include "support/terminal.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -157,6 +161,7 @@ Json to_json(const RunReport& r) {
       {"batch", r.batch},
       {"text", r.generated.text},
       {"interrupted", r.generated.interrupted},
+      {"lossless", find_stack(r.stack).keeps_every_bit()},
       {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
       {"dense_bytes", r.dense_bytes},
       {"kv_bytes", r.generated.kv_bytes},
@@ -194,7 +199,12 @@ Json to_json(const RunReport& r) {
     json["store"] = {{"file", s.file},   {"how", s.how},   {"host_bytes", s.host_bytes}, {"reads", s.reads},
                      {"bytes", s.bytes}, {"hits", s.hits}, {"retries", s.retries}};
   }
-  if (!r.simulated) return json;
+  if (!r.simulated) {
+    json["token_ids"] = r.generated.token_ids;
+    json["ended_by"] = Json::array();
+    for (const Ended e : r.generated.ended) json["ended_by"].push_back(ended_name(e));
+    return json;
+  }
   const SimulatedFacts& s = *r.simulated;
   json["device"] = "virtual clock";
   json["clock"] = "virtual";
@@ -231,7 +241,34 @@ Json to_json(const RunReport& r) {
   return json;
 }
 
-std::string to_table(const std::vector<RunReport>& reports) {
+std::string in_columns(const std::vector<std::string>& names, const std::vector<std::vector<std::string>>& cells,
+                       std::size_t columns) {
+  std::size_t name_width = 0;
+  for (const std::string& n : names) name_width = std::max(name_width, n.size());
+  std::string out;
+  const std::size_t count = cells.empty() ? 0 : cells[0].size();
+  for (std::size_t first = 0; first < count;) {
+    std::vector<std::size_t> width;
+    std::size_t taken = name_width;
+    for (std::size_t j = first; j < count; ++j) {
+      std::size_t widest = 0;
+      for (const auto& row : cells) widest = std::max(widest, row[j].size());
+      if (j > first && taken + 2 + widest > columns) break;
+      taken += 2 + widest;
+      width.push_back(widest);
+    }
+    if (first > 0) out += '\n';
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      out += fmt::format("{:<{}}", names[i], name_width);
+      for (std::size_t j = 0; j < width.size(); ++j) out += fmt::format("  {:>{}}", cells[i][first + j], width[j]);
+      out += '\n';
+    }
+    first += width.size();
+  }
+  return out;
+}
+
+std::string to_table(const std::vector<RunReport>& reports, std::size_t columns) {
   using Cell = std::function<std::string(const RunReport&)>;
   auto phase = [](Phase p, auto member) {
     return [p, member](const RunReport& r) {
@@ -249,6 +286,15 @@ std::string to_table(const std::vector<RunReport>& reports) {
   auto against = [](const RunReport& r, double bound) {
     return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
   };
+  // Why generation ended: one word if it was the same for all prompts.
+  auto ended_by = [](const RunReport& r) {
+    std::map<std::string, std::size_t> prompts;
+    for (const Ended e : r.generated.ended) ++prompts[ended_name(e)];
+    if (prompts.size() == 1) return prompts.begin()->first;
+    std::vector<std::string> each;
+    for (const auto& [why, count] : prompts) each.push_back(fmt::format("{} {}", count, why));
+    return each.empty() ? std::string("-") : fmt::format("{}", fmt::join(each, ", "));
+  };
   std::vector<std::pair<const char*, Cell>> rows = {
       {"stack", [](const RunReport& r) { return r.stack_file.empty() ? r.stack : r.stack_file; }},
       {"experts' memory",
@@ -258,6 +304,7 @@ std::string to_table(const std::vector<RunReport>& reports) {
       {"time to first token", [](const RunReport& r) { return time(r.generated.ttft_s); }},
       {"time per output token",
        [](const RunReport& r) { return r.generated.decode_steps == 0 ? std::string("-") : time(r.tpot_s()); }},
+      {"ended by", ended_by},
       {"tokens/s in decode",
        [](const RunReport& r) {
          return r.generated.decode_steps == 0
@@ -336,27 +383,21 @@ std::string to_table(const std::vector<RunReport>& reports) {
     rows.emplace_back("both of them", bound(&SimulatedFacts::prediction_and_cache));
     rows.emplace_back("Belady on demand", bound(&SimulatedFacts::belady_demand));
   }
-  std::vector<std::size_t> width(reports.size(), 0);
+  std::vector<std::string> names;
   std::vector<std::vector<std::string>> cells;
   for (const auto& [name, cell] : rows) {
+    names.emplace_back(name);
     auto& line = cells.emplace_back();
-    for (std::size_t i = 0; i < reports.size(); ++i) {
-      line.push_back(cell(reports[i]));
-      width[i] = std::max(width[i], line.back().size());
-    }
+    for (const RunReport& r : reports) line.push_back(cell(r));
   }
-  std::string out;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    out += fmt::format("{:<22}", rows[i].first);
-    for (std::size_t j = 0; j < reports.size(); ++j) out += fmt::format("  {:>{}}", cells[i][j], width[j]);
-    out += '\n';
-  }
+  std::string out = in_columns(names, cells, columns);
   for (const RunReport& r : reports) {
     if (!r.simulated || !r.simulated->assumed) continue;
     const SimulatedFacts::Assumed& a = *r.simulated->assumed;
-    out += fmt::format("{}: {} made up, not recorded (--assume-recall {},{} --assume-seed {})\n",
-                       r.stack_file.empty() ? r.stack : r.stack_file, fmt::join(a.what, ", "), a.recall_top_k,
-                       a.recall_candidates, a.seed);
+    out += wrapped(fmt::format("{}: {} made up, not recorded (--assume-recall {},{} --assume-seed {})\n",
+                               r.stack_file.empty() ? r.stack : r.stack_file, fmt::join(a.what, ", "), a.recall_top_k,
+                               a.recall_candidates, a.seed),
+                   columns);
   }
   return out;
 }

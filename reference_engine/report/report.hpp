@@ -70,7 +70,12 @@ RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport
 Json to_json(const Outcomes& outcomes);
 Json to_json(const RunReport& report);
 
-/// One column a run.
-std::string to_table(const std::vector<RunReport>& reports);
+/// A line for each name, with a cell for each column; columns that do not fit beside each other go into a block of their
+/// own, below. `cells`: [row][column].
+std::string in_columns(const std::vector<std::string>& names, const std::vector<std::vector<std::string>>& cells,
+                       std::size_t columns);
+
+/// One column a run; no line is longer than `columns`, but for what does not fit alone.
+std::string to_table(const std::vector<RunReport>& reports, std::size_t columns);
 
 }  // namespace ferry::engine

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
 #include <utility>
 
 #include "support/errors.hpp"
@@ -15,17 +17,27 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes, con
     if (!text.empty() && text.find_first_of("xX") == std::string::npos) value = std::stod(text, &end);
   } catch (const std::exception&) {
   }
-  const std::string unit = text.substr(end);
-  const std::pair<const char*, double> units[] = {{"%", static_cast<double>(all_bytes) / 100},
-                                                  {"", 1},
-                                                  {"KiB", 1024.0},
-                                                  {"MiB", 1024.0 * 1024},
-                                                  {"GiB", 1024.0 * 1024 * 1024}};
+  std::string unit = text.substr(std::min(text.find_first_not_of(' ', end), text.size()));
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::pair<const char*, double> units[] = {
+      {"%", static_cast<double>(all_bytes) / 100},
+      {"", 1},
+      {"b", 1},
+      {"kb", 1e3},
+      {"mb", 1e6},
+      {"gb", 1e9},
+      {"tb", 1e12},
+      {"kib", 0x1p10},
+      {"mib", 0x1p20},
+      {"gib", 0x1p30},
+      {"tib", 0x1p40},
+  };
   for (const auto& [name, factor] : units) {
     const double bytes = value * factor;
     if (unit == name && bytes >= 0 && bytes < 9e18 && end > 0) return static_cast<std::uint64_t>(bytes);
   }
-  throw InputError(fmt::format("{} {}: expected a share such as 25% or a size such as 8000000 or 64MiB", option, text));
+  throw InputError(
+      fmt::format("{} {}: expected a share such as 25% or a size such as 8000000, 64MiB or 5 GB", option, text));
 }
 
 }  // namespace ferry::engine

@@ -63,6 +63,11 @@ struct StackInfo {
   bool keeps_everything = false;  ///< needs every expert in its budget
   PrecisionSet precisions = Precision::full;  ///< of experts that it copies, with the options' defaults
   std::vector<ParameterMember> parameters;    ///< that it takes
+
+  /// Whether it computes what the checkpoint's own weights do, bit for bit.
+  [[nodiscard]] bool keeps_every_bit() const {
+    return lossless && precisions.bits == PrecisionSet(Precision::full).bits;
+  }
 };
 
 /// All stacks, in the order in which help lists them.

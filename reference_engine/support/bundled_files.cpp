@@ -37,6 +37,17 @@ std::filesystem::path data_file(const std::string& folder, const std::string& ki
   return data_directory() / folder / (name_or_path + ".json");
 }
 
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& folder : std::filesystem::directory_iterator(data_directory() / "models", none)) {
+    if (std::filesystem::exists(folder.path() / "config.json", none))
+      names.push_back(folder.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::filesystem::path find_model(const std::string& name) {
   std::error_code none;
   const auto bundled = data_directory() / "models" / name;
@@ -45,7 +56,7 @@ std::filesystem::path find_model(const std::string& name) {
   if (is_bundled && !std::filesystem::exists(std::filesystem::path(name) / "config.json", none)) return bundled;
   if (!std::filesystem::is_directory(name, none)) {
     throw InputError(
-        fmt::format("--model {}: no such folder; bundled models are tiny-qwen-moe and tiny-mixtral", name));
+        fmt::format("--model {}: no such folder; bundled models are {}", name, fmt::join(model_names(), " and ")));
   }
   return name;
 }

@@ -17,6 +17,9 @@ std::vector<std::string> data_names(const std::string& folder);
 /// in the InputError for an unknown name, which suggests the nearest.
 std::filesystem::path data_file(const std::string& folder, const std::string& kind, const std::string& name_or_path);
 
+/// Names of the bundled models, in order.
+std::vector<std::string> model_names();
+
 /// A bundled model by its name, or a folder. Throws InputError if there is neither.
 std::filesystem::path find_model(const std::string& name);
 /// The last part of such a name.

@@ -9,8 +9,24 @@
 #include <set>
 
 #include "support/errors.hpp"
+#include "support/print.hpp"
 
 namespace ferry::engine {
+namespace {
+
+bool write_all(int fd, const std::vector<std::string_view>& parts) {
+  for (std::string_view rest : parts) {
+    while (!rest.empty()) {
+      const ssize_t n = ::write(fd, rest.data(), rest.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return false;
+      rest.remove_prefix(static_cast<std::size_t>(n));
+    }
+  }
+  return true;
+}
+
+}  // namespace
 
 std::filesystem::path file_behind(const std::filesystem::path& path) {
   constexpr int most_links = 40;  // Linux's own limit
@@ -30,6 +46,10 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
   std::set<std::filesystem::path> files;
   for (const std::string& out : outputs) {
     if (out.empty()) continue;
+    if (out == "-") {
+      if (files.insert(out).second) continue;
+      throw InputError("-: named for two outputs, expected two files");
+    }
     if (!files.insert(file_behind(out)).second) {
       throw InputError(fmt::format("{}: named for two outputs, expected two files", out));
     }
@@ -42,7 +62,13 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
   }
 }
 
-OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string()), path_(file_behind(path)) {
+OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string()) {
+  if (name_ == "-") {
+    name_ = "standard output";
+    print_to_standard_error();
+    return;
+  }
+  path_ = file_behind(path);
   std::error_code none;
   temporary_ = path_.string() + fmt::format(".{}.tmp", ::getpid());
   if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
@@ -56,17 +82,13 @@ OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string())
 }
 
 void OutputFile::commit(const std::vector<std::string_view>& parts) {
-  const int fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  bool good = fd >= 0;
-  for (std::string_view rest : parts) {
-    while (good && !rest.empty()) {
-      const ssize_t n = ::write(fd, rest.data(), rest.size());
-      if (n < 0 && errno == EINTR) continue;
-      good = n > 0;
-      rest.remove_prefix(good ? static_cast<std::size_t>(n) : 0);
-    }
+  if (path_.empty()) {
+    if (write_all(STDOUT_FILENO, parts) || errno == EPIPE) return;  // a reader that has had enough is no error
+    throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(errno)));
   }
-  good = good && ::fsync(fd) == 0 && ::rename(temporary_.c_str(), path_.c_str()) == 0;
+  const int fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const bool good =
+      fd >= 0 && write_all(fd, parts) && ::fsync(fd) == 0 && ::rename(temporary_.c_str(), path_.c_str()) == 0;
   const int error = errno;
   if (fd >= 0) ::close(fd);
   if (good) return;

@@ -15,7 +15,8 @@ std::filesystem::path file_behind(const std::filesystem::path& path);
 /// Refuses an output that is one of the inputs, or named twice. Throws InputError.
 void check_outputs(const std::vector<std::string>& outputs, const std::vector<std::string>& inputs);
 
-/// A file that appears whole or not at all; a link stays a link. The constructor throws InputError if it could not
+/// A file that appears whole or not at all; a link stays a link. The name "-" is standard output: what a command says
+/// to people then goes to standard error. The constructor throws InputError if it could not
 /// be written, or is there and no regular file (a device, a pipe).
 class OutputFile {
  public:
@@ -27,7 +28,7 @@ class OutputFile {
 
  private:
   std::string name_;
-  std::filesystem::path path_, temporary_;
+  std::filesystem::path path_, temporary_;  ///< empty: standard output
 };
 
 }  // namespace ferry::engine

@@ -10,8 +10,19 @@
 
 namespace ferry::engine {
 
+namespace {
+
+std::FILE* printed = nullptr;  // null: standard output
+
+}  // namespace
+
+void print_to_standard_error() {
+  printed = stderr;
+}
+
 void print(std::string_view text) {
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
+  std::FILE* file = printed == nullptr ? stdout : printed;
+  if (std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0) return;
   if (errno != EPIPE) throw InputError(fmt::format("standard output: cannot be written: {}", std::strerror(errno)));
 }
 

@@ -27,12 +27,16 @@ std::size_t distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-std::string unknown_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known) {
+std::string nearest_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known) {
   const std::string shown = name.substr(0, 60);
   const auto nearest = std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
     return distance(shown, a) < distance(shown, b);
   });
-  return fmt::format("unknown {} \"{}\": did you mean \"{}\"? ({})", kind, shown, *nearest, fmt::join(known, ", "));
+  return fmt::format("unknown {} \"{}\": did you mean \"{}\"?", kind, shown, *nearest);
+}
+
+std::string unknown_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known) {
+  return fmt::format("{} ({})", nearest_name(kind, name, known), fmt::join(known, ", "));
 }
 
 }  // namespace ferry::engine

@@ -7,6 +7,8 @@
 namespace ferry::engine {
 
 /// A sentence that refuses `name` and suggests the nearest of `known`.
+std::string nearest_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known);
+/// The same, and all of them in brackets.
 std::string unknown_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known);
 
 }  // namespace ferry::engine

@@ -338,14 +338,10 @@ void TraceFile::write(OutputFile& out) const {
                          {"residency", residency}};
   // The widest type first, so that every tensor begins at a multiple of its own.
   std::vector<std::uint8_t> narrow;
-  Json header = {{"__metadata__", metadata}};
-  std::vector<std::string_view> parts{{}};
-  std::uint64_t offset = 0;
+  SafetensorsWriter file;
   auto add = [&](const char* name, const char* type, auto span, const std::vector<std::uint64_t>& shape) {
     if (span.empty()) return;
-    header[name] = {{"dtype", type}, {"shape", shape}, {"data_offsets", {offset, offset + span.size_bytes()}}};
-    offset += span.size_bytes();
-    parts.emplace_back(reinterpret_cast<const char*>(span.data()), span.size_bytes());
+    file.add(name, type, shape, {reinterpret_cast<const char*>(span.data()), span.size_bytes()});
   };
   const std::uint64_t n = trace.tokens, layers = trace.model.layers, each = trace.model.experts;
   const std::uint64_t k = trace.model.top_k;
@@ -365,13 +361,7 @@ void TraceFile::write(OutputFile& out) const {
     add("experts", "U8", std::span<const std::uint8_t>(narrow), {n, layers, k});
   }
   add("phase", "U8", trace.phase, {n});
-  std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
-  text.resize((text.size() + 63) / 64 * 64 - 8 + ((text.size() + 63) / 64 * 64 - 8 < text.size() ? 64 : 0), ' ');
-  const std::uint64_t length = text.size();
-  std::string head(reinterpret_cast<const char*>(&length), sizeof(length));
-  head += text;
-  parts[0] = head;
-  out.commit(parts);
+  file.commit(out, metadata);
 }
 
 std::unique_ptr<TraceFile> import_trace(const std::filesystem::path& path, const ModelFacts& shape) {

@@ -271,7 +271,7 @@ TEST_CASE("a stack file does what its flags do, and the command line wins over i
                                   "/r.json " + arguments);
     CAPTURE(r.out);
     REQUIRE(r.status == 0);
-    CHECK((arguments.find("mine.json") == std::string::npos || r.out.find("\n  mine ") != std::string::npos));
+    CHECK((arguments.find("mine.json") == std::string::npos || r.out.find("  mine\n") != std::string::npos));
     return read_json(folder.path() / "r.json");
   };
   Json from_file = eval("--stack " + at + "/mine.json");

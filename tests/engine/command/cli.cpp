@@ -36,8 +36,8 @@ std::string read(const std::filesystem::path& path) {
 /// Runs `ferry ARGUMENTS` through a shell. `after_ms`: sends SIGINT then.
 Result ferry_command(const std::string& arguments, int after_ms = -1) {
   const TemporaryFolder folder;
-  const std::string command = "exec " + ferry_program() + " " + arguments + " >'" + (folder.path() / "out").string() +
-                              "' 2>'" + (folder.path() / "error").string() + "'";
+  const std::string command = "exec " + ferry_program() + " </dev/null " + arguments + " >'" +
+                              (folder.path() / "out").string() + "' 2>'" + (folder.path() / "error").string() + "'";
   const pid_t child = ::fork();
   if (child == 0) {
     ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
@@ -249,7 +249,17 @@ TEST_CASE("help and version are no mistakes") {
 }
 
 TEST_CASE("mistakes get one line and exit status 2") {
-  refused("", {"subcommand"});
+  refused("", {"expected a command: run, compare"});
+  refused("trace", {"ferry trace: expected a command: record, import"});
+  refused("trace reord", {"ferry trace: unknown command \"reord\": did you mean \"record\"?"});
+  refused("help walk", {"unknown command \"walk\""});
+  refused("run --stak lru", {"ferry run: unknown option \"--stak\": did you mean \"--stack\"?"});
+  refused("run --stak=lru", {"did you mean \"--stack\"?"});
+  refused("run --budget 4 GiB", {"ferry run: nothing takes \"GiB\""});
+  refused("list ferries", {"ferries", "stacks", "(see ferry list --help)"});
+  refused("run --seed 18446744073709551616", {"--seed", "a whole number from 0 to 18446744073709551615"});
+  refused("run --seed 1.5", {"--seed"});
+  refused("run --prompt-file - --json - --timeline -", {"-: named for two outputs"});
   refused("walk", {"unknown command \"walk\"", "run, compare, inspect"});
   refused("comprae", {"did you mean \"compare\"?"});
   refused("run --modle x", {"--modle"});

@@ -1184,8 +1184,7 @@ TEST_CASE("every stack runs on routing without scores, once somebody says how we
     const Json j = Json::parse(read(f.at("r.json")));
     const bool reads_more = ferry_command(bare + " --stack " + std::string(s.name)).status != 0;
     CHECK(j.contains("assumed") == reads_more);
-    CHECK((r.out.find("made up, not recorded (--assume-recall 0.79,0.97 --assume-seed 3)") != std::string::npos) ==
-          reads_more);
+    CHECK((r.out.find("made up, not recorded (--assume-recall") != std::string::npos) == reads_more);
     if (!reads_more) continue;
     CHECK(j["assumed"]["recall_top_k"] == 0.79);
     CHECK(j["assumed"]["recall_candidates"] == 0.97);
