@@ -107,6 +107,7 @@ int simulate_command(const Arguments& a) {
     }
     if (is_stack_file(s)) reports.back().stack_file = a.flags.named(s).label;
     all.push_back(to_json(reports.back()));
+    all.back()["command_line"] = command_line;
     if (timeline_file) {
       std::ostringstream text;
       write_trace_events(text, spans);
@@ -162,8 +163,9 @@ int sweep_command(const Arguments& a) {
   check_assumed_bytes(made_up_bytes);
   const std::uint32_t cores = std::max(1U, std::thread::hardware_concurrency());
   ProgressLine line("runs");
-  const SweepResult r = run_sweep(grid, a.out, ranks, a.threads == 0 ? cores : a.threads, stop,
-                                  [&line](std::uint64_t done, std::uint64_t total) { line.show(done, total); });
+  const SweepResult r =
+      run_sweep(grid, a.out, ranks, a.threads == 0 ? cores : a.threads, stop,
+                [&line](std::uint64_t done, std::uint64_t total, double share) { line.show(done, total, share); });
   print(fmt::format("{}: {} of {} runs{}{}\n", rank_file(a.out, ranks).string(), r.had + r.done, r.cells,
                     r.refused > 0 ? fmt::format(", {} of them refused", r.refused) : "",
                     r.interrupted ? ": interrupted; the same command goes on" : ""));

@@ -18,7 +18,11 @@ class ProgressLine {
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  void show(std::uint64_t done, std::uint64_t total);
+  void show(std::uint64_t done, std::uint64_t total) {
+    show(done, total, static_cast<double>(done) / static_cast<double>(total));
+  }
+  /// `share` of the work, where what is counted is not all alike.
+  void show(std::uint64_t done, std::uint64_t total, double share);
 
  private:
   std::string what_;

@@ -142,10 +142,21 @@ class Traces {
     return *read;
   }
 
+  /// How long a replay takes, in no unit: tokens times layers.
+  double work_of(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    const auto found = work_.find(path);
+    if (found != work_.end()) return found->second;
+    const TraceFile file{std::filesystem::path(path)};
+    const auto tokens = static_cast<double>(std::min<std::uint64_t>(file.trace.tokens, grid_.max_tokens));
+    return work_[path] = tokens * file.trace.model.layers;
+  }
+
  private:
   const SweepGrid& grid_;
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<ReadTrace>> traces_;
+  std::map<std::string, double> work_;
 };
 
 /// What all cells are given.
@@ -357,7 +368,7 @@ void check_results(const std::filesystem::path& path) {
 
 SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, Ranks ranks, std::uint32_t threads,
                       const std::atomic<bool>& stop,
-                      const std::function<void(std::uint64_t done, std::uint64_t total)>& progress) {
+                      const std::function<void(std::uint64_t done, std::uint64_t total, double share)>& progress) {
   const std::vector<SweepCell> cells = cells_of(grid);
   const std::filesystem::path path = rank_file(out, ranks);
   std::uint64_t kept = 0;
@@ -371,6 +382,8 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
   result.had = result.cells - todo.size();
   Lines lines(path, kept);
   Traces traces(grid);
+  double work = 0, done_work = 0;
+  for (const std::uint64_t i : todo) work += traces.work_of(cells[i].trace);
   std::mutex mutex;
   on_threads(threads, todo.size(), [&](std::size_t at) {
     if (stop) return;
@@ -389,7 +402,8 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
     lines.append(json.dump(-1, ' ', false, Json::error_handler_t::replace));
     ++result.done;
     result.refused += refused ? 1 : 0;
-    if (progress) progress(result.done, todo.size());
+    done_work += traces.work_of(cell.trace);
+    if (progress) progress(result.done, todo.size(), done_work / work);
   });
   result.interrupted = stop;
   return result;

@@ -77,10 +77,10 @@ struct SweepResult {
 /// Runs the cells of this rank that the file does not have yet, on `threads` threads, and appends a JSON line for each:
 /// the run's, with "sweep": {"index", "cells", "key"}; or for a cell that cannot be (a budget that is too small, a
 /// trace that lacks something) one with "refused": the reason. A line that was cut off by an interruption is taken away
-/// first. Throws InputError if the file holds another sweep's lines, or cannot be written.
+/// first. `progress`: after each; `share` of the work of all, since traces differ. Throws InputError if the file holds another sweep's lines, or cannot be written.
 SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, Ranks ranks, std::uint32_t threads,
                       const std::atomic<bool>& stop,
-                      const std::function<void(std::uint64_t done, std::uint64_t total)>& progress);
+                      const std::function<void(std::uint64_t done, std::uint64_t total, double share)>& progress);
 
 /// Puts the files of all ranks together, in the order of the grid: throws InputError, naming cell and file, if one is
 /// missing, stands twice with different contents, or is of another sweep. Returns the number of lines.

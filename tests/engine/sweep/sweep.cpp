@@ -40,6 +40,13 @@ std::string read(const Path& path) {
   return text.str();
 }
 
+/// What a simulation wrote, without the command that did, which names its own output.
+Json result(const Path& path) {
+  Json json = Json::parse(read(path));
+  json.erase("command_line");
+  return json;
+}
+
 /// 4 layers of 8 experts, top-2, 1000 bytes each. Sequences of 40 tokens, 6 of them prompt. `rows`: with the scores of
 /// all experts, and what is predicted 3 layers ahead and of partial hidden states.
 void write_trace(const Path& path, std::uint32_t tokens, bool rows, std::uint64_t seed) {
@@ -414,7 +421,7 @@ TEST_CASE("a sweep's runs say what a simulation with the same flags says, pools 
     CHECK(ferry_command("simulate --stack hobbit+prefetch --depth 2 --pools one --budget 60% --trace " +
                         quoted(f.at("a.safetensors")) + " --json " + quoted(f.at("r.json")))
               .status == 0);
-    Json alone = Json::parse(read(f.at("r.json"))), swept = json;
+    Json alone = result(f.at("r.json")), swept = json;
     swept.erase("sweep");
     CHECK(alone == swept);
   }
@@ -630,7 +637,7 @@ TEST_CASE("a sweep that is told to stop leaves whole lines, and goes on" * docte
     const Path out = f.at("stopped-" + std::to_string(threads) + ".jsonl");
     std::atomic<bool> stop = false;
     std::vector<std::uint64_t> seen;
-    const SweepResult r = run_sweep(grid, out, {}, threads, stop, [&](std::uint64_t done, std::uint64_t total) {
+    const SweepResult r = run_sweep(grid, out, {}, threads, stop, [&](std::uint64_t done, std::uint64_t total, double) {
       CHECK(total == 12);
       seen.push_back(done);
       if (done == 3) stop = true;
@@ -1072,7 +1079,8 @@ TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
   }
   CHECK(j["bounds"]["belady_hit_rate"].get<double>() > 0);
   CHECK(ferry_command(command + quoted(again)).status == 0);
-  CHECK(read(json) == read(again));
+  CHECK(result(json) == result(again));
+  CHECK(j["command_line"][1] == "simulate");
 
   // Several stacks: an array. Without bounds: none.
   CHECK(ferry_command("simulate --bounds none --trace " + quoted(f.at("a.safetensors")) +
@@ -1153,7 +1161,7 @@ TEST_CASE("a budget in bytes is of the model that is counted, and so is all that
       CHECK(ferry_command("simulate --machine rtx3090-pcie3 --stack " + stack + " --budget " + std::to_string(all / 2) +
                           " --json " + quoted(json) + " --trace " + rest)
                 .status == 0);
-      Json j = Json::parse(read(json));
+      Json j = result(json);
       for (const char* key : {"as_shape", "trace"}) j.erase(key);
       return j;
     };
@@ -1195,9 +1203,9 @@ TEST_CASE("every stack runs on routing without scores, once somebody says how we
   // What a trace has is read as it is.
   const std::string whole = "simulate --budget 60% --stack hobbit --trace " + quoted(f.at("a.safetensors")) + json;
   CHECK(ferry_command(whole).status == 0);
-  const std::string recorded = read(f.at("r.json"));
+  const Json recorded = result(f.at("r.json"));
   CHECK(ferry_command(whole + " --assume-recall 0.1,0.2").status == 0);
-  CHECK(read(f.at("r.json")) == recorded);
+  CHECK(result(f.at("r.json")) == recorded);
 
   // Predictions that are always right hide what those that are always wrong do not.
   auto tpot = [&](const std::string& recall) {
@@ -1225,7 +1233,7 @@ TEST_CASE("a sweep makes up the same rows as a simulation, and its results say s
                         j["stack"].get<std::string>())
               .status == 0);
     j.erase("sweep");
-    CHECK(j == Json::parse(read(f.at("one.json"))));
+    CHECK(j == result(f.at("one.json")));
   }
   // With other recall it is another sweep.
   grid.assumed->seed = 4;
