@@ -51,7 +51,8 @@ void StackFlags::add_budget(CLI::App* c) {
       ->capture_default_str();
 }
 
-void StackFlags::add_defaults(CLI::App* c) {
+void StackFlags::add_defaults(CLI::App* c, const char* unless_said) {
+  defaults = unless_said;
   c->add_option("--defaults", defaults,
                 "parameters that are not given: those calibrated for the model, where ferry has them, or the papers'")
       ->check(CLI::IsMember({"calibrated", "paper"}))

@@ -54,11 +54,12 @@ std::string stacks_help();
 struct StackFlags {
   std::string budget = "25%";
   Json given = Json::object();  ///< the parameters that the command line has
-  std::string defaults = "calibrated";
+  std::string defaults;
 
   void add_budget(CLI::App* command);
-  /// Whether parameters that nobody gives are those calibrated for the model, for commands that call `use_model`.
-  void add_defaults(CLI::App* command);
+  /// Whether parameters that nobody gives are those calibrated for the model, for commands that call `use_model`;
+  /// `unless_said`: "calibrated" or "paper".
+  void add_defaults(CLI::App* command, const char* unless_said = "calibrated");
   /// From now on stacks have the parameters that were calibrated for this model and come with ferry, if they are wanted.
   void use_model(const std::string& name);
   /// Of each stack with such parameters a line that says which they are, and how to go without.

@@ -34,7 +34,7 @@ struct Arguments {
   std::string trace, machine = "rtx3090-pcie3", costs = "effective", as_shape, bounds = "proven", json, timeline, out;
   std::vector<std::string> stacks = {"lru"}, traces, machines, budgets = {"25%"}, inputs;
   std::vector<std::uint32_t> batches = {1};
-  std::vector<SweptParameter> parameters;
+  std::vector<std::pair<std::string, std::vector<std::string>>> parameters;  ///< of a sweep: name, values
   std::uint32_t batch = 1, chunk = 128, threads = 0, rank = 0, ranks = 0, merge = 0;
   std::uint64_t tokens = ~std::uint64_t{0}, seed = AssumedRecall().seed;
   std::vector<double> recall;  ///< empty: nothing is made up
@@ -53,7 +53,7 @@ std::optional<AssumedRecall> assumed_recall(const Arguments& a) {
   return recall;
 }
 
-int simulate_command(const Arguments& a) {
+int simulate_command(Arguments& a) {
   a.flags.check(a.stacks);
   const std::optional<AssumedRecall> recall = assumed_recall(a);
   std::vector<std::string> inputs = stack_files(a.stacks);
@@ -78,6 +78,8 @@ int simulate_command(const Arguments& a) {
   o.prefill_chunk = a.chunk;
   o.max_tokens = a.tokens;
   const ModelShape model = setting.model();
+  a.flags.use_model(trace.trace.name);
+  a.flags.check(a.stacks);
   o.budget_bytes = parse_budget(a.flags.budget, model.all_bytes());
   std::optional<AssumedRows> rows;
   if (recall) {
@@ -108,6 +110,7 @@ int simulate_command(const Arguments& a) {
     if (is_stack_file(s)) reports.back().stack_file = a.flags.named(s).label;
     all.push_back(to_json(reports.back()));
     all.back()["command_line"] = command_line;
+    if (const std::string& file = a.flags.named(s).calibrated; !file.empty()) all.back()["calibrated"] = file;
     if (timeline_file) {
       std::ostringstream text;
       write_trace_events(text, spans);
@@ -115,7 +118,7 @@ int simulate_command(const Arguments& a) {
     }
     if (stop) break;
   }
-  print(to_table(reports, terminal_columns()));
+  print(to_table(reports, terminal_columns()) + a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last column covers only what was replayed\n");
   if (json_file)
     json_file->commit((all.size() == 1 ? all[0] : all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
@@ -129,8 +132,12 @@ int sweep_command(const Arguments& a) {
   grid.stacks = a.stacks;
   grid.budgets = a.budgets;
   grid.batches = a.batches;
-  for (const SweptParameter& p : a.parameters) {
-    if (!p.values.empty()) grid.parameters.push_back(p);
+  for (const auto& [name, words] : a.parameters) {
+    if (words.empty()) continue;
+    SweptParameter& swept = grid.parameters.emplace_back(SweptParameter{name, {}});
+    for (const std::string& word : words) {
+      swept.values.push_back(find_parameter(name, "a sweep").read(std::vector<std::string>{word}));
+    }
   }
   grid.costs = cost_sources.at(a.costs);
   grid.as_shape = a.as_shape;
@@ -138,6 +145,7 @@ int sweep_command(const Arguments& a) {
   grid.bounds = bound_choices.at(a.bounds);
   grid.max_tokens = a.tokens;
   grid.assumed = assumed_recall(a);
+  grid.calibrated = a.flags.defaults == "calibrated";
   static_cast<void>(cells_of(grid));  // refuses what does not fit, before anything large is read
   if (a.merge > 0) {
     print(fmt::format("{}: {} runs\n", a.out, merge_sweep(grid, a.out, a.merge)));
@@ -158,7 +166,7 @@ int sweep_command(const Arguments& a) {
     const TraceFile file{std::filesystem::path(t)};  // refused before hours are spent on the others
     const ModelShape model = counted_as(file.trace.model, grid.as_shape);
     for (const std::string& b : grid.budgets) static_cast<void>(parse_budget(b, model.all_bytes()));
-    if (grid.assumed) made_up_bytes += assumed_bytes(file.trace, rows_read_by(grid, t, model));
+    if (grid.assumed) made_up_bytes += assumed_bytes(file.trace, rows_read_by(grid, t, file.trace));
   }
   check_assumed_bytes(made_up_bytes);
   const std::uint32_t cores = std::max(1U, std::thread::hardware_concurrency());
@@ -254,6 +262,7 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
       ->capture_default_str();
   a->flags.add_budget(s);
   a->flags.add_parameters(s);
+  a->flags.add_defaults(s, "paper");
   s->add_option("--batch", a->batch, "sequences decoded together")
       ->type_name("N")
       ->check(CLI::Range(1, 4096))
@@ -280,16 +289,17 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   list("--stacks", a->stacks, "from the list below, or files")->required();
   list("--budgets", a->budgets, "shares (25%) or sizes (64MiB)")->capture_default_str();
   list("--batches", a->batches, "sequences decoded together")->check(CLI::Range(1, 4096))->capture_default_str();
-  a->flags.add_parameter(w, parameter_of(&StackOptions::pools));
+  const Parameter& pools = parameter_of(&StackOptions::pools);
+  a->flags.add_parameter(w, pools);
   for (const Parameter& p : all_parameters()) {
-    if (p.is_number()) a->parameters.push_back({p.name, {}});
+    if (p.size() == 1 && p.name != pools.name) a->parameters.push_back({p.name, {}});
   }
-  for (SweptParameter& swept : a->parameters) {
-    const Parameter& p = find_parameter(swept.name, "a sweep");
-    list(p.flag(), swept.values, "values of this parameter, for the stacks that take it")
-        ->type_name(p.range() + ",...");
+  for (auto& [name, words] : a->parameters) {
+    const Parameter& p = find_parameter(name, "a sweep");
+    list(p.flag(), words, "values of this parameter, for the stacks that take it")->type_name(p.range() + ",...");
   }
   add_common(w, *a);
+  a->flags.add_defaults(w, "paper");
   w->add_option("--out", a->out, "results, a JSON line a run; what is there already is not run again")
       ->type_name("FILE")
       ->check(not_empty)

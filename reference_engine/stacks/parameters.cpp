@@ -103,10 +103,6 @@ ParameterMember Parameter::member() const {
   return std::visit([](const auto& v) { return ParameterMember(v.member); }, values);
 }
 
-bool Parameter::is_number() const {
-  return !std::holds_alternative<Thousandths>(values) && !std::holds_alternative<Words>(values);
-}
-
 std::size_t Parameter::size() const {
   return std::holds_alternative<Thousandths>(values) ? CacheWeights{}.size() : 1;
 }
@@ -192,7 +188,9 @@ Json Parameter::read(const std::vector<std::string>& words) const {
   return checked(size() == 1 && each.size() == 1 ? each[0] : each, fmt::format("{}", fmt::join(words, ",")));
 }
 
-Json Parameter::read(double number) const {
+Json Parameter::read(const Json& value) const {
+  if (!value.is_number()) return checked(value, value.is_string() ? value.get<std::string>() : value.dump());
+  const auto number = value.get<double>();
   const bool is_whole = number >= 0 && number <= 0xffffffffU && number == std::floor(number);
   const bool as_whole = is_whole && !std::holds_alternative<Share>(values);
   return checked(as_whole ? Json(static_cast<std::uint32_t>(number)) : Json(number), fmt::format("{}", number));

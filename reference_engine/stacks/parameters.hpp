@@ -44,9 +44,7 @@ struct Parameter {
 
   [[nodiscard]] ParameterMember member() const;
   [[nodiscard]] std::string flag() const { return "--" + name; }
-  /// Whether its values are single numbers, so that a sweep can have a list of them.
-  [[nodiscard]] bool is_number() const;
-  /// How many numbers or words one value is.
+  /// How many numbers or words one value is. Of those with one a sweep can have a list.
   [[nodiscard]] std::size_t size() const;
   /// "a number from 0 to 1".
   [[nodiscard]] std::string expected() const;
@@ -57,7 +55,7 @@ struct Parameter {
 
   /// A value, as stack files and reports have it. Throws InputError, which names the flag, for what is none.
   [[nodiscard]] Json read(const std::vector<std::string>& words) const;
-  [[nodiscard]] Json read(double number) const;
+  [[nodiscard]] Json read(const Json& number_or_word) const;
 
  private:
   [[nodiscard]] Json checked(Json value, const std::string& text) const;

@@ -136,7 +136,7 @@ class Traces {
     auto fresh = std::make_unique<ReadTrace>(path);
     if (grid_.assumed) {
       const Trace& trace = fresh->file.trace;
-      fresh->rows.emplace(trace, *grid_.assumed, rows_read_by(grid_, path, counted_as(trace.model, grid_.as_shape)));
+      fresh->rows.emplace(trace, *grid_.assumed, rows_read_by(grid_, path, trace));
     }
     read = std::move(fresh);
     return *read;
@@ -162,25 +162,29 @@ class Traces {
 /// What all cells are given.
 Json given_to_all(const SweepGrid& grid) {
   const Parameter& pools = parameter_of(&StackOptions::pools);
-  Json value = pools.read({grid.pools});
+  Json value = pools.read(Json(grid.pools));
   return grid.pools == "stack" ? Json::object() : Json{{pools.name, std::move(value)}};
 }
 
-/// What this cell's stack is given.
-Json given_to(const SweepGrid& grid, const SweepCell& cell) {
-  Json given = given_to_all(grid);
-  for (const auto& [name, value] : cell.parameters) given[name] = find_parameter(name, "a sweep").read(value);
-  return parameters_of(cell.named, given);
+/// This cell's stack on that model's routing.
+NamedStack stack_of(const SweepGrid& grid, const SweepCell& cell, const Trace& trace) {
+  return grid.calibrated && cell.named.file.empty() ? read_stack(cell.named.policies, trace.name) : cell.named;
 }
 
-/// `model`: the trace's, as it is counted.
-SimulateOptions options_of(const SweepGrid& grid, const SweepCell& cell, const ModelShape& model) {
+/// What it is given.
+Json given_to(const SweepGrid& grid, const SweepCell& cell, const NamedStack& stack) {
+  Json given = given_to_all(grid);
+  for (const auto& [name, value] : cell.parameters) given[name] = find_parameter(name, "a sweep").read(value);
+  return parameters_of(stack, given);
+}
+
+SimulateOptions options_of(const SweepGrid& grid, const SweepCell& cell, const Trace& trace) {
   SimulateOptions o;
   o.stack = cell.named.policies;
-  set_parameters(o, given_to(grid, cell), cell.key());
+  set_parameters(o, given_to(grid, cell, stack_of(grid, cell, trace)), cell.key());
   o.batch = cell.batch;
   o.max_tokens = grid.max_tokens;
-  o.budget_bytes = parse_budget(cell.budget, model.all_bytes());
+  o.budget_bytes = parse_budget(cell.budget, counted_as(trace.model, grid.as_shape).all_bytes());
   return o;
 }
 
@@ -197,11 +201,15 @@ Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, cons
   if (grid.costs == CostSource::stated && !setting.machine.stated) {
     throw ConfigError("machine " + setting.machine.name + " has no \"stated\" times");
   }
-  SimulateOptions o = options_of(grid, cell, setting.model());
+  const Trace& trace = read.file.trace;
+  SimulateOptions o = options_of(grid, cell, trace);
   o.progress = [&stop](std::uint64_t, std::uint64_t) { return !stop; };
-  RunReport report = run_simulation(setting, o, given_to(grid, cell));
+  const NamedStack stack = stack_of(grid, cell, trace);
+  RunReport report = run_simulation(setting, o, given_to(grid, cell, stack));
   if (!cell.named.file.empty()) report.stack_file = cell.stack;
-  return to_json(report);
+  Json json = to_json(report);
+  if (!stack.calibrated.empty()) json["calibrated"] = stack.calibrated;
+  return json;
 }
 
 std::optional<std::uint32_t> number(const char* name) {
@@ -258,7 +266,10 @@ std::string SweepCell::key() const {
   std::string text = fmt::format("{} {} {} {} batch={}", std::filesystem::path(trace).filename().string(), machine,
                                  stack, budget, batch);
   if (!named.file.empty()) text += fmt::format(" {}{}", named.policies, named.parameters.dump());
-  for (const auto& [name, value] : parameters) text += fmt::format(" {}={}", name, value);
+  for (const auto& [name, value] : parameters) {
+    text += value.is_number() ? fmt::format(" {}={}", name, value.get<double>())
+                              : fmt::format(" {}={}", name, value.get<std::string>());
+  }
   return text + setting;
 }
 
@@ -286,7 +297,7 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
   std::vector<std::vector<SweptParameter>> swept(stacks.size());  // of each stack
   for (const SweptParameter& parameter : grid.parameters) {
     const Parameter& p = find_parameter(parameter.name, "a sweep");
-    for (const double value : parameter.values) static_cast<void>(p.read(value));  // refuses what is out of range
+    for (const Json& value : parameter.values) static_cast<void>(p.read(value));  // refuses what is out of range
     refuse_untaken(p);
     for (std::size_t s = 0; s < stacks.size(); ++s) {
       if (takes(stacks[s], p)) swept[s].push_back(parameter);
@@ -302,6 +313,7 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
   if (grid.pools != "stack") setting += " pools=" + grid.pools;
   if (grid.bounds != BoundsChoice::proven) setting += grid.bounds == BoundsChoice::all ? " bounds=all" : " bounds=none";
   if (grid.max_tokens != ~std::uint64_t{0}) setting += fmt::format(" tokens={}", grid.max_tokens);
+  if (grid.calibrated) setting += " defaults=calibrated";
   if (grid.assumed) {
     grid.assumed->validate();
     setting += fmt::format(" assume-recall={},{}", grid.assumed->top_k, grid.assumed->candidates);
@@ -317,7 +329,7 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
             for (const SweptParameter& p : swept[s]) {
               std::vector<SweepCell> more;
               for (const SweepCell& c : made) {
-                for (const double value : p.values) {
+                for (const Json& value : p.values) {
                   more.push_back(c);
                   more.back().parameters.emplace_back(p.name, value);
                 }
@@ -333,10 +345,11 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
   return cells;
 }
 
-RowNeeds rows_read_by(const SweepGrid& grid, const std::string& trace, const ModelShape& model) {
+RowNeeds rows_read_by(const SweepGrid& grid, const std::string& path, const Trace& trace) {
+  const ModelShape model = counted_as(trace.model, grid.as_shape);
   RowNeeds needs;
   for (const SweepCell& cell : cells_of(grid)) {
-    if (cell.trace == trace) needs.add(rows_read_by(options_of(grid, cell, model), model));
+    if (cell.trace == path) needs.add(rows_read_by(options_of(grid, cell, trace), model));
   }
   return needs;
 }

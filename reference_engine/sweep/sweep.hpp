@@ -17,8 +17,8 @@ namespace ferry::engine {
 
 /// One parameter whose values are numbers, and those to try. Stacks that do not take it have no cells for them.
 struct SweptParameter {
-  std::string name;  ///< of parameters.hpp: "t1"
-  std::vector<double> values;
+  std::string name;          ///< of parameters.hpp: "t1"
+  std::vector<Json> values;  ///< numbers or words
 };
 
 struct SweepGrid {
@@ -29,6 +29,8 @@ struct SweepGrid {
   std::string as_shape, pools = "stack";
   BoundsChoice bounds = BoundsChoice::proven;
   std::uint64_t max_tokens = ~std::uint64_t{0};
+  bool calibrated =
+      false;  ///< stacks have what was calibrated for a trace's model, where ferry has that; or the papers'
   std::optional<AssumedRecall> assumed;  ///< what traces lack is made up, for the stacks that read it
 };
 
@@ -37,8 +39,8 @@ struct SweepCell {
   std::string trace, machine, stack, budget;  ///< stack: its label
   NamedStack named;
   std::uint32_t batch = 1;
-  std::vector<std::pair<std::string, double>> parameters;  ///< those that the stack takes
-  std::string setting;                                     ///< the same of all cells: costs, sizes, pools, ...
+  std::vector<std::pair<std::string, Json>> parameters;  ///< those that the stack takes
+  std::string setting;                                   ///< the same of all cells: costs, sizes, pools, ...
 
   /// The same cell of another grid has the same key.
   [[nodiscard]] std::string key() const;
@@ -49,8 +51,8 @@ struct SweepCell {
 /// that the parameter does not have, for assumed shares that cannot be, or for two traces of one file name.
 std::vector<SweepCell> cells_of(const SweepGrid& grid);
 
-/// What all cells of one trace read of it beside experts and weights. `model`: the trace's, as it is counted.
-RowNeeds rows_read_by(const SweepGrid& grid, const std::string& trace, const ModelShape& model);
+/// What all cells of one trace read of it beside experts and weights.
+RowNeeds rows_read_by(const SweepGrid& grid, const std::string& path, const Trace& trace);
 
 /// Which cells a rank of a launcher takes: those whose index modulo `ranks` is `rank`.
 struct Ranks {

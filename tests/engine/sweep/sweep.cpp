@@ -302,7 +302,7 @@ TEST_CASE("a grid has each combination once, in a fixed order") {
   g.parameters = {{"t1", {0.5, 0.6}}, {"t2", {0.8, 0.9}}};
   const std::vector<SweepCell> both = cells_of(g);
   REQUIRE(both.size() == 16 * 4);
-  using Set = std::vector<std::pair<std::string, double>>;
+  using Set = std::vector<std::pair<std::string, Json>>;
   CHECK(both[0].parameters == Set{{"t1", 0.5}, {"t2", 0.8}});
   CHECK(both[1].parameters == Set{{"t1", 0.5}, {"t2", 0.9}});
   CHECK(both[2].parameters == Set{{"t1", 0.6}, {"t2", 0.8}});
@@ -1131,6 +1131,76 @@ TEST_CASE("a machine of the user's own and another model's sizes can be simulate
   CHECK(mine > tpot(" --machine h200-pcie5 --costs peak"));
   CHECK(mine < tpot(" --machine h200-pcie5 --as mixtral-8x7b"));
   CHECK(Json::parse(read(f.at("r.json")))["as_shape"] == "mixtral-8x7b");
+}
+
+TEST_CASE("a sweep has lists of words, too") {
+  const Fixture f;
+  const std::string common = "--budgets 60% --machines rtx3090-pcie3 --traces " + quoted(f.at("a.safetensors"));
+  const Result r = ferry_command(
+      "sweep --stacks 'importance-driven, fate' --placement device,best-split,two-pointer "
+      "--low-on-miss 'yes, no' --out " +
+      quoted(f.at("w.jsonl")) + " " + common);
+  CHECK(r.status == 0);
+  std::set<std::string> keys, placements;
+  for (const std::string& line : whole_lines(f.at("w.jsonl"))) {
+    const Json j = Json::parse(line);
+    REQUIRE_FALSE(j.contains("refused"));
+    keys.insert(j["sweep"]["key"].get<std::string>());
+    if (j["stack"] != "importance-driven") continue;
+    placements.insert(j["parameters"]["placement"].get<std::string>());
+    CHECK(ferry_command("simulate --stack importance-driven --budget 60% --machine rtx3090-pcie3 --placement " +
+                        j["parameters"]["placement"].get<std::string>() + " --trace " + quoted(f.at("a.safetensors")) +
+                        " --json " + quoted(f.at("one.json")))
+              .status == 0);
+    Json alone = j;
+    alone.erase("sweep");
+    CHECK(alone == result(f.at("one.json")));
+  }
+  CHECK(keys.size() == 3 + 2);
+  CHECK(placements == std::set<std::string>{"device", "best-split", "two-pointer"});
+  refused("sweep --stacks importance-driven --placement device,everywhere --out x.jsonl " + common,
+          {"--placement everywhere", "one of device, host"});
+}
+
+TEST_CASE("simulations take what was calibrated for a trace's model where that is asked for") {
+  const Fixture f;
+  TraceFile named{Path(f.at("a.safetensors"))};
+  named.trace.name = "tiny-mixtral";
+  named.write(f.at("named.safetensors"));
+  const Json shipped = read_json(data_directory() / "calibrated" / "tiny-mixtral" / "hobbit.json")["parameters"];
+  REQUIRE_FALSE(shipped.empty());
+  const std::string simulate = "simulate --stack hobbit --budget 60% --json " + quoted(f.at("r.json")) + " --trace ";
+  auto simulated = [&](const std::string& rest) {
+    const Result r = ferry_command(simulate + rest);
+    CHECK(r.status == 0);
+    return std::pair(result(f.at("r.json")), r.out);
+  };
+  const auto [found, said] = simulated(quoted(f.at("named.safetensors")) + " --defaults calibrated");
+  CHECK(found["parameters"] == shipped);
+  CHECK(found["calibrated"] == "calibrated/tiny-mixtral/hobbit.json");
+  CHECK(said.find("hobbit: calibrated for tiny-mixtral") != std::string::npos);
+  for (const std::string& rest :
+       {quoted(f.at("named.safetensors")), quoted(f.at("a.safetensors")) + " --defaults calibrated"}) {
+    const auto [paper, nothing] = simulated(rest);
+    CHECK(paper["parameters"].empty());
+    CHECK_FALSE(paper.contains("calibrated"));
+    CHECK(nothing.find("calibrated") == std::string::npos);
+  }
+  SweepGrid grid;
+  grid.traces = {f.at("named.safetensors"), f.at("a.safetensors")};
+  grid.machines = {"rtx3090-pcie3"};
+  grid.stacks = {"hobbit"};
+  grid.budgets = {"60%"};
+  grid.calibrated = true;
+  CHECK(run(grid, f.at("c.jsonl")).refused == 0);
+  for (const std::string& line : whole_lines(f.at("c.jsonl"))) {
+    Json j = Json::parse(line);
+    CHECK(says(j["sweep"]["key"], {"defaults=calibrated"}));
+    CHECK(j.contains("calibrated") == (j["trace"] == "named.safetensors"));
+    j.erase("sweep");
+    if (j.contains("calibrated"))
+      CHECK(j == simulated(quoted(f.at("named.safetensors")) + " --defaults calibrated").first);
+  }
 }
 
 TEST_CASE("a budget in bytes is of the model that is counted, and so is all that is reported") {
