@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the texts over which routing was recorded and quality measured for docs/results.md.
+"""Makes the texts over which routing was recorded and quality measured for docs/results/.
 
   bench/texts.py FOLDER [--gsm8k test.jsonl] [--shakespeare input.txt] [--python /usr/lib/python3.11]
 

@@ -224,7 +224,7 @@ TEST_CASE(
 
 TEST_CASE("synthetic routing: what recorded models had comes out in three large models") {
   for (const char* name : {"mixtral-8x7b", "qwen1.5-moe-a2.7b", "qwen3-30b-a3b"}) {
-    // Much reuse and clear favourites; predictions as tiny-qwen-moe had them, see docs/results.md.
+    // Much reuse and clear favourites; predictions as tiny-qwen-moe had them, see docs/results/predictions.md.
     SyntheticOptions o = sized(name);
     o.seed = 7;
     o.ahead = 1;
