@@ -95,6 +95,7 @@ struct ShallowLayers {
   }
 };
 /// HOBBIT's two caches over all layers, one by precision. Where every expert fits at high precision, nothing is shrunk.
+/// Ambiguity resolved: the paper does not say what they hold before the first token; here, nothing.
 struct HighAndLowLayout {
   std::uint32_t low_percent = 10;  ///< of the budget, for low precision; ours, calibrated
 };

@@ -361,7 +361,17 @@ class Replays {
       o.budget_bytes = parse_budget(a_.flags.budget, traces_[i]->trace.model.all_bytes());
       o.bounds = false;
       o.progress = [](std::uint64_t, std::uint64_t) { return !stop; };
-      results.push_back(simulate(traces_[i]->trace, costs_[i], o));
+      try {
+        results.push_back(simulate(traces_[i]->trace, costs_[i], o));
+      } catch (const ConfigError& e) {
+        const std::string what = e.what();
+        if (a_.traces.empty() && what.find("\"partial\"") != std::string::npos) {
+          throw ConfigError(what +
+                            "; record the text with `ferry trace record --stack importance+pre` and name that with "
+                            "--trace instead");
+        }
+        throw;
+      }
       if (stop) return {};
     }
     return results;

@@ -838,6 +838,7 @@ std::string facts(const std::vector<Run>& runs, const std::vector<Run>& refused)
   fact("Models", runs, [](const Run& r) { return r.model; });
   fact("Machines", runs, [](const Run& r) { return r.machine.empty() ? "this one, not throttled" : r.machine; });
   fact("Counted as", runs, [](const Run& r) { return r.as_shape; });
+  fact("Made up", runs, [](const Run& r) { return r.assumed.empty() ? "" : r.stack + ", " + r.assumed; });
   fact("Costs", runs, [](const Run& r) { return r.costs; });
   fact("Clock", runs, [](const Run& r) { return r.clock; });
   fact("Batches", runs, [](const Run& r) { return number(r.batch, 0); });

@@ -15,6 +15,14 @@ constexpr const char* outcome_keys[] = {"hits", "late_hits", "misses", "substitu
 constexpr const char* precision_keys[] = {"int2", "int4", "int8", "full"};
 constexpr std::size_t most_parameters = 32;
 
+/// What a run read that was made up; empty: nothing was. The same words for all stacks, whatever they read of it.
+std::string assumed_of(const Lenient& run) {
+  const Lenient assumed = run.object("assumed");
+  const Number top_k = assumed.number("recall_top_k"), candidates = assumed.number("recall_candidates");
+  if (!top_k || !candidates) return "";
+  return fmt::format("recall assumed: {:.4g}, {:.4g}", *top_k, *candidates);
+}
+
 std::string parameters_of(const Fields& run) {
   std::string out;
   if (!run.has("parameters")) return out;
@@ -102,7 +110,9 @@ Run parse_run(const Json& json, const std::string& where) {
   r.clock = top.text("clock");
   r.costs = top.text("costs");
   r.as_shape = top.text("as_shape");
+  r.assumed = assumed_of(top);
   r.parameters = parameters_of(top.strict());
+  if (!r.assumed.empty()) r.parameters += (r.parameters.empty() ? "" : ", ") + r.assumed;
   r.interrupted = top.strict().flag("interrupted", false);
   r.batch = top.number("batch").value_or(1);
   r.built_bytes = r.budget_bytes = or_zero(top.needed_number("budget_bytes"));

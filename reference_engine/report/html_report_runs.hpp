@@ -48,7 +48,7 @@ struct Run {
     Number total, stall, host_wait, decision, link_busy;
     double tokens = 0;
   };
-  std::string ferry, model, trace, stack, machine, device, clock, costs, as_shape, parameters;
+  std::string ferry, model, trace, stack, machine, device, clock, costs, as_shape, assumed, parameters;
   std::string refused;  ///< why a sweep's cell could not be; there is nothing else then
   double batch = 1, built_bytes = 0;
   double budget_bytes = 0;  ///< as asked; at least what was built, and at most all experts if that is enough

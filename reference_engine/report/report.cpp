@@ -391,6 +391,21 @@ std::string to_table(const std::vector<RunReport>& reports, std::size_t columns)
     for (const RunReport& r : reports) line.push_back(cell(r));
   }
   std::string out = in_columns(names, cells, columns);
+  std::vector<std::string> slower;
+  for (const RunReport& r : reports) {
+    auto is_slower = [&](const std::optional<SimulatedFacts::Other>& o) { return o && o->tpot_s > r.tpot_s(); };
+    if (!r.simulated) continue;
+    const SimulatedFacts& s = *r.simulated;
+    if (is_slower(s.perfect_prediction) || is_slower(s.belady_cache) || is_slower(s.prediction_and_cache))
+      slower.push_back(r.stack_file.empty() ? r.stack : r.stack_file);
+  }
+  if (!slower.empty()) {
+    out += wrapped(
+        fmt::format("{}: knowing more makes a step slower here; a demand waits for a copy that is on its way, though "
+                    "the host, or another choice, would be sooner\n",
+                    fmt::join(slower, ", ")),
+        columns);
+  }
   for (const RunReport& r : reports) {
     if (!r.simulated || !r.simulated->assumed) continue;
     const SimulatedFacts::Assumed& a = *r.simulated->assumed;

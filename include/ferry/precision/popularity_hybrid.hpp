@@ -19,6 +19,10 @@ namespace ferry::inline FERRY_ABI {
 ///  - `low_on_miss`: in decode, what was not predicted crosses in `low` (the paper's low-end PC). The next use wants
 ///    `high` again and loads it beside: the paper keeps such copies for the one use only.
 ///
+/// Deviation. The paper's low precisions are made by HQQ, `Hqq` here. What codec made them is the engine's: the reference
+/// engine rounds to the nearest unless told otherwise (`--quantizer hqq`), as HQQ takes many times as long when a model
+/// is loaded; its INT2 diverges 7 and 9% less on the bundled models, its INT4 3 and 8% (docs/results/quality.md).
+///
 /// Complexity: O(n) for n requests in order of popularity, as predictions come, O(n^2) moves of 2 bytes at worst.
 /// State: 2 bytes an expert.
 ///

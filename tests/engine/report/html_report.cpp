@@ -13,6 +13,7 @@
 #include <set>
 
 #include "report/html_report_svg.hpp"
+#include "report/report.hpp"
 #include "support/errors.hpp"
 
 namespace {
@@ -731,6 +732,33 @@ TEST_CASE("report: parameters that were tried are series of one chart, unless th
     runs.back()["parameters"] = {{"depth", i % 41}};
   }
   CHECK(count(section(html_report(runs, {}, ""), "speed"), "<svg class=\"chart\"") == 12);
+}
+
+TEST_CASE("report: what was made up for a run is said, and tells runs of one stack apart") {
+  std::vector<Json> runs = {run("lru", 25, 10), run("fate", 25, 12), run("fate", 25, 15)};
+  runs[1]["assumed"] = {{"recall_top_k", 0.5}, {"recall_candidates", 0.75}, {"seed", 1}, {"what", {"predicted"}}};
+  const std::string one = html_report({runs[0], runs[1]}, {}, "");
+  CHECK(one.find("<dt>Made up</dt><dd>fate, recall assumed: 0.5, 0.75</dd>") != one.npos);
+  CHECK(count(section(one, "speed"), "<svg class=\"chart\"") == 1);  // comparable with what reads nothing of it
+  runs[2]["assumed"] = {{"recall_top_k", 0.9}, {"recall_candidates", 1}};
+  const std::string two = html_report(runs, {}, "");
+  CHECK(two.find("fate, recall assumed: 0.5, 0.75</") != two.npos);
+  CHECK(two.find("fate, recall assumed: 0.9, 1</") != two.npos);
+  CHECK(html_report({runs[0]}, {}, "").find("Made up") == std::string::npos);
+}
+
+TEST_CASE("a table says where more knowledge makes a stack slower") {
+  RunReport r;
+  r.stack = "hybrimoe";
+  r.generated.decode_steps = 10;
+  r.generated.decode_s = 1;
+  r.simulated.emplace();
+  const std::string note = "knowing more makes a step slower here";
+  CHECK(to_table({r}, 80).find(note) == std::string::npos);
+  r.simulated->perfect_prediction = SimulatedFacts::Other{0.099, 1};
+  CHECK(to_table({r}, 80).find(note) == std::string::npos);
+  r.simulated->belady_cache = SimulatedFacts::Other{0.101, 1};
+  CHECK(to_table({r}, 80).find("hybrimoe: " + note) != std::string::npos);
 }
 
 TEST_CASE("report: cells that a sweep refused are named and not drawn") {
