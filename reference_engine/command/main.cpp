@@ -54,7 +54,7 @@ std::string full_name(const CLI::App& app) {
   return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
 }
 
-/// CLI11's sentence about arguments that nothing takes, with what was probably meant.
+/// Of arguments that nothing takes: what was probably meant.
 std::string unexpected(const CLI::App& app) {
   const CLI::App& command = *asked_for(app);
   const std::vector<std::string> extra = app.remaining(true);
@@ -70,7 +70,7 @@ std::string unexpected(const CLI::App& app) {
   }
   return fmt::format(
       "{}: nothing takes \"{}\": expected options, whose values with spaces stand in quotes (see {} --help)", name,
-      extra.empty() ? "" : InputError(extra.front()).what(), name);
+      extra.empty() ? "" : printable(extra.front().substr(0, 60)), name);
 }
 
 /// What a command lacks that has commands of its own; empty: nothing.
@@ -83,6 +83,11 @@ std::string without_command(const CLI::App& app) {
   const std::vector<std::string> extra = app.remaining(true);
   if (!extra.empty() && !extra[0].starts_with('-')) return name + ": " + unknown_name("command", extra[0], known);
   return fmt::format("{}: expected a command: {} (see {} --help)", name, fmt::join(known, ", "), name);
+}
+
+/// One line, in which strangers' names are no commands to the terminal.
+void refuse(const std::string& what) {
+  std::cerr << "ferry: " << InputError(what).what() << '\n';
 }
 
 /// Help no wider than the terminal.
@@ -136,25 +141,23 @@ int main(int argc, char** argv) {
     return app.exit(e);
   } catch (const CLI::RequiredError& e) {
     const std::string what = without_command(app);
-    std::cerr << "ferry: "
-              << (what.empty() ? fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))) : what)
-              << '\n';
+    refuse(what.empty() ? fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))) : what);
   } catch (const CLI::ExtrasError&) {
-    std::cerr << "ferry: " << unexpected(app) << '\n';
+    refuse(unexpected(app));
   } catch (const CLI::ParseError& e) {
-    std::cerr << fmt::format("ferry: {} (see {} --help)\n", e.what(), full_name(*asked_for(app)));
+    refuse(fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))));
   } catch (const Interrupted&) {
     return 128 + stopped_by;
   } catch (const InputError& e) {
-    std::cerr << "ferry: " << e.what() << '\n';
+    refuse(e.what());
   } catch (const ConfigError& e) {
-    std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
+    refuse(e.what());
   } catch (const std::filesystem::filesystem_error& e) {
-    std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
+    refuse(e.what());
   } catch (const LinkError& e) {  // of a store, as a rule
-    std::cerr << "ferry: " << InputError(e.what()).what() << '\n';
+    refuse(e.what());
   } catch (const std::bad_alloc&) {
-    std::cerr << "ferry: out of memory\n";
+    refuse("out of memory");
   } catch (const std::exception& e) {
     std::cerr << "ferry: " << e.what() << '\n';
     return 1;
