@@ -9,6 +9,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
+#include "profiles/shape.hpp"
 #include "support/bundled_files.hpp"
 
 namespace {
