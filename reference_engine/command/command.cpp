@@ -17,6 +17,12 @@ std::vector<std::string> command_line;
 
 const CLI::Validator not_empty([](const std::string& s) { return s.empty() ? "must not be empty" : ""; }, "");
 
+const CLI::Validator a_file(
+    [](const std::string& s) {
+      return s.empty() ? "must not be empty" : s == "-" ? "-: expected a file, since it is written piece by piece" : "";
+    },
+    "");
+
 const CLI::Validator whole_number(
     [](const std::string& s) {
       std::uint64_t value = 0;

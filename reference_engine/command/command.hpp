@@ -41,6 +41,8 @@ void add_list_command(CLI::App& app, Action& chosen);
 
 /// For options that name something.
 extern const CLI::Validator not_empty;
+/// For outputs that are written piece by piece, which standard output cannot be.
+extern const CLI::Validator a_file;
 /// For whole numbers up to 2^64 - 1, which CLI11 does not check for size.
 extern const CLI::Validator whole_number;
 /// Around a list's elements, which a comma ends, spaces mean nothing.

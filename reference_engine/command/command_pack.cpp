@@ -58,7 +58,7 @@ void add_pack_command(CLI::App& app, Action& chosen) {
       ->delimiter(',')
       ->transform(without_spaces)
       ->capture_default_str();
-  c->add_option("--out", a->out, "the file")->type_name("STORE")->check(not_empty)->required();
+  c->add_option("--out", a->out, "the file")->type_name("STORE")->check(a_file)->required();
   c->add_option("--quantizer", a->flags.quantizer, "how weights become low precision")
       ->check(CLI::IsMember({"nearest", "hqq"}))
       ->capture_default_str();

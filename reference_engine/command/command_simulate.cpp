@@ -239,7 +239,11 @@ void add_common(CLI::App* c, Arguments& a) {
                      ->type_name("TOP_K,CANDIDATES")
                      ->delimiter(',')
                      ->transform(without_spaces);
-  c->add_option("--assume-seed", a.seed, "of what is made up")->type_name("N")->capture_default_str()->needs(recall);
+  c->add_option("--assume-seed", a.seed, "of what is made up")
+      ->type_name("N")
+      ->check(whole_number)
+      ->capture_default_str()
+      ->needs(recall);
 }
 
 }  // namespace
@@ -302,7 +306,7 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   a->flags.add_defaults(w, "paper");
   w->add_option("--out", a->out, "results, a JSON line a run; what is there already is not run again")
       ->type_name("FILE")
-      ->check(not_empty)
+      ->check(a_file)
       ->required();
   w->add_option("--threads", a->threads, "default: all cores")->type_name("N")->check(CLI::Range(1, 1024));
   auto* rank =

@@ -12,6 +12,7 @@
 #include "support/output_file.hpp"
 #include "support/print.hpp"
 #include "support/progress.hpp"
+#include "support/terminal.hpp"
 #include "support/text_file.hpp"
 #include "trace/record.hpp"
 #include "trace/routing_statistics.hpp"
@@ -128,15 +129,16 @@ int show(const Arguments& a) {
   if (t.ahead > 0) has.push_back(fmt::format("scores predicted {} layers ahead", t.ahead));
   if (!t.partial.empty()) has.push_back(fmt::format("scores of partial hidden states ({})", printable(file.residency)));
   const ExpertBytes& b = t.model.expert_bytes[0];
-  print(
-      fmt::format("{}: {}\n"
-                  "  {} layers of {} experts, top-{}; an expert has {} bytes{}\n"
-                  "  {} tokens in {} sequences, {} of prompts\n"
-                  "  has {}\n",
-                  a.in, printable(t.name), t.model.layers, t.model.experts, t.model.top_k, b[4],
-                  t.model.expert_bytes.size() > 1 ? " in the first layer" : "", t.tokens, t.sequences(), prefill,
-                  fmt::join(has, ", ")));
-  if (!file.source.empty()) print(fmt::format("  from {}\n", printable(file.source)));
+  std::string text = fmt::format(
+      "{}: {}\n"
+      "  {} layers of {} experts, top-{}; an expert has {} bytes{}\n"
+      "  {} tokens in {} sequences, {} of prompts\n"
+      "  has {}\n",
+      a.in, printable(t.name), t.model.layers, t.model.experts, t.model.top_k, b[4],
+      t.model.expert_bytes.size() > 1 ? " in the first layer" : "", t.tokens, t.sequences(), prefill,
+      fmt::join(has, ", "));
+  if (!file.source.empty()) text += fmt::format("  from {}\n", printable(file.source));
+  print(wrapped(text, terminal_columns()));
   print(statistics(t));
   return 0;
 }

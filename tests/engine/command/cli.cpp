@@ -259,6 +259,8 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refused("list ferries", {"ferries", "stacks", "(see ferry list --help)"});
   refused("run --seed 18446744073709551616", {"--seed", "a whole number from 0 to 18446744073709551615"});
   refused("run --seed 1.5", {"--seed"});
+  refused("pack --model tiny-mixtral --out -", {"--out", "expected a file"});
+  refused("sweep --traces x --machines rtx3090-pcie3 --stacks lru --out -", {"--out", "expected a file"});
   refused("run --prompt-file - --json - --timeline -", {"-: named for two outputs"});
   refused("walk", {"unknown command \"walk\"", "run, compare, inspect"});
   refused("comprae", {"did you mean \"compare\"?"});

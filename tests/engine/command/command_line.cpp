@@ -104,7 +104,7 @@ TEST_CASE("help and tables fit 80 columns") {
   for (const char* command :
        {"compare --model tiny-mixtral --stacks lru,fate,hobbit,importance-driven --max-new-tokens 6 --prompt x "
         "--machine rtx4090-pcie4 --clock virtual",
-        "inspect", "list"}) {
+        "inspect", "list", "inspect --model tiny-mixtral --budget 100%"}) {
     CAPTURE(command);
     const Shell r = ferry_command(command);
     CHECK(r.status == 0);
