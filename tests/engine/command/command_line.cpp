@@ -80,9 +80,9 @@ TEST_CASE("sizes are what people write") {
                                                          {"1TiB", 1099511627776},
                                                          {"25%", 200},
                                                          {"25 %", 200}};
-  for (const auto& [text, bytes] : sizes) {
-    CAPTURE(text);
-    CHECK(parse_budget(text, 800) == bytes);
+  for (const auto& size : sizes) {
+    CAPTURE(size.first);
+    CHECK(parse_budget(size.first, 800) == size.second);
   }
   for (const char* text :
        {"", " ", "MB", "5M", "5 G", "-1 MB", "1e400", "0x10", "5 MBs", "5MB 3", "nan", "inf", "% 5"}) {
