@@ -76,7 +76,8 @@ std::string StackFlags::calibrated_note(const std::vector<std::string>& stacks) 
     const NamedStack& stack = named(s);
     if (stack.calibrated.empty()) continue;
     std::vector<std::string> values;
-    for (const auto& [name, value] : stack.parameters.items()) {
+    const Json own = own_parameters(stack, given);
+    for (const auto& [name, value] : own.items()) {
       if (!given.contains(name)) values.push_back(fmt::format("{} {}", name, value.dump()));
     }
     if (values.empty()) continue;
@@ -146,7 +147,7 @@ void StackFlags::set(StackOptions& o, const std::string& stack) const {
   fresh.budget_bytes = o.budget_bytes;
   fresh.max_rows = o.max_rows;
   fresh.stack = named(stack).policies;
-  set_parameters(fresh, named(stack).parameters, stack + ": parameters");
+  set_parameters(fresh, own_parameters(named(stack), given), stack + ": parameters");
   set_parameters(fresh, given, "the command line");
   o = fresh;
 }

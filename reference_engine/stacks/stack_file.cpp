@@ -68,8 +68,18 @@ NamedStack read_stack(const std::string& name, const std::string& model) {
   return stack;
 }
 
+Json own_parameters(const NamedStack& stack, const Json& given) {
+  Json own = stack.parameters;
+  const std::string t1 = parameter_of(&StackOptions::t1).name, t2 = parameter_of(&StackOptions::t2).name;
+  if (!stack.calibrated.empty() && (given.contains(t1) || given.contains(t2))) {
+    own.erase(t1);
+    own.erase(t2);
+  }
+  return own;
+}
+
 Json parameters_of(const NamedStack& stack, const Json& given) {
-  Json all = stack.parameters, taken = Json::object();
+  Json all = own_parameters(stack, given), taken = Json::object();
   all.update(given);
   StackOptions o;
   set_parameters(o, all, stack.label);

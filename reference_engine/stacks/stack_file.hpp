@@ -29,6 +29,10 @@ NamedStack read_stack(const std::string& name);
 /// (calibrated/MODEL/STACK.json), if there are any.
 NamedStack read_stack(const std::string& name, const std::string& model);
 
+/// The stack's parameters, before those of `given` go over them. Calibrated thresholds are a pair: who gives one of T1 and
+/// T2 does not get the other of somebody's calibration, which may lie on its wrong side.
+Json own_parameters(const NamedStack& stack, const Json& given);
+
 /// The stack's parameters with those of `given` over them, as far as it takes them: what a report says of it. Throws
 /// what set_parameters throws.
 Json parameters_of(const NamedStack& stack, const Json& given);

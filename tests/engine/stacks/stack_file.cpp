@@ -53,6 +53,26 @@ TEST_CASE("every file of calibrated parameters is one that its stack takes, and 
   }
 }
 
+TEST_CASE("who gives one threshold does not get the other of a calibration") {
+  const NamedStack mine{"", "hobbit", "hobbit", Json{{"t1", 0.1}, {"t2", 0.3}, {"low-pool", 4U}},
+                        "calibrated/m/hobbit.json"};
+  CHECK(own_parameters(mine, Json::object()) == mine.parameters);
+  CHECK(own_parameters(mine, Json{{"depth", 1U}}) == mine.parameters);
+  CHECK(own_parameters(mine, Json{{"t1", 0.5}}) == Json{{"low-pool", 4U}});
+  CHECK(parameters_of(mine, Json{{"t2", 0.05}}) == Json{{"low-pool", 4U}, {"t2", 0.05}});
+  NamedStack file = mine;  // a file that the user names is taken at its word
+  file.file = "mine.json";
+  file.calibrated.clear();
+  CHECK(own_parameters(file, Json{{"t1", 0.2}}) == mine.parameters);
+  const test::TemporaryFolder folder;
+  for (const std::string& flag : {std::string("--t1 0.95"), std::string("--t2 0.01"), std::string("--t1 0.5")}) {
+    CAPTURE(flag);
+    const bool can_be = flag == "--t1 0.5";  // beside the paper's own 0.6 and 0.9
+    CHECK((ferry_command("run --model tiny-mixtral --stack hobbit --max-new-tokens 2 --prompt a " + flag).status ==
+           0) == can_be);
+  }
+}
+
 TEST_CASE("a run takes what was calibrated for its model, says so, and goes without on request") {
   const test::TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
@@ -69,7 +89,7 @@ TEST_CASE("a run takes what was calibrated for its model, says so, and goes with
   CHECK(!run.contains("calibrated"));
   CHECK(run["parameters"] == Json::object());
   r = ferry_command(command + " --cache-weights 1000,0,0,0");
-  CHECK(r.out.find("calibrated for") == std::string::npos);
+  CHECK(r.out.find("calibrated for tiny-mixtral: cache-weights") == std::string::npos);
   CHECK(read_json(json)["parameters"]["cache-weights"] == Json({1000, 0, 0, 0}));
 }
 
