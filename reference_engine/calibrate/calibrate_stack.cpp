@@ -38,11 +38,11 @@ Found<StepChoice> find_largest(
     std::uint32_t last, double most_loss_percent,
     const std::function<std::optional<ChoiceCost>(std::uint32_t step, std::uint32_t left)>& measure) {
   Found<StepChoice> found;
-  // Everything below `low` is good enough, everything from `high` on is not; the largest is tried first.
+  // Everything below `low` is good enough, everything from `high` on is not.
   std::uint32_t low = 0, high = last + 1;
-  for (std::uint32_t step = last; low < high; step = low + (high - low) / 2) {
-    const auto left = static_cast<std::uint32_t>(std::bit_width(high - low)) + (found.tried.empty() ? 1U : 0U);
-    const std::optional<ChoiceCost> cost = measure(step, left);
+  while (low < high) {
+    const std::uint32_t step = low + (high - low) / 2;
+    const std::optional<ChoiceCost> cost = measure(step, static_cast<std::uint32_t>(std::bit_width(high - low)));
     if (!cost) {
       found.stopped = true;
       break;
