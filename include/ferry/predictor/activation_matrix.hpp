@@ -25,11 +25,12 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// Deviations. One cosine over the whole matrix instead of the mean over layers of each layer's: integers then compare
 /// exactly. The past matrices are the latest ones, not a selection by clustering. Counts are of 8 bits: one that would
-/// pass 255 halves its layer first, which keeps the layer's ratios but for rounding.
+/// pass 255 halves its layer first, which keeps the layer's ratios but for rounding. A batch has one present matrix, not
+/// one a sequence: above batch 1 it predicts what its sequences do together.
 ///
 /// Ambiguities resolved.
 ///  - Without a past matrix that has anything in common with the present one, the present one predicts.
-///  - The sequences of a batch share the present matrix. It becomes a past one when any of them ends.
+///  - The present matrix of a batch becomes a past one when any of its sequences ends.
 ///  - At most `breadth` times as many experts are named as the latest layer had routes: what is named is also masked
 ///    from eviction.
 ///  - Counts are of the gate's own choices, so that substitutes, which depend on the cache, do not feed back.
