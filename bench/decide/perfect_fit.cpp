@@ -25,6 +25,7 @@
 #include "ferry/link/host_thread.hpp"
 #include "layer.hpp"
 #include "math/expert_kernel.hpp"
+#include "math/host_math.hpp"
 #include "shared/bench_command.hpp"
 #include "shared/json_file.hpp"
 #include "support/bare_runner.hpp"

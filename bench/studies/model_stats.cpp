@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "cpu/cpu_model.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/stacks.hpp"
 #include "inference/expert_runner.hpp"

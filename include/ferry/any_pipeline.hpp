@@ -61,6 +61,8 @@ class AnyConfig {
   [[nodiscard]] virtual CoreSettings& settings() noexcept = 0;
   [[nodiscard]] virtual const CoreSettings& settings() const noexcept = 0;
   [[nodiscard]] virtual StackTraits traits() const noexcept = 0;
+  /// Of the pipelines made of it.
+  [[nodiscard]] virtual std::uint16_t look_ahead_depth() const noexcept = 0;
   /// Bytes of host memory that a pipeline's tables take. Throws ConfigError if the configuration cannot work.
   [[nodiscard]] virtual std::size_t storage_bytes() const = 0;
   /// The link outlives the pipeline. Throws ConfigError if the configuration cannot work.
@@ -125,6 +127,7 @@ class ConfigOf final : public AnyConfig {
   [[nodiscard]] CoreSettings& settings() noexcept override { return config_; }
   [[nodiscard]] const CoreSettings& settings() const noexcept override { return config_; }
   [[nodiscard]] StackTraits traits() const noexcept override { return traits_of<Stack>(); }
+  [[nodiscard]] std::uint16_t look_ahead_depth() const noexcept override { return part::depth_of(config_.predictor); }
   [[nodiscard]] std::size_t storage_bytes() const override { return Core<Stack>::storage_bytes(config_); }
   [[nodiscard]] std::unique_ptr<AnyPipeline> start(AnyLink& link) const override {
     return std::make_unique<PipelineOf<Stack>>(config_, link);

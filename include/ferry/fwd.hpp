@@ -44,6 +44,7 @@ class StackTable;
 class VirtualClock;
 class HostThread;
 class CudaStream;
+class GateBank;
 struct Trace;
 struct Costs;
 

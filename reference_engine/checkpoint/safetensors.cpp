@@ -221,21 +221,23 @@ std::vector<std::filesystem::path> Checkpoint::files() const {
 
 void SafetensorsWriter::add(const std::string& name, const char* dtype, const std::vector<std::uint64_t>& shape,
                             std::string_view bytes) {
-  tensors_[name] = {{"dtype", dtype}, {"shape", shape}, {"data_offsets", {offset_, offset_ + bytes.size()}}};
-  offset_ += bytes.size();
-  bytes_.push_back(bytes);
+  tensors_.push_back({name, dtype, shape, bytes});
 }
 
-void SafetensorsWriter::commit(OutputFile& out, const Json& metadata) const {
-  Json header = tensors_;
-  header["__metadata__"] = metadata;
+void SafetensorsWriter::commit(OutputFile& out, const std::map<std::string, std::string>& metadata) const {
+  Json header = {{"__metadata__", metadata}};
+  std::uint64_t at = 0;
+  for (const Entry& e : tensors_) {
+    header[e.name] = {{"dtype", e.dtype}, {"shape", e.shape}, {"data_offsets", {at, at + e.bytes.size()}}};
+    at += e.bytes.size();
+  }
   std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
   // Behind the header's length and the header, data begin at a multiple of 64.
   text.resize((text.size() + sizeof(std::uint64_t) + 63) / 64 * 64 - sizeof(std::uint64_t), ' ');
   const std::uint64_t length = text.size();
   const std::string head = std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
   std::vector<std::string_view> parts{head};
-  parts.insert(parts.end(), bytes_.begin(), bytes_.end());
+  for (const Entry& e : tensors_) parts.push_back(e.bytes);
   out.commit(parts);
 }
 

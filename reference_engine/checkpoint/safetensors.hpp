@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "ferry/model.hpp"
-#include "support/json.hpp"
 #include "support/mapped_file.hpp"
 #include "support/output_file.hpp"
 
@@ -81,13 +80,18 @@ class Checkpoint {
 class SafetensorsWriter {
  public:
   void add(const std::string& name, const char* dtype, const std::vector<std::uint64_t>& shape, std::string_view bytes);
-  /// `metadata`: an object of strings. Throws InputError if the disk refuses.
-  void commit(OutputFile& out, const Json& metadata) const;
+  /// Throws InputError if the disk refuses.
+  void commit(OutputFile& out, const std::map<std::string, std::string>& metadata) const;
 
  private:
-  Json tensors_ = Json::object();
-  std::vector<std::string_view> bytes_;
-  std::uint64_t offset_ = 0;
+  struct Entry {
+    std::string name;
+    const char* dtype;
+    std::vector<std::uint64_t> shape;
+    std::string_view bytes;
+  };
+
+  std::vector<Entry> tensors_;
 };
 
 }  // namespace ferry::engine

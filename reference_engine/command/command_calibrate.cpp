@@ -28,7 +28,7 @@
 namespace ferry::engine {
 namespace {
 
-struct Arguments {
+struct CalibrateArguments {
   StackFlags flags;
   ModelFlags model;
   std::string stack, machine = "rtx3090-pcie3", out, name = "this-machine", as_shape;
@@ -50,7 +50,7 @@ int unless_interrupted(const std::function<void()>& search) {
   }
 }
 
-std::string listed(const Arguments& a, const std::vector<ParameterMember>& parameters) {
+std::string listed(const CalibrateArguments& a, const std::vector<ParameterMember>& parameters) {
   std::vector<std::string> names;
   for (const StackInfo& s : all_stacks()) {
     const bool takes = std::any_of(parameters.begin(), parameters.end(),
@@ -61,7 +61,7 @@ std::string listed(const Arguments& a, const std::vector<ParameterMember>& param
 }
 
 /// Refuses stacks that have none of what is sought, values of it, and outputs that are inputs.
-void check(const Arguments& a, const std::vector<ParameterMember>& sought) {
+void check(const CalibrateArguments& a, const std::vector<ParameterMember>& sought) {
   a.flags.check({a.stack});
   const bool takes =
       std::any_of(sought.begin(), sought.end(), [&](const ParameterMember& p) { return a.flags.takes(a.stack, p); });
@@ -83,7 +83,7 @@ void check(const Arguments& a, const std::vector<ParameterMember>& sought) {
   check_outputs({a.out}, inputs);
 }
 
-std::vector<std::string> read_texts(const Arguments& a) {
+std::vector<std::string> read_texts(const CalibrateArguments& a) {
   std::vector<std::string> texts;
   for (const std::string& file : a.texts) {
     texts.push_back(read_text("--text", file));
@@ -104,7 +104,7 @@ CostSource source_of(const Machine& machine) {
 }
 
 /// What every stack file says of how it was made.
-Json made_with(const Arguments& a, const char* what, const char* criterion) {
+Json made_with(const CalibrateArguments& a, const char* what, const char* criterion) {
   Json json = {{"ferry", FERRY_VERSION},
                {"what", what},
                {"criterion", criterion},
@@ -128,7 +128,7 @@ Json made_with(const Arguments& a, const char* what, const char* criterion) {
 }
 
 /// The stack as it was given, with what was found; `stopped`: before all was tried.
-void write(const Arguments& a, OutputFile& out, const Json& found, Json calibrated, bool stopped) {
+void write(const CalibrateArguments& a, OutputFile& out, const Json& found, Json calibrated, bool stopped) {
   calibrated["interrupted"] = stopped;
   Json parameters = a.flags.taken_by(a.stack);
   parameters.update(found);
@@ -144,7 +144,7 @@ void write(const Arguments& a, OutputFile& out, const Json& found, Json calibrat
 /// Runs the texts through a stack, and through the resident model at its own precision.
 class Loss {
  public:
-  Loss(const Arguments& a, Phase phase) : a_(a), texts_(read_texts(a)), machine_(read_machine(a.machine)) {
+  Loss(const CalibrateArguments& a, Phase phase) : a_(a), texts_(read_texts(a)), machine_(read_machine(a.machine)) {
     line_.emplace("bytes");
     eval_.window = a.window;
     eval_.phase = phase;
@@ -205,7 +205,7 @@ class Loss {
   }
 
  private:
-  const Arguments& a_;
+  const CalibrateArguments& a_;
   std::vector<std::string> texts_;
   Machine machine_;
   std::unique_ptr<Model> model_;
@@ -216,7 +216,7 @@ class Loss {
   std::optional<ProgressLine> line_;
 };
 
-Json to_json(const ChoiceCost& c, const char* bytes) {
+Json cost_json(const ChoiceCost& c, const char* bytes) {
   return {{"loss_percent", c.loss_percent}, {bytes, c.bytes}};
 }
 
@@ -237,7 +237,7 @@ Json thresholds_at(double t1, double t2) {
   return {{name_of(&StackOptions::t1), t1}, {name_of(&StackOptions::t2), t2}};
 }
 
-void thresholds(const Arguments& a, OutputFile& out) {
+void thresholds(const CalibrateArguments& a, OutputFile& out) {
   Loss loss(a, Phase::decode);
   const auto found = find_thresholds(a.steps, a.loss_percent, [&](double t1, double t2, std::uint32_t left) {
     RunnerOptions o = loss.options();
@@ -253,7 +253,7 @@ void thresholds(const Arguments& a, OutputFile& out) {
   for (std::size_t i = 0; i < found.tried.size(); ++i) {
     const ThresholdChoice& c = found.tried[i];
     table += table_line(fmt::format("{:<4}  {:<4}", c.t1, c.t2), c.cost, i == found.best);
-    Json tried = to_json(c.cost, "decode_bytes");
+    Json tried = cost_json(c.cost, "decode_bytes");
     tried.update(thresholds_at(c.t1, c.t2));
     if (i == found.best) calibrated["found"] = tried;
     calibrated["tried"].push_back(tried);
@@ -265,8 +265,9 @@ void thresholds(const Arguments& a, OutputFile& out) {
 }
 
 /// One number, the larger the more it loses. `value(step)`: of the parameter.
-void find_number(const Arguments& a, OutputFile& out, Loss& loss, const Parameter& parameter, std::uint32_t last,
-                 const char* bytes, const std::function<double(std::uint32_t)>& value, Json calibrated) {
+void find_number(const CalibrateArguments& a, OutputFile& out, Loss& loss, const Parameter& parameter,
+                 std::uint32_t last, const char* bytes, const std::function<double(std::uint32_t)>& value,
+                 Json calibrated) {
   auto at = [&](std::uint32_t step) { return Json{{parameter.name, parameter.read(value(step))}}; };
   const auto found = find_largest(last, a.loss_percent, [&](std::uint32_t step, std::uint32_t left) {
     RunnerOptions o = loss.options();
@@ -279,7 +280,7 @@ void find_number(const Arguments& a, OutputFile& out, Loss& loss, const Paramete
   for (std::size_t i = 0; i < found.tried.size(); ++i) {
     const StepChoice& c = found.tried[i];
     table += table_line(at(c.step)[parameter.name].dump(), c.cost, i == found.best);
-    Json tried = to_json(c.cost, bytes);
+    Json tried = cost_json(c.cost, bytes);
     tried.update(at(c.step));
     if (i == found.best) calibrated["found"] = tried;
     calibrated["tried"].push_back(tried);
@@ -289,7 +290,7 @@ void find_number(const Arguments& a, OutputFile& out, Loss& loss, const Paramete
   write(a, out, at(found.best ? found.tried[*found.best].step : 0), calibrated, found.stopped);
 }
 
-void low_share(const Arguments& a, OutputFile& out) {
+void low_share(const CalibrateArguments& a, OutputFile& out) {
   Loss loss(a, Phase::prefill);
   const Parameter& share = parameter_of(&StackOptions::low_share_percent);
   find_number(
@@ -300,7 +301,7 @@ void low_share(const Arguments& a, OutputFile& out) {
                 "resident model at its own precision"));
 }
 
-int precision(const Arguments& a) {
+int precision(const CalibrateArguments& a) {
   check(a, {&StackOptions::t1, &StackOptions::t2, &StackOptions::low_share_percent});
   if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
   OutputFile out(a.out);
@@ -308,7 +309,7 @@ int precision(const Arguments& a) {
       [&] { a.flags.takes(a.stack, &StackOptions::t1) ? thresholds(a, out) : low_share(a, out); });
 }
 
-int substitution(const Arguments& a) {
+int substitution(const CalibrateArguments& a) {
   check(a, {&StackOptions::alpha});
   if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
   OutputFile out(a.out);
@@ -326,7 +327,7 @@ int substitution(const Arguments& a) {
 /// Traces to replay, recorded from texts if need be, and what work costs for each.
 class Replays {
  public:
-  explicit Replays(const Arguments& a) : a_(a) {
+  explicit Replays(const CalibrateArguments& a) : a_(a) {
     const Machine machine = read_machine(a.machine);
     if (a.traces.empty() && a.texts.empty()) throw InputError("--text or --trace: one of them is needed");
     if (a.traces.empty()) {
@@ -361,17 +362,14 @@ class Replays {
       o.budget_bytes = parse_budget(a_.flags.budget, traces_[i]->trace.model.all_bytes());
       o.bounds = false;
       o.progress = [](std::uint64_t, std::uint64_t) { return !stop; };
-      try {
-        results.push_back(simulate(traces_[i]->trace, costs_[i], o));
-      } catch (const ConfigError& e) {
-        const std::string what = e.what();
-        if (a_.traces.empty() && what.find("\"partial\"") != std::string::npos) {
-          throw ConfigError(what +
-                            "; record the text with `ferry trace record --stack importance+pre` and name that with "
-                            "--trace instead");
-        }
-        throw;
+      if (a_.traces.empty() && rows_read_by(o, traces_[i]->trace.model).partial) {
+        throw ConfigError(
+            fmt::format("--text: stack {} reads scores of partial hidden states, which a resident model "
+                        "does not have; record the text with `ferry trace record --stack "
+                        "importance+pre` and name that with --trace instead",
+                        o.stack));
       }
+      results.push_back(simulate(traces_[i]->trace, costs_[i], o));
       if (stop) return {};
     }
     return results;
@@ -397,7 +395,7 @@ class Replays {
     }
   }
 
-  const Arguments& a_;
+  const CalibrateArguments& a_;
   std::vector<std::unique_ptr<TraceFile>> traces_;
   std::vector<Costs> costs_;
 };
@@ -422,7 +420,7 @@ std::size_t least(const Measured& values) {
   return static_cast<std::size_t>(std::min_element(values.begin(), values.end(), less) - values.begin());
 }
 
-int cache_weights(const Arguments& a) {
+int cache_weights(const CalibrateArguments& a) {
   check(a, {&StackOptions::cache_weights});
   OutputFile out(a.out);
   return unless_interrupted([&] {
@@ -464,8 +462,8 @@ int cache_weights(const Arguments& a) {
   });
 }
 
-/// One whole number, by the time of replays. `value(i)` of `count`: in the order in which they are shown.
-int by_time(const Arguments& a, const ParameterMember& member, const char* what, bool prefill_too,
+/// One whole number, by the time of replays. `values_of`: those to try, in the order in which they are shown.
+int by_time(const CalibrateArguments& a, const ParameterMember& member, const char* what, bool prefill_too,
             const std::function<std::vector<std::uint32_t>(const Replays&)>& values_of) {
   check(a, {member});
   OutputFile out(a.out);
@@ -514,7 +512,7 @@ int by_time(const Arguments& a, const ParameterMember& member, const char* what,
   });
 }
 
-int shallow_boundary(const Arguments& a) {
+int shallow_boundary(const CalibrateArguments& a) {
   return by_time(a, &StackOptions::shallow_layers, "shallow-boundary", false, [](const Replays& replays) {
     std::vector<std::uint32_t> all(replays.layers() + 1U);
     std::iota(all.begin(), all.end(), 0U);
@@ -522,19 +520,19 @@ int shallow_boundary(const Arguments& a) {
   });
 }
 
-int low_pool(const Arguments& a) {
+int low_pool(const CalibrateArguments& a) {
   return by_time(a, &StackOptions::low_pool_percent, "low-pool", false, [](const Replays&) {
     return std::vector<std::uint32_t>{0, 2, 4, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50};
   });
 }
 
 /// How long prefills may be that evict. The largest value stands for no limit.
-int transient_prefill(const Arguments& a) {
+int transient_prefill(const CalibrateArguments& a) {
   return by_time(a, &StackOptions::transient_prefill_rows, "transient-prefill", true,
                  [](const Replays&) { return std::vector<std::uint32_t>{1000000, 0, 1, 2, 4, 8, 16, 32, 64, 128}; });
 }
 
-int machine(const Arguments& a) {
+int machine(const CalibrateArguments& a) {
   OutputFile out(a.out);
   ProgressLine line("measurements", 0);
   const Json measured = calibrate_machine(a.name, [&line](std::uint64_t done, std::uint64_t total) {
@@ -554,11 +552,11 @@ int machine(const Arguments& a) {
 }  // namespace
 
 void add_calibrate_commands(CLI::App& app, Action& chosen) {
-  const auto a = std::make_shared<Arguments>();
+  const auto a = std::make_shared<CalibrateArguments>();
   CLI::App* calibrate =
       app.add_subcommand("calibrate", "measure this machine, or find a stack's parameters on calibration texts");
   calibrate->require_subcommand(1);
-  auto add = [&](const char* name, const char* help, int (*run)(const Arguments&)) {
+  auto add = [&](const char* name, const char* help, int (*run)(const CalibrateArguments&)) {
     CLI::App* c = calibrate->add_subcommand(name, help);
     c->callback([a, run, &chosen] { chosen = [a, run] { return run(*a); }; });
     return c;

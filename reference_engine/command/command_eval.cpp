@@ -21,7 +21,7 @@
 namespace ferry::engine {
 namespace {
 
-struct Arguments {
+struct EvalArguments {
   StackFlags flags;
   ModelFlags model;
   std::string machine = "rtx3090-pcie3", phase = "decode", json;
@@ -57,7 +57,7 @@ double per_byte(Nanoseconds ns, const Evaluated& e) {
   return e.quality.bytes == 0 ? 0 : static_cast<double>(ns) * 1e-9 / static_cast<double>(e.quality.bytes);
 }
 
-Json to_json(const Evaluated& e) {
+Json evaluated_json(const Evaluated& e) {
   return {{"bytes_scored", e.quality.bytes},
           {"bits_per_byte", e.quality.bits_per_byte()},
           {"bits_per_byte_resident", e.quality.bits_per_byte_resident()},
@@ -74,8 +74,8 @@ Json to_json(const Evaluated& e) {
 }
 
 /// A block for each text, and one over all of them; a column a stack.
-std::string to_table(const std::vector<Stack>& stacks, const std::vector<std::string>& names, Phase phase,
-                     const ExpertLayout& layout, std::size_t columns) {
+std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::string>& names, Phase phase,
+                       const ExpertLayout& layout, std::size_t columns) {
   auto percent = [](std::uint64_t part, std::uint64_t whole) {
     return whole == 0 ? std::string("-")
                       : fmt::format("{:.1f}%", 100 * static_cast<double>(part) / static_cast<double>(whole));
@@ -131,7 +131,7 @@ std::string to_table(const std::vector<Stack>& stacks, const std::vector<std::st
                    columns);
 }
 
-int eval(const Arguments& a) {
+int eval(const EvalArguments& a) {
   a.flags.check(a.stacks);  // before the model is read
   std::vector<std::string> inputs = a.texts;
   inputs.push_back(a.machine);
@@ -197,13 +197,13 @@ int eval(const Arguments& a) {
     if (stop) break;
   }
 
-  print(to_table(stacks, names, options.phase, model.store().layout(), terminal_columns()));
+  print(eval_table(stacks, names, options.phase, model.store().layout(), terminal_columns()));
   print(a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last text only as far as it was run\n");
   Json all = Json::array();
   for (std::size_t i = 0; i < stacks.size(); ++i) {
     const Stack& s = stacks[i];
-    Json json = to_json(s.all());
+    Json json = evaluated_json(s.all());
     json["ferry"] = FERRY_VERSION;
     json["model"] = model_name(a.model.model);
     json["stack"] = s.options.stack;
@@ -221,7 +221,7 @@ int eval(const Arguments& a) {
     json["batch"] = options.batch;
     json["interrupted"] = stop.load();
     for (std::size_t t = 0; t < s.texts.size(); ++t) {
-      json["texts"].push_back(to_json(s.texts[t]));
+      json["texts"].push_back(evaluated_json(s.texts[t]));
       json["texts"].back()["name"] = names[t];
     }
     all.push_back(std::move(json));
@@ -235,7 +235,7 @@ int eval(const Arguments& a) {
 }  // namespace
 
 void add_eval_commands(CLI::App& app, Action& chosen) {
-  const auto a = std::make_shared<Arguments>();
+  const auto a = std::make_shared<EvalArguments>();
   CLI::App* c =
       app.add_subcommand("eval", "measure what stacks cost in quality: bits a byte, beside the resident model");
   a->model.add_model(c);

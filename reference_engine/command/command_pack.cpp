@@ -15,13 +15,13 @@
 namespace ferry::engine {
 namespace {
 
-struct Arguments {
+struct PackArguments {
   ModelFlags flags;
   std::string out;
   PackOptions pack;
 };
 
-int pack(const Arguments& a) {
+int pack(const PackArguments& a) {
   check_outputs({a.out}, a.flags.inputs());
   PackOptions o = a.pack;
   o.quantizer = quantizer_of(a.flags.quantizer, "--quantizer");
@@ -49,7 +49,7 @@ int pack(const Arguments& a) {
 }  // namespace
 
 void add_pack_command(CLI::App& app, Action& chosen) {
-  const auto a = std::make_shared<Arguments>();
+  const auto a = std::make_shared<PackArguments>();
   CLI::App* c = app.add_subcommand("pack", "write a model's experts, at several precisions, to one file for --store");
   a->flags.add_model(c);
   c->add_option("--precisions", a->pack.precisions,

@@ -26,7 +26,7 @@
 namespace ferry::engine {
 namespace {
 
-struct Arguments {
+struct RunArguments {
   StackFlags flags;
   ModelFlags model;
   std::string stack = "lru", machine, clock = "real", json, timeline, device_memory, logits;
@@ -40,7 +40,7 @@ struct Arguments {
 /// Everything that `run` and `compare` share.
 class Runs {
  public:
-  Runs(const Arguments& a, const std::vector<std::string>& stacks) : a_(a) {
+  Runs(const RunArguments& a, const std::vector<std::string>& stacks) : a_(a) {
     std::vector<std::string> inputs;
     std::copy_if(a.prompt_files.begin(), a.prompt_files.end(), std::back_inserter(inputs),
                  [](const std::string& file) { return file != "-"; });
@@ -243,7 +243,7 @@ class Runs {
     return all - needed;
   }
 
-  const Arguments& a_;
+  const RunArguments& a_;
   std::optional<OutputFile> json_, timeline_, logits_;
   std::optional<Machine> machine_;
   std::optional<Costs> costs_;  ///< of the virtual clock, if it is asked for
@@ -254,7 +254,7 @@ class Runs {
 };
 
 /// The numbers of a run, and what repeats it.
-Json run_json(const Arguments& a, const Runs& runs, const std::string& stack, const RunReport& report) {
+Json run_json(const RunArguments& a, const Runs& runs, const std::string& stack, const RunReport& report) {
   Json json = to_json(report);
   json["command_line"] = command_line;
   json["prompts"] = runs.options().prompts;
@@ -266,7 +266,7 @@ Json run_json(const Arguments& a, const Runs& runs, const std::string& stack, co
   return json;
 }
 
-int run(const Arguments& a) {
+int run(const RunArguments& a) {
   a.flags.check({a.stack});  // before the model is read
   Runs runs(a, {a.stack});
   runs.check(a.stack);
@@ -280,7 +280,7 @@ int run(const Arguments& a) {
 }
 
 /// Each text once, under the stacks that generated it; whether all did the same.
-bool print_texts(const Arguments& a, const std::vector<RunReport>& reports) {
+bool print_texts(const RunArguments& a, const std::vector<RunReport>& reports) {
   std::vector<bool> printed(reports.size(), false);
   bool same = true;
   for (std::size_t i = 0; i < reports.size(); ++i) {
@@ -299,7 +299,7 @@ bool print_texts(const Arguments& a, const std::vector<RunReport>& reports) {
   return same;
 }
 
-int compare(const Arguments& a) {
+int compare(const RunArguments& a) {
   a.flags.check(a.stacks);
   Runs runs(a, a.stacks);
   for (const std::string& s : a.stacks) runs.check(s);
@@ -347,7 +347,7 @@ int inspect_store(const std::string& file) {
   return 0;
 }
 
-int inspect(const Arguments& a) {
+int inspect(const RunArguments& a) {
   if (!a.model.store.empty()) return inspect_store(a.model.store);
   CpuModel model(find_model(a.model.model));
   const ModelConfig& c = model.config();
@@ -383,7 +383,7 @@ int inspect(const Arguments& a) {
 }  // namespace
 
 void add_run_commands(CLI::App& app, Action& chosen) {
-  const auto a = std::make_shared<Arguments>();
+  const auto a = std::make_shared<RunArguments>();
   auto model = [&](CLI::App* c) {
     a->model.add_model(c);
     a->flags.add_budget(c);
@@ -461,7 +461,7 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   inspect_command->add_option("--store", a->model.store, "print what this file has, and read all of it")
       ->type_name("FILE")
       ->check(not_empty);
-  auto with_model = [a, &chosen](int (*command)(const Arguments&)) {
+  auto with_model = [a, &chosen](int (*command)(const RunArguments&)) {
     chosen = [a, command] {
       a->flags.use_model(model_name(a->model.model));
       return command(*a);

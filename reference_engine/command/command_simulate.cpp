@@ -29,7 +29,7 @@ const std::map<std::string, CostSource> cost_sources = {
 const std::map<std::string, BoundsChoice> bound_choices = {
     {"none", BoundsChoice::none}, {"proven", BoundsChoice::proven}, {"all", BoundsChoice::all}};
 
-struct Arguments {
+struct SimulateArguments {
   StackFlags flags;
   std::string trace, machine = "rtx3090-pcie3", costs = "effective", as_shape, bounds = "proven", json, timeline, out;
   std::vector<std::string> stacks = {"lru"}, traces, machines, budgets = {"25%"}, inputs;
@@ -42,7 +42,7 @@ struct Arguments {
 };
 
 /// What --assume-recall says; one share counts for both.
-std::optional<AssumedRecall> assumed_recall(const Arguments& a) {
+std::optional<AssumedRecall> assumed_recall(const SimulateArguments& a) {
   if (a.recall.empty()) return {};
   if (a.recall.size() > 2) {
     throw InputError(
@@ -53,7 +53,7 @@ std::optional<AssumedRecall> assumed_recall(const Arguments& a) {
   return recall;
 }
 
-int simulate_command(Arguments& a) {
+int simulate_command(SimulateArguments& a) {
   a.flags.check(a.stacks);
   const std::optional<AssumedRecall> recall = assumed_recall(a);
   std::vector<std::string> inputs = stack_files(a.stacks);
@@ -125,7 +125,7 @@ int simulate_command(Arguments& a) {
   return stop ? 128 + stopped_by : 0;
 }
 
-int sweep_command(const Arguments& a) {
+int sweep_command(const SimulateArguments& a) {
   SweepGrid grid;
   grid.traces = a.traces;
   grid.machines = a.machines;
@@ -198,7 +198,7 @@ void read_runs(const std::string& path, std::vector<Json>& runs) {
   for (Json& run : json) runs.push_back(std::move(run));
 }
 
-int report_command(const Arguments& a) {
+int report_command(const SimulateArguments& a) {
   std::vector<std::string> inputs = a.inputs;
   inputs.push_back(a.timeline);
   check_outputs({a.out}, inputs);
@@ -216,7 +216,7 @@ int report_command(const Arguments& a) {
   return 0;
 }
 
-void add_common(CLI::App* c, Arguments& a) {
+void add_common(CLI::App* c, SimulateArguments& a) {
   std::vector<std::string> sources, bounds;
   for (const auto& [name, value] : cost_sources) sources.push_back(name);
   for (const auto& [name, value] : bound_choices) bounds.push_back(name);
@@ -249,7 +249,7 @@ void add_common(CLI::App* c, Arguments& a) {
 }  // namespace
 
 void add_simulate_commands(CLI::App& app, Action& chosen) {
-  const auto a = std::make_shared<Arguments>();
+  const auto a = std::make_shared<SimulateArguments>();
   std::string machines = "Machines:";
   for (const std::string& m : machine_names()) machines += " " + m;
 

@@ -22,7 +22,7 @@
 namespace ferry::engine {
 namespace {
 
-struct Arguments {
+struct TraceArguments {
   StackFlags flags;
   ModelFlags model;
   std::string text, out, stack = "resident", machine = "rtx3090-pcie3", in, shape;
@@ -32,7 +32,7 @@ struct Arguments {
   bool no_partial = false;
 };
 
-int record(const Arguments& a) {
+int record(const TraceArguments& a) {
   a.flags.check({a.stack});
   std::vector<std::string> inputs = stack_files({a.stack});
   inputs.push_back(a.text);
@@ -72,7 +72,7 @@ int record(const Arguments& a) {
   return stop ? 128 + stopped_by : 0;
 }
 
-int import(const Arguments& a) {
+int import(const TraceArguments& a) {
   check_outputs({a.out}, {a.in, a.shape});
   OutputFile out(a.out);
   const auto made = import_trace(a.in, read_shape(a.shape));
@@ -81,7 +81,7 @@ int import(const Arguments& a) {
   return 0;
 }
 
-int generate_trace(const Arguments& a) {
+int generate_trace(const TraceArguments& a) {
   check_outputs({a.out}, {a.shape});
   OutputFile out(a.out);
   SyntheticOptions o = a.synthetic;
@@ -118,7 +118,7 @@ std::string statistics(const Trace& trace) {
   return text;
 }
 
-int show(const Arguments& a) {
+int show(const TraceArguments& a) {
   const TraceFile file{std::filesystem::path(a.in)};
   const Trace& t = file.trace;
   std::uint32_t prefill = 0;
@@ -146,7 +146,7 @@ int show(const Arguments& a) {
 }  // namespace
 
 void add_trace_commands(CLI::App& app, Action& chosen) {
-  const auto a = std::make_shared<Arguments>();
+  const auto a = std::make_shared<TraceArguments>();
   CLI::App* trace = app.add_subcommand("trace", "record, import and inspect routing traces");
   trace->require_subcommand(1);
   auto file = [&](CLI::App* c, const char* name, std::string& value, const char* help) {

@@ -10,6 +10,7 @@
 #include "cpu/cpu_model.hpp"
 #include "cuda/cuda.hpp"
 #include "stacks/budget.hpp"
+#include "store/disk_store.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
 #include "support/progress.hpp"

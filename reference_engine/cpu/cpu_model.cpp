@@ -6,10 +6,15 @@
 
 #include "checkpoint/agreement.hpp"
 #include "cpu/cpu_device.hpp"
+#include "math/host_math.hpp"
+#include "store/disk_store.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {
+
+CpuModel::CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store)
+    : CpuModel(ModelFiles(folder, std::move(store))) {}
 
 CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   const ModelConfig& c = config();

@@ -15,8 +15,7 @@ class CpuModel final : public Model {
   /// As ModelFiles.
   explicit CpuModel(const std::filesystem::path& folder, Quantizer quantizer = Quantizer::nearest)
       : CpuModel(ModelFiles(folder, quantizer)) {}
-  CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store)
-      : CpuModel(ModelFiles(folder, std::move(store))) {}
+  CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store);
   explicit CpuModel(ModelFiles&& files);
 
   [[nodiscard]] KvCache make_cache(std::uint32_t positions) const override;

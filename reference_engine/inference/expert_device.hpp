@@ -8,7 +8,7 @@
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 #include "math/expert.hpp"
-#include "math/host_math.hpp"
+#include "math/matrix.hpp"
 
 namespace ferry::engine {
 

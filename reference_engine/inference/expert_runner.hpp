@@ -8,13 +8,13 @@
 #include <optional>
 #include <vector>
 
-#include "ferry/gate/gate_bank.hpp"
+#include "ferry/fwd.hpp"
 #include "ferry/metrics.hpp"
 #include "ferry/sim/bounds.hpp"
 #include "ferry/sim/costs.hpp"
 #include "ferry/timeline.hpp"
 #include "inference/expert_device.hpp"
-#include "math/host_math.hpp"
+#include "math/matrix.hpp"
 #include "stacks/stack_options.hpp"
 #include "store/expert_store.hpp"
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "ferry/gate/gate_bank.hpp"
+#include "store/disk_store.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {
@@ -31,16 +33,18 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<Disk
   store = std::move(disk);
 }
 
-Model::Model(ModelFiles& files) : config_(files.config), store_(std::move(files.store)), gates_(0, 0, 0) {
+Model::~Model() = default;
+
+Model::Model(ModelFiles& files) : config_(files.config), store_(std::move(files.store)) {
   const ModelConfig& c = config_;
   // Before memory is asked for: the file has what config.json says.
   for (std::uint32_t l = 0; l < c.layers; ++l)
     static_cast<void>(files.checkpoint.at(gate_name(c.architecture, l), {c.experts, c.hidden}));
-  gates_ = GateBank(c.layers, c.experts, c.hidden);
+  gates_ = std::make_unique<GateBank>(c.layers, c.experts, c.hidden);
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const std::vector<float> gate =
         dense(files.checkpoint, gate_name(c.architecture, l), {c.experts, c.hidden}).to_floats();
-    gates_.set(l, Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden));
+    gates_->set(l, Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden));
   }
 }
 

@@ -10,10 +10,11 @@
 #include <vector>
 
 #include "inference/expert_runner.hpp"
-#include "math/host_math.hpp"
-#include "store/disk_store.hpp"
+#include "math/matrix.hpp"
 
 namespace ferry::engine {
+
+class DiskStore;
 
 /// Keys and values of one sequence.
 class KvCache {
@@ -60,13 +61,13 @@ struct ModelFiles {
 /// A model: the store of routed experts, and what every token needs around them, on some device.
 class Model {
  public:
-  virtual ~Model() = default;
+  virtual ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const ExpertStore& store() const { return *store_; }
-  [[nodiscard]] GateBank& gates() { return gates_; }
+  [[nodiscard]] GateBank& gates() { return *gates_; }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
   virtual void add_precisions(PrecisionSet set);
   /// Of the weights that every token needs, as the checkpoint stores them.
@@ -103,7 +104,7 @@ class Model {
  private:
   ModelConfig config_;
   std::unique_ptr<ExpertStore> store_;
-  GateBank gates_;
+  std::unique_ptr<GateBank> gates_;
   std::uint64_t dense_bytes_ = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ferry/error.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "support/clock.hpp"
 
 namespace ferry::engine {

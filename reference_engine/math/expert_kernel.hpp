@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "math/expert.hpp"
-#include "math/host_math.hpp"
+#include "math/matrix.hpp"
 #include "math/packed_product.hpp"
 
 namespace ferry::engine {

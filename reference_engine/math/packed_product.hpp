@@ -7,7 +7,7 @@
 
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
-#include "math/host_math.hpp"
+#include "math/matrix.hpp"
 
 namespace ferry::engine {
 

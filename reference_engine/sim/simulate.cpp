@@ -98,18 +98,17 @@ Simulated replay(const AnyConfig& config, bool preload, const Trace& trace, cons
 
 RowNeeds rows_read_by(const StackOptions& options, const ModelShape& model) {
   RowNeeds needs;
-  StackTraits traits;
+  ConfiguredStack stack;
   try {
-    traits = configure_stack(model, options, [](std::uint64_t) { return Nanoseconds{0}; }).config->traits();
+    stack = configure_stack(model, options, [](std::uint64_t) { return Nanoseconds{0}; });
   } catch (const ConfigError&) {
     return needs;
   }
+  const StackTraits traits = stack.config->traits();
   needs.scores = traits.cache_needs_scores || traits.router_needs_scores;
   if (!traits.predicts) return needs;
-  // Stacks that can look further than one layer look as far as HOBBIT by themselves.
-  const bool deep = takes_parameter(options.stack, &StackOptions::depth, options.pools);
   for (const RowSource rows : traits.rows) {
-    if (rows == RowSource::gate_input) needs.ahead = deep ? static_cast<std::uint16_t>(options.depth.value_or(3)) : 1;
+    if (rows == RowSource::gate_input) needs.ahead = stack.config->look_ahead_depth();
     if (rows == RowSource::partial_hidden) needs.partial = true;
   }
   return needs;

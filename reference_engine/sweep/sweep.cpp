@@ -124,39 +124,38 @@ struct ReadTrace {
   std::optional<AssumedRows> rows;
 };
 
-/// Traces are read once, when the first cell needs them; what all cells read of them is made up once.
+/// Each trace is opened once; what cells read of it beyond what it has is made up when the first of them runs.
 class Traces {
  public:
   explicit Traces(const SweepGrid& grid) : grid_(grid) {}
 
   const ReadTrace& get(const std::string& path) {
     const std::lock_guard lock(mutex_);
-    auto& read = traces_[path];
-    if (read != nullptr) return *read;
-    auto fresh = std::make_unique<ReadTrace>(path);
-    if (grid_.assumed) {
-      const Trace& trace = fresh->file.trace;
-      fresh->rows.emplace(trace, *grid_.assumed, rows_read_by(grid_, path, trace));
+    ReadTrace& read = open(path);
+    if (grid_.assumed && !read.rows) {
+      const Trace& trace = read.file.trace;
+      read.rows.emplace(trace, *grid_.assumed, rows_read_by(grid_, path, trace));
     }
-    read = std::move(fresh);
-    return *read;
+    return read;
   }
 
   /// How long a replay takes, in no unit: tokens times layers.
   double work_of(const std::string& path) {
     const std::lock_guard lock(mutex_);
-    const auto found = work_.find(path);
-    if (found != work_.end()) return found->second;
-    const TraceFile file{std::filesystem::path(path)};
-    const auto tokens = static_cast<double>(std::min<std::uint64_t>(file.trace.tokens, grid_.max_tokens));
-    return work_[path] = tokens * file.trace.model.layers;
+    const Trace& trace = open(path).file.trace;
+    return static_cast<double>(std::min<std::uint64_t>(trace.tokens, grid_.max_tokens)) * trace.model.layers;
   }
 
  private:
+  ReadTrace& open(const std::string& path) {
+    auto& read = traces_[path];
+    if (read == nullptr) read = std::make_unique<ReadTrace>(path);
+    return *read;
+  }
+
   const SweepGrid& grid_;
   std::mutex mutex_;
   std::map<std::string, std::unique_ptr<ReadTrace>> traces_;
-  std::map<std::string, double> work_;
 };
 
 /// What all cells are given.
@@ -178,10 +177,10 @@ Json given_to(const SweepGrid& grid, const SweepCell& cell, const NamedStack& st
   return parameters_of(stack, given);
 }
 
-SimulateOptions options_of(const SweepGrid& grid, const SweepCell& cell, const Trace& trace) {
+SimulateOptions options_of(const SweepGrid& grid, const SweepCell& cell, const Trace& trace, const Json& given) {
   SimulateOptions o;
   o.stack = cell.named.policies;
-  set_parameters(o, given_to(grid, cell, stack_of(grid, cell, trace)), cell.key());
+  set_parameters(o, given, cell.key());
   o.batch = cell.batch;
   o.max_tokens = grid.max_tokens;
   o.budget_bytes = parse_budget(cell.budget, counted_as(trace.model, grid.as_shape).all_bytes());
@@ -202,10 +201,11 @@ Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, cons
     throw ConfigError("machine " + setting.machine.name + " has no \"stated\" times");
   }
   const Trace& trace = read.file.trace;
-  SimulateOptions o = options_of(grid, cell, trace);
-  o.progress = [&stop](std::uint64_t, std::uint64_t) { return !stop; };
   const NamedStack stack = stack_of(grid, cell, trace);
-  RunReport report = run_simulation(setting, o, given_to(grid, cell, stack));
+  const Json given = given_to(grid, cell, stack);
+  SimulateOptions o = options_of(grid, cell, trace, given);
+  o.progress = [&stop](std::uint64_t, std::uint64_t) { return !stop; };
+  RunReport report = run_simulation(setting, o, given);
   if (!cell.named.file.empty()) report.stack_file = cell.stack;
   Json json = to_json(report);
   if (!stack.calibrated.empty()) json["calibrated"] = stack.calibrated;
@@ -349,7 +349,9 @@ RowNeeds rows_read_by(const SweepGrid& grid, const std::string& path, const Trac
   const ModelShape model = counted_as(trace.model, grid.as_shape);
   RowNeeds needs;
   for (const SweepCell& cell : cells_of(grid)) {
-    if (cell.trace == path) needs.add(rows_read_by(options_of(grid, cell, trace), model));
+    if (cell.trace != path) continue;
+    const Json given = given_to(grid, cell, stack_of(grid, cell, trace));
+    needs.add(rows_read_by(options_of(grid, cell, trace, given), model));
   }
   return needs;
 }

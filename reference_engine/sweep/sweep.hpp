@@ -29,8 +29,8 @@ struct SweepGrid {
   std::string as_shape, pools = "stack";
   BoundsChoice bounds = BoundsChoice::proven;
   std::uint64_t max_tokens = ~std::uint64_t{0};
-  bool calibrated =
-      false;  ///< stacks have what was calibrated for a trace's model, where ferry has that; or the papers'
+  /// Stacks have what was calibrated for a trace's model where ferry has that, instead of the papers' values.
+  bool calibrated = false;
   std::optional<AssumedRecall> assumed;  ///< what traces lack is made up, for the stacks that read it
 };
 
@@ -79,7 +79,8 @@ struct SweepResult {
 /// Runs the cells of this rank that the file does not have yet, on `threads` threads, and appends a JSON line for each:
 /// the run's, with "sweep": {"index", "cells", "key"}; or for a cell that cannot be (a budget that is too small, a
 /// trace that lacks something) one with "refused": the reason. A line that was cut off by an interruption is taken away
-/// first. `progress`: after each; `share` of the work of all, since traces differ. Throws InputError if the file holds another sweep's lines, or cannot be written.
+/// first. `progress` is called after each cell, with the share of all work that is done: cells of long traces weigh
+/// more. Throws InputError if the file holds another sweep's lines, or cannot be written.
 SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, Ranks ranks, std::uint32_t threads,
                       const std::atomic<bool>& stop,
                       const std::function<void(std::uint64_t done, std::uint64_t total, double share)>& progress);

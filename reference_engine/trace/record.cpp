@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "ferry/gate/gate_bank.hpp"
 #include "ferry/router/top_k.hpp"
 #include "inference/generate.hpp"
 #include "support/errors.hpp"

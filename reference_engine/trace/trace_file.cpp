@@ -331,11 +331,11 @@ void TraceFile::write(OutputFile& out) const {
                 {"work", Json::array()}};
   for (const ExpertBytes& b : trace.model.expert_bytes) model["expert_bytes"].push_back({b[1], b[2], b[3], b[4]});
   for (const LayerWork& w : work) model["work"].push_back({w.dense_bytes, w.dense_operations, w.expert_operations});
-  const Json metadata = {{"format", format_name},
-                         {"ferry", FERRY_VERSION},
-                         {"model", model.dump()},
-                         {"source", source},
-                         {"residency", residency}};
+  const std::map<std::string, std::string> metadata = {{"format", format_name},
+                                                       {"ferry", FERRY_VERSION},
+                                                       {"model", model.dump()},
+                                                       {"source", source},
+                                                       {"residency", residency}};
   // The widest type first, so that every tensor begins at a multiple of its own.
   std::vector<std::uint8_t> narrow;
   SafetensorsWriter file;

@@ -19,7 +19,6 @@ namespace ferry::test::emulated {
 namespace {
 
 constexpr std::uint64_t magic = 0x43554250414C4953;
-constexpr std::uint64_t launch_ns = 5000;
 
 float from_f16(std::uint16_t bits) {
   const int exponent = bits >> 10U & 31U;

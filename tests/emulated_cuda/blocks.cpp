@@ -27,7 +27,6 @@ namespace ferry::test::emulated {
 namespace {
 
 constexpr std::uint32_t most_threads = 1024, most_warps = most_threads / lanes;
-constexpr std::uint64_t launch_ns = 5000;
 
 struct Warp {
   std::uint32_t unstarted, ready, meeting, at_barrier, gone;  // lanes; gone: returned, or the block lacks them

@@ -10,6 +10,9 @@
 
 namespace ferry::test::emulated {
 
+/// What a launch costs.
+constexpr std::uint64_t launch_ns = 5000;
+
 class Operation {
  public:
   explicit Operation(std::uint64_t cost) : cost_ns(cost) {}

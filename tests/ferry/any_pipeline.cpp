@@ -100,7 +100,8 @@ void check_same(bool with_routes) {
   StackT::set_up(c, c.model.all_bytes() / 3);
   Logged link(c.model), any_link(c.model);
   OffloadPipeline<StackT, Logged> pipe(c, link);
-  const auto any = any_config(c)->start(any_link);
+  const auto config = any_config(c);
+  const auto any = config->start(any_link);
   drive(pipe, link, c.model, with_routes);
   drive(*any, any_link, c.model, with_routes);
   CHECK(link.log.size() > 100);
@@ -113,6 +114,7 @@ void check_same(bool with_routes) {
   }
   CHECK(a.prefetch.issued == b.prefetch.issued);
   CHECK(pipe.look_ahead_depth() == any->look_ahead_depth());
+  CHECK(pipe.look_ahead_depth() == config->look_ahead_depth());
   CHECK(pipe.prediction_accuracy(1, 1).predicted == any->prediction_accuracy(1, 1).predicted);
   CHECK(any->traits().predicts == traits_of<StackT>().predicts);
 }

@@ -24,8 +24,8 @@ constexpr Seen nothing_seen{};
 constexpr Seen all_landed{Ticket{1'000'000}, Ticket{1'000'001}, Ticket{1'000'001}};
 
 template <class StackT>
-struct Fixture {
-  Fixture(ModelShape m, Allotment a) {
+struct CoreFixture {
+  CoreFixture(ModelShape m, Allotment a) {
     config.model = m;
     config.allotment = a;
   }
@@ -49,7 +49,7 @@ using Ids = std::vector<std::uint16_t>;
 
 TEST_CASE("LRU: a miss, then a hit, then an eviction that waits for the last reader") {
   // one layer of 4 experts, top-1, two cache slots
-  Fixture<stacks::LruCache> f(model(1, 4, 1), one_pool(model(1, 4, 1), 4 * 64 - 1));
+  CoreFixture<stacks::LruCache> f(model(1, 4, 1), one_pool(model(1, 4, 1), 4 * 64 - 1));
   f.config.allotment = {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64};
   f.build();
   auto step = [&](std::uint16_t expert, const Seen& seen) {
@@ -91,7 +91,7 @@ TEST_CASE("LRU: a miss, then a hit, then an eviction that waits for the last rea
 
 TEST_CASE("hits are touched before misses are admitted, and no expert of a step evicts another") {
   const ModelShape m = model(1, 4, 2);
-  Fixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  CoreFixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
   f.build();
   auto step = [&](const Ids& best) {
     f->begin_step(StepOf(Phase::decode, 1));
@@ -108,7 +108,7 @@ TEST_CASE("hits are touched before misses are admitted, and no expert of a step 
 
 TEST_CASE("a layer that needs more than fits streams in waves, each copy behind the task before it in its slot") {
   const ModelShape m = model(1, 6, 2, 3);
-  Fixture<stacks::OnDemand> f(m, stream_only(m, 2 * 64));
+  CoreFixture<stacks::OnDemand> f(m, stream_only(m, 2 * 64));
   f.build();
   f->begin_step(StepOf(Phase::prefill, 3));
   std::vector<float> s;
@@ -148,7 +148,7 @@ TEST_CASE("a layer that needs more than fits streams in waves, each copy behind 
 
 TEST_CASE("a prefetch: hit when landed, late hit when in flight, promoted when queued, dropped when stale") {
   const ModelShape m = model(2, 8, 2);
-  Fixture<stacks::CrossLayerLru> f(m, {{{1, 1, part::bit(Precision::full), 4, 64}}, 2, 64});
+  CoreFixture<stacks::CrossLayerLru> f(m, {{{1, 1, part::bit(Precision::full), 4, 64}}, 2, 64});
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const auto here = favour(8, {0, 1});
@@ -207,7 +207,7 @@ TEST_CASE("a prefetch: hit when landed, late hit when in flight, promoted when q
 
 TEST_CASE("a prefetch never takes a leased or masked slot, demand takes a masked one") {
   const ModelShape m = model(2, 8, 2);
-  Fixture<stacks::CrossLayerLru> f(m, {{{0, 2, part::bit(Precision::full), 4, 64}}, 2, 64});
+  CoreFixture<stacks::CrossLayerLru> f(m, {{{0, 2, part::bit(Precision::full), 4, 64}}, 2, 64});
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const auto here = favour(8, {0, 1});
@@ -228,7 +228,7 @@ TEST_CASE("a prefetch never takes a leased or masked slot, demand takes a masked
 TEST_CASE("in prefill, prefetches that find their pool full wait for their layer in stream slots") {
   // two layers of 4 experts, each with a pool of 2 slots (0 and 1, 2 and 3); 2 stream slots (4 and 5)
   const ModelShape m = model(2, 4, 2, 2);
-  Fixture<stacks::CrossLayerLru> f(
+  CoreFixture<stacks::CrossLayerLru> f(
       m, {{{0, 1, part::bit(Precision::full), 2, 64}, {1, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
   f.build();
   f->begin_step(StepOf(Phase::prefill, 2));
@@ -324,7 +324,7 @@ TEST_CASE("in prefill, prefetches that find their pool full wait for their layer
 
 TEST_CASE("a copy that needs the stream slot of a prefetched expert follows that one's task") {
   const ModelShape m = model(2, 5, 2, 3);
-  Fixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 5, 64}}, 2, 64});  // none for layer 1
+  CoreFixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 5, 64}}, 2, 64});  // none for layer 1
   f.build();
   f->begin_step(StepOf(Phase::prefill, 3));
   std::vector<float> all;
@@ -360,11 +360,11 @@ TEST_CASE("what may not be needed is not prefetched to a stream slot where its c
   const ModelShape m = model(3, 4, 2, 2);
   for (const bool all_asked : {false, true}) {
     for (const Nanoseconds copy_ns : {0, 100, 1000}) {
-      Fixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 4, 64},
-                                            {1, 1, part::bit(Precision::full), 2, 64},
-                                            {2, 1, part::bit(Precision::full), 2, 64}},
-                                           2,
-                                           64});
+      CoreFixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 4, 64},
+                                                {1, 1, part::bit(Precision::full), 2, 64},
+                                                {2, 1, part::bit(Precision::full), 2, 64}},
+                                               2,
+                                               64});
       f.config.copy_ns[static_cast<unsigned>(Precision::full)] = copy_ns;
       f.build();
       const std::vector<Variant> there = {full(1, 1), full(1, 2), full(2, 1), full(2, 2)};
@@ -386,7 +386,7 @@ TEST_CASE("what may not be needed is not prefetched to a stream slot where its c
 
 TEST_CASE("in decode no prefetch goes to a stream slot") {
   const ModelShape m = model(2, 8, 2);
-  Fixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 8, 64}}, 2, 64});
+  CoreFixture<stacks::CrossLayerLru> f(m, {{{0, 1, part::bit(Precision::full), 8, 64}}, 2, 64});
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const auto here = favour(8, {0, 1}), ahead = favour(8, {5, 6});
@@ -399,7 +399,7 @@ TEST_CASE("in decode no prefetch goes to a stream slot") {
 
 TEST_CASE("a long prefill admits only to free slots when asked to (invariant 8)") {
   const ModelShape m = model(1, 4, 1, 4);
-  Fixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  CoreFixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
   f.config.transient_prefill_rows = 2;
   f.build();
   auto prefill = [&](const Ids& rows) {
@@ -422,7 +422,7 @@ TEST_CASE("a long prefill admits only to free slots when asked to (invariant 8)"
 
 TEST_CASE("after abandon nothing is leased, and what was on its way can be used") {
   const ModelShape m = model(1, 4, 2);
-  Fixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  CoreFixture<stacks::LruCache> f(m, {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const auto s = favour(4, {0, 1});
@@ -438,7 +438,7 @@ TEST_CASE("after abandon nothing is leased, and what was on its way can be used"
 
 TEST_CASE("routes may come from the engine instead of scores") {
   const ModelShape m = model(1, 4, 2);
-  Fixture<stacks::LruCache> f(m, everything(m));
+  CoreFixture<stacks::LruCache> f(m, everything(m));
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const Route routes[] = {{3, 0.75F}, {1, 0.25F}};
@@ -450,7 +450,7 @@ TEST_CASE("routes may come from the engine instead of scores") {
 
 TEST_CASE("recall and top-1 are counted by hand") {
   const ModelShape m = model(2, 8, 2);
-  Fixture<stacks::CrossLayerLru> f(m, everything(m));
+  CoreFixture<stacks::CrossLayerLru> f(m, everything(m));
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const auto here = favour(8, {0, 1}), ahead = favour(8, {5, 6}), real = favour(8, {6, 2});
@@ -466,7 +466,7 @@ TEST_CASE("recall and top-1 are counted by hand") {
 
 TEST_CASE("preloading fills free slots only, and counts apart") {
   const ModelShape m = model(2, 4, 2);
-  Fixture<stacks::LruCache> f(m, pool_per_layer(m, (2 + 3) * 64));
+  CoreFixture<stacks::LruCache> f(m, pool_per_layer(m, (2 + 3) * 64));
   f.build();
   const Variant wanted[] = {full(0, 0), full(1, 0), full(0, 1), full(1, 1), full(0, 0)};
   std::uint32_t at = 0;
@@ -507,7 +507,7 @@ TEST_CASE("a core moved byte for byte goes on as if nothing had happened") {
 
 TEST_CASE("a long prefill does not evict by prefetch either (invariant 8)") {
   const ModelShape m = model(2, 8, 2, 4);
-  Fixture<stacks::CrossLayerLru> f(m, {{{0, 2, part::bit(Precision::full), 2, 64}}, 2, 64});
+  CoreFixture<stacks::CrossLayerLru> f(m, {{{0, 2, part::bit(Precision::full), 2, 64}}, 2, 64});
   f.config.transient_prefill_rows = 1;
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
@@ -526,7 +526,7 @@ TEST_CASE("a long prefill does not evict by prefetch either (invariant 8)") {
 
 TEST_CASE("done out of order, or twice, starts no copy into a slot that is still read") {
   const ModelShape m = model(1, 6, 4);
-  Fixture<stacks::OnDemand> f(m, stream_only(m, 2 * 64));
+  CoreFixture<stacks::OnDemand> f(m, stream_only(m, 2 * 64));
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const auto s = favour(6, {0, 1, 2, 3});
@@ -543,7 +543,7 @@ TEST_CASE("done out of order, or twice, starts no copy into a slot that is still
 
 TEST_CASE("prefetches are held back until every demand copy of the layer is on its way (invariant 4)") {
   const ModelShape m = model(2, 8, 4);
-  Fixture<stacks::CrossLayerLru> f(m, {{{1, 1, part::bit(Precision::full), 4, 64}}, 2, 64});
+  CoreFixture<stacks::CrossLayerLru> f(m, {{{1, 1, part::bit(Precision::full), 4, 64}}, 2, 64});
   f.build();
   f->begin_step(StepOf(Phase::decode, 1));
   const auto here = favour(8, {0, 1, 2, 3}), ahead = favour(8, {5, 6});
@@ -578,7 +578,7 @@ struct Cell {
 };
 Cell cell(Precision held, Precision wanted) {
   const ModelShape m = model(1, 4, 1, 1, 256, 64);
-  Fixture<ToldStack> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4, 10));
+  CoreFixture<ToldStack> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4, 10));
   f.config.precision.wants = wanted;
   f.build();
   if (held != Precision::skip) {
@@ -619,7 +619,7 @@ TEST_CASE("what is wanted against what is resident, cell by cell of the design's
 TEST_CASE("substituted experts: the outcomes sum to what the gate asked for, and a substitute is not counted again") {
   using S = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertCacheRouter>;
   const ModelShape m = model(1, 6, 2, 2);
-  Fixture<S> f(m, one_pool(m, (2 + 2) * 64));
+  CoreFixture<S> f(m, one_pool(m, (2 + 2) * 64));
   f.config.router.alpha = 0.5F;
   f.config.top_score_alpha = 0.5F;
   f.build();
@@ -652,7 +652,7 @@ TEST_CASE("substituted experts: the outcomes sum to what the gate asked for, and
 TEST_CASE("a substitute that the gate did not ask for is run and not counted") {
   using S = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertCacheRouter>;
   const ModelShape m = model(1, 4, 1, 1);
-  Fixture<S> f(m, one_pool(m, (2 + 1) * 64));
+  CoreFixture<S> f(m, one_pool(m, (2 + 1) * 64));
   f.config.router.alpha = 0.5F;
   f.build();
   const Variant resident = full(0, 3);
@@ -671,7 +671,7 @@ TEST_CASE("a substitute that the gate did not ask for is run and not counted") {
 TEST_CASE("prefetches walk to the first layer with a miss, mask what is there, and stop (HOBBIT's Fig. 8)") {
   using S = Stack<StackedGates, Lru, FixedPrecision, stacks::HobbitSchedule, TopK>;
   const ModelShape m = model(4, 4, 1);
-  Fixture<S> f(m, one_pool(m, (2 + 3) * 64));
+  CoreFixture<S> f(m, one_pool(m, (2 + 3) * 64));
   f.config.predictor.depth = 3;
   f.build();
   const Variant there[] = {full(1, 0), full(0, 0)};
@@ -701,7 +701,7 @@ TEST_CASE("the transfer budget counts all look-aheads since the plan, by the tim
   const ModelShape m = model(2, 8, 2);
   const auto here = favour(8, {0, 1}), ahead = favour(8, {2, 3, 4, 5, 6, 7}), other = favour(8, {0, 1, 2, 3, 4, 5});
   for (const bool known : {false, true}) {
-    Fixture<S> f(m, everything(m));
+    CoreFixture<S> f(m, everything(m));
     f.config.predictor.percentile = 30;  // 8 - 1 - floor(0.3 * 7) = 5 candidates
     f.config.copy_ns[static_cast<unsigned>(Precision::full)] = 30;
     f.build();
@@ -740,7 +740,7 @@ using WatchingStack = Stack<NoPrediction, Watching, Told, stacks::LoadEverything
 
 TEST_CASE("every pool of a layer sees its scores and each use, and the end of the last live sequence") {
   const ModelShape m = model(2, 4, 2, 2, 256, 64);
-  Fixture<WatchingStack> f(m, high_low_pools(m, 6000, Precision::full, Precision::int4, 10));
+  CoreFixture<WatchingStack> f(m, high_low_pools(m, 6000, Precision::full, Precision::int4, 10));
   f.build();
   f->begin_step(StepOf(Phase::decode, 2));  // sequences 0 and 1
   std::vector<float> s = favour(4, {0, 1});
@@ -762,7 +762,7 @@ TEST_CASE("every pool of a layer sees its scores and each use, and the end of th
 TEST_CASE("Eq. 2 from a gate row to precisions, thresholds inclusive (HOBBIT, section 3.2)") {
   using S = Stack<NoPrediction, Lru, ImportanceThresholds, stacks::LoadEverything, TopK>;
   const ModelShape m = model(1, 8, 4, 1, 256, 64);
-  Fixture<S> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4));
+  CoreFixture<S> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4));
   f.config.precision.t1 = 0.5F;
   f.config.precision.t2 = 0.875F;
   f.build();
@@ -791,7 +791,7 @@ TEST_CASE("Eq. 2 from a gate row to precisions, thresholds inclusive (HOBBIT, se
 TEST_CASE("a queued prefetch of another precision than is wanted is taken back") {
   const ModelShape m = model(2, 4, 1, 1, 256, 64);
   using S = Stack<CrossLayerGate, Lru, Told, stacks::LoadEverything, TopK>;
-  Fixture<S> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4));
+  CoreFixture<S> f(m, high_low_pools(m, 4000, Precision::full, Precision::int4));
   f.config.predictor.plain_top_k = true;
   f.config.precision.wants = Precision::full;
   f.build();
@@ -815,7 +815,7 @@ TEST_CASE("a queued prefetch of another precision than is wanted is taken back")
 TEST_CASE("times of a prefill do not set the budget of a decode step") {
   using S = Stack<CrossLayerGate, Lru, FixedPrecision, stacks::FateSchedule, TopK>;
   const ModelShape m = model(2, 8, 2, 2);
-  Fixture<S> f(m, everything(m));
+  CoreFixture<S> f(m, everything(m));
   f.config.predictor.percentile = 30;  // five candidates
   f.config.copy_ns[static_cast<unsigned>(Precision::full)] = 100;
   f.build();

@@ -48,4 +48,11 @@ std::string broken(const Policy& policy) {
   return {};
 }
 
+/// The experts of requests, in their order.
+inline std::vector<int> ids(const std::vector<Request>& requests) {
+  std::vector<int> experts;
+  for (const Request& r : requests) experts.push_back(r.want.id.expert);
+  return experts;
+}
+
 }  // namespace ferry::test

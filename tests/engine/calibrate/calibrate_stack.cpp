@@ -8,6 +8,8 @@
 #include <numeric>
 #include <set>
 
+#include "engine/fixtures/command.hpp"
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "engine/fixtures/shell.hpp"
@@ -22,10 +24,6 @@ namespace {
 using namespace ferry;
 using namespace ferry::engine;
 using namespace ferry::test;
-
-Shell ferry_command(const std::string& arguments, const std::string& before = "") {
-  return shell(before + test::ferry_program() + " " + arguments);
-}
 
 /// A loss that falls as T1 and T2 rise, and bytes that rise, with many equal values: sums over quarters of the grid.
 struct Surface {
@@ -329,13 +327,23 @@ TEST_CASE("calibrated thresholds lose what the file says, and their file runs") 
   CHECK(!neutral["calibrated"].contains("found"));
 }
 
-TEST_CASE("calibrated weights and boundaries cost what a simulation says, and no other costs less") {
-  const TemporaryFolder folder;
-  const std::string at = folder.path().string(), trace = " --trace " + at + "/t.safetensors ";
+namespace {
+
+/// Records 100 tokens of tiny-mixtral into the folder: the flag that names them.
+std::string recorded_trace(const TemporaryFolder& folder) {
+  const std::string at = folder.path().string();
   write_file(folder.path() / "text", prompts()[0] + prompts()[1]);
   REQUIRE(ferry_command("trace record --model tiny-mixtral --window 100 --prompt-tokens 20 --tokens 100 --text " + at +
                         "/text --out " + at + "/t.safetensors")
               .status == 0);
+  return " --trace " + at + "/t.safetensors ";
+}
+
+}  // namespace
+
+TEST_CASE("calibrated weights and boundaries cost what a simulation says, and no other costs less") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string(), trace = recorded_trace(folder);
   auto simulate = [&](const std::string& arguments) {
     const Shell r = ferry_command("simulate" + trace + "--bounds none --json " + at + "/r.json --stack " + arguments);
     CAPTURE(r.out);
@@ -374,11 +382,7 @@ TEST_CASE("calibrated weights and boundaries cost what a simulation says, and no
 
 TEST_CASE("a calibrated pool and prefill take what a simulation says, and no other value takes less") {
   const TemporaryFolder folder;
-  const std::string at = folder.path().string(), trace = " --trace " + at + "/t.safetensors ";
-  write_file(folder.path() / "text", prompts()[0] + prompts()[1]);
-  REQUIRE(ferry_command("trace record --model tiny-mixtral --window 100 --prompt-tokens 20 --tokens 100 --text " + at +
-                        "/text --out " + at + "/t.safetensors")
-              .status == 0);
+  const std::string at = folder.path().string(), trace = recorded_trace(folder);
   for (const std::string name : {"low-pool", "transient-prefill"}) {
     const std::string parameter = name == "low-pool" ? name : name + "-rows";
     const Shell r = ferry_command("calibrate " + name + " --stack hobbit" + trace + "--out " + at + "/p.json");
@@ -432,6 +436,8 @@ TEST_CASE("what cannot be calibrated is refused in one line") {
       {"calibrate substitution --stack hobbit" + text + out, "importance+er"},
       {"calibrate cache-weights --stack fate" + text + out, "stacks that do: hobbit"},
       {"calibrate shallow-boundary --stack lru" + text + out, "lru has no --shallow-layers"},
+      {"calibrate transient-prefill --stack importance-driven" + text + out,
+       "ferry trace record --stack importance+pre"},
       {"calibrate precision --stack hobbit --t1 0.5" + text + out, "--t1: is what this command finds"},
       {"calibrate precision --stack hobbit --loss nan" + text + out, "--loss"},
       {"calibrate precision --stack hobbit --budget 100%" + text + out, "holds every expert"},
@@ -459,7 +465,7 @@ TEST_CASE("what cannot be calibrated is refused in one line") {
 TEST_CASE("an interrupted calibration writes the best so far, and how it was found") {
   const TemporaryFolder folder;
   const std::string at = folder.path().string();
-  write_file(folder.path() / "text", std::string(20'000, 'a') + std::string(20'000, 'b'));
+  write_file(folder.path() / "text", std::string(1'000, 'a') + std::string(1'000, 'b'));
   REQUIRE(ferry_command("trace record --model tiny-mixtral --window 100 --text " + at + "/text --out " + at + "/t.st")
               .status == 0);
   // Interrupted once some of the 286 mixtures are measured, which it says.
@@ -490,8 +496,8 @@ TEST_CASE("an interrupted calibration that has found nothing writes nothing") {
   const std::string at = folder.path().string();
   write_file(folder.path() / "text", std::string(1'000'000, 'a'));
   for (const std::string what : {"substitution --stack importance+er", "shallow-boundary --stack fate"}) {
-    const Shell r = ferry_command("calibrate " + what + " --text " + at + "/text --out " + at + "/out.json",
-                                  "timeout --foreground --preserve-status -s INT 1 ");
+    const Shell r = shell("timeout --foreground --preserve-status -s INT 1 " + ferry_program() + " calibrate " + what +
+                          " --text " + at + "/text --out " + at + "/out.json");
     CAPTURE(r.out);
     CHECK(r.status == 130);
     CHECK(r.out.find("interrupted: nothing was written") != std::string::npos);

@@ -9,6 +9,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
+#include "math/host_math.hpp"
 
 using namespace ferry;
 using namespace ferry::engine;

@@ -1,82 +1,29 @@
 // The ferry command as a user meets it: output, files, exit status, and one clear line for each mistake.
 #include <doctest/doctest.h>
-#include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <set>
-#include <sstream>
-#include <thread>
 
+#include "engine/fixtures/command.hpp"
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/machine_file.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 
 using namespace ferry::test;
 
-namespace {
-
-struct Result {
-  int status = -1;
-  std::string out, error;
-};
-
-std::string read(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
-/// Runs `ferry ARGUMENTS` through a shell. `after_ms`: sends SIGINT then.
-Result ferry_command(const std::string& arguments, int after_ms = -1) {
-  const TemporaryFolder folder;
-  const std::string command = "exec " + ferry_program() + " </dev/null " + arguments + " >'" +
-                              (folder.path() / "out").string() + "' 2>'" + (folder.path() / "error").string() + "'";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    ::_exit(127);
-  }
-  if (after_ms >= 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(after_ms));
-    ::kill(child, SIGINT);
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read(folder.path() / "out"),
-          read(folder.path() / "error")};
-}
-
-/// A mistake: exit status 2, nothing on standard output, one line that has all `parts`.
-void refused(const std::string& arguments, const std::vector<std::string>& parts) {
-  CAPTURE(arguments);
-  const Result r = ferry_command(arguments);
-  CHECK(r.status == 2);
-  CHECK(r.out.empty());
-  CHECK(std::count(r.error.begin(), r.error.end(), '\n') == 1);
-  CHECK(r.error.rfind("ferry: ", 0) == 0);
-  for (const std::string& part : parts) {
-    CAPTURE(r.error);
-    CHECK(r.error.find(part) != std::string::npos);
-  }
-}
-
-}  // namespace
-
 TEST_CASE("of a device's memory experts get what weights, keys and values, and activations leave") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
   const std::string command = "run --model tiny-mixtral --stack lru --prompt 'The sea ' --max-new-tokens 12 --json '" +
                               json + "' --device-memory ";
-  const Result r = ferry_command(command + "8MiB");
+  const Outputs r = run_ferry(command + "8MiB");
   REQUIRE(r.status == 0);
-  const Json j = Json::parse(read(json));
+  const Json j = Json::parse(read_file(json));
   const std::uint64_t all = 8 << 20, left = j["budget_asked_bytes"], dense = j["dense_bytes"], kv = j["kv_bytes"];
   CHECK(left < all - dense - kv);
   CHECK(left > all - dense - kv - (2 << 20));  // activations of 128 rows
@@ -85,23 +32,23 @@ TEST_CASE("of a device's memory experts get what weights, keys and values, and a
   CHECK(r.error.find(std::to_string(dense) + " bytes of weights, " + std::to_string(kv) + " of keys and values") !=
         std::string::npos);
   for (const char* memory : {"1MiB", "0", "25%"}) {
-    const Result refused = ferry_command(command + memory);
+    const Outputs refused = run_ferry(command + memory);
     CHECK(refused.status == 2);
     CHECK(refused.error.find("nothing is left for experts: expected more") != std::string::npos);
   }
-  CHECK(ferry_command(command + "8MiB --budget 25%").status == 2);
-  CHECK(ferry_command(command + "much").status == 2);
+  CHECK(run_ferry(command + "8MiB --budget 25%").status == 2);
+  CHECK(run_ferry(command + "much").status == 2);
 }
 
 TEST_CASE("run streams text, prints a table, and writes JSON with the stable keys") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string(), timeline = (folder.path() / "t.json").string();
-  const Result r = ferry_command(
+  const Outputs r = run_ferry(
       "run --model tiny-mixtral --stack cross-layer-lru --budget 25% --prompt 'The sea ' "
       "--prompt 'A b' --max-new-tokens 12 --json '" +
       json + "' --timeline '" + timeline + "'");
   REQUIRE(r.status == 0);
-  const Json j = Json::parse(read(json));
+  const Json j = Json::parse(read_file(json));
   for (const char* key :
        {"ferry", "model", "stack", "machine", "device", "budget_bytes", "batch", "text", "ttft_s", "prefill", "decode",
         "prefetch", "bytes_by_precision", "stall_s", "host_compute_s", "decision_s", "decision_link_s", "bounds"}) {
@@ -138,7 +85,7 @@ TEST_CASE("run streams text, prints a table, and writes JSON with the stable key
   CHECK(r.out.rfind(j["text"][0].get<std::string>(), 0) == 0);
   CHECK(r.error.find("time per output token") != std::string::npos);
 
-  const Json t = Json::parse(read(timeline));
+  const Json t = Json::parse(read_file(timeline));
   std::set<int> lanes;
   for (const Json& e : t["traceEvents"]) {
     if (e["ph"] == "X") {
@@ -157,41 +104,41 @@ TEST_CASE("on the virtual clock a run says the same each time, in that machine's
       "--max-new-tokens 12 --machine rtx3090-pcie3 --clock virtual";
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
-  const Result first = ferry_command(run + " --json '" + json + "'"), second = ferry_command(run);
+  const Outputs first = run_ferry(run + " --json '" + json + "'"), second = run_ferry(run);
   CHECK(first.status == 0);
   CHECK(first.out == second.out);
   CHECK(first.error.find("measuring") == std::string::npos);
-  for (const Json& j : Json::parse(read(json))) {
+  for (const Json& j : Json::parse(read_file(json))) {
     CHECK(j["clock"] == "virtual");
     CHECK(j["decision_s"] == 0);
     CHECK(j["stall_s"].get<double>() > 0);
     CHECK(j["decode"]["tpot_s"].get<double>() >= j["bounds"]["clairvoyant_tpot_s"].get<double>());
   }
-  refused("run --clock virtual", {"--clock virtual", "--machine"});
-  refused("run --clock sundial --machine rtx3090-pcie3", {"--clock"});
+  refuses("run --clock virtual", {"--clock virtual", "--machine"});
+  refuses("run --clock sundial --machine rtx3090-pcie3", {"--clock"});
 }
 
 TEST_CASE("invalid UTF-8 in generated text becomes U+FFFD in the JSON") {
   const TemporaryFolder folder;
   TinyCheckpoint().write(folder.path());  // random weights: random bytes
   const std::string json = (folder.path() / "r.json").string();
-  const Result r = ferry_command("run --model '" + folder.path().string() +
-                                 "' --stack resident --budget 100% --temperature 5 "
-                                 "--prompt x --max-new-tokens 40 --json '" +
-                                 json + "'");
+  const Outputs r = run_ferry("run --model '" + folder.path().string() +
+                              "' --stack resident --budget 100% --temperature 5 "
+                              "--prompt x --max-new-tokens 40 --json '" +
+                              json + "'");
   REQUIRE(r.status == 0);
-  CHECK(Json::parse(read(json))["text"][0].get<std::string>().find("\xef\xbf\xbd") != std::string::npos);
+  CHECK(Json::parse(read_file(json))["text"][0].get<std::string>().find("\xef\xbf\xbd") != std::string::npos);
 }
 
 TEST_CASE("the same seed gives the same text, another seed another") {
   const std::string common = "run --model tiny-mixtral --temperature 1.5 --max-new-tokens 30 --prompt 'To be ' --seed ";
-  const std::string a = ferry_command(common + "1").out;
-  CHECK(a == ferry_command(common + "1").out);
-  CHECK(a != ferry_command(common + "2").out);
+  const std::string a = run_ferry(common + "1").out;
+  CHECK(a == run_ferry(common + "1").out);
+  CHECK(a != run_ferry(common + "2").out);
 }
 
 TEST_CASE("compare prints stacks side by side and says that their text is the same") {
-  const Result r = ferry_command(
+  const Outputs r = run_ferry(
       "compare --model tiny-mixtral --stacks resident,on-demand,lru,cross-layer-lru "
       "--machine rtx4090-pcie4 --max-new-tokens 8");
   CHECK(r.status == 0);
@@ -201,7 +148,7 @@ TEST_CASE("compare prints stacks side by side and says that their text is the sa
 }
 
 TEST_CASE("inspect prints shape, bytes an expert, and what fits") {
-  const Result r = ferry_command("inspect --model tiny-qwen-moe --budget 25%");
+  const Outputs r = run_ferry("inspect --model tiny-qwen-moe --budget 25%");
   CHECK(r.status == 0);
   CHECK(r.out.find("layers 12") != std::string::npos);
   CHECK(r.out.find("one expert 49152 bytes (bf16)") != std::string::npos);  // 3 * 128 * 64 * 2
@@ -212,12 +159,12 @@ TEST_CASE("inspect prints shape, bytes an expert, and what fits") {
 TEST_CASE("a run of each paper's stack writes its own numbers") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
-  const Result r = ferry_command(
+  const Outputs r = run_ferry(
       "compare --stacks fate,hobbit,importance-driven --t1 0.5 --alpha 0.4 --machine rtx3090-pcie3 --gate-worker "
       "--max-new-tokens 8 --json '" +
       json + "'");
   REQUIRE(r.status == 0);
-  const Json j = Json::parse(read(json));
+  const Json j = Json::parse(read_file(json));
   REQUIRE(j.size() == 3);
   CHECK(j[0]["bytes_by_precision"]["int4"] > 0);
   CHECK(j[0]["gate_worker"]["busy_s"] > 0);
@@ -234,7 +181,7 @@ TEST_CASE("a run of each paper's stack writes its own numbers") {
 
 TEST_CASE("help lists every stack with what it is") {
   for (const char* command : {"run", "compare"}) {
-    const std::string help = ferry_command(std::string(command) + " --help").out;
+    const std::string help = run_ferry(std::string(command) + " --help").out;
     for (const char* stack : {"resident-int4", "layer-stream", "moe-infinity", "fate+prefetch", "hobbit-cooperative",
                               "importance+er", "importance-driven"}) {
       CHECK_MESSAGE(help.find(stack) != std::string::npos, stack);
@@ -243,71 +190,71 @@ TEST_CASE("help lists every stack with what it is") {
 }
 
 TEST_CASE("help and version are no mistakes") {
-  CHECK(ferry_command("--help").status == 0);
-  CHECK(ferry_command("run --help").out.find("--budget") != std::string::npos);
-  CHECK(ferry_command("--version").out == "ferry 0.1.0\n");
+  CHECK(run_ferry("--help").status == 0);
+  CHECK(run_ferry("run --help").out.find("--budget") != std::string::npos);
+  CHECK(run_ferry("--version").out == "ferry 0.1.0\n");
 }
 
 TEST_CASE("mistakes get one line and exit status 2") {
-  refused("", {"expected a command: run, compare"});
-  refused("trace", {"ferry trace: expected a command: record, import"});
-  refused("trace reord", {"ferry trace: unknown command \"reord\": did you mean \"record\"?"});
-  refused("help walk", {"unknown command \"walk\""});
-  refused("run --stak lru", {"ferry run: unknown option \"--stak\": did you mean \"--stack\"?"});
-  refused("run --stak=lru", {"did you mean \"--stack\"?"});
-  refused("run --budget 4 GiB", {"ferry run: nothing takes \"GiB\""});
-  refused("list ferries", {"ferries", "stacks", "(see ferry list --help)"});
-  refused("run --seed 18446744073709551616", {"--seed", "a whole number from 0 to 18446744073709551615"});
-  refused("run --seed 1.5", {"--seed"});
-  refused("pack --model tiny-mixtral --out -", {"--out", "expected a file"});
-  refused("sweep --traces x --machines rtx3090-pcie3 --stacks lru --out -", {"--out", "expected a file"});
-  refused("run --prompt-file - --json - --timeline -", {"-: named for two outputs"});
-  refused("walk", {"unknown command \"walk\"", "run, compare, inspect"});
-  refused("comprae", {"did you mean \"compare\"?"});
-  refused("run --modle x", {"--modle"});
-  refused("run --stack lur", {"unknown stack \"lur\": did you mean \"lru\"?", "on-demand"});
-  refused("compare --stacks lru,fats", {"unknown stack \"fats\""});
-  refused("run --machine rtx3090-pcie", {"unknown machine \"rtx3090-pcie\": did you mean \"rtx3090-pcie3\"?"});
-  refused("run --machine /nowhere/m.json", {"/nowhere/m.json", "cannot open"});
-  refused("run --model /nowhere", {"--model /nowhere", "tiny-qwen-moe"});
-  refused("run --model tiny-quen", {"tiny-quen", "tiny-qwen-moe"});
-  refused("run --budget lots", {"--budget lots", "25%"});
-  refused("run --budget -5%", {"--budget"});
-  refused("run --budget 25%%", {"--budget 25%%"});
-  refused("run --budget 5", {"budget of 5 bytes is too small: at least 98304 bytes"});
-  refused("run --budget 0%", {"too small"});
-  refused("run --stack lru --t1 0.5", {"--t1: lru has no such parameter", "hobbit"});
-  refused("compare --stacks lru,fate --alpha 0.5", {"--alpha: lru, fate has no such parameter", "importance-driven"});
-  refused("run --stack hobbit --t1 0.9 --t2 0.5", {"t1", "0.9", "0.5"});
-  refused("run --stack hobbit --t1 nan", {"t1"});
-  refused("run --stack hobbit --t1 2", {"--t1"});
-  refused("run --stack hobbit --depth 5", {"--depth"});
-  refused("run --stack importance-driven --alpha nan", {"alpha"});
-  refused("run --stack fate --low-share 101", {"--low-share"});
-  refused("run --pools two", {"--pools two", "one of stack, per-layer, one, shallow"});
-  refused("run --stack resident --pools one", {"--pools: resident has no such parameter", "lru"});
-  refused("run --stack hobbit --depth 1.5", {"--depth 1.5", "a whole number from 1 to 4"});
-  refused("run --stack hobbit --t1 ''", {"--t1"});
-  refused("run --stack hobbit --t1 0.5 --t1 0.6", {"--t1"});
-  refused("run --stack hobbit --low-bits 3", {"--low-bits 3", "2, 4 or 8"});
-  refused("run --stack hobbit --cache-weights 1000,0,0", {"--cache-weights"});
-  refused("run --batch 9", {"--batch"});
-  refused("run --max-new-tokens 0", {"--max-new-tokens"});
-  refused("run --max-new-tokens many", {"--max-new-tokens"});
-  refused("run --temperature -1", {"--temperature"});
-  refused("run --temperature nan", {"--temperature"});
-  refused("run --seed -1", {"--seed"});
-  refused("run --model ''", {"--model", "must not be empty"});
-  refused("run --json ''", {"--json", "must not be empty"});
-  refused("run --budget 0x10", {"--budget 0x10"});
-  refused("run --prompt-file /nowhere/p.txt", {"--prompt-file /nowhere/p.txt", "cannot be read"});
-  refused("run --prompt-file /", {"--prompt-file /", "cannot be read"});
-  refused("run --json /nowhere/r.json", {"/nowhere/r.json", "cannot be written"});
-  refused("run --timeline /", {"cannot be written"});
-  refused("run --json x.json --timeline x.json", {"x.json: named for two outputs"});
-  refused("run --json x.json --timeline ./x.json", {"x.json: named for two outputs"});
-  refused("run --stack on-demand --pools shallow --shallow-layers 2", {"on-demand has no such parameter", "lru"});
-  refused("run --prompt \"$(printf 'x%.0s' $(seq 1100))\"", {"1101 tokens", "context is 1024"});
+  refuses("", {"expected a command: run, compare"});
+  refuses("trace", {"ferry trace: expected a command: record, import"});
+  refuses("trace reord", {"ferry trace: unknown command \"reord\": did you mean \"record\"?"});
+  refuses("help walk", {"unknown command \"walk\""});
+  refuses("run --stak lru", {"ferry run: unknown option \"--stak\": did you mean \"--stack\"?"});
+  refuses("run --stak=lru", {"did you mean \"--stack\"?"});
+  refuses("run --budget 4 GiB", {"ferry run: nothing takes \"GiB\""});
+  refuses("list ferries", {"ferries", "stacks", "(see ferry list --help)"});
+  refuses("run --seed 18446744073709551616", {"--seed", "a whole number from 0 to 18446744073709551615"});
+  refuses("run --seed 1.5", {"--seed"});
+  refuses("pack --model tiny-mixtral --out -", {"--out", "expected a file"});
+  refuses("sweep --traces x --machines rtx3090-pcie3 --stacks lru --out -", {"--out", "expected a file"});
+  refuses("run --prompt-file - --json - --timeline -", {"-: named for two outputs"});
+  refuses("walk", {"unknown command \"walk\"", "run, compare, inspect"});
+  refuses("comprae", {"did you mean \"compare\"?"});
+  refuses("run --modle x", {"--modle"});
+  refuses("run --stack lur", {"unknown stack \"lur\": did you mean \"lru\"?", "on-demand"});
+  refuses("compare --stacks lru,fats", {"unknown stack \"fats\""});
+  refuses("run --machine rtx3090-pcie", {"unknown machine \"rtx3090-pcie\": did you mean \"rtx3090-pcie3\"?"});
+  refuses("run --machine /nowhere/m.json", {"/nowhere/m.json", "cannot open"});
+  refuses("run --model /nowhere", {"--model /nowhere", "tiny-qwen-moe"});
+  refuses("run --model tiny-quen", {"tiny-quen", "tiny-qwen-moe"});
+  refuses("run --budget lots", {"--budget lots", "25%"});
+  refuses("run --budget -5%", {"--budget"});
+  refuses("run --budget 25%%", {"--budget 25%%"});
+  refuses("run --budget 5", {"budget of 5 bytes is too small: at least 98304 bytes"});
+  refuses("run --budget 0%", {"too small"});
+  refuses("run --stack lru --t1 0.5", {"--t1: lru has no such parameter", "hobbit"});
+  refuses("compare --stacks lru,fate --alpha 0.5", {"--alpha: lru, fate has no such parameter", "importance-driven"});
+  refuses("run --stack hobbit --t1 0.9 --t2 0.5", {"t1", "0.9", "0.5"});
+  refuses("run --stack hobbit --t1 nan", {"t1"});
+  refuses("run --stack hobbit --t1 2", {"--t1"});
+  refuses("run --stack hobbit --depth 5", {"--depth"});
+  refuses("run --stack importance-driven --alpha nan", {"alpha"});
+  refuses("run --stack fate --low-share 101", {"--low-share"});
+  refuses("run --pools two", {"--pools two", "one of stack, per-layer, one, shallow"});
+  refuses("run --stack resident --pools one", {"--pools: resident has no such parameter", "lru"});
+  refuses("run --stack hobbit --depth 1.5", {"--depth 1.5", "a whole number from 1 to 4"});
+  refuses("run --stack hobbit --t1 ''", {"--t1"});
+  refuses("run --stack hobbit --t1 0.5 --t1 0.6", {"--t1"});
+  refuses("run --stack hobbit --low-bits 3", {"--low-bits 3", "2, 4 or 8"});
+  refuses("run --stack hobbit --cache-weights 1000,0,0", {"--cache-weights"});
+  refuses("run --batch 9", {"--batch"});
+  refuses("run --max-new-tokens 0", {"--max-new-tokens"});
+  refuses("run --max-new-tokens many", {"--max-new-tokens"});
+  refuses("run --temperature -1", {"--temperature"});
+  refuses("run --temperature nan", {"--temperature"});
+  refuses("run --seed -1", {"--seed"});
+  refuses("run --model ''", {"--model", "must not be empty"});
+  refuses("run --json ''", {"--json", "must not be empty"});
+  refuses("run --budget 0x10", {"--budget 0x10"});
+  refuses("run --prompt-file /nowhere/p.txt", {"--prompt-file /nowhere/p.txt", "cannot be read"});
+  refuses("run --prompt-file /", {"--prompt-file /", "cannot be read"});
+  refuses("run --json /nowhere/r.json", {"/nowhere/r.json", "cannot be written"});
+  refuses("run --timeline /", {"cannot be written"});
+  refuses("run --json x.json --timeline x.json", {"x.json: named for two outputs"});
+  refuses("run --json x.json --timeline ./x.json", {"x.json: named for two outputs"});
+  refuses("run --stack on-demand --pools shallow --shallow-layers 2", {"on-demand has no such parameter", "lru"});
+  refuses("run --prompt \"$(printf 'x%.0s' $(seq 1100))\"", {"1101 tokens", "context is 1024"});
 }
 
 TEST_CASE("a damaged model gets one line, too") {
@@ -316,7 +263,7 @@ TEST_CASE("a damaged model gets one line, too") {
   const auto weights = folder.path() / "model.safetensors";
   std::filesystem::resize_file(weights, std::filesystem::file_size(weights) - 1);
   for (const std::string command : {"run", "compare", "inspect"}) {
-    refused(command + " --model '" + folder.path().string() + "'",
+    refuses(command + " --model '" + folder.path().string() + "'",
             {"model.safetensors", "not a usable safetensors file"});
   }
 }
@@ -328,27 +275,27 @@ TEST_CASE("outputs never destroy what they should not") {
   write_file(at + "/prompt.txt", "Once ");
   write_file(at + "/target.json", "old");
   std::filesystem::create_symlink("target.json", at + "/link.json");
-  refused("run --json '" + at + "/pipe'", {"pipe", "not a regular file"});
+  refuses("run --json '" + at + "/pipe'", {"pipe", "not a regular file"});
   CHECK(std::filesystem::is_fifo(at + "/pipe"));
-  refused("run --prompt-file '" + at + "/prompt.txt' --json '" + at + "/prompt.txt'",
+  refuses("run --prompt-file '" + at + "/prompt.txt' --json '" + at + "/prompt.txt'",
           {"prompt.txt", "is read by this run"});
-  CHECK(read(at + "/prompt.txt") == "Once ");
-  CHECK(ferry_command("run --max-new-tokens 2 --json '" + at + "/link.json'").status == 0);
+  CHECK(read_file(at + "/prompt.txt") == "Once ");
+  CHECK(run_ferry("run --max-new-tokens 2 --json '" + at + "/link.json'").status == 0);
   CHECK(std::filesystem::is_symlink(at + "/link.json"));
-  CHECK(Json::parse(read(at + "/target.json")).contains("text"));
+  CHECK(Json::parse(read_file(at + "/target.json")).contains("text"));
   // Behind two links there is no file yet.
   std::filesystem::create_directory(at + "/sub");
   std::filesystem::create_symlink("sub/second.json", at + "/first.json");
   std::filesystem::create_symlink("../new.json", at + "/sub/second.json");
-  refused("run --json '" + at + "/first.json' --timeline '" + at + "/new.json'", {"named for two outputs"});
-  CHECK(ferry_command("run --max-new-tokens 2 --json '" + at + "/first.json'").status == 0);
+  refuses("run --json '" + at + "/first.json' --timeline '" + at + "/new.json'", {"named for two outputs"});
+  CHECK(run_ferry("run --max-new-tokens 2 --json '" + at + "/first.json'").status == 0);
   CHECK(std::filesystem::is_symlink(at + "/first.json"));
   CHECK(std::filesystem::is_symlink(at + "/sub/second.json"));
-  CHECK(Json::parse(read(at + "/new.json")).contains("text"));
+  CHECK(Json::parse(read_file(at + "/new.json")).contains("text"));
   std::filesystem::create_symlink("loop.json", at + "/loop.json");
-  refused("run --json '" + at + "/loop.json'", {"loop.json: cannot be written", "symbolic links"});
+  refuses("run --json '" + at + "/loop.json'", {"loop.json: cannot be written", "symbolic links"});
   std::filesystem::create_symlink("nowhere/x.json", at + "/astray.json");
-  refused("run --json '" + at + "/astray.json'", {"astray.json: cannot be written"});
+  refuses("run --json '" + at + "/astray.json'", {"astray.json: cannot be written"});
 }
 
 TEST_CASE("pipes and folders where a model should be do not hang") {
@@ -356,10 +303,10 @@ TEST_CASE("pipes and folders where a model should be do not hang") {
   TinyCheckpoint().write(folder.path());
   std::filesystem::remove(folder.path() / "model.safetensors");
   ::mkfifo((folder.path() / "model.safetensors").c_str(), 0600);
-  refused("run --model '" + folder.path().string() + "'", {"model.safetensors", "not a regular file"});
+  refuses("run --model '" + folder.path().string() + "'", {"model.safetensors", "not a regular file"});
   const TemporaryFolder loop;
   std::filesystem::create_symlink("config.json", loop.path() / "config.json");
-  refused("run --model '" + loop.path().string() + "'", {"config.json"});
+  refuses("run --model '" + loop.path().string() + "'", {"config.json"});
 }
 
 TEST_CASE("standard output: a reader that leaves is no error, a full disk is, and a closed one writes into no file") {
@@ -367,18 +314,18 @@ TEST_CASE("standard output: a reader that leaves is no error, a full disk is, an
   const std::string json = (folder.path() / "r.json").string();
   const std::string run = ferry_program() + " run --max-new-tokens 40 --json '" + json + "' 2>/dev/null";
   CHECK(std::system((run + " | head -c 1 >/dev/null").c_str()) == 0);
-  CHECK(Json::parse(read(json)).contains("text"));
+  CHECK(Json::parse(read_file(json)).contains("text"));
   CHECK(WEXITSTATUS(std::system((run + " >/dev/full").c_str())) == 2);
   CHECK(WEXITSTATUS(std::system((run + " >&-").c_str())) == 0);
-  CHECK(Json::parse(read(json)).contains("text"));
+  CHECK(Json::parse(read_file(json)).contains("text"));
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
 }
 
 TEST_CASE("a refused run leaves no file behind") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
-  refused("run --budget 5 --json '" + json + "'", {"too small"});
-  refused("run --model /nowhere --json '" + json + "'", {"/nowhere"});
+  refuses("run --budget 5 --json '" + json + "'", {"too small"});
+  refuses("run --model /nowhere --json '" + json + "'", {"/nowhere"});
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
@@ -387,10 +334,12 @@ TEST_CASE("Ctrl-C ends after the current step, with the numbers so far and exit 
   const std::string json = (folder.path() / "r.json").string();
   const std::string machine = (folder.path() / "slow.json").string();
   write_file(machine, machine_file("slow", "30", "1"));
-  const Result r = ferry_command(
-      "run --stack on-demand --max-new-tokens 900 --machine '" + machine + "' --json '" + json + "'", 1500);
+  const auto begin = std::chrono::steady_clock::now();
+  const Outputs r =
+      run_ferry("run --stack on-demand --max-new-tokens 900 --machine '" + machine + "' --json '" + json + "'",
+                [&] { return std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(1500); });
   CHECK(r.status == 130);
-  const Json j = Json::parse(read(json));
+  const Json j = Json::parse(read_file(json));
   CHECK(j["interrupted"] == true);
   CHECK(j["decode"]["tokens"].get<int>() < 899);
 }

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "checkpoint/safetensors.hpp"
+#include "engine/fixtures/command.hpp"
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
@@ -25,11 +27,6 @@ using namespace ferry::engine;
 using namespace ferry::test;
 
 namespace {
-
-/// Both outputs, as a terminal would show them.
-Shell ferry_command(const std::string& arguments) {
-  return shell("</dev/null " + ferry_program() + " " + arguments);
-}
 
 std::size_t widest(const std::string& text) {
   std::size_t most = 0;
@@ -181,7 +178,11 @@ TEST_CASE("a prompt comes from a pipe or a file on standard input, as from --pro
   const Json usual = prompts(ferry + " </dev/null");
   CHECK(usual.size() == 1);
   CHECK(prompts("true | " + ferry) == usual);
-  const Shell stopped = shell("sleep 30 | timeout --foreground --preserve-status -s INT 2 " + ferry);
+  // Stopped while it waits for a pipe that nobody writes to, once it has said so.
+  const std::string pipe = (folder.path() / "pipe").string(), said = (folder.path() / "said").string();
+  const Shell stopped = shell("mkfifo " + pipe + "; sleep 600 >" + pipe + " & s=$!; " + ferry + " <" + pipe + " 2>" +
+                              said + " & p=$!; while kill -0 $p && ! grep -q reading " + said +
+                              "; do sleep 0.1; done; kill -INT $p; wait $p; r=$?; kill $s; cat " + said + "; exit $r");
   CHECK(stopped.status == 130);
   CHECK(stopped.out.find("reading the prompt from standard input") != std::string::npos);
 }

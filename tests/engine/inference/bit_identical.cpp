@@ -12,6 +12,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
@@ -21,6 +22,7 @@ namespace {
 using namespace ferry;
 using namespace ferry::engine;
 using test::fixed_costs;
+using test::model;
 using test::prompts;
 
 bool quick() {
@@ -28,11 +30,6 @@ bool quick() {
 }
 bool all_of_it() {
   return std::getenv("FERRY_TEST_ALL") != nullptr;
-}
-
-CpuModel& model(const std::string& name) {
-  static std::map<std::string, CpuModel> loaded;
-  return loaded.try_emplace(name, test::model_folder(name)).first->second;  // or an absolute path
 }
 
 Generated run(const std::string& name, const std::vector<std::string>& texts, const RunnerOptions& options,

@@ -7,6 +7,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "engine/fixtures/shell.hpp"
@@ -22,26 +23,21 @@ using namespace ferry;
 using namespace ferry::engine;
 using namespace ferry::test;
 
-CpuModel& model() {
-  static CpuModel loaded(test::model_folder("tiny-mixtral"));
-  return loaded;
-}
-
 /// A runner with a quarter of the experts' memory, on the virtual clock.
 std::unique_ptr<ExpertRunner> runner(const std::string& stack, std::uint32_t max_rows) {
   RunnerOptions o;
   o.stack = stack;
   o.max_rows = max_rows;
-  model().add_precisions(precisions_for(o));
-  o.budget_bytes = model_shape(model().config(), model().store(), max_rows).all_bytes() / 4;
+  model("tiny-mixtral").add_precisions(precisions_for(o));
+  o.budget_bytes = model_shape(model("tiny-mixtral").config(), model("tiny-mixtral").store(), max_rows).all_bytes() / 4;
   o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, 1'000'000'000);
-  return make_runner(model(), o);
+  return make_runner(model("tiny-mixtral"), o);
 }
 
 Evaluated evaluate_one(const std::string& stack, const std::string& text, const EvalOptions& o) {
   std::vector<std::unique_ptr<ExpertRunner>> stacks;
   stacks.push_back(runner(stack, o.max_rows()));
-  return evaluate(model(), *runner("resident", o.max_rows()), stacks, text, o)[0];
+  return evaluate(model("tiny-mixtral"), *runner("resident", o.max_rows()), stacks, text, o)[0];
 }
 
 const std::string ferry_eval = test::ferry_program() + " eval --model tiny-mixtral ";
@@ -69,13 +65,13 @@ TEST_CASE("bits a byte are those of windows that each begin anew, each byte scor
   const auto resident = runner("resident", 64);
   double bits = 0;
   for (std::size_t at = 0; at < text.size(); at += 50) {
-    const std::vector<std::uint32_t> tokens = tokenize(model().config(), text.substr(at, 50));
+    const std::vector<std::uint32_t> tokens = tokenize(model("tiny-mixtral").config(), text.substr(at, 50));
     std::vector<KvCache> caches;
-    caches.emplace_back(model().config(), static_cast<std::uint32_t>(tokens.size()));
+    caches.emplace_back(model("tiny-mixtral").config(), static_cast<std::uint32_t>(tokens.size()));
     std::vector<TokenRow> rows;
     for (std::uint32_t i = 0; i < tokens.size(); ++i) rows.push_back({0, tokens[i], i});
     const auto count = static_cast<std::uint32_t>(rows.size());
-    const Matrix logits = model().forward(Phase::prefill, rows, caches, *resident, count);
+    const Matrix logits = model("tiny-mixtral").forward(Phase::prefill, rows, caches, *resident, count);
     resident->end_sequence(0);
     for (Eigen::Index i = 0; i + 1 < logits.rows(); ++i) {
       double sum = 0;
@@ -114,8 +110,8 @@ TEST_CASE("each window is a sequence of its own") {
   const std::string text = prompts()[2];
   const auto inside = runner("lru", 2);
   std::vector<std::unique_ptr<ExpertRunner>> stacks;
-  stacks.push_back(std::make_unique<Recorder>(*inside, model(), std::uint16_t{0}));
-  evaluate(model(), *runner("resident", 2), stacks, text, {20, 2, Phase::decode, {}});
+  stacks.push_back(std::make_unique<Recorder>(*inside, model("tiny-mixtral"), std::uint16_t{0}));
+  evaluate(model("tiny-mixtral"), *runner("resident", 2), stacks, text, {20, 2, Phase::decode, {}});
   const auto made = static_cast<Recorder&>(*stacks[0]).take("");
   CHECK(made->trace.sequences() == (text.size() + 19) / 20);
   CHECK(made->trace.tokens == text.size());

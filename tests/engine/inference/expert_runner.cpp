@@ -9,6 +9,7 @@
 #include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "ferry/error.hpp"
 #include "inference/generate.hpp"
@@ -18,16 +19,12 @@ using namespace ferry::engine;
 
 namespace {
 
-CpuModel& model() {
-  static CpuModel m(test::model_folder("tiny-qwen-moe"));
-  return m;
-}
-
 RunnerOptions quarter(const char* stack) {
   RunnerOptions o;
   o.stack = stack;
   o.max_rows = 16;
-  o.budget_bytes = model_shape(model().config(), model().store(), 16).all_bytes() / 4;
+  o.budget_bytes =
+      model_shape(test::model("tiny-qwen-moe").config(), test::model("tiny-qwen-moe").store(), 16).all_bytes() / 4;
   return o;
 }
 
@@ -36,35 +33,37 @@ void run(ExpertRunner& runner) {
   g.prompts = {"Few"};
   g.max_new_tokens = 4;
   g.prefill_chunk = 16;
-  generate(model(), runner, g);
+  generate(test::model("tiny-qwen-moe"), runner, g);
 }
 
 }  // namespace
 
 TEST_CASE("a runner has no device of its own: a model gives its, or the options make one") {
   RunnerOptions o = quarter("lru");
-  CHECK_THROWS_WITH_AS(make_runner(model().config(), model().store(), model().gates(), o),
+  CHECK_THROWS_WITH_AS(make_runner(test::model("tiny-qwen-moe").config(), test::model("tiny-qwen-moe").store(),
+                                   test::model("tiny-qwen-moe").gates(), o),
                        "a runner was asked for without RunnerOptions::make_device: make it by make_runner(model, "
                        "options), or set it",
                        ConfigError);
-  CHECK(make_runner(model(), o) != nullptr);
+  CHECK(make_runner(test::model("tiny-qwen-moe"), o) != nullptr);
   int made = 0;
   o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) {
     ++made;
     return make_cpu_device(needs, given);
   };
-  CHECK(make_runner(model().config(), model().store(), model().gates(), o) != nullptr);
-  CHECK(make_runner(model(), o) != nullptr);
+  CHECK(make_runner(test::model("tiny-qwen-moe").config(), test::model("tiny-qwen-moe").store(),
+                    test::model("tiny-qwen-moe").gates(), o) != nullptr);
+  CHECK(make_runner(test::model("tiny-qwen-moe"), o) != nullptr);
   CHECK(made == 2);
 }
 
 TEST_CASE("a runner's statistics are those of its pipeline and device, also through one that passes calls on") {
   RunnerOptions o = quarter("cross-layer-lru");
   o.link_bytes_per_s = 3'000'000'000;
-  const auto runner = make_runner(model(), o);
+  const auto runner = make_runner(test::model("tiny-qwen-moe"), o);
   const PassingRunner passing(*runner);
   const RunnerStatistics before = passing.statistics();
-  const std::uint64_t expert = model().store().layout().bytes();
+  const std::uint64_t expert = test::model("tiny-qwen-moe").store().layout().bytes();
   CHECK(before.counters.of(Phase::decode).requests == 0);
   CHECK(before.arena_bytes <= o.budget_bytes);
   CHECK(before.arena_bytes > o.budget_bytes - 2 * expert);
@@ -76,7 +75,7 @@ TEST_CASE("a runner's statistics are those of its pipeline and device, also thro
   CHECK(before.virtual_ns == 0);
   CHECK(before.gate_worker_busy == 0);
   REQUIRE(before.accuracy.size() == 1);
-  REQUIRE(before.accuracy[0].size() == model().config().layers);
+  REQUIRE(before.accuracy[0].size() == test::model("tiny-qwen-moe").config().layers);
   run(*runner);
   const RunnerStatistics after = passing.statistics();
   CHECK(after.counters.of(Phase::decode).requests > 0);
@@ -87,17 +86,18 @@ TEST_CASE("a runner's statistics are those of its pipeline and device, also thro
 TEST_CASE("a runner's time on the virtual clock passes with what its device is given") {
   RunnerOptions o = quarter("lru");
   o.virtual_costs = test::fixed_costs(6000, 1000, 1000, 1'000'000'000);
-  const auto runner = make_runner(model(), o);
+  const auto runner = make_runner(test::model("tiny-qwen-moe"), o);
   CHECK(runner->statistics().virtual_ns == 0);
   run(*runner);
   const std::uint64_t decoded = 3;  // the prompt gives the first of four tokens
-  CHECK(runner->statistics().virtual_ns > static_cast<Nanoseconds>(decoded * model().config().layers * 6000));
+  CHECK(runner->statistics().virtual_ns >
+        static_cast<Nanoseconds>(decoded * test::model("tiny-qwen-moe").config().layers * 6000));
 }
 
 TEST_CASE("the gate's worker is measured where there is one") {
   RunnerOptions o = quarter("cross-layer-lru");
   o.gate_worker = true;
-  const auto runner = make_runner(model(), o);
+  const auto runner = make_runner(test::model("tiny-qwen-moe"), o);
   run(*runner);
   CHECK(runner->statistics().gate_worker_busy > 0);
 }

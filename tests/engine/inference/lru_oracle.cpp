@@ -83,7 +83,7 @@ class Oracle {
   std::list<std::pair<std::uint32_t, std::uint32_t>> list_;
 };
 
-void check_model(const std::string& name) {
+void check_hits(const std::string& name) {
   CpuModel model(test::model_folder(name));
   const ModelConfig& c = model.config();
   auto tokens = tokenize(c, test::prompts()[0] + test::prompts()[1] + test::prompts()[2]);
@@ -131,10 +131,10 @@ void check_model(const std::string& name) {
 }
 
 TEST_CASE("LRU's hits on tiny-qwen-moe's routing equal the naive oracle's") {
-  check_model("tiny-qwen-moe");
+  check_hits("tiny-qwen-moe");
 }
 TEST_CASE("LRU's hits on tiny-mixtral's routing equal the naive oracle's") {
-  check_model("tiny-mixtral");
+  check_hits("tiny-mixtral");
 }
 
 TEST_CASE("ARC hits and evicts as Figure 4 says on the tiny models' own routing") {

@@ -9,6 +9,7 @@
 #include <map>
 
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
@@ -18,12 +19,8 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
+using test::model;
 using test::prompts;
-
-CpuModel& model(const std::string& name) {
-  static std::map<std::string, CpuModel> loaded;
-  return loaded.try_emplace(name, test::model_folder(name)).first->second;
-}
 
 bool quick() {
   return std::getenv("FERRY_TEST_QUICK") != nullptr;

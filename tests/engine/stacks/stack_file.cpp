@@ -6,6 +6,8 @@
 
 #include <filesystem>
 
+#include "engine/fixtures/command.hpp"
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
@@ -16,10 +18,7 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
-
-test::Shell ferry_command(const std::string& arguments) {
-  return test::shell(test::ferry_program() + " " + arguments);
-}
+using ferry::test::ferry_command;
 
 TEST_CASE("every file of calibrated parameters is one that its stack takes, and says how it was made") {
   std::size_t files = 0;

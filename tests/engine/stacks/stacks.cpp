@@ -12,6 +12,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
+#include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "ferry/error.hpp"
@@ -22,12 +23,8 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
+using test::model;
 using test::prompts;
-
-CpuModel& model(const std::string& name) {
-  static std::map<std::string, CpuModel> loaded;
-  return loaded.try_emplace(name, test::model_folder(name)).first->second;
-}
 
 /// A quarter of the experts, on the virtual clock: an expert crosses in 1 ms, a layer takes 0.06 ms without it.
 RunnerOptions options(const std::string& stack, std::uint64_t budget_bytes) {

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
@@ -33,13 +34,6 @@ using namespace ferry::test;
 using Path = std::filesystem::path;
 
 constexpr Precision all_precisions[] = {Precision::int2, Precision::int4, Precision::int8, Precision::full};
-
-std::string read_file(const Path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 /// A made-up Mixtral of 2 layers of 4 experts in a folder of its own, and a store of it.
 struct Packing {

@@ -2,9 +2,7 @@
 #include "sweep/sweep.hpp"
 
 #include <doctest/doctest.h>
-#include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,8 +12,9 @@
 #include <numeric>
 #include <set>
 #include <sstream>
-#include <thread>
 
+#include "engine/fixtures/command.hpp"
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "ferry/error.hpp"
@@ -33,16 +32,9 @@ namespace {
 using Path = std::filesystem::path;
 using Lines = std::vector<std::string>;
 
-std::string read(const Path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 /// What a simulation wrote, without the command that did, which names its own output.
 Json result(const Path& path) {
-  Json json = Json::parse(read(path));
+  Json json = Json::parse(read_file(path));
   json.erase("command_line");
   return json;
 }
@@ -87,9 +79,9 @@ void write_trace(const Path& path, std::uint32_t tokens, bool rows, std::uint64_
 }
 
 /// A folder with the traces a, b (with rows) and bare (without).
-struct Fixture {
+struct SweepFixture {
   TemporaryFolder folder;
-  Fixture() {
+  SweepFixture() {
     write_trace(at("a.safetensors"), 90, true, 1);
     write_trace(at("b.safetensors"), 50, true, 2);
     write_trace(at("bare.safetensors"), 90, false, 3);
@@ -124,7 +116,7 @@ Lines lines_of(const std::string& text) {
 
 /// The lines of a results file, which has to hold whole ones only.
 Lines whole_lines(const Path& path) {
-  const std::string text = read(path);
+  const std::string text = read_file(path);
   CHECK((text.empty() || text.back() == '\n'));
   Lines lines = lines_of(text);
   for (const std::string& line : lines) {
@@ -147,23 +139,6 @@ std::string in_order(Lines lines) {
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   return text;
-}
-
-template <class F>
-std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const InputError& e) {
-    return e.what();
-  }
-  return "";
-}
-
-bool says(const std::string& message, const Lines& parts) {
-  const bool all = std::all_of(parts.begin(), parts.end(),
-                               [&](const std::string& p) { return message.find(p) != std::string::npos; });
-  if (!all) MESSAGE("message: " << message);
-  return all;
 }
 
 /// Without the variables that launchers set; puts them back at the end.
@@ -208,47 +183,6 @@ class Environment {
                                           "SLURM_ARRAY_TASK_STEP"};
   std::vector<std::optional<std::string>> old_;
 };
-
-// The command.
-
-struct Result {
-  int status = -1;
-  std::string out, error;
-};
-
-/// Runs `ferry ARGUMENTS` through a shell. `interrupt_when`: sends SIGINT once it says yes. What hangs is killed.
-Result ferry_command(const std::string& arguments, const std::function<bool()>& interrupt_when = nullptr) {
-  const TemporaryFolder folder;
-  const std::string command = "exec " + test::ferry_program() + " " + arguments + " >'" +
-                              (folder.path() / "out").string() + "' 2>'" + (folder.path() / "error").string() + "'";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(60);
-    ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
-    ::_exit(127);
-  }
-  int status = 0;
-  bool sent = false;
-  while (::waitpid(child, &status, interrupt_when ? WNOHANG : 0) == 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    if (sent || !interrupt_when()) continue;
-    ::kill(child, SIGINT);
-    sent = true;
-  }
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read(folder.path() / "out"),
-          read(folder.path() / "error")};
-}
-
-/// A mistake: exit status 2, nothing on standard output, one line that has all `parts`.
-void refused(const std::string& arguments, const Lines& parts) {
-  CAPTURE(arguments);
-  const Result r = ferry_command(arguments);
-  CHECK(r.status == 2);
-  CHECK(r.out.empty());
-  CHECK(std::count(r.error.begin(), r.error.end(), '\n') == 1);
-  CHECK(r.error.starts_with("ferry: "));
-  CHECK(says(r.error, parts));
-}
 
 std::string quoted(const std::string& text) {
   return "'" + text + "'";
@@ -350,9 +284,9 @@ TEST_CASE("with shallow pools every stack that caches takes --shallow-layers, in
       CAPTURE(pools);
       g.stacks = {stack};
       g.pools = pools;
-      const bool swept = refusal([&] { cells_of(g); }).empty();
+      const bool swept = refusal("", [&] { cells_of(g); }).empty();
       const std::string why =
-          ferry_command("simulate --trace nowhere --shallow-layers 1 --pools " + g.pools + " --stack " + stack).error;
+          run_ferry("simulate --trace nowhere --shallow-layers 1 --pools " + g.pools + " --stack " + stack).error;
       CHECK(says(why, {swept ? "nowhere" : "no such parameter"}));
     }
   }
@@ -364,10 +298,10 @@ TEST_CASE("a grid with unknown stacks, or parameters that nobody takes, is refus
   g.machines = {"m"};
   g.budgets = {"10%"};
   g.stacks = {"lru", "fats"};
-  CHECK(says(refusal([&] { cells_of(g); }), {"unknown stack \"fats\"", "did you mean \"fate\"?"}));
+  CHECK(says(refusal("", [&] { cells_of(g); }), {"unknown stack \"fats\"", "did you mean \"fate\"?"}));
   g.stacks = {"lru", "fate"};
   g.parameters = {{"t1", {0.5}}};
-  CHECK(says(refusal([&] { cells_of(g); }), {"--t1", "lru, fate"}));
+  CHECK(says(refusal("", [&] { cells_of(g); }), {"--t1", "lru, fate"}));
   g.stacks = {"lru", "hobbit"};
   CHECK(cells_of(g).size() == 2);
 }
@@ -379,15 +313,15 @@ TEST_CASE("a grid with pools that nobody takes, or values that a parameter does 
   g.budgets = {"10%"};
   g.stacks = {"resident", "on-demand"};
   g.pools = "one";
-  CHECK(says(refusal([&] { cells_of(g); }), {"--pools", "resident, on-demand"}));
+  CHECK(says(refusal("", [&] { cells_of(g); }), {"--pools", "resident, on-demand"}));
   g.stacks.emplace_back("lru");
   CHECK(cells_of(g).size() == 3);
   g.pools = "two";
-  CHECK(says(refusal([&] { cells_of(g); }), {"--pools two", "one of stack, per-layer, one, shallow"}));
+  CHECK(says(refusal("", [&] { cells_of(g); }), {"--pools two", "one of stack, per-layer, one, shallow"}));
   g.pools = "one";
   g.stacks = {"fate"};  // its own layout has shallow layers, this one has none
   g.parameters = {{"shallow-layers", {1, 2}}};
-  CHECK(says(refusal([&] { cells_of(g); }), {"--shallow-layers", "fate"}));
+  CHECK(says(refusal("", [&] { cells_of(g); }), {"--shallow-layers", "fate"}));
   g.pools = "stack";
   g.stacks = {"hobbit"};
   const std::vector<std::pair<SweptParameter, std::string>> cases = {
@@ -400,12 +334,12 @@ TEST_CASE("a grid with pools that nobody takes, or values that a parameter does 
       {{"cache-weights", {1000}}, "--cache-weights 1000: expected four thousandths"}};
   for (const auto& [parameter, why] : cases) {
     g.parameters = {parameter};
-    CHECK(says(refusal([&] { cells_of(g); }), {why}));
+    CHECK(says(refusal("", [&] { cells_of(g); }), {why}));
   }
 }
 
 TEST_CASE("a sweep's runs say what a simulation with the same flags says, pools and whole numbers too") {
-  const Fixture f;
+  const SweepFixture f;
   SweepGrid grid = f.grid();
   grid.stacks = {"on-demand", "hobbit+prefetch"};
   grid.budgets = {"60%"};
@@ -418,8 +352,8 @@ TEST_CASE("a sweep's runs say what a simulation with the same flags says, pools 
     const bool takes = json["stack"] == "hobbit+prefetch";
     CHECK(json["parameters"].dump() == (takes ? R"({"depth":2,"pools":"one"})" : "{}"));
     if (!takes) continue;
-    CHECK(ferry_command("simulate --stack hobbit+prefetch --depth 2 --pools one --budget 60% --trace " +
-                        quoted(f.at("a.safetensors")) + " --json " + quoted(f.at("r.json")))
+    CHECK(run_ferry("simulate --stack hobbit+prefetch --depth 2 --pools one --budget 60% --trace " +
+                    quoted(f.at("a.safetensors")) + " --json " + quoted(f.at("r.json")))
               .status == 0);
     Json alone = result(f.at("r.json")), swept = json;
     swept.erase("sweep");
@@ -428,7 +362,7 @@ TEST_CASE("a sweep's runs say what a simulation with the same flags says, pools 
 }
 
 TEST_CASE("the same cells, whatever the threads, and what single simulations give" * doctest::test_suite("threads")) {
-  const Fixture f;
+  const SweepFixture f;
   SweepGrid grid = f.grid();
   grid.traces.push_back(f.at("b.safetensors"));
   grid.batches = {1, 2};
@@ -476,7 +410,7 @@ TEST_CASE("the same cells, whatever the threads, and what single simulations giv
 }
 
 TEST_CASE("every parameter of the command reaches its policy") {
-  const Fixture f;
+  const SweepFixture f;
   struct Swept {
     std::string stack, name;
     double low, high;
@@ -510,11 +444,11 @@ TEST_CASE("every parameter of the command reaches its policy") {
 
 TEST_CASE("a sweep that was cut off anywhere goes on, and ends as if nothing had happened" *
           doctest::test_suite("threads")) {
-  const Fixture f;
+  const SweepFixture f;
   const SweepGrid grid = f.grid();
   const Path whole = f.at("whole.jsonl"), cut = f.at("cut.jsonl");
   run(grid, whole);
-  const std::string text = read(whole);
+  const std::string text = read_file(whole);
   const Lines lines = whole_lines(whole);
   REQUIRE(lines.size() == 12);
   std::size_t fifth = 0;
@@ -542,15 +476,15 @@ TEST_CASE("a sweep that was cut off anywhere goes on, and ends as if nothing had
 }
 
 TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("threads")) {
-  const Fixture f;
+  const SweepFixture f;
   const SweepGrid grid = f.grid();
   const Path out = f.at("out.jsonl");
   run(grid, out);
-  const std::string text = read(out);
+  const std::string text = read_file(out);
   auto message = [&](const SweepGrid& g) {
-    const std::string what = refusal([&] { run(g, out); });
+    const std::string what = refusal("", [&] { run(g, out); });
     CHECK(says(what, {out.string(), "line 1"}));
-    CHECK(read(out) == text);
+    CHECK(read_file(out) == text);
     return what;
   };
   SweepGrid other = grid;
@@ -571,9 +505,9 @@ TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("
     change(line);
     const std::string all = line.dump() + "\n" + text.substr(text.find('\n') + 1);
     write_file(out, all);
-    CHECK(says(refusal([&] { run(grid, out); }), {out.string(), "line 1"}));
-    CHECK(says(refusal([&] { run(grid, out); }), parts));
-    CHECK(read(out) == all);
+    CHECK(says(refusal("", [&] { run(grid, out); }), {out.string(), "line 1"}));
+    CHECK(says(refusal("", [&] { run(grid, out); }), parts));
+    CHECK(read_file(out) == all);
   };
   damaged([](Json& j) { j = 5; }, {"expected a JSON object"});
   damaged([](Json& j) { j.erase("sweep"); }, {"\"sweep\" is missing"});
@@ -583,7 +517,7 @@ TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("
   damaged([](Json& j) { j["sweep"]["index"] = 1; }, {"not in this sweep at its place"});
   for (const char* line : {"", "hello", "{", "{\"text\": \"\xff\"}"}) {
     write_file(out, line + ("\n" + text));
-    CHECK(says(refusal([&] { run(grid, out); }), {out.string(), "line 1"}));
+    CHECK(says(refusal("", [&] { run(grid, out); }), {out.string(), "line 1"}));
   }
   // Twice is fine if it is the same, and a contradiction if not.
   write_file(out, text + lines_of(text)[3] + "\n");
@@ -591,12 +525,12 @@ TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("
   Json twice = Json::parse(lines_of(text)[3]);
   twice["batch"] = 77;
   write_file(out, text + twice.dump() + "\n");
-  CHECK(says(refusal([&] { run(grid, out); }), {out.string(), "stands twice"}));
+  CHECK(says(refusal("", [&] { run(grid, out); }), {out.string(), "stands twice"}));
 }
 
 TEST_CASE("results under other costs, sizes, pools, bounds or lengths are another sweep's" *
           doctest::test_suite("threads")) {
-  const Fixture f;
+  const SweepFixture f;
   const SweepGrid grid = f.grid();
   const Path out = f.at("out.jsonl");
   run(grid, out);
@@ -608,16 +542,16 @@ TEST_CASE("results under other costs, sizes, pools, bounds or lengths are anothe
     CAPTURE(i);
     SweepGrid other = grid;
     changes[i](other);
-    CHECK(says(refusal([&] { run(other, out); }), {out.string()}));
+    CHECK(says(refusal("", [&] { run(other, out); }), {out.string()}));
   }
 }
 
 TEST_CASE("traces of one name in two folders are told apart, or refused") {
-  const Fixture f;
+  const SweepFixture f;
   SweepGrid grid = f.grid();
   grid.traces = {f.at("x/t.safetensors"), f.at("y/t.safetensors")};
   std::set<std::string> keys;
-  const std::string message = refusal([&] {
+  const std::string message = refusal("", [&] {
     for (const SweepCell& c : cells_of(grid)) keys.insert(c.key());
   });
   if (!message.empty()) {
@@ -628,7 +562,7 @@ TEST_CASE("traces of one name in two folders are told apart, or refused") {
 }
 
 TEST_CASE("a sweep that is told to stop leaves whole lines, and goes on" * doctest::test_suite("threads")) {
-  const Fixture f;
+  const SweepFixture f;
   const SweepGrid grid = f.grid();
   const Path whole = f.at("whole.jsonl");
   run(grid, whole);
@@ -664,7 +598,7 @@ TEST_CASE("a sweep that is told to stop leaves whole lines, and goes on" * docte
 }
 
 TEST_CASE("cells that cannot be become lines with the reason, the others run") {
-  const Fixture f;
+  const SweepFixture f;
   SweepGrid grid = f.grid();
   grid.traces = {f.at("a.safetensors"), f.at("bare.safetensors")};
   grid.stacks = {"lru", "importance-driven", "cross-layer-lru"};
@@ -694,7 +628,7 @@ TEST_CASE("cells that cannot be become lines with the reason, the others run") {
 }
 
 TEST_CASE("the files of three ranks, put together, are the file of one") {
-  const Fixture f;
+  const SweepFixture f;
   const SweepGrid grid = f.grid();
   const Path one = f.at("one.jsonl"), out = f.at("all.jsonl");
   run(grid, one);
@@ -710,27 +644,27 @@ TEST_CASE("the files of three ranks, put together, are the file of one") {
   CHECK(done == 12);
   CHECK_FALSE(std::filesystem::exists(out));
   CHECK(merge_sweep(grid, out, 3) == 12);
-  CHECK(read(out) == in_order(whole_lines(one)));
+  CHECK(read_file(out) == in_order(whole_lines(one)));
   CHECK(merge_sweep(grid, out, 3) == 12);
   CHECK(merge_sweep(grid, one, 1) == 12);  // one rank's own file is put in order
-  CHECK(read(one) == read(out));
+  CHECK(read_file(one) == read_file(out));
   // More ranks than cells: some have nothing to do.
   for (std::uint32_t r = 0; r < 13; ++r) run(grid, f.at("many.jsonl"), {r, 13});
   CHECK(merge_sweep(grid, f.at("many.jsonl"), 13) == 12);
-  CHECK(read(f.at("many.jsonl")) == read(out));
+  CHECK(read_file(f.at("many.jsonl")) == read_file(out));
 }
 
 TEST_CASE("files of ranks that do not fit together are refused by name") {
-  const Fixture f;
+  const SweepFixture f;
   const SweepGrid grid = f.grid();
   const Path out = f.at("all.jsonl");
   for (std::uint32_t r = 0; r < 3; ++r) run(grid, out, {r, 3});
   write_file(out, "old");
   const Path second = rank_file(out, {1, 3});
-  const std::string text = read(second);
+  const std::string text = read_file(second);
   auto merged = [&] {
-    const std::string message = refusal([&] { merge_sweep(grid, out, 3); });
-    CHECK(read(out) == "old");
+    const std::string message = refusal("", [&] { merge_sweep(grid, out, 3); });
+    CHECK(read_file(out) == "old");
     return message;
   };
   std::filesystem::remove(second);
@@ -747,12 +681,12 @@ TEST_CASE("files of ranks that do not fit together are refused by name") {
   CHECK(says(merged(), {"all.1-of-3.jsonl", "cell 1", "stands twice"}));
   write_file(second, text);
   const Path third = rank_file(out, {2, 3});
-  write_file(third, read(third) + other.dump() + "\n");
+  write_file(third, read_file(third) + other.dump() + "\n");
   CHECK(says(merged(), {"all.2-of-3.jsonl", "cell 1", "another rank's file"}));
   SweepGrid bigger = grid;
   bigger.batches = {1, 2};
   run(grid, third);
-  CHECK_FALSE(refusal([&] { merge_sweep(bigger, out, 3); }).empty());
+  CHECK_FALSE(refusal("", [&] { merge_sweep(bigger, out, 3); }).empty());
 }
 
 TEST_CASE("files of ranks have the rank before the extension") {
@@ -800,21 +734,21 @@ TEST_CASE("ranks come from the launcher's variables") {
   for (const char* nonsense : {"x", "-1", "3x", " 3", "1.0", "4294967296", "0x1"}) {
     CAPTURE(nonsense);
     Environment::set({{"OMPI_COMM_WORLD_RANK", nonsense}, {"OMPI_COMM_WORLD_SIZE", "16"}});
-    CHECK(says(refusal([] { ranks_of_environment(); }), {"OMPI_COMM_WORLD_RANK", nonsense, "whole number"}));
+    CHECK(says(refusal("", [] { ranks_of_environment(); }), {"OMPI_COMM_WORLD_RANK", nonsense, "whole number"}));
     Environment::set({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", nonsense}});
-    CHECK(says(refusal([] { ranks_of_environment(); }), {"SLURM_NTASKS", nonsense, "whole number"}));
+    CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_NTASKS", nonsense, "whole number"}));
     Environment::set(
         {{"SLURM_ARRAY_TASK_ID", "1"}, {"SLURM_ARRAY_TASK_COUNT", "2"}, {"SLURM_ARRAY_TASK_MIN", nonsense}});
-    CHECK(says(refusal([] { ranks_of_environment(); }), {"SLURM_ARRAY_TASK_MIN", nonsense, "whole number"}));
+    CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_ARRAY_TASK_MIN", nonsense, "whole number"}));
   }
   Environment::set({{"PMI_RANK", "4"}, {"PMI_SIZE", "4"}});
-  CHECK(says(refusal([] { ranks_of_environment(); }), {"PMI_RANK is 4", "0 to 3", "PMI_SIZE"}));
+  CHECK(says(refusal("", [] { ranks_of_environment(); }), {"PMI_RANK is 4", "0 to 3", "PMI_SIZE"}));
   Environment::set({{"PMI_RANK", "0"}, {"PMI_SIZE", "0"}});
-  CHECK(says(refusal([] { ranks_of_environment(); }), {"PMI_SIZE"}));
+  CHECK(says(refusal("", [] { ranks_of_environment(); }), {"PMI_SIZE"}));
   Environment::set({{"SLURM_ARRAY_TASK_ID", "4"}, {"SLURM_ARRAY_TASK_COUNT", "4"}, {"SLURM_ARRAY_TASK_MIN", "5"}});
-  CHECK(says(refusal([] { ranks_of_environment(); }), {"SLURM_ARRAY_TASK_ID is 4", "5 to 8"}));
+  CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_ARRAY_TASK_ID is 4", "5 to 8"}));
   Environment::set({{"SLURM_ARRAY_TASK_ID", "9"}, {"SLURM_ARRAY_TASK_COUNT", "4"}, {"SLURM_ARRAY_TASK_MIN", "5"}});
-  CHECK(says(refusal([] { ranks_of_environment(); }), {"SLURM_ARRAY_TASK_ID is 9", "5 to 8"}));
+  CHECK(says(refusal("", [] { ranks_of_environment(); }), {"SLURM_ARRAY_TASK_ID is 9", "5 to 8"}));
 }
 
 TEST_CASE("a job array may have steps, and ids that are not evenly spaced are refused") {
@@ -826,7 +760,7 @@ TEST_CASE("a job array may have steps, and ids that are not evenly spaced are re
                       {"SLURM_ARRAY_TASK_STEP", step},
                       {"SLURM_ARRAY_TASK_COUNT", count}});
     std::string ranks;
-    const std::string refused = refusal([&] {
+    const std::string refused = refusal("", [&] {
       const Ranks r = ranks_of_environment();
       ranks = std::to_string(r.rank) + " of " + std::to_string(r.ranks);
     });
@@ -849,81 +783,80 @@ TEST_CASE("a job array may have steps, and ids that are not evenly spaced are re
 
 TEST_CASE("the sweep command runs, splits, merges and says so" * doctest::test_suite("threads")) {
   const Environment environment;
-  const Fixture f;
+  const SweepFixture f;
   const std::string common = "sweep --traces " + quoted(f.at("a.safetensors")) + "," +
                              quoted(f.at("bare.safetensors")) +
                              " --machines rtx3090-pcie3,h200-pcie5 --stacks lru,hobbit --budgets 50%,80% --t1 0.5,0.6";
   // Per trace, machine and budget: lru and two of hobbit, which bare's lack of predictions keeps from running.
-  const Result r = ferry_command(common + " --out " + quoted(f.at("one.jsonl")) + " --threads 2");
+  const Outputs r = run_ferry(common + " --out " + quoted(f.at("one.jsonl")) + " --threads 2");
   CHECK(r.status == 0);
   CHECK(says(r.out, {"one.jsonl", "24 of 24 runs", "8 of them refused"}));
   CHECK(r.error.find("ferry: ") == std::string::npos);  // a busy machine shows how far it is
   REQUIRE(whole_lines(f.at("one.jsonl")).size() == 24);
   const std::string out = " --out " + quoted(f.at("all.jsonl"));
-  refused(common + out + " --merge 3", {"all.0-of-3.jsonl", "is missing"});
+  refuses(common + out + " --merge 3", {"all.0-of-3.jsonl", "is missing"});
   Environment::set({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "3"}});
-  CHECK(says(ferry_command(common + out).out, {"all.0-of-3.jsonl", "8 of 8 runs"}));
-  CHECK(says(ferry_command(common + out + " --rank 1 --ranks 3").out,
-             {"all.1-of-3.jsonl", "8 of 8 runs"}));  // options win
+  CHECK(says(run_ferry(common + out).out, {"all.0-of-3.jsonl", "8 of 8 runs"}));
+  CHECK(says(run_ferry(common + out + " --rank 1 --ranks 3").out, {"all.1-of-3.jsonl", "8 of 8 runs"}));  // options win
   Environment::clear();
-  CHECK(ferry_command(common + out + " --rank 2 --ranks 3 --threads 1").status == 0);
-  const Result merged = ferry_command(common + out + " --merge 3");
+  CHECK(run_ferry(common + out + " --rank 2 --ranks 3 --threads 1").status == 0);
+  const Outputs merged = run_ferry(common + out + " --merge 3");
   CHECK(merged.status == 0);
   CHECK(says(merged.out, {"all.jsonl", "24 runs"}));
-  CHECK(read(f.at("all.jsonl")) == in_order(whole_lines(f.at("one.jsonl"))));
+  CHECK(read_file(f.at("all.jsonl")) == in_order(whole_lines(f.at("one.jsonl"))));
   // Nothing is left to do.
-  const std::string before = read(f.at("one.jsonl"));
-  CHECK(ferry_command(common + " --out " + quoted(f.at("one.jsonl"))).status == 0);
-  CHECK(read(f.at("one.jsonl")) == before);
+  const std::string before = read_file(f.at("one.jsonl"));
+  CHECK(run_ferry(common + " --out " + quoted(f.at("one.jsonl"))).status == 0);
+  CHECK(read_file(f.at("one.jsonl")) == before);
 
-  refused(common + out + " --rank 3 --ranks 3", {"--rank 3", "0 to 2"});
-  refused(common + out + " --rank 1", {"--ranks"});
+  refuses(common + out + " --rank 3 --ranks 3", {"--rank 3", "0 to 2"});
+  refuses(common + out + " --rank 1", {"--ranks"});
   Environment::set({{"PMI_RANK", "many"}, {"PMI_SIZE", "3"}});
-  refused(common + out, {"PMI_RANK", "many"});
+  refuses(common + out, {"PMI_RANK", "many"});
   Environment::clear();
-  refused(common + " --out " + quoted(f.at("one.jsonl")) + " --batches 2", {"one.jsonl: line 1", "not in this sweep"});
-  CHECK(read(f.at("one.jsonl")) == before);
+  refuses(common + " --out " + quoted(f.at("one.jsonl")) + " --batches 2", {"one.jsonl: line 1", "not in this sweep"});
+  CHECK(read_file(f.at("one.jsonl")) == before);
 }
 
 TEST_CASE("each mistake in a sweep gets one line, before any cell runs" * doctest::test_suite("threads")) {
   const Environment environment;
-  const Fixture f;
+  const SweepFixture f;
   const std::string trace = " --traces " + quoted(f.at("a.safetensors")), out = " --out " + quoted(f.at("out.jsonl"));
   auto sweep = [&](const std::string& rest) { return "sweep" + trace + out + " --machines rtx3090-pcie3 " + rest; };
-  refused("sweep --stacks lru" + trace + out, {"--machines is required"});
-  refused(sweep(""), {"--stacks is required"});
-  refused("sweep" + trace + " --machines rtx3090-pcie3 --stacks lru", {"--out is required"});
-  refused(sweep("--stacks lru,fats"), {"unknown stack \"fats\"", "did you mean \"fate\"?"});
-  refused(sweep("--stacks lru --t1 0.5"), {"--t1", "lru"});
-  refused(sweep("--stacks hobbit --t1 2"), {"--t1 2", "a number from 0 to 1"});
-  refused(sweep("--stacks resident,on-demand --pools one"), {"--pools", "resident, on-demand"});
-  refused(sweep("--stacks fate --pools one --shallow-layers 2"), {"--shallow-layers", "fate"});
-  refused(sweep("--stacks hobbit --low-bits 3"), {"--low-bits 3", "2, 4 or 8"});
-  refused(sweep("--stacks lru --budgets 50%,lots"), {"lots", "25%"});
-  refused(sweep("--stacks lru --batches 0"), {"--batches"});
-  refused(sweep("--stacks lru --threads 0"), {"--threads"});
-  refused(sweep("--stacks lru --costs guessed"), {"--costs"});
-  refused("sweep" + trace + out + " --stacks lru --machines rtx3090-pcie3,rtx3090",
+  refuses("sweep --stacks lru" + trace + out, {"--machines is required"});
+  refuses(sweep(""), {"--stacks is required"});
+  refuses("sweep" + trace + " --machines rtx3090-pcie3 --stacks lru", {"--out is required"});
+  refuses(sweep("--stacks lru,fats"), {"unknown stack \"fats\"", "did you mean \"fate\"?"});
+  refuses(sweep("--stacks lru --t1 0.5"), {"--t1", "lru"});
+  refuses(sweep("--stacks hobbit --t1 2"), {"--t1 2", "a number from 0 to 1"});
+  refuses(sweep("--stacks resident,on-demand --pools one"), {"--pools", "resident, on-demand"});
+  refuses(sweep("--stacks fate --pools one --shallow-layers 2"), {"--shallow-layers", "fate"});
+  refuses(sweep("--stacks hobbit --low-bits 3"), {"--low-bits 3", "2, 4 or 8"});
+  refuses(sweep("--stacks lru --budgets 50%,lots"), {"lots", "25%"});
+  refuses(sweep("--stacks lru --batches 0"), {"--batches"});
+  refuses(sweep("--stacks lru --threads 0"), {"--threads"});
+  refuses(sweep("--stacks lru --costs guessed"), {"--costs"});
+  refuses("sweep" + trace + out + " --stacks lru --machines rtx3090-pcie3,rtx3090",
           {"unknown machine \"rtx3090\"", "rtx3090-pcie3"});
-  refused("sweep" + out + " --stacks lru --machines rtx3090-pcie3 --traces " + quoted(f.at("a.safetensors")) + "," +
+  refuses("sweep" + out + " --stacks lru --machines rtx3090-pcie3 --traces " + quoted(f.at("a.safetensors")) + "," +
               quoted(f.at("nowhere")),
           {"nowhere", "cannot open"});
   CHECK_FALSE(std::filesystem::exists(f.at("out.jsonl")));
-  refused("sweep --stacks lru --machines rtx3090-pcie3 --out /nowhere/x.jsonl" + trace,
+  refuses("sweep --stacks lru --machines rtx3090-pcie3 --out /nowhere/x.jsonl" + trace,
           {"/nowhere/x.jsonl", "cannot be written"});
 }
 
 TEST_CASE("what is wrong for all cells is said before any runs, and leaves no file") {
   const Environment environment;
-  const Fixture f;
+  const SweepFixture f;
   const std::string sweep =
       "sweep --stacks lru --traces " + quoted(f.at("a.safetensors")) + " --out " + quoted(f.at("out.jsonl"));
-  refused(sweep + " --machines rtx3090-pcie3 --as mixtral", {"did you mean \"mixtral-8x7b\"?"});
+  refuses(sweep + " --machines rtx3090-pcie3 --as mixtral", {"did you mean \"mixtral-8x7b\"?"});
   CHECK_FALSE(std::filesystem::exists(f.at("out.jsonl")));
 }
 
 TEST_CASE("a machine that states nothing does not end a sweep over stated costs" * doctest::test_suite("threads")) {
-  const Fixture f;
+  const SweepFixture f;
   SweepGrid grid = f.grid();
   grid.stacks = {"lru"};
   grid.parameters.clear();
@@ -931,7 +864,7 @@ TEST_CASE("a machine that states nothing does not end a sweep over stated costs"
   grid.costs = CostSource::stated;
   std::string message;
   SweepResult r;
-  message = refusal([&] { r = run(grid, f.at("out.jsonl")); });
+  message = refusal("", [&] { r = run(grid, f.at("out.jsonl")); });
   CHECK(says(message, {}));
   CHECK(message.empty());
   CHECK(r.done == 4);
@@ -940,27 +873,27 @@ TEST_CASE("a machine that states nothing does not end a sweep over stated costs"
 
 TEST_CASE("a sweep's results never replace what is no results file" * doctest::test_suite("threads")) {
   const Environment environment;
-  const Fixture f;
+  const SweepFixture f;
   auto sweep = [&](const std::string& out, const std::string& trace) {
     return "sweep --machines rtx3090-pcie3 --stacks lru --budgets 50% --traces " + quoted(f.at(trace)) + " --out " +
            quoted(f.at(out));
   };
   // No line ends in there: it must not be taken for one line that was cut off.
   write_file(f.at("precious.json"), "{\"mine\": 1}");
-  refused(sweep("precious.json", "a.safetensors"), {"precious.json"});
-  CHECK(read(f.at("precious.json")) == "{\"mine\": 1}");
-  const std::string trace = read(f.at("a.safetensors"));
-  refused(sweep("a.safetensors", "a.safetensors"), {"a.safetensors"});
-  CHECK(read(f.at("a.safetensors")) == trace);
+  refuses(sweep("precious.json", "a.safetensors"), {"precious.json"});
+  CHECK(read_file(f.at("precious.json")) == "{\"mine\": 1}");
+  const std::string trace = read_file(f.at("a.safetensors"));
+  refuses(sweep("a.safetensors", "a.safetensors"), {"a.safetensors"});
+  CHECK(read_file(f.at("a.safetensors")) == trace);
   std::filesystem::create_directory(f.at("folder"));
-  refused(sweep("folder", "a.safetensors"), {"folder"});
+  refuses(sweep("folder", "a.safetensors"), {"folder"});
 }
 
 TEST_CASE("a pipe where a sweep's results should go does not hang" * doctest::test_suite("threads")) {
   const Environment environment;
-  const Fixture f;
+  const SweepFixture f;
   ::mkfifo(f.at("pipe").c_str(), 0600);
-  refused("sweep --machines rtx3090-pcie3 --stacks lru --traces " + quoted(f.at("a.safetensors")) + " --out " +
+  refuses("sweep --machines rtx3090-pcie3 --stacks lru --traces " + quoted(f.at("a.safetensors")) + " --out " +
               quoted(f.at("pipe")),
           {"pipe", "not a regular file"});
 }
@@ -968,7 +901,7 @@ TEST_CASE("a pipe where a sweep's results should go does not hang" * doctest::te
 TEST_CASE("Ctrl-C ends a sweep with whole lines and exit status 130, and the same command goes on" *
           doctest::test_suite("threads")) {
   const Environment environment;
-  const Fixture f;
+  const SweepFixture f;
   write_trace(f.at("long.safetensors"), 3000, false, 4);
   // More cells than anybody waits for.
   std::string budgets = "30";
@@ -979,16 +912,16 @@ TEST_CASE("Ctrl-C ends a sweep with whole lines and exit status 130, and the sam
       " --batches 1,2,3,4 --threads 2 --out " +
       quoted(f.at("out.jsonl")) + " --budgets " + budgets + "%";
   auto lines_there = [&] {
-    const std::string text = read(f.at("out.jsonl"));
+    const std::string text = read_file(f.at("out.jsonl"));
     return std::count(text.begin(), text.end(), '\n');
   };
   std::ptrdiff_t had = 0;
   std::string before;
   for (int i = 0; i < 2; ++i) {
-    const Result r = ferry_command(command, [&] { return lines_there() > had + 2; });
+    const Outputs r = run_ferry(command, [&] { return lines_there() > had + 2; });
     CHECK(r.status == 130);
     CHECK(says(r.out, {"of 2880 runs", "interrupted", "goes on"}));
-    const std::string text = read(f.at("out.jsonl"));
+    const std::string text = read_file(f.at("out.jsonl"));
     const auto lines = static_cast<std::ptrdiff_t>(whole_lines(f.at("out.jsonl")).size());
     CHECK(lines > had);
     CHECK(lines < 2880);
@@ -1000,15 +933,15 @@ TEST_CASE("Ctrl-C ends a sweep with whole lines and exit status 130, and the sam
 }
 
 TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
-  const Fixture f;
+  const SweepFixture f;
   const std::string json = f.at("r.json"), again = f.at("s.json");
   const std::string command = "simulate --trace " + quoted(f.at("a.safetensors")) +
                               " --stack cross-layer-lru --budget 50% --batch 2 --bounds all --json ";
-  const Result r = ferry_command(command + quoted(json));
+  const Outputs r = run_ferry(command + quoted(json));
   REQUIRE(r.status == 0);
   CHECK(r.error.empty());
   CHECK(says(r.out, {"cross-layer-lru", "time per output token", "clairvoyant bound", "Belady"}));
-  const Json j = Json::parse(read(json));
+  const Json j = Json::parse(read_file(json));
   for (const char* key : {"ferry",
                           "model",
                           "stack",
@@ -1078,15 +1011,15 @@ TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
     CHECK(j["bounds"][key]["tpot_s"].get<double>() >= least);
   }
   CHECK(j["bounds"]["belady_hit_rate"].get<double>() > 0);
-  CHECK(ferry_command(command + quoted(again)).status == 0);
+  CHECK(run_ferry(command + quoted(again)).status == 0);
   CHECK(result(json) == result(again));
   CHECK(j["command_line"][1] == "simulate");
 
   // Several stacks: an array. Without bounds: none.
-  CHECK(ferry_command("simulate --bounds none --trace " + quoted(f.at("a.safetensors")) +
-                      " --stacks lru,hobbit --t1 0.6 --budget 60% --json " + quoted(json))
+  CHECK(run_ferry("simulate --bounds none --trace " + quoted(f.at("a.safetensors")) +
+                  " --stacks lru,hobbit --t1 0.6 --budget 60% --json " + quoted(json))
             .status == 0);
-  const Json both = Json::parse(read(json));
+  const Json both = Json::parse(read_file(json));
   REQUIRE(both.size() == 2);
   CHECK(both[0]["stack"] == "lru");
   CHECK(both[1]["stack"] == "hobbit");
@@ -1096,16 +1029,16 @@ TEST_CASE("simulate writes JSON with the stable keys, the same every time") {
 }
 
 TEST_CASE("simulate stops after so many tokens, and draws a timeline") {
-  const Fixture f;
+  const SweepFixture f;
   const std::string json = f.at("r.json"), timeline = f.at("t.json");
-  const Result r = ferry_command("simulate --tokens 20 --trace " + quoted(f.at("a.safetensors")) +
-                                 " --stack importance-driven --budget 50% --json " + quoted(json) + " --timeline " +
-                                 quoted(timeline));
+  const Outputs r =
+      run_ferry("simulate --tokens 20 --trace " + quoted(f.at("a.safetensors")) +
+                " --stack importance-driven --budget 50% --json " + quoted(json) + " --timeline " + quoted(timeline));
   REQUIRE(r.status == 0);
-  const Json j = Json::parse(read(json));
+  const Json j = Json::parse(read_file(json));
   CHECK(j["prefill"]["tokens"] == 6);
   CHECK(j["decode"]["tokens"] == 14);
-  const Json t = Json::parse(read(timeline));
+  const Json t = Json::parse(read_file(timeline));
   std::set<int> lanes;
   for (const Json& e : t["traceEvents"]) {
     if (e["ph"] != "X") continue;
@@ -1117,26 +1050,26 @@ TEST_CASE("simulate stops after so many tokens, and draws a timeline") {
 }
 
 TEST_CASE("a machine of the user's own and another model's sizes can be simulated") {
-  const Fixture f;
+  const SweepFixture f;
   std::filesystem::copy_file(data_file("machines", "machine", "h200-pcie5"), f.at("mine.json"));
   const std::string common =
       "simulate --trace " + quoted(f.at("a.safetensors")) + " --budget 50% --json " + quoted(f.at("r.json"));
   auto tpot = [&](const std::string& rest) {
-    CHECK(ferry_command(common + rest).status == 0);
-    return Json::parse(read(f.at("r.json")))["decode"]["tpot_s"].get<double>();
+    CHECK(run_ferry(common + rest).status == 0);
+    return Json::parse(read_file(f.at("r.json")))["decode"]["tpot_s"].get<double>();
   };
   const double mine = tpot(" --machine " + quoted(f.at("mine.json")));
   CHECK(mine == tpot(" --machine h200-pcie5"));
   CHECK(mine < tpot(" --machine rtx3090-pcie3"));
   CHECK(mine > tpot(" --machine h200-pcie5 --costs peak"));
   CHECK(mine < tpot(" --machine h200-pcie5 --as mixtral-8x7b"));
-  CHECK(Json::parse(read(f.at("r.json")))["as_shape"] == "mixtral-8x7b");
+  CHECK(Json::parse(read_file(f.at("r.json")))["as_shape"] == "mixtral-8x7b");
 }
 
 TEST_CASE("a sweep has lists of words, too") {
-  const Fixture f;
+  const SweepFixture f;
   const std::string common = "--budgets 60% --machines rtx3090-pcie3 --traces " + quoted(f.at("a.safetensors"));
-  const Result r = ferry_command(
+  const Outputs r = run_ferry(
       "sweep --stacks 'importance-driven, fate' --placement device,best-split,two-pointer "
       "--low-on-miss 'yes, no' --out " +
       quoted(f.at("w.jsonl")) + " " + common);
@@ -1148,9 +1081,9 @@ TEST_CASE("a sweep has lists of words, too") {
     keys.insert(j["sweep"]["key"].get<std::string>());
     if (j["stack"] != "importance-driven") continue;
     placements.insert(j["parameters"]["placement"].get<std::string>());
-    CHECK(ferry_command("simulate --stack importance-driven --budget 60% --machine rtx3090-pcie3 --placement " +
-                        j["parameters"]["placement"].get<std::string>() + " --trace " + quoted(f.at("a.safetensors")) +
-                        " --json " + quoted(f.at("one.json")))
+    CHECK(run_ferry("simulate --stack importance-driven --budget 60% --machine rtx3090-pcie3 --placement " +
+                    j["parameters"]["placement"].get<std::string>() + " --trace " + quoted(f.at("a.safetensors")) +
+                    " --json " + quoted(f.at("one.json")))
               .status == 0);
     Json alone = j;
     alone.erase("sweep");
@@ -1158,12 +1091,12 @@ TEST_CASE("a sweep has lists of words, too") {
   }
   CHECK(keys.size() == 3 + 2);
   CHECK(placements == std::set<std::string>{"device", "best-split", "two-pointer"});
-  refused("sweep --stacks importance-driven --placement device,everywhere --out x.jsonl " + common,
+  refuses("sweep --stacks importance-driven --placement device,everywhere --out x.jsonl " + common,
           {"--placement everywhere", "one of device, host"});
 }
 
 TEST_CASE("simulations take what was calibrated for a trace's model where that is asked for") {
-  const Fixture f;
+  const SweepFixture f;
   TraceFile named{Path(f.at("a.safetensors"))};
   named.trace.name = "tiny-mixtral";
   named.write(f.at("named.safetensors"));
@@ -1171,7 +1104,7 @@ TEST_CASE("simulations take what was calibrated for a trace's model where that i
   REQUIRE_FALSE(shipped.empty());
   const std::string simulate = "simulate --stack hobbit --budget 60% --json " + quoted(f.at("r.json")) + " --trace ";
   auto simulated = [&](const std::string& rest) {
-    const Result r = ferry_command(simulate + rest);
+    const Outputs r = run_ferry(simulate + rest);
     CHECK(r.status == 0);
     return std::pair(result(f.at("r.json")), r.out);
   };
@@ -1204,7 +1137,7 @@ TEST_CASE("simulations take what was calibrated for a trace's model where that i
 }
 
 TEST_CASE("a budget in bytes is of the model that is counted, and so is all that is reported") {
-  const Fixture f;
+  const SweepFixture f;
   // The oracle: the same routing, written down by somebody whose experts have the other model's sizes.
   const ModelFacts mixtral = read_shape("mixtral-8x7b");
   TraceFile a{Path(f.at("a.safetensors"))}, large;
@@ -1228,8 +1161,8 @@ TEST_CASE("a budget in bytes is of the model that is counted, and so is all that
     CAPTURE(stack);
     auto simulated = [&](const std::string& rest) {
       const std::string json = f.at("as.json");
-      CHECK(ferry_command("simulate --machine rtx3090-pcie3 --stack " + stack + " --budget " + std::to_string(all / 2) +
-                          " --json " + quoted(json) + " --trace " + rest)
+      CHECK(run_ferry("simulate --machine rtx3090-pcie3 --stack " + stack + " --budget " + std::to_string(all / 2) +
+                      " --json " + quoted(json) + " --trace " + rest)
                 .status == 0);
       Json j = result(json);
       for (const char* key : {"as_shape", "trace"}) j.erase(key);
@@ -1244,23 +1177,23 @@ TEST_CASE("a budget in bytes is of the model that is counted, and so is all that
 }
 
 TEST_CASE("every stack runs on routing without scores, once somebody says how well it is predicted") {
-  const Fixture f;
+  const SweepFixture f;
   const std::string bare = "simulate --budget 60% --trace " + quoted(f.at("bare.safetensors")),
                     json = " --json " + quoted(f.at("r.json"));
-  refused(bare + " --stack importance-driven", {"\"scores\"", "--assume-recall 0.79,0.97"});
-  refused(bare + " --stack fate", {"\"predicted\"", "--assume-recall 0.79,0.97"});
-  refused(bare + " --stacks lru,fate", {"fate: the trace of made-up"});
-  refused(bare + " --stack fate --assume-recall 0.9,0.5", {"--assume-recall 0.9,0.5", "no smaller than the first"});
-  refused(bare + " --stack fate --assume-recall 0.5,0.6,0.7", {"--assume-recall 0.5,0.6,0.7", "one or two"});
-  refused(bare + " --stack fate --assume-seed 3", {"--assume-seed", "--assume-recall"});
+  refuses(bare + " --stack importance-driven", {"\"scores\"", "--assume-recall 0.79,0.97"});
+  refuses(bare + " --stack fate", {"\"predicted\"", "--assume-recall 0.79,0.97"});
+  refuses(bare + " --stacks lru,fate", {"fate: the trace of made-up"});
+  refuses(bare + " --stack fate --assume-recall 0.9,0.5", {"--assume-recall 0.9,0.5", "no smaller than the first"});
+  refuses(bare + " --stack fate --assume-recall 0.5,0.6,0.7", {"--assume-recall 0.5,0.6,0.7", "one or two"});
+  refuses(bare + " --stack fate --assume-seed 3", {"--assume-seed", "--assume-recall"});
 
   for (const StackInfo& s : all_stacks()) {
     CAPTURE(s.name);
-    const Result r =
-        ferry_command(bare + json + " --assume-recall 0.79,0.97 --assume-seed 3 --stack " + std::string(s.name));
+    const Outputs r =
+        run_ferry(bare + json + " --assume-recall 0.79,0.97 --assume-seed 3 --stack " + std::string(s.name));
     CHECK(r.status == 0);
-    const Json j = Json::parse(read(f.at("r.json")));
-    const bool reads_more = ferry_command(bare + " --stack " + std::string(s.name)).status != 0;
+    const Json j = Json::parse(read_file(f.at("r.json")));
+    const bool reads_more = run_ferry(bare + " --stack " + std::string(s.name)).status != 0;
     CHECK(j.contains("assumed") == reads_more);
     CHECK((r.out.find("made up, not recorded (--assume-recall") != std::string::npos) == reads_more);
     if (!reads_more) continue;
@@ -1272,21 +1205,21 @@ TEST_CASE("every stack runs on routing without scores, once somebody says how we
 
   // What a trace has is read as it is.
   const std::string whole = "simulate --budget 60% --stack hobbit --trace " + quoted(f.at("a.safetensors")) + json;
-  CHECK(ferry_command(whole).status == 0);
+  CHECK(run_ferry(whole).status == 0);
   const Json recorded = result(f.at("r.json"));
-  CHECK(ferry_command(whole + " --assume-recall 0.1,0.2").status == 0);
+  CHECK(run_ferry(whole + " --assume-recall 0.1,0.2").status == 0);
   CHECK(result(f.at("r.json")) == recorded);
 
   // Predictions that are always right hide what those that are always wrong do not.
   auto tpot = [&](const std::string& recall) {
-    CHECK(ferry_command(bare + json + " --stack fate --assume-recall " + recall).status == 0);
-    return Json::parse(read(f.at("r.json")))["decode"]["tpot_s"].get<double>();
+    CHECK(run_ferry(bare + json + " --stack fate --assume-recall " + recall).status == 0);
+    return Json::parse(read_file(f.at("r.json")))["decode"]["tpot_s"].get<double>();
   };
   CHECK(tpot("1") < tpot("0"));
 }
 
 TEST_CASE("a sweep makes up the same rows as a simulation, and its results say so") {
-  const Fixture f;
+  const SweepFixture f;
   SweepGrid grid;
   grid.traces = {f.at("bare.safetensors")};
   grid.machines = {"rtx3090-pcie3"};
@@ -1298,17 +1231,17 @@ TEST_CASE("a sweep makes up the same rows as a simulation, and its results say s
   for (const std::string& line : whole_lines(f.at("r.jsonl"))) {
     Json j = Json::parse(line);
     CHECK(says(j["sweep"]["key"], {"assume-recall=0.79,0.97", "assume-seed=3"}));
-    CHECK(ferry_command("simulate --budget 60% --assume-recall 0.79,0.97 --assume-seed 3 --trace " +
-                        quoted(f.at("bare.safetensors")) + " --json " + quoted(f.at("one.json")) + " --stack " +
-                        j["stack"].get<std::string>())
+    CHECK(run_ferry("simulate --budget 60% --assume-recall 0.79,0.97 --assume-seed 3 --trace " +
+                    quoted(f.at("bare.safetensors")) + " --json " + quoted(f.at("one.json")) + " --stack " +
+                    j["stack"].get<std::string>())
               .status == 0);
     j.erase("sweep");
     CHECK(j == result(f.at("one.json")));
   }
   // With other recall it is another sweep.
   grid.assumed->seed = 4;
-  CHECK(says(refusal([&] { run(grid, f.at("r.jsonl")); }), {"r.jsonl"}));
-  refused("sweep --traces " + quoted(f.at("bare.safetensors")) +
+  CHECK(says(refusal("", [&] { run(grid, f.at("r.jsonl")); }), {"r.jsonl"}));
+  refuses("sweep --traces " + quoted(f.at("bare.safetensors")) +
               " --machines rtx3090-pcie3 --stacks fate --budgets 50%" + " --assume-recall 2 --out " +
               quoted(f.at("never.jsonl")),
           {"--assume-recall 2,2"});
@@ -1316,7 +1249,7 @@ TEST_CASE("a sweep makes up the same rows as a simulation, and its results say s
 }
 
 TEST_CASE("a model that is not stored at a stack's precision is refused with one that works") {
-  const Fixture f;
+  const SweepFixture f;
   TraceFile t;
   t.trace.name = "bits-2-only";
   t.trace.model.layers = 2;
@@ -1333,48 +1266,48 @@ TEST_CASE("a model that is not stored at a stack's precision is refused with one
   t.write(f.at("t.safetensors"));
   const std::string command =
       "simulate --stack hobbit --budget 3000 --assume-recall 0.8 --trace " + quoted(f.at("t.safetensors"));
-  refused(command, {"INT4", "--low-bits 2 works"});
-  CHECK(ferry_command(command + " --low-bits 2").status == 0);
+  refuses(command, {"INT4", "--low-bits 2 works"});
+  CHECK(run_ferry(command + " --low-bits 2").status == 0);
 }
 
 TEST_CASE("each mistake in a simulation gets one line and leaves no file") {
-  const Fixture f;
+  const SweepFixture f;
   const std::string trace = " --trace " + quoted(f.at("a.safetensors")),
                     bare = " --trace " + quoted(f.at("bare.safetensors"));
   const std::string x = quoted(f.at("x.json")), y = quoted(f.at("y.json"));
-  refused("simulate", {"--trace is required"});
-  refused("simulate --trace ''", {"--trace", "must not be empty"});
-  refused("simulate --trace /nowhere/t --json " + x, {"/nowhere/t", "cannot open"});
-  refused("simulate --machine rtx4090-pcie3 --json " + x + trace,
+  refuses("simulate", {"--trace is required"});
+  refuses("simulate --trace ''", {"--trace", "must not be empty"});
+  refuses("simulate --trace /nowhere/t --json " + x, {"/nowhere/t", "cannot open"});
+  refuses("simulate --machine rtx4090-pcie3 --json " + x + trace,
           {"unknown machine \"rtx4090-pcie3\": did you mean \"rtx"});
-  refused("simulate --machine rtx3090-pcie --json " + x + trace, {"did you mean \"rtx3090-pcie3\"?"});
-  refused("simulate --stacks lru,on-demand --json " + y + " --timeline " + x + trace, {"--timeline", "2 are named"});
-  refused("simulate --stack lur --json " + x + trace, {"unknown stack \"lur\": did you mean \"lru\"?"});
-  refused("simulate --stack lru --t1 0.5 --json " + x + trace, {"--t1: lru has no such parameter", "hobbit"});
-  refused("simulate --budget 5 --json " + x + trace, {"budget of 5 bytes is too small"});
-  refused("simulate --budget lots --json " + x + trace, {"--budget lots"});
-  refused("simulate --batch 0 --json " + x + trace, {"--batch"});
-  refused("simulate --prefill-chunk 0 --json " + x + trace, {"--prefill-chunk"});
-  refused("simulate --tokens 0 --json " + x + trace, {"--tokens"});
-  refused("simulate --costs stated --machine h200-pcie5 --json " + x + trace, {"h200-pcie5", "no \"stated\" times"});
-  refused("simulate --as mixtral --json " + x + trace, {"unknown model shape \"mixtral\"", "mixtral-8x7b"});
-  refused("simulate --stack importance-driven --json " + x + bare, {"made-up", "scores"});
-  refused("simulate --stack cross-layer-lru --json " + x + bare, {"made-up", "\"predicted\""});
-  refused("simulate --stack hobbit --t1 0.9 --t2 0.5 --json " + x + trace, {"t1", "0.9", "0.5"});
-  refused("simulate --stack hobbit --t1 nan --json " + x + trace, {"t1"});
-  refused("simulate --stacks resident,on-demand --pools one --json " + x + trace,
+  refuses("simulate --machine rtx3090-pcie --json " + x + trace, {"did you mean \"rtx3090-pcie3\"?"});
+  refuses("simulate --stacks lru,on-demand --json " + y + " --timeline " + x + trace, {"--timeline", "2 are named"});
+  refuses("simulate --stack lur --json " + x + trace, {"unknown stack \"lur\": did you mean \"lru\"?"});
+  refuses("simulate --stack lru --t1 0.5 --json " + x + trace, {"--t1: lru has no such parameter", "hobbit"});
+  refuses("simulate --budget 5 --json " + x + trace, {"budget of 5 bytes is too small"});
+  refuses("simulate --budget lots --json " + x + trace, {"--budget lots"});
+  refuses("simulate --batch 0 --json " + x + trace, {"--batch"});
+  refuses("simulate --prefill-chunk 0 --json " + x + trace, {"--prefill-chunk"});
+  refuses("simulate --tokens 0 --json " + x + trace, {"--tokens"});
+  refuses("simulate --costs stated --machine h200-pcie5 --json " + x + trace, {"h200-pcie5", "no \"stated\" times"});
+  refuses("simulate --as mixtral --json " + x + trace, {"unknown model shape \"mixtral\"", "mixtral-8x7b"});
+  refuses("simulate --stack importance-driven --json " + x + bare, {"made-up", "scores"});
+  refuses("simulate --stack cross-layer-lru --json " + x + bare, {"made-up", "\"predicted\""});
+  refuses("simulate --stack hobbit --t1 0.9 --t2 0.5 --json " + x + trace, {"t1", "0.9", "0.5"});
+  refuses("simulate --stack hobbit --t1 nan --json " + x + trace, {"t1"});
+  refuses("simulate --stacks resident,on-demand --pools one --json " + x + trace,
           {"--pools: resident, on-demand has no such parameter", "lru"});
-  refused("simulate --stack fate --pools one --shallow-layers 2 --json " + x + trace,
+  refuses("simulate --stack fate --pools one --shallow-layers 2 --json " + x + trace,
           {"--shallow-layers: fate has no such parameter", "with these pools"});
-  refused("simulate --json " + x + " --timeline " + x + trace, {"named for two outputs"});
-  refused("simulate --json " + quoted(f.at("a.safetensors")) + trace, {"a.safetensors", "is read by this run"});
-  refused("simulate --json /nowhere/x.json" + trace, {"/nowhere/x.json", "cannot be written"});
+  refuses("simulate --json " + x + " --timeline " + x + trace, {"named for two outputs"});
+  refuses("simulate --json " + quoted(f.at("a.safetensors")) + trace, {"a.safetensors", "is read by this run"});
+  refuses("simulate --json /nowhere/x.json" + trace, {"/nowhere/x.json", "cannot be written"});
   CHECK_FALSE(std::filesystem::exists(f.at("x.json")));
   CHECK_FALSE(std::filesystem::exists(f.at("y.json")));
 }
 
 TEST_CASE("traces are imported and inspected, and strangers' names do not reach the terminal as commands") {
-  const Fixture f;
+  const SweepFixture f;
   write_file(f.at("shape.json"),
              R"({"name":"tiny","layers":1,"experts":4,"top_k":1,"hidden":64,"expert_width":64,)"
              R"("shared_width":0,"attention_params":1000,"bits_per_weight":16,"dense_bits_per_weight":16})");
@@ -1382,19 +1315,19 @@ TEST_CASE("traces are imported and inspected, and strangers' names do not reach 
              "# n_layer=1 n_expert=4 n_expert_used=1\n# layer=0 expert_bytes=900 dense_bytes=10\n"
              "turn,phase,step,layer,slot,expert,weight\n0,0,0,0,0,3,1\n0,1,1,0,0,2,1\n");
   const std::string import = "trace import --shape " + quoted(f.at("shape.json")) + " ";
-  const Result made = ferry_command(import + quoted(f.at("r.csv")) + " --out " + quoted(f.at("t.safetensors")));
+  const Outputs made = run_ferry(import + quoted(f.at("r.csv")) + " --out " + quoted(f.at("t.safetensors")));
   CHECK(made.status == 0);
   CHECK(says(made.out, {"t.safetensors: 2 tokens in 1 sequences"}));
-  const Result shown = ferry_command("trace inspect " + quoted(f.at("t.safetensors")));
+  const Outputs shown = run_ferry("trace inspect " + quoted(f.at("t.safetensors")));
   CHECK(shown.status == 0);
   CHECK(says(shown.out,
              {"tiny", "1 layers of 4 experts, top-1", "900 bytes", "1 of prompts", "experts, weights", "r.csv"}));
-  CHECK(ferry_command("simulate --stack on-demand --budget 100% --trace " + quoted(f.at("t.safetensors"))).status == 0);
-  refused(import + quoted(f.at("r.csv")) + " --out " + quoted(f.at("r.csv")), {"r.csv", "is read by this run"});
-  refused(import + quoted(f.at("a.safetensors")) + " --out " + quoted(f.at("u.safetensors")),
+  CHECK(run_ferry("simulate --stack on-demand --budget 100% --trace " + quoted(f.at("t.safetensors"))).status == 0);
+  refuses(import + quoted(f.at("r.csv")) + " --out " + quoted(f.at("r.csv")), {"r.csv", "is read by this run"});
+  refuses(import + quoted(f.at("a.safetensors")) + " --out " + quoted(f.at("u.safetensors")),
           {"a.safetensors", "4 layers", "tiny has 1"});
-  refused("trace inspect " + quoted(f.at("r.csv")), {"r.csv", "not a usable safetensors file"});
-  refused("trace import " + quoted(f.at("r.csv")) + " --out x", {"--shape is required"});
+  refuses("trace inspect " + quoted(f.at("r.csv")), {"r.csv", "not a usable safetensors file"});
+  refuses("trace import " + quoted(f.at("r.csv")) + " --out x", {"--shape is required"});
   CHECK_FALSE(std::filesystem::exists(f.at("u.safetensors")));
 
   TraceFile odd;
@@ -1409,14 +1342,14 @@ TEST_CASE("traces are imported and inspected, and strangers' names do not reach 
   odd.sequence_start = {0};
   odd.view();
   odd.write(f.at("odd.safetensors"));
-  const Result odd_shown = ferry_command("trace inspect " + quoted(f.at("odd.safetensors")));
+  const Outputs odd_shown = run_ferry("trace inspect " + quoted(f.at("odd.safetensors")));
   CHECK(odd_shown.status == 0);
   CHECK(odd_shown.out.find('\x1b') == std::string::npos);
   CHECK(odd_shown.out.find('\x07') == std::string::npos);
 }
 
 TEST_CASE("a model whose tables no machine holds is refused before they are made") {
-  const Fixture f;
+  const SweepFixture f;
   auto write = [&](const char* name, std::uint16_t layers) {
     TraceFile huge;
     huge.trace.name = "huge";
@@ -1432,15 +1365,15 @@ TEST_CASE("a model whose tables no machine holds is refused before they are made
     huge.write(f.at(name));
     return quoted(f.at(name));
   };
-  refused("simulate --trace " + write("most.safetensors", 257),
+  refuses("simulate --trace " + write("most.safetensors", 257),
           {"257 layers of 65534 experts", "expected at most 16777216"});
   // Activation paths count pairs of experts in adjacent layers: 256 * 65534^2 counters of 4 bytes.
-  refused("simulate --stack activation-path-full --trace " + write("huge.safetensors", 256),
+  refuses("simulate --stack activation-path-full --trace " + write("huge.safetensors", 256),
           {"activation-path-full needs 4", "256 layers of 65534 experts", "80% of this machine's memory"});
 }
 
 TEST_CASE("endless nesting in a file is a damaged file, not a crash") {
-  const Fixture f;
+  const SweepFixture f;
   const std::string nested = std::string(500'000, '[') + std::string(500'000, ']');
   write_file(f.at("deep.json"), "{\"name\":" + nested + "}");
   const Json metadata = {{"format", "ferry-trace 1"}, {"model", "{\"name\":\"m\",\"layers\":" + nested + "}"}};
@@ -1448,8 +1381,8 @@ TEST_CASE("endless nesting in a file is a damaged file, not a crash") {
   write_file(f.at("shape.safetensors"),
              safetensors_file(R"({"a":{"dtype":"F32","shape":[)" + nested + R"(],"data_offsets":[0,0]}})", ""));
   const std::string trace = quoted(f.at("a.safetensors"));
-  refused("simulate --trace " + trace + " --machine " + quoted(f.at("deep.json")), {"deep.json"});
-  refused("simulate --trace " + trace + " --as " + quoted(f.at("deep.json")), {"deep.json"});
-  refused("trace inspect " + quoted(f.at("deep.safetensors")), {"deep.safetensors"});
-  refused("trace inspect " + quoted(f.at("shape.safetensors")), {"shape.safetensors"});
+  refuses("simulate --trace " + trace + " --machine " + quoted(f.at("deep.json")), {"deep.json"});
+  refuses("simulate --trace " + trace + " --as " + quoted(f.at("deep.json")), {"deep.json"});
+  refuses("trace inspect " + quoted(f.at("deep.safetensors")), {"deep.safetensors"});
+  refuses("trace inspect " + quoted(f.at("shape.safetensors")), {"shape.safetensors"});
 }

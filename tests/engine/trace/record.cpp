@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <string>
 
+#include "engine/fixtures/command.hpp"
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
@@ -15,14 +17,6 @@
 using namespace ferry;
 using namespace ferry::engine;
 using namespace ferry::test;
-
-namespace {
-
-Shell ferry_command(const std::string& arguments) {
-  return shell(ferry_program() + " " + arguments);
-}
-
-}  // namespace
 
 TEST_CASE("windows that are all prompt have partial hidden states of zeros, wherever they stand") {
   const TemporaryFolder folder;

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <set>
 
+#include "engine/fixtures/refusal.hpp"
 #include "ferry/predictor/cross_layer_gate.hpp"
 #include "ferry/predictor/partial_hidden.hpp"
 #include "support/errors.hpp"
@@ -19,6 +20,7 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
+using ferry::test::says;
 
 ModelFacts small_model(std::uint16_t layers, std::uint16_t experts, std::uint16_t k) {
   ModelFacts f;
@@ -174,23 +176,13 @@ void check_against_naive(const TraceFile& file) {
   }
 }
 
-std::string refusal(const ModelFacts& facts, const SyntheticOptions& o) {
+std::string refusal_of(const ModelFacts& facts, const SyntheticOptions& o) {
   try {
     synthesize(facts, o);
   } catch (const InputError& e) {
     return e.what();
   }
   return "not refused";
-}
-
-bool says(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& p : parts) {
-    if (text.find(p) == std::string::npos) {
-      MESSAGE("\"" << text << "\" lacks \"" << p << "\"");
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace
@@ -546,32 +538,33 @@ TEST_CASE("synthetic routing: what cannot be is refused by name, with what would
     return options;
   };
   using O = SyntheticOptions&;
-  CHECK(says(refusal(small_model(4, 2, 2), o), {"always chooses all of its 2 experts"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.sequences = 0; })), {"no tokens"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.ahead = 5; })), {"ahead is 5", "at most 4"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.shallow = 10; })), {"shallow is 10 of 10 layers", "at most 9"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.reuse = 0.2; })), {"reuse is 0.2", "0.25 to 0.99"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.favourites = 0.5; })), {"favourites is 0.5", "0.25 to 0.4"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.popularity = std::nan(""); })), {"popularity is nan", "0.25 to 0.34"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.reuse = 0.95, x.favourites = 0.3; })),
+  CHECK(says(refusal_of(small_model(4, 2, 2), o), {"always chooses all of its 2 experts"}));
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.sequences = 0; })), {"no tokens"}));
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.ahead = 5; })), {"ahead is 5", "at most 4"}));
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.shallow = 10; })), {"shallow is 10 of 10 layers", "at most 9"}));
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.reuse = 0.2; })), {"reuse is 0.2", "0.25 to 0.99"}));
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.favourites = 0.5; })), {"favourites is 0.5", "0.25 to 0.4"}));
+  CHECK(
+      says(refusal_of(mixtral, with([](O x) { x.popularity = std::nan(""); })), {"popularity is nan", "0.25 to 0.34"}));
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.reuse = 0.95, x.favourites = 0.3; })),
              {"reuse 0.95 fades too slowly for favourites 0.3", "192 tokens", "longer sequences"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.recall_percentile = 0.97; })),
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.recall_percentile = 0.97; })),
              {"recall_percentile 0.97", "of 8 experts 2", "k = 2", "leave it unset"}));
-  CHECK(says(refusal(fine, with([](O x) { x.recall_percentile = 0.7; })),
+  CHECK(says(refusal_of(fine, with([](O x) { x.recall_percentile = 0.7; })),
              {"recall_percentile 1 layer ahead", "with recall_top_k", "the nearest is"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.recall_top_k[0] = 0.5; })), {"recall_top_k 1 layer ahead", "top_1"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.recall_top_k[1] = 1.5; })), {"recall_top_k[1] is 1.5", "0 to 1"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.top_1[2] = 0.1, x.shallow_misses = 9; })),
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.recall_top_k[0] = 0.5; })), {"recall_top_k 1 layer ahead", "top_1"}));
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.recall_top_k[1] = 1.5; })), {"recall_top_k[1] is 1.5", "0 to 1"}));
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.top_1[2] = 0.1, x.shallow_misses = 9; })),
              {"[2] is", "shallow_misses 9", "shallow layers would miss more than all", "expected at most"}));
-  CHECK(says(refusal(mixtral, with([](O x) { x.high_share = 0.9, x.skip_share = 0.09; })),
+  CHECK(says(refusal_of(mixtral, with([](O x) { x.high_share = 0.9, x.skip_share = 0.09; })),
              {"skip_share 0.09 cannot be met with k = 2 and high_share 0.9", "the nearest is"}));
-  CHECK(says(refusal(fine, with([](O x) { x.high_share = 0.8; })), {"high_share 0.8", "k = 3", "nearest is 0.667"}));
-  CHECK(says(refusal(fine, with([](O x) { x.low_score = 0.9; })), {"low_score 0.9", "the nearest is"}));
-  CHECK(says(refusal(fine, with([](O x) { x.alpha = 0; })), {"alpha is 0", "0.05 to 1"}));
-  CHECK(says(refusal(fine, with([](O x) { x.shallow_misses = 0; })), {"shallow_misses is 0", "0.01 to 100"}));
-  CHECK(says(refusal(fine, with([](O x) { x.recall_prefill = -0.5; })), {"recall_prefill is -0.5"}));
+  CHECK(says(refusal_of(fine, with([](O x) { x.high_share = 0.8; })), {"high_share 0.8", "k = 3", "nearest is 0.667"}));
+  CHECK(says(refusal_of(fine, with([](O x) { x.low_score = 0.9; })), {"low_score 0.9", "the nearest is"}));
+  CHECK(says(refusal_of(fine, with([](O x) { x.alpha = 0; })), {"alpha is 0", "0.05 to 1"}));
+  CHECK(says(refusal_of(fine, with([](O x) { x.shallow_misses = 0; })), {"shallow_misses is 0", "0.01 to 100"}));
+  CHECK(says(refusal_of(fine, with([](O x) { x.recall_prefill = -0.5; })), {"recall_prefill is -0.5"}));
   const ModelFacts one = small_model(10, 16, 1);
-  CHECK(says(refusal(one, with([](O x) { x.top_1[0] = 0.9; })), {"top_1[0]", "k = 1", "recall_top_k"}));
-  CHECK(says(refusal(one, with([](O x) { x.high_share = 0.9; })), {"high_share", "k = 1", "leave them unset"}));
-  CHECK(says(refusal(one, with([](O x) { x.low_score = 0.1; })), {"low_score", "k = 1"}));
+  CHECK(says(refusal_of(one, with([](O x) { x.top_1[0] = 0.9; })), {"top_1[0]", "k = 1", "recall_top_k"}));
+  CHECK(says(refusal_of(one, with([](O x) { x.high_share = 0.9; })), {"high_share", "k = 1", "leave them unset"}));
+  CHECK(says(refusal_of(one, with([](O x) { x.low_score = 0.1; })), {"low_score", "k = 1"}));
 }

@@ -13,8 +13,8 @@ using namespace ferry::test;
 namespace {
 
 template <class StackT>
-struct Fixture {
-  explicit Fixture(const ModelShape& m, float top_score_alpha = -1.0F) {
+struct AccountsFixture {
+  explicit AccountsFixture(const ModelShape& m, float top_score_alpha = -1.0F) {
     Carver carve(block + 1024);
     accounts.reserve(carve, m, 1, top_score_alpha);
   }
@@ -32,7 +32,7 @@ Request request(std::uint16_t expert) {
 }  // namespace
 
 TEST_CASE("bytes and prefetches: what is taken back comes off the accounts of the phase that submitted it") {
-  Fixture<stacks::CrossLayerLru> f(model(2, 4, 1, 1, 100));
+  AccountsFixture<stacks::CrossLayerLru> f(model(2, 4, 1, 1, 100));
   f.accounts.begin_step(Phase::prefill, 1);
   f.accounts.submitted(full(1, 2), false);
   f.accounts.begin_step(Phase::decode, 1);
@@ -55,7 +55,7 @@ TEST_CASE("bytes and prefetches: what is taken back comes off the accounts of th
 }
 
 TEST_CASE("a substitute that the gate did not ask for is run and not counted") {
-  Fixture<stacks::ImportanceRouter> f(model(1, 4, 2));
+  AccountsFixture<stacks::ImportanceRouter> f(model(1, 4, 2));
   f.accounts.begin_step(Phase::decode, 1);
   const Route routes[] = {{0, 0.6F}, {3, 0.4F, 1}};  // 3 stands for 1
   const Request run[] = {request(0), request(3)};
@@ -72,7 +72,7 @@ TEST_CASE("a substitute that the gate did not ask for is run and not counted") {
 }
 
 TEST_CASE("misses by score, if scores were seen") {
-  Fixture<stacks::LruCache> f(model(1, 4, 2), 0.5F);
+  AccountsFixture<stacks::LruCache> f(model(1, 4, 2), 0.5F);
   f.accounts.begin_step(Phase::decode, 1);
   const float select[] = {8, 4, 3, 1};  // beta = 3: 8 is above 4.5, 4 is not
   const Route routes[] = {{0, 0.6F}, {1, 0.4F}};

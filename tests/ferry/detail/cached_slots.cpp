@@ -15,8 +15,8 @@ namespace {
 using Slots = detail::CachedSlots<stacks::CrossLayerLru>;
 
 /// Two layers of 4 experts; a pool of 2 slots over both, and 2 stream slots.
-struct Fixture {
-  Fixture() {
+struct SlotsFixture {
+  SlotsFixture() {
     const ModelShape m = model(2, 4, 1, 1, 100);
     Carver carve(block + 2048);
     slots.reserve(carve, m, {{{0, 2, part::bit(Precision::full), 2, 128}}, 2, 128}, Lru{}, 1, -1.0F);
@@ -36,7 +36,7 @@ struct Fixture {
 }  // namespace
 
 TEST_CASE("room: free slots first, then the victim's, whose queued copy is taken back") {
-  Fixture f;
+  SlotsFixture f;
   CHECK(f.room(full(0, 0), Residency::for_demand) == 0);
   f.slots.admit(0, full(0, 0), true);
   CHECK(f.room(full(0, 1), Residency::for_prefetch) == 1);
@@ -51,7 +51,7 @@ TEST_CASE("room: free slots first, then the victim's, whose queued copy is taken
 
 TEST_CASE("a prefetch that landed and is evicted unused is wasted, a used one is not") {
   for (const bool used : {false, true}) {
-    Fixture f;
+    SlotsFixture f;
     for (std::uint16_t e = 0; e < 2; ++e) f.slots.admit(f.room(full(0, e), Residency::for_demand), full(0, e), false);
     f.slots.begin_call({Ticket{100}, Ticket{101}, Ticket{101}});
     if (used) f.slots.use(0);
@@ -63,7 +63,7 @@ TEST_CASE("a prefetch that landed and is evicted unused is wasted, a used one is
 }
 
 TEST_CASE("a queued prefetch becomes demand in its slot, those of a planned layer are taken back") {
-  Fixture f;
+  SlotsFixture f;
   for (std::uint16_t e = 0; e < 2; ++e) f.slots.admit(f.room(full(1, e), Residency::for_demand), full(1, e), false);
   f.slots.begin_call();
   f.slots.promote(1);
@@ -80,7 +80,7 @@ TEST_CASE("a queued prefetch becomes demand in its slot, those of a planned laye
 }
 
 TEST_CASE("stream slots come in turn, behind the cached ones") {
-  Fixture f;
+  SlotsFixture f;
   CHECK(f.slots.free_stream_slot() == 2);
   CHECK(f.slots.free_stream_slot() == 3);
   CHECK(f.slots.free_stream_slot() == 2);

@@ -17,7 +17,7 @@ using namespace ferry::test;
 namespace {
 
 /// A pipeline of 3 layers of 4 experts, top-2, at most 2 rows, in which everything fits.
-struct Fixture {
+struct CheckedCalls {
   static CoreConfig<stacks::CrossLayerLru> config_of() {
     CoreConfig<stacks::CrossLayerLru> c;
     c.model = model(3, 4, 2, 2);
@@ -58,7 +58,7 @@ struct Fixture {
 }  // namespace
 
 TEST_CASE("misuse: a layer planned twice") {
-  Fixture f;
+  CheckedCalls f;
   f.begin();
   f.plan(0);
   CHECK(f.refused([&] { f.plan(0); }) == "plan, layer 0: was planned already, expected finish or abandon first");
@@ -71,7 +71,7 @@ TEST_CASE("misuse: a layer planned twice") {
 }
 
 TEST_CASE("misuse: a layer that is never finished") {
-  Fixture f;
+  CheckedCalls f;
   f.begin();
   f.plan(0);
   CHECK(f.refused([&] { f.plan(1); }) == "plan, layer 1: layer 0 is not finished, expected finish(0) first");
@@ -83,7 +83,7 @@ TEST_CASE("misuse: a layer that is never finished") {
 }
 
 TEST_CASE("a step that is left in the middle of a layer is abandoned by the next one, and counted") {
-  Fixture f;
+  CheckedCalls f;
   f.begin();
   f.plan(0);
   f.begin();
@@ -98,7 +98,7 @@ TEST_CASE("a step that is left in the middle of a layer is abandoned by the next
 }
 
 TEST_CASE("misuse: no step, and what is left of an abandoned one") {
-  Fixture f;
+  CheckedCalls f;
   CHECK(f.refused([&] { f.plan(0); }) == "plan, layer 0: no step has begun, expected begin_step first");
   f.begin();
   CHECK(f.refused([&] { f.pipe.preload(); }) == "preload: came after begin_step, expected ahead of the first step");
@@ -108,7 +108,7 @@ TEST_CASE("misuse: no step, and what is left of an abandoned one") {
 }
 
 TEST_CASE("misuse: arrays that do not fit the step") {
-  Fixture f;
+  CheckedCalls f;
   const std::uint32_t sequences[3] = {};
   CHECK(f.refused([&] {
     f.pipe.begin_step({Phase::decode, sequences});
@@ -137,7 +137,7 @@ TEST_CASE("misuse: arrays that do not fit the step") {
 }
 
 TEST_CASE("misuse: layers out of range") {
-  Fixture f;
+  CheckedCalls f;
   f.begin();
   CHECK(f.refused([&] { f.plan(3); }) == "plan, layer 3: expected a layer below 3 (MoE layers, from 0)");
   CHECK(f.refused([&] { f.pipe.look_ahead(f.of(1, 1)); }) ==
@@ -148,7 +148,7 @@ TEST_CASE("misuse: layers out of range") {
 }
 
 TEST_CASE("misuse: rows that are not the step's") {
-  Fixture f;
+  CheckedCalls f;
   f.begin(2);
   Scores s = f.of(0, 1);
   const std::uint32_t third[] = {2}, twice[] = {1, 1}, last[] = {1};

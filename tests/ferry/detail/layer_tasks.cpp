@@ -14,8 +14,8 @@ using namespace ferry::test;
 namespace {
 
 /// A layer of 8 experts: a pool of as many slots as asked for, and 2 stream slots.
-struct Fixture {
-  explicit Fixture(std::uint32_t cached) {
+struct LayerFixture {
+  explicit LayerFixture(std::uint32_t cached) {
     const ModelShape m = model(1, 8, 1, 8);
     Carver carve(block + 4096);
     slots.reserve(carve, m, {{{0, 1, part::bit(Precision::full), cached, 64}}, 2, 64}, Lru{}, 1, -1.0F);
@@ -38,7 +38,7 @@ std::vector<Request> requests(std::uint16_t count) {
 }  // namespace
 
 TEST_CASE("misses take the pool's slots, then the stream slots in turn, each behind the task before it") {
-  Fixture f(1);
+  LayerFixture f(1);
   std::vector<Request> misses = requests(5);
   f.tasks.end_resident();
   f.tasks.load(misses, f.slots);
@@ -70,7 +70,7 @@ TEST_CASE("misses take the pool's slots, then the stream slots in turn, each beh
 }
 
 TEST_CASE("what is in flight runs in the order in which it lands, before what is loaded") {
-  Fixture f(4);
+  LayerFixture f(4);
   for (const std::uint16_t e : std::initializer_list<std::uint16_t>{2, 0, 1}) {
     std::uint16_t closed = Residency::no_pool;
     f.slots.admit(f.slots.make_room(full(0, e), Residency::for_demand, closed), full(0, e), true);

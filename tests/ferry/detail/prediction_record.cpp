@@ -15,8 +15,8 @@ namespace {
 
 const Array<std::uint16_t> no_best;
 
-struct Fixture {
-  Fixture(const Shape& shape, std::uint16_t depth) {
+struct RecordFixture {
+  RecordFixture(const Shape& shape, std::uint16_t depth) {
     Carver carve(block + 256);
     record.reserve(carve, shape, depth);
   }
@@ -33,7 +33,7 @@ Request named(std::uint16_t layer, std::uint16_t expert) {
 }  // namespace
 
 TEST_CASE("a prediction counts once, for the layer and the number of rows that it was made for") {
-  Fixture f(Shape{2, 4, 1, 2}, 1);
+  RecordFixture f(Shape{2, 4, 1, 2}, 1);
   const std::vector<float> rows = {0, 1, 0, 0, 0, 0, 0, 1};  // best: 1, then 3
   const Request predicted = named(1, 1);
   f.record.note(scores(1, rows), 1, {&predicted, 1});
@@ -56,7 +56,7 @@ TEST_CASE("a prediction counts once, for the layer and the number of rows that i
 }
 
 TEST_CASE("predictions of one layer from several distances are counted apart, the nearest in the sum") {
-  Fixture f(Shape{4, 4, 2, 1}, 3);
+  RecordFixture f(Shape{4, 4, 2, 1}, 3);
   const Request one[] = {named(3, 0), named(3, 1)}, two[] = {named(3, 2), named(3, 3)};
   const std::vector<float> likes0 = {1, 0, 0, 0}, likes2 = {0, 0, 1, 0};
   f.record.note(scores(3, likes2), 3, {two, 2});  // from layer 0: wrong
@@ -77,7 +77,7 @@ TEST_CASE("predictions of one layer from several distances are counted apart, th
 }
 
 TEST_CASE("a prediction without rows counts in recall, not in top-1, and substitutes stand for the gate's choice") {
-  Fixture f(Shape{2, 4, 1, 2}, 1);
+  RecordFixture f(Shape{2, 4, 1, 2}, 1);
   const Request predicted = named(1, 3);
   f.record.note(Scores{1, {}, {}}, 1, {&predicted, 1});
   const Route routes[] = {{0, 1.0F, 3}, {0, 1.0F}};  // the gate chose 3 and 0
@@ -89,7 +89,7 @@ TEST_CASE("a prediction without rows counts in recall, not in top-1, and substit
 }
 
 TEST_CASE("what was predicted for an abandoned step is forgotten") {
-  Fixture f(Shape{2, 4, 1, 2}, 1);
+  RecordFixture f(Shape{2, 4, 1, 2}, 1);
   const Request predicted = named(1, 3);
   f.record.note(Scores{1, {}, {}}, 1, {&predicted, 1});
   f.record.clear();
@@ -118,7 +118,7 @@ TEST_CASE("where the first routes are substitutes, top-1 is held against the gat
 }
 
 TEST_CASE("a layer with some of the step's rows is compared with what was predicted for those") {
-  Fixture f(Shape{2, 4, 1, 3}, 1);
+  RecordFixture f(Shape{2, 4, 1, 3}, 1);
   const std::vector<float> rows = {0, 1, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0};  // best: 1, 3, 0
   const Request predicted[] = {named(1, 1), named(1, 3)};
   f.record.note(scores(1, rows), 1, predicted);
@@ -138,7 +138,7 @@ TEST_CASE("a prediction of the same some rows is compared row by row, one of oth
   const Route routes[] = {{1, 1.0F}, {2, 1.0F}};
   const std::uint32_t present[] = {1, 2}, three[] = {0, 1, 2};
   PrefetchCounts same, other;
-  Fixture f(Shape{2, 4, 1, 4}, 1);
+  RecordFixture f(Shape{2, 4, 1, 4}, 1);
   f.record.note(scores(1, rows), 1, {&predicted, 1});  // by an earlier layer that had rows 1 and 2, too
   f.record.score(1, routes, present, 4, no_best, same);
   CHECK(same.accuracy.rows == 2);

@@ -14,13 +14,13 @@ using namespace ferry::test;
 namespace {
 
 /// No policy; placed like one.
-using Slots = detail::SlotExperts;
+using Numbered = detail::SlotExperts;
 constexpr PoolShape pool{4, 2, 3, 5};  // layers 2, 3, 4
 
 }  // namespace
 
 TEST_CASE("a pool's experts are numbered layer by layer from the pool's first") {
-  Placed<Slots> slots(pool);
+  Placed<Numbered> slots(pool);
   CHECK(slots->size() == 15);
   CHECK(slots->index({2, 0}) == 0);
   CHECK(slots->index({2, 4}) == 4);
@@ -44,7 +44,7 @@ TEST_CASE("layers behind the present one come round at the end of the pool") {
 }
 
 TEST_CASE("the least worth among the slots not barred, the lowest slot of equals") {
-  Placed<Slots> slots(pool);
+  Placed<Numbered> slots(pool);
   const std::uint16_t experts[4] = {3, 1, 4, 1};
   for (std::uint32_t s = 0; s < 4; ++s) slots->put(s, {2, experts[s]}, experts[s]);
   CHECK((*slots)[2] == ExpertId{2, 4});
@@ -61,7 +61,7 @@ TEST_CASE("the least worth among the slots not barred, the lowest slot of equals
 }
 
 TEST_CASE("a pool without slots has no least one") {
-  Placed<Slots> slots(PoolShape{0, 0, 1, 8});
+  Placed<Numbered> slots(PoolShape{0, 0, 1, 8});
   CHECK(slots->least({}, [](std::uint32_t at) { return std::int64_t{at}; }) == no_slot);
 }
 
@@ -69,7 +69,7 @@ TEST_CASE("the least worth of many layers, against a look at every slot") {
   Random random(11);
   constexpr std::uint16_t layers = 5, experts = 7;
   constexpr std::uint32_t slots = 20;
-  Placed<Slots> policy(PoolShape{slots, 3, layers, experts});
+  Placed<Numbered> policy(PoolShape{slots, 3, layers, experts});
   std::vector<std::int64_t> keys(layers * experts), ahead(layers);  // of an expert, and of its layer
   std::vector<ExpertId> holds(slots, ExpertId{0, no_expert});
   const auto key = [&](ExpertId id) { return keys[policy->index(id)]; };

@@ -11,8 +11,8 @@ using namespace ferry::test;
 
 namespace {
 
-struct Fixture {
-  Fixture() {
+struct StagingFixture {
+  StagingFixture() {
     Carver carve(block + 256);
     staging.reserve(carve, 2);
   }
@@ -23,7 +23,7 @@ struct Fixture {
 }  // namespace
 
 TEST_CASE("as many prefetches wait as there are stream slots, the best first") {
-  Fixture f;
+  StagingFixture f;
   CHECK(f.staging.empty());
   for (std::uint16_t e = 0; e < 3; ++e) f.staging.push(full(1, e));
   CHECK(f.staging.front() == full(1, 0));
@@ -37,7 +37,7 @@ TEST_CASE("as many prefetches wait as there are stream slots, the best first") {
 }
 
 TEST_CASE("a copy that would be waited for is worth it if it is likely enough to be needed") {
-  Fixture f;
+  StagingFixture f;
   CHECK(f.staging.is_worth(1000));  // nothing is known
   f.staging.finish({60, 10, 30, 500});
   f.staging.plan(9, 10);

@@ -2,27 +2,11 @@
 
 #include <doctest/doctest.h>
 
+#include "support/gates.hpp"
 #include "support/random.hpp"
 
 using namespace ferry;
-
-namespace {
-
-using Matrix = GateBank::Matrix;
-
-Matrix random_matrix(test::Random& random, Eigen::Index rows, Eigen::Index columns) {
-  Matrix m(rows, columns);
-  for (Eigen::Index i = 0; i < m.size(); ++i) m.data()[i] = random.unit() - 0.5F;
-  return m;
-}
-
-GateBank random_bank(test::Random& random, std::uint32_t layers, std::uint32_t experts, std::uint32_t hidden) {
-  GateBank bank(layers, experts, hidden);
-  for (std::uint32_t l = 0; l < layers; ++l) bank.set(l, random_matrix(random, experts, hidden));
-  return bank;
-}
-
-}  // namespace
+using namespace ferry::test;
 
 TEST_CASE("the worker gives what the bank gives, also while the caller uses the bank and overwrites its rows") {
   test::Random random(4);

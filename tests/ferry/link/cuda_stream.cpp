@@ -26,8 +26,8 @@ emulated::Options seeded(std::uint64_t seed) {
 }
 
 /// Eight experts in one pinned block, expert e full of e; six slots.
-struct Fixture {
-  explicit Fixture(std::uint64_t seed = 1, CudaStream::Options options = {}, bool poison = true) {
+struct StreamFixture {
+  explicit StreamFixture(std::uint64_t seed = 1, CudaStream::Options options = {}, bool poison = true) {
     emulated::reset(seeded(seed));
     experts.emplace(8 * expert_bytes);
     for (std::size_t i = 0; i < experts->size(); ++i) (*experts)[i] = static_cast<std::byte>(i / expert_bytes);
@@ -42,7 +42,7 @@ struct Fixture {
         CudaSlots::Options{.pinned = true, .poison = poison});
     link.emplace(*slots, *compute, options);
   }
-  ~Fixture() {
+  ~StreamFixture() {
     link.reset();
     slots.reset();
     compute.reset();
@@ -80,7 +80,7 @@ TEST_CASE("CUDA link: the computation sees what landed, whole, and only because 
   int right_without = 0;
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     CAPTURE(seed);
-    Fixture f(seed);
+    StreamFixture f(seed);
     f.link->submit(copy(2, 5, 3));
     static_cast<void>(f.link->seen());
     f.read(3, 1);
@@ -100,7 +100,7 @@ TEST_CASE("CUDA link: not one byte before the slot's last reader, on the device,
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     for (const bool waits : {true, false}) {
       CAPTURE(seed);
-      Fixture f(seed);
+      StreamFixture f(seed);
       f.link->submit(copy(2, 1, 0));
       f.link->wait(Ticket{2});
       f.read(0);  // the last reader
@@ -120,7 +120,7 @@ TEST_CASE("CUDA link: not one byte before the slot's last reader, on the device,
 }
 
 TEST_CASE("CUDA link: prefetches go to the stream a bounded number of bytes ahead, the others can be dropped") {
-  Fixture f(1, {.ahead_bytes = 2 * expert_bytes, .log = true});
+  StreamFixture f(1, {.ahead_bytes = 2 * expert_bytes, .log = true});
   emulated::hold(*f.compute);
   f.link->fence(Fence{1});
   f.link->submit(copy(2, 0, 0, Fence{1}));  // holds the copies' stream up
@@ -147,7 +147,7 @@ TEST_CASE("CUDA link: prefetches go to the stream a bounded number of bytes ahea
 }
 
 TEST_CASE("CUDA link: a prefetch whose slot is still read holds no demand copy up") {
-  Fixture f;
+  StreamFixture f;
   emulated::hold(*f.compute);
   f.read(1);
   f.link->fence(Fence{1});
@@ -166,7 +166,7 @@ TEST_CASE("CUDA link: a prefetch whose slot is still read holds no demand copy u
 
 TEST_CASE("CUDA link: a wait for a queued prefetch brings it, whatever stands before it") {
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
-    Fixture f(seed, {.ahead_bytes = 1});
+    StreamFixture f(seed, {.ahead_bytes = 1});
     f.link->fence(Fence{1});
     for (std::uint64_t t = 3; t <= 9; t += 2)
       f.link->submit(copy(t, static_cast<std::uint16_t>(t / 2), static_cast<std::uint32_t>(t / 2), Fence{1}));
@@ -179,7 +179,7 @@ TEST_CASE("CUDA link: a wait for a queued prefetch brings it, whatever stands be
 TEST_CASE("CUDA link: neighbours that are wanted together go as one copy") {
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     CAPTURE(seed);
-    Fixture f(seed, {.log = true});
+    StreamFixture f(seed, {.log = true});
     f.link->fence(Fence{1});
     f.link->submit(copy(2, 3, 1));
     f.link->submit(copy(4, 4, 2, Fence{1}));
@@ -218,7 +218,7 @@ TEST_CASE("CUDA link: large neighbours go one by one, so that the first is there
 }
 
 TEST_CASE("CUDA link: one that may have a neighbour goes with the next call, whatever that is") {
-  Fixture f;
+  StreamFixture f;
   emulated::hold(*f.compute);
   const std::uint64_t before = emulated::calls("cudaMemcpyAsync");
   f.link->submit(copy(2, 3, 1));
@@ -240,7 +240,7 @@ TEST_CASE("CUDA link: one that may have a neighbour goes with the next call, wha
 }
 
 TEST_CASE("CUDA link: waiting for what can never land is an error, not a hang") {
-  Fixture f;
+  StreamFixture f;
   f.link->submit(copy(5, 1, 0));
   CHECK_THROWS_AS(f.link->wait(Ticket{2}), LinkError);
   CHECK_THROWS_AS(f.link->wait(Ticket{7}), LinkError);
@@ -254,13 +254,13 @@ TEST_CASE("CUDA link: waiting for what can never land is an error, not a hang") 
 }
 
 TEST_CASE("CUDA link: ends with copies still queued and on the stream") {
-  Fixture f(1, {.ahead_bytes = expert_bytes});
+  StreamFixture f(1, {.ahead_bytes = expert_bytes});
   for (std::uint64_t t = 2; t < 200; ++t) f.link->submit(copy(t, 1, static_cast<std::uint32_t>(t % 6)));
 }
 
 TEST_CASE("CUDA link: times of the device's clock") {
   const Nanoseconds before = CudaStream::now();
-  Fixture f(1, {.log = true}, false);
+  StreamFixture f(1, {.log = true}, false);
   for (std::uint64_t t = 2; t <= 8; t += 2)
     f.link->submit(copy(t, static_cast<std::uint16_t>(t % 7), static_cast<std::uint32_t>(t / 2)));
   f.link->drain();
@@ -302,7 +302,7 @@ TEST_CASE("CUDA link: an error of CUDA names the call, and stops the link") {
   for (const char* call : {"cudaMemcpyAsync", "cudaEventRecord", "cudaMemsetAsync", "cudaEventQuery",
                            "cudaEventCreateWithFlags", "cudaStreamWaitEvent"}) {
     INFO(std::string(call));
-    Fixture f;
+    StreamFixture f;
     f.link->fence(Fence{1});
     emulated::fail(call, 1, cudaErrorIllegalAddress);
     std::string why;
@@ -324,7 +324,7 @@ TEST_CASE("CUDA link: an error of CUDA names the call, and stops the link") {
 
 TEST_CASE("CUDA link: a device that is lost ends waits, and is no hang at the end") {
   for (std::uint32_t steps = 0; steps < 40; ++steps) {
-    Fixture f(steps);
+    StreamFixture f(steps);
     emulated::lose_device(cudaErrorLaunchFailure, steps);
     bool thrown = false;
     try {

@@ -9,7 +9,7 @@ using namespace ferry::test;
 
 namespace {
 
-struct Fixture {
+struct ThreadFixture {
   ModelShape m = model(1, 8, 1, 1, 4096);
   std::vector<std::vector<std::byte>> experts = [] {
     std::vector<std::vector<std::byte>> e;
@@ -23,16 +23,16 @@ struct Fixture {
                     true};
 };
 
-Copy copy(std::uint64_t ticket, std::uint16_t expert, std::uint32_t slot, Fence after = Fence::none) {
+Copy copy_of(std::uint64_t ticket, std::uint16_t expert, std::uint32_t slot, Fence after = Fence::none) {
   return {Ticket{ticket}, full(0, expert), slot, after, !is_prefetch(Ticket{ticket})};
 }
 
 }  // namespace
 
 TEST_CASE("what landed is there, whole") {
-  Fixture f;
+  ThreadFixture f;
   HostThread link(f.memory, {.chunk_bytes = 1000});
-  link.submit(copy(2, 5, 3));
+  link.submit(copy_of(2, 5, 3));
   link.wait(Ticket{2});
   CHECK(f.memory.slot(3)[0] == std::byte{5});
   CHECK(f.memory.slot(3)[4095] == std::byte{5});
@@ -41,23 +41,23 @@ TEST_CASE("what landed is there, whole") {
 }
 
 TEST_CASE("the throttle holds: a copy takes at least its bytes over the bandwidth") {
-  Fixture f;
+  ThreadFixture f;
   HostThread link(f.memory, {.bytes_per_s = 1'000'000, .latency_ns = 1'000'000});  // 4.096 ms + 1 ms
   const Nanoseconds begin = HostThread::now();
-  link.submit(copy(2, 1, 0));
+  link.submit(copy_of(2, 1, 0));
   link.wait(Ticket{2});
   CHECK(HostThread::now() - begin >= 5'096'000);
   CHECK(link.busy_ns() >= 5'096'000);
 }
 
 TEST_CASE("demand overtakes queued prefetches, and a queued prefetch can be dropped") {
-  Fixture f;
+  ThreadFixture f;
   HostThread link(f.memory, {.bytes_per_s = 400'000, .log = true});  // ~10 ms a copy
-  link.submit(copy(3, 1, 0));
+  link.submit(copy_of(3, 1, 0));
   while (link.seen().prefetch_begun < Ticket{3}) std::this_thread::yield();
-  link.submit(copy(5, 2, 1));
-  link.submit(copy(7, 3, 2));
-  link.submit(copy(8, 4, 3));
+  link.submit(copy_of(5, 2, 1));
+  link.submit(copy_of(7, 3, 2));
+  link.submit(copy_of(8, 4, 3));
   link.drop(Ticket{5});
   link.wait(Ticket{8});
   CHECK(link.seen().prefetch_landed >= Ticket{3});
@@ -70,12 +70,12 @@ TEST_CASE("demand overtakes queued prefetches, and a queued prefetch can be drop
 }
 
 TEST_CASE("not one byte before the slot's last reader, and nothing overtakes that copy") {
-  Fixture f;
+  ThreadFixture f;
   HostThread link(f.memory, {});
-  link.submit(copy(2, 1, 0));
+  link.submit(copy_of(2, 1, 0));
   link.wait(Ticket{2});
-  link.submit(copy(4, 6, 0, Fence{9}));
-  link.submit(copy(5, 7, 1));
+  link.submit(copy_of(4, 6, 0, Fence{9}));
+  link.submit(copy_of(5, 7, 1));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   CHECK(link.seen().demand_landed == Ticket{2});
   CHECK(link.seen().prefetch_begun < Ticket{5});
@@ -85,19 +85,19 @@ TEST_CASE("not one byte before the slot's last reader, and nothing overtakes tha
 }
 
 TEST_CASE("waiting for a copy that was never submitted is an error, not a hang") {
-  Fixture f;
+  ThreadFixture f;
   HostThread link(f.memory, {});
-  link.submit(copy(5, 1, 0));
+  link.submit(copy_of(5, 1, 0));
   CHECK_THROWS_AS(link.wait(Ticket{2}), LinkError);
   CHECK_THROWS_AS(link.wait(Ticket{7}), LinkError);
 }
 
 TEST_CASE("ends at once with copies still queued") {
-  Fixture f;
+  ThreadFixture f;
   const Nanoseconds begin = HostThread::now();
   {
     HostThread link(f.memory, {.bytes_per_s = 40'000});  // 0.1 s a copy
-    for (std::uint64_t t = 2; t < 200; t += 2) link.submit(copy(t, 1, static_cast<std::uint32_t>(t % 4)));
+    for (std::uint64_t t = 2; t < 200; t += 2) link.submit(copy_of(t, 1, static_cast<std::uint32_t>(t % 4)));
   }
   CHECK(HostThread::now() - begin < 2'000'000'000);
 }
@@ -108,8 +108,8 @@ TEST_CASE("bytes that cannot be had, or do not fit, fail the wait instead of han
     SlotMemory memory(
         one_pool(m, 4 * 64), [](Variant) -> View<const std::byte> { throw std::runtime_error("disk"); }, true);
     HostThread link(memory, {});
-    link.submit(copy(2, 1, 0));
-    link.submit(copy(4, 2, 1));
+    link.submit(copy_of(2, 1, 0));
+    link.submit(copy_of(4, 2, 1));
     CHECK_THROWS_WITH_AS(link.wait(Ticket{4}), "a copy failed: disk", LinkError);
     CHECK_THROWS_AS(link.drain(), LinkError);
   }
@@ -122,7 +122,7 @@ TEST_CASE("bytes that cannot be had, or do not fit, fail the wait instead of han
         },
         true);
     HostThread link(memory, {});
-    link.submit(copy(2, 1, 0));
+    link.submit(copy_of(2, 1, 0));
     CHECK_THROWS_AS(link.wait(Ticket{2}), LinkError);
   }
 }

@@ -36,12 +36,6 @@ std::vector<Request> predict(Placed<ActivationMatrix>& p, std::uint16_t layer) {
   return memory;
 }
 
-std::vector<int> ids(const std::vector<Request>& r) {
-  std::vector<int> e;
-  for (const Request& q : r) e.push_back(q.want.id.expert);
-  return e;
-}
-
 ActivationMatrix keeping(std::uint32_t history) {
   ActivationMatrix p;
   p.history = history;

@@ -37,12 +37,6 @@ std::vector<Request> predict(Placed<ActivationPath>& p, std::uint16_t layer) {
   return memory;
 }
 
-std::vector<int> ids(const std::vector<Request>& r) {
-  std::vector<int> e;
-  for (const Request& q : r) e.push_back(q.want.id.expert);
-  return e;
-}
-
 }  // namespace
 
 TEST_CASE("the experts that followed most often are named, those never seen to follow are not") {

@@ -21,12 +21,6 @@ std::vector<Request> predict(Placed<CrossLayerGate>& p, Phase phase, const std::
   return memory;
 }
 
-std::vector<int> ids(const std::vector<Request>& r) {
-  std::vector<int> e;
-  for (const Request& q : r) e.push_back(q.want.id.expert);
-  return e;
-}
-
 }  // namespace
 
 TEST_CASE("how many experts lie above the 75th percentile, as numpy's percentile counts them") {

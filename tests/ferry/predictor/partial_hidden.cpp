@@ -20,12 +20,6 @@ std::vector<Request> predict(Placed<PartialHidden>& p, Phase phase, const Scores
   return memory;
 }
 
-std::vector<int> ids(const std::vector<Request>& r) {
-  std::vector<int> e;
-  for (const Request& q : r) e.push_back(q.want.id.expert);
-  return e;
-}
-
 Placed<PartialHidden> with(float alpha, const Shape& shape) {
   PartialHidden p;
   p.alpha = alpha;

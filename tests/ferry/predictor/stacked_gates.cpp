@@ -21,12 +21,6 @@ std::vector<Request> predict(Placed<StackedGates>& p, Phase phase, std::uint16_t
   return memory;
 }
 
-std::vector<int> ids(const std::vector<Request>& r) {
-  std::vector<int> e;
-  for (const Request& q : r) e.push_back(q.want.id.expert);
-  return e;
-}
-
 }  // namespace
 
 TEST_CASE("stacked gates name the plain top k of whatever layer they are asked for") {

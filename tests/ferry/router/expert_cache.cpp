@@ -19,7 +19,7 @@ using namespace ferry::test;
 namespace {
 
 using Rows = std::vector<std::vector<float>>;
-using Experts = std::vector<int>;
+using ExpertList = std::vector<int>;
 const float no_number = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<float> flat(const Rows& rows) {
@@ -28,7 +28,7 @@ std::vector<float> flat(const Rows& rows) {
   return all;
 }
 
-std::vector<State> resident(std::uint16_t experts, const Experts& which) {
+std::vector<State> resident(std::uint16_t experts, const ExpertList& which) {
   std::vector<State> present(experts, State::absent);
   for (const int e : which) present[static_cast<std::size_t>(e)] = State::resident;
   return present;
@@ -51,7 +51,7 @@ struct Batch {
   std::uint16_t experts, k;
   float alpha;
   Rows rows;
-  Experts there;
+  ExpertList there;
   bool renormalise = false;
   Phase phase = Phase::decode;
 
@@ -66,8 +66,8 @@ struct Batch {
   }
 };
 
-Experts row_of(const std::vector<Route>& routes, std::uint16_t k, std::size_t row) {
-  Experts e;
+ExpertList row_of(const std::vector<Route>& routes, std::uint16_t k, std::size_t row) {
+  ExpertList e;
   for (std::size_t i = row * k; i < (row + 1) * k; ++i) e.push_back(routes[i].expert);
   return e;
 }
@@ -85,7 +85,7 @@ class Plain {
   Plain(const Rows& scores, const std::set<int>& there, std::size_t k, float alpha, bool sharing)
       : scores_(scores), there_(there), k_(k), alpha_(alpha) {
     for (std::size_t t = 0; t < scores.size(); ++t) {
-      Experts order(scores[t].size());
+      ExpertList order(scores[t].size());
       std::iota(order.begin(), order.end(), 0);
       std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
         const float x = at(t, a), y = at(t, b);
@@ -126,7 +126,7 @@ class Plain {
     return all;
   }
 
-  std::vector<Experts> ranked;
+  std::vector<ExpertList> ranked;
   std::vector<float> beta;
   std::set<int> c;
   std::vector<std::vector<std::pair<int, int>>> chosen;  ///< a row: expert, and the gate's choice it stands for or -1
@@ -141,7 +141,7 @@ class Plain {
   }
 
   void choose(std::size_t t, bool sharing) {
-    Experts stay, misses, a;
+    ExpertList stay, misses, a;
     for (std::size_t i = 0; i < k_; ++i) {
       const int e = ranked[t][i];
       (top(t, e) || there_.contains(e) || kept_.contains(e) ? stay : misses).push_back(e);
@@ -208,9 +208,9 @@ TEST_CASE("three tokens of a batch, worked in full") {
            {8, 10, 35, 5, 9, 11, 10, 12}},
           {0, 5}};
   const auto r = b.routes();
-  CHECK(row_of(r, 3, 0) == Experts{1, 2, 0});
-  CHECK(row_of(r, 3, 1) == Experts{4, 6, 0});
-  CHECK(row_of(r, 3, 2) == Experts{2, 5, 0});
+  CHECK(row_of(r, 3, 0) == ExpertList{1, 2, 0});
+  CHECK(row_of(r, 3, 1) == ExpertList{4, 6, 0});
+  CHECK(row_of(r, 3, 2) == ExpertList{2, 5, 0});
   CHECK(r[2].instead_of == 3);
   CHECK(r[5].instead_of == no_expert);
   CHECK(r[8].instead_of == 7);
@@ -226,25 +226,25 @@ TEST_CASE("an absent alternative serves if it is another token's top-score exper
   // Token 2: gate {3, 4}, beta = 1: both top-score. C = {0, 3, 4}.
   const Batch b{6, 2, 0.3F, {{50, 12, 10, 8, 1, 1}, {1, 1, 1, 50, 12, 1}}, {}};
   const auto r = b.routes();
-  CHECK(row_of(r, 2, 0) == Experts{0, 3});
+  CHECK(row_of(r, 2, 0) == ExpertList{0, 3});
   CHECK(r[1].instead_of == 1);
-  CHECK(row_of(r, 2, 1) == Experts{3, 4});
+  CHECK(row_of(r, 2, 1) == ExpertList{3, 4});
 }
 
 TEST_CASE("with fewer alternatives than misses the best misses stay") {
   // Gate {0, 1, 2, 3}, beta = 10 (expert 4). Low-score (<= 13): 1, 2, 3, all absent. A = {5 (9)}: replaces the worst.
   Batch b{8, 4, 0.3F, {{50, 13, 12, 11, 10, 9, 8, 7.5F}}, {5}};
-  CHECK(row_of(b.routes(), 4, 0) == Experts{0, 1, 2, 5});
+  CHECK(row_of(b.routes(), 4, 0) == ExpertList{0, 1, 2, 5});
   CHECK(b.routes()[3].instead_of == 3);
   // Two (7 has 7.5 >= 7): the better of them stands for the better one that is replaced.
   b.there = {5, 7};
   const auto r = b.routes();
-  CHECK(row_of(r, 4, 0) == Experts{0, 1, 5, 7});
+  CHECK(row_of(r, 4, 0) == ExpertList{0, 1, 5, 7});
   CHECK(r[2].instead_of == 2);
   CHECK(r[3].instead_of == 3);
   // All three, and one more than needed.
   b.there = {4, 5, 6, 7};
-  CHECK(row_of(b.routes(), 4, 0) == Experts{0, 4, 5, 6});
+  CHECK(row_of(b.routes(), 4, 0) == ExpertList{0, 4, 5, 6});
 }
 
 TEST_CASE("a low-score expert stays if it is resident, in flight, or in C, but not if it is only queued") {
@@ -252,30 +252,30 @@ TEST_CASE("a low-score expert stays if it is resident, in flight, or in C, but n
   auto present = resident(4, {2, 3});
   for (const State s : {State::resident, State::in_flight}) {
     present[1] = s;
-    CHECK(row_of(b.routes(present), 2, 0) == Experts{0, 1});
+    CHECK(row_of(b.routes(present), 2, 0) == ExpertList{0, 1});
   }
   present[1] = State::queued;
-  CHECK(row_of(b.routes(present), 2, 0) == Experts{0, 2});
+  CHECK(row_of(b.routes(present), 2, 0) == ExpertList{0, 2});
   present[2] = State::queued;  // nor is a queued one an alternative
-  CHECK(row_of(b.routes(present), 2, 0) == Experts{0, 3});
+  CHECK(row_of(b.routes(present), 2, 0) == ExpertList{0, 3});
   // In C: expert 1 is token 2's top-score expert, so token 1 keeps it although 2 and 3 are there.
   const Batch two{4, 2, 0.3F, {{50, 12, 10, 9}, {12, 50, 1, 1}}, {2, 3}};
-  CHECK(row_of(two.routes(), 2, 0) == Experts{0, 1});
+  CHECK(row_of(two.routes(), 2, 0) == ExpertList{0, 1});
 }
 
 TEST_CASE("ties: the gate's lower index ranks higher, of equal alternatives the lower index serves") {
-  // Experts 1, 2, 3 and 4 tie; the gate takes 0 and 1, beta is the same score.
+  // ExpertList 1, 2, 3 and 4 tie; the gate takes 0 and 1, beta is the same score.
   Batch b{6, 2, 0.3F, {{50, 10, 10, 10, 10, 1}}, {3, 4}};
-  CHECK(row_of(b.routes(), 2, 0) == Experts{0, 3});
+  CHECK(row_of(b.routes(), 2, 0) == ExpertList{0, 3});
   b.there = {4};
-  CHECK(row_of(b.routes(), 2, 0) == Experts{0, 4});
+  CHECK(row_of(b.routes(), 2, 0) == ExpertList{0, 4});
   // A score of exactly (1 + alpha) beta is low, one of exactly (1 - alpha) beta is an alternative.
   const Batch edge{4, 2, 0.5F, {{50, 12, 8, 4}}, {3}};
-  CHECK(row_of(edge.routes(), 2, 0) == Experts{0, 3});
+  CHECK(row_of(edge.routes(), 2, 0) == ExpertList{0, 3});
   const Batch beyond{4, 2, 0.5F, {{50, 12.5F, 8, 4}}, {3}};
-  CHECK(row_of(beyond.routes(), 2, 0) == Experts{0, 1});
+  CHECK(row_of(beyond.routes(), 2, 0) == ExpertList{0, 1});
   const Batch below{4, 2, 0.5F, {{50, 12, 8, 3.5F}}, {3}};
-  CHECK(row_of(below.routes(), 2, 0) == Experts{0, 1});
+  CHECK(row_of(below.routes(), 2, 0) == ExpertList{0, 1});
 }
 
 TEST_CASE("section 5.4: {2, 6, 7} becomes {2, 4, 7} as expert 4 serves others, though neither 4 nor 6 is resident") {
@@ -290,7 +290,7 @@ TEST_CASE("section 5.4: {2, 6, 7} becomes {2, 4, 7} as expert 4 serves others, t
     for (const int t : order) b.rows.push_back(all[static_cast<std::size_t>(t)]);
     const auto r = b.routes();
     for (std::size_t row = 0; row < 3; ++row) {
-      const Experts expected[] = {{1, 2, 4}, {1, 5, 4}, {2, 7, 4}};
+      const ExpertList expected[] = {{1, 2, 4}, {1, 5, 4}, {2, 7, 4}};
       CHECK(row_of(r, 3, row) == expected[order[row]]);
       CHECK(r[row * 3 + 2].instead_of == (order[row] == 2 ? 6 : no_expert));
     }
@@ -300,39 +300,39 @@ TEST_CASE("section 5.4: {2, 6, 7} becomes {2, 4, 7} as expert 4 serves others, t
 TEST_CASE("two rows that want each other's miss meet at one of them") {
   // Token 1 misses 2 and could take 3; token 2 misses 3 and could take 2.
   const Batch b{6, 2, 0.3F, {{40, 1, 12, 10, 1, 1}, {1, 40, 10, 12, 1, 1}}, {}};
-  CHECK(row_of(b.routes(), 2, 0) == Experts{0, 3});
-  CHECK(row_of(b.routes(), 2, 1) == Experts{1, 3});
+  CHECK(row_of(b.routes(), 2, 0) == ExpertList{0, 3});
+  CHECK(row_of(b.routes(), 2, 1) == ExpertList{1, 3});
 }
 
 TEST_CASE("a miss that its own row gives up lures no other row") {
   // Token 2's gate wants 3, which is used more than 5 at first, but it will take the resident 4 instead.
   const Batch b{6, 2, 0.3F, {{40, 1, 12, 10, 1, 9}, {1, 40, 1, 12, 10, 1}}, {4, 5}};
-  CHECK(row_of(b.routes(), 2, 0) == Experts{0, 5});
-  CHECK(row_of(b.routes(), 2, 1) == Experts{1, 4});
+  CHECK(row_of(b.routes(), 2, 0) == ExpertList{0, 5});
+  CHECK(row_of(b.routes(), 2, 1) == ExpertList{1, 4});
 }
 
 TEST_CASE("what one row has taken over, its owner no longer gives up") {
   // Misses: 3 (token 1), 4 (token 2), 5 (token 3). Token 1 takes 4; token 2 could take 5, but keeps 4.
   const Batch b{6, 2, 0.3F, {{40, 1, 1, 12, 10, 1}, {1, 40, 1, 1, 12, 10}, {1, 1, 40, 10, 1, 12}}, {}};
-  CHECK(row_of(b.routes(), 2, 0) == Experts{0, 4});
-  CHECK(row_of(b.routes(), 2, 1) == Experts{1, 4});
-  CHECK(row_of(b.routes(), 2, 2) == Experts{2, 5});  // 3, its alternative, is used by nobody any more
+  CHECK(row_of(b.routes(), 2, 0) == ExpertList{0, 4});
+  CHECK(row_of(b.routes(), 2, 1) == ExpertList{1, 4});
+  CHECK(row_of(b.routes(), 2, 2) == ExpertList{2, 5});  // 3, its alternative, is used by nobody any more
 }
 
 TEST_CASE("prefill is plain top-k") {
   Batch b{4, 2, 0.3F, {{50, 12, 10, 9}}, {2, 3}};
   b.phase = Phase::prefill;
-  CHECK(row_of(b.routes(), 2, 0) == Experts{0, 1});
+  CHECK(row_of(b.routes(), 2, 0) == ExpertList{0, 1});
 }
 
 TEST_CASE("nothing is replaced if all experts are chosen, the next score is NaN, or beta is negative") {
-  CHECK(row_of(Batch{3, 3, 1.0F, {{3, 2, 1}}, {0}}.routes(), 3, 0) == Experts{0, 1, 2});
-  CHECK(row_of(Batch{4, 2, 1.0F, {{3, 2, no_number, no_number}}, {2, 3}}.routes(), 2, 0) == Experts{0, 1});
+  CHECK(row_of(Batch{3, 3, 1.0F, {{3, 2, 1}}, {0}}.routes(), 3, 0) == ExpertList{0, 1, 2});
+  CHECK(row_of(Batch{4, 2, 1.0F, {{3, 2, no_number, no_number}}, {2, 3}}.routes(), 2, 0) == ExpertList{0, 1});
   CHECK(row_of(Batch{4, 2, 0.5F, {{no_number, no_number, no_number, no_number}}, {2, 3}}.routes(), 2, 0) ==
-        Experts{0, 1});
-  CHECK(row_of(Batch{4, 2, 0.3F, {{-1, -2, -2, -2}}, {2, 3}}.routes(), 2, 0) == Experts{0, 1});
+        ExpertList{0, 1});
+  CHECK(row_of(Batch{4, 2, 0.3F, {{-1, -2, -2, -2}}, {2, 3}}.routes(), 2, 0) == ExpertList{0, 1});
   // A NaN is passed over: 3 serves.
-  CHECK(row_of(Batch{5, 2, 1.0F, {{50, 12, no_number, 9, 10}}, {2, 3}}.routes(), 2, 0) == Experts{0, 3});
+  CHECK(row_of(Batch{5, 2, 1.0F, {{50, 12, no_number, 9, 10}}, {2, 3}}.routes(), 2, 0) == ExpertList{0, 3});
 }
 
 TEST_CASE("alpha = 0 is plain top-k, bit for bit") {

@@ -1,0 +1,36 @@
+#include "math/host_math.hpp"
+
+#include <cmath>
+
+namespace ferry::engine {
+
+void linear(const MatrixRef& x, const MatrixRef& weight, Matrix& y) {
+  constexpr Eigen::Index few = 8;
+  y.resize(x.rows(), weight.rows());
+  if (x.rows() > few) {
+    y.noalias() = x * weight.transpose();
+    return;
+  }
+  for (Eigen::Index i = 0; i < x.rows(); ++i) y.row(i).transpose().noalias() = weight * x.row(i).transpose();
+}
+
+void rms_norm(const Matrix& x, const Vector& weight, float epsilon, Matrix& y) {
+  y.resize(x.rows(), x.cols());
+  for (Eigen::Index i = 0; i < x.rows(); ++i) {
+    const float scale = 1.0F / std::sqrt(x.row(i).squaredNorm() / static_cast<float>(x.cols()) + epsilon);
+    y.row(i) = x.row(i).cwiseProduct(weight.transpose()) * scale;
+  }
+}
+
+void softmax_rows(Matrix& x) {
+  for (Eigen::Index i = 0; i < x.rows(); ++i) {
+    x.row(i) = (x.row(i).array() - x.row(i).maxCoeff()).exp();
+    x.row(i) /= x.row(i).sum();
+  }
+}
+
+void swiglu(Matrix& gate, const Matrix& up) {
+  gate.array() = gate.array() / (1.0F + (-gate.array()).exp()) * up.array();
+}
+
+}  // namespace ferry::engine
