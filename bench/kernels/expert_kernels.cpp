@@ -1,4 +1,5 @@
-// Experts straight from their stored form: each precision beside bf16, on each path of instructions.
+// Experts straight from their stored form: each precision beside bf16, and beside what memory can deliver to as many
+// threads, on each path of instructions.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -12,6 +13,8 @@
 #include "math/expert_kernel.hpp"
 #include "shared/google_benchmark.hpp"
 #include "shared/median.hpp"
+#include "support/threads.hpp"
+#include "support/worker_pool.hpp"
 
 namespace {
 
@@ -77,14 +80,44 @@ class Experts {
   std::vector<std::byte> memory_;
 };
 
-/// Time: of one expert. bf16, the precision and a copy of its bytes are measured in turns, so that noise meets all;
-/// which goes first changes from turn to turn. Ratios are those of the medians.
-void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows, ProductPath path, Precision p) {
+/// Reads bytes and does next to nothing with them: as fast as memory delivers. In as many streams as the kernels, since a
+/// processor looks ahead in each.
+std::uint64_t read_bytes(const std::byte* bytes, std::size_t count) {
+  constexpr std::size_t streams = 4, words = 16;  // two lines of the cache
+  const std::size_t each = count / streams / sizeof(std::uint64_t[words]) * sizeof(std::uint64_t[words]);
+  std::uint64_t sums[words] = {};
+  for (std::size_t at = 0; at < each; at += sizeof(sums)) {
+    for (std::size_t s = 0; s < streams; ++s) {
+      std::uint64_t read[words];
+      std::memcpy(read, bytes + s * each + at, sizeof(read));
+      for (std::size_t i = 0; i < words; ++i) sums[i] ^= read[i];
+    }
+  }
+  std::uint64_t sum = 0;
+  for (const std::uint64_t s : sums) sum ^= s;
+  return sum;
+}
+
+/// The same on all threads of a pool, each a stretch of them.
+void read_shared(WorkerPool& workers, const std::byte* bytes, std::size_t count) {
+  const std::uint32_t parts = workers.threads();
+  workers.run(parts, [&](std::uint32_t part) {
+    const std::size_t first = count / parts * part;
+    benchmark::DoNotOptimize(read_bytes(bytes + first, count / parts));
+  });
+}
+
+/// Time: of one expert. bf16, the precision, and a copy and a reading of its bytes are measured in turns, so that noise
+/// meets all; which goes first changes from turn to turn. Ratios are those of the medians.
+void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows, ProductPath path,
+                    std::uint32_t threads, Precision p) {
   const ExpertLayout layout{size.hidden, size.width, DType::bf16};
-  // Each of the three in memory of its own: what one reads, another must not find in a cache.
-  Experts plain(layout, Precision::full, size.experts), experts(layout, p, size.experts), copied = experts;
+  // Each of the four in memory of its own: what one reads, another must not find in a cache.
+  Experts plain(layout, Precision::full, size.experts), experts(layout, p, size.experts), copied = experts,
+                                                                                          read = experts;
   std::vector<std::byte> copy(experts.bytes());
-  ExpertKernel kernel(layout, path);
+  WorkerPool workers(threads);
+  ExpertKernel kernel(layout, path, &workers);
   const Matrix x = Matrix::Random(rows, size.hidden);
   Matrix y;
   const double weights = 3.0 * size.hidden * size.width;
@@ -96,14 +129,15 @@ void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows
     for (int i = 0; i < calls; ++i) call();
     return std::chrono::duration<double>(Clock::now() - begin).count() / calls;
   };
-  std::vector<double> seconds[3];
+  std::vector<double> seconds[4];
   for (int turn = 0; auto _ : state) {
-    for (int i = 0; i < 3; ++i) {
-      const int what = (turn + i) % 3;
+    for (int i = 0; i < 4; ++i) {
+      const int what = (turn + i) % 4;
       seconds[what].push_back(timed([&] {
         if (what == 0) kernel.run(plain.next(), Precision::full, x, y);
         if (what == 1) kernel.run(experts.next(), p, x, y);
         if (what == 2) std::memcpy(copy.data(), copied.next(), copy.size());
+        if (what == 3) read_shared(workers, read.next(), read.bytes());
         benchmark::DoNotOptimize(y.data());
         benchmark::DoNotOptimize(copy.data());
       }));
@@ -111,11 +145,13 @@ void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows
     state.SetIterationTime(seconds[1].back());
     ++turn;
   }
-  const double bf16 = median(seconds[0]), own = median(seconds[1]), copying = median(seconds[2]);
+  const double bf16 = median(seconds[0]), own = median(seconds[1]), copying = median(seconds[2]),
+               reading = median(seconds[3]);
   state.counters["Gweights/s"] = weights / own * 1e-9;
   state.counters["to_bf16"] = bf16 / own;
   state.counters["GB/s"] = static_cast<double>(experts.bytes()) / own * 1e-9;
   state.counters["to_memcpy"] = copying / own;
+  state.counters["to_reading"] = reading / own;
 }
 
 }  // namespace
@@ -127,14 +163,20 @@ int main(int argc, char** argv) {
     for (const Size& size : sizes) {
       const double work = 1.0 * size.hidden * size.width;
       const auto turns = static_cast<benchmark::IterationCount>(std::clamp(5e8 / work, 11.0, 1000.0));
-      for (const Eigen::Index rows : {1, 16}) {
-        for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
-          const std::string name = fmt::format("{}/rows:{}/{}/{}", size.model, rows,
-                                               path == ProductPath::avx2 ? "avx2" : "portable", ExpertLayout{}.name(p));
-          benchmark::RegisterBenchmark(name.c_str(), expert_kernels, size, rows, path, p)
-              ->UseManualTime()
-              ->Unit(benchmark::kMicrosecond)
-              ->Iterations(turns);
+      std::vector<std::uint32_t> numbers_of_threads{1};
+      if (all_threads() > 1 && size.hidden > 1000)
+        numbers_of_threads.push_back(all_threads());  // the tiny do not share
+      for (const std::uint32_t threads : numbers_of_threads) {
+        for (const Eigen::Index rows : {1, 16}) {
+          for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
+            const std::string name =
+                fmt::format("{}/rows:{}/threads:{}/{}/{}", size.model, rows, threads,
+                            path == ProductPath::avx2 ? "avx2" : "portable", ExpertLayout{}.name(p));
+            benchmark::RegisterBenchmark(name.c_str(), expert_kernels, size, rows, path, threads, p)
+                ->UseManualTime()
+                ->Unit(benchmark::kMicrosecond)
+                ->Iterations(turns);
+          }
         }
       }
     }

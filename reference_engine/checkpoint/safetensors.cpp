@@ -62,6 +62,19 @@ std::vector<float> Tensor::to_floats() const {
   }
 }
 
+FloatType float_type(const Tensor& tensor, const std::string& name) {
+  switch (tensor.dtype) {
+    case DType::bf16:
+      return FloatType::bf16;
+    case DType::f16:
+      return FloatType::f16;
+    case DType::f32:
+      return FloatType::f32;
+    default:
+      throw InputError(fmt::format("tensor \"{}\" is {}, expected BF16, F16 or F32", name, tensor.dtype_name));
+  }
+}
+
 Safetensors::Safetensors(const std::filesystem::path& path) : path_(path), file_(std::make_unique<MappedFile>(path)) {
   const std::string where = path.string();
   auto refuse = [&](const std::string& what) { throw InputError(where + ": not a usable safetensors file: " + what); };

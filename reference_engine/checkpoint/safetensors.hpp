@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ferry/codec/pass_through.hpp"
 #include "ferry/model.hpp"
 #include "support/mapped_file.hpp"
 #include "support/output_file.hpp"
@@ -30,6 +31,9 @@ struct Tensor {
   /// All elements as floats (bf16, f16, f32 only).
   [[nodiscard]] std::vector<float> to_floats() const;
 };
+
+/// Of bf16, f16 and f32. Throws InputError for others, naming the tensor.
+FloatType float_type(const Tensor& tensor, const std::string& name);
 
 /// One safetensors file: its tensors by name, and `__metadata__`.
 ///

@@ -105,6 +105,7 @@ class Runs {
   }
 
   [[nodiscard]] const GenerateOptions& options() const { return options_; }
+  [[nodiscard]] std::uint32_t threads() const { return model_->workers().threads(); }
 
   void calibrate() {
     if (!machine_ || throttle_ != 0) return;
@@ -261,6 +262,7 @@ Json run_json(const RunArguments& a, const Runs& runs, const std::string& stack,
   json["max_new_tokens"] = a.max_new_tokens;
   json["temperature"] = a.temperature;
   json["seed"] = a.seed;
+  json["threads"] = runs.threads();
   if (a.model.store.empty()) json["quantizer"] = a.model.quantizer;
   if (const std::string& file = a.flags.named(stack).calibrated; !file.empty()) json["calibrated"] = file;
   return json;

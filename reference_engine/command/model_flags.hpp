@@ -13,11 +13,12 @@ namespace ferry::engine {
 
 struct ModelFlags {
   std::string model = "tiny-qwen-moe", store, host_memory, quantizer = "nearest", device = "cpu";
+  std::uint32_t threads = 0;  ///< that compute; 0: one a processor
 
   void add_model(CLI::App* command);
   /// Where the model runs: otherwise on the CPU.
   void add_device(CLI::App* command);
-  /// The others: where the experts are.
+  /// The others: where the experts are, and how many threads compute.
   void add_experts(CLI::App* command);
   /// The files that `open` reads.
   [[nodiscard]] std::vector<std::string> inputs() const;

@@ -16,7 +16,7 @@ class CpuDevice : public ExpertDevice {
  public:
   template <class... Arguments>
   CpuDevice(const DeviceNeeds& needs, const RunnerOptions& options, Arguments&&... link)
-      : kernel_(needs.layout),
+      : kernel_(needs.layout, best_path(), options.workers),
         memory_(needs.allotment, needs.source, options.poison),
         link_(make_link(std::forward<Arguments>(link)...)),
         top_k_(needs.model.top_k) {}

@@ -20,9 +20,7 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   const ModelConfig& c = config();
   check_agreement(files.checkpoint, c);
   auto matrix = [&](const std::string& name, std::uint64_t rows, std::uint64_t columns) {
-    const std::vector<float> values = dense(files.checkpoint, name, {rows, columns}).to_floats();
-    return Matrix(
-        Eigen::Map<const Matrix>(values.data(), static_cast<Eigen::Index>(rows), static_cast<Eigen::Index>(columns)));
+    return StoredMatrix(dense(files.checkpoint, name, {rows, columns}), name, rows, columns);
   };
   auto vector = [&](const std::string& name, std::uint64_t size) {
     const std::vector<float> values = dense(files.checkpoint, name, {size}).to_floats();
@@ -86,9 +84,9 @@ void CpuModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows,
                          const Matrix& normed, Matrix& out) {
   const Layer& layer = layers_[index];
   const Eigen::Index dim = config().head_dim, group = config().heads / config().kv_heads;
-  linear(normed, layer.q, q_);
-  linear(normed, layer.k, k_);
-  linear(normed, layer.v, v_);
+  layer.q.times(normed, product_, q_);
+  layer.k.times(normed, product_, k_);
+  layer.v.times(normed, product_, v_);
   for (Eigen::Index i = 0; i < q_.rows(); ++i) {
     const TokenRow& row = rows[static_cast<std::size_t>(i)];
     q_.row(i) += layer.q_bias.transpose();
@@ -114,7 +112,7 @@ void CpuModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows,
       mixed_.row(i).segment(h * dim, dim).transpose().noalias() = values.block(0, kv, seen, dim).transpose() * weights;
     }
   }
-  linear(mixed_, layer.o, out);
+  layer.o.times(mixed_, product_, out);
 }
 
 void CpuModel::predict_partial(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
@@ -144,11 +142,11 @@ void CpuModel::predict_partial(std::uint32_t index, const std::vector<TokenRow>&
 }
 
 void CpuModel::shared_expert(const Layer& layer) {
-  linear(normed_, layer.shared_gate, shared_);
-  linear(normed_, layer.shared_up, shared_up_);
+  layer.shared_gate.times(normed_, product_, shared_);
+  layer.shared_up.times(normed_, product_, shared_up_);
   swiglu(shared_, shared_up_);
-  linear(shared_, layer.shared_down, shared_out_);
-  linear(normed_, layer.shared_scale, factor_);
+  layer.shared_down.times(shared_, product_, shared_out_);
+  layer.shared_scale.times(normed_, product_, factor_);
 }
 
 void CpuModel::add_shared(Matrix& hidden) const {
@@ -176,7 +174,7 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
   std::vector<std::uint32_t> sequences;
   x_.resize(static_cast<Eigen::Index>(rows.size()), config().hidden);
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    x_.row(static_cast<Eigen::Index>(i)) = embedding_.row(rows[i].token);
+    embedding_.row(rows[i].token, x_.row(static_cast<Eigen::Index>(i)).data());
     sequences.push_back(rows[i].sequence);
   }
   auto span = [&](const char* name, Nanoseconds begin) {
@@ -222,7 +220,7 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
   x_ = x_.bottomRows(logit_rows).eval();
   rms_norm(x_, norm_, epsilon, normed_);
   Matrix logits;
-  linear(normed_, head_, logits);
+  head_.times(normed_, product_, logits);
   return logits;
 }
 

@@ -6,10 +6,11 @@
 #include <vector>
 
 #include "inference/model.hpp"
+#include "math/stored_matrix.hpp"
 
 namespace ferry::engine {
 
-/// A model on the CPU device: what every token needs is in floats.
+/// A model on the CPU device: matrices that every token needs are in the type that they were stored in.
 class CpuModel final : public Model {
  public:
   /// As ModelFiles.
@@ -27,11 +28,11 @@ class CpuModel final : public Model {
  private:
   struct Layer {
     Vector input_norm, post_norm;
-    Matrix q, k, v, o;  // [out, in]
+    StoredMatrix q, k, v, o;  // [out, in]
     Vector q_bias, k_bias, v_bias;
-    Matrix gate;                                 // [experts, hidden]
-    Matrix shared_gate, shared_up, shared_down;  // the shared expert, if there is one
-    Matrix shared_scale;                         // [1, hidden]
+    Matrix gate;                                       // [experts, hidden]
+    StoredMatrix shared_gate, shared_up, shared_down;  // the shared expert, if there is one
+    StoredMatrix shared_scale;                         // [1, hidden]
   };
 
   /// Of normalised hidden states [rows, hidden]; writes their keys and values to the caches.
@@ -46,10 +47,11 @@ class CpuModel final : public Model {
   void rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t position) const;
 
   std::vector<Layer> layers_;
-  Matrix embedding_, head_;  // [vocabulary, hidden]
+  StoredMatrix embedding_, head_;  // [vocabulary, hidden]
   Vector norm_;
   Vector inverse_frequency_;   // [head_dim / 2]
   Nanoseconds shared_ns_ = 0;  ///< what the last shared expert took
+  PackedProduct product_{best_path(), &workers()};
   // scratch
   Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
   Matrix partial_, ahead_normed_, ahead_scores_, saved_;

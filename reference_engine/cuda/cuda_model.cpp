@@ -15,19 +15,6 @@ namespace ferry::engine {
 namespace cuda {
 namespace {
 
-FloatType float_type(const Tensor& t, const std::string& name) {
-  switch (t.dtype) {
-    case DType::bf16:
-      return FloatType::bf16;
-    case DType::f16:
-      return FloatType::f16;
-    case DType::f32:
-      return FloatType::f32;
-    default:
-      throw InputError(fmt::format("tensor \"{}\" is {}, expected BF16, F16 or F32", name, t.dtype_name));
-  }
-}
-
 /// Arrays on their way into one block on the device.
 class Loading {
  public:

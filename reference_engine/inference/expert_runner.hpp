@@ -17,6 +17,7 @@
 #include "math/matrix.hpp"
 #include "stacks/stack_options.hpp"
 #include "store/expert_store.hpp"
+#include "support/worker_pool.hpp"
 
 namespace ferry::engine {
 
@@ -141,6 +142,7 @@ struct RunnerOptions : StackOptions {
   bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
   bool preload = true;                          ///< for stacks that do: false only to see whether they can be made
   Nanoseconds linger_ns = 0;                    ///< how long the copy thread looks for work before it sleeps
+  WorkerPool* workers = nullptr;                ///< share what the CPU computes; null: one thread. Outlives the runner
   bool gate_worker = false;                     ///< a thread of its own makes predicted rows while resident experts run
 
   /// On the virtual clock instead of a copy thread: what everything costs there, the link too.

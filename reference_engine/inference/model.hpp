@@ -68,6 +68,11 @@ class Model {
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const ExpertStore& store() const { return *store_; }
   [[nodiscard]] GateBank& gates() { return *gates_; }
+  /// The threads that share what the CPU computes of this model and its experts: one, unless `set_threads` said so.
+  [[nodiscard]] WorkerPool& workers() { return workers_; }
+  [[nodiscard]] const WorkerPool& workers() const { return workers_; }
+  /// 0: one a processor. Not in the middle of a step.
+  void set_threads(std::uint32_t threads) { workers_.set_threads(threads); }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
   virtual void add_precisions(PrecisionSet set);
   /// Of the weights that every token needs, as the checkpoint stores them.
@@ -105,6 +110,7 @@ class Model {
   ModelConfig config_;
   std::unique_ptr<ExpertStore> store_;
   std::unique_ptr<GateBank> gates_;
+  WorkerPool workers_;
   std::uint64_t dense_bytes_ = 0;
 };
 

@@ -35,12 +35,13 @@ void unpack(const PassThroughLayout& w, const std::byte* weights, std::uint32_t 
 }
 
 template <class Layout>
-void add_product_portable(const Layout& w, const std::byte* weights, const ChunkedRows& x, float* y) {
+void add_product_portable(const Layout& w, const std::byte* weights, part::Outputs outputs, const ChunkedRows& x,
+                          float* y) {
   Block chunk[ChunkedRows::chunk];
   for (std::uint32_t c = 0; c < x.chunks(); ++c) {
     const std::uint32_t first = c * chunk_columns, count = std::min(chunk_columns, w.columns - first);
     if (count < chunk_columns) std::memset(chunk, 0, sizeof(chunk));
-    for (std::uint32_t out = 0; out < w.rows; ++out) {
+    for (std::uint32_t out = outputs.first; out < outputs.end; ++out) {
       unpack(w, weights, out, first, count, chunk[0].weights);
       for (std::uint32_t row = 0; row < x.rows(); ++row) {
         y[std::size_t{row} * w.rows + out] += dot(chunk, x.at(c, row), x.blocks(c));
@@ -56,16 +57,20 @@ constexpr bool has_avx2_path = false;
 #endif
 
 template <class Layout>
-void product(ProductPath path, const Layout& w, const std::byte* weights, const Matrix& x, ChunkedRows& chunked,
-             Matrix& y) {
-  y.setZero(x.rows(), w.rows);
-  if (x.rows() == 0) return;
-  chunked.set(x);
+void add_product(ProductPath path, const Layout& w, const std::byte* weights, part::Outputs outputs,
+                 const ChunkedRows& x, float* y) {
   if constexpr (has_avx2_path) {
-    if (path == ProductPath::avx2) return part::add_product_avx2(w, weights, chunked, y.data());
+    if (path == ProductPath::avx2) return part::add_product_avx2(w, weights, outputs, x, y);
   }
-  add_product_portable(w, weights, chunked, y.data());
+  add_product_portable(w, weights, outputs, x, y);
 }
+
+// What a thread should get at least, in products of a weight with a value: some 10 us, since waking it takes as long.
+constexpr std::uint64_t worth_a_thread = std::uint64_t{1} << 17U;
+// More parts than threads: a core that does something else, too, takes fewer.
+constexpr std::uint32_t parts_a_thread = 4;
+// Outputs of a part are a multiple of what kernels compute together.
+constexpr std::uint32_t together = 8;
 
 }  // namespace
 
@@ -100,12 +105,28 @@ void ChunkedRows::set(const Matrix& x) {
   }
 }
 
+template <class Layout>
+void PackedProduct::share(const Layout& w, const std::byte* weights, const Matrix& x, Matrix& y) {
+  y.setZero(x.rows(), w.rows);
+  if (x.rows() == 0) return;
+  x_.set(x);
+  const std::uint64_t products = std::uint64_t{w.rows} * w.columns * x_.rows();
+  const std::uint32_t threads = workers_ == nullptr ? 1 : workers_->threads();
+  const auto parts = static_cast<std::uint32_t>(
+      std::min({products / worth_a_thread, std::uint64_t{threads} * parts_a_thread, std::uint64_t{w.rows / together}}));
+  if (threads == 1 || parts <= 1) return add_product(path_, w, weights, {0, w.rows}, x_, y.data());
+  const std::uint32_t each = (w.rows / parts + together - 1) / together * together;
+  workers_->run((w.rows + each - 1) / each, [&](std::uint32_t part) {
+    add_product(path_, w, weights, {part * each, std::min(w.rows, (part + 1) * each)}, x_, y.data());
+  });
+}
+
 void PackedProduct::run(const PackedLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) {
-  product(path_, w, weights, x, x_, y);
+  share(w, weights, x, y);
 }
 
 void PackedProduct::run(const PassThroughLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) {
-  product(path_, w, weights, x, x_, y);
+  share(w, weights, x, y);
 }
 
 }  // namespace ferry::engine

@@ -8,6 +8,7 @@
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
 #include "math/matrix.hpp"
+#include "support/worker_pool.hpp"
 
 namespace ferry::engine {
 
@@ -55,26 +56,39 @@ class ChunkedRows {
 /// Computes products, and holds the scratch memory for it.
 ///
 /// Sums are made in one order on each path, which depends on the columns alone: a row's results do not depend on how
-/// many rows are computed together, nor on where it stands among them. Nor do they depend on the stored form: float32
-/// weights give the same as packed ones that stand for them. The two paths differ in rounding.
+/// many rows are computed together, nor on where it stands among them, nor on how many threads there are. Nor do they
+/// depend on the stored form: float32 weights give the same as packed ones that stand for them. The two paths differ in
+/// rounding.
 class PackedProduct {
  public:
-  explicit PackedProduct(ProductPath path = best_path()) : path_(path) {}
+  /// `workers` share the rows of W, where there is enough to share; null: the caller does it all. They outlive it.
+  explicit PackedProduct(ProductPath path = best_path(), WorkerPool* workers = nullptr)
+      : path_(path), workers_(workers) {}
 
   /// y = x W^T. x: [rows, columns of W], y: [rows, rows of W]; `weights`: W as `w` says, at any address.
   void run(const PackedLayout& w, const std::byte* weights, const Matrix& x, Matrix& y);
   void run(const PassThroughLayout& w, const std::byte* weights, const Matrix& x, Matrix& y);
 
  private:
+  template <class Layout>
+  void share(const Layout& w, const std::byte* weights, const Matrix& x, Matrix& y);
+
   ProductPath path_;
+  WorkerPool* workers_;
   ChunkedRows x_;
 };
 
 namespace part {
 
-/// With AVX2, FMA and F16C. Adds to y [rows, rows of W].
-void add_product_avx2(const PackedLayout& w, const std::byte* weights, const ChunkedRows& x, float* y);
-void add_product_avx2(const PassThroughLayout& w, const std::byte* weights, const ChunkedRows& x, float* y);
+/// Rows of W, which are columns of y.
+struct Outputs {
+  std::uint32_t first, end;
+};
+
+/// With AVX2, FMA and F16C. Adds to those columns of y [rows, rows of W].
+void add_product_avx2(const PackedLayout& w, const std::byte* weights, Outputs outputs, const ChunkedRows& x, float* y);
+void add_product_avx2(const PassThroughLayout& w, const std::byte* weights, Outputs outputs, const ChunkedRows& x,
+                      float* y);
 
 }  // namespace part
 

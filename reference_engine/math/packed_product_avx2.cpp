@@ -207,15 +207,16 @@ Block last_block(const Layout& w, const std::byte* weights, std::uint32_t row) {
 }
 
 template <class Reader, class Layout>
-void add_product(const Layout& w, const std::byte* weights, const ChunkedRows& x, float* y) {
+void add_product(const Layout& w, const std::byte* weights, part::Outputs range, const ChunkedRows& x, float* y) {
   const bool few =
       x.rows() <= most_rows;  // weights pass through registers alone; otherwise they are a tile for all rows
   const std::uint32_t together = few ? outputs : tile_outputs, whole = w.columns / Block::columns;
   Tile tile;
   TileReader tiles[tile_outputs];
   for (std::uint32_t o = 0; o < tile_outputs; ++o) tiles[o] = TileReader(reinterpret_cast<const std::byte*>(tile[o]));
-  for (std::uint32_t out = 0; out < w.rows; out += together, y += together) {
-    const std::uint32_t count = std::min(together, w.rows - out);
+  y += range.first;
+  for (std::uint32_t out = range.first; out < range.end; out += together, y += together) {
+    const std::uint32_t count = std::min(together, range.end - out);
     // Where fewer outputs are left, the last is computed more than once.
     const auto row = [&](std::uint32_t o) { return out + std::min(o, count - 1); };
     Reader readers[tile_outputs];
@@ -239,16 +240,18 @@ void add_product(const Layout& w, const std::byte* weights, const ChunkedRows& x
 
 namespace part {
 
-void add_product_avx2(const PackedLayout& w, const std::byte* weights, const ChunkedRows& x, float* y) {
-  if (w.bits == 8) return add_product<CodeReader<8>>(w, weights, x, y);
-  if (w.bits == 4) return add_product<CodeReader<4>>(w, weights, x, y);
-  add_product<CodeReader<2>>(w, weights, x, y);
+void add_product_avx2(const PackedLayout& w, const std::byte* weights, Outputs outputs, const ChunkedRows& x,
+                      float* y) {
+  if (w.bits == 8) return add_product<CodeReader<8>>(w, weights, outputs, x, y);
+  if (w.bits == 4) return add_product<CodeReader<4>>(w, weights, outputs, x, y);
+  add_product<CodeReader<2>>(w, weights, outputs, x, y);
 }
 
-void add_product_avx2(const PassThroughLayout& w, const std::byte* weights, const ChunkedRows& x, float* y) {
-  if (w.type == FloatType::bf16) return add_product<FloatReader<FloatType::bf16>>(w, weights, x, y);
-  if (w.type == FloatType::f16) return add_product<FloatReader<FloatType::f16>>(w, weights, x, y);
-  add_product<FloatReader<FloatType::f32>>(w, weights, x, y);
+void add_product_avx2(const PassThroughLayout& w, const std::byte* weights, Outputs outputs, const ChunkedRows& x,
+                      float* y) {
+  if (w.type == FloatType::bf16) return add_product<FloatReader<FloatType::bf16>>(w, weights, outputs, x, y);
+  if (w.type == FloatType::f16) return add_product<FloatReader<FloatType::f16>>(w, weights, outputs, x, y);
+  add_product<FloatReader<FloatType::f32>>(w, weights, outputs, x, y);
 }
 
 }  // namespace part

@@ -117,6 +117,33 @@ TEST_CASE("products with stored weights of every type and width, group and odd l
   for (const std::uint32_t outputs : {1U, 2U, 4U, 8U}) check_product(PackedLayout{outputs, 70, 4, 32}, random);
 }
 
+TEST_CASE("threads that share a product change no bit of it" * doctest::test_suite("threads")) {
+  test::Random random(11);
+  WorkerPool three(3);
+  auto check = [&](const auto& w) {
+    std::vector<std::byte> weights(w.bytes());
+    const std::vector<float> all = random_weights(random, std::size_t{w.rows} * w.columns);
+    REQUIRE(pack_weights(w, all.data(), weights.data()) == no_weight);
+    for (const Eigen::Index rows : {1, 2, 5}) {
+      Matrix x(rows, w.columns), alone, shared;
+      for (float& v : x.reshaped()) v = random.unit() * 4 - 2;
+      for (const ProductPath path : paths()) {
+        PackedProduct(path).run(w, weights.data(), x, alone);
+        PackedProduct(path, &three).run(w, weights.data(), x, shared);
+        CHECK(alone == shared);
+      }
+    }
+  };
+  // Odd numbers of outputs, which parts do not divide, and too few weights to share.
+  for (const auto& [rows, columns] : {std::pair{1203U, 500U}, {517U, 1057U}, {9U, 40'000U}, {30U, 30U}}) {
+    CAPTURE(rows);
+    for (const FloatType type : {FloatType::bf16, FloatType::f16, FloatType::f32}) {
+      check(PassThroughLayout{rows, columns, type});
+    }
+    for (const std::uint32_t bits : {8U, 4U, 2U}) check(PackedLayout{rows, columns, bits, 64});
+  }
+}
+
 TEST_CASE("the path that is chosen is one that runs here, and without rows there is nothing to compute") {
   CHECK(runs_here(ProductPath::portable));
   CHECK(runs_here(best_path()));

@@ -1,0 +1,69 @@
+/// @file
+/// Threads that share the arithmetic of a step.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ferry::engine {
+
+/// Threads beside the callers'. They sleep while there is nothing to do, and a pool of one thread has none at all.
+///
+/// Any thread may call `run`, several at a time: each caller works on its own job until that is done, the pool's threads
+/// on whichever has parts left, the oldest first. So a host thread and a device that is a CPU share the cores without
+/// more threads than there are cores being at work for long.
+class WorkerPool {
+ public:
+  /// `threads`: the caller's among them. 0: one a processor.
+  explicit WorkerPool(std::uint32_t threads = 1);
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  [[nodiscard]] std::uint32_t threads() const { return static_cast<std::uint32_t>(threads_.size()) + 1; }
+  /// Ends the threads there are, and makes so many. While nobody is in `run`.
+  void set_threads(std::uint32_t threads);
+
+  /// work(0) to work(parts - 1), each once, in any order and on any of the threads; returns when all are done. What was
+  /// written before is seen by the parts, and what they wrote by the caller. `work` does not throw, and does not call
+  /// `run`. Allocates nothing.
+  template <class Work>
+  void run(std::uint32_t parts, const Work& work) {
+    if (parts <= 1 || threads_.empty()) {
+      for (std::uint32_t i = 0; i < parts; ++i) work(i);
+      return;
+    }
+    Job job{[](const void* w, std::uint32_t part) { (*static_cast<const Work*>(w))(part); }, &work, parts};
+    share(job);
+  }
+
+ private:
+  struct Job {
+    void (*call)(const void* work, std::uint32_t part);
+    const void* work;
+    std::uint32_t parts;
+    std::atomic<std::uint32_t> next{0};     ///< the first part that nobody has taken
+    std::atomic<std::uint32_t> helpers{0};  ///< threads of the pool that are at it; raised under the lock
+    Job* behind = nullptr;                  ///< the job that came after it
+
+    void work_on();
+  };
+
+  void end_threads();
+  void share(Job& job);
+  void serve();
+  /// The oldest job that has parts left; null if there is none. Under the lock.
+  [[nodiscard]] Job* open_job() const;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  ///< there is a job, or the end
+  std::condition_variable left_;     ///< a helper has left a job
+  Job* first_ = nullptr;             ///< those of all callers, the oldest first
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,89 @@
+// Threads that share parts: each part once, from several callers at a time.
+#include "support/worker_pool.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include "support/threads.hpp"
+
+using ferry::engine::WorkerPool;
+
+TEST_SUITE_BEGIN("threads");
+
+TEST_CASE("every part is done once, whatever the numbers of parts and threads") {
+  for (const std::uint32_t threads : {1U, 2U, 5U}) {
+    WorkerPool pool(threads);
+    CHECK(pool.threads() == threads);
+    for (const std::uint32_t parts : {0U, 1U, 2U, 7U, 1000U}) {
+      std::vector<std::atomic<int>> done(parts);
+      pool.run(parts, [&](std::uint32_t part) { ++done[part]; });
+      for (const auto& d : done) CHECK(d == 1);
+    }
+  }
+  CHECK(WorkerPool(0).threads() == ferry::engine::all_threads());
+}
+
+TEST_CASE("what parts wrote is there when they are done, and what was written before them is seen by them") {
+  WorkerPool pool(3);
+  std::vector<int> in(64), out(64);
+  for (int round = 0; round < 2000; ++round) {
+    std::iota(in.begin(), in.end(), round);
+    pool.run(64, [&](std::uint32_t part) { out[part] = in[part] + 1; });
+    REQUIRE(std::accumulate(out.begin(), out.end(), 0) == 64 * (round + 1) + 63 * 32);
+  }
+}
+
+TEST_CASE("several callers at a time each get their own parts") {
+  WorkerPool pool(3);
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong = 0;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&, caller] {
+      std::vector<int> mine(50);
+      for (int round = 0; round < 500; ++round) {
+        pool.run(50, [&](std::uint32_t part) { mine[part] += caller + 1; });
+      }
+      for (const int m : mine) wrong += m == 500 * (caller + 1) ? 0 : 1;
+    });
+  }
+  for (std::thread& c : callers) c.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a pool takes other numbers of threads, also none") {
+  WorkerPool pool(4);
+  for (const std::uint32_t threads : {2U, 1U, 3U}) {
+    pool.set_threads(threads);
+    CHECK(pool.threads() == threads);
+    std::atomic<std::uint32_t> sum = 0;
+    pool.run(10, [&](std::uint32_t part) { sum += part; });
+    CHECK(sum == 45);
+  }
+}
+
+TEST_CASE("a caller does not wait for threads that are busy with another's parts") {
+  WorkerPool pool(2);
+  std::atomic<bool> begun = false, leave = false;
+  std::thread other([&] {
+    pool.run(2, [&](std::uint32_t) {
+      begun = true;
+      while (!leave) std::this_thread::yield();
+    });
+  });
+  while (!begun) std::this_thread::yield();
+  int done = 0;
+  for (int round = 0; round < 100; ++round) {
+    std::atomic<int> parts = 0;
+    pool.run(3, [&](std::uint32_t) { ++parts; });
+    done += parts;
+  }
+  CHECK(done == 300);
+  leave = true;
+  other.join();
+}
+
+TEST_SUITE_END();
