@@ -7,6 +7,7 @@
 #include "checkpoint/agreement.hpp"
 #include "cpu/cpu_device.hpp"
 #include "math/host_math.hpp"
+#include "math/share_work.hpp"
 #include "store/disk_store.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
@@ -99,19 +100,22 @@ void CpuModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows,
   }
   mixed_.resize(q_.rows(), q_.cols());
   const float scale = 1.0F / std::sqrt(static_cast<float>(dim));
-  for (Eigen::Index i = 0; i < q_.rows(); ++i) {
-    const TokenRow& row = rows[static_cast<std::size_t>(i)];
-    const Matrix& keys = caches[row.sequence].keys[index];
-    const Matrix& values = caches[row.sequence].values[index];
-    const Eigen::Index seen = Eigen::Index{row.position} + 1;
-    for (Eigen::Index h = 0; h < config().heads; ++h) {
-      const Eigen::Index kv = h / group * dim;
+  const std::uint32_t heads = config().heads;
+  auto mix = [&](std::uint32_t first, std::uint32_t end) {  // heads of rows
+    for (std::uint32_t at = first; at < end; ++at) {
+      const TokenRow& row = rows[at / heads];
+      const Eigen::Index i = at / heads, h = at % heads, kv = h / group * dim, seen = Eigen::Index{row.position} + 1;
+      const Matrix& keys = caches[row.sequence].keys[index];
+      const Matrix& values = caches[row.sequence].values[index];
       Vector weights = keys.block(0, kv, seen, dim) * q_.row(i).segment(h * dim, dim).transpose() * scale;
       weights = (weights.array() - weights.maxCoeff()).exp();
       weights /= weights.sum();
       mixed_.row(i).segment(h * dim, dim).transpose().noalias() = values.block(0, kv, seen, dim).transpose() * weights;
     }
-  }
+  };
+  std::uint64_t products = 0;
+  for (const TokenRow& row : rows) products += 2 * (std::uint64_t{row.position} + 1) * heads * config().head_dim;
+  share_work(&workers(), static_cast<std::uint32_t>(rows.size()) * heads, 1, products, mix);
   layer.o.times(mixed_, product_, out);
 }
 

@@ -4,8 +4,7 @@ namespace ferry::engine {
 
 template <class Layout>
 void ExpertKernel::run(const Layout& wide, const Layout& narrow, const std::byte* expert, const Matrix& x, Matrix& y) {
-  product_.run(wide, expert, x, gate_);
-  product_.run(wide, expert + wide.bytes(), x, up_);
+  product_.run(wide, x, {{expert, &gate_}, {expert + wide.bytes(), &up_}});
   for (Eigen::Index i = 0; i < gate_.rows(); ++i) {
     // Into a vector of its own: which elements share a vector register must not depend on where the row begins.
     activated_ = gate_.row(i).array() / (1.0F + (-gate_.row(i).array()).exp()) * up_.row(i).array();

@@ -6,6 +6,8 @@
 #include <cpuid.h>
 #endif
 
+#include "math/share_work.hpp"
+
 namespace ferry::engine {
 namespace {
 
@@ -65,12 +67,7 @@ void add_product(ProductPath path, const Layout& w, const std::byte* weights, pa
   add_product_portable(w, weights, outputs, x, y);
 }
 
-// What a thread should get at least, in products of a weight with a value: some 10 us, since waking it takes as long.
-constexpr std::uint64_t worth_a_thread = std::uint64_t{1} << 17U;
-// More parts than threads: a core that does something else, too, takes fewer.
-constexpr std::uint32_t parts_a_thread = 4;
-// Outputs of a part are a multiple of what kernels compute together.
-constexpr std::uint32_t together = 8;
+constexpr std::uint32_t together = 8;  // outputs that kernels compute at once
 
 }  // namespace
 
@@ -106,27 +103,28 @@ void ChunkedRows::set(const Matrix& x) {
 }
 
 template <class Layout>
-void PackedProduct::share(const Layout& w, const std::byte* weights, const Matrix& x, Matrix& y) {
-  y.setZero(x.rows(), w.rows);
+void PackedProduct::share(const Layout& w, const Matrix& x, std::initializer_list<Factor> factors) {
+  for (const Factor& f : factors) f.y->setZero(x.rows(), w.rows);
   if (x.rows() == 0) return;
   x_.set(x);
-  const std::uint64_t products = std::uint64_t{w.rows} * w.columns * x_.rows();
-  const std::uint32_t threads = workers_ == nullptr ? 1 : workers_->threads();
-  const auto parts = static_cast<std::uint32_t>(
-      std::min({products / worth_a_thread, std::uint64_t{threads} * parts_a_thread, std::uint64_t{w.rows / together}}));
-  if (threads == 1 || parts <= 1) return add_product(path_, w, weights, {0, w.rows}, x_, y.data());
-  const std::uint32_t each = (w.rows / parts + together - 1) / together * together;
-  workers_->run((w.rows + each - 1) / each, [&](std::uint32_t part) {
-    add_product(path_, w, weights, {part * each, std::min(w.rows, (part + 1) * each)}, x_, y.data());
-  });
+  const auto outputs = static_cast<std::uint32_t>(factors.size() * w.rows);
+  share_work(workers_, outputs, together, std::uint64_t{outputs} * w.columns * x_.rows(),
+             [&](std::uint32_t first, std::uint32_t end) {
+               std::uint32_t begin = 0;  // of this factor's outputs
+               for (const Factor& f : factors) {
+                 const std::uint32_t from = std::max(first, begin), to = std::min(end, begin + w.rows);
+                 if (from < to) add_product(path_, w, f.weights, {from - begin, to - begin}, x_, f.y->data());
+                 begin += w.rows;
+               }
+             });
 }
 
-void PackedProduct::run(const PackedLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) {
-  share(w, weights, x, y);
+void PackedProduct::run(const PackedLayout& w, const Matrix& x, std::initializer_list<Factor> factors) {
+  share(w, x, factors);
 }
 
-void PackedProduct::run(const PassThroughLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) {
-  share(w, weights, x, y);
+void PackedProduct::run(const PassThroughLayout& w, const Matrix& x, std::initializer_list<Factor> factors) {
+  share(w, x, factors);
 }
 
 }  // namespace ferry::engine

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "ferry/codec/packed.hpp"
@@ -65,13 +66,25 @@ class PackedProduct {
   explicit PackedProduct(ProductPath path = best_path(), WorkerPool* workers = nullptr)
       : path_(path), workers_(workers) {}
 
-  /// y = x W^T. x: [rows, columns of W], y: [rows, rows of W]; `weights`: W as `w` says, at any address.
-  void run(const PackedLayout& w, const std::byte* weights, const Matrix& x, Matrix& y);
-  void run(const PassThroughLayout& w, const std::byte* weights, const Matrix& x, Matrix& y);
+  /// A matrix W at any address, and where its product goes.
+  struct Factor {
+    const std::byte* weights;
+    Matrix* y;
+  };
+
+  /// y = x W^T for each factor, whose W all are as `w` says. x: [rows, columns of W], y: [rows, rows of W]. What has one
+  /// x is shared among the threads at once.
+  void run(const PackedLayout& w, const Matrix& x, std::initializer_list<Factor> factors);
+  void run(const PassThroughLayout& w, const Matrix& x, std::initializer_list<Factor> factors);
+  /// The same for one.
+  template <class Layout>
+  void run(const Layout& w, const std::byte* weights, const Matrix& x, Matrix& y) {
+    run(w, x, {{weights, &y}});
+  }
 
  private:
   template <class Layout>
-  void share(const Layout& w, const std::byte* weights, const Matrix& x, Matrix& y);
+  void share(const Layout& w, const Matrix& x, std::initializer_list<Factor> factors);
 
   ProductPath path_;
   WorkerPool* workers_;

@@ -10,9 +10,6 @@ namespace ferry::inline FERRY_ABI {
 /// Source: HOBBIT, section 4 (CPU-GPU cooperative computing; 5.4 measures it); with a static cache also what llama.cpp
 /// and Fiddler do.
 /// O(1), no state.
-///
-/// Deviation, of the reference engine: its host computes on one thread, the papers' on all cores. Simulations count with
-/// what a machine file says of the whole host.
 struct HostInDecode {
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
     return phase == Phase::decode ? 0 : misses.size;

@@ -131,6 +131,11 @@ TEST_CASE("threads that share a product change no bit of it" * doctest::test_sui
         PackedProduct(path).run(w, weights.data(), x, alone);
         PackedProduct(path, &three).run(w, weights.data(), x, shared);
         CHECK(alone == shared);
+        // Two products at once, of the same weights.
+        Matrix first, second;
+        PackedProduct(path, &three).run(w, x, {{weights.data(), &first}, {weights.data(), &second}});
+        CHECK(alone == first);
+        CHECK(alone == second);
       }
     }
   };
