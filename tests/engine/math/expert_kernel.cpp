@@ -140,7 +140,8 @@ TEST_CASE("threads that share a product change no bit of it" * doctest::test_sui
     }
   };
   // Odd numbers of outputs, which parts do not divide, and too few weights to share.
-  for (const auto& [rows, columns] : {std::pair{1203U, 500U}, {517U, 1057U}, {9U, 40'000U}, {30U, 30U}}) {
+  for (const auto& size : {std::pair{1203U, 500U}, {517U, 1057U}, {9U, 40'000U}, {30U, 30U}}) {
+    const std::uint32_t rows = size.first, columns = size.second;
     CAPTURE(rows);
     for (const FloatType type : {FloatType::bf16, FloatType::f16, FloatType::f32}) {
       check(PassThroughLayout{rows, columns, type});
