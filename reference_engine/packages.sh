@@ -22,4 +22,4 @@ need_packages() {
 
 build_packages=(g++ make cmake ninja-build libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev
   liburing-dev libxxhash-dev)
-test_packages=(doctest-dev clang clang-format libboost-context-dev ccache)
+test_packages=(doctest-dev clang clang-format libboost-context-dev libsimde-dev ccache)

@@ -158,7 +158,7 @@ void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows
 
 int main(int argc, char** argv) {
   if (!ferry::bench::read_arguments("expert-kernels", argc, argv)) return 2;
-  for (const ProductPath path : {ProductPath::avx2, ProductPath::portable}) {
+  for (const ProductPath path : product_paths) {
     if (!runs_here(path)) continue;
     for (const Size& size : sizes) {
       const double work = 1.0 * size.hidden * size.width;
@@ -169,9 +169,8 @@ int main(int argc, char** argv) {
       for (const std::uint32_t threads : numbers_of_threads) {
         for (const Eigen::Index rows : {1, 16}) {
           for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
-            const std::string name =
-                fmt::format("{}/rows:{}/threads:{}/{}/{}", size.model, rows, threads,
-                            path == ProductPath::avx2 ? "avx2" : "portable", ExpertLayout{}.name(p));
+            const std::string name = fmt::format("{}/rows:{}/threads:{}/{}/{}", size.model, rows, threads,
+                                                 name_of(path), ExpertLayout{}.name(p));
             benchmark::RegisterBenchmark(name.c_str(), expert_kernels, size, rows, path, threads, p)
                 ->UseManualTime()
                 ->Unit(benchmark::kMicrosecond)

@@ -11,65 +11,36 @@
 namespace ferry::engine {
 namespace {
 
-constexpr std::uint32_t chunk_columns = ChunkedRows::chunk * Block::columns;
-
-/// Columns `first` to `first + count - 1` of a row; `first` is a chunk's.
-void unpack(const PackedLayout& w, const std::byte* weights, std::uint32_t row, std::uint32_t first,
-            std::uint32_t count, float* to) {
-  static_assert(chunk_columns % 128 == 0);  // whole groups
-  for (std::uint32_t i = 0; i < count; i += w.group) unpack_group(w, weights, row, (first + i) / w.group, to + i);
-}
-void unpack(const PassThroughLayout& w, const std::byte* weights, std::uint32_t row, std::uint32_t first,
-            std::uint32_t count, float* to) {
-  unpack_columns(w, weights, row, first, count, to);
-}
-
-/// Not inlined: one code for all rows adds in one way.
-[[gnu::noinline]] float dot(const Block* a, const Block* b, std::uint32_t blocks) {
-  Block sums{};
-  for (std::uint32_t n = 0; n < blocks; ++n) {
-    for (std::uint32_t i = 0; i < Block::columns; ++i) sums.weights[i] += a[n].weights[i] * b[n].weights[i];
-  }
-  for (std::uint32_t half = Block::columns / 2; half > 0; half /= 2) {
-    for (std::uint32_t i = 0; i < half; ++i) sums.weights[i] += sums.weights[i + half];
-  }
-  return sums.weights[0];
-}
-
-template <class Layout>
-void add_product_portable(const Layout& w, const std::byte* weights, part::Outputs outputs, const ChunkedRows& x,
-                          float* y) {
-  Block chunk[ChunkedRows::chunk];
-  for (std::uint32_t c = 0; c < x.chunks(); ++c) {
-    const std::uint32_t first = c * chunk_columns, count = std::min(chunk_columns, w.columns - first);
-    if (count < chunk_columns) std::memset(chunk, 0, sizeof(chunk));
-    for (std::uint32_t out = outputs.first; out < outputs.end; ++out) {
-      unpack(w, weights, out, first, count, chunk[0].weights);
-      for (std::uint32_t row = 0; row < x.rows(); ++row) {
-        y[std::size_t{row} * w.rows + out] += dot(chunk, x.at(c, row), x.blocks(c));
-      }
-    }
-  }
-}
-
-#if defined(__x86_64__)
-constexpr bool has_avx2_path = true;
-#else
-constexpr bool has_avx2_path = false;
-#endif
-
-template <class Layout>
-void add_product(ProductPath path, const Layout& w, const std::byte* weights, part::Outputs outputs,
-                 const ChunkedRows& x, float* y) {
-  if constexpr (has_avx2_path) {
-    if (path == ProductPath::avx2) return part::add_product_avx2(w, weights, outputs, x, y);
-  }
-  add_product_portable(w, weights, outputs, x, y);
-}
-
 constexpr std::uint32_t together = 8;  // outputs that kernels compute at once
 
+/// In one order, wherever they lie.
+float sum_of(const float* values, std::uint32_t count) {
+  constexpr std::uint32_t lanes = 16;
+  float sums[lanes] = {};
+  std::uint32_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) sums[lane] += values[i + lane];
+  }
+  for (; i < count; ++i) sums[i % lanes] += values[i];
+  for (std::uint32_t half = lanes / 2; half > 0; half /= 2) {
+    for (std::uint32_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  }
+  return sums[0];
+}
+
 }  // namespace
+
+const part::ProductKernel& part::kernel_of(ProductPath path) {
+#if defined(__x86_64__)
+  if (path == ProductPath::avx2) return part::avx2_kernel;
+  if (path == ProductPath::avx512) return part::avx512_kernel;
+#endif
+  return part::portable_kernel;
+}
+
+const char* name_of(ProductPath path) {
+  return path == ProductPath::avx512 ? "avx512" : path == ProductPath::avx2 ? "avx2" : "portable";
+}
 
 bool runs_here(ProductPath path) {
 #if defined(__x86_64__)
@@ -78,43 +49,80 @@ bool runs_here(ProductPath path) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) == 1 &&
            (c & bit_F16C) != 0;
   }
+  if (path == ProductPath::avx512) return __builtin_cpu_supports("avx512f");
 #endif
   return path == ProductPath::portable;
 }
 
 ProductPath best_path() {
-  static const bool avx2 = runs_here(ProductPath::avx2);
-  return avx2 ? ProductPath::avx2 : ProductPath::portable;
+  static const ProductPath best = runs_here(ProductPath::avx512) ? ProductPath::avx512
+                                  : runs_here(ProductPath::avx2) ? ProductPath::avx2
+                                                                 : ProductPath::portable;
+  return best;
 }
 
-void ChunkedRows::set(const Matrix& x) {
-  const auto columns = static_cast<std::uint32_t>(x.cols());
+void ChunkedRows::set(const MatrixRef& x, const XOrder& order) {
   rows_ = static_cast<std::uint32_t>(x.rows());
-  blocks_ = (columns + Block::columns - 1) / Block::columns;
-  memory_.resize(std::max(memory_.size(), std::size_t{rows_} * blocks_));
-  for (std::uint32_t c = 0; c < chunks(); ++c) {
-    const std::uint32_t first = c * chunk_columns, count = std::min(chunk_columns, columns - first);
+  columns_ = static_cast<std::uint32_t>(x.cols());
+  const bool natural = order.factor == 1 && std::is_sorted(std::begin(order.column), std::end(order.column));
+  constexpr std::uint32_t each = x_chunk / x_stretch;
+  memory_.resize(std::max(memory_.size(), std::size_t{rows_} * ((stretches() + each - 1) / each)));
+  for (std::uint32_t stretch = 0; stretch < stretches(); ++stretch) {
+    const std::uint32_t first = stretch * x_stretch;
     for (std::uint32_t row = 0; row < rows_; ++row) {
-      Block* to = &memory_[place(c, row)];
-      if (count < chunk_columns) to[blocks(c) - 1] = {};
-      std::memcpy(to, x.row(row).data() + first, count * sizeof(float));
+      float* to = &memory_[std::size_t{stretch / each} * rows_ + row].values[stretch % each * x_stretch];
+      const float* from = x.row(row).data() + first;
+      float last[x_stretch] = {};
+      if (columns_ - first < x_stretch) {
+        std::copy_n(from, columns_ - first, last);
+        from = last;
+      }
+      if (natural) {
+        std::copy_n(from, x_stretch, to);
+      } else {
+        for (std::uint32_t i = 0; i < x_stretch; ++i) to[i] = order.factor * from[order.column[i]];
+      }
     }
   }
 }
 
+void PackedProduct::set_rows(const PassThroughLayout& w, const Matrix& x) {
+  x_.values.set(x, kernel_->order_floats(w));
+}
+
+void PackedProduct::set_rows(const PackedLayout& w, const Matrix& x) {
+  const XOrder order = kernel_->order_packed(w);
+  x_.values.set(x, order);
+  group_sums_.resize(x.rows(), static_cast<Eigen::Index>(2 * w.row_groups()));
+  for (Eigen::Index row = 0; row < x.rows(); ++row) {
+    for (std::uint32_t g = 0; g < w.row_groups(); ++g) {
+      const float sum = sum_of(x.row(row).data() + std::size_t{g} * w.group, w.group_size(g));
+      group_sums_(row, 2 * g) = -order.bias * sum;
+      group_sums_(row, 2 * g + 1) = sum;
+    }
+  }
+  x_.group_sums.set(group_sums_, kernel_->order_floats({}));
+}
+
 template <class Layout>
 void PackedProduct::share(const Layout& w, const Matrix& x, std::initializer_list<Factor> factors) {
-  for (const Factor& f : factors) f.y->setZero(x.rows(), w.rows);
+  for (const Factor& f : factors) f.y->resize(x.rows(), w.rows);
   if (x.rows() == 0) return;
-  x_.set(x);
+  set_rows(w, x);
   const auto outputs = static_cast<std::uint32_t>(factors.size() * w.rows);
-  share_work(workers_, outputs, together, std::uint64_t{outputs} * w.columns * x_.rows(),
+  share_work(workers_, outputs, together, std::uint64_t{outputs} * w.columns * x_.values.rows(),
              [&](std::uint32_t first, std::uint32_t end) {
                std::uint32_t begin = 0;  // of this factor's outputs
                for (const Factor& f : factors) {
                  const std::uint32_t from = std::max(first, begin), to = std::min(end, begin + w.rows);
-                 if (from < to) add_product(path_, w, f.weights, {from - begin, to - begin}, x_, f.y->data());
                  begin += w.rows;
+                 if (from >= to) continue;
+                 const part::Outputs own{from + w.rows - begin, to + w.rows - begin};
+                 if constexpr (std::is_same_v<Layout, PackedLayout>) {
+                   kernel_->multiply_packed(w, f.weights, own, x_, f.y->data());
+                 } else {
+                   kernel_->multiply_floats(w, f.weights, own, x_, f.y->data());
+                 }
                }
              });
 }

@@ -16,55 +16,99 @@ namespace ferry::engine {
 /// Which instructions products are made of.
 enum class ProductPath {
   portable,  ///< what every processor has
-  avx2       ///< AVX2, FMA and F16C
+  avx2,      ///< AVX2, FMA and F16C
+  avx512     ///< AVX-512 F
 };
+inline constexpr ProductPath product_paths[] = {ProductPath::portable, ProductPath::avx2, ProductPath::avx512};
 
+/// "avx2".
+const char* name_of(ProductPath path);
 /// Whether this processor has them.
 bool runs_here(ProductPath path);
 /// The fastest that this processor has.
 ProductPath best_path();
 
-/// 32 columns: what kernels read at a time.
-struct alignas(64) Block {
-  static constexpr std::uint32_t columns = 32;
-  float weights[columns];
+inline constexpr std::uint32_t x_stretch = 64;  ///< columns that kernels unpack at a time
+inline constexpr std::uint32_t x_chunk = 512;   ///< columns whose sums are made at once
+
+/// The order in which a kernel has the columns of a stretch once they are unpacked, and what it has in the place of
+/// codes: a code is factor * value - bias. Such values are sooner made than codes as floats.
+struct XOrder {
+  std::uint8_t column[x_stretch];
+  float factor = 1, bias = 0;
 };
 
-/// Rows [rows, columns] cut into chunks of 16 blocks of columns, one chunk behind the other, so that all rows of one
-/// chunk lie together; zeros fill the last block up.
+/// Rows [rows, columns] as a kernel reads them: cut into chunks of columns, one chunk behind the other, so that all rows
+/// of one chunk lie together; the columns of a stretch in the kernel's order; zeros fill the last stretch up.
 class ChunkedRows {
  public:
-  static constexpr std::uint32_t chunk = 16;  // a chunk of 8 outputs fills half of a usual L1 cache
+  void set(const MatrixRef& x, const XOrder& order);
 
-  void set(const Matrix& x);
   [[nodiscard]] std::uint32_t rows() const { return rows_; }
-  [[nodiscard]] std::uint32_t chunks() const { return (blocks_ + chunk - 1) / chunk; }
-  /// Blocks of each row in chunk `c`; only the last chunk has fewer than `chunk`.
-  [[nodiscard]] std::uint32_t blocks(std::uint32_t c) const {
-    return blocks_ - c * chunk < chunk ? blocks_ - c * chunk : chunk;
+  [[nodiscard]] std::uint32_t columns() const { return columns_; }
+  [[nodiscard]] std::uint32_t stretches() const { return (columns_ + x_stretch - 1) / x_stretch; }
+  /// A stretch of a row; the next one follows, up to the end of the chunk.
+  [[nodiscard]] const float* at(std::uint32_t stretch, std::uint32_t row) const {
+    constexpr std::uint32_t each = x_chunk / x_stretch;
+    return memory_[std::size_t{stretch / each} * rows_ + row].values + stretch % each * x_stretch;
   }
-  [[nodiscard]] const Block* at(std::uint32_t c, std::uint32_t row) const { return memory_.data() + place(c, row); }
+  /// Floats from a row to the next.
+  [[nodiscard]] static constexpr std::size_t stride() { return x_chunk; }
 
  private:
-  [[nodiscard]] std::size_t place(std::uint32_t c, std::uint32_t row) const {
-    return std::size_t{c} * chunk * rows_ + std::size_t{row} * blocks(c);
-  }
+  struct alignas(64) Chunk {
+    float values[x_chunk];
+  };
 
-  std::uint32_t rows_ = 0, blocks_ = 0;
-  std::vector<Block> memory_;  // never shrinks
+  std::uint32_t rows_ = 0, columns_ = 0;
+  std::vector<Chunk> memory_;  // never shrinks
 };
+
+namespace part {
+
+/// Rows of W, which are columns of y.
+struct Outputs {
+  std::uint32_t first, end;
+};
+
+/// What is multiplied with weights.
+struct Rows {
+  ChunkedRows values;
+  /// Where weights have groups what multiplies each group's {scale, minimum}: {-bias * sum, sum}, of x over the group.
+  ChunkedRows group_sums;
+};
+
+/// What one path consists of.
+struct ProductKernel {
+  XOrder (*order_packed)(const PackedLayout& w);
+  XOrder (*order_floats)(const PassThroughLayout& w);
+  /// Those columns of y [rows, rows of W]. x: in this order.
+  void (*multiply_packed)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
+  void (*multiply_floats)(const PassThroughLayout& w, const std::byte* weights, Outputs outputs, const Rows& x,
+                          float* y);
+};
+
+extern const ProductKernel portable_kernel, avx2_kernel, avx512_kernel;
+
+const ProductKernel& kernel_of(ProductPath path);
+
+}  // namespace part
 
 /// Computes products, and holds the scratch memory for it.
 ///
-/// Sums are made in one order on each path, which depends on the columns alone: a row's results do not depend on how
-/// many rows are computed together, nor on where it stands among them, nor on how many threads there are. Nor do they
-/// depend on the stored form: float32 weights give the same as packed ones that stand for them. The two paths differ in
-/// rounding.
+/// Sums are made in one order on each path, which depends on the columns and the stored form alone: a row's results do
+/// not depend on how many rows are computed together, nor on where it stands among them, nor on how many threads there
+/// are. Weights in bf16 or f16 give the same as they would in f32. The paths differ in rounding.
+///
+/// Of packed weights minimum + code * scale is never formed: a group's codes are multiplied with x and added, and that
+/// sum is multiplied with the scale; the minimum is multiplied with the sum of x over the group.
 class PackedProduct {
  public:
   /// `workers` share the rows of W, where there is enough to share; null: the caller does it all. They outlive it.
   explicit PackedProduct(ProductPath path = best_path(), WorkerPool* workers = nullptr)
-      : path_(path), workers_(workers) {}
+      : PackedProduct(part::kernel_of(path), workers) {}
+  explicit PackedProduct(const part::ProductKernel& kernel, WorkerPool* workers = nullptr)
+      : kernel_(&kernel), workers_(workers) {}
 
   /// A matrix W at any address, and where its product goes.
   struct Factor {
@@ -85,24 +129,13 @@ class PackedProduct {
  private:
   template <class Layout>
   void share(const Layout& w, const Matrix& x, std::initializer_list<Factor> factors);
+  void set_rows(const PassThroughLayout& w, const Matrix& x);
+  void set_rows(const PackedLayout& w, const Matrix& x);
 
-  ProductPath path_;
+  const part::ProductKernel* kernel_;  // of which there is one for each path
   WorkerPool* workers_;
-  ChunkedRows x_;
+  part::Rows x_;
+  Matrix group_sums_;
 };
-
-namespace part {
-
-/// Rows of W, which are columns of y.
-struct Outputs {
-  std::uint32_t first, end;
-};
-
-/// With AVX2, FMA and F16C. Adds to those columns of y [rows, rows of W].
-void add_product_avx2(const PackedLayout& w, const std::byte* weights, Outputs outputs, const ChunkedRows& x, float* y);
-void add_product_avx2(const PassThroughLayout& w, const std::byte* weights, Outputs outputs, const ChunkedRows& x,
-                      float* y);
-
-}  // namespace part
 
 }  // namespace ferry::engine

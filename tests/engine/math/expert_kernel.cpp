@@ -22,12 +22,14 @@ using namespace ferry;
 using namespace ferry::engine;
 using Doubles = Eigen::MatrixXd;
 
-constexpr double tolerance = 1e-5;  // of a product, relative to its norm
+constexpr double tolerance = 1e-5;  // of an expert, relative to its norm
 constexpr Eigen::Index most_rows = 20;
 
 std::vector<ProductPath> paths() {
-  std::vector<ProductPath> all{ProductPath::portable};
-  if (runs_here(ProductPath::avx2)) all.push_back(ProductPath::avx2);
+  std::vector<ProductPath> all;
+  for (const ProductPath path : product_paths) {
+    if (runs_here(path)) all.push_back(path);
+  }
   return all;
 }
 
@@ -84,6 +86,7 @@ void check_product(const Layout& w, test::Random& random) {
   Matrix x(most_rows, w.columns), y, plain_y;
   for (float& v : x.reshaped()) v = random.unit() * 4 - 2;
   const Doubles stored = unpacked(w, weights), expected = x.cast<double>() * stored.transpose();
+  const Doubles terms = x.cast<double>().cwiseAbs() * stored.cwiseAbs().transpose();
   const Matrix floats = stored.cast<float>();
   for (const ProductPath path : paths()) {
     CAPTURE(static_cast<int>(path));
@@ -91,11 +94,14 @@ void check_product(const Layout& w, test::Random& random) {
     auto run = [&](const Matrix& rows, Matrix& to) { product.run(w, weights, rows, to); };
     run(x, y);
     REQUIRE(y.rows() == most_rows);
-    CHECK(worst_error(y, expected) < tolerance);
+    // Relative to the terms of the sums, which may cancel each other.
+    CHECK(((y.cast<double>() - expected).rowwise().norm().array() / terms.rowwise().norm().array()).maxCoeff() < 2e-6);
     CHECK(rows_stand_alone(x, y, run));
-    const PassThroughLayout plain{w.rows, w.columns, FloatType::f32};
-    product.run(plain, reinterpret_cast<const std::byte*>(floats.data()), x, plain_y);
-    CHECK(plain_y == y);
+    if constexpr (std::is_same_v<Layout, PassThroughLayout>) {
+      const PassThroughLayout plain{w.rows, w.columns, FloatType::f32};
+      product.run(plain, reinterpret_cast<const std::byte*>(floats.data()), x, plain_y);
+      CHECK(plain_y == y);
+    }
   }
 }
 

@@ -150,7 +150,7 @@ void check_expert(const ExpertStore& store, ExpertId id, const std::vector<float
     check_error(full.data() + matrix, rounded.data() + matrix, l.width, l.hidden, bits);
     check_error(full.data() + 2 * matrix, rounded.data() + 2 * matrix, l.hidden, l.width, bits);
 
-    // The same floats as an expert of a float32 checkpoint.
+    // As an expert of a float32 checkpoint, but for the order of sums.
     ExpertKernel kernel(l), plain(ExpertLayout{l.hidden, l.width, DType::f32});
     test::Random random(23);
     for (const Eigen::Index rows : {1, 3, 12}) {
@@ -159,7 +159,7 @@ void check_expert(const ExpertStore& store, ExpertId id, const std::vector<float
       kernel.run(bytes.data, p, x, y);
       plain.run(reinterpret_cast<const std::byte*>(rounded.data()), Precision::full, x, expected);
       REQUIRE(y.allFinite());
-      CHECK(y == expected);
+      CHECK((y - expected).norm() < 1e-5F * expected.norm());
     }
   }
 }

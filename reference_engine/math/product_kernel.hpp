@@ -1,0 +1,414 @@
+// The kernel of PackedProduct, written once for all instruction sets. Each file that has one includes this, after it
+// has defined FERRY_LANES_TARGET: the attribute `gnu::target(...),` of functions made of these instructions, or nothing.
+// Only they are compiled for them: what a file shares with others, such as functions of the library, must run on any
+// processor.
+//
+// `Lanes` is a vocabulary: a Vector of floats, what is done with it, and `unpack`, which makes a stretch of 64 columns
+// floats, in an order of its own (XOrder).
+#include <algorithm>
+#include <cstring>
+
+#include "math/packed_product.hpp"
+
+namespace ferry::engine {
+namespace {
+
+template <FloatType type>
+struct Floats {
+  static constexpr std::uint32_t groups = 0;
+  static constexpr std::uint32_t stretch_bytes = x_stretch * (type == FloatType::f32 ? 4 : 2);
+};
+
+/// `halves`: a stretch has two groups, one for each half of its columns.
+template <std::uint32_t bits, bool halves>
+struct Codes {
+  static constexpr std::uint32_t groups = halves ? 2 : 1;  // of a stretch
+  static constexpr std::uint32_t stretch_bytes = x_stretch * bits / 8;
+};
+
+template <class Format>
+inline constexpr bool has_groups = Format::groups != 0;
+
+// Whatever is computed together, a sum is made in one order. Each lane adds the columns of a chunk one after another;
+// where groups have scales, what one group has in a stretch, and that sum is multiplied once. At the end of a chunk the
+// lanes are added in a tree, and chunks' sums in their order. What groups' minima give comes first.
+
+constexpr std::uint32_t outputs = 4;       // together in registers
+constexpr std::uint32_t few = 3;           // rows of x for which weights stay in registers
+constexpr std::uint32_t tile_outputs = 8;  // whose weights become floats at once, for many rows
+constexpr std::uint32_t chunk_stretches = x_chunk / x_stretch;
+constexpr std::uint32_t block_stretches = 8 * chunk_stretches;  // of a row of x that stay in a usual L1 cache
+constexpr std::uint32_t bytes_ahead = 1024;                     // that codes of one output are prefetched
+
+/// Outputs whose groups are multiplied at once, before their codes: these are still in a cache when scales are read.
+inline std::uint32_t outputs_at_once(const PackedLayout& w) {
+  constexpr std::uint64_t bytes = 16384;
+  const std::uint64_t rows = bytes / (w.row_groups() * sizeof(PackedGroup)) / tile_outputs * tile_outputs;
+  return static_cast<std::uint32_t>(std::max<std::uint64_t>(rows, tile_outputs));
+}
+
+/// One row of W.
+template <class Format>
+struct WeightRow {
+  const std::byte* weights = nullptr;
+  const std::byte* groups = nullptr;  // {scale, minimum} each
+  std::uint64_t groups_ahead = 0;     // bytes to groups that are multiplied next
+  std::uint32_t group_shift = 0;      // from a stretch's number to its group's, where it has one
+
+  WeightRow() = default;
+  WeightRow(const PackedLayout& w, const std::byte* matrix, std::uint32_t row)
+      : weights(matrix + w.codes_at(row, 0)),
+        groups(matrix + w.group_at(row, 0)),
+        groups_ahead(outputs_at_once(w) * w.row_groups() * sizeof(PackedGroup)),
+        group_shift(w.group == 2 * x_stretch ? 1 : 0) {}
+  WeightRow(const PassThroughLayout& w, const std::byte* matrix, std::uint32_t row)
+      : weights(matrix + row * w.row_bytes()) {}
+
+  [[nodiscard]] const std::byte* at(std::uint32_t stretch) const {
+    return weights + std::size_t{stretch} * Format::stretch_bytes;
+  }
+  /// The first group of a stretch.
+  [[nodiscard]] const std::byte* group(std::uint32_t stretch) const {
+    const std::size_t number = Format::groups == 2 ? std::size_t{2} * stretch : stretch >> group_shift;
+    return groups + number * sizeof(PackedGroup);
+  }
+};
+
+/// Scale of a group, and of those behind it.
+inline float scale_of(const std::byte* group, std::uint32_t behind) {
+  float scale;
+  std::memcpy(&scale, group + behind * sizeof(PackedGroup), sizeof(scale));
+  return scale;
+}
+
+/// The last stretch of a row that ends within it, filled up with zeros.
+template <class Format>
+struct LastStretch {
+  alignas(64) std::byte bytes[Format::stretch_bytes] = {};
+
+  template <class Layout>
+  LastStretch(const Layout& w, const WeightRow<Format>& row) {
+    const std::uint64_t before = std::uint64_t{w.columns / x_stretch} * Format::stretch_bytes;
+    std::memcpy(bytes, row.weights + before, w.row_bytes() - before);
+  }
+};
+
+template <class Lanes>
+constexpr std::uint32_t vectors = x_stretch / Lanes::lanes;  // of a stretch
+
+/// Adds a chunk's sums, lanes and all, to up to four outputs.
+template <class Lanes>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_to(float* y, const typename Lanes::Vector (&sums)[outputs],
+                                                             std::uint32_t count) {
+  float sum[outputs];
+  Lanes::add_lanes(sums, sum);
+  for (std::uint32_t o = 0; o < std::min(outputs, count); ++o) y[o] += sum[o];
+}
+
+/// Adds a stretch to the sums of `rows` rows of x.
+template <class Lanes, std::uint32_t rows, class Format>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_stretch(Format format, const std::byte* at,
+                                                                  const std::byte* group, const float* x,
+                                                                  std::size_t stride,
+                                                                  typename Lanes::Vector (&sums)[rows]) {
+  using Vector = typename Lanes::Vector;
+  constexpr std::uint32_t all = vectors<Lanes>;
+  Vector weights[all];
+  Lanes::unpack(format, at, weights);
+  if constexpr (has_groups<Format>) {
+    constexpr std::uint32_t each = all / Format::groups;
+#pragma GCC unroll 2
+    for (std::uint32_t part = 0; part < Format::groups; ++part) {
+      const Vector scale = Lanes::all(scale_of(group, part));
+#pragma GCC unroll 3
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        Vector own = Lanes::multiply(weights[part * each], Lanes::load(x + r * stride + part * each * Lanes::lanes));
+#pragma GCC unroll 16
+        for (std::uint32_t v = part * each + 1; v < (part + 1) * each; ++v) {
+          own = Lanes::fma(weights[v], Lanes::load(x + r * stride + v * Lanes::lanes), own);
+        }
+        sums[r] = Lanes::fma(own, scale, sums[r]);
+      }
+    }
+  } else {
+#pragma GCC unroll 16
+    for (std::uint32_t v = 0; v < all; ++v) {
+#pragma GCC unroll 3
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        sums[r] = Lanes::fma(weights[v], Lanes::load(x + r * stride + v * Lanes::lanes), sums[r]);
+      }
+    }
+  }
+}
+
+struct Stretches {
+  std::uint32_t first, end;
+};
+
+/// What is read soon: codes further on, of the next row where those of this one end, and where the next row's groups
+/// are. Harmless behind the last row.
+template <class Format>
+[[gnu::always_inline]] inline void prefetch(const WeightRow<Format>& w, std::uint32_t stretch, Stretches all,
+                                            std::uint64_t row_bytes) {
+  constexpr std::uint32_t line = 64, stretches_ahead = bytes_ahead / Format::stretch_bytes;
+  const std::byte* codes = w.at(stretch + stretches_ahead);
+  if (stretch + stretches_ahead >= all.end) codes += row_bytes - (all.end - all.first) * Format::stretch_bytes;
+  for (std::uint32_t i = 0; i < chunk_stretches * Format::stretch_bytes; i += line) __builtin_prefetch(codes + i);
+  for (std::uint32_t i = 0; i < chunk_stretches * sizeof(PackedGroup) * Format::groups; i += line) {
+    __builtin_prefetch(w.group(stretch) + w.groups_ahead + i);
+  }
+}
+
+/// Adds the products of a few rows of x with up to four outputs over some columns: weights pass through registers alone.
+/// Floats of four outputs are read at once, since memory delivers more in several streams; codes of one after another,
+/// since unpacking needs the registers.
+template <class Lanes, std::uint32_t rows, class Format, class Layout>
+[[FERRY_LANES_TARGET gnu::noinline]] void add_few(const Layout& layout, const WeightRow<Format>* w, Stretches all,
+                                                  const ChunkedRows& x, float* y, std::uint32_t count) {
+  using Vector = typename Lanes::Vector;
+  constexpr std::uint32_t together = has_groups<Format> ? 1 : outputs;
+  const std::uint32_t whole = layout.columns / x_stretch;
+  for (std::uint32_t first = 0; first < count; first += together) {
+    for (std::uint32_t begin = all.first; begin < all.end; begin += chunk_stretches) {
+      if constexpr (has_groups<Format>) prefetch(w[first], begin, all, layout.row_bytes());
+      const float* at = x.at(begin, 0);
+      Vector sums[together][rows];
+#pragma GCC unroll 4
+      for (std::uint32_t o = 0; o < together; ++o) {
+#pragma GCC unroll 3
+        for (std::uint32_t r = 0; r < rows; ++r) sums[o][r] = Lanes::zero();
+      }
+      const std::uint32_t end = std::min(begin + chunk_stretches, all.end), end_whole = std::min(end, whole);
+      const std::byte* weights[together];
+#pragma GCC unroll 4
+      for (std::uint32_t o = 0; o < together; ++o) weights[o] = w[first + o].at(begin);
+#pragma GCC unroll 1
+      for (std::uint32_t stretch = begin; stretch < end_whole; ++stretch, at += x_stretch) {
+#pragma GCC unroll 4
+        for (std::uint32_t o = 0; o < together; ++o) {
+          add_stretch<Lanes>(Format{}, weights[o], w[first + o].group(stretch), at, x.stride(), sums[o]);
+          weights[o] += Format::stretch_bytes;
+        }
+      }
+      if (end_whole < end) {
+        for (std::uint32_t o = 0; o < together; ++o) {
+          const LastStretch<Format> last(layout, w[first + o]);
+          add_stretch<Lanes>(Format{}, last.bytes, w[first + o].group(whole), at, x.stride(), sums[o]);
+        }
+      }
+#pragma GCC unroll 3
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        if constexpr (together == 1) {
+          y[std::size_t{r} * layout.rows + first] += Lanes::add_lanes(sums[0][r]);
+        } else {
+          const Vector each[outputs] = {sums[0][r], sums[1][r], sums[2][r], sums[3][r]};
+          add_to<Lanes>(y + std::size_t{r} * layout.rows, each, count);
+        }
+      }
+    }
+  }
+}
+
+/// Some outputs over a chunk of columns, as floats.
+struct alignas(64) Tile {
+  float weights[tile_outputs][x_chunk];
+  float scales[tile_outputs][chunk_stretches][2];
+};
+
+template <class Lanes, class Format, class Layout>
+[[FERRY_LANES_TARGET gnu::noinline]] void fill(Tile& tile, const Layout& layout, const WeightRow<Format>* w,
+                                               std::uint32_t first, std::uint32_t stretches) {
+  using Vector = typename Lanes::Vector;
+  constexpr std::uint32_t line = 64;
+  const bool last_chunk = (first + stretches) * x_stretch >= layout.columns;
+  for (std::uint32_t o = 0; o < tile_outputs; ++o) {
+    // What the next tile is made of arrives while this one is used. Harmless behind the last row.
+    const std::byte* next = last_chunk ? w[o].weights + tile_outputs * layout.row_bytes() : w[o].at(first + stretches);
+    for (std::uint32_t i = 0; i < chunk_stretches * Format::stretch_bytes; i += line) __builtin_prefetch(next + i);
+    for (std::uint32_t s = 0; s < stretches; ++s) {
+      const std::uint32_t stretch = first + s;
+      Vector weights[vectors<Lanes>];
+      if ((stretch + 1) * x_stretch <= layout.columns) {
+        Lanes::unpack(Format{}, w[o].at(stretch), weights);
+      } else {
+        const LastStretch<Format> last(layout, w[o]);
+        Lanes::unpack(Format{}, last.bytes, weights);
+      }
+#pragma GCC unroll 16
+      for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) {
+        Lanes::store(weights[v], &tile.weights[o][s * x_stretch + v * Lanes::lanes]);
+      }
+      for (std::uint32_t part = 0; part < Format::groups; ++part) {
+        tile.scales[o][s][part] = scale_of(w[o].group(stretch), part);
+      }
+    }
+  }
+}
+
+/// Adds the products of a vector of x with four outputs of a tile to their sums; or sets these.
+template <class Lanes, std::uint32_t rows>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_vector(const float* weights, const float* x,
+                                                                 std::size_t stride, bool set,
+                                                                 typename Lanes::Vector (&sums)[rows][outputs]) {
+  using Vector = typename Lanes::Vector;
+  Vector at[rows];
+#pragma GCC unroll 6
+  for (std::uint32_t r = 0; r < rows; ++r) {
+    at[r] = Lanes::load(x + r * stride);
+    Lanes::keep(at[r]);  // in a register, not loaded again for each output
+  }
+#pragma GCC unroll 4
+  for (std::uint32_t o = 0; o < outputs; ++o) {
+    const Vector weight = Lanes::load(weights + o * x_chunk);
+#pragma GCC unroll 6
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      sums[r][o] = set ? Lanes::multiply(weight, at[r]) : Lanes::fma(weight, at[r], sums[r][o]);
+    }
+  }
+}
+
+/// Adds the products of four outputs of a tile, from `first` on, with `rows` rows of x to y [rows, y_stride].
+template <class Lanes, std::uint32_t rows, class Format>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_tile(const Tile& tile, std::uint32_t first,
+                                                               std::uint32_t stretches, const float* x,
+                                                               std::size_t stride, float* y, std::size_t y_stride,
+                                                               std::uint32_t count) {
+  using Vector = typename Lanes::Vector;
+  const float* weights = tile.weights[first];
+  Vector sums[rows][outputs] = {};
+  if constexpr (has_groups<Format>) {
+    constexpr std::uint32_t each = vectors<Lanes> / Format::groups;  // that have one scale
+    for (std::uint32_t group = 0; group < Format::groups * stretches; ++group) {
+      Vector own[rows][outputs];
+#pragma GCC unroll 16
+      for (std::uint32_t v = 0; v < each; ++v, x += Lanes::lanes, weights += Lanes::lanes) {
+        add_vector<Lanes>(weights, x, stride, v == 0, own);
+      }
+#pragma GCC unroll 4
+      for (std::uint32_t o = 0; o < outputs; ++o) {
+        const Vector scale = Lanes::all(tile.scales[first + o][group / Format::groups][group % Format::groups]);
+#pragma GCC unroll 6
+        for (std::uint32_t r = 0; r < rows; ++r) sums[r][o] = Lanes::fma(own[r][o], scale, sums[r][o]);
+      }
+    }
+  } else {
+#pragma GCC unroll 2
+    for (std::uint32_t v = 0; v < vectors<Lanes> * stretches; ++v, x += Lanes::lanes, weights += Lanes::lanes) {
+      add_vector<Lanes>(weights, x, stride, false, sums);
+    }
+  }
+#pragma GCC unroll 6
+  for (std::uint32_t r = 0; r < rows; ++r) add_to<Lanes>(y + r * y_stride, sums[r], count);
+}
+
+template <class Lanes, class Format>
+[[FERRY_LANES_TARGET gnu::noinline]] void add_tiles(const Tile& tile, std::uint32_t stretches, const float* x,
+                                                    std::size_t stride, std::uint32_t rows, float* y,
+                                                    std::size_t y_stride, std::uint32_t count) {
+  constexpr std::uint32_t most = Lanes::most_rows;
+  for (; rows >= most; rows -= most, x += most * stride, y += most * y_stride) {
+    for (std::uint32_t o = 0; o < count; o += outputs) {
+      add_tile<Lanes, most, Format>(tile, o, stretches, x, stride, y + o, y_stride, count - o);
+    }
+  }
+  for (; rows > 0; --rows, x += stride, y += y_stride) {
+    for (std::uint32_t o = 0; o < count; o += outputs) {
+      add_tile<Lanes, 1, Format>(tile, o, stretches, x, stride, y + o, y_stride, count - o);
+    }
+  }
+}
+
+/// Rows `first` to `first + together - 1` of a matrix; where only `count` are left, the last one again.
+template <class Format, class Layout>
+struct WeightRows {
+  WeightRow<Format> rows[tile_outputs];
+
+  WeightRows(const Layout& layout, const std::byte* matrix, std::uint32_t first, std::uint32_t together,
+             std::uint32_t count) {
+    for (std::uint32_t o = 0; o < together; ++o) rows[o] = {layout, matrix, first + std::min(o, count - 1)};
+  }
+};
+
+/// Adds to some outputs, columns of y.
+template <class Lanes, class Format, class Layout>
+void add_product(const Layout& layout, const std::byte* weights, part::Outputs range, const ChunkedRows& x, float* y) {
+  if (x.rows() <= few) {
+    const auto add = x.rows() == 1   ? add_few<Lanes, 1, Format, Layout>
+                     : x.rows() == 2 ? add_few<Lanes, 2, Format, Layout>
+                                     : add_few<Lanes, few, Format, Layout>;
+    for (std::uint32_t first = 0; first < x.stretches(); first += block_stretches) {
+      const Stretches all{first, std::min(first + block_stretches, x.stretches())};
+      for (std::uint32_t out = range.first; out < range.end; out += outputs) {
+        const std::uint32_t count = std::min(outputs, range.end - out);
+        const WeightRows<Format, Layout> w(layout, weights, out, outputs, count);
+        add(layout, w.rows, all, x, y + out, count);
+      }
+    }
+    return;
+  }
+  // Many rows: weights become a tile of floats, which serves all of them.
+  Tile tile;
+  for (std::uint32_t out = range.first; out < range.end; out += tile_outputs) {
+    const std::uint32_t count = std::min(tile_outputs, range.end - out);
+    const WeightRows<Format, Layout> w(layout, weights, out, tile_outputs, count);
+    for (std::uint32_t first = 0; first < x.stretches(); first += chunk_stretches) {
+      const std::uint32_t stretches = std::min(chunk_stretches, x.stretches() - first);
+      fill<Lanes>(tile, layout, w.rows, first, stretches);
+      add_tiles<Lanes, Format>(tile, stretches, x.at(first, 0), x.stride(), x.rows(), y + out, layout.rows, count);
+    }
+  }
+}
+
+template <class Lanes, class Format, class Layout>
+void multiply(const Layout& layout, const std::byte* weights, part::Outputs range, const part::Rows& x, float* y) {
+  for (std::uint32_t r = 0; r < x.values.rows(); ++r) {
+    std::fill(y + std::size_t{r} * layout.rows + range.first, y + std::size_t{r} * layout.rows + range.end, 0.0F);
+  }
+  if constexpr (has_groups<Format>) {
+    const std::uint32_t together = outputs_at_once(layout);
+    const PassThroughLayout groups{layout.rows, x.group_sums.columns(), FloatType::f32};
+    for (std::uint32_t out = range.first; out < range.end; out += together) {
+      const part::Outputs own{out, std::min(out + together, range.end)};
+      add_product<Lanes, Floats<FloatType::f32>>(groups, weights + layout.group_at(0, 0), own, x.group_sums, y);
+      add_product<Lanes, Format>(layout, weights, own, x.values, y);
+    }
+  } else {
+    add_product<Lanes, Format>(layout, weights, range, x.values, y);
+  }
+}
+
+template <class Lanes>
+void multiply(const PassThroughLayout& w, const std::byte* weights, part::Outputs range, const part::Rows& x,
+              float* y) {
+  if (w.type == FloatType::bf16) return multiply<Lanes, Floats<FloatType::bf16>>(w, weights, range, x, y);
+  if (w.type == FloatType::f16) return multiply<Lanes, Floats<FloatType::f16>>(w, weights, range, x, y);
+  multiply<Lanes, Floats<FloatType::f32>>(w, weights, range, x, y);
+}
+
+template <class Lanes, std::uint32_t bits>
+void multiply_codes(const PackedLayout& w, const std::byte* weights, part::Outputs range, const part::Rows& x,
+                    float* y) {
+  if (w.group < x_stretch) return multiply<Lanes, Codes<bits, true>>(w, weights, range, x, y);
+  multiply<Lanes, Codes<bits, false>>(w, weights, range, x, y);
+}
+
+template <class Lanes>
+void multiply(const PackedLayout& w, const std::byte* weights, part::Outputs range, const part::Rows& x, float* y) {
+  if (w.bits == 8) return multiply_codes<Lanes, 8>(w, weights, range, x, y);
+  if (w.bits == 4) return multiply_codes<Lanes, 4>(w, weights, range, x, y);
+  multiply_codes<Lanes, 2>(w, weights, range, x, y);
+}
+
+inline XOrder natural_order() {
+  XOrder order;
+  for (std::uint32_t i = 0; i < x_stretch; ++i) order.column[i] = static_cast<std::uint8_t>(i);
+  return order;
+}
+
+template <class Lanes>
+constexpr part::ProductKernel make_kernel() {
+  return {Lanes::order, Lanes::order, multiply<Lanes>, multiply<Lanes>};
+}
+
+}  // namespace
+}  // namespace ferry::engine

@@ -1,0 +1,68 @@
+// The AVX-512 path, instruction by instruction in software: processors that have it are not everywhere.
+#include "engine/math/avx512_emulated.hpp"
+
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "ferry/codec/round_to_nearest.hpp"
+#include "math/lanes_avx512.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+
+std::size_t pack_weights(const PassThroughLayout& w, const float* weights, std::byte* to) {
+  return pack(w, weights, to);
+}
+std::size_t pack_weights(const PackedLayout& w, const float* weights, std::byte* to) {
+  return pack(w, weights, to, RoundToNearest{});
+}
+
+template <class Layout>
+void check(const Layout& w, test::Random& random) {
+  CAPTURE(w.columns);
+  std::vector<float> all(std::size_t{w.rows} * w.columns);
+  for (float& v : all) v = 2 * random.unit() - 1;
+  std::vector<std::byte> weights(w.bytes());
+  REQUIRE(pack_weights(w, all.data(), weights.data()) == no_weight);
+  std::vector<float> row(w.columns);
+  for (const Eigen::Index rows : {1, 2, 3, 17}) {
+    CAPTURE(rows);
+    Matrix x(rows, w.columns), y;
+    for (float& v : x.reshaped()) v = random.unit() * 4 - 2;
+    PackedProduct(make_kernel<Avx512Lanes>()).run(w, weights.data(), x, y);
+    for (std::uint32_t o = 0; o < w.rows; ++o) {
+      unpack_row(w, weights.data(), o, row.data());
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        double sum = 0, terms = 0;
+        for (std::uint32_t c = 0; c < w.columns; ++c) {
+          sum += double{row[c]} * double{x(r, c)};
+          terms += std::abs(double{row[c]} * double{x(r, c)});
+        }
+        CHECK(std::abs(double{y(r, o)} - sum) <= 4e-6 * terms);
+      }
+    }
+  }
+}
+
+TEST_CASE("the AVX-512 path computes products of every stored form") {
+  test::Random random(7);
+  for (const std::uint32_t columns : {1U, 95U, 256U, 700U}) {
+    for (const FloatType type : {FloatType::bf16, FloatType::f16, FloatType::f32}) {
+      CAPTURE(static_cast<int>(type));
+      check(PassThroughLayout{11, columns, type}, random);
+    }
+    for (const std::uint32_t bits : {8U, 4U, 2U}) {
+      for (const std::uint32_t group : {32U, 64U, 128U}) {
+        CAPTURE(bits);
+        CAPTURE(group);
+        check(PackedLayout{11, columns, bits, group}, random);
+      }
+    }
+  }
+}
+
+}  // namespace

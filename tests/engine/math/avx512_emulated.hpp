@@ -1,0 +1,55 @@
+/// @file
+/// The intrinsics of AVX-512 that lanes_avx512.hpp uses, on processors without it.
+#pragma once
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "ferry/codec/pass_through.hpp"
+
+namespace ferry::test {
+
+/// What SIMDe 0.7.4 lacks: lane by lane.
+template <class From, class To, class Source, class Change>
+To each_lane(const Source& source, const Change& change) {
+  From from[16];
+  static_assert(sizeof(from) == sizeof(source));
+  std::memcpy(from, &source, sizeof(from));
+  decltype(change(From{})) to[16];
+  for (int i = 0; i < 16; ++i) to[i] = change(from[i]);
+  To all;
+  static_assert(sizeof(to) == sizeof(all));
+  std::memcpy(&all, to, sizeof(all));
+  return all;
+}
+
+inline __m512 cvtph(__m256i v) {
+  return each_lane<std::uint16_t, __m512>(v, [](std::uint16_t h) { return detail::widen_f16(h); });
+}
+inline __m512i widen16(__m256i v) {
+  return each_lane<std::uint16_t, __m512i>(v, [](std::uint16_t i) { return std::int32_t{i}; });
+}
+inline __m512i widen8(__m128i v) {
+  return each_lane<std::uint8_t, __m512i>(v, [](std::uint8_t i) { return std::int32_t{i}; });
+}
+inline __m512 to_floats(__m512i v) {
+  return each_lane<std::int32_t, __m512>(v, [](std::int32_t i) { return static_cast<float>(i); });
+}
+inline float add_lanes(__m512 v) {
+  float lanes[16];
+  std::memcpy(lanes, &v, sizeof(lanes));
+  for (int half = 8; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+}  // namespace ferry::test
+
+#define _mm512_cvtph_ps ferry::test::cvtph
+#define _mm512_cvtepu16_epi32 ferry::test::widen16
+#define _mm512_cvtepu8_epi32 ferry::test::widen8
+#define _mm512_cvtepi32_ps ferry::test::to_floats
+#define _mm512_reduce_add_ps ferry::test::add_lanes
