@@ -27,6 +27,9 @@ struct HeldBytes {
 ///
 /// With `poison`, a slot whose expert has left is filled with 0xff bytes (NaN in bf16, f16 and f32), so that
 /// computing from it shows.
+///
+/// `borrowing` makes slots without an arena: each points to its expert's bytes where their source has them, and nothing
+/// is held twice. For a device that computes from the tier below as fast as from memory of its own.
 class SlotMemory {
  public:
   /// The bytes of a variant in the tier below: host memory, or read from a disk by this very call. What it throws, the
@@ -46,12 +49,20 @@ class SlotMemory {
         poison_(poison) {
     std::memset(bytes_.get(), 0xff, offsets_.back());
   }
-
-  [[nodiscard]] const std::byte* slot(std::uint32_t s) const noexcept {
-    return bytes_.get() + offsets_[s];
+  static SlotMemory borrowing(const Allotment& allotment, Source source) {
+    return SlotMemory(allotment.offsets(), std::move(source));
   }
+
+  /// The bytes of the slot's expert; where they are borrowed, null before it had one.
+  [[nodiscard]] const std::byte* slot(std::uint32_t s) const noexcept {
+    return borrows() ? borrowed_[s].view.data : bytes_.get() + offsets_[s];
+  }
+  /// Of all slots: what they hold at most, borrowed or not.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     return offsets_.back();
+  }
+  [[nodiscard]] bool borrows() const noexcept {
+    return bytes_ == nullptr;
   }
   [[nodiscard]] HeldBytes source(Variant v) const {
     return source_(v);
@@ -62,21 +73,33 @@ class SlotMemory {
     if (poison_) std::memset(bytes_.get() + offsets_[s], 0xff, offsets_[s + 1] - offsets_[s]);
   }
 
-  /// Moves part of an expert into its slot. Throws LinkError if it does not fit.
+  /// Moves part of an expert into its slot. Throws LinkError if it does not fit. Not where slots borrow.
   void write(std::uint32_t s, std::size_t at, View<const std::byte> part) {
-    if (at + part.size > offsets_[s + 1] - offsets_[s]) {
-      throw LinkError("an expert of at least " + std::to_string(at + part.size) + " bytes does not fit slot " +
-                      std::to_string(s) + " of " + std::to_string(offsets_[s + 1] - offsets_[s]));
-    }
+    check_fits(s, at + part.size);
     std::memcpy(bytes_.get() + offsets_[s] + at, part.data, part.size);
+  }
+  /// Gives a slot that borrows its expert. Throws LinkError if it would not fit.
+  void borrow(std::uint32_t s, HeldBytes expert) {
+    check_fits(s, expert.view.size);
+    borrowed_[s] = std::move(expert);
   }
 
  private:
+  SlotMemory(std::vector<std::uint64_t> offsets, Source source)
+      : offsets_(std::move(offsets)), borrowed_(offsets_.size() - 1), source_(std::move(source)), poison_(false) {}
+
+  void check_fits(std::uint32_t s, std::size_t size) const {
+    if (size <= offsets_[s + 1] - offsets_[s]) return;
+    throw LinkError("an expert of at least " + std::to_string(size) + " bytes does not fit slot " + std::to_string(s) +
+                    " of " + std::to_string(offsets_[s + 1] - offsets_[s]));
+  }
+
   struct Free {
     void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
   std::vector<std::uint64_t> offsets_;
-  std::unique_ptr<std::byte, Free> bytes_;
+  std::unique_ptr<std::byte, Free> bytes_;  // null: borrowed
+  std::vector<HeldBytes> borrowed_;
   Source source_;
   bool poison_;
 };

@@ -11,13 +11,21 @@
 namespace ferry::engine {
 namespace {
 
+/// Experts are computed where the store has them, unless copies have to take real time, or show when they are used too
+/// late.
+SlotMemory slots_of(const DeviceNeeds& needs, const RunnerOptions& o) {
+  const bool takes_time = o.link_bytes_per_s > 0 && !o.virtual_costs;
+  if (o.poison || takes_time) return {needs.allotment, needs.source, o.poison};
+  return SlotMemory::borrowing(needs.allotment, needs.source);
+}
+
 template <class LinkT>
 class CpuDevice : public ExpertDevice {
  public:
   template <class... Arguments>
   CpuDevice(const DeviceNeeds& needs, const RunnerOptions& options, Arguments&&... link)
       : kernel_(needs.layout, best_path(), options.workers),
-        memory_(needs.allotment, needs.source, options.poison),
+        memory_(slots_of(needs, options)),
         link_(make_link(std::forward<Arguments>(link)...)),
         top_k_(needs.model.top_k) {}
 

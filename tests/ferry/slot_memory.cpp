@@ -2,6 +2,9 @@
 
 #include <doctest/doctest.h>
 
+#include <memory>
+#include <vector>
+
 #include "support/shapes.hpp"
 
 using namespace ferry;
@@ -39,4 +42,29 @@ TEST_CASE("without poison a freed slot keeps its bytes") {
   memory.write(1, 0, memory.source(full(0, 0)).view);
   memory.poison(1);
   CHECK(memory.slot(1)[0] == std::byte{3});
+}
+
+TEST_CASE("slots that borrow point to their source's bytes, and keep them") {
+  const ModelShape m = model(1, 8, 1, 1, 64);
+  auto expert = std::make_shared<std::vector<std::byte>>(64, std::byte{3});
+  const std::weak_ptr<std::vector<std::byte>> watched = expert;
+  SlotMemory memory = SlotMemory::borrowing(one_pool(m, 5 * 64), [&](Variant) {
+    return HeldBytes{{expert->data(), 64}, expert};
+  });
+  CHECK(memory.borrows());
+  CHECK(memory.bytes() == 5 * 64);
+  CHECK(memory.slot(1) == nullptr);
+  memory.borrow(1, memory.source(full(0, 0)));
+  CHECK(memory.slot(1) == expert->data());
+  CHECK(memory.slot(0) == nullptr);
+  memory.poison(1);  // writes nothing: the bytes are the source's
+  CHECK(memory.slot(1)[0] == std::byte{3});
+  expert = std::make_shared<std::vector<std::byte>>(64, std::byte{4});
+  CHECK(memory.slot(1)[63] == std::byte{3});
+  CHECK_FALSE(watched.expired());
+  memory.borrow(1, memory.source(full(0, 1)));
+  CHECK(memory.slot(1)[63] == std::byte{4});
+  CHECK(watched.expired());
+  const std::vector<std::byte> large(65);
+  CHECK_THROWS_AS(memory.borrow(1, View<const std::byte>{large.data(), 65}), LinkError);
 }

@@ -21,7 +21,8 @@ namespace ferry::inline FERRY_ABI {
 /// Copies run on one thread beside the caller's computation, chunk by chunk, no faster than the throttle.
 ///
 /// The device is the caller's own thread: it has finished a task when it calls `done`, so a fence is reached
-/// when it is named. Memory of a landed copy is visible to the caller after `seen` or `wait`.
+/// when it is named. Memory of a landed copy is visible to the caller after `seen` or `wait`. Where slots borrow, a copy is
+/// the pointer's.
 /// Needs the platform's thread library (CMake: Threads::Threads).
 class HostThread {
  public:
@@ -37,6 +38,9 @@ class HostThread {
 
   HostThread(SlotMemory& memory, const Options& options) : memory_(memory), options_(options) {
     if (options.chunk_bytes == 0) throw ConfigError("host thread link: chunk_bytes must be positive");
+    if (options.bytes_per_s > 0 && memory.borrows()) {
+      throw ConfigError("host thread link: bytes_per_s slows copies down, but slots that borrow need none");
+    }
     thread_ = std::thread([this] { work(); });
   }
   ~HostThread() {
@@ -203,6 +207,11 @@ class HostThread {
     const auto start = Clock::now() + std::chrono::nanoseconds(options_.latency_ns);
     const HeldBytes held = memory_.source(copy.what);
     const View<const std::byte> bytes = held.view;
+    if (memory_.borrows()) {
+      memory_.borrow(copy.slot, held);
+      sleep_until(start);
+      return bytes.size;
+    }
     for (std::uint32_t at = 0; at < bytes.size;) {
       const std::uint32_t n = std::min(options_.chunk_bytes, bytes.size - at);
       memory_.write(copy.slot, at, bytes.part(at, n));

@@ -168,6 +168,15 @@ class VirtualClock {
     return 0;  // reached before now
   }
 
+  void move(const Copy& copy) const {
+    const HeldBytes held = memory_->source(copy.what);
+    if (memory_->borrows()) {
+      memory_->borrow(copy.slot, held);
+    } else {
+      memory_->write(copy.slot, 0, held.view);
+    }
+  }
+
   /// Puts a copy on the link; returns when it lands.
   Nanoseconds carry(const Copy& copy, Nanoseconds start) noexcept {
     const Nanoseconds ns = copy_ns(copy.what);
@@ -176,7 +185,7 @@ class VirtualClock {
     bytes_copied_ += model_.bytes(copy.what.id.layer, copy.what.precision);
     log({Lane::link, copy.demand ? "demand" : "prefetch", start, link_free_, copy.what, true, copy.ticket});
     try {
-      if (memory_ != nullptr) memory_->write(copy.slot, 0, memory_->source(copy.what).view);
+      if (memory_ != nullptr) move(copy);
     } catch (const std::exception& e) {
       failed_ = e.what();
     }

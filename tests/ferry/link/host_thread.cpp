@@ -29,6 +29,21 @@ Copy copy_of(std::uint64_t ticket, std::uint16_t expert, std::uint32_t slot, Fen
 
 }  // namespace
 
+TEST_CASE("where slots borrow, what landed is there without a copy, and copies cannot be slowed down") {
+  const ThreadFixture f;
+  SlotMemory memory = SlotMemory::borrowing(one_pool(f.m, 6 * 4096), [&](Variant v) {
+    return View<const std::byte>{f.experts[v.id.expert].data(), 4096};
+  });
+  HostThread link(memory, {.latency_ns = 1000});
+  link.submit(copy_of(2, 5, 3));
+  link.submit(copy_of(4, 6, 3));
+  link.wait(Ticket{2});
+  link.wait(Ticket{4});
+  CHECK(memory.slot(3) == f.experts[6].data());
+  CHECK(link.bytes_copied() == 2 * 4096);
+  CHECK_THROWS_AS(HostThread(memory, {.bytes_per_s = 1000}), ConfigError);
+}
+
 TEST_CASE("what landed is there, whole") {
   ThreadFixture f;
   HostThread link(f.memory, {.chunk_bytes = 1000});
