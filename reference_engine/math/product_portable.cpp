@@ -33,7 +33,9 @@ struct PortableLanes {
   static void add_lanes(const Vector (&s)[outputs], float (&sum)[outputs]) {
     for (std::uint32_t o = 0; o < outputs; ++o) sum[o] = add_lanes(s[o]);
   }
-  static float add_lanes(Vector s) { return (s[0] + s[2]) + (s[1] + s[3]); }
+  static float add_lanes(Vector s) {
+    return (s[0] + s[2]) + (s[1] + s[3]);
+  }
 
   template <FloatType type>
   static void unpack(Floats<type> /*format*/, const std::byte* at, Vector (&to)[vectors<PortableLanes>]) {
