@@ -60,6 +60,7 @@ void ModelFlags::add_experts(CLI::App* c) {
   c->add_option("--threads", threads, "that compute on the CPU; results do not depend on it (default: one a processor)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
+  c->add_flag("--pin-threads", pin_threads, "keep each of them but the first on a processor of its own");
 }
 
 std::vector<std::string> ModelFlags::inputs() const {
@@ -86,7 +87,7 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     disk = opened.get();
     made = make(ModelFiles(folder, std::move(opened)));
   }
-  made->set_threads(threads);
+  made->set_threads(threads, pin_threads);
   for (const StackOptions& o : stacks) made->add_precisions(precisions_for(o));
   if (const std::string w = made->warning(); !w.empty()) std::fprintf(stderr, "ferry: %s\n", w.c_str());
   if (disk == nullptr) return made;

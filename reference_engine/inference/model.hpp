@@ -72,7 +72,7 @@ class Model {
   [[nodiscard]] WorkerPool& workers() { return workers_; }
   [[nodiscard]] const WorkerPool& workers() const { return workers_; }
   /// 0: one a processor. Not in the middle of a step.
-  void set_threads(std::uint32_t threads) { workers_.set_threads(threads); }
+  void set_threads(std::uint32_t threads, bool pinned = false) { workers_.set_threads(threads, pinned); }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
   virtual void add_precisions(PrecisionSet set);
   /// Of the weights that every token needs, as the checkpoint stores them.

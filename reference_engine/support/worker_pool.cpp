@@ -1,8 +1,41 @@
 #include "support/worker_pool.hpp"
 
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "support/errors.hpp"
 #include "support/threads.hpp"
 
 namespace ferry::engine {
+namespace {
+
+/// Those that this process may use.
+std::vector<int> processors() {
+  cpu_set_t set;
+  std::vector<int> all;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) {
+    throw InputError(fmt::format("cannot see which processors there are for pinned threads: {}", std::strerror(errno)));
+  }
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) all.push_back(i);
+  }
+  return all;
+}
+
+void pin(std::thread& thread, int processor) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  const int error = pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
+  if (error == 0) return;
+  throw InputError(fmt::format("cannot pin a thread to processor {}: {}", processor, std::strerror(error)));
+}
+
+}  // namespace
 
 WorkerPool::WorkerPool(std::uint32_t threads) {
   set_threads(threads);
@@ -12,12 +45,21 @@ WorkerPool::~WorkerPool() {
   end_threads();
 }
 
-void WorkerPool::set_threads(std::uint32_t threads) {
+void WorkerPool::set_threads(std::uint32_t threads, bool pinned) {
   end_threads();
   stop_ = false;
   const std::uint32_t all = threads == 0 ? all_threads() : threads;
+  const std::vector<int> places = pinned ? processors() : std::vector<int>{};
   threads_.reserve(all - 1);
-  for (std::uint32_t i = 1; i < all; ++i) threads_.emplace_back([this] { serve(); });
+  try {
+    for (std::uint32_t i = 1; i < all; ++i) {
+      threads_.emplace_back([this] { serve(); });
+      if (pinned) pin(threads_.back(), places[i % places.size()]);
+    }
+  } catch (...) {
+    end_threads();
+    throw;
+  }
 }
 
 void WorkerPool::end_threads() {

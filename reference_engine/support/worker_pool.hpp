@@ -24,8 +24,10 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   [[nodiscard]] std::uint32_t threads() const { return static_cast<std::uint32_t>(threads_.size()) + 1; }
-  /// Ends the threads there are, and makes so many. While nobody is in `run`.
-  void set_threads(std::uint32_t threads);
+  /// Ends the threads there are, and makes so many. While nobody is in `run`. `pinned`: each but the callers' stays on a
+  /// processor of its own among those that this process may use, or shares one where there are fewer. Throws InputError
+  /// if the system does not let it.
+  void set_threads(std::uint32_t threads, bool pinned = false);
 
   /// work(0) to work(parts - 1), each once, in any order and on any of the threads; returns when all are done. What was
   /// written before is seen by the parts, and what they wrote by the caller. `work` does not throw, and does not call

@@ -2,8 +2,11 @@
 #include "support/worker_pool.hpp"
 
 #include <doctest/doctest.h>
+#include <sched.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -63,6 +66,38 @@ TEST_CASE("a pool takes other numbers of threads, also none") {
     pool.run(10, [&](std::uint32_t part) { sum += part; });
     CHECK(sum == 45);
   }
+}
+
+TEST_CASE("pinned threads stay on one processor each, and the caller goes where it went") {
+  const auto allowed = [] {
+    cpu_set_t set;
+    REQUIRE(sched_getaffinity(0, sizeof(set), &set) == 0);
+    return set;
+  };
+  const cpu_set_t before = allowed();
+  WorkerPool pool;
+  pool.set_threads(3, true);
+  std::mutex mutex;
+  std::map<std::thread::id, cpu_set_t> seen;
+  std::atomic<int> at_once = 0;
+  pool.run(3, [&](std::uint32_t) {
+    ++at_once;
+    while (at_once < 3) std::this_thread::yield();  // so that each thread has one
+    cpu_set_t set;
+    sched_getaffinity(0, sizeof(set), &set);
+    const std::lock_guard lock(mutex);
+    seen[std::this_thread::get_id()] = set;
+  });
+  REQUIRE(seen.size() == 3);
+  for (const auto& [thread, set] : seen) {
+    if (thread == std::this_thread::get_id()) continue;
+    CHECK(CPU_COUNT(&set) == 1);
+    cpu_set_t among;
+    CPU_AND(&among, &set, &before);
+    CHECK(CPU_EQUAL(&among, &set));
+  }
+  const cpu_set_t after = allowed();
+  CHECK(CPU_EQUAL(&before, &after));
 }
 
 TEST_CASE("a caller does not wait for threads that are busy with another's parts") {
