@@ -378,6 +378,7 @@ class Replays {
  private:
   void record(const Machine& machine) {
     CpuModel model(find_model(a_.model.model));
+    model.set_threads(0);
     const ModelFacts reference = read_shape(a_.as_shape.empty() ? machine.reference_model() : a_.as_shape);
     ProgressLine line("windows of a text");
     for (const std::string& text : read_texts(a_)) {
