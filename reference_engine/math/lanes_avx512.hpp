@@ -79,13 +79,13 @@ struct Avx512Lanes {
     }
   }
 
-  static XOrder order(const PassThroughLayout& /*w*/) {
+  static ColumnOrder order(const PassThroughLayout& /*w*/) {
     return natural_order();
   }
-  static XOrder order(const PackedLayout& w) {
-    XOrder order = natural_order();
+  static ColumnOrder order(const PackedLayout& w) {
+    ColumnOrder order = natural_order();
     if (w.bits != 4) return order;
-    for (std::uint32_t i = 0; i < x_stretch; ++i) {
+    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
       order.column[i] = static_cast<std::uint8_t>(i / 16 * 16 + i % 2 * 8 + i % 16 / 2);
     }
     order.bias = -8;

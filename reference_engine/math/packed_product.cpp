@@ -61,26 +61,26 @@ ProductPath best_path() {
   return best;
 }
 
-void ChunkedRows::set(const MatrixRef& x, const XOrder& order) {
+void ChunkedRows::set(const MatrixRef& x, const ColumnOrder& order) {
   rows_ = static_cast<std::uint32_t>(x.rows());
   columns_ = static_cast<std::uint32_t>(x.cols());
   const bool natural = order.factor == 1 && std::is_sorted(std::begin(order.column), std::end(order.column));
-  constexpr std::uint32_t each = x_chunk / x_stretch;
+  constexpr std::uint32_t each = chunk_columns / stretch_columns;
   memory_.resize(std::max(memory_.size(), std::size_t{rows_} * ((stretches() + each - 1) / each)));
   for (std::uint32_t stretch = 0; stretch < stretches(); ++stretch) {
-    const std::uint32_t first = stretch * x_stretch;
+    const std::uint32_t first = stretch * stretch_columns;
     for (std::uint32_t row = 0; row < rows_; ++row) {
-      float* to = &memory_[std::size_t{stretch / each} * rows_ + row].values[stretch % each * x_stretch];
+      float* to = &memory_[std::size_t{stretch / each} * rows_ + row].values[stretch % each * stretch_columns];
       const float* from = x.row(row).data() + first;
-      float last[x_stretch] = {};
-      if (columns_ - first < x_stretch) {
+      float last[stretch_columns] = {};
+      if (columns_ - first < stretch_columns) {
         std::copy_n(from, columns_ - first, last);
         from = last;
       }
       if (natural) {
-        std::copy_n(from, x_stretch, to);
+        std::copy_n(from, stretch_columns, to);
       } else {
-        for (std::uint32_t i = 0; i < x_stretch; ++i) to[i] = order.factor * from[order.column[i]];
+        for (std::uint32_t i = 0; i < stretch_columns; ++i) to[i] = order.factor * from[order.column[i]];
       }
     }
   }
@@ -91,7 +91,7 @@ void PackedProduct::set_rows(const PassThroughLayout& w, const Matrix& x) {
 }
 
 void PackedProduct::set_rows(const PackedLayout& w, const Matrix& x) {
-  const XOrder order = kernel_->order_packed(w);
+  const ColumnOrder order = kernel_->order_packed(w);
   x_.values.set(x, order);
   group_sums_.resize(x.rows(), static_cast<Eigen::Index>(2 * w.row_groups()));
   for (Eigen::Index row = 0; row < x.rows(); ++row) {

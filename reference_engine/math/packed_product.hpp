@@ -28,13 +28,13 @@ bool runs_here(ProductPath path);
 /// The fastest that this processor has.
 ProductPath best_path();
 
-inline constexpr std::uint32_t x_stretch = 64;  ///< columns that kernels unpack at a time
-inline constexpr std::uint32_t x_chunk = 512;   ///< columns whose sums are made at once
+inline constexpr std::uint32_t stretch_columns = 64;  ///< columns that kernels unpack at a time
+inline constexpr std::uint32_t chunk_columns = 512;   ///< columns whose sums are made at once
 
 /// The order in which a kernel has the columns of a stretch once they are unpacked, and what it has in the place of
 /// codes: a code is factor * value - bias. Such values are sooner made than codes as floats.
-struct XOrder {
-  std::uint8_t column[x_stretch];
+struct ColumnOrder {
+  std::uint8_t column[stretch_columns];
   float factor = 1, bias = 0;
 };
 
@@ -42,22 +42,22 @@ struct XOrder {
 /// of one chunk lie together; the columns of a stretch in the kernel's order; zeros fill the last stretch up.
 class ChunkedRows {
  public:
-  void set(const MatrixRef& x, const XOrder& order);
+  void set(const MatrixRef& x, const ColumnOrder& order);
 
   [[nodiscard]] std::uint32_t rows() const { return rows_; }
   [[nodiscard]] std::uint32_t columns() const { return columns_; }
-  [[nodiscard]] std::uint32_t stretches() const { return (columns_ + x_stretch - 1) / x_stretch; }
+  [[nodiscard]] std::uint32_t stretches() const { return (columns_ + stretch_columns - 1) / stretch_columns; }
   /// A stretch of a row; the next one follows, up to the end of the chunk.
   [[nodiscard]] const float* at(std::uint32_t stretch, std::uint32_t row) const {
-    constexpr std::uint32_t each = x_chunk / x_stretch;
-    return memory_[std::size_t{stretch / each} * rows_ + row].values + stretch % each * x_stretch;
+    constexpr std::uint32_t each = chunk_columns / stretch_columns;
+    return memory_[std::size_t{stretch / each} * rows_ + row].values + stretch % each * stretch_columns;
   }
   /// Floats from a row to the next.
-  [[nodiscard]] static constexpr std::size_t stride() { return x_chunk; }
+  [[nodiscard]] static constexpr std::size_t stride() { return chunk_columns; }
 
  private:
   struct alignas(64) Chunk {
-    float values[x_chunk];
+    float values[chunk_columns];
   };
 
   std::uint32_t rows_ = 0, columns_ = 0;
@@ -80,8 +80,8 @@ struct Rows {
 
 /// What one path consists of.
 struct ProductKernel {
-  XOrder (*order_packed)(const PackedLayout& w);
-  XOrder (*order_floats)(const PassThroughLayout& w);
+  ColumnOrder (*order_packed)(const PackedLayout& w);
+  ColumnOrder (*order_floats)(const PassThroughLayout& w);
   /// Those columns of y [rows, rows of W]. x: in this order.
   void (*multiply_packed)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
   void (*multiply_floats)(const PassThroughLayout& w, const std::byte* weights, Outputs outputs, const Rows& x,

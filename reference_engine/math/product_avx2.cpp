@@ -95,11 +95,11 @@ struct Avx2Lanes {
     }
   }
 
-  static XOrder order(const PassThroughLayout& /*w*/) {
+  static ColumnOrder order(const PassThroughLayout& /*w*/) {
     return natural_order();
   }
-  static XOrder order(const PackedLayout& w) {
-    XOrder order = natural_order();
+  static ColumnOrder order(const PackedLayout& w) {
+    ColumnOrder order = natural_order();
     if (w.bits == 8) return order;
     for (std::uint32_t v = 0; v < 8; ++v) {
       for (std::uint32_t lane = 0; lane < 8; ++lane) {
@@ -108,7 +108,7 @@ struct Avx2Lanes {
         std::uint32_t column = 0;
         if (w.bits == 2) {
           column = in_quarter * 4 + high * 2 + quarter;
-        } else if (w.group < x_stretch) {
+        } else if (w.group < stretch_columns) {
           column = (v / 4 * 16 + quarter * 8 + in_quarter % 8) * 2 + high;
         } else {
           column = (quarter * 16 + in_quarter) * 2 + high;

@@ -4,7 +4,7 @@
 // processor.
 //
 // `Lanes` is a vocabulary: a Vector of floats, what is done with it, and `unpack`, which makes a stretch of 64 columns
-// floats, in an order of its own (XOrder).
+// floats, in an order of its own (ColumnOrder).
 #include <algorithm>
 #include <cstring>
 
@@ -16,14 +16,14 @@ namespace {
 template <FloatType type>
 struct Floats {
   static constexpr std::uint32_t groups = 0;
-  static constexpr std::uint32_t stretch_bytes = x_stretch * (type == FloatType::f32 ? 4 : 2);
+  static constexpr std::uint32_t stretch_bytes = stretch_columns * (type == FloatType::f32 ? 4 : 2);
 };
 
 /// `halves`: a stretch has two groups, one for each half of its columns.
 template <std::uint32_t bits, bool halves>
 struct Codes {
   static constexpr std::uint32_t groups = halves ? 2 : 1;  // of a stretch
-  static constexpr std::uint32_t stretch_bytes = x_stretch * bits / 8;
+  static constexpr std::uint32_t stretch_bytes = stretch_columns * bits / 8;
 };
 
 template <class Format>
@@ -36,7 +36,7 @@ inline constexpr bool has_groups = Format::groups != 0;
 constexpr std::uint32_t outputs = 4;       // together in registers
 constexpr std::uint32_t few = 3;           // rows of x for which weights stay in registers
 constexpr std::uint32_t tile_outputs = 8;  // whose weights become floats at once, for many rows
-constexpr std::uint32_t chunk_stretches = x_chunk / x_stretch;
+constexpr std::uint32_t chunk_stretches = chunk_columns / stretch_columns;
 constexpr std::uint32_t block_stretches = 8 * chunk_stretches;  // of a row of x that stay in a usual L1 cache
 constexpr std::uint32_t bytes_ahead = 1024;                     // that codes of one output are prefetched
 
@@ -60,7 +60,7 @@ struct WeightRow {
       : weights(matrix + w.codes_at(row, 0)),
         groups(matrix + w.group_at(row, 0)),
         groups_ahead(outputs_at_once(w) * w.row_groups() * sizeof(PackedGroup)),
-        group_shift(w.group == 2 * x_stretch ? 1 : 0) {}
+        group_shift(w.group == 2 * stretch_columns ? 1 : 0) {}
   WeightRow(const PassThroughLayout& w, const std::byte* matrix, std::uint32_t row)
       : weights(matrix + row * w.row_bytes()) {}
 
@@ -81,20 +81,26 @@ inline float scale_of(const std::byte* group, std::uint32_t behind) {
   return scale;
 }
 
-/// The last stretch of a row that ends within it, filled up with zeros.
+/// The last stretch of a row that ends within it, filled up with zeros: so is its second group, where the row has none.
 template <class Format>
 struct LastStretch {
   alignas(64) std::byte bytes[Format::stretch_bytes] = {};
+  std::byte groups[std::max(1U, Format::groups) * sizeof(PackedGroup)] = {};
 
   template <class Layout>
   LastStretch(const Layout& w, const WeightRow<Format>& row) {
-    const std::uint64_t before = std::uint64_t{w.columns / x_stretch} * Format::stretch_bytes;
+    const std::uint32_t whole = w.columns / stretch_columns;
+    const std::uint64_t before = std::uint64_t{whole} * Format::stretch_bytes;
     std::memcpy(bytes, row.weights + before, w.row_bytes() - before);
+    if constexpr (has_groups<Format>) {
+      const std::uint64_t left = w.row_groups() - (row.group(whole) - row.groups) / sizeof(PackedGroup);
+      std::memcpy(groups, row.group(whole), std::min<std::uint64_t>(left, Format::groups) * sizeof(PackedGroup));
+    }
   }
 };
 
 template <class Lanes>
-constexpr std::uint32_t vectors = x_stretch / Lanes::lanes;  // of a stretch
+constexpr std::uint32_t vectors = stretch_columns / Lanes::lanes;  // of a stretch
 
 /// Adds a chunk's sums, lanes and all, to up to four outputs.
 template <class Lanes>
@@ -145,8 +151,8 @@ struct Stretches {
   std::uint32_t first, end;
 };
 
-/// What is read soon: codes further on, of the next row where those of this one end, and where the next row's groups
-/// are. Harmless behind the last row.
+/// What is read soon: codes further on, of the next row where those of this one end, and groups. Harmless behind the
+/// last row.
 template <class Format>
 [[gnu::always_inline]] inline void prefetch(const WeightRow<Format>& w, std::uint32_t stretch, Stretches all,
                                             std::uint64_t row_bytes) {
@@ -167,7 +173,7 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
                                                   const ChunkedRows& x, float* y, std::uint32_t count) {
   using Vector = typename Lanes::Vector;
   constexpr std::uint32_t together = has_groups<Format> ? 1 : outputs;
-  const std::uint32_t whole = layout.columns / x_stretch;
+  const std::uint32_t whole = layout.columns / stretch_columns;
   for (std::uint32_t first = 0; first < count; first += together) {
     for (std::uint32_t begin = all.first; begin < all.end; begin += chunk_stretches) {
       if constexpr (has_groups<Format>) prefetch(w[first], begin, all, layout.row_bytes());
@@ -183,7 +189,7 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
 #pragma GCC unroll 4
       for (std::uint32_t o = 0; o < together; ++o) weights[o] = w[first + o].at(begin);
 #pragma GCC unroll 1
-      for (std::uint32_t stretch = begin; stretch < end_whole; ++stretch, at += x_stretch) {
+      for (std::uint32_t stretch = begin; stretch < end_whole; ++stretch, at += stretch_columns) {
 #pragma GCC unroll 4
         for (std::uint32_t o = 0; o < together; ++o) {
           add_stretch<Lanes>(Format{}, weights[o], w[first + o].group(stretch), at, x.stride(), sums[o]);
@@ -193,7 +199,7 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
       if (end_whole < end) {
         for (std::uint32_t o = 0; o < together; ++o) {
           const LastStretch<Format> last(layout, w[first + o]);
-          add_stretch<Lanes>(Format{}, last.bytes, w[first + o].group(whole), at, x.stride(), sums[o]);
+          add_stretch<Lanes>(Format{}, last.bytes, last.groups, at, x.stride(), sums[o]);
         }
       }
 #pragma GCC unroll 3
@@ -211,35 +217,41 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
 
 /// Some outputs over a chunk of columns, as floats.
 struct alignas(64) Tile {
-  float weights[tile_outputs][x_chunk];
+  float weights[tile_outputs][chunk_columns];
   float scales[tile_outputs][chunk_stretches][2];
 };
+
+template <class Lanes, class Format>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void fill_stretch(Format format, const std::byte* at,
+                                                                   const std::byte* group, Tile& tile,
+                                                                   std::uint32_t output, std::uint32_t stretch) {
+  typename Lanes::Vector weights[vectors<Lanes>];
+  Lanes::unpack(format, at, weights);
+#pragma GCC unroll 16
+  for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) {
+    Lanes::store(weights[v], &tile.weights[output][stretch * stretch_columns + v * Lanes::lanes]);
+  }
+  for (std::uint32_t part = 0; part < Format::groups; ++part) {
+    tile.scales[output][stretch][part] = scale_of(group, part);
+  }
+}
 
 template <class Lanes, class Format, class Layout>
 [[FERRY_LANES_TARGET gnu::noinline]] void fill(Tile& tile, const Layout& layout, const WeightRow<Format>* w,
                                                std::uint32_t first, std::uint32_t stretches) {
-  using Vector = typename Lanes::Vector;
   constexpr std::uint32_t line = 64;
-  const bool last_chunk = (first + stretches) * x_stretch >= layout.columns;
+  const bool last_chunk = (first + stretches) * stretch_columns >= layout.columns;
   for (std::uint32_t o = 0; o < tile_outputs; ++o) {
     // What the next tile is made of arrives while this one is used. Harmless behind the last row.
     const std::byte* next = last_chunk ? w[o].weights + tile_outputs * layout.row_bytes() : w[o].at(first + stretches);
     for (std::uint32_t i = 0; i < chunk_stretches * Format::stretch_bytes; i += line) __builtin_prefetch(next + i);
     for (std::uint32_t s = 0; s < stretches; ++s) {
       const std::uint32_t stretch = first + s;
-      Vector weights[vectors<Lanes>];
-      if ((stretch + 1) * x_stretch <= layout.columns) {
-        Lanes::unpack(Format{}, w[o].at(stretch), weights);
+      if ((stretch + 1) * stretch_columns <= layout.columns) {
+        fill_stretch<Lanes>(Format{}, w[o].at(stretch), w[o].group(stretch), tile, o, s);
       } else {
         const LastStretch<Format> last(layout, w[o]);
-        Lanes::unpack(Format{}, last.bytes, weights);
-      }
-#pragma GCC unroll 16
-      for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) {
-        Lanes::store(weights[v], &tile.weights[o][s * x_stretch + v * Lanes::lanes]);
-      }
-      for (std::uint32_t part = 0; part < Format::groups; ++part) {
-        tile.scales[o][s][part] = scale_of(w[o].group(stretch), part);
+        fill_stretch<Lanes>(Format{}, last.bytes, last.groups, tile, o, s);
       }
     }
   }
@@ -259,7 +271,7 @@ template <class Lanes, std::uint32_t rows>
   }
 #pragma GCC unroll 4
   for (std::uint32_t o = 0; o < outputs; ++o) {
-    const Vector weight = Lanes::load(weights + o * x_chunk);
+    const Vector weight = Lanes::load(weights + o * chunk_columns);
 #pragma GCC unroll 6
     for (std::uint32_t r = 0; r < rows; ++r) {
       sums[r][o] = set ? Lanes::multiply(weight, at[r]) : Lanes::fma(weight, at[r], sums[r][o]);
@@ -388,7 +400,7 @@ void multiply(const PassThroughLayout& w, const std::byte* weights, part::Output
 template <class Lanes, std::uint32_t bits>
 void multiply_codes(const PackedLayout& w, const std::byte* weights, part::Outputs range, const part::Rows& x,
                     float* y) {
-  if (w.group < x_stretch) return multiply<Lanes, Codes<bits, true>>(w, weights, range, x, y);
+  if (w.group < stretch_columns) return multiply<Lanes, Codes<bits, true>>(w, weights, range, x, y);
   multiply<Lanes, Codes<bits, false>>(w, weights, range, x, y);
 }
 
@@ -399,9 +411,9 @@ void multiply(const PackedLayout& w, const std::byte* weights, part::Outputs ran
   multiply_codes<Lanes, 2>(w, weights, range, x, y);
 }
 
-inline XOrder natural_order() {
-  XOrder order;
-  for (std::uint32_t i = 0; i < x_stretch; ++i) order.column[i] = static_cast<std::uint8_t>(i);
+inline ColumnOrder natural_order() {
+  ColumnOrder order;
+  for (std::uint32_t i = 0; i < stretch_columns; ++i) order.column[i] = static_cast<std::uint8_t>(i);
   return order;
 }
 

@@ -39,19 +39,19 @@ struct PortableLanes {
 
   template <FloatType type>
   static void unpack(Floats<type> /*format*/, const std::byte* at, Vector (&to)[vectors<PortableLanes>]) {
-    float weights[x_stretch];
-    detail::widen<type>(at, x_stretch, weights);
+    float weights[stretch_columns];
+    detail::widen<type>(at, stretch_columns, weights);
     std::memcpy(to, weights, sizeof(weights));
   }
   template <std::uint32_t bits, bool halves>
   static void unpack(Codes<bits, halves> /*format*/, const std::byte* at, Vector (&to)[vectors<PortableLanes>]) {
-    float codes[x_stretch];
-    for (std::uint32_t i = 0; i < x_stretch; ++i) codes[i] = static_cast<float>(unpack_code(at, i, bits));
+    float codes[stretch_columns];
+    for (std::uint32_t i = 0; i < stretch_columns; ++i) codes[i] = static_cast<float>(unpack_code(at, i, bits));
     std::memcpy(to, codes, sizeof(codes));
   }
 
   template <class Layout>
-  static XOrder order(const Layout& /*w*/) {
+  static ColumnOrder order(const Layout& /*w*/) {
     return natural_order();
   }
 };

@@ -121,6 +121,8 @@ TEST_CASE("products with stored weights of every type and width, group and odd l
     }
   }
   for (const std::uint32_t outputs : {1U, 2U, 4U, 8U}) check_product(PackedLayout{outputs, 70, 4, 32}, random);
+  // Nothing fills the groups up, and the last row ends in the middle of two.
+  for (const std::uint32_t bits : {8U, 4U, 2U}) check_product(PackedLayout{8, 96, bits, 32}, random);
 }
 
 TEST_CASE("threads that share a product change no bit of it" * doctest::test_suite("threads")) {
