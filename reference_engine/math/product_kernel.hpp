@@ -93,8 +93,9 @@ struct LastStretch {
     const std::uint64_t before = std::uint64_t{whole} * Format::stretch_bytes;
     std::memcpy(bytes, row.weights + before, w.row_bytes() - before);
     if constexpr (has_groups<Format>) {
-      const std::uint64_t left = w.row_groups() - (row.group(whole) - row.groups) / sizeof(PackedGroup);
-      std::memcpy(groups, row.group(whole), std::min<std::uint64_t>(left, Format::groups) * sizeof(PackedGroup));
+      const auto first = static_cast<std::uint64_t>(row.group(whole) - row.groups);
+      const std::uint64_t left = w.row_groups() * sizeof(PackedGroup) - first;
+      std::memcpy(groups, row.group(whole), std::min<std::uint64_t>(left, sizeof(groups)));
     }
   }
 };
