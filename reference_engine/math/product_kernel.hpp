@@ -67,8 +67,9 @@ struct WeightRow {
   [[nodiscard]] const std::byte* at(std::uint32_t stretch) const {
     return weights + std::size_t{stretch} * Format::stretch_bytes;
   }
-  /// The first group of a stretch.
+  /// The first group of a stretch; null where there are none.
   [[nodiscard]] const std::byte* group(std::uint32_t stretch) const {
+    if constexpr (!has_groups<Format>) return nullptr;
     const std::size_t number = Format::groups == 2 ? std::size_t{2} * stretch : stretch >> group_shift;
     return groups + number * sizeof(PackedGroup);
   }
