@@ -159,8 +159,9 @@ template <class Format>
 [[gnu::always_inline]] inline void prefetch(const WeightRow<Format>& w, std::uint32_t stretch, Stretches all,
                                             std::uint64_t row_bytes) {
   constexpr std::uint32_t line = 64, stretches_ahead = bytes_ahead / Format::stretch_bytes;
-  const std::byte* codes = w.at(stretch + stretches_ahead);
-  if (stretch + stretches_ahead >= all.end) codes += row_bytes - (all.end - all.first) * Format::stretch_bytes;
+  std::uint64_t ahead = std::uint64_t{stretch + stretches_ahead} * Format::stretch_bytes;
+  if (stretch + stretches_ahead >= all.end) ahead += row_bytes - (all.end - all.first) * Format::stretch_bytes;
+  const std::byte* codes = w.weights + ahead;
   for (std::uint32_t i = 0; i < chunk_stretches * Format::stretch_bytes; i += line) __builtin_prefetch(codes + i);
   for (std::uint32_t i = 0; i < chunk_stretches * sizeof(PackedGroup) * Format::groups; i += line) {
     __builtin_prefetch(w.group(stretch) + w.groups_ahead + i);
