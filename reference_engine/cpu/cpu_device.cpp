@@ -105,8 +105,7 @@ class CpuDevice : public ExpertDevice {
 class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime {
  public:
   VirtualDevice(const DeviceNeeds& needs, const RunnerOptions& o)
-      : CpuDevice(needs, o, needs.model,
-                  VirtualClock::Options{o.virtual_costs->link_bytes_per_s, o.virtual_costs->link_latency_ns, o.log}),
+      : CpuDevice(needs, o, needs.model, VirtualClock::options(*o.virtual_costs, o.log)),
         costs_(*o.virtual_costs),
         model_(needs.model) {}
 
@@ -127,15 +126,10 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
     link().device(costs_.dense(layer, rows), "partial hidden state");
     link().sync_device();  // the host reads the scores
   }
-  Nanoseconds pass_on_host(const Task& task) override {
-    const Nanoseconds ns = costs_.on_host(task.what.id.layer, bytes(task), task.rows);
-    link().host(ns, "expert", &task.what);
-    return ns;
-  }
-  Nanoseconds pass_join() override {
-    const Nanoseconds waits = std::max<Nanoseconds>(0, link().host_free() - link().device_free());
-    link().sync();
-    return waits;
+  void pass_on_host(View<const Task> tasks, std::uint32_t rows) override { link().host(tasks, costs_, rows); }
+  Joined pass_join() override {
+    const Nanoseconds waited = link().sync();
+    return {link().host_ns() - std::exchange(host_taken_, link().host_ns()), waited};
   }
   [[nodiscard]] Nanoseconds device_done() const override { return std::max(link().device_free(), link().now()); }
 
@@ -150,7 +144,7 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
 
   Costs costs_;
   ModelShape model_;
-  Nanoseconds stall_taken_ = 0;
+  Nanoseconds stall_taken_ = 0, host_taken_ = 0;
 };
 
 }  // namespace

@@ -27,10 +27,13 @@ class VirtualTime {
   virtual Nanoseconds pass_gate(std::uint16_t layer, std::uint32_t rows) = 0;
   /// Attention and gate on a partial hidden state.
   virtual void pass_partial(std::uint16_t layer, std::uint32_t rows) = 0;
-  /// A task on the host's own thread. Returns what that takes.
-  virtual Nanoseconds pass_on_host(const Task& task) = 0;
-  /// The device waits for the host. Returns how long.
-  virtual Nanoseconds pass_join() = 0;
+  /// A plan's tasks on the host's own thread, in a step of `rows` rows.
+  virtual void pass_on_host(View<const Task> tasks, std::uint32_t rows) = 0;
+  struct Joined {
+    Nanoseconds computed = 0, waited = 0;
+  };
+  /// The device waits for the host. Returns what the host has computed since it was joined last, and how long that is.
+  virtual Joined pass_join() = 0;
   /// When the device will have done what it was given.
   [[nodiscard]] virtual Nanoseconds device_done() const = 0;
 

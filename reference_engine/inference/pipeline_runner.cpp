@@ -226,10 +226,7 @@ void PipelineRunner::start_host(const Matrix& input) {
   if (!host_worker_) throw LinkError("a schedule that loads every miss has planned experts for the host");
   host_rows_ = 0;
   for (const Task& t : plan_.host) host_rows_ += t.rows;
-  host_ns_ = 0;
-  if (virtual_time_ != nullptr) {
-    for (const Task& t : plan_.host) host_ns_ += virtual_time_->pass_on_host(t);
-  }
+  if (virtual_time_ != nullptr) virtual_time_->pass_on_host(plan_.host, static_cast<std::uint32_t>(input.rows()));
   host_input_ = &input;
   host_results_ = device_->host_results();
   host_worker_->start([this] {
@@ -254,9 +251,10 @@ Nanoseconds PipelineRunner::wait_host() {
   host_worker_->wait();
   PhaseTimes& sums = times[static_cast<unsigned>(phase_)];
   if (virtual_time_ != nullptr) {
-    sums.host += host_ns_;
-    sums.host_wait += virtual_time_->pass_join();
-    return host_ns_ / host_rows_;
+    const VirtualTime::Joined joined = virtual_time_->pass_join();
+    sums.host += joined.computed;
+    sums.host_wait += joined.waited;
+    return joined.computed / host_rows_;
   }
   note(Lane::device, "wait for the host", begin, &PhaseTimes::host_wait);
   sums.host += host_end_ - host_begin_;

@@ -104,7 +104,6 @@ class PipelineRunner final : public ExpertRunner {
   Matrix host_rows_in_, host_rows_out_;
   std::uint32_t host_tasks_ = 0, host_rows_ = 0;
   Nanoseconds host_begin_ = 0, host_end_ = 0;
-  Nanoseconds host_ns_ = 0;                    ///< of the layer's host tasks on a virtual clock
   std::optional<GateWorker> gate_worker_;      ///< if options ask for one, and the stack's predictor reads gate inputs
   std::optional<detail::Worker> host_worker_;  ///< if the stack leaves misses to the host
 };

@@ -61,6 +61,13 @@ Machine read_machine(const std::string& name_or_path) {
   m.device_launch_s = part(f, "", "device_launch_s", 0, 1000);
   m.host_memory = speed("host_memory", "bytes_per_s");
   m.host_compute = speed("host_compute", "flops");
+  m.host_launch_s = part(f, "", "host_launch_s", 0, 1000);
+  m.host_beside_copies =
+      part(Fields(f.at("host_memory"), path.string() + ": host_memory"), "host_memory: ", "beside_copies", 0.01, 1);
+  m.link_beside_host = part(Fields(f.at("link"), path.string() + ": link"), "link: ", "beside_host", 0.01, 1);
+  const Fields activations(f.at("activations"), path.string() + ": activations");
+  m.activations_latency_s = part(activations, "activations: ", "latency_s", 0, 1000);
+  m.activations_bytes_per_s = part(activations, "activations: ", "bytes_per_s", 1);
   if (f.has("stated")) {
     const Fields s(f.at("stated"), path.string() + ": stated");
     Machine::Stated stated;
@@ -93,9 +100,16 @@ Costs Machine::costs(const std::vector<LayerWork>& work, CostSource source) cons
   auto of = [&](const Speed& s) { return whole(source == CostSource::peak ? s.peak : s.effective); };
   Costs c;
   c.device = {of(device_memory), of(device_compute), source == CostSource::peak ? 0 : ns(device_launch_s)};
-  c.host = {of(host_memory), of(host_compute), 0};
+  c.host = {of(host_memory), of(host_compute), source == CostSource::peak ? 0 : ns(host_launch_s)};
+  auto beside = [](double kept, std::uint64_t speed) {
+    return kept < 1 ? std::max<std::uint64_t>(1, whole(kept * static_cast<double>(speed))) : 0;
+  };
+  c.host_bytes_per_s_beside_copies = beside(host_beside_copies, c.host.bytes_per_s);
+  c.activations_latency_ns = source == CostSource::peak ? 0 : ns(activations_latency_s);
+  c.activations_bytes_per_s = whole(activations_bytes_per_s);
   c.link_bytes_per_s = of(link);
   c.link_latency_ns = source == CostSource::peak ? 0 : ns(link_latency_s);
+  c.link_bytes_per_s_beside_host = beside(link_beside_host, c.link_bytes_per_s);
   c.work = work;
   if (source != CostSource::stated) return c;
   if (!stated) {
@@ -109,6 +123,7 @@ Costs Machine::costs(const std::vector<LayerWork>& work, CostSource source) cons
   c.host.start_ns += start_ns;
   const auto bytes = static_cast<double>(stated->reference.model.bytes(0, Precision::full));
   c.link_bytes_per_s = std::max<std::uint64_t>(1, whole(bytes / stated->expert_transfer_s));
+  c.link_bytes_per_s_beside_host = beside(link_beside_host, c.link_bytes_per_s);
   c.link_latency_ns = 0;
   return c;
 }
@@ -120,8 +135,10 @@ Costs as_if(Costs c, const ModelFacts& reference, const ModelShape& model) {
     return amount == 0 ? 0 : std::max<std::uint64_t>(1, whole(static_cast<double>(amount) * scale));
   };
   c.link_bytes_per_s = scaled(c.link_bytes_per_s);
+  c.link_bytes_per_s_beside_host = scaled(c.link_bytes_per_s_beside_host);
   c.device.bytes_per_s = scaled(c.device.bytes_per_s);
   c.host.bytes_per_s = scaled(c.host.bytes_per_s);
+  c.host_bytes_per_s_beside_copies = scaled(c.host_bytes_per_s_beside_copies);
   c.work = reference.work;
   for (LayerWork& w : c.work) w.dense_bytes = scaled(w.dense_bytes);
   return c;

@@ -28,7 +28,10 @@ struct Machine {
 
   std::string name;
   Speed link, device_memory, device_compute, host_memory, host_compute;  ///< a second: bytes, or operations
-  double link_latency_s = 0, device_launch_s = 0;
+  double link_latency_s = 0, device_launch_s = 0, host_launch_s = 0;
+  /// Of its speed, what is left to the host's memory while a copy is on the link, and to the link while the host computes.
+  double host_beside_copies = 1, link_beside_host = 1;
+  double activations_latency_s = 0, activations_bytes_per_s = 0;  ///< to the host or back
   std::optional<Stated> stated;
 
   /// How long an expert takes to cross, against how long a decode layer computes: what offloading feels of a machine.

@@ -65,7 +65,7 @@ ModelFacts read_shape(const std::string& name_or_path, std::optional<double> bit
 LayerWork layer_work(std::uint64_t hidden, std::uint64_t experts, std::uint64_t attention_weights,
                      std::uint64_t shared_width, std::uint64_t expert_width, double dense_bits) {
   const std::uint64_t dense = attention_weights + hidden * experts + 3 * hidden * shared_width;
-  return {bytes_of(dense, dense_bits), 2 * dense, 6 * hidden * expert_width};
+  return {bytes_of(dense, dense_bits), 2 * dense, 6 * hidden * expert_width, hidden * sizeof(float)};
 }
 
 ExpertBytes expert_bytes(std::uint64_t hidden, std::uint64_t expert_width, double bits) {

@@ -29,7 +29,7 @@ std::vector<std::string> shape_names();
 ModelFacts read_shape(const std::string& name_or_path, std::optional<double> bits = {});
 
 /// The work of one layer: attention with `attention_weights`, a gate, a shared expert of width `shared_width`, routed
-/// experts of width `expert_width`. Two operations a weight and row; keys and values are left out.
+/// experts of width `expert_width`. Two operations a weight and row; keys and values are left out. Activations are floats.
 LayerWork layer_work(std::uint64_t hidden, std::uint64_t experts, std::uint64_t attention_weights,
                      std::uint64_t shared_width, std::uint64_t expert_width, double dense_bits);
 

@@ -64,7 +64,7 @@ Simulated replay(const AnyConfig& config, bool preload, const Trace& trace, cons
   const CoreSettings& settings = config.settings();
   need_memory(o.stack, settings.model, config.storage_bytes());
   costs.validate(settings.model);
-  VirtualClock clock(settings.model, {costs.link_bytes_per_s, costs.link_latency_ns, options.log});
+  VirtualClock clock(settings.model, VirtualClock::options(costs, options.log));
   const std::unique_ptr<AnyPipeline> pipe = config.start(clock);
   Replay<AnyPipeline> simulation(*pipe, clock, settings.model, trace, costs, options);
   Simulated r;

@@ -243,13 +243,15 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   trace.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, trace.model.experts));
   trace.model.max_rows = 1;
   check_size(trace.model, where);
-  auto numbers = [&](const char* field, std::size_t each) {
+  auto numbers = [&](const char* field, std::size_t least, std::size_t most) {
     const Json& list = f.at(field);
     const bool good = list.is_array() && (list.size() == 1 || list.size() == trace.model.layers);
     if (!good) f.refuse(field, "a list for all layers, or one for each");
     std::vector<std::vector<std::uint64_t>> all;
     for (const Json& item : list) {
-      if (!item.is_array() || item.size() != each) f.refuse(field, fmt::format("lists of {} whole numbers", each));
+      if (!item.is_array() || item.size() < least || item.size() > most) {
+        f.refuse(field, fmt::format("lists of {} whole numbers", most));
+      }
       auto& row = all.emplace_back();
       for (const Json& n : item) {
         if (!n.is_number_unsigned()) f.refuse(field, "whole numbers");
@@ -259,12 +261,14 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
     }
     return all;
   };
-  for (const auto& row : numbers("expert_bytes", precision_count - 1)) {
+  for (const auto& row : numbers("expert_bytes", precision_count - 1, precision_count - 1)) {
     ExpertBytes bytes{};
     std::copy(row.begin(), row.end(), bytes.begin() + 1);
     trace.model.expert_bytes.push_back(bytes);
   }
-  for (const auto& row : numbers("work", 3)) work.push_back({row[0], row[1], row[2]});
+  for (const auto& row : numbers("work", 3, 4)) {  // older files do not say how large activations are
+    work.push_back({row[0], row[1], row[2], row.size() == 4 ? row[3] : 0});
+  }
   source = said("source");
   residency = said("residency");
 
@@ -330,7 +334,9 @@ void TraceFile::write(OutputFile& out) const {
                 {"expert_bytes", Json::array()},
                 {"work", Json::array()}};
   for (const ExpertBytes& b : trace.model.expert_bytes) model["expert_bytes"].push_back({b[1], b[2], b[3], b[4]});
-  for (const LayerWork& w : work) model["work"].push_back({w.dense_bytes, w.dense_operations, w.expert_operations});
+  for (const LayerWork& w : work) {
+    model["work"].push_back({w.dense_bytes, w.dense_operations, w.expert_operations, w.activation_bytes});
+  }
   const std::map<std::string, std::string> metadata = {{"format", format_name},
                                                        {"ferry", FERRY_VERSION},
                                                        {"model", model.dump()},

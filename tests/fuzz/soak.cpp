@@ -124,6 +124,10 @@ struct Case {
     costs.host.bytes_per_s = random.chance(50) ? 1'000'000 * spread(4) : 0;
     costs.host.flops = random.chance(80) ? 1'000'000 * spread(5) : 0;
     costs.host.start_ns = random.chance(80) ? random.below(5000) : 0;
+    costs.link_bytes_per_s_beside_host = random.chance(50) ? 1'000'000 * spread(6) : 0;
+    costs.host_bytes_per_s_beside_copies = random.chance(50) ? 1'000'000 * spread(4) : 0;
+    costs.activations_latency_ns = random.chance(50) ? random.below(5000) : 0;
+    costs.activations_bytes_per_s = random.chance(50) ? 1'000'000 * spread(5) : 0;
     costs.link_bytes_per_s = 1'000'000 * spread(6);
     costs.link_latency_ns = random.chance(50) ? random.below(3000) : 0;
     costs.layer_ns = random.chance(80) ? random.below(5000) : 0;
@@ -132,6 +136,7 @@ struct Case {
       w.dense_bytes = random.below(10'000);
       w.dense_operations = random.below(10'000);
       w.expert_operations = random.below(10'000);
+      w.activation_bytes = random.below(1'000);
     }
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ namespace ferry::inline FERRY_ABI {
 ///  - Demand copies go in order of submission, before every prefetch that has not begun. A demand copy submitted
 ///    at the instant at which a queued prefetch could begin goes first.
 ///  - A copy begins when the link is free, it has been submitted, and the fence it follows is reached.
+///  - Copies and experts that the host computes read the same memory: while both are at it, each goes on at the slower
+///    pace of its SharedTime.
 ///
 /// With a SlotMemory the bytes are moved too, in the link's order, so that an engine can compute with them.
 class VirtualClock {
@@ -31,8 +34,14 @@ class VirtualClock {
   struct Options {
     std::uint64_t bytes_per_s = 16'000'000'000;
     Nanoseconds latency_ns = 0;
-    bool log = false;  ///< keep every span for a timeline
+    bool log = false;                           ///< keep every span for a timeline
+    std::uint64_t bytes_per_s_beside_host = 0;  ///< while the host computes an expert; 0: as without
   };
+
+  /// The link of these costs.
+  static Options options(const Costs& costs, bool log) noexcept {
+    return {costs.link_bytes_per_s, costs.link_latency_ns, log, costs.link_bytes_per_s_beside_host};
+  }
 
   VirtualClock(const ModelShape& model, const Options& options, SlotMemory* memory = nullptr)
       : model_(model), options_(options), memory_(memory) {
@@ -44,44 +53,30 @@ class VirtualClock {
   // Link
 
   void submit(const Copy& copy) noexcept {
-    if (copy.demand) {
-      begin_prefetches(now_);
-      if (memory_ != nullptr && !writing(copy.slot)) memory_->poison(copy.slot);
-      const Nanoseconds start = std::max({link_free_, now_, reached(copy.after)});
-      demand_.push_back({copy, now_, carry(copy, start)});
-      last_demand_ = copy.ticket;
-    } else {
-      if (memory_ != nullptr && !writing(copy.slot)) memory_->poison(copy.slot);
-      prefetch_.push_back({copy, std::max(now_, reached(copy.after)), not_begun});
-      last_prefetch_ = copy.ticket;
-    }
+    advance(now_);
+    if (memory_ != nullptr && !writing(copy.slot)) memory_->poison(copy.slot);
+    (copy.demand ? demand_ : prefetch_).push_back({copy, std::max(now_, reached(copy.after)), not_landed});
+    (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
   }
 
   void drop(Ticket ticket) noexcept {
-    begin_prefetches(now_);
-    for (auto p = prefetch_.begin(); p != prefetch_.end(); ++p) {
-      if (p->copy.ticket != ticket) continue;
-      if (p->landed == not_begun) prefetch_.erase(p);
-      return;
-    }
+    advance(now_);
+    std::erase_if(prefetch_, [&](const Pending& p) { return p.copy.ticket == ticket; });
   }
 
   Seen seen() noexcept {
-    begin_prefetches(now_);
-    while (!demand_.empty() && demand_.front().landed <= now_) {
-      demand_landed_ = demand_.front().copy.ticket;
-      demand_.pop_front();
-    }
-    while (!prefetch_.empty() && prefetch_.front().landed <= now_ && prefetch_.front().landed != not_begun) {
-      prefetch_.pop_front();
+    advance(now_);
+    for (; !begun_.empty() && begun_.front().landed <= now_; begun_.pop_front()) {
+      if (begun_.front().copy.demand) demand_landed_ = begun_.front().copy.ticket;
     }
     Seen s{demand_landed_, last_prefetch_, last_prefetch_};
-    if (!prefetch_.empty()) s.prefetch_landed = detail::ticket_before(prefetch_.front().copy.ticket);
-    for (const Pending& p : prefetch_) {
-      if (p.landed == not_begun) {
-        s.prefetch_begun = detail::ticket_before(p.copy.ticket);
-        break;
-      }
+    if (!prefetch_.empty()) {
+      s.prefetch_begun = s.prefetch_landed = detail::ticket_before(prefetch_.front().copy.ticket);
+    }
+    for (const Pending& p : begun_) {
+      if (p.copy.demand) continue;
+      s.prefetch_landed = detail::ticket_before(p.copy.ticket);
+      break;
     }
     return s;
   }
@@ -93,9 +88,9 @@ class VirtualClock {
 
   /// The device's next work begins no earlier than that copy's landing.
   void wait(Ticket ticket) {
-    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
     const Nanoseconds from = std::max(device_free_, now_);
     const Nanoseconds landed = landing(ticket);
+    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
     if (landed <= from) return;
     stall_ns_ += landed - from;
     log({Lane::device, "wait", from, landed, {}, false, Ticket::none});
@@ -111,43 +106,56 @@ class VirtualClock {
     device_ns_ += ns;
     log({Lane::device, name, from, device_free_, what == nullptr ? Variant{} : *what, what != nullptr, Ticket::none});
   }
-  /// Queues work of this length on the host.
-  void host(Nanoseconds ns, const char* name = "compute", const Variant* what = nullptr) {
-    const Nanoseconds from = std::max(host_free_, now_);
-    host_free_ = from + ns;
-    host_ns_ += ns;
-    log({Lane::host, name, from, host_free_, what == nullptr ? Variant{} : *what, what != nullptr, Ticket::none});
+  /// Queues work on the host: an expert, whose weights it reads.
+  void host(SharedTime takes, const Variant& what) { host_queue_.push_back({now_, takes, "expert", what, true}); }
+  /// Queues a layer's share of the host: the activations of its rows cross to it, it computes the tasks, and the results
+  /// cross back, as one hidden state a row. `rows`: of the step.
+  void host(View<const Task> tasks, const Costs& costs, std::uint32_t rows) {
+    if (tasks.size == 0) return;
+    const std::uint32_t layer = tasks[0].what.id.layer;
+    std::uint32_t computed = 0;
+    for (const Task& t : tasks) computed += t.rows;
+    const Nanoseconds way = costs.activations(layer, std::min(rows, computed));
+    host_queue_.push_back({now_, {way, way}, "activations", {}, false});
+    for (const Task& t : tasks) {
+      host(costs.host_time(layer, model_.bytes(layer, t.what.precision), t.rows), t.what);
+    }
+    host_queue_.push_back({now_, {way, way}, "results", {}, false});
   }
   /// The caller waits for all queued device work.
   void sync_device() noexcept { now_ = std::max(now_, device_free_); }
-  /// The caller waits for all queued device and host work.
-  void sync() noexcept { now_ = std::max({now_, device_free_, host_free_}); }
+  /// The caller waits for all queued device and host work. Returns how long it waits for the host alone.
+  Nanoseconds sync() noexcept {
+    while (!host_queue_.empty()) step(never);
+    const Nanoseconds device = device_free();
+    now_ = std::max(device, host_free_);
+    return now_ - device;
+  }
   /// The caller waits for every copy that was submitted.
-  void drain() {
-    for (Pending& p : prefetch_) {
-      if (p.landed == not_begun) p.landed = carry(p.copy, std::max(link_free_, p.from));
-    }
+  void drain() noexcept {
+    while (link_.at_work || !demand_.empty() || !prefetch_.empty()) step(never);
     now_ = std::max(now_, link_free_);
   }
 
   [[nodiscard]] Nanoseconds now() const noexcept { return now_; }
-  /// When the device, and the host, will have done what is queued.
+  /// When the device will have done what is queued.
   [[nodiscard]] Nanoseconds device_free() const noexcept { return std::max(device_free_, now_); }
-  [[nodiscard]] Nanoseconds host_free() const noexcept { return std::max(host_free_, now_); }
   [[nodiscard]] Nanoseconds device_ns() const noexcept { return device_ns_; }
+  /// How long the host has computed experts until the last `sync`.
   [[nodiscard]] Nanoseconds host_ns() const noexcept { return host_ns_; }
   [[nodiscard]] Nanoseconds stall_ns() const noexcept { return stall_ns_; }
+  /// How long copies have been on the link; one counts when it is put there, and again when it lands for what the host
+  /// has slowed it.
   [[nodiscard]] Nanoseconds busy_ns() const noexcept { return busy_ns_; }
   [[nodiscard]] std::uint64_t bytes_copied() const noexcept { return bytes_copied_; }
   [[nodiscard]] double peak_bytes_per_s() const noexcept { return static_cast<double>(options_.bytes_per_s); }
   [[nodiscard]] const std::vector<Span>& spans() const noexcept { return spans_; }
 
-  [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept {
-    return options_.latency_ns + duration_ns(model_.bytes(v.id.layer, v.precision), options_.bytes_per_s);
-  }
+  /// Of a copy that nothing slows.
+  [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept { return copy_time(v).alone; }
 
  private:
-  static constexpr Nanoseconds not_begun = -1;
+  static constexpr Nanoseconds never = std::numeric_limits<Nanoseconds>::max(), not_landed = never;
   struct Pending {
     Copy copy;
     Nanoseconds from, landed;  ///< may begin; lands
@@ -155,6 +163,39 @@ class VirtualClock {
   struct Reached {
     Fence fence;
     Nanoseconds at;
+  };
+  struct HostWork {
+    Nanoseconds from;  ///< when it was queued
+    SharedTime takes;
+    const char* name;
+    Variant what;
+    bool expert;
+  };
+
+  /// What the link or the host is at. How much of it is left is worked out only where its pace changes: looking at it
+  /// in between must not change how it is rounded.
+  struct Progress {
+    bool at_work = false, slowed = false;
+    SharedTime takes;
+    Nanoseconds begin = 0, since = 0, left = 0;  ///< at `since`, of `takes.alone`
+
+    void start(SharedTime time, Nanoseconds now) noexcept { *this = {true, false, time, now, now, time.alone}; }
+    Nanoseconds end() const noexcept {
+      if (!at_work) return never;
+      if (!slowed) return since + left;
+      return since + takes.beside - share(takes.alone - left, takes.beside, takes.alone);  // rounded up
+    }
+    void pace(bool slow, Nanoseconds now) noexcept {
+      slow = slow && takes.alone > 0 && takes.beside > takes.alone;
+      if (!at_work || slow == slowed) return;
+      left -= slowed ? share(now - since, takes.alone, takes.beside) : now - since;
+      since = now;
+      slowed = slow;
+    }
+    static Nanoseconds share(Nanoseconds amount, Nanoseconds by, Nanoseconds of) noexcept {
+      return static_cast<Nanoseconds>(
+          share_of(static_cast<std::uint64_t>(amount), static_cast<std::uint64_t>(by), static_cast<std::uint64_t>(of)));
+    }
   };
 
   void log(const Span& span) {
@@ -168,6 +209,12 @@ class VirtualClock {
     return 0;  // reached before now
   }
 
+  SharedTime copy_time(Variant v) const noexcept {
+    const std::uint64_t bytes = model_.bytes(v.id.layer, v.precision), slow = options_.bytes_per_s_beside_host;
+    const Nanoseconds alone = options_.latency_ns + duration_ns(bytes, options_.bytes_per_s);
+    return {alone, slow == 0 ? alone : std::max(alone, options_.latency_ns + duration_ns(bytes, slow))};
+  }
+
   void move(const Copy& copy) const {
     const HeldBytes held = memory_->source(copy.what);
     if (memory_->borrows()) {
@@ -177,57 +224,108 @@ class VirtualClock {
     }
   }
 
-  /// Puts a copy on the link; returns when it lands.
-  Nanoseconds carry(const Copy& copy, Nanoseconds start) noexcept {
-    const Nanoseconds ns = copy_ns(copy.what);
-    link_free_ = start + ns;
-    busy_ns_ += ns;
+  // What happens on link and host, in the order of time. It may run ahead of `now` where the caller waits for it.
+
+  /// All that ends up to `time`, and all that begins before it.
+  void advance(Nanoseconds time) noexcept {
+    while (step(time)) {
+    }
+  }
+
+  /// The next event, if it comes by then.
+  bool step(Nanoseconds time) noexcept {
+    const Nanoseconds landing = link_.end(), computed = host_.end(), copy = next_copy(), work = next_host_work();
+    const Nanoseconds ends = std::min(landing, computed), begins = std::min(copy, work);
+    if (ends == never && begins == never) return false;
+    if (ends <= begins) {
+      if (ends > time) return false;
+      landing <= computed ? end_copy(landing) : end_host_work(computed);
+    } else {
+      if (begins >= time) return false;
+      copy <= work ? begin_copy(copy) : begin_host_work(work);
+    }
+    return true;
+  }
+
+  /// When the next copy begins.
+  Nanoseconds next_copy() const noexcept {
+    const std::deque<Pending>& queue = demand_.empty() ? prefetch_ : demand_;
+    if (link_.at_work || queue.empty()) return never;
+    return std::max(link_free_, queue.front().from);
+  }
+  Nanoseconds next_host_work() const noexcept {
+    if (host_.at_work || host_queue_.empty()) return never;
+    return std::max(host_free_, host_queue_.front().from);
+  }
+
+  void begin_copy(Nanoseconds time) noexcept {
+    std::deque<Pending>& queue = demand_.empty() ? prefetch_ : demand_;
+    begun_.push_back(queue.front());
+    queue.pop_front();
+    const Copy& copy = begun_.back().copy;
+    link_.start(copy_time(copy.what), time);
+    pace(time);
+    busy_ns_ += link_.takes.alone;
     bytes_copied_ += model_.bytes(copy.what.id.layer, copy.what.precision);
-    log({Lane::link, copy.demand ? "demand" : "prefetch", start, link_free_, copy.what, true, copy.ticket});
     try {
       if (memory_ != nullptr) move(copy);
     } catch (const std::exception& e) {
       failed_ = e.what();
     }
-    return link_free_;
   }
-
-  /// Starts the queued prefetches that could begin before `time`.
-  void begin_prefetches(Nanoseconds time) noexcept {
-    for (Pending& p : prefetch_) {
-      if (p.landed != not_begun) continue;
-      const Nanoseconds start = std::max(link_free_, p.from);
-      if (start >= time) return;
-      p.landed = carry(p.copy, start);
-    }
+  void end_copy(Nanoseconds time) noexcept {
+    Pending& p = begun_.back();
+    p.landed = link_free_ = time;
+    busy_ns_ += time - link_.begin - link_.takes.alone;
+    log({Lane::link, p.copy.demand ? "demand" : "prefetch", link_.begin, time, p.copy.what, true, p.copy.ticket});
+    link_.at_work = false;
+    pace(time);
+  }
+  void begin_host_work(Nanoseconds time) noexcept {
+    host_.start(host_queue_.front().takes, time);
+    pace(time);
+  }
+  void end_host_work(Nanoseconds time) noexcept {
+    const HostWork& w = host_queue_.front();
+    if (w.expert) host_ns_ += time - host_.begin;
+    log({Lane::host, w.name, host_.begin, time, w.what, w.expert, Ticket::none});
+    host_queue_.pop_front();
+    host_free_ = time;
+    host_.at_work = false;
+    pace(time);
+  }
+  void pace(Nanoseconds time) noexcept {
+    const bool both = link_.at_work && host_.at_work && host_queue_.front().expert;
+    link_.pace(both, time);
+    host_.pace(both, time);
   }
 
   /// An earlier copy into this slot has begun and not landed: its bytes are still coming.
   bool writing(std::uint32_t slot) const noexcept {
-    auto is = [&](const Pending& p) { return p.copy.slot == slot && p.landed > now_; };
-    return std::any_of(demand_.begin(), demand_.end(), is) || std::any_of(prefetch_.begin(), prefetch_.end(), is);
+    return !begun_.empty() && begun_.back().landed > now_ && begun_.back().copy.slot == slot;
   }
 
   Nanoseconds landing(Ticket ticket) {
     detail::check_submitted(ticket, is_prefetch(ticket) ? last_prefetch_ : last_demand_);
-    for (const Pending& p : demand_) {
-      if (p.copy.ticket == ticket) return p.landed;
-    }
-    if (!is_prefetch(ticket)) return 0;  // landed before now
-    for (Pending& p : prefetch_) {
-      if (p.copy.ticket > ticket) break;
-      if (p.landed == not_begun) p.landed = carry(p.copy, std::max(link_free_, p.from));
-      if (p.copy.ticket == ticket) return p.landed;
-    }
-    return 0;  // landed before now
+    const std::deque<Pending>& queue = is_prefetch(ticket) ? prefetch_ : demand_;
+    auto is = [&](const Pending& p) { return p.copy.ticket == ticket; };
+    while (std::any_of(queue.begin(), queue.end(), is)) step(never);
+    const auto found = std::find_if(begun_.begin(), begun_.end(), is);
+    if (found == begun_.end()) return 0;  // landed before now
+    const Pending& p = *found;            // stays, while others are put behind it
+    while (p.landed == not_landed) step(never);
+    return p.landed;
   }
 
   ModelShape model_;
   Options options_;
   SlotMemory* memory_;
-  std::deque<Pending> demand_, prefetch_;
+  std::deque<Pending> demand_, prefetch_;  ///< not begun
+  std::deque<Pending> begun_;              ///< and not seen to have landed, in the link's order
+  std::deque<HostWork> host_queue_;        ///< the first may have begun
   std::deque<Reached> fences_;
   std::vector<Span> spans_;
+  Progress link_, host_;
   Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;
   Nanoseconds now_ = 0, device_free_ = 0, host_free_ = 0, link_free_ = 0;
   Nanoseconds device_ns_ = 0, host_ns_ = 0, stall_ns_ = 0, busy_ns_ = 0;

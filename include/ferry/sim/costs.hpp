@@ -34,20 +34,42 @@ struct Processor {
   }
 };
 
+/// amount * by / of, rounded down. All below 2^42 (nanoseconds: more than an hour), `of` not 0, the result below 2^63.
+constexpr std::uint64_t share_of(std::uint64_t amount, std::uint64_t by, std::uint64_t of) noexcept {
+  constexpr unsigned half = 21;
+  const std::uint64_t high = (amount >> half) * by, low = (amount & ((1U << half) - 1)) * by;
+  return ((high / of) << half) + (((high % of) << half) + low) / of;
+}
+
+/// What a copy takes, or an expert on the host, both of which read the host's memory.
+struct SharedTime {
+  Nanoseconds alone = 0;
+  Nanoseconds beside = 0;  ///< with the other at it all along; no less
+};
+
 /// The work of one layer, beside the bytes of its experts, which ModelShape has.
 struct LayerWork {
   std::uint64_t dense_bytes = 0;        ///< attention, gate and shared experts: what every token needs
   std::uint64_t dense_operations = 0;   ///< a row
   std::uint64_t expert_operations = 0;  ///< a row of one routed expert
+  std::uint64_t activation_bytes = 0;   ///< a row's hidden state, as it crosses to the host and a result crosses back
 };
 
 /// What a machine takes for a model's work.
 ///
 /// Keys and values (so attention costs the same at every position), the embedding and the head are left out. An expert at
 /// lower precision costs its fewer bytes and the same operations.
+///
+/// Beside its experts a layer's share of the host costs two crossings of its rows: to the host, and their results back.
+/// They do not wait for copies, nor copies for them. While the host computes an expert and a copy is on the link, each
+/// has fewer bytes a second of the host's memory.
 struct Costs {
   Processor device, host;
+  std::uint64_t host_bytes_per_s_beside_copies = 0;  ///< of its memory; 0: as without
+  Nanoseconds activations_latency_ns = 0;            ///< of each way
+  std::uint64_t activations_bytes_per_s = 0;         ///< 0: never the limit
   std::uint64_t link_bytes_per_s = 16'000'000'000;
+  std::uint64_t link_bytes_per_s_beside_host = 0;  ///< while the host computes an expert; 0: as without
   Nanoseconds link_latency_ns = 0;
   Nanoseconds layer_ns = 0;     ///< a layer's fixed overhead on the device: launches, framework
   std::vector<LayerWork> work;  ///< one for all layers, or one a layer
@@ -64,6 +86,16 @@ struct Costs {
   [[nodiscard]] Nanoseconds on_host(std::uint32_t layer, std::uint64_t expert_bytes, std::uint32_t rows) const {
     return host(expert_bytes, work_of(layer).expert_operations * rows);
   }
+  [[nodiscard]] SharedTime host_time(std::uint32_t layer, std::uint64_t expert_bytes, std::uint32_t rows) const {
+    const Nanoseconds alone = on_host(layer, expert_bytes, rows);
+    if (host_bytes_per_s_beside_copies == 0) return {alone, alone};
+    const Processor beside{host_bytes_per_s_beside_copies, host.flops, host.start_ns};
+    return {alone, std::max(alone, beside(expert_bytes, work_of(layer).expert_operations * rows))};
+  }
+  /// The rows that the host computes, on their way there or back.
+  [[nodiscard]] Nanoseconds activations(std::uint32_t layer, std::uint32_t rows) const {
+    return activations_latency_ns + duration_ns(work_of(layer).activation_bytes * rows, activations_bytes_per_s);
+  }
   [[nodiscard]] Nanoseconds copy(std::uint64_t bytes) const {
     return link_latency_ns + duration_ns(bytes, link_bytes_per_s);
   }
@@ -78,12 +110,16 @@ struct Costs {
       refuse("work has " + std::to_string(work.size()) + " entries, expected 1 or " + std::to_string(model.layers) +
              " (layers)");
     }
+    if (link_bytes_per_s_beside_host > fastest / 10) refuse("link_bytes_per_s_beside_host must be at most 10^15");
+    if (host_bytes_per_s_beside_copies > fastest || activations_bytes_per_s > fastest / 10) {
+      refuse("host_bytes_per_s_beside_copies and activations_bytes_per_s must be at most 10^16 and 10^15");
+    }
     for (const Processor& p : {device, host}) {
       if (p.bytes_per_s > fastest || p.flops > fastest) refuse("a processor is faster than 10^16 a second");
       if (p.start_ns < 0 || p.start_ns > longest) refuse("a processor's start must be 0 to 1000 s");
     }
     if (link_bytes_per_s == 0 || link_bytes_per_s > fastest / 10) refuse("the link needs 1 to 10^15 bytes a second");
-    for (const Nanoseconds ns : {link_latency_ns, layer_ns}) {
+    for (const Nanoseconds ns : {link_latency_ns, layer_ns, activations_latency_ns}) {
       if (ns < 0 || ns > longest) refuse("latencies must be 0 to 1000 s");
     }
     auto short_enough = [&](std::uint64_t amount, std::uint64_t per_s, const char* what) {
@@ -97,11 +133,15 @@ struct Costs {
         short_enough(operations * model.max_rows, device.flops, "a layer's operations");
         short_enough(operations * model.max_rows, host.flops, "a layer's operations on the host");
       }
+      if (w.activation_bytes > fastest / model.max_rows) refuse("a layer's activations are more than 10^16 bytes");
+      short_enough(w.activation_bytes * model.max_rows, activations_bytes_per_s, "a layer's activations");
       for (std::uint32_t p = 1; p < precision_count; ++p) {
         const std::uint64_t bytes = model.bytes(l, static_cast<Precision>(p));
         short_enough(bytes, device.bytes_per_s, "reading an expert");
         short_enough(bytes, host.bytes_per_s, "reading an expert on the host");
+        short_enough(bytes, host_bytes_per_s_beside_copies, "reading an expert on the host beside copies");
         short_enough(bytes, link_bytes_per_s, "copying an expert");
+        short_enough(bytes, link_bytes_per_s_beside_host, "copying an expert beside the host");
       }
     }
   }

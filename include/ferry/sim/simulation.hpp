@@ -23,10 +23,10 @@ struct SimulationOptions {
 /// Makes the calls that an engine makes, with a trace for its gates and costs for its work: on a pipeline of any kind,
 /// and time that moves as VirtualClock says. The same arguments give the same result to the last digit on any machine.
 ///
-/// One layer: attention and gate on the device; the host reads the gate and plans; its share of the experts starts on
-/// the host; look-aheads; the resident experts on the device; where a predictor reads partial hidden states, attention
+/// One layer: attention and gate on the device; the host reads the gate and plans; the activations of its share of the
+/// experts cross, and it starts with them; look-aheads; the resident experts on the device; where a predictor reads partial hidden states, attention
 /// and gate once more and a look-ahead; the arriving experts, each behind its copy; the layer ends when device and host
-/// have both finished. Deciding takes no time here, nor does making gate-input predictions.
+/// have both finished, and the host's results are back. Deciding takes no time here, nor does making gate-input predictions.
 ///
 /// The trace, the pipeline, the clock that is its link, and what its policies view (a future) outlive it.
 ///
@@ -224,15 +224,8 @@ class Replay {
     clock_.sync();
     const std::uint64_t hits = pipe_.counters().of(phase).hits, requests = pipe_.counters().of(phase).requests;
     const Plan plan = this->plan(l);
-    Nanoseconds host_ns = 0;
-    std::uint32_t host_rows = 0;
-    for (const Task& t : plan.host) {
-      const Nanoseconds ns = costs_.on_host(l, model_.bytes(l, t.what.precision), t.rows);
-      clock_.host(ns, "expert", &t.what);
-      host_ns += ns;
-      host_rows += t.rows;
-    }
-    if (host_rows > 0) took.host = host_ns / host_rows;
+    const Nanoseconds host_before = clock_.host_ns();
+    clock_.host(plan.host, costs_, rows);
     look_ahead(l);
     for (const Task& t : plan.resident) took.device = compute(t);
     if (plan.resident.size > 0) pipe_.done(plan.resident);
@@ -243,9 +236,10 @@ class Replay {
       pipe_.done(t);
     }
     if (plan.host.size > 0) {
-      clocks_[static_cast<unsigned>(phase)].host_wait +=
-          std::max<Nanoseconds>(0, clock_.host_free() - clock_.device_free());
-      clock_.sync();
+      clocks_[static_cast<unsigned>(phase)].host_wait += clock_.sync();
+      std::uint32_t host_rows = 0;
+      for (const Task& t : plan.host) host_rows += t.rows;
+      took.host = (clock_.host_ns() - host_before) / host_rows;
     }
     if (phase == Phase::decode)
       note(plan, l, rows, pipe_.counters().of(phase).hits - hits, pipe_.counters().of(phase).requests - requests);
@@ -295,8 +289,7 @@ template <class Stack, class Clock>
 struct SimulatedDevice {
   template <class... More>
   SimulatedDevice(const CoreConfig<Stack>& config, const Costs& costs, bool log, More&&... clock)
-      : clock(config.model, VirtualClock::Options{costs.link_bytes_per_s, costs.link_latency_ns, log},
-              std::forward<More>(clock)...),
+      : clock(config.model, VirtualClock::options(costs, log), std::forward<More>(clock)...),
         pipe(config, this->clock) {}
 
   Clock clock;

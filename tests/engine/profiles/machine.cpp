@@ -23,19 +23,25 @@ Json speed(double value) {
 
 /// Round numbers. `reference`: a shape file.
 Json round_machine(const std::string& reference) {
-  return {
-      {"name", "round"},
-      {"link", {{"peak_bytes_per_s", speed(2e9)}, {"effective_bytes_per_s", speed(1e9)}, {"latency_s", speed(3e-6)}}},
-      {"device_memory", {{"peak_bytes_per_s", speed(2e9)}, {"effective_bytes_per_s", speed(1e9)}}},
-      {"device_compute", {{"peak_flops", speed(4e9)}, {"effective_flops", speed(1e9)}}},
-      {"device_launch_s", speed(1e-5)},
-      {"host_memory", {{"peak_bytes_per_s", speed(1e9)}, {"effective_bytes_per_s", speed(5e8)}}},
-      {"host_compute", {{"peak_flops", speed(2e8)}, {"effective_flops", speed(1e8)}}},
-      {"stated",
-       {{"reference_model", reference},
-        {"bits_per_weight", 16},
-        {"expert_transfer_s", speed(0.0003)},
-        {"layer_compute_s", speed(0.0005)}}}};
+  return {{"name", "round"},
+          {"link",
+           {{"peak_bytes_per_s", speed(2e9)},
+            {"effective_bytes_per_s", speed(1e9)},
+            {"latency_s", speed(3e-6)},
+            {"beside_host", speed(0.25)}}},
+          {"device_memory", {{"peak_bytes_per_s", speed(2e9)}, {"effective_bytes_per_s", speed(1e9)}}},
+          {"device_compute", {{"peak_flops", speed(4e9)}, {"effective_flops", speed(1e9)}}},
+          {"device_launch_s", speed(1e-5)},
+          {"host_memory",
+           {{"peak_bytes_per_s", speed(1e9)}, {"effective_bytes_per_s", speed(5e8)}, {"beside_copies", speed(0.5)}}},
+          {"host_compute", {{"peak_flops", speed(2e8)}, {"effective_flops", speed(1e8)}}},
+          {"host_launch_s", speed(2e-6)},
+          {"activations", {{"latency_s", speed(4e-6)}, {"bytes_per_s", speed(1e8)}}},
+          {"stated",
+           {{"reference_model", reference},
+            {"bits_per_weight", 16},
+            {"expert_transfer_s", speed(0.0003)},
+            {"layer_compute_s", speed(0.0005)}}}};
 }
 
 /// 15000 weights an expert, 30000 bytes; attention and gate are 9600 + 100 * 4 = 10000 weights, 20000 bytes.
@@ -102,13 +108,22 @@ TEST_CASE("effective and peak costs of a machine, worked by hand") {
   // An expert: 30000 bytes, and 6 * 100 * 50 = 30000 operations a row.
   CHECK(e.on_device(0, 30'000, 1) == 40'000);
   CHECK(e.on_device(0, 30'000, 2) == 70'000);
-  CHECK(e.on_host(0, 30'000, 1) == 300'000);              // 30000 operations at 10^8; 60000 ns of bytes at 5 * 10^8
+  CHECK(e.on_host(0, 30'000, 1) == 302'000);  // a start; 30000 operations at 10^8; 60000 ns of bytes at 5 * 10^8
+  CHECK(e.host_time(0, 30'000, 1).beside == 302'000);
+  CHECK(e.host_time(0, 200'000, 1).alone == 402'000);
+  CHECK(e.host_time(0, 200'000, 1).beside == 802'000);  // half the bytes a second
+  CHECK(e.activations(0, 1) == 8'000);                  // 4000 of latency, 100 floats at 10^8 bytes a second
+  CHECK(e.activations(0, 3) == 16'000);
+  CHECK(e.link_bytes_per_s_beside_host == 250'000'000);
   CHECK(e.copy(30'000) == 33'000);                        // 3000 of latency
   const Costs p = m.costs(model.work, CostSource::peak);  // nothing but the data sheets' speeds
   CHECK(p.dense(0, 1) == 10'000);                         // 20000 bytes at 2 * 10^9; 5000 ns of operations at 4 * 10^9
   CHECK(p.dense(0, 3) == 15'000);                         // 60000 operations
   CHECK(p.on_device(0, 30'000, 1) == 15'000);
   CHECK(p.on_host(0, 30'000, 1) == 150'000);
+  CHECK(p.host_time(0, 200'000, 1).alone == 200'000);
+  CHECK(p.host_time(0, 200'000, 1).beside == 400'000);
+  CHECK(p.activations(0, 1) == 4'000);
   CHECK(p.copy(30'000) == 15'000);
   CHECK(p.layer_ns == 0);
 }
@@ -119,8 +134,10 @@ TEST_CASE("stated costs: the paper's times come out for its model") {
   const Costs s = m.costs(model.work, CostSource::stated);
   CHECK(s.copy(30'000) == 300'000);  // expert_transfer_s; 10^8 bytes a second, no latency on top
   CHECK(s.link_bytes_per_s == 100'000'000);
+  CHECK(s.link_bytes_per_s_beside_host == 25'000'000);
   // Effective: 30000 + 2 experts of 40000 = 110000 of the stated 500000; the rest goes to three starts, 130000 each.
   CHECK(s.device.start_ns == 140'000);
+  CHECK(s.host.start_ns == 132'000);
   CHECK(m.costs({{1, 2, 3}}, CostSource::stated).device.start_ns == 140'000);  // whatever runs on it
   CHECK(s.dense(0, 1) + 2 * s.on_device(0, 30'000, 1) == 500'000);
   CHECK(m.reference_model() == "round-model");
@@ -151,6 +168,7 @@ TEST_CASE("small experts that count as large ones take the same times") {
   small.expert_bytes = {{0, 0, 0, 0, 3'000}};  // a tenth
   const Costs full = m.costs(reference.work, CostSource::effective), c = as_if(full, reference, small);
   CHECK(c.link_bytes_per_s == 100'000'000);
+  CHECK(c.link_bytes_per_s_beside_host == 25'000'000);
   CHECK(c.device.bytes_per_s == 100'000'000);
   CHECK(c.host.bytes_per_s == 50'000'000);
   CHECK(c.device.flops == full.device.flops);
@@ -163,6 +181,8 @@ TEST_CASE("small experts that count as large ones take the same times") {
   for (const std::uint32_t rows : {1U, 3U}) {
     CHECK(c.on_device(0, 3'000, rows) == full.on_device(0, 30'000, rows));
     CHECK(c.on_host(0, 3'000, rows) == full.on_host(0, 30'000, rows));
+    CHECK(c.host_time(0, 20'000, rows).beside == full.host_time(0, 200'000, rows).beside);
+    CHECK(c.activations(0, rows) == full.activations(0, rows));
     CHECK(c.dense(0, rows) == full.dense(0, rows));
   }
   // Nothing that was there is rounded away: 10000 bytes would be 1 / 3.
@@ -174,11 +194,12 @@ TEST_CASE("small experts that count as large ones take the same times") {
 
 TEST_CASE("a damaged machine names the field") {
   const std::pair<const char*, std::vector<const char*>> objects[] = {
-      {"link", {"peak_bytes_per_s", "effective_bytes_per_s", "latency_s"}},
+      {"link", {"peak_bytes_per_s", "effective_bytes_per_s", "latency_s", "beside_host"}},
       {"device_memory", {"peak_bytes_per_s", "effective_bytes_per_s"}},
       {"device_compute", {"peak_flops", "effective_flops"}},
-      {"host_memory", {"peak_bytes_per_s", "effective_bytes_per_s"}},
+      {"host_memory", {"peak_bytes_per_s", "effective_bytes_per_s", "beside_copies"}},
       {"host_compute", {"peak_flops", "effective_flops"}},
+      {"activations", {"latency_s", "bytes_per_s"}},
       {"stated", {"expert_transfer_s", "layer_compute_s"}}};
   for (const auto& entry : objects) {
     const std::string object = entry.first;

@@ -32,9 +32,13 @@ Costs varied_costs(std::uint64_t expert_bytes) {
   c.device = {expert_bytes * 50'000, 3'000'000'000, 1'500};  // an expert: 20 us, or 0.1 ms for 10 rows
   c.host = {expert_bytes * 10'000, 1'000'000'000, 700};
   c.link_bytes_per_s = expert_bytes * 4'000;  // 0.25 ms
+  c.link_bytes_per_s_beside_host = expert_bytes * 2'500;
+  c.host_bytes_per_s_beside_copies = expert_bytes * 6'000;
+  c.activations_latency_ns = 2'100;
+  c.activations_bytes_per_s = 50'000'000;
   c.link_latency_ns = 1'234;
   c.layer_ns = 5'000;
-  c.work = {{expert_bytes * 2, 60'000, 30'000}};
+  c.work = {{expert_bytes * 2, 60'000, 30'000, 512}};
   return c;
 }
 

@@ -260,6 +260,7 @@ void check_same(const TraceFile& a, const TraceFile& b) {
     CHECK(a.work[i].dense_bytes == b.work[i].dense_bytes);
     CHECK(a.work[i].dense_operations == b.work[i].dense_operations);
     CHECK(a.work[i].expert_operations == b.work[i].expert_operations);
+    CHECK(a.work[i].activation_bytes == b.work[i].activation_bytes);
   }
   CHECK(std::ranges::equal(a.trace.sequence_start, b.trace.sequence_start));
   CHECK(std::ranges::equal(a.trace.phase, b.trace.phase));
@@ -662,7 +663,7 @@ TEST_CASE("a damaged description of the model names the field") {
   CHECK(says(field("expert_bytes", {{0, 0, 0, 1'000'000'000'000'001}}),
              {"\"expert_bytes\": expected numbers up to 10^15"}));
   CHECK(says(field("expert_bytes", {{0, 0, 1000, 0}}), {"layer 0 has no bytes at full precision"}));
-  CHECK(says(field("work", {{1, 2}}), {"\"work\": expected lists of 3 whole numbers"}));
+  CHECK(says(field("work", {{1, 2}}), {"\"work\": expected lists of 4 whole numbers"}));
   CHECK(says(field("work", {{1, 2, 3}, {1, 2, 3}}), {"\"work\": expected a list for all layers, or one for each"}));
   CHECK(says(field("work", {{1, 2, 1e20}}), {"\"work\": expected whole numbers"}));
 

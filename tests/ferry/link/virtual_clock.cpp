@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "support/random.hpp"
 #include "support/shapes.hpp"
 
 using namespace ferry;
@@ -147,12 +148,162 @@ TEST_CASE("a copy waits for the last reader of its slot, and the link with it") 
 TEST_CASE("the host computes beside device and link") {
   VirtualClock c(model(1, 8, 1), {speed, 0, false});
   c.submit(demand(2));
-  c.host(1500);
+  c.host({1500, 1500}, full(0, 7));
   c.wait(Ticket{2});
   c.device(200);
   c.sync();
   CHECK(c.now() == 1500);
   CHECK(c.host_ns() == 1500);
+}
+
+TEST_CASE("the host is slower while a copy is on the link") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.submit(demand(2));
+  c.host({1000, 2000}, full(0, 7));  // half done when the copy lands at 1000
+  c.sync();
+  CHECK(c.now() == 1500);
+  CHECK(c.host_ns() == 1500);
+}
+
+TEST_CASE("a copy that begins while the host computes slows the rest") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.device(400);
+  c.fence(Fence{1});
+  c.submit(demand(2, 0, Fence{1}));  // 400 to 1400
+  c.host({1000, 4000}, full(0, 7));  // at 400: 600 left; at 1400: 350
+  CHECK(c.sync() == 1350);           // the device was free at 400
+  CHECK(c.now() == 1750);
+}
+
+TEST_CASE("prefetches slow the host, too, also those that begin before it ends only since others slowed it") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.host({1000, 2000}, full(0, 7));
+  c.submit(prefetch(3, 1));  // 0 to 1000: without the next one the host ends at 1500
+  c.submit(prefetch(5, 2));  // 1000 to 2000
+  c.sync();
+  CHECK(c.now() == 2000);
+  CHECK(c.busy_ns() == 2000);
+}
+
+TEST_CASE("copies before and behind the host's work leave it alone") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.submit(demand(2));
+  c.wait(Ticket{2});
+  c.sync();  // 1000
+  c.host({1000, 2000}, full(0, 7));
+  c.sync();
+  CHECK(c.now() == 2000);
+  c.submit(demand(4));
+  c.wait(Ticket{4});
+  c.sync();
+  CHECK(c.now() == 3000);
+  CHECK(c.host_ns() == 1000);
+}
+
+TEST_CASE("a copy is slower while the host computes") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false, speed / 2});
+  c.host({1500, 1500}, full(0, 7));
+  c.submit(demand(2));  // half as fast until 1500: 250 left
+  c.wait(Ticket{2});
+  CHECK(c.device_free() == 1750);
+  CHECK(c.busy_ns() == 1750);
+  CHECK(c.sync() == 0);
+}
+
+TEST_CASE("copy and host slow each other until one has done") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false, speed / 4});
+  c.submit(demand(2));
+  c.host({1000, 2000}, full(0, 7));
+  c.wait(Ticket{2});  // at 2000 a half is left
+  CHECK(c.device_free() == 2500);
+  c.sync();
+  CHECK(c.now() == 2500);
+  CHECK(c.host_ns() == 2000);
+}
+
+TEST_CASE("host and copies end when a count of every nanosecond says") {
+  Random random{2026};
+  for (int round = 0; round < 300; ++round) {
+    const std::uint64_t fast = speed * random.between(1, 40), slow = fast / random.between(1, 5);
+    VirtualClock c(model(1, 8, 1), {fast, 0, true, slow});
+    struct Job {
+      Nanoseconds from;
+      double left, slow;  // of 1 a nanosecond; what of it is done in one while both are at it
+    };
+    std::vector<Job> jobs[2];  // of the link, of the host
+    for (std::uint32_t i = 0, copies = random.below(6); i < copies; ++i) {
+      c.device(random.below(900));
+      c.fence(Fence{i + 1});
+      const bool fenced = random.chance(50);
+      jobs[0].push_back({fenced ? c.device_free() : 0, static_cast<double>(duration_ns(64, fast)),
+                         static_cast<double>(duration_ns(64, fast)) / static_cast<double>(duration_ns(64, slow))});
+      c.submit(demand(2 * i + 2, i, fenced ? Fence{i + 1} : Fence::none));
+    }
+    for (std::uint32_t i = 0, works = random.between(1, 4); i < works; ++i) {
+      const Nanoseconds alone = 1 + random.below(2000), beside = alone + random.below(3000);
+      jobs[1].push_back({0, static_cast<double>(alone), static_cast<double>(alone) / static_cast<double>(beside)});
+      c.host({alone, beside}, full(0, 7));
+    }
+    std::vector<Nanoseconds> ends[2];
+    for (Nanoseconds t = 0; ends[0].size() < jobs[0].size() || ends[1].size() < jobs[1].size(); ++t) {
+      Job* at[2] = {};
+      for (int i = 0; i < 2; ++i) {
+        if (ends[i].size() < jobs[i].size() && jobs[i][ends[i].size()].from <= t) at[i] = &jobs[i][ends[i].size()];
+      }
+      for (int i = 0; i < 2; ++i) {
+        if (at[i] == nullptr) continue;
+        at[i]->left -= at[1 - i] != nullptr ? at[i]->slow : 1;
+        if (at[i]->left < 1e-9) ends[i].push_back(t + 1);
+      }
+    }
+    c.sync();
+    c.drain();
+    std::vector<Nanoseconds> found[2];
+    for (const Span& s : c.spans()) {
+      if (s.lane != Lane::device) found[s.lane == Lane::link ? 0 : 1].push_back(s.end_ns);
+    }
+    for (int i = 0; i < 2; ++i) {
+      REQUIRE(found[i].size() == ends[i].size());
+      for (std::size_t n = 0; n < ends[i].size(); ++n) {
+        // What was done where a pace changes is rounded down, here a job's end up: a few nanoseconds an event.
+        CHECK(std::abs(found[i][n] - ends[i][n]) <= 100);
+      }
+    }
+  }
+}
+
+TEST_CASE("a layer's share of the host: activations cross, experts are computed, results cross back") {
+  const ModelShape m = model(1, 8, 2, 4, 1000);
+  Costs costs;
+  costs.host = {1'000'000'000, 1'000'000'000, 5};  // 1000 bytes: 1000 ns
+  costs.host_bytes_per_s_beside_copies = 250'000'000;
+  costs.activations_latency_ns = 7;
+  costs.activations_bytes_per_s = 2'000'000'000;
+  costs.work = {{0, 0, 400, 100}};  // a row: 50 ns to cross, 400 to compute
+  Task tasks[2];
+  tasks[0].what = full(0, 1);
+  tasks[0].rows = 1;
+  tasks[1].what = full(0, 2);
+  tasks[1].rows = 3;
+  VirtualClock c(m, {1'000'000'000, 0, true});
+  c.host({tasks, 2}, costs, 3);  // of four assignments, three rows cross
+  CHECK(c.sync() == 157 + 1005 + 1205 + 157);
+  CHECK(c.host_ns() == 1005 + 1205);
+  REQUIRE(c.spans().size() == 4);
+  CHECK(c.spans()[0].name == std::string("activations"));
+  CHECK(c.spans()[1].what == full(0, 1));
+  CHECK(c.spans()[1].begin_ns == 157);
+  CHECK(c.spans()[3].name == std::string("results"));
+  c.host({tasks, 1}, costs, 1);
+  c.host({tasks, 0}, costs, 1);
+  CHECK(c.sync() == 57 + 1005 + 57);
+  // Beside copies from its begin to its end the first takes 5 + 4000.
+  const Nanoseconds before = c.host_ns();
+  for (std::uint64_t t = 2; t <= 20; t += 2) c.submit(demand(t));
+  c.host({tasks, 1}, costs, 1);
+  c.sync();
+  CHECK(c.host_ns() - before >= 4005);
+  CHECK(c.host_ns() - before <= 4005 + 5 * 4);  // five copies meet it, each of which rounds once
 }
 
 TEST_CASE("bytes move in the link's order, also after a drop that came too late") {

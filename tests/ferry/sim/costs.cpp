@@ -51,6 +51,27 @@ TEST_CASE("the costs of a layer by hand") {
   CHECK(c.on_host(0, 500, 1) == 7 + 1000);
   CHECK(c.on_host(0, 500, 3) == 7 + 1200);
   CHECK(c.copy(500) == 30 + 2000);
+  CHECK(c.host_time(0, 500, 1).beside == 7 + 1000);  // as alone
+  c.host_bytes_per_s_beside_copies = 400'000'000;
+  CHECK(c.host_time(0, 500, 1).alone == 7 + 1000);
+  CHECK(c.host_time(0, 500, 1).beside == 7 + 1250);
+  CHECK(c.host_time(0, 500, 4).beside == 7 + 1600);  // operations are the limit, either way
+  CHECK(c.activations(0, 3) == 0);
+  c.activations_latency_ns = 50;
+  c.activations_bytes_per_s = 100'000'000;
+  c.work[0].activation_bytes = 8;
+  CHECK(c.activations(0, 3) == 50 + 240);
+}
+
+TEST_CASE("a share of an amount is exact where the product does not fit in 64 bits") {
+  CHECK(share_of(7, 3, 2) == 10);
+  CHECK(share_of(0, 5, 9) == 0);
+  constexpr std::uint64_t most = (1ULL << 42) - 1;
+  CHECK(share_of(most, most, most) == most);
+  CHECK(share_of(most, most - 1, most) == most - 1);
+  CHECK(share_of(most - 1, most - 1, most) == most - 2);  // (m - 1)^2 / m = m - 2 + 1 / m
+  CHECK(share_of(3'000'000'000'000, 1'000'000'000'003, 2'000'000'000'000) == 1'500'000'000'004);
+  CHECK(share_of(most, 1, 2) == most / 2);
 }
 
 TEST_CASE("costs that cannot be true are refused") {
@@ -83,6 +104,13 @@ TEST_CASE("costs that cannot be true are refused") {
         "costs: reading a layer's dense weights would take more than 1000 s");
   CHECK(refusal([](Costs& c) { c.host.bytes_per_s = 1; }) ==
         "costs: reading an expert on the host would take more than 1000 s");
+  CHECK(refusal([](Costs& c) { c.host_bytes_per_s_beside_copies = 1; }) ==
+        "costs: reading an expert on the host beside copies would take more than 1000 s");
+  CHECK(refusal([](Costs& c) { c.activations_latency_ns = -1; }) == "costs: latencies must be 0 to 1000 s");
+  CHECK(refusal([](Costs& c) {
+          c.activations_bytes_per_s = 1;
+          c.work[0].activation_bytes = 1000;
+        }) == "costs: a layer's activations would take more than 1000 s");
   CHECK(refusal([](Costs& c) { c.device.flops = 8; }) == "costs: a layer's operations would take more than 1000 s");
   CHECK(refusal([](Costs& c) { c.work[0].expert_operations = ~0ULL / 4; }) ==
         "costs: a layer's operations do not fit in 64 bits");

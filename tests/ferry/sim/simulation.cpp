@@ -751,6 +751,11 @@ struct RandomCase {
     costs.device.start_ns = random.below(5000);
     costs.host.flops = 100'000'000 * spread(2);
     costs.host.start_ns = random.below(5000);
+    costs.host.bytes_per_s = random.chance(50) ? 10'000'000 * spread(3) : 0;
+    if (random.chance(50)) costs.link_bytes_per_s_beside_host = 1'000'000 * spread(4);
+    if (random.chance(50)) costs.host_bytes_per_s_beside_copies = 1'000'000 * spread(3);
+    costs.activations_latency_ns = random.chance(50) ? random.below(3000) : 0;
+    costs.activations_bytes_per_s = random.chance(50) ? 1'000'000 * spread(4) : 0;
     costs.link_bytes_per_s = 1'000'000 * spread(4);  // an expert of 100 bytes: 10 ns to 100 us
     costs.link_latency_ns = random.chance(50) ? random.below(3000) : 0;
     costs.layer_ns = random.below(5000);
@@ -759,6 +764,7 @@ struct RandomCase {
       w.dense_bytes = random.below(1000);
       w.dense_operations = random.below(3000);
       w.expert_operations = random.below(3000);
+      w.activation_bytes = random.below(100);
     }
   }
 };
@@ -820,7 +826,7 @@ void check_spans(const Simulation<S>& s) {
   Nanoseconds device = 0, stall = 0, host = 0;
   for (const Span& x : s.spans()) {
     const Nanoseconds ns = x.end_ns - x.begin_ns;
-    if (x.lane == Lane::host) host += ns;
+    if (x.lane == Lane::host && x.has_expert) host += ns;
     if (x.lane != Lane::device) continue;
     device += ns;
     stall += std::strcmp(x.name, "wait") == 0 ? ns : 0;
