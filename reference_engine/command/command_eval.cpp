@@ -215,6 +215,7 @@ int eval(const EvalArguments& a) {
     json["pools"] = json["parameters"].value("pools", "stack");
     json["budget_asked_bytes"] = budget;
     json["budget_bytes"] = s.arena_bytes;
+    json["activations"] = a.model.activations;
     json["command_line"] = command_line;
     json["phase"] = a.phase;
     json["window"] = options.window;

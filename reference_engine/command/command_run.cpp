@@ -263,6 +263,7 @@ Json run_json(const RunArguments& a, const Runs& runs, const std::string& stack,
   json["temperature"] = a.temperature;
   json["seed"] = a.seed;
   json["threads"] = runs.threads();
+  json["activations"] = a.model.activations;
   if (a.model.store.empty()) json["quantizer"] = a.model.quantizer;
   if (const std::string& file = a.flags.named(stack).calibrated; !file.empty()) json["calibrated"] = file;
   return json;

@@ -57,6 +57,12 @@ void ModelFlags::add_experts(CLI::App* c) {
       ->check(CLI::IsMember({"nearest", "hqq"}))
       ->capture_default_str()
       ->excludes(file);
+  c->add_option(
+       "--activations", activations,
+       "what experts at INT8, INT4 and INT2 are multiplied with: float, or int8 (on the CPU only): 64 values at a "
+       "time rounded to 8 bits, faster and a little less exact")
+      ->check(CLI::IsMember({"float", "int8"}))
+      ->capture_default_str();
   c->add_option("--threads", threads, "that compute on the CPU; results do not depend on it (default: one a processor)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
@@ -86,6 +92,10 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     auto opened = std::make_unique<DiskStore>(open_blocks(store), store, 0);
     disk = opened.get();
     made = make(ModelFiles(folder, std::move(opened)));
+  }
+  if (activations == "int8") {
+    if (gpu) throw InputError("--activations int8: only the CPU has such kernels: leave it out, or take --device cpu");
+    made->set_activations(Activations::int8);
   }
   made->set_threads(threads, pin_threads);
   for (const StackOptions& o : stacks) made->add_precisions(precisions_for(o));

@@ -24,7 +24,7 @@ class CpuDevice : public ExpertDevice {
  public:
   template <class... Arguments>
   CpuDevice(const DeviceNeeds& needs, const RunnerOptions& options, Arguments&&... link)
-      : kernel_(needs.layout, best_path(), options.workers),
+      : kernel_(needs.layout, best_path(), options.workers, options.activations),
         memory_(slots_of(needs, options)),
         link_(make_link(std::forward<Arguments>(link)...)),
         top_k_(needs.model.top_k) {}

@@ -15,6 +15,7 @@
 #include "ferry/timeline.hpp"
 #include "inference/expert_device.hpp"
 #include "math/matrix.hpp"
+#include "math/packed_product.hpp"
 #include "stacks/stack_options.hpp"
 #include "store/expert_store.hpp"
 #include "support/worker_pool.hpp"
@@ -143,7 +144,8 @@ struct RunnerOptions : StackOptions {
   bool preload = true;                          ///< for stacks that do: false only to see whether they can be made
   Nanoseconds linger_ns = 0;                    ///< how long the copy thread looks for work before it sleeps
   WorkerPool* workers = nullptr;                ///< share what the CPU computes; null: one thread. Outlives the runner
-  bool gate_worker = false;                     ///< a thread of its own makes predicted rows while resident experts run
+  Activations activations = Activations::floats;  ///< that experts of codes are multiplied with, on the CPU
+  bool gate_worker = false;  ///< a thread of its own makes predicted rows while resident experts run
 
   /// On the virtual clock instead of a copy thread: what everything costs there, the link too.
   std::optional<Costs> virtual_costs;

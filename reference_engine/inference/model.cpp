@@ -65,6 +65,7 @@ std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& opt
   RunnerOptions o = options;
   if (o.link_bytes_per_s == 0) o.link_bytes_per_s = model.link_bytes_per_s();
   if (o.workers == nullptr) o.workers = &model.workers();
+  o.activations = model.activations();
   if (!o.make_device) {
     o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) {
       return model.make_device(needs, given);

@@ -36,7 +36,7 @@ PipelineRunner::PipelineRunner(const AnyConfig& config, bool preload, const Expe
       gates_(gates),
       traits_(config.traits()),
       settings_(config.settings()),
-      host_kernel_(store.layout(), best_path(), options.workers),
+      host_kernel_(store.layout(), best_path(), options.workers, options.activations),
       device_(device_of(
           settings_, store, [this](Variant v) { return expert(v); }, options)),
       virtual_time_(device_->virtual_time()),

@@ -12,9 +12,10 @@ namespace ferry::engine {
 /// Runs single experts straight from their stored form. Owns the scratch memory for it.
 class ExpertKernel {
  public:
-  /// `workers` share the products, as PackedProduct has it.
-  explicit ExpertKernel(const ExpertLayout& layout, ProductPath path = best_path(), WorkerPool* workers = nullptr)
-      : layout_(layout), product_(path, workers) {}
+  /// `workers` share the products, as PackedProduct has it, and `activations` are its.
+  explicit ExpertKernel(const ExpertLayout& layout, ProductPath path = best_path(), WorkerPool* workers = nullptr,
+                        Activations activations = Activations::floats)
+      : layout_(layout), product_(path, workers, activations) {}
 
   /// y = down (silu(gate x) * up x). x, y: [rows, hidden]; `expert` is one block as ExpertLayout describes, at `p`,
   /// which is not `skip`, at any address. A row's result depends neither on how many rows there are nor on its place.

@@ -1,6 +1,7 @@
 #include "math/packed_product.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -36,6 +37,14 @@ const part::ProductKernel& part::kernel_of(ProductPath path) {
   if (path == ProductPath::avx512) return part::avx512_kernel;
 #endif
   return part::portable_kernel;
+}
+
+const part::Int8Kernel& part::int8_kernel_of(ProductPath path) {
+#if defined(__x86_64__)
+  if (path != ProductPath::portable) return part::avx2_int8_kernel;
+#endif
+  static_cast<void>(path);
+  return part::portable_int8_kernel;
 }
 
 const char* name_of(ProductPath path) {
@@ -90,14 +99,55 @@ void PackedProduct::set_rows(const PassThroughLayout& w, const Matrix& x) {
   x_.values.set(x, kernel_->order_floats(w));
 }
 
+void Int8Rows::set(const Matrix& x, const ColumnOrder& order, Matrix& rounded) {
+  rows_ = static_cast<std::uint32_t>(x.rows());
+  const auto columns = static_cast<std::uint32_t>(x.cols());
+  stretches_ = (columns + stretch_columns - 1) / stretch_columns;
+  memory_.resize(std::max(memory_.size(), std::size_t{rows_} * ((stretches_ + chunk_stretches - 1) / chunk_stretches)));
+  rounded.resize(x.rows(), x.cols());
+  for (std::uint32_t stretch = 0; stretch < stretches_; ++stretch) {
+    const std::uint32_t first = stretch * stretch_columns, count = std::min(stretch_columns, columns - first);
+    for (std::uint32_t row = 0; row < rows_; ++row) {
+      const float* from = x.row(row).data() + first;
+      float* back = rounded.row(row).data() + first;
+      float largest = 0, none = 0;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        largest = std::max(largest, std::abs(from[i]));
+        none += 0 * from[i];  // what is no number, or infinite, makes the scale none
+      }
+      const float scale = largest / 127 + none, inverse = scale > 0 ? 1 / scale : 0;
+      std::int8_t values[stretch_columns] = {};
+      for (std::uint32_t i = 0; i < count; ++i) {
+        const float value = std::nearbyint(std::clamp(from[i] * inverse, -127.0F, 127.0F));
+        values[i] = static_cast<std::int8_t>(value == value ? value : 0);
+        back[i] = static_cast<float>(values[i]) * scale;
+      }
+      Chunk& to = memory_[std::size_t{stretch / chunk_stretches} * rows_ + row];
+      for (std::uint32_t i = 0; i < stretch_columns; ++i) {
+        to.values[stretch % chunk_stretches][i] = values[order.column[i]];
+      }
+      to.scales[stretch % chunk_stretches] = scale;
+    }
+  }
+}
+
 void PackedProduct::set_rows(const PackedLayout& w, const Matrix& x) {
+  if (int8_ != nullptr) {
+    const ColumnOrder order = int8_->order(w);
+    x_.int8.set(x, order, rounded_);
+    return set_group_sums(w, rounded_, order.bias);
+  }
   const ColumnOrder order = kernel_->order_packed(w);
   x_.values.set(x, order);
+  set_group_sums(w, x, order.bias);
+}
+
+void PackedProduct::set_group_sums(const PackedLayout& w, const Matrix& x, float bias) {
   group_sums_.resize(x.rows(), static_cast<Eigen::Index>(2 * w.row_groups()));
   for (Eigen::Index row = 0; row < x.rows(); ++row) {
     for (std::uint32_t g = 0; g < w.row_groups(); ++g) {
       const float sum = sum_of(x.row(row).data() + std::size_t{g} * w.group, w.group_size(g));
-      group_sums_(row, 2 * g) = -order.bias * sum;
+      group_sums_(row, 2 * g) = -bias * sum;
       group_sums_(row, 2 * g + 1) = sum;
     }
   }
@@ -110,7 +160,7 @@ void PackedProduct::share(const Layout& w, const Matrix& x, std::initializer_lis
   if (x.rows() == 0) return;
   set_rows(w, x);
   const auto outputs = static_cast<std::uint32_t>(factors.size() * w.rows);
-  share_work(workers_, outputs, together, std::uint64_t{outputs} * w.columns * x_.values.rows(),
+  share_work(workers_, outputs, together, std::uint64_t{outputs} * w.columns * static_cast<std::uint64_t>(x.rows()),
              [&](std::uint32_t first, std::uint32_t end) {
                std::uint32_t begin = 0;  // of this factor's outputs
                for (const Factor& f : factors) {
@@ -119,7 +169,8 @@ void PackedProduct::share(const Layout& w, const Matrix& x, std::initializer_lis
                  if (from >= to) continue;
                  const part::Outputs own{from + w.rows - begin, to + w.rows - begin};
                  if constexpr (std::is_same_v<Layout, PackedLayout>) {
-                   kernel_->multiply_packed(w, f.weights, own, x_, f.y->data());
+                   const auto multiply = int8_ != nullptr ? int8_->multiply : kernel_->multiply_packed;
+                   multiply(w, f.weights, own, x_, f.y->data());
                  } else {
                    kernel_->multiply_floats(w, f.weights, own, x_, f.y->data());
                  }

@@ -64,6 +64,30 @@ class ChunkedRows {
   std::vector<Chunk> memory_;  // never shrinks
 };
 
+/// Rows [rows, columns] rounded to 8 bits: value * scale, one scale for a stretch, in the order of a kernel.
+class Int8Rows {
+ public:
+  static constexpr std::uint32_t chunk_stretches = 16;
+  struct alignas(64) Chunk {
+    std::int8_t values[chunk_stretches][stretch_columns];  ///< -127 to 127
+    float scales[chunk_stretches];
+  };
+
+  /// `rounded`: the same numbers as floats, in x's own order.
+  void set(const Matrix& x, const ColumnOrder& order, Matrix& rounded);
+
+  [[nodiscard]] std::uint32_t rows() const { return rows_; }
+  [[nodiscard]] std::uint32_t stretches() const { return stretches_; }
+  /// The chunk of a row that begins at a stretch; that of the next row follows.
+  [[nodiscard]] const Chunk* at(std::uint32_t stretch, std::uint32_t row) const {
+    return &memory_[std::size_t{stretch / chunk_stretches} * rows_ + row];
+  }
+
+ private:
+  std::uint32_t rows_ = 0, stretches_ = 0;
+  std::vector<Chunk> memory_;  // never shrinks
+};
+
 namespace part {
 
 /// Rows of W, which are columns of y.
@@ -74,6 +98,7 @@ struct Outputs {
 /// What is multiplied with weights.
 struct Rows {
   ChunkedRows values;
+  Int8Rows int8;  ///< instead, where activations have 8 bits
   /// Where weights have groups what multiplies each group's {scale, minimum}: {-bias * sum, sum}, of x over the group.
   ChunkedRows group_sums;
 };
@@ -92,7 +117,24 @@ extern const ProductKernel portable_kernel, avx2_kernel, avx512_kernel;
 
 const ProductKernel& kernel_of(ProductPath path);
 
+/// The same for activations of 8 bits.
+struct Int8Kernel {
+  ColumnOrder (*order)(const PackedLayout& w);
+  void (*multiply)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
+};
+
+extern const Int8Kernel portable_int8_kernel, avx2_int8_kernel;
+
+/// On processors with AVX-512 that of AVX2.
+const Int8Kernel& int8_kernel_of(ProductPath path);
+
 }  // namespace part
+
+/// What products with packed weights make of x before.
+enum class Activations {
+  floats,  ///< nothing
+  int8     ///< each 64 columns become -127 to 127 times a scale, to the nearest: less exact, and faster
+};
 
 /// Computes products, and holds the scratch memory for it.
 ///
@@ -102,11 +144,16 @@ const ProductKernel& kernel_of(ProductPath path);
 ///
 /// Of packed weights minimum + code * scale is never formed: a group's codes are multiplied with x and added, and that
 /// sum is multiplied with the scale; the minimum is multiplied with the sum of x over the group.
+///
+/// With Activations::int8 all of this is so of the rounded x.
 class PackedProduct {
  public:
   /// `workers` share the rows of W, where there is enough to share; null: the caller does it all. They outlive it.
-  explicit PackedProduct(ProductPath path = best_path(), WorkerPool* workers = nullptr)
-      : PackedProduct(part::kernel_of(path), workers) {}
+  explicit PackedProduct(ProductPath path = best_path(), WorkerPool* workers = nullptr,
+                         Activations activations = Activations::floats)
+      : PackedProduct(part::kernel_of(path), workers) {
+    if (activations == Activations::int8) int8_ = &part::int8_kernel_of(path);
+  }
   explicit PackedProduct(const part::ProductKernel& kernel, WorkerPool* workers = nullptr)
       : kernel_(&kernel), workers_(workers) {}
 
@@ -131,11 +178,13 @@ class PackedProduct {
   void share(const Layout& w, const Matrix& x, std::initializer_list<Factor> factors);
   void set_rows(const PassThroughLayout& w, const Matrix& x);
   void set_rows(const PackedLayout& w, const Matrix& x);
+  void set_group_sums(const PackedLayout& w, const Matrix& x, float bias);
 
-  const part::ProductKernel* kernel_;  // of which there is one for each path
+  const part::ProductKernel* kernel_;       // of which there is one for each path
+  const part::Int8Kernel* int8_ = nullptr;  // for packed weights, if activations have 8 bits
   WorkerPool* workers_;
   part::Rows x_;
-  Matrix group_sums_;
+  Matrix group_sums_, rounded_;
 };
 
 }  // namespace ferry::engine

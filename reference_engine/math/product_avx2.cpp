@@ -2,7 +2,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define FERRY_LANES_TARGET gnu::target("avx2,fma,f16c"),
-#include "math/product_kernel.hpp"
+#include "math/int8_kernel.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -95,6 +95,71 @@ struct Avx2Lanes {
     }
   }
 
+  using Bytes = __m256i;
+
+  template <bool halves>
+  FERRY_INLINE void unpack_bytes(Codes<8, halves> /*format*/, const std::byte* at, Bytes (&to)[2]) {
+    const Bytes sign = _mm256_set1_epi8(-128);  // codes less 128 are signed numbers
+    to[0] = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), sign);
+    to[1] = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 32)), sign);
+  }
+  template <bool halves>
+  FERRY_INLINE void unpack_bytes(Codes<4, halves> /*format*/, const std::byte* at, Bytes (&to)[2]) {
+    const Bytes codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), low = _mm256_set1_epi8(15);
+    to[0] = _mm256_and_si256(codes, low);
+    to[1] = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low);
+  }
+  template <bool halves>
+  FERRY_INLINE void unpack_bytes(Codes<2, halves> /*format*/, const std::byte* at, Bytes (&to)[2]) {
+    const Bytes codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));  // twice
+    const Bytes low = _mm256_set1_epi8(3);
+    to[0] = _mm256_and_si256(_mm256_srlv_epi32(codes, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2)), low);
+    to[1] = _mm256_and_si256(_mm256_srlv_epi32(codes, _mm256_setr_epi32(4, 4, 4, 4, 6, 6, 6, 6)), low);
+  }
+
+  template <std::uint32_t bits>
+  FERRY_INLINE Vector scales(Codes<bits, false> /*format*/, const std::byte* group) {
+    return all(scale_of(group, 0));
+  }
+  template <std::uint32_t bits>
+  FERRY_INLINE Vector scales(Codes<bits, true> /*format*/, const std::byte* group) {
+    const float a = scale_of(group, 0), b = scale_of(group, 1);
+    return bits == 2 ? _mm256_setr_ps(a, a, b, b, a, a, b, b) : _mm256_setr_ps(a, a, a, a, b, b, b, b);
+  }
+
+  // Two products are added to 16 bits, where they fit: of codes up to 15 and of -128 to 127 with -127 to 127.
+  template <std::uint32_t bits, bool halves>
+  FERRY_INLINE Vector dot(Codes<bits, halves> /*format*/, const Bytes (&weights)[2], const std::int8_t* x) {
+    const Bytes pairs = _mm256_add_epi16(_mm256_maddubs_epi16(weights[0], load_bytes(x)),
+                                         _mm256_maddubs_epi16(weights[1], load_bytes(x + 32)));
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  template <bool halves>
+  FERRY_INLINE Vector dot(Codes<8, halves> /*format*/, const Bytes (&weights)[2], const std::int8_t* x) {
+    const Bytes a = dot_signed(weights[0], load_bytes(x)), b = dot_signed(weights[1], load_bytes(x + 32));
+    if constexpr (!halves) return _mm256_cvtepi32_ps(_mm256_add_epi32(a, b));
+    return _mm256_cvtepi32_ps(
+        _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)));
+  }
+  FERRY_INLINE Bytes dot_signed(Bytes weights, Bytes x) {
+    const Bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
+    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  }
+  FERRY_INLINE Bytes load_bytes(const std::int8_t* at) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
+  }
+
+  static ColumnOrder order_int8(const PackedLayout& w) {
+    ColumnOrder order = natural_order();
+    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
+      const std::uint32_t part = i / 32, byte = i % 32;
+      if (w.bits == 4) order.column[i] = static_cast<std::uint8_t>(2 * byte + part);
+      if (w.bits == 2) order.column[i] = static_cast<std::uint8_t>(4 * (byte % 16) + 2 * part + byte / 16);
+    }
+    if (w.bits == 8) order.bias = -128;
+    return order;
+  }
+
   static ColumnOrder order(const PassThroughLayout& /*w*/) {
     return natural_order();
   }
@@ -125,6 +190,7 @@ struct Avx2Lanes {
 }  // namespace
 
 const part::ProductKernel part::avx2_kernel = make_kernel<Avx2Lanes>();
+const part::Int8Kernel part::avx2_int8_kernel = make_int8_kernel<Avx2Lanes>();
 
 }  // namespace ferry::engine
 #endif

@@ -19,6 +19,10 @@ struct Floats {
   static constexpr std::uint32_t stretch_bytes = stretch_columns * (type == FloatType::f32 ? 4 : 2);
 };
 
+/// The floats {scale, minimum} of packed weights' groups. Behind a row's the next row's follow, so what is read behind
+/// its last column is there, but at the matrix's end, and multiplied with zeros.
+struct Groups : Floats<FloatType::f32> {};
+
 /// `halves`: a stretch has two groups, one for each half of its columns.
 template <std::uint32_t bits, bool halves>
 struct Codes {
@@ -54,6 +58,7 @@ struct WeightRow {
   const std::byte* groups = nullptr;  // {scale, minimum} each
   std::uint64_t groups_ahead = 0;     // bytes to groups that are multiplied next
   std::uint32_t group_shift = 0;      // from a stretch's number to its group's, where it has one
+  bool goes_on = false;               // whether there is something behind a row that ends within a stretch
 
   WeightRow() = default;
   WeightRow(const PackedLayout& w, const std::byte* matrix, std::uint32_t row)
@@ -62,7 +67,12 @@ struct WeightRow {
         groups_ahead(outputs_at_once(w) * w.row_groups() * sizeof(PackedGroup)),
         group_shift(w.group == 2 * stretch_columns ? 1 : 0) {}
   WeightRow(const PassThroughLayout& w, const std::byte* matrix, std::uint32_t row)
-      : weights(matrix + row * w.row_bytes()) {}
+      : weights(matrix + row * w.row_bytes()) {
+    if constexpr (std::is_same_v<Format, Groups>) {
+      const std::uint64_t read = w.row_bytes() + Format::stretch_bytes - 1;
+      goes_on = (w.rows - row) * w.row_bytes() >= read / Format::stretch_bytes * Format::stretch_bytes;
+    }
+  }
 
   [[nodiscard]] const std::byte* at(std::uint32_t stretch) const {
     return weights + std::size_t{stretch} * Format::stretch_bytes;
@@ -187,7 +197,8 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
 #pragma GCC unroll 3
         for (std::uint32_t r = 0; r < rows; ++r) sums[o][r] = Lanes::zero();
       }
-      const std::uint32_t end = std::min(begin + chunk_stretches, all.end), end_whole = std::min(end, whole);
+      const std::uint32_t end = std::min(begin + chunk_stretches, all.end);
+      const std::uint32_t end_whole = w[first + together - 1].goes_on ? end : std::min(end, whole);
       const std::byte* weights[together];
 #pragma GCC unroll 4
       for (std::uint32_t o = 0; o < together; ++o) weights[o] = w[first + o].at(begin);
@@ -384,7 +395,7 @@ void multiply(const Layout& layout, const std::byte* weights, part::Outputs rang
     const PassThroughLayout groups{layout.rows, x.group_sums.columns(), FloatType::f32};
     for (std::uint32_t out = range.first; out < range.end; out += together) {
       const part::Outputs own{out, std::min(out + together, range.end)};
-      add_product<Lanes, Floats<FloatType::f32>>(groups, weights + layout.group_at(0, 0), own, x.group_sums, y);
+      add_product<Lanes, Groups>(groups, weights + layout.group_at(0, 0), own, x.group_sums, y);
       add_product<Lanes, Format>(layout, weights, own, x.values, y);
     }
   } else {

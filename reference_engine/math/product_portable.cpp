@@ -3,7 +3,7 @@
 #include <arm_neon.h>
 #endif
 #define FERRY_LANES_TARGET
-#include "math/product_kernel.hpp"
+#include "math/int8_kernel.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -50,8 +50,35 @@ struct PortableLanes {
     std::memcpy(to, codes, sizeof(codes));
   }
 
+  struct Bytes {
+    std::uint8_t codes[stretch_columns / 2];
+  };
+  template <std::uint32_t bits, bool halves>
+  static void unpack_bytes(Codes<bits, halves> /*format*/, const std::byte* at, Bytes (&to)[2]) {
+    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
+      to[i / 32].codes[i % 32] = static_cast<std::uint8_t>(unpack_code(at, i, bits));
+    }
+  }
+  template <std::uint32_t bits, bool halves>
+  static Vector scales(Codes<bits, halves> /*format*/, const std::byte* group) {
+    const float first = scale_of(group, 0), second = halves ? scale_of(group, 1) : first;
+    return Vector{first, first, second, second};
+  }
+  template <class Format>
+  static Vector dot(Format /*format*/, const Bytes (&weights)[2], const std::int8_t* x) {
+    std::int32_t sums[lanes] = {};  // of 16 columns each
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+      for (std::uint32_t i = lane * 16; i < lane * 16 + 16; ++i) sums[lane] += weights[i / 32].codes[i % 32] * x[i];
+    }
+    return Vector{static_cast<float>(sums[0]), static_cast<float>(sums[1]), static_cast<float>(sums[2]),
+                  static_cast<float>(sums[3])};
+  }
+
   template <class Layout>
   static ColumnOrder order(const Layout& /*w*/) {
+    return natural_order();
+  }
+  static ColumnOrder order_int8(const PackedLayout& /*w*/) {
     return natural_order();
   }
 };
@@ -59,5 +86,6 @@ struct PortableLanes {
 }  // namespace
 
 const part::ProductKernel part::portable_kernel = make_kernel<PortableLanes>();
+const part::Int8Kernel part::portable_int8_kernel = make_int8_kernel<PortableLanes>();
 
 }  // namespace ferry::engine

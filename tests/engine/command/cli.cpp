@@ -137,6 +137,17 @@ TEST_CASE("the same seed gives the same text, another seed another") {
   CHECK(a != run_ferry(common + "2").out);
 }
 
+TEST_CASE("activations of 8 bits are said in the JSON") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const std::string run = "run --model tiny-qwen-moe --stack resident-int4 --prompt 'The sea ' --max-new-tokens 3";
+  for (const std::string activations : {"float", "int8"}) {
+    REQUIRE(run_ferry(run + " --activations " + activations + " --json '" + json + "'").status == 0);
+    CHECK(Json::parse(read_file(json))["activations"] == activations);
+  }
+  refuses("run --activations int4", {"--activations", "int8"});
+}
+
 TEST_CASE("compare prints stacks side by side and says that their text is the same") {
   const Outputs r = run_ferry(
       "compare --model tiny-mixtral --stacks resident,on-demand,lru,cross-layer-lru "

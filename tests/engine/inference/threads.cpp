@@ -1,9 +1,8 @@
 // How many threads compute changes no bit: not of the device's share, nor of the host's beside it.
 #include <doctest/doctest.h>
 
+#include "engine/fixtures/generated.hpp"
 #include "engine/fixtures/loaded_model.hpp"
-#include "engine/fixtures/prompts.hpp"
-#include "inference/generate.hpp"
 
 using namespace ferry;
 using namespace ferry::engine;
@@ -12,19 +11,7 @@ namespace {
 
 Generated generated(CpuModel& model, const std::string& stack, std::uint32_t threads) {
   model.set_threads(threads);
-  model.add_precisions(find_stack(stack).precisions);
-  RunnerOptions o;
-  o.stack = stack;
-  o.max_rows = 48;
-  o.budget_bytes = model_shape(model.config(), model.store(), o.max_rows).all_bytes() / 4;
-  const auto runner = make_runner(model, o);
-  GenerateOptions g;
-  g.prompts = test::prompts();
-  g.batch = 3;
-  g.max_new_tokens = 12;
-  g.prefill_chunk = 48;
-  g.keep_logits = true;
-  return generate(model, *runner, g);
+  return test::generated(model, test::quarter_of(model, find_stack(stack)));
 }
 
 }  // namespace
@@ -37,7 +24,7 @@ TEST_CASE("the same logits on any number of threads, computed on the device, on 
     for (const char* stack : {"resident", "static-host", "hybrimoe"}) {
       CAPTURE(stack);
       const Generated one = generated(model, stack, 1);
-      REQUIRE(one.token_ids[0].size() == 12);
+      REQUIRE(one.token_ids[0].size() == 8);
       for (const std::uint32_t threads : {2U, 5U}) {
         const Generated many = generated(model, stack, threads);
         CHECK(many.token_ids == one.token_ids);
@@ -46,4 +33,21 @@ TEST_CASE("the same logits on any number of threads, computed on the device, on 
     }
     model.set_threads(1);
   }
+}
+
+TEST_CASE("with activations of 8 bits, too, and only codes are multiplied with them" * doctest::test_suite("threads")) {
+  CpuModel& model = test::model("tiny-qwen-moe");
+  const auto of = [&](const std::string& stack, Activations activations, std::uint32_t threads) {
+    model.set_activations(activations);
+    return generated(model, stack, threads).logits;
+  };
+  const auto int4 = of("resident-int4", Activations::int8, 1);
+  CHECK(of("resident-int4", Activations::int8, 3) == int4);
+  CHECK(of("static-host-int4", Activations::int8, 1) == int4);  // where they are computed changes nothing
+  CHECK(of("static-host-int4", Activations::int8, 3) == int4);
+  CHECK(of("resident-int4", Activations::floats, 1) != int4);
+  const auto full = of("resident", Activations::floats, 1);
+  CHECK(of("resident", Activations::int8, 1) == full);
+  model.set_activations(Activations::floats);
+  model.set_threads(1);
 }

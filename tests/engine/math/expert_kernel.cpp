@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 
@@ -123,6 +124,88 @@ TEST_CASE("products with stored weights of every type and width, group and odd l
   for (const std::uint32_t outputs : {1U, 2U, 4U, 8U}) check_product(PackedLayout{outputs, 70, 4, 32}, random);
   // Nothing fills the groups up, and the last row ends in the middle of two.
   for (const std::uint32_t bits : {8U, 4U, 2U}) check_product(PackedLayout{8, 96, bits, 32}, random);
+}
+
+/// Each 64 columns of a row rounded to 255 values, the largest of them the largest in magnitude.
+Doubles rounded_to_int8(const Matrix& x) {
+  Doubles rounded(x.rows(), x.cols());
+  for (Eigen::Index r = 0; r < x.rows(); ++r) {
+    for (Eigen::Index first = 0; first < x.cols(); first += 64) {
+      const auto own = x.row(r).segment(first, std::min<Eigen::Index>(64, x.cols() - first));
+      const float step = own.cwiseAbs().maxCoeff() / 127;
+      for (Eigen::Index c = 0; c < own.size(); ++c) {
+        rounded(r, first + c) = step > 0 ? double{step} * std::nearbyint(own[c] * (1 / step)) : 0;
+      }
+    }
+  }
+  return rounded;
+}
+
+TEST_CASE("with activations of 8 bits a product is that of the rounded rows, and rows stand alone") {
+  test::Random random(13);
+  for (const std::uint32_t columns : {1U, 31U, 64U, 95U, 600U, 1024U, 1057U, 2100U}) {
+    for (const std::uint32_t bits : {8U, 4U, 2U}) {
+      for (const std::uint32_t group : {32U, 64U, 128U}) {
+        CAPTURE(columns);
+        CAPTURE(bits);
+        CAPTURE(group);
+        const PackedLayout w{11, columns, bits, group};
+        std::vector<std::byte> memory(1 + w.bytes());
+        std::byte* weights = memory.data() + 1;
+        REQUIRE(pack_weights(w, random_weights(random, std::size_t{w.rows} * columns).data(), weights) == no_weight);
+        Matrix x(7, columns), y;
+        for (float& v : x.reshaped()) v = random.unit() * 4 - 2;
+        x.row(3).setZero();
+        const Doubles stored = unpacked(w, weights), rounded = rounded_to_int8(x);
+        const Doubles expected = rounded * stored.transpose();
+        const Doubles terms = rounded.cwiseAbs() * stored.cwiseAbs().transpose();
+        for (const ProductPath path : paths()) {
+          PackedProduct product(path, nullptr, Activations::int8);
+          auto run = [&](const Matrix& rows, Matrix& to) { product.run(w, weights, rows, to); };
+          run(x, y);
+          CHECK(((y.cast<double>() - expected).array().abs() <= 2e-6 * terms.array() + 1e-30).all());
+          CHECK(y.row(3).isZero(0));
+          CHECK(rows_stand_alone(x, y, run));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("the largest codes and activations of 8 bits do not overflow") {
+  for (const std::uint32_t bits : {8U, 4U, 2U}) {
+    const PackedLayout w{2, 128, bits, 64};
+    std::vector<std::byte> weights(w.bytes(), std::byte{0});
+    for (std::uint32_t c = 0; c < 128; ++c) pack_code(weights.data(), c, bits, largest_code(bits));  // and a row of 0
+    const float group[2] = {1, 0};
+    for (std::uint32_t g = 0; g < 2; ++g) {
+      std::memcpy(weights.data() + w.group_at(0, g), group, sizeof(group));
+      std::memcpy(weights.data() + w.group_at(1, g), group, sizeof(group));
+    }
+    for (const float sign : {1.0F, -1.0F}) {
+      for (const ProductPath path : paths()) {
+        Matrix y;
+        PackedProduct(path, nullptr, Activations::int8).run(w, weights.data(), Matrix::Constant(1, 128, 127 * sign), y);
+        CHECK(y(0, 0) == sign * 128 * 127 * static_cast<float>(largest_code(bits)));
+        CHECK(y(0, 1) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("an activation that is no number shows in the result, also with 8 bits") {
+  const PackedLayout w{1, 64, 4, 64};
+  std::vector<std::byte> weights(w.bytes());
+  const std::vector<float> ones(64, 1);
+  REQUIRE(pack_weights(w, ones.data(), weights.data()) == no_weight);
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    for (const ProductPath path : paths()) {
+      Matrix x = Matrix::Ones(1, 64), y;
+      x(0, 7) = bad;
+      PackedProduct(path, nullptr, Activations::int8).run(w, weights.data(), x, y);
+      CHECK_FALSE(std::isfinite(y(0, 0)));
+    }
+  }
 }
 
 TEST_CASE("threads that share a product change no bit of it" * doctest::test_suite("threads")) {
