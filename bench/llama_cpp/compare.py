@@ -7,7 +7,8 @@ Everything that it makes is in build/llama-cpp/: llama.cpp's source and llama-be
 published models, in layers enough to outgrow the caches. For each shape it first holds the logits of both against each
 other, then runs both in turns. Decode is 32 tokens after a context of 128 and of 2048, prefill a prompt of 512 and of
 2048, and tokens are random on both sides, so that experts are chosen alike. bf16 is BF16 on both sides; at int4 the
-experts are Ferry's INT4 and llama.cpp's Q4_0, the rest stays bf16. Flash attention is off, and llama.cpp's keys and
+experts are Ferry's INT4 and llama.cpp's Q4_0, the rest stays bf16. llama.cpp rounds what Q4_0 is multiplied with to 8
+bits, Ferry does with --activations int8: that is int4-int8. Flash attention is off, and llama.cpp's keys and
 values are F16, its default; Ferry's are F32. llama-bench warms up first, Ferry does not.
 """
 import argparse
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import random
+import resource
 import shutil
 import signal
 import statistics
@@ -33,7 +35,7 @@ from shapes import SHAPES, VOCABULARY  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build/llama-cpp"
-PRECISIONS = ("bf16", "int4")
+PRECISIONS = ("bf16", "int4", "int4-int8")
 DECODED = 32  # tokens of which the time is taken
 
 
@@ -48,7 +50,7 @@ def arguments():
     p.add_argument("--shapes", help=f"some of {','.join(SHAPES)} (default: all)")
     p.add_argument("--layers", type=int, help="of each shape, where fewer or more are wanted")
     p.add_argument("--threads", help="numbers, or all (default: 1,all)")
-    p.add_argument("--precisions", help=f"some of {','.join(PRECISIONS)} (default: both)")
+    p.add_argument("--precisions", help=f"some of {','.join(PRECISIONS)} (default: all)")
     p.add_argument("--repeats", type=int, help="of each measurement, of which the median counts (default: 3)")
     p.add_argument("--quick", action="store_true",
                    help="qwen1.5-moe-a2.7b with 2 layers, all threads, short texts, once; other flags still count")
@@ -87,6 +89,10 @@ def arguments():
     return a
 
 
+def stored(precision):
+    return precision.removesuffix("-int8")
+
+
 class Ferry:
     def __init__(self, binary, scratch, progress):
         self.scratch = scratch
@@ -99,8 +105,10 @@ class Ferry:
     def run(self, model, precision, threads, prompt, tokens, *more):
         text, numbers = self.scratch / "prompt", self.scratch / "ferry.json"
         text.write_bytes(bytes(prompt))
-        stack = "resident" if precision == "bf16" else f"resident-{precision}"
+        stack = "resident" if precision == "bf16" else f"resident-{stored(precision)}"
+        activations = "float" if precision == stored(precision) else "int8"
         run([self.binary, "run", "--model", model, "--stack", stack, "--device", "cpu", "--threads", threads,
+             "--activations", activations,
              "--prompt-file", text, "--max-new-tokens", tokens, "--json", numbers, *more], "ferry run")
         return json.loads(numbers.read_text())
 
@@ -139,7 +147,8 @@ def check(ferry, llama, model, files, threads):
 
 
 def need_room(a, s, models, folder):
-    missing = models.disk_bytes(s, a.precisions) - sum(f.stat().st_size for f in folder.glob("*") if f.is_file())
+    wanted = models.disk_bytes(s, [stored(p) for p in a.precisions])
+    missing = wanted - sum(f.stat().st_size for f in folder.glob("*") if f.is_file())
     free = shutil.disk_usage(FOLDER).free
     if missing > free:
         raise Failure(f"{s.name}: needs {missing / 1e9:.1f} GB on the disk of {FOLDER}, {free / 1e9:.1f} GB are free; "
@@ -181,12 +190,31 @@ def measure(a, ferry, llama, model, files, step, seed):
         if decode:
             out["decode"] = 1 / made["decode"]["tpot_s"]
     else:
-        file = files[step.precision]
+        file = files[stored(step.precision)]
         if prefill:
             out["prefill"] = llama.tokens_per_s(file, step.threads, prompt=step.before)
         if decode:
             out["decode"] = llama.tokens_per_s(file, step.threads, generated=DECODED, context=step.before)
     return out
+
+
+class Disturbance:
+    """Processors that others than our children kept busy: a few percent can cost threads that wait for each other most
+    of their speed, one engine more than the other."""
+
+    def __init__(self):
+        self.begin = self.now()
+
+    @staticmethod
+    def now():
+        ticks = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")  # neither idle nor waiting for a disk
+        ours = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return time.monotonic(), busy - ours
+
+    def processors(self):
+        elapsed, others = (b - a for a, b in zip(self.begin, self.now()))
+        return max(0.0, others / elapsed)
 
 
 def compare(a, progress, scratch):
@@ -203,7 +231,7 @@ def compare(a, progress, scratch):
         progress.step(f"{s.name}: making {s.layers} layers of random weights")
         models.make_checkpoint(s, folder, lambda what, done: progress.share(f"{s.name}: {what}", done))
         files = {p: models.make_gguf(s, folder, p, lambda what, done: progress.share(f"{s.name}: {what}", done))
-                 for p in dict.fromkeys(("bf16", *a.precisions))}
+                 for p in dict.fromkeys(("bf16", *map(stored, a.precisions)))}
         progress.step(f"{s.name}: checking that both compute the same")
         checked[s.name] = check(ferry, llama, folder, files, max(a.threads))
         while done < len(todo) and todo[done][0] is s:
@@ -212,10 +240,11 @@ def compare(a, progress, scratch):
             left = sum(spent.get(later, statistics.mean(spent.values())) for _, _, later in todo[done:]) if spent else 0
             progress.step(f"[{done}/{len(todo)}{f', about {left / 60:.0f} min left' if spent else ''}] {s.name} "
                           f"{step.precision}, threads: {step.threads}, {step.before} tokens, {step.engine}")
-            begin = time.monotonic()
+            begin, disturbance = time.monotonic(), Disturbance()
             for phase, value in measure(a, ferry, llama, folder, files, step, repeat).items():
                 row = samples.setdefault((s.name, step.precision, step.threads, phase, step.before), {})
                 row.setdefault(step.engine, []).append(value)
+                row.setdefault("others", []).append(disturbance.processors())
             spent[step] = time.monotonic() - begin
             done += 1
         if not a.keep:
@@ -228,6 +257,7 @@ def report(a, llama, samples, checked):
     import models
     rows = [{"shape": n, "precision": p, "threads": t, "phase": phase, "tokens_before": length,
              "ferry_tokens_per_s": s["ferry"], "llama_cpp_tokens_per_s": s["llama.cpp"],
+             "processors_of_others": max(s["others"]),
              "ratio_of_medians": statistics.median(s["ferry"]) / statistics.median(s["llama.cpp"])}
             for (n, p, t, phase, length), s in samples.items()]
     order = [s.name for s in a.shapes]
@@ -245,6 +275,10 @@ def report(a, llama, samples, checked):
         print(f"| {r['shape']} | {r['precision']} | {r['threads']} | {what} | "
               f"{statistics.median(r['ferry_tokens_per_s']):.2f} | "
               f"{statistics.median(r['llama_cpp_tokens_per_s']):.2f} | {r['ratio_of_medians']:.2f} |")
+    disturbed = [r["processors_of_others"] for r in rows if r["processors_of_others"] > 0.1]
+    if disturbed:
+        print(f"\nNot to be relied on: during {len(disturbed)} of {len(rows)} rows other programs kept up to "
+              f"{max(disturbed):.1f} processors busy.")
     if a.json:
         text = json.dumps({
             "llama_cpp": f"{PACKAGE} {VERSION}", "processor": llama.cpu, "machine": platform.platform(),

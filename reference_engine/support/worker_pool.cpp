@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 
 #include "support/errors.hpp"
@@ -49,6 +50,7 @@ void WorkerPool::set_threads(std::uint32_t threads, bool pinned) {
   end_threads();
   stop_ = false;
   const std::uint32_t all = threads == 0 ? all_threads() : threads;
+  lingers_ = all <= all_threads();
   const std::vector<int> places = pinned ? processors() : std::vector<int>{};
   threads_.reserve(all - 1);
   try {
@@ -66,6 +68,7 @@ void WorkerPool::end_threads() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
+    ++calls_;
   }
   changed_.notify_all();
   for (std::thread& t : threads_) t.join();
@@ -83,27 +86,50 @@ WorkerPool::Job* WorkerPool::open_job() const {
   return job;
 }
 
+template <class Done>
+void WorkerPool::linger(const Done& done) const {
+  if (!lingers_) return;
+  constexpr std::chrono::microseconds most(200);
+  const auto until = std::chrono::steady_clock::now() + most;
+  while (!done() && std::chrono::steady_clock::now() < until) std::this_thread::yield();  // to others, if there are any
+}
+
 void WorkerPool::share(Job& job) {
+  bool wake = false;
   {
     const std::lock_guard lock(mutex_);
     Job** end = &first_;
     while (*end != nullptr) end = &(*end)->behind;
     *end = &job;
+    ++calls_;
+    wake = asleep_ > 0;
   }
-  changed_.notify_all();
+  if (wake) changed_.notify_all();
   job.work_on();
-  std::unique_lock lock(mutex_);
-  Job** at = &first_;
-  while (*at != &job) at = &(*at)->behind;
-  *at = job.behind;
+  {
+    const std::lock_guard lock(mutex_);
+    Job** at = &first_;
+    while (*at != &job) at = &(*at)->behind;
+    *at = job.behind;
+  }
+  linger([&] { return job.helpers == 0; });
+  std::unique_lock lock(mutex_);  // also so that the last helper is through with it
   left_.wait(lock, [&] { return job.helpers == 0; });
 }
 
 void WorkerPool::serve() {
   std::unique_lock lock(mutex_);
   while (true) {
-    Job* job = nullptr;
-    changed_.wait(lock, [&] { return stop_ || (job = open_job()) != nullptr; });
+    Job* job = open_job();
+    if (job == nullptr && !stop_) {
+      const std::uint32_t seen = calls_;
+      lock.unlock();
+      linger([&] { return calls_ != seen; });
+      lock.lock();
+      ++asleep_;
+      changed_.wait(lock, [&] { return stop_ || (job = open_job()) != nullptr; });
+      --asleep_;
+    }
     if (stop_) return;
     ++job->helpers;
     lock.unlock();

@@ -10,7 +10,9 @@
 
 namespace ferry::engine {
 
-/// Threads beside the callers'. They sleep while there is nothing to do, and a pool of one thread has none at all.
+/// Threads beside the callers'. They sleep while there is nothing to do, and a pool of one thread has none at all. After
+/// a job they look for the next one a while before they sleep, since waking one takes longer than many a job: but not
+/// where they are more than processors.
 ///
 /// Any thread may call `run`, several at a time: each caller works on its own job until that is done, the pool's threads
 /// on whichever has parts left, the oldest first. So a host thread and a device that is a CPU share the cores without
@@ -55,16 +57,21 @@ class WorkerPool {
   };
 
   void end_threads();
+  /// Looks until it is so, for a while at most.
+  template <class Done>
+  void linger(const Done& done) const;
   void share(Job& job);
   void serve();
   /// The oldest job that has parts left; null if there is none. Under the lock.
   [[nodiscard]] Job* open_job() const;
 
   std::mutex mutex_;
-  std::condition_variable changed_;  ///< there is a job, or the end
-  std::condition_variable left_;     ///< a helper has left a job
-  Job* first_ = nullptr;             ///< those of all callers, the oldest first
-  bool stop_ = false;
+  std::condition_variable changed_;      ///< there is a job, or the end
+  std::condition_variable left_;         ///< a helper has left a job
+  Job* first_ = nullptr;                 ///< those of all callers, the oldest first
+  std::atomic<std::uint32_t> calls_{0};  ///< jobs so far, and the end
+  std::uint32_t asleep_ = 0;             ///< threads that wait for `changed_`
+  bool stop_ = false, lingers_ = false;
   std::vector<std::thread> threads_;
 };
 
