@@ -110,14 +110,14 @@ void read_shared(WorkerPool& workers, const std::byte* bytes, std::size_t count)
 /// Time: of one expert. bf16, the precision, and a copy and a reading of its bytes are measured in turns, so that noise
 /// meets all; which goes first changes from turn to turn. Ratios are those of the medians.
 void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows, ProductPath path,
-                    std::uint32_t threads, Precision p) {
+                    std::uint32_t threads, Precision p, Activations activations) {
   const ExpertLayout layout{size.hidden, size.width, DType::bf16};
   // Each of the four in memory of its own: what one reads, another must not find in a cache.
   Experts plain(layout, Precision::full, size.experts), experts(layout, p, size.experts), copied = experts,
                                                                                           read = experts;
   std::vector<std::byte> copy(experts.bytes());
   WorkerPool workers(threads);
-  ExpertKernel kernel(layout, path, &workers);
+  ExpertKernel kernel(layout, path, &workers, activations);
   const Matrix x = Matrix::Random(rows, size.hidden);
   Matrix y;
   const double weights = 3.0 * size.hidden * size.width;
@@ -169,12 +169,16 @@ int main(int argc, char** argv) {
       for (const std::uint32_t threads : numbers_of_threads) {
         for (const Eigen::Index rows : {1, 16}) {
           for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
-            const std::string name = fmt::format("{}/rows:{}/threads:{}/{}/{}", size.model, rows, threads,
-                                                 name_of(path), ExpertLayout{}.name(p));
-            benchmark::RegisterBenchmark(name.c_str(), expert_kernels, size, rows, path, threads, p)
-                ->UseManualTime()
-                ->Unit(benchmark::kMicrosecond)
-                ->Iterations(turns);
+            for (const Activations a : {Activations::floats, Activations::int8}) {
+              if (a == Activations::int8 && p == Precision::full) continue;
+              const std::string name =
+                  fmt::format("{}/rows:{}/threads:{}/{}/{}{}", size.model, rows, threads, name_of(path),
+                              ExpertLayout{}.name(p), a == Activations::int8 ? "/int8-activations" : "");
+              benchmark::RegisterBenchmark(name.c_str(), expert_kernels, size, rows, path, threads, p, a)
+                  ->UseManualTime()
+                  ->Unit(benchmark::kMicrosecond)
+                  ->Iterations(turns);
+            }
           }
         }
       }
