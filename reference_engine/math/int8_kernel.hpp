@@ -1,4 +1,5 @@
-// The kernel of PackedProduct for activations of 8 bits, written once for all instruction sets as product_kernel.hpp is, which it includes.
+// The kernel of PackedProduct for activations of 8 bits, written once for all instruction sets. Included as
+// product_kernel.hpp is, with which it comes.
 //
 // Codes and activations of a stretch are multiplied and added as integers, exactly; that sum is multiplied with both
 // scales. Of `Lanes` this takes `Bytes`, 32 of them, `unpack_bytes`, which makes a stretch two of these, and `dot`, whose

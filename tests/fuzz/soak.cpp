@@ -146,7 +146,9 @@ struct Case {
     options.stack = stacks[random.below(static_cast<std::uint32_t>(stacks.size()))].name;
     if (random.chance(30)) options.pools = static_cast<PoolChoice>(random.between(1, 3));
     const auto all = static_cast<std::uint32_t>(m.all_bytes());
-    options.budget_bytes = 2 * m.largest_bytes() + random.below(random.chance(50) ? all : all / 4 + 1);
+    std::uint64_t largest = 0;
+    for (const ExpertBytes& b : m.expert_bytes) largest = std::max(largest, *std::max_element(b.begin(), b.end()));
+    options.budget_bytes = 2 * ModelShape::slot_bytes(largest) + random.below(random.chance(50) ? all : all / 4 + 1);
     options.batch = random.between(1, 4);
     options.prefill_chunk = random.between(1, 10);
     auto some = [&](auto& parameter, auto value) {
