@@ -19,11 +19,6 @@ struct Avx512Lanes {
   FERRY_INLINE void store(Vector v, float* at) { _mm512_store_ps(at, v); }
   FERRY_INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   FERRY_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
-  FERRY_INLINE void keep([[maybe_unused]] Vector& v) {
-#ifndef FERRY_EMULATED
-    asm("" : "+v"(v));
-#endif
-  }
 
   FERRY_INLINE void add_lanes(const Vector (&s)[outputs], float (&sum)[outputs]) {
 #pragma GCC unroll 4

@@ -70,33 +70,38 @@ ProductPath best_path() {
   return best;
 }
 
-void ChunkedRows::set(const MatrixRef& x, const ColumnOrder& order) {
+void ChunkedRows::set(const MatrixRef& x, const ColumnOrder& order, std::uint32_t panel_rows, std::uint32_t lanes) {
   rows_ = static_cast<std::uint32_t>(x.rows());
   columns_ = static_cast<std::uint32_t>(x.cols());
+  panel_rows_ = panel_rows;
   const bool natural = order.factor == 1 && std::is_sorted(std::begin(order.column), std::end(order.column));
   constexpr std::uint32_t each = chunk_columns / stretch_columns;
   memory_.resize(std::max(memory_.size(), std::size_t{rows_} * ((stretches() + each - 1) / each)));
   for (std::uint32_t stretch = 0; stretch < stretches(); ++stretch) {
     const std::uint32_t first = stretch * stretch_columns;
     for (std::uint32_t row = 0; row < rows_; ++row) {
-      float* to = &memory_[std::size_t{stretch / each} * rows_ + row].values[stretch % each * stretch_columns];
+      const std::uint32_t in_panel = row % panel_rows, together = panel(row - in_panel);
+      float* to = memory_[std::size_t{stretch / each} * rows_ + (row - in_panel)].values +
+                  std::size_t{stretch % each * stretch_columns} * together + in_panel * lanes;
       const float* from = x.row(row).data() + first;
       float last[stretch_columns] = {};
       if (columns_ - first < stretch_columns) {
         std::copy_n(from, columns_ - first, last);
         from = last;
       }
-      if (natural) {
-        std::copy_n(from, stretch_columns, to);
-      } else {
-        for (std::uint32_t i = 0; i < stretch_columns; ++i) to[i] = order.factor * from[order.column[i]];
+      for (std::uint32_t i = 0; i < stretch_columns; i += lanes, to += std::size_t{lanes} * together) {
+        if (natural) {
+          std::copy_n(from + i, lanes, to);
+        } else {
+          for (std::uint32_t c = 0; c < lanes; ++c) to[c] = order.factor * from[order.column[i + c]];
+        }
       }
     }
   }
 }
 
 void PackedProduct::set_rows(const PassThroughLayout& w, const Matrix& x) {
-  x_.values.set(x, kernel_->order_floats(w));
+  x_.values.set(x, kernel_->order_floats(w), kernel_->panel_rows, kernel_->lanes);
 }
 
 void Int8Rows::set(const Matrix& x, const ColumnOrder& order, Matrix& rounded) {
@@ -138,7 +143,7 @@ void PackedProduct::set_rows(const PackedLayout& w, const Matrix& x) {
     return set_group_sums(w, rounded_, order.bias);
   }
   const ColumnOrder order = kernel_->order_packed(w);
-  x_.values.set(x, order);
+  x_.values.set(x, order, kernel_->panel_rows, kernel_->lanes);
   set_group_sums(w, x, order.bias);
 }
 
@@ -151,7 +156,7 @@ void PackedProduct::set_group_sums(const PackedLayout& w, const Matrix& x, float
       group_sums_(row, 2 * g + 1) = sum;
     }
   }
-  x_.group_sums.set(group_sums_, kernel_->order_floats({}));
+  x_.group_sums.set(group_sums_, kernel_->order_floats({}), kernel_->panel_rows, kernel_->lanes);
 }
 
 template <class Layout>

@@ -1,6 +1,7 @@
 /// @file
 /// Products of rows with a matrix in its stored form: never through a full copy of it as floats.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -38,29 +39,32 @@ struct ColumnOrder {
   float factor = 1, bias = 0;
 };
 
-/// Rows [rows, columns] as a kernel reads them: cut into chunks of columns, one chunk behind the other, so that all rows
-/// of one chunk lie together; the columns of a stretch in the kernel's order; zeros fill the last stretch up.
+/// Rows [rows, columns] as a kernel reads them: cut into chunks of columns, one chunk behind the other; within one, into
+/// panels of rows, of which the last may have fewer; of a panel each row has a vector of columns in turn. So what is
+/// multiplied together is one stream. The columns of a stretch are in the kernel's order; zeros fill the last one up.
 class ChunkedRows {
  public:
-  void set(const MatrixRef& x, const ColumnOrder& order);
+  /// `lanes`: columns of a vector.
+  void set(const MatrixRef& x, const ColumnOrder& order, std::uint32_t panel_rows, std::uint32_t lanes);
 
   [[nodiscard]] std::uint32_t rows() const { return rows_; }
   [[nodiscard]] std::uint32_t columns() const { return columns_; }
   [[nodiscard]] std::uint32_t stretches() const { return (columns_ + stretch_columns - 1) / stretch_columns; }
-  /// A stretch of a row; the next one follows, up to the end of the chunk.
-  [[nodiscard]] const float* at(std::uint32_t stretch, std::uint32_t row) const {
+  /// How many rows lie together in the panel that begins with a row.
+  [[nodiscard]] std::uint32_t panel(std::uint32_t first_row) const { return std::min(panel_rows_, rows_ - first_row); }
+  /// A stretch of a panel; the next one follows, up to the end of the chunk.
+  [[nodiscard]] const float* at(std::uint32_t stretch, std::uint32_t first_row) const {
     constexpr std::uint32_t each = chunk_columns / stretch_columns;
-    return memory_[std::size_t{stretch / each} * rows_ + row].values + stretch % each * stretch_columns;
+    return memory_[std::size_t{stretch / each} * rows_ + first_row].values +
+           std::size_t{stretch % each * stretch_columns} * panel(first_row);
   }
-  /// Floats from a row to the next.
-  [[nodiscard]] static constexpr std::size_t stride() { return chunk_columns; }
 
  private:
   struct alignas(64) Chunk {
     float values[chunk_columns];
   };
 
-  std::uint32_t rows_ = 0, columns_ = 0;
+  std::uint32_t rows_ = 0, columns_ = 0, panel_rows_ = 1;
   std::vector<Chunk> memory_;  // never shrinks
 };
 
@@ -105,6 +109,7 @@ struct Rows {
 
 /// What one path consists of.
 struct ProductKernel {
+  std::uint32_t panel_rows, lanes;  ///< of ChunkedRows
   ColumnOrder (*order_packed)(const PackedLayout& w);
   ColumnOrder (*order_floats)(const PassThroughLayout& w);
   /// Those columns of y [rows, rows of W]. x: in this order.

@@ -21,7 +21,6 @@ struct Avx2Lanes {
   FERRY_INLINE void store(Vector v, float* at) { _mm256_store_ps(at, v); }
   FERRY_INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
   FERRY_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
-  FERRY_INLINE void keep(Vector& v) { asm("" : "+x"(v)); }
 
   FERRY_INLINE void add_lanes(const Vector (&s)[outputs], float (&sum)[outputs]) {
     // Lanes 0 + 2 and 1 + 3 of two outputs side by side; then these, of all four; then the halves of the registers.

@@ -6,7 +6,9 @@
 // `Lanes` is a vocabulary: a Vector of floats, what is done with it, and `unpack`, which makes a stretch of 64 columns
 // floats, in an order of its own (ColumnOrder).
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "math/packed_product.hpp"
 
@@ -114,20 +116,30 @@ struct LastStretch {
 template <class Lanes>
 constexpr std::uint32_t vectors = stretch_columns / Lanes::lanes;  // of a stretch
 
+/// Where a vector of a row lies in a panel (ChunkedRows).
+template <class Lanes, std::uint32_t rows>
+constexpr std::size_t place(std::uint32_t row, std::uint32_t vector) {
+  return (std::size_t{vector} * rows + row) * Lanes::lanes;
+}
+
 /// Adds a chunk's sums, lanes and all, to up to four outputs.
 template <class Lanes>
 [[FERRY_LANES_TARGET gnu::always_inline]] inline void add_to(float* y, const typename Lanes::Vector (&sums)[outputs],
                                                              std::uint32_t count) {
   float sum[outputs];
   Lanes::add_lanes(sums, sum);
-  for (std::uint32_t o = 0; o < std::min(outputs, count); ++o) y[o] += sum[o];
+  if (count >= outputs) {
+#pragma GCC unroll 4
+    for (std::uint32_t o = 0; o < outputs; ++o) y[o] += sum[o];
+    return;
+  }
+  for (std::uint32_t o = 0; o < count; ++o) y[o] += sum[o];
 }
 
 /// Adds a stretch to the sums of `rows` rows of x.
 template <class Lanes, std::uint32_t rows, class Format>
 [[FERRY_LANES_TARGET gnu::always_inline]] inline void add_stretch(Format format, const std::byte* at,
                                                                   const std::byte* group, const float* x,
-                                                                  std::size_t stride,
                                                                   typename Lanes::Vector (&sums)[rows]) {
   using Vector = typename Lanes::Vector;
   constexpr std::uint32_t all = vectors<Lanes>;
@@ -140,10 +152,10 @@ template <class Lanes, std::uint32_t rows, class Format>
       const Vector scale = Lanes::all(scale_of(group, part));
 #pragma GCC unroll 3
       for (std::uint32_t r = 0; r < rows; ++r) {
-        Vector own = Lanes::multiply(weights[part * each], Lanes::load(x + r * stride + part * each * Lanes::lanes));
+        Vector own = Lanes::multiply(weights[part * each], Lanes::load(x + place<Lanes, rows>(r, part * each)));
 #pragma GCC unroll 16
         for (std::uint32_t v = part * each + 1; v < (part + 1) * each; ++v) {
-          own = Lanes::fma(weights[v], Lanes::load(x + r * stride + v * Lanes::lanes), own);
+          own = Lanes::fma(weights[v], Lanes::load(x + place<Lanes, rows>(r, v)), own);
         }
         sums[r] = Lanes::fma(own, scale, sums[r]);
       }
@@ -153,7 +165,7 @@ template <class Lanes, std::uint32_t rows, class Format>
     for (std::uint32_t v = 0; v < all; ++v) {
 #pragma GCC unroll 3
       for (std::uint32_t r = 0; r < rows; ++r) {
-        sums[r] = Lanes::fma(weights[v], Lanes::load(x + r * stride + v * Lanes::lanes), sums[r]);
+        sums[r] = Lanes::fma(weights[v], Lanes::load(x + place<Lanes, rows>(r, v)), sums[r]);
       }
     }
   }
@@ -203,17 +215,17 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
 #pragma GCC unroll 4
       for (std::uint32_t o = 0; o < together; ++o) weights[o] = w[first + o].at(begin);
 #pragma GCC unroll 1
-      for (std::uint32_t stretch = begin; stretch < end_whole; ++stretch, at += stretch_columns) {
+      for (std::uint32_t stretch = begin; stretch < end_whole; ++stretch, at += rows * stretch_columns) {
 #pragma GCC unroll 4
         for (std::uint32_t o = 0; o < together; ++o) {
-          add_stretch<Lanes>(Format{}, weights[o], w[first + o].group(stretch), at, x.stride(), sums[o]);
+          add_stretch<Lanes>(Format{}, weights[o], w[first + o].group(stretch), at, sums[o]);
           weights[o] += Format::stretch_bytes;
         }
       }
       if (end_whole < end) {
         for (std::uint32_t o = 0; o < together; ++o) {
           const LastStretch<Format> last(layout, w[first + o]);
-          add_stretch<Lanes>(Format{}, last.bytes, last.groups, at, x.stride(), sums[o]);
+          add_stretch<Lanes>(Format{}, last.bytes, last.groups, at, sums[o]);
         }
       }
 #pragma GCC unroll 3
@@ -229,9 +241,9 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
   }
 }
 
-/// Some outputs over a chunk of columns, as floats.
+/// Some outputs over a chunk of columns, as floats: each few of them are a panel, as rows of x are.
 struct alignas(64) Tile {
-  float weights[tile_outputs][chunk_columns];
+  float weights[tile_outputs / outputs][outputs * chunk_columns];
   float scales[tile_outputs][chunk_stretches][2];
 };
 
@@ -241,10 +253,9 @@ template <class Lanes, class Format>
                                                                    std::uint32_t output, std::uint32_t stretch) {
   typename Lanes::Vector weights[vectors<Lanes>];
   Lanes::unpack(format, at, weights);
+  float* to = tile.weights[output / outputs] + place<Lanes, outputs>(output % outputs, stretch * vectors<Lanes>);
 #pragma GCC unroll 16
-  for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) {
-    Lanes::store(weights[v], &tile.weights[output][stretch * stretch_columns + v * Lanes::lanes]);
-  }
+  for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) Lanes::store(weights[v], to + place<Lanes, outputs>(0, v));
   for (std::uint32_t part = 0; part < Format::groups; ++part) {
     tile.scales[output][stretch][part] = scale_of(group, part);
   }
@@ -253,12 +264,7 @@ template <class Lanes, class Format>
 template <class Lanes, class Format, class Layout>
 [[FERRY_LANES_TARGET gnu::noinline]] void fill(Tile& tile, const Layout& layout, const WeightRow<Format>* w,
                                                std::uint32_t first, std::uint32_t stretches) {
-  constexpr std::uint32_t line = 64;
-  const bool last_chunk = (first + stretches) * stretch_columns >= layout.columns;
   for (std::uint32_t o = 0; o < tile_outputs; ++o) {
-    // What the next tile is made of arrives while this one is used. Harmless behind the last row.
-    const std::byte* next = last_chunk ? w[o].weights + tile_outputs * layout.row_bytes() : w[o].at(first + stretches);
-    for (std::uint32_t i = 0; i < chunk_stretches * Format::stretch_bytes; i += line) __builtin_prefetch(next + i);
     for (std::uint32_t s = 0; s < stretches; ++s) {
       const std::uint32_t stretch = first + s;
       if ((stretch + 1) * stretch_columns <= layout.columns) {
@@ -271,21 +277,17 @@ template <class Lanes, class Format, class Layout>
   }
 }
 
-/// Adds the products of a vector of x with four outputs of a tile to their sums; or sets these.
+/// Adds the products of a vector of each row of a panel with four outputs of a tile to their sums; or sets these.
 template <class Lanes, std::uint32_t rows>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_vector(const float* weights, const float* x,
-                                                                 std::size_t stride, bool set,
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_vector(const float* weights, const float* x, bool set,
                                                                  typename Lanes::Vector (&sums)[rows][outputs]) {
   using Vector = typename Lanes::Vector;
   Vector at[rows];
 #pragma GCC unroll 6
-  for (std::uint32_t r = 0; r < rows; ++r) {
-    at[r] = Lanes::load(x + r * stride);
-    Lanes::keep(at[r]);  // in a register, not loaded again for each output
-  }
+  for (std::uint32_t r = 0; r < rows; ++r) at[r] = Lanes::load(x + r * Lanes::lanes);
 #pragma GCC unroll 4
   for (std::uint32_t o = 0; o < outputs; ++o) {
-    const Vector weight = Lanes::load(weights + o * chunk_columns);
+    const Vector weight = Lanes::load(weights + o * Lanes::lanes);
 #pragma GCC unroll 6
     for (std::uint32_t r = 0; r < rows; ++r) {
       sums[r][o] = set ? Lanes::multiply(weight, at[r]) : Lanes::fma(weight, at[r], sums[r][o]);
@@ -293,54 +295,75 @@ template <class Lanes, std::uint32_t rows>
   }
 }
 
-/// Adds the products of four outputs of a tile, from `first` on, with `rows` rows of x to y [rows, y_stride].
+/// Adds the products of four outputs of a tile, from `first` on, with a panel of x to y [rows, y_stride].
 template <class Lanes, std::uint32_t rows, class Format>
 [[FERRY_LANES_TARGET gnu::always_inline]] inline void add_tile(const Tile& tile, std::uint32_t first,
-                                                               std::uint32_t stretches, const float* x,
-                                                               std::size_t stride, float* y, std::size_t y_stride,
-                                                               std::uint32_t count) {
+                                                               std::uint32_t stretches, const float* x, float* y,
+                                                               std::size_t y_stride, std::uint32_t count) {
   using Vector = typename Lanes::Vector;
-  const float* weights = tile.weights[first];
+  // Vectors that have one scale.
+  constexpr std::uint32_t each = vectors<Lanes> / std::max(1U, Format::groups);
+  const float* weights = tile.weights[first / outputs];
   Vector sums[rows][outputs] = {};
-  if constexpr (has_groups<Format>) {
-    constexpr std::uint32_t each = vectors<Lanes> / Format::groups;  // that have one scale
-    for (std::uint32_t group = 0; group < Format::groups * stretches; ++group) {
-      Vector own[rows][outputs];
+#pragma GCC unroll 1
+  for (std::uint32_t part = 0; part < vectors<Lanes> / each * stretches; ++part) {
+    Vector own[rows][outputs];
 #pragma GCC unroll 16
-      for (std::uint32_t v = 0; v < each; ++v, x += Lanes::lanes, weights += Lanes::lanes) {
-        add_vector<Lanes>(weights, x, stride, v == 0, own);
-      }
+    for (std::uint32_t v = 0; v < each; ++v) {
+      add_vector<Lanes>(weights + place<Lanes, outputs>(0, v), x + place<Lanes, rows>(0, v),
+                        has_groups<Format> && v == 0, has_groups<Format> ? own : sums);
+    }
+    weights += place<Lanes, outputs>(0, each);
+    x += place<Lanes, rows>(0, each);
+    if constexpr (has_groups<Format>) {
 #pragma GCC unroll 4
       for (std::uint32_t o = 0; o < outputs; ++o) {
-        const Vector scale = Lanes::all(tile.scales[first + o][group / Format::groups][group % Format::groups]);
+        const Vector scale = Lanes::all(tile.scales[first + o][part / Format::groups][part % Format::groups]);
 #pragma GCC unroll 6
         for (std::uint32_t r = 0; r < rows; ++r) sums[r][o] = Lanes::fma(own[r][o], scale, sums[r][o]);
       }
-    }
-  } else {
-#pragma GCC unroll 2
-    for (std::uint32_t v = 0; v < vectors<Lanes> * stretches; ++v, x += Lanes::lanes, weights += Lanes::lanes) {
-      add_vector<Lanes>(weights, x, stride, false, sums);
     }
   }
 #pragma GCC unroll 6
   for (std::uint32_t r = 0; r < rows; ++r) add_to<Lanes>(y + r * y_stride, sums[r], count);
 }
 
-template <class Lanes, class Format>
-[[FERRY_LANES_TARGET gnu::noinline]] void add_tiles(const Tile& tile, std::uint32_t stretches, const float* x,
-                                                    std::size_t stride, std::uint32_t rows, float* y,
+/// A panel of `rows` rows.
+template <class Lanes, std::uint32_t rows, class Format>
+[[FERRY_LANES_TARGET gnu::noinline]] void add_panel(const Tile& tile, std::uint32_t stretches, const float* x, float* y,
                                                     std::size_t y_stride, std::uint32_t count) {
-  constexpr std::uint32_t most = Lanes::most_rows;
-  for (; rows >= most; rows -= most, x += most * stride, y += most * y_stride) {
-    for (std::uint32_t o = 0; o < count; o += outputs) {
-      add_tile<Lanes, most, Format>(tile, o, stretches, x, stride, y + o, y_stride, count - o);
+  for (std::uint32_t o = 0; o < count; o += outputs) {
+    add_tile<Lanes, rows, Format>(tile, o, stretches, x, y + o, y_stride, count - o);
+  }
+}
+
+/// What the next tile is made of: it arrives while this one is used, some lines of the cache with every panel.
+template <class Format>
+struct NextTile {
+  static constexpr std::uint32_t line = 64, lines = chunk_stretches * Format::stretch_bytes / line;  // of an output
+  const std::byte* weights[tile_outputs];  // harmless where there are none
+  std::uint32_t asked = 0;
+
+  void prefetch(std::uint32_t count) {
+    for (const std::uint32_t end = std::min(asked + count, tile_outputs * lines); asked < end; ++asked) {
+      __builtin_prefetch(weights[asked / lines] + asked % lines * line);
     }
   }
-  for (; rows > 0; --rows, x += stride, y += y_stride) {
-    for (std::uint32_t o = 0; o < count; o += outputs) {
-      add_tile<Lanes, 1, Format>(tile, o, stretches, x, stride, y + o, y_stride, count - o);
-    }
+};
+
+/// Adds the products of a tile with all rows of a chunk.
+template <class Lanes, class Format>
+void add_tiles(const Tile& tile, std::uint32_t stretch, std::uint32_t stretches, const ChunkedRows& x, float* y,
+               std::size_t y_stride, std::uint32_t count, NextTile<Format> next) {
+  using Add = decltype(&add_panel<Lanes, 1, Format>);
+  constexpr auto adds = []<std::size_t... i>(std::index_sequence<i...>) {
+    return std::array<Add, sizeof...(i)>{&add_panel<Lanes, i + 1, Format>...};
+  }
+  (std::make_index_sequence<Lanes::most_rows>());
+  const std::uint32_t lines_each = tile_outputs * next.lines * Lanes::most_rows / x.rows() + 1;
+  for (std::uint32_t row = 0; row < x.rows(); row += Lanes::most_rows) {
+    next.prefetch(lines_each);
+    adds[x.panel(row) - 1](tile, stretches, x.at(stretch, row), y + row * y_stride, y_stride, count);
   }
 }
 
@@ -380,7 +403,13 @@ void add_product(const Layout& layout, const std::byte* weights, part::Outputs r
     for (std::uint32_t first = 0; first < x.stretches(); first += chunk_stretches) {
       const std::uint32_t stretches = std::min(chunk_stretches, x.stretches() - first);
       fill<Lanes>(tile, layout, w.rows, first, stretches);
-      add_tiles<Lanes, Format>(tile, stretches, x.at(first, 0), x.stride(), x.rows(), y + out, layout.rows, count);
+      NextTile<Format> next;
+      const bool last = first + stretches == x.stretches();
+      for (std::uint32_t o = 0; o < tile_outputs; ++o) {
+        const WeightRow<Format>& row = w.rows[o];
+        next.weights[o] = last ? row.weights + tile_outputs * layout.row_bytes() : row.at(first + stretches);
+      }
+      add_tiles<Lanes>(tile, first, stretches, x, y + out, layout.rows, count, next);
     }
   }
 }
@@ -433,7 +462,8 @@ inline ColumnOrder natural_order() {
 
 template <class Lanes>
 constexpr part::ProductKernel make_kernel() {
-  return {Lanes::order, Lanes::order, multiply<Lanes>, multiply<Lanes>};
+  static_assert(Lanes::most_rows >= few);
+  return {Lanes::most_rows, Lanes::lanes, Lanes::order, Lanes::order, multiply<Lanes>, multiply<Lanes>};
 }
 
 }  // namespace

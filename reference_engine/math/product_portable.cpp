@@ -29,7 +29,6 @@ struct PortableLanes {
     return a * b + c;  // in two roundings
 #endif
   }
-  static void keep(Vector& /*v*/) {}
   static void add_lanes(const Vector (&s)[outputs], float (&sum)[outputs]) {
     for (std::uint32_t o = 0; o < outputs; ++o) sum[o] = add_lanes(s[o]);
   }
