@@ -85,9 +85,7 @@ void CpuModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows,
                          const Matrix& normed, Matrix& out) {
   const Layer& layer = layers_[index];
   const Eigen::Index dim = config().head_dim, group = config().heads / config().kv_heads;
-  layer.q.times(normed, product_, q_);
-  layer.k.times(normed, product_, k_);
-  layer.v.times(normed, product_, v_);
+  product_.run(normed, {layer.q.times(q_), layer.k.times(k_), layer.v.times(v_)});
   for (Eigen::Index i = 0; i < q_.rows(); ++i) {
     const TokenRow& row = rows[static_cast<std::size_t>(i)];
     q_.row(i) += layer.q_bias.transpose();
@@ -115,7 +113,7 @@ void CpuModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows,
   };
   std::uint64_t products = 0;
   for (const TokenRow& row : rows) products += 2 * (std::uint64_t{row.position} + 1) * heads * config().head_dim;
-  share_work(&workers(), static_cast<std::uint32_t>(rows.size()) * heads, 1, products, mix);
+  share_work(&workers(), static_cast<std::uint32_t>(rows.size()) * heads, products, mix);
   layer.o.times(mixed_, product_, out);
 }
 
@@ -146,11 +144,10 @@ void CpuModel::predict_partial(std::uint32_t index, const std::vector<TokenRow>&
 }
 
 void CpuModel::shared_expert(const Layer& layer) {
-  layer.shared_gate.times(normed_, product_, shared_);
-  layer.shared_up.times(normed_, product_, shared_up_);
+  product_.run(normed_, {layer.shared_gate.times(shared_), layer.shared_up.times(shared_up_),
+                         layer.shared_scale.times(factor_)});
   swiglu(shared_, shared_up_);
   layer.shared_down.times(shared_, product_, shared_out_);
-  layer.shared_scale.times(normed_, product_, factor_);
 }
 
 void CpuModel::add_shared(Matrix& hidden) const {

@@ -11,6 +11,8 @@
 namespace ferry::engine {
 namespace {
 
+constexpr std::uint32_t host_together = 8;  // experts, which a store on a disk holds in memory meanwhile
+
 View<const float> view(const Matrix& m) {
   return {m.data(), static_cast<std::uint32_t>(m.size())};
 }
@@ -231,11 +233,16 @@ void PipelineRunner::start_host(const Matrix& input) {
   host_results_ = device_->host_results();
   host_worker_->start([this] {
     host_begin_ = now_ns();
-    for (const Task& t : plan_.host) {
-      const HeldBytes held = expert(t.what);
-      run_rows(host_kernel_, plan_, t, settings_.model.top_k, held.view.data, *host_input_, host_results_,
-               host_rows_in_, host_rows_out_);
+    for (std::uint32_t first = 0; first < plan_.host.size; first += host_together) {
+      host_work_.clear();
+      host_held_.clear();
+      for (const Task& t : plan_.host.part(first, std::min(host_together, plan_.host.size - first))) {
+        host_held_.push_back(expert(t.what));
+        host_work_.push_back(work_of(plan_, t, host_held_.back().view.data));
+      }
+      host_kernel_.run(host_work_, settings_.model.top_k, *host_input_, host_results_);
     }
+    host_held_.clear();
     host_end_ = now_ns();
   });
 }

@@ -101,7 +101,8 @@ class PipelineRunner final : public ExpertRunner {
   View<const Scores> predicted_;
   const Matrix* host_input_ = nullptr;  ///< of the layer's host tasks, with where their results go
   float* host_results_ = nullptr;
-  Matrix host_rows_in_, host_rows_out_;
+  std::vector<HeldBytes> host_held_;
+  std::vector<ExpertKernel::Work> host_work_;
   std::uint32_t host_tasks_ = 0, host_rows_ = 0;
   Nanoseconds host_begin_ = 0, host_end_ = 0;
   std::optional<GateWorker> gate_worker_;      ///< if options ask for one, and the stack's predictor reads gate inputs

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <variant>
 
 #include "checkpoint/safetensors.hpp"
 #include "ferry/codec/packed.hpp"
@@ -40,6 +41,11 @@ struct ExpertLayout {
                            : dtype == DType::f16 ? FloatType::f16
                                                  : FloatType::f32;
     return {part == 2 ? hidden : width, part == 2 ? width : hidden, type};
+  }
+  /// Either.
+  [[nodiscard]] std::variant<PassThroughLayout, PackedLayout> stored(int part, Precision p) const {
+    if (p == Precision::full) return plain(part);
+    return packed(part, p);
   }
   /// "int4"; `full` by its type: "bf16".
   [[nodiscard]] std::string name(Precision p) const {

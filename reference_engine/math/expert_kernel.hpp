@@ -2,6 +2,8 @@
 /// The computation of one expert from its bytes.
 #pragma once
 #include <cstddef>
+#include <cstdint>
+#include <vector>
 
 #include "math/expert.hpp"
 #include "math/matrix.hpp"
@@ -9,41 +11,49 @@
 
 namespace ferry::engine {
 
-/// Runs single experts straight from their stored form. Owns the scratch memory for it.
+/// Runs experts straight from their stored form. Owns the scratch memory for it.
 class ExpertKernel {
  public:
-  /// `workers` share the products, as PackedProduct has it, and `activations` are its.
+  /// `workers` share what is computed at once, and `activations` are as PackedProduct has them.
   explicit ExpertKernel(const ExpertLayout& layout, ProductPath path = best_path(), WorkerPool* workers = nullptr,
                         Activations activations = Activations::floats)
-      : layout_(layout), product_(path, workers, activations) {}
+      : layout_(layout), workers_(workers), product_(path, workers, activations) {}
 
-  /// y = down (silu(gate x) * up x). x, y: [rows, hidden]; `expert` is one block as ExpertLayout describes, at `p`,
-  /// which is not `skip`, at any address. A row's result depends neither on how many rows there are nor on its place.
+  /// One expert and the rows that it computes.
+  struct Work {
+    const std::byte* expert;             ///< one block as ExpertLayout describes, at any address
+    Precision precision;                 ///< not `skip`
+    View<const std::uint32_t> selected;  ///< rows of results; row a is that of row a / top_k of x
+  };
+  /// results = down (silu(gate x) * up x) for those rows of each. x: [rows, hidden], results: [rows * top_k, hidden].
+  /// Several experts are computed at once, up to some hundred rows. A row's result depends neither on how many rows and
+  /// experts there are nor on its place.
+  void run(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results);
+
+  /// The same for all rows and one expert. y: [rows, hidden].
   void run(const std::byte* expert, Precision p, const Matrix& x, Matrix& y);
 
  private:
-  template <class Layout>
-  void run(const Layout& wide, const Layout& narrow, const std::byte* expert, const Matrix& x, Matrix& y);
+  struct Scratch {
+    part::Rows wide, narrow;  // what gate and up, and what down are multiplied with
+    std::uint32_t first_row = 0;
+  };
+
+  void run_together(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results);
 
   ExpertLayout layout_;
+  WorkerPool* workers_;
   PackedProduct product_;
-  Matrix gate_, up_;
-  Eigen::RowVectorXf activated_;
+  std::vector<Scratch> scratch_;             // an expert each
+  std::vector<float> gate_, up_, out_;       // rows of all of them, one behind the other; never shrink
+  std::vector<std::uint32_t> places_, all_;  // of the rows among results; 0, 1, 2, ...
+  std::vector<PackedProduct::Input> inputs_;
+  std::vector<PackedProduct::Product> products_;
 };
 
-/// One expert of a plan over its rows, from its bytes: rows of `input` [rows, hidden] to `results` [rows * top_k,
-/// hidden] by assignment. The last two are scratch.
-inline void run_rows(ExpertKernel& kernel, const Plan& plan, const Task& task, std::uint32_t top_k,
-                     const std::byte* expert, const Matrix& input, float* results, Matrix& rows_in, Matrix& rows_out) {
-  rows_in.resize(task.rows, input.cols());
-  for (std::uint32_t i = 0; i < task.rows; ++i) {
-    rows_in.row(i) = input.row(static_cast<Eigen::Index>(plan.assignments[task.first + i] / top_k));
-  }
-  kernel.run(expert, task.what.precision, rows_in, rows_out);
-  for (std::uint32_t i = 0; i < task.rows; ++i) {
-    const auto a = static_cast<Eigen::Index>(plan.assignments[task.first + i]);
-    Eigen::Map<Eigen::RowVectorXf>(results + a * input.cols(), input.cols()) = rows_out.row(i);
-  }
+/// A task of a plan, for ExpertKernel.
+inline ExpertKernel::Work work_of(const Plan& plan, const Task& task, const std::byte* expert) {
+  return {expert, task.what.precision, {plan.assignments.data + task.first, task.rows}};
 }
 
 }  // namespace ferry::engine

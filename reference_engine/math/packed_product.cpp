@@ -14,6 +14,18 @@ namespace {
 
 constexpr std::uint32_t together = 8;  // outputs that kernels compute at once
 
+std::uint32_t rows_of(const StoredLayout& layout) {
+  return std::visit([](const auto& w) { return w.rows; }, layout);
+}
+std::uint32_t columns_of(const StoredLayout& layout) {
+  return std::visit([](const auto& w) { return w.columns; }, layout);
+}
+
+template <class T>
+void grow(std::vector<T>& values, std::size_t size) {
+  if (values.size() < size) values.resize(size);
+}
+
 /// In one order, wherever they lie.
 float sum_of(const float* values, std::uint32_t count) {
   constexpr std::uint32_t lanes = 16;
@@ -70,125 +82,173 @@ ProductPath best_path() {
   return best;
 }
 
-void ChunkedRows::set(const MatrixRef& x, const ColumnOrder& order, std::uint32_t panel_rows, std::uint32_t lanes) {
-  rows_ = static_cast<std::uint32_t>(x.rows());
-  columns_ = static_cast<std::uint32_t>(x.cols());
+void ChunkedRows::resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order, std::uint32_t panel_rows,
+                         std::uint32_t lanes) {
+  rows_ = rows;
+  columns_ = columns;
+  order_ = order;
+  natural_ = order.factor == 1 && std::is_sorted(std::begin(order.column), std::end(order.column));
   panel_rows_ = panel_rows;
-  const bool natural = order.factor == 1 && std::is_sorted(std::begin(order.column), std::end(order.column));
-  constexpr std::uint32_t each = chunk_columns / stretch_columns;
-  memory_.resize(std::max(memory_.size(), std::size_t{rows_} * ((stretches() + each - 1) / each)));
-  for (std::uint32_t stretch = 0; stretch < stretches(); ++stretch) {
-    const std::uint32_t first = stretch * stretch_columns;
-    for (std::uint32_t row = 0; row < rows_; ++row) {
-      const std::uint32_t in_panel = row % panel_rows, together = panel(row - in_panel);
-      float* to = memory_[std::size_t{stretch / each} * rows_ + (row - in_panel)].values +
-                  std::size_t{stretch % each * stretch_columns} * together + in_panel * lanes;
-      const float* from = x.row(row).data() + first;
-      float last[stretch_columns] = {};
-      if (columns_ - first < stretch_columns) {
-        std::copy_n(from, columns_ - first, last);
-        from = last;
-      }
-      for (std::uint32_t i = 0; i < stretch_columns; i += lanes, to += std::size_t{lanes} * together) {
-        if (natural) {
-          std::copy_n(from + i, lanes, to);
-        } else {
-          for (std::uint32_t c = 0; c < lanes; ++c) to[c] = order.factor * from[order.column[i + c]];
-        }
+  lanes_ = lanes;
+  grow(memory_, std::size_t{rows} * ((columns + chunk_columns - 1) / chunk_columns));
+}
+
+void ChunkedRows::set(std::uint32_t row, const float* from) {
+  const std::uint32_t in_panel = row % panel_rows_, together = panel(row - in_panel);
+  for (std::uint32_t first = 0; first < columns_; first += stretch_columns, from += stretch_columns) {
+    const float* at = from;
+    float last[stretch_columns] = {};
+    if (columns_ - first < stretch_columns) {
+      std::copy_n(from, columns_ - first, last);
+      at = last;
+    }
+    float* to = memory_[std::size_t{first / chunk_columns} * rows_ + (row - in_panel)].values +
+                std::size_t{first % chunk_columns} * together + in_panel * lanes_;
+    for (std::uint32_t i = 0; i < stretch_columns; i += lanes_, to += std::size_t{lanes_} * together) {
+      if (natural_) {
+        std::copy_n(at + i, lanes_, to);
+      } else {
+        for (std::uint32_t c = 0; c < lanes_; ++c) to[c] = order_.factor * at[order_.column[i + c]];
       }
     }
   }
 }
 
-void PackedProduct::set_rows(const PassThroughLayout& w, const Matrix& x) {
-  x_.values.set(x, kernel_->order_floats(w), kernel_->panel_rows, kernel_->lanes);
+void Int8Rows::resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order) {
+  rows_ = rows;
+  columns_ = columns;
+  order_ = order;
+  grow(memory_, std::size_t{rows} * ((stretches() + chunk_stretches - 1) / chunk_stretches));
 }
 
-void Int8Rows::set(const Matrix& x, const ColumnOrder& order, Matrix& rounded) {
-  rows_ = static_cast<std::uint32_t>(x.rows());
-  const auto columns = static_cast<std::uint32_t>(x.cols());
-  stretches_ = (columns + stretch_columns - 1) / stretch_columns;
-  memory_.resize(std::max(memory_.size(), std::size_t{rows_} * ((stretches_ + chunk_stretches - 1) / chunk_stretches)));
-  rounded.resize(x.rows(), x.cols());
-  for (std::uint32_t stretch = 0; stretch < stretches_; ++stretch) {
-    const std::uint32_t first = stretch * stretch_columns, count = std::min(stretch_columns, columns - first);
-    for (std::uint32_t row = 0; row < rows_; ++row) {
-      const float* from = x.row(row).data() + first;
-      float* back = rounded.row(row).data() + first;
-      float largest = 0, none = 0;
-      for (std::uint32_t i = 0; i < count; ++i) {
-        largest = std::max(largest, std::abs(from[i]));
-        none += 0 * from[i];  // what is no number, or infinite, makes the scale none
-      }
-      const float scale = largest / 127 + none, inverse = scale > 0 ? 1 / scale : 0;
-      std::int8_t values[stretch_columns] = {};
-      for (std::uint32_t i = 0; i < count; ++i) {
-        const float value = std::nearbyint(std::clamp(from[i] * inverse, -127.0F, 127.0F));
-        values[i] = static_cast<std::int8_t>(value == value ? value : 0);
-        back[i] = static_cast<float>(values[i]) * scale;
-      }
-      Chunk& to = memory_[std::size_t{stretch / chunk_stretches} * rows_ + row];
-      for (std::uint32_t i = 0; i < stretch_columns; ++i) {
-        to.values[stretch % chunk_stretches][i] = values[order.column[i]];
-      }
-      to.scales[stretch % chunk_stretches] = scale;
+void Int8Rows::set(std::uint32_t row, const float* from, float* rounded) {
+  for (std::uint32_t stretch = 0; stretch < stretches();
+       ++stretch, from += stretch_columns, rounded += stretch_columns) {
+    const std::uint32_t count = std::min(stretch_columns, columns_ - stretch * stretch_columns);
+    float largest = 0, none = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      largest = std::max(largest, std::abs(from[i]));
+      none += 0 * from[i];  // what is no number, or infinite, makes the scale none
     }
+    const float scale = largest / 127 + none, inverse = scale > 0 ? 1 / scale : 0;
+    std::int8_t values[stretch_columns] = {};
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const float value = std::nearbyint(std::clamp(from[i] * inverse, -127.0F, 127.0F));
+      values[i] = static_cast<std::int8_t>(value == value ? value : 0);
+      rounded[i] = static_cast<float>(values[i]) * scale;
+    }
+    Chunk& to = memory_[std::size_t{stretch / chunk_stretches} * rows_ + row];
+    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
+      to.values[stretch % chunk_stretches][i] = values[order_.column[i]];
+    }
+    to.scales[stretch % chunk_stretches] = scale;
   }
 }
 
-void PackedProduct::set_rows(const PackedLayout& w, const Matrix& x) {
+void PackedProduct::resize(const Input& input) const {
+  part::Rows& to = *input.to;
+  const std::uint32_t panel = kernel_->panel_rows, lanes = kernel_->lanes;
+  if (const auto* plain = std::get_if<PassThroughLayout>(&input.w)) {
+    to.values.resize(input.rows, plain->columns, kernel_->order_floats(*plain), panel, lanes);
+    return;
+  }
+  const auto& w = std::get<PackedLayout>(input.w);
+  const ColumnOrder order = int8_ != nullptr ? int8_->order(w) : kernel_->order_packed(w);
   if (int8_ != nullptr) {
-    const ColumnOrder order = int8_->order(w);
-    x_.int8.set(x, order, rounded_);
-    return set_group_sums(w, rounded_, order.bias);
+    to.int8.resize(input.rows, w.columns, order);
+    grow(to.rounded, std::size_t{input.rows} * w.columns);
+  } else {
+    to.values.resize(input.rows, w.columns, order, panel, lanes);
   }
-  const ColumnOrder order = kernel_->order_packed(w);
-  x_.values.set(x, order, kernel_->panel_rows, kernel_->lanes);
-  set_group_sums(w, x, order.bias);
+  const auto sums = static_cast<std::uint32_t>(2 * w.row_groups());
+  to.bias = order.bias;
+  grow(to.sums, std::size_t{input.rows} * sums);
+  to.group_sums.resize(input.rows, sums, kernel_->order_floats({}), panel, lanes);
 }
 
-void PackedProduct::set_group_sums(const PackedLayout& w, const Matrix& x, float bias) {
-  group_sums_.resize(x.rows(), static_cast<Eigen::Index>(2 * w.row_groups()));
-  for (Eigen::Index row = 0; row < x.rows(); ++row) {
-    for (std::uint32_t g = 0; g < w.row_groups(); ++g) {
-      const float sum = sum_of(x.row(row).data() + std::size_t{g} * w.group, w.group_size(g));
-      group_sums_(row, 2 * g) = -bias * sum;
-      group_sums_(row, 2 * g + 1) = sum;
+void PackedProduct::set(const Input& input, std::uint32_t row) const {
+  part::Rows& to = *input.to;
+  const std::uint32_t from_row = input.which != nullptr ? input.which[row] / input.divisor : row;
+  const float* from = input.x + std::size_t{from_row} * columns_of(input.w);
+  const auto* w = std::get_if<PackedLayout>(&input.w);
+  if (w == nullptr || int8_ == nullptr) {
+    to.values.set(row, from);
+  } else {
+    float* rounded = to.rounded.data() + std::size_t{row} * w->columns;
+    to.int8.set(row, from, rounded);
+    from = rounded;
+  }
+  if (w == nullptr) return;
+  float* sums = to.sums.data() + std::size_t{row} * 2 * w->row_groups();
+  for (std::uint32_t g = 0; g < w->row_groups(); ++g) {
+    const float sum = sum_of(from + std::size_t{g} * w->group, w->group_size(g));
+    sums[2 * g] = -to.bias * sum;
+    sums[2 * g + 1] = sum;
+  }
+  to.group_sums.set(row, sums);
+}
+
+void PackedProduct::prepare(View<const Input> inputs) {
+  constexpr std::uint64_t products_a_number = 8;  // that take as long
+  first_rows_.assign(1, 0);
+  std::uint64_t numbers = 0;
+  for (const Input& input : inputs) {
+    resize(input);
+    first_rows_.push_back(first_rows_.back() + input.rows);
+    numbers += std::uint64_t{input.rows} * columns_of(input.w);
+  }
+  share_work(workers_, first_rows_.back(), numbers * products_a_number, [&](std::uint32_t first, std::uint32_t end) {
+    for (std::uint32_t i = 0; i < inputs.size; ++i) {
+      for (std::uint32_t row = std::max(first, first_rows_[i]); row < std::min(end, first_rows_[i + 1]); ++row) {
+        set(inputs[i], row - first_rows_[i]);
+      }
     }
+  });
+}
+
+void PackedProduct::multiply(const Product& product, part::Outputs outputs) const {
+  if (const auto* plain = std::get_if<PassThroughLayout>(&product.w)) {
+    kernel_->multiply_floats(*plain, product.weights, outputs, *product.x, product.y);
+    return;
   }
-  x_.group_sums.set(group_sums_, kernel_->order_floats({}), kernel_->panel_rows, kernel_->lanes);
+  const auto run = int8_ != nullptr ? int8_->multiply : kernel_->multiply_packed;
+  run(std::get<PackedLayout>(product.w), product.weights, outputs, *product.x, product.y);
 }
 
-template <class Layout>
-void PackedProduct::share(const Layout& w, const Matrix& x, std::initializer_list<Factor> factors) {
-  for (const Factor& f : factors) f.y->resize(x.rows(), w.rows);
-  if (x.rows() == 0) return;
-  set_rows(w, x);
-  const auto outputs = static_cast<std::uint32_t>(factors.size() * w.rows);
-  share_work(workers_, outputs, together, std::uint64_t{outputs} * w.columns * static_cast<std::uint64_t>(x.rows()),
-             [&](std::uint32_t first, std::uint32_t end) {
-               std::uint32_t begin = 0;  // of this factor's outputs
-               for (const Factor& f : factors) {
-                 const std::uint32_t from = std::max(first, begin), to = std::min(end, begin + w.rows);
-                 begin += w.rows;
-                 if (from >= to) continue;
-                 const part::Outputs own{from + w.rows - begin, to + w.rows - begin};
-                 if constexpr (std::is_same_v<Layout, PackedLayout>) {
-                   const auto multiply = int8_ != nullptr ? int8_->multiply : kernel_->multiply_packed;
-                   multiply(w, f.weights, own, x_, f.y->data());
-                 } else {
-                   kernel_->multiply_floats(w, f.weights, own, x_, f.y->data());
-                 }
-               }
-             });
+void PackedProduct::multiply(View<const Product> products) {
+  first_costs_.assign(1, 0);  // in multiplications
+  for (const Product& p : products) {
+    const bool packed = std::holds_alternative<PackedLayout>(p.w) && int8_ != nullptr;
+    const std::uint64_t rows = packed ? p.x->int8.rows() : p.x->values.rows();
+    first_costs_.push_back(first_costs_.back() + rows * rows_of(p.w) * columns_of(p.w));
+  }
+  const std::uint64_t cost = first_costs_.back();
+  // What of a product lies between two costs. Kernels compute some outputs at once: these are not divided.
+  auto outputs = [&](std::uint32_t i, std::uint64_t at) -> std::uint32_t {
+    const std::uint32_t rows = rows_of(products[i].w);
+    const std::uint64_t own = first_costs_[i + 1] - first_costs_[i];
+    if (at >= first_costs_[i + 1]) return rows;
+    if (at <= first_costs_[i]) return 0;
+    return static_cast<std::uint32_t>((at - first_costs_[i]) * rows / own / together * together);
+  };
+  share_work(workers_, cost, cost, [&](std::uint64_t first, std::uint64_t end) {
+    for (std::uint32_t i = 0; i < products.size; ++i) {
+      const part::Outputs own{outputs(i, first), outputs(i, end)};
+      if (own.first < own.end) multiply(products[i], own);
+    }
+  });
 }
 
-void PackedProduct::run(const PackedLayout& w, const Matrix& x, std::initializer_list<Factor> factors) {
-  share(w, x, factors);
-}
-
-void PackedProduct::run(const PassThroughLayout& w, const Matrix& x, std::initializer_list<Factor> factors) {
-  share(w, x, factors);
+void PackedProduct::run(const Matrix& x, std::initializer_list<Factor> factors) {
+  const auto rows = static_cast<std::uint32_t>(x.rows());
+  const Input input{.w = factors.begin()->w, .x = x.data(), .rows = rows, .to = &x_};
+  prepare({&input, 1});
+  products_.clear();
+  for (const Factor& f : factors) {
+    f.y->resize(x.rows(), rows_of(f.w));
+    products_.push_back({f.w, f.weights, &x_, f.y->data()});
+  }
+  multiply({products_.data(), static_cast<std::uint32_t>(products_.size())});
 }
 
 }  // namespace ferry::engine

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <variant>
 #include <vector>
 
 #include "ferry/codec/packed.hpp"
@@ -44,8 +45,11 @@ struct ColumnOrder {
 /// multiplied together is one stream. The columns of a stretch are in the kernel's order; zeros fill the last one up.
 class ChunkedRows {
  public:
-  /// `lanes`: columns of a vector.
-  void set(const MatrixRef& x, const ColumnOrder& order, std::uint32_t panel_rows, std::uint32_t lanes);
+  /// `lanes`: columns of a vector. All rows are to be set then.
+  void resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order, std::uint32_t panel_rows,
+              std::uint32_t lanes);
+  /// `from`: [columns]. Rows can be set by several threads at once.
+  void set(std::uint32_t row, const float* from);
 
   [[nodiscard]] std::uint32_t rows() const { return rows_; }
   [[nodiscard]] std::uint32_t columns() const { return columns_; }
@@ -64,7 +68,9 @@ class ChunkedRows {
     float values[chunk_columns];
   };
 
-  std::uint32_t rows_ = 0, columns_ = 0, panel_rows_ = 1;
+  std::uint32_t rows_ = 0, columns_ = 0, panel_rows_ = 1, lanes_ = 1;
+  ColumnOrder order_;
+  bool natural_ = false;       ///< the order of columns, and x's own values
   std::vector<Chunk> memory_;  // never shrinks
 };
 
@@ -77,18 +83,20 @@ class Int8Rows {
     float scales[chunk_stretches];
   };
 
-  /// `rounded`: the same numbers as floats, in x's own order.
-  void set(const Matrix& x, const ColumnOrder& order, Matrix& rounded);
+  // As ChunkedRows has them; `rounded`: the same numbers as floats, in the order of `from`.
+  void resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order);
+  void set(std::uint32_t row, const float* from, float* rounded);
 
   [[nodiscard]] std::uint32_t rows() const { return rows_; }
-  [[nodiscard]] std::uint32_t stretches() const { return stretches_; }
+  [[nodiscard]] std::uint32_t stretches() const { return (columns_ + stretch_columns - 1) / stretch_columns; }
   /// The chunk of a row that begins at a stretch; that of the next row follows.
   [[nodiscard]] const Chunk* at(std::uint32_t stretch, std::uint32_t row) const {
     return &memory_[std::size_t{stretch / chunk_stretches} * rows_ + row];
   }
 
  private:
-  std::uint32_t rows_ = 0, stretches_ = 0;
+  std::uint32_t rows_ = 0, columns_ = 0;
+  ColumnOrder order_;
   std::vector<Chunk> memory_;  // never shrinks
 };
 
@@ -105,6 +113,9 @@ struct Rows {
   Int8Rows int8;  ///< instead, where activations have 8 bits
   /// Where weights have groups what multiplies each group's {scale, minimum}: {-bias * sum, sum}, of x over the group.
   ChunkedRows group_sums;
+  // Scratch, which never shrinks: [rows, 2 * groups], those in one piece; [rows, columns], x as 8 bits have it.
+  std::vector<float> sums, rounded;
+  float bias = 0;  ///< of codes
 };
 
 /// What one path consists of.
@@ -141,7 +152,10 @@ enum class Activations {
   int8     ///< each 64 columns become -127 to 127 times a scale, to the nearest: less exact, and faster
 };
 
-/// Computes products, and holds the scratch memory for it.
+/// How a matrix is stored, [rows, columns].
+using StoredLayout = std::variant<PassThroughLayout, PackedLayout>;
+
+/// Computes products.
 ///
 /// Sums are made in one order on each path, which depends on the columns and the stored form alone: a row's results do
 /// not depend on how many rows are computed together, nor on where it stands among them, nor on how many threads there
@@ -153,7 +167,8 @@ enum class Activations {
 /// With Activations::int8 all of this is so of the rounded x.
 class PackedProduct {
  public:
-  /// `workers` share the rows of W, where there is enough to share; null: the caller does it all. They outlive it.
+  /// `workers` share what is computed at once, where there is enough to share; null: the caller does it all. They
+  /// outlive it.
   explicit PackedProduct(ProductPath path = best_path(), WorkerPool* workers = nullptr,
                          Activations activations = Activations::floats)
       : PackedProduct(part::kernel_of(path), workers) {
@@ -162,34 +177,49 @@ class PackedProduct {
   explicit PackedProduct(const part::ProductKernel& kernel, WorkerPool* workers = nullptr)
       : kernel_(&kernel), workers_(workers) {}
 
+  /// x [rows, columns] that are to be multiplied with matrices that are stored as `w` is, whatever their rows.
+  struct Input {
+    StoredLayout w;
+    const float* x;
+    std::uint32_t rows;
+    const std::uint32_t* which = nullptr;  ///< row i is row which[i] / divisor of x; null: i
+    std::uint32_t divisor = 1;
+    part::Rows* to;  ///< never shrinks
+  };
+  void prepare(View<const Input> inputs);
+
+  /// y = x W^T for a matrix at any address. y: [rows of x, rows of W].
+  struct Product {
+    StoredLayout w;
+    const std::byte* weights;
+    const part::Rows* x;
+    float* y;
+  };
+  void multiply(View<const Product> products);
+
   /// A matrix W at any address, and where its product goes.
   struct Factor {
+    StoredLayout w;
     const std::byte* weights;
     Matrix* y;
   };
-
-  /// y = x W^T for each factor, whose W all are as `w` says. x: [rows, columns of W], y: [rows, rows of W]. What has one
-  /// x is shared among the threads at once.
-  void run(const PackedLayout& w, const Matrix& x, std::initializer_list<Factor> factors);
-  void run(const PassThroughLayout& w, const Matrix& x, std::initializer_list<Factor> factors);
-  /// The same for one.
-  template <class Layout>
-  void run(const Layout& w, const std::byte* weights, const Matrix& x, Matrix& y) {
-    run(w, x, {{weights, &y}});
-  }
+  /// Both for one x [rows, columns], and matrices that are all plain, or all packed in one way.
+  void run(const Matrix& x, std::initializer_list<Factor> factors);
+  void run(const StoredLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) { run(x, {{w, weights, &y}}); }
 
  private:
-  template <class Layout>
-  void share(const Layout& w, const Matrix& x, std::initializer_list<Factor> factors);
-  void set_rows(const PassThroughLayout& w, const Matrix& x);
-  void set_rows(const PackedLayout& w, const Matrix& x);
-  void set_group_sums(const PackedLayout& w, const Matrix& x, float bias);
+  void resize(const Input& input) const;
+  void set(const Input& input, std::uint32_t row) const;
+  void multiply(const Product& product, part::Outputs outputs) const;
 
   const part::ProductKernel* kernel_;       // of which there is one for each path
   const part::Int8Kernel* int8_ = nullptr;  // for packed weights, if activations have 8 bits
   WorkerPool* workers_;
+  // scratch
   part::Rows x_;
-  Matrix group_sums_, rounded_;
+  std::vector<Product> products_;
+  std::vector<std::uint32_t> first_rows_;
+  std::vector<std::uint64_t> first_costs_;
 };
 
 }  // namespace ferry::engine

@@ -8,26 +8,30 @@
 
 namespace ferry::engine {
 
-/// Computes items 0 to `items` - 1: work(first, end) for stretches of them, each once, on as many threads as pay. A
-/// stretch begins at a multiple of `together` items. `products`: multiplications that all of them take. `workers` may
-/// be null.
-template <class Work>
-void share_work(WorkerPool* workers, std::uint32_t items, std::uint32_t together, std::uint64_t products,
-                const Work& work) {
+/// Into how many parts so many multiplications are cut: as many as pay.
+inline std::uint32_t parts_of(const WorkerPool* workers, std::uint64_t products) {
   // What a part takes at least: some 10 us, since waking a thread takes as long.
   constexpr std::uint64_t worth_a_thread = std::uint64_t{1} << 17U;
   // More parts than threads: a core that does something else, too, takes fewer.
   constexpr std::uint32_t parts_a_thread = 4;
-  const std::uint32_t threads = workers == nullptr ? 1 : workers->threads();
-  const auto parts = static_cast<std::uint32_t>(
-      std::min({products / worth_a_thread, std::uint64_t{threads} * parts_a_thread, std::uint64_t{items / together}}));
-  if (threads == 1 || parts <= 1) {
-    work(0U, items);
+  if (workers == nullptr || workers->threads() == 1) return 1;
+  return static_cast<std::uint32_t>(
+      std::clamp<std::uint64_t>(products / worth_a_thread, 1, std::uint64_t{workers->threads()} * parts_a_thread));
+}
+
+/// Computes items 0 to `items` - 1: work(first, end) for stretches of them, each once, on as many threads as pay.
+/// `products`: multiplications that all of them take. `workers` may be null.
+template <class Work, class Count>
+void share_work(WorkerPool* workers, Count items, std::uint64_t products, const Work& work) {
+  const std::uint64_t parts = std::min<std::uint64_t>(parts_of(workers, products), items);
+  if (parts <= 1) {
+    work(Count{0}, items);
     return;
   }
-  const std::uint32_t each = (items / parts + together - 1) / together * together;
-  workers->run((items + each - 1) / each,
-               [&](std::uint32_t part) { work(part * each, std::min(items, (part + 1) * each)); });
+  workers->run(static_cast<std::uint32_t>(parts), [&](std::uint32_t part) {
+    work(static_cast<Count>(items * std::uint64_t{part} / parts),
+         static_cast<Count>(items * std::uint64_t{part + 1} / parts));
+  });
 }
 
 }  // namespace ferry::engine

@@ -23,7 +23,9 @@ class StoredMatrix {
   }
 
   /// y = x W^T. x: [rows, columns of W], y: [rows, rows of W].
-  void times(const Matrix& x, PackedProduct& product, Matrix& y) const { product.run(layout_, bytes_.get(), x, y); }
+  void times(const Matrix& x, PackedProduct& product, Matrix& y) const { product.run(x, {times(y)}); }
+  /// The same as a factor, for several matrices at once.
+  [[nodiscard]] PackedProduct::Factor times(Matrix& y) const { return {layout_, bytes_.get(), &y}; }
   /// One row of W, [columns].
   void row(std::uint32_t index, float* to) const { unpack_row(layout_, bytes_.get(), index, to); }
 

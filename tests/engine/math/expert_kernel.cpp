@@ -224,7 +224,7 @@ TEST_CASE("threads that share a product change no bit of it" * doctest::test_sui
         CHECK(alone == shared);
         // Two products at once, of the same weights.
         Matrix first, second;
-        PackedProduct(path, &three).run(w, x, {{weights.data(), &first}, {weights.data(), &second}});
+        PackedProduct(path, &three).run(x, {{w, weights.data(), &first}, {w, weights.data(), &second}});
         CHECK(alone == first);
         CHECK(alone == second);
       }
