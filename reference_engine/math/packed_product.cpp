@@ -90,7 +90,8 @@ void ChunkedRows::resize(std::uint32_t rows, std::uint32_t columns, const Column
   natural_ = order.factor == 1 && std::is_sorted(std::begin(order.column), std::end(order.column));
   panel_rows_ = panel_rows;
   lanes_ = lanes;
-  grow(memory_, std::size_t{rows} * ((columns + chunk_columns - 1) / chunk_columns));
+  constexpr std::size_t lines = chunk_columns * sizeof(float) / sizeof(Line);
+  grow(memory_, std::size_t{rows} * ((columns + chunk_columns - 1) / chunk_columns) * lines);
 }
 
 void ChunkedRows::set(std::uint32_t row, const float* from) {
@@ -102,8 +103,8 @@ void ChunkedRows::set(std::uint32_t row, const float* from) {
       std::copy_n(from, columns_ - first, last);
       at = last;
     }
-    float* to = memory_[std::size_t{first / chunk_columns} * rows_ + (row - in_panel)].values +
-                std::size_t{first % chunk_columns} * together + in_panel * lanes_;
+    float* to = reinterpret_cast<float*>(memory_.data()) + place(first / stretch_columns, row - in_panel) +
+                std::size_t{in_panel} * lanes_;
     for (std::uint32_t i = 0; i < stretch_columns; i += lanes_, to += std::size_t{lanes_} * together) {
       if (natural_) {
         std::copy_n(at + i, lanes_, to);

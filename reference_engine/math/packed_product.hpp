@@ -58,20 +58,23 @@ class ChunkedRows {
   [[nodiscard]] std::uint32_t panel(std::uint32_t first_row) const { return std::min(panel_rows_, rows_ - first_row); }
   /// A stretch of a panel; the next one follows, up to the end of the chunk.
   [[nodiscard]] const float* at(std::uint32_t stretch, std::uint32_t first_row) const {
-    constexpr std::uint32_t each = chunk_columns / stretch_columns;
-    return memory_[std::size_t{stretch / each} * rows_ + first_row].values +
-           std::size_t{stretch % each * stretch_columns} * panel(first_row);
+    return reinterpret_cast<const float*>(memory_.data()) + place(stretch, first_row);
   }
 
  private:
-  struct alignas(64) Chunk {
-    float values[chunk_columns];
+  struct alignas(64) Line {
+    float values[16];
   };
+  [[nodiscard]] std::size_t place(std::uint32_t stretch, std::uint32_t first_row) const {
+    constexpr std::uint32_t each = chunk_columns / stretch_columns;
+    return (std::size_t{stretch / each} * rows_ + first_row) * chunk_columns +
+           std::size_t{stretch % each * stretch_columns} * panel(first_row);
+  }
 
   std::uint32_t rows_ = 0, columns_ = 0, panel_rows_ = 1, lanes_ = 1;
   ColumnOrder order_;
-  bool natural_ = false;       ///< the order of columns, and x's own values
-  std::vector<Chunk> memory_;  // never shrinks
+  bool natural_ = false;      ///< the order of columns, and x's own values
+  std::vector<Line> memory_;  // as one array of floats: panels go through many lines; never shrinks
 };
 
 /// Rows [rows, columns] rounded to 8 bits: value * scale, one scale for a stretch, in the order of a kernel.
