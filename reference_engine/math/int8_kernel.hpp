@@ -139,7 +139,7 @@ void multiply_int8(const PackedLayout& w, const std::byte* weights, part::Output
 
 template <class Lanes>
 constexpr part::Int8Kernel make_int8_kernel() {
-  return {Lanes::order_int8, multiply_int8<Lanes>};
+  return {Lanes::most_rows, Lanes::lanes, Lanes::order_int8, multiply_int8<Lanes>};
 }
 
 }  // namespace

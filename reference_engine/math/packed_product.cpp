@@ -148,7 +148,7 @@ void Int8Rows::set(std::uint32_t row, const float* from, float* rounded) {
 
 void PackedProduct::resize(const Input& input) const {
   part::Rows& to = *input.to;
-  const std::uint32_t panel = kernel_->panel_rows, lanes = kernel_->lanes;
+  std::uint32_t panel = kernel_->panel_rows, lanes = kernel_->lanes;
   if (const auto* plain = std::get_if<PassThroughLayout>(&input.w)) {
     to.values.resize(input.rows, plain->columns, kernel_->order_floats(*plain), panel, lanes);
     return;
@@ -156,6 +156,7 @@ void PackedProduct::resize(const Input& input) const {
   const auto& w = std::get<PackedLayout>(input.w);
   const ColumnOrder order = int8_ != nullptr ? int8_->order(w) : kernel_->order_packed(w);
   if (int8_ != nullptr) {
+    panel = int8_->panel_rows, lanes = int8_->lanes;
     to.int8.resize(input.rows, w.columns, order);
     grow(to.rounded, std::size_t{input.rows} * w.columns);
   } else {

@@ -138,6 +138,7 @@ const ProductKernel& kernel_of(ProductPath path);
 
 /// The same for activations of 8 bits.
 struct Int8Kernel {
+  std::uint32_t panel_rows, lanes;  ///< of the groups' sums
   ColumnOrder (*order)(const PackedLayout& w);
   void (*multiply)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
 };
