@@ -1,5 +1,6 @@
 // The vocabulary of AVX-512 F for the kernel of PackedProduct. Where the intrinsics come from, and FERRY_LANES_TARGET, is
 // for the file that includes this: a test emulates them.
+#pragma once
 #include "math/product_kernel.hpp"
 
 namespace ferry::engine {
@@ -10,7 +11,9 @@ namespace {
 struct Avx512Lanes {
   using Vector = __m512;
   static constexpr std::uint32_t lanes = 16;
-  static constexpr std::uint32_t most_rows = 6;  // 24 sums, 6 vectors of x and one of weights of 32 registers
+  static constexpr std::uint32_t most_rows = 6;       // 24 sums, 6 vectors of x and one of weights of 32 registers
+  static constexpr std::uint32_t scaled_outputs = 2;  // 12 sums, 12 of one group
+  static constexpr bool one_stream = true;
 
   FERRY_INLINE Vector zero() { return _mm512_setzero_ps(); }
   FERRY_INLINE Vector all(float value) { return _mm512_set1_ps(value); }
@@ -50,28 +53,46 @@ struct Avx512Lanes {
       to[v] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(codes));
     }
   }
-  // Sixteen floats in a register are a table that four bits choose from.
-  template <bool halves>
-  FERRY_INLINE void unpack(Codes<4, halves> /*format*/, const std::byte* at, Vector (&to)[4]) {
-    const Vector table = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-    const __m512i shifts = _mm512_setr_epi32(0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28);
+  // A code on top of a float's fraction, under a fixed exponent, is already a float: 1 and a fraction. Lanes have 32 bits of
+  // codes each, as they lie in memory, turned so that the last code of each lane is in its place; those before it are
+  // shifted there.
+  template <std::uint32_t bits, bool halves>
+  FERRY_INLINE void unpack(Codes<bits, halves> /*format*/, const std::byte* at, Vector (&to)[4]) {
+    constexpr std::uint32_t parts = halves ? 2 : 1, each = 4 / parts;
+#pragma GCC unroll 2
+    for (std::uint32_t part = 0; part < parts; ++part) {
+      const __m512i own = repeat<8 * bits / parts>(at + part * 8 * bits / parts), by = turns<bits, halves>();
+      const __m512i codes = _mm512_rolv_epi32(own, by);
 #pragma GCC unroll 4
-    for (std::uint32_t v = 0; v < 4; ++v) {
-      std::int64_t codes;  // of sixteen columns: the first eight are in the even lanes
-      std::memcpy(&codes, at + std::size_t{v} * 8, sizeof(codes));
-      to[v] = _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_set1_epi64(codes), shifts), table);
+      for (std::uint32_t v = 0; v < each; ++v) {
+        const __m512i placed = v + 1 == each ? codes : _mm512_slli_epi32(codes, (each - 1 - v) * bits);
+        const __m512i place = _mm512_set1_epi32(bits == 4 ? 0x780000 : 0x600000), one = _mm512_set1_epi32(0x3f800000);
+        const __m512i all = _mm512_ternarylogic_epi32(placed, place, one, 0b11101010);  // those bits, or one's
+        to[part * each + v] = _mm512_castsi512_ps(all);
+      }
     }
   }
-  template <bool halves>
-  FERRY_INLINE void unpack(Codes<2, halves> /*format*/, const std::byte* at, Vector (&to)[4]) {
-    const Vector table = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
-    const __m512i shifts = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-#pragma GCC unroll 4
-    for (std::uint32_t v = 0; v < 4; ++v) {
-      std::int32_t codes;
-      std::memcpy(&codes, at + std::size_t{v} * 4, sizeof(codes));
-      to[v] = _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_set1_epi32(codes), shifts), table);
+  /// So many bytes as often as they fit.
+  template <std::uint32_t bytes>
+  FERRY_INLINE __m512i repeat(const std::byte* at) {
+    if constexpr (bytes == 32) {
+      return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+    } else if constexpr (bytes == 16) {
+      return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    } else {
+      std::int64_t once;
+      std::memcpy(&once, at, sizeof(once));
+      return _mm512_set1_epi64(once);
     }
+  }
+  /// How far each lane is turned to the left.
+  template <std::uint32_t bits, bool halves>
+  FERRY_INLINE __m512i turns() {
+    if constexpr (bits == 4 && !halves)
+      return _mm512_setr_epi32(7, 7, 7, 7, 7, 7, 7, 7, 23, 23, 23, 23, 23, 23, 23, 23);
+    if constexpr (bits == 2 && halves)
+      return _mm512_setr_epi32(19, 19, 15, 15, 11, 11, 7, 7, 3, 3, 31, 31, 27, 27, 23, 23);
+    return _mm512_setr_epi32(15, 15, 15, 15, 7, 7, 7, 7, 31, 31, 31, 31, 23, 23, 23, 23);
   }
 
   static ColumnOrder order(const PassThroughLayout& /*w*/) {
@@ -79,11 +100,16 @@ struct Avx512Lanes {
   }
   static ColumnOrder order(const PackedLayout& w) {
     ColumnOrder order = natural_order();
-    if (w.bits != 4) return order;
+    if (w.bits == 8) return order;
+    // As in unpack: a lane has the bits of `each` columns, and each `dwords` lanes have the same ones, turned further.
+    const std::uint32_t each = 32 / w.bits, parts = w.group < stretch_columns ? 2 : 1;
+    const std::uint32_t dwords = stretch_columns / each / parts, vectors_each = 4 / parts;
     for (std::uint32_t i = 0; i < stretch_columns; ++i) {
-      order.column[i] = static_cast<std::uint8_t>(i / 16 * 16 + i % 2 * 8 + i % 16 / 2);
+      const std::uint32_t v = i / lanes, lane = i % lanes, part = v / vectors_each;
+      const std::uint32_t code = lane / dwords * vectors_each + v % vectors_each;
+      order.column[i] = static_cast<std::uint8_t>((part * dwords + lane % dwords) * each + code);
     }
-    order.bias = -8;
+    order.factor = order.bias = w.bits == 4 ? 16 : 4;
     return order;
   }
 };

@@ -1,7 +1,6 @@
 #include "math/packed_product.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,7 +11,7 @@
 namespace ferry::engine {
 namespace {
 
-constexpr std::uint32_t together = 8;  // outputs that kernels compute at once
+constexpr std::uint32_t together = 16;  // outputs that kernels compute at once
 
 std::uint32_t rows_of(const StoredLayout& layout) {
   return std::visit([](const auto& w) { return w.rows; }, layout);
@@ -53,6 +52,7 @@ const part::ProductKernel& part::kernel_of(ProductPath path) {
 
 const part::Int8Kernel& part::int8_kernel_of(ProductPath path) {
 #if defined(__x86_64__)
+  if (path == ProductPath::avx512 && __builtin_cpu_supports("avx512vnni")) return part::avx512_int8_kernel;
   if (path != ProductPath::portable) return part::avx2_int8_kernel;
 #endif
   static_cast<void>(path);
@@ -115,53 +115,28 @@ void ChunkedRows::set(std::uint32_t row, const float* from) {
   }
 }
 
-void Int8Rows::resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order) {
+void Int8Rows::resize(std::uint32_t rows, const PackedLayout& w, const ColumnOrder& order) {
   rows_ = rows;
-  columns_ = columns;
+  columns_ = w.columns;
+  group_ = std::min(w.group, stretch_columns);
   order_ = order;
   grow(memory_, std::size_t{rows} * ((stretches() + chunk_stretches - 1) / chunk_stretches));
 }
 
-void Int8Rows::set(std::uint32_t row, const float* from, float* rounded) {
-  for (std::uint32_t stretch = 0; stretch < stretches();
-       ++stretch, from += stretch_columns, rounded += stretch_columns) {
-    const std::uint32_t count = std::min(stretch_columns, columns_ - stretch * stretch_columns);
-    float largest = 0, none = 0;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      largest = std::max(largest, std::abs(from[i]));
-      none += 0 * from[i];  // what is no number, or infinite, makes the scale none
-    }
-    const float scale = largest / 127 + none, inverse = scale > 0 ? 1 / scale : 0;
-    std::int8_t values[stretch_columns] = {};
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const float value = std::nearbyint(std::clamp(from[i] * inverse, -127.0F, 127.0F));
-      values[i] = static_cast<std::int8_t>(value == value ? value : 0);
-      rounded[i] = static_cast<float>(values[i]) * scale;
-    }
-    Chunk& to = memory_[std::size_t{stretch / chunk_stretches} * rows_ + row];
-    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
-      to.values[stretch % chunk_stretches][i] = values[order_.column[i]];
-    }
-    to.scales[stretch % chunk_stretches] = scale;
-  }
-}
-
 void PackedProduct::resize(const Input& input) const {
   part::Rows& to = *input.to;
-  std::uint32_t panel = kernel_->panel_rows, lanes = kernel_->lanes;
+  const std::uint32_t panel = kernel_->panel_rows, lanes = kernel_->lanes;
   if (const auto* plain = std::get_if<PassThroughLayout>(&input.w)) {
     to.values.resize(input.rows, plain->columns, kernel_->order_floats(*plain), panel, lanes);
     return;
   }
   const auto& w = std::get<PackedLayout>(input.w);
-  const ColumnOrder order = int8_ != nullptr ? int8_->order(w) : kernel_->order_packed(w);
   if (int8_ != nullptr) {
-    panel = int8_->panel_rows, lanes = int8_->lanes;
-    to.int8.resize(input.rows, w.columns, order);
-    grow(to.rounded, std::size_t{input.rows} * w.columns);
-  } else {
-    to.values.resize(input.rows, w.columns, order, panel, lanes);
+    to.int8.resize(input.rows, w, int8_->order(w));
+    return;
   }
+  const ColumnOrder order = kernel_->order_packed(w);
+  to.values.resize(input.rows, w.columns, order, panel, lanes);
   const auto sums = static_cast<std::uint32_t>(2 * w.row_groups());
   to.bias = order.bias;
   grow(to.sums, std::size_t{input.rows} * sums);
@@ -173,13 +148,8 @@ void PackedProduct::set(const Input& input, std::uint32_t row) const {
   const std::uint32_t from_row = input.which != nullptr ? input.which[row] / input.divisor : row;
   const float* from = input.x + std::size_t{from_row} * columns_of(input.w);
   const auto* w = std::get_if<PackedLayout>(&input.w);
-  if (w == nullptr || int8_ == nullptr) {
-    to.values.set(row, from);
-  } else {
-    float* rounded = to.rounded.data() + std::size_t{row} * w->columns;
-    to.int8.set(row, from, rounded);
-    from = rounded;
-  }
+  if (w != nullptr && int8_ != nullptr) return int8_->set(to.int8, row, from);
+  to.values.set(row, from);
   if (w == nullptr) return;
   float* sums = to.sums.data() + std::size_t{row} * 2 * w->row_groups();
   for (std::uint32_t g = 0; g < w->row_groups(); ++g) {

@@ -84,21 +84,27 @@ class Int8Rows {
   struct alignas(64) Chunk {
     std::int8_t values[chunk_stretches][stretch_columns];  ///< -127 to 127
     float scales[chunk_stretches];
+    float sums[chunk_stretches][2];  ///< of the values: over each half where `w` has two groups in a stretch, or all
   };
 
-  // As ChunkedRows has them; `rounded`: the same numbers as floats, in the order of `from`.
-  void resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order);
-  void set(std::uint32_t row, const float* from, float* rounded);
+  /// For products with matrices that are packed as `w` is.
+  void resize(std::uint32_t rows, const PackedLayout& w, const ColumnOrder& order);
 
   [[nodiscard]] std::uint32_t rows() const { return rows_; }
+  [[nodiscard]] std::uint32_t columns() const { return columns_; }
+  [[nodiscard]] std::uint32_t group() const { return group_; }  ///< columns with a sum of their own: 32 or 64
+  [[nodiscard]] const ColumnOrder& order() const { return order_; }
   [[nodiscard]] std::uint32_t stretches() const { return (columns_ + stretch_columns - 1) / stretch_columns; }
   /// The chunk of a row that begins at a stretch; that of the next row follows.
   [[nodiscard]] const Chunk* at(std::uint32_t stretch, std::uint32_t row) const {
     return &memory_[std::size_t{stretch / chunk_stretches} * rows_ + row];
   }
+  Chunk* at(std::uint32_t stretch, std::uint32_t row) {
+    return &memory_[std::size_t{stretch / chunk_stretches} * rows_ + row];
+  }
 
  private:
-  std::uint32_t rows_ = 0, columns_ = 0;
+  std::uint32_t rows_ = 0, columns_ = 0, group_ = stretch_columns;
   ColumnOrder order_;
   std::vector<Chunk> memory_;  // never shrinks
 };
@@ -116,9 +122,8 @@ struct Rows {
   Int8Rows int8;  ///< instead, where activations have 8 bits
   /// Where weights have groups what multiplies each group's {scale, minimum}: {-bias * sum, sum}, of x over the group.
   ChunkedRows group_sums;
-  // Scratch, which never shrinks: [rows, 2 * groups], those in one piece; [rows, columns], x as 8 bits have it.
-  std::vector<float> sums, rounded;
-  float bias = 0;  ///< of codes
+  std::vector<float> sums;  // [rows, 2 * groups], those in one piece; scratch, which never shrinks
+  float bias = 0;           ///< of codes
 };
 
 /// What one path consists of.
@@ -138,14 +143,15 @@ const ProductKernel& kernel_of(ProductPath path);
 
 /// The same for activations of 8 bits.
 struct Int8Kernel {
-  std::uint32_t panel_rows, lanes;  ///< of the groups' sums
   ColumnOrder (*order)(const PackedLayout& w);
+  /// Rounds a row [columns].
+  void (*set)(Int8Rows& rows, std::uint32_t row, const float* from);
   void (*multiply)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
 };
 
-extern const Int8Kernel portable_int8_kernel, avx2_int8_kernel;
+extern const Int8Kernel portable_int8_kernel, avx2_int8_kernel, avx512_int8_kernel;
 
-/// On processors with AVX-512 that of AVX2.
+/// On processors with AVX-512 and without VNNI that of AVX2.
 const Int8Kernel& int8_kernel_of(ProductPath path);
 
 }  // namespace part
@@ -178,8 +184,9 @@ class PackedProduct {
       : PackedProduct(part::kernel_of(path), workers) {
     if (activations == Activations::int8) int8_ = &part::int8_kernel_of(path);
   }
-  explicit PackedProduct(const part::ProductKernel& kernel, WorkerPool* workers = nullptr)
-      : kernel_(&kernel), workers_(workers) {}
+  explicit PackedProduct(const part::ProductKernel& kernel, WorkerPool* workers = nullptr,
+                         const part::Int8Kernel* int8 = nullptr)
+      : kernel_(&kernel), int8_(int8), workers_(workers) {}
 
   /// x [rows, columns] that are to be multiplied with matrices that are stored as `w` is, whatever their rows.
   struct Input {

@@ -13,6 +13,8 @@ struct Avx2Lanes {
   using Vector = __m256;
   static constexpr std::uint32_t lanes = 8;
   static constexpr std::uint32_t most_rows = 3;  // 12 sums, 3 vectors of x and one of weights are 16 registers
+  static constexpr std::uint32_t scaled_outputs = outputs;
+  static constexpr bool one_stream = false;
 
   FERRY_INLINE Vector zero() { return _mm256_setzero_ps(); }
   FERRY_INLINE Vector all(float value) { return _mm256_set1_ps(value); }
@@ -94,71 +96,6 @@ struct Avx2Lanes {
     }
   }
 
-  using Bytes = __m256i;
-
-  template <bool halves>
-  FERRY_INLINE void unpack_bytes(Codes<8, halves> /*format*/, const std::byte* at, Bytes (&to)[2]) {
-    const Bytes sign = _mm256_set1_epi8(-128);  // codes less 128 are signed numbers
-    to[0] = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), sign);
-    to[1] = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 32)), sign);
-  }
-  template <bool halves>
-  FERRY_INLINE void unpack_bytes(Codes<4, halves> /*format*/, const std::byte* at, Bytes (&to)[2]) {
-    const Bytes codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), low = _mm256_set1_epi8(15);
-    to[0] = _mm256_and_si256(codes, low);
-    to[1] = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low);
-  }
-  template <bool halves>
-  FERRY_INLINE void unpack_bytes(Codes<2, halves> /*format*/, const std::byte* at, Bytes (&to)[2]) {
-    const Bytes codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));  // twice
-    const Bytes low = _mm256_set1_epi8(3);
-    to[0] = _mm256_and_si256(_mm256_srlv_epi32(codes, _mm256_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2)), low);
-    to[1] = _mm256_and_si256(_mm256_srlv_epi32(codes, _mm256_setr_epi32(4, 4, 4, 4, 6, 6, 6, 6)), low);
-  }
-
-  template <std::uint32_t bits>
-  FERRY_INLINE Vector scales(Codes<bits, false> /*format*/, const std::byte* group) {
-    return all(scale_of(group, 0));
-  }
-  template <std::uint32_t bits>
-  FERRY_INLINE Vector scales(Codes<bits, true> /*format*/, const std::byte* group) {
-    const float a = scale_of(group, 0), b = scale_of(group, 1);
-    return bits == 2 ? _mm256_setr_ps(a, a, b, b, a, a, b, b) : _mm256_setr_ps(a, a, a, a, b, b, b, b);
-  }
-
-  // Two products are added to 16 bits, where they fit: of codes up to 15 and of -128 to 127 with -127 to 127.
-  template <std::uint32_t bits, bool halves>
-  FERRY_INLINE Vector dot(Codes<bits, halves> /*format*/, const Bytes (&weights)[2], const std::int8_t* x) {
-    const Bytes pairs = _mm256_add_epi16(_mm256_maddubs_epi16(weights[0], load_bytes(x)),
-                                         _mm256_maddubs_epi16(weights[1], load_bytes(x + 32)));
-    return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-  }
-  template <bool halves>
-  FERRY_INLINE Vector dot(Codes<8, halves> /*format*/, const Bytes (&weights)[2], const std::int8_t* x) {
-    const Bytes a = dot_signed(weights[0], load_bytes(x)), b = dot_signed(weights[1], load_bytes(x + 32));
-    if constexpr (!halves) return _mm256_cvtepi32_ps(_mm256_add_epi32(a, b));
-    return _mm256_cvtepi32_ps(
-        _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31)));
-  }
-  FERRY_INLINE Bytes dot_signed(Bytes weights, Bytes x) {
-    const Bytes pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
-    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-  }
-  FERRY_INLINE Bytes load_bytes(const std::int8_t* at) {
-    return _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
-  }
-
-  static ColumnOrder order_int8(const PackedLayout& w) {
-    ColumnOrder order = natural_order();
-    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
-      const std::uint32_t part = i / 32, byte = i % 32;
-      if (w.bits == 4) order.column[i] = static_cast<std::uint8_t>(2 * byte + part);
-      if (w.bits == 2) order.column[i] = static_cast<std::uint8_t>(4 * (byte % 16) + 2 * part + byte / 16);
-    }
-    if (w.bits == 8) order.bias = -128;
-    return order;
-  }
-
   static ColumnOrder order(const PassThroughLayout& /*w*/) {
     return natural_order();
   }
@@ -186,10 +123,168 @@ struct Avx2Lanes {
   }
 };
 
+struct Avx2Int8Lanes : Avx2Lanes {
+  using Ints = __m256i;
+  struct Bytes {
+    __m256i half[2];
+  };
+  static constexpr std::uint32_t int8_rows = 4;  // 4 sums of 32 bits, 4 of 16, 4 of floats, codes and activations
+
+  /// 8 bits are made signed numbers.
+  template <std::uint32_t bits, bool halves>
+  static constexpr float bias(Codes<bits, halves> /*format*/) {
+    return bits == 8 ? 128 : 0;
+  }
+  FERRY_INLINE Ints no_ints() { return _mm256_setzero_si256(); }
+  FERRY_INLINE Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+  FERRY_INLINE Vector to_floats(Ints v) { return _mm256_cvtepi32_ps(v); }
+  FERRY_INLINE void store_any(Vector v, float* at) { _mm256_storeu_ps(at, v); }
+
+  // The lower half of each register has the codes of the first group, where a stretch has two.
+  template <bool halves>
+  FERRY_INLINE void unpack_bytes(Codes<8, halves> /*format*/, const std::byte* at, Bytes& to) {
+    const __m256i sign = _mm256_set1_epi8(-128);
+    const __m256i a = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), sign);
+    const __m256i b = _mm256_xor_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 32)), sign);
+    to.half[0] = halves ? _mm256_permute2x128_si256(a, b, 0x20) : a;
+    to.half[1] = halves ? _mm256_permute2x128_si256(a, b, 0x31) : b;
+  }
+  template <bool halves>
+  FERRY_INLINE void unpack_bytes(Codes<4, halves> /*format*/, const std::byte* at, Bytes& to) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)), low = _mm256_set1_epi8(15);
+    to.half[0] = _mm256_and_si256(codes, low);
+    to.half[1] = _mm256_and_si256(_mm256_srli_epi16(codes, 4), low);
+  }
+  template <bool halves>
+  FERRY_INLINE void unpack_bytes(Codes<2, halves> /*format*/, const std::byte* at, Bytes& to) {
+    const __m256i once = _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    const __m256i codes = _mm256_permute4x64_epi64(once, 0b01010000);  // each eight bytes twice
+    const __m256i low = _mm256_set1_epi8(3);
+    to.half[0] = _mm256_and_si256(_mm256_srlv_epi64(codes, _mm256_setr_epi64x(0, 2, 0, 2)), low);
+    to.half[1] = _mm256_and_si256(_mm256_srlv_epi64(codes, _mm256_setr_epi64x(4, 6, 4, 6)), low);
+  }
+  static ColumnOrder order_int8(const PackedLayout& w) {
+    ColumnOrder order = natural_order();
+    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
+      const std::uint32_t half = i / 32, byte = i % 32, upper = byte / 16;
+      std::uint32_t column = i;
+      if (w.bits == 8 && w.group < stretch_columns) column = upper * 32 + half * 16 + byte % 16;
+      if (w.bits == 4) column = 2 * byte + half;
+      if (w.bits == 2) column = 4 * (upper * 8 + byte % 8) + 2 * half + byte % 16 / 8;
+      order.column[i] = static_cast<std::uint8_t>(column);
+    }
+    return order;
+  }
+
+  // Two products are added to 16 bits, where they fit: eight of codes up to 15 with -127 to 127, and one of -128 to 127.
+  template <std::uint32_t bits, bool halves>
+  FERRY_INLINE Ints dot(Codes<bits, halves> /*format*/, const Bytes& codes, const std::int8_t* x) {
+    if constexpr (bits == 8) {
+      return add(dot_signed(codes.half[0], load_bytes(x)), dot_signed(codes.half[1], load_bytes(x + 32)));
+    } else {
+      return widen(_mm256_add_epi16(_mm256_maddubs_epi16(codes.half[0], load_bytes(x)),
+                                    _mm256_maddubs_epi16(codes.half[1], load_bytes(x + 32))));
+    }
+  }
+  FERRY_INLINE Ints widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+  FERRY_INLINE Ints dot_signed(__m256i codes, __m256i x) {
+    return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes)));
+  }
+  FERRY_INLINE __m256i load_bytes(const std::int8_t* at) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
+  }
+
+  /// Of outputs 0 to 7 each, over the lower and the upper four lanes.
+  FERRY_INLINE void add_up(const Ints (&s)[8], Ints (&parts)[2]) {
+    const Ints a = fours(s[0], s[1], s[2], s[3]), b = fours(s[4], s[5], s[6], s[7]);
+    parts[0] = _mm256_permute2x128_si256(a, b, 0x20);
+    parts[1] = _mm256_permute2x128_si256(a, b, 0x31);
+  }
+  FERRY_INLINE Ints fours(Ints a, Ints b, Ints c, Ints d) {
+    const Ints ab = pairs(a, b), cd = pairs(c, d);
+    return add(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  }
+  FERRY_INLINE Ints pairs(Ints a, Ints b) { return add(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)); }
+
+  /// Four bytes of each output to a vector: `to` is [16 vectors, 8 outputs, 4].
+  FERRY_INLINE void transpose(const Bytes (&from)[8], std::byte* to) {
+#pragma GCC unroll 2
+    for (std::uint32_t half = 0; half < 2; ++half) {
+      const __m256i all[8] = {from[0].half[half], from[1].half[half], from[2].half[half], from[3].half[half],
+                              from[4].half[half], from[5].half[half], from[6].half[half], from[7].half[half]};
+      transpose(all, to + std::size_t{half} * 256);
+    }
+  }
+  FERRY_INLINE void transpose(const __m256i (&from)[8], std::byte* to) {
+    __m256i of_four[2][4];  // four vectors each; number c has lanes c and 4 + c of them
+#pragma GCC unroll 2
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const __m256i a = _mm256_unpacklo_epi32(from[4 * i], from[4 * i + 1]);
+      const __m256i b = _mm256_unpackhi_epi32(from[4 * i], from[4 * i + 1]);
+      const __m256i c = _mm256_unpacklo_epi32(from[4 * i + 2], from[4 * i + 3]);
+      const __m256i d = _mm256_unpackhi_epi32(from[4 * i + 2], from[4 * i + 3]);
+      of_four[i][0] = _mm256_unpacklo_epi64(a, c);
+      of_four[i][1] = _mm256_unpackhi_epi64(a, c);
+      of_four[i][2] = _mm256_unpacklo_epi64(b, d);
+      of_four[i][3] = _mm256_unpackhi_epi64(b, d);
+    }
+#pragma GCC unroll 4
+    for (std::uint32_t c = 0; c < 4; ++c) {
+      put(_mm256_permute2x128_si256(of_four[0][c], of_four[1][c], 0x20), to, c);
+      put(_mm256_permute2x128_si256(of_four[0][c], of_four[1][c], 0x31), to, 4 + c);
+    }
+  }
+  FERRY_INLINE void transpose_ints(const Ints (&from)[8], std::int32_t* to) {
+    transpose(from, reinterpret_cast<std::byte*>(to));
+  }
+  FERRY_INLINE Ints load_any_ints(const std::byte* at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  }
+  FERRY_INLINE Ints load_ints(const std::int32_t* at) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
+  }
+  FERRY_INLINE void put(__m256i v, std::byte* to, std::uint32_t number) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(to + std::size_t{number} * 32), v);
+  }
+
+  /// Adds the products of halves `first` to `end` - 1 of a stretch with rows of x.
+  template <std::uint32_t bits, bool halves, std::uint32_t rows>
+  FERRY_INLINE void dot_side_by_side(Codes<bits, halves> /*format*/, const std::byte* codes, std::uint32_t first,
+                                     std::uint32_t end, const Int8Rows::Chunk* x, std::uint32_t stretch,
+                                     Ints (&sums)[rows]) {
+#pragma GCC unroll 2
+    for (std::uint32_t half = first; half < end; ++half) {
+      __m256i pairs[rows];
+#pragma GCC unroll 4
+      for (std::uint32_t r = 0; r < rows; ++r) pairs[r] = no_ints();
+#pragma GCC unroll 2
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        const std::uint32_t number = i / 4 * 8 + half * 4 + i % 4;
+        const auto own = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + std::size_t{number} * 32));
+#pragma GCC unroll 4
+        for (std::uint32_t r = 0; r < rows; ++r) {
+          std::int32_t four;
+          std::memcpy(&four, x[r].values[stretch] + std::size_t{number} * 4, sizeof(four));
+          const __m256i at = _mm256_set1_epi32(four);
+          if constexpr (bits == 8) {
+            sums[r] = add(sums[r], dot_signed(own, at));
+          } else {
+            pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(own, at));
+          }
+        }
+      }
+      if constexpr (bits != 8) {
+#pragma GCC unroll 4
+        for (std::uint32_t r = 0; r < rows; ++r) sums[r] = add(sums[r], widen(pairs[r]));
+      }
+    }
+  }
+};
+
 }  // namespace
 
 const part::ProductKernel part::avx2_kernel = make_kernel<Avx2Lanes>();
-const part::Int8Kernel part::avx2_int8_kernel = make_int8_kernel<Avx2Lanes>();
+const part::Int8Kernel part::avx2_int8_kernel = make_int8_kernel<Avx2Int8Lanes>();
 
 }  // namespace ferry::engine
 #endif

@@ -5,6 +5,7 @@
 //
 // `Lanes` is a vocabulary: a Vector of floats, what is done with it, and `unpack`, which makes a stretch of 64 columns
 // floats, in an order of its own (ColumnOrder).
+#pragma once
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -39,12 +40,14 @@ inline constexpr bool has_groups = Format::groups != 0;
 // where groups have scales, what one group has in a stretch, and that sum is multiplied once. At the end of a chunk the
 // lanes are added in a tree, and chunks' sums in their order. What groups' minima give comes first.
 
-constexpr std::uint32_t outputs = 4;       // together in registers
-constexpr std::uint32_t few = 3;           // rows of x for which weights stay in registers
-constexpr std::uint32_t tile_outputs = 8;  // whose weights become floats at once, for many rows
+constexpr std::uint32_t outputs = 4;        // together in registers
+constexpr std::uint32_t few = 3;            // rows of x for which weights stay in registers
+constexpr std::uint32_t tile_outputs = 8;   // whose weights become floats at once, for many rows
+constexpr std::uint32_t most_outputs = 16;  // that any kernel computes at once
 constexpr std::uint32_t chunk_stretches = chunk_columns / stretch_columns;
 constexpr std::uint32_t block_stretches = 8 * chunk_stretches;  // of a row of x that stay in a usual L1 cache
 constexpr std::uint32_t bytes_ahead = 1024;                     // that codes of one output are prefetched
+constexpr std::uint32_t line = 64;                              // bytes that a cache reads at once
 
 /// Outputs whose groups are multiplied at once, before their codes: these are still in a cache when scales are read.
 inline std::uint32_t outputs_at_once(const PackedLayout& w) {
@@ -175,33 +178,70 @@ struct Stretches {
   std::uint32_t first, end;
 };
 
-/// What is read soon: codes further on, of the next row where those of this one end, and groups. Harmless behind the
-/// last row.
+/// Groups that are multiplied next. Harmless behind the last row.
 template <class Format>
-[[gnu::always_inline]] inline void prefetch(const WeightRow<Format>& w, std::uint32_t stretch, Stretches all,
-                                            std::uint64_t row_bytes) {
-  constexpr std::uint32_t line = 64, stretches_ahead = bytes_ahead / Format::stretch_bytes;
-  std::uint64_t ahead = std::uint64_t{stretch + stretches_ahead} * Format::stretch_bytes;
-  if (stretch + stretches_ahead >= all.end) ahead += row_bytes - (all.end - all.first) * Format::stretch_bytes;
-  const std::byte* codes = w.weights + ahead;
-  for (std::uint32_t i = 0; i < chunk_stretches * Format::stretch_bytes; i += line) __builtin_prefetch(codes + i);
+[[gnu::always_inline]] inline void prefetch_groups(const WeightRow<Format>& w, std::uint32_t stretch) {
   for (std::uint32_t i = 0; i < chunk_stretches * sizeof(PackedGroup) * Format::groups; i += line) {
     __builtin_prefetch(w.group(stretch) + w.groups_ahead + i);
   }
 }
 
+/// Codes that are read soon: further on, or of the next row where those of this one end. Harmless behind the last row.
+template <class Format>
+[[gnu::always_inline]] inline void prefetch_codes(const WeightRow<Format>& w, std::uint32_t stretch, Stretches all,
+                                                  std::uint64_t row_bytes) {
+  constexpr std::uint32_t stretches_ahead = bytes_ahead / Format::stretch_bytes;
+  std::uint64_t ahead = std::uint64_t{stretch + stretches_ahead} * Format::stretch_bytes;
+  if (stretch + stretches_ahead >= all.end) ahead += row_bytes - (all.end - all.first) * Format::stretch_bytes;
+  const std::byte* codes = w.weights + ahead;
+  for (std::uint32_t i = 0; i < chunk_stretches * Format::stretch_bytes; i += line) __builtin_prefetch(codes + i);
+}
+
+/// What is read in one stream arrives in the second cache some KB before it is used: by itself a processor looks ahead less
+/// far than computing takes. Walks over some columns of one row of weights after another.
+template <class Format>
+class Stream {
+ public:
+  Stream(const std::byte* begin, std::uint32_t stretches, std::uint64_t row_bytes)
+      : bytes_(stretches * Format::stretch_bytes), gap_(row_bytes - bytes_) {
+    constexpr std::uint32_t ahead = 8192;
+    at_ = begin + ahead / bytes_ * row_bytes + ahead % bytes_;
+    left_ = bytes_ - ahead % bytes_;
+  }
+
+  /// So many stretches are read now: best as many as fill lines of the cache.
+  [[gnu::always_inline]] void read(std::uint32_t stretches) {
+    const std::uint32_t bytes = stretches * Format::stretch_bytes;
+    for (std::uint32_t i = 0; i < bytes; i += line) __builtin_prefetch(at_ + i, 0, 2);  // harmless wherever it is
+    at_ += bytes;
+    left_ -= bytes;
+    if (left_ <= 0) {
+      at_ += gap_;
+      left_ += bytes_;
+    }
+  }
+
+ private:
+  const std::byte* at_;
+  std::int64_t bytes_, gap_, left_;
+};
+
 /// Adds the products of a few rows of x with up to four outputs over some columns: weights pass through registers alone.
-/// Floats of four outputs are read at once, since memory delivers more in several streams; codes of one after another,
+/// Where memory delivers more in several streams, floats of four outputs are read at once; codes of one after another,
 /// since unpacking needs the registers.
 template <class Lanes, std::uint32_t rows, class Format, class Layout>
 [[FERRY_LANES_TARGET gnu::noinline]] void add_few(const Layout& layout, const WeightRow<Format>* w, Stretches all,
                                                   const ChunkedRows& x, float* y, std::uint32_t count) {
   using Vector = typename Lanes::Vector;
-  constexpr std::uint32_t together = has_groups<Format> ? 1 : outputs;
+  constexpr std::uint32_t together = has_groups<Format> || Lanes::one_stream ? 1 : outputs;
   const std::uint32_t whole = layout.columns / stretch_columns;
   for (std::uint32_t first = 0; first < count; first += together) {
+    Stream<Format> stream(w[first].at(all.first), all.end - all.first, layout.row_bytes());
     for (std::uint32_t begin = all.first; begin < all.end; begin += chunk_stretches) {
-      if constexpr (has_groups<Format>) prefetch(w[first], begin, all, layout.row_bytes());
+      if constexpr (has_groups<Format>) {
+        prefetch_groups(w[first], begin);
+        if constexpr (!Lanes::one_stream) prefetch_codes(w[first], begin, all, layout.row_bytes());
+      }
       const float* at = x.at(begin, 0);
       Vector sums[together][rows];
 #pragma GCC unroll 4
@@ -218,6 +258,10 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
       for (std::uint32_t stretch = begin; stretch < end_whole; ++stretch, at += rows * stretch_columns) {
 #pragma GCC unroll 4
         for (std::uint32_t o = 0; o < together; ++o) {
+          if constexpr (Lanes::one_stream) {
+            constexpr std::uint32_t fill_lines = std::max(1U, line / Format::stretch_bytes);
+            if (fill_lines == 1 || stretch % fill_lines == 0) stream.read(fill_lines);
+          }
           add_stretch<Lanes>(Format{}, weights[o], w[first + o].group(stretch), at, sums[o]);
           weights[o] += Format::stretch_bytes;
         }
@@ -277,20 +321,55 @@ template <class Lanes, class Format, class Layout>
   }
 }
 
-/// Adds the products of a vector of each row of a panel with four outputs of a tile to their sums; or sets these.
-template <class Lanes, std::uint32_t rows>
+/// Adds the products of a vector of each row of a panel with some outputs of a tile to their sums; or sets these.
+template <class Lanes, std::uint32_t rows, std::uint32_t count>
 [[FERRY_LANES_TARGET gnu::always_inline]] inline void add_vector(const float* weights, const float* x, bool set,
-                                                                 typename Lanes::Vector (&sums)[rows][outputs]) {
+                                                                 typename Lanes::Vector (&sums)[rows][count]) {
   using Vector = typename Lanes::Vector;
   Vector at[rows];
 #pragma GCC unroll 6
   for (std::uint32_t r = 0; r < rows; ++r) at[r] = Lanes::load(x + r * Lanes::lanes);
 #pragma GCC unroll 4
-  for (std::uint32_t o = 0; o < outputs; ++o) {
+  for (std::uint32_t o = 0; o < count; ++o) {
     const Vector weight = Lanes::load(weights + o * Lanes::lanes);
 #pragma GCC unroll 6
     for (std::uint32_t r = 0; r < rows; ++r) {
       sums[r][o] = set ? Lanes::multiply(weight, at[r]) : Lanes::fma(weight, at[r], sums[r][o]);
+    }
+  }
+}
+
+/// The sums of a panel of x with `count` outputs of a tile, from `first` on, four of which lie side by side.
+template <class Lanes, std::uint32_t rows, std::uint32_t count, class Format>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void sum_tile(const Tile& tile, std::uint32_t first,
+                                                               std::uint32_t stretches, const float* x,
+                                                               typename Lanes::Vector (&sums)[rows][count]) {
+  using Vector = typename Lanes::Vector;
+  // Vectors that have one scale.
+  constexpr std::uint32_t each = vectors<Lanes> / std::max(1U, Format::groups);
+  const float* weights = tile.weights[first / outputs] + place<Lanes, outputs>(first % outputs, 0);
+#pragma GCC unroll 6
+  for (std::uint32_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (std::uint32_t o = 0; o < count; ++o) sums[r][o] = Lanes::zero();
+  }
+#pragma GCC unroll 1
+  for (std::uint32_t part = 0; part < vectors<Lanes> / each * stretches; ++part) {
+    Vector own[rows][count];
+#pragma GCC unroll 16
+    for (std::uint32_t v = 0; v < each; ++v) {
+      add_vector<Lanes>(weights + place<Lanes, outputs>(0, v), x + place<Lanes, rows>(0, v),
+                        has_groups<Format> && v == 0, has_groups<Format> ? own : sums);
+    }
+    weights += place<Lanes, outputs>(0, each);
+    x += place<Lanes, rows>(0, each);
+    if constexpr (has_groups<Format>) {
+#pragma GCC unroll 4
+      for (std::uint32_t o = 0; o < count; ++o) {
+        const Vector scale = Lanes::all(tile.scales[first + o][part / Format::groups][part % Format::groups]);
+#pragma GCC unroll 6
+        for (std::uint32_t r = 0; r < rows; ++r) sums[r][o] = Lanes::fma(own[r][o], scale, sums[r][o]);
+      }
     }
   }
 }
@@ -301,31 +380,24 @@ template <class Lanes, std::uint32_t rows, class Format>
                                                                std::uint32_t stretches, const float* x, float* y,
                                                                std::size_t y_stride, std::uint32_t count) {
   using Vector = typename Lanes::Vector;
-  // Vectors that have one scale.
-  constexpr std::uint32_t each = vectors<Lanes> / std::max(1U, Format::groups);
-  const float* weights = tile.weights[first / outputs];
-  Vector sums[rows][outputs] = {};
-#pragma GCC unroll 1
-  for (std::uint32_t part = 0; part < vectors<Lanes> / each * stretches; ++part) {
-    Vector own[rows][outputs];
-#pragma GCC unroll 16
-    for (std::uint32_t v = 0; v < each; ++v) {
-      add_vector<Lanes>(weights + place<Lanes, outputs>(0, v), x + place<Lanes, rows>(0, v),
-                        has_groups<Format> && v == 0, has_groups<Format> ? own : sums);
-    }
-    weights += place<Lanes, outputs>(0, each);
-    x += place<Lanes, rows>(0, each);
-    if constexpr (has_groups<Format>) {
-#pragma GCC unroll 4
-      for (std::uint32_t o = 0; o < outputs; ++o) {
-        const Vector scale = Lanes::all(tile.scales[first + o][part / Format::groups][part % Format::groups]);
+  if constexpr (!has_groups<Format> || Lanes::scaled_outputs == outputs) {
+    Vector sums[rows][outputs];
+    sum_tile<Lanes, rows, outputs, Format>(tile, first, stretches, x, sums);
 #pragma GCC unroll 6
-        for (std::uint32_t r = 0; r < rows; ++r) sums[r][o] = Lanes::fma(own[r][o], scale, sums[r][o]);
+    for (std::uint32_t r = 0; r < rows; ++r) add_to<Lanes>(y + r * y_stride, sums[r], count);
+  } else {  // half of them, since sums of a group and of all before it are two
+    static_assert(Lanes::scaled_outputs == 2);
+    for (std::uint32_t o = 0; o < std::min(outputs, count); o += 2) {
+      Vector sums[rows][2];
+      sum_tile<Lanes, rows, 2, Format>(tile, first + o, stretches, x, sums);
+#pragma GCC unroll 6
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        float* to = y + r * y_stride + o;
+        to[0] += Lanes::add_lanes(sums[r][0]);
+        if (o + 1 < count) to[1] += Lanes::add_lanes(sums[r][1]);
       }
     }
   }
-#pragma GCC unroll 6
-  for (std::uint32_t r = 0; r < rows; ++r) add_to<Lanes>(y + r * y_stride, sums[r], count);
 }
 
 /// A panel of `rows` rows.
@@ -340,7 +412,7 @@ template <class Lanes, std::uint32_t rows, class Format>
 /// What the next tile is made of: it arrives while this one is used, some lines of the cache with every panel.
 template <class Format>
 struct NextTile {
-  static constexpr std::uint32_t line = 64, lines = chunk_stretches * Format::stretch_bytes / line;  // of an output
+  static constexpr std::uint32_t lines = chunk_stretches * Format::stretch_bytes / line;  // of an output
   const std::byte* weights[tile_outputs];  // harmless where there are none
   std::uint32_t asked = 0;
 
@@ -370,7 +442,7 @@ void add_tiles(const Tile& tile, std::uint32_t stretch, std::uint32_t stretches,
 /// Rows `first` to `first + together - 1` of a matrix; where only `count` are left, the last one again.
 template <class Format, class Layout>
 struct WeightRows {
-  WeightRow<Format> rows[tile_outputs];
+  WeightRow<Format> rows[most_outputs];
 
   WeightRows(const Layout& layout, const std::byte* matrix, std::uint32_t first, std::uint32_t together,
              std::uint32_t count) {

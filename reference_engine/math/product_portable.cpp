@@ -10,7 +10,8 @@ namespace {
 
 struct PortableLanes {
   using Vector [[gnu::vector_size(16)]] = float;
-  static constexpr std::uint32_t lanes = 4, most_rows = 3;
+  static constexpr std::uint32_t lanes = 4, most_rows = 3, scaled_outputs = outputs;
+  static constexpr bool one_stream = false;
 
   static Vector zero() { return Vector{}; }
   static Vector all(float value) { return Vector{value, value, value, value}; }
@@ -49,42 +50,85 @@ struct PortableLanes {
     std::memcpy(to, codes, sizeof(codes));
   }
 
-  struct Bytes {
-    std::uint8_t codes[stretch_columns / 2];
-  };
-  template <std::uint32_t bits, bool halves>
-  static void unpack_bytes(Codes<bits, halves> /*format*/, const std::byte* at, Bytes (&to)[2]) {
-    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
-      to[i / 32].codes[i % 32] = static_cast<std::uint8_t>(unpack_code(at, i, bits));
-    }
-  }
-  template <std::uint32_t bits, bool halves>
-  static Vector scales(Codes<bits, halves> /*format*/, const std::byte* group) {
-    const float first = scale_of(group, 0), second = halves ? scale_of(group, 1) : first;
-    return Vector{first, first, second, second};
-  }
-  template <class Format>
-  static Vector dot(Format /*format*/, const Bytes (&weights)[2], const std::int8_t* x) {
-    std::int32_t sums[lanes] = {};  // of 16 columns each
-    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
-      for (std::uint32_t i = lane * 16; i < lane * 16 + 16; ++i) sums[lane] += weights[i / 32].codes[i % 32] * x[i];
-    }
-    return Vector{static_cast<float>(sums[0]), static_cast<float>(sums[1]), static_cast<float>(sums[2]),
-                  static_cast<float>(sums[3])};
-  }
-
   template <class Layout>
   static ColumnOrder order(const Layout& /*w*/) {
     return natural_order();
   }
-  static ColumnOrder order_int8(const PackedLayout& /*w*/) {
-    return natural_order();
+};
+
+struct PortableInt8Lanes : PortableLanes {
+  struct Ints {
+    std::int32_t lane[lanes];
+  };
+  struct Bytes {
+    std::uint8_t codes[stretch_columns];
+  };
+  static constexpr std::uint32_t int8_rows = 4;
+
+  template <class Format>
+  static constexpr float bias(Format /*format*/) {
+    return 0;
+  }
+  static Ints no_ints() { return {}; }
+  static Ints add(Ints a, const Ints& b) {
+    for (std::uint32_t i = 0; i < lanes; ++i) a.lane[i] += b.lane[i];
+    return a;
+  }
+  static Vector to_floats(const Ints& v) {
+    return Vector{static_cast<float>(v.lane[0]), static_cast<float>(v.lane[1]), static_cast<float>(v.lane[2]),
+                  static_cast<float>(v.lane[3])};
+  }
+  static void store_any(Vector v, float* at) { store(v, at); }
+
+  template <std::uint32_t bits, bool halves>
+  static void unpack_bytes(Codes<bits, halves> /*format*/, const std::byte* at, Bytes& to) {
+    for (std::uint32_t i = 0; i < stretch_columns; ++i)
+      to.codes[i] = static_cast<std::uint8_t>(unpack_code(at, i, bits));
+  }
+  static ColumnOrder order_int8(const PackedLayout& /*w*/) { return natural_order(); }
+
+  template <class Format>
+  static Ints dot(Format /*format*/, const Bytes& w, const std::int8_t* x) {
+    Ints sums = {};  // of 16 columns each
+    for (std::uint32_t i = 0; i < stretch_columns; ++i) sums.lane[i / 16] += w.codes[i] * x[i];
+    return sums;
+  }
+  static void add_up(const Ints (&s)[lanes], Ints (&parts)[2]) {
+    for (std::uint32_t o = 0; o < lanes; ++o) {
+      parts[0].lane[o] = s[o].lane[0] + s[o].lane[1];
+      parts[1].lane[o] = s[o].lane[2] + s[o].lane[3];
+    }
+  }
+  static void transpose(const Bytes (&from)[lanes], std::byte* to) {
+    for (std::uint32_t four = 0; four < stretch_columns; four += 4) {
+      for (std::uint32_t o = 0; o < lanes; ++o, to += 4) std::memcpy(to, from[o].codes + four, 4);
+    }
+  }
+  static void transpose_ints(const Ints (&from)[lanes], std::int32_t* to) {
+    for (std::uint32_t i = 0; i < lanes * lanes; ++i) to[i] = from[i % lanes].lane[i / lanes];
+  }
+  static Ints load_any_ints(const std::byte* at) {
+    Ints ints;
+    std::memcpy(&ints, at, sizeof(ints));
+    return ints;
+  }
+  static Ints load_ints(const std::int32_t* at) { return {{at[0], at[1], at[2], at[3]}}; }
+
+  template <class Format, std::uint32_t rows>
+  static void dot_side_by_side(Format /*format*/, const std::byte* codes, std::uint32_t first, std::uint32_t end,
+                               const Int8Rows::Chunk* x, std::uint32_t stretch, Ints (&sums)[rows]) {
+    for (std::uint32_t i = first * 32; i < end * 32; ++i) {
+      for (std::uint32_t o = 0; o < lanes; ++o) {
+        const auto code = static_cast<std::int32_t>(codes[i / 4 * 16 + o * 4 + i % 4]);
+        for (std::uint32_t r = 0; r < rows; ++r) sums[r].lane[o] += code * x[r].values[stretch][i];
+      }
+    }
   }
 };
 
 }  // namespace
 
 const part::ProductKernel part::portable_kernel = make_kernel<PortableLanes>();
-const part::Int8Kernel part::portable_int8_kernel = make_int8_kernel<PortableLanes>();
+const part::Int8Kernel part::portable_int8_kernel = make_int8_kernel<PortableInt8Lanes>();
 
 }  // namespace ferry::engine
