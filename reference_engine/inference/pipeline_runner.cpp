@@ -38,6 +38,7 @@ PipelineRunner::PipelineRunner(const AnyConfig& config, bool preload, const Expe
       gates_(gates),
       traits_(config.traits()),
       settings_(config.settings()),
+      workers_(options.workers),
       host_kernel_(store.layout(), best_path(), options.workers, options.activations),
       device_(device_of(
           settings_, store, [this](Variant v) { return expert(v); }, options)),
@@ -89,6 +90,7 @@ void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const Matrix
   if (given.size > 0) {
     look_ahead_all(given);
   } else if (count > 0 && gate_worker_) {
+    if (workers_ != nullptr) workers_->enter();
     gate_worker_->start(first, count, input);
     gate_rows_ = true;
   } else if (count > 0) {
@@ -105,8 +107,19 @@ void PipelineRunner::run_resident(std::uint16_t /*layer*/, const Matrix& /*input
   if (!std::exchange(gate_rows_, false)) return;
   link_.take();
   const Nanoseconds begin = now_ns();  // always here: the order of decisions does not depend on threads
-  look_ahead_all(gate_worker_->join());
+  look_ahead_all(join_gates());
   note_decision("look ahead", begin);
+}
+
+View<const Scores> PipelineRunner::join_gates() {
+  struct Leave {  // whether or not the worker throws
+    WorkerPool* workers;
+    ~Leave() {
+      if (workers != nullptr) workers->leave();
+    }
+  };
+  const Leave leave{workers_};
+  return gate_worker_->join();
 }
 
 bool PipelineRunner::wants_partial(std::uint16_t /*layer*/) const {
@@ -150,7 +163,7 @@ void PipelineRunner::end_sequence(std::uint32_t sequence) {
 
 void PipelineRunner::abandon() {
   try {  // the error that matters is the one that led here
-    if (std::exchange(gate_rows_, false)) gate_worker_->join();
+    if (std::exchange(gate_rows_, false)) join_gates();
   } catch (...) {
   }
   try {

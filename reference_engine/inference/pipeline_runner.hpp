@@ -83,12 +83,15 @@ class PipelineRunner final : public ExpertRunner {
   void note_uses();
   void look_ahead_all(View<const Scores> predicted);
   void start_host(const Matrix& input);
+  /// The predicted scores that the gate worker has made, whose place among the threads at work is free again.
+  View<const Scores> join_gates();
   Nanoseconds wait_host();
 
   const ExpertStore& store_;
   GateBank& gates_;
   const StackTraits traits_;
   const CoreSettings settings_;
+  WorkerPool* const workers_;
   ExpertKernel host_kernel_;
   std::unique_ptr<ExpertDevice> device_;
   VirtualTime* virtual_time_;  ///< the device's, if it has one

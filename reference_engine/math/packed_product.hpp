@@ -10,6 +10,7 @@
 
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
+#include "math/activations.hpp"
 #include "math/matrix.hpp"
 #include "support/worker_pool.hpp"
 
@@ -155,12 +156,6 @@ extern const Int8Kernel portable_int8_kernel, avx2_int8_kernel, avx512_int8_kern
 const Int8Kernel& int8_kernel_of(ProductPath path);
 
 }  // namespace part
-
-/// What products with packed weights make of x before.
-enum class Activations {
-  floats,  ///< nothing
-  int8     ///< each 64 columns become -127 to 127 times a scale, to the nearest: less exact, and faster
-};
 
 /// How a matrix is stored, [rows, columns].
 using StoredLayout = std::variant<PassThroughLayout, PackedLayout>;

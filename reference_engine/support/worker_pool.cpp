@@ -80,8 +80,16 @@ void WorkerPool::Job::work_on() {
   for (std::uint32_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) call(work, part);
 }
 
+void WorkerPool::Job::help(const WorkerPool& pool) {
+  while (pool.has_place(true)) {
+    const std::uint32_t part = next.fetch_add(1, std::memory_order_relaxed);
+    if (part >= parts) return;
+    call(work, part);
+  }
+}
+
 WorkerPool::Job* WorkerPool::open_job() const {
-  Job* job = first_;
+  Job* job = has_place(false) ? first_ : nullptr;
   while (job != nullptr && job->next.load(std::memory_order_relaxed) >= job->parts) job = job->behind;
   return job;
 }
@@ -102,6 +110,7 @@ void WorkerPool::share(Job& job) {
     while (*end != nullptr) end = &(*end)->behind;
     *end = &job;
     ++calls_;
+    ++at_work_;
     wake = asleep_ > 0;
   }
   if (wake) changed_.notify_all();
@@ -112,9 +121,23 @@ void WorkerPool::share(Job& job) {
     while (*at != &job) at = &(*at)->behind;
     *at = job.behind;
   }
+  leave();
   linger([&] { return job.helpers == 0; });
   std::unique_lock lock(mutex_);  // also so that the last helper is through with it
   left_.wait(lock, [&] { return job.helpers == 0; });
+}
+
+void WorkerPool::leave() {
+  bool wake = false;
+  {
+    const std::lock_guard lock(mutex_);
+    --at_work_;
+    if (open_job() != nullptr) {  // somebody else's, for which there was no place
+      ++calls_;
+      wake = asleep_ > 0;
+    }
+  }
+  if (wake) changed_.notify_all();
 }
 
 void WorkerPool::serve() {
@@ -132,9 +155,11 @@ void WorkerPool::serve() {
     }
     if (stop_) return;
     ++job->helpers;
+    ++at_work_;
     lock.unlock();
-    job->work_on();
+    job->help(*this);
     lock.lock();
+    --at_work_;
     if (--job->helpers == 0) left_.notify_all();
   }
 }

@@ -15,8 +15,9 @@ namespace ferry::engine {
 /// where they are more than processors.
 ///
 /// Any thread may call `run`, several at a time: each caller works on its own job until that is done, the pool's threads
-/// on whichever has parts left, the oldest first. So a host thread and a device that is a CPU share the cores without
-/// more threads than there are cores being at work for long.
+/// on whichever has parts left, the oldest first. Callers take the places of the pool's threads, which stop behind the
+/// part that they are at: so a host thread and a device that is a CPU share the cores, and no more threads than `threads`
+/// are at work for longer than a part. Where more call than that, only callers work.
 class WorkerPool {
  public:
   /// `threads`: the caller's among them. 0: one a processor.
@@ -44,6 +45,10 @@ class WorkerPool {
     share(job);
   }
 
+  /// Another thread is at work, without `run`, until `leave`: it takes the place of one of the pool's.
+  void enter() { ++at_work_; }
+  void leave();
+
  private:
   struct Job {
     void (*call)(const void* work, std::uint32_t part);
@@ -54,6 +59,8 @@ class WorkerPool {
     Job* behind = nullptr;                  ///< the job that came after it
 
     void work_on();
+    /// The same for a thread of the pool, while it has a place.
+    void help(const WorkerPool& pool);
   };
 
   void end_threads();
@@ -62,15 +69,18 @@ class WorkerPool {
   void linger(const Done& done) const;
   void share(Job& job);
   void serve();
-  /// The oldest job that has parts left; null if there is none. Under the lock.
+  /// Whether a thread of the pool may work; `self`: it does, and may go on.
+  [[nodiscard]] bool has_place(bool self) const { return at_work_ < threads() + (self ? 1U : 0U); }
+  /// The oldest job that has parts left; null if there is none, or no place to work on it. Under the lock.
   [[nodiscard]] Job* open_job() const;
 
   std::mutex mutex_;
-  std::condition_variable changed_;      ///< there is a job, or the end
-  std::condition_variable left_;         ///< a helper has left a job
-  Job* first_ = nullptr;                 ///< those of all callers, the oldest first
-  std::atomic<std::uint32_t> calls_{0};  ///< jobs so far, and the end
-  std::uint32_t asleep_ = 0;             ///< threads that wait for `changed_`
+  std::condition_variable changed_;        ///< there is a job, or the end
+  std::condition_variable left_;           ///< a helper has left a job
+  Job* first_ = nullptr;                   ///< those of all callers, the oldest first
+  std::atomic<std::uint32_t> calls_{0};    ///< jobs so far, places that were left, and the end
+  std::atomic<std::uint32_t> at_work_{0};  ///< callers, threads of the pool, and who else has entered
+  std::uint32_t asleep_ = 0;               ///< threads that wait for `changed_`
   bool stop_ = false, lingers_ = false;
   std::vector<std::thread> threads_;
 };

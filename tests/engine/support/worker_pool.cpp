@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -98,6 +99,47 @@ TEST_CASE("pinned threads stay on one processor each, and the caller goes where 
   }
   const cpu_set_t after = allowed();
   CHECK(CPU_EQUAL(&before, &after));
+}
+
+TEST_CASE("callers take the places of the pool's threads, and give them back") {
+  WorkerPool pool(2);
+  const auto pools_share = [&](std::uint32_t parts) {  // how many of a caller's parts another thread had
+    const auto caller = std::this_thread::get_id();
+    std::atomic<std::uint32_t> others = 0;
+    pool.run(parts, [&](std::uint32_t) {
+      if (std::this_thread::get_id() != caller) ++others;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    return others.load();
+  };
+  CHECK(pools_share(20) > 0);
+  pool.enter();  // as two callers are, with the one below
+  CHECK(pools_share(20) == 0);
+  pool.leave();
+  CHECK(pools_share(20) > 0);
+
+  // A thread of the pool that is at work when a place is taken ends its part, and begins no other until there is a place.
+  std::atomic<bool> taken = false;
+  std::atomic<std::uint32_t> others = 0, after = 0;
+  std::thread guest;
+  const auto caller = std::this_thread::get_id();
+  pool.run(200, [&](std::uint32_t) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (std::this_thread::get_id() == caller) return;
+    if (taken) ++after;
+    if (++others != 5) return;
+    pool.enter();
+    taken = true;
+    guest = std::thread([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      CHECK(after == 0);
+      taken = false;
+      pool.leave();
+    });
+  });
+  REQUIRE(guest.joinable());  // five parts of 200 were the other thread's
+  guest.join();
+  CHECK(others > 5);
 }
 
 TEST_CASE("a caller does not wait for threads that are busy with another's parts") {

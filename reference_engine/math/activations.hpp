@@ -1,0 +1,13 @@
+/// @file
+/// What weights are multiplied with.
+#pragma once
+
+namespace ferry::engine {
+
+/// What products with packed weights make of x before.
+enum class Activations {
+  floats,  ///< nothing
+  int8     ///< each 64 columns become -127 to 127 times a scale, to the nearest: less exact, and faster
+};
+
+}  // namespace ferry::engine
