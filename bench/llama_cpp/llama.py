@@ -95,7 +95,7 @@ class Llama:
     def tokens_per_s(self, model, threads, prompt=0, generated=0, context=0):
         """After a warm-up of its own, which llama-bench does not count."""
         out = run([self.bin / "llama-bench", "-m", model, "-t", threads, "-p", prompt, "-n", generated, "-d", context,
-                   "-fa", 0, "-r", 1, "-o", "json"], "llama-bench")
+                   "-fa", 0, "-r", 1, "-embd", int(prompt > 0), "-o", "json"], "llama-bench")
         result, = json.loads(out)
         self.cpu = result["cpu_info"]
         return result["samples_ts"][0]

@@ -31,7 +31,7 @@ struct RunArguments {
   ModelFlags model;
   std::string stack = "lru", machine, clock = "real", json, timeline, device_memory, logits;
   std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
-  std::uint32_t max_new_tokens = 128, batch = 0;
+  std::uint32_t max_new_tokens = 128, batch = 0, prefill_chunk = GenerateOptions{}.prefill_chunk;
   double temperature = 0;
   std::uint64_t seed = 0;
   bool gate_worker = false;
@@ -68,6 +68,7 @@ class Runs {
     if (!(a.temperature >= 0)) throw InputError("--temperature: expected a number from 0 to 100");  // nan passes ranges
     options_.temperature = a.temperature;
     options_.seed = a.seed;
+    options_.prefill_chunk = a.prefill_chunk;
     options_.keep_logits = logits_.has_value();
     options_.stop = &stop;
     std::vector<StackOptions> wanted(stacks.size());
@@ -416,6 +417,10 @@ void add_run_commands(CLI::App& app, Action& chosen) {
     c->add_option("--batch", a->batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
         ->type_name("N")
         ->check(CLI::Range(1, 8));
+    c->add_option("--prefill-chunk", a->prefill_chunk, "tokens of a prompt in one step")
+        ->type_name("N")
+        ->check(CLI::Range(1, 65536))
+        ->capture_default_str();
     c->add_option("--temperature", a->temperature, "0 takes the most likely token")
         ->type_name("T")
         ->check(CLI::Range(0.0, 100.0))

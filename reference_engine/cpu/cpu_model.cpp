@@ -84,8 +84,8 @@ void CpuModel::rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t positi
 void CpuModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                          const Matrix& normed, Matrix& out) {
   const Layer& layer = layers_[index];
-  const Eigen::Index dim = config().head_dim, group = config().heads / config().kv_heads;
   product_.run(normed, {layer.q.times(q_), layer.k.times(k_), layer.v.times(v_)});
+  seen_.clear();
   for (Eigen::Index i = 0; i < q_.rows(); ++i) {
     const TokenRow& row = rows[static_cast<std::size_t>(i)];
     q_.row(i) += layer.q_bias.transpose();
@@ -93,50 +93,47 @@ void CpuModel::attention(std::uint32_t index, const std::vector<TokenRow>& rows,
     v_.row(i) += layer.v_bias.transpose();
     rotate(q_.row(i), row.position);
     rotate(k_.row(i), row.position);
-    caches[row.sequence].keys[index].row(row.position) = k_.row(i);
-    caches[row.sequence].values[index].row(row.position) = v_.row(i);
+    KvCache& cache = caches[row.sequence];
+    keep(cache, index, row.position, k_.row(i).data(), v_.row(i).data());
+    seen_.push_back({cache.keys[index].data(), cache.values[index].data(), cache.positions, row.position + 1});
   }
-  mixed_.resize(q_.rows(), q_.cols());
-  const float scale = 1.0F / std::sqrt(static_cast<float>(dim));
-  const std::uint32_t heads = config().heads;
-  auto mix = [&](std::uint32_t first, std::uint32_t end) {  // heads of rows
-    for (std::uint32_t at = first; at < end; ++at) {
-      const TokenRow& row = rows[at / heads];
-      const Eigen::Index i = at / heads, h = at % heads, kv = h / group * dim, seen = Eigen::Index{row.position} + 1;
-      const Matrix& keys = caches[row.sequence].keys[index];
-      const Matrix& values = caches[row.sequence].values[index];
-      Vector weights = keys.block(0, kv, seen, dim) * q_.row(i).segment(h * dim, dim).transpose() * scale;
-      weights = (weights.array() - weights.maxCoeff()).exp();
-      weights /= weights.sum();
-      mixed_.row(i).segment(h * dim, dim).transpose().noalias() = values.block(0, kv, seen, dim).transpose() * weights;
-    }
-  };
-  std::uint64_t products = 0;
-  for (const TokenRow& row : rows) products += 2 * (std::uint64_t{row.position} + 1) * heads * config().head_dim;
-  share_work(&workers(), static_cast<std::uint32_t>(rows.size()) * heads, products, mix);
+  attention_.run(seen_, q_, mixed_);
   layer.o.times(mixed_, product_, out);
+}
+
+void CpuModel::keep(KvCache& cache, std::uint32_t layer, std::uint32_t position, const float* keys,
+                    const float* values) const {
+  for (std::uint32_t h = 0; h < config().kv_heads; ++h, keys += config().head_dim, values += config().head_dim) {
+    const Eigen::Index at = Eigen::Index{h} * cache.positions + position;
+    std::copy_n(keys, config().head_dim, cache.keys[layer].row(at).data());
+    std::copy_n(values, config().head_dim, cache.values[layer].row(at).data());
+  }
+}
+
+void CpuModel::recall(const KvCache& cache, std::uint32_t layer, std::uint32_t position, float* keys,
+                      float* values) const {
+  for (std::uint32_t h = 0; h < config().kv_heads; ++h, keys += config().head_dim, values += config().head_dim) {
+    const Eigen::Index at = Eigen::Index{h} * cache.positions + position;
+    std::copy_n(cache.keys[layer].row(at).data(), config().head_dim, keys);
+    std::copy_n(cache.values[layer].row(at).data(), config().head_dim, values);
+  }
 }
 
 void CpuModel::predict_partial(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                                Matrix& hidden, Matrix& scores) {
   const auto epsilon = static_cast<float>(config().norm_epsilon);
   const auto count = static_cast<Eigen::Index>(rows.size());
-  const Eigen::Index width = caches[rows[0].sequence].keys[index].cols();
-  saved_.resize(2 * count, width);
-  auto row_of = [&](std::vector<Matrix> KvCache::*part, Eigen::Index i) {
-    const TokenRow& row = rows[static_cast<std::size_t>(i)];
-    return (caches[row.sequence].*part)[index].row(row.position);
-  };
+  saved_.resize(2 * count, Eigen::Index{config().kv_heads} * config().head_dim);
   for (Eigen::Index i = 0; i < count; ++i) {
-    saved_.row(2 * i) = row_of(&KvCache::keys, i);
-    saved_.row(2 * i + 1) = row_of(&KvCache::values, i);
+    const TokenRow& row = rows[static_cast<std::size_t>(i)];
+    recall(caches[row.sequence], index, row.position, saved_.row(2 * i).data(), saved_.row(2 * i + 1).data());
   }
   rms_norm(hidden, layers_[index].input_norm, epsilon, ahead_normed_);
   attention(index, rows, caches, ahead_normed_, projected_);
   hidden += projected_;
   for (Eigen::Index i = 0; i < count; ++i) {
-    row_of(&KvCache::keys, i) = saved_.row(2 * i);
-    row_of(&KvCache::values, i) = saved_.row(2 * i + 1);
+    const TokenRow& row = rows[static_cast<std::size_t>(i)];
+    keep(caches[row.sequence], index, row.position, saved_.row(2 * i).data(), saved_.row(2 * i + 1).data());
   }
   rms_norm(hidden, layers_[index].post_norm, epsilon, ahead_normed_);
   linear(ahead_normed_, layers_[index].gate, scores);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "inference/model.hpp"
+#include "math/attention.hpp"
 #include "math/stored_matrix.hpp"
 
 namespace ferry::engine {
@@ -42,6 +43,9 @@ class CpuModel final : public Model {
   /// Its keys and values are tentative: the caches are left as they were.
   void predict_partial(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                        Matrix& hidden, Matrix& scores);
+  /// Keys and values of a layer and token, [2, kv_heads * head_dim], to its cache and from there.
+  void keep(KvCache& cache, std::uint32_t layer, std::uint32_t position, const float* keys, const float* values) const;
+  void recall(const KvCache& cache, std::uint32_t layer, std::uint32_t position, float* keys, float* values) const;
   void shared_expert(const Layer& layer);
   void add_shared(Matrix& hidden) const;
   void rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t position) const;
@@ -52,9 +56,11 @@ class CpuModel final : public Model {
   Vector inverse_frequency_;   // [head_dim / 2]
   Nanoseconds shared_ns_ = 0;  ///< what the last shared expert took
   PackedProduct product_{best_path(), &workers()};
+  AttentionKernel attention_{{config().heads, config().kv_heads, config().head_dim}, best_path(), &workers()};
   // scratch
   Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
   Matrix partial_, ahead_normed_, ahead_scores_, saved_;
+  std::vector<AttentionKernel::Row> seen_;
 };
 
 }  // namespace ferry::engine

@@ -9,8 +9,9 @@
 namespace ferry::engine {
 
 KvCache::KvCache(const ModelConfig& c, std::uint32_t positions)
-    : keys(c.layers, Matrix(positions, c.kv_heads * c.head_dim)),
-      values(c.layers, Matrix(positions, c.kv_heads * c.head_dim)) {}
+    : positions(positions),
+      keys(c.layers, Matrix(Eigen::Index{c.kv_heads} * positions, c.head_dim)),
+      values(c.layers, Matrix(Eigen::Index{c.kv_heads} * positions, c.head_dim)) {}
 
 std::uint64_t KvCache::bytes() const {
   if (keys.empty()) return device_bytes_;

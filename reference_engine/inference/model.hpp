@@ -24,7 +24,8 @@ class KvCache {
   /// In memory of another device, which knows what it is.
   KvCache(std::shared_ptr<void> on_device, std::uint64_t bytes) : device(std::move(on_device)), device_bytes_(bytes) {}
 
-  std::vector<Matrix> keys, values;  ///< [layers] of [positions, kv_heads * head_dim]; on the CPU device
+  std::uint32_t positions = 0;       ///< that there is room for; on the CPU device
+  std::vector<Matrix> keys, values;  ///< [layers] of [kv_heads * positions, head_dim], likewise
   std::shared_ptr<void> device;      ///< on another
   [[nodiscard]] std::uint64_t bytes() const;
 

@@ -526,6 +526,78 @@ void multiply(const PackedLayout& w, const std::byte* weights, part::Outputs ran
   multiply_codes<Lanes, 2>(w, weights, range, x, y);
 }
 
+/// `vectors` vectors of columns, from `values` on, which is columns apart from row to row.
+template <class Lanes, std::uint32_t rows, std::uint32_t vectors>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void mix_columns(const float* weights, std::size_t stride,
+                                                                  std::uint32_t count, const float* values,
+                                                                  std::uint32_t columns, const std::uint32_t* which,
+                                                                  float* y) {
+  using Vector = typename Lanes::Vector;
+  Vector sums[rows][vectors];
+#pragma GCC unroll 6
+  for (std::uint32_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (std::uint32_t v = 0; v < vectors; ++v) sums[r][v] = Lanes::zero();
+  }
+#pragma GCC unroll 1
+  for (std::uint32_t i = 0; i < count; ++i, values += columns) {
+    Vector own[vectors];
+#pragma GCC unroll 4
+    for (std::uint32_t v = 0; v < vectors; ++v) {
+      own[v] = Lanes::load_any(reinterpret_cast<const std::byte*>(values + std::size_t{v} * Lanes::lanes));
+    }
+#pragma GCC unroll 6
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      const Vector weight = Lanes::all(weights[r * stride + i]);
+#pragma GCC unroll 4
+      for (std::uint32_t v = 0; v < vectors; ++v) sums[r][v] = Lanes::fma(own[v], weight, sums[r][v]);
+    }
+  }
+#pragma GCC unroll 6
+  for (std::uint32_t r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (std::uint32_t v = 0; v < vectors; ++v) {
+      alignas(64) float all[Lanes::lanes];
+      Lanes::store(sums[r][v], all);
+      std::memcpy(y + std::size_t{which[r]} * columns + std::size_t{v} * Lanes::lanes, all, sizeof(all));
+    }
+  }
+}
+
+template <class Lanes, std::uint32_t rows>
+[[FERRY_LANES_TARGET gnu::noinline]] void mix_rows(const float* weights, std::size_t stride, std::uint32_t count,
+                                                   const float* values, std::uint32_t columns,
+                                                   const std::uint32_t* which, float* y) {
+  constexpr std::uint32_t together = 4;  // vectors
+  std::uint32_t c = 0;
+  for (; c + together * Lanes::lanes <= columns; c += together * Lanes::lanes) {
+    mix_columns<Lanes, rows, together>(weights, stride, count, values + c, columns, which, y + c);
+  }
+  for (; c + Lanes::lanes <= columns; c += Lanes::lanes) {
+    mix_columns<Lanes, rows, 1>(weights, stride, count, values + c, columns, which, y + c);
+  }
+  for (; c < columns; ++c) {
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      float sum = 0;
+      for (std::uint32_t i = 0; i < count; ++i) {
+        sum += weights[r * stride + i] * values[std::size_t{i} * columns + c];
+      }
+      y[std::size_t{which[r]} * columns + c] = sum;
+    }
+  }
+}
+
+template <class Lanes>
+void mix(const float* weights, std::size_t stride, std::uint32_t rows, std::uint32_t count, const float* values,
+         std::uint32_t columns, const std::uint32_t* which, float* y) {
+  using Mix = decltype(&mix_rows<Lanes, 1>);
+  constexpr auto mixes = []<std::size_t... i>(std::index_sequence<i...>) {
+    return std::array<Mix, sizeof...(i)>{&mix_rows<Lanes, i + 1>...};
+  }
+  (std::make_index_sequence<Lanes::most_rows>());
+  mixes[rows - 1](weights, stride, count, values, columns, which, y);
+}
+
 inline ColumnOrder natural_order() {
   ColumnOrder order;
   for (std::uint32_t i = 0; i < stretch_columns; ++i) order.column[i] = static_cast<std::uint8_t>(i);
@@ -535,7 +607,7 @@ inline ColumnOrder natural_order() {
 template <class Lanes>
 constexpr part::ProductKernel make_kernel() {
   static_assert(Lanes::most_rows >= few);
-  return {Lanes::most_rows, Lanes::lanes, Lanes::order, Lanes::order, multiply<Lanes>, multiply<Lanes>};
+  return {Lanes::most_rows, Lanes::lanes, Lanes::order, Lanes::order, multiply<Lanes>, multiply<Lanes>, mix<Lanes>};
 }
 
 }  // namespace

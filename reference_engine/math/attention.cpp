@@ -1,0 +1,116 @@
+#include "math/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "math/share_work.hpp"
+
+namespace ferry::engine {
+namespace {
+
+constexpr std::uint32_t rows_at_once = 32;                      // as many as make keys and values worth reading once
+constexpr std::size_t scores_together = std::size_t{4} << 20U;  // floats: what they take beside a usual cache
+
+}  // namespace
+
+void AttentionKernel::run(View<const Row> rows, const Matrix& q, Matrix& out) {
+  out.resize(q.rows(), q.cols());
+  for (std::uint32_t first = 0, end; first < rows.size; first = end) {
+    std::size_t most = rows[first].seen;
+    for (end = first + 1; end < rows.size && end - first < rows_at_once; ++end) {
+      most = std::max<std::size_t>(most, rows[end].seen);
+      if (most * shape_.heads * (end + 1 - first) > scores_together) break;
+    }
+    run_together(rows, first, end, q, out);
+  }
+}
+
+void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, std::uint32_t end, const Matrix& q,
+                                   Matrix& out) {
+  const std::uint32_t dim = shape_.head_dim, share = shape_.heads / shape_.kv_heads;
+  groups_.clear();
+  which_.clear();
+  seen_.clear();
+  std::size_t scores = 0;
+  for (std::uint32_t row = first, next; row < end; row = next) {
+    std::uint32_t seen = 0;
+    for (next = row; next < end && rows[next].keys == rows[row].keys; ++next) seen = std::max(seen, rows[next].seen);
+    for (std::uint32_t kv = 0; kv < shape_.kv_heads; ++kv) {
+      groups_.push_back({row, next - row, kv, seen, static_cast<std::uint32_t>(which_.size()), scores});
+      scores += std::size_t{next - row} * share * seen;
+      for (std::uint32_t r = row; r < next; ++r) {
+        for (std::uint32_t h = 0; h < share; ++h) {
+          which_.push_back(r * shape_.heads + kv * share + h);
+          seen_.push_back(rows[r].seen);
+        }
+      }
+    }
+  }
+  if (queries_.size() < groups_.size()) queries_.resize(groups_.size());
+  if (scores_.size() < scores) scores_.resize(scores);
+
+  inputs_.clear();
+  products_.clear();
+  std::uint64_t products = 0;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group& g = groups_[i];
+    const PassThroughLayout keys{g.seen, dim, FloatType::f32};
+    inputs_.push_back(
+        {.w = keys, .x = q.data(), .rows = g.rows * share, .which = &which_[g.first_which], .to = &queries_[i]});
+    const float* of_head = rows[g.first_row].keys + std::size_t{g.kv_head} * rows[g.first_row].capacity * dim;
+    products_.push_back({keys, reinterpret_cast<const std::byte*>(of_head), &queries_[i], &scores_[g.scores]});
+    products += std::uint64_t{g.rows} * share * g.seen * dim;
+  }
+  product_.prepare(inputs_);
+  product_.multiply(products_);
+
+  const auto heads_of_rows = static_cast<std::uint32_t>(which_.size());
+  auto group_at = [&](std::uint32_t at) {  // of a head of a row
+    const auto behind = std::upper_bound(groups_.begin(), groups_.end(), at,
+                                         [](std::uint32_t n, const Group& g) { return n < g.first_which; });
+    return behind - 1;
+  };
+  constexpr std::uint64_t products_of_a_weight = 20;  // that take as long as one of softmax
+  share_work(workers_, heads_of_rows, products / dim * products_of_a_weight,
+             [&](std::uint32_t begin, std::uint32_t stop) {
+               Eigen::VectorXf scratch;
+               auto g = group_at(begin);
+               for (std::uint32_t at = begin; at < stop; ++at) {
+                 if (at == g->first_which + g->rows * share) ++g;
+                 softmax(rows[which_[at] / shape_.heads],
+                         &scores_[g->scores + std::size_t{at - g->first_which} * g->seen], g->seen, scratch);
+               }
+             });
+
+  // A few rows at a time, which values are read once for.
+  const std::uint32_t panel = kernel_.panel_rows;
+  std::uint32_t panels = 0;
+  for (const Group& g : groups_) panels += (g.rows * share + panel - 1) / panel;
+  share_work(workers_, panels, products, [&](std::uint32_t begin, std::uint32_t stop) {
+    std::uint32_t number = 0;
+    for (const Group& g : groups_) {
+      const std::uint32_t all = g.rows * share;
+      for (std::uint32_t row = 0; row < all; row += panel, ++number) {
+        if (number < begin || number >= stop) continue;
+        const Row& source = rows[g.first_row];
+        const std::uint32_t count = std::min(panel, all - row), at = g.first_which + row;
+        const float* values = source.values + std::size_t{g.kv_head} * source.capacity * dim;
+        const std::uint32_t seen = *std::max_element(&seen_[at], &seen_[at] + count);
+        kernel_.mix(&scores_[g.scores + std::size_t{row} * g.seen], g.seen, count, seen, values, dim, &which_[at],
+                    out.data());
+      }
+    }
+  });
+}
+
+void AttentionKernel::softmax(const Row& row, float* scores, std::uint32_t count, Eigen::VectorXf& scratch) const {
+  // In a vector of its own: which elements share a vector register must not depend on where the scores begin.
+  scratch =
+      Eigen::Map<const Eigen::VectorXf>(scores, row.seen) * (1.0F / std::sqrt(static_cast<float>(shape_.head_dim)));
+  scratch = (scratch.array() - scratch.maxCoeff()).exp();
+  scratch /= scratch.sum();
+  std::copy_n(scratch.data(), row.seen, scores);
+  std::fill(scores + row.seen, scores + count, 0.0F);  // what other rows see
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,61 @@
+/// @file
+/// Attention to the keys and values of earlier tokens.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "math/matrix.hpp"
+#include "math/packed_product.hpp"
+
+namespace ferry::engine {
+
+/// How heads share keys and values: head h reads those of h / (heads / kv_heads).
+struct AttentionShape {
+  std::uint32_t heads = 0, kv_heads = 0, head_dim = 0;
+};
+
+/// Computes out = softmax(q k^T / sqrt(head_dim)) v, several rows and all heads at once.
+///
+/// A row's result depends neither on how many rows there are nor on its place, nor on how many threads share the work.
+class AttentionKernel {
+ public:
+  AttentionKernel(const AttentionShape& shape, ProductPath path, WorkerPool* workers)
+      : shape_(shape), workers_(workers), kernel_(part::kernel_of(path)), product_(kernel_, workers) {}
+
+  /// What a row attends to: the first `seen`, at least one, of the tokens in a cache.
+  struct Row {
+    const float* keys;    ///< [kv_heads, capacity, head_dim]
+    const float* values;  ///< likewise
+    std::uint32_t capacity, seen;
+  };
+  /// q, out: [rows, heads * head_dim]. Rows of one cache are best neighbours, in ascending position.
+  void run(View<const Row> rows, const Matrix& q, Matrix& out);
+
+ private:
+  /// Rows of one cache, with one of its heads.
+  struct Group {
+    std::uint32_t first_row, rows;  ///< of q
+    std::uint32_t kv_head;
+    std::uint32_t seen;         ///< the most
+    std::uint32_t first_which;  ///< where its heads of rows begin in `which_`
+    std::size_t scores;         ///< where theirs begin
+  };
+
+  void run_together(View<const Row> rows, std::uint32_t first, std::uint32_t end, const Matrix& q, Matrix& out);
+  /// Of one head of a row: weights in the place of scores.
+  void softmax(const Row& row, float* scores, std::uint32_t count, Eigen::VectorXf& scratch) const;
+
+  AttentionShape shape_;
+  WorkerPool* workers_;
+  const part::ProductKernel& kernel_;
+  PackedProduct product_;
+  // scratch, which never shrinks
+  std::vector<Group> groups_;
+  std::vector<std::uint32_t> which_, seen_;  // heads of rows, as rows of [rows * heads, head_dim], and what they see
+  std::vector<part::Rows> queries_;          // a group's
+  std::vector<float> scores_;
+  std::vector<PackedProduct::Input> inputs_;
+  std::vector<PackedProduct::Product> products_;
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,125 @@
+// Attention beside its formula in double, row by row.
+#include "math/attention.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "support/random.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+
+/// Keys and values of some sequences, of random lengths.
+struct Sequences {
+  AttentionShape shape;
+  std::uint32_t capacity = 0;
+  std::vector<std::vector<float>> keys, values;  // each [kv_heads, capacity, head_dim]
+
+  Sequences(const AttentionShape& s, std::uint32_t positions, std::size_t count, test::Random& random)
+      : shape(s), capacity(positions) {
+    for (auto* all : {&keys, &values}) {
+      for (std::size_t i = 0; i < count; ++i) {
+        std::vector<float> own(std::size_t{s.kv_heads} * positions * s.head_dim);
+        for (float& v : own) v = random.unit() * 4 - 2;
+        all->push_back(own);
+      }
+    }
+  }
+  [[nodiscard]] AttentionKernel::Row row(std::size_t sequence, std::uint32_t seen) const {
+    return {keys[sequence].data(), values[sequence].data(), capacity, seen};
+  }
+};
+
+Matrix random_rows(std::size_t rows, const AttentionShape& shape, test::Random& random) {
+  Matrix q(static_cast<Eigen::Index>(rows), Eigen::Index{shape.heads} * shape.head_dim);
+  for (float& v : q.reshaped()) v = random.unit() * 4 - 2;
+  return q;
+}
+
+/// The largest error, in times the largest value.
+double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& rows, const Matrix& q,
+                   const Matrix& out) {
+  const std::uint32_t dim = s.shape.head_dim, share = s.shape.heads / s.shape.kv_heads;
+  double worst = 0;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    for (std::uint32_t h = 0; h < s.shape.heads; ++h) {
+      const std::size_t head = std::size_t{h / share} * s.capacity * dim;
+      const float* own = q.row(static_cast<Eigen::Index>(r)).data() + std::size_t{h} * dim;
+      std::vector<double> weights;
+      double sum = 0;
+      for (std::uint32_t p = 0; p < rows[r].seen; ++p) {
+        double score = 0;
+        for (std::uint32_t d = 0; d < dim; ++d) score += double{own[d]} * rows[r].keys[head + std::size_t{p} * dim + d];
+        weights.push_back(std::exp(score / std::sqrt(double{dim})));
+        sum += weights.back();
+      }
+      for (std::uint32_t d = 0; d < dim; ++d) {
+        double expected = 0;
+        for (std::uint32_t p = 0; p < rows[r].seen; ++p) {
+          expected += weights[p] / sum * rows[r].values[head + std::size_t{p} * dim + d];
+        }
+        worst = std::max(worst, std::abs(expected - out(static_cast<Eigen::Index>(r), Eigen::Index{h} * dim + d)));
+      }
+    }
+  }
+  return worst / 2;
+}
+
+std::vector<ProductPath> paths() {
+  std::vector<ProductPath> all;
+  for (const ProductPath path : product_paths) {
+    if (runs_here(path)) all.push_back(path);
+  }
+  return all;
+}
+
+TEST_CASE("attention is what its formula says, and a row's result does not depend on its company") {
+  test::Random random(5);
+  for (const AttentionShape& shape : {AttentionShape{4, 4, 32}, AttentionShape{6, 2, 128}, AttentionShape{4, 1, 80},
+                                      AttentionShape{2, 2, 10}, AttentionShape{3, 3, 4}}) {
+    CAPTURE(shape.head_dim);
+    const Sequences s(shape, 150, 2, random);
+    // A chunk of a prompt, longer than what is computed at once; a step of another sequence; and its first token.
+    std::vector<AttentionKernel::Row> rows;
+    for (std::uint32_t seen = 90; seen <= 130; ++seen) rows.push_back(s.row(0, seen));
+    rows.push_back(s.row(1, 149));
+    rows.push_back(s.row(1, 1));
+    const auto count = static_cast<std::uint32_t>(rows.size());
+    const Matrix q = random_rows(rows.size(), shape, random);
+    for (const ProductPath path : paths()) {
+      CAPTURE(static_cast<int>(path));
+      AttentionKernel attention(shape, path, nullptr);
+      Matrix out, some;
+      attention.run({rows.data(), count}, q, out);
+      CHECK(worst_error(s, rows, q, out) < 2e-6);
+      for (const std::uint32_t first : {1U, 7U, 30U, count - 2, count - 1}) {
+        attention.run({rows.data() + first, count - first}, Matrix(q.bottomRows(count - first)), some);
+        CHECK(some == out.bottomRows(count - first));
+      }
+    }
+  }
+}
+
+TEST_CASE("threads that share attention change no bit of it" * doctest::test_suite("threads")) {
+  test::Random random(6);
+  const AttentionShape shape{8, 4, 64};
+  const Sequences s(shape, 700, 2, random);
+  WorkerPool three(3);
+  for (const std::uint32_t count : {1U, 2U, 40U}) {
+    std::vector<AttentionKernel::Row> rows;
+    for (std::uint32_t i = 0; i < count; ++i) rows.push_back(s.row(i % 2, 600 + i));
+    const Matrix q = random_rows(count, shape, random);
+    for (const ProductPath path : paths()) {
+      Matrix alone, shared;
+      AttentionKernel(shape, path, nullptr).run({rows.data(), count}, q, alone);
+      AttentionKernel(shape, path, &three).run({rows.data(), count}, q, shared);
+      CHECK(alone == shared);
+    }
+  }
+}
+
+}  // namespace
