@@ -54,7 +54,7 @@ double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& 
       for (std::uint32_t p = 0; p < rows[r].seen; ++p) {
         double score = 0;
         for (std::uint32_t d = 0; d < dim; ++d) score += double{own[d]} * rows[r].keys[head + std::size_t{p} * dim + d];
-        weights.push_back(std::exp(score / std::sqrt(double{dim})));
+        weights.push_back(std::exp(score / std::sqrt(static_cast<double>(dim))));
         sum += weights.back();
       }
       for (std::uint32_t d = 0; d < dim; ++d) {
