@@ -21,7 +21,7 @@ class Accounts {
     carve(bytes_, std::size_t{model.layers} * precision_count);
     top_scores_.reserve(carve, model, top_score_alpha);
     carve(asked_, substitutes ? model.experts : 0);
-    carve(best_, substitutes ? model.max_rows : 0);
+    carve(best_, substitutes && predicts ? model.max_rows : 0);
     if constexpr (predicts) predictions_.reserve(carve, model, depth);
     if (carve.measuring()) return;
     for (std::uint32_t l = 0; l < model.layers; ++l) {
@@ -48,7 +48,7 @@ class Accounts {
 
   /// The gate's own scores of a layer, ahead of `ask`; without them misses are not counted by score.
   FERRY_HD void see(View<const float> select) noexcept {
-    if constexpr (substitutes) {
+    if constexpr (substitutes && predicts) {
       for (std::uint32_t row = 0; row * experts_ < select.size; ++row) {
         Route best;
         best_of(select.data + std::size_t{row} * experts_, experts_, 1, &best);
@@ -161,7 +161,7 @@ class Accounts {
   Counters counters_;
   Array<std::uint64_t> bytes_;  ///< [layers, precision_count]
   Array<std::uint8_t> asked_;   ///< [experts], what the gate chose, for routers that substitute
-  Array<std::uint16_t> best_;   ///< [rows], the gate's first choice, for routers that substitute
+  Array<std::uint16_t> best_;   ///< [rows], the gate's first choice, for predictors beside routers that substitute
   TopScores top_scores_;
   PredictionRecord predictions_;
   std::uint32_t step_rows_ = 0, experts_ = 0;

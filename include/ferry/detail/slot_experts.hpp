@@ -90,6 +90,10 @@ class SlotExperts {
   /// The same where an expert is worth its key.
   template <class KeyAt>
   FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key) noexcept {
+    if (pool_.layers == 1 && unknown_.has(0, 0)) {  // what is barred may as well be left out at once
+      std::int64_t lowest = nobody;
+      return least_among(0, barred, key, lowest);
+    }
     resolve(key);
     const std::uint32_t slot = first_of_least(key_.data(), least_.data());
     if (slot == no_slot || !barred[slot]) return slot;

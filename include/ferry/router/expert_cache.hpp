@@ -70,12 +70,17 @@ class ExpertCacheRouter {
     Route* routes = out.data + out.size;
     if (phase == Phase::prefill || alpha == 0.0F) return gate_.route(phase, scores, present, out);
     const std::uint32_t rows = scores.select.size / experts_;
-    collect(scores.select.data, rows, routes);
     out.size += rows * k_;
-    const std::uint32_t rounds = rows > 1 ? 2 : 1;  // a single row has none to share with
-    for (std::uint32_t round = 0; round < rounds; ++round) {
-      for (std::uint32_t row = 0; row < rows; ++row) {
-        choose({scores.select.data + std::size_t{row} * experts_, beta_[row], routes + row * k_}, present, round == 1);
+    if (rows == 1 && experts_ <= detail::KeyColumns::capacity) {
+      choose_alone(scores.select.data, present, routes);
+    } else {
+      collect(scores.select.data, rows, routes);
+      const std::uint32_t rounds = rows > 1 ? 2 : 1;  // a single row has none to share with
+      for (std::uint32_t round = 0; round < rounds; ++round) {
+        for (std::uint32_t row = 0; row < rows; ++row) {
+          choose({scores.select.data + std::size_t{row} * experts_, beta_[row], routes + row * k_}, present,
+                 round == 1);
+        }
       }
     }
     for (std::uint32_t row = 0; row < rows; ++row) {
@@ -84,7 +89,7 @@ class ExpertCacheRouter {
     }
   }
 
-  /// What is left of the latest batch: uses are those of whole rows, of which none has an expert twice.
+  /// What is left of the latest batch of several rows: uses are those of whole rows, of which none has an expert twice.
   [[nodiscard]] const char* check() const noexcept {
     std::uint64_t uses = 0;
     for (const std::uint32_t n : users_) uses += n;
@@ -113,6 +118,36 @@ class ExpertCacheRouter {
   FERRY_HD static bool there(State s) noexcept { return s == State::resident || s == State::in_flight; }
 
   FERRY_HD bool top_score(float score, float beta) const noexcept { return score > (1.0F + alpha) * beta; }
+
+  /// The choice of a single row: nobody uses an expert beside it, so A is in the order of scores, in which experts are
+  /// taken out of columns until there are enough.
+  FERRY_HD void choose_alone(const float* select, View<const State> present, Route* routes) noexcept {
+    detail::KeyColumns columns;
+    columns.fill(select, experts_, 0);
+    for (std::uint32_t i = 0; i < k_; ++i) routes[i] = {static_cast<std::uint16_t>(detail::index_of(columns.take()))};
+    if (k_ == experts_) return;
+    std::uint32_t candidate = detail::index_of(columns.take());
+    const float next = select[candidate], beta = next == next ? next : lowest, least = (1.0F - alpha) * beta;
+    std::uint32_t misses = 0, found = 0;
+    const auto replaceable = [&](std::uint16_t e) { return !top_score(select[e], beta) && !there(present[e]); };
+    for (std::uint32_t i = 0; i < k_; ++i) misses += replaceable(routes[i].expert) ? 1 : 0;
+    for (std::uint32_t rank = k_; found < misses && select[candidate] >= least;
+         candidate = detail::index_of(columns.take())) {
+      if (there(present[candidate])) alternatives_[found++] = static_cast<std::uint16_t>(candidate);
+      if (++rank == experts_) break;
+    }
+    std::uint32_t stay = misses - found;
+    for (std::uint32_t i = 0, taken = 0; i < k_ && taken < found; ++i) {
+      Route& r = routes[i];
+      if (!replaceable(r.expert)) continue;
+      if (stay > 0) {
+        --stay;
+      } else {
+        r.instead_of = r.expert;
+        r.expert = alternatives_[taken++];
+      }
+    }
+  }
 
   /// The gate's choice and beta of each row, its uses, and C.
   FERRY_HD void collect(const float* select, std::uint32_t rows, Route* routes) noexcept {
