@@ -203,9 +203,9 @@ template <class Format>
 class Stream {
  public:
   Stream(const std::byte* begin, std::uint32_t stretches, std::uint64_t row_bytes)
-      : bytes_(stretches * Format::stretch_bytes), gap_(row_bytes - bytes_) {
-    constexpr std::uint32_t ahead = 8192;
-    at_ = begin + ahead / bytes_ * row_bytes + ahead % bytes_;
+      : bytes_(stretches * Format::stretch_bytes), gap_(static_cast<std::int64_t>(row_bytes) - bytes_) {
+    constexpr std::int64_t ahead = 8192;
+    at_ = begin + ahead / bytes_ * static_cast<std::int64_t>(row_bytes) + ahead % bytes_;
     left_ = bytes_ - ahead % bytes_;
   }
 
