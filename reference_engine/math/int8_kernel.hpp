@@ -49,7 +49,7 @@ struct alignas(64) SideBySide {
           from[o] = Lanes::load_any_ints(reinterpret_cast<const std::byte*>(some));
         }
       }
-      Lanes::transpose_ints(from, bits[0] + std::size_t{2} * first * lanes);
+      Lanes::transpose_ints(from, bits[2 * first]);
     }
     if (Format::groups == 2 && count % 2 == 1)
       std::memset(bits[2 * count], 0, 2 * sizeof(bits[0]));  // of half a stretch
