@@ -53,6 +53,7 @@ void WorkerPool::set_threads(std::uint32_t threads, bool pinned) {
   lingers_ = all <= all_threads();
   const std::vector<int> places = pinned ? processors() : std::vector<int>{};
   threads_.reserve(all - 1);
+  all_ = all;
   try {
     for (std::uint32_t i = 1; i < all; ++i) {
       threads_.emplace_back([this] { serve(); });
@@ -73,6 +74,7 @@ void WorkerPool::end_threads() {
   changed_.notify_all();
   for (std::thread& t : threads_) t.join();
   threads_.clear();
+  all_ = 1;
 }
 
 void WorkerPool::Job::work_on() {

@@ -26,7 +26,7 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  [[nodiscard]] std::uint32_t threads() const { return static_cast<std::uint32_t>(threads_.size()) + 1; }
+  [[nodiscard]] std::uint32_t threads() const { return all_; }
   /// Ends the threads there are, and makes so many. While nobody is in `run`. `pinned`: each but the callers' stays on a
   /// processor of its own among those that this process may use, or shares one where there are fewer. Throws InputError
   /// if the system does not let it.
@@ -82,6 +82,7 @@ class WorkerPool {
   std::atomic<std::uint32_t> at_work_{0};  ///< callers, threads of the pool, and who else has entered
   std::uint32_t asleep_ = 0;               ///< threads that wait for `changed_`
   bool stop_ = false, lingers_ = false;
+  std::uint32_t all_ = 1;  ///< threads, the caller's among them; not changed while there are others
   std::vector<std::thread> threads_;
 };
 
