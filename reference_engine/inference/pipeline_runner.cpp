@@ -90,8 +90,8 @@ void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const Matrix
   if (given.size > 0) {
     look_ahead_all(given);
   } else if (count > 0 && gate_worker_) {
-    if (workers_ != nullptr) workers_->enter();
     gate_worker_->start(first, count, input);
+    if (workers_ != nullptr) workers_->enter();
     gate_rows_ = true;
   } else if (count > 0) {
     look_ahead_all(gates_.scores(first, count, input));

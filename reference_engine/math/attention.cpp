@@ -30,7 +30,6 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
   const std::uint32_t dim = shape_.head_dim, share = shape_.heads / shape_.kv_heads;
   groups_.clear();
   which_.clear();
-  seen_.clear();
   std::size_t scores = 0;
   for (std::uint32_t row = first, next; row < end; row = next) {
     std::uint32_t seen = 0;
@@ -39,10 +38,7 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
       groups_.push_back({row, next - row, kv, seen, static_cast<std::uint32_t>(which_.size()), scores});
       scores += std::size_t{next - row} * share * seen;
       for (std::uint32_t r = row; r < next; ++r) {
-        for (std::uint32_t h = 0; h < share; ++h) {
-          which_.push_back(r * shape_.heads + kv * share + h);
-          seen_.push_back(rows[r].seen);
-        }
+        for (std::uint32_t h = 0; h < share; ++h) which_.push_back(r * shape_.heads + kv * share + h);
       }
     }
   }
@@ -95,7 +91,8 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
         const Row& source = rows[g.first_row];
         const std::uint32_t count = std::min(panel, all - row), at = g.first_which + row;
         const float* values = source.values + std::size_t{g.kv_head} * source.capacity * dim;
-        const std::uint32_t seen = *std::max_element(&seen_[at], &seen_[at] + count);
+        std::uint32_t seen = 0;
+        for (std::uint32_t i = at; i < at + count; ++i) seen = std::max(seen, rows[which_[i] / shape_.heads].seen);
         kernel_.mix(&scores_[g.scores + std::size_t{row} * g.seen], g.seen, count, seen, values, dim, &which_[at],
                     out.data());
       }

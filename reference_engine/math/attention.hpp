@@ -51,8 +51,8 @@ class AttentionKernel {
   PackedProduct product_;
   // scratch, which never shrinks
   std::vector<Group> groups_;
-  std::vector<std::uint32_t> which_, seen_;  // heads of rows, as rows of [rows * heads, head_dim], and what they see
-  std::vector<part::Rows> queries_;          // a group's
+  std::vector<std::uint32_t> which_;  // heads of rows, as rows of [rows * heads, head_dim]
+  std::vector<part::Rows> queries_;   // a group's
   std::vector<float> scores_;
   std::vector<PackedProduct::Input> inputs_;
   std::vector<PackedProduct::Product> products_;

@@ -13,7 +13,7 @@ namespace {
 using namespace ferry;
 using namespace ferry::engine;
 
-/// Keys and values of some sequences, of random lengths.
+/// Keys and values of some sequences.
 struct Sequences {
   AttentionShape shape;
   std::uint32_t capacity = 0;
