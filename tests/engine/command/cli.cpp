@@ -137,6 +137,21 @@ TEST_CASE("the same seed gives the same text, another seed another") {
   CHECK(a != run_ferry(common + "2").out);
 }
 
+TEST_CASE("a prompt in smaller steps asks for experts more often") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const auto requests = [&](const std::string& chunk) {
+    const Outputs r = run_ferry(
+        "run --model tiny-mixtral --stack lru --prompt 'The sea is wide' --max-new-tokens 2 "
+        "--prefill-chunk " +
+        chunk + " --json '" + json + "'");
+    REQUIRE(r.status == 0);
+    return Json::parse(read_file(json))["prefill"]["requests"].get<std::uint64_t>();
+  };
+  CHECK(requests("1") == 16 * 8 * 2);  // tokens with the first mark, layers, top-k
+  CHECK(requests("128") < 16 * 8 * 2);
+}
+
 TEST_CASE("activations of 8 bits are said in the JSON") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();

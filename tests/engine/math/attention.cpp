@@ -6,12 +6,14 @@
 #include <cmath>
 #include <vector>
 
+#include "engine/fixtures/product_paths.hpp"
 #include "support/random.hpp"
 
 namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
+using ferry::test::paths;
 
 /// Keys and values of some sequences.
 struct Sequences {
@@ -67,14 +69,6 @@ double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& 
     }
   }
   return worst / 2;
-}
-
-std::vector<ProductPath> paths() {
-  std::vector<ProductPath> all;
-  for (const ProductPath path : product_paths) {
-    if (runs_here(path)) all.push_back(path);
-  }
-  return all;
 }
 
 TEST_CASE("attention is what its formula says, and a row's result does not depend on its company") {

@@ -10,6 +10,7 @@
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/paths.hpp"
+#include "engine/fixtures/product_paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 #include "inference/generate.hpp"
@@ -21,18 +22,11 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
+using ferry::test::paths;
 using Doubles = Eigen::MatrixXd;
 
 constexpr double tolerance = 1e-5;  // of an expert, relative to its norm
 constexpr Eigen::Index most_rows = 20;
-
-std::vector<ProductPath> paths() {
-  std::vector<ProductPath> all;
-  for (const ProductPath path : product_paths) {
-    if (runs_here(path)) all.push_back(path);
-  }
-  return all;
-}
 
 /// Between -1 and 1, in some groups of 32 much smaller.
 std::vector<float> random_weights(test::Random& random, std::size_t count) {
