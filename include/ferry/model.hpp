@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <type_traits>
 
 #include "ferry/macros.hpp"
@@ -58,12 +59,11 @@ struct Out {
     data[size++] = value;
     return true;
   }
-  /// Appends an empty one, to be filled in place: a copy would wait for what was just written in parts. Null when the
+  /// Appends an empty one, made and filled in place: a copy would wait for what was just written in parts. Null when the
   /// buffer is full.
-  FERRY_HD constexpr T* add() noexcept {
+  FERRY_HD T* add() noexcept {
     if (size == capacity) return nullptr;
-    data[size] = T{};
-    return data + size++;
+    return new (data + size++) T{};
   }
   FERRY_HD constexpr View<T> view() const noexcept { return {data, size}; }
 };

@@ -186,7 +186,7 @@ class Residency {
   }
 
   /// `what` moves into an empty slot by the copy `ticket`.
-  FERRY_HD void admit(std::uint32_t s, Variant what, Ticket ticket, bool demand, Phase phase) noexcept {
+  FERRY_HD void admit(std::uint32_t s, const Variant& what, Ticket ticket, bool demand, Phase phase) noexcept {
     Slot& slot = slots_[s];
     assert(slot.state == State::absent);
     slot.what = what;

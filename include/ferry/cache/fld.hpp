@@ -33,14 +33,14 @@ class Fld {
     const std::uint16_t now = any_used_ ? here_.layer : incoming.id.layer;
     const std::int64_t* const near = nearness_(slots_.layer(now), 1);
     return slots_.least(
-        barred, [](std::uint32_t /*at*/) { return std::int64_t{0}; },
+        barred, [](std::size_t /*at*/) { return std::int64_t{0}; },
         [near](std::int64_t key, std::uint32_t layer) { return key + near[layer]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept { slots_.put(slot, what.id, 0); }
 
   [[nodiscard]] const char* check() const noexcept {
     if (const char* broken = nearness_.check()) return broken;
-    return slots_.check([](std::uint32_t /*at*/) { return std::int64_t{0}; });
+    return slots_.check([](std::size_t /*at*/) { return std::int64_t{0}; });
   }
 
  private:

@@ -35,14 +35,14 @@ class Lhu {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](std::uint32_t at) { return uses_[at]; });
+    return slots_.least(barred, [this](std::size_t at) { return uses_[at]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, uses_[slots_.index(what.id)]);
   }
 
   [[nodiscard]] const char* check() const noexcept {
-    return slots_.check([this](std::uint32_t at) { return uses_[at]; });
+    return slots_.check([this](std::size_t at) { return uses_[at]; });
   }
 
  private:

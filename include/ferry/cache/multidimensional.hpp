@@ -68,7 +68,7 @@ class Multidimensional {
     const std::uint16_t now = any_used_ ? here_.layer : incoming.id.layer;
     const std::int64_t* const near = nearness_(slots_.layer(now), fld * (steps_ == 0 ? 1 : steps_));
     return slots_.least(
-        barred, [this](std::uint32_t at) { return records_[at].sum; },
+        barred, [records = records_.data()](std::size_t at) { return records[at].sum; },
         [near](std::int64_t key, std::uint32_t layer) { return key + near[layer]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
@@ -84,7 +84,7 @@ class Multidimensional {
       if (uses > (lfu + lhu) * steps_ * slots_.layers()) return "Multidimensional: F or H > T";
     }
     if (const char* broken = nearness_.check()) return broken;
-    return slots_.check([this](std::uint32_t at) { return records_[at].sum; });
+    return slots_.check([this](std::size_t at) { return records_[at].sum; });
   }
 
  private:

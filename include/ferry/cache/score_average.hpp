@@ -65,7 +65,7 @@ class ScoreAverage {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](std::uint32_t at) { return averages_[at]; });
+    return slots_.least(barred, [averages = averages_.data()](std::size_t at) { return averages[at]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, averages_[slots_.index(what.id)]);
@@ -75,7 +75,7 @@ class ScoreAverage {
     for (const std::int64_t average : averages_) {
       if (average < 0 || average > std::int64_t{1} << 56U) return "ScoreAverage: an average is not 0 to 1";
     }
-    return slots_.check([this](std::uint32_t at) { return averages_[at]; });
+    return slots_.check([this](std::size_t at) { return averages_[at]; });
   }
 
  private:

@@ -39,7 +39,6 @@ class ScoreWindow {
     carve(windows_, pool.layers);
     carve(sums_, slots_.size());
     carve(rows_, pool.experts);
-    carve(newest_, pool.experts);
     carve(ring_, std::size_t{slots_.size()} * iterations);
   }
 
@@ -49,11 +48,19 @@ class ScoreWindow {
     const std::uint32_t layer = slots_.layer(scores.layer);
     Window& window = windows_[layer];
     std::int64_t* const sums = sums_.data() + std::size_t{layer} * experts;
-    std::int32_t* const newest = newest_.data();
     std::int32_t* const oldest = ring_.data() + (std::size_t{layer} * iterations + window.next) * experts;
-    average(scores.weight.data, rows, newest);
-    for (std::uint32_t e = 0; e < experts; ++e) sums[e] += newest[e] - oldest[e];
-    for (std::uint32_t e = 0; e < experts; ++e) oldest[e] = newest[e];
+    const auto enter = [sums, oldest](std::uint32_t e, std::int32_t newest) {
+      sums[e] += newest - oldest[e];
+      oldest[e] = newest;
+    };
+    if (rows == 1) {  // divisions take longer than all the rest
+      const float* const weight = scores.weight.data;
+      for (std::uint32_t e = 0; e < experts; ++e) enter(e, detail::fixed_score(weight[e]));
+    } else {
+      sum_rows(scores.weight.data, rows);
+      for (std::uint32_t e = 0; e < experts; ++e)
+        enter(e, static_cast<std::int32_t>(detail::fixed_mean(rows_[e], rows)));
+    }
     window.next = window.next + 1 == iterations ? 0 : window.next + 1;
     if (window.seen < iterations && ++window.seen == iterations) ++full_;
     slots_.changed(scores.layer);
@@ -62,7 +69,7 @@ class ScoreWindow {
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
     const std::int64_t* const sums = sums_.data();
-    const auto key = [sums](std::uint32_t at) { return sums[at]; };
+    const auto key = [sums](std::size_t at) { return sums[at]; };
     if (full_ == slots_.layers()) return slots_.least(barred, key);
     return slots_.least(barred, key, [this](std::int64_t sum, std::uint32_t l) { return mean(sum, windows_[l].seen); });
   }
@@ -86,7 +93,7 @@ class ScoreWindow {
       }
     }
     if (full_ != full) return "ScoreWindow: full windows are counted wrong";
-    return slots_.check([this](std::uint32_t at) { return sums_[at]; });
+    return slots_.check([this](std::size_t at) { return sums_[at]; });
   }
 
  private:
@@ -95,18 +102,13 @@ class ScoreWindow {
     std::uint32_t next = 0;  ///< where the next one goes
   };
 
-  /// Of one step, over its rows.
-  FERRY_HD void average(const float* weight, std::uint32_t rows, std::int32_t* mean) noexcept {
+  /// Of one step.
+  FERRY_HD void sum_rows(const float* weight, std::uint32_t rows) noexcept {
     const std::uint32_t experts = slots_.experts();
-    if (rows == 1) {  // divisions take longer than all the rest
-      for (std::uint32_t e = 0; e < experts; ++e) mean[e] = detail::fixed_score(weight[e]);
-      return;
-    }
     for (std::uint32_t e = 0; e < experts; ++e) rows_[e] = 0;
     for (std::uint32_t row = 0; row < rows; ++row, weight += experts) {
       for (std::uint32_t e = 0; e < experts; ++e) rows_[e] += detail::fixed_score(weight[e]);
     }
-    for (std::uint32_t e = 0; e < experts; ++e) mean[e] = static_cast<std::int32_t>(detail::fixed_mean(rows_[e], rows));
   }
 
   /// Over the times seen, in units of 2^-50. Means that differ do so by at least n^-2 = 2^-24 of theirs: these keep
@@ -116,12 +118,11 @@ class ScoreWindow {
   }
 
   detail::SlotExperts slots_;
-  Array<Window> windows_;       ///< [layers]
-  Array<std::int64_t> sums_;    ///< [layers, experts], over the window, at most n 2^24
-  Array<std::int64_t> rows_;    ///< [experts], summed over the rows of one step
-  Array<std::int32_t> newest_;  ///< [experts], of one step
-  Array<std::int32_t> ring_;    ///< [layers, iterations, experts]
-  std::uint32_t full_ = 0;      ///< windows that have seen n iterations
+  Array<Window> windows_;     ///< [layers]
+  Array<std::int64_t> sums_;  ///< [layers, experts], over the window, at most n 2^24
+  Array<std::int64_t> rows_;  ///< [experts], summed over the rows of one step
+  Array<std::int32_t> ring_;  ///< [layers, iterations, experts]
+  std::uint32_t full_ = 0;    ///< windows that have seen n iterations
 };
 
 static_assert(CachePolicy<ScoreWindow>);

@@ -107,7 +107,7 @@ class CachedSlots {
     touch(slot);
   }
   /// The gate asked for what is nowhere. False if no pool would have it.
-  FERRY_HD bool use_absent(Variant what) noexcept {
+  FERRY_HD bool use_absent(const Variant& what) noexcept {
     note_use(what);
     return touch_absent(what);
   }
@@ -125,7 +125,7 @@ class CachedSlots {
 
   /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none. `closed` is
   /// a pool whose every slot has one of these bars, which stay until this call of the core is over.
-  FERRY_HD std::uint32_t make_room(Variant incoming, std::uint8_t bars, std::uint16_t& closed) noexcept {
+  FERRY_HD std::uint32_t make_room(const Variant& incoming, std::uint8_t bars, std::uint16_t& closed) noexcept {
     const std::uint16_t pool = residency_.pool_of(incoming);
     if (pool == Residency::no_pool || pool == closed || residency_.pool_slots(pool) == 0) return no_slot;
     if (residency_.has_free(pool)) return residency_.take_free(pool);
@@ -147,11 +147,11 @@ class CachedSlots {
   }
 
   /// Copies `what` into an empty slot. `hold`: a prefetch that has to wait for demand copies known (invariant 4).
-  FERRY_HD void admit(std::uint32_t slot, Variant what, bool demand, bool hold = false) noexcept {
+  FERRY_HD void admit(std::uint32_t slot, const Variant& what, bool demand, bool hold = false) noexcept {
     move_in(slot, what, demand, demand, hold);
   }
   /// A demand copy ahead of the first step, which is no access, if there is a free slot for it.
-  FERRY_HD void preload(Variant what) noexcept {
+  FERRY_HD void preload(const Variant& what) noexcept {
     const std::uint16_t pool = residency_.pool_of(what);
     if (pool == Residency::no_pool || !residency_.has_free(pool) || residency_.find(what) != no_slot) return;
     move_in(residency_.take_free(pool), what, true, false, false);
@@ -172,7 +172,7 @@ class CachedSlots {
     stream_next_ = stream_slot + 1 == residency_.slots() ? 0 : stream_slot + 1 - residency_.cache_slots();
   }
   /// A prefetch goes into a free stream slot, where the layer that was predicted finds it.
-  FERRY_HD void stage(std::uint32_t stream_slot, Variant what) noexcept {
+  FERRY_HD void stage(std::uint32_t stream_slot, const Variant& what) noexcept {
     residency_.admit(stream_slot, what, next_ticket(false), false, phase_);
     submit(stream_slot, what, false, false);
     ++staged_;
@@ -224,7 +224,7 @@ class CachedSlots {
     }
   }
   /// False if no pool would have it.
-  FERRY_HD bool touch_absent(Variant what) noexcept {
+  FERRY_HD bool touch_absent(const Variant& what) noexcept {
     const std::uint16_t pool = residency_.pool_of(what);
     if (pool == Residency::no_pool) return false;
     caches_[pool].touch(what, no_slot);
@@ -236,17 +236,17 @@ class CachedSlots {
   }
 
   /// Tells every pool of the layer that this variant serves the gate, before its own pool is touched.
-  FERRY_HD void note_use(Variant what) noexcept {
+  FERRY_HD void note_use(const Variant& what) noexcept {
     if constexpr (part::SeesUse<Cache>) {
       residency_.for_each_pool(what.id.layer, [&](std::uint16_t pool) { caches_[pool].used(what); });
     }
   }
-  FERRY_HD void move_in(std::uint32_t slot, Variant what, bool demand, bool access, bool hold) noexcept {
+  FERRY_HD void move_in(std::uint32_t slot, const Variant& what, bool demand, bool access, bool hold) noexcept {
     residency_.admit(slot, what, next_ticket(demand), demand, phase_);
     caches_[residency_.slot(slot).pool].replace(local(slot), what, access);
     submit(slot, what, demand, hold);
   }
-  FERRY_HD void submit(std::uint32_t slot, Variant what, bool demand, bool hold) noexcept {
+  FERRY_HD void submit(std::uint32_t slot, const Variant& what, bool demand, bool hold) noexcept {
     commands_.submit(slot, residency_.slot(slot), what, demand, hold);
     accounts_.submitted(what, demand);
   }

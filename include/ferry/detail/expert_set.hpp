@@ -51,6 +51,10 @@ class ExpertSets {
     for (std::uint32_t w = 0; w < words_each_; ++w) n += bits_of(words[w]);
     return n;
   }
+  /// Experts 64 w to 64 w + 63 of a set, one a bit.
+  FERRY_HD std::uint64_t word(std::uint32_t set, std::uint32_t w) const noexcept {
+    return words_[set * words_each_ + w];
+  }
   /// How many of a set are in a set of `others`, which are of as many experts.
   FERRY_HD std::uint32_t common(std::uint32_t set, const ExpertSets& others, std::uint32_t other) const noexcept {
     const std::uint64_t* const words = words_.data() + std::size_t{set} * words_each_;

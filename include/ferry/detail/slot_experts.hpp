@@ -12,9 +12,8 @@ namespace ferry::inline FERRY_ABI::detail {
 /// A slot that was freed keeps its last expert: a victim is asked for only when every slot is taken.
 ///
 /// The least of each layer is remembered with its key, so that a victim costs one comparison a layer. Only where it has
-/// left or its key grew, or where it is barred and would win, the layer's experts are looked at one by one. For that,
-/// the keys of a layer may change only as `grew` and `changed` say; what is made of keys, layer by layer, may at any
-/// time.
+/// left or its key grew, or where it is barred and would win, the layer's experts are looked at. For that, the keys of a
+/// layer may change only as `grew` and `changed` say; what is made of keys, layer by layer, may at any time.
 ///
 /// Complexity: O(1), `least` O(layers + experts of a changed layer), `changed()` O(layers).
 /// State: 8 bytes a slot, 4 an expert, 32 a layer (of the next multiple of 8) and 8 for each 64 experts of one.
@@ -90,11 +89,12 @@ class SlotExperts {
   /// The same where an expert is worth its key.
   template <class KeyAt>
   FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key) noexcept {
-    if (pool_.layers == 1 && unknown_.has(0, 0)) {  // what is barred may as well be left out at once
-      std::int64_t lowest = nobody;
-      return least_among(0, barred, key, lowest);
-    }
     resolve(key);
+    if (pool_.layers == 1) {
+      const auto slot = static_cast<std::uint32_t>(least_[0]);
+      std::int64_t lowest = nobody;
+      return slot == no_slot || !barred[slot] ? slot : least_among(0, barred, key, lowest);
+    }
     const std::uint32_t slot = first_of_least(key_.data(), least_.data());
     if (slot == no_slot || !barred[slot]) return slot;
     for (std::uint32_t l = 0; l < pool_.layers; ++l) worth_[l] = key_[l];
@@ -190,24 +190,70 @@ class SlotExperts {
   template <class KeyAt>
   FERRY_HD std::uint32_t least_among(std::uint32_t l, Barred barred, const KeyAt& key,
                                      std::int64_t& lowest) const noexcept {
-    const std::uint32_t first = l * pool_.experts;
-    const std::uint32_t* const slot_of = slot_of_.data() + first;
-    const std::uint32_t* const next = next_.data();
-    const bool shared = shared_;
-    std::int64_t low = nobody;
-    std::uint32_t found = no_slot;
+    if (shared_) return least_among_shared(l, barred, key, lowest);
+    Least least;
+    for (std::uint32_t e = 0; e < pool_.experts; e += 64) {
+      const std::size_t at = std::size_t{l} * pool_.experts + e;
+      const std::uint64_t open = open_among(at, held_.word(l, e / 64), barred);
+      if (pool_.experts - e < 64) {
+        least_of_word(at, pool_.experts - e, open, key, least);
+      } else if (open != 0) {
+        least_of_word(at, 64, open, key, least);  // a loop of known length is a few vectors
+      }
+    }
+    lowest = least.key;
+    return static_cast<std::uint32_t>(least.slot);
+  }
+
+  struct Least {
+    std::int64_t key = nobody, slot = no_slot;
+  };
+
+  /// Of 64 experts from the one at `at`, of which `held` have a slot: those whose slot is not barred.
+  FERRY_HD std::uint64_t open_among(std::size_t at, std::uint64_t held, Barred barred) const noexcept {
+    if (barred.flags == nullptr) return held;
+    std::uint64_t open = held;
+    for (std::uint64_t left = held; left != 0; left &= left - 1) {
+      const std::uint32_t bit = lowest_bit(left);
+      open ^= std::uint64_t{barred[slot_of_[at + bit]]} << bit;
+    }
+    return open;
+  }
+
+  /// The least of the `n` experts from the one at `at` that are `open`, if it is less than `least`. The others are looked
+  /// at all the same: compilers make vectors of these loops.
+  template <class KeyAt>
+  FERRY_HD FERRY_HOT void least_of_word(std::size_t at, std::uint64_t n, std::uint64_t open, const KeyAt& key,
+                                        Least& least) const noexcept {
+    const std::uint32_t* const slot_of = slot_of_.data() + at;
+    std::int64_t keys[64], low = nobody, slot = no_slot;
+    for (std::uint64_t i = 0; i < n; ++i) {
+      const auto barred = static_cast<std::int64_t>((open >> i & 1U) - 1U);
+      keys[i] = key(at + i) | (barred & nobody);
+    }
+    for (std::uint64_t i = 0; i < n; ++i) low = keys[i] < low ? keys[i] : low;
+    if (low > least.key || low >= nobody) return;
+    for (std::uint64_t i = 0; i < n; ++i) {
+      const std::int64_t s = keys[i] == low ? std::int64_t{slot_of[i]} : std::int64_t{no_slot};
+      slot = s < slot ? s : slot;
+    }
+    if (low < least.key || slot < least.slot) least = {low, slot};
+  }
+
+  /// The same where an expert may have several slots.
+  template <class KeyAt>
+  FERRY_HD std::uint32_t least_among_shared(std::uint32_t l, Barred barred, const KeyAt& key,
+                                            std::int64_t& lowest) const noexcept {
+    Least least;
     held_.for_each(l, [&](std::uint16_t e) {
-      const std::int64_t k = key(first + e);
-      std::uint32_t slot = slot_of[e];
-      do {  // without a branch on keys: many are equal, or nearly so
-        const bool open = barred.flags == nullptr || !barred[slot];
-        const bool better = open & ((k < low) | ((k == low) & (slot < found)));
-        low = better ? k : low;
-        found = better ? slot : found;
-      } while (shared && (slot = next[slot]) != no_slot);
+      const std::int64_t k = key(std::size_t{l} * pool_.experts + e);
+      for (std::uint32_t s = slot_of_[l * pool_.experts + e]; s != no_slot; s = next_[s]) {
+        const bool open = barred.flags == nullptr || !barred[s];
+        if (open && (k < least.key || (k == least.key && s < least.slot))) least = {k, s};
+      }
     });
-    lowest = low;
-    return found;
+    lowest = least.key;
+    return static_cast<std::uint32_t>(least.slot);
   }
 
   Array<ExpertId> experts_;       ///< [slots]; no_expert: nothing was put there yet

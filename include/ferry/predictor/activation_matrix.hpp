@@ -66,13 +66,15 @@ class ActivationMatrix {
   }
 
   FERRY_HD void observe(std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> /*rows*/) noexcept {
+    std::uint32_t* const dots = dots_.data();
     for (const Route& r : taken) {
       const std::uint16_t expert = gate_choice(r);
       if (expert == no_expert) continue;
       const std::uint32_t cell = std::uint32_t{layer} * experts_ + expert;
       if (present_[cell] == 255) halve(layer);
       ++present_[cell];
-      for (std::uint32_t h = 0; h < kept_; ++h) dots_[h] += past_[std::size_t{cell} * history + h];
+      const std::uint8_t* const past = past_.data() + std::size_t{cell} * history;  // 0 of a matrix not there yet
+      for (std::uint32_t h = 0, n = history; h < n; ++h) dots[h] += past[h];
     }
     routes_ = taken.size;
     if (layer >= seen_layers_) seen_layers_ = static_cast<std::uint16_t>(layer + 1);

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <vector>
 
 #include "support/policies.hpp"
@@ -50,7 +52,7 @@ TEST_CASE("the least worth among the slots not barred, the lowest slot of equals
   CHECK((*slots)[2] == ExpertId{2, 4});
   auto least = [&](std::uint8_t a, std::uint8_t b, std::uint8_t c, std::uint8_t d) {
     const std::uint8_t flags[4] = {a, b, c, d};
-    return slots->least({flags, 1}, [](std::uint32_t at) { return std::int64_t{at}; });
+    return slots->least({flags, 1}, [](std::size_t at) { return static_cast<std::int64_t>(at); });
   };
   CHECK(least(0, 0, 0, 0) == 1);
   CHECK(least(0, 1, 0, 0) == 3);
@@ -62,18 +64,20 @@ TEST_CASE("the least worth among the slots not barred, the lowest slot of equals
 
 TEST_CASE("a pool without slots has no least one") {
   Placed<Numbered> slots(PoolShape{0, 0, 1, 8});
-  CHECK(slots->least({}, [](std::uint32_t at) { return std::int64_t{at}; }) == no_slot);
+  CHECK(slots->least({}, [](std::size_t at) { return static_cast<std::int64_t>(at); }) == no_slot);
 }
 
-TEST_CASE("the least worth of many layers, against a look at every slot") {
+namespace {
+/// A pool of 5 layers, 20 slots, and keys at random. `shared`: an expert may have several slots.
+void compare_with_a_look_at_every_slot(std::uint16_t experts, bool shared) {
   Random random(11);
-  constexpr std::uint16_t layers = 5, experts = 7;
+  constexpr std::uint16_t layers = 5;
   constexpr std::uint32_t slots = 20;
   Placed<Numbered> policy(PoolShape{slots, 3, layers, experts});
   std::vector<std::int64_t> keys(layers * experts), ahead(layers);  // of an expert, and of its layer
   std::vector<ExpertId> holds(slots, ExpertId{0, no_expert});
   const auto key = [&](ExpertId id) { return keys[policy->index(id)]; };
-  const auto key_at = [&](std::uint32_t at) { return keys[at]; };
+  const auto key_at = [&](std::size_t at) { return keys[at]; };
   const auto worth = [&](std::int64_t k, std::uint32_t layer) { return k + ahead[layer]; };
   const auto of = [&](ExpertId id) { return worth(key(id), policy->layer(id.layer)); };
   const auto any = [&] {
@@ -85,7 +89,8 @@ TEST_CASE("the least worth of many layers, against a look at every slot") {
     const std::uint32_t what = random.between(0, 9);
     if (what < 4) {
       const std::uint32_t slot = random.between(0, slots - 1);
-      policy->put(slot, id, key(id));  // sometimes an expert that has a slot: another precision of it
+      if (!shared && std::find(holds.begin(), holds.end(), id) != holds.end()) continue;
+      policy->put(slot, id, key(id));  // if it has one, this is another precision of it
       holds[slot] = id;
     } else if (what < 8) {
       keys[policy->index(id)] += random.between(0, 3);
@@ -107,5 +112,16 @@ TEST_CASE("the least worth of many layers, against a look at every slot") {
       if (expected == no_slot || of(holds[s]) < of(holds[expected])) expected = s;
     }
     REQUIRE(policy->least({barred, 1}, key_at, worth) == expected);
+  }
+}
+}  // namespace
+
+TEST_CASE("the least worth of many layers, against a look at every slot") {
+  for (const std::uint16_t experts : std::initializer_list<std::uint16_t>{7, 64, 130}) {
+    for (const bool shared : {false, true}) {
+      CAPTURE(experts);
+      CAPTURE(shared);
+      compare_with_a_look_at_every_slot(experts, shared);
+    }
   }
 }
