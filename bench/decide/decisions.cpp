@@ -217,6 +217,7 @@ int main(int argc, char** argv) {
   engine::each_fate_stack(named);
   engine::each_hobbit_stack(named);
   engine::each_importance_stack(named);
+  engine::each_own_stack(named);
 
   cache_operations("fifo", FifoCache{});
   cache_operations("lru", Lru{});

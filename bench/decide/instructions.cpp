@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
     engine::each_fate_stack(runs);
     engine::each_hobbit_stack(runs);
     engine::each_importance_stack(runs);
+    engine::each_own_stack(runs);
     if (!runs.wanted.empty() && !runs.found) {
       throw engine::InputError("--stack " + runs.wanted + ": unknown; without --stack the names are listed");
     }

@@ -185,6 +185,8 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `used(what)`: the gate asked for an expert of the pool's layers, and this variant serves it, from whichever pool
 ///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
 ///  - `reset()`: the last live sequence has ended. What is kept by sequence begins anew.
+///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
+///    `no_expert` if there is none. It may change what only makes it faster.
 /// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
 template <class C>
 concept CachePolicy =
@@ -219,6 +221,11 @@ concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool dema
 /// rest runs on the host. One that needs the misses with rows descending declares `static constexpr bool
 /// needs_ordered_batches = true`; one that loads all of them `static constexpr bool computes_on_host = false`, so that
 /// an engine need not be ready for more.
+/// Optional, noexcept:
+///  - `split(phase, misses, arriving, link_ns)` returns a Split and is called instead: what of the layer is on its way,
+///    and how long the link is busy with what has begun (0: it is not, or does not know), are weighed, too.
+///  - `static constexpr bool promotes = true`: behind each plan of a decode step, while no prefetch waits or moves, the
+///    expert that the cache policy wants most is copied as one. A policy without `wanted` promotes nothing.
 template <class P>
 concept Placement = part::State<P> && requires(const P p, Phase phase, View<const Request> misses) {
   { p.split(phase, misses) }
@@ -307,6 +314,22 @@ consteval bool needs_unimportance() {
   return false;
 }
 
+template <class S>
+concept WeighsArrivals = requires(const S s, Phase phase, View<const Request> requests, Nanoseconds link_ns) {
+  { s.split(phase, requests, requests, link_ns) }
+  noexcept->std::same_as<Split>;
+};
+template <class S>
+consteval bool promotes() {
+  if constexpr (requires { S::promotes; }) return S::promotes;
+  return false;
+}
+template <class C>
+concept Wants = requires(C c) {
+  { c.wanted() }
+  noexcept->std::same_as<ExpertId>;
+};
+
 template <class T>
 concept BeginsStep = requires(T t, const Step& step) {
   { t.begin_step(step) }
@@ -357,6 +380,7 @@ consteval void check_hooks() {
   FERRY_CHECK_HOOK(C, observe, ObservesScores, "observe(const Scores&) noexcept");
   FERRY_CHECK_HOOK(C, used, SeesUse, "used(Variant) noexcept");
   FERRY_CHECK_HOOK(C, reset, Resets, "reset() noexcept");
+  FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
   FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
   FERRY_CHECK_HOOK(P, check, Checks, "const char* check() const noexcept");
   FERRY_CHECK_HOOK(C, check, Checks, "const char* check() const noexcept");

@@ -25,7 +25,9 @@ class Core {
   using Predictor = typename Stack::predictor;
   using Cache = typename Stack::cache;
   using Precisions = typename Stack::precision;
+  using Scheduler = typename Stack::scheduler;
   using Router = typename Stack::router;
+  static constexpr bool weighs = part::WeighsArrivals<Scheduler>;
 
  public:
   using Config = CoreConfig<Stack>;
@@ -64,6 +66,7 @@ class Core {
   /// The real gate has spoken: who runs, where, at which precision. [rows, E] scores, of the rows that it names.
   FERRY_HD Plan plan(const Scores& scores, const Seen& seen) noexcept {
     slots_.begin_call(seen);
+    link_ns_ = seen.link_ns;
     slots_.observe(scores);
     if constexpr (part::needs_residency<Router>()) slots_.states(scores.layer, present_);
     Out<Route> out{routes_.data(), routes_.size(), 0};
@@ -83,6 +86,7 @@ class Core {
         !part::needs_full_scores<Cache>(),
         "this cache policy needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     slots_.begin_call(seen);
+    link_ns_ = seen.link_ns;
     assert(routes.size <= routes_.size());
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
     slots_.accounts().see_no_scores();
@@ -287,21 +291,30 @@ class Core {
     choose_precision(true, requests);
     slots_.unmask(layer);
 
-    const View<Request> misses = take_present(requests);
+    const Absent absent = take_present(requests);
+    const View<Request> misses = absent.misses;
     if (part::predicts<Predictor>() && phase_ == Phase::prefill) {
       tasks_.staging().plan(misses.size, shape_.experts - residency().held(layer));
     }
-    const std::uint32_t loaded = place(misses);
+    const Split split = place(absent);
     slots_.drop_stale(layer);
-    tasks_.load(misses.part(0, loaded), slots_);
-    tasks_.add_on_host(misses.part(loaded, misses.size - loaded), slots_);
+    if (split.waits) tasks_.add_in_flight(absent.arriving, slots_);
+    tasks_.load(misses.part(0, split.loads), slots_);
+    if (!split.waits) tasks_.add_on_host(absent.arriving, slots_);
+    tasks_.add_on_host(misses.part(split.loads, misses.size - split.loads), slots_);
+    promote();
     return {routes, {groups_.assignments(), routes.size}, tasks_.resident(), tasks_.arriving(), tasks_.host()};
   }
 
-  /// What is there or on its way is leased and touched first, so that no miss evicts it; what has to come is returned.
-  FERRY_HD View<Request> take_present(View<Request> requests) noexcept {
-    std::uint32_t missing = 0;
-    bool any_staged = false, any_in_flight = false;
+  struct Absent {
+    View<Request> misses, arriving;
+  };
+
+  /// What is there or on its way is leased and touched first, so that no miss evicts it; what has to come is returned, and
+  /// what is on its way.
+  FERRY_HD Absent take_present(View<Request> requests) noexcept {
+    std::uint32_t missing = 0, arriving = missing_.size();  // from both ends
+    bool any_staged = false;
     for (Request& r : requests) {
       slots_.find_wanted(r);
       if (r.state == State::queued && residency().slot(r.slot).what != r.want) {
@@ -320,10 +333,14 @@ class Core {
         set_costs(missing_[missing++]);
         continue;
       }
-      slots_.use(r.slot);
       if (r.state == State::in_flight) {
-        any_in_flight = true;
-      } else if (part::predicts<Predictor>() && residency().is_stream(r.slot)) {
+        if constexpr (!weighs) slots_.use(r.slot);
+        missing_[--arriving] = r;
+        set_costs(missing_[arriving]);
+        continue;
+      }
+      slots_.use(r.slot);
+      if (part::predicts<Predictor>() && residency().is_stream(r.slot)) {
         any_staged = true;
       } else {
         tasks_.add_resident(r, slots_);
@@ -331,18 +348,49 @@ class Core {
     }
     tasks_.end_resident();
     if (any_staged) tasks_.add_staged(requests, slots_);
-    if (any_in_flight) tasks_.add_in_flight(requests, slots_);
-    return {missing_.data(), missing};
+    return {{missing_.data(), missing}, {missing_.data() + arriving, missing_.size() - arriving}};
   }
 
-  /// Orders the misses; returns how many from the front are loaded, the host computes the others.
-  FERRY_HD std::uint32_t place(View<Request> misses) noexcept {
+  /// Orders the misses and says who computes them.
+  FERRY_HD Split place(const Absent& absent) noexcept {
+    const View<Request> misses = absent.misses, arriving = absent.arriving;
     scheduler_.order(phase_, true, misses);
-    const std::uint32_t loaded = least(misses.size, scheduler_.split(phase_, misses));
-    for (const Request& r : misses.part(loaded, misses.size - loaded)) {
+    Split split;
+    if constexpr (weighs) {
+      split = scheduler_.split(phase_, misses, arriving, link_ns_);
+    } else {
+      split.loads = scheduler_.split(phase_, misses);
+    }
+    split.loads = least(misses.size, split.loads);
+    for (const Request& r : misses.part(split.loads, misses.size - split.loads)) {
       if (r.state == State::queued) slots_.cancel_lease(r.slot);
     }
-    return loaded;
+    for (const Request& r : arriving) {
+      if (!split.waits) {
+        slots_.cancel_lease(r.slot);
+      } else if constexpr (weighs) {
+        slots_.use(r.slot);
+      }
+    }
+    return split;
+  }
+
+  /// The link brings what the cache wants most while it has nothing else to do.
+  FERRY_HD void promote() noexcept {
+    if constexpr (part::promotes<Scheduler>() && part::Wants<Cache>) {
+      if (phase_ != Phase::decode || residency().prefetches() > 0) return;
+      std::uint16_t closed = Residency::no_pool;
+      for (std::uint16_t pool = 0; pool < slots_.pools(); ++pool) {
+        Request r;
+        r.want.id = slots_.wanted(pool);
+        if (r.want.id.expert == no_expert) continue;
+        choose_precision(false, {&r, 1});
+        const std::uint32_t slot = slots_.make_room(r.want, Residency::for_prefetch, closed);
+        if (slot == no_slot) continue;
+        slots_.admit(slot, r.want, false, tasks_.waits());
+        return;
+      }
+    }
   }
 
   FERRY_HD void prefetch(View<const Request> wanted) noexcept {
@@ -366,12 +414,13 @@ class Core {
   detail::CachedSlots<Stack> slots_;
   Predictor predictor_;
   Precisions precision_;
-  typename Stack::scheduler scheduler_;
+  Scheduler scheduler_;
   Router router_;
   Shape shape_;
   Array<Times> times_;                 ///< [phases, layers]
   Array<Route> routes_;                ///< [rows, k]
-  Array<Request> requests_, missing_;  ///< [experts]
+  Array<Request> requests_;            ///< [experts]
+  Array<Request> missing_;             ///< [experts], misses in front, what is on its way at the end
   Array<State> present_;               ///< [experts], for routers that need it
   detail::LayerTasks<Stack> tasks_;
   detail::LiveSequences live_;
@@ -381,6 +430,7 @@ class Core {
   std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
   std::uint32_t taken_ = 0;  ///< by look-aheads since the plan
   Nanoseconds taken_ns_ = 0;
+  Nanoseconds link_ns_ = 0;  ///< until the link is free, when the layer was planned
   std::uint16_t layer_ = 0, depth_ = 0;
   Phase phase_ = Phase::decode;
 };

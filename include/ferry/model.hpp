@@ -198,6 +198,13 @@ struct Seen {
   Ticket demand_landed = Ticket::none;    ///< every demand copy up to this one has landed
   Ticket prefetch_begun = Ticket::none;   ///< every prefetch up to this one has begun or was dropped
   Ticket prefetch_landed = Ticket::none;  ///< every prefetch up to this one has landed or was dropped
+  Nanoseconds link_ns = 0;                ///< until the copy that is on the link has landed; 0: none is, or unknown
+};
+
+/// What a Placement makes of what is not there.
+struct Split {
+  std::uint32_t loads = 0;  ///< misses from the front that are copied; the host computes the others
+  bool waits = true;        ///< for what is on its way; else the host computes that, too
 };
 
 /// Measured costs of one layer of one step, fed back by the engine; 0 where not measured.

@@ -150,6 +150,8 @@ class Residency {
   FERRY_HD void for_each_held(std::uint16_t layer, F&& f) const noexcept {
     held_.for_each(layer, [&](std::uint16_t e) { f(ExpertId{layer, e}); });
   }
+  /// Prefetches that are queued or on the link.
+  FERRY_HD std::uint32_t prefetches() const noexcept { return prefetch_.size(); }
   /// How many those are. O(E / 64).
   FERRY_HD std::uint32_t held(std::uint16_t layer) const noexcept { return held_.size(layer); }
   FERRY_HD std::uint32_t first_slot(std::uint16_t pool) const noexcept { return pools_[pool].first; }

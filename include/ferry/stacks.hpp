@@ -10,6 +10,7 @@
 /// times that `finish` is given; without those costs they limit nothing and load everything.
 #pragma once
 #include "ferry/cache/arc.hpp"
+#include "ferry/cache/decayed_frequency.hpp"
 #include "ferry/cache/fifo.hpp"
 #include "ferry/cache/lfu.hpp"
 #include "ferry/cache/load_on_demand.hpp"
@@ -28,6 +29,7 @@
 #include "ferry/placement/best_split.hpp"
 #include "ferry/placement/chosen.hpp"
 #include "ferry/placement/device_only.hpp"
+#include "ferry/placement/earliest_finish.hpp"
 #include "ferry/placement/host_in_decode.hpp"
 #include "ferry/placement/two_pointer.hpp"
 #include "ferry/precision/fixed.hpp"
@@ -202,6 +204,15 @@ struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
     c.predictor.plain_top_k = true;
     c.cache.top_p = 2U * c.model.top_k;
   }
+};
+
+// Ours
+
+/// Nobody waits: what is missing is computed where the layer ends earliest, mostly on the host, and what is used most of
+/// late is copied behind, into one pool of all layers. Lossless.
+struct Ferry : Stack<NoPrediction, DecayedFrequency, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
+               OnePool {
+  static constexpr bool preloads = true;
 };
 
 // Fate (section 5.4 has the steps: load on demand, +prefetch, +cache, +quantization)

@@ -11,7 +11,7 @@ ConfiguredStack configure_stack(const ModelShape& model, const StackOptions& opt
                                 Clairvoyance knows, const Future& future) {
   static const std::vector<StackType> types = [] {
     std::vector<StackType> all = baseline_types();
-    for (auto* more : {fate_types, hobbit_types, importance_types}) {
+    for (auto* more : {own_types, fate_types, hobbit_types, importance_types}) {
       for (StackType& t : more()) all.push_back(t);
     }
     return all;

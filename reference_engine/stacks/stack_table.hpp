@@ -29,6 +29,11 @@ void each_baseline_stack(Table& table) {
 }
 
 template <class Table>
+void each_own_stack(Table& table) {
+  table.template stack<stacks::Ferry>("ferry");
+}
+
+template <class Table>
 void each_fate_stack(Table& table) {
   using namespace stacks;
   table.template stack<FatePrefetch>("fate+prefetch");

@@ -23,6 +23,7 @@ std::vector<StackType> baseline_types();
 std::vector<StackType> fate_types();
 std::vector<StackType> hobbit_types();
 std::vector<StackType> importance_types();
+std::vector<StackType> own_types();
 
 namespace part {
 

@@ -38,6 +38,8 @@ class CachedSlots {
 
   FERRY_HD const Residency& residency() const noexcept { return residency_; }
   FERRY_HD const Cache& cache(std::uint16_t pool) const noexcept { return caches_[pool]; }
+  FERRY_HD std::uint16_t pools() const noexcept { return static_cast<std::uint16_t>(caches_.size()); }
+  FERRY_HD ExpertId wanted(std::uint16_t pool) noexcept { return caches_[pool].wanted(); }
   FERRY_HD Commands commands() const noexcept { return commands_.view(); }
   FERRY_HD Accounts<Stack>& accounts() noexcept { return accounts_; }
   FERRY_HD const Accounts<Stack>& accounts() const noexcept { return accounts_; }

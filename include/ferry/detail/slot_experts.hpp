@@ -101,6 +101,29 @@ class SlotExperts {
     return least_not_barred(slot, barred, key, [](std::int64_t k, std::uint32_t /*layer*/) { return k; });
   }
 
+  /// Of a layer of the pool, the lowest of the experts without a slot that have the largest of `keys` [layers, experts];
+  /// `no_expert` and 0 if none of those is above 0.
+  FERRY_HD std::uint16_t most_absent(std::uint32_t l, const std::int64_t* keys, std::int64_t& most) const noexcept {
+    std::uint16_t found = no_expert;
+    most = 0;
+    const std::int64_t* const of_layer = keys + std::size_t{l} * pool_.experts;
+    for (std::uint32_t e = 0; e < pool_.experts; e += 64) {
+      const std::uint64_t n = pool_.experts - e < 64 ? pool_.experts - e : 64, held = held_.word(l, e / 64);
+      std::int64_t absent[64], high = 0;
+      for (std::uint64_t i = 0; i < n; ++i) {
+        const auto here = static_cast<std::int64_t>((held >> i & 1U) - 1U);
+        absent[i] = of_layer[e + i] & here;
+      }
+      for (std::uint64_t i = 0; i < n; ++i) high = absent[i] > high ? absent[i] : high;
+      if (high <= most) continue;
+      most = high;
+      std::uint64_t first = 0;
+      while (absent[first] != high) ++first;
+      found = static_cast<std::uint16_t>(e + first);
+    }
+    return found;
+  }
+
   /// What of it does not hold, or nullptr. Every key is looked at anew.
   template <class KeyAt>
   [[nodiscard]] const char* check(const KeyAt& key) const noexcept {

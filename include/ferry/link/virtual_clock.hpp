@@ -69,7 +69,7 @@ class VirtualClock {
     for (; !begun_.empty() && begun_.front().landed <= now_; begun_.pop_front()) {
       if (begun_.front().copy.demand) demand_landed_ = begun_.front().copy.ticket;
     }
-    Seen s{demand_landed_, last_prefetch_, last_prefetch_};
+    Seen s{demand_landed_, last_prefetch_, last_prefetch_, link_.at_work ? link_.end() - now_ : 0};
     if (!prefetch_.empty()) {
       s.prefetch_begun = s.prefetch_landed = detail::ticket_before(prefetch_.front().copy.ticket);
     }
