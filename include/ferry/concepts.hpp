@@ -186,7 +186,8 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
 ///  - `reset()`: the last live sequence has ended. What is kept by sequence begins anew.
 ///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
-///    `no_expert` if there is none. It may change what only makes it faster.
+///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_uses(id, slot)`, how
+///    many times more that expert is expected to be used than who is in the slot (`no_slot`: nobody), in units of 2^-20.
 /// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
 template <class C>
 concept CachePolicy =
@@ -222,10 +223,11 @@ concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool dema
 /// needs_ordered_batches = true`; one that loads all of them `static constexpr bool computes_on_host = false`, so that
 /// an engine need not be ready for more.
 /// Optional, noexcept:
-///  - `split(phase, misses, arriving, link_ns)` returns a Split and is called instead: what of the layer is on its way,
-///    and how long the link is busy with what has begun (0: it is not, or does not know), are weighed, too.
-///  - `static constexpr bool promotes = true`: behind each plan of a decode step, while no prefetch waits or moves, the
-///    expert that the cache policy wants most is copied as one. A policy without `wanted` promotes nothing.
+///  - `split(phase, resident, misses, arriving, costs)` returns a Split and is called instead: it weighs also what of the
+///    layer is there and what is on its way.
+///  - `promotes(request, more_uses, costs)`: behind each plan of a decode step, while no prefetch waits or moves, whether to
+///    copy the expert that the cache policy wants most, which it expects to be used so many times more, in units of
+///    2^-20, than what would make room. A cache policy without `wanted` promotes nothing.
 template <class P>
 concept Placement = part::State<P> && requires(const P p, Phase phase, View<const Request> misses) {
   { p.split(phase, misses) }
@@ -315,19 +317,21 @@ consteval bool needs_unimportance() {
 }
 
 template <class S>
-concept WeighsArrivals = requires(const S s, Phase phase, View<const Request> requests, Nanoseconds link_ns) {
-  { s.split(phase, requests, requests, link_ns) }
+concept WeighsLayers = requires(const S s, Phase phase, View<const Request> requests, const LayerCosts& costs) {
+  { s.split(phase, requests, requests, requests, costs) }
   noexcept->std::same_as<Split>;
 };
 template <class S>
-consteval bool promotes() {
-  if constexpr (requires { S::promotes; }) return S::promotes;
-  return false;
-}
+concept Promotes = requires(const S s, const Request& request, std::int64_t more_uses, const LayerCosts& costs) {
+  { s.promotes(request, more_uses, costs) }
+  noexcept->std::same_as<bool>;
+};
 template <class C>
-concept Wants = requires(C c) {
+concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
   { c.wanted() }
   noexcept->std::same_as<ExpertId>;
+  { k.more_uses(id, slot) }
+  noexcept->std::same_as<std::int64_t>;
 };
 
 template <class T>

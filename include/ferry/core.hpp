@@ -27,7 +27,7 @@ class Core {
   using Precisions = typename Stack::precision;
   using Scheduler = typename Stack::scheduler;
   using Router = typename Stack::router;
-  static constexpr bool weighs = part::WeighsArrivals<Scheduler>;
+  static constexpr bool weighs = part::WeighsLayers<Scheduler>;
 
  public:
   using Config = CoreConfig<Stack>;
@@ -66,7 +66,7 @@ class Core {
   /// The real gate has spoken: who runs, where, at which precision. [rows, E] scores, of the rows that it names.
   FERRY_HD Plan plan(const Scores& scores, const Seen& seen) noexcept {
     slots_.begin_call(seen);
-    link_ns_ = seen.link_ns;
+    costs_.link_ns = seen.link_ns;
     slots_.observe(scores);
     if constexpr (part::needs_residency<Router>()) slots_.states(scores.layer, present_);
     Out<Route> out{routes_.data(), routes_.size(), 0};
@@ -86,7 +86,7 @@ class Core {
         !part::needs_full_scores<Cache>(),
         "this cache policy needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     slots_.begin_call(seen);
-    link_ns_ = seen.link_ns;
+    costs_.link_ns = seen.link_ns;
     assert(routes.size <= routes_.size());
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
     slots_.accounts().see_no_scores();
@@ -218,6 +218,7 @@ class Core {
         router_(c.router),
         shape_(c.model),
         transient_prefill_rows_(c.transient_prefill_rows),
+        costs_(c.costs),
         depth_(part::depth_of(c.predictor)) {
     part::check_hooks<Stack>();
     for (std::uint32_t p = 0; p < precision_count; ++p) copy_ns_[p] = c.copy_ns[p];
@@ -298,8 +299,15 @@ class Core {
     }
     const Split split = place(absent);
     slots_.drop_stale(layer);
+    if constexpr (weighs) {
+      for (const Request& r : absent.present.part(0, absent.present.size - split.hosted))
+        tasks_.add_resident(r, slots_);
+      tasks_.end_resident();
+    }
     if (split.waits) tasks_.add_in_flight(absent.arriving, slots_);
     tasks_.load(misses.part(0, split.loads), slots_);
+    if constexpr (weighs)
+      tasks_.add_present_on_host(absent.present.part(absent.present.size - split.hosted, split.hosted), slots_);
     if (!split.waits) tasks_.add_on_host(absent.arriving, slots_);
     tasks_.add_on_host(misses.part(split.loads, misses.size - split.loads), slots_);
     promote();
@@ -307,7 +315,7 @@ class Core {
   }
 
   struct Absent {
-    View<Request> misses, arriving;
+    View<Request> misses, arriving, present;
   };
 
   /// What is there or on its way is leased and touched first, so that no miss evicts it; what has to come is returned, and
@@ -315,6 +323,7 @@ class Core {
   FERRY_HD Absent take_present(View<Request> requests) noexcept {
     std::uint32_t missing = 0, arriving = missing_.size();  // from both ends
     bool any_staged = false;
+    std::uint32_t present = 0;  // to the front of `requests`, for a placement that weighs them
     for (Request& r : requests) {
       slots_.find_wanted(r);
       if (r.state == State::queued && residency().slot(r.slot).what != r.want) {
@@ -342,13 +351,18 @@ class Core {
       slots_.use(r.slot);
       if (part::predicts<Predictor>() && residency().is_stream(r.slot)) {
         any_staged = true;
+      } else if constexpr (weighs) {
+        if (&requests[present] != &r) requests[present] = r;
+        set_costs(requests[present++]);
       } else {
         tasks_.add_resident(r, slots_);
       }
     }
     tasks_.end_resident();
     if (any_staged) tasks_.add_staged(requests, slots_);
-    return {{missing_.data(), missing}, {missing_.data() + arriving, missing_.size() - arriving}};
+    return {{missing_.data(), missing},
+            {missing_.data() + arriving, missing_.size() - arriving},
+            requests.part(0, present)};
   }
 
   /// Orders the misses and says who computes them.
@@ -357,7 +371,11 @@ class Core {
     scheduler_.order(phase_, true, misses);
     Split split;
     if constexpr (weighs) {
-      split = scheduler_.split(phase_, misses, arriving, link_ns_);
+      scheduler_.order(phase_, true, absent.present);
+      split = scheduler_.split(phase_, absent.present, misses, arriving, costs_);
+      split.hosted = least(absent.present.size, split.hosted);
+      for (const Request& r : absent.present.part(absent.present.size - split.hosted, split.hosted))
+        slots_.cancel_lease(r.slot);
     } else {
       split.loads = scheduler_.split(phase_, misses);
     }
@@ -377,7 +395,7 @@ class Core {
 
   /// The link brings what the cache wants most while it has nothing else to do.
   FERRY_HD void promote() noexcept {
-    if constexpr (part::promotes<Scheduler>() && part::Wants<Cache>) {
+    if constexpr (part::Promotes<Scheduler> && part::Wants<Cache>) {
       if (phase_ != Phase::decode || residency().prefetches() > 0) return;
       std::uint16_t closed = Residency::no_pool;
       for (std::uint16_t pool = 0; pool < slots_.pools(); ++pool) {
@@ -385,6 +403,8 @@ class Core {
         r.want.id = slots_.wanted(pool);
         if (r.want.id.expert == no_expert) continue;
         choose_precision(false, {&r, 1});
+        set_costs(r);
+        if (!scheduler_.promotes(r, slots_.more_uses(r.want, Residency::for_prefetch), costs_)) continue;
         const std::uint32_t slot = slots_.make_room(r.want, Residency::for_prefetch, closed);
         if (slot == no_slot) continue;
         slots_.admit(slot, r.want, false, tasks_.waits());
@@ -417,11 +437,11 @@ class Core {
   Scheduler scheduler_;
   Router router_;
   Shape shape_;
-  Array<Times> times_;                 ///< [phases, layers]
-  Array<Route> routes_;                ///< [rows, k]
-  Array<Request> requests_;            ///< [experts]
-  Array<Request> missing_;             ///< [experts], misses in front, what is on its way at the end
-  Array<State> present_;               ///< [experts], for routers that need it
+  Array<Times> times_;       ///< [phases, layers]
+  Array<Route> routes_;      ///< [rows, k]
+  Array<Request> requests_;  ///< [experts]
+  Array<Request> missing_;   ///< [experts], misses in front, what is on its way at the end
+  Array<State> present_;     ///< [experts], for routers that need it
   detail::LayerTasks<Stack> tasks_;
   detail::LiveSequences live_;
   detail::ExpertGroups groups_;
@@ -430,7 +450,7 @@ class Core {
   std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
   std::uint32_t taken_ = 0;  ///< by look-aheads since the plan
   Nanoseconds taken_ns_ = 0;
-  Nanoseconds link_ns_ = 0;  ///< until the link is free, when the layer was planned
+  LayerCosts costs_;
   std::uint16_t layer_ = 0, depth_ = 0;
   Phase phase_ = Phase::decode;
 };

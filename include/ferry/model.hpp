@@ -201,10 +201,23 @@ struct Seen {
   Nanoseconds link_ns = 0;                ///< until the copy that is on the link has landed; 0: none is, or unknown
 };
 
-/// What a Placement makes of what is not there.
+/// What a Placement may weigh beside the requests: of the machine, as calibrated beforehand, and of its link now. What
+/// is 0 is unknown.
+struct LayerCosts {
+  Nanoseconds device_ns = 0;      ///< an expert on the device
+  Nanoseconds host_ns = 0;        ///< an expert on the host, with one row
+  Nanoseconds host_row_ns = 0;    ///< no expert takes less than this for each of its rows
+  Nanoseconds host_start_ns = 0;  ///< a layer's share of the host, whatever it computes: rows cross, and results back
+  std::uint32_t link_beside_host = 1000;    ///< how fast copies are while the host computes, in thousandths
+  std::uint32_t host_beside_copies = 1000;  ///< how fast the host is while a copy is on the link, likewise
+  Nanoseconds link_ns = 0;                  ///< until what is on the link has landed
+};
+
+/// What a Placement makes of a layer's experts.
 struct Split {
-  std::uint32_t loads = 0;  ///< misses from the front that are copied; the host computes the others
-  bool waits = true;        ///< for what is on its way; else the host computes that, too
+  std::uint32_t loads = 0;   ///< misses from the front that are copied; the host computes the others
+  std::uint32_t hosted = 0;  ///< residents from the back that the host computes all the same
+  bool waits = true;         ///< for what is on its way; else the host computes that, too
 };
 
 /// Measured costs of one layer of one step, fed back by the engine; 0 where not measured.

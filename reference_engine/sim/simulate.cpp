@@ -123,6 +123,7 @@ Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions
   const CopyCost copy_cost = [&](std::uint64_t bytes) { return costs.copy(bytes); };
   if (o.knows == Clairvoyance::none) {
     const ConfiguredStack stack = configure_stack(trace.model, o, copy_cost);
+    stack.config->settings().costs = layer_costs(costs, trace.model);
     return replay(*stack.config, stack.preloads, trace, costs, o);
   }
   const AskedFor asked(trace, o.batch, o.prefill_chunk);

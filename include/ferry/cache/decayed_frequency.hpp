@@ -30,7 +30,8 @@ namespace ferry::inline FERRY_ABI {
 /// use.
 class DecayedFrequency {
  public:
-  std::uint32_t half_life = 64;  ///< steps, 1 to 4096
+  std::uint32_t half_life = 128;      ///< steps, 1 to 4096
+  std::uint32_t margin_percent = 10;  ///< by how much a newcomer must have been used more
 
   void reserve(Carver& carve, const PoolShape& pool) {
     if (half_life == 0 || half_life > 4096) {
@@ -62,8 +63,9 @@ class DecayedFrequency {
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
     const std::int64_t* const counts = counts_.data();
     const std::uint32_t slot = slots_.least(barred, [counts](std::size_t at) { return counts[at]; });
-    if (slot == no_slot || counts[slots_.index(incoming.id)] <= counts[slots_.index(slots_[slot])]) return no_slot;
-    return slot;
+    if (slot == no_slot) return no_slot;
+    const std::int64_t there = counts[slots_.index(slots_[slot])];
+    return counts[slots_.index(incoming.id)] > there + there / 100 * margin_percent ? slot : no_slot;
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     const ExpertId before = slots_[slot];
@@ -84,6 +86,11 @@ class DecayedFrequency {
       best = {static_cast<std::uint16_t>(first_layer_ + l), most_expert_[l]};
     }
     return best;
+  }
+
+  FERRY_HD std::int64_t more_uses(ExpertId id, std::uint32_t slot) const noexcept {
+    const std::int64_t there = slot == no_slot ? 0 : counts_[slots_.index(slots_[slot])];
+    return (counts_[slots_.index(id)] - there) / (weight_ >> 10U) << 10U;
   }
 
   [[nodiscard]] const char* check() const noexcept {

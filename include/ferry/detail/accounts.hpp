@@ -103,6 +103,8 @@ class Accounts {
   }
   FERRY_HD void host(const Request& r) noexcept { count_absent(r, &Outcomes::host_computed); }
 
+  FERRY_HD void host_present(const Request& r) noexcept { count(r, &Outcomes::host_computed); }
+
   FERRY_HD void predicted(const Scores& scores, std::uint16_t distance, View<const Request> requests) noexcept {
     looked_ahead_ = true;
     if constexpr (predicts) predictions_.note(scores, distance, requests);

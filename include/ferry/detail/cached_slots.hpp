@@ -40,6 +40,14 @@ class CachedSlots {
   FERRY_HD const Cache& cache(std::uint16_t pool) const noexcept { return caches_[pool]; }
   FERRY_HD std::uint16_t pools() const noexcept { return static_cast<std::uint16_t>(caches_.size()); }
   FERRY_HD ExpertId wanted(std::uint16_t pool) noexcept { return caches_[pool].wanted(); }
+  /// How many times more `incoming` is expected to be used than what would make room for it; 0 if nothing would.
+  FERRY_HD std::int64_t more_uses(Variant incoming, std::uint8_t bars) noexcept {
+    const std::uint16_t pool = residency_.pool_of(incoming);
+    if (pool == Residency::no_pool || residency_.pool_slots(pool) == 0) return 0;
+    if (residency_.has_free(pool)) return caches_[pool].more_uses(incoming.id, no_slot);
+    const std::uint32_t victim = caches_[pool].victim(incoming, residency_.barred(pool, bars));
+    return victim == no_slot ? 0 : caches_[pool].more_uses(incoming.id, victim);
+  }
   FERRY_HD Commands commands() const noexcept { return commands_.view(); }
   FERRY_HD Accounts<Stack>& accounts() noexcept { return accounts_; }
   FERRY_HD const Accounts<Stack>& accounts() const noexcept { return accounts_; }

@@ -94,6 +94,14 @@ class LayerTasks {
     }
   }
 
+  /// What is there, but the host computes it.
+  FERRY_HD void add_present_on_host(View<const Request> requests, Slots& slots) noexcept {
+    for (const Request& r : requests) {
+      slots.accounts().host_present(r);
+      add(r, r.want, no_slot, Ticket::none);
+    }
+  }
+
   /// Whether copies of streamed tasks still wait for `done`.
   FERRY_HD bool waits() const noexcept { return next_streamed_ < arriving_end_; }
 

@@ -21,33 +21,80 @@ namespace ferry::inline FERRY_ABI {
 /// everything goes to the host, which is how the engine comes to measure it; without a copy's nothing is loaded.
 struct EarliestFinish {
   static constexpr bool needs_ordered_batches = true;
-  static constexpr bool promotes = true;
 
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
-    return split(phase, misses, {}, 0).loads;
+    return split(phase, {}, misses, {}, {}).loads;
   }
-  /// `arriving`: those of the layer that are on their way. `link_ns`: until what is on the link has landed.
-  FERRY_HD static Split split(Phase phase, View<const Request> misses, View<const Request> arriving,
-                              Nanoseconds link_ns) noexcept {
-    if (phase == Phase::prefill) return {misses.size, true};
+  FERRY_HD static Split split(Phase phase, View<const Request> resident, View<const Request> misses,
+                              View<const Request> arriving, const LayerCosts& costs) noexcept {
+    if (phase == Phase::prefill) return {misses.size, 0, true};
     Nanoseconds host = 0, late = 0;
-    for (const Request& r : misses) host += r.host_ns * r.rows;
-    for (const Request& r : arriving) late += r.host_ns * r.rows;
-    Split best{0, arriving.size == 0};
-    Nanoseconds least = host + late;
-    if (least == 0) return best;
-    Nanoseconds link = link_ns;
-    for (std::uint32_t n = 0; n <= misses.size; ++n) {
-      const Nanoseconds later = link > host ? link : host;
-      if (later < least && (n > 0 || arriving.size > 0)) {
-        least = later;
-        best = {n, true};
+    for (const Request& r : misses) host += on_host(r, costs);
+    for (const Request& r : arriving) late += on_host(r, costs);
+    Split best{0, 0, arriving.size == 0};
+    if (misses.size + arriving.size > 0 && host + late == 0) return best;
+    Nanoseconds least = -1;
+    const auto weigh = [&](std::uint32_t loads, bool waits, Nanoseconds link, Nanoseconds on_host_so_far) {
+      const std::uint32_t arrivals = loads + (waits ? arriving.size : 0);
+      Nanoseconds share = on_host_so_far;
+      for (std::uint32_t hosted = 0; hosted <= resident.size; ++hosted) {
+        if (hosted > 0) share += on_host(resident[resident.size - hosted], costs);
+        const Ends ends = together(link, share, costs);
+        const Nanoseconds device = device_ns(resident, misses, arriving, costs);
+        Nanoseconds done = device * (resident.size - hosted + arrivals);
+        if (arrivals > 0 && done < ends.link + device) done = ends.link + device;
+        const Nanoseconds host_done = share > 0 ? costs.host_start_ns + ends.host : 0;
+        const Nanoseconds later = done > host_done ? done : host_done;
+        if (least < 0 || later < least) {
+          least = later;
+          best = {loads, hosted, waits};
+        }
+        if (host_done >= done || costs.host_ns == 0) break;
       }
+    };
+    if (arriving.size > 0) weigh(0, false, costs.link_ns, host + late);
+    Nanoseconds link = costs.link_ns;
+    for (std::uint32_t n = 0; n <= misses.size; ++n) {
+      weigh(n, true, link, host);
       if (n == misses.size || misses[n].copy_ns == 0) break;
       link += misses[n].copy_ns;
-      host -= misses[n].host_ns * misses[n].rows;
+      host -= on_host(misses[n], costs);
     }
     return best;
+  }
+
+  /// While it crosses, the host is slowed, which must not cost more than it saves.
+  FERRY_HD static bool promotes(const Request& r, std::int64_t more_uses, const LayerCosts& costs) noexcept {
+    const Nanoseconds saves = on_host(r, costs) - (costs.device_ns > 0 ? costs.device_ns : r.device_ns);
+    const Nanoseconds slows =
+        r.copy_ns * (1000 - costs.host_beside_copies) / (costs.link_beside_host > 0 ? costs.link_beside_host : 1);
+    return saves > 0 && (more_uses >> 10U) * saves > slows << 10U;
+  }
+
+ private:
+  struct Ends {
+    Nanoseconds link, host;
+  };
+
+  FERRY_HD static Nanoseconds on_host(const Request& r, const LayerCosts& costs) noexcept {
+    const std::int64_t rows = r.rows > 0 ? r.rows : 1;
+    if (costs.host_ns == 0) return r.host_ns * rows;
+    return costs.host_ns > costs.host_row_ns * rows ? costs.host_ns : costs.host_row_ns * rows;
+  }
+  FERRY_HD static Nanoseconds device_ns(View<const Request> resident, View<const Request> misses,
+                                        View<const Request> arriving, const LayerCosts& costs) noexcept {
+    if (costs.device_ns > 0) return costs.device_ns;
+    if (resident.size > 0) return resident[0].device_ns;
+    if (misses.size > 0) return misses[0].device_ns;
+    return arriving.size > 0 ? arriving[0].device_ns : 0;
+  }
+  /// When both are done that begin together: until the first is, each goes on at its slower pace.
+  FERRY_HD static Ends together(Nanoseconds link, Nanoseconds host, const LayerCosts& costs) noexcept {
+    const std::int64_t a = costs.link_beside_host, b = costs.host_beside_copies;
+    if (a >= 1000 && b >= 1000) return {link, host};
+    const Nanoseconds slow_link = link * 1000 / a, slow_host = host * 1000 / b;
+    if (slow_link <= slow_host) return {slow_link, host + slow_link - slow_link * b / 1000};
+    return {link + slow_host - slow_host * a / 1000, slow_host};
   }
 };
 
