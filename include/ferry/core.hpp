@@ -292,38 +292,42 @@ class Core {
     choose_precision(true, requests);
     slots_.unmask(layer);
 
-    const Absent absent = take_present(requests);
-    const View<Request> misses = absent.misses;
+    const Found found = find_all(requests);
     if (part::predicts<Predictor>() && phase_ == Phase::prefill) {
-      tasks_.staging().plan(misses.size, shape_.experts - residency().held(layer));
+      tasks_.staging().plan(found.misses.size, shape_.experts - residency().held(layer));
     }
-    const Split split = place(absent);
+    const Split split = place(found);
     slots_.drop_stale(layer);
-    if constexpr (weighs) {
-      for (const Request& r : absent.present.part(0, absent.present.size - split.hosted))
-        tasks_.add_resident(r, slots_);
-      tasks_.end_resident();
-    }
-    if (split.waits) tasks_.add_in_flight(absent.arriving, slots_);
-    tasks_.load(misses.part(0, split.loads), slots_);
-    if constexpr (weighs)
-      tasks_.add_present_on_host(absent.present.part(absent.present.size - split.hosted, split.hosted), slots_);
-    if (!split.waits) tasks_.add_on_host(absent.arriving, slots_);
-    tasks_.add_on_host(misses.part(split.loads, misses.size - split.loads), slots_);
+    const auto [on_device, hosted] = halves(found.present, found.present.size - split.hosted);
+    const auto [loaded, left] = halves(found.misses, split.loads);
+    tasks_.add_resident(on_device, slots_);
+    if (found.any_staged) tasks_.add_staged(requests, slots_);
+    if (split.waits) tasks_.add_in_flight(found.arriving, slots_);
+    tasks_.load(loaded, slots_);
+    tasks_.add_hosted(hosted, slots_);
+    if (!split.waits) tasks_.add_on_host(found.arriving, slots_);
+    tasks_.add_on_host(left, slots_);
     promote();
     return {routes, {groups_.assignments(), routes.size}, tasks_.resident(), tasks_.arriving(), tasks_.host()};
   }
 
-  struct Absent {
-    View<Request> misses, arriving, present;
+  /// What a layer asks for, by where it is.
+  struct Found {
+    View<Request> present, misses, arriving;
+    bool any_staged;
   };
+  struct Halves {
+    View<Request> front, back;
+  };
+  FERRY_HD static Halves halves(View<Request> requests, std::uint32_t at) noexcept {
+    return {requests.part(0, at), requests.part(at, requests.size - at)};
+  }
 
-  /// What is there or on its way is leased and touched first, so that no miss evicts it; what has to come is returned, and
-  /// what is on its way.
-  FERRY_HD Absent take_present(View<Request> requests) noexcept {
-    std::uint32_t missing = 0, arriving = missing_.size();  // from both ends
+  /// What is there or on its way is leased and touched first, so that no miss evicts it. What is there comes to the front
+  /// of `requests`.
+  FERRY_HD Found find_all(View<Request> requests) noexcept {
+    std::uint32_t present = 0, missing = 0, arriving = missing_.size();
     bool any_staged = false;
-    std::uint32_t present = 0;  // to the front of `requests`, for a placement that weighs them
     for (Request& r : requests) {
       slots_.find_wanted(r);
       if (r.state == State::queued && residency().slot(r.slot).what != r.want) {
@@ -345,50 +349,45 @@ class Core {
       if (r.state == State::in_flight) {
         if constexpr (!weighs) slots_.use(r.slot);
         missing_[--arriving] = r;
-        set_costs(missing_[arriving]);
+        if constexpr (weighs) set_costs(missing_[arriving]);
         continue;
       }
       slots_.use(r.slot);
       if (part::predicts<Predictor>() && residency().is_stream(r.slot)) {
         any_staged = true;
-      } else if constexpr (weighs) {
-        if (&requests[present] != &r) requests[present] = r;
-        set_costs(requests[present++]);
-      } else {
-        tasks_.add_resident(r, slots_);
+        continue;
       }
+      if constexpr (weighs) set_costs(r);
+      if (&requests[present] != &r) {
+        const Request other = requests[present];
+        requests[present] = r;
+        r = other;
+      }
+      ++present;
     }
-    tasks_.end_resident();
-    if (any_staged) tasks_.add_staged(requests, slots_);
-    return {{missing_.data(), missing},
+    return {requests.part(0, present),
+            {missing_.data(), missing},
             {missing_.data() + arriving, missing_.size() - arriving},
-            requests.part(0, present)};
+            any_staged};
   }
 
-  /// Orders the misses and says who computes them.
-  FERRY_HD Split place(const Absent& absent) noexcept {
-    const View<Request> misses = absent.misses, arriving = absent.arriving;
-    scheduler_.order(phase_, true, misses);
+  /// Orders the misses and says who computes what. What the host computes of what is there or on its way is not leased.
+  FERRY_HD Split place(const Found& found) noexcept {
+    scheduler_.order(phase_, true, found.misses);
     Split split;
     if constexpr (weighs) {
-      scheduler_.order(phase_, true, absent.present);
-      split = scheduler_.split(phase_, absent.present, misses, arriving, costs_);
-      split.hosted = least(absent.present.size, split.hosted);
-      for (const Request& r : absent.present.part(absent.present.size - split.hosted, split.hosted))
+      scheduler_.order(phase_, true, found.present);
+      split = scheduler_.split(phase_, found.present, found.misses, found.arriving, costs_);
+      split.hosted = least(found.present.size, split.hosted);
+      for (const Request& r : halves(found.present, found.present.size - split.hosted).back)
         slots_.cancel_lease(r.slot);
+      for (const Request& r : found.arriving) { split.waits ? slots_.use(r.slot) : slots_.cancel_lease(r.slot); }
     } else {
-      split.loads = scheduler_.split(phase_, misses);
+      split.loads = scheduler_.split(phase_, found.misses);
     }
-    split.loads = least(misses.size, split.loads);
-    for (const Request& r : misses.part(split.loads, misses.size - split.loads)) {
+    split.loads = least(found.misses.size, split.loads);
+    for (const Request& r : halves(found.misses, split.loads).back) {
       if (r.state == State::queued) slots_.cancel_lease(r.slot);
-    }
-    for (const Request& r : arriving) {
-      if (!split.waits) {
-        slots_.cancel_lease(r.slot);
-      } else if constexpr (weighs) {
-        slots_.use(r.slot);
-      }
     }
     return split;
   }
@@ -440,7 +439,7 @@ class Core {
   Array<Times> times_;       ///< [phases, layers]
   Array<Route> routes_;      ///< [rows, k]
   Array<Request> requests_;  ///< [experts]
-  Array<Request> missing_;   ///< [experts], misses in front, what is on its way at the end
+  Array<Request> missing_;   ///< [experts], misses in front, what is on its way behind
   Array<State> present_;     ///< [experts], for routers that need it
   detail::LayerTasks<Stack> tasks_;
   detail::LiveSequences live_;
@@ -450,7 +449,7 @@ class Core {
   std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
   std::uint32_t taken_ = 0;  ///< by look-aheads since the plan
   Nanoseconds taken_ns_ = 0;
-  LayerCosts costs_;
+  LayerCosts costs_;  ///< the link's as the layer was planned
   std::uint16_t layer_ = 0, depth_ = 0;
   Phase phase_ = Phase::decode;
 };

@@ -7,6 +7,7 @@
 
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/belady.hpp"
+#include "ferry/cache/decayed_frequency.hpp"
 #include "ferry/cache/fifo.hpp"
 #include "ferry/cache/fld.hpp"
 #include "ferry/cache/lfu.hpp"
@@ -128,4 +129,5 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
 }
 
 TEST_CASE_TEMPLATE_INVOKE(cache_policy_contract, LoadOnDemand, RandomVictim, FifoCache, Lru, Lfu, Lhu, Fld,
-                          Multidimensional, Arc, Sieve, ScoreWindow, ScoreAverage, StaticResidency, Belady);
+                          Multidimensional, Arc, Sieve, ScoreWindow, ScoreAverage, StaticResidency, Belady,
+                          DecayedFrequency);

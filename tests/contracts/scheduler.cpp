@@ -46,6 +46,7 @@ using InArrivalOrder = Schedule<NoLimit, ArrivalOrder, DeviceOnly>;
 using ByPopularity = Schedule<TransferBudget, PopularityOrder, HostInDecode>;
 using TwoPointers = Schedule<FirstMiss, BatchSizeOrder, TwoPointer>;
 using Greedy = Schedule<NoLimit, BatchSizeOrder, BestSplit>;
+using Earliest = Schedule<NoLimit, BatchSizeOrder, EarliestFinish>;
 using Chosen = Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>>;
 using Lossy = Schedule<NoLimit, Reversed, SomeOnHost>;
-TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Chosen, Lossy);
+TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Earliest, Chosen, Lossy);

@@ -577,6 +577,7 @@ void for_each_policy(const Visit& visit) {
   visit("FifoCache", FifoCache{});
   visit("Fld", Fld{});
   visit("Lfu", Lfu{});
+  visit("DecayedFrequency", DecayedFrequency{});
   visit("Lhu", Lhu{});
   visit("LoadOnDemand", LoadOnDemand{});
   visit("Lru", Lru{});
@@ -607,6 +608,7 @@ void for_each_policy(const Visit& visit) {
   visit("FirstMiss, ArrivalOrder, HostInDecode", Schedule<FirstMiss, ArrivalOrder, HostInDecode>{});
   visit("NoLimit, BatchSizeOrder, TwoPointer", Schedule<NoLimit, BatchSizeOrder, TwoPointer>{});
   visit("NoLimit, BatchSizeOrder, BestSplit", Schedule<NoLimit, BatchSizeOrder, BestSplit>{});
+  visit("NoLimit, BatchSizeOrder, EarliestFinish", Schedule<NoLimit, BatchSizeOrder, EarliestFinish>{});
   visit("NoLimit, BatchSizeOrder, ChosenPlacement",
         Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::two_pointer>>{});
 }
@@ -625,6 +627,7 @@ void for_each_core(const Visit& visit) {
   visit("StaticHost", config_of<stacks::StaticHost>());
   visit("StaticHostInt4", config_of<stacks::StaticHostInt4>());
   visit("HybriMoe", config_of<stacks::HybriMoe>());
+  visit("Ferry", config_of<stacks::Ferry>());
   visit("FatePrefetch", config_of<stacks::FatePrefetch>());
   visit("FateCache", config_of<stacks::FateCache>());
   visit("Fate", config_of<stacks::Fate>());

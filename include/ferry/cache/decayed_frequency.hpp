@@ -65,7 +65,7 @@ class DecayedFrequency {
     const std::uint32_t slot = slots_.least(barred, [counts](std::size_t at) { return counts[at]; });
     if (slot == no_slot) return no_slot;
     const std::int64_t there = counts[slots_.index(slots_[slot])];
-    return counts[slots_.index(incoming.id)] > there + there / 100 * margin_percent ? slot : no_slot;
+    return counts[slots_.index(incoming.id)] > there + there * margin_percent / 100 ? slot : no_slot;
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     const ExpertId before = slots_[slot];

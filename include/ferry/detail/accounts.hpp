@@ -101,9 +101,9 @@ class Accounts {
   FERRY_HD void miss(const Request& r) noexcept {
     if (count_absent(r, &Outcomes::misses)) counters_.of(phase_).miss_bytes += bytes_of(r.want);
   }
+  /// It is on the device, and the host computes it all the same.
+  FERRY_HD void hosted(const Request& r) noexcept { count(r, &Outcomes::host_computed); }
   FERRY_HD void host(const Request& r) noexcept { count_absent(r, &Outcomes::host_computed); }
-
-  FERRY_HD void host_present(const Request& r) noexcept { count(r, &Outcomes::host_computed); }
 
   FERRY_HD void predicted(const Scores& scores, std::uint16_t distance, View<const Request> requests) noexcept {
     looked_ahead_ = true;

@@ -26,11 +26,13 @@ class LayerTasks {
   }
   FERRY_HD View<const Task> host() const noexcept { return {tasks_.data() + arriving_end_, count_ - arriving_end_}; }
 
-  FERRY_HD void add_resident(const Request& r, Slots& slots) noexcept {
-    slots.accounts().hit(r);
-    add(r, slots.residency().slot(r.slot).what, r.slot, Ticket::none);
+  FERRY_HD void add_resident(View<const Request> requests, Slots& slots) noexcept {
+    for (const Request& r : requests) {
+      slots.accounts().hit(r);
+      add(r, slots.residency().slot(r.slot).what, r.slot, Ticket::none);
+    }
+    resident_end_ = count_;
   }
-  FERRY_HD void end_resident() noexcept { resident_end_ = count_; }
 
   /// What is there in stream slots, of which each has to be done for itself.
   FERRY_HD void add_staged(View<const Request> requests, Slots& slots) noexcept {
@@ -94,11 +96,11 @@ class LayerTasks {
     }
   }
 
-  /// What is there, but the host computes it.
-  FERRY_HD void add_present_on_host(View<const Request> requests, Slots& slots) noexcept {
+  /// What is there, and the host computes all the same.
+  FERRY_HD void add_hosted(View<const Request> requests, Slots& slots) noexcept {
     for (const Request& r : requests) {
-      slots.accounts().host_present(r);
-      add(r, r.want, no_slot, Ticket::none);
+      slots.accounts().hosted(r);
+      add(r, slots.residency().slot(r.slot).what, no_slot, Ticket::none);
     }
   }
 

@@ -40,7 +40,6 @@ std::vector<Request> requests(std::uint16_t count) {
 TEST_CASE("misses take the pool's slots, then the stream slots in turn, each behind the task before it") {
   LayerFixture f(1);
   std::vector<Request> misses = requests(5);
-  f.tasks.end_resident();
   f.tasks.load(misses, f.slots);
   const View<const Task> a = f.tasks.arriving();
   REQUIRE(a.size == 5);
@@ -77,7 +76,6 @@ TEST_CASE("what is in flight runs in the order in which it lands, before what is
   }
   std::vector<Request> all = requests(4);
   for (Request& r : all) f.slots.find_best(r);
-  f.tasks.end_resident();
   f.tasks.add_in_flight(all, f.slots);
   f.tasks.load({&all[3], 1}, f.slots);
   const std::uint16_t order[] = {2, 0, 1, 3};
