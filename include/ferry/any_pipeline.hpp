@@ -10,6 +10,7 @@
 
 #include "ferry/any_link.hpp"
 #include "ferry/pipeline.hpp"
+#include "ferry/stack_traits.hpp"
 
 namespace ferry::inline FERRY_ABI {
 

@@ -5,6 +5,7 @@
 
 #include "ferry/core_config.hpp"
 #include "ferry/detail/expert_groups.hpp"
+#include "ferry/detail/found_experts.hpp"
 #include "ferry/detail/layer_tasks.hpp"
 #include "ferry/detail/live_sequences.hpp"
 
@@ -27,7 +28,6 @@ class Core {
   using Precisions = typename Stack::precision;
   using Scheduler = typename Stack::scheduler;
   using Router = typename Stack::router;
-  static constexpr bool weighs = part::WeighsLayers<Scheduler>;
 
  public:
   using Config = CoreConfig<Stack>;
@@ -130,7 +130,7 @@ class Core {
           slots_.mask(requests[i].slot, predicted.layer);
         } else if (requests[i].want.precision != Precision::skip) {
           if (absent != i) requests[absent] = requests[i];
-          set_costs(requests[absent++]);  // behind the copy, which would wait for it
+          measured_.set(phase_, requests[absent++]);  // behind the copy, which would wait for it
         }
       }
       View<Request> wanted = requests.part(0, absent);
@@ -160,11 +160,7 @@ class Core {
       slots_.accounts().finish(layer_ahead(part::rows_of<Predictor>(phase_), 1) != no_layer);
     }
     tasks_.end(Fence{++fence_}, slots_);
-    Times& last = measured(layer);
-    if (times.attention != 0) last.attention = times.attention;
-    if (times.gate != 0) last.gate = times.gate;
-    if (times.device != 0) last.device = times.device;
-    if (times.host != 0) last.host = times.host;
+    measured_.note(phase_, layer, times);
     if (phase_ == Phase::prefill) tasks_.staging().finish(times);
   }
 
@@ -217,11 +213,11 @@ class Core {
         scheduler_(c.scheduler),
         router_(c.router),
         shape_(c.model),
+        measured_(c),
         transient_prefill_rows_(c.transient_prefill_rows),
         costs_(c.costs),
         depth_(part::depth_of(c.predictor)) {
     part::check_hooks<Stack>();
-    for (std::uint32_t p = 0; p < precision_count; ++p) copy_ns_[p] = c.copy_ns[p];
   }
 
   void reserve(Carver& carve, const Config& c) {
@@ -230,10 +226,10 @@ class Core {
     router_.reserve(carve, shape_);
     if constexpr (part::ReservesForModel<Precisions>) precision_.reserve(carve, shape_);
     live_.reserve(carve, shape_);
-    carve(times_, std::size_t{2} * shape_.layers);
+    measured_.reserve(carve, shape_.layers);
     carve(routes_, std::size_t{shape_.max_rows} * shape_.top_k);
     carve(requests_, shape_.experts);
-    carve(missing_, shape_.experts);
+    found_.reserve(carve, shape_.experts);
     tasks_.reserve(carve, shape_.experts, c.allotment.stream_slots);
     groups_.reserve(carve, shape_);
     carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
@@ -241,27 +237,13 @@ class Core {
 
   FERRY_HD static std::uint32_t least(std::uint32_t a, std::uint32_t b) noexcept { return a < b ? a : b; }
 
-  FERRY_HD void set_costs(Request& r) const noexcept {
-    r.copy_ns = copy_ns_[static_cast<unsigned>(r.want.precision)];
-    r.device_ns = measured(r.want.id.layer).device;
-    r.host_ns = measured(r.want.id.layer).host;
-  }
-
   /// What look-aheads for `layer` may spend, by the layer planned last.
   FERRY_HD PrefetchWindow window(std::uint16_t layer) const noexcept {
-    const Times& t = measured(layer_);
+    const Times& t = measured_.of(phase_, layer_);
     const auto distance = static_cast<std::uint16_t>(layer > layer_ ? layer - layer_ : layer + shape_.layers - layer_);
     const bool known = t.attention + t.gate + t.device > 0;
     const std::uint32_t on_device = tasks_.on_device() > 0 ? tasks_.on_device() : shape_.top_k;
     return {phase_, distance, known ? t.attention + t.gate + t.device * on_device : 0, taken_, taken_ns_};
-  }
-
-  /// As measured last in this phase.
-  FERRY_HD Times& measured(std::uint16_t layer) noexcept {
-    return times_[static_cast<std::size_t>(phase_) * shape_.layers + layer];
-  }
-  FERRY_HD const Times& measured(std::uint16_t layer) const noexcept {
-    return times_[static_cast<std::size_t>(phase_) * shape_.layers + layer];
   }
 
   /// Sets precisions; slot, state and precision held are of the best variant there is.
@@ -292,30 +274,29 @@ class Core {
     choose_precision(true, requests);
     slots_.unmask(layer);
 
-    const Found found = find_all(requests);
+    found_.find(phase_, requests, measured_, slots_, [this](const Request& r) {
+      slots_.accounts().skip(r);
+      for (std::uint32_t i = 0; i < r.rows; ++i) routes_[groups_.assignments()[r.first + i]] = {};
+    });
+    const View<Request> present = requests.part(0, found_.present()), misses = found_.misses();
     if (part::predicts<Predictor>() && phase_ == Phase::prefill) {
-      tasks_.staging().plan(found.misses.size, shape_.experts - residency().held(layer));
+      tasks_.staging().plan(misses.size, shape_.experts - residency().held(layer));
     }
-    const Split split = place(found);
+    const Split split = place(present);
     slots_.drop_stale(layer);
-    const auto [on_device, hosted] = halves(found.present, found.present.size - split.hosted);
-    const auto [loaded, left] = halves(found.misses, split.loads);
+    const auto [on_device, hosted] = halves(present, present.size - split.hosted);
+    const auto [loaded, left] = halves(misses, split.loads);
     tasks_.add_resident(on_device, slots_);
-    if (found.any_staged) tasks_.add_staged(requests, slots_);
-    if (split.waits) tasks_.add_in_flight(found.arriving, slots_);
+    if (found_.any_staged()) tasks_.add_staged(requests, slots_);
+    if (split.waits) tasks_.add_in_flight(found_.arriving(), slots_);
     tasks_.load(loaded, slots_);
     tasks_.add_hosted(hosted, slots_);
-    if (!split.waits) tasks_.add_on_host(found.arriving, slots_);
+    if (!split.waits) tasks_.add_on_host(found_.arriving(), slots_);
     tasks_.add_on_host(left, slots_);
     promote();
     return {routes, {groups_.assignments(), routes.size}, tasks_.resident(), tasks_.arriving(), tasks_.host()};
   }
 
-  /// What a layer asks for, by where it is.
-  struct Found {
-    View<Request> present, misses, arriving;
-    bool any_staged;
-  };
   struct Halves {
     View<Request> front, back;
   };
@@ -323,70 +304,24 @@ class Core {
     return {requests.part(0, at), requests.part(at, requests.size - at)};
   }
 
-  /// What is there or on its way is leased and touched first, so that no miss evicts it. What is there comes to the front
-  /// of `requests`.
-  FERRY_HD Found find_all(View<Request> requests) noexcept {
-    std::uint32_t present = 0, missing = 0, arriving = missing_.size();
-    bool any_staged = false;
-    for (Request& r : requests) {
-      slots_.find_wanted(r);
-      if (r.state == State::queued && residency().slot(r.slot).what != r.want) {
-        r.slot = no_slot;  // another precision than is wanted, and its copy has not begun: it is taken back
-        r.state = State::absent;
-      }
-      const bool there = r.state == State::resident || r.state == State::in_flight;
-      if (!there && r.want.precision == Precision::skip) {
-        slots_.accounts().skip(r);
-        for (std::uint32_t i = 0; i < r.rows; ++i) routes_[groups_.assignments()[r.first + i]] = {};
-        continue;
-      }
-      if (r.slot != no_slot) slots_.lease(r.slot);
-      if (!there) {
-        missing_[missing] = r;
-        set_costs(missing_[missing++]);
-        continue;
-      }
-      if (r.state == State::in_flight) {
-        if constexpr (!weighs) slots_.use(r.slot);
-        missing_[--arriving] = r;
-        if constexpr (weighs) set_costs(missing_[arriving]);
-        continue;
-      }
-      slots_.use(r.slot);
-      if (part::predicts<Predictor>() && residency().is_stream(r.slot)) {
-        any_staged = true;
-        continue;
-      }
-      if constexpr (weighs) set_costs(r);
-      if (&requests[present] != &r) {
-        const Request other = requests[present];
-        requests[present] = r;
-        r = other;
-      }
-      ++present;
-    }
-    return {requests.part(0, present),
-            {missing_.data(), missing},
-            {missing_.data() + arriving, missing_.size() - arriving},
-            any_staged};
-  }
-
   /// Orders the misses and says who computes what. What the host computes of what is there or on its way is not leased.
-  FERRY_HD Split place(const Found& found) noexcept {
-    scheduler_.order(phase_, true, found.misses);
+  FERRY_HD Split place(View<Request> present) noexcept {
+    const View<Request> misses = found_.misses(), arriving = found_.arriving();
+    scheduler_.order(phase_, true, misses);
     Split split;
-    if constexpr (weighs) {
-      scheduler_.order(phase_, true, found.present);
-      split = scheduler_.split(phase_, found.present, found.misses, found.arriving, costs_);
-      split.hosted = least(found.present.size, split.hosted);
-      for (const Request& r : halves(found.present, found.present.size - split.hosted).back)
-        slots_.cancel_lease(r.slot);
-      for (const Request& r : found.arriving) { split.waits ? slots_.use(r.slot) : slots_.cancel_lease(r.slot); }
+    if constexpr (part::WeighsLayers<Scheduler>) {
+      scheduler_.order(phase_, true, present);
+      split = scheduler_.split(phase_, present, misses, arriving, costs_);
+      split.hosted = least(present.size, split.hosted);
+      for (const Request& r : halves(present, present.size - split.hosted).back) slots_.cancel_lease(r.slot);
+      for (const Request& r : arriving) {
+        split.waits ? slots_.use(r.slot) : slots_.cancel_lease(r.slot);
+      }
     } else {
-      split.loads = scheduler_.split(phase_, found.misses);
+      split.loads = scheduler_.split(phase_, misses);
     }
-    split.loads = least(found.misses.size, split.loads);
-    for (const Request& r : halves(found.misses, split.loads).back) {
+    split.loads = least(misses.size, split.loads);
+    for (const Request& r : halves(misses, split.loads).back) {
       if (r.state == State::queued) slots_.cancel_lease(r.slot);
     }
     return split;
@@ -402,11 +337,12 @@ class Core {
         r.want.id = slots_.wanted(pool);
         if (r.want.id.expert == no_expert) continue;
         choose_precision(false, {&r, 1});
-        set_costs(r);
+        measured_.set(phase_, r);
         if (!scheduler_.promotes(r, slots_.more_uses(r.want, Residency::for_prefetch), costs_)) continue;
         const std::uint32_t slot = slots_.make_room(r.want, Residency::for_prefetch, closed);
         if (slot == no_slot) continue;
         slots_.admit(slot, r.want, false, tasks_.waits());
+        slots_.accounts().promoted();
         return;
       }
     }
@@ -436,15 +372,14 @@ class Core {
   Scheduler scheduler_;
   Router router_;
   Shape shape_;
-  Array<Times> times_;       ///< [phases, layers]
+  detail::MeasuredCosts measured_;
   Array<Route> routes_;      ///< [rows, k]
   Array<Request> requests_;  ///< [experts]
-  Array<Request> missing_;   ///< [experts], misses in front, what is on its way behind
   Array<State> present_;     ///< [experts], for routers that need it
+  detail::FoundExperts<Stack> found_;
   detail::LayerTasks<Stack> tasks_;
   detail::LiveSequences live_;
   detail::ExpertGroups groups_;
-  Nanoseconds copy_ns_[precision_count] = {};
   std::uint64_t fence_ = 0;
   std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
   std::uint32_t taken_ = 0;  ///< by look-aheads since the plan

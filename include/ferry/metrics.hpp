@@ -67,8 +67,9 @@ struct Accuracy {
 /// have begun one that counts as dropped here).
 struct PrefetchCounts {
   std::uint64_t issued = 0;
-  std::uint64_t used = 0;     ///< asked for by the gate before it left, late ones included
-  std::uint64_t dropped = 0;  ///< submitted and taken back
+  std::uint64_t used = 0;      ///< asked for by the gate before it left, late ones included
+  std::uint64_t dropped = 0;   ///< submitted and taken back
+  std::uint64_t promoted = 0;  ///< submitted because the cache wanted them most, and nobody had predicted them
   std::uint64_t issued_bytes = 0;
   std::uint64_t wasted_bytes = 0;  ///< evicted without having been asked for
   /// Layers from which the stack's predictor would have looked ahead, and was not asked to: an engine that forgets

@@ -8,6 +8,7 @@
 #include "ferry/core.hpp"
 #include "ferry/detail/call_order.hpp"
 #include "ferry/detail/look_ahead_loop.hpp"
+#include "ferry/stack_traits.hpp"
 
 namespace ferry::inline FERRY_ABI {
 

@@ -61,6 +61,10 @@ std::unique_ptr<ExpertRunner> make_runner(const ModelConfig& config, const Exper
                                           const RunnerOptions& options) {
   const ConfiguredStack stack = configure_stack(model_shape(config, store, options.max_rows), options,
                                                 [&](std::uint64_t bytes) { return copy_cost(options, store, bytes); });
+  if (options.virtual_costs) {
+    CoreSettings& settings = stack.config->settings();
+    settings.costs = layer_costs(*options.virtual_costs, settings.model);
+  }
   return std::make_unique<PipelineRunner>(*stack.config, stack.preloads, store, gates, options);
 }
 

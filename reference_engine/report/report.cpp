@@ -173,6 +173,7 @@ Json to_json(const RunReport& r) {
         {"used", p.used},
         {"dropped", p.dropped},
         {"issued_bytes", p.issued_bytes},
+        {"promoted", p.promoted},
         {"wasted_bytes", p.wasted_bytes},
         {"recall", p.accuracy.recall()},
         {"precision", p.precision()},

@@ -841,3 +841,65 @@ TEST_CASE("times of a prefill do not set the budget of a decode step") {
   f->abandon();
   CHECK(step(Phase::decode, {}) == 1);
 }
+
+TEST_CASE("ferry: misses on the host, the most wanted copied behind, and nobody waits longer than the host takes") {
+  CoreFixture<stacks::Ferry> f(model(1, 8, 2), {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  f.config.copy_ns[static_cast<unsigned>(Precision::full)] = 100;
+  f.config.costs.device_ns = 5;
+  f.config.costs.host_ns = 20;
+  f.build();
+  const Variant first[] = {full(0, 0), full(0, 1)};
+  f->preload({first, 2}, nothing_seen);
+  Seen seen = all_landed;
+  const auto step = [&](std::uint16_t a, std::uint16_t b, Nanoseconds link_ns) {
+    seen.link_ns = link_ns;
+    f->begin_step(StepOf(Phase::decode, 1));
+    const auto s = favour(8, {a, b});
+    return f->plan(scores(0, s), seen);
+  };
+  Plan p = step(2, 3, 0);
+  CHECK(experts(p.host) == Ids{2, 3});
+  REQUIRE(f->commands().submit.size == 1);
+  const Copy two = f->commands().submit[0];
+  CHECK(two.what == full(0, 2));
+  CHECK(two.slot == 0);
+  CHECK_FALSE(two.demand);
+  CHECK(f->counters().prefetch.promoted == 1);
+  seen.prefetch_landed = Ticket::none;  // begun, not landed
+  f->finish(0, {}, seen);
+
+  p = step(2, 3, 50);  // 55 for the copy and then the device, 40 for both on the host
+  CHECK(experts(p.host) == Ids{2, 3});
+  CHECK(p.arriving.size == 0);
+  CHECK(f->commands().submit.size == 0);  // one at a time
+  f->finish(0, {}, seen);
+
+  p = step(2, 3, 10);  // 15, beside 20 for the other on the host
+  CHECK(experts(p.arriving) == Ids{2});
+  CHECK(p.arriving[0].ready == two.ticket);
+  CHECK(experts(p.host) == Ids{3});
+  seen = all_landed;
+  f->finish(0, {}, seen);
+
+  p = step(2, 3, 0);
+  CHECK(experts(p.resident) == Ids{2});
+  CHECK(experts(p.host) == Ids{3});
+  REQUIRE(f->commands().submit.size == 1);
+  CHECK(f->commands().submit[0].what == full(0, 3));  // for 1, which was never used
+  CHECK(f->commands().submit[0].slot == 1);
+  f->finish(0, {}, seen);
+
+  p = step(2, 3, 0);
+  CHECK(experts(p.resident) == Ids{2, 3});
+  CHECK(f->commands().submit.size == 0);  // nothing is wanted more than what is there
+  f->finish(0, {}, seen);
+
+  const Outcomes& o = f->counters().of(Phase::decode);
+  CHECK(o.requests == 10);
+  CHECK(o.hits == 3);
+  CHECK(o.late_hits == 1);
+  CHECK(o.host_computed == 6);
+  CHECK(o.misses == 0);
+  CHECK(f->counters().prefetch.used == 2);
+  CHECK(f->counters().prefetch.wasted_bytes == 0);
+}

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "ferry/core.hpp"
+#include "ferry/stack_traits.hpp"
 #include "support/shapes.hpp"
 
 using namespace ferry;

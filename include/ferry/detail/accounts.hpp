@@ -127,6 +127,8 @@ class Accounts {
     ++counters_.prefetch.issued;
     counters_.prefetch.issued_bytes += bytes;
   }
+  /// A prefetch that nobody predicted.
+  FERRY_HD void promoted() noexcept { ++counters_.prefetch.promoted; }
   /// A copy submitted ahead of the first step is of neither phase.
   FERRY_HD void preloaded(Variant what) noexcept {
     counters_.of(phase_).bytes -= bytes_of(what);

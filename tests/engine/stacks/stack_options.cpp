@@ -66,10 +66,10 @@ std::string names(const std::vector<ParameterMember>& parameters) {
 TEST_CASE("the table of stacks has a row for each type, and says of it what it is") {
   TypeTable types;
   each_baseline_stack(types);
+  each_own_stack(types);
   each_fate_stack(types);
   each_hobbit_stack(types);
   each_importance_stack(types);
-  each_own_stack(types);
   REQUIRE(types.rows.size() == all_stacks().size());
   for (std::size_t i = 0; i < types.rows.size(); ++i) {
     const StackInfo &type = types.rows[i], &said = all_stacks()[i];
