@@ -210,8 +210,9 @@ struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
 
 /// Nobody waits: what is missing is computed where the layer ends earliest, mostly on the host, and what is used most of
 /// late is copied behind, into one pool of all layers. Lossless.
-struct Ferry : Stack<NoPrediction, DecayedFrequency, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
-               OnePool {
+struct Ferry
+    : Stack<NoPrediction, DecayedFrequency, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
+      OnePool {
   static constexpr bool preloads = true;
 };
 

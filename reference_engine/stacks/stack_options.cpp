@@ -68,7 +68,8 @@ std::vector<StackInfo> make_stacks() {
       lossless("hybrimoe", "averaged scores, misses split between link and host",
                caching({&O::percentile, &O::placement})),
 
-      lossless("ferry", "ours: nobody waits, the host computes and copies follow", caching({&O::half_life, &O::margin_percent})),
+      lossless("ferry", "ours: nobody waits, the host computes and copies follow",
+               caching({&O::half_life, &O::margin_percent})),
 
       lossless("fate+prefetch", "Fate's prefetch alone", caching({&O::percentile})),
       lossless("fate+cache", "its prefetch and its cache", caching({&O::percentile, &O::shallow_layers})),

@@ -49,4 +49,5 @@ using Greedy = Schedule<NoLimit, BatchSizeOrder, BestSplit>;
 using Earliest = Schedule<NoLimit, BatchSizeOrder, EarliestFinish>;
 using Chosen = Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>>;
 using Lossy = Schedule<NoLimit, Reversed, SomeOnHost>;
-TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Earliest, Chosen, Lossy);
+TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Earliest, Chosen,
+                          Lossy);

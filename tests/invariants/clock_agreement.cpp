@@ -204,5 +204,6 @@ TEST_CASE("stepped in the clock's order, the host thread does the same, and the 
   agree<stacks::Fate>("fate");
   agree<stacks::Hobbit>("hobbit");
   agree<stacks::HobbitCooperative>("hobbit-cooperative");
+  agree<stacks::Ferry>("ferry");
   agree<stacks::ImportanceDriven>("importance-driven");
 }

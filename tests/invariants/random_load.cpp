@@ -235,6 +235,9 @@ TEST_CASE("virtual clock: invariants hold and replays agree under random load" *
   SUBCASE("hobbit-cooperative") {
     many<stacks::HobbitCooperative>(Kind::clock);
   }
+  SUBCASE("ferry") {
+    many<stacks::Ferry>(Kind::clock);
+  }
   SUBCASE("importance-driven") {
     many<stacks::ImportanceDriven>(Kind::clock);
   }
@@ -267,6 +270,9 @@ TEST_CASE("host thread: invariants hold and replays agree under random load") {
   SUBCASE("hobbit-cooperative") {
     many<stacks::HobbitCooperative>(Kind::thread);
   }
+  SUBCASE("ferry") {
+    many<stacks::Ferry>(Kind::thread);
+  }
   SUBCASE("importance-driven") {
     many<stacks::ImportanceDriven>(Kind::thread);
   }
@@ -297,6 +303,9 @@ TEST_CASE("CUDA: invariants hold and replays agree under random load") {
   }
   SUBCASE("hobbit-cooperative") {
     many<stacks::HobbitCooperative>(Kind::cuda);
+  }
+  SUBCASE("ferry") {
+    many<stacks::Ferry>(Kind::cuda);
   }
   SUBCASE("importance-driven") {
     many<stacks::ImportanceDriven>(Kind::cuda);

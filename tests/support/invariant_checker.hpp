@@ -179,8 +179,12 @@ class InvariantChecker {
         s.ticket = Ticket::none;
       }
     }
+    bool promoted = false;
     for (const Copy& c : commands.submit) {
-      if (c.demand != planning) throw Violation(4, "demand comes from plan, prefetch from look_ahead");
+      if (c.demand && !planning) throw Violation(4, "demand comes from plan");
+      if (planning && promoted) throw Violation(4, "a plan promotes one expert, behind every demand copy");
+      promoted = planning && !c.demand;
+      if (promoted && phase_ == Phase::prefill) throw Violation(4, "a promotion in prefill");
       submit(c);
     }
   }

@@ -890,8 +890,8 @@ TEST_CASE("no random run beats the bounds, its spans are consistent, and a secon
     CAPTURE(seed);
     RandomCase c(seed);
     check_runs<stacks::OnDemand, stacks::LayerStream, stacks::LruCache, stacks::MixtralOffloading, stacks::MoeInfinity,
-               stacks::StaticHost, stacks::HybriMoe, stacks::Fate, stacks::Hobbit, stacks::HobbitCooperative,
-               stacks::ImportancePrefetch, stacks::ImportanceDriven>(c, tally);
+               stacks::StaticHost, stacks::Ferry, stacks::HybriMoe, stacks::Fate, stacks::Hobbit,
+               stacks::HobbitCooperative, stacks::ImportancePrefetch, stacks::ImportanceDriven>(c, tally);
   }
   CHECK(tally.tight * 5 > tally.runs);  // the bounds are not vacuous
   CHECK(tally.link_bound > 200);
