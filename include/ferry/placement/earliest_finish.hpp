@@ -33,6 +33,8 @@ struct EarliestFinish {
     for (const Request& r : arriving) late += on_host(r, costs);
     Split best{0, 0, arriving.size == 0};
     if (misses.size + arriving.size > 0 && host + late == 0) return best;
+    // A link that does not know may have just begun.
+    const Nanoseconds busy = arriving.size > 0 && costs.link_ns == 0 ? arriving[0].copy_ns : costs.link_ns;
     Nanoseconds least = -1;
     const auto weigh = [&](std::uint32_t loads, bool waits, Nanoseconds link, Nanoseconds on_host_so_far) {
       const std::uint32_t arrivals = loads + (waits ? arriving.size : 0);
@@ -52,8 +54,8 @@ struct EarliestFinish {
         if (host_done >= done || costs.host_ns == 0) break;
       }
     };
-    if (arriving.size > 0) weigh(0, false, costs.link_ns, host + late);
-    Nanoseconds link = costs.link_ns;
+    if (arriving.size > 0) weigh(0, false, busy, host + late);
+    Nanoseconds link = busy;
     for (std::uint32_t n = 0; n <= misses.size; ++n) {
       weigh(n, true, link, host);
       if (n == misses.size || misses[n].copy_ns == 0) break;

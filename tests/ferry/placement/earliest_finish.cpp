@@ -151,12 +151,13 @@ TEST_CASE("by hand: copies of 30, 20 on the host, 5 on the device") {
   const auto split = [](const Requests& present, const Requests& misses, const Requests& arriving, Nanoseconds link) {
     return EarliestFinish::split(Phase::decode, view(present), view(misses), view(arriving), costs(5, 20, link));
   };
-  CHECK(split({}, two, {}, 0).loads == 1);                              // 35 and 20 beside it, not 40
-  CHECK(split({}, two, {}, 6).loads == 0);                              // 41 would be later
-  CHECK(split({}, one, {}, 0).loads == 0);                              // 20 < 35
-  CHECK(split({}, {}, one, 10).waits);                                  // 15 < 20
-  CHECK(!split({}, {}, one, 16).waits);                                 // 21 > 20
-  CHECK(split({}, one, one, 16).waits);                                 // the host is at work until then anyway
+  CHECK(split({}, two, {}, 0).loads == 1);  // 35 and 20 beside it, not 40
+  CHECK(split({}, two, {}, 6).loads == 0);  // 41 would be later
+  CHECK(split({}, one, {}, 0).loads == 0);  // 20 < 35
+  CHECK(split({}, {}, one, 10).waits);      // 15 < 20
+  CHECK(!split({}, {}, one, 16).waits);     // 21 > 20
+  CHECK(!split({}, {}, one, 0).waits);      // the link does not know: 35, if the copy has just begun
+  CHECK(split({}, one, one, 16).waits);     // the host is at work until then anyway
   CHECK(split(Requests(5, request(3, 1, 30)), {}, {}, 0).hosted == 1);  // 20 and 20, not 25
   CHECK(split(Requests(4, request(3, 1, 30)), {}, {}, 0).hosted == 0);
 }

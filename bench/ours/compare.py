@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""The stack `ferry` beside every other lossless stack, on simulated machines: in how many cells it is slower, and by how
+much faster it is than the best of them.
+
+  bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--out FOLDER] [--json FILE]
+
+A cell is a trace, a machine, a budget and a batch. `--traces` are of `ferry trace import` or `ferry trace record`; over
+each of `--texts` both bundled models are recorded first, and their experts count as large as Qwen1.5-MoE's and
+Mixtral's. The machines are ferry's own and one behind PCIe 3.0 x4, budgets 12.5 to 75%, batches 1 and 3, speeds
+effective. Stacks that read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a
+second run goes on; the page is printed as Markdown.
+"""
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+sys.dont_write_bytecode = True  # nothing is left beside the sources
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = {"tiny-qwen-moe": "qwen1.5-moe-a2.7b", "tiny-mixtral": "mixtral-8x7b"}
+OURS = "ferry"
+# Stacks that copy experts at the model's own precision and run those that the gate chose.
+BARE = ["on-demand", "layer-stream", "lru", "moe-infinity", "activation-path-full", "static-host"]
+WITH_SCORES = ["cross-layer-lru", "mixtral-offloading", "hybrimoe", "fate+prefetch", "fate+cache", "importance+ce"]
+BUDGETS = ["12.5%", "25%", "50%", "75%"]
+SLOWER = 0.995  # within half a percent two stacks count as equally fast
+
+
+class Failure(Exception):
+    pass
+
+
+def run(command):
+    done = subprocess.run([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise Failure(lines[-1] if lines else f"{command[0]} ended with {done.returncode}")
+
+
+def narrow_twin(folder):
+    """RTX 3090 behind a quarter of its link."""
+    machine = json.loads((ROOT / "reference_engine/machines/rtx3090-pcie3.json").read_text())
+    machine["name"] = "rtx3090-pcie3-x4"
+    machine["link"]["name"] = "PCIe 3.0 x4"
+    for speed in (machine["link"]["peak_bytes_per_s"], machine["link"]["effective_bytes_per_s"],
+                  machine["activations"]["bytes_per_s"]):
+        speed["value"] //= 4
+        speed["source"] = "derived: a quarter of 16 lanes"
+    # A narrower link takes less of the host's memory.
+    for share in (machine["link"]["beside_host"], machine["host_memory"]["beside_copies"]):
+        share["value"] = 1 - (1 - share["value"]) / 4
+        share["source"] = "derived: a quarter of what 16 lanes take"
+    machine.pop("stated", None)
+    path = folder / "rtx3090-pcie3-x4.json"
+    path.write_text(json.dumps(machine, indent=1) + "\n")
+    return path
+
+
+def machines(folder):
+    names = sorted(p.stem for p in (ROOT / "reference_engine/machines").glob("*.json"))
+    return names + [str(narrow_twin(folder))]
+
+
+def sweep(ferry, folder, trace, shape, tokens, stacks, names):
+    out = folder / f"{trace.stem}.jsonl"
+    command = [ferry, "sweep", "--traces", trace, "--machines", ",".join(names), "--stacks", ",".join(stacks),
+               "--budgets", ",".join(BUDGETS), "--batches", "1,3", "--out", out]
+    if shape:
+        command += ["--as", shape]
+    if tokens:
+        command += ["--tokens", tokens]
+    print(f"{trace.name}: {len(stacks)} stacks", file=sys.stderr)
+    run(command)
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def has_scores(trace):
+    with open(trace, "rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > 100_000_000:
+            raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record")
+        header = json.loads(file.read(size))
+    return "scores" in header and "predicted" in header
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def summarise(rows):
+    """One number a cell: the best other's time for a token over ours."""
+    cells = defaultdict(dict)
+    bounds = {}
+    for r in rows:
+        cell = (r["trace"], r["machine"], r["budget_asked_percent"], r["batch"])
+        cells[cell][r["stack"]] = r["decode"]["tpot_s"]
+        bound = r["bounds"].get("clairvoyant_with_host_tpot_s")
+        if r["stack"] == OURS and bound:
+            bounds[cell] = r["decode"]["tpot_s"] / bound
+    result = []
+    for (trace, machine, budget, batch), times in sorted(cells.items()):
+        best = min((t, s) for s, t in times.items() if s != OURS)
+        result.append({"trace": trace, "machine": machine, "budget_percent": budget, "batch": batch,
+                       "best_other": best[1], "times_as_fast": best[0] / times[OURS],
+                       "over_bound": bounds.get((trace, machine, budget, batch))})
+    return result
+
+
+def table(cells, key, title):
+    print(f"\n| {title} | cells | slower in | geometric mean | least | over the bound |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    groups = defaultdict(list)
+    for c in cells:
+        groups[c[key]].append(c)
+    for name, group in list(groups.items()) + [("all", cells)]:
+        fast = [c["times_as_fast"] for c in group]
+        bounds = [c["over_bound"] for c in group if c["over_bound"]]
+        over = f"{geometric_mean(bounds):.2f}" if bounds else "-"
+        print(f"| {name} | {len(group)} | {sum(f < SLOWER for f in fast)} | {geometric_mean(fast):.3f} | "
+              f"{min(fast):.3f} | {over} |")
+
+
+def arguments():
+    class Parser(argparse.ArgumentParser):
+        def error(self, message):
+            print(f"bench/run ours: {message} (see --help)", file=sys.stderr)
+            sys.exit(2)
+
+    p = Parser(prog="bench/run ours", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--traces", type=Path, nargs="+", default=[], help="recorded routing")
+    p.add_argument("--texts", type=Path, nargs="+", default=[], help="over which both bundled models are recorded")
+    p.add_argument("--tokens", type=int, help="of each trace, at most (default: all)")
+    p.add_argument("--out", type=Path, default=ROOT / "build/ours", help="folder of results (default: build/ours)")
+    p.add_argument("--json", type=Path, help="write every cell to this file")
+    p.add_argument("--ferry", type=Path, default=ROOT / "build/engine/reference_engine/ferry",
+                   help="the binary (default: what reference_engine/run has built)")
+    args = p.parse_args()
+    if not args.traces and not args.texts:
+        p.error("neither --traces nor --texts is given: expected at least one of them")
+    for file in args.traces + args.texts:
+        if not file.is_file():
+            p.error(f"{file}: no such file")
+    if not args.ferry.is_file():
+        p.error(f"{args.ferry}: no such file: run reference_engine/run list once, which builds it")
+    if args.tokens is not None and args.tokens < 1:
+        p.error(f"--tokens is {args.tokens}, expected 1 or more")
+    return args
+
+
+def main():
+    args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    work = [(trace, None) for trace in args.traces]
+    for model, shape in MODELS.items():
+        for text in args.texts:
+            trace = args.out / f"{model}-{text.stem}.safetensors"
+            if not trace.exists():
+                print(f"recording {model} over {text.name}", file=sys.stderr)
+                part = trace.with_suffix(".part")
+                limit = ["--tokens", args.tokens] if args.tokens else []
+                run([args.ferry, "trace", "record", "--model", model, "--text", text, "--out", part, *limit])
+                part.rename(trace)
+            work.append((trace, shape))
+    names = machines(args.out)
+    rows = []
+    for trace, shape in work:
+        stacks = [OURS] + BARE + (WITH_SCORES if has_scores(trace) else [])
+        rows += sweep(args.ferry, args.out, trace, shape, args.tokens, stacks, names)
+    cells = summarise(rows)
+    for key, title in (("trace", "trace"), ("machine", "machine"), ("budget_percent", "budget, %"), ("batch", "batch")):
+        table(cells, key, title)
+    best = Counter(c["best_other"] for c in cells)
+    print("\nBest of the others: " + ", ".join(f"{name} in {n}" for name, n in best.most_common()) + ".")
+    worst = sorted((c for c in cells if c["times_as_fast"] < SLOWER), key=lambda c: c["times_as_fast"])
+    for c in worst:
+        print(f"Slower: {c['trace']}, {c['machine']}, {c['budget_percent']}%, batch {c['batch']}: "
+              f"{c['times_as_fast']:.3f} of {c['best_other']}.")
+    if args.json:
+        args.json.write_text(json.dumps(cells, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as failure:
+        print(f"bench/run ours: {failure}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
