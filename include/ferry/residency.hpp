@@ -198,7 +198,7 @@ class Residency {
   }
 
   /// A queued prefetch becomes a demand copy into the same slot, with a new ticket.
-  FERRY_HD void promote(std::uint32_t s, Ticket ticket, Phase phase) noexcept {
+  FERRY_HD void expedite(std::uint32_t s, Ticket ticket, Phase phase) noexcept {
     take_back(s);
     fill(s, ticket, true, phase);
   }
@@ -278,7 +278,7 @@ class Residency {
     }
   }
 
-  /// Calls `f(slot)` for every queued prefetch of a layer; `f` may release or promote that slot. O(queue).
+  /// Calls `f(slot)` for every queued prefetch of a layer; `f` may release or expedite that slot. O(queue).
   template <class F>
   FERRY_HD void for_each_queued(std::uint16_t layer, F&& f) noexcept {
     for (std::uint32_t i = 0; i < prefetch_.size();) {

@@ -146,7 +146,7 @@ TEST_CASE("a layer that needs more than fits streams in waves, each copy behind 
   CHECK(f->plan(scores(0, again), all_landed).resident.size == 0);
 }
 
-TEST_CASE("a prefetch: hit when landed, late hit when in flight, promoted when queued, dropped when stale") {
+TEST_CASE("a prefetch: hit when landed, late hit when in flight, expedited when queued, dropped when stale") {
   const ModelShape m = model(2, 8, 2);
   CoreFixture<stacks::CrossLayerLru> f(m, {{{1, 1, part::bit(Precision::full), 4, 64}}, 2, 64});
   f.build();

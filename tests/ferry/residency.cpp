@@ -111,12 +111,12 @@ TEST_CASE("a mask dies with the eviction of its slot") {
   CHECK(t.r.find(high) == no_slot);
 }
 
-TEST_CASE("a released slot is free again, a promoted one keeps its expert") {
+TEST_CASE("a released slot is free again, an expedited one keeps its expert") {
   TwoPrecisions t;
   t.put(high, Ticket{3}, false);
   t.put({{0, 2}, Precision::full}, Ticket{5}, false);
   CHECK_FALSE(t.r.has_free(0));
-  t.r.promote(0, Ticket{6}, Phase::decode);
+  t.r.expedite(0, Ticket{6}, Phase::decode);
   CHECK(t.r.state(high) == State::in_flight);
   int queued = 0;
   t.r.for_each_queued(0, [&](std::uint32_t slot) {

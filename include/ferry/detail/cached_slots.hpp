@@ -125,10 +125,10 @@ class CachedSlots {
   FERRY_HD Ticket next_ticket(bool demand) noexcept { return Ticket{++ticket_ << 1U | (demand ? 0U : 1U)}; }
 
   /// A queued prefetch that the gate asks for becomes a demand copy into the same slot.
-  FERRY_HD void promote(std::uint32_t slot) noexcept {
+  FERRY_HD void expedite(std::uint32_t slot) noexcept {
     note_use(residency_.slot(slot).what);
     drop(slot);
-    residency_.promote(slot, next_ticket(true), phase_);
+    residency_.expedite(slot, next_ticket(true), phase_);
     touch(slot);
     submit(slot, residency_.slot(slot).what, true, false);
   }

@@ -67,7 +67,7 @@ class LayerTasks {
     for (Request& r : misses) {
       slots.accounts().miss(r);
       if (r.state == State::queued) {
-        slots.promote(r.slot);
+        slots.expedite(r.slot);
       } else {
         r.slot = no_slot;
         if (slots.use_absent(r.want)) {

@@ -66,7 +66,7 @@ TEST_CASE("a queued prefetch becomes demand in its slot, those of a planned laye
   SlotsFixture f;
   for (std::uint16_t e = 0; e < 2; ++e) f.slots.admit(f.room(full(1, e), Residency::for_demand), full(1, e), false);
   f.slots.begin_call();
-  f.slots.promote(1);
+  f.slots.expedite(1);
   f.slots.lease(1);
   f.slots.drop_stale(1);
   REQUIRE(f.slots.commands().drop.size == 2);

@@ -285,7 +285,7 @@ TEST_CASE("timeline: a late hit waits only for the rest of its prefetch") {
   CHECK(s.prediction_accuracy(1, 1).predicted == 1);
 }
 
-TEST_CASE("timeline: a promoted prefetch goes before the others, and is a miss") {
+TEST_CASE("timeline: an expedited prefetch goes before the others, and is a miss") {
   // Layer 0 predicts 1/1, wrongly 2/3, and 3/0; layer 1 predicts 2/2, which queues last. At 65 layer 2 wants it: 2/3
   // has begun at 50 and lands first; 3/0, queued before it, goes after it.
   SmallTrace t(4, {{{0}, {1}, {2}, {0}}});
@@ -338,7 +338,7 @@ TEST_CASE("timeline: a prefetch that turned out wrong before it began never cros
 
 TEST_CASE("timeline: at the instant at which a prefetch could begin, demand goes first") {
   // A device that takes no time. Token 0: 0/0 crosses 0-20; at 20 layer 1 wants 0, not 1: the prefetch of 1, which
-  // could begin now, is taken back. Token 1: 0/1 at 40-60; at 60 layer 1 wants 1 as predicted: promoted, 60-80.
+  // could begin now, is taken back. Token 1: 0/1 at 40-60; at 60 layer 1 wants 1 as predicted: expedited, 60-80.
   SmallTrace t(4, {{{0}, {0}}, {{1}, {1}}});
   t.predict(0, 0, 1, {1});
   t.predict(1, 0, 1, {1});
