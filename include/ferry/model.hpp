@@ -204,9 +204,9 @@ struct Seen {
 /// What a Placement may weigh beside the requests: of the machine, as calibrated beforehand, and of its link now. What
 /// is 0 is unknown.
 struct LayerCosts {
-  Nanoseconds device_ns = 0;      ///< an expert on the device
-  Nanoseconds host_ns = 0;        ///< an expert on the host, with one row
-  Nanoseconds host_row_ns = 0;    ///< no expert takes less than this for each of its rows
+  Nanoseconds device_ns[precision_count] = {};  ///< an expert on the device, by Precision
+  Nanoseconds host_ns[precision_count] = {};    ///< on the host, with one row
+  Nanoseconds host_row_ns = 0;                  ///< no expert takes less than this for each of its rows
   Nanoseconds host_start_ns = 0;  ///< a layer's share of the host, whatever it computes: rows cross, and results back
   std::uint32_t link_beside_host = 1000;    ///< how fast copies are while the host computes, in thousandths
   std::uint32_t host_beside_copies = 1000;  ///< how fast the host is while a copy is on the link, likewise

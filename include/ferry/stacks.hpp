@@ -216,6 +216,15 @@ struct Ferry
   static constexpr bool preloads = true;
 };
 
+/// The same with experts in INT4.
+struct FerryInt4 : Ferry {
+  template <class Config>
+  static void set_up(Config& c, Budget budget) {
+    c.precision.precision = Precision::int4;
+    Ferry::set_up(c, budget);
+  }
+};
+
 // Fate (section 5.4 has the steps: load on demand, +prefetch, +cache, +quantization)
 
 /// Prefetch without a cache: slots for the candidates of two layers, first in, first out, whatever the budget.

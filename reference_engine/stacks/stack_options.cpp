@@ -70,6 +70,7 @@ std::vector<StackInfo> make_stacks() {
 
       lossless("ferry", "ours: nobody waits, the host computes and copies follow",
                caching({&O::half_life, &O::margin_percent})),
+      packed("ferry-int4", "the same with experts in INT4", caching({&O::half_life, &O::margin_percent})),
 
       lossless("fate+prefetch", "Fate's prefetch alone", caching({&O::percentile})),
       lossless("fate+cache", "its prefetch and its cache", caching({&O::percentile, &O::shallow_layers})),

@@ -31,6 +31,7 @@ void each_baseline_stack(Table& table) {
 template <class Table>
 void each_own_stack(Table& table) {
   table.template stack<stacks::Ferry>("ferry");
+  table.template stack<stacks::FerryInt4>("ferry-int4");
 }
 
 template <class Table>

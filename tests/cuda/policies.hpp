@@ -628,6 +628,7 @@ void for_each_core(const Visit& visit) {
   visit("StaticHostInt4", config_of<stacks::StaticHostInt4>());
   visit("HybriMoe", config_of<stacks::HybriMoe>());
   visit("Ferry", config_of<stacks::Ferry>());
+  visit("FerryInt4", config_of<stacks::FerryInt4>());
   visit("FatePrefetch", config_of<stacks::FatePrefetch>());
   visit("FateCache", config_of<stacks::FateCache>());
   visit("Fate", config_of<stacks::Fate>());

@@ -845,8 +845,8 @@ TEST_CASE("times of a prefill do not set the budget of a decode step") {
 TEST_CASE("ferry: misses on the host, the most wanted copied behind, and nobody waits longer than the host takes") {
   CoreFixture<stacks::Ferry> f(model(1, 8, 2), {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
   f.config.copy_ns[static_cast<unsigned>(Precision::full)] = 100;
-  f.config.costs.device_ns = 5;
-  f.config.costs.host_ns = 20;
+  f.config.costs.device_ns[static_cast<unsigned>(Precision::full)] = 5;
+  f.config.costs.host_ns[static_cast<unsigned>(Precision::full)] = 20;
   f.build();
   const Variant first[] = {full(0, 0), full(0, 1)};
   f->preload({first, 2}, nothing_seen);

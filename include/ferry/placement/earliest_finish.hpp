@@ -35,6 +35,9 @@ struct EarliestFinish {
     if (misses.size + arriving.size > 0 && host + late == 0) return best;
     // A link that does not know may have just begun.
     const Nanoseconds busy = arriving.size > 0 && costs.link_ns == 0 ? arriving[0].copy_ns : costs.link_ns;
+    const Request* const any = first_of(resident, misses, arriving);
+    if (any == nullptr) return best;
+    const Nanoseconds device = on_device(*any, costs);  // one stands for all
     Nanoseconds least = -1;
     const auto weigh = [&](std::uint32_t loads, bool waits, Nanoseconds link, Nanoseconds on_host_so_far) {
       const std::uint32_t arrivals = loads + (waits ? arriving.size : 0);
@@ -42,7 +45,6 @@ struct EarliestFinish {
       for (std::uint32_t hosted = 0; hosted <= resident.size; ++hosted) {
         if (hosted > 0) share += on_host(resident[resident.size - hosted], costs);
         const Ends ends = together(link, share, costs);
-        const Nanoseconds device = device_ns(resident, misses, arriving, costs);
         Nanoseconds done = device * (resident.size - hosted + arrivals);
         if (arrivals > 0 && done < ends.link + device) done = ends.link + device;
         const Nanoseconds host_done = share > 0 ? costs.host_start_ns + ends.host : 0;
@@ -51,7 +53,7 @@ struct EarliestFinish {
           least = later;
           best = {loads, hosted, waits};
         }
-        if (host_done >= done || costs.host_ns == 0) break;
+        if (host_done >= done || costs.host_ns[static_cast<unsigned>(any->want.precision)] == 0) break;
       }
     };
     if (arriving.size > 0) weigh(0, false, busy, host + late);
@@ -67,9 +69,8 @@ struct EarliestFinish {
 
   /// While it crosses, the host is slowed, which must not cost more than it saves.
   FERRY_HD static bool promotes(const Request& r, std::int64_t more_uses, const LayerCosts& costs) noexcept {
-    const Nanoseconds saves = on_host(r, costs) - (costs.device_ns > 0 ? costs.device_ns : r.device_ns);
-    const Nanoseconds slows =
-        r.copy_ns * (1000 - costs.host_beside_copies) / (costs.link_beside_host > 0 ? costs.link_beside_host : 1);
+    const Nanoseconds saves = on_host(r, costs) - on_device(r, costs);
+    const Nanoseconds slows = r.copy_ns * (1000 - pace(costs.host_beside_copies)) / pace(costs.link_beside_host);
     return saves > 0 && (more_uses >> 10U) * saves > slows << 10U;
   }
 
@@ -80,20 +81,28 @@ struct EarliestFinish {
 
   FERRY_HD static Nanoseconds on_host(const Request& r, const LayerCosts& costs) noexcept {
     const std::int64_t rows = r.rows > 0 ? r.rows : 1;
-    if (costs.host_ns == 0) return r.host_ns * rows;
-    return costs.host_ns > costs.host_row_ns * rows ? costs.host_ns : costs.host_row_ns * rows;
+    const Nanoseconds one = costs.host_ns[static_cast<unsigned>(r.want.precision)];
+    if (one == 0) return r.host_ns * rows;
+    return one > costs.host_row_ns * rows ? one : costs.host_row_ns * rows;
   }
-  FERRY_HD static Nanoseconds device_ns(View<const Request> resident, View<const Request> misses,
-                                        View<const Request> arriving, const LayerCosts& costs) noexcept {
-    if (costs.device_ns > 0) return costs.device_ns;
-    if (resident.size > 0) return resident[0].device_ns;
-    if (misses.size > 0) return misses[0].device_ns;
-    return arriving.size > 0 ? arriving[0].device_ns : 0;
+  FERRY_HD static Nanoseconds on_device(const Request& r, const LayerCosts& costs) noexcept {
+    const Nanoseconds known = costs.device_ns[static_cast<unsigned>(r.want.precision)];
+    return known > 0 ? known : r.device_ns;
+  }
+  FERRY_HD static const Request* first_of(View<const Request> a, View<const Request> b,
+                                          View<const Request> c) noexcept {
+    if (a.size > 0) return a.data;
+    if (b.size > 0) return b.data;
+    return c.size > 0 ? c.data : nullptr;
+  }
+  /// In thousandths; unknown, or faster than alone: as alone.
+  FERRY_HD static std::int64_t pace(std::uint32_t thousandths) noexcept {
+    return thousandths == 0 || thousandths > 1000 ? 1000 : thousandths;
   }
   /// When both are done that begin together: until the first is, each goes on at its slower pace.
   FERRY_HD static Ends together(Nanoseconds link, Nanoseconds host, const LayerCosts& costs) noexcept {
-    const std::int64_t a = costs.link_beside_host, b = costs.host_beside_copies;
-    if (a >= 1000 && b >= 1000) return {link, host};
+    const std::int64_t a = pace(costs.link_beside_host), b = pace(costs.host_beside_copies);
+    if (a == 1000 && b == 1000) return {link, host};
     const Nanoseconds slow_link = link * 1000 / a, slow_host = host * 1000 / b;
     if (slow_link <= slow_host) return {slow_link, host + slow_link - slow_link * b / 1000};
     return {link + slow_host - slow_host * a / 1000, slow_host};

@@ -147,15 +147,17 @@ struct Costs {
   }
 };
 
-/// What a Placement weighs, of these costs: at the model's own precision, of the first layer.
+/// What a Placement weighs, of these costs: of the first layer.
 inline LayerCosts layer_costs(const Costs& costs, const ModelShape& model) {
-  const std::uint64_t bytes = model.bytes(0, Precision::full);
-  const Nanoseconds crossing = costs.activations(0, 1);
   LayerCosts c;
-  c.device_ns = costs.on_device(0, bytes, 1);
-  c.host_ns = costs.on_host(0, bytes, 1);
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    const std::uint64_t bytes = model.bytes(0, static_cast<Precision>(p));
+    if (bytes == 0) continue;
+    c.device_ns[p] = costs.on_device(0, bytes, 1);
+    c.host_ns[p] = costs.on_host(0, bytes, 1);
+  }
   c.host_row_ns = duration_ns(costs.work_of(0).expert_operations, costs.host.flops);
-  c.host_start_ns = 2 * crossing;
+  c.host_start_ns = 2 * costs.activations(0, 1);
   const auto thousandths = [](std::uint64_t beside, std::uint64_t alone) {
     return beside == 0 || alone == 0 || beside >= alone ? 1000U : static_cast<std::uint32_t>(beside * 1000 / alone);
   };

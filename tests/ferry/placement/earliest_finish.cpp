@@ -118,8 +118,8 @@ struct Layer {
 
 LayerCosts costs(Nanoseconds device, Nanoseconds host, Nanoseconds link) {
   LayerCosts c;
-  c.device_ns = device;
-  c.host_ns = host;
+  c.device_ns[static_cast<unsigned>(Precision::full)] = device;
+  c.host_ns[static_cast<unsigned>(Precision::full)] = host;
   c.link_ns = link;
   return c;
 }
@@ -201,6 +201,10 @@ TEST_CASE("a promotion pays if the uses that it adds save more than it slows") {
   c.host_beside_copies = 800;  // which loses 40 meanwhile: two uses
   CHECK(!EarliestFinish::promotes(r, uses(1.99), c));
   CHECK(EarliestFinish::promotes(r, uses(2.01), c));
-  c.host_ns = 5;  // no use saves anything
+  c.link_beside_host = c.host_beside_copies = 0;  // unknown
+  CHECK(EarliestFinish::promotes(r, uses(0.01), c));
+  c.link_beside_host = c.host_beside_copies = 2000;  // cannot be
+  CHECK(EarliestFinish::promotes(r, uses(0.01), c));
+  c.host_ns[static_cast<unsigned>(Precision::full)] = 5;  // no use saves anything
   CHECK(!EarliestFinish::promotes(r, uses(100), c));
 }
