@@ -2,12 +2,12 @@
 """The stack `ferry` beside every other lossless stack, on simulated machines: in how many cells it is slower, and by how
 much faster it is than the best of them.
 
-  bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--out FOLDER] [--json FILE]
+  bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--int4] [--out FOLDER] [--json FILE]
 
 A cell is a trace, a machine, a budget and a batch. `--traces` are of `ferry trace import` or `ferry trace record`; over
 each of `--texts` both bundled models are recorded first, and their experts count as large as Qwen1.5-MoE's and
 Mixtral's. The machines are ferry's own and one behind PCIe 3.0 x4, budgets 12.5 to 75%, batches 1 and 3, speeds
-effective. Stacks that read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a
+effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, and with Fate and HOBBIT. Stacks that read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a
 second run goes on; the page is printed as Markdown.
 """
 import argparse
@@ -15,6 +15,7 @@ import json
 import math
 import subprocess
 import sys
+import typing
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -22,16 +23,25 @@ sys.dont_write_bytecode = True  # nothing is left beside the sources
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = {"tiny-qwen-moe": "qwen1.5-moe-a2.7b", "tiny-mixtral": "mixtral-8x7b"}
-OURS = "ferry"
-# Stacks that copy experts at the model's own precision and run those that the gate chose.
-BARE = ["on-demand", "layer-stream", "lru", "moe-infinity", "activation-path-full", "static-host"]
-WITH_SCORES = ["cross-layer-lru", "mixtral-offloading", "hybrimoe", "fate+prefetch", "fate+cache", "importance+ce"]
 BUDGETS = ["12.5%", "25%", "50%", "75%"]
 SLOWER = 0.995  # within half a percent two stacks count as equally fast
 
 
 class Failure(Exception):
     pass
+
+
+class Stacks(typing.NamedTuple):
+    ours: str
+    others: list  # that need nothing but routes
+    with_scores: list
+
+
+# Those of FULL copy experts at the model's own precision, and run the ones that the gate chose.
+FULL = Stacks("ferry", ["on-demand", "layer-stream", "lru", "moe-infinity", "activation-path-full", "static-host"],
+              ["cross-layer-lru", "mixtral-offloading", "hybrimoe", "fate+prefetch", "fate+cache", "importance+ce"])
+INT4 = Stacks("ferry-int4", ["lru-int4", "static-host-int4", "activation-path"],
+              ["fate", "hobbit", "hobbit-cooperative"])
 
 
 def run(command):
@@ -66,7 +76,7 @@ def machines(folder):
 
 
 def sweep(ferry, folder, trace, shape, tokens, stacks, names):
-    out = folder / f"{trace.stem}.jsonl"
+    out = folder / f"{trace.stem}-{stacks[0]}.jsonl"
     command = [ferry, "sweep", "--traces", trace, "--machines", ",".join(names), "--stacks", ",".join(stacks),
                "--budgets", ",".join(BUDGETS), "--batches", "1,3", "--out", out]
     if shape:
@@ -91,7 +101,7 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def summarise(rows):
+def summarise(rows, ours):
     """One number a cell: the best other's time for a token over ours."""
     cells = defaultdict(dict)
     bounds = {}
@@ -99,13 +109,14 @@ def summarise(rows):
         cell = (r["trace"], r["machine"], r["budget_asked_percent"], r["batch"])
         cells[cell][r["stack"]] = r["decode"]["tpot_s"]
         bound = r["bounds"].get("clairvoyant_with_host_tpot_s")
-        if r["stack"] == OURS and bound:
+        if r["stack"] == ours and bound:
             bounds[cell] = r["decode"]["tpot_s"] / bound
     result = []
     for (trace, machine, budget, batch), times in sorted(cells.items()):
-        best = min((t, s) for s, t in times.items() if s != OURS)
+        best = min((t, s) for s, t in times.items() if s != ours)
         result.append({"trace": trace, "machine": machine, "budget_percent": budget, "batch": batch,
-                       "best_other": best[1], "times_as_fast": best[0] / times[OURS],
+                       "best_other": best[1], "times_as_fast": best[0] / times[ours],
+                       "against": {s: t / times[ours] for s, t in times.items() if s != ours},
                        "over_bound": bounds.get((trace, machine, budget, batch))})
     return result
 
@@ -133,6 +144,7 @@ def arguments():
     p.add_argument("--traces", type=Path, nargs="+", default=[], help="recorded routing")
     p.add_argument("--texts", type=Path, nargs="+", default=[], help="over which both bundled models are recorded")
     p.add_argument("--tokens", type=int, help="of each trace, at most (default: all)")
+    p.add_argument("--int4", action="store_true", help="ferry-int4 beside its like")
     p.add_argument("--out", type=Path, default=ROOT / "build/ours", help="folder of results (default: build/ours)")
     p.add_argument("--json", type=Path, help="write every cell to this file")
     p.add_argument("--ferry", type=Path, default=ROOT / "build/engine/reference_engine/ferry",
@@ -165,15 +177,22 @@ def main():
                 part.rename(trace)
             work.append((trace, shape))
     names = machines(args.out)
+    kind = INT4 if args.int4 else FULL
     rows = []
     for trace, shape in work:
-        stacks = [OURS] + BARE + (WITH_SCORES if has_scores(trace) else [])
+        stacks = [kind.ours] + kind.others + (kind.with_scores if has_scores(trace) else [])
         rows += sweep(args.ferry, args.out, trace, shape, args.tokens, stacks, names)
-    cells = summarise(rows)
+    cells = summarise(rows, kind.ours)
     for key, title in (("trace", "trace"), ("machine", "machine"), ("budget_percent", "budget, %"), ("batch", "batch")):
         table(cells, key, title)
     best = Counter(c["best_other"] for c in cells)
     print("\nBest of the others: " + ", ".join(f"{name} in {n}" for name, n in best.most_common()) + ".")
+    against = defaultdict(list)
+    for c in cells:
+        for name, times in c["against"].items():
+            against[name].append(times)
+    print("Against each: " + ", ".join(f"{name} {geometric_mean(t):.2f} ({min(t):.2f} at least)"
+                                       for name, t in sorted(against.items(), key=lambda a: geometric_mean(a[1]))) + ".")
     worst = sorted((c for c in cells if c["times_as_fast"] < SLOWER), key=lambda c: c["times_as_fast"])
     for c in worst:
         print(f"Slower: {c['trace']}, {c['machine']}, {c['budget_percent']}%, batch {c['batch']}: "
