@@ -348,8 +348,9 @@ std::string to_table(const std::vector<RunReport>& reports, std::size_t columns)
       {"prefetched, wasted",
        [](const RunReport& r) {
          const PrefetchCounts& p = r.counters.prefetch;
-         return p.accuracy.needed == 0 ? std::string("-")
-                                       : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
+         return p.accuracy.needed == 0 && p.promoted == 0
+                    ? std::string("-")
+                    : fmt::format("{}, {}", size(p.issued_bytes), size(p.wasted_bytes));
        }},
       {"stalled on copies", [](const RunReport& r) { return time(seconds(r.times[0].stall + r.times[1].stall)); }},
       {"waited for the host",

@@ -16,33 +16,33 @@ namespace {
 
 using Order = std::vector<std::uint32_t>;
 
-DecayedFrequency with(std::uint32_t half_life, std::uint32_t margin) {
+DecayedFrequency decaying(std::uint32_t half_life, std::uint32_t margin) {
   DecayedFrequency policy;
   policy.half_life = half_life;
   policy.margin_percent = margin;
   return policy;
 }
 
-void step(Placed<DecayedFrequency>& policy, int steps = 1) {
+void pass(Placed<DecayedFrequency>& policy, int steps = 1) {
   for (int i = 0; i < steps; ++i) policy->begin_step(StepOf(Phase::decode, 1));
 }
 
 }  // namespace
 
 TEST_CASE("a use counts half after a half-life") {
-  Placed<DecayedFrequency> policy(PoolShape{2, 0, 1, 8}, with(10, 0));
-  step(policy);
+  Placed<DecayedFrequency> policy(PoolShape{2, 0, 1, 8}, decaying(10, 0));
+  pass(policy);
   policy->used(full(0, 0));
   policy->used(full(0, 0));
   CHECK(policy->more_uses({0, 0}, no_slot) == doctest::Approx(2 << 20).epsilon(0.001));
-  step(policy, 10);
+  pass(policy, 10);
   CHECK(policy->more_uses({0, 0}, no_slot) == doctest::Approx(1 << 20).epsilon(0.001));
-  step(policy, 30);
+  pass(policy, 30);
   CHECK(policy->more_uses({0, 0}, no_slot) == doctest::Approx(1 << 17).epsilon(0.001));
 }
 
 TEST_CASE("a newcomer that was not used more by the margin is refused") {
-  Placed<DecayedFrequency> policy(PoolShape{2, 0, 1, 8}, with(64, 50));
+  Placed<DecayedFrequency> policy(PoolShape{2, 0, 1, 8}, decaying(64, 50));
   for (std::uint16_t s = 0; s < 2; ++s) policy->replace(s, full(0, s), true);
   for (int i = 0; i < 4; ++i) policy->used(full(0, 0));
   for (int i = 0; i < 2; ++i) policy->used(full(0, 1));
@@ -75,7 +75,7 @@ TEST_CASE("over thousands of steps, against sums of powers") {
   constexpr std::uint32_t slots = 12;
   for (const std::uint32_t half_life : {7U, 300U, 4096U}) {
     CAPTURE(half_life);
-    Placed<DecayedFrequency> policy(PoolShape{slots, 1, layers, experts}, with(half_life, 0));
+    Placed<DecayedFrequency> policy(PoolShape{slots, 1, layers, experts}, decaying(half_life, 0));
     Random random(half_life);
     std::vector<double> uses(layers * experts, 0.0);
     std::vector<std::uint32_t> holds(slots);
@@ -89,7 +89,7 @@ TEST_CASE("over thousands of steps, against sums of powers") {
     const auto is_there = [&](std::uint32_t at) { return std::find(holds.begin(), holds.end(), at) != holds.end(); };
     int decided = 0;
     for (int i = 0; i < 3000; ++i) {
-      step(policy);
+      pass(policy);
       for (double& u : uses) u *= std::exp2(-1.0 / half_life);
       for (int n = 0; n < 6; ++n) {  // some far more often than others
         const std::uint32_t at = std::min(random.below(layers * experts), random.below(layers * experts));
@@ -139,7 +139,7 @@ TEST_CASE("over thousands of steps, against sums of powers") {
 }
 
 TEST_CASE("a half-life that cannot be is refused") {
-  CHECK_THROWS_WITH_AS(Placed<DecayedFrequency>(PoolShape{1, 0, 1, 2}, with(0, 0)),
+  CHECK_THROWS_WITH_AS(Placed<DecayedFrequency>(PoolShape{1, 0, 1, 2}, decaying(0, 0)),
                        "DecayedFrequency: half_life is 0 steps, expected 1 to 4096", ConfigError);
-  CHECK_THROWS_AS(Placed<DecayedFrequency>(PoolShape{1, 0, 1, 2}, with(4097, 0)), ConfigError);
+  CHECK_THROWS_AS(Placed<DecayedFrequency>(PoolShape{1, 0, 1, 2}, decaying(4097, 0)), ConfigError);
 }

@@ -16,11 +16,11 @@ namespace {
 
 using Requests = std::vector<Request>;
 
-View<const Request> view(const Requests& r) {
+View<const Request> as_view(const Requests& r) {
   return {r.data(), static_cast<std::uint32_t>(r.size())};
 }
 
-Request request(std::uint16_t expert, std::uint32_t rows, Nanoseconds copy_ns) {
+Request one_request(std::uint16_t expert, std::uint32_t rows, Nanoseconds copy_ns) {
   Request r;
   r.want = {{0, expert}, Precision::full};
   r.rows = rows;
@@ -29,8 +29,8 @@ Request request(std::uint16_t expert, std::uint32_t rows, Nanoseconds copy_ns) {
 }
 
 /// A layer of 16 experts in which everything is at random: the machine, where the experts are, their rows.
-struct Layer {
-  explicit Layer(Random& random) {
+struct RandomLayer {
+  explicit RandomLayer(Random& random) {
     model_ = model(1, 16, 2, 8, 1'000'000);
     costs_.device = {random.between(100, 1000) * std::uint64_t{1'000'000'000}, 0, 1000};
     costs_.host = {random.between(10, 200) * std::uint64_t{1'000'000'000}, 0, 500};
@@ -45,7 +45,7 @@ struct Layer {
     std::uint16_t expert = 0;
     const auto fill = [&](Requests& list, std::uint32_t most) {
       for (std::uint32_t n = random.below(most + 1); n > 0; --n)
-        list.push_back(request(expert++, 1, costs_.copy(1'000'000)));
+        list.push_back(one_request(expert++, 1, costs_.copy(1'000'000)));
     };
     fill(present, 5);
     fill(misses, 5);
@@ -116,7 +116,7 @@ struct Layer {
   Costs costs_;
 };
 
-LayerCosts costs(Nanoseconds device, Nanoseconds host, Nanoseconds link) {
+LayerCosts known_costs(Nanoseconds device, Nanoseconds host, Nanoseconds link) {
   LayerCosts c;
   c.device_ns[static_cast<unsigned>(Precision::full)] = device;
   c.host_ns[static_cast<unsigned>(Precision::full)] = host;
@@ -131,9 +131,9 @@ TEST_CASE("a layer is placed as it ends earliest on the clock") {
   double worst = 1, sum = 0;
   constexpr int layers = 3000;
   for (int i = 0; i < layers; ++i) {
-    const Layer layer(random);
-    const Split split = EarliestFinish::split(Phase::decode, view(layer.present), view(layer.misses),
-                                              view(layer.arriving), layer.weighed());
+    const RandomLayer layer(random);
+    const Split split = EarliestFinish::split(Phase::decode, as_view(layer.present), as_view(layer.misses),
+                                              as_view(layer.arriving), layer.weighed());
     REQUIRE(split.loads <= layer.misses.size());
     REQUIRE(split.hosted <= layer.present.size());
     const double ratio =
@@ -147,9 +147,10 @@ TEST_CASE("a layer is placed as it ends earliest on the clock") {
 }
 
 TEST_CASE("by hand: copies of 30, 20 on the host, 5 on the device") {
-  const Requests two{request(0, 1, 30), request(1, 1, 30)}, one{request(2, 1, 30)};
+  const Requests two{one_request(0, 1, 30), one_request(1, 1, 30)}, one{one_request(2, 1, 30)};
   const auto split = [](const Requests& present, const Requests& misses, const Requests& arriving, Nanoseconds link) {
-    return EarliestFinish::split(Phase::decode, view(present), view(misses), view(arriving), costs(5, 20, link));
+    return EarliestFinish::split(Phase::decode, as_view(present), as_view(misses), as_view(arriving),
+                                 known_costs(5, 20, link));
   };
   CHECK(split({}, two, {}, 0).loads == 1);  // 35 and 20 beside it, not 40
   CHECK(split({}, two, {}, 6).loads == 0);  // 41 would be later
@@ -158,43 +159,44 @@ TEST_CASE("by hand: copies of 30, 20 on the host, 5 on the device") {
   CHECK(!split({}, {}, one, 16).waits);     // 21 > 20
   CHECK(!split({}, {}, one, 0).waits);      // the link does not know: 35, if the copy has just begun
   CHECK(split({}, one, one, 16).waits);     // the host is at work until then anyway
-  CHECK(split(Requests(5, request(3, 1, 30)), {}, {}, 0).hosted == 1);  // 20 and 20, not 25
-  CHECK(split(Requests(4, request(3, 1, 30)), {}, {}, 0).hosted == 0);
+  CHECK(split(Requests(5, one_request(3, 1, 30)), {}, {}, 0).hosted == 1);  // 20 and 20, not 25
+  CHECK(split(Requests(4, one_request(3, 1, 30)), {}, {}, 0).hosted == 0);
 }
 
 TEST_CASE("in prefill everything is loaded and waited for") {
-  const Requests one{request(0, 7, 30)};
-  const Split split = EarliestFinish::split(Phase::prefill, view(one), view(one), view(one), costs(5, 1, 1000));
+  const Requests one{one_request(0, 7, 30)};
+  const Split split =
+      EarliestFinish::split(Phase::prefill, as_view(one), as_view(one), as_view(one), known_costs(5, 1, 1000));
   CHECK(split.loads == 1);
   CHECK(split.hosted == 0);
   CHECK(split.waits);
 }
 
 TEST_CASE("while costs are unknown the host computes what is not there, and nothing else") {
-  Requests one{request(0, 1, 30)};
-  const Split unknown = EarliestFinish::split(Phase::decode, view(one), view(one), view(one), {});
+  Requests one{one_request(0, 1, 30)};
+  const Split unknown = EarliestFinish::split(Phase::decode, as_view(one), as_view(one), as_view(one), {});
   CHECK(unknown.loads == 0);
   CHECK(unknown.hosted == 0);
   CHECK(!unknown.waits);
   one[0].host_ns = 1000;  // as measured
   one[0].device_ns = 10;
-  CHECK(EarliestFinish::split(Phase::decode, {}, view(one), {}, {}).loads == 1);
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(one), {}, {}).loads == 1);
   one[0].copy_ns = 0;
-  CHECK(EarliestFinish::split(Phase::decode, {}, view(one), {}, {}).loads == 0);
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(one), {}, {}).loads == 0);
 }
 
 TEST_CASE("rows that the host computes cost more only where operations do") {
-  const Requests many{request(0, 8, 60)};
-  LayerCosts c = costs(5, 20, 0);
-  CHECK(EarliestFinish::split(Phase::decode, {}, view(many), {}, c).loads == 0);  // its weights are read once
+  const Requests many{one_request(0, 8, 60)};
+  LayerCosts c = known_costs(5, 20, 0);
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(many), {}, c).loads == 0);  // its weights are read once
   c.host_row_ns = 10;
-  CHECK(EarliestFinish::split(Phase::decode, {}, view(many), {}, c).loads == 1);  // 80 on the host, 65 loaded
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(many), {}, c).loads == 1);  // 80 on the host, 65 loaded
 }
 
 TEST_CASE("a promotion pays if the uses that it adds save more than it slows") {
-  Request r = request(0, 1, 100);
+  Request r = one_request(0, 1, 100);
   const auto uses = [](double n) { return static_cast<std::int64_t>(n * (1 << 20)); };
-  LayerCosts c = costs(5, 25, 0);  // a use saves 20
+  LayerCosts c = known_costs(5, 25, 0);  // a use saves 20
   CHECK(EarliestFinish::promotes(r, uses(0.01), c));
   CHECK(!EarliestFinish::promotes(r, 0, c));
   c.link_beside_host = 500;    // the copy takes 200 beside the host,
