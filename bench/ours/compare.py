@@ -7,8 +7,9 @@ much faster it is than the best of them.
 A cell is a trace, a machine, a budget and a batch. `--traces` are of `ferry trace import` or `ferry trace record`; over
 each of `--texts` both bundled models are recorded first, and their experts count as large as Qwen1.5-MoE's and
 Mixtral's. The machines are ferry's own and one behind PCIe 3.0 x4, budgets 12.5 to 75%, batches 1 and 3, speeds
-effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, and with Fate and HOBBIT. Stacks that read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a
-second run goes on; the page is printed as Markdown.
+effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, and with Fate and HOBBIT. Stacks that
+read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a second run goes on: give
+another one for another ferry. The page is printed as Markdown.
 """
 import argparse
 import json
@@ -45,10 +46,10 @@ INT4 = Stacks("ferry-int4", ["lru-int4", "static-host-int4", "activation-path"],
 
 
 def run(command):
-    done = subprocess.run([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Failure(lines[-1] if lines else f"{command[0]} ended with {done.returncode}")
+    """Its progress and its complaints are shown as they come."""
+    status = subprocess.run([str(c) for c in command], stdout=subprocess.DEVNULL).returncode
+    if status != 0:
+        raise Failure(f"{Path(command[0]).name} {command[1]} ended with exit status {status}")
 
 
 def narrow_twin(folder):
@@ -76,7 +77,7 @@ def machines(folder):
 
 
 def sweep(ferry, folder, trace, shape, tokens, stacks, names):
-    out = folder / f"{trace.stem}-{stacks[0]}.jsonl"
+    out = folder / f"{trace.stem}-{tokens or 'all'}-{stacks[0]}.jsonl"
     command = [ferry, "sweep", "--traces", trace, "--machines", ",".join(names), "--stacks", ",".join(stacks),
                "--budgets", ",".join(BUDGETS), "--batches", "1,3", "--out", out]
     if shape:
@@ -89,11 +90,14 @@ def sweep(ferry, folder, trace, shape, tokens, stacks, names):
 
 
 def has_scores(trace):
-    with open(trace, "rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > 100_000_000:
-            raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record")
-        header = json.loads(file.read(size))
+    try:
+        with open(trace, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size)) if size < 100_000_000 else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict):
+        raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record")
     return "scores" in header and "predicted" in header
 
 
@@ -155,6 +159,10 @@ def arguments():
     for file in args.traces + args.texts:
         if not file.is_file():
             p.error(f"{file}: no such file")
+    for files in (args.traces, args.texts):
+        twice = [name for name, n in Counter(f.stem for f in files).items() if n > 1]
+        if twice:
+            p.error(f"{twice[0]} is the name of two files, expected different names: results are told apart by them")
     if not args.ferry.is_file():
         p.error(f"{args.ferry}: no such file: run reference_engine/run list once, which builds it")
     if args.tokens is not None and args.tokens < 1:
@@ -168,7 +176,7 @@ def main():
     work = [(trace, None) for trace in args.traces]
     for model, shape in MODELS.items():
         for text in args.texts:
-            trace = args.out / f"{model}-{text.stem}.safetensors"
+            trace = args.out / f"{model}-{text.stem}-{args.tokens or 'all'}.safetensors"
             if not trace.exists():
                 print(f"recording {model} over {text.name}", file=sys.stderr)
                 part = trace.with_suffix(".part")

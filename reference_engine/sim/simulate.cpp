@@ -121,14 +121,13 @@ Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions
   SimulateOptions o = options;
   o.max_rows = std::max(o.batch, o.prefill_chunk);
   const CopyCost copy_cost = [&](std::uint64_t bytes) { return costs.copy(bytes); };
-  if (o.knows == Clairvoyance::none) {
-    const ConfiguredStack stack = configure_stack(trace.model, o, copy_cost);
+  const auto run = [&](const ConfiguredStack& stack) {
     stack.config->settings().costs = layer_costs(costs, trace.model);
     return replay(*stack.config, stack.preloads, trace, costs, o);
-  }
+  };
+  if (o.knows == Clairvoyance::none) return run(configure_stack(trace.model, o, copy_cost));
   const AskedFor asked(trace, o.batch, o.prefill_chunk);
-  const ConfiguredStack stack = configure_stack(trace.model, o, copy_cost, o.knows, asked.view());
-  return replay(*stack.config, stack.preloads, trace, costs, o);
+  return run(configure_stack(trace.model, o, copy_cost, o.knows, asked.view()));
 }
 
 Simulated simulate_config(const AnyConfig& config, const Trace& trace, const Costs& costs,
