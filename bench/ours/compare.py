@@ -2,13 +2,13 @@
 """The stack `ferry` beside every other lossless stack, on simulated machines: in how many cells it is slower, and by how
 much faster it is than the best of them.
 
-  bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--int4] [--out FOLDER] [--json FILE]
+  bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--int4 | --device] [--out FOLDER] [--json FILE]
 
 A cell is a trace, a machine, a budget and a batch. `--traces` are of `ferry trace import` or `ferry trace record`; over
 each of `--texts` both bundled models are recorded first, and their experts count as large as Qwen1.5-MoE's and
 Mixtral's. The machines are ferry's own and one behind PCIe 3.0 x4, budgets 12.5 to 75%, batches 1 and 3, speeds
-effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, and with Fate and HOBBIT. Stacks that
-read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a second run goes on: give
+effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, and with Fate and HOBBIT, `--device`
+`ferry-device` with what else computes nothing on the host. Stacks that read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a second run goes on: give
 another one for another ferry. The page is printed as Markdown.
 """
 import argparse
@@ -34,14 +34,17 @@ class Failure(Exception):
 
 class Stacks(typing.NamedTuple):
     ours: str
+    bound: str
     others: list  # that need nothing but routes
     with_scores: list
 
 
 # Those of FULL copy experts at the model's own precision, and run the ones that the gate chose.
-FULL = Stacks("ferry", ["on-demand", "layer-stream", "lru", "moe-infinity", "activation-path-full", "static-host"],
+FULL = Stacks("ferry", "clairvoyant_with_host_tpot_s", ["on-demand", "layer-stream", "lru", "moe-infinity", "activation-path-full", "static-host"],
               ["cross-layer-lru", "mixtral-offloading", "hybrimoe", "fate+prefetch", "fate+cache", "importance+ce"])
-INT4 = Stacks("ferry-int4", ["lru-int4", "static-host-int4", "activation-path"],
+DEVICE = Stacks("ferry-device", "clairvoyant_tpot_s", [s for s in FULL.others if s != "static-host"],
+                [s for s in FULL.with_scores if s != "hybrimoe"])
+INT4 = Stacks("ferry-int4", "clairvoyant_with_host_tpot_s", ["lru-int4", "static-host-int4", "activation-path"],
               ["fate", "hobbit", "hobbit-cooperative"])
 
 
@@ -105,28 +108,34 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def summarise(rows, ours):
-    """One number a cell: the best other's time for a token over ours."""
-    cells = defaultdict(dict)
+def summarise(rows, kind):
+    """One number a cell: the best other's time for a token over ours; the same of the prompt, where there is one."""
+    ours = kind.ours
+    cells, prompts = defaultdict(dict), defaultdict(dict)
     bounds = {}
     for r in rows:
         cell = (r["trace"], r["machine"], r["budget_asked_percent"], r["batch"])
         cells[cell][r["stack"]] = r["decode"]["tpot_s"]
-        bound = r["bounds"].get("clairvoyant_with_host_tpot_s")
+        if r["prefill"]["tokens"]:
+            prompts[cell][r["stack"]] = r["prefill"]["time_s"]
+        bound = r["bounds"].get(kind.bound)
         if r["stack"] == ours and bound:
             bounds[cell] = r["decode"]["tpot_s"] / bound
     result = []
     for (trace, machine, budget, batch), times in sorted(cells.items()):
         best = min((t, s) for s, t in times.items() if s != ours)
+        prompt = prompts.get((trace, machine, budget, batch))
         result.append({"trace": trace, "machine": machine, "budget_percent": budget, "batch": batch,
                        "best_other": best[1], "times_as_fast": best[0] / times[ours],
                        "against": {s: t / times[ours] for s, t in times.items() if s != ours},
+                       "prefill": min(t for s, t in prompt.items() if s != ours) / prompt[ours] if prompt else None,
                        "over_bound": bounds.get((trace, machine, budget, batch))})
     return result
 
 
 def table(cells, key, title):
-    print(f"\n| {title} | cells | slower in | geometric mean | least | over the bound |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    print(f"\n| {title} | cells | slower in | geometric mean | least | over the bound | prefill, least |\n"
+          "| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     groups = defaultdict(list)
     for c in cells:
         groups[c[key]].append(c)
@@ -134,8 +143,10 @@ def table(cells, key, title):
         fast = [c["times_as_fast"] for c in group]
         bounds = [c["over_bound"] for c in group if c["over_bound"]]
         over = f"{geometric_mean(bounds):.2f}" if bounds else "-"
+        prompts = [c["prefill"] for c in group if c["prefill"]]
+        prompt = f"{geometric_mean(prompts):.3f}, {min(prompts):.3f}" if prompts else "-"
         print(f"| {name} | {len(group)} | {sum(f < SLOWER for f in fast)} | {geometric_mean(fast):.3f} | "
-              f"{min(fast):.3f} | {over} |")
+              f"{min(fast):.3f} | {over} | {prompt} |")
 
 
 def arguments():
@@ -148,7 +159,9 @@ def arguments():
     p.add_argument("--traces", type=Path, nargs="+", default=[], help="recorded routing")
     p.add_argument("--texts", type=Path, nargs="+", default=[], help="over which both bundled models are recorded")
     p.add_argument("--tokens", type=int, help="of each trace, at most (default: all)")
-    p.add_argument("--int4", action="store_true", help="ferry-int4 beside its like")
+    which = p.add_mutually_exclusive_group()
+    which.add_argument("--int4", action="store_true", help="ferry-int4 beside its like")
+    which.add_argument("--device", action="store_true", help="ferry-device beside its like")
     p.add_argument("--out", type=Path, default=ROOT / "build/ours", help="folder of results (default: build/ours)")
     p.add_argument("--json", type=Path, help="write every cell to this file")
     p.add_argument("--ferry", type=Path, default=ROOT / "build/engine/reference_engine/ferry",
@@ -185,12 +198,12 @@ def main():
                 part.rename(trace)
             work.append((trace, shape))
     names = machines(args.out)
-    kind = INT4 if args.int4 else FULL
+    kind = INT4 if args.int4 else DEVICE if args.device else FULL
     rows = []
     for trace, shape in work:
         stacks = [kind.ours] + kind.others + (kind.with_scores if has_scores(trace) else [])
         rows += sweep(args.ferry, args.out, trace, shape, args.tokens, stacks, names)
-    cells = summarise(rows, kind.ours)
+    cells = summarise(rows, kind)
     for key, title in (("trace", "trace"), ("machine", "machine"), ("budget_percent", "budget, %"), ("batch", "batch")):
         table(cells, key, title)
     best = Counter(c["best_other"] for c in cells)

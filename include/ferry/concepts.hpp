@@ -185,9 +185,12 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `used(what)`: the gate asked for an expert of the pool's layers, and this variant serves it, from whichever pool
 ///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
 ///  - `reset()`: the last live sequence has ended. What is kept by sequence begins anew.
+///  - `saved(uses, rows, each)`: the gate asked for these experts (at least one) of a layer that has so many rows in this
+///    step, and each saved so much by where it was, or would have saved it in a slot. Called up to three times a layer,
+///    after `touch` and before `victim`.
 ///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
-///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_uses(id, slot)`, how
-///    many times more that expert is expected to be used than who is in the slot (`no_slot`: nobody), in units of 2^-20.
+///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_saved(id, slot)`, how
+///    much more that expert is expected to save there than who is in the slot (`no_slot`: nobody).
 /// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
 template <class C>
 concept CachePolicy =
@@ -225,9 +228,11 @@ concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool dema
 /// Optional, noexcept:
 ///  - `split(phase, resident, misses, arriving, costs)` returns a Split and is called instead: it weighs also what of the
 ///    layer is there and what is on its way.
-///  - `promotes(request, more_uses, costs)`: behind each plan of a decode step, while no prefetch waits or moves, whether to
-///    copy the expert that the cache policy wants most, which it expects to be used so many times more, in units of
-///    2^-20, than what would make room. A cache policy without `wanted` promotes nothing.
+///  - `saves(phase, resident, misses, arriving, costs)` returns the Savings that a cache policy's `saved` is told; without it,
+///    what a copy takes.
+///  - `promotes(request, more_saved, costs)`: behind each plan of a decode step, while no prefetch waits or moves, whether to
+///    copy the expert that the cache policy wants most, which it expects to save so much more than what would make room.
+///    A cache policy without `wanted` promotes nothing.
 template <class P>
 concept Placement = part::State<P> && requires(const P p, Phase phase, View<const Request> misses) {
   { p.split(phase, misses) }
@@ -264,137 +269,7 @@ struct Stack {
   using router = R;
 };
 
-namespace part {
-template <class P>
-consteval bool predicts() {
-  if constexpr (requires { P::predicts; }) return P::predicts;
-  return true;
-}
-template <class P>
-FERRY_HD constexpr RowSource rows_of(Phase phase) {
-  if constexpr (requires { P::prefill_rows; }) {
-    if (phase == Phase::prefill) return P::prefill_rows;
-  }
-  if constexpr (requires { P::decode_rows; }) {
-    if (phase == Phase::decode) return P::decode_rows;
-  }
-  return RowSource::gate_input;
-}
-template <class P>
-FERRY_HD constexpr std::uint16_t depth_of(const P& p) {
-  if constexpr (requires { p.depth; }) return static_cast<std::uint16_t>(p.depth);
-  return predicts<P>() ? 1 : 0;
-}
-template <class C>
-consteval bool caches() {
-  if constexpr (requires { C::caches; }) return C::caches;
-  return true;
-}
-template <class R>
-consteval bool needs_residency() {
-  if constexpr (requires { R::needs_residency; }) return R::needs_residency;
-  return false;
-}
-template <class R>
-consteval bool substitutes() {
-  if constexpr (requires { R::substitutes; }) return R::substitutes;
-  return false;
-}
-template <class P>
-consteval bool needs_full_scores() {
-  if constexpr (requires { P::needs_full_scores; }) return P::needs_full_scores;
-  return false;
-}
-template <class P>
-consteval bool computes_on_host() {
-  if constexpr (requires { P::computes_on_host; }) return P::computes_on_host;
-  return true;
-}
-template <class Q>
-consteval bool needs_unimportance() {
-  if constexpr (requires { Q::needs_unimportance; }) return Q::needs_unimportance;
-  return false;
-}
-
-template <class S>
-concept WeighsLayers = requires(const S s, Phase phase, View<const Request> requests, const LayerCosts& costs) {
-  { s.split(phase, requests, requests, requests, costs) }
-  noexcept->std::same_as<Split>;
-};
-template <class S>
-concept Promotes = requires(const S s, const Request& request, std::int64_t more_uses, const LayerCosts& costs) {
-  { s.promotes(request, more_uses, costs) }
-  noexcept->std::same_as<bool>;
-};
-template <class C>
-concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
-  { c.wanted() }
-  noexcept->std::same_as<ExpertId>;
-  { k.more_uses(id, slot) }
-  noexcept->std::same_as<std::int64_t>;
-};
-
-template <class T>
-concept BeginsStep = requires(T t, const Step& step) {
-  { t.begin_step(step) }
-  noexcept;
-};
-template <class T>
-concept EndsSequence = requires(T t, std::uint32_t sequence) {
-  { t.end_sequence(sequence) }
-  noexcept;
-};
-template <class T>
-concept Forgets = requires(T t, std::uint32_t slot) {
-  { t.forget(slot) }
-  noexcept;
-};
-template <class T>
-concept ObservesScores = requires(T t, const Scores& scores) {
-  { t.observe(scores) }
-  noexcept;
-};
-template <class T>
-concept SeesUse = requires(T t, Variant what) {
-  { t.used(what) }
-  noexcept;
-};
-template <class T>
-concept Resets = requires(T t) {
-  { t.reset() }
-  noexcept;
-};
-
-/// An optional operation of the right name but the wrong signature would be passed over in silence: this refuses it,
-/// unless the name is overloaded or a template.
-template <class Stack>
-consteval void check_hooks() {
-  using P = typename Stack::predictor;
-  using C = typename Stack::cache;
-  using Q = typename Stack::precision;
-  using S = typename Stack::scheduler;
-  using R = typename Stack::router;
-#define FERRY_CHECK_HOOK(T, name, Concept, signature) \
-  static_assert(                                      \
-      !requires { &T::name; } || Concept<T>, #name " must be callable as " signature)
-  FERRY_CHECK_HOOK(P, begin_step, BeginsStep, "begin_step(const Step&) noexcept");
-  FERRY_CHECK_HOOK(P, end_sequence, EndsSequence, "end_sequence(std::uint32_t) noexcept");
-  FERRY_CHECK_HOOK(C, begin_step, BeginsStep, "begin_step(const Step&) noexcept");
-  FERRY_CHECK_HOOK(C, forget, Forgets, "forget(std::uint32_t slot) noexcept");
-  FERRY_CHECK_HOOK(C, observe, ObservesScores, "observe(const Scores&) noexcept");
-  FERRY_CHECK_HOOK(C, used, SeesUse, "used(Variant) noexcept");
-  FERRY_CHECK_HOOK(C, reset, Resets, "reset() noexcept");
-  FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
-  FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
-  FERRY_CHECK_HOOK(P, check, Checks, "const char* check() const noexcept");
-  FERRY_CHECK_HOOK(C, check, Checks, "const char* check() const noexcept");
-  FERRY_CHECK_HOOK(Q, check, Checks, "const char* check() const noexcept");
-  FERRY_CHECK_HOOK(S, check, Checks, "const char* check() const noexcept");
-  FERRY_CHECK_HOOK(R, check, Checks, "const char* check() const noexcept");
-#undef FERRY_CHECK_HOOK
-  static_assert(!substitutes<R>() || needs_residency<R>(),
-                "a router that substitutes must know what is resident: declare needs_residency = true in it");
-}
-}  // namespace part
-
 }  // namespace ferry::inline FERRY_ABI
+
+// Whoever asks whether a policy models a concept also asks what it has beyond it.
+#include "ferry/detail/hooks.hpp"

@@ -283,6 +283,7 @@ class Core {
       tasks_.staging().plan(misses.size, shape_.experts - residency().held(layer));
     }
     const Split split = place(present);
+    found_.count_savings(phase_, requests, rows.size > 0 ? rows.size : rows_, scheduler_, measured_, costs_, slots_);
     slots_.drop_stale(layer);
     const auto [on_device, hosted] = halves(present, present.size - split.hosted);
     const auto [loaded, left] = halves(misses, split.loads);
@@ -304,7 +305,7 @@ class Core {
     return {requests.part(0, at), requests.part(at, requests.size - at)};
   }
 
-  /// Orders the misses and says who computes what. What the host computes of what is there or on its way is not leased.
+  /// Orders the misses and says who computes what. What the host computes of what is on its way is not leased.
   FERRY_HD Split place(View<Request> present) noexcept {
     const View<Request> misses = found_.misses(), arriving = found_.arriving();
     scheduler_.order(phase_, true, misses);
@@ -313,7 +314,6 @@ class Core {
       scheduler_.order(phase_, true, present);
       split = scheduler_.split(phase_, present, misses, arriving, costs_);
       split.hosted = least(present.size, split.hosted);
-      for (const Request& r : halves(present, present.size - split.hosted).back) slots_.cancel_lease(r.slot);
       for (const Request& r : arriving) {
         split.waits ? slots_.use(r.slot) : slots_.cancel_lease(r.slot);
       }
@@ -338,8 +338,10 @@ class Core {
         if (r.want.id.expert == no_expert) continue;
         choose_precision(false, {&r, 1});
         measured_.set(phase_, r);
-        if (!scheduler_.promotes(r, slots_.more_uses(r.want, Residency::for_prefetch), costs_)) continue;
-        const std::uint32_t slot = slots_.make_room(r.want, Residency::for_prefetch, closed);
+        const std::uint32_t slot =
+            slots_.make_room(r.want, Residency::for_prefetch, closed, [&](const Cache& cache, std::uint32_t victim) {
+              return scheduler_.promotes(r, cache.more_saved(r.want.id, victim), costs_);
+            });
         if (slot == no_slot) continue;
         slots_.admit(slot, r.want, false, tasks_.waits());
         slots_.accounts().promoted();

@@ -220,6 +220,11 @@ struct Split {
   bool waits = true;         ///< for what is on its way; else the host computes that, too
 };
 
+/// What one use of an expert saves by where it is: of one that is in a slot, and of one that is not if it were.
+struct Savings {
+  Nanoseconds there = 0, absent = 0;
+};
+
 /// Measured costs of one layer of one step, fed back by the engine; 0 where not measured.
 struct Times {
   Nanoseconds attention = 0;  ///< of the layer, with all else that each token needs: shared experts

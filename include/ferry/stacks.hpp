@@ -10,7 +10,7 @@
 /// times that `finish` is given; without those costs they limit nothing and load everything.
 #pragma once
 #include "ferry/cache/arc.hpp"
-#include "ferry/cache/decayed_frequency.hpp"
+#include "ferry/cache/decayed_savings.hpp"
 #include "ferry/cache/fifo.hpp"
 #include "ferry/cache/lfu.hpp"
 #include "ferry/cache/load_on_demand.hpp"
@@ -211,7 +211,7 @@ struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
 /// Nobody waits: what is missing is computed where the layer ends earliest, mostly on the host, and what is used most of
 /// late is copied behind, into one pool of all layers. Lossless.
 struct Ferry
-    : Stack<NoPrediction, DecayedFrequency, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
+    : Stack<NoPrediction, DecayedSavings, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
       OnePool {
   static constexpr bool preloads = true;
 };
@@ -222,6 +222,18 @@ struct FerryInt4 : Ferry {
   static void set_up(Config& c, Budget budget) {
     c.precision.precision = Precision::int4;
     Ferry::set_up(c, budget);
+  }
+};
+
+/// The same without a host: what is missing is waited for, and what was used of late, and by the token before, is kept.
+/// Where a layer has few slots, of its own.
+struct FerryDevice : Stack<NoPrediction, DecayedSavings, FixedPrecision, LoadEverything, TopK> {
+  static constexpr bool preloads = true;
+  template <class Config>
+  static void set_up(Config& c, Budget budget) {
+    c.cache.keeps_recent = true;
+    OnePool::set_up(c, budget);
+    if (c.allotment.pools[0].slots <= 2U * c.model.top_k * c.model.layers) PerLayer::set_up(c, budget);
   }
 };
 

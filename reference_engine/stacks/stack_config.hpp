@@ -30,7 +30,6 @@ void each_parameter(Config& c, const Give& give) {
   if constexpr (requires { c.precision.low_on_miss; }) give(&O::low_on_miss, c.precision.low_on_miss);
   if constexpr (requires { c.cache.iterations; }) give(&O::window, c.cache.iterations);
   if constexpr (requires { c.cache.half_life; }) give(&O::half_life, c.cache.half_life);
-  if constexpr (requires { c.cache.margin_percent; }) give(&O::margin_percent, c.cache.margin_percent);
   if constexpr (requires { c.scheduler.rule; }) give(&O::placement, c.scheduler.rule);
   if constexpr (ferry::part::caches<decltype(c.cache)>()) give(&O::transient_prefill_rows, c.transient_prefill_rows);
 }

@@ -1,13 +1,14 @@
 // What concepts.hpp asks of every CachePolicy. A new policy is registered in the list at the end.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <set>
 
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/belady.hpp"
-#include "ferry/cache/decayed_frequency.hpp"
+#include "ferry/cache/decayed_savings.hpp"
 #include "ferry/cache/fifo.hpp"
 #include "ferry/cache/fld.hpp"
 #include "ferry/cache/lfu.hpp"
@@ -81,6 +82,22 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
         twin->touch(v, at);
         if (at == queued) queued = no_slot;
       }
+      if constexpr (part::CountsSavings<Cache>) {
+        if (demand) {
+          Request use;
+          use.want = v;
+          use.rows = random.between(1, 3);
+          const Nanoseconds each = random.below(2000);
+          cache->saved({&use, 1}, 3, each);
+          twin->saved({&use, 1}, 3, each);
+        }
+      }
+      if constexpr (part::Wants<Cache>) {
+        const ExpertId wanted = cache->wanted();
+        CHECK(wanted == twin->wanted());
+        CHECK(std::none_of(std::begin(holds), std::end(holds),
+                           [&](const Variant& h) { return h.id == wanted && wanted.expert != no_expert; }));
+      }
       REQUIRE(broken(*cache) == "");
       if (at != no_slot) continue;
       std::uint8_t flags[slots];
@@ -130,4 +147,4 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
 
 TEST_CASE_TEMPLATE_INVOKE(cache_policy_contract, LoadOnDemand, RandomVictim, FifoCache, Lru, Lfu, Lhu, Fld,
                           Multidimensional, Arc, Sieve, ScoreWindow, ScoreAverage, StaticResidency, Belady,
-                          DecayedFrequency);
+                          DecayedSavings);

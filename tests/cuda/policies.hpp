@@ -298,6 +298,17 @@ FERRY_HD void step(C& cache, Load& load) noexcept {
         cache.touch(what, slot);
         barred[slot] = 1;
       }
+      if constexpr (part::CountsSavings<C>) {
+        Request use;
+        use.want = what;
+        use.rows = dice.one_in(2) ? 1 : rowed.rows;
+        cache.saved({&use, 1}, rowed.rows, Nanoseconds{e} * 1000);
+      }
+    }
+    if constexpr (part::Wants<C>) {
+      const ExpertId wanted = cache.wanted();
+      const std::uint32_t there = load.filled[0] ? 0 : no_slot;
+      if (wanted.expert != no_expert) load.digest.add(static_cast<std::uint64_t>(cache.more_saved(wanted, there)));
     }
     for (std::uint32_t i = 0; i < misses; ++i) {
       cache.touch(missing[i], no_slot);
@@ -577,7 +588,7 @@ void for_each_policy(const Visit& visit) {
   visit("FifoCache", FifoCache{});
   visit("Fld", Fld{});
   visit("Lfu", Lfu{});
-  visit("DecayedFrequency", DecayedFrequency{});
+  visit("DecayedSavings", DecayedSavings{});
   visit("Lhu", Lhu{});
   visit("LoadOnDemand", LoadOnDemand{});
   visit("Lru", Lru{});
@@ -629,6 +640,7 @@ void for_each_core(const Visit& visit) {
   visit("HybriMoe", config_of<stacks::HybriMoe>());
   visit("Ferry", config_of<stacks::Ferry>());
   visit("FerryInt4", config_of<stacks::FerryInt4>());
+  visit("FerryDevice", config_of<stacks::FerryDevice>());
   visit("FatePrefetch", config_of<stacks::FatePrefetch>());
   visit("FateCache", config_of<stacks::FateCache>());
   visit("Fate", config_of<stacks::Fate>());

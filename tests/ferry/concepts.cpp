@@ -69,15 +69,6 @@ struct AnswersYesOrNo : SmallestCache {
 };
 static_assert(part::Checks<Checked> && !part::Checks<SmallestCache> && !part::Checks<AnswersYesOrNo>);
 
-struct ReadsNothing : SmallestPredictor {
-  static constexpr RowSource prefill_rows = RowSource::none;
-  std::uint32_t depth = 3;
-};
-static_assert(part::rows_of<SmallestPredictor>(Phase::decode) == RowSource::gate_input);
-static_assert(part::rows_of<ReadsNothing>(Phase::prefill) == RowSource::none);
-static_assert(part::rows_of<ReadsNothing>(Phase::decode) == RowSource::gate_input);
-static_assert(part::depth_of(SmallestPredictor{}) == 1 && part::depth_of(ReadsNothing{}) == 3);
-
 }  // namespace
 
 TEST_CASE("bars are flags, and only those named count") {

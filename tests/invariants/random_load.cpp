@@ -22,6 +22,17 @@ std::uint32_t steps_in_all() {
 
 constexpr std::uint32_t steps_each = 40;
 
+/// The host computes what is there, and what is not is loaded, so that a layer's misses find its own residents as victims.
+struct HostsResidents {
+  static std::uint32_t split(Phase, View<const Request> misses) noexcept { return misses.size; }
+  static Split split(Phase phase, View<const Request> resident, View<const Request> misses, View<const Request>,
+                     const LayerCosts&) noexcept {
+    return {misses.size, phase == Phase::decode ? resident.size : 0, true};
+  }
+};
+using SwappingStack =
+    Stack<NoPrediction, FifoCache, FixedPrecision, Schedule<NoLimit, ArrivalOrder, HostsResidents>, TopK>;
+
 enum class Kind : std::uint8_t { clock, thread, cuda };
 
 struct Contents {
@@ -237,6 +248,12 @@ TEST_CASE("virtual clock: invariants hold and replays agree under random load" *
   }
   SUBCASE("ferry") {
     many<stacks::Ferry>(Kind::clock);
+  }
+  SUBCASE("ferry-device") {
+    many<stacks::FerryDevice>(Kind::clock);
+  }
+  SUBCASE("what is there on the host, what is not on the device") {
+    many<SwappingStack>(Kind::clock);
   }
   SUBCASE("importance-driven") {
     many<stacks::ImportanceDriven>(Kind::clock);

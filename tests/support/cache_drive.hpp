@@ -101,6 +101,17 @@ Driven drive(A& a, B& b, std::uint64_t seed, const Drive& d = {}) {
           both([&](auto& c) { c.touch(v, slot); });
         }
       }
+      const Nanoseconds each = random.below(100'000);
+      for (const std::uint16_t e : chosen) {
+        both([&](auto& c) {
+          if constexpr (part::CountsSavings<std::remove_reference_t<decltype(c)>>) {
+            Request use;
+            use.want = full(layer, e);
+            use.rows = 1;
+            c.saved({&use, 1}, rows, each);
+          }
+        });
+      }
       for (const Variant& v : missing) {
         both([&](auto& c) { c.touch(v, no_slot); });
         admit(v, true);

@@ -133,6 +133,15 @@ struct Scenario {
     if (hybrid) config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 16;
     config.model.renormalise = renormalise_if(random.chance(50));
     for (Nanoseconds& ns : config.copy_ns) ns = random.below(200);
+    if constexpr (part::WeighsLayers<typename StackT::scheduler>) {  // so that every way to place a layer is taken
+      if (random.chance(80)) {
+        const Nanoseconds device = random.between(1, 100), host = random.between(1, 100);
+        for (Nanoseconds& ns : config.costs.device_ns) ns = device;
+        for (Nanoseconds& ns : config.costs.host_ns) ns = host;
+        config.costs.host_beside_copies = random.between(500, 1000);
+        config.costs.link_beside_host = random.between(500, 1000);
+      }
+    }
     if (random.chance(30)) config.transient_prefill_rows = random.between(1, 4);
     const std::uint64_t all = config.model.all_bytes();
     const std::uint64_t least = 2 * ModelShape::slot_bytes(largest_bytes(config.model));

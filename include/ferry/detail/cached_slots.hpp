@@ -40,14 +40,6 @@ class CachedSlots {
   FERRY_HD const Cache& cache(std::uint16_t pool) const noexcept { return caches_[pool]; }
   FERRY_HD std::uint16_t pools() const noexcept { return static_cast<std::uint16_t>(caches_.size()); }
   FERRY_HD ExpertId wanted(std::uint16_t pool) noexcept { return caches_[pool].wanted(); }
-  /// How many times more `incoming` is expected to be used than what would make room for it; 0 if nothing would.
-  FERRY_HD std::int64_t more_uses(Variant incoming, std::uint8_t bars) noexcept {
-    const std::uint16_t pool = residency_.pool_of(incoming);
-    if (pool == Residency::no_pool || residency_.pool_slots(pool) == 0) return 0;
-    if (residency_.has_free(pool)) return caches_[pool].more_uses(incoming.id, no_slot);
-    const std::uint32_t victim = caches_[pool].victim(incoming, residency_.barred(pool, bars));
-    return victim == no_slot ? 0 : caches_[pool].more_uses(incoming.id, victim);
-  }
   FERRY_HD Commands commands() const noexcept { return commands_.view(); }
   FERRY_HD Accounts<Stack>& accounts() noexcept { return accounts_; }
   FERRY_HD const Accounts<Stack>& accounts() const noexcept { return accounts_; }
@@ -76,6 +68,11 @@ class CachedSlots {
     if constexpr (part::ObservesScores<Cache>) {
       residency_.for_each_pool(scores.layer, [&](std::uint16_t pool) { caches_[pool].observe(scores); });
     }
+  }
+  /// Experts of one layer.
+  FERRY_HD void saved(View<const Request> uses, std::uint32_t rows, Nanoseconds each) noexcept {
+    if (uses.size == 0) return;
+    residency_.for_each_pool(uses[0].want.id.layer, [&](std::uint16_t pool) { caches_[pool].saved(uses, rows, each); });
   }
   /// `present`: [experts], where each expert of a layer is, at its best precision.
   FERRY_HD void states(std::uint16_t layer, Array<State>& present) const noexcept {
@@ -134,17 +131,21 @@ class CachedSlots {
   }
 
   /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none. `closed` is
-  /// a pool whose every slot has one of these bars, which stay until this call of the core is over.
-  FERRY_HD std::uint32_t make_room(const Variant& incoming, std::uint8_t bars, std::uint16_t& closed) noexcept {
+  /// a pool whose every slot has one of these bars, which stay until this call of the core is over. `is_worth(cache, victim)`
+  /// is asked before it is emptied, with `no_slot` for a free one.
+  template <class IsWorth>
+  FERRY_HD std::uint32_t make_room(const Variant& incoming, std::uint8_t bars, std::uint16_t& closed,
+                                   const IsWorth& is_worth) noexcept {
     const std::uint16_t pool = residency_.pool_of(incoming);
     if (pool == Residency::no_pool || pool == closed || residency_.pool_slots(pool) == 0) return no_slot;
-    if (residency_.has_free(pool)) return residency_.take_free(pool);
+    if (residency_.has_free(pool)) return is_worth(caches_[pool], no_slot) ? residency_.take_free(pool) : no_slot;
     if (only_free_) return no_slot;
     const std::uint32_t victim = caches_[pool].victim(incoming, residency_.barred(pool, bars));
     if (victim == no_slot) {  // or the policy refuses this one alone
       if (residency_.all_barred(pool, bars)) closed = pool;
       return no_slot;
     }
+    if (!is_worth(caches_[pool], victim)) return no_slot;
     const std::uint32_t slot = residency_.first_slot(pool) + victim;
     const Residency::Slot& s = residency_.slot(slot);
     if (s.state == State::queued) {
@@ -154,6 +155,9 @@ class CachedSlots {
     }
     residency_.evict(slot);
     return slot;
+  }
+  FERRY_HD std::uint32_t make_room(const Variant& incoming, std::uint8_t bars, std::uint16_t& closed) noexcept {
+    return make_room(incoming, bars, closed, [](const Cache&, std::uint32_t) { return true; });
   }
 
   /// Copies `what` into an empty slot. `hold`: a prefetch that has to wait for demand copies known (invariant 4).

@@ -70,6 +70,28 @@ class FoundExperts {
     }
   }
 
+  /// Tells the caches what the place of each of these experts saves, or would have saved. `rows`: of the layer.
+  template <class Scheduler>
+  FERRY_HD void count_savings(Phase phase, View<const Request> requests, std::uint32_t rows, const Scheduler& scheduler,
+                              const MeasuredCosts& measured, const LayerCosts& costs,
+                              CachedSlots<Stack>& slots) noexcept {
+    if constexpr (part::CountsSavings<typename Stack::cache>) {
+      const View<const Request> resident{requests.data, present_};
+      Request any = requests[0];
+      measured.set(phase, any);
+      Savings each{any.copy_ns, any.copy_ns};
+      if (any.copy_ns == 0) each = {1, 1};
+      if constexpr (part::Saves<Scheduler>) each = scheduler.saves(phase, resident, misses(), arriving(), costs);
+      slots.saved(resident, rows, each.there);
+      slots.saved(misses(), rows, each.absent);
+      slots.saved(arriving(), rows, each.absent);
+      for (std::uint32_t i = present_; any_staged_ && i < requests.size; ++i) {
+        const Request& r = requests[i];
+        if (r.slot != no_slot && slots.residency().is_stream(r.slot)) slots.saved({&r, 1}, rows, each.absent);
+      }
+    }
+  }
+
  private:
   Array<Request> absent_;  ///< [experts], misses in front, what is on its way behind
   std::uint32_t present_ = 0, misses_ = 0, arriving_ = 0;

@@ -96,11 +96,12 @@ class LayerTasks {
     }
   }
 
-  /// What is there, and the host computes all the same.
+  /// What is there, and the host computes all the same. Leased until now, so that no miss of this layer evicts it.
   FERRY_HD void add_hosted(View<const Request> requests, Slots& slots) noexcept {
     for (const Request& r : requests) {
       slots.accounts().hosted(r);
       add(r, slots.residency().slot(r.slot).what, no_slot, Ticket::none);
+      slots.cancel_lease(r.slot);
     }
   }
 

@@ -101,6 +101,13 @@ class SlotExperts {
     return least_not_barred(slot, barred, key, [](std::int64_t k, std::uint32_t /*layer*/) { return k; });
   }
 
+  /// The same of the experts of one layer of the pool.
+  template <class KeyAt>
+  FERRY_HD std::uint32_t least_of(std::uint32_t l, Barred barred, const KeyAt& key) const noexcept {
+    std::int64_t lowest = nobody;
+    return least_among(l, barred, key, lowest);
+  }
+
   /// Of a layer of the pool, the lowest of the experts without a slot that have the largest of `keys` [layers, experts];
   /// `no_expert` and 0 if none of those is above 0.
   FERRY_HD std::uint16_t most_absent(std::uint32_t l, const std::int64_t* keys, std::int64_t& most) const noexcept {

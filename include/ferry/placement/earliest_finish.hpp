@@ -10,15 +10,20 @@ namespace ferry::inline FERRY_ABI {
 /// others. In prefill everything is loaded. Behind the plan the link brings, while it has nothing else to do, what the
 /// cache policy wants most (`promotes`): nobody waits for it, and it serves later tokens.
 ///
+/// A use of an expert that is there saves what the layer would have taken longer without it, one of an expert that is not
+/// what the layer would have taken less with it (`saves`).
+///
 /// Over the ways to do it, the least of max(link, host): where nothing on its way is waited for, the host's time for all
 /// of them; where it is, with n loads behind it, the link's remaining time and n copies beside the host's time for the
 /// others. The misses must come with rows descending: compose it with BatchSizeOrder.
 ///
 /// Source: ours. What llama.cpp and Fiddler do, and HybriMoE's split, are two of the ways that it weighs.
-/// Complexity: O(misses), no state.
+/// Complexity: O(misses * resident) at worst, no state.
 ///
 /// Ambiguities resolved. Of equally good ways the one that loads less. Costs that are unknown: without the host's time
-/// everything goes to the host, which is how the engine comes to measure it; without a copy's nothing is loaded.
+/// everything goes to the host, which is how the engine comes to measure it; without a copy's nothing is loaded. While the
+/// host's time is unknown a use saves a copy. In prefill it saves what one row's would in decode, if the layer had no other.
+/// For `saves` all of a layer's experts count as equally long, and nothing as on its way.
 struct EarliestFinish {
   static constexpr bool needs_ordered_batches = true;
 
@@ -62,21 +67,48 @@ struct EarliestFinish {
       weigh(n, true, link, host);
       if (n == misses.size || misses[n].copy_ns == 0) break;
       link += misses[n].copy_ns;
+      if (link + device >= least) break;
       host -= on_host(misses[n], costs);
     }
     return best;
   }
 
+  FERRY_HD static Savings saves(Phase phase, View<const Request> resident, View<const Request> misses,
+                                View<const Request> arriving, const LayerCosts& costs) noexcept {
+    const Request* const any = first_of(resident, misses, arriving);
+    if (any == nullptr) return {};
+    Layer layer{0, on_device(*any, costs), any->copy_ns};
+    if (phase == Phase::prefill) {
+      Request row = *any;
+      row.rows = 1;
+      layer.host = on_host(row, costs);
+    } else {
+      const View<const Request> parts[] = {resident, misses, arriving};
+      for (const View<const Request>& part : parts) {
+        for (const Request& r : part) layer.host += on_host(r, costs);
+      }
+      layer.host /= resident.size + misses.size + arriving.size;
+    }
+    if (layer.host == 0) return layer.copy > 0 ? Savings{layer.copy, layer.copy} : Savings{1, 1};
+    if (phase == Phase::prefill) return {layer.host - layer.device, layer.host - layer.device};
+    const std::uint32_t there = resident.size, absent = misses.size + arriving.size;
+    const Nanoseconds now = ends(layer, there, absent, costs);
+    return {there > 0 ? ends(layer, there - 1, absent + 1, costs) - now : 0,
+            absent > 0 ? now - ends(layer, there + 1, absent - 1, costs) : 0};
+  }
+
   /// While it crosses, the host is slowed, which must not cost more than it saves.
-  FERRY_HD static bool promotes(const Request& r, std::int64_t more_uses, const LayerCosts& costs) noexcept {
-    const Nanoseconds saves = on_host(r, costs) - on_device(r, costs);
-    const Nanoseconds slows = r.copy_ns * (1000 - pace(costs.host_beside_copies)) / pace(costs.link_beside_host);
-    return saves > 0 && (more_uses >> 10U) * saves > slows << 10U;
+  FERRY_HD static bool promotes(const Request& r, Nanoseconds more_saved, const LayerCosts& costs) noexcept {
+    return more_saved > r.copy_ns * (1000 - pace(costs.host_beside_copies)) / pace(costs.link_beside_host);
   }
 
  private:
   struct Ends {
     Nanoseconds link, host;
+  };
+  /// What each of its experts takes.
+  struct Layer {
+    Nanoseconds host, device, copy;
   };
 
   FERRY_HD static Nanoseconds on_host(const Request& r, const LayerCosts& costs) noexcept {
@@ -99,10 +131,29 @@ struct EarliestFinish {
   FERRY_HD static std::int64_t pace(std::uint32_t thousandths) noexcept {
     return thousandths == 0 || thousandths > 1000 ? 1000 : thousandths;
   }
+  /// When a layer ends of whose experts so many are there, and the others not, as `split` would place it.
+  FERRY_HD static Nanoseconds ends(const Layer& layer, std::uint32_t there, std::uint32_t absent,
+                                   const LayerCosts& costs) noexcept {
+    Nanoseconds least = -1;
+    for (std::uint32_t loads = 0; loads <= absent; ++loads) {
+      const Nanoseconds link = layer.copy * loads;
+      if (loads > 0 && (link == 0 || link + layer.device >= least)) break;
+      for (std::uint32_t hosted = 0; hosted <= there; ++hosted) {
+        const Ends both = together(link, layer.host * (absent - loads + hosted), costs);
+        Nanoseconds done = layer.device * (there - hosted + loads);
+        if (loads > 0 && done < both.link + layer.device) done = both.link + layer.device;
+        const Nanoseconds host_done = both.host > 0 ? costs.host_start_ns + both.host : 0;
+        const Nanoseconds later = done > host_done ? done : host_done;
+        if (least < 0 || later < least) least = later;
+        if (host_done >= done) break;
+      }
+    }
+    return least;
+  }
   /// When both are done that begin together: until the first is, each goes on at its slower pace.
   FERRY_HD static Ends together(Nanoseconds link, Nanoseconds host, const LayerCosts& costs) noexcept {
     const std::int64_t a = pace(costs.link_beside_host), b = pace(costs.host_beside_copies);
-    if (a == 1000 && b == 1000) return {link, host};
+    if (link == 0 || host == 0 || (a == 1000 && b == 1000)) return {link, host};
     const Nanoseconds slow_link = link * 1000 / a, slow_host = host * 1000 / b;
     if (slow_link <= slow_host) return {slow_link, host + slow_link - slow_link * b / 1000};
     return {link + slow_host - slow_host * a / 1000, slow_host};

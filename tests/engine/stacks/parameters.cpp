@@ -58,7 +58,6 @@ TEST_CASE("each parameter takes its values as a file and as the command line hav
                                              {"transient-prefill-rows", whole(0, 1000000)},
                                              {"score-window", whole(1, 4096)},
                                              {"half-life", whole(1, 4096)},
-                                             {"margin", whole(0, 1000)},
                                              {"placement", placement},
                                              {"t1", share},
                                              {"t2", share},

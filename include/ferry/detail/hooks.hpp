@@ -1,0 +1,153 @@
+/// @file
+/// What a policy says of itself beyond its concept: optional operations and declarations.
+#pragma once
+#include "ferry/concepts.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+namespace part {
+template <class P>
+consteval bool predicts() {
+  if constexpr (requires { P::predicts; }) return P::predicts;
+  return true;
+}
+template <class P>
+FERRY_HD constexpr RowSource rows_of(Phase phase) {
+  if constexpr (requires { P::prefill_rows; }) {
+    if (phase == Phase::prefill) return P::prefill_rows;
+  }
+  if constexpr (requires { P::decode_rows; }) {
+    if (phase == Phase::decode) return P::decode_rows;
+  }
+  return RowSource::gate_input;
+}
+template <class P>
+FERRY_HD constexpr std::uint16_t depth_of(const P& p) {
+  if constexpr (requires { p.depth; }) return static_cast<std::uint16_t>(p.depth);
+  return predicts<P>() ? 1 : 0;
+}
+template <class C>
+consteval bool caches() {
+  if constexpr (requires { C::caches; }) return C::caches;
+  return true;
+}
+template <class R>
+consteval bool needs_residency() {
+  if constexpr (requires { R::needs_residency; }) return R::needs_residency;
+  return false;
+}
+template <class R>
+consteval bool substitutes() {
+  if constexpr (requires { R::substitutes; }) return R::substitutes;
+  return false;
+}
+template <class P>
+consteval bool needs_full_scores() {
+  if constexpr (requires { P::needs_full_scores; }) return P::needs_full_scores;
+  return false;
+}
+template <class P>
+consteval bool computes_on_host() {
+  if constexpr (requires { P::computes_on_host; }) return P::computes_on_host;
+  return true;
+}
+template <class Q>
+consteval bool needs_unimportance() {
+  if constexpr (requires { Q::needs_unimportance; }) return Q::needs_unimportance;
+  return false;
+}
+
+template <class S>
+concept WeighsLayers = requires(const S s, Phase phase, View<const Request> requests, const LayerCosts& costs) {
+  { s.split(phase, requests, requests, requests, costs) }
+  noexcept->std::same_as<Split>;
+};
+template <class S>
+concept Saves = requires(const S s, Phase phase, View<const Request> requests, const LayerCosts& costs) {
+  { s.saves(phase, requests, requests, requests, costs) }
+  noexcept->std::same_as<Savings>;
+};
+template <class S>
+concept Promotes = requires(const S s, const Request& request, Nanoseconds more_saved, const LayerCosts& costs) {
+  { s.promotes(request, more_saved, costs) }
+  noexcept->std::same_as<bool>;
+};
+template <class C>
+concept CountsSavings = requires(C c, View<const Request> uses, std::uint32_t rows, Nanoseconds each) {
+  { c.saved(uses, rows, each) }
+  noexcept;
+};
+template <class C>
+concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
+  { c.wanted() }
+  noexcept->std::same_as<ExpertId>;
+  { k.more_saved(id, slot) }
+  noexcept->std::same_as<Nanoseconds>;
+};
+
+template <class T>
+concept BeginsStep = requires(T t, const Step& step) {
+  { t.begin_step(step) }
+  noexcept;
+};
+template <class T>
+concept EndsSequence = requires(T t, std::uint32_t sequence) {
+  { t.end_sequence(sequence) }
+  noexcept;
+};
+template <class T>
+concept Forgets = requires(T t, std::uint32_t slot) {
+  { t.forget(slot) }
+  noexcept;
+};
+template <class T>
+concept ObservesScores = requires(T t, const Scores& scores) {
+  { t.observe(scores) }
+  noexcept;
+};
+template <class T>
+concept SeesUse = requires(T t, Variant what) {
+  { t.used(what) }
+  noexcept;
+};
+template <class T>
+concept Resets = requires(T t) {
+  { t.reset() }
+  noexcept;
+};
+
+/// An optional operation of the right name but the wrong signature would be passed over in silence: this refuses it,
+/// unless the name is overloaded or a template.
+template <class Stack>
+consteval void check_hooks() {
+  using P = typename Stack::predictor;
+  using C = typename Stack::cache;
+  using Q = typename Stack::precision;
+  using S = typename Stack::scheduler;
+  using R = typename Stack::router;
+#define FERRY_CHECK_HOOK(T, name, Concept, signature) \
+  static_assert(                                      \
+      !requires { &T::name; } || Concept<T>, #name " must be callable as " signature)
+  FERRY_CHECK_HOOK(P, begin_step, BeginsStep, "begin_step(const Step&) noexcept");
+  FERRY_CHECK_HOOK(P, end_sequence, EndsSequence, "end_sequence(std::uint32_t) noexcept");
+  FERRY_CHECK_HOOK(C, begin_step, BeginsStep, "begin_step(const Step&) noexcept");
+  FERRY_CHECK_HOOK(C, forget, Forgets, "forget(std::uint32_t slot) noexcept");
+  FERRY_CHECK_HOOK(C, observe, ObservesScores, "observe(const Scores&) noexcept");
+  FERRY_CHECK_HOOK(C, used, SeesUse, "used(Variant) noexcept");
+  FERRY_CHECK_HOOK(C, reset, Resets, "reset() noexcept");
+  FERRY_CHECK_HOOK(C, saved, CountsSavings,
+                   "saved(View<const Request>, std::uint32_t rows, Nanoseconds each) noexcept");
+  FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
+  FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
+  FERRY_CHECK_HOOK(P, check, Checks, "const char* check() const noexcept");
+  FERRY_CHECK_HOOK(C, check, Checks, "const char* check() const noexcept");
+  FERRY_CHECK_HOOK(Q, check, Checks, "const char* check() const noexcept");
+  FERRY_CHECK_HOOK(S, check, Checks, "const char* check() const noexcept");
+  FERRY_CHECK_HOOK(R, check, Checks, "const char* check() const noexcept");
+#undef FERRY_CHECK_HOOK
+  static_assert(!substitutes<R>() || needs_residency<R>(),
+                "a router that substitutes must know what is resident: declare needs_residency = true in it");
+}
+}  // namespace part
+
+}  // namespace ferry::inline FERRY_ABI
