@@ -40,7 +40,7 @@ class Stacks(typing.NamedTuple):
 
 
 # Those of FULL copy experts at the model's own precision, and run the ones that the gate chose.
-FULL = Stacks("ferry", "clairvoyant_with_host_tpot_s", ["on-demand", "layer-stream", "lru", "moe-infinity", "activation-path-full", "static-host"],
+FULL = Stacks("ferry", "clairvoyant_with_host_tpot_s", ["on-demand", "layer-stream", "lru", "llama-cache", "moe-infinity", "activation-path-full", "static-host"],
               ["cross-layer-lru", "mixtral-offloading", "hybrimoe", "fate+prefetch", "fate+cache", "importance+ce"])
 DEVICE = Stacks("ferry-device", "clairvoyant_tpot_s", [s for s in FULL.others if s != "static-host"],
                 [s for s in FULL.with_scores if s != "hybrimoe"])

@@ -129,8 +129,7 @@ struct OnDemand : Stack<NoPrediction, LoadOnDemand, FixedPrecision, LoadEverythi
 /// go as single copies, so that those which are needed do not wait for the others.
 struct LayerStream : Stack<EveryExpert, FifoCache, FixedPrecision, LoadEverything, TopK>, OnePool {};
 
-/// llama.cpp's `--moe-cache`: least recently used, no prefetch. With an allotment of `everything` and a preload: the
-/// fully resident model.
+/// Least recently used a layer, no prefetch. With an allotment of `everything` and a preload: the fully resident model.
 struct LruCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
 
 /// The same with experts in INT4, as Fate and HOBBIT hold them: what of their gain is bits, and what is policy.
@@ -142,7 +141,17 @@ struct LruInt4 : LruCache {
   }
 };
 
-/// The same with the next layer's experts predicted by its gate from this layer's gate input.
+/// The expert cache of llama.cpp's forks (`--moe-cache`): least recently used over all layers, filled as experts are asked
+/// for, and passed by where a step has more than 32 rows. Deviation: in such a step, too, what is there counts as used.
+struct LlamaCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK> {
+  template <class Config>
+  static void set_up(Config& c, Budget budget) {
+    OnePool::set_up(c, budget);
+    c.transient_prefill_rows = std::min<std::uint32_t>(c.transient_prefill_rows, 32);
+  }
+};
+
+/// LruCache with the next layer's experts predicted by its gate from this layer's gate input.
 struct CrossLayerLru : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
 
 /// Mixtral-offloading (Eliseev and Mazur, 2023): LRU a layer, and the plain top-k of the next layer's gate.

@@ -58,6 +58,7 @@ std::vector<StackInfo> make_stacks() {
       lossless("layer-stream", "whole layers, one ahead (DeepSpeed-Inference)", caching({})),
       lossless("lru", "least recently used, no prefetch (llama.cpp)", caching({})),
       packed("lru-int4", "the same with experts in INT4", caching({})),
+      lossless("llama-cache", "lru over all layers, passed by in steps of many rows", caching({})),
       lossless("cross-layer-lru", "lru, and the next layer's gate predicts", caching({&O::percentile})),
       lossless("mixtral-offloading", "lru a layer, and the top-k of the next gate", caching({&O::percentile})),
       lossless("moe-infinity", "activation matrices of earlier requests, LFU", caching({&O::depth})),

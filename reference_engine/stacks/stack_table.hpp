@@ -18,6 +18,7 @@ void each_baseline_stack(Table& table) {
   table.template stack<LayerStream>("layer-stream");
   table.template stack<LruCache>("lru");
   table.template stack<LruInt4>("lru-int4");
+  table.template stack<LlamaCache>("llama-cache");
   table.template stack<CrossLayerLru>("cross-layer-lru");
   table.template stack<MixtralOffloading>("mixtral-offloading");
   table.template stack<MoeInfinity>("moe-infinity");

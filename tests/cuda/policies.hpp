@@ -629,6 +629,7 @@ void for_each_core(const Visit& visit) {
   visit("OnDemand", config_of<stacks::OnDemand>());
   visit("LayerStream", config_of<stacks::LayerStream>());
   visit("LruCache", config_of<stacks::LruCache>());
+  visit("LlamaCache", config_of<stacks::LlamaCache>());
   visit("LruInt4", config_of<stacks::LruInt4>());
   visit("CrossLayerLru", config_of<stacks::CrossLayerLru>());
   visit("MixtralOffloading", config_of<stacks::MixtralOffloading>());

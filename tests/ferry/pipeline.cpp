@@ -121,12 +121,12 @@ void check_allocations() {
 template <class... S>
 struct List {};
 using NamedStacks =
-    List<stacks::OnDemand, stacks::LayerStream, stacks::LruCache, stacks::LruInt4, stacks::CrossLayerLru,
-         stacks::MixtralOffloading, stacks::MoeInfinity, stacks::ActivationPathStack, stacks::ActivationPathFull,
-         stacks::StaticHost, stacks::StaticHostInt4, stacks::HybriMoe, stacks::FatePrefetch, stacks::FateCache,
-         stacks::Fate, stacks::HobbitDynamic, stacks::HobbitPrefetch, stacks::Hobbit, stacks::HobbitCooperative,
-         stacks::ImportanceEviction, stacks::ImportanceRouter, stacks::ImportancePrefetch, stacks::ImportanceDriven,
-         stacks::ImportanceBalanced, stacks::Ferry, stacks::FerryInt4, stacks::FerryDevice>;
+    List<stacks::OnDemand, stacks::LayerStream, stacks::LruCache, stacks::LruInt4, stacks::LlamaCache,
+         stacks::CrossLayerLru, stacks::MixtralOffloading, stacks::MoeInfinity, stacks::ActivationPathStack,
+         stacks::ActivationPathFull, stacks::StaticHost, stacks::StaticHostInt4, stacks::HybriMoe, stacks::FatePrefetch,
+         stacks::FateCache, stacks::Fate, stacks::HobbitDynamic, stacks::HobbitPrefetch, stacks::Hobbit,
+         stacks::HobbitCooperative, stacks::ImportanceEviction, stacks::ImportanceRouter, stacks::ImportancePrefetch,
+         stacks::ImportanceDriven, stacks::ImportanceBalanced, stacks::Ferry, stacks::FerryInt4, stacks::FerryDevice>;
 
 template <class... S>
 void check_allocations(List<S...>) {

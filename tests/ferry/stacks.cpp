@@ -85,6 +85,19 @@ TEST_CASE("the baselines are laid out as they are used") {
   CHECK(set_up<MoeInfinity>(14 * 256).cache.over == CountOver::model);
   CHECK(set_up<HybriMoe>(14 * 256).cache.top_p == 4);
   CHECK(set_up<HybriMoe>(14 * 256).predictor.plain_top_k);
+  CHECK(slots(set_up<LlamaCache>(14 * 256).allotment) == Slots{12});
+  CHECK(set_up<LlamaCache>(14 * 256).transient_prefill_rows == 32);
+  CoreConfig<LlamaCache> shorter;
+  shorter.transient_prefill_rows = 8;
+  CHECK(set_up(14 * 256, shorter).transient_prefill_rows == 8);
+}
+
+TEST_CASE("ours is one pool, and without a host a pool a layer while those are small") {
+  CHECK(slots(set_up<stacks::Ferry>(14 * 256).allotment) == Slots{12});
+  CHECK_FALSE(set_up<stacks::Ferry>(14 * 256).cache.keeps_recent);
+  CHECK(set_up<FerryDevice>(14 * 256).cache.keeps_recent);
+  CHECK(slots(set_up<FerryDevice>((2 + 24) * 256).allotment) == Slots{4, 4, 4, 4, 4, 4});
+  CHECK(slots(set_up<FerryDevice>((2 + 25) * 256).allotment) == Slots{25});
 }
 
 TEST_CASE("twins in INT4 have four times the slots, and EAP holds what Fate's cache holds") {

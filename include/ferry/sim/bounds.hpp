@@ -84,10 +84,13 @@ inline std::uint64_t fewest_copies(const UseLog& log, Precision precision, std::
 /// Work that was done, in nanoseconds of whoever would do it.
 struct WorkDone {
   Nanoseconds compute = 0;  ///< all of it on the device, experts that the host computed among them
+  Nanoseconds dense = 0;    ///< of that what is not routed experts: no expert of its layer is computed beside it
   Nanoseconds copies = 0;   ///< the fewest copies that it needs, over the link one after another
   std::uint64_t uses = 0;   ///< of routed experts
   /// Of a single use of an expert: the most that the device takes, the longest copy, the least that the host takes.
   Nanoseconds most_device = 0, longest_copy = 0, least_host = 0;
+  /// How fast, at best, the link is while the host computes, and the host while a copy is on the link; alone they are 1.
+  double link_beside_host = 1, host_beside_copies = 1;
 };
 
 /// No schedule does that work on one device behind one link in less time: both are busy one piece at a time.
@@ -95,28 +98,32 @@ inline Nanoseconds clairvoyant_ns(const WorkDone& work) {
   return std::max(work.compute, work.copies);
 }
 
-/// The same if a host may compute any of the experts beside the device: the least over all h of what is left for device
-/// and link when the host computes h uses. A use given to the host saves the device at most `most_device`, and the link
-/// at most one copy: whoever serves the others with c copies serves all with c + 1. Complexity: O(log uses).
+/// The same if a host may compute any of the experts beside the device: the least over all h of the time in which device,
+/// link and host can be done when the host computes h uses. Complexity: O(uses).
+///
+/// Proof. A use given to the host saves the device at most `most_device`, and the link at most one copy: whoever serves the
+/// others with c copies serves all with c + 1. So the device is at work for at least compute - h most_device, and there are
+/// at least C = copies - h longest_copy on the link, and H = h least_host on the host, as long as each would take alone.
+/// Let x be the time in which both of these are at work, at the paces a and b: the host is at work alone for H - b x, the
+/// link for C - a x. An expert needs its layer's gate, and the next layer needs the expert: the host rests in all of
+/// `dense`, and beside that there is only room for the link. So no less passes than
+/// x + (H - b x) + max(dense, C - a x), for 0 <= x <= H / b and a x <= C. In x the first part of that rises, until
+/// C - a x is dense; before, it changes by 1 - a - b, so that the least is at one end or there.
 inline Nanoseconds clairvoyant_with_host_ns(const WorkDone& work) {
-  auto rest = [&](std::uint64_t h) {
-    const auto n = static_cast<Nanoseconds>(h);
-    return std::max(work.compute - n * work.most_device, work.copies - n * work.longest_copy);
+  const double a = work.link_beside_host, b = work.host_beside_copies, dense = static_cast<double>(work.dense);
+  auto shared = [&](double link, double host) {
+    const double both = a + b > 1 ? std::min(std::max(link - dense, 0.0) / a, host / b) : 0;
+    return host + (1 - b) * both + std::max(host > 0 ? dense : 0.0, link - a * both);
   };
-  auto host = [&](std::uint64_t h) { return static_cast<Nanoseconds>(h) * work.least_host; };
-  // The first falls with h, the second rises: the least is where they meet.
-  std::uint64_t low = 0, high = work.uses;
-  while (low < high) {
-    const std::uint64_t middle = low + (high - low) / 2;
-    if (host(middle) >= rest(middle)) {
-      high = middle;
-    } else {
-      low = middle + 1;
-    }
+  double least = static_cast<double>(clairvoyant_ns(work));
+  for (std::uint64_t h = 1; h <= work.uses; ++h) {
+    const double n = static_cast<double>(h), host = n * static_cast<double>(work.least_host);
+    if (host >= least) break;
+    const double device = static_cast<double>(work.compute) - n * static_cast<double>(work.most_device);
+    const double link = static_cast<double>(work.copies) - n * static_cast<double>(work.longest_copy);
+    least = std::min(least, std::max(device, shared(std::max(link, 0.0), host)));
   }
-  auto at = [&](std::uint64_t h) { return std::max(host(h), rest(h)); };
-  const Nanoseconds least = low > 0 ? std::min(at(low), at(low - 1)) : at(0);
-  return std::max<Nanoseconds>(least, 0);
+  return static_cast<Nanoseconds>(std::max(least, 0.0));
 }
 
 }  // namespace ferry::inline FERRY_ABI

@@ -96,6 +96,7 @@ class Replay {
   template <class Slots>
   [[nodiscard]] WorkDone decode_work(const Slots& slots) const {
     WorkDone w = work_;
+    if (costs_.link_bytes_per_s_beside_host != 0) w.link_beside_host = 0;  // the fastest follows
     for (std::uint32_t p = 1; p < precision_count; ++p) {
       std::uint64_t copies = 0;
       for (const UseLog& log : uses_)
@@ -105,6 +106,10 @@ class Replay {
         const std::uint64_t bytes = model_.bytes(l, static_cast<Precision>(p));
         if (bytes == 0) continue;
         const Nanoseconds ns = costs_.copy(bytes);
+        if (costs_.link_bytes_per_s_beside_host != 0) {
+          const Nanoseconds beside = costs_.link_latency_ns + duration_ns(bytes, costs_.link_bytes_per_s_beside_host);
+          w.link_beside_host = std::max(w.link_beside_host, pace({ns, beside}));
+        }
         w.longest_copy = std::max(w.longest_copy, ns);
         if (least == 0 || ns < least) least = ns;
       }
@@ -121,6 +126,10 @@ class Replay {
     }
     return true;
   }();
+
+  static double pace(SharedTime t) {
+    return t.beside > t.alone ? static_cast<double>(t.alone) / static_cast<double>(t.beside) : 1;
+  }
 
   static const Costs& valid(const Costs& costs, const ModelShape& model) {
     costs.validate(model);
@@ -253,11 +262,14 @@ class Replay {
     layer_hits_[l].second += requests;
     if (!options_.bounds) return;
     work_.compute += costs_.dense(l, rows);
+    work_.dense += costs_.dense(l, rows);
     UseLog& log = uses_.back();
     for (const View<const Task>& tasks : {plan.resident, plan.arriving, plan.host}) {
       for (const Task& t : tasks) {
         const std::uint64_t bytes = model_.bytes(l, t.what.precision);
-        const Nanoseconds device = costs_.on_device(l, bytes, t.rows), host = costs_.on_host(l, bytes, t.rows);
+        const SharedTime shared = costs_.host_time(l, bytes, t.rows);
+        const Nanoseconds device = costs_.on_device(l, bytes, t.rows), host = shared.alone;
+        work_.host_beside_copies = work_.uses == 0 ? pace(shared) : std::max(work_.host_beside_copies, pace(shared));
         work_.compute += device;
         work_.most_device = std::max(work_.most_device, device);
         work_.least_host = work_.uses == 0 ? host : std::min(work_.least_host, host);
