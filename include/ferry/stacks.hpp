@@ -236,11 +236,10 @@ struct FerryInt4 : Ferry {
 
 /// The same without a host: what is missing is waited for, and what was used of late, and by the token before, is kept.
 /// Where a layer has few slots, of its own.
-struct FerryDevice : Stack<NoPrediction, DecayedSavings, FixedPrecision, LoadEverything, TopK> {
+struct FerryDevice : Stack<NoPrediction, RecentSavings, FixedPrecision, LoadEverything, TopK> {
   static constexpr bool preloads = true;
   template <class Config>
   static void set_up(Config& c, Budget budget) {
-    c.cache.keeps_recent = true;
     OnePool::set_up(c, budget);
     if (c.allotment.pools[0].slots <= 2U * c.model.top_k * c.model.layers) PerLayer::set_up(c, budget);
   }

@@ -378,7 +378,7 @@ std::string to_table(const std::vector<RunReport>& reports, std::size_t columns)
         return o ? fmt::format("{} ({} hits)", time(o->tpot_s), percent(o->hit_rate)) : std::string("-");
       };
     };
-    rows.emplace_back("the same, host free",
+    rows.emplace_back("the same with a host",
                       [&](const RunReport& r) { return against(r, r.simulated->clairvoyant_with_host_tpot_s); });
     rows.emplace_back("perfect prediction", bound(&SimulatedFacts::perfect_prediction));
     rows.emplace_back("Belady's cache", bound(&SimulatedFacts::belady_cache));

@@ -54,7 +54,7 @@ std::vector<Parameter> make_parameters() {
       {"transient-prefill-rows", Whole{&O::transient_prefill_rows, 0, 1000000}, "no limit",
        "a step of a prompt with more rows than this evicts nothing"},
       {"score-window", Whole{&O::window, 1, 4096}, "16", "importance-driven: steps over which scores are averaged"},
-      {"half-life", Whole{&O::half_life, 1, 4096}, "64",
+      {"half-life", Whole{&O::half_life, 1, 4096}, "128, without a host 64",
        "ferry: steps after which what an expert saved counts half as much"},
       {"placement", placement, "the stack's",
        "who gets the misses of a decode step: the device, the host, or both by Algorithm 2 or by the best split"},

@@ -147,4 +147,4 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
 
 TEST_CASE_TEMPLATE_INVOKE(cache_policy_contract, LoadOnDemand, RandomVictim, FifoCache, Lru, Lfu, Lhu, Fld,
                           Multidimensional, Arc, Sieve, ScoreWindow, ScoreAverage, StaticResidency, Belady,
-                          DecayedSavings);
+                          DecayedSavings, RecentSavings);

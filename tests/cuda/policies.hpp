@@ -589,6 +589,7 @@ void for_each_policy(const Visit& visit) {
   visit("Fld", Fld{});
   visit("Lfu", Lfu{});
   visit("DecayedSavings", DecayedSavings{});
+  visit("RecentSavings", RecentSavings{});
   visit("Lhu", Lhu{});
   visit("LoadOnDemand", LoadOnDemand{});
   visit("Lru", Lru{});

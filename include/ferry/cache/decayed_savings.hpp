@@ -18,8 +18,8 @@ namespace ferry::inline FERRY_ABI {
 /// first, it counts for nothing. Over a pool of all layers this also shares the slots among them, by what one more slot
 /// brings each.
 ///
-/// What few uses tell may be chance: `more_saved`, what a newcomer saves more than who has the place, is less a standard
-/// deviation of what both were counted, sqrt(uses / 2) for uses that decay.
+/// What few uses tell may be chance: of `more_saved`, what a newcomer saves more than who has the place, sqrt(uses) / 2 is
+/// left out for the uses that both were counted, which is 0.7 standard deviations of uses that decay.
 ///
 /// `wanted()` names the absent expert that ranks highest: what a scheduler that promotes brings next.
 ///
@@ -46,7 +46,7 @@ namespace ferry::inline FERRY_ABI {
 /// and begins as if of 64 of them a quarter had been used again beyond their rank: as LRU.
 class DecayedSavings {
  public:
-  std::uint32_t half_life = 64;  ///< steps, 1 to 4096
+  std::uint32_t half_life = 128;  ///< steps, 1 to 4096
   bool keeps_recent = false;
 
   void reserve(Carver& carve, const PoolShape& pool) {
@@ -173,10 +173,10 @@ class DecayedSavings {
     for (std::uint32_t l = 0; l < slots_.layers(); ++l) unknown_.add(0, static_cast<std::uint16_t>(l));
   }
 
-  /// How much more `a` is than `b` beyond a standard deviation of what both were counted.
+  /// How much more `a` is than `b` beyond what may be chance.
   FERRY_HD std::int64_t difference(std::int64_t a, std::int64_t b) const noexcept {
     const float both = (static_cast<float>(a) + static_cast<float>(b)) / static_cast<float>(weight_);
-    return (a - b) / weight_ - static_cast<std::int64_t>(std::sqrt(0.5F * both * static_cast<float>(last_)));
+    return (a - b) / weight_ - static_cast<std::int64_t>(0.5F * std::sqrt(both * static_cast<float>(last_)));
   }
 
   /// The layer's next step has come: what it used in its last one counts as the others do.
@@ -242,6 +242,14 @@ class DecayedSavings {
   bool prefill_ = false;
 };
 
-static_assert(CachePolicy<DecayedSavings>);
+/// With the parameters for stacks that wait for every miss.
+struct RecentSavings : DecayedSavings {
+  RecentSavings() noexcept {
+    half_life = 64;
+    keeps_recent = true;
+  }
+};
+
+static_assert(CachePolicy<DecayedSavings> && CachePolicy<RecentSavings>);
 
 }  // namespace ferry::inline FERRY_ABI

@@ -38,8 +38,8 @@ void use(Placed<DecayedSavings>& policy, ExpertId id, int times = 1, std::uint32
 
 /// In uses, and without what is taken off for chance.
 double counted(Placed<DecayedSavings>& policy, ExpertId id) {
-  const double more = static_cast<double>(policy->more_saved(id, no_slot)) / unit;  // n - sqrt(n / 2)
-  const double root = (std::sqrt(0.5) + std::sqrt(0.5 + 4 * more)) / 2;
+  const double more = static_cast<double>(policy->more_saved(id, no_slot)) / unit;  // n - sqrt(n) / 2
+  const double root = (0.5 + std::sqrt(0.25 + 4 * more)) / 2;
   return root * root;
 }
 
@@ -72,14 +72,14 @@ TEST_CASE("a newcomer that did not save more is refused") {
   CHECK(policy->victim(full(0, 2), {second, 1}) == no_slot);
 }
 
-TEST_CASE("of what a newcomer saved more, a standard deviation of both is left out") {
+TEST_CASE("of what a newcomer saved more, half the root of both is left out") {
   Placed<DecayedSavings> policy(PoolShape{1, 0, 1, 8}, decaying(64));
   policy->replace(0, full(0, 0), true);
-  use(policy, {0, 1}, 2);
-  CHECK(policy->more_saved({0, 1}, 0) == doctest::Approx(unit).epsilon(0.001));  // 2 - sqrt(2 / 2)
+  use(policy, {0, 1});
+  CHECK(policy->more_saved({0, 1}, 0) == doctest::Approx(0.5 * unit).epsilon(0.001));  // 1 - sqrt(1) / 2
   use(policy, {0, 0}, 6);
-  use(policy, {0, 1}, 10);
-  CHECK(policy->more_saved({0, 1}, 0) == doctest::Approx(3 * unit).epsilon(0.001));  // 12 - 6 - sqrt(18 / 2)
+  use(policy, {0, 1}, 9);
+  CHECK(policy->more_saved({0, 1}, 0) == doctest::Approx(2 * unit).epsilon(0.001));  // 10 - 6 - sqrt(16) / 2
   CHECK(policy->more_saved({0, 0}, 0) < 0);
 }
 
@@ -210,7 +210,7 @@ TEST_CASE("over thousands of steps, against sums of powers") {
       REQUIRE(slot == (most > least ? victim : no_slot));
       if (slot == no_slot || random.chance(50)) continue;
       const double more = static_cast<double>(policy->more_saved(id(wanted), slot)) / unit;
-      REQUIRE(std::abs(more - (most - least - std::sqrt((most + least) / 2))) < 0.002 + 0.001 * most);
+      REQUIRE(std::abs(more - (most - least - 0.5 * std::sqrt(most + least))) < 0.002 + 0.001 * most);
       policy->replace(slot, {id(wanted), Precision::full}, false);
       holds[slot] = wanted;
     }
@@ -239,8 +239,8 @@ TEST_CASE("a place of another layer is taken if that is worth less by more than 
     const std::uint8_t none[2] = {};
     return policy->victim(full(0, 1), {none, 1});
   };
-  CHECK(victim(6) == 0);  // 8 - 6 < sqrt((8 + 6) / 2)
-  CHECK(victim(5) == 1);  // 8 - 5 > sqrt((8 + 5) / 2)
+  CHECK(victim(7) == 0);  // 8 - 7 < sqrt(8 + 7) / 2
+  CHECK(victim(6) == 1);  // 8 - 6 > sqrt(8 + 6) / 2
   CHECK(victim(9) == 0);
 }
 
