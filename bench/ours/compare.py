@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The stack `ferry` beside every other lossless stack, on simulated machines: in how many cells it is slower, and by how
-much faster it is than the best of them.
+"""Our own stacks beside every other of their kind, on simulated machines: in how many cells they are slower, and by how
+much faster they are than the best of the others.
 
   bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--int4 | --device] [--out FOLDER] [--json FILE]
 
@@ -8,8 +8,9 @@ A cell is a trace, a machine, a budget and a batch. `--traces` are of `ferry tra
 each of `--texts` both bundled models are recorded first, and their experts count as large as Qwen1.5-MoE's and
 Mixtral's. The machines are ferry's own and one behind PCIe 3.0 x4, budgets 12.5 to 75%, batches 1 and 3, speeds
 effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, and with Fate and HOBBIT, `--device`
-`ferry-device` with what else computes nothing on the host. Stacks that read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a second run goes on: give
-another one for another ferry. The page is printed as Markdown.
+`ferry-device` with what else computes nothing on the host; otherwise it is `ferry` beside every lossless stack. Stacks
+that read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a second run goes on:
+give another one for another ferry. The page is printed as Markdown.
 """
 import argparse
 import json
@@ -40,7 +41,8 @@ class Stacks(typing.NamedTuple):
 
 
 # Those of FULL copy experts at the model's own precision, and run the ones that the gate chose.
-FULL = Stacks("ferry", "clairvoyant_with_host_tpot_s", ["on-demand", "layer-stream", "lru", "llama-cache", "moe-infinity", "activation-path-full", "static-host"],
+FULL = Stacks("ferry", "clairvoyant_with_host_tpot_s",
+              ["on-demand", "layer-stream", "lru", "llama-cache", "moe-infinity", "activation-path-full", "static-host"],
               ["cross-layer-lru", "mixtral-offloading", "hybrimoe", "fate+prefetch", "fate+cache", "importance+ce"])
 DEVICE = Stacks("ferry-device", "clairvoyant_tpot_s", [s for s in FULL.others if s != "static-host"],
                 [s for s in FULL.with_scores if s != "hybrimoe"])
