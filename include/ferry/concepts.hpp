@@ -182,6 +182,8 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `begin_step(step)`: a forward pass begins.
 ///  - `observe(scores)`: the real gate's scores [rows, experts] of one of the pool's layers, before its routes are
 ///    chosen. A policy that cannot do without declares `static constexpr bool needs_full_scores = true`.
+///  - `chosen(layer, taken, rows)`: the routes [rows, k] of one of the pool's layers, as a predictor's `observe` sees them.
+///    Called once a layer, before all that follows from them.
 ///  - `used(what)`: the gate asked for an expert of the pool's layers, and this variant serves it, from whichever pool
 ///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
 ///  - `reset()`: the last live sequence has ended. What is kept by sequence begins anew.

@@ -270,6 +270,7 @@ class Core {
     groups_.template gather<part::needs_unimportance<Precisions>()>(layer, routes, gathered);
     const View<Request> requests = gathered.view();
     predictor_.observe(layer, routes, rows);
+    slots_.chosen(layer, routes, rows);
     slots_.accounts().ask(layer, routes, rows, requests);
     choose_precision(true, requests);
     slots_.unmask(layer);

@@ -12,6 +12,7 @@
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/decayed_savings.hpp"
 #include "ferry/cache/fifo.hpp"
+#include "ferry/cache/learned_reuse.hpp"
 #include "ferry/cache/lfu.hpp"
 #include "ferry/cache/load_on_demand.hpp"
 #include "ferry/cache/lru.hpp"
@@ -217,8 +218,8 @@ struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
 
 // Ours
 
-/// Nobody waits: what is missing is computed where the layer ends earliest, mostly on the host, and what is used most of
-/// late is copied behind, into one pool of all layers. Lossless.
+/// Nobody waits: what is missing is computed where the layer ends earliest, mostly on the host, and what saved most of late
+/// is copied behind, into one pool of all layers. Lossless.
 struct Ferry
     : Stack<NoPrediction, DecayedSavings, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
       OnePool {
@@ -234,9 +235,9 @@ struct FerryInt4 : Ferry {
   }
 };
 
-/// The same without a host: what is missing is waited for, and what was used of late, and by the token before, is kept.
-/// Where a layer has few slots, of its own.
-struct FerryDevice : Stack<NoPrediction, RecentSavings, FixedPrecision, LoadEverything, TopK> {
+/// Without a host: what is missing is waited for, and what will be used again soonest is kept, as is learned. The slots are all
+/// layers' pool, or each layer's own where that is no more than twice what a token uses. Lossless.
+struct FerryDevice : Stack<NoPrediction, LearnedReuse, FixedPrecision, LoadEverything, TopK> {
   static constexpr bool preloads = true;
   template <class Config>
   static void set_up(Config& c, Budget budget) {

@@ -71,7 +71,7 @@ std::vector<StackInfo> make_stacks() {
 
       lossless("ferry", "ours: nobody waits, the host computes and copies follow", caching({&O::half_life})),
       packed("ferry-int4", "the same with experts in INT4", caching({&O::half_life})),
-      lossless("ferry-device", "ours without a host: keeps what was used of late", caching({&O::half_life})),
+      lossless("ferry-device", "ours without a host: learns what is used again soon", caching({&O::half_life})),
 
       lossless("fate+prefetch", "Fate's prefetch alone", caching({&O::percentile})),
       lossless("fate+cache", "its prefetch and its cache", caching({&O::percentile, &O::shallow_layers})),

@@ -11,6 +11,7 @@
 #include "ferry/cache/decayed_savings.hpp"
 #include "ferry/cache/fifo.hpp"
 #include "ferry/cache/fld.hpp"
+#include "ferry/cache/learned_reuse.hpp"
 #include "ferry/cache/lfu.hpp"
 #include "ferry/cache/lhu.hpp"
 #include "ferry/cache/load_on_demand.hpp"
@@ -70,6 +71,13 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
       if constexpr (part::BeginsStep<Cache>) {
         cache->begin_step(StepOf(Phase::decode, 1));
         twin->begin_step(StepOf(Phase::decode, 1));
+      }
+      if constexpr (part::SeesChoices<Cache>) {
+        if (demand) {
+          const Route route{v.id.expert, 1.0F, no_expert};
+          cache->chosen(v.id.layer, {&route, 1}, {});
+          twin->chosen(v.id.layer, {&route, 1}, {});
+        }
       }
       if constexpr (part::SeesUse<Cache>) {
         if (demand) {
@@ -147,4 +155,4 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
 
 TEST_CASE_TEMPLATE_INVOKE(cache_policy_contract, LoadOnDemand, RandomVictim, FifoCache, Lru, Lfu, Lhu, Fld,
                           Multidimensional, Arc, Sieve, ScoreWindow, ScoreAverage, StaticResidency, Belady,
-                          DecayedSavings, RecentSavings);
+                          DecayedSavings, LearnedReuse);

@@ -283,6 +283,11 @@ FERRY_HD void step(C& cache, Load& load) noexcept {
     const auto layer = static_cast<std::uint16_t>(pool_shape.first_layer + l);
     const Rows gate(dice, rowed.rows);
     if constexpr (part::ObservesScores<C>) cache.observe(gate.of(layer));
+    if constexpr (part::SeesChoices<C>) {
+      Route chosen[max_rows];
+      for (std::uint32_t r = 0; r < rowed.rows; ++r) chosen[r] = {dice.expert(), 1.0F, no_expert};
+      cache.chosen(layer, {chosen, rowed.rows}, {});
+    }
     std::uint8_t barred[pool_slots];  // 1: used by this layer, 2: by chance
     for (std::uint8_t& b : barred) b = dice.one_in(4) ? 2 : 0;
     Variant missing[experts];
@@ -587,9 +592,9 @@ void for_each_policy(const Visit& visit) {
   visit("Belady", belady);
   visit("FifoCache", FifoCache{});
   visit("Fld", Fld{});
-  visit("Lfu", Lfu{});
   visit("DecayedSavings", DecayedSavings{});
-  visit("RecentSavings", RecentSavings{});
+  visit("LearnedReuse", LearnedReuse{});
+  visit("Lfu", Lfu{});
   visit("Lhu", Lhu{});
   visit("LoadOnDemand", LoadOnDemand{});
   visit("Lru", Lru{});

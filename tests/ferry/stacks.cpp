@@ -32,6 +32,7 @@ static_assert(schedules<HybriMoe, NoLimit, BatchSizeOrder, ChosenPlacement<Place
               traits_of<HybriMoe>().preloads);
 static_assert(is<stacks::Ferry, NoPrediction, DecayedSavings, FixedPrecision, TopK>);
 static_assert(schedules<stacks::Ferry, NoLimit, BatchSizeOrder, EarliestFinish> && traits_of<stacks::Ferry>().preloads);
+static_assert(is<FerryDevice, NoPrediction, LearnedReuse, FixedPrecision, TopK>);
 static_assert(is<FatePrefetch, CrossLayerGate, FifoCache, FixedPrecision, TopK>);
 static_assert(is<FateCache, CrossLayerGate, Arc, FixedPrecision, TopK>);
 static_assert(is<Fate, CrossLayerGate, Arc, PopularityHybrid, TopK>);
@@ -94,8 +95,6 @@ TEST_CASE("the baselines are laid out as they are used") {
 
 TEST_CASE("ours is one pool, and without a host a pool a layer while those are small") {
   CHECK(slots(set_up<stacks::Ferry>(14 * 256).allotment) == Slots{12});
-  CHECK_FALSE(set_up<stacks::Ferry>(14 * 256).cache.keeps_recent);
-  CHECK(set_up<FerryDevice>(14 * 256).cache.keeps_recent);
   CHECK(slots(set_up<FerryDevice>((2 + 24) * 256).allotment) == Slots{4, 4, 4, 4, 4, 4});
   CHECK(slots(set_up<FerryDevice>((2 + 25) * 256).allotment) == Slots{25});
 }

@@ -86,6 +86,12 @@ Driven drive(A& a, B& b, std::uint64_t seed, const Drive& d = {}) {
         const std::uint16_t e = expert();
         if (std::find(chosen.begin(), chosen.end(), e) == chosen.end()) chosen.push_back(e);
       }
+      std::vector<Route> routes(rows);  // one a row
+      for (Route& r : routes) r = {chosen[random.below(static_cast<std::uint32_t>(chosen.size()))], 1.0F, no_expert};
+      both([&](auto& c) {
+        if constexpr (part::SeesChoices<std::remove_reference_t<decltype(c)>>)
+          c.chosen(layer, {routes.data(), rows}, {});
+      });
       std::vector<Variant> missing;
       for (const std::uint16_t e : chosen) {
         Variant v = full(layer, e);

@@ -69,6 +69,12 @@ class CachedSlots {
       residency_.for_each_pool(scores.layer, [&](std::uint16_t pool) { caches_[pool].observe(scores); });
     }
   }
+  /// What the rows of a layer chose, [rows, k].
+  FERRY_HD void chosen(std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) noexcept {
+    if constexpr (part::SeesChoices<Cache>) {
+      residency_.for_each_pool(layer, [&](std::uint16_t pool) { caches_[pool].chosen(layer, taken, rows); });
+    }
+  }
   /// Experts of one layer.
   FERRY_HD void saved(View<const Request> uses, std::uint32_t rows, Nanoseconds each) noexcept {
     if (uses.size == 0) return;

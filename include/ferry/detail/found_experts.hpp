@@ -77,11 +77,14 @@ class FoundExperts {
                               CachedSlots<Stack>& slots) noexcept {
     if constexpr (part::CountsSavings<typename Stack::cache>) {
       const View<const Request> resident{requests.data, present_};
-      Request any = requests[0];
-      measured.set(phase, any);
-      Savings each{any.copy_ns, any.copy_ns};
-      if (any.copy_ns == 0) each = {1, 1};
-      if constexpr (part::Saves<Scheduler>) each = scheduler.saves(phase, resident, misses(), arriving(), costs);
+      Savings each{1, 1};
+      if constexpr (part::Saves<Scheduler>) {
+        each = scheduler.saves(phase, resident, misses(), arriving(), costs);
+      } else {
+        Request any = requests[0];
+        measured.set(phase, any);
+        if (any.copy_ns > 0) each = {any.copy_ns, any.copy_ns};
+      }
       slots.saved(resident, rows, each.there);
       slots.saved(misses(), rows, each.absent);
       slots.saved(arriving(), rows, each.absent);

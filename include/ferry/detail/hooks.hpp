@@ -78,6 +78,11 @@ concept CountsSavings = requires(C c, View<const Request> uses, std::uint32_t ro
   noexcept;
 };
 template <class C>
+concept SeesChoices = requires(C c, std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) {
+  { c.chosen(layer, taken, rows) }
+  noexcept;
+};
+template <class C>
 concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
   { c.wanted() }
   noexcept->std::same_as<ExpertId>;
@@ -137,6 +142,8 @@ consteval void check_hooks() {
   FERRY_CHECK_HOOK(C, reset, Resets, "reset() noexcept");
   FERRY_CHECK_HOOK(C, saved, CountsSavings,
                    "saved(View<const Request>, std::uint32_t rows, Nanoseconds each) noexcept");
+  FERRY_CHECK_HOOK(C, chosen, SeesChoices,
+                   "chosen(std::uint16_t layer, View<const Route>, View<const std::uint32_t> rows) noexcept");
   FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
   FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
   FERRY_CHECK_HOOK(P, check, Checks, "const char* check() const noexcept");

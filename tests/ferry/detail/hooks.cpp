@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "ferry/cache/decayed_savings.hpp"
+#include "ferry/cache/learned_reuse.hpp"
 #include "ferry/cache/lru.hpp"
 #include "ferry/placement/device_only.hpp"
 #include "ferry/placement/earliest_finish.hpp"
@@ -36,6 +37,7 @@ static_assert(part::WeighsLayers<EarliestFinish> && part::Saves<EarliestFinish> 
 static_assert(!part::WeighsLayers<DeviceOnly> && !part::Saves<DeviceOnly> && !part::Promotes<DeviceOnly>);
 static_assert(part::CountsSavings<DecayedSavings> && part::Wants<DecayedSavings>);
 static_assert(!part::CountsSavings<Lru> && !part::Wants<Lru>);
+static_assert(part::SeesChoices<LearnedReuse> && !part::SeesChoices<DecayedSavings>);
 
 struct MayThrow {
   void saved(View<const Request>, std::uint32_t, Nanoseconds) {}

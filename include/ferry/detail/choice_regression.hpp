@@ -1,0 +1,97 @@
+/// @file
+/// How likely each expert is, by which others were chosen: learned while it runs.
+#pragma once
+#include "ferry/storage.hpp"
+
+namespace ferry::inline FERRY_ABI::detail {
+
+/// Logistic regressions, a table of them a layer and one an expert, on inputs that are 0 or 1 and mostly 0:
+/// p(e) = s(b[e] + sum of w[i, e] over the inputs i that are 1), learned by stochastic gradient descent at the rate 0.1.
+///
+/// In place of the logistic function stands s(x) = 1/2 + x / 4 - sign(x) x^2 / 32, which is 0 below -4 and 1 above 4. It needs
+/// integers only, so that all machines learn the same, and what is certain is not learned any more. Weights count 2^-11 and
+/// stay within 8. The constant's are -2 at first (p = 1/8), the others 0.
+///
+/// Complexity: O(inputs that are 1 * experts). State: 2 bytes a weight, 4 an expert and an input.
+class ChoiceRegression {
+ public:
+  static constexpr std::int32_t one = 1 << 14;          ///< a probability
+  static constexpr std::int32_t weight_of_1 = 1 << 11;  ///< the weight 1
+
+  void reserve(Carver& carve, std::uint32_t tables, std::uint32_t inputs, std::uint32_t experts) {
+    inputs_ = inputs;
+    experts_ = experts;
+    carve(weights_, std::size_t{tables} * (inputs + 1U) * experts);
+    carve(known_, inputs + 1U);
+    carve(sum_, experts);
+    if (carve.measuring()) return;
+    for (std::uint32_t t = 0; t < tables; ++t) {
+      for (std::uint32_t e = 0; e < experts; ++e) set(t, inputs, e, -2 * weight_of_1);
+    }
+  }
+  /// A weight to begin with.
+  void set(std::uint32_t table, std::uint32_t input, std::uint32_t expert, std::int32_t weight) noexcept {
+    of(table, input)[expert] = static_cast<std::int16_t>(weight);
+  }
+
+  /// Whose inputs `ask` and `learn` take: none so far but the constant.
+  FERRY_HD void clear() noexcept {
+    known_[0] = inputs_;
+    count_ = 1;
+  }
+  /// Each once.
+  FERRY_HD void add(std::uint32_t input) noexcept { known_[count_++] = input; }
+
+  /// The probabilities [experts], each 0 to `one`, until the next call.
+  FERRY_HD FERRY_HOT std::int32_t* ask(std::uint32_t table) noexcept {
+    std::int32_t* const sum = sum_.data();
+    for (std::uint32_t e = 0; e < experts_; ++e) sum[e] = 0;
+    for (std::uint32_t i = 0; i < count_; ++i) {
+      const std::int16_t* const weights = of(table, known_[i]);
+      for (std::uint32_t e = 0; e < experts_; ++e) sum[e] += weights[e];
+    }
+    for (std::uint32_t e = 0; e < experts_; ++e) sum[e] = probability(sum[e]);
+    return sum;
+  }
+
+  /// `error`: [experts], what would have been right less what `ask` said; it is overwritten.
+  FERRY_HD FERRY_HOT void learn(std::uint32_t table, std::int32_t* error) noexcept {
+    constexpr std::int32_t rate = (one + 5) / 10, most = 8 * weight_of_1;
+    // A probability counts 2^-14 and a weight 2^-11.
+    for (std::uint32_t e = 0; e < experts_; ++e) error[e] = (error[e] * (rate / 8) + one / 2) >> 14U;
+    for (std::uint32_t i = 0; i < count_; ++i) {
+      std::int16_t* const weights = of(table, known_[i]);
+      for (std::uint32_t e = 0; e < experts_; ++e) {
+        std::int32_t to = weights[e] + error[e];
+        to = to < most ? to : most;
+        weights[e] = static_cast<std::int16_t>(to > -most ? to : -most);
+      }
+    }
+  }
+
+  [[nodiscard]] const char* check() const noexcept {
+    for (const std::int16_t w : weights_) {
+      if (w > 8 * weight_of_1 || w < -8 * weight_of_1) return "ChoiceRegression: a weight is out of range";
+    }
+    return nullptr;
+  }
+
+ private:
+  FERRY_HD std::int16_t* of(std::uint32_t table, std::uint32_t input) noexcept {
+    return weights_.data() + (std::size_t{table} * (inputs_ + 1U) + input) * experts_;
+  }
+  FERRY_HD static std::int32_t probability(std::int32_t x) noexcept {
+    constexpr std::int32_t four = 4 * weight_of_1;
+    x = x < four ? x : four;
+    x = x > -four ? x : -four;
+    const std::int32_t square = x * x >> 13U;
+    return one / 2 + 2 * x - (x < 0 ? -square : square);
+  }
+
+  Array<std::int16_t> weights_;  ///< [tables, inputs + 1, experts]
+  Array<std::uint32_t> known_;   ///< the inputs that are 1
+  Array<std::int32_t> sum_;      ///< [experts]
+  std::uint32_t count_ = 0, inputs_ = 0, experts_ = 0;
+};
+
+}  // namespace ferry::inline FERRY_ABI::detail
