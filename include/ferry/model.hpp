@@ -125,7 +125,7 @@ struct Scores {
 struct Route {
   std::uint16_t expert = no_expert;
   float weight = 0.0F;
-  std::uint16_t instead_of = no_expert;  ///< the gate's choice, if `expert` is a substitute for it
+  std::uint16_t instead_of = no_expert;  ///< the gate's choice, if `expert` is a substitute for it, or it is left out
 };
 
 /// What the gate itself chose.
@@ -198,7 +198,8 @@ struct Seen {
   Ticket demand_landed = Ticket::none;    ///< every demand copy up to this one has landed
   Ticket prefetch_begun = Ticket::none;   ///< every prefetch up to this one has begun or was dropped
   Ticket prefetch_landed = Ticket::none;  ///< every prefetch up to this one has landed or was dropped
-  Nanoseconds link_ns = 0;                ///< until the copy that is on the link has landed; 0: none is, or unknown
+  Nanoseconds link_ns =
+      0;  ///< until the copy that is on the link has landed, as far as that is known; 0: none is, or unknown
 };
 
 /// What a Placement may weigh beside the requests: of the machine, as calibrated beforehand, and of its link now. What

@@ -13,6 +13,20 @@ constexpr Ticket ticket_before(Ticket t) noexcept {
   return Ticket{static_cast<std::uint64_t>(t) - 1};
 }
 
+/// How long copies take, for a link that has to guess when the one under way ends: as long as the last of its precision.
+class CopyTimes {
+ public:
+  void note(Precision p, Nanoseconds took) noexcept { last_[static_cast<unsigned>(p)] = took; }
+  /// What is left at `now` of one that began at `begin`, at least 1; 0 where none of its precision has landed yet.
+  [[nodiscard]] Nanoseconds left(Precision p, Nanoseconds begin, Nanoseconds now) const noexcept {
+    const Nanoseconds whole = last_[static_cast<unsigned>(p)], end = begin + whole;
+    return whole == 0 ? 0 : end > now ? end - now : 1;
+  }
+
+ private:
+  Nanoseconds last_[precision_count] = {};
+};
+
 /// Throws LinkError for a wait that would never end. `last`: of this kind (demand or prefetch) that was submitted.
 inline void check_submitted(Ticket ticket, Ticket last) {
   if (ticket <= last) return;

@@ -188,6 +188,10 @@ class CudaStream {
       s.prefetch_landed = detail::ticket_before(sent.copies.front().ticket);
       break;
     }
+    if (!sent_.empty()) {
+      const Sent& under_way = sent_.front();  // as if it had waited for nothing but the copy before it
+      s.link_ns = times_.left(under_way.copies.front().what.precision, std::max(under_way.at_ns, free_ns_), now());
+    }
     return s;
   }
 
@@ -289,6 +293,7 @@ class CudaStream {
     std::vector<Copy> copies;      ///< a prefetch, or one or more demand copies
     std::vector<HeldBytes> bytes;  ///< held until it has landed
     std::uint64_t size = 0;
+    Nanoseconds at_ns = 0;  ///< when it went to the stream
     cudaEvent_t begin = nullptr, end = nullptr;
   };
   struct Recorded {
@@ -372,6 +377,8 @@ class CudaStream {
       const Nanoseconds begin = base_ns_ + static_cast<Nanoseconds>(double{from_base} * 1e6);
       const auto ns = static_cast<Nanoseconds>(double{took} * 1e6);
       busy_ns_ += ns;
+      free_ns_ = begin + ns;
+      times_.note(s.copies.front().what.precision, ns / static_cast<Nanoseconds>(s.copies.size()));
       bytes_copied_ += s.size;
       ++transfers_;
       if (ns > 0)
@@ -478,6 +485,7 @@ class CudaStream {
       const auto at = std::find_if(fences_.begin(), fences_.end(), [&](const Recorded& r) { return r.fence >= after; });
       if (!good(cudaStreamWaitEvent(stream, at->event, 0), "cudaStreamWaitEvent")) return;
     }
+    s.at_ns = now();
     s.begin = take_event(timed_);
     s.end = take_event(timed_);
     std::byte* to = slots_.slot(first.slot);
@@ -561,6 +569,8 @@ class CudaStream {
   std::string failed_;            ///< why the link stopped
   cudaEvent_t base_ = nullptr;    ///< happened at base_ns_
   Nanoseconds base_ns_ = 0, busy_ns_ = 0;
+  Nanoseconds free_ns_ = 0;  ///< when the last copy that has landed did
+  detail::CopyTimes times_;
   std::uint64_t bytes_copied_ = 0, transfers_ = 0;
   double peak_bytes_per_s_ = 0;
   std::vector<Span> spans_;

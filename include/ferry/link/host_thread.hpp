@@ -77,6 +77,7 @@ class HostThread {
     Seen s{demand_landed_, last_prefetch_, last_prefetch_};
     if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = detail::ticket_before(prefetch_.front().ticket);
     if (busy_ && !current_.demand) s.prefetch_landed = detail::ticket_before(current_.ticket);
+    if (busy_) s.link_ns = times_.left(current_.what.precision, begun_, now());
     return s;
   }
 
@@ -173,8 +174,8 @@ class HostThread {
       current_ = queue.front();
       queue.pop_front();
       busy_ = true;
+      const Nanoseconds begin = begun_ = now();
       lock.unlock();
-      const Nanoseconds begin = now();
       std::uint64_t bytes = 0;
       std::string failed;
       try {
@@ -191,6 +192,7 @@ class HostThread {
         return;
       }
       busy_ns_ += end - begin;
+      times_.note(current_.what.precision, end - begin);
       peak_bytes_per_s_ = std::max(peak_bytes_per_s_, static_cast<double>(bytes) * 1e9 /
                                                           static_cast<double>(std::max<Nanoseconds>(end - begin, 1)));
       bytes_copied_ += bytes;
@@ -238,6 +240,8 @@ class HostThread {
   std::condition_variable wake_, landed_;
   std::deque<Copy> demand_, prefetch_;
   Copy current_;
+  Nanoseconds begun_ = 0;  ///< when it did
+  detail::CopyTimes times_;
   std::atomic<std::uint64_t> calls_{0};  ///< that may have brought something to do
   std::atomic<bool> sleeps_{false};      ///< the thread has to be woken
   bool busy_ = false, stop_ = false;

@@ -11,3 +11,17 @@ TEST_CASE("what was never submitted is refused by its number, what was is not") 
                        "wait for copy 6 that was not submitted: call done() for the task before it in its slot",
                        LinkError);
 }
+
+TEST_CASE("a copy is taken to last as long as the last of its precision") {
+  detail::CopyTimes times;
+  CHECK(times.left(Precision::full, 100, 130) == 0);  // none has landed
+  times.note(Precision::full, 50);
+  times.note(Precision::int4, 10);
+  CHECK(times.left(Precision::full, 100, 100) == 50);
+  CHECK(times.left(Precision::full, 100, 130) == 20);
+  CHECK(times.left(Precision::int4, 100, 105) == 5);
+  CHECK(times.left(Precision::full, 100, 150) == 1);  // it takes longer than that one did
+  CHECK(times.left(Precision::full, 100, 900) == 1);
+  times.note(Precision::full, 90);
+  CHECK(times.left(Precision::full, 100, 150) == 40);
+}

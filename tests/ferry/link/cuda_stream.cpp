@@ -270,6 +270,20 @@ TEST_CASE("CUDA link: times of the device's clock") {
   CHECK(f.link->spans().front().begin_ns >= before);
 }
 
+TEST_CASE("CUDA link: once a copy has landed, what is left of the next is known while it is on the stream") {
+  StreamFixture f;
+  CHECK(f.link->seen().link_ns == 0);
+  f.link->submit(copy(1, 0, 0));
+  f.link->drain();
+  CHECK(f.link->seen().link_ns == 0);  // nothing is on the stream
+  f.link->fence(Fence{1});
+  f.link->submit(copy(3, 1, 1, Fence{1}));
+  bool known = false;
+  while (f.link->seen().prefetch_landed != Ticket{3}) known = known || f.link->seen().link_ns > 0;
+  CHECK(known);
+  CHECK(f.link->seen().link_ns == 0);
+}
+
 TEST_CASE("CUDA link: bytes that cannot be had, or do not fit, fail the wait") {
   emulated::reset(seeded(1));
   const ModelShape m = model(1, 8, 1, 1, 64);

@@ -65,6 +65,28 @@ TEST_CASE("the throttle holds: a copy takes at least its bytes over the bandwidt
   CHECK(link.busy_ns() >= 5'096'000);
 }
 
+TEST_CASE("once a copy has taken its time, what is left of the next is known") {
+  ThreadFixture f;
+  HostThread link(f.memory, {.bytes_per_s = 100'000});  // 41 ms
+  CHECK(link.seen().link_ns == 0);
+  link.submit(copy_of(1, 5, 3));
+  CHECK(link.seen().link_ns == 0);  // no other has landed
+  link.wait(Ticket{1});
+  CHECK(link.seen().link_ns == 0);
+  link.submit(copy_of(2, 6, 4));
+  Nanoseconds before = 0, most = 0;
+  while (link.seen().demand_landed != Ticket{2}) {
+    const Nanoseconds left = link.seen().link_ns;
+    if (left > 0 && before > 0) CHECK(left <= before);
+    before = left;
+    most = std::max(most, left);
+    std::this_thread::yield();
+  }
+  CHECK(most > 1'000'000);
+  CHECK(most < 2'000'000'000);
+  CHECK(link.seen().link_ns == 0);
+}
+
 TEST_CASE("demand overtakes queued prefetches, and a queued prefetch can be dropped") {
   ThreadFixture f;
   HostThread link(f.memory, {.bytes_per_s = 400'000, .log = true});  // ~10 ms a copy
