@@ -2,19 +2,24 @@
 """Our own stacks beside every other of their kind, on simulated machines: in how many cells they are slower, and by how
 much faster they are than the best of the others.
 
-  bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--int4 | --device] [--out FOLDER] [--json FILE]
+  bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--joined N [--prompt N]]
+                 [--int4 | --device | --lossy] [--out FOLDER] [--json FILE]
 
 A cell is a trace, a machine, a budget and a batch. `--traces` are of `ferry trace import` or `ferry trace record`; over
 each of `--texts` both bundled models are recorded first, and their experts count as large as Qwen1.5-MoE's and
 Mixtral's. The machines are ferry's own and one behind PCIe 3.0 x4, budgets 12.5 to 75%, batches 1 and 3, speeds
 effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, and with Fate and HOBBIT, `--device`
-`ferry-device` with what else computes nothing on the host; otherwise it is `ferry` beside every lossless stack. Stacks
-that read what a trace does not have are left out on it. Results lie in FOLDER (build/ours), where a second run goes on:
+`ferry-device` with what else computes nothing on the host, `--lossy` `ferry-lossy` with the papers' lossy stacks, once as
+the papers have them and once as calibrated, and with what else holds experts in INT4; otherwise it is `ferry` beside
+every lossless stack. Stacks that read what a trace does not have are left out on it. `--joined N` makes of each trace
+sequences of N tokens, in whose midst the subject changes where a recorded one ended; `--prompt N` makes the first of
+them a prompt. Results lie in FOLDER (build/ours), where a second run goes on:
 give another one for another ferry. The page is printed as Markdown.
 """
 import argparse
 import json
 import math
+import struct
 import subprocess
 import sys
 import typing
@@ -22,6 +27,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # nothing is left beside the sources
+
+import joined
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = {"tiny-qwen-moe": "qwen1.5-moe-a2.7b", "tiny-mixtral": "mixtral-8x7b"}
@@ -48,6 +55,9 @@ DEVICE = Stacks("ferry-device", "clairvoyant_tpot_s", [s for s in FULL.others if
                 [s for s in FULL.with_scores if s != "hybrimoe"])
 INT4 = Stacks("ferry-int4", "clairvoyant_with_host_tpot_s", ["lru-int4", "static-host-int4", "activation-path"],
               ["fate", "hobbit", "hobbit-cooperative"])
+# What these lose is another matter: `ferry eval` measures it.
+LOSSY = Stacks("ferry-lossy", "clairvoyant_with_host_tpot_s", INT4.others, [*INT4.with_scores, "importance-driven"])
+PAPERS = " as its paper has it"
 
 
 def run(command):
@@ -81,10 +91,11 @@ def machines(folder):
     return names + [str(narrow_twin(folder))]
 
 
-def sweep(ferry, folder, trace, shape, tokens, stacks, names):
-    out = folder / f"{trace.stem}-{tokens or 'all'}-{stacks[0]}.jsonl"
+def sweep(ferry, folder, trace, shape, tokens, stacks, names, defaults="paper"):
+    suffix = "" if defaults == "paper" else f"-{defaults}"
+    out = folder / f"{trace.stem}-{tokens or 'all'}-{stacks[0]}{suffix}.jsonl"
     command = [ferry, "sweep", "--traces", trace, "--machines", ",".join(names), "--stacks", ",".join(stacks),
-               "--budgets", ",".join(BUDGETS), "--batches", "1,3", "--out", out]
+               "--budgets", ",".join(BUDGETS), "--batches", "1,3", "--defaults", defaults, "--out", out]
     if shape:
         command += ["--as", shape]
     if tokens:
@@ -94,7 +105,7 @@ def sweep(ferry, folder, trace, shape, tokens, stacks, names):
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def has_scores(trace):
+def has_scores(trace, partial):
     try:
         with open(trace, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -103,7 +114,7 @@ def has_scores(trace):
         header = None
     if not isinstance(header, dict):
         raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record")
-    return "scores" in header and "predicted" in header
+    return {"scores", "predicted", "partial"}.issubset(header) if partial else {"scores", "predicted"}.issubset(header)
 
 
 def geometric_mean(values):
@@ -161,9 +172,12 @@ def arguments():
     p.add_argument("--traces", type=Path, nargs="+", default=[], help="recorded routing")
     p.add_argument("--texts", type=Path, nargs="+", default=[], help="over which both bundled models are recorded")
     p.add_argument("--tokens", type=int, help="of each trace, at most (default: all)")
+    p.add_argument("--joined", type=int, help="tokens of a sequence (default: as recorded)")
+    p.add_argument("--prompt", type=int, help="of those, how many are its prompt (default: none)")
     which = p.add_mutually_exclusive_group()
     which.add_argument("--int4", action="store_true", help="ferry-int4 beside its like")
     which.add_argument("--device", action="store_true", help="ferry-device beside its like")
+    which.add_argument("--lossy", action="store_true", help="ferry-lossy beside its like")
     p.add_argument("--out", type=Path, default=ROOT / "build/ours", help="folder of results (default: build/ours)")
     p.add_argument("--json", type=Path, help="write every cell to this file")
     p.add_argument("--ferry", type=Path, default=ROOT / "build/engine/reference_engine/ferry",
@@ -182,7 +196,25 @@ def arguments():
         p.error(f"{args.ferry}: no such file: run reference_engine/run list once, which builds it")
     if args.tokens is not None and args.tokens < 1:
         p.error(f"--tokens is {args.tokens}, expected 1 or more")
+    if args.joined is not None and args.joined < 2:
+        p.error(f"--joined is {args.joined}, expected 2 or more")
+    if args.prompt is not None and not 0 < args.prompt < (args.joined or 0):
+        p.error(f"--prompt is {args.prompt}, expected 1 or more and less than --joined")
     return args
+
+
+def with_joined_sequences(trace, args):
+    out = args.out / f"{trace.stem}-joined-{args.joined}-{args.prompt or 0}.safetensors"
+    if out.exists():
+        return out
+    part = out.with_suffix(".part")
+    try:
+        if joined.join(trace, part, args.joined, args.prompt or 0) == 0:
+            raise Failure(f"{trace}: has fewer tokens than --joined {args.joined}")
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record") from error
+    part.rename(out)
+    return out
 
 
 def main():
@@ -191,20 +223,28 @@ def main():
     work = [(trace, None) for trace in args.traces]
     for model, shape in MODELS.items():
         for text in args.texts:
-            trace = args.out / f"{model}-{text.stem}-{args.tokens or 'all'}.safetensors"
+            partial = "-partial" if args.lossy else ""  # what importance-driven reads
+            trace = args.out / f"{model}-{text.stem}-{args.tokens or 'all'}{partial}.safetensors"
             if not trace.exists():
                 print(f"recording {model} over {text.name}", file=sys.stderr)
                 part = trace.with_suffix(".part")
                 limit = ["--tokens", args.tokens] if args.tokens else []
+                limit += ["--stack", "importance+pre"] if args.lossy else []
                 run([args.ferry, "trace", "record", "--model", model, "--text", text, "--out", part, *limit])
                 part.rename(trace)
             work.append((trace, shape))
+    if args.joined:
+        work = [(with_joined_sequences(trace, args), shape) for trace, shape in work]
     names = machines(args.out)
-    kind = INT4 if args.int4 else DEVICE if args.device else FULL
+    kind = INT4 if args.int4 else DEVICE if args.device else LOSSY if args.lossy else FULL
     rows = []
     for trace, shape in work:
-        stacks = [kind.ours] + kind.others + (kind.with_scores if has_scores(trace) else [])
-        rows += sweep(args.ferry, args.out, trace, shape, args.tokens, stacks, names)
+        others = kind.others + (kind.with_scores if has_scores(trace, args.lossy) else [])
+        rows += sweep(args.ferry, args.out, trace, shape, args.tokens, [kind.ours, *others], names,
+                      "calibrated" if args.lossy else "paper")
+        if args.lossy:
+            for r in sweep(args.ferry, args.out, trace, shape, args.tokens, others, names):
+                rows.append({**r, "stack": r["stack"] + PAPERS})
     cells = summarise(rows, kind)
     for key, title in (("trace", "trace"), ("machine", "machine"), ("budget_percent", "budget, %"), ("batch", "batch")):
         table(cells, key, title)

@@ -128,8 +128,12 @@ concept Waits = requires(L& l, Ticket ticket) {
 ///     counts as resident. It is empty unless the router declares `static constexpr bool needs_residency = true`.
 ///  4. A router that may choose other experts than the gate's top k declares `static constexpr bool substitutes =
 ///     true`, and names in `Route::instead_of` the gate's choice that each substitute stands for, each once a row.
+///  5. One that may leave out some of the gate's choices declares `static constexpr bool skips = true`, and makes those
+///     `{no_expert, 0, the gate's choice}`.
+/// Optional: `revise(phase, routes)`, what it changes of the routes of an engine that has a top-k of its own. A router that
+/// cannot do without the scores of all experts declares `static constexpr bool needs_full_scores = true`.
 /// Complexity: O(rows * experts * k) at worst.
-/// Minimal model: ferry::TopK. @see ferry::ExpertCacheRouter
+/// Minimal model: ferry::TopK. @see ferry::ExpertCacheRouter, ferry::ExpertSkipping
 template <class R>
 concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Routes<R>;
 

@@ -89,6 +89,7 @@ class Core {
     costs_.link_ns = seen.link_ns;
     assert(routes.size <= routes_.size());
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
+    if constexpr (part::Revises<Router>) router_.revise(phase_, {routes_.data(), routes.size});
     slots_.accounts().see_no_scores();
     return decide(layer, {routes_.data(), routes.size}, rows);
   }

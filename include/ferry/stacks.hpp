@@ -44,6 +44,7 @@
 #include "ferry/predictor/partial_hidden.hpp"
 #include "ferry/predictor/stacked_gates.hpp"
 #include "ferry/router/expert_cache.hpp"
+#include "ferry/router/expert_skipping.hpp"
 #include "ferry/router/top_k.hpp"
 #include "ferry/schedule.hpp"
 
@@ -232,6 +233,16 @@ struct FerryInt4 : Ferry {
   static void set_up(Config& c, Budget budget) {
     c.precision.precision = Precision::int4;
     Ferry::set_up(c, budget);
+  }
+};
+
+/// FerryInt4 within a loss that the user states: what matters least is not run.
+struct FerryLossy : Stack<NoPrediction, DecayedSavings, FixedPrecision,
+                          Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, ExpertSkipping> {
+  static constexpr bool preloads = true;
+  template <class Config>
+  static void set_up(Config& c, Budget budget) {
+    FerryInt4::set_up(c, budget);
   }
 };
 

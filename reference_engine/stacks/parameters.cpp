@@ -13,7 +13,7 @@ namespace ferry::engine {
 namespace {
 
 using O = StackOptions;
-using Share = Parameter::Share;
+using Number = Parameter::Number;
 using Whole = Parameter::Whole;
 using OneOf = Parameter::OneOf;
 using Thousandths = Parameter::Thousandths;
@@ -41,9 +41,9 @@ std::vector<Parameter> make_parameters() {
   return {
       {"pools", pools, "stack",
        "slots: as the stack's paper has them, a pool for each layer, one over all layers, or the shallow layers whole"},
-      {"t1", Share{&O::t1}, "0.6", "HOBBIT: full precision up to this unimportance"},
-      {"t2", Share{&O::t2}, "0.9", "HOBBIT: low precision up to this unimportance, skip above it"},
-      {"alpha", Share{&O::alpha}, "0.3", "importance-driven: how far scores may be apart and still stand in"},
+      {"t1", Number{&O::t1}, "0.6", "HOBBIT: full precision up to this unimportance"},
+      {"t2", Number{&O::t2}, "0.9", "HOBBIT: low precision up to this unimportance, skip above it"},
+      {"alpha", Number{&O::alpha}, "0.3", "importance-driven: how far scores may be apart and still stand in"},
       {"low-share", Whole{&O::low_share_percent, 0, 100}, "30", "Fate: percent of a prefill's load that may be INT2"},
       {"low-bits", OneOf{&O::low_bits, packed}, "4 and 2", "HOBBIT, Fate: what unimportant experts shrink to"},
       {"high-bits", OneOf{&O::high_bits, packed}, "the model's own, and 4",
@@ -56,6 +56,9 @@ std::vector<Parameter> make_parameters() {
       {"score-window", Whole{&O::window, 1, 4096}, "16", "importance-driven: steps over which scores are averaged"},
       {"half-life", Whole{&O::half_life, 1, 4096}, "128, without a host 64",
        "ferry: steps after which what an expert saved counts half as much"},
+      {"max-loss", Number{&O::max_loss, 0, 100, true}, "1%", "ferry-lossy: how many more bits may be needed"},
+      {"loss-rate", Number{&O::loss_rate, 0.001, 1000000}, "150",
+       "ferry-lossy: percent lost for a squared weight of 1 left out; ferry calibrate skipping finds it"},
       {"placement", placement, "the stack's",
        "who gets the misses of a decode step: the device, the host, or both by Algorithm 2 or by the best split"},
       {"cache-weights", Thousandths{&O::cache_weights}, "700,100,100,100",
@@ -66,9 +69,9 @@ std::vector<Parameter> make_parameters() {
   };
 }
 
-template <class Number>
+template <class N>
 Json read_number(const std::string& text) {
-  Number value{};
+  N value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc{} && end == text.data() + text.size() ? Json(value) : Json(text);
 }
@@ -111,7 +114,9 @@ std::size_t Parameter::size() const {
 
 std::string Parameter::expected() const {
   return std::visit(
-      Either{[](const Share&) -> std::string { return "a number from 0 to 1"; },
+      Either{[](const Number& v) {
+               return fmt::format("a {} from {} to {}", v.percent ? "percentage" : "number", v.least, v.most);
+             },
              [](const Whole& v) { return fmt::format("a whole number from {} to {}", v.least, v.most); },
              [](const OneOf& v) {
                const std::vector<std::uint32_t> but_last(v.values.begin(), v.values.end() - 1);
@@ -123,18 +128,19 @@ std::string Parameter::expected() const {
 }
 
 std::string Parameter::range() const {
-  return std::visit(Either{[](const Share&) -> std::string { return "0..1"; },
-                           [](const Whole& v) { return fmt::format("{}..{}", v.least, v.most); },
-                           [](const OneOf& v) { return fmt::format("{}", fmt::join(v.values, "|")); },
-                           [](const Thousandths&) -> std::string { return "W,W,W,W"; },
-                           [](const Words& v) { return fmt::format("{}", fmt::join(words_of(v), "|")); }},
-                    values);
+  return std::visit(
+      Either{[](const Number& v) { return fmt::format("{}..{}{}", v.least, v.most, v.percent ? "%" : ""); },
+             [](const Whole& v) { return fmt::format("{}..{}", v.least, v.most); },
+             [](const OneOf& v) { return fmt::format("{}", fmt::join(v.values, "|")); },
+             [](const Thousandths&) -> std::string { return "W,W,W,W"; },
+             [](const Words& v) { return fmt::format("{}", fmt::join(words_of(v), "|")); }},
+      values);
 }
 
 bool Parameter::set(StackOptions& o, const Json& value) const {
-  return std::visit(Either{[&](const Share& v) {
-                             const double number = value.is_number() ? value.get<double>() : -1;
-                             if (!(number >= 0 && number <= 1)) return false;  // nan is neither
+  return std::visit(Either{[&](const Number& v) {
+                             const double number = value.is_number() ? value.get<double>() : v.least - 1;
+                             if (!(number >= v.least && number <= v.most)) return false;  // nan is neither
                              o.*v.member = static_cast<float>(number);
                              return true;
                            },
@@ -182,10 +188,12 @@ Json Parameter::checked(Json value, const std::string& text) const {
 
 Json Parameter::read(const std::vector<std::string>& words) const {
   Json each = Json::array();
+  const Number* number = std::get_if<Number>(&values);
   for (const std::string& word : words) {
-    each.push_back(std::holds_alternative<Words>(values)   ? Json(word)
-                   : std::holds_alternative<Share>(values) ? read_number<double>(word)
-                                                           : read_number<std::uint32_t>(word));
+    const bool sign = number != nullptr && number->percent && word.ends_with('%');
+    each.push_back(std::holds_alternative<Words>(values) ? Json(word)
+                   : number != nullptr ? read_number<double>(word.substr(0, word.size() - (sign ? 1 : 0)))
+                                       : read_number<std::uint32_t>(word));
   }
   return checked(size() == 1 && each.size() == 1 ? each[0] : each, fmt::format("{}", fmt::join(words, ",")));
 }
@@ -194,7 +202,7 @@ Json Parameter::read(const Json& value) const {
   if (!value.is_number()) return checked(value, value.is_string() ? value.get<std::string>() : value.dump());
   const auto number = value.get<double>();
   const bool is_whole = number >= 0 && number <= 0xffffffffU && number == std::floor(number);
-  const bool as_whole = is_whole && !std::holds_alternative<Share>(values);
+  const bool as_whole = is_whole && !std::holds_alternative<Number>(values);
   return checked(as_whole ? Json(static_cast<std::uint32_t>(number)) : Json(number), fmt::format("{}", number));
 }
 

@@ -17,8 +17,10 @@ namespace ferry::engine {
 
 struct Parameter {
   // What values it has, and the member that they go to.
-  struct Share {  ///< a number from 0 to 1
+  struct Number {  ///< any from `least` to `most`; a percentage may be written with its sign
     std::optional<float> StackOptions::*member;
+    double least = 0, most = 1;
+    bool percent = false;
   };
   struct Whole {  ///< a whole number
     std::optional<std::uint32_t> StackOptions::*member;
@@ -38,7 +40,7 @@ struct Parameter {
   };
 
   std::string name;  ///< in stack files, sweeps and reports; with two dashes it is the command's flag
-  std::variant<Share, Whole, OneOf, Thousandths, Words> values;
+  std::variant<Number, Whole, OneOf, Thousandths, Words> values;
   std::string unset;  ///< what stands for it where it is not given, in words
   std::string what;   ///< for help
 

@@ -24,6 +24,8 @@ void each_parameter(Config& c, const Give& give) {
   if constexpr (requires { c.precision.high; }) give(&O::high_bits, c.precision.high);
   if constexpr (requires { c.cache.fld; }) give(&O::cache_weights, c.cache);
   if constexpr (requires { c.router.alpha; }) give(&O::alpha, c.router.alpha);
+  if constexpr (requires { c.router.max_loss; }) give(&O::max_loss, c.router.max_loss);
+  if constexpr (requires { c.router.loss_rate; }) give(&O::loss_rate, c.router.loss_rate);
   if constexpr (requires { c.predictor.alpha; }) give(&O::alpha, c.predictor.alpha);
   if constexpr (requires { c.predictor.percentile; }) give(&O::percentile, c.predictor.percentile);
   if constexpr (requires { c.predictor.depth; }) give(&O::depth, c.predictor.depth);

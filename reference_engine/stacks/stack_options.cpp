@@ -71,6 +71,8 @@ std::vector<StackInfo> make_stacks() {
 
       lossless("ferry", "ours: nobody waits, the host computes and copies follow", caching({&O::half_life})),
       packed("ferry-int4", "the same with experts in INT4", caching({&O::half_life})),
+      lossy("ferry-lossy", "and within --max-loss what matters least is not run", Precision::int4,
+            caching({&O::max_loss, &O::loss_rate, &O::half_life})),
       lossless("ferry-device", "ours without a host: learns what is used again soon", caching({&O::half_life})),
 
       lossless("fate+prefetch", "Fate's prefetch alone", caching({&O::percentile})),

@@ -36,8 +36,9 @@ struct StackOptions {
 
   // Parameters, for the stacks that have them; parameters.hpp says how users name them. Unset: the paper's.
   PoolChoice pools = PoolChoice::stack;
-  std::optional<float> t1, t2;  ///< ImportanceThresholds
-  std::optional<float> alpha;   ///< ExpertCacheRouter and PartialHidden
+  std::optional<float> t1, t2;               ///< ImportanceThresholds
+  std::optional<float> alpha;                ///< ExpertCacheRouter and PartialHidden
+  std::optional<float> max_loss, loss_rate;  ///< ExpertSkipping
   std::optional<std::uint32_t> low_share_percent, shallow_layers, percentile, depth;
   /// 2, 4 or 8: what ImportanceThresholds and PopularityHybrid shrink to, and what they leave important experts in.
   std::optional<std::uint32_t> low_bits, high_bits;

@@ -33,6 +33,7 @@ template <class Table>
 void each_own_stack(Table& table) {
   table.template stack<stacks::Ferry>("ferry");
   table.template stack<stacks::FerryInt4>("ferry-int4");
+  table.template stack<stacks::FerryLossy>("ferry-lossy");
   table.template stack<stacks::FerryDevice>("ferry-device");
 }
 

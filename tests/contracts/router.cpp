@@ -5,6 +5,7 @@
 #include <set>
 
 #include "ferry/router/expert_cache.hpp"
+#include "ferry/router/expert_skipping.hpp"
 #include "ferry/router/top_k.hpp"
 #include "support/policies.hpp"
 #include "support/random.hpp"
@@ -30,16 +31,25 @@ TEST_CASE_TEMPLATE_DEFINE("ExpertRouter", R, router_contract) {
     REQUIRE(broken(*router) == "");
     for (std::uint32_t row = 0; row < rows; ++row) {
       std::set<std::uint16_t> distinct;
+      std::uint32_t left_out = 0;
       for (std::uint32_t j = 0; j < k; ++j) {
-        CHECK(memory[row * k + j].expert < experts);
-        distinct.insert(memory[row * k + j].expert);
+        const Route& r = memory[row * k + j];
+        if (part::skips<R>() && r.expert == no_expert) {
+          CHECK(r.instead_of < experts);
+          CHECK(r.weight == 0.0F);
+          ++left_out;
+          continue;
+        }
+        CHECK(r.expert < experts);
+        distinct.insert(r.expert);
       }
-      CHECK(distinct.size() == k);
+      CHECK(distinct.size() + left_out == k);
+      CHECK_FALSE(distinct.empty());
       std::set<std::uint16_t> replaced;  // none twice, and only the gate's own choices
       for (std::uint32_t j = 0; j < k; ++j) {
         const Route& r = memory[row * k + j];
         if (r.instead_of == no_expert) continue;
-        CHECK(part::substitutes<R>());
+        CHECK((part::substitutes<R>() || part::skips<R>()));
         CHECK(replaced.insert(r.instead_of).second);
         CHECK(distinct.count(r.instead_of) == 0);
       }
@@ -47,4 +57,4 @@ TEST_CASE_TEMPLATE_DEFINE("ExpertRouter", R, router_contract) {
   }
 }
 
-TEST_CASE_TEMPLATE_INVOKE(router_contract, TopK, ExpertCacheRouter);
+TEST_CASE_TEMPLATE_INVOKE(router_contract, TopK, ExpertCacheRouter, ExpertSkipping);

@@ -583,6 +583,8 @@ void for_each_policy(const Visit& visit) {
   oracle.starts = {starts.data(), static_cast<std::uint32_t>(starts.size())};
   ExpertCacheRouter substituting;
   substituting.alpha = 0.25F;
+  ExpertSkipping skipping;
+  skipping.max_loss = 3.0F;
   CrossLayerGate median;
   median.percentile = 50;
   PartialHidden partial;
@@ -607,6 +609,7 @@ void for_each_policy(const Visit& visit) {
 
   visit("TopK", TopK{});
   visit("ExpertCacheRouter", substituting);
+  visit("ExpertSkipping", skipping);
 
   visit("FixedPrecision", FixedPrecision{});
   visit("ImportanceThresholds", ImportanceThresholds{});
@@ -647,6 +650,7 @@ void for_each_core(const Visit& visit) {
   visit("HybriMoe", config_of<stacks::HybriMoe>());
   visit("Ferry", config_of<stacks::Ferry>());
   visit("FerryInt4", config_of<stacks::FerryInt4>());
+  visit("FerryLossy", config_of<stacks::FerryLossy>());
   visit("FerryDevice", config_of<stacks::FerryDevice>());
   visit("FatePrefetch", config_of<stacks::FatePrefetch>());
   visit("FateCache", config_of<stacks::FateCache>());

@@ -668,6 +668,38 @@ TEST_CASE("a substitute that the gate did not ask for is run and not counted") {
   CHECK(o.hits + o.misses == 0);
 }
 
+TEST_CASE("what a router leaves out is counted as skipped, neither touched nor loaded, with scores and with routes") {
+  using S = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertSkipping>;
+  const ModelShape m = model(1, 6, 3, 2);
+  for (const bool with_scores : {true, false}) {
+    CAPTURE(with_scores);
+    CoreFixture<S> f(m, one_pool(m, (2 + 3) * 64));
+    f.config.router.max_loss = 1;
+    f.config.router.loss_rate = 100;  // up to a squared weight of 0.01
+    f.build();
+    const Variant resident = full(0, 2);
+    f->preload({&resident, 1}, nothing_seen);
+    f->begin_step(StepOf(Phase::decode, 2));
+    // Row 0 leaves out 2, which is there, and 3. Row 1 keeps its second and leaves out 3, too.
+    const std::vector<float> s = {.6F, .02F, .09F, .05F, .01F, .01F, .02F, .3F, .01F, .05F, .6F, .02F};
+    const Route routes[] = {{0, .6F}, {2, .09F}, {3, .05F}, {4, .6F}, {1, .3F}, {3, .05F}};
+    const Plan p = with_scores ? f->plan(scores(0, s), all_landed) : f->plan(0, {routes, 6}, {}, all_landed);
+    CHECK(p.routes[0].expert == 0);
+    CHECK(p.routes[1].expert == no_expert);
+    CHECK(p.routes[1].instead_of == 2);
+    CHECK(p.routes[2].expert == no_expert);
+    CHECK(p.routes[4].expert == 1);
+    CHECK(p.routes[5].instead_of == 3);
+    CHECK(p.resident.size == 0);
+    CHECK(p.arriving.size == 3);
+    const Outcomes& o = f->counters().of(Phase::decode);
+    CHECK(o.requests == 5);  // 0, 2, 3, 4, 1
+    CHECK(o.skipped == 2);
+    CHECK(o.misses == 3);
+    CHECK(o.hits + o.substituted == 0);
+  }
+}
+
 TEST_CASE("prefetches walk to the first layer with a miss, mask what is there, and stop (HOBBIT's Fig. 8)") {
   using S = Stack<StackedGates, Lru, FixedPrecision, stacks::HobbitSchedule, TopK>;
   const ModelShape m = model(4, 4, 1);

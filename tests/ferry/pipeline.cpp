@@ -126,7 +126,8 @@ using NamedStacks =
          stacks::ActivationPathFull, stacks::StaticHost, stacks::StaticHostInt4, stacks::HybriMoe, stacks::FatePrefetch,
          stacks::FateCache, stacks::Fate, stacks::HobbitDynamic, stacks::HobbitPrefetch, stacks::Hobbit,
          stacks::HobbitCooperative, stacks::ImportanceEviction, stacks::ImportanceRouter, stacks::ImportancePrefetch,
-         stacks::ImportanceDriven, stacks::ImportanceBalanced, stacks::Ferry, stacks::FerryInt4, stacks::FerryDevice>;
+         stacks::ImportanceDriven, stacks::ImportanceBalanced, stacks::Ferry, stacks::FerryInt4, stacks::FerryLossy,
+         stacks::FerryDevice>;
 
 template <class... S>
 void check_allocations(List<S...>) {

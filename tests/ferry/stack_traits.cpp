@@ -8,7 +8,8 @@ using namespace ferry;
 
 TEST_CASE("what a stack is like is known without its type") {
   constexpr StackTraits lru = traits_of<stacks::LruCache>(), demand = traits_of<stacks::OnDemand>(),
-                        importance = traits_of<stacks::ImportanceDriven>(), ours = traits_of<stacks::Ferry>();
+                        importance = traits_of<stacks::ImportanceDriven>(), ours = traits_of<stacks::Ferry>(),
+                        lossy = traits_of<stacks::FerryLossy>();
   CHECK(lru.caches);
   CHECK_FALSE(lru.predicts);
   CHECK_FALSE(lru.computes_on_host);
@@ -24,4 +25,8 @@ TEST_CASE("what a stack is like is known without its type") {
   CHECK(ours.preloads);
   CHECK_FALSE(ours.router_needs_scores);
   CHECK_FALSE(ours.cache_needs_scores);
+  CHECK_FALSE(ours.skips);
+  CHECK(lossy.skips);
+  CHECK_FALSE(lossy.substitutes);
+  CHECK_FALSE(lossy.router_needs_scores);
 }

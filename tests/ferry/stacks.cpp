@@ -32,6 +32,8 @@ static_assert(schedules<HybriMoe, NoLimit, BatchSizeOrder, ChosenPlacement<Place
               traits_of<HybriMoe>().preloads);
 static_assert(is<stacks::Ferry, NoPrediction, DecayedSavings, FixedPrecision, TopK>);
 static_assert(schedules<stacks::Ferry, NoLimit, BatchSizeOrder, EarliestFinish> && traits_of<stacks::Ferry>().preloads);
+static_assert(is<FerryLossy, NoPrediction, DecayedSavings, FixedPrecision, ExpertSkipping>);
+static_assert(schedules<FerryLossy, NoLimit, BatchSizeOrder, EarliestFinish> && traits_of<FerryLossy>().preloads);
 static_assert(is<FerryDevice, NoPrediction, LearnedReuse, FixedPrecision, TopK>);
 static_assert(is<FatePrefetch, CrossLayerGate, FifoCache, FixedPrecision, TopK>);
 static_assert(is<FateCache, CrossLayerGate, Arc, FixedPrecision, TopK>);
@@ -95,6 +97,8 @@ TEST_CASE("the baselines are laid out as they are used") {
 
 TEST_CASE("ours is one pool, and without a host a pool a layer while those are small") {
   CHECK(slots(set_up<stacks::Ferry>(14 * 256).allotment) == Slots{12});
+  CHECK(slots(set_up<FerryLossy>((12 + 2) * 64).allotment) == Slots{12});
+  CHECK(stacks::held_precisions(set_up<FerryLossy>(14 * 64)).bits == part::bit(Precision::int4));
   CHECK(slots(set_up<FerryDevice>((2 + 24) * 256).allotment) == Slots{4, 4, 4, 4, 4, 4});
   CHECK(slots(set_up<FerryDevice>((2 + 25) * 256).allotment) == Slots{25});
 }

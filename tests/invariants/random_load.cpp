@@ -252,6 +252,9 @@ TEST_CASE("virtual clock: invariants hold and replays agree under random load" *
   SUBCASE("ferry-device") {
     many<stacks::FerryDevice>(Kind::clock);
   }
+  SUBCASE("ferry-lossy") {
+    many<stacks::FerryLossy>(Kind::clock);
+  }
   SUBCASE("what is there on the host, what is not on the device") {
     many<SwappingStack>(Kind::clock);
   }

@@ -12,7 +12,7 @@ namespace ferry::inline FERRY_ABI::detail {
 template <class Stack>
 class Accounts {
   using Router = typename Stack::router;
-  static constexpr bool substitutes = part::substitutes<Router>();
+  static constexpr bool skips = part::skips<Router>(), revises = part::substitutes<Router>() || skips;
   static constexpr bool predicts = part::predicts<typename Stack::predictor>();
 
  public:
@@ -20,8 +20,8 @@ class Accounts {
     experts_ = model.experts;
     carve(bytes_, std::size_t{model.layers} * precision_count);
     top_scores_.reserve(carve, model, top_score_alpha);
-    carve(asked_, substitutes ? model.experts : 0);
-    carve(best_, substitutes && predicts ? model.max_rows : 0);
+    carve(asked_, revises ? model.experts : 0);
+    carve(best_, revises && predicts ? model.max_rows : 0);
     if constexpr (predicts) predictions_.reserve(carve, model, depth);
     if (carve.measuring()) return;
     for (std::uint32_t l = 0; l < model.layers; ++l) {
@@ -48,7 +48,7 @@ class Accounts {
 
   /// The gate's own scores of a layer, ahead of `ask`; without them misses are not counted by score.
   FERRY_HD void see(View<const float> select) noexcept {
-    if constexpr (substitutes && predicts) {
+    if constexpr (revises && predicts) {
       for (std::uint32_t row = 0; row * experts_ < select.size; ++row) {
         Route best;
         best_of(select.data + std::size_t{row} * experts_, experts_, 1, &best);
@@ -66,7 +66,7 @@ class Accounts {
     if constexpr (predicts) predictions_.score(layer, routes, rows, step_rows_, best_, counters_.prefetch);
     looked_ahead_ = false;
     Outcomes& count = counters_.of(phase_);
-    if constexpr (substitutes) {
+    if constexpr (revises) {
       for (std::uint8_t& a : asked_) a = 0;
       std::uint32_t asked = 0, run = 0;
       for (const Route& r : routes) {
@@ -78,7 +78,7 @@ class Accounts {
       }
       for (const Request& r : requests) run += asked_[r.want.id.expert];
       count.requests += asked;
-      count.substituted += asked - run;
+      (skips ? count.skipped : count.substituted) += asked - run;
     } else {
       count.requests += requests.size;
       for (std::uint32_t i = 0; by_score_ && i < requests.size; ++i) {
@@ -88,7 +88,7 @@ class Accounts {
   }
   /// False for a substitute that the gate did not ask for.
   FERRY_HD bool asked(std::uint16_t expert) const noexcept {
-    if constexpr (substitutes) return asked_[expert] != 0;
+    if constexpr (revises) return asked_[expert] != 0;
     return true;
   }
 

@@ -41,6 +41,11 @@ consteval bool substitutes() {
   if constexpr (requires { R::substitutes; }) return R::substitutes;
   return false;
 }
+template <class R>
+consteval bool skips() {
+  if constexpr (requires { R::skips; }) return R::skips;
+  return false;
+}
 template <class P>
 consteval bool needs_full_scores() {
   if constexpr (requires { P::needs_full_scores; }) return P::needs_full_scores;
@@ -57,6 +62,11 @@ consteval bool needs_unimportance() {
   return false;
 }
 
+template <class R>
+concept Revises = requires(R r, Phase phase, View<Route> routes) {
+  { r.revise(phase, routes) }
+  noexcept;
+};
 template <class S>
 concept WeighsLayers = requires(const S s, Phase phase, View<const Request> requests, const LayerCosts& costs) {
   { s.split(phase, requests, requests, requests, costs) }
@@ -146,6 +156,7 @@ consteval void check_hooks() {
                    "chosen(std::uint16_t layer, View<const Route>, View<const std::uint32_t> rows) noexcept");
   FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
   FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
+  FERRY_CHECK_HOOK(R, revise, Revises, "revise(Phase, View<Route>) noexcept");
   FERRY_CHECK_HOOK(P, check, Checks, "const char* check() const noexcept");
   FERRY_CHECK_HOOK(C, check, Checks, "const char* check() const noexcept");
   FERRY_CHECK_HOOK(Q, check, Checks, "const char* check() const noexcept");
@@ -154,6 +165,8 @@ consteval void check_hooks() {
 #undef FERRY_CHECK_HOOK
   static_assert(!substitutes<R>() || needs_residency<R>(),
                 "a router that substitutes must know what is resident: declare needs_residency = true in it");
+  static_assert(!(substitutes<R>() && skips<R>()),
+                "what becomes of a choice is counted by the router: it substitutes or it skips");
 }
 }  // namespace part
 

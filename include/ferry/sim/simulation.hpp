@@ -146,6 +146,9 @@ class Replay {
     if (stack.router_needs_scores && trace_.scores.empty()) {
       refuse("has no gate scores of all experts (tensor \"scores\"), which this stack's router reads");
     }
+    if (stack.skips && trace_.scores.empty() && trace_.weights.empty()) {
+      refuse("has no weights (tensor \"weights\"), by which this stack's router leaves out experts");
+    }
     for (const RowSource rows : stack.rows) {
       if (!stack.predicts) break;
       if (rows == RowSource::gate_input && trace_.ahead < pipe_.look_ahead_depth()) {

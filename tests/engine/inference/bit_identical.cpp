@@ -161,7 +161,8 @@ TEST_CASE("tiny-mixtral on the host thread, batch 3, is bit-identical to residen
 /// not, so that the comparison can fail.
 void neutral(const std::string& name, const std::string& stack, const std::string& reference,
              void (*set)(RunnerOptions&, bool neutral)) {
-  const bool whole = stack == "hobbit" || stack == "importance-driven" || stack == "fate";  // not an ablation's step
+  const bool whole = stack == "ferry-lossy" || stack == "hobbit" || stack == "importance-driven" ||
+                     stack == "fate";  // not an ablation's step
   for (const std::size_t batch : {1U, 3U}) {
     if (batch > 1 && !whole) continue;
     const std::vector<std::string> texts(prompts().begin(), prompts().begin() + static_cast<std::ptrdiff_t>(batch));
@@ -217,6 +218,35 @@ TEST_CASE("importance-driven with a = 0 is bit-identical to resident" *
     for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
       if (quick() && (stack != "importance-driven" || name == "tiny-mixtral")) continue;
       neutral(name, stack, "resident", [](RunnerOptions& o, bool neutral) { o.alpha = neutral ? 0.0F : 0.9F; });
+    }
+  }
+}
+
+TEST_CASE("ferry-lossy within a loss of 0 is bit-identical to the resident INT4 model" *
+          doctest::test_suite("whole-models-on-threads")) {
+  for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
+    if (quick() && name == "tiny-mixtral") continue;
+    neutral(name, "ferry-lossy", "resident-int4",
+            [](RunnerOptions& o, bool neutral) { o.max_loss = neutral ? 0.0F : 50.0F; });
+  }
+}
+
+TEST_CASE("what ferry-lossy leaves out depends neither on the budget nor on the machine" *
+          doctest::test_suite("whole-models-on-threads")) {
+  RunnerOptions o;
+  o.stack = "ferry-lossy";
+  o.max_rows = 48;
+  o.max_loss = 5;
+  std::vector<Generated> made;
+  for (const std::uint64_t megabytes : {1U, 3U, 100U}) {
+    for (const std::uint64_t speed : {0ULL, 20'000'000ULL, 2'000'000'000ULL}) {
+      o.budget_bytes = megabytes * 1'000'000;
+      o.virtual_costs.reset();
+      if (speed > 0) o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, speed);
+      Counters counters;
+      made.push_back(run("tiny-qwen-moe", prompts(), o, &counters));
+      CHECK(same(made.back(), made.front()));
+      CHECK(counters.of(Phase::decode).skipped > 0);
     }
   }
 }

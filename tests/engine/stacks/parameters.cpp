@@ -26,6 +26,14 @@ TEST_CASE("each parameter takes its values as a file and as the command line hav
                       {"0.0", "0.25", "1.0", "0.1"},
                       {{"-0.1"}, {"1.01"}, {"nan"}, {"inf"}, {""}, {"half"}, {"0.5x"}, {"0.5", "0.6"}, {}},
                       {"-0.1", "1.01", "null", "\"0.5\"", "[0.5]", "{}", "true"}};
+  const Case percentage = {{{"0"}, {"1%"}, {"0.5%"}, {"100"}},
+                           {"0.0", "1.0", "0.5", "100.0"},
+                           {{"-1%"}, {"101"}, {"nan"}, {"%"}, {"1%%"}, {"one%"}, {""}, {"1", "2"}},
+                           {"-1", "101", "\"1%\"", "null", "[1]"}};
+  const Case rate = {{{"0.001"}, {"150"}, {"1000000"}},
+                     {"0.001", "150.0", "1000000.0"},
+                     {{"0"}, {"-1"}, {"1000001"}, {"150%"}, {"nan"}, {""}},
+                     {"0", "-1", "1000001", "\"150\"", "null"}};
   auto whole = [](std::uint32_t least, std::uint32_t most) {
     std::vector<Texts> bad = {{std::to_string(most + 1)}, {"-1"}, {"1.5"}, {"99999999999"}, {""}, {"many"}, {"2", "3"}};
     Texts bad_json = {std::to_string(most + 1), "-1", "1.5", "99999999999", "\"2\"", "[2]", "null"};
@@ -62,6 +70,8 @@ TEST_CASE("each parameter takes its values as a file and as the command line hav
                                              {"t1", share},
                                              {"t2", share},
                                              {"alpha", share},
+                                             {"max-loss", percentage},
+                                             {"loss-rate", rate},
                                              {"low-share", whole(0, 100)},
                                              {"low-bits", bits},
                                              {"high-bits", bits},
@@ -115,7 +125,8 @@ TEST_CASE("each parameter goes to its own member") {
   set_parameters(o, Json::parse(R"({"pools": "one", "t1": 0.1, "t2": 0.2, "alpha": 0.3, "low-share": 4, "low-bits": 2,
                                  "high-bits": 8, "cache-weights": [1, 2, 3, 994], "shallow-layers": 5,
                                  "percentile": 6, "depth": 3, "low-pool": 7, "low-on-miss": "yes",
-                                 "transient-prefill-rows": 8, "score-window": 9, "placement": "best-split"})"),
+                                 "transient-prefill-rows": 8, "score-window": 9, "max-loss": 2, "loss-rate": 70,
+                                 "placement": "best-split"})"),
                  "here");
   CHECK(o.pools == PoolChoice::one);
   CHECK(o.t1 == 0.1F);
@@ -132,6 +143,8 @@ TEST_CASE("each parameter goes to its own member") {
   CHECK(o.low_on_miss == true);
   CHECK(o.transient_prefill_rows == 8U);
   CHECK(o.window == 9U);
+  CHECK(o.max_loss == 2.0F);
+  CHECK(o.loss_rate == 70.0F);
   CHECK(o.placement == PlacementChoice::best_split);
 }
 

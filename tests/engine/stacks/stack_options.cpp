@@ -33,7 +33,8 @@ struct TypeTable {
     config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 64;
     Stack::set_up(config, config.model.all_bytes() / 2);
     info.precisions = stacks::held_precisions(config);
-    info.lossless = std::has_single_bit(info.precisions.bits) && !ferry::part::substitutes<typename Stack::router>();
+    constexpr StackTraits traits = traits_of<Stack>();
+    info.lossless = std::has_single_bit(info.precisions.bits) && !traits.substitutes && !traits.skips;
     if (ferry::part::caches<typename Stack::cache>()) info.parameters.emplace_back(&StackOptions::pools);
     auto add = [&all = info.parameters](auto member, auto& /*to*/) {
       const ParameterMember p = member;  // a router and a predictor may share one

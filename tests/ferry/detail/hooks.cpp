@@ -10,6 +10,7 @@
 #include "ferry/placement/earliest_finish.hpp"
 #include "ferry/predictor/none.hpp"
 #include "ferry/router/expert_cache.hpp"
+#include "ferry/router/expert_skipping.hpp"
 #include "ferry/router/top_k.hpp"
 
 using namespace ferry;
@@ -30,6 +31,8 @@ static_assert(part::depth_of(NoPrediction{}) == 0);
 
 static_assert(part::predicts<SaysNothing>() && !part::predicts<NoPrediction>());
 static_assert(part::substitutes<ExpertCacheRouter>() && !part::substitutes<TopK>());
+static_assert(part::skips<ExpertSkipping>() && !part::skips<ExpertCacheRouter>());
+static_assert(part::Revises<ExpertSkipping> && !part::Revises<TopK>);
 static_assert(part::needs_residency<ExpertCacheRouter>() && !part::needs_residency<SaysNothing>());
 static_assert(part::computes_on_host<EarliestFinish>() && !part::computes_on_host<DeviceOnly>());
 

@@ -636,8 +636,11 @@ std::string refusal(SmallTrace& t) {
 
 TEST_CASE("a trace that lacks what a stack reads is refused, with the tensor's name") {
   using WithRouter = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertCacheRouter>;
+  using Skips = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertSkipping>;
   SmallTrace t(8, {{{0, 1}, {2, 3}}});
   CHECK(refusal<stacks::LruCache>(t).empty());
+  CHECK(refusal<Skips>(t) ==
+        "the trace of small has no weights (tensor \"weights\"), by which this stack's router leaves out experts");
   CHECK(refusal<stacks::MixtralOffloading>(t) ==
         "the trace of small predicts 0 layers ahead (tensor \"predicted\"), but this stack reads 1");
   t.ahead = 2;
