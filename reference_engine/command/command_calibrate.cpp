@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <memory>
 #include <numeric>
 
 #include "calibrate/calibrate.hpp"
 #include "calibrate/calibrate_stack.hpp"
+#include "calibrate/learned_gates.hpp"
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
 #include "cpu/cpu_model.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "ferry/macros.hpp"
 #include "inference/eval.hpp"
 #include "profiles/machine.hpp"
@@ -34,7 +37,8 @@ struct CalibrateArguments {
   std::string stack, machine = "rtx3090-pcie3", out, name = "this-machine", as_shape;
   std::vector<std::string> texts, traces;
   double loss_percent = 1;
-  std::uint32_t window = 256, steps = 20;
+  std::uint32_t window = 256, steps = 20, rates = 64, depth = 3;
+  GateTraining training;
   std::uint64_t bytes = ~std::uint64_t{0};
 };
 
@@ -141,10 +145,17 @@ void write(const CalibrateArguments& a, OutputFile& out, const Json& found, Json
                     a.flags.named(a.stack).policies, fmt::join(values, ", ")));
 }
 
+/// What the loss of a choice is.
+enum class Judged {
+  together,  ///< how much more bits all texts take
+  each       ///< of the text that loses most, and of its bits and its divergence the greater: bits alone are noisy
+};
+
 /// Runs the texts through a stack, and through the resident model at its own precision.
 class Loss {
  public:
-  Loss(const CalibrateArguments& a, Phase phase) : a_(a), texts_(read_texts(a)), machine_(read_machine(a.machine)) {
+  Loss(const CalibrateArguments& a, Phase phase, Judged judged = Judged::together)
+      : a_(a), texts_(read_texts(a)), machine_(read_machine(a.machine)), judged_(judged) {
     line_.emplace("bytes");
     eval_.window = a.window;
     eval_.phase = phase;
@@ -161,7 +172,8 @@ class Loss {
     options_.virtual_costs = as_if(machine_.costs(reference.work, source_of(machine_)), reference, shape);
     const std::uint32_t high =
         phase == Phase::decode ? std::bit_width(unsigned{precisions_for(options_).bits}) - 1U : precision_count - 1;
-    if (options_.budget_bytes >= everything(shape, static_cast<Precision>(high)).bytes()) {
+    const bool in_slots = !a.flags.takes(a.stack, &StackOptions::max_loss);  // others lose by what does not fit
+    if (in_slots && options_.budget_bytes >= everything(shape, static_cast<Precision>(high)).bytes()) {
       throw InputError(fmt::format(
           "--budget {}: holds every expert, so that nothing is shrunk or replaced: expected less", a.flags.budget));
     }
@@ -175,6 +187,7 @@ class Loss {
     resident.stack = "resident";
     auto make = [&](const RunnerOptions& r) { return make_runner(*model_, r); };
     Evaluated all;
+    double most = 0;
     for (const std::string& text : texts_) {
       std::vector<std::unique_ptr<ExpertRunner>> runners;
       runners.push_back(make(o));
@@ -183,13 +196,17 @@ class Loss {
         line_->show(done_ + of_text, before_ + left * bytes_);
         return !stop;
       };
-      all += evaluate(*model_, *make(resident), runners, text, eval)[0];
+      const Evaluated one = evaluate(*model_, *make(resident), runners, text, eval)[0];
       if (stop) return {};
+      all += one;
+      most = std::max({most, one.quality.change_percent(),
+                       100 * one.quality.kl_divergence() / one.quality.bits_per_byte_resident()});
       done_ += text.size();
     }
     before_ = done_;
     quality_ = all.quality;
-    return ChoiceCost{all.quality.change_percent(), all.phase[static_cast<unsigned>(eval_.phase)].bytes};
+    return ChoiceCost{judged_ == Judged::each ? most : all.quality.change_percent(),
+                      all.phase[static_cast<unsigned>(eval_.phase)].bytes};
   }
 
   /// No more runs: what is known of the texts.
@@ -212,6 +229,7 @@ class Loss {
   EvalOptions eval_;
   RunnerOptions options_;
   std::uint64_t bytes_ = 0, done_ = 0, before_ = 0;  ///< of all texts; run so far; run before this one
+  Judged judged_;
   Quality quality_;
   std::optional<ProgressLine> line_;
 };
@@ -264,11 +282,15 @@ void thresholds(const CalibrateArguments& a, OutputFile& out) {
   write(a, out, thresholds_at(best.t1, best.t2), calibrated, found.stopped);
 }
 
-/// One number, the larger the more it loses. `value(step)`: of the parameter.
+/// One number, the larger the step the more it loses. `value(step)`: of the parameter; `beside`: what else is set.
 void find_number(const CalibrateArguments& a, OutputFile& out, Loss& loss, const Parameter& parameter,
                  std::uint32_t last, const char* bytes, const std::function<double(std::uint32_t)>& value,
-                 Json calibrated) {
-  auto at = [&](std::uint32_t step) { return Json{{parameter.name, parameter.read(value(step))}}; };
+                 Json calibrated, const Json& beside = Json::object()) {
+  auto at = [&](std::uint32_t step) {
+    Json parameters = beside;
+    parameters[parameter.name] = parameter.read(value(step));
+    return parameters;
+  };
   const auto found = find_largest(last, a.loss_percent, [&](std::uint32_t step, std::uint32_t left) {
     RunnerOptions o = loss.options();
     set_parameters(o, at(step), "calibration");
@@ -286,7 +308,9 @@ void find_number(const CalibrateArguments& a, OutputFile& out, Loss& loss, const
     calibrated["tried"].push_back(tried);
   }
   print(table);
-  if (!found.best) print(fmt::format("nothing loses at most {}%: 0 is the least there is\n", a.loss_percent));
+  if (!found.best)
+    print(fmt::format("nothing loses at most {}%: {} is the least there is\n", a.loss_percent,
+                      at(0)[parameter.name].dump()));
   write(a, out, at(found.best ? found.tried[*found.best].step : 0), calibrated, found.stopped);
 }
 
@@ -321,6 +345,28 @@ int substitution(const CalibrateArguments& a) {
         made_with(
             a, "substitution",
             "largest alpha that loses at most so much in decode against the resident model at its own precision"));
+  });
+}
+
+/// How much ExpertSkipping may leave out.
+int skipping(const CalibrateArguments& a) {
+  check(a, {&StackOptions::loss_rate});
+  if (!(a.loss_percent > 0)) throw InputError("--loss: expected more than 0 and at most 1000");
+  const std::string& max_loss = name_of(&StackOptions::max_loss);
+  if (a.flags.given.contains(max_loss)) throw InputError(fmt::format("--{}: expected --loss here", max_loss));
+  OutputFile out(a.out);
+  return unless_interrupted([&] {
+    Loss loss(a, Phase::decode, Judged::each);
+    find_number(
+        a, out, loss, parameter_of(&StackOptions::loss_rate), a.rates - 1, "decode_bytes",
+        [&](std::uint32_t step) {
+          return std::round(10'000 * std::pow(0.01, step / std::max(1.0, a.rates - 1.0))) / 10;
+        },
+        made_with(
+            a, "skipping",
+            "least loss-rate at which each text loses at most so much in decode against the resident model at its "
+            "own precision, by its bits and by its divergence"),
+        {{max_loss, a.loss_percent}});
   });
 }
 
@@ -533,6 +579,69 @@ int transient_prefill(const CalibrateArguments& a) {
                  [](const Replays&) { return std::vector<std::uint32_t>{1000000, 0, 1, 2, 4, 8, 16, 32, 64, 128}; });
 }
 
+/// The gates of a model, trained to predict those of later layers.
+int gates(const CalibrateArguments& a) {
+  std::vector<std::string> inputs = a.texts;
+  inputs.push_back(a.model.model);
+  check_outputs({a.out}, inputs);
+  OutputFile out(a.out);
+  return unless_interrupted([&] {
+    const std::vector<std::string> texts = read_texts(a);
+    CpuModel model(find_model(a.model.model));
+    model.set_threads(0);
+    const ModelConfig& c = model.config();
+    GateSamples samples;
+    {
+      std::uint64_t all = 0, done = 0;
+      for (const std::string& t : texts) all += t.size();
+      ProgressLine line("bytes");
+      for (const std::string& t : texts) {
+        const auto progress = [&](std::uint64_t of_text) {
+          line.show(done + of_text, all);
+          return !stop;
+        };
+        if (!add_samples(model, t, a.window, samples, progress)) throw Interrupted();
+        done += t.size();
+      }
+    }
+    std::vector<Matrix> own;
+    for (std::uint32_t l = 0; l < c.layers; ++l) own.push_back(model.gates().of(l));
+    std::optional<LearnedGates> learned;
+    {
+      ProgressLine line("gates");
+      learned = train_gates(samples, own, a.depth, c.top_k, a.training, [&](std::uint64_t done, std::uint64_t all) {
+        line.show(done, all);
+        return !stop;
+      });
+    }
+    if (!learned) throw Interrupted();
+    learned->write(out, model_name(a.model.model));
+    std::string table = fmt::format(
+        "  {:>5}  {:>8}  {:>15}  {:>15}  {:>17}\n", "layer", "distance", fmt::format("top {} in {}", c.top_k, c.top_k),
+        fmt::format("in {}", std::min<std::uint32_t>(2U * c.top_k, c.experts)), "bits diverged");
+    const auto row = [&](const std::string& layer, std::uint32_t distance, const GateQuality& before,
+                         const GateQuality& after) {
+      return fmt::format("  {:>5}  {:>8}  {:>5.1f} -> {:>5.1f}%  {:>5.1f} -> {:>5.1f}%  {:>7.3f} -> {:>6.3f}\n", layer,
+                         distance, 100 * before.recall, 100 * after.recall, 100 * before.recall_twice,
+                         100 * after.recall_twice, before.divergence, after.divergence);
+    };
+    for (std::uint32_t d = 1; d <= a.depth; ++d) {
+      GateQuality before, after;
+      std::uint32_t count = 0;
+      for (const LearnedGates::Gate& g : learned->gates) {
+        if (g.distance != d) continue;
+        table += row(fmt::format("{}", g.layer), d, g.before, g.after);
+        before += g.before;
+        after += g.after;
+        ++count;
+      }
+      if (count > 0) table += row("all", d, before / count, after / count);
+    }
+    print(table);
+    print(fmt::format("{}: gates that predict {} layers ahead, measured over a tenth of the texts\n", a.out, a.depth));
+  });
+}
+
 int machine(const CalibrateArguments& a) {
   OutputFile out(a.out);
   ProgressLine line("measurements", 0);
@@ -566,6 +675,26 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
   m->add_option("--out", a->out, "the machine file (.json)")->type_name("FILE")->check(not_empty)->required();
   m->add_option("--name", a->name, "its name in reports")->type_name("NAME")->check(not_empty)->capture_default_str();
 
+  CLI::App* g = add("gates", "train gates that predict the experts of later layers, for --gates", gates);
+  a->model.add_model(g);
+  g->add_option("--text", a->texts, "to train on")->type_name("FILES")->check(not_empty)->required();
+  g->add_option("--out", a->out, "the gates (.safetensors)")->type_name("FILE")->check(not_empty)->required();
+  g->add_option("--bytes", a->bytes, "at most so many of each text")
+      ->type_name("N")
+      ->check(CLI::Range(1ULL, 1ULL << 40U));
+  g->add_option("--window", a->window, "bytes; a text is cut into such, each a sequence of its own")
+      ->type_name("N")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  g->add_option("--depth", a->depth, "how many layers ahead")
+      ->type_name("N")
+      ->check(CLI::Range(1, 4))
+      ->capture_default_str();
+  g->add_option("--epochs", a->training.epochs, "times that the texts are gone through")
+      ->type_name("N")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+
   auto stack_command = [&](CLI::App* c) {
     a->model.add_model(c);
     c->add_option("--stack", a->stack, "from the list below, or a file; what else it says is kept")
@@ -589,23 +718,25 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
     c->footer(stacks_help());
     return c->add_option("--text", a->texts, "calibration texts")->type_name("FILES")->check(not_empty);
   };
-  auto by_loss = [&](CLI::App* c) {
+  auto by_loss = [&](CLI::App* c, std::uint32_t& steps, const char* of) {
     stack_command(c)->required();
     a->model.add_experts(c);
     c->add_option("--loss", a->loss_percent, "bits a byte may grow by so much against the resident model")
         ->type_name("PERCENT")
         ->check(CLI::Range(0.0, 1000.0))
         ->capture_default_str();
-    c->add_option("--steps", a->steps, "of the grid from 0 to 1")
-        ->type_name("N")
-        ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
+    c->add_option("--steps", steps, of)->type_name("N")->check(CLI::Range(1, 1000))->capture_default_str();
   };
+  const char* grid = "of the grid from 0 to 1";
   by_loss(add("precision",
               "find HOBBIT's T1 and T2 (least bytes copied in decode), or Fate's share of INT2 (the largest), within a "
               "loss",
-              precision));
-  by_loss(add("substitution", "find the largest alpha of Importance-driven's router within a loss", substitution));
+              precision),
+          a->steps, grid);
+  by_loss(add("substitution", "find the largest alpha of Importance-driven's router within a loss", substitution),
+          a->steps, grid);
+  by_loss(add("skipping", "find how much ferry-lossy may leave out within a loss", skipping), a->rates,
+          "loss-rates to choose from, 1000 to 10, each less than the one before by the same factor");
   auto by_replay = [&](CLI::App* c) {
     CLI::Option* text = stack_command(c);
     c->add_option("--trace", a->traces, "instead of texts: traces of `ferry trace`")

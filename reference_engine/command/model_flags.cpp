@@ -9,6 +9,7 @@
 #include "command/command.hpp"
 #include "cpu/cpu_model.hpp"
 #include "cuda/cuda.hpp"
+#include "inference/gate_file.hpp"
 #include "stacks/budget.hpp"
 #include "store/disk_store.hpp"
 #include "support/bundled_files.hpp"
@@ -53,6 +54,9 @@ void ModelFlags::add_experts(CLI::App* c) {
       ->type_name("SHARE|BYTES")
       ->check(not_empty)
       ->needs(file);
+  c->add_option("--gates", gates, "predict later layers with these, which ferry calibrate gates made")
+      ->type_name("FILE")
+      ->check(not_empty);
   c->add_option("--quantizer", quantizer, "how weights become low precision, without a store")
       ->check(CLI::IsMember({"nearest", "hqq"}))
       ->capture_default_str()
@@ -70,7 +74,7 @@ void ModelFlags::add_experts(CLI::App* c) {
 }
 
 std::vector<std::string> ModelFlags::inputs() const {
-  std::vector<std::string> files = {store};
+  std::vector<std::string> files = {store, gates};
   for (const auto& file : std::filesystem::directory_iterator(find_model(model))) files.push_back(file.path().string());
   return files;
 }
@@ -92,6 +96,10 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     auto opened = std::make_unique<DiskStore>(open_blocks(store), store, 0);
     disk = opened.get();
     made = make(ModelFiles(folder, std::move(opened)));
+  }
+  if (!gates.empty()) {
+    if (gpu) throw InputError("--gates: only the CPU predicts with them: leave it out, or take --device cpu");
+    read_gates(gates, made->config(), made->gates());
   }
   if (activations == "int8") {
     if (gpu) throw InputError("--activations int8: only the CPU has such kernels: leave it out, or take --device cpu");

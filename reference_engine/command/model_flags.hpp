@@ -12,7 +12,8 @@
 namespace ferry::engine {
 
 struct ModelFlags {
-  std::string model = "tiny-qwen-moe", store, host_memory, quantizer = "nearest", activations = "float", device = "cpu";
+  std::string model = "tiny-qwen-moe", gates, store, host_memory, quantizer = "nearest", activations = "float",
+              device = "cpu";
   std::uint32_t threads = 0;  ///< that compute; 0: one a processor
   bool pin_threads = false;
 

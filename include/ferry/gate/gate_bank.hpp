@@ -2,6 +2,7 @@
 /// Predicted gate scores on the host: the gates of all layers as one matrix. Needs Eigen.
 #pragma once
 #include <Eigen/Core>
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -11,7 +12,8 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// Makes the rows that a gate predictor reads: `softmax(W_m x)` for the layers m that follow, from one gate input.
+/// Makes the rows that a gate predictor reads: `softmax(W_m x)` for the layers m that follow, from one gate input. W_m is the
+/// gate of layer m itself, or a matrix that was trained to predict it from so many layers before (`set_learned`).
 ///
 /// Source: Fate section 4.3 (one layer ahead), HOBBIT section 3.3 (several at once, "stacking").
 /// The gates lie stacked in one [layers * E, d] matrix, so that scores of p adjacent layers are one product. For one
@@ -38,17 +40,34 @@ class GateBank {
   [[nodiscard]] std::uint32_t layers() const { return layers_; }
   [[nodiscard]] std::uint32_t experts() const { return experts_; }
 
+  /// The gate of a layer itself, [E, d].
+  [[nodiscard]] Matrix of(std::uint32_t layer) const {
+    return gates_.middleRows(Eigen::Index{layer} * experts_, experts_);
+  }
+
+  /// From now on layers up to `depth` ahead are predicted by matrices of their own, which `set_learned` gives; until then
+  /// they are 0.
+  void expect_learned(std::uint32_t depth) {
+    depth_ = depth;
+    learned_.setZero(Eigen::Index{layers_} * depth * experts_, gates_.cols());
+  }
+  /// `gate`: [E, d], for `layer` from the gate input of the layer `distance` (1 to depth) before it, of which the model has
+  /// one.
+  void set_learned(std::uint32_t layer, std::uint32_t distance, const Eigen::Ref<const Matrix>& gate) {
+    learned_.middleRows((Eigen::Index{layer - distance} * depth_ + distance - 1) * experts_, experts_) = gate;
+  }
+
   /// `gate`: [E, d], row-major, of one layer.
   void set(std::uint32_t layer, const Eigen::Ref<const Matrix>& gate) {
     gates_.middleRows(Eigen::Index{layer} * experts_, experts_) = gate;
   }
 
-  /// Softmax scores [rows, E] that the gate of `layer` would give to `input` [rows, d].
-  /// Valid until the next call.
+  /// Softmax scores [rows, E] that the gate of `layer` would give to `input` [rows, d], or that it is predicted to give where
+  /// the bank has learned: then `input` is the one of the layer before. Valid until the next call.
   Scores scores(std::uint16_t layer, const Eigen::Ref<const Matrix>& input) { return scores(layer, 1, input)[0]; }
 
-  /// The same for `count` layers from `first_layer` on, as one product. Throws std::out_of_range if there are fewer.
-  /// Valid until the next call.
+  /// The same for `count` layers from `first_layer` on, as one product; where the bank has learned fewer ahead than `count`,
+  /// the gates of the others follow as a second one. Throws std::out_of_range if there are fewer. Valid until the next call.
   View<const Scores> scores(std::uint16_t first_layer, std::uint32_t count, const Eigen::Ref<const Matrix>& input) {
     return scores(first_layer, count, input, result_);
   }
@@ -62,17 +81,29 @@ class GateBank {
                               " layers");
     }
     const Eigen::Index rows = input.rows();
-    const Eigen::Index outputs = Eigen::Index{count} * experts_;
-    multiply(gates_.middleRows(Eigen::Index{first_layer} * experts_, outputs), input, result.logits);
-    const bool many = rows >= many_rows;
-    const Eigen::Index to_row = many ? 1 : outputs, to_expert = many ? rows : 1;
     result.weights.resize(count * rows, experts_);
     result.scores.resize(count);
-    for (std::uint32_t l = 0; l < count; ++l) {
+    const std::uint32_t learned = first_layer == 0 ? 0 : std::min(count, depth_);
+    if (learned > 0) score(learned_, Eigen::Index{first_layer - 1} * depth_, first_layer, 0, learned, input, result);
+    if (learned < count) score(gates_, first_layer + learned, first_layer, learned, count, input, result);
+    return {result.scores.data(), count};
+  }
+
+ private:
+  /// Fills in layers `from` to `to` of a result that begins with `first_layer`, by the gates that stand `place` gates behind
+  /// the first of `gates`.
+  void score(const Matrix& gates, Eigen::Index place, std::uint32_t first_layer, std::uint32_t from, std::uint32_t to,
+             const Eigen::Ref<const Matrix>& input, Result& result) const {
+    const Eigen::Index rows = input.rows(), outputs = Eigen::Index{to - from} * experts_;
+    multiply(gates.middleRows(place * experts_, outputs), input, result.logits);
+    const bool many = rows >= many_rows;
+    const Eigen::Index to_row = many ? 1 : outputs, to_expert = many ? rows : 1;
+    for (std::uint32_t l = from; l < to; ++l) {
       for (Eigen::Index row = 0; row < rows; ++row) {
         // By way of a row of its own: Eigen rounds by alignment and stride, but the place of a row must not matter.
         result.row = Eigen::Map<const Eigen::ArrayXf, 0, Eigen::InnerStride<>>(
-            result.logits.data() + row * to_row + l * experts_ * to_expert, experts_, Eigen::InnerStride<>(to_expert));
+            result.logits.data() + row * to_row + Eigen::Index{l - from} * experts_ * to_expert, experts_,
+            Eigen::InnerStride<>(to_expert));
         result.row = (result.row - result.row.maxCoeff()).exp();
         result.weights.row(l * rows + row) = result.row.matrix().transpose() / result.row.sum();
       }
@@ -80,10 +111,8 @@ class GateBank {
                                   static_cast<std::uint32_t>(rows * experts_)};
       result.scores[l] = {static_cast<std::uint16_t>(first_layer + l), all, all};
     }
-    return {result.scores.data(), count};
   }
 
- private:
   /// `input` [rows, d] times `gates` [outputs, d]: [rows, outputs], of many rows [outputs, rows].
   void multiply(const Eigen::Ref<const Matrix>& gates, const Eigen::Ref<const Matrix>& input,
                 Eigen::ArrayXf& logits) const {
@@ -105,8 +134,9 @@ class GateBank {
   /// From here on a matrix product pays for the copies that Eigen makes of its operands.
   static constexpr Eigen::Index many_rows = 8;
 
-  std::uint32_t layers_, experts_;
-  Matrix gates_;  ///< [layers * E, d]
+  std::uint32_t layers_, experts_, depth_ = 0;
+  Matrix gates_;    ///< [layers * E, d]
+  Matrix learned_;  ///< [layers * depth * E, d], by the layer whose input it takes, then by distance
   Result result_;
 };
 

@@ -17,8 +17,8 @@ namespace ferry::inline FERRY_ABI {
 /// squared, if experts' outputs are of one size and have no common direction. It is left out for all of them if that is at
 /// most a threshold, or else for none, since one row more costs next to nothing. The threshold rises while less is spent
 /// than a row and layer may spend in the mean, `max_loss / loss_rate`, and falls while more is: by a factor of e in about
-/// 64 tokens if nothing is spent at all. It lies between fixed bounds, so that over n tokens the mean exceeds the
-/// allowance by no more than 64 ln(1 / allowance) / n of it, and the product of the two is what the user stated.
+/// 64 tokens if nothing is spent at all. Its logarithm is the sum of what was not spent, and lies between that of 2^-24 and 0:
+/// over any n tokens the mean exceeds the allowance by no more than about 64 ln(2^24) / n, some 1,100 / n, of it.
 ///
 /// Nothing else enters, not what is resident, the machine or the budget: a text that was measured at one of them is what
 /// every other would have written.

@@ -424,6 +424,59 @@ TEST_CASE("a calibrated alpha is the largest of the grid that loses no more") {
   }
 }
 
+TEST_CASE("a calibrated loss-rate is the least at which no text loses more, and runs take it from the file") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  write_file(folder.path() / "sum", prompts()[0]);
+  write_file(folder.path() / "program", prompts()[1]);
+  const Shell r = ferry_command(
+      "calibrate skipping --model tiny-mixtral --stack ferry-lossy --steps 6 --loss 2 --budget 100% --bytes 100 "
+      "--text " +
+      at + "/sum " + at + "/program --out " + at + "/s.json");
+  CAPTURE(r.out);
+  REQUIRE(r.status == 0);
+  const Json file = read_json(folder.path() / "s.json");
+  CHECK(file["parameters"]["max-loss"] == 2.0);
+  for (const Json& tried : file["calibrated"]["tried"]) {
+    CHECK((tried["loss_percent"] > 2.0) == (tried["loss-rate"] < file["parameters"]["loss-rate"]));
+  }
+  // Of both texts the one that loses more counts, by its bits or by its divergence.
+  double most = 0;
+  for (const std::string text : {"sum", "program"}) {
+    REQUIRE(ferry_command("eval --model tiny-mixtral --bytes 100 --budget 100% --stacks " + at + "/s.json --text " +
+                          at + "/" + text + " --json " + at + "/e.json")
+                .status == 0);
+    const Json all = read_json(folder.path() / "e.json");
+    most = std::max({most, all["change_percent"].get<double>(),
+                     100 * all["kl_divergence"].get<double>() / all["bits_per_byte_resident"].get<double>()});
+  }
+  CHECK(file["calibrated"]["found"]["loss_percent"].get<double>() == doctest::Approx(most));
+}
+
+TEST_CASE("gates are trained by a command, and predictions are better with them") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  std::string text;
+  while (text.size() < 6000) {
+    for (const std::string& p : prompts()) text += p + "\n";
+  }
+  write_file(folder.path() / "text", text);
+  const Shell r = ferry_command("calibrate gates --model tiny-mixtral --epochs 2 --depth 1 --text " + at +
+                                "/text --out " + at + "/gates.safetensors");
+  CAPTURE(r.out);
+  REQUIRE(r.status == 0);
+  double recall[2] = {};
+  for (const bool learned : {false, true}) {
+    const std::string gates = learned ? " --gates " + at + "/gates.safetensors" : "";
+    REQUIRE(ferry_command("run --model tiny-mixtral --stack mixtral-offloading --machine rtx3090-pcie3 --clock virtual "
+                          "--max-new-tokens 24 --prompt FIRST" +
+                          gates + " --json " + at + "/r.json")
+                .status == 0);
+    recall[learned ? 1 : 0] = read_json(folder.path() / "r.json")["prefetch"]["recall"].get<double>();
+  }
+  CHECK(recall[1] > recall[0]);
+}
+
 TEST_CASE("what cannot be calibrated is refused in one line") {
   const TemporaryFolder folder;
   const std::string at = folder.path().string();
@@ -436,6 +489,11 @@ TEST_CASE("what cannot be calibrated is refused in one line") {
       {"calibrate substitution --stack hobbit" + text + out, "importance+er"},
       {"calibrate cache-weights --stack fate" + text + out, "stacks that do: hobbit"},
       {"calibrate shallow-boundary --stack lru" + text + out, "lru has no --shallow-layers"},
+      {"calibrate skipping --stack fate" + text + out, "fate has no --loss-rate"},
+      {"calibrate skipping --stack ferry-lossy --max-loss 2" + text + out, "--max-loss: expected --loss here"},
+      {"calibrate skipping --stack ferry-lossy --loss 0" + text + out, "--loss: expected more than 0"},
+      {"calibrate gates --text " + at + "/text --out " + at + "/out.json", "tokens are too few to train gates on"},
+      {"run --model tiny-mixtral --gates " + at + "/text", at + "/text"},
       {"calibrate transient-prefill --stack importance-driven" + text + out,
        "ferry trace record --stack importance+pre"},
       {"calibrate precision --stack hobbit --t1 0.5" + text + out, "--t1: is what this command finds"},

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "ferry/error.hpp"
+#include "ferry/stack_traits.hpp"
 #include "stacks/parameters.hpp"
 #include "stacks/stack_config.hpp"
 #include "stacks/stack_table.hpp"
@@ -33,7 +34,7 @@ struct TypeTable {
     config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 64;
     Stack::set_up(config, config.model.all_bytes() / 2);
     info.precisions = stacks::held_precisions(config);
-    constexpr StackTraits traits = traits_of<Stack>();
+    constexpr ferry::StackTraits traits = ferry::traits_of<Stack>();
     info.lossless = std::has_single_bit(info.precisions.bits) && !traits.substitutes && !traits.skips;
     if (ferry::part::caches<typename Stack::cache>()) info.parameters.emplace_back(&StackOptions::pools);
     auto add = [&all = info.parameters](auto member, auto& /*to*/) {

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/gates.hpp"
@@ -70,6 +71,38 @@ TEST_CASE("the stacked product gives what single products give, each layer's row
               if (rows < 8 && hidden % 16 == 0) CHECK(a == b);
               CHECK(stacked[p].weight[i] == a);
             }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("learned gates predict from the layer before, and the layers' own what lies farther ahead") {
+  test::Random random(5);
+  for (const std::uint32_t depth : {1U, 2U, 3U}) {
+    for (const Eigen::Index rows : {1, 3, 9}) {
+      GateBank bank = random_bank(random, 5, 6, 8), expected(1, 6, 8);
+      const Matrix x = random_matrix(random, rows, 8);
+      bank.expect_learned(depth);
+      Matrix learned[5][4];
+      for (std::uint32_t layer = 1; layer < 5; ++layer) {
+        for (std::uint32_t d = 1; d <= std::min(depth, layer); ++d) {
+          learned[layer][d] = random_matrix(random, 6, 8);
+          bank.set_learned(layer, d, learned[layer][d]);
+        }
+      }
+      for (std::uint16_t first = 0; first < 5; ++first) {
+        const View<const Scores> all = bank.scores(first, 5U - first, x);
+        for (std::uint32_t i = 0; i < all.size; ++i) {
+          CAPTURE(first);
+          CAPTURE(i);
+          CHECK(all[i].layer == first + i);
+          expected.set(0, first > 0 && i < depth ? learned[first + i][i + 1] : bank.of(first + i));
+          const Scores right = expected.scores(0, x);
+          REQUIRE(all[i].select.size == right.select.size);
+          for (std::uint32_t e = 0; e < right.select.size; ++e) {
+            CHECK(all[i].select[e] == doctest::Approx(right.select[e]).epsilon(1e-5));
           }
         }
       }

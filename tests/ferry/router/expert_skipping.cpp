@@ -131,6 +131,25 @@ TEST_CASE("in the mean a row and layer spends what it may, whatever the weights 
   }
 }
 
+TEST_CASE("what could not be spent for long is not made up for later beyond a bound") {
+  // While all weights are large nothing can be left out, and the threshold rises to its end; then all of them are small.
+  constexpr std::uint32_t layers = 4;
+  constexpr double allowance = .01;
+  for (const std::uint32_t tokens : {10U, 100U, 1000U}) {
+    Placed<ExpertSkipping> router(Shape{layers, 8, 4, 4}, within(1, 100));
+    for (std::uint32_t i = 0; i < 20000 * layers; ++i) run(*router, routes({2.0F, 1.5F, 1.5F, 1.5F}));
+    double spent = 0;
+    for (std::uint32_t i = 0; i < tokens * layers; ++i) {
+      const std::vector<float> weights = {.4F, .2F, .2F, .2F};
+      const Runs runs = run(*router, routes(weights));
+      for (std::size_t j = 0; j < runs.size(); ++j) spent += runs[j] ? 0 : weights[j] * weights[j];
+    }
+    CAPTURE(tokens);
+    CHECK(spent > allowance * layers);
+    CHECK(spent <= (tokens + 64 * std::log(std::pow(2, 24))) * layers * allowance);
+  }
+}
+
 TEST_CASE("what may not be is refused") {
   const Shape shape{2, 8, 4, 4};
   const float nan = std::numeric_limits<float>::quiet_NaN(), infinite = std::numeric_limits<float>::infinity();
