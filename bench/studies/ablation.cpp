@@ -163,12 +163,30 @@ struct Arguments {
 constexpr double budgets[] = {0.125, 0.25, 0.5, 0.75};
 constexpr std::uint32_t batches[] = {1, 3};
 
+using Traces = std::vector<std::unique_ptr<TraceFile>>;
+
+/// Takes away the stacks that one of the traces cannot be replayed under, and says so.
+void leave_out(std::vector<Variant>& all, const Traces& traces) {
+  for (const auto& t : traces) {
+    for (std::size_t v = 0; v < all.size(); ++v) {
+      try {
+        ModelShape model = t->trace.model;
+        model.max_rows = 1;
+        static_cast<void>(all[v].configure(model, model.all_bytes() / 2, {})->storage_bytes());
+      } catch (const ConfigError& e) {
+        const std::string of = all[v].of;
+        fmt::print(stderr, "{} is left out: {}: {}\n", of, t->trace.name, e.what());
+        std::erase_if(all, [&](const Variant& other) { return other.of == of; });
+        v = ~std::size_t{0};
+      }
+    }
+  }
+}
+
 /// Nanoseconds a decoded token, [variant][cell].
 using Times = std::vector<std::vector<double>>;
 
-Times measure(const Arguments& a, const std::vector<Variant>& all) {
-  std::vector<std::unique_ptr<TraceFile>> traces;
-  for (const std::string& t : a.traces) traces.push_back(std::make_unique<TraceFile>(std::filesystem::path(t)));
+Times measure(const Arguments& a, const std::vector<Variant>& all, const Traces& traces) {
   const std::vector<std::string> machines = machine_names();
   const std::size_t of_trace = machines.size() * std::size(budgets) * std::size(batches);
   Times times(all.size(), std::vector<double>(traces.size() * of_trace));
@@ -207,7 +225,10 @@ int run(const Arguments& a) {
   JsonFile file(a.json);
   std::vector<Variant> all = variants();
   if (!a.stack.empty()) std::erase_if(all, [&](const Variant& v) { return v.of != a.stack; });
-  const Times times = measure(a, all);
+  Traces traces;
+  for (const std::string& t : a.traces) traces.push_back(std::make_unique<TraceFile>(std::filesystem::path(t)));
+  leave_out(all, traces);
+  const Times times = measure(a, all, traces);
   Rows rows = {{"stack", "without", "takes, times as long", "least", "most", "cells in which that is faster"}};
   Json json = Json::array();
   std::size_t whole = 0;
