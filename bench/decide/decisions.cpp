@@ -263,6 +263,7 @@ int main(int argc, char** argv) {
 
   router_operations<TopK>("top-k");
   router_operations<ExpertCacheRouter>("expert-cache");
+  router_operations<ExpertSkipping>("expert-skipping");
 
   selector_operations<FixedPrecision>("fixed");
   selector_operations<ImportanceThresholds>("importance-thresholds");

@@ -1,12 +1,9 @@
 #include "inference/expert_runner.hpp"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <cstring>
 #include <thread>
 
-#include "ferry/detail/worker.hpp"
 #include "inference/pipeline_runner.hpp"
 #include "stacks/configured_stack.hpp"
 #include "support/clock.hpp"
@@ -27,24 +24,6 @@ double memory_bytes_per_s() {
       if (i > 0 && (least == 0 || took < least)) least = took;
     }
     return static_cast<double>(from.size()) * 1e9 / static_cast<double>(least);
-  }();
-  return measured;
-}
-
-/// What it takes here to hand work to a thread that sleeps, and to hear that it is done: the median of some, once.
-Nanoseconds handoff_ns() {
-  static const Nanoseconds measured = [] {
-    detail::Worker worker;
-    std::array<Nanoseconds, 31> all{};
-    for (Nanoseconds& one : all) {
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-      const Nanoseconds begin = now_ns();
-      worker.start([] {});
-      worker.wait();
-      one = now_ns() - begin;
-    }
-    std::nth_element(all.begin(), all.begin() + all.size() / 2, all.end());
-    return all[all.size() / 2];
   }();
   return measured;
 }

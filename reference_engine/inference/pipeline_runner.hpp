@@ -116,4 +116,7 @@ class PipelineRunner final : public ExpertRunner {
 /// and by the disk that it is read from first.
 Nanoseconds copy_cost(const RunnerOptions& options, const ExpertStore& store, std::uint64_t bytes);
 
+/// What it takes here to hand work to a thread that sleeps, and to hear that it is done: the median of some, measured once.
+Nanoseconds handoff_ns();
+
 }  // namespace ferry::engine
