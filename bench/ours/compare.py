@@ -19,7 +19,6 @@ give another one for another ferry. The page is printed as Markdown.
 import argparse
 import json
 import math
-import struct
 import subprocess
 import sys
 import typing
@@ -105,16 +104,15 @@ def sweep(ferry, folder, trace, shape, tokens, stacks, names, defaults="paper"):
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def has_scores(trace, partial):
+def readable(trace, stacks):
+    """Those of the stacks that read predicted rows which this trace has."""
     try:
-        with open(trace, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size)) if size < 100_000_000 else None
-    except ValueError:
-        header = None
-    if not isinstance(header, dict):
-        raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record")
-    return {"scores", "predicted", "partial"}.issubset(header) if partial else {"scores", "predicted"}.issubset(header)
+        header, _ = joined.read_header(trace)
+    except ValueError as error:
+        raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record") from error
+    if not {"scores", "predicted"}.issubset(header):
+        return []
+    return [s for s in stacks if "partial" in header or not s.startswith("importance-")]
 
 
 def geometric_mean(values):
@@ -211,8 +209,8 @@ def with_joined_sequences(trace, args):
     try:
         if joined.join(trace, part, args.joined, args.prompt or 0) == 0:
             raise Failure(f"{trace}: has fewer tokens than --joined {args.joined}")
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise Failure(f"{trace}: no trace of ferry trace import or record: {error}") from error
     part.rename(out)
     return out
 
@@ -239,7 +237,7 @@ def main():
     kind = INT4 if args.int4 else DEVICE if args.device else LOSSY if args.lossy else FULL
     rows = []
     for trace, shape in work:
-        others = kind.others + (kind.with_scores if has_scores(trace, args.lossy) else [])
+        others = kind.others + readable(trace, kind.with_scores)
         rows += sweep(args.ferry, args.out, trace, shape, args.tokens, [kind.ours, *others], names,
                       "calibrated" if args.lossy else "paper")
         if args.lossy:
@@ -267,7 +265,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except Failure as failure:
+    except (Failure, OSError) as failure:
         print(f"bench/run ours: {failure}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

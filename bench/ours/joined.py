@@ -4,16 +4,33 @@ import json
 import struct
 import sys
 
+WIDTHS = {"F32": 4, "I32": 4, "U16": 2, "U8": 1}
+
+
+def read_header(trace):
+    """Of a safetensors file. Raises ValueError for what is none."""
+    with open(trace, "rb") as file:
+        head = file.read(8)
+        size = int.from_bytes(head, "little")
+        if len(head) < 8 or size > 100_000_000:
+            raise ValueError("no header")
+        header = json.loads(file.read(size))
+    if not isinstance(header, dict):
+        raise ValueError("no header")
+    return header, 8 + size
+
 
 def join(source, target, length, prompt):
     """Writes `source` with its tokens in sequences of `length`, whatever was recorded, the first `prompt` of each a
-    prompt; what is left at the end falls away. Returns how many sequences there are; for 0 nothing is written."""
+    prompt; what is left at the end falls away. Returns how many sequences there are; for 0 nothing is written. Raises
+    ValueError, KeyError or TypeError for what is no trace."""
+    header, begins = read_header(source)
     with open(source, "rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size))
+        file.seek(begins)
         data = memoryview(file.read())
     information = header.pop("__metadata__")
-    whole = header["experts"]["shape"][0] // length
+    tokens = header["experts"]["shape"][0]
+    whole = tokens // length
     if whole == 0:
         return 0
     kept = {}  # tensors have a row a token, but for these two
@@ -21,13 +38,17 @@ def join(source, target, length, prompt):
         if name in ("phase", "sequence_start"):
             continue
         begin, end = tensor["data_offsets"]
-        row = (end - begin) // tensor["shape"][0]
+        if tensor["shape"][0] != tokens or not 0 <= begin <= end <= len(data) or (end - begin) % tokens:
+            raise ValueError(f"tensor {name} does not fit")
+        row = (end - begin) // tokens
         kept[name] = (tensor["dtype"], [whole * length, *tensor["shape"][1:]], data[begin:begin + whole * length * row])
     starts = array.array("i", range(0, whole * length, length))
     if sys.byteorder == "big":
         starts.byteswap()
     kept["sequence_start"] = ("I32", [whole], memoryview(starts).cast("B"))
     kept["phase"] = ("U8", [whole * length], memoryview((bytes(prompt) + b"\1" * (length - prompt)) * whole))
+    # The widest type first, so that every tensor begins at a multiple of its own.
+    kept = dict(sorted(kept.items(), key=lambda item: -WIDTHS[item[1][0]]))
     header = {"__metadata__": {**information, "source": f"{information.get('source', '')}, sequences joined"}}
     at = 0
     for name, (dtype, shape, values) in kept.items():

@@ -172,7 +172,11 @@ void leave_out(std::vector<Variant>& all, const Traces& traces) {
       try {
         ModelShape model = t->trace.model;
         model.max_rows = 1;
-        static_cast<void>(all[v].configure(model, model.all_bytes() / 2, {})->storage_bytes());
+        const auto config = all[v].configure(model, model.all_bytes() / 2, {});
+        static_cast<void>(config->storage_bytes());
+        if (config->traits().skips && t->trace.weights.empty() && t->trace.scores.empty()) {
+          throw ConfigError("the trace has no weights");
+        }
       } catch (const ConfigError& e) {
         const std::string of = all[v].of;
         fmt::print(stderr, "{} is left out: {}: {}\n", of, t->trace.name, e.what());

@@ -215,6 +215,7 @@ class Loss {
     calibrated["bytes_scored"] = quality_.bytes;
     calibrated["bits_per_byte_resident"] = quality_.bits_per_byte_resident();
     if (a_.model.store.empty()) calibrated["quantizer"] = a_.model.quantizer;
+    if (!a_.model.gates.empty()) calibrated["gates"] = file_names({a_.model.gates})[0];
     if (!a_.model.store.empty()) calibrated["store"] = file_names({a_.model.store})[0];
     calibrated["phase"] = eval_.phase == Phase::decode ? "decode" : "prefill";
     calibrated["budget_bytes"] = options_.budget_bytes;
@@ -351,7 +352,7 @@ int substitution(const CalibrateArguments& a) {
 /// How much ExpertSkipping may leave out.
 int skipping(const CalibrateArguments& a) {
   check(a, {&StackOptions::loss_rate});
-  if (!(a.loss_percent > 0)) throw InputError("--loss: expected more than 0 and at most 1000");
+  if (!(a.loss_percent > 0 && a.loss_percent <= 100)) throw InputError("--loss: expected more than 0 and at most 100");
   const std::string& max_loss = name_of(&StackOptions::max_loss);
   if (a.flags.given.contains(max_loss)) throw InputError(fmt::format("--{}: expected --loss here", max_loss));
   OutputFile out(a.out);
@@ -581,8 +582,8 @@ int transient_prefill(const CalibrateArguments& a) {
 
 /// The gates of a model, trained to predict those of later layers.
 int gates(const CalibrateArguments& a) {
-  std::vector<std::string> inputs = a.texts;
-  inputs.push_back(a.model.model);
+  std::vector<std::string> inputs = a.model.inputs();
+  inputs.insert(inputs.end(), a.texts.begin(), a.texts.end());
   check_outputs({a.out}, inputs);
   OutputFile out(a.out);
   return unless_interrupted([&] {
@@ -590,6 +591,8 @@ int gates(const CalibrateArguments& a) {
     CpuModel model(find_model(a.model.model));
     model.set_threads(0);
     const ModelConfig& c = model.config();
+    if (c.layers < 2)
+      throw InputError(fmt::format("--model {}: one layer has none behind it to predict", a.model.model));
     GateSamples samples;
     {
       std::uint64_t all = 0, done = 0;
@@ -638,7 +641,8 @@ int gates(const CalibrateArguments& a) {
       if (count > 0) table += row("all", d, before / count, after / count);
     }
     print(table);
-    print(fmt::format("{}: gates that predict {} layers ahead, measured over a tenth of the texts\n", a.out, a.depth));
+    print(fmt::format("{}: gates that predict {} layers ahead, measured over a tenth of the texts\n", a.out,
+                      std::min(a.depth, c.layers - 1U)));
   });
 }
 
@@ -736,7 +740,7 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
   by_loss(add("substitution", "find the largest alpha of Importance-driven's router within a loss", substitution),
           a->steps, grid);
   by_loss(add("skipping", "find how much ferry-lossy may leave out within a loss", skipping), a->rates,
-          "loss-rates to choose from, 1000 to 10, each less than the one before by the same factor");
+          "loss-rates to choose from, 1000 to 10, each by the same factor less than the one before, to a tenth");
   auto by_replay = [&](CLI::App* c) {
     CLI::Option* text = stack_command(c);
     c->add_option("--trace", a->traces, "instead of texts: traces of `ferry trace`")

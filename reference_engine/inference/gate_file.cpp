@@ -11,6 +11,11 @@
 #include "support/errors.hpp"
 
 namespace ferry::engine {
+namespace {
+
+constexpr std::uint32_t most_depth = 4;  ///< as `ferry calibrate gates` trains
+
+}  // namespace
 
 std::string gate_tensor(std::uint32_t layer, std::uint32_t distance) {
   return fmt::format("layers.{}.from.{}", layer, layer - distance);
@@ -24,30 +29,39 @@ void read_gates(const std::filesystem::path& path, const ModelConfig& config, Ga
     refuse(fmt::format("its metadata has no \"format\" of \"{}\", expected a file of `ferry calibrate gates`",
                        gate_format));
   }
-  std::size_t read = 0;
   std::uint32_t depth = 0;
-  while (depth + 1 < config.layers && file.tensors().contains(gate_tensor(depth + 1, depth + 1))) ++depth;
+  while (depth < most_depth && depth + 1 < config.layers &&
+         file.tensors().contains(gate_tensor(depth + 1, depth + 1))) {
+    ++depth;
+  }
   if (depth == 0) refuse(fmt::format("has no tensor \"{}\"", gate_tensor(1, 1)));
-  bank.expect_learned(depth);
-  for (std::uint32_t layer = 1; layer < config.layers; ++layer) {
-    for (std::uint32_t distance = 1; distance <= std::min(depth, layer); ++distance) {
-      const std::string name = gate_tensor(layer, distance);
-      const Tensor& t = file.at(name);
-      if (t.shape != std::vector<std::uint64_t>{config.experts, config.hidden} || t.dtype != DType::f32) {
-        refuse(fmt::format("tensor \"{}\": expected F32 [{}, {}], {} experts and a hidden state of {}", name,
-                           config.experts, config.hidden, config.experts, config.hidden));
-      }
-      const std::vector<float> values = t.to_floats();
-      const Eigen::Map<const Matrix> gate(values.data(), config.experts, config.hidden);
-      if (!gate.allFinite()) refuse(fmt::format("tensor \"{}\" has a value that is not finite", name));
-      bank.set_learned(layer, distance, gate);
-      ++read;
+  const auto each = [&](const auto& call) {
+    for (std::uint32_t layer = 1; layer < config.layers; ++layer) {
+      for (std::uint32_t distance = 1; distance <= std::min(depth, layer); ++distance) call(layer, distance);
     }
-  }
-  if (read != file.tensors().size()) {
+  };
+  std::size_t known = 0;
+  each([&](std::uint32_t layer, std::uint32_t distance) {  // all of it before memory is asked for
+    const std::string name = gate_tensor(layer, distance);
+    const Tensor& t = file.at(name);
+    if (t.shape != std::vector<std::uint64_t>{config.experts, config.hidden} || t.dtype != DType::f32) {
+      refuse(fmt::format("tensor \"{}\": expected F32 [{}, {}], {} experts and a hidden state of {}", name,
+                         config.experts, config.hidden, config.experts, config.hidden));
+    }
+    ++known;
+  });
+  if (known != file.tensors().size()) {
     refuse(fmt::format("has {} tensors, expected {}: {} layers, each predicted from up to {} before",
-                       file.tensors().size(), read, config.layers, depth));
+                       file.tensors().size(), known, config.layers, depth));
   }
+  bank.expect_learned(depth);
+  each([&](std::uint32_t layer, std::uint32_t distance) {
+    const std::string name = gate_tensor(layer, distance);
+    const std::vector<float> values = file.at(name).to_floats();
+    const Eigen::Map<const Matrix> gate(values.data(), config.experts, config.hidden);
+    if (!gate.allFinite()) refuse(fmt::format("tensor \"{}\" has a value that is not finite", name));
+    bank.set_learned(layer, distance, gate);
+  });
 }
 
 }  // namespace ferry::engine

@@ -12,7 +12,7 @@ namespace ferry::inline FERRY_ABI::detail {
 template <class Stack>
 class Accounts {
   using Router = typename Stack::router;
-  static constexpr bool skips = part::skips<Router>(), revises = part::substitutes<Router>() || skips;
+  static constexpr bool substitutes = part::substitutes<Router>(), skips = part::skips<Router>(), revises = substitutes || skips;
   static constexpr bool predicts = part::predicts<typename Stack::predictor>();
 
  public:
@@ -21,7 +21,7 @@ class Accounts {
     carve(bytes_, std::size_t{model.layers} * precision_count);
     top_scores_.reserve(carve, model, top_score_alpha);
     carve(asked_, revises ? model.experts : 0);
-    carve(best_, revises && predicts ? model.max_rows : 0);
+    carve(best_, substitutes && predicts ? model.max_rows : 0);
     if constexpr (predicts) predictions_.reserve(carve, model, depth);
     if (carve.measuring()) return;
     for (std::uint32_t l = 0; l < model.layers; ++l) {
@@ -48,7 +48,7 @@ class Accounts {
 
   /// The gate's own scores of a layer, ahead of `ask`; without them misses are not counted by score.
   FERRY_HD void see(View<const float> select) noexcept {
-    if constexpr (revises && predicts) {
+    if constexpr (substitutes && predicts) {
       for (std::uint32_t row = 0; row * experts_ < select.size; ++row) {
         Route best;
         best_of(select.data + std::size_t{row} * experts_, experts_, 1, &best);

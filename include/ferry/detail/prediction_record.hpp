@@ -63,7 +63,7 @@ class PredictionRecord {
       made.rows = noted.rows == 0 ? 0 : present;
       for (std::uint32_t i = 0; i < made.rows; ++i) {
         const std::uint32_t row = whole && rows.size > 0 ? rows[i] : i;
-        const std::uint16_t first = best.size() > 0 ? best[i] : routes[i * top_k_].expert;
+        const std::uint16_t first = best.size() > 0 ? best[i] : gate_choice(routes[i * top_k_]);
         made.rows_top1 += first == best_[std::size_t{cell} * max_rows_ + row] ? 1 : 0;
       }
       accuracy_[cell] += made;

@@ -21,7 +21,8 @@ namespace ferry::inline FERRY_ABI {
 /// over any n tokens the mean exceeds the allowance by no more than about 64 ln(2^24) / n, some 1,100 / n, of it.
 ///
 /// Nothing else enters, not what is resident, the machine or the budget: a text that was measured at one of them is what
-/// every other would have written.
+/// every other would have written. The threshold goes on from one sequence to the next, so that what a prompt gets depends on
+/// what was decoded before it and beside it.
 ///
 /// Source: ours. Lu et al. (2024, "Not All Experts are Equal", section 3.3) leave out the second of two experts if its
 /// weight is below a share of the first's. HOBBIT (3.2) skips misses by what is ranked above them, Importance-driven (5.1)
@@ -29,7 +30,7 @@ namespace ferry::inline FERRY_ABI {
 /// weight predicts the divergence of both with nearly the same factor (docs/results/ferry.md).
 /// Complexity: O(rows * k) beside TopK's. State: 4 bytes an expert.
 ///
-/// Ambiguities resolved. Costs are whole numbers of 2^-20, rounded up, and so is the account. A weight that is not a number
+/// Ambiguities resolved. Costs are whole numbers of 2^-20, rounded up. A row's best expert is the first that it has. A weight that is not a number
 /// is never left out. Equal experts of a row are left out together. A model with one expert a token runs it always.
 class ExpertSkipping {
  public:
@@ -67,11 +68,14 @@ class ExpertSkipping {
       if (r.expert != no_expert) cost_[r.expert] = 0;
     }
     std::uint32_t rows = 0;
-    for (std::uint32_t i = 0; i < routes.size; ++i) {
-      if (routes[i].expert == no_expert) continue;
-      const bool best = i % k_ == 0;
-      rows += best ? 1 : 0;
-      cost_[routes[i].expert] = add(cost_[routes[i].expert], best ? never : cost(routes[i].weight));
+    for (std::uint32_t first = 0; first < routes.size; first += k_) {
+      bool best = true;  // the first that the row has
+      for (const Route& r : routes.part(first, k_)) {
+        if (r.expert == no_expert) continue;
+        cost_[r.expert] = add(cost_[r.expert], best ? never : cost(r.weight));
+        rows += best ? 1 : 0;
+        best = false;
+      }
     }
     std::int64_t spent = 0;
     for (Route& r : routes) {
@@ -101,10 +105,14 @@ class ExpertSkipping {
     return threshold < least ? least : threshold > most ? most : threshold;
   }
 
-  /// A step of a layer earned so much and spent so much. No step more than halves the threshold.
+  /// A step of a layer earned so much and spent so much. No step more than halves the threshold: what was spent beyond that
+  /// is owed.
   FERRY_HD void adapt(std::int64_t earned, std::int64_t spent) noexcept {
-    std::int64_t saved = (earned - spent) * 1024 / earned;
+    const std::int64_t all = (earned - spent) * 1024 + carried_;
+    std::int64_t saved = all / earned;
     if (saved < -512 * std::int64_t{pace_}) saved = -512 * std::int64_t{pace_};
+    if (saved < 0 && threshold_ == clamp(0)) saved = 0;  // it cannot fall, and pays for nothing by it
+    carried_ = all - saved * earned;
     threshold_ = clamp(threshold_ + threshold_ / pace_ * saved / 1024);
   }
 
@@ -112,6 +120,7 @@ class ExpertSkipping {
   Array<std::uint32_t> cost_;   ///< [experts] of those that the rows at hand chose
   std::int64_t allowance_ = 0;  ///< a row and layer, in 2^-20
   std::int64_t threshold_ = 0;  ///< in 2^-40
+  std::int64_t carried_ = 0;    ///< saved and not yet seen by the threshold, in 2^-30; below 0: owed
   std::uint32_t k_ = 1, pace_ = 1;
 };
 

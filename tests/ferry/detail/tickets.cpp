@@ -22,6 +22,7 @@ TEST_CASE("a copy is taken to last as long as the last of its precision") {
   CHECK(times.left(Precision::int4, 100, 105) == 5);
   CHECK(times.left(Precision::full, 100, 150) == 1);  // it takes longer than that one did
   CHECK(times.left(Precision::full, 100, 900) == 1);
+  CHECK(times.left(Precision::full, 100, 130, 3) == 120);  // three that land together
   times.note(Precision::full, 90);
   CHECK(times.left(Precision::full, 100, 150) == 40);
 }

@@ -48,7 +48,7 @@ TEST_CASE("a squared weight up to the allowance is left out at first, and keeps 
   Placed<ExpertSkipping> router(Shape{2, 8, 4, 4}, within(1, 100));
   std::vector<Route> all = routes({.5F, .3F, .15F, .05F}, {6, 2, 7, 1});
   router->revise(Phase::decode, {all.data(), 4});
-  for (int i = 0; i < 3; ++i) {
+  for (std::size_t i = 0; i < 3; ++i) {
     CHECK(all[i].expert != no_expert);
     CHECK(all[i].instead_of == no_expert);
   }
@@ -129,6 +129,31 @@ TEST_CASE("in the mean a row and layer spends what it may, whatever the weights 
       }
     }
   }
+}
+
+TEST_CASE("what one step spends at once is owed: even rows that leave out all or nothing keep to the mean") {
+  for (const std::uint32_t layers : {8U, 4U, 1U}) {
+    const float max_loss = layers == 8 ? .01F : layers == 4 ? .1F : .001F;
+    CAPTURE(layers);
+    Placed<ExpertSkipping> router(Shape{static_cast<std::uint16_t>(layers), 8, 2, 4}, within(max_loss, 150));
+    const double allowance = double{max_loss} / 150;
+    constexpr std::uint32_t tokens = 200'000;
+    double spent = 0;
+    for (std::uint32_t i = 0; i < tokens * layers; ++i) {
+      if (!run(*router, routes({.5F, .5F}))[1]) spent += .25;
+    }
+    CHECK(spent / (tokens * layers) <= 1.1 * allowance);
+    CHECK(spent > 0);
+  }
+}
+
+TEST_CASE("the first expert that a row has runs, wherever it stands") {
+  Placed<ExpertSkipping> router(Shape{2, 8, 3, 4}, within(100, 1));
+  std::vector<Route> all = {{}, {3, .05F, no_expert}, {4, .04F, no_expert}};
+  router->revise(Phase::decode, {all.data(), 3});
+  CHECK(all[1].expert == 3);
+  CHECK(all[2].expert == no_expert);
+  CHECK(all[2].instead_of == 4);
 }
 
 TEST_CASE("what could not be spent for long is not made up for later beyond a bound") {
