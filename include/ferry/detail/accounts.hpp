@@ -12,7 +12,8 @@ namespace ferry::inline FERRY_ABI::detail {
 template <class Stack>
 class Accounts {
   using Router = typename Stack::router;
-  static constexpr bool substitutes = part::substitutes<Router>(), skips = part::skips<Router>(), revises = substitutes || skips;
+  static constexpr bool substitutes = part::substitutes<Router>(), skips = part::skips<Router>(),
+                        revises = substitutes || skips;
   static constexpr bool predicts = part::predicts<typename Stack::predictor>();
 
  public:

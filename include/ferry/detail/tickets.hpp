@@ -20,7 +20,8 @@ class CopyTimes {
   void note(Precision p, Nanoseconds took) noexcept { last_[static_cast<unsigned>(p)] = took; }
   /// What is left at `now` of one that began at `begin`, or of several that land together, at least 1; 0 where none of its
   /// precision has landed yet.
-  [[nodiscard]] Nanoseconds left(Precision p, Nanoseconds begin, Nanoseconds now, std::size_t copies = 1) const noexcept {
+  [[nodiscard]] Nanoseconds left(Precision p, Nanoseconds begin, Nanoseconds now,
+                                 std::size_t copies = 1) const noexcept {
     const Nanoseconds whole = last_[static_cast<unsigned>(p)] * static_cast<Nanoseconds>(copies), end = begin + whole;
     return whole == 0 ? 0 : end > now ? end - now : 1;
   }

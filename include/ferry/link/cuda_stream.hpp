@@ -190,7 +190,8 @@ class CudaStream {
     }
     if (!sent_.empty()) {
       const Sent& under_way = sent_.front();  // as if it had waited for nothing but the copy before it
-      s.link_ns = times_.left(under_way.copies.front().what.precision, std::max(under_way.at_ns, free_ns_), now(), under_way.copies.size());
+      s.link_ns = times_.left(under_way.copies.front().what.precision, std::max(under_way.at_ns, free_ns_), now(),
+                              under_way.copies.size());
     }
     return s;
   }
