@@ -54,8 +54,10 @@ DEVICE = Stacks("ferry-device", "clairvoyant_tpot_s", [s for s in FULL.others if
                 [s for s in FULL.with_scores if s != "hybrimoe"])
 INT4 = Stacks("ferry-int4", "clairvoyant_with_host_tpot_s", ["lru-int4", "static-host-int4", "activation-path"],
               ["fate", "hobbit", "hobbit-cooperative"])
+# Those that read the scores of partial hidden states, which not every recorded trace has.
+READ_PARTIAL = ["importance-driven"]
 # What these lose is another matter: `ferry eval` measures it.
-LOSSY = Stacks("ferry-lossy", "clairvoyant_with_host_tpot_s", INT4.others, [*INT4.with_scores, "importance-driven"])
+LOSSY = Stacks("ferry-lossy", "clairvoyant_with_host_tpot_s", INT4.others, INT4.with_scores + READ_PARTIAL)
 PAPERS = " as its paper has it"
 
 
@@ -101,7 +103,11 @@ def sweep(ferry, folder, trace, shape, tokens, stacks, names, defaults="paper"):
         command += ["--tokens", tokens]
     print(f"{trace.name}: {len(stacks)} stacks", file=sys.stderr)
     run(command)
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    for r in rows:
+        if "refused" in r:
+            raise Failure(f"{trace}: {r['stack']}: {r['refused']}")
+    return rows
 
 
 def readable(trace, stacks):
@@ -112,7 +118,7 @@ def readable(trace, stacks):
         raise Failure(f"{trace}: no safetensors file, expected a trace of ferry trace import or record") from error
     if not {"scores", "predicted"}.issubset(header):
         return []
-    return [s for s in stacks if "partial" in header or not s.startswith("importance-")]
+    return [s for s in stacks if "partial" in header or s not in READ_PARTIAL]
 
 
 def geometric_mean(values):
@@ -134,6 +140,8 @@ def summarise(rows, kind):
             bounds[cell] = r["decode"]["tpot_s"] / bound
     result = []
     for (trace, machine, budget, batch), times in sorted(cells.items()):
+        if not times[ours]:
+            raise Failure(f"{trace}: no token is decoded, expected more than its prompt")
         best = min((t, s) for s, t in times.items() if s != ours)
         prompt = prompts.get((trace, machine, budget, batch))
         result.append({"trace": trace, "machine": machine, "budget_percent": budget, "batch": batch,

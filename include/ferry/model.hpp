@@ -198,8 +198,7 @@ struct Seen {
   Ticket demand_landed = Ticket::none;    ///< every demand copy up to this one has landed
   Ticket prefetch_begun = Ticket::none;   ///< every prefetch up to this one has begun or was dropped
   Ticket prefetch_landed = Ticket::none;  ///< every prefetch up to this one has landed or was dropped
-  Nanoseconds link_ns =
-      0;  ///< until the copy that is on the link has landed, as far as that is known; 0: none is, or unknown
+  Nanoseconds link_ns = 0;                ///< until the copy on the link has landed, as a guess; 0: none is, or unknown
 };
 
 /// What a Placement may weigh beside the requests: of the machine, as calibrated beforehand, and of its link now. What

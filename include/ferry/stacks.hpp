@@ -246,8 +246,8 @@ struct FerryLossy : Stack<NoPrediction, DecayedSavings, FixedPrecision,
   }
 };
 
-/// Without a host: what is missing is waited for, and what will be used again soonest is kept, as is learned. The slots are all
-/// layers' pool, or each layer's own where that is no more than twice what a token uses. Lossless.
+/// Without a host: what is missing is waited for, and what will be used again soonest is kept, as is learned. One pool of
+/// all layers, or one a layer where that has no more than twice what a token uses. Lossless.
 struct FerryDevice : Stack<NoPrediction, LearnedReuse, FixedPrecision, LoadEverything, TopK> {
   static constexpr bool preloads = true;
   template <class Config>

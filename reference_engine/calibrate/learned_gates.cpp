@@ -41,10 +41,14 @@ std::vector<Eigen::Index> highest(const Matrix::ConstRowXpr& row, std::uint32_t 
   return order;
 }
 
-void append_rows(Matrix& to, const Matrix& rows) {
-  const Eigen::Index before = to.rows();
-  to.conservativeResize(before + rows.rows(), rows.cols());
-  to.bottomRows(rows.rows()) = rows;
+void append_rows(Matrix& to, const std::vector<Matrix>& windows) {
+  Eigen::Index at = to.rows(), rows = at;
+  for (const Matrix& w : windows) rows += w.rows();
+  to.conservativeResize(rows, windows[0].cols());
+  for (const Matrix& w : windows) {
+    to.middleRows(at, w.rows()) = w;
+    at += w.rows();
+  }
 }
 
 }  // namespace
@@ -55,8 +59,7 @@ bool add_samples(Model& model, const std::string& text, std::uint32_t window, Ga
   if (window < 2 || window > c.context) {
     throw InputError(fmt::format("--window {}: expected 2 to {}, the model's context", window, c.context));
   }
-  samples.inputs.resize(c.layers);
-  samples.scores.resize(c.layers);
+  std::vector<std::vector<Matrix>> inputs(c.layers), said(c.layers);
   RunnerOptions resident;
   resident.stack = "resident";
   resident.max_rows = window;
@@ -69,12 +72,19 @@ bool add_samples(Model& model, const std::string& text, std::uint32_t window, Ga
     caches.push_back(model.make_cache(static_cast<std::uint32_t>(rows.size())));
     model.forward(Phase::prefill, rows, caches, *runner, 1,
                   [&](std::uint32_t layer, const Matrix& input, const Matrix& scores) {
-                    append_rows(samples.inputs[layer], input);
-                    append_rows(samples.scores[layer], scores);
+                    inputs[layer].push_back(input);
+                    said[layer].push_back(scores);
                   });
     runner->end_sequence(0);
     runner->uses.clear();
     if (!progress(std::min(text.size(), at + window))) return false;
+  }
+  if (text.empty()) return true;
+  samples.inputs.resize(c.layers);
+  samples.scores.resize(c.layers);
+  for (std::uint32_t l = 0; l < c.layers; ++l) {
+    append_rows(samples.inputs[l], inputs[l]);
+    append_rows(samples.scores[l], said[l]);
   }
   return true;
 }

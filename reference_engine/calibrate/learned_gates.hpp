@@ -21,7 +21,7 @@ struct GateSamples {
 };
 
 /// Runs a text through the model, resident, in windows that are sequences of their own, and adds what its gates see.
-/// `progress` takes the bytes so far; if it returns false, so does this, with what was added until then. Throws InputError for a window that the model
+/// `progress` takes the bytes so far; if it returns false, nothing is added. Throws InputError for a window that the model
 /// cannot have.
 bool add_samples(Model& model, const std::string& text, std::uint32_t window, GateSamples& samples,
                  const std::function<bool(std::uint64_t done)>& progress);

@@ -33,8 +33,8 @@ namespace ferry::inline FERRY_ABI {
 /// Ambiguities resolved. What the gate chose counts, whatever was run instead. In decode an expert is used once a step,
 /// however many rows chose it; prompts count as detail::GrowingWeight says, and of a step's rows the last 64 teach. In a
 /// prompt a newcomer takes only a place of its own layer. Layers that this step has not reached yet rank as if it had
-/// brought them what earlier ones did. What is learned does not end with a sequence; what its
-/// tokens chose does with the last one that lives.
+/// brought them what earlier ones did. What is learned does not end with a sequence; what its tokens chose does, with the
+/// last one that lives.
 class LearnedReuse {
  public:
   std::uint32_t half_life = 64;  ///< steps, 1 to 4096

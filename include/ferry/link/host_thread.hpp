@@ -240,7 +240,7 @@ class HostThread {
   std::condition_variable wake_, landed_;
   std::deque<Copy> demand_, prefetch_;
   Copy current_;
-  Nanoseconds begun_ = 0;  ///< when it did
+  Nanoseconds begun_ = 0;  ///< when it began
   detail::CopyTimes times_;
   std::atomic<std::uint64_t> calls_{0};  ///< that may have brought something to do
   std::atomic<bool> sleeps_{false};      ///< the thread has to be woken

@@ -27,11 +27,12 @@ namespace ferry::inline FERRY_ABI {
 /// Source: ours. Lu et al. (2024, "Not All Experts are Equal", section 3.3) leave out the second of two experts if its
 /// weight is below a share of the first's. HOBBIT (3.2) skips misses by what is ranked above them, Importance-driven (5.1)
 /// replaces them; on the bundled models leaving out costs less than replacing at the same time saved, and the squared
-/// weight predicts the divergence of both with nearly the same factor (docs/results/ferry.md).
+/// weight predicts the divergence of both with nearly the same factor (docs/decisions.md).
 /// Complexity: O(rows * k) beside TopK's. State: 4 bytes an expert.
 ///
-/// Ambiguities resolved. Costs are whole numbers of 2^-20, rounded up. A row's best expert is the first that it has. A weight that is not a number
-/// is never left out. Equal experts of a row are left out together. A model with one expert a token runs it always.
+/// Ambiguities resolved. Costs are whole numbers of 2^-20, rounded up. A row's best expert is the first that it has. A weight
+/// that is not a number is never left out. Equal experts of a row are left out together. A model with one expert a token
+/// runs it always.
 class ExpertSkipping {
  public:
   static constexpr bool skips = true;

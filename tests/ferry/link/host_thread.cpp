@@ -67,7 +67,7 @@ TEST_CASE("the throttle holds: a copy takes at least its bytes over the bandwidt
 
 TEST_CASE("once a copy has taken its time, what is left of the next is known") {
   ThreadFixture f;
-  HostThread link(f.memory, {.bytes_per_s = 100'000});  // 41 ms
+  HostThread link(f.memory, {.bytes_per_s = 20'000});  // 205 ms
   CHECK(link.seen().link_ns == 0);
   link.submit(copy_of(1, 5, 3));
   CHECK(link.seen().link_ns == 0);  // no other has landed
@@ -83,7 +83,7 @@ TEST_CASE("once a copy has taken its time, what is left of the next is known") {
     std::this_thread::yield();
   }
   CHECK(most > 1'000'000);
-  CHECK(most < 2'000'000'000);
+  CHECK(most < 4'000'000'000);
   CHECK(link.seen().link_ns == 0);
 }
 
