@@ -140,8 +140,8 @@ class Piped final : public OneRow {
   void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) override {
     pipe_.begin_step({phase, {sequences.data(), static_cast<std::uint32_t>(sequences.size())}});
   }
-  void plan(std::uint16_t layer, const Matrix& /*input*/, const Matrix& scores, const Times& /*took*/) override {
-    const View<const float> v{scores.data(), static_cast<std::uint32_t>(scores.size())};
+  void plan(std::uint16_t layer, const Matrix& /*input*/, const GateScores& scores, const Times& /*took*/) override {
+    const View<const float> v{scores.weight.data(), static_cast<std::uint32_t>(scores.weight.size())};
     plan_ = pipe_.plan({layer, v, v});
   }
   void run_resident(std::uint16_t /*layer*/, const Matrix& input) override {
@@ -190,8 +190,8 @@ class Direct final : public OneRow {
     }
   }
 
-  void plan(std::uint16_t layer, const Matrix& /*input*/, const Matrix& scores, const Times& /*took*/) override {
-    const View<const float> v{scores.data(), static_cast<std::uint32_t>(scores.size())};
+  void plan(std::uint16_t layer, const Matrix& /*input*/, const GateScores& scores, const Times& /*took*/) override {
+    const View<const float> v{scores.weight.data(), static_cast<std::uint32_t>(scores.weight.size())};
     Out<Route> out{routes_.data(), static_cast<std::uint32_t>(routes_.size())};
     router_.route(Phase::decode, {layer, v, v}, {}, out);
   }
@@ -372,6 +372,7 @@ Json layers_alone(const Size& s, const Arguments& a) {
   }
   ModelConfig m;
   m.layers = static_cast<std::uint32_t>(std::min<std::uint64_t>(fit, s.layers));
+  for (std::uint32_t l = 0; l < m.layers; ++l) m.moe_layers.push_back(l);
   m.hidden = s.hidden;
   m.expert_width = s.width;
   m.experts = s.experts;

@@ -75,11 +75,11 @@ class MadeUpRouting final : public PassingRunner {
     }
     runner_.predicted({predicted_.data(), count});
   }
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& /*scores*/, const Times& took) override {
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& /*scores*/, const Times& took) override {
     made_up(scores_, [&](std::uint32_t token) { return trace_.scores_of(token, layer); });
     runner_.plan(layer, input, scores_, took);
   }
-  void look_ahead(std::uint16_t layer, const Matrix& /*scores*/) override {
+  void look_ahead(std::uint16_t layer, const GateScores& /*scores*/) override {
     made_up(partial_, [&](std::uint32_t token) { return trace_.partial_of(token, layer - 1U); });
     runner_.look_ahead(layer, partial_);
   }

@@ -124,7 +124,7 @@ std::vector<NamedShape> dense_tensors(const DecodeShape& s, std::uint32_t layers
     all.push_back({at + "self_attn.k_proj.weight", {kv, hidden}});
     all.push_back({at + "self_attn.v_proj.weight", {kv, hidden}});
     all.push_back({at + "self_attn.o_proj.weight", {hidden, hidden}});
-    all.push_back({gate_name(s.shared() ? Architecture::qwen2_moe : Architecture::mixtral, l), {experts, hidden}});
+    all.push_back({at + (s.shared() ? "mlp.gate.weight" : "block_sparse_moe.gate.weight"), {experts, hidden}});
     if (!s.shared()) continue;
     const std::uint64_t width = s.number("shared_expert_intermediate_size");
     all.push_back({at + "self_attn.q_proj.bias", {hidden}});

@@ -70,7 +70,7 @@ class Paced final : public PassingRunner {
     begin_ = device_free_ = now_ns();
     runner_.begin_step(phase, sequences);
   }
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& /*took*/) override {
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& /*took*/) override {
     runner_.spans.clear();
     busy_until(device_free_ + costs_.dense(layer, 1));
     // The runner measures experts without the pauses: what k of them lack is added here.
@@ -80,7 +80,7 @@ class Paced final : public PassingRunner {
     runner_.run_resident(layer, input);
     catch_up();
   }
-  void look_ahead(std::uint16_t layer, const Matrix& scores) override {
+  void look_ahead(std::uint16_t layer, const GateScores& scores) override {
     busy_until(device_free_ + costs_.dense(layer, 1));
     runner_.look_ahead(layer, scores);
   }

@@ -103,7 +103,8 @@ class Recorder {
     for (std::uint32_t first = 0; first < window_tokens; first += prefill_tokens) {
       const std::vector<TokenRow> rows(tokens.begin() + first, tokens.begin() + first + prefill_tokens);
       model_.forward(Phase::prefill, rows, caches, *runner_, 1,
-                     [&](std::uint32_t layer, const Matrix& input, const Matrix& scores) {
+                     [&](std::uint32_t layer, const Matrix& input, const GateScores& said) {
+                       const Matrix& scores = said.weight;
                        w.inputs[layer].middleRows(first, prefill_tokens) = input;
                        w.scores[layer].middleRows(first, prefill_tokens) = scores;
                      });
@@ -123,9 +124,7 @@ class Gates {
   Gates(const std::filesystem::path& folder, const ModelConfig& c) {
     const Checkpoint checkpoint(folder);
     for (std::uint32_t l = 0; l < c.layers; ++l) {
-      const char* gate = c.architecture == Architecture::mixtral ? "block_sparse_moe.gate" : "mlp.gate";
-      const std::vector<float> values =
-          checkpoint.at(fmt::format("model.layers.{}.{}.weight", l, gate), {c.experts, c.hidden}).to_floats();
+      const std::vector<float> values = checkpoint.at(c.gate_name(l), {c.experts, c.hidden}).to_floats();
       gates_.emplace_back(Eigen::Map<const Matrix>(values.data(), c.experts, c.hidden));
     }
   }
@@ -464,14 +463,14 @@ class PartialWatch final : public PassingRunner {
   Share top_1;
   std::uint64_t strays = 0;  ///< copies that were not predicted: there must be none
 
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) override {
     const std::uint64_t dropped = statistics().counters.prefetch.dropped;
     runner_.plan(layer, input, scores, took);
     if (!pending_[layer]) return;
     Predicted f = *std::exchange(pending_[layer], std::nullopt);
     f.begun -= statistics().counters.prefetch.dropped - dropped;  // its layer is the only one with prefetches queued
     const Ranking real = rank(scores)[0];
-    const std::size_t top = top_scores(scores.row(0), real, k_, alpha_);
+    const std::size_t top = top_scores(scores.weight.row(0), real, k_, alpha_);
     f.active.assign(real.begin(), real.begin() + k_);
     f.top_score.assign(real.begin(), real.begin() + static_cast<Index>(top));
     for (const std::uint16_t e : f.named) count(predicted, f, e);
@@ -481,10 +480,10 @@ class PartialWatch final : public PassingRunner {
     past_.push_back(std::move(f));
   }
 
-  void look_ahead(std::uint16_t layer, const Matrix& scores) override {
+  void look_ahead(std::uint16_t layer, const GateScores& scores) override {
     const Ranking ranking = rank(scores)[0];
     Predicted f{layer, ranking[0], ranking, {}, {}, 0};
-    f.named.resize(top_scores(scores.row(0), ranking, k_, alpha_));
+    f.named.resize(top_scores(scores.weight.row(0), ranking, k_, alpha_));
     const std::uint64_t before = submitted();
     runner_.look_ahead(layer, scores);
     f.begun = submitted() - before;

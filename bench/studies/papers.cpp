@@ -176,7 +176,8 @@ std::vector<double> weight_output_correlation(const std::string& name, const std
   ExpertKernel kernel(model.store().layout());
   std::vector<Route> best(c.top_k);
   Matrix row, out;
-  auto observe = [&](std::uint32_t layer, const Matrix& input, const Matrix& scores) {
+  auto observe = [&](std::uint32_t layer, const Matrix& input, const GateScores& said) {
+    const Matrix& scores = said.weight;
     for (Eigen::Index i = 0; i < scores.rows(); ++i) {
       detail::best_of(scores.row(i).data(), static_cast<std::uint16_t>(c.experts), static_cast<std::uint16_t>(c.top_k),
                       best.data());
@@ -225,7 +226,7 @@ std::vector<std::vector<double>> gate_input_similarity(const std::string& name, 
   std::vector<std::vector<double>> sums(most_ahead, std::vector<double>(c.layers));
   std::vector<Matrix> inputs(c.layers);
   double rows_seen = 0;
-  auto observe = [&](std::uint32_t layer, const Matrix& input, const Matrix& /*scores*/) {
+  auto observe = [&](std::uint32_t layer, const Matrix& input, const GateScores& /*scores*/) {
     inputs[layer] = input;
     for (std::uint32_t d = 1; d <= std::min<std::uint32_t>(most_ahead, layer); ++d) {
       const Matrix& before = inputs[layer - d];

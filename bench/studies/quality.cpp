@@ -224,7 +224,8 @@ float threshold_for(Place& place, double share) {
     const ModelConfig& c = place.model.config();
     const Runner resident = named(place, options_on(place, high_end, CostSource::stated, Phase::prefill, "resident"));
     std::vector<Route> best(c.top_k);
-    auto observe = [&](std::uint32_t, const Matrix&, const Matrix& scores) {
+    auto observe = [&](std::uint32_t, const Matrix&, const GateScores& said) {
+      const Matrix& scores = said.weight;
       for (Eigen::Index i = 0; i < scores.rows(); ++i) {
         detail::best_of(scores.row(i).data(), c.experts, c.top_k, best.data());
         float sum = 0, above = 0;

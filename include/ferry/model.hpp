@@ -252,6 +252,7 @@ struct Shape {
   std::uint16_t layers = 0, experts = 0, top_k = 0;
   std::uint32_t max_rows = 0;  ///< largest number of rows of one step
   Renormalise renormalise = Renormalise::unset;
+  float scale = 1.0F;  ///< of the weights, once they are divided: DeepSeek's `routed_scaling_factor`
 };
 
 }  // namespace ferry::inline FERRY_ABI

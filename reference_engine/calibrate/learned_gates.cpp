@@ -59,7 +59,7 @@ bool add_samples(Model& model, const std::string& text, std::uint32_t window, Ga
   if (window < 2 || window > c.context) {
     throw InputError(fmt::format("--window {}: expected 2 to {}, the model's context", window, c.context));
   }
-  std::vector<std::vector<Matrix>> inputs(c.layers), said(c.layers);
+  std::vector<std::vector<Matrix>> inputs(c.moe_layer_count()), said(c.moe_layer_count());
   RunnerOptions resident;
   resident.stack = "resident";
   resident.max_rows = window;
@@ -71,18 +71,18 @@ bool add_samples(Model& model, const std::string& text, std::uint32_t window, Ga
     std::vector<KvCache> caches;
     caches.push_back(model.make_cache(static_cast<std::uint32_t>(rows.size())));
     model.forward(Phase::prefill, rows, caches, *runner, 1,
-                  [&](std::uint32_t layer, const Matrix& input, const Matrix& scores) {
+                  [&](std::uint32_t layer, const Matrix& input, const GateScores& scores) {
                     inputs[layer].push_back(input);
-                    said[layer].push_back(scores);
+                    said[layer].push_back(scores.weight);
                   });
     runner->end_sequence(0);
     runner->uses.clear();
     if (!progress(std::min(text.size(), at + window))) return false;
   }
   if (text.empty()) return true;
-  samples.inputs.resize(c.layers);
-  samples.scores.resize(c.layers);
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
+  samples.inputs.resize(c.moe_layer_count());
+  samples.scores.resize(c.moe_layer_count());
+  for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
     append_rows(samples.inputs[l], inputs[l]);
     append_rows(samples.scores[l], said[l]);
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ Tensor row_of(const Tensor& matrix, std::uint64_t row) {
 
 // Row by row, because a large model's embeddings take gigabytes.
 void check_tied(const Checkpoint& checkpoint, const ModelConfig& c) {
-  const std::string embedding_name = "model.embed_tokens.weight", head_name = "lm_head.weight";
+  const std::string embedding_name = c.names.model + "embed_tokens.weight", head_name = c.names.head + "weight";
   const Safetensors* file = checkpoint.find(head_name);
   if (file == nullptr) return;
   const Tensor& embedding = checkpoint.at(embedding_name, {c.vocabulary, c.hidden});
@@ -38,26 +39,63 @@ void check_tied(const Checkpoint& checkpoint, const ModelConfig& c) {
   }
 }
 
-void check_no_biases(const Checkpoint& checkpoint, const ModelConfig& c) {
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
-    for (const char* part : {"q", "k", "v"}) {
-      const std::string name = fmt::format("model.layers.{}.self_attn.{}_proj.bias", l, part);
-      const Safetensors* file = checkpoint.find(name);
-      if (file == nullptr) continue;
-      throw InputError(fmt::format("{}: tensor \"{}\" is there, expected none, since {}", file->path().string(), name,
-                                   c.architecture == Architecture::mixtral
-                                       ? "a Mixtral has no biases; remove all of them to compute without"
-                                       : "config.json has \"qkv_bias\": false; set it to true to use the biases, or "
-                                         "remove all of them to compute without"));
-    }
+bool begins(const std::string& name, const std::string& with) {
+  return name.compare(0, with.size(), with) == 0;
+}
+bool ends(const std::string& name, const std::string& with) {
+  return name.size() >= with.size() && name.compare(name.size() - with.size(), with.size(), with) == 0;
+}
+
+/// Number of the layer that a tensor belongs to; nothing if it belongs to none.
+std::optional<std::uint64_t> layer_of(const std::string& name, const ModelConfig& c) {
+  const std::string prefix = c.names.model + "layers.";
+  if (!begins(name, prefix)) return std::nullopt;
+  const std::size_t end = name.find('.', prefix.size());
+  const std::string digits = name.substr(prefix.size(), end == std::string::npos ? end : end - prefix.size());
+  if (digits.empty() || digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string::npos) {
+    return std::nullopt;
   }
+  return std::stoull(digits);
+}
+
+std::string why_unread(const std::string& name, const ModelConfig& c) {
+  const bool bias = ends(name, "q_proj.bias") || ends(name, "k_proj.bias") || ends(name, "v_proj.bias");
+  if (bias && c.architecture_name == "MixtralForCausalLM") {
+    return "a Mixtral has no biases; remove all of them to compute without";
+  }
+  if (bias && c.architecture_name == "Qwen2MoeForCausalLM") {
+    return "config.json has \"qkv_bias\": false; set it to true to use the biases, or remove all of them to compute "
+           "without";
+  }
+  return fmt::format("{} as config.json describes it does not use it; remove it to compute without",
+                     c.architecture_name);
 }
 
 }  // namespace
 
-void check_agreement(const Checkpoint& checkpoint, const ModelConfig& config) {
-  if (config.tied_embeddings) check_tied(checkpoint, config);
-  if (!config.qkv_bias) check_no_biases(checkpoint, config);
+std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const ModelConfig& c) {
+  if (c.tied_embeddings) check_tied(checkpoint, c);
+  std::vector<std::string> left, notes;
+  for (const std::string& name : checkpoint.unread()) {
+    if (ends(name, "rotary_emb.inv_freq")) continue;  // old files have it; it says nothing new
+    if (c.tied_embeddings && name == c.names.head + "weight") continue;
+    const auto layer = layer_of(name, c);
+    const bool used = layer ? *layer < c.layers : begins(name, c.names.model) || begins(name, c.names.head);
+    if (!used) {
+      left.push_back(name);
+      continue;
+    }
+    throw InputError(fmt::format("{}: tensor \"{}\" is there, expected none, since {}",
+                                 checkpoint.find(name)->path().string(), name, why_unread(name, c)));
+  }
+  if (!left.empty()) {
+    notes.push_back(
+        fmt::format("{} tensors are not used, from \"{}\" to \"{}\"", left.size(), left.front(), left.back()));
+  }
+  for (const std::string& name : c.unknown) {
+    notes.push_back(fmt::format("config.json: field \"{}\" is not known, and was not used", name));
+  }
+  return notes;
 }
 
 }  // namespace ferry::engine

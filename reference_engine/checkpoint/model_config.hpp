@@ -1,36 +1,152 @@
 /// @file
-/// The shape of a model, read from a Hugging Face config.json.
+/// The shape of a model and its arithmetic, read from a Hugging Face config.json.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
+
+#include "checkpoint/rope.hpp"
+#include "ferry/gate/gate_rule.hpp"
 
 namespace ferry::engine {
-
-enum class Architecture { qwen2_moe, mixtral };
 
 /// In place of a token that a model does not have.
 inline constexpr std::uint32_t no_token = 0xffffffff;
 
+/// Where a family's checkpoints have what, as parts of tensor names. Those of a layer follow "model.layers.N.".
+struct TensorNames {
+  std::string model = "model.", head = "lm_head.";
+  std::string attention_norm = "input_layernorm", mlp_norm = "post_attention_layernorm";  ///< ".weight", ".bias"
+  std::string q_norm = "self_attn.q_norm.weight", k_norm = "self_attn.k_norm.weight";
+  std::string gate = "mlp.gate.weight", gate_bias, choice_bias;
+  std::string experts = "mlp.experts.";  ///< then "E.", a part, ".weight"
+  std::array<std::string, 3> parts{"gate_proj", "up_proj", "down_proj"};
+  std::array<std::string, 2> fused{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};  ///< all experts of a layer
+  std::string shared = "mlp.shared_experts.", shared_scale;                               ///< then a part, ".weight"
+  std::array<std::string, 2> shared_fused;  ///< instead: gate above up, and down
+  std::string dense = "mlp.";               ///< of layers without experts; then a part, ".weight"
+};
+
+/// How the matrices of a layer's experts lie in a checkpoint.
+enum class ExpertStorage : std::uint8_t {
+  separate,       ///< gate and up [width, hidden], down [hidden, width], each of each expert a tensor of its own
+  fused_rows,     ///< [experts, 2 * width, hidden], gate above up, and [experts, hidden, width]
+  fused_columns,  ///< [experts, hidden, 2 * width], gate before up, and [experts, width, hidden]
+  /// The same with gate and up in turn; with biases [experts, 2 * width], likewise in turn, and [experts, hidden]
+  interleaved_columns
+};
+
+/// What an expert makes of its gate and up before down: silu(gate) * up.
+struct Glu {
+  bool clamped =
+      false;  ///< instead: gate * sigmoid(alpha * gate) * (up + 1), both within `limit`, gate only from above
+  float alpha = 1, limit = 0;
+  bool weighs_input =
+      false;  ///< a row's weight for the expert is multiplied with what it reads, and not with what it gives
+  friend bool operator==(const Glu&, const Glu&) = default;
+};
+
+enum class Norm : std::uint8_t {
+  rms,           ///< divided by the root of the mean square
+  rms_plus_one,  ///< the same, with weights that are stored as what they are above 1
+  mean           ///< the mean taken away first, and a bias added last: PyTorch's LayerNorm
+};
+
+/// Where a layer's norms are: before attention and experts, or behind them, ahead of the sum.
+enum class NormPlace : std::uint8_t { before, behind };
+
+/// Norms of queries and keys.
+enum class HeadNorm : std::uint8_t {
+  none,
+  heads_before_rope,  ///< each head by itself
+  heads_behind_rope,
+  plain_behind_rope,  ///< the same without weights, where positions turn
+  all_before_rope     ///< all heads of a token together
+};
+
+/// Keys and values of all heads are made of one vector, and a key that all heads share.
+struct LatentAttention {
+  std::uint32_t rank = 0;        ///< 0: keys and values are made as usual
+  std::uint32_t query_rank = 0;  ///< 0: so are queries
+  std::uint32_t plain_dim = 0;   ///< of a head of queries and keys, beside `Rope::width`
+};
+
+/// Attention whose memory is one matrix a head, which each token changes by the gated delta rule.
+struct LinearAttention {
+  std::uint32_t key_heads = 0, value_heads = 0;  ///< each key head serves as many value heads, neighbours
+  std::uint32_t key_dim = 0, value_dim = 0;
+  std::uint32_t kernel = 0;  ///< tokens that a convolution over queries, keys and values sees
+  bool fused = false;        ///< projections come as two tensors, by key head
+  /// Of queries, of keys, and of values.
+  [[nodiscard]] std::uint32_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
+};
+
+struct LayerConfig {
+  bool moe = true;           ///< else a dense MLP
+  bool linear = false;       ///< LinearAttention
+  bool turns = true;         ///< queries and keys, by their position
+  std::uint32_t window = 0;  ///< tokens that one attends to, with itself; 0: all before it
+  std::uint32_t chunk = 0;   ///< a token attends to those of its chunk of so many; 0: there are none
+};
+
 struct ModelConfig {
-  Architecture architecture = Architecture::mixtral;
   std::string architecture_name;
-  std::uint32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  TensorNames names;
+  std::vector<LayerConfig> layer;         ///< [layers]
+  std::vector<std::uint32_t> moe_layers;  ///< numbers of those with experts, ascending: what `ExpertId::layer` counts
+  std::uint32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0;
+  std::uint32_t head_dim = 0;   ///< of queries and keys
+  std::uint32_t value_dim = 0;  ///< of a head of values
   std::uint32_t experts = 0, top_k = 0, expert_width = 0;
   std::uint32_t shared_width = 0;  ///< 0: no shared expert
+  std::uint32_t dense_width = 0;   ///< of layers without experts
   std::uint32_t vocabulary = 0, context = 0;
-  std::uint32_t begin_token = 0, end_token = 0;  ///< end_token: no_token if nothing ends a text
-  double norm_epsilon = 0, rope_theta = 0;
+  std::uint32_t begin_token = no_token;   ///< that a text begins with; no_token: none does
+  std::vector<std::uint32_t> end_tokens;  ///< each ends a text
+  double norm_epsilon = 0;
+  Norm norm = Norm::rms;
+  NormPlace norm_place = NormPlace::before;
+  Rope rope;
+  LatentAttention latent;
+  LinearAttention linear;
+  bool output_gate = false;  ///< queries come with gates, whose sigmoids weigh what attention gives
+  /// Where positions turn nothing, queries grow with log(1 + floor((position + 1) / tuning_floor)) * tuning + 1.
+  double tuning = 0, tuning_floor = 1;
+  HeadNorm head_norm = HeadNorm::none;
+  double attention_scale = 0;  ///< of a query's product with a key
+  double clip = 0;             ///< queries, keys and values are within -clip and clip; 0: wherever they are
+  bool sinks = false;          ///< each head has a logit that takes a share of the attention and gives nothing
+  GateRule gate;
   bool renormalise = false;  ///< top-k weights divided by their sum
+  double routed_scale = 1;   ///< and multiplied by this
+  ExpertStorage storage = ExpertStorage::separate;
+  bool expert_bias = false;
+  Glu glu;
   bool tied_embeddings = false;
-  bool qkv_bias = false;  ///< queries, keys and values have biases
+  bool qkv_bias = false;     ///< queries, keys and values have biases
+  bool output_bias = false;  ///< what attention gives has one
+  bool head_bias = false;    ///< the logits have
+  double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+  std::vector<std::string> unknown;  ///< fields of config.json that nobody here knows, and that were not used
+
+  /// "model.layers.3.mlp.gate.weight".
+  [[nodiscard]] std::string tensor(std::uint32_t layer_number, const std::string& name) const;
+  /// Name of the gate matrix [experts, hidden] of a layer with experts.
+  [[nodiscard]] std::string gate_name(std::uint32_t moe_layer) const {
+    return tensor(moe_layers[moe_layer], names.gate);
+  }
+  [[nodiscard]] std::uint32_t moe_layer_count() const { return static_cast<std::uint32_t>(moe_layers.size()); }
+  [[nodiscard]] std::uint64_t routed_experts() const { return std::uint64_t{moe_layer_count()} * experts; }
+  [[nodiscard]] bool ends(std::uint32_t token) const;
 };
 
 /// Reads `folder/config.json`. Throws InputError that names the field: missing, of the wrong type or value,
 /// or a feature that the engine does not compute (it refuses rather than ignores).
 ModelConfig read_model_config(const std::filesystem::path& folder);
 
-/// Name of a layer's gate matrix [experts, hidden] in checkpoints.
-std::string gate_name(Architecture architecture, std::uint32_t layer);
+/// The architectures that `read_model_config` reads, in the order of the alphabet.
+std::vector<std::string> supported_architectures();
 
 }  // namespace ferry::engine

@@ -206,9 +206,15 @@ const Safetensors* Checkpoint::find(const std::string& name) const {
   return found == where_.end() ? nullptr : found->second;
 }
 
+const Tensor* Checkpoint::tensor(const std::string& name) const {
+  const Safetensors* file = find(name);
+  return file == nullptr ? nullptr : &file->at(name);
+}
+
 const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uint64_t>& shape) const {
   const Safetensors* file = find(name);
   if (file == nullptr) throw InputError(fmt::format("{}: tensor \"{}\" is missing", folder_.string(), name));
+  read_.insert(name);
   const Tensor& t = file->at(name);
   if (t.shape != shape) {
     throw InputError(fmt::format("{}: tensor \"{}\" has shape [{}], expected [{}] by config.json",
@@ -224,6 +230,22 @@ const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uin
 void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const {
   const Tensor& tensor = at(name, shape);
   where_.at(name)->read(tensor, to, name);
+}
+
+void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first,
+                      std::uint64_t bytes, std::byte* to) const {
+  Tensor part = at(name, shape);
+  part.data += first;
+  part.bytes = bytes;
+  where_.at(name)->read(part, to, name);
+}
+
+std::vector<std::string> Checkpoint::unread() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : where_) {
+    if (read_.count(name) == 0) names.push_back(name);
+  }
+  return names;
 }
 
 std::vector<std::filesystem::path> Checkpoint::files() const {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,17 +67,25 @@ class Checkpoint {
 
   /// The file with a tensor of that name; null if there is none.
   [[nodiscard]] const Safetensors* find(const std::string& name) const;
+  /// The tensor of that name; null if there is none.
+  [[nodiscard]] const Tensor* tensor(const std::string& name) const;
   /// Throws InputError, naming the tensor, if it is missing or its shape differs.
   [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape) const;
   /// Copies the bytes of a tensor, reading the file. Throws InputError, naming both.
   void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const;
+  /// Of them `bytes` from `first` on, which it has.
+  void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first, std::uint64_t bytes,
+            std::byte* to) const;
   /// The files that hold it.
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
+  /// Names of the tensors that nobody has asked for by `at` or `read`, in the order of the alphabet.
+  [[nodiscard]] std::vector<std::string> unread() const;
 
  private:
   std::filesystem::path folder_;
   std::vector<std::unique_ptr<Safetensors>> files_;
   std::map<std::string, const Safetensors*> where_;
+  mutable std::set<std::string> read_;
 };
 
 /// Tensors on their way into a file, in the order in which they are added: those of the widest type first, so that each

@@ -591,7 +591,7 @@ int gates(const CalibrateArguments& a) {
     CpuModel model(find_model(a.model.model));
     model.set_threads(0);
     const ModelConfig& c = model.config();
-    if (c.layers < 2)
+    if (c.moe_layer_count() < 2)
       throw InputError(fmt::format("--model {}: one layer has none behind it to predict", a.model.model));
     GateSamples samples;
     {
@@ -608,7 +608,7 @@ int gates(const CalibrateArguments& a) {
       }
     }
     std::vector<Matrix> own;
-    for (std::uint32_t l = 0; l < c.layers; ++l) own.push_back(model.gates().of(l));
+    for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) own.push_back(model.gates().of(l));
     std::optional<LearnedGates> learned;
     {
       ProgressLine line("gates");
@@ -642,7 +642,7 @@ int gates(const CalibrateArguments& a) {
     }
     print(table);
     print(fmt::format("{}: gates that predict {} layers ahead, measured over a tenth of the texts\n", a.out,
-                      std::min(a.depth, c.layers - 1U)));
+                      std::min(a.depth, c.moe_layer_count() - 1U)));
   });
 }
 

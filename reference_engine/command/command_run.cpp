@@ -369,7 +369,7 @@ int inspect(const RunArguments& a) {
                   a.model.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context,
                   c.experts, c.top_k, c.expert_width,
                   c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "", expert,
-                  types[static_cast<int>(model.store().layout().dtype)], c.layers * c.experts, all, model.dense_bytes(),
+                  types[static_cast<int>(model.store().layout().dtype)], c.routed_experts(), all, model.dense_bytes(),
                   a.flags.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)),
       terminal_columns()));
   if (per_layer.stream_slots == 0) {
@@ -380,7 +380,7 @@ int inspect(const RunArguments& a) {
       fmt::format("  a pool for each layer: {} to {} of {} experts a layer, and {} stream slots\n"
                   "  one pool: {} of {} experts, and {} stream slots\n",
                   per_layer.pools.back().slots, per_layer.pools.front().slots, c.experts, per_layer.stream_slots,
-                  one.pools[0].slots, c.layers * c.experts, one.stream_slots));
+                  one.pools[0].slots, c.routed_experts(), one.stream_slots));
   return 0;
 }
 

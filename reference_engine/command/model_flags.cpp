@@ -108,6 +108,7 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
   made->set_threads(threads, pin_threads);
   for (const StackOptions& o : stacks) made->add_precisions(precisions_for(o));
   if (const std::string w = made->warning(); !w.empty()) std::fprintf(stderr, "ferry: %s\n", w.c_str());
+  for (const std::string& note : made->notes()) std::fprintf(stderr, "ferry: %s\n", printable(note).c_str());
   if (disk == nullptr) return made;
   const std::uint64_t all = disk->added_bytes(), physical = physical_memory();
   const std::uint64_t host =

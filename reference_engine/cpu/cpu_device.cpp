@@ -27,7 +27,8 @@ class CpuDevice : public ExpertDevice {
       : kernel_(needs.layout, best_path(), options.workers, options.activations),
         memory_(slots_of(needs, options)),
         link_(make_link(std::forward<Arguments>(link)...)),
-        top_k_(needs.model.top_k) {}
+        top_k_(needs.model.top_k),
+        weighs_input_(needs.layout.glu.weighs_input) {}
 
   void submit(const Copy& copy) noexcept override { link_->submit(copy); }
   void drop(Ticket ticket) noexcept override { link_->drop(ticket); }
@@ -95,14 +96,15 @@ class CpuDevice : public ExpertDevice {
 
   /// The result of assignment `a`, weighted, to its row.
   void add(std::uint32_t a, Matrix& out) const {
-    out.row(static_cast<Eigen::Index>(a / top_k_)) +=
-        plan_.routes[a].weight * results_.row(static_cast<Eigen::Index>(a));
+    const float weight = weighs_input_ ? 1.0F : plan_.routes[a].weight;  // else it is in the result
+    out.row(static_cast<Eigen::Index>(a / top_k_)) += weight * results_.row(static_cast<Eigen::Index>(a));
   }
 
   ExpertKernel kernel_;
   SlotMemory memory_;
   std::unique_ptr<LinkT> link_;
   std::uint32_t top_k_;
+  bool weighs_input_;
   Plan plan_;
   const Matrix* input_ = nullptr;
   std::vector<ExpertKernel::Work> work_;

@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/cpu_attention.hpp"
 #include "inference/model.hpp"
-#include "math/attention.hpp"
 #include "math/stored_matrix.hpp"
 
 namespace ferry::engine {
@@ -27,40 +27,52 @@ class CpuModel final : public Model {
                                                           const RunnerOptions& options) override;
 
  private:
+  struct NormWeights {
+    Vector weight, bias;
+  };
+  /// down (silu(gate x) * up x)
+  struct Mlp {
+    StoredMatrix gate, up, down;
+    StoredMatrix scale;  ///< [1, hidden]: the sigmoid of its product weighs the whole, if there is one
+  };
   struct Layer {
-    Vector input_norm, post_norm;
-    StoredMatrix q, k, v, o;  // [out, in]
-    Vector q_bias, k_bias, v_bias;
-    Matrix gate;                                       // [experts, hidden]
-    StoredMatrix shared_gate, shared_up, shared_down;  // the shared expert, if there is one
-    StoredMatrix shared_scale;                         // [1, hidden]
+    NormWeights attention_norm, mlp_norm;
+    Matrix gate;  ///< [experts, hidden]
+    Mlp mlp;      ///< the shared expert, if there is one; of a layer without experts all that it has
   };
 
-  /// Of normalised hidden states [rows, hidden]; writes their keys and values to the caches.
-  void attention(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
-                 const Matrix& normed, Matrix& out);
-  /// Scores [rows, experts] that the gate of `layer` gives to hidden states before that layer's attention.
-  /// Its keys and values are tentative: the caches are left as they were.
-  void predict_partial(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
-                       Matrix& hidden, Matrix& scores);
-  /// Keys and values of a layer and token, [2, kv_heads * head_dim], to its cache and from there.
-  void keep(KvCache& cache, std::uint32_t layer, std::uint32_t position, const float* keys, const float* values) const;
-  void recall(const KvCache& cache, std::uint32_t layer, std::uint32_t position, float* keys, float* values) const;
-  void shared_expert(const Layer& layer);
-  void add_shared(Matrix& hidden) const;
-  void rotate(Eigen::Ref<Eigen::RowVectorXf> heads, std::uint32_t position) const;
+  Layer load_layer(const Weights& weights, std::uint32_t index) const;
+  /// What attention or experts read: normalised, if norms stand before them.
+  void norm(const Matrix& x, const NormWeights& weights, Matrix& y) const;
+  void norm_before(const Matrix& x, const NormWeights& weights, Matrix& y) const;
+  /// x += what attention or experts gave, which is normalised first if norms stand behind them.
+  void add(Matrix& x, const NormWeights& weights, Matrix& given);
+  /// Adds attention's part to hidden states.
+  void attend(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, Matrix& x,
+              Matrix& normed);
+  /// Into `mlp_out_`, and `factor_`.
+  void run_mlp(const Mlp& mlp, std::uint32_t width, bool scaled, const Matrix& x);
+  void scale_mlp_out();
+  /// The scores of a layer with experts, of what its gate reads.
+  void score(std::uint32_t moe_layer, const Matrix& input, Matrix& select, Matrix& weight) const;
+  [[nodiscard]] GateScores scores(const Matrix& select, const Matrix& weight) const;
+  /// Adds the experts' part, and the shared expert's.
+  void add_experts(const Layer& layer, Matrix& x, Matrix& routed);
+  /// Scores that the gate of `moe_layer` gives to hidden states before the first layer behind the experts before it. Keys and
+  /// values are tentative: the caches are left as they were.
+  void predict_partial(std::uint32_t moe_layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                       Matrix& hidden);
 
   std::vector<Layer> layers_;
   StoredMatrix embedding_, head_;  // [vocabulary, hidden]
-  Vector norm_;
-  Vector inverse_frequency_;   // [head_dim / 2]
+  Vector head_bias_;
+  NormWeights norm_;
   Nanoseconds shared_ns_ = 0;  ///< what the last shared expert took
   PackedProduct product_{best_path(), &workers()};
-  AttentionKernel attention_{{config().heads, config().kv_heads, config().head_dim}, best_path(), &workers()};
+  std::unique_ptr<CpuAttention> attention_;
   // scratch
-  Matrix x_, normed_, q_, k_, v_, mixed_, projected_, scores_, routed_, shared_, shared_up_, shared_out_, factor_;
-  Matrix partial_, ahead_normed_, ahead_scores_, saved_;
-  std::vector<AttentionKernel::Row> seen_;
+  Matrix x_, normed_, attended_, select_, weight_, routed_, mlp_, mlp_up_, mlp_out_, factor_, given_;
+  Matrix partial_, ahead_normed_, ahead_select_, ahead_weight_;
 };
 
 }  // namespace ferry::engine

@@ -118,7 +118,36 @@ class CudaModel final : public Model {
   std::vector<ExpertTask> shared_tasks_;
 };
 
+/// The part of a model that the kernels do not compute yet; empty: they compute all of it.
+std::string lacks(const ModelConfig& c) {
+  if (c.latent.rank > 0) return "latent attention";
+  if (c.moe_layer_count() < c.layers) return "layers without experts";
+  for (const LayerConfig& l : c.layer) {
+    if (l.window > 0 || l.chunk > 0) return "sliding attention";
+    if (l.linear) return "gated-delta layers";
+    if (!l.turns) return "layers without rotary embedding";
+  }
+  if (c.head_norm != HeadNorm::none) return "norms of queries and keys";
+  if (c.norm != Norm::rms || c.norm_place != NormPlace::before) return "its norms";
+  if (c.rope.width != c.head_dim || c.rope.neighbours || c.rope.scale != 1 || c.rope.long_from > 0) {
+    return "its rotary embedding";
+  }
+  if (c.sinks || c.output_gate || c.output_bias || c.head_bias || c.clip > 0) return "its attention";
+  if (c.gate.gating != Gating::softmax || c.gate.groups > 1 || !c.names.gate_bias.empty() ||
+      !c.names.choice_bias.empty()) {
+    return "its gate";
+  }
+  if (c.expert_bias || !(c.glu == Glu{})) return "its experts";
+  if (c.shared_width > 0 && c.names.shared_scale.empty()) return "its shared experts";
+  if (c.embedding_scale != 1 || c.residual_scale != 1 || c.logit_scale != 1) return "its multipliers";
+  return "";
+}
+
 CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
+  if (const std::string part = lacks(config()); !part.empty()) {
+    throw InputError(fmt::format("{} has {}, which the CUDA device does not compute yet; --device cpu computes it",
+                                 config().architecture_name, part));
+  }
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   cudaDeviceProp properties;
@@ -136,7 +165,6 @@ CudaModel::~CudaModel() {
 
 void CudaModel::load(const Checkpoint& checkpoint) {
   const ModelConfig& c = config();
-  check_agreement(checkpoint, c);
   Loading loading;
   std::vector<std::pair<std::uint64_t, std::function<void(const std::byte*)>>> places;
   struct Part {
@@ -187,7 +215,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   // The gates of all layers, too, so that adjacent ones are one product. They have been counted already.
   gates_ = {nullptr, FloatType::bf16, c.layers * c.experts, c.hidden};
   for (std::uint32_t l = 0; l < c.layers; ++l) {
-    const std::string name = gate_name(c.architecture, l);
+    const std::string name = c.gate_name(l);
     const Tensor& t = checkpoint.at(name, {c.experts, c.hidden});
     const FloatType type = float_type(t, name);
     if (l == 0) gates_.type = type;
@@ -211,7 +239,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   }
   const std::uint64_t gates_at = loading.add(gate_bytes_ * c.layers, [this, &checkpoint, &c](std::byte* p) {
     for (std::uint32_t l = 0; l < c.layers; ++l) {
-      checkpoint.read(gate_name(c.architecture, l), {c.experts, c.hidden}, p + l * gate_bytes_);
+      checkpoint.read(c.gate_name(l), {c.experts, c.hidden}, p + l * gate_bytes_);
     }
   });
   places.emplace_back(gates_at, [this](const std::byte* p) { gates_.data = p; });
@@ -260,17 +288,14 @@ void CudaModel::load(const Checkpoint& checkpoint) {
         });
     places.emplace_back(shared_at, [&layer](const std::byte* p) { layer.shared = p; });
   }
-  std::vector<float> frequency(c.head_dim / 2);
-  for (std::uint32_t i = 0; i < c.head_dim / 2; ++i) {
-    frequency[i] = static_cast<float>(1.0 / std::pow(c.rope_theta, 2.0 * i / c.head_dim));
-  }
-  floats(frequency, inverse_frequency_);
+  floats({c.rope.frequency.begin(), c.rope.frequency.end()}, inverse_frequency_);
 
   weights_ = DeviceBlock(loading.size(), Use::weights, work_.account);
   loading.to(weights_.data());
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // cudaMemcpy may return before all has landed
   for (const auto& [at, set] : places) set(weights_.data() + at);
   if (c.tied_embeddings) head_ = embedding_;
+  set_notes(check_agreement(checkpoint, c));
 }
 
 void CudaModel::pin() {

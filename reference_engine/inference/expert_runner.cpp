@@ -44,7 +44,8 @@ Nanoseconds copy_cost(const RunnerOptions& o, const ExpertStore& store, std::uin
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows) {
   ModelShape m;
   m.renormalise = renormalise_if(config.renormalise);
-  m.layers = static_cast<std::uint16_t>(config.layers);
+  m.scale = static_cast<float>(config.routed_scale);
+  m.layers = static_cast<std::uint16_t>(config.moe_layer_count());
   m.experts = static_cast<std::uint16_t>(config.experts);
   m.top_k = static_cast<std::uint16_t>(config.top_k);
   m.max_rows = max_rows;

@@ -31,6 +31,15 @@ struct PhaseTimes {
   Nanoseconds host_wait = 0;  ///< the device waited for it
 };
 
+/// What a layer's gate says, [rows, experts] each, as ferry::Scores has it: one matrix where its rule has one.
+struct GateScores {
+  const Matrix& select;
+  const Matrix& weight;
+
+  GateScores(const Matrix& both) : select(both), weight(both) {}  // NOLINT: a softmax is both
+  GateScores(const Matrix& choose_by, const Matrix& weigh_by) : select(choose_by), weight(weigh_by) {}
+};
+
 /// What a runner wants of a layer's gate, on the host, beside its scores.
 struct GateWants {
   bool input = true;               ///< the gate's input
@@ -64,18 +73,17 @@ class ExpertRunner {
   virtual void predicted(View<const Scores> /*scores*/) {}
   /// Time passes: copies may be moved on.
   virtual void poll() {}
-  /// Decides, puts the copies on their way and the host's share of the experts to work. `input`, `scores`:
-  /// [rows, hidden], [rows, experts]; both stay as they are until `run` returns. `took`: the layer's
-  /// attention (with what else each token needs) and gate.
-  virtual void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) = 0;
+  /// Decides, puts the copies on their way and the host's share of the experts to work. `input`: [rows, hidden]; it and the
+  /// scores stay as they are until `run` returns. `took`: the layer's attention (with what else each token needs) and gate.
+  virtual void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) = 0;
   /// Computes what is on the device already.
   virtual void run_resident(std::uint16_t layer, const Matrix& input) = 0;
   /// True if the next layer's scores are wanted of a partial hidden state: what run_resident gave, by `partial`.
   [[nodiscard]] virtual bool wants_partial(std::uint16_t layer) const = 0;
   /// The weighted sum of the experts that run_resident computed, [rows, hidden].
   virtual void partial(Matrix& out) const = 0;
-  /// Scores [rows, experts] of the next layer made from it.
-  virtual void look_ahead(std::uint16_t layer, const Matrix& scores) = 0;
+  /// Scores of the next layer made from it.
+  virtual void look_ahead(std::uint16_t layer, const GateScores& scores) = 0;
   /// True if the plan has more than what is on the device already: `run` waits, for copies or for the host.
   [[nodiscard]] virtual bool waits() const = 0;
   /// Computes the rest: the weighted sum of each row's experts, in the order of their rank, [rows, hidden]. If it
@@ -112,13 +120,13 @@ class PassingRunner : public ExpertRunner {
   [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override { return runner_.gate_wants(layer); }
   void predicted(View<const Scores> scores) override { runner_.predicted(scores); }
   void poll() override { runner_.poll(); }
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override {
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) override {
     runner_.plan(layer, input, scores, took);
   }
   void run_resident(std::uint16_t layer, const Matrix& input) override { runner_.run_resident(layer, input); }
   [[nodiscard]] bool wants_partial(std::uint16_t layer) const override { return runner_.wants_partial(layer); }
   void partial(Matrix& out) const override { runner_.partial(out); }
-  void look_ahead(std::uint16_t layer, const Matrix& scores) override { runner_.look_ahead(layer, scores); }
+  void look_ahead(std::uint16_t layer, const GateScores& scores) override { runner_.look_ahead(layer, scores); }
   [[nodiscard]] bool waits() const override { return runner_.waits(); }
   void run(std::uint16_t layer, const Matrix& input, Matrix& out) override { runner_.run(layer, input, out); }
   void finish(std::uint16_t layer) override { runner_.finish(layer); }

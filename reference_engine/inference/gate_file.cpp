@@ -30,13 +30,13 @@ void read_gates(const std::filesystem::path& path, const ModelConfig& config, Ga
                        gate_format));
   }
   std::uint32_t depth = 0;
-  while (depth < most_depth && depth + 1 < config.layers &&
+  while (depth < most_depth && depth + 1 < config.moe_layer_count() &&
          file.tensors().contains(gate_tensor(depth + 1, depth + 1))) {
     ++depth;
   }
   if (depth == 0) refuse(fmt::format("has no tensor \"{}\"", gate_tensor(1, 1)));
   const auto each = [&](const auto& call) {
-    for (std::uint32_t layer = 1; layer < config.layers; ++layer) {
+    for (std::uint32_t layer = 1; layer < config.moe_layer_count(); ++layer) {
       for (std::uint32_t distance = 1; distance <= std::min(depth, layer); ++distance) call(layer, distance);
     }
   };
@@ -52,7 +52,7 @@ void read_gates(const std::filesystem::path& path, const ModelConfig& config, Ga
   });
   if (known != file.tensors().size()) {
     refuse(fmt::format("has {} tensors, expected {}: {} layers, each predicted from up to {} before",
-                       file.tensors().size(), known, config.layers, depth));
+                       file.tensors().size(), known, config.moe_layer_count(), depth));
   }
   bank.expect_learned(depth);
   each([&](std::uint32_t layer, std::uint32_t distance) {

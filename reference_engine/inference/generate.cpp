@@ -140,7 +140,7 @@ class Group {
     if (options_.keep_logits) {
       result_.logits[s.prompt].insert(result_.logits[s.prompt].end(), logits.data(), logits.data() + logits.size());
     }
-    if (s.next == model_.config().end_token) {
+    if (model_.config().ends(s.next)) {
       s.ended = true;
       result_.ended[s.prompt] = Ended::end_token;
       return;

@@ -8,14 +8,28 @@
 
 namespace ferry::engine {
 
-KvCache::KvCache(const ModelConfig& c, std::uint32_t positions)
-    : positions(positions),
-      keys(c.layers, Matrix(Eigen::Index{c.kv_heads} * positions, c.head_dim)),
-      values(c.layers, Matrix(Eigen::Index{c.kv_heads} * positions, c.head_dim)) {}
+KvCache::KvCache(const ModelConfig& c, std::uint32_t positions) : positions(positions) {
+  if (c.latent.rank > 0) {
+    keys.assign(c.layers, Matrix(positions, c.latent.rank + c.rope.width));
+    return;
+  }
+  for (const LayerConfig& layer : c.layer) {
+    if (layer.linear) {
+      keys.emplace_back(Eigen::Index{c.linear.value_heads} * c.linear.key_dim, c.linear.value_dim);
+      values.emplace_back(c.linear.kernel - 1, c.linear.channels());
+    } else {
+      keys.emplace_back(Eigen::Index{c.kv_heads} * positions, c.head_dim);
+      values.emplace_back(Eigen::Index{c.kv_heads} * positions, c.value_dim);
+    }
+  }
+}
 
 std::uint64_t KvCache::bytes() const {
   if (keys.empty()) return device_bytes_;
-  return 2 * keys.size() * static_cast<std::uint64_t>(keys[0].size()) * sizeof(float);
+  Eigen::Index floats = 0;
+  for (const Matrix& m : keys) floats += m.size();
+  for (const Matrix& m : values) floats += m.size();
+  return static_cast<std::uint64_t>(floats) * sizeof(float);
 }
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder, Quantizer quantizer)
@@ -26,7 +40,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, Quantizer quantizer)
 ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> disk)
     : config(read_model_config(folder)), checkpoint(folder) {
   const StoreFacts& s = disk->facts();
-  if (s.layers != config.layers || s.experts != config.experts || s.layout.hidden != config.hidden ||
+  if (s.layers != config.moe_layer_count() || s.experts != config.experts || s.layout.hidden != config.hidden ||
       s.layout.width != config.expert_width || s.weights != weights_checksum(checkpoint, config)) {
     throw InputError(fmt::format("{}: was packed from another model ({}), not from {}", disk->reads().file, s.model,
                                  folder.string()));
@@ -39,14 +53,37 @@ Model::~Model() = default;
 Model::Model(ModelFiles& files) : config_(files.config), store_(std::move(files.store)) {
   const ModelConfig& c = config_;
   // Before memory is asked for: the file has what config.json says.
-  for (std::uint32_t l = 0; l < c.layers; ++l)
-    static_cast<void>(files.checkpoint.at(gate_name(c.architecture, l), {c.experts, c.hidden}));
-  gates_ = std::make_unique<GateBank>(c.layers, c.experts, c.hidden);
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
-    const std::vector<float> gate =
-        dense(files.checkpoint, gate_name(c.architecture, l), {c.experts, c.hidden}).to_floats();
+  const std::uint32_t layers = c.moe_layer_count();
+  for (std::uint32_t l = 0; l < layers; ++l) {
+    static_cast<void>(files.checkpoint.at(c.gate_name(l), {c.experts, c.hidden}));
+  }
+  gates_ = std::make_unique<GateBank>(layers, c.experts, c.hidden);
+  for (std::uint32_t l = 0; l < layers; ++l) {
+    const std::vector<float> gate = dense(files.checkpoint, c.gate_name(l), {c.experts, c.hidden}).to_floats();
     gates_->set(l, Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden));
   }
+  gate_biases_ = gate_vectors(files.checkpoint, c.names.gate_bias);
+  choice_biases_ = gate_vectors(files.checkpoint, c.names.choice_bias);
+  gates_->set_rule(c.gate, gate_biases_, choice_biases_);
+}
+
+/// [layers, experts] of the vectors that end so, or nothing for no name.
+Matrix Model::gate_vectors(const Checkpoint& checkpoint, const std::string& name) {
+  Matrix all;
+  if (name.empty()) return all;
+  const std::uint32_t layers = config_.moe_layer_count();
+  all.resize(layers, config_.experts);
+  for (std::uint32_t l = 0; l < layers; ++l) {
+    const std::string whole = config_.tensor(config_.moe_layers[l], name);
+    const Tensor* found = checkpoint.tensor(whole);
+    // ERNIE's files have it as a matrix of one row.
+    const bool row = found != nullptr && found->shape.size() == 2;
+    const std::vector<std::uint64_t> shape =
+        row ? std::vector<std::uint64_t>{1, config_.experts} : std::vector<std::uint64_t>{config_.experts};
+    const std::vector<float> values = dense(checkpoint, whole, shape).to_floats();
+    all.row(l) = Eigen::Map<const Eigen::RowVectorXf>(values.data(), config_.experts);
+  }
+  return all;
 }
 
 const Tensor& Model::dense(const Checkpoint& checkpoint, const std::string& name,

@@ -24,9 +24,11 @@ class KvCache {
   /// In memory of another device, which knows what it is.
   KvCache(std::shared_ptr<void> on_device, std::uint64_t bytes) : device(std::move(on_device)), device_bytes_(bytes) {}
 
-  std::uint32_t positions = 0;       ///< that there is room for; on the CPU device
-  std::vector<Matrix> keys, values;  ///< [layers] of [kv_heads * positions, head_dim], likewise
-  std::shared_ptr<void> device;      ///< on another
+  std::uint32_t positions = 0;  ///< that there is room for; on the CPU device
+  /// [layers] of [kv_heads * positions, head_dim] and of [kv_heads * positions, value_dim]; of LatentAttention one vector a
+  /// position, as keys alone; of LinearAttention what it remembers, whatever the positions.
+  std::vector<Matrix> keys, values;
+  std::shared_ptr<void> device;  ///< on another
   [[nodiscard]] std::uint64_t bytes() const;
 
  private:
@@ -39,8 +41,8 @@ struct TokenRow {
   std::uint32_t token = 0, position = 0;
 };
 
-/// Sees a layer's gate input and its scores.
-using GateObserver = std::function<void(std::uint32_t layer, const Matrix& input, const Matrix& scores)>;
+/// Sees the gate input [rows, hidden] and the scores of a layer with experts, which are counted from 0.
+using GateObserver = std::function<void(std::uint32_t layer, const Matrix& input, const GateScores& scores)>;
 
 /// What a model is loaded from: its files, open, and its routed experts.
 struct ModelFiles {
@@ -87,7 +89,7 @@ class Model {
 
   /// Runs the rows through all layers, and returns the logits [logit_rows, vocabulary] of the last
   /// `logit_rows`. Rows of one sequence come in ascending position, whose earlier keys and values are in its
-  /// cache. `gate_scores`, if given, sees each layer's gate input [rows, hidden] and scores [rows, experts].
+  /// cache. `gate_scores`, if given, sees each gate.
   virtual Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                          ExpertRunner& runner, std::uint32_t logit_rows, const GateObserver& gate_scores = {}) = 0;
 
@@ -101,6 +103,8 @@ class Model {
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::uint64_t>> device_memory() const { return {}; }
   /// How fast experts come to the device; 0: not known, as host memory copies.
   [[nodiscard]] virtual std::uint64_t link_bytes_per_s() const { return 0; }
+  /// What its files have that was not used, a line each, for the user.
+  [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
   /// What makes it slower than it could be, for the user; empty: nothing.
   [[nodiscard]] virtual std::string warning() const { return ""; }
 
@@ -109,11 +113,19 @@ class Model {
   explicit Model(ModelFiles& files);
   /// A tensor of the weights that every token needs, which count as dense_bytes from now on.
   const Tensor& dense(const Checkpoint& checkpoint, const std::string& name, const std::vector<std::uint64_t>& shape);
+  void set_notes(std::vector<std::string> notes) { notes_ = std::move(notes); }
+  /// [layers, experts] each: added to what gates compute, and to what experts are chosen by; empty where there are none.
+  [[nodiscard]] const Matrix& gate_biases() const { return gate_biases_; }
+  [[nodiscard]] const Matrix& choice_biases() const { return choice_biases_; }
 
  private:
+  Matrix gate_vectors(const Checkpoint& checkpoint, const std::string& name);
+
   ModelConfig config_;
   std::unique_ptr<ExpertStore> store_;
   std::unique_ptr<GateBank> gates_;
+  Matrix gate_biases_, choice_biases_;
+  std::vector<std::string> notes_;
   WorkerPool workers_;
   Activations activations_ = Activations::floats;
   std::uint64_t dense_bytes_ = 0;

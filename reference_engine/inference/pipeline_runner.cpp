@@ -90,14 +90,14 @@ GateWants PipelineRunner::gate_wants(std::uint16_t layer) const {
           static_cast<std::uint16_t>(std::min<std::uint32_t>(pipe_->look_ahead_depth(), behind))};
 }
 
-void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) {
+void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) {
   took_ = took;
   if (virtual_time_ != nullptr) {
-    took_ = {virtual_time_->pass_gate(layer, static_cast<std::uint32_t>(scores.rows())), 0, 0, 0};
+    took_ = {virtual_time_->pass_gate(layer, static_cast<std::uint32_t>(scores.select.rows())), 0, 0, 0};
   }
   link_.take();  // done and finish have called it, too
   Nanoseconds begin = now_ns();
-  plan_ = pipe_->plan({layer, view(scores), view(scores)});
+  plan_ = pipe_->plan({layer, view(scores.select), view(scores.weight)});
   note_decision("decide", begin);
   device_->begin(plan_, input);
   start_host(input);
@@ -145,12 +145,12 @@ bool PipelineRunner::wants_partial(std::uint16_t /*layer*/) const {
   return pipe_->rows_ahead(RowSource::partial_hidden) > 0;
 }
 
-void PipelineRunner::look_ahead(std::uint16_t layer, const Matrix& scores) {
+void PipelineRunner::look_ahead(std::uint16_t layer, const GateScores& scores) {
   link_.take();
   const Nanoseconds begin = now_ns();
-  if (virtual_time_ != nullptr) virtual_time_->pass_partial(layer, static_cast<std::uint32_t>(scores.rows()));
+  if (virtual_time_ != nullptr) virtual_time_->pass_partial(layer, static_cast<std::uint32_t>(scores.select.rows()));
   pipe_->look_ahead(RowSource::partial_hidden, [&](std::uint16_t next, std::uint16_t) {
-    return Scores{next, view(scores), view(scores)};
+    return Scores{next, view(scores.select), view(scores.weight)};
   });
   note_decision("look ahead", begin);
 }

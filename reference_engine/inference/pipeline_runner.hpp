@@ -61,11 +61,11 @@ class PipelineRunner final : public ExpertRunner {
   [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override;
   void predicted(View<const Scores> scores) override { predicted_ = scores; }
   void poll() override { static_cast<void>(device_->seen()); }
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override;
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) override;
   void run_resident(std::uint16_t layer, const Matrix& input) override;
   [[nodiscard]] bool wants_partial(std::uint16_t layer) const override;
   void partial(Matrix& out) const override { device_->partial(out); }
-  void look_ahead(std::uint16_t layer, const Matrix& scores) override;
+  void look_ahead(std::uint16_t layer, const GateScores& scores) override;
   [[nodiscard]] bool waits() const override { return plan_.arriving.size > 0 || plan_.host.size > 0; }
   void run(std::uint16_t layer, const Matrix& input, Matrix& out) override;
   void finish(std::uint16_t layer) override;

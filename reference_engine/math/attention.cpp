@@ -13,30 +13,33 @@ constexpr std::size_t scores_together = std::size_t{4} << 20U;  // floats: what 
 
 }  // namespace
 
-void AttentionKernel::run(View<const Row> rows, const Matrix& q, Matrix& out) {
-  out.resize(q.rows(), q.cols());
+void AttentionKernel::run(View<const Row> rows, const Matrix& q, Matrix& out, const float* sinks) {
+  out.resize(q.rows(), Eigen::Index{shape_.heads} * shape_.value_dim);
   for (std::uint32_t first = 0, end; first < rows.size; first = end) {
-    std::size_t most = rows[first].seen;
+    std::size_t most = rows[first].seen - rows[first].first;
     for (end = first + 1; end < rows.size && end - first < rows_at_once; ++end) {
-      most = std::max<std::size_t>(most, rows[end].seen);
+      most = std::max<std::size_t>(most, rows[end].seen - rows[end].first);
       if (most * shape_.heads * (end + 1 - first) > scores_together) break;
     }
-    run_together(rows, first, end, q, out);
+    run_together(rows, first, end, q, out, sinks);
   }
 }
 
 void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, std::uint32_t end, const Matrix& q,
-                                   Matrix& out) {
+                                   Matrix& out, const float* sinks) {
   const std::uint32_t dim = shape_.head_dim, share = shape_.heads / shape_.kv_heads;
   groups_.clear();
   which_.clear();
   std::size_t scores = 0;
   for (std::uint32_t row = first, next; row < end; row = next) {
-    std::uint32_t seen = 0;
-    for (next = row; next < end && rows[next].keys == rows[row].keys; ++next) seen = std::max(seen, rows[next].seen);
+    std::uint32_t begin = rows[row].first, seen = 0;
+    for (next = row; next < end && rows[next].keys == rows[row].keys; ++next) {
+      begin = std::min(begin, rows[next].first);
+      seen = std::max(seen, rows[next].seen);
+    }
     for (std::uint32_t kv = 0; kv < shape_.kv_heads; ++kv) {
-      groups_.push_back({row, next - row, kv, seen, static_cast<std::uint32_t>(which_.size()), scores});
-      scores += std::size_t{next - row} * share * seen;
+      groups_.push_back({row, next - row, kv, begin, seen - begin, static_cast<std::uint32_t>(which_.size()), scores});
+      scores += std::size_t{next - row} * share * (seen - begin);
       for (std::uint32_t r = row; r < next; ++r) {
         for (std::uint32_t h = 0; h < share; ++h) which_.push_back(r * shape_.heads + kv * share + h);
       }
@@ -50,12 +53,13 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
   std::uint64_t products = 0;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const Group& g = groups_[i];
-    const PassThroughLayout keys{g.seen, dim, FloatType::f32};
+    const PassThroughLayout keys{g.count, dim, FloatType::f32};
     inputs_.push_back(
         {.w = keys, .x = q.data(), .rows = g.rows * share, .which = &which_[g.first_which], .to = &queries_[i]});
-    const float* of_head = rows[g.first_row].keys + std::size_t{g.kv_head} * rows[g.first_row].capacity * dim;
+    const Row& source = rows[g.first_row];
+    const float* of_head = source.keys + (std::size_t{g.kv_head} * source.capacity + g.first) * dim;
     products_.push_back({keys, reinterpret_cast<const std::byte*>(of_head), &queries_[i], &scores_[g.scores]});
-    products += std::uint64_t{g.rows} * share * g.seen * dim;
+    products += std::uint64_t{g.rows} * share * g.count * dim;
   }
   product_.prepare(inputs_);
   product_.multiply(products_);
@@ -73,8 +77,9 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
                auto g = group_at(begin);
                for (std::uint32_t at = begin; at < stop; ++at) {
                  if (at == g->first_which + g->rows * share) ++g;
-                 softmax(rows[which_[at] / shape_.heads],
-                         &scores_[g->scores + std::size_t{at - g->first_which} * g->seen], g->seen, scratch);
+                 softmax(rows[which_[at] / shape_.heads], *g,
+                         &scores_[g->scores + std::size_t{at - g->first_which} * g->count],
+                         sinks == nullptr ? nullptr : sinks + which_[at] % shape_.heads, scratch);
                }
              });
 
@@ -90,24 +95,29 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
         if (number < begin || number >= stop) continue;
         const Row& source = rows[g.first_row];
         const std::uint32_t count = std::min(panel, all - row), at = g.first_which + row;
-        const float* values = source.values + std::size_t{g.kv_head} * source.capacity * dim;
+        const float* values =
+            source.values + (std::size_t{g.kv_head} * source.capacity + g.first) * shape_.value_stride;
         std::uint32_t seen = 0;
         for (std::uint32_t i = at; i < at + count; ++i) seen = std::max(seen, rows[which_[i] / shape_.heads].seen);
-        kernel_.mix(&scores_[g.scores + std::size_t{row} * g.seen], g.seen, count, seen, values, dim, &which_[at],
-                    out.data());
+        kernel_.mix(&scores_[g.scores + std::size_t{row} * g.count], g.count, count, seen - g.first, values,
+                    shape_.value_stride, shape_.value_dim, &which_[at], out.data());
       }
     }
   });
 }
 
-void AttentionKernel::softmax(const Row& row, float* scores, std::uint32_t count, Eigen::VectorXf& scratch) const {
+void AttentionKernel::softmax(const Row& row, const Group& group, float* scores, const float* sink,
+                              Eigen::VectorXf& scratch) const {
+  const std::uint32_t before = row.first - group.first, count = row.seen - row.first;
   // In a vector of its own: which elements share a vector register must not depend on where the scores begin.
-  scratch =
-      Eigen::Map<const Eigen::VectorXf>(scores, row.seen) * (1.0F / std::sqrt(static_cast<float>(shape_.head_dim)));
-  scratch = (scratch.array() - scratch.maxCoeff()).exp();
-  scratch /= scratch.sum();
-  std::copy_n(scratch.data(), row.seen, scores);
-  std::fill(scores + row.seen, scores + count, 0.0F);  // what other rows see
+  scratch = Eigen::Map<const Eigen::VectorXf>(scores + before, count) * shape_.scale;
+  float most = scratch.maxCoeff();
+  if (sink != nullptr) most = std::max(most, *sink);
+  scratch = (scratch.array() - most).exp();
+  scratch /= scratch.sum() + (sink != nullptr ? std::exp(*sink - most) : 0.0F);
+  std::fill(scores, scores + before, 0.0F);  // what only other rows see
+  std::copy_n(scratch.data(), count, scores + before);
+  std::fill(scores + before + count, scores + group.count, 0.0F);
 }
 
 }  // namespace ferry::engine

@@ -11,10 +11,15 @@ namespace ferry::engine {
 
 /// How heads share keys and values: head h reads those of h / (heads / kv_heads).
 struct AttentionShape {
-  std::uint32_t heads = 0, kv_heads = 0, head_dim = 0;
+  std::uint32_t heads = 0, kv_heads = 0;
+  std::uint32_t head_dim = 0;   ///< of queries and keys
+  std::uint32_t value_dim = 0;  ///< of values and of what is made
+  std::uint32_t value_stride =
+      0;            ///< floats from one token's value to the next one's: more where values are parts of keys
+  float scale = 1;  ///< of a query's product with a key
 };
 
-/// Computes out = softmax(q k^T / sqrt(head_dim)) v, several rows and all heads at once.
+/// Computes out = softmax(scale * q k^T) v, several rows and all heads at once.
 ///
 /// A row's result depends neither on how many rows there are nor on its place, nor on how many threads share the work.
 class AttentionKernel {
@@ -22,28 +27,30 @@ class AttentionKernel {
   AttentionKernel(const AttentionShape& shape, ProductPath path, WorkerPool* workers)
       : shape_(shape), workers_(workers), kernel_(part::kernel_of(path)), product_(kernel_, workers) {}
 
-  /// What a row attends to: the first `seen`, at least one, of the tokens in a cache.
+  /// What a row attends to: tokens `first` to `seen`, at least one, of those in a cache.
   struct Row {
     const float* keys;    ///< [kv_heads, capacity, head_dim]
-    const float* values;  ///< likewise
-    std::uint32_t capacity, seen;
+    const float* values;  ///< [kv_heads, capacity, value_stride]
+    std::uint32_t capacity, first, seen;
   };
-  /// q, out: [rows, heads * head_dim]. Rows of one cache are best neighbours, in ascending position.
-  void run(View<const Row> rows, const Matrix& q, Matrix& out);
+  /// q: [rows, heads * head_dim], out: [rows, heads * value_dim]. Rows of one cache are best neighbours, in ascending position.
+  /// `sinks`: [heads], logits that take their share of a head's attention, and give nothing; null: there are none.
+  void run(View<const Row> rows, const Matrix& q, Matrix& out, const float* sinks = nullptr);
 
  private:
   /// Rows of one cache, with one of its heads.
   struct Group {
     std::uint32_t first_row, rows;  ///< of q
     std::uint32_t kv_head;
-    std::uint32_t seen;         ///< the most
-    std::uint32_t first_which;  ///< where its heads of rows begin in `which_`
-    std::size_t scores;         ///< where theirs begin
+    std::uint32_t first, count;  ///< tokens that any of them sees
+    std::uint32_t first_which;   ///< where its heads of rows begin in `which_`
+    std::size_t scores;          ///< where theirs begin
   };
 
-  void run_together(View<const Row> rows, std::uint32_t first, std::uint32_t end, const Matrix& q, Matrix& out);
-  /// Of one head of a row: weights in the place of scores.
-  void softmax(const Row& row, float* scores, std::uint32_t count, Eigen::VectorXf& scratch) const;
+  void run_together(View<const Row> rows, std::uint32_t first, std::uint32_t end, const Matrix& q, Matrix& out,
+                    const float* sinks);
+  /// Of one head of a row: weights in the place of scores, of all tokens that its group sees.
+  void softmax(const Row& row, const Group& group, float* scores, const float* sink, Eigen::VectorXf& scratch) const;
 
   AttentionShape shape_;
   WorkerPool* workers_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <variant>
 
+#include "checkpoint/model_config.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
@@ -12,24 +13,33 @@
 
 namespace ferry::engine {
 
-/// How one expert lies in memory, as it crosses a link and sits in a slot:
-/// gate [width, hidden], up [width, hidden], down [hidden, width], one after another.
+/// How one expert lies in memory, as it crosses a link and sits in a slot: gate [width, hidden], up [width, hidden],
+/// down [hidden, width], one after another, and behind them, if it has biases, those of gate [width], up [width] and
+/// down [hidden] as floats.
 ///
 /// At `full` as plain numbers; at int8, int4 and int2 each matrix as `packed` says.
 struct ExpertLayout {
   std::uint32_t hidden = 0, width = 0;
   DType dtype = DType::bf16;  ///< at `full`
   std::uint32_t group = 64;   ///< weights with one scale and minimum: 32, 64 or 128
+  bool biased = false;
+  Glu glu{};  ///< what is computed of them
 
   /// 0 for `skip`.
   [[nodiscard]] std::uint64_t bytes(Precision p = Precision::full) const {
     if (p == Precision::skip) return 0;
-    if (p == Precision::full) return std::uint64_t{3} * hidden * width * (dtype == DType::f32 ? 4 : 2);
-    return packed(0, p).bytes() + packed(1, p).bytes() + packed(2, p).bytes();
+    return part_at(3, p) + bias_bytes();
   }
-  /// Byte at which matrix `part` begins.
+  [[nodiscard]] std::uint64_t part_bytes(int part, Precision p) const {
+    if (p != Precision::full) return packed(part, p).bytes();
+    return std::uint64_t{hidden} * width * (dtype == DType::f32 ? 4 : 2);
+  }
+  [[nodiscard]] std::uint64_t bias_bytes() const {
+    return biased ? (std::uint64_t{2} * width + hidden) * sizeof(float) : 0;
+  }
+  /// Byte at which matrix `part` begins; of part 3, at which the biases do.
   [[nodiscard]] std::uint64_t part_at(int part, Precision p) const {
-    return part == 0 ? 0 : part_at(part - 1, p) + (p == Precision::full ? bytes() / 3 : packed(part - 1, p).bytes());
+    return part == 0 ? 0 : part_at(part - 1, p) + part_bytes(part - 1, p);
   }
   /// Matrix 0, 1 or 2, gate, up or down, at int8, int4 or int2.
   [[nodiscard]] PackedLayout packed(int part, Precision p) const {

@@ -1,6 +1,7 @@
 #include "math/expert_kernel.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "math/share_work.hpp"
@@ -11,11 +12,27 @@ namespace {
 /// Enough for all threads to have work, and little enough memory: 256 of 4,096 and 14,336 columns take 40 MB.
 constexpr std::uint32_t rows_together = 256;
 
-void activate(float* gate, const float* up, Eigen::Index width, Eigen::RowVectorXf& scratch) {
+void activate(const Glu& glu, float* gate, const float* up, Eigen::Index width, Eigen::RowVectorXf& scratch) {
   Eigen::Map<Eigen::RowVectorXf> g(gate, width);
+  const Eigen::Map<const Eigen::RowVectorXf> u(up, width);
   // Into a vector of its own: which elements share a vector register must not depend on where the row begins.
-  scratch = g.array() / (1.0F + (-g.array()).exp()) * Eigen::Map<const Eigen::RowVectorXf>(up, width).array();
+  if (glu.clamped) {
+    scratch = g.array().min(glu.limit);
+    scratch = scratch.array() / (1.0F + (-glu.alpha * scratch.array()).exp());
+    scratch.array() *= u.array().min(glu.limit).max(-glu.limit) + 1.0F;
+  } else {
+    scratch = g.array() / (1.0F + (-g.array()).exp()) * u.array();
+  }
   g = scratch;
+}
+
+/// Biases lie behind an expert's matrices, at any address.
+void add_bias(float* y, const std::byte* bias, std::uint32_t size) {
+  for (std::uint32_t i = 0; i < size; ++i, bias += sizeof(float)) {
+    float b;
+    std::memcpy(&b, bias, sizeof(b));
+    y[i] += b;
+  }
 }
 
 }  // namespace
@@ -67,11 +84,26 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
   multiply(1, &Scratch::wide, up_, width);
   product_.multiply(products_);
 
+  const auto biases = [&](const Work& work) { return work.expert + layout_.part_at(3, work.precision); };
+  if (layout_.biased) {
+    each_row(experts, [&](const Work& work, std::uint32_t row) {
+      add_bias(row_of(gate_, row, width), biases(work), width);
+      add_bias(row_of(up_, row, width), biases(work) + width * sizeof(float), width);
+    });
+  }
+  if (layout_.glu.weighs_input) {  // gate and up are linear: what they give grows as what they read does
+    each_row(experts, [&](const Work& work, std::uint32_t row) {
+      const float weight = work.routes[places_[row]].weight;
+      for (std::vector<float>* m : {&gate_, &up_}) {
+        Eigen::Map<Eigen::RowVectorXf>(row_of(*m, row, width), width) *= weight;
+      }
+    });
+  }
   constexpr std::uint64_t products_of_silu = 40;  // that take as long
   share_work(workers_, rows, products_of_silu * rows * width, [&](std::uint32_t first, std::uint32_t end) {
     Eigen::RowVectorXf scratch(width);
     for (std::uint32_t row = first; row < end; ++row) {
-      activate(row_of(gate_, row, width), row_of(up_, row, width), width, scratch);
+      activate(layout_.glu, row_of(gate_, row, width), row_of(up_, row, width), width, scratch);
     }
   });
 
@@ -86,8 +118,20 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
   multiply(2, &Scratch::narrow, out_, hidden);
   product_.multiply(products_);
 
+  if (layout_.biased) {
+    each_row(experts, [&](const Work& work, std::uint32_t row) {
+      add_bias(row_of(out_, row, hidden), biases(work) + 2 * std::size_t{width} * sizeof(float), hidden);
+    });
+  }
   for (std::uint32_t row = 0; row < rows; ++row) {
     std::copy_n(row_of(out_, row, hidden), hidden, results + std::size_t{places_[row]} * hidden);
+  }
+}
+
+template <class Call>
+void ExpertKernel::each_row(View<const Work> experts, const Call& call) const {
+  for (std::uint32_t e = 0; e < experts.size; ++e) {
+    for (std::uint32_t i = 0; i < experts[e].selected.size; ++i) call(experts[e], scratch_[e].first_row + i);
   }
 }
 

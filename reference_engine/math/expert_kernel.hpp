@@ -24,8 +24,9 @@ class ExpertKernel {
     const std::byte* expert;             ///< one block as ExpertLayout describes, at any address
     Precision precision;                 ///< not `skip`
     View<const std::uint32_t> selected;  ///< rows of results; row a is that of row a / top_k of x
+    const Route* routes = nullptr;       ///< of all rows of results: where weights belong to what experts read
   };
-  /// results = down (silu(gate x) * up x) for those rows of each. x: [rows, hidden], results: [rows * top_k, hidden].
+  /// results = down (silu(gate x) * up x) for those rows of each, with biases and by another function if the layout says so. x: [rows, hidden], results: [rows * top_k, hidden].
   /// Several experts are computed at once, up to some hundred rows. A row's result depends neither on how many rows and
   /// experts there are nor on its place.
   void run(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results);
@@ -39,6 +40,9 @@ class ExpertKernel {
     std::uint32_t first_row = 0;
   };
 
+  /// call(work, row) for each row of the scratch memory.
+  template <class Call>
+  void each_row(View<const Work> experts, const Call& call) const;
   void run_together(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results);
 
   ExpertLayout layout_;
@@ -53,7 +57,7 @@ class ExpertKernel {
 
 /// A task of a plan, for ExpertKernel.
 inline ExpertKernel::Work work_of(const Plan& plan, const Task& task, const std::byte* expert) {
-  return {expert, task.what.precision, {plan.assignments.data + task.first, task.rows}};
+  return {expert, task.what.precision, {plan.assignments.data + task.first, task.rows}, plan.routes.data};
 }
 
 }  // namespace ferry::engine

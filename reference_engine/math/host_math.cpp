@@ -22,6 +22,22 @@ void rms_norm(const Matrix& x, const Vector& weight, float epsilon, Matrix& y) {
   }
 }
 
+void rms_norm(float* x, std::uint32_t size, const Vector& weight, float epsilon) {
+  float squares = 0;  // in one order, wherever the row begins
+  for (std::uint32_t i = 0; i < size; ++i) squares += x[i] * x[i];
+  const float scale = 1.0F / std::sqrt(squares / static_cast<float>(size) + epsilon);
+  for (std::uint32_t i = 0; i < size; ++i) x[i] *= weight[i] * scale;
+}
+
+void layer_norm(const Matrix& x, const Vector& weight, const Vector& bias, float epsilon, Matrix& y) {
+  y.resize(x.rows(), x.cols());
+  for (Eigen::Index i = 0; i < x.rows(); ++i) {
+    y.row(i) = x.row(i).array() - x.row(i).mean();
+    const float scale = 1.0F / std::sqrt(y.row(i).squaredNorm() / static_cast<float>(x.cols()) + epsilon);
+    y.row(i) = y.row(i).cwiseProduct(weight.transpose()) * scale + bias.transpose();
+  }
+}
+
 void softmax_rows(Matrix& x) {
   for (Eigen::Index i = 0; i < x.rows(); ++i) {
     x.row(i) = (x.row(i).array() - x.row(i).maxCoeff()).exp();

@@ -2,6 +2,8 @@
 /// The few operations that the CPU device is made of, on Eigen. Their code is in a file of its own: every file that saw
 /// it would compile Eigen's products again.
 #pragma once
+#include <cstdint>
+
 #include "math/matrix.hpp"
 
 namespace ferry::engine {
@@ -12,6 +14,12 @@ void linear(const MatrixRef& x, const MatrixRef& weight, Matrix& y);
 
 /// y = x / rms(x) * weight, row by row.
 void rms_norm(const Matrix& x, const Vector& weight, float epsilon, Matrix& y);
+
+/// The same of one row of `size` columns, in place.
+void rms_norm(float* x, std::uint32_t size, const Vector& weight, float epsilon);
+
+/// y = (x - mean(x)) / deviation(x) * weight + bias, row by row.
+void layer_norm(const Matrix& x, const Vector& weight, const Vector& bias, float epsilon, Matrix& y);
 
 void softmax_rows(Matrix& x);
 

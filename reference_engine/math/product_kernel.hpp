@@ -530,8 +530,8 @@ void multiply(const PackedLayout& w, const std::byte* weights, part::Outputs ran
 template <class Lanes, std::uint32_t rows, std::uint32_t vectors>
 [[FERRY_LANES_TARGET gnu::always_inline]] inline void mix_columns(const float* weights, std::size_t stride,
                                                                   std::uint32_t count, const float* values,
-                                                                  std::uint32_t columns, const std::uint32_t* which,
-                                                                  float* y) {
+                                                                  std::uint32_t values_stride, std::uint32_t columns,
+                                                                  const std::uint32_t* which, float* y) {
   using Vector = typename Lanes::Vector;
   Vector sums[rows][vectors];
 #pragma GCC unroll 6
@@ -540,7 +540,7 @@ template <class Lanes, std::uint32_t rows, std::uint32_t vectors>
     for (std::uint32_t v = 0; v < vectors; ++v) sums[r][v] = Lanes::zero();
   }
 #pragma GCC unroll 1
-  for (std::uint32_t i = 0; i < count; ++i, values += columns) {
+  for (std::uint32_t i = 0; i < count; ++i, values += values_stride) {
     Vector own[vectors];
 #pragma GCC unroll 4
     for (std::uint32_t v = 0; v < vectors; ++v) {
@@ -566,21 +566,21 @@ template <class Lanes, std::uint32_t rows, std::uint32_t vectors>
 
 template <class Lanes, std::uint32_t rows>
 [[FERRY_LANES_TARGET gnu::noinline]] void mix_rows(const float* weights, std::size_t stride, std::uint32_t count,
-                                                   const float* values, std::uint32_t columns,
-                                                   const std::uint32_t* which, float* y) {
+                                                   const float* values, std::uint32_t values_stride,
+                                                   std::uint32_t columns, const std::uint32_t* which, float* y) {
   constexpr std::uint32_t together = 4;  // vectors
   std::uint32_t c = 0;
   for (; c + together * Lanes::lanes <= columns; c += together * Lanes::lanes) {
-    mix_columns<Lanes, rows, together>(weights, stride, count, values + c, columns, which, y + c);
+    mix_columns<Lanes, rows, together>(weights, stride, count, values + c, values_stride, columns, which, y + c);
   }
   for (; c + Lanes::lanes <= columns; c += Lanes::lanes) {
-    mix_columns<Lanes, rows, 1>(weights, stride, count, values + c, columns, which, y + c);
+    mix_columns<Lanes, rows, 1>(weights, stride, count, values + c, values_stride, columns, which, y + c);
   }
   for (; c < columns; ++c) {
     for (std::uint32_t r = 0; r < rows; ++r) {
       float sum = 0;
       for (std::uint32_t i = 0; i < count; ++i) {
-        sum += weights[r * stride + i] * values[std::size_t{i} * columns + c];
+        sum += weights[r * stride + i] * values[std::size_t{i} * values_stride + c];
       }
       y[std::size_t{which[r]} * columns + c] = sum;
     }
@@ -589,13 +589,13 @@ template <class Lanes, std::uint32_t rows>
 
 template <class Lanes>
 void mix(const float* weights, std::size_t stride, std::uint32_t rows, std::uint32_t count, const float* values,
-         std::uint32_t columns, const std::uint32_t* which, float* y) {
+         std::uint32_t values_stride, std::uint32_t columns, const std::uint32_t* which, float* y) {
   using Mix = decltype(&mix_rows<Lanes, 1>);
   constexpr auto mixes = []<std::size_t... i>(std::index_sequence<i...>) {
     return std::array<Mix, sizeof...(i)>{&mix_rows<Lanes, i + 1>...};
   }
   (std::make_index_sequence<Lanes::most_rows>());
-  mixes[rows - 1](weights, stride, count, values, columns, which, y);
+  mixes[rows - 1](weights, stride, count, values, values_stride, columns, which, y);
 }
 
 inline ColumnOrder natural_order() {

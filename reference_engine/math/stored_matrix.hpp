@@ -21,7 +21,22 @@ class StoredMatrix {
         bytes_(new std::byte[tensor.bytes]) {
     std::memcpy(bytes_.get(), tensor.data, tensor.bytes);
   }
+  /// The transpose of such a matrix, [rows, columns]: W is [columns, rows].
+  static StoredMatrix transposed(const Tensor& tensor, const std::string& name, std::uint64_t rows,
+                                 std::uint64_t columns) {
+    StoredMatrix m(tensor, name, columns, rows);
+    const std::uint64_t each = tensor.bytes / (rows * columns);
+    for (std::uint64_t r = 0; r < rows; ++r) {
+      for (std::uint64_t c = 0; c < columns; ++c) {
+        std::memcpy(m.bytes_.get() + (c * rows + r) * each, tensor.data + (r * columns + c) * each, each);
+      }
+    }
+    return m;
+  }
 
+  /// How W lies in memory.
+  [[nodiscard]] const PassThroughLayout& layout() const { return layout_; }
+  [[nodiscard]] const std::byte* bytes() const { return bytes_.get(); }
   /// y = x W^T. x: [rows, columns of W], y: [rows, rows of W].
   void times(const Matrix& x, PackedProduct& product, Matrix& y) const { product.run(x, {times(y)}); }
   /// The same as a factor, for several matrices at once.

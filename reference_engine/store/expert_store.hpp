@@ -9,14 +9,11 @@
 #include <vector>
 
 #include "checkpoint/model_config.hpp"
+#include "checkpoint/safetensors.hpp"
 #include "ferry/slot_memory.hpp"
 #include "math/expert.hpp"
 
 namespace ferry::engine {
-
-/// A matrix of an expert: gate, up or down. Throws InputError for a missing or misshapen tensor.
-const Tensor& expert_tensor(const Checkpoint& checkpoint, const ModelConfig& config, std::uint32_t layer,
-                            std::uint32_t expert, int part);
 
 /// How weights become codes.
 enum class Quantizer { nearest, hqq };
@@ -30,20 +27,39 @@ class ExpertReader {
   [[nodiscard]] const ExpertLayout& layout() const { return layout_; }
   /// Writes `layout().bytes()`. Throws InputError, naming file and tensor, if the file cannot be read.
   void read(ExpertId id, std::byte* to) const;
+  /// The bytes that a matrix (gate, up or down) is made of, in the file: where tensors hold several, also of others.
+  [[nodiscard]] View<const std::byte> stored(ExpertId id, int part) const;
 
  private:
+  /// A tensor of one expert, or the expert's share of one of all of them.
+  struct Piece {
+    std::string name;
+    std::vector<std::uint64_t> shape;  ///< of the tensor
+    std::uint64_t first = 0, bytes = 0;
+  };
+  [[nodiscard]] Piece piece(ExpertId id, int part) const;
+  void read(const Piece& piece, std::byte* to) const;
+  void check(const std::string& name, const std::vector<std::uint64_t>& shape) const;
+  /// Of tensors that have outputs as columns.
+  void read_columns(ExpertId id, std::byte* to) const;
+  void read_biases(ExpertId id, std::byte* to) const;
+
   const Checkpoint& checkpoint_;
   ModelConfig config_;
+  ExpertStorage storage_;
   ExpertLayout layout_;
 };
+
+/// Name of the tensor that has a matrix (gate, up or down) of an expert.
+std::string expert_tensor_name(const ModelConfig& config, ExpertStorage storage, ExpertId id, int part);
 
 /// Makes variants of experts as ExpertReader gives them.
 struct ExpertPacker {
   ExpertLayout from, to;
   Quantizer quantizer = Quantizer::nearest;
-  Architecture architecture = Architecture::mixtral;  ///< names the tensors in errors
+  ModelConfig config;  ///< names the tensors in errors
 
-  /// Writes one matrix of the variant: `expert` and `out` are where the whole expert begins in `from` and `to`.
+  /// Writes one matrix of the variant, and with `down` the biases: `expert` and `out` are where the whole expert begins in `from` and `to`.
   /// The same bytes each time. Throws InputError, naming the tensor, for a weight that the precision cannot hold.
   void pack(const std::byte* expert, Variant what, int part, std::byte* out) const;
 };

@@ -60,7 +60,7 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   StoreFacts& facts = result.facts;
   const std::filesystem::path name = std::filesystem::weakly_canonical(folder).filename();
   facts.model = printable(name.string());
-  facts.layers = config.layers;
+  facts.layers = config.moe_layer_count();
   facts.experts = config.experts;
   facts.layout = reader.layout();
   facts.layout.group = o.group;
@@ -85,7 +85,7 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   };
   StoreWriter writer(out, facts, [&](std::uint64_t done, std::uint64_t) { return goes_on(true, done); });
   result.resumed = result.done = writer.done();
-  const ExpertPacker packer{reader.layout(), facts.layout, o.quantizer, config.architecture};
+  const ExpertPacker packer{reader.layout(), facts.layout, o.quantizer, config};
   const std::uint32_t threads = o.threads > 0 ? o.threads : all_threads();
   std::vector<std::byte> expert(reader.layout().bytes());
   std::vector<std::pair<Precision, std::vector<std::byte>>> made;

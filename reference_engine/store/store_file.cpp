@@ -51,6 +51,12 @@ StoreFacts facts_of(const Json& json, const std::string& name) {
   s.layout.width = f.whole("width", 1, largest);
   s.layout.group = f.whole("group", 32, 128);
   if ((s.layout.group & (s.layout.group - 1)) != 0) f.refuse("group", "32, 64 or 128");
+  s.layout.biased = f.flag("biases", false);
+  if (f.has("glu")) {
+    const Fields glu(f.at("glu"), name + ": header: glu");
+    s.layout.glu = {true, static_cast<float>(glu.number("alpha", 0)), static_cast<float>(glu.number("limit", 0))};
+  }
+  s.layout.glu.weighs_input = f.flag("weighs_input", false);
   s.quantizer = quantizer_of(f.text("quantizer"), name + ": header");
   s.weights = f.text("weights");
   s.source = f.at("source");
@@ -91,13 +97,15 @@ std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& c)
   constexpr std::uint64_t some = 4096;
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
-    const Tensor& t = checkpoint.at(gate_name(c.architecture, l), {c.experts, c.hidden});
+  const ExpertReader reader(checkpoint, c);
+  for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
+    const Tensor& t = checkpoint.at(c.gate_name(l), {c.experts, c.hidden});
     XXH3_64bits_update(&state, t.data, t.bytes);
     for (std::uint32_t e = 0; e < c.experts; ++e) {
       for (int part = 0; part < 3; ++part) {
-        const Tensor& expert = expert_tensor(checkpoint, c, l, e, part);
-        XXH3_64bits_update(&state, expert.data, std::min(some, expert.bytes));
+        const View<const std::byte> bytes =
+            reader.stored({static_cast<std::uint16_t>(l), static_cast<std::uint16_t>(e)}, part);
+        XXH3_64bits_update(&state, bytes.data, std::min<std::uint64_t>(some, bytes.size));
       }
     }
   }
@@ -147,18 +155,22 @@ std::uint64_t StoreFacts::file_bytes() const {
 Json StoreFacts::to_json() const {
   Json names = Json::array();
   for (const Precision p : stored()) names.push_back(layout.name(p));
-  return {{"ferry", FERRY_VERSION},
-          {"model", model},
-          {"layers", layers},
-          {"experts", experts},
-          {"hidden", layout.hidden},
-          {"width", layout.width},
-          {"type", layout.name(Precision::full)},
-          {"group", layout.group},
-          {"quantizer", quantizer == Quantizer::hqq ? "hqq" : "nearest"},
-          {"precisions", names},
-          {"weights", weights},
-          {"source", source}};
+  Json json = {{"ferry", FERRY_VERSION},
+               {"model", model},
+               {"layers", layers},
+               {"experts", experts},
+               {"hidden", layout.hidden},
+               {"width", layout.width},
+               {"type", layout.name(Precision::full)},
+               {"group", layout.group},
+               {"quantizer", quantizer == Quantizer::hqq ? "hqq" : "nearest"},
+               {"precisions", names},
+               {"weights", weights},
+               {"source", source}};
+  if (layout.biased) json["biases"] = true;
+  if (layout.glu.clamped) json["glu"] = {{"alpha", layout.glu.alpha}, {"limit", layout.glu.limit}};
+  if (layout.glu.weighs_input) json["weighs_input"] = true;
+  return json;
 }
 
 StoreIndex read_store(BlockFile& file, const std::string& name) {

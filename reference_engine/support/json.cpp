@@ -44,10 +44,12 @@ Fields::Fields(const Json& object, std::string where) : object_(object), where_(
 }
 
 bool Fields::has(const std::string& name) const {
+  read_.insert(name);
   return object_.contains(name) && !object_[name].is_null();
 }
 
 const Json& Fields::at(const std::string& name) const {
+  read_.insert(name);
   if (!object_.contains(name)) throw InputError(fmt::format("{}: field \"{}\" is missing", where_, name));
   return object_[name];
 }
@@ -57,6 +59,14 @@ void Fields::refuse(const std::string& name, const std::string& expected) const 
                               ? object_[name].dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100)
                               : "nothing";
   throw InputError(fmt::format("{}: field \"{}\": expected {}, got {}", where_, name, expected, got));
+}
+
+std::vector<std::string> Fields::unread() const {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : object_.items()) {
+    if (!value.is_null() && read_.count(name) == 0) names.push_back(name);
+  }
+  return names;
 }
 
 std::uint32_t Fields::whole(const std::string& name, std::uint32_t least, std::uint32_t most) const {

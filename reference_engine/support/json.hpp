@@ -3,8 +3,10 @@
 #pragma once
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace ferry::engine {
 
@@ -32,9 +34,14 @@ class Fields {
   [[nodiscard]] const Json& at(const std::string& name) const;
   [[noreturn]] void refuse(const std::string& name, const std::string& expected) const;
 
+  /// Names of the fields that nobody has asked for, unless they are null.
+  [[nodiscard]] std::vector<std::string> unread() const;
+  [[nodiscard]] const std::string& where() const { return where_; }
+
  private:
   const Json& object_;
   std::string where_;
+  mutable std::set<std::string> read_;
 };
 
 }  // namespace ferry::engine

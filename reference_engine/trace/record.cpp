@@ -33,11 +33,11 @@ void Recorder::begin_step(Phase phase, const std::vector<std::uint32_t>& sequenc
   runner_.begin_step(phase, sequences);
 }
 
-void Recorder::plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) {
+void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) {
   const ModelConfig& c = model_.config();
   const std::size_t experts = c.experts;
   std::vector<Route> best(experts);
-  const auto later = static_cast<std::uint16_t>(std::min<std::uint32_t>(ahead_, c.layers - layer - 1U));
+  const auto later = static_cast<std::uint16_t>(std::min<std::uint32_t>(ahead_, c.moe_layer_count() - layer - 1U));
   std::vector<Matrix> predicted;
   if (later > 0) {
     for (const Scores& s : model_.gates().scores(static_cast<std::uint16_t>(layer + 1), later, input)) {
@@ -51,14 +51,14 @@ void Recorder::plan(std::uint16_t layer, const Matrix& input, const Matrix& scor
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     Sequence& s = open_[rows_[i]];
     const std::size_t token = s.phase.size() - of_step[rows_[i]] + seen[rows_[i]]++;
-    const std::size_t cell = token * c.layers + layer, cells = s.phase.size() * c.layers;
+    const std::size_t cell = token * c.moe_layer_count() + layer, cells = s.phase.size() * c.moe_layer_count();
     s.experts.resize(cells * c.top_k, no_expert);
     s.weights.resize(cells * c.top_k);
     s.scores.resize(cells * experts);
     s.predicted.resize(cells * ahead_ * experts);
-    const float* row = scores.data() + i * experts;
+    const float* row = scores.weight.data() + i * experts;
     std::copy(row, row + experts, s.scores.begin() + static_cast<std::ptrdiff_t>(cell * experts));
-    detail::best_of(row, c.experts, c.top_k, best.data());
+    detail::best_of(scores.select.data() + i * experts, c.experts, c.top_k, best.data());
     float sum = 0;
     for (std::uint32_t k = 0; k < c.top_k; ++k) sum += row[best[k].expert];
     for (std::uint32_t k = 0; k < c.top_k; ++k) {
@@ -73,7 +73,7 @@ void Recorder::plan(std::uint16_t layer, const Matrix& input, const Matrix& scor
   runner_.plan(layer, input, scores, took);
 }
 
-void Recorder::look_ahead(std::uint16_t layer, const Matrix& scores) {
+void Recorder::look_ahead(std::uint16_t layer, const GateScores& scores) {
   const ModelConfig& c = model_.config();
   const std::size_t experts = c.experts;
   std::vector<std::uint32_t> seen(open_.size(), 0), of_step(open_.size(), 0);
@@ -81,10 +81,10 @@ void Recorder::look_ahead(std::uint16_t layer, const Matrix& scores) {
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     Sequence& s = open_[rows_[i]];
     const std::size_t token = s.phase.size() - of_step[rows_[i]] + seen[rows_[i]]++;
-    s.partial.resize(s.phase.size() * c.layers * experts);
-    const float* from = scores.data() + i * experts;
+    s.partial.resize(s.phase.size() * c.moe_layer_count() * experts);
+    const float* from = scores.select.data() + i * experts;
     std::copy(from, from + experts,
-              s.partial.begin() + static_cast<std::ptrdiff_t>((token * c.layers + layer - 1U) * experts));
+              s.partial.begin() + static_cast<std::ptrdiff_t>((token * c.moe_layer_count() + layer - 1U) * experts));
   }
   runner_.look_ahead(layer, scores);
 }
@@ -109,7 +109,7 @@ void Recorder::end_sequence(std::uint32_t sequence) {
 
 void Recorder::fill_partial() {
   const ModelConfig& c = model_.config();
-  made_->partial.resize(made_->phase.size() * c.layers * c.experts);
+  made_->partial.resize(made_->phase.size() * c.moe_layer_count() * c.experts);
 }
 
 std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {

@@ -22,8 +22,8 @@ class Recorder final : public PassingRunner {
   [[nodiscard]] GateWants gate_wants(std::uint16_t layer) const override {
     return {true, runner_.gate_wants(layer).layers_ahead};
   }
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& took) override;
-  void look_ahead(std::uint16_t layer, const Matrix& scores) override;
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) override;
+  void look_ahead(std::uint16_t layer, const GateScores& scores) override;
   void end_sequence(std::uint32_t sequence) override;
 
   /// What the sequences that have ended so far said. Valid until the next is recorded.

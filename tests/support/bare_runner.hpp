@@ -12,7 +12,7 @@ class BareRunner : public engine::ExpertRunner {
   void run_resident(std::uint16_t /*layer*/, const engine::Matrix& /*input*/) override {}
   [[nodiscard]] bool wants_partial(std::uint16_t /*layer*/) const override { return false; }
   void partial(engine::Matrix& /*out*/) const override {}
-  void look_ahead(std::uint16_t /*layer*/, const engine::Matrix& /*scores*/) override {}
+  void look_ahead(std::uint16_t /*layer*/, const engine::GateScores& /*scores*/) override {}
   [[nodiscard]] bool waits() const override { return false; }
   void finish(std::uint16_t /*layer*/) override {}
   void end_sequence(std::uint32_t /*sequence*/) override {}

@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
+#include "ferry/gate/gate_rule.hpp"
 #include "ferry/model.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
-/// Makes the rows that a gate predictor reads: `softmax(W_m x)` for the layers m that follow, from one gate input. W_m is the
-/// gate of layer m itself, or a matrix that was trained to predict it from so many layers before (`set_learned`).
+/// Makes the rows that a gate predictor reads: scores of `W_m x`, by the model's rule (a softmax unless `set_rule` said
+/// otherwise), for the layers m that follow, from one gate input. W_m is the gate of layer m itself, or a matrix that was
+/// trained to predict it from so many layers before (`set_learned`), which always gives a softmax.
 ///
 /// Source: Fate section 4.3 (one layer ahead), HOBBIT section 3.3 (several at once, "stacking").
 /// The gates lie stacked in one [layers * E, d] matrix, so that scores of p adjacent layers are one product. For one
@@ -28,8 +30,9 @@ class GateBank {
 
   /// What one call of `scores` makes, in memory that the next one uses again.
   struct Result {
-    std::vector<Scores> scores;  ///< [p], views of `weights`
+    std::vector<Scores> scores;  ///< [p], views of `weights` and `selects`
     Matrix weights;              ///< [p * rows, E]: a layer's rows are adjacent
+    Matrix selects;              ///< likewise, where the rule has them separate
     Eigen::ArrayXf logits;       ///< [rows, p * E], of many rows [p * E, rows]
     Eigen::ArrayXf row;          ///< [E], of one row and layer
   };
@@ -62,7 +65,15 @@ class GateBank {
     gates_.middleRows(Eigen::Index{layer} * experts_, experts_) = gate;
   }
 
-  /// Softmax scores [rows, E] that the gate of `layer` would give to `input` [rows, d], or that it is predicted to give where
+  /// How logits become scores. `biases`: [layers, E] added to logits; `choice_biases`: likewise, to what is chosen by. Either
+  /// may be empty: none.
+  void set_rule(const GateRule& rule, const Matrix& biases = {}, const Matrix& choice_biases = {}) {
+    rule_ = rule;
+    biases_ = biases;
+    choice_biases_ = choice_biases;
+  }
+
+  /// Scores [rows, E] that the gate of `layer` would give to `input` [rows, d], or that it is predicted to give where
   /// the bank has learned: then `input` is the one of the layer before. Valid until the next call.
   Scores scores(std::uint16_t layer, const Eigen::Ref<const Matrix>& input) { return scores(layer, 1, input)[0]; }
 
@@ -82,6 +93,7 @@ class GateBank {
     }
     const Eigen::Index rows = input.rows();
     result.weights.resize(count * rows, experts_);
+    result.selects.resize(separate() ? count * rows : 0, experts_);
     result.scores.resize(count);
     const std::uint32_t learned = first_layer == 0 ? 0 : std::min(count, depth_);
     if (learned > 0) score(learned_, Eigen::Index{first_layer - 1} * depth_, first_layer, 0, learned, input, result);
@@ -96,7 +108,7 @@ class GateBank {
              const Eigen::Ref<const Matrix>& input, Result& result) const {
     const Eigen::Index rows = input.rows(), outputs = Eigen::Index{to - from} * experts_;
     multiply(gates.middleRows(place * experts_, outputs), input, result.logits);
-    const bool many = rows >= many_rows;
+    const bool many = rows >= many_rows, own = &gates == &gates_;
     const Eigen::Index to_row = many ? 1 : outputs, to_expert = many ? rows : 1;
     for (std::uint32_t l = from; l < to; ++l) {
       for (Eigen::Index row = 0; row < rows; ++row) {
@@ -104,13 +116,31 @@ class GateBank {
         result.row = Eigen::Map<const Eigen::ArrayXf, 0, Eigen::InnerStride<>>(
             result.logits.data() + row * to_row + Eigen::Index{l - from} * experts_ * to_expert, experts_,
             Eigen::InnerStride<>(to_expert));
+        if (own && !plain()) {
+          by_rule(first_layer + l, l * rows + row, result);
+          continue;
+        }
         result.row = (result.row - result.row.maxCoeff()).exp();
         result.weights.row(l * rows + row) = result.row.matrix().transpose() / result.row.sum();
       }
-      const View<const float> all{result.weights.data() + l * rows * experts_,
-                                  static_cast<std::uint32_t>(rows * experts_)};
-      result.scores[l] = {static_cast<std::uint16_t>(first_layer + l), all, all};
+      const auto size = static_cast<std::uint32_t>(rows * experts_);
+      const View<const float> weight{result.weights.data() + l * size, size};
+      const View<const float> select =
+          own && separate() ? View<const float>{result.selects.data() + l * size, size} : weight;
+      result.scores[l] = {static_cast<std::uint16_t>(first_layer + l), select, weight};
     }
+  }
+
+  [[nodiscard]] bool separate() const { return rule_.separate(choice_biases_.size() > 0); }
+  /// A softmax, and nothing else.
+  [[nodiscard]] bool plain() const { return rule_.gating == Gating::softmax && !separate() && biases_.size() == 0; }
+
+  /// Turns the logits in `result.row` into row `to` of the result.
+  void by_rule(std::uint32_t layer, Eigen::Index to, Result& result) const {
+    if (biases_.size() > 0) result.row += biases_.row(layer).transpose().array();
+    float* weight = result.weights.row(to).data();
+    rule_.score({result.row.data(), experts_}, choice_biases_.size() > 0 ? choice_biases_.row(layer).data() : nullptr,
+                separate() ? result.selects.row(to).data() : weight, weight);
   }
 
   /// `input` [rows, d] times `gates` [outputs, d]: [rows, outputs], of many rows [outputs, rows].
@@ -137,6 +167,8 @@ class GateBank {
   std::uint32_t layers_, experts_, depth_ = 0;
   Matrix gates_;    ///< [layers * E, d]
   Matrix learned_;  ///< [layers * depth * E, d], by the layer whose input it takes, then by distance
+  GateRule rule_;
+  Matrix biases_, choice_biases_;  ///< [layers, E] each, or empty
   Result result_;
 };
 

@@ -58,7 +58,7 @@ class ExpertCacheRouter {
     gate_.reserve(carve, shape);
     experts_ = shape.experts;
     k_ = shape.top_k;
-    renormalise_ = shape.renormalise;
+    weighing_ = Weighing(shape);
     carve(beta_, shape.max_rows);
     carve(users_, shape.experts);
     carve(best_, shape.top_k + std::size_t{1});
@@ -85,7 +85,7 @@ class ExpertCacheRouter {
     }
     for (std::uint32_t row = 0; row < rows; ++row) {
       sort(scores.select.data + std::size_t{row} * experts_, routes + row * k_);
-      weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise_, routes + row * k_);
+      weighing_.weigh(scores.weight.data + std::size_t{row} * experts_, k_, routes + row * k_);
     }
   }
 
@@ -238,7 +238,7 @@ class ExpertCacheRouter {
   Array<std::uint16_t> alternatives_;  ///< [k]
   detail::ExpertSets needed_;          ///< one: in C, or another row's substitute: no row gives it up
   std::uint16_t experts_ = 0, k_ = 0;
-  Renormalise renormalise_ = Renormalise::unset;
+  Weighing weighing_;
 };
 
 static_assert(ExpertRouter<ExpertCacheRouter>);

@@ -6,14 +6,26 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// Sets the weights of one row's routes: each expert's own, divided by their sum if the model does that.
-FERRY_HD inline void weigh(const float* weight, std::uint32_t k, Renormalise renormalise, Route* routes) noexcept {
-  for (std::uint32_t i = 0; i < k; ++i) routes[i].weight = weight[routes[i].expert];
-  if (renormalise != Renormalise::yes) return;
-  float sum = 0.0F;
-  for (std::uint32_t i = 0; i < k; ++i) sum += routes[i].weight;
-  for (std::uint32_t i = 0; i < k; ++i) routes[i].weight /= sum;
-}
+/// What becomes of the weights of a row's k experts.
+struct Weighing {
+  Renormalise renormalise = Renormalise::unset;
+  float scale = 1.0F;
+
+  Weighing() = default;
+  explicit Weighing(const Shape& shape) : renormalise(shape.renormalise), scale(shape.scale) {}
+
+  /// Sets those of one row's routes: each expert's own, divided by their sum if the model does that, times its factor.
+  FERRY_HD void weigh(const float* weight, std::uint32_t k, Route* routes) const noexcept {
+    for (std::uint32_t i = 0; i < k; ++i) routes[i].weight = weight[routes[i].expert];
+    if (renormalise == Renormalise::yes) {
+      float sum = 0.0F;
+      for (std::uint32_t i = 0; i < k; ++i) sum += routes[i].weight;
+      for (std::uint32_t i = 0; i < k; ++i) routes[i].weight /= sum;
+    }
+    if (scale == 1.0F) return;
+    for (std::uint32_t i = 0; i < k; ++i) routes[i].weight *= scale;
+  }
+};
 
 /// The k experts with the highest `select` score of each row, best first.
 ///
@@ -25,7 +37,7 @@ class TopK {
   void reserve(Carver& /*carve*/, const Shape& shape) {
     experts_ = shape.experts;
     k_ = shape.top_k;
-    renormalise_ = shape.renormalise;
+    weighing_ = Weighing(shape);
   }
 
   FERRY_HD void route(Phase /*phase*/, const Scores& scores, View<const State> /*present*/,
@@ -34,14 +46,14 @@ class TopK {
     for (std::uint32_t row = 0; row < rows; ++row) {
       Route* best = out.data + out.size;
       detail::best_of(scores.select.data + std::size_t{row} * experts_, experts_, k_, best);
-      weigh(scores.weight.data + std::size_t{row} * experts_, k_, renormalise_, best);
+      weighing_.weigh(scores.weight.data + std::size_t{row} * experts_, k_, best);
       out.size += k_;
     }
   }
 
  private:
   std::uint16_t experts_ = 0, k_ = 0;
-  Renormalise renormalise_ = Renormalise::unset;
+  Weighing weighing_;
 };
 
 static_assert(ExpertRouter<TopK>);

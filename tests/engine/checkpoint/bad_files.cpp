@@ -166,19 +166,22 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(names(refused_config([](Json& c) { c["rms_norm_eps"] = 0; }), "a number above 0"));
   CHECK(names(refused_config([](Json& c) { c["rope_theta"] = "much"; }), "field \"rope_theta\""));
   CHECK(names(refused_config([](Json& c) { c["hidden_act"] = "gelu"; }), "expected \"silu\", got \"gelu\""));
-  CHECK(names(refused_config([](Json& c) { c["rope_scaling"] = {{"type", "yarn"}}; }), "null, it is not supported"));
+  CHECK(names(refused_config([](Json& c) {
+                c["rope_scaling"] = {{"type", "axial"}};
+              }),
+              "or \"llama3\", got \"axial\""));
   CHECK(names(refused_config([](Json& c) {
                 c["quantization_config"] = {{"bits", 4}};
               }),
               "field \"quantization_config\""));
   CHECK(names(refused_config([](Json& c) { c["attention_bias"] = true; }), "field \"attention_bias\": expected false"));
   CHECK(names(refused_config([](Json& c) { c["rms_norm_eps"] = 1e300; }), "that a float can hold"));
-  CHECK(names(refused_config([](Json& c) { c["sliding_window"] = 4096; }), "field \"sliding_window\""));
+  CHECK(names(refused_config([](Json& c) { c["sliding_window"] = 0; }), "field \"sliding_window\""));
   CHECK(names(refused_config([](Json& c) { c["head_dim"] = 3; }), "an even number"));
   CHECK(names(refused_config([](Json& c) { c["tie_word_embeddings"] = 1; }), "expected true or false, got 1"));
   CHECK(names(refused_config([](Json& c) { c["bos_token_id"] = 258; }), "field \"bos_token_id\""));
   CHECK(names(refused_config([](Json& c) { c["architectures"] = {"LlamaForCausalLM"}; }),
-              "expected Qwen2MoeForCausalLM or MixtralForCausalLM"));
+              "MixtralForCausalLM, OlmoeForCausalLM"));
   CHECK(names(refused_config([](Json& c) { c["architectures"] = "MixtralForCausalLM"; }), "one name in a list"));
   CHECK(names(refused_config([](Json& c) { c = Json::array(); }), "expected a JSON object"));
 }

@@ -36,7 +36,7 @@ std::string refused(const std::vector<std::pair<std::string, Json>>& fields) {
 }
 
 double theta(const Json& top, const Json& parameters) {
-  return read(changed({{"rope_theta", top}, {"rope_parameters", parameters}})).rope_theta;
+  return read(changed({{"rope_theta", top}, {"rope_parameters", parameters}})).rope.theta;
 }
 
 std::string refused_theta(const Json& top, const Json& parameters) {
@@ -69,16 +69,17 @@ TEST_CASE("rope_theta is read from rope_parameters, from the top level, or from 
 TEST_CASE("rope_parameters that the engine does not compute are named") {
   CHECK(says(refused_theta(700, {{"rope_type", "default"}, {"rope_theta", 500}}),
              {"field \"rope_theta\": expected 500 as in rope_parameters, or none here, got 700"}));
-  CHECK(says(refused_theta(absent, {{"rope_type", "yarn"}, {"rope_theta", 500}, {"factor", 4.0}}),
-             {"rope_parameters: field \"rope_type\": expected \"default\", no other is supported, got \"yarn\""}));
-  CHECK(says(refused_theta(700, {{"type", "linear"}, {"factor", 4.0}}),
-             {"rope_parameters: field \"type\": expected \"default\", no other is supported, got \"linear\""}));
+  CHECK(says(refused_theta(absent, {{"rope_type", "axial"}, {"rope_theta", 500}}),
+             {"rope_parameters: field \"rope_type\": expected \"default\", \"linear\", \"dynamic\", \"yarn\", "
+              "\"longrope\" or \"llama3\", got \"axial\""}));
+  CHECK(says(refused_theta(absent, {{"rope_type", "yarn"}, {"rope_theta", 500}, {"factor", 4.0}, {"alpha", 2.0}}),
+             {"rope_parameters: field \"alpha\": expected none, it means nothing to the type \"yarn\", got 2.0"}));
+  CHECK(says(refused_theta(700, {{"type", "linear"}}), {"rope_parameters: field \"factor\" is missing"}));
   CHECK(says(refused_theta(absent, {{"rope_type", 1}}), {"field \"rope_type\": expected \"default\"", "got 1"}));
   CHECK(says(refused_theta(absent, {{"rope_type", "default"}, {"rope_theta", 500}, {"factor", 4.0}}),
-             {"rope_parameters: field \"factor\": expected no more than a rope_type \"default\" and its rope_theta, "
-              "got 4.0"}));
-  CHECK(says(refused_theta(absent, {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 500}}}}),
-             {"rope_parameters: field \"full_attention\": expected no more"}));
+             {"rope_parameters: field \"factor\": expected none, it means nothing to the type \"default\", got 4.0"}));
+  CHECK(says(refused_theta(700, {{"full_attention", {{"rope_type", "default"}, {"rope_theta", 500}}}}),
+             {"rope_parameters: field \"full_attention\": expected none, it means nothing to the type"}));
   CHECK(says(refused_theta(absent, {{"rope_type", "default"}}), {"rope_parameters: field \"rope_theta\" is missing"}));
   CHECK(says(refused_theta(absent, {{"rope_type", "default"}, {"rope_theta", -1}}),
              {"rope_parameters: field \"rope_theta\": expected a number above 0"}));
@@ -91,33 +92,35 @@ TEST_CASE("layer_types: full attention in every layer, or a refusal that names t
   CHECK(refused({{"layer_types", {full, full}}}).empty());
   CHECK(refused({{"layer_types", nullptr}}).empty());
   CHECK(says(refused({{"layer_types", {full, sliding}}}),
-             {"field \"layer_types\": expected \"full_attention\" for every layer, where layer 1 has "
-              "\"sliding_attention\", which is not supported, got [\"full_attention\",\"sliding_attention\"]"}));
+             {"field \"layer_types\": expected a sliding_window of 1 token at least, since layer 1 has sliding "
+              "attention, got [\"full_attention\",\"sliding_attention\"]"}));
   CHECK(says(refused({{"layer_types", {full, 7}}}), {"where layer 1 has 7, which is not supported"}));
   for (const Json& other : {Json::array({full}), Json::array({full, full, full}), Json::array(), Json(full)}) {
     CHECK(says(refused({{"layer_types", other}}),
-               {"field \"layer_types\": expected a list of 2 times \"full_attention\", once for each layer, got "}));
+               {"field \"layer_types\": expected a list of 2 types of attention, one for each layer, got "}));
   }
   Json qwen = tiny_qwen().config;
   qwen.update({{"layer_types", {full, full}}, {"use_sliding_window", false}, {"sliding_window", 4096}});
   CHECK(read(qwen).layers == 2);
   qwen["layer_types"][0] = sliding;
-  CHECK(says(refusal("config.json", [&] { static_cast<void>(read(qwen)); }),
-             {"where layer 0 has \"sliding_attention\", which is not supported"}));
+  CHECK(says(refusal("config.json", [&] { static_cast<void>(read(qwen)); }), {"since layer 0 has sliding attention"}));
+  qwen["use_sliding_window"] = true;
+  CHECK(read(qwen).layer[0].window == 4096);
+  CHECK(read(qwen).layer[1].window == 0);
 }
 
 TEST_CASE("begin and end tokens may come as transformers writes them") {
-  CHECK(read(changed({{"eos_token_id", 200}})).end_token == 200);
-  CHECK(read(changed({{"eos_token_id", Json::array({200})}})).end_token == 200);
-  CHECK(read(changed({{"eos_token_id", nullptr}})).end_token == no_token);
-  for (const Json& other : {Json::array({200, 201}), Json::array(), Json::array({Json::array({200})}), Json(258),
-                            Json::array({258}), Json(-1), Json("200")}) {
-    CHECK(says(refused({{"eos_token_id", other}}), {"field \"eos_token_id\": expected one whole number from 0 to 257, "
-                                                    "by itself or in a list, or null, got "}));
+  CHECK(read(changed({{"eos_token_id", 200}})).end_tokens == std::vector<std::uint32_t>{200});
+  CHECK(read(changed({{"eos_token_id", Json::array({200})}})).end_tokens == std::vector<std::uint32_t>{200});
+  CHECK(read(changed({{"eos_token_id", Json::array({200, 201})}})).ends(201));
+  CHECK_FALSE(read(changed({{"eos_token_id", Json::array({200, 201})}})).ends(202));
+  CHECK(read(changed({{"eos_token_id", nullptr}})).end_tokens.empty());
+  for (const Json& other : {Json::array({Json::array({200})}), Json(258), Json::array({258}), Json(-1), Json("200")}) {
+    CHECK(says(refused({{"eos_token_id", other}}), {"field \"eos_token_id\": expected whole numbers from 0 to 257, one "
+                                                    "by itself or some in a list, or null, got "}));
   }
   CHECK(says(refused({{"eos_token_id", absent}}), {"field \"eos_token_id\" is missing"}));
-  CHECK(says(refused({{"bos_token_id", nullptr}}),
-             {"field \"bos_token_id\": expected a whole number, the token that every text begins with, got null"}));
-  CHECK(says(refused({{"bos_token_id", absent}}), {"the token that every text begins with, got nothing"}));
+  CHECK(read(changed({{"bos_token_id", nullptr}})).begin_token == no_token);
+  CHECK(read(changed({{"bos_token_id", absent}})).begin_token == no_token);
   CHECK(says(refused({{"bos_token_id", Json::array({256})}}), {"field \"bos_token_id\": expected a whole number"}));
 }

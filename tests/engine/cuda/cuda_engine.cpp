@@ -92,7 +92,7 @@ class Following final : public BareRunner {
   Following(const ModelConfig& config, const ExpertStore& store, const PlanLog& log)
       : config_(config), store_(store), log_(log), kernel_(store.layout()) {}
 
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& /*scores*/, const Times& /*took*/) override {
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& /*scores*/, const Times& /*took*/) override {
     const Planned& p = log_.at(next_++);
     out_.setZero(input.rows(), input.cols());
     Matrix x(1, input.cols()), y;
@@ -470,7 +470,7 @@ class BetweenPartialAndLook final : public PassingRunner {
     before_ = emulated::counters().launches;
     runner_.partial(out);
   }
-  void look_ahead(std::uint16_t layer, const Matrix& scores) override {
+  void look_ahead(std::uint16_t layer, const GateScores& scores) override {
     launches[waits() ? 1 : 0].insert(emulated::counters().launches - before_);
     runner_.look_ahead(layer, scores);
   }

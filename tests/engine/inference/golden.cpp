@@ -67,7 +67,8 @@ void check_model(const std::string& name) {
         const std::uint32_t rows = std::min(chunk, n - first);
         std::vector<TokenRow> batch;
         for (std::uint32_t i = 0; i < rows; ++i) batch.push_back({0, tokens[first + i], first + i});
-        auto check_scores = [&](std::uint32_t layer, const Matrix& /*input*/, const Matrix& ours) {
+        auto check_scores = [&](std::uint32_t layer, const Matrix& /*input*/, const GateScores& said) {
+          const Matrix& ours = said.weight;
           for (std::uint32_t i = 0; i < rows; ++i) {
             const auto theirs = scores.row(static_cast<Eigen::Index>((first + i) * c.layers + layer));
             const auto right = best(theirs, c.top_k), found = best(ours.row(i), c.top_k);

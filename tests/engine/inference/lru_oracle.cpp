@@ -33,7 +33,8 @@ Routing record(CpuModel& model, const std::vector<std::uint32_t>& tokens) {
   for (std::uint32_t at = 0; at < tokens.size(); ++at) {
     auto& step = routing.emplace_back();
     model.forward(Phase::decode, {{0, tokens[at], at}}, caches, *runner, 1,
-                  [&](std::uint32_t, const Matrix&, const Matrix& scores) {
+                  [&](std::uint32_t, const Matrix&, const GateScores& said) {
+                    const Matrix& scores = said.weight;
                     std::vector<std::pair<float, std::uint32_t>> sorted;
                     for (Eigen::Index e = 0; e < scores.cols(); ++e) sorted.emplace_back(-scores(0, e), e);
                     std::sort(sorted.begin(), sorted.end());

@@ -15,24 +15,29 @@ using namespace ferry;
 using namespace ferry::engine;
 using ferry::test::paths;
 
+/// Keys of `dim`, values of the same, and the usual scale.
+AttentionShape usual(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t dim) {
+  return {heads, kv_heads, dim, dim, dim, 1 / std::sqrt(static_cast<float>(dim))};
+}
+
 /// Keys and values of some sequences.
 struct Sequences {
   AttentionShape shape;
   std::uint32_t capacity = 0;
-  std::vector<std::vector<float>> keys, values;  // each [kv_heads, capacity, head_dim]
+  std::vector<std::vector<float>> keys, values;  // [kv_heads, capacity, head_dim], [kv_heads, capacity, value_stride]
 
   Sequences(const AttentionShape& s, std::uint32_t positions, std::size_t count, test::Random& random)
       : shape(s), capacity(positions) {
     for (auto* all : {&keys, &values}) {
       for (std::size_t i = 0; i < count; ++i) {
-        std::vector<float> own(std::size_t{s.kv_heads} * positions * s.head_dim);
+        std::vector<float> own(std::size_t{s.kv_heads} * positions * (all == &keys ? s.head_dim : s.value_stride));
         for (float& v : own) v = random.unit() * 4 - 2;
         all->push_back(own);
       }
     }
   }
-  [[nodiscard]] AttentionKernel::Row row(std::size_t sequence, std::uint32_t seen) const {
-    return {keys[sequence].data(), values[sequence].data(), capacity, seen};
+  [[nodiscard]] AttentionKernel::Row row(std::size_t sequence, std::uint32_t seen, std::uint32_t first = 0) const {
+    return {keys[sequence].data(), values[sequence].data(), capacity, first, seen};
   }
 };
 
@@ -44,27 +49,27 @@ Matrix random_rows(std::size_t rows, const AttentionShape& shape, test::Random& 
 
 /// The largest error, in times the largest value.
 double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& rows, const Matrix& q,
-                   const Matrix& out) {
-  const std::uint32_t dim = s.shape.head_dim, share = s.shape.heads / s.shape.kv_heads;
+                   const Matrix& out, const std::vector<float>& sinks = {}) {
+  const std::uint32_t dim = s.shape.head_dim, share = s.shape.heads / s.shape.kv_heads, made = s.shape.value_dim;
   double worst = 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     for (std::uint32_t h = 0; h < s.shape.heads; ++h) {
-      const std::size_t head = std::size_t{h / share} * s.capacity * dim;
+      const std::size_t head = std::size_t{h / share} * s.capacity;
       const float* own = q.row(static_cast<Eigen::Index>(r)).data() + std::size_t{h} * dim;
       std::vector<double> weights;
-      double sum = 0;
+      double sum = sinks.empty() ? 0 : std::exp(double{sinks[h]});
       for (std::uint32_t p = 0; p < rows[r].seen; ++p) {
         double score = 0;
-        for (std::uint32_t d = 0; d < dim; ++d) score += double{own[d]} * rows[r].keys[head + std::size_t{p} * dim + d];
-        weights.push_back(std::exp(score / std::sqrt(static_cast<double>(dim))));
+        for (std::uint32_t d = 0; d < dim; ++d) score += double{own[d]} * rows[r].keys[(head + p) * dim + d];
+        weights.push_back(p < rows[r].first ? 0 : std::exp(score * s.shape.scale));
         sum += weights.back();
       }
-      for (std::uint32_t d = 0; d < dim; ++d) {
+      for (std::uint32_t d = 0; d < made; ++d) {
         double expected = 0;
         for (std::uint32_t p = 0; p < rows[r].seen; ++p) {
-          expected += weights[p] / sum * rows[r].values[head + std::size_t{p} * dim + d];
+          expected += weights[p] / sum * rows[r].values[(head + p) * s.shape.value_stride + d];
         }
-        worst = std::max(worst, std::abs(expected - out(static_cast<Eigen::Index>(r), Eigen::Index{h} * dim + d)));
+        worst = std::max(worst, std::abs(expected - out(static_cast<Eigen::Index>(r), Eigen::Index{h} * made + d)));
       }
     }
   }
@@ -73,8 +78,8 @@ double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& 
 
 TEST_CASE("attention is what its formula says, and a row's result does not depend on its company") {
   test::Random random(5);
-  for (const AttentionShape& shape : {AttentionShape{4, 4, 32}, AttentionShape{6, 2, 128}, AttentionShape{4, 1, 80},
-                                      AttentionShape{2, 2, 10}, AttentionShape{3, 3, 4}}) {
+  for (const AttentionShape& shape :
+       {usual(4, 4, 32), usual(6, 2, 128), usual(4, 1, 80), usual(2, 2, 10), usual(3, 3, 4)}) {
     CAPTURE(shape.head_dim);
     const Sequences s(shape, 150, 2, random);
     // A chunk of a prompt, longer than what is computed at once; a step of another sequence; and its first token.
@@ -98,9 +103,36 @@ TEST_CASE("attention is what its formula says, and a row's result does not depen
   }
 }
 
+TEST_CASE("attention to a window, with sinks, and to values that are parts of keys") {
+  test::Random random(7);
+  for (const AttentionShape& shape : {AttentionShape{4, 2, 16, 16, 16, 0.3F}, AttentionShape{3, 1, 24, 10, 24, 0.1F},
+                                      AttentionShape{2, 2, 8, 70, 71, 0.5F}}) {
+    const Sequences s(shape, 90, 2, random);
+    std::vector<float> sinks(shape.heads);
+    for (float& v : sinks) v = random.unit() * 4 - 2;
+    std::vector<AttentionKernel::Row> rows;
+    for (std::uint32_t seen = 1; seen <= 60; ++seen) rows.push_back(s.row(0, seen, seen > 16 ? seen - 16 : 0));
+    rows.push_back(s.row(1, 90, 89));
+    const auto count = static_cast<std::uint32_t>(rows.size());
+    const Matrix q = random_rows(rows.size(), shape, random);
+    for (const ProductPath path : paths()) {
+      AttentionKernel attention(shape, path, nullptr);
+      Matrix out, some;
+      attention.run(rows, q, out);
+      CHECK(worst_error(s, rows, q, out) < 2e-6);
+      attention.run(rows, q, out, sinks.data());
+      CHECK(worst_error(s, rows, q, out, sinks) < 2e-6);
+      for (const std::uint32_t first : {1U, 25U, count - 1}) {  // nor on who is seen beside what it sees
+        attention.run({rows.data() + first, count - first}, Matrix(q.bottomRows(count - first)), some, sinks.data());
+        CHECK(some == out.bottomRows(count - first));
+      }
+    }
+  }
+}
+
 TEST_CASE("threads that share attention change no bit of it" * doctest::test_suite("threads")) {
   test::Random random(6);
-  const AttentionShape shape{8, 4, 64};
+  const AttentionShape shape = usual(8, 4, 64);
   const Sequences s(shape, 700, 2, random);
   WorkerPool three(3);
   for (const std::uint32_t count : {1U, 2U, 40U}) {

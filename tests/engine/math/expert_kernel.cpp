@@ -306,7 +306,8 @@ class NaiveRunner final : public test::BareRunner {
   /// The least distance of a chosen expert's score to the best that was not.
   double least_margin = std::numeric_limits<double>::infinity();
 
-  void plan(std::uint16_t layer, const Matrix& input, const Matrix& scores, const Times& /*took*/) override {
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& said, const Times& /*took*/) override {
+    const Matrix& scores = said.weight;
     struct Use {
       Eigen::Index row;
       double weight;

@@ -208,7 +208,7 @@ class Watched final : public PassingRunner {
     runner_.partial(out);
     before_ = caches_;
   }
-  void look_ahead(std::uint16_t l, const Matrix& scores) override {
+  void look_ahead(std::uint16_t l, const GateScores& scores) override {
     for (std::size_t s = 0; s < caches_.size(); ++s) {
       for (std::size_t i = 0; i < caches_[s].keys.size(); ++i) {
         same = same && caches_[s].keys[i] == before_[s].keys[i] && caches_[s].values[i] == before_[s].values[i];

@@ -81,7 +81,7 @@ std::vector<float> decode_expert(View<const std::byte> bytes, const ExpertLayout
 
 /// One expert at full precision as floats, read off the checkpoint.
 std::vector<float> full_expert(const Checkpoint& checkpoint, const ModelConfig& c, ExpertId id) {
-  const bool mixtral = c.architecture == Architecture::mixtral;
+  const bool mixtral = c.architecture_name == "MixtralForCausalLM";
   const std::string at = "model.layers." + std::to_string(id.layer) +
                          (mixtral ? ".block_sparse_moe.experts." : ".mlp.experts.") + std::to_string(id.expert) + ".";
   std::vector<float> out;

@@ -1,0 +1,638 @@
+// What each family of models says of itself: a short description, from which one engine computes it. Sources are the models'
+// own code and that of transformers; a default stands here only where those have one.
+#include "checkpoint/families.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+constexpr std::uint32_t most_experts = 65534;
+
+/// Reads fields of a config.json into a ModelConfig, in the words that several families share.
+class FamilyReader {
+ public:
+  FamilyReader(const Fields& fields, ModelConfig& config) : f(fields), c(config) {}
+
+  const Fields& f;
+  ModelConfig& c;
+
+  /// The first of these names that is there. Two that say different things are refused.
+  std::string one_of(const std::vector<std::string>& names) const {
+    std::string found;
+    for (const std::string& name : names) {
+      if (!f.has(name)) continue;
+      if (!found.empty() && f.at(name) != f.at(found))
+        f.refuse(name, fmt::format("{} as \"{}\" says", f.at(found).dump(), found));
+      if (found.empty()) found = name;
+    }
+    return found.empty() ? names[0] : found;
+  }
+  std::uint32_t whole(const std::vector<std::string>& names, std::uint32_t least, std::uint32_t most) const {
+    return f.whole(one_of(names), least, most);
+  }
+  double number_or(const std::string& name, double absent) const { return f.has(name) ? f.number(name, 0) : absent; }
+  std::uint32_t whole_or(const std::string& name, std::uint32_t absent, std::uint32_t most = largest_dimension) const {
+    return f.has(name) ? f.whole(name, 0, most) : absent;
+  }
+  /// A number, or a list that has the same number for each layer.
+  std::uint32_t uniform(const std::string& name, std::uint32_t least, std::uint32_t most) const {
+    if (!f.has(name) || !f.at(name).is_array()) return f.whole(name, least, most);
+    const Json& list = f.at(name);
+    const bool fits = list.size() == c.layers && std::all_of(list.begin(), list.end(), [&](const Json& one) {
+                        return one.is_number_unsigned() && one == list[0] && one >= least && one <= most;
+                      });
+    if (!fits)
+      f.refuse(name,
+               fmt::format("a whole number from {} to {}, or {} times the same in a list", least, most, c.layers));
+    return list[0].get<std::uint32_t>();
+  }
+  /// Refuses a flag that is set: what it asks for is not computed.
+  void must_be_off(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (f.flag(name, false)) f.refuse(name, "false, it is not supported");
+    }
+  }
+  void must_be_absent(std::initializer_list<const char*> names) const {
+    for (const char* name : names) {
+      if (f.has(name)) f.refuse(name, "null, it is not supported");
+    }
+  }
+  void must_be(const char* name, std::uint32_t value) const {
+    if (f.has(name) && f.at(name) != value) f.refuse(name, fmt::format("{}, nothing else is supported", value));
+  }
+
+  void experts(const std::vector<std::string>& count, const std::vector<std::string>& top_k, const char* width) {
+    c.experts = whole(count, 1, most_experts);
+    c.top_k = whole(top_k, 1, most_experts);
+    c.expert_width = f.whole(width, 1, largest_dimension);
+    if (c.top_k > c.experts) {
+      f.refuse(one_of(top_k), fmt::format("at most the number of experts, {}", c.experts));
+    }
+  }
+
+  /// Layers that `dense` names have an MLP of `intermediate_size` in the place of experts.
+  template <class Dense>
+  void dense_layers(const Dense& dense) {
+    static_cast<void>(f.has("intermediate_size"));  // is there for layers that there may be none of
+    for (std::uint32_t l = 0; l < c.layers; ++l) {
+      c.layer[l].moe = !dense(l);
+      if (!c.layer[l].moe && c.dense_width == 0) c.dense_width = f.whole("intermediate_size", 1, largest_dimension);
+    }
+  }
+
+  /// The first layers, and of the others all but every `moe_layer_freq`th.
+  void dense_first() {
+    const std::uint32_t first = whole_or("first_k_dense_replace", 0), every = whole_or("moe_layer_freq", 1);
+    if (every == 0) f.refuse("moe_layer_freq", "a whole number from 1");
+    dense_layers([&](std::uint32_t l) { return l < first || l % every != 0; });
+  }
+
+  /// Qwen's.
+  void sparse_layers() {
+    const std::uint32_t step = whole_or("decoder_sparse_step", 1);
+    const std::vector<bool> only = numbers_of_layers("mlp_only_layers", [](std::uint32_t) { return false; });
+    if (step == 0) f.refuse("decoder_sparse_step", "a whole number from 1");
+    dense_layers([&](std::uint32_t l) { return only[l] || (l + 1) % step != 0; });
+  }
+
+  /// A list of numbers of layers, or what `absent` says where the file has none.
+  template <class Absent>
+  std::vector<bool> numbers_of_layers(const char* name, const Absent& absent) const {
+    std::vector<bool> is(c.layers, false);
+    for (std::uint32_t l = 0; !f.has(name) && l < c.layers; ++l) is[l] = absent(l);
+    if (!f.has(name)) return is;
+    const Json& list = f.at(name);
+    for (const Json& l : list) {
+      if (!list.is_array() || !l.is_number_unsigned()) f.refuse(name, "a list of layers");
+      if (l < c.layers) is[l.get<std::uint32_t>()] = true;
+    }
+    return is;
+  }
+
+  /// `layer_types` of the file, or what `absent` says where it has none: call(layer, which of `known`).
+  template <class Absent, class Call>
+  void layer_types(const std::vector<std::string>& known, const Absent& absent, const Call& call) const {
+    const bool said = f.has("layer_types");
+    static const Json none = Json::array();
+    const Json& types = said ? f.at("layer_types") : none;
+    if (said && (!types.is_array() || types.size() != c.layers)) {
+      f.refuse("layer_types", fmt::format("a list of {} types of attention, one for each layer", c.layers));
+    }
+    for (std::uint32_t l = 0; l < c.layers; ++l) {
+      std::uint32_t type = said ? 0 : absent(l);
+      for (; said && type < known.size() && types[l] != known[type]; ++type) {
+      }
+      if (type == known.size()) {
+        f.refuse("layer_types", fmt::format("\"{}\" for every layer, where layer {} has {:.40}, which is not supported",
+                                            fmt::join(known, "\" or \""), l, types[l].dump()));
+      }
+      call(l, type);
+    }
+  }
+
+  /// Which layers attend to a window.
+  template <class Absent>
+  void windows(std::uint32_t window, const Absent& absent) {
+    layer_types(
+        {"full_attention", "sliding_attention"}, [&](std::uint32_t l) { return absent(l) ? 1U : 0U; },
+        [&](std::uint32_t l, std::uint32_t type) {
+          if (type == 1 && window == 0) {
+            f.refuse(f.has("layer_types") ? "layer_types" : "sliding_window",
+                     fmt::format("a sliding_window of 1 token at least, since layer {} has sliding attention", l));
+          }
+          c.layer[l].window = type == 1 ? window : 0;
+        });
+  }
+  /// The same window for all layers, or none.
+  void window_everywhere() {
+    const bool has = f.has("sliding_window");
+    windows(has ? f.whole("sliding_window", 1, 1U << 28U) : 0, [&](std::uint32_t) { return has; });
+  }
+  void no_windows() {
+    windows(0, [](std::uint32_t) { return false; });
+  }
+
+  void rope(RopeNeeds needs = {}) {
+    if (needs.head_dim == 0) needs.head_dim = c.head_dim;
+    needs.context = c.context;
+    c.rope = read_rope(f, needs);
+  }
+
+  /// Queries, keys, values and what attention gives have biases, or none of them.
+  void attention_bias(bool absent) { c.qkv_bias = c.output_bias = f.flag("attention_bias", absent); }
+
+  void latent_attention() {
+    c.latent.rank = f.whole("kv_lora_rank", 1, largest_dimension);
+    c.latent.query_rank = f.has("q_lora_rank") ? f.whole("q_lora_rank", 1, largest_dimension) : 0;
+    c.latent.plain_dim = f.whole("qk_nope_head_dim", 1, 4096);
+    const std::uint32_t turned = f.whole("qk_rope_head_dim", 2, 4096);
+    c.head_dim = c.latent.plain_dim + turned;
+    c.value_dim = f.whole("v_head_dim", 1, 4096);
+    c.kv_heads = c.heads;
+    if (f.has("qk_head_dim")) must_be("qk_head_dim", c.head_dim);
+    must_be_off({"attention_bias", "mlp_bias"});
+    rope({.head_dim = turned, .theta = 10000, .neighbours = f.flag("rope_interleave", true)});
+    if (c.rope.width != turned) f.refuse("qk_rope_head_dim", fmt::format("{}, all of them turned", c.rope.width));
+    c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
+    if (c.rope.mscale_all_dim != 0 && c.rope.factor > 1) {
+      const double m = 0.1 * c.rope.mscale_all_dim * std::log(c.rope.factor) + 1;
+      c.attention_scale *= m * m;
+    }
+  }
+
+  /// Groups of experts, of which a row chooses from some.
+  void groups(std::uint16_t votes) {
+    const std::uint32_t all = whole_or("n_group", 1), kept = whole_or("topk_group", 1);
+    if (all == 0 || all > GateRule::most_groups || c.experts % all != 0 || c.experts / all < votes) {
+      f.refuse("n_group", fmt::format("a divisor of {} experts, {} at most, with groups of {} at least", c.experts,
+                                      GateRule::most_groups, votes));
+    }
+    if (kept == 0 || kept > all || kept * (c.experts / all) < c.top_k) {
+      f.refuse("topk_group", fmt::format("1 to {}, and enough for {} experts", all, c.top_k));
+    }
+    c.gate.groups = static_cast<std::uint16_t>(all);
+    c.gate.kept_groups = static_cast<std::uint16_t>(kept);
+    c.gate.group_votes = votes;
+  }
+
+  /// DeepSeek-V3's gate, and those of the families that follow it.
+  void sigmoid_gate(const char* bias) {
+    c.gate.gating = Gating::sigmoid;
+    c.names.choice_bias = bias;
+    if (f.has("scoring_func") && f.at("scoring_func") != "sigmoid") f.refuse("scoring_func", "\"sigmoid\"");
+    if (f.has("topk_method") && f.at("topk_method") != "noaux_tc") f.refuse("topk_method", "\"noaux_tc\"");
+    groups(2);
+    c.renormalise = f.flag("norm_topk_prob", true);
+    c.routed_scale = number_or("routed_scaling_factor", 1);
+  }
+
+  void shared_experts(const char* count) {
+    const std::uint32_t shared = whole_or(count, 0, 4096);
+    c.shared_width = shared * c.expert_width;
+    if (shared != 0 && (c.shared_width / shared != c.expert_width || c.shared_width > largest_dimension)) {
+      f.refuse(count, "so few that all of them together have 1048576 columns at most");
+    }
+  }
+
+  /// Mixtral's names, which several families took over.
+  void block_sparse_names() {
+    c.names.gate = "block_sparse_moe.gate.weight";
+    c.names.experts = "block_sparse_moe.experts.";
+    c.names.parts = {"w1", "w3", "w2"};
+  }
+};
+
+void mixtral(FamilyReader& r) {
+  r.block_sparse_names();
+  r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
+  r.c.renormalise = true;
+  r.rope();
+  r.window_everywhere();
+  r.must_be_off({"attention_bias"});
+  if (r.f.flag("qkv_bias", false)) r.f.refuse("qkv_bias", "false, a Mixtral has no biases");
+}
+
+void phimoe(FamilyReader& r) {
+  r.block_sparse_names();
+  r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
+  if (r.c.top_k != 2) r.f.refuse("num_experts_per_tok", "2: its sparse mixer weighs a first and a second expert");
+  if (r.c.experts < 2) r.f.refuse("num_local_experts", "2 at least");
+  r.c.gate.gating = Gating::sparse_mixer;
+  r.c.gate.mixer_epsilon = static_cast<float>(r.number_or("router_jitter_noise", 0.01));
+  r.c.norm = Norm::mean;
+  r.attention_bias(false);
+  r.c.head_bias = r.f.flag("lm_head_bias", false);
+  r.rope({.theta = 1e6, .mscales = true});
+  r.window_everywhere();
+}
+
+void qwen2_moe(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.c.shared_width = r.f.whole("shared_expert_intermediate_size", 1, largest_dimension);
+  r.c.names.shared = "mlp.shared_expert.";
+  r.c.names.shared_scale = "mlp.shared_expert_gate.weight";
+  r.c.renormalise = r.f.flag("norm_topk_prob", false);
+  r.c.qkv_bias = r.f.flag("qkv_bias", true);
+  r.must_be_off({"attention_bias"});
+  r.rope();
+  r.sparse_layers();
+  const bool used = r.f.flag("use_sliding_window", false);
+  const std::uint32_t window = r.whole_or("sliding_window", 0, 1U << 28U), first = r.whole_or("max_window_layers", 28);
+  r.windows(used ? window : 0, [&](std::uint32_t l) { return used && l % 2 == 0 && l < first; });
+}
+
+void qwen3_moe(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.c.renormalise = r.f.flag("norm_topk_prob", false);
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.attention_bias(false);
+  r.rope();
+  r.sparse_layers();
+  const bool used = r.f.flag("use_sliding_window", false);
+  const std::uint32_t window = r.whole_or("sliding_window", 0, 1U << 28U);
+  static_cast<void>(r.whole_or("max_window_layers", 0));  // older files have it; the family does not read it
+  r.windows(used ? window : 0, [&](std::uint32_t) { return used && window > 0; });
+}
+
+void olmoe(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "intermediate_size");
+  r.c.renormalise = r.f.flag("norm_topk_prob", false);
+  r.c.head_norm = HeadNorm::all_before_rope;
+  r.c.clip = r.number_or("clip_qkv", 0);
+  r.attention_bias(false);
+  r.rope({.theta = 10000});
+  r.no_windows();
+}
+
+void flex_olmo(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "intermediate_size");
+  r.c.renormalise = r.f.flag("norm_topk_prob", false);
+  r.c.head_norm = HeadNorm::all_before_rope;
+  r.c.norm_place = NormPlace::behind;
+  r.c.names.attention_norm = "post_attention_layernorm";
+  r.c.names.mlp_norm = "post_feedforward_layernorm";
+  r.attention_bias(false);
+  r.rope({.theta = 500000});
+  r.no_windows();
+}
+
+/// DeepSeek-MoE, the first version: ordinary attention.
+void deepseek(FamilyReader& r) {
+  r.experts({"n_routed_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  if (r.f.has("scoring_func") && r.f.at("scoring_func") != "softmax") r.f.refuse("scoring_func", "\"softmax\"");
+  if (r.f.has("topk_method") && r.f.at("topk_method") != "greedy") r.f.refuse("topk_method", "\"greedy\"");
+  r.c.renormalise = r.f.flag("norm_topk_prob", false);
+  r.shared_experts("n_shared_experts");
+  r.attention_bias(false);
+  r.rope({.theta = 10000});
+  r.dense_first();
+  r.no_windows();
+}
+
+void deepseek_v2(FamilyReader& r) {
+  r.experts({"n_routed_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  const std::string method = r.f.has("topk_method") ? r.f.text("topk_method") : "greedy";
+  if (r.f.has("scoring_func") && r.f.at("scoring_func") != "softmax") r.f.refuse("scoring_func", "\"softmax\"");
+  if (method == "group_limited_greedy") {
+    r.groups(1);
+  } else if (method != "greedy") {
+    r.f.refuse("topk_method", "\"greedy\" or \"group_limited_greedy\"");
+  } else {
+    for (const char* name : {"n_group", "topk_group"}) static_cast<void>(r.whole_or(name, 0));
+  }
+  if (r.f.flag("norm_topk_prob", false)) {
+    r.f.refuse("norm_topk_prob", "false: its makers' code and transformers' weigh such a model differently");
+  }
+  r.c.routed_scale = r.number_or("routed_scaling_factor", 1);
+  r.shared_experts("n_shared_experts");
+  r.latent_attention();
+  r.dense_first();
+  r.no_windows();
+}
+
+void deepseek_v3(FamilyReader& r) {
+  r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.sigmoid_gate("mlp.gate.e_score_correction_bias");
+  r.shared_experts("n_shared_experts");
+  r.latent_attention();
+  r.dense_first();
+  r.no_windows();
+}
+
+void glm4_moe(FamilyReader& r) {
+  r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.sigmoid_gate("mlp.gate.e_score_correction_bias");
+  r.shared_experts("n_shared_experts");
+  r.c.qkv_bias = r.f.flag("attention_bias", false);
+  if (r.f.flag("use_qk_norm", false)) r.c.head_norm = HeadNorm::heads_before_rope;
+  r.rope({.partial = 0.5, .may_be_partial = true});
+  r.dense_first();
+  r.no_windows();
+}
+
+void dots1(FamilyReader& r) {
+  r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.sigmoid_gate("mlp.gate.e_score_correction_bias");
+  r.c.renormalise = r.f.flag("norm_topk_prob", false);
+  r.shared_experts("n_shared_experts");
+  r.attention_bias(false);
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.rope();
+  r.dense_first();
+  const bool has = r.f.has("sliding_window");
+  const std::uint32_t first = r.whole_or("max_window_layers", 62);
+  r.windows(has ? r.f.whole("sliding_window", 1, 1U << 28U) : 0, [&](std::uint32_t l) { return has && l >= first; });
+}
+
+void ernie4_5_moe(FamilyReader& r) {
+  r.experts({"moe_num_experts", "num_experts"}, {"moe_k", "num_experts_per_tok"}, "moe_intermediate_size");
+  r.c.names.choice_bias = "mlp.moe_statics.e_score_correction_bias";
+  r.c.renormalise = true;
+  if (r.f.has("moe_norm_min") && r.f.number("moe_norm_min", 0) > 1e-6) {
+    r.f.refuse("moe_norm_min", "1e-6 at most, which no sum of weights is below");
+  }
+  r.shared_experts("moe_num_shared_experts");
+  r.must_be_off({"use_bias"});
+  r.rope({.theta = 500000, .neighbours = true});
+  const std::uint32_t first = r.whole_or("moe_layer_start_index", 1), every = r.whole_or("moe_layer_interval", 1);
+  std::uint32_t last = r.c.layers - 1;
+  if (r.f.has("moe_layer_end_index") && r.f.at("moe_layer_end_index") != -1)
+    last = r.f.whole("moe_layer_end_index", 0, largest_dimension);
+  if (every == 0) r.f.refuse("moe_layer_interval", "a whole number from 1");
+  r.dense_layers([&](std::uint32_t l) { return (l + 1) % every != 0 || l < first || l > last; });
+  r.no_windows();
+}
+
+void granitemoe(FamilyReader& r) {
+  r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
+  r.c.names.gate = "block_sparse_moe.router.layer.weight";
+  r.c.names.fused = {"block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"};
+  r.c.storage = ExpertStorage::fused_rows;
+  r.c.renormalise = true;
+  r.attention_bias(false);
+  r.c.attention_scale = r.number_or("attention_multiplier", 1);
+  r.c.embedding_scale = r.number_or("embedding_multiplier", 1);
+  r.c.residual_scale = r.number_or("residual_multiplier", 1);
+  r.c.logit_scale = 1 / r.number_or("logits_scaling", 1);
+  r.rope();
+  r.no_windows();
+}
+
+void granitemoeshared(FamilyReader& r) {
+  granitemoe(r);
+  r.c.shared_width = r.whole_or("shared_intermediate_size", 0);
+  r.c.names.shared_fused = {"shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"};
+}
+
+void hunyuan_v1_moe(FamilyReader& r) {
+  r.c.experts = r.uniform("num_experts", 1, most_experts);
+  r.c.top_k = r.uniform(r.one_of({"moe_topk", "num_experts_per_tok"}), 1, most_experts);
+  if (r.c.top_k > r.c.experts) r.f.refuse("moe_topk", fmt::format("at most the number of experts, {}", r.c.experts));
+  const std::uint32_t width = r.f.whole("intermediate_size", 1, largest_dimension);
+  r.c.expert_width =
+      r.f.has("moe_intermediate_size") ? r.uniform("moe_intermediate_size", 1, largest_dimension) : width;
+  if (r.f.has("use_mixed_mlp_moe") && !r.f.flag("use_mixed_mlp_moe", true)) {
+    r.f.refuse("use_mixed_mlp_moe", "true, without a shared expert it is not supported");
+  }
+  const std::uint32_t shared = r.f.has("num_shared_expert") ? r.uniform("num_shared_expert", 1, 64) : 1;
+  r.c.shared_width = shared * width;
+  r.c.names.gate = "mlp.gate.wg.weight";
+  r.c.names.shared = "mlp.shared_mlp.";
+  r.c.names.q_norm = "self_attn.query_layernorm.weight";
+  r.c.names.k_norm = "self_attn.key_layernorm.weight";
+  r.c.renormalise = true;
+  if (r.f.flag("use_qk_norm", true)) r.c.head_norm = HeadNorm::heads_behind_rope;
+  r.must_be_off({"use_cla", "group_limited_greedy", "mlp_bias", "add_classification_head"});
+  r.must_be("moe_layer_num_skipped", 0);
+  r.attention_bias(false);
+  r.rope({.theta = 10000});
+  r.no_windows();
+}
+
+void minimax_m2(FamilyReader& r) {
+  r.block_sparse_names();
+  r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
+  r.c.gate.gating = Gating::sigmoid;
+  r.c.names.choice_bias = "block_sparse_moe.e_score_correction_bias";
+  if (r.f.has("scoring_func") && r.f.at("scoring_func") != "sigmoid") r.f.refuse("scoring_func", "\"sigmoid\"");
+  r.c.renormalise = true;
+  r.c.head_norm = HeadNorm::all_before_rope;
+  if (r.f.has("qk_norm_type") && r.f.at("qk_norm_type") != "per_layer") r.f.refuse("qk_norm_type", "\"per_layer\"");
+  const double turned = r.whole_or("rotary_dim", r.c.head_dim, r.c.head_dim);
+  r.rope({.theta = 10000, .partial = turned / r.c.head_dim, .may_be_partial = true});
+  r.no_windows();
+}
+
+void gpt_oss(FamilyReader& r) {
+  r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok", "experts_per_token"}, "intermediate_size");
+  r.c.names.gate = "mlp.router.weight";
+  r.c.names.gate_bias = "mlp.router.bias";
+  r.c.storage = ExpertStorage::interleaved_columns;
+  r.c.expert_bias = true;
+  r.c.glu = {true, static_cast<float>(r.number_or("swiglu_alpha", 1.702)),
+             static_cast<float>(r.number_or("swiglu_limit", 7.0))};
+  r.c.renormalise = true;
+  r.attention_bias(true);
+  r.c.sinks = true;
+  r.rope({.theta = 150000});
+  r.windows(r.f.has("sliding_window") ? r.f.whole("sliding_window", 1, 1U << 28U) : 128,
+            [](std::uint32_t l) { return l % 2 == 0; });
+}
+
+void llama4(FamilyReader& r) {
+  r.c.experts = r.whole({"num_local_experts", "num_experts"}, 1, most_experts);
+  r.c.top_k = r.f.whole("num_experts_per_tok", 1, r.c.experts);
+  r.c.expert_width = r.c.shared_width = r.f.whole("intermediate_size", 1, largest_dimension);
+  r.c.dense_width = r.f.whole("intermediate_size_mlp", 1, largest_dimension);
+  r.c.names.gate = "feed_forward.router.weight";
+  r.c.names.fused = {"feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"};
+  r.c.names.shared = "feed_forward.shared_expert.";
+  r.c.names.dense = "feed_forward.";
+  r.c.storage = ExpertStorage::fused_columns;
+  r.c.gate.gating = Gating::sigmoid;
+  r.c.glu.weighs_input = true;
+  r.attention_bias(false);
+  if (r.f.flag("use_qk_norm", true)) r.c.head_norm = HeadNorm::plain_behind_rope;
+  r.rope({.theta = 500000, .neighbours = true});
+  const std::uint32_t step = r.whole_or("interleave_moe_layer_step", 1),
+                      plain = r.whole_or("no_rope_layer_interval", 4);
+  if (step == 0) r.f.refuse("interleave_moe_layer_step", "a whole number from 1");
+  if (plain == 0) r.f.refuse("no_rope_layer_interval", "a whole number from 1");
+  const std::vector<bool> moe =
+      r.numbers_of_layers("moe_layers", [&](std::uint32_t l) { return l % step == step - 1; });
+  for (std::uint32_t l = 0; l < r.c.layers; ++l) {
+    r.c.layer[l].moe = moe[l];
+    r.c.layer[l].turns = (l + 1) % plain != 0;
+  }
+  if (r.f.has("no_rope_layers") && !r.f.at("no_rope_layers").empty()) {
+    const Json& list = r.f.at("no_rope_layers");
+    bool fits = list.is_array() && list.size() == r.c.layers;
+    for (std::uint32_t l = 0; fits && l < r.c.layers; ++l) {
+      fits = list[l] == 0 || list[l] == 1;
+      r.c.layer[l].turns = list[l] == 1;
+    }
+    if (!fits) r.f.refuse("no_rope_layers", fmt::format("a list of {} times 0 or 1", r.c.layers));
+  }
+  const std::uint32_t chunk = r.f.has("attention_chunk_size") ? r.f.whole("attention_chunk_size", 1, 1U << 28U) : 0;
+  r.layer_types(
+      {"full_attention", "chunked_attention"}, [&](std::uint32_t l) { return r.c.layer[l].turns ? 1U : 0U; },
+      [&](std::uint32_t l, std::uint32_t type) { r.c.layer[l].chunk = type == 1 ? chunk : 0; });
+  if (r.f.flag("attn_temperature_tuning", true)) {
+    r.c.tuning = r.number_or("attn_scale", 0.1);
+    r.c.tuning_floor = r.number_or("floor_scale", 8192);
+  }
+  if (r.c.architecture_name == "Llama4ForConditionalGeneration") {
+    r.c.names.model = "language_model.model.";
+    r.c.names.head = "language_model.lm_head.";
+  }
+}
+
+/// Layers with the gated delta rule, and some with ordinary attention whose outputs have gates.
+void gated_delta(FamilyReader& r, bool fused) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.c.shared_width = r.f.whole("shared_expert_intermediate_size", 1, largest_dimension);
+  r.c.names.shared = "mlp.shared_expert.";
+  r.c.names.shared_scale = "mlp.shared_expert_gate.weight";
+  r.c.renormalise = r.f.flag("norm_topk_prob", true);
+  r.c.norm = Norm::rms_plus_one;
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.c.output_gate = true;
+  if (!r.f.flag("attn_output_gate", true)) r.f.refuse("attn_output_gate", "true, without gates it is not supported");
+  r.attention_bias(false);
+  r.rope({.theta = 10000, .partial = 0.25, .may_be_partial = true});
+  LinearAttention& l = r.c.linear;
+  l.key_heads = r.f.whole("linear_num_key_heads", 1, 4096);
+  l.value_heads = r.f.whole("linear_num_value_heads", 1, 4096);
+  if (l.value_heads % l.key_heads != 0) {
+    r.f.refuse("linear_num_value_heads", fmt::format("a multiple of {} key heads", l.key_heads));
+  }
+  l.key_dim = r.f.whole("linear_key_head_dim", 1, 4096);
+  l.value_dim = r.f.whole("linear_value_head_dim", 1, 4096);
+  l.kernel = r.f.whole("linear_conv_kernel_dim", 1, 64);
+  l.fused = fused;
+  const std::uint32_t every = r.whole_or("full_attention_interval", 4);
+  if (every == 0) r.f.refuse("full_attention_interval", "a whole number from 1");
+  r.layer_types(
+      {"full_attention", "linear_attention"}, [&](std::uint32_t n) { return (n + 1) % every != 0 ? 1U : 0U; },
+      [&](std::uint32_t n, std::uint32_t type) { r.c.layer[n].linear = type == 1; });
+  r.sparse_layers();
+}
+
+void qwen3_next(FamilyReader& r) {
+  gated_delta(r, true);
+}
+
+void qwen3_5_moe(FamilyReader& r) {
+  gated_delta(r, false);
+  if (!r.c.renormalise) r.f.refuse("norm_topk_prob", "true, this family always divides weights by their sum");
+  if (r.c.architecture_name == "Qwen3_5MoeForConditionalGeneration") r.c.names.model = "model.language_model.";
+}
+
+/// XVERSE-MoE: DeepSeek-MoE's layout with other names, every layer with experts.
+void xverse(FamilyReader& r) {
+  r.experts({"num_experts"}, {"moe_top_k", "num_experts_per_tok"}, "intermediate_size");
+  r.c.names.gate = "mlp.router.weight";
+  r.c.renormalise = true;
+  r.shared_experts("num_shared_experts");
+  r.attention_bias(false);
+  r.rope({.theta = 10000});
+  r.no_windows();
+}
+
+struct Family {
+  const char* architecture;
+  void (*read)(FamilyReader&);
+  bool tied;  ///< embeddings, where the file does not say
+};
+
+constexpr Family families[] = {{"DeepseekForCausalLM", deepseek, false},
+                               {"DeepseekV2ForCausalLM", deepseek_v2, false},
+                               {"DeepseekV3ForCausalLM", deepseek_v3, false},
+                               {"Dots1ForCausalLM", dots1, false},
+                               {"Ernie4_5_MoeForCausalLM", ernie4_5_moe, true},
+                               {"FlexOlmoForCausalLM", flex_olmo, false},
+                               {"Glm4MoeForCausalLM", glm4_moe, false},
+                               {"GptOssForCausalLM", gpt_oss, false},
+                               {"GraniteMoeForCausalLM", granitemoe, false},
+                               {"GraniteMoeSharedForCausalLM", granitemoeshared, false},
+                               {"HunYuanMoEV1ForCausalLM", hunyuan_v1_moe, false},
+                               {"Llama4ForCausalLM", llama4, false},
+                               {"Llama4ForConditionalGeneration", llama4, false},
+                               {"MiniMaxM2ForCausalLM", minimax_m2, false},
+                               {"MixtralForCausalLM", mixtral, false},
+                               {"OlmoeForCausalLM", olmoe, false},
+                               {"PhiMoEForCausalLM", phimoe, false},
+                               {"PhimoeForCausalLM", phimoe, false},
+                               {"Qwen2MoeForCausalLM", qwen2_moe, false},
+                               {"Qwen3MoeForCausalLM", qwen3_moe, false},
+                               {"Qwen3NextForCausalLM", qwen3_next, false},
+                               {"Qwen3_5MoeForCausalLM", qwen3_5_moe, false},
+                               {"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe, false},
+                               {"XverseForCausalLM", xverse, false}};
+
+/// Models that people have and that this engine does not compute, with the part that it lacks.
+struct Missing {
+  const char *architecture, *part;
+};
+
+constexpr Missing missing[] = {
+    {"DbrxForCausalLM", "its fused attention and experts"},
+    {"GraniteMoeHybridForCausalLM", "Mamba layers"},
+    {"JambaForCausalLM", "Mamba layers"},
+    {"Lfm2MoeForCausalLM", "convolution layers"},
+    {"MiniMaxForCausalLM", "lightning attention"},
+    {"MiniMaxM1ForCausalLM", "lightning attention"},
+};
+
+}  // namespace
+
+std::vector<std::string> supported_architectures() {
+  std::vector<std::string> all;
+  for (const Family& f : families) all.emplace_back(f.architecture);
+  return all;
+}
+
+void read_family(const Fields& f, ModelConfig& c) {
+  const auto found = std::find_if(std::begin(families), std::end(families),
+                                  [&](const Family& one) { return one.architecture == c.architecture_name; });
+  if (found == std::end(families)) {
+    const auto lacks = std::find_if(std::begin(missing), std::end(missing),
+                                    [&](const Missing& one) { return one.architecture == c.architecture_name; });
+    if (lacks != std::end(missing)) {
+      f.refuse("architectures", fmt::format("another family: {} has {}, which the engine does not compute",
+                                            c.architecture_name, lacks->part));
+    }
+    f.refuse("architectures", fmt::format("one of {}", fmt::join(supported_architectures(), ", ")));
+  }
+  c.tied_embeddings = f.flag("tie_word_embeddings", found->tied);
+  FamilyReader reader(f, c);
+  found->read(reader);
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,216 @@
+#include "checkpoint/rope.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <optional>
+
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// YaRN's factor for the temperature of attention.
+double mscale_of(double factor, double mscale) {
+  return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
+}
+
+/// What one rope_type is made of: its fields, one by one, so that none is left over that would have changed something.
+class RopeReader {
+ public:
+  RopeReader(const Fields& config, const Fields& rope, const RopeNeeds& needs)
+      : config_(config), rope_(rope), needs_(needs) {}
+
+  Rope read(const std::string& type, double theta, double partial) {
+    made_.theta = theta;
+    made_.neighbours = needs_.neighbours;
+    made_.width = static_cast<std::uint32_t>(needs_.head_dim * partial);
+    if (made_.width < 2 || made_.width % 2 != 0) {
+      throw InputError(
+          fmt::format("{}: positions turn {} of the {} columns of a head, expected an even number, 2 at least",
+                      config_.where(), made_.width, needs_.head_dim));
+    }
+    if (type == "default") {
+      frequencies(theta);
+    } else if (type == "linear") {
+      frequencies(theta, rope_.number("factor", 0));
+    } else if (type == "dynamic") {
+      dynamic(theta);
+    } else if (type == "yarn") {
+      yarn(theta);
+    } else if (type == "longrope" || type == "su") {
+      long_rope(theta);
+    } else if (type == "llama3") {
+      llama3(theta);
+    } else {
+      rope_.refuse(rope_.has("rope_type") ? "rope_type" : "type",
+                   "\"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\" or \"llama3\"");
+    }
+    return made_;
+  }
+
+ private:
+  void frequencies(double theta, double divisor = 1) {
+    made_.frequency.clear();
+    for (std::uint32_t i = 0; i < made_.width / 2; ++i) {
+      made_.frequency.push_back(1 / std::pow(theta, 2.0 * i / made_.width) / divisor);
+    }
+  }
+
+  /// Stretches only what is longer than the context, which nothing is here; with a fixed `alpha`, as Hunyuan's, it is the base
+  /// that is stretched, for all lengths.
+  void dynamic(double theta) {
+    const bool fixed = rope_.has("alpha");
+    if (rope_.has("factor")) static_cast<void>(rope_.number("factor", 0));
+    const double alpha = fixed ? rope_.number("alpha", 0) : 1;
+    // Hunyuan's files carry these at the values that change nothing.
+    for (const char* name : {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) {
+      if (rope_.has(name)) static_cast<void>(rope_.at(name));
+    }
+    frequencies(theta * std::pow(alpha, made_.width / (made_.width - 2.0)));
+  }
+
+  double original() const {
+    if (config_.has("original_max_position_embeddings")) {
+      return config_.whole("original_max_position_embeddings", 1, 1U << 28U);
+    }
+    return rope_.has("original_max_position_embeddings") ? rope_.whole("original_max_position_embeddings", 1, 1U << 28U)
+                                                         : needs_.context;
+  }
+
+  void yarn(double theta) {
+    const double length = original();
+    const double factor = rope_.has("factor") ? rope_.number("factor", 0) : needs_.context / length;
+    const double fast = rope_.has("beta_fast") ? rope_.number("beta_fast", 0) : 32;
+    const double slow = rope_.has("beta_slow") ? rope_.number("beta_slow", 0) : 1;
+    const double mscale = optional("mscale"), all = optional("mscale_all_dim");
+    made_.factor = factor;
+    made_.mscale_all_dim = all;
+    if (rope_.has("attention_factor")) {
+      made_.scale = rope_.number("attention_factor", 0);
+    } else {
+      made_.scale = mscale != 0 && all != 0 ? mscale_of(factor, mscale) / mscale_of(factor, all) : mscale_of(factor, 1);
+    }
+    const double width = made_.width;
+    auto turns_at = [&](double turns) {  // the column whose pair turns so often over the original length
+      return width * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
+    };
+    double low = turns_at(fast), high = turns_at(slow);
+    if (rope_.flag("truncate", true)) {
+      low = std::floor(low);
+      high = std::ceil(high);
+    }
+    low = std::max(low, 0.0);
+    high = std::min(high, width - 1);
+    if (low == high) high += 0.001;
+    frequencies(theta);
+    for (std::size_t i = 0; i < made_.frequency.size(); ++i) {
+      const double stretched = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+      made_.frequency[i] *= stretched / factor + (1 - stretched);
+    }
+  }
+
+  /// 0, as transformers has it, counts as absent.
+  double optional(const char* name) const {
+    if (!rope_.has(name)) return 0;
+    const Json& value = rope_.at(name);
+    return value.is_number() && value.get<double>() == 0 ? 0 : rope_.number(name, 0);
+  }
+
+  std::vector<double> factors(const char* name) const {
+    const Json& list = rope_.at(name);
+    std::vector<double> all;
+    if (list.is_array()) {
+      for (const Json& one : list) {
+        if (one.is_number() && one.get<double>() > 0) all.push_back(one.get<double>());
+      }
+    }
+    if (all.size() != made_.width / 2 || all.size() != list.size()) {
+      rope_.refuse(
+          name, fmt::format("a list of {} numbers above 0, half of the columns that positions turn", made_.width / 2));
+    }
+    return all;
+  }
+
+  void long_rope(double theta) {
+    const double length = original();
+    const std::vector<double> brief = factors("short_factor"), extended = factors("long_factor");
+    const double factor = rope_.has("factor") ? rope_.number("factor", 0) : needs_.context / length;
+    double scale = factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(length));
+    if (rope_.has("attention_factor")) scale = rope_.number("attention_factor", 0);
+    frequencies(theta);
+    made_.long_frequency = made_.frequency;
+    for (std::size_t i = 0; i < brief.size(); ++i) {
+      made_.frequency[i] /= brief[i];
+      made_.long_frequency[i] /= extended[i];
+    }
+    made_.long_from = static_cast<std::uint32_t>(length);
+    made_.scale = needs_.mscales ? rope_.number("short_mscale", 0) : scale;
+    made_.long_scale = needs_.mscales ? rope_.number("long_mscale", 0) : scale;
+  }
+
+  void llama3(double theta) {
+    const double length = original(), factor = rope_.number("factor", 0);
+    const double low = rope_.number("low_freq_factor", 0), high = rope_.number("high_freq_factor", 0);
+    if (!(high > low)) rope_.refuse("high_freq_factor", fmt::format("more than low_freq_factor, {}", low));
+    frequencies(theta);
+    for (double& f : made_.frequency) {
+      const double turns = length * f / (2 * std::numbers::pi);  // over the original length
+      if (turns < low) {
+        f /= factor;
+      } else if (turns <= high) {
+        const double smooth = (turns - low) / (high - low);
+        f *= (1 - smooth) / factor + smooth;
+      }
+    }
+  }
+
+  const Fields &config_, &rope_;
+  const RopeNeeds& needs_;
+  Rope made_;
+};
+
+/// A field of rope_parameters or of the top level; where both have it, they agree.
+std::optional<double> one_of_both(const Fields& config, const Fields* rope, const char* name) {
+  const bool inside = rope != nullptr && rope->has(name), outside = config.has(name);
+  if (inside && outside && config.number(name, 0) != rope->number(name, 0)) {
+    config.refuse(name, fmt::format("{} as in rope_parameters, or none here", rope->number(name, 0)));
+  }
+  if (inside) return rope->number(name, 0);
+  if (outside) return config.number(name, 0);
+  return std::nullopt;
+}
+
+}  // namespace
+
+Rope read_rope(const Fields& config, const RopeNeeds& needs) {
+  const char* name = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  static const Json none = Json::object();
+  const bool said = config.has(name);
+  const Fields rope(said ? config.at(name) : none, config.where() + ": " + name);
+  std::string type = "default";
+  for (const char* field : {"type", "rope_type"}) {
+    if (!rope.has(field)) continue;
+    if (!rope.at(field).is_string()) rope.refuse(field, "\"default\" or another type by its name");
+    type = rope.text(field);
+  }
+  std::optional<double> theta = one_of_both(config, said ? &rope : nullptr, "rope_theta");
+  if (!theta && needs.theta > 0) theta = needs.theta;
+  if (!theta) static_cast<void>((said ? rope : config).at("rope_theta"));  // which names it
+  const double partial = one_of_both(config, said ? &rope : nullptr, "partial_rotary_factor").value_or(needs.partial);
+  if (partial > 1 || (!needs.may_be_partial && partial != 1)) {
+    const Fields& has = rope.has("partial_rotary_factor") ? rope : config;
+    has.refuse("partial_rotary_factor",
+               needs.may_be_partial ? "at most 1" : "none, heads of this family turn as a whole");
+  }
+  const Rope made = RopeReader(config, rope, needs).read(type, *theta, partial);
+  for (const std::string& field :
+       rope.unread()) {  // transformers ignores it, and computes something else than its writer meant
+    rope.refuse(field, fmt::format("none, it means nothing to the type \"{}\"", type));
+  }
+  return made;
+}
+
+}  // namespace ferry::engine

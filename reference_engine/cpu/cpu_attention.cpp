@@ -1,0 +1,84 @@
+#include "cpu/cpu_attention.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace ferry::engine {
+namespace {
+
+/// Layers of two kinds.
+class MixedAttention final : public CpuAttention {
+ public:
+  MixedAttention(const ModelConfig& c, std::unique_ptr<CpuAttention> heads, std::unique_ptr<CpuAttention> linear)
+      : CpuAttention(c), heads_(std::move(heads)), linear_(std::move(linear)) {}
+
+  void run(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, const Matrix& normed,
+           Matrix& out) override {
+    of(layer).run(layer, rows, caches, normed, out);
+  }
+  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) override {
+    of(layer).save(layer, rows, caches);
+  }
+  void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const override {
+    of(layer).restore(layer, rows, caches);
+  }
+
+ private:
+  [[nodiscard]] CpuAttention& of(std::uint32_t layer) const { return config_.layer[layer].linear ? *linear_ : *heads_; }
+
+  std::unique_ptr<CpuAttention> heads_, linear_;
+};
+
+}  // namespace
+
+std::unique_ptr<CpuAttention> CpuAttention::make(const ModelConfig& config, const Weights& weights,
+                                                 WorkerPool& workers) {
+  if (config.latent.rank > 0) return make_absorbed_attention(config, weights, workers);
+  auto heads = make_head_attention(config, weights, workers);
+  if (config.linear.kernel == 0) return heads;
+  return std::make_unique<MixedAttention>(config, std::move(heads), make_delta_attention(config, weights, workers));
+}
+
+void CpuAttention::keep(Matrix& to, std::uint32_t positions, std::uint32_t position, const float* from) {
+  for (Eigen::Index at = position; at < to.rows(); at += positions, from += to.cols()) {
+    std::copy_n(from, to.cols(), to.row(at).data());
+  }
+}
+
+AttentionKernel::Row CpuAttention::seen(std::uint32_t layer, const TokenRow& row, const KvCache& cache) const {
+  const LayerConfig& l = config_.layer[layer];
+  const std::uint32_t seen = row.position + 1;
+  std::uint32_t first = l.window > 0 && seen > l.window ? seen - l.window : 0;
+  if (l.chunk > 0) first = row.position - row.position % l.chunk;
+  const float* keys = cache.keys[layer].data();
+  return {keys, cache.values.empty() ? keys : cache.values[layer].data(), cache.positions, first, seen};
+}
+
+void CpuAttention::save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) {
+  saved_.clear();
+  for (const TokenRow& row : rows) {
+    const KvCache& cache = caches[row.sequence];
+    for (const std::vector<Matrix>* of : {&cache.keys, &cache.values}) {
+      if (of->empty()) continue;
+      const Matrix& m = (*of)[layer];
+      for (Eigen::Index at = row.position; at < m.rows(); at += cache.positions) {
+        saved_.insert(saved_.end(), m.row(at).data(), m.row(at).data() + m.cols());
+      }
+    }
+  }
+}
+
+void CpuAttention::restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const {
+  const float* from = saved_.data();
+  for (const TokenRow& row : rows) {
+    KvCache& cache = caches[row.sequence];
+    for (std::vector<Matrix>* of : {&cache.keys, &cache.values}) {
+      if (of->empty()) continue;
+      Matrix& m = (*of)[layer];
+      keep(m, cache.positions, row.position, from);
+      from += m.rows() / cache.positions * m.cols();
+    }
+  }
+}
+
+}  // namespace ferry::engine

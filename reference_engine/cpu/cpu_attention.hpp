@@ -1,0 +1,54 @@
+/// @file
+/// The attention of all layers of a model, computed on the CPU.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "cpu/weights.hpp"
+#include "inference/model.hpp"
+#include "math/attention.hpp"
+
+namespace ferry::engine {
+
+/// Attention of the rows of a step to their own sequences.
+class CpuAttention {
+ public:
+  /// Of the kind that the model has.
+  static std::unique_ptr<CpuAttention> make(const ModelConfig& config, const Weights& weights, WorkerPool& workers);
+  virtual ~CpuAttention() = default;
+  CpuAttention(const CpuAttention&) = delete;
+  CpuAttention& operator=(const CpuAttention&) = delete;
+
+  /// Of normalised hidden states [rows, hidden]; writes their keys and values to the caches.
+  virtual void run(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
+                   const Matrix& normed, Matrix& out) = 0;
+
+  /// What caches have of these rows, one of each sequence, to be put back later: for keys and values that are tentative.
+  virtual void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches);
+  virtual void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const;
+
+ protected:
+  explicit CpuAttention(const ModelConfig& config) : config_(config) {}
+
+  /// [kv_heads * key width], to a cache; likewise values.
+  static void keep(Matrix& to, std::uint32_t positions, std::uint32_t position, const float* from);
+  /// What `row` attends to in a layer.
+  [[nodiscard]] AttentionKernel::Row seen(std::uint32_t layer, const TokenRow& row, const KvCache& cache) const;
+
+  const ModelConfig& config_;
+
+ private:
+  std::vector<float> saved_;
+};
+
+/// Heads of queries share heads of keys and values.
+std::unique_ptr<CpuAttention> make_head_attention(const ModelConfig& config, const Weights& weights,
+                                                  WorkerPool& workers);
+/// LatentAttention.
+std::unique_ptr<CpuAttention> make_absorbed_attention(const ModelConfig& config, const Weights& weights,
+                                                      WorkerPool& workers);
+/// LinearAttention.
+std::unique_ptr<CpuAttention> make_delta_attention(const ModelConfig& config, const Weights& weights,
+                                                   WorkerPool& workers);
+
+}  // namespace ferry::engine

@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "cpu/cpu_attention.hpp"
+#include "math/host_math.hpp"
+#include "math/share_work.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// What Qwen's code adds to squared lengths of queries and keys.
+constexpr float length_epsilon = 1e-6F;
+
+float sigmoid(float x) {
+  return 1.0F / (1.0F + std::exp(-x));
+}
+float silu(float x) {
+  return x * sigmoid(x);
+}
+float softplus(float x) {
+  return x > 20.0F ? x : std::log1p(std::exp(x));
+}
+
+/// Gated delta rule (Gated DeltaNet, section 3.1): a head remembers a matrix S [key_dim, value_dim]. A token lets it fade by
+/// a factor, corrects what S has for its key towards its value by a rate, and reads S at its query. Queries, keys and values
+/// come through a short convolution over the last tokens.
+///
+/// Of a sequence the cache has, in the place of keys, the matrices of all heads [heads * key_dim, value_dim], and in that of
+/// values what the convolution will need of the last tokens [kernel - 1, channels]. Position 0 begins anew.
+class DeltaAttention final : public CpuAttention {
+ public:
+  DeltaAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers)
+      : CpuAttention(c), l_(c.linear), workers_(workers), product_(best_path(), &workers) {
+    for (std::uint32_t index = 0; index < c.layers; ++index) {
+      Layer& layer = layers_.emplace_back();
+      if (!c.layer[index].linear) continue;
+      const auto name = [&](const char* rest) { return c.tensor(index, std::string("linear_attn.") + rest); };
+      if (l_.fused) {
+        load_fused(weights, name("in_proj_qkvz.weight"), name("in_proj_ba.weight"), layer);
+      } else {
+        layer.qkv = weights.matrix(name("in_proj_qkv.weight"), l_.channels(), c.hidden);
+        layer.z = weights.matrix(name("in_proj_z.weight"), value_width(), c.hidden);
+        layer.rate = weights.matrix(name("in_proj_b.weight"), l_.value_heads, c.hidden);
+        layer.fade = weights.matrix(name("in_proj_a.weight"), l_.value_heads, c.hidden);
+      }
+      const Vector kernel = weights.floats(name("conv1d.weight"), {l_.channels(), 1, l_.kernel},
+                                           std::uint64_t{l_.channels()} * l_.kernel);
+      layer.kernel = Eigen::Map<const Matrix>(kernel.data(), l_.channels(), l_.kernel).transpose();
+      layer.fade_scale = -weights.vector(name("A_log"), l_.value_heads).array().exp();
+      layer.fade_bias = weights.vector(name("dt_bias"), l_.value_heads);
+      layer.norm = weights.vector(name("norm.weight"), l_.value_dim);
+      layer.out = weights.matrix(name("out_proj.weight"), c.hidden, value_width());
+    }
+  }
+
+  void run(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, const Matrix& normed,
+           Matrix& out) override {
+    const Layer& layer = layers_[index];
+    product_.run(normed, {layer.qkv.times(qkv_), layer.z.times(z_), layer.rate.times(rate_), layer.fade.times(fade_)});
+    made_.resize(normed.rows(), value_width());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto at = static_cast<Eigen::Index>(i);
+      KvCache& cache = caches[rows[i].sequence];
+      Matrix &state = cache.keys[index], &last = cache.values[index];
+      if (rows[i].position == 0) {
+        state.setZero();
+        last.setZero();
+      }
+      convolve(layer, last, qkv_.row(at).data());
+      lengths(qkv_.row(at).data());
+      step(layer, at, state);
+    }
+    layer.out.times(made_, product_, out);
+  }
+
+  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) override {
+    saved_.clear();
+    for (const TokenRow& row : rows) {
+      saved_.push_back(caches[row.sequence].keys[layer]);
+      saved_.push_back(caches[row.sequence].values[layer]);
+    }
+  }
+  void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const override {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      caches[rows[i].sequence].keys[layer] = saved_[2 * i];
+      caches[rows[i].sequence].values[layer] = saved_[2 * i + 1];
+    }
+  }
+
+ private:
+  struct Layer {
+    StoredMatrix qkv, z, rate, fade, out;
+    Matrix kernel;  ///< [kernel, channels]
+    Vector fade_scale, fade_bias, norm;
+  };
+
+  [[nodiscard]] std::uint32_t value_width() const { return l_.value_heads * l_.value_dim; }
+
+  /// Of each key head its queries, keys, values and gates; and its value heads' rates, then what they fade by.
+  void load_fused(const Weights& weights, const std::string& qkvz, const std::string& ba, Layer& layer) const {
+    const std::uint64_t key = l_.key_dim, heads = l_.value_heads / l_.key_heads, value = heads * l_.value_dim;
+    const std::uint64_t each = 2 * key + 2 * value, all = each * l_.key_heads;
+    std::vector<Weights::Rows> queries, keys, values, gates, rates, fades;
+    for (std::uint64_t h = 0; h < l_.key_heads; ++h) {
+      queries.push_back({h * each, key});
+      keys.push_back({h * each + key, key});
+      values.push_back({h * each + 2 * key, value});
+      gates.push_back({h * each + 2 * key + value, value});
+      rates.push_back({2 * h * heads, heads});
+      fades.push_back({(2 * h + 1) * heads, heads});
+    }
+    queries.insert(queries.end(), keys.begin(), keys.end());
+    queries.insert(queries.end(), values.begin(), values.end());
+    layer.qkv = weights.gathered(qkvz, all, config_.hidden, queries);
+    layer.z = weights.gathered(qkvz, all, config_.hidden, gates);
+    layer.rate = weights.gathered(ba, 2ULL * l_.value_heads, config_.hidden, rates);
+    layer.fade = weights.gathered(ba, 2ULL * l_.value_heads, config_.hidden, fades);
+  }
+
+  /// In place, one token's channels.
+  void convolve(const Layer& layer, Matrix& last, float* x) {
+    const std::uint32_t before = l_.kernel - 1;
+    now_ = Eigen::Map<const Eigen::RowVectorXf>(x, l_.channels());
+    sum_ = now_.cwiseProduct(layer.kernel.row(before));
+    for (std::uint32_t t = 0; t < before; ++t) sum_ += last.row(t).cwiseProduct(layer.kernel.row(t));
+    for (std::uint32_t t = 0; t + 1 < before; ++t) last.row(t) = last.row(t + 1);
+    if (before > 0) last.row(before - 1) = now_;
+    for (std::uint32_t i = 0; i < l_.channels(); ++i) x[i] = silu(sum_[i]);
+  }
+
+  /// Queries and keys get the length 1; queries are divided by the root of their size.
+  void lengths(float* x) const {
+    const float scale = 1.0F / std::sqrt(static_cast<float>(l_.key_dim));
+    for (std::uint32_t h = 0; h < 2 * l_.key_heads; ++h, x += l_.key_dim) {
+      float squares = 0;
+      for (std::uint32_t i = 0; i < l_.key_dim; ++i) squares += x[i] * x[i];
+      const float by = 1.0F / std::sqrt(squares + length_epsilon) * (h < l_.key_heads ? scale : 1.0F);
+      for (std::uint32_t i = 0; i < l_.key_dim; ++i) x[i] *= by;
+    }
+  }
+
+  /// One token: all heads' matrices, and what they give.
+  void step(const Layer& layer, Eigen::Index row, Matrix& state) {
+    const float *queries = qkv_.row(row).data(), *keys = queries + std::size_t{l_.key_heads} * l_.key_dim;
+    const float* values = keys + std::size_t{l_.key_heads} * l_.key_dim;
+    const std::uint64_t products = std::uint64_t{3} * l_.value_heads * l_.key_dim * l_.value_dim;
+    share_work(&workers_, l_.value_heads, products, [&](std::uint32_t begin, std::uint32_t end) {
+      Eigen::RowVectorXf change(l_.value_dim), given(l_.value_dim);
+      for (std::uint32_t h = begin; h < end; ++h) {
+        const std::size_t key_head = h / (l_.value_heads / l_.key_heads);
+        const float *q = queries + key_head * l_.key_dim, *k = keys + key_head * l_.key_dim;
+        const Eigen::Index first = Eigen::Index{h} * l_.key_dim;
+        const float fade = std::exp(layer.fade_scale[h] * softplus(fade_(row, h) + layer.fade_bias[h])),
+                    rate = sigmoid(rate_(row, h));
+        change.setZero();
+        for (std::uint32_t i = 0; i < l_.key_dim; ++i) {
+          state.row(first + i) *= fade;
+          change += k[i] * state.row(first + i);
+        }
+        change = (Eigen::Map<const Eigen::RowVectorXf>(values + std::size_t{h} * l_.value_dim, l_.value_dim) - change) *
+                 rate;
+        given.setZero();
+        for (std::uint32_t i = 0; i < l_.key_dim; ++i) {
+          state.row(first + i) += k[i] * change;
+          given += q[i] * state.row(first + i);
+        }
+        rms_norm(given.data(), l_.value_dim, layer.norm, static_cast<float>(config_.norm_epsilon));
+        float* to = made_.row(row).data() + std::size_t{h} * l_.value_dim;
+        const float* gate = z_.row(row).data() + std::size_t{h} * l_.value_dim;
+        for (std::uint32_t i = 0; i < l_.value_dim; ++i) to[i] = given[i] * silu(gate[i]);
+      }
+    });
+  }
+
+  const LinearAttention& l_;
+  WorkerPool& workers_;
+  PackedProduct product_;
+  std::vector<Layer> layers_;
+  std::vector<Matrix> saved_;
+  Matrix qkv_, z_, rate_, fade_, made_;  // scratch
+  Eigen::RowVectorXf now_, sum_;
+};
+
+}  // namespace
+
+std::unique_ptr<CpuAttention> make_delta_attention(const ModelConfig& config, const Weights& weights,
+                                                   WorkerPool& workers) {
+  return std::make_unique<DeltaAttention>(config, weights, workers);
+}
+
+}  // namespace ferry::engine

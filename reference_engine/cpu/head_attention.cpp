@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "cpu/cpu_attention.hpp"
+#include "math/host_math.hpp"
+#include "math/rotary.hpp"
+
+namespace ferry::engine {
+namespace {
+
+void add_rows(Matrix& x, const Vector& bias) {
+  if (bias.size() > 0) x.rowwise() += bias.transpose();
+}
+
+/// Heads of queries share heads of keys and values.
+class HeadAttention final : public CpuAttention {
+ public:
+  HeadAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers)
+      : CpuAttention(c),
+        kernel_({c.heads, c.kv_heads, c.head_dim, c.value_dim, c.value_dim, static_cast<float>(c.attention_scale)},
+                best_path(), &workers),
+        product_(best_path(), &workers),
+        rotary_(c.rope) {
+    const std::uint32_t q_width = c.heads * c.head_dim, k_width = c.kv_heads * c.head_dim;
+    const std::uint32_t v_width = c.kv_heads * c.value_dim, out = c.heads * c.value_dim;
+    for (std::uint32_t l = 0; l < c.layers; ++l) {
+      Layer& layer = layers_.emplace_back();
+      if (c.layer[l].linear) continue;
+      const auto matrix = [&](const char* name, std::uint32_t rows, std::uint32_t columns) {
+        return weights.matrix(c.tensor(l, name), rows, columns);
+      };
+      const auto vector = [&](const std::string& name, std::uint32_t size) {
+        return weights.vector(c.tensor(l, name), size);
+      };
+      if (c.output_gate) {  // of each head its queries, then its gates
+        const std::string both = c.tensor(l, "self_attn.q_proj.weight");
+        std::vector<Weights::Rows> queries, gates;
+        for (std::uint32_t h = 0; h < c.heads; ++h) {
+          queries.push_back({2ULL * h * c.head_dim, c.head_dim});
+          gates.push_back({(2ULL * h + 1) * c.head_dim, c.head_dim});
+        }
+        layer.q = weights.gathered(both, std::uint64_t{2} * q_width, c.hidden, queries);
+        layer.gate = weights.gathered(both, std::uint64_t{2} * q_width, c.hidden, gates);
+      } else {
+        layer.q = matrix("self_attn.q_proj.weight", q_width, c.hidden);
+      }
+      layer.k = matrix("self_attn.k_proj.weight", k_width, c.hidden);
+      layer.v = matrix("self_attn.v_proj.weight", v_width, c.hidden);
+      layer.o = matrix("self_attn.o_proj.weight", c.hidden, out);
+      if (c.qkv_bias) {
+        layer.q_bias = vector("self_attn.q_proj.bias", q_width);
+        layer.k_bias = vector("self_attn.k_proj.bias", k_width);
+        layer.v_bias = vector("self_attn.v_proj.bias", v_width);
+      }
+      if (c.output_bias) layer.o_bias = vector("self_attn.o_proj.bias", c.hidden);
+      if (c.head_norm == HeadNorm::plain_behind_rope) {
+        layer.q_norm = layer.k_norm = Vector::Ones(c.head_dim);
+      } else if (c.head_norm != HeadNorm::none) {
+        const bool all = c.head_norm == HeadNorm::all_before_rope;
+        layer.q_norm = vector(c.names.q_norm, all ? q_width : c.head_dim);
+        layer.k_norm = vector(c.names.k_norm, all ? k_width : c.head_dim);
+        if (c.norm == Norm::rms_plus_one) {
+          layer.q_norm.array() += 1;
+          layer.k_norm.array() += 1;
+        }
+      }
+      if (c.sinks) layer.sinks = vector("self_attn.sinks", c.heads);
+    }
+  }
+
+  void run(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, const Matrix& normed,
+           Matrix& out) override {
+    const Layer& layer = layers_[index];
+    if (config_.output_gate) {
+      product_.run(normed, {layer.q.times(q_), layer.k.times(k_), layer.v.times(v_), layer.gate.times(gate_)});
+    } else {
+      product_.run(normed, {layer.q.times(q_), layer.k.times(k_), layer.v.times(v_)});
+    }
+    add_rows(q_, layer.q_bias);
+    add_rows(k_, layer.k_bias);
+    add_rows(v_, layer.v_bias);
+    seen_.clear();
+    for (Eigen::Index i = 0; i < q_.rows(); ++i) {
+      const TokenRow& row = rows[static_cast<std::size_t>(i)];
+      KvCache& cache = caches[row.sequence];
+      const bool turns = config_.layer[index].turns;
+      if (turns) rotary_.set(row.position, cache.positions);
+      finish(q_.row(i).data(), config_.heads, layer.q_norm, turns);
+      finish(k_.row(i).data(), config_.kv_heads, layer.k_norm, turns);
+      if (!turns && config_.tuning > 0) q_.row(i) *= tuned(row.position);
+      if (config_.clip > 0) clip(v_.row(i).data(), config_.kv_heads * config_.value_dim);
+      keep(cache.keys[index], cache.positions, row.position, k_.row(i).data());
+      keep(cache.values[index], cache.positions, row.position, v_.row(i).data());
+      seen_.push_back(seen(index, row, cache));
+    }
+    kernel_.run(seen_, q_, mixed_, config_.sinks ? layer.sinks.data() : nullptr);
+    if (config_.output_gate) mixed_.array() /= 1.0F + (-gate_.array()).exp();
+    layer.o.times(mixed_, product_, out);
+    add_rows(out, layer.o_bias);
+  }
+
+ private:
+  struct Layer {
+    StoredMatrix q, k, v, o, gate;          // [out, in]
+    Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
+    Vector q_norm, k_norm, sinks;
+  };
+
+  /// Norms, bounds and position of one token's queries or keys.
+  void finish(float* x, std::uint32_t heads, const Vector& norm, bool turns) const {
+    const auto epsilon = static_cast<float>(config_.norm_epsilon);
+    const std::uint32_t dim = config_.head_dim;
+    if (config_.head_norm == HeadNorm::all_before_rope) rms_norm(x, heads * dim, norm, epsilon);
+    if (config_.clip > 0) clip(x, heads * dim);
+    for (std::uint32_t h = 0; h < heads; ++h, x += dim) {
+      if (config_.head_norm == HeadNorm::heads_before_rope) rms_norm(x, dim, norm, epsilon);
+      if (turns) rotary_.turn(x);
+      const bool plain = config_.head_norm == HeadNorm::plain_behind_rope && turns;
+      if (plain || config_.head_norm == HeadNorm::heads_behind_rope) rms_norm(x, dim, norm, epsilon);
+    }
+  }
+
+  /// By how much queries grow at a position.
+  [[nodiscard]] float tuned(std::uint32_t position) const {
+    const float floors = std::floor((static_cast<float>(position) + 1) / static_cast<float>(config_.tuning_floor));
+    return std::log1p(floors) * static_cast<float>(config_.tuning) + 1;
+  }
+
+  void clip(float* x, std::uint32_t size) const {
+    const auto most = static_cast<float>(config_.clip);
+    for (std::uint32_t i = 0; i < size; ++i) x[i] = std::min(std::max(x[i], -most), most);
+  }
+
+  AttentionKernel kernel_;
+  PackedProduct product_;
+  Rotary rotary_;
+  std::vector<Layer> layers_;
+  std::vector<AttentionKernel::Row> seen_;  // scratch
+  Matrix mixed_;
+  Matrix q_, k_, v_, gate_;  // scratch
+};
+
+}  // namespace
+
+std::unique_ptr<CpuAttention> make_head_attention(const ModelConfig& config, const Weights& weights,
+                                                  WorkerPool& workers) {
+  return std::make_unique<HeadAttention>(config, weights, workers);
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Writes GGUF files of tiny checkpoints with llama.cpp's own converter: what tests read them against is transformers' numbers.
+
+    python3 tests/goldens/make_gguf.py LLAMA_CPP OUT [FAMILY:TYPE]...
+
+LLAMA_CPP is a source folder of llama.cpp (that of the llama-cpp-python source package, 0.3.36, was used); torch and numpy from
+anywhere, and `pip install gguf safetensors`. TYPE is f32, f16, bf16 or q8_0. The checkpoints have a vocabulary of bytes and no
+tokenizer: the files have none either.
+"""
+import pathlib
+import sys
+import types
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def main():
+    if len(sys.argv) < 4:
+        sys.exit(__doc__)
+    source, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
+    out.mkdir(parents=True, exist_ok=True)
+    # Only asked for tokenizers and, in the place of config.json, for configs: both can do without.
+    stub = types.ModuleType("transformers")
+
+    class AutoConfig:
+        @staticmethod
+        def from_pretrained(*_, **__):
+            raise ImportError("config.json is enough")
+
+    stub.AutoConfig = AutoConfig
+    sys.modules["transformers"] = stub
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    import torch
+    for name in ("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
+        if not hasattr(torch, name):
+            setattr(torch, name, name)  # older torch; never met here
+    import gguf
+    from conversion import ModelType, get_model_class
+    from conversion.base import ModelBase, get_model_architecture
+
+    kinds = {"f32": gguf.LlamaFileType.ALL_F32, "f16": gguf.LlamaFileType.MOSTLY_F16,
+             "bf16": gguf.LlamaFileType.MOSTLY_BF16, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
+    zoo = HERE / "zoo"
+    for item in sys.argv[3:]:
+        family, kind = item.split(":")
+        hparams = ModelBase.load_hparams(zoo / family, False)
+        name = get_model_architecture(hparams, ModelType.TEXT)
+        cls = get_model_class({"PhimoeForCausalLM": "PhiMoEForCausalLM"}.get(name, name))  # as the hub has it
+        cls.set_vocab = lambda self: self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
+        with torch.inference_mode():
+            cls(zoo / family, kinds[kind], out / f"{family}-{kind}.gguf", eager=True).write()
+
+
+if __name__ == "__main__":
+    main()
