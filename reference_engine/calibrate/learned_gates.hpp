@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <vector>
+#include "support/output_file.hpp"
 
 #include "inference/model.hpp"
 #include "math/matrix.hpp"

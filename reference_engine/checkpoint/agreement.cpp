@@ -14,14 +14,17 @@ namespace ferry::engine {
 namespace {
 
 Tensor row_of(const Tensor& matrix, std::uint64_t row) {
-  const std::uint64_t bytes = matrix.bytes / matrix.shape[0];
-  return {matrix.dtype, matrix.dtype_name, {matrix.shape[1]}, matrix.data + row * bytes, bytes};
+  Tensor t = matrix;
+  t.shape = {matrix.shape[1]};
+  t.bytes /= matrix.shape[0];
+  t.data += row * t.bytes;
+  return t;
 }
 
 // Row by row, because a large model's embeddings take gigabytes.
 void check_tied(const Checkpoint& checkpoint, const ModelConfig& c) {
   const std::string embedding_name = c.names.model + "embed_tokens.weight", head_name = c.names.head + "weight";
-  const Safetensors* file = checkpoint.find(head_name);
+  const TensorFile* file = checkpoint.find(head_name);
   if (file == nullptr) return;
   const Tensor& embedding = checkpoint.at(embedding_name, {c.vocabulary, c.hidden});
   const Tensor& head = checkpoint.at(head_name, {c.vocabulary, c.hidden});

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/model_config.hpp"
-#include "checkpoint/safetensors.hpp"
 
 namespace ferry::engine {
 

@@ -88,6 +88,22 @@ const std::set<std::string>& harmless() {
   return names;
 }
 
+/// Forms of weights that are read as they are; what else quantizers make of a checkpoint changes what its tensors are.
+void check_quantization(const Fields& config, const std::string& where) {
+  const Fields q(config.at("quantization_config"), where + ": quantization_config");
+  const std::string method = q.text("quant_method");
+  if (method == "fp8") {
+    if (q.has("fmt") && q.at("fmt") != "e4m3") q.refuse("fmt", "\"e4m3\"");
+    if (q.at("weight_block_size") != Json::array({128, 128})) q.refuse("weight_block_size", "[128, 128]");
+  } else if (method != "mxfp4") {
+    q.refuse("quant_method", "\"fp8\" or \"mxfp4\"");
+  }
+  for (const char* known : {"activation_scheme", "modules_to_not_convert", "scale_fmt", "dequantize"}) {
+    static_cast<void>(q.has(known));  // of activations, which stay floats here, and of what has no such weights
+  }
+  for (const std::string& field : q.unread()) q.refuse(field, "none, it is not supported");
+}
+
 /// A number, or a list of them; null where nothing ends a text.
 std::vector<std::uint32_t> read_end_tokens(const Fields& f, std::uint32_t vocabulary) {
   const Json& field = f.at("eos_token_id");
@@ -152,9 +168,9 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
   c.end_tokens = read_end_tokens(f, c.vocabulary);
   const std::string activation = f.text("hidden_act");
   if (activation != "silu" && activation != "swish") f.refuse("hidden_act", "\"silu\"");
-  if (whole.has("quantization_config")) whole.refuse("quantization_config", "null, it is not supported");
-  if (f.has("quantization_config")) f.refuse("quantization_config", "null, it is not supported");
-
+  for (const Fields* fields : {&whole, &f}) {
+    if (fields->has("quantization_config")) check_quantization(*fields, path.string());
+  }
   read_family(f, c);
   if (nested) c.tied_embeddings = whole.flag("tie_word_embeddings", c.tied_embeddings);
 

@@ -35,7 +35,10 @@ enum class ExpertStorage : std::uint8_t {
   fused_rows,     ///< [experts, 2 * width, hidden], gate above up, and [experts, hidden, width]
   fused_columns,  ///< [experts, hidden, 2 * width], gate before up, and [experts, width, hidden]
   /// The same with gate and up in turn; with biases [experts, 2 * width], likewise in turn, and [experts, hidden]
-  interleaved_columns
+  interleaved_columns,
+  /// [experts, 2 * width, hidden / 32, 16 bytes], a row of gate and one of up in turn, and [experts, hidden, width / 32, 16
+  /// bytes]: MXFP4, with exponents in tensors of their own
+  interleaved_blocks
 };
 
 /// What an expert makes of its gate and up before down: silu(gate) * up.

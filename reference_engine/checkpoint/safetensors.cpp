@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -24,58 +23,17 @@ struct TypeInfo {
   DType type;
   std::uint64_t bytes;
 };
-constexpr TypeInfo types[] = {{"BF16", DType::bf16, 2},  {"F16", DType::f16, 2},       {"F32", DType::f32, 4},
-                              {"I32", DType::i32, 4},    {"F64", DType::other, 8},     {"I64", DType::other, 8},
-                              {"U64", DType::other, 8},  {"U32", DType::other, 4},     {"I16", DType::other, 2},
-                              {"U16", DType::other, 2},  {"I8", DType::other, 1},      {"U8", DType::other, 1},
-                              {"BOOL", DType::other, 1}, {"F8_E4M3", DType::other, 1}, {"F8_E5M2", DType::other, 1}};
-
-template <class T>
-std::vector<float> widen(const std::byte* data, std::uint64_t count) {
-  std::vector<float> out(count);
-  for (std::uint64_t i = 0; i < count; ++i) {
-    T value;
-    std::memcpy(&value, data + i * sizeof(T), sizeof(T));
-    out[i] = static_cast<float>(value);
-  }
-  return out;
-}
+constexpr TypeInfo types[] = {{"BF16", DType::bf16, 2},  {"F16", DType::f16, 2},         {"F32", DType::f32, 4},
+                              {"I32", DType::i32, 4},    {"F64", DType::other, 8},       {"I64", DType::other, 8},
+                              {"U64", DType::other, 8},  {"U32", DType::other, 4},       {"I16", DType::other, 2},
+                              {"U16", DType::other, 2},  {"I8", DType::other, 1},        {"U8", DType::u8, 1},
+                              {"BOOL", DType::other, 1}, {"F8_E4M3", DType::f8_e4m3, 1}, {"F8_E5M2", DType::other, 1}};
 
 }  // namespace
 
-std::uint64_t Tensor::elements() const {
-  std::uint64_t n = 1;
-  for (const std::uint64_t d : shape) n *= d;
-  return n;
-}
-
-std::vector<float> Tensor::to_floats() const {
-  switch (dtype) {
-    case DType::bf16:
-      return widen<Eigen::bfloat16>(data, elements());
-    case DType::f16:
-      return widen<Eigen::half>(data, elements());
-    case DType::f32:
-      return widen<float>(data, elements());
-    default:
-      throw InputError(fmt::format("a tensor of type {} cannot be read as weights", dtype_name));
-  }
-}
-
-FloatType float_type(const Tensor& tensor, const std::string& name) {
-  switch (tensor.dtype) {
-    case DType::bf16:
-      return FloatType::bf16;
-    case DType::f16:
-      return FloatType::f16;
-    case DType::f32:
-      return FloatType::f32;
-    default:
-      throw InputError(fmt::format("tensor \"{}\" is {}, expected BF16, F16 or F32", name, tensor.dtype_name));
-  }
-}
-
-Safetensors::Safetensors(const std::filesystem::path& path) : path_(path), file_(std::make_unique<MappedFile>(path)) {
+Safetensors::Safetensors(const std::filesystem::path& path) {
+  path_ = path;
+  file_ = std::make_unique<MappedFile>(path);
   const std::string where = path.string();
   auto refuse = [&](const std::string& what) { throw InputError(where + ": not a usable safetensors file: " + what); };
   if (file_->size() < 8) refuse(fmt::format("{} bytes, expected at least 8 for the header's length", file_->size()));
@@ -156,102 +114,6 @@ Safetensors::Safetensors(const std::filesystem::path& path) : path_(path), file_
   if (covered != data_bytes) {
     refuse(fmt::format("tensors cover {} bytes but the file holds {} bytes of data", covered, data_bytes));
   }
-}
-
-const Tensor& Safetensors::at(const std::string& name) const {
-  const auto found = tensors_.find(name);
-  if (found == tensors_.end()) throw InputError(fmt::format("{}: tensor \"{}\" is missing", path_.string(), name));
-  return found->second;
-}
-
-void Safetensors::read(const Tensor& tensor, std::byte* to, const std::string& name) const {
-  file_->read(tensor.data, tensor.bytes, to, fmt::format("{}: tensor \"{}\"", path_.string(), name));
-}
-
-Checkpoint::Checkpoint(const std::filesystem::path& folder) : folder_(folder) {
-  const auto single = folder / "model.safetensors", index = folder / "model.safetensors.index.json";
-  std::error_code none;  // what cannot be looked at is opened, and refused with the reason
-  if (std::filesystem::exists(single, none) || none) {
-    files_.push_back(std::make_unique<Safetensors>(single));
-    for (const auto& [name, tensor] : files_[0]->tensors()) where_[name] = files_[0].get();
-    return;
-  }
-  if (!std::filesystem::exists(index, none)) {
-    throw InputError(folder.string() + ": neither model.safetensors nor model.safetensors.index.json is there");
-  }
-  const Json root = read_json(index);
-  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
-    throw InputError(index.string() + ": field \"weight_map\": expected an object of tensor name to file name");
-  }
-  std::map<std::string, Safetensors*> shards;
-  for (const auto& [name, file] : root["weight_map"].items()) {
-    if (!file.is_string()) throw InputError(fmt::format("{}: weight_map \"{}\" is not a string", index.string(), name));
-    const std::string shard = file.get<std::string>();
-    if (shard.empty() || shard.find('/') != std::string::npos || shard == "..") {
-      throw InputError(fmt::format("{}: weight_map \"{}\" names \"{}\", expected a file beside the index",
-                                   index.string(), name, shard));
-    }
-    Safetensors*& open = shards[shard];
-    if (open == nullptr) {
-      files_.push_back(std::make_unique<Safetensors>(folder / shard));
-      open = files_.back().get();
-    }
-    static_cast<void>(open->at(name));
-    where_[name] = open;
-  }
-}
-
-const Safetensors* Checkpoint::find(const std::string& name) const {
-  const auto found = where_.find(name);
-  return found == where_.end() ? nullptr : found->second;
-}
-
-const Tensor* Checkpoint::tensor(const std::string& name) const {
-  const Safetensors* file = find(name);
-  return file == nullptr ? nullptr : &file->at(name);
-}
-
-const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uint64_t>& shape) const {
-  const Safetensors* file = find(name);
-  if (file == nullptr) throw InputError(fmt::format("{}: tensor \"{}\" is missing", folder_.string(), name));
-  read_.insert(name);
-  const Tensor& t = file->at(name);
-  if (t.shape != shape) {
-    throw InputError(fmt::format("{}: tensor \"{}\" has shape [{}], expected [{}] by config.json",
-                                 file->path().string(), name, fmt::join(t.shape, ", "), fmt::join(shape, ", ")));
-  }
-  if (t.dtype != DType::bf16 && t.dtype != DType::f16 && t.dtype != DType::f32) {
-    throw InputError(
-        fmt::format("{}: tensor \"{}\" is {}, expected BF16, F16 or F32", file->path().string(), name, t.dtype_name));
-  }
-  return t;
-}
-
-void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const {
-  const Tensor& tensor = at(name, shape);
-  where_.at(name)->read(tensor, to, name);
-}
-
-void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first,
-                      std::uint64_t bytes, std::byte* to) const {
-  Tensor part = at(name, shape);
-  part.data += first;
-  part.bytes = bytes;
-  where_.at(name)->read(part, to, name);
-}
-
-std::vector<std::string> Checkpoint::unread() const {
-  std::vector<std::string> names;
-  for (const auto& [name, file] : where_) {
-    if (read_.count(name) == 0) names.push_back(name);
-  }
-  return names;
-}
-
-std::vector<std::filesystem::path> Checkpoint::files() const {
-  std::vector<std::filesystem::path> all;
-  for (const auto& file : files_) all.push_back(file->path());
-  return all;
 }
 
 void SafetensorsWriter::add(const std::string& name, const char* dtype, const std::vector<std::uint64_t>& shape,

@@ -359,19 +359,18 @@ int inspect(const RunArguments& a) {
   const std::uint64_t expert = model.store().layout().bytes(), all = shape.all_bytes();
   const std::uint64_t budget = parse_budget(a.flags.budget, all);
   const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
-  const char* types[] = {"bf16", "f16", "f32"};
-  print(wrapped(
-      fmt::format("{} ({})\n"
-                  "  layers {}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
-                  "  experts {} a layer, top-{}, width {}{}\n"
-                  "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
-                  "budget {} = {} bytes ({:.1f}% of all experts)\n",
-                  a.model.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context,
-                  c.experts, c.top_k, c.expert_width,
-                  c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "", expert,
-                  types[static_cast<int>(model.store().layout().dtype)], c.routed_experts(), all, model.dense_bytes(),
-                  a.flags.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)),
-      terminal_columns()));
+  print(
+      wrapped(fmt::format("{} ({})\n"
+                          "  layers {}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
+                          "  experts {} a layer, top-{}, width {}{}\n"
+                          "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
+                          "budget {} = {} bytes ({:.1f}% of all experts)\n",
+                          a.model.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary,
+                          c.context, c.experts, c.top_k, c.expert_width,
+                          c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "", expert,
+                          model.store().layout().name(Precision::full), c.routed_experts(), all, model.dense_bytes(),
+                          a.flags.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)),
+              terminal_columns()));
   if (per_layer.stream_slots == 0) {
     print("  every expert fits\n");
     return 0;

@@ -113,7 +113,7 @@ class AbsorbedAttention final : public CpuAttention {
   void each_head(const std::vector<StoredMatrix>& w, const Matrix& x, Matrix& y) {
     const auto heads = static_cast<std::uint32_t>(w.size());
     const auto rows = static_cast<std::uint32_t>(x.rows() / heads);
-    y.resize(x.rows(), w[0].layout().rows);
+    y.resize(x.rows(), w[0].rows());
     which_.resize(std::size_t{heads} * rows);
     inputs_of_heads_.resize(heads);
     inputs_.clear();

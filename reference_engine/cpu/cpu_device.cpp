@@ -24,11 +24,11 @@ class CpuDevice : public ExpertDevice {
  public:
   template <class... Arguments>
   CpuDevice(const DeviceNeeds& needs, const RunnerOptions& options, Arguments&&... link)
-      : kernel_(needs.layout, best_path(), options.workers, options.activations),
+      : kernel_(needs.layouts, best_path(), options.workers, options.activations),
         memory_(slots_of(needs, options)),
         link_(make_link(std::forward<Arguments>(link)...)),
         top_k_(needs.model.top_k),
-        weighs_input_(needs.layout.glu.weighs_input) {}
+        weighs_input_(needs.layouts[0].glu.weighs_input) {}
 
   void submit(const Copy& copy) noexcept override { link_->submit(copy); }
   void drop(Ticket ticket) noexcept override { link_->drop(ticket); }

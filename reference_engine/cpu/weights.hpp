@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors.hpp"
+#include "checkpoint/tensor.hpp"
 #include "math/matrix.hpp"
 #include "math/stored_matrix.hpp"
 
@@ -19,17 +19,19 @@ class Weights {
 
   /// [rows, columns], in its own type.
   [[nodiscard]] StoredMatrix matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns) const {
-    return StoredMatrix(find_(name, {rows, columns}), name, rows, columns);
+    return StoredMatrix(find_(name, {rows, columns}), rows, columns);
   }
   /// Rows of a tensor [all, columns], from `first` on.
   [[nodiscard]] StoredMatrix rows_of(const std::string& name, std::uint64_t all, std::uint64_t columns,
                                      std::uint64_t first, std::uint64_t rows) const {
-    return StoredMatrix(part(name, all, columns, first, rows), name, rows, columns);
+    const Stored whole(find_(name, {all, columns}));
+    return StoredMatrix(whole.part(all, columns, first, rows), rows, columns);
   }
   /// The transpose of such rows, [columns, rows].
   [[nodiscard]] StoredMatrix columns_of(const std::string& name, std::uint64_t all, std::uint64_t columns,
                                         std::uint64_t first, std::uint64_t rows) const {
-    return StoredMatrix::transposed(part(name, all, columns, first, rows), name, rows, columns);
+    const Stored whole(find_(name, {all, columns}));
+    return StoredMatrix::transposed(whole.part(all, columns, first, rows), rows, columns);
   }
   struct Rows {
     std::uint64_t first, count;
@@ -37,14 +39,15 @@ class Weights {
   /// Some rows of a tensor [all, columns], one behind the other.
   [[nodiscard]] StoredMatrix gathered(const std::string& name, std::uint64_t all, std::uint64_t columns,
                                       const std::vector<Rows>& rows) const {
-    Tensor t = find_(name, {all, columns});
+    const Stored whole(find_(name, {all, columns}));
+    Tensor t = whole.tensor;
     const std::uint64_t row = t.bytes / all;
     std::vector<std::byte> bytes;
     for (const Rows& r : rows) bytes.insert(bytes.end(), t.data + r.first * row, t.data + (r.first + r.count) * row);
     t.shape = {bytes.size() / row, columns};
     t.data = bytes.data();
     t.bytes = bytes.size();
-    return StoredMatrix(t, name, t.shape[0], columns);
+    return StoredMatrix(t, t.shape[0], columns);
   }
   [[nodiscard]] Vector vector(const std::string& name, std::uint64_t size) const { return floats(name, {size}, size); }
   /// The same of a tensor of another shape.
@@ -55,15 +58,28 @@ class Weights {
   }
 
  private:
-  [[nodiscard]] Tensor part(const std::string& name, std::uint64_t all, std::uint64_t columns, std::uint64_t first,
-                            std::uint64_t rows) const {
-    Tensor t = find_(name, {all, columns});
-    const std::uint64_t row = t.bytes / all;
-    t.shape = {rows, columns};
-    t.data += first * row;
-    t.bytes = rows * row;
-    return t;
-  }
+  /// A tensor as it lies in memory, where rows are one behind the other.
+  struct Stored {
+    std::vector<std::byte> bytes;
+    Tensor tensor;
+
+    explicit Stored(const Tensor& from) : tensor(from) {
+      if (from.stored() == from.dtype) return;
+      bytes.resize(from.stored_bytes());
+      from.copy_stored(bytes.data());
+      tensor.dtype = from.stored();
+      tensor.data = bytes.data();
+      tensor.bytes = bytes.size();
+    }
+    [[nodiscard]] Tensor part(std::uint64_t all, std::uint64_t columns, std::uint64_t first, std::uint64_t rows) const {
+      Tensor t = tensor;
+      const std::uint64_t row = t.bytes / all;
+      t.shape = {rows, columns};
+      t.data += first * row;
+      t.bytes = rows * row;
+      return t;
+    }
+  };
 
   Find find_;
 };

@@ -15,7 +15,8 @@ class CudaDevice final : public ExpertDevice {
  public:
   CudaDevice(Workspace& work, const DeviceNeeds& needs, const RunnerOptions& o, bool pinned)
       : work_(work),
-        shape_{needs.layout.hidden, needs.layout.width, needs.layout.plain(0).type, needs.layout.group},
+        shape_{needs.layouts[0].hidden, needs.layouts[0].width,
+               std::get<PassThroughLayout>(needs.layouts[0].plain(0)).type, needs.layouts[0].group},
         top_k_(needs.model.top_k) {
     work.reserve(needs.model.max_rows);
     std::size_t free = 0, total = 0;

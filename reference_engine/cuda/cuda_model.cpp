@@ -144,7 +144,11 @@ std::string lacks(const ModelConfig& c) {
 }
 
 CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
-  if (const std::string part = lacks(config()); !part.empty()) {
+  std::string part = lacks(config());
+  for (const ExpertLayout& l : store().layouts()) {
+    if (part.empty() && !l.plain_numbers()) part = fmt::format("experts in {}", l.name(Precision::full));
+  }
+  if (!part.empty()) {
     throw InputError(fmt::format("{} has {}, which the CUDA device does not compute yet; --device cpu computes it",
                                  config().architecture_name, part));
   }

@@ -16,8 +16,8 @@ namespace ferry::engine {
 struct DeviceNeeds {
   const ModelShape& model;
   const Allotment& allotment;
-  const ExpertLayout& layout;
-  SlotMemory::Source source;  ///< of experts, in the tier below; outlives the device
+  std::vector<ExpertLayout> layouts;  ///< one for all layers, or where they differ one a layer
+  SlotMemory::Source source;          ///< of experts, in the tier below; outlives the device
 };
 
 /// What passes on a virtual clock, for devices on one.

@@ -49,11 +49,13 @@ ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std:
   m.experts = static_cast<std::uint16_t>(config.experts);
   m.top_k = static_cast<std::uint16_t>(config.top_k);
   m.max_rows = max_rows;
-  m.expert_bytes.resize(1);
-  for (std::uint32_t p = 1; p < precision_count; ++p) {
-    // The model's own is what budgets are shares of, stored or not.
-    const bool sized = (store.precisions() >> p & 1U) != 0 || static_cast<Precision>(p) == Precision::full;
-    if (sized) m.expert_bytes[0][p] = store.layout().bytes(static_cast<Precision>(p));
+  for (const ExpertLayout& layout : store.layouts()) {
+    ExpertBytes& bytes = m.expert_bytes.emplace_back();
+    for (std::uint32_t p = 1; p < precision_count; ++p) {
+      // The model's own is what budgets are shares of, stored or not.
+      const bool sized = (store.precisions() >> p & 1U) != 0 || static_cast<Precision>(p) == Precision::full;
+      if (sized) bytes[p] = layout.bytes(static_cast<Precision>(p));
+    }
   }
   return m;
 }

@@ -29,7 +29,7 @@ std::unique_ptr<ExpertDevice> device_of(const CoreSettings& settings, const Expe
     throw ConfigError(
         "a runner was asked for without RunnerOptions::make_device: make it by make_runner(model, options), or set it");
   }
-  return options.make_device({settings.model, settings.allotment, store.layout(), std::move(source)}, options);
+  return options.make_device({settings.model, settings.allotment, store.layouts(), std::move(source)}, options);
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ PipelineRunner::PipelineRunner(const AnyConfig& config, bool preload, const Expe
       traits_(config.traits()),
       settings_(config.settings()),
       workers_(options.workers),
-      host_kernel_(store.layout(), best_path(), options.workers, options.activations),
+      host_kernel_(store.layouts(), best_path(), options.workers, options.activations),
       device_(device_of(
           settings_, store, [this](Variant v) { return expert(v); }, options)),
       virtual_time_(device_->virtual_time()),

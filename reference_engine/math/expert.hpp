@@ -6,10 +6,11 @@
 #include <variant>
 
 #include "checkpoint/model_config.hpp"
-#include "checkpoint/safetensors.hpp"
+#include "checkpoint/tensor.hpp"
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
 #include "ferry/model.hpp"
+#include "math/packed_product.hpp"
 
 namespace ferry::engine {
 
@@ -17,13 +18,15 @@ namespace ferry::engine {
 /// down [hidden, width], one after another, and behind them, if it has biases, those of gate [width], up [width] and
 /// down [hidden] as floats.
 ///
-/// At `full` as plain numbers; at int8, int4 and int2 each matrix as `packed` says.
+/// At `full` as the checkpoint has them, numbers or blocks; at int8, int4 and int2 each matrix as `packed` says.
 struct ExpertLayout {
   std::uint32_t hidden = 0, width = 0;
   DType dtype = DType::bf16;  ///< at `full`
   std::uint32_t group = 64;   ///< weights with one scale and minimum: 32, 64 or 128
   bool biased = false;
-  Glu glu{};  ///< what is computed of them
+  Glu glu{};                       ///< what is computed of them
+  DType up_type = DType::other;    ///< at `full`; other: dtype
+  DType down_type = DType::other;  ///< likewise
 
   /// 0 for `skip`.
   [[nodiscard]] std::uint64_t bytes(Precision p = Precision::full) const {
@@ -31,8 +34,7 @@ struct ExpertLayout {
     return part_at(3, p) + bias_bytes();
   }
   [[nodiscard]] std::uint64_t part_bytes(int part, Precision p) const {
-    if (p != Precision::full) return packed(part, p).bytes();
-    return std::uint64_t{hidden} * width * (dtype == DType::f32 ? 4 : 2);
+    return p == Precision::full ? bytes_of(plain(part)) : packed(part, p).bytes();
   }
   [[nodiscard]] std::uint64_t bias_bytes() const {
     return biased ? (std::uint64_t{2} * width + hidden) * sizeof(float) : 0;
@@ -46,21 +48,27 @@ struct ExpertLayout {
     return {part == 2 ? hidden : width, part == 2 ? width : hidden, code_bits(p), group};
   }
   /// And at `full`.
-  [[nodiscard]] PassThroughLayout plain(int part) const {
-    const FloatType type = dtype == DType::bf16  ? FloatType::bf16
-                           : dtype == DType::f16 ? FloatType::f16
-                                                 : FloatType::f32;
-    return {part == 2 ? hidden : width, part == 2 ? width : hidden, type};
+  [[nodiscard]] PlainLayout plain(int part) const {
+    return plain_layout(type(part), part == 2 ? hidden : width, part == 2 ? width : hidden);
+  }
+  [[nodiscard]] DType type(int part) const {
+    const DType own = part == 0 ? dtype : part == 1 ? up_type : down_type;
+    return own == DType::other ? dtype : own;
+  }
+  /// Whether all of it is plain numbers of one type.
+  [[nodiscard]] bool plain_numbers() const {
+    return std::holds_alternative<PassThroughLayout>(plain(0)) && type(1) == dtype && type(2) == dtype;
   }
   /// Either.
-  [[nodiscard]] std::variant<PassThroughLayout, PackedLayout> stored(int part, Precision p) const {
-    if (p == Precision::full) return plain(part);
-    return packed(part, p);
+  [[nodiscard]] StoredLayout stored(int part, Precision p) const {
+    if (p != Precision::full) return packed(part, p);
+    return std::visit([](const auto& l) -> StoredLayout { return l; }, plain(part));
   }
   /// "int4"; `full` by its type: "bf16".
   [[nodiscard]] std::string name(Precision p) const {
     if (p != Precision::full) return "int" + std::to_string(code_bits(p));
-    return dtype == DType::bf16 ? "bf16" : dtype == DType::f16 ? "f16" : "f32";
+    const std::string first = name_of(type(0));
+    return type(1) == dtype && type(2) == dtype ? first : first + "+" + name_of(type(type(1) == dtype ? 2 : 1));
   }
 };
 

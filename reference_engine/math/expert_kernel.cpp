@@ -48,7 +48,7 @@ void ExpertKernel::run(View<const Work> experts, std::uint32_t top_k, const Matr
 }
 
 void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results) {
-  const std::uint32_t hidden = layout_.hidden, width = layout_.width;
+  const std::uint32_t hidden = layouts_[0].hidden, width = layouts_[0].width;
   if (scratch_.size() < experts.size) scratch_.resize(experts.size);
   places_.clear();
   inputs_.clear();
@@ -56,7 +56,7 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
     const Work& work = experts[e];
     scratch_[e].first_row = static_cast<std::uint32_t>(places_.size());
     places_.insert(places_.end(), work.selected.begin(), work.selected.end());
-    inputs_.push_back({.w = layout_.stored(0, work.precision),
+    inputs_.push_back({.w = layout(work).stored(0, work.precision),
                        .x = x.data(),
                        .rows = work.selected.size,
                        .which = work.selected.data,
@@ -73,7 +73,8 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
   auto multiply = [&](int part, part::Rows Scratch::*with, std::vector<float>& y, std::uint32_t columns) {
     for (std::uint32_t e = 0; e < experts.size; ++e) {
       const Precision p = experts[e].precision;
-      products_.push_back({layout_.stored(part, p), experts[e].expert + layout_.part_at(part, p), &(scratch_[e].*with),
+      const ExpertLayout& l = layout(experts[e]);
+      products_.push_back({l.stored(part, p), experts[e].expert + l.part_at(part, p), &(scratch_[e].*with),
                            row_of(y, scratch_[e].first_row, columns)});
     }
   };
@@ -84,14 +85,14 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
   multiply(1, &Scratch::wide, up_, width);
   product_.multiply(products_);
 
-  const auto biases = [&](const Work& work) { return work.expert + layout_.part_at(3, work.precision); };
-  if (layout_.biased) {
+  const auto biases = [&](const Work& work) { return work.expert + layout(work).part_at(3, work.precision); };
+  if (layouts_[0].biased) {
     each_row(experts, [&](const Work& work, std::uint32_t row) {
       add_bias(row_of(gate_, row, width), biases(work), width);
       add_bias(row_of(up_, row, width), biases(work) + width * sizeof(float), width);
     });
   }
-  if (layout_.glu.weighs_input) {  // gate and up are linear: what they give grows as what they read does
+  if (layouts_[0].glu.weighs_input) {  // gate and up are linear: what they give grows as what they read does
     each_row(experts, [&](const Work& work, std::uint32_t row) {
       const float weight = work.routes[places_[row]].weight;
       for (std::vector<float>* m : {&gate_, &up_}) {
@@ -103,12 +104,12 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
   share_work(workers_, rows, products_of_silu * rows * width, [&](std::uint32_t first, std::uint32_t end) {
     Eigen::RowVectorXf scratch(width);
     for (std::uint32_t row = first; row < end; ++row) {
-      activate(layout_.glu, row_of(gate_, row, width), row_of(up_, row, width), width, scratch);
+      activate(layouts_[0].glu, row_of(gate_, row, width), row_of(up_, row, width), width, scratch);
     }
   });
 
   for (std::uint32_t e = 0; e < experts.size; ++e) {
-    inputs_[e] = {.w = layout_.stored(2, experts[e].precision),
+    inputs_[e] = {.w = layout(experts[e]).stored(2, experts[e].precision),
                   .x = row_of(gate_, scratch_[e].first_row, width),
                   .rows = experts[e].selected.size,
                   .to = &scratch_[e].narrow};
@@ -118,7 +119,7 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
   multiply(2, &Scratch::narrow, out_, hidden);
   product_.multiply(products_);
 
-  if (layout_.biased) {
+  if (layouts_[0].biased) {
     each_row(experts, [&](const Work& work, std::uint32_t row) {
       add_bias(row_of(out_, row, hidden), biases(work) + 2 * std::size_t{width} * sizeof(float), hidden);
     });
@@ -136,7 +137,7 @@ void ExpertKernel::each_row(View<const Work> experts, const Call& call) const {
 }
 
 void ExpertKernel::run(const std::byte* expert, Precision p, const Matrix& x, Matrix& y) {
-  y.resize(x.rows(), layout_.hidden);
+  y.resize(x.rows(), layouts_[0].hidden);
   all_.resize(static_cast<std::size_t>(x.rows()));
   std::iota(all_.begin(), all_.end(), 0U);
   const Work work{expert, p, all_};

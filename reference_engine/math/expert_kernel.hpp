@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "math/expert.hpp"
@@ -17,7 +18,11 @@ class ExpertKernel {
   /// `workers` share what is computed at once, and `activations` are as PackedProduct has them.
   explicit ExpertKernel(const ExpertLayout& layout, ProductPath path = best_path(), WorkerPool* workers = nullptr,
                         Activations activations = Activations::floats)
-      : layout_(layout), workers_(workers), product_(path, workers, activations) {}
+      : ExpertKernel(std::vector<ExpertLayout>{layout}, path, workers, activations) {}
+  /// One for all layers, or where they differ one a layer.
+  explicit ExpertKernel(std::vector<ExpertLayout> layouts, ProductPath path = best_path(),
+                        WorkerPool* workers = nullptr, Activations activations = Activations::floats)
+      : layouts_(std::move(layouts)), workers_(workers), product_(path, workers, activations) {}
 
   /// One expert and the rows that it computes.
   struct Work {
@@ -25,6 +30,7 @@ class ExpertKernel {
     Precision precision;                 ///< not `skip`
     View<const std::uint32_t> selected;  ///< rows of results; row a is that of row a / top_k of x
     const Route* routes = nullptr;       ///< of all rows of results: where weights belong to what experts read
+    std::uint16_t layer = 0;
   };
   /// results = down (silu(gate x) * up x) for those rows of each, with biases and by another function if the layout says so. x: [rows, hidden], results: [rows * top_k, hidden].
   /// Several experts are computed at once, up to some hundred rows. A row's result depends neither on how many rows and
@@ -45,7 +51,11 @@ class ExpertKernel {
   void each_row(View<const Work> experts, const Call& call) const;
   void run_together(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results);
 
-  ExpertLayout layout_;
+  [[nodiscard]] const ExpertLayout& layout(const Work& work) const {
+    return layouts_[layouts_.size() == 1 ? 0 : work.layer];
+  }
+
+  std::vector<ExpertLayout> layouts_;
   WorkerPool* workers_;
   PackedProduct product_;
   std::vector<Scratch> scratch_;             // an expert each
@@ -57,7 +67,11 @@ class ExpertKernel {
 
 /// A task of a plan, for ExpertKernel.
 inline ExpertKernel::Work work_of(const Plan& plan, const Task& task, const std::byte* expert) {
-  return {expert, task.what.precision, {plan.assignments.data + task.first, task.rows}, plan.routes.data};
+  return {expert,
+          task.what.precision,
+          {plan.assignments.data + task.first, task.rows},
+          plan.routes.data,
+          task.what.id.layer};
 }
 
 }  // namespace ferry::engine

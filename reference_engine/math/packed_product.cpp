@@ -7,6 +7,7 @@
 #endif
 
 #include "math/share_work.hpp"
+#include "math/unpack_blocks.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -130,6 +131,11 @@ void PackedProduct::resize(const Input& input) const {
     to.values.resize(input.rows, plain->columns, kernel_->order_floats(*plain), panel, lanes);
     return;
   }
+  if (const auto* blocks = std::get_if<BlockLayout>(&input.w)) {
+    const PassThroughLayout floats{blocks->rows, blocks->columns, FloatType::f32};
+    to.values.resize(input.rows, blocks->columns, kernel_->order_floats(floats), panel, lanes);
+    return;
+  }
   const auto& w = std::get<PackedLayout>(input.w);
   if (int8_ != nullptr) {
     to.int8.resize(input.rows, w, int8_->order(w));
@@ -183,8 +189,28 @@ void PackedProduct::multiply(const Product& product, part::Outputs outputs) cons
     kernel_->multiply_floats(*plain, product.weights, outputs, *product.x, product.y);
     return;
   }
+  if (const auto* blocks = std::get_if<BlockLayout>(&product.w)) return multiply_blocks(*blocks, product, outputs);
   const auto run = int8_ != nullptr ? int8_->multiply : kernel_->multiply_packed;
   run(std::get<PackedLayout>(product.w), product.weights, outputs, *product.x, product.y);
+}
+
+void PackedProduct::multiply_blocks(const BlockLayout& w, const Product& product, part::Outputs outputs) const {
+  // As many rows as stay in a cache as floats, and as kernels compute at once.
+  constexpr std::uint32_t floats_at_once = 32768, least = 4;
+  const std::uint32_t some = std::clamp(floats_at_once / w.columns / least * least, least, together);
+  const std::uint32_t rows = product.x->values.rows();
+  thread_local std::vector<float> weights, y;
+  grow(weights, std::size_t{some} * w.columns);
+  grow(y, std::size_t{rows} * some);
+  for (std::uint32_t first = outputs.first; first < outputs.end; first += some) {
+    const std::uint32_t count = std::min(some, outputs.end - first);
+    unpack_rows(w, product.weights, first, count, weights.data());
+    kernel_->multiply_floats({count, w.columns, FloatType::f32}, reinterpret_cast<const std::byte*>(weights.data()),
+                             {0, count}, *product.x, y.data());
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      std::copy_n(&y[std::size_t{r} * count], count, product.y + std::size_t{r} * w.rows + first);
+    }
+  }
 }
 
 void PackedProduct::multiply(View<const Product> products) {

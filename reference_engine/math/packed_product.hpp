@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "ferry/codec/blocks.hpp"
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
 #include "math/activations.hpp"
@@ -163,7 +164,7 @@ const Int8Kernel& int8_kernel_of(ProductPath path);
 }  // namespace part
 
 /// How a matrix is stored, [rows, columns].
-using StoredLayout = std::variant<PassThroughLayout, PackedLayout>;
+using StoredLayout = std::variant<PassThroughLayout, PackedLayout, BlockLayout>;
 
 /// Computes products.
 ///
@@ -174,7 +175,9 @@ using StoredLayout = std::variant<PassThroughLayout, PackedLayout>;
 /// Of packed weights minimum + code * scale is never formed: a group's codes are multiplied with x and added, and that
 /// sum is multiplied with the scale; the minimum is multiplied with the sum of x over the group.
 ///
-/// With Activations::int8 all of this is so of the rounded x.
+/// Blocks (BlockLayout) become floats, some rows at a time, and what they give is what those floats would give, bit for bit.
+///
+/// With Activations::int8 all of this is so of the rounded x, where weights are packed.
 class PackedProduct {
  public:
   /// `workers` share what is computed at once, where there is enough to share; null: the caller does it all. They
@@ -222,6 +225,7 @@ class PackedProduct {
   void resize(const Input& input) const;
   void set(const Input& input, std::uint32_t row) const;
   void multiply(const Product& product, part::Outputs outputs) const;
+  void multiply_blocks(const BlockLayout& w, const Product& product, part::Outputs outputs) const;
 
   const part::ProductKernel* kernel_;       // of which there is one for each path
   const part::Int8Kernel* int8_ = nullptr;  // for packed weights, if activations have 8 bits

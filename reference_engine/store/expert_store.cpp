@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -39,50 +40,122 @@ std::string expert_tensor_name(const ModelConfig& c, ExpertStorage storage, Expe
 }
 
 ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
-    : checkpoint_(checkpoint), config_(c), storage_(c.storage) {
-  // Newer files of families that have always had a tensor an expert have one for all experts of a layer.
-  if (storage_ == ExpertStorage::separate && checkpoint.find(expert_tensor_name(c, storage_, {}, 0)) == nullptr &&
-      checkpoint.find(expert_tensor_name(c, ExpertStorage::fused_rows, {}, 0)) != nullptr) {
-    storage_ = ExpertStorage::fused_rows;
-  }
-  layout_ = {c.hidden, c.expert_width};
-  layout_.biased = c.expert_bias;
-  layout_.glu = c.glu;
-  const Piece first = piece({}, 0);
-  layout_.dtype = checkpoint.at(first.name, first.shape).dtype;
-  // Dimensions are at most 2^20: what passes here has less than 4 GiB at low precision, too.
-  if (layout_.bytes() > 0xffffffffULL) {
-    throw InputError(fmt::format("tensor \"{}\": experts of 4 GiB and more are not supported", first.name));
-  }
-  const std::uint32_t each = storage_ == ExpertStorage::separate ? 1 : c.experts;
-  for (std::uint64_t n = 0; n < c.routed_experts(); n += each) {
-    for (int part = 0; part < 3; ++part) {
-      const Piece p = piece(id_of(n, c.experts), part);
-      check(p.name, p.shape);
+    : checkpoint_(checkpoint), config_(c), storage_(c.storage), sizes_{c.hidden, c.expert_width} {
+  sizes_.biased = c.expert_bias;
+  sizes_.glu = c.glu;
+  // Newer files of families that have always had a tensor an expert have one for all experts of a layer; gpt-oss has blocks.
+  if (checkpoint.find(expert_tensor_name(c, storage_, {}, 0)) == nullptr) {
+    if (storage_ == ExpertStorage::separate &&
+        checkpoint.find(expert_tensor_name(c, ExpertStorage::fused_rows, {}, 0)) != nullptr) {
+      storage_ = ExpertStorage::fused_rows;
+    } else if (storage_ == ExpertStorage::interleaved_columns &&
+               checkpoint.find(expert_tensor_name(c, storage_, {}, 0) + "_blocks") != nullptr) {
+      storage_ = ExpertStorage::interleaved_blocks;
     }
-    if (!layout_.biased) continue;
-    const std::uint32_t layer = c.moe_layers[id_of(n, c.experts).layer];
-    static_cast<void>(checkpoint.at(c.tensor(layer, c.names.fused[0] + "_bias"), {c.experts, 2ULL * c.expert_width}));
-    static_cast<void>(checkpoint.at(c.tensor(layer, c.names.fused[1] + "_bias"), {c.experts, c.hidden}));
   }
+  for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
+    layouts_.push_back(layout_of(static_cast<std::uint16_t>(l)));
+    // Dimensions are at most 2^20: what passes here has less than 4 GiB at low precision, too.
+    if (layouts_[l].bytes() > 0xffffffffULL) {
+      throw InputError(fmt::format("tensor \"{}\": experts of 4 GiB and more are not supported",
+                                   piece({static_cast<std::uint16_t>(l), 0}, 0).name));
+    }
+  }
+  const auto same = [&](const ExpertLayout& l) {
+    for (int part = 0; part < 3; ++part) {
+      if (l.type(part) != layouts_[0].type(part)) return false;
+    }
+    return true;
+  };
+  if (std::all_of(layouts_.begin(), layouts_.end(), same)) layouts_.resize(1);
 }
 
-void ExpertReader::check(const std::string& name, const std::vector<std::uint64_t>& shape) const {
-  const Tensor& t = checkpoint_.at(name, shape);
-  if (t.dtype == layout_.dtype) return;
-  throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the first expert", name, t.dtype_name));
+DType ExpertReader::type_of(ExpertId id, int part) const {
+  const Piece p = piece(id, part);
+  if (storage_ == ExpertStorage::interleaved_blocks) {
+    const Tensor& blocks = checkpoint_.raw(p.name, p.shape);
+    const std::string exponents = expert_tensor_name(config_, storage_, id, part) + "_scales";
+    const Tensor& scales = checkpoint_.raw(exponents, {p.shape[0], p.shape[1], p.shape[2]});
+    for (const Tensor* t : {&blocks, &scales}) {
+      if (t->dtype != DType::u8) {
+        throw InputError(
+            fmt::format("tensor \"{}\" is {}, expected U8", t == &blocks ? p.name : exponents, t->dtype_name));
+      }
+    }
+    return DType::mxfp4;
+  }
+  const Tensor& t = checkpoint_.at(p.name, p.shape);
+  const bool fused = storage_ != ExpertStorage::separate;
+  const bool turned = storage_ == ExpertStorage::fused_columns || storage_ == ExpertStorage::interleaved_columns;
+  const bool numbers = t.dtype == DType::bf16 || t.dtype == DType::f16 || t.dtype == DType::f32;
+  if ((fused && t.dtype == DType::f8_e4m3) || (turned && !numbers)) {
+    throw InputError(fmt::format("tensor \"{}\" is {}, which is not supported for all experts of a layer in one tensor",
+                                 p.name, t.dtype_name));
+  }
+  return t.stored();
 }
 
+ExpertLayout ExpertReader::layout_of(std::uint16_t layer) const {
+  ExpertLayout l = sizes_;
+  DType types[3] = {};
+  const std::uint32_t count = storage_ == ExpertStorage::separate ? config_.experts : 1;
+  for (std::uint32_t e = 0; e < count; ++e) {
+    const ExpertId id{layer, static_cast<std::uint16_t>(e)};
+    for (int part = 0; part < 3; ++part) {
+      const DType type = type_of(id, part);
+      if (e == 0) types[part] = type;
+      if (type == types[part]) continue;
+      throw InputError(fmt::format("tensor \"{}\" is {}, expected {}, the type of the layer's first expert",
+                                   piece(id, part).name, name_of(type), name_of(types[part])));
+    }
+  }
+  l.dtype = types[0];
+  if (types[1] != types[0]) l.up_type = types[1];
+  if (types[2] != types[0]) l.down_type = types[2];
+  for (int part = 0; part < 3; ++part) {
+    const auto plain = l.plain(part);
+    const auto* blocks = std::get_if<BlockLayout>(&plain);
+    if (blocks != nullptr && blocks->type != BlockType::fp8 && blocks->columns % block_weights(blocks->type) != 0) {
+      throw InputError(fmt::format("tensor \"{}\" has {} columns, expected a multiple of {}, since it is {}",
+                                   piece({layer, 0}, part).name, blocks->columns, block_weights(blocks->type),
+                                   name_of(l.type(part))));
+    }
+  }
+  if (!l.biased) return l;
+  const std::uint32_t number = config_.moe_layers[layer];
+  static_cast<void>(checkpoint_.at(config_.tensor(number, config_.names.fused[0] + "_bias"),
+                                   {config_.experts, 2ULL * config_.expert_width}));
+  static_cast<void>(
+      checkpoint_.at(config_.tensor(number, config_.names.fused[1] + "_bias"), {config_.experts, config_.hidden}));
+  return l;
+}
+
+/// Its place takes the types of the layer: those are not asked for before they are known.
 ExpertReader::Piece ExpertReader::piece(ExpertId id, int part) const {
-  Piece p{expert_tensor_name(config_, storage_, id, part), shape_of(layout_, part)};
-  const std::uint64_t hidden = layout_.hidden, width = layout_.width, experts = config_.experts;
-  const std::uint64_t one = layout_.part_bytes(part, Precision::full);
-  p.bytes = one;
+  const std::uint64_t hidden = sizes_.hidden, width = sizes_.width, experts = config_.experts;
+  Piece p{expert_tensor_name(config_, storage_, id, part), shape_of(sizes_, part)};
   if (storage_ == ExpertStorage::fused_rows) {
     p.shape = part == 2 ? std::vector{experts, hidden, width} : std::vector{experts, 2 * width, hidden};
-    p.first = part == 2 ? id.expert * one : (2ULL * id.expert + static_cast<unsigned>(part)) * one;
+  } else if (storage_ == ExpertStorage::interleaved_blocks) {
+    p.name += "_blocks";
+    p.shape = part == 2 ? std::vector{experts, hidden, width / 32, std::uint64_t{16}}
+                        : std::vector{experts, 2 * width, hidden / 32, std::uint64_t{16}};
   } else if (storage_ != ExpertStorage::separate) {
     p.shape = part == 2 ? std::vector{experts, width, hidden} : std::vector{experts, hidden, 2 * width};
+  }
+  return p;
+}
+
+ExpertReader::Piece ExpertReader::placed(ExpertId id, int part) const {
+  Piece p = piece(id, part);
+  const std::uint64_t one = layout(id.layer).part_bytes(part, Precision::full);
+  p.bytes = one;
+  if (storage_ == ExpertStorage::fused_rows) {
+    p.first = part == 2 ? id.expert * one : (2ULL * id.expert + static_cast<unsigned>(part)) * one;
+  } else if (storage_ == ExpertStorage::interleaved_blocks) {
+    p.bytes = (part == 2 ? 1 : 2) * std::uint64_t{sizes_.hidden} * sizes_.width / 2;
+    p.first = id.expert * p.bytes;
+  } else if (storage_ != ExpertStorage::separate) {
     p.bytes = part == 2 ? one : 2 * one;
     p.first = id.expert * p.bytes;
   }
@@ -90,8 +163,9 @@ ExpertReader::Piece ExpertReader::piece(ExpertId id, int part) const {
 }
 
 View<const std::byte> ExpertReader::stored(ExpertId id, int part) const {
-  const Piece p = piece(id, part);
-  return {checkpoint_.at(p.name, p.shape).data + p.first, static_cast<std::uint32_t>(p.bytes)};
+  const Piece p = placed(id, part);
+  const Tensor& t = checkpoint_.raw(p.name, p.shape);
+  return {t.data + p.first, static_cast<std::uint32_t>(std::min(p.bytes, t.bytes - p.first))};
 }
 
 void ExpertReader::read(const Piece& p, std::byte* to) const {
@@ -99,31 +173,65 @@ void ExpertReader::read(const Piece& p, std::byte* to) const {
 }
 
 void ExpertReader::read(ExpertId id, std::byte* to) const {
-  if (storage_ == ExpertStorage::fused_columns || storage_ == ExpertStorage::interleaved_columns) {
+  const ExpertLayout& l = layout(id.layer);
+  if (storage_ == ExpertStorage::interleaved_blocks) {
+    read_mxfp4(id, to);
+  } else if (storage_ == ExpertStorage::fused_columns || storage_ == ExpertStorage::interleaved_columns) {
     read_columns(id, to);
   } else {
-    for (int part = 0; part < 3; ++part) read(piece(id, part), to + layout_.part_at(part, Precision::full));
+    for (int part = 0; part < 3; ++part) read(placed(id, part), to + l.part_at(part, Precision::full));
   }
-  if (layout_.biased) read_biases(id, to + layout_.part_at(3, Precision::full));
+  if (l.biased) read_biases(id, to + l.part_at(3, Precision::full));
 }
 
 void ExpertReader::read_columns(ExpertId id, std::byte* to) const {
-  const std::uint64_t hidden = layout_.hidden, width = layout_.width, each = layout_.dtype == DType::f32 ? 4 : 2;
-  std::vector<std::byte> stored(2 * hidden * width * each);
-  read(piece(id, 0), stored.data());
+  const ExpertLayout& l = layout(id.layer);
+  const std::uint64_t hidden = l.hidden, width = l.width;
+  const auto each = [&](int part) { return l.part_bytes(part, Precision::full) / (hidden * width); };
+  std::vector<std::byte> stored(2 * hidden * width * std::max(each(0), each(2)));
+  read(placed(id, 0), stored.data());
   for (int part = 0; part < 2; ++part) {
     const bool in_turn = storage_ == ExpertStorage::interleaved_columns;
     const std::uint64_t first = static_cast<unsigned>(part) * (in_turn ? 1 : width);
-    transpose(stored.data(), hidden, 2 * width, first, in_turn ? 2 : 1, width, each,
-              to + layout_.part_at(part, Precision::full));
+    transpose(stored.data(), hidden, 2 * width, first, in_turn ? 2 : 1, width, each(0),
+              to + l.part_at(part, Precision::full));
   }
-  read(piece(id, 2), stored.data());
-  transpose(stored.data(), width, hidden, 0, 1, hidden, each, to + layout_.part_at(2, Precision::full));
+  read(placed(id, 2), stored.data());
+  transpose(stored.data(), width, hidden, 0, 1, hidden, each(2), to + l.part_at(2, Precision::full));
+}
+
+void ExpertReader::read_mxfp4(ExpertId id, std::byte* to) const {
+  constexpr std::uint64_t weights = 32, codes = 16;
+  const ExpertLayout& l = layout(id.layer);
+  std::vector<std::byte> blocks, exponents;
+  for (int part = 0; part < 3; ++part) {
+    const std::uint64_t rows = part == 2 ? l.hidden : l.width, row = (part == 2 ? l.width : l.hidden) / weights;
+    if (part != 1) {  // gate's rows and up's are in one tensor
+      Piece p = placed(id, part);
+      blocks.resize(p.bytes);
+      checkpoint_.read_raw(p.name, p.shape, p.first, p.bytes, blocks.data());
+      p.name = expert_tensor_name(config_, storage_, id, part) + "_scales";
+      p.shape.pop_back();
+      exponents.resize(p.bytes / codes);
+      checkpoint_.read_raw(p.name, p.shape, p.first / codes, exponents.size(), exponents.data());
+    }
+    std::byte* out = to + l.part_at(part, Precision::full);
+    for (std::uint64_t r = 0; r < rows; ++r) {
+      const std::uint64_t from = (part == 2 ? r : 2 * r + static_cast<unsigned>(part)) * row;
+      for (std::uint64_t b = 0; b < row; ++b) {
+        *out++ = exponents[from + b];
+        // Neighbours share a byte there; here the first half of the block shares bytes with the second.
+        const std::byte* pairs = &blocks[(from + b) * codes];
+        const auto code = [&](std::uint64_t i) { return pairs[i / 2] >> (i % 2 * 4) & std::byte{15}; };
+        for (std::uint64_t i = 0; i < codes; ++i) *out++ = code(i) | code(i + codes) << 4;
+      }
+    }
+  }
 }
 
 void ExpertReader::read_biases(ExpertId id, std::byte* to) const {
   const std::uint32_t layer = config_.moe_layers[id.layer];
-  std::vector<float> biases(2 * std::size_t{layout_.width} + layout_.hidden);
+  std::vector<float> biases(2 * std::size_t{sizes_.width} + sizes_.hidden);
   const auto of = [&](const std::string& name, std::uint64_t size) {
     Tensor t = checkpoint_.at(config_.tensor(layer, name + "_bias"), {config_.experts, size});
     t.bytes /= config_.experts;
@@ -131,31 +239,32 @@ void ExpertReader::read_biases(ExpertId id, std::byte* to) const {
     t.shape = {size};
     return t.to_floats();
   };
-  const std::vector<float> both = of(config_.names.fused[0], 2ULL * layout_.width);
-  const std::vector<float> down = of(config_.names.fused[1], layout_.hidden);
-  for (std::size_t i = 0; i < layout_.width; ++i) {
+  const std::vector<float> both = of(config_.names.fused[0], 2ULL * sizes_.width);
+  const std::vector<float> down = of(config_.names.fused[1], sizes_.hidden);
+  for (std::size_t i = 0; i < sizes_.width; ++i) {
     biases[i] = both[2 * i];
-    biases[layout_.width + i] = both[2 * i + 1];
+    biases[sizes_.width + i] = both[2 * i + 1];
   }
-  std::copy(down.begin(), down.end(), biases.begin() + 2 * static_cast<std::ptrdiff_t>(layout_.width));
-  std::memcpy(to, biases.data(), layout_.bias_bytes());
+  std::copy(down.begin(), down.end(), biases.begin() + 2 * static_cast<std::ptrdiff_t>(sizes_.width));
+  std::memcpy(to, biases.data(), layout(id.layer).bias_bytes());
 }
 
 void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::byte* out) const {
+  const ExpertLayout& own = from[from.size() == 1 ? 0 : what.id.layer];
   if (part == 2 && to.biased) {
-    std::memcpy(out + to.part_at(3, what.precision), expert + from.part_at(3, Precision::full), to.bias_bytes());
+    std::memcpy(out + to.part_at(3, what.precision), expert + own.part_at(3, Precision::full), to.bias_bytes());
   }
   out += to.part_at(part, what.precision);
   const PackedLayout packed = to.packed(part, what.precision);  // rows and columns are the same at `full`
-  const Tensor stored{from.dtype,
-                      "",
-                      {packed.rows, packed.columns},
-                      expert + from.part_at(part, Precision::full),
-                      from.part_bytes(part, Precision::full)};
+  Tensor stored;
+  stored.dtype = own.type(part);
+  stored.shape = {packed.rows, packed.columns};
+  stored.data = expert + own.part_at(part, Precision::full);
+  stored.bytes = own.part_bytes(part, Precision::full);
   const std::vector<float> weights = stored.to_floats();
   std::size_t bad = no_weight;
   if (what.precision == Precision::full) {
-    bad = ferry::pack(to.plain(part), weights.data(), out);
+    bad = ferry::pack(std::get<PassThroughLayout>(to.plain(part)), weights.data(), out);
   } else if (quantizer == Quantizer::hqq) {
     bad = ferry::pack(packed, weights.data(), out, Hqq{});
   } else {
@@ -170,22 +279,31 @@ void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::by
 MemoryStore::MemoryStore(const Checkpoint& checkpoint, const ModelConfig& c, Quantizer quantizer)
     : layers_(c.moe_layer_count()), experts_(c.experts) {
   const ExpertReader reader(checkpoint, c);
-  packer_ = {reader.layout(), reader.layout(), quantizer, c};
+  packer_ = {reader.layouts(), reader.layout(), quantizer, c};
   auto& all = bytes_[static_cast<unsigned>(Precision::full)];
-  all.resize(std::size_t{layers_} * experts_ * layout().bytes());
-  for (std::uint64_t n = 0; n < std::uint64_t{layers_} * experts_; ++n) {
-    reader.read(id_of(n, experts_), all.data() + n * layout().bytes());
+  all.resize(layer_at(layers_, Precision::full));
+  std::byte* to = all.data();
+  for (std::uint64_t n = 0; n < c.routed_experts(); ++n) {
+    const ExpertId id = id_of(n, experts_);
+    reader.read(id, to);
+    to += layout(id.layer).bytes();
   }
+}
+
+std::uint64_t MemoryStore::layer_at(std::uint32_t layer, Precision p) const {
+  std::uint64_t at = 0;
+  for (std::uint32_t l = 0; l < layer; ++l) at += experts_ * layout(l).bytes(p);
+  return at;
 }
 
 void MemoryStore::add(Precision p) {
   if (p == Precision::skip || !bytes_[static_cast<unsigned>(p)].empty()) return;
-  const std::uint64_t experts = std::uint64_t{layers_} * experts_;
-  std::vector<std::byte> all(experts * layout().bytes(p));
-  for (std::uint64_t n = 0; n < experts; ++n) {
+  std::vector<std::byte> all(layer_at(layers_, p));
+  std::byte* to = all.data();
+  for (std::uint64_t n = 0; n < std::uint64_t{layers_} * experts_; ++n, to += packer_.to.bytes(p)) {
     const Variant what{id_of(n, experts_), p};
     const std::byte* full = bytes({what.id, Precision::full}).view.data;
-    for (int part = 0; part < 3; ++part) packer_.pack(full, what, part, all.data() + n * layout().bytes(p));
+    for (int part = 0; part < 3; ++part) packer_.pack(full, what, part, to);
   }
   bytes_[static_cast<unsigned>(p)] = std::move(all);
 }
@@ -199,9 +317,10 @@ std::uint8_t MemoryStore::precisions() const {
 HeldBytes MemoryStore::bytes(Variant v) const {
   const std::vector<std::byte>& all = bytes_[static_cast<unsigned>(v.precision)];
   if (all.empty()) return {};
-  const std::uint64_t each = layout().bytes(v.precision);
-  return View<const std::byte>{all.data() + (std::size_t{v.id.layer} * experts_ + v.id.expert) * each,
-                               static_cast<std::uint32_t>(each)};
+  const std::uint64_t each = layout(v.id.layer).bytes(v.precision);
+  const std::uint64_t first =
+      packer_.from.size() == 1 ? std::uint64_t{v.id.layer} * experts_ * each : layer_at(v.id.layer, v.precision);
+  return View<const std::byte>{all.data() + first + v.id.expert * each, static_cast<std::uint32_t>(each)};
 }
 
 }  // namespace ferry::engine

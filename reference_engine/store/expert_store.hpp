@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/model_config.hpp"
-#include "checkpoint/safetensors.hpp"
 #include "ferry/slot_memory.hpp"
 #include "math/expert.hpp"
 
@@ -24,8 +24,14 @@ class ExpertReader {
   /// Throws InputError for a missing or misshapen tensor, of any expert. The checkpoint outlives the reader.
   ExpertReader(const Checkpoint& checkpoint, const ModelConfig& config);
 
-  [[nodiscard]] const ExpertLayout& layout() const { return layout_; }
-  /// Writes `layout().bytes()`. Throws InputError, naming file and tensor, if the file cannot be read.
+  /// Of the first layer.
+  [[nodiscard]] const ExpertLayout& layout() const { return layouts_[0]; }
+  /// One for all layers, or where they differ one a layer.
+  [[nodiscard]] const std::vector<ExpertLayout>& layouts() const { return layouts_; }
+  [[nodiscard]] const ExpertLayout& layout(std::uint16_t layer) const {
+    return layouts_[layouts_.size() == 1 ? 0 : layer];
+  }
+  /// Writes `layout(id.layer).bytes()`. Throws InputError, naming file and tensor, if the file cannot be read.
   void read(ExpertId id, std::byte* to) const;
   /// The bytes that a matrix (gate, up or down) is made of, in the file: where tensors hold several, also of others.
   [[nodiscard]] View<const std::byte> stored(ExpertId id, int part) const;
@@ -38,8 +44,14 @@ class ExpertReader {
     std::uint64_t first = 0, bytes = 0;
   };
   [[nodiscard]] Piece piece(ExpertId id, int part) const;
+  /// With the place in it.
+  [[nodiscard]] Piece placed(ExpertId id, int part) const;
   void read(const Piece& piece, std::byte* to) const;
-  void check(const std::string& name, const std::vector<std::uint64_t>& shape) const;
+  /// Of a layer, from the types of its tensors, which all experts of it have in common.
+  [[nodiscard]] ExpertLayout layout_of(std::uint16_t layer) const;
+  [[nodiscard]] DType type_of(ExpertId id, int part) const;
+  /// gpt-oss's MXFP4: blocks and their exponents apart, rows of gate and of up in turn.
+  void read_mxfp4(ExpertId id, std::byte* to) const;
   /// Of tensors that have outputs as columns.
   void read_columns(ExpertId id, std::byte* to) const;
   void read_biases(ExpertId id, std::byte* to) const;
@@ -47,7 +59,8 @@ class ExpertReader {
   const Checkpoint& checkpoint_;
   ModelConfig config_;
   ExpertStorage storage_;
-  ExpertLayout layout_;
+  ExpertLayout sizes_;  ///< hidden, width and what is computed
+  std::vector<ExpertLayout> layouts_;
 };
 
 /// Name of the tensor that has a matrix (gate, up or down) of an expert.
@@ -55,7 +68,8 @@ std::string expert_tensor_name(const ModelConfig& config, ExpertStorage storage,
 
 /// Makes variants of experts as ExpertReader gives them.
 struct ExpertPacker {
-  ExpertLayout from, to;
+  std::vector<ExpertLayout> from;  ///< one for all layers, or one a layer
+  ExpertLayout to;
   Quantizer quantizer = Quantizer::nearest;
   ModelConfig config;  ///< names the tensors in errors
 
@@ -91,7 +105,10 @@ class ExpertStore {
   ExpertStore(const ExpertStore&) = delete;
   ExpertStore& operator=(const ExpertStore&) = delete;
 
+  /// Of the first layer's experts.
   [[nodiscard]] virtual const ExpertLayout& layout() const = 0;
+  /// One for all layers, or where they differ one a layer.
+  [[nodiscard]] virtual std::vector<ExpertLayout> layouts() const { return {layout()}; }
   /// Bit `1 << p` for every Precision p that was asked for by `add`, and for `full`.
   [[nodiscard]] virtual std::uint8_t precisions() const = 0;
   /// Has every expert at `p` as well, from now on; not while others read. `skip`, which has no bytes, changes nothing.
@@ -113,7 +130,8 @@ class MemoryStore final : public ExpertStore {
   /// Throws InputError for a missing or misshapen tensor.
   MemoryStore(const Checkpoint& checkpoint, const ModelConfig& config, Quantizer quantizer = Quantizer::nearest);
 
-  [[nodiscard]] const ExpertLayout& layout() const override { return packer_.to; }
+  [[nodiscard]] const ExpertLayout& layout() const override { return packer_.from[0]; }
+  [[nodiscard]] std::vector<ExpertLayout> layouts() const override { return packer_.from; }
   [[nodiscard]] std::uint8_t precisions() const override;
   void add(Precision p) override;
   [[nodiscard]] HeldBytes bytes(Variant v) const override;
@@ -126,6 +144,12 @@ class MemoryStore final : public ExpertStore {
   }
 
  private:
+  [[nodiscard]] const ExpertLayout& layout(std::uint32_t layer) const {
+    return packer_.from[packer_.from.size() == 1 ? 0 : layer];
+  }
+  /// Byte at which a layer's experts begin; of the layer behind the last, all of them.
+  [[nodiscard]] std::uint64_t layer_at(std::uint32_t layer, Precision p) const;
+
   ExpertPacker packer_;
   std::uint32_t layers_, experts_;                             // of a layer
   std::array<std::vector<std::byte>, precision_count> bytes_;  // by Precision

@@ -65,6 +65,18 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   facts.layout = reader.layout();
   facts.layout.group = o.group;
   facts.quantizer = o.quantizer;
+  const bool blocks = reader.layouts().size() > 1 || !reader.layout().plain_numbers();
+  if (blocks) {  // a store has numbers, or codes of its own
+    facts.layout.dtype = DType::bf16;
+    facts.layout.up_type = facts.layout.down_type = DType::other;
+    for (const std::string& name : o.precisions) {
+      if (name != "full") continue;
+      throw InputError(
+          fmt::format("--precisions full: the experts are {}, which a store does not hold; expected bf16, f16, "
+                      "f32, int8, int4 or int2",
+                      reader.layout().name(Precision::full)));
+    }
+  }
   set_precisions(facts, o.precisions);
   facts.weights = weights_checksum(checkpoint, config);
   facts.source = source_files(checkpoint);
@@ -85,13 +97,14 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   };
   StoreWriter writer(out, facts, [&](std::uint64_t done, std::uint64_t) { return goes_on(true, done); });
   result.resumed = result.done = writer.done();
-  const ExpertPacker packer{reader.layout(), facts.layout, o.quantizer, config};
+  const ExpertPacker packer{reader.layouts(), facts.layout, o.quantizer, config};
   const std::uint32_t threads = o.threads > 0 ? o.threads : all_threads();
-  std::vector<std::byte> expert(reader.layout().bytes());
+  std::vector<std::byte> expert;
   std::vector<std::pair<Precision, std::vector<std::byte>>> made;
   for (const Precision p : facts.stored()) made.emplace_back(p, std::vector<std::byte>(facts.layout.bytes(p)));
   for (; !stopped && result.done < facts.all_experts() && goes_on(false, result.done); ++result.done) {
     const ExpertId id = facts.id(result.done);
+    expert.resize(reader.layout(id.layer).bytes());
     reader.read(id, expert.data());
     on_threads(threads, 3 * made.size(), [&](std::size_t i) {
       auto& [p, bytes] = made[i / 3];

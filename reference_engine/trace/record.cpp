@@ -119,8 +119,11 @@ std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
   Trace& t = made_->trace;
   t.name = name;
   t.model = model_shape(c, model_.store(), 1);
-  for (std::uint32_t p = 1; p < precision_count; ++p) {  // what the store could hold
-    t.model.expert_bytes[0][p] = model_.store().layout().bytes(static_cast<Precision>(p));
+  const std::vector<ExpertLayout> layouts = model_.store().layouts();
+  for (std::size_t l = 0; l < layouts.size(); ++l) {
+    for (std::uint32_t p = 1; p < precision_count; ++p) {  // what the store could hold
+      t.model.expert_bytes[l][p] = layouts[l].bytes(static_cast<Precision>(p));
+    }
   }
   t.ahead = ahead_;
   made_->work = {model_work(c)};

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "checkpoint/safetensors.hpp"
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/machine_file.hpp"
 #include "engine/fixtures/refusal.hpp"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "checkpoint/safetensors.hpp"
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"

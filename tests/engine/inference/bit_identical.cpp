@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 
+#include "checkpoint/safetensors.hpp"
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/fixed_costs.hpp"
 #include "engine/fixtures/loaded_model.hpp"

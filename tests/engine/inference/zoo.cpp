@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "checkpoint/safetensors.hpp"
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"

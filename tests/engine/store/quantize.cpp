@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "checkpoint/safetensors.hpp"
 #include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/paths.hpp"

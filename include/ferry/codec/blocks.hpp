@@ -1,0 +1,220 @@
+/// @file
+/// Matrices in the block formats that published checkpoints have: those of GGUF files, MXFP4, and FP8 with a scale a block.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "ferry/codec/pass_through.hpp"
+#include "ferry/error.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+/// How some adjacent weights of a row lie together. Layouts of all but the last are GGML's (ggml-common.h), by its names.
+enum class BlockType : std::uint8_t {
+  q8_0,   ///< 32 weights: f16 d, 32 int8 q: d q
+  q4_0,   ///< 32: f16 d, 16 bytes of 4-bit q, the first 16 in the low bits: d (q - 8)
+  q4_k,   ///< 256: f16 d, f16 m, 8 6-bit scales s and minima t in 12 bytes, 128 bytes of 4-bit q: d s q - m t
+  q5_k,   ///< the same with 32 bytes of fifth bits ahead of the others
+  q6_k,   ///< 256: 128 bytes of low 4 bits and 64 of high 2 bits of q, 16 int8 scales s, f16 d: d s (q - 32)
+  mxfp4,  ///< 32: an exponent e, 16 bytes of 4-bit floats (E2M1) as q4_0 has its q: 2^(e - 127) q
+  fp8     ///< 128: f32 d, 128 floats of 8 bits (E4M3, no infinities): d q
+};
+
+/// Weights of a block.
+FERRY_HD constexpr std::uint32_t block_weights(BlockType t) noexcept {
+  if (t == BlockType::fp8) return 128;
+  return t == BlockType::q4_k || t == BlockType::q5_k || t == BlockType::q6_k ? 256 : 32;
+}
+
+/// Bytes of a block.
+FERRY_HD constexpr std::uint32_t block_bytes(BlockType t) noexcept {
+  switch (t) {
+    case BlockType::q8_0:
+      return 34;
+    case BlockType::q4_0:
+      return 18;
+    case BlockType::q4_k:
+      return 144;
+    case BlockType::q5_k:
+      return 176;
+    case BlockType::q6_k:
+      return 210;
+    case BlockType::mxfp4:
+      return 17;
+    default:
+      return 132;
+  }
+}
+
+/// How a matrix [rows, columns] lies in memory: each row is its blocks, one behind the other. A last block that columns do not
+/// fill is there as a whole; formats of GGML have none such. May lie at any address.
+///
+/// Weights come back as the format's own code computes them: each product and sum is rounded to float. That holds where the
+/// compiler does not contract them to one rounding, as it may for processors with fused multiply-add (-ffp-contract=off).
+struct BlockLayout {
+  std::uint32_t rows = 0, columns = 0;
+  BlockType type = BlockType::q8_0;
+
+  /// Throws ConfigError unless rows and columns are not 0, there are at most 2^60 weights, and blocks are filled.
+  void validate() const {
+    if (rows == 0 || columns == 0 || std::uint64_t{rows} * columns > std::uint64_t{1} << 60U) {
+      throw ConfigError("BlockLayout: the matrix is " + std::to_string(rows) + " x " + std::to_string(columns) +
+                        ", expected 1 to 2^60 weights");
+    }
+    if (type != BlockType::fp8 && columns % block_weights(type) != 0) {
+      throw ConfigError("BlockLayout: " + std::to_string(columns) + " columns, expected a multiple of " +
+                        std::to_string(block_weights(type)));
+    }
+  }
+
+  [[nodiscard]] FERRY_HD constexpr std::uint32_t row_blocks() const noexcept {
+    return (columns + block_weights(type) - 1) / block_weights(type);
+  }
+  [[nodiscard]] FERRY_HD constexpr std::uint64_t row_bytes() const noexcept {
+    return std::uint64_t{row_blocks()} * block_bytes(type);
+  }
+  [[nodiscard]] FERRY_HD constexpr std::uint64_t bytes() const noexcept { return rows * row_bytes(); }
+};
+
+namespace detail {
+
+FERRY_HD inline std::uint32_t byte_at(const std::byte* at, std::uint32_t i) noexcept {
+  return static_cast<std::uint32_t>(at[i]);
+}
+FERRY_HD inline float half_at(const std::byte* at) noexcept {
+  return widen<FloatType::f16>(at);
+}
+
+/// E4M3: 1 sign, 4 exponent (bias 7), 3 fraction bits; all ones is no number.
+FERRY_HD inline float widen_e4m3(std::uint32_t bits) noexcept {
+  const std::uint32_t sign = (bits & 0x80U) << 24U, exponent = bits >> 3U & 15U, fraction = bits & 7U;
+  if ((bits & 0x7fU) == 0x7fU) return std::numeric_limits<float>::quiet_NaN();
+  std::uint32_t magnitude = (exponent + 120) << 23U | fraction << 20U;  // 120: the biases differ by 127 - 7
+  if (exponent == 0) magnitude = same_bits<std::uint32_t>(static_cast<float>(fraction) * 0x1p-9F);
+  return same_bits<float>(sign | magnitude);
+}
+
+/// Twice an E2M1: 1 sign, 2 exponent, 1 fraction bit.
+FERRY_HD inline float twice_e2m1(std::uint32_t bits) noexcept {
+  const std::uint32_t exponent = bits >> 1U & 3U, fraction = bits & 1U;
+  const auto magnitude = static_cast<std::int32_t>(exponent == 0 ? fraction : (2U + fraction) << (exponent - 1U));
+  return static_cast<float>((bits & 8U) != 0 ? -magnitude : magnitude);  // a zero has no sign, as in GGML
+}
+
+/// Scale and minimum number i of 8, of 6 bits each.
+FERRY_HD inline std::uint32_t k_scale(const std::byte* packed, std::uint32_t i) noexcept {
+  if (i < 4) return byte_at(packed, i) & 63U;
+  return (byte_at(packed, i + 4) & 15U) | (byte_at(packed, i - 4) >> 6U) << 4U;
+}
+FERRY_HD inline std::uint32_t k_minimum(const std::byte* packed, std::uint32_t i) noexcept {
+  if (i < 4) return byte_at(packed, i + 4) & 63U;
+  return byte_at(packed, i + 4) >> 4U | (byte_at(packed, i) >> 6U) << 4U;
+}
+
+/// q4_k, and with fifth bits q5_k.
+FERRY_HD inline void unpack_k(const std::byte* at, bool fifth, float* to) noexcept {
+  const float d = half_at(at), m = half_at(at + 2);
+  const std::byte *scales = at + 4, *high = at + 16, *low = at + (fifth ? 48 : 16);
+  for (std::uint32_t part = 0; part < 8; ++part, to += 32) {
+    const float scale = d * static_cast<float>(k_scale(scales, part));
+    const float minimum = m * static_cast<float>(k_minimum(scales, part));
+    const std::byte* own = low + part / 2 * 32;
+    for (std::uint32_t i = 0; i < 32; ++i) {
+      std::uint32_t q = byte_at(own, i) >> part % 2 * 4 & 15U;
+      if (fifth) q |= (byte_at(high, i) >> part & 1U) << 4U;
+      to[i] = scale * static_cast<float>(q) - minimum;
+    }
+  }
+}
+
+FERRY_HD inline void unpack_q6_k(const std::byte* at, float* to) noexcept {
+  const float d = half_at(at + 208);
+  for (std::uint32_t half = 0; half < 2; ++half) {
+    const std::byte *low = at + half * 64, *high = at + 128 + half * 32, *scales = at + 192 + half * 8;
+    for (std::uint32_t part = 0; part < 4; ++part, to += 32) {
+      for (std::uint32_t i = 0; i < 32; ++i) {
+        const float scale = d * static_cast<float>(static_cast<std::int8_t>(byte_at(scales, 2 * part + i / 16)));
+        const std::uint32_t q =
+            (byte_at(low, i + part % 2 * 32) >> part / 2 * 4 & 15U) | (byte_at(high, i) >> 2 * part & 3U) << 4U;
+        to[i] = scale * static_cast<float>(static_cast<std::int32_t>(q) - 32);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
+/// All weights of a block.
+FERRY_HD inline void unpack_block(BlockType type, const std::byte* at, float* to) noexcept {
+  switch (type) {
+    case BlockType::q8_0: {
+      const float d = detail::half_at(at);
+      for (std::uint32_t i = 0; i < 32; ++i) {
+        to[i] = d * static_cast<float>(static_cast<std::int8_t>(detail::byte_at(at, 2 + i)));
+      }
+      return;
+    }
+    case BlockType::q4_0: {
+      const float d = detail::half_at(at);
+      for (std::uint32_t i = 0; i < 16; ++i) {
+        const std::uint32_t both = detail::byte_at(at, 2 + i);
+        to[i] = d * static_cast<float>(static_cast<std::int32_t>(both & 15U) - 8);
+        to[i + 16] = d * static_cast<float>(static_cast<std::int32_t>(both >> 4U) - 8);
+      }
+      return;
+    }
+    case BlockType::q4_k:
+      return detail::unpack_k(at, false, to);
+    case BlockType::q5_k:
+      return detail::unpack_k(at, true, to);
+    case BlockType::q6_k:
+      return detail::unpack_q6_k(at, to);
+    case BlockType::mxfp4: {
+      const std::uint32_t e = detail::byte_at(at, 0);  // half of the power of two: twice the floats are whole
+      const float half = detail::same_bits<float>(e < 2 ? 0x00200000U << e : (e - 1) << 23U);
+      for (std::uint32_t i = 0; i < 16; ++i) {
+        const std::uint32_t both = detail::byte_at(at, 1 + i);
+        to[i] = half * detail::twice_e2m1(both & 15U);
+        to[i + 16] = half * detail::twice_e2m1(both >> 4U);
+      }
+      return;
+    }
+    default: {
+      const float d = detail::widen<FloatType::f32>(at);
+      for (std::uint32_t i = 0; i < 128; ++i) to[i] = d * detail::widen_e4m3(detail::byte_at(at, 4 + i));
+    }
+  }
+}
+
+/// `count` weights of a row, from column `first` on, which begins a block. O(count).
+FERRY_HD inline void unpack_columns(const BlockLayout& m, const std::byte* packed, std::uint32_t row,
+                                    std::uint32_t first, std::uint32_t count, float* weights) noexcept {
+  const std::uint32_t each = block_weights(m.type);
+  const std::byte* at = packed + row * m.row_bytes() + std::uint64_t{first / each} * block_bytes(m.type);
+  std::uint32_t i = 0;
+  for (; i + each <= count; i += each, at += block_bytes(m.type)) unpack_block(m.type, at, weights + i);
+  if (i == count) return;
+  float last[256];
+  unpack_block(m.type, at, last);
+  for (std::uint32_t j = 0; i < count; ++i, ++j) weights[i] = last[j];
+}
+
+/// One row: writes m.columns weights.
+FERRY_HD inline void unpack_row(const BlockLayout& m, const std::byte* packed, std::uint32_t row,
+                                float* weights) noexcept {
+  unpack_columns(m, packed, row, 0, m.columns, weights);
+}
+
+/// One weight, O(block).
+FERRY_HD inline float unpack_weight(const BlockLayout& m, const std::byte* packed, std::uint32_t row,
+                                    std::uint32_t column) noexcept {
+  const std::uint32_t each = block_weights(m.type);
+  float block[256];
+  unpack_block(m.type, packed + row * m.row_bytes() + std::uint64_t{column / each} * block_bytes(m.type), block);
+  return block[column % each];
+}
+
+}  // namespace ferry::inline FERRY_ABI

@@ -1,0 +1,149 @@
+#include "checkpoint/checkpoint.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "checkpoint/safetensors.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// What stands behind the name of an f8_e4m3 matrix in that of its scales.
+constexpr const char* scale_suffix = "_scale_inv";
+
+}  // namespace
+
+Checkpoint::Checkpoint(const std::filesystem::path& model) : path_(model) {
+  open_folder();
+  pair_scales();
+}
+
+void Checkpoint::open_folder() {
+  const auto single = path_ / "model.safetensors", index = path_ / "model.safetensors.index.json";
+  std::error_code none;  // what cannot be looked at is opened, and refused with the reason
+  if (std::filesystem::exists(single, none) || none) {
+    files_.push_back(std::make_unique<Safetensors>(single));
+    for (const auto& [name, tensor] : files_[0]->tensors()) where_[name] = {files_[0].get(), name};
+    return;
+  }
+  if (!std::filesystem::exists(index, none)) {
+    throw InputError(path_.string() + ": neither model.safetensors nor model.safetensors.index.json is there");
+  }
+  const Json root = read_json(index);
+  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) {
+    throw InputError(index.string() + ": field \"weight_map\": expected an object of tensor name to file name");
+  }
+  std::map<std::string, TensorFile*> shards;
+  for (const auto& [name, file] : root["weight_map"].items()) {
+    if (!file.is_string()) throw InputError(fmt::format("{}: weight_map \"{}\" is not a string", index.string(), name));
+    const std::string shard = file.get<std::string>();
+    if (shard.empty() || shard.find('/') != std::string::npos || shard == "..") {
+      throw InputError(fmt::format("{}: weight_map \"{}\" names \"{}\", expected a file beside the index",
+                                   index.string(), name, shard));
+    }
+    TensorFile*& open = shards[shard];
+    if (open == nullptr) {
+      files_.push_back(std::make_unique<Safetensors>(path_ / shard));
+      open = files_.back().get();
+    }
+    static_cast<void>(open->at(name));
+    where_[name] = {open, name};
+  }
+}
+
+void Checkpoint::pair_scales() {
+  for (const auto& [name, place] : where_) {
+    if (place.file->at(place.name).dtype != DType::f8_e4m3) continue;
+    const auto scales = where_.find(name + scale_suffix);
+    if (scales != where_.end()) place.file->set_scales(place.name, scales->second.file->at(scales->second.name));
+  }
+}
+
+const TensorFile* Checkpoint::find(const std::string& name) const {
+  const auto found = where_.find(name);
+  return found == where_.end() ? nullptr : found->second.file;
+}
+
+const Tensor* Checkpoint::tensor(const std::string& name) const {
+  const auto found = where_.find(name);
+  return found == where_.end() ? nullptr : &found->second.file->at(found->second.name);
+}
+
+const Tensor& Checkpoint::raw(const std::string& name, const std::vector<std::uint64_t>& shape) const {
+  const Tensor* t = tensor(name);
+  if (t == nullptr) throw InputError(fmt::format("{}: tensor \"{}\" is missing", path_.string(), name));
+  read_.insert(name);
+  if (t->shape != shape) {
+    throw InputError(fmt::format("{}: tensor \"{}\" has shape [{}], expected [{}] by config.json",
+                                 find(name)->path().string(), name, fmt::join(t->shape, ", "), fmt::join(shape, ", ")));
+  }
+  return *t;
+}
+
+const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uint64_t>& shape) const {
+  const Tensor& t = raw(name, shape);
+  const std::string where = find(name)->path().string();
+  if (!holds_weights(t.stored())) {
+    throw InputError(fmt::format("{}: tensor \"{}\" is {}, expected BF16, F16 or F32", where, name, t.dtype_name));
+  }
+  if (t.dtype != DType::f8_e4m3) return t;
+  const std::string scales = name + scale_suffix;
+  if (t.scales == nullptr || shape.size() != 2) {
+    throw InputError(fmt::format("{}: tensor \"{}\" is {} without a \"{}\" beside it, expected one, and a matrix",
+                                 where, name, t.dtype_name, scales));
+  }
+  const std::vector<std::uint64_t> blocks{(shape[0] + 127) / 128, (shape[1] + 127) / 128};
+  if (t.scales->shape != blocks || !(t.scales->dtype == DType::f32 || t.scales->dtype == DType::bf16)) {
+    throw InputError(fmt::format("{}: tensor \"{}\" is {} [{}], expected F32 [{}]: a scale for 128 rows and columns",
+                                 where, scales, t.scales->dtype_name, fmt::join(t.scales->shape, ", "),
+                                 fmt::join(blocks, ", ")));
+  }
+  read_.insert(scales);
+  return t;
+}
+
+void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const {
+  const Tensor& tensor = at(name, shape);
+  const Place& place = where_.at(name);
+  if (tensor.dtype != DType::f8_e4m3) return place.file->read(tensor, to, name);
+  std::vector<std::byte> codes(tensor.bytes);
+  place.file->read(tensor, codes.data(), name);
+  Tensor own = tensor;
+  own.data = codes.data();
+  own.copy_stored(to);
+}
+
+void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first,
+                      std::uint64_t bytes, std::byte* to) const {
+  const Tensor& tensor = at(name, shape);
+  if (first == 0 && bytes == tensor.stored_bytes()) return read(name, shape, to);
+  read_raw(name, shape, first, bytes, to);
+}
+
+void Checkpoint::read_raw(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first,
+                          std::uint64_t bytes, std::byte* to) const {
+  Tensor part = raw(name, shape);
+  part.data += first;
+  part.bytes = bytes;
+  where_.at(name).file->read(part, to, name);
+}
+
+std::vector<std::string> Checkpoint::unread() const {
+  std::vector<std::string> names;
+  for (const auto& [name, place] : where_) {
+    if (read_.count(name) == 0) names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<std::filesystem::path> Checkpoint::files() const {
+  std::vector<std::filesystem::path> all;
+  for (const auto& file : files_) all.push_back(file->path());
+  return all;
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,58 @@
+/// @file
+/// The weights of a model.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/tensor.hpp"
+
+namespace ferry::engine {
+
+/// The weights of a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names. Or of a GGUF
+/// file and the shards beside it, by the names that a folder would have.
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::filesystem::path& model);
+
+  /// The file with a tensor of that name; null if there is none.
+  [[nodiscard]] const TensorFile* find(const std::string& name) const;
+  /// The tensor of that name; null if there is none.
+  [[nodiscard]] const Tensor* tensor(const std::string& name) const;
+  /// Throws InputError, naming the tensor, if it is missing, its shape differs or it holds no weights.
+  [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape) const;
+  /// The same of any type.
+  [[nodiscard]] const Tensor& raw(const std::string& name, const std::vector<std::uint64_t>& shape) const;
+  /// Copies a tensor as it lies in memory (Tensor::stored), reading the file. Throws InputError, naming both.
+  void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const;
+  /// Of it `bytes` from `first` on, which it has. Not of f8_e4m3.
+  void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first, std::uint64_t bytes,
+            std::byte* to) const;
+  /// Bytes of a tensor of any type, as they lie in the file.
+  void read_raw(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first,
+                std::uint64_t bytes, std::byte* to) const;
+  /// The files that hold it.
+  [[nodiscard]] std::vector<std::filesystem::path> files() const;
+  /// Names of the tensors that nobody has asked for by `at` or `read`, in the order of the alphabet.
+  [[nodiscard]] std::vector<std::string> unread() const;
+
+ private:
+  void open_folder();
+  void pair_scales();
+
+  std::filesystem::path path_;
+  std::vector<std::unique_ptr<TensorFile>> files_;
+  struct Place {
+    TensorFile* file;
+    std::string name;  ///< in the file
+  };
+  std::map<std::string, Place> where_;
+  mutable std::set<std::string> read_;
+};
+
+}  // namespace ferry::engine
