@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "checkpoint/gguf_model.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
@@ -18,8 +20,19 @@ constexpr const char* scale_suffix = "_scale_inv";
 }  // namespace
 
 Checkpoint::Checkpoint(const std::filesystem::path& model) : path_(model) {
-  open_folder();
-  pair_scales();
+  if (!is_gguf(model)) {
+    open_folder();
+    pair_scales();
+    return;
+  }
+  for (auto& file : open_gguf(model)) {
+    for (const auto& [name, tensor] : file->tensors()) {
+      if (where_.emplace(folder_name(name), Place{file.get(), name}).second) continue;
+      throw InputError(fmt::format("{}: tensor \"{}\" is in more than one of its files, or under two names",
+                                   file->path().string(), name));
+    }
+    files_.push_back(std::move(file));
+  }
 }
 
 void Checkpoint::open_folder() {

@@ -601,7 +601,7 @@ struct Missing {
   const char *architecture, *part;
 };
 
-constexpr Missing missing[] = {
+constexpr Missing not_computed[] = {
     {"DbrxForCausalLM", "its fused attention and experts"},
     {"GraniteMoeHybridForCausalLM", "Mamba layers"},
     {"JambaForCausalLM", "Mamba layers"},
@@ -622,9 +622,9 @@ void read_family(const Fields& f, ModelConfig& c) {
   const auto found = std::find_if(std::begin(families), std::end(families),
                                   [&](const Family& one) { return one.architecture == c.architecture_name; });
   if (found == std::end(families)) {
-    const auto lacks = std::find_if(std::begin(missing), std::end(missing),
+    const auto lacks = std::find_if(std::begin(not_computed), std::end(not_computed),
                                     [&](const Missing& one) { return one.architecture == c.architecture_name; });
-    if (lacks != std::end(missing)) {
+    if (lacks != std::end(not_computed)) {
       f.refuse("architectures", fmt::format("another family: {} has {}, which the engine does not compute",
                                             c.architecture_name, lacks->part));
     }

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "checkpoint/families.hpp"
+#include "checkpoint/gguf_model.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 
@@ -129,14 +130,19 @@ bool ModelConfig::ends(std::uint32_t token) const {
   return std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end();
 }
 
-ModelConfig read_model_config(const std::filesystem::path& folder) {
-  const auto path = folder / "config.json";
+ModelConfig read_model_config(const std::filesystem::path& model) {
+  if (is_gguf(model)) return read_gguf_config(model);
+  const auto path = model / "config.json";
   std::error_code none;
   if (!std::filesystem::exists(path, none) && !none) {
-    throw InputError(path.string() + ": not found; --model names a folder with config.json and model.safetensors");
+    throw InputError(path.string() +
+                     ": not found; --model names a folder with config.json and model.safetensors, or a GGUF file");
   }
-  const Json root = read_json(path);
-  const Fields whole(root, path.string());
+  return config_from(read_json(path), path.string());
+}
+
+ModelConfig config_from(const Json& root, const std::string& where) {
+  const Fields whole(root, where);
   ModelConfig c;
 
   const Json& names = whole.at("architectures");
@@ -145,7 +151,7 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
   c.architecture_name = names[0].get<std::string>();
   // Models that also see: what is said of their texts is all that is computed.
   const bool nested = whole.has("text_config");
-  const Fields f(nested ? whole.at("text_config") : root, nested ? path.string() + ": text_config" : path.string());
+  const Fields f(nested ? whole.at("text_config") : root, nested ? where + ": text_config" : where);
 
   c.layers = f.whole("num_hidden_layers", 1, 4096);
   c.layer.resize(c.layers);
@@ -169,7 +175,7 @@ ModelConfig read_model_config(const std::filesystem::path& folder) {
   const std::string activation = f.text("hidden_act");
   if (activation != "silu" && activation != "swish") f.refuse("hidden_act", "\"silu\"");
   for (const Fields* fields : {&whole, &f}) {
-    if (fields->has("quantization_config")) check_quantization(*fields, path.string());
+    if (fields->has("quantization_config")) check_quantization(*fields, where);
   }
   read_family(f, c);
   if (nested) c.tied_embeddings = whole.flag("tie_word_embeddings", c.tied_embeddings);

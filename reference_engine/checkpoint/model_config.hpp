@@ -9,6 +9,7 @@
 
 #include "checkpoint/rope.hpp"
 #include "ferry/gate/gate_rule.hpp"
+#include "support/json.hpp"
 
 namespace ferry::engine {
 
@@ -38,7 +39,8 @@ enum class ExpertStorage : std::uint8_t {
   interleaved_columns,
   /// [experts, 2 * width, hidden / 32, 16 bytes], a row of gate and one of up in turn, and [experts, hidden, width / 32, 16
   /// bytes]: MXFP4, with exponents in tensors of their own
-  interleaved_blocks
+  interleaved_blocks,
+  fused_parts  ///< [experts, width, hidden] of gate, of up, and [experts, hidden, width] of down, with biases likewise: GGUF
 };
 
 /// What an expert makes of its gate and up before down: silu(gate) * up.
@@ -145,9 +147,11 @@ struct ModelConfig {
   [[nodiscard]] bool ends(std::uint32_t token) const;
 };
 
-/// Reads `folder/config.json`. Throws InputError that names the field: missing, of the wrong type or value,
-/// or a feature that the engine does not compute (it refuses rather than ignores).
-ModelConfig read_model_config(const std::filesystem::path& folder);
+/// Reads the config.json of a folder, or the metadata of a GGUF file. Throws InputError that names the field: missing, of the
+/// wrong type or value, or a feature that the engine does not compute (it refuses rather than ignores).
+ModelConfig read_model_config(const std::filesystem::path& model);
+/// The same of what config.json has; `where` begins messages.
+ModelConfig config_from(const Json& config, const std::string& where);
 
 /// The architectures that `read_model_config` reads, in the order of the alphabet.
 std::vector<std::string> supported_architectures();

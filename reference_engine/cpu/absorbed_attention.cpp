@@ -41,11 +41,18 @@ class AbsorbedAttention final : public CpuAttention {
       layer.kv_norm = weights.vector(c.tensor(l, "self_attn.kv_a_layernorm.weight"), rank);
       layer.o = matrix("self_attn.o_proj.weight", c.hidden, c.heads * c.value_dim);
       const std::string up = c.tensor(l, "self_attn.kv_b_proj.weight");
+      const std::string keys = c.tensor(l, "self_attn.k_b_proj.weight"),
+                        values = c.tensor(l, "self_attn.v_b_proj.weight");
+      const bool apart = weights.has(keys);  // as newer GGUF files have them
       for (std::uint32_t h = 0; h < c.heads; ++h) {
-        layer.keys.push_back(
-            weights.columns_of(up, std::uint64_t{c.heads} * each, rank, std::uint64_t{h} * each, plain));
-        layer.values.push_back(
-            weights.rows_of(up, std::uint64_t{c.heads} * each, rank, std::uint64_t{h} * each + plain, c.value_dim));
+        if (apart) {
+          layer.keys.push_back(weights.matrix_of(keys, c.heads, rank, plain, h));
+          layer.values.push_back(weights.matrix_of(values, c.heads, c.value_dim, rank, h));
+          continue;
+        }
+        const std::uint64_t all = std::uint64_t{c.heads} * each, first = std::uint64_t{h} * each;
+        layer.keys.push_back(weights.columns_of(up, all, rank, first, plain));
+        layer.values.push_back(weights.rows_of(up, all, rank, first + plain, c.value_dim));
       }
       layers_.push_back(std::move(layer));
     }

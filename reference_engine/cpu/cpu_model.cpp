@@ -20,9 +20,11 @@ CpuModel::CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStor
 
 CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   const ModelConfig& c = config();
-  const Weights weights([&](const std::string& name, const std::vector<std::uint64_t>& shape) -> const Tensor& {
-    return dense(files.checkpoint, name, shape);
-  });
+  const Weights weights(
+      [&](const std::string& name, const std::vector<std::uint64_t>& shape) -> const Tensor& {
+        return dense(files.checkpoint, name, shape);
+      },
+      [&](const std::string& name) { return files.checkpoint.find(name) != nullptr; });
   embedding_ = weights.matrix(c.names.model + "embed_tokens.weight", c.vocabulary, c.hidden);
   head_ = c.tied_embeddings ? embedding_ : weights.matrix(c.names.head + "weight", c.vocabulary, c.hidden);
   if (c.head_bias) head_bias_ = weights.vector(c.names.head + "bias", c.vocabulary);

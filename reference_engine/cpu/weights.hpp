@@ -15,7 +15,10 @@ namespace ferry::engine {
 class Weights {
  public:
   using Find = std::function<const Tensor&(const std::string& name, const std::vector<std::uint64_t>& shape)>;
-  explicit Weights(Find find) : find_(std::move(find)) {}
+  using Has = std::function<bool(const std::string& name)>;
+  Weights(Find find, Has has) : find_(std::move(find)), has_(std::move(has)) {}
+
+  [[nodiscard]] bool has(const std::string& name) const { return has_(name); }
 
   /// [rows, columns], in its own type.
   [[nodiscard]] StoredMatrix matrix(const std::string& name, std::uint64_t rows, std::uint64_t columns) const {
@@ -26,6 +29,12 @@ class Weights {
                                      std::uint64_t first, std::uint64_t rows) const {
     const Stored whole(find_(name, {all, columns}));
     return StoredMatrix(whole.part(all, columns, first, rows), rows, columns);
+  }
+  /// One of a tensor's matrices [count, rows, columns].
+  [[nodiscard]] StoredMatrix matrix_of(const std::string& name, std::uint64_t count, std::uint64_t rows,
+                                       std::uint64_t columns, std::uint64_t index) const {
+    const Stored whole(find_(name, {count, rows, columns}));
+    return StoredMatrix(whole.part(count * rows, columns, index * rows, rows), rows, columns);
   }
   /// The transpose of such rows, [columns, rows].
   [[nodiscard]] StoredMatrix columns_of(const std::string& name, std::uint64_t all, std::uint64_t columns,
@@ -82,6 +91,7 @@ class Weights {
   };
 
   Find find_;
+  Has has_;
 };
 
 }  // namespace ferry::engine

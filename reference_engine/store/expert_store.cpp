@@ -34,6 +34,9 @@ void transpose(const std::byte* from, std::uint64_t rows, std::uint64_t columns,
 
 std::string expert_tensor_name(const ModelConfig& c, ExpertStorage storage, ExpertId id, int part) {
   const std::uint32_t layer = c.moe_layers[id.layer];
+  if (storage == ExpertStorage::fused_parts) {
+    return c.tensor(layer, fmt::format("{}{}.weight", c.names.experts, c.names.parts[static_cast<std::size_t>(part)]));
+  }
   if (storage != ExpertStorage::separate) return c.tensor(layer, c.names.fused[part == 2 ? 1 : 0]);
   return c.tensor(
       layer, fmt::format("{}{}.{}.weight", c.names.experts, id.expert, c.names.parts[static_cast<std::size_t>(part)]));
@@ -122,12 +125,23 @@ ExpertLayout ExpertReader::layout_of(std::uint16_t layer) const {
     }
   }
   if (!l.biased) return l;
-  const std::uint32_t number = config_.moe_layers[layer];
-  static_cast<void>(checkpoint_.at(config_.tensor(number, config_.names.fused[0] + "_bias"),
-                                   {config_.experts, 2ULL * config_.expert_width}));
-  static_cast<void>(
-      checkpoint_.at(config_.tensor(number, config_.names.fused[1] + "_bias"), {config_.experts, config_.hidden}));
+  for (const Bias& bias : biases_of(layer)) static_cast<void>(checkpoint_.at(bias.name, {config_.experts, bias.size}));
   return l;
+}
+
+std::vector<ExpertReader::Bias> ExpertReader::biases_of(std::uint16_t layer) const {
+  const std::uint32_t number = config_.moe_layers[layer];
+  const auto& n = config_.names;
+  if (storage_ != ExpertStorage::fused_parts) {
+    return {{config_.tensor(number, n.fused[0] + "_bias"), 2ULL * sizes_.width},
+            {config_.tensor(number, n.fused[1] + "_bias"), sizes_.hidden}};
+  }
+  std::vector<Bias> all;
+  for (std::size_t part = 0; part < 3; ++part) {
+    all.push_back(
+        {config_.tensor(number, n.experts + n.parts[part] + ".bias"), part == 2 ? sizes_.hidden : sizes_.width});
+  }
+  return all;
 }
 
 /// Its place takes the types of the layer: those are not asked for before they are known.
@@ -136,6 +150,8 @@ ExpertReader::Piece ExpertReader::piece(ExpertId id, int part) const {
   Piece p{expert_tensor_name(config_, storage_, id, part), shape_of(sizes_, part)};
   if (storage_ == ExpertStorage::fused_rows) {
     p.shape = part == 2 ? std::vector{experts, hidden, width} : std::vector{experts, 2 * width, hidden};
+  } else if (storage_ == ExpertStorage::fused_parts) {
+    p.shape.insert(p.shape.begin(), experts);
   } else if (storage_ == ExpertStorage::interleaved_blocks) {
     p.name += "_blocks";
     p.shape = part == 2 ? std::vector{experts, hidden, width / 32, std::uint64_t{16}}
@@ -152,6 +168,8 @@ ExpertReader::Piece ExpertReader::placed(ExpertId id, int part) const {
   p.bytes = one;
   if (storage_ == ExpertStorage::fused_rows) {
     p.first = part == 2 ? id.expert * one : (2ULL * id.expert + static_cast<unsigned>(part)) * one;
+  } else if (storage_ == ExpertStorage::fused_parts) {
+    p.first = id.expert * one;
   } else if (storage_ == ExpertStorage::interleaved_blocks) {
     p.bytes = (part == 2 ? 1 : 2) * std::uint64_t{sizes_.hidden} * sizes_.width / 2;
     p.first = id.expert * p.bytes;
@@ -230,23 +248,26 @@ void ExpertReader::read_mxfp4(ExpertId id, std::byte* to) const {
 }
 
 void ExpertReader::read_biases(ExpertId id, std::byte* to) const {
-  const std::uint32_t layer = config_.moe_layers[id.layer];
-  std::vector<float> biases(2 * std::size_t{sizes_.width} + sizes_.hidden);
-  const auto of = [&](const std::string& name, std::uint64_t size) {
-    Tensor t = checkpoint_.at(config_.tensor(layer, name + "_bias"), {config_.experts, size});
+  std::vector<std::vector<float>> stored;
+  for (const Bias& bias : biases_of(id.layer)) {
+    Tensor t = checkpoint_.at(bias.name, {config_.experts, bias.size});
     t.bytes /= config_.experts;
     t.data += id.expert * t.bytes;
-    t.shape = {size};
-    return t.to_floats();
-  };
-  const std::vector<float> both = of(config_.names.fused[0], 2ULL * sizes_.width);
-  const std::vector<float> down = of(config_.names.fused[1], sizes_.hidden);
-  for (std::size_t i = 0; i < sizes_.width; ++i) {
-    biases[i] = both[2 * i];
-    biases[sizes_.width + i] = both[2 * i + 1];
+    t.shape = {bias.size};
+    stored.push_back(t.to_floats());
   }
-  std::copy(down.begin(), down.end(), biases.begin() + 2 * static_cast<std::ptrdiff_t>(sizes_.width));
-  std::memcpy(to, biases.data(), layout(id.layer).bias_bytes());
+  if (stored.size() == 2) {  // of gate and up in turn
+    std::vector<float> gate, up;
+    for (std::size_t i = 0; i < stored[0].size(); i += 2) {
+      gate.push_back(stored[0][i]);
+      up.push_back(stored[0][i + 1]);
+    }
+    stored = {gate, up, stored[1]};
+  }
+  for (const std::vector<float>& part : stored) {
+    std::memcpy(to, part.data(), part.size() * sizeof(float));
+    to += part.size() * sizeof(float);
+  }
 }
 
 void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::byte* out) const {

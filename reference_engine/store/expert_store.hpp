@@ -50,6 +50,12 @@ class ExpertReader {
   /// Of a layer, from the types of its tensors, which all experts of it have in common.
   [[nodiscard]] ExpertLayout layout_of(std::uint16_t layer) const;
   [[nodiscard]] DType type_of(ExpertId id, int part) const;
+  struct Bias {
+    std::string name;
+    std::uint64_t size;
+  };
+  /// The tensors [experts, size] of a layer: of gate and up in turn, and of down; or of all three.
+  [[nodiscard]] std::vector<Bias> biases_of(std::uint16_t layer) const;
   /// gpt-oss's MXFP4: blocks and their exponents apart, rows of gate and of up in turn.
   void read_mxfp4(ExpertId id, std::byte* to) const;
   /// Of tensors that have outputs as columns.

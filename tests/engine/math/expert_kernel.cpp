@@ -42,6 +42,9 @@ std::vector<float> random_weights(test::Random& random, std::size_t count) {
 std::size_t pack_weights(const PassThroughLayout& w, const float* weights, std::byte* to) {
   return pack(w, weights, to);
 }
+std::size_t pack_weights(const PlainLayout& w, const float* weights, std::byte* to) {
+  return pack(std::get<PassThroughLayout>(w), weights, to);
+}
 std::size_t pack_weights(const PackedLayout& w, const float* weights, std::byte* to) {
   return pack(w, weights, to, RoundToNearest{});
 }
@@ -53,6 +56,10 @@ Doubles unpacked(const Layout& w, const std::byte* weights) {
     for (std::uint32_t c = 0; c < w.columns; ++c) all(r, c) = unpack_weight(w, weights, r, c);
   }
   return all;
+}
+
+Doubles unpacked(const PlainLayout& w, const std::byte* weights) {
+  return unpacked(std::get<PassThroughLayout>(w), weights);
 }
 
 /// The largest error of a row relative to the row's norm.

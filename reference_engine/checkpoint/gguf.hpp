@@ -1,0 +1,35 @@
+/// @file
+/// Reads GGUF files, which come from strangers: everything is checked before use.
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "checkpoint/tensor.hpp"
+#include "support/json.hpp"
+
+namespace ferry::engine {
+
+/// One GGUF file, of version 2 or 3, little-endian: its tensors by name, and its metadata.
+///
+/// Shapes are as elsewhere, the last dimension the one whose elements are adjacent (GGUF has it first). Metadata is an object of
+/// numbers, flags, texts and lists; lists that are longer than `longest_list` (vocabularies) are there as their length alone.
+///
+/// Refused with an InputError that names the file and what is wrong: what is cut short, counts and lengths beyond the file,
+/// names twice, types that are not known, shapes that overflow, data outside the file, misaligned or overlapping.
+class Gguf final : public TensorFile {
+ public:
+  static constexpr std::uint64_t longest_list = 4096;
+
+  explicit Gguf(const std::filesystem::path& path);
+
+  [[nodiscard]] const Json& metadata() const { return metadata_; }
+
+ private:
+  Json metadata_ = Json::object();
+};
+
+/// Whether `path` is a file that begins as GGUF files do.
+bool is_gguf(const std::filesystem::path& path);
+
+}  // namespace ferry::engine

@@ -1,0 +1,340 @@
+#include "checkpoint/gguf_model.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+constexpr std::pair<const char*, const char*> outer_names[] = {
+    {"token_embd.", "model.embed_tokens."}, {"output_norm.", "model.norm."}, {"output.", "lm_head."}};
+/// Of a layer, behind "blk.N.": the first that fits.
+constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "input_layernorm."},
+                                                               {"ffn_norm.", "post_attention_layernorm."},
+                                                               {"post_attention_norm.", "post_attention_layernorm."},
+                                                               {"attn_q.", "self_attn.q_proj."},
+                                                               {"attn_k.", "self_attn.k_proj."},
+                                                               {"attn_v.", "self_attn.v_proj."},
+                                                               {"attn_output.", "self_attn.o_proj."},
+                                                               {"attn_q_norm.", "self_attn.q_norm."},
+                                                               {"attn_k_norm.", "self_attn.k_norm."},
+                                                               {"attn_sinks.weight", "self_attn.sinks"},
+                                                               {"attn_q_a.", "self_attn.q_a_proj."},
+                                                               {"attn_q_b.", "self_attn.q_b_proj."},
+                                                               {"attn_q_a_norm.", "self_attn.q_a_layernorm."},
+                                                               {"attn_kv_a_mqa.", "self_attn.kv_a_proj_with_mqa."},
+                                                               {"attn_kv_a_norm.", "self_attn.kv_a_layernorm."},
+                                                               {"attn_kv_b.", "self_attn.kv_b_proj."},
+                                                               {"attn_k_b.", "self_attn.k_b_proj."},
+                                                               {"attn_v_b.", "self_attn.v_b_proj."},
+                                                               {"ffn_gate_inp_shexp.", "mlp.shared_expert_gate."},
+                                                               {"ffn_gate_inp.", "mlp.gate."},
+                                                               {"exp_probs_b.bias", "mlp.gate.e_score_correction_bias"},
+                                                               {"ffn_gate_exps.", "mlp.experts.gate_proj."},
+                                                               {"ffn_up_exps.", "mlp.experts.up_proj."},
+                                                               {"ffn_down_exps.", "mlp.experts.down_proj."},
+                                                               {"ffn_gate_shexp.", "mlp.shared_experts.gate_proj."},
+                                                               {"ffn_up_shexp.", "mlp.shared_experts.up_proj."},
+                                                               {"ffn_down_shexp.", "mlp.shared_experts.down_proj."},
+                                                               {"ffn_gate.", "mlp.gate_proj."},
+                                                               {"ffn_up.", "mlp.up_proj."},
+                                                               {"ffn_down.", "mlp.down_proj."}};
+
+template <class Names>
+std::string renamed(const std::string& name, const Names& names) {
+  for (const auto& [from, to] : names) {
+    if (name.rfind(from, 0) == 0) return to + name.substr(std::string(from).size());
+  }
+  return "";
+}
+
+/// Metadata of one model, and what its tensors say.
+class GgufFacts {
+ public:
+  explicit GgufFacts(const std::vector<std::unique_ptr<Gguf>>& files)
+      : files_(files), where_(files[0]->path().string()), fields_(files[0]->metadata(), where_ + ": metadata") {
+    arch = fields_.text("general.architecture");
+  }
+
+  [[nodiscard]] const Tensor* tensor(const std::string& name) const {
+    for (const auto& file : files_) {
+      const auto found = file->tensors().find(name);
+      if (found != file->tensors().end()) return &found->second;
+    }
+    return nullptr;
+  }
+  /// The first layer's that has one of that name; null if none has.
+  [[nodiscard]] const Tensor* of_a_layer(const std::string& name) const {
+    for (const auto& file : files_) {
+      for (const auto& [own, t] : file->tensors()) {
+        const std::string end = "." + name;
+        if (own.size() > end.size() && own.compare(own.size() - end.size(), end.size(), end) == 0) return &t;
+      }
+    }
+    return nullptr;
+  }
+
+  [[nodiscard]] bool has(const std::string& name) const { return fields_.has(arch + "." + name); }
+  /// A value, or of a list that has the same for each layer that one; null if there is none.
+  [[nodiscard]] Json get(const std::string& name) const {
+    if (!has(name)) return nullptr;
+    const Json& value = fields_.at(arch + "." + name);
+    if (!value.is_array()) return value;
+    if (value.empty() || std::any_of(value.begin(), value.end(), [&](const Json& v) { return v != value[0]; })) {
+      fields_.refuse(arch + "." + name, "one value for all layers");
+    }
+    return value[0];
+  }
+  void copy(const std::string& name, const char* to, Json& config) const {
+    if (Json value = get(name); !value.is_null()) config[to] = std::move(value);
+  }
+  [[nodiscard]] std::uint64_t columns(const std::string& of_layer, std::size_t from_last) const {
+    const Tensor* t = of_a_layer(of_layer);
+    return t == nullptr || t->shape.size() <= from_last ? 0 : t->shape[t->shape.size() - 1 - from_last];
+  }
+  [[noreturn]] void refuse(const std::string& what) const { throw InputError(where_ + ": " + what); }
+  [[nodiscard]] const std::string& where() const { return where_; }
+  [[nodiscard]] const Fields& fields() const { return fields_; }
+
+  std::string arch;
+
+ private:
+  const std::vector<std::unique_ptr<Gguf>>& files_;
+  std::string where_;
+  Fields fields_;
+};
+
+/// An architecture of llama.cpp, by its name there.
+struct GgufFamily {
+  const char* arch;
+  const char* architecture;  ///< in the words of config.json
+  bool turned;               ///< rows of queries and keys are ordered so that a pair that turns together are neighbours
+  Json more;                 ///< what llama.cpp does where the file says nothing
+};
+
+const std::vector<GgufFamily>& families_of_gguf() {
+  static const std::vector<GgufFamily> all = {{"llama", "MixtralForCausalLM", true, Json::object()},
+                                          {"qwen2moe", "Qwen2MoeForCausalLM", false, {{"norm_topk_prob", false}}},
+                                          {"qwen3moe", "Qwen3MoeForCausalLM", false, {{"norm_topk_prob", true}}},
+                                          {"olmoe", "OlmoeForCausalLM", false, {{"norm_topk_prob", false}}},
+                                          {"deepseek", "DeepseekForCausalLM", true, {{"norm_topk_prob", false}}},
+                                          {"deepseek2", "DeepseekV2ForCausalLM", false, Json::object()},
+                                          {"glm4moe", "Glm4MoeForCausalLM", false, Json::object()},
+                                          {"dots1", "Dots1ForCausalLM", false, {{"sliding_window", nullptr}}},
+                                          {"ernie4_5-moe", "Ernie4_5_MoeForCausalLM", false, Json::object()},
+                                          {"gpt-oss", "GptOssForCausalLM", false, Json::object()},
+                                          {"granitemoe", "GraniteMoeSharedForCausalLM", true, Json::object()},
+                                          {"hunyuan-moe", "HunYuanMoEV1ForCausalLM", false, Json::object()},
+                                          {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
+                                          {"llama4", "Llama4ForCausalLM", false, {{"attention_chunk_size", 8192}}}};
+  return all;
+}
+
+void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
+  f.copy("rope.freq_base", "rope_theta", config);
+  const Json width = f.get("rope.dimension_count");
+  const bool latent = f.has("attention.kv_lora_rank");
+  if (width.is_number_unsigned() && !latent && head_dim > 0 && width != head_dim) {
+    config["partial_rotary_factor"] = width.get<double>() / static_cast<double>(head_dim);
+  }
+  const Json type = f.get("rope.scaling.type");
+  if (type.is_null() || type == "none") return;
+  Json scaling = {{"rope_type", type}};
+  f.copy("rope.scaling.factor", "factor", scaling);
+  if (type == "yarn") {
+    f.copy("rope.scaling.original_context_length", "original_max_position_embeddings", scaling);
+    f.copy("rope.scaling.yarn_beta_fast", "beta_fast", scaling);
+    f.copy("rope.scaling.yarn_beta_slow", "beta_slow", scaling);
+    if (const Json log = f.get("rope.scaling.yarn_log_multiplier"); log.is_number() && log != 0) {
+      scaling["mscale"] = scaling["mscale_all_dim"] = log.get<double>() * 10;
+    }
+    if (f.arch == "gpt-oss") scaling["truncate"] = false;
+  }
+  config["rope_scaling"] = scaling;
+}
+
+/// Counts and widths of experts, under every name that a family may read them by.
+void add_experts(const GgufFacts& f, Json& config) {
+  const Json count = f.get("expert_count"), used = f.get("expert_used_count");
+  Json width = f.get("expert_feed_forward_length");
+  if (width.is_null()) width = f.columns("ffn_gate_exps.weight", 1);
+  for (const char* name : {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"})
+    config[name] = count;
+  for (const char* name : {"num_experts_per_tok", "moe_k", "moe_topk"}) config[name] = used;
+  config["moe_intermediate_size"] = width;
+  // Of families that have layers without experts this is their width; of the others that of experts.
+  const bool dense = f.of_a_layer("ffn_gate.weight") != nullptr;
+  config["intermediate_size"] = dense ? f.get("feed_forward_length") : width;
+  const std::uint64_t shared = f.columns("ffn_gate_shexp.weight", 1);
+  if (shared > 0) {
+    config["shared_expert_intermediate_size"] = config["shared_intermediate_size"] = shared;
+    const auto each = width.is_number_unsigned() ? width.get<std::uint64_t>() : 0;
+    if (each == 0 || shared % each != 0) {
+      if (f.arch != "qwen2moe" && f.arch != "granitemoe") {
+        f.refuse(fmt::format("shared experts of width {}, expected a multiple of {}, that of experts", shared, each));
+      }
+    } else {
+      config["n_shared_experts"] = config["moe_num_shared_experts"] = config["num_shared_expert"] = shared / each;
+    }
+  }
+  f.copy("leading_dense_block_count", "first_k_dense_replace", config);
+  f.copy("expert_group_count", "n_group", config);
+  f.copy("expert_group_used_count", "topk_group", config);
+  f.copy("expert_weights_scale", "routed_scaling_factor", config);
+  f.copy("expert_weights_norm", "norm_topk_prob", config);
+}
+
+/// What is particular to an architecture.
+void add_particulars(const GgufFacts& f, Json& config) {
+  if (f.arch == "deepseek2") {
+    const Json gating = f.get("expert_gating_func");
+    const bool sigmoid = gating.is_null() ? f.of_a_layer("exp_probs_b.bias") != nullptr : gating == 2;
+    if (sigmoid) config["architectures"] = {"DeepseekV3ForCausalLM"};
+    if (!sigmoid && config.value("n_group", 1) > 1) config["topk_method"] = "group_limited_greedy";
+    f.copy("attention.q_lora_rank", "q_lora_rank", config);
+    f.copy("attention.kv_lora_rank", "kv_lora_rank", config);
+    const bool split = f.has("attention.key_length_mla");
+    const Json key = f.get(split ? "attention.key_length_mla" : "attention.key_length");
+    const Json rope = f.get("rope.dimension_count");
+    if (!key.is_number_unsigned() || !rope.is_number_unsigned() || key <= rope) {
+      f.refuse(
+          "deepseek2.attention.key_length and deepseek2.rope.dimension_count: expected two numbers, the first larger");
+    }
+    config["qk_rope_head_dim"] = rope;
+    config["qk_nope_head_dim"] = key.get<std::uint64_t>() - rope.get<std::uint64_t>();
+    config["v_head_dim"] = f.get(split ? "attention.value_length_mla" : "attention.value_length");
+    config["num_key_value_heads"] = config["num_attention_heads"];
+    config.erase("head_dim");
+  } else if (f.arch == "glm4moe") {
+    config["attention_bias"] = f.of_a_layer("attn_q.bias") != nullptr;
+    config["use_qk_norm"] = f.of_a_layer("attn_q_norm.weight") != nullptr;
+  } else if (f.arch == "qwen2moe") {
+    config["qkv_bias"] = f.of_a_layer("attn_q.bias") != nullptr;
+  } else if (f.arch == "ernie4_5-moe") {
+    f.copy("interleave_moe_layer_step", "moe_layer_interval", config);
+    f.copy("leading_dense_block_count", "moe_layer_start_index", config);
+  } else if (f.arch == "gpt-oss") {
+    f.copy("attention.sliding_window", "sliding_window", config);
+  } else if (f.arch == "granitemoe") {
+    f.copy("attention.scale", "attention_multiplier", config);
+    f.copy("embedding_scale", "embedding_multiplier", config);
+    f.copy("residual_scale", "residual_multiplier", config);
+    f.copy("logit_scale", "logits_scaling", config);
+  } else if (f.arch == "olmoe") {
+    f.copy("attention.clamp_kqv", "clip_qkv", config);
+  } else if (f.arch == "llama4") {
+    f.copy("attention.chunk_size", "attention_chunk_size", config);
+    f.copy("interleave_moe_layer_step", "interleave_moe_layer_step", config);
+    config["intermediate_size_mlp"] = f.get("feed_forward_length");
+    config["intermediate_size"] = config["moe_intermediate_size"];
+  } else if (f.arch == "minimax-m2") {
+    config.erase("partial_rotary_factor");
+    f.copy("rope.dimension_count", "rotary_dim", config);
+  }
+}
+
+Json config_of(const GgufFacts& f, const GgufFamily& family) {
+  Json config = family.more;
+  config["architectures"] = {family.architecture};
+  config["hidden_act"] = "silu";
+  f.copy("block_count", "num_hidden_layers", config);
+  if (const Json more = f.get("nextn_predict_layers");
+      more.is_number_unsigned() && config["num_hidden_layers"] > more) {
+    config["num_hidden_layers"] = config["num_hidden_layers"].get<std::uint64_t>() - more.get<std::uint64_t>();
+  }
+  f.copy("embedding_length", "hidden_size", config);
+  f.copy("attention.head_count", "num_attention_heads", config);
+  f.copy("attention.head_count_kv", "num_key_value_heads", config);
+  f.copy("attention.key_length", "head_dim", config);
+  f.copy("context_length", "max_position_embeddings", config);
+  f.copy("attention.layer_norm_rms_epsilon", "rms_norm_eps", config);
+  const Tensor* embedding = f.tensor("token_embd.weight");
+  if (embedding == nullptr || embedding->shape.size() != 2)
+    f.refuse("tensor \"token_embd.weight\" is missing, or no matrix");
+  config["vocab_size"] = embedding->shape[0];
+  config["tie_word_embeddings"] = f.tensor("output.weight") == nullptr;
+  for (const auto& [from, to] : {std::pair{"tokenizer.ggml.bos_token_id", "bos_token_id"},
+                                 std::pair{"tokenizer.ggml.eos_token_id", "eos_token_id"}}) {
+    config[to] = f.fields().has(from) ? f.fields().at(from) : Json(nullptr);
+  }
+  std::uint64_t head_dim = 0;
+  if (config.contains("head_dim") && config["head_dim"].is_number_unsigned()) {
+    head_dim = config["head_dim"].get<std::uint64_t>();
+  } else if (config["num_attention_heads"].is_number_unsigned() && config["num_attention_heads"] != 0 &&
+             config["hidden_size"].is_number_unsigned()) {
+    head_dim = config["hidden_size"].get<std::uint64_t>() / config["num_attention_heads"].get<std::uint64_t>();
+  }
+  add_experts(f, config);
+  add_rope(f, head_dim, config);
+  add_particulars(f, config);
+  return config;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Gguf>> open_gguf(const std::filesystem::path& path) {
+  std::vector<std::unique_ptr<Gguf>> files;
+  files.push_back(std::make_unique<Gguf>(path));
+  const Json& metadata = files[0]->metadata();
+  if (!metadata.contains("split.count")) return files;
+  const Fields f(metadata, path.string() + ": metadata");
+  const std::uint32_t count = f.whole("split.count", 0, 9999);
+  if (count < 2) return files;
+  const std::string name = path.filename().string(), end = fmt::format("-of-{:05}.gguf", count);
+  constexpr std::size_t digits = 5;
+  if (name.size() < end.size() + digits + 1 || name.compare(name.size() - end.size(), end.size(), end) != 0) {
+    throw InputError(
+        fmt::format("{}: one of {} files, expected a name that ends with 00001{}", path.string(), count, end));
+  }
+  const std::string begin = name.substr(0, name.size() - end.size() - digits);
+  std::vector<std::unique_ptr<Gguf>> all;
+  for (std::uint32_t i = 1; i <= count; ++i) {
+    const auto shard = path.parent_path() / fmt::format("{}{:05}{}", begin, i, end);
+    all.push_back(shard == path ? std::move(files[0]) : std::make_unique<Gguf>(shard));
+  }
+  return all;
+}
+
+ModelConfig read_gguf_config(const std::filesystem::path& path) {
+  const std::vector<std::unique_ptr<Gguf>> files = open_gguf(path);
+  const GgufFacts f(files);
+  const auto& all = families_of_gguf();
+  const auto family = std::find_if(all.begin(), all.end(), [&](const GgufFamily& one) { return one.arch == f.arch; });
+  if (family == all.end()) {
+    std::string known;
+    for (const GgufFamily& one : all) known += fmt::format("{}{}", known.empty() ? "" : ", ", one.arch);
+    f.refuse(
+        fmt::format("general.architecture is \"{}\", expected one of {}; of others a folder in safetensors may be "
+                    "supported",
+                    f.arch, known));
+  }
+  if (!f.has("expert_count") || f.get("expert_count") == 0)
+    f.refuse("it has no experts, expected a Mixture-of-Experts");
+  ModelConfig c = config_from(config_of(f, *family), f.where());
+  c.unknown.clear();  // this file wrote the names that it read
+  c.rope.neighbours = c.rope.neighbours || family->turned;
+  const TensorNames read = std::exchange(c.names, {});
+  c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
+  c.names.choice_bias = read.choice_bias.empty() ? "" : "mlp.gate.e_score_correction_bias";
+  c.names.shared_scale = read.shared_scale.empty() ? "" : "mlp.shared_expert_gate.weight";
+  c.storage = ExpertStorage::fused_parts;
+  return c;
+}
+
+std::string folder_name(const std::string& name) {
+  const std::string block = "blk.";
+  if (name.rfind(block, 0) != 0) {
+    const std::string outer = renamed(name, outer_names);
+    return outer.empty() ? name : outer;
+  }
+  const std::size_t dot = name.find('.', block.size());
+  if (dot == std::string::npos) return name;
+  const std::string inner = renamed(name.substr(dot + 1), layer_names);
+  return inner.empty() ? name : "model.layers." + name.substr(block.size(), dot - block.size()) + "." + inner;
+}
+
+}  // namespace ferry::engine
