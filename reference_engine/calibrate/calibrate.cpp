@@ -287,7 +287,11 @@ double measure_decode_layer_s(Model& model) {
   o.stack = "resident";
   const auto runner = make_runner(model, o);
   GenerateOptions g;
-  g.prompts = {"The time that a layer takes"};
+  if (reads_bytes(model.config())) {
+    g.prompts = {"The time that a layer takes"};
+  } else {
+    g.token_prompts = {std::vector<std::uint32_t>(16, 1)};
+  }
   g.max_new_tokens = 16;
   double least = 0;
   for (int i = 0; i < 4; ++i) {  // the first warms up; of the others the least disturbed counts

@@ -145,6 +145,15 @@ void Checkpoint::read_raw(const std::string& name, const std::vector<std::uint64
   where_.at(name).file->read(part, to, name);
 }
 
+std::uint64_t Checkpoint::weight_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, place] : where_) {
+    const Tensor& t = place.file->at(place.name);
+    if (holds_weights(t.stored())) bytes += t.stored_bytes();
+  }
+  return bytes;
+}
+
 std::vector<std::string> Checkpoint::unread() const {
   std::vector<std::string> names;
   for (const auto& [name, place] : where_) {

@@ -38,6 +38,8 @@ class Checkpoint {
                 std::uint64_t bytes, std::byte* to) const;
   /// The files that hold it.
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
+  /// Bytes in memory of all tensors that hold weights.
+  [[nodiscard]] std::uint64_t weight_bytes() const;
   /// Names of the tensors that nobody has asked for by `at` or `read`, in the order of the alphabet.
   [[nodiscard]] std::vector<std::string> unread() const;
 

@@ -118,19 +118,19 @@ struct GgufFamily {
 
 const std::vector<GgufFamily>& families_of_gguf() {
   static const std::vector<GgufFamily> all = {{"llama", "MixtralForCausalLM", true, Json::object()},
-                                          {"qwen2moe", "Qwen2MoeForCausalLM", false, {{"norm_topk_prob", false}}},
-                                          {"qwen3moe", "Qwen3MoeForCausalLM", false, {{"norm_topk_prob", true}}},
-                                          {"olmoe", "OlmoeForCausalLM", false, {{"norm_topk_prob", false}}},
-                                          {"deepseek", "DeepseekForCausalLM", true, {{"norm_topk_prob", false}}},
-                                          {"deepseek2", "DeepseekV2ForCausalLM", false, Json::object()},
-                                          {"glm4moe", "Glm4MoeForCausalLM", false, Json::object()},
-                                          {"dots1", "Dots1ForCausalLM", false, {{"sliding_window", nullptr}}},
-                                          {"ernie4_5-moe", "Ernie4_5_MoeForCausalLM", false, Json::object()},
-                                          {"gpt-oss", "GptOssForCausalLM", false, Json::object()},
-                                          {"granitemoe", "GraniteMoeSharedForCausalLM", true, Json::object()},
-                                          {"hunyuan-moe", "HunYuanMoEV1ForCausalLM", false, Json::object()},
-                                          {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
-                                          {"llama4", "Llama4ForCausalLM", false, {{"attention_chunk_size", 8192}}}};
+                                              {"qwen2moe", "Qwen2MoeForCausalLM", false, {{"norm_topk_prob", false}}},
+                                              {"qwen3moe", "Qwen3MoeForCausalLM", false, {{"norm_topk_prob", true}}},
+                                              {"olmoe", "OlmoeForCausalLM", false, {{"norm_topk_prob", false}}},
+                                              {"deepseek", "DeepseekForCausalLM", true, {{"norm_topk_prob", false}}},
+                                              {"deepseek2", "DeepseekV2ForCausalLM", false, Json::object()},
+                                              {"glm4moe", "Glm4MoeForCausalLM", false, Json::object()},
+                                              {"dots1", "Dots1ForCausalLM", false, {{"sliding_window", nullptr}}},
+                                              {"ernie4_5-moe", "Ernie4_5_MoeForCausalLM", false, Json::object()},
+                                              {"gpt-oss", "GptOssForCausalLM", false, Json::object()},
+                                              {"granitemoe", "GraniteMoeSharedForCausalLM", true, Json::object()},
+                                              {"hunyuan-moe", "HunYuanMoEV1ForCausalLM", false, Json::object()},
+                                              {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
+                                              {"llama4", "Llama4ForCausalLM", false, {{"attention_chunk_size", 8192}}}};
   return all;
 }
 

@@ -1,12 +1,15 @@
 // ferry run, compare, inspect: the reference engine itself.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <iostream>
 #include <memory>
 #include <sstream>
 
 #include "calibrate/calibrate.hpp"
+#include "checkpoint/checkpoint.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
@@ -14,6 +17,7 @@
 #include "inference/generate.hpp"
 #include "profiles/machine.hpp"
 #include "report/report.hpp"
+#include "stacks/stack_options.hpp"
 #include "store/pack.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
@@ -30,12 +34,38 @@ struct RunArguments {
   StackFlags flags;
   ModelFlags model;
   std::string stack = "lru", machine, clock = "real", json, timeline, device_memory, logits;
-  std::vector<std::string> prompts, prompt_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
+  std::vector<std::string> prompts, prompt_files, token_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0, prefill_chunk = GenerateOptions{}.prefill_chunk;
   double temperature = 0;
   std::uint64_t seed = 0;
   bool gate_worker = false;
 };
+
+/// A prompt a line that has any. Throws InputError that names the line.
+std::vector<std::vector<std::uint32_t>> read_token_ids(const std::string& file) {
+  const std::string text = read_text("--token-ids", file);
+  std::vector<std::vector<std::uint32_t>> prompts;
+  std::istringstream lines(text);
+  std::string line;
+  for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    for (char& c : line) c = c == ',' || c == '[' || c == ']' || c == '\r' ? ' ' : c;
+    std::istringstream words(line);
+    std::vector<std::uint32_t> tokens;
+    for (std::string word; words >> word;) {
+      std::uint32_t token = 0;
+      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
+      if (error != std::errc() || end != word.data() + word.size()) {
+        throw InputError(fmt::format("--token-ids {}: line {} has \"{:.40}\", expected whole numbers from 0 to 2^32-1",
+                                     file, number, word));
+      }
+      tokens.push_back(token);
+    }
+    if (!tokens.empty()) prompts.push_back(std::move(tokens));
+  }
+  if (prompts.empty())
+    throw InputError(fmt::format("--token-ids {}: has no tokens, expected a prompt on each line", file));
+  return prompts;
+}
 
 /// Everything that `run` and `compare` share.
 class Runs {
@@ -44,6 +74,7 @@ class Runs {
     std::vector<std::string> inputs;
     std::copy_if(a.prompt_files.begin(), a.prompt_files.end(), std::back_inserter(inputs),
                  [](const std::string& file) { return file != "-"; });
+    inputs.insert(inputs.end(), a.token_files.begin(), a.token_files.end());
     inputs.push_back(a.machine);
     for (const std::string& file : a.model.inputs()) inputs.push_back(file);
     for (const std::string& file : stack_files(stacks)) inputs.push_back(file);
@@ -54,16 +85,25 @@ class Runs {
     if (!a.machine.empty()) machine_ = read_machine(a.machine);
     options_.prompts = a.prompts;
     for (const std::string& file : a.prompt_files) options_.prompts.push_back(prompt_of(file));
-    if (options_.prompts.empty() && standard_input_has_text()) {
+    for (const std::string& file : a.token_files) {
+      for (std::vector<std::uint32_t>& prompt : read_token_ids(file))
+        options_.token_prompts.push_back(std::move(prompt));
+    }
+    const bool by_tokens = !options_.token_prompts.empty();
+    if (!by_tokens && options_.prompts.empty() && standard_input_has_text()) {
       options_.prompts = {prompt_of("-")};
       if (options_.prompts[0].empty()) options_.prompts.clear();
     }
-    if (options_.prompts.empty()) options_.prompts = {"Question: A ferry carries 8 cars on each crossing. "};
+    if (!by_tokens && options_.prompts.empty()) {
+      options_.prompts = {"Question: A ferry carries 8 cars on each crossing. "};
+    }
     // A batch larger than the number of prompts repeats them in turn.
-    options_.batch =
-        a.batch == 0 ? std::min<std::uint32_t>(8, static_cast<std::uint32_t>(options_.prompts.size())) : a.batch;
-    for (std::size_t i = 0; options_.prompts.size() < options_.batch; ++i)
-      options_.prompts.push_back(options_.prompts[i]);
+    const std::size_t count = by_tokens ? options_.token_prompts.size() : options_.prompts.size();
+    options_.batch = a.batch == 0 ? std::min<std::uint32_t>(8, static_cast<std::uint32_t>(count)) : a.batch;
+    for (std::size_t i = 0; count + i < options_.batch; ++i) {
+      if (by_tokens) options_.token_prompts.push_back(options_.token_prompts[i]);
+      if (!by_tokens) options_.prompts.push_back(options_.prompts[i]);
+    }
     options_.max_new_tokens = a.max_new_tokens;
     if (!(a.temperature >= 0)) throw InputError("--temperature: expected a number from 0 to 100");  // nan passes ranges
     options_.temperature = a.temperature;
@@ -90,11 +130,16 @@ class Runs {
       costs_ = as_if(machine_->costs(reference.work, source), reference, shape_);
       throttle_ = costs_->link_bytes_per_s;
     }
-    std::vector<std::uint64_t> positions;                        // of each prompt, with what it may generate
-    for (std::size_t i = 0; i < options_.prompts.size(); ++i) {  // refused before minutes are spent on the others
-      const std::size_t tokens = tokenize(model_->config(), options_.prompts[i]).size();
+    std::vector<std::uint64_t> positions;  // of each prompt, with what it may generate
+    const auto all_tokens = tokens_of(model_->config(), options_);
+    for (std::size_t i = 0; i < all_tokens.size(); ++i) {  // refused before minutes are spent on the others
+      const std::size_t tokens = all_tokens[i].size();
       positions.push_back(std::min<std::uint64_t>(tokens + options_.max_new_tokens, model_->config().context));
       if (tokens <= model_->config().context) continue;
+      if (by_tokens) {
+        throw InputError(fmt::format("--token-ids: prompt {} is {} tokens long, the model's context is {}", i + 1,
+                                     tokens, model_->config().context));
+      }
       const std::size_t file = i - std::min(i, a.prompts.size());
       throw InputError(fmt::format("{} is {} tokens long with its begin token, the model's context is {}",
                                    i >= a.prompts.size() && file < a.prompt_files.size()
@@ -135,16 +180,20 @@ class Runs {
       if (total > 2 * g.prefill_chunk) progress.show(done, total);
     };
     if (stream) {
-      g.on_token = [](std::size_t prompt, std::uint32_t token) {
-        if (prompt != 0 || token >= 256) return;
+      g.on_token = [text = reads_bytes(model_->config())](std::size_t prompt, std::uint32_t token) {
+        if (prompt != 0 || (text && token >= 256)) return;
         const char byte = static_cast<char>(token);
-        print({&byte, 1});
+        print(text ? std::string(1, byte) : fmt::format("{} ", token));
       };
     }
     Generated made = generate(*model_, *runner, g);
     if (stream) {
       print("\n");
-      for (std::size_t i = 1; i < made.text.size(); ++i) print(fmt::format("[{}] {}\n", i + 1, made.text[i]));
+      const bool text = reads_bytes(model_->config());
+      for (std::size_t i = 1; i < made.text.size(); ++i) {
+        print(fmt::format("[{}] {}\n", i + 1,
+                          text ? made.text[i] : fmt::format("{}", fmt::join(made.token_ids[i], " "))));
+      }
     }
     if (timeline_) {
       std::vector<Span> spans;  // a virtual clock has all lanes, in its own time
@@ -260,6 +309,7 @@ Json run_json(const RunArguments& a, const Runs& runs, const std::string& stack,
   Json json = to_json(report);
   json["command_line"] = command_line;
   json["prompts"] = runs.options().prompts;
+  if (!runs.options().token_prompts.empty()) json["prompt_token_ids"] = runs.options().token_prompts;
   json["max_new_tokens"] = a.max_new_tokens;
   json["temperature"] = a.temperature;
   json["seed"] = a.seed;
@@ -351,35 +401,89 @@ int inspect_store(const std::string& file) {
   return 0;
 }
 
+/// What the library needs to know of a model whose experts nobody has read.
+ModelShape shape_of(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
+  ModelShape shape;
+  shape.layers = static_cast<std::uint16_t>(c.moe_layer_count());
+  shape.experts = static_cast<std::uint16_t>(c.experts);
+  shape.top_k = static_cast<std::uint16_t>(c.top_k);
+  shape.max_rows = 1;
+  shape.renormalise = renormalise_if(c.renormalise);
+  for (const ExpertLayout& l : layouts) {
+    shape.expert_bytes.emplace_back()[static_cast<unsigned>(Precision::full)] = l.bytes();
+  }
+  return shape;
+}
+
+/// What a model takes at each precision beside what this machine has, and what would run it.
+std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layouts, std::uint64_t dense,
+                     std::uint64_t all) {
+  const std::uint64_t memory = physical_memory(), cache = KvCache(c, 1).bytes();
+  std::string text = fmt::format("keys and values {} bytes a token; this machine's memory {} bytes\n", cache, memory);
+  for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
+    std::uint64_t bytes = 0;
+    for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
+      bytes += c.experts * layouts[layouts.size() == 1 ? 0 : l].bytes(p);
+    }
+    const std::uint64_t needed = bytes + dense;
+    text += fmt::format("  {:<5} experts {} bytes, with everything else {}: {}\n", layouts[0].name(p), bytes, needed,
+                        needed <= memory ? "fits in memory here" : "needs --store, from a disk");
+  }
+  // Beside the experts in host memory there is the arena of those on the device, which this machine would have to hold too.
+  const std::uint64_t left = memory > dense + all ? memory - dense - all : 0;
+  text += left == 0 ? "largest budget here, with all experts in memory: none\n"
+                    : fmt::format("largest budget here, with all experts in memory: {} bytes ({:.0f}%)\n",
+                                  std::min(left, all),
+                                  100.0 * static_cast<double>(std::min(left, all)) / static_cast<double>(all));
+  const std::string lacking = beyond_cuda(c, layouts);
+  text += fmt::format("devices: cpu{}\n",
+                      lacking.empty() ? ", cuda" : fmt::format(" (cuda does not compute {} yet)", lacking));
+  const bool everything = dense + 2 * all <= memory;
+  text += fmt::format("stacks: all {} of `ferry list` apply; recommended is {}\n", all_stacks().size(),
+                      everything ? "resident at a budget of 100%, ferry below"
+                                 : "ferry, which is lossless and computes on the host what is not there");
+  return text;
+}
+
 int inspect(const RunArguments& a) {
   if (!a.model.store.empty()) return inspect_store(a.model.store);
-  CpuModel model(find_model(a.model.model));
-  const ModelConfig& c = model.config();
-  const ModelShape shape = model_shape(c, model.store(), 1);
-  const std::uint64_t expert = model.store().layout().bytes(), all = shape.all_bytes();
+  const std::filesystem::path path = find_model(a.model.model);
+  const ModelConfig c = read_model_config(path);
+  const Checkpoint checkpoint(path);
+  const ExpertReader reader(checkpoint, c);
+  const std::vector<ExpertLayout>& layouts = reader.layouts();
+  const ModelShape shape = shape_of(c, layouts);
+  std::uint64_t experts = 0;  // bytes
+  for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
+    experts += c.experts * layouts[layouts.size() == 1 ? 0 : l].bytes();
+  }
+  const std::uint64_t dense = checkpoint.weight_bytes() > experts ? checkpoint.weight_bytes() - experts : 0;
+  const std::uint64_t expert = layouts[0].bytes(), all = shape.all_bytes();
   const std::uint64_t budget = parse_budget(a.flags.budget, all);
   const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
   print(
       wrapped(fmt::format("{} ({})\n"
-                          "  layers {}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
+                          "  layers {}{}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
                           "  experts {} a layer, top-{}, width {}{}\n"
                           "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
                           "budget {} = {} bytes ({:.1f}% of all experts)\n",
-                          a.model.model, c.architecture_name, c.layers, c.hidden, c.heads, c.kv_heads, c.vocabulary,
-                          c.context, c.experts, c.top_k, c.expert_width,
+                          a.model.model, c.architecture_name, c.layers,
+                          c.moe_layer_count() == c.layers ? "" : fmt::format(" ({} with experts)", c.moe_layer_count()),
+                          c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts, c.top_k, c.expert_width,
                           c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "", expert,
-                          model.store().layout().name(Precision::full), c.routed_experts(), all, model.dense_bytes(),
-                          a.flags.budget, budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)),
+                          layouts[0].name(Precision::full), c.routed_experts(), all, dense, a.flags.budget, budget,
+                          100.0 * static_cast<double>(budget) / static_cast<double>(all)),
               terminal_columns()));
+  const std::string needs = wrapped(needs_of(c, layouts, dense, all), terminal_columns());
   if (per_layer.stream_slots == 0) {
-    print("  every expert fits\n");
+    print("  every expert fits\n" + needs);
     return 0;
   }
-  print(
-      fmt::format("  a pool for each layer: {} to {} of {} experts a layer, and {} stream slots\n"
-                  "  one pool: {} of {} experts, and {} stream slots\n",
-                  per_layer.pools.back().slots, per_layer.pools.front().slots, c.experts, per_layer.stream_slots,
-                  one.pools[0].slots, c.routed_experts(), one.stream_slots));
+  print(fmt::format("  a pool for each layer: {} to {} of {} experts a layer, and {} stream slots\n"
+                    "  one pool: {} of {} experts, and {} stream slots\n",
+                    per_layer.pools.back().slots, per_layer.pools.front().slots, c.experts, per_layer.stream_slots,
+                    one.pools[0].slots, c.routed_experts(), one.stream_slots) +
+        needs);
   return 0;
 }
 
@@ -408,6 +512,13 @@ void add_run_commands(CLI::App& app, Action& chosen) {
     c->add_option("--prompt-file", a->prompt_files, "file with one prompt, - for standard input; several make a batch")
         ->type_name("FILE")
         ->check(not_empty)
+        ->allow_extra_args(false);
+    c->add_option("--token-ids", a->token_files,
+                  "file of prompts as tokens, one on a line: numbers between blanks or commas, or a JSON list")
+        ->type_name("FILE")
+        ->check(not_empty)
+        ->excludes("--prompt")
+        ->excludes("--prompt-file")
         ->allow_extra_args(false);
     c->add_option("--max-new-tokens", a->max_new_tokens, "tokens to generate for each prompt")
         ->type_name("N")

@@ -17,9 +17,7 @@
 #include "support/progress.hpp"
 
 namespace ferry::engine {
-namespace {
 
-/// What this machine, or the container that we are in, has.
 std::uint64_t physical_memory() {
   const std::uint64_t all =
       static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -27,11 +25,9 @@ std::uint64_t physical_memory() {
   return std::ifstream("/sys/fs/cgroup/memory.max") >> limit ? std::min(all, limit) : all;  // "max": none
 }
 
-}  // namespace
-
 void ModelFlags::add_model(CLI::App* c) {
-  c->add_option("--model", model, "folder with config.json and safetensors, or a bundled model's name")
-      ->type_name("FOLDER")
+  c->add_option("--model", model, "folder with config.json and safetensors, a GGUF file, or a bundled model's name")
+      ->type_name("FOLDER|FILE")
       ->check(not_empty)
       ->capture_default_str();
 }
@@ -75,7 +71,12 @@ void ModelFlags::add_experts(CLI::App* c) {
 
 std::vector<std::string> ModelFlags::inputs() const {
   std::vector<std::string> files = {store, gates};
-  for (const auto& file : std::filesystem::directory_iterator(find_model(model))) files.push_back(file.path().string());
+  const std::filesystem::path found = find_model(model);
+  if (!std::filesystem::is_directory(found)) {
+    files.push_back(found.string());
+    return files;
+  }
+  for (const auto& file : std::filesystem::directory_iterator(found)) files.push_back(file.path().string());
   return files;
 }
 

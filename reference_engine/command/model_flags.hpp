@@ -11,6 +11,9 @@
 
 namespace ferry::engine {
 
+/// What this machine, or the container that we are in, has, in bytes.
+std::uint64_t physical_memory();
+
 struct ModelFlags {
   std::string model = "tiny-qwen-moe", gates, store, host_memory, quantizer = "nearest", activations = "float",
               device = "cpu";

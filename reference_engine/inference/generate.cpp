@@ -146,7 +146,7 @@ class Group {
       return;
     }
     ++s.produced;
-    if (s.next < 256) result_.text[s.prompt].push_back(static_cast<char>(s.next));
+    if (s.next < 256 && reads_bytes(model_.config())) result_.text[s.prompt].push_back(static_cast<char>(s.next));
     if (options_.on_token) options_.on_token(s.prompt, s.next);
     s.ended = s.produced == s.limit;
     if (s.ended) result_.ended[s.prompt] = s.at_limit;
@@ -175,30 +175,52 @@ const char* ended_name(Ended ended) {
   }
 }
 
+bool reads_bytes(const ModelConfig& config) {
+  return config.vocabulary == 258 && config.begin_token == 256;
+}
+
 std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string& prompt) {
-  if (config.vocabulary != 258 || config.begin_token != 256) {
-    throw InputError(
-        fmt::format("the model has {} tokens, but only byte-level models (258 tokens) can read text so "
-                    "far; its config.json must have vocab_size 258 and bos_token_id 256",
-                    config.vocabulary));
+  if (!reads_bytes(config)) {
+    throw InputError(fmt::format(
+        "the model has {} tokens, but only byte-level models (258 tokens) can read text so "
+        "far; its config.json must have vocab_size 258 and bos_token_id 256. `ferry run --token-ids FILE` gives "
+        "it tokens",
+        config.vocabulary));
   }
   std::vector<std::uint32_t> tokens{config.begin_token};
   for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
   return tokens;
 }
 
+std::vector<std::vector<std::uint32_t>> tokens_of(const ModelConfig& config, const GenerateOptions& options) {
+  std::vector<std::vector<std::uint32_t>> all = options.token_prompts;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (all[i].empty()) throw InputError(fmt::format("prompt {} has no tokens, expected one at least", i + 1));
+    for (std::size_t at = 0; at < all[i].size(); ++at) {
+      if (all[i][at] < config.vocabulary) continue;
+      throw InputError(fmt::format("prompt {}: token {} is {}, expected 0 to {}, as many as the model has", i + 1,
+                                   at + 1, all[i][at], config.vocabulary - 1));
+    }
+  }
+  if (all.empty()) {
+    for (const std::string& prompt : options.prompts) all.push_back(tokenize(config, prompt));
+  }
+  return all;
+}
+
 Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& options) {
   Generated result;
-  result.text.resize(options.prompts.size());
-  result.last_logits.resize(options.prompts.size());
-  result.token_ids.resize(options.prompts.size());
-  result.logits.resize(options.prompts.size());
-  result.ended.resize(options.prompts.size(), Ended::interrupted);
+  std::vector<std::vector<std::uint32_t>> prompts = tokens_of(model.config(), options);
+  result.text.resize(prompts.size());
+  result.last_logits.resize(prompts.size());
+  result.token_ids.resize(prompts.size());
+  result.logits.resize(prompts.size());
+  result.ended.resize(prompts.size(), Ended::interrupted);
   std::vector<Sequence> all;
   std::uint64_t to_prefill = 0, prefilled = 0;
   const std::uint32_t context = model.config().context;
-  for (std::size_t i = 0; i < options.prompts.size(); ++i) {
-    Sequence s{i, tokenize(model.config(), options.prompts[i]), Sampler(options.temperature, options.seed + i)};
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    Sequence s{i, std::move(prompts[i]), Sampler(options.temperature, options.seed + i)};
     if (s.tokens.size() > context) {
       throw InputError(fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
                                    s.tokens.size(), context));

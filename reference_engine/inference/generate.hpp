@@ -10,11 +10,14 @@
 
 namespace ferry::engine {
 
+/// Whether a model reads texts byte by byte, behind a begin token.
+bool reads_bytes(const ModelConfig& config);
 /// Prompts become tokens byte for byte, behind the begin token.
 std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string& prompt);
 
 struct GenerateOptions {
   std::vector<std::string> prompts;
+  std::vector<std::vector<std::uint32_t>> token_prompts;  ///< instead, as the model's tokens, from the first on
   std::uint32_t max_new_tokens = 128;
   std::uint32_t batch = 1;  ///< prompts decoded together, 1 to 8
   double temperature = 0;   ///< 0: the most likely token
@@ -49,6 +52,9 @@ struct Generated {
   std::uint64_t kv_bytes = 0;  ///< largest at one time
   bool interrupted = false;
 };
+
+/// Of each prompt its tokens. Throws InputError for texts that the model cannot read, and tokens that it does not have.
+std::vector<std::vector<std::uint32_t>> tokens_of(const ModelConfig& config, const GenerateOptions& options);
 
 /// Runs the prompts in groups of `batch`. Throws InputError for a prompt longer than the context.
 Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& options);

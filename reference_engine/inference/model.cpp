@@ -99,6 +99,33 @@ void Model::add_precisions(PrecisionSet set) {
   }
 }
 
+std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
+  if (c.latent.rank > 0) return "latent attention";
+  if (c.moe_layer_count() < c.layers) return "layers without experts";
+  for (const LayerConfig& l : c.layer) {
+    if (l.window > 0 || l.chunk > 0) return "sliding attention";
+    if (l.linear) return "gated-delta layers";
+    if (!l.turns) return "layers without rotary embedding";
+  }
+  if (c.head_norm != HeadNorm::none) return "norms of queries and keys";
+  if (c.norm != Norm::rms || c.norm_place != NormPlace::before) return "its norms";
+  if (c.rope.width != c.head_dim || c.rope.neighbours || c.rope.scale != 1 || c.rope.long_from > 0) {
+    return "its rotary embedding";
+  }
+  if (c.sinks || c.output_gate || c.output_bias || c.head_bias || c.clip > 0) return "its attention";
+  if (c.gate.gating != Gating::softmax || c.gate.groups > 1 || !c.names.gate_bias.empty() ||
+      !c.names.choice_bias.empty()) {
+    return "its gate";
+  }
+  if (c.expert_bias || !(c.glu == Glu{})) return "its experts";
+  if (c.shared_width > 0 && c.names.shared_scale.empty()) return "its shared experts";
+  if (c.embedding_scale != 1 || c.residual_scale != 1 || c.logit_scale != 1) return "its multipliers";
+  for (const ExpertLayout& l : layouts) {
+    if (!l.plain_numbers()) return fmt::format("experts in {}", l.name(Precision::full));
+  }
+  return "";
+}
+
 std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& options) {
   RunnerOptions o = options;
   if (o.link_bytes_per_s == 0) o.link_bytes_per_s = model.link_bytes_per_s();

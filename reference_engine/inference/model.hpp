@@ -131,6 +131,9 @@ class Model {
   std::uint64_t dense_bytes_ = 0;
 };
 
+/// The part of a model that the CUDA device does not compute yet; empty: it computes all of it.
+std::string beyond_cuda(const ModelConfig& config, const std::vector<ExpertLayout>& layouts);
+
 /// A runner on the model's own device, unless the options make another. Throws as the other make_runner does.
 std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& options);
 

@@ -1,0 +1,223 @@
+// GGUF files that llama.cpp's converter wrote of tiny checkpoints (tests/goldens/make_gguf.py), against transformers' numbers
+// for those; and files that nobody should have written.
+#include "checkpoint/gguf.hpp"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/gguf_model.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "cpu/cpu_model.hpp"
+#include "engine/fixtures/files.hpp"
+#include "engine/fixtures/paths.hpp"
+#include "engine/fixtures/refusal.hpp"
+#include "inference/generate.hpp"
+#include "support/random.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+using namespace ferry::test;
+
+std::filesystem::path gguf(const std::string& name) {
+  return golden_file("gguf") / (name + ".gguf");
+}
+
+std::vector<std::uint32_t> integers(const Tensor& t) {
+  std::vector<std::uint32_t> out(t.elements());
+  std::memcpy(out.data(), t.data, t.bytes);
+  return out;
+}
+
+/// What is generated behind some tokens, under a stack that keeps a part of the experts.
+Generated generated(CpuModel& model, const std::vector<std::uint32_t>& tokens) {
+  RunnerOptions o;
+  o.stack = "ferry";
+  o.max_rows = 64;
+  o.budget_bytes = model_shape(model.config(), model.store(), 1).all_bytes() / 2;
+  const auto runner = make_runner(model, o);
+  GenerateOptions g;
+  g.token_prompts = {tokens};
+  g.max_new_tokens = 32;
+  g.prefill_chunk = 30;
+  g.keep_logits = true;
+  return generate(model, *runner, g);
+}
+
+void check_tokens(const std::string& file, const std::string& family) {
+  CAPTURE(file);
+  CpuModel model(gguf(file));
+  for (const std::string& note : model.notes()) FAIL_CHECK(note);
+  const Safetensors golden(golden_file("zoo") / family / "expected.safetensors");
+  for (const std::string prompt : {"short", "long"}) {
+    const Generated made = generated(model, integers(golden.at(prompt + ".input_ids")));
+    CHECK(made.token_ids[0] == integers(golden.at(prompt + ".greedy")));
+    const std::vector<float> logits = golden.at(prompt + ".logits").to_floats();
+    float worst = 0;  // of the first token's, which stand last there
+    for (std::size_t v = 0; v < 258; ++v) {
+      worst = std::max(worst, std::abs(made.logits[0][v] - logits[logits.size() - 258 + v]));
+    }
+    CHECK(worst <= 1e-4F);
+  }
+}
+
+template <class T>
+std::string number(T value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+std::string text(const std::string& s) {
+  return number<std::uint64_t>(s.size()) + s;
+}
+
+/// A file with one tensor [2, 32] of Q8_0 at `offset`, and the metadata given.
+std::string small_file(std::uint64_t offset = 0, const std::string& metadata = "", std::uint64_t entries = 0,
+                       std::uint32_t type = 8, std::uint64_t columns = 32) {
+  std::string out =
+      "GGUF" + number<std::uint32_t>(3) + number<std::uint64_t>(1) + number<std::uint64_t>(entries) + metadata;
+  out += text("w") + number<std::uint32_t>(2) + number<std::uint64_t>(columns) + number<std::uint64_t>(2) +
+         number<std::uint32_t>(type) + number<std::uint64_t>(offset);
+  out.resize((out.size() + 31) / 32 * 32);
+  return out + std::string(68, 'x');
+}
+
+std::string refused(const std::string& content) {
+  const TemporaryFolder folder;
+  write_file(folder.path() / "m.gguf", content);
+  return refusal("m.gguf", [&] { Gguf file(folder.path() / "m.gguf"); });
+}
+
+}  // namespace
+
+TEST_CASE("models that llama.cpp converted generate what transformers generates from the originals") {
+  check_tokens("mixtral-bf16", "mixtral");
+  check_tokens("qwen2_moe-bf16", "qwen2_moe");
+  check_tokens("deepseek_v2_lite-bf16", "deepseek_v2_lite");
+  check_tokens("deepseek_v3-f16", "deepseek_v3");
+  check_tokens("glm4_moe-bf16", "glm4_moe");
+  check_tokens("dots1-bf16", "dots1");
+  check_tokens("ernie4_5_moe-bf16", "ernie4_5_moe");
+  check_tokens("gpt_oss-bf16", "gpt_oss");
+}
+
+TEST_CASE("a model in several files is opened by any of them") {
+  check_tokens("granitemoeshared-bf16-00001-of-00002", "granitemoeshared");
+  check_tokens("granitemoeshared-bf16-00002-of-00002", "granitemoeshared");
+}
+
+TEST_CASE("blocks stay blocks, and compute what the floats that they stand for compute, bit for bit") {
+  CpuModel model(gguf("qwen3_moe-q8_0"));
+  CHECK(model.store().layout().dtype == DType::q8_0);
+  CHECK(model.store().layout().bytes() == 3 * 64 * 32 / 32 * 34);
+  // The same checkpoint as a folder of floats.
+  const Gguf file(gguf("qwen3_moe-q8_0"));
+  SafetensorsWriter writer;
+  std::vector<std::pair<std::string, std::vector<float>>> kept;
+  kept.reserve(1000);
+  for (const auto& [name, t] : file.tensors()) {
+    const std::vector<float> all = t.to_floats();
+    const std::string folder = folder_name(name);
+    const std::size_t experts = folder.find(".experts.");
+    if (experts == std::string::npos) {
+      kept.emplace_back(folder, all);
+      continue;
+    }
+    const std::size_t each = all.size() / 8;
+    for (std::size_t e = 0; e < 8; ++e) {
+      kept.emplace_back(folder.substr(0, experts + 9) + std::to_string(e) + folder.substr(experts + 8),
+                        std::vector<float>(all.begin() + static_cast<std::ptrdiff_t>(e * each),
+                                           all.begin() + static_cast<std::ptrdiff_t>((e + 1) * each)));
+    }
+  }
+  const Safetensors original(golden_file("zoo") / "qwen3_moe" / "model.safetensors");
+  for (const auto& [name, values] : kept) {
+    writer.add(name, "F32", original.at(name).shape,
+               {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)});
+  }
+  const TemporaryFolder folder;
+  write_file(folder.path() / "config.json", read_file(golden_file("zoo") / "qwen3_moe" / "config.json"));
+  {
+    OutputFile out(folder.path() / "model.safetensors");
+    writer.commit(out, {});
+  }
+  CpuModel floats(folder.path());
+  const std::vector<std::uint32_t> tokens{256, 84, 104, 101, 32};
+  const Generated a = generated(model, tokens), b = generated(floats, tokens);
+  CHECK(a.token_ids == b.token_ids);
+  CHECK(a.logits == b.logits);
+}
+
+TEST_CASE("GGUF files that are not are refused with what is wrong") {
+  CHECK(refused(small_file()).empty());
+  CHECK(says(refused("GGUX"), {"does not begin with \"GGUF\""}));
+  CHECK(says(refused("GG"), {"it ends within its first 4 bytes"}));
+  CHECK(says(refused("GGUF" + number<std::uint32_t>(1) + std::string(16, '\0')), {"version 1, expected 2 or 3"}));
+  CHECK(says(refused("GGUF" + number<std::uint32_t>(3) + number(~std::uint64_t{0}) + number<std::uint64_t>(0)),
+             {"expected at most 1048576"}));
+  CHECK(says(refused(small_file(32)), {"lies at 32 of 68 bytes"}));
+  CHECK(says(refused(small_file(7)), {"expected a multiple of 32"}));
+  CHECK(says(refused(small_file(0, "", 0, 99)), {"\"w\" is of type 99"}));
+  CHECK(says(refused(small_file(0, "", 0, 8, 33)), {"Q8_0 with 33 columns, expected a multiple of 32"}));
+  CHECK(says(refused(small_file(0, "", 0, 8, 0)), {"dimension 0 is 0"}));
+  CHECK(says(refused(small_file(0, "", 0, 8, std::uint64_t{1} << 60U)), {"2^48 elements"}));
+  const std::string key = text("k"), flag = number<std::uint32_t>(7) + std::string(1, '\1');
+  CHECK(refused(small_file(0, key + flag, 1)).empty());
+  CHECK(says(refused(small_file(0, key + flag + key + flag, 2)), {"\"k\" stands twice"}));
+  CHECK(says(refused(small_file(0, key + number<std::uint32_t>(77), 1)), {"of type 77"}));
+  const auto list = [&](std::uint32_t kind, std::uint64_t count) {
+    return key + number<std::uint32_t>(9) + number(kind) + number(count);
+  };
+  CHECK(says(refused(small_file(0, list(4, ~std::uint64_t{0}), 1)), {"a list of 18446744073709551615"}));
+  CHECK(says(refused(small_file(0, list(9, 1), 1)), {"a list of type 9"}));
+  CHECK(
+      says(refused(small_file(0, key + number<std::uint32_t>(8) + number(~std::uint64_t{0}), 1)), {"where 119 are left"}));
+  const std::string alignment = text("general.alignment") + number<std::uint32_t>(4) + number<std::uint32_t>(0);
+  CHECK(says(refused(small_file(0, alignment, 1)), {"general.alignment is 0"}));
+}
+
+TEST_CASE("models that are not supported are refused by name") {
+  const auto model = [](const std::string& architecture, const std::string& more = "", std::uint64_t entries = 0) {
+    const TemporaryFolder folder;
+    const std::string named = text("general.architecture") + number<std::uint32_t>(8) + text(architecture);
+    write_file(folder.path() / "m.gguf", small_file(0, named + more, 1 + entries));
+    return refusal("m.gguf", [&] { static_cast<void>(read_model_config(folder.path() / "m.gguf")); });
+  };
+  CHECK(says(model("mamba"), {"general.architecture is \"mamba\", expected one of llama, qwen2moe"}));
+  CHECK(says(model("llama"), {"it has no experts"}));
+  const auto entry = [](const std::string& name, std::uint32_t value) {
+    return text(name) + number<std::uint32_t>(4) + number(value);
+  };
+  CHECK(says(model("llama", entry("llama.expert_count", 8), 1), {"\"token_embd.weight\" is missing"}));
+  const TemporaryFolder folder;
+  std::filesystem::copy_file(gguf("granitemoeshared-bf16-00001-of-00002"), folder.path() / "a-00001-of-00002.gguf");
+  CHECK(says(refusal("a-00002-of-00002.gguf", [&] { Checkpoint c(folder.path() / "a-00001-of-00002.gguf"); }),
+             {"cannot open"}));
+  std::filesystem::rename(folder.path() / "a-00001-of-00002.gguf", folder.path() / "a.gguf");
+  CHECK(says(refusal("a.gguf", [&] { Checkpoint c(folder.path() / "a.gguf"); }), {"ends with 00001-of-00002.gguf"}));
+}
+
+TEST_CASE("a GGUF file cut at any length, or with any byte of its header changed, never crashes") {
+  const TemporaryFolder folder;
+  const auto path = folder.path() / "m.gguf";
+  const std::string whole = read_file(gguf("mixtral-bf16"));
+  const std::size_t header = whole.size() - 590'080;
+  for (std::size_t n = 0; n < whole.size(); n += 1 + (n < header ? 13 : whole.size() / 20)) {
+    write_file(path, whole.substr(0, n));
+    CHECK_FALSE(refusal("m.gguf", [&] { Gguf file(path); }).empty());
+  }
+  Random random(9);
+  for (int i = 0; i < 300; ++i) {
+    std::string changed = whole;
+    for (std::uint32_t n = random.between(1, 3); n > 0; --n) {
+      changed[random.below(static_cast<std::uint32_t>(header))] = static_cast<char>(random.below(256));
+    }
+    write_file(path, changed);
+    refusal("", [&] {
+      const ModelConfig config = read_model_config(path);
+      if (config.hidden <= 64 && config.vocabulary <= 258) CpuModel model(path);
+    });
+  }
+}
