@@ -150,9 +150,11 @@ class FamilyReader {
         });
   }
   /// The same window for all layers, or none.
-  void window_everywhere() {
-    const bool has = f.has("sliding_window");
-    windows(has ? f.whole("sliding_window", 1, 1U << 28U) : 0, [&](std::uint32_t) { return has; });
+  void window_everywhere() { everywhere(f.has("sliding_window") ? f.whole("sliding_window", 1, 1U << 28U) : 0); }
+  void everywhere(std::uint32_t window) {
+    windows(window, [&](std::uint32_t) { return window > 0; });
+    // These families know no types of layers: where there is a window it is everybody's.
+    for (LayerConfig& layer : c.layer) layer.window = window;
   }
   void no_windows() {
     windows(0, [](std::uint32_t) { return false; });
@@ -205,7 +207,10 @@ class FamilyReader {
   void sigmoid_gate(const char* bias) {
     c.gate.gating = Gating::sigmoid;
     c.names.choice_bias = bias;
-    if (f.has("scoring_func") && f.at("scoring_func") != "sigmoid") f.refuse("scoring_func", "\"sigmoid\"");
+    // dots.llm1's files name the method of balancing here.
+    if (f.has("scoring_func") && f.at("scoring_func") != "sigmoid" && f.at("scoring_func") != "noaux_tc") {
+      f.refuse("scoring_func", "\"sigmoid\"");
+    }
     if (f.has("topk_method") && f.at("topk_method") != "noaux_tc") f.refuse("topk_method", "\"noaux_tc\"");
     groups(2);
     c.renormalise = f.flag("norm_topk_prob", true);
@@ -277,7 +282,7 @@ void qwen3_moe(FamilyReader& r) {
   const bool used = r.f.flag("use_sliding_window", false);
   const std::uint32_t window = r.whole_or("sliding_window", 0, 1U << 28U);
   static_cast<void>(r.whole_or("max_window_layers", 0));  // older files have it; the family does not read it
-  r.windows(used ? window : 0, [&](std::uint32_t) { return used && window > 0; });
+  r.everywhere(used ? window : 0);
 }
 
 void olmoe(FamilyReader& r) {
@@ -439,7 +444,15 @@ void minimax_m2(FamilyReader& r) {
   r.block_sparse_names();
   r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
   r.c.gate.gating = Gating::sigmoid;
-  r.c.names.choice_bias = "block_sparse_moe.e_score_correction_bias";
+  if (r.f.flag("use_routing_bias", true)) r.c.names.choice_bias = "block_sparse_moe.e_score_correction_bias";
+  if (!r.f.flag("use_qk_norm", true)) r.f.refuse("use_qk_norm", "true, without them it is not supported");
+  r.must_be("shared_intermediate_size", 0);
+  if (r.f.has("attn_type_list")) {
+    const Json& types = r.f.at("attn_type_list");
+    if (!types.is_array() || std::any_of(types.begin(), types.end(), [](const Json& t) { return t != 1; })) {
+      r.f.refuse("attn_type_list", "1 for every layer, lightning attention is not supported");
+    }
+  }
   if (r.f.has("scoring_func") && r.f.at("scoring_func") != "sigmoid") r.f.refuse("scoring_func", "\"sigmoid\"");
   r.c.renormalise = true;
   r.c.head_norm = HeadNorm::all_before_rope;
@@ -503,7 +516,11 @@ void llama4(FamilyReader& r) {
   r.layer_types(
       {"full_attention", "chunked_attention"}, [&](std::uint32_t l) { return r.c.layer[l].turns ? 1U : 0U; },
       [&](std::uint32_t l, std::uint32_t type) { r.c.layer[l].chunk = type == 1 ? chunk : 0; });
-  if (r.f.flag("attn_temperature_tuning", true)) {
+  // Older files have a number.
+  const bool tuned = !r.f.has("attn_temperature_tuning") || !r.f.at("attn_temperature_tuning").is_number()
+                         ? r.f.flag("attn_temperature_tuning", true)
+                         : r.f.at("attn_temperature_tuning") != 0;
+  if (tuned) {
     r.c.tuning = r.number_or("attn_scale", 0.1);
     r.c.tuning_floor = r.number_or("floor_scale", 8192);
   }
@@ -525,7 +542,7 @@ void gated_delta(FamilyReader& r, bool fused) {
   r.c.output_gate = true;
   if (!r.f.flag("attn_output_gate", true)) r.f.refuse("attn_output_gate", "true, without gates it is not supported");
   r.attention_bias(false);
-  r.rope({.theta = 10000, .partial = 0.25, .may_be_partial = true});
+  r.rope({.theta = 10000, .partial = 0.25, .may_be_partial = true, .sections = !fused});
   LinearAttention& l = r.c.linear;
   l.key_heads = r.f.whole("linear_num_key_heads", 1, 4096);
   l.value_heads = r.f.whole("linear_num_value_heads", 1, 4096);

@@ -105,21 +105,26 @@ std::uint64_t bytes_of(std::uint32_t kind) {
   }
 }
 
+/// Whole numbers that are not negative have one type, however they are stored.
+Json whole(std::int64_t value) {
+  return value < 0 ? Json(value) : Json(static_cast<std::uint64_t>(value));
+}
+
 Json read_value(Cursor& c, std::uint32_t kind, const std::string& key) {
   constexpr const char* what = "a value";
   switch (kind) {
     case u8:
       return c.number<std::uint8_t>(what);
     case i8:
-      return c.number<std::int8_t>(what);
+      return whole(c.number<std::int8_t>(what));
     case u16:
       return c.number<std::uint16_t>(what);
     case i16:
-      return c.number<std::int16_t>(what);
+      return whole(c.number<std::int16_t>(what));
     case u32:
       return c.number<std::uint32_t>(what);
     case i32:
-      return c.number<std::int32_t>(what);
+      return whole(c.number<std::int32_t>(what));
     case f32:
       return c.number<float>(what);
     case flag:
@@ -129,7 +134,7 @@ Json read_value(Cursor& c, std::uint32_t kind, const std::string& key) {
     case u64:
       return c.number<std::uint64_t>(what);
     case i64:
-      return c.number<std::int64_t>(what);
+      return whole(c.number<std::int64_t>(what));
     case f64:
       return c.number<double>(what);
     default:

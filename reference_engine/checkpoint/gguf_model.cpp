@@ -314,7 +314,9 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   }
   if (!f.has("expert_count") || f.get("expert_count") == 0)
     f.refuse("it has no experts, expected a Mixture-of-Experts");
-  ModelConfig c = config_from(config_of(f, *family), f.where());
+  // As text, and read again: its numbers are then those of any config.json.
+  ModelConfig c = config_from(
+      parse_json(config_of(f, *family).dump(-1, ' ', false, Json::error_handler_t::replace), f.where()), f.where());
   c.unknown.clear();  // this file wrote the names that it read
   c.rope.neighbours = c.rope.neighbours || family->turned;
   const TensorNames read = std::exchange(c.names, {});

@@ -32,6 +32,9 @@ class RopeReader {
           fmt::format("{}: positions turn {} of the {} columns of a head, expected an even number, 2 at least",
                       config_.where(), made_.width, needs_.head_dim));
     }
+    if (needs_.sections) {  // which positions in images turn which columns: those of texts are all the same
+      for (const char* name : {"mrope_section", "mrope_interleaved"}) static_cast<void>(rope_.has(name));
+    }
     if (type == "default") {
       frequencies(theta);
     } else if (type == "linear") {
@@ -72,12 +75,11 @@ class RopeReader {
     frequencies(theta * std::pow(alpha, made_.width / (made_.width - 2.0)));
   }
 
+  /// Where both have it, the top level's counts, as in transformers.
   double original() const {
-    if (config_.has("original_max_position_embeddings")) {
-      return config_.whole("original_max_position_embeddings", 1, 1U << 28U);
-    }
-    return rope_.has("original_max_position_embeddings") ? rope_.whole("original_max_position_embeddings", 1, 1U << 28U)
-                                                         : needs_.context;
+    constexpr const char* name = "original_max_position_embeddings";
+    const std::uint32_t inside = rope_.has(name) ? rope_.whole(name, 1, 1U << 28U) : needs_.context;
+    return config_.has(name) ? config_.whole(name, 1, 1U << 28U) : inside;
   }
 
   void yarn(double theta) {
@@ -154,13 +156,13 @@ class RopeReader {
   void llama3(double theta) {
     const double length = original(), factor = rope_.number("factor", 0);
     const double low = rope_.number("low_freq_factor", 0), high = rope_.number("high_freq_factor", 0);
-    if (!(high > low)) rope_.refuse("high_freq_factor", fmt::format("more than low_freq_factor, {}", low));
+    if (high < low) rope_.refuse("high_freq_factor", fmt::format("low_freq_factor, {}, at least", low));
     frequencies(theta);
     for (double& f : made_.frequency) {
       const double turns = length * f / (2 * std::numbers::pi);  // over the original length
       if (turns < low) {
         f /= factor;
-      } else if (turns <= high) {
+      } else if (turns <= high && high > low) {
         const double smooth = (turns - low) / (high - low);
         f *= (1 - smooth) / factor + smooth;
       }

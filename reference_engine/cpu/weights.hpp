@@ -2,6 +2,7 @@
 /// What every token needs, out of a checkpoint.
 #pragma once
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,19 +28,19 @@ class Weights {
   /// Rows of a tensor [all, columns], from `first` on.
   [[nodiscard]] StoredMatrix rows_of(const std::string& name, std::uint64_t all, std::uint64_t columns,
                                      std::uint64_t first, std::uint64_t rows) const {
-    const Stored whole(find_(name, {all, columns}));
+    const Stored& whole = stored(name, {all, columns});
     return StoredMatrix(whole.part(all, columns, first, rows), rows, columns);
   }
   /// One of a tensor's matrices [count, rows, columns].
   [[nodiscard]] StoredMatrix matrix_of(const std::string& name, std::uint64_t count, std::uint64_t rows,
                                        std::uint64_t columns, std::uint64_t index) const {
-    const Stored whole(find_(name, {count, rows, columns}));
+    const Stored& whole = stored(name, {count, rows, columns});
     return StoredMatrix(whole.part(count * rows, columns, index * rows, rows), rows, columns);
   }
   /// The transpose of such rows, [columns, rows].
   [[nodiscard]] StoredMatrix columns_of(const std::string& name, std::uint64_t all, std::uint64_t columns,
                                         std::uint64_t first, std::uint64_t rows) const {
-    const Stored whole(find_(name, {all, columns}));
+    const Stored& whole = stored(name, {all, columns});
     return StoredMatrix::transposed(whole.part(all, columns, first, rows), rows, columns);
   }
   struct Rows {
@@ -48,7 +49,7 @@ class Weights {
   /// Some rows of a tensor [all, columns], one behind the other.
   [[nodiscard]] StoredMatrix gathered(const std::string& name, std::uint64_t all, std::uint64_t columns,
                                       const std::vector<Rows>& rows) const {
-    const Stored whole(find_(name, {all, columns}));
+    const Stored& whole = stored(name, {all, columns});
     Tensor t = whole.tensor;
     const std::uint64_t row = t.bytes / all;
     std::vector<std::byte> bytes;
@@ -90,6 +91,17 @@ class Weights {
     }
   };
 
+  /// One after another takes parts of the same tensor: it is brought into its form in memory once.
+  [[nodiscard]] const Stored& stored(const std::string& name, const std::vector<std::uint64_t>& shape) const {
+    if (name != last_name_) {
+      last_.emplace(find_(name, shape));
+      last_name_ = name;
+    }
+    return *last_;
+  }
+
+  mutable std::string last_name_;
+  mutable std::optional<Stored> last_;
   Find find_;
   Has has_;
 };

@@ -1,0 +1,201 @@
+// What configs of many families say, in ways that hub files and transformers have of saying it; and what is refused or named.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "checkpoint/model_config.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "cpu/cpu_model.hpp"
+#include "engine/fixtures/files.hpp"
+#include "engine/fixtures/paths.hpp"
+#include "engine/fixtures/refusal.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+#include "support/json.hpp"
+
+using namespace ferry;
+using namespace ferry::engine;
+using namespace ferry::test;
+
+namespace {
+
+const Json absent = Json(Json::value_t::discarded);
+
+/// A family's config.json with fields set, or removed by a discarded value.
+Json config_with(const std::string& family, const std::vector<std::pair<std::string, Json>>& fields) {
+  Json config = read_json(golden_file("zoo") / family / "config.json");
+  for (const auto& [name, value] : fields) {
+    config[name] = value;
+    if (value.is_discarded()) config.erase(name);
+  }
+  return config;
+}
+
+ModelConfig read(const std::string& family, const std::vector<std::pair<std::string, Json>>& fields = {}) {
+  return config_from(parse_json(config_with(family, fields).dump(), "config.json"), "config.json");
+}
+
+std::string refused(const std::string& family, const std::vector<std::pair<std::string, Json>>& fields) {
+  return refusal("config.json", [&] { static_cast<void>(read(family, fields)); });
+}
+
+}  // namespace
+
+TEST_CASE("families that are not computed are refused by name, with what they need") {
+  for (const auto& [architecture, part] :
+       {std::pair{"DbrxForCausalLM", "fused attention"}, std::pair{"JambaForCausalLM", "Mamba layers"},
+        std::pair{"GraniteMoeHybridForCausalLM", "Mamba layers"}, std::pair{"Lfm2MoeForCausalLM", "convolution layers"},
+        std::pair{"MiniMaxForCausalLM", "lightning attention"}}) {
+    CHECK(says(refused("mixtral", {{"architectures", {architecture}}}), {architecture, part}));
+  }
+  CHECK(says(refused("mixtral", {{"architectures", {"LlamaForCausalLM"}}}), {"one of DeepseekForCausalLM, ", "got"}));
+}
+
+TEST_CASE("configs of transformers 4: rope at the top level") {
+  const Json gone = absent;
+  const ModelConfig v5 = read("qwen3_moe_yarn");
+  const ModelConfig v4 =
+      read("qwen3_moe_yarn",
+           {{"rope_parameters", gone},
+            {"rope_theta", 10000.0},
+            {"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 128}}}});
+  CHECK(v4.rope.frequency == v5.rope.frequency);
+  CHECK(v4.rope.scale == v5.rope.scale);
+  CHECK(v5.rope.scale == doctest::Approx(0.1 * std::log(4.0) + 1));
+  CHECK(
+      read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}, {"partial_rotary_factor", 0.25}}).rope.width ==
+      8);
+  CHECK(read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}}).rope.width == 16);  // the family's own half
+  CHECK(says(refused("mixtral", {{"partial_rotary_factor", 0.5}}), {"field \"partial_rotary_factor\": expected none"}));
+}
+
+TEST_CASE("rope types, by their definitions") {
+  const auto rope = [](const Json& parameters, const std::vector<std::pair<std::string, Json>>& more = {}) {
+    std::vector<std::pair<std::string, Json>> fields = more;
+    fields.emplace_back("rope_parameters", parameters);
+    return read("phimoe", fields).rope;
+  };
+  const Rope plain = rope({{"rope_type", "default"}, {"rope_theta", 100.0}});
+  CHECK(plain.width == 16);
+  CHECK(plain.frequency[4] == doctest::Approx(0.1));  // 100^(-8/16)
+  CHECK(rope({{"rope_type", "linear"}, {"rope_theta", 100.0}, {"factor", 4.0}}).frequency[4] == doctest::Approx(0.025));
+  CHECK(rope({{"rope_type", "dynamic"}, {"rope_theta", 100.0}, {"factor", 4.0}}).frequency == plain.frequency);
+  const Rope stretched = rope({{"rope_type", "dynamic"}, {"rope_theta", 100.0}, {"alpha", 10.0}});
+  CHECK(stretched.frequency[4] == doctest::Approx(std::pow(100 * std::pow(10.0, 16.0 / 14), -0.5)));
+
+  // Phi's: its own original length stands beside the factors or above them, or in both places.
+  const Json eights = Json::array({2, 2, 2, 2, 2, 2, 2, 2}), fours = Json::array({4, 4, 4, 4, 4, 4, 4, 4});
+  Json phi = {{"type", "longrope"},
+              {"rope_theta", 100.0},
+              {"short_factor", eights},
+              {"long_factor", fours},
+              {"short_mscale", 1.25},
+              {"long_mscale", 1.5},
+              {"original_max_position_embeddings", 64}};
+  for (const Json& above : {absent, Json(64)}) {
+    const Rope r = rope(phi, {{"original_max_position_embeddings", above}});
+    CHECK(r.long_from == 64);
+    CHECK(r.frequency[4] == doctest::Approx(0.05));
+    CHECK(r.long_frequency[4] == doctest::Approx(0.025));
+    CHECK(r.scale == 1.25);
+    CHECK(r.long_scale == 1.5);
+  }
+  phi["short_factor"].push_back(1);
+  CHECK(says(refused("phimoe", {{"rope_parameters", phi}}), {"field \"short_factor\": expected a list of 8 numbers"}));
+
+  // Llama 3's: wavelengths above 64 are stretched by 8, below 16 not at all, between them in part.
+  Json llama = {{"rope_type", "llama3"},  {"rope_theta", 100.0},     {"factor", 8.0},
+                {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 64}};
+  const Rope l = rope(llama);
+  CHECK(l.frequency[0] == plain.frequency[0]);                                                      // 6.3 tokens
+  CHECK(l.frequency[7] == plain.frequency[7] / 8);                                                  // 353 tokens
+  const double turns = 64 * plain.frequency[2] / (2 * std::numbers::pi), smooth = (turns - 1) / 3;  // 19.9 tokens
+  CHECK(l.frequency[2] == doctest::Approx(plain.frequency[2] * ((1 - smooth) / 8 + smooth)));
+  llama["high_freq_factor"] = 1.0;
+  CHECK(rope(llama).frequency[2] == plain.frequency[2]);
+}
+
+TEST_CASE("windows, chunks and kinds of layers") {
+  CHECK(read("mixtral", {{"sliding_window", 7}}).layer[2].window == 7);
+  const ModelConfig oss = read("gpt_oss", {{"layer_types", absent}});
+  CHECK(oss.layer[0].window == 16);
+  CHECK(oss.layer[1].window == 0);
+  const Json types = Json::array({"full_attention", "sliding_attention", "full_attention"});
+  CHECK(read("dots1", {{"layer_types", types}, {"sliding_window", 5}}).layer[1].window == 5);
+  CHECK(read("dots1", {{"layer_types", absent}, {"max_window_layers", 2}}).layer[2].window == 4096);
+  const ModelConfig llama =
+      read("llama4", {{"layer_types", absent}, {"no_rope_layers", Json::array()}, {"moe_layers", absent}});
+  CHECK(llama.moe_layers == std::vector<std::uint32_t>{1, 3});
+  CHECK(llama.layer[2].chunk == 16);
+  CHECK(llama.layer[3].chunk == 0);
+  CHECK_FALSE(llama.layer[3].turns);
+  CHECK(read("llama4", {{"attn_temperature_tuning", 4}}).tuning == doctest::Approx(0.1));
+  CHECK(read("llama4", {{"attn_temperature_tuning", 0}}).tuning == 0);
+  const ModelConfig next = read("qwen3_next", {{"layer_types", absent}, {"num_hidden_layers", 8}});
+  CHECK(next.layer[2].linear);
+  CHECK_FALSE(next.layer[3].linear);
+  CHECK(read("qwen3_moe", {{"decoder_sparse_step", 2}}).moe_layers == std::vector<std::uint32_t>{1});
+  CHECK(read("ernie4_5_moe", {{"moe_layer_end_index", -1}}).moe_layers == std::vector<std::uint32_t>{1, 2});
+  CHECK(says(refused("deepseek_v3", {{"first_k_dense_replace", 3}}), {"one layer with experts at least"}));
+}
+
+TEST_CASE("a model that also sees: what is said of texts is what is read") {
+  Json text = config_with("llama4", {{"architectures", absent}});
+  const Json whole = {
+      {"architectures", {"Llama4ForConditionalGeneration"}}, {"text_config", text}, {"vision_config", Json::object()}};
+  const ModelConfig c = config_from(parse_json(whole.dump(), ""), "config.json");
+  CHECK(c.layers == 4);
+  CHECK(c.gate_name(0) == "language_model.model.layers.1.feed_forward.router.weight");
+  text["hidden_size"] = "64";
+  CHECK(says(refusal("config.json",
+                     [&] {
+                       Json bad = whole;
+                       bad["text_config"] = text;
+                       static_cast<void>(config_from(parse_json(bad.dump(), ""), "config.json"));
+                     }),
+             {"config.json: text_config: field \"hidden_size\""}));
+}
+
+TEST_CASE("groups of experts have to be able to give a row its experts") {
+  CHECK(says(refused("deepseek_v3", {{"n_group", 3}}), {"field \"n_group\": expected a divisor of 8 experts"}));
+  CHECK(says(refused("deepseek_v3", {{"n_group", 8}}), {"with groups of 2 at least"}));
+  CHECK(says(refused("deepseek_v3", {{"topk_group", 1}}),
+             {"field \"topk_group\": expected 1 to 4, and enough for 3 experts"}));
+  CHECK(says(refused("deepseek_v3", {{"scoring_func", "softmax"}}), {"field \"scoring_func\": expected \"sigmoid\""}));
+  CHECK(says(refused("deepseek_v2", {{"topk_method", "noaux_tc"}}), {"field \"topk_method\""}));
+  CHECK(says(refused("phimoe", {{"num_experts_per_tok", 3}}), {"field \"num_experts_per_tok\": expected 2"}));
+  CHECK(says(refused("qwen3_moe", {{"num_experts", 16}}),
+             {"field \"num_local_experts\": expected 16 as \"num_experts\" says"}));
+}
+
+TEST_CASE("fields that nobody knows and tensors that nobody reads are named") {
+  CHECK(read("mixtral", {{"my_field", 1}, {"other", nullptr}}).unknown == std::vector<std::string>{"my_field"});
+  CHECK(says(refused("deepseek_v3", {{"attention_bias", true}}), {"field \"attention_bias\": expected false"}));
+  CHECK(says(refused("ernie4_5_moe", {{"use_bias", true}}), {"field \"use_bias\": expected false"}));
+  CHECK(says(refused("olmoe", {{"mlp_bias", true}}), {"field \"mlp_bias\": expected false"}));
+
+  TinyCheckpoint c;
+  const TemporaryFolder folder;
+  const auto add = [&](const std::string& name) {
+    c.values[name] = {1, 2};
+    c.shapes[name] = {2};
+  };
+  add("model.layers.2.enorm.weight");  // of what predicts a second token
+  add("vision_tower.patch.weight");
+  c.config["unheard_of"] = true;
+  c.write(folder.path());
+  const CpuModel model(folder.path());
+  REQUIRE(model.notes().size() == 2);
+  CHECK(
+      says(model.notes()[0], {"2 tensors are not used, from \"model.layers.2.enorm.weight\" to \"vision_tower.patch"}));
+  CHECK(says(model.notes()[1], {"field \"unheard_of\" is not known"}));
+  for (const std::string name : {"model.layers.1.self_attn.q_norm.weight", "model.extra.weight", "lm_head.bias",
+                                 "model.layers.0.block_sparse_moe.experts.4.w1.weight"}) {
+    TinyCheckpoint more;
+    more.values[name] = {1, 2};
+    more.shapes[name] = {2};
+    more.write(folder.path());
+    CHECK(says(refusal("model.safetensors", [&] { CpuModel refusing(folder.path()); }),
+               {"tensor \"" + name + "\" is there, expected none"}));
+  }
+}
