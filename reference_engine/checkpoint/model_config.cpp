@@ -51,6 +51,7 @@ const std::set<std::string>& harmless() {
                                               "label2id",
                                               "mask_init_id",
                                               "mask_token_id",
+                                              "max_tokenizer_truncation",
                                               "max_window_layers",
                                               "model_max_length",
                                               "model_type",

@@ -55,8 +55,8 @@ std::filesystem::path find_model(const std::string& name) {
   // A folder of the user's that only has the same name, for results perhaps, does not hide a bundled model.
   if (is_bundled && !std::filesystem::exists(std::filesystem::path(name) / "config.json", none)) return bundled;
   if (!std::filesystem::is_directory(name, none) && !std::filesystem::is_regular_file(name, none)) {
-    throw InputError(
-        fmt::format("--model {}: no such folder or file; bundled models are {}", name, fmt::join(model_names(), " and ")));
+    throw InputError(fmt::format("--model {}: no such folder or file; bundled models are {}", name,
+                                 fmt::join(model_names(), " and ")));
   }
   return name;
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes zoo/deepseek_moe and zoo/xverse_moe: tiny random checkpoints of two families that transformers does not have, and
-what their published modelling code computes from them, by a plain numpy forward pass that shares nothing with Ferry.
+"""Writes zoo/deepseek_moe and zoo/xverse_moe: tiny random checkpoints of two families that transformers does not have,
+and what their published modelling code computes from them, by a plain numpy forward pass that shares nothing with Ferry.
 
     pip install numpy safetensors ml_dtypes
     python3 tests/goldens/make_deepseek_xverse.py [OUT=tests/goldens/zoo] [FAMILY...]
@@ -8,32 +8,34 @@ what their published modelling code computes from them, by a plain numpy forward
 The files are those that shared/zoo/README.md describes: config.json and model.safetensors (bf16) as on the hub, and
 expected.safetensors (float32 arithmetic on the stored weights, no cache; layers numbered as in the model).
 
-Where the rules come from. The hub itself was out of reach; public copies of its files were read instead.
+Where the rules come from. The hub was out of reach: copies of its files in public GitHub repositories were read instead.
 
-DeepSeek-MoE (deepseek-ai/deepseek-moe-16b-base: modeling_deepseek.py, configuration_deepseek.py, config.json):
-    modeling_deepseek.py        github zhexiangzhang/ServerlessMOE; goingshr-debug/SMoE, models/deepseekmoe/model_path; they
-                                agree in every rule used here (both add only timers and caches)
-    configuration_deepseek.py   github jumeike/Samoyeds-EXACT, deepseek/
-    MoEGate                     logits = x W^T without bias; softmax over all experts, then top-k. norm_topk_prob (false
-                                on the hub) divides by the sum + 1e-20. No scaling factor, no groups, no choice bias.
-    DeepseekMoE                 sum of weight * expert(x), plus one ungated MLP of n_shared_experts * moe_intermediate_size
-    DeepseekDecoderLayer        layer L has experts if L >= first_k_dense_replace and L % moe_layer_freq == 0
-    The rest is Llama: grouped queries, rotate_half over the whole head, silu(gate) * up, no biases, a head of its own.
-    vllm/model_executor/models/deepseek.py and llama.cpp's DeepseekModel say the same.
+DeepSeek-MoE (deepseek-ai/deepseek-moe-16b-base: modeling_deepseek.py, configuration_deepseek.py, config.json)
+    Copies: zhexiangzhang/ServerlessMOE, bcmrk_transfomers/modeling_deepseek.py (timers added); goingshr-debug/SMoE,
+    configs/configuration_deepseek.py and configs/deepseekmoe_config.json (keys added).
+    MoEGate               logits = x W^T without bias; softmax over all experts, then top-k; norm_topk_prob (false on the
+                          hub) divides by the sum + 1e-20. No scaling factor, no groups, no bias for the choice.
+    DeepseekMoE           sum of weight * expert(x), plus one ungated MLP of n_shared_experts * moe_intermediate_size.
+    DeepseekDecoderLayer  layer L has experts if L >= first_k_dense_replace and L % moe_layer_freq == 0.
+    The rest is Llama: grouped queries, rotate_half over the whole head, silu(gate) * up, no biases, untied lm_head.
+    Checked: that copy without its timers (torch 1.13, transformers 4.36.2, float32), run on the files written here, makes
+    the same choices and greedy tokens, and logits within 3e-6.
 
-XVERSE-MoE (xverse/XVERSE-MoE-A4.2B: modeling_xverse.py, configuration_xverse.py, config.json):
-    all three, and the names in the weight index: github goingshr-debug/SMoE at 5792f689, models/xversemoe/model_path (of
-    -Chat, edited for expert caching: imports, timers, arguments of self.mlp, keys in config.json; class XverseMoEMLP is
-    whole and no longer called there)
-    XverseMoEMLP                router in float32; softmax over all experts, then top-k, always divided by the sum + 1e-6;
-                                sum of weight * expert(x), plus one ungated MLP of num_shared_experts * intermediate_size
-    XverseMoEDecoderLayer       every layer has experts, of width intermediate_size
+XVERSE-MoE (xverse/XVERSE-MoE-A4.2B: modeling_xverse.py, configuration_xverse.py, config.json)
+    Copies: goingshr-debug/SMoE at 5792f689, models/xversemoe/model_path: all three of the -Chat model, with a weight index
+    for the names. Edited for expert caching (timers, more arguments to self.mlp, more keys in config.json); the published
+    class XverseMoEMLP is still there, whole.
+    XverseMoEMLP          router without bias, in float32; softmax over all experts, then top-k, always divided by the
+                          sum + 1e-6; sum of weight * expert(x), plus one ungated MLP of
+                          num_shared_experts * intermediate_size.
+    XverseMoEDecoderLayer every layer has experts, of width intermediate_size.
     The rest is Llama, as above; num_key_value_heads is read, though the hub's config.json does not have it.
-    Uncertain, as only one copy was found: the 1e-6 (it moves weights by less than 4e-6 of themselves). That weights are
-    renormalised is said by two ports as well: chatllm.cpp's convert.py, XverseMoEConverter (norm_topk_prob = True), and
-    StarrickLiu/TensorRT-LLM, models/xverse/config.py (RENORMALIZE). SGLang's xverse_moe.py renormalises only if config.json
-    has norm_topk_prob, which this one lacks: it differs here. The hub may hold mlp.router.weight as F32 (the code makes
-    it so, and the size in that index fits only that); here it is bf16 like the rest.
+    Checked in the same way, but with XverseMoEMLP's gate put into DeepSeek's code: the whole file was not run.
+    Uncertain: the 1e-6 stands in that one copy only (it moves a weight by less than 4e-6 of itself). Two ports also say
+    that weights are renormalised: chatllm.cpp, convert.py, XverseMoEConverter (norm_topk_prob = True), and
+    StarrickLiu/TensorRT-LLM, tensorrt_llm/models/xverse/config.py (RENORMALIZE). SGLang's xverse_moe.py differs: it
+    renormalises only if config.json has norm_topk_prob, and the copy of config.json has not. The hub may hold
+    mlp.router.weight as F32 (the code makes it so, and the size in that weight index fits it); here it is bf16.
 """
 import hashlib
 import json
@@ -54,6 +56,7 @@ GREEDY = 32
 TRIES = 2000
 MARGIN = 0.01  # between the best two tokens of every greedy step: no one's rounding flips one
 GAP = 0.001  # between the logits of the last expert chosen and the first not chosen, in the long prompt
+DISTINCT = 5  # greedy tokens at least
 
 CONFIGS = {
     "deepseek_moe": {
@@ -186,13 +189,16 @@ def shapes(config):
 
 def random_weights(config, seed):
     """bf16, and nothing is left at zero or one, so that no part can be forgotten unseen."""
-    generator, out = numpy.random.default_rng(seed), {}
+    generator, gate, out = numpy.random.default_rng(seed), f"mlp.{Moe(config).gate}.weight", {}
+
+    def draw(size, mean, deviation):
+        return (mean + deviation * generator.standard_normal(size)).astype(ml_dtypes.bfloat16)
+
     for name, shape in shapes(config).items():
-        mean, deviation = (1, 0.2) if "norm" in name else (0, 0.3) if name.endswith(f"mlp.{Moe(config).gate}.weight") else (0, 0.1)
-        draw = lambda size: (mean + deviation * generator.standard_normal(size)).astype(ml_dtypes.bfloat16)
-        tensor = draw(shape)
+        law = (1, 0.2) if "norm" in name else (0, 0.3) if name.endswith(gate) else (0, 0.1)
+        tensor = draw(shape, *law)
         while (again := (tensor == 0) | (tensor == 1)).any():
-            tensor[again] = draw(again.sum())
+            tensor[again] = draw(again.sum(), *law)
         out[name] = tensor
     return out
 
@@ -239,9 +245,9 @@ class Model:
         past = numpy.tri(n, dtype=bool)
         out = numpy.empty_like(q)
         for head in range(heads):
-            shared = head // (heads // kv_heads)  # neighbouring query heads share a key and value head
-            scores = q[:, head] @ k[:, shared].T / numpy.float32(d ** 0.5)
-            out[:, head] = softmax(numpy.where(past, scores, numpy.float32(-numpy.inf))) @ v[:, shared]
+            group = head // (heads // kv_heads)  # neighbouring query heads share a key and value head
+            scores = q[:, head] @ k[:, group].T / numpy.float32(d ** 0.5)
+            out[:, head] = softmax(numpy.where(past, scores, numpy.float32(-numpy.inf))) @ v[:, group]
         return self.linear(out.reshape(n, heads * d), name + "o_proj")
 
     def experts(self, x, name, trace):
@@ -261,14 +267,21 @@ class Model:
             at = f"model.layers.{layer}."
             x = x + self.attention(self.norm(x, at + "input_layernorm"), at + "self_attn.")
             h = self.norm(x, at + "post_attention_layernorm")
-            x = x + (self.experts(h, at + "mlp.", traces.setdefault(layer, {})) if self.moe.at(layer) else self.mlp(h, at + "mlp."))
+            if self.moe.at(layer):
+                x = x + self.experts(h, at + "mlp.", traces.setdefault(layer, {}))
+            else:
+                x = x + self.mlp(h, at + "mlp.")
         out = self.linear(self.norm(x, "model.norm"), "lm_head")
         assert out.dtype == numpy.float32 and numpy.isfinite(out).all()
         return out, traces
 
 
+def distinct(tensors):
+    return len({*tensors["long.greedy"].tolist(), *tensors["short.greedy"].tolist()})
+
+
 def expected(model):
-    """The tensors of expected.safetensors and the smallest margin and gap; None where a seed is no good."""
+    """The tensors of expected.safetensors and the smallest margin and gap; None if the seed will not do."""
     out, margin, gap = {}, numpy.inf, numpy.inf
     for key, text in PROMPTS.items():
         ids = [model.config["bos_token_id"], *text.encode()]
@@ -288,8 +301,7 @@ def expected(model):
                 return None
             made.append(int(last.argmax()))
         out[key + ".greedy"] = numpy.array(made[len(ids):], numpy.int32)
-    distinct = len({*out["long.greedy"].tolist(), *out["short.greedy"].tolist()})
-    return (out, margin, gap) if gap >= GAP and distinct >= 5 else None
+    return (out, margin, gap) if gap >= GAP and distinct(out) >= DISTINCT else None
 
 
 def make(out, family):
@@ -310,12 +322,15 @@ def make(out, family):
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    contiguous = lambda d: {name: numpy.ascontiguousarray(tensor) for name, tensor in d.items()}
-    safetensors.numpy.save_file(contiguous(weights), out / "model.safetensors", {"format": "pt"})
-    safetensors.numpy.save_file(contiguous(tensors), out / "expected.safetensors", {"about": json.dumps(about, sort_keys=True)})
-    print(json.dumps({**about, "distinct_greedy": len({*tensors["long.greedy"].tolist(), *tensors["short.greedy"].tolist()}),
-                      "spread": round(float(tensors["long.logits"].std()), 3),
-                      **{p.name: p.stat().st_size for p in sorted(out.iterdir())}}))
+    for file, content, metadata in (
+        ("model", weights, {"format": "pt"}),
+        ("expected", tensors, {"about": json.dumps(about, sort_keys=True)}),
+    ):
+        content = {name: numpy.ascontiguousarray(tensor) for name, tensor in content.items()}
+        safetensors.numpy.save_file(content, out / f"{file}.safetensors", metadata)
+    sizes = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
+    spread = round(float(tensors["long.logits"].std()), 3)
+    print(json.dumps({**about, "distinct_greedy": distinct(tensors), "spread": spread, **sizes}))
 
 
 def main():

@@ -174,7 +174,7 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(names(refused_config([](Json& c) {
                 c["quantization_config"] = {{"bits", 4}};
               }),
-              "field \"quantization_config\""));
+              "quantization_config: field \"quant_method\" is missing"));
   CHECK(names(refused_config([](Json& c) { c["attention_bias"] = true; }), "field \"attention_bias\": expected false"));
   CHECK(names(refused_config([](Json& c) { c["rms_norm_eps"] = 1e300; }), "that a float can hold"));
   CHECK(names(refused_config([](Json& c) { c["sliding_window"] = 0; }), "field \"sliding_window\""));

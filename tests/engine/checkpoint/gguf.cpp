@@ -172,8 +172,8 @@ TEST_CASE("GGUF files that are not are refused with what is wrong") {
   };
   CHECK(says(refused(small_file(0, list(4, ~std::uint64_t{0}), 1)), {"a list of 18446744073709551615"}));
   CHECK(says(refused(small_file(0, list(9, 1), 1)), {"a list of type 9"}));
-  CHECK(
-      says(refused(small_file(0, key + number<std::uint32_t>(8) + number(~std::uint64_t{0}), 1)), {"where 119 are left"}));
+  CHECK(says(refused(small_file(0, key + number<std::uint32_t>(8) + number(~std::uint64_t{0}), 1)),
+             {"where 119 are left"}));
   const std::string alignment = text("general.alignment") + number<std::uint32_t>(4) + number<std::uint32_t>(0);
   CHECK(says(refused(small_file(0, alignment, 1)), {"general.alignment is 0"}));
 }

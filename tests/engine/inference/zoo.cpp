@@ -273,3 +273,11 @@ TEST_CASE("qwen3_5_moe is computed as transformers computes it, and by every los
   check_family("qwen3_5_moe");
   check_stacks("qwen3_5_moe");
 }
+TEST_CASE("deepseek_moe is computed as its makers' rules say, and by every lossless stack as by none") {
+  check_family("deepseek_moe");
+  check_stacks("deepseek_moe");
+}
+TEST_CASE("xverse_moe is computed as its makers' rules say, and by every lossless stack as by none") {
+  check_family("xverse_moe");
+  check_stacks("xverse_moe");
+}

@@ -40,7 +40,8 @@ std::vector<std::byte> matrix_of(const BlockLayout& m, const Tensor& blocks) {
 TEST_CASE("blocks stand for the floats that the gguf package says, bit for bit") {
   const Safetensors golden(test::golden_file("blocks.safetensors"));
   for (const auto& [name, type] : types) {
-    INFO(std::string(name));
+    const std::string label = name;  // structured bindings cannot be captured
+    INFO(label);
     const Tensor& blocks = golden.at(std::string(name) + ".blocks");
     const std::vector<float> weights = golden.at(std::string(name) + ".weights").to_floats();
     const auto count = static_cast<std::uint32_t>(blocks.shape[0]);
@@ -81,6 +82,7 @@ TEST_CASE("a product of blocks is the product of what they stand for, bit for bi
   test::Random random(11);
   for (const auto& [name, type] : types) {
     const BlockLayout m{37, 3 * block_weights(type), type};
+    const std::string label = name;
     std::vector<std::byte> blocks = matrix_of(m, golden.at(std::string(name) + ".blocks"));
     std::vector<float> floats(std::size_t{m.rows} * m.columns);
     for (std::uint32_t r = 0; r < m.rows; ++r) unpack_row(m, blocks.data(), r, &floats[std::size_t{r} * m.columns]);
@@ -88,7 +90,7 @@ TEST_CASE("a product of blocks is the product of what they stand for, bit for bi
       Matrix x(rows, m.columns);
       for (float& v : x.reshaped()) v = random.unit() - 0.5F;
       for (const ProductPath path : paths()) {
-        INFO(name << ", " << rows << " rows, " << name_of(path));
+        INFO(label << ", " << rows << " rows, " << name_of(path));
         Matrix stored, plain;
         PackedProduct product(path, nullptr);
         product.run(m, blocks.data(), x, stored);
