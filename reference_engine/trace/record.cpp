@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <span>
 
 #include "ferry/gate/gate_bank.hpp"
 #include "ferry/router/top_k.hpp"
@@ -16,6 +16,22 @@ namespace {
 template <class T>
 void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
+}
+
+/// Row `at` of an array that has `rows` of this size by now.
+void put(std::vector<float>& to, std::size_t rows, std::size_t at, std::span<const float> row) {
+  to.resize(rows * row.size());
+  std::copy(row.begin(), row.end(), to.begin() + static_cast<std::ptrdiff_t>(at * row.size()));
+}
+
+std::span<const float> row_of(const Matrix& m, std::size_t i) {
+  const auto size = static_cast<std::size_t>(m.cols());
+  return {m.data() + i * size, size};
+}
+
+/// Gates that choose by other scores than they weigh by.
+bool separate(const GateScores& scores) {
+  return scores.select.data() != scores.weight.data();
 }
 
 }  // namespace
@@ -36,14 +52,11 @@ void Recorder::begin_step(Phase phase, const std::vector<std::uint32_t>& sequenc
 void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) {
   const ModelConfig& c = model_.config();
   const std::size_t experts = c.experts;
+  const auto scale = static_cast<float>(c.routed_scale);
   std::vector<Route> best(experts);
   const auto later = static_cast<std::uint16_t>(std::min<std::uint32_t>(ahead_, c.moe_layer_count() - layer - 1U));
-  std::vector<Matrix> predicted;
-  if (later > 0) {
-    for (const Scores& s : model_.gates().scores(static_cast<std::uint16_t>(layer + 1), later, input)) {
-      predicted.emplace_back(Eigen::Map<const Matrix>(s.select.data, input.rows(), static_cast<Eigen::Index>(experts)));
-    }
-  }
+  View<const Scores> predicted;
+  if (later > 0) predicted = model_.gates().scores(static_cast<std::uint16_t>(layer + 1), later, input);
   // A row of layer l lies behind those of all layers before it: sequences grow by whole tokens, layer by layer, so
   // that a step of several tokens of one sequence has to find its place.
   std::vector<std::uint32_t> seen(open_.size(), 0), of_step(open_.size(), 0);
@@ -54,20 +67,26 @@ void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& 
     const std::size_t cell = token * c.moe_layer_count() + layer, cells = s.phase.size() * c.moe_layer_count();
     s.experts.resize(cells * c.top_k, no_expert);
     s.weights.resize(cells * c.top_k);
-    s.scores.resize(cells * experts);
     s.predicted.resize(cells * ahead_ * experts);
-    const float* row = scores.weight.data() + i * experts;
-    std::copy(row, row + experts, s.scores.begin() + static_cast<std::ptrdiff_t>(cell * experts));
-    detail::best_of(scores.select.data() + i * experts, c.experts, c.top_k, best.data());
+    const std::span<const float> row = row_of(scores.weight, i), choice = row_of(scores.select, i);
+    put(s.scores, cells, cell, row);
+    if (separate(scores)) {
+      put(s.choice_scores, cells, cell, choice);
+      s.choice_predicted.resize(cells * ahead_ * experts);
+    }
+    detail::best_of(choice.data(), c.experts, c.top_k, best.data());
     float sum = 0;
     for (std::uint32_t k = 0; k < c.top_k; ++k) sum += row[best[k].expert];
     for (std::uint32_t k = 0; k < c.top_k; ++k) {
       s.experts[cell * c.top_k + k] = best[k].expert;
-      s.weights[cell * c.top_k + k] = c.renormalise ? row[best[k].expert] / sum : row[best[k].expert];
+      s.weights[cell * c.top_k + k] = scale * (c.renormalise ? row[best[k].expert] / sum : row[best[k].expert]);
     }
-    for (std::size_t d = 0; d < predicted.size(); ++d) {
-      const float* from = predicted[d].data() + i * experts;
-      std::copy(from, from + experts, s.predicted.begin() + static_cast<std::ptrdiff_t>((cell * ahead_ + d) * experts));
+    for (std::uint32_t d = 0; d < predicted.size; ++d) {
+      const std::size_t at = cell * ahead_ + d;
+      put(s.predicted, cells * ahead_, at, {predicted[d].weight.data + i * experts, experts});
+      if (separate(scores)) {
+        put(s.choice_predicted, cells * ahead_, at, {predicted[d].select.data + i * experts, experts});
+      }
     }
   }
   runner_.plan(layer, input, scores, took);
@@ -75,16 +94,14 @@ void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& 
 
 void Recorder::look_ahead(std::uint16_t layer, const GateScores& scores) {
   const ModelConfig& c = model_.config();
-  const std::size_t experts = c.experts;
   std::vector<std::uint32_t> seen(open_.size(), 0), of_step(open_.size(), 0);
   for (const std::uint32_t s : rows_) ++of_step[s];
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     Sequence& s = open_[rows_[i]];
     const std::size_t token = s.phase.size() - of_step[rows_[i]] + seen[rows_[i]]++;
-    s.partial.resize(s.phase.size() * c.moe_layer_count() * experts);
-    const float* from = scores.select.data() + i * experts;
-    std::copy(from, from + experts,
-              s.partial.begin() + static_cast<std::ptrdiff_t>((token * c.moe_layer_count() + layer - 1U) * experts));
+    const std::size_t cell = token * c.moe_layer_count() + layer - 1U, cells = s.phase.size() * c.moe_layer_count();
+    put(s.partial, cells, cell, row_of(scores.weight, i));
+    if (separate(scores)) put(s.choice_partial, cells, cell, row_of(scores.select, i));
   }
   runner_.look_ahead(layer, scores);
 }
@@ -99,9 +116,12 @@ void Recorder::end_sequence(std::uint32_t sequence) {
   append(made_->weights, s.weights);
   append(made_->scores, s.scores);
   append(made_->predicted, s.predicted);
+  append(made_->choice_scores, s.choice_scores);
+  append(made_->choice_predicted, s.choice_predicted);
   if (!s.partial.empty()) {
     fill_partial();
     append(made_->partial, s.partial);
+    append(made_->choice_partial, s.choice_partial);
   }
   append(made_->phase, s.phase);
   s = {};
@@ -110,6 +130,7 @@ void Recorder::end_sequence(std::uint32_t sequence) {
 void Recorder::fill_partial() {
   const ModelConfig& c = model_.config();
   made_->partial.resize(made_->phase.size() * c.moe_layer_count() * c.experts);
+  if (!made_->choice_scores.empty()) made_->choice_partial.resize(made_->partial.size());
 }
 
 std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {

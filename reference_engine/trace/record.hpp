@@ -33,7 +33,7 @@ class Recorder final : public PassingRunner {
   /// Rows of one sequence, as in a Trace.
   struct Sequence {
     std::vector<std::uint16_t> experts;
-    std::vector<float> weights, scores, predicted, partial;
+    std::vector<float> weights, scores, predicted, partial, choice_scores, choice_predicted, choice_partial;
     std::vector<std::uint8_t> phase;
   };
 

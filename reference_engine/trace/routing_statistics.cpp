@@ -128,7 +128,7 @@ class Measurer {
 
   void predicted(std::uint32_t t, std::uint32_t l) {
     for (std::uint32_t d = 1; d <= std::min<std::uint32_t>(t_.ahead, l); ++d) {
-      rank(t_.predicted_of(t, l - d, d), std::max(k_, candidates_));
+      rank(t_.choice_predicted_of(t, l - d, d), std::max(k_, candidates_));
       shares_.top_1[d - 1].count(order_[0].expert == t_.expert(t, l, 0));
       for (std::uint32_t i = 0; i < k_; ++i) {
         shares_.recall_top_k[d - 1].count(ranked(t_.expert(t, l, i), k_));
@@ -156,7 +156,7 @@ class Measurer {
       std::vector<bool> needed(experts_), named(experts_);
       for (std::uint32_t t = first; t < end && t_.phase_of(t) == Phase::prefill; ++t) {
         if (t_.expert(t, l, 0) == no_expert) continue;
-        rank(t_.predicted_of(t, l - d, d), k_);
+        rank(t_.choice_predicted_of(t, l - d, d), k_);
         for (std::uint32_t i = 0; i < k_; ++i) needed[t_.expert(t, l, i)] = named[order_[i].expert] = true;
       }
       for (std::uint32_t e = 0; e < experts_; ++e) {

@@ -238,6 +238,7 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   const Fields f(json, where);
   trace.name = f.text("name");
   trace.model.renormalise = renormalise_if(f.flag("renormalise", true));
+  if (f.has("scale")) trace.model.scale = static_cast<float>(f.number("scale", 0));
   trace.model.layers = static_cast<std::uint16_t>(f.whole("layers", 1, 65535));
   trace.model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));
   trace.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, trace.model.experts));
@@ -286,12 +287,15 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   trace.weights = span_of<float>(*file_, "weights", "F32", {n, layers, trace.model.top_k});
   trace.scores = span_of<float>(*file_, "scores", "F32", {n, layers, experts_each});
   trace.partial = span_of<float>(*file_, "partial", "F32", {n, layers, experts_each});
+  trace.choice_scores = span_of<float>(*file_, "choice_scores", "F32", {n, layers, experts_each});
+  trace.choice_partial = span_of<float>(*file_, "choice_partial", "F32", {n, layers, experts_each});
   trace.phase = span_of<std::uint8_t>(*file_, "phase", "U8", {n});
   if (const auto found = file_->tensors().find("predicted"); found != file_->tensors().end()) {
     const std::uint64_t ahead = found->second.shape.size() == 4 ? found->second.shape[2] : 0;
     if (ahead < 1 || ahead > 4) refuse(path, "tensor \"predicted\": expected shape [tokens, layers, 1 to 4, experts]");
     trace.ahead = static_cast<std::uint16_t>(ahead);
     trace.predicted = span_of<float>(*file_, "predicted", "F32", {n, layers, ahead, experts_each});
+    trace.choice_predicted = span_of<float>(*file_, "choice_predicted", "F32", {n, layers, ahead, experts_each});
   }
   // I32 in the file, since numpy and torch know it better; never negative once validated below.
   const auto ids_said = span_of<std::uint32_t>(*file_, "token_ids", "I32", {n});
@@ -308,6 +312,9 @@ void TraceFile::view() {
   trace.scores = scores;
   trace.predicted = predicted;
   trace.partial = partial;
+  trace.choice_scores = choice_scores;
+  trace.choice_predicted = choice_predicted;
+  trace.choice_partial = choice_partial;
   trace.phase = phase;
   trace.sequence_start = sequence_start;
   trace.tokens = trace.model.layers == 0 || trace.model.top_k == 0
@@ -331,6 +338,7 @@ void TraceFile::write(OutputFile& out) const {
                 {"experts", trace.model.experts},
                 {"top_k", trace.model.top_k},
                 {"renormalise", trace.model.renormalises()},
+                {"scale", trace.model.scale},
                 {"expert_bytes", Json::array()},
                 {"work", Json::array()}};
   for (const ExpertBytes& b : trace.model.expert_bytes) model["expert_bytes"].push_back({b[1], b[2], b[3], b[4]});
@@ -355,6 +363,9 @@ void TraceFile::write(OutputFile& out) const {
   add("scores", "F32", trace.scores, {n, layers, each});
   add("predicted", "F32", trace.predicted, {n, layers, trace.ahead, each});
   add("partial", "F32", trace.partial, {n, layers, each});
+  add("choice_scores", "F32", trace.choice_scores, {n, layers, each});
+  add("choice_predicted", "F32", trace.choice_predicted, {n, layers, trace.ahead, each});
+  add("choice_partial", "F32", trace.choice_partial, {n, layers, each});
   add("token_ids", "I32", std::span<const std::uint32_t>(token_ids), {n});
   add("sequence_start", "I32", trace.sequence_start, {trace.sequence_start.size()});
   if (!trace.experts8.empty()) {

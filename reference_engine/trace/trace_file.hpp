@@ -18,9 +18,9 @@ class OutputFile;
 
 /// A trace and the memory that it views: a mapped file, or arrays of its own.
 ///
-/// The file has the tensors `experts` (U8 or U16), `weights`, `scores`, `predicted`, `partial` (F32), `phase` (U8),
-/// `token_ids` (I32) and `sequence_start` (I32) in the shapes that ferry::Trace gives; all but `experts` and
-/// `sequence_start` may be missing. `__metadata__` has "format": "ferry-trace 1", and what the model is.
+/// The file has the tensors `experts` (U8 or U16), `weights`, `scores`, `predicted`, `partial` and what those are chosen
+/// by, `choice_scores`, `choice_predicted`, `choice_partial` (F32), `phase` (U8), `token_ids` (I32) and `sequence_start`
+/// (I32) in the shapes that ferry::Trace gives; all but `experts` and `sequence_start` may be missing. `__metadata__` has "format": "ferry-trace 1", and what the model is.
 class TraceFile {
  public:
   /// Maps a file. Throws InputError, naming tensor, place and reason, for anything else than an undamaged trace.
@@ -35,7 +35,7 @@ class TraceFile {
 
   // What `trace` views if it was made here, to be filled by push_back; see `view`.
   std::vector<std::uint16_t> experts;
-  std::vector<float> weights, scores, predicted, partial;
+  std::vector<float> weights, scores, predicted, partial, choice_scores, choice_predicted, choice_partial;
   std::vector<std::uint8_t> phase;
   std::vector<std::uint32_t> sequence_start, token_ids;
 

@@ -187,10 +187,21 @@ class Replay {
     return {buffer.data(), static_cast<std::uint32_t>(buffer.size())};
   }
 
+  /// What experts are chosen by and what weighs them: one array in most models.
+  struct Gathered {
+    std::vector<float> choice, weight;
+  };
+  template <class ChoiceOf, class WeightOf>
+  Scores gather(Gathered& to, std::uint16_t l, bool separate, const ChoiceOf& choice_of, const WeightOf& weight_of) {
+    const View<const float> weight = gather(to.weight, weight_of);
+    return {l, separate ? gather(to.choice, choice_of) : weight, weight};
+  }
+
   Plan plan(std::uint16_t l) {
     if (!trace_.scores.empty()) {
-      const auto scores = gather(scores_, [&](std::uint32_t t) { return trace_.scores_of(t, l); });
-      return pipe_.plan({l, scores, scores});
+      return pipe_.plan(gather(
+          scores_, l, !trace_.choice_scores.empty(), [&](std::uint32_t t) { return trace_.choice_scores_of(t, l); },
+          [&](std::uint32_t t) { return trace_.scores_of(t, l); }));
     }
     if constexpr (takes_routes) {
       routes_.clear();
@@ -207,8 +218,10 @@ class Replay {
   void look_ahead(std::uint16_t l) {
     pipe_.look_ahead();
     pipe_.look_ahead(RowSource::gate_input, [&](std::uint16_t ahead, std::uint16_t distance) {
-      const auto scores = gather(ahead_, [&](std::uint32_t t) { return trace_.predicted_of(t, l, distance); });
-      return Scores{ahead, scores, scores};
+      return gather(
+          ahead_, ahead, !trace_.choice_predicted.empty(),
+          [&](std::uint32_t t) { return trace_.choice_predicted_of(t, l, distance); },
+          [&](std::uint32_t t) { return trace_.predicted_of(t, l, distance); });
     });
   }
 
@@ -216,8 +229,10 @@ class Replay {
     pipe_.look_ahead(RowSource::partial_hidden, [&](std::uint16_t next, std::uint16_t) {
       clock_.device(costs_.dense(next, rows), "partial hidden state");
       clock_.sync_device();
-      const auto scores = gather(ahead_, [&](std::uint32_t t) { return trace_.partial_of(t, l); });
-      return Scores{next, scores, scores};
+      return gather(
+          ahead_, next, !trace_.choice_partial.empty(),
+          [&](std::uint32_t t) { return trace_.choice_partial_of(t, l); },
+          [&](std::uint32_t t) { return trace_.partial_of(t, l); });
     });
   }
 
@@ -295,7 +310,7 @@ class Replay {
   std::vector<UseLog> uses_;  ///< one for each stretch of decode without a prefill in between
   bool new_stretch_ = true;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits_;
-  std::vector<float> scores_, ahead_;
+  Gathered scores_, ahead_;
   std::vector<Route> routes_;
 };
 

@@ -30,6 +30,9 @@ struct Trace {
   std::uint16_t ahead = 0;           ///< layers ahead of which `predicted` knows, up to 4
   std::span<const float> predicted;  ///< [tokens, layers, ahead, experts]: layer l + 1 + j from l's gate input
   std::span<const float> partial;    ///< [tokens, layers, experts]: layer l + 1 from l's partial hidden state
+  /// In the shapes of `scores`, `predicted` and `partial`, beside them: what experts are chosen by, where that is not what
+  /// weighs them, as in gates with a bias for the choice or with groups.
+  std::span<const float> choice_scores, choice_predicted, choice_partial;
 
   [[nodiscard]] std::uint32_t sequences() const { return static_cast<std::uint32_t>(sequence_start.size()); }
   /// One past the last token of a sequence.
@@ -49,20 +52,40 @@ struct Trace {
                            : weights[(std::size_t{token} * model.layers + layer) * model.top_k + rank];
   }
   [[nodiscard]] const float* scores_of(std::uint32_t token, std::uint32_t layer) const {
-    return scores.data() + (std::size_t{token} * model.layers + layer) * model.experts;
+    return scores.data() + row(token, layer);
   }
   [[nodiscard]] const float* partial_of(std::uint32_t token, std::uint32_t layer) const {
-    return partial.data() + (std::size_t{token} * model.layers + layer) * model.experts;
+    return partial.data() + row(token, layer);
   }
   /// Scores of layer `layer + distance`, 1 <= distance <= ahead.
   [[nodiscard]] const float* predicted_of(std::uint32_t token, std::uint32_t layer, std::uint32_t distance) const {
-    return predicted.data() + ((std::size_t{token} * model.layers + layer) * ahead + distance - 1) * model.experts;
+    return predicted.data() + row(token, layer, distance);
+  }
+  /// What experts are chosen by, which in most models is what weighs them.
+  [[nodiscard]] const float* choice_scores_of(std::uint32_t token, std::uint32_t layer) const {
+    return choice_scores.empty() ? scores_of(token, layer) : choice_scores.data() + row(token, layer);
+  }
+  [[nodiscard]] const float* choice_partial_of(std::uint32_t token, std::uint32_t layer) const {
+    return choice_partial.empty() ? partial_of(token, layer) : choice_partial.data() + row(token, layer);
+  }
+  [[nodiscard]] const float* choice_predicted_of(std::uint32_t token, std::uint32_t layer,
+                                                 std::uint32_t distance) const {
+    return choice_predicted.empty() ? predicted_of(token, layer, distance)
+                                    : choice_predicted.data() + row(token, layer, distance);
   }
 
   /// Throws ConfigError, naming the place, for anything that a replay could stumble over: sizes that do not fit
   /// together, sequences that do not ascend, decode before prefill, experts that do not exist or stand twice, or that
   /// are missing (only a whole row of a prompt may be). O(tokens * layers * top_k).
   void validate() const;
+
+ private:
+  [[nodiscard]] std::size_t row(std::uint32_t token, std::uint32_t layer) const {
+    return (std::size_t{token} * model.layers + layer) * model.experts;
+  }
+  [[nodiscard]] std::size_t row(std::uint32_t token, std::uint32_t layer, std::uint32_t distance) const {
+    return ((std::size_t{token} * model.layers + layer) * ahead + distance - 1) * model.experts;
+  }
 };
 
 inline void Trace::validate() const {
@@ -83,6 +106,9 @@ inline void Trace::validate() const {
   need("scores", scores.size(), cells * model.experts, true);
   need("predicted", predicted.size(), cells * ahead * model.experts, false);
   need("partial", partial.size(), cells * model.experts, true);
+  need("choice_scores", choice_scores.size(), scores.size(), true);
+  need("choice_predicted", choice_predicted.size(), predicted.size(), true);
+  need("choice_partial", choice_partial.size(), partial.size(), true);
   need("phase", phase.size(), tokens, true);
   if (ahead > 4) refuse("predicted looks " + text(ahead) + " layers ahead, expected at most 4");
   if (sequences() == 0 || sequence_start[0] != 0) refuse("sequence_start must begin with token 0");

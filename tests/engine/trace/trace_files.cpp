@@ -190,7 +190,7 @@ struct Parsed {
 
 struct Wanted {
   std::uint16_t experts = 6, top_k = 2, ahead = 0;
-  bool weights = false, scores = false, partial = false, phase = false, ids = false, unequal = false, gaps = false;
+  bool weights = false, scores = false, choice = false, partial = false, phase = false, ids = false, unequal = false, gaps = false;
 };
 
 /// Sequences of 4, 1 and 3 tokens, of which 2, 0 and 1 are prompt; 3 layers.
@@ -206,6 +206,7 @@ std::unique_ptr<TraceFile> filled(const Wanted& w, std::uint64_t seed) {
   t.model.top_k = w.top_k;
   t.model.expert_bytes = {{0, 100, 200, 400, 800}};
   t.model.renormalise = renormalise_if(!w.unequal);
+  t.model.scale = w.choice ? 2.5F : 1;
   t.ahead = w.ahead;
   f->work = {{12'345, 678, 90}};
   if (w.unequal) {
@@ -238,6 +239,9 @@ std::unique_ptr<TraceFile> filled(const Wanted& w, std::uint64_t seed) {
   };
   if (w.weights) floats(f->weights, w.top_k);
   if (w.scores) floats(f->scores, w.experts);
+  if (w.choice && w.scores) floats(f->choice_scores, w.experts);
+  if (w.choice) floats(f->choice_predicted, std::size_t{w.ahead} * w.experts);
+  if (w.choice && w.partial) floats(f->choice_partial, w.experts);
   if (w.ahead > 0) floats(f->predicted, std::size_t{w.ahead} * w.experts);
   if (w.partial) floats(f->partial, w.experts);
   for (std::uint32_t i = 0; w.ids && i < tokens; ++i) f->token_ids.push_back(1000 * i);
@@ -267,6 +271,10 @@ void check_same(const TraceFile& a, const TraceFile& b) {
   CHECK(a.trace.ahead == b.trace.ahead);
   CHECK(same_bits(a.trace.weights, b.trace.weights));
   CHECK(same_bits(a.trace.scores, b.trace.scores));
+  CHECK(same_bits(a.trace.choice_scores, b.trace.choice_scores));
+  CHECK(same_bits(a.trace.choice_predicted, b.trace.choice_predicted));
+  CHECK(same_bits(a.trace.choice_partial, b.trace.choice_partial));
+  CHECK(a.trace.model.scale == b.trace.model.scale);
   CHECK(same_bits(a.trace.predicted, b.trace.predicted));
   CHECK(same_bits(a.trace.partial, b.trace.partial));
   std::size_t different = 0;
@@ -284,6 +292,7 @@ const std::vector<Wanted> kinds = {
     {},
     {.weights = true},
     {.scores = true, .phase = true},
+    {.ahead = 2, .scores = true, .choice = true, .partial = true},
     {.ahead = 1, .scores = true},
     {.ahead = 4,
      .weights = true,
@@ -471,6 +480,10 @@ TEST_CASE("a written trace is a plain safetensors file with the documented tenso
                                                 {"sequence_start", {"I32", 4, {3}}}};
     if (w.weights) expected["weights"] = {"F32", 4, {8, 3, w.top_k}};
     if (w.scores) expected["scores"] = {"F32", 4, {8, 3, w.experts}};
+    if (w.choice) {
+      expected["choice_scores"] = expected["choice_partial"] = {"F32", 4, {8, 3, w.experts}};
+      expected["choice_predicted"] = {"F32", 4, {8, 3, w.ahead, w.experts}};
+    }
     if (w.ahead > 0) expected["predicted"] = {"F32", 4, {8, 3, w.ahead, w.experts}};
     if (w.partial) expected["partial"] = {"F32", 4, {8, 3, w.experts}};
     if (w.phase) expected["phase"] = {"U8", 1, {8}};
@@ -508,6 +521,11 @@ TEST_CASE("a written trace is a plain safetensors file with the documented tenso
     CHECK(file.values<std::uint32_t>("sequence_start") == made->sequence_start);
     if (w.weights) CHECK(same_bits(file.values<float>("weights"), made->weights));
     if (w.scores) CHECK(same_bits(file.values<float>("scores"), made->scores));
+    if (w.choice) {
+      CHECK(same_bits(file.values<float>("choice_scores"), made->choice_scores));
+      CHECK(same_bits(file.values<float>("choice_predicted"), made->choice_predicted));
+      CHECK(same_bits(file.values<float>("choice_partial"), made->choice_partial));
+    }
     if (w.ahead > 0) CHECK(same_bits(file.values<float>("predicted"), made->predicted));
     if (w.partial) CHECK(same_bits(file.values<float>("partial"), made->partial));
     if (w.phase) CHECK(file.values<std::uint8_t>("phase") == made->phase);

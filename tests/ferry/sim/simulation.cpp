@@ -73,6 +73,7 @@ struct SmallTrace {
     trace.phase = phase;
     trace.experts8 = experts;
     trace.scores = scores;
+    trace.choice_scores = choice_scores;
     trace.ahead = predicted.empty() ? std::uint16_t{0} : ahead;
     trace.predicted = predicted;
     trace.partial = partial;
@@ -84,7 +85,7 @@ struct SmallTrace {
   std::vector<std::uint8_t> experts, phase;
   std::vector<std::uint32_t> starts{0};
   std::uint16_t ahead = 3;
-  std::vector<float> scores, predicted, partial;
+  std::vector<float> scores, choice_scores, predicted, partial;
 
  private:
   Trace trace;
@@ -499,6 +500,23 @@ TEST_CASE("timeline: each sequence of a batch brings its own scores and predicti
         "attention 0-10  wait 10-30  0/0 30-66  attention 66-76  1/1 76-96  1/2 96-116");
   CHECK(lane(s.spans(), Lane::link) == "0/0 10-30  ~1/1 30-50  ~1/2 50-70");
   CHECK(s.counters().of(Phase::decode).hits == 2);
+}
+
+TEST_CASE("timeline: experts are chosen by the choice scores, where a trace has them") {
+  // Scores name 0/0 and 1/3; the bias for the choice makes that 0/1 and 1/2, each a copy of 20 us and a product of 5.
+  SmallTrace t(4, {{{1}, {2}}, {{1}, {2}}});
+  for (std::size_t row = 0; row < 2; ++row) {
+    t.put(t.scores, 2 * row, 1, {0});
+    t.put(t.scores, 2 * row + 1, 1, {3});
+    t.put(t.choice_scores, 2 * row, 1, {1});
+    t.put(t.choice_scores, 2 * row + 1, 1, {2});
+  }
+  Simulation<stacks::LruCache> s(with_slots<stacks::LruCache>(t, 6), t.view(), hand(), logged(2));
+  CHECK(s.step());
+  CHECK(lane(s.spans(), Lane::link).find("0/1") != std::string::npos);
+  CHECK(lane(s.spans(), Lane::link).find("1/2") != std::string::npos);
+  CHECK(lane(s.spans(), Lane::link).find("0/0") == std::string::npos);
+  CHECK(lane(s.spans(), Lane::link).find("1/3") == std::string::npos);
 }
 
 TEST_CASE("timeline: a prompt in chunks, then decode, each on its own clock") {

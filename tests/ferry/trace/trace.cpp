@@ -15,7 +15,7 @@ struct Small {
   std::vector<std::uint32_t> starts = {0, 5, 6};
   std::vector<std::uint8_t> phase = {0, 0, 0, 1, 1, 1, 0, 0};
   std::vector<std::uint8_t> experts;
-  std::vector<float> weights, scores, predicted, partial;
+  std::vector<float> weights, scores, choice_scores, predicted, partial;
   Trace trace;
 
   Small() {
@@ -44,6 +44,7 @@ struct Small {
     trace.experts8 = experts;
     trace.weights = weights;
     trace.scores = scores;
+    trace.choice_scores = choice_scores;
     trace.ahead = 2;
     trace.predicted = predicted;
     trace.partial = partial;
@@ -125,6 +126,12 @@ TEST_CASE("what a replay could stumble over is refused with its place") {
       {"trace: experts has 30 elements, expected 32", [](Small& s) { s.experts.resize(30); }},
       {"trace: weights has 31 elements, expected 32", [](Small& s) { s.weights.pop_back(); }},
       {"trace: scores has 65 elements, expected 64", [](Small& s) { s.scores.push_back(0); }},
+      {"trace: choice_scores has 63 elements, expected 64", [](Small& s) { s.choice_scores.resize(63); }},
+      {"trace: choice_scores has 64 elements, expected 0",
+       [](Small& s) {
+         s.choice_scores = s.scores;
+         s.scores.clear();
+       }},
       {"trace: predicted has 127 elements, expected 128", [](Small& s) { s.predicted.pop_back(); }},
       {"trace: partial has 1 elements, expected 64", [](Small& s) { s.partial.resize(1); }},
       {"trace: phase has 7 elements, expected 8", [](Small& s) { s.phase.pop_back(); }},
