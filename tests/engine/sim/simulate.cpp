@@ -112,7 +112,7 @@ TEST_CASE("a simulated stack does what the engine does on the virtual clock, to 
   }
 }
 
-TEST_CASE("the same where experts are chosen by other scores than weigh them: a bias for the choice, groups, PhiMoE's rule") {
+TEST_CASE("the same where experts are chosen by other scores than weigh them: biases, groups, PhiMoE") {
   for (const std::string family : {"deepseek_v2", "deepseek_v3", "glm4_moe", "phimoe"}) {
     CpuModel m(test::golden_file("zoo") / family);
     for (const StackInfo& info : all_stacks()) {
