@@ -230,8 +230,7 @@ class Replay {
       clock_.device(costs_.dense(next, rows), "partial hidden state");
       clock_.sync_device();
       return gather(
-          ahead_, next, !trace_.choice_partial.empty(),
-          [&](std::uint32_t t) { return trace_.choice_partial_of(t, l); },
+          ahead_, next, !trace_.choice_partial.empty(), [&](std::uint32_t t) { return trace_.choice_partial_of(t, l); },
           [&](std::uint32_t t) { return trace_.partial_of(t, l); });
     });
   }

@@ -190,7 +190,8 @@ struct Parsed {
 
 struct Wanted {
   std::uint16_t experts = 6, top_k = 2, ahead = 0;
-  bool weights = false, scores = false, choice = false, partial = false, phase = false, ids = false, unequal = false, gaps = false;
+  bool weights = false, scores = false, choice = false, partial = false, phase = false, ids = false, unequal = false,
+       gaps = false;
 };
 
 /// Sequences of 4, 1 and 3 tokens, of which 2, 0 and 1 are prompt; 3 layers.
