@@ -28,6 +28,12 @@ void check_tied(const Checkpoint& checkpoint, const ModelConfig& c) {
   if (file == nullptr) return;
   const Tensor& embedding = checkpoint.at(embedding_name, {c.vocabulary, c.hidden});
   const Tensor& head = checkpoint.at(head_name, {c.vocabulary, c.hidden});
+  if (embedding.scales != nullptr || head.scales != nullptr) {
+    throw InputError(
+        fmt::format("{}: tensor \"{}\" is there in FP8, expected none, since config.json has "
+                    "\"tie_word_embeddings\": true; set it to false to use both",
+                    file->path().string(), head_name));
+  }
   for (std::uint64_t row = 0; row < c.vocabulary; ++row) {
     const Tensor a = row_of(embedding, row), b = row_of(head, row);
     if (a.dtype == b.dtype && std::memcmp(a.data, b.data, a.bytes) == 0) continue;
@@ -78,12 +84,14 @@ std::string why_unread(const std::string& name, const ModelConfig& c) {
 
 std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const ModelConfig& c) {
   if (c.tied_embeddings) check_tied(checkpoint, c);
+  const bool gguf = c.storage == ExpertStorage::fused_parts;
   std::vector<std::string> left, notes;
   for (const std::string& name : checkpoint.unread()) {
-    if (ends(name, "rotary_emb.inv_freq")) continue;  // old files have it; it says nothing new
+    if (ends(name, "rotary_emb.inv_freq")) continue;    // old files have it; it says nothing new
+    if (gguf && name == "rope_freqs.weight") continue;  // read with the metadata
     if (c.tied_embeddings && name == c.names.head + "weight") continue;
     const auto layer = layer_of(name, c);
-    const bool used = layer ? *layer < c.layers : begins(name, c.names.model) || begins(name, c.names.head);
+    const bool used = layer ? *layer < c.layers : gguf || begins(name, c.names.model) || begins(name, c.names.head);
     if (!used) {
       left.push_back(name);
       continue;
@@ -96,7 +104,8 @@ std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const Mod
         fmt::format("{} tensors are not used, from \"{}\" to \"{}\"", left.size(), left.front(), left.back()));
   }
   for (const std::string& name : c.unknown) {
-    notes.push_back(fmt::format("config.json: field \"{}\" is not known, and was not used", name));
+    notes.push_back(
+        fmt::format("{}: field \"{}\" is not known, and was not used", gguf ? "metadata" : "config.json", name));
   }
   return notes;
 }

@@ -127,6 +127,12 @@ void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>&
   place.file->read(tensor, codes.data(), name);
   Tensor own = tensor;
   own.data = codes.data();
+  Tensor scales = *tensor.scales;
+  std::vector<std::byte> read_scales(scales.bytes);
+  const std::string scale_name = name + scale_suffix;
+  where_.at(scale_name).file->read(scales, read_scales.data(), scale_name);
+  scales.data = read_scales.data();
+  own.scales = &scales;
   own.copy_stored(to);
 }
 

@@ -86,11 +86,11 @@ class FamilyReader {
     }
   }
 
-  /// The first layers, and of the others all but every `moe_layer_freq`th.
+  /// The first layers. Of later families than the first, makers and transformers differ in what `moe_layer_freq` does.
   void dense_first() {
-    const std::uint32_t first = whole_or("first_k_dense_replace", 0), every = whole_or("moe_layer_freq", 1);
-    if (every == 0) f.refuse("moe_layer_freq", "a whole number from 1");
-    dense_layers([&](std::uint32_t l) { return l < first || l % every != 0; });
+    const std::uint32_t first = whole_or("first_k_dense_replace", 0);
+    must_be("moe_layer_freq", 1);
+    dense_layers([&](std::uint32_t l) { return l < first; });
   }
 
   /// Qwen's.
@@ -316,7 +316,9 @@ void deepseek(FamilyReader& r) {
   r.shared_experts("n_shared_experts");
   r.attention_bias(false);
   r.rope({.theta = 10000});
-  r.dense_first();
+  const std::uint32_t first = r.whole_or("first_k_dense_replace", 0), every = r.whole_or("moe_layer_freq", 1);
+  if (every == 0) r.f.refuse("moe_layer_freq", "a whole number from 1");
+  r.dense_layers([&](std::uint32_t l) { return l < first || l % every != 0; });
   r.no_windows();
 }
 
@@ -336,6 +338,8 @@ void deepseek_v2(FamilyReader& r) {
   }
   r.c.routed_scale = r.number_or("routed_scaling_factor", 1);
   r.shared_experts("n_shared_experts");
+  // transformers' code of this version does not read it.
+  if (!r.f.flag("rope_interleave", true)) r.f.refuse("rope_interleave", "true, nothing else is supported");
   r.latent_attention();
   r.dense_first();
   r.no_windows();
@@ -436,7 +440,7 @@ void hunyuan_v1_moe(FamilyReader& r) {
   r.must_be_off({"use_cla", "group_limited_greedy", "mlp_bias", "add_classification_head"});
   r.must_be("moe_layer_num_skipped", 0);
   r.attention_bias(false);
-  r.rope({.theta = 10000});
+  r.rope({.theta = 10000, .alpha = true});
   r.no_windows();
 }
 

@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "support/errors.hpp"
 
 namespace ferry::engine {
 namespace {
+
+constexpr const char* rope_divisors = "rope_freqs.weight";
 
 constexpr std::pair<const char*, const char*> outer_names[] = {
     {"token_embd.", "model.embed_tokens."}, {"output_norm.", "model.norm."}, {"output.", "lm_head."}};
@@ -141,10 +145,12 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   if (width.is_number_unsigned() && !latent && head_dim > 0 && width != head_dim) {
     config["partial_rotary_factor"] = width.get<double>() / static_cast<double>(head_dim);
   }
-  const Json type = f.get("rope.scaling.type");
+  Json type = f.get("rope.scaling.type"), factor = f.get("rope.scaling.factor");
+  if (factor.is_null()) factor = f.get("rope.scale_linear");  // its older name
+  if (type.is_null() && factor.is_number() && factor != 0) type = "linear";
   if (type.is_null() || type == "none") return;
   Json scaling = {{"rope_type", type}};
-  f.copy("rope.scaling.factor", "factor", scaling);
+  if (!factor.is_null()) scaling["factor"] = factor;
   if (type == "yarn") {
     f.copy("rope.scaling.original_context_length", "original_max_position_embeddings", scaling);
     f.copy("rope.scaling.yarn_beta_fast", "beta_fast", scaling);
@@ -192,9 +198,10 @@ void add_experts(const GgufFacts& f, Json& config) {
 void add_particulars(const GgufFacts& f, Json& config) {
   if (f.arch == "deepseek2") {
     const Json gating = f.get("expert_gating_func");
-    const bool sigmoid = gating.is_null() ? f.of_a_layer("exp_probs_b.bias") != nullptr : gating == 2;
+    const bool sigmoid = gating.is_null() || gating == 0 ? f.of_a_layer("exp_probs_b.bias") != nullptr : gating == 2;
     if (sigmoid) config["architectures"] = {"DeepseekV3ForCausalLM"};
-    if (!sigmoid && config.value("n_group", 1) > 1) config["topk_method"] = "group_limited_greedy";
+    const Json groups = f.get("expert_group_count");
+    if (!sigmoid && !groups.is_null() && groups != 0 && groups != 1) config["topk_method"] = "group_limited_greedy";
     f.copy("attention.q_lora_rank", "q_lora_rank", config);
     f.copy("attention.kv_lora_rank", "kv_lora_rank", config);
     const bool split = f.has("attention.key_length_mla");
@@ -227,7 +234,9 @@ void add_particulars(const GgufFacts& f, Json& config) {
   } else if (f.arch == "olmoe") {
     f.copy("attention.clamp_kqv", "clip_qkv", config);
   } else if (f.arch == "llama4") {
-    f.copy("attention.chunk_size", "attention_chunk_size", config);
+    if (f.get("attention.sliding_window") == 0) f.refuse("llama4 without chunks of attention is not supported");
+    config["use_qk_norm"] =
+        f.get("expert_count") != 128;  // Maverick has none, and norms without weights leave no trace
     f.copy("interleave_moe_layer_step", "interleave_moe_layer_step", config);
     config["intermediate_size_mlp"] = f.get("feed_forward_length");
     config["intermediate_size"] = config["moe_intermediate_size"];
@@ -242,8 +251,9 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   config["architectures"] = {family.architecture};
   config["hidden_act"] = "silu";
   f.copy("block_count", "num_hidden_layers", config);
-  if (const Json more = f.get("nextn_predict_layers");
-      more.is_number_unsigned() && config["num_hidden_layers"] > more) {
+  if (const Json more = f.get("nextn_predict_layers"); more.is_number_unsigned() &&
+                                                       config["num_hidden_layers"].is_number_unsigned() &&
+                                                       config["num_hidden_layers"] > more) {
     config["num_hidden_layers"] = config["num_hidden_layers"].get<std::uint64_t>() - more.get<std::uint64_t>();
   }
   f.copy("embedding_length", "hidden_size", config);
@@ -272,6 +282,68 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   add_rope(f, head_dim, config);
   add_particulars(f, config);
   return config;
+}
+
+/// llama.cpp names the gate's rule where an architecture has had several.
+void check_gating(const GgufFacts& f, const ModelConfig& c) {
+  const Json said = f.get("expert_gating_func");
+  const int rule = f.arch == "gpt-oss" ? 3 : c.gate.gating == Gating::sigmoid ? 2 : 1;
+  if (said.is_null() || said == 0 || said == rule) return;
+  f.fields().refuse(f.arch + ".expert_gating_func", fmt::format("{}, this architecture's", rule));
+}
+
+/// Llama 3's way of stretching is not in the metadata: a tensor divides the frequencies.
+void divide_frequencies(const GgufFacts& f, Rope& rope) {
+  for (const char* name : {"rope_factors_long.weight", "rope_factors_short.weight"}) {
+    if (f.tensor(name) != nullptr || f.of_a_layer(name) != nullptr) {
+      f.refuse(fmt::format("tensor \"{}\": LongRoPE is not supported in GGUF", name));
+    }
+  }
+  const Tensor* divisors = f.tensor(rope_divisors);
+  if (divisors == nullptr) return;
+  if (divisors->dtype != DType::f32 || divisors->shape != std::vector<std::uint64_t>{rope.frequency.size()}) {
+    f.refuse(fmt::format("tensor \"{}\" is {} [{}], expected F32 [{}]", rope_divisors, divisors->dtype_name,
+                         fmt::join(divisors->shape, ", "), rope.frequency.size()));
+  }
+  const std::vector<float> values = divisors->to_floats();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!(values[i] > 0) || !std::isfinite(values[i])) {
+      f.refuse(fmt::format("tensor \"{}\" has {} at [{}], expected a number above 0", rope_divisors, values[i], i));
+    }
+    rope.frequency[i] /= static_cast<double>(values[i]);
+  }
+}
+
+/// Metadata of the model that nobody read: refused where it may say what is computed, and returned where it may not.
+std::vector<std::string> left_over(const GgufFacts& f) {
+  constexpr std::string_view told_by_tensors[] = {"vocab_size",
+                                                  "feed_forward_length",
+                                                  "expert_feed_forward_length",
+                                                  "expert_shared_count",
+                                                  "expert_shared_feed_forward_length",
+                                                  "attention.value_length"};
+  // Mixtral's files have carried a window that llama.cpp does not use.
+  constexpr std::string_view unused[] = {"rope.scaling.finetuned", "rope.scaling.original_context_length",
+                                         "rope.dimension_sections", "attention.sliding_window"};
+  const auto one_of = [](const auto& all, std::string_view name) {
+    return std::find(std::begin(all), std::end(all), name) != std::end(all);
+  };
+  std::vector<std::string> names;
+  for (const std::string& whole : f.fields().unread()) {
+    if (whole.rfind(f.arch + ".", 0) != 0) continue;
+    const std::string name = whole.substr(f.arch.size() + 1);
+    const Json& value = f.fields().at(whole);
+    if (one_of(told_by_tensors, name) || one_of(unused, name)) continue;
+    if (name == "attention.causal" && value == true) continue;
+    if (name == "rope.freq_base_swa" && value == f.get("rope.freq_base")) continue;
+    if (value.is_number() && (value == 0 || (value == 1 && name.find("factor") != std::string::npos))) continue;
+    const bool computed = name.rfind("rope.", 0) == 0 || name.rfind("attention.", 0) == 0 ||
+                          name.rfind("expert", 0) == 0 || name.find("scale") != std::string::npos ||
+                          name.find("softcapping") != std::string::npos || name.rfind("swiglu", 0) == 0;
+    if (computed) f.fields().refuse(whole, "none, it is not supported");
+    names.push_back(whole);
+  }
+  return names;
 }
 
 }  // namespace
@@ -317,7 +389,9 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   // As text, and read again: its numbers are then those of any config.json.
   ModelConfig c = config_from(
       parse_json(config_of(f, *family).dump(-1, ' ', false, Json::error_handler_t::replace), f.where()), f.where());
-  c.unknown.clear();  // this file wrote the names that it read
+  check_gating(f, c);
+  divide_frequencies(f, c.rope);
+  c.unknown = left_over(f);
   c.rope.neighbours = c.rope.neighbours || family->turned;
   const TensorNames read = std::exchange(c.names, {});
   c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
@@ -336,7 +410,8 @@ std::string folder_name(const std::string& name) {
   const std::size_t dot = name.find('.', block.size());
   if (dot == std::string::npos) return name;
   const std::string inner = renamed(name.substr(dot + 1), layer_names);
-  return inner.empty() ? name : "model.layers." + name.substr(block.size(), dot - block.size()) + "." + inner;
+  return "model.layers." + name.substr(block.size(), dot - block.size()) + "." +
+         (inner.empty() ? name.substr(dot + 1) : inner);
 }
 
 }  // namespace ferry::engine

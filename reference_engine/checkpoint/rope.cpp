@@ -65,12 +65,12 @@ class RopeReader {
   /// Stretches only what is longer than the context, which nothing is here; with a fixed `alpha`, as Hunyuan's, it is the base
   /// that is stretched, for all lengths.
   void dynamic(double theta) {
-    const bool fixed = rope_.has("alpha");
+    const bool fixed = needs_.alpha && rope_.has("alpha");
     if (rope_.has("factor")) static_cast<void>(rope_.number("factor", 0));
     const double alpha = fixed ? rope_.number("alpha", 0) : 1;
-    // Hunyuan's files carry these at the values that change nothing.
+    // Hunyuan's files carry these, which its makers' code does not read for this type.
     for (const char* name : {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) {
-      if (rope_.has(name)) static_cast<void>(rope_.at(name));
+      if (needs_.alpha) static_cast<void>(rope_.has(name));
     }
     frequencies(theta * std::pow(alpha, made_.width / (made_.width - 2.0)));
   }

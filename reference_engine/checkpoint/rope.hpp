@@ -33,6 +33,7 @@ struct RopeNeeds {
   bool may_be_partial = false;  ///< whether the family reads `partial_rotary_factor`
   bool neighbours = false;
   bool mscales = false;       ///< LongRoPE's `short_mscale` and `long_mscale`: Phi-MoE
+  bool alpha = false;         ///< a "dynamic" rope may have a fixed stretch of its base: Hunyuan
   bool sections = false;      ///< whether it may say how images turn columns
   std::uint32_t context = 0;  ///< max_position_embeddings
 };

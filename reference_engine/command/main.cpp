@@ -28,11 +28,23 @@ void on_interrupt(int signal) {
   std::signal(signal, SIG_DFL);  // a second one ends at once
 }
 
+/// A mapped file became shorter, or its disk failed: there is no going on, and no more to say from here.
+void on_lost_file(int) {
+  constexpr char text[] =
+      "ferry: a file became shorter while it was read, or cannot be read from its disk: expected files that stay as "
+      "they "
+      "are; try again\n";
+  static_cast<void>(!::write(STDERR_FILENO, text, sizeof(text) - 1));
+  ::_exit(2);
+}
+
 /// Without SA_RESTART: a read that blocks is interrupted, too.
 void handle_signals() {
   struct sigaction action {};
   action.sa_handler = on_interrupt;
   for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
+  action.sa_handler = on_lost_file;
+  ::sigaction(SIGBUS, &action, nullptr);
   action.sa_handler = SIG_IGN;  // write errors are handled where they happen
   for (const int s : {SIGPIPE, SIGXFSZ}) ::sigaction(s, &action, nullptr);
 }

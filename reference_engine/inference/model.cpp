@@ -45,6 +45,11 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<Disk
     throw InputError(fmt::format("{}: was packed from another model ({}), not from {}", disk->reads().file, s.model,
                                  folder.string()));
   }
+  if (!(s.layout.glu == config.glu) || s.layout.biased != config.expert_bias) {
+    throw InputError(
+        fmt::format("{}: was packed with other activations or biases of experts than {} has: pack it again",
+                    disk->reads().file, folder.string()));
+  }
   store = std::move(disk);
 }
 
@@ -120,10 +125,15 @@ std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& l
   if (c.expert_bias || !(c.glu == Glu{})) return "its experts";
   if (c.shared_width > 0 && c.names.shared_scale.empty()) return "its shared experts";
   if (c.embedding_scale != 1 || c.residual_scale != 1 || c.logit_scale != 1) return "its multipliers";
+  if (c.attention_scale != 1 / std::sqrt(static_cast<double>(c.head_dim))) return "its scale of attention";
   for (const ExpertLayout& l : layouts) {
     if (!l.plain_numbers()) return fmt::format("experts in {}", l.name(Precision::full));
   }
-  return "";
+  // Its kernels name tensors as these two do.
+  for (const char* computed : {"MixtralForCausalLM", "Qwen2MoeForCausalLM"}) {
+    if (c.architecture_name == computed) return "";
+  }
+  return c.architecture_name;
 }
 
 std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& options) {

@@ -180,10 +180,18 @@ ExpertReader::Piece ExpertReader::placed(ExpertId id, int part) const {
   return p;
 }
 
-View<const std::byte> ExpertReader::stored(ExpertId id, int part) const {
+std::vector<std::span<const std::byte>> ExpertReader::stored(ExpertId id, int part) const {
   const Piece p = placed(id, part);
   const Tensor& t = checkpoint_.raw(p.name, p.shape);
-  return {t.data + p.first, static_cast<std::uint32_t>(std::min(p.bytes, t.bytes - p.first))};
+  std::vector<std::span<const std::byte>> all{{t.data + p.first, std::min(p.bytes, t.bytes - p.first)}};
+  if (t.scales != nullptr) all.emplace_back(t.scales->data, t.scales->bytes);
+  if (storage_ == ExpertStorage::interleaved_blocks) {
+    const std::vector<std::uint64_t> shape(p.shape.begin(), p.shape.end() - 1);
+    const Tensor& exponents = checkpoint_.raw(expert_tensor_name(config_, storage_, id, part) + "_scales", shape);
+    const std::uint64_t each = exponents.bytes / config_.experts;
+    all.emplace_back(exponents.data + id.expert * each, each);
+  }
+  return all;
 }
 
 void ExpertReader::read(const Piece& p, std::byte* to) const {
@@ -199,7 +207,8 @@ void ExpertReader::read(ExpertId id, std::byte* to) const {
   } else {
     for (int part = 0; part < 3; ++part) read(placed(id, part), to + l.part_at(part, Precision::full));
   }
-  if (l.biased) read_biases(id, to + l.part_at(3, Precision::full));
+  const std::vector<float> all = biases(id);
+  if (!all.empty()) std::memcpy(to + l.part_at(3, Precision::full), all.data(), all.size() * sizeof(float));
 }
 
 void ExpertReader::read_columns(ExpertId id, std::byte* to) const {
@@ -247,12 +256,17 @@ void ExpertReader::read_mxfp4(ExpertId id, std::byte* to) const {
   }
 }
 
-void ExpertReader::read_biases(ExpertId id, std::byte* to) const {
+std::vector<float> ExpertReader::biases(ExpertId id) const {
+  std::vector<float> all;
+  if (!sizes_.biased) return all;
   std::vector<std::vector<float>> stored;
   for (const Bias& bias : biases_of(id.layer)) {
-    Tensor t = checkpoint_.at(bias.name, {config_.experts, bias.size});
-    t.bytes /= config_.experts;
-    t.data += id.expert * t.bytes;
+    const std::vector<std::uint64_t> shape{config_.experts, bias.size};
+    Tensor t = checkpoint_.at(bias.name, shape);
+    std::vector<std::byte> own(t.bytes / config_.experts);
+    checkpoint_.read_raw(bias.name, shape, id.expert * own.size(), own.size(), own.data());
+    t.bytes = own.size();
+    t.data = own.data();
     t.shape = {bias.size};
     stored.push_back(t.to_floats());
   }
@@ -264,10 +278,8 @@ void ExpertReader::read_biases(ExpertId id, std::byte* to) const {
     }
     stored = {gate, up, stored[1]};
   }
-  for (const std::vector<float>& part : stored) {
-    std::memcpy(to, part.data(), part.size() * sizeof(float));
-    to += part.size() * sizeof(float);
-  }
+  for (const std::vector<float>& part : stored) all.insert(all.end(), part.begin(), part.end());
+  return all;
 }
 
 void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::byte* out) const {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,8 +34,11 @@ class ExpertReader {
   }
   /// Writes `layout(id.layer).bytes()`. Throws InputError, naming file and tensor, if the file cannot be read.
   void read(ExpertId id, std::byte* to) const;
-  /// The bytes that a matrix (gate, up or down) is made of, in the file: where tensors hold several, also of others.
-  [[nodiscard]] View<const std::byte> stored(ExpertId id, int part) const;
+  /// The bytes that a matrix (gate, up or down) is made of, in the file, and those of its scales if it has some: where
+  /// tensors hold several, also of others.
+  [[nodiscard]] std::vector<std::span<const std::byte>> stored(ExpertId id, int part) const;
+  /// Gate's, up's and down's, in turn; nothing if there are none. Throws as `read` does.
+  [[nodiscard]] std::vector<float> biases(ExpertId id) const;
 
  private:
   /// A tensor of one expert, or the expert's share of one of all of them.
@@ -60,7 +64,6 @@ class ExpertReader {
   void read_mxfp4(ExpertId id, std::byte* to) const;
   /// Of tensors that have outputs as columns.
   void read_columns(ExpertId id, std::byte* to) const;
-  void read_biases(ExpertId id, std::byte* to) const;
 
   const Checkpoint& checkpoint_;
   ModelConfig config_;

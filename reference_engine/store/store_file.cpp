@@ -94,7 +94,7 @@ Quantizer quantizer_of(const std::string& name, const std::string& where) {
 }
 
 std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& c) {
-  constexpr std::uint64_t some = 4096;
+  constexpr std::size_t some = 4096;
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
   const ExpertReader reader(checkpoint, c);
@@ -102,11 +102,14 @@ std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& c)
     const Tensor& t = checkpoint.at(c.gate_name(l), {c.experts, c.hidden});
     XXH3_64bits_update(&state, t.data, t.bytes);
     for (std::uint32_t e = 0; e < c.experts; ++e) {
+      const ExpertId id{static_cast<std::uint16_t>(l), static_cast<std::uint16_t>(e)};
       for (int part = 0; part < 3; ++part) {
-        const View<const std::byte> bytes =
-            reader.stored({static_cast<std::uint16_t>(l), static_cast<std::uint16_t>(e)}, part);
-        XXH3_64bits_update(&state, bytes.data, std::min<std::uint64_t>(some, bytes.size));
+        for (const std::span<const std::byte> bytes : reader.stored(id, part)) {
+          XXH3_64bits_update(&state, bytes.data(), std::min(some, bytes.size()));
+        }
       }
+      const std::vector<float> biases = reader.biases(id);
+      if (!biases.empty()) XXH3_64bits_update(&state, biases.data(), biases.size() * sizeof(float));
     }
   }
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));

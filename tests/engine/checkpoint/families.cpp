@@ -19,7 +19,7 @@ using namespace ferry::test;
 
 namespace {
 
-const Json absent = Json(Json::value_t::discarded);
+const Json left_out = Json(Json::value_t::discarded);
 
 /// A family's config.json with fields set, or removed by a discarded value.
 Json config_with(const std::string& family, const std::vector<std::pair<std::string, Json>>& fields) {
@@ -35,7 +35,7 @@ ModelConfig read(const std::string& family, const std::vector<std::pair<std::str
   return config_from(parse_json(config_with(family, fields).dump(), "config.json"), "config.json");
 }
 
-std::string refused(const std::string& family, const std::vector<std::pair<std::string, Json>>& fields) {
+std::string refused_family(const std::string& family, const std::vector<std::pair<std::string, Json>>& fields) {
   return refusal("config.json", [&] { static_cast<void>(read(family, fields)); });
 }
 
@@ -46,13 +46,14 @@ TEST_CASE("families that are not computed are refused by name, with what they ne
        {std::pair{"DbrxForCausalLM", "fused attention"}, std::pair{"JambaForCausalLM", "Mamba layers"},
         std::pair{"GraniteMoeHybridForCausalLM", "Mamba layers"}, std::pair{"Lfm2MoeForCausalLM", "convolution layers"},
         std::pair{"MiniMaxForCausalLM", "lightning attention"}}) {
-    CHECK(says(refused("mixtral", {{"architectures", {architecture}}}), {architecture, part}));
+    CHECK(says(refused_family("mixtral", {{"architectures", {architecture}}}), {architecture, part}));
   }
-  CHECK(says(refused("mixtral", {{"architectures", {"LlamaForCausalLM"}}}), {"one of DeepseekForCausalLM, ", "got"}));
+  CHECK(says(refused_family("mixtral", {{"architectures", {"LlamaForCausalLM"}}}),
+             {"one of DeepseekForCausalLM, ", "got"}));
 }
 
 TEST_CASE("configs of transformers 4: rope at the top level") {
-  const Json gone = absent;
+  const Json gone = left_out;
   const ModelConfig v5 = read("qwen3_moe_yarn");
   const ModelConfig v4 =
       read("qwen3_moe_yarn",
@@ -66,7 +67,8 @@ TEST_CASE("configs of transformers 4: rope at the top level") {
       read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}, {"partial_rotary_factor", 0.25}}).rope.width ==
       8);
   CHECK(read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}}).rope.width == 16);  // the family's own half
-  CHECK(says(refused("mixtral", {{"partial_rotary_factor", 0.5}}), {"field \"partial_rotary_factor\": expected none"}));
+  CHECK(says(refused_family("mixtral", {{"partial_rotary_factor", 0.5}}),
+             {"field \"partial_rotary_factor\": expected none"}));
 }
 
 TEST_CASE("rope types, by their definitions") {
@@ -80,8 +82,13 @@ TEST_CASE("rope types, by their definitions") {
   CHECK(plain.frequency[4] == doctest::Approx(0.1));  // 100^(-8/16)
   CHECK(rope({{"rope_type", "linear"}, {"rope_theta", 100.0}, {"factor", 4.0}}).frequency[4] == doctest::Approx(0.025));
   CHECK(rope({{"rope_type", "dynamic"}, {"rope_theta", 100.0}, {"factor", 4.0}}).frequency == plain.frequency);
-  const Rope stretched = rope({{"rope_type", "dynamic"}, {"rope_theta", 100.0}, {"alpha", 10.0}});
-  CHECK(stretched.frequency[4] == doctest::Approx(std::pow(100 * std::pow(10.0, 16.0 / 14), -0.5)));
+  const Json fixed = {{"type", "dynamic"}, {"alpha", 10.0}};  // Hunyuan's alone
+  const ModelConfig stretched =
+      read("hunyuan_v1_moe", {{"rope_parameters", left_out}, {"rope_scaling", fixed}, {"rope_theta", 100.0}});
+  CHECK(stretched.rope.width == 16);
+  CHECK(stretched.rope.frequency[4] == doctest::Approx(std::pow(100 * std::pow(10.0, 16.0 / 14), -0.5)));
+  CHECK(says(refused_family("phimoe", {{"rope_parameters", {{"rope_type", "dynamic"}, {"alpha", 10.0}}}}),
+             {"field \"alpha\": expected none"}));
 
   // Phi's: its own original length stands beside the factors or above them, or in both places.
   const Json eights = Json::array({2, 2, 2, 2, 2, 2, 2, 2}), fours = Json::array({4, 4, 4, 4, 4, 4, 4, 4});
@@ -92,7 +99,7 @@ TEST_CASE("rope types, by their definitions") {
               {"short_mscale", 1.25},
               {"long_mscale", 1.5},
               {"original_max_position_embeddings", 64}};
-  for (const Json& above : {absent, Json(64)}) {
+  for (const Json& above : {left_out, Json(64)}) {
     const Rope r = rope(phi, {{"original_max_position_embeddings", above}});
     CHECK(r.long_from == 64);
     CHECK(r.frequency[4] == doctest::Approx(0.05));
@@ -101,7 +108,8 @@ TEST_CASE("rope types, by their definitions") {
     CHECK(r.long_scale == 1.5);
   }
   phi["short_factor"].push_back(1);
-  CHECK(says(refused("phimoe", {{"rope_parameters", phi}}), {"field \"short_factor\": expected a list of 8 numbers"}));
+  CHECK(says(refused_family("phimoe", {{"rope_parameters", phi}}),
+             {"field \"short_factor\": expected a list of 8 numbers"}));
 
   // Llama 3's: wavelengths above 64 are stretched by 8, below 16 not at all, between them in part.
   Json llama = {{"rope_type", "llama3"},  {"rope_theta", 100.0},     {"factor", 8.0},
@@ -115,32 +123,58 @@ TEST_CASE("rope types, by their definitions") {
   CHECK(rope(llama).frequency[2] == plain.frequency[2]);
 }
 
+TEST_CASE("fields that makers' code and transformers read differently are refused") {
+  CHECK(
+      says(refused_family("deepseek_v2", {{"rope_interleave", false}}), {"field \"rope_interleave\": expected true"}));
+  CHECK(read("deepseek_v3", {{"rope_interleave", false}}).rope.neighbours == false);
+  for (const char* family : {"deepseek_v2", "deepseek_v3", "glm4_moe", "dots1"}) {
+    CHECK(says(refused_family(family, {{"moe_layer_freq", 2}}), {"field \"moe_layer_freq\": expected 1"}));
+  }
+  CHECK(read("deepseek_moe", {{"moe_layer_freq", 2}}).moe_layers == std::vector<std::uint32_t>{2});
+}
+
+TEST_CASE("what a GPU computes is said by name, and the rest refused with the part that it lacks") {
+  const auto lacks = [](const std::string& family, const std::vector<std::pair<std::string, Json>>& fields = {}) {
+    return beyond_cuda(read(family, fields), {});
+  };
+  CHECK(lacks("mixtral").empty());
+  CHECK(lacks("qwen2_moe").empty());
+  CHECK(lacks("deepseek_v3") == "latent attention");
+  CHECK(lacks("granitemoe") == "its multipliers");
+  const std::vector<std::pair<std::string, Json>> plain = {
+      {"embedding_multiplier", 1.0}, {"residual_multiplier", 1.0}, {"logits_scaling", 1.0}};
+  CHECK(lacks("granitemoe", plain) == "its scale of attention");
+  auto usual = plain;
+  usual.emplace_back("attention_multiplier", 0.25);  // 16 columns
+  CHECK(lacks("granitemoe", usual) == "GraniteMoeForCausalLM");
+}
+
 TEST_CASE("windows, chunks and kinds of layers") {
   CHECK(read("mixtral", {{"sliding_window", 7}}).layer[2].window == 7);
-  const ModelConfig oss = read("gpt_oss", {{"layer_types", absent}});
+  const ModelConfig oss = read("gpt_oss", {{"layer_types", left_out}});
   CHECK(oss.layer[0].window == 16);
   CHECK(oss.layer[1].window == 0);
   const Json types = Json::array({"full_attention", "sliding_attention", "full_attention"});
   CHECK(read("dots1", {{"layer_types", types}, {"sliding_window", 5}}).layer[1].window == 5);
-  CHECK(read("dots1", {{"layer_types", absent}, {"max_window_layers", 2}}).layer[2].window == 4096);
+  CHECK(read("dots1", {{"layer_types", left_out}, {"max_window_layers", 2}}).layer[2].window == 4096);
   const ModelConfig llama =
-      read("llama4", {{"layer_types", absent}, {"no_rope_layers", Json::array()}, {"moe_layers", absent}});
+      read("llama4", {{"layer_types", left_out}, {"no_rope_layers", Json::array()}, {"moe_layers", left_out}});
   CHECK(llama.moe_layers == std::vector<std::uint32_t>{1, 3});
   CHECK(llama.layer[2].chunk == 16);
   CHECK(llama.layer[3].chunk == 0);
   CHECK_FALSE(llama.layer[3].turns);
   CHECK(read("llama4", {{"attn_temperature_tuning", 4}}).tuning == doctest::Approx(0.1));
   CHECK(read("llama4", {{"attn_temperature_tuning", 0}}).tuning == 0);
-  const ModelConfig next = read("qwen3_next", {{"layer_types", absent}, {"num_hidden_layers", 8}});
+  const ModelConfig next = read("qwen3_next", {{"layer_types", left_out}, {"num_hidden_layers", 8}});
   CHECK(next.layer[2].linear);
   CHECK_FALSE(next.layer[3].linear);
   CHECK(read("qwen3_moe", {{"decoder_sparse_step", 2}}).moe_layers == std::vector<std::uint32_t>{1});
   CHECK(read("ernie4_5_moe", {{"moe_layer_end_index", -1}}).moe_layers == std::vector<std::uint32_t>{1, 2});
-  CHECK(says(refused("deepseek_v3", {{"first_k_dense_replace", 3}}), {"one layer with experts at least"}));
+  CHECK(says(refused_family("deepseek_v3", {{"first_k_dense_replace", 3}}), {"one layer with experts at least"}));
 }
 
 TEST_CASE("a model that also sees: what is said of texts is what is read") {
-  Json text = config_with("llama4", {{"architectures", absent}});
+  Json text = config_with("llama4", {{"architectures", left_out}});
   const Json whole = {
       {"architectures", {"Llama4ForConditionalGeneration"}}, {"text_config", text}, {"vision_config", Json::object()}};
   const ModelConfig c = config_from(parse_json(whole.dump(), ""), "config.json");
@@ -157,22 +191,23 @@ TEST_CASE("a model that also sees: what is said of texts is what is read") {
 }
 
 TEST_CASE("groups of experts have to be able to give a row its experts") {
-  CHECK(says(refused("deepseek_v3", {{"n_group", 3}}), {"field \"n_group\": expected a divisor of 8 experts"}));
-  CHECK(says(refused("deepseek_v3", {{"n_group", 8}}), {"with groups of 2 at least"}));
-  CHECK(says(refused("deepseek_v3", {{"topk_group", 1}}),
+  CHECK(says(refused_family("deepseek_v3", {{"n_group", 3}}), {"field \"n_group\": expected a divisor of 8 experts"}));
+  CHECK(says(refused_family("deepseek_v3", {{"n_group", 8}}), {"with groups of 2 at least"}));
+  CHECK(says(refused_family("deepseek_v3", {{"topk_group", 1}}),
              {"field \"topk_group\": expected 1 to 4, and enough for 3 experts"}));
-  CHECK(says(refused("deepseek_v3", {{"scoring_func", "softmax"}}), {"field \"scoring_func\": expected \"sigmoid\""}));
-  CHECK(says(refused("deepseek_v2", {{"topk_method", "noaux_tc"}}), {"field \"topk_method\""}));
-  CHECK(says(refused("phimoe", {{"num_experts_per_tok", 3}}), {"field \"num_experts_per_tok\": expected 2"}));
-  CHECK(says(refused("qwen3_moe", {{"num_experts", 16}}),
+  CHECK(says(refused_family("deepseek_v3", {{"scoring_func", "softmax"}}),
+             {"field \"scoring_func\": expected \"sigmoid\""}));
+  CHECK(says(refused_family("deepseek_v2", {{"topk_method", "noaux_tc"}}), {"field \"topk_method\""}));
+  CHECK(says(refused_family("phimoe", {{"num_experts_per_tok", 3}}), {"field \"num_experts_per_tok\": expected 2"}));
+  CHECK(says(refused_family("qwen3_moe", {{"num_experts", 16}}),
              {"field \"num_local_experts\": expected 16 as \"num_experts\" says"}));
 }
 
 TEST_CASE("fields that nobody knows and tensors that nobody reads are named") {
   CHECK(read("mixtral", {{"my_field", 1}, {"other", nullptr}}).unknown == std::vector<std::string>{"my_field"});
-  CHECK(says(refused("deepseek_v3", {{"attention_bias", true}}), {"field \"attention_bias\": expected false"}));
-  CHECK(says(refused("ernie4_5_moe", {{"use_bias", true}}), {"field \"use_bias\": expected false"}));
-  CHECK(says(refused("olmoe", {{"mlp_bias", true}}), {"field \"mlp_bias\": expected false"}));
+  CHECK(says(refused_family("deepseek_v3", {{"attention_bias", true}}), {"field \"attention_bias\": expected false"}));
+  CHECK(says(refused_family("ernie4_5_moe", {{"use_bias", true}}), {"field \"use_bias\": expected false"}));
+  CHECK(says(refused_family("olmoe", {{"mlp_bias", true}}), {"field \"mlp_bias\": expected false"}));
 
   TinyCheckpoint c;
   const TemporaryFolder folder;

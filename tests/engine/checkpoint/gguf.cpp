@@ -199,6 +199,117 @@ TEST_CASE("models that are not supported are refused by name") {
   CHECK(says(refusal("a.gguf", [&] { Checkpoint c(folder.path() / "a.gguf"); }), {"ends with 00001-of-00002.gguf"}));
 }
 
+namespace {
+
+std::string whole(const std::string& name, std::uint32_t value) {
+  return text(name) + number<std::uint32_t>(4) + number(value);
+}
+std::string real(const std::string& name, float value) {
+  return text(name) + number<std::uint32_t>(6) + number(value);
+}
+
+/// What is read of an architecture's metadata: that of a small model of 8 heads of 4 columns, and `more`; and of tensors of
+/// F32 beside its embeddings [4, 32].
+struct Described {
+  std::string arch;
+  std::vector<std::string> more;
+  std::vector<std::pair<std::string, std::vector<float>>> tensors;
+  std::uint32_t experts = 4;
+
+  [[nodiscard]] ModelConfig read() const {
+    const TemporaryFolder folder;
+    write_file(folder.path() / "m.gguf", file());
+    return read_model_config(folder.path() / "m.gguf");
+  }
+  [[nodiscard]] std::string refusal() const {
+    return test::refusal("m.gguf", [&] { static_cast<void>(read()); });
+  }
+
+ private:
+  [[nodiscard]] std::string file() const {
+    std::vector<std::string> entries = more;
+    entries.push_back(text("general.architecture") + number<std::uint32_t>(8) + text(arch));
+    for (const auto& [name, value] :
+         {std::pair{".expert_count", experts}, std::pair{".expert_used_count", 2U}, std::pair{".block_count", 4U},
+          std::pair{".embedding_length", 32U}, std::pair{".attention.head_count", 8U},
+          std::pair{".expert_feed_forward_length", 16U}, std::pair{".feed_forward_length", 16U},
+          std::pair{".context_length", 64U}, std::pair{".interleave_moe_layer_step", 1U}}) {
+      if (arch == "llama4" || std::string(name) != ".interleave_moe_layer_step") {
+        entries.push_back(whole(arch + name, value));
+      }
+    }
+    entries.push_back(real(arch + ".attention.layer_norm_rms_epsilon", 1e-5F));
+    entries.push_back(real(arch + ".rope.freq_base", 100));
+    std::string out = "GGUF" + number<std::uint32_t>(3) + number<std::uint64_t>(1 + tensors.size()) +
+                      number<std::uint64_t>(entries.size());
+    for (const std::string& e : entries) out += e;
+    out += text("token_embd.weight") + number<std::uint32_t>(2) + number<std::uint64_t>(32) + number<std::uint64_t>(4) +
+           number<std::uint32_t>(0) + number<std::uint64_t>(0);
+    std::string data(512, '\0');
+    for (const auto& [name, values] : tensors) {
+      out += text(name) + number<std::uint32_t>(1) + number<std::uint64_t>(values.size()) + number<std::uint32_t>(0) +
+             number<std::uint64_t>(data.size());
+      for (const float v : values) data += number(v);
+      data.resize((data.size() + 31) / 32 * 32);
+    }
+    out.resize((out.size() + 31) / 32 * 32);
+    return out + data;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("frequencies of GGUF are divided by the tensor that its converter writes for Llama 3's rope") {
+  const std::vector<double> plain = Described{"llama", {}, {}}.read().rope.frequency;
+  CHECK(plain == std::vector<double>{1, 0.1});
+  const auto with = [](const std::vector<float>& values) {
+    return Described{"llama", {}, {{"rope_freqs.weight", values}}};
+  };
+  CHECK(with({1, 8}).read().rope.frequency == std::vector<double>{1, 0.1 / 8});
+  CHECK(says(with({1, 8, 8}).refusal(), {"\"rope_freqs.weight\" is F32 [3], expected F32 [2]"}));
+  CHECK(says(with({1, 0}).refusal(), {"\"rope_freqs.weight\" has 0 at [1], expected a number above 0"}));
+  CHECK(says(with({std::nanf(""), 1}).refusal(), {"expected a number above 0"}));
+  const Described phi{"llama", {}, {{"rope_factors_long.weight", {1, 1}}}};
+  CHECK(says(phi.refusal(), {"\"rope_factors_long.weight\": LongRoPE is not supported in GGUF"}));
+}
+
+TEST_CASE("metadata of GGUF that says what is computed is read or refused, and other is named") {
+  const auto says_of = [](const std::string& arch, const std::string& entry, const std::string& what) {
+    return says(Described{arch, {entry}, {}}.refusal(), {what});
+  };
+  CHECK(says_of("llama", real("llama.rope.scaling.attn_factor", 2), "\"llama.rope.scaling.attn_factor\""));
+  CHECK(says_of("llama", real("llama.attention.temperature_scale", 0.1F), "\"llama.attention.temperature_scale\""));
+  CHECK(says_of("qwen3moe", real("qwen3moe.final_logit_softcapping", 30), "final_logit_softcapping"));
+  CHECK(says_of("qwen3moe", real("qwen3moe.embedding_scale", 12), "embedding_scale"));
+  CHECK(says_of("llama", whole("llama.expert_gating_func", 2), "\"llama.expert_gating_func\": expected 1"));
+  CHECK(says_of("dots1", whole("dots1.expert_gating_func", 1), "\"dots1.expert_gating_func\": expected 2"));
+  const Described grouped{"deepseek2",
+                          {text("deepseek2.expert_group_count") + number<std::uint32_t>(8) + text("two"),
+                           whole("deepseek2.attention.key_length", 8), whole("deepseek2.rope.dimension_count", 4),
+                           whole("deepseek2.attention.value_length", 4), whole("deepseek2.attention.kv_lora_rank", 8)},
+                          {}};
+  CHECK(says(grouped.refusal(), {"field \"n_group\": expected a whole number"}));
+  for (const std::string& harmless :
+       {real("llama.rope.scaling.attn_factor", 1), real("llama.logit_scale", 0), whole("llama.expert_gating_func", 1),
+        whole("llama.vocab_size", 4), whole("llama.attention.sliding_window", 8)}) {
+    CHECK(Described{"llama", {harmless}, {}}.read().unknown.empty());
+  }
+  CHECK(Described{"llama", {whole("llama.moon_phase", 3)}, {}}.read().unknown ==
+        std::vector<std::string>{"llama.moon_phase"});
+  // llama.cpp takes a factor without a type for a linear one, under its older name too.
+  for (const char* name : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
+    CHECK(Described{"llama", {real(name, 4)}, {}}.read().rope.frequency == std::vector<double>{0.25, 0.025});
+  }
+}
+
+TEST_CASE("a Llama 4 of 128 experts has no norms of queries and keys, which leave no tensor") {
+  CHECK(Described{"llama4", {}, {}}.read().head_norm != HeadNorm::none);
+  Described maverick{"llama4", {}, {}};
+  maverick.experts = 128;
+  CHECK(maverick.read().head_norm == HeadNorm::none);
+  CHECK(says(Described{"llama4", {whole("llama4.attention.sliding_window", 0)}, {}}.refusal(), {"without chunks"}));
+}
+
 TEST_CASE("a GGUF file cut at any length, or with any byte of its header changed, never crashes") {
   const TemporaryFolder folder;
   const auto path = folder.path() / "m.gguf";

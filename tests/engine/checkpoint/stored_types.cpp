@@ -10,6 +10,7 @@
 #include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"
+#include "store/store_file.hpp"
 #include "support/json.hpp"
 #include "support/random.hpp"
 
@@ -142,6 +143,13 @@ TEST_CASE("a DeepSeek-V3 in FP8 computes what the floats that it stands for comp
   CHECK(std::isfinite(got[0]));
 
   const std::string gone = "model.layers.1.mlp.experts.3.up_proj.weight_scale_inv";
+  // A store that was packed from other scales is another model's.
+  const auto checksum = [&] { return weights_checksum(Checkpoint(a.path()), read_model_config(a.path())); };
+  const std::string own = checksum();
+  Tensors other = stored;
+  other[gone].bytes = bytes_of(std::vector<float>{2});
+  write(a.path(), "deepseek_v3", fp8, other);
+  CHECK(checksum() != own);
   Tensors lacking = stored;
   lacking.erase(gone);
   write(a.path(), "deepseek_v3", fp8, lacking);

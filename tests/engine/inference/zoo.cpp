@@ -18,13 +18,13 @@ namespace {
 using namespace ferry;
 using namespace ferry::engine;
 
-constexpr float logit_tolerance = 1e-4F, weight_tolerance = 1e-5F, tie = 1e-5F;
+constexpr float largest_error = 1e-4F, weight_tolerance = 1e-5F, tie = 1e-5F;
 
 std::filesystem::path folder_of(const std::string& family) {
   return test::golden_file("zoo") / family;
 }
 
-std::vector<std::uint32_t> integers(const Tensor& t) {
+std::vector<std::uint32_t> token_ids_of(const Tensor& t) {
   std::vector<std::uint32_t> out(t.elements());
   std::memcpy(out.data(), t.data, t.bytes);
   return out;
@@ -101,7 +101,7 @@ struct ChoiceCheck {
 
   void operator()(std::uint32_t layer, const GateScores& scores) {
     const std::string at = "long.layer." + std::to_string(config.moe_layers[layer]) + ".";
-    const std::vector<std::uint32_t> index = integers(golden.at(at + "topk_index"));
+    const std::vector<std::uint32_t> index = token_ids_of(golden.at(at + "topk_index"));
     const std::vector<float> weight = golden.at(at + "topk_weight").to_floats();
     const std::uint32_t k = config.top_k;
     for (Eigen::Index r = 0; r < scores.select.rows(); ++r, ++rows) {
@@ -135,7 +135,7 @@ void check_family(const std::string& family) {
   float worst = 0;
   for (const std::string prompt : {"long", "short"}) {
     CAPTURE(prompt);
-    const std::vector<std::uint32_t> tokens = integers(golden.at(prompt + ".input_ids"));
+    const std::vector<std::uint32_t> tokens = token_ids_of(golden.at(prompt + ".input_ids"));
     const Matrix logits = matrix(golden.at(prompt + ".logits"));
     for (const std::uint32_t chunk : {128U, 19U, 1U}) {  // at once, in pieces that divide nothing, and token by token
       CAPTURE(chunk);
@@ -156,10 +156,10 @@ void check_family(const std::string& family) {
       CHECK(choices.worst_weight <= weight_tolerance * static_cast<float>(model.config().routed_scale));
       CHECK(choices.rows == (prompt == "long" ? tokens.size() * model.config().moe_layer_count() : 0));
     }
-    const auto made = integers(golden.at(prompt + ".greedy"));
+    const auto made = token_ids_of(golden.at(prompt + ".greedy"));
     CHECK(greedy(model, *resident, tokens, made.size()) == made);
   }
-  CHECK(worst <= logit_tolerance);
+  CHECK(worst <= largest_error);
   MESSAGE(family << ": largest error of a logit " << worst);
 }
 
@@ -168,7 +168,7 @@ void check_stacks(const std::string& family) {
   CAPTURE(family);
   CpuModel model(folder_of(family));
   const Safetensors golden(folder_of(family) / "expected.safetensors");
-  const std::vector<std::uint32_t> tokens = integers(golden.at("long.input_ids"));
+  const std::vector<std::uint32_t> tokens = token_ids_of(golden.at("long.input_ids"));
   const Matrix right = run(model, *runner_of(model, "resident", 1), tokens, 50, 30);
   for (const StackInfo& stack : all_stacks()) {
     if (!stack.keeps_every_bit() || stack.keeps_everything) continue;
