@@ -22,6 +22,7 @@
 
 #include "cpu/cpu_device.hpp"
 #include "cpu/cpu_model.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "layer.hpp"
 #include "math/expert_kernel.hpp"

@@ -43,7 +43,8 @@ class Experts {
     for (int part = 0; part < 3; ++part) {
       std::byte* to = memory_.data() + layout.part_at(part, p);
       if (p == Precision::full) {
-        const PassThroughLayout m = layout.plain(part), row{1, m.columns, m.type};
+        const auto m = std::get<PassThroughLayout>(layout.plain(part));
+        const PassThroughLayout row{1, m.columns, m.type};
         for (std::uint32_t r = 0; r < m.rows; ++r) pack_row(row, to + r * m.row_bytes());
       } else {
         const PackedLayout m = layout.packed(part, p), row{1, m.columns, m.bits, m.group};

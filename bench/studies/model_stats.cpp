@@ -24,6 +24,7 @@
 #include "support/errors.hpp"
 #include "support/json.hpp"
 #include "support/progress.hpp"
+#include "trace/routing_statistics.hpp"
 
 namespace {
 
@@ -469,7 +470,7 @@ class PartialWatch final : public PassingRunner {
     if (!pending_[layer]) return;
     Predicted f = *std::exchange(pending_[layer], std::nullopt);
     f.begun -= statistics().counters.prefetch.dropped - dropped;  // its layer is the only one with prefetches queued
-    const Ranking real = rank(scores)[0];
+    const Ranking real = rank(scores.select)[0];
     const std::size_t top = top_scores(scores.weight.row(0), real, k_, alpha_);
     f.active.assign(real.begin(), real.begin() + k_);
     f.top_score.assign(real.begin(), real.begin() + static_cast<Index>(top));
@@ -481,7 +482,7 @@ class PartialWatch final : public PassingRunner {
   }
 
   void look_ahead(std::uint16_t layer, const GateScores& scores) override {
-    const Ranking ranking = rank(scores)[0];
+    const Ranking ranking = rank(scores.select)[0];
     Predicted f{layer, ranking[0], ranking, {}, {}, 0};
     f.named.resize(top_scores(scores.weight.row(0), ranking, k_, alpha_));
     const std::uint64_t before = submitted();

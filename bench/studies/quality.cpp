@@ -28,6 +28,7 @@
 #include "shared/bench_command.hpp"
 #include "shared/json_file.hpp"
 #include "shared/markdown.hpp"
+#include "stacks/stack_config.hpp"
 #include "store/store_file.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
