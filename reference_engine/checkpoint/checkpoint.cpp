@@ -151,6 +151,11 @@ void Checkpoint::read_raw(const std::string& name, const std::vector<std::uint64
   where_.at(name).file->read(part, to, name);
 }
 
+void Checkpoint::forget(const std::string& name) const noexcept {
+  const auto found = where_.find(name);
+  if (found != where_.end()) found->second.file->forget(found->second.file->tensors().at(found->second.name));
+}
+
 std::uint64_t Checkpoint::weight_bytes() const {
   std::uint64_t bytes = 0;
   for (const auto& [name, place] : where_) {

@@ -36,6 +36,8 @@ class Checkpoint {
   /// Bytes of a tensor of any type, as they lie in the file.
   void read_raw(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first,
                 std::uint64_t bytes, std::byte* to) const;
+  /// Lets go of a tensor's memory, until somebody looks at it again. A name that is not there is nothing.
+  void forget(const std::string& name) const noexcept;
   /// The files that hold it.
   [[nodiscard]] std::vector<std::filesystem::path> files() const;
   /// Bytes in memory of all tensors that hold weights.

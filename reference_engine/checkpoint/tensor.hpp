@@ -68,6 +68,8 @@ class TensorFile {
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   /// Copies bytes of one of the tensors, as MappedFile::read does.
   void read(const Tensor& tensor, std::byte* to, const std::string& name) const;
+  /// As MappedFile::forget does.
+  void forget(const Tensor& tensor) const noexcept { file_->forget(tensor.data, tensor.bytes); }
   /// Throws InputError if there is none of that name.
   [[nodiscard]] const Tensor& at(const std::string& name) const;
   /// Says of a tensor where its scales are.

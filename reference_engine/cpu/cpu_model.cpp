@@ -20,8 +20,11 @@ CpuModel::CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStor
 
 CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   const ModelConfig& c = config();
+  std::string before;  // whose memory is let go when the next is read: nothing is held twice for long
   const Weights weights(
       [&](const std::string& name, const std::vector<std::uint64_t>& shape) -> const Tensor& {
+        if (name != before) files.checkpoint.forget(before);
+        before = name;
         return dense(files.checkpoint, name, shape);
       },
       [&](const std::string& name) { return files.checkpoint.find(name) != nullptr; });

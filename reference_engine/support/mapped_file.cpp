@@ -51,4 +51,11 @@ void MappedFile::read(const std::byte* from, std::uint64_t bytes, std::byte* to,
   }
 }
 
+void MappedFile::forget(const std::byte* from, std::uint64_t bytes) const noexcept {
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = static_cast<std::uint64_t>(from - data_), first = (begin + page - 1) / page * page;
+  const std::uint64_t end = (begin + bytes) / page * page;  // its neighbours keep theirs
+  if (end > first) static_cast<void>(::madvise(const_cast<std::byte*>(data_) + first, end - first, MADV_DONTNEED));
+}
+
 }  // namespace ferry::engine

@@ -21,6 +21,8 @@ class MappedFile {
   /// Copies what is mapped at `from`, but reads it: a disk that fails is an error here and a signal there, and what is
   /// read this way need not stay in memory. Throws InputError, which `what` names.
   void read(const std::byte* from, std::uint64_t bytes, std::byte* to, const std::string& what) const;
+  /// Lets go of the memory of what is mapped there: the file is read again where somebody looks again.
+  void forget(const std::byte* from, std::uint64_t bytes) const noexcept;
 
  private:
   int fd_ = -1;
