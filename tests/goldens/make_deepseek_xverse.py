@@ -5,7 +5,7 @@ and what their published modelling code computes from them, by a plain numpy for
     pip install numpy safetensors ml_dtypes
     python3 tests/goldens/make_deepseek_xverse.py [OUT=tests/goldens/zoo] [FAMILY...]
 
-The files are those that shared/zoo/README.md describes: config.json and model.safetensors (bf16) as on the hub, and
+Each folder is a checkpoint and what is expected of it: config.json and model.safetensors (bf16) as on the hub, and
 expected.safetensors (float32 arithmetic on the stored weights, no cache; layers numbered as in the model).
 
 Where the rules come from. The hub was out of reach: copies of its files in public GitHub repositories were read instead.
