@@ -84,6 +84,7 @@ std::string why_unread(const std::string& name, const ModelConfig& c) {
 
 std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const ModelConfig& c) {
   if (c.tied_embeddings) check_tied(checkpoint, c);
+  // GGUF's alone has such tensors; what it names beside its layers is computed with, too.
   const bool gguf = c.storage == ExpertStorage::fused_parts;
   std::vector<std::string> left, notes;
   for (const std::string& name : checkpoint.unread()) {

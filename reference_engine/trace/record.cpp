@@ -6,7 +6,6 @@
 #include <span>
 
 #include "ferry/gate/gate_bank.hpp"
-#include "ferry/router/top_k.hpp"
 #include "inference/generate.hpp"
 #include "support/errors.hpp"
 
@@ -37,7 +36,7 @@ bool separate(const GateScores& scores) {
 }  // namespace
 
 Recorder::Recorder(ExpertRunner& runner, Model& model, std::uint16_t ahead)
-    : PassingRunner(runner), model_(model), ahead_(ahead) {}
+    : PassingRunner(runner), model_(model), ahead_(ahead), weighing_(model_shape(model.config(), model.store(), 1)) {}
 
 void Recorder::begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) {
   phase_ = phase;
@@ -52,7 +51,6 @@ void Recorder::begin_step(Phase phase, const std::vector<std::uint32_t>& sequenc
 void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) {
   const ModelConfig& c = model_.config();
   const std::size_t experts = c.experts;
-  const auto scale = static_cast<float>(c.routed_scale);
   std::vector<Route> best(experts);
   const auto later = static_cast<std::uint16_t>(std::min<std::uint32_t>(ahead_, c.moe_layer_count() - layer - 1U));
   View<const Scores> predicted;
@@ -75,11 +73,10 @@ void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& 
       s.choice_predicted.resize(cells * ahead_ * experts);
     }
     detail::best_of(choice.data(), c.experts, c.top_k, best.data());
-    float sum = 0;
-    for (std::uint32_t k = 0; k < c.top_k; ++k) sum += row[best[k].expert];
+    weighing_.weigh(row.data(), c.top_k, best.data());
     for (std::uint32_t k = 0; k < c.top_k; ++k) {
       s.experts[cell * c.top_k + k] = best[k].expert;
-      s.weights[cell * c.top_k + k] = scale * (c.renormalise ? row[best[k].expert] / sum : row[best[k].expert]);
+      s.weights[cell * c.top_k + k] = best[k].weight;
     }
     for (std::uint32_t d = 0; d < predicted.size; ++d) {
       const std::size_t at = cell * ahead_ + d;

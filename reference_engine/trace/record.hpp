@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "ferry/router/top_k.hpp"
 #include "inference/expert_runner.hpp"
 #include "inference/model.hpp"
 #include "trace/trace_file.hpp"
@@ -43,6 +44,7 @@ class Recorder final : public PassingRunner {
 
   Model& model_;
   std::uint16_t ahead_;
+  Weighing weighing_;
   Phase phase_ = Phase::prefill;
   std::vector<std::uint32_t> rows_;  ///< of the step: whose they are
   std::vector<Sequence> open_;

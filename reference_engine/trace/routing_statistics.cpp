@@ -112,11 +112,11 @@ class Measurer {
       }
     }
     if (t_.scores.empty() || k_ >= experts_) return;
-    const float* scores = t_.scores_of(t, l);
-    rank(scores, k_ + 1);
+    const float *scores = t_.scores_of(t, l), *choice = t_.choice_scores_of(t, l);
+    rank(choice, k_ + 1);
     best_two(scores[order_[0].expert], scores[order_[1].expert]);
     for (std::uint32_t i = 0; i < k_; ++i) {
-      shares_.low_score.count(!(scores[order_[i].expert] > above_ * scores[order_[k_].expert]));
+      shares_.low_score.count(!(choice[order_[i].expert] > above_ * choice[order_[k_].expert]));
     }
   }
 
@@ -136,8 +136,8 @@ class Measurer {
       }
     }
     if (l == 0 || t_.partial.empty() || t_.scores.empty() || k_ >= experts_) return;
-    const float* partial = t_.partial_of(t, l - 1);
-    const float* scores = t_.scores_of(t, l);
+    const float* partial = t_.choice_partial_of(t, l - 1);
+    const float* scores = t_.choice_scores_of(t, l);
     rank(scores, k_ + 1);
     const float bar = above_ * scores[order_[k_].expert];
     rank(partial, k_ + 1);

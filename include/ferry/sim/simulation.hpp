@@ -192,15 +192,16 @@ class Replay {
     std::vector<float> choice, weight;
   };
   template <class ChoiceOf, class WeightOf>
-  Scores gather(Gathered& to, std::uint16_t l, bool separate, const ChoiceOf& choice_of, const WeightOf& weight_of) {
+  Scores gather(Gathered& to, std::uint16_t l, const ChoiceOf& choice_of, const WeightOf& weight_of) {
     const View<const float> weight = gather(to.weight, weight_of);
-    return {l, separate ? gather(to.choice, choice_of) : weight, weight};
+    const std::uint32_t any = steps_.tokens()[0];
+    return {l, choice_of(any) == weight_of(any) ? weight : gather(to.choice, choice_of), weight};
   }
 
   Plan plan(std::uint16_t l) {
     if (!trace_.scores.empty()) {
       return pipe_.plan(gather(
-          scores_, l, !trace_.choice_scores.empty(), [&](std::uint32_t t) { return trace_.choice_scores_of(t, l); },
+          scores_, l, [&](std::uint32_t t) { return trace_.choice_scores_of(t, l); },
           [&](std::uint32_t t) { return trace_.scores_of(t, l); }));
     }
     if constexpr (takes_routes) {
@@ -219,8 +220,7 @@ class Replay {
     pipe_.look_ahead();
     pipe_.look_ahead(RowSource::gate_input, [&](std::uint16_t ahead, std::uint16_t distance) {
       return gather(
-          ahead_, ahead, !trace_.choice_predicted.empty(),
-          [&](std::uint32_t t) { return trace_.choice_predicted_of(t, l, distance); },
+          ahead_, ahead, [&](std::uint32_t t) { return trace_.choice_predicted_of(t, l, distance); },
           [&](std::uint32_t t) { return trace_.predicted_of(t, l, distance); });
     });
   }
@@ -230,7 +230,7 @@ class Replay {
       clock_.device(costs_.dense(next, rows), "partial hidden state");
       clock_.sync_device();
       return gather(
-          ahead_, next, !trace_.choice_partial.empty(), [&](std::uint32_t t) { return trace_.choice_partial_of(t, l); },
+          ahead_, next, [&](std::uint32_t t) { return trace_.choice_partial_of(t, l); },
           [&](std::uint32_t t) { return trace_.partial_of(t, l); });
     });
   }

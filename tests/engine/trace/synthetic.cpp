@@ -8,6 +8,7 @@
 #include <cmath>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "engine/fixtures/refusal.hpp"
 #include "ferry/predictor/cross_layer_gate.hpp"
@@ -378,6 +379,19 @@ TEST_CASE("routing statistics: a trace counted by hand") {
   CHECK(same(b.partial_active, {0, 1}));
   CHECK(same(measure(t, 0.01).layers[1].low_score, {0, 10}));
   CHECK(same(s.all().reuse, {a.reuse.part + b.reuse.part, 12}));
+
+  // Where experts are chosen by other scores than weigh them, all but the shares of the weights are counted by those.
+  f.choice_scores = std::exchange(f.scores, std::vector<float>(f.scores.size(), 1));
+  f.choice_predicted = std::exchange(f.predicted, std::vector<float>(f.predicted.size(), 1));
+  f.choice_partial = std::exchange(f.partial, std::vector<float>(f.partial.size(), 1));
+  f.view();
+  const RoutingShares apart = measure(t).layers[1];
+  CHECK(same(apart.low_score, {1, 10}));
+  CHECK(same(apart.recall_top_k[0], {2 + 1 + 1 + 2, 8}));
+  CHECK(same(apart.recall_prefill[0], {2, 2}));
+  CHECK(same(apart.partial_top_score, {1 + 1 + 2, 5}));
+  CHECK(same(apart.partial_active, {0, 1}));
+  CHECK(same(apart.best_two_high, {10, 10}));
 }
 
 TEST_CASE("routing statistics: what a trace does not have is counted nought of nought times") {
