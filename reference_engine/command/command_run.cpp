@@ -122,6 +122,11 @@ class Runs {
     } else if (a.clock == "virtual") {
       throw InputError("--clock virtual: needs a machine whose costs it counts, expected --machine NAME|FILE");
     }
+    if (machine_ && a.clock == "real") {  // whose link is throttled by what a layer takes here
+      StackOptions measured;
+      measured.stack = "resident";
+      wanted.push_back(measured);
+    }
     model_ = where.open(wanted);
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
     if (a.clock == "virtual") {
@@ -427,7 +432,7 @@ std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layo
     }
     const std::uint64_t needed = bytes + dense;
     text += fmt::format("  {:<5} experts {} bytes, with everything else {}: {}\n", layouts[0].name(p), bytes, needed,
-                        needed <= memory ? "fits in memory here" : "needs --store, from a disk");
+                        needed <= memory ? "fits in memory here" : "is read from the disk as it is needed");
   }
   // Beside the experts in host memory there is the arena of those on the device, which this machine would have to hold too.
   const std::uint64_t left = memory > dense + all ? memory - dense - all : 0;

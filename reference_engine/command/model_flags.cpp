@@ -45,11 +45,10 @@ void ModelFlags::add_experts(CLI::App* c) {
                    ->check(not_empty);
   c->add_option(
        "--host-memory", host_memory,
-       "of a store's experts, how many host memory holds: a share or a size (default: all, but at most half of "
-       "this machine's memory)")
+       "of the experts, how many host memory holds, the others are read when they are needed: a share or a size "
+       "(default: all; of more than this machine's memory takes, as many as half of it takes)")
       ->type_name("SHARE|BYTES")
-      ->check(not_empty)
-      ->needs(file);
+      ->check(not_empty);
   c->add_option("--gates", gates, "predict later layers with these, which ferry calibrate gates made")
       ->type_name("FILE")
       ->check(not_empty);
@@ -67,6 +66,17 @@ void ModelFlags::add_experts(CLI::App* c) {
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
   c->add_flag("--pin-threads", pin_threads, "keep each of them but the first on a processor of its own");
+}
+
+std::uint64_t ModelFlags::host_bytes(std::uint64_t all) const {
+  const std::uint64_t physical = physical_memory();
+  if (host_memory.empty()) {  // of the rest weights, slots and everybody else live
+    const bool fits = store.empty() ? all <= physical / 8 * 7 : all <= physical / 2;
+    return fits ? all : physical / 2;
+  }
+  const std::uint64_t asked = parse_budget(host_memory, all, "--host-memory");
+  if (asked <= physical) return asked;
+  throw InputError(fmt::format("--host-memory {}: {} bytes, this machine has {}", host_memory, asked, physical));
 }
 
 std::vector<std::string> ModelFlags::inputs() const {
@@ -89,10 +99,23 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     if (gpu) return make_cuda_model(std::move(files));
     return std::make_unique<CpuModel>(std::move(files));
   };
+  PrecisionSet precisions{std::uint8_t{0}};
+  for (const StackOptions& o : stacks) precisions.bits |= precisions_for(o).bits;
   std::unique_ptr<Model> made;
   DiskStore* disk = nullptr;
   if (store.empty()) {
-    made = make(ModelFiles(folder, quantizer_of(quantizer, "--quantizer")));
+    LoadOptions load;
+    load.quantizer = quantizer_of(quantizer, "--quantizer");
+    load.precisions = precisions;
+    load.host_bytes = [&](std::uint64_t all) { return host_bytes(all); };
+    ProgressLine line("loading experts");
+    load.progress = [&](std::uint64_t done, std::uint64_t total) {
+      line.show(done, total);
+      return !stop;
+    };
+    ModelFiles files(folder, load);
+    if (stop) throw Interrupted();
+    made = make(std::move(files));
   } else {
     auto opened = std::make_unique<DiskStore>(open_blocks(store), store, 0);
     disk = opened.get();
@@ -107,17 +130,11 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     made->set_activations(Activations::int8);
   }
   made->set_threads(threads, pin_threads);
-  for (const StackOptions& o : stacks) made->add_precisions(precisions_for(o));
+  made->add_precisions(precisions);
   if (const std::string w = made->warning(); !w.empty()) std::fprintf(stderr, "ferry: %s\n", w.c_str());
   for (const std::string& note : made->notes()) std::fprintf(stderr, "ferry: %s\n", printable(note).c_str());
   if (disk == nullptr) return made;
-  const std::uint64_t all = disk->added_bytes(), physical = physical_memory();
-  const std::uint64_t host =
-      host_memory.empty() ? std::min(all, physical / 2) : parse_budget(host_memory, all, "--host-memory");
-  if (host > physical) {
-    throw InputError(fmt::format("--host-memory {}: {} bytes, this machine has {}", host_memory, host, physical));
-  }
-  disk->set_host_bytes(host);
+  disk->set_host_bytes(host_bytes(disk->added_bytes()));
   ProgressLine line("from disk to host memory, bytes");
   disk->preload([&](std::uint64_t done, std::uint64_t total) {
     line.show(done, total);

@@ -27,6 +27,8 @@ struct ModelFlags {
   void add_experts(CLI::App* command);
   /// The files that `open` reads.
   [[nodiscard]] std::vector<std::string> inputs() const;
+  /// Of so many bytes of experts those that host memory holds at once. Throws InputError.
+  [[nodiscard]] std::uint64_t host_bytes(std::uint64_t all) const;
   /// Reads the model, has its experts as these stacks need them, and fills host memory with what is on disk if all of it
   /// goes there. Throws InputError, or Interrupted.
   [[nodiscard]] std::unique_ptr<Model> open(const std::vector<StackOptions>& stacks) const;

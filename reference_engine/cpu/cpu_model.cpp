@@ -23,11 +23,11 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   std::string before;  // whose memory is let go when the next is read: nothing is held twice for long
   const Weights weights(
       [&](const std::string& name, const std::vector<std::uint64_t>& shape) -> const Tensor& {
-        if (name != before) files.checkpoint.forget(before);
+        if (name != before) files.checkpoint->forget(before);
         before = name;
-        return dense(files.checkpoint, name, shape);
+        return dense(*files.checkpoint, name, shape);
       },
-      [&](const std::string& name) { return files.checkpoint.find(name) != nullptr; });
+      [&](const std::string& name) { return files.checkpoint->find(name) != nullptr; });
   embedding_ = weights.matrix(c.names.model + "embed_tokens.weight", c.vocabulary, c.hidden);
   head_ = c.tied_embeddings ? embedding_ : weights.matrix(c.names.head + "weight", c.vocabulary, c.hidden);
   if (c.head_bias) head_bias_ = weights.vector(c.names.head + "bias", c.vocabulary);
@@ -37,7 +37,7 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   attention_ = CpuAttention::make(c, weights, workers());
   for (std::uint32_t l = 0; l < c.layers; ++l) layers_.push_back(load_layer(weights, l));
   for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) layers_[c.moe_layers[m]].gate = gates().of(m);
-  set_notes(check_agreement(files.checkpoint, c));
+  set_notes(check_agreement(*files.checkpoint, c));
 }
 
 CpuModel::Layer CpuModel::load_layer(const Weights& weights, std::uint32_t index) const {

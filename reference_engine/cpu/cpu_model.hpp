@@ -16,7 +16,7 @@ class CpuModel final : public Model {
  public:
   /// As ModelFiles.
   explicit CpuModel(const std::filesystem::path& folder, Quantizer quantizer = Quantizer::nearest)
-      : CpuModel(ModelFiles(folder, quantizer)) {}
+      : CpuModel(ModelFiles(folder, LoadOptions{.quantizer = quantizer})) {}
   CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store);
   explicit CpuModel(ModelFiles&& files);
 

@@ -128,7 +128,7 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   device_ = properties.name;
-  load(files.checkpoint);
+  load(*files.checkpoint);
   measure_link();
   pin();  // last: what throws after it would leave memory locked
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "ferry/gate/gate_bank.hpp"
+#include "store/checkpoint_store.hpp"
 #include "store/disk_store.hpp"
 #include "support/errors.hpp"
 
@@ -32,16 +33,28 @@ std::uint64_t KvCache::bytes() const {
   return static_cast<std::uint64_t>(floats) * sizeof(float);
 }
 
-ModelFiles::ModelFiles(const std::filesystem::path& folder, Quantizer quantizer)
-    : config(read_model_config(folder)), checkpoint(folder) {
-  store = std::make_unique<MemoryStore>(checkpoint, config, quantizer);
+ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o)
+    : config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
+  if (o.host_bytes) {
+    auto files = std::make_unique<CheckpointStore>(checkpoint, config, folder.string(), o.quantizer, 0);
+    for (std::uint32_t p = 1; p < precision_count; ++p) {
+      if ((o.precisions.bits >> p & 1U) != 0) files->add(static_cast<Precision>(p));
+    }
+    const std::uint64_t all = files->added_bytes(), held = o.host_bytes(all);
+    if (held < all) {
+      files->set_host_bytes(held);
+      store = std::move(files);
+      return;
+    }
+  }
+  store = std::make_unique<MemoryStore>(*checkpoint, config, o);
 }
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> disk)
-    : config(read_model_config(folder)), checkpoint(folder) {
+    : config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
   const StoreFacts& s = disk->facts();
   if (s.layers != config.moe_layer_count() || s.experts != config.experts || s.layout.hidden != config.hidden ||
-      s.layout.width != config.expert_width || s.weights != weights_checksum(checkpoint, config)) {
+      s.layout.width != config.expert_width || s.weights != weights_checksum(*checkpoint, config)) {
     throw InputError(fmt::format("{}: was packed from another model ({}), not from {}", disk->reads().file, s.model,
                                  folder.string()));
   }
@@ -60,15 +73,15 @@ Model::Model(ModelFiles& files) : config_(files.config), store_(std::move(files.
   // Before memory is asked for: the file has what config.json says.
   const std::uint32_t layers = c.moe_layer_count();
   for (std::uint32_t l = 0; l < layers; ++l) {
-    static_cast<void>(files.checkpoint.at(c.gate_name(l), {c.experts, c.hidden}));
+    static_cast<void>(files.checkpoint->at(c.gate_name(l), {c.experts, c.hidden}));
   }
   gates_ = std::make_unique<GateBank>(layers, c.experts, c.hidden);
   for (std::uint32_t l = 0; l < layers; ++l) {
-    const std::vector<float> gate = dense(files.checkpoint, c.gate_name(l), {c.experts, c.hidden}).to_floats();
+    const std::vector<float> gate = dense(*files.checkpoint, c.gate_name(l), {c.experts, c.hidden}).to_floats();
     gates_->set(l, Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden));
   }
-  gate_biases_ = gate_vectors(files.checkpoint, c.names.gate_bias);
-  choice_biases_ = gate_vectors(files.checkpoint, c.names.choice_bias);
+  gate_biases_ = gate_vectors(*files.checkpoint, c.names.gate_bias);
+  choice_biases_ = gate_vectors(*files.checkpoint, c.names.choice_bias);
   gates_->set_rule(c.gate, gate_biases_, choice_biases_);
 }
 

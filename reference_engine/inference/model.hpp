@@ -47,18 +47,20 @@ using GateObserver = std::function<void(std::uint32_t layer, const Matrix& input
 /// What a model is loaded from: its files, open, and its routed experts.
 struct ModelFiles {
   ModelConfig config;
-  Checkpoint checkpoint;
+  std::shared_ptr<const Checkpoint> checkpoint;
   std::unique_ptr<ExpertStore> store;
 
-  /// The experts in host memory, at low precision by `quantizer`. Throws InputError for anything that is missing,
-  /// misshapen or not supported.
-  explicit ModelFiles(const std::filesystem::path& folder, Quantizer quantizer = Quantizer::nearest);
+  /// The experts in host memory, as far as it holds them; the others stay in their files. Throws InputError for anything
+  /// that is missing, misshapen or not supported.
+  explicit ModelFiles(const std::filesystem::path& folder, const LoadOptions& options = {});
   /// The experts in a store of their own; the folder needs only the rest. Throws InputError also for a store that was
   /// made from another model.
   ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store);
   /// From its parts, which belong together.
   ModelFiles(ModelConfig model, Checkpoint weights, std::unique_ptr<ExpertStore> experts)
-      : config(std::move(model)), checkpoint(std::move(weights)), store(std::move(experts)) {}
+      : config(std::move(model)),
+        checkpoint(std::make_shared<const Checkpoint>(std::move(weights))),
+        store(std::move(experts)) {}
 };
 
 /// A model: the store of routed experts, and what every token needs around them, on some device.

@@ -9,6 +9,7 @@
 #include "ferry/codec/hqq.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
 #include "support/errors.hpp"
+#include "support/threads.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -309,51 +310,74 @@ void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::by
                                bad % packed.columns, weights[bad], to.name(what.precision)));
 }
 
-MemoryStore::MemoryStore(const Checkpoint& checkpoint, const ModelConfig& c, Quantizer quantizer)
+void ExpertPacker::pack(const std::byte* expert, ExpertId id, const std::vector<Made>& made,
+                        std::uint32_t threads) const {
+  on_threads(threads, 3 * made.size(), [&](std::size_t i) {
+    const Made& m = made[i / 3];
+    pack(expert, {id, m.precision}, static_cast<int>(i % 3), m.out);
+  });
+}
+
+MemoryStore::MemoryStore(const Checkpoint& checkpoint, const ModelConfig& c, const LoadOptions& o)
     : layers_(c.moe_layer_count()), experts_(c.experts) {
   const ExpertReader reader(checkpoint, c);
-  packer_ = {reader.layouts(), reader.layout(), quantizer, c};
-  auto& all = bytes_[static_cast<unsigned>(Precision::full)];
-  all.resize(layer_at(layers_, Precision::full));
-  std::byte* to = all.data();
-  for (std::uint64_t n = 0; n < c.routed_experts(); ++n) {
+  packer_ = {reader.layouts(), reader.layout(), o.quantizer, c};
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    if ((o.precisions.bits >> p & 1U) != 0) bytes_[p] = BlockMemory(layer_at(layers_, static_cast<Precision>(p)));
+  }
+  const BlockMemory& own = bytes_[static_cast<unsigned>(Precision::full)];
+  std::vector<std::byte> scratch;
+  std::vector<ExpertPacker::Made> made;
+  const std::uint64_t all = c.routed_experts();
+  for (std::uint64_t n = 0; n < all && (!o.progress || o.progress(n, all)); ++n) {
     const ExpertId id = id_of(n, experts_);
-    reader.read(id, to);
-    to += layout(id.layer).bytes();
+    std::byte* full = own.data() + place(id, Precision::full);
+    if (own.size() == 0) {
+      scratch.resize(layout(id.layer).bytes());
+      full = scratch.data();
+    }
+    reader.read(id, full);
+    made.clear();
+    for (std::uint32_t p = 1; p < static_cast<std::uint32_t>(Precision::full); ++p) {
+      const auto precision = static_cast<Precision>(p);
+      if (bytes_[p].size() > 0) made.push_back({precision, bytes_[p].data() + place(id, precision)});
+    }
+    packer_.pack(full, id, made, all_threads());
   }
 }
 
 std::uint64_t MemoryStore::layer_at(std::uint32_t layer, Precision p) const {
+  if (packer_.from.size() == 1) return std::uint64_t{layer} * experts_ * layout(0).bytes(p);
   std::uint64_t at = 0;
   for (std::uint32_t l = 0; l < layer; ++l) at += experts_ * layout(l).bytes(p);
   return at;
 }
 
 void MemoryStore::add(Precision p) {
-  if (p == Precision::skip || !bytes_[static_cast<unsigned>(p)].empty()) return;
-  std::vector<std::byte> all(layer_at(layers_, p));
-  std::byte* to = all.data();
-  for (std::uint64_t n = 0; n < std::uint64_t{layers_} * experts_; ++n, to += packer_.to.bytes(p)) {
-    const Variant what{id_of(n, experts_), p};
-    const std::byte* full = bytes({what.id, Precision::full}).view.data;
-    for (int part = 0; part < 3; ++part) packer_.pack(full, what, part, to);
+  if (p == Precision::skip || bytes_[static_cast<unsigned>(p)].size() > 0) return;
+  const BlockMemory& own = bytes_[static_cast<unsigned>(Precision::full)];
+  if (own.size() == 0) {
+    throw InputError(fmt::format("experts at {} are needed, and were not among what was loaded", layout().name(p)));
+  }
+  BlockMemory all(layer_at(layers_, p));
+  for (std::uint64_t n = 0; n < std::uint64_t{layers_} * experts_; ++n) {
+    const ExpertId id = id_of(n, experts_);
+    packer_.pack(own.data() + place(id, Precision::full), id, {{p, all.data() + place(id, p)}}, all_threads());
   }
   bytes_[static_cast<unsigned>(p)] = std::move(all);
 }
 
 std::uint8_t MemoryStore::precisions() const {
   unsigned stored = 0;
-  for (std::uint32_t p = 0; p < precision_count; ++p) stored |= bytes_[p].empty() ? 0U : 1U << p;
+  for (std::uint32_t p = 0; p < precision_count; ++p) stored |= bytes_[p].size() == 0 ? 0U : 1U << p;
   return static_cast<std::uint8_t>(stored);
 }
 
 HeldBytes MemoryStore::bytes(Variant v) const {
-  const std::vector<std::byte>& all = bytes_[static_cast<unsigned>(v.precision)];
-  if (all.empty()) return {};
-  const std::uint64_t each = layout(v.id.layer).bytes(v.precision);
-  const std::uint64_t first =
-      packer_.from.size() == 1 ? std::uint64_t{v.id.layer} * experts_ * each : layer_at(v.id.layer, v.precision);
-  return View<const std::byte>{all.data() + first + v.id.expert * each, static_cast<std::uint32_t>(each)};
+  const BlockMemory& all = bytes_[static_cast<unsigned>(v.precision)];
+  if (all.size() == 0) return {};
+  return View<const std::byte>{all.data() + place(v.id, v.precision),
+                               static_cast<std::uint32_t>(layout(v.id.layer).bytes(v.precision))};
 }
 
 }  // namespace ferry::engine

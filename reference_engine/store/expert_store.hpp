@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "checkpoint/model_config.hpp"
 #include "ferry/slot_memory.hpp"
 #include "math/expert.hpp"
+#include "store/block_file.hpp"
 
 namespace ferry::engine {
 
@@ -85,6 +87,12 @@ struct ExpertPacker {
   /// Writes one matrix of the variant, and with `down` the biases: `expert` and `out` are where the whole expert begins in `from` and `to`.
   /// The same bytes each time. Throws InputError, naming the tensor, for a weight that the precision cannot hold.
   void pack(const std::byte* expert, Variant what, int part, std::byte* out) const;
+  /// Whole variants of one expert, on up to `threads` threads.
+  struct Made {
+    Precision precision;
+    std::byte* out;
+  };
+  void pack(const std::byte* expert, ExpertId id, const std::vector<Made>& made, std::uint32_t threads) const;
 };
 
 /// What reading from a disk came to.
@@ -133,21 +141,33 @@ class ExpertStore {
   [[nodiscard]] virtual StoreReads reads() const { return {}; }
 };
 
+/// How experts come from a checkpoint to host memory.
+struct LoadOptions {
+  Quantizer quantizer = Quantizer::nearest;
+  PrecisionSet precisions = Precision::full;  ///< nothing else is held
+  /// Of the bytes that all of it takes, those that host memory holds at once; without it all.
+  std::function<std::uint64_t(std::uint64_t all)> host_bytes = {};
+  /// In experts; false: stop, with what is not there yet left undefined.
+  std::function<bool(std::uint64_t done, std::uint64_t all)> progress = {};
+};
+
 /// All of it in host memory, copied and made out of a checkpoint.
 class MemoryStore final : public ExpertStore {
  public:
-  /// Throws InputError for a missing or misshapen tensor.
-  MemoryStore(const Checkpoint& checkpoint, const ModelConfig& config, Quantizer quantizer = Quantizer::nearest);
+  /// Holds one expert more while it loads. Throws InputError for a missing or misshapen tensor, or a weight that a
+  /// precision cannot hold.
+  MemoryStore(const Checkpoint& checkpoint, const ModelConfig& config, const LoadOptions& options = {});
 
   [[nodiscard]] const ExpertLayout& layout() const override { return packer_.from[0]; }
   [[nodiscard]] std::vector<ExpertLayout> layouts() const override { return packer_.from; }
   [[nodiscard]] std::uint8_t precisions() const override;
+  /// What it was not loaded at is made of `full`, which has to be there.
   void add(Precision p) override;
   [[nodiscard]] HeldBytes bytes(Variant v) const override;
   [[nodiscard]] std::vector<std::pair<const std::byte*, std::size_t>> fixed_memory() const override {
     std::vector<std::pair<const std::byte*, std::size_t>> all;
-    for (const auto& b : bytes_) {
-      if (!b.empty()) all.emplace_back(b.data(), b.size());
+    for (const BlockMemory& b : bytes_) {
+      if (b.size() > 0) all.emplace_back(b.data(), b.size());
     }
     return all;
   }
@@ -158,10 +178,14 @@ class MemoryStore final : public ExpertStore {
   }
   /// Byte at which a layer's experts begin; of the layer behind the last, all of them.
   [[nodiscard]] std::uint64_t layer_at(std::uint32_t layer, Precision p) const;
+  /// And an expert.
+  [[nodiscard]] std::uint64_t place(ExpertId id, Precision p) const {
+    return layer_at(id.layer, p) + id.expert * layout(id.layer).bytes(p);
+  }
 
   ExpertPacker packer_;
-  std::uint32_t layers_, experts_;                             // of a layer
-  std::array<std::vector<std::byte>, precision_count> bytes_;  // by Precision
+  std::uint32_t layers_, experts_;                  // of a layer
+  std::array<BlockMemory, precision_count> bytes_;  // by Precision
 };
 
 }  // namespace ferry::engine

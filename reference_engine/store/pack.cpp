@@ -100,17 +100,17 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   const ExpertPacker packer{reader.layouts(), facts.layout, o.quantizer, config};
   const std::uint32_t threads = o.threads > 0 ? o.threads : all_threads();
   std::vector<std::byte> expert;
-  std::vector<std::pair<Precision, std::vector<std::byte>>> made;
-  for (const Precision p : facts.stored()) made.emplace_back(p, std::vector<std::byte>(facts.layout.bytes(p)));
+  std::vector<std::vector<std::byte>> variants;
+  std::vector<ExpertPacker::Made> made;
+  for (const Precision p : facts.stored()) {
+    made.push_back({p, variants.emplace_back(facts.layout.bytes(p)).data()});
+  }
   for (; !stopped && result.done < facts.all_experts() && goes_on(false, result.done); ++result.done) {
     const ExpertId id = facts.id(result.done);
     expert.resize(reader.layout(id.layer).bytes());
     reader.read(id, expert.data());
-    on_threads(threads, 3 * made.size(), [&](std::size_t i) {
-      auto& [p, bytes] = made[i / 3];
-      packer.pack(expert.data(), {id, p}, static_cast<int>(i % 3), bytes.data());
-    });
-    for (const auto& [p, bytes] : made) writer.write({id, p}, bytes.data());
+    packer.pack(expert.data(), id, made, threads);
+    for (const ExpertPacker::Made& m : made) writer.write({id, m.precision}, m.out);
   }
   if (result.done == facts.all_experts()) {
     goes_on(false, result.done);

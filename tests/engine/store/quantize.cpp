@@ -225,6 +225,21 @@ TEST_CASE("a store holds full precision and what was added, the same bytes each 
       for (const Precision p : low_precisions) CHECK(same(store.bytes({{l, e}, p}), again.bytes({{l, e}, p})));
     }
   }
+  // Loaded at two precisions, and nothing else is held.
+  std::uint64_t done = 0;
+  LoadOptions o{.precisions = Precision::int8 | Precision::int2};
+  o.progress = [&](std::uint64_t n, std::uint64_t all) { return all == 8 && n == done++; };
+  MemoryStore low(checkpoint, c, o);
+  CHECK(done == 8);
+  CHECK(low.precisions() == 0b01010);
+  CHECK(low.fixed_memory().size() == 2);
+  for (std::uint16_t e = 0; e < 4; ++e) {
+    for (const Precision p : {Precision::int8, Precision::int2}) {
+      CHECK(same(low.bytes({{1, e}, p}), store.bytes({{1, e}, p})));
+    }
+  }
+  low.add(Precision::int2);
+  CHECK_THROWS_WITH_AS(low.add(Precision::int4), doctest::Contains("experts at int4 are needed"), InputError);
 }
 
 TEST_CASE("a checkpoint with a weight that is not finite is refused at low precision by the tensor's name") {

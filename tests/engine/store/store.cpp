@@ -22,6 +22,7 @@
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "inference/generate.hpp"
+#include "store/checkpoint_store.hpp"
 #include "store/disk_store.hpp"
 #include "store/pack.hpp"
 #include "support/errors.hpp"
@@ -117,7 +118,7 @@ TEST_CASE("a store's file is what its description says, byte for byte") {
   std::size_t block_at = index_at + 4096;  // 32 checksums
   const std::uint64_t text = XXH3_64bits(header.data(), header.size());
   CHECK(number(file, 16, 8) == (XXH3_64bits(file.data() + index_at, 32 * 8) ^ (text << 1 | text >> 63)));
-  MemoryStore memory(Checkpoint(p.model), read_model_config(p.model), Quantizer::hqq);
+  MemoryStore memory(Checkpoint(p.model), read_model_config(p.model), {.quantizer = Quantizer::hqq});
   std::size_t block = 0;
   for (const Precision q : all_precisions) {
     if (q != Precision::full) memory.add(q);
@@ -161,6 +162,38 @@ TEST_CASE("a store gives out what host memory would, by io_uring and by pread, w
         if (host == 0) CHECK(r.hits < 20);                       // the same one twice in a row
         if (host == 100'000'000) CHECK(r.reads == read.size());  // each once
       }
+    }
+  }
+}
+
+TEST_CASE("a checkpoint's files give out what host memory would, whatever the cache") {
+  for (const Path& model : {test::model_folder("tiny-qwen-moe"), test::golden_file("zoo") / "gpt_oss",
+                            test::golden_file("zoo") / "qwen2_moe_dense0"}) {
+    CAPTURE(model);
+    const ModelConfig c = read_model_config(model);
+    const auto checkpoint = std::make_shared<const Checkpoint>(model);
+    MemoryStore memory(*checkpoint, c);
+    for (const Precision p : all_precisions) memory.add(p);
+    for (const std::uint64_t host : {0U, 100'000U, 100'000'000U}) {
+      CheckpointStore files(checkpoint, c, model.string(), Quantizer::nearest, host);
+      CHECK(files.precisions() == 0);
+      CHECK(files.bytes({{0, 0}, Precision::full}).view.size == 0);
+      for (const Precision p : all_precisions) files.add(p);
+      CHECK(files.precisions() == memory.precisions());
+      Random random(host);
+      std::uint32_t wrong = 0, loads = 0;
+      for (int i = 0; i < 200; ++i) {
+        const ExpertId id{static_cast<std::uint16_t>(random.below(c.moe_layer_count())),
+                          static_cast<std::uint16_t>(random.below(4))};
+        const Variant v{id, all_precisions[random.below(4)]};
+        const std::uint64_t before = files.reads().reads;
+        wrong += same(files.bytes(v).view, memory.bytes(v).view) ? 0 : 1;
+        loads += static_cast<std::uint32_t>(files.reads().reads - before);
+      }
+      CHECK(wrong == 0);
+      CHECK(files.reads().hits + loads == 200);
+      if (host == 100'000'000U) CHECK(loads < 200);
+      CHECK((files.read_bytes_per_s() == 0) == (host == 100'000'000U));
     }
   }
 }
@@ -609,6 +642,15 @@ TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in
   CHECK(text(stored) == text(plain));
   CHECK(stored.out.find("read from disk") != std::string::npos);
   CHECK(plain.out.find("read from disk") == std::string::npos);
+  // Without a store, from the checkpoint's own files.
+  for (const char* stack : {"fate", "resident-int4"}) {
+    const std::string own =
+        std::string("run --model tiny-mixtral --max-new-tokens 8 --prompt 'The sea' --stack ") + stack;
+    const Shell all = shell(ferry + own), some = shell(ferry + own + " --host-memory 10%");
+    CHECK(some.status == 0);
+    CHECK(text(some) == text(all));
+    CHECK(some.out.find("read from disk") != std::string::npos);
+  }
   const Shell whole = shell(ferry + "inspect" + store);
   CHECK(whole.status == 0);
   CHECK(whole.out.find("every expert is as it was written") != std::string::npos);
@@ -633,7 +675,7 @@ TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in
   std::filesystem::create_directory(model);
   TinyCheckpoint().write(model);
   const std::pair<std::string, const char*> mistakes[] = {
-      {"run --host-memory 5%", "--host-memory requires --store"},
+      {"run --host-memory much", "--host-memory much: expected a share"},
       {run + store + " --host-memory much", "--host-memory much: expected a share"},
       {run + store + " --quantizer hqq", "--quantizer"},
       {"run --store /no/such", "/no/such: cannot open"},
