@@ -10,10 +10,7 @@
 namespace ferry::engine {
 
 DiskStore::DiskStore(std::unique_ptr<BlockFile> file, std::string name, std::uint64_t host_bytes)
-    : CachedStore(host_bytes),
-      file_(std::move(file)),
-      name_(std::move(name)),
-      index_(read_store(*file_, name_)) {
+    : CachedStore(host_bytes), file_(std::move(file)), name_(std::move(name)), index_(read_store(*file_, name_)) {
   if (facts().has(Precision::full)) set_precisions(1U << static_cast<unsigned>(Precision::full));
 }
 
