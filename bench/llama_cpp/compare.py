@@ -8,7 +8,8 @@ published models, in layers enough to outgrow the caches. For each shape it firs
 other, then runs both in turns. Decode is 32 tokens after a context of 128 and of 2048, prefill a prompt of 512 and of
 2048, and tokens are random on both sides, so that experts are chosen alike. bf16 is BF16 on both sides; at int4 the
 experts are Ferry's INT4 and llama.cpp's Q4_0, the rest stays bf16. llama.cpp rounds what Q4_0 is multiplied with to 8
-bits, Ferry does with --activations int8: that is int4-int8. Flash attention is off, and llama.cpp's keys and
+bits, Ferry does with --activations int8: that is int4-int8. At q8_0 and q4_k both read the same GGUF file, whose
+matrices are all of that type, and llama.cpp rounds what they are multiplied with to 8 bits. Flash attention is off, and llama.cpp's keys and
 values are F16, its default; Ferry's are F32. Both take prompts in steps of 512 tokens. Of a prompt llama.cpp leaves out
 what the last layer makes of all tokens but the last one, which with two to four layers is a quarter or more of the work,
 and next to nothing in a whole model: it is told to give every token's output. llama-bench warms up first, Ferry does not.
@@ -37,7 +38,7 @@ from shapes import SHAPES, VOCABULARY  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build/llama-cpp"
-PRECISIONS = ("bf16", "int4", "int4-int8")
+PRECISIONS = ("bf16", "int4", "int4-int8", "q8_0", "q4_k")
 DECODED = 32  # tokens of which the time is taken
 
 
@@ -57,6 +58,8 @@ def arguments():
     p.add_argument("--quick", action="store_true",
                    help="qwen1.5-moe-a2.7b with 2 layers, all threads, short texts, once; other flags still count")
     p.add_argument("--ferry", type=Path, help="the binary (default: built as reference_engine/run does)")
+    p.add_argument("--without-amx", action="store_true",
+                   help="build llama.cpp without AMX, for machines that announce it and trap on it")
     p.add_argument("--json", type=Path, help="write every sample to this file")
     p.add_argument("--keep", action="store_true", help="keep the weights, up to 13 GB a shape, for another time")
     a = p.parse_args()
@@ -106,19 +109,24 @@ class Ferry:
 
     def run(self, model, precision, threads, prompt, tokens, *more):
         text, numbers = self.scratch / "prompt", self.scratch / "ferry.json"
-        text.write_bytes(bytes(prompt))
-        stack = "resident" if precision == "bf16" else f"resident-{stored(precision)}"
+        if model.is_dir():
+            text.write_bytes(bytes(prompt))
+            given = ["--prompt-file", text]
+        else:  # without a tokenizer: here too the text begins with the token that begins every text
+            text.write_text(" ".join(str(t) for t in (VOCABULARY - 2, *prompt)))
+            given = ["--token-ids", text]
+        stack = f"resident-{stored(precision)}" if stored(precision) == "int4" else "resident"
         activations = "float" if precision == stored(precision) else "int8"
         run([self.binary, "run", "--model", model, "--stack", stack, "--device", "cpu", "--threads", threads,
              "--activations", activations, "--prefill-chunk", 512,
-             "--prompt-file", text, "--max-new-tokens", tokens, "--json", numbers, *more], "ferry run")
+             *given, "--max-new-tokens", tokens, "--json", numbers, *more], "ferry run")
         return json.loads(numbers.read_text())
 
-    def logits(self, model, prompt, tokens, threads):
+    def logits(self, model, precision, prompt, tokens, threads):
         """The tokens that it chooses, and the logits of each."""
         import numpy as np
         path = self.scratch / "logits.safetensors"
-        made = self.run(model, "bf16", threads, prompt, tokens, "--logits", path)
+        made = self.run(model, precision, threads, prompt, tokens, "--logits", path)
         content = path.read_bytes()
         start = 8 + struct.unpack("<Q", content[:8])[0]
         begin, end = json.loads(content[8:start])["logits.0"]["data_offsets"]
@@ -127,17 +135,20 @@ class Ferry:
 
 
 def check(ferry, llama, model, files, threads):
-    """Both compute the same model: correlation of the logits after each of 24 tokens of a text that Ferry goes on with.
+    """Both compute the same model: correlation of the logits after each of 24 tokens of a text that Ferry goes on with,
+    from the same GGUF file or, for bf16 and int4, from the checkpoint at bf16.
 
     Sums are rounded differently, and now and then another expert is chosen, which is why the median decides.
     """
+    import models
     import numpy as np
     prompt = list(b"A ferry carries 8 cars on each crossing.")
-    chosen, ours = ferry.logits(model, prompt, 24, threads)
     found = {}
-    for precision, least in (("bf16", 0.999), ("int4", 0.98)):
+    for precision, least in (("bf16", 0.999), ("int4", 0.98), ("q8_0", 0.99), ("q4_k", 0.99)):
         if precision not in files:
             continue
+        own = files[precision] if precision in models.BLOCKS else model
+        chosen, ours = ferry.logits(own, precision if precision in models.BLOCKS else "bf16", prompt, 24, threads)
         theirs = llama.logits(files[precision], [VOCABULARY - 2, *prompt, *chosen[:-1]], threads)[len(prompt):]
         correlation = statistics.median(np.corrcoef(a, b)[0, 1] for a, b in zip(ours, theirs))
         same = int((ours.argmax(1) == theirs.argmax(1)).sum())
@@ -179,13 +190,15 @@ def steps(a):
 
 def measure(a, ferry, llama, model, files, step, seed):
     """Tokens a second, of prefill, decode or both."""
+    import models
     prefill, decode = step.before in a.prompts, step.before in a.contexts
     out = {}
     if step.engine == "ferry":
         # One token of the prompt is the one that begins every text, and the first new one is prefill's.
         source = random.Random(seed)
         prompt = [source.randrange(256) for _ in range(step.before - 1)]
-        made = ferry.run(model, step.precision, step.threads, prompt, 1 + DECODED * decode, "--temperature", 100,
+        own = files[step.precision] if step.precision in models.BLOCKS else model
+        made = ferry.run(own, step.precision, step.threads, prompt, 1 + DECODED * decode, "--temperature", 100,
                          "--seed", seed)
         if prefill:
             out["prefill"] = step.before / made["ttft_s"]
@@ -222,7 +235,7 @@ class Disturbance:
 def compare(a, progress, scratch):
     import models
     FOLDER.mkdir(parents=True, exist_ok=True)
-    llama = Llama(FOLDER, progress)
+    llama = Llama(FOLDER, progress, not a.without_amx)
     ferry = Ferry(a.ferry, scratch, progress)
     samples, checked, spent = {}, {}, {}
     todo = [(s, repeat, step) for s in a.shapes for repeat in range(a.repeats) for step in steps(a)]
@@ -232,7 +245,8 @@ def compare(a, progress, scratch):
         need_room(a, s, models, folder)
         progress.step(f"{s.name}: making {s.layers} layers of random weights")
         models.make_checkpoint(s, folder, lambda what, done: progress.share(f"{s.name}: {what}", done))
-        files = {p: models.make_gguf(s, folder, p, lambda what, done: progress.share(f"{s.name}: {what}", done))
+        files = {p: models.make_gguf(s, folder, p, lambda what, done: progress.share(f"{s.name}: {what}", done),
+                                     llama.quantizers())
                  for p in dict.fromkeys(("bf16", *map(stored, a.precisions)))}
         progress.step(f"{s.name}: checking that both compute the same")
         checked[s.name] = check(ferry, llama, folder, files, max(a.threads))
@@ -268,7 +282,7 @@ def report(a, llama, samples, checked):
     print(f"{PACKAGE} {VERSION}'s llama.cpp; {llama.cpu}; medians of {a.repeats}\n")
     for s in a.shapes:
         print(f"- {s.name}: {s.layers} {s.what}. " + "; ".join(
-            f"{p}: correlation with Ferry's bf16 logits {c['median_correlation']:.5f}, the same token "
+            f"{p}: correlation with Ferry's logits {c['median_correlation']:.5f}, the same token "
             f"{c['same_token']} times of {c['tokens']}" for p, c in checked[s.name].items()))
     print("\n| shape | precision | threads | what | Ferry, tokens/s | llama.cpp, tokens/s | Ferry / llama.cpp |\n"
           "| --- | --- | ---: | --- | ---: | ---: | ---: |")

@@ -1,4 +1,5 @@
 """llama.cpp, built from the copy that llama-cpp-python's source package has of it, and what it says of a model."""
+import ctypes
 import hashlib
 import json
 import os
@@ -34,10 +35,11 @@ def enter_environment(folder, progress):
 
 
 class Llama:
-    def __init__(self, folder, progress):
-        self.folder, self.progress = folder, progress
+    def __init__(self, folder, progress, amx=True):
+        """amx: not on machines that announce it and trap on its instructions, as some virtual ones do."""
+        self.folder, self.progress, self.amx = folder, progress, amx
         self.source = folder / f"{PACKAGE}-{VERSION}"
-        self.bin = folder / f"build-{VERSION}/bin"
+        self.bin = folder / f"build-{VERSION}{'' if amx else '-without-amx'}/bin"
         if not self.source.exists():
             self.download()
         if not (self.bin.parent / "ready").exists():
@@ -68,13 +70,21 @@ class Llama:
         build = self.bin.parent
         generator = ["-G", "Ninja"] if shutil.which("ninja") else []
         # Without a commit of its own, its build would name that of the repository around it.
-        run(["cmake", "-S", self.source, "-B", build, *generator, "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
+        without = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+        flags = [] if self.amx else [f"-DCMAKE_C_FLAGS={without}", f"-DCMAKE_CXX_FLAGS={without}"]
+        run(["cmake", "-S", self.source, "-B", build, *generator, *flags, "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON",
              "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
              "-DLLAMA_BUILD_SERVER=OFF", f"-DLLAMA_BUILD_COMMIT={PACKAGE}-{VERSION}", "-DLLAMA_BUILD_NUMBER=0"],
             "configuring llama.cpp")
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count())
         run(["cmake", "--build", build, "--target", "llama-bench", "--parallel", jobs], "building llama.cpp")
         (build / "ready").touch()
+
+    def quantizers(self):
+        """Its library that has ggml_quantize_chunk."""
+        library = ctypes.CDLL(str(self.bin / "libggml-base.so"))
+        library.ggml_quantize_chunk.restype = ctypes.c_size_t
+        return library
 
     def compile_logits(self):
         source, tool = Path(__file__).with_name("logits.cpp"), self.bin / "ferry-logits"

@@ -3,6 +3,7 @@
 A GGUF file is made out of the checkpoint's bytes, so both hold the same numbers. As llama.cpp's own converter does it,
 vectors and gates are F32 in GGUF, and the rows of q and k of Mixtral are put in the order of ggml's rotary embedding.
 """
+import ctypes
 import dataclasses
 import json
 import math
@@ -16,6 +17,8 @@ from shapes import VOCABULARY
 
 # The part of the folder's name that changes whenever this file makes other weights.
 VERSION = 1
+# Precisions whose GGUF file both engines read; where a row does not fill blocks of Q4_K it is Q8_0, as llama.cpp has it.
+BLOCKS = {"q8_0": gguf.GGMLQuantizationType.Q8_0, "q4_k": gguf.GGMLQuantizationType.Q4_K}
 CONTEXT = 4096
 EPSILON = 1e-6
 ROPE_THETA = 1e6
@@ -91,7 +94,8 @@ def disk_bytes(s, precisions):
     """Of the checkpoint and the GGUF files together, a little more than they take."""
     all_bytes = sum(g.bytes for g in groups(s))
     experts = sum(g.bytes for g in groups(s) if g.experts)
-    return 2 * all_bytes + ("int4" in precisions) * (all_bytes - experts + experts * 9 // 32) + (64 << 20)
+    return (2 * all_bytes + ("int4" in precisions) * (all_bytes - experts + experts * 9 // 32)
+            + sum(p in BLOCKS for p in precisions) * all_bytes * 17 // 32 + (64 << 20))
 
 
 def replace(path, write):
@@ -165,8 +169,24 @@ def in_ggml_order(rows, heads):
     return rows.reshape(heads, 2, -1, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def make_gguf(s, folder, precision, progress):
-    """At int4, experts are Q4_0 and the rest stays BF16, as with Ferry's resident-int4."""
+def quantized(library, values, kind):
+    """By llama.cpp's own code. values: [rows, columns], F32."""
+    weights, each = gguf.GGML_QUANT_SIZES[kind]
+    rows, columns = values.shape
+    out = np.empty(values.size // weights * each, np.uint8)
+    values = np.ascontiguousarray(values)
+    wrote = library.ggml_quantize_chunk(int(kind), values.ctypes.data_as(ctypes.c_void_p),
+                                        out.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(0), ctypes.c_int64(rows),
+                                        ctypes.c_int64(columns), None)
+    assert wrote == out.size, (wrote, out.size)
+    return out
+
+
+def make_gguf(s, folder, precision, progress, library):
+    """At int4, experts are Q4_0 and the rest stays BF16, as with Ferry's resident-int4; of BLOCKS all matrices are such.
+
+    library: llama.cpp's libggml-base.
+    """
     path = folder / f"{precision}.gguf"
     if path.exists():
         return path
@@ -177,7 +197,9 @@ def make_gguf(s, folder, precision, progress):
     data = np.memmap(checkpoint, np.uint16, "r", start)
     temporary = path.with_name(path.name + ".tmp")
     writer = gguf.GGUFWriter(temporary, "llama" if s.mixtral else "qwen2moe")
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0 if precision == "int4" else gguf.LlamaFileType.MOSTLY_BF16)
+    kinds = {"int4": gguf.LlamaFileType.MOSTLY_Q4_0, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+             "q4_k": gguf.LlamaFileType.MOSTLY_Q4_K_M}
+    writer.add_file_type(kinds.get(precision, gguf.LlamaFileType.MOSTLY_BF16))
     writer.add_vocab_size(VOCABULARY)
     writer.add_tokenizer_model("none")
     writer.add_context_length(CONTEXT)
@@ -196,9 +218,17 @@ def make_gguf(s, folder, precision, progress):
         writer.add_expert_shared_feed_forward_length(s.shared)
     parts = groups(s)
 
+    def block_type(group):
+        columns = group.shape[1]
+        return BLOCKS[precision] if columns % gguf.GGML_QUANT_SIZES[BLOCKS[precision]][0] == 0 else types.Q8_0
+
     def type_of(group):
         if group.exact:
             return types.F32, np.float32, group.bytes * 2
+        if precision in BLOCKS:
+            kind = block_type(group)
+            weights, each = gguf.GGML_QUANT_SIZES[kind]
+            return kind, np.float32, group.bytes // 2 // weights * each
         if group.experts and precision == "int4":
             return types.Q4_0, np.float32, group.bytes * 9 // 32  # 32 weights of 2 bytes become 18
         return types.BF16, np.uint16, group.bytes
@@ -207,6 +237,10 @@ def make_gguf(s, folder, precision, progress):
         values = data[group.begin // 2:(group.begin + group.bytes) // 2]
         if group.exact:
             return to_f32(values)
+        if precision in BLOCKS:
+            each = values.reshape(-1, *group.shape)
+            parts = [to_f32(in_ggml_order(e, group.rope_heads) if group.rope_heads else e) for e in each]
+            return np.concatenate([quantized(library, p, block_type(group)) for p in parts])
         if group.experts and precision == "int4":
             each = values.reshape(-1, *group.shape)
             return np.concatenate([gguf.quants.quantize(to_f32(e), types.Q4_0).reshape(-1) for e in each])

@@ -207,6 +207,8 @@ Gguf::Gguf(const std::filesystem::path& path) {
       elements *= n;
       t.shape.insert(t.shape.begin(), n);
     }
+    // A matrix of one row, which to ggml is its row: files have either.
+    if (dimensions == 1 && name.ends_with("ffn_gate_inp_shexp.weight")) t.shape.insert(t.shape.begin(), 1);
     const auto number = c.number<std::uint32_t>("a tensor");
     const auto* type = std::find_if(std::begin(ggml_types), std::end(ggml_types),
                                     [&](const GgmlType& g) { return g.number == number; });

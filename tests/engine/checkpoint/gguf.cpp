@@ -150,6 +150,20 @@ TEST_CASE("blocks stay blocks, and compute what the floats that they stand for c
   CHECK(a.logits == b.logits);
 }
 
+TEST_CASE("the gate of a shared expert may be a matrix of one row, or the row") {
+  for (const std::string& shape : {number<std::uint32_t>(1) + number<std::uint64_t>(8),
+                                  number<std::uint32_t>(2) + number<std::uint64_t>(8) + number<std::uint64_t>(1)}) {
+    std::string file = "GGUF" + number<std::uint32_t>(3) + number<std::uint64_t>(1) + number<std::uint64_t>(0) +
+                       text("blk.0.ffn_gate_inp_shexp.weight") + shape + number<std::uint32_t>(0) +
+                       number<std::uint64_t>(0);
+    file.resize((file.size() + 31) / 32 * 32 + 32);
+    const TemporaryFolder folder;
+    write_file(folder.path() / "m.gguf", file);
+    const Gguf read(folder.path() / "m.gguf");
+    CHECK(read.at("blk.0.ffn_gate_inp_shexp.weight").shape == std::vector<std::uint64_t>{1, 8});
+  }
+}
+
 TEST_CASE("GGUF files that are not are refused with what is wrong") {
   CHECK(refused(small_file()).empty());
   CHECK(says(refused("GGUX"), {"does not begin with \"GGUF\""}));
