@@ -95,6 +95,163 @@ struct Avx512Lanes {
     return _mm512_setr_epi32(15, 15, 15, 15, 7, 7, 7, 7, 31, 31, 31, 31, 23, 23, 23, 23);
   }
 
+  // Blocks. Codes of four bits are looked up among the 16 floats that they can stand for; those of bytes become floats and
+  // are multiplied, and each product and sum is rounded as the format has it.
+
+  struct Unit {
+    Vector tables[2];
+    __m512i high[2];
+    alignas(64) float numbers[16];
+  };
+
+  FERRY_INLINE Vector steps(float first) {
+    return _mm512_add_ps(all(first), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  }
+  FERRY_INLINE __m128i bytes16(const std::byte* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
+  FERRY_INLINE Vector signed_floats(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+  /// Half floats, each in eight lanes.
+  FERRY_INLINE Vector halves(const std::byte* low, const std::byte* high) {
+    std::int16_t bits[2];
+    std::memcpy(&bits[0], low, 2);
+    std::memcpy(&bits[1], high, 2);
+    return _mm512_cvtph_ps(_mm256_set_m128i(_mm_set1_epi16(bits[1]), _mm_set1_epi16(bits[0])));
+  }
+  FERRY_INLINE Vector half(const std::byte* at) { return halves(at, at); }
+  FERRY_INLINE Vector look_up(__m512i codes, Vector table) { return _mm512_permutexvar_ps(codes, table); }
+
+  FERRY_INLINE void prepare(Blocks<BlockType::q8_0> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t b = 0; b < 2; ++b) unit.tables[b] = half(at + b * block_bytes(BlockType::q8_0));
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::q8_0> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t /*stretch*/, Vector (&to)[4]) {
+#pragma GCC unroll 4
+    for (std::uint32_t v = 0; v < 4; ++v) {
+      const std::byte* codes = at + v / 2 * block_bytes(BlockType::q8_0) + 2 + v % 2 * 16;
+      to[v] = multiply(unit.tables[v / 2], signed_floats(bytes16(codes)));
+    }
+  }
+
+  FERRY_INLINE void prepare(Blocks<BlockType::q4_0> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t b = 0; b < 2; ++b) {
+      unit.tables[b] = multiply(half(at + b * block_bytes(BlockType::q4_0)), steps(-8));
+    }
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::mxfp4> /*format*/, const std::byte* at, Unit& unit) {
+    const Vector twice = _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    for (std::uint32_t b = 0; b < 2; ++b) {
+      const std::uint32_t e = detail::byte_at(at + b * block_bytes(BlockType::mxfp4), 0);
+      unit.tables[b] = multiply(all(detail::half_power(e)), twice);
+    }
+  }
+  template <BlockType type>
+  FERRY_INLINE void unpack(Blocks<type> /*format*/, const std::byte* at, const Unit& unit, std::uint32_t /*stretch*/,
+                           Vector (&to)[4]) {
+    static_assert(type == BlockType::q4_0 || type == BlockType::mxfp4);
+#pragma GCC unroll 2
+    for (std::uint32_t b = 0; b < 2; ++b) {
+      const __m512i codes = _mm512_cvtepu8_epi32(bytes16(at + (b + 1) * block_bytes(type) - 16));
+      to[2 * b] = look_up(codes, unit.tables[b]);
+      to[2 * b + 1] = look_up(_mm512_srli_epi32(codes, 4), unit.tables[b]);
+    }
+  }
+
+  /// d times the scales, and m times the minima.
+  FERRY_INLINE void scale_k(const std::byte* at, Unit& unit) {
+    std::uint32_t packed[3];
+    std::memcpy(packed, at + 4, sizeof(packed));
+    const std::uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;  // bits of each byte
+    const auto ints = [](std::uint32_t bits) { return static_cast<int>(bits); };
+    const __m128i all = _mm_setr_epi32(ints(packed[0] & six), ints((packed[2] & four) | (packed[0] >> 2U & two)),
+                                       ints(packed[1] & six), ints((packed[2] >> 4U & four) | (packed[1] >> 2U & two)));
+    store(multiply(halves(at, at + 2), _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(all))), unit.numbers);
+  }
+  /// What the codes from `first` on stand for, of one of eight parts.
+  FERRY_INLINE Vector table_k(const Unit& unit, std::uint32_t part, float first) {
+    return _mm512_sub_ps(multiply(all(unit.numbers[part]), steps(first)), all(unit.numbers[8 + part]));
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q4_k> /*format*/, const std::byte* at, Unit& unit) {
+    scale_k(at, unit);
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::q4_k> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t stretch, Vector (&to)[4]) {
+    const Vector low = table_k(unit, 2 * stretch, 0), high = table_k(unit, 2 * stretch + 1, 0);
+#pragma GCC unroll 2
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const __m512i codes = _mm512_cvtepu8_epi32(bytes16(at + 16 + stretch * 32 + i * 16));
+      to[i] = look_up(codes, low);
+      to[2 + i] = look_up(_mm512_srli_epi32(codes, 4), high);
+    }
+  }
+
+  FERRY_INLINE void prepare(Blocks<BlockType::q5_k> /*format*/, const std::byte* at, Unit& unit) {
+    scale_k(at, unit);
+    for (std::uint32_t i = 0; i < 2; ++i) unit.high[i] = _mm512_cvtepu8_epi32(bytes16(at + 16 + i * 16));
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::q5_k> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t stretch, Vector (&to)[4]) {
+    const __m512i four = _mm512_set1_epi32(15);
+#pragma GCC unroll 2
+    for (std::uint32_t p = 0; p < 2; ++p) {
+      const std::uint32_t part = 2 * stretch + p;
+      const Vector low = table_k(unit, part, 0), high = table_k(unit, part, 16);
+#pragma GCC unroll 2
+      for (std::uint32_t i = 0; i < 2; ++i) {
+        const __m512i bytes = _mm512_cvtepu8_epi32(bytes16(at + 48 + stretch * 32 + i * 16));
+        const __m512i codes = p == 0 ? bytes : _mm512_srli_epi32(bytes, 4);
+        const __m512i fifth =
+            part <= 4 ? _mm512_slli_epi32(unit.high[i], 4 - part) : _mm512_srli_epi32(unit.high[i], part - 4);
+        // Four bits of the codes and the fifth; those above do not count.
+        const __m512i all = _mm512_ternarylogic_epi32(four, codes, fifth, 0b11001010);
+        to[2 * p + i] = _mm512_permutex2var_ps(low, all, high);
+      }
+    }
+  }
+
+  FERRY_INLINE void prepare(Blocks<BlockType::q6_k> /*format*/, const std::byte* at, Unit& unit) {
+    store(multiply(half(at + 208), signed_floats(bytes16(at + 192))), unit.numbers);
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::q6_k> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t stretch, Vector (&to)[4]) {
+    const auto load32 = [](const std::byte* from) { return reinterpret_cast<const __m256i*>(from); };
+    const __m256i two = _mm256_loadu_si256(load32(at + 128 + stretch / 2 * 32));
+#pragma GCC unroll 2
+    for (std::uint32_t p = 0; p < 2; ++p) {
+      const std::uint32_t part = stretch % 2 * 2 + p;  // of four
+      const __m256i four = _mm256_loadu_si256(load32(at + stretch / 2 * 64 + p * 32));
+      const __m256i low = _mm256_and_si256(part < 2 ? four : _mm256_srli_epi16(four, 4), _mm256_set1_epi8(15));
+      const __m256i placed = part == 0   ? _mm256_slli_epi16(two, 4)
+                             : part == 1 ? _mm256_slli_epi16(two, 2)
+                             : part == 2 ? two
+                                         : _mm256_srli_epi16(two, 2);
+      const __m256i codes = _mm256_sub_epi8(_mm256_or_si256(low, _mm256_and_si256(placed, _mm256_set1_epi8(48))),
+                                            _mm256_set1_epi8(32));
+      to[2 * p] = multiply(all(unit.numbers[4 * stretch + 2 * p]), signed_floats(_mm256_castsi256_si128(codes)));
+      to[2 * p + 1] =
+          multiply(all(unit.numbers[4 * stretch + 2 * p + 1]), signed_floats(_mm256_extracti128_si256(codes, 1)));
+    }
+  }
+
+  FERRY_INLINE void prepare(Blocks<BlockType::fp8> /*format*/, const std::byte* at, Unit& unit) {
+    float d;
+    std::memcpy(&d, at, sizeof(d));
+    unit.tables[0] = all(d);
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::fp8> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t stretch, Vector (&to)[4]) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7f << 20), sign = _mm512_set1_epi32(1 << 31);
+#pragma GCC unroll 4
+    for (std::uint32_t v = 0; v < 4; ++v) {
+      const __m512i codes = _mm512_cvtepu8_epi32(bytes16(at + 4 + stretch * 64 + v * 16));
+      // Exponent and fraction in the place of a float's, whose exponents begin 120 earlier.
+      const __m512i placed = _mm512_and_si512(_mm512_slli_epi32(codes, 20), magnitude);
+      const __m512i bits = _mm512_ternarylogic_epi32(sign, _mm512_slli_epi32(codes, 24), placed, 0b11101010);
+      const Vector weights = multiply(_mm512_castsi512_ps(bits), all(0x1p120F));
+      const auto none = _mm512_cmpeq_epi32_mask(placed, magnitude);
+      const Vector numbers = _mm512_mask_mov_ps(weights, none, all(std::numeric_limits<float>::quiet_NaN()));
+      to[v] = multiply(unit.tables[0], numbers);
+    }
+  }
+
   static ColumnOrder order(const PassThroughLayout& /*w*/) {
     return natural_order();
   }

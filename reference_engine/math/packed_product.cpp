@@ -7,7 +7,6 @@
 #endif
 
 #include "math/share_work.hpp"
-#include "math/unpack_blocks.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -189,28 +188,12 @@ void PackedProduct::multiply(const Product& product, part::Outputs outputs) cons
     kernel_->multiply_floats(*plain, product.weights, outputs, *product.x, product.y);
     return;
   }
-  if (const auto* blocks = std::get_if<BlockLayout>(&product.w)) return multiply_blocks(*blocks, product, outputs);
+  if (const auto* blocks = std::get_if<BlockLayout>(&product.w)) {
+    kernel_->multiply_blocks(*blocks, product.weights, outputs, *product.x, product.y);
+    return;
+  }
   const auto run = int8_ != nullptr ? int8_->multiply : kernel_->multiply_packed;
   run(std::get<PackedLayout>(product.w), product.weights, outputs, *product.x, product.y);
-}
-
-void PackedProduct::multiply_blocks(const BlockLayout& w, const Product& product, part::Outputs outputs) const {
-  // As many rows as stay in a cache as floats, and as kernels compute at once.
-  constexpr std::uint32_t floats_at_once = 32768, least = 4;
-  const std::uint32_t some = std::clamp(floats_at_once / w.columns / least * least, least, together);
-  const std::uint32_t rows = product.x->values.rows();
-  thread_local std::vector<float> weights, y;
-  grow(weights, std::size_t{some} * w.columns);
-  grow(y, std::size_t{rows} * some);
-  for (std::uint32_t first = outputs.first; first < outputs.end; first += some) {
-    const std::uint32_t count = std::min(some, outputs.end - first);
-    unpack_rows(w, product.weights, first, count, weights.data());
-    kernel_->multiply_floats({count, w.columns, FloatType::f32}, reinterpret_cast<const std::byte*>(weights.data()),
-                             {0, count}, *product.x, y.data());
-    for (std::uint32_t r = 0; r < rows; ++r) {
-      std::copy_n(&y[std::size_t{r} * count], count, product.y + std::size_t{r} * w.rows + first);
-    }
-  }
 }
 
 void PackedProduct::multiply(View<const Product> products) {

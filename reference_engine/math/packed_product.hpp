@@ -137,6 +137,7 @@ struct ProductKernel {
   void (*multiply_packed)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
   void (*multiply_floats)(const PassThroughLayout& w, const std::byte* weights, Outputs outputs, const Rows& x,
                           float* y);
+  void (*multiply_blocks)(const BlockLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
   /// Sums of the first `count` rows of values [count, columns], which begin `values_stride` floats apart, with weights
   /// [rows, stride], up to `panel_rows` of them: that of row r becomes row which[r] of y [any, columns]. Each is made in the
   /// order of the values' rows.
@@ -175,7 +176,7 @@ using StoredLayout = std::variant<PassThroughLayout, PackedLayout, BlockLayout>;
 /// Of packed weights minimum + code * scale is never formed: a group's codes are multiplied with x and added, and that
 /// sum is multiplied with the scale; the minimum is multiplied with the sum of x over the group.
 ///
-/// Blocks (BlockLayout) become floats, some rows at a time, and what they give is what those floats would give, bit for bit.
+/// Blocks (BlockLayout) give what the floats would give that they stand for, bit for bit.
 ///
 /// With Activations::int8 all of this is so of the rounded x, where weights are packed.
 class PackedProduct {
@@ -225,7 +226,6 @@ class PackedProduct {
   void resize(const Input& input) const;
   void set(const Input& input, std::uint32_t row) const;
   void multiply(const Product& product, part::Outputs outputs) const;
-  void multiply_blocks(const BlockLayout& w, const Product& product, part::Outputs outputs) const;
 
   const part::ProductKernel* kernel_;       // of which there is one for each path
   const part::Int8Kernel* int8_ = nullptr;  // for packed weights, if activations have 8 bits

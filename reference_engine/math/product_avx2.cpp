@@ -96,6 +96,113 @@ struct Avx2Lanes {
     }
   }
 
+  // Blocks: codes become bytes, floats, and are multiplied; each product and sum is rounded as the format has it.
+
+  struct Unit {
+    float scales[16], minima[8];  ///< of 16 and of 32 columns
+    float weights[128];           ///< instead
+  };
+
+  FERRY_INLINE void prepare(Blocks<BlockType::q8_0> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t i = 0; i < 4; ++i) unit.scales[i] = detail::half_at(at + i / 2 * block_bytes(BlockType::q8_0));
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q4_0> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t i = 0; i < 4; ++i) unit.scales[i] = detail::half_at(at + i / 2 * block_bytes(BlockType::q4_0));
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::mxfp4> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      unit.scales[i] = detail::half_power(detail::byte_at(at + i / 2 * block_bytes(BlockType::mxfp4), 0));
+    }
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q4_k> /*format*/, const std::byte* at, Unit& unit) {
+    const float d = detail::half_at(at), m = detail::half_at(at + 2);
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      unit.scales[2 * i] = unit.scales[2 * i + 1] = d * static_cast<float>(detail::k_scale(at + 4, i));
+      unit.minima[i] = m * static_cast<float>(detail::k_minimum(at + 4, i));
+    }
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q5_k> /*format*/, const std::byte* at, Unit& unit) {
+    prepare(Blocks<BlockType::q4_k>{}, at, unit);
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q6_k> /*format*/, const std::byte* at, Unit& unit) {
+    const float d = detail::half_at(at + 208);
+    for (std::uint32_t i = 0; i < 16; ++i) {
+      unit.scales[i] = d * static_cast<float>(static_cast<std::int8_t>(detail::byte_at(at + 192, i)));
+    }
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::fp8> /*format*/, const std::byte* at, Unit& unit) {
+    unpack_block(BlockType::fp8, at, unit.weights);
+  }
+
+  FERRY_INLINE __m256i load32(const std::byte* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+  FERRY_INLINE __m256i low_four(__m256i codes) { return _mm256_and_si256(codes, _mm256_set1_epi8(15)); }
+  FERRY_INLINE __m256i high_four(__m256i codes) { return low_four(_mm256_srli_epi16(codes, 4)); }
+
+  /// 32 codes of a stretch.
+  FERRY_INLINE __m256i codes(Blocks<BlockType::q8_0> /*format*/, const std::byte* at, std::uint32_t /*stretch*/,
+                             std::uint32_t part) {
+    return load32(at + part * block_bytes(BlockType::q8_0) + 2);
+  }
+  template <BlockType type>
+  FERRY_INLINE __m256i codes(Blocks<type> /*format*/, const std::byte* at, std::uint32_t /*stretch*/,
+                             std::uint32_t part) {
+    static_assert(type == BlockType::q4_0 || type == BlockType::mxfp4);
+    const std::byte* end = at + (part + 1) * block_bytes(type);
+    const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(end - 16));
+    const __m256i four = low_four(_mm256_set_m128i(_mm_srli_epi16(both, 4), both));
+    if constexpr (type == BlockType::q4_0) return _mm256_sub_epi8(four, _mm256_set1_epi8(8));
+    const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(twice), four);
+  }
+  FERRY_INLINE __m256i codes(Blocks<BlockType::q4_k> /*format*/, const std::byte* at, std::uint32_t stretch,
+                             std::uint32_t part) {
+    const __m256i both = load32(at + 16 + stretch * 32);
+    return part == 0 ? low_four(both) : high_four(both);
+  }
+  FERRY_INLINE __m256i codes(Blocks<BlockType::q5_k> /*format*/, const std::byte* at, std::uint32_t stretch,
+                             std::uint32_t part) {
+    const __m256i both = load32(at + 48 + stretch * 32), four = part == 0 ? low_four(both) : high_four(both);
+    const __m256i bit = _mm256_set1_epi8(static_cast<char>(1U << (2 * stretch + part)));
+    const __m256i fifth = _mm256_cmpeq_epi8(_mm256_and_si256(load32(at + 16), bit), bit);
+    return _mm256_or_si256(four, _mm256_and_si256(fifth, _mm256_set1_epi8(16)));
+  }
+  FERRY_INLINE __m256i codes(Blocks<BlockType::q6_k> /*format*/, const std::byte* at, std::uint32_t stretch,
+                             std::uint32_t part) {
+    const __m256i both = load32(at + stretch / 2 * 64 + part * 32), two = load32(at + 128 + stretch / 2 * 32);
+    const std::uint32_t of_four = stretch % 2 * 2 + part;
+    const __m256i low = of_four < 2 ? low_four(both) : high_four(both);
+    const __m256i high = of_four == 0   ? _mm256_slli_epi16(two, 4)
+                         : of_four == 1 ? _mm256_slli_epi16(two, 2)
+                         : of_four == 2 ? two
+                                        : _mm256_srli_epi16(two, 2);
+    return _mm256_sub_epi8(_mm256_or_si256(low, _mm256_and_si256(high, _mm256_set1_epi8(48))), _mm256_set1_epi8(32));
+  }
+
+  template <BlockType type>
+  FERRY_INLINE void unpack(Blocks<type> format, const std::byte* at, const Unit& unit, std::uint32_t stretch,
+                           Vector (&to)[8]) {
+    if constexpr (type == BlockType::fp8) {
+#pragma GCC unroll 8
+      for (std::uint32_t v = 0; v < 8; ++v) to[v] = _mm256_loadu_ps(unit.weights + stretch * stretch_columns + v * 8);
+    } else {
+#pragma GCC unroll 2
+      for (std::uint32_t part = 0; part < 2; ++part) {
+        const __m256i all = codes(format, at, stretch, part);
+        const __m128i halves[2] = {_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)};
+#pragma GCC unroll 4
+        for (std::uint32_t i = 0; i < 4; ++i) {
+          const __m128i eight = i % 2 == 0 ? halves[i / 2] : _mm_srli_si128(halves[i / 2], 8);
+          const Vector scale = _mm256_set1_ps(unit.scales[stretch * 4 + part * 2 + i / 2]);
+          Vector weights = multiply(scale, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)));
+          if constexpr (type == BlockType::q4_k || type == BlockType::q5_k) {
+            weights = _mm256_sub_ps(weights, _mm256_set1_ps(unit.minima[stretch * 2 + part]));
+          }
+          to[part * 4 + i] = weights;
+        }
+      }
+    }
+  }
+
   static ColumnOrder order(const PassThroughLayout& /*w*/) {
     return natural_order();
   }

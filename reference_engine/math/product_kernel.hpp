@@ -4,7 +4,8 @@
 // processor.
 //
 // `Lanes` is a vocabulary: a Vector of floats, what is done with it, and `unpack`, which makes a stretch of 64 columns
-// floats, in an order of its own (ColumnOrder).
+// floats, in an order of its own (ColumnOrder). Blocks come in units of one stretch or more: `prepare` makes what all of
+// a unit's weights share, once, and `unpack` a stretch of it, in the order of columns.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -33,8 +34,24 @@ struct Codes {
   static constexpr std::uint32_t stretch_bytes = stretch_columns * bits / 8;
 };
 
+/// Some blocks of a checkpoint's that fill stretches: a unit. They become the floats that they stand for.
+template <BlockType block_type>
+struct Blocks {
+  static constexpr BlockType type = block_type;
+  static constexpr std::uint32_t groups = 0;
+  static constexpr std::uint32_t stretches = std::max(1U, block_weights(type) / stretch_columns);
+  static constexpr std::uint32_t columns = stretches * stretch_columns;
+  static constexpr std::uint32_t bytes = block_bytes(type) * (columns / block_weights(type));
+  static constexpr std::uint32_t stretch_bytes = (bytes + stretches - 1) / stretches;  // for prefetching
+  static_assert(chunk_columns % columns == 0);
+};
+
 template <class Format>
 inline constexpr bool has_groups = Format::groups != 0;
+template <class Format>
+inline constexpr bool is_blocks = false;
+template <BlockType type>
+inline constexpr bool is_blocks<Blocks<type>> = true;
 
 // Whatever is computed together, a sum is made in one order. Each lane adds the columns of a chunk one after another;
 // where groups have scales, what one group has in a stretch, and that sum is multiplied once. At the end of a chunk the
@@ -87,6 +104,20 @@ struct WeightRow {
     if constexpr (!has_groups<Format>) return nullptr;
     const std::size_t number = Format::groups == 2 ? std::size_t{2} * stretch : stretch >> group_shift;
     return groups + number * sizeof(PackedGroup);
+  }
+};
+
+template <BlockType type>
+struct WeightRow<Blocks<type>> {
+  const std::byte* weights = nullptr;
+
+  WeightRow() = default;
+  WeightRow(const BlockLayout& w, const std::byte* matrix, std::uint32_t row) : weights(matrix + row * w.row_bytes()) {}
+
+  /// The unit that a stretch is in.
+  [[nodiscard]] const std::byte* at(std::uint32_t stretch) const {
+    using Format = Blocks<type>;
+    return weights + std::size_t{stretch / Format::stretches} * Format::bytes;
   }
 };
 
@@ -177,6 +208,37 @@ template <class Lanes, std::uint32_t rows, class Format>
 struct Stretches {
   std::uint32_t first, end;
 };
+
+/// What is left of a row behind its last whole unit, as floats, filled up with zeros.
+template <class Format>
+struct LastUnit {
+  alignas(64) float weights[Format::columns] = {};
+
+  LastUnit(const BlockLayout& w, const WeightRow<Format>& row) {
+    const std::uint32_t first = w.columns / Format::columns * Format::columns;
+    unpack_columns({1, w.columns, w.type}, row.weights, 0, first, w.columns - first, weights);
+  }
+};
+
+/// Adds a unit of blocks to the sums of `rows` rows of x.
+template <class Lanes, std::uint32_t rows, class Format>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_unit(Format format, const std::byte* at, const float* x,
+                                                               typename Lanes::Vector (&sums)[rows]) {
+  typename Lanes::Unit unit;
+  Lanes::prepare(format, at, unit);
+#pragma GCC unroll 4
+  for (std::uint32_t s = 0; s < Format::stretches; ++s, x += rows * stretch_columns) {
+    typename Lanes::Vector weights[vectors<Lanes>];
+    Lanes::unpack(format, at, unit, s, weights);
+#pragma GCC unroll 16
+    for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) {
+#pragma GCC unroll 3
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        sums[r] = Lanes::fma(weights[v], Lanes::load(x + place<Lanes, rows>(r, v)), sums[r]);
+      }
+    }
+  }
+}
 
 /// Groups that are multiplied next. Harmless behind the last row.
 template <class Format>
@@ -285,6 +347,49 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
   }
 }
 
+/// The same of blocks: four outputs in turn, so that the sums of one need not wait for each other.
+template <class Lanes, std::uint32_t rows, class Format>
+[[FERRY_LANES_TARGET gnu::noinline]] void add_few_blocks(const BlockLayout& layout, const WeightRow<Format>* w,
+                                                         Stretches all, const ChunkedRows& x, float* y,
+                                                         std::uint32_t count) {
+  using Vector = typename Lanes::Vector;
+  const std::uint32_t whole = layout.columns / Format::columns * Format::stretches;
+  const std::uint64_t ahead = outputs * layout.row_bytes();  // to what is read next
+  for (std::uint32_t begin = all.first; begin < all.end; begin += chunk_stretches) {
+    const float* at = x.at(begin, 0);
+    Vector sums[outputs][rows];
+#pragma GCC unroll 4
+    for (std::uint32_t o = 0; o < outputs; ++o) {
+#pragma GCC unroll 3
+      for (std::uint32_t r = 0; r < rows; ++r) sums[o][r] = Lanes::zero();
+    }
+    const std::uint32_t end = std::min(begin + chunk_stretches, all.end), end_whole = std::min(end, whole);
+#pragma GCC unroll 1
+    for (std::uint32_t s = begin; s < end_whole; s += Format::stretches, at += rows * Format::columns) {
+#pragma GCC unroll 4
+      for (std::uint32_t o = 0; o < outputs; ++o) {
+        const std::byte* weights = w[o].at(s);
+        for (std::uint32_t i = 0; i < Format::bytes; i += line) __builtin_prefetch(weights + ahead + i, 0, 2);
+        add_unit<Lanes>(Format{}, weights, at, sums[o]);
+      }
+    }
+    if (end_whole < end) {
+      for (std::uint32_t o = 0; o < outputs; ++o) {
+        const LastUnit<Format> last(layout, w[o]);
+        for (std::uint32_t s = 0; s < end - end_whole; ++s) {
+          const auto* weights = reinterpret_cast<const std::byte*>(last.weights + std::size_t{s} * stretch_columns);
+          add_stretch<Lanes>(Floats<FloatType::f32>{}, weights, nullptr, at + rows * s * stretch_columns, sums[o]);
+        }
+      }
+    }
+#pragma GCC unroll 3
+    for (std::uint32_t r = 0; r < rows; ++r) {
+      const Vector each[outputs] = {sums[0][r], sums[1][r], sums[2][r], sums[3][r]};
+      add_to<Lanes>(y + std::size_t{r} * layout.rows, each, count);
+    }
+  }
+}
+
 /// Some outputs over a chunk of columns, as floats: each few of them are a panel, as rows of x are.
 struct alignas(64) Tile {
   float weights[tile_outputs / outputs][outputs * chunk_columns];
@@ -297,9 +402,7 @@ template <class Lanes, class Format>
                                                                    std::uint32_t output, std::uint32_t stretch) {
   typename Lanes::Vector weights[vectors<Lanes>];
   Lanes::unpack(format, at, weights);
-  float* to = tile.weights[output / outputs] + place<Lanes, outputs>(output % outputs, stretch * vectors<Lanes>);
-#pragma GCC unroll 16
-  for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) Lanes::store(weights[v], to + place<Lanes, outputs>(0, v));
+  store_stretch<Lanes>(weights, tile, output, stretch);
   for (std::uint32_t part = 0; part < Format::groups; ++part) {
     tile.scales[output][stretch][part] = scale_of(group, part);
   }
@@ -335,6 +438,40 @@ template <class Lanes, std::uint32_t rows, std::uint32_t count>
 #pragma GCC unroll 6
     for (std::uint32_t r = 0; r < rows; ++r) {
       sums[r][o] = set ? Lanes::multiply(weight, at[r]) : Lanes::fma(weight, at[r], sums[r][o]);
+    }
+  }
+}
+
+template <class Lanes>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void store_stretch(
+    const typename Lanes::Vector (&weights)[vectors<Lanes>], Tile& tile, std::uint32_t output, std::uint32_t stretch) {
+  float* to = tile.weights[output / outputs] + place<Lanes, outputs>(output % outputs, stretch * vectors<Lanes>);
+#pragma GCC unroll 16
+  for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) Lanes::store(weights[v], to + place<Lanes, outputs>(0, v));
+}
+
+template <class Lanes, class Format>
+[[FERRY_LANES_TARGET gnu::noinline]] void fill_blocks(Tile& tile, const BlockLayout& layout, const WeightRow<Format>* w,
+                                                      std::uint32_t first, std::uint32_t stretches) {
+  typename Lanes::Vector weights[vectors<Lanes>];
+  for (std::uint32_t o = 0; o < tile_outputs; ++o) {
+    std::uint32_t s = 0;
+    for (; (first + s + Format::stretches) * stretch_columns <= layout.columns && s < stretches;
+         s += Format::stretches) {
+      typename Lanes::Unit unit;
+      Lanes::prepare(Format{}, w[o].at(first + s), unit);
+#pragma GCC unroll 4
+      for (std::uint32_t i = 0; i < Format::stretches; ++i) {
+        Lanes::unpack(Format{}, w[o].at(first + s), unit, i, weights);
+        store_stretch<Lanes>(weights, tile, o, s + i);
+      }
+    }
+    if (s >= stretches) continue;
+    const LastUnit<Format> last(layout, w[o]);
+    for (std::uint32_t i = 0; s < stretches; ++s, ++i) {
+      const auto* at = reinterpret_cast<const std::byte*>(last.weights + std::size_t{i} * stretch_columns);
+      Lanes::unpack(Floats<FloatType::f32>{}, at, weights);
+      store_stretch<Lanes>(weights, tile, o, s);
     }
   }
 }
@@ -450,13 +587,25 @@ struct WeightRows {
   }
 };
 
+/// What adds a few rows of x.
+template <class Lanes, class Format, class Layout>
+auto* add_rows(std::uint32_t rows) {
+  if constexpr (is_blocks<Format>) {
+    return rows == 1   ? add_few_blocks<Lanes, 1, Format>
+           : rows == 2 ? add_few_blocks<Lanes, 2, Format>
+                       : add_few_blocks<Lanes, few, Format>;
+  } else {
+    return rows == 1   ? add_few<Lanes, 1, Format, Layout>
+           : rows == 2 ? add_few<Lanes, 2, Format, Layout>
+                       : add_few<Lanes, few, Format, Layout>;
+  }
+}
+
 /// Adds to some outputs, columns of y.
 template <class Lanes, class Format, class Layout>
 void add_product(const Layout& layout, const std::byte* weights, part::Outputs range, const ChunkedRows& x, float* y) {
   if (x.rows() <= few) {
-    const auto add = x.rows() == 1   ? add_few<Lanes, 1, Format, Layout>
-                     : x.rows() == 2 ? add_few<Lanes, 2, Format, Layout>
-                                     : add_few<Lanes, few, Format, Layout>;
+    auto* const add = add_rows<Lanes, Format, Layout>(x.rows());
     for (std::uint32_t first = 0; first < x.stretches(); first += block_stretches) {
       const Stretches all{first, std::min(first + block_stretches, x.stretches())};
       for (std::uint32_t out = range.first; out < range.end; out += outputs) {
@@ -474,7 +623,11 @@ void add_product(const Layout& layout, const std::byte* weights, part::Outputs r
     const WeightRows<Format, Layout> w(layout, weights, out, tile_outputs, count);
     for (std::uint32_t first = 0; first < x.stretches(); first += chunk_stretches) {
       const std::uint32_t stretches = std::min(chunk_stretches, x.stretches() - first);
-      fill<Lanes>(tile, layout, w.rows, first, stretches);
+      if constexpr (is_blocks<Format>) {
+        fill_blocks<Lanes>(tile, layout, w.rows, first, stretches);
+      } else {
+        fill<Lanes>(tile, layout, w.rows, first, stretches);
+      }
       NextTile<Format> next;
       const bool last = first + stretches == x.stretches();
       for (std::uint32_t o = 0; o < tile_outputs; ++o) {
@@ -510,6 +663,26 @@ void multiply(const PassThroughLayout& w, const std::byte* weights, part::Output
   if (w.type == FloatType::bf16) return multiply<Lanes, Floats<FloatType::bf16>>(w, weights, range, x, y);
   if (w.type == FloatType::f16) return multiply<Lanes, Floats<FloatType::f16>>(w, weights, range, x, y);
   multiply<Lanes, Floats<FloatType::f32>>(w, weights, range, x, y);
+}
+
+template <class Lanes>
+void multiply(const BlockLayout& w, const std::byte* weights, part::Outputs range, const part::Rows& x, float* y) {
+  switch (w.type) {
+    case BlockType::q8_0:
+      return multiply<Lanes, Blocks<BlockType::q8_0>>(w, weights, range, x, y);
+    case BlockType::q4_0:
+      return multiply<Lanes, Blocks<BlockType::q4_0>>(w, weights, range, x, y);
+    case BlockType::q4_k:
+      return multiply<Lanes, Blocks<BlockType::q4_k>>(w, weights, range, x, y);
+    case BlockType::q5_k:
+      return multiply<Lanes, Blocks<BlockType::q5_k>>(w, weights, range, x, y);
+    case BlockType::q6_k:
+      return multiply<Lanes, Blocks<BlockType::q6_k>>(w, weights, range, x, y);
+    case BlockType::mxfp4:
+      return multiply<Lanes, Blocks<BlockType::mxfp4>>(w, weights, range, x, y);
+    default:
+      return multiply<Lanes, Blocks<BlockType::fp8>>(w, weights, range, x, y);
+  }
 }
 
 template <class Lanes, std::uint32_t bits>
@@ -607,7 +780,8 @@ inline ColumnOrder natural_order() {
 template <class Lanes>
 constexpr part::ProductKernel make_kernel() {
   static_assert(Lanes::most_rows >= few);
-  return {Lanes::most_rows, Lanes::lanes, Lanes::order, Lanes::order, multiply<Lanes>, multiply<Lanes>, mix<Lanes>};
+  return {Lanes::most_rows, Lanes::lanes, Lanes::order,    Lanes::order, multiply<Lanes>,
+          multiply<Lanes>,  multiply<Lanes>, mix<Lanes>};
 }
 
 }  // namespace

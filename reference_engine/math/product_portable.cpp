@@ -50,6 +50,21 @@ struct PortableLanes {
     std::memcpy(to, codes, sizeof(codes));
   }
 
+  struct Unit {
+    float weights[256];
+  };
+  template <BlockType type>
+  static void prepare(Blocks<type> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t i = 0; i < Blocks<type>::columns; i += block_weights(type), at += block_bytes(type)) {
+      unpack_block(type, at, unit.weights + i);
+    }
+  }
+  template <BlockType type>
+  static void unpack(Blocks<type> /*format*/, const std::byte* /*at*/, const Unit& unit, std::uint32_t stretch,
+                     Vector (&to)[vectors<PortableLanes>]) {
+    std::memcpy(to, unit.weights + std::size_t{stretch} * stretch_columns, sizeof(to));
+  }
+
   template <class Layout>
   static ColumnOrder order(const Layout& /*w*/) {
     return natural_order();

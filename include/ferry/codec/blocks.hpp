@@ -104,6 +104,11 @@ FERRY_HD inline float twice_e2m1(std::uint32_t bits) noexcept {
   return static_cast<float>((bits & 8U) != 0 ? -magnitude : magnitude);  // a zero has no sign, as in GGML
 }
 
+/// Half of 2^(e - 127): twice the floats of mxfp4 are whole.
+FERRY_HD inline float half_power(std::uint32_t e) noexcept {
+  return same_bits<float>(e < 2 ? 0x00200000U << e : (e - 1) << 23U);
+}
+
 /// Scale and minimum number i of 8, of 6 bits each.
 FERRY_HD inline std::uint32_t k_scale(const std::byte* packed, std::uint32_t i) noexcept {
   if (i < 4) return byte_at(packed, i) & 63U;
@@ -173,8 +178,7 @@ FERRY_HD inline void unpack_block(BlockType type, const std::byte* at, float* to
     case BlockType::q6_k:
       return detail::unpack_q6_k(at, to);
     case BlockType::mxfp4: {
-      const std::uint32_t e = detail::byte_at(at, 0);  // half of the power of two: twice the floats are whole
-      const float half = detail::same_bits<float>(e < 2 ? 0x00200000U << e : (e - 1) << 23U);
+      const float half = detail::half_power(detail::byte_at(at, 0));
       for (std::uint32_t i = 0; i < 16; ++i) {
         const std::uint32_t both = detail::byte_at(at, 1 + i);
         to[i] = half * detail::twice_e2m1(both & 15U);

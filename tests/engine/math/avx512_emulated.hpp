@@ -34,6 +34,9 @@ inline __m512i widen16(__m256i v) {
 inline __m512i widen8(__m128i v) {
   return each_lane<std::uint8_t, __m512i>(v, [](std::uint8_t i) { return std::int32_t{i}; });
 }
+inline __m512i widen8_signed(__m128i v) {
+  return each_lane<std::int8_t, __m512i>(v, [](std::int8_t i) { return std::int32_t{i}; });
+}
 inline __m512 to_floats(__m512i v) {
   return each_lane<std::int32_t, __m512>(v, [](std::int32_t i) { return static_cast<float>(i); });
 }
@@ -51,5 +54,6 @@ inline float add_lanes(__m512 v) {
 #define _mm512_cvtph_ps ferry::test::cvtph
 #define _mm512_cvtepu16_epi32 ferry::test::widen16
 #define _mm512_cvtepu8_epi32 ferry::test::widen8
+#define _mm512_cvtepi8_epi32 ferry::test::widen8_signed
 #define _mm512_cvtepi32_ps ferry::test::to_floats
 #define _mm512_reduce_add_ps ferry::test::add_lanes
