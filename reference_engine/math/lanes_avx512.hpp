@@ -23,9 +23,20 @@ struct Avx512Lanes {
   FERRY_INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   FERRY_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 
+  /// Each added half to half until one lane is left; four together, with fewer instructions in the same order.
   FERRY_INLINE void add_lanes(const Vector (&s)[outputs], float (&sum)[outputs]) {
-#pragma GCC unroll 4
-    for (std::uint32_t o = 0; o < outputs; ++o) sum[o] = add_lanes(s[o]);
+    const Vector a = add_halves(s[0], s[1]), b = add_halves(s[2], s[3]);
+    // Quarters 0 and 2 of both beside 1 and 3.
+    const Vector four = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0b10001000), _mm512_shuffle_f32x4(a, b, 0b11011101));
+    const Vector two = _mm512_add_ps(four, _mm512_permute_ps(four, 0b01001110));
+    const Vector one = _mm512_add_ps(two, _mm512_permute_ps(two, 0b10110001));
+    const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm_storeu_ps(sum, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, one)));
+  }
+  /// The half sums of a, and behind them those of b.
+  FERRY_INLINE Vector add_halves(Vector a, Vector b) {
+    const Vector kept = _mm512_mask_blend_ps(static_cast<__mmask16>(0xff00), a, b);
+    return _mm512_add_ps(kept, _mm512_shuffle_f32x4(a, b, 0b01001110));
   }
   FERRY_INLINE float add_lanes(Vector s) {
     return _mm512_reduce_add_ps(s);
@@ -109,14 +120,17 @@ struct Avx512Lanes {
   }
   FERRY_INLINE __m128i bytes16(const std::byte* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
   FERRY_INLINE Vector signed_floats(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
-  /// Half floats, each in eight lanes.
-  FERRY_INLINE Vector halves(const std::byte* low, const std::byte* high) {
-    std::int16_t bits[2];
-    std::memcpy(&bits[0], low, 2);
-    std::memcpy(&bits[1], high, 2);
-    return _mm512_cvtph_ps(_mm256_set_m128i(_mm_set1_epi16(bits[1]), _mm_set1_epi16(bits[0])));
+  FERRY_INLINE Vector half(const std::byte* at) {
+    std::int16_t bits;
+    std::memcpy(&bits, at, sizeof(bits));
+    return _mm512_cvtph_ps(_mm256_set1_epi16(bits));
   }
-  FERRY_INLINE Vector half(const std::byte* at) { return halves(at, at); }
+  /// Stores what is read one number at a time: such a read costs nothing, since it is a part of what uses it. Compilers
+  /// must not see what was stored: they would take it out of the register again, by the port that looks up.
+  FERRY_INLINE void keep(Vector v, float (&numbers)[16]) {
+    store(v, numbers);
+    asm("" : "+m"(numbers));
+  }
   FERRY_INLINE Vector look_up(__m512i codes, Vector table) { return _mm512_permutexvar_ps(codes, table); }
 
   FERRY_INLINE void prepare(Blocks<BlockType::q8_0> /*format*/, const std::byte* at, Unit& unit) {
@@ -157,13 +171,17 @@ struct Avx512Lanes {
 
   /// d times the scales, and m times the minima.
   FERRY_INLINE void scale_k(const std::byte* at, Unit& unit) {
-    std::uint32_t packed[3];
-    std::memcpy(packed, at + 4, sizeof(packed));
-    const std::uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;  // bits of each byte
-    const auto ints = [](std::uint32_t bits) { return static_cast<int>(bits); };
-    const __m128i all = _mm_setr_epi32(ints(packed[0] & six), ints((packed[2] & four) | (packed[0] >> 2U & two)),
-                                       ints(packed[1] & six), ints((packed[2] >> 4U & four) | (packed[1] >> 2U & two)));
-    store(multiply(halves(at, at + 2), _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(all))), unit.numbers);
+    const int six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;  // bits of each byte
+    const __m128i packed = bytes16(at + 4);                           // and what follows
+    const __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(packed, 0b10'01'10'00), _mm_setr_epi32(0, 0, 0, 4));
+    const __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(packed, 0b01'00'00'00), 2);
+    const __m128i all = _mm_or_si128(_mm_and_si128(low, _mm_setr_epi32(six, four, six, four)),
+                                     _mm_and_si128(high, _mm_setr_epi32(0, two, 0, two)));
+    std::int32_t both;  // d and m
+    std::memcpy(&both, at, sizeof(both));
+    const __m256i d_or_m = _mm256_set_m128i(_mm_set1_epi16(0x0302), _mm_set1_epi16(0x0100));
+    const Vector factors = _mm512_cvtph_ps(_mm256_shuffle_epi8(_mm256_set1_epi32(both), d_or_m));
+    keep(multiply(factors, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(all))), unit.numbers);
   }
   /// What the codes from `first` on stand for, of one of eight parts.
   FERRY_INLINE Vector table_k(const Unit& unit, std::uint32_t part, float first) {
@@ -208,7 +226,7 @@ struct Avx512Lanes {
   }
 
   FERRY_INLINE void prepare(Blocks<BlockType::q6_k> /*format*/, const std::byte* at, Unit& unit) {
-    store(multiply(half(at + 208), signed_floats(bytes16(at + 192))), unit.numbers);
+    keep(multiply(half(at + 208), signed_floats(bytes16(at + 192))), unit.numbers);
   }
   FERRY_INLINE void unpack(Blocks<BlockType::q6_k> /*format*/, const std::byte* at, const Unit& unit,
                            std::uint32_t stretch, Vector (&to)[4]) {

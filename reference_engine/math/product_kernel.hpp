@@ -220,21 +220,27 @@ struct LastUnit {
   }
 };
 
-/// Adds a unit of blocks to the sums of `rows` rows of x.
+/// Adds a unit of four outputs to the sums of `rows` rows of x: a stretch of one output after that of another, so that no
+/// sum waits for itself.
 template <class Lanes, std::uint32_t rows, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_unit(Format format, const std::byte* at, const float* x,
-                                                               typename Lanes::Vector (&sums)[rows]) {
-  typename Lanes::Unit unit;
-  Lanes::prepare(format, at, unit);
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_units(Format format, const std::byte* const (&at)[outputs],
+                                                                const float* x,
+                                                                typename Lanes::Vector (&sums)[outputs][rows]) {
+  typename Lanes::Unit units[outputs];
+#pragma GCC unroll 4
+  for (std::uint32_t o = 0; o < outputs; ++o) Lanes::prepare(format, at[o], units[o]);
 #pragma GCC unroll 4
   for (std::uint32_t s = 0; s < Format::stretches; ++s, x += rows * stretch_columns) {
-    typename Lanes::Vector weights[vectors<Lanes>];
-    Lanes::unpack(format, at, unit, s, weights);
+#pragma GCC unroll 4
+    for (std::uint32_t o = 0; o < outputs; ++o) {
+      typename Lanes::Vector weights[vectors<Lanes>];
+      Lanes::unpack(format, at[o], units[o], s, weights);
 #pragma GCC unroll 16
-    for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) {
+      for (std::uint32_t v = 0; v < vectors<Lanes>; ++v) {
 #pragma GCC unroll 3
-      for (std::uint32_t r = 0; r < rows; ++r) {
-        sums[r] = Lanes::fma(weights[v], Lanes::load(x + place<Lanes, rows>(r, v)), sums[r]);
+        for (std::uint32_t r = 0; r < rows; ++r) {
+          sums[o][r] = Lanes::fma(weights[v], Lanes::load(x + place<Lanes, rows>(r, v)), sums[o][r]);
+        }
       }
     }
   }
@@ -347,7 +353,7 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
   }
 }
 
-/// The same of blocks: four outputs in turn, so that the sums of one need not wait for each other.
+/// The same of blocks.
 template <class Lanes, std::uint32_t rows, class Format>
 [[FERRY_LANES_TARGET gnu::noinline]] void add_few_blocks(const BlockLayout& layout, const WeightRow<Format>* w,
                                                          Stretches all, const ChunkedRows& x, float* y,
@@ -366,12 +372,12 @@ template <class Lanes, std::uint32_t rows, class Format>
     const std::uint32_t end = std::min(begin + chunk_stretches, all.end), end_whole = std::min(end, whole);
 #pragma GCC unroll 1
     for (std::uint32_t s = begin; s < end_whole; s += Format::stretches, at += rows * Format::columns) {
+      const std::byte* const weights[outputs] = {w[0].at(s), w[1].at(s), w[2].at(s), w[3].at(s)};
 #pragma GCC unroll 4
       for (std::uint32_t o = 0; o < outputs; ++o) {
-        const std::byte* weights = w[o].at(s);
-        for (std::uint32_t i = 0; i < Format::bytes; i += line) __builtin_prefetch(weights + ahead + i, 0, 2);
-        add_unit<Lanes>(Format{}, weights, at, sums[o]);
+        for (std::uint32_t i = 0; i < Format::bytes; i += line) __builtin_prefetch(weights[o] + ahead + i, 0, 2);
       }
+      add_units<Lanes>(Format{}, weights, at, sums);
     }
     if (end_whole < end) {
       for (std::uint32_t o = 0; o < outputs; ++o) {
@@ -527,11 +533,15 @@ template <class Lanes, std::uint32_t rows, class Format>
     for (std::uint32_t o = 0; o < std::min(outputs, count); o += 2) {
       Vector sums[rows][2];
       sum_tile<Lanes, rows, 2, Format>(tile, first + o, stretches, x, sums);
-#pragma GCC unroll 6
-      for (std::uint32_t r = 0; r < rows; ++r) {
-        float* to = y + r * y_stride + o;
-        to[0] += Lanes::add_lanes(sums[r][0]);
-        if (o + 1 < count) to[1] += Lanes::add_lanes(sums[r][1]);
+#pragma GCC unroll 3
+      for (std::uint32_t r = 0; r < rows; r += 2) {
+        const std::uint32_t second = std::min(r + 1, rows - 1);  // of the last of an odd number, it again
+        const Vector four[outputs] = {sums[r][0], sums[r][1], sums[second][0], sums[second][1]};
+        float sum[outputs];
+        Lanes::add_lanes(four, sum);
+        for (std::uint32_t i = 0; i < 2 * (second - r + 1); ++i) {
+          if (o + i % 2 < count) y[(r + i / 2) * y_stride + o + i % 2] += sum[i];
+        }
       }
     }
   }

@@ -152,7 +152,7 @@ TEST_CASE("blocks stay blocks, and compute what the floats that they stand for c
 
 TEST_CASE("the gate of a shared expert may be a matrix of one row, or the row") {
   for (const std::string& shape : {number<std::uint32_t>(1) + number<std::uint64_t>(8),
-                                  number<std::uint32_t>(2) + number<std::uint64_t>(8) + number<std::uint64_t>(1)}) {
+                                   number<std::uint32_t>(2) + number<std::uint64_t>(8) + number<std::uint64_t>(1)}) {
     std::string file = "GGUF" + number<std::uint32_t>(3) + number<std::uint64_t>(1) + number<std::uint64_t>(0) +
                        text("blk.0.ffn_gate_inp_shexp.weight") + shape + number<std::uint32_t>(0) +
                        number<std::uint64_t>(0);

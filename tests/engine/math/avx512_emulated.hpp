@@ -40,6 +40,23 @@ inline __m512i widen8_signed(__m128i v) {
 inline __m512 to_floats(__m512i v) {
   return each_lane<std::int32_t, __m512>(v, [](std::int32_t i) { return static_cast<float>(i); });
 }
+/// Of each four lanes those that the bits name, two bits a lane.
+inline __m512 permute(__m512 v, unsigned which) {
+  float from[16], to[16];
+  std::memcpy(from, &v, sizeof(from));
+  for (unsigned i = 0; i < 16; ++i) to[i] = from[i / 4 * 4 + (which >> 2 * (i % 4) & 3U)];
+  std::memcpy(&v, to, sizeof(to));
+  return v;
+}
+/// Two quarters of a, and behind them two of b.
+inline __m512 quarters(__m512 a, __m512 b, unsigned which) {
+  float from[32], to[16];
+  std::memcpy(from, &a, sizeof(a));
+  std::memcpy(from + 16, &b, sizeof(b));
+  for (unsigned i = 0; i < 16; ++i) to[i] = from[i / 8 * 16 + (which >> 2 * (i / 4) & 3U) * 4 + i % 4];
+  std::memcpy(&a, to, sizeof(to));
+  return a;
+}
 inline float add_lanes(__m512 v) {
   float lanes[16];
   std::memcpy(lanes, &v, sizeof(lanes));
@@ -56,4 +73,7 @@ inline float add_lanes(__m512 v) {
 #define _mm512_cvtepu8_epi32 ferry::test::widen8
 #define _mm512_cvtepi8_epi32 ferry::test::widen8_signed
 #define _mm512_cvtepi32_ps ferry::test::to_floats
+#define _mm512_permute_ps ferry::test::permute
+#define _mm512_shuffle_f32x4 ferry::test::quarters
+#define __mmask16 simde__mmask16
 #define _mm512_reduce_add_ps ferry::test::add_lanes
