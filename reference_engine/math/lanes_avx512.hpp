@@ -38,9 +38,7 @@ struct Avx512Lanes {
     const Vector kept = _mm512_mask_blend_ps(static_cast<__mmask16>(0xff00), a, b);
     return _mm512_add_ps(kept, _mm512_shuffle_f32x4(a, b, 0b01001110));
   }
-  FERRY_INLINE float add_lanes(Vector s) {
-    return _mm512_reduce_add_ps(s);
-  }
+  FERRY_INLINE float add_lanes(Vector s) { return _mm512_reduce_add_ps(s); }
 
   template <FloatType type>
   FERRY_INLINE void unpack(Floats<type> /*format*/, const std::byte* at, Vector (&to)[4]) {
@@ -118,8 +116,12 @@ struct Avx512Lanes {
   FERRY_INLINE Vector steps(float first) {
     return _mm512_add_ps(all(first), _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   }
-  FERRY_INLINE __m128i bytes16(const std::byte* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
-  FERRY_INLINE Vector signed_floats(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
+  FERRY_INLINE __m128i bytes16(const std::byte* at) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+  }
+  FERRY_INLINE Vector signed_floats(__m128i bytes) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+  }
   FERRY_INLINE Vector half(const std::byte* at) {
     std::int16_t bits;
     std::memcpy(&bits, at, sizeof(bits));
@@ -131,7 +133,9 @@ struct Avx512Lanes {
     store(v, numbers);
     asm("" : "+m"(numbers));
   }
-  FERRY_INLINE Vector look_up(__m512i codes, Vector table) { return _mm512_permutexvar_ps(codes, table); }
+  FERRY_INLINE Vector look_up(__m512i codes, Vector table) {
+    return _mm512_permutexvar_ps(codes, table);
+  }
 
   FERRY_INLINE void prepare(Blocks<BlockType::q8_0> /*format*/, const std::byte* at, Unit& unit) {
     for (std::uint32_t b = 0; b < 2; ++b) unit.tables[b] = half(at + b * block_bytes(BlockType::q8_0));
@@ -241,8 +245,8 @@ struct Avx512Lanes {
                              : part == 1 ? _mm256_slli_epi16(two, 2)
                              : part == 2 ? two
                                          : _mm256_srli_epi16(two, 2);
-      const __m256i codes = _mm256_sub_epi8(_mm256_or_si256(low, _mm256_and_si256(placed, _mm256_set1_epi8(48))),
-                                            _mm256_set1_epi8(32));
+      const __m256i codes =
+          _mm256_sub_epi8(_mm256_or_si256(low, _mm256_and_si256(placed, _mm256_set1_epi8(48))), _mm256_set1_epi8(32));
       to[2 * p] = multiply(all(unit.numbers[4 * stretch + 2 * p]), signed_floats(_mm256_castsi256_si128(codes)));
       to[2 * p + 1] =
           multiply(all(unit.numbers[4 * stretch + 2 * p + 1]), signed_floats(_mm256_extracti128_si256(codes, 1)));

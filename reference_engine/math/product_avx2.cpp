@@ -134,9 +134,15 @@ struct Avx2Lanes {
     unpack_block(BlockType::fp8, at, unit.weights);
   }
 
-  FERRY_INLINE __m256i load32(const std::byte* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
-  FERRY_INLINE __m256i low_four(__m256i codes) { return _mm256_and_si256(codes, _mm256_set1_epi8(15)); }
-  FERRY_INLINE __m256i high_four(__m256i codes) { return low_four(_mm256_srli_epi16(codes, 4)); }
+  FERRY_INLINE __m256i load32(const std::byte* at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  }
+  FERRY_INLINE __m256i low_four(__m256i codes) {
+    return _mm256_and_si256(codes, _mm256_set1_epi8(15));
+  }
+  FERRY_INLINE __m256i high_four(__m256i codes) {
+    return low_four(_mm256_srli_epi16(codes, 4));
+  }
 
   /// 32 codes of a stretch.
   FERRY_INLINE __m256i codes(Blocks<BlockType::q8_0> /*format*/, const std::byte* at, std::uint32_t /*stretch*/,

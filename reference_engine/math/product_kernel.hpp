@@ -62,9 +62,12 @@ constexpr std::uint32_t few = 3;            // rows of x for which weights stay 
 constexpr std::uint32_t tile_outputs = 8;   // whose weights become floats at once, for many rows
 constexpr std::uint32_t most_outputs = 16;  // that any kernel computes at once
 constexpr std::uint32_t chunk_stretches = chunk_columns / stretch_columns;
-constexpr std::uint32_t block_stretches = 8 * chunk_stretches;  // of a row of x that stay in a usual L1 cache
-constexpr std::uint32_t bytes_ahead = 1024;                     // that codes of one output are prefetched
-constexpr std::uint32_t line = 64;                              // bytes that a cache reads at once
+// Of a row of x, what is multiplied with many outputs in turn: codes have it read anew for each output, so that it has to
+// stay in a usual L1 cache; others read it for several at once, and read longer pieces of weights for it.
+template <class Format>
+constexpr std::uint32_t block_stretches = (has_groups<Format> ? 8 : 32) * chunk_stretches;
+constexpr std::uint32_t bytes_ahead = 1024;  // that codes of one output are prefetched
+constexpr std::uint32_t line = 64;           // bytes that a cache reads at once
 
 /// Outputs whose groups are multiplied at once, before their codes: these are still in a cache when scales are read.
 inline std::uint32_t outputs_at_once(const PackedLayout& w) {
@@ -616,8 +619,8 @@ template <class Lanes, class Format, class Layout>
 void add_product(const Layout& layout, const std::byte* weights, part::Outputs range, const ChunkedRows& x, float* y) {
   if (x.rows() <= few) {
     auto* const add = add_rows<Lanes, Format, Layout>(x.rows());
-    for (std::uint32_t first = 0; first < x.stretches(); first += block_stretches) {
-      const Stretches all{first, std::min(first + block_stretches, x.stretches())};
+    for (std::uint32_t first = 0; first < x.stretches(); first += block_stretches<Format>) {
+      const Stretches all{first, std::min(first + block_stretches<Format>, x.stretches())};
       for (std::uint32_t out = range.first; out < range.end; out += outputs) {
         const std::uint32_t count = std::min(outputs, range.end - out);
         const WeightRows<Format, Layout> w(layout, weights, out, outputs, count);
@@ -790,8 +793,8 @@ inline ColumnOrder natural_order() {
 template <class Lanes>
 constexpr part::ProductKernel make_kernel() {
   static_assert(Lanes::most_rows >= few);
-  return {Lanes::most_rows, Lanes::lanes, Lanes::order,    Lanes::order, multiply<Lanes>,
-          multiply<Lanes>,  multiply<Lanes>, mix<Lanes>};
+  return {Lanes::most_rows, Lanes::lanes,    Lanes::order,    Lanes::order,
+          multiply<Lanes>,  multiply<Lanes>, multiply<Lanes>, mix<Lanes>};
 }
 
 }  // namespace
