@@ -66,8 +66,9 @@ constexpr std::uint32_t chunk_stretches = chunk_columns / stretch_columns;
 // stay in a usual L1 cache; others read it for several at once, and read longer pieces of weights for it.
 template <class Format>
 constexpr std::uint32_t block_stretches = (has_groups<Format> ? 8 : 32) * chunk_stretches;
-constexpr std::uint32_t bytes_ahead = 1024;  // that codes of one output are prefetched
-constexpr std::uint32_t line = 64;           // bytes that a cache reads at once
+constexpr std::uint32_t bytes_ahead = 1024;   // that codes of one output are prefetched
+constexpr std::uint32_t blocks_ahead = 4096;  // and of blocks, at least
+constexpr std::uint32_t line = 64;            // bytes that a cache reads at once
 
 /// Outputs whose groups are multiplied at once, before their codes: these are still in a cache when scales are read.
 inline std::uint32_t outputs_at_once(const PackedLayout& w) {
@@ -356,14 +357,16 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
   }
 }
 
-/// The same of blocks.
+/// The same of blocks, of outputs that are `apart` from each other: four rows of weights are read at once, each by itself, so
+/// that memory delivers long streams.
 template <class Lanes, std::uint32_t rows, class Format>
 [[FERRY_LANES_TARGET gnu::noinline]] void add_few_blocks(const BlockLayout& layout, const WeightRow<Format>* w,
                                                          Stretches all, const ChunkedRows& x, float* y,
-                                                         std::uint32_t count) {
+                                                         std::uint32_t apart, std::uint32_t count) {
   using Vector = typename Lanes::Vector;
   const std::uint32_t whole = layout.columns / Format::columns * Format::stretches;
-  const std::uint64_t ahead = outputs * layout.row_bytes();  // to what is read next
+  // To what is read some KB later: harmless behind the last row.
+  const std::uint64_t ahead = (blocks_ahead + layout.row_bytes() - 1) / layout.row_bytes() * layout.row_bytes();
   for (std::uint32_t begin = all.first; begin < all.end; begin += chunk_stretches) {
     const float* at = x.at(begin, 0);
     Vector sums[outputs][rows];
@@ -394,7 +397,9 @@ template <class Lanes, std::uint32_t rows, class Format>
 #pragma GCC unroll 3
     for (std::uint32_t r = 0; r < rows; ++r) {
       const Vector each[outputs] = {sums[0][r], sums[1][r], sums[2][r], sums[3][r]};
-      add_to<Lanes>(y + std::size_t{r} * layout.rows, each, count);
+      float sum[outputs];
+      Lanes::add_lanes(each, sum);
+      for (std::uint32_t o = 0; o < count; ++o) y[std::size_t{r} * layout.rows + std::size_t{o} * apart] += sum[o];
     }
   }
 }
@@ -600,17 +605,30 @@ struct WeightRows {
   }
 };
 
-/// What adds a few rows of x.
-template <class Lanes, class Format, class Layout>
-auto* add_rows(std::uint32_t rows) {
-  if constexpr (is_blocks<Format>) {
-    return rows == 1   ? add_few_blocks<Lanes, 1, Format>
-           : rows == 2 ? add_few_blocks<Lanes, 2, Format>
-                       : add_few_blocks<Lanes, few, Format>;
-  } else {
-    return rows == 1   ? add_few<Lanes, 1, Format, Layout>
-           : rows == 2 ? add_few<Lanes, 2, Format, Layout>
-                       : add_few<Lanes, few, Format, Layout>;
+/// Adds a few rows of x to some outputs.
+template <class Lanes, std::uint32_t rows, class Format, class Layout>
+void add_few_rows(const Layout& layout, const std::byte* weights, part::Outputs range, const ChunkedRows& x, float* y) {
+  for (std::uint32_t first = 0; first < x.stretches(); first += block_stretches<Format>) {
+    const Stretches all{first, std::min(first + block_stretches<Format>, x.stretches())};
+    if constexpr (is_blocks<Format>) {
+      const std::uint32_t apart = (range.end - range.first + outputs - 1) / outputs;
+      for (std::uint32_t out = range.first; out < range.first + apart; ++out) {
+        WeightRow<Format> w[outputs];
+        std::uint32_t count = 0;
+        for (std::uint32_t o = 0; o < outputs; ++o) {
+          const std::uint32_t row = out + o * apart;
+          w[o] = {layout, weights, std::min(row, range.end - 1)};
+          count += row < range.end ? 1 : 0;
+        }
+        add_few_blocks<Lanes, rows, Format>(layout, w, all, x, y + out, apart, count);
+      }
+    } else {
+      for (std::uint32_t out = range.first; out < range.end; out += outputs) {
+        const std::uint32_t count = std::min(outputs, range.end - out);
+        const WeightRows<Format, Layout> w(layout, weights, out, outputs, count);
+        add_few<Lanes, rows, Format, Layout>(layout, w.rows, all, x, y + out, count);
+      }
+    }
   }
 }
 
@@ -618,16 +636,10 @@ auto* add_rows(std::uint32_t rows) {
 template <class Lanes, class Format, class Layout>
 void add_product(const Layout& layout, const std::byte* weights, part::Outputs range, const ChunkedRows& x, float* y) {
   if (x.rows() <= few) {
-    auto* const add = add_rows<Lanes, Format, Layout>(x.rows());
-    for (std::uint32_t first = 0; first < x.stretches(); first += block_stretches<Format>) {
-      const Stretches all{first, std::min(first + block_stretches<Format>, x.stretches())};
-      for (std::uint32_t out = range.first; out < range.end; out += outputs) {
-        const std::uint32_t count = std::min(outputs, range.end - out);
-        const WeightRows<Format, Layout> w(layout, weights, out, outputs, count);
-        add(layout, w.rows, all, x, y + out, count);
-      }
-    }
-    return;
+    const auto add = x.rows() == 1   ? add_few_rows<Lanes, 1, Format, Layout>
+                     : x.rows() == 2 ? add_few_rows<Lanes, 2, Format, Layout>
+                                     : add_few_rows<Lanes, few, Format, Layout>;
+    return add(layout, weights, range, x, y);
   }
   // Many rows: weights become a tile of floats, which serves all of them.
   Tile tile;
