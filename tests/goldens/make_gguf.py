@@ -5,7 +5,7 @@
         deepseek_v2_lite:bf16 deepseek_v3:f16 glm4_moe:bf16 gpt_oss:bf16 ernie4_5_moe:bf16 dots1:bf16 granitemoeshared:bf16:30
 
 LLAMA_CPP is a source folder of llama.cpp (that of the llama-cpp-python source package, 0.3.36, was used); torch and numpy from
-anywhere, and `pip install gguf safetensors`. FAMILY:TYPE, with a TYPE of f32, f16, bf16 or q8_0, may be followed by
+anywhere, and `pip install gguf safetensors`. FAMILY is a folder in zoo/, or any. FAMILY:TYPE, with a TYPE of f32, f16, bf16 or q8_0, may be followed by
 how many tensors are in a file, of several then. The checkpoints have a vocabulary of bytes and no
 tokenizer: the files have none either.
 """
@@ -45,12 +45,13 @@ def main():
     zoo = HERE / "zoo"
     for item in sys.argv[3:]:
         family, kind, *tensors = item.split(":")
-        hparams = ModelBase.load_hparams(zoo / family, False)
+        folder = zoo / family if (zoo / family).is_dir() else pathlib.Path(family)
+        hparams = ModelBase.load_hparams(folder, False)
         name = get_model_architecture(hparams, ModelType.TEXT)
         cls = get_model_class({"PhimoeForCausalLM": "PhiMoEForCausalLM"}.get(name, name))  # as the hub has it
         cls.set_vocab = lambda self: self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
         with torch.inference_mode():
-            cls(zoo / family, kinds[kind], out / f"{family}-{kind}.gguf", eager=True,
+            cls(folder, kinds[kind], out / f"{folder.name}-{kind}.gguf", eager=True,
                 split_max_tensors=int(tensors[0]) if tensors else 0).write()
 
 
