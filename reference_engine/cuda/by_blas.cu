@@ -2,6 +2,7 @@
 
 #include "cuda/by_blas.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/products.hpp"
 
 namespace ferry::engine::cuda::part {
 namespace {
@@ -34,6 +35,33 @@ __global__ void expand_packed(PackedLayout m, const std::byte* weights, std::uin
     const float2 group = groups[c / m.group];
     to[c] = fmaf(group.x, static_cast<float>(unpack_code(codes, c, bits)), group.y);
   }
+}
+
+template <class Weights>
+__global__ void expand_blocks(BlockLayout m, const std::byte* weights, std::uint32_t first, float* to) {
+  const std::byte* row = weights + (std::uint64_t{first} + blockIdx.x) * m.row_bytes();
+  to += std::uint64_t{blockIdx.x} * m.columns;
+  const std::uint32_t units = (m.columns + Weights::columns - 1) / Weights::columns;
+  for (std::uint32_t unit = threadIdx.x; unit < units; unit += expand_threads) {
+    const auto stored = Weights::load(row, unit);
+#pragma unroll
+    for (std::uint32_t q = 0; q < Weights::columns / 4; ++q) {
+      float w[4];
+      Weights::decode(stored, q, 0, w);
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        const std::uint32_t column = unit * Weights::columns + 4 * q + i;
+        if (column < m.columns) to[column] = w[i];
+      }
+    }
+  }
+}
+
+void expand(cudaStream_t stream, const BlockLayout& m, const std::byte* weights, std::uint32_t first,
+            std::uint32_t rows, float* to) {
+  with_blocks(m.type, [&](auto blocks) {
+    launch("expand_blocks", stream, dim3(rows), expand_threads, expand_blocks<decltype(blocks)>, m, weights, first, to);
+  });
 }
 
 void expand(cudaStream_t stream, const PassThroughLayout& m, const std::byte* weights, std::uint32_t first,
@@ -92,6 +120,11 @@ void multiply_by_blas(const Context& context, const float* x, std::uint32_t n, c
 }
 
 void multiply_by_blas(const Context& context, const float* x, std::uint32_t n, const PackedLayout& w,
+                      const std::byte* weights, bool add, float* y) {
+  multiply_by_tiles(context, x, n, w, weights, add, y);
+}
+
+void multiply_by_blas(const Context& context, const float* x, std::uint32_t n, const BlockLayout& w,
                       const std::byte* weights, bool add, float* y) {
   multiply_by_tiles(context, x, n, w, weights, add, y);
 }

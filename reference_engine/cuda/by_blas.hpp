@@ -11,5 +11,7 @@ void multiply_by_blas(const Context& context, const float* x, std::uint32_t n, c
                       const std::byte* weights, bool add, float* y);
 void multiply_by_blas(const Context& context, const float* x, std::uint32_t n, const PackedLayout& w,
                       const std::byte* weights, bool add, float* y);
+void multiply_by_blas(const Context& context, const float* x, std::uint32_t n, const BlockLayout& w,
+                      const std::byte* weights, bool add, float* y);
 
 }  // namespace ferry::engine::cuda::part

@@ -14,10 +14,10 @@ namespace {
 class CudaDevice final : public ExpertDevice {
  public:
   CudaDevice(Workspace& work, const DeviceNeeds& needs, const RunnerOptions& o, bool pinned)
-      : work_(work),
-        shape_{needs.layouts[0].hidden, needs.layouts[0].width,
-               std::get<PassThroughLayout>(needs.layouts[0].plain(0)).type, needs.layouts[0].group},
-        top_k_(needs.model.top_k) {
+      : work_(work), top_k_(needs.model.top_k) {
+    for (const ExpertLayout& l : needs.layouts) {
+      shapes_.push_back({l.hidden, l.width, stored_type(l.type(0)), l.group, stored_type(l.type(2))});
+    }
     work.reserve(needs.model.max_rows);
     std::size_t free = 0, total = 0;
     check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
@@ -55,13 +55,16 @@ class CudaDevice final : public ExpertDevice {
   void begin(const Plan& plan, const Matrix& /*input*/) override {
     static_cast<void>(link_->seen());  // the last demand copy goes, too
     plan_ = plan;
+    for (const View<const Task>& tasks : {plan.resident, plan.arriving}) {
+      if (tasks.size > 0) layer_ = tasks[0].what.id.layer;
+    }
     collect();
     describe();
   }
   void compute(View<const Task> tasks) override;
   void poison(std::uint32_t slot) override { slots_->poison(slot, work_.stream()); }
   [[nodiscard]] float* host_results() override {
-    const std::uint64_t bytes = std::uint64_t{plan_.routes.size} * shape_.hidden * sizeof(float);
+    const std::uint64_t bytes = std::uint64_t{plan_.routes.size} * shape().hidden * sizeof(float);
     if (host_results_.bytes() < bytes) {
       check(cudaStreamSynchronize(work_.stream()), "cudaStreamSynchronize");  // it may still be read
       host_results_ = HostBlock(bytes);
@@ -114,7 +117,11 @@ class CudaDevice final : public ExpertDevice {
   void collect();
 
   Workspace& work_;
-  ExpertShape shape_;
+  /// Of the plan's layer.
+  [[nodiscard]] const ExpertShape& shape() const { return shapes_[shapes_.size() == 1 ? 0 : layer_]; }
+
+  std::vector<ExpertShape> shapes_;  ///< one for all layers, or one a layer
+  std::uint16_t layer_ = 0;          ///< of the plan
   std::uint32_t top_k_;
   std::shared_ptr<Account> account_;
   std::optional<CudaSlots> slots_;
@@ -208,9 +215,9 @@ void CudaDevice::launch(std::uint32_t first, std::uint32_t count) {
     ++group.counts[static_cast<std::size_t>(precision_[next])];
     group.most_rows = std::max(group.most_rows, tasks_[next].rows);
   }
-  experts(work_.context, shape_, group, work_.normed, work_.activated, work_.results);
+  experts(work_.context, shape(), group, work_.normed, work_.activated, work_.results);
   for (; next < first + count; ++next) {
-    expert_by_blas(work_.context, shape_, precision_[next], tasks_[next], group.assignments, top_k_, work_.normed,
+    expert_by_blas(work_.context, shape(), precision_[next], tasks_[next], group.assignments, top_k_, work_.normed,
                    work_.expert_scratch, work_.results);
   }
 }
@@ -219,7 +226,7 @@ void CudaDevice::combine(std::uint64_t state_at, float* out) const {
   Combined c;
   c.n = plan_.routes.size / top_k_;
   c.top_k = top_k_;
-  c.hidden = shape_.hidden;
+  c.hidden = shape().hidden;
   c.weights = reinterpret_cast<const float*>(work_.plan + weights_at_);
   c.state = reinterpret_cast<const std::uint8_t*>(work_.plan + state_at);
   c.results = work_.results;

@@ -44,6 +44,18 @@ class Loading {
   std::uint64_t size_ = 0;
 };
 
+/// Rows of each head: (0, 1), (2, 3), ... become (0, half), (1, half + 1), ...: the first of all pairs, then the second.
+void part_neighbours(std::byte* matrix, std::uint64_t row_bytes, std::uint32_t rows, std::uint32_t heads) {
+  const std::uint32_t width = rows / heads;
+  std::vector<std::byte> head(row_bytes * width);
+  for (std::uint32_t h = 0; h < heads; ++h, matrix += head.size()) {
+    std::memcpy(head.data(), matrix, head.size());
+    for (std::uint32_t r = 0; r < width; ++r) {
+      std::memcpy(matrix + (r % 2 * (width / 2) + r / 2) * row_bytes, head.data() + r * row_bytes, row_bytes);
+    }
+  }
+}
+
 class CudaModel final : public Model {
  public:
   explicit CudaModel(ModelFiles&& files);
@@ -69,6 +81,7 @@ class CudaModel final : public Model {
     DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other
     const float* qkv_bias = nullptr;
     const std::byte* shared = nullptr;  ///< gate, up and down one behind the other, as a routed expert's
+    ExpertShape shared_shape;
     DenseWeight shared_scale;
   };
   void load(const Checkpoint& checkpoint);
@@ -99,7 +112,6 @@ class CudaModel final : public Model {
   std::vector<Layer> layers_;
   DenseWeight embedding_, head_, gates_;
   const float *norm_ = nullptr, *inverse_frequency_ = nullptr;
-  ExpertShape shared_shape_;
   std::uint64_t gate_bytes_ = 0;  ///< of a layer's
   bool pinned_ = false;
   std::string warning_;
@@ -145,26 +157,38 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   struct Part {
     std::string name;
     std::uint32_t rows;
+    std::uint32_t heads =
+        0;  ///< whose rows are put in the order of halves, where files have neighbours turned together
   };
-  // Matrices of the same type, one behind the other: one product.
+  // Matrices one behind the other: one product. Of several types, as files of mixed blocks have them, they become floats.
   auto stacked = [&](std::vector<Part> parts, std::uint32_t columns, DenseWeight& to) {
     std::uint64_t bytes = 0;
+    bool same = true;
     to = {nullptr, FloatType::f32, 0, columns};
     for (const Part& part : parts) {
       const Tensor& t = dense(checkpoint, part.name, {part.rows, columns});
-      const FloatType type = float_type(t, part.name);
+      const StoredType type = stored_type(t.stored());
       if (bytes == 0) to.type = type;
-      if (type != to.type) {
-        throw InputError(
-            fmt::format("tensor \"{}\" is {}, expected the type of \"{}\"", part.name, t.dtype_name, parts[0].name));
-      }
-      bytes += t.bytes;
+      same = same && type == to.type;
+      bytes += t.stored_bytes();
       to.rows += part.rows;
     }
-    const std::uint64_t at = loading.add(bytes, [&checkpoint, parts, columns, bytes, rows = to.rows](std::byte* p) {
+    if (!same) {
+      to.type = FloatType::f32;
+      bytes = std::uint64_t{to.rows} * columns * sizeof(float);
+    }
+    const std::uint64_t at = loading.add(bytes, [&checkpoint, parts, columns, same](std::byte* p) {
       for (const Part& part : parts) {
-        checkpoint.read(part.name, {part.rows, columns}, p);
-        p += bytes / rows * part.rows;
+        const Tensor& t = checkpoint.at(part.name, {part.rows, columns});
+        const std::uint64_t part_bytes = same ? t.stored_bytes() : t.elements() * sizeof(float);
+        if (same) {
+          checkpoint.read(part.name, {part.rows, columns}, p);
+        } else {
+          const std::vector<float> values = t.to_floats();
+          std::memcpy(p, values.data(), part_bytes);
+        }
+        if (part.heads > 0) part_neighbours(p, part_bytes / part.rows, part.rows, part.heads);
+        p += part_bytes;
       }
     });
     places.emplace_back(at, [&to](const std::byte* p) { to.data = p; });
@@ -183,18 +207,18 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   };
 
   const std::uint32_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-  matrix("model.embed_tokens.weight", c.vocabulary, c.hidden, embedding_);
-  if (!c.tied_embeddings) matrix("lm_head.weight", c.vocabulary, c.hidden, head_);
-  vector("model.norm.weight", c.hidden, norm_);
+  matrix(c.names.model + "embed_tokens.weight", c.vocabulary, c.hidden, embedding_);
+  if (!c.tied_embeddings) matrix(c.names.head + "weight", c.vocabulary, c.hidden, head_);
+  vector(c.names.model + "norm.weight", c.hidden, norm_);
   layers_.resize(c.layers);
   // The gates of all layers, too, so that adjacent ones are one product. They have been counted already.
   gates_ = {nullptr, FloatType::bf16, c.layers * c.experts, c.hidden};
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const std::string name = c.gate_name(l);
     const Tensor& t = checkpoint.at(name, {c.experts, c.hidden});
-    const FloatType type = float_type(t, name);
+    const StoredType type = float_type(t, name);
     if (l == 0) gates_.type = type;
-    if (type != gates_.type) {
+    if (!(type == gates_.type)) {
       throw InputError(
           fmt::format("tensor \"{}\" is {}, expected the type of the first layer's gate", name, t.dtype_name));
     }
@@ -221,45 +245,50 @@ void CudaModel::load(const Checkpoint& checkpoint) {
 
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     Layer& layer = layers_[l];
-    const std::string at = fmt::format("model.layers.{}.", l);
-    vector(at + "input_layernorm.weight", c.hidden, layer.input_norm);
-    vector(at + "post_attention_layernorm.weight", c.hidden, layer.post_norm);
-    stacked({{at + "self_attn.q_proj.weight", q_width},
-             {at + "self_attn.k_proj.weight", kv_width},
-             {at + "self_attn.v_proj.weight", kv_width}},
+    const auto at = [&](const std::string& name) { return c.tensor(l, name); };
+    vector(at(c.names.attention_norm + ".weight"), c.hidden, layer.input_norm);
+    vector(at(c.names.mlp_norm + ".weight"), c.hidden, layer.post_norm);
+    const bool parted = c.rope.neighbours;
+    stacked({{at("self_attn.q_proj.weight"), q_width, parted ? c.heads : 0},
+             {at("self_attn.k_proj.weight"), kv_width, parted ? c.kv_heads : 0},
+             {at("self_attn.v_proj.weight"), kv_width}},
             c.hidden, layer.qkv);
-    matrix(at + "self_attn.o_proj.weight", c.hidden, q_width, layer.o);
+    matrix(at("self_attn.o_proj.weight"), c.hidden, q_width, layer.o);
     if (c.qkv_bias) {
       std::vector<float> bias;
       for (const char* part : {"q", "k", "v"}) {
         const std::uint32_t width = part[0] == 'q' ? q_width : kv_width;
-        const auto values = dense(checkpoint, fmt::format("{}self_attn.{}_proj.bias", at, part), {width}).to_floats();
+        const auto values = dense(checkpoint, at(fmt::format("self_attn.{}_proj.bias", part)), {width}).to_floats();
         bias.insert(bias.end(), values.begin(), values.end());
       }
       floats(std::move(bias), layer.qkv_bias);
     }
     if (c.shared_width == 0) continue;
-    matrix(at + "mlp.shared_expert_gate.weight", 1, c.hidden, layer.shared_scale);
-    const std::string names[] = {at + "mlp.shared_expert.gate_proj.weight", at + "mlp.shared_expert.up_proj.weight",
-                                 at + "mlp.shared_expert.down_proj.weight"};
+    matrix(at(c.names.shared_scale), 1, c.hidden, layer.shared_scale);
+    const std::string names[] = {at(c.names.shared + "gate_proj.weight"), at(c.names.shared + "up_proj.weight"),
+                                 at(c.names.shared + "down_proj.weight")};
     std::uint64_t bytes = 0;
+    StoredType types[3];
     for (int part = 0; part < 3; ++part) {
       const std::vector<std::uint64_t> shape = part == 2 ? std::vector<std::uint64_t>{c.hidden, c.shared_width}
                                                          : std::vector<std::uint64_t>{c.shared_width, c.hidden};
       const Tensor& t = dense(checkpoint, names[part], shape);
-      const FloatType type = float_type(t, names[part]);
-      if (l == 0 && part == 0) shared_shape_ = {c.hidden, c.shared_width, type, 64};
-      if (type != shared_shape_.type) {
-        throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the first shared expert", names[part],
+      types[part] = stored_type(t.stored());
+      if (part == 1 && !(types[1] == types[0])) {
+        throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the shared expert's gate", names[part],
                                      t.dtype_name));
       }
-      bytes += t.bytes;
+      bytes += t.stored_bytes();
     }
+    layer.shared_shape = {c.hidden, c.shared_width, types[0], 64, types[2]};
     const std::uint64_t shared_at =
-        loading.add(bytes, [&checkpoint, &c, bytes, names = std::vector<std::string>(names, names + 3)](std::byte* p) {
-          checkpoint.read(names[0], {c.shared_width, c.hidden}, p);
-          checkpoint.read(names[1], {c.shared_width, c.hidden}, p + bytes / 3);
-          checkpoint.read(names[2], {c.hidden, c.shared_width}, p + bytes / 3 * 2);
+        loading.add(bytes, [&checkpoint, &c, names = std::vector<std::string>(names, names + 3)](std::byte* p) {
+          for (int part = 0; part < 3; ++part) {
+            const std::vector<std::uint64_t> shape = part == 2 ? std::vector<std::uint64_t>{c.hidden, c.shared_width}
+                                                               : std::vector<std::uint64_t>{c.shared_width, c.hidden};
+            checkpoint.read(names[static_cast<std::size_t>(part)], shape, p);
+            p += checkpoint.at(names[static_cast<std::size_t>(part)], shape).stored_bytes();
+          }
         });
     places.emplace_back(shared_at, [&layer](const std::byte* p) { layer.shared = p; });
   }
@@ -350,7 +379,7 @@ void CudaModel::shared_expert(const Layer& layer) {
   const std::uint32_t n = work_.rows;
   const auto l = static_cast<std::size_t>(&layer - layers_.data());
   if (n > blas_rows) {
-    expert_by_blas(work_.context, shared_shape_, Precision::full, shared_tasks_[l], work_.numbers, 1, work_.normed,
+    expert_by_blas(work_.context, layer.shared_shape, Precision::full, shared_tasks_[l], work_.numbers, 1, work_.normed,
                    work_.expert_scratch, work_.shared);
   } else {
     ExpertGroup one;
@@ -360,7 +389,7 @@ void CudaModel::shared_expert(const Layer& layer) {
     one.top_k = 1;
     one.most_rows = n;
     one.progress = work_.progress;
-    experts(work_.context, shared_shape_, one, work_.normed, work_.activated, work_.shared);
+    experts(work_.context, layer.shared_shape, one, work_.normed, work_.activated, work_.shared);
   }
   linear(work_.context, work_.normed, n, layer.shared_scale, nullptr, false, work_.shared_factor);
   Combined c;

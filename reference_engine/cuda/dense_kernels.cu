@@ -72,10 +72,21 @@ void launch_linear(cudaStream_t stream, const LinearJob& job) {
   }
 }
 
+void launch_linear_blocks(cudaStream_t stream, BlockType type, const LinearJob& job) {
+  with_blocks(type, [&](auto blocks) {
+    using Weights = decltype(blocks);
+    const std::uint32_t most = job.n == 1 ? 1 : 4, tiles = shares(job.place.rows, product_warps * 2);
+    auto* kernel = most == 1 ? linear_kernel<Weights, 2, 1, false> : linear_kernel<Weights, 2, 4, false>;
+    launch("linear_kernel", stream, dim3(blocks_for(tiles, tiles, job.place.columns, most)), product_threads, kernel,
+           job);
+  });
+}
+
 template <class Job>
 Job job_of(const DenseWeight& w, const float* x, std::uint32_t n) {
   Job job;
-  job.place = place_of(PassThroughLayout{w.rows, w.columns, w.type}, 0);
+  job.place = w.type.blocks ? place_of(BlockLayout{w.rows, w.columns, w.type.block}, 0)
+                            : place_of(PassThroughLayout{w.rows, w.columns, w.type.number}, 0);
   job.weights = w.data;
   job.x = x;
   job.n = n;
@@ -195,7 +206,11 @@ void linear(const Context& context, const float* x, std::uint32_t n, const Dense
             float* y) {
   if (n == 0 || w.rows == 0) return;
   if (n > few_rows) {
-    multiply_by_blas(context, x, n, PassThroughLayout{w.rows, w.columns, w.type}, w.data, add, y);
+    if (w.type.blocks) {
+      multiply_by_blas(context, x, n, BlockLayout{w.rows, w.columns, w.type.block}, w.data, add, y);
+    } else {
+      multiply_by_blas(context, x, n, PassThroughLayout{w.rows, w.columns, w.type.number}, w.data, add, y);
+    }
     if (bias != nullptr) launch("add_bias", context.stream, dim3(n), product_threads, add_bias, y, bias, w.rows);
     return;
   }
@@ -203,7 +218,9 @@ void linear(const Context& context, const float* x, std::uint32_t n, const Dense
   job.bias = bias;
   job.y = y;
   job.add = add;
-  if (w.type == FloatType::bf16) {
+  if (w.type.blocks) {
+    launch_linear_blocks(context.stream, w.type.block, job);
+  } else if (w.type == FloatType::bf16) {
     launch_linear<FloatType::bf16>(context.stream, job);
   } else if (w.type == FloatType::f16) {
     launch_linear<FloatType::f16>(context.stream, job);
@@ -217,6 +234,7 @@ void gate(const Context& context, const float* x, std::uint32_t n, const DenseWe
   if (count == 0 || gates.rows == 0 || gates.rows % count != 0) {
     refuse(std::to_string(gates.rows) + " rows of weights are not " + std::to_string(count) + " gates");
   }
+  if (gates.type.blocks) refuse("gates in blocks");
   const std::uint32_t experts = gates.rows / count;
   if (experts > most_experts) {
     refuse("a gate of " + std::to_string(experts) + " experts, expected at most " + std::to_string(most_experts));
@@ -226,7 +244,7 @@ void gate(const Context& context, const float* x, std::uint32_t n, const DenseWe
   }
   if (n == 0) return;
   if (n > few_rows) {
-    const PassThroughLayout one{experts, gates.columns, gates.type};
+    const PassThroughLayout one{experts, gates.columns, gates.type.number};
     for (std::uint32_t g = 0; g < count; ++g) {
       multiply_by_blas(context, x, n, one, gates.data + g * one.bytes(), false,
                        logits + std::uint64_t{g} * n * experts);

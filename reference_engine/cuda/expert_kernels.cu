@@ -1,5 +1,7 @@
 // Routed experts, straight from their stored form or by way of floats.
+#include <numeric>
 #include <type_traits>
+#include <utility>
 
 #include "cuda/by_blas.hpp"
 #include "cuda/kernels.hpp"
@@ -68,6 +70,7 @@ struct GroupJob {
   std::uint32_t count = 0;     ///< of tasks
   std::uint32_t ends[3] = {};  ///< tasks before that are INT2; before the next, INT4; INT8
   FloatType type = FloatType::bf16;
+  StoredType wide, narrow;  ///< instead, of gate and up, and of down
   const ExpertTask* tasks = nullptr;
   const std::uint32_t* assignments = nullptr;
   std::uint32_t top_k = 0;
@@ -91,6 +94,9 @@ __device__ __forceinline__ void wait_for(const unsigned* made, std::uint32_t all
 /// For a kernel whose tasks may be of all precisions.
 struct AnyWeights {};
 
+/// For one whose tasks are all as the checkpoint has them, of types that it is told.
+struct AnyStored {};
+
 /// Both products of all tasks. Blocks draw their work in the order in which they start: first gate and up of every task,
 /// then down. So a block that waits for a task's first product waits only for blocks that run already.
 template <class Weights, std::uint32_t up_rows, std::uint32_t down_rows, std::uint32_t most, bool aligned>
@@ -107,6 +113,7 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
   const ExpertTask task = g.tasks[index];
   if (down) wait_for(started + 2 + index, g.up_blocks);
 
+  static_cast<void>(stage);  // compilers do not see that it is used, where another function calls `run`
   auto run = [&](auto weights) {
     using Stored = decltype(weights);
     const ExpertPlaces& at = g.at[static_cast<int>(Stored::precision)];
@@ -118,7 +125,9 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
       run_job<Stored, up_rows, most, aligned>(stage, job, number % blocks, blocks);
     }
   };
-  if constexpr (!std::is_same_v<Weights, AnyWeights>) {
+  if constexpr (std::is_same_v<Weights, AnyStored>) {
+    with_stored(down ? g.narrow : g.wide, run);
+  } else if constexpr (!std::is_same_v<Weights, AnyWeights>) {
     run(Weights{});
   } else if (index < g.ends[0]) {
     run(Packed<2>{});
@@ -145,9 +154,27 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
   }
 }
 
+/// Of gate and up, or of down.
 PassThroughLayout plain(const ExpertShape& s, int part) {
-  return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, s.type};
+  return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, part == 2 ? s.down.number : s.type.number};
 }
+BlockLayout in_blocks(const ExpertShape& s, int part) {
+  return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, part == 2 ? s.down.block : s.type.block};
+}
+/// Calls `use` with the layout that it has.
+template <class Use>
+void with_layout(const ExpertShape& s, int part, const Use& use) {
+  if (part == 2 ? s.down.blocks : s.type.blocks) return use(in_blocks(s, part));
+  use(plain(s, part));
+}
+std::uint64_t wide_bytes(const ExpertShape& s) {
+  return s.type.blocks ? in_blocks(s, 0).bytes() : plain(s, 0).bytes();
+}
+/// Whether all of it is numbers of one type.
+bool numbers(const ExpertShape& s) {
+  return !s.type.blocks && s.down == s.type;
+}
+
 PackedLayout packed(const ExpertShape& s, Precision p, int part) {
   return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, code_bits(p), s.group};
 }
@@ -159,6 +186,12 @@ void check(const ExpertShape& s) {
   if (s.group != 32 && s.group != 64 && s.group != 128) {
     refuse("groups of " + std::to_string(s.group) + " weights, expected 32, 64 or 128");
   }
+  if (s.type.blocks) in_blocks(s, 0).validate();
+  if (s.down.blocks) in_blocks(s, 2).validate();
+  with_stored(s.down, [&](auto weights) {
+    if (2 * wide_bytes(s) % decltype(weights)::alignment == 0) return;
+    refuse("a matrix of down that begins " + std::to_string(2 * wide_bytes(s)) + " bytes behind the gate's");
+  });
 }
 
 constexpr std::uint32_t copy_threads = 256;
@@ -190,11 +223,20 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
     at = {place_of(wide, 0), place_of(narrow, 2 * wide.bytes()), wide.bytes()};
     aligned = aligned && at.gate.aligned(unit_bytes) && at.down.aligned(unit_bytes) && at.up_at % unit_bytes == 0;
   };
-  place(Precision::full, plain(s, 0), plain(s, 2), 16);
+  if (numbers(s)) {
+    place(Precision::full, plain(s, 0), plain(s, 2), 16);
+  } else {
+    ExpertPlaces& at = g.at[static_cast<int>(Precision::full)];
+    at.up_at = wide_bytes(s);
+    with_layout(s, 0, [&](const auto& wide) { at.gate = place_of(wide, 0); });
+    with_layout(s, 2, [&](const auto& narrow) { at.down = place_of(narrow, 2 * at.up_at); });
+    g.wide = s.type;
+    g.narrow = s.down;
+  }
   for (const Precision p : {Precision::int8, Precision::int4, Precision::int2}) {
     place(p, packed(s, p, 0), packed(s, p, 2), p == Precision::int2 ? 8 : 16);
   }
-  g.type = s.type;
+  g.type = s.type.number;
   g.assignments = group.assignments;
   g.top_k = group.top_k;
   g.progress = group.progress;
@@ -233,6 +275,22 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
       with(experts_kernel<AnyWeights, 4, 4, 1, true>, 4, 4, 1);
     }
   };
+  if (!numbers(s)) {  // those of other precisions first, as they lie
+    std::array<std::uint32_t, precision_count> others = group.counts;
+    const std::uint32_t own = std::exchange(others[static_cast<std::size_t>(Precision::full)], 0);
+    if (own < std::accumulate(group.counts.begin(), group.counts.end(), 0U)) {
+      ExpertGroup rest = group;
+      rest.counts = others;
+      ExpertShape same = s;
+      same.type = same.down = FloatType::bf16;
+      experts(context, same, rest, x, activated, results);
+    }
+    if (own == 0) return;
+    g.tasks = group.tasks + std::accumulate(others.begin(), others.end(), 0U);
+    g.count = own;
+    if (group.most_rows == 1) return with(experts_kernel<AnyStored, 2, 2, 1, false>, 2, 2, 1);
+    return with(experts_kernel<AnyStored, 2, 2, 4, false>, 2, 2, 4);
+  }
   // Several rows need all registers: with all precisions in one kernel, too few would be left.
   auto* full = s.type == FloatType::bf16  ? experts_kernel<Plain<FloatType::bf16>, 4, 4, 8, true>
                : s.type == FloatType::f16 ? experts_kernel<Plain<FloatType::f16>, 4, 4, 8, true>
@@ -260,16 +318,20 @@ void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, c
   if (n == 0) return;
   const std::uint32_t* rows = assignments + task.first;
   launch("gather", context.stream, dim3(n), copy_threads, gather, x, rows, top_k, s.hidden, scratch.gathered);
-  auto run = [&](const auto& wide, const auto& narrow) {
+  auto run = [&](const auto& wide) {
     multiply_by_blas(context, scratch.gathered, n, wide, task.weights, false, scratch.gate);
     multiply_by_blas(context, scratch.gathered, n, wide, task.weights + wide.bytes(), false, scratch.up);
     swiglu(context.stream, scratch.gate, scratch.up, std::uint64_t{n} * s.width);
-    multiply_by_blas(context, scratch.gate, n, narrow, task.weights + 2 * wide.bytes(), false, scratch.gathered);
+  };
+  auto run_down = [&](const auto& narrow, std::uint64_t at) {
+    multiply_by_blas(context, scratch.gate, n, narrow, task.weights + at, false, scratch.gathered);
   };
   if (p == Precision::full) {
-    run(plain(s, 0), plain(s, 2));
+    with_layout(s, 0, run);
+    with_layout(s, 2, [&](const auto& narrow) { run_down(narrow, 2 * wide_bytes(s)); });
   } else {
-    run(packed(s, p, 0), packed(s, p, 2));
+    run(packed(s, p, 0));
+    run_down(packed(s, p, 2), 2 * packed(s, p, 0).bytes());
   }
   launch("scatter", context.stream, dim3(n), copy_threads, scatter, scratch.gathered, rows, s.hidden, results);
 }

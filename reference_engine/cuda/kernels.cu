@@ -56,6 +56,15 @@ __global__ void embed_kernel(const std::byte* table, std::uint32_t hidden, const
   }
 }
 
+__global__ void embed_blocks(BlockLayout table, const std::byte* weights, const RowPlace* rows, float* x) {
+  x += std::uint64_t{blockIdx.x} * table.columns;
+  const std::uint32_t each = block_weights(table.type);
+  for (std::uint32_t i = threadIdx.x; i < table.row_blocks(); i += threads) {
+    const std::uint32_t first = i * each, left = table.columns - first;
+    unpack_columns(table, weights, rows[blockIdx.x].token, first, left < each ? left : each, x + first);
+  }
+}
+
 __global__ void __launch_bounds__(threads)
     rms_norm_kernel(const float* x, const float* weight, float epsilon, std::uint32_t hidden, float* y) {
   using Reduce = cub::BlockReduce<float, threads>;
@@ -119,6 +128,11 @@ void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes) {
 
 void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, std::uint32_t n, float* x) {
   if (n == 0) return;
+  if (table.type.blocks) {
+    const BlockLayout blocks{table.rows, table.columns, table.type.block};
+    launch("embed_blocks", stream, dim3(n), threads, embed_blocks, blocks, table.data, rows, x);
+    return;
+  }
   auto* kernel = table.type == FloatType::bf16  ? embed_kernel<FloatType::bf16>
                  : table.type == FloatType::f16 ? embed_kernel<FloatType::f16>
                                                 : embed_kernel<FloatType::f32>;

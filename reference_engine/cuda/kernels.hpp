@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ferry/codec/blocks.hpp"
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
 #include "ferry/model.hpp"
@@ -32,10 +33,22 @@ struct Context {
   std::uint64_t scratch_floats = 0;  ///< at least the longest row of a weight; the more, the fewer launches
 };
 
+/// What a checkpoint's weights are stored as: numbers, or blocks.
+struct StoredType {
+  constexpr StoredType(FloatType type = FloatType::bf16) : number(type) {}  // NOLINT: either is one
+  constexpr StoredType(BlockType type) : blocks(true), block(type) {}       // NOLINT
+  bool blocks = false;
+  FloatType number = FloatType::bf16;
+  BlockType block = BlockType::q8_0;
+  friend constexpr bool operator==(const StoredType& a, const StoredType& b) {
+    return a.blocks == b.blocks && (a.blocks ? a.block == b.block : a.number == b.number);
+  }
+};
+
 /// A weight [rows, columns], or [out, in], that every token needs, as its checkpoint stores it.
 struct DenseWeight {
   const std::byte* data = nullptr;  ///< 16-byte aligned
-  FloatType type = FloatType::bf16;
+  StoredType type = FloatType::bf16;
   std::uint32_t rows = 0, columns = 0;
 };
 
@@ -84,7 +97,7 @@ void rotate_and_store(cudaStream_t stream, float* qkv, const float* inverse_freq
 void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
                const AttentionShape& shape, float* out);
 
-/// Scores of `count` adjacent layers' gates: softmax(x W^T) of each. x: [n, hidden]; gates: [count * E, hidden], E at
+/// Scores of `count` adjacent layers' gates: softmax(x W^T) of each. x: [n, hidden]; gates: [count * E, hidden], numbers, E at
 /// most most_experts; scores, and scratch `logits`: [count, n, E], may be the same, and scores host memory that is
 /// mapped. `best`, if not null: [n, k], each row's k experts of the first gate, best
 /// first, of equal ones the lower; NaN ranks last. For few rows it is one launch. `counter`: one number, 0 before and
@@ -95,8 +108,9 @@ void gate(const Context& context, const float* x, std::uint32_t n, const DenseWe
 /// Of every routed expert.
 struct ExpertShape {
   std::uint32_t hidden = 0, width = 0;
-  FloatType type = FloatType::bf16;  ///< at Precision::full
-  std::uint32_t group = 64;          ///< weights with one scale and minimum, at the others: 32, 64 or 128
+  StoredType type = FloatType::bf16;  ///< of gate and up at Precision::full
+  std::uint32_t group = 64;           ///< weights with one scale and minimum, at the others: 32, 64 or 128
+  StoredType down = type;             ///< of down at Precision::full
 };
 
 /// One expert and the rows that want it.

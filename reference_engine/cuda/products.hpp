@@ -11,7 +11,9 @@
 #include <cub/warp/warp_reduce.cuh>
 #include <type_traits>
 
+#include "cuda/kernels.hpp"
 #include "cuda/launch.hpp"
+#include "ferry/codec/blocks.hpp"
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
 #include "ferry/macros.hpp"
@@ -38,10 +40,10 @@ __device__ __forceinline__ float widen_half(std::uint32_t bits) {
 /// Weights as checkpoints have them.
 template <FloatType type>
 struct Plain {
-  static constexpr bool packed = false;
+  static constexpr bool packed = false, blocks = false;
   static constexpr Precision precision = Precision::full;
   static constexpr std::uint32_t words = 4, columns = type == FloatType::f32 ? 4 : 8;  ///< of a unit
-  static constexpr std::uint32_t element_bytes = type == FloatType::f32 ? 4 : 2;
+  static constexpr std::uint32_t element_bytes = type == FloatType::f32 ? 4 : 2, alignment = element_bytes;
 
   /// Weights 4 q to 4 q + 3 of a unit.
   __device__ __forceinline__ static void decode(const Unit<words>& unit, std::uint32_t q, std::uint32_t /*one*/,
@@ -65,7 +67,7 @@ struct Plain {
 /// Weights as PackedLayout has them.
 template <std::uint32_t bits>
 struct Packed {
-  static constexpr bool packed = true;
+  static constexpr bool packed = true, blocks = false;
   static constexpr Precision precision = bits == 8 ? Precision::int8 : bits == 4 ? Precision::int4 : Precision::int2;
   static constexpr std::uint32_t words = bits == 2 ? 2 : 4, columns = words * 32 / bits;  ///< of a unit; within a group
   static constexpr std::uint32_t element_bytes = 1;
@@ -85,6 +87,143 @@ struct Packed {
   }
 };
 
+/// Blocks, of which a lane takes 32 weights at a time: codes of a byte each, with what all of them share.
+template <BlockType type>
+struct Blocks {
+  static constexpr bool packed = false, blocks = true;
+  static constexpr Precision precision = Precision::full;
+  static constexpr std::uint32_t words = 11, columns = 32;  ///< of a unit: two scales, a minimum, codes
+  static constexpr std::uint32_t each = block_weights(type) / columns;
+  /// Of where a block's numbers begin.
+  static constexpr std::uint32_t alignment = block_bytes(type) % 4 == 0 ? 4 : block_bytes(type) % 2 == 0 ? 2 : 1;
+
+  __device__ __forceinline__ static std::uint32_t word(const std::byte* at) {
+    if constexpr (alignment == 4) {
+      return *reinterpret_cast<const std::uint32_t*>(at);
+    } else if constexpr (alignment == 2) {
+      const auto* halves = reinterpret_cast<const std::uint16_t*>(at);
+      return halves[0] | std::uint32_t{halves[1]} << 16U;
+    } else {
+      return detail::byte_at(at, 0) | detail::byte_at(at, 1) << 8U | detail::byte_at(at, 2) << 16U |
+             detail::byte_at(at, 3) << 24U;
+    }
+  }
+  /// Four codes of a byte each, less a number up to 128: as signed bytes.
+  __device__ __forceinline__ static std::uint32_t less(std::uint32_t codes, std::uint32_t number) {
+    return ((codes | 0x80808080U) - number * 0x01010101U) ^ 0x80808080U;
+  }
+
+  __device__ __forceinline__ static Unit<words> load(const std::byte* row, std::uint32_t unit) {
+    const std::byte* at = row + std::uint64_t{unit / each} * block_bytes(type);
+    const std::uint32_t part = unit % each;  // of a block
+    Unit<words> u{};
+    std::uint32_t* codes = u.word + 3;
+    float scale[2], minimum = 0;
+    if constexpr (type == BlockType::q8_0) {
+      scale[0] = scale[1] = detail::half_at(at);
+#pragma unroll
+      for (std::uint32_t i = 0; i < 8; ++i) codes[i] = word(at + 2 + 4 * i);
+    } else if constexpr (type == BlockType::q4_0 || type == BlockType::mxfp4) {
+      scale[0] = scale[1] = type == BlockType::q4_0 ? detail::half_at(at) : detail::half_power(detail::byte_at(at, 0));
+#pragma unroll
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        const std::uint32_t both = word(at + block_bytes(type) - 16 + 4 * i);
+        codes[i] = both & 0x0f0f0f0fU;
+        codes[4 + i] = both >> 4U & 0x0f0f0f0fU;
+      }
+      if constexpr (type == BlockType::q4_0) {
+#pragma unroll
+        for (std::uint32_t i = 0; i < 8; ++i) codes[i] = less(codes[i], 8);
+      }
+    } else if constexpr (type == BlockType::q4_k || type == BlockType::q5_k) {
+      constexpr std::uint32_t low = type == BlockType::q4_k ? 16 : 48;
+      scale[0] = scale[1] = detail::half_at(at) * static_cast<float>(detail::k_scale(at + 4, part));
+      minimum = detail::half_at(at + 2) * static_cast<float>(detail::k_minimum(at + 4, part));
+#pragma unroll
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        codes[i] = word(at + low + part / 2 * 32 + 4 * i) >> part % 2 * 4 & 0x0f0f0f0fU;
+        if constexpr (type == BlockType::q5_k) codes[i] |= (word(at + 16 + 4 * i) >> part & 0x01010101U) << 4U;
+      }
+    } else if constexpr (type == BlockType::q6_k) {
+      const std::uint32_t half = part / 4, quarter = part % 4;
+      const float d = detail::half_at(at + 208);
+#pragma unroll
+      for (std::uint32_t i = 0; i < 2; ++i) {
+        const std::uint32_t s = detail::byte_at(at + 192, 2 * part + i);
+        scale[i] = d * static_cast<float>(static_cast<std::int8_t>(s));
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        const std::uint32_t four = word(at + half * 64 + quarter % 2 * 32 + 4 * i) >> quarter / 2 * 4 & 0x0f0f0f0fU;
+        const std::uint32_t two = word(at + 128 + half * 32 + 4 * i) >> 2 * quarter & 0x03030303U;
+        codes[i] = less(four | two << 4U, 32);
+      }
+    } else {
+      static_assert(type == BlockType::fp8);
+      scale[0] = scale[1] = __uint_as_float(word(at));
+#pragma unroll
+      for (std::uint32_t i = 0; i < 8; ++i) codes[i] = word(at + 4 + part * 32 + 4 * i);
+    }
+    u.word[0] = __float_as_uint(scale[0]);
+    u.word[1] = __float_as_uint(scale[1]);
+    u.word[2] = __float_as_uint(minimum);
+    return u;
+  }
+
+  __device__ __forceinline__ static void decode(const Unit<words>& unit, std::uint32_t q, std::uint32_t /*one*/,
+                                                float (&w)[4]) {
+    const float scale = __uint_as_float(unit.word[q / 4]);
+#pragma unroll
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const std::uint32_t code = unit.word[3 + q] >> 8 * i & 0xffU;
+      if constexpr (type == BlockType::fp8) {
+        w[i] = scale * detail::widen_e4m3(code);
+      } else if constexpr (type == BlockType::mxfp4) {
+        w[i] = scale * detail::twice_e2m1(code);
+      } else {
+        const auto number = static_cast<float>(static_cast<std::int8_t>(code));
+        w[i] = fmaf(scale, number, -__uint_as_float(unit.word[2]));
+      }
+    }
+  }
+};
+
+/// Calls `run(Blocks<type>{})`.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable  // `run` is on the side of its caller
+#endif
+template <class Run>
+__device__ __host__ __forceinline__ void with_blocks(BlockType type, const Run& run) {
+  switch (type) {
+    case BlockType::q8_0:
+      return run(Blocks<BlockType::q8_0>{});
+    case BlockType::q4_0:
+      return run(Blocks<BlockType::q4_0>{});
+    case BlockType::q4_k:
+      return run(Blocks<BlockType::q4_k>{});
+    case BlockType::q5_k:
+      return run(Blocks<BlockType::q5_k>{});
+    case BlockType::q6_k:
+      return run(Blocks<BlockType::q6_k>{});
+    case BlockType::mxfp4:
+      return run(Blocks<BlockType::mxfp4>{});
+    default:
+      return run(Blocks<BlockType::fp8>{});
+  }
+}
+
+/// Calls `run` with what weights of that type are.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class Run>
+__device__ __host__ __forceinline__ void with_stored(const StoredType& type, const Run& run) {
+  if (type.blocks) return with_blocks(type.block, run);
+  if (type.number == FloatType::bf16) return run(Plain<FloatType::bf16>{});
+  if (type.number == FloatType::f16) return run(Plain<FloatType::f16>{});
+  run(Plain<FloatType::f32>{});
+}
+
 /// Where a matrix lies behind the address of its expert, or of itself.
 struct Place {
   std::uint64_t codes_at = 0, groups_at = 0;  ///< bytes
@@ -100,6 +239,9 @@ struct Place {
 };
 
 inline Place place_of(const PassThroughLayout& m, std::uint64_t at) {
+  return {at, 0, m.row_bytes(), m.rows, m.columns};
+}
+inline Place place_of(const BlockLayout& m, std::uint64_t at) {
   return {at, 0, m.row_bytes(), m.rows, m.columns};
 }
 inline Place place_of(const PackedLayout& m, std::uint64_t at) {
@@ -129,7 +271,9 @@ template <class Weights, bool aligned>
 __device__ __forceinline__ Unit<Weights::words> load_unit(const std::byte* row, std::uint32_t unit,
                                                           std::uint64_t row_bytes) {
   Unit<Weights::words> u{};
-  if constexpr (aligned && Weights::words == 4) {
+  if constexpr (Weights::blocks) {
+    u = Weights::load(row, unit);
+  } else if constexpr (aligned && Weights::words == 4) {
     const uint4 v = __ldg(reinterpret_cast<const uint4*>(row) + unit);
     u.word[0] = v.x, u.word[1] = v.y, u.word[2] = v.z, u.word[3] = v.w;
   } else if constexpr (aligned) {

@@ -5,8 +5,10 @@
 
 #include <memory>
 #include <type_traits>
+#include <variant>
 
 #include "checkpoint/model_config.hpp"
+#include "checkpoint/tensor.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/memory.hpp"
 
@@ -15,6 +17,13 @@ namespace ferry::engine::cuda {
 /// Above so many rows of one expert, expanding its weights for cuBLAS costs less than reading them again for every few
 /// rows.
 inline constexpr std::uint32_t blas_rows = 4 * few_rows;
+
+/// As kernels call a type that holds weights.
+inline StoredType stored_type(DType type) {
+  const PlainLayout layout = plain_layout(type, 1, 1);
+  if (const auto* blocks = std::get_if<BlockLayout>(&layout)) return blocks->type;
+  return std::get<PassThroughLayout>(layout).type;
+}
 
 struct Destroy {
   void operator()(cudaStream_t s) const {

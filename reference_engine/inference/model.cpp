@@ -127,7 +127,8 @@ std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& l
   }
   if (c.head_norm != HeadNorm::none) return "norms of queries and keys";
   if (c.norm != Norm::rms || c.norm_place != NormPlace::before) return "its norms";
-  if (c.rope.width != c.head_dim || c.rope.neighbours || c.rope.scale != 1 || c.rope.long_from > 0) {
+  const bool biased_neighbours = c.rope.neighbours && c.qkv_bias;  // whose order would change, too
+  if (c.rope.width != c.head_dim || biased_neighbours || c.rope.scale != 1 || c.rope.long_from > 0) {
     return "its rotary embedding";
   }
   if (c.sinks || c.output_gate || c.output_bias || c.head_bias || c.clip > 0) return "its attention";
@@ -140,7 +141,7 @@ std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& l
   if (c.embedding_scale != 1 || c.residual_scale != 1 || c.logit_scale != 1) return "its multipliers";
   if (c.attention_scale != 1 / std::sqrt(static_cast<double>(c.head_dim))) return "its scale of attention";
   for (const ExpertLayout& l : layouts) {
-    if (!l.plain_numbers()) return fmt::format("experts in {}", l.name(Precision::full));
+    if (l.type(0) != l.type(1)) return "experts whose gate and up are of two types";
   }
   // Its kernels name tensors as these two do.
   for (const char* computed : {"MixtralForCausalLM", "Qwen2MoeForCausalLM"}) {

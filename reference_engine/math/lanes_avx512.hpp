@@ -269,7 +269,7 @@ struct Avx512Lanes {
       const __m512i bits = _mm512_ternarylogic_epi32(sign, _mm512_slli_epi32(codes, 24), placed, 0b11101010);
       const Vector weights = multiply(_mm512_castsi512_ps(bits), all(0x1p120F));
       const auto none = _mm512_cmpeq_epi32_mask(placed, magnitude);
-      const Vector numbers = _mm512_mask_mov_ps(weights, none, all(std::numeric_limits<float>::quiet_NaN()));
+      const Vector numbers = _mm512_mask_mov_ps(weights, none, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
       to[v] = multiply(unit.tables[0], numbers);
     }
   }

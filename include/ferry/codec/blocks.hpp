@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string>
 
 #include "ferry/codec/pass_through.hpp"
@@ -91,7 +90,7 @@ FERRY_HD inline float half_at(const std::byte* at) noexcept {
 /// E4M3: 1 sign, 4 exponent (bias 7), 3 fraction bits; all ones is no number.
 FERRY_HD inline float widen_e4m3(std::uint32_t bits) noexcept {
   const std::uint32_t sign = (bits & 0x80U) << 24U, exponent = bits >> 3U & 15U, fraction = bits & 7U;
-  if ((bits & 0x7fU) == 0x7fU) return std::numeric_limits<float>::quiet_NaN();
+  if ((bits & 0x7fU) == 0x7fU) return same_bits<float>(0x7fc00000U);
   std::uint32_t magnitude = (exponent + 120) << 23U | fraction << 20U;  // 120: the biases differ by 127 - 7
   if (exponent == 0) magnitude = same_bits<std::uint32_t>(static_cast<float>(fraction) * 0x1p-9F);
   return same_bits<float>(sign | magnitude);

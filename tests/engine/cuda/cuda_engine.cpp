@@ -352,6 +352,23 @@ void write_layers(const std::filesystem::path& folder, const Json& config) {
 
 }  // namespace
 
+TEST_CASE("CUDA: GGUF files, in blocks too, compute what the CPU computes from them" *
+          doctest::test_suite("whole-models")) {
+  for (const char* file : {"mixtral-bf16", "mixtral-q8_0", "qwen2_moe-bf16", "qwen2_moe-q8_0"}) {
+    const std::string path = (test::golden_file("gguf") / (std::string(file) + ".gguf")).string();
+    for (const char* stack : {"lru", "hobbit"}) {
+      INFO(file << ", " << stack);
+      emulated::reset({.eager = true});
+      const Ran ran = run_on_gpu(path, stack, 50);
+      CpuModel& reference = cpu_model(path);
+      Following following(reference.config(), reference.store(), ran.plans);
+      const Matrix expected = logits_of(reference, following, short_prompt);
+      CHECK(apart(ran.logits, expected) < 1e-5);
+      CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
+    }
+  }
+}
+
 TEST_CASE("CUDA: layers of Mixtral-8x7B's and Qwen1.5-MoE's size") {
   if (!all_of_it()) return;
   const Json common = {{"vocab_size", 512},    {"max_position_embeddings", 512}, {"rope_theta", 1e6},

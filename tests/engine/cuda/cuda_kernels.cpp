@@ -16,6 +16,7 @@
 #include "cuda/kernels.hpp"
 #include "emulated_cuda/emulated_cuda.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
+#include "support/blocks.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -155,8 +156,9 @@ std::vector<float> random_numbers(test::Random& random, std::size_t count, float
   return numbers;
 }
 
-std::string name_of(FloatType type) {
-  return type == FloatType::bf16 ? "bf16" : type == FloatType::f16 ? "f16" : "f32";
+std::string name_of(const StoredType& type) {
+  if (type.blocks) return "blocks " + std::to_string(static_cast<int>(type.block));
+  return type.number == FloatType::bf16 ? "bf16" : type.number == FloatType::f16 ? "f16" : "f32";
 }
 
 std::size_t pack_weights(const PassThroughLayout& w, const float* weights, std::byte* to) {
@@ -169,8 +171,12 @@ std::size_t pack_weights(const PackedLayout& w, const float* weights, std::byte*
 /// Random weights at that place, and what they are as stored.
 template <class Layout>
 Doubles make_weights(const Layout& w, std::byte* to, test::Random& random) {
-  const std::vector<float> weights = random_numbers(random, std::size_t{w.rows} * w.columns, 0.5F);
-  REQUIRE(pack_weights(w, weights.data(), to) == no_weight);
+  if constexpr (std::is_same_v<Layout, BlockLayout>) {
+    test::fill_blocks(w, to, random);
+  } else {
+    const std::vector<float> weights = random_numbers(random, std::size_t{w.rows} * w.columns, 0.5F);
+    REQUIRE(pack_weights(w, weights.data(), to) == no_weight);
+  }
   Doubles stored(w.rows, w.columns);
   for (std::uint32_t r = 0; r < w.rows; ++r) {
     for (std::uint32_t c = 0; c < w.columns; ++c) stored(r, c) = unpack_weight(w, to, r, c);
@@ -181,16 +187,19 @@ Doubles make_weights(const Layout& w, std::byte* to, test::Random& random) {
 /// A weight on the device, and what it is.
 struct Weight {
   Weight(FloatType type, std::uint32_t rows, std::uint32_t columns, test::Random& random)
-      : Weight({rows, columns, type}, random) {}
+      : Weight(PassThroughLayout{rows, columns, type}, random) {}
+  Weight(BlockType type, std::uint32_t rows, std::uint32_t columns, test::Random& random)
+      : Weight(BlockLayout{rows, columns, type}, random) {}
 
   Doubles values;
   Buffer<std::byte> memory;
   DenseWeight dense;
 
  private:
-  Weight(const PassThroughLayout& layout, test::Random& random)
-      : Weight(layout, std::vector<std::byte>(layout.bytes()), random) {}
-  Weight(const PassThroughLayout& layout, std::vector<std::byte> bytes, test::Random& random)
+  template <class Layout>
+  Weight(const Layout& layout, test::Random& random) : Weight(layout, std::vector<std::byte>(layout.bytes()), random) {}
+  template <class Layout>
+  Weight(const Layout& layout, std::vector<std::byte> bytes, test::Random& random)
       : values(make_weights(layout, bytes.data(), random)),
         memory(bytes),
         dense{memory, layout.type, layout.rows, layout.columns} {}
@@ -232,6 +241,19 @@ TEST_CASE("cuda kernels - embeddings are the stored rows") {
       for (std::size_t c = 0; c < 300; ++c) REQUIRE(double{got[i * 300 + c]} == table.values(tokens[i], c));
     }
   }
+  for (const BlockType type : test::block_types) {
+    const std::uint32_t columns = type == BlockType::fp8 ? 300 : 2 * block_weights(type);
+    const Weight table(type, 11, columns, random);
+    std::vector<RowPlace> rows(1);
+    rows[0].token = 7;
+    const Buffer<RowPlace> places(rows);
+    const Buffer<float> x(columns);
+    embed(device.context.stream, table.dense, places, 1, x);
+    const std::vector<float> got = device.read(x);
+    for (std::size_t c = 0; c < columns; ++c) {
+      REQUIRE(double{got[c]} == doctest::Approx(table.values(7, c)).epsilon(1e-6));
+    }
+  }
 }
 
 TEST_CASE("cuda kernels - norms of odd sizes, also in place") {
@@ -263,7 +285,8 @@ TEST_CASE("cuda kernels - norms of odd sizes, also in place") {
 namespace {
 
 /// A linear layer with 1 to 20 rows, with and without bias, added and not.
-void check_linear(FloatType type, std::uint32_t rows, std::uint32_t columns, std::uint32_t most, test::Random& random) {
+template <class Type>
+void check_linear(Type type, std::uint32_t rows, std::uint32_t columns, std::uint32_t most, test::Random& random) {
   const std::string type_name = name_of(type);
   CAPTURE(type_name);
   CAPTURE(rows);
@@ -323,6 +346,15 @@ TEST_CASE("cuda kernels - linear layers of every type and odd size, and few rows
   check_linear(FloatType::bf16, 21, 8520, 8, random);
   check_linear(FloatType::f16, 9, 4100, 4, random);
   check_linear(FloatType::f32, 17, 2052, 8, random);
+}
+
+TEST_CASE("cuda kernels - linear layers of blocks") {
+  test::Random random(31);
+  for (const BlockType type : test::block_types) {
+    for (const std::uint32_t rows : {1U, 45U}) check_linear(type, rows, 3 * block_weights(type), 20, random);
+  }
+  check_linear(BlockType::q4_k, 9, 8448, 8, random);
+  check_linear(BlockType::fp8, 9, 300, 8, random);
 }
 
 TEST_CASE("cuda kernels - linear layers of many features, of which a block has several tiles") {
@@ -646,8 +678,10 @@ struct Experts {
           bytes.resize(bytes.size() + layout.bytes());
           weights.push_back(make_weights(layout, bytes.data() + bytes.size() - layout.bytes(), random));
         };
-        if (p == Precision::full) {
-          append(PassThroughLayout{rows, columns, s.type});
+        if (p == Precision::full && (part == 2 ? s.down.blocks : s.type.blocks)) {
+          append(BlockLayout{rows, columns, part == 2 ? s.down.block : s.type.block});
+        } else if (p == Precision::full) {
+          append(PassThroughLayout{rows, columns, part == 2 ? s.down.number : s.type.number});
         } else {
           append(PackedLayout{rows, columns, code_bits(p), s.group});
         }
@@ -793,12 +827,23 @@ TEST_CASE("cuda kernels - experts of every type and precision, and a result does
   }
 }
 
+TEST_CASE("cuda kernels - experts of blocks, also where down is of another type") {
+  test::Random random(37);
+  for (const BlockType type : test::block_types) {
+    check_experts({2 * block_weights(type), 2 * block_weights(type), type, 64}, Precision::full, random);
+  }
+  check_experts({512, 96, BlockType::q4_k, 64, BlockType::q8_0}, Precision::full, random);
+  check_experts({256, 256, BlockType::q4_k, 64, BlockType::q6_k}, Precision::full, random);
+  check_experts({96, 72, BlockType::q8_0, 64, FloatType::f16}, Precision::full, random);
+  check_experts({96, 64, FloatType::bf16, 64, BlockType::mxfp4}, Precision::full, random);
+}
+
 TEST_CASE("cuda kernels - experts of all precisions in one launch") {
   test::Random random(17);
   // At 33 columns no row begins where a unit of weights could be read at once.
-  for (const std::uint32_t width : {64U, 33U}) {
-    CAPTURE(width);
-    const ExpertShape s{128, width, FloatType::f16, 32};
+  for (const ExpertShape& s : {ExpertShape{128, 64, FloatType::f16, 32}, ExpertShape{128, 33, FloatType::f16, 32},
+                               ExpertShape{128, 64, BlockType::q8_0, 32}}) {
+    CAPTURE(s.width);
     constexpr std::uint32_t n = 10;
     const Device device(1024);
     const std::vector<float> x = random_numbers(random, std::size_t{n} * s.hidden);

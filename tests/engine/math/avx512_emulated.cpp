@@ -7,6 +7,7 @@
 
 #include "ferry/codec/round_to_nearest.hpp"
 #include "math/int8_lanes_avx512.hpp"
+#include "support/blocks.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -21,38 +22,17 @@ std::size_t pack_weights(const PackedLayout& w, const float* weights, std::byte*
   return pack(w, weights, to, RoundToNearest{});
 }
 
-/// Blocks of any codes, whose scales are about 1.
-std::size_t pack_weights(const BlockLayout& w, const float* weights, std::byte* to) {
-  const std::uint32_t bytes = block_bytes(w.type);
-  for (std::uint64_t i = 0; i < w.bytes(); ++i) {
-    to[i] = static_cast<std::byte>(
-        static_cast<std::uint32_t>(std::abs(weights[i % w.columns]) * 1e6F + 7.0F * static_cast<float>(i)) % 127);
-  }
-  const auto half = [](std::byte* at, std::uint64_t i) {
-    at[0] = static_cast<std::byte>(i * 37);
-    at[1] = std::byte{0x3c};  // 1 to 2
-  };
-  for (std::uint64_t i = 0; i < w.bytes() / bytes; ++i, to += bytes) {
-    const float scale = 0.75F;
-    if (w.type == BlockType::fp8) {
-      std::memcpy(to, &scale, sizeof(scale));
-    } else if (w.type == BlockType::mxfp4) {
-      to[0] = static_cast<std::byte>(120 + i % 9);
-    } else {
-      half(w.type == BlockType::q6_k ? to + 208 : to, i);
-      if (w.type == BlockType::q4_k || w.type == BlockType::q5_k) half(to + 2, i + 3);
-    }
-  }
-  return no_weight;
-}
-
 template <class Layout>
 void check(const Layout& w, test::Random& random, bool int8 = false) {
   CAPTURE(w.columns);
   std::vector<float> all(std::size_t{w.rows} * w.columns);
   for (float& v : all) v = 2 * random.unit() - 1;
   std::vector<std::byte> weights(w.bytes());
-  REQUIRE(pack_weights(w, all.data(), weights.data()) == no_weight);
+  if constexpr (std::is_same_v<Layout, BlockLayout>) {
+    test::fill_blocks(w, weights.data(), random);
+  } else {
+    REQUIRE(pack_weights(w, all.data(), weights.data()) == no_weight);
+  }
   std::vector<float> row(w.columns);
   for (const Eigen::Index rows : {1, 2, 3, 17}) {
     CAPTURE(rows);
@@ -95,8 +75,7 @@ TEST_CASE("the AVX-512 path computes products of every stored form") {
       }
     }
   }
-  for (const BlockType type : {BlockType::q8_0, BlockType::q4_0, BlockType::q4_k, BlockType::q5_k, BlockType::q6_k,
-                               BlockType::mxfp4, BlockType::fp8}) {
+  for (const BlockType type : test::block_types) {
     CAPTURE(static_cast<int>(type));
     for (const std::uint32_t blocks : {1U, 3U, 17U}) check(BlockLayout{11, blocks * block_weights(type), type}, random);
   }

@@ -11,6 +11,7 @@
 #include "engine/fixtures/product_paths.hpp"
 #include "ferry/codec/blocks.hpp"
 #include "math/packed_product.hpp"
+#include "support/blocks.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -88,11 +89,7 @@ TEST_CASE("a product of blocks is the product of what they stand for, bit for bi
     std::vector<std::byte> blocks;
     if (m.type == BlockType::fp8) {
       blocks.resize(m.bytes());
-      for (std::byte& b : blocks) b = static_cast<std::byte>(random.below(127) | random.below(2) << 7U);  // numbers
-      for (std::uint64_t at = 0; at < blocks.size(); at += block_bytes(m.type)) {
-        const float scale = random.unit() + 0.1F;
-        std::memcpy(&blocks[at], &scale, sizeof(scale));
-      }
+      test::fill_blocks(m, blocks.data(), random);
     } else {
       blocks = matrix_of(m, golden.at(label + ".blocks"));
     }
