@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -13,6 +12,7 @@
 #include "checkpoint/safetensors.hpp"
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
+#include "command/token_ids.hpp"
 #include "cpu/cpu_model.hpp"
 #include "inference/generate.hpp"
 #include "profiles/machine.hpp"
@@ -40,32 +40,6 @@ struct RunArguments {
   std::uint64_t seed = 0;
   bool gate_worker = false;
 };
-
-/// A prompt a line that has any. Throws InputError that names the line.
-std::vector<std::vector<std::uint32_t>> read_token_ids(const std::string& file) {
-  const std::string text = read_text("--token-ids", file);
-  std::vector<std::vector<std::uint32_t>> prompts;
-  std::istringstream lines(text);
-  std::string line;
-  for (std::size_t number = 1; std::getline(lines, line); ++number) {
-    for (char& c : line) c = c == ',' || c == '[' || c == ']' || c == '\r' ? ' ' : c;
-    std::istringstream words(line);
-    std::vector<std::uint32_t> tokens;
-    for (std::string word; words >> word;) {
-      std::uint32_t token = 0;
-      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), token);
-      if (error != std::errc() || end != word.data() + word.size()) {
-        throw InputError(fmt::format("--token-ids {}: line {} has \"{:.40}\", expected whole numbers from 0 to 2^32-1",
-                                     file, number, word));
-      }
-      tokens.push_back(token);
-    }
-    if (!tokens.empty()) prompts.push_back(std::move(tokens));
-  }
-  if (prompts.empty())
-    throw InputError(fmt::format("--token-ids {}: has no tokens, expected a prompt on each line", file));
-  return prompts;
-}
 
 /// Everything that `run` and `compare` share.
 class Runs {

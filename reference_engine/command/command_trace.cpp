@@ -6,6 +6,7 @@
 
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
+#include "command/token_ids.hpp"
 #include "profiles/machine.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
@@ -25,7 +26,7 @@ namespace {
 struct TraceArguments {
   StackFlags flags;
   ModelFlags model;
-  std::string text, out, stack = "resident", machine = "rtx3090-pcie3", in, shape;
+  std::string text, token_ids, out, stack = "resident", machine = "rtx3090-pcie3", in, shape;
   RecordOptions record;
   SyntheticOptions synthetic;
   std::vector<double> recall, top_1;
@@ -35,11 +36,16 @@ struct TraceArguments {
 int record(const TraceArguments& a) {
   a.flags.check({a.stack});
   std::vector<std::string> inputs = stack_files({a.stack});
-  inputs.push_back(a.text);
+  if (a.text.empty() == a.token_ids.empty()) {
+    throw InputError("trace record reads a text: expected --text FILE, or --token-ids FILE for what is tokens already");
+  }
+  const std::string source = a.text.empty() ? a.token_ids : a.text;
+  inputs.push_back(source);
   for (const std::string& file : a.model.inputs()) inputs.push_back(file);
   check_outputs({a.out}, inputs);
   OutputFile out(a.out);
-  const std::string text = read_text("--text", a.text);
+  const std::string text = a.text.empty() ? "" : read_text("--text", a.text);
+  const auto tokens = a.text.empty() ? read_token_ids(a.token_ids) : std::vector<std::vector<std::uint32_t>>{};
   RunnerOptions o;
   a.flags.set(o, a.stack);
   const std::unique_ptr<Model> opened = a.model.open({o});
@@ -59,9 +65,10 @@ int record(const TraceArguments& a) {
     line.show(done, total);
     return !stop;
   };
-  const auto made = record_text(model, *runner, model_name(a.model.model), text, r);
-  made->source =
-      fmt::format("{} over {}", model_name(a.model.model), std::filesystem::path(a.text).filename().string());
+  const std::string name = model_name(a.model.model);
+  const auto made =
+      a.text.empty() ? record_tokens(model, *runner, name, tokens, r) : record_text(model, *runner, name, text, r);
+  made->source = fmt::format("{} over {}", name, std::filesystem::path(source).filename().string());
   if (!made->trace.partial.empty()) {
     made->residency = fmt::format("{}, {} bytes of experts on {}", a.flags.named(a.stack).label,
                                   runner->statistics().arena_bytes, machine.name);
@@ -156,7 +163,9 @@ void add_trace_commands(CLI::App& app, Action& chosen) {
   CLI::App* r = trace->add_subcommand("record", "run a text through a model and write down what its gates say");
   a->model.add_model(r);
   a->model.add_experts(r);
-  file(r, "--text", a->text, "the text")->required();
+  file(r, "--text", a->text, "the text");
+  file(r, "--token-ids", a->token_ids, "instead, texts as the model's tokens, one on a line, as ferry run has them")
+      ->excludes("--text");
   file(r, "--out", a->out, "the trace (safetensors)")->required();
   r->add_option("--ahead", a->record.ahead, "layers ahead to predict from each gate input")
       ->type_name("N")

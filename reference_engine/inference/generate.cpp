@@ -192,16 +192,20 @@ std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string
   return tokens;
 }
 
-std::vector<std::vector<std::uint32_t>> tokens_of(const ModelConfig& config, const GenerateOptions& options) {
-  std::vector<std::vector<std::uint32_t>> all = options.token_prompts;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i].empty()) throw InputError(fmt::format("prompt {} has no tokens, expected one at least", i + 1));
-    for (std::size_t at = 0; at < all[i].size(); ++at) {
-      if (all[i][at] < config.vocabulary) continue;
+void check_tokens(const ModelConfig& config, const std::vector<std::vector<std::uint32_t>>& texts) {
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].empty()) throw InputError(fmt::format("prompt {} has no tokens, expected one at least", i + 1));
+    for (std::size_t at = 0; at < texts[i].size(); ++at) {
+      if (texts[i][at] < config.vocabulary) continue;
       throw InputError(fmt::format("prompt {}: token {} is {}, expected 0 to {}, as many as the model has", i + 1,
-                                   at + 1, all[i][at], config.vocabulary - 1));
+                                   at + 1, texts[i][at], config.vocabulary - 1));
     }
   }
+}
+
+std::vector<std::vector<std::uint32_t>> tokens_of(const ModelConfig& config, const GenerateOptions& options) {
+  std::vector<std::vector<std::uint32_t>> all = options.token_prompts;
+  check_tokens(config, all);
   if (all.empty()) {
     for (const std::string& prompt : options.prompts) all.push_back(tokenize(config, prompt));
   }

@@ -55,6 +55,8 @@ struct Generated {
 
 /// Of each prompt its tokens. Throws InputError for texts that the model cannot read, and tokens that it does not have.
 std::vector<std::vector<std::uint32_t>> tokens_of(const ModelConfig& config, const GenerateOptions& options);
+/// Throws InputError for a text without tokens, or with one that the model does not have.
+void check_tokens(const ModelConfig& config, const std::vector<std::vector<std::uint32_t>>& texts);
 
 /// Runs the prompts in groups of `batch`. Throws InputError for a prompt longer than the context.
 Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& options);

@@ -150,22 +150,37 @@ std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
 }
 
 std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
-                                       const std::string& text, const RecordOptions& o) {
+                                       const std::string& text, const RecordOptions& options) {
+  if (text.empty()) throw InputError("the text is empty");
+  std::vector<std::uint32_t> tokens = tokenize(model.config(), text);
+  tokens.erase(tokens.begin());  // each window gets its own
+  return record_tokens(model, runner, name, {tokens}, options);
+}
+
+std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, const std::string& name,
+                                         const std::vector<std::vector<std::uint32_t>>& texts,
+                                         const RecordOptions& o) {
   const ModelConfig& c = model.config();
+  check_tokens(c, texts);
   if (o.window < 2 || o.window > c.context) {
     throw InputError(fmt::format("--window {}: expected 2 to {}, the model's context", o.window, c.context));
   }
   if (o.prompt < 1 || o.prompt > o.window) {
     throw InputError(fmt::format("--prompt-tokens {}: expected 1 to {}, the window", o.prompt, o.window));
   }
-  if (text.empty()) throw InputError("the text is empty");
   Recorder recorder(runner, model, o.ahead);
-  const std::size_t step = o.window - 1U;  // bytes of a window, beside the begin token
-  const std::uint64_t windows =
-      std::min<std::uint64_t>((text.size() + step - 1) / step, (std::uint64_t{o.tokens} + o.window - 1) / o.window);
+  const std::uint64_t most = (std::uint64_t{o.tokens} + o.window - 1) / o.window;
+  std::vector<std::vector<std::uint32_t>> windows;
+  for (const std::vector<std::uint32_t>& text : texts) {
+    for (std::size_t at = 0; at < text.size() && windows.size() < most;) {
+      std::vector<std::uint32_t>& window = windows.emplace_back();
+      if (c.begin_token != no_token) window.push_back(c.begin_token);
+      while (window.size() < o.window && at < text.size()) window.push_back(text[at++]);
+    }
+  }
   std::vector<std::uint32_t> said;
-  for (std::uint64_t w = 0; w < windows; ++w) {
-    const std::vector<std::uint32_t> tokens = tokenize(c, text.substr(w * step, step));
+  for (std::uint64_t w = 0; w < windows.size(); ++w) {
+    const std::vector<std::uint32_t>& tokens = windows[w];
     std::vector<KvCache> caches;
     caches.push_back(model.make_cache(static_cast<std::uint32_t>(tokens.size())));
     for (std::uint32_t at = 0; at < tokens.size();) {
@@ -179,7 +194,7 @@ std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const
     }
     recorder.end_sequence(0);
     append(said, tokens);
-    if (o.progress && !o.progress(w + 1, windows)) break;
+    if (o.progress && !o.progress(w + 1, windows.size())) break;
   }
   auto made = recorder.take(name);
   made->token_ids = std::move(said);

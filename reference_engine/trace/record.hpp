@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "ferry/router/top_k.hpp"
 #include "inference/expert_runner.hpp"
@@ -63,7 +64,11 @@ struct RecordOptions {
 /// token. Throws InputError for a window that the model's context does not hold, or an empty text.
 std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
                                        const std::string& text, const RecordOptions& options);
-/// The same with every expert resident.
+/// The same of texts as the model's tokens, cut into windows each; behind a begin token only if the model has one.
+std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, const std::string& name,
+                                         const std::vector<std::vector<std::uint32_t>>& texts,
+                                         const RecordOptions& options);
+/// The text with every expert resident.
 std::unique_ptr<TraceFile> record_text(Model& model, const std::string& name, const std::string& text,
                                        const RecordOptions& options);
 

@@ -47,6 +47,38 @@ TEST_CASE("windows that are all prompt have partial hidden states of zeros, wher
   }
 }
 
+TEST_CASE("texts as tokens are recorded as the texts are, each by itself; of any model") {
+  const TemporaryFolder folder;
+  const std::string at = "'" + folder.path().string();
+  write_file(folder.path() / "text", "Many ferries");
+  std::string line;
+  for (const char c : std::string("Many ferries")) line += std::to_string(static_cast<int>(c)) + " ";
+  write_file(folder.path() / "ids", line + "\n\n" + line + "\n");
+  const std::string record = "trace record --model tiny-mixtral --window 8 --prompt-tokens 3 --ahead 1 ";
+  REQUIRE(ferry_command(record + "--text " + at + "/text' --out " + at + "/a'").status == 0);
+  REQUIRE(ferry_command(record + "--token-ids " + at + "/ids' --out " + at + "/b'").status == 0);
+  const TraceFile once(folder.path() / "a"), twice(folder.path() / "b");
+  CHECK(once.trace.sequences() == 2);
+  REQUIRE(twice.trace.sequences() == 4);
+  std::vector<float> scores = once.scores;
+  scores.insert(scores.end(), once.scores.begin(), once.scores.end());
+  CHECK(twice.scores == scores);
+
+  write_file(folder.path() / "other", "0 1 2 3 4 5 6 7 8 9");  // of a model that begins its texts with a token, too
+  const std::string zoo = "'" + (golden_file("zoo") / "deepseek_v3").string() + "'";
+  REQUIRE(ferry_command("trace record --window 6 --prompt-tokens 2 --model " + zoo + " --token-ids " + at +
+                        "/other' --out " + at + "/c'")
+              .status == 0);
+  CHECK(TraceFile(folder.path() / "c").trace.tokens == 12);
+  for (const auto& [more, part] : {std::pair{std::string(), "expected --text FILE, or --token-ids FILE"},
+                                   {" --text x --token-ids y", "--text excludes --token-ids"},
+                                   {" --token-ids " + at + "/text'", "line 1 has \"Many\""}}) {
+    const Shell r = ferry_command(record + "--out " + at + "/d'" + more);
+    CHECK(r.status == 2);
+    CHECK(r.out.find(part) != std::string::npos);
+  }
+}
+
 TEST_CASE("an output that cannot be is refused before the work") {
   const TemporaryFolder folder;
   const std::string text = (folder.path() / "text").string();
