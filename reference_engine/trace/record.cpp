@@ -158,8 +158,7 @@ std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const
 }
 
 std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, const std::string& name,
-                                         const std::vector<std::vector<std::uint32_t>>& texts,
-                                         const RecordOptions& o) {
+                                         const std::vector<std::vector<std::uint32_t>>& texts, const RecordOptions& o) {
   const ModelConfig& c = model.config();
   check_tokens(c, texts);
   if (o.window < 2 || o.window > c.context) {
