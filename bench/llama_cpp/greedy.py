@@ -57,7 +57,8 @@ def generated(ferry, file, prompts, tokens, scratch):
     rows = []
     for i, chosen in enumerate(made):
         begin, end = header[f"logits.{i}"]["data_offsets"]
-        rows.append(np.frombuffer(content[start + begin:start + end], np.float32).reshape(len(chosen), -1))
+        values = np.frombuffer(content[start + begin:start + end], np.float32)
+        rows.append(values.reshape(len(chosen), -1) if chosen else values)
     return made, rows
 
 
@@ -68,6 +69,8 @@ def compare(llama, file, prompts, made, ours):
     tokens = other = 0
     gap = difference = 0.0
     for prompt, chosen, logits in zip(prompts, made, ours):
+        if not chosen:
+            continue  # its first token ends it
         theirs = llama.logits(file, [*prompt, *chosen[:-1]], 1)[len(prompt) - 1:]
         difference = max(difference, float(np.abs(theirs - logits).max()))
         for token, row in zip(chosen, theirs):

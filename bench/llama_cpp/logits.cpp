@@ -21,13 +21,16 @@ int main(int argc, char** argv) {
       },
       nullptr);
   llama_backend_init();
-  llama_model_kv_override overrides[2] = {};  // files of tiny models have no tokenizer, and do not say so
-  overrides[0].tag = LLAMA_KV_OVERRIDE_TYPE_STR;
-  std::strcpy(overrides[0].key, "tokenizer.ggml.model");
-  std::strcpy(overrides[0].val_str, "none");
   llama_model_params model_params = llama_model_default_params();
-  model_params.kv_overrides = overrides;
   llama_model* model = llama_model_load_from_file(argv[1], model_params);
+  if (model == nullptr) {  // files of tiny models have no tokenizer, and do not say so
+    llama_model_kv_override overrides[2] = {};
+    overrides[0].tag = LLAMA_KV_OVERRIDE_TYPE_STR;
+    std::strcpy(overrides[0].key, "tokenizer.ggml.model");
+    std::strcpy(overrides[0].val_str, "none");
+    model_params.kv_overrides = overrides;
+    model = llama_model_load_from_file(argv[1], model_params);
+  }
   if (model == nullptr) {
     std::fprintf(stderr, "logits: %s: llama.cpp does not load it\n", argv[1]);
     return 1;

@@ -93,7 +93,7 @@ def main():
         rows = []
         for stack, budget, host, precision in a.runs:
             progress.step(f"{stack} at {budget}, {host} of the experts in memory")
-            bytes_held = peak([a.ferry, "run", "--model", model, "--stack", stack, "--budget", budget, "--host-memory", host,
+            bytes_held = peak([a.ferry, "run", "--model", model, "--stack", stack, "--device", "cpu", "--budget", budget, "--host-memory", host,
                                "--prompt", "A ferry", "--max-new-tokens", 4])
             experts, whole = needs[precision]
             # On the CPU slots and the host's cache share what both have: at most the two together are there.

@@ -406,7 +406,7 @@ std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layo
     }
     const std::uint64_t needed = bytes + dense;
     text += fmt::format("  {:<5} experts {} bytes, with everything else {}: {}\n", layouts[0].name(p), bytes, needed,
-                        needed <= memory ? "fits in memory here" : "is read from the disk as it is needed");
+                        fits_in_memory(needed) ? "fits in memory here" : "is read from the disk as it is needed");
   }
   // Beside the experts in host memory there is the arena of those on the device, which this machine would have to hold too.
   const std::uint64_t left = memory > dense + all ? memory - dense - all : 0;

@@ -46,7 +46,8 @@ void ModelFlags::add_experts(CLI::App* c) {
   c->add_option(
        "--host-memory", host_memory,
        "of the experts, how many host memory holds, the others are read when they are needed: a share or a size "
-       "(default: all; of more than this machine's memory takes, as many as half of it takes)")
+       "(default: all if they fit beside the other weights; else, and of a store at most, half of this machine's "
+       "memory)")
       ->type_name("SHARE|BYTES")
       ->check(not_empty);
   c->add_option("--gates", gates, "predict later layers with these, which ferry calibrate gates made")
@@ -68,11 +69,15 @@ void ModelFlags::add_experts(CLI::App* c) {
   c->add_flag("--pin-threads", pin_threads, "keep each of them but the first on a processor of its own");
 }
 
-std::uint64_t ModelFlags::host_bytes(std::uint64_t all) const {
+bool fits_in_memory(std::uint64_t bytes) {
+  return bytes <= physical_memory() / 16 * 15;
+}
+
+std::uint64_t ModelFlags::host_bytes(std::uint64_t all, std::uint64_t others) const {
   const std::uint64_t physical = physical_memory();
-  if (host_memory.empty()) {  // of the rest weights, slots and everybody else live
-    const bool fits = store.empty() ? all <= physical / 8 * 7 : all <= physical / 2;
-    return fits ? all : physical / 2;
+  if (host_memory.empty()) {
+    const bool fits = store.empty() ? fits_in_memory(all + others) : all <= physical / 2;
+    return fits ? all : std::min(all, physical / 2);
   }
   const std::uint64_t asked = parse_budget(host_memory, all, "--host-memory");
   if (asked <= physical) return asked;
@@ -107,7 +112,7 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     LoadOptions load;
     load.quantizer = quantizer_of(quantizer, "--quantizer");
     load.precisions = precisions;
-    load.host_bytes = [&](std::uint64_t all) { return host_bytes(all); };
+    load.host_bytes = [&](std::uint64_t all, std::uint64_t others) { return host_bytes(all, others); };
     ProgressLine line("loading experts");
     load.progress = [&](std::uint64_t done, std::uint64_t total) {
       line.show(done, total);
@@ -134,7 +139,7 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
   if (const std::string w = made->warning(); !w.empty()) std::fprintf(stderr, "ferry: %s\n", w.c_str());
   for (const std::string& note : made->notes()) std::fprintf(stderr, "ferry: %s\n", printable(note).c_str());
   if (disk == nullptr) return made;
-  disk->set_host_bytes(host_bytes(disk->added_bytes()));
+  disk->set_host_bytes(host_bytes(disk->added_bytes(), 0));
   ProgressLine line("from disk to host memory, bytes");
   disk->preload([&](std::uint64_t done, std::uint64_t total) {
     line.show(done, total);

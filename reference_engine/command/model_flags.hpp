@@ -13,6 +13,8 @@ namespace ferry::engine {
 
 /// What this machine, or the container that we are in, has, in bytes.
 std::uint64_t physical_memory();
+/// Whether it holds so many bytes beside what everything else takes.
+bool fits_in_memory(std::uint64_t bytes);
 
 struct ModelFlags {
   std::string model = "tiny-qwen-moe", gates, store, host_memory, quantizer = "nearest", activations = "float",
@@ -27,8 +29,8 @@ struct ModelFlags {
   void add_experts(CLI::App* command);
   /// The files that `open` reads.
   [[nodiscard]] std::vector<std::string> inputs() const;
-  /// Of so many bytes of experts those that host memory holds at once. Throws InputError.
-  [[nodiscard]] std::uint64_t host_bytes(std::uint64_t all) const;
+  /// Of so many bytes of experts those that host memory holds at once, beside the model's other weights. Throws InputError.
+  [[nodiscard]] std::uint64_t host_bytes(std::uint64_t all, std::uint64_t others) const;
   /// Reads the model, has its experts as these stacks need them, and fills host memory with what is on disk if all of it
   /// goes there. Throws InputError, or Interrupted.
   [[nodiscard]] std::unique_ptr<Model> open(const std::vector<StackOptions>& stacks) const;

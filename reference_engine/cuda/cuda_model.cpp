@@ -174,8 +174,10 @@ void CudaModel::load(const Checkpoint& checkpoint) {
       to.rows += part.rows;
     }
     if (!same) {
+      const std::uint64_t in_files = bytes;
       to.type = FloatType::f32;
       bytes = std::uint64_t{to.rows} * columns * sizeof(float);
+      count_dense(bytes - std::min(bytes, in_files));
     }
     const std::uint64_t at = loading.add(bytes, [&checkpoint, parts, columns, same](std::byte* p) {
       for (const Part& part : parts) {

@@ -183,8 +183,8 @@ std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string
   if (!reads_bytes(config)) {
     throw InputError(fmt::format(
         "the model has {} tokens, but only byte-level models (258 tokens) can read text so "
-        "far; its config.json must have vocab_size 258 and bos_token_id 256. `ferry run --token-ids FILE` gives "
-        "it tokens",
+        "far; its config.json must have vocab_size 258 and bos_token_id 256. --token-ids FILE of run, compare and "
+        "trace record gives it tokens",
         config.vocabulary));
   }
   std::vector<std::uint32_t> tokens{config.begin_token};
@@ -194,11 +194,11 @@ std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string
 
 void check_tokens(const ModelConfig& config, const std::vector<std::vector<std::uint32_t>>& texts) {
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    if (texts[i].empty()) throw InputError(fmt::format("prompt {} has no tokens, expected one at least", i + 1));
+    if (texts[i].empty()) throw InputError(fmt::format("text {} has no tokens, expected one at least", i + 1));
     for (std::size_t at = 0; at < texts[i].size(); ++at) {
       if (texts[i][at] < config.vocabulary) continue;
-      throw InputError(fmt::format("prompt {}: token {} is {}, expected 0 to {}, as many as the model has", i + 1,
-                                   at + 1, texts[i][at], config.vocabulary - 1));
+      throw InputError(fmt::format("text {}: token {} is {}, expected 0 to {}, as many as the model has", i + 1, at + 1,
+                                   texts[i][at], config.vocabulary - 1));
     }
   }
 }

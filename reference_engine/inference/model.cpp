@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "ferry/gate/gate_bank.hpp"
 #include "store/checkpoint_store.hpp"
 #include "store/disk_store.hpp"
@@ -40,7 +42,13 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o
     for (std::uint32_t p = 1; p < precision_count; ++p) {
       if ((o.precisions.bits >> p & 1U) != 0) files->add(static_cast<Precision>(p));
     }
-    const std::uint64_t all = files->added_bytes(), held = o.host_bytes(all);
+    const std::vector<ExpertLayout> layouts = files->layouts();
+    std::uint64_t stored = 0;
+    for (std::uint32_t l = 0; l < config.moe_layer_count(); ++l) {
+      stored += config.experts * layouts[layouts.size() == 1 ? 0 : l].bytes();
+    }
+    const std::uint64_t weights = checkpoint->weight_bytes(), others = weights - std::min(weights, stored);
+    const std::uint64_t all = files->added_bytes(), held = o.host_bytes(all, others);
     if (held < all) {
       files->set_host_bytes(held);
       store = std::move(files);

@@ -115,6 +115,8 @@ class Model {
   explicit Model(ModelFiles& files);
   /// A tensor of the weights that every token needs, which count as dense_bytes from now on.
   const Tensor& dense(const Checkpoint& checkpoint, const std::string& name, const std::vector<std::uint64_t>& shape);
+  /// So many bytes more than their files have, where a device has some of them in another form.
+  void count_dense(std::uint64_t bytes) { dense_bytes_ += bytes; }
   void set_notes(std::vector<std::string> notes) { notes_ = std::move(notes); }
   /// [layers, experts] each: added to what gates compute, and to what experts are chosen by; empty where there are none.
   [[nodiscard]] const Matrix& gate_biases() const { return gate_biases_; }

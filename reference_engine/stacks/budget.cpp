@@ -32,6 +32,7 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes, con
       {"gib", 0x1p30},
       {"tib", 0x1p40},
   };
+  if (unit == "%" && value == 100) return all_bytes;  // to the byte
   for (const auto& [name, factor] : units) {
     const double bytes = value * factor;
     if (unit == name && bytes >= 0 && bytes < 9e18 && end > 0) return static_cast<std::uint64_t>(bytes);

@@ -89,8 +89,7 @@ void check_parameters(const StackOptions& options);
 Precision precision_of_bits(std::uint32_t bits,
                             std::optional<std::uint32_t> StackOptions::*parameter = &StackOptions::low_bits);
 
-/// What a model must have its experts in for a stack with these options, beside its own precision. Throws what
-/// check_parameters throws.
+/// What a model must have its experts in for a stack with these options. Throws what check_parameters throws.
 PrecisionSet precisions_for(const StackOptions& options);
 
 }  // namespace ferry::engine

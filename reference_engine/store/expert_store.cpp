@@ -343,6 +343,7 @@ MemoryStore::MemoryStore(const Checkpoint& checkpoint, const ModelConfig& c, con
       if (bytes_[p].size() > 0) made.push_back({precision, bytes_[p].data() + place(id, precision)});
     }
     packer_.pack(full, id, made, all_threads());
+    if (n + 1 == all && o.progress) o.progress(all, all);
   }
 }
 

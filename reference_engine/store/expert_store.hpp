@@ -126,7 +126,7 @@ class ExpertStore {
   [[nodiscard]] virtual const ExpertLayout& layout() const = 0;
   /// One for all layers, or where they differ one a layer.
   [[nodiscard]] virtual std::vector<ExpertLayout> layouts() const { return {layout()}; }
-  /// Bit `1 << p` for every Precision p that was asked for by `add`, and for `full`.
+  /// Bit `1 << p` for every Precision p that it has its experts at: those that it was made with, and added ones.
   [[nodiscard]] virtual std::uint8_t precisions() const = 0;
   /// Has every expert at `p` as well, from now on; not while others read. `skip`, which has no bytes, changes nothing.
   /// Throws InputError if that cannot be, and then changes nothing.
@@ -145,9 +145,10 @@ class ExpertStore {
 struct LoadOptions {
   Quantizer quantizer = Quantizer::nearest;
   PrecisionSet precisions = Precision::full;  ///< nothing else is held
-  /// Of the bytes that all of it takes, those that host memory holds at once; without it all.
-  std::function<std::uint64_t(std::uint64_t all)> host_bytes = {};
-  /// In experts; false: stop, with what is not there yet left undefined.
+  /// Of the bytes that all of it takes, those that host memory holds at once, beside `others` of other weights; without
+  /// it all.
+  std::function<std::uint64_t(std::uint64_t all, std::uint64_t others)> host_bytes = {};
+  /// In experts, `all` of them last; false before that: stop, with what is not there yet left undefined.
   std::function<bool(std::uint64_t done, std::uint64_t all)> progress = {};
 };
 

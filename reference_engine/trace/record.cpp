@@ -168,12 +168,13 @@ std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, con
     throw InputError(fmt::format("--prompt-tokens {}: expected 1 to {}, the window", o.prompt, o.window));
   }
   Recorder recorder(runner, model, o.ahead);
-  const std::uint64_t most = (std::uint64_t{o.tokens} + o.window - 1) / o.window;
+  std::uint64_t gathered = 0;
   std::vector<std::vector<std::uint32_t>> windows;
   for (const std::vector<std::uint32_t>& text : texts) {
-    for (std::size_t at = 0; at < text.size() && windows.size() < most;) {
+    for (std::size_t at = 0; at < text.size() && gathered < o.tokens; gathered += windows.back().size()) {
       std::vector<std::uint32_t>& window = windows.emplace_back();
-      if (c.begin_token != no_token) window.push_back(c.begin_token);
+      const bool begins = text[at] == c.begin_token;  // as texts for ferry run do by themselves
+      if (c.begin_token != no_token && !begins) window.push_back(c.begin_token);
       while (window.size() < o.window && at < text.size()) window.push_back(text[at++]);
     }
   }

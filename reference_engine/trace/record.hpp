@@ -64,7 +64,8 @@ struct RecordOptions {
 /// token. Throws InputError for a window that the model's context does not hold, or an empty text.
 std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
                                        const std::string& text, const RecordOptions& options);
-/// The same of texts as the model's tokens, cut into windows each; behind a begin token only if the model has one.
+/// The same of texts as the model's tokens, cut into windows each; behind a begin token only if the model has one, and where
+/// the window does not begin with it anyway.
 std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, const std::string& name,
                                          const std::vector<std::vector<std::uint32_t>>& texts,
                                          const RecordOptions& options);

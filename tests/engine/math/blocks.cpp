@@ -85,7 +85,9 @@ TEST_CASE("a product of blocks is the product of what they stand for, bit for bi
   }
   for (const std::uint32_t columns : {100U, 128U, 300U, 640U, 1100U})
     all.push_back({"fp8", {37, columns, BlockType::fp8}});
-  for (const auto& [label, m] : all) {
+  for (const auto& [name, layout] : all) {
+    const std::string label = name;  // structured bindings cannot be captured
+    const BlockLayout m = layout;
     std::vector<std::byte> blocks;
     if (m.type == BlockType::fp8) {
       blocks.resize(m.bytes());
