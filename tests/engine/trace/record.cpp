@@ -47,7 +47,7 @@ TEST_CASE("windows that are all prompt have partial hidden states of zeros, wher
   }
 }
 
-TEST_CASE("texts as tokens are recorded as the texts are, each by itself; of any model") {
+TEST_CASE("texts as tokens are recorded as the texts are, each by itself, and of any model") {
   const TemporaryFolder folder;
   const std::string at = "'" + folder.path().string();
   write_file(folder.path() / "text", "Many ferries");
