@@ -331,11 +331,8 @@ MemoryStore::MemoryStore(const Checkpoint& checkpoint, const ModelConfig& c, con
   const std::uint64_t all = c.routed_experts();
   for (std::uint64_t n = 0; n < all && (!o.progress || o.progress(n, all)); ++n) {
     const ExpertId id = id_of(n, experts_);
-    std::byte* full = own.data() + place(id, Precision::full);
-    if (own.size() == 0) {
-      scratch.resize(layout(id.layer).bytes());
-      full = scratch.data();
-    }
+    if (own.size() == 0) scratch.resize(layout(id.layer).bytes());
+    std::byte* full = own.size() == 0 ? scratch.data() : own.data() + place(id, Precision::full);
     reader.read(id, full);
     made.clear();
     for (std::uint32_t p = 1; p < static_cast<std::uint32_t>(Precision::full); ++p) {
