@@ -113,7 +113,7 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     load.quantizer = quantizer_of(quantizer, "--quantizer");
     load.precisions = precisions;
     load.host_bytes = [&](std::uint64_t all, std::uint64_t others) { return host_bytes(all, others); };
-    ProgressLine line("loading experts");
+    ProgressLine line("loading experts", 5'000'000'000);  // small models load in silence, on slow machines too
     load.progress = [&](std::uint64_t done, std::uint64_t total) {
       line.show(done, total);
       return !stop;
