@@ -19,7 +19,22 @@ using ExpertBytes = std::array<std::uint64_t, precision_count>;
 /// The model as the library sees it.
 struct ModelShape : Shape {
   std::vector<ExpertBytes> expert_bytes;  ///< one for all layers, or one a layer
+  /// [layers], where layers differ; empty: as many as `experts` and `top_k` say in each.
+  std::vector<std::uint16_t> layer_experts, layer_top_k;
 
+  [[nodiscard]] std::uint16_t experts_of(std::uint32_t layer) const {
+    return layer_experts.empty() ? experts : layer_experts[layer];
+  }
+  [[nodiscard]] std::uint16_t top_k_of(std::uint32_t layer) const {
+    return layer_top_k.empty() ? top_k : layer_top_k[layer];
+  }
+  /// Of some adjacent layers, or all.
+  [[nodiscard]] std::uint64_t experts_in(std::uint32_t first, std::uint32_t count) const {
+    std::uint64_t sum = 0;
+    for (std::uint32_t l = first; l < first + count; ++l) sum += experts_of(l);
+    return sum;
+  }
+  [[nodiscard]] std::uint64_t all_experts() const { return experts_in(0, layers); }
   [[nodiscard]] std::uint64_t bytes(std::uint32_t layer, Precision p) const {
     return expert_bytes[expert_bytes.size() == 1 ? 0 : layer][static_cast<unsigned>(p)];
   }
@@ -36,7 +51,7 @@ struct ModelShape : Shape {
   /// All routed experts at the model's own precision: what 100% of a budget means.
   [[nodiscard]] std::uint64_t all_bytes() const {
     std::uint64_t sum = 0;
-    for (std::uint32_t l = 0; l < layers; ++l) sum += slot_bytes(bytes(l, Precision::full)) * experts;
+    for (std::uint32_t l = 0; l < layers; ++l) sum += slot_bytes(bytes(l, Precision::full)) * experts_of(l);
     return sum;
   }
   /// Slots start at cache lines, so that vector loads from them are aligned.
@@ -58,6 +73,13 @@ struct ModelShape : Shape {
     need(expert_bytes.size() == 1 || expert_bytes.size() == layers,
          "expert_bytes has " + std::to_string(expert_bytes.size()) + " entries, expected 1 or " +
              std::to_string(layers) + " (layers)");
+    validate_layers("layer_experts", layer_experts, experts);
+    validate_layers("layer_top_k", layer_top_k, top_k);
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      need(top_k_of(l) <= experts_of(l), "layer " + std::to_string(l) + " has a top_k of " +
+                                             std::to_string(top_k_of(l)) + ", expected 1 to " +
+                                             std::to_string(experts_of(l)) + ", its experts: give each layer its own");
+    }
     for (std::uint32_t l = 0; l < layers; ++l) {
       need(bytes(l, Precision::full) > 0, "layer " + std::to_string(l) + " has no bytes at full precision");
       const std::uint64_t most = (std::uint64_t{1} << 62U) / (std::uint64_t{layers} * experts * precision_count);
@@ -66,6 +88,20 @@ struct ModelShape : Shape {
                                                              std::to_string(bytes(l, static_cast<Precision>(p))) +
                                                              " bytes: all of them must be fewer than 2^62");
       }
+    }
+  }
+
+ private:
+  void validate_layers(const std::string& name, const std::vector<std::uint16_t>& of, std::uint16_t most) const {
+    if (of.empty()) return;
+    if (of.size() != layers) {
+      throw ConfigError("model shape: " + name + " has " + std::to_string(of.size()) + " entries, expected none or " +
+                        std::to_string(layers) + " (layers)");
+    }
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      if (of[l] > 0 && of[l] <= most) continue;
+      throw ConfigError("model shape: " + name + "[" + std::to_string(l) + "] is " + std::to_string(of[l]) +
+                        ", expected 1 to " + std::to_string(most) + ", the largest");
     }
   }
 };
@@ -187,16 +223,27 @@ inline std::uint64_t beside_stream(const ModelShape& model, Budget budget, std::
 }
 
 /// Gives one slot after another to pools `first` to `last`, round by round, until `left` or the pools are spent.
-inline void deal(std::vector<Pool>& pools, std::size_t first, std::size_t last, std::uint32_t most,
+/// `most`: of each pool.
+inline void deal(std::vector<Pool>& pools, std::size_t first, std::size_t last, const std::vector<std::uint32_t>& most,
                  std::uint64_t& left) {
-  std::uint64_t round = 0;
-  for (std::size_t p = first; p < last; ++p) round += pools[p].slot_bytes;
-  if (round == 0) return;
-  const auto each = static_cast<std::uint32_t>(std::min<std::uint64_t>(most, left / round));
-  left -= each * round;
+  for (std::size_t p = first; p < last; ++p) pools[p].slots = 0;
+  for (;;) {
+    std::uint64_t round = 0;
+    std::uint32_t each = 0;  // until the first of those that want more is full
+    for (std::size_t p = first; p < last; ++p) {
+      const std::uint32_t wants = most[p] - pools[p].slots;
+      if (wants == 0) continue;
+      each = round == 0 ? wants : std::min(each, wants);
+      round += pools[p].slot_bytes;
+    }
+    if (round == 0) return;
+    each = static_cast<std::uint32_t>(std::min<std::uint64_t>(each, left / round));
+    if (each == 0) break;
+    for (std::size_t p = first; p < last; ++p) pools[p].slots += pools[p].slots < most[p] ? each : 0;
+    left -= each * round;
+  }
   for (std::size_t p = first; p < last; ++p) {
-    pools[p].slots = each;
-    if (left < pools[p].slot_bytes || each == most) continue;
+    if (left < pools[p].slot_bytes || pools[p].slots == most[p]) continue;
     ++pools[p].slots;
     left -= pools[p].slot_bytes;
   }
@@ -209,7 +256,7 @@ inline Allotment everything(const ModelShape& model, PrecisionSet set = Precisio
   Allotment a;
   const auto variants = static_cast<std::uint32_t>(std::popcount(set.bits));
   for (std::uint16_t l = 0; l < model.layers; ++l) {
-    a.pools.push_back({l, 1, set.bits, variants * model.experts, part::slot_for(model, l, set)});
+    a.pools.push_back({l, 1, set.bits, variants * model.experts_of(l), part::slot_for(model, l, set)});
   }
   return a;
 }
@@ -220,8 +267,7 @@ inline Allotment one_pool(const ModelShape& model, Budget budget, PrecisionSet s
   model.validate();
   std::uint64_t slot = 0;
   for (std::uint32_t l = 0; l < model.layers; ++l) slot = std::max(slot, part::slot_for(model, l, set));
-  const std::uint64_t all =
-      std::uint64_t{model.layers} * model.experts * static_cast<std::uint64_t>(std::popcount(set.bits));
+  const std::uint64_t all = model.all_experts() * static_cast<std::uint64_t>(std::popcount(set.bits));
   Allotment a;
   a.pools.push_back({0, model.layers, set.bits, static_cast<std::uint32_t>(all), slot});
   if (budget.bytes >= all * slot) return a;
@@ -250,7 +296,11 @@ inline Allotment shallow_favouring(const ModelShape& model, Budget budget, std::
   }
   Allotment a = everything(model, set);
   if (budget.bytes >= a.bytes()) return a;
-  const std::uint32_t whole = model.experts, most = a.pools[0].slots;  // a slot an expert; one for each of its variants
+  std::vector<std::uint32_t> whole, most;  // of each pool: a slot an expert; one for each of its variants
+  for (const Pool& pool : a.pools) {
+    whole.push_back(model.experts_of(pool.first_layer));
+    most.push_back(pool.slots);
+  }
   for (const Pool& pool : a.pools) a.stream_slot_bytes = std::max(a.stream_slot_bytes, pool.slot_bytes);
   a.stream_slots = budget.stream_slots;
   std::uint64_t left = part::beside_stream(model, budget, a.stream_slot_bytes);
@@ -260,13 +310,15 @@ inline Allotment shallow_favouring(const ModelShape& model, Budget budget, std::
   bool full = true;
   for (std::uint32_t l = 0; l < shallow; ++l) {
     Pool& pool = a.pools[l];
-    pool.slots = full ? static_cast<std::uint32_t>(std::min<std::uint64_t>(whole, left / pool.slot_bytes)) : 0;
+    pool.slots = full ? static_cast<std::uint32_t>(std::min<std::uint64_t>(whole[l], left / pool.slot_bytes)) : 0;
     left -= pool.slots * pool.slot_bytes;
-    full = full && pool.slots == whole;
+    full = full && pool.slots == whole[l];
   }
   left = full ? left + room : room;
   part::deal(a.pools, shallow, a.pools.size(), whole, left);
-  if (full && a.pools.back().slots >= whole) {  // every expert has a slot: what is left is for their other variants
+  const bool all_whole = std::equal(a.pools.begin() + shallow, a.pools.end(), whole.begin() + shallow,
+                                    [](const Pool& p, std::uint32_t w) { return p.slots >= w; });
+  if (full && all_whole) {  // what is left is for their other variants
     for (const Pool& pool : a.pools) left += pool.slots * pool.slot_bytes;
     part::deal(a.pools, 0, a.pools.size(), most, left);
     return a;

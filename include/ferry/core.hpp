@@ -6,6 +6,7 @@
 #include "ferry/core_config.hpp"
 #include "ferry/detail/expert_groups.hpp"
 #include "ferry/detail/found_experts.hpp"
+#include "ferry/detail/layer_counts.hpp"
 #include "ferry/detail/layer_tasks.hpp"
 #include "ferry/detail/live_sequences.hpp"
 
@@ -70,9 +71,10 @@ class Core {
     slots_.observe(scores);
     if constexpr (part::needs_residency<Router>()) slots_.states(scores.layer, present_);
     Out<Route> out{routes_.data(), routes_.size(), 0};
-    router_.route(phase_, scores, {present_.data(), present_.size()}, out);
+    const Scores of_layer = counts_.of(scores);
+    router_.route(phase_, of_layer, {present_.data(), present_.size()}, out);
     assert(out.size * shape_.experts == scores.select.size * shape_.top_k);
-    slots_.accounts().see(scores.select);
+    slots_.accounts().see(of_layer);
     return decide(scores.layer, out.view(), scores.rows);
   }
 
@@ -119,13 +121,14 @@ class Core {
       if (predicted.select.size == 0 && part::rows_of<Predictor>(phase_) != RowSource::none) return;
       const PrefetchWindow span = window(predicted.layer);
       Out<Request> out{requests_.data(), requests_.size(), 0};
-      predictor_.predict(phase_, predicted, out);
+      predictor_.predict(phase_, counts_.of(predicted), out);
       const View<Request> requests = out.view();
-      slots_.accounts().predicted(predicted, span.distance, requests);
+      slots_.accounts().predicted(counts_.of(predicted), span.distance, requests);
       if (!scheduler_.further(span)) return;
       choose_precision(false, requests);
       std::uint32_t absent = 0;  // those come to the front, in order
       for (std::uint32_t i = 0; i < requests.size; ++i) {
+        if (requests[i].want.id.expert >= counts_.experts(predicted.layer)) continue;  // of other layers alone
         slots_.find_wanted(requests[i]);
         if (requests[i].slot != no_slot) {
           slots_.mask(requests[i].slot, predicted.layer);
@@ -234,6 +237,7 @@ class Core {
     tasks_.reserve(carve, shape_.experts, c.allotment.stream_slots);
     groups_.reserve(carve, shape_);
     carve(present_, part::needs_residency<Router>() ? shape_.experts : 0);
+    counts_.reserve(carve, c.model);
   }
 
   FERRY_HD static std::uint32_t least(std::uint32_t a, std::uint32_t b) noexcept { return a < b ? a : b; }
@@ -282,7 +286,7 @@ class Core {
     });
     const View<Request> present = requests.part(0, found_.present()), misses = found_.misses();
     if (part::predicts<Predictor>() && phase_ == Phase::prefill) {
-      tasks_.staging().plan(misses.size, shape_.experts - residency().held(layer));
+      tasks_.staging().plan(misses.size, counts_.experts(layer) - residency().held(layer));
     }
     const Split split = place(present);
     found_.count_savings(phase_, requests, rows.size > 0 ? rows.size : rows_, scheduler_, measured_, costs_, slots_);
@@ -380,13 +384,13 @@ class Core {
   Array<Route> routes_;      ///< [rows, k]
   Array<Request> requests_;  ///< [experts]
   Array<State> present_;     ///< [experts], for routers that need it
+  detail::LayerCounts counts_;
   detail::FoundExperts<Stack> found_;
   detail::LayerTasks<Stack> tasks_;
   detail::LiveSequences live_;
   detail::ExpertGroups groups_;
   std::uint64_t fence_ = 0;
-  std::uint32_t rows_ = 0, transient_prefill_rows_ = 0;
-  std::uint32_t taken_ = 0;  ///< by look-aheads since the plan
+  std::uint32_t rows_ = 0, transient_prefill_rows_ = 0, taken_ = 0;  ///< the last: by look-aheads since the plan
   Nanoseconds taken_ns_ = 0;
   LayerCosts costs_;  ///< the link's as the layer was planned
   std::uint16_t layer_ = 0, depth_ = 0;

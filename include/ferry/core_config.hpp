@@ -100,7 +100,7 @@ struct CoreConfig : CoreSettings {
           std::uint32_t variants = 0;
           for (std::uint32_t q = 1; q < precision_count; ++q) variants += pool.precisions >> q & 1U;
           has = has || (here && (pool.precisions >> p & 1U) != 0 &&
-                        pool.slots >= std::uint64_t{pool.layers} * model.experts * variants);
+                        pool.slots >= model.experts_in(pool.first_layer, pool.layers) * variants);
         }
         if (!has) return false;
       }

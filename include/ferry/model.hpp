@@ -113,12 +113,23 @@ struct Step {
 };
 
 /// Gate scores of one layer, real or predicted. `select` chooses, non-negative `weight` scales the output
-/// (they are the same array for softmax gates; families that bias or group the choice pass two).
+/// (they are the same array for softmax gates; families that bias or group the choice pass two). A layer that has fewer
+/// experts than others (ModelShape::layer_experts) has columns of no expert behind them: routers and predictors do not read
+/// them, to caches they are scores of what nobody asks for.
 struct Scores {
   std::uint16_t layer = 0;
   View<const float> select;             ///< [rows, experts]
   View<const float> weight;             ///< [rows, experts]
   View<const std::uint32_t> rows = {};  ///< which rows of the step these are, ascending; empty: all of them
+  /// Of the layer, set by the core where the model's layers differ; 0: the model's.
+  std::uint16_t layer_experts = 0, layer_top_k = 0;
+
+  FERRY_HD constexpr std::uint32_t experts_or(std::uint32_t of_model) const noexcept {
+    return layer_experts == 0 ? of_model : layer_experts;
+  }
+  FERRY_HD constexpr std::uint32_t top_k_or(std::uint32_t of_model) const noexcept {
+    return layer_top_k == 0 ? of_model : layer_top_k;
+  }
 };
 
 /// One assignment of a row to an expert. `expert == no_expert`: skipped, contributes nothing.
@@ -247,7 +258,7 @@ FERRY_HD constexpr Renormalise renormalise_if(bool does) noexcept {
   return does ? Renormalise::yes : Renormalise::no;
 }
 
-/// The sizes that the core works with.
+/// The sizes that the core works with; where layers differ, the largest.
 struct Shape {
   std::uint16_t layers = 0, experts = 0, top_k = 0;
   std::uint32_t max_rows = 0;  ///< largest number of rows of one step

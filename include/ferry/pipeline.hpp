@@ -61,7 +61,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   using Config = CoreConfig<Stack>;
 
   /// Throws ConfigError if the configuration cannot work.
-  OffloadPipeline(const Config& config, LinkT& link) : core_(config), link_(link), calls_(core_->shape()) {}
+  OffloadPipeline(const Config& config, LinkT& link) : core_(config), link_(link), calls_(config.model) {}
 
   /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at each precision
   /// that the stack may choose, the best first. Does not wait for the copies; they are demand copies, behind which the
@@ -164,7 +164,9 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
     const Shape& shape = core_->shape();
     std::vector<Variant> wanted;
     for (std::uint16_t e = 0; e < shape.experts; ++e) {
-      for (std::uint16_t l = 0; l < shape.layers; ++l) wanted.push_back({{l, e}, precision});
+      for (std::uint16_t l = 0; l < shape.layers; ++l) {
+        if (calls_.has(l, e)) wanted.push_back({{l, e}, precision});
+      }
     }
     View<const Variant> rest = wanted;
     while (rest.size > 0) {

@@ -88,8 +88,8 @@ std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const Mod
   const bool gguf = c.storage == ExpertStorage::fused_parts;
   std::vector<std::string> left, notes;
   for (const std::string& name : checkpoint.unread()) {
-    if (ends(name, "rotary_emb.inv_freq")) continue;    // old files have it; it says nothing new
-    if (gguf && name == "rope_freqs.weight") continue;  // read with the metadata
+    if (ends(name, "rotary_emb.inv_freq")) continue;     // old files have it; it says nothing new
+    if (gguf && name.rfind("rope_f", 0) == 0) continue;  // rope_freqs, rope_factors: read with the metadata
     if (c.tied_embeddings && name == c.names.head + "weight") continue;
     const auto layer = layer_of(name, c);
     const bool used = layer ? *layer < c.layers : gguf || begins(name, c.names.model) || begins(name, c.names.head);

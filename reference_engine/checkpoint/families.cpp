@@ -40,17 +40,21 @@ class FamilyReader {
   std::uint32_t whole_or(const std::string& name, std::uint32_t absent, std::uint32_t most = largest_dimension) const {
     return f.has(name) ? f.whole(name, 0, most) : absent;
   }
-  /// A number, or a list that has the same number for each layer.
-  std::uint32_t uniform(const std::string& name, std::uint32_t least, std::uint32_t most) const {
-    if (!f.has(name) || !f.at(name).is_array()) return f.whole(name, least, most);
+  /// A number for all layers, or a list with one for each: what the layers have, and the largest.
+  std::uint32_t by_layer(const std::string& name, std::uint32_t most, std::uint32_t LayerConfig::*what) const {
+    if (!f.has(name) || !f.at(name).is_array()) return f.whole(name, 1, most);
     const Json& list = f.at(name);
-    const bool fits = list.size() == c.layers && std::all_of(list.begin(), list.end(), [&](const Json& one) {
-                        return one.is_number_unsigned() && one == list[0] && one >= least && one <= most;
-                      });
-    if (!fits)
+    const auto good = [&](const Json& one) { return one.is_number_unsigned() && one >= 1U && one <= most; };
+    if (list.size() != c.layers || !std::all_of(list.begin(), list.end(), good)) {
       f.refuse(name,
-               fmt::format("a whole number from {} to {}, or {} times the same in a list", least, most, c.layers));
-    return list[0].get<std::uint32_t>();
+               fmt::format("a whole number from 1 to {}, or a list with one for each of {} layers", most, c.layers));
+    }
+    std::uint32_t largest = 0;
+    for (std::uint32_t l = 0; l < c.layers; ++l) {
+      c.layer[l].*what = list[l].get<std::uint32_t>();
+      largest = std::max(largest, c.layer[l].*what);
+    }
+    return largest;
   }
   /// Refuses a flag that is set: what it asks for is not computed.
   void must_be_off(std::initializer_list<const char*> names) const {
@@ -420,17 +424,26 @@ void granitemoeshared(FamilyReader& r) {
 }
 
 void hunyuan_v1_moe(FamilyReader& r) {
-  r.c.experts = r.uniform("num_experts", 1, most_experts);
-  r.c.top_k = r.uniform(r.one_of({"moe_topk", "num_experts_per_tok"}), 1, most_experts);
-  if (r.c.top_k > r.c.experts) r.f.refuse("moe_topk", fmt::format("at most the number of experts, {}", r.c.experts));
+  const std::string top_k = r.one_of({"moe_topk", "num_experts_per_tok"});
+  r.c.experts = r.by_layer("num_experts", most_experts, &LayerConfig::experts);
+  r.c.top_k = r.by_layer(top_k, most_experts, &LayerConfig::top_k);
+  for (std::uint32_t l = 0; l < r.c.layers; ++l) {
+    const auto has = [](std::uint32_t own, std::uint32_t all) { return own == 0 ? all : own; };
+    const std::uint32_t experts = has(r.c.layer[l].experts, r.c.experts);
+    if (has(r.c.layer[l].top_k, r.c.top_k) <= experts) continue;
+    r.f.refuse(top_k, fmt::format("at most the number of experts, which is {} in layer {}", experts, l));
+  }
   const std::uint32_t width = r.f.whole("intermediate_size", 1, largest_dimension);
-  r.c.expert_width =
-      r.f.has("moe_intermediate_size") ? r.uniform("moe_intermediate_size", 1, largest_dimension) : width;
+  r.c.expert_width = r.f.has("moe_intermediate_size")
+                         ? r.by_layer("moe_intermediate_size", largest_dimension, &LayerConfig::expert_width)
+                         : width;
   if (r.f.has("use_mixed_mlp_moe") && !r.f.flag("use_mixed_mlp_moe", true)) {
     r.f.refuse("use_mixed_mlp_moe", "true, without a shared expert it is not supported");
   }
-  const std::uint32_t shared = r.f.has("num_shared_expert") ? r.uniform("num_shared_expert", 1, 64) : 1;
+  const std::uint32_t shared =
+      r.f.has("num_shared_expert") ? r.by_layer("num_shared_expert", 64, &LayerConfig::shared_width) : 1;
   r.c.shared_width = shared * width;
+  for (LayerConfig& layer : r.c.layer) layer.shared_width *= width;
   r.c.names.gate = "mlp.gate.wg.weight";
   r.c.names.shared = "mlp.shared_mlp.";
   r.c.names.q_norm = "self_attn.query_layernorm.weight";

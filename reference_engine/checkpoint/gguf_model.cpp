@@ -44,6 +44,16 @@ constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "i
                                                                {"ffn_gate_shexp.", "mlp.shared_experts.gate_proj."},
                                                                {"ffn_up_shexp.", "mlp.shared_experts.up_proj."},
                                                                {"ffn_down_shexp.", "mlp.shared_experts.down_proj."},
+                                                               {"attn_qkv.", "linear_attn.in_proj_qkv."},
+                                                               {"attn_gate.", "linear_attn.in_proj_z."},
+                                                               {"ssm_ba.", "linear_attn.in_proj_ba."},
+                                                               {"ssm_beta.", "linear_attn.in_proj_b."},
+                                                               {"ssm_alpha.", "linear_attn.in_proj_a."},
+                                                               {"ssm_conv1d.", "linear_attn.conv1d."},
+                                                               {"ssm_dt.bias", "linear_attn.dt_bias"},
+                                                               {"ssm_a", "linear_attn.A"},
+                                                               {"ssm_norm.", "linear_attn.norm."},
+                                                               {"ssm_out.", "linear_attn.out_proj."},
                                                                {"ffn_gate.", "mlp.gate_proj."},
                                                                {"ffn_up.", "mlp.up_proj."},
                                                                {"ffn_down.", "mlp.down_proj."}};
@@ -133,6 +143,9 @@ const std::vector<GgufFamily>& families_of_gguf() {
                                               {"gpt-oss", "GptOssForCausalLM", false, Json::object()},
                                               {"granitemoe", "GraniteMoeSharedForCausalLM", true, Json::object()},
                                               {"hunyuan-moe", "HunYuanMoEV1ForCausalLM", false, Json::object()},
+                                              {"phimoe", "PhiMoEForCausalLM", false, Json::object()},
+                                              {"qwen3next", "Qwen3NextForCausalLM", false, {{"norm_topk_prob", true}}},
+                                              {"qwen35moe", "Qwen3_5MoeForCausalLM", false, {{"norm_topk_prob", true}}},
                                               {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
                                               {"llama4", "Llama4ForCausalLM", false, {{"attention_chunk_size", 8192}}}};
   return all;
@@ -159,6 +172,30 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
       scaling["mscale"] = scaling["mscale_all_dim"] = log.get<double>() * 10;
     }
     if (f.arch == "gpt-oss") scaling["truncate"] = false;
+  }
+  config["rope_scaling"] = scaling;
+}
+
+/// Two tensors divide the frequencies of texts up to the original length and of longer ones.
+void add_long_rope(const GgufFacts& f, Json& config) {
+  const Tensor* factors[2] = {};
+  const char* names[2] = {"rope_factors_short.weight", "rope_factors_long.weight"};
+  for (int i = 0; i < 2; ++i) {
+    factors[i] = f.tensor(names[i]) != nullptr ? f.tensor(names[i]) : f.of_a_layer(names[i]);
+  }
+  if (factors[0] == nullptr && factors[1] == nullptr) return;
+  Json scaling = {{"rope_type", "longrope"}};
+  for (int i = 0; i < 2; ++i) {
+    if (factors[i] == nullptr || factors[i]->dtype != DType::f32 || factors[i]->shape.size() != 1) {
+      f.refuse(fmt::format("tensor \"{}\": expected a vector of F32, as the other of the two is there", names[i]));
+    }
+    scaling[i == 0 ? "short_factor" : "long_factor"] = factors[i]->to_floats();
+  }
+  f.copy("rope.scaling.original_context_length", "original_max_position_embeddings", scaling);
+  const Json scale = f.get("rope.scaling.attn_factor");
+  for (const char* name :
+       f.arch == "phimoe" ? std::vector{"short_mscale", "long_mscale"} : std::vector{"attention_factor"}) {
+    scaling[name] = scale.is_null() ? Json(1.0) : scale;
   }
   config["rope_scaling"] = scaling;
 }
@@ -192,6 +229,32 @@ void add_experts(const GgufFacts& f, Json& config) {
   f.copy("expert_group_used_count", "topk_group", config);
   f.copy("expert_weights_scale", "routed_scaling_factor", config);
   f.copy("expert_weights_norm", "norm_topk_prob", config);
+}
+
+/// Layers with the gated delta rule, in llama.cpp's words for state spaces.
+void add_gated_delta(const GgufFacts& f, Json& config) {
+  f.copy("ssm.group_count", "linear_num_key_heads", config);
+  f.copy("ssm.state_size", "linear_key_head_dim", config);
+  f.copy("ssm.time_step_rank", "linear_num_value_heads", config);
+  f.copy("ssm.conv_kernel", "linear_conv_kernel_dim", config);
+  const Json inner = f.get("ssm.inner_size"), heads = f.get("ssm.time_step_rank");
+  if (!inner.is_number_unsigned() || !heads.is_number_unsigned() || heads == 0 ||
+      inner.get<std::uint64_t>() % heads.get<std::uint64_t>() != 0) {
+    f.refuse(fmt::format("{0}.ssm.inner_size and {0}.ssm.time_step_rank: expected a width and the heads that share it",
+                         f.arch));
+  }
+  config["linear_value_head_dim"] = inner.get<std::uint64_t>() / heads.get<std::uint64_t>();
+  f.copy("full_attention_interval", "full_attention_interval", config);
+  const std::string name = f.arch + ".attention.recurrent_layers";
+  if (!f.fields().has(name)) return;
+  const Json& recurrent = f.fields().at(name);
+  const Json& layers = config["num_hidden_layers"];
+  const bool good = recurrent.is_array() && layers.is_number_unsigned() && recurrent.size() >= layers &&
+                    std::all_of(recurrent.begin(), recurrent.end(), [](const Json& one) { return one.is_boolean(); });
+  if (!good) f.fields().refuse(name, "true or false for each layer");
+  for (std::size_t l = 0; l < layers; ++l) {
+    config["layer_types"].push_back(recurrent[l] == true ? "linear_attention" : "full_attention");
+  }
 }
 
 /// What is particular to an architecture.
@@ -243,6 +306,14 @@ void add_particulars(const GgufFacts& f, Json& config) {
   } else if (f.arch == "minimax-m2") {
     config.erase("partial_rotary_factor");
     f.copy("rope.dimension_count", "rotary_dim", config);
+  } else if (f.arch == "phimoe") {
+    config["attention_bias"] = f.of_a_layer("attn_q.bias") != nullptr;
+    config["lm_head_bias"] = f.tensor("output.bias") != nullptr;
+    if (const Json window = f.get("attention.sliding_window"); !window.is_null() && window != 0) {
+      config["sliding_window"] = window;
+    }
+  } else if (f.arch == "qwen3next" || f.arch == "qwen35moe") {
+    add_gated_delta(f, config);
   }
 }
 
@@ -280,6 +351,7 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   }
   add_experts(f, config);
   add_rope(f, head_dim, config);
+  add_long_rope(f, config);
   add_particulars(f, config);
   return config;
 }
@@ -294,11 +366,6 @@ void check_gating(const GgufFacts& f, const ModelConfig& c) {
 
 /// Llama 3's way of stretching is not in the metadata: a tensor divides the frequencies.
 void divide_frequencies(const GgufFacts& f, Rope& rope) {
-  for (const char* name : {"rope_factors_long.weight", "rope_factors_short.weight"}) {
-    if (f.tensor(name) != nullptr || f.of_a_layer(name) != nullptr) {
-      f.refuse(fmt::format("tensor \"{}\": LongRoPE is not supported in GGUF", name));
-    }
-  }
   const Tensor* divisors = f.tensor(rope_divisors);
   if (divisors == nullptr) return;
   if (divisors->dtype != DType::f32 || divisors->shape != std::vector<std::uint64_t>{rope.frequency.size()}) {
@@ -393,6 +460,8 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   divide_frequencies(f, c.rope);
   c.unknown = left_over(f);
   c.rope.neighbours = c.rope.neighbours || family->turned;
+  if (c.norm == Norm::rms_plus_one) c.norm = Norm::rms;  // the 1 is in their files' weights
+  c.linear.tiled = f.arch == "qwen35moe";
   const TensorNames read = std::exchange(c.names, {});
   c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
   c.names.choice_bias = read.choice_bias.empty() ? "" : "mlp.gate.e_score_correction_bias";

@@ -127,6 +127,23 @@ std::string ModelConfig::tensor(std::uint32_t layer_number, const std::string& n
   return fmt::format("{}layers.{}.{}", names.model, layer_number, name);
 }
 
+std::vector<std::uint32_t> ModelConfig::of_moe_layers(std::uint32_t LayerConfig::*what) const {
+  std::vector<std::uint32_t> all;
+  for (const std::uint32_t l : moe_layers) all.push_back(layer[l].*what);
+  return all;
+}
+
+bool ModelConfig::experts_differ() const {
+  return std::any_of(moe_layers.begin(), moe_layers.end(),
+                     [&](std::uint32_t l) { return layer[l].experts != experts || layer[l].top_k != top_k; });
+}
+
+std::uint64_t ModelConfig::routed_experts() const {
+  std::uint64_t sum = 0;
+  for (const std::uint32_t l : moe_layers) sum += layer[l].experts;
+  return sum;
+}
+
 bool ModelConfig::ends(std::uint32_t token) const {
   return std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end();
 }
@@ -184,7 +201,13 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   if (c.value_dim == 0) c.value_dim = c.head_dim;
   if (c.attention_scale == 0) c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
   for (std::uint32_t l = 0; l < c.layers; ++l) {
-    if (c.layer[l].moe) c.moe_layers.push_back(l);
+    LayerConfig& layer = c.layer[l];
+    if (!layer.moe) continue;
+    c.moe_layers.push_back(l);
+    if (layer.experts == 0) layer.experts = c.experts;
+    if (layer.top_k == 0) layer.top_k = c.top_k;
+    if (layer.expert_width == 0) layer.expert_width = c.expert_width;
+    if (layer.shared_width == 0) layer.shared_width = c.shared_width;
   }
   if (c.moe_layers.empty()) f.refuse("num_hidden_layers", "one layer with experts at least");
   for (const char* name : {"attention_bias", "mlp_bias", "use_sliding_window"}) {

@@ -80,10 +80,11 @@ struct LatentAttention {
 
 /// Attention whose memory is one matrix a head, which each token changes by the gated delta rule.
 struct LinearAttention {
-  std::uint32_t key_heads = 0, value_heads = 0;  ///< each key head serves as many value heads, neighbours
+  std::uint32_t key_heads = 0, value_heads = 0;  ///< each key head serves as many value heads
   std::uint32_t key_dim = 0, value_dim = 0;
   std::uint32_t kernel = 0;  ///< tokens that a convolution over queries, keys and values sees
   bool fused = false;        ///< projections come as two tensors, by key head
+  bool tiled = false;        ///< value head v belongs to key head v modulo their number; else neighbours share one
   /// Of queries, of keys, and of values.
   [[nodiscard]] std::uint32_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };
@@ -94,6 +95,7 @@ struct LayerConfig {
   bool turns = true;         ///< queries and keys, by their position
   std::uint32_t window = 0;  ///< tokens that one attends to, with itself; 0: all before it
   std::uint32_t chunk = 0;   ///< a token attends to those of its chunk of so many; 0: there are none
+  std::uint32_t experts = 0, top_k = 0, expert_width = 0, shared_width = 0;  ///< of a layer with experts
 };
 
 struct ModelConfig {
@@ -102,11 +104,11 @@ struct ModelConfig {
   std::vector<LayerConfig> layer;         ///< [layers]
   std::vector<std::uint32_t> moe_layers;  ///< numbers of those with experts, ascending: what `ExpertId::layer` counts
   std::uint32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0;
-  std::uint32_t head_dim = 0;   ///< of queries and keys
-  std::uint32_t value_dim = 0;  ///< of a head of values
-  std::uint32_t experts = 0, top_k = 0, expert_width = 0;
-  std::uint32_t shared_width = 0;  ///< 0: no shared expert
-  std::uint32_t dense_width = 0;   ///< of layers without experts
+  std::uint32_t head_dim = 0;                              ///< of queries and keys
+  std::uint32_t value_dim = 0;                             ///< of a head of values
+  std::uint32_t experts = 0, top_k = 0, expert_width = 0;  ///< where layers differ, the largest
+  std::uint32_t shared_width = 0;                          ///< likewise; 0: no shared expert
+  std::uint32_t dense_width = 0;                           ///< of layers without experts
   std::uint32_t vocabulary = 0, context = 0;
   std::uint32_t begin_token = no_token;   ///< that a text begins with; no_token: none does
   std::vector<std::uint32_t> end_tokens;  ///< each ends a text
@@ -143,7 +145,12 @@ struct ModelConfig {
     return tensor(moe_layers[moe_layer], names.gate);
   }
   [[nodiscard]] std::uint32_t moe_layer_count() const { return static_cast<std::uint32_t>(moe_layers.size()); }
-  [[nodiscard]] std::uint64_t routed_experts() const { return std::uint64_t{moe_layer_count()} * experts; }
+  /// What a layer with experts has.
+  [[nodiscard]] const LayerConfig& moe(std::uint32_t moe_layer) const { return layer[moe_layers[moe_layer]]; }
+  [[nodiscard]] std::vector<std::uint32_t> of_moe_layers(std::uint32_t LayerConfig::*what) const;
+  /// Whether layers have different numbers of them, or choose different numbers.
+  [[nodiscard]] bool experts_differ() const;
+  [[nodiscard]] std::uint64_t routed_experts() const;
   [[nodiscard]] bool ends(std::uint32_t token) const;
 };
 

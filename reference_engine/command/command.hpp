@@ -1,7 +1,10 @@
 /// @file
 /// What the subcommands of `ferry` share.
 #pragma once
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
+
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -47,6 +50,13 @@ extern const CLI::Validator a_file;
 extern const CLI::Validator whole_number;
 /// Around a list's elements, which a comma ends, spaces mean nothing.
 extern const CLI::Validator without_spaces;
+
+/// "8", or "4 to 8" where layers differ.
+template <class Number>
+std::string range_of(const std::vector<Number>& all) {
+  const auto [least, most] = std::minmax_element(all.begin(), all.end());
+  return *least == *most ? fmt::format("{}", *most) : fmt::format("{} to {}", *least, *most);
+}
 
 /// The stacks with a line each, for help.
 std::string stacks_help();

@@ -37,12 +37,12 @@ int pack(const PackArguments& a) {
   line.reset();
   const StoreFacts& f = made.facts;
   const std::string there = made.resumed == 0 ? "" : fmt::format(", {} of them by an earlier run", made.resumed);
-  if (made.done < f.all_experts()) {
-    print(
-        fmt::format("{}.part: {} of {} experts{}; run it again to go on\n", a.out, made.done, f.all_experts(), there));
+  const std::uint64_t all = f.numbers.all();
+  if (made.done < all) {
+    print(fmt::format("{}.part: {} of {} experts{}; run it again to go on\n", a.out, made.done, all, there));
     return 128 + stopped_by;
   }
-  print(fmt::format("{}: {} experts{}\n", a.out, f.all_experts(), there));
+  print(fmt::format("{}: {} experts{}\n", a.out, all, there));
   return 0;
 }
 

@@ -357,16 +357,26 @@ int inspect_store(const std::string& file) {
   const auto blocks = open_blocks(file);
   const StoreFacts f = read_store(*blocks, file).facts;
   std::string precisions;
-  for (const Precision p : f.stored()) {
-    precisions += fmt::format("  {:<5} {} bytes an expert, {} in all\n", f.layout.name(p), f.layout.bytes(p),
-                              f.all_experts() * f.layout.bytes(p));
+  std::vector<std::uint32_t> experts, widths;
+  for (std::uint32_t l = 0; l < f.numbers.layers(); ++l) {
+    experts.push_back(f.numbers.of_layer(l));
+    widths.push_back(f.layout_of(l).width);
   }
-  print(
-      fmt::format("{}: experts of {}\n"
-                  "  {} layers of {} experts, hidden {}, width {}, {} bytes in all\n"
-                  "  low precision by {}, groups of {}\n{}",
-                  file, f.model, f.layers, f.experts, f.layout.hidden, f.layout.width, f.file_bytes(),
-                  f.quantizer == Quantizer::hqq ? "HQQ" : "rounding to the nearest", f.layout.group, precisions));
+  for (const Precision p : f.stored()) {
+    std::uint64_t all = 0;
+    std::vector<std::uint64_t> each;
+    for (std::uint32_t l = 0; l < f.numbers.layers(); ++l) {
+      each.push_back(f.layout_of(l).bytes(p));
+      all += std::uint64_t{f.numbers.of_layer(l)} * each.back();
+    }
+    precisions += fmt::format("  {:<5} {} bytes an expert, {} in all\n", f.layout.name(p), range_of(each), all);
+  }
+  print(fmt::format(
+      "{}: experts of {}\n"
+      "  {} layers of {} experts, hidden {}, width {}, {} bytes in all\n"
+      "  low precision by {}, groups of {}\n{}",
+      file, f.model, f.numbers.layers(), range_of(experts), f.layout.hidden, range_of(widths), f.file_bytes(),
+      f.quantizer == Quantizer::hqq ? "HQQ" : "rounding to the nearest", f.layout.group, precisions));
   ProgressLine line("reading, bytes");
   const std::uint64_t read = verify_store(file, [&](std::uint64_t done, std::uint64_t all) {
     line.show(done, all);
@@ -380,20 +390,6 @@ int inspect_store(const std::string& file) {
   return 0;
 }
 
-/// What the library needs to know of a model whose experts nobody has read.
-ModelShape shape_of(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
-  ModelShape shape;
-  shape.layers = static_cast<std::uint16_t>(c.moe_layer_count());
-  shape.experts = static_cast<std::uint16_t>(c.experts);
-  shape.top_k = static_cast<std::uint16_t>(c.top_k);
-  shape.max_rows = 1;
-  shape.renormalise = renormalise_if(c.renormalise);
-  for (const ExpertLayout& l : layouts) {
-    shape.expert_bytes.emplace_back()[static_cast<unsigned>(Precision::full)] = l.bytes();
-  }
-  return shape;
-}
-
 /// What a model takes at each precision beside what this machine has, and what would run it.
 std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layouts, std::uint64_t dense,
                      std::uint64_t all) {
@@ -402,7 +398,7 @@ std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layo
   for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
     std::uint64_t bytes = 0;
     for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
-      bytes += c.experts * layouts[layouts.size() == 1 ? 0 : l].bytes(p);
+      bytes += c.moe(l).experts * layouts[layouts.size() == 1 ? 0 : l].bytes(p);
     }
     const std::uint64_t needed = bytes + dense;
     text += fmt::format("  {:<5} experts {} bytes, with everything else {}: {}\n", layouts[0].name(p), bytes, needed,
@@ -431,28 +427,34 @@ int inspect(const RunArguments& a) {
   const Checkpoint checkpoint(path);
   const ExpertReader reader(checkpoint, c);
   const std::vector<ExpertLayout>& layouts = reader.layouts();
-  const ModelShape shape = shape_of(c, layouts);
-  std::uint64_t experts = 0;  // bytes
+  const ModelShape shape = model_shape(c, layouts, 0, 1);  // of a model whose experts nobody has read
+  std::uint64_t experts = 0;                               // bytes
   for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
-    experts += c.experts * layouts[layouts.size() == 1 ? 0 : l].bytes();
+    experts += c.moe(l).experts * layouts[layouts.size() == 1 ? 0 : l].bytes();
   }
   const std::uint64_t dense = checkpoint.weight_bytes() > experts ? checkpoint.weight_bytes() - experts : 0;
-  const std::uint64_t expert = layouts[0].bytes(), all = shape.all_bytes();
+  const std::uint64_t all = shape.all_bytes();
+  std::vector<std::uint64_t> expert;
+  for (const ExpertLayout& l : layouts) expert.push_back(l.bytes());
   const std::uint64_t budget = parse_budget(a.flags.budget, all);
   const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
-  print(
-      wrapped(fmt::format("{} ({})\n"
-                          "  layers {}{}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
-                          "  experts {} a layer, top-{}, width {}{}\n"
-                          "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
-                          "budget {} = {} bytes ({:.1f}% of all experts)\n",
-                          a.model.model, c.architecture_name, c.layers,
-                          c.moe_layer_count() == c.layers ? "" : fmt::format(" ({} with experts)", c.moe_layer_count()),
-                          c.hidden, c.heads, c.kv_heads, c.vocabulary, c.context, c.experts, c.top_k, c.expert_width,
-                          c.shared_width > 0 ? fmt::format(", shared expert of width {}", c.shared_width) : "", expert,
-                          layouts[0].name(Precision::full), c.routed_experts(), all, dense, a.flags.budget, budget,
-                          100.0 * static_cast<double>(budget) / static_cast<double>(all)),
-              terminal_columns()));
+  print(wrapped(
+      fmt::format(
+          "{} ({})\n"
+          "  layers {}{}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
+          "  experts {} a layer, top-{}, width {}{}\n"
+          "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
+          "budget {} = {} bytes ({:.1f}% of all experts)\n",
+          a.model.model, c.architecture_name, c.layers,
+          c.moe_layer_count() == c.layers ? "" : fmt::format(" ({} with experts)", c.moe_layer_count()), c.hidden,
+          c.heads, c.kv_heads, c.vocabulary, c.context, range_of(c.of_moe_layers(&LayerConfig::experts)),
+          range_of(c.of_moe_layers(&LayerConfig::top_k)), range_of(c.of_moe_layers(&LayerConfig::expert_width)),
+          c.shared_width > 0
+              ? fmt::format(", shared expert of width {}", range_of(c.of_moe_layers(&LayerConfig::shared_width)))
+              : "",
+          range_of(expert), layouts[0].name(Precision::full), c.routed_experts(), all, dense, a.flags.budget, budget,
+          100.0 * static_cast<double>(budget) / static_cast<double>(all)),
+      terminal_columns()));
   const std::string needs = wrapped(needs_of(c, layouts, dense, all), terminal_columns());
   if (per_layer.stream_slots == 0) {
     print("  every expert fits\n" + needs);

@@ -135,15 +135,20 @@ int show(const TraceArguments& a) {
   if (!t.scores.empty()) has.emplace_back("scores of all experts");
   if (t.ahead > 0) has.push_back(fmt::format("scores predicted {} layers ahead", t.ahead));
   if (!t.partial.empty()) has.push_back(fmt::format("scores of partial hidden states ({})", printable(file.residency)));
-  const ExpertBytes& b = t.model.expert_bytes[0];
+  std::vector<std::uint32_t> experts, top_k;
+  std::vector<std::uint64_t> bytes;
+  for (std::uint32_t l = 0; l < t.model.layers; ++l) {
+    experts.push_back(t.model.experts_of(l));
+    top_k.push_back(t.model.top_k_of(l));
+    bytes.push_back(t.model.bytes(l, Precision::full));
+  }
   std::string text = fmt::format(
       "{}: {}\n"
-      "  {} layers of {} experts, top-{}; an expert has {} bytes{}\n"
+      "  {} layers of {} experts, top-{}; an expert has {} bytes\n"
       "  {} tokens in {} sequences, {} of prompts\n"
       "  has {}\n",
-      a.in, printable(t.name), t.model.layers, t.model.experts, t.model.top_k, b[4],
-      t.model.expert_bytes.size() > 1 ? " in the first layer" : "", t.tokens, t.sequences(), prefill,
-      fmt::join(has, ", "));
+      a.in, printable(t.name), t.model.layers, range_of(experts), range_of(top_k), range_of(bytes), t.tokens,
+      t.sequences(), prefill, fmt::join(has, ", "));
   if (!file.source.empty()) text += fmt::format("  from {}\n", printable(file.source));
   print(wrapped(text, terminal_columns()));
   print(statistics(t));

@@ -53,7 +53,7 @@ CpuModel::Layer CpuModel::load_layer(const Weights& weights, std::uint32_t index
   layer.attention_norm = norm(c.names.attention_norm);
   layer.mlp_norm = norm(c.names.mlp_norm);
   const bool moe = c.layer[index].moe;
-  const std::uint32_t width = moe ? c.shared_width : c.dense_width;
+  const std::uint32_t width = moe ? c.layer[index].shared_width : c.dense_width;
   if (width == 0) return layer;
   if (moe && !c.names.shared_fused[0].empty()) {
     const std::string both = c.tensor(index, c.names.shared_fused[0]);

@@ -36,18 +36,31 @@ class DeltaAttention final : public CpuAttention {
       Layer& layer = layers_.emplace_back();
       if (!c.layer[index].linear) continue;
       const auto name = [&](const char* rest) { return c.tensor(index, std::string("linear_attn.") + rest); };
-      if (l_.fused) {
-        load_fused(weights, name("in_proj_qkvz.weight"), name("in_proj_ba.weight"), layer);
+      // GGUF files have the first projections apart, the second as the model's folder has them.
+      const std::string split = name("in_proj_qkv.weight");
+      if (l_.fused && !weights.has(split)) {
+        load_fused(weights, name("in_proj_qkvz.weight"), layer);
       } else {
-        layer.qkv = weights.matrix(name("in_proj_qkv.weight"), l_.channels(), c.hidden);
+        layer.qkv = weights.matrix(split, l_.channels(), c.hidden);
         layer.z = weights.matrix(name("in_proj_z.weight"), value_width(), c.hidden);
+      }
+      if (l_.fused) {
+        load_rates(weights, name("in_proj_ba.weight"), layer);
+      } else {
         layer.rate = weights.matrix(name("in_proj_b.weight"), l_.value_heads, c.hidden);
         layer.fade = weights.matrix(name("in_proj_a.weight"), l_.value_heads, c.hidden);
       }
-      const Vector kernel = weights.floats(name("conv1d.weight"), {l_.channels(), 1, l_.kernel},
+      const bool flat = weights.has(name("A"));  // as GGUF has it
+      const Vector kernel = weights.floats(name("conv1d.weight"),
+                                           flat ? std::vector<std::uint64_t>{l_.channels(), l_.kernel}
+                                                : std::vector<std::uint64_t>{l_.channels(), 1, l_.kernel},
                                            std::uint64_t{l_.channels()} * l_.kernel);
       layer.kernel = Eigen::Map<const Matrix>(kernel.data(), l_.channels(), l_.kernel).transpose();
-      layer.fade_scale = -weights.vector(name("A_log"), l_.value_heads).array().exp();
+      if (flat) {
+        layer.fade_scale = weights.vector(name("A"), l_.value_heads);
+      } else {
+        layer.fade_scale = -weights.vector(name("A_log"), l_.value_heads).array().exp();
+      }
       layer.fade_bias = weights.vector(name("dt_bias"), l_.value_heads);
       layer.norm = weights.vector(name("norm.weight"), l_.value_dim);
       layer.out = weights.matrix(name("out_proj.weight"), c.hidden, value_width());
@@ -97,23 +110,30 @@ class DeltaAttention final : public CpuAttention {
 
   [[nodiscard]] std::uint32_t value_width() const { return l_.value_heads * l_.value_dim; }
 
-  /// Of each key head its queries, keys, values and gates; and its value heads' rates, then what they fade by.
-  void load_fused(const Weights& weights, const std::string& qkvz, const std::string& ba, Layer& layer) const {
+  /// Of each key head its queries, keys, values and gates.
+  void load_fused(const Weights& weights, const std::string& qkvz, Layer& layer) const {
     const std::uint64_t key = l_.key_dim, heads = l_.value_heads / l_.key_heads, value = heads * l_.value_dim;
     const std::uint64_t each = 2 * key + 2 * value, all = each * l_.key_heads;
-    std::vector<Weights::Rows> queries, keys, values, gates, rates, fades;
+    std::vector<Weights::Rows> queries, keys, values, gates;
     for (std::uint64_t h = 0; h < l_.key_heads; ++h) {
       queries.push_back({h * each, key});
       keys.push_back({h * each + key, key});
       values.push_back({h * each + 2 * key, value});
       gates.push_back({h * each + 2 * key + value, value});
-      rates.push_back({2 * h * heads, heads});
-      fades.push_back({(2 * h + 1) * heads, heads});
     }
     queries.insert(queries.end(), keys.begin(), keys.end());
     queries.insert(queries.end(), values.begin(), values.end());
     layer.qkv = weights.gathered(qkvz, all, config_.hidden, queries);
     layer.z = weights.gathered(qkvz, all, config_.hidden, gates);
+  }
+  /// Of each key head its value heads' rates, then what they fade by.
+  void load_rates(const Weights& weights, const std::string& ba, Layer& layer) const {
+    const std::uint64_t heads = l_.value_heads / l_.key_heads;
+    std::vector<Weights::Rows> rates, fades;
+    for (std::uint64_t h = 0; h < l_.key_heads; ++h) {
+      rates.push_back({2 * h * heads, heads});
+      fades.push_back({(2 * h + 1) * heads, heads});
+    }
     layer.rate = weights.gathered(ba, 2ULL * l_.value_heads, config_.hidden, rates);
     layer.fade = weights.gathered(ba, 2ULL * l_.value_heads, config_.hidden, fades);
   }
@@ -148,7 +168,7 @@ class DeltaAttention final : public CpuAttention {
     share_work(&workers_, l_.value_heads, products, [&](std::uint32_t begin, std::uint32_t end) {
       Eigen::RowVectorXf change(l_.value_dim), given(l_.value_dim);
       for (std::uint32_t h = begin; h < end; ++h) {
-        const std::size_t key_head = h / (l_.value_heads / l_.key_heads);
+        const std::size_t key_head = l_.tiled ? h % l_.key_heads : h / (l_.value_heads / l_.key_heads);
         const float *q = queries + key_head * l_.key_dim, *k = keys + key_head * l_.key_dim;
         const Eigen::Index first = Eigen::Index{h} * l_.key_dim;
         const float fade = std::exp(layer.fade_scale[h] * softplus(fade_(row, h) + layer.fade_bias[h])),

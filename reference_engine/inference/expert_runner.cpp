@@ -42,6 +42,11 @@ Nanoseconds copy_cost(const RunnerOptions& o, const ExpertStore& store, std::uin
 }
 
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows) {
+  return model_shape(config, store.layouts(), store.precisions(), max_rows);
+}
+
+ModelShape model_shape(const ModelConfig& config, const std::vector<ExpertLayout>& layouts, std::uint8_t precisions,
+                       std::uint32_t max_rows) {
   ModelShape m;
   m.renormalise = renormalise_if(config.renormalise);
   m.scale = static_cast<float>(config.routed_scale);
@@ -49,11 +54,19 @@ ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std:
   m.experts = static_cast<std::uint16_t>(config.experts);
   m.top_k = static_cast<std::uint16_t>(config.top_k);
   m.max_rows = max_rows;
-  for (const ExpertLayout& layout : store.layouts()) {
+  if (config.experts_differ()) {
+    const auto all = [&](std::uint32_t LayerConfig::*what) {
+      const std::vector<std::uint32_t> of = config.of_moe_layers(what);
+      return std::vector<std::uint16_t>(of.begin(), of.end());
+    };
+    m.layer_experts = all(&LayerConfig::experts);
+    m.layer_top_k = all(&LayerConfig::top_k);
+  }
+  for (const ExpertLayout& layout : layouts) {
     ExpertBytes& bytes = m.expert_bytes.emplace_back();
     for (std::uint32_t p = 1; p < precision_count; ++p) {
       // The model's own is what budgets are shares of, stored or not.
-      const bool sized = (store.precisions() >> p & 1U) != 0 || static_cast<Precision>(p) == Precision::full;
+      const bool sized = (precisions >> p & 1U) != 0 || static_cast<Precision>(p) == Precision::full;
       if (sized) bytes[p] = layout.bytes(static_cast<Precision>(p));
     }
   }

@@ -164,6 +164,10 @@ struct RunnerOptions : StackOptions {
 
 /// What the library needs to know of a model.
 ModelShape model_shape(const ModelConfig& config, const ExpertStore& store, std::uint32_t max_rows);
+/// The same of experts that nobody has read: their layouts, one for all layers or one a layer, and bit `1 << p` for every
+/// Precision p that they are held at.
+ModelShape model_shape(const ModelConfig& config, const std::vector<ExpertLayout>& layouts, std::uint8_t precisions,
+                       std::uint32_t max_rows);
 
 /// Builds the stack of that name. `store` has its precisions and outlives the runner, as do the gates.
 /// Throws InputError for an unknown name, ConfigError for a budget that is too small or options without `make_device`.

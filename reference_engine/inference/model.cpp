@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "ferry/gate/gate_bank.hpp"
 #include "store/checkpoint_store.hpp"
@@ -45,7 +46,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o
     const std::vector<ExpertLayout> layouts = files->layouts();
     std::uint64_t stored = 0;
     for (std::uint32_t l = 0; l < config.moe_layer_count(); ++l) {
-      stored += config.experts * layouts[layouts.size() == 1 ? 0 : l].bytes();
+      stored += config.moe(l).experts * layouts[layouts.size() == 1 ? 0 : l].bytes();
     }
     const std::uint64_t weights = checkpoint->weight_bytes(), others = weights - std::min(weights, stored);
     const std::uint64_t all = files->added_bytes(), held = o.host_bytes(all, others);
@@ -61,8 +62,13 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o
 ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> disk)
     : config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
   const StoreFacts& s = disk->facts();
-  if (s.layers != config.moe_layer_count() || s.experts != config.experts || s.layout.hidden != config.hidden ||
-      s.layout.width != config.expert_width || s.weights != weights_checksum(*checkpoint, config)) {
+  const std::vector<std::uint32_t> widths = config.of_moe_layers(&LayerConfig::expert_width);
+  const std::uint32_t layers = config.moe_layer_count();
+  bool same = s.numbers.layers() == layers && s.layout.hidden == config.hidden;
+  for (std::uint32_t l = 0; same && l < layers; ++l) {
+    same = s.numbers.of_layer(l) == config.moe(l).experts && s.layout_of(l).width == widths[l];
+  }
+  if (!same || s.weights != weights_checksum(*checkpoint, config)) {
     throw InputError(fmt::format("{}: was packed from another model ({}), not from {}", disk->reads().file, s.model,
                                  folder.string()));
   }
@@ -81,15 +87,25 @@ Model::Model(ModelFiles& files) : config_(files.config), store_(std::move(files.
   // Before memory is asked for: the file has what config.json says.
   const std::uint32_t layers = c.moe_layer_count();
   for (std::uint32_t l = 0; l < layers; ++l) {
-    static_cast<void>(files.checkpoint->at(c.gate_name(l), {c.experts, c.hidden}));
+    static_cast<void>(files.checkpoint->at(c.gate_name(l), {c.moe(l).experts, c.hidden}));
   }
   gates_ = std::make_unique<GateBank>(layers, c.experts, c.hidden);
   for (std::uint32_t l = 0; l < layers; ++l) {
-    const std::vector<float> gate = dense(*files.checkpoint, c.gate_name(l), {c.experts, c.hidden}).to_floats();
+    const std::uint32_t experts = c.moe(l).experts;
+    std::vector<float> gate = dense(*files.checkpoint, c.gate_name(l), {experts, c.hidden}).to_floats();
+    gate.resize(std::size_t{c.experts} * c.hidden);
     gates_->set(l, Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden));
   }
   gate_biases_ = gate_vectors(*files.checkpoint, c.names.gate_bias);
   choice_biases_ = gate_vectors(*files.checkpoint, c.names.choice_bias);
+  if (c.experts_differ() && gate_biases_.size() == 0) gate_biases_ = Matrix::Zero(layers, c.experts);
+  for (std::uint32_t l = 0; l < layers; ++l) {  // nothing may rank an expert high that the layer does not have
+    const std::uint32_t experts = c.moe(l).experts;
+    if (experts == c.experts) continue;
+    constexpr float none = -std::numeric_limits<float>::infinity();
+    gate_biases_.row(l).tail(c.experts - experts).setConstant(none);
+    if (choice_biases_.size() > 0) choice_biases_.row(l).tail(c.experts - experts).setConstant(none);
+  }
   gates_->set_rule(c.gate, gate_biases_, choice_biases_);
 }
 
@@ -98,16 +114,17 @@ Matrix Model::gate_vectors(const Checkpoint& checkpoint, const std::string& name
   Matrix all;
   if (name.empty()) return all;
   const std::uint32_t layers = config_.moe_layer_count();
-  all.resize(layers, config_.experts);
+  all = Matrix::Zero(layers, config_.experts);
   for (std::uint32_t l = 0; l < layers; ++l) {
     const std::string whole = config_.tensor(config_.moe_layers[l], name);
     const Tensor* found = checkpoint.tensor(whole);
     // ERNIE's files have it as a matrix of one row.
     const bool row = found != nullptr && found->shape.size() == 2;
-    const std::vector<std::uint64_t> shape =
-        row ? std::vector<std::uint64_t>{1, config_.experts} : std::vector<std::uint64_t>{config_.experts};
+    const std::uint64_t experts = config_.moe(l).experts;
+    const std::vector<std::uint64_t> shape = row ? std::vector{std::uint64_t{1}, experts} : std::vector{experts};
     const std::vector<float> values = dense(checkpoint, whole, shape).to_floats();
-    all.row(l) = Eigen::Map<const Eigen::RowVectorXf>(values.data(), config_.experts);
+    all.row(l).head(static_cast<Eigen::Index>(experts)) =
+        Eigen::Map<const Eigen::RowVectorXf>(values.data(), static_cast<Eigen::Index>(experts));
   }
   return all;
 }
@@ -128,6 +145,10 @@ void Model::add_precisions(PrecisionSet set) {
 std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
   if (c.latent.rank > 0) return "latent attention";
   if (c.moe_layer_count() < c.layers) return "layers without experts";
+  if (c.experts_differ()) return "layers that differ in their experts";
+  for (const std::uint32_t width : c.of_moe_layers(&LayerConfig::shared_width)) {
+    if (width != c.shared_width) return "shared experts of several widths";
+  }
   for (const LayerConfig& l : c.layer) {
     if (l.window > 0 || l.chunk > 0) return "sliding attention";
     if (l.linear) return "gated-delta layers";

@@ -48,7 +48,7 @@ void ExpertKernel::run(View<const Work> experts, std::uint32_t top_k, const Matr
 }
 
 void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results) {
-  const std::uint32_t hidden = layouts_[0].hidden, width = layouts_[0].width;
+  const std::uint32_t hidden = layouts_[0].hidden, width = layout(experts[0]).width;
   if (scratch_.size() < experts.size) scratch_.resize(experts.size);
   places_.clear();
   inputs_.clear();

@@ -77,7 +77,7 @@ double CachedStore::read_bytes_per_s() const {
     while ((precisions_ >> static_cast<unsigned>(p) & 1U) == 0) p = static_cast<Precision>(static_cast<int>(p) - 1);
     BlockMemory memory(bytes_of({{}, p}));
     const std::uint64_t blocks =
-        std::clamp<std::uint64_t>((64U << 20U) / memory.size(), 1, std::min(8U, count().experts));
+        std::clamp<std::uint64_t>((64U << 20U) / memory.size(), 1, std::min(8U, numbers().of_layer(0)));
     const Nanoseconds begin = now_ns();
     for (std::uint64_t e = 0; e < blocks; ++e) read({{0, static_cast<std::uint16_t>(e)}, p}, memory);
     bytes_per_s_ = static_cast<double>(blocks * memory.size()) * 1e9 /
@@ -99,14 +99,11 @@ StoreReads CachedStore::reads() const {
 
 template <class F>
 void CachedStore::for_each_added(F each) const {
-  const Count all = count();
+  const ExpertNumbers& all = numbers();
   for (std::uint32_t p = 1; p < precision_count; ++p) {
     if ((precisions_ >> p & 1U) == 0) continue;
-    for (std::uint32_t l = 0; l < all.layers; ++l) {
-      for (std::uint32_t e = 0; e < all.experts; ++e) {
-        const ExpertId id{static_cast<std::uint16_t>(l), static_cast<std::uint16_t>(e)};
-        if (!each(Variant{id, static_cast<Precision>(p)})) return;
-      }
+    for (std::uint64_t n = 0; n < all.all(); ++n) {
+      if (!each(Variant{all.id(n), static_cast<Precision>(p)})) return;
     }
   }
 }

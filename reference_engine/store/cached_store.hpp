@@ -30,10 +30,7 @@ class CachedStore : public ExpertStore {
   /// `host_bytes`: of the cache, which holds what was read last even if that is larger.
   explicit CachedStore(std::uint64_t host_bytes) : host_bytes_(host_bytes) {}
 
-  struct Count {
-    std::uint32_t layers, experts;  ///< of a layer
-  };
-  [[nodiscard]] virtual Count count() const = 0;
+  [[nodiscard]] virtual const ExpertNumbers& numbers() const = 0;
   [[nodiscard]] virtual std::uint64_t bytes_of(Variant v) const = 0;
   /// Fills `to`, of `bytes_of(v)`. One thread at a time. Throws InputError if that cannot be.
   virtual void read(Variant v, BlockMemory& to) const = 0;

@@ -12,6 +12,7 @@ CheckpointStore::CheckpointStore(std::shared_ptr<const Checkpoint> checkpoint, c
       checkpoint_(std::move(checkpoint)),
       reader_(*checkpoint_, config),
       packer_{reader_.layouts(), reader_.layout(), quantizer, config},
+      numbers_(config.of_moe_layers(&LayerConfig::experts)),
       name_(std::move(name)) {}
 
 void CheckpointStore::add(Precision p) {

@@ -22,7 +22,7 @@ class CheckpointStore final : public CachedStore {
   void add(Precision p) override;
 
  private:
-  [[nodiscard]] Count count() const override { return {packer_.config.moe_layer_count(), packer_.config.experts}; }
+  [[nodiscard]] const ExpertNumbers& numbers() const override { return numbers_; }
   [[nodiscard]] std::uint64_t bytes_of(Variant v) const override {
     return reader_.layout(v.id.layer).bytes(v.precision);
   }
@@ -32,6 +32,7 @@ class CheckpointStore final : public CachedStore {
   std::shared_ptr<const Checkpoint> checkpoint_;
   ExpertReader reader_;
   ExpertPacker packer_;
+  ExpertNumbers numbers_;
   std::string name_;
 };
 

@@ -19,12 +19,15 @@ class DiskStore final : public CachedStore {
   DiskStore(std::unique_ptr<BlockFile> file, std::string name, std::uint64_t host_bytes);
 
   [[nodiscard]] const StoreFacts& facts() const { return index_.facts; }
-  [[nodiscard]] const ExpertLayout& layout() const override { return index_.facts.layout; }
+  [[nodiscard]] const ExpertLayout& layout() const override { return facts().layout; }
+  [[nodiscard]] std::vector<ExpertLayout> layouts() const override { return facts().layouts(); }
   void add(Precision p) override;
 
  private:
-  [[nodiscard]] Count count() const override { return {facts().layers, facts().experts}; }
-  [[nodiscard]] std::uint64_t bytes_of(Variant v) const override { return layout().bytes(v.precision); }
+  [[nodiscard]] const ExpertNumbers& numbers() const override { return facts().numbers; }
+  [[nodiscard]] std::uint64_t bytes_of(Variant v) const override {
+    return facts().layout_of(v.id.layer).bytes(v.precision);
+  }
   void read(Variant v, BlockMemory& to) const override;
   [[nodiscard]] StoreReads source() const override;
   [[nodiscard]] std::string read_once(Variant v, BlockMemory& to) const;

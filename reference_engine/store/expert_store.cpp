@@ -19,10 +19,6 @@ std::vector<std::uint64_t> shape_of(const ExpertLayout& l, int part) {
   return part == 2 ? std::vector<std::uint64_t>{l.hidden, l.width} : std::vector<std::uint64_t>{l.width, l.hidden};
 }
 
-ExpertId id_of(std::uint64_t number, std::uint32_t experts) {
-  return {static_cast<std::uint16_t>(number / experts), static_cast<std::uint16_t>(number % experts)};
-}
-
 /// [rows, columns] to [count, rows]: every `step`th column from `first` on; `each` bytes an element.
 void transpose(const std::byte* from, std::uint64_t rows, std::uint64_t columns, std::uint64_t first,
                std::uint64_t step, std::uint64_t count, std::uint64_t each, std::byte* to) {
@@ -44,7 +40,7 @@ std::string expert_tensor_name(const ModelConfig& c, ExpertStorage storage, Expe
 }
 
 ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
-    : checkpoint_(checkpoint), config_(c), storage_(c.storage), sizes_{c.hidden, c.expert_width} {
+    : checkpoint_(checkpoint), config_(c), storage_(c.storage), sizes_{c.hidden} {
   sizes_.biased = c.expert_bias;
   sizes_.glu = c.glu;
   // Newer files of families that have always had a tensor an expert have one for all experts of a layer; gpt-oss has blocks.
@@ -66,12 +62,19 @@ ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
     }
   }
   const auto same = [&](const ExpertLayout& l) {
+    if (l.width != layouts_[0].width) return false;
     for (int part = 0; part < 3; ++part) {
       if (l.type(part) != layouts_[0].type(part)) return false;
     }
     return true;
   };
   if (std::all_of(layouts_.begin(), layouts_.end(), same)) layouts_.resize(1);
+}
+
+ExpertLayout ExpertReader::sizes_of(std::uint16_t layer) const {
+  ExpertLayout l = sizes_;
+  l.width = config_.moe(layer).expert_width;
+  return l;
 }
 
 DType ExpertReader::type_of(ExpertId id, int part) const {
@@ -100,9 +103,10 @@ DType ExpertReader::type_of(ExpertId id, int part) const {
 }
 
 ExpertLayout ExpertReader::layout_of(std::uint16_t layer) const {
-  ExpertLayout l = sizes_;
+  ExpertLayout l = sizes_of(layer);
   DType types[3] = {};
-  const std::uint32_t count = storage_ == ExpertStorage::separate ? config_.experts : 1;
+  const std::uint32_t experts = config_.moe(layer).experts;
+  const std::uint32_t count = storage_ == ExpertStorage::separate ? experts : 1;
   for (std::uint32_t e = 0; e < count; ++e) {
     const ExpertId id{layer, static_cast<std::uint16_t>(e)};
     for (int part = 0; part < 3; ++part) {
@@ -126,29 +130,29 @@ ExpertLayout ExpertReader::layout_of(std::uint16_t layer) const {
     }
   }
   if (!l.biased) return l;
-  for (const Bias& bias : biases_of(layer)) static_cast<void>(checkpoint_.at(bias.name, {config_.experts, bias.size}));
+  for (const Bias& bias : biases_of(layer)) static_cast<void>(checkpoint_.at(bias.name, {experts, bias.size}));
   return l;
 }
 
 std::vector<ExpertReader::Bias> ExpertReader::biases_of(std::uint16_t layer) const {
-  const std::uint32_t number = config_.moe_layers[layer];
+  const std::uint32_t number = config_.moe_layers[layer], width = config_.moe(layer).expert_width;
   const auto& n = config_.names;
   if (storage_ != ExpertStorage::fused_parts) {
-    return {{config_.tensor(number, n.fused[0] + "_bias"), 2ULL * sizes_.width},
+    return {{config_.tensor(number, n.fused[0] + "_bias"), 2ULL * width},
             {config_.tensor(number, n.fused[1] + "_bias"), sizes_.hidden}};
   }
   std::vector<Bias> all;
   for (std::size_t part = 0; part < 3; ++part) {
-    all.push_back(
-        {config_.tensor(number, n.experts + n.parts[part] + ".bias"), part == 2 ? sizes_.hidden : sizes_.width});
+    all.push_back({config_.tensor(number, n.experts + n.parts[part] + ".bias"), part == 2 ? sizes_.hidden : width});
   }
   return all;
 }
 
 /// Its place takes the types of the layer: those are not asked for before they are known.
 ExpertReader::Piece ExpertReader::piece(ExpertId id, int part) const {
-  const std::uint64_t hidden = sizes_.hidden, width = sizes_.width, experts = config_.experts;
-  Piece p{expert_tensor_name(config_, storage_, id, part), shape_of(sizes_, part)};
+  const LayerConfig& layer = config_.moe(id.layer);
+  const std::uint64_t hidden = sizes_.hidden, width = layer.expert_width, experts = layer.experts;
+  Piece p{expert_tensor_name(config_, storage_, id, part), shape_of(sizes_of(id.layer), part)};
   if (storage_ == ExpertStorage::fused_rows) {
     p.shape = part == 2 ? std::vector{experts, hidden, width} : std::vector{experts, 2 * width, hidden};
   } else if (storage_ == ExpertStorage::fused_parts) {
@@ -172,7 +176,7 @@ ExpertReader::Piece ExpertReader::placed(ExpertId id, int part) const {
   } else if (storage_ == ExpertStorage::fused_parts) {
     p.first = id.expert * one;
   } else if (storage_ == ExpertStorage::interleaved_blocks) {
-    p.bytes = (part == 2 ? 1 : 2) * std::uint64_t{sizes_.hidden} * sizes_.width / 2;
+    p.bytes = (part == 2 ? 1 : 2) * std::uint64_t{sizes_.hidden} * config_.moe(id.layer).expert_width / 2;
     p.first = id.expert * p.bytes;
   } else if (storage_ != ExpertStorage::separate) {
     p.bytes = part == 2 ? one : 2 * one;
@@ -189,7 +193,7 @@ std::vector<std::span<const std::byte>> ExpertReader::stored(ExpertId id, int pa
   if (storage_ == ExpertStorage::interleaved_blocks) {
     const std::vector<std::uint64_t> shape(p.shape.begin(), p.shape.end() - 1);
     const Tensor& exponents = checkpoint_.raw(expert_tensor_name(config_, storage_, id, part) + "_scales", shape);
-    const std::uint64_t each = exponents.bytes / config_.experts;
+    const std::uint64_t each = exponents.bytes / config_.moe(id.layer).experts;
     all.emplace_back(exponents.data + id.expert * each, each);
   }
   return all;
@@ -261,10 +265,11 @@ std::vector<float> ExpertReader::biases(ExpertId id) const {
   std::vector<float> all;
   if (!sizes_.biased) return all;
   std::vector<std::vector<float>> stored;
+  const std::uint32_t experts = config_.moe(id.layer).experts;
   for (const Bias& bias : biases_of(id.layer)) {
-    const std::vector<std::uint64_t> shape{config_.experts, bias.size};
+    const std::vector<std::uint64_t> shape{experts, bias.size};
     Tensor t = checkpoint_.at(bias.name, shape);
-    std::vector<std::byte> own(t.bytes / config_.experts);
+    std::vector<std::byte> own(t.bytes / experts);
     checkpoint_.read_raw(bias.name, shape, id.expert * own.size(), own.size(), own.data());
     t.bytes = own.size();
     t.data = own.data();
@@ -285,11 +290,12 @@ std::vector<float> ExpertReader::biases(ExpertId id) const {
 
 void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::byte* out) const {
   const ExpertLayout& own = from[from.size() == 1 ? 0 : what.id.layer];
-  if (part == 2 && to.biased) {
-    std::memcpy(out + to.part_at(3, what.precision), expert + own.part_at(3, Precision::full), to.bias_bytes());
+  const ExpertLayout made = to_of(what.id.layer);
+  if (part == 2 && made.biased) {
+    std::memcpy(out + made.part_at(3, what.precision), expert + own.part_at(3, Precision::full), made.bias_bytes());
   }
-  out += to.part_at(part, what.precision);
-  const PackedLayout packed = to.packed(part, what.precision);  // rows and columns are the same at `full`
+  out += made.part_at(part, what.precision);
+  const PackedLayout packed = made.packed(part, what.precision);  // rows and columns are the same at `full`
   Tensor stored;
   stored.dtype = own.type(part);
   stored.shape = {packed.rows, packed.columns};
@@ -298,7 +304,7 @@ void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::by
   const std::vector<float> weights = stored.to_floats();
   std::size_t bad = no_weight;
   if (what.precision == Precision::full) {
-    bad = ferry::pack(std::get<PassThroughLayout>(to.plain(part)), weights.data(), out);
+    bad = ferry::pack(std::get<PassThroughLayout>(made.plain(part)), weights.data(), out);
   } else if (quantizer == Quantizer::hqq) {
     bad = ferry::pack(packed, weights.data(), out, Hqq{});
   } else {
@@ -307,7 +313,7 @@ void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::by
   if (bad == no_weight) return;
   throw InputError(fmt::format("tensor \"{}\": the weight at [{}, {}] is {}, which {} cannot hold",
                                expert_tensor_name(config, config.storage, what.id, part), bad / packed.columns,
-                               bad % packed.columns, weights[bad], to.name(what.precision)));
+                               bad % packed.columns, weights[bad], made.name(what.precision)));
 }
 
 void ExpertPacker::pack(const std::byte* expert, ExpertId id, const std::vector<Made>& made,
@@ -319,18 +325,19 @@ void ExpertPacker::pack(const std::byte* expert, ExpertId id, const std::vector<
 }
 
 MemoryStore::MemoryStore(const Checkpoint& checkpoint, const ModelConfig& c, const LoadOptions& o)
-    : layers_(c.moe_layer_count()), experts_(c.experts) {
+    : numbers_(c.of_moe_layers(&LayerConfig::experts)) {
   const ExpertReader reader(checkpoint, c);
   packer_ = {reader.layouts(), reader.layout(), o.quantizer, c};
   for (std::uint32_t p = 1; p < precision_count; ++p) {
-    if ((o.precisions.bits >> p & 1U) != 0) bytes_[p] = BlockMemory(layer_at(layers_, static_cast<Precision>(p)));
+    if ((o.precisions.bits >> p & 1U) != 0)
+      bytes_[p] = BlockMemory(layer_at(numbers_.layers(), static_cast<Precision>(p)));
   }
   const BlockMemory& own = bytes_[static_cast<unsigned>(Precision::full)];
   std::vector<std::byte> scratch;
   std::vector<ExpertPacker::Made> made;
   const std::uint64_t all = c.routed_experts();
   for (std::uint64_t n = 0; n < all && (!o.progress || o.progress(n, all)); ++n) {
-    const ExpertId id = id_of(n, experts_);
+    const ExpertId id = numbers_.id(n);
     if (own.size() == 0) scratch.resize(layout(id.layer).bytes());
     std::byte* full = own.size() == 0 ? scratch.data() : own.data() + place(id, Precision::full);
     reader.read(id, full);
@@ -345,9 +352,8 @@ MemoryStore::MemoryStore(const Checkpoint& checkpoint, const ModelConfig& c, con
 }
 
 std::uint64_t MemoryStore::layer_at(std::uint32_t layer, Precision p) const {
-  if (packer_.from.size() == 1) return std::uint64_t{layer} * experts_ * layout(0).bytes(p);
   std::uint64_t at = 0;
-  for (std::uint32_t l = 0; l < layer; ++l) at += experts_ * layout(l).bytes(p);
+  for (std::uint32_t l = 0; l < layer; ++l) at += numbers_.of_layer(l) * layout(l).bytes(p);
   return at;
 }
 
@@ -357,9 +363,9 @@ void MemoryStore::add(Precision p) {
   if (own.size() == 0) {
     throw InputError(fmt::format("experts at {} are needed, and were not among what was loaded", layout().name(p)));
   }
-  BlockMemory all(layer_at(layers_, p));
-  for (std::uint64_t n = 0; n < std::uint64_t{layers_} * experts_; ++n) {
-    const ExpertId id = id_of(n, experts_);
+  BlockMemory all(layer_at(numbers_.layers(), p));
+  for (std::uint64_t n = 0; n < numbers_.all(); ++n) {
+    const ExpertId id = numbers_.id(n);
     packer_.pack(own.data() + place(id, Precision::full), id, {{p, all.data() + place(id, p)}}, all_threads());
   }
   bytes_[static_cast<unsigned>(p)] = std::move(all);

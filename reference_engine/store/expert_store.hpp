@@ -15,6 +15,7 @@
 #include "ferry/slot_memory.hpp"
 #include "math/expert.hpp"
 #include "store/block_file.hpp"
+#include "store/expert_numbers.hpp"
 
 namespace ferry::engine {
 
@@ -60,6 +61,7 @@ class ExpertReader {
     std::string name;
     std::uint64_t size;
   };
+  [[nodiscard]] ExpertLayout sizes_of(std::uint16_t layer) const;
   /// The tensors [experts, size] of a layer: of gate and up in turn, and of down; or of all three.
   [[nodiscard]] std::vector<Bias> biases_of(std::uint16_t layer) const;
   /// gpt-oss's MXFP4: blocks and their exponents apart, rows of gate and of up in turn.
@@ -70,7 +72,7 @@ class ExpertReader {
   const Checkpoint& checkpoint_;
   ModelConfig config_;
   ExpertStorage storage_;
-  ExpertLayout sizes_;  ///< hidden, width and what is computed
+  ExpertLayout sizes_;  ///< hidden and what is computed; of each layer also its width
   std::vector<ExpertLayout> layouts_;
 };
 
@@ -80,10 +82,16 @@ std::string expert_tensor_name(const ModelConfig& config, ExpertStorage storage,
 /// Makes variants of experts as ExpertReader gives them.
 struct ExpertPacker {
   std::vector<ExpertLayout> from;  ///< one for all layers, or one a layer
-  ExpertLayout to;
+  ExpertLayout to;                 ///< of the first layer
   Quantizer quantizer = Quantizer::nearest;
   ModelConfig config;  ///< names the tensors in errors
 
+  /// Of a layer: as wide as its experts are.
+  [[nodiscard]] ExpertLayout to_of(std::uint32_t layer) const {
+    ExpertLayout l = to;
+    l.width = from[from.size() == 1 ? 0 : layer].width;
+    return l;
+  }
   /// Writes one matrix of the variant, and with `down` the biases: `expert` and `out` are where the whole expert begins in `from` and `to`.
   /// The same bytes each time. Throws InputError, naming the tensor, for a weight that the precision cannot hold.
   void pack(const std::byte* expert, Variant what, int part, std::byte* out) const;
@@ -181,11 +189,12 @@ class MemoryStore final : public ExpertStore {
   [[nodiscard]] std::uint64_t layer_at(std::uint32_t layer, Precision p) const;
   /// And an expert.
   [[nodiscard]] std::uint64_t place(ExpertId id, Precision p) const {
+    if (packer_.from.size() == 1) return numbers_.number(id) * layout(0).bytes(p);
     return layer_at(id.layer, p) + id.expert * layout(id.layer).bytes(p);
   }
 
   ExpertPacker packer_;
-  std::uint32_t layers_, experts_;                  // of a layer
+  ExpertNumbers numbers_;
   std::array<BlockMemory, precision_count> bytes_;  // by Precision
 };
 

@@ -60,12 +60,15 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   StoreFacts& facts = result.facts;
   const std::filesystem::path name = std::filesystem::weakly_canonical(folder).filename();
   facts.model = printable(name.string());
-  facts.layers = config.moe_layer_count();
-  facts.experts = config.experts;
+  facts.numbers = ExpertNumbers(config.of_moe_layers(&LayerConfig::experts));
   facts.layout = reader.layout();
+  const std::vector<std::uint32_t> widths = config.of_moe_layers(&LayerConfig::expert_width);
+  if (std::any_of(widths.begin(), widths.end(), [&](std::uint32_t w) { return w != widths[0]; })) facts.widths = widths;
   facts.layout.group = o.group;
   facts.quantizer = o.quantizer;
-  const bool blocks = reader.layouts().size() > 1 || !reader.layout().plain_numbers();
+  const bool blocks = std::any_of(reader.layouts().begin(), reader.layouts().end(), [&](const ExpertLayout& l) {
+    return !l.plain_numbers() || l.dtype != reader.layout().dtype;
+  });
   if (blocks) {  // a store has numbers, or codes of its own
     facts.layout.dtype = DType::bf16;
     facts.layout.up_type = facts.layout.down_type = DType::other;
@@ -80,19 +83,20 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   set_precisions(facts, o.precisions);
   facts.weights = weights_checksum(checkpoint, config);
   facts.source = source_files(checkpoint);
-  if (facts.all_experts() > StoreFacts::most_experts) {
-    throw InputError(fmt::format("{}: {} experts, a store holds at most {}", folder.string(), facts.all_experts(),
-                                 StoreFacts::most_experts));
+  const std::uint64_t all = facts.numbers.all();
+  if (all > StoreFacts::most_experts) {
+    throw InputError(
+        fmt::format("{}: {} experts, a store holds at most {}", folder.string(), all, StoreFacts::most_experts));
   }
   for (const Precision p : facts.stored()) {
-    if (facts.layout.bytes(p) > 0xffffffffULL) {
+    if (facts.most_bytes(p) > 0xffffffffULL) {
       throw InputError(fmt::format("{}: experts of 4 GiB and more are not supported", folder.string()));
     }
   }
 
   bool stopped = false;
   auto goes_on = [&](bool checking, std::uint64_t done) {
-    stopped = o.progress && !o.progress(checking, done, facts.all_experts());
+    stopped = o.progress && !o.progress(checking, done, all);
     return !stopped;
   };
   StoreWriter writer(out, facts, [&](std::uint64_t done, std::uint64_t) { return goes_on(true, done); });
@@ -103,16 +107,16 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   std::vector<std::vector<std::byte>> variants;
   std::vector<ExpertPacker::Made> made;
   for (const Precision p : facts.stored()) {
-    made.push_back({p, variants.emplace_back(facts.layout.bytes(p)).data()});
+    made.push_back({p, variants.emplace_back(facts.most_bytes(p)).data()});
   }
-  for (; !stopped && result.done < facts.all_experts() && goes_on(false, result.done); ++result.done) {
-    const ExpertId id = facts.id(result.done);
+  for (; !stopped && result.done < all && goes_on(false, result.done); ++result.done) {
+    const ExpertId id = facts.numbers.id(result.done);
     expert.resize(reader.layout(id.layer).bytes());
     reader.read(id, expert.data());
     packer.pack(expert.data(), id, made, threads);
     for (const ExpertPacker::Made& m : made) writer.write({id, m.precision}, m.out);
   }
-  if (result.done == facts.all_experts()) {
+  if (result.done == all) {
     goes_on(false, result.done);
     if (source_files(checkpoint) != facts.source) {
       throw InputError(fmt::format("{}: its weights have changed meanwhile: run it again", folder.string()));
@@ -129,9 +133,9 @@ std::uint64_t verify_store(const std::filesystem::path& store,
   const std::uint64_t all = disk.added_bytes();
   std::uint64_t done = 0;
   for (const Precision p : disk.facts().stored()) {
-    for (std::uint64_t n = 0; n < disk.facts().all_experts(); ++n) {
+    for (std::uint64_t n = 0; n < disk.facts().numbers.all(); ++n) {
       if (!progress(done, all)) return done;
-      done += disk.bytes({disk.facts().id(n), p}).view.size;
+      done += disk.bytes({disk.facts().numbers.id(n), p}).view.size;
     }
   }
   progress(done, all);

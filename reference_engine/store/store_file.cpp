@@ -44,11 +44,26 @@ StoreFacts facts_of(const Json& json, const std::string& name) {
   constexpr std::uint32_t largest = 1U << 20U;
   StoreFacts s;
   s.model = printable(f.text("model")).substr(0, 200);  // goes to terminals
-  s.layers = f.whole("layers", 1, 65535);
-  s.experts = f.whole("experts", 1, 65535);
-  if (s.all_experts() > StoreFacts::most_experts) f.refuse("experts", "at most 2^20 experts in all");
+  const std::uint32_t layers = f.whole("layers", 1, 65535), experts = f.whole("experts", 1, 65535);
+  // Of each layer, where layers differ.
+  const auto by_layer = [&](const char* field, std::uint32_t most) {
+    std::vector<std::uint32_t> all;
+    if (!f.has(field)) return all;
+    const Json& list = f.at(field);
+    const auto good = [&](const Json& n) { return n.is_number_unsigned() && n >= 1U && n <= most; };
+    if (!list.is_array() || list.size() != layers || !std::all_of(list.begin(), list.end(), good)) {
+      f.refuse(field, fmt::format("{} whole numbers from 1 to {}, one for each layer", layers, most));
+    }
+    for (const Json& n : list) all.push_back(n.get<std::uint32_t>());
+    return all;
+  };
+  const std::vector<std::uint32_t> counts = by_layer("layer_experts", experts);
+  s.numbers = ExpertNumbers(counts.empty() ? std::vector(layers, experts) : counts);
+  if (s.numbers.all() > StoreFacts::most_experts) f.refuse("experts", "at most 2^20 experts in all");
   s.layout.hidden = f.whole("hidden", 1, largest);
   s.layout.width = f.whole("width", 1, largest);
+  s.widths = by_layer("layer_widths", s.layout.width);
+  if (!s.widths.empty()) s.layout.width = s.widths[0];
   s.layout.group = f.whole("group", 32, 128);
   if ((s.layout.group & (s.layout.group - 1)) != 0) f.refuse("group", "32, 64 or 128");
   s.layout.biased = f.flag("biases", false);
@@ -76,7 +91,7 @@ StoreFacts facts_of(const Json& json, const std::string& name) {
     s.precisions = static_cast<std::uint8_t>(s.precisions | 1U << static_cast<unsigned>(*found));
   }
   for (const Precision p : s.stored()) {
-    if (s.layout.bytes(p) > 0xffffffffULL) f.refuse("width", "experts of less than 4 GiB");
+    if (s.most_bytes(p) > 0xffffffffULL) f.refuse("width", "experts of less than 4 GiB");
   }
   return s;
 }
@@ -99,9 +114,10 @@ std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& c)
   XXH3_64bits_reset(&state);
   const ExpertReader reader(checkpoint, c);
   for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
-    const Tensor& t = checkpoint.at(c.gate_name(l), {c.experts, c.hidden});
+    const std::uint32_t experts = c.moe(l).experts;
+    const Tensor& t = checkpoint.at(c.gate_name(l), {experts, c.hidden});
     XXH3_64bits_update(&state, t.data, t.bytes);
-    for (std::uint32_t e = 0; e < c.experts; ++e) {
+    for (std::uint32_t e = 0; e < experts; ++e) {
       const ExpertId id{static_cast<std::uint16_t>(l), static_cast<std::uint16_t>(e)};
       for (int part = 0; part < 3; ++part) {
         for (const std::span<const std::byte> bytes : reader.stored(id, part)) {
@@ -126,11 +142,40 @@ std::vector<Precision> StoreFacts::stored() const {
 std::uint64_t StoreFacts::block(Variant v) const {
   std::uint64_t before = 0;
   for (const Precision p : stored()) before += p < v.precision ? 1 : 0;
-  return before * all_experts() + std::uint64_t{v.id.layer} * experts + v.id.expert;
+  return before * numbers.all() + numbers.number(v.id);
 }
 
 std::uint64_t StoreFacts::blocks() const {
-  return static_cast<std::uint64_t>(std::popcount(precisions)) * all_experts();
+  return static_cast<std::uint64_t>(std::popcount(precisions)) * numbers.all();
+}
+
+std::uint32_t StoreFacts::most_of_layer() const {
+  std::uint32_t most = 0;
+  for (std::uint32_t l = 0; l < numbers.layers(); ++l) most = std::max(most, numbers.of_layer(l));
+  return most;
+}
+
+std::vector<ExpertLayout> StoreFacts::layouts() const {
+  std::vector<ExpertLayout> all{layout};
+  for (std::uint32_t l = 1; l < widths.size(); ++l) all.push_back(layout_of(l));
+  return all;
+}
+
+std::uint64_t StoreFacts::most_bytes(Precision p) const {
+  ExpertLayout widest = layout;
+  if (!widths.empty()) widest.width = *std::max_element(widths.begin(), widths.end());
+  return widest.bytes(p);
+}
+
+std::uint64_t StoreFacts::bytes_of_first(std::uint64_t count, Precision p) const {
+  if (widths.empty()) return count * whole_blocks(layout.bytes(p));
+  std::uint64_t bytes = 0;
+  for (std::uint32_t l = 0; l < numbers.layers() && count > 0; ++l) {
+    const std::uint64_t here = std::min<std::uint64_t>(count, numbers.of_layer(l));
+    bytes += here * whole_blocks(layout_of(l).bytes(p));
+    count -= here;
+  }
+  return bytes;
 }
 
 std::uint64_t StoreFacts::index_at() const {
@@ -144,14 +189,14 @@ std::uint64_t StoreFacts::blocks_at() const {
 std::uint64_t StoreFacts::at(Variant v) const {
   std::uint64_t at = blocks_at();
   for (const Precision p : stored()) {
-    if (p < v.precision) at += all_experts() * whole_blocks(layout.bytes(p));
+    if (p < v.precision) at += bytes_of_first(numbers.all(), p);
   }
-  return at + (std::uint64_t{v.id.layer} * experts + v.id.expert) * whole_blocks(layout.bytes(v.precision));
+  return at + bytes_of_first(numbers.number(v.id), v.precision);
 }
 
 std::uint64_t StoreFacts::file_bytes() const {
   std::uint64_t bytes = blocks_at();
-  for (const Precision p : stored()) bytes += all_experts() * whole_blocks(layout.bytes(p));
+  for (const Precision p : stored()) bytes += bytes_of_first(numbers.all(), p);
   return bytes;
 }
 
@@ -160,16 +205,20 @@ Json StoreFacts::to_json() const {
   for (const Precision p : stored()) names.push_back(layout.name(p));
   Json json = {{"ferry", FERRY_VERSION},
                {"model", model},
-               {"layers", layers},
-               {"experts", experts},
+               {"layers", numbers.layers()},
+               {"experts", most_of_layer()},
                {"hidden", layout.hidden},
-               {"width", layout.width},
+               {"width", widths.empty() ? layout.width : *std::max_element(widths.begin(), widths.end())},
                {"type", layout.name(Precision::full)},
                {"group", layout.group},
                {"quantizer", quantizer == Quantizer::hqq ? "hqq" : "nearest"},
                {"precisions", names},
                {"weights", weights},
                {"source", source}};
+  if (numbers.all() != std::uint64_t{numbers.layers()} * most_of_layer()) {
+    for (std::uint32_t l = 0; l < numbers.layers(); ++l) json["layer_experts"].push_back(numbers.of_layer(l));
+  }
+  if (!widths.empty()) json["layer_widths"] = widths;
   if (layout.biased) json["biases"] = true;
   if (layout.glu.clamped) json["glu"] = {{"alpha", layout.glu.alpha}, {"limit", layout.glu.limit}};
   if (layout.glu.weighs_input) json["weighs_input"] = true;
@@ -291,19 +340,20 @@ void StoreWriter::check(const std::function<bool(std::uint64_t, std::uint64_t)>&
   ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);  // what is on the disk counts, not what was meant for it
   std::vector<std::uint64_t> sums(facts_.blocks());
   get(facts_.index_at(), sums.data(), sums.size() * sizeof(std::uint64_t));
-  BlockMemory memory(whole_blocks(facts_.layout.bytes()));
-  for (; done_ < facts_.all_experts(); ++done_) {
-    if (!progress(done_, facts_.all_experts())) return;
-    const ExpertId id = facts_.id(done_);
+  BlockMemory memory(whole_blocks(facts_.most_bytes(Precision::full)));
+  for (; done_ < facts_.numbers.all(); ++done_) {
+    if (!progress(done_, facts_.numbers.all())) return;
+    const ExpertId id = facts_.numbers.id(done_);
+    const ExpertLayout layout = facts_.layout_of(id.layer);
     for (const Precision p : facts_.stored()) {
-      get(facts_.at({id, p}), memory.data(), facts_.layout.bytes(p));
-      if (checksum(memory.data(), facts_.layout.bytes(p)) != sums[facts_.block({id, p})]) return;
+      get(facts_.at({id, p}), memory.data(), layout.bytes(p));
+      if (checksum(memory.data(), layout.bytes(p)) != sums[facts_.block({id, p})]) return;
     }
   }
 }
 
 void StoreWriter::write(Variant what, const std::byte* bytes) {
-  const std::uint64_t size = facts_.layout.bytes(what.precision), sum = checksum(bytes, size);
+  const std::uint64_t size = facts_.layout_of(what.id.layer).bytes(what.precision), sum = checksum(bytes, size);
   put(facts_.at(what), bytes, size);
   put(facts_.index_at() + facts_.block(what) * sizeof(sum), &sum, sizeof(sum));
 }

@@ -17,21 +17,28 @@ namespace ferry::engine {
 struct StoreFacts {
   static constexpr std::uint64_t most_experts = 1U << 20U;  ///< in all
 
-  std::string model;                      ///< name of the folder that it was made from
-  std::uint32_t layers = 0, experts = 0;  ///< experts of a layer
-  ExpertLayout layout;
-  std::uint8_t precisions = 0;  ///< bit `1 << p` for every Precision p in the store
+  std::string model;                  ///< name of the folder that it was made from
+  ExpertNumbers numbers;              ///< how many experts layers have
+  ExpertLayout layout;                ///< of the first layer
+  std::vector<std::uint32_t> widths;  ///< of each layer's experts, where they differ
+  std::uint8_t precisions = 0;        ///< bit `1 << p` for every Precision p in the store
   Quantizer quantizer = Quantizer::nearest;
   std::string weights;             ///< whose experts these are: weights_checksum
   Json source;                     ///< the files that it was made from, for people and for going on with a pack
   std::uint64_t header_bytes = 0;  ///< of the JSON text in the file
 
   [[nodiscard]] bool has(Precision p) const { return (precisions >> static_cast<unsigned>(p) & 1U) != 0; }
-  [[nodiscard]] std::uint64_t all_experts() const { return std::uint64_t{layers} * experts; }
-  /// Of 0 to all_experts() - 1.
-  [[nodiscard]] ExpertId id(std::uint64_t number) const {
-    return {static_cast<std::uint16_t>(number / experts), static_cast<std::uint16_t>(number % experts)};
+  /// Of the layer that has the most.
+  [[nodiscard]] std::uint32_t most_of_layer() const;
+  [[nodiscard]] ExpertLayout layout_of(std::uint32_t layer) const {
+    ExpertLayout l = layout;
+    if (!widths.empty()) l.width = widths[layer];
+    return l;
   }
+  /// One for all layers, or where they differ one a layer.
+  [[nodiscard]] std::vector<ExpertLayout> layouts() const;
+  /// Of the largest experts.
+  [[nodiscard]] std::uint64_t most_bytes(Precision p) const;
   /// The precisions, the lowest first: the order of the blocks in the file.
   [[nodiscard]] std::vector<Precision> stored() const;
   /// Number of a variant's block, and of all of them; its byte in the file; the file's size.
@@ -44,6 +51,10 @@ struct StoreFacts {
   [[nodiscard]] std::uint64_t blocks_at() const;
 
   [[nodiscard]] Json to_json() const;
+
+ private:
+  /// In the file, of the first `count` experts at a precision.
+  [[nodiscard]] std::uint64_t bytes_of_first(std::uint64_t count, Precision p) const;
 };
 
 /// XXH3, 64 bits.

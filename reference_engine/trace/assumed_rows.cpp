@@ -50,14 +50,14 @@ std::size_t cells_of(const Trace& trace) {
 /// Draws predicted rows of one model.
 class RowMaker {
  public:
-  explicit RowMaker(const Shape& model)
-      : experts_(model.experts),
-        k_(model.top_k),
-        quarter_(std::max(k_, experts_ - 1 - 75 * (experts_ - 1) / 100)),
-        height_(k_) {}
+  explicit RowMaker(const ModelShape& model) : model_(model) {}
 
-  /// Sets out[0 .. experts): what predicts the experts that `token` needs in `layer`.
+  /// Sets out[0 .. the layer's experts): what predicts the experts that `token` needs in `layer`.
   void draw(const Trace& trace, std::uint32_t token, std::uint32_t layer, Chances chances, Draws draws, float* out) {
+    experts_ = model_.experts_of(layer);
+    k_ = model_.top_k_of(layer);
+    quarter_ = std::max(k_, experts_ - 1 - 75 * (experts_ - 1) / 100);
+    height_.resize(k_);
     at_place_.assign(experts_, no_expert);
     needed_.assign(experts_, false);
     near_.clear();
@@ -123,10 +123,11 @@ class RowMaker {
     return taken;
   }
 
-  std::uint32_t experts_, k_, quarter_;
-  std::vector<std::uint16_t> at_place_;  ///< [experts] best first
-  std::vector<bool> needed_;             ///< [experts]
-  std::vector<float> height_;            ///< [k]
+  const ModelShape& model_;
+  std::uint32_t experts_ = 0, k_ = 0, quarter_ = 0;  ///< of the layer at hand
+  std::vector<std::uint16_t> at_place_;              ///< [experts] best first
+  std::vector<bool> needed_;                         ///< [experts]
+  std::vector<float> height_;                        ///< [k]
   std::vector<std::uint16_t> near_, far_, others_;
   std::vector<std::uint32_t> free_;
 };
@@ -195,6 +196,10 @@ void AssumedRows::fill_gaps() {
       if (recorded(trace_, t, l)) from = t;
       const std::size_t row = (std::size_t{t} * layers + l) * k;
       for (std::uint32_t i = 0; i < k; ++i) {
+        if (i >= trace_.model.top_k_of(l)) {
+          experts_[row + i] = no_expert;
+          continue;
+        }
         experts_[row + i] = from < tokens ? trace_.expert(from, l, i) : static_cast<std::uint16_t>(i);
         if (!weights_.empty()) weights_[row + i] = trace_.weight(from < tokens ? from : t, l, i);
       }
@@ -211,7 +216,7 @@ void AssumedRows::make_scores() {
   for (std::uint32_t t = 0; t < trace_.tokens; ++t) {
     for (std::uint32_t l = 0; l < trace_.model.layers; ++l) {
       float* row = scores_.data() + (std::size_t{t} * trace_.model.layers + l) * experts;
-      for (std::uint32_t i = 0; i < trace_.model.top_k; ++i) {
+      for (std::uint32_t i = 0; i < trace_.model.top_k_of(l); ++i) {
         row[whole_.expert(t, l, i)] = positive(whole_.weight(t, l, i));
       }
     }

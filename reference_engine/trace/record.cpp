@@ -72,9 +72,10 @@ void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& 
       put(s.choice_scores, cells, cell, choice);
       s.choice_predicted.resize(cells * ahead_ * experts);
     }
-    detail::best_of(choice.data(), c.experts, c.top_k, best.data());
-    weighing_.weigh(row.data(), c.top_k, best.data());
-    for (std::uint32_t k = 0; k < c.top_k; ++k) {
+    const std::uint32_t chosen = c.moe(layer).top_k;
+    detail::best_of(choice.data(), c.experts, chosen, best.data());
+    weighing_.weigh(row.data(), chosen, best.data());
+    for (std::uint32_t k = 0; k < chosen; ++k) {
       s.experts[cell * c.top_k + k] = best[k].expert;
       s.weights[cell * c.top_k + k] = best[k].weight;
     }
@@ -144,7 +145,7 @@ std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
     }
   }
   t.ahead = ahead_;
-  made_->work = {model_work(c)};
+  made_->work = model_work(c);
   made_->view();
   return std::move(made_);
 }
@@ -211,10 +212,17 @@ std::unique_ptr<TraceFile> record_text(Model& model, const std::string& name, co
   return record_text(model, *runner, name, text, options);
 }
 
-LayerWork model_work(const ModelConfig& c) {
+std::vector<LayerWork> model_work(const ModelConfig& c) {
   const std::uint64_t hidden = c.hidden, heads = std::uint64_t{c.heads} * c.head_dim;
   const std::uint64_t kv = std::uint64_t{c.kv_heads} * c.head_dim;
-  return layer_work(c.hidden, c.experts, 2 * hidden * heads + 2 * hidden * kv, c.shared_width, c.expert_width, 32);
+  std::vector<LayerWork> all;
+  for (const std::uint32_t number : c.moe_layers) {
+    const LayerConfig& l = c.layer[number];
+    all.push_back(
+        layer_work(c.hidden, l.experts, 2 * hidden * heads + 2 * hidden * kv, l.shared_width, l.expert_width, 32));
+  }
+  if (std::all_of(all.begin(), all.end(), [&](const LayerWork& w) { return w == all[0]; })) all.resize(1);
+  return all;
 }
 
 }  // namespace ferry::engine

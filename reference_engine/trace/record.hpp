@@ -74,6 +74,6 @@ std::unique_ptr<TraceFile> record_text(Model& model, const std::string& name, co
                                        const RecordOptions& options);
 
 /// The work of a loaded model's layers.
-LayerWork model_work(const ModelConfig& config);
+std::vector<LayerWork> model_work(const ModelConfig& config);
 
 }  // namespace ferry::engine

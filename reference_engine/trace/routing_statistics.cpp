@@ -33,14 +33,15 @@ class Measurer {
  public:
   Measurer(const Trace& trace, double alpha)
       : t_(trace),
-        k_(trace.model.top_k),
         experts_(trace.model.experts),
         above_(1.0F + static_cast<float>(alpha)),
-        candidates_(CrossLayerGate{}.candidates(trace.model.experts)),
         order_(trace.model.experts) {}
 
   RoutingShares layer(std::uint32_t l) {
     shares_ = {};
+    k_ = t_.model.top_k_of(l);
+    there_ = t_.model.experts_of(l);
+    candidates_ = CrossLayerGate{}.candidates(there_);
     std::vector<std::uint64_t> uses(experts_), own(experts_);
     std::uint64_t tokens = 0, same = 0, same_whole = 0;
     for (std::uint32_t s = 0; s < t_.sequences(); ++s) {
@@ -111,7 +112,7 @@ class Measurer {
         above += t_.weight(t, l, i);
       }
     }
-    if (t_.scores.empty() || k_ >= experts_) return;
+    if (t_.scores.empty() || k_ >= there_) return;
     const float *scores = t_.scores_of(t, l), *choice = t_.choice_scores_of(t, l);
     rank(choice, k_ + 1);
     best_two(scores[order_[0].expert], scores[order_[1].expert]);
@@ -135,7 +136,7 @@ class Measurer {
         shares_.recall_percentile[d - 1].count(ranked(t_.expert(t, l, i), candidates_));
       }
     }
-    if (l == 0 || t_.partial.empty() || t_.scores.empty() || k_ >= experts_) return;
+    if (l == 0 || t_.partial.empty() || t_.scores.empty() || k_ >= there_) return;
     const float* partial = t_.choice_partial_of(t, l - 1);
     const float* scores = t_.choice_scores_of(t, l);
     rank(scores, k_ + 1);
@@ -166,9 +167,9 @@ class Measurer {
   }
 
   const Trace& t_;
-  const std::uint32_t k_, experts_;
+  const std::uint32_t experts_;  ///< columns of a row
   const float above_;
-  const std::uint32_t candidates_;
+  std::uint32_t k_ = 0, there_ = 0, candidates_ = 0;  ///< of the layer at hand, with the experts that it has
   std::vector<Route> order_;
   RoutingShares shares_;
 };

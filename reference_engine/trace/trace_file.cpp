@@ -244,6 +244,17 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   trace.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, trace.model.experts));
   trace.model.max_rows = 1;
   check_size(trace.model, where);
+  auto by_layer = [&](const char* field, std::uint16_t most, std::vector<std::uint16_t>& all) {
+    if (!f.has(field)) return;
+    const Json& list = f.at(field);
+    const auto good = [&](const Json& n) { return n.is_number_unsigned() && n >= 1U && n <= most; };
+    if (!list.is_array() || list.size() != trace.model.layers || !std::all_of(list.begin(), list.end(), good)) {
+      f.refuse(field, fmt::format("{} whole numbers from 1 to {}, one for each layer", trace.model.layers, most));
+    }
+    for (const Json& n : list) all.push_back(n.get<std::uint16_t>());
+  };
+  by_layer("layer_experts", trace.model.experts, trace.model.layer_experts);
+  by_layer("layer_top_k", trace.model.top_k, trace.model.layer_top_k);
   auto numbers = [&](const char* field, std::size_t least, std::size_t most) {
     const Json& list = f.at(field);
     const bool good = list.is_array() && (list.size() == 1 || list.size() == trace.model.layers);
@@ -345,6 +356,8 @@ void TraceFile::write(OutputFile& out) const {
   for (const LayerWork& w : work) {
     model["work"].push_back({w.dense_bytes, w.dense_operations, w.expert_operations, w.activation_bytes});
   }
+  if (!trace.model.layer_experts.empty()) model["layer_experts"] = trace.model.layer_experts;
+  if (!trace.model.layer_top_k.empty()) model["layer_top_k"] = trace.model.layer_top_k;
   const std::map<std::string, std::string> metadata = {{"format", format_name},
                                                        {"ferry", FERRY_VERSION},
                                                        {"model", model.dump()},

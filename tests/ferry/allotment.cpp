@@ -217,6 +217,35 @@ TEST_CASE("random budgets: never more bytes than allowed, or refused (invariants
   }
 }
 
+TEST_CASE("layers with different numbers of experts: each has slots for its own, and all bytes are theirs") {
+  ModelShape m = model(3, 8, 2);  // slots of 64 bytes
+  m.layer_experts = {2, 8, 4};
+  CHECK(m.all_bytes() == 14 * 64);
+  CHECK(m.experts_in(1, 2) == 12);
+  for (const Allotment& a : {one_pool(m, 14 * 64), pool_per_layer(m, 14 * 64), everything(m)}) {
+    CHECK(a.stream_slots == 0);
+    CHECK(a.slots() == 14);
+  }
+  // 2 + 10 slots: two for each layer, where the first is full; then one each for the others, twice.
+  const Allotment each = pool_per_layer(m, 12 * 64);
+  CHECK(each.pools[0].slots == 2);
+  CHECK(each.pools[1].slots == 4);
+  CHECK(each.pools[2].slots == 4);
+  // One more is for the layer that is not full.
+  CHECK(pool_per_layer(m, 13 * 64).pools[1].slots == 5);
+  // The first layer whole, and then the second.
+  const Allotment shallow = shallow_favouring(m, 9 * 64, 2);
+  CHECK(shallow.pools[0].slots == 2);
+  CHECK(shallow.pools[1].slots == 5);
+  CHECK(shallow.pools[2].slots == 0);
+  // Two variants of each expert share their slots: each layer has up to twice its experts.
+  m.expert_bytes = {ExpertBytes{0, 32, 64, 0, 256}};
+  const Allotment both = pool_per_layer(m, 20 * 64, Precision::int4 | Precision::int2);
+  CHECK(both.pools[0].slots == 4);
+  CHECK(both.pools[1].slots == 7);
+  CHECK(both.pools[2].slots == 7);
+}
+
 TEST_CASE("shapes that cannot be are refused by the field") {
   ModelShape m = model(2, 4, 5);
   CHECK_THROWS_WITH_AS(m.validate(), "model shape: top_k is 5, expected 1 to 4 (experts)", ConfigError);
@@ -226,6 +255,18 @@ TEST_CASE("shapes that cannot be are refused by the field") {
   m.expert_bytes.push_back(m.expert_bytes[0]);
   m.expert_bytes.push_back(m.expert_bytes[0]);
   CHECK_THROWS_WITH_AS(m.validate(), "model shape: expert_bytes has 3 entries, expected 1 or 2 (layers)", ConfigError);
+  m = model(2, 4, 2);
+  m.layer_experts = {4};
+  CHECK_THROWS_WITH_AS(m.validate(), "model shape: layer_experts has 1 entries, expected none or 2 (layers)",
+                       ConfigError);
+  m.layer_experts = {4, 5};
+  CHECK_THROWS_WITH_AS(m.validate(), "model shape: layer_experts[1] is 5, expected 1 to 4, the largest", ConfigError);
+  m.layer_experts = {4, 1};
+  CHECK_THROWS_WITH_AS(m.validate(),
+                       "model shape: layer 1 has a top_k of 2, expected 1 to 1, its experts: give each layer its own",
+                       ConfigError);
+  m.layer_top_k = {2, 0};
+  CHECK_THROWS_WITH_AS(m.validate(), "model shape: layer_top_k[1] is 0, expected 1 to 2, the largest", ConfigError);
   m = model(2, 4, 1, 1, 0);
   CHECK_THROWS_WITH_AS(m.validate(), "model shape: layer 0 has no bytes at full precision", ConfigError);
 }

@@ -13,9 +13,9 @@ void read(const std::string& input) {
   DiskStore store(open_blocks(path), path.string(), input.size() % 3 * 2000);
   for (const Precision p : store.facts().stored()) store.add(p);
   for (const Precision p : store.facts().stored()) {
-    for (std::uint64_t n = 0; n < store.facts().all_experts(); ++n) {
+    for (std::uint64_t n = 0; n < store.facts().numbers.all(); ++n) {
       try {
-        static_cast<void>(store.bytes({store.facts().id(n), p}));
+        static_cast<void>(store.bytes({store.facts().numbers.id(n), p}));
       } catch (const InputError&) {  // the next one may be whole
       }
     }

@@ -4,7 +4,7 @@
     python3 tests/goldens/make_gguf.py LLAMA_CPP tests/goldens/gguf mixtral:bf16 qwen2_moe:bf16 qwen3_moe:q8_0 \
         mixtral:q8_0 qwen2_moe:q8_0 \
         deepseek_v2_lite:bf16 deepseek_v3:f16 glm4_moe:bf16 gpt_oss:bf16 ernie4_5_moe:bf16 dots1:bf16 granitemoeshared:bf16:30 \
-        minimax_m2:bf16 hunyuan_v1_moe:bf16
+        minimax_m2:bf16 hunyuan_v1_moe:bf16 phimoe:bf16 qwen3_next:bf16 qwen3_5_moe:bf16 deepseek_moe:bf16
 
 LLAMA_CPP is a source folder of llama.cpp (that of the llama-cpp-python source package, 0.3.36, was used); torch and numpy from
 anywhere, and `pip install gguf safetensors`. FAMILY is a folder in zoo/, or any. FAMILY:TYPE, with a TYPE of f32, f16, bf16 or q8_0, may be followed by
@@ -25,6 +25,8 @@ def of_hub(config):
         config["moe_intermediate_size"] = [config["intermediate_size"]] * layers
         config["moe_topk"] = [config["moe_topk"]] * layers
         config["num_shared_expert"] = [1] * layers
+    if config["model_type"] == "phimoe":
+        config["rope_parameters"].setdefault("original_max_position_embeddings", config["max_position_embeddings"])
     if config["model_type"] == "minimax_m2":
         config["rotary_dim"] = int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"])
 
@@ -63,6 +65,7 @@ def main():
         of_hub(hparams)
         name = get_model_architecture(hparams, ModelType.TEXT)
         cls = get_model_class({"PhimoeForCausalLM": "PhiMoEForCausalLM"}.get(name, name))  # as the hub has it
+        cls.no_mtp = True  # the checkpoints have no layers that guess more than the next token
         cls.set_vocab = lambda self: self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
         with torch.inference_mode():
             cls(folder, kinds[kind], out / f"{folder.name}-{kind}.gguf", eager=True, hparams=hparams,

@@ -195,6 +195,7 @@ class InvariantChecker {
     Slot& s = slots_[c.slot];
     const std::uint64_t bytes = model_.bytes(c.what.id.layer, c.what.precision);
     if (bytes == 0 || bytes > s.bytes) throw Violation(1, "an expert that does not fit its slot");
+    if (c.what.id.expert >= model_.experts_of(c.what.id.layer)) throw Violation(1, "a copy of no expert of its layer");
     if (s.reading && !(*s.reading == c.what)) {
       throw Violation(2, "a copy into the slot of an expert that this step still computes");
     }
@@ -237,6 +238,10 @@ class InvariantChecker {
       }
     }
     for (std::uint32_t a = 0; a < plan.routes.size; ++a) {
+      const bool chosen = a % model_.top_k < model_.top_k_of(layer);
+      if (plan.routes[a].expert >= (chosen ? model_.experts_of(layer) : 0) && plan.routes[a].expert != no_expert) {
+        throw Violation(2, "a route to no expert of the layer");
+      }
       if (computed[a] != (plan.routes[a].expert == no_expert ? 0 : 1)) {
         throw Violation(2, "an assignment is not computed exactly once");
       }

@@ -130,6 +130,13 @@ struct Scenario {
     const auto layers = static_cast<std::uint16_t>(random.between(1, 5));  // one draw a statement: the order of
     const auto top_k = static_cast<std::uint16_t>(random.between(1, experts < 4 ? experts : 4));  // arguments is open
     config.model = model(layers, experts, top_k, 6, random.between(1, 4) * 64, mixed || hybrid ? 32 : 0);
+    if (random.chance(30)) {  // layers that differ, up to the model's own numbers
+      for (std::uint16_t l = 0; l < layers; ++l) {
+        config.model.layer_experts.push_back(static_cast<std::uint16_t>(random.between(1, experts)));
+        const std::uint16_t most = std::min(top_k, config.model.layer_experts.back());
+        config.model.layer_top_k.push_back(static_cast<std::uint16_t>(random.between(1, most)));
+      }
+    }
     if (hybrid) config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 16;
     config.model.renormalise = renormalise_if(random.chance(50));
     for (Nanoseconds& ns : config.copy_ns) ns = random.below(200);

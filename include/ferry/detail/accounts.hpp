@@ -48,15 +48,15 @@ class Accounts {
   }
 
   /// The gate's own scores of a layer, ahead of `ask`; without them misses are not counted by score.
-  FERRY_HD void see(View<const float> select) noexcept {
+  FERRY_HD void see(const Scores& scores) noexcept {
     if constexpr (substitutes && predicts) {
-      for (std::uint32_t row = 0; row * experts_ < select.size; ++row) {
+      for (std::uint32_t row = 0; row * experts_ < scores.select.size; ++row) {
         Route best;
-        best_of(select.data + std::size_t{row} * experts_, experts_, 1, &best);
+        best_of(scores.select.data + std::size_t{row} * experts_, scores.experts_or(experts_), 1, &best);
         best_[row] = best.expert;
       }
     }
-    top_scores_.mark(select);
+    top_scores_.mark(scores);
     by_score_ = top_scores_.on();
   }
   FERRY_HD void see_no_scores() noexcept { by_score_ = false; }

@@ -2,7 +2,9 @@
 /// Whether the calls of an engine fit together.
 #pragma once
 #include <string>
+#include <vector>
 
+#include "ferry/allotment.hpp"
 #include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
 
@@ -13,7 +15,13 @@ namespace ferry::inline FERRY_ABI::detail {
 /// they do not let pass is looked at again, and put into words, out of line.
 class CallOrder {
  public:
-  explicit CallOrder(const Shape& shape) : shape_(shape), next_(shape.layers) {}
+  explicit CallOrder(const ModelShape& shape)
+      : shape_(shape), next_(shape.layers), layer_experts_(shape.layer_experts) {}
+
+  /// Whether there is such an expert.
+  [[nodiscard]] bool has(std::uint16_t layer, std::uint16_t expert) const noexcept {
+    return expert < experts_of(layer);
+  }
 
   void preload() const {
     if (rows_ != 0) [[unlikely]]
@@ -87,11 +95,11 @@ class CallOrder {
           "plan", layer,
           count(routes.size) + " routes, expected " + count(expected) + " rows * " + count(shape_.top_k) + " (top_k)");
     }
+    const std::uint32_t experts = experts_of(layer);
     for (const Route& r : routes) {
-      if (r.expert < shape_.experts || r.expert == no_expert) continue;
-      refuse(
-          "plan", layer,
-          "a route to expert " + count(r.expert) + ", expected less than " + count(shape_.experts) + ", or no_expert");
+      if (r.expert < experts || r.expert == no_expert) continue;
+      refuse("plan", layer,
+             "a route to expert " + count(r.expert) + ", expected less than " + count(experts) + ", or no_expert");
     }
   }
   [[gnu::noinline]] void check_look_ahead(const Scores& predicted) const {
@@ -155,10 +163,15 @@ class CallOrder {
                (next_ < shape_.layers ? "a layer from " + count(next_) + " on, or begin_step" : "begin_step"));
   }
 
+  [[nodiscard]] std::uint32_t experts_of(std::uint16_t layer) const noexcept {
+    return layer_experts_.empty() ? shape_.experts : layer_experts_[layer];
+  }
+
   Shape shape_;
   std::uint32_t rows_ = 0, step_scores_ = 0;  ///< of the step; 0: none has begun
   std::uint32_t next_;                        ///< the first layer that may be planned now
   std::uint16_t open_ = no_layer;             ///< the layer that is planned and not finished
+  std::vector<std::uint16_t> layer_experts_;  ///< [layers] where layers differ
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

@@ -62,8 +62,8 @@ class PredictedExperts {
 
   /// The `count` best of a row, best first; weights are not set. Valid until the next call.
   FERRY_HD View<const Route> rank(const Scores& scores, std::uint32_t row, std::uint32_t count) noexcept {
-    const std::uint32_t ranked = count > top_k_ ? count : top_k_;  // unimportance needs the best k
-    best_of(scores.select.data + std::size_t{row} * experts_, experts_, ranked, best_.data());
+    const std::uint32_t k = scores.top_k_or(top_k_), ranked = count > k ? count : k;  // unimportance needs the best k
+    best_of(scores.select.data + std::size_t{row} * experts_, scores.experts_or(experts_), ranked, best_.data());
     return {best_.data(), count};
   }
 
@@ -75,7 +75,8 @@ class PredictedExperts {
     std::uint32_t chosen = 0;  // the k best, up to a NaN
     bool descends = true;
     float sum = 0.0F;
-    for (; chosen < top_k_ && !is_nan(select[best_[chosen].expert]); ++chosen) {
+    for (const std::uint32_t k = scores.top_k_or(top_k_); chosen < k && !is_nan(select[best_[chosen].expert]);
+         ++chosen) {
       const float w = weight[best_[chosen].expert];
       descends = descends && (chosen == 0 || w <= weight[best_[chosen - 1].expert]);
       sum += w;

@@ -37,7 +37,7 @@ class PredictionRecord {
     noted_[cell] = {rows, true};
     for (std::uint32_t row = 0; row < rows; ++row) {
       Route best;
-      best_of(predicted.select.data + std::size_t{row} * experts_, experts_, 1, &best);
+      best_of(predicted.select.data + std::size_t{row} * experts_, predicted.experts_or(experts_), 1, &best);
       best_[std::size_t{cell} * max_rows_ + row] = best.expert;
     }
   }

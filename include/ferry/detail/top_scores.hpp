@@ -25,23 +25,22 @@ class TopScores {
 
   FERRY_HD bool on() const noexcept { return on_; }
 
-  /// `select`: [rows, E].
-  FERRY_HD FERRY_HOT void mark(View<const float> select) noexcept {
-    if (on_) mark_rows(select);
+  FERRY_HD FERRY_HOT void mark(const Scores& scores) noexcept {
+    if (on_) mark_rows(scores.select, scores.experts_or(experts_), scores.top_k_or(k_));
   }
 
   FERRY_HD bool operator[](std::uint16_t expert) const noexcept { return top_[expert] != 0; }
 
  private:
-  FERRY_HD void mark_rows(View<const float> select) noexcept {
+  FERRY_HD void mark_rows(View<const float> select, std::uint32_t experts, std::uint32_t k) noexcept {
     for (std::uint8_t& t : top_) t = 0;
     for (std::uint32_t first = 0; first < select.size; first += experts_) {
       const float* row = select.data + first;
-      const std::uint32_t ranks = k_ < experts_ ? k_ + 1U : k_;
-      best_of(row, experts_, ranks, best_.data());
-      for (std::uint32_t i = 0; i < k_; ++i) {
+      const std::uint32_t ranks = k < experts ? k + 1U : k;
+      best_of(row, experts, ranks, best_.data());
+      for (std::uint32_t i = 0; i < k; ++i) {
         // Not "greater": where there is no (k+1)-th score, or only a NaN, nothing is a rival.
-        if (k_ == experts_ || !(row[best_[i].expert] <= factor_ * row[best_[k_].expert])) top_[best_[i].expert] = 1;
+        if (k == experts || !(row[best_[i].expert] <= factor_ * row[best_[k].expert])) top_[best_[i].expert] = 1;
       }
     }
   }

@@ -49,7 +49,7 @@ class CrossLayerGate {
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
     const bool by_percentile = phase == Phase::decode && !plain_top_k;
     predicted_.clear();
-    predicted_.name_best(scores, by_percentile ? candidates(experts_) : top_k_);
+    predicted_.name_best(scores, by_percentile ? candidates(scores.experts_or(experts_)) : scores.top_k_or(top_k_));
     predicted_.write(phase, scores.layer, out);
   }
 

@@ -23,7 +23,7 @@ class EveryExpert {
                                View<const std::uint32_t> /*rows*/) noexcept {}
 
   FERRY_HD void predict(Phase /*phase*/, const Scores& scores, Out<Request>& out) const noexcept {
-    for (std::uint16_t e = 0; e < experts_; ++e) {
+    for (std::uint16_t e = 0; e < scores.experts_or(experts_); ++e) {
       Request* r = out.add();
       if (r == nullptr) return;
       r->want.id = {scores.layer, e};

@@ -60,12 +60,13 @@ class PartialHidden {
  private:
   /// Ranks the row; how many of its best are top-score.
   FERRY_HD std::uint32_t top_score_experts(const Scores& scores, std::uint32_t row) noexcept {
-    if (top_k_ == experts_) return predicted_.rank(scores, row, top_k_).size;
-    const View<const Route> best = predicted_.rank(scores, row, top_k_ + 1U);
+    const std::uint32_t k = scores.top_k_or(top_k_);
+    if (k == scores.experts_or(experts_)) return predicted_.rank(scores, row, k).size;
+    const View<const Route> best = predicted_.rank(scores, row, k + 1U);
     const float* select = scores.select.data + std::size_t{row} * experts_;
-    const float bar = (1.0F + alpha) * select[best[top_k_].expert];
+    const float bar = (1.0F + alpha) * select[best[k].expert];
     std::uint32_t count = 0;
-    while (count < top_k_ && !(select[best[count].expert] <= bar)) ++count;  // so that a NaN is no bar
+    while (count < k && !(select[best[count].expert] <= bar)) ++count;  // so that a NaN is no bar
     return count;
   }
 

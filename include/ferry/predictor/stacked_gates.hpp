@@ -43,7 +43,7 @@ class StackedGates {
 
   FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
     predicted_.clear();
-    predicted_.name_best(scores, top_k_);
+    predicted_.name_best(scores, scores.top_k_or(top_k_));
     predicted_.write(phase, scores.layer, out);
   }
 

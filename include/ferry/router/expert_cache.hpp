@@ -56,8 +56,8 @@ class ExpertCacheRouter {
       throw ConfigError("ExpertCacheRouter: alpha is " + std::to_string(alpha) + ", expected 0 to 1");
     }
     gate_.reserve(carve, shape);
-    experts_ = shape.experts;
-    k_ = shape.top_k;
+    experts_ = columns_ = shape.experts;
+    k_ = batch_k_ = stride_ = shape.top_k;
     weighing_ = Weighing(shape);
     carve(beta_, shape.max_rows);
     carve(users_, shape.experts);
@@ -69,8 +69,10 @@ class ExpertCacheRouter {
   FERRY_HD void route(Phase phase, const Scores& scores, View<const State> present, Out<Route>& out) noexcept {
     Route* routes = out.data + out.size;
     if (phase == Phase::prefill || alpha == 0.0F) return gate_.route(phase, scores, present, out);
-    const std::uint32_t rows = scores.select.size / experts_;
-    out.size += rows * k_;
+    const std::uint32_t rows = scores.select.size / columns_;
+    out.size += rows * stride_;
+    experts_ = static_cast<std::uint16_t>(scores.experts_or(columns_));
+    k_ = static_cast<std::uint16_t>(scores.top_k_or(stride_));
     if (rows == 1 && experts_ <= detail::KeyColumns::capacity) {
       choose_alone(scores.select.data, present, routes);
     } else {
@@ -78,14 +80,16 @@ class ExpertCacheRouter {
       const std::uint32_t rounds = rows > 1 ? 2 : 1;  // a single row has none to share with
       for (std::uint32_t round = 0; round < rounds; ++round) {
         for (std::uint32_t row = 0; row < rows; ++row) {
-          choose({scores.select.data + std::size_t{row} * experts_, beta_[row], routes + row * k_}, present,
+          choose({scores.select.data + std::size_t{row} * columns_, beta_[row], routes + row * stride_}, present,
                  round == 1);
         }
       }
     }
     for (std::uint32_t row = 0; row < rows; ++row) {
-      sort(scores.select.data + std::size_t{row} * experts_, routes + row * k_);
-      weighing_.weigh(scores.weight.data + std::size_t{row} * experts_, k_, routes + row * k_);
+      Route* const own = routes + row * stride_;
+      sort(scores.select.data + std::size_t{row} * columns_, own);
+      weighing_.weigh(scores.weight.data + std::size_t{row} * columns_, k_, own);
+      for (std::uint32_t i = k_; i < stride_; ++i) own[i] = {};
     }
   }
 
@@ -93,10 +97,10 @@ class ExpertCacheRouter {
   [[nodiscard]] const char* check() const noexcept {
     std::uint64_t uses = 0;
     for (const std::uint32_t n : users_) uses += n;
-    if (uses % k_ != 0) return "ExpertCacheRouter: a row has not k experts";
-    if (uses / k_ > beta_.size()) return "ExpertCacheRouter: uses are left of more rows than a batch has";
+    if (uses % batch_k_ != 0) return "ExpertCacheRouter: a row has not k experts";
+    if (uses / batch_k_ > beta_.size()) return "ExpertCacheRouter: uses are left of more rows than a batch has";
     for (const std::uint32_t n : users_) {
-      if (n > uses / k_) return "ExpertCacheRouter: a row has an expert twice";
+      if (n > uses / batch_k_) return "ExpertCacheRouter: a row has an expert twice";
     }
     return nullptr;
   }
@@ -151,9 +155,10 @@ class ExpertCacheRouter {
 
   /// The gate's choice and beta of each row, its uses, and C.
   FERRY_HD void collect(const float* select, std::uint32_t rows, Route* routes) noexcept {
+    batch_k_ = k_;
     for (std::uint32_t& n : users_) n = 0;
     needed_.clear(0);
-    for (std::uint32_t row = 0; row < rows; ++row, select += experts_, routes += k_) {
+    for (std::uint32_t row = 0; row < rows; ++row, select += columns_, routes += stride_) {
       detail::best_of(select, experts_, k_ < experts_ ? k_ + 1U : k_, best_.data());
       const float next = k_ < experts_ ? select[best_[k_].expert] : lowest;
       const float beta = next == next ? next : lowest;
@@ -232,12 +237,14 @@ class ExpertCacheRouter {
   }
 
   TopK gate_;
-  Array<float> beta_;                  ///< [max_rows]
-  Array<std::uint32_t> users_;         ///< [experts] rows that have it at present
-  Array<Route> best_;                  ///< [k + 1], of one row
-  Array<std::uint16_t> alternatives_;  ///< [k]
-  detail::ExpertSets needed_;          ///< one: in C, or another row's substitute: no row gives it up
-  std::uint16_t experts_ = 0, k_ = 0;
+  Array<float> beta_;                       ///< [max_rows]
+  Array<std::uint32_t> users_;              ///< [experts] rows that have it at present
+  Array<Route> best_;                       ///< [k + 1], of one row
+  Array<std::uint16_t> alternatives_;       ///< [k]
+  detail::ExpertSets needed_;               ///< one: in C, or another row's substitute: no row gives it up
+  std::uint16_t columns_ = 0, stride_ = 0;  ///< scores and routes of a row
+  std::uint16_t experts_ = 0, k_ = 0;       ///< of the layer at hand
+  std::uint16_t batch_k_ = 0;               ///< of the latest batch of several rows
   Weighing weighing_;
 };
 

@@ -30,7 +30,7 @@ struct Weighing {
 /// The k experts with the highest `select` score of each row, best first.
 ///
 /// Source: the models themselves; weights are divided by their sum if the shape says so. Ties go to the lower index, NaN
-/// sorts last, the weights are those of `scores.weight`.
+/// sorts last, the weights are those of `scores.weight`. Of a layer with a smaller k the last routes are `no_expert`.
 /// Complexity: O(E) comparisons a row plus O(k) for each of the few that enter the list.
 class TopK {
  public:
@@ -42,11 +42,13 @@ class TopK {
 
   FERRY_HD void route(Phase /*phase*/, const Scores& scores, View<const State> /*present*/,
                       Out<Route>& out) const noexcept {
-    const std::uint32_t rows = scores.select.size / experts_;
+    const std::uint32_t rows = scores.select.size / experts_, k = scores.top_k_or(k_);
+    const std::uint32_t experts = scores.experts_or(experts_);
     for (std::uint32_t row = 0; row < rows; ++row) {
       Route* best = out.data + out.size;
-      detail::best_of(scores.select.data + std::size_t{row} * experts_, experts_, k_, best);
-      weighing_.weigh(scores.weight.data + std::size_t{row} * experts_, k_, best);
+      detail::best_of(scores.select.data + std::size_t{row} * experts_, experts, k, best);
+      weighing_.weigh(scores.weight.data + std::size_t{row} * experts_, k, best);
+      for (std::uint32_t i = k; i < k_; ++i) best[i] = {};
       out.size += k_;
     }
   }

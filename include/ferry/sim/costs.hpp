@@ -53,6 +53,7 @@ struct LayerWork {
   std::uint64_t dense_operations = 0;   ///< a row
   std::uint64_t expert_operations = 0;  ///< a row of one routed expert
   std::uint64_t activation_bytes = 0;   ///< a row's hidden state, as it crosses to the host and a result crosses back
+  friend bool operator==(const LayerWork&, const LayerWork&) = default;
 };
 
 /// What a machine takes for a model's work.

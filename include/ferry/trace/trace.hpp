@@ -22,7 +22,8 @@ struct Trace {
 
   std::span<const std::uint32_t> sequence_start;  ///< first token of each sequence, ascending from 0
   std::span<const std::uint8_t> phase;            ///< [tokens] Phase; empty: all decode
-  /// [tokens, layers, top_k] chosen experts, best first, in one of the two; the largest value: not recorded.
+  /// [tokens, layers, top_k] chosen experts, best first, in one of the two; the largest value: not recorded, or behind the
+  /// last of a layer with a smaller top_k.
   std::span<const std::uint8_t> experts8;
   std::span<const std::uint16_t> experts16;
   std::span<const float> weights;    ///< [tokens, layers, top_k] that scale their outputs
@@ -48,7 +49,7 @@ struct Trace {
     return experts8[at] == 0xff ? no_expert : experts8[at];
   }
   [[nodiscard]] float weight(std::uint32_t token, std::uint32_t layer, std::uint32_t rank) const {
-    return weights.empty() ? 1.0F / static_cast<float>(model.top_k)
+    return weights.empty() ? 1.0F / static_cast<float>(model.top_k_of(layer))
                            : weights[(std::size_t{token} * model.layers + layer) * model.top_k + rank];
   }
   [[nodiscard]] const float* scores_of(std::uint32_t token, std::uint32_t layer) const {
@@ -127,17 +128,19 @@ inline void Trace::validate() const {
   for (std::uint32_t t = 0; t < tokens; ++t) {
     for (std::uint32_t l = 0; l < model.layers; ++l) {
       const std::uint64_t row = std::uint64_t{t} * model.layers + l;
+      const std::uint32_t k = model.top_k_of(l), all = model.experts_of(l);
       std::uint32_t missing = 0;
       for (std::uint32_t i = 0; i < model.top_k; ++i) {
         const std::uint16_t e = expert(t, l, i);
         const auto where = [&] { return "token " + text(t) + ", layer " + text(l) + ": "; };
-        missing += e == no_expert ? 1 : 0;
+        missing += e == no_expert && i < k ? 1 : 0;
         if (e == no_expert) continue;
-        if (e >= model.experts) refuse(where() + "expert " + text(e) + " of " + text(model.experts));
+        if (i >= k) refuse(where() + "more than its " + text(k) + " experts");
+        if (e >= all) refuse(where() + "expert " + text(e) + " of " + text(all));
         if (std::exchange(seen[e], row) == row) refuse(where() + "expert " + text(e) + " stands twice");
       }
-      if (missing == 0 || (missing == model.top_k && phase_of(t) == Phase::prefill)) continue;
-      refuse("token " + text(t) + ", layer " + text(l) + ": " + text(missing) + " of " + text(model.top_k) +
+      if (missing == 0 || (missing == k && phase_of(t) == Phase::prefill)) continue;
+      refuse("token " + text(t) + ", layer " + text(l) + ": " + text(missing) + " of " + text(k) +
              " experts are missing");
     }
   }

@@ -103,6 +103,10 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("gpt_oss-bf16", "gpt_oss");
   check_tokens("minimax_m2-bf16", "minimax_m2");
   check_tokens("hunyuan_v1_moe-bf16", "hunyuan_v1_moe");
+  check_tokens("phimoe-bf16", "phimoe");
+  check_tokens("qwen3_next-bf16", "qwen3_next");
+  check_tokens("qwen3_5_moe-bf16", "qwen3_5_moe");
+  check_tokens("deepseek_moe-bf16", "deepseek_moe");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {
@@ -285,8 +289,28 @@ TEST_CASE("frequencies of GGUF are divided by the tensor that its converter writ
   CHECK(says(with({1, 8, 8}).refusal(), {"\"rope_freqs.weight\" is F32 [3], expected F32 [2]"}));
   CHECK(says(with({1, 0}).refusal(), {"\"rope_freqs.weight\" has 0 at [1], expected a number above 0"}));
   CHECK(says(with({std::nanf(""), 1}).refusal(), {"expected a number above 0"}));
-  const Described phi{"llama", {}, {{"rope_factors_long.weight", {1, 1}}}};
-  CHECK(says(phi.refusal(), {"\"rope_factors_long.weight\": LongRoPE is not supported in GGUF"}));
+}
+
+TEST_CASE("LongRoPE of GGUF: two tensors divide the frequencies, and the metadata has the factor") {
+  for (const std::string arch : {"phimoe", "llama"}) {
+    CAPTURE(arch);
+    Described phi{
+        arch,
+        {whole(arch + ".rope.scaling.original_context_length", 16), real(arch + ".rope.scaling.attn_factor", 1.25F)},
+        {{"rope_factors_short.weight", {1, 2}}, {"rope_factors_long.weight", {4, 8}}}};
+    const Rope rope = phi.read().rope;
+    CHECK(rope.frequency == std::vector<double>{1, 0.1 / 2});
+    CHECK(rope.long_frequency == std::vector<double>{1.0 / 4, 0.1 / 8});
+    CHECK(rope.long_from == 16);
+    CHECK(rope.scale == 1.25);
+    CHECK(rope.long_scale == 1.25);
+    phi.more.pop_back();
+    CHECK(phi.read().rope.long_scale == 1);
+    phi.tensors[1].second = {4, 8, 8};
+    CHECK(says(phi.refusal(), {"\"long_factor\": expected a list of 2 numbers above 0"}));
+    phi.tensors.pop_back();
+    CHECK(says(phi.refusal(), {"\"rope_factors_long.weight\": expected a vector of F32"}));
+  }
 }
 
 TEST_CASE("metadata of GGUF that says what is computed is read or refused, and other is named") {

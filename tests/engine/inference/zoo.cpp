@@ -103,13 +103,14 @@ struct ChoiceCheck {
     const std::string at = "long.layer." + std::to_string(config.moe_layers[layer]) + ".";
     const std::vector<std::uint32_t> index = token_ids_of(golden.at(at + "topk_index"));
     const std::vector<float> weight = golden.at(at + "topk_weight").to_floats();
-    const std::uint32_t k = config.top_k;
+    const std::uint32_t k = config.moe(layer).top_k;
     for (Eigen::Index r = 0; r < scores.select.rows(); ++r, ++rows) {
-      std::vector<Route> routes(k);
-      Out<Route> out{routes.data(), k, 0};
+      std::vector<Route> routes(config.top_k);
+      Out<Route> out{routes.data(), config.top_k, 0};
       const std::vector<float> select(scores.select.row(r).begin(), scores.select.row(r).end());
       const std::vector<float> weigh(scores.weight.row(r).begin(), scores.weight.row(r).end());
-      router.route(Phase::decode, {0, select, weigh}, {}, out);
+      router.route(Phase::decode, {0, select, weigh, {}, 0, static_cast<std::uint16_t>(k)}, {}, out);
+      routes.resize(k);
       float least = select[routes[k - 1].expert];
       const std::size_t place = (first + static_cast<std::size_t>(r)) * k;
       for (const Route& route : routes) {
@@ -224,6 +225,11 @@ TEST_CASE("granitemoeshared is computed as transformers computes it, and by ever
 TEST_CASE("hunyuan_v1_moe is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("hunyuan_v1_moe");
   check_stacks("hunyuan_v1_moe");
+}
+TEST_CASE(
+    "hunyuan_layers, whose layers differ, is computed as transformers computes it, and by every stack as by none") {
+  check_family("hunyuan_layers");
+  check_stacks("hunyuan_layers");
 }
 TEST_CASE("minimax_m2 is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("minimax_m2");

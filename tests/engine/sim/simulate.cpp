@@ -112,8 +112,8 @@ TEST_CASE("a simulated stack does what the engine does on the virtual clock, to 
   }
 }
 
-TEST_CASE("the same where experts are chosen by other scores than weigh them: biases, groups, PhiMoE") {
-  for (const std::string family : {"deepseek_v2", "deepseek_v3", "glm4_moe", "phimoe"}) {
+TEST_CASE("the same where experts are chosen by other scores than weigh them, and where layers differ") {
+  for (const std::string family : {"deepseek_v2", "deepseek_v3", "glm4_moe", "phimoe", "hunyuan_layers"}) {
     CpuModel m(test::golden_file("zoo") / family);
     for (const StackInfo& info : all_stacks()) {
       if (!quick() || info.keeps_every_bit()) check_simulated(m, family, info, 2);

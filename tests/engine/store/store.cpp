@@ -166,9 +166,44 @@ TEST_CASE("a store gives out what host memory would, by io_uring and by pread, w
   }
 }
 
+TEST_CASE("a store of layers that differ holds what they have, where its description says") {
+  const TemporaryFolder folder;
+  const Path model = test::golden_file("zoo") / "hunyuan_layers", file = folder.path() / "s";
+  CHECK(pack_store(model, file, {}).done == 18);
+  MemoryStore memory(Checkpoint(model), read_model_config(model));
+  DiskStore disk(open_blocks(file), file.string(), 0);
+  for (const Precision p : all_precisions) {
+    memory.add(p);
+    disk.add(p);
+  }
+  const std::string bytes = read_file(file);
+  const Json j = Json::parse(bytes.substr(24, number(bytes, 12, 4)));
+  CHECK(j["experts"] == 8);
+  CHECK(j["width"] == 48);
+  CHECK(j["layer_experts"] == Json({8, 4, 6}));
+  CHECK(j["layer_widths"] == Json({32, 48, 16}));
+  std::size_t at = 2 * 4096, block = 0;  // behind the header and 72 checksums
+  for (const Precision p : all_precisions) {
+    for (std::uint16_t l = 0; l < 3; ++l) {
+      for (std::uint16_t e = 0; e < j["layer_experts"][l]; ++e, ++block) {
+        const View<const std::byte> right = memory.bytes({{l, e}, p}).view;
+        if (p == Precision::full) CHECK(right.size == 3U * 64 * j["layer_widths"][l].get<std::uint32_t>() * 2);
+        CHECK(same(disk.bytes({{l, e}, p}).view, right));
+        CHECK(std::memcmp(bytes.data() + at, right.data, right.size) == 0);
+        CHECK(number(bytes, 4096 + 8 * block, 8) == XXH3_64bits(right.data, right.size));
+        at += (right.size + 4095) / 4096 * 4096;
+      }
+    }
+  }
+  CHECK(at == bytes.size());
+  const ModelFiles files(model, std::make_unique<DiskStore>(open_blocks(file), file.string(), 0));
+  CHECK(files.store->layouts().size() == 3);
+}
+
 TEST_CASE("a checkpoint's files give out what host memory would, whatever the cache") {
-  for (const Path& model : {test::model_folder("tiny-qwen-moe"), test::golden_file("zoo") / "gpt_oss",
-                            test::golden_file("zoo") / "qwen2_moe_dense0"}) {
+  for (const Path& model :
+       {test::model_folder("tiny-qwen-moe"), test::golden_file("zoo") / "gpt_oss",
+        test::golden_file("zoo") / "qwen2_moe_dense0", test::golden_file("zoo") / "hunyuan_layers"}) {
     CAPTURE(model);
     const ModelConfig c = read_model_config(model);
     const auto checkpoint = std::make_shared<const Checkpoint>(model);
@@ -337,14 +372,14 @@ TEST_CASE("a flipped bit anywhere in a store is found: in the header when it is 
   Random random(3);
   for (const Precision q : all_precisions) {
     for (std::uint64_t n = 0; n < 8; ++n) {
-      const Variant v{facts.id(n), q};
+      const Variant v{facts.numbers.id(n), q};
       std::string damaged = file;
       char& byte = damaged[facts.at(v) + random.below(static_cast<std::uint32_t>(facts.layout.bytes(q)))];
       byte = static_cast<char>(byte ^ 1 << random.below(8));
       write_file(p.store, damaged);
       const auto disk = p.open();
       for (std::uint64_t other = 0; other < 8; ++other) {
-        if (other != n) CHECK(disk->bytes({facts.id(other), q}).view.size == facts.layout.bytes(q));
+        if (other != n) CHECK(disk->bytes({facts.numbers.id(other), q}).view.size == facts.layout.bytes(q));
       }
       CHECK_THROWS_WITH_AS(static_cast<void>(disk->bytes(v)), doctest::Contains("its checksum differs"), InputError);
       CHECK_THROWS_AS(verify_store(p.store, [](auto, auto) { return true; }), InputError);
@@ -378,6 +413,12 @@ TEST_CASE("headers of strangers are refused by field") {
       {{{"precisions", {"int4", 8}}}, "\"precisions\""},
       {{{"weights", nullptr}}, "\"weights\""},
       {{{"layers", 60000}}, "truncated"},
+      {{{"layer_experts", {4}}}, "\"layer_experts\": expected 2 whole numbers from 1 to 4, one for each layer"},
+      {{{"layer_experts", {4, 5}}}, "\"layer_experts\""},
+      {{{"layer_experts", {4, 0}}}, "\"layer_experts\""},
+      {{{"layer_experts", {4, 3}}}, "damaged"},
+      {{{"layer_widths", {6, 7}}}, "\"layer_widths\": expected 2 whole numbers from 1 to 6, one for each layer"},
+      {{{"layer_widths", {6, -1}}}, "\"layer_widths\""},
   };
   for (const auto& [changed, part] : cases) {
     const Json& changes = changed;

@@ -439,6 +439,21 @@ TEST_CASE("a trace that is written and read again is the same, element for eleme
   CHECK(files_in(folder.path()) == 2);
 }
 
+TEST_CASE("what a trace says of layers that differ is written and read again") {
+  const TemporaryFolder folder;
+  const Path path = folder.path() / "t.safetensors", second = folder.path() / "u.safetensors";
+  Wanted kind = kinds[0];
+  const auto made = filled(kind, 3);
+  made->trace.model.layer_experts.assign(3, kind.experts);
+  made->trace.model.layer_top_k.assign(3, kind.top_k);
+  made->write(path);
+  const TraceFile back(path);
+  CHECK(back.trace.model.layer_experts == made->trace.model.layer_experts);
+  CHECK(back.trace.model.layer_top_k == made->trace.model.layer_top_k);
+  back.write(second);
+  CHECK(read_bytes(path) == read_bytes(second));
+}
+
 TEST_CASE("a trace that was read is written again byte for byte, with its tokens' ids") {
   const TemporaryFolder folder;
   const Path path = folder.path() / "t.safetensors", second = folder.path() / "u.safetensors";
@@ -662,6 +677,12 @@ TEST_CASE("a damaged description of the model names the field") {
   CHECK(says(field("layers", 3.0), {"\"layers\"", "got 3.0"}));
   CHECK(says(field("experts", 65535), {"\"experts\": expected a whole number from 1 to 65534"}));
   CHECK(says(field("top_k", 5), {"\"top_k\": expected a whole number from 1 to 4, got 5"}));
+  CHECK(
+      says(field("layer_experts", {4, 4}), {"\"layer_experts\": expected 3 whole numbers from 1 to 4, one for each"}));
+  CHECK(says(field("layer_experts", {4, 4, 5}), {"\"layer_experts\""}));
+  CHECK(says(field("layer_experts", {4, 4, 0}), {"\"layer_experts\""}));
+  CHECK(says(field("layer_top_k", {2, 2, 3}), {"\"layer_top_k\": expected 3 whole numbers from 1 to 2"}));
+  CHECK(says(field("layer_top_k", {2, 1, 2}), {"layer 1: more than its 1 experts"}));
   CHECK(says(field("layers", 4), {"tensor \"experts\" is U8 [7, 3, 2], expected U8 [7, 4, 2]"}));
   CHECK(says(field("top_k", 3), {"tensor \"experts\" is U8 [7, 3, 2], expected U8 [7, 3, 3]"}));
   CHECK(says(field("experts", 300), {"tensor \"scores\" is F32 [7, 3, 4], expected F32 [7, 3, 300]"}));

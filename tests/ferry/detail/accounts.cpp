@@ -77,7 +77,7 @@ TEST_CASE("misses by score, if scores were seen") {
   const float select[] = {8, 4, 3, 1};  // beta = 3: 8 is above 4.5, 4 is not
   const Route routes[] = {{0, 0.6F}, {1, 0.4F}};
   const Request run[] = {request(0), request(1)};
-  f.accounts.see(select);
+  f.accounts.see({0, select, select});
   f.accounts.ask(0, routes, {}, run);
   f.accounts.miss(run[0]);
   f.accounts.host(run[1]);

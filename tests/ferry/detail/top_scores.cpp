@@ -6,7 +6,10 @@
 #include <new>
 #include <vector>
 
+#include "support/shapes.hpp"
+
 using namespace ferry;
+using namespace ferry::test;
 
 namespace {
 
@@ -15,7 +18,7 @@ struct ScoresFixture {
     Carver carve(block + 128);
     top.reserve(carve, shape, alpha);
   }
-  void mark(const std::vector<float>& s) { top.mark({s.data(), static_cast<std::uint32_t>(s.size())}); }
+  void mark(const std::vector<float>& s) { top.mark(scores(0, s)); }
   alignas(64) std::byte block[512];
   detail::TopScores& top = *new (block) detail::TopScores;
 };

@@ -36,6 +36,25 @@ TEST_CASE("how many experts lie above the 75th percentile, as numpy's percentile
   }
 }
 
+TEST_CASE("of a layer with fewer experts, a quarter of those that it has") {
+  Placed<CrossLayerGate> p(Shape{4, 16, 4, 1});
+  std::vector<Request> memory(16);
+  Out<Request> out{memory.data(), 16, 0};
+  std::vector<float> row(16, 9.0F);
+  for (std::size_t e = 0; e < 8; ++e) row[e] = static_cast<float>(e) / 10;
+  Scores s = scores(3, row);
+  s.layer_experts = 8;
+  s.layer_top_k = 3;
+  p->predict(Phase::decode, s, out);
+  memory.resize(out.size);
+  CHECK(ids(memory) == std::vector{7, 6});
+  memory.resize(16);
+  out.size = 0;
+  p->predict(Phase::prefill, s, out);  // the top k
+  memory.resize(out.size);
+  CHECK(ids(memory) == std::vector{7, 6, 5});
+}
+
 TEST_CASE("decode: surest first, ties to the lower index, NaN predicts nothing") {
   Placed<CrossLayerGate> p(Shape{4, 8, 2, 2});
   CHECK(ids(predict(p, Phase::decode, {.1F, .4F, .0F, .0F, .0F, .3F, .2F, .0F}, 8)) == std::vector{1, 5});

@@ -44,6 +44,26 @@ TEST_CASE("best first, ties to the lower index, NaN last") {
   CHECK(q[2].expert == 1);
 }
 
+TEST_CASE("of a layer with fewer experts and a smaller k, no columns behind are read and the last routes are none") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> s = {.1F, nan, .3F, 9, 9, nan, .5F, .25F, 9, 9};
+  Scores layer = scores(0, s);
+  layer.layer_experts = 3;
+  layer.layer_top_k = 2;
+  const auto r = route(5, 4, layer, Renormalise::yes);
+  CHECK(r[0].expert == 2);
+  CHECK(r[1].expert == 0);
+  CHECK(r[0].weight == doctest::Approx(0.75));
+  CHECK(r[1].weight == doctest::Approx(0.25));
+  CHECK(r[4].expert == 1);
+  CHECK(r[5].expert == 2);
+  for (const std::size_t i : {2U, 3U, 6U, 7U}) {
+    CHECK(r[i].expert == no_expert);
+    CHECK(r[i].weight == 0.0F);
+    CHECK(r[i].instead_of == no_expert);
+  }
+}
+
 TEST_CASE("one array chooses, the other weighs") {
   const std::vector<float> select = {1, 3, 2}, weight = {.5F, .25F, .125F};
   const auto r = route(3, 2, {0, {select.data(), 3}, {weight.data(), 3}});

@@ -120,6 +120,22 @@ TEST_CASE("an expert that was not recorded is no expert, narrow or wide") {
   CHECK(s.refusal() == "trace: token 3, layer 1: 2 of 2 experts are missing");
 }
 
+TEST_CASE("a layer with a smaller k has experts up to that, and no others") {
+  Small s;
+  s.trace.model.layer_top_k = {2, 1};
+  s.trace.model.layer_experts = {4, 3};
+  CHECK(s.refusal() == "trace: token 0, layer 1: more than its 1 experts");
+  for (std::size_t i = 3; i < s.experts.size(); i += 4) s.experts[i] = 0xff;
+  CHECK(s.refusal() == "trace: token 2, layer 1: expert 3 of 3");
+  s.experts[10] = s.experts[26] = 0;
+  CHECK(s.refusal().empty());
+  s.trace.weights = {};
+  CHECK(s.trace.weight(3, 0, 0) == 0.5F);
+  CHECK(s.trace.weight(3, 1, 0) == 1.0F);
+  s.experts[14] = 0xff;
+  CHECK(s.refusal() == "trace: token 3, layer 1: 1 of 1 experts are missing");
+}
+
 TEST_CASE("what a replay could stumble over is refused with its place") {
   const std::vector<std::pair<std::string, std::function<void(Small&)>>> cases = {
       {"trace: no tokens are recorded", [](Small& s) { s.trace.tokens = 0; }},
