@@ -200,7 +200,7 @@ std::vector<double> weight_output_correlation(const std::string& name, const std
     }
   };
   for (const std::string& text : texts) {
-    const std::vector<std::uint32_t> tokens = tokenize(c, text.substr(0, length - 1));
+    const std::vector<std::uint32_t> tokens = tokenize(model, text.substr(0, length - 1));
     std::vector<TokenRow> rows;
     for (const std::uint32_t t : tokens) rows.push_back({0, t, static_cast<std::uint32_t>(rows.size())});
     std::vector<KvCache> caches;
@@ -236,7 +236,7 @@ std::vector<std::vector<double>> gate_input_similarity(const std::string& name, 
     }
   };
   for (const std::string& text : texts) {
-    const std::vector<std::uint32_t> tokens = tokenize(c, text.substr(0, length - 1));
+    const std::vector<std::uint32_t> tokens = tokenize(model, text.substr(0, length - 1));
     std::vector<TokenRow> rows;
     for (const std::uint32_t t : tokens) rows.push_back({0, t, static_cast<std::uint32_t>(rows.size())});
     std::vector<KvCache> caches;

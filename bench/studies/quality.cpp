@@ -238,7 +238,7 @@ float threshold_for(Place& place, double share) {
       }
     };
     for (std::size_t at = 0; at < place.text.size(); at += window) {
-      const std::vector<std::uint32_t> tokens = tokenize(c, place.text.substr(at, window - 1));
+      const std::vector<std::uint32_t> tokens = tokenize(place.model, place.text.substr(at, window - 1));
       std::vector<TokenRow> rows;
       for (const std::uint32_t t : tokens) rows.push_back({0, t, static_cast<std::uint32_t>(rows.size())});
       std::vector<KvCache> caches;
@@ -499,7 +499,7 @@ void run(Job& job, CpuModel& model, const Text& text, const std::function<void(s
       return !stop;
     };
     const Runner resident = named(place, options_on(place, high_end, stated, phase, "resident"));
-    const std::vector<Evaluated> evaluated = evaluate(model, *resident, runners, text.bytes, o);
+    const std::vector<Evaluated> evaluated = evaluate(model, *resident, runners, token_text(model, text.bytes), o);
     if (stop) return;
     for (std::size_t i = 0; i < which.size(); ++i) results[which[i]].run = evaluated[i];
   }

@@ -53,7 +53,7 @@ void append_rows(Matrix& to, const std::vector<Matrix>& windows) {
 
 }  // namespace
 
-bool add_samples(Model& model, const std::string& text, std::uint32_t window, GateSamples& samples,
+bool add_samples(Model& model, const std::vector<std::uint32_t>& text, std::uint32_t window, GateSamples& samples,
                  const std::function<bool(std::uint64_t done)>& progress) {
   const ModelConfig& c = model.config();
   if (window < 2 || window > c.context) {
@@ -65,7 +65,8 @@ bool add_samples(Model& model, const std::string& text, std::uint32_t window, Ga
   resident.max_rows = window;
   const auto runner = make_runner(model, resident);
   for (std::size_t at = 0; at < text.size(); at += window) {
-    const std::vector<std::uint32_t> tokens = tokenize(c, text.substr(at, window));
+    std::vector<std::uint32_t> tokens = model.begin_tokens();
+    for (std::size_t i = at; i < std::min<std::size_t>(text.size(), at + window); ++i) tokens.push_back(text[i]);
     std::vector<TokenRow> rows;
     for (std::uint32_t i = 0; i < std::min<std::size_t>(tokens.size(), window); ++i) rows.push_back({0, tokens[i], i});
     std::vector<KvCache> caches;
@@ -77,7 +78,7 @@ bool add_samples(Model& model, const std::string& text, std::uint32_t window, Ga
                   });
     runner->end_sequence(0);
     runner->uses.clear();
-    if (!progress(std::min(text.size(), at + window))) return false;
+    if (!progress(std::min<std::size_t>(text.size(), at + window))) return false;
   }
   if (text.empty()) return true;
   samples.inputs.resize(c.moe_layer_count());

@@ -22,9 +22,9 @@ struct GateSamples {
 };
 
 /// Runs a text through the model, resident, in windows that are sequences of their own, and adds what its gates see.
-/// `progress` takes the bytes so far; if it returns false, nothing is added. Throws InputError for a window that the model
+/// `progress` takes the tokens so far; if it returns false, nothing is added. Throws InputError for a window that the model
 /// cannot have.
-bool add_samples(Model& model, const std::string& text, std::uint32_t window, GateSamples& samples,
+bool add_samples(Model& model, const std::vector<std::uint32_t>& text, std::uint32_t window, GateSamples& samples,
                  const std::function<bool(std::uint64_t done)>& progress);
 
 struct GateTraining {

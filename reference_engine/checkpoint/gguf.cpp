@@ -161,6 +161,46 @@ Json read_list(Cursor& c, const std::string& key) {
 
 }  // namespace
 
+namespace {
+
+/// Of a list that somebody wants whole.
+std::uint64_t length_of(Cursor& c, const std::string& name) {
+  constexpr std::uint64_t most = 1U << 24U;
+  const auto count = c.number<std::uint64_t>("a list");
+  if (count > most) c.refuse(fmt::format("metadata \"{}\" is a list of {}, expected at most {}", name, count, most));
+  return count;
+}
+
+}  // namespace
+
+std::vector<std::string> Gguf::texts(const std::string& name) const {
+  std::vector<std::string> all;
+  const auto found = lists_.find(name);
+  if (found == lists_.end()) return all;
+  Cursor c(file_->data(), file_->size(), path_.string());
+  c.skip(found->second, "a list");
+  if (c.number<std::uint32_t>("a list") != string) c.refuse(fmt::format("metadata \"{}\" has no texts", name));
+  all.resize(length_of(c, name));
+  for (std::string& text : all) text = c.text("a text");
+  return all;
+}
+
+std::vector<double> Gguf::numbers(const std::string& name) const {
+  std::vector<double> all;
+  const auto found = lists_.find(name);
+  if (found == lists_.end()) return all;
+  Cursor c(file_->data(), file_->size(), path_.string());
+  c.skip(found->second, "a list");
+  const auto kind = c.number<std::uint32_t>("a list");
+  if (bytes_of(kind) == 0) c.refuse(fmt::format("metadata \"{}\" has no numbers", name));
+  all.resize(length_of(c, name));
+  for (double& n : all) {
+    const Json value = read_value(c, kind, name);
+    n = value.is_boolean() ? (value.get<bool>() ? 1.0 : 0.0) : value.get<double>();
+  }
+  return all;
+}
+
 bool is_gguf(const std::filesystem::path& path) {
   std::error_code none;
   if (!std::filesystem::is_regular_file(path, none)) return false;
@@ -187,6 +227,7 @@ Gguf::Gguf(const std::filesystem::path& path) {
     const std::string key = c.text("the name of a value");
     const auto kind = c.number<std::uint32_t>("a value");
     if (metadata_.contains(key)) c.refuse(fmt::format("metadata \"{}\" stands twice", key));
+    if (kind == list) lists_[key] = c.at();
     metadata_[key] = kind == list ? read_list(c, key) : read_value(c, kind, key);
   }
   std::vector<std::pair<std::uint64_t, Tensor*>> places;

@@ -3,7 +3,9 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "checkpoint/tensor.hpp"
 #include "support/json.hpp"
@@ -24,9 +26,13 @@ class Gguf final : public TensorFile {
   explicit Gguf(const std::filesystem::path& path);
 
   [[nodiscard]] const Json& metadata() const { return metadata_; }
+  /// A list of the metadata, however long; nothing if there is none of that name. Throws InputError if it holds anything else.
+  [[nodiscard]] std::vector<std::string> texts(const std::string& name) const;
+  [[nodiscard]] std::vector<double> numbers(const std::string& name) const;
 
  private:
   Json metadata_ = Json::object();
+  std::map<std::string, std::uint64_t> lists_;  ///< byte at which each begins
 };
 
 /// Whether `path` is a file that begins as GGUF files do.

@@ -155,19 +155,23 @@ enum class Judged {
 class Loss {
  public:
   Loss(const CalibrateArguments& a, Phase phase, Judged judged = Judged::together)
-      : a_(a), texts_(read_texts(a)), machine_(read_machine(a.machine)), judged_(judged) {
-    line_.emplace("bytes");
+      : a_(a), machine_(read_machine(a.machine)), judged_(judged) {
+    const std::vector<std::string> texts = read_texts(a);
+    line_.emplace("tokens");
     eval_.window = a.window;
     eval_.phase = phase;
-    for (const std::string& t : texts_) bytes_ += t.size();
     a.flags.set(options_, a.stack);
     StackOptions resident;
     resident.stack = "resident";
     model_ = a.model.open({resident, options_});
+    for (const std::string& t : texts) {
+      texts_.push_back(token_text(*model_, t));
+      tokens_ += texts_.back().tokens.size();
+    }
     eval_.check(model_->config());
-    const ModelShape shape = model_shape(model_->config(), model_->store(), eval_.max_rows());
+    const ModelShape shape = model_shape(model_->config(), model_->store(), rows());
     options_.budget_bytes = parse_budget(a.flags.budget, shape.all_bytes());
-    options_.max_rows = eval_.max_rows();
+    options_.max_rows = rows();
     const ModelFacts reference = read_shape(machine_.reference_model());
     options_.virtual_costs = as_if(machine_.costs(reference.work, source_of(machine_)), reference, shape);
     const std::uint32_t high =
@@ -188,12 +192,12 @@ class Loss {
     auto make = [&](const RunnerOptions& r) { return make_runner(*model_, r); };
     Evaluated all;
     double most = 0;
-    for (const std::string& text : texts_) {
+    for (const TokenText& text : texts_) {
       std::vector<std::unique_ptr<ExpertRunner>> runners;
       runners.push_back(make(o));
       EvalOptions eval = eval_;
       eval.progress = [&](std::uint64_t of_text, std::uint64_t) {
-        line_->show(done_ + of_text, before_ + left * bytes_);
+        line_->show(done_ + of_text, before_ + left * tokens_);
         return !stop;
       };
       const Evaluated one = evaluate(*model_, *make(resident), runners, text, eval)[0];
@@ -201,7 +205,7 @@ class Loss {
       all += one;
       most = std::max({most, one.quality.change_percent(),
                        100 * one.quality.kl_divergence() / one.quality.bits_per_byte_resident()});
-      done_ += text.size();
+      done_ += text.tokens.size();
     }
     before_ = done_;
     quality_ = all.quality;
@@ -223,13 +227,15 @@ class Loss {
   }
 
  private:
+  [[nodiscard]] std::uint32_t rows() const { return eval_.max_rows(model_->begin_tokens().size()); }
+
   const CalibrateArguments& a_;
-  std::vector<std::string> texts_;
+  std::vector<TokenText> texts_;
   Machine machine_;
   std::unique_ptr<Model> model_;
   EvalOptions eval_;
   RunnerOptions options_;
-  std::uint64_t bytes_ = 0, done_ = 0, before_ = 0;  ///< of all texts; run so far; run before this one
+  std::uint64_t tokens_ = 0, done_ = 0, before_ = 0;  ///< of all texts; run so far; run before this one
   Judged judged_;
   Quality quality_;
   std::optional<ProgressLine> line_;
@@ -596,9 +602,13 @@ int gates(const CalibrateArguments& a) {
     GateSamples samples;
     {
       std::uint64_t all = 0, done = 0;
-      for (const std::string& t : texts) all += t.size();
-      ProgressLine line("bytes");
+      std::vector<std::vector<std::uint32_t>> tokens;
       for (const std::string& t : texts) {
+        tokens.push_back(token_text(model, t).tokens);
+        all += tokens.back().size();
+      }
+      ProgressLine line("tokens");
+      for (const std::vector<std::uint32_t>& t : tokens) {
         const auto progress = [&](std::uint64_t of_text) {
           line.show(done + of_text, all);
           return !stop;
@@ -686,7 +696,7 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
   g->add_option("--bytes", a->bytes, "at most so many of each text")
       ->type_name("N")
       ->check(CLI::Range(1ULL, 1ULL << 40U));
-  g->add_option("--window", a->window, "bytes; a text is cut into such, each a sequence of its own")
+  g->add_option("--window", a->window, "tokens; a text is cut into such, each a sequence of its own")
       ->type_name("N")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
@@ -709,7 +719,7 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
     c->add_option("--bytes", a->bytes, "at most so many of each text")
         ->type_name("N")
         ->check(CLI::Range(1ULL, 1ULL << 40U));
-    c->add_option("--window", a->window, "bytes; a text is cut into such, each a sequence of its own")
+    c->add_option("--window", a->window, "tokens; a text is cut into such, each a sequence of its own")
         ->type_name("N")
         ->check(CLI::Range(2, 1 << 20))
         ->capture_default_str();

@@ -6,6 +6,7 @@
 
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
+#include "command/token_ids.hpp"
 #include "ferry/macros.hpp"
 #include "inference/eval.hpp"
 #include "profiles/machine.hpp"
@@ -25,7 +26,7 @@ struct EvalArguments {
   StackFlags flags;
   ModelFlags model;
   std::string machine = "rtx3090-pcie3", phase = "decode", json;
-  std::vector<std::string> texts, stacks = {"fate", "hobbit", "importance-driven"};
+  std::vector<std::string> texts, token_files, stacks = {"fate", "hobbit", "importance-driven"};
   EvalOptions eval;
   std::uint64_t bytes = ~std::uint64_t{0};
 };
@@ -43,9 +44,9 @@ struct Stack {
   }
 };
 
-Json outcomes(const Outcomes& o, std::uint64_t bytes) {
+Json outcomes(const Outcomes& o, std::uint64_t tokens) {
   Json json = to_json(o);
-  json["tokens"] = o.requests == 0 ? 0 : bytes;
+  json["tokens"] = o.requests == 0 ? 0 : tokens;
   return json;
 }
 
@@ -59,13 +60,14 @@ double per_byte(Nanoseconds ns, const Evaluated& e) {
 
 Json evaluated_json(const Evaluated& e) {
   return {{"bytes_scored", e.quality.bytes},
+          {"tokens_scored", e.quality.tokens},
           {"bits_per_byte", e.quality.bits_per_byte()},
           {"bits_per_byte_resident", e.quality.bits_per_byte_resident()},
           {"change_percent", e.quality.change_percent()},
           {"kl_divergence", e.quality.kl_divergence()},
           {"top1_agreement", e.quality.top1_agreement()},
-          {"prefill", outcomes(e.phase[0], e.quality.bytes)},
-          {"decode", outcomes(e.phase[1], e.quality.bytes)},
+          {"prefill", outcomes(e.phase[0], e.quality.tokens)},
+          {"decode", outcomes(e.phase[1], e.quality.tokens)},
           {"bytes_by_precision", by_precision(e.bytes_by_precision)},
           {"preload_bytes", e.preload_bytes},
           {"decode_computed_by_precision", by_precision(e.computed)},
@@ -74,15 +76,16 @@ Json evaluated_json(const Evaluated& e) {
 }
 
 /// A block for each text, and one over all of them; a column a stack.
+/// `unit`: "byte", or "token" where nobody knows the bytes of tokens.
 std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::string>& names, Phase phase,
-                       const ExpertLayout& layout, std::size_t columns) {
+                       const std::string& unit, const ExpertLayout& layout, std::size_t columns) {
   auto percent = [](std::uint64_t part, std::uint64_t whole) {
     return whole == 0 ? std::string("-")
                       : fmt::format("{:.1f}%", 100 * static_cast<double>(part) / static_cast<double>(whole));
   };
-  const std::vector<std::string> rows = {"stack",        "bits a byte", "change",      "KL, bits a byte", "same top",
-                                         "hits",         "missed",      "substituted", "skipped",         "on the host",
-                                         "computed low", "copied low",  "time a byte"};
+  const std::vector<std::string> rows = {
+      "stack",       "bits a " + unit, "change",      "KL, bits a " + unit, "same top",   "hits",          "missed",
+      "substituted", "skipped",        "on the host", "computed low",       "copied low", "time a " + unit};
   auto column = [&](const std::string& stack, const Evaluated& e) -> std::vector<std::string> {
     const Quality& q = e.quality;
     const Outcomes& o = e.phase[static_cast<unsigned>(phase)];
@@ -111,9 +114,11 @@ std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::
   std::string out;
   auto block = [&](const std::string& name, auto of) {
     const Quality& q = of(stacks[0]).quality;
-    out += wrapped(fmt::format("{}: {} bytes, resident {:.4f} bits and {:.3f} ms a byte\n", name, q.bytes,
-                               q.bits_per_byte_resident(), 1e3 * per_byte(of(stacks[0]).resident_ns, of(stacks[0]))),
-                   columns);
+    const std::string tokens = q.tokens == q.bytes ? "" : fmt::format(" in {} tokens", q.tokens);
+    out +=
+        wrapped(fmt::format("{}: {} {}s{}, resident {:.4f} bits and {:.3f} ms a {}\n", name, q.bytes, unit, tokens,
+                            q.bits_per_byte_resident(), 1e3 * per_byte(of(stacks[0]).resident_ns, of(stacks[0])), unit),
+                columns);
     std::vector<std::vector<std::string>> cells(rows.size());
     for (const Stack& s : stacks) {
       const std::vector<std::string> c = column(s.label, of(s));
@@ -125,29 +130,40 @@ std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::
     block(names[t], [t](const Stack& s) { return s.texts[t]; });
   }
   if (stacks[0].texts.size() > 1) block("all texts", [](const Stack& s) { return s.all(); });
-  return out + wrapped(
-                   "computed low: experts computed at less than full precision; copied low: copies of such, of all "
-                   "copies; time: a byte's, on the machine's clock\n",
-                   columns);
+  return out + wrapped(fmt::format(
+                           "computed low: experts computed at less than full precision; copied low: copies of such, of "
+                           "all copies; time: a {}'s, on the machine's clock\n",
+                           unit),
+                       columns);
 }
 
 int eval(const EvalArguments& a) {
   a.flags.check(a.stacks);  // before the model is read
+  if (a.texts.empty() == a.token_files.empty()) {
+    throw InputError("eval reads texts: expected --text FILES, or --token-ids FILES for what is tokens already");
+  }
   std::vector<std::string> inputs = a.texts;
+  inputs.insert(inputs.end(), a.token_files.begin(), a.token_files.end());
   inputs.push_back(a.machine);
   for (const std::string& file : a.model.inputs()) inputs.push_back(file);
   for (const std::string& file : stack_files(a.stacks)) inputs.push_back(file);
   check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;
   if (!a.json.empty()) json_file.emplace(a.json);
-  std::vector<std::string> texts, names;
-  std::uint64_t to_do = 0, done = 0;
+  std::vector<std::string> read, names;
+  std::vector<TokenText> texts;
   for (const std::string& file : a.texts) {
-    texts.push_back(read_text("--text", file));
-    if (texts.back().empty()) throw InputError(fmt::format("--text {}: the file is empty", file));
-    texts.back().resize(std::min<std::uint64_t>(texts.back().size(), a.bytes));
-    to_do += texts.back().size();
+    read.push_back(read_text("--text", file));
+    if (read.back().empty()) throw InputError(fmt::format("--text {}: the file is empty", file));
+    read.back().resize(std::min<std::uint64_t>(read.back().size(), a.bytes));
     names.push_back(std::filesystem::path(file).filename().string());
+  }
+  for (const std::string& file : a.token_files) {
+    const std::string name = std::filesystem::path(file).filename().string();
+    for (std::vector<std::uint32_t>& tokens : read_token_ids(file)) {
+      texts.push_back({std::move(tokens), {}});
+      names.push_back(fmt::format("{} {}", name, texts.size()));
+    }
   }
 
   EvalOptions options = a.eval;
@@ -163,7 +179,14 @@ int eval(const EvalArguments& a) {
   const std::unique_ptr<Model> opened = a.model.open(wanted);
   Model& model = *opened;
   options.check(model.config());
-  const ModelShape shape = model_shape(model.config(), model.store(), options.max_rows());
+  for (const std::string& text : read) texts.push_back(token_text(model, text));
+  std::uint64_t to_do = 0, done = 0;
+  for (const TokenText& text : texts) {
+    check_tokens(model.config(), {text.tokens});
+    to_do += text.tokens.size();
+  }
+  const std::uint32_t max_rows = options.max_rows(model.begin_tokens().size());
+  const ModelShape shape = model_shape(model.config(), model.store(), max_rows);
   const std::uint64_t budget = parse_budget(a.flags.budget, shape.all_bytes());
   const Machine machine = read_machine(a.machine);
   const ModelFacts reference = read_shape(machine.reference_model());
@@ -172,14 +195,15 @@ int eval(const EvalArguments& a) {
   resident.stack = "resident";
   auto complete = [&](RunnerOptions& o) {
     o.budget_bytes = budget;
-    o.max_rows = options.max_rows();
+    o.max_rows = max_rows;
     o.virtual_costs = as_if(machine.costs(reference.work, source), reference, shape);
   };
   complete(resident);
   for (Stack& s : stacks) complete(s.options);
 
-  ProgressLine line("bytes");
-  for (const std::string& text : texts) {
+  const std::string unit = a.texts.empty() ? "token" : "byte";
+  ProgressLine line("tokens");
+  for (const TokenText& text : texts) {
     // Each text meets the stacks as they are built: its result does not depend on what else was named.
     auto make = [&](const RunnerOptions& o) { return make_runner(model, o); };
     std::vector<std::unique_ptr<ExpertRunner>> runners;
@@ -193,11 +217,11 @@ int eval(const EvalArguments& a) {
       stacks[i].texts.push_back(results[i]);
       stacks[i].arena_bytes = runners[i]->statistics().arena_bytes;
     }
-    done += text.size();
+    done += text.tokens.size();
     if (stop) break;
   }
 
-  print(eval_table(stacks, names, options.phase, model.store().layout(), terminal_columns()));
+  print(eval_table(stacks, names, options.phase, unit, model.store().layout(), terminal_columns()));
   print(a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last text only as far as it was run\n");
   Json all = Json::array();
@@ -218,6 +242,7 @@ int eval(const EvalArguments& a) {
     json["activations"] = a.model.activations;
     json["command_line"] = command_line;
     json["phase"] = a.phase;
+    json["unit"] = unit;
     json["window"] = options.window;
     json["batch"] = options.batch;
     json["interrupted"] = stop.load();
@@ -241,7 +266,11 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
       app.add_subcommand("eval", "measure what stacks cost in quality: bits a byte, beside the resident model");
   a->model.add_model(c);
   a->model.add_experts(c);
-  c->add_option("--text", a->texts, "texts to predict, byte by byte")->type_name("FILES")->check(not_empty)->required();
+  c->add_option("--text", a->texts, "texts to predict")->type_name("FILES")->check(not_empty);
+  c->add_option("--token-ids", a->token_files,
+                "instead: tokens, each line a text of its own, for models without a tokenizer")
+      ->type_name("FILES")
+      ->check(not_empty);
   c->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
       ->type_name("NAMES|FILES")
       ->delimiter(',')
@@ -250,7 +279,7 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
   a->flags.add_budget(c);
   a->flags.add_parameters(c);
   a->flags.add_defaults(c);
-  c->add_option("--window", a->eval.window, "bytes; a text is cut into such, each a sequence of its own")
+  c->add_option("--window", a->eval.window, "tokens; a text is cut into such, each a sequence of its own")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();

@@ -26,6 +26,7 @@
 #include "support/progress.hpp"
 #include "support/terminal.hpp"
 #include "support/text_file.hpp"
+#include "text/utf8.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -110,7 +111,7 @@ class Runs {
       throttle_ = costs_->link_bytes_per_s;
     }
     std::vector<std::uint64_t> positions;  // of each prompt, with what it may generate
-    const auto all_tokens = tokens_of(model_->config(), options_);
+    const auto all_tokens = tokens_of(*model_, options_);
     for (std::size_t i = 0; i < all_tokens.size(); ++i) {  // refused before minutes are spent on the others
       const std::size_t tokens = all_tokens[i].size();
       positions.push_back(std::min<std::uint64_t>(tokens + options_.max_new_tokens, model_->config().context));
@@ -155,23 +156,25 @@ class Runs {
     GenerateOptions g = options_;
     if (costs_) g.clock = [&runner] { return runner->statistics().virtual_ns; };
     ProgressLine progress("prefill, tokens", 0);
+    CharacterStream shown;
     g.on_prefill = [&](std::uint64_t done, std::uint64_t total) {
       if (total > 2 * g.prefill_chunk) progress.show(done, total);
     };
     if (stream) {
-      g.on_token = [text = reads_bytes(model_->config())](std::size_t prompt, std::uint32_t token) {
-        if (prompt != 0 || (text && token >= 256)) return;
-        const char byte = static_cast<char>(token);
-        print(text ? std::string(1, byte) : fmt::format("{} ", token));
+      g.on_token = [&, tokenizer = model_->tokenizer()](std::size_t prompt, std::uint32_t token) {
+        if (prompt != 0) return;
+        if (tokenizer == nullptr) {
+          print(fmt::format("{} ", token));
+        } else if (!tokenizer->is_special(token)) {
+          print(shown.push(tokenizer->bytes(token)));
+        }
       };
     }
     Generated made = generate(*model_, *runner, g);
     if (stream) {
-      print("\n");
-      const bool text = reads_bytes(model_->config());
+      print(shown.finish() + "\n");
       for (std::size_t i = 1; i < made.text.size(); ++i) {
-        print(fmt::format("[{}] {}\n", i + 1,
-                          text ? made.text[i] : fmt::format("{}", fmt::join(made.token_ids[i], " "))));
+        print(fmt::format("[{}] {}\n", i + 1, shown_text(made, i)));
       }
     }
     if (timeline_) {
@@ -202,6 +205,12 @@ class Runs {
     facts.layers = shape_.layers;
     facts.throttle_bytes_per_s = throttle_;
     return make_report(*runner, std::move(made), facts);
+  }
+
+  /// What was generated for a prompt: text, or tokens where nobody knows their texts.
+  [[nodiscard]] std::string shown_text(const Generated& made, std::size_t prompt) const {
+    if (model_->tokenizer() != nullptr) return valid_utf8(made.text[prompt]);
+    return fmt::format("{}", fmt::join(made.token_ids[prompt], " "));
   }
 
   void write_json(const Json& json) {
@@ -313,7 +322,7 @@ int run(const RunArguments& a) {
 }
 
 /// Each text once, under the stacks that generated it; whether all did the same.
-bool print_texts(const RunArguments& a, const std::vector<RunReport>& reports) {
+bool print_texts(const RunArguments& a, const Runs& runs, const std::vector<RunReport>& reports) {
   std::vector<bool> printed(reports.size(), false);
   bool same = true;
   for (std::size_t i = 0; i < reports.size(); ++i) {
@@ -327,7 +336,9 @@ bool print_texts(const RunArguments& a, const std::vector<RunReport>& reports) {
     }
     same = same && names.size() == reports.size();
     print(wrapped(fmt::format("{}:\n", fmt::join(names, ", ")), terminal_columns()));
-    for (const std::string& text : reports[i].generated.text) print(fmt::format("  \"{}\"\n", text));
+    for (std::size_t t = 0; t < reports[i].generated.text.size(); ++t) {
+      print(fmt::format("  \"{}\"\n", runs.shown_text(reports[i].generated, t)));
+    }
   }
   return same;
 }
@@ -344,7 +355,7 @@ int compare(const RunArguments& a) {
     json.push_back(run_json(a, runs, s, reports.back()));
     if (reports.back().generated.interrupted) break;
   }
-  const bool same = print_texts(a, reports);
+  const bool same = print_texts(a, runs, reports);
   print("\n" + to_table(reports, terminal_columns()) + a.flags.calibrated_note(a.stacks));
   print(reports.back().generated.interrupted ? "interrupted: the last column covers only what was generated\n"
         : same                               ? "all stacks generated the same text\n"
@@ -392,7 +403,7 @@ int inspect_store(const std::string& file) {
 
 /// What a model takes at each precision beside what this machine has, and what would run it.
 std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layouts, std::uint64_t dense,
-                     std::uint64_t all) {
+                     std::uint64_t all, const std::string& tokenizer) {
   const std::uint64_t memory = physical_memory(), cache = KvCache(c, 1).bytes();
   std::string text = fmt::format("keys and values {} bytes a token; this machine's memory {} bytes\n", cache, memory);
   for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
@@ -411,6 +422,7 @@ std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layo
                                   std::min(left, all),
                                   100.0 * static_cast<double>(std::min(left, all)) / static_cast<double>(all));
   const std::string lacking = beyond_cuda(c, layouts);
+  text += fmt::format("tokenizer: {}\n", tokenizer);
   text += fmt::format("devices: cpu{}\n",
                       lacking.empty() ? ", cuda" : fmt::format(" (cuda does not compute {} yet)", lacking));
   const bool everything = dense + 2 * all <= memory;
@@ -455,7 +467,10 @@ int inspect(const RunArguments& a) {
           range_of(expert), layouts[0].name(Precision::full), c.routed_experts(), all, dense, a.flags.budget, budget,
           100.0 * static_cast<double>(budget) / static_cast<double>(all)),
       terminal_columns()));
-  const std::string needs = wrapped(needs_of(c, layouts, dense, all), terminal_columns());
+  const auto tokenizer = open_tokenizer(path, c);
+  const std::string reads = tokenizer == nullptr ? "none, which leaves --token-ids"
+                                                 : fmt::format("{}, {} tokens", tokenizer->kind(), tokenizer->size());
+  const std::string needs = wrapped(needs_of(c, layouts, dense, all, reads), terminal_columns());
   if (per_layer.stream_slots == 0) {
     print("  every expert fits\n" + needs);
     return 0;

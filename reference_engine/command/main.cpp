@@ -133,6 +133,7 @@ int main(int argc, char** argv) {
   add_simulate_commands(app, chosen);
   add_eval_commands(app, chosen);
   add_pack_command(app, chosen);
+  add_tokenize_command(app, chosen);
   add_calibrate_commands(app, chosen);
   add_list_command(app, chosen);
 

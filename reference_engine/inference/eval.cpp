@@ -23,7 +23,7 @@ std::ptrdiff_t best(const Quality::Logits& logits) {
 
 using Window = std::vector<std::uint32_t>;
 
-/// Logits of each window [tokens - 1, vocabulary]: what predicted each of its bytes. The last byte is not run.
+/// Logits of each window [tokens - 1, vocabulary]: what predicted each of its tokens. The last is not run.
 std::vector<Matrix> run_windows(Model& model, ExpertRunner& runner, const std::vector<Window>& windows, Phase phase) {
   const ModelConfig& c = model.config();
   std::vector<Matrix> logits;
@@ -61,17 +61,19 @@ std::vector<Matrix> run_windows(Model& model, ExpertRunner& runner, const std::v
 
 }  // namespace
 
-void Quality::score(const Logits& resident, const Logits& stack, std::uint32_t byte) {
+void Quality::score(const Logits& resident, const Logits& stack, std::uint32_t token, std::uint32_t token_bytes) {
   const Eigen::ArrayXd right = log_softmax(resident), own = log_softmax(stack);
-  ++bytes;
+  bytes += token_bytes;
+  ++tokens;
   agreed += best(resident) == best(stack) ? 1 : 0;
-  resident_bits -= right[byte] * std::numbers::log2e;
-  bits -= own[byte] * std::numbers::log2e;
+  resident_bits -= right[token] * std::numbers::log2e;
+  bits -= own[token] * std::numbers::log2e;
   kl_bits += (right.exp() * (right - own)).sum() * std::numbers::log2e;
 }
 
 Quality& Quality::operator+=(const Quality& other) {
   bytes += other.bytes;
+  tokens += other.tokens;
   agreed += other.agreed;
   bits += other.bits;
   resident_bits += other.resident_bits;
@@ -108,20 +110,30 @@ void EvalOptions::check(const ModelConfig& config) const {
 }
 
 std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
-                                const std::vector<std::unique_ptr<ExpertRunner>>& stacks, const std::string& text,
+                                const std::vector<std::unique_ptr<ExpertRunner>>& stacks, const TokenText& text,
                                 const EvalOptions& o) {
   o.check(model.config());
-  if (text.empty()) throw InputError("the text is empty");
+  const std::vector<std::uint32_t>& all = text.tokens;
+  const std::vector<std::uint32_t> begin_tokens = model.begin_tokens();
+  if (begin_tokens.size() + all.size() < 2) throw InputError("the text has no token that another one predicts");
   std::vector<Evaluated> results(stacks.size());
   // Without what is copied before the first step.
   const Nanoseconds resident_begin = resident.statistics().virtual_ns;
   std::vector<Nanoseconds> begin;
   for (const auto& s : stacks) begin.push_back(s->statistics().virtual_ns);
-  for (std::size_t at = 0; at < text.size();) {
+  for (std::size_t at = 0; at < all.size();) {
     std::vector<Window> windows;
-    for (; windows.size() < o.batch && at < text.size(); at += o.window) {
-      windows.push_back(tokenize(model.config(), text.substr(at, o.window)));
+    std::vector<std::size_t> first;  // of each, which token of the text
+    for (; windows.size() < o.batch && at < all.size(); at += o.window) {
+      Window& window = windows.emplace_back(begin_tokens);
+      const auto from = all.begin() + static_cast<std::ptrdiff_t>(at);
+      window.insert(window.end(), from,
+                    from + static_cast<std::ptrdiff_t>(std::min<std::size_t>(o.window, all.size() - at)));
+      first.push_back(at);
     }
+    // A token by itself, which nothing predicts.
+    if (windows.size() > 1 && windows.back().size() < 2) windows.pop_back();
+    if (windows[0].size() < 2) break;
     const std::vector<Matrix> right = run_windows(model, resident, windows, o.phase);
     resident.uses.clear();  // kept for bounds, which no one asks for here
     for (std::size_t s = 0; s < stacks.size(); ++s) {
@@ -129,7 +141,11 @@ std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
       const std::vector<Matrix> own = run_windows(model, runner, windows, o.phase);
       for (std::size_t w = 0; w < windows.size(); ++w) {
         for (Eigen::Index i = 0; i < own[w].rows(); ++i) {
-          results[s].quality.score(right[w].row(i), own[w].row(i), windows[w][static_cast<std::size_t>(i) + 1]);
+          const std::size_t token = static_cast<std::size_t>(i) + 1;
+          if (token < begin_tokens.size()) continue;
+          const std::size_t of_text = first[w] + token - begin_tokens.size();
+          results[s].quality.score(right[w].row(i), own[w].row(i), windows[w][token],
+                                   text.bytes.empty() ? 1 : text.bytes[of_text]);
         }
       }
       for (const UseLog& log : runner.uses) {
@@ -137,8 +153,7 @@ std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
       }
       runner.uses.clear();
     }
-    const std::size_t done = std::min(at, text.size());
-    if (o.progress && !o.progress(done, text.size())) break;
+    if (o.progress && !o.progress(std::min(at, all.size()), all.size())) break;
   }
   const Nanoseconds resident_ns = resident.statistics().virtual_ns - resident_begin;
   for (std::size_t s = 0; s < stacks.size(); ++s) {

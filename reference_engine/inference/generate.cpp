@@ -51,6 +51,18 @@ double seconds(Nanoseconds ns) {
   return static_cast<double>(ns) * 1e-9;
 }
 
+std::vector<std::uint32_t> encoded(const Model& model, const std::string& text, bool whole) {
+  std::vector<std::uint32_t> tokens = model.need_tokenizer().encode(text, whole);
+  for (const std::uint32_t t : tokens) {
+    if (t < model.config().vocabulary) continue;
+    throw InputError(
+        fmt::format("the tokenizer ({}) makes token {} of a text, and the model has tokens up to {}: they do "
+                    "not belong together",
+                    model.need_tokenizer().kind(), t, model.config().vocabulary - 1));
+  }
+  return tokens;
+}
+
 class Group {
  public:
   Group(Model& model, ExpertRunner& runner, const GenerateOptions& options, std::vector<Sequence> sequences,
@@ -146,7 +158,9 @@ class Group {
       return;
     }
     ++s.produced;
-    if (s.next < 256 && reads_bytes(model_.config())) result_.text[s.prompt].push_back(static_cast<char>(s.next));
+    if (const Tokenizer* t = model_.tokenizer(); t != nullptr && !t->is_special(s.next)) {
+      result_.text[s.prompt] += t->bytes(s.next);
+    }
     if (options_.on_token) options_.on_token(s.prompt, s.next);
     s.ended = s.produced == s.limit;
     if (s.ended) result_.ended[s.prompt] = s.at_limit;
@@ -175,21 +189,16 @@ const char* ended_name(Ended ended) {
   }
 }
 
-bool reads_bytes(const ModelConfig& config) {
-  return config.vocabulary == 258 && config.begin_token == 256;
+std::vector<std::uint32_t> tokenize(const Model& model, const std::string& text) {
+  return encoded(model, text, true);
 }
 
-std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string& prompt) {
-  if (!reads_bytes(config)) {
-    throw InputError(fmt::format(
-        "the model has {} tokens, but only byte-level models (258 tokens) can read text so "
-        "far; its config.json must have vocab_size 258 and bos_token_id 256. --token-ids FILE of run, compare and "
-        "trace record gives it tokens",
-        config.vocabulary));
+TokenText token_text(const Model& model, const std::string& text) {
+  TokenText made{encoded(model, text, false), {}};
+  for (const std::uint32_t t : made.tokens) {
+    made.bytes.push_back(static_cast<std::uint32_t>(model.need_tokenizer().bytes(t).size()));
   }
-  std::vector<std::uint32_t> tokens{config.begin_token};
-  for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
-  return tokens;
+  return made;
 }
 
 void check_tokens(const ModelConfig& config, const std::vector<std::vector<std::uint32_t>>& texts) {
@@ -203,18 +212,18 @@ void check_tokens(const ModelConfig& config, const std::vector<std::vector<std::
   }
 }
 
-std::vector<std::vector<std::uint32_t>> tokens_of(const ModelConfig& config, const GenerateOptions& options) {
+std::vector<std::vector<std::uint32_t>> tokens_of(const Model& model, const GenerateOptions& options) {
   std::vector<std::vector<std::uint32_t>> all = options.token_prompts;
-  check_tokens(config, all);
   if (all.empty()) {
-    for (const std::string& prompt : options.prompts) all.push_back(tokenize(config, prompt));
+    for (const std::string& prompt : options.prompts) all.push_back(tokenize(model, prompt));
   }
+  check_tokens(model.config(), all);
   return all;
 }
 
 Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& options) {
   Generated result;
-  std::vector<std::vector<std::uint32_t>> prompts = tokens_of(model.config(), options);
+  std::vector<std::vector<std::uint32_t>> prompts = tokens_of(model, options);
   result.text.resize(prompts.size());
   result.last_logits.resize(prompts.size());
   result.token_ids.resize(prompts.size());

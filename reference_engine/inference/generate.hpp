@@ -10,10 +10,16 @@
 
 namespace ferry::engine {
 
-/// Whether a model reads texts byte by byte, behind a begin token.
-bool reads_bytes(const ModelConfig& config);
-/// Prompts become tokens byte for byte, behind the begin token.
-std::vector<std::uint32_t> tokenize(const ModelConfig& config, const std::string& prompt);
+/// A whole text as the model's tokens. Throws InputError if the model has no tokenizer, or one with other tokens than it has.
+std::vector<std::uint32_t> tokenize(const Model& model, const std::string& text);
+
+/// A text as a model's tokens, without those that a text begins with.
+struct TokenText {
+  std::vector<std::uint32_t> tokens;
+  std::vector<std::uint32_t> bytes;  ///< that each stands for; empty: nobody knows, and each counts as one
+};
+/// Throws as `tokenize` does.
+TokenText token_text(const Model& model, const std::string& text);
 
 struct GenerateOptions {
   std::vector<std::string> prompts;
@@ -41,7 +47,7 @@ enum class Ended : std::uint8_t { interrupted, max_new_tokens, context, end_toke
 const char* ended_name(Ended ended);
 
 struct Generated {
-  std::vector<std::string> text;                      ///< one a prompt, the generated part, as bytes
+  std::vector<std::string> text;  ///< one a prompt, the generated part, as bytes; special tokens have none
   std::vector<std::vector<std::uint32_t>> token_ids;  ///< the same as tokens, with the end token if it came
   std::vector<Ended> ended;                           ///< one a prompt
   std::vector<std::vector<float>> logits;  ///< if they are kept: [token_ids, vocabulary], from which each was taken
@@ -54,7 +60,7 @@ struct Generated {
 };
 
 /// Of each prompt its tokens. Throws InputError for texts that the model cannot read, and tokens that it does not have.
-std::vector<std::vector<std::uint32_t>> tokens_of(const ModelConfig& config, const GenerateOptions& options);
+std::vector<std::vector<std::uint32_t>> tokens_of(const Model& model, const GenerateOptions& options);
 /// Throws InputError for a text without tokens, or with one that the model does not have.
 void check_tokens(const ModelConfig& config, const std::vector<std::vector<std::uint32_t>>& texts);
 

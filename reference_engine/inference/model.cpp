@@ -37,7 +37,7 @@ std::uint64_t KvCache::bytes() const {
 }
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o)
-    : config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
+    : folder(folder), config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
   if (o.host_bytes) {
     auto files = std::make_unique<CheckpointStore>(checkpoint, config, folder.string(), o.quantizer, 0);
     for (std::uint32_t p = 1; p < precision_count; ++p) {
@@ -60,7 +60,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o
 }
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> disk)
-    : config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
+    : folder(folder), config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
   const StoreFacts& s = disk->facts();
   const std::vector<std::uint32_t> widths = config.of_moe_layers(&LayerConfig::expert_width);
   const std::uint32_t layers = config.moe_layer_count();
@@ -82,7 +82,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<Disk
 
 Model::~Model() = default;
 
-Model::Model(ModelFiles& files) : config_(files.config), store_(std::move(files.store)) {
+Model::Model(ModelFiles& files) : folder_(files.folder), config_(files.config), store_(std::move(files.store)) {
   const ModelConfig& c = config_;
   // Before memory is asked for: the file has what config.json says.
   const std::uint32_t layers = c.moe_layer_count();
@@ -134,6 +134,25 @@ const Tensor& Model::dense(const Checkpoint& checkpoint, const std::string& name
   const Tensor& t = checkpoint.at(name, shape);
   dense_bytes_ += t.bytes;
   return t;
+}
+
+const Tokenizer* Model::tokenizer() const {
+  std::call_once(tokenizer_asked_, [&] { tokenizer_ = open_tokenizer(folder_, config_); });
+  return tokenizer_.get();
+}
+
+const Tokenizer& Model::need_tokenizer() const {
+  if (const Tokenizer* found = tokenizer()) return *found;
+  throw InputError(fmt::format(
+      "{}: has no tokenizer, and so no text can be read: expected tokenizer.json, tokenizer.model or a file "
+      "NAME.tiktoken beside config.json; --token-ids FILE gives it tokens",
+      folder_.string()));
+}
+
+std::vector<std::uint32_t> Model::begin_tokens() const {
+  if (const Tokenizer* found = tokenizer()) return found->begin();
+  if (config_.begin_token == no_token) return {};
+  return {config_.begin_token};
 }
 
 void Model::add_precisions(PrecisionSet set) {

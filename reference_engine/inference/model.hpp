@@ -5,12 +5,14 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "inference/expert_runner.hpp"
 #include "math/matrix.hpp"
+#include "text/tokenizer.hpp"
 
 namespace ferry::engine {
 
@@ -46,6 +48,7 @@ using GateObserver = std::function<void(std::uint32_t layer, const Matrix& input
 
 /// What a model is loaded from: its files, open, and its routed experts.
 struct ModelFiles {
+  std::filesystem::path folder;  ///< or file; empty: there is none
   ModelConfig config;
   std::shared_ptr<const Checkpoint> checkpoint;
   std::unique_ptr<ExpertStore> store;
@@ -73,6 +76,12 @@ class Model {
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const ExpertStore& store() const { return *store_; }
   [[nodiscard]] GateBank& gates() { return *gates_; }
+  /// What it reads and writes, read when it is first asked for; null: nobody here knows. Throws InputError for damaged files.
+  [[nodiscard]] const Tokenizer* tokenizer() const;
+  /// The same where there has to be one. Throws InputError if there is none.
+  [[nodiscard]] const Tokenizer& need_tokenizer() const;
+  /// The tokens that a text begins with.
+  [[nodiscard]] std::vector<std::uint32_t> begin_tokens() const;
   /// The threads that share what the CPU computes of this model and its experts: one, unless `set_threads` said so.
   [[nodiscard]] WorkerPool& workers() { return workers_; }
   [[nodiscard]] const WorkerPool& workers() const { return workers_; }
@@ -125,7 +134,10 @@ class Model {
  private:
   Matrix gate_vectors(const Checkpoint& checkpoint, const std::string& name);
 
+  std::filesystem::path folder_;
   ModelConfig config_;
+  mutable std::once_flag tokenizer_asked_;
+  mutable std::shared_ptr<const Tokenizer> tokenizer_;
   std::unique_ptr<ExpertStore> store_;
   std::unique_ptr<GateBank> gates_;
   Matrix gate_biases_, choice_biases_;

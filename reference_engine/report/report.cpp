@@ -12,6 +12,7 @@
 #include "stacks/stack_options.hpp"
 #include "support/errors.hpp"
 #include "support/terminal.hpp"
+#include "text/utf8.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -148,6 +149,8 @@ Json to_json(const RunReport& r) {
     }
     accuracy.push_back({{"distance", d + 1}, {"recall_by_layer", recall}, {"top1_by_layer", top1}});
   }
+  Json texts = Json::array();
+  for (const std::string& text : r.generated.text) texts.push_back(valid_utf8(text));
   Json json = {
       {"ferry", FERRY_VERSION},
       {"model", r.model},
@@ -159,7 +162,7 @@ Json to_json(const RunReport& r) {
       {"budget_asked_bytes", r.budget_asked_bytes},
       {"budget_bytes", r.budget_bytes},
       {"batch", r.batch},
-      {"text", r.generated.text},
+      {"text", texts},
       {"interrupted", r.generated.interrupted},
       {"lossless", find_stack(r.stack).keeps_every_bit()},
       {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},

@@ -153,8 +153,8 @@ std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
 std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
                                        const std::string& text, const RecordOptions& options) {
   if (text.empty()) throw InputError("the text is empty");
-  std::vector<std::uint32_t> tokens = tokenize(model.config(), text);
-  tokens.erase(tokens.begin());  // each window gets its own
+  const std::vector<std::uint32_t> tokens =
+      model.need_tokenizer().encode(text, false);  // each window gets its own begin
   return record_tokens(model, runner, name, {tokens}, options);
 }
 
@@ -169,14 +169,20 @@ std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, con
     throw InputError(fmt::format("--prompt-tokens {}: expected 1 to {}, the window", o.prompt, o.window));
   }
   Recorder recorder(runner, model, o.ahead);
+  const std::vector<std::uint32_t> begin = model.begin_tokens();
+  if (begin.size() >= o.window) {
+    throw InputError(fmt::format("--window {}: expected more, texts begin with {} tokens", o.window, begin.size()));
+  }
   std::uint64_t gathered = 0;
   std::vector<std::vector<std::uint32_t>> windows;
   for (const std::vector<std::uint32_t>& text : texts) {
-    for (std::size_t at = 0; at < text.size() && gathered < o.tokens; gathered += windows.back().size()) {
+    for (std::ptrdiff_t at = 0; at < std::ssize(text) && gathered < o.tokens; gathered += windows.back().size()) {
       std::vector<std::uint32_t>& window = windows.emplace_back();
-      const bool begins = text[at] == c.begin_token;  // as texts for ferry run do by themselves
-      if (c.begin_token != no_token && !begins) window.push_back(c.begin_token);
-      while (window.size() < o.window && at < text.size()) window.push_back(text[at++]);
+      // As texts for ferry run do by themselves, a text of tokens may have them already.
+      const bool begins =
+          std::ssize(text) - at >= std::ssize(begin) && std::equal(begin.begin(), begin.end(), text.begin() + at);
+      if (!begins) window = begin;
+      while (window.size() < o.window && at < std::ssize(text)) window.push_back(text[static_cast<std::size_t>(at++)]);
     }
   }
   std::vector<std::uint32_t> said;

@@ -37,7 +37,8 @@ std::unique_ptr<ExpertRunner> runner(const std::string& stack, std::uint32_t max
 Evaluated evaluate_one(const std::string& stack, const std::string& text, const EvalOptions& o) {
   std::vector<std::unique_ptr<ExpertRunner>> stacks;
   stacks.push_back(runner(stack, o.max_rows()));
-  return evaluate(model("tiny-mixtral"), *runner("resident", o.max_rows()), stacks, text, o)[0];
+  return evaluate(model("tiny-mixtral"), *runner("resident", o.max_rows()), stacks,
+                  token_text(model("tiny-mixtral"), text), o)[0];
 }
 
 const std::string ferry_eval = test::ferry_program() + " eval --model tiny-mixtral ";
@@ -65,7 +66,7 @@ TEST_CASE("bits a byte are those of windows that each begin anew, each byte scor
   const auto resident = runner("resident", 64);
   double bits = 0;
   for (std::size_t at = 0; at < text.size(); at += 50) {
-    const std::vector<std::uint32_t> tokens = tokenize(model("tiny-mixtral").config(), text.substr(at, 50));
+    const std::vector<std::uint32_t> tokens = tokenize(model("tiny-mixtral"), text.substr(at, 50));
     std::vector<KvCache> caches;
     caches.emplace_back(model("tiny-mixtral").config(), static_cast<std::uint32_t>(tokens.size()));
     std::vector<TokenRow> rows;
@@ -111,7 +112,8 @@ TEST_CASE("each window is a sequence of its own") {
   const auto inside = runner("lru", 2);
   std::vector<std::unique_ptr<ExpertRunner>> stacks;
   stacks.push_back(std::make_unique<Recorder>(*inside, model("tiny-mixtral"), std::uint16_t{0}));
-  evaluate(model("tiny-mixtral"), *runner("resident", 2), stacks, text, {20, 2, Phase::decode, {}});
+  evaluate(model("tiny-mixtral"), *runner("resident", 2), stacks, token_text(model("tiny-mixtral"), text),
+           {20, 2, Phase::decode, {}});
   const auto made = static_cast<Recorder&>(*stacks[0]).take("");
   CHECK(made->trace.sequences() == (text.size() + 19) / 20);
   CHECK(made->trace.tokens == text.size());

@@ -55,7 +55,7 @@ void check_model(const std::string& name) {
     const Matrix scores = matrix(golden.at(prompt + ".gate_scores"), c.experts);  // [n * layers, experts]
     const auto greedy = integers(golden.at(prompt + ".greedy"));
     const auto n = static_cast<std::uint32_t>(tokens.size());
-    REQUIRE(tokenize(c, golden.metadata().at(prompt + ".prompt")) == tokens);
+    REQUIRE(tokenize(model, golden.metadata().at(prompt + ".prompt")) == tokens);
 
     for (const std::uint32_t chunk : {256U, 19U}) {  // in one piece, and in pieces that divide nothing
       CAPTURE(chunk);

@@ -87,7 +87,7 @@ class Oracle {
 void check_hits(const std::string& name) {
   CpuModel model(test::model_folder(name));
   const ModelConfig& c = model.config();
-  auto tokens = tokenize(c, test::prompts()[0] + test::prompts()[1] + test::prompts()[2]);
+  auto tokens = tokenize(model, test::prompts()[0] + test::prompts()[1] + test::prompts()[2]);
   if (std::getenv("FERRY_TEST_QUICK") != nullptr) tokens.resize(80);  // sanitizers
   const Routing routing = record(model, tokens);
   const ModelShape shape = model_shape(c, model.store(), 1);
@@ -143,7 +143,7 @@ TEST_CASE("ARC hits and evicts as Figure 4 says on the tiny models' own routing"
     CpuModel model(test::model_folder(name));
     std::vector<std::uint32_t> tokens;
     for (const std::string& p : test::prompts()) {
-      for (const std::uint32_t t : tokenize(model.config(), p)) tokens.push_back(t);
+      for (const std::uint32_t t : tokenize(model, p)) tokens.push_back(t);
     }
     const Routing routing = record(model, tokens);
     std::uint64_t hits = 0, accesses = 0;

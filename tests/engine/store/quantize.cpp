@@ -281,7 +281,7 @@ double bits_per_byte(CpuModel& model, const ExpertStore& store) {
   double nats = 0;
   std::size_t scored = 0;
   for (const std::string& text : test::prompts()) {
-    const auto tokens = tokenize(model.config(), text);
+    const auto tokens = tokenize(model, text);
     std::vector<KvCache> caches;
     caches.emplace_back(model.config(), static_cast<std::uint32_t>(tokens.size()));
     std::vector<TokenRow> rows;

@@ -1,0 +1,97 @@
+// ferry tokenize: a text as a model's tokens, and back.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <memory>
+
+#include "checkpoint/gguf.hpp"
+#include "command/command.hpp"
+#include "command/model_flags.hpp"
+#include "command/token_ids.hpp"
+#include "inference/model.hpp"
+#include "support/bundled_files.hpp"
+#include "support/errors.hpp"
+#include "support/output_file.hpp"
+#include "support/print.hpp"
+#include "support/text_file.hpp"
+#include "text/tokenizer.hpp"
+
+namespace ferry::engine {
+namespace {
+
+struct TokenizeArguments {
+  std::string model = "tiny-qwen-moe", text, file, token_ids, json;
+  bool decode = false, bare = false, pieces = false;
+};
+
+std::string text_of(const TokenizeArguments& a) {
+  if (!a.file.empty()) return a.file == "-" ? read_standard_input("--file", stop) : read_text("--file", a.file);
+  if (!a.text.empty() || !standard_input_has_text()) return a.text;
+  return read_standard_input("--file", stop);
+}
+
+int tokenize_command(const TokenizeArguments& a) {
+  check_outputs({a.json}, {a.file, a.token_ids});
+  std::optional<OutputFile> json_file;
+  if (!a.json.empty()) json_file.emplace(a.json);
+  std::error_code none;
+  const std::filesystem::path given = a.model;
+  // A tokenizer needs no model.
+  const bool alone =
+      std::filesystem::exists(given, none) && !std::filesystem::exists(given / "config.json", none) && !is_gguf(given);
+  const std::filesystem::path model = alone ? given : find_model(a.model);
+  const auto tokenizer = alone ? open_tokenizer(model) : open_tokenizer(model, read_model_config(model));
+  if (tokenizer == nullptr) {
+    throw InputError(
+        fmt::format("{}: has no tokenizer: expected tokenizer.json, tokenizer.model or NAME.tiktoken", model.string()));
+  }
+  Json json = {
+      {"tokenizer", tokenizer->kind()}, {"tokens", tokenizer->size()}, {"ids", Json::array()}, {"text", Json::array()}};
+  std::vector<std::vector<std::uint32_t>> all;
+  if (!a.token_ids.empty()) {
+    all = read_token_ids(a.token_ids);
+  } else {
+    all.push_back(tokenizer->encode(text_of(a), !a.bare));
+  }
+  for (const std::vector<std::uint32_t>& ids : all) {
+    const std::string text = tokenizer->decode(ids, true);
+    json["ids"].push_back(ids);
+    json["text"].push_back(text);
+    if (a.pieces) {
+      for (const std::uint32_t id : ids) {
+        print(fmt::format("{:>8}  {}\n", id, Json(tokenizer->decode({&id, 1}, true)).dump()));
+      }
+    } else {
+      print(a.token_ids.empty() ? fmt::format("{}\n", fmt::join(ids, " ")) : text + "\n");
+    }
+  }
+  if (json_file) json_file->commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return 0;
+}
+
+}  // namespace
+
+void add_tokenize_command(CLI::App& app, Action& chosen) {
+  const auto a = std::make_shared<TokenizeArguments>();
+  CLI::App* c = app.add_subcommand("tokenize", "a text as a model's tokens, and back");
+  c->add_option("--model", a->model,
+                "a model's folder, a GGUF file, a tokenizer's file or folder, or a bundled model's name")
+      ->type_name("FOLDER|FILE")
+      ->check(not_empty)
+      ->capture_default_str();
+  CLI::Option* text = c->add_option("--text", a->text, "the text (default: standard input)")->type_name("TEXT");
+  CLI::Option* file =
+      c->add_option("--file", a->file, "a file with it; -: standard input")->type_name("FILE")->check(not_empty);
+  c->add_option("--token-ids", a->token_ids, "back: tokens, each line a text")
+      ->type_name("FILE")
+      ->check(not_empty)
+      ->excludes(text)
+      ->excludes(file);
+  c->add_flag("--bare", a->bare, "without the tokens that a text begins and ends with");
+  c->add_flag("--pieces", a->pieces, "a token a line, with its text");
+  c->add_option("--json", a->json, "write all of it to this file")->type_name("FILE")->check(not_empty);
+  text->excludes(file);
+  c->callback([a, &chosen] { chosen = [a] { return tokenize_command(*a); }; });
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,256 @@
+#include "text/bpe_tokenizer.hpp"
+
+#include <fmt/format.h>
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <unordered_map>
+#include <utility>
+
+#include "support/errors.hpp"
+#include "text/utf8.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// [256] characters of bytes, and back.
+struct ByteAlphabet {
+  std::array<std::uint32_t, 256> character{};
+  std::unordered_map<std::uint32_t, char> byte;
+
+  ByteAlphabet() {
+    std::uint32_t next = 256;
+    for (std::uint32_t b = 0; b < 256; ++b) {
+      const bool printable = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
+      character[b] = printable ? b : next++;
+      byte[character[b]] = static_cast<char>(b);
+    }
+  }
+};
+
+const ByteAlphabet& alphabet() {
+  static const ByteAlphabet one;
+  return one;
+}
+
+/// "<0x0A>".
+std::optional<char> named_byte(std::string_view token) {
+  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
+  std::uint32_t value = 0;
+  for (const char c : token.substr(3, 2)) {
+    const auto digit = std::string_view("0123456789ABCDEFabcdef").find(c);
+    if (digit == std::string_view::npos) return std::nullopt;
+    value = value * 16 + static_cast<std::uint32_t>(digit < 16 ? digit : digit - 6);
+  }
+  return static_cast<char>(value);
+}
+
+class BpeTokenizer final : public Tokenizer {
+ public:
+  explicit BpeTokenizer(BpeParts parts) : p_(std::move(parts)) {
+    for (const auto& [text, id] : p_.bpe.tokens()) slot(id) = text;
+    special_.resize(names_.size());
+    added_.resize(names_.size());
+    for (const AddedToken& t : p_.added.all()) {
+      slot(t.id) = t.text;
+      special_.resize(names_.size());
+      added_.resize(names_.size());
+      special_[t.id] = t.special;
+      added_[t.id] = true;
+    }
+  }
+
+  [[nodiscard]] std::string kind() const override { return p_.kind; }
+  [[nodiscard]] std::uint32_t size() const override { return static_cast<std::uint32_t>(names_.size()); }
+  [[nodiscard]] std::vector<std::uint32_t> begin() const override { return p_.before; }
+  [[nodiscard]] bool begins_with_blank() const override { return p_.text.begins_with_blank; }
+  [[nodiscard]] bool is_special(std::uint32_t token) const override {
+    return token < special_.size() && special_[token];
+  }
+  [[nodiscard]] std::optional<std::uint32_t> find(std::string_view token) const override {
+    if (const AddedToken* added = p_.added.find(token)) return added->id;
+    return p_.bpe.find(token);
+  }
+
+  [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view given, bool whole) const override {
+    const std::string text = valid_utf8(given);
+    std::vector<std::uint32_t> out;
+    if (whole) out = p_.before;
+    bool first = true;
+    for (const AddedTokens::Part& part : p_.added.split(text, [](const AddedToken& t) { return !t.normalized; })) {
+      if (part.token) {
+        out.push_back(*part.token);
+      } else {
+        encode_normalized(part.text, first, out);
+      }
+      first = false;
+    }
+    if (whole) out.insert(out.end(), p_.behind.begin(), p_.behind.end());
+    return out;
+  }
+
+  [[nodiscard]] std::string decode(std::span<const std::uint32_t> tokens, bool special) const override {
+    std::string out, run;  // a run of tokens that are single bytes is text as a whole, or none of it is
+    bool begin = true;
+    const auto end_run = [&] {
+      const bool valid = valid_utf8(run) == run;
+      for (std::size_t i = 0; !valid && i < run.size(); ++i) append_character(out, replacement_character);
+      if (valid) out += run;
+      run.clear();
+    };
+    for (const std::uint32_t token : tokens) {
+      if (token >= names_.size() || (!special && special_[token])) continue;
+      const auto byte = p_.text.byte_names ? named_byte(names_[token]) : std::nullopt;
+      if (byte) {
+        run += *byte;
+      } else {
+        end_run();
+        out += begin && p_.text.begins_with_blanks ? without_blanks(names_[token]) : bytes(token);
+      }
+      begin = false;
+    }
+    end_run();
+    if (p_.text.begins_with_blank && !p_.text.begins_with_blanks && out.starts_with(' ')) out.erase(0, 1);
+    return valid_utf8(out);
+  }
+
+  [[nodiscard]] std::string bytes(std::uint32_t token) const override {
+    if (token >= names_.size()) return "";
+    const std::string& name = names_[token];
+    if (p_.text.byte_characters) return bytes_of_characters(name).value_or(name);
+    if (p_.text.byte_names) {
+      if (const auto byte = named_byte(name)) return {*byte};
+    }
+    return with_blanks(name, " ");
+  }
+
+ private:
+  [[nodiscard]] std::string without_blanks(const std::string& name) const { return with_blanks(name, ""); }
+  [[nodiscard]] std::string with_blanks(const std::string& name, const char* blank) const {
+    if (p_.text.blank.empty()) return name;
+    std::string out;
+    for (std::size_t at = 0; at < name.size();) {
+      const bool is_blank = name.compare(at, p_.text.blank.size(), p_.text.blank) == 0;
+      is_blank ? out += blank : out += name[at];
+      at += is_blank ? p_.text.blank.size() : 1;
+    }
+    return out;
+  }
+
+  std::string& slot(std::uint32_t id) {
+    if (names_.size() <= id) names_.resize(id + 1U);
+    return names_[id];
+  }
+
+  void encode_normalized(std::string_view part, bool first, std::vector<std::uint32_t>& out) const {
+    std::string text(part);
+    for (const Normalizer& n : p_.normalizers) text = n(std::move(text));
+    for (const AddedTokens::Part& own : p_.added.split(text, [](const AddedToken& t) { return t.normalized; })) {
+      if (own.token) {
+        out.push_back(*own.token);
+      } else {
+        encode_words(std::string(own.text), first, out);
+      }
+      first = false;
+    }
+  }
+
+  void encode_words(std::string text, bool first, std::vector<std::uint32_t>& out) const {
+    std::vector<TextPiece> pieces{{std::move(text), first}}, next;
+    for (const Splitter& split : p_.splitters) {
+      next.clear();
+      for (const TextPiece& piece : pieces) {
+        if (!piece.text.empty()) split(piece, next);
+      }
+      pieces.swap(next);
+    }
+    for (const TextPiece& piece : pieces) p_.bpe.encode(piece.text, out);
+  }
+
+  BpeParts p_;
+  std::vector<std::string> names_;  ///< by id
+  std::vector<bool> special_, added_;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_bpe_tokenizer(BpeParts parts) {
+  return std::make_unique<BpeTokenizer>(std::move(parts));
+}
+
+std::string byte_characters(std::string_view bytes) {
+  std::string out;
+  for (const char b : bytes) append_character(out, alphabet().character[static_cast<unsigned char>(b)]);
+  return out;
+}
+
+std::optional<std::string> bytes_of_characters(std::string_view text) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const auto found = alphabet().byte.find(next_character(text, at));
+    if (found == alphabet().byte.end()) return std::nullopt;
+    out += found->second;
+  }
+  return out;
+}
+
+Splitter split_by(std::shared_ptr<const Regex> regex, SplitBehavior behavior, bool invert) {
+  return [=](const TextPiece& piece, std::vector<TextPiece>& out) {
+    std::vector<Stretch> parts = regex->split(piece.text), joined;
+    for (Stretch& part : parts) part.matched = part.matched != invert;
+    bool was_match = false;
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const Stretch part = parts[i];
+      const bool to_last =
+          !joined.empty() && ((behavior == SplitBehavior::merged_with_previous && part.matched && !was_match) ||
+                              (behavior == SplitBehavior::contiguous && part.matched == was_match) ||
+                              (behavior == SplitBehavior::merged_with_next && !part.matched && was_match));
+      if (to_last) {
+        joined.back().end = part.end;
+      } else if (behavior != SplitBehavior::removed || !part.matched) {
+        joined.push_back(part);
+      }
+      was_match = part.matched;
+    }
+    for (const Stretch& part : joined) {
+      out.push_back({piece.text.substr(part.begin, part.end - part.begin), piece.first && part.begin == 0});
+    }
+  };
+}
+
+Splitter to_byte_characters(bool blank) {
+  return [blank](const TextPiece& piece, std::vector<TextPiece>& out) {
+    const bool add = blank && !piece.text.starts_with(' ');
+    out.push_back({byte_characters(add ? " " + piece.text : piece.text), piece.first});
+  };
+}
+
+Normalizer unicode_form(const std::string& name) {
+  const bool compose = name.back() == 'c', compatible = name.size() == 4;
+  const int options =
+      UTF8PROC_STABLE | (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) | (compatible ? UTF8PROC_COMPAT : 0);
+  return [options](std::string text) {
+    utf8proc_uint8_t* made = nullptr;
+    const utf8proc_ssize_t size =
+        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
+                     &made, static_cast<utf8proc_option_t>(options));
+    if (size < 0) throw InputError(fmt::format("a text cannot be normalized: {}", utf8proc_errmsg(size)));
+    std::string out(reinterpret_cast<const char*>(made), static_cast<std::size_t>(size));
+    std::free(made);  // NOLINT: utf8proc's
+    return out;
+  };
+}
+
+Normalizer replaced(std::shared_ptr<const Regex> regex, const std::string& with) {
+  return [=](std::string text) {
+    std::string out;
+    for (const Stretch& part : regex->split(text)) {
+      out += part.matched ? with : text.substr(part.begin, part.end - part.begin);
+    }
+    return out;
+  };
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,123 @@
+#include "text/gguf_vocabulary.hpp"
+
+#include <fmt/format.h>
+
+#include <unordered_map>
+#include <utility>
+
+#include "support/errors.hpp"
+#include "text/bpe_tokenizer.hpp"
+#include "text/sentence_piece.hpp"
+#include "text/tiktoken.hpp"
+
+namespace ferry::engine {
+namespace {
+
+enum TokenType : std::uint32_t { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
+
+/// The lists and numbers that begin with "tokenizer.ggml.".
+struct Vocabulary {
+  std::string where;
+  Fields fields;
+  std::vector<std::string> texts;
+  std::vector<double> scores;
+  std::vector<std::uint32_t> types;
+  std::vector<AddedToken> added;  ///< found in texts as they are
+
+  explicit Vocabulary(const Gguf& file)
+      : where(file.path().string() + ": metadata"),
+        fields(file.metadata(), where),
+        texts(file.texts("tokenizer.ggml.tokens")),
+        scores(file.numbers("tokenizer.ggml.scores")) {
+    for (const double t : file.numbers("tokenizer.ggml.token_type")) {
+      const bool known = t >= 1 && t <= 6;
+      types.push_back(known ? static_cast<std::uint32_t>(t) : std::uint32_t{normal});
+    }
+    if (texts.empty()) fields.refuse("tokenizer.ggml.tokens", "the texts of all tokens");
+    if (!types.empty() && types.size() != texts.size()) {
+      fields.refuse("tokenizer.ggml.token_type", fmt::format("one for each of {} tokens", texts.size()));
+    }
+    if (!scores.empty() && scores.size() != texts.size()) {
+      fields.refuse("tokenizer.ggml.scores", fmt::format("one for each of {} tokens", texts.size()));
+    }
+    for (std::uint32_t id = 0; id < types.size(); ++id) {
+      if (types[id] != control && types[id] != user_defined) continue;
+      added.push_back({texts[id], "", id, types[id] == control});
+    }
+  }
+
+  [[nodiscard]] std::optional<std::uint32_t> token(const char* name) const {
+    const std::string field = std::string("tokenizer.ggml.") + name;
+    if (!fields.has(field)) return std::nullopt;
+    return fields.whole(field, 0, static_cast<std::uint32_t>(texts.size() - 1));
+  }
+  [[nodiscard]] bool flag(const char* name, bool absent) const {
+    return fields.flag(std::string("tokenizer.ggml.") + name, absent);
+  }
+  /// The tokens around a text.
+  void around(bool begins, std::vector<std::uint32_t>& before, std::vector<std::uint32_t>& behind) const {
+    const auto begin = token("bos_token_id"), end = token("eos_token_id");
+    if (flag("add_bos_token", begins) && begin) before.push_back(*begin);
+    if (flag("add_eos_token", false) && end) behind.push_back(*end);
+  }
+};
+
+std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
+  const std::string pre = v.fields.has("tokenizer.ggml.pre") ? v.fields.text("tokenizer.ggml.pre") : "";
+  const WordRules* rules = word_rules(pre);
+  if (rules == nullptr) v.fields.refuse("tokenizer.ggml.pre", "one of " + known_word_rules());
+  BpeParts parts;
+  parts.kind = "GGUF, BPE as " + pre;
+  std::unordered_map<std::string, std::uint32_t> tokens;
+  for (std::uint32_t id = 0; id < v.texts.size(); ++id) tokens.try_emplace(v.texts[id], id);
+  std::vector<Bpe::Merge> merges;
+  for (const std::string& both : file.texts("tokenizer.ggml.merges")) {
+    const std::size_t blank = both.find(' ', 1);  // the first of the two may itself begin so
+    const auto find = [&](const std::string& text) { return tokens.find(text); };
+    const std::string left = both.substr(0, blank), right = blank == std::string::npos ? "" : both.substr(blank + 1);
+    const auto l = find(left), r = find(right), made = find(left + right);
+    if (right.empty() || l == tokens.end() || r == tokens.end() || made == tokens.end()) {
+      throw InputError(fmt::format("{}: tokenizer.ggml.merges[{}] is \"{:.60}\", expected two tokens that make a third",
+                                   v.where, merges.size(), both));
+    }
+    merges.push_back({l->second, r->second, static_cast<std::uint32_t>(merges.size()), made->second});
+  }
+  Bpe::Options options;
+  options.whole_words = rules->whole_words;
+  parts.bpe = Bpe(std::move(tokens), merges, options);
+  if (!rules->form.empty()) parts.normalizers.push_back(unicode_form(rules->form));
+  for (const std::string& e : rules->expressions) {
+    parts.splitters.push_back(split_by(std::make_shared<Regex>(e, v.where), SplitBehavior::isolated, false));
+  }
+  parts.splitters.push_back(to_byte_characters(v.flag("add_space_prefix", false)));
+  parts.text.byte_characters = true;
+  for (const AddedToken& t : v.added) parts.added.add(t);
+  v.around(rules->begins, parts.before, parts.behind);
+  return make_bpe_tokenizer(std::move(parts));
+}
+
+std::unique_ptr<Tokenizer> pieces(const Vocabulary& v) {
+  PieceTable table{v.texts, v.scores, v.types};
+  table.blank_before = v.flag("add_space_prefix", true);
+  table.one_blank = v.flag("remove_extra_whitespaces", false);
+  SentencePieceOptions options;
+  options.added = v.added;
+  options.begins = false;
+  v.around(true, options.before, options.behind);
+  return sentence_piece_of(table, v.where, options);
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> read_gguf_vocabulary(const Gguf& file) {
+  if (!file.metadata().contains("tokenizer.ggml.model") || !file.metadata().contains("tokenizer.ggml.tokens")) {
+    return nullptr;
+  }
+  const Vocabulary v(file);
+  const std::string model = v.fields.text("tokenizer.ggml.model");
+  if (model == "gpt2") return byte_pairs(v, file);
+  if (model == "llama") return pieces(v);
+  v.fields.refuse("tokenizer.ggml.model", "\"gpt2\" or \"llama\"");
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,169 @@
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "text/regex.hpp"
+
+#include <fmt/format.h>
+#include <pcre2.h>
+
+#include <array>
+#include <utility>
+
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+namespace {
+
+constexpr std::size_t longest_pattern = 1U << 16U;
+constexpr std::uint32_t most_steps = 50'000'000;  // of backtracking, in one match
+constexpr std::size_t stack_bytes = 64U << 20U;   // a text without a space goes deep
+
+/// Unicode's White_Space, as a part of a class.
+constexpr const char* white_space =
+    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+
+/// The same expression with the white space spelled out. Throws for what other libraries read otherwise.
+std::string spelled_out(const std::string& pattern, const std::string& where) {
+  const auto refuse = [&](const char* what) {
+    throw InputError(
+        fmt::format("{}: the expression \"{:.100}\" has {}, which is not supported", where, pattern, what));
+  };
+  std::string out;
+  bool in_class = false;
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '\\' && i + 1 < pattern.size()) {
+      const char next = pattern[++i];
+      if (next == 'h' || next == 'H') refuse("\\h, a hexadecimal digit to some and a blank to others");
+      if (next == 's') {
+        out += in_class ? std::string(white_space) : fmt::format("[{}]", white_space);
+      } else if (next == 'S' && !in_class) {
+        out += fmt::format("[^{}]", white_space);
+      } else {
+        out += {c, next};
+      }
+      continue;
+    }
+    if (in_class) {
+      if (c == '&' && i + 1 < pattern.size() && pattern[i + 1] == '&') refuse("&& in a class");
+      // Rust and Oniguruma know classes within classes, PCRE2 does not: here a bracket is one.
+      if (c == '[' && (i + 1 >= pattern.size() || pattern[i + 1] != ':')) out += '\\';
+      in_class = c != ']';
+    } else if (c == '[') {
+      in_class = true;
+      if (i + 1 < pattern.size() && pattern[i + 1] == '^') {
+        out += c;
+        out += pattern[++i];
+        if (i + 1 < pattern.size() && pattern[i + 1] == ']') out += "\\]", ++i;
+        continue;
+      }
+      if (i + 1 < pattern.size() && pattern[i + 1] == ']') {
+        out += "[\\]";
+        ++i;
+        continue;
+      }
+    }
+    out += c;
+  }
+  return out;
+}
+
+std::string message_of(int error) {
+  std::array<PCRE2_UCHAR, 256> text{};
+  pcre2_get_error_message(error, text.data(), text.size());
+  return reinterpret_cast<const char*>(text.data());
+}
+
+}  // namespace
+
+struct Regex::Compiled {
+  pcre2_code* code = nullptr;
+  std::string where;
+  ~Compiled() { pcre2_code_free(code); }
+};
+
+namespace {
+
+/// What a thread needs to match; freed with it.
+struct Matching {
+  pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+  pcre2_match_context* context = pcre2_match_context_create(nullptr);
+  pcre2_jit_stack* stack = pcre2_jit_stack_create(32U << 10U, stack_bytes, nullptr);
+  Matching() {
+    pcre2_set_match_limit(context, most_steps);
+    pcre2_set_heap_limit(context, 256U << 10U);  // KiB
+    pcre2_jit_stack_assign(context, nullptr, stack);
+  }
+  Matching(const Matching&) = delete;
+  Matching& operator=(const Matching&) = delete;
+  ~Matching() {
+    pcre2_jit_stack_free(stack);
+    pcre2_match_context_free(context);
+    pcre2_match_data_free(data);
+  }
+};
+
+}  // namespace
+
+Regex::Regex(const std::string& pattern, const std::string& where) : compiled_(std::make_unique<Compiled>()) {
+  compiled_->where = where;
+  if (pattern.size() > longest_pattern) {
+    throw InputError(
+        fmt::format("{}: an expression of {} bytes, expected at most {}", where, pattern.size(), longest_pattern));
+  }
+  const std::string written = spelled_out(pattern, where);
+  int error = 0;
+  PCRE2_SIZE at = 0;
+  compiled_->code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(written.data()), written.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
+  if (compiled_->code == nullptr) {
+    throw InputError(
+        fmt::format("{}: the expression \"{:.100}\" cannot be read: {}", where, pattern, message_of(error)));
+  }
+  pcre2_jit_compile(compiled_->code, PCRE2_JIT_COMPLETE);  // where there is none, it is slower
+}
+Regex::~Regex() = default;
+Regex::Regex(Regex&&) noexcept = default;
+Regex& Regex::operator=(Regex&&) noexcept = default;
+
+std::vector<Stretch> Regex::split(std::string_view text) const {
+  thread_local Matching matching;
+  std::vector<Stretch> all;
+  std::size_t done = 0;
+  for (std::size_t from = 0; from <= text.size();) {
+    const int found = pcre2_match(compiled_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
+                                  PCRE2_NO_UTF_CHECK, matching.data, matching.context);
+    if (found == PCRE2_ERROR_NOMATCH) break;
+    if (found < 0) {
+      throw InputError(
+          fmt::format("{}: splitting a text of {} bytes failed: {}", compiled_->where, text.size(), message_of(found)));
+    }
+    const PCRE2_SIZE* range = pcre2_get_ovector_pointer(matching.data);
+    const std::size_t begin = range[0], end = range[1];
+    if (begin >= end || begin < done) {  // of nothing: on to the next character
+      ++from;
+      while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xc0U) == 0x80U) ++from;
+      continue;
+    }
+    if (begin > done) all.push_back({done, begin, false});
+    all.push_back({begin, end, true});
+    from = done = end;
+  }
+  if (done < text.size()) all.push_back({done, text.size(), false});
+  return all;
+}
+
+bool Regex::matches_whole(std::string_view text) const {
+  const std::vector<Stretch> all = split(text);
+  return all.size() == 1 && all[0].matched;
+}
+
+std::string literally(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (std::string_view(R"(\^$.|?*+()[]{}-/#)").find(c) != std::string_view::npos) out += '\\';
+    out += c;
+  }
+  return out;
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,87 @@
+#include "text/tiktoken.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <fstream>
+#include <unordered_map>
+#include <utility>
+
+#include "support/errors.hpp"
+#include "text/bpe_tokenizer.hpp"
+
+namespace ferry::engine {
+namespace {
+
+std::optional<std::string> from_base64(std::string_view text) {
+  constexpr std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  while (text.ends_with('=')) text.remove_suffix(1);
+  std::string out;
+  std::uint32_t bits = 0, held = 0;
+  for (const char c : text) {
+    const std::size_t value = digits.find(c);
+    if (value == std::string_view::npos) return std::nullopt;
+    held = held << 6U | static_cast<std::uint32_t>(value);
+    bits += 6;
+    if (bits < 8) continue;
+    bits -= 8;
+    out += static_cast<char>(held >> bits & 0xffU);
+  }
+  return out;
+}
+
+std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem::path& path) {
+  constexpr std::uint32_t most = 1U << 24U;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw InputError(path.string() + ": cannot be read");
+  std::unordered_map<std::string, std::uint32_t> ranks;
+  std::string line;
+  for (std::size_t number = 1; std::getline(file, line); ++number) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.empty()) continue;
+    const std::size_t blank = line.find(' ');
+    std::uint32_t rank = most;
+    const auto token = blank == std::string::npos ? std::nullopt : from_base64(std::string_view(line).substr(0, blank));
+    if (token) {
+      const char* end = line.data() + line.size();
+      const auto [at, error] = std::from_chars(line.data() + blank + 1, end, rank);
+      if (error != std::errc() || at != end) rank = most;
+    }
+    if (!token || token->empty() || rank >= most || !ranks.emplace(*token, rank).second) {
+      throw InputError(
+          fmt::format("{}: line {} is \"{:.60}\", expected a token in base64 that is new and its rank below 2^24",
+                      path.string(), number, line));
+    }
+  }
+  if (ranks.empty()) throw InputError(path.string() + ": has no tokens");
+  return ranks;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, const std::string& expression,
+                                         const std::vector<AddedToken>& added) {
+  std::vector<std::string> expressions{expression};
+  if (expression.empty()) {
+    const WordRules* known = word_rules(path.stem().string());
+    if (known == nullptr) {
+      throw InputError(fmt::format("{}: nothing says how its texts are split, expected a file named as one of {}",
+                                   path.string(), known_word_rules()));
+    }
+    expressions = known->expressions;
+  }
+  auto ranks = read_ranks(path);
+  BpeParts parts;
+  parts.kind = path.filename().string();
+  Bpe::Options options;
+  options.by_bytes = options.whole_words = true;
+  const auto merges = merges_of_ranks(ranks);
+  parts.bpe = Bpe(std::move(ranks), merges, options);
+  for (const std::string& e : expressions) {
+    parts.splitters.push_back(split_by(std::make_shared<Regex>(e, path.string()), SplitBehavior::isolated, false));
+  }
+  for (const AddedToken& t : added) parts.added.add(t);
+  return make_bpe_tokenizer(std::move(parts));
+}
+
+}  // namespace ferry::engine
