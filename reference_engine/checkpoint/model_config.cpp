@@ -7,6 +7,7 @@
 #include <set>
 
 #include "checkpoint/families.hpp"
+#include "checkpoint/generation_config.hpp"
 #include "checkpoint/gguf_model.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
@@ -148,7 +149,9 @@ bool ModelConfig::ends(std::uint32_t token) const {
   return std::find(end_tokens.begin(), end_tokens.end(), token) != end_tokens.end();
 }
 
-ModelConfig read_model_config(const std::filesystem::path& model) {
+namespace {
+
+ModelConfig read_own_config(const std::filesystem::path& model) {
   if (is_gguf(model)) return read_gguf_config(model);
   const auto path = model / "config.json";
   std::error_code none;
@@ -157,6 +160,16 @@ ModelConfig read_model_config(const std::filesystem::path& model) {
                      ": not found; --model names a folder with config.json and model.safetensors, or a GGUF file");
   }
   return config_from(read_json(path), path.string());
+}
+
+}  // namespace
+
+ModelConfig read_model_config(const std::filesystem::path& model) {
+  ModelConfig c = read_own_config(model);
+  for (const std::uint32_t token : read_generation_config(model).end_tokens) {
+    if (token < c.vocabulary && !c.ends(token)) c.end_tokens.push_back(token);
+  }
+  return c;
 }
 
 ModelConfig config_from(const Json& root, const std::string& where) {

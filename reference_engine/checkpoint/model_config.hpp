@@ -154,7 +154,8 @@ struct ModelConfig {
   [[nodiscard]] bool ends(std::uint32_t token) const;
 };
 
-/// Reads the config.json of a folder, or the metadata of a GGUF file. Throws InputError that names the field: missing, of the
+/// Reads the config.json of a folder, or the metadata of a GGUF file; tokens that end a text also from generation_config.json.
+/// Throws InputError that names the field: missing, of the
 /// wrong type or value, or a feature that the engine does not compute (it refuses rather than ignores).
 ModelConfig read_model_config(const std::filesystem::path& model);
 /// The same of what config.json has; `where` begins messages.

@@ -12,6 +12,7 @@
 #include "checkpoint/safetensors.hpp"
 #include "command/command.hpp"
 #include "command/model_flags.hpp"
+#include "command/sampling_flags.hpp"
 #include "command/token_ids.hpp"
 #include "cpu/cpu_model.hpp"
 #include "inference/generate.hpp"
@@ -26,7 +27,6 @@
 #include "support/progress.hpp"
 #include "support/terminal.hpp"
 #include "support/text_file.hpp"
-#include "text/utf8.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -37,8 +37,8 @@ struct RunArguments {
   std::string stack = "lru", machine, clock = "real", json, timeline, device_memory, logits;
   std::vector<std::string> prompts, prompt_files, token_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0, prefill_chunk = GenerateOptions{}.prefill_chunk;
-  double temperature = 0;
-  std::uint64_t seed = 0;
+  SamplingFlags sampling;
+  std::uint32_t logprobs = 0;
   bool gate_worker = false;
 };
 
@@ -80,9 +80,10 @@ class Runs {
       if (!by_tokens) options_.prompts.push_back(options_.prompts[i]);
     }
     options_.max_new_tokens = a.max_new_tokens;
-    if (!(a.temperature >= 0)) throw InputError("--temperature: expected a number from 0 to 100");  // nan passes ranges
-    options_.temperature = a.temperature;
-    options_.seed = a.seed;
+    options_.sampling = a.sampling.of(find_model(a.model.model));
+    options_.stops = a.sampling.stops;
+    options_.probabilities = a.logprobs > 0;
+    options_.alternatives = a.logprobs;
     options_.prefill_chunk = a.prefill_chunk;
     options_.keep_logits = logits_.has_value();
     options_.stop = &stop;
@@ -156,23 +157,18 @@ class Runs {
     GenerateOptions g = options_;
     if (costs_) g.clock = [&runner] { return runner->statistics().virtual_ns; };
     ProgressLine progress("prefill, tokens", 0);
-    CharacterStream shown;
     g.on_prefill = [&](std::uint64_t done, std::uint64_t total) {
       if (total > 2 * g.prefill_chunk) progress.show(done, total);
     };
     if (stream) {
-      g.on_token = [&, tokenizer = model_->tokenizer()](std::size_t prompt, std::uint32_t token) {
-        if (prompt != 0) return;
-        if (tokenizer == nullptr) {
-          print(fmt::format("{} ", token));
-        } else if (!tokenizer->is_special(token)) {
-          print(shown.push(tokenizer->bytes(token)));
-        }
+      g.on_token = [as_text = model_->tokenizer() != nullptr](std::size_t prompt, std::uint32_t token,
+                                                              const std::string& text) {
+        if (prompt == 0) print(as_text ? text : fmt::format("{} ", token));
       };
     }
     Generated made = generate(*model_, *runner, g);
     if (stream) {
-      print(shown.finish() + "\n");
+      print("\n");
       for (std::size_t i = 1; i < made.text.size(); ++i) {
         print(fmt::format("[{}] {}\n", i + 1, shown_text(made, i)));
       }
@@ -209,7 +205,7 @@ class Runs {
 
   /// What was generated for a prompt: text, or tokens where nobody knows their texts.
   [[nodiscard]] std::string shown_text(const Generated& made, std::size_t prompt) const {
-    if (model_->tokenizer() != nullptr) return valid_utf8(made.text[prompt]);
+    if (model_->tokenizer() != nullptr) return made.text[prompt];
     return fmt::format("{}", fmt::join(made.token_ids[prompt], " "));
   }
 
@@ -292,6 +288,21 @@ class Runs {
   std::uint64_t budget_ = 0, throttle_ = 0;
 };
 
+/// Of each prompt and generated token: its logarithm, and the likeliest beside it.
+Json probabilities_json(const Generated& made) {
+  const auto one = [](const TokenProbability& p) { return Json{{"token", p.token}, {"logprob", p.log_probability}}; };
+  Json all = Json::array();
+  for (std::size_t i = 0; i < made.probabilities.size(); ++i) {
+    Json& prompt = all.emplace_back(Json::array());
+    for (std::size_t t = 0; t < made.probabilities[i].size(); ++t) {
+      Json token = one(made.probabilities[i][t]);
+      for (const TokenProbability& p : made.alternatives[i][t]) token["top"].push_back(one(p));
+      prompt.push_back(std::move(token));
+    }
+  }
+  return all;
+}
+
 /// The numbers of a run, and what repeats it.
 Json run_json(const RunArguments& a, const Runs& runs, const std::string& stack, const RunReport& report) {
   Json json = to_json(report);
@@ -299,8 +310,10 @@ Json run_json(const RunArguments& a, const Runs& runs, const std::string& stack,
   json["prompts"] = runs.options().prompts;
   if (!runs.options().token_prompts.empty()) json["prompt_token_ids"] = runs.options().token_prompts;
   json["max_new_tokens"] = a.max_new_tokens;
-  json["temperature"] = a.temperature;
-  json["seed"] = a.seed;
+  json["sampling"] = a.sampling.report(find_model(a.model.model));
+  json["temperature"] = json["sampling"]["temperature"];
+  json["seed"] = json["sampling"]["seed"];
+  if (a.logprobs > 0) json["logprobs"] = probabilities_json(report.generated);
   json["threads"] = runs.threads();
   json["activations"] = a.model.activations;
   if (a.model.store.empty()) json["quantizer"] = a.model.quantizer;
@@ -527,11 +540,11 @@ void add_run_commands(CLI::App& app, Action& chosen) {
         ->type_name("N")
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
-    c->add_option("--temperature", a->temperature, "0 takes the most likely token")
-        ->type_name("T")
-        ->check(CLI::Range(0.0, 100.0))
-        ->capture_default_str();
-    c->add_option("--seed", a->seed, "of the sampler")->type_name("N")->check(whole_number)->capture_default_str();
+    a->sampling.add(c);
+    c->add_option("--logprobs", a->logprobs,
+                  "with --json: the logarithm of each token's probability, and so many likeliest")
+        ->type_name("N")
+        ->check(CLI::Range(1, 100));
     c->add_option("--machine", a->machine,
                   "imitate this machine's ratio of expert transfer to compute: a name or a file")
         ->type_name("NAME|FILE")

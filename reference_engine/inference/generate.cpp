@@ -3,49 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <random>
+#include <utility>
 
 #include "support/clock.hpp"
 #include "support/errors.hpp"
 
 namespace ferry::engine {
 namespace {
-
-/// Greedy at temperature 0 (ties to the lower token), otherwise by inverse distribution: one draw a token.
-class Sampler {
- public:
-  Sampler(double temperature, std::uint64_t seed) : temperature_(temperature), random_(seed) {}
-
-  std::uint32_t operator()(const Eigen::Ref<const Eigen::RowVectorXf>& logits) {
-    Eigen::Index best = 0;
-    const double top = logits.maxCoeff(&best);
-    if (temperature_ == 0) return static_cast<std::uint32_t>(best);
-    double sum = 0;
-    for (const float l : logits) sum += std::exp((l - top) / temperature_);
-    double left = static_cast<double>(random_() >> 11U) * 0x1p-53 * sum;
-    for (Eigen::Index i = 0; i < logits.size(); ++i) {
-      left -= std::exp((logits[i] - top) / temperature_);
-      if (left < 0) return static_cast<std::uint32_t>(i);
-    }
-    return static_cast<std::uint32_t>(best);
-  }
-
- private:
-  double temperature_;
-  std::mt19937_64 random_;
-};
-
-struct Sequence {
-  std::size_t prompt = 0;
-  std::vector<std::uint32_t> tokens;
-  Sampler sampler;
-  std::uint32_t position = 0;  ///< of the next token to run
-  std::uint32_t next = 0;      ///< that token, once it is sampled
-  std::uint32_t produced = 0, limit = 0;
-  Ended at_limit = Ended::max_new_tokens;  ///< what the limit is of
-  bool ended = false;
-};
 
 double seconds(Nanoseconds ns) {
   return static_cast<double>(ns) * 1e-9;
@@ -63,30 +27,59 @@ std::vector<std::uint32_t> encoded(const Model& model, const std::string& text, 
   return tokens;
 }
 
+/// Prompts that are decoded together.
 class Group {
  public:
-  Group(Model& model, ExpertRunner& runner, const GenerateOptions& options, std::vector<Sequence> sequences,
-        Generated& result)
-      : model_(model), runner_(runner), options_(options), sequences_(std::move(sequences)), result_(result) {
-    std::uint64_t bytes = 0;
-    for (const Sequence& s : sequences_) {
-      const auto positions = static_cast<std::uint32_t>(s.tokens.size()) + s.limit;
-      caches_.push_back(model.make_cache(positions));
-      bytes += caches_.back().bytes();
-    }
-    result.kv_bytes = std::max(result.kv_bytes, bytes);
+  Group(Model& model, ExpertRunner& runner, const GenerateOptions& options, Generated& result)
+      : options_(options),
+        result_(result),
+        decoder_(model, runner, {options.batch, options.prefill_chunk, false},
+                 [this](std::uint32_t place, std::uint32_t token, const std::string& text) {
+                   if (options_.on_token) options_.on_token(prompt_[place], token, text);
+                 }) {}
+
+  void add(std::size_t prompt, std::vector<std::uint32_t> tokens) {
+    DecodeRequest request;
+    request.tokens = std::move(tokens);
+    request.max_new_tokens = options_.max_new_tokens;
+    request.sampling = options_.sampling;
+    request.sampling.seed += prompt;
+    request.stops = options_.stops;
+    request.probabilities = options_.probabilities;
+    request.alternatives = options_.alternatives;
+    request.keep_logits = options_.keep_logits;
+    prompt_.push_back(prompt);
+    decoder_.add(request);
   }
 
   void run(std::uint64_t& prefilled, std::uint64_t to_prefill) {
+    result_.kv_bytes = std::max(result_.kv_bytes, decoder_.cache_bytes());
     const Nanoseconds begin = now();
-    for (std::uint32_t s = 0; s < sequences_.size() && !stopped(); ++s) prefill(s, prefilled, to_prefill);
+    while (!stopped() && decoder_.prefilling()) {
+      const std::uint32_t rows = decoder_.step().rows;
+      result_.prefill_tokens += rows;
+      prefilled += rows;
+      if (options_.on_prefill) options_.on_prefill(prefilled, to_prefill);
+    }
     const Nanoseconds first = now();
     result_.ttft_s += seconds(first - begin);
     result_.prefill_s += seconds(first - begin);
-    while (!stopped() && decode()) {
+    while (!stopped() && decoder_.decoding()) {
+      result_.decode_tokens += decoder_.step().rows;
+      ++result_.decode_steps;
     }
     result_.decode_s += seconds(now() - first);
-    for (std::uint32_t s = 0; s < sequences_.size(); ++s) runner_.end_sequence(s);
+    for (std::uint32_t place = 0; place < prompt_.size(); ++place) {
+      Decoded made = decoder_.release(place);
+      const std::size_t i = prompt_[place];
+      result_.text[i] = std::move(made.text);
+      result_.token_ids[i] = std::move(made.tokens);
+      result_.ended[i] = made.ended;
+      result_.logits[i] = std::move(made.logits);
+      result_.last_logits[i] = std::move(made.last_logits);
+      result_.probabilities[i] = std::move(made.probabilities);
+      result_.alternatives[i] = std::move(made.alternatives);
+    }
   }
 
  private:
@@ -97,97 +90,13 @@ class Group {
     return result_.interrupted;
   }
 
-  Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::uint32_t logit_rows) {
-    try {
-      Matrix logits = model_.forward(phase, rows, caches_, runner_, logit_rows);
-      if (!logits.allFinite()) {
-        throw InputError("the model computes values that are not finite: its weights or config.json are damaged");
-      }
-      return logits;
-    } catch (...) {
-      runner_.abandon();
-      throw;
-    }
-  }
-
-  void prefill(std::uint32_t index, std::uint64_t& done, std::uint64_t total) {
-    Sequence& s = sequences_[index];
-    Matrix logits;
-    while (s.position < s.tokens.size()) {
-      if (stopped()) return;
-      std::vector<TokenRow> rows;
-      while (rows.size() < options_.prefill_chunk && s.position < s.tokens.size()) {
-        rows.push_back({index, s.tokens[s.position], s.position});
-        ++s.position;
-      }
-      logits = forward(Phase::prefill, rows, 1);
-      result_.prefill_tokens += rows.size();
-      done += rows.size();
-      if (options_.on_prefill) options_.on_prefill(done, total);
-    }
-    accept(s, logits.row(0));
-  }
-
-  /// One token of every sequence that goes on; false when none does.
-  bool decode() {
-    std::vector<TokenRow> rows;
-    for (std::uint32_t i = 0; i < sequences_.size(); ++i) {
-      Sequence& s = sequences_[i];
-      if (!s.ended) rows.push_back({i, s.next, s.position++});
-    }
-    if (rows.empty()) return false;
-    const Matrix logits = forward(Phase::decode, rows, static_cast<std::uint32_t>(rows.size()));
-    ++result_.decode_steps;
-    result_.decode_tokens += rows.size();
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      accept(sequences_[rows[i].sequence], logits.row(static_cast<Eigen::Index>(i)));
-    }
-    return true;
-  }
-
-  void accept(Sequence& s, const Eigen::Ref<const Eigen::RowVectorXf>& logits) {
-    result_.last_logits[s.prompt].assign(logits.data(), logits.data() + logits.size());
-    s.next = s.sampler(logits);
-    result_.token_ids[s.prompt].push_back(s.next);
-    if (options_.keep_logits) {
-      result_.logits[s.prompt].insert(result_.logits[s.prompt].end(), logits.data(), logits.data() + logits.size());
-    }
-    if (model_.config().ends(s.next)) {
-      s.ended = true;
-      result_.ended[s.prompt] = Ended::end_token;
-      return;
-    }
-    ++s.produced;
-    if (const Tokenizer* t = model_.tokenizer(); t != nullptr && !t->is_special(s.next)) {
-      result_.text[s.prompt] += t->bytes(s.next);
-    }
-    if (options_.on_token) options_.on_token(s.prompt, s.next);
-    s.ended = s.produced == s.limit;
-    if (s.ended) result_.ended[s.prompt] = s.at_limit;
-  }
-
-  Model& model_;
-  ExpertRunner& runner_;
   const GenerateOptions& options_;
-  std::vector<Sequence> sequences_;
-  std::vector<KvCache> caches_;
   Generated& result_;
+  std::vector<std::size_t> prompt_;  ///< of each place
+  BatchDecoder decoder_;
 };
 
 }  // namespace
-
-const char* ended_name(Ended ended) {
-  switch (ended) {
-    case Ended::interrupted:
-      return "interrupted";
-    case Ended::max_new_tokens:
-      return "max_new_tokens";
-    case Ended::context:
-      return "context";
-    default:
-      return "end_token";
-  }
-}
 
 std::vector<std::uint32_t> tokenize(const Model& model, const std::string& text) {
   return encoded(model, text, true);
@@ -228,28 +137,24 @@ Generated generate(Model& model, ExpertRunner& runner, const GenerateOptions& op
   result.last_logits.resize(prompts.size());
   result.token_ids.resize(prompts.size());
   result.logits.resize(prompts.size());
+  result.probabilities.resize(prompts.size());
+  result.alternatives.resize(prompts.size());
   result.ended.resize(prompts.size(), Ended::interrupted);
-  std::vector<Sequence> all;
   std::uint64_t to_prefill = 0, prefilled = 0;
   const std::uint32_t context = model.config().context;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
-    Sequence s{i, std::move(prompts[i]), Sampler(options.temperature, options.seed + i)};
-    if (s.tokens.size() > context) {
-      throw InputError(fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
-                                   s.tokens.size(), context));
-    }
-    const std::uint32_t room = context - static_cast<std::uint32_t>(s.tokens.size()) + 1;
-    s.limit = std::min(options.max_new_tokens, room);
-    if (room < options.max_new_tokens) s.at_limit = Ended::context;
-    to_prefill += s.tokens.size();
-    all.push_back(std::move(s));
+    to_prefill += prompts[i].size();
+    if (prompts[i].size() <= context) continue;
+    throw InputError(fmt::format("prompt {} is {} tokens long with its begin token, the model's context is {}", i + 1,
+                                 prompts[i].size(), context));
   }
   std::uint32_t groups = 0;
-  for (std::size_t first = 0; first < all.size() && !result.interrupted; first += options.batch, ++groups) {
-    const std::size_t last = std::min(all.size(), first + options.batch);
-    std::vector<Sequence> members(std::make_move_iterator(all.begin() + static_cast<std::ptrdiff_t>(first)),
-                                  std::make_move_iterator(all.begin() + static_cast<std::ptrdiff_t>(last)));
-    Group(model, runner, options, std::move(members), result).run(prefilled, to_prefill);
+  for (std::size_t first = 0; first < prompts.size() && !result.interrupted; first += options.batch, ++groups) {
+    Group group(model, runner, options, result);
+    for (std::size_t i = first; i < std::min(prompts.size(), first + options.batch); ++i) {
+      group.add(i, std::move(prompts[i]));
+    }
+    group.run(prefilled, to_prefill);
   }
   if (groups > 0) result.ttft_s /= groups;
   return result;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "inference/model.hpp"
+#include "inference/batch_decoder.hpp"
 
 namespace ferry::engine {
 
@@ -25,14 +25,17 @@ struct GenerateOptions {
   std::vector<std::string> prompts;
   std::vector<std::vector<std::uint32_t>> token_prompts;  ///< instead, as the model's tokens, from the first on
   std::uint32_t max_new_tokens = 128;
-  std::uint32_t batch = 1;  ///< prompts decoded together, 1 to 8
-  double temperature = 0;   ///< 0: the most likely token
-  std::uint64_t seed = 0;
+  std::uint32_t batch = 1;         ///< prompts decoded together, 1 to 8
+  Sampling sampling;               ///< its seed is the first prompt's, and each other's one more than the one before's
+  std::vector<std::string> stops;  ///< texts that end what is generated
+  bool probabilities = false;      ///< report that of each token
+  std::uint32_t alternatives = 0;  ///< and the likeliest so many
   std::uint32_t prefill_chunk = 128;
 
   // Called on the generating thread.
   std::function<void(std::uint64_t done, std::uint64_t total)> on_prefill;
-  std::function<void(std::size_t prompt, std::uint32_t token)> on_token;
+  std::function<void(std::size_t prompt, std::uint32_t token, const std::string& text)>
+      on_token;  ///< what can be shown
   bool keep_logits = false;
   const std::atomic<bool>* stop = nullptr;  ///< set: end after the current step
 
@@ -40,19 +43,15 @@ struct GenerateOptions {
   std::function<Nanoseconds()> clock;
 };
 
-/// Why nothing more was generated for a prompt.
-enum class Ended : std::uint8_t { interrupted, max_new_tokens, context, end_token };
-
-/// "max_new_tokens", ...
-const char* ended_name(Ended ended);
-
 struct Generated {
   std::vector<std::string> text;  ///< one a prompt, the generated part, as bytes; special tokens have none
   std::vector<std::vector<std::uint32_t>> token_ids;  ///< the same as tokens, with the end token if it came
   std::vector<Ended> ended;                           ///< one a prompt
   std::vector<std::vector<float>> logits;  ///< if they are kept: [token_ids, vocabulary], from which each was taken
-  std::vector<std::vector<float>> last_logits;  ///< one a prompt, of its last forward pass
-  double ttft_s = 0;                            ///< mean over the groups that were decoded together
+  std::vector<std::vector<float>> last_logits;                           ///< one a prompt, of its last forward pass
+  std::vector<std::vector<TokenProbability>> probabilities;              ///< if asked for, one a token
+  std::vector<std::vector<std::vector<TokenProbability>>> alternatives;  ///< likewise
+  double ttft_s = 0;  ///< mean over the groups that were decoded together
   double prefill_s = 0, decode_s = 0;
   std::uint64_t prefill_tokens = 0, decode_tokens = 0, decode_steps = 0;
   std::uint64_t kv_bytes = 0;  ///< largest at one time

@@ -99,7 +99,7 @@ void check_model(const std::string& name) {
     g.prompts = {golden.metadata().at(prompt + ".prompt")};
     g.max_new_tokens = 64;
     std::vector<std::uint32_t> made;
-    g.on_token = [&](std::size_t, std::uint32_t token) { made.push_back(token); };
+    g.on_token = [&](std::size_t, std::uint32_t token, const std::string&) { made.push_back(token); };
     generate(model, *runner, g);
     // The golden's top-2 margin is everywhere above what both tolerances can move: compare to the end.
     REQUIRE(std::stof(golden.metadata().at(prompt + ".min_top2_margin")) > 2 * logit_tolerance);

@@ -1,0 +1,72 @@
+#include "checkpoint/generation_config.hpp"
+
+#include "checkpoint/gguf.hpp"
+#include "checkpoint/gguf_model.hpp"
+#include "support/json.hpp"
+
+namespace ferry::engine {
+namespace {
+
+constexpr std::uint32_t most_tokens = 1U << 24U;
+
+std::optional<double> number(const Fields& f, const std::string& name, double least, double most) {
+  if (!f.has(name)) return std::nullopt;
+  const Json& value = f.at(name);
+  if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most)) {
+    f.refuse(name, "a number from " + Json(least).dump() + " to " + Json(most).dump());
+  }
+  return value.get<double>();
+}
+
+void read_common(const Fields& f, const std::string& prefix, const char* temperature, const char* repeat,
+                 GenerationConfig& c) {
+  c.temperature = number(f, prefix + temperature, 0, 100);
+  c.top_p = number(f, prefix + "top_p", 0, 1);
+  c.min_p = number(f, prefix + "min_p", 0, 1);
+  c.repeat_penalty = number(f, prefix + repeat, 0, 100);
+  if (f.has(prefix + "top_k")) c.top_k = f.whole(prefix + "top_k", 0, most_tokens);
+  if (c.top_p == 0) c.top_p.reset();  // of nothing: not meant
+  if (c.repeat_penalty == 0) c.repeat_penalty.reset();
+}
+
+void add_tokens(const Fields& f, const std::string& name, std::vector<std::uint32_t>& all) {
+  if (!f.has(name)) return;
+  const Json& field = f.at(name);
+  for (const Json& token : field.is_array() ? field : Json::array({field})) {
+    if (!token.is_number_unsigned() || token.get<std::uint64_t>() >= most_tokens)
+      f.refuse(name, "a token, or a list of some");
+    all.push_back(token.get<std::uint32_t>());
+  }
+}
+
+}  // namespace
+
+GenerationConfig read_generation_config(const std::filesystem::path& model) {
+  GenerationConfig c;
+  if (is_gguf(model)) {
+    const auto files = open_gguf(model);
+    const Fields f(files[0]->metadata(), model.string() + ": metadata");
+    for (const char* name : {"eot", "eom"})
+      add_tokens(f, std::string("tokenizer.ggml.") + name + "_token_id", c.end_tokens);
+    const std::string prefix = "general.sampling.";
+    if (f.has(prefix + "temp") || f.has(prefix + "top_p") || f.has(prefix + "top_k")) {
+      c.file = model.filename().string();
+      read_common(f, prefix, "temp", "penalty_repeat", c);
+      if (!c.temperature) c.temperature = 1;
+    }
+    return c;
+  }
+  const std::filesystem::path path = model / "generation_config.json";
+  std::error_code none;
+  if (!std::filesystem::exists(path, none)) return c;
+  const Json root = read_json(path);
+  const Fields f(root, path.string());
+  c.file = "generation_config.json";
+  add_tokens(f, "eos_token_id", c.end_tokens);
+  if (!f.flag("do_sample", false)) return c;
+  read_common(f, "", "temperature", "repetition_penalty", c);
+  if (!c.temperature) c.temperature = 1;
+  return c;
+}
+
+}  // namespace ferry::engine
