@@ -134,6 +134,8 @@ int main(int argc, char** argv) {
   add_eval_commands(app, chosen);
   add_pack_command(app, chosen);
   add_tokenize_command(app, chosen);
+  add_serve_command(app, chosen);
+  add_chat_command(app, chosen);
   add_calibrate_commands(app, chosen);
   add_list_command(app, chosen);
 

@@ -29,9 +29,9 @@ struct BatchDecoder::Place {
   Sampler sampler;
   AnswerStream shown;
   Decoded made;
-  std::uint32_t position = 0;  ///< of the next token to run
-  std::uint32_t next = 0;      ///< that token, once the prompt is over
-  std::uint32_t limit = 0;
+  std::uint32_t position = 0;              ///< of the next token to run
+  std::uint32_t next = 0;                  ///< that token, once the prompt is over
+  std::uint32_t limit = 0, positions = 0;  ///< tokens to make, and that the cache has room for
   Ended at_limit = Ended::max_new_tokens;  ///< what the limit is of
   bool over = false;
 
@@ -49,25 +49,62 @@ BatchDecoder::~BatchDecoder() {
   }
 }
 
-std::uint32_t BatchDecoder::add(const DecodeRequest& request) {
+std::unique_ptr<BatchDecoder::Place> BatchDecoder::make_place(const DecodeRequest& request) const {
   const std::uint32_t context = model_.config().context;
   if (request.tokens.empty()) throw InputError("the prompt has no tokens, expected one at least");
   if (request.tokens.size() > context) {
     throw InputError(
         fmt::format("the prompt is {} tokens long, the model's context is {}", request.tokens.size(), context));
   }
-  const auto free = std::find(places_.begin(), places_.end(), nullptr);
-  if (free == places_.end()) throw InputError("no place is free for another text");
-  const auto place = static_cast<std::uint32_t>(free - places_.begin());
   auto p = std::make_unique<Place>(
       Place{request, Sampler(request.sampling, request.tokens), AnswerStream(request.stops), {}});
   const std::uint32_t room = context - static_cast<std::uint32_t>(request.tokens.size()) + 1;
   p->limit = std::min(request.max_new_tokens, room);
   if (room < request.max_new_tokens) p->at_limit = Ended::context;
   p->over = p->limit == 0;
-  caches_[place] = model_.make_cache(static_cast<std::uint32_t>(request.tokens.size()) + p->limit);
+  p->positions = std::max(request.positions, static_cast<std::uint32_t>(request.tokens.size()) + p->limit);
+  return p;
+}
+
+std::uint32_t BatchDecoder::add(const DecodeRequest& request) {
+  const auto free = std::find(places_.begin(), places_.end(), nullptr);
+  if (free == places_.end()) throw InputError("no place is free for another text");
+  const auto place = static_cast<std::uint32_t>(free - places_.begin());
+  auto p = make_place(request);
+  caches_[place] = model_.make_cache(p->positions);
   places_[place] = std::move(p);
   return place;
+}
+
+std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest& request) {
+  const std::unique_ptr<Place> before = std::move(places_[place]);
+  std::vector<std::uint32_t> run = before->request.tokens;  // whose keys and values are there
+  run.insert(run.end(), before->made.tokens.begin(), before->made.tokens.end());
+  run.resize(std::min<std::size_t>(run.size(), before->position));
+  std::unique_ptr<Place> p;
+  try {
+    p = make_place(request);
+  } catch (...) {
+    caches_[place] = KvCache(nullptr, 0);
+    runner_.end_sequence(place);
+    throw;
+  }
+  std::size_t kept = 0;
+  while (kept < run.size() && kept + 1 < request.tokens.size() && run[kept] == request.tokens[kept]) ++kept;
+  // What a layer remembers as one matrix cannot go back to an earlier token.
+  const auto& layers = model_.config().layer;
+  const bool forgets = std::any_of(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.linear; });
+  if (forgets && kept < run.size()) kept = 0;
+  if (p->positions > before->positions) {
+    kept = 0;
+    caches_[place] = model_.make_cache(p->positions);
+  } else {
+    p->positions = before->positions;
+  }
+  if (kept == 0) runner_.end_sequence(place);
+  p->position = static_cast<std::uint32_t>(kept);
+  places_[place] = std::move(p);
+  return static_cast<std::uint32_t>(kept);
 }
 
 bool BatchDecoder::has_room() const {

@@ -28,6 +28,8 @@ struct DecodeRequest {
   std::uint32_t alternatives = 0;  ///< likeliest tokens to report with each
   bool probabilities = false;      ///< report that of each token
   bool keep_logits = false;
+  std::uint32_t positions =
+      0;  ///< room for so many tokens in all, if that is more than it may need: for texts to follow
 };
 
 /// What came of it.
@@ -60,6 +62,9 @@ class BatchDecoder {
 
   /// Takes a free place. Throws InputError for a prompt that the model cannot take, or if there is no memory for it.
   std::uint32_t add(const DecodeRequest& request);
+  /// In the place of a text that is over, with a prompt that goes on from it: what both begin with is not run again. Returns how
+  /// many tokens that are. Throws as `add` does, and then the place is free.
+  std::uint32_t add_behind(std::uint32_t place, const DecodeRequest& request);
   [[nodiscard]] bool has_room() const;
   /// Whether any text has prompt left, or goes on.
   [[nodiscard]] bool prefilling() const;
@@ -82,6 +87,7 @@ class BatchDecoder {
 
  private:
   struct Place;
+  std::unique_ptr<Place> make_place(const DecodeRequest& request) const;
   Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::uint32_t logit_rows);
   Step prefill(std::uint32_t place);
   Step decode();

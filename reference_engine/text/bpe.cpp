@@ -46,7 +46,7 @@ void Bpe::encode(std::string_view word, std::vector<std::uint32_t>& out) const {
 
 void Bpe::begin(std::string_view word, std::vector<Symbol>& symbols) const {
   symbols.clear();
-  bool was_unknown = false;
+  bool unknown = false;  // one is to come; bytes do not end a run of them, as in Hugging Face's library
   const auto push = [&](std::uint32_t token) {
     const auto at = static_cast<std::uint32_t>(symbols.size());
     if (at > 0) symbols.back().behind = at;
@@ -62,20 +62,20 @@ void Bpe::begin(std::string_view word, std::vector<Symbol>& symbols) const {
     const std::string_view character = word.substr(at, end - at);
     at = end;
     if (const auto known = find(character)) {
+      if (std::exchange(unknown, false)) push(*options_.unknown);
       push(*known);
-      was_unknown = false;
       continue;
     }
     const auto byte_token = [&](char c) { return bytes_[static_cast<unsigned char>(c)]; };
     if (options_.byte_fallback &&
         std::all_of(character.begin(), character.end(), [&](char c) { return byte_token(c) != none; })) {
       for (const char c : character) push(byte_token(c));
-      was_unknown = false;
-    } else if (options_.unknown && !(was_unknown && options_.fuse_unknown)) {
-      push(*options_.unknown);
-      was_unknown = true;
+    } else if (options_.unknown) {
+      if (unknown && !options_.fuse_unknown) push(*options_.unknown);
+      unknown = true;
     }
   }
+  if (unknown) push(*options_.unknown);
 }
 
 void Bpe::merge(std::vector<Symbol>& symbols) const {

@@ -52,13 +52,14 @@ class BpeTokenizer final : public Tokenizer {
   explicit BpeTokenizer(BpeParts parts) : p_(std::move(parts)) {
     for (const auto& [text, id] : p_.bpe.tokens()) slot(id) = text;
     special_.resize(names_.size());
-    added_.resize(names_.size());
+    hidden_.resize(names_.size());
     for (const AddedToken& t : p_.added.all()) {
-      slot(t.id) = t.text;
+      slot(t.id) = t.pattern.empty() ? t.text : t.pattern;  // shown as it is found, as the library shows it
       special_.resize(names_.size());
-      added_.resize(names_.size());
+      hidden_.resize(names_.size());
       special_[t.id] = t.special;
-      added_[t.id] = true;
+      // The library knows a special token by its text, and shows one whose text was normalized.
+      hidden_[t.id] = t.special && (t.pattern.empty() || t.pattern == t.text);
     }
   }
 
@@ -74,16 +75,17 @@ class BpeTokenizer final : public Tokenizer {
     return p_.bpe.find(token);
   }
 
-  [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view given, bool whole) const override {
+  [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view given, bool whole, bool names) const override {
     const std::string text = valid_utf8(given);
     std::vector<std::uint32_t> out;
     if (whole) out = p_.before;
     bool first = true;
-    for (const AddedTokens::Part& part : p_.added.split(text, [](const AddedToken& t) { return !t.normalized; })) {
+    for (const AddedTokens::Part& part :
+         p_.added.split(text, [names](const AddedToken& t) { return !t.normalized && (names || !t.special); })) {
       if (part.token) {
         out.push_back(*part.token);
       } else {
-        encode_normalized(part.text, first, out);
+        encode_normalized(part.text, first, names, out);
       }
       first = false;
     }
@@ -101,7 +103,7 @@ class BpeTokenizer final : public Tokenizer {
       run.clear();
     };
     for (const std::uint32_t token : tokens) {
-      if (token >= names_.size() || (!special && special_[token])) continue;
+      if (token >= names_.size() || (!special && hidden_[token])) continue;
       const auto byte = p_.text.byte_names ? named_byte(names_[token]) : std::nullopt;
       if (byte) {
         run += *byte;
@@ -144,10 +146,11 @@ class BpeTokenizer final : public Tokenizer {
     return names_[id];
   }
 
-  void encode_normalized(std::string_view part, bool first, std::vector<std::uint32_t>& out) const {
+  void encode_normalized(std::string_view part, bool first, bool names, std::vector<std::uint32_t>& out) const {
     std::string text(part);
     for (const Normalizer& n : p_.normalizers) text = n(std::move(text));
-    for (const AddedTokens::Part& own : p_.added.split(text, [](const AddedToken& t) { return t.normalized; })) {
+    for (const AddedTokens::Part& own :
+         p_.added.split(text, [names](const AddedToken& t) { return t.normalized && (names || !t.special); })) {
       if (own.token) {
         out.push_back(*own.token);
       } else {
@@ -171,7 +174,7 @@ class BpeTokenizer final : public Tokenizer {
 
   BpeParts p_;
   std::vector<std::string> names_;  ///< by id
-  std::vector<bool> special_, added_;
+  std::vector<bool> special_, hidden_;
 };
 
 }  // namespace

@@ -101,7 +101,9 @@ std::unique_ptr<Tokenizer> pieces(const Vocabulary& v) {
   table.blank_before = v.flag("add_space_prefix", true);
   table.one_blank = v.flag("remove_extra_whitespaces", false);
   SentencePieceOptions options;
-  options.added = v.added;
+  for (const AddedToken& t : v.added) {
+    if (t.special) options.added.push_back(t);  // the others the library finds by itself
+  }
   options.begins = false;
   v.around(true, options.before, options.behind);
   return sentence_piece_of(table, v.where, options);

@@ -77,11 +77,12 @@ class SentencePieceTokenizer final : public Tokenizer {
     return static_cast<std::uint32_t>(id);
   }
 
-  [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view given, bool whole) const override {
+  [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view given, bool whole, bool names) const override {
     const std::string text = valid_utf8(given);
     std::vector<std::uint32_t> out;
     if (whole) out = before_;
-    for (const AddedTokens::Part& part : added_.split(text, [](const AddedToken&) { return true; })) {
+    for (const AddedTokens::Part& part :
+         added_.split(text, [names](const AddedToken& t) { return names || !t.special; })) {
       if (part.token) {
         out.push_back(*part.token);
         continue;

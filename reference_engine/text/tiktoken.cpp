@@ -59,17 +59,8 @@ std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem:
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, const std::string& expression,
+std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, const WordRules& rules,
                                          const std::vector<AddedToken>& added) {
-  std::vector<std::string> expressions{expression};
-  if (expression.empty()) {
-    const WordRules* known = word_rules(path.stem().string());
-    if (known == nullptr) {
-      throw InputError(fmt::format("{}: nothing says how its texts are split, expected a file named as one of {}",
-                                   path.string(), known_word_rules()));
-    }
-    expressions = known->expressions;
-  }
   auto ranks = read_ranks(path);
   BpeParts parts;
   parts.kind = path.filename().string();
@@ -77,11 +68,21 @@ std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, cons
   options.by_bytes = options.whole_words = true;
   const auto merges = merges_of_ranks(ranks);
   parts.bpe = Bpe(std::move(ranks), merges, options);
-  for (const std::string& e : expressions) {
+  if (!rules.form.empty()) parts.normalizers.push_back(unicode_form(rules.form));
+  for (const std::string& e : rules.expressions) {
     parts.splitters.push_back(split_by(std::make_shared<Regex>(e, path.string()), SplitBehavior::isolated, false));
   }
   for (const AddedToken& t : added) parts.added.add(t);
   return make_bpe_tokenizer(std::move(parts));
+}
+
+std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, const std::vector<AddedToken>& added) {
+  const WordRules* known = word_rules(path.stem().string());
+  if (known == nullptr) {
+    throw InputError(fmt::format("{}: nothing says how its texts are split, expected a file named as one of {}",
+                                 path.string(), known_word_rules()));
+  }
+  return read_tiktoken(path, *known, added);
 }
 
 }  // namespace ferry::engine

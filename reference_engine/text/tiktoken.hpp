@@ -11,12 +11,6 @@
 
 namespace ferry::engine {
 
-/// NAME.tiktoken: on each line a token in base64 and its rank, which is its id. The file does not say how texts are split:
-/// that comes from its name (cl100k_base, o200k_base, p50k_base, r50k_base) or from `expression`. Throws InputError that names the
-/// line.
-std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, const std::string& expression,
-                                         const std::vector<AddedToken>& added);
-
 /// By the name of a pre-tokenizer of llama.cpp, or of a tiktoken encoding; empty if it is not known.
 struct WordRules {
   std::vector<std::string> expressions = {};  ///< one after another; each match is a word
@@ -27,5 +21,12 @@ struct WordRules {
 const WordRules* word_rules(const std::string& name);
 /// All names, for messages.
 std::string known_word_rules();
+
+/// NAME.tiktoken: on each line a token in base64 and its rank, which is its id. Throws InputError that names the line.
+std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, const WordRules& rules,
+                                         const std::vector<AddedToken>& added);
+/// The file does not say how texts are split: that comes from its name (cl100k_base, o200k_base, qwen, ...). Throws InputError
+/// for a name that is not known, too.
+std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, const std::vector<AddedToken>& added);
 
 }  // namespace ferry::engine

@@ -22,7 +22,7 @@ class ByteTokenizer final : public Tokenizer {
   explicit ByteTokenizer(std::uint32_t begin) : begin_(begin) {}
   [[nodiscard]] std::string kind() const override { return "bytes"; }
   [[nodiscard]] std::uint32_t size() const override { return begin_ + 1; }
-  [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view text, bool whole) const override {
+  [[nodiscard]] std::vector<std::uint32_t> encode(std::string_view text, bool whole, bool /*names*/) const override {
     std::vector<std::uint32_t> out;
     if (whole) out.push_back(begin_);
     for (const char c : text) out.push_back(static_cast<unsigned char>(c));
@@ -99,7 +99,7 @@ std::shared_ptr<const Tokenizer> open_file(const std::filesystem::path& path) {
   const bool ranks = path.extension() == ".tiktoken";
   if (!ranks && path.extension() != ".model") return read_tokenizer_json(path);
   const Neighbours beside = read_neighbours(path.parent_path());
-  if (ranks) return read_tiktoken(path, "", beside.added);
+  if (ranks) return read_tiktoken(path, beside.added);
   SentencePieceOptions options;
   options.added = beside.added;
   options.begins = beside.begins;

@@ -26,9 +26,10 @@ class Tokenizer {
   [[nodiscard]] virtual std::string kind() const = 0;
   /// One more than the largest token.
   [[nodiscard]] virtual std::uint32_t size() const = 0;
-  /// What is no UTF-8 counts as replacement characters. Names of special tokens in the text are those tokens. `whole`: with
-  /// the tokens that a text begins and ends with. Throws InputError for a text that cannot be split.
-  [[nodiscard]] virtual std::vector<std::uint32_t> encode(std::string_view text, bool whole) const = 0;
+  /// What is no UTF-8 counts as replacement characters. `whole`: with the tokens that a text begins and ends with. `names`:
+  /// names of special tokens in the text are those tokens, and no text. Throws InputError for a text that cannot be split.
+  [[nodiscard]] virtual std::vector<std::uint32_t> encode(std::string_view text, bool whole,
+                                                          bool names = true) const = 0;
   /// The tokens that a text begins with.
   [[nodiscard]] virtual std::vector<std::uint32_t> begin() const = 0;
   /// The text of tokens from a text's first one on. `special`: with the names of special tokens.

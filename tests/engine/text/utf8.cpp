@@ -14,8 +14,10 @@ const std::string none = "\xef\xbf\xbd";  // U+FFFD
 
 TEST_CASE("what is no UTF-8 is replaced by maximal subparts, as the Unicode standard's tables show it") {
   // Tables 3-8 to 3-11 of chapter 3.
-  CHECK(valid_utf8("\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41") == none + none + none + none + none + none + none + none + "A");
-  CHECK(valid_utf8("\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41") == none + none + none + none + none + none + none + none + "A");
+  CHECK(valid_utf8("\xc0\xaf\xe0\x80\xbf\xf0\x81\x82\x41") ==
+        none + none + none + none + none + none + none + none + "A");
+  CHECK(valid_utf8("\xed\xa0\x80\xed\xbf\xbf\xed\xaf\x41") ==
+        none + none + none + none + none + none + none + none + "A");
   CHECK(valid_utf8("\xf4\x91\x92\x93\xff\x41\x80\xbf\x42") ==
         none + none + none + none + none + "A" + none + none + "B");
   CHECK(valid_utf8("\xe1\x80\xe2\xf0\x91\x92\xf1\xbf\x41") == none + none + none + none + "A");

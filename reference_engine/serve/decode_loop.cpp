@@ -1,0 +1,236 @@
+#include "serve/decode_loop.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "support/clock.hpp"
+
+namespace ferry::engine {
+namespace {
+
+double seconds_since(Nanoseconds begin) {
+  return static_cast<double>(now_ns() - begin) * 1e-9;
+}
+
+}  // namespace
+
+void TimeHistogram::add(double seconds) {
+  const auto bucket = std::lower_bound(bounds.begin(), bounds.end(), seconds) - bounds.begin();
+  ++counts[static_cast<std::size_t>(bucket)];
+  ++count;
+  sum += seconds;
+}
+
+std::optional<Answer::Piece> Answer::next(double seconds) {
+  std::unique_lock lock(mutex_);
+  came_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return over_ || !pieces_.empty(); });
+  if (pieces_.empty()) return std::nullopt;
+  Piece piece = std::move(pieces_.front());
+  pieces_.pop_front();
+  return piece;
+}
+
+bool Answer::is_over() const {
+  const std::lock_guard lock(mutex_);
+  return over_ && pieces_.empty();
+}
+
+void Answer::cancel() {
+  const std::lock_guard lock(mutex_);
+  cancelled_ = true;
+}
+
+DecodeLoop::DecodeLoop(Model& model, ExpertRunner& runner, const Options& options)
+    : runner_(runner),
+      options_(options),
+      decoder_(
+          model, runner, {options.places, options.prefill_chunk, true},
+          [this](std::uint32_t place, std::uint32_t token, const std::string& text) { deliver(place, token, text); }),
+      places_(options.places) {
+  publish();
+  thread_ = std::thread([this] { run(); });
+}
+
+DecodeLoop::~DecodeLoop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = closed_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+std::vector<std::shared_ptr<Answer>> DecodeLoop::submit(std::vector<DecodeRequest> requests) {
+  std::vector<std::shared_ptr<Answer>> answers;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_ || waiting_.size() + requests.size() > options_.most_waiting) {
+      ++published_.refused;
+      return {};
+    }
+    for (DecodeRequest& r : requests) {
+      answers.push_back(std::make_shared<Answer>());
+      answers.back()->submitted_ = now_ns();
+      waiting_.push_back({std::move(r), answers.back()});
+    }
+    published_.waiting = static_cast<std::uint32_t>(waiting_.size());
+  }
+  changed_.notify_all();
+  return answers;
+}
+
+void DecodeLoop::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+}
+
+bool DecodeLoop::is_idle() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.empty() && published_.active == 0;
+}
+
+LoopStatistics DecodeLoop::statistics() const {
+  const std::lock_guard lock(mutex_);
+  return published_;
+}
+
+void DecodeLoop::run() {
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      const bool busy = decoder_.prefilling() || decoder_.decoding();
+      if (!busy) changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
+      if (stopping_) break;
+    }
+    admit();
+    try {
+      const BatchDecoder::Step step = decoder_.step();
+      if (step.rows > 0) {
+        own_.tokens[static_cast<unsigned>(step.phase)] += step.rows;
+        ++own_.steps[static_cast<unsigned>(step.phase)];
+      }
+    } catch (const std::exception& e) {  // a disk that fails, a device that is lost: later requests may do better
+      fail_all(e.what());
+    }
+    runner_.uses.clear();  // for bounds, which nobody asks for here
+    for (std::uint32_t place = 0; place < places_.size(); ++place) {
+      if (places_[place] == nullptr) continue;
+      bool cancelled = false;
+      {
+        const std::lock_guard lock(places_[place]->mutex_);
+        cancelled = places_[place]->cancelled_;
+      }
+      if (cancelled || decoder_.is_over(place)) end(place);
+    }
+    publish();
+  }
+  fail_all("the server ends");
+  const std::lock_guard lock(mutex_);
+  for (const Job& job : waiting_) {
+    const std::lock_guard own(job.answer->mutex_);
+    job.answer->error_ = "the server ends";
+    job.answer->over_ = true;
+    job.answer->came_.notify_all();
+  }
+  waiting_.clear();
+}
+
+void DecodeLoop::admit() {
+  while (decoder_.has_room()) {
+    Job job;
+    {
+      const std::lock_guard lock(mutex_);
+      if (waiting_.empty()) return;
+      job = std::move(waiting_.front());
+      waiting_.pop_front();
+      ++published_.active;  // nobody is to think that there is nothing left
+    }
+    const std::lock_guard own(job.answer->mutex_);
+    try {
+      if (job.answer->cancelled_) {
+        job.answer->over_ = true;
+      } else {
+        const std::uint32_t place = decoder_.add(job.request);
+        job.answer->before_ = runner_.statistics().counters;
+        places_[place] = job.answer;
+      }
+    } catch (const std::exception& e) {
+      job.answer->error_ = e.what();
+      job.answer->over_ = true;
+      ++own_.failed;
+    }
+    job.answer->came_.notify_all();
+  }
+}
+
+void DecodeLoop::deliver(std::uint32_t place, std::uint32_t token, const std::string& text) {
+  Answer& answer = *places_[place];
+  const Decoded& made = decoder_.decoded(place);
+  const std::lock_guard lock(answer.mutex_);
+  if (answer.first_token_s_ == 0) {
+    answer.first_token_s_ = seconds_since(answer.submitted_);
+    own_.to_first_token.add(answer.first_token_s_);
+  }
+  Answer::Piece& piece = answer.pieces_.emplace_back();
+  piece.token = token;
+  piece.text = text;
+  if (!made.probabilities.empty()) {
+    piece.probability = made.probabilities.back();
+    piece.alternatives = made.alternatives.back();
+  }
+  answer.came_.notify_all();
+}
+
+void DecodeLoop::end(std::uint32_t place) {
+  Answer& answer = *places_[place];
+  const bool whole = decoder_.is_over(place);
+  Decoded made = decoder_.release(place);
+  {
+    const std::lock_guard lock(answer.mutex_);
+    answer.after_ = runner_.statistics().counters;
+    answer.whole_s_ = seconds_since(answer.submitted_);
+    if (whole && made.tokens.size() > 1) {
+      own_.per_token.add((answer.whole_s_ - answer.first_token_s_) / static_cast<double>(made.tokens.size() - 1));
+    }
+    own_.whole.add(answer.whole_s_);
+    ++own_.ended[static_cast<unsigned>(made.ended)];
+    answer.decoded_ = std::move(made);
+    answer.over_ = true;
+    answer.came_.notify_all();
+  }
+  places_[place] = nullptr;
+}
+
+void DecodeLoop::fail_all(const std::string& error) {
+  for (std::uint32_t place = 0; place < places_.size(); ++place) {
+    if (places_[place] == nullptr) continue;
+    static_cast<void>(decoder_.release(place));
+    Answer& answer = *places_[place];
+    const std::lock_guard lock(answer.mutex_);
+    answer.error_ = error;
+    answer.over_ = true;
+    answer.came_.notify_all();
+    ++own_.failed;
+    places_[place] = nullptr;
+  }
+}
+
+void DecodeLoop::publish() {
+  own_.runner = runner_.statistics();
+  own_.times[0] = runner_.times[0];
+  own_.times[1] = runner_.times[1];
+  own_.cache_bytes = decoder_.cache_bytes();
+  own_.active = static_cast<std::uint32_t>(
+      std::count_if(places_.begin(), places_.end(), [](const auto& answer) { return answer != nullptr; }));
+  const std::lock_guard lock(mutex_);
+  own_.waiting = static_cast<std::uint32_t>(waiting_.size());
+  own_.refused = published_.refused;
+  published_ = own_;
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,129 @@
+/// @file
+/// Requests of many clients through one model, on a thread of their own.
+#pragma once
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "inference/batch_decoder.hpp"
+
+namespace ferry::engine {
+
+/// A time in buckets, as Prometheus has them.
+struct TimeHistogram {
+  static constexpr std::array<double, 14> bounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                                    0.25,  0.5,    1,     2.5,  5,     10,   30};
+  std::array<std::uint64_t, bounds.size() + 1> counts{};  ///< of times up to each bound, and of those above
+  std::uint64_t count = 0;
+  double sum = 0;
+
+  void add(double seconds);
+};
+
+/// What a loop has done so far.
+struct LoopStatistics {
+  RunnerStatistics runner;
+  PhaseTimes times[2];                             ///< by Phase
+  std::uint64_t tokens[2] = {};                    ///< rows of forward passes, by Phase
+  std::uint64_t steps[2] = {};                     ///< likewise
+  std::array<std::uint64_t, 5> ended{};            ///< requests, by Ended
+  std::uint64_t failed = 0, refused = 0;           ///< by an error; since the queue was full
+  std::uint32_t active = 0, waiting = 0;           ///< at present
+  std::uint64_t cache_bytes = 0;                   ///< of keys and values, at present
+  TimeHistogram to_first_token, per_token, whole;  ///< of each request, from when it came
+};
+
+/// What a client reads of its request, piece by piece.
+class Answer {
+ public:
+  struct Piece {
+    std::uint32_t token = 0;
+    std::string text;
+    std::optional<TokenProbability> probability;
+    std::vector<TokenProbability> alternatives;
+  };
+
+  /// Waits for the next piece; nothing once all have been read and no more come, or after `seconds` without one.
+  [[nodiscard]] std::optional<Piece> next(double seconds);
+  /// Whether all is there.
+  [[nodiscard]] bool is_over() const;
+  /// Once it is over: what came of it, or why nothing did.
+  [[nodiscard]] const Decoded& decoded() const { return decoded_; }
+  [[nodiscard]] const std::string& error() const { return error_; }
+  /// What the stack did while the request was decoded, for others beside it, too.
+  [[nodiscard]] const Counters& before() const { return before_; }
+  [[nodiscard]] const Counters& after() const { return after_; }
+  /// Seconds from when it came; 0: not yet.
+  [[nodiscard]] double first_token_s() const { return first_token_s_; }
+  [[nodiscard]] double whole_s() const { return whole_s_; }
+  /// Nobody waits for it any more: it ends with the step under way.
+  void cancel();
+
+ private:
+  friend class DecodeLoop;
+  mutable std::mutex mutex_;
+  std::condition_variable came_;
+  std::deque<Piece> pieces_;
+  bool over_ = false, cancelled_ = false;
+  Decoded decoded_;
+  std::string error_;
+  Counters before_, after_;
+  Nanoseconds submitted_ = 0;
+  double first_token_s_ = 0, whole_s_ = 0;
+};
+
+/// Decodes what is submitted, as many texts at a time as there are places, others wait in a queue with an end. A chunk of a
+/// prompt and a decode step take turns, so that long prompts hold nobody up.
+class DecodeLoop {
+ public:
+  struct Options {
+    std::uint32_t places = 4, prefill_chunk = 128, most_waiting = 64;
+  };
+  /// Both outlive it, and are nobody else's meanwhile.
+  DecodeLoop(Model& model, ExpertRunner& runner, const Options& options);
+  /// What goes on is interrupted.
+  ~DecodeLoop();
+  DecodeLoop(const DecodeLoop&) = delete;
+  DecodeLoop& operator=(const DecodeLoop&) = delete;
+
+  /// Several requests at once, or none of them: null if the queue has no room for them, or it is closed.
+  [[nodiscard]] std::vector<std::shared_ptr<Answer>> submit(std::vector<DecodeRequest> requests);
+  /// No more requests; what waits and goes on is finished.
+  void close();
+  [[nodiscard]] bool is_idle() const;
+  [[nodiscard]] LoopStatistics statistics() const;
+  [[nodiscard]] const Options& options() const { return options_; }
+
+ private:
+  struct Job {
+    DecodeRequest request;
+    std::shared_ptr<Answer> answer;
+  };
+  void run();
+  void admit();
+  void deliver(std::uint32_t place, std::uint32_t token, const std::string& text);
+  void end(std::uint32_t place);
+  void fail_all(const std::string& error);
+  void publish();
+
+  ExpertRunner& runner_;
+  Options options_;
+  BatchDecoder decoder_;
+  std::vector<std::shared_ptr<Answer>> places_;  ///< of the loop's thread
+  LoopStatistics own_;                           ///< likewise
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Job> waiting_;
+  LoopStatistics published_;
+  bool closed_ = false, stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ferry::engine

@@ -1,0 +1,342 @@
+// Requests in OpenAI's interface: what they may say, and what they are told if they say something else.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "inference/generate.hpp"
+#include "serve/openai.hpp"
+#include "support/errors.hpp"
+#include "text/utf8.hpp"
+
+namespace ferry::engine {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+[[noreturn]] void refuse(const std::string& message, const std::string& param = "", const std::string& code = "") {
+  ApiError e;
+  e.message = printable(message);
+  e.param = param;
+  e.code = code;
+  throw e;
+}
+
+const char* kind_of(const OrderedJson& value) {
+  switch (value.type()) {
+    case OrderedJson::value_t::null:
+      return "null";
+    case OrderedJson::value_t::boolean:
+      return "a boolean";
+    case OrderedJson::value_t::string:
+      return "a string";
+    case OrderedJson::value_t::array:
+      return "an array";
+    case OrderedJson::value_t::object:
+      return "an object";
+    default:
+      return value.is_number_float() ? "a decimal" : "an integer";
+  }
+}
+
+/// Fields of the body, each read once; what is left over is refused by name.
+class Body {
+ public:
+  explicit Body(const OrderedJson& json) : json_(json) {}
+
+  /// Null counts as absent.
+  [[nodiscard]] const OrderedJson* find(const std::string& name) {
+    read_.insert(name);
+    const auto found = json_.find(name);
+    return found == json_.end() || found->is_null() ? nullptr : &*found;
+  }
+  [[noreturn]] static void wrong_type(const std::string& name, const char* expected, const OrderedJson& got) {
+    refuse(fmt::format("Invalid type for '{}': expected {}, but got {} instead.", name, expected, kind_of(got)), name,
+           "invalid_type");
+  }
+  [[noreturn]] static void wrong_value(const std::string& name, const std::string& expected) {
+    refuse(fmt::format("Invalid '{}': expected {}.", name, expected), name, "invalid_value");
+  }
+  bool flag(const std::string& name, bool absent) {
+    const OrderedJson* v = find(name);
+    if (v != nullptr && !v->is_boolean()) wrong_type(name, "a boolean", *v);
+    return v == nullptr ? absent : v->get<bool>();
+  }
+  void number(const std::string& name, double least, double most, double& value) {
+    const OrderedJson* v = find(name);
+    if (v == nullptr) return;
+    if (!v->is_number()) wrong_type(name, "a number", *v);
+    value = v->get<double>();
+    if (!(value >= least && value <= most)) wrong_value(name, fmt::format("a number from {} to {}", least, most));
+  }
+  std::optional<std::uint64_t> whole(const std::string& name, std::uint64_t least, std::uint64_t most) {
+    const OrderedJson* v = find(name);
+    if (v == nullptr) return std::nullopt;
+    if (!v->is_number_integer()) wrong_type(name, "an integer", *v);
+    if (!v->is_number_unsigned() || v->get<std::uint64_t>() < least || v->get<std::uint64_t>() > most) {
+      wrong_value(name, fmt::format("an integer from {} to {}", least, most));
+    }
+    return v->get<std::uint64_t>();
+  }
+  /// A text, or a list of some.
+  std::vector<std::string> texts(const std::string& name, std::size_t most) {
+    std::vector<std::string> all;
+    const OrderedJson* v = find(name);
+    if (v == nullptr) return all;
+    for (const OrderedJson& one : v->is_array() ? *v : OrderedJson::array({*v})) {
+      if (!one.is_string()) wrong_type(name, "a string or an array of strings", one);
+      all.push_back(one.get<std::string>());
+      if (all.back().empty()) wrong_value(name, "texts that are not empty");
+    }
+    if (all.size() > most) wrong_value(name, fmt::format("at most {} texts", most));
+    return all;
+  }
+  /// What means nothing here, whatever it is.
+  void ignore(std::initializer_list<const char*> names) {
+    for (const char* name : names) read_.insert(name);
+  }
+  /// What would change the answer, unless it asks for nothing.
+  void must_be_off(std::initializer_list<const char*> names) {
+    for (const char* name : names) {
+      const OrderedJson* v = find(name);
+      if (v == nullptr || *v == false || (v->is_structured() && v->empty()) || *v == "none" || *v == "") continue;
+      refuse(fmt::format("'{}' is not supported.", name), name, "unsupported_parameter");
+    }
+  }
+  void end() const {
+    for (const auto& [name, value] : json_.items()) {
+      if (read_.count(name) == 0) refuse(fmt::format("Unrecognized request argument supplied: {}", name), "", "");
+    }
+  }
+
+ private:
+  const OrderedJson& json_;
+  std::set<std::string> read_;
+};
+
+Sampling read_sampling(Body& b, const ApiModel& m) {
+  Sampling s = m.sampling;
+  b.number("temperature", 0, 2, s.temperature);
+  b.number("top_p", 0, 1, s.top_p);
+  if (s.top_p == 0) s.top_p = 1e-9;  // to OpenAI the likeliest token
+  b.number("min_p", 0, 1, s.min_p);
+  if (const auto k = b.whole("top_k", 0, 1U << 24U)) s.top_k = static_cast<std::uint32_t>(*k);
+  for (const char* name : {"repetition_penalty", "repeat_penalty"}) b.number(name, 0.01, 100, s.repeat_penalty);
+  b.number("presence_penalty", -2, 2, s.presence_penalty);
+  b.number("frequency_penalty", -2, 2, s.frequency_penalty);
+  if (const OrderedJson* seed = b.find("seed")) {
+    if (!seed->is_number_integer()) Body::wrong_type("seed", "an integer", *seed);
+    s.seed =
+        seed->is_number_unsigned() ? seed->get<std::uint64_t>() : static_cast<std::uint64_t>(seed->get<std::int64_t>());
+  }
+  return s;
+}
+
+/// The text of a message: a string, or parts of which all are text.
+void read_content(OrderedJson& message, const std::string& where) {
+  const std::string at = where + ".content";
+  if (!message.contains("content") || message["content"].is_null()) {
+    refuse(fmt::format("Missing required parameter: '{}'.", at), at, "missing_required_parameter");
+  }
+  OrderedJson& content = message["content"];
+  if (content.is_string()) return;
+  if (!content.is_array()) Body::wrong_type(at, "a string or an array of parts", content);
+  std::string text;
+  for (const OrderedJson& part : content) {
+    if (!part.is_object() || !part.contains("type") || part["type"] != "text" || !part.contains("text") ||
+        !part["text"].is_string()) {
+      refuse(fmt::format("Invalid '{}': parts of text alone are supported.", at), at, "invalid_value");
+    }
+    text += part["text"].get<std::string>();
+  }
+  content = text;
+}
+
+std::string read_messages(Body& b, const ApiModel& m) {
+  const OrderedJson* list = b.find("messages");
+  if (list == nullptr) refuse("Missing required parameter: 'messages'.", "messages", "missing_required_parameter");
+  if (!list->is_array()) Body::wrong_type("messages", "an array of objects", *list);
+  if (list->empty()) refuse("Invalid 'messages': expected one message at least.", "messages", "empty_array");
+  OrderedJson messages = *list;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const std::string where = fmt::format("messages[{}]", i);
+    if (!messages[i].is_object()) Body::wrong_type(where, "an object", messages[i]);
+    if (!messages[i].contains("role")) {
+      refuse(fmt::format("Missing required parameter: '{}.role'.", where), where + ".role",
+             "missing_required_parameter");
+    }
+    const OrderedJson& role = messages[i]["role"];
+    if (!role.is_string()) Body::wrong_type(where + ".role", "a string", role);
+    if (role != "system" && role != "user" && role != "assistant" && role != "developer") {
+      refuse(
+          fmt::format("Invalid value: '{:.40}'. Supported values are: 'system', 'developer', 'user' and 'assistant'.",
+                      role.get<std::string>()),
+          where + ".role", "invalid_value");
+    }
+    for (const char* name : {"tool_calls", "function_call"}) {
+      if (messages[i].contains(name) && !messages[i][name].empty()) {
+        refuse(fmt::format("'{}.{}' is not supported.", where, name), where + "." + name, "unsupported_parameter");
+      }
+    }
+    read_content(messages[i], where);
+    if (role == "developer") messages[i]["role"] = "system";  // what open models call it
+  }
+  OrderedJson more = OrderedJson::object();
+  if (const OrderedJson* arguments = b.find("chat_template_kwargs")) {
+    if (!arguments->is_object()) Body::wrong_type("chat_template_kwargs", "an object", *arguments);
+    more = *arguments;
+  }
+  try {
+    return m.chat.render(messages, more);
+  } catch (const InputError& e) {  // its makers' templates refuse what their model does not know
+    refuse(e.what(), "messages", "invalid_value");
+  }
+}
+
+/// A prompt as text or tokens, or a list of one of these.
+struct Prompt {
+  std::string text;
+  std::vector<std::uint32_t> tokens;
+};
+
+Prompt read_tokens(const OrderedJson& list, const ApiModel& m) {
+  Prompt p;
+  for (const OrderedJson& token : list) {
+    if (!token.is_number_unsigned() || token.get<std::uint64_t>() >= m.model.config().vocabulary) {
+      Body::wrong_value("prompt", fmt::format("tokens from 0 to {}", m.model.config().vocabulary - 1));
+    }
+    p.tokens.push_back(token.get<std::uint32_t>());
+  }
+  p.text = m.tokenizer.decode(p.tokens, true);
+  return p;
+}
+
+std::vector<Prompt> read_prompts(Body& b, const ApiModel& m) {
+  const OrderedJson* v = b.find("prompt");
+  std::vector<Prompt> all;
+  if (v == nullptr) refuse("Missing required parameter: 'prompt'.", "prompt", "missing_required_parameter");
+  const auto from_text = [&](const std::string& text) { all.push_back({text, tokenize(m.model, text)}); };
+  if (v->is_string()) {
+    from_text(v->get<std::string>());
+  } else if (v->is_array() && !v->empty() && (*v)[0].is_number()) {
+    all.push_back(read_tokens(*v, m));
+  } else if (v->is_array() && !v->empty()) {
+    for (const OrderedJson& one : *v) {
+      if (one.is_string()) {
+        from_text(one.get<std::string>());
+      } else if (one.is_array()) {
+        all.push_back(read_tokens(one, m));
+      } else {
+        Body::wrong_type("prompt", "a string, tokens, or an array of either", one);
+      }
+    }
+  } else {
+    Body::wrong_type("prompt", "a string, tokens, or an array of either", *v);
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string ApiError::body() const {
+  const auto or_null = [](const std::string& s) { return s.empty() ? Json(nullptr) : Json(s); };
+  const Json error = {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}};
+  return Json{{"error", error}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
+  OrderedJson json;
+  if (valid_utf8(body) != body) refuse("The body is not UTF-8.");
+  try {
+    json = OrderedJson::parse(body);
+  } catch (const OrderedJson::exception& e) {
+    refuse(fmt::format("The body is not JSON: {}", e.what()));
+  }
+  if (!json.is_object()) refuse(fmt::format("The body is {}, expected a JSON object.", kind_of(json)));
+  Body b(json);
+  ApiRequest r;
+  r.chat = chat;
+  if (const OrderedJson* name = b.find("model")) {
+    if (!name->is_string()) Body::wrong_type("model", "a string", *name);
+    if (*name != m.name) {
+      ApiError e;
+      e.status = 404;
+      e.message = printable(
+          fmt::format("The model '{:.80}' does not exist; this server has '{}'.", name->get<std::string>(), m.name));
+      e.param = "model";
+      e.code = "model_not_found";
+      throw e;
+    }
+  }
+  r.stream = b.flag("stream", false);
+  if (const OrderedJson* options = b.find("stream_options")) {
+    if (!options->is_object()) Body::wrong_type("stream_options", "an object", *options);
+    if (!r.stream) Body::wrong_value("stream_options", "it beside 'stream': true alone");
+    r.include_usage = options->contains("include_usage") && (*options)["include_usage"] == true;
+  }
+  r.reports_stack = b.flag("ferry", false);
+  DecodeRequest common;
+  common.sampling = read_sampling(b, m);
+  common.stops = b.texts("stop", 16);
+  const auto n = static_cast<std::uint32_t>(b.whole("n", 1, m.most_choices).value_or(1));
+  std::optional<std::uint64_t> most = b.whole("max_tokens", 1, 1U << 28U);
+  std::vector<Prompt> prompts;
+  if (chat) {
+    if (const auto newer = b.whole("max_completion_tokens", 1, 1U << 28U)) most = newer;
+    if (b.flag("logprobs", false)) common.probabilities = true;
+    const auto top = b.whole("top_logprobs", 0, 20);
+    if (top && !common.probabilities) Body::wrong_value("top_logprobs", "it beside 'logprobs': true alone");
+    common.alternatives = static_cast<std::uint32_t>(top.value_or(0));
+    const std::string text = read_messages(b, m);
+    prompts.push_back({text, m.tokenizer.encode(text, !m.chat.own())});
+    b.must_be_off({"tools", "tool_choice", "functions", "function_call", "audio", "modalities", "prediction",
+                   "web_search_options"});
+    if (const OrderedJson* format = b.find("response_format")) {
+      if (!format->is_object() || !format->contains("type") || (*format)["type"] != "text") {
+        Body::wrong_value("response_format", "{\"type\": \"text\"}");
+      }
+    }
+    b.ignore({"parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key", "safety_identifier"});
+  } else {
+    if (const auto top = b.whole("logprobs", 0, 20)) {
+      common.probabilities = true;
+      common.alternatives = static_cast<std::uint32_t>(*top);
+    }
+    r.echo = b.flag("echo", false);
+    if (r.echo && common.probabilities) Body::wrong_value("echo", "it without 'logprobs'");
+    prompts = read_prompts(b, m);
+    b.must_be_off({"suffix"});
+    if (b.whole("best_of", 1, m.most_choices).value_or(n) != n) Body::wrong_value("best_of", "as many as 'n'");
+  }
+  b.must_be_off({"logit_bias"});
+  b.ignore({"user", "store", "metadata", "service_tier"});
+  b.end();
+  if (prompts.size() * n > 64) Body::wrong_value("n", "64 choices of all prompts together at most");
+  r.probabilities = common.probabilities;
+  for (Prompt& p : prompts) {
+    if (p.tokens.empty()) Body::wrong_value(chat ? "messages" : "prompt", "a prompt of one token at least");
+    for (const std::uint32_t t : p.tokens) {
+      if (t >= m.model.config().vocabulary) refuse("The model's tokenizer makes tokens that the model does not have.");
+    }
+    const std::uint64_t wanted =
+        most.value_or(chat ? m.context - std::min<std::uint64_t>(m.context, p.tokens.size()) : 16);
+    if (p.tokens.size() + (most ? *most : 1) > m.context) {
+      refuse(fmt::format("This model's maximum context length is {} tokens; the prompt has {}{}.", m.context,
+                         p.tokens.size(), most ? fmt::format(", and {} were asked for", *most) : ""),
+             chat ? "messages" : "prompt", "context_length_exceeded");
+    }
+    r.prompt_tokens += p.tokens.size();
+    for (std::uint32_t i = 0; i < n; ++i) {
+      DecodeRequest one = common;
+      one.tokens = p.tokens;
+      one.max_new_tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, m.context - p.tokens.size()));
+      one.sampling.seed += r.choices.size();
+      r.choices.push_back(std::move(one));
+      r.prompts.push_back(p.text);
+    }
+  }
+  return r;
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,113 @@
+#include "text/chat_template.hpp"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "checkpoint/gguf.hpp"
+#include "checkpoint/gguf_model.hpp"
+#include "support/errors.hpp"
+#include "support/json.hpp"
+#include "text/jinja.hpp"
+
+namespace ferry::engine {
+namespace {
+
+constexpr const char* plain_template =
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
+
+std::string read_whole(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream all;
+  if (!file || !(all << file.rdbuf())) throw InputError(path.string() + ": cannot be read");
+  return all.str();
+}
+
+/// A field that is a text, or an object with one as its content.
+std::string text_of(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  return value.is_object() && value.contains("content") && value["content"].is_string()
+             ? value["content"].get<std::string>()
+             : "";
+}
+
+/// What a folder or file says.
+struct Found {
+  std::string source, text;
+  nlohmann::ordered_json special = nlohmann::ordered_json::object();
+};
+
+Found find_in_folder(const std::filesystem::path& folder) {
+  Found found;
+  std::error_code none;
+  const std::filesystem::path own = folder / "chat_template.jinja", config = folder / "tokenizer_config.json";
+  if (std::filesystem::exists(config, none)) {
+    const Json root = read_json(config);
+    for (const auto& [name, value] : root.items()) {
+      if (name.ends_with("_token") && !text_of(value).empty()) found.special[name] = text_of(value);
+    }
+    if (root.contains("chat_template") && root["chat_template"].is_string()) {
+      found.source = "tokenizer_config.json";
+      found.text = root["chat_template"].get<std::string>();
+    } else if (root.contains("chat_template") && root["chat_template"].is_array()) {  // several by name
+      for (const Json& one : root["chat_template"]) {
+        if (!one.is_object() || one.value("name", "") != "default" || !one.contains("template")) continue;
+        found.source = "tokenizer_config.json";
+        found.text = text_of(one["template"]);
+      }
+    }
+  }
+  if (std::filesystem::exists(own, none)) {
+    found.source = "chat_template.jinja";
+    found.text = read_whole(own);
+  }
+  return found;
+}
+
+Found find_in_gguf(const std::filesystem::path& path, const Tokenizer& tokenizer) {
+  Found found;
+  const auto files = open_gguf(path);
+  const Json& metadata = files[0]->metadata();
+  if (metadata.contains("tokenizer.chat_template") && metadata["tokenizer.chat_template"].is_string()) {
+    found.source = path.filename().string();
+    found.text = metadata["tokenizer.chat_template"].get<std::string>();
+  }
+  for (const char* name : {"bos", "eos", "unk", "pad"}) {
+    const auto id = metadata.find(fmt::format("tokenizer.ggml.{}_token_id", name == std::string("unk")   ? "unknown"
+                                                                            : name == std::string("pad") ? "padding"
+                                                                                                         : name));
+    if (id == metadata.end() || !id->is_number_unsigned() || id->get<std::uint64_t>() >= tokenizer.size()) continue;
+    const std::uint32_t token = id->get<std::uint32_t>();
+    found.special[fmt::format("{}_token", name)] = tokenizer.decode({&token, 1}, true);
+  }
+  return found;
+}
+
+}  // namespace
+
+ChatTemplate::ChatTemplate(const std::filesystem::path& model, const Tokenizer& tokenizer) {
+  Found found = is_gguf(model) ? find_in_gguf(model, tokenizer) : find_in_folder(model);
+  if (found.text.empty()) {
+    found.source = "none of the model's own: ROLE: CONTENT a line";
+    found.text = plain_template;
+    own_ = false;
+  }
+  source_ = found.source;
+  special_ = std::move(found.special);
+  template_ = std::make_unique<JinjaTemplate>(found.text, (model / source_).string());
+}
+ChatTemplate::~ChatTemplate() = default;
+
+std::string ChatTemplate::render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& more) const {
+  nlohmann::ordered_json context = special_;
+  for (const auto& [name, value] : more.items()) context[name] = value;
+  context["messages"] = messages;
+  context["add_generation_prompt"] = true;
+  for (const char* name : {"tools", "documents"}) {
+    if (!context.contains(name)) context[name] = nullptr;
+  }
+  return template_->render(context);
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,39 @@
+/// @file
+/// Conversations as the text that a model was trained on.
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "text/tokenizer.hpp"
+
+namespace ferry::engine {
+
+class JinjaTemplate;
+
+/// A model's own template: chat_template.jinja or tokenizer_config.json in its folder, or a GGUF file's metadata; without one,
+/// "ROLE: CONTENT" a line.
+class ChatTemplate {
+ public:
+  /// Throws InputError for a template that cannot be read.
+  ChatTemplate(const std::filesystem::path& model, const Tokenizer& tokenizer);
+  ~ChatTemplate();
+
+  /// `messages`: a list of objects with `role` and `content`; `more`: what else the template may ask for, by name. The text
+  /// ends where the model's answer begins. Throws InputError with the template's own message if it refuses them.
+  [[nodiscard]] std::string render(const nlohmann::ordered_json& messages,
+                                   const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const;
+  /// Whether it is the model's. Its texts then have all special tokens; others begin as texts do.
+  [[nodiscard]] bool own() const { return own_; }
+  /// Where it is from.
+  [[nodiscard]] const std::string& source() const { return source_; }
+
+ private:
+  std::string source_;
+  bool own_ = true;
+  std::unique_ptr<JinjaTemplate> template_;
+  nlohmann::ordered_json special_ = nlohmann::ordered_json::object();  ///< bos_token, eos_token, ...
+};
+
+}  // namespace ferry::engine
