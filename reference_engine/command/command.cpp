@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <csignal>
 
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
@@ -13,6 +14,18 @@ namespace ferry::engine {
 
 std::atomic<bool> stop = false;
 std::atomic<int> stopped_by = 0;
+
+void await_interrupts() {
+  stop = false;
+  struct sigaction action {};
+  action.sa_handler = [](int signal) {
+    stopped_by = signal;
+    stop = true;
+    std::signal(signal, SIG_DFL);
+  };
+  // Without SA_RESTART: a read that blocks is interrupted, too.
+  for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
+}
 std::vector<std::string> command_line;
 
 const CLI::Validator not_empty([](const std::string& s) { return s.empty() ? "must not be empty" : ""; }, "");

@@ -24,6 +24,9 @@ namespace ferry::engine {
 extern std::atomic<bool> stop;
 extern std::atomic<int> stopped_by;
 
+/// From now on the first signal that asks for an end sets `stop`, and a second one ends at once.
+void await_interrupts();
+
 /// What the user typed, for reports.
 extern std::vector<std::string> command_line;
 

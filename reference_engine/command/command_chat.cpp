@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -123,7 +124,7 @@ class Chat {
     messages_.push_back({{"role", "assistant"}, {"content", made.text}});
     print(made.text.ends_with('\n') ? "" : "\n");
     show_status(made, begin, first, before, stalled);
-    stop = false;
+    if (stop && stopped_by == SIGINT) await_interrupts();
   }
 
   [[nodiscard]] std::string statistics() const {
@@ -159,17 +160,13 @@ class Chat {
     request.max_new_tokens = std::min(a_.max_new_tokens, context_ - static_cast<std::uint32_t>(request.tokens.size()));
     request.sampling = sampling_;
     request.sampling.seed += messages_.size();
-    request.stops = a_.sampling.stops;
+    request.stops = template_->stops();
+    request.stops.insert(request.stops.end(), a_.sampling.stops.begin(), a_.sampling.stops.end());
     request.positions = context_;
     kept_ = 0;
     if (begun_) {
-      begun_ = false;               // unless it can go on
-      if (!decoder_->is_over(0)) {  // Ctrl-C ended it
-        static_cast<void>(decoder_->release(0));
-        decoder_->add(request);
-      } else {
-        kept_ = decoder_->add_behind(0, request);
-      }
+      begun_ = false;  // unless it can go on
+      kept_ = decoder_->add_behind(0, request);
     } else {
       decoder_->add(request);
     }
@@ -241,10 +238,11 @@ int chat(const ChatArguments& a) {
   if (lines.terminal()) std::cerr << chat.greeting();
   bool asked_to_end = false;
   for (std::string line;;) {
+    if (stop && stopped_by != SIGINT) return 128 + stopped_by;
     if (!lines.next(line)) {
       if (!stop) break;
-      if (!lines.terminal() || asked_to_end) return 128 + stopped_by;
-      stop = false;
+      if (!lines.terminal() || asked_to_end || stopped_by != SIGINT) return 128 + stopped_by;
+      await_interrupts();
       asked_to_end = true;
       std::cerr << "\n(Ctrl-C once more, Ctrl-D or /exit ends)\n";
       continue;

@@ -22,12 +22,6 @@ namespace {
 using namespace ferry;
 using namespace ferry::engine;
 
-void on_interrupt(int signal) {
-  stopped_by = signal;
-  stop = true;
-  std::signal(signal, SIG_DFL);  // a second one ends at once
-}
-
 /// A mapped file became shorter, or its disk failed: there is no going on, and no more to say from here.
 void on_lost_file(int) {
   constexpr char text[] =
@@ -38,11 +32,9 @@ void on_lost_file(int) {
   ::_exit(2);
 }
 
-/// Without SA_RESTART: a read that blocks is interrupted, too.
 void handle_signals() {
+  await_interrupts();
   struct sigaction action {};
-  action.sa_handler = on_interrupt;
-  for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
   action.sa_handler = on_lost_file;
   ::sigaction(SIGBUS, &action, nullptr);
   action.sa_handler = SIG_IGN;  // write errors are handled where they happen

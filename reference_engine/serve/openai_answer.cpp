@@ -1,6 +1,8 @@
 // Answers in OpenAI's interface.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "ferry/macros.hpp"
 #include "report/report.hpp"
 #include "serve/openai.hpp"
@@ -44,8 +46,16 @@ Json ApiAnswer::probabilities(const std::vector<TokenProbability>& tokens,
                               const std::vector<std::vector<TokenProbability>>& alternatives) const {
   if (!request_.probabilities) return nullptr;
   if (!request_.chat) {
-    Json made = {{"tokens", Json::array()}, {"token_logprobs", Json::array()}, {"top_logprobs", Json::array()}};
+    Json made = {{"tokens", Json::array()},
+                 {"token_logprobs", Json::array()},
+                 {"top_logprobs", Json::array()},
+                 {"text_offset", Json::array()}};
+    std::size_t characters = 0;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
+      made["text_offset"].push_back(characters);
+      const std::string bytes = model_.tokenizer.bytes(tokens[i].token);
+      characters += static_cast<std::size_t>(
+          std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));  // begins one
       made["tokens"].push_back(text_of(tokens[i].token));
       made["token_logprobs"].push_back(tokens[i].log_probability);
       Json best = Json::object();
@@ -122,6 +132,7 @@ Json ApiAnswer::chunk(std::uint32_t index, const Answer::Piece& piece) const {
     choice["text"] = piece.text;
   }
   if (piece.probability) choice["logprobs"] = probabilities({*piece.probability}, {piece.alternatives});
+  if (!request_.chat && piece.probability) choice["logprobs"].erase("text_offset");  // it would be the chunk's
   return json;
 }
 

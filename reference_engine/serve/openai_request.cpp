@@ -15,6 +15,8 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
+constexpr int deepest_body = 64;
+
 [[noreturn]] void refuse(const std::string& message, const std::string& param = "", const std::string& code = "") {
   ApiError e;
   e.message = printable(message);
@@ -249,7 +251,10 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   OrderedJson json;
   if (valid_utf8(body) != body) refuse("The body is not UTF-8.");
   try {
-    json = OrderedJson::parse(body);
+    json = OrderedJson::parse(body, [](int depth, OrderedJson::parse_event_t, OrderedJson&) {
+      if (depth > deepest_body) refuse(fmt::format("The body is nested more than {} deep.", deepest_body));
+      return true;
+    });
   } catch (const OrderedJson::exception& e) {
     refuse(fmt::format("The body is not JSON: {}", e.what()));
   }
@@ -290,6 +295,7 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
     common.alternatives = static_cast<std::uint32_t>(top.value_or(0));
     const std::string text = read_messages(b, m);
     prompts.push_back({text, m.tokenizer.encode(text, !m.chat.own())});
+    for (const std::string& end : m.chat.stops()) common.stops.push_back(end);
     b.must_be_off({"tools", "tool_choice", "functions", "function_call", "audio", "modalities", "prediction",
                    "web_search_options"});
     if (const OrderedJson* format = b.find("response_format")) {

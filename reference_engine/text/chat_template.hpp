@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "text/tokenizer.hpp"
 
@@ -26,6 +27,11 @@ class ChatTemplate {
                                    const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const;
   /// Whether it is the model's. Its texts then have all special tokens; others begin as texts do.
   [[nodiscard]] bool own() const { return own_; }
+  /// Texts that end an answer: a model without a template of its own knows no token that ends a turn, and would go on with the
+  /// user's.
+  [[nodiscard]] std::vector<std::string> stops() const {
+    return own_ ? std::vector<std::string>{} : std::vector<std::string>{"\nuser:"};
+  }
   /// Where it is from.
   [[nodiscard]] const std::string& source() const { return source_; }
 

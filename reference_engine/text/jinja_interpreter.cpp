@@ -69,7 +69,7 @@ class Interpreter::Frame {
 };
 
 std::string Interpreter::print() {
-  Variables variables(tree_.slots, nullptr);
+  Variables variables(run_, tree_.slots, nullptr);
   TextBuilder out(run_);
   const Frame frame(*this, &variables, &out);
   enter(tree_.scope);
@@ -212,7 +212,7 @@ Value Interpreter::macro_value(const MacroBody& macro) {
 Value Interpreter::call_macro(const MacroBody& macro, Variables* around, const Arguments& given) {
   const Rendering::Deeper deeper(run_);
   const std::uint32_t line = run_.line();
-  Variables variables(macro.slots, around);
+  Variables variables(run_, macro.slots, around);
   Variables* used = &variables;
   if (macro.outlived) {
     if (kept_.size() >= most_kept)

@@ -12,10 +12,15 @@ namespace ferry::engine::jinja {
 
 /// The variables of one call: of the template, or of a macro.
 struct Variables {
-  Variables(std::size_t count, Variables* around) : slots(count), outer(around) {}
+  Variables(Rendering& run, std::size_t count, Variables* around)
+      : slots(count), outer(around), charge(run.account(), count * sizeof(Value)) {
+    run.room_for(count, sizeof(Value));
+    run.work(count / 16);
+  }
 
   Values slots;  ///< an Undefined without a name: not set
   Variables* outer;
+  Charge charge;
 };
 
 class Interpreter {
@@ -79,7 +84,6 @@ class Interpreter {
   void bind(const MacroBody& macro, const Arguments& given);
   void bind_more(const MacroBody& macro, std::vector<std::pair<std::string, Value>> named, const Values& positional);
   Value macro_value(const MacroBody& macro);
-  std::unique_ptr<Variables> variables_for(const MacroBody& macro, Variables* around) const;
 
   Rendering& run_;
   const Tree& tree_;

@@ -247,7 +247,9 @@ class Lexer {
     if (!paired && std::string_view("+-/*%~[](){}><=.:|,;").find(c) == npos) {
       std::size_t end = at_;
       next_character(source_, end);
-      fail(fmt::format("{}, expected a name, a number, a text or an operator", source_.substr(at_, end - at_)));
+      const std::string shown = source_.substr(at_, end - at_);
+      if (shown.size() > 1) fail(fmt::format("{} outside of a text is not supported", shown));
+      fail(fmt::format("{}, expected a name, a number, a text or an operator", shown));
     }
     if (c == '{' || c == '(' || c == '[') open += c == '{' ? '}' : c == '(' ? ')' : ']';
     if (c == '}' || c == ')' || c == ']') {
