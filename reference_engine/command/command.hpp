@@ -45,6 +45,7 @@ void add_pack_command(CLI::App& app, Action& chosen);
 void add_tokenize_command(CLI::App& app, Action& chosen);
 void add_serve_command(CLI::App& app, Action& chosen);
 void add_chat_command(CLI::App& app, Action& chosen);
+void add_bench_command(CLI::App& app, Action& chosen);
 void add_calibrate_commands(CLI::App& app, Action& chosen);
 void add_list_command(CLI::App& app, Action& chosen);
 

@@ -48,12 +48,14 @@ std::string shapes() {
 }
 
 std::string models() {
-  std::string text = "Models, for --model (or a folder with config.json and safetensors):\n";
+  std::string text = "Models, for --model (or a folder with config.json and safetensors, or a GGUF file):\n";
   for (const std::string& name : model_names()) {
     const ModelConfig c = read_model_config(find_model(name));
     text += entry(name, fmt::format("{}: {} layers of {} experts, top-{}, context {}", c.architecture_name, c.layers,
                                     c.experts, c.top_k, c.context));
   }
+  for (const std::string& name : own_model_names()) text += entry(name, "in " + models_folder().string());
+  if (models_folder().empty()) text += "FERRY_MODELS can name a folder with more of them.\n";
   return text;
 }
 

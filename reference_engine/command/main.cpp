@@ -128,6 +128,7 @@ int main(int argc, char** argv) {
   add_tokenize_command(app, chosen);
   add_serve_command(app, chosen);
   add_chat_command(app, chosen);
+  add_bench_command(app, chosen);
   add_calibrate_commands(app, chosen);
   add_list_command(app, chosen);
 

@@ -26,7 +26,10 @@ std::uint64_t physical_memory() {
 }
 
 void ModelFlags::add_model(CLI::App* c) {
-  c->add_option("--model", model, "folder with config.json and safetensors, a GGUF file, or a bundled model's name")
+  c->add_option(
+       "--model", model,
+       "folder with config.json and safetensors, a GGUF file, or the name of a bundled model or of one in the folder "
+       "FERRY_MODELS")
       ->type_name("FOLDER|FILE")
       ->check(not_empty)
       ->capture_default_str();

@@ -184,7 +184,7 @@ void BatchDecoder::accept(std::uint32_t place, const LogitRow& logits) {
     made.alternatives.push_back(likeliest(logits, p.request.alternatives));
   }
   std::string text;
-  const bool end = model_.config().ends(p.next);
+  const bool end = model_.config().ends(p.next) && !p.request.ignore_end;
   if (const Tokenizer* t = model_.tokenizer(); t != nullptr && !end && !t->is_special(p.next)) {
     text = p.shown.push(t->bytes(p.next));
   }

@@ -48,6 +48,7 @@ class Group {
     request.probabilities = options_.probabilities;
     request.alternatives = options_.alternatives;
     request.keep_logits = options_.keep_logits;
+    request.ignore_end = options_.ignore_end;
     prompt_.push_back(prompt);
     decoder_.add(request);
   }

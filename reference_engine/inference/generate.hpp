@@ -37,6 +37,7 @@ struct GenerateOptions {
   std::function<void(std::size_t prompt, std::uint32_t token, const std::string& text)>
       on_token;  ///< what can be shown
   bool keep_logits = false;
+  bool ignore_end = false;                  ///< go on behind end tokens
   const std::atomic<bool>* stop = nullptr;  ///< set: end after the current step
 
   /// What times are told by; empty: this machine's clock.

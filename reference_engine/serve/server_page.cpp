@@ -11,7 +11,7 @@ const char* const server_page = R"page(<!doctype html>
 <style>
   :root { color-scheme: light dark; --line: #8886; --soft: #8882; --accent: #2a78d6; }
   * { box-sizing: border-box; }
-  body { margin: 0; font: 15px/1.5 system-ui, sans-serif; display: grid; grid-template-columns: 1fr 320px; height: 100vh; }
+  body { margin: 0; font: 15px/1.5 system-ui, sans-serif; display: grid; grid-template: 100vh / 1fr 320px; }
   main { display: flex; flex-direction: column; min-width: 0; }
   header { padding: .6rem 1rem; border-bottom: 1px solid var(--line); display: flex; gap: 1rem; align-items: baseline; }
   h1 { font-size: 1rem; margin: 0; }
@@ -34,7 +34,7 @@ const char* const server_page = R"page(<!doctype html>
   svg { width: 100%; height: 60px; display: block; }
   label { display: flex; justify-content: space-between; gap: .5rem; margin: .2rem 0; font-size: .9rem; }
   label input { width: 6rem; padding: .1rem .4rem; }
-  @media (max-width: 760px) { body { grid-template-columns: 1fr; height: auto; } aside { border-left: 0; border-top: 1px solid var(--line); } #talk { min-height: 50vh; } }
+  @media (max-width: 760px) { body { grid-template: auto / 1fr; } aside { border-left: 0; border-top: 1px solid var(--line); } #talk { min-height: 50vh; } }
 </style>
 <main>
   <header><h1>Ferry</h1><span id="model"></span><button id="new" type="button" style="margin-left:auto">New conversation</button></header>

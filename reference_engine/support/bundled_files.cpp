@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "support/errors.hpp"
 #include "support/suggest.hpp"
@@ -48,17 +49,51 @@ std::vector<std::string> model_names() {
   return names;
 }
 
+std::filesystem::path models_folder() {
+  const char* folder = std::getenv("FERRY_MODELS");
+  return folder == nullptr ? "" : folder;
+}
+
+std::vector<std::string> own_model_names() {
+  std::vector<std::string> names;
+  std::error_code none;
+  const std::filesystem::path all = models_folder();
+  if (all.empty()) return names;
+  std::filesystem::recursive_directory_iterator it(all, none);
+  for (; !none && it != std::filesystem::recursive_directory_iterator(); it.increment(none)) {
+    const std::filesystem::path& path = it->path();
+    const bool is_model = std::filesystem::exists(path / "config.json", none);
+    if (is_model || path.extension() == ".gguf") names.push_back(path.lexically_relative(all).string());
+    if (is_model || it.depth() == 1) it.disable_recursion_pending();
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 std::filesystem::path find_model(const std::string& name) {
   std::error_code none;
   const auto bundled = data_directory() / "models" / name;
   const bool is_bundled = name.find('/') == std::string::npos && std::filesystem::is_directory(bundled, none);
   // A folder of the user's that only has the same name, for results perhaps, does not hide a bundled model.
   if (is_bundled && !std::filesystem::exists(std::filesystem::path(name) / "config.json", none)) return bundled;
-  if (!std::filesystem::is_directory(name, none) && !std::filesystem::is_regular_file(name, none)) {
-    throw InputError(fmt::format("--model {}: no such folder or file; bundled models are {}", name,
-                                 fmt::join(model_names(), " and ")));
+  const auto is_there = [&](const std::filesystem::path& path) {
+    return std::filesystem::is_directory(path, none) || std::filesystem::is_regular_file(path, none);
+  };
+  if (is_there(name)) return name;
+  const std::filesystem::path own = models_folder();
+  if (own.empty()) {
+    throw InputError(
+        fmt::format("--model {}: no such folder or file; bundled models are {}; FERRY_MODELS can name a folder with "
+                    "others",
+                    name, fmt::join(model_names(), " and ")));
   }
-  return name;
+  for (const std::filesystem::path& path : {own / name, own / (name + ".gguf")}) {
+    if (is_there(path)) return path;
+  }
+  std::vector<std::string> known = own_model_names();
+  for (const std::string& bundled_name : model_names()) known.push_back(bundled_name);
+  throw InputError(fmt::format("--model {}: no such folder or file, and nothing in FERRY_MODELS ({}): {}", name,
+                               own.string(), nearest_name("model", name, known)));
 }
 
 std::string model_name(const std::string& model) {

@@ -20,7 +20,13 @@ std::filesystem::path data_file(const std::string& folder, const std::string& ki
 /// Names of the bundled models, in order.
 std::vector<std::string> model_names();
 
-/// A bundled model by its name, or a folder. Throws InputError if there is neither.
+/// The user's own folder for models, which the environment's FERRY_MODELS says; empty: none.
+std::filesystem::path models_folder();
+/// Names of the models there, as `find_model` takes them, in order: MODEL or MAKER/MODEL, of folders and of GGUF files.
+std::vector<std::string> own_model_names();
+
+/// A folder or file, a bundled model by its name, or one in the user's folder for models; of a GGUF file there the
+/// ending may be left out. Throws InputError if there is none of them.
 std::filesystem::path find_model(const std::string& name);
 /// The last part of such a name.
 std::string model_name(const std::string& model);

@@ -13,8 +13,8 @@ namespace jinja {
 struct Tree;
 }
 
-/// A chat template: the part of Jinja that such templates use, as transformers renders it with jinja2 (its sandbox, with
-/// trim_blocks, lstrip_blocks and loop controls). What is not supported is refused by name. Templates come from
+/// A chat template: the part of Jinja that such templates use, as transformers renders it with jinja2 (in its sandbox,
+/// with trim_blocks, lstrip_blocks and loop controls). What is not supported is refused by name. Templates come from
 /// strangers: depth, steps, memory and output have bounds.
 ///
 /// `messages`, `tools`, `add_generation_prompt` and so on are the context's. Any number of threads may render at the

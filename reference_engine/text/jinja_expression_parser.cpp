@@ -291,8 +291,9 @@ ExpressionPtr ExpressionParser::subscript(ExpressionPtr of) {
     if (attribute.kind == TokenKind::name) {
       return make(token.line, AttributeOf{std::move(of), constant_text(attribute.text)});
     }
-    if (attribute.kind != TokenKind::whole)
+    if (attribute.kind != TokenKind::whole) {
       tokens_.fail_at(attribute.line, "no attribute behind ., expected a name or number");
+    }
     return make(token.line, ItemOf{std::move(of), make(attribute.line, Constant{attribute.whole})});
   }
   ExpressionPtr key;

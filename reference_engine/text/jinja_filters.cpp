@@ -11,6 +11,7 @@
 #include "text/jinja_methods.hpp"
 #include "text/jinja_numbers.hpp"
 #include "text/jinja_operators.hpp"
+#include "text/jinja_text_methods.hpp"
 #include "text/jinja_unicode.hpp"
 #include "text/utf8.hpp"
 
@@ -204,8 +205,9 @@ Value round_filter(Rendering& run, const Value& value, const Arguments& given) {
   }
   const std::int64_t precision = got.whole_or(0, 0);
   if (method == "common") return rounded(run, value, precision);
-  if (method != "ceil" && method != "floor")
+  if (method != "ceil" && method != "floor") {
     run.fail(fmt::format("round by {}, expected common, ceil or floor", method));
+  }
   const double scale = std::pow(10.0, static_cast<double>(precision)), scaled = *number_of(value) * scale;
   if (!std::isfinite(scaled)) run.fail("round of such a number, expected a smaller one");
   return (method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale;

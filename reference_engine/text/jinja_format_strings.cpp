@@ -153,8 +153,9 @@ class PercentFormat {
   Value named_value() {
     const std::size_t end = format_.find(')', at_);
     const DictData* dict = dict_of(value_);
-    if (end == std::string_view::npos || dict == nullptr)
+    if (end == std::string_view::npos || dict == nullptr) {
       run_.fail("%(name) in a format string, expected a dict of values");
+    }
     const std::string_view name = format_.substr(at_ + 1, end - at_ - 1);
     const Value* found = dict->find(name);
     if (found == nullptr) run_.fail(fmt::format("a format string asks for {}, expected a name in the dict", name));

@@ -215,8 +215,9 @@ Value Interpreter::call_macro(const MacroBody& macro, Variables* around, const A
   Variables variables(run_, macro.slots, around);
   Variables* used = &variables;
   if (macro.outlived) {
-    if (kept_.size() >= most_kept)
+    if (kept_.size() >= most_kept) {
       run_.fail(fmt::format("more than {} calls of macros within macros, expected fewer", most_kept));
+    }
     kept_.push_back(std::make_unique<Variables>(std::move(variables)));
     used = kept_.back().get();
   }

@@ -283,8 +283,9 @@ class Lexer {
     if (!behind_point) {
       if (peek(end) == '.' && is_digit(peek(end + 1))) end += 1 + digits(end + 1, is_digit);
       const std::size_t sign = peek(end + 1) == '+' || peek(end + 1) == '-' ? 2 : 1;
-      if ((peek(end) == 'e' || peek(end) == 'E') && is_digit(peek(end + sign)))
+      if ((peek(end) == 'e' || peek(end) == 'E') && is_digit(peek(end + sign))) {
         end += sign + digits(end + sign, is_digit);
+      }
     }
     if (end == front) return read_whole();
     double value = 0;

@@ -7,7 +7,8 @@
 namespace ferry::engine::jinja {
 
 std::optional<Value> Loop::advance(Rendering& run) {
-  std::optional<Value> item = after_ ? std::exchange(after_, std::nullopt) : items_->next(run);
+  const IteratorPtr items = items_;  // which a template may replace meanwhile, by asking for the length
+  std::optional<Value> item = after_ ? std::exchange(after_, std::nullopt) : items->next(run);
   if (!item) return std::nullopt;
   ++count_;
   before_ = std::exchange(current_, *item);
@@ -23,7 +24,8 @@ void Loop::end() {
 }
 
 bool Loop::look_ahead(Rendering& run) {
-  if (!after_) after_ = items_->next(run);
+  const IteratorPtr items = items_;
+  if (!after_) after_ = items->next(run);
   return after_.has_value();
 }
 
@@ -31,8 +33,9 @@ bool Loop::look_ahead(Rendering& run) {
 std::size_t Loop::counted(Rendering& run) {
   if (!length_) length_ = length_of(run, iterable_);
   if (!length_) {
+    const IteratorPtr items = items_;
     Values rest;
-    while (auto item = items_->next(run)) rest.push_back(*std::move(item));
+    while (auto item = items->next(run)) rest.push_back(*std::move(item));
     length_ = rest.size() + count_ + (after_ ? 1 : 0);
     items_ = iterate(run, std::move(rest));
   }

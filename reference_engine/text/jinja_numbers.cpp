@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "text/jinja_methods.hpp"
 #include "text/jinja_operators.hpp"
+#include "text/jinja_text_methods.hpp"
 
 namespace ferry::engine::jinja {
 namespace {
@@ -95,10 +95,12 @@ std::optional<std::int64_t> parse_whole(Rendering& run, std::string_view text, s
 }
 
 std::optional<double> parse_real(std::string_view text) {
-  while (!text.empty() && std::string_view(" \t\n\r\f\v").find(text.front()) != std::string_view::npos)
+  while (!text.empty() && std::string_view(" \t\n\r\f\v").find(text.front()) != std::string_view::npos) {
     text.remove_prefix(1);
-  while (!text.empty() && std::string_view(" \t\n\r\f\v").find(text.back()) != std::string_view::npos)
+  }
+  while (!text.empty() && std::string_view(" \t\n\r\f\v").find(text.back()) != std::string_view::npos) {
     text.remove_suffix(1);
+  }
   const std::optional<std::string> plain = without_underscores(text, 10);
   if (!plain || plain->find('(') != std::string::npos) return std::nullopt;
   const bool has_sign = plain->starts_with('+') || plain->starts_with('-');

@@ -35,8 +35,9 @@ Value make_range(Rendering& run, const Arguments& given) {
   }
   if (numbers[2] == 0) run.fail("range with a step of 0, expected another");
   auto made = run.make<Range>(1, numbers[0], numbers[1], numbers[2]);
-  if (made->size() > longest_range)
+  if (made->size() > longest_range) {
     run.fail(fmt::format("a range of more than {} numbers, expected fewer", longest_range));
+  }
   return made;
 }
 
@@ -178,7 +179,12 @@ void Namespace::set(Rendering& run, const Value& name, Value value) {
   if (text != nullptr && text->text.starts_with("_")) {
     run.fail(fmt::format("an attribute {} of a namespace, expected a name that begins with a letter", text->text));
   }
+  constexpr std::size_t bytes_an_attribute = 2 * sizeof(Value) + 64;
+  const std::size_t before = attributes_.size();
+  run.work();
+  run.room_for(1, bytes_an_attribute);
   if (!attributes_.set(name, std::move(value))) run.fail("an attribute that is no text, expected a name");
+  if (attributes_.size() > before) charge.grow(bytes_an_attribute);
 }
 
 std::string DictView::type() const {
@@ -242,8 +248,12 @@ Value Joiner::call(Rendering& run, const Arguments& /*arguments*/) {
 
 std::optional<Value> Generator::next(Rendering& run) {
   if (ended_) return std::nullopt;
+  if (running_) run.fail("a generator is asked for an item while it makes one, expected it to have it first");
+  const Rendering::Deeper deeper(run);
   run.work();
+  running_ = true;  // and so it stays if it fails, as nothing is asked of anyone then
   auto value = next_(run);
+  running_ = false;
   ended_ = !value;
   return value;
 }

@@ -44,6 +44,7 @@ class Namespace : public Object {
 
   /// Fails for names that begin with an underscore.
   void set(Rendering& run, const Value& name, Value value);
+  /// Lets go of all values.
   void clear() { attributes_ = DictData(); }
 
  private:
@@ -122,7 +123,7 @@ class Generator : public Iterator {
 
  private:
   Next next_;
-  bool ended_ = false;
+  bool running_ = false, ended_ = false;
 };
 
 /// `loop`. It looks ahead only when asked, as what a filter of the loop decides may depend on what its body did before.

@@ -153,11 +153,8 @@ std::pair<double, double> divide_real(double left, double right) {
   return {floored, remainder};
 }
 
-std::pair<std::int64_t, std::int64_t> divide_whole(Rendering& run, std::int64_t left, std::int64_t right) {
-  if (right == -1) {  // of the least number, C++ has no quotient
-    if (left == INT64_MIN) overflow(run);
-    return {-left, 0};
-  }
+/// Of -1, which C++ cannot divide the least number by, others take care.
+std::pair<std::int64_t, std::int64_t> divide_whole(std::int64_t left, std::int64_t right) {
   std::int64_t quotient = left / right, remainder = left % right;
   if (remainder != 0 && (right < 0) != (remainder < 0)) {
     remainder += right;
@@ -181,9 +178,9 @@ Value calculate_whole(Rendering& run, Arithmetic operation, std::int64_t left, s
     case Arithmetic::divide:
       return static_cast<double>(static_cast<long double>(left) / static_cast<long double>(right));
     case Arithmetic::floor_divide:
-      return divide_whole(run, left, right).first;
+      return right == -1 ? calculate_whole(run, Arithmetic::subtract, 0, left) : divide_whole(left, right).first;
     case Arithmetic::modulo:
-      return divide_whole(run, left, right).second;
+      return right == -1 ? 0 : divide_whole(left, right).second;
     case Arithmetic::power:
       return right < 0 ? real_power(run, static_cast<double>(left), static_cast<double>(right))
                        : whole_power(run, left, right);
@@ -331,10 +328,12 @@ Value calculate(Rendering& run, Arithmetic operation, const Value& left, const V
     Values all = joined(run, *list_of(left), *list_of(right));
     return std::holds_alternative<List>(left) ? run.list(std::move(all)) : run.tuple(std::move(all));
   }
-  if (operation == Arithmetic::multiply && repeats(left) && whole_of(right))
+  if (operation == Arithmetic::multiply && repeats(left) && whole_of(right)) {
     return repeated(run, left, *whole_of(right));
-  if (operation == Arithmetic::multiply && repeats(right) && whole_of(left))
+  }
+  if (operation == Arithmetic::multiply && repeats(right) && whole_of(left)) {
     return repeated(run, right, *whole_of(left));
+  }
   mismatch(run, sign_of(operation), left, right);
 }
 

@@ -42,8 +42,9 @@ class Parser {
         made.push_back({token.line, Print{expressions_.tuple()}});
         tokens_.expect(TokenKind::print_end, "}}");
       } else {
-        if (std::any_of(ends.begin(), ends.end(), [this](std::string_view end) { return tokens_.is_name(end); }))
+        if (std::any_of(ends.begin(), ends.end(), [this](std::string_view end) { return tokens_.is_name(end); })) {
           return made;
+        }
         statement(made);
         tokens_.expect(TokenKind::block_end, "%}");
       }
@@ -203,8 +204,9 @@ class Parser {
     if (tokens_.is_sign("(")) signature(made.macro);
     const std::uint32_t line = tokens_.line();
     made.call = expressions_.expression();
-    if (!std::holds_alternative<CallOf>(made.call->is))
+    if (!std::holds_alternative<CallOf>(made.call->is)) {
       tokens_.fail_at(line, "a call block without a call, expected one");
+    }
     made.macro.body = apart("endcall");
     return made;
   }

@@ -76,8 +76,9 @@ Value Rendering::dict(std::vector<std::pair<Value, Value>> entries) {
   auto made = std::make_shared<DictData>();
   for (auto& [key, value] : entries) {
     made->depth = std::max({made->depth, depth_of(key) + 1, depth_of(value) + 1});
-    if (!made->set(key, std::move(value)))
+    if (!made->set(key, std::move(value))) {
       fail(fmt::format("a key of a dict is {}, expected a text or number", a_type_of(key)));
+    }
   }
   check_depth(made->depth);
   made->charge = Charge(account_, made->size() * bytes_an_entry + sizeof(DictData) + overhead);

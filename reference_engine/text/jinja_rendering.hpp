@@ -59,6 +59,7 @@ class Rendering {
   template <class T, class... Given>
   std::shared_ptr<T> make(std::uint32_t depth, Given&&... given) {
     check_depth(depth);
+    room_for(1, sizeof(T) + overhead);
     auto made = std::make_shared<T>(std::forward<Given>(given)...);
     made->depth = depth;
     made->charge = Charge(account_, sizeof(T) + overhead);

@@ -283,8 +283,9 @@ Value sum(Rendering& run, const Value& value, const Arguments& given) {
 Value mapped(Rendering& run, const Value& item, const Arguments& given) {
   if (given.positional.empty()) run.fail("map got no filter, expected one or an attribute");
   const TextData* name = text_of(given.positional[0]);
-  if (name == nullptr)
+  if (name == nullptr) {
     run.fail(fmt::format("map of {}, expected the name of a filter", a_type_of(given.positional[0])));
+  }
   const Arguments rest{{given.positional.begin() + 1, given.positional.end()}, given.named};
   return apply_filter(run, name->text, item, rest);
 }
@@ -313,12 +314,12 @@ Value map(Rendering& run, const Value& value, const Arguments& given) {
 
 struct Selection {
   Path path;
-  std::string test;  ///< none: whether the item counts as true
+  std::optional<std::string> test;  ///< none: whether the item counts as true
   Arguments arguments;
 
   [[nodiscard]] bool takes(Rendering& run, const Value& item) const {
     const Value found = path.follow(run, item);
-    return test.empty() ? truth(run, found) : apply_test(run, test, found, arguments);
+    return test ? apply_test(run, *test, found, arguments) : truth(run, found);
   }
 };
 
@@ -331,8 +332,9 @@ Selection selection_of(Rendering& run, const Arguments& given, bool by_attribute
   }
   if (used == given.positional.size()) return selection;
   const TextData* name = text_of(given.positional[used]);
-  if (name == nullptr)
+  if (name == nullptr) {
     run.fail(fmt::format("select by {}, expected the name of a test", a_type_of(given.positional[used])));
+  }
   selection.test = name->text;
   const auto rest = given.positional.begin() + static_cast<std::ptrdiff_t>(used) + 1;
   selection.arguments = {{rest, given.positional.end()}, given.named};

@@ -51,8 +51,9 @@ class TokenStream {
   class Deeper {
    public:
     explicit Deeper(TokenStream& tokens) : tokens_(tokens) {
-      if (tokens_.depth_ >= deepest_tree)
+      if (tokens_.depth_ >= deepest_tree) {
         tokens_.fail(fmt::format("nested more than {} deep, expected less", deepest_tree));
+      }
       ++tokens_.depth_;
     }
     Deeper(const Deeper&) = delete;

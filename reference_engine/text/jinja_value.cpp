@@ -33,19 +33,15 @@ std::optional<std::string> tuple_key(const ListData& tuple) {
 }  // namespace
 
 bool DictData::set(const Value& key, Value value) {
-  const TextData* text = text_of(key);
-  const std::optional<std::string> other = text != nullptr ? std::nullopt : hash_key(key);
-  if (text == nullptr && !other) return false;
-  const auto [index, fresh] = text != nullptr
-                                  ? [&] {
-                                      const auto [at, is_new] = texts_.try_emplace(text->text, entries_.size());
-                                      return std::pair(at->second, is_new);
-                                    }()
-                                  : [&] {
-                                      const auto [at, is_new] = others_.try_emplace(*other, entries_.size());
-                                      return std::pair(at->second, is_new);
-                                    }();
-  if (fresh) {
+  std::size_t index = entries_.size();
+  if (const TextData* text = text_of(key)) {
+    index = texts_.try_emplace(text->text, index).first->second;
+  } else if (const std::optional<std::string> other = hash_key(key)) {
+    index = others_.try_emplace(*other, index).first->second;
+  } else {
+    return false;
+  }
+  if (index == entries_.size()) {
     entries_.emplace_back(key, std::move(value));
   } else {
     entries_[index].second = std::move(value);
