@@ -40,7 +40,7 @@ struct Test {
   std::uint32_t prompt = 0, generated = 0;  ///< tokens; without any generated, the prompt is timed
 };
 
-struct Measured {
+struct BenchRow {
   std::string stack, budget;
   std::uint64_t budget_bytes = 0, arena_bytes = 0;
   Test test;
@@ -99,12 +99,12 @@ class Bench {
         const std::uint64_t bytes = parse_budget(budget, shape_.all_bytes());
         const auto runner = this->runner(stack, bytes, true);
         for (const Test& test : tests_) {
-          Measured m{a_.flags.named(stack).label, budget, bytes, runner->statistics().arena_bytes, test, {}, {}, 0};
+          BenchRow m{a_.flags.named(stack).label, budget, bytes, runner->statistics().arena_bytes, test, {}, {}, 0};
           for (std::uint32_t r = 0; r <= a_.repeat && !stop; ++r) {
             time(*runner, m, r > 0);  // the first is for caches, the processor's and the stack's, to warm up
             line->show(++done, all);
           }
-          if (!m.tokens_per_s.empty()) measured_.push_back(std::move(m));
+          if (!m.tokens_per_s.empty()) rows_.push_back(std::move(m));
         }
       }
     }
@@ -144,7 +144,7 @@ class Bench {
     }
   }
 
-  void time(ExpertRunner& runner, Measured& m, bool counts) const {
+  void time(ExpertRunner& runner, BenchRow& m, bool counts) const {
     GenerateOptions g;
     g.batch = a_.batch;
     g.prefill_chunk = a_.prefill_chunk;
@@ -184,7 +184,7 @@ class Bench {
                         "tokens/s", "hits", "MB/token", "stalled");
     text += fmt::format("| {:-<20} | {:->7}: | {:->7}: | {:->18}: | {:->5}: | {:->7}: | {:->6}: |\n", "", "", "", "",
                         "", "", "");
-    for (const Measured& m : measured_) {
+    for (const BenchRow& m : rows_) {
       text += fmt::format("| {:<20} | {:>8} | {:>8} | {:>19} | {:>5.1f}% | {:>8.3f} | {:>6.1f}% |\n", m.stack, m.budget,
                           m.test.name, fmt::format("{:.2f} ± {:.2f}", m.mean(), m.deviation()),
                           100 * share(m.outcomes.hits, m.outcomes.requests),
@@ -195,7 +195,7 @@ class Bench {
 
   [[nodiscard]] Json as_json() const {
     Json rows = Json::array();
-    for (const Measured& m : measured_) {
+    for (const BenchRow& m : rows_) {
       const Outcomes& o = m.outcomes;
       rows.push_back({{"model", model_name(a_.model.model)},
                       {"device", model_->device()},
@@ -236,7 +236,7 @@ class Bench {
   ModelShape shape_;
   std::vector<Test> tests_;
   std::vector<std::uint32_t> tokens_;
-  std::vector<Measured> measured_;
+  std::vector<BenchRow> rows_;
 };
 
 }  // namespace

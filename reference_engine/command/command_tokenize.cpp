@@ -14,14 +14,15 @@
 #include "support/output_file.hpp"
 #include "support/print.hpp"
 #include "support/text_file.hpp"
+#include "text/chat_template.hpp"
 #include "text/tokenizer.hpp"
 
 namespace ferry::engine {
 namespace {
 
 struct TokenizeArguments {
-  std::string model = "tiny-qwen-moe", text, file, token_ids, json;
-  bool decode = false, bare = false, pieces = false;
+  std::string model = "tiny-qwen-moe", text, file, chat, token_ids, json;
+  bool bare = false, pieces = false, rendered = false;
 };
 
 std::string text_of(const TokenizeArguments& a) {
@@ -30,8 +31,22 @@ std::string text_of(const TokenizeArguments& a) {
   return read_standard_input("--file", stop);
 }
 
+/// A conversation as the model's template has it: a list of messages, or an object with `messages` and what else the template
+/// may ask for, as /v1/chat/completions takes it in `chat_template_kwargs`.
+std::string rendered(const TokenizeArguments& a, const ChatTemplate& chat) {
+  const std::string file = a.chat == "-" ? read_standard_input("--chat", stop) : read_text("--chat", a.chat);
+  const auto json = parse_ordered_json(file, "--chat " + a.chat);
+  const bool is_list = json.is_array();
+  if (!is_list && !(json.is_object() && json.contains("messages"))) {
+    throw InputError(fmt::format("--chat {}: expected a list of messages, or an object with \"messages\"", a.chat));
+  }
+  auto more = is_list ? nlohmann::ordered_json::object() : json;
+  if (!is_list) more.erase("messages");
+  return chat.render(is_list ? json : json["messages"], more);
+}
+
 int tokenize_command(const TokenizeArguments& a) {
-  check_outputs({a.json}, {a.file, a.token_ids});
+  check_outputs({a.json}, {a.file, a.chat, a.token_ids});
   std::optional<OutputFile> json_file;
   if (!a.json.empty()) json_file.emplace(a.json);
   std::error_code none;
@@ -50,6 +65,13 @@ int tokenize_command(const TokenizeArguments& a) {
   std::vector<std::vector<std::uint32_t>> all;
   if (!a.token_ids.empty()) {
     all = read_token_ids(a.token_ids);
+  } else if (!a.chat.empty()) {
+    const ChatTemplate chat(model, *tokenizer);
+    const std::string text = rendered(a, chat);
+    json["template"] = chat.source();
+    json["rendered"] = text;
+    if (a.rendered) print(text);
+    all.push_back(tokenizer->encode(text, !chat.own()));
   } else {
     all.push_back(tokenizer->encode(text_of(a), !a.bare));
   }
@@ -57,6 +79,7 @@ int tokenize_command(const TokenizeArguments& a) {
     const std::string text = tokenizer->decode(ids, true);
     json["ids"].push_back(ids);
     json["text"].push_back(text);
+    if (a.rendered) continue;
     if (a.pieces) {
       for (const std::uint32_t id : ids) {
         print(fmt::format("{:>8}  {}\n", id, Json(tokenizer->decode({&id, 1}, true)).dump()));
@@ -82,11 +105,19 @@ void add_tokenize_command(CLI::App& app, Action& chosen) {
   CLI::Option* text = c->add_option("--text", a->text, "the text (default: standard input)")->type_name("TEXT");
   CLI::Option* file =
       c->add_option("--file", a->file, "a file with it; -: standard input")->type_name("FILE")->check(not_empty);
+  CLI::Option* chat = c->add_option("--chat", a->chat,
+                                    "a JSON file with a conversation, for the model's chat template; -: standard input")
+                          ->type_name("FILE")
+                          ->check(not_empty)
+                          ->excludes(text)
+                          ->excludes(file);
+  c->add_flag("--rendered", a->rendered, "the conversation's text, not its tokens")->needs(chat);
   c->add_option("--token-ids", a->token_ids, "back: tokens, each line a text")
       ->type_name("FILE")
       ->check(not_empty)
       ->excludes(text)
-      ->excludes(file);
+      ->excludes(file)
+      ->excludes(chat);
   c->add_flag("--bare", a->bare, "without the tokens that a text begins and ends with");
   c->add_flag("--pieces", a->pieces, "a token a line, with its text");
   c->add_option("--json", a->json, "write all of it to this file")->type_name("FILE")->check(not_empty);

@@ -12,7 +12,7 @@
 #include "stacks/stack_options.hpp"
 #include "support/errors.hpp"
 #include "support/terminal.hpp"
-#include "text/utf8.hpp"
+#include "support/utf8.hpp"
 
 namespace ferry::engine {
 namespace {

@@ -6,7 +6,7 @@
 #include "ferry/macros.hpp"
 #include "report/report.hpp"
 #include "serve/openai.hpp"
-#include "text/utf8.hpp"
+#include "support/utf8.hpp"
 
 namespace ferry::engine {
 namespace {

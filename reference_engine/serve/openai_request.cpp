@@ -8,7 +8,7 @@
 #include "inference/generate.hpp"
 #include "serve/openai.hpp"
 #include "support/errors.hpp"
-#include "text/utf8.hpp"
+#include "support/utf8.hpp"
 
 namespace ferry::engine {
 namespace {

@@ -12,26 +12,39 @@
 
 namespace ferry::engine {
 
-Json parse_json(std::string_view text, const std::string& where) {
+namespace {
+
+template <class T>
+T parse(std::string_view text, const std::string& where) {
   std::vector<std::set<std::string>> names;  // of the objects that are open
   constexpr int deepest = 100;               // values are taken apart by recursion
-  auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
+  auto check = [&](int depth, typename T::parse_event_t event, T& parsed) {
     if (depth > deepest) throw InputError(fmt::format("{}: nested more than {} deep", where, deepest));
-    if (event == Json::parse_event_t::object_start) names.emplace_back();
-    if (event == Json::parse_event_t::object_end) names.pop_back();
-    if (event == Json::parse_event_t::key && !names.back().insert(parsed.get<std::string>()).second) {
-      throw InputError(fmt::format("{}: \"{}\" stands twice", where, parsed.get<std::string>()));
+    if (event == T::parse_event_t::object_start) names.emplace_back();
+    if (event == T::parse_event_t::object_end) names.pop_back();
+    if (event == T::parse_event_t::key && !names.back().insert(parsed.template get<std::string>()).second) {
+      throw InputError(fmt::format("{}: \"{}\" stands twice", where, parsed.template get<std::string>()));
     }
     return true;
   };
   try {
-    return Json::parse(text.begin(), text.end(), check);
-  } catch (const Json::exception& e) {
+    return T::parse(text.begin(), text.end(), check);
+  } catch (const typename T::exception& e) {
     std::string what = e.what();  // "[json.exception...] parse error at line 1, column 2: ..."
     if (const auto bracket = what.find("] "); bracket != std::string::npos) what.erase(0, bracket + 2);
     for (char& c : what) c = c == '\n' || static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
     throw InputError(fmt::format("{}: {}", where, what.substr(0, 300)));
   }
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& where) {
+  return parse<Json>(text, where);
+}
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where) {
+  return parse<nlohmann::ordered_json>(text, where);
 }
 
 Json read_json(const std::filesystem::path& path) {

@@ -15,6 +15,8 @@ using Json = nlohmann::json;
 /// Parses; throws InputError for bad syntax, bad UTF-8, or a name that stands twice in one object.
 /// `where` begins the message.
 Json parse_json(std::string_view text, const std::string& where);
+/// The same where the order of an object's fields matters.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where);
 
 /// Reads and parses a file; throws InputError.
 Json read_json(const std::filesystem::path& path);

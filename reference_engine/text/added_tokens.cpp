@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "text/utf8.hpp"
+#include "support/utf8.hpp"
 
 namespace ferry::engine {
 namespace {

@@ -6,7 +6,7 @@
 #include <queue>
 #include <utility>
 
-#include "text/utf8.hpp"
+#include "support/utf8.hpp"
 
 namespace ferry::engine {
 

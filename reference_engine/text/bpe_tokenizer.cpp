@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "support/errors.hpp"
-#include "text/utf8.hpp"
+#include "support/utf8.hpp"
 
 namespace ferry::engine {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "checkpoint/gguf.hpp"
 #include "checkpoint/gguf_model.hpp"
+#include "jinja/jinja.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
-#include "text/jinja.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -84,6 +84,22 @@ Found find_in_gguf(const std::filesystem::path& path, const Tokenizer& tokenizer
   return found;
 }
 
+/// What a model thought before it answered has three names, and templates read one of them: as in transformers, a message has it
+/// under the others, too.
+nlohmann::ordered_json with_reasoning(nlohmann::ordered_json messages) {
+  for (nlohmann::ordered_json& message : messages) {
+    if (!message.is_object()) continue;
+    for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+      if (!message.contains(name) || message[name].is_null()) continue;
+      const nlohmann::ordered_json reasoning = message[name];
+      if (!message.contains("thinking")) message["thinking"] = reasoning;
+      message["reasoning_content"] = reasoning;
+      break;
+    }
+  }
+  return messages;
+}
+
 }  // namespace
 
 ChatTemplate::ChatTemplate(const std::filesystem::path& model, const Tokenizer& tokenizer) {
@@ -102,7 +118,7 @@ ChatTemplate::~ChatTemplate() = default;
 std::string ChatTemplate::render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& more) const {
   nlohmann::ordered_json context = special_;
   for (const auto& [name, value] : more.items()) context[name] = value;
-  context["messages"] = messages;
+  context["messages"] = with_reasoning(messages);
   context["add_generation_prompt"] = true;
   for (const char* name : {"tools", "documents"}) {
     if (!context.contains(name)) context[name] = nullptr;

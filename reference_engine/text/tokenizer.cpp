@@ -8,11 +8,11 @@
 #include "checkpoint/gguf_model.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
+#include "support/utf8.hpp"
 #include "text/gguf_vocabulary.hpp"
 #include "text/sentence_piece.hpp"
 #include "text/tiktoken.hpp"
 #include "text/tokenizer_json.hpp"
-#include "text/utf8.hpp"
 
 namespace ferry::engine {
 namespace {

@@ -171,11 +171,16 @@ TEST_CASE("a megabyte without a space is split as the libraries split it, in tim
   // The text and the hash are those of tests/goldens/make_tokenizers.py's docstring.
   const std::string text = megabyte();
   const Json kinds = read_json(tokenizers() / "kinds.json");
-  int number = 0;
-  for (const Json& kind : kinds) {
+#ifdef FERRY_SANITIZED
+  constexpr std::size_t every = 8;  // each takes a second there
+#else
+  constexpr std::size_t every = 1;
+#endif
+  for (std::size_t i = 0; i < kinds.size(); i += every) {
+    const Json& kind = kinds[i];
     const Json expected = read_json(tokenizers() / kind["expected"].get<std::string>());
     // The library's Unigram adds up floats in another order from version to version.
-    if (!expected.contains("long") || kind["kind"] == "spm_unigram" || (test::quick() && number++ % 8 != 0)) continue;
+    if (!expected.contains("long") || kind["kind"] == "spm_unigram") continue;
     CAPTURE(kind["kind"].get<std::string>());
     const Ids ids = open_kind(kind, expected)->encode(text, false);
     CHECK(ids.size() == expected["long"]["count"].get<std::size_t>());

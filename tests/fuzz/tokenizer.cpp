@@ -1,0 +1,81 @@
+// Tokenizers' files: tokenizer.json, SentencePiece's models, files of ranks, GGUF vocabularies; and texts through those that are
+// accepted. The first letter says which.
+#include "text/tokenizer.hpp"
+
+#include "fuzz/check_simulated.hpp"
+#include "fuzz/fuzz.hpp"
+#include "support/bundled_files.hpp"
+#include "support/utf8.hpp"
+
+namespace ferry::fuzz {
+namespace {
+
+using namespace engine;
+
+const char* name_of(char kind) {
+  switch (kind) {
+    case 'j':
+      return "tokenizer.json";
+    case 's':
+      return "tokenizer.model";
+    case 't':
+      return "qwen.tiktoken";
+    case 'g':
+      return "vocabulary.gguf";
+    default:
+      return nullptr;
+  }
+}
+
+void use(const Tokenizer& t, const std::string& text) {
+  for (const bool names : {true, false}) {
+    const std::vector<std::uint32_t> ids = t.encode(text, true, names);
+    std::string pieces;
+    for (const std::uint32_t id : ids) {
+      if (id >= t.size()) throw Broken("a token that the tokenizer does not have");
+      pieces += t.bytes(id);
+      static_cast<void>(t.is_special(id));
+    }
+    for (const bool special : {true, false}) {
+      const std::string decoded = t.decode(ids, special);
+      if (valid_utf8(decoded) != decoded) throw Broken("a decoded text is no UTF-8");
+    }
+  }
+}
+
+}  // namespace
+
+void read(const std::string& input) {
+  const char* name = input.empty() ? nullptr : name_of(input[0]);
+  if (name == nullptr) return;
+  const auto tokenizer = open_tokenizer(file(name, input.substr(1)));
+  if (tokenizer == nullptr) return;
+  use(*tokenizer, "");
+  use(*tokenizer,
+      "Hello, world!  It's 12345 \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x98\x80\xff\xc3 <|endoftext|>\n\n\tdef f(x):");
+  use(*tokenizer, std::string(300, 'a') + input.substr(input.size() / 2, 200));
+  static_cast<void>(tokenizer->find("a"));
+  static_cast<void>(tokenizer->bytes(~0U));
+}
+
+std::string mutate(const std::string& input, std::size_t most, std::uint64_t /*seed*/) {
+  return mutate_bytes(input, most);
+}
+
+std::vector<std::string> seeds() {
+  std::vector<std::string> all;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(data_directory().parent_path() / "tests/goldens/tokenizers")) {
+    const std::string kind = entry.path().extension() == ".gguf"           ? "g"
+                             : entry.path().extension() == ".tiktoken"     ? "t"
+                             : entry.path().extension() == ".model"        ? "s"
+                             : entry.path().filename() == "tokenizer.json" ? "j"
+                                                                           : "";
+    if (!kind.empty() && entry.file_size() < 60'000) all.push_back(kind + content_of(entry.path()));
+  }
+  all.push_back(
+      R"(j{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]},"added_tokens":[{"id":3,"content":"<s>","special":true}],"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"use_regex":true},"decoder":{"type":"ByteLevel"}})");
+  return all;
+}
+
+}  // namespace ferry::fuzz
