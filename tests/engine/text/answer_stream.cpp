@@ -30,7 +30,7 @@ TEST_CASE("pieces of any size show what the whole text shows up to its first sto
   const std::vector<std::string> stops{"abc", "bb", "\xc3\xa9"};
   for (int i = 0; i < 5000; ++i) {
     std::string text;
-    for (unsigned n = random() % 12; n > 0; --n)
+    for (std::uint_fast32_t n = random() % 12; n > 0; --n)
       text += random() % 9 == 0 ? "\xc3\xa9" : std::string(1, "abcd"[random() % 4]);
     std::size_t end = text.size();
     for (const std::string& s : stops) end = std::min(end, text.find(s));
