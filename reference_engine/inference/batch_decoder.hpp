@@ -28,7 +28,7 @@ struct DecodeRequest {
   std::uint32_t alternatives = 0;  ///< likeliest tokens to report with each
   bool probabilities = false;      ///< report that of each token
   bool keep_logits = false;
-  bool ignore_end = false;     ///< go on behind end tokens
+  bool ignore_end = false;  ///< go on behind end tokens
   std::uint32_t positions =
       0;  ///< room for so many tokens in all, if that is more than it may need: for texts to follow
 };

@@ -1,8 +1,8 @@
 // Chat templates: a conversation with tools, and one without, through those that are accepted.
 #include "fuzz/check_simulated.hpp"
 #include "fuzz/fuzz.hpp"
-#include "support/bundled_files.hpp"
 #include "jinja/jinja.hpp"
+#include "support/bundled_files.hpp"
 #include "support/utf8.hpp"
 
 namespace ferry::fuzz {
