@@ -24,7 +24,7 @@ namespace {
 struct TokenizeArguments {
   std::string model = "tiny-qwen-moe", text, chat, token_ids, json;
   std::vector<std::string> files;
-  bool bare = false, pieces = false, rendered = false;
+  bool bare = false, plain = false, pieces = false, rendered = false;
 };
 
 std::vector<std::string> texts_of(const TokenizeArguments& a) {
@@ -81,7 +81,7 @@ int tokenize_command(const TokenizeArguments& a) {
     if (a.rendered && a.json != "-") print(text);
     all.push_back(tokenizer->encode(text, !chat.own()));
   } else {
-    for (const std::string& text : texts_of(a)) all.push_back(tokenizer->encode(text, !a.bare));
+    for (const std::string& text : texts_of(a)) all.push_back(tokenizer->encode(text, !a.bare, !a.plain));
   }
   for (const std::vector<std::uint32_t>& ids : all) {
     const std::string text = tokenizer->decode(ids, true);
@@ -129,6 +129,7 @@ void add_tokenize_command(CLI::App& app, Action& chosen) {
       ->excludes(file)
       ->excludes(chat);
   c->add_flag("--bare", a->bare, "without the tokens that a text begins and ends with");
+  c->add_flag("--plain", a->plain, "names of special tokens in the text are text");
   c->add_flag("--pieces", a->pieces, "a token a line, with its text");
   c->add_option("--json", a->json, "write all of it to this file; - for standard output")
       ->type_name("FILE")

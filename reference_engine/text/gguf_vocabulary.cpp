@@ -98,6 +98,7 @@ std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
 
 std::unique_ptr<Tokenizer> pieces(const Vocabulary& v) {
   PieceTable table{v.texts, v.scores, v.types};
+  table.unknown = v.token("unknown_token_id");
   table.blank_before = v.flag("add_space_prefix", true);
   table.one_blank = v.flag("remove_extra_whitespaces", false);
   SentencePieceOptions options;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
 #include <bit>
 #include <fstream>
 #include <sstream>
@@ -160,23 +161,28 @@ std::unique_ptr<Tokenizer> sentence_piece_of(const PieceTable& pieces, const std
                                              const SentencePieceOptions& options) {
   // The fields and their numbers are those of sentencepiece_model.proto.
   Wire model;
-  std::int64_t unknown = -1;
+  const auto first = std::find(pieces.types.begin(), pieces.types.end(), 2U);
+  const auto unknown = pieces.unknown.value_or(static_cast<std::uint32_t>(first - pieces.types.begin()));
+  if (unknown >= pieces.texts.size()) {
+    throw InputError(where + ": its vocabulary has no unknown token, which SentencePiece needs");
+  }
   bool bytes = false;
   for (std::size_t i = 0; i < pieces.texts.size(); ++i) {
-    const std::uint32_t type = i < pieces.types.size() ? pieces.types[i] : 1;
+    // The library takes one unknown token; files pad their vocabularies with others.
+    const std::uint32_t said = i < pieces.types.size() ? pieces.types[i] : 1, type = i == unknown ? 2
+                                                                                     : said == 2  ? 5
+                                                                                                  : said;
     Wire piece;
     piece.text(1, pieces.texts[i]);
     piece.fixed(2, i < pieces.scores.size() ? static_cast<float>(pieces.scores[i]) : 0.0F);
     piece.number(3, type);
     model.text(1, piece.bytes());
-    if (type == 2 && unknown < 0) unknown = static_cast<std::int64_t>(i);
     bytes = bytes || type == 6;
   }
-  if (unknown < 0) throw InputError(where + ": its vocabulary has no unknown token, which SentencePiece needs");
   Wire trainer, normalizer;
   trainer.number(3, 2);  // byte pairs
   trainer.number(35, bytes ? 1 : 0);
-  trainer.number(40, static_cast<std::uint64_t>(unknown));
+  trainer.number(40, unknown);
   model.text(2, trainer.bytes());
   normalizer.text(1, "identity");
   normalizer.number(3, pieces.blank_before ? 1 : 0);

@@ -47,7 +47,8 @@ std::map<std::string, WordRules> make_rules() {
       {{common(R"(\p{N})")}, false, false, "nfc"});
   all["grok-2"].form = all["stablelm2"].form = "";
   add({"qwen", "hy"}, {{common(R"(\p{N})")}, false, false, "nfc"});
-  add({"qwen35"}, {{common(R"(\p{N})", R"(\p{L}\p{M})", R"(\s\p{L}\p{M}\p{N})")}, false, false, "nfc"});
+  add({"qwen35", "qwen3_5", "qwen3_6"},
+      {{common(R"(\p{N})", R"(\p{L}\p{M})", R"(\s\p{L}\p{M}\p{N})")}, false, false, "nfc"});
   add({"gpt-4o", "llama4", "o200k_base", "o200k_harmony", "minimax-m2"}, {{by_case(optional, R"(\p{N}{1,3})")}});
   all["minimax-m2"].form = "nfc";
   add({"tekken"}, {{by_case("", R"(\p{N})")}, true, true});

