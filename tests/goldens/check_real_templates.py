@@ -8,6 +8,7 @@ FERRY is the command, FOLDER has NAME.jinja files: llama.cpp's sources have some
 conversations with and without a system prompt, of several turns, with reasoning, tools, their calls and answers. Where jinja2
 raises, Ferry has to refuse. Prints a line a template; fails where texts differ.
 """
+import datetime
 import json
 import pathlib
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-from make_jinja import make_environment
+import make_jinja
 
 HERE = pathlib.Path(__file__).resolve().parent
 SYSTEM = {"role": "system", "content": "You are helpful. "}
@@ -62,7 +63,8 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_to
 
 def expected(template, context):
     try:
-        return make_environment().from_string(template).render(context)
+        make_jinja.NOW = datetime.datetime.now()
+        return make_jinja.make_environment().from_string(template).render(context)
     except Exception:  # jinja2 and Python raise many kinds
         return None
 

@@ -305,14 +305,14 @@ TEST_CASE("many clients at a time: each has what it would have alone, and none i
   std::vector<std::string> alone;
   for (const std::string& p : test::prompts()) alone.push_back(s.alone(p, 12));
   const Json before = s.get("/stats");
-  constexpr int clients = 8, each = 6;
-  std::vector<int> right(clients);
+  constexpr std::size_t clients = 8, each = 6;
+  std::vector<std::size_t> right(clients);
   std::vector<std::thread> threads;
-  for (int c = 0; c < clients; ++c) {
+  for (std::size_t c = 0; c < clients; ++c) {
     threads.emplace_back([&, c] {
       httplib::Client client = s.client();
-      for (int i = 0; i < each; ++i) {
-        const std::size_t which = static_cast<std::size_t>(c + i) % alone.size();
+      for (std::size_t i = 0; i < each; ++i) {
+        const std::size_t which = (c + i) % alone.size();
         const Json q = {{"prompt", test::prompts()[which]}, {"max_tokens", 12}};
         const httplib::Result r = client.Post("/v1/completions", q.dump(), "application/json");
         if (r && r->status == 200 && Json::parse(r->body)["choices"][0]["text"] == alone[which]) ++right[c];
@@ -320,18 +320,19 @@ TEST_CASE("many clients at a time: each has what it would have alone, and none i
     });
   }
   for (std::thread& t : threads) t.join();
-  for (const int r : right) CHECK(r == each);
+  for (const std::size_t r : right) CHECK(r == each);
   const Json after = s.get("/stats");
-  CHECK(after["requests"].get<int>() - before["requests"].get<int>() == clients * each);
+  CHECK(after["requests"].get<std::size_t>() - before["requests"].get<std::size_t>() == clients * each);
   CHECK(after["active"] == 0);
   CHECK(after["cache_bytes"] == 0);
   std::uint64_t prompt_tokens = 0;
-  for (int i = 0; i < clients * each; ++i) {
-    prompt_tokens += test::prompts()[static_cast<std::size_t>(i / each + i % each) % alone.size()].size() + 1;
+  for (std::size_t i = 0; i < clients * each; ++i) {
+    prompt_tokens += test::prompts()[(i / each + i % each) % alone.size()].size() + 1;
   }
   CHECK(after["prefill"]["tokens"].get<std::uint64_t>() - before["prefill"]["tokens"].get<std::uint64_t>() ==
         prompt_tokens);
-  CHECK(after["decode"]["tokens"].get<int>() - before["decode"]["tokens"].get<int>() == clients * each * 11);
+  CHECK(after["decode"]["tokens"].get<std::size_t>() - before["decode"]["tokens"].get<std::size_t>() ==
+        clients * each * 11);
   for (const char* phase : {"prefill", "decode"}) {
     const Json& p = after[phase];
     CHECK(p["requests"] == p["hits"].get<int>() + p["late_hits"].get<int>() + p["misses"].get<int>() +
