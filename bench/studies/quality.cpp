@@ -499,7 +499,7 @@ void run(Job& job, CpuModel& model, const Text& text, const std::function<void(s
       return !stop;
     };
     const Runner resident = named(place, options_on(place, high_end, stated, phase, "resident"));
-    const std::vector<Evaluated> evaluated = evaluate(model, *resident, runners, token_text(model, text.bytes), o);
+    const std::vector<Evaluated> evaluated = evaluate(model, *resident, runners, tokenized(model, text.bytes), o);
     if (stop) return;
     for (std::size_t i = 0; i < which.size(); ++i) results[which[i]].run = evaluated[i];
   }

@@ -165,7 +165,7 @@ class Loss {
     resident.stack = "resident";
     model_ = a.model.open({resident, options_});
     for (const std::string& t : texts) {
-      texts_.push_back(token_text(*model_, t));
+      texts_.push_back(tokenized(*model_, t));
       tokens_ += texts_.back().tokens.size();
     }
     eval_.check(model_->config());
@@ -192,7 +192,7 @@ class Loss {
     auto make = [&](const RunnerOptions& r) { return make_runner(*model_, r); };
     Evaluated all;
     double most = 0;
-    for (const TokenText& text : texts_) {
+    for (const TokenizedText& text : texts_) {
       std::vector<std::unique_ptr<ExpertRunner>> runners;
       runners.push_back(make(o));
       EvalOptions eval = eval_;
@@ -230,7 +230,7 @@ class Loss {
   [[nodiscard]] std::uint32_t rows() const { return eval_.max_rows(model_->begin_tokens().size()); }
 
   const CalibrateArguments& a_;
-  std::vector<TokenText> texts_;
+  std::vector<TokenizedText> texts_;
   Machine machine_;
   std::unique_ptr<Model> model_;
   EvalOptions eval_;
@@ -604,7 +604,7 @@ int gates(const CalibrateArguments& a) {
       std::uint64_t all = 0, done = 0;
       std::vector<std::vector<std::uint32_t>> tokens;
       for (const std::string& t : texts) {
-        tokens.push_back(token_text(model, t).tokens);
+        tokens.push_back(tokenized(model, t).tokens);
         all += tokens.back().size();
       }
       ProgressLine line("tokens");

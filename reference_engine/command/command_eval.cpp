@@ -151,7 +151,7 @@ int eval(const EvalArguments& a) {
   std::optional<OutputFile> json_file;
   if (!a.json.empty()) json_file.emplace(a.json);
   std::vector<std::string> read, names;
-  std::vector<TokenText> texts;
+  std::vector<TokenizedText> texts;
   for (const std::string& file : a.texts) {
     read.push_back(read_text("--text", file));
     if (read.back().empty()) throw InputError(fmt::format("--text {}: the file is empty", file));
@@ -179,9 +179,9 @@ int eval(const EvalArguments& a) {
   const std::unique_ptr<Model> opened = a.model.open(wanted);
   Model& model = *opened;
   options.check(model.config());
-  for (const std::string& text : read) texts.push_back(token_text(model, text));
+  for (const std::string& text : read) texts.push_back(tokenized(model, text));
   std::uint64_t to_do = 0, done = 0;
-  for (const TokenText& text : texts) {
+  for (const TokenizedText& text : texts) {
     check_tokens(model.config(), {text.tokens});
     to_do += text.tokens.size();
   }
@@ -203,7 +203,7 @@ int eval(const EvalArguments& a) {
 
   const std::string unit = a.texts.empty() ? "token" : "byte";
   ProgressLine line("tokens");
-  for (const TokenText& text : texts) {
+  for (const TokenizedText& text : texts) {
     // Each text meets the stacks as they are built: its result does not depend on what else was named.
     auto make = [&](const RunnerOptions& o) { return make_runner(model, o); };
     std::vector<std::unique_ptr<ExpertRunner>> runners;

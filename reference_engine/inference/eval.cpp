@@ -110,7 +110,7 @@ void EvalOptions::check(const ModelConfig& config) const {
 }
 
 std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
-                                const std::vector<std::unique_ptr<ExpertRunner>>& stacks, const TokenText& text,
+                                const std::vector<std::unique_ptr<ExpertRunner>>& stacks, const TokenizedText& text,
                                 const EvalOptions& o) {
   o.check(model.config());
   const std::vector<std::uint32_t>& all = text.tokens;

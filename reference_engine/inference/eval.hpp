@@ -72,7 +72,7 @@ struct EvalOptions {
 /// the virtual clock do results repeat. Throws InputError for an empty text, windows that do not fit, or values that
 /// are not finite.
 std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
-                                const std::vector<std::unique_ptr<ExpertRunner>>& stacks, const TokenText& text,
+                                const std::vector<std::unique_ptr<ExpertRunner>>& stacks, const TokenizedText& text,
                                 const EvalOptions& options);
 
 }  // namespace ferry::engine

@@ -103,8 +103,8 @@ std::vector<std::uint32_t> tokenize(const Model& model, const std::string& text)
   return encoded(model, text, true);
 }
 
-TokenText token_text(const Model& model, const std::string& text) {
-  TokenText made{encoded(model, text, false), {}};
+TokenizedText tokenized(const Model& model, const std::string& text) {
+  TokenizedText made{encoded(model, text, false), {}};
   for (const std::uint32_t t : made.tokens) {
     made.bytes.push_back(static_cast<std::uint32_t>(model.need_tokenizer().bytes(t).size()));
   }

@@ -14,12 +14,12 @@ namespace ferry::engine {
 std::vector<std::uint32_t> tokenize(const Model& model, const std::string& text);
 
 /// A text as a model's tokens, without those that a text begins with.
-struct TokenText {
+struct TokenizedText {
   std::vector<std::uint32_t> tokens;
   std::vector<std::uint32_t> bytes;  ///< that each stands for; empty: nobody knows, and each counts as one
 };
 /// Throws as `tokenize` does.
-TokenText token_text(const Model& model, const std::string& text);
+TokenizedText tokenized(const Model& model, const std::string& text);
 
 struct GenerateOptions {
   std::vector<std::string> prompts;

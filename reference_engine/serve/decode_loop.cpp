@@ -128,6 +128,13 @@ void DecodeLoop::run() {
       if (cancelled || decoder_.is_over(place)) end(place);
     }
     publish();
+    // Only now, so that a client that has its answer finds it counted.
+    for (const std::shared_ptr<Answer>& answer : over_) {
+      const std::lock_guard lock(answer->mutex_);
+      answer->over_ = true;
+      answer->came_.notify_all();
+    }
+    over_.clear();
   }
   fail_all("the server ends");
   const std::lock_guard lock(mutex_);
@@ -200,9 +207,8 @@ void DecodeLoop::end(std::uint32_t place) {
     own_.whole.add(answer.whole_s_);
     ++own_.ended[static_cast<unsigned>(made.ended)];
     answer.decoded_ = std::move(made);
-    answer.over_ = true;
-    answer.came_.notify_all();
   }
+  over_.push_back(std::move(places_[place]));
   places_[place] = nullptr;
 }
 

@@ -116,6 +116,7 @@ class DecodeLoop {
   Options options_;
   BatchDecoder decoder_;
   std::vector<std::shared_ptr<Answer>> places_;  ///< of the loop's thread
+  std::vector<std::shared_ptr<Answer>> over_;    ///< likewise: ended in this step
   LoopStatistics own_;                           ///< likewise
 
   mutable std::mutex mutex_;

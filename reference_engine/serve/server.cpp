@@ -70,6 +70,11 @@ struct Server::Parts {
     http.set_write_timeout(30);
     http.set_keep_alive_timeout(5);
     http.set_tcp_nodelay(true);
+    // The library's own options let two servers share a port, of which each would get some of the requests.
+    http.set_socket_options([](socket_t socket) {
+      const int yes = 1;
+      static_cast<void>(::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
+    });
     http.set_default_headers({{"Server", std::string("ferry/") + FERRY_VERSION}});
     http.set_pre_routing_handler([this](const httplib::Request& q, httplib::Response& a) { return let_in(q, a); });
     http.set_error_handler([](const httplib::Request& q, httplib::Response& a) { explain(q, a); });

@@ -94,7 +94,7 @@ TEST_CASE(
   }
   GateSamples samples;
   std::uint64_t last = 0;
-  REQUIRE(add_samples(model, token_text(model, text).tokens, 256, samples, [&](std::uint64_t done) {
+  REQUIRE(add_samples(model, tokenized(model, text).tokens, 256, samples, [&](std::uint64_t done) {
     CHECK(done > last);
     last = done;
     return true;
@@ -145,9 +145,9 @@ TEST_CASE("too little text is refused, and so is a window beyond the context") {
   CpuModel model(test::model_folder("tiny-mixtral"));
   GateSamples samples;
   const auto on = [](std::uint64_t) { return true; };
-  CHECK_THROWS_WITH_AS(add_samples(model, token_text(model, "text").tokens, 4096, samples, on),
+  CHECK_THROWS_WITH_AS(add_samples(model, tokenized(model, "text").tokens, 4096, samples, on),
                        doctest::Contains("--window 4096: expected 2 to "), InputError);
-  REQUIRE(add_samples(model, token_text(model, "text").tokens, 64, samples, on));
+  REQUIRE(add_samples(model, tokenized(model, "text").tokens, 64, samples, on));
   std::vector<Matrix> own;
   for (std::uint32_t l = 0; l < model.config().layers; ++l) own.push_back(model.gates().of(l));
   CHECK_THROWS_WITH_AS(train_gates(samples, own, 1, 2, {}, [](std::uint64_t, std::uint64_t) { return true; }),

@@ -38,7 +38,7 @@ Evaluated evaluate_one(const std::string& stack, const std::string& text, const 
   std::vector<std::unique_ptr<ExpertRunner>> stacks;
   stacks.push_back(runner(stack, o.max_rows()));
   return evaluate(model("tiny-mixtral"), *runner("resident", o.max_rows()), stacks,
-                  token_text(model("tiny-mixtral"), text), o)[0];
+                  tokenized(model("tiny-mixtral"), text), o)[0];
 }
 
 const std::string ferry_eval = test::ferry_program() + " eval --model tiny-mixtral ";
@@ -112,7 +112,7 @@ TEST_CASE("each window is a sequence of its own") {
   const auto inside = runner("lru", 2);
   std::vector<std::unique_ptr<ExpertRunner>> stacks;
   stacks.push_back(std::make_unique<Recorder>(*inside, model("tiny-mixtral"), std::uint16_t{0}));
-  evaluate(model("tiny-mixtral"), *runner("resident", 2), stacks, token_text(model("tiny-mixtral"), text),
+  evaluate(model("tiny-mixtral"), *runner("resident", 2), stacks, tokenized(model("tiny-mixtral"), text),
            {20, 2, Phase::decode, {}});
   const auto made = static_cast<Recorder&>(*stacks[0]).take("");
   CHECK(made->trace.sequences() == (text.size() + 19) / 20);

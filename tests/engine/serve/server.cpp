@@ -11,6 +11,7 @@
 #include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
+#include "support/errors.hpp"
 #include "support/json.hpp"
 
 using namespace ferry;
@@ -70,6 +71,8 @@ class Served {
   }
   std::string template_text(const Json& messages) const { return chat_.render(messages); }
   unsigned begin() const { return model_.begin_tokens().at(0); }
+  std::uint16_t port() const { return server_->port(); }
+  void another(const ServerOptions& o) { const Server other(loop_, api_, o); }
   DecodeLoop& loop() { return loop_; }
 
  private:
@@ -338,6 +341,13 @@ TEST_CASE("many clients at a time: each has what it would have alone, and none i
     CHECK(p["requests"] == p["hits"].get<int>() + p["late_hits"].get<int>() + p["misses"].get<int>() +
                                p["host_computed"].get<int>() + p["substituted"].get<int>() + p["skipped"].get<int>());
   }
+}
+
+TEST_CASE("a port has one server") {
+  ServerOptions o;
+  Served s;
+  o.port = s.port();
+  CHECK_THROWS_WITH_AS(s.another(o), doctest::Contains("cannot listen there"), InputError);
 }
 
 TEST_CASE("a full queue says so") {
