@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <random>
+#include <thread>
 
 #include "ferry/macros.hpp"
 #include "support/clock.hpp"
@@ -57,7 +58,7 @@ struct Server::Parts {
   std::int64_t created = unix_time();
   std::atomic<std::uint64_t> number{0};
   std::string run_id;  ///< so that ids of two servers differ
-  std::atomic<bool> stopping{false};
+  std::atomic<bool> stopping{false}, runs{false}, over{false};
   std::uint16_t port = 0;
   httplib::Server http;
 
@@ -267,11 +268,17 @@ std::uint16_t Server::port() const {
 }
 
 void Server::run() {
-  parts_->http.listen_after_bind();
+  parts_->runs = true;
+  if (!parts_->stopping) parts_->http.listen_after_bind();
+  parts_->over = true;
 }
 
 void Server::stop() {
   parts_->stopping = true;
+  // The library forgets a stop that comes before it listens.
+  while (parts_->runs && !parts_->over && !parts_->http.is_running()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   parts_->http.stop();
 }
 

@@ -343,6 +343,12 @@ TEST_CASE("many clients at a time: each has what it would have alone, and none i
   }
 }
 
+TEST_CASE("a server that is stopped at once ends") {
+  for (int i = 0; i < 20; ++i) {
+    const Served s;
+  }
+}
+
 TEST_CASE("a port has one server") {
   ServerOptions o;
   Served s;
