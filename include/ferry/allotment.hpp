@@ -16,11 +16,11 @@ namespace ferry::inline FERRY_ABI {
 /// Bytes of one expert, by Precision; 0: not stored at that precision.
 using ExpertBytes = std::array<std::uint64_t, precision_count>;
 
-/// The model as the library sees it.
+/// The model as the library sees it: `{{.layers = 24, .experts = 60, ...}, {{0, 0, 0, 0, expert_bytes}}}`.
 struct ModelShape : Shape {
-  std::vector<ExpertBytes> expert_bytes;  ///< one for all layers, or one a layer
+  std::vector<ExpertBytes> expert_bytes = {};  ///< one for all layers, or one a layer
   /// [layers], where layers differ; empty: as many as `experts` and `top_k` say in each.
-  std::vector<std::uint16_t> layer_experts, layer_top_k;
+  std::vector<std::uint16_t> layer_experts = {}, layer_top_k = {};
 
   [[nodiscard]] std::uint16_t experts_of(std::uint32_t layer) const {
     return layer_experts.empty() ? experts : layer_experts[layer];

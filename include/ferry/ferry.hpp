@@ -11,6 +11,7 @@
 #include "ferry/cache/sieve.hpp"
 #include "ferry/codec/hqq.hpp"
 #include "ferry/codec/pass_through.hpp"
+#include "ferry/link/command_buffer.hpp"
 #include "ferry/link/virtual_clock.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/predictor/oracle.hpp"

@@ -41,6 +41,7 @@ class AnyLink;
 class AnyConfig;
 class AnyPipeline;
 class StackTable;
+class CommandBuffer;
 class VirtualClock;
 class HostThread;
 class CudaStream;

@@ -4,9 +4,11 @@
 #include <optional>
 
 #include "emulated_cuda/emulated_cuda.hpp"
+#include "ferry/link/command_buffer.hpp"
 #include "ferry/link/cuda_stream.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "ferry/link/virtual_clock.hpp"
+#include "support/command_worker.hpp"
 #include "support/pinned.hpp"
 #include "support/random.hpp"
 #include "support/shapes.hpp"
@@ -88,6 +90,35 @@ class Rig<CudaStream> {
   std::optional<CudaStream> link;
 };
 
+/// The device is whoever carries the commands out.
+template <>
+class Rig<CommandBuffer> {
+ public:
+  Rig(const ModelShape& /*m*/, const Allotment& slots) : worker_(slots.slots()) {
+    link.emplace(CommandBuffer::Progress::reported);
+  }
+  [[nodiscard]] std::pair<std::byte, std::byte> ends(std::uint32_t slot) {
+    pass_on();
+    const auto expert = static_cast<std::byte>(worker_.slot(slot).id.expert);
+    return {expert, expert};
+  }
+  void pass() {
+    pass_on();
+    worker_.copy_one();
+    link->report(worker_.seen());
+  }
+
+ private:
+  void pass_on() {
+    worker_.take(link->commands());
+    link->clear();
+  }
+  CommandWorker worker_;
+
+ public:
+  std::optional<CommandBuffer> link;
+};
+
 }  // namespace
 
 template <class L>
@@ -129,7 +160,7 @@ TEST_CASE_TEMPLATE_DEFINE("Link", L, link_contract) {
   link_contract_of<L>();
 }
 
-TEST_CASE_TEMPLATE_INVOKE(link_contract, VirtualClock, HostThread);
+TEST_CASE_TEMPLATE_INVOKE(link_contract, VirtualClock, HostThread, CommandBuffer);
 
 TEST_CASE("Link: CUDA, in many orders of its streams") {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {

@@ -40,7 +40,7 @@ class Belady {
         throw ConfigError("Belady: future[" + std::to_string(i) + "] is expert " + std::to_string(future[i].expert) +
                           ", the model has experts 0 to " + std::to_string(pool.experts - 1));
       }
-      uses += looks_after(pool, future[i]) ? 1 : 0;
+      uses += looks_after(pool, future[i]) ? 1U : 0U;
     }
     carve(uses_, uses);
     carve(next_, keys, 0U);

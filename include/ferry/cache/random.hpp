@@ -26,7 +26,7 @@ class RandomVictim {
 
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) const noexcept {
     std::uint64_t candidates = 0;
-    for (std::uint32_t slot = 0; slot < slots_; ++slot) candidates += barred[slot] ? 0 : 1;
+    for (std::uint32_t slot = 0; slot < slots_; ++slot) candidates += barred[slot] ? 0U : 1U;
     std::uint64_t passed_over = (draw() >> 32U) * candidates >> 32U;
     for (std::uint32_t slot = 0; slot < slots_; ++slot) {
       if (!barred[slot] && passed_over-- == 0) return slot;

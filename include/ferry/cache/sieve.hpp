@@ -79,7 +79,7 @@ class Sieve {
       at = older;
       ++nodes;
     } while (at != ends_);
-    for (std::uint32_t slot = 0; slot < ends_; ++slot) linked += queued(slot) ? 1 : 0;
+    for (std::uint32_t slot = 0; slot < ends_; ++slot) linked += queued(slot) ? 1U : 0U;
     if (nodes != linked) return "Sieve: a slot is linked, but not in the queue";
     if (hand_ > ends_ || (hand_ != ends_ && !queued(hand_))) return "Sieve: the hand points at no slot of the queue";
     return nullptr;

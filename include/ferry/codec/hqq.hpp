@@ -74,15 +74,15 @@ struct Hqq {
     std::uint8_t codes[part] = {};
     double off[part] = {}, errors[lanes] = {}, sums[lanes] = {};
     detail::codes_of(group, weights, bits, codes);
-    const double minimum = group.minimum, scale = group.scale;
+    const double minimum = static_cast<double>(group.minimum), scale = static_cast<double>(group.scale);
     for (std::uint32_t i = 0; i < weights.size; ++i) {
-      off[i] = double{weights[i]} - double{static_cast<float>(minimum + codes[i] * scale)};
+      off[i] = static_cast<double>(weights[i]) - static_cast<double>(static_cast<float>(minimum + codes[i] * scale));
     }
     double most = 0;
     for (std::uint32_t i = 0; i < weights.size; ++i) {
       const double size = std::abs(off[i]);
       errors[i % lanes] += size;
-      sums[i % lanes] += double{weights[i]} - codes[i] * scale;
+      sums[i % lanes] += static_cast<double>(weights[i]) - codes[i] * scale;
       most = size > most ? size : most;
     }
     for (std::uint32_t i = 0; most > all_shrunk && i < weights.size; ++i) {

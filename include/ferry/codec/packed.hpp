@@ -37,12 +37,12 @@ struct PackedGroup {
   /// minimum + code * scale, rounded once from double to float. The product is exact in double: a fused multiply-add,
   /// on whichever processor, gives the same.
   [[nodiscard]] FERRY_HD float weight(std::uint32_t code) const noexcept {
-    return static_cast<float>(double{minimum} + code * double{scale});
+    return static_cast<float>(static_cast<double>(minimum) + code * static_cast<double>(scale));
   }
   /// The code that stands for the value nearest to `weight`, halves up.
   [[nodiscard]] FERRY_HD std::uint32_t code(float weight, std::uint32_t bits) const noexcept {
     if (scale == 0) return 0;
-    const double steps = (double{weight} - double{minimum}) / double{scale};
+    const double steps = (static_cast<double>(weight) - static_cast<double>(minimum)) / static_cast<double>(scale);
     if (!(steps > 0)) return 0;
     return steps < largest_code(bits) ? static_cast<std::uint32_t>(steps + 0.5) : largest_code(bits);
   }
@@ -172,10 +172,11 @@ namespace detail {
 /// PackedGroup::code of each weight, without branches: this runs over every weight that is packed.
 inline void codes_of(const PackedGroup& g, View<const float> weights, std::uint32_t bits,
                      std::uint8_t* codes) noexcept {
-  const double minimum = g.minimum, scale = g.scale == 0 ? std::numeric_limits<double>::infinity() : double{g.scale};
+  const double minimum = static_cast<double>(g.minimum);
+  const double scale = g.scale == 0 ? std::numeric_limits<double>::infinity() : static_cast<double>(g.scale);
   const double most = largest_code(bits);
   for (std::uint32_t i = 0; i < weights.size; ++i) {
-    double steps = (double{weights[i]} - minimum) / scale;
+    double steps = (static_cast<double>(weights[i]) - minimum) / scale;
     steps = steps > 0 ? steps : 0;
     steps = steps < most ? steps + 0.5 : most;
     codes[i] = static_cast<std::uint8_t>(static_cast<int>(steps));

@@ -27,7 +27,8 @@ struct RoundToNearest {
       high = w > high ? w : high;
     }
     // In double: the distance of two floats may be too large for a float.
-    PackedGroup group{static_cast<float>((double{high} - double{low}) / largest_code(bits)), low};
+    PackedGroup group{static_cast<float>((static_cast<double>(high) - static_cast<double>(low)) / largest_code(bits)),
+                      low};
     // A scale that was rounded up can take the last code beyond the largest float.
     if (!std::isfinite(group.weight(largest_code(bits)))) group.scale = std::nextafter(group.scale, 0.0F);
     return group;

@@ -64,7 +64,7 @@ class PredictionRecord {
       for (std::uint32_t i = 0; i < made.rows; ++i) {
         const std::uint32_t row = whole && rows.size > 0 ? rows[i] : i;
         const std::uint16_t first = best.size() > 0 ? best[i] : gate_choice(routes[i * top_k_]);
-        made.rows_top1 += first == best_[std::size_t{cell} * max_rows_ + row] ? 1 : 0;
+        made.rows_top1 += first == best_[std::size_t{cell} * max_rows_ + row] ? 1U : 0U;
       }
       accuracy_[cell] += made;
       if (nearest) count.accuracy += made;

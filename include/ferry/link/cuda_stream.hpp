@@ -375,8 +375,8 @@ class CudaStream {
           !good(cudaEventElapsedTime(&took, s.begin, s.end), "cudaEventElapsedTime")) {
         return;
       }
-      const Nanoseconds begin = base_ns_ + static_cast<Nanoseconds>(double{from_base} * 1e6);
-      const auto ns = static_cast<Nanoseconds>(double{took} * 1e6);
+      const Nanoseconds begin = base_ns_ + static_cast<Nanoseconds>(static_cast<double>(from_base) * 1e6);
+      const auto ns = static_cast<Nanoseconds>(static_cast<double>(took) * 1e6);
       busy_ns_ += ns;
       free_ns_ = begin + ns;
       times_.note(s.copies.front().what.precision, ns / static_cast<Nanoseconds>(s.copies.size()));

@@ -134,7 +134,7 @@ class ExpertCacheRouter {
     const float next = select[candidate], beta = next == next ? next : lowest, least = (1.0F - alpha) * beta;
     std::uint32_t misses = 0, found = 0;
     const auto replaceable = [&](std::uint16_t e) { return !top_score(select[e], beta) && !there(present[e]); };
-    for (std::uint32_t i = 0; i < k_; ++i) misses += replaceable(routes[i].expert) ? 1 : 0;
+    for (std::uint32_t i = 0; i < k_; ++i) misses += replaceable(routes[i].expert) ? 1U : 0U;
     for (std::uint32_t rank = k_; found < misses && select[candidate] >= least;
          candidate = detail::index_of(columns.take())) {
       if (there(present[candidate])) alternatives_[found++] = static_cast<std::uint16_t>(candidate);

@@ -317,9 +317,8 @@ namespace detail {
 template <class Stack, class Clock>
 struct SimulatedDevice {
   template <class... More>
-  SimulatedDevice(const CoreConfig<Stack>& config, const Costs& costs, bool log, More&&... clock)
-      : clock(config.model, VirtualClock::options(costs, log), std::forward<More>(clock)...),
-        pipe(config, this->clock) {}
+  SimulatedDevice(const CoreConfig<Stack>& config, const Costs& costs, bool log, More&&... more)
+      : clock(config.model, VirtualClock::options(costs, log), std::forward<More>(more)...), pipe(config, clock) {}
 
   Clock clock;
   OffloadPipeline<Stack, Clock> pipe;
@@ -334,12 +333,12 @@ class Simulation : private detail::SimulatedDevice<Stack, Clock>, public Replay<
  public:
   using Pipe = OffloadPipeline<Stack, Clock>;
 
-  /// `config.model` is the trace's, with max_rows for the largest step; `clock...` goes to the Clock's constructor,
+  /// `config.model` is the trace's, with max_rows for the largest step; `more...` goes to the Clock's constructor,
   /// behind VirtualClock's first two. Throws ConfigError for what cannot work.
   template <class... More>
   Simulation(const CoreConfig<Stack>& config, const Trace& trace, const Costs& costs, const SimulationOptions& options,
-             More&&... clock)
-      : Device(config, costs, options.log, std::forward<More>(clock)...),
+             More&&... more)
+      : Device(config, costs, options.log, std::forward<More>(more)...),
         Replay<Pipe, Clock>(Device::pipe, Device::clock, config.model, trace, costs, options) {}
 
   [[nodiscard]] const Core<Stack>& core() const { return Device::pipe.core(); }

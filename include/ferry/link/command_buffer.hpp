@@ -1,0 +1,87 @@
+/// @file
+/// A link that only writes down what is to be done.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "ferry/concepts.hpp"
+#include "ferry/detail/tickets.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+/// One call of a link, as data: trivially copyable, without pointers.
+struct Command {
+  enum class Kind : std::uint8_t {
+    copy,   ///< carry out `copy`
+    drop,   ///< take the prefetch `copy.ticket` back, if it has not begun
+    fence,  ///< `copy.after` is reached once the work that was given before it is
+    wait    ///< the work that follows reads what the copy `copy.ticket` brings
+  };
+  Kind kind = Kind::copy;
+  Copy copy;  ///< of the other kinds only the member that is named there
+};
+
+/// Keeps the commands of a pipeline until the engine takes them, for whoever carries them out: a later call, another
+/// thread or process, a file. Nothing is called back, and no byte is moved.
+///
+/// The engine puts its own work between them: it takes the commands before it passes a group of tasks on, and gives both
+/// to the other side in that order.
+///
+/// How far the other side has got is for the engine to say:
+///  - `Progress::in_order`: it carries out one thing after the other, so that each copy has landed before anything that
+///    comes behind it. Nothing is reported; commands of the kinds drop, fence and wait may be passed over.
+///  - `Progress::reported`: copies run beside its computation, and it keeps what concepts.hpp asks of a Link: demand before
+///    prefetches that have not begun, `copy.after` before the first byte, waits. `report` tells what it has seen.
+///
+/// Its memory grows with what is not taken yet.
+class CommandBuffer {
+ public:
+  enum class Progress : std::uint8_t { in_order, reported };
+
+  explicit CommandBuffer(Progress progress = Progress::in_order) : progress_(progress) {}
+
+  /// Valid until the next call of the pipeline.
+  [[nodiscard]] View<const Command> commands() const noexcept { return commands_; }
+  void clear() noexcept { commands_.clear(); }
+  /// With Progress::reported: how far the other side has got. A dropped prefetch counts as begun and landed. What has
+  /// become known once stays known, so that reports may overtake each other.
+  void report(const Seen& seen) noexcept {
+    seen_.demand_landed = std::max(seen_.demand_landed, seen.demand_landed);
+    seen_.prefetch_begun = std::max(seen_.prefetch_begun, seen.prefetch_begun);
+    seen_.prefetch_landed = std::max(seen_.prefetch_landed, seen.prefetch_landed);
+    seen_.link_ns = seen.link_ns;
+  }
+
+  // Link
+
+  void submit(const Copy& copy) noexcept {
+    commands_.push_back({Command::Kind::copy, copy});
+    (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
+    if (progress_ == Progress::in_order) report({last_demand_, last_prefetch_, last_prefetch_, 0});
+  }
+  void drop(Ticket ticket) noexcept { add(Command::Kind::drop, ticket, Fence::none); }
+  [[nodiscard]] Seen seen() noexcept { return seen_; }
+  void fence(Fence fence) noexcept { add(Command::Kind::fence, Ticket::none, fence); }
+  void wait(Ticket ticket) {
+    detail::check_submitted(ticket, is_prefetch(ticket) ? last_prefetch_ : last_demand_);
+    add(Command::Kind::wait, ticket, Fence::none);
+  }
+
+ private:
+  void add(Command::Kind kind, Ticket ticket, Fence fence) {
+    Command command;
+    command.kind = kind;
+    command.copy.ticket = ticket;
+    command.copy.after = fence;
+    commands_.push_back(command);
+  }
+
+  Progress progress_;
+  std::vector<Command> commands_;
+  Seen seen_;
+  Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none;
+};
+
+static_assert(Link<CommandBuffer>);
+
+}  // namespace ferry::inline FERRY_ABI
