@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ferry/any_link.hpp"
+#include "ferry/error.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/stack_traits.hpp"
 

@@ -6,6 +6,7 @@
 
 #include "ferry/allotment.hpp"
 #include "ferry/concepts.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 

@@ -8,6 +8,7 @@
 
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 

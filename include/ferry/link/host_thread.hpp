@@ -13,6 +13,7 @@
 
 #include "ferry/concepts.hpp"
 #include "ferry/detail/tickets.hpp"
+#include "ferry/error.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 

@@ -9,6 +9,7 @@
 
 #include "ferry/concepts.hpp"
 #include "ferry/detail/tickets.hpp"
+#include "ferry/error.hpp"
 #include "ferry/sim/costs.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"

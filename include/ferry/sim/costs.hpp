@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ferry/allotment.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "ferry/error.hpp"
 #include "ferry/link/virtual_clock.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/sim/bounds.hpp"
