@@ -50,7 +50,9 @@ int main(int argc, char** argv) try {
       pipe->finish(layer);
     }
   }
-  std::printf("%s: %.1f%% hits\n", name, 100 * pipe->counters().of(ferry::Phase::decode).hit_rate());
+  const ferry::Outcomes& o = pipe->counters().of(ferry::Phase::decode);
+  std::printf("%s: %.1f%% hits\n", name, 100 * o.hit_rate());
+  return o.requests == 100 * 6 * 2 ? 0 : 1;
 } catch (const std::exception& error) {
   return std::fprintf(stderr, "%s\n", error.what()), 1;
 }

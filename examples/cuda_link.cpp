@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr std::uint16_t layers = 4, experts = 16, top_k = 2;
+constexpr std::uint32_t layers = 4, experts = 16, top_k = 2;
 constexpr std::uint64_t expert_bytes = std::uint64_t{1} << 20U;
 
 void check(cudaError_t error) {

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr std::uint16_t layers = 4, experts = 8, top_k = 2;
+constexpr std::uint32_t layers = 4, experts = 8, top_k = 2;
 constexpr std::uint64_t expert_bytes = 4096;
 
 /// The engine's own way to move experts: here a memcpy, done on the spot. For CUDA there is one: cuda_link.cpp.

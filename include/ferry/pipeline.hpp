@@ -92,7 +92,9 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
     carry_out();
     return p;
   }
-  /// The same for an engine with a top-k of its own: [rows, k] routes, best first.
+  /// The same for an engine with a top-k of its own: [rows, k] routes, best first, of all rows of the step or of those that
+  /// `rows` names. A route to `no_expert` asks for nothing: an expert of another rank, for instance. Does not compile for a
+  /// stack that needs the scores of all experts (StackTraits).
   Plan plan(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows = {}) {
     calls_.plan(layer, routes, rows);
     const Plan p = core_->plan(layer, routes, rows, link_.seen());
@@ -120,6 +122,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   static constexpr RowSource look_ahead_rows(Phase phase) { return part::rows_of<Predictor>(phase); }
   static constexpr StackTraits traits() { return traits_of<Stack>(); }
 
+  /// Makes the device's next work, or the caller, wait for the copy that the task reads (Link::wait); for a task of
+  /// `resident` there is nothing to wait for. Throws LinkError if that copy can never land.
   void wait(const Task& task) {
     if (task.ready != Ticket::none) link_.wait(task.ready);
   }
@@ -134,6 +138,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   }
   void done(const Task& task) { done({&task, 1}); }
 
+  /// The layer is over, with all tasks that `done` has not named. `times`: what was measured, for stacks that weigh costs.
   void finish(std::uint16_t layer, const Times& times = {}) {
     calls_.finish(layer);
     link_.fence(core_->next_fence());
@@ -149,6 +154,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
     carry_out();
   }
 
+  /// No step will have rows of this sequence any more: policies forget what they kept for it. Its number may be used again.
   void end_sequence(std::uint32_t sequence) noexcept { core_->end_sequence(sequence); }
 
   [[nodiscard]] const Counters& counters() const noexcept { return core_->counters(); }
