@@ -52,7 +52,7 @@ typedef enum ferry_status {
   FERRY_OK = 0,
   FERRY_CONFIG_ERROR = 1, /* a set-up that cannot work */
   FERRY_USAGE_ERROR = 2,  /* a call out of turn, or one whose arrays do not fit the step */
-  FERRY_LINK_ERROR = 3,   /* a copy that can never land, or has not landed */
+  FERRY_LINK_ERROR = 3,   /* a copy that can never land */
   FERRY_MEMORY_ERROR = 4
 } ferry_status;
 
@@ -96,8 +96,9 @@ typedef struct ferry_options {
   /* The model. Layers are MoE layers only, from 0. Where layers differ, the largest. */
   uint16_t layers, experts, top_k;
   uint8_t renormalise;
-  float scale;                   /* of the weights, behind the division (1) */
-  uint32_t max_rows;             /* the most rows of one step: the largest prefill chunk or batch */
+  uint8_t in_order;  /* without a link: each copy lands before what comes behind it, and nothing is reported */
+  float scale;       /* of the weights, behind the division (1) */
+  uint32_t max_rows; /* the most rows of one step: the largest prefill chunk or batch */
   const uint64_t* expert_bytes;  /* [expert_byte_rows, FERRY_PRECISIONS], 0: not stored at that precision */
   size_t expert_byte_rows;       /* 1: all layers alike, or as many as layers */
   const uint16_t* layer_experts; /* [layers], or NULL */
@@ -275,17 +276,24 @@ FERRY_API ferry_status ferry_finish(ferry_pipeline* pipe, uint16_t layer, const 
 FERRY_API void ferry_abandon(ferry_pipeline* pipe);
 FERRY_API void ferry_end_sequence(ferry_pipeline* pipe, uint32_t sequence);
 
-/* The plan as data, for a pipeline without a link: what a link would have been told, in order. */
-enum { FERRY_COMMAND_COPY = 0, FERRY_COMMAND_DROP = 1, FERRY_COMMAND_FENCE = 2 };
-typedef struct ferry_command {
+/* The plan as data, for a pipeline without a link: what a link would have been told, in order. The engine takes the commands
+ * before it passes a group of tasks on, and gives both to the other side in that order.
+ *
+ * With `in_order` the other side carries out one thing after the other; nothing is reported, and drops, fences and waits may
+ * be passed over. Without, copies run beside computation, and ferry_report says how far they have got. */
+enum {
+  FERRY_COMMAND_COPY = 0,  /* carry out `copy` */
+  FERRY_COMMAND_DROP = 1,  /* take the prefetch copy.ticket back, if it has not begun */
+  FERRY_COMMAND_FENCE = 2, /* copy.after is reached once the work that was given before it is */
+  FERRY_COMMAND_WAIT = 3   /* the work that follows reads what the copy copy.ticket brings */
+};
+typedef struct FERRY_SHARED ferry_command {
   uint8_t kind;
-  uint64_t number; /* of a drop its ticket, of a fence its number, of a copy its ticket, too */
-  ferry_copy copy; /* of a copy */
+  ferry_copy copy; /* of other kinds only the member that is named there */
 } ferry_command;
-/* The commands since the last time. Valid until the pipeline's next call. */
+/* The commands since the last time. Valid until the next time. */
 FERRY_API ferry_status ferry_take_commands(ferry_pipeline* pipe, const ferry_command** commands, uint32_t* count);
-/* How far the engine has got with them: what the next calls decide by. ferry_wait then only checks that a task's copy is
- * said to have landed. */
+/* How far the other side has got. What is known stays known, so that reports may overtake each other. */
 FERRY_API ferry_status ferry_report(ferry_pipeline* pipe, const ferry_seen* seen);
 
 #ifdef __cplusplus

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "ferry/any_pipeline.hpp"
+#include "ferry/link/command_buffer.hpp"
 #include "stacks/configured_stack.hpp"
 #include "stacks/parameters.hpp"
 #include "support/errors.hpp"
@@ -60,12 +61,16 @@ FERRY_SAME(Times, attention, ferry_times, attention_ns);
 FERRY_SAME(Times, gate, ferry_times, gate_ns);
 FERRY_SAME(Times, device, ferry_times, device_ns);
 FERRY_SAME(Times, host, ferry_times, host_ns);
+static_assert(same_size<Command, ferry_command>);
+FERRY_SAME(Command, kind, ferry_command, kind);
+FERRY_SAME(Command, copy, ferry_command, copy);
 #undef FERRY_SAME
 static_assert(FERRY_PRECISIONS == precision_count && FERRY_FULL == static_cast<int>(Precision::full) &&
               FERRY_RENORMALISE_YES == static_cast<int>(Renormalise::yes) &&
               FERRY_DECODE == static_cast<int>(Phase::decode) &&
               FERRY_ROWS_PARTIAL_HIDDEN == static_cast<int>(RowSource::partial_hidden) && FERRY_NO_SLOT == no_slot &&
-              FERRY_NO_TASK == no_task && FERRY_NO_EXPERT == no_expert && FERRY_NO_LAYER == no_layer);
+              FERRY_COMMAND_WAIT == static_cast<int>(Command::Kind::wait) && FERRY_NO_TASK == no_task &&
+              FERRY_NO_EXPERT == no_expert && FERRY_NO_LAYER == no_layer);
 
 /// A link of the engine's own callbacks.
 class CallbackLink final : public AnyLink {
@@ -94,68 +99,6 @@ class CallbackLink final : public AnyLink {
 
  private:
   ferry_link calls_;
-};
-
-/// A link that writes down what it is told, for an engine that carries it out itself.
-class WrittenLink final : public AnyLink {
- public:
-  explicit WrittenLink(std::size_t slots) {
-    for (auto& list : commands_) list.reserve(2 * slots + 64);
-  }
-
-  void submit(const Copy& copy) noexcept override {
-    ferry_command c{};
-    c.kind = FERRY_COMMAND_COPY;
-    c.number = static_cast<std::uint64_t>(copy.ticket);
-    std::memcpy(&c.copy, &copy, sizeof copy);
-    write(c);
-  }
-  void drop(Ticket ticket) noexcept override { write(FERRY_COMMAND_DROP, static_cast<std::uint64_t>(ticket)); }
-  void fence(Fence fence) noexcept override { write(FERRY_COMMAND_FENCE, static_cast<std::uint64_t>(fence)); }
-  [[nodiscard]] Seen seen() noexcept override { return seen_; }
-  void wait(Ticket ticket) override {
-    if (ticket <= (is_prefetch(ticket) ? seen_.prefetch_landed : seen_.demand_landed)) return;
-    throw LinkError("wait: copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
-                    " has not landed, expected ferry_report to say so first");
-  }
-
-  [[nodiscard]] const std::vector<ferry_command>& take() {
-    write_to_ ^= 1U;
-    commands_[write_to_].clear();
-    return commands_[write_to_ ^ 1U];
-  }
-  void report(const Seen& seen) {
-    const auto back = [](auto was, auto is) { return is < was; };
-    if (back(seen_.demand_landed, seen.demand_landed) || back(seen_.prefetch_begun, seen.prefetch_begun) ||
-        back(seen_.prefetch_landed, seen.prefetch_landed)) {
-      throw UsageError("report: a ticket is below the one of the report before, expected tickets that never go back");
-    }
-    if (seen.prefetch_begun < seen.prefetch_landed) {
-      throw UsageError("report: prefetch_landed is above prefetch_begun, expected what has landed to have begun");
-    }
-    seen_ = seen;
-  }
-  [[nodiscard]] bool lost() const noexcept { return lost_; }
-
- private:
-  void write(std::uint8_t kind, std::uint64_t number) noexcept {
-    ferry_command c{};
-    c.kind = kind;
-    c.number = number;
-    write(c);
-  }
-  void write(const ferry_command& c) noexcept {
-    try {
-      commands_[write_to_].push_back(c);
-    } catch (const std::bad_alloc&) {
-      lost_ = true;
-    }
-  }
-
-  std::vector<ferry_command> commands_[2];  ///< that are written, and that were taken last
-  unsigned write_to_ = 0;
-  Seen seen_;
-  bool lost_ = false;
 };
 
 thread_local char last_error[2048] = "";
@@ -343,8 +286,9 @@ void give(const Plan& p, ferry_plan& out) {
 struct ferry_pipeline {
   engine::ConfiguredStack stack;
   std::vector<std::uint64_t> offsets;
+  std::unique_ptr<CommandBuffer> buffer;  ///< behind the link, if commands are data
   std::unique_ptr<AnyLink> link;
-  WrittenLink* written = nullptr;  ///< the link, if commands are data
+  std::vector<Command> taken;
   std::unique_ptr<AnyPipeline> pipe;
 
   ferry_pipeline(const ferry_options& options, const ferry_link* calls) : stack(configured(options)) {
@@ -352,9 +296,9 @@ struct ferry_pipeline {
     if (calls != nullptr) {
       link = std::make_unique<CallbackLink>(*calls);
     } else {
-      auto own = std::make_unique<WrittenLink>(offsets.size());
-      written = own.get();
-      link = std::move(own);
+      using Progress = CommandBuffer::Progress;
+      buffer = std::make_unique<CommandBuffer>(options.in_order != 0 ? Progress::in_order : Progress::reported);
+      link = std::make_unique<AdaptedLink<CommandBuffer>>(*buffer);
     }
     pipe = stack.config->start(*link);
   }
@@ -368,7 +312,6 @@ ferry_status on(ferry_pipeline* pipe, const char* name, const Call& call) noexce
   return guarded([&] {
     need(pipe, name, "the pipeline");
     call(*pipe->pipe);
-    if (pipe->written != nullptr && pipe->written->lost()) throw std::bad_alloc();
   });
 }
 
@@ -532,20 +475,22 @@ ferry_status ferry_take_commands(ferry_pipeline* pipe, const ferry_command** com
   return on(pipe, "take_commands", [&](AnyPipeline&) {
     need(commands, "take_commands", "the place for the commands");
     need(count, "take_commands", "the place for their number");
-    if (pipe->written == nullptr) {
+    if (pipe->buffer == nullptr) {
       throw UsageError("take_commands: this pipeline has a link, expected one that was opened without");
     }
-    const auto& all = pipe->written->take();
-    *commands = all.data();
-    *count = static_cast<uint32_t>(all.size());
+    const View<const Command> all = pipe->buffer->commands();
+    pipe->taken.assign(all.begin(), all.end());
+    pipe->buffer->clear();
+    *commands = reinterpret_cast<const ferry_command*>(pipe->taken.data());
+    *count = all.size;
   });
 }
 ferry_status ferry_report(ferry_pipeline* pipe, const ferry_seen* seen) {
   return on(pipe, "report", [&](AnyPipeline&) {
     need(seen, "report", "what was seen");
-    if (pipe->written == nullptr) {
+    if (pipe->buffer == nullptr) {
       throw UsageError("report: this pipeline has a link, expected one that was opened without");
     }
-    pipe->written->report(*reinterpret_cast<const Seen*>(seen));
+    pipe->buffer->report(*reinterpret_cast<const Seen*>(seen));
   });
 }

@@ -443,79 +443,114 @@ TEST_CASE("every named stack decides through C as it does through AnyPipeline") 
   }
 }
 
-TEST_CASE("a plan as data is what a link would have been told") {
-  ChanceLink told(1);  // only listens here
-  struct Instant {
-    ChanceLink& to;
-    Seen seen;
-  } instant{told, {}};
-  ferry_link calls = link_to(told);
-  calls.context = &instant;
-  calls.submit = [](void* to, const ferry_copy* c) {
-    auto& i = *static_cast<Instant*>(to);
-    i.to.told.push_back({'c', c->ticket, {}});
-    (c->demand != 0 ? i.seen.demand_landed : i.seen.prefetch_landed) = static_cast<Ticket>(c->ticket);
-    i.seen.prefetch_begun = i.seen.prefetch_landed;
-  };
-  calls.drop = [](void* to, std::uint64_t t) { static_cast<Instant*>(to)->to.told.push_back({'d', t, {}}); };
-  calls.fence = [](void* to, std::uint64_t f) { static_cast<Instant*>(to)->to.told.push_back({'f', f, {}}); };
-  calls.seen = [](void* to, ferry_seen* s) { std::memcpy(s, &static_cast<Instant*>(to)->seen, sizeof *s); };
-  calls.wait = [](void*, std::uint64_t) { return 0; };
-  const ferry_options options = options_for("ferry-device", 25 * sizes[4]);
-  const Opened linked = open(options, &calls), data = open(options, nullptr);
+namespace {
 
-  std::vector<Told> taken;
-  ferry_seen seen{};
-  const auto take = [&] {
-    const ferry_command* commands = nullptr;
-    std::uint32_t count = 0;
-    REQUIRE(ferry_take_commands(data.get(), &commands, &count) == FERRY_OK);
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const ferry_command& k = commands[i];
-      taken.push_back({k.kind == FERRY_COMMAND_COPY ? 'c' : k.kind == FERRY_COMMAND_DROP ? 'd' : 'f', k.number, {}});
-      if (k.kind != FERRY_COMMAND_COPY) continue;
-      CHECK(k.number == k.copy.ticket);
-      (k.copy.demand != 0 ? seen.demand_landed : seen.prefetch_landed) = k.number;
-      seen.prefetch_begun = seen.prefetch_landed;
-    }
-    REQUIRE(ferry_report(data.get(), &seen) == FERRY_OK);
-    REQUIRE(taken == told.told);
-  };
-  std::mt19937 random(5);
-  std::vector<float> scores(experts);
-  const std::uint32_t sequence = 0;
-  std::uint32_t arriving = 0;
-  for (int step = 0; step < 50; ++step) {
-    for (const auto& p : {linked.get(), data.get()})
-      REQUIRE(ferry_begin_step(p, FERRY_DECODE, &sequence, 1) == FERRY_OK);
-    for (std::uint16_t l = 0; l < layers; ++l) {
-      for (float& s : scores) s = static_cast<float>(random() % 1000);
-      const ferry_scores now{l, scores.data(), nullptr, experts, nullptr, 0};
-      ferry_plan a{}, b{};
-      REQUIRE(ferry_plan_scores(linked.get(), &now, &a) == FERRY_OK);
-      REQUIRE(ferry_plan_scores(data.get(), &now, &b) == FERRY_OK);
-      REQUIRE(a.arriving_count == b.arriving_count);
-      arriving += b.arriving_count;
-      if (b.arriving_count > 0) {  // nobody has said yet that it landed
-        CHECK(ferry_wait(data.get(), &b.arriving[0]) == FERRY_LINK_ERROR);
-        CHECK(std::string(ferry_last_error()).find("has not landed, expected ferry_report") != std::string::npos);
+/// What was taken of a pipeline without a link, as a link would have noted it.
+std::vector<Told> taken(ferry_pipeline* pipe) {
+  const ferry_command* commands = nullptr;
+  std::uint32_t count = 0;
+  REQUIRE(ferry_take_commands(pipe, &commands, &count) == FERRY_OK);
+  std::vector<Told> all;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const ferry_copy& c = commands[i].copy;
+    switch (commands[i].kind) {
+      case FERRY_COMMAND_COPY: {
+        Copy copy{static_cast<Ticket>(c.ticket),
+                  {{c.what.layer, c.what.expert}, static_cast<Precision>(c.what.precision)},
+                  c.slot,
+                  static_cast<Fence>(c.after),
+                  c.demand != 0};
+        all.push_back({'c', c.ticket, copy});
+        break;
       }
-      take();
-      for (std::uint32_t i = 0; i < b.arriving_count; ++i) {
-        CHECK(b.arriving[i].slot == a.arriving[i].slot);
-        CHECK(ferry_wait(data.get(), &b.arriving[i]) == FERRY_OK);
-      }
-      for (const auto& p : {linked.get(), data.get()}) REQUIRE(ferry_finish(p, l, nullptr) == FERRY_OK);
-      take();
+      case FERRY_COMMAND_DROP:
+        all.push_back({'d', c.ticket, {}});
+        break;
+      case FERRY_COMMAND_FENCE:
+        all.push_back({'f', c.after, {}});
+        break;
+      default:
+        all.push_back({'w', c.ticket, {}});
     }
   }
-  CHECK(arriving > 50);
-  ferry_seen back = seen;
-  back.demand_landed -= 2;
-  CHECK(ferry_report(data.get(), &back) == FERRY_USAGE_ERROR);
+  return all;
+}
+
+/// Everything lands on the spot, and is noted.
+struct InstantLink {
+  std::vector<Told> told;
+  Seen at;
+
+  void submit(const Copy& c) noexcept {
+    told.push_back({'c', static_cast<std::uint64_t>(c.ticket), c});
+    (c.demand ? at.demand_landed : at.prefetch_landed) = c.ticket;
+    at.prefetch_begun = at.prefetch_landed;
+  }
+  void drop(Ticket t) noexcept { told.push_back({'d', static_cast<std::uint64_t>(t), {}}); }
+  [[nodiscard]] Seen seen() const noexcept { return at; }
+  void fence(Fence f) noexcept { told.push_back({'f', static_cast<std::uint64_t>(f), {}}); }
+  void wait(Ticket t) { told.push_back({'w', static_cast<std::uint64_t>(t), {}}); }
+};
+
+}  // namespace
+
+TEST_CASE("a plan as data is what a link would have been told, in order or reported") {
+  for (const bool in_order : {true, false}) {
+    CAPTURE(in_order);
+    const std::uint64_t budget = 25 * sizes[4];
+    engine::StackOptions stack_options;
+    stack_options.stack = "ferry-device";
+    stack_options.budget_bytes = budget;
+    stack_options.max_rows = max_rows;
+    const engine::ConfiguredStack stack = engine::configure_stack(shape(), stack_options, copy_ns);
+    add_machine(stack.config->settings());
+    InstantLink link;
+    const auto cpp = stack.config->start(link);
+    ferry_options options = options_for("ferry-device", budget);
+    options.in_order = in_order ? 1 : 0;
+    const Opened data = open(options, nullptr);
+    std::mt19937 random(5);
+    std::vector<float> scores(experts);
+    const std::uint32_t sequence = 0;
+    std::uint32_t arriving = 0;
+    for (int step = 0; step < 60; ++step) {
+      REQUIRE(ferry_begin_step(data.get(), FERRY_DECODE, &sequence, 1) == FERRY_OK);
+      cpp->begin_step({Phase::decode, {&sequence, 1}});
+      for (std::uint16_t l = 0; l < layers; ++l) {
+        for (float& s : scores) s = static_cast<float>(random() % 1000);
+        const ferry_scores now{l, scores.data(), nullptr, experts, nullptr, 0};
+        ferry_plan plan{};
+        REQUIRE(ferry_plan_scores(data.get(), &now, &plan) == FERRY_OK);
+        const Plan other = cpp->plan(Scores{l, scores, scores});
+        REQUIRE(same(plan, other));
+        for (std::uint32_t i = 0; i < plan.arriving_count; ++i) {
+          CHECK(ferry_wait(data.get(), &plan.arriving[i]) == FERRY_OK);
+          cpp->wait(other.arriving[i]);
+          ++arriving;
+        }
+        REQUIRE(ferry_finish(data.get(), l, nullptr) == FERRY_OK);
+        cpp->finish(l);
+        REQUIRE(taken(data.get()) == link.told);
+        link.told.clear();
+        ferry_seen seen{};
+        std::memcpy(&seen, &link.at, sizeof seen);
+        if (!in_order) CHECK(ferry_report(data.get(), &seen) == FERRY_OK);
+      }
+    }
+    CHECK(arriving > 50);
+    check_counters(data.get(), cpp->counters());
+    ferry_task never{};
+    never.ready = 1'000'000;
+    CHECK(ferry_wait(data.get(), &never) == FERRY_LINK_ERROR);
+  }
+  ChanceLink told(1);
+  const ferry_link calls = link_to(told);
+  const Opened linked = open(options_for("lru", 25 * sizes[4]), &calls);
   const ferry_command* commands = nullptr;
   std::uint32_t count = 0;
   CHECK(ferry_take_commands(linked.get(), &commands, &count) == FERRY_USAGE_ERROR);
+  const ferry_seen seen{};
+  CHECK(ferry_report(linked.get(), &seen) == FERRY_USAGE_ERROR);
 }
 
 TEST_CASE("a set-up through C that cannot work is refused with what was expected") {
