@@ -42,8 +42,8 @@ Json to_json(const Table& t) {
     if (!c.draw.empty()) columns.back()["draw"] = c.draw;
     if (!c.colour.empty()) columns.back()["colour"] = c.colour;
   }
-  return {{"kind", t.kind},     {"title", t.title}, {"heading", t.heading}, {"x", t.x},        {"y", t.y},
-          {"columns", columns}, {"rows", t.rows},   {"scale", t.scale},     {"looks", t.looks}};
+  return {{"kind", t.kind}, {"title", t.title},   {"heading", t.heading}, {"x", t.x},         {"y", t.y},
+          {"unit", t.unit}, {"columns", columns}, {"rows", t.rows},       {"scale", t.scale}, {"looks", t.looks}};
 }
 
 int decimals_of(const Table& t, std::size_t column) {
@@ -53,7 +53,7 @@ int decimals_of(const Table& t, std::size_t column) {
     if (row[column].is_number() && row[column] > 0) all.push_back(row[column].get<double>());
   }
   if (all.empty()) return 0;
-  const auto median = all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2);
+  const auto median = all.begin() + static_cast<std::ptrdiff_t>((all.size() - 1) / 2);
   std::nth_element(all.begin(), median, all.end());
   return decimals_for(*median);
 }
@@ -83,20 +83,21 @@ std::string table_html(const Table& t) {
 
 }  // namespace
 
-std::string Page::figure(const Table& t) {
+std::string Page::figure(const Table& t, bool alone) {
   std::string out = fmt::format("<figure data-table=\"{}\">", tables_.size());
   tables_.push_back(to_json(t));
   if (!t.heading.empty()) out += "<figcaption>" + escape(t.heading) + "</figcaption>";
   if (t.kind.empty()) return out + table_html(t) + "</figure>\n";
   return out + fmt::format(
                    "<div class=\"plot\"><canvas role=\"img\" aria-label=\"{}\"></canvas></div>\n"
-                   "<details{}><summary>Table</summary>{}</details></figure>\n",
-                   escape(t.title), t.rows.size() < long_table ? " open=\"open\"" : "", table_html(t));
+                   "<details{}><summary>Table{}</summary>{}</details></figure>\n",
+                   escape(t.title), alone && t.rows.size() < long_table ? " open=\"open\"" : "",
+                   t.unit.empty() ? "" : ", in " + t.unit, table_html(t));
 }
 
 std::string Page::figures(const std::vector<Table>& tables) {
   std::string out;
-  for (const Table& t : tables) out += figure(t);
+  for (const Table& t : tables) out += figure(t, tables.size() == 1);
   return tables.size() < 2 ? out : "<div class=\"beside\">\n" + out + "</div>\n";
 }
 

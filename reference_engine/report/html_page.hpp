@@ -27,6 +27,7 @@ struct Table {
   std::string title;    ///< for those who do not see it
   std::string heading;  ///< above it; empty: none
   std::string x, y;     ///< what is on the axes
+  std::string unit;     ///< of what is drawn
   std::vector<Column> columns;
   std::vector<Json> rows;       ///< an array each: for every column a number, a string or null
   Json scale = Json::object();  ///< of the numbers: "log"; "min" and "max", where it ends, "reach", what it must hold
@@ -36,8 +37,8 @@ struct Table {
 /// Collects tables and sections. `content` is HTML: what `figure` and `figures` return.
 class Page {
  public:
-  /// A chart and the table below it, which is folded if it is long.
-  std::string figure(const Table& table);
+  /// A chart and the table below it, which is folded if it is long or not alone.
+  std::string figure(const Table& table, bool alone = true);
   /// Beside each other where there is room.
   std::string figures(const std::vector<Table>& tables);
   /// Nothing if there is no content.

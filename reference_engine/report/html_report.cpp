@@ -94,7 +94,7 @@ struct RowCharts {
   std::vector<Column> columns;                             // without that of the names
   std::function<std::vector<Number>(const Run&)> numbers;  // one a column; empty: this run has none
   enum { percent, from_zero, fitting } scale = percent;
-  Unit (*unit)(double) = nullptr;
+  Unit (*unit)(double) = nullptr;  // none: percent, or tokens a second
 };
 
 std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
@@ -122,7 +122,7 @@ std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
   const double longest = usual > 0 ? *std::prev(std::upper_bound(lengths.begin(), lengths.end(), 3 * usual)) : most;
   const bool log = about.scale == RowCharts::fitting && least > 0 && most > 25 * least;
   const bool cut = about.scale == RowCharts::from_zero && longest < most;
-  const Unit unit = about.unit == nullptr ? Unit{about.scale == RowCharts::percent ? "%" : "", 1}
+  const Unit unit = about.unit == nullptr ? Unit{about.scale == RowCharts::percent ? "%" : "tokens/s", 1}
                                           : about.unit(log ? std::sqrt(least) * std::sqrt(most) : longest);
   std::vector<Table> tables;
   for (const auto& [heading, runs] : panels.panels) {
@@ -130,7 +130,8 @@ std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
     t.kind = about.kind;
     t.title = about.title + ": " + g.name + (heading.empty() ? "" : ", " + heading);
     t.heading = heading;
-    t.x = fmt::format("{}{}{}{}", unit.name, *unit.name == 0 ? "" : " ", about.axis, log ? ", logarithmic" : "");
+    t.unit = unit.name;
+    t.x = (about.kind == "heat" ? "" : t.unit + " ") + about.axis + (log ? ", logarithmic" : "");
     t.columns = about.columns;
     t.columns.insert(t.columns.begin(), {"Run"});
     for (const Run* r : runs) {
@@ -170,7 +171,7 @@ std::string where_time_goes(Page& page, const Group& g) {
                    time_unit};
   RowCharts whole = decode;
   whole.title = "Time of the whole run";
-  whole.axis = "a token, prefill and decode together";
+  whole.axis = "a token, prefill included";
   whole.columns.pop_back();
   whole.numbers = [](const Run& r) {
     std::vector<Number> parts = parts_of(r.whole_time);
@@ -204,7 +205,7 @@ std::string bytes_by_precision(Page& page, const Group& g) {
       page, g,
       {"rows",
        "Bytes by precision",
-       "a token, prefill and decode together",
+       "a token, prefill included",
        {{"int2", "bar", "o0"}, {"int4", "bar", "o1"}, {"int8", "bar", "o2"}, {"full precision", "bar", "o3"}},
        [](const Run& r) {
          std::vector<Number> bytes;
@@ -221,7 +222,7 @@ std::string hit_rates(Page& page, const Group& g) {
   for (const Run* r : g.runs) layers = std::max(layers, r->hit_rate_by_layer.size());
   RowCharts about{"heat",
                   "Hit rate by layer",
-                  layers == most_layers ? fmt::format("by layer (the first {})", layers) : "by layer",
+                  layers == most_layers ? fmt::format("layer (the first {})", layers) : "layer",
                   {},
                   {}};
   for (std::size_t l = 0; l < layers; ++l) about.columns.push_back({std::to_string(l), "", "", 1});
@@ -268,17 +269,17 @@ std::string speed_bars(Page& page, const Group& g) {
     columns.push_back({name, mark, "bound"});
     bounds.push_back(bound);
   }
-  return row_charts(page, g,
-                    {"rows", "Tokens a second",
-                     "tokens/s in decode" + (g.columns.size() == 1 ? ", budget " + g.columns[0] : ""), columns,
-                     [&](const Run& r) {
-                       std::vector<Number> speeds;
-                       if (!r.tokens_per_s) return speeds;
-                       speeds.push_back(r.tokens_per_s);
-                       for (const auto bound : bounds) speeds.push_back(r.speed_of(r.*bound));
-                       return speeds;
-                     },
-                     RowCharts::from_zero});
+  return row_charts(
+      page, g,
+      {"rows", "Tokens a second", "in decode" + (g.columns.size() == 1 ? ", budget " + g.columns[0] : ""), columns,
+       [&](const Run& r) {
+         std::vector<Number> speeds;
+         if (!r.tokens_per_s) return speeds;
+         speeds.push_back(r.tokens_per_s);
+         for (const auto bound : bounds) speeds.push_back(r.speed_of(r.*bound));
+         return speeds;
+       },
+       RowCharts::from_zero});
 }
 
 /// What all runs have in common as a bound: the speed of the model with every expert resident, at its own precision. It
@@ -310,6 +311,7 @@ std::string speeds(Page& page, const Group& g) {
   t.title = "Speed against budget: " + g.name;
   const bool log = most > 25 * least;
   t.x = g.percent ? "budget in % of all experts" : "budget in MiB";
+  t.unit = "tokens/s";
   t.y = std::string("tokens/s in decode") + (log ? ", logarithmic" : "");
   t.columns = {
       {"Series"}, {g.percent ? "Budget, %" : "Budget, MiB"}, {"Tokens/s"}, {"Its clairvoyant bound, tokens/s"}};
@@ -344,10 +346,11 @@ std::string recalls(Page& page, const Group& g) {
     t.heading = r->name();
     t.x = "layer";
     t.y = "recall, %";
+    t.unit = "%";
     t.columns = {{"Layer", "", "", 0}};
     std::size_t layers = 0;
     for (const auto& [distance, recall] : r->recall_by_layer) {
-      t.columns.push_back({fmt::format("{} ahead", number(distance, 0)), "", "", 1});
+      t.columns.push_back({fmt::format("{} layer{} ahead", number(distance, 0), distance == 1 ? "" : "s"), "", "", 1});
       layers = std::max(layers, recall.size());
     }
     for (std::size_t l = 0; l < layers; ++l) {

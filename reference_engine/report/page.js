@@ -7,19 +7,20 @@ const colour = name => getComputedStyle(document.documentElement).getPropertyVal
 const shorten = (text, most) => [...text].length > most ? [...text].slice(0, most - 1).join('') + '…' : text;
 
 function number(v) {
+  if (v === 0) return '0';
   if (v >= 1e9) return v.toExponential(2);
   const digits = v >= 100 ? 0 : v >= 10 ? 1 : 2;
-  return v.toLocaleString('en', v > 0 && v < 0.1 ? {maximumSignificantDigits: 3} :
+  return v.toLocaleString('en', v < 0.1 ? {maximumSignificantDigits: 3} :
                                     {minimumFractionDigits: digits, maximumFractionDigits: digits});
 }
 
 const microseconds = (v, range) => range >= 2e6 ? [v / 1e6, 's'] : range >= 2e3 ? [v / 1e3, 'ms'] : [v, 'µs'];
 
 // An axis with numbers on it.
-function amounts(title, scale, upright) {
+function amounts(title, scale, step) {
   const axis = {
     type: scale.log ? 'logarithmic' : 'linear', title: {display: true, text: title}, grid: {color: colour('line')},
-    min: scale.min ?? (scale.log ? undefined : 0), ticks: {maxRotation: 0, autoSkipPadding: 12}
+    min: scale.min ?? (scale.log ? undefined : 0), ticks: {maxRotation: 0, autoSkipPadding: 12, stepSize: step}
   };
   if ('max' in scale) axis.max = scale.max;
   if ('reach' in scale) axis.suggestedMax = scale.reach;
@@ -84,8 +85,8 @@ const kinds = {
             }
           },
           tooltip: {callbacks: {
-            title: items => items.map(i => `${t.columns[1].name.replace(/,.*/, '')} ${number(i.parsed.x)}${t.columns[1].name.replace(/.*,/, '')}`)[0],
-            label: item => `${item.dataset.label}: ${number(item.parsed.y)} tokens/s`
+            title: items => items.length ? `${t.x}: ${number(items[0].parsed.x)}` : '',
+            label: item => `${item.dataset.label}: ${number(item.parsed.y)} ${t.unit}`
           }}
         }
       }
@@ -102,17 +103,17 @@ const kinds = {
       options: {
         interaction: {mode: 'index', intersect: false},
         scales: {x: {title: {display: true, text: t.x}, grid: {display: false}, ticks: {maxRotation: 0}},
-                 y: amounts(t.y, t.scale)},
+                 y: amounts(t.y, t.scale, 50)},
         plugins: {tooltip: {callbacks: {
           title: items => items.length ? 'layer ' + items[0].label : '',
-          label: item => `${item.dataset.label}: ${number(item.raw)}%`
+          label: item => `${item.dataset.label}: ${number(item.raw)} ${t.unit}`
         }}}
       }
     };
   },
 
   rows(t) {
-    const unit = t.x.split(' ')[0], thin = t.columns.some(c => c.draw === 'thin');
+    const thin = t.columns.some(c => c.draw === 'thin');
     const datasets = t.columns.slice(1).map((c, i) => {
       const shared = {label: c.name, data: t.rows.map(row => row[i + 1]), backgroundColor: colour(c.colour),
                       borderColor: colour(c.colour)};
@@ -126,13 +127,14 @@ const kinds = {
       high: 64 + (thin ? 28 : 20) * t.rows.length, type: 'bar', data: {labels: t.rows.map(row => row[0]), datasets},
       options: {
         indexAxis: 'y', interaction: {mode: 'index', axis: 'y', intersect: false},
-        scales: {x: amounts(t.x, t.scale), y: {...names(t.rows.map(row => row[0])), grid: {display: !bars.length, color: colour('line')}}},
+        scales: {x: amounts(t.x, t.scale, t.scale.max === 100 ? 20 : undefined),
+                 y: {...names(t.rows.map(row => row[0])), grid: {display: !bars.length, color: colour('line')}}},
         plugins: {tooltip: {callbacks: {
           title: items => items.length ? items[0].label : '',
           label(item) {
             const column = t.columns[item.datasetIndex + 1];
             const all = bars.reduce((sum, i) => sum + t.rows[item.dataIndex][i], 0);
-            return `${column.name}: ${number(item.raw)} ${unit}` +
+            return `${column.name}: ${number(item.raw)} ${t.unit}` +
                 (column.draw === 'thin' && all > 0 ? ` (${number(100 * item.raw / all)}%)` : '');
           }
         }}}
@@ -158,7 +160,7 @@ const kinds = {
       options: {
         indexAxis: 'y', interaction: {mode: 'nearest', intersect: true},
         scales: {
-          x: {type: 'linear', min: -0.5, max: t.columns.length - 1.5, title: {display: true, text: t.x.replace(/^% by /, '')},
+          x: {type: 'linear', min: -0.5, max: t.columns.length - 1.5, title: {display: true, text: t.x},
               grid: {display: false}, ticks: {precision: 0, includeBounds: false, maxRotation: 0}},
           y: names(t.rows.map(row => row[0]))
         },
@@ -172,7 +174,7 @@ const kinds = {
           },
           tooltip: {callbacks: {
             title: items => items.length ? t.rows[items[0].raw.y][0] : '',
-            label: item => `layer ${Math.round((item.raw.x[0] + item.raw.x[1]) / 2)}: ${item.raw.share.toFixed(1)}%`
+            label: item => `layer ${Math.round((item.raw.x[0] + item.raw.x[1]) / 2)}: ${item.raw.share.toFixed(1)} ${t.unit}`
           }}
         }
       }
@@ -224,20 +226,25 @@ function legend_height(chart, wide) {
   return 22 * lines + 8;
 }
 
+function fit(figure) {
+  const chart = charts.get(figure), plot = figure.querySelector('.plot');
+  plot.style.height = chart.high + legend_height(chart, plot.clientWidth) + 'px';
+}
+
 function draw(figure) {
   charts.get(figure)?.destroy();
-  const plot = figure.querySelector('.plot'), canvas = plot.querySelector('canvas');
   const {high, end, ...made} = kinds[figure.table.kind](figure.table);
-  plot.style.height = high + legend_height(made, plot.clientWidth) + 'px';
   made.options.plugins.legend = {
     ...made.options.plugins.legend,
     labels: {usePointStyle: made.type === 'line' || made.data.datasets.some(d => d.type), boxWidth: 12, boxHeight: 8,
              ...made.options.plugins.legend?.labels}
   };
   made.options.plugins.tooltip.filter = item => item.raw !== null;
-  const chart = new Chart(canvas, made);
-  charts.set(figure, chart);
-  chart.end = end;
+  const chart = new Chart(figure.querySelector('canvas'), made);
+  charts.set(figure, Object.assign(chart, {high, end}));
+  fit(figure);
+  chart.resize();
+  return chart;
 }
 
 function set_colours() {
@@ -278,24 +285,21 @@ let width = innerWidth;
 addEventListener('resize', () => {  // a legend takes more or fewer lines
   if (innerWidth === width) return;
   width = innerWidth;
-  for (const [figure, chart] of charts) {
-    const {high} = kinds[figure.table.kind](figure.table), plot = figure.querySelector('.plot');
-    plot.style.height = high + legend_height(chart, plot.clientWidth) + 'px';
-  }
+  for (const figure of charts.keys()) fit(figure);
 });
 
 for (const figure of drawn.filter(f => f.table.kind === 'timeline')) {
   const plot = figure.querySelector('.plot'), tools = document.createElement('div');
-  const x = () => charts.get(figure).options.scales.x;
+  const shown = () => charts.get(figure) ?? draw(figure), x = () => shown().options.scales.x;
   const show = (from, span) => {
-    const chart = charts.get(figure), whole = chart.end;
+    const chart = shown(), whole = chart.end;
     span = Math.min(whole, Math.max(span, whole / 5000));
     x().min = Math.min(whole - span, Math.max(0, from));
     x().max = x().min + span;
     chart.update('none');
   };
   const zoom = (factor, at) => {
-    const {min, max} = x(), next = Math.min(charts.get(figure).end, (max - min) * factor);
+    const {min, max} = x(), next = Math.min(shown().end, (max - min) * factor);
     show(min + (max - min - next) * at, next);
   };
   const pan = part => show(x().min + part * (x().max - x().min), x().max - x().min);
@@ -315,7 +319,7 @@ for (const figure of drawn.filter(f => f.table.kind === 'timeline')) {
   plot.tabIndex = 0;
   plot.style.touchAction = 'pan-y';
   const area = event => {
-    const {left, width} = charts.get(figure).chartArea;
+    const {left, width} = shown().chartArea;
     return (event.clientX - plot.getBoundingClientRect().left - left) / width;
   };
   plot.addEventListener('wheel', event => {  // the page scrolls until the timeline is in use
