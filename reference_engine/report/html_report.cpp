@@ -91,7 +91,7 @@ Panels panels_of(const Group& g, const std::function<bool(const Run&)>& has) {
 
 struct RowCharts {
   std::string kind, title, axis;
-  std::vector<Column> columns;                             // without that of the names
+  std::vector<Column> columns;                             // without that of the names; those with no number go
   std::function<std::vector<Number>(const Run&)> numbers;  // one a column; empty: this run has none
   enum { percent, from_zero, fitting } scale = percent;
   Unit (*unit)(double) = nullptr;  // none: percent, or tokens a second
@@ -100,6 +100,7 @@ struct RowCharts {
 std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
   const Panels panels = panels_of(g, [&](const Run& r) { return !about.numbers(r).empty(); });
   std::vector<double> lengths;
+  std::vector<bool> known(about.columns.size());
   double least = 1e300, most = 0;
   for (const auto& [heading, runs] : panels.panels) {
     for (const Run* r : runs) {
@@ -109,6 +110,7 @@ std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
         const double v = or_zero(numbers[i]);
         if (about.columns[i].draw == "bar") sum += v;
         length = std::max(length, v);
+        known[i] = known[i] || numbers[i];
         if (v > 0) least = std::min(least, v);
       }
       lengths.push_back(std::max(sum, length));
@@ -132,13 +134,15 @@ std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
     t.heading = heading;
     t.unit = unit.name;
     t.x = (about.kind == "heat" ? "" : t.unit + " ") + about.axis + (log ? ", logarithmic" : "");
-    t.columns = about.columns;
-    t.columns.insert(t.columns.begin(), {"Run"});
-    for (const Run* r : runs) {
-      Json row = Json::array({panels.name_budgets ? r->name() : shorten(r->series, 80)});
-      for (const Number& n : about.numbers(*r)) row.push_back(json(over(n, unit.size)));
-      while (row.size() < t.columns.size()) row.emplace_back();
-      t.rows.push_back(row);
+    t.columns = {{"Run"}};
+    for (const Run* r : runs) t.rows.push_back({panels.name_budgets ? r->name() : shorten(r->series, 80)});
+    for (std::size_t c = 0; c < known.size(); ++c) {
+      if (!known[c]) continue;
+      t.columns.push_back(about.columns[c]);
+      for (std::size_t i = 0; i < runs.size(); ++i) {
+        const std::vector<Number> numbers = about.numbers(*runs[i]);
+        t.rows[i].push_back(c < numbers.size() ? json(over(numbers[c], unit.size)) : Json());
+      }
     }
     if (about.scale == RowCharts::percent) t.scale["max"] = 100;
     if (about.scale != RowCharts::percent) t.scale[cut ? "max" : "reach"] = (cut ? 1.3 * longest : most) / unit.size;
@@ -149,36 +153,37 @@ std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
          left_out(panels.left_out, "Runs that only the table has");
 }
 
-std::vector<Number> parts_of(const std::optional<Run::Split>& t) {
+/// So many times each number's part of `whole`, if any is known.
+std::vector<Number> parts_of(const auto& numbers, Number whole, double factor) {
+  std::vector<Number> parts;
+  for (const Number& n : numbers) parts.push_back(times(factor, over(n, whole)));
+  return any_known(parts) ? parts : std::vector<Number>{};
+}
+
+std::vector<Number> time_of(const std::optional<Run::Split>& t) {
   if (!t || !t->total) return {};
   const double stall = or_zero(t->stall), wait = or_zero(t->host_wait), decision = or_zero(t->decision);
   const double compute = std::max(0., *t->total - stall - wait - decision);
-  return {compute / t->tokens, stall / t->tokens, wait / t->tokens, decision / t->tokens,
-          over(t->link_busy, t->tokens)};
+  return parts_of(std::array<Number, 5>{compute, stall, wait, decision, t->link_busy}, t->tokens, 1);
 }
 
 std::string where_time_goes(Page& page, const Group& g) {
-  RowCharts decode{"rows",
-                   "Time of decode",
-                   "a token in decode",
-                   {{"computing", "bar", "p0"},
-                    {"stalled on copies", "bar", "p2"},
-                    {"waiting for the host", "bar", "p5"},
-                    {"deciding", "bar", "p3"},
-                    {"link busy meanwhile", "thin", "bound"}},
-                   [](const Run& r) { return parts_of(r.decode_time); },
-                   RowCharts::from_zero,
-                   time_unit};
-  RowCharts whole = decode;
-  whole.title = "Time of the whole run";
-  whole.axis = "a token, prefill included";
-  whole.columns.pop_back();
-  whole.numbers = [](const Run& r) {
-    std::vector<Number> parts = parts_of(r.whole_time);
-    if (!parts.empty()) parts.pop_back();
-    return parts;
-  };
-  return row_charts(page, g, decode) + row_charts(page, g, whole);
+  RowCharts about{"rows",
+                  "Time of decode",
+                  "a token in decode",
+                  {{"computing", "bar", "p0"},
+                   {"stalled on copies", "bar", "p2"},
+                   {"waiting for the host", "bar", "p5"},
+                   {"deciding", "bar", "p3"},
+                   {"link busy meanwhile", "thin", "bound"}},
+                  [](const Run& r) { return time_of(r.decode_time); },
+                  RowCharts::from_zero,
+                  time_unit};
+  const std::string decode = row_charts(page, g, about);
+  about.title = "Time of the whole run";
+  about.axis = "a token, prefill included";
+  about.numbers = [](const Run& r) { return time_of(r.whole_time); };
+  return decode + row_charts(page, g, about);
 }
 
 std::string outcomes(Page& page, const Group& g) {
@@ -192,12 +197,7 @@ std::string outcomes(Page& page, const Group& g) {
                       {"substituted", "bar", "p3"},
                       {"skipped", "bar", "p4"},
                       {"on the host", "bar", "p5"}},
-                     [](const Run& r) {
-                       std::vector<Number> shares;
-                       if (or_zero(r.requests) == 0) return shares;
-                       for (const Number& n : r.outcomes) shares.push_back(100 * or_zero(over(n, r.requests)));
-                       return shares;
-                     }});
+                     [](const Run& r) { return parts_of(r.outcomes, r.requests, 100); }});
 }
 
 std::string bytes_by_precision(Page& page, const Group& g) {
@@ -207,31 +207,20 @@ std::string bytes_by_precision(Page& page, const Group& g) {
        "Bytes by precision",
        "a token, prefill included",
        {{"int2", "bar", "o0"}, {"int4", "bar", "o1"}, {"int8", "bar", "o2"}, {"full precision", "bar", "o3"}},
-       [](const Run& r) {
-         std::vector<Number> bytes;
-         if (or_zero(r.all_tokens) == 0 || !any_known(r.precisions)) return bytes;
-         for (const Number& n : r.precisions) bytes.push_back(or_zero(over(n, r.all_tokens)));
-         return bytes;
-       },
+       [](const Run& r) { return parts_of(r.precisions, r.all_tokens, 1); },
        RowCharts::from_zero,
        byte_unit});
 }
 
 std::string hit_rates(Page& page, const Group& g) {
-  std::size_t layers = 0;
-  for (const Run* r : g.runs) layers = std::max(layers, r->hit_rate_by_layer.size());
-  RowCharts about{"heat",
-                  "Hit rate by layer",
-                  layers == most_layers ? fmt::format("layer (the first {})", layers) : "layer",
-                  {},
-                  {}};
-  for (std::size_t l = 0; l < layers; ++l) about.columns.push_back({std::to_string(l), "", "", 1});
-  about.numbers = [](const Run& r) {
-    std::vector<Number> percents;
-    for (const Number& share : r.hit_rate_by_layer) percents.push_back(times(share, 100));
-    return percents;
-  };
-  return row_charts(page, g, about);
+  std::vector<Column> layers;
+  for (const Run* r : g.runs) {
+    while (layers.size() < r->hit_rate_by_layer.size()) layers.push_back({std::to_string(layers.size()), "", "", 1});
+  }
+  const std::string axis = layers.size() == most_layers ? fmt::format("layer (the first {})", most_layers) : "layer";
+  return row_charts(page, g, {"heat", "Hit rate by layer", axis, layers, [](const Run& r) {
+                                return parts_of(r.hit_rate_by_layer, 1, 100);
+                              }});
 }
 
 std::string losses(Page& page, const Group& g) {
@@ -257,29 +246,20 @@ std::string losses(Page& page, const Group& g) {
 
 /// Tokens a second with one budget: the fastest first.
 std::string speed_bars(Page& page, const Group& g) {
-  std::vector<Column> columns = {{"tokens/s in decode", "bar", "p0"}};
-  std::vector<Number Run::*> bounds;
-  const std::tuple<const char*, const char*, Number Run::*> all[] = {
-      {"bound: all resident", "line", &Run::all_resident},
-      {"bound: clairvoyant", "cross", &Run::clairvoyant},
-      {"bound: clairvoyant + host", "crossRot", &Run::clairvoyant_with_host}};
-  for (const auto& [name, mark, bound] : all) {
-    const auto has = [b = bound](const Run* r) { return r->speed_of(r->*b).has_value(); };
-    if (std::none_of(g.runs.begin(), g.runs.end(), has)) continue;
-    columns.push_back({name, mark, "bound"});
-    bounds.push_back(bound);
-  }
-  return row_charts(
-      page, g,
-      {"rows", "Tokens a second", "in decode" + (g.columns.size() == 1 ? ", budget " + g.columns[0] : ""), columns,
-       [&](const Run& r) {
-         std::vector<Number> speeds;
-         if (!r.tokens_per_s) return speeds;
-         speeds.push_back(r.tokens_per_s);
-         for (const auto bound : bounds) speeds.push_back(r.speed_of(r.*bound));
-         return speeds;
-       },
-       RowCharts::from_zero});
+  return row_charts(page, g,
+                    {"rows",
+                     "Tokens a second",
+                     "in decode" + (g.columns.size() == 1 ? ", budget " + g.columns[0] : ""),
+                     {{"tokens/s in decode", "bar", "p0"},
+                      {"bound: all resident", "line", "bound"},
+                      {"bound: clairvoyant", "cross", "bound"},
+                      {"bound: clairvoyant + host", "crossRot", "bound"}},
+                     [&](const Run& r) -> std::vector<Number> {
+                       if (!r.tokens_per_s) return {};
+                       return {r.tokens_per_s, r.speed_of(r.all_resident), r.speed_of(r.clairvoyant),
+                               r.speed_of(r.clairvoyant_with_host)};
+                     },
+                     RowCharts::from_zero});
 }
 
 /// What all runs have in common as a bound: the speed of the model with every expert resident, at its own precision. It
@@ -302,8 +282,8 @@ std::string speeds(Page& page, const Group& g) {
     if (!r->tokens_per_s) continue;
     by_rank[r->rank].push_back(r);
     if (*r->tokens_per_s > 0) least = std::min(least, *r->tokens_per_s);
-    most =
-        std::max({most, *r->tokens_per_s, or_zero(r->speed_of(r->all_resident)), or_zero(r->speed_of(r->clairvoyant))});
+    most = std::max(
+        {most, *r->tokens_per_s, or_zero(r->speed_of(r->all_resident)), or_zero(r->speed_of(r->clairvoyant_bound()))});
   }
   if (by_rank.empty()) return {};
   Table t;
@@ -324,9 +304,7 @@ std::string speeds(Page& page, const Group& g) {
     }
   }
   if (const Number level = all_resident_speed(g)) t.rows.push_back({"bound: all resident", nullptr, *level, nullptr});
-  t.scale["reach"] = most;
-  if (log) t.scale["log"] = true;
-  if (log) t.scale["min"] = std::max(least, most * 1e-6);
+  if (log) t.scale = {{"log", true}, {"min", std::max(least, most * 1e-6)}};
   return page.figure(t) +
          left_out(by_rank.size() - std::min(by_rank.size(), most_series), "Slower series that only the table has");
 }

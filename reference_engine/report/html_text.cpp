@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "support/json.hpp"
 
@@ -12,30 +13,16 @@ namespace ferry::engine::html {
 std::string escape(const std::string& text) {
   // The JSON writer repairs UTF-8.
   const auto utf8 = Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+  static constexpr std::string_view markup = "<>&\"'";
+  static constexpr const char* entities[] = {"&lt;", "&gt;", "&amp;", "&quot;", "&#39;"};
   std::string out;
   for (const char c : utf8) {
-    switch (c) {
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '&':
-        out += "&amp;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-          out += "\xEF\xBF\xBD";
-        } else {
-          out += c;
-        }
+    if (const std::size_t at = markup.find(c); at != markup.npos) {
+      out += entities[at];
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += "\xEF\xBF\xBD";
+    } else {
+      out += c;
     }
   }
   return out;

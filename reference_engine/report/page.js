@@ -144,10 +144,10 @@ const kinds = {
 
   heat(t) {
     const hex = share => Math.round(255 * (0.05 + 0.95 * Math.min(1, share / 100))).toString(16).padStart(2, '0');
-    const data = [];
+    const data = [], layers = t.columns.slice(1).map(c => Number(c.name));
     for (const [r, row] of t.rows.entries()) {
-      for (const [l, share] of row.slice(1).entries()) {
-        if (share !== null) data.push({x: [l - 0.47, l + 0.47], y: String(r), share});
+      for (const [i, share] of row.slice(1).entries()) {
+        if (share !== null) data.push({x: [layers[i] - 0.47, layers[i] + 0.47], y: String(r), share});
       }
     }
     return {
@@ -160,7 +160,7 @@ const kinds = {
       options: {
         indexAxis: 'y', interaction: {mode: 'nearest', intersect: true},
         scales: {
-          x: {type: 'linear', min: -0.5, max: t.columns.length - 1.5, title: {display: true, text: t.x},
+          x: {type: 'linear', min: -0.5, max: layers.at(-1) + 0.5, title: {display: true, text: t.x},
               grid: {display: false}, ticks: {precision: 0, includeBounds: false, maxRotation: 0}},
           y: names(t.rows.map(row => row[0]))
         },
