@@ -14,10 +14,10 @@
 #include <optional>
 
 #include "layer.hpp"
-#include "report/html_report_svg.hpp"
 #include "shared/bench_command.hpp"
 #include "shared/json_file.hpp"
 #include "support/output_file.hpp"
+#include "svg.hpp"
 
 namespace {
 
@@ -253,10 +253,9 @@ std::string line_style(std::size_t series) {
 
 /// One panel: its frame, axes and names.
 struct Panel {
-  engine::html::Scale x, y;
+  LogScale x, y;
 
-  void frame(engine::html::Svg& svg, const std::string& title, const std::string& below,
-             const std::vector<double>& x_ticks) const {
+  void frame(Svg& svg, const std::string& title, const std::string& below, const std::vector<double>& x_ticks) const {
     for (const double t : x_ticks) {
       svg.line(x(t), y.from, x(t), y.to, "class=\"grid\"");
       svg.text(x(t), y.from + 18, x.label(t), "class=\"mid\"");
@@ -272,35 +271,34 @@ struct Panel {
     svg.text((x.from + x.to) / 2, y.from + 40, below, "class=\"mid soft\"");
   }
   /// As steep as proportional growth would be.
-  void guide(engine::html::Svg& svg, double from) const {
+  void guide(Svg& svg, double from) const {
     const double low = y.low * from, times = std::min(x.high / x.low, y.high / low);
     svg.line(x.from, y(low), x(x.low * times), y(low * times), "class=\"guide\"");
     svg.text(x.from + 24, y.from - 6, "proportional", "class=\"soft\"");
   }
-  void curve(engine::html::Svg& svg, const std::vector<std::pair<double, double>>& points, std::size_t series) const {
+  void curve(Svg& svg, const std::vector<std::pair<double, double>>& points, std::size_t series) const {
     std::string d;
     for (const auto& [px, py] : points) {
-      d += fmt::format("{}{},{}", d.empty() ? "M" : "L", engine::html::px(x(px)), engine::html::px(y(py)));
+      d += fmt::format("{}{},{}", d.empty() ? "M" : "L", bench::px(x(px)), bench::px(y(py)));
     }
     svg.path(d, line_style(series));
   }
-  void mark(engine::html::Svg& svg, double px, double py, std::size_t series, const std::string& tip) const {
+  void mark(Svg& svg, double px, double py, std::size_t series, const std::string& tip) const {
     svg.marker(series, x(px), y(py), fmt::format("fill=\"{}\"", colours[series]), tip);
   }
 };
 
 std::string draw(const std::vector<std::string>& names, const std::vector<Case>& by_size,
                  const std::vector<Case>& by_choices) {
-  using engine::html::Scale;
   constexpr double width = 1120, height = 532, top = 76, bottom = 400;
   const auto cost_order = [](const Case& a, const Case& b) { return a.ns() < b.ns(); };
   const auto [least, most] = std::minmax_element(by_size.begin(), by_size.end(), cost_order);
   const auto [least_choices_at, most_choices_at] =
       std::minmax_element(by_choices.begin(), by_choices.end(), cost_order);
-  engine::html::Svg svg;
+  Svg svg;
   svg.rect(0, 0, width, height, "fill=\"#fff\"");
 
-  Panel size{{least_slots, most_slots, 64, 540, true, 5}, Scale::logarithmic(least->ns(), most->ns(), bottom, top)};
+  Panel size{{least_slots, most_slots, 64, 540}, LogScale::around(least->ns(), most->ns(), bottom, top)};
   std::vector<double> sizes;
   for (double slots = least_slots; slots <= most_slots; slots *= 2) sizes.push_back(slots);
   size.frame(svg, "With the size of the cache", "slots of one pool over all layers (logarithmic)", sizes);
@@ -321,8 +319,8 @@ std::string draw(const std::vector<std::string>& names, const std::vector<Case>&
   }
 
   constexpr double most_choices = 256;
-  Panel choices{{1, most_choices, 640, 1100, true, 5},
-                Scale::logarithmic(least_choices_at->ns(), 1.5 * most_choices_at->ns(), bottom, top)};
+  Panel choices{{1, most_choices, 640, 1100},
+                LogScale::around(least_choices_at->ns(), 1.5 * most_choices_at->ns(), bottom, top)};
   choices.frame(svg, "With what a layer asks for", "k × B: chosen experts times rows of the step",
                 {1, 2, 4, 8, 16, 32, 64, 128, 256});
   choices.guide(svg, 1.15);
@@ -353,10 +351,8 @@ std::string draw(const std::vector<std::string>& names, const std::vector<Case>&
       "two); curves: the fitted base + slope × k × B."};
   svg.text(20, 500, notes[0], "class=\"soft\"");
   svg.text(20, 518, notes[1], "class=\"soft\"");
-  std::string out = svg.finish(width, height, "How the cost of deciding grows",
-                               "Left: cost of a layer by cache size. Right: by chosen experts times rows.");
-  out.replace(0, 4, "<svg xmlns=\"http://www.w3.org/2000/svg\"");
-  return out.insert(out.find('>') + 1, fmt::format("<style>{}</style>", style));
+  return svg.finish(width, height, "How the cost of deciding grows",
+                    "Left: cost of a layer by cache size. Right: by chosen experts times rows.", style);
 }
 
 // The tables

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "report/html_report_svg.hpp"
+#include "report/html_text.hpp"
 
 namespace ferry::engine::html {
 namespace {
@@ -35,10 +35,6 @@ std::string parameters_of(const Fields& run) {
     out += (out.empty() ? "" : ", ") + shorten(name, 60) + " = " + shorten(shown, 60);
   }
   return out;
-}
-
-bool any_known(const std::vector<Number>& numbers) {
-  return std::any_of(numbers.begin(), numbers.end(), [](const Number& n) { return n.has_value(); });
 }
 
 }  // namespace

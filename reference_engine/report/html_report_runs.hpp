@@ -1,6 +1,7 @@
 /// @file
 /// What the report needs to know of runs, read from JSON that nobody vouches for.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -19,6 +20,10 @@ Number over(Number part, Number whole);
 Number times(Number a, Number b);
 inline double or_zero(Number n) {
   return n.value_or(0);
+}
+
+bool any_known(const auto& numbers) {
+  return std::any_of(numbers.begin(), numbers.end(), [](const Number& n) { return n.has_value(); });
 }
 
 /// An object of which every field may be missing; one of the wrong kind is refused.
