@@ -59,7 +59,7 @@ struct ModelShape : Shape {
 
   void validate() const {
     auto need = [](bool good, const std::string& what) {
-      if (!good) throw ConfigError("model shape: " + what);
+      if (!good) detail::fail<ConfigError>("model shape: " + what);
     };
     need(layers > 0 && experts > 0, "layers and experts must be at least 1");
     need(experts < no_expert, "at most 65534 experts a layer");
@@ -95,13 +95,13 @@ struct ModelShape : Shape {
   void validate_layers(const std::string& name, const std::vector<std::uint16_t>& of, std::uint16_t most) const {
     if (of.empty()) return;
     if (of.size() != layers) {
-      throw ConfigError("model shape: " + name + " has " + std::to_string(of.size()) + " entries, expected none or " +
-                        std::to_string(layers) + " (layers)");
+      detail::fail<ConfigError>("model shape: " + name + " has " + std::to_string(of.size()) +
+                                " entries, expected none or " + std::to_string(layers) + " (layers)");
     }
     for (std::uint32_t l = 0; l < layers; ++l) {
       if (of[l] > 0 && of[l] <= most) continue;
-      throw ConfigError("model shape: " + name + "[" + std::to_string(l) + "] is " + std::to_string(of[l]) +
-                        ", expected 1 to " + std::to_string(most) + ", the largest");
+      detail::fail<ConfigError>("model shape: " + name + "[" + std::to_string(l) + "] is " + std::to_string(of[l]) +
+                                ", expected 1 to " + std::to_string(most) + ", the largest");
     }
   }
 };
@@ -202,22 +202,22 @@ inline std::uint64_t slot_for(const ModelShape& model, std::uint32_t layer, Prec
                                 std::pair{Precision::int8, "INT8"}, std::pair{Precision::full, "full precision"}}) {
     if ((set.bits >> static_cast<unsigned>(p) & 1U) != 0) names += (names.empty() ? "" : " or ") + std::string(name);
   }
-  throw ConfigError("layer " + std::to_string(layer) + " has no experts in " + names +
-                    ", for which slots were asked: expected a precision that the model is stored in");
+  detail::fail<ConfigError>("layer " + std::to_string(layer) + " has no experts in " + names +
+                            ", for which slots were asked: expected a precision that the model is stored in");
 }
 
 /// Bytes that are left for pools beside the stream pool, or a refusal that names what would be enough.
 inline std::uint64_t beside_stream(const ModelShape& model, Budget budget, std::uint64_t stream_slot) {
   if (budget.stream_slots < least_stream_slots) {
-    throw ConfigError("a budget has " + std::to_string(budget.stream_slots) + " stream slots, expected at least " +
-                      std::to_string(least_stream_slots));
+    detail::fail<ConfigError>("a budget has " + std::to_string(budget.stream_slots) +
+                              " stream slots, expected at least " + std::to_string(least_stream_slots));
   }
   const std::uint64_t stream = budget.stream_slots * stream_slot;
   if (budget.bytes < stream) {
-    throw ConfigError("budget of " + std::to_string(budget.bytes) + " bytes is too small: at least " +
-                      std::to_string(stream) + " bytes are needed, " + std::to_string(budget.stream_slots) +
-                      " slots of the largest expert (all experts together: " + std::to_string(model.all_bytes()) +
-                      " bytes)");
+    detail::fail<ConfigError>(
+        "budget of " + std::to_string(budget.bytes) + " bytes is too small: at least " + std::to_string(stream) +
+        " bytes are needed, " + std::to_string(budget.stream_slots) +
+        " slots of the largest expert (all experts together: " + std::to_string(model.all_bytes()) + " bytes)");
   }
   return budget.bytes - stream;
 }
@@ -291,8 +291,8 @@ inline Allotment one_pool(const ModelShape& model, Budget budget, PrecisionSet s
 inline Allotment shallow_favouring(const ModelShape& model, Budget budget, std::uint32_t shallow,
                                    PrecisionSet set = Precision::full, std::uint32_t room_for_prefetch = 0) {
   if (shallow > model.layers) {
-    throw ConfigError("shallow-favouring allotment: " + std::to_string(shallow) +
-                      " shallow layers, but the model has " + std::to_string(model.layers) + " in all");
+    detail::fail<ConfigError>("shallow-favouring allotment: " + std::to_string(shallow) +
+                              " shallow layers, but the model has " + std::to_string(model.layers) + " in all");
   }
   Allotment a = everything(model, set);
   if (budget.bytes >= a.bytes()) return a;
@@ -349,7 +349,7 @@ inline Allotment pool_per_layer(const ModelShape& model, Budget budget, Precisio
 inline Allotment high_low_pools(const ModelShape& model, Budget budget, Precision high, Precision low,
                                 std::uint32_t low_percent = 10) {
   if (low >= high || low == Precision::skip || low_percent > 50) {
-    throw ConfigError(
+    detail::fail<ConfigError>(
         "two pools by precision: the low one must be less precise than the high one, and have at most 50% of"
         " the bytes, not " +
         std::to_string(low_percent) + "%");

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ferry/any_link.hpp"
+#include "ferry/error.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/stack_traits.hpp"
 
@@ -93,8 +94,8 @@ class PipelineOf final : public AnyPipeline {
   Plan plan(const Scores& scores) override { return pipe_.plan(scores); }
   Plan plan(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows) override {
     if constexpr (Pipe::traits().router_needs_scores || Pipe::traits().cache_needs_scores) {
-      throw UsageError("plan, layer " + std::to_string(layer) +
-                       ": this stack needs the scores of all experts, expected plan(scores) instead of routes");
+      detail::fail<UsageError>("plan, layer " + std::to_string(layer) +
+                               ": this stack needs the scores of all experts, expected plan(scores) instead of routes");
     } else {
       return pipe_.plan(layer, routes, rows);
     }
@@ -165,7 +166,7 @@ class StackTable {
   template <class Stack, class SetUp>
   void add(std::string name, SetUp set_up) {
     for (const Row& row : rows_) {
-      if (row.name == name) throw ConfigError("two stacks are named " + name + ", expected different names");
+      if (row.name == name) detail::fail<ConfigError>("two stacks are named " + name + ", expected different names");
     }
     rows_.push_back({std::move(name), [set_up](const ModelShape& model, Budget budget) {
                        CoreConfig<Stack> config;
@@ -193,7 +194,7 @@ class StackTable {
       if (row.name == name) return row.configure(model, budget);
       known += (known.empty() ? "" : ", ") + row.name;
     }
-    throw ConfigError("no stack is named " + name + ", expected one of: " + known);
+    detail::fail<ConfigError>("no stack is named " + name + ", expected one of: " + known);
   }
 
  private:

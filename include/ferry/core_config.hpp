@@ -6,6 +6,7 @@
 
 #include "ferry/allotment.hpp"
 #include "ferry/concepts.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -39,8 +40,8 @@ struct CoreConfig : CoreSettings {
     for (std::uint32_t p = 1; p < precision_count; ++p) {
       for (std::uint32_t l = 0; selectable(p) && l < model.layers; ++l) {
         if (model.bytes(l, static_cast<Precision>(p)) > 0) continue;
-        throw ConfigError(std::string("the precision selector asks for ") + names[p] + " but layer " +
-                          std::to_string(l) + " is not stored at it: store it, or choose another selector");
+        detail::fail<ConfigError>(std::string("the precision selector asks for ") + names[p] + " but layer " +
+                                  std::to_string(l) + " is not stored at it: store it, or choose another selector");
       }
     }
     std::uint64_t largest = 0;  // of what may have to go through a stream slot
@@ -54,17 +55,17 @@ struct CoreConfig : CoreSettings {
       bool has = !selectable(p);
       for (const Pool& pool : allotment.pools) has = has || (pool.precisions >> p & 1U) != 0;
       if (has) continue;
-      throw ConfigError(std::string("the precision selector asks for ") + names[p] +
-                        " but no pool holds it: give the allotment all precisions that it may choose");
+      detail::fail<ConfigError>(std::string("the precision selector asks for ") + names[p] +
+                                " but no pool holds it: give the allotment all precisions that it may choose");
     }
     if (allotment.stream_slots > 0 && allotment.stream_slot_bytes < largest) {
-      throw ConfigError("stream slots have " + std::to_string(allotment.stream_slot_bytes) +
-                        " bytes, expected at least " + std::to_string(largest) + " for the largest expert");
+      detail::fail<ConfigError>("stream slots have " + std::to_string(allotment.stream_slot_bytes) +
+                                " bytes, expected at least " + std::to_string(largest) + " for the largest expert");
     }
     if (allotment.stream_slots < least_stream_slots && !everything_has_a_slot()) {
-      throw ConfigError("the allotment has " + std::to_string(allotment.stream_slots) +
-                        " stream slots, expected at least " + std::to_string(least_stream_slots) +
-                        " unless every expert of every layer has a slot");
+      detail::fail<ConfigError>("the allotment has " + std::to_string(allotment.stream_slots) +
+                                " stream slots, expected at least " + std::to_string(least_stream_slots) +
+                                " unless every expert of every layer has a slot");
     }
   }
 
@@ -74,18 +75,19 @@ struct CoreConfig : CoreSettings {
   void validate_pool(const Pool& pool) const {
     const std::string name = "the pool from layer " + std::to_string(pool.first_layer);
     if (pool.layers == 0 || pool.first_layer + pool.layers > model.layers) {
-      throw ConfigError(name + " has " + std::to_string(pool.layers) + " layers, but the model has " +
-                        std::to_string(model.layers) + " in all");
+      detail::fail<ConfigError>(name + " has " + std::to_string(pool.layers) + " layers, but the model has " +
+                                std::to_string(model.layers) + " in all");
     }
     if (!part::caches<typename Stack::cache>() && pool.slots > 0) {
-      throw ConfigError(name + " has slots, but this cache policy keeps nothing: use ferry::stream_only");
+      detail::fail<ConfigError>(name + " has slots, but this cache policy keeps nothing: use ferry::stream_only");
     }
     for (std::uint32_t l = pool.first_layer; l < std::uint32_t{pool.first_layer} + pool.layers; ++l) {
       for (std::uint32_t p = 1; p < precision_count; ++p) {
         const std::uint64_t bytes = model.bytes(l, static_cast<Precision>(p));
         if ((pool.precisions >> p & 1U) == 0 || bytes <= pool.slot_bytes) continue;
-        throw ConfigError(name + " has slots of " + std::to_string(pool.slot_bytes) +
-                          " bytes, but an expert of layer " + std::to_string(l) + " takes " + std::to_string(bytes));
+        detail::fail<ConfigError>(name + " has slots of " + std::to_string(pool.slot_bytes) +
+                                  " bytes, but an expert of layer " + std::to_string(l) + " takes " +
+                                  std::to_string(bytes));
       }
     }
   }

@@ -1,6 +1,12 @@
 /// @file
 /// What set-up, misuse and broken links throw. The core's hot path is `noexcept` and throws nothing.
+///
+/// In programs that are compiled without exceptions (-fno-exceptions) such an error ends the program with its message on
+/// stderr. Who wants another end defines FERRY_ON_ERROR(message), a `const char*`, ahead of the headers, in all files alike; it
+/// must not return.
 #pragma once
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -24,4 +30,35 @@ struct LinkError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+namespace detail {
+
+/// Throws; or, without exceptions, ends the program.
+template <class Error>
+[[noreturn]] inline void fail(const std::string& message) {
+#if defined(__cpp_exceptions)
+  throw Error(message);
+#elif defined(FERRY_ON_ERROR)
+  FERRY_ON_ERROR(message.c_str());
+#else
+  std::fprintf(stderr, "ferry: %s\n", message.c_str());
+  std::abort();
+#endif
+}
+
+/// Runs a call that may throw, and returns what it threw in words; empty: nothing.
+template <class Call>
+std::string failure_of(const Call& call) {
+#if defined(__cpp_exceptions)
+  try {
+    call();
+  } catch (const std::exception& e) {
+    return *e.what() != '\0' ? e.what() : "an error without a message";
+  }
+#else
+  call();
+#endif
+  return {};
+}
+
+}  // namespace detail
 }  // namespace ferry::inline FERRY_ABI

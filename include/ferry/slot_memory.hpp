@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ferry/allotment.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -90,8 +91,8 @@ class SlotMemory {
 
   void check_fits(std::uint32_t s, std::size_t size) const {
     if (size <= offsets_[s + 1] - offsets_[s]) return;
-    throw LinkError("an expert of at least " + std::to_string(size) + " bytes does not fit slot " + std::to_string(s) +
-                    " of " + std::to_string(offsets_[s + 1] - offsets_[s]));
+    detail::fail<LinkError>("an expert of at least " + std::to_string(size) + " bytes does not fit slot " +
+                            std::to_string(s) + " of " + std::to_string(offsets_[s + 1] - offsets_[s]));
   }
 
   struct Free {

@@ -48,6 +48,7 @@ void add_chat_command(CLI::App& app, Action& chosen);
 void add_bench_command(CLI::App& app, Action& chosen);
 void add_calibrate_commands(CLI::App& app, Action& chosen);
 void add_list_command(CLI::App& app, Action& chosen);
+void add_document_command(CLI::App& app, Action& chosen);
 
 /// For options that name something.
 extern const CLI::Validator not_empty;

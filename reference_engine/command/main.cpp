@@ -131,6 +131,7 @@ int main(int argc, char** argv) {
   add_bench_command(app, chosen);
   add_calibrate_commands(app, chosen);
   add_list_command(app, chosen);
+  add_document_command(app, chosen);
 
   try {
     command_line.assign(argv, argv + argc);

@@ -85,20 +85,21 @@ void each_layout_parameter(Layout& layout, const Give& give) {
 template <class Stack, class CopyCost>
 CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o, const CopyCost& copy_ns) {
   auto c = basic_config<Stack>(model, o, copy_ns);
+  const Budget budget(o.budget_bytes, o.stream_slots);
   if constexpr (requires { typename Stack::Layout; }) {
     typename Stack::Layout layout;
     each_layout_parameter(layout, [&o](auto member, std::uint32_t& to) { to = (o.*member).value_or(to); });
-    Stack::set_up(c, o.budget_bytes, layout);
+    Stack::set_up(c, budget, layout);
   } else {
-    Stack::set_up(c, o.budget_bytes);
+    Stack::set_up(c, budget);
   }
   if constexpr (ferry::part::caches<typename Stack::cache>()) {
     const PrecisionSet set(static_cast<std::uint8_t>(c.precision.precisions() & ~1U));
-    if (o.pools == PoolChoice::per_layer) c.allotment = pool_per_layer(c.model, o.budget_bytes, set);
-    if (o.pools == PoolChoice::one) c.allotment = one_pool(c.model, o.budget_bytes, set);
+    if (o.pools == PoolChoice::per_layer) c.allotment = pool_per_layer(c.model, budget, set);
+    if (o.pools == PoolChoice::one) c.allotment = one_pool(c.model, budget, set);
     if (o.pools == PoolChoice::shallow) {
       const std::uint32_t shallow = o.shallow_layers.value_or(stacks::ShallowLayers::Layout().shallow);
-      c.allotment = shallow_favouring(c.model, o.budget_bytes, std::min<std::uint32_t>(shallow, c.model.layers), set);
+      c.allotment = shallow_favouring(c.model, budget, std::min<std::uint32_t>(shallow, c.model.layers), set);
     }
   }
   return c;

@@ -32,7 +32,8 @@ using CacheWeights = std::array<std::uint32_t, 4>;
 struct StackOptions {
   std::string stack = "lru";
   std::uint64_t budget_bytes = 0;  ///< ignored by stacks that keep everything
-  std::uint32_t max_rows = 128;    ///< largest prefill chunk or batch
+  std::uint32_t stream_slots = least_stream_slots;
+  std::uint32_t max_rows = 128;  ///< largest prefill chunk or batch
 
   // Parameters, for the stacks that have them; parameters.hpp says how users name them. Unset: the paper's.
   PoolChoice pools = PoolChoice::stack;

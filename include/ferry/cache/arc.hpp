@@ -38,8 +38,8 @@ class Arc {
 
   void reserve(Carver& carve, const PoolShape& pool) {
     if (pool.slots > most_slots) {
-      throw ConfigError("Arc: the pool has " + std::to_string(pool.slots) + " slots, " + std::to_string(most_slots) +
-                        " are possible: divide it by layers");
+      detail::fail<ConfigError>("Arc: the pool has " + std::to_string(pool.slots) + " slots, " +
+                                std::to_string(most_slots) + " are possible: divide it by layers");
     }
     slots_ = pool.slots;
     first_layer_ = pool.first_layer;

@@ -37,8 +37,9 @@ class Belady {
     std::size_t uses = 0;
     for (std::uint32_t i = 0; i < future.size; ++i) {
       if (future[i].expert >= pool.experts) {
-        throw ConfigError("Belady: future[" + std::to_string(i) + "] is expert " + std::to_string(future[i].expert) +
-                          ", the model has experts 0 to " + std::to_string(pool.experts - 1));
+        detail::fail<ConfigError>("Belady: future[" + std::to_string(i) + "] is expert " +
+                                  std::to_string(future[i].expert) + ", the model has experts 0 to " +
+                                  std::to_string(pool.experts - 1));
       }
       uses += looks_after(pool, future[i]) ? 1U : 0U;
     }

@@ -38,9 +38,10 @@ class Multidimensional {
   void reserve(Carver& carve, const PoolShape& pool) {
     const std::uint64_t sum = std::uint64_t{lru} + lfu + lhu + fld;
     if (sum != 1000) {
-      throw ConfigError("Multidimensional: the weights " + std::to_string(lru) + " (lru), " + std::to_string(lfu) +
-                        " (lfu), " + std::to_string(lhu) + " (lhu) and " + std::to_string(fld) + " (fld) sum to " +
-                        std::to_string(sum) + ", expected 1000 (thousandths)");
+      detail::fail<ConfigError>("Multidimensional: the weights " + std::to_string(lru) + " (lru), " +
+                                std::to_string(lfu) + " (lfu), " + std::to_string(lhu) + " (lhu) and " +
+                                std::to_string(fld) + " (fld) sum to " + std::to_string(sum) +
+                                ", expected 1000 (thousandths)");
     }
     slots_.reserve(carve, pool);
     nearness_.reserve(carve, pool);

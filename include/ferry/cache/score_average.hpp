@@ -37,9 +37,11 @@ class ScoreAverage {
 
   void reserve(Carver& carve, const PoolShape& pool) {
     if (alpha_percent == 0 || alpha_percent > 100) {
-      throw ConfigError("ScoreAverage: alpha_percent is " + std::to_string(alpha_percent) + ", expected 1 to 100");
+      detail::fail<ConfigError>("ScoreAverage: alpha_percent is " + std::to_string(alpha_percent) +
+                                ", expected 1 to 100");
     }
-    if (top_p == 0) throw ConfigError("ScoreAverage: top_p is 0, expected at least 1, typically twice the model's k");
+    if (top_p == 0)
+      detail::fail<ConfigError>("ScoreAverage: top_p is 0, expected at least 1, typically twice the model's k");
     slots_.reserve(carve, pool);
     carve(averages_, slots_.size());
     carve(sums_, pool.experts);

@@ -33,7 +33,7 @@ class ScoreWindow {
 
   void reserve(Carver& carve, const PoolShape& pool) {
     if (iterations == 0 || iterations > 4096) {
-      throw ConfigError("ScoreWindow: iterations is " + std::to_string(iterations) + ", expected 1 to 4096");
+      detail::fail<ConfigError>("ScoreWindow: iterations is " + std::to_string(iterations) + ", expected 1 to 4096");
     }
     slots_.reserve(carve, pool);
     carve(windows_, pool.layers);

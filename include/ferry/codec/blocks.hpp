@@ -60,12 +60,12 @@ struct BlockLayout {
   /// Throws ConfigError unless rows and columns are not 0, there are at most 2^60 weights, and blocks are filled.
   void validate() const {
     if (rows == 0 || columns == 0 || std::uint64_t{rows} * columns > std::uint64_t{1} << 60U) {
-      throw ConfigError("BlockLayout: the matrix is " + std::to_string(rows) + " x " + std::to_string(columns) +
-                        ", expected 1 to 2^60 weights");
+      detail::fail<ConfigError>("BlockLayout: the matrix is " + std::to_string(rows) + " x " + std::to_string(columns) +
+                                ", expected 1 to 2^60 weights");
     }
     if (type != BlockType::fp8 && columns % block_weights(type) != 0) {
-      throw ConfigError("BlockLayout: " + std::to_string(columns) + " columns, expected a multiple of " +
-                        std::to_string(block_weights(type)));
+      detail::fail<ConfigError>("BlockLayout: " + std::to_string(columns) + " columns, expected a multiple of " +
+                                std::to_string(block_weights(type)));
     }
   }
 

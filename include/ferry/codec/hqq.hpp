@@ -8,6 +8,7 @@
 
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/round_to_nearest.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -42,8 +43,9 @@ struct Hqq {
   /// Throws ConfigError for parameters outside these ranges.
   void validate() const {
     if (p > 0 && p <= 1 && beta > 0 && std::isfinite(beta) && kappa >= 1 && std::isfinite(kappa)) return;
-    throw ConfigError("Hqq: p is " + std::to_string(p) + ", beta " + std::to_string(beta) + ", kappa " +
-                      std::to_string(kappa) + ", expected p above 0 and at most 1, beta above 0, kappa 1 or more");
+    detail::fail<ConfigError>("Hqq: p is " + std::to_string(p) + ", beta " + std::to_string(beta) + ", kappa " +
+                              std::to_string(kappa) +
+                              ", expected p above 0 and at most 1, beta above 0, kappa 1 or more");
   }
 
   /// weights: 1 or more, finite. bits: 8, 4 or 2.

@@ -65,7 +65,7 @@ struct PackedLayout {
 
   /// Throws ConfigError unless sizes are as above, rows and columns are not 0, and there are at most 2^60 weights.
   void validate() const {
-    auto refuse = [](const std::string& what) { throw ConfigError("PackedLayout: " + what); };
+    auto refuse = [](const std::string& what) { detail::fail<ConfigError>("PackedLayout: " + what); };
     if (rows == 0 || columns == 0 || std::uint64_t{rows} * columns > std::uint64_t{1} << 60U) {
       refuse("the matrix is " + std::to_string(rows) + " x " + std::to_string(columns) +
              ", expected 1 to 2^60 weights");

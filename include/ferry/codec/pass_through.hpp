@@ -30,8 +30,8 @@ struct PassThroughLayout {
   /// Throws ConfigError unless rows and columns are not 0, and there are at most 2^60 weights.
   void validate() const {
     if (rows == 0 || columns == 0 || std::uint64_t{rows} * columns > std::uint64_t{1} << 60U) {
-      throw ConfigError("PassThroughLayout: the matrix is " + std::to_string(rows) + " x " + std::to_string(columns) +
-                        ", expected 1 to 2^60 weights");
+      detail::fail<ConfigError>("PassThroughLayout: the matrix is " + std::to_string(rows) + " x " +
+                                std::to_string(columns) + ", expected 1 to 2^60 weights");
     }
   }
 

@@ -136,10 +136,10 @@ class CallOrder {
     return count(rows) + " rows * " + count(shape_.experts) + " (experts) = " + count(rows * shape_.experts);
   }
   [[noreturn, gnu::cold]] static void refuse(const char* call, const std::string& what) {
-    throw UsageError(std::string(call) + ": " + what);
+    detail::fail<UsageError>(std::string(call) + ": " + what);
   }
   [[noreturn, gnu::cold]] static void refuse(const char* call, std::uint32_t layer, const std::string& what) {
-    throw UsageError(std::string(call) + ", layer " + count(layer) + ": " + what);
+    detail::fail<UsageError>(std::string(call) + ", layer " + count(layer) + ": " + what);
   }
   [[noreturn, gnu::cold]] void refuse_layer(const char* call, std::uint32_t layer) const {
     refuse(call, layer, "expected a layer below " + count(shape_.layers) + " (MoE layers, from 0)");

@@ -20,8 +20,8 @@ class GrowingWeight {
 
   void set(std::uint32_t half_life, const char* whose) {
     if (half_life == 0 || half_life > 4096) {
-      throw ConfigError(std::string(whose) + ": half_life is " + std::to_string(half_life) +
-                        " steps, expected 1 to 4096");
+      detail::fail<ConfigError>(std::string(whose) + ": half_life is " + std::to_string(half_life) +
+                                " steps, expected 1 to 4096");
     }
     most_steps_ = half_life > 8 ? half_life / 8 : 1;
     // 2^(1/half_life) - 1 in units of 2^-24, by its series: x = ln 2 / half_life, x + x^2/2 + x^3/6 + ...

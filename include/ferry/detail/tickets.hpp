@@ -33,8 +33,8 @@ class CopyTimes {
 /// Throws LinkError for a wait that would never end. `last`: of this kind (demand or prefetch) that was submitted.
 inline void check_submitted(Ticket ticket, Ticket last) {
   if (ticket <= last) return;
-  throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
-                  " that was not submitted: call done() for the task before it in its slot");
+  detail::fail<LinkError>("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
+                          " that was not submitted: call done() for the task before it in its slot");
 }
 
 }  // namespace ferry::inline FERRY_ABI::detail

@@ -77,11 +77,15 @@ class Worker {
       lock.unlock();
       std::exception_ptr error;
       const auto begin = Clock::now();
+#if defined(__cpp_exceptions)
       try {
         work();
       } catch (...) {
         error = std::current_exception();
       }
+#else
+      work();
+#endif
       const auto took = Clock::now() - begin;
       lock.lock();
       error_ = std::move(error);

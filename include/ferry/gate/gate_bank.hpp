@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/error.hpp"
 #include "ferry/gate/gate_rule.hpp"
 #include "ferry/model.hpp"
 
@@ -87,9 +88,9 @@ class GateBank {
   View<const Scores> scores(std::uint16_t first_layer, std::uint32_t count, const Eigen::Ref<const Matrix>& input,
                             Result& result) const {
     if (count > layers_ || first_layer > layers_ - count) {
-      throw std::out_of_range("GateBank: scores of " + std::to_string(count) + " layers from layer " +
-                              std::to_string(first_layer) + " on were asked for, there are " + std::to_string(layers_) +
-                              " layers");
+      detail::fail<std::out_of_range>("GateBank: scores of " + std::to_string(count) + " layers from layer " +
+                                      std::to_string(first_layer) + " on were asked for, there are " +
+                                      std::to_string(layers_) + " layers");
     }
     const Eigen::Index rows = input.rows();
     result.weights.resize(count * rows, experts_);

@@ -20,6 +20,7 @@
 
 #include "ferry/concepts.hpp"
 #include "ferry/detail/tickets.hpp"
+#include "ferry/error.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 
@@ -41,7 +42,7 @@ inline bool not_ready(cudaError_t state) {
 
 /// Throws LinkError with the call, and what CUDA says of it.
 inline void check_cuda(cudaError_t error, const std::string& call) {
-  if (error != cudaSuccess) throw LinkError(cuda_failure(error, call));
+  if (error != cudaSuccess) detail::fail<LinkError>(cuda_failure(error, call));
 }
 
 }  // namespace part
@@ -66,8 +67,8 @@ class CudaSlots {
       static_cast<void>(cudaGetLastError());  // nothing is broken: a smaller budget may be tried
       std::size_t free = 0, total = 0;
       part::check_cuda(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-      throw LinkError("slots of " + std::to_string(offsets_.back()) + " bytes do not fit the device: " +
-                      std::to_string(free) + " of its " + std::to_string(total) + " bytes are free");
+      detail::fail<LinkError>("slots of " + std::to_string(offsets_.back()) + " bytes do not fit the device: " +
+                              std::to_string(free) + " of its " + std::to_string(total) + " bytes are free");
     }
     part::check_cuda(error, "cudaMalloc of " + std::to_string(offsets_.back() + 1) + " bytes");
     bytes_.reset(static_cast<std::byte*>(block));
@@ -136,7 +137,7 @@ class CudaStream {
     part::check_cuda(cudaEventSynchronize(base_), "cudaEventSynchronize");
     base_ns_ = now();
     if (slots.options().pinned) return;
-    if (options.staging_buffers == 0) throw ConfigError("CUDA link: staging_buffers must be positive");
+    if (options.staging_buffers == 0) detail::fail<ConfigError>("CUDA link: staging_buffers must be positive");
     std::uint64_t largest = 1;
     for (std::uint32_t s = 0; s < slots.slots(); ++s) largest = std::max(largest, slots.slot_bytes(s));
     for (std::uint32_t i = 0; i < options.staging_buffers; ++i) {
@@ -218,8 +219,8 @@ class CudaStream {
     on_stream_.wait(lock, [&] { return !failed_.empty() || !queued(ticket) || held_back(); });
     throw_failure();
     if (queued(ticket)) {
-      throw LinkError("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
-                      " behind one that waits for a fence not named yet: call fence() first");
+      detail::fail<LinkError>("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
+                              " behind one that waits for a fence not named yet: call fence() first");
     }
     for (const Sent& sent : sent_) {
       for (const Copy& c : sent.copies) {
@@ -239,7 +240,7 @@ class CudaStream {
     on_stream_.wait(
         lock, [&] { return !failed_.empty() || held_back() || (demand_.empty() && prefetch_.empty() && !staging_); });
     throw_failure();
-    if (held_back()) throw LinkError("a copy waits for a fence that was never named: call fence() first");
+    if (held_back()) detail::fail<LinkError>("a copy waits for a fence that was never named: call fence() first");
     if (!good(cudaStreamSynchronize(copies_.handle), "cudaStreamSynchronize")) throw_failure();
     collect();
     throw_failure();
@@ -336,7 +337,7 @@ class CudaStream {
     on_stream_.notify_all();
   }
   void throw_failure() const {
-    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
+    if (!failed_.empty()) detail::fail<LinkError>("a copy failed: " + failed_);
   }
 
   cudaEvent_t take_event(Events& events) {
@@ -429,7 +430,7 @@ class CudaStream {
     if (thread_.joinable()) return;
     if (!failed_.empty()) return;
     if (prefetch_bytes_ > 0) collect();
-    try {
+    const std::string why = detail::failure_of([&] {
       while (!demand_.empty() && !held_back()) {
         Sent group;
         std::size_t count = 1;
@@ -455,9 +456,8 @@ class CudaStream {
         one.bytes.push_back(slots_.source(one.copies[0].what));
         send(std::move(one), nullptr);
       }
-    } catch (const std::exception& e) {
-      fail(e.what());
-    }
+    });
+    if (!why.empty()) fail(why);
   }
 
   /// Whether `b` lies right behind `a`, on the host as well as on the device. `alone`: whether anything could.
@@ -526,18 +526,15 @@ class CudaStream {
       lock.unlock();
       Sent one;
       one.copies.push_back(*staging_);
-      std::string why;
       cudaError_t freed = cudaSuccess;
-      try {
+      const std::string why = detail::failure_of([&] {
         one.bytes.push_back(slots_.source(one.copies[0].what));
         if (buffer_free_[next] != nullptr) freed = cudaEventSynchronize(buffer_free_[next]);
         const View<const std::byte> from = one.bytes[0].view;
         if (freed == cudaSuccess && from.size <= slots_.slot_bytes(one.copies[0].slot)) {
           std::memcpy(buffers_[next].get(), from.data, from.size);
         }
-      } catch (const std::exception& e) {
-        why = e.what();
-      }
+      });
       lock.lock();
       if (!why.empty()) fail(why);
       if (good(freed, "cudaEventSynchronize")) {

@@ -13,6 +13,7 @@
 
 #include "ferry/concepts.hpp"
 #include "ferry/detail/tickets.hpp"
+#include "ferry/error.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
 
@@ -37,9 +38,9 @@ class HostThread {
   };
 
   HostThread(SlotMemory& memory, const Options& options) : memory_(memory), options_(options) {
-    if (options.chunk_bytes == 0) throw ConfigError("host thread link: chunk_bytes must be positive");
+    if (options.chunk_bytes == 0) detail::fail<ConfigError>("host thread link: chunk_bytes must be positive");
     if (options.bytes_per_s > 0 && memory.borrows()) {
-      throw ConfigError("host thread link: bytes_per_s slows copies down, but slots that borrow need none");
+      detail::fail<ConfigError>("host thread link: bytes_per_s slows copies down, but slots that borrow need none");
     }
     thread_ = std::thread([this] { work(); });
   }
@@ -101,14 +102,14 @@ class HostThread {
       if (busy_ && current_.ticket == ticket) return false;
       return prefetch_.empty() || prefetch_.front().ticket > ticket;
     });
-    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
+    if (!failed_.empty()) detail::fail<LinkError>("a copy failed: " + failed_);
   }
 
   /// Blocks until nothing is queued or on its way.
   void drain() {
     std::unique_lock lock(mutex_);
     landed_.wait(lock, [&] { return !failed_.empty() || (!busy_ && demand_.empty() && prefetch_.empty()); });
-    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
+    if (!failed_.empty()) detail::fail<LinkError>("a copy failed: " + failed_);
   }
 
   [[nodiscard]] Nanoseconds busy_ns() const {
@@ -177,12 +178,7 @@ class HostThread {
       const Nanoseconds begin = begun_ = now();
       lock.unlock();
       std::uint64_t bytes = 0;
-      std::string failed;
-      try {
-        bytes = carry(current_);
-      } catch (const std::exception& e) {
-        failed = e.what();
-      }
+      const std::string failed = detail::failure_of([&] { bytes = carry(current_); });
       const Nanoseconds end = now();
       lock.lock();
       busy_ = false;

@@ -9,6 +9,7 @@
 
 #include "ferry/concepts.hpp"
 #include "ferry/detail/tickets.hpp"
+#include "ferry/error.hpp"
 #include "ferry/sim/costs.hpp"
 #include "ferry/slot_memory.hpp"
 #include "ferry/timeline.hpp"
@@ -46,7 +47,7 @@ class VirtualClock {
   VirtualClock(const ModelShape& model, const Options& options, SlotMemory* memory = nullptr)
       : model_(model), options_(options), memory_(memory) {
     if (options.bytes_per_s == 0 || options.bytes_per_s > 1'000'000'000'000'000 || options.latency_ns < 0) {
-      throw ConfigError("virtual clock: bytes_per_s must be 1 to 10^15 and latency_ns not negative");
+      detail::fail<ConfigError>("virtual clock: bytes_per_s must be 1 to 10^15 and latency_ns not negative");
     }
   }
 
@@ -90,7 +91,7 @@ class VirtualClock {
   void wait(Ticket ticket) {
     const Nanoseconds from = std::max(device_free_, now_);
     const Nanoseconds landed = landing(ticket);
-    if (!failed_.empty()) throw LinkError("a copy failed: " + failed_);
+    if (!failed_.empty()) detail::fail<LinkError>("a copy failed: " + failed_);
     if (landed <= from) return;
     stall_ns_ += landed - from;
     log({Lane::device, "wait", from, landed, {}, false, Ticket::none});
@@ -267,11 +268,8 @@ class VirtualClock {
     pace(time);
     busy_ns_ += link_.takes.alone;
     bytes_copied_ += model_.bytes(copy.what.id.layer, copy.what.precision);
-    try {
-      if (memory_ != nullptr) move(copy);
-    } catch (const std::exception& e) {
-      failed_ = e.what();
-    }
+    if (memory_ == nullptr) return;
+    if (std::string failed = detail::failure_of([&] { move(copy); }); !failed.empty()) failed_ = std::move(failed);
   }
   void end_copy(Nanoseconds time) noexcept {
     Pending& p = begun_.back();

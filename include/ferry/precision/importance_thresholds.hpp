@@ -32,13 +32,14 @@ struct ImportanceThresholds {
 
   void reserve(Carver& /*carve*/, const Shape& /*shape*/) const {
     if (!(t1 >= 0.0F && t1 <= t2 && t2 <= 1.0F)) {
-      throw ConfigError("ImportanceThresholds: t1 is " + std::to_string(t1) + " and t2 is " + std::to_string(t2) +
-                        ", expected 0 <= t1 <= t2 <= 1");
+      detail::fail<ConfigError>("ImportanceThresholds: t1 is " + std::to_string(t1) + " and t2 is " +
+                                std::to_string(t2) + ", expected 0 <= t1 <= t2 <= 1");
     }
     if (low >= high || low == Precision::skip) {
-      throw ConfigError("ImportanceThresholds: low is precision number " + std::to_string(static_cast<unsigned>(low)) +
-                        " and high is " + std::to_string(static_cast<unsigned>(high)) +
-                        ", expected int2 (1) or better for low, and better than low for high");
+      detail::fail<ConfigError>("ImportanceThresholds: low is precision number " +
+                                std::to_string(static_cast<unsigned>(low)) + " and high is " +
+                                std::to_string(static_cast<unsigned>(high)) +
+                                ", expected int2 (1) or better for low, and better than low for high");
     }
   }
 

@@ -43,13 +43,14 @@ class PopularityHybrid {
 
   void reserve(Carver& carve, const Shape& shape) {
     if (low_share_percent > 100) {
-      throw ConfigError("PopularityHybrid: low_share_percent is " + std::to_string(low_share_percent) +
-                        ", expected 0 to 100");
+      detail::fail<ConfigError>("PopularityHybrid: low_share_percent is " + std::to_string(low_share_percent) +
+                                ", expected 0 to 100");
     }
     if (low >= high || low == Precision::skip) {
-      throw ConfigError("PopularityHybrid: low is precision number " + std::to_string(static_cast<unsigned>(low)) +
-                        " and high is " + std::to_string(static_cast<unsigned>(high)) +
-                        ", expected int2 (1) or better for low, and better than low for high");
+      detail::fail<ConfigError>("PopularityHybrid: low is precision number " +
+                                std::to_string(static_cast<unsigned>(low)) + " and high is " +
+                                std::to_string(static_cast<unsigned>(high)) +
+                                ", expected int2 (1) or better for low, and better than low for high");
     }
     carve(order_, shape.experts);
   }

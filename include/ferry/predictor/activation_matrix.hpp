@@ -47,13 +47,14 @@ class ActivationMatrix {
 
   void reserve(Carver& carve, const Shape& shape) {
     if (history == 0 || breadth == 0 || depth == 0) {
-      throw ConfigError("ActivationMatrix: history, breadth and depth are " + std::to_string(history) + ", " +
-                        std::to_string(breadth) + " and " + std::to_string(depth) + ", each must be at least 1");
+      detail::fail<ConfigError>("ActivationMatrix: history, breadth and depth are " + std::to_string(history) + ", " +
+                                std::to_string(breadth) + " and " + std::to_string(depth) +
+                                ", each must be at least 1");
     }
     const std::uint32_t cells = std::uint32_t{shape.layers} * shape.experts;
     if (cells > max_cells) {
-      throw ConfigError("ActivationMatrix: the model has " + std::to_string(cells) + " experts, at most " +
-                        std::to_string(max_cells) + " can be compared exactly");
+      detail::fail<ConfigError>("ActivationMatrix: the model has " + std::to_string(cells) + " experts, at most " +
+                                std::to_string(max_cells) + " can be compared exactly");
     }
     layers_ = shape.layers;
     experts_ = shape.experts;

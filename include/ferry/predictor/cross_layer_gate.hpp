@@ -32,7 +32,7 @@ class CrossLayerGate {
 
   void reserve(Carver& carve, const Shape& shape) {
     if (percentile > 100)
-      throw ConfigError("CrossLayerGate: percentile is " + std::to_string(percentile) + ", expected 0 to 100");
+      detail::fail<ConfigError>("CrossLayerGate: percentile is " + std::to_string(percentile) + ", expected 0 to 100");
     experts_ = shape.experts;
     top_k_ = shape.top_k;
     predicted_.reserve(carve, shape);

@@ -68,7 +68,7 @@ class Oracle {
 
  private:
   void validate(const Shape& shape) const {
-    auto refuse = [](const std::string& what) { throw ConfigError("Oracle: " + what); };
+    auto refuse = [](const std::string& what) { detail::fail<ConfigError>("Oracle: " + what); };
     if (depth < 1 || depth > shape.layers) {
       refuse("depth is " + std::to_string(depth) + ", it must be 1 to the " + std::to_string(shape.layers) +
              " layers of the model");

@@ -35,7 +35,7 @@ class PartialHidden {
 
   void reserve(Carver& carve, const Shape& shape) {
     if (!(alpha >= 0.0F && alpha <= 1.0F)) {
-      throw ConfigError("PartialHidden: alpha is " + std::to_string(alpha) + ", it must be 0 to 1");
+      detail::fail<ConfigError>("PartialHidden: alpha is " + std::to_string(alpha) + ", it must be 0 to 1");
     }
     experts_ = shape.experts;
     top_k_ = shape.top_k;

@@ -32,7 +32,7 @@ class StackedGates {
 
   void reserve(Carver& carve, const Shape& shape) {
     if (depth < 1 || depth > 4) {
-      throw ConfigError("StackedGates: depth is " + std::to_string(depth) + ", it must be 1 to 4");
+      detail::fail<ConfigError>("StackedGates: depth is " + std::to_string(depth) + ", it must be 1 to 4");
     }
     top_k_ = shape.top_k;
     predicted_.reserve(carve, shape);

@@ -53,7 +53,7 @@ class ExpertCacheRouter {
 
   void reserve(Carver& carve, const Shape& shape) {
     if (!(alpha >= 0.0F && alpha <= 1.0F)) {
-      throw ConfigError("ExpertCacheRouter: alpha is " + std::to_string(alpha) + ", expected 0 to 1");
+      detail::fail<ConfigError>("ExpertCacheRouter: alpha is " + std::to_string(alpha) + ", expected 0 to 1");
     }
     gate_.reserve(carve, shape);
     experts_ = columns_ = shape.experts;

@@ -42,10 +42,10 @@ class ExpertSkipping {
 
   void reserve(Carver& carve, const Shape& shape) {
     if (!(max_loss >= 0.0F && max_loss <= 100.0F)) {
-      throw ConfigError("ExpertSkipping: max_loss is " + std::to_string(max_loss) + ", expected 0 to 100");
+      detail::fail<ConfigError>("ExpertSkipping: max_loss is " + std::to_string(max_loss) + ", expected 0 to 100");
     }
     if (!(loss_rate > 0.0F && loss_rate <= std::numeric_limits<float>::max())) {
-      throw ConfigError("ExpertSkipping: loss_rate is " + std::to_string(loss_rate) + ", expected more than 0");
+      detail::fail<ConfigError>("ExpertSkipping: loss_rate is " + std::to_string(loss_rate) + ", expected more than 0");
     }
     gate_.reserve(carve, shape);
     carve(cost_, shape.experts);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ferry/allotment.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -104,7 +105,7 @@ struct Costs {
   /// Throws ConfigError for work or speeds that cannot be true: what one layer's part takes, in a step of max_rows
   /// rows, must stay below 1000 s.
   void validate(const ModelShape& model) const {
-    auto refuse = [](const std::string& what) { throw ConfigError("costs: " + what); };
+    auto refuse = [](const std::string& what) { detail::fail<ConfigError>("costs: " + what); };
     constexpr std::uint64_t fastest = 10'000'000'000'000'000;
     constexpr Nanoseconds longest = 1'000'000'000'000;
     if (work.size() != 1 && work.size() != model.layers) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "ferry/error.hpp"
 #include "ferry/link/virtual_clock.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/sim/bounds.hpp"
@@ -138,7 +139,9 @@ class Replay {
 
   /// A stack that reads rows which the trace does not have is refused.
   void need_rows() const {
-    auto refuse = [&](const std::string& what) { throw ConfigError("the trace of " + trace_.name + " " + what); };
+    auto refuse = [&](const std::string& what) {
+      detail::fail<ConfigError>("the trace of " + trace_.name + " " + what);
+    };
     const StackTraits stack = pipe_.traits();
     if (stack.cache_needs_scores && trace_.scores.empty()) {
       refuse("has no gate scores of all experts (tensor \"scores\"), which this stack's cache policy reads");

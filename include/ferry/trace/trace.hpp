@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ferry/allotment.hpp"
+#include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -90,7 +91,7 @@ struct Trace {
 };
 
 inline void Trace::validate() const {
-  auto refuse = [](const std::string& what) { throw ConfigError("trace: " + what); };
+  auto refuse = [](const std::string& what) { detail::fail<ConfigError>("trace: " + what); };
   auto text = [](auto number) { return std::to_string(number); };
   ModelShape shape = model;
   shape.max_rows = 1;
@@ -152,7 +153,8 @@ class TraceSteps {
  public:
   TraceSteps(const Trace& trace, std::uint32_t batch, std::uint32_t prefill_chunk)
       : trace_(trace), batch_(batch), chunk_(prefill_chunk), at_(batch), end_(batch) {
-    if (batch == 0 || prefill_chunk == 0) throw ConfigError("a replay needs a batch and a prefill chunk of 1 or more");
+    if (batch == 0 || prefill_chunk == 0)
+      detail::fail<ConfigError>("a replay needs a batch and a prefill chunk of 1 or more");
   }
 
   /// Moves on to the next step; false at the end.
