@@ -136,7 +136,12 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
     link().device(costs_.dense(layer, rows), "partial hidden state");
     link().sync_device();  // the host reads the scores
   }
-  void pass_on_host(View<const Task> tasks, std::uint32_t rows) override { link().host(tasks, costs_, rows); }
+  Nanoseconds pass_on_host(View<const Task> tasks, std::uint32_t rows) override {
+    link().host(tasks, costs_, rows);
+    Nanoseconds on_device = 0;
+    for (const Task& t : tasks) on_device += costs_.on_device(t.what.id.layer, bytes(t), t.rows);
+    return on_device;
+  }
   Joined pass_join() override {
     const Nanoseconds waited = link().sync();
     return {link().host_ns() - std::exchange(host_taken_, link().host_ns()), waited};

@@ -28,7 +28,8 @@ class VirtualTime {
   /// Attention and gate on a partial hidden state.
   virtual void pass_partial(std::uint16_t layer, std::uint32_t rows) = 0;
   /// A plan's tasks on the host's own thread, in a step of `rows` rows.
-  virtual void pass_on_host(View<const Task> tasks, std::uint32_t rows) = 0;
+  /// Returns what the device would have taken for them.
+  virtual Nanoseconds pass_on_host(View<const Task> tasks, std::uint32_t rows) = 0;
   struct Joined {
     Nanoseconds computed = 0, waited = 0;
   };

@@ -29,6 +29,7 @@ struct PhaseTimes {
   Nanoseconds handing = 0;    ///< of that, the calls of the link
   Nanoseconds host = 0;       ///< the host's own thread computed experts
   Nanoseconds host_wait = 0;  ///< the device waited for it
+  Nanoseconds hosted = 0;     ///< what the device would have taken for the experts that the host computed
 };
 
 /// What a layer's gate says, [rows, experts] each, as ferry::Scores has it: one matrix where its rule has one.

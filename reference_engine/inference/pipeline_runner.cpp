@@ -166,6 +166,7 @@ void PipelineRunner::run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matri
   }
   took_.host = wait_host();
   took_.device = device_->expert_ns();
+  if (took_.device > 0) expert_ns_ = took_.device;
   device_->add_up(out);
   take_stalls();
 }
@@ -260,7 +261,9 @@ void PipelineRunner::start_host(const Matrix& input) {
   if (!host_worker_) throw LinkError("a schedule that loads every miss has planned experts for the host");
   host_rows_ = 0;
   for (const Task& t : plan_.host) host_rows_ += t.rows;
-  if (virtual_time_ != nullptr) virtual_time_->pass_on_host(plan_.host, static_cast<std::uint32_t>(input.rows()));
+  times[static_cast<unsigned>(phase_)].hosted +=
+      virtual_time_ != nullptr ? virtual_time_->pass_on_host(plan_.host, static_cast<std::uint32_t>(input.rows()))
+                               : expert_ns_ * host_tasks_;
   host_input_ = &input;
   host_results_ = device_->host_results();
   host_worker_->start([this] {

@@ -100,7 +100,8 @@ class PipelineRunner final : public ExpertRunner {
   Phase phase_ = Phase::prefill;
   bool new_section_ = true, gate_rows_ = false;
   Plan plan_;
-  Times took_;  ///< what the layer took, as far as it has got
+  Times took_;                 ///< what the layer took, as far as it has got
+  Nanoseconds expert_ns_ = 0;  ///< what an expert took on the device last; 0: none was computed there yet
   View<const Scores> predicted_;
   const Matrix* host_input_ = nullptr;  ///< of the layer's host tasks, with where their results go
   float* host_results_ = nullptr;

@@ -92,7 +92,7 @@ RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport
   if (r.generated.decode_steps == 0) return r;
   const double steps = static_cast<double>(r.generated.decode_steps);
   const PhaseTimes& t = runner.times[static_cast<unsigned>(Phase::decode)];
-  r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.host_wait + t.decision)) / steps;
+  r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.host_wait + t.decision - t.hosted)) / steps;
   double least_bytes = 0;
   for (std::uint32_t p = 1; p < precision_count; ++p) {
     for (const UseLog& log : runner.uses) {

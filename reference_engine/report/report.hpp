@@ -62,7 +62,8 @@ struct Simulated;
 RunReport make_report(const Simulated& simulated, RunReport facts);
 
 /// Collects what runner and generator know, and works out both bounds:
-/// all-resident is the measured decode time less stalls, waits for the host and decisions; clairvoyant is the larger of that and
+/// all-resident is the measured decode time less stalls, waits for the host and decisions, with what the
+/// host computed as the device would have taken it; clairvoyant is the larger of that and
 /// the time that the fewest possible copies (sim/bounds.hpp) take at the link's bandwidth.
 RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport facts);
 
