@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/error.hpp"
 #include "ferry/gate/gate_rule.hpp"
 #include "ferry/model.hpp"
 
