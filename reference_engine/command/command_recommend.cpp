@@ -1,5 +1,6 @@
 // ferry recommend: which stack for this model's routing, on this machine, with this memory.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
@@ -155,7 +156,6 @@ class RecommendCommand {
     a_.flags.use_model(trace_->trace.name);
     setting().trace = trace_.get();
     setting().trace_name = std::filesystem::path(a_.trace).filename().string();
-    options_.setting.bounds = BoundsChoice::proven;
   }
 
   void open_model() {
@@ -375,10 +375,9 @@ class RecommendCommand {
     const Trace& t = trace_->trace;
     std::uint64_t tokens = best().run.generated.prefill_tokens + best().run.generated.decode_tokens;
     std::string text = wrapped(
-        fmt::format(
-            "{}{}, {} tokens of {}, on {}: {} for experts ({:.1f}% of all), batch {}\n\n", t.name,
-            a_.as_shape.empty() ? "" : fmt::format(" as {}", std::filesystem::path(a_.as_shape).stem().string()),
-            tokens, setting().trace_name, setting().machine.name, gigabytes(budget_bytes_), 100 * share(), a_.batch),
+        fmt::format("{}{}, {} tokens of {}, on {}: {} for experts ({:.1f}% of all), batch {}\n\n", t.name,
+                    a_.as_shape.empty() ? "" : " as " + read_shape(a_.as_shape).name, tokens, setting().trace_name,
+                    setting().machine.name, gigabytes(budget_bytes_), 100 * share(), a_.batch),
         columns);
     std::size_t width = 5;
     for (const RankedStack& s : result_.ranking) width = std::max(width, s.candidate.label.size());
@@ -392,16 +391,19 @@ class RecommendCommand {
       text += "\n" + wrapped("    " + s.reason + "\n", columns);
     }
     text += "\n" + wrapped(in_short(), columns);
-    print(text + wrapped(what_helps() + not_ranked(), columns) + a_.flags.calibrated_note(ranked_names()));
+    print(text + wrapped(what_helps() + not_ranked() + of_parameters(), columns) +
+          a_.flags.calibrated_note({names_.at(best().candidate.label)}));
     if (stop) {
-      print(fmt::format("interrupted: {} of {} simulations were done\n", result_.done, result_.runs));
+      print(fmt::format("interrupted: only what was simulated is ranked, {} of {} simulations\n", result_.done,
+                        result_.runs));
     }
     if (json_) json_->commit(to_json().dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   }
 
   static std::string ttft(const RankedStack& s) { return s.run.generated.prefill_tokens == 0 ? "-" : ms(s.ttft_s()); }
-  static std::string loss(const StackCandidate& c) {
-    return c.loss_percent ? fmt::format("{:.2f}%", *c.loss_percent) : "none";
+  [[nodiscard]] std::string loss(const StackCandidate& c) const {
+    if (!c.loss_percent) return "none";
+    return model_ ? fmt::format("{:.2f}%", *c.loss_percent) : fmt::format("<= {:g}%", *c.loss_percent);
   }
 
   /// The best, the bound, and whose first token comes sooner.
@@ -409,8 +411,9 @@ class RecommendCommand {
     std::string text = fmt::format("{}: {} a token", best().candidate.label, ms(best().tpot_s()));
     if (bound_s() > 0) {
       text += fmt::format(
-          ", {:.2f} times the proven bound of {}: with this routing, memory, link and host no policy needs less",
-          best().tpot_s() / bound_s(), ms(bound_s()));
+          ", {:.2f} times the proven bound of {}: no policy computes {} in less with this memory, link and host",
+          best().tpot_s() / bound_s(), ms(bound_s()),
+          best().candidate.loss_percent ? "what it computes" : "this routing");
     }
     text += ".\n";
     const auto first =
@@ -425,27 +428,48 @@ class RecommendCommand {
 
   std::string what_helps() const {
     if (result_.upgrades.empty()) return "";
-    std::string text = "\nWhat would help, each by itself (time for a token, beside now):\n";
+    std::string text =
+        "\nWhat would help most, each by itself: time for a token, of what it takes now, and the best stack then\n";
     for (const Upgrade& u : result_.upgrades) {
-      text += fmt::format("  {:<26}  {:>5.2f}  {}\n", resource_name(u.resource), u.tpot_s / best().tpot_s(), u.stack);
+      text += fmt::format("  {:<25}  {:>11}  {:>5.2f}  {}\n", resource_name(u.resource), ms(u.tpot_s),
+                          u.tpot_s / best().tpot_s(), u.stack);
     }
     return text;
   }
 
-  std::string not_ranked() const {
-    std::string text;
-    for (const LeftOut& l : left_out_) text += fmt::format("  {}: {}\n", l.stack, l.why);
-    for (const LeftOut& l : result_.left_out) text += fmt::format("  {}: {}\n", l.stack, l.why);
-    if (!unmeasured_.empty()) {
-      text += fmt::format("  {}: nobody has measured what they lose; --model does\n", fmt::join(unmeasured_, ", "));
+  /// All that are left out, and why.
+  [[nodiscard]] std::vector<LeftOut> all_left_out() const {
+    std::vector<LeftOut> all = left_out_;
+    all.insert(all.end(), result_.left_out.begin(), result_.left_out.end());
+    for (const std::string& s : unmeasured_) all.push_back({s, "nobody has measured that loss; --model does"});
+    return all;
+  }
+
+  [[nodiscard]] std::string not_ranked() const {
+    std::vector<std::pair<std::string, std::vector<std::string>>> by_reason;
+    for (const LeftOut& l : all_left_out()) {
+      const auto found =
+          std::find_if(by_reason.begin(), by_reason.end(), [&](const auto& r) { return r.first == l.why; });
+      (found == by_reason.end() ? by_reason.emplace_back(l.why, std::vector<std::string>()) : *found)
+          .second.push_back(l.stack);
     }
+    std::string text;
+    for (const auto& [why, those] : by_reason) text += fmt::format("  {}: {}\n", fmt::join(those, ", "), why);
     return text.empty() ? "" : "\nLeft out:\n" + text;
   }
 
-  std::vector<std::string> ranked_names() const {
-    std::vector<std::string> names;
-    for (const RankedStack& s : result_.ranking) names.push_back(names_.at(s.candidate.label));
-    return names;
+  /// What a promise rests on that nobody has measured here.
+  std::string of_parameters() const {
+    std::string text = "\n";
+    for (const RankedStack& s : result_.ranking) {
+      if (model_ || kind_of(s.candidate.options) != Kind::promised) continue;
+      if (!a_.flags.named(names_.at(s.candidate.label)).calibrated.empty()) continue;
+      text += fmt::format(
+          "{}: that it keeps within {}% rests on a loss-rate which is not this model's own; "
+          "ferry calibrate skipping finds that\n",
+          s.candidate.label, most_loss());
+    }
+    return text;
   }
 
   Json to_json() const {
@@ -471,7 +495,10 @@ class RecommendCommand {
                                  {"ratio", s.tpot_s() / best().tpot_s()},
                                  {"reason", s.reason},
                                  {"loss_percent", s.candidate.loss_percent ? Json(*s.candidate.loss_percent) : Json()},
+                                 {"loss_measured", s.candidate.loss_percent.has_value() && model_ != nullptr},
                                  {"run", engine::to_json(s.run)}});
+      const std::string& file = a_.flags.named(names_.at(s.candidate.label)).calibrated;
+      if (!file.empty()) json["ranking"].back()["calibrated"] = file;
     }
     for (const Upgrade& u : result_.upgrades) {
       json["upgrades"].push_back({{"what", resource_key(u.resource)},
@@ -481,11 +508,7 @@ class RecommendCommand {
                                   {"budget_bytes", u.budget_bytes},
                                   {"ratio", u.tpot_s / best().tpot_s()}});
     }
-    for (const LeftOut& l : left_out_) json["left_out"].push_back({{"stack", l.stack}, {"why", l.why}});
-    for (const LeftOut& l : result_.left_out) json["left_out"].push_back({{"stack", l.stack}, {"why", l.why}});
-    for (const std::string& s : unmeasured_) {
-      json["left_out"].push_back({{"stack", s}, {"why", "its loss was not measured"}});
-    }
+    for (const LeftOut& l : all_left_out()) json["left_out"].push_back({{"stack", l.stack}, {"why", l.why}});
     return json;
   }
   [[nodiscard]] const SimulatedSetting& setting_of() const { return options_.setting; }

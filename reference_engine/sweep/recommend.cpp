@@ -1,6 +1,7 @@
 #include "sweep/recommend.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -44,13 +45,14 @@ struct Done {
   std::string refused;
 };
 
-/// The least precision that a stack's experts have, which is what tells its cache's hits from another's.
+/// Only hits at the same precisions compare.
 PrecisionSet precisions(const StackCandidate& c) {
   return precisions_for(c.options);
 }
 
 Done simulated(const RecommendOptions& o, const SimulatedChoice& task, const std::function<bool()>& goes_on) {
   SimulatedSetting setting = o.setting;
+  setting.remedies = false;
   setting.bounds = task.more ? BoundsChoice::none : BoundsChoice::proven;
   if (task.more) setting.machine = with_twice(setting.machine, *task.more);
   SimulateOptions options = task.candidate->options;
@@ -73,6 +75,12 @@ Done simulated(const RecommendOptions& o, const SimulatedChoice& task, const std
   return done;
 }
 
+/// What the device computes for a token.
+double computing_s(const RunReport& run) {
+  const PhaseTimes& t = run.times[static_cast<unsigned>(Phase::decode)];
+  return (run.generated.decode_s - seconds(t.stall + t.host_wait)) / static_cast<double>(run.generated.decode_steps);
+}
+
 bool sooner(double tpot, double ttft, double other_tpot, double other_ttft) {
   return std::tie(tpot, ttft) < std::tie(other_tpot, other_ttft);
 }
@@ -90,7 +98,7 @@ void give_reasons(const SimulatedSetting& setting, std::vector<RankedStack>& ran
       const auto rate = [](const RankedStack& r) { return r.run.counters.of(Phase::decode).hit_rate(); };
       if (rate(other) > rate(*best)) best = &other;
     }
-    s.reason = reason_for(s.run, best->run.counters.of(Phase::decode).hit_rate(), best->candidate.label,
+    s.reason = reason_for(s.run, {best->run, best->candidate.label}, {ranking[0].run, ranking[0].candidate.label},
                           copy_s(setting, s.candidate));
   }
 }
@@ -149,48 +157,40 @@ Machine with_twice(Machine m, Resource resource) {
   return m;
 }
 
-std::string reason_for(const RunReport& run, double best_hit_rate, const std::string& best_cache, double copy_s) {
+std::string reason_for(const RunReport& run, const NamedRun& best_cache, const NamedRun& fastest, double copy_s) {
   constexpr double little = 0.05;  // of a token or of the experts: less is not worth a word
   const Outcomes& o = run.counters.of(Phase::decode);
   const PhaseTimes& times = run.times[static_cast<unsigned>(Phase::decode)];
   const double total = run.generated.decode_s, steps = static_cast<double>(run.generated.decode_steps);
   const double stall = share(seconds(times.stall), total), host_wait = share(seconds(times.host_wait), total);
-  const bool for_copies = stall >= host_wait;
-  std::string text;
-  if (stall + host_wait < little) {
-    text = stall + host_wait == 0 ? "waits for nothing" : "waits for next to nothing";
-  } else if (for_copies) {
-    text = fmt::format("waits for copies {} of a token", percent(stall));
+  std::vector<std::string> parts;
+  if (stall + host_wait >= little) {
+    parts.push_back(stall >= host_wait ? fmt::format("waits for copies {} of a token", percent(stall))
+                                       : fmt::format("waits for the host {} of a token", percent(host_wait)));
   } else {
-    text = fmt::format("waits for the host {} of a token", percent(host_wait));
+    parts.emplace_back(stall + host_wait == 0 ? "waits for nothing" : "waits for next to nothing");
+    const double own = computing_s(run), of_fastest = computing_s(fastest.run);
+    if (run.tpot_s() > (1 + little) * fastest.run.tpot_s() && own > of_fastest) {
+      parts[0] += fmt::format(", but its device computes {:.2f} ms a token, that of {} {:.2f} ms", 1e3 * own,
+                              fastest.label, 1e3 * of_fastest);
+    }
   }
-  if (o.hits == o.requests) return text + ": every expert is on the device when it is asked for";
-  text += fmt::format(": {} of the experts are on the device when they are asked for", percent(o.hit_rate()));
-  if (best_hit_rate - o.hit_rate() >= 0.03) {
-    text += fmt::format(", where {} has {}", best_cache, percent(best_hit_rate));
-  }
-  std::vector<std::string> more;
-  if (share(o.late_hits, o.requests) >= little) {
-    more.push_back(fmt::format("{} are still crossing then", percent(share(o.late_hits, o.requests))));
-  }
-  if (share(o.host_computed, o.requests) >= little) {
-    const double copies_s = static_cast<double>(o.host_computed) * copy_s / steps;
-    more.push_back(fmt::format("the host computes {} in {:.2f} ms a token, and to copy them would take {:.2f} ms",
-                               percent(share(o.host_computed, o.requests)), 1e3 * seconds(times.host) / steps,
-                               1e3 * copies_s));
-  }
-  if (share(o.substituted, o.requests) >= little) {
-    more.push_back(fmt::format("{} are replaced by others", percent(share(o.substituted, o.requests))));
-  }
-  if (share(o.skipped, o.requests) >= little) {
-    more.push_back(fmt::format("{} are not run", percent(share(o.skipped, o.requests))));
-  }
-  const PrefetchCounts& p = run.counters.prefetch;
-  if (share(p.wasted_bytes, o.bytes) >= 2 * little) {
-    more.push_back(fmt::format("{} of what it copies leaves again unused", percent(share(p.wasted_bytes, o.bytes))));
-  }
-  for (const std::string& m : more) text += "; " + m;
-  return text;
+  parts[0] += fmt::format(": {} hits", percent(o.hit_rate()));
+  const double best_rate = best_cache.run.counters.of(Phase::decode).hit_rate();
+  if (best_rate - o.hit_rate() >= 0.03)
+    parts[0] += fmt::format(", where {} has {}", best_cache.label, percent(best_rate));
+  const auto add = [&](std::uint64_t part, double at_least, const std::string& what) {
+    if (share(part, o.requests) >= at_least) parts.push_back(percent(share(part, o.requests)) + what);
+  };
+  add(o.late_hits, little, " are still crossing when they are needed");
+  add(o.host_computed, little,
+      fmt::format(" are computed on the host in {:.2f} ms a token, copying them would take {:.2f} ms",
+                  1e3 * seconds(times.host) / steps, 1e3 * static_cast<double>(o.host_computed) * copy_s / steps));
+  add(o.substituted, little, " are replaced by others");
+  add(o.skipped, little, " are not run");
+  const double wasted = share(run.counters.prefetch.wasted_bytes, o.bytes);
+  if (wasted >= 2 * little) parts.push_back(fmt::format("{} of what it copies leaves again unused", percent(wasted)));
+  return fmt::format("{}", fmt::join(parts, "; "));
 }
 
 Recommendation recommend(const RecommendOptions& o) {
@@ -252,6 +252,8 @@ Recommendation recommend(const RecommendOptions& o) {
       label = tasks[i].candidate->label;
     }
     if (best == nullptr || !all) continue;
+    // Who has a stack of few bits already gains nothing by them.
+    if (resource == Resource::bits && !r.ranking.empty() && best->tpot_s() >= r.ranking[0].tpot_s()) continue;
     r.upgrades.push_back({resource, label, best->tpot_s(), best->generated.ttft_s, best->budget_asked_bytes});
   }
   std::stable_sort(r.upgrades.begin(), r.upgrades.end(),

@@ -40,7 +40,7 @@ enum class Resource {
   bits            ///< experts in INT4, which loses a little
 };
 inline constexpr std::array all_resources = {Resource::device_memory, Resource::link, Resource::host_cores,
-                                      Resource::host_memory, Resource::bits};
+                                             Resource::host_memory, Resource::bits};
 /// "twice the device memory".
 const char* resource_name(Resource resource);
 /// "device-memory", as JSON has it.
@@ -86,8 +86,13 @@ Recommendation recommend(const RecommendOptions& options);
 Machine with_twice(Machine machine, Resource resource);
 
 /// Why a run takes as long as it does: where the time of a token goes, and what of that is due to what was kept,
-/// prefetched, computed on the host or left out. `best_hit_rate`, `best_cache`: the highest of the stacks that it is
-/// ranked with at the same precision. `copy_s`: of one expert at its precision.
-std::string reason_for(const RunReport& run, double best_hit_rate, const std::string& best_cache, double copy_s);
+/// prefetched, computed on the host or left out. `best_cache`: the run with the highest hit rate of those that it is
+/// ranked with at the same precision, itself too, and its label. `fastest`: the first of the ranking. `copy_s`: of one expert at
+/// the run's precision.
+struct NamedRun {
+  const RunReport& run;
+  const std::string& label;
+};
+std::string reason_for(const RunReport& run, const NamedRun& best_cache, const NamedRun& fastest, double copy_s);
 
 }  // namespace ferry::engine
