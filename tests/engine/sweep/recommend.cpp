@@ -132,6 +132,7 @@ TEST_CASE("the choice is that of single simulations, whatever the threads") {
   synthetic.sequences = 2;
   synthetic.prompt = 6;
   synthetic.tokens = 40;
+  synthetic.shallow = 1;
   ModelFacts shape = read_shape("mixtral-8x7b");
   shape.model.layers = 4;
   const auto trace = synthesize(shape, synthetic);
