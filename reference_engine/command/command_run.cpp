@@ -422,7 +422,8 @@ std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layo
   const bool everything = dense + 2 * all <= memory;
   text += fmt::format("stacks: all {} of `ferry list` apply; recommended is {}\n", all_stacks().size(),
                       everything ? "resident at a budget of 100%, ferry below"
-                                 : "ferry, which is lossless and computes on the host what is not there");
+                                 : "ferry, which is lossless and computes on the host what is not there; ferry "
+                                   "recommend says it for a machine and a text");
   return text;
 }
 

@@ -157,6 +157,10 @@ TEST_CASE("stacks that lose something are ranked if it is within what may be los
   for (const Json& u : r["upgrades"]) CHECK(u["what"] != "int4");  // the best has it
   named(r["ranking"], "stack", "importance-driven");               // reads partial hidden states
 
+  // What needs partial hidden states is recorded without a change to the routing.
+  const Json exact = f.recommended("--model tiny-mixtral --text " + f.at("text") + budget);
+  for (const Json& row : exact["ranking"]) CHECK(named(r["ranking"], "stack", row["stack"])["tpot_s"] == row["tpot_s"]);
+
   // Of a trace nobody knows what is lost, but ferry-lossy keeps what it promises.
   const Json t = f.recommended("--trace " + f.at("t.safetensors") + " --max-loss 1" + budget);
   CHECK(named(t["ranking"], "stack", "ferry-lossy")["loss_percent"] == 1);
