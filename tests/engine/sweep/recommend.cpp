@@ -2,10 +2,9 @@
 #include "sweep/recommend.hpp"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <map>
 
 #include "engine/fixtures/files.hpp"
 #include "engine/fixtures/machine_file.hpp"
@@ -175,6 +174,15 @@ TEST_CASE("the choice is that of single simulations, whatever the threads") {
     CHECK(s.ttft_s() == r.generated.ttft_s);
     CHECK(s.run.simulated->clairvoyant_with_host_tpot_s == r.simulated->clairvoyant_with_host_tpot_s);
     CHECK(!s.reason.empty());
+  }
+  // Whoever hits less is told who hits most.
+  const auto hits = [](const RankedStack& s) { return s.run.counters.of(Phase::decode).hit_rate(); };
+  const RankedStack& most = *std::max_element(one.ranking.begin(), one.ranking.end(),
+                                              [&](const auto& a, const auto& b) { return hits(a) < hits(b); });
+  REQUIRE(hits(most) > 0.03);
+  for (const RankedStack& s : one.ranking) {
+    const std::string where = fmt::format(", where {} has {:.0f}%", most.candidate.label, 100 * hits(most));
+    CHECK((s.reason.find(where) != std::string::npos) == (hits(most) - hits(s) >= 0.03));
   }
   CHECK(std::is_sorted(one.ranking.begin(), one.ranking.end(),
                        [](const RankedStack& a, const RankedStack& b) { return a.tpot_s() < b.tpot_s(); }));
