@@ -11,6 +11,18 @@ namespace ferry::llama_cpp {
 
 using namespace engine;
 
+namespace {
+
+Costs costs_of(const SimulatedSetting& setting, bool as_reference, const ModelShape& model) {
+  if (!as_reference) return setting.machine_costs();
+  const Machine& machine = setting.machine;
+  const ModelFacts reference = read_shape(machine.reference_model());
+  const CostSource source = machine.stated ? CostSource::stated : CostSource::effective;
+  return as_if(machine.costs(reference.work, source), reference, model);
+}
+
+}  // namespace
+
 LiveStack::LiveStack(const std::string& stack, const TraceFile& model, const LiveSettings& settings)
     : chunk_(settings.chunk) {
   SimulatedSetting setting;
@@ -20,7 +32,7 @@ LiveStack::LiveStack(const std::string& stack, const TraceFile& model, const Liv
   setting.as_shape = settings.as_shape;
   model_ = setting.model();
   model_.max_rows = settings.chunk;
-  costs_ = setting.machine_costs();
+  costs_ = costs_of(setting, settings.as_reference, model_);
   costs_.validate(model_);
   const NamedStack named = read_stack(stack);
   StackOptions options;

@@ -14,15 +14,17 @@
 
 namespace ferry::llama_cpp {
 
-/// What `ferry simulate` knows by the same options.
+/// What `ferry simulate` knows by the same options; and `as_reference`: as `ferry run --clock virtual` counts, experts take what
+/// those of the machine's reference model take, whatever their bytes.
 struct LiveSettings {
   std::string budget = "25%", machine = "rtx3090-pcie3", as_shape;
   engine::CostSource costs = engine::CostSource::effective;
+  bool as_reference = false;
   std::uint32_t chunk = 128;
 };
 
 /// What one stack would have hit, moved and waited for: its pipeline on a virtual clock, with each forward pass as a trace of
-/// one step. It makes the calls that a replay of the whole trace makes, so `ferry simulate` gives the same figures.
+/// one step. It makes the calls that a replay of the whole trace makes, and `ferry simulate` gives the same figures.
 class LiveStack {
  public:
   /// `stack`: a name, or a stack file. `model`: a trace of it. Throws InputError or ConfigError for what cannot work.

@@ -52,6 +52,9 @@ void parse(int argc, char** argv, Arguments& a) {
   app.add_option("--budget", a.live.budget, "device memory for experts: a share (25%) or a size")->capture_default_str();
   app.add_option("--machine", a.live.machine, "a name as in `ferry list machines`, or a file")->capture_default_str();
   app.add_option("--as", a.live.as_shape, "count each expert as large as this model's: a shape's name or file");
+  app.add_flag("--as-reference", a.live.as_reference,
+               "count each expert's time as the machine's reference model has it, whatever its bytes")
+      ->excludes("--as");
   app.add_option("--costs", a.live.costs, "the machine's speeds")
       ->transform(CLI::CheckedTransformer(std::map<std::string, engine::CostSource>{
           {"effective", engine::CostSource::effective},

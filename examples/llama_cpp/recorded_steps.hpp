@@ -3,17 +3,14 @@
 #pragma once
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
-#include "ferry/gate/gate_bank.hpp"
-#include "llama_session.hpp"
+#include "gate_scores.hpp"
 #include "trace/trace_file.hpp"
 
 namespace ferry::llama_cpp {
 
-/// Makes scores of logits by the rule that the graph shows, and predictions from each layer's gate input with the gates of
-/// the layers behind it. Chosen experts are llama.cpp's own.
+/// Forward passes of one sequence, with llama.cpp's own choices.
 class RecordedSteps {
  public:
   /// Behind the first forward pass, which shows the layers. `ahead`: how many layers to predict.
@@ -33,10 +30,8 @@ class RecordedSteps {
   void take_layer(std::uint16_t layer, const PassedStep& step);
 
   const GateWatcher& watcher_;
-  GateRule rule_;
-  GateBank gates_;
+  GateScores scores_;
   std::uint16_t ahead_;
-  bool separate_ = false;
   ModelShape shape_;
   engine::TraceFile step_;
   std::unique_ptr<engine::TraceFile> kept_;
