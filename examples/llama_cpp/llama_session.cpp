@@ -105,25 +105,30 @@ std::uint32_t Session::number(const std::string& key) const {
   return value;
 }
 
-PassedStep Session::forward(Phase phase, std::span<llama_token> tokens, bool last) {
-  PassedStep step{phase, static_cast<std::uint32_t>(tokens.size()), {}};
+PassedStep Session::step_of(Phase phase, std::size_t rows, bool last) const {
+  PassedStep step{phase, static_cast<std::uint32_t>(rows), {}};
+  for (std::uint32_t row = 0; row < step.rows; ++row) {
+    if (options_.all_outputs || (last && row + 1 == step.rows)) step.outputs.push_back(row);
+  }
+  return step;
+}
+
+void Session::forward(std::span<const llama_token> tokens, const PassedStep& step) {
   llama_batch batch = llama_batch_init(static_cast<std::int32_t>(tokens.size()), 0, 1);
   for (const llama_token token : tokens) {
     const auto row = static_cast<std::size_t>(batch.n_tokens++);
-    const bool output = options_.all_outputs || (last && row + 1 == tokens.size());
     batch.token[row] = token;
     batch.pos[row] = position_ + static_cast<llama_pos>(row);
     batch.n_seq_id[row] = 1;
     batch.seq_id[row][0] = 0;
-    batch.logits[row] = output ? 1 : 0;
-    if (output) step.outputs.push_back(static_cast<std::uint32_t>(row));
+    batch.logits[row] = 0;
   }
+  for (const std::uint32_t row : step.outputs) batch.logits[row] = 1;
   const std::int32_t failed = llama_decode(context_.get(), batch);
   llama_batch_free(batch);
   if (watcher_ != nullptr) watcher_->end_step();
   if (failed != 0) throw InputError(fmt::format("llama.cpp does not compute it: llama_decode gives {}", failed));
   position_ += static_cast<llama_pos>(tokens.size());
-  return step;
 }
 
 llama_token Session::likeliest() const {
@@ -132,21 +137,27 @@ llama_token Session::likeliest() const {
 }
 
 void Session::warm_up() {
-  forward(Phase::decode, {prompt_.data(), 1}, true);
+  forward({prompt_.data(), 1}, step_of(Phase::decode, 1, true));
   llama_memory_clear(llama_get_memory(context_.get()), true);
   position_ = 0;
 }
 
-void Session::generate(const std::function<bool(const PassedStep&)>& on_step,
+void Session::generate(const std::function<void(const PassedStep&)>& before,
+                       const std::function<bool(const PassedStep&)>& after,
                        const std::function<bool(const std::string&)>& on_text) {
+  const auto pass = [&](std::span<const llama_token> tokens, const PassedStep& step) {
+    if (before) before(step);
+    forward(tokens, step);
+    return after(step);
+  };
   for (std::size_t at = 0; at < prompt_.size(); at += options_.chunk) {
     const std::size_t size = std::min<std::size_t>(options_.chunk, prompt_.size() - at);
-    if (!on_step(forward(Phase::prefill, {prompt_.data() + at, size}, at + size == prompt_.size()))) return;
+    if (!pass({prompt_.data() + at, size}, step_of(Phase::prefill, size, at + size == prompt_.size()))) return;
   }
   for (std::uint32_t n = 0; n < options_.new_tokens; ++n) {
-    llama_token token = likeliest();
+    const llama_token token = likeliest();
     if (llama_vocab_is_eog(vocabulary_, token) || !on_text(text_of(token)) || n + 1 == options_.new_tokens) return;
-    if (!on_step(forward(Phase::decode, {&token, 1}, true))) return;
+    if (!pass({&token, 1}, step_of(Phase::decode, 1, true))) return;
   }
 }
 

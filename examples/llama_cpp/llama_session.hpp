@@ -24,7 +24,7 @@ struct SessionOptions {
   bool all_outputs = false;
 };
 
-/// One forward pass that is over.
+/// One forward pass.
 struct PassedStep {
   Phase phase = Phase::decode;
   std::uint32_t rows = 0;
@@ -36,9 +36,10 @@ class Session {
   /// Maps the file; weights stay as and where they are. Throws InputError for what llama.cpp does not take.
   Session(const SessionOptions& options, GateWatcher* watcher);
 
-  /// The prompt in chunks, then token by token. `on_step`: behind each forward pass; `on_text`: the bytes that each new token
-  /// adds, or of a model without a tokenizer its number. Either returns false to end it.
-  void generate(const std::function<bool(const PassedStep&)>& on_step, const std::function<bool(const std::string&)>& on_text);
+  /// The prompt in chunks, then token by token. `on_text`: the bytes that each new token adds, or of a model without a
+  /// tokenizer its number. It and `after` return false to end the text.
+  void generate(const std::function<void(const PassedStep&)>& before, const std::function<bool(const PassedStep&)>& after,
+                const std::function<bool(const std::string&)>& on_text);
   /// One token that no text has, for those who want to see a graph.
   void warm_up();
 
@@ -58,7 +59,8 @@ class Session {
   void tokenize();
   [[nodiscard]] std::string said(const std::string& key) const;
   [[nodiscard]] std::string text_of(llama_token token) const;
-  PassedStep forward(Phase phase, std::span<llama_token> tokens, bool last);
+  [[nodiscard]] PassedStep step_of(Phase phase, std::size_t rows, bool last) const;
+  void forward(std::span<const llama_token> tokens, const PassedStep& step);
   [[nodiscard]] llama_token likeliest() const;
 
   SessionOptions options_;

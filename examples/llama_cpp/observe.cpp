@@ -99,6 +99,7 @@ int observe(const Arguments& a) {
   std::uint64_t tokens = 0;
   std::string text;
   session.generate(
+      nullptr,
       [&](const PassedStep& step) {
         if (!steps) {  // the first forward pass has shown what the model is
           steps = std::make_unique<RecordedSteps>(watcher, session, a.ahead);
