@@ -42,6 +42,7 @@ void parse(int argc, char** argv, Arguments& a) {
   app.add_option("--tokens", a.session.tokens, "the same as the model's tokens")->delimiter(',')->excludes(prompt);
   number("--new-tokens", a.session.new_tokens, 1, 1 << 20, "how many to generate");
   number("--chunk", a.session.chunk, 1, 65536, "tokens of a prompt in one step");
+  app.add_flag("--f32-cache", a.session.f32_cache, "keys and values in F32, as Ferry's engine has them; else in F16");
   number("--threads", a.session.threads, 0, 1024, "that compute; 0: one a processor");
   CLI::Option* plain = app.add_flag("--plain", a.plain, "llama.cpp alone: the kernel brings in what is read, and evicts");
   app.add_option("--stack", a.driver.stack, "a name as in `ferry list stacks`, or a stack file, that only copies")

@@ -1,6 +1,7 @@
 #include "llama_session.hpp"
 
 #include <fmt/format.h>
+#include <gguf.h>
 
 #include <algorithm>
 #include <charconv>
@@ -12,6 +13,21 @@
 namespace ferry::llama_cpp {
 
 using engine::InputError;
+
+namespace {
+
+constexpr const char* tokenizer_key = "tokenizer.ggml.model";
+
+/// Files of tiny models have none and do not say so, which llama.cpp refuses. True for what is no GGUF file.
+bool has_tokenizer(const std::string& file) {
+  gguf_context* said = gguf_init_from_file(file.c_str(), {true, nullptr});
+  if (said == nullptr) return true;
+  const bool has = gguf_find_key(said, tokenizer_key) >= 0;
+  gguf_free(said);
+  return has;
+}
+
+}  // namespace
 
 Session::Session(const SessionOptions& options, GateWatcher* watcher) : options_(options), watcher_(watcher) {
   llama_log_set(
@@ -28,6 +44,7 @@ Session::Session(const SessionOptions& options, GateWatcher* watcher) : options_
   const std::uint32_t threads = options.threads == 0 ? std::max(1U, std::thread::hardware_concurrency()) : options.threads;
   params.n_threads = params.n_threads_batch = static_cast<std::int32_t>(threads);
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  if (options.f32_cache) params.type_k = params.type_v = GGML_TYPE_F32;
   if (watcher != nullptr) {
     params.cb_eval = GateWatcher::callback;
     params.cb_eval_user_data = watcher;
@@ -41,15 +58,14 @@ void Session::load() {
   params.n_gpu_layers = 0;
   params.load_mode = LLAMA_LOAD_MODE_MMAP;
   params.use_extra_bufts = false;  // they would copy the weights into memory of their own
-  model_.reset(llama_model_load_from_file(options_.model.c_str(), params));
-  if (!model_) {  // a file without a tokenizer that does not say so
-    llama_model_kv_override overrides[2] = {};
-    overrides[0].tag = LLAMA_KV_OVERRIDE_TYPE_STR;
-    std::strcpy(overrides[0].key, "tokenizer.ggml.model");
-    std::strcpy(overrides[0].val_str, "none");
-    params.kv_overrides = overrides;
-    model_.reset(llama_model_load_from_file(options_.model.c_str(), params));
+  llama_model_kv_override none[2] = {};
+  if (!has_tokenizer(options_.model)) {
+    none[0].tag = LLAMA_KV_OVERRIDE_TYPE_STR;
+    std::strcpy(none[0].key, tokenizer_key);
+    std::strcpy(none[0].val_str, "none");
+    params.kv_overrides = none;
   }
+  model_.reset(llama_model_load_from_file(options_.model.c_str(), params));
   if (!model_) throw InputError(options_.model + ": llama.cpp does not load it");
   vocabulary_ = llama_model_get_vocab(model_.get());
 }

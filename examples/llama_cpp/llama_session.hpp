@@ -22,6 +22,7 @@ struct SessionOptions {
   std::uint32_t new_tokens = 64, chunk = 128, threads = 0;  ///< 0 threads: one a processor
   /// Asks for every token's output, so that the last layer computes its experts for all rows of a prompt.
   bool all_outputs = false;
+  bool f32_cache = false;  ///< keys and values in F32, else in F16
 };
 
 /// One forward pass.

@@ -45,6 +45,7 @@ void parse(int argc, char** argv, Arguments& a) {
   prompt->excludes(tokens);
   number("--new-tokens", a.session.new_tokens, 1, 1 << 20, "how many to generate");
   number("--chunk", a.session.chunk, 1, 65536, "tokens of a prompt in one step");
+  app.add_flag("--f32-cache", a.session.f32_cache, "keys and values in F32, as Ferry's engine has them; else in F16");
   number("--threads", a.session.threads, 0, 1024, "that compute; 0: one a processor");
   app.add_flag("--all-outputs", a.session.all_outputs,
                "compute the last layer for all rows of a prompt, as Ferry's engine does");

@@ -125,11 +125,9 @@ void PageLink::work() {
     const bool goes = take_slot(copy, old);
     ++copies_;
     lock.unlock();
-    if (goes) pages_.release(old.id);
-    if (reads) {
-      pages_.request(copy.what.id);
-      pages_.map(copy.what.id);
-    }
+    if (reads) pages_.request(copy.what.id);
+    if (goes) pages_.release(old.id);  // while the disk works
+    if (reads) pages_.map(copy.what.id);
     lock.lock();
     Queue& queue = queue_of(copy.ticket);
     queue.find(copy.ticket)->state = State::over;
