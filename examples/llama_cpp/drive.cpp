@@ -142,12 +142,12 @@ int drive(const Arguments& a) {
   Json numbers = {{"text", text}, {"prefill", phases[0].json()}, {"decode", phases[1].json()}};
   if (driver) {
     const Outcomes& o = driver->counters().of(Phase::decode);
-    report += fmt::format("{}: of {} experts {:.1f}% hits, {:.1f}% late hits, {:.1f}% misses; waited {:.2f} s\n", a.driver.stack,
+    report += fmt::format("{}: of {} experts {:.1f}% hits, {:.1f}% late hits, {:.1f}% misses; {:.2f} s of waiting, {:.2f} s to fill the slots\n", a.driver.stack,
                           o.requests, 100 * o.hit_rate(), 100 * Accuracy::ratio(o.late_hits, o.requests),
-                          100 * Accuracy::ratio(o.misses, o.requests), static_cast<double>(driver->waited()) * 1e-9);
+                          100 * Accuracy::ratio(o.misses, o.requests), static_cast<double>(driver->waited()) * 1e-9, static_cast<double>(driver->filled()) * 1e-9);
     numbers["stack"] = {{"name", a.driver.stack}, {"slot_bytes", driver->slot_bytes()}, {"requests", o.requests},
                         {"hits", o.hits}, {"late_hits", o.late_hits}, {"misses", o.misses},
-                        {"waited_s", static_cast<double>(driver->waited()) * 1e-9}};
+                        {"waited_s", static_cast<double>(driver->waited()) * 1e-9}, {"filled_s", static_cast<double>(driver->filled()) * 1e-9}};
   }
   std::fputs(report.c_str(), stderr);
   if (json) json->commit(numbers.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");

@@ -45,8 +45,14 @@ Driver::Driver(const GateWatcher& watcher, const Session& session, const DriverO
     : scores_(watcher.layers(), session), pages_(watcher.layers()), stack_(configured(o, scores_.shape())) {
   link_ = std::make_unique<PageLink>(pages_, PageLink::Options{stack_.config->settings().allotment.slots(), o.threads, o.releases});
   pipe_ = stack_.config->start(*link_);
-  if (o.releases) pages_.release_all();
-  if (stack_.preloads) pipe_->preload();
+  const CoreSettings& settings = stack_.config->settings();
+  const bool all_fit = slots_for(settings.allotment, settings.model, Precision::full) >= settings.model.all_experts();
+  if (o.releases && !all_fit) pages_.release_all();
+  if (!stack_.config->traits().caches) return;
+  const Nanoseconds begin = now_ns();
+  pipe_->preload();  // loading has left the end of the file in memory: as much of every layer is worth more
+  link_->drain();
+  filled_ = now_ns() - begin;
 }
 
 void Driver::begin_step(const PassedStep& step) {

@@ -33,7 +33,9 @@ class Driver {
 
   [[nodiscard]] const Counters& counters() const { return pipe_->counters(); }
   [[nodiscard]] std::uint64_t slot_bytes() const { return stack_.config->settings().allotment.bytes(); }
+  /// How long steps waited for copies, and what filling the slots took before the first.
   [[nodiscard]] Nanoseconds waited() const { return waited_; }
+  [[nodiscard]] Nanoseconds filled() const { return filled_; }
 
  private:
   void look_ahead(std::uint16_t layer, const GateRows& rows);
@@ -49,7 +51,7 @@ class Driver {
   Plan plan_;
   std::uint16_t open_ = no_layer;
   Nanoseconds begun_ = 0;  ///< when the layer's computation began
-  Nanoseconds waited_ = 0;
+  Nanoseconds waited_ = 0, filled_ = 0;
 };
 
 }  // namespace ferry::llama_cpp

@@ -98,6 +98,11 @@ void PageLink::wait(Ticket ticket) {
   });
 }
 
+void PageLink::drain() {
+  std::unique_lock lock(mutex_);
+  landed_.wait(lock, [&] { return demand_.entries.empty() && prefetch_.entries.empty(); });
+}
+
 bool PageLink::take_slot(const Copy& copy, Variant& old) {
   const std::uint32_t now = number_of(copy.what.id);
   old = copy.what;

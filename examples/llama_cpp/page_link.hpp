@@ -37,6 +37,8 @@ class PageLink {
   void fence(Fence fence) noexcept;
   void wait(Ticket ticket);
 
+  /// Blocks until nothing is queued or on its way.
+  void drain();
   /// Whether the layer under way has been computed.
   void set_computed(bool computed) { computed_ = computed; }
   [[nodiscard]] std::uint64_t copies() const noexcept { return copies_; }
