@@ -44,7 +44,8 @@ void parse(int argc, char** argv, Arguments& a) {
   number("--chunk", a.session.chunk, 1, 65536, "tokens of a prompt in one step");
   app.add_flag("--f32-cache", a.session.f32_cache, "keys and values in F32, as Ferry's engine has them; else in F16");
   number("--threads", a.session.threads, 0, 1024, "that compute; 0: one a processor");
-  CLI::Option* plain = app.add_flag("--plain", a.plain, "llama.cpp alone: the kernel brings in what is read, and evicts");
+  CLI::Option* plain =
+      app.add_flag("--plain", a.plain, "llama.cpp alone: the kernel brings in what is read, and evicts");
   app.add_option("--stack", a.driver.stack, "a name as in `ferry list stacks`, or a stack file, that only copies")
       ->capture_default_str()
       ->excludes(plain);
@@ -97,7 +98,11 @@ struct Usage {
     seconds += to.seconds - from.seconds;
   }
   [[nodiscard]] Json json() const {
-    return {{"tokens", tokens}, {"seconds", seconds}, {"bytes_read", bytes_read}, {"major_faults", faults}, {"minor_faults", minor_faults}};
+    return {{"tokens", tokens},
+            {"seconds", seconds},
+            {"bytes_read", bytes_read},
+            {"major_faults", faults},
+            {"minor_faults", minor_faults}};
   }
   [[nodiscard]] std::string line(const char* phase) const {
     const double n = static_cast<double>(std::max<std::uint64_t>(tokens, 1));
@@ -142,12 +147,20 @@ int drive(const Arguments& a) {
   Json numbers = {{"text", text}, {"prefill", phases[0].json()}, {"decode", phases[1].json()}};
   if (driver) {
     const Outcomes& o = driver->counters().of(Phase::decode);
-    report += fmt::format("{}: of {} experts {:.1f}% hits, {:.1f}% late hits, {:.1f}% misses; {:.2f} s of waiting, {:.2f} s to fill the slots\n", a.driver.stack,
-                          o.requests, 100 * o.hit_rate(), 100 * Accuracy::ratio(o.late_hits, o.requests),
-                          100 * Accuracy::ratio(o.misses, o.requests), static_cast<double>(driver->waited()) * 1e-9, static_cast<double>(driver->filled()) * 1e-9);
-    numbers["stack"] = {{"name", a.driver.stack}, {"slot_bytes", driver->slot_bytes()}, {"requests", o.requests},
-                        {"hits", o.hits}, {"late_hits", o.late_hits}, {"misses", o.misses},
-                        {"waited_s", static_cast<double>(driver->waited()) * 1e-9}, {"filled_s", static_cast<double>(driver->filled()) * 1e-9}};
+    report += fmt::format(
+        "{}: of {} experts {:.1f}% hits, {:.1f}% late hits, {:.1f}% misses; {:.2f} s of waiting, {:.2f} s to fill the "
+        "slots\n",
+        a.driver.stack, o.requests, 100 * o.hit_rate(), 100 * Accuracy::ratio(o.late_hits, o.requests),
+        100 * Accuracy::ratio(o.misses, o.requests), static_cast<double>(driver->waited()) * 1e-9,
+        static_cast<double>(driver->filled()) * 1e-9);
+    numbers["stack"] = {{"name", a.driver.stack},
+                        {"slot_bytes", driver->slot_bytes()},
+                        {"requests", o.requests},
+                        {"hits", o.hits},
+                        {"late_hits", o.late_hits},
+                        {"misses", o.misses},
+                        {"waited_s", static_cast<double>(driver->waited()) * 1e-9},
+                        {"filled_s", static_cast<double>(driver->filled()) * 1e-9}};
   }
   std::fputs(report.c_str(), stderr);
   if (json) json->commit(numbers.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");

@@ -25,7 +25,8 @@ ConfiguredStack configured(const DriverOptions& o, ModelShape model) {
   options.max_rows = o.max_rows;
   set_parameters(options, named.parameters, o.stack);
   // A disk's times, as far as stacks weigh them: what a copy takes, against nothing.
-  ConfiguredStack stack = configure_stack(model, options, [](std::uint64_t bytes) { return static_cast<Nanoseconds>(bytes); });
+  ConfiguredStack stack =
+      configure_stack(model, options, [](std::uint64_t bytes) { return static_cast<Nanoseconds>(bytes); });
   const StackTraits t = stack.config->traits();
   const char* beyond = t.computes_on_host ? "leaves experts to the host"
                        : t.substitutes    ? "runs other experts than the gate chose"
@@ -34,7 +35,8 @@ ConfiguredStack configured(const DriverOptions& o, ModelShape model) {
                            ? "reads partial hidden states"
                            : nullptr;
   if (beyond != nullptr) {
-    throw InputError("stack " + o.stack + " " + beyond + ", which llama.cpp does not: expected one that only copies, as lru");
+    throw InputError("stack " + o.stack + " " + beyond +
+                     ", which llama.cpp does not: expected one that only copies, as lru");
   }
   return stack;
 }
@@ -43,7 +45,8 @@ ConfiguredStack configured(const DriverOptions& o, ModelShape model) {
 
 Driver::Driver(const GateWatcher& watcher, const Session& session, const DriverOptions& o)
     : scores_(watcher.layers(), session), pages_(watcher.layers()), stack_(configured(o, scores_.shape())) {
-  link_ = std::make_unique<PageLink>(pages_, PageLink::Options{stack_.config->settings().allotment.slots(), o.threads, o.releases});
+  link_ = std::make_unique<PageLink>(
+      pages_, PageLink::Options{stack_.config->settings().allotment.slots(), o.threads, o.releases});
   pipe_ = stack_.config->start(*link_);
   const CoreSettings& settings = stack_.config->settings();
   const bool all_fit = slots_for(settings.allotment, settings.model, Precision::full) >= settings.model.all_experts();

@@ -75,14 +75,16 @@ ExpertPages::Pages ExpertPages::around(const Matrix& m, std::uint64_t expert) no
 /// The pages that hold nothing but these experts.
 ExpertPages::Pages ExpertPages::within(const Matrix& m, std::uint64_t first, std::uint64_t count) noexcept {
   const std::uint64_t from = m.offset + first * m.expert_bytes, to = from + count * m.expert_bytes;
-  const std::uint64_t begin = (from + page_size() - 1) / page_size() * page_size(), end = to / page_size() * page_size();
+  const std::uint64_t begin = (from + page_size() - 1) / page_size() * page_size(),
+                      end = to / page_size() * page_size();
   return {m.begin + (begin - m.offset), end > begin ? end - begin : 0, begin};
 }
 
 void ExpertPages::request(ExpertId id) const noexcept {
   for (const Matrix& m : layers_[id.layer]) {
     const Pages p = around(m, id.expert);
-    static_cast<void>(::posix_fadvise(m.file, static_cast<off_t>(p.offset), static_cast<off_t>(p.bytes), POSIX_FADV_WILLNEED));
+    static_cast<void>(
+        ::posix_fadvise(m.file, static_cast<off_t>(p.offset), static_cast<off_t>(p.bytes), POSIX_FADV_WILLNEED));
   }
 }
 
@@ -97,7 +99,8 @@ void ExpertPages::map(ExpertId id) const noexcept {
 void ExpertPages::release(const Matrix& m, const Pages& p) noexcept {
   if (p.bytes == 0) return;
   static_cast<void>(::madvise(p.begin, p.bytes, MADV_DONTNEED));
-  static_cast<void>(::posix_fadvise(m.file, static_cast<off_t>(p.offset), static_cast<off_t>(p.bytes), POSIX_FADV_DONTNEED));
+  static_cast<void>(
+      ::posix_fadvise(m.file, static_cast<off_t>(p.offset), static_cast<off_t>(p.bytes), POSIX_FADV_DONTNEED));
 }
 
 void ExpertPages::release(ExpertId id) const noexcept {

@@ -18,7 +18,8 @@ GateRule rule_of(const Layers& layers, const Session& session) {
   rule.gating = layers[0].gating;
   for (const WatchedLayer& l : layers) {
     if (l.gating == rule.gating && l.grouped == layers[0].grouped) continue;
-    throw InputError(fmt::format("layer {}: its gate has another rule than that of layer {}", l.number, layers[0].number));
+    throw InputError(
+        fmt::format("layer {}: its gate has another rule than that of layer {}", l.number, layers[0].number));
   }
   if (layers[0].grouped) {  // llama.cpp adds up the best two of each group
     rule.groups = static_cast<std::uint16_t>(session.number("expert_group_count"));
@@ -49,7 +50,8 @@ GateBank::Matrix biases_of(const Layers& layers, const ggml_tensor* WatchedLayer
 }
 
 std::uint32_t most_experts(const Layers& layers) {
-  return std::max_element(layers.begin(), layers.end(), [](auto& a, auto& b) { return a.experts < b.experts; })->experts;
+  return std::max_element(layers.begin(), layers.end(), [](auto& a, auto& b) { return a.experts < b.experts; })
+      ->experts;
 }
 
 ModelShape shape_of(const Layers& layers) {
@@ -67,8 +69,8 @@ ModelShape shape_of(const Layers& layers) {
     const auto hidden = static_cast<std::uint64_t>(first.ne[0]);
     const auto width = static_cast<std::uint64_t>(l.matrices.back()->ne[0]);
     const std::uint64_t bytes = l.expert_bytes();
-    ExpertBytes& each = s.expert_bytes.emplace_back(engine::expert_bytes(hidden, width, 8.0 * static_cast<double>(bytes) /
-                                                                         static_cast<double>(3 * hidden * width)));
+    ExpertBytes& each = s.expert_bytes.emplace_back(engine::expert_bytes(
+        hidden, width, 8.0 * static_cast<double>(bytes) / static_cast<double>(3 * hidden * width)));
     each[static_cast<unsigned>(Precision::full)] = bytes;
   }
   const auto alike = [](const auto& all) { return std::equal(all.begin() + 1, all.end(), all.begin()); };
@@ -106,8 +108,8 @@ Scores GateScores::of(std::uint16_t layer, const GateRows& rows) {
     }
     float* weight = &weight_[std::size_t{i} * shape_.experts];
     float* select = separate_ ? &select_[std::size_t{i} * shape_.experts] : weight;
-    rule_.score({logits_.data(), experts}, choice_biases_.size() > 0 ? choice_biases_.row(layer).data() : nullptr, select,
-                weight);
+    rule_.score({logits_.data(), experts}, choice_biases_.size() > 0 ? choice_biases_.row(layer).data() : nullptr,
+                select, weight);
   }
   const View<const float> weight{weight_.data(), static_cast<std::uint32_t>(size)};
   return {layer, separate_ ? View<const float>{select_.data(), weight.size} : weight, weight};

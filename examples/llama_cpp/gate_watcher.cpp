@@ -121,7 +121,8 @@ void GateWatcher::learn(const ggml_tensor& t, const std::string& what, WatchedLa
     }
   }
   if (what == "probs_biased") {
-    if (t.op != GGML_OP_ADD) refuse(l.number, "its experts are chosen by another rule than a softmax or sigmoid with a bias");
+    if (t.op != GGML_OP_ADD)
+      refuse(l.number, "its experts are chosen by another rule than a softmax or sigmoid with a bias");
     l.choice_bias = t.src[1];
   }
   if (what == "probs_masked") l.grouped = true;

@@ -76,9 +76,9 @@ class GateWatcher {
   bool wants_choices_, learned_ = false;
   std::vector<WatchedLayer> layers_;
   std::vector<GateRows> rows_;
-  std::map<int, std::uint16_t> places_;  ///< by llama.cpp's number
+  std::map<int, std::uint16_t> places_;                   ///< by llama.cpp's number
   std::map<int, std::vector<const ggml_tensor*>> dense_;  ///< likewise, also of layers without experts
-  const ggml_tensor* awaited_ = nullptr; ///< is to be read once it is computed
+  const ggml_tensor* awaited_ = nullptr;                  ///< is to be read once it is computed
   std::uint16_t awaited_layer_ = 0;
   bool awaits_choices_ = false;
   std::exception_ptr failed_;

@@ -41,7 +41,8 @@ Session::Session(const SessionOptions& options, GateWatcher* watcher) : options_
   llama_context_params params = llama_context_default_params();
   params.n_ctx = static_cast<std::uint32_t>(prompt_.size()) + options.new_tokens;
   params.n_batch = params.n_ubatch = options.chunk;
-  const std::uint32_t threads = options.threads == 0 ? std::max(1U, std::thread::hardware_concurrency()) : options.threads;
+  const std::uint32_t threads =
+      options.threads == 0 ? std::max(1U, std::thread::hardware_concurrency()) : options.threads;
   params.n_threads = params.n_threads_batch = static_cast<std::int32_t>(threads);
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
   if (options.f32_cache) params.type_k = params.type_v = GGML_TYPE_F32;

@@ -16,9 +16,9 @@
 namespace ferry::llama_cpp {
 
 struct SessionOptions {
-  std::string model;                  ///< a GGUF file
-  std::string prompt;                 ///< with the model's tokenizer, or
-  std::vector<std::uint32_t> tokens;  ///< as its tokens
+  std::string model;                                        ///< a GGUF file
+  std::string prompt;                                       ///< with the model's tokenizer, or
+  std::vector<std::uint32_t> tokens;                        ///< as its tokens
   std::uint32_t new_tokens = 64, chunk = 128, threads = 0;  ///< 0 threads: one a processor
   /// Asks for every token's output, so that the last layer computes its experts for all rows of a prompt.
   bool all_outputs = false;
@@ -39,7 +39,8 @@ class Session {
 
   /// The prompt in chunks, then token by token. `on_text`: the bytes that each new token adds, or of a model without a
   /// tokenizer its number. It and `after` return false to end the text.
-  void generate(const std::function<void(const PassedStep&)>& before, const std::function<bool(const PassedStep&)>& after,
+  void generate(const std::function<void(const PassedStep&)>& before,
+                const std::function<bool(const PassedStep&)>& after,
                 const std::function<bool(const std::string&)>& on_text);
   /// One token that no text has, for those who want to see a graph.
   void warm_up();

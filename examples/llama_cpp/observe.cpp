@@ -49,18 +49,21 @@ void parse(int argc, char** argv, Arguments& a) {
   number("--threads", a.session.threads, 0, 1024, "that compute; 0: one a processor");
   app.add_flag("--all-outputs", a.session.all_outputs,
                "compute the last layer for all rows of a prompt, as Ferry's engine does");
-  app.add_option("--stacks", a.stacks, "names as in `ferry list stacks`, or stack files")->delimiter(',')->capture_default_str();
-  app.add_option("--budget", a.live.budget, "device memory for experts: a share (25%) or a size")->capture_default_str();
+  app.add_option("--stacks", a.stacks, "names as in `ferry list stacks`, or stack files")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--budget", a.live.budget, "device memory for experts: a share (25%) or a size")
+      ->capture_default_str();
   app.add_option("--machine", a.live.machine, "a name as in `ferry list machines`, or a file")->capture_default_str();
   app.add_option("--as", a.live.as_shape, "count each expert as large as this model's: a shape's name or file");
   app.add_flag("--as-reference", a.live.as_reference,
                "count each expert's time as the machine's reference model has it, whatever its bytes")
       ->excludes("--as");
   app.add_option("--costs", a.live.costs, "the machine's speeds")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, engine::CostSource>{
-          {"effective", engine::CostSource::effective},
-          {"peak", engine::CostSource::peak},
-          {"stated", engine::CostSource::stated}}));
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, engine::CostSource>{{"effective", engine::CostSource::effective},
+                                                    {"peak", engine::CostSource::peak},
+                                                    {"stated", engine::CostSource::stated}}));
   number("--ahead", a.ahead, 0, 4, "layers to predict from each gate input");
   number("--every", a.every, 0, 1 << 20, "report after so many tokens; 0: only at the end");
   app.add_option("--record", a.record, "write the routing to this trace");
@@ -131,15 +134,15 @@ int observe(const Arguments& a) {
   }
   engine::print(engine::to_table(reports, engine::terminal_columns()));
   if (steps->other_choices > 0) {
-    engine::print(fmt::format("{} of {} rows: llama.cpp chooses other experts than its scores say\n", steps->other_choices,
-                              steps->rows));
+    engine::print(fmt::format("{} of {} rows: llama.cpp chooses other experts than its scores say\n",
+                              steps->other_choices, steps->rows));
   }
   if (record) steps->kept().write(*record);
   if (json) {
-    json->commit(Json{{"text", text},
-                      {"rows", steps->rows},
-                      {"other_choices", steps->other_choices},
-                      {"stacks", all}}.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    json->commit(
+        Json{{"text", text}, {"rows", steps->rows}, {"other_choices", steps->other_choices}, {"stacks", all}}.dump(
+            2, ' ', false, Json::error_handler_t::replace) +
+        "\n");
   }
   return stop ? 130 : 0;
 }

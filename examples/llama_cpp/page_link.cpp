@@ -42,7 +42,8 @@ PageLink::Entry* PageLink::Queue::next(Fence reached) noexcept {
 }
 
 void PageLink::Queue::retire() noexcept {
-  for (; !entries.empty() && entries.front().state == State::over; entries.pop_front()) landed = entries.front().copy.ticket;
+  for (; !entries.empty() && entries.front().state == State::over; entries.pop_front())
+    landed = entries.front().copy.ticket;
 }
 
 /// Demand first: also a demand copy that cannot begin yet holds prefetches back.
@@ -109,7 +110,8 @@ bool PageLink::take_slot(const Copy& copy, Variant& old) {
   old.id = held_[copy.slot];
   const auto where = slot_of_.find(number_of(old.id));
   // It may have been brought into another slot since: then its pages stay.
-  const bool goes = holds_[copy.slot] && number_of(old.id) != now && where != slot_of_.end() && where->second == copy.slot;
+  const bool goes =
+      holds_[copy.slot] && number_of(old.id) != now && where != slot_of_.end() && where->second == copy.slot;
   if (goes) slot_of_.erase(where);
   held_[copy.slot] = copy.what.id;
   holds_[copy.slot] = true;

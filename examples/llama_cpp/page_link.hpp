@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "ferry/concepts.hpp"
 #include "expert_pages.hpp"
+#include "ferry/concepts.hpp"
 
 namespace ferry::llama_cpp {
 
@@ -73,8 +73,8 @@ class PageLink {
   Fence reached_ = Fence::none;
   bool computed_ = false, stop_ = false;
   std::uint64_t copies_ = 0;
-  std::vector<ExpertId> held_;               ///< by slot
-  std::vector<bool> holds_;                  ///< by slot
+  std::vector<ExpertId> held_;                      ///< by slot
+  std::vector<bool> holds_;                         ///< by slot
   std::map<std::uint32_t, std::uint32_t> slot_of_;  ///< by layer and expert: where an expert was brought last
   std::vector<std::thread> threads_;
 };
