@@ -4,11 +4,11 @@ the kernel brings in what is touched) and with examples/llama_cpp/drive.cpp, in 
 memory is limited.
 
   bench/run llama-cpp-memory MODEL.gguf --drive build/engine/examples/llama_cpp/llama_drive [--limits 25%,50%] [--stacks lru]
-      [--new-tokens N] [--runs N] [--json FILE]
+      [--new-tokens N] [--threads N] [--runs N] [--json FILE]
 
 Limits are shares of the file. Beside the experts that a stack keeps, the limit holds the other weights and --margin. `kernel` is
-a driver that brings experts in, and leaves to the kernel what goes. MODEL may come from random_gguf.py; its tokens are random
-ones below 256. Needs root, or a control group that it may make others in.
+a driver that brings experts in, and leaves to the kernel what goes. MODEL may come from random_gguf.py; the prompt is random
+tokens below 256. Needs root, or a control group that it may make others in.
 """
 import argparse
 import json
@@ -22,7 +22,10 @@ import tempfile
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # nothing is left beside the sources
+from llama import enter_environment  # noqa: E402
+from processes import Failure, Progress  # noqa: E402
 
+FOLDER = Path(__file__).resolve().parents[2] / "build/llama-cpp"
 KINDS = {"memory.limit_in_bytes": "memory.max_usage_in_bytes", "memory.max": "memory.peak"}  # of version 1, and of 2
 
 
@@ -53,7 +56,7 @@ def arguments():
     a = p.parse_args()
     for file in (a.model, a.drive):
         if not file.is_file():
-            p.error(f"{file}: no file is there")
+            p.error(f"{file}: no file is there (random_gguf.py makes models, examples/llama_cpp is built beside llama.cpp)")
     return a
 
 
@@ -151,6 +154,7 @@ def main():
     a = arguments()
     signal.signal(signal.SIGTERM, interrupt)
     try:
+        enter_environment(FOLDER / "venv", Progress())
         others = other_weights(a.model)
         ways = ["plain", "kernel", *a.stacks]
         results = []
@@ -173,7 +177,7 @@ def main():
         print("all wrote the same text")
     except KeyboardInterrupt:
         sys.exit(130)
-    except (OSError, ImportError) as error:
+    except (OSError, Failure) as error:
         sys.exit(f"bench/run llama-cpp-memory: {error}")
 
 

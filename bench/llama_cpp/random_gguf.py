@@ -2,7 +2,7 @@
 """Writes a GGUF file of random Q8_0 weights at the shape of a published model, as large as that model is: for measurements of
 what does not fit into memory. Blocks are drawn as they are stored, since quantizing as many floats would take an hour.
 
-    random_gguf.py qwen1.5-moe-a2.7b LAYERS FILE
+    python3 bench/llama_cpp/random_gguf.py qwen1.5-moe-a2.7b 24 FILE       (a shape, layers; 15 GB)
 """
 import dataclasses
 import os
@@ -10,6 +10,11 @@ import sys
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # nothing is left beside the sources
+from llama import enter_environment  # noqa: E402
+from processes import Progress  # noqa: E402
+
+if __name__ == "__main__":
+    enter_environment(Path(__file__).resolve().parents[2] / "build/llama-cpp/venv", Progress())
 import gguf  # noqa: E402
 import numpy as np  # noqa: E402
 from models import CONTEXT, EPSILON, ROPE_THETA, groups  # noqa: E402

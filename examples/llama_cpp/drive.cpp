@@ -2,15 +2,13 @@
 // those that a stack evicts. The text is llama.cpp's own, whatever Ferry decides.
 #include <fmt/format.h>
 #include <sys/resource.h>
-#include <CLI/CLI.hpp>
 
-#include <atomic>
-#include <csignal>
 #include <fstream>
 #include <memory>
 #include <optional>
 
 #include "driver.hpp"
+#include "session_flags.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
@@ -20,10 +18,7 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::llama_cpp;
-using engine::InputError;
 using engine::Json;
-
-std::atomic<bool> stop = false;
 
 struct Arguments {
   SessionOptions session;
@@ -32,40 +27,21 @@ struct Arguments {
   bool plain = false;
 };
 
-void parse(int argc, char** argv, Arguments& a) {
+void read(int argc, char** argv, Arguments& a) {
   CLI::App app("generates text with llama.cpp from a file larger than memory", "llama_drive");
-  const auto number = [&](const char* name, auto& value, long least, long most, const char* what) {
-    app.add_option(name, value, what)->check(CLI::Range(least, most))->capture_default_str()->type_name("N");
-  };
-  app.add_option("--model", a.session.model, "a GGUF file of an MoE model")->required()->type_name("FILE");
-  CLI::Option* prompt = app.add_option("--prompt", a.session.prompt, "the text to go on with");
-  app.add_option("--tokens", a.session.tokens, "the same as the model's tokens")->delimiter(',')->excludes(prompt);
-  number("--new-tokens", a.session.new_tokens, 1, 1 << 20, "how many to generate");
-  number("--chunk", a.session.chunk, 1, 65536, "tokens of a prompt in one step");
-  app.add_flag("--f32-cache", a.session.f32_cache, "keys and values in F32, as Ferry's engine has them; else in F16");
-  number("--threads", a.session.threads, 0, 1024, "that compute; 0: one a processor");
+  add_session_flags(app, a.session);
   CLI::Option* plain =
       app.add_flag("--plain", a.plain, "llama.cpp alone: the kernel brings in what is read, and evicts");
-  app.add_option("--stack", a.driver.stack, "a name as in `ferry list stacks`, or a stack file, that only copies")
-      ->capture_default_str()
-      ->excludes(plain);
-  app.add_option("--budget", a.driver.budget, "memory for experts: a share of all of them (25%) or a size")
-      ->capture_default_str()
-      ->excludes(plain);
-  app.add_option("--evict", a.evict, "who chooses what leaves memory: the stack, or the kernel")
-      ->check(CLI::IsMember({"stack", "kernel"}))
-      ->capture_default_str()
-      ->excludes(plain);
-  number("--read-threads", a.driver.threads, 1, 64, "experts read at once");
-  app.add_option("--json", a.json, "write all numbers to this file");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& e) {
-    std::exit(app.exit(e));
-  } catch (const CLI::ParseError& e) {
-    throw InputError(e.what());
-  }
-  if (a.session.prompt.empty() && a.session.tokens.empty()) throw InputError("expected --prompt or --tokens");
+  const auto add = [&](const char* name, std::string& value, const char* what) {
+    return app.add_option(name, value, what)->capture_default_str()->excludes(plain);
+  };
+  add("--stack", a.driver.stack, "a name as in `ferry list stacks`, or a stack file, that only copies");
+  add("--budget", a.driver.budget, "memory for experts: a share of all of them (25%) or a size");
+  add("--evict", a.evict, "who chooses what leaves memory: the stack, or the kernel")
+      ->check(CLI::IsMember({"stack", "kernel"}));
+  add_number(app, "--read-threads", a.driver.threads, 1, 64, "experts read at once");
+  app.add_option("--json", a.json, "write all numbers to this file")->type_name("FILE");
+  parse(app, argc, argv, a.session);
   a.driver.max_rows = a.session.chunk;
   a.driver.releases = a.evict == "stack";
 }
@@ -170,13 +146,9 @@ int drive(const Arguments& a) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  struct sigaction action {};
-  action.sa_handler = [](int) { stop = true; };
-  action.sa_flags = SA_RESETHAND;  // a second one ends at once
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  await_interrupts();
   Arguments a;
-  parse(argc, argv, a);
+  read(argc, argv, a);
   return drive(a);
 } catch (const std::exception& error) {
   std::fprintf(stderr, "llama_drive: %s\n", error.what());

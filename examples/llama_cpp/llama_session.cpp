@@ -18,10 +18,23 @@ namespace {
 
 constexpr const char* tokenizer_key = "tokenizer.ggml.model";
 
-/// Files of tiny models have none and do not say so, which llama.cpp refuses. True for what is no GGUF file.
+/// The first error that llama.cpp logged, the nearest to the cause: its functions give none.
+std::string first_error;
+
+void keep_error(ggml_log_level level, const char* text, void* /*data*/) {
+  if (level != GGML_LOG_LEVEL_ERROR || !first_error.empty()) return;
+  first_error = text;
+  while (first_error.ends_with('\n')) first_error.pop_back();
+}
+
+[[noreturn]] void refuse(const std::string& file, const std::string& what) {
+  throw InputError(file + ": llama.cpp " + what + (first_error.empty() ? "" : ": " + first_error));
+}
+
+/// Files of tiny models have none and do not say so, which llama.cpp refuses.
 bool has_tokenizer(const std::string& file) {
   gguf_context* said = gguf_init_from_file(file.c_str(), {true, nullptr});
-  if (said == nullptr) return true;
+  if (said == nullptr) refuse(file, "does not read it");
   const bool has = gguf_find_key(said, tokenizer_key) >= 0;
   gguf_free(said);
   return has;
@@ -30,11 +43,7 @@ bool has_tokenizer(const std::string& file) {
 }  // namespace
 
 Session::Session(const SessionOptions& options, GateWatcher* watcher) : options_(options), watcher_(watcher) {
-  llama_log_set(
-      [](ggml_log_level level, const char* text, void*) {
-        if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
-      },
-      nullptr);
+  llama_log_set(keep_error, nullptr);
   llama_backend_init();
   load();
   tokenize();
@@ -51,7 +60,7 @@ Session::Session(const SessionOptions& options, GateWatcher* watcher) : options_
     params.cb_eval_user_data = watcher;
   }
   context_.reset(llama_init_from_model(model_.get(), params));
-  if (!context_) throw InputError(options.model + ": llama.cpp makes no context for it");
+  if (!context_) refuse(options.model, "makes no context for it");
 }
 
 void Session::load() {
@@ -67,7 +76,7 @@ void Session::load() {
     params.kv_overrides = none;
   }
   model_.reset(llama_model_load_from_file(options_.model.c_str(), params));
-  if (!model_) throw InputError(options_.model + ": llama.cpp does not load it");
+  if (!model_) refuse(options_.model, "does not load it");
   vocabulary_ = llama_model_get_vocab(model_.get());
 }
 
@@ -144,7 +153,7 @@ void Session::forward(std::span<const llama_token> tokens, const PassedStep& ste
   const std::int32_t failed = llama_decode(context_.get(), batch);
   llama_batch_free(batch);
   if (watcher_ != nullptr) watcher_->end_step();
-  if (failed != 0) throw InputError(fmt::format("llama.cpp does not compute it: llama_decode gives {}", failed));
+  if (failed != 0) refuse(options_.model, fmt::format("does not compute it, llama_decode gives {}", failed));
   position_ += static_cast<llama_pos>(tokens.size());
 }
 

@@ -1,16 +1,13 @@
 // Runs a text through llama.cpp as it is, and reports what Ferry's stacks would have hit, moved and waited for at a budget and
 // on a machine; or records the routing as a trace for `ferry simulate`.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
-#include <atomic>
-#include <csignal>
-#include <map>
 #include <memory>
 #include <optional>
 
 #include "live_stacks.hpp"
 #include "recorded_steps.hpp"
+#include "session_flags.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
 #include "support/print.hpp"
@@ -20,62 +17,45 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::llama_cpp;
-using engine::InputError;
 using engine::Json;
-
-std::atomic<bool> stop = false;
 
 struct Arguments {
   SessionOptions session;
   LiveSettings live;
   std::vector<std::string> stacks = {"lru", "cross-layer-lru", "ferry"};
-  std::string record, json;
-  std::uint32_t every = 16;
-  std::uint16_t ahead = 3;
+  std::string record, json, costs = "effective";
+  std::uint32_t every = 16, ahead = 3;
 };
 
-void parse(int argc, char** argv, Arguments& a) {
+void read(int argc, char** argv, Arguments& a) {
   CLI::App app("what Ferry's stacks would make of a text that llama.cpp generates", "llama_observe");
-  const auto number = [&](const char* name, auto& value, long least, long most, const char* what) {
-    app.add_option(name, value, what)->check(CLI::Range(least, most))->capture_default_str()->type_name("N");
-  };
-  app.add_option("--model", a.session.model, "a GGUF file of an MoE model")->required()->type_name("FILE");
-  CLI::Option* prompt = app.add_option("--prompt", a.session.prompt, "the text to go on with");
-  CLI::Option* tokens = app.add_option("--tokens", a.session.tokens, "the same as the model's tokens")->delimiter(',');
-  prompt->excludes(tokens);
-  number("--new-tokens", a.session.new_tokens, 1, 1 << 20, "how many to generate");
-  number("--chunk", a.session.chunk, 1, 65536, "tokens of a prompt in one step");
-  app.add_flag("--f32-cache", a.session.f32_cache, "keys and values in F32, as Ferry's engine has them; else in F16");
-  number("--threads", a.session.threads, 0, 1024, "that compute; 0: one a processor");
+  add_session_flags(app, a.session);
   app.add_flag("--all-outputs", a.session.all_outputs,
                "compute the last layer for all rows of a prompt, as Ferry's engine does");
   app.add_option("--stacks", a.stacks, "names as in `ferry list stacks`, or stack files")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--budget", a.live.budget, "device memory for experts: a share (25%) or a size")
+  app.add_option("--budget", a.live.budget, "device memory for experts: a share of all of them (25%) or a size")
       ->capture_default_str();
   app.add_option("--machine", a.live.machine, "a name as in `ferry list machines`, or a file")->capture_default_str();
-  app.add_option("--as", a.live.as_shape, "count each expert as large as this model's: a shape's name or file");
+  app.add_option("--costs", a.costs,
+                 "the machine's effective speeds, its data sheet's peaks, or what a paper states of it")
+      ->check(CLI::IsMember({"effective", "peak", "stated"}))
+      ->capture_default_str();
+  CLI::Option* as =
+      app.add_option("--as", a.live.as_shape, "count each expert as large as this model's: a shape's name or file");
   app.add_flag("--as-reference", a.live.as_reference,
                "count each expert's time as the machine's reference model has it, whatever its bytes")
-      ->excludes("--as");
-  app.add_option("--costs", a.live.costs, "the machine's speeds")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, engine::CostSource>{{"effective", engine::CostSource::effective},
-                                                    {"peak", engine::CostSource::peak},
-                                                    {"stated", engine::CostSource::stated}}));
-  number("--ahead", a.ahead, 0, 4, "layers to predict from each gate input");
-  number("--every", a.every, 0, 1 << 20, "report after so many tokens; 0: only at the end");
-  app.add_option("--record", a.record, "write the routing to this trace");
-  app.add_option("--json", a.json, "write all numbers to this file");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& e) {
-    std::exit(app.exit(e));
-  } catch (const CLI::ParseError& e) {
-    throw InputError(e.what());
-  }
-  if (a.session.prompt.empty() && a.session.tokens.empty()) throw InputError("expected --prompt or --tokens");
+      ->excludes(as);
+  add_number(app, "--ahead", a.ahead, 0, 4, "layers to predict from each gate input");
+  add_number(app, "--every", a.every, 0, 1 << 20, "report after so many tokens; 0: only at the end");
+  app.add_option("--record", a.record, "write the routing to this trace, for `ferry simulate`")->type_name("FILE");
+  app.add_option("--json", a.json, "write all numbers to this file")->type_name("FILE");
+  parse(app, argc, argv, a.session);
+  a.live.chunk = a.session.chunk;
+  a.live.costs = a.costs == "peak"     ? engine::CostSource::peak
+                 : a.costs == "stated" ? engine::CostSource::stated
+                                       : engine::CostSource::effective;
 }
 
 /// A line for each stack, of decode so far.
@@ -106,7 +86,7 @@ int observe(const Arguments& a) {
       nullptr,
       [&](const PassedStep& step) {
         if (!steps) {  // the first forward pass has shown what the model is
-          steps = std::make_unique<RecordedSteps>(watcher, session, a.ahead);
+          steps = std::make_unique<RecordedSteps>(watcher, session, static_cast<std::uint16_t>(a.ahead));
           if (record) steps->keep();
         }
         const engine::TraceFile& trace = steps->take(step);
@@ -150,13 +130,9 @@ int observe(const Arguments& a) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  struct sigaction action {};
-  action.sa_handler = [](int) { stop = true; };
-  action.sa_flags = SA_RESETHAND;  // a second one ends at once
-  ::sigaction(SIGINT, &action, nullptr);
-  ::sigaction(SIGTERM, &action, nullptr);
+  await_interrupts();
   Arguments a;
-  parse(argc, argv, a);
+  read(argc, argv, a);
   return observe(a);
 } catch (const std::exception& error) {
   std::fprintf(stderr, "llama_observe: %s\n", error.what());

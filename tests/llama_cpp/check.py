@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.dont_write_bytecode = True  # nothing is left beside the sources
@@ -138,23 +137,33 @@ def check_driver(t):
 
 
 def check_kill(t):
-    def left():
-        return {str(p) for d in ("/tmp", "/dev/shm", "/var/tmp") for p in Path(d).iterdir()} | {
-            p.name for p in t.model.parent.iterdir()}
-
-    command = [t.drive, "--model", t.model, "--tokens", ",".join(map(str, PROMPT)), "--new-tokens", 400, "--budget", "10%",
-               "--json", t.scratch / "killed.json"]
-    before, content = left(), t.model.read_bytes()
-    child = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    empty = t.scratch / "empty"
+    empty.mkdir()
+    command = [t.drive, "--model", t.model.resolve(), "--tokens", ",".join(map(str, PROMPT)), "--new-tokens", 400,
+               "--budget", "10%", "--json", empty / "killed.json"]
+    shared, content = set(os.listdir("/dev/shm")), t.model.read_bytes()
+    child = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=empty,
+                             env=os.environ | {"TMPDIR": str(empty)}, start_new_session=True)
     check("it writes before it is killed", len(child.stdout.read(16)) == 16)
+    check("it has no file open for writing", not written_by(child.pid), written_by(child.pid))
     child.send_signal(signal.SIGKILL)
     check("it was killed", child.wait() == -signal.SIGKILL)
-    time.sleep(0.2)
     check("kill -9 leaves no process", not alive(child.pid))
-    check("kill -9 leaves no file", left() <= before, left() - before)
-    check("kill -9 leaves the result unwritten", not (t.scratch / "killed.json").exists())
+    check("kill -9 leaves no file", not list(empty.iterdir()), list(empty.iterdir()))
+    check("kill -9 leaves no shared memory", set(os.listdir("/dev/shm")) <= shared)
     check("kill -9 leaves the model as it was", t.model.read_bytes() == content)
     print("killed: nothing was left")
+
+
+def written_by(process):
+    """Paths of the files that it may write to."""
+    found = []
+    for fd in Path(f"/proc/{process}/fd").iterdir():
+        flags = re.search(r"flags:\s+(\d+)", Path(f"/proc/{process}/fdinfo/{fd.name}").read_text())
+        target = os.readlink(fd)
+        if int(flags[1], 8) & os.O_ACCMODE and target.startswith("/") and target != "/dev/null":
+            found.append(target)
+    return found
 
 
 def alive(group):
