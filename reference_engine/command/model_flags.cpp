@@ -96,7 +96,7 @@ std::vector<std::string> ModelFlags::inputs() const {
     return files;
   }
   // Of a folder what a model may consist of: a report in there is read by nobody.
-  static const std::set<std::string> names = {"config.json",    "generation_config.json", "model.safetensors.index.json",
+  static const std::set<std::string> names = {"config.json", "generation_config.json", "model.safetensors.index.json",
                                               "tokenizer.json", "tokenizer_config.json"};
   static const std::set<std::string> kinds = {".safetensors", ".model", ".tiktoken", ".jinja", ".gguf"};
   for (const auto& file : std::filesystem::directory_iterator(found)) {
