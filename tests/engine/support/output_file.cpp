@@ -42,7 +42,7 @@ TEST_CASE("an output takes its place whole, and nothing else is ever seen in the
     CHECK(read_file(path.string()) == "first");
     CHECK(names_in(folder.path()) == Names{"out.json"});
     OutputFile again(path, kind);
-    again.commit({"sec", "ond"});
+    again.commit(std::vector<std::string_view>{"sec", "ond"});
     CHECK(read_file(path.string()) == "second");
     CHECK(names_in(folder.path()) == Names{"out.json"});
   }
