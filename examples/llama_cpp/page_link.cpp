@@ -1,6 +1,7 @@
 #include "page_link.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "ferry/error.hpp"
 
@@ -14,7 +15,7 @@ std::uint32_t number_of(ExpertId id) noexcept {
 }  // namespace
 
 PageLink::PageLink(const ExpertPages& pages, const Options& options)
-    : pages_(pages), options_(options), held_(options.slots), holds_(options.slots) {
+    : pages_(pages), options_(options), held_(options.slots) {
   for (std::uint32_t i = 0; i < options.threads; ++i) threads_.emplace_back([this] { work(); });
 }
 
@@ -104,19 +105,15 @@ void PageLink::drain() {
   landed_.wait(lock, [&] { return demand_.entries.empty() && prefetch_.entries.empty(); });
 }
 
-bool PageLink::take_slot(const Copy& copy, Variant& old) {
+std::optional<ExpertId> PageLink::take_slot(const Copy& copy) {
+  const std::optional<ExpertId> old = std::exchange(held_[copy.slot], copy.what.id);
   const std::uint32_t now = number_of(copy.what.id);
-  old = copy.what;
-  old.id = held_[copy.slot];
-  const auto where = slot_of_.find(number_of(old.id));
-  // It may have been brought into another slot since: then its pages stay.
-  const bool goes =
-      holds_[copy.slot] && number_of(old.id) != now && where != slot_of_.end() && where->second == copy.slot;
-  if (goes) slot_of_.erase(where);
-  held_[copy.slot] = copy.what.id;
-  holds_[copy.slot] = true;
   slot_of_[now] = copy.slot;
-  return goes && options_.releases;
+  if (!old || number_of(*old) == now) return {};
+  const auto where = slot_of_.find(number_of(*old));
+  if (where == slot_of_.end() || where->second != copy.slot) return {};  // it was brought into another slot since
+  slot_of_.erase(where);
+  return options_.releases ? old : std::nullopt;
 }
 
 void PageLink::work() {
@@ -128,12 +125,10 @@ void PageLink::work() {
     entry->state = State::begun;
     const Copy copy = entry->copy;
     const bool reads = entry->reads;
-    Variant old;
-    const bool goes = take_slot(copy, old);
-    ++copies_;
+    const std::optional<ExpertId> old = take_slot(copy);
     lock.unlock();
     if (reads) pages_.request(copy.what.id);
-    if (goes) pages_.release(old.id);  // while the disk works
+    if (old) pages_.release(*old);  // while the disk works
     if (reads) pages_.map(copy.what.id);
     lock.lock();
     Queue& queue = queue_of(copy.ticket);

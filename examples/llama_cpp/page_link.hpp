@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -17,8 +18,8 @@ namespace ferry::llama_cpp {
 /// A slot is room for an expert's pages, wherever they lie: a copy into it lets go of what the slot held, and brings the new
 /// expert's pages in. Several copies are on their way at once, since a disk is faster with more to do.
 ///
-/// The device is the caller's own thread, as with HostThread. A copy that begins while `computed` is on is of an expert that
-/// has been computed already, from pages that the kernel brought in: nothing is read for it.
+/// The device is the caller's own thread, as with HostThread. A demand copy that is submitted while `computed` is on is
+/// of an expert that has been computed already, from pages that the kernel brought in: nothing is read for it.
 class PageLink {
  public:
   struct Options {
@@ -41,7 +42,6 @@ class PageLink {
   void drain();
   /// Whether the layer under way has been computed.
   void set_computed(bool computed) { computed_ = computed; }
-  [[nodiscard]] std::uint64_t copies() const noexcept { return copies_; }
 
  private:
   enum class State : std::uint8_t { queued, begun, over };
@@ -61,8 +61,8 @@ class PageLink {
 
   Queue& queue_of(Ticket ticket) noexcept { return is_prefetch(ticket) ? prefetch_ : demand_; }
   Entry* next() noexcept;
-  /// What the slot held until now, if it goes with it.
-  bool take_slot(const Copy& copy, Variant& old);
+  /// What the slot held until now, if that is to leave memory.
+  std::optional<ExpertId> take_slot(const Copy& copy);
   void work();
 
   const ExpertPages& pages_;
@@ -72,9 +72,7 @@ class PageLink {
   Queue demand_, prefetch_;
   Fence reached_ = Fence::none;
   bool computed_ = false, stop_ = false;
-  std::uint64_t copies_ = 0;
-  std::vector<ExpertId> held_;                      ///< by slot
-  std::vector<bool> holds_;                         ///< by slot
+  std::vector<std::optional<ExpertId>> held_;       ///< by slot
   std::map<std::uint32_t, std::uint32_t> slot_of_;  ///< by layer and expert: where an expert was brought last
   std::vector<std::thread> threads_;
 };
