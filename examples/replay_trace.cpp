@@ -4,9 +4,11 @@
 // Built with the reference engine, whose readers of traces and of machines it takes.
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "ferry/any_pipeline.hpp"
+#include "ferry/error.hpp"
 #include "ferry/stacks.hpp"
 #include "profiles/machine.hpp"
 #include "sim/simulate.hpp"
@@ -57,7 +59,8 @@ void run(int argc, char** argv) {
   const engine::TraceFile file(argv[1]);
   const engine::ModelFacts shape = engine::read_shape(argc > 2 ? argv[2] : "qwen1.5-moe-a2.7b");
   const engine::Machine machine = engine::read_machine(argc > 3 ? argv[3] : "rtx3090-pcie3");
-  const std::uint64_t percent = argc > 4 ? std::stoul(argv[4]) : 25;
+  const int percent = argc > 4 ? std::atoi(argv[4]) : 25;
+  if (percent < 1 || percent > 100) throw ConfigError("PERCENT must be 1 to 100");
 
   Trace trace = file.trace;
   trace.model.expert_bytes = shape.model.expert_bytes;
@@ -71,7 +74,7 @@ void run(int argc, char** argv) {
   stacks.add<Mine>("mine");
   stacks.add<stacks::Ferry>("ferry");
   for (const std::string& name : stacks.names()) {
-    const auto config = stacks.configure(name, model, model.all_bytes() * percent / 100);
+    const auto config = stacks.configure(name, model, model.all_bytes() * static_cast<std::uint64_t>(percent) / 100);
     CoreSettings& settings = config->settings();
     settings.costs = layer_costs(costs, model);
     settings.copy_ns[static_cast<unsigned>(Precision::full)] = costs.copy(model.bytes(0, Precision::full));
