@@ -40,6 +40,7 @@ using Action = std::function<int()>;
 void add_run_commands(CLI::App& app, Action& chosen);
 void add_trace_commands(CLI::App& app, Action& chosen);
 void add_simulate_commands(CLI::App& app, Action& chosen);
+void add_recommend_command(CLI::App& app, Action& chosen);
 void add_eval_commands(CLI::App& app, Action& chosen);
 void add_pack_command(CLI::App& app, Action& chosen);
 void add_tokenize_command(CLI::App& app, Action& chosen);

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "command/command.hpp"
+#include "command/device_memory.hpp"
 #include "command/model_flags.hpp"
 #include "command/sampling_flags.hpp"
 #include "command/token_ids.hpp"
@@ -128,7 +129,7 @@ class Runs {
                                        : "--prompt " + std::to_string(i + 1),
                                    tokens, model_->config().context));
     }
-    budget_ = a.device_memory.empty() ? parse_budget(a.flags.budget, shape_.all_bytes()) : left_for_experts(positions);
+    budget_ = a.device_memory.empty() ? parse_budget(a.flags.budget, shape_.all_bytes()) : left_for(positions);
   }
 
   [[nodiscard]] const GenerateOptions& options() const { return options_; }
@@ -246,36 +247,16 @@ class Runs {
     return make_runner(*model_, o);
   }
 
-  /// Of the device's memory, what weights, keys and values, and activations leave. Fate, section 4.4, calls it
-  /// M_total - M_dense. Says what goes where, and throws InputError if nothing is left.
-  std::uint64_t left_for_experts(const std::vector<std::uint64_t>& positions) const {
-    const std::uint64_t all = parse_budget(a_.device_memory, 0, "--device-memory");
+  /// Of the device's memory, what a batch of that many positions leaves.
+  std::uint64_t left_for(const std::vector<std::uint64_t>& positions) const {
     std::uint64_t most = 0;  // positions of one batch
     for (std::size_t i = 0; i < positions.size(); i += options_.batch) {
       std::uint64_t sum = 0;
       for (std::size_t j = i; j < std::min(positions.size(), i + options_.batch); ++j) sum += positions[j];
       most = std::max(most, sum);
     }
-    const ModelConfig& c = model_->config();
-    // Of each row: hidden states around attention, gate and experts; queries, keys, values; the experts' middle layers;
-    // scores of experts and of the vocabulary.
-    const std::uint64_t row = 8ULL * c.hidden + 2ULL * (c.heads + 2ULL * c.kv_heads) * c.head_dim +
-                              3ULL * (std::uint64_t{c.top_k} * c.expert_width + c.shared_width) + 4ULL * c.experts;
-    const std::uint64_t weights = model_->dense_bytes(), kept = most * model_->make_cache(1).bytes(),
-                        activations =
-                            sizeof(float) * (row * shape_.max_rows + std::uint64_t{c.vocabulary} * options_.batch);
-    const std::uint64_t needed = weights + kept + activations;
-    const std::string what =
-        fmt::format("{} bytes of weights, {} of keys and values, {} of activations", weights, kept, activations);
-    if (all <= needed) {
-      throw InputError(
-          fmt::format("--device-memory {}: {} take {} bytes, and nothing is left for experts: expected more",
-                      a_.device_memory, what, needed));
-    }
-    std::cerr << fmt::format("--device-memory {}: {} leave {} bytes for experts, {:.1f}% of all\n", a_.device_memory,
-                             what, all - needed,
-                             100.0 * static_cast<double>(all - needed) / static_cast<double>(shape_.all_bytes()));
-    return all - needed;
+    return left_for_experts(a_.device_memory, beside_experts(*model_, most, shape_.max_rows, options_.batch),
+                            shape_.all_bytes());
   }
 
   const RunArguments& a_;
@@ -441,7 +422,8 @@ std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layo
   const bool everything = dense + 2 * all <= memory;
   text += fmt::format("stacks: all {} of `ferry list` apply; recommended is {}\n", all_stacks().size(),
                       everything ? "resident at a budget of 100%, ferry below"
-                                 : "ferry, which is lossless and computes on the host what is not there");
+                                 : "ferry, which is lossless and computes on the host what is not there; ferry "
+                                   "recommend says it for a machine and a text");
   return text;
 }
 

@@ -123,6 +123,7 @@ int main(int argc, char** argv) {
   add_run_commands(app, chosen);
   add_trace_commands(app, chosen);
   add_simulate_commands(app, chosen);
+  add_recommend_command(app, chosen);
   add_eval_commands(app, chosen);
   add_pack_command(app, chosen);
   add_tokenize_command(app, chosen);

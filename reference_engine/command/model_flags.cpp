@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 
 #include "command/command.hpp"
 #include "cpu/cpu_model.hpp"
@@ -94,7 +95,16 @@ std::vector<std::string> ModelFlags::inputs() const {
     files.push_back(found.string());
     return files;
   }
-  for (const auto& file : std::filesystem::directory_iterator(found)) files.push_back(file.path().string());
+  // Of a folder what a model may consist of: a report in there is read by nobody.
+  static const std::set<std::string> names = {"config.json", "generation_config.json", "model.safetensors.index.json",
+                                              "tokenizer.json", "tokenizer_config.json"};
+  static const std::set<std::string> kinds = {".safetensors", ".model", ".tiktoken", ".jinja", ".gguf"};
+  for (const auto& file : std::filesystem::directory_iterator(found)) {
+    const std::filesystem::path& path = file.path();
+    if (names.contains(path.filename().string()) || kinds.contains(path.extension().string())) {
+      files.push_back(path.string());
+    }
+  }
   return files;
 }
 

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "support/errors.hpp"
-#include "support/json.hpp"
 
 namespace ferry::engine {
 
@@ -34,11 +33,14 @@ std::vector<std::string> machine_names() {
 
 Machine read_machine(const std::string& name_or_path) {
   const std::filesystem::path path = data_file("machines", "machine", name_or_path);
-  const Json root = read_json(path);
-  const Fields f(root, path.string());
+  return read_machine(read_json(path), path.string());
+}
+
+Machine read_machine(const Json& root, const std::string& where_from) {
+  const Fields f(root, where_from);
   auto part = [&](const Fields& object, const std::string& where, const std::string& field, double least,
                   double most = 1e15) {
-    const Fields value(object.at(field), path.string() + ": " + where + field);
+    const Fields value(object.at(field), where_from + ": " + where + field);
     static_cast<void>(value.text("source"));
     const double number = value.at("value").is_number() ? value.at("value").get<double>() : -1;
     if (!std::isfinite(number) || number < least || number > most) {
@@ -48,14 +50,14 @@ Machine read_machine(const std::string& name_or_path) {
   };
   auto speed = [&](const char* object, const char* unit) {
     const std::string where = std::string(object) + ": ";
-    const Fields o(f.at(object), path.string() + ": " + object);
+    const Fields o(f.at(object), where_from + ": " + object);
     return Machine::Speed{part(o, where, std::string("peak_") + unit, 1),
                           part(o, where, std::string("effective_") + unit, 1)};
   };
   Machine m;
   m.name = f.text("name");
   m.link = speed("link", "bytes_per_s");
-  m.link_latency_s = part(Fields(f.at("link"), path.string() + ": link"), "link: ", "latency_s", 0, 1000);
+  m.link_latency_s = part(Fields(f.at("link"), where_from + ": link"), "link: ", "latency_s", 0, 1000);
   m.device_memory = speed("device_memory", "bytes_per_s");
   m.device_compute = speed("device_compute", "flops");
   m.device_launch_s = part(f, "", "device_launch_s", 0, 1000);
@@ -63,20 +65,20 @@ Machine read_machine(const std::string& name_or_path) {
   m.host_compute = speed("host_compute", "flops");
   m.host_launch_s = part(f, "", "host_launch_s", 0, 1000);
   m.host_beside_copies =
-      part(Fields(f.at("host_memory"), path.string() + ": host_memory"), "host_memory: ", "beside_copies", 0.01, 1);
-  m.link_beside_host = part(Fields(f.at("link"), path.string() + ": link"), "link: ", "beside_host", 0.01, 1);
-  const Fields activations(f.at("activations"), path.string() + ": activations");
+      part(Fields(f.at("host_memory"), where_from + ": host_memory"), "host_memory: ", "beside_copies", 0.01, 1);
+  m.link_beside_host = part(Fields(f.at("link"), where_from + ": link"), "link: ", "beside_host", 0.01, 1);
+  const Fields activations(f.at("activations"), where_from + ": activations");
   m.activations_latency_s = part(activations, "activations: ", "latency_s", 0, 1000);
   m.activations_bytes_per_s = part(activations, "activations: ", "bytes_per_s", 1);
   if (f.has("stated")) {
-    const Fields s(f.at("stated"), path.string() + ": stated");
+    const Fields s(f.at("stated"), where_from + ": stated");
     Machine::Stated stated;
     try {
       const double bits = s.number("bits_per_weight", 0);
       if (bits > 64) s.refuse("bits_per_weight", "at most 64");
       stated.reference = read_shape(s.text("reference_model"), bits);
     } catch (const InputError& e) {
-      throw InputError(fmt::format("{}: stated: reference_model: {}", path.string(), e.what()));
+      throw InputError(fmt::format("{}: stated: reference_model: {}", where_from, e.what()));
     }
     stated.expert_transfer_s = part(s, "stated: ", "expert_transfer_s", 1e-9, 1000);
     stated.layer_compute_s = part(s, "stated: ", "layer_compute_s", 1e-9, 1000);

@@ -8,6 +8,7 @@
 #include "ferry/sim/costs.hpp"
 #include "profiles/shape.hpp"
 #include "support/bundled_files.hpp"
+#include "support/json.hpp"
 
 namespace ferry::engine {
 
@@ -58,6 +59,8 @@ std::vector<std::string> machine_names();
 /// By name, or by path to a file of the user's own (anything with a slash or ending in .json).
 /// Throws InputError for an unknown name (suggesting the nearest) or a file that does not say enough.
 Machine read_machine(const std::string& name_or_path);
+/// What such a file holds; `where_from` names it in the InputError.
+Machine read_machine(const Json& root, const std::string& where_from);
 
 /// The throttle, in bytes a second, at which expert transfer : layer compute is as on that machine.
 std::uint64_t throttle_bytes_per_s(const Machine& machine, std::uint64_t expert_bytes, double decode_layer_s);

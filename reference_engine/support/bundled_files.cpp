@@ -38,6 +38,10 @@ std::filesystem::path data_file(const std::string& folder, const std::string& ki
   return data_directory() / folder / (name_or_path + ".json");
 }
 
+std::filesystem::path bundled_text() {
+  return data_directory() / "texts" / "mixed.txt";
+}
+
 std::vector<std::string> model_names() {
   std::vector<std::string> names;
   std::error_code none;

@@ -17,6 +17,9 @@ std::vector<std::string> data_names(const std::string& folder);
 /// in the InputError for an unknown name, which suggests the nearest.
 std::filesystem::path data_file(const std::string& folder, const std::string& kind, const std::string& name_or_path);
 
+/// A text of many kinds, for commands that need any text: stories, sums, programs, verse, a dialogue, a table.
+std::filesystem::path bundled_text();
+
 /// Names of the bundled models, in order.
 std::vector<std::string> model_names();
 

@@ -6,13 +6,9 @@
 
 namespace ferry::engine {
 
-/// Text from strangers as it may go to a terminal: control characters become question marks.
-inline std::string printable(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text;
-}
+/// Text from strangers as it may go to a terminal: what would command it, change the order of what stands there, or is
+/// no character, becomes a question mark.
+std::string printable(const std::string& text);
 
 /// Names the file or option, the field, and what was expected. Names and values come from strangers: control
 /// characters become question marks, and what is too long to read is cut.

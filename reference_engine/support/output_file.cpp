@@ -2,10 +2,13 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <random>
 #include <set>
 
 #include "support/errors.hpp"
@@ -24,6 +27,93 @@ bool write_all(int fd, const std::vector<std::string_view>& parts) {
     }
   }
   return true;
+}
+
+/// What names of temporary files for this one begin with; 16 digits follow.
+std::string temporary_prefix(const std::filesystem::path& path) {
+  constexpr std::size_t longest = 200;  // a name has 255 bytes at most
+  return "." + path.filename().string().substr(0, longest) + ".ferry-";
+}
+
+std::filesystem::path folder_of(const std::filesystem::path& path) {
+  return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+}
+
+/// A file in another's folder that is to take its place. Without a name, where the file system can have such, so that
+/// nothing is left of a run that is killed; otherwise with one that nobody can guess, made anew, and locked as long as it
+/// is written, so that others know whether it was left behind.
+class TemporaryFile {
+ public:
+  TemporaryFile(const std::filesystem::path& for_path, OutputFile::Names names)
+      : target_(for_path), folder_(folder_of(for_path)) {
+    if (names == OutputFile::Names::none) fd_ = ::open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+    if (fd_ < 0) make_named(-1);
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~TemporaryFile() {
+    const int error = errno;
+    if (!name_.empty()) ::unlink(name_.c_str());
+    if (fd_ >= 0) ::close(fd_);
+    errno = error;
+  }
+
+  explicit operator bool() const { return fd_ >= 0; }
+  [[nodiscard]] int descriptor() const { return fd_; }
+
+  /// Replaces the target, and has the folder written, too.
+  bool take_place() {
+    if (name_.empty() && !make_named(fd_)) return false;
+    if (::rename(name_.c_str(), target_.c_str()) != 0) return false;
+    name_.clear();
+    const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder >= 0) {
+      ::fsync(folder);  // where a file system refuses that, the rename itself is what there is
+      ::close(folder);
+    }
+    return true;
+  }
+
+ private:
+  /// Opens a new file with a name, or gives one to `unnamed`.
+  bool make_named(int unnamed) {
+    std::random_device random;
+    for (int tries = 0; tries < 100; ++tries) {
+      const std::filesystem::path name =
+          folder_ / (temporary_prefix(target_) + fmt::format("{:08x}{:08x}", random(), random()));
+      if (unnamed < 0) {
+        fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (fd_ >= 0) ::flock(fd_, LOCK_EX | LOCK_NB);
+      }
+      const bool made = unnamed < 0 ? fd_ >= 0
+                                    : ::linkat(AT_FDCWD, fmt::format("/proc/self/fd/{}", unnamed).c_str(), AT_FDCWD,
+                                               name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+      if (made) name_ = name;
+      if (made || errno != EEXIST) return made;
+    }
+    return false;
+  }
+
+  std::filesystem::path target_, folder_, name_;  ///< name_: empty without one
+  int fd_ = -1;
+};
+
+/// Temporary files of runs that were killed: those that nobody holds.
+void remove_left_behind(const std::filesystem::path& path) {
+  const std::string prefix = temporary_prefix(path);
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_of(path), none)) {
+    const std::string name = entry.path().filename().string();
+    if (name.size() != prefix.size() + 16 || !name.starts_with(prefix)) continue;
+    if (name.find_first_not_of("0123456789abcdef", prefix.size()) != std::string::npos) continue;
+    const int fd = ::open(entry.path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) continue;
+    struct stat found {};
+    if (::fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && ::flock(fd, LOCK_EX | LOCK_NB) == 0) {
+      ::unlink(entry.path().c_str());
+    }
+    ::close(fd);
+  }
 }
 
 }  // namespace
@@ -62,7 +152,7 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
   }
 }
 
-OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string()) {
+OutputFile::OutputFile(const std::filesystem::path& path, Names names) : name_(path.string()), names_(names) {
   if (name_ == "-") {
     name_ = "standard output";
     print_to_standard_error();
@@ -70,15 +160,13 @@ OutputFile::OutputFile(const std::filesystem::path& path) : name_(path.string())
   }
   path_ = file_behind(path);
   std::error_code none;
-  temporary_ = path_.string() + fmt::format(".{}.tmp", ::getpid());
   if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
     throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", name_));
   }
-  // Tried now and removed at once: a run that is killed leaves nothing behind.
-  const int fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(errno)));
-  ::close(fd);
-  ::unlink(temporary_.c_str());
+  remove_left_behind(path_);
+  // Tried now, and gone at once: a run that is killed leaves nothing behind.
+  if (!TemporaryFile(path_, names_))
+    throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(errno)));
 }
 
 void OutputFile::commit(const std::vector<std::string_view>& parts) {
@@ -86,14 +174,9 @@ void OutputFile::commit(const std::vector<std::string_view>& parts) {
     if (write_all(STDOUT_FILENO, parts) || errno == EPIPE) return;  // a reader that has had enough is no error
     throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(errno)));
   }
-  const int fd = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  const bool good =
-      fd >= 0 && write_all(fd, parts) && ::fsync(fd) == 0 && ::rename(temporary_.c_str(), path_.c_str()) == 0;
-  const int error = errno;
-  if (fd >= 0) ::close(fd);
-  if (good) return;
-  ::unlink(temporary_.c_str());
-  throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(error)));
+  TemporaryFile file(path_, names_);
+  if (file && write_all(file.descriptor(), parts) && ::fsync(file.descriptor()) == 0 && file.take_place()) return;
+  throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(errno)));
 }
 
 }  // namespace ferry::engine

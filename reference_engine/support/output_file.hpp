@@ -20,7 +20,10 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
 /// be written, or is there and no regular file (a device, a pipe).
 class OutputFile {
  public:
-  explicit OutputFile(const std::filesystem::path& path);
+  /// What is written before it takes its place has no name, where the file system can have such files, or a random one.
+  enum class Names { none, random };
+
+  explicit OutputFile(const std::filesystem::path& path, Names names = Names::none);
 
   /// Puts the file in place, these parts one after another. Throws InputError if the disk refuses.
   void commit(const std::vector<std::string_view>& parts);
@@ -28,7 +31,8 @@ class OutputFile {
 
  private:
   std::string name_;
-  std::filesystem::path path_, temporary_;  ///< empty: standard output
+  std::filesystem::path path_;  ///< empty: standard output
+  Names names_;
 };
 
 }  // namespace ferry::engine

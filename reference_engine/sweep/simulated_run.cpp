@@ -41,6 +41,7 @@ std::string bits_that_work(const ModelShape& model, const StackOptions& options)
 /// The library's refusals know no options: what a user could do about this one goes behind it.
 std::string remedy(const std::string& refusal, const SimulatedSetting& setting, const ModelShape& model,
                    const StackOptions& options) {
+  if (!setting.remedies) return "";
   if (refusal.starts_with("the trace of ") && setting.assumed == nullptr) {
     return "; --assume-recall 0.79,0.97 makes up what is missing";
   }

@@ -29,6 +29,7 @@ struct SimulatedSetting {
   std::string as_shape;  ///< a shape's name or file, or empty
   BoundsChoice bounds = BoundsChoice::proven;
   const AssumedRows* assumed = nullptr;  ///< of this trace, for stacks that read what it lacks; null: those are refused
+  bool remedies = true;                  ///< refusals say which of simulate's options would help
 
   /// The model that is simulated: the trace's, counted as `as_shape`. Throws InputError.
   [[nodiscard]] ModelShape model() const;

@@ -183,16 +183,25 @@ class Replay {
     return c;
   }
 
-  /// Rows of one layer, as one array: the trace's own if the step has one token, a copy otherwise.
+  /// The tokens of the step that a layer computes: all but those of a prompt whose choices were not recorded, since engines
+  /// leave rows out of the last layer whose outputs nobody reads.
+  void find_rows(std::uint16_t l) {
+    tokens_.clear();
+    rows_.clear();
+    for (std::uint32_t i = 0; i < steps_.tokens().size; ++i) {
+      if (trace_.expert(steps_.tokens()[i], l, 0) == no_expert) continue;
+      tokens_.push_back(steps_.tokens()[i]);
+      rows_.push_back(i);
+    }
+  }
+
+  /// Rows of one layer, as one array: the trace's own if there is one token, a copy otherwise.
   template <class RowOf>
   View<const float> gather(std::vector<float>& buffer, const RowOf& row_of) {
-    const View<const std::uint32_t> tokens = steps_.tokens();
-    if (tokens.size == 1) return {row_of(tokens[0]), model_.experts};
-    buffer.resize(std::size_t{tokens.size} * model_.experts);
-    for (std::uint32_t i = 0; i < tokens.size; ++i) {
-      const float* row = row_of(tokens[i]);
-      std::copy(row, row + model_.experts, buffer.begin() + std::ptrdiff_t{i} * model_.experts);
-    }
+    if (tokens_.size() == 1) return {row_of(tokens_[0]), model_.experts};
+    buffer.resize(tokens_.size() * model_.experts);
+    auto to = buffer.begin();
+    for (const std::uint32_t t : tokens_) to = std::copy_n(row_of(t), model_.experts, to);
     return {buffer.data(), static_cast<std::uint32_t>(buffer.size())};
   }
 
@@ -202,16 +211,19 @@ class Replay {
   };
   template <class ChoiceOf, class WeightOf>
   Scores gather(Gathered& to, std::uint16_t l, const ChoiceOf& choice_of, const WeightOf& weight_of) {
+    if (tokens_.empty()) return {l, {}, {}};
     const View<const float> weight = gather(to.weight, weight_of);
-    const std::uint32_t any = steps_.tokens()[0];
+    const std::uint32_t any = tokens_[0];
     return {l, choice_of(any) == weight_of(any) ? weight : gather(to.choice, choice_of), weight};
   }
 
   Plan plan(std::uint16_t l) {
     if (!trace_.scores.empty()) {
-      return pipe_.plan(gather(
+      Scores scores = gather(
           scores_, l, [&](std::uint32_t t) { return trace_.choice_scores_of(t, l); },
-          [&](std::uint32_t t) { return trace_.scores_of(t, l); }));
+          [&](std::uint32_t t) { return trace_.scores_of(t, l); });
+      if (rows_.size() < steps_.tokens().size) scores.rows = {rows_.data(), static_cast<std::uint32_t>(rows_.size())};
+      return pipe_.plan(scores);
     }
     if constexpr (takes_routes) {
       routes_.clear();
@@ -257,6 +269,8 @@ class Replay {
     took.attention = costs_.dense(l, rows);
     clock_.device(took.attention, "attention, gate");
     clock_.sync();
+    find_rows(l);
+    if (tokens_.empty() && !trace_.scores.empty()) return;  // there are no scores to plan by
     const std::uint64_t hits = pipe_.counters().of(phase).hits, requests = pipe_.counters().of(phase).requests;
     const Plan plan = this->plan(l);
     const Nanoseconds host_before = clock_.host_ns();
@@ -318,6 +332,7 @@ class Replay {
   std::vector<UseLog> uses_;  ///< one for each stretch of decode without a prefill in between
   bool new_stretch_ = true;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> layer_hits_;
+  std::vector<std::uint32_t> tokens_, rows_;  ///< those of the step that the layer computes, and their places in it
   Gathered scores_, ahead_;
   std::vector<Route> routes_;
 };

@@ -57,7 +57,7 @@ class ChanceLink {
     if (at != prefetch_.end() && !(begun_ && at == prefetch_.begin())) prefetch_.erase(at);
   }
   [[nodiscard]] Seen seen() noexcept {
-    for (unsigned n = random_() % 3; n > 0; --n) land();
+    for (auto n = random_() % 3; n > 0; --n) land();
     if (random_() % 4 == 0) begun_ = begun_ || !prefetch_.empty();
     return sample();
   }
@@ -226,13 +226,14 @@ constexpr bool may_take_routes() {
 template <class Pipe>
 std::uint32_t drive(ferry_pipeline* c, ChanceLink& c_link, Pipe& cpp, ChanceLink& cpp_link, std::uint32_t seed) {
   std::mt19937 random(seed);
-  const auto chance = [&](unsigned in) { return random() % in == 0; };
+  const auto draw = [&](unsigned below) { return static_cast<std::uint32_t>(random() % below); };
+  const auto chance = [&](unsigned in) { return draw(in) == 0; };
   const StackTraits traits = cpp.traits();
   std::vector<float> scores, ahead;
   std::vector<std::uint32_t> rows_left;
   const auto fill = [&](std::vector<float>& to, std::uint32_t rows) {
     to.resize(std::size_t{rows} * experts);
-    for (float& s : to) s = static_cast<float>(random() % 1000) / 1000 * (chance(4) ? 3.0F : 0.5F);
+    for (float& s : to) s = static_cast<float>(draw(1000)) / 1000 * (chance(4) ? 3.0F : 0.5F);
   };
   /// Both sides answer alike, and their links were told the same.
   const auto agree = [&](ferry_status status, const std::string& thrown) {
@@ -243,7 +244,7 @@ std::uint32_t drive(ferry_pipeline* c, ChanceLink& c_link, Pipe& cpp, ChanceLink
   };
   std::uint32_t plans = 0;
   for (int step = 0; step < 60; ++step) {
-    const std::uint32_t rows = chance(30) ? max_rows + 1 : 1 + random() % max_rows;
+    const std::uint32_t rows = chance(30) ? max_rows + 1 : 1 + draw(max_rows);
     const Phase phase = chance(3) ? Phase::prefill : Phase::decode;
     std::vector<std::uint32_t> sequence(rows);
     for (std::uint32_t i = 0; i < rows; ++i) sequence[i] = phase == Phase::decode ? i : 7;
@@ -273,7 +274,7 @@ std::uint32_t drive(ferry_pipeline* c, ChanceLink& c_link, Pipe& cpp, ChanceLink
           std::vector<Route> routes(std::size_t{given} * top_k);
           std::vector<ferry_route> c_routes(routes.size());
           for (std::size_t i = 0; i < routes.size(); ++i) {
-            const unsigned at = i % top_k == 0 ? static_cast<unsigned>(random()) : routes[i - 1].expert + 1U;
+            const unsigned at = i % top_k == 0 ? draw(experts) : routes[i - 1].expert + 1U;
             routes[i].expert = static_cast<std::uint16_t>(at % (chance(300) ? experts + 1U : experts));
             routes[i].weight = 1.0F / static_cast<float>(1 + i % top_k);
             c_routes[i] = {routes[i].expert, routes[i].weight, FERRY_NO_EXPERT};

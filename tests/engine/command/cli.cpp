@@ -294,6 +294,19 @@ TEST_CASE("a damaged model gets one line, too") {
   }
 }
 
+TEST_CASE("a report may lie in the model's own folder, again and again; the model's files are left alone") {
+  const TemporaryFolder folder;
+  const std::filesystem::path model = folder.path() / "model";
+  std::filesystem::create_directory(model);
+  for (const char* file : {"config.json", "model.safetensors"}) {
+    std::filesystem::copy_file(model_folder("tiny-mixtral") / file, model / file);
+  }
+  const std::string run = "run --model '" + model.string() + "' --prompt To --max-new-tokens 2 --json '";
+  for (int times = 0; times < 2; ++times) CHECK(run_ferry(run + (model / "run.json").string() + "'").status == 0);
+  CHECK(Json::parse(read_file((model / "run.json").string())).contains("text"));
+  refuses(run + (model / "config.json").string() + "'", {"config.json", "is read by this run"});
+}
+
 TEST_CASE("outputs never destroy what they should not") {
   const TemporaryFolder folder;
   const std::string at = folder.path().string();

@@ -90,8 +90,8 @@ TEST_CASE("sizes are what people write") {
 
 TEST_CASE("help and tables fit 80 columns") {
   for (const char* command : {"", "run", "compare", "inspect", "trace", "trace record", "trace import",
-                              "trace generate", "trace inspect", "simulate", "sweep", "report", "eval", "pack",
-                              "calibrate", "calibrate precision", "calibrate machine", "list"}) {
+                              "trace generate", "trace inspect", "simulate", "sweep", "report", "recommend", "eval",
+                              "pack", "calibrate", "calibrate precision", "calibrate machine", "list"}) {
     CAPTURE(command);
     const Shell help = ferry_command("help " + std::string(command));
     CHECK(help.status == 0);

@@ -519,6 +519,25 @@ TEST_CASE("timeline: experts are chosen by the choice scores, where a trace has 
   CHECK(lane(s.spans(), Lane::link).find("1/3") == std::string::npos);
 }
 
+TEST_CASE("timeline: a layer computes those rows of a prompt that the trace has") {
+  // The last layer leaves out the first token, whose scores there (they would name 1/3) nobody reads. Together: attention
+  // 10, copies 10-30-50, 0/1 done at 55; attention 55-65, copy 65-85, 1/2 done at 90. One by one: the first token has no
+  // second layer but its attention, 10 + 20 + 5 + 10; the second takes 10 + 20 + 5 twice.
+  SmallTrace t(4, {{{0}, {0xff}}, {{1}, {2}}});
+  t.prompts(2);
+  t.put(t.scores, 0, 1, {0});
+  t.put(t.scores, 1, 1, {3});
+  t.put(t.scores, 2, 1, {1});
+  t.put(t.scores, 3, 1, {2});
+  Simulation<stacks::LruCache> s(with_slots<stacks::LruCache>(t, 6), t.view(), hand(), logged());
+  CHECK(step(s) == 90 * us);
+  CHECK(lane(s.spans(), Lane::link) == "0/0 10-30  0/1 30-50  1/2 65-85");
+  CHECK(s.counters().of(Phase::prefill).requests == 3);
+  Simulation<stacks::LruCache> single(with_slots<stacks::LruCache>(t, 6), t.view(), hand(), logged(1, 1));
+  for (const Nanoseconds ns : {45, 70}) CHECK(step(single) == ns * us);
+  CHECK(single.counters().of(Phase::prefill).requests == 3);
+}
+
 TEST_CASE("timeline: a prompt in chunks, then decode, each on its own clock") {
   // Five tokens of prompt by twos: {0, 1}: 10, copies 10-30-50, computed 50-55. {1, 1}: 10 + 6. {2}: 10 + 20 + 5.
   // Then a token that finds its expert: 15.

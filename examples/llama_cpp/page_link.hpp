@@ -1,0 +1,82 @@
+/// @file
+/// A link whose copies are reads of a mapped file into memory.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "expert_pages.hpp"
+#include "ferry/concepts.hpp"
+
+namespace ferry::llama_cpp {
+
+/// A slot is room for an expert's pages, wherever they lie: a copy into it lets go of what the slot held, and brings the new
+/// expert's pages in. Several copies are on their way at once, since a disk is faster with more to do.
+///
+/// The device is the caller's own thread, as with HostThread. A demand copy that is submitted while `computed` is on is
+/// of an expert that has been computed already, from pages that the kernel brought in: nothing is read for it.
+class PageLink {
+ public:
+  struct Options {
+    std::uint32_t slots = 0, threads = 4;
+    bool releases = true;  ///< false: which pages go is left to the kernel
+  };
+  PageLink(const ExpertPages& pages, const Options& options);
+  ~PageLink();
+  PageLink(const PageLink&) = delete;
+  PageLink& operator=(const PageLink&) = delete;
+
+  // Link
+  void submit(const Copy& copy) noexcept;
+  void drop(Ticket ticket) noexcept;
+  Seen seen() noexcept;
+  void fence(Fence fence) noexcept;
+  void wait(Ticket ticket);
+
+  /// Blocks until nothing is queued or on its way.
+  void drain();
+  /// Whether the layer under way has been computed.
+  void set_computed(bool computed) { computed_ = computed; }
+
+ private:
+  enum class State : std::uint8_t { queued, begun, over };
+  struct Entry {
+    Copy copy;
+    State state = State::queued;
+    bool reads = true;
+  };
+  /// Copies of one kind in the order of their tickets, until they and all before them are over.
+  struct Queue {
+    std::deque<Entry> entries;
+    Ticket last = Ticket::none, landed = Ticket::none;
+    Entry* find(Ticket ticket) noexcept;
+    Entry* next(Fence reached) noexcept;
+    void retire() noexcept;
+  };
+
+  Queue& queue_of(Ticket ticket) noexcept { return is_prefetch(ticket) ? prefetch_ : demand_; }
+  Entry* next() noexcept;
+  /// What the slot held until now, if that is to leave memory.
+  std::optional<ExpertId> take_slot(const Copy& copy);
+  void work();
+
+  const ExpertPages& pages_;
+  const Options options_;
+  std::mutex mutex_;
+  std::condition_variable wake_, landed_;
+  Queue demand_, prefetch_;
+  Fence reached_ = Fence::none;
+  bool computed_ = false, stop_ = false;
+  std::vector<std::optional<ExpertId>> held_;       ///< by slot
+  std::map<std::uint32_t, std::uint32_t> slot_of_;  ///< by layer and expert: where an expert was brought last
+  std::vector<std::thread> threads_;
+};
+
+static_assert(Link<PageLink>);
+
+}  // namespace ferry::llama_cpp

@@ -1,0 +1,37 @@
+#include "command/device_memory.hpp"
+
+#include <fmt/format.h>
+
+#include <iostream>
+
+#include "stacks/budget.hpp"
+#include "support/errors.hpp"
+
+namespace ferry::engine {
+
+BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::uint32_t max_rows, std::uint32_t batch) {
+  const ModelConfig& c = model.config();
+  // Of each row: hidden states around attention, gate and experts; queries, keys, values; the experts' middle layers;
+  // scores of experts and of the vocabulary.
+  const std::uint64_t row = 8ULL * c.hidden + 2ULL * (c.heads + 2ULL * c.kv_heads) * c.head_dim +
+                            3ULL * (std::uint64_t{c.top_k} * c.expert_width + c.shared_width) + 4ULL * c.experts;
+  return {model.dense_bytes(), positions * model.make_cache(1).bytes(),
+          sizeof(float) * (row * max_rows + std::uint64_t{c.vocabulary} * batch)};
+}
+
+std::uint64_t left_for_experts(const std::string& device_memory, const BesideExperts& beside,
+                               std::uint64_t all_experts) {
+  const std::uint64_t all = parse_budget(device_memory, 0, "--device-memory");
+  const std::uint64_t needed = beside.weights + beside.keys_and_values + beside.activations;
+  const std::string what = fmt::format("{} bytes of weights, {} of keys and values, {} of activations", beside.weights,
+                                       beside.keys_and_values, beside.activations);
+  if (all <= needed) {
+    throw InputError(fmt::format("--device-memory {}: {} take {} bytes, and nothing is left for experts: expected more",
+                                 device_memory, what, needed));
+  }
+  std::cerr << fmt::format("--device-memory {}: {} leave {} bytes for experts, {:.1f}% of all\n", device_memory, what,
+                           all - needed, 100.0 * static_cast<double>(all - needed) / static_cast<double>(all_experts));
+  return all - needed;
+}
+
+}  // namespace ferry::engine
