@@ -22,9 +22,11 @@ struct ModelShape : Shape {
   /// [layers], where layers differ; empty: as many as `experts` and `top_k` say in each.
   std::vector<std::uint16_t> layer_experts = {}, layer_top_k = {};
 
+  /// How many experts a layer has.
   [[nodiscard]] std::uint16_t experts_of(std::uint32_t layer) const {
     return layer_experts.empty() ? experts : layer_experts[layer];
   }
+  /// How many of them each row uses.
   [[nodiscard]] std::uint16_t top_k_of(std::uint32_t layer) const {
     return layer_top_k.empty() ? top_k : layer_top_k[layer];
   }
@@ -34,10 +36,12 @@ struct ModelShape : Shape {
     for (std::uint32_t l = first; l < first + count; ++l) sum += experts_of(l);
     return sum;
   }
-  [[nodiscard]] std::uint64_t all_experts() const { return experts_in(0, layers); }
+  [[nodiscard]] std::uint64_t all_experts() const { return experts_in(0, layers); }  ///< in all layers together
+  /// Bytes of one expert of a layer at a precision; 0: not stored at it.
   [[nodiscard]] std::uint64_t bytes(std::uint32_t layer, Precision p) const {
     return expert_bytes[expert_bytes.size() == 1 ? 0 : layer][static_cast<unsigned>(p)];
   }
+  /// Whether a row's weights are divided by their sum; `validate` refuses a shape that does not say.
   [[nodiscard]] bool renormalises() const { return renormalise == Renormalise::yes; }
   /// Bytes of the smallest expert at a precision; 0: stored at it nowhere.
   [[nodiscard]] std::uint64_t least_bytes(Precision p) const {
@@ -57,6 +61,7 @@ struct ModelShape : Shape {
   /// Slots start at cache lines, so that vector loads from them are aligned.
   [[nodiscard]] static std::uint64_t slot_bytes(std::uint64_t expert_bytes) { return (expert_bytes + 63) / 64 * 64; }
 
+  /// Throws ConfigError, with what was expected, for a shape that no core can work with.
   void validate() const {
     auto need = [](bool good, const std::string& what) {
       if (!good) detail::fail<ConfigError>("model shape: " + what);
@@ -108,24 +113,27 @@ struct ModelShape : Shape {
 
 /// A number of equal slots for the experts of some adjacent layers. One CachePolicy instance looks after it.
 struct Pool {
+  /// The layers whose experts live here, from `first_layer` on.
   std::uint16_t first_layer = 0, layers = 0;
-  std::uint8_t precisions = 0;  ///< bit 1 << p: these Precisions live here
-  std::uint32_t slots = 0;
-  std::uint64_t slot_bytes = 0;
+  std::uint8_t precisions = 0;   ///< bit 1 << p: these Precisions live here
+  std::uint32_t slots = 0;       ///< how many slots there are
+  std::uint64_t slot_bytes = 0;  ///< bytes of each, a multiple of 64
 };
 
 /// Every slot of a device: pools first, then the stream slots, which hold an expert only while its layer runs
 /// (layers that need more experts than fit, layers without slots, refused admissions).
 struct Allotment {
-  std::vector<Pool> pools;
-  std::uint32_t stream_slots = 0;
-  std::uint64_t stream_slot_bytes = 0;
+  std::vector<Pool> pools;              ///< their slots are numbered one pool after the other
+  std::uint32_t stream_slots = 0;       ///< numbered behind those of the pools
+  std::uint64_t stream_slot_bytes = 0;  ///< bytes of each stream slot
 
+  /// The slots of all pools and the stream slots.
   [[nodiscard]] std::uint32_t slots() const {
     std::uint32_t n = stream_slots;
     for (const Pool& p : pools) n += p.slots;
     return n;
   }
+  /// Device memory that all of them take, in bytes.
   [[nodiscard]] std::uint64_t bytes() const {
     std::uint64_t n = stream_slots * stream_slot_bytes;
     for (const Pool& p : pools) n += p.slots * p.slot_bytes;
@@ -163,9 +171,10 @@ inline std::uint32_t unwaited_stream_slots(const ModelShape& model) {
 
 /// Device memory for experts. The stream slots come off the bytes first; where every expert has a slot, there are none.
 struct Budget {
-  std::uint64_t bytes = 0;
-  std::uint32_t stream_slots = least_stream_slots;
+  std::uint64_t bytes = 0;                          ///< for all slots, in bytes
+  std::uint32_t stream_slots = least_stream_slots;  ///< how many stream slots are taken off them
 
+  /// So many bytes, and so many stream slots; an integer alone is a budget.
   constexpr Budget(std::uint64_t budget_bytes, std::uint32_t slots = least_stream_slots)
       : bytes(budget_bytes), stream_slots(slots) {}
 };
@@ -178,13 +187,15 @@ constexpr std::uint8_t bit(Precision p) {
 
 /// Precisions that live in the same slots: `Precision::int4 | Precision::int2`.
 struct PrecisionSet {
-  std::uint8_t bits = 0;
-  constexpr PrecisionSet(Precision p) : bits(part::bit(p)) {}
-  constexpr explicit PrecisionSet(std::uint8_t set) : bits(set) {}
+  std::uint8_t bits = 0;                                            ///< bit 1 << p for each Precision p
+  constexpr PrecisionSet(Precision p) : bits(part::bit(p)) {}       ///< one precision alone
+  constexpr explicit PrecisionSet(std::uint8_t set) : bits(set) {}  ///< from such bits
+  /// Either set.
   friend constexpr PrecisionSet operator|(PrecisionSet a, PrecisionSet b) {
     return PrecisionSet(static_cast<std::uint8_t>(a.bits | b.bits));
   }
 };
+/// The set of two precisions.
 constexpr PrecisionSet operator|(Precision a, Precision b) {
   return PrecisionSet(a) | PrecisionSet(b);
 }

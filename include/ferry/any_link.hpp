@@ -25,6 +25,7 @@ static_assert(Link<AnyLink>);
 template <Link L>
 class AdaptedLink final : public AnyLink {
  public:
+  /// The link outlives it.
   explicit AdaptedLink(L& link) : link_(link) {}
 
   void submit(const Copy& copy) noexcept override { link_.submit(copy); }

@@ -23,29 +23,44 @@ class AnyPipeline : public detail::LookAheadLoop<AnyPipeline> {
   AnyPipeline(const AnyPipeline&) = delete;
   AnyPipeline& operator=(const AnyPipeline&) = delete;
 
+  /// As in OffloadPipeline.
   virtual void preload() = 0;
   virtual void begin_step(const Step& step) = 0;
+  /// As in OffloadPipeline: the gate's scores of a layer.
   virtual Plan plan(const Scores& scores) = 0;
   /// Throws UsageError for a stack that needs the scores of all experts (StackTraits).
   virtual Plan plan(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows) = 0;
+  /// The same for all rows of the step.
   Plan plan(std::uint16_t layer, View<const Route> routes) { return plan(layer, routes, {}); }
 
   using detail::LookAheadLoop<AnyPipeline>::look_ahead;
+  /// As in OffloadPipeline: scores predicted for a later layer.
   virtual void look_ahead(const Scores& predicted) = 0;
+  /// As in OffloadPipeline: the layer that a look-ahead is of use for, or `no_layer`.
   [[nodiscard]] virtual std::uint16_t layer_ahead(RowSource source, std::uint16_t distance) const noexcept = 0;
+  /// As in OffloadPipeline: how many layers ahead; 0: it does not look.
   [[nodiscard]] virtual std::uint16_t look_ahead_depth() const noexcept = 0;
 
   virtual void wait(const Task& task) = 0;
+  /// As in OffloadPipeline: what has been computed.
   virtual void done(View<const Task> tasks) = 0;
+  /// The same for one task.
   void done(const Task& task) { done({&task, 1}); }
+  /// As in OffloadPipeline: the layer is over.
   virtual void finish(std::uint16_t layer, const Times& times) = 0;
+  /// The same with nothing measured.
   void finish(std::uint16_t layer) { finish(layer, {}); }
+  /// As in OffloadPipeline: the step is given up.
   virtual void abandon() noexcept = 0;
   virtual void end_sequence(std::uint32_t sequence) noexcept = 0;
 
+  /// What has been counted since the pipeline was made.
   [[nodiscard]] virtual const Counters& counters() const noexcept = 0;
+  /// As in OffloadPipeline: predictions made for `layer` from `distance` layers before it.
   [[nodiscard]] virtual Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept = 0;
+  /// What the stack is like.
   [[nodiscard]] virtual StackTraits traits() const noexcept = 0;
+  /// What makes the rows that `look_ahead` takes.
   [[nodiscard]] RowSource look_ahead_rows(Phase phase) const noexcept {
     return traits().rows[static_cast<unsigned>(phase)];
   }
@@ -61,7 +76,9 @@ class AnyConfig {
 
   /// The link needs `settings().allotment`, whose slots it fills.
   [[nodiscard]] virtual CoreSettings& settings() noexcept = 0;
+  /// The same, to read.
   [[nodiscard]] virtual const CoreSettings& settings() const noexcept = 0;
+  /// What the stack is like.
   [[nodiscard]] virtual StackTraits traits() const noexcept = 0;
   /// Of the pipelines made of it.
   [[nodiscard]] virtual std::uint16_t look_ahead_depth() const noexcept = 0;
@@ -69,12 +86,14 @@ class AnyConfig {
   [[nodiscard]] virtual std::size_t storage_bytes() const = 0;
   /// The link outlives the pipeline. Throws ConfigError if the configuration cannot work.
   [[nodiscard]] virtual std::unique_ptr<AnyPipeline> start(AnyLink& link) const = 0;
+  /// The same for a link of a type of its own. It outlives the pipeline.
   template <Link L>
   requires(!std::derived_from<L, AnyLink>) [[nodiscard]] std::unique_ptr<AnyPipeline> start(L& link) const {
     return start_owning(std::make_unique<AdaptedLink<L>>(link));
   }
 
  protected:
+  /// Starts a pipeline that owns its link.
   [[nodiscard]] virtual std::unique_ptr<AnyPipeline> start_owning(std::unique_ptr<AnyLink> link) const = 0;
 };
 
@@ -175,11 +194,13 @@ class StackTable {
                        return any_config(std::move(config));
                      }});
   }
+  /// Under this name, with the stack's own `set_up`.
   template <class Stack>
   void add(std::string name) {
     add<Stack>(std::move(name), [](CoreConfig<Stack>& config, Budget budget) { Stack::set_up(config, budget); });
   }
 
+  /// Of all stacks, in the order in which they were added.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> all;
     for (const Row& row : rows_) all.push_back(row.name);

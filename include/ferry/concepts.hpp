@@ -23,7 +23,8 @@ namespace ferry::inline FERRY_ABI {
 
 /// What one CachePolicy instance looks after: `slots` equal slots for the experts of some adjacent layers.
 struct PoolShape {
-  std::uint32_t slots = 0;
+  std::uint32_t slots = 0;  ///< how many
+  /// Which layers, from `first_layer` on, and the experts of each.
   std::uint16_t first_layer = 0, layers = 0, experts = 0;
 };
 
@@ -31,6 +32,7 @@ struct PoolShape {
 struct Barred {
   const std::uint8_t* flags = nullptr;  ///< [slots]
   std::uint8_t bars = 0;                ///< which flags count
+  /// Whether this slot must stay.
   FERRY_HD bool operator[](std::uint32_t slot) const noexcept { return (flags[slot] & bars) != 0; }
 };
 
@@ -197,6 +199,7 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
 ///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_saved(id, slot)`, how
 ///    much more that expert is expected to save there than who is in the slot (`no_slot`: nobody).
+/// One that keeps nothing declares `static constexpr bool caches = false`: its allotment has stream slots alone.
 /// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
 template <class C>
 concept CachePolicy =
@@ -266,13 +269,19 @@ template <class L>
 concept Link = part::Submits<L> && part::Drops<L> && part::ReportsProgress<L> && part::Fences<L> && part::Waits<L>;
 
 /// One composition of policies: what `Core` and `OffloadPipeline` are made of.
+///
+/// A type that derives from it is a stack with a name, and may have what the name stands for beyond the policies:
+///  - `set_up(config, budget)`, static: sets the policies' parameters and `CoreSettings::allotment` for
+///    `CoreSettings::model`. Throws ConfigError for a budget that cannot work. What users may set of the slots is a third
+///    argument, of the type that the stack calls `Layout`.
+///  - `static constexpr bool preloads = true`: its slots are to be filled before the first step (`StackTraits::preloads`).
 template <Predictor P, CachePolicy C, QuantSelector Q, Scheduler S, ExpertRouter R>
 struct Stack {
-  using predictor = P;
-  using cache = C;
-  using precision = Q;
-  using scheduler = S;
-  using router = R;
+  using predictor = P;  ///< which experts later layers need
+  using cache = C;      ///< who leaves a full pool
+  using precision = Q;  ///< how many bits cross
+  using scheduler = S;  ///< what moves or runs when, and where
+  using router = R;     ///< which experts each row uses
 };
 
 }  // namespace ferry::inline FERRY_ABI

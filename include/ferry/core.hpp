@@ -31,7 +31,7 @@ class Core {
   using Router = typename Stack::router;
 
  public:
-  using Config = CoreConfig<Stack>;
+  using Config = CoreConfig<Stack>;  ///< what it is built from
 
   /// Bytes of the block for this configuration. Throws ConfigError if the configuration cannot work.
   static std::size_t storage_bytes(const Config& config) {
@@ -196,11 +196,11 @@ class Core {
     return i;
   }
 
-  FERRY_HD Commands commands() const noexcept { return slots_.commands(); }
-  FERRY_HD const Counters& counters() const noexcept { return slots_.accounts().counters(); }
-  FERRY_HD const Residency& residency() const noexcept { return slots_.residency(); }
-  FERRY_HD const Shape& shape() const noexcept { return shape_; }
-  FERRY_HD const Precisions& precision() const noexcept { return precision_; }
+  FERRY_HD Commands commands() const noexcept { return slots_.commands(); }  ///< what the last call wants done
+  FERRY_HD const Counters& counters() const noexcept { return slots_.accounts().counters(); }  ///< since it was built
+  FERRY_HD const Residency& residency() const noexcept { return slots_.residency(); }          ///< what is where
+  FERRY_HD const Shape& shape() const noexcept { return shape_; }               ///< the sizes that it works with
+  FERRY_HD const Precisions& precision() const noexcept { return precision_; }  ///< the selector, with its state
   /// The policy of a pool, with its state: for reports and tests.
   FERRY_HD const Cache& cache(std::uint16_t pool) const noexcept { return slots_.cache(pool); }
   /// Layers ahead that this stack's predictor wants to be asked for; 0: none.

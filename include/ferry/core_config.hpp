@@ -12,8 +12,8 @@ namespace ferry::inline FERRY_ABI {
 
 /// What a core is built from beside its policies. Host memory, set-up only.
 struct CoreSettings {
-  ModelShape model;
-  Allotment allotment;
+  ModelShape model;     ///< what the model is like
+  Allotment allotment;  ///< which slots there are
   /// Prefill steps of more rows than this admit only to free slots, the rest streams through (invariant 8).
   std::uint32_t transient_prefill_rows = 0xffffffffU;
   /// Counts misses of top-score and low-score experts apart, by this alpha (Outcomes::top_requests); negative: does not.
@@ -27,11 +27,11 @@ struct CoreSettings {
 /// The model, its slots, and the policies with their parameters.
 template <class Stack>
 struct CoreConfig : CoreSettings {
-  typename Stack::predictor predictor{};
-  typename Stack::cache cache{};  ///< copied for each pool
-  typename Stack::precision precision{};
-  typename Stack::scheduler scheduler{};
-  typename Stack::router router{};
+  typename Stack::predictor predictor{};  ///< with its parameters
+  typename Stack::cache cache{};          ///< copied for each pool
+  typename Stack::precision precision{};  ///< with its parameters
+  typename Stack::scheduler scheduler{};  ///< with its parameters: limit, order and placement
+  typename Stack::router router{};        ///< with its parameters
 
   /// Throws ConfigError, in one sentence, if these parts cannot work together.
   void validate() const {

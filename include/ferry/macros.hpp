@@ -9,15 +9,22 @@
 #define FERRY_HD __host__ __device__
 #define FERRY_HOT inline
 #else
+/// A function that also compiles for the device.
 #define FERRY_HD
+/// A function that is too small to be a call.
 #define FERRY_HOT inline __attribute__((always_inline))
 #endif
 
+/// Interfaces may change with it.
 #define FERRY_VERSION_MAJOR 0
+/// Until 1.0 interfaces may change with it, too.
 #define FERRY_VERSION_MINOR 1
+/// Mistakes mended alone.
 #define FERRY_VERSION_PATCH 0
+/// The three of them, as text.
 #define FERRY_VERSION "0.1.0"
 
 #if !defined(FERRY_ABI)
+/// The inline namespace of this version.
 #define FERRY_ABI v0_1
 #endif

@@ -10,7 +10,7 @@ namespace ferry::inline FERRY_ABI {
 /// What became of the experts that the gate asked for, each counted once an expert, layer and step:
 /// hits + late_hits + misses + substituted + skipped + host_computed == requests.
 struct Outcomes {
-  std::uint64_t requests = 0;
+  std::uint64_t requests = 0;       ///< each counted once an expert, layer and step
   std::uint64_t hits = 0;           ///< resident when asked for
   std::uint64_t late_hits = 0;      ///< on the link already: the layer waits for the rest of that copy
   std::uint64_t misses = 0;         ///< copied because it was asked for; also a prefetch that had not begun
@@ -26,6 +26,7 @@ struct Outcomes {
   /// score) and the others; of each, those that had to be loaded or computed on the host, and those whose copy was on its
   /// way. Counted if CoreConfig::top_score_alpha is set and full scores are given.
   std::uint64_t top_requests = 0, top_misses = 0, top_late_hits = 0;
+  /// The same of the low-score ones.
   std::uint64_t low_requests = 0, low_misses = 0, low_late_hits = 0;
 
   /// Hits alone over requests; 0 without requests.
@@ -46,6 +47,7 @@ struct Accuracy {
   std::uint64_t rows = 0;       ///< rows of such layers, if rows made the prediction
   std::uint64_t rows_top1 = 0;  ///< rows whose best expert was the best of the predicted row
 
+  /// Adds what another has counted.
   FERRY_HD Accuracy& operator+=(const Accuracy& other) noexcept {
     needed += other.needed;
     predicted += other.predicted;
@@ -58,6 +60,7 @@ struct Accuracy {
   /// How often the best predicted expert was the best: what HOBBIT's Fig. 7b shows.
   [[nodiscard]] double top1() const noexcept { return ratio(rows_top1, rows); }
 
+  /// A share; 0 of nothing.
   static double ratio(std::uint64_t part, std::uint64_t whole) noexcept {
     return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
   }
@@ -66,11 +69,11 @@ struct Accuracy {
 /// Prefetches. `issued` counts copies that were not taken back again (taking back is best effort: a link may
 /// have begun one that counts as dropped here).
 struct PrefetchCounts {
-  std::uint64_t issued = 0;
-  std::uint64_t used = 0;      ///< asked for by the gate before it left, late ones included
-  std::uint64_t dropped = 0;   ///< submitted and taken back
-  std::uint64_t promoted = 0;  ///< submitted because the cache wanted them most, and nobody had predicted them
-  std::uint64_t issued_bytes = 0;
+  std::uint64_t issued = 0;        ///< submitted
+  std::uint64_t used = 0;          ///< asked for by the gate before it left, late ones included
+  std::uint64_t dropped = 0;       ///< submitted and taken back
+  std::uint64_t promoted = 0;      ///< submitted because the cache wanted them most, and nobody had predicted them
+  std::uint64_t issued_bytes = 0;  ///< of all that were submitted
   std::uint64_t wasted_bytes = 0;  ///< evicted without having been asked for
   /// Layers from which the stack's predictor would have looked ahead, and was not asked to: an engine that forgets
   /// `look_ahead` runs such a stack as if it predicted nothing.
@@ -81,15 +84,18 @@ struct PrefetchCounts {
   [[nodiscard]] double precision() const noexcept { return Accuracy::ratio(used, issued); }
 };
 
+/// What a core counts, from its construction on.
 struct Counters {
-  Outcomes phase[2];  ///< by Phase
-  PrefetchCounts prefetch;
+  Outcomes phase[2];                                       ///< by Phase
+  PrefetchCounts prefetch;                                 ///< in both phases
   std::uint64_t bytes_by_precision[precision_count] = {};  ///< by Precision, less what was taken back
   std::uint64_t preload_bytes = 0;                         ///< submitted before the first step, in neither phase
   std::uint64_t steps[2] = {};                             ///< by Phase
   std::uint64_t unfinished_steps = 0;                      ///< abandoned by the next one's begin_step
 
+  /// The outcomes of a phase, to change.
   FERRY_HD Outcomes& of(Phase p) noexcept { return phase[static_cast<unsigned>(p)]; }
+  /// The outcomes of a phase.
   [[nodiscard]] const Outcomes& of(Phase p) const noexcept { return phase[static_cast<unsigned>(p)]; }
 };
 

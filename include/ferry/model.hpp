@@ -23,24 +23,31 @@ concept ContiguousRange = requires(R& range) {
 /// A contiguous range that is passed by value and works in device code (`std::span` is host-only there).
 template <class T>
 struct View {
-  T* data = nullptr;
-  std::uint32_t size = 0;
+  T* data = nullptr;       ///< the first element
+  std::uint32_t size = 0;  ///< how many
 
   constexpr View() noexcept = default;
+  /// So many from there.
   FERRY_HD constexpr View(T* first, std::uint32_t count) noexcept : data(first), size(count) {}
   /// On the host, of fewer than 2^32 elements. The view does not own them: a view of a temporary is valid only until the
   /// end of the call.
   template <class R>
   requires ContiguousRange<R, T>
   constexpr View(R&& range) noexcept : data(range.data()), size(static_cast<std::uint32_t>(range.size())) {}
+  /// All of an array.
   template <std::size_t n>
   FERRY_HD constexpr View(T (&array)[n]) noexcept : data(array), size(static_cast<std::uint32_t>(n)) {}
 
+  /// The first element.
   FERRY_HD constexpr T* begin() const noexcept { return data; }
+  /// One past the last.
   FERRY_HD constexpr T* end() const noexcept { return data + size; }
+  /// Element i, unchecked.
   FERRY_HD constexpr T& operator[](std::uint32_t i) const noexcept { return data[i]; }
+  /// A view to read.
   template <std::same_as<const T> U>
   requires(!std::is_const_v<T>) FERRY_HD constexpr operator View<U>() const noexcept { return {data, size}; }
+  /// So many elements from `first` on.
   FERRY_HD constexpr View part(std::uint32_t first, std::uint32_t count) const noexcept {
     return {data + first, count};
   }
@@ -49,9 +56,9 @@ struct View {
 /// A caller's buffer that a policy fills from the front.
 template <class T>
 struct Out {
-  T* data = nullptr;
-  std::uint32_t capacity = 0;
-  std::uint32_t size = 0;
+  T* data = nullptr;           ///< the first element
+  std::uint32_t capacity = 0;  ///< how many fit
+  std::uint32_t size = 0;      ///< how many there are
 
   /// Appends; false (and nothing written) when the buffer is full.
   FERRY_HD constexpr bool push(const T& value) noexcept {
@@ -65,26 +72,30 @@ struct Out {
     if (size == capacity) return nullptr;
     return new (data + size++) T{};
   }
+  /// What was appended.
   FERRY_HD constexpr View<T> view() const noexcept { return {data, size}; }
 };
 
 /// One routed expert of the model. Layers count MoE layers only, from 0.
 struct ExpertId {
+  /// The layer, and the index of the expert in it.
   std::uint16_t layer = 0, expert = 0;
   friend constexpr bool operator==(ExpertId, ExpertId) = default;
 };
 
 /// In which precision an expert is stored or wanted, in ascending order. `full` is the model's own.
 enum class Precision : std::uint8_t { skip, int2, int4, int8, full };
+/// How many Precisions there are.
 inline constexpr std::uint32_t precision_count = 5;
 
 /// What crosses a link and sits in a slot: one expert at one precision.
 struct Variant {
-  ExpertId id;
-  Precision precision = Precision::full;
+  ExpertId id;                            ///< which expert
+  Precision precision = Precision::full;  ///< at which precision
   friend constexpr bool operator==(Variant, Variant) = default;
 };
 
+/// A chunk of one sequence's prompt, or a token of each sequence.
 enum class Phase : std::uint8_t { prefill, decode };
 
 /// Where a variant is on its way to the device. `in_flight` can no longer be taken back, `queued` can.
@@ -92,6 +103,7 @@ enum class State : std::uint8_t { absent, queued, in_flight, resident };
 
 /// Number of a copy; Core numbers them upwards and never reuses one. Odd: a prefetch. 0: nothing to wait for.
 enum class Ticket : std::uint64_t { none = 0 };
+/// Whether a copy brings what was only predicted.
 FERRY_HD constexpr bool is_prefetch(Ticket t) noexcept {
   return (static_cast<std::uint64_t>(t) & 1U) != 0;
 }
@@ -99,16 +111,17 @@ FERRY_HD constexpr bool is_prefetch(Ticket t) noexcept {
 /// Number of a point in the device's work; Core numbers them upwards from 1. 0: nothing to wait for.
 enum class Fence : std::uint64_t { none = 0 };
 
+/// All times of the library.
 using Nanoseconds = std::int64_t;
 
-inline constexpr std::uint32_t no_slot = 0xffffffffU;
-inline constexpr std::uint32_t no_task = 0xffffffffU;
-inline constexpr std::uint16_t no_expert = 0xffffU;  ///< In a route: this assignment is skipped.
-inline constexpr std::uint16_t no_layer = 0xffffU;
+inline constexpr std::uint32_t no_slot = 0xffffffffU;  ///< runs on the host, or is nowhere
+inline constexpr std::uint32_t no_task = 0xffffffffU;  ///< waits for no other task
+inline constexpr std::uint16_t no_expert = 0xffffU;    ///< In a route: this assignment is skipped.
+inline constexpr std::uint16_t no_layer = 0xffffU;     ///< none is asked for
 
 /// One forward pass: a chunk of a prompt, or one token of each sequence of a batch.
 struct Step {
-  Phase phase = Phase::decode;
+  Phase phase = Phase::decode;         ///< what the rows are
   View<const std::uint32_t> sequence;  ///< [rows] which sequence each row belongs to
 };
 
@@ -117,16 +130,18 @@ struct Step {
 /// experts than others (ModelShape::layer_experts) has columns of no expert behind them: routers and predictors do not read
 /// them, to caches they are scores of what nobody asks for.
 struct Scores {
-  std::uint16_t layer = 0;
+  std::uint16_t layer = 0;              ///< whose gate, from 0
   View<const float> select;             ///< [rows, experts]
   View<const float> weight;             ///< [rows, experts]
   View<const std::uint32_t> rows = {};  ///< which rows of the step these are, ascending; empty: all of them
   /// Of the layer, set by the core where the model's layers differ; 0: the model's.
   std::uint16_t layer_experts = 0, layer_top_k = 0;
 
+  /// The experts of this layer, which has as many as the model unless it says otherwise.
   FERRY_HD constexpr std::uint32_t experts_or(std::uint32_t of_model) const noexcept {
     return layer_experts == 0 ? of_model : layer_experts;
   }
+  /// How many of them each row uses, likewise.
   FERRY_HD constexpr std::uint32_t top_k_or(std::uint32_t of_model) const noexcept {
     return layer_top_k == 0 ? of_model : layer_top_k;
   }
@@ -134,8 +149,8 @@ struct Scores {
 
 /// One assignment of a row to an expert. `expert == no_expert`: skipped, contributes nothing.
 struct Route {
-  std::uint16_t expert = no_expert;
-  float weight = 0.0F;
+  std::uint16_t expert = no_expert;      ///< who computes the row
+  float weight = 0.0F;                   ///< what its output is multiplied by
   std::uint16_t instead_of = no_expert;  ///< the gate's choice, if `expert` is a substitute for it, or it is left out
 };
 
@@ -169,26 +184,27 @@ enum class RowSource : std::uint8_t {
 
 /// What a PrefetchLimit may spend: one layer's worth of look-aheads, from its plan to its finish.
 struct PrefetchWindow {
-  Phase phase = Phase::decode;
-  std::uint16_t distance = 1;  ///< layers from the one planned last to the one predicted
-  Nanoseconds layer_ns = 0;    ///< what a layer takes without waiting, as measured last; 0 while unknown
-  std::uint32_t taken = 0;     ///< absent experts taken since the plan, also where no slot was to be had
-  Nanoseconds taken_ns = 0;    ///< what their copies cost that were submitted
+  Phase phase = Phase::decode;  ///< of the step
+  std::uint16_t distance = 1;   ///< layers from the one planned last to the one predicted
+  Nanoseconds layer_ns = 0;     ///< what a layer takes without waiting, as measured last; 0 while unknown
+  std::uint32_t taken = 0;      ///< absent experts taken since the plan, also where no slot was to be had
+  Nanoseconds taken_ns = 0;     ///< what their copies cost that were submitted
 };
 
 /// One copy of a variant into a slot, to be carried out by a Link.
 struct Copy {
-  Ticket ticket = Ticket::none;
-  Variant what;
-  std::uint32_t slot = no_slot;
-  Fence after = Fence::none;  ///< the slot's last reader: not one byte may be written before it is reached
-  bool demand = false;        ///< demand copies go before queued prefetches
+  Ticket ticket = Ticket::none;  ///< its number
+  Variant what;                  ///< which expert, at which precision
+  std::uint32_t slot = no_slot;  ///< where to
+  Fence after = Fence::none;     ///< the slot's last reader: not one byte may be written before it is reached
+  bool demand = false;           ///< demand copies go before queued prefetches
 };
 
 /// One expert to run in this step. Its rows are `assignments[first .. first + rows)` of the plan.
 struct Task {
   Variant what;                  ///< the variant that is there, which may be better than asked for
   std::uint32_t slot = no_slot;  ///< no_slot: runs on the host, from the host's copy
+  /// Its rows: `rows` entries of Plan::assignments, from `first` on.
   std::uint32_t first = 0, rows = 0;
   std::uint32_t freed_by = no_task;  ///< index in `arriving` whose `done` lets this task's copy start
   Ticket ready = Ticket::none;       ///< wait for this before computing
@@ -233,6 +249,7 @@ struct Split {
 
 /// What one use of an expert saves by where it is: of one that is in a slot, and of one that is not if it were.
 struct Savings {
+  /// In nanoseconds.
   Nanoseconds there = 0, absent = 0;
 };
 
@@ -246,23 +263,25 @@ struct Times {
 
 /// What the core wants done now: first the drops, then the submissions, each in order.
 struct Commands {
-  View<const Ticket> drop;
-  View<const Copy> submit;
+  View<const Ticket> drop;  ///< prefetches that need not begin any more
+  View<const Copy> submit;  ///< copies to carry out
 };
 
 /// Whether a model divides the weights of a row's k experts by their sum: Mixtral does, Qwen1.5-MoE does not
 /// (`norm_topk_prob` in the configurations of Hugging Face). A guess would give wrong weights in silence, so there is no
 /// default.
 enum class Renormalise : std::uint8_t { unset, no, yes };
+/// From what a model's configuration says.
 FERRY_HD constexpr Renormalise renormalise_if(bool does) noexcept {
   return does ? Renormalise::yes : Renormalise::no;
 }
 
 /// The sizes that the core works with; where layers differ, the largest.
 struct Shape {
+  /// MoE layers, the experts of each, and how many of them each row uses.
   std::uint16_t layers = 0, experts = 0, top_k = 0;
-  std::uint32_t max_rows = 0;  ///< largest number of rows of one step
-  Renormalise renormalise = Renormalise::unset;
+  std::uint32_t max_rows = 0;                    ///< largest number of rows of one step
+  Renormalise renormalise = Renormalise::unset;  ///< whether weights are divided by their sum
   float scale = 1.0F;  ///< of the weights, once they are divided: DeepSeek's `routed_scaling_factor`
 };
 

@@ -16,13 +16,17 @@ namespace ferry::inline FERRY_ABI {
 template <class Stack>
 class OwnedCore {
  public:
+  /// Throws ConfigError if the configuration cannot work.
   explicit OwnedCore(const CoreConfig<Stack>& config)
       : bytes_(Core<Stack>::storage_bytes(config)),
         block_(static_cast<std::byte*>(::operator new (bytes_, std::align_val_t{storage_alignment}))),
         core_(Core<Stack>::create(block_.get(), config)) {}
 
+  /// The core.
   Core<Stack>& operator*() const noexcept { return *core_; }
+  /// The core.
   Core<Stack>* operator->() const noexcept { return core_; }
+  /// Host memory that the core and its tables take.
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
  private:
@@ -57,7 +61,9 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   using Predictor = typename StackT::predictor;
 
  public:
+  /// Its policies.
   using Stack = StackT;
+  /// What it is built from.
   using Config = CoreConfig<Stack>;
 
   /// Throws ConfigError if the configuration cannot work.
@@ -120,6 +126,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   [[nodiscard]] std::uint16_t look_ahead_depth() const noexcept { return core_->look_ahead_depth(); }
   /// What made the rows that `look_ahead` takes.
   static constexpr RowSource look_ahead_rows(Phase phase) { return part::rows_of<Predictor>(phase); }
+  /// What the stack is like.
   static constexpr StackTraits traits() { return traits_of<Stack>(); }
 
   /// Makes the device's next work, or the caller, wait for the copy that the task reads (Link::wait); for a task of
@@ -136,6 +143,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
     core_->done(tasks);
     carry_out();
   }
+  /// The same for one task.
   void done(const Task& task) { done({&task, 1}); }
 
   /// The layer is over, with all tasks that `done` has not named. `times`: what was measured, for stacks that weigh costs.
@@ -157,12 +165,15 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   /// No step will have rows of this sequence any more: policies forget what they kept for it. Its number may be used again.
   void end_sequence(std::uint32_t sequence) noexcept { core_->end_sequence(sequence); }
 
+  /// What has been counted since it was made.
   [[nodiscard]] const Counters& counters() const noexcept { return core_->counters(); }
   /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it.
   [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
     return core_->prediction_accuracy(distance, layer);
   }
+  /// For reports and tests.
   [[nodiscard]] const Core<Stack>& core() const noexcept { return *core_; }
+  /// As it was given.
   [[nodiscard]] LinkT& link() const noexcept { return link_; }
 
  private:

@@ -15,17 +15,23 @@ class CopyQueue {
  public:
   void reserve(Carver& carve, std::size_t capacity) { carve(ring_, capacity); }
 
+  /// Whether none waits.
   FERRY_HD bool empty() const noexcept { return size_ == 0; }
+  /// How many wait.
   FERRY_HD std::uint32_t size() const noexcept { return size_; }
+  /// The i-th to wait, from the oldest.
   FERRY_HD T& operator[](std::uint32_t i) noexcept { return ring_[wrap(head_ + i)]; }
+  /// Behind all others. There is room for as many as `reserve` said.
   FERRY_HD void push(const T& value) noexcept {
     assert(size_ < ring_.size());
     ring_[wrap(head_ + size_++)] = value;
   }
+  /// Takes the oldest away.
   FERRY_HD void pop() noexcept {
     head_ = wrap(head_ + 1);
     --size_;
   }
+  /// Takes the one at this place away; those behind it move up.
   FERRY_HD void erase(std::uint32_t at) noexcept {
     for (; at + 1 < size_; ++at) (*this)[at] = (*this)[at + 1];
     --size_;
@@ -44,19 +50,22 @@ class CopyQueue {
 /// last two yield to demand. All calls O(1), except that taking a queued prefetch or a mask away is O(their number).
 class Residency {
  public:
+  /// Why a slot must not be evicted.
   enum Bar : std::uint8_t { leased = 1, in_flight = 2, queued = 4, masked = 8 };
-  static constexpr std::uint8_t for_demand = leased | in_flight;
-  static constexpr std::uint8_t for_prefetch = leased | in_flight | queued | masked;
+  static constexpr std::uint8_t for_demand = leased | in_flight;  ///< what a demand copy must not evict
+  static constexpr std::uint8_t for_prefetch =
+      leased | in_flight | queued | masked;  ///< what a prefetch must not evict
 
+  /// A slot and what it holds.
   struct Slot {
     Variant what;                        ///< valid while `state` is not absent
     State state = State::absent;         ///< absent: free
     bool unused_prefetch = false;        ///< came by a prefetch and was not asked for yet
     Phase submitted_in = Phase::decode;  ///< of the copy that filled it
-    std::uint16_t pool = 0;
-    std::uint16_t masked_for = 0;  ///< layer whose plan ends the mask
-    Ticket ticket = Ticket::none;  ///< of that copy
-    Fence last_reader = Fence::none;
+    std::uint16_t pool = 0;              ///< whose slot it is
+    std::uint16_t masked_for = 0;        ///< layer whose plan ends the mask
+    Ticket ticket = Ticket::none;        ///< of that copy
+    Fence last_reader = Fence::none;     ///< until when its bytes are read
   };
 
   void reserve(Carver& carve, const ModelShape& model, const Allotment& allotment) {
@@ -102,13 +111,19 @@ class Residency {
     }
   }
 
-  static constexpr std::uint16_t no_pool = 0xffffU;
+  static constexpr std::uint16_t no_pool = 0xffffU;  ///< of a layer without slots
 
+  /// How many slots are in pools; they come first.
   FERRY_HD std::uint32_t cache_slots() const noexcept { return cache_slots_; }
+  /// How many stream slots there are; they come last.
   FERRY_HD std::uint32_t stream_slots() const noexcept { return stream_slots_; }
+  /// All of them.
   FERRY_HD std::uint32_t slots() const noexcept { return slots_.size(); }
+  /// What a slot holds.
   FERRY_HD const Slot& slot(std::uint32_t s) const noexcept { return slots_[s]; }
+  /// Whether a task may still read it.
   FERRY_HD bool is_leased(std::uint32_t s) const noexcept { return (bars_[s] & leased) != 0; }
+  /// Whether it is a stream slot.
   FERRY_HD bool is_stream(std::uint32_t s) const noexcept { return s >= cache_slots_; }
   /// A stream slot that waits for its layer with an expert in it, or on its way: `stage`.
   FERRY_HD bool is_staged(std::uint32_t s) const noexcept { return slots_[s].state != State::absent && is_stream(s); }
@@ -125,6 +140,7 @@ class Residency {
     }
     return best;
   }
+  /// Of the best variant that satisfies `want`.
   FERRY_HD State state(Variant want) const noexcept {
     const std::uint32_t s = find(want);
     return s == no_slot ? State::absent : slots_[s].state;
@@ -154,9 +170,13 @@ class Residency {
   FERRY_HD std::uint32_t prefetches() const noexcept { return prefetch_.size(); }
   /// How many those are. O(E / 64).
   FERRY_HD std::uint32_t held(std::uint16_t layer) const noexcept { return held_.size(layer); }
+  /// The number of a pool's first slot.
   FERRY_HD std::uint32_t first_slot(std::uint16_t pool) const noexcept { return pools_[pool].first; }
+  /// How many slots a pool has.
   FERRY_HD std::uint32_t pool_slots(std::uint16_t pool) const noexcept { return pools_[pool].slots; }
+  /// Whether a slot of the pool is free.
   FERRY_HD bool has_free(std::uint16_t pool) const noexcept { return pools_[pool].free > 0; }
+  /// Which slots of the pool such bars keep, by pool-local index.
   FERRY_HD Barred barred(std::uint16_t pool, std::uint8_t bars) const noexcept {
     return {bars_.data() + pools_[pool].first, bars};
   }
@@ -218,6 +238,7 @@ class Residency {
     return first;
   }
 
+  /// A task may read it from now on.
   FERRY_HD void lease(std::uint32_t s) noexcept { bars_[s] |= leased; }
   /// A stream slot is filled by the copy `ticket`, and leased.
   FERRY_HD void stream(std::uint32_t s, Ticket ticket) noexcept {
@@ -225,10 +246,12 @@ class Residency {
     lease(s);
     slots_[s].ticket = ticket;
   }
+  /// No task reads it behind `reader`.
   FERRY_HD void end_lease(std::uint32_t s, Fence reader) noexcept {
     bars_[s] = static_cast<std::uint8_t>(bars_[s] & ~leased);
     slots_[s].last_reader = reader;
   }
+  /// It was not read.
   FERRY_HD void cancel_lease(std::uint32_t s) noexcept { end_lease(s, slots_[s].last_reader); }
 
   /// A stream slot gives up what was prefetched into it. A copy that has begun still lands, behind which the link puts

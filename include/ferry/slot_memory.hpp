@@ -16,10 +16,11 @@ namespace ferry::inline FERRY_ABI {
 
 /// Bytes that stay in place while `owner` lives; without an owner, while their source lives.
 struct HeldBytes {
-  View<const std::byte> view;
-  std::shared_ptr<const void> owner;
+  View<const std::byte> view;         ///< the bytes
+  std::shared_ptr<const void> owner;  ///< who keeps them in place
 
   HeldBytes() = default;
+  /// A view alone is of bytes that stay by themselves.
   HeldBytes(View<const std::byte> bytes, std::shared_ptr<const void> keeps = {})
       : view(bytes), owner(std::move(keeps)) {}
 };
@@ -40,9 +41,10 @@ class SlotMemory {
 #ifdef NDEBUG
   static constexpr bool poison_by_default = false;
 #else
-  static constexpr bool poison_by_default = true;
+  static constexpr bool poison_by_default = true;  ///< in Debug builds
 #endif
 
+  /// Owns the bytes of all slots. All of them are 0xff at first.
   SlotMemory(const Allotment& allotment, Source source, bool poison = poison_by_default)
       : offsets_(allotment.offsets()),
         bytes_(static_cast<std::byte*>(::operator new (offsets_.back() + 1, std::align_val_t{64}))),
@@ -50,6 +52,7 @@ class SlotMemory {
         poison_(poison) {
     std::memset(bytes_.get(), 0xff, offsets_.back());
   }
+  /// Owns no bytes: a copy points its slot at the host's.
   static SlotMemory borrowing(const Allotment& allotment, Source source) {
     return SlotMemory(allotment.offsets(), std::move(source));
   }
@@ -62,9 +65,11 @@ class SlotMemory {
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     return offsets_.back();
   }
+  /// Whether slots point at the host's bytes.
   [[nodiscard]] bool borrows() const noexcept {
     return bytes_ == nullptr;
   }
+  /// The host's copy of a variant.
   [[nodiscard]] HeldBytes source(Variant v) const {
     return source_(v);
   }

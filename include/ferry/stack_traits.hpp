@@ -17,6 +17,7 @@ struct StackTraits {
   bool cache_needs_scores = false;   ///< likewise
   RowSource rows[2] = {};            ///< by Phase, what makes the rows that `look_ahead` takes
 };
+/// What a stack's type says of itself.
 template <class Stack>
 constexpr StackTraits traits_of() {
   using P = typename Stack::predictor;

@@ -54,7 +54,9 @@ namespace ferry::inline FERRY_ABI::stacks {
 using LoadEverything = Schedule<NoLimit, ArrivalOrder, DeviceOnly>;
 /// The same, but the host computes what is missing in decode.
 using HostComputes = Schedule<NoLimit, ArrivalOrder, HostInDecode>;
+/// Fate's: no more prefetches than a layer's time hides, the most popular first.
 using FateSchedule = Schedule<TransferBudget, PopularityOrder, DeviceOnly>;
+/// HOBBIT's: prefetches for the first layer ahead that lacks an expert.
 using HobbitSchedule = Schedule<FirstMiss, ArrivalOrder, DeviceOnly>;
 
 /// Layouts that several stacks share. Slots are as large as the precisions need that the stack may choose.
@@ -62,18 +64,21 @@ template <class Config>
 PrecisionSet held_precisions(const Config& c) {
   return PrecisionSet(static_cast<std::uint8_t>(c.precision.precisions() & ~part::bit(Precision::skip)));
 }
+/// The same number of slots in each layer.
 struct PerLayer {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
     c.allotment = pool_per_layer(c.model, budget, held_precisions(c));
   }
 };
+/// One pool of slots over all layers.
 struct OnePool {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
     c.allotment = one_pool(c.model, budget, held_precisions(c));
   }
 };
+/// The same, full before the first step.
 struct Preloaded : PerLayer {
   static constexpr bool preloads = true;
 };
@@ -90,8 +95,9 @@ std::uint32_t room_for_prefetch(const Config& c) {
 struct ShallowLayout {
   std::uint32_t shallow = 4;  ///< layers, as for Qwen1.5-MoE (Fate, section 4.4); calibrated for other models
 };
+/// A pool a layer, in which the shallow layers have a slot for every expert.
 struct ShallowLayers {
-  using Layout = ShallowLayout;
+  using Layout = ShallowLayout;  ///< what users may set of it
   template <class Config>
   static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     c.allotment = shallow_favouring(c.model, budget, std::min<std::uint32_t>(layout.shallow, c.model.layers),
@@ -103,8 +109,9 @@ struct ShallowLayers {
 struct HighAndLowLayout {
   std::uint32_t low_percent = 10;  ///< of the budget, for low precision; ours, calibrated
 };
+/// A pool of slots for high precision, and one for low.
 struct HighAndLow {
-  using Layout = HighAndLowLayout;
+  using Layout = HighAndLowLayout;  ///< what users may set of it
   template <class Config>
   static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     if constexpr (requires { c.cache.high; }) c.cache.high = c.precision.high;
@@ -179,7 +186,7 @@ struct MoeInfinity : Stack<ActivationMatrix, Lfu, FixedPrecision, LoadEverything
 /// does not hold all of the model's own (section 4.5). Ambiguity resolved: "a caching strategy identical to Fate" is
 /// layout, eviction and that INT4; the INT2 of Fate's prefill goes by predicted popularity, and stays Fate's.
 struct ActivationPathStack : Stack<ActivationPath, Arc, FixedPrecision, LoadEverything, TopK> {
-  using Layout = ShallowLayers::Layout;
+  using Layout = ShallowLayers::Layout;  ///< what users may set of it
   template <class Config>
   static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     if (budget.bytes < everything(c.model).bytes()) c.precision.precision = Precision::int4;
@@ -274,7 +281,7 @@ struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK
 
 /// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
 struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
-  using Layout = ShallowLayers::Layout;
+  using Layout = ShallowLayers::Layout;  ///< what users may set of it
   template <class Config>
   static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     if (budget.bytes >= everything(c.model).bytes()) {  // memory is sufficient

@@ -14,6 +14,7 @@
 
 namespace ferry::inline FERRY_ABI {
 
+/// In bytes: a cache line.
 inline constexpr std::size_t storage_alignment = 64;
 
 /// A fixed number of elements elsewhere in the same block.
@@ -23,16 +24,25 @@ class Array {
 
  public:
   // Through an integer: the elements are no part of this object, and a compiler that takes them for one warns.
+  /// The first element.
   FERRY_HD T* data() noexcept { return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(this) + offset_); }
+  /// The first element.
   FERRY_HD const T* data() const noexcept {
     return reinterpret_cast<const T*>(reinterpret_cast<std::uintptr_t>(this) + offset_);
   }
+  /// How many there are.
   FERRY_HD std::uint32_t size() const noexcept { return size_; }
+  /// Element i, unchecked.
   FERRY_HD T& operator[](std::size_t i) noexcept { return data()[i]; }
+  /// Element i, unchecked.
   FERRY_HD const T& operator[](std::size_t i) const noexcept { return data()[i]; }
+  /// The first element.
   FERRY_HD T* begin() noexcept { return data(); }
+  /// One past the last.
   FERRY_HD T* end() noexcept { return data() + size_; }
+  /// The first element.
   FERRY_HD const T* begin() const noexcept { return data(); }
+  /// One past the last.
   FERRY_HD const T* end() const noexcept { return data() + size_; }
 
  private:
@@ -46,8 +56,10 @@ class Array {
 class Carver {
  public:
   Carver() = default;
+  /// Into this block; null: only measures.
   explicit Carver(std::byte* block) : block_(block) {}
 
+  /// Places an array, each element as `fill`.
   template <class T>
   void operator()(Array<T>& array, std::size_t count, const T& fill = T{}) {
     used_ = (used_ + alignof(T) - 1) / alignof(T) * alignof(T);
@@ -62,6 +74,7 @@ class Carver {
 
   /// True while nothing is placed yet: elements of the arrays must not be touched.
   [[nodiscard]] bool measuring() const noexcept { return block_ == nullptr; }
+  /// How many bytes have been placed or measured.
   [[nodiscard]] std::size_t bytes() const noexcept { return used_; }
 
  private:

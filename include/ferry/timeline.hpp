@@ -15,11 +15,12 @@ enum class Lane : std::uint8_t { device, link, host };
 
 /// One stretch of work. `name` is a literal.
 struct Span {
-  Lane lane = Lane::device;
-  const char* name = "";
+  Lane lane = Lane::device;  ///< who is busy
+  const char* name = "";     ///< of what is done
+  /// From when until when.
   Nanoseconds begin_ns = 0, end_ns = 0;
-  Variant what;  ///< the expert, if `has_expert`
-  bool has_expert = false;
+  Variant what;                  ///< the expert, if `has_expert`
+  bool has_expert = false;       ///< whether it is one expert's
   Ticket ticket = Ticket::none;  ///< of a copy
 };
 

@@ -34,6 +34,7 @@ namespace ferry::inline FERRY_ABI {
 /// precision of an expert is a page of its own, because a pool may hold two at once.
 class Arc {
  public:
+  /// Where a node is: the paper's lists, ghosts that are not in use, and slots that were never filled.
   enum List : std::uint8_t { t1, t2, b1, b2, spare, unfilled };
 
   void reserve(Carver& carve, const PoolShape& pool) {

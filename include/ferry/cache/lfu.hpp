@@ -21,7 +21,7 @@ enum class CountOver : std::uint8_t { sequence, model };
 /// run over.
 class Lfu {
  public:
-  CountOver over = CountOver::sequence;
+  CountOver over = CountOver::sequence;  ///< since when uses count
 
   void reserve(Carver& carve, const PoolShape& pool) {
     slots_.reserve(carve, pool);

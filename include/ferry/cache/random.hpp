@@ -15,7 +15,7 @@ namespace ferry::inline FERRY_ABI {
 /// Ambiguities resolved. "Equally likely" holds to within slots / 2^32: a draw is scaled, not rejected.
 class RandomVictim {
  public:
-  std::uint64_t seed = 1;
+  std::uint64_t seed = 1;  ///< of the draws
 
   void reserve(Carver& /*carve*/, const PoolShape& pool) {
     slots_ = pool.slots;

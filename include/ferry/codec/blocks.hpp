@@ -54,8 +54,9 @@ FERRY_HD constexpr std::uint32_t block_bytes(BlockType t) noexcept {
 /// Weights come back as the format's own code computes them: each product and sum is rounded to float. That holds where the
 /// compiler does not contract them to one rounding, as it may for processors with fused multiply-add (-ffp-contract=off).
 struct BlockLayout {
+  /// Of the matrix.
   std::uint32_t rows = 0, columns = 0;
-  BlockType type = BlockType::q8_0;
+  BlockType type = BlockType::q8_0;  ///< in which blocks
 
   /// Throws ConfigError unless rows and columns are not 0, there are at most 2^60 weights, and blocks are filled.
   void validate() const {
@@ -69,12 +70,15 @@ struct BlockLayout {
     }
   }
 
+  /// Blocks of one row.
   [[nodiscard]] FERRY_HD constexpr std::uint32_t row_blocks() const noexcept {
     return (columns + block_weights(type) - 1) / block_weights(type);
   }
+  /// Bytes of one row.
   [[nodiscard]] FERRY_HD constexpr std::uint64_t row_bytes() const noexcept {
     return std::uint64_t{row_blocks()} * block_bytes(type);
   }
+  /// Bytes of the matrix.
   [[nodiscard]] FERRY_HD constexpr std::uint64_t bytes() const noexcept { return rows * row_bytes(); }
 };
 

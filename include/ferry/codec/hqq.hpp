@@ -29,7 +29,7 @@ namespace ferry::inline FERRY_ABI {
 /// O(weights * iterations), no state. No weight is moved by more than the code's own half step, unless it lies outside
 /// the values from minimum to minimum + (2^bits - 1) * scale, which the first and the last code then stand for.
 ///
-/// Deviations from the authors' code (package hqq, `optimize_weights_proximal`):
+/// Deviations from the authors' code (package hqq, its optimize_weights_proximal):
 /// - stops for each group by itself, as soon as its mean absolute error does not fall, not for the whole matrix;
 /// - keeps the best minimum seen, of which the first is RoundToNearest's, not the last;
 /// - works in double and judges minima that are rounded to float32, as stored;

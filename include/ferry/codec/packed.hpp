@@ -22,6 +22,7 @@ FERRY_HD constexpr std::uint32_t code_bits(Precision p) noexcept {
   return p == Precision::int8 ? 8 : p == Precision::int4 ? 4 : 2;
 }
 
+/// The largest code of so many bits.
 FERRY_HD constexpr std::uint32_t largest_code(std::uint32_t bits) noexcept {
   return (1U << bits) - 1;
 }
@@ -32,6 +33,7 @@ FERRY_HD constexpr std::uint32_t largest_code(std::uint32_t bits) noexcept {
 /// rounded to an integer nor held between 0 and the largest code. `minimum` in its place is exact for a group of equal
 /// weights, whose scale is 0.
 struct PackedGroup {
+  /// A weight is code * scale + minimum.
   float scale = 0, minimum = 0;
 
   /// minimum + code * scale, rounded once from double to float. The product is exact in double: a fused multiply-add,
@@ -59,6 +61,7 @@ struct PackedGroup {
 /// One array behind the other, little-endian, each filled up with zeros to a multiple of 64 bytes. A packed matrix may
 /// lie at any address. A weight takes bits + 64 / group bits: 4.5 at 4 bits in groups of 128, 5 in groups of 64.
 struct PackedLayout {
+  /// Of the matrix.
   std::uint32_t rows = 0, columns = 0;
   std::uint32_t bits = 8;    ///< of a code: 8, 4 or 2
   std::uint32_t group = 64;  ///< weights: 32, 64 or 128; their codes fill whole bytes
@@ -76,9 +79,11 @@ struct PackedLayout {
     }
   }
 
+  /// Bytes of the codes of one row.
   [[nodiscard]] FERRY_HD constexpr std::uint64_t row_bytes() const noexcept {
     return (std::uint64_t{columns} * bits + 7) / 8;
   }
+  /// Groups of one row.
   [[nodiscard]] FERRY_HD constexpr std::uint64_t row_groups() const noexcept {
     return (std::uint64_t{columns} + group - 1) / group;
   }
@@ -94,6 +99,7 @@ struct PackedLayout {
   [[nodiscard]] FERRY_HD constexpr std::uint32_t group_size(std::uint32_t g) const noexcept {
     return columns - g * group < group ? columns - g * group : group;
   }
+  /// Bytes of the matrix: codes, scales and minimums.
   [[nodiscard]] FERRY_HD constexpr std::uint64_t bytes() const noexcept {
     return filled(rows * row_bytes()) + filled(rows * row_groups() * sizeof(PackedGroup));
   }
@@ -165,6 +171,7 @@ FERRY_HD inline void unpack_row(const PackedLayout& m, const std::byte* packed, 
   }
 }
 
+/// What packing returns where nothing was wrong: no index of a weight.
 inline constexpr std::size_t no_weight = ~std::size_t{0};
 
 namespace detail {

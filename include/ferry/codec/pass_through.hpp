@@ -13,6 +13,7 @@
 
 namespace ferry::inline FERRY_ABI {
 
+/// The types of floats that checkpoints have beside float32.
 enum class FloatType : std::uint8_t {
   bf16,  ///< the upper half of a float32: 1 sign, 8 exponent, 7 fraction bits
   f16,   ///< IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits
@@ -24,8 +25,9 @@ enum class FloatType : std::uint8_t {
 ///
 /// Every float of a narrower type is a float32 too: weights come back as they were stored, bit for bit.
 struct PassThroughLayout {
+  /// Of the matrix.
   std::uint32_t rows = 0, columns = 0;
-  FloatType type = FloatType::bf16;
+  FloatType type = FloatType::bf16;  ///< of each weight
 
   /// Throws ConfigError unless rows and columns are not 0, and there are at most 2^60 weights.
   void validate() const {
@@ -35,12 +37,15 @@ struct PassThroughLayout {
     }
   }
 
+  /// Bytes of one weight.
   [[nodiscard]] FERRY_HD constexpr std::uint32_t weight_bytes() const noexcept {
     return type == FloatType::f32 ? 4 : 2;
   }
+  /// Bytes of one row.
   [[nodiscard]] FERRY_HD constexpr std::uint64_t row_bytes() const noexcept {
     return std::uint64_t{columns} * weight_bytes();
   }
+  /// Bytes of the matrix.
   [[nodiscard]] FERRY_HD constexpr std::uint64_t bytes() const noexcept { return rows * row_bytes(); }
 };
 

@@ -27,6 +27,7 @@ namespace ferry::inline FERRY_ABI {
 /// `scores` is const and any number of threads may call it.
 class GateBank {
  public:
+  /// Row-major, as checkpoints store gates.
   using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
   /// What one call of `scores` makes, in memory that the next one uses again.
@@ -38,10 +39,13 @@ class GateBank {
     Eigen::ArrayXf row;          ///< [E], of one row and layer
   };
 
+  /// All weights are 0 until they are set.
   GateBank(std::uint32_t layers, std::uint32_t experts, std::uint32_t hidden)
       : layers_(layers), experts_(experts), gates_(Eigen::Index{layers} * experts, hidden) {}
 
+  /// How many layers have a gate here.
   [[nodiscard]] std::uint32_t layers() const { return layers_; }
+  /// How many rows each gate has.
   [[nodiscard]] std::uint32_t experts() const { return experts_; }
 
   /// The gate of a layer itself, [E, d].

@@ -28,11 +28,12 @@ enum class Gating : std::uint8_t {
 /// second, so that a substitute for the second has one, too; models never ask for that of any other.
 /// Complexity: O(E) exponentials, and O(kept groups * E). No state.
 struct GateRule {
+  /// The most groups that a row may have.
   static constexpr std::uint32_t most_groups = 64;
 
-  Gating gating = Gating::softmax;
-  std::uint16_t groups = 1;       ///< equal ones of neighbours; at most `most_groups`, and a divisor of E
-  std::uint16_t kept_groups = 1;  ///< of the best `groups` that a row chooses from
+  Gating gating = Gating::softmax;  ///< what a logit becomes
+  std::uint16_t groups = 1;         ///< equal ones of neighbours; at most `most_groups`, and a divisor of E
+  std::uint16_t kept_groups = 1;    ///< of the best `groups` that a row chooses from
   std::uint16_t group_votes = 1;  ///< a group is as good as the sum of its best 1 or 2 experts; never more than it has
   float mixer_epsilon = 0;        ///< of a sparse mixer: counted are experts within twice that share of the best
 

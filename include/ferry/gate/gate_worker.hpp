@@ -19,6 +19,7 @@ namespace ferry::inline FERRY_ABI {
 /// and `join`, and waits for the product then.
 /// Threads: `start` and `join` from one thread. Needs the platform's thread library (CMake: Threads::Threads).
 class GateWorker {
+  /// Starts the thread. The bank outlives it.
  public:
   explicit GateWorker(const GateBank& bank) : bank_(bank) {}
 

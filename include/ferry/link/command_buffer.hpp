@@ -11,14 +11,15 @@ namespace ferry::inline FERRY_ABI {
 
 /// One call of a link, as data: trivially copyable, without pointers.
 struct Command {
+  /// Which call of a link it is.
   enum class Kind : std::uint8_t {
     copy,   ///< carry out `copy`
     drop,   ///< take the prefetch `copy.ticket` back, if it has not begun
     fence,  ///< `copy.after` is reached once the work that was given before it is
     wait    ///< the work that follows reads what the copy `copy.ticket` brings
   };
-  Kind kind = Kind::copy;
-  Copy copy;  ///< of the other kinds only the member that is named there
+  Kind kind = Kind::copy;  ///< which call
+  Copy copy;               ///< of the other kinds only the member that is named there
 };
 
 /// Keeps the commands of a pipeline until the engine takes them, for whoever carries them out: a later call, another
@@ -36,12 +37,15 @@ struct Command {
 /// Its memory grows with what is not taken yet.
 class CommandBuffer {
  public:
+  /// What the other side promises; see above.
   enum class Progress : std::uint8_t { in_order, reported };
 
+  /// With nothing in it.
   explicit CommandBuffer(Progress progress = Progress::in_order) : progress_(progress) {}
 
   /// Valid until the next call of the pipeline.
   [[nodiscard]] View<const Command> commands() const noexcept { return commands_; }
+  /// After the commands have been taken.
   void clear() noexcept { commands_.clear(); }
   /// With Progress::reported: how far the other side has got. A dropped prefetch counts as begun and landed. What has
   /// become known once stays known, so that reports may overtake each other.

@@ -50,6 +50,7 @@ inline void check_cuda(cudaError_t error, const std::string& call) {
 /// The slots on a device, and where the experts' bytes are to be had: what SlotMemory is for host memory.
 class CudaSlots {
  public:
+  /// How the bytes cross.
   struct Options {
     /// The source's bytes all lie in page-locked memory (cudaMallocHost, cudaHostRegister; neighbours in one piece of
     /// it), from where the device copies them itself. Otherwise a thread of the link stages them, and may wait for a disk.
@@ -78,10 +79,15 @@ class CudaSlots {
 
   /// On the device.
   [[nodiscard]] std::byte* slot(std::uint32_t s) const noexcept { return bytes_.get() + offsets_[s]; }
+  /// Bytes of one slot.
   [[nodiscard]] std::uint64_t slot_bytes(std::uint32_t s) const noexcept { return offsets_[s + 1] - offsets_[s]; }
+  /// How many slots there are.
   [[nodiscard]] std::uint32_t slots() const noexcept { return static_cast<std::uint32_t>(offsets_.size() - 1); }
+  /// Device memory of all slots, in bytes.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return offsets_.back(); }
+  /// The host's copy of a variant.
   [[nodiscard]] HeldBytes source(Variant v) const { return source_(v); }
+  /// As they were given.
   [[nodiscard]] const Options& options() const noexcept { return options_; }
 
   /// The slot's expert has left, once `stream` gets there.
@@ -119,6 +125,7 @@ class CudaSlots {
 /// Threads: all calls from one. Complexity of each: O(copies that landed or were put on the stream since the last one).
 class CudaStream {
  public:
+  /// How the link shares the stream, and what it logs.
   struct Options {
     /// The link puts prefetches on the stream while fewer bytes of them than this are on it. A good value is what the
     /// link carries between two calls, which lie some tenths of a layer's time apart.
@@ -251,6 +258,7 @@ class CudaStream {
     const std::lock_guard lock(mutex_);
     return failed_;
   }
+  /// How long copies have been on the link.
   [[nodiscard]] Nanoseconds busy_ns() const {
     const std::lock_guard lock(mutex_);
     return busy_ns_;

@@ -27,16 +27,18 @@ namespace ferry::inline FERRY_ABI {
 /// Needs the platform's thread library (CMake: Threads::Threads).
 class HostThread {
  public:
+  /// How fast the link is, and what it logs.
   struct Options {
-    std::uint64_t bytes_per_s = 0;  ///< 0: as fast as memory copies
-    Nanoseconds latency_ns = 0;     ///< added to each copy
-    bool log = false;               ///< keep every span for a timeline
-    std::uint32_t chunk_bytes = 1U << 20U;
+    std::uint64_t bytes_per_s = 0;          ///< 0: as fast as memory copies
+    Nanoseconds latency_ns = 0;             ///< added to each copy
+    bool log = false;                       ///< keep every span for a timeline
+    std::uint32_t chunk_bytes = 1U << 20U;  ///< copied in one go; the throttle works between them
     /// How long the thread looks for the next copy before it sleeps, after the last call that brought one or named a
     /// fence. Waking a sleeping thread costs the caller more than deciding does: several microseconds a copy.
     Nanoseconds linger_ns = 0;
   };
 
+  /// Starts the thread. The memory outlives it.
   HostThread(SlotMemory& memory, const Options& options) : memory_(memory), options_(options) {
     if (options.chunk_bytes == 0) detail::fail<ConfigError>("host thread link: chunk_bytes must be positive");
     if (options.bytes_per_s > 0 && memory.borrows()) {
@@ -112,10 +114,12 @@ class HostThread {
     if (!failed_.empty()) detail::fail<LinkError>("a copy failed: " + failed_);
   }
 
+  /// How long copies have been on the link.
   [[nodiscard]] Nanoseconds busy_ns() const {
     const std::lock_guard lock(mutex_);
     return busy_ns_;
   }
+  /// Bytes of the copies that have landed.
   [[nodiscard]] std::uint64_t bytes_copied() const {
     const std::lock_guard lock(mutex_);
     return bytes_copied_;
@@ -125,6 +129,7 @@ class HostThread {
     const std::lock_guard lock(mutex_);
     return options_.bytes_per_s > 0 ? static_cast<double>(options_.bytes_per_s) : peak_bytes_per_s_;
   }
+  /// Of all copies so far, if they are logged.
   [[nodiscard]] std::vector<Span> spans() const {
     const std::lock_guard lock(mutex_);
     return spans_;

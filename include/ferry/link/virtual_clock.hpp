@@ -32,11 +32,12 @@ namespace ferry::inline FERRY_ABI {
 /// With a SlotMemory the bytes are moved too, in the link's order, so that an engine can compute with them.
 class VirtualClock {
  public:
+  /// How fast the link is, and what is logged.
   struct Options {
-    std::uint64_t bytes_per_s = 16'000'000'000;
-    Nanoseconds latency_ns = 0;
-    bool log = false;                           ///< keep every span for a timeline
-    std::uint64_t bytes_per_s_beside_host = 0;  ///< while the host computes an expert; 0: as without
+    std::uint64_t bytes_per_s = 16'000'000'000;  ///< of the link
+    Nanoseconds latency_ns = 0;                  ///< added to each copy
+    bool log = false;                            ///< keep every span for a timeline
+    std::uint64_t bytes_per_s_beside_host = 0;   ///< while the host computes an expert; 0: as without
   };
 
   /// The link of these costs.
@@ -44,6 +45,7 @@ class VirtualClock {
     return {costs.link_bytes_per_s, costs.link_latency_ns, log, costs.link_bytes_per_s_beside_host};
   }
 
+  /// With `memory` the bytes really move when a copy lands.
   VirtualClock(const ModelShape& model, const Options& options, SlotMemory* memory = nullptr)
       : model_(model), options_(options), memory_(memory) {
     if (options.bytes_per_s == 0 || options.bytes_per_s > 1'000'000'000'000'000 || options.latency_ns < 0) {
@@ -138,18 +140,24 @@ class VirtualClock {
     now_ = std::max(now_, link_free_);
   }
 
+  /// The time on the host's side.
   [[nodiscard]] Nanoseconds now() const noexcept { return now_; }
   /// When the device will have done what is queued.
   [[nodiscard]] Nanoseconds device_free() const noexcept { return std::max(device_free_, now_); }
+  /// How long the device has worked, at most until `device_free`.
   [[nodiscard]] Nanoseconds device_ns() const noexcept { return device_ns_; }
   /// How long the host has computed experts until the last `sync`.
   [[nodiscard]] Nanoseconds host_ns() const noexcept { return host_ns_; }
+  /// How long the device has waited for copies.
   [[nodiscard]] Nanoseconds stall_ns() const noexcept { return stall_ns_; }
   /// How long copies have been on the link; one counts when it is put there, and again when it lands for what the host
   /// has slowed it.
   [[nodiscard]] Nanoseconds busy_ns() const noexcept { return busy_ns_; }
+  /// Bytes of the copies that were put on the link.
   [[nodiscard]] std::uint64_t bytes_copied() const noexcept { return bytes_copied_; }
+  /// As fast as the link is without latency.
   [[nodiscard]] double peak_bytes_per_s() const noexcept { return static_cast<double>(options_.bytes_per_s); }
+  /// Of all that was done so far, if it is logged.
   [[nodiscard]] const std::vector<Span>& spans() const noexcept { return spans_; }
 
   /// Of a copy that nothing slows.

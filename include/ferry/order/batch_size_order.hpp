@@ -17,6 +17,7 @@ struct BatchSizeOrder {
     if (demand) by_rows(requests);
   }
 
+  /// The most rows first; equal ones stay in order.
   FERRY_HD static void by_rows(View<Request> requests) noexcept {
     for (std::uint32_t i = 1; i < requests.size; ++i) {
       if (requests[i - 1].rows >= requests[i].rows) continue;

@@ -22,7 +22,7 @@ template <PlacementRule by_default>
 struct ChosenPlacement {
   static constexpr bool needs_ordered_batches = true;
 
-  PlacementRule rule = by_default;
+  PlacementRule rule = by_default;  ///< which of them
 
   FERRY_HD std::uint32_t split(Phase phase, View<const Request> misses) const noexcept {
     switch (rule) {

@@ -7,7 +7,7 @@ namespace ferry::inline FERRY_ABI {
 
 /// Every expert crosses at the same precision, by default the model's own. O(requests), no state.
 struct FixedPrecision {
-  Precision precision = Precision::full;
+  Precision precision = Precision::full;  ///< of every expert
 
   FERRY_HD void select(Phase /*phase*/, bool /*demand*/, View<Request> requests) const noexcept {
     for (Request& r : requests) r.want.precision = precision;

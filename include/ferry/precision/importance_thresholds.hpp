@@ -28,6 +28,7 @@ struct ImportanceThresholds {
   static constexpr bool needs_unimportance = true;
 
   float t1 = 0.6F, t2 = 0.9F;  ///< 0 <= t1 <= t2 <= 1
+  /// What important experts cross at, and what less important ones do.
   Precision high = Precision::full, low = Precision::int4;
 
   void reserve(Carver& /*carve*/, const Shape& /*shape*/) const {

@@ -34,12 +34,14 @@ namespace ferry::inline FERRY_ABI {
 ///  - 0 percent: never low in prefill, whatever is held.
 class PopularityHybrid {
  public:
+  /// What `low_share_percent` is a share of: the rows that chose an expert, or the experts.
   enum class Share : std::uint8_t { load, experts };
 
-  std::uint32_t low_share_percent = 30;
-  Share share = Share::load;
+  std::uint32_t low_share_percent = 30;  ///< how much is unpopular, in percent
+  Share share = Share::load;             ///< of what
+  /// What popular experts cross at, and what the unpopular tail does.
   Precision high = Precision::int4, low = Precision::int2;
-  bool low_on_miss = false;
+  bool low_on_miss = false;  ///< in decode, too: whatever is missing crosses at `low`
 
   void reserve(Carver& carve, const Shape& shape) {
     if (low_share_percent > 100) {

@@ -32,7 +32,7 @@ class ActivationPath {
   /// How long counts are kept: `model` for good; `sequence` until the first step after any sequence has ended (the
   /// sequences of a batch share them).
   enum class Level : std::uint8_t { model, sequence };
-  Level level = Level::model;
+  Level level = Level::model;  ///< how long counts are kept
 
   void reserve(Carver& carve, const Shape& shape) {
     experts_ = shape.experts;

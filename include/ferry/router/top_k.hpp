@@ -8,10 +8,11 @@ namespace ferry::inline FERRY_ABI {
 
 /// What becomes of the weights of a row's k experts.
 struct Weighing {
-  Renormalise renormalise = Renormalise::unset;
-  float scale = 1.0F;
+  Renormalise renormalise = Renormalise::unset;  ///< whether they are divided by their sum
+  float scale = 1.0F;                            ///< what they are multiplied by behind that
 
   Weighing() = default;
+  /// As the model does.
   explicit Weighing(const Shape& shape) : renormalise(shape.renormalise), scale(shape.scale) {}
 
   /// Sets those of one row's routes: each expert's own, divided by their sum if the model does that, times its factor.

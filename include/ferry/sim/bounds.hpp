@@ -14,10 +14,12 @@ namespace ferry::inline FERRY_ABI {
 /// What was computed, layer by layer: the variants that served, none twice in a layer. For reports, not for the hot
 /// path.
 struct UseLog {
-  std::vector<Variant> uses;
+  std::vector<Variant> uses;        ///< in the order in which the gates asked
   std::vector<std::uint32_t> ends;  ///< of each layer of each step: one past its last use
 
+  /// One use of a layer.
   void add(Variant what) { uses.push_back(what); }
+  /// No more uses of this layer.
   void end_layer() { ends.push_back(static_cast<std::uint32_t>(uses.size())); }
 };
 

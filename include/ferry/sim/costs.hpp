@@ -30,6 +30,7 @@ struct Processor {
   std::uint64_t flops = 0;        ///< operations a second; 0: never the limit
   Nanoseconds start_ns = 0;       ///< of each group of kernels: one expert, or what of a layer every token needs
 
+  /// What such work takes.
   [[nodiscard]] constexpr Nanoseconds operator()(std::uint64_t bytes, std::uint64_t operations) const noexcept {
     return start_ns + std::max(duration_ns(bytes, bytes_per_s), duration_ns(operations, flops));
   }
@@ -44,7 +45,7 @@ constexpr std::uint64_t share_of(std::uint64_t amount, std::uint64_t by, std::ui
 
 /// What a copy takes, or an expert on the host, both of which read the host's memory.
 struct SharedTime {
-  Nanoseconds alone = 0;
+  Nanoseconds alone = 0;   ///< without the other
   Nanoseconds beside = 0;  ///< with the other at it all along; no less
 };
 
@@ -66,28 +67,33 @@ struct LayerWork {
 /// They do not wait for copies, nor copies for them. While the host computes an expert and a copy is on the link, each
 /// has fewer bytes a second of the host's memory.
 struct Costs {
+  /// What computes.
   Processor device, host;
   std::uint64_t host_bytes_per_s_beside_copies = 0;  ///< of its memory; 0: as without
   Nanoseconds activations_latency_ns = 0;            ///< of each way
   std::uint64_t activations_bytes_per_s = 0;         ///< 0: never the limit
-  std::uint64_t link_bytes_per_s = 16'000'000'000;
-  std::uint64_t link_bytes_per_s_beside_host = 0;  ///< while the host computes an expert; 0: as without
-  Nanoseconds link_latency_ns = 0;
-  Nanoseconds layer_ns = 0;     ///< a layer's fixed overhead on the device: launches, framework
-  std::vector<LayerWork> work;  ///< one for all layers, or one a layer
+  std::uint64_t link_bytes_per_s = 16'000'000'000;   ///< of the link
+  std::uint64_t link_bytes_per_s_beside_host = 0;    ///< while the host computes an expert; 0: as without
+  Nanoseconds link_latency_ns = 0;                   ///< added to each copy
+  Nanoseconds layer_ns = 0;                          ///< a layer's fixed overhead on the device: launches, framework
+  std::vector<LayerWork> work;                       ///< one for all layers, or one a layer
 
+  /// The work of a layer.
   [[nodiscard]] const LayerWork& work_of(std::uint32_t layer) const { return work[work.size() == 1 ? 0 : layer]; }
   /// Attention, gate, shared experts.
   [[nodiscard]] Nanoseconds dense(std::uint32_t layer, std::uint32_t rows) const {
     const LayerWork& w = work_of(layer);
     return layer_ns + device(w.dense_bytes, w.dense_operations * rows);
   }
+  /// One expert with so many rows, on the device.
   [[nodiscard]] Nanoseconds on_device(std::uint32_t layer, std::uint64_t expert_bytes, std::uint32_t rows) const {
     return device(expert_bytes, work_of(layer).expert_operations * rows);
   }
+  /// The same on the host, alone.
   [[nodiscard]] Nanoseconds on_host(std::uint32_t layer, std::uint64_t expert_bytes, std::uint32_t rows) const {
     return host(expert_bytes, work_of(layer).expert_operations * rows);
   }
+  /// The same on the host, alone and beside copies.
   [[nodiscard]] SharedTime host_time(std::uint32_t layer, std::uint64_t expert_bytes, std::uint32_t rows) const {
     const Nanoseconds alone = on_host(layer, expert_bytes, rows);
     if (host_bytes_per_s_beside_copies == 0) return {alone, alone};
@@ -98,6 +104,7 @@ struct Costs {
   [[nodiscard]] Nanoseconds activations(std::uint32_t layer, std::uint32_t rows) const {
     return activations_latency_ns + duration_ns(work_of(layer).activation_bytes * rows, activations_bytes_per_s);
   }
+  /// One copy of so many bytes, alone.
   [[nodiscard]] Nanoseconds copy(std::uint64_t bytes) const {
     return link_latency_ns + duration_ns(bytes, link_bytes_per_s);
   }
@@ -170,11 +177,12 @@ inline LayerCosts layer_costs(const Costs& costs, const ModelShape& model) {
 
 /// Time of one phase, all in nanoseconds of the device's lane.
 struct PhaseClock {
-  Nanoseconds total = 0;
+  Nanoseconds total = 0;      ///< of the steps of this phase
   Nanoseconds stall = 0;      ///< the device waited for a copy
   Nanoseconds host = 0;       ///< the host computed experts
   Nanoseconds host_wait = 0;  ///< the device waited for it
   Nanoseconds link_busy = 0;  ///< a copy counts whole when it is put on the link, also what of it the next phase sees
+  /// How many rows and how many steps.
   std::uint64_t tokens = 0, steps = 0;
 };
 

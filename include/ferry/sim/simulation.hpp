@@ -13,6 +13,7 @@
 
 namespace ferry::inline FERRY_ABI {
 
+/// How a trace is replayed.
 struct SimulationOptions {
   std::uint32_t batch = 1;            ///< sequences at a time
   std::uint32_t prefill_chunk = 128;  ///< tokens of a prompt in one step
@@ -81,12 +82,17 @@ class Replay {
     return true;
   }
 
+  /// What the pipeline has counted so far.
   [[nodiscard]] const Counters& counters() const { return pipe_.counters(); }
+  /// Where the time of a phase went.
   [[nodiscard]] const PhaseClock& clock(Phase p) const { return clocks_[static_cast<unsigned>(p)]; }
   /// Groups of sequences begun so far.
   [[nodiscard]] std::uint32_t groups() const { return steps_.groups(); }
+  /// Of all that was done so far, if it is logged.
   [[nodiscard]] const std::vector<Span>& spans() const { return clock_.spans(); }
+  /// How many layers ahead the stack looks.
   [[nodiscard]] std::uint16_t look_ahead_depth() const { return pipe_.look_ahead_depth(); }
+  /// Of predictions for `layer` from `distance` layers before it.
   [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const {
     return pipe_.prediction_accuracy(distance, layer);
   }
@@ -349,6 +355,7 @@ class Simulation : private detail::SimulatedDevice<Stack, Clock>, public Replay<
   using Device = detail::SimulatedDevice<Stack, Clock>;
 
  public:
+  /// The pipeline that is simulated.
   using Pipe = OffloadPipeline<Stack, Clock>;
 
   /// `config.model` is the trace's, with max_rows for the largest step; `more...` goes to the Clock's constructor,
@@ -359,6 +366,7 @@ class Simulation : private detail::SimulatedDevice<Stack, Clock>, public Replay<
       : Device(config, costs, options.log, std::forward<More>(more)...),
         Replay<Pipe, Clock>(Device::pipe, Device::clock, config.model, trace, costs, options) {}
 
+  /// For reports and tests.
   [[nodiscard]] const Core<Stack>& core() const { return Device::pipe.core(); }
   using Replay<Pipe, Clock>::clock;
 };

@@ -17,45 +17,51 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// What a trace may leave out is an empty span. Arrays are row-major, in the shapes given.
 struct Trace {
-  std::string name;  ///< the model's
-  ModelShape model;  ///< max_rows is not used
-  std::uint32_t tokens = 0;
+  std::string name;          ///< the model's
+  ModelShape model;          ///< max_rows is not used
+  std::uint32_t tokens = 0;  ///< of all sequences
 
   std::span<const std::uint32_t> sequence_start;  ///< first token of each sequence, ascending from 0
   std::span<const std::uint8_t> phase;            ///< [tokens] Phase; empty: all decode
   /// [tokens, layers, top_k] chosen experts, best first, in one of the two; the largest value: not recorded, or behind the
   /// last of a layer with a smaller top_k.
   std::span<const std::uint8_t> experts8;
-  std::span<const std::uint16_t> experts16;
-  std::span<const float> weights;    ///< [tokens, layers, top_k] that scale their outputs
-  std::span<const float> scores;     ///< [tokens, layers, experts] of all experts
-  std::uint16_t ahead = 0;           ///< layers ahead of which `predicted` knows, up to 4
-  std::span<const float> predicted;  ///< [tokens, layers, ahead, experts]: layer l + 1 + j from l's gate input
-  std::span<const float> partial;    ///< [tokens, layers, experts]: layer l + 1 from l's partial hidden state
+  std::span<const std::uint16_t> experts16;  ///< the other of the two
+  std::span<const float> weights;            ///< [tokens, layers, top_k] that scale their outputs
+  std::span<const float> scores;             ///< [tokens, layers, experts] of all experts
+  std::uint16_t ahead = 0;                   ///< layers ahead of which `predicted` knows, up to 4
+  std::span<const float> predicted;          ///< [tokens, layers, ahead, experts]: layer l + 1 + j from l's gate input
+  std::span<const float> partial;            ///< [tokens, layers, experts]: layer l + 1 from l's partial hidden state
   /// In the shapes of `scores`, `predicted` and `partial`, beside them: what experts are chosen by, where that is not what
   /// weighs them, as in gates with a bias for the choice or with groups.
   std::span<const float> choice_scores, choice_predicted, choice_partial;
 
+  /// How many there are.
   [[nodiscard]] std::uint32_t sequences() const { return static_cast<std::uint32_t>(sequence_start.size()); }
   /// One past the last token of a sequence.
   [[nodiscard]] std::uint32_t sequence_end(std::uint32_t sequence) const {
     return sequence + 1 < sequences() ? sequence_start[sequence + 1] : tokens;
   }
+  /// Prompt or decode.
   [[nodiscard]] Phase phase_of(std::uint32_t token) const {
     return phase.empty() ? Phase::decode : static_cast<Phase>(phase[token]);
   }
+  /// The one that a row chose as its rank-th best; `no_expert`: not recorded.
   [[nodiscard]] std::uint16_t expert(std::uint32_t token, std::uint32_t layer, std::uint32_t rank) const {
     const std::size_t at = (std::size_t{token} * model.layers + layer) * model.top_k + rank;
     if (!experts16.empty()) return experts16[at];
     return experts8[at] == 0xff ? no_expert : experts8[at];
   }
+  /// What that one's output is multiplied by; without recorded weights all are alike.
   [[nodiscard]] float weight(std::uint32_t token, std::uint32_t layer, std::uint32_t rank) const {
     return weights.empty() ? 1.0F / static_cast<float>(model.top_k_of(layer))
                            : weights[(std::size_t{token} * model.layers + layer) * model.top_k + rank];
   }
+  /// The gate's scores of all experts, [experts].
   [[nodiscard]] const float* scores_of(std::uint32_t token, std::uint32_t layer) const {
     return scores.data() + row(token, layer);
   }
+  /// Scores of layer `layer + 1` from the partial hidden state of this one, [experts].
   [[nodiscard]] const float* partial_of(std::uint32_t token, std::uint32_t layer) const {
     return partial.data() + row(token, layer);
   }
@@ -67,9 +73,11 @@ struct Trace {
   [[nodiscard]] const float* choice_scores_of(std::uint32_t token, std::uint32_t layer) const {
     return choice_scores.empty() ? scores_of(token, layer) : choice_scores.data() + row(token, layer);
   }
+  /// What experts of layer `layer + 1` are chosen by, from the partial hidden state of this one.
   [[nodiscard]] const float* choice_partial_of(std::uint32_t token, std::uint32_t layer) const {
     return choice_partial.empty() ? partial_of(token, layer) : choice_partial.data() + row(token, layer);
   }
+  /// What experts of layer `layer + distance` are chosen by.
   [[nodiscard]] const float* choice_predicted_of(std::uint32_t token, std::uint32_t layer,
                                                  std::uint32_t distance) const {
     return choice_predicted.empty() ? predicted_of(token, layer, distance)
@@ -151,6 +159,7 @@ inline void Trace::validate() const {
 /// one after the other in chunks, then one token of every sequence a step until the last has ended.
 class TraceSteps {
  public:
+  /// In groups of `batch` sequences, prompts in chunks of `prefill_chunk` tokens. The trace outlives it.
   TraceSteps(const Trace& trace, std::uint32_t batch, std::uint32_t prefill_chunk)
       : trace_(trace), batch_(batch), chunk_(prefill_chunk), at_(batch), end_(batch) {
     if (batch == 0 || prefill_chunk == 0)
@@ -185,12 +194,15 @@ class TraceSteps {
     }
   }
 
+  /// Of the step.
   [[nodiscard]] Phase phase() const { return phase_; }
   /// The tokens of the step, a row each, and of each the place of its sequence in the group.
   [[nodiscard]] View<const std::uint32_t> tokens() const { return view(tokens_); }
+  /// Of each row, the place of its sequence in the group.
   [[nodiscard]] View<const std::uint32_t> sequences() const { return view(slots_); }
   /// How many sequences have ended before this step (0, or the group before).
   [[nodiscard]] std::uint32_t ended() const { return ended_; }
+  /// How many groups of sequences have begun.
   [[nodiscard]] std::uint32_t groups() const { return groups_; }
 
  private:
