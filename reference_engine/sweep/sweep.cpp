@@ -17,7 +17,10 @@
 #include "ferry/error.hpp"
 #include "stacks/budget.hpp"
 #include "stacks/parameters.hpp"
+#include "store/store_file.hpp"
+#include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/mapped_file.hpp"
 #include "support/output_file.hpp"
 #include "support/threads.hpp"
 
@@ -39,9 +42,36 @@ void need_regular_file(const std::filesystem::path& path) {
   throw InputError(fmt::format("{}: not a regular file", path.string()));
 }
 
-/// The complete lines of a results file, by index; each checked to be this sweep's. `kept`: their bytes.
+/// What the files hold that a cell is made of, as a hash: its trace, machine and shape. A name stays when what it names is
+/// replaced, and results of the old would stand as those of the new.
+class Inputs {
+ public:
+  explicit Inputs(const SweepGrid& grid) : grid_(grid) {}
+
+  std::string of(const SweepCell& cell) {
+    std::vector<std::uint64_t> all = {of_file(cell.trace), of_file(data_file("machines", "machine", cell.machine))};
+    if (!grid_.as_shape.empty()) all.push_back(of_file(data_file("shapes", "model shape", grid_.as_shape)));
+    return fmt::format("{:016x}", checksum(all.data(), all.size() * sizeof(std::uint64_t)));
+  }
+
+ private:
+  std::uint64_t of_file(const std::filesystem::path& path) {
+    const auto [found, fresh] = hashes_.try_emplace(path, 0);
+    if (fresh) {
+      const MappedFile file(path);
+      found->second = checksum(file.data(), file.size());
+    }
+    return found->second;
+  }
+
+  const SweepGrid& grid_;
+  std::map<std::filesystem::path, std::uint64_t> hashes_;
+};
+
+/// The complete lines of a results file, by index; each checked to be this sweep's, and of these inputs if any are
+/// given. `kept`: their bytes.
 std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path, const std::vector<SweepCell>& cells,
-                                              std::uint64_t& kept) {
+                                              Inputs* inputs, std::uint64_t& kept) {
   std::map<std::uint64_t, std::string> lines;
   need_regular_file(path);
   const std::string text = read_all(path);
@@ -68,6 +98,12 @@ std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path,
                       "the arguments that it was begun with",
                       where, sweep.text("key")));
     }
+    if (const std::string was = sweep.text("inputs"); inputs != nullptr && was != inputs->of(cells[index])) {
+      throw InputError(
+          fmt::format("{}: was run with other contents of {}, {} or the shape, which have changed since: name another "
+                      "--out, or put back what the sweep was begun with",
+                      where, cells[index].trace, cells[index].machine));
+    }
     const auto [found, fresh] = lines.try_emplace(index, line);
     if (!fresh && found->second != line) {
       throw InputError(fmt::format("{}: cell {} stands twice, with different results", where, index));
@@ -77,15 +113,21 @@ std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path,
   return lines;
 }
 
-/// Appends whole lines; what a full disk cuts off is taken away again.
+/// Appends whole lines; what a full disk cuts off is taken away again. Nobody else writes the file meanwhile, so that what
+/// is read once it is open stays as it is.
 class Lines {
  public:
-  Lines(const std::filesystem::path& path, std::uint64_t kept) : path_(path), size_(kept) {
+  explicit Lines(const std::filesystem::path& path) : path_(path) {
     fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       throw InputError(fmt::format("{}: another sweep is writing it: give each its --rank and --ranks", path.string()));
     }
-    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(kept)) != 0) cannot_write(path_);
+    if (fd_ < 0) cannot_write(path_);
+  }
+  /// Of what is there, so many bytes.
+  void keep(std::uint64_t bytes) {
+    size_ = bytes;
+    if (::ftruncate(fd_, static_cast<off_t>(size_)) != 0) cannot_write(path_);
   }
   ~Lines() {
     if (fd_ >= 0) ::close(fd_);
@@ -108,11 +150,12 @@ class Lines {
       written += static_cast<std::size_t>(n);
     }
     size_ += line.size();
+    ::fdatasync(fd_);  // a cell may have taken an hour
   }
 
  private:
   std::filesystem::path path_;
-  std::uint64_t size_;
+  std::uint64_t size_ = 0;
   int fd_ = -1;
 };
 
@@ -386,8 +429,14 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
                       const std::function<void(std::uint64_t done, std::uint64_t total, double share)>& progress) {
   const std::vector<SweepCell> cells = cells_of(grid);
   const std::filesystem::path path = rank_file(out, ranks);
+  need_regular_file(path);
+  Inputs inputs(grid);
+  std::map<std::uint64_t, std::string> made_of;  // read before there is a file for results
+  for (std::uint64_t i = ranks.rank; i < cells.size(); i += ranks.ranks) made_of[i] = inputs.of(cells[i]);
+  Lines lines(path);
   std::uint64_t kept = 0;
-  const auto had = lines_of(path, cells, kept);
+  const auto had = lines_of(path, cells, &inputs, kept);
+  lines.keep(kept);
   std::vector<std::uint64_t> todo;
   SweepResult result;
   for (std::uint64_t i = ranks.rank; i < cells.size(); i += ranks.ranks) {
@@ -395,7 +444,6 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
     if (!had.contains(i)) todo.push_back(i);
   }
   result.had = result.cells - todo.size();
-  Lines lines(path, kept);
   Traces traces(grid);
   double work = 0, done_work = 0;
   for (const std::uint64_t i : todo) work += traces.work_of(cells[i].trace);
@@ -412,7 +460,8 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
       refused = true;
     }
     if (stop) return;  // half a run says nothing
-    json["sweep"] = {{"index", todo[at]}, {"cells", cells.size()}, {"key", cell.key()}};
+    json["sweep"] = {
+        {"index", todo[at]}, {"cells", cells.size()}, {"key", cell.key()}, {"inputs", made_of.at(todo[at])}};
     const std::lock_guard lock(mutex);
     lines.append(json.dump(-1, ' ', false, Json::error_handler_t::replace));
     ++result.done;
@@ -433,7 +482,7 @@ std::uint64_t merge_sweep(const SweepGrid& grid, const std::filesystem::path& ou
     std::error_code none;
     if (!std::filesystem::exists(path, none)) throw InputError(fmt::format("{}: is missing", path.string()));
     std::uint64_t kept = 0;
-    for (auto& [index, line] : lines_of(path, cells, kept)) {
+    for (auto& [index, line] : lines_of(path, cells, nullptr, kept)) {
       const auto [found, fresh] = all.try_emplace(index, line);
       if (!fresh && found->second != line) {
         throw InputError(

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <numeric>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "engine/fixtures/command.hpp"
 #include "engine/fixtures/files.hpp"
@@ -22,6 +24,7 @@
 #include "stacks/stack_options.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/json.hpp"
 
 using namespace ferry;
 using namespace ferry::engine;
@@ -472,6 +475,57 @@ TEST_CASE("a sweep that was cut off anywhere goes on, and ends as if nothing had
       CHECK(r.done == 12 - had);
       CHECK(sorted(whole_lines(cut)) == sorted(lines));
     }
+  }
+}
+
+TEST_CASE("results of a trace that was replaced do not stand as those of the new one" *
+          doctest::test_suite("threads")) {
+  const SweepFixture f;
+  SweepGrid grid = f.grid();
+  grid.traces = {f.at("a.safetensors")};
+  const Path out = f.at("out.jsonl");
+  const std::uint64_t cells = run(grid, out).cells;
+  CHECK(run(grid, out).had == cells);
+  const std::string text = read_file(out), trace = read_file(grid.traces[0]);
+  write_file(grid.traces[0], read_file(f.at("b.safetensors")));
+  CHECK(says(refusal("", [&] { run(grid, out); }), {out.string(), "line 1", "other contents", "another --out"}));
+  CHECK(read_file(out) == text);
+  write_file(grid.traces[0], trace);
+  CHECK(run(grid, out).had == cells);
+
+  // A machine of the user's own, too.
+  Json machine = read_json(data_file("machines", "machine", grid.machines[0]));
+  machine["name"] = "mine";
+  grid.machines = {f.at("mine.json")};
+  write_file(grid.machines[0], machine.dump());
+  const Path other = f.at("other.jsonl");
+  run(grid, other);
+  write_file(grid.machines[0], machine.dump() + "\n");
+  CHECK(says(refusal("", [&] { run(grid, other); }), {"other.jsonl: line 1", "other contents"}));
+}
+
+TEST_CASE("two sweeps of one file at once lose nothing" * doctest::test_suite("threads")) {
+  const SweepFixture f;
+  const SweepGrid grid = f.grid();
+  for (int times = 0; times < 10; ++times) {
+    const Path out = f.at("both" + std::to_string(times) + ".jsonl");
+    std::atomic<int> done = 0;
+    const auto sweep = [&] {
+      for (;;) {
+        try {
+          run(grid, out);
+          ++done;
+          return;
+        } catch (const InputError& e) {  // the other has the file: try again
+          if (std::string(e.what()).find("another sweep is writing it") == std::string::npos) return;
+        }
+      }
+    };
+    std::thread first(sweep), second(sweep);
+    first.join();
+    second.join();
+    CHECK(done == 2);
+    CHECK(whole_lines(out).size() == 12);
   }
 }
 
