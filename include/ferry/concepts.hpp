@@ -132,9 +132,12 @@ concept Waits = requires(L& l, Ticket ticket) {
 ///     true`, and names in `Route::instead_of` the gate's choice that each substitute stands for, each once a row.
 ///  5. One that may leave out some of the gate's choices declares `static constexpr bool skips = true`, and makes those
 ///     `{no_expert, 0, the gate's choice}`.
+///
 /// Optional: `revise(phase, routes)`, what it changes of the routes of an engine that has a top-k of its own. A router that
 /// cannot do without the scores of all experts declares `static constexpr bool needs_full_scores = true`.
+///
 /// Complexity: O(rows * experts * k) at worst.
+///
 /// Minimal model: ferry::TopK. @see ferry::ExpertCacheRouter, ferry::ExpertSkipping
 template <class R>
 concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Routes<R>;
@@ -147,12 +150,16 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 ///  3. No expert twice. Requests that do not fit in `out` are dropped by the caller's choice of capacity: E.
 ///  4. Which rows it reads it declares as `static constexpr RowSource prefill_rows`, `decode_rows`; without the
 ///     declaration it is `gate_input`. With `none`, `scores.select` is empty.
+///
 /// `observe(layer, taken, rows)` sees every layer's routes [rows, k], in order, before any is skipped. `rows`: which
 ///     rows of the step they are, ascending; empty: all of them.
 ///  5. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
+///
 /// One that predicts nothing declares `static constexpr bool predicts = false`: `predict` is never called.
+///
 /// Optional: `begin_step(step)`, `end_sequence(id)`, noexcept; a member `depth`, how many layers ahead it wants to be
 /// asked for (1 without it).
+///
 /// Minimal model: ferry::NoPrediction.
 template <class P>
 concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observes<P> && part::Predicts<P>;
@@ -166,7 +173,9 @@ concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observe
 ///  2. `precisions()` has bit `1 << p` for every Precision p that it may set; a store that lacks one is refused
 ///     at construction.
 ///  3. One that reads Request::unimportance declares `static constexpr bool needs_unimportance = true`.
+///
 /// Optional: `reserve(carve, shape)` if it keeps state.
+///
 /// Complexity: O(requests). Minimal model: ferry::FixedPrecision.
 template <class Q>
 concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::NamesPrecisions<Q>;
@@ -175,14 +184,18 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///
 /// `touch(what, slot)`: the real gate asks for `what`, which sits in `slot`; called once an expert and step. `no_slot`:
 ///     it is absent, whether it is then loaded or computed on the host. A skipped expert is not touched: nobody used it.
+///
 /// `victim(incoming, barred)`: which slot `incoming` should take; `no_slot` refuses it, or all are barred.
 ///  1. Never a barred slot.
 ///  2. Changes nothing that `touch` or `replace` would not: it may be called and its answer not used.
+///
 /// `replace(slot, what, demand)`: `what` takes `slot` from now on, whoever was there. `demand`: for the real gate,
 ///     otherwise a prefetch, which inserts but is no access.
 ///  3. Also called for slots that were free, which the core hands out in its own order.
+///
 /// Within one layer of a step the core touches what is there first, then for each miss: touch(absent), victim,
 /// replace. None of a step's experts evicts another.
+///
 /// Optional, noexcept:
 ///  - `forget(slot)`: the copy into it was taken back, it is free again.
 ///  - `begin_step(step)`: a forward pass begins.
@@ -199,7 +212,9 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
 ///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_saved(id, slot)`, how
 ///    much more that expert is expected to save there than who is in the slot (`no_slot`: nobody).
+///
 /// One that keeps nothing declares `static constexpr bool caches = false`: its allotment has stream slots alone.
+///
 /// Complexity: O(1) amortised, or O(slots) for `victim`. Minimal model: ferry::LoadOnDemand.
 template <class C>
 concept CachePolicy =
@@ -209,6 +224,7 @@ concept CachePolicy =
 ///
 /// `further(window)`: whether a prediction for a layer `window.distance` ahead is of use at all, after what was taken
 ///     since the plan; if not, nothing of it is fetched or masked.
+///
 /// `take(window, absent)`: how many of these requests, from the front.
 ///  1. `absent` are those that would have to be copied, in the predictor's order.
 template <class L>
@@ -222,6 +238,7 @@ concept PrefetchLimit = part::State<L> &&
 
 /// In which order copies are submitted and run: `order(phase, demand, requests)` permutes them in place.
 ///  1. Demand requests (`demand`) come in ascending expert index, predictions surest first.
+///
 /// One that leaves demand requests of a decode step with rows descending declares `static constexpr bool
 /// orders_batches = true`.
 template <class O>
@@ -234,6 +251,7 @@ concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool dema
 /// rest runs on the host. One that needs the misses with rows descending declares `static constexpr bool
 /// needs_ordered_batches = true`; one that loads all of them `static constexpr bool computes_on_host = false`, so that
 /// an engine need not be ready for more.
+///
 /// Optional, noexcept:
 ///  - `split(phase, resident, misses, arriving, costs)` returns a Split and is called instead: it weighs also what of the
 ///    layer is there and what is on its way.
@@ -264,6 +282,7 @@ concept Scheduler = PrefetchLimit<S> && CopyOrder<S> && Placement<S>;
 ///  4. After `seen()` reports a ticket as landed, or `wait` returns, the slot's bytes are visible to the device.
 ///  5. `seen()` never goes back, and a dropped prefetch counts as begun and landed.
 ///  6. `wait` throws when the copy can never land: it was not submitted, or the link has failed.
+///
 /// Threads: called from the engine's thread; what runs behind it is the link's own business.
 template <class L>
 concept Link = part::Submits<L> && part::Drops<L> && part::ReportsProgress<L> && part::Fences<L> && part::Waits<L>;
