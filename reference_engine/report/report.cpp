@@ -101,7 +101,7 @@ RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport
     }
   }
   const double link_s = least_bytes == 0 ? 0 : least_bytes / statistics.link_peak_bytes_per_s / steps;
-  r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s, link_s);
+  r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s - seconds(t.hosted) / steps, link_s);
   return r;
 }
 

@@ -61,10 +61,10 @@ struct RunReport {
 struct Simulated;
 RunReport make_report(const Simulated& simulated, RunReport facts);
 
-/// Collects what runner and generator know, and works out both bounds:
-/// all-resident is the measured decode time less stalls, waits for the host and decisions, with what the
-/// host computed as the device would have taken it; clairvoyant is the larger of that and
-/// the time that the fewest possible copies (sim/bounds.hpp) take at the link's bandwidth.
+/// Collects what runner and generator know, and works out both bounds: all-resident is the measured decode time less
+/// stalls, waits for the host and decisions, with what the host computed as the device would have taken it; clairvoyant
+/// is the larger of that, without what the host computed, and the time that the fewest possible copies
+/// (sim/bounds.hpp) take at the link's bandwidth.
 RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport facts);
 
 /// The stable JSON of a phase's outcomes, and of one run.
