@@ -294,7 +294,7 @@ TEST_CASE("a damaged model gets one line, too") {
   }
 }
 
-TEST_CASE("a report may lie in the model's own folder, again and again; the model's files are left alone") {
+TEST_CASE("a report may lie in the model's own folder, again and again, and the model's files are left alone") {
   const TemporaryFolder folder;
   const std::filesystem::path model = folder.path() / "model";
   std::filesystem::create_directory(model);
