@@ -89,12 +89,12 @@ class Engine:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--library", default="libferry.so", help="where libferry.so is, if not on the loader's path")
+    parser.add_argument("--library", dest="path", default="libferry.so", help="where libferry.so is, if not on the loader's path")
     parser.add_argument("--stack", default="ferry")
     parser.add_argument("--tokens", type=int, default=100)
     arguments = parser.parse_args()
     try:
-        engine = Engine(Ferry(arguments.library), arguments.stack)
+        engine = Engine(Ferry(arguments.path), arguments.stack)
     except (OSError, ValueError) as error:
         parser.exit(2, f"engine.py: {error}\n")
     random, sequence = np.random.default_rng(2), c_uint32(0)
