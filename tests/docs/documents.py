@@ -112,12 +112,13 @@ def not_printed(document, printed):
 
 def rows_not_printed(document, printed):
     """Rows of the document's tables that have numbers, and which of these `printed` does not have."""
-    seen = set(re.findall(r'\d+(?:\.\d+)?', printed.replace(',', '')))
+    seen = set(re.findall(r'\d+(?:\.\d+)?', printed))
     for number, line in enumerate(document.read_text().splitlines(), 1):
         if not line.startswith('|'):
             continue
         cells = ' '.join(re.sub(r'`[^`]*`|\[[^]]*\]\([^)]*\)', '', c) for c in line.split('|')[2:])
-        numbers = re.findall(r'(?<![\w.])\d+(?:\.\d+)?(?![\w])', cells.replace(',', ' '))
+        cells = re.sub(r'(?<=\d),(?=\d{3}\b)', '', cells)
+        numbers = re.findall(r'(?<![\w.-])\d+(?:\.\d+)?(?![\w-])', cells)
         if numbers:
             yield number, line, [n for n in numbers if n not in seen]
 
