@@ -15,7 +15,7 @@ import urllib.request
 
 root = pathlib.Path(__file__).resolve().parents[2]
 GPL = pathlib.Path('/usr/share/common-licenses/GPL-3')
-TABLE = re.compile(r'(cmake|conan|vcpkg|docker|reference_engine/run|tests/run)( |$)')  # of what stands in a table, commands
+TABLE = re.compile(r'(reference_engine/run|tests/run)$')  # of what stands in a table, commands
 
 # What a command needs beyond a clone and Debian's packages: (what, pattern, how it is said).
 NEEDS = [
@@ -79,6 +79,8 @@ def statements(text):
     """What a shell takes at once: a line with what continues it, a whole loop."""
     so_far = ''
     for line in text.splitlines():
+        if not so_far and line.startswith('#'):
+            continue
         so_far += line + '\n'
         whole = subprocess.run(['bash', '-n'], input=so_far, capture_output=True, text=True).returncode == 0
         if whole and not line.endswith('\\'):
