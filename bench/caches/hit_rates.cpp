@@ -171,7 +171,7 @@ std::string tables(const Arguments& a, const Trace& t, Json& json) {
     out += "ScoreWindow, ScoreAverage: need the scores of all experts, which this trace lacks\n";
     std::erase_if(all, [](const Policy& p) { return p.needs_scores; });
   }
-  ProgressLine progress(t.name + ": replays");
+  engine::ProgressLine progress(t.name + ": replays");
   const std::size_t replays = a.counting.size() * layouts.size() * a.shares.size() * all.size();
   std::size_t done = 0;
   Json results = Json::array();
@@ -356,7 +356,7 @@ std::unique_ptr<engine::TraceFile> record(const Arguments& a) {
     throw InputError(
         fmt::format("{}: its context is {}, sequences of {} are needed", a.model, model.config().context, o.window));
   }
-  ProgressLine progress(a.model + ": sequences recorded");
+  engine::ProgressLine progress(a.model + ": sequences recorded");
   o.progress = [&progress](std::uint64_t done, std::uint64_t all) {
     progress.show(done, all);
     return true;

@@ -188,7 +188,7 @@ Hits by_step(const Replay& replay, const Cache& policy) {
         for (const std::uint32_t token : steps.tokens()) {
           for (std::uint32_t i = 0; i < t.model.top_k; ++i) routes.push_back({t.expert(token, l, i), 1.0F, no_expert});
         }
-        plan = core.plan(l, {routes.data(), static_cast<std::uint32_t>(routes.size())}, all_landed);
+        plan = core.plan(l, {routes.data(), static_cast<std::uint32_t>(routes.size())}, {}, all_landed);
       }
       core.done(plan.resident);
       core.done(plan.arriving);

@@ -1,6 +1,7 @@
 #include "checkpoint/gguf_model.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,6 @@
 // ferry calibrate: what simulations need of a machine, and what stacks need of a model and its texts.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,6 @@
 // ferry simulate, sweep, report: stacks on recorded traces, without the model.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iostream>

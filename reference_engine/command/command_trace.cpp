@@ -1,5 +1,6 @@
 // ferry trace: recorded routing.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>

@@ -1,5 +1,8 @@
 #include "jinja/parser.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 

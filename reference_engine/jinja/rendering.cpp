@@ -1,6 +1,7 @@
 #include "jinja/rendering.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

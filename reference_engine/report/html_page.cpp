@@ -1,6 +1,7 @@
 #include "report/html_page.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string_view>

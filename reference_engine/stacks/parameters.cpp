@@ -1,6 +1,7 @@
 #include "stacks/parameters.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>

@@ -1,6 +1,7 @@
 #include "trace/trace_file.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>

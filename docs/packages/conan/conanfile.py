@@ -61,4 +61,4 @@ class Ferry(ConanFile):
             self.cpp_info.components["c"].set_property("cmake_target_name", "ferry::c")
             self.cpp_info.components["c"].set_property("pkg_config_name", "ferry-c")
             self.cpp_info.components["c"].libs = ["ferry"]
-            self.cpp_info.components["c"].requires = ["headers", "fmt::fmt", "nlohmann_json::nlohmann_json"]
+            self.cpp_info.components["c"].requires = ["headers", "fmt::fmt"]

@@ -2,7 +2,9 @@
 #   docker build -f docs/packages/docker/cpu.Dockerfile -t ferry .
 #   docker run --rm -it -v FOLDER:/models -e FERRY_MODELS=/models ferry chat --model NAME
 FROM debian:12-slim AS build
-COPY . /ferry
+COPY CMakeLists.txt LICENSE /ferry/
+COPY include /ferry/include
+COPY reference_engine /ferry/reference_engine
 RUN /ferry/reference_engine/run --version && cmake --install /ferry/build/engine --prefix /opt/ferry --strip
 
 FROM debian:12-slim
