@@ -24,7 +24,8 @@ namespace ferry::engine {
 extern std::atomic<bool> stop;
 extern std::atomic<int> stopped_by;
 
-/// From now on the first signal that asks for an end sets `stop`, and a second one ends at once.
+/// From now on the first signal that asks for an end sets `stop`, and a second one ends at once. So does a read that
+/// brings nothing for a second after the first.
 void await_interrupts();
 
 /// What the user typed, for reports.

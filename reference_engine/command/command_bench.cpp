@@ -110,7 +110,7 @@ class Bench {
     }
     line.reset();
     print(table());
-    if (json_) json_->commit(as_json().dump(2) + "\n");
+    if (json_) json_->commit(json_text(as_json(), 2) + "\n");
     return stop ? 128 + stopped_by : 0;
   }
 

@@ -139,9 +139,9 @@ void write(const CalibrateArguments& a, OutputFile& out, const Json& found, Json
   parameters.update(found);
   const Json json = {
       {"stack", a.flags.named(a.stack).policies}, {"parameters", parameters}, {"calibrated", calibrated}};
-  out.commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  out.commit(json_text(json, 2) + "\n");
   std::vector<std::string> values;
-  for (const auto& [name, value] : found.items()) values.push_back(fmt::format("{} {}", name, value.dump()));
+  for (const auto& [name, value] : found.items()) values.push_back(fmt::format("{} {}", name, json_text(value)));
   print(fmt::format("{}{}: {} with {}\n", stopped ? "interrupted: the best so far is kept\n" : "", a.out,
                     a.flags.named(a.stack).policies, fmt::join(values, ", ")));
 }
@@ -309,7 +309,7 @@ void find_number(const CalibrateArguments& a, OutputFile& out, Loss& loss, const
   std::string table = table_head(parameter.name);
   for (std::size_t i = 0; i < found.tried.size(); ++i) {
     const StepChoice& c = found.tried[i];
-    table += table_line(at(c.step)[parameter.name].dump(), c.cost, i == found.best);
+    table += table_line(json_text(at(c.step)[parameter.name]), c.cost, i == found.best);
     Json tried = cost_json(c.cost, bytes);
     tried.update(at(c.step));
     if (i == found.best) calibrated["found"] = tried;
@@ -318,7 +318,7 @@ void find_number(const CalibrateArguments& a, OutputFile& out, Loss& loss, const
   print(table);
   if (!found.best)
     print(fmt::format("nothing loses at most {}%: {} is the least there is\n", a.loss_percent,
-                      at(0)[parameter.name].dump()));
+                      json_text(at(0)[parameter.name])));
   write(a, out, at(found.best ? found.tried[*found.best].step : 0), calibrated, found.stopped);
 }
 
@@ -665,7 +665,7 @@ int machine(const CalibrateArguments& a) {
     return !stop;
   });
   if (measured.is_null()) return 128 + stopped_by;
-  out.commit(measured.dump(2) + "\n");
+  out.commit(json_text(measured, 2) + "\n");
   auto value = [&](const char* part, const char* field) { return measured[part][field]["value"].get<double>(); };
   print(fmt::format("{}: link {:.1f} GB/s and {:.1f} us, memory {:.1f} GB/s, {:.1f} Gflop/s\n", a.out,
                     value("link", "effective_bytes_per_s") * 1e-9, value("link", "latency_s") * 1e6,

@@ -211,7 +211,7 @@ class Runs {
   }
 
   void write_json(const Json& json) {
-    if (json_) json_->commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    if (json_) json_->commit(json_text(json, 2) + "\n");
   }
 
  private:

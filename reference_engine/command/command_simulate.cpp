@@ -121,8 +121,7 @@ int simulate_command(SimulateArguments& a) {
   }
   print(to_table(reports, terminal_columns()) + a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last column covers only what was replayed\n");
-  if (json_file)
-    json_file->commit((all.size() == 1 ? all[0] : all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  if (json_file) json_file->commit(json_text(all.size() == 1 ? all[0] : all, 2) + "\n");
   return stop ? 128 + stopped_by : 0;
 }
 

@@ -90,13 +90,13 @@ int tokenize_command(const TokenizeArguments& a) {
     if (a.rendered || a.json == "-") continue;
     if (a.pieces) {
       for (const std::uint32_t id : ids) {
-        print(fmt::format("{:>8}  {}\n", id, Json(tokenizer->decode({&id, 1}, true)).dump()));
+        print(fmt::format("{:>8}  {}\n", id, json_text(Json(tokenizer->decode({&id, 1}, true)))));
       }
     } else {
       print(a.token_ids.empty() ? fmt::format("{}\n", fmt::join(ids, " ")) : text + "\n");
     }
   }
-  if (json_file) json_file->commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  if (json_file) json_file->commit(json_text(json, 2) + "\n");
   return 0;
 }
 

@@ -15,6 +15,7 @@
 #include "ferry/macros.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
+#include "support/reads.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -375,6 +376,7 @@ void StoreWriter::commit() {
 
 void StoreWriter::get(std::uint64_t at, void* data, std::uint64_t bytes) const {
   for (auto* to = static_cast<std::byte*>(data); bytes > 0;) {
+    const ReadUnderWay watched;
     const ssize_t n = ::pread(fd_, to, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {

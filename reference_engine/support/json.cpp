@@ -68,9 +68,7 @@ const Json& Fields::at(const std::string& name) const {
 }
 
 void Fields::refuse(const std::string& name, const std::string& expected) const {
-  const std::string got = object_.contains(name)
-                              ? object_[name].dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100)
-                              : "nothing";
+  const std::string got = object_.contains(name) ? json_text(object_[name]).substr(0, 100) : "nothing";
   throw InputError(fmt::format("{}: field \"{}\": expected {}, got {}", where_, name, expected, got));
 }
 

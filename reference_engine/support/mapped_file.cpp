@@ -6,10 +6,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "support/errors.hpp"
+#include "support/reads.hpp"
 
 namespace ferry::engine {
 
@@ -38,8 +40,10 @@ MappedFile::~MappedFile() {
 }
 
 void MappedFile::read(const std::byte* from, std::uint64_t bytes, std::byte* to, const std::string& what) const {
+  constexpr std::uint64_t most_at_once = 8U << 20U;  // so that one can see whether anything comes
   for (auto at = from - data_; bytes > 0;) {
-    const ssize_t n = ::pread(fd_, to, bytes, at);
+    const ReadUnderWay watched;
+    const ssize_t n = ::pread(fd_, to, std::min(bytes, most_at_once), at);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       throw InputError(

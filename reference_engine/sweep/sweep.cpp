@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,14 +22,15 @@
 #include "support/errors.hpp"
 #include "support/mapped_file.hpp"
 #include "support/output_file.hpp"
+#include "support/text_file.hpp"
 #include "support/threads.hpp"
 
 namespace ferry::engine {
 namespace {
 
 std::string read_all(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::error_code none;
+  return std::filesystem::exists(path, none) ? read_whole(path, ~std::uint64_t{0}) : "";
 }
 
 [[noreturn]] void cannot_write(const std::filesystem::path& path) {

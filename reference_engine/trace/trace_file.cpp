@@ -361,7 +361,7 @@ void TraceFile::write(OutputFile& out) const {
   if (!trace.model.layer_top_k.empty()) model["layer_top_k"] = trace.model.layer_top_k;
   const std::map<std::string, std::string> metadata = {{"format", format_name},
                                                        {"ferry", FERRY_VERSION},
-                                                       {"model", model.dump()},
+                                                       {"model", json_text(model)},
                                                        {"source", source},
                                                        {"residency", residency}};
   // The widest type first, so that every tensor begins at a multiple of its own.

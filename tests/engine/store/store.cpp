@@ -77,7 +77,7 @@ class FaultyFile final : public BlockFile {
   }
   void forget(std::uint64_t at, std::uint64_t bytes) override { file_->forget(at, bytes); }
   [[nodiscard]] std::uint64_t size() const override { return file_->size(); }
-  [[nodiscard]] const char* how() const override { return "faulty"; }
+  [[nodiscard]] std::string how() const override { return "faulty"; }
 
  private:
   std::unique_ptr<BlockFile> file_;
