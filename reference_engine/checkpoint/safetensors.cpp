@@ -8,6 +8,7 @@
 #include <cstring>
 #include <set>
 
+#include "support/checksum.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 
@@ -31,9 +32,9 @@ constexpr TypeInfo types[] = {{"BF16", DType::bf16, 2},  {"F16", DType::f16, 2},
 
 }  // namespace
 
-Safetensors::Safetensors(const std::filesystem::path& path) {
+Safetensors::Safetensors(const std::filesystem::path& path, MappedFile::Hold hold) {
   path_ = path;
-  file_ = std::make_unique<MappedFile>(path);
+  file_ = std::make_unique<MappedFile>(path, hold);
   const std::string where = path.string();
   auto refuse = [&](const std::string& what) { throw InputError(where + ": not a usable safetensors file: " + what); };
   if (file_->size() < 8) refuse(fmt::format("{} bytes, expected at least 8 for the header's length", file_->size()));
@@ -132,9 +133,11 @@ void SafetensorsWriter::commit(OutputFile& out, const std::map<std::string, std:
   // Behind the header's length and the header, data begin at a multiple of 64.
   text.resize((text.size() + sizeof(std::uint64_t) + 63) / 64 * 64 - sizeof(std::uint64_t), ' ');
   const std::uint64_t length = text.size();
-  const std::string head = std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
-  std::vector<std::string_view> parts{head};
+  std::string head = std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
+  std::vector<std::string_view> parts;
   for (const Entry& e : tensors_) parts.push_back(e.bytes);
+  seal(head, parts);
+  parts.insert(parts.begin(), head);
   out.commit(parts);
 }
 

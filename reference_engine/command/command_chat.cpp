@@ -97,7 +97,7 @@ class Chat {
   }
 
   void save(const std::string& file) const {
-    OutputFile out(file);
+    OutputFile out(file, {"a conversation", "{", "\"messages\""});
     const nlohmann::ordered_json all = {{"model", model_name(a_.model.model)}, {"messages", messages_}};
     out.commit(json_text(all, 2) + "\n");
   }

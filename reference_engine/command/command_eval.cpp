@@ -149,7 +149,7 @@ int eval(const EvalArguments& a) {
   for (const std::string& file : stack_files(a.stacks)) inputs.push_back(file);
   check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;
-  if (!a.json.empty()) json_file.emplace(a.json);
+  if (!a.json.empty()) json_file.emplace(a.json, report_json);
   std::vector<std::string> read, names;
   std::vector<TokenizedText> texts;
   for (const std::string& file : a.texts) {

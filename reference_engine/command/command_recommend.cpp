@@ -131,8 +131,8 @@ class RecommendCommand {
       for (const std::string& file : a_.model.inputs()) inputs.push_back(file);
     }
     check_outputs({a_.json, a_.machine_out}, inputs);
-    if (!a_.json.empty()) json_.emplace(a_.json);
-    if (!a_.machine_out.empty()) machine_out_.emplace(a_.machine_out);
+    if (!a_.json.empty()) json_.emplace(a_.json, report_json);
+    if (!a_.machine_out.empty()) machine_out_.emplace(a_.machine_out, machine_json);
     if (!a_.as_shape.empty()) static_cast<void>(read_shape(a_.as_shape));
   }
 

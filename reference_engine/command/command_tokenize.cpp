@@ -56,7 +56,7 @@ int tokenize_command(const TokenizeArguments& a) {
   std::copy_if(a.files.begin(), a.files.end(), std::back_inserter(inputs), [](const auto& f) { return f != "-"; });
   check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;
-  if (!a.json.empty()) json_file.emplace(a.json);
+  if (!a.json.empty()) json_file.emplace(a.json, FileKind{"JSON of ferry tokenize", "{", "\"tokenizer\""});
   std::error_code none;
   const std::filesystem::path given = a.model;
   // A tokenizer needs no model.

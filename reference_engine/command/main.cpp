@@ -19,6 +19,7 @@
 #include "ferry/error.hpp"
 #include "ferry/macros.hpp"
 #include "support/errors.hpp"
+#include "support/mapped_file.hpp"
 #include "support/print.hpp"
 #include "support/suggest.hpp"
 #include "support/terminal.hpp"
@@ -27,16 +28,6 @@ namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
-
-/// A mapped file became shorter, or its disk failed: there is no going on, and no more to say from here.
-void on_lost_file(int) {
-  constexpr char text[] =
-      "ferry: a file became shorter while it was read, or cannot be read from its disk: expected files that stay as "
-      "they "
-      "are; try again\n";
-  static_cast<void>(!::write(STDERR_FILENO, text, sizeof(text) - 1));
-  ::_exit(2);
-}
 
 constexpr char no_memory[] = "out of memory (limits: ulimit -v, ulimit -d)";
 constexpr char no_thread[] =
@@ -71,9 +62,8 @@ void on_lost_exception() {
 
 void handle_faults() {
   std::set_terminate(on_lost_exception);
+  report_lost_files();
   struct sigaction action {};
-  action.sa_handler = on_lost_file;
-  ::sigaction(SIGBUS, &action, nullptr);
   action.sa_handler = SIG_IGN;  // write errors are handled where they happen
   for (const int s : {SIGPIPE, SIGXFSZ}) ::sigaction(s, &action, nullptr);
 }

@@ -48,7 +48,7 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::stri
 }
 
 Json read_json(const std::filesystem::path& path) {
-  const MappedFile file(path);
+  const MappedFile file(path, MappedFile::Hold::copied);
   return parse_json({reinterpret_cast<const char*>(file.data()), file.size()}, path.string());
 }
 
