@@ -788,6 +788,8 @@ TEST_CASE("every pool of a layer sees its scores and each use, and the end of th
   f->end_sequence(1);
   CHECK(f->cache(0).resets == 0);
   f->end_sequence(0);
+  CHECK(f->cache(0).resets == 0);  // the step may go on
+  f->begin_step(StepOf(Phase::decode, 1));
   for (std::uint16_t pool = 0; pool < 2; ++pool) CHECK(f->cache(pool).resets == 1);
 }
 

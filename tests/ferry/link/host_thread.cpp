@@ -42,6 +42,9 @@ TEST_CASE("where slots borrow, what landed is there without a copy, and copies c
   CHECK(memory.slot(3) == f.experts[6].data());
   CHECK(link.bytes_copied() == 2 * 4096);
   CHECK_THROWS_AS(HostThread(memory, {.bytes_per_s = 1000}), ConfigError);
+  CHECK_THROWS_AS(HostThread(memory, {.latency_ns = -1}), ConfigError);
+  CHECK_THROWS_AS(HostThread(memory, {.latency_ns = std::numeric_limits<Nanoseconds>::max()}), ConfigError);
+  CHECK_THROWS_AS(HostThread(memory, {.linger_ns = std::numeric_limits<Nanoseconds>::max()}), ConfigError);
 }
 
 TEST_CASE("what landed is there, whole") {

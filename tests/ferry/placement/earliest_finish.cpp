@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "ferry/link/virtual_clock.hpp"
@@ -264,4 +265,21 @@ TEST_CASE("a promotion pays if it saves more than it slows") {
   CHECK(EarliestFinish::promotes(r, 1, c));
   c.link_beside_host = c.host_beside_copies = 2000;  // cannot be
   CHECK(EarliestFinish::promotes(r, 1, c));
+}
+
+TEST_CASE("times near the longest: who takes as long as can be is left alone") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  LayerCosts costs;
+  for (Nanoseconds& ns : costs.device_ns) ns = 10;
+  const Requests misses{one_request(0, 1, 1000), one_request(1, 1, 1000)};
+  for (Nanoseconds& ns : costs.host_ns) ns = most / 2 + 1;  // of both the sum does not fit
+  costs.host_start_ns = most;
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(misses), {}, costs).loads == 2);
+  for (Nanoseconds& ns : costs.host_ns) ns = 100;
+  costs.host_start_ns = 0;
+  const Requests far{one_request(0, 1, most), one_request(1, 1, most)};
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(far), {}, costs).loads == 0);
+  costs.host_beside_copies = costs.link_beside_host = 600;  // slower, both
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(far), {}, costs).loads == 0);
+  CHECK_FALSE(EarliestFinish::promotes(far[0], 1'000'000, costs));
 }
