@@ -522,8 +522,10 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
     }();
     REQUIRE(end - begin > 5000);
     std::fstream edit(file, std::ios::binary | std::ios::in | std::ios::out);
-    edit.seekp(static_cast<std::streamoff>(end - 1));
-    edit.put(0x3c);
+    edit.seekg(static_cast<std::streamoff>(end - 2));
+    const int low = edit.get();  // of the last weight
+    edit.seekp(static_cast<std::streamoff>(end - 2));
+    edit.put(static_cast<char>(low ^ 1));
     edit.close();
     std::filesystem::last_write_time(file, time);
     o.progress = nullptr;
