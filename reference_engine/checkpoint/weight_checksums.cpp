@@ -41,7 +41,7 @@ std::vector<std::string> checksums_of(const Checkpoint& checkpoint, const BytePr
 }
 
 /// Name to checksum.
-std::map<std::string, std::string> read_list(const std::filesystem::path& list) {
+std::map<std::string, std::string> listed(const std::filesystem::path& list) {
   const MappedFile file(list, MappedFile::Hold::copied);
   std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
   std::map<std::string, std::string> all;
@@ -82,7 +82,7 @@ std::string weight_checksums(const Checkpoint& checkpoint, const ByteProgress& p
 
 void check_weight_checksums(const Checkpoint& checkpoint, const std::filesystem::path& list,
                             const ByteProgress& progress) {
-  const std::map<std::string, std::string> expected = read_list(list);
+  const std::map<std::string, std::string> expected = listed(list);
   const auto files = checkpoint.files();
   for (const auto& [path, was] : files) {  // before anything large is read
     if (expected.contains(path.filename().string())) continue;

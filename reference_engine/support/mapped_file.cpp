@@ -153,7 +153,8 @@ void MappedFile::read(const std::byte* from, std::uint64_t bytes, std::byte* to,
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       throw InputError(
-          fmt::format("{} cannot be read: {}", what, n == 0 ? "the file has become shorter" : std::strerror(errno)));
+          fmt::format("{} cannot be read: {}", what,
+                      n == 0 ? "the file has become shorter: put it back and run this again" : std::strerror(errno)));
     }
     at += n;
     to += n;

@@ -325,16 +325,15 @@ TEST_CASE("outputs never destroy what they should not") {
   // What is there is of another kind.
   std::filesystem::copy_file(model_folder("tiny-mixtral") / "config.json", at + "/config.json");
   const std::string config = read_file(at + "/config.json");
-  const std::string mine = at + "/config.json'", story = at + "/prompt.txt'";
-  for (const std::string& file : {mine, story}) {
-    for (const char* command : {"run --json '", "run --timeline '", "run --logits '", "eval --text /dev/null --json '",
-                                "simulate --trace t --json '", "recommend --model tiny-mixtral --json '",
-                                "trace record --text /dev/null --out '", "trace generate --shape mixtral-8x7b --out '",
-                                "calibrate machine --name m --out '", "pack --out '", "report /dev/null --out '",
-                                "tokenize --text a --json '", "compare --json '"}) {
-      refuses(command + file, {"is there, and is not ", "name another file"});
-    }
+  for (const char* command :
+       {"run --json '", "run --timeline '", "run --logits '", "eval --text /dev/null --json '",
+        "simulate --trace t --json '", "recommend --model tiny-mixtral --machine rtx3090-pcie3 --json '",
+        "trace record --text /dev/null --out '", "trace generate --shape mixtral-8x7b --out '",
+        "calibrate machine --name m --out '", "pack --out '", "report /dev/null --out '",
+        "tokenize --text a --json '"}) {
+    refuses(command + at + "/config.json'", {"is there, and is not ", "name another file"});
   }
+  refuses("compare --json '" + at + "/prompt.txt'", {"is there, and is not ", "name another file"});
   CHECK(read_file(at + "/config.json") == config);
   CHECK(read_file(at + "/prompt.txt") == "Once ");
   // Behind two links there is no file yet.

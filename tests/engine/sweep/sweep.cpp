@@ -606,7 +606,7 @@ TEST_CASE("a flipped bit anywhere in a sweep's results is found, or its cell run
   run(grid, whole);
   const std::string text = read_file(whole);
   std::uint32_t refused = 0, again = 0;
-  for (std::size_t at = 0; at < text.size(); at += text.size() / 150) {
+  for (std::size_t at = 0; at < text.size(); at += text.size() / 40) {
     CAPTURE(at);
     std::string damaged = text;
     damaged[at] = static_cast<char>(damaged[at] ^ 1 << at % 8);
@@ -616,7 +616,7 @@ TEST_CASE("a flipped bit anywhere in a sweep's results is found, or its cell run
     again += what.empty() ? 1 : 0;
     CHECK(read_file(out) == (what.empty() ? text : damaged));
   }
-  CHECK(refused > 140);
+  CHECK(refused >= 40);
   // The last line end: what is there is half a line, as far as anybody can see.
   write_file(out, text.substr(0, text.size() - 1) + "\v");
   CHECK(run(grid, out).had == 11);
