@@ -1,6 +1,7 @@
 # The ferry command on a CPU:
 #   docker build -f docs/packages/docker/cpu.Dockerfile -t ferry .
 #   docker run --rm -it -v FOLDER:/models -e FERRY_MODELS=/models ferry chat --model NAME
+#   docker run --rm -p 8080:8080 ferry serve --model tiny-mixtral --port 8080 --host 0.0.0.0
 FROM debian:12-slim AS build
 COPY CMakeLists.txt LICENSE /ferry/
 COPY include /ferry/include
