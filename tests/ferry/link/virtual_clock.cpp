@@ -146,6 +146,20 @@ TEST_CASE("a copy waits for the last reader of its slot, and the link with it") 
   CHECK(c.now() == 2700);
 }
 
+TEST_CASE("a demand copy that waits for its slot's reader is not begun where the prefetch behind it could be") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.device(700);
+  c.fence(Fence{1});  // reached at 700
+  c.submit(demand(2, 0, Fence{1}));
+  c.submit(prefetch(3, 1));
+  c.wait(Ticket{2});
+  c.sync();
+  CHECK(c.now() == 1700);
+  c.wait(Ticket{3});
+  c.sync();
+  CHECK(c.now() == 2700);
+}
+
 TEST_CASE("the host computes beside device and link") {
   VirtualClock c(model(1, 8, 1), {speed, 0, false});
   c.submit(demand(2));
