@@ -240,7 +240,7 @@ int main(int argc, char** argv) {
 
   // What a pipeline checks of a layer's four calls.
   benchmark::RegisterBenchmark("BM_checks/calls:4", [](benchmark::State& state) {
-    const Shape shape{Routing::layers, 64, 6, 1, Renormalise::no};
+    const ModelShape shape{{Routing::layers, 64, 6, 1, Renormalise::no}};
     ferry::detail::CallOrder calls(shape);
     const Residency there;
     const std::vector<float> row(64);
