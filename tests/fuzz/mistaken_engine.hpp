@@ -284,6 +284,10 @@ class MistakenEngine {
       if (choices_.rarely(24)) t.what.id.layer = any_layer();
       if (choices_.rarely(16)) t.transient = !t.transient;
       if (choices_.rarely(16)) t.ready = Ticket{std::uint64_t{1} << 50U | choices_.byte()};
+      if (t.freed_by != no_task) {  // whose copy may begin in this very call, if it names the one before it, too
+        some = {t};
+        break;
+      }
       some.push_back(t);
     }
     done(some);
