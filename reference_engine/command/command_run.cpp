@@ -182,6 +182,7 @@ class Runs {
       const std::vector<Span> link = runner->link_spans();
       spans.insert(spans.end(), link.begin(), link.end());
       std::ostringstream text;
+      text.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
       write_trace_events(text, spans);
       timeline_->commit(text.str());
     }

@@ -115,6 +115,7 @@ int simulate_command(SimulateArguments& a) {
     if (const std::string& file = a.flags.named(s).calibrated; !file.empty()) all.back()["calibrated"] = file;
     if (timeline_file) {
       std::ostringstream text;
+      text.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
       write_trace_events(text, spans);
       timeline_file->commit(text.str());
     }

@@ -188,6 +188,7 @@ int main(int argc, char** argv) try {
     return chosen();
   } catch (const CLI::Success& e) {
     std::ostringstream help;
+    help.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
     const int status = app.exit(e, help);
     print(help.str());
     return status;

@@ -15,10 +15,12 @@ std::vector<std::vector<std::uint32_t>> read_token_ids(const std::string& file) 
   const std::string text = read_text("--token-ids", file);
   std::vector<std::vector<std::uint32_t>> prompts;
   std::istringstream lines(text);
+  lines.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
     for (char& c : line) c = c == ',' || c == '[' || c == ']' || c == '\r' ? ' ' : c;
     std::istringstream words(line);
+    words.exceptions(std::ios::badbit);
     std::vector<std::uint32_t> tokens;
     for (std::string word; words >> word;) {
       std::uint32_t token = 0;

@@ -36,7 +36,9 @@ Nanoseconds usual_linger_ns() {
 
 void ExpertRunner::end_long_logs(std::size_t most_uses) {
   constexpr std::size_t most_logs = 256;
-  if (uses.empty() || (uses.size() < most_logs && uses.back().uses.size() < most_uses)) return;
+  std::size_t all = 0;
+  for (const UseLog& log : uses) all += log.uses.size();
+  if (all < most_uses && uses.size() < most_logs) return;
   const std::array<std::uint64_t, precision_count> slots = statistics().slots;
   for (std::uint32_t p = 1; p < precision_count; ++p) {
     for (const UseLog& log : uses) fewest[p] += fewest_copies(log, static_cast<Precision>(p), slots[p]);

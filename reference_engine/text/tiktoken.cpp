@@ -34,6 +34,7 @@ std::optional<std::string> from_base64(std::string_view text) {
 std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem::path& path) {
   constexpr std::uint32_t most = 1U << 24U;
   std::istringstream file(read_whole(path));
+  file.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
   std::unordered_map<std::string, std::uint32_t> ranks;
   std::string line;
   for (std::size_t number = 1; std::getline(file, line); ++number) {
