@@ -242,6 +242,7 @@ int main(int argc, char** argv) {
   benchmark::RegisterBenchmark("BM_checks/calls:4", [](benchmark::State& state) {
     const ModelShape shape{{Routing::layers, 64, 6, 1, Renormalise::no}, {}};
     ferry::detail::CallOrder calls(shape);
+    const Residency there;
     const std::vector<float> row(64);
     const std::uint32_t sequence = 0;
     std::uint16_t layer = layers;
@@ -254,9 +255,9 @@ int main(int argc, char** argv) {
       benchmark::ClobberMemory();
       calls.look_ahead(Scores{layer, row, row});
       benchmark::ClobberMemory();
-      calls.done();
+      calls.done({}, there);
       benchmark::ClobberMemory();
-      calls.finish(layer++);
+      calls.finish(layer++, {});
       benchmark::ClobberMemory();
     }
   });

@@ -59,7 +59,7 @@ class Core {
     assert(rows_ > 0 && rows_ <= shape_.max_rows);
     assert(tasks_.empty());  // the last layer was neither finished nor abandoned
     slots_.accounts().begin_step(phase_, rows_);
-    live_.note(step.sequence);
+    if (live_.note(step.sequence)) slots_.reset();
     if constexpr (part::BeginsStep<Predictor>) predictor_.begin_step(step);
     slots_.begin_step(step, phase_ == Phase::prefill && rows_ > transient_prefill_rows_);
   }
@@ -67,7 +67,7 @@ class Core {
   /// The real gate has spoken: who runs, where, at which precision. [rows, E] scores, of the rows that it names.
   FERRY_HD Plan plan(const Scores& scores, const Seen& seen) noexcept {
     slots_.begin_call(seen);
-    costs_.link_ns = seen.link_ns;
+    costs_.link_ns = seen.link_ns > 0 ? seen.link_ns : 0;
     slots_.observe(scores);
     if constexpr (part::needs_residency<Router>()) slots_.states(scores.layer, present_);
     Out<Route> out{routes_.data(), routes_.size(), 0};
@@ -88,7 +88,7 @@ class Core {
         !part::needs_full_scores<Cache>(),
         "this cache policy needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     slots_.begin_call(seen);
-    costs_.link_ns = seen.link_ns;
+    costs_.link_ns = seen.link_ns > 0 ? seen.link_ns : 0;
     assert(routes.size <= routes_.size());
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
     if constexpr (part::Revises<Router>) router_.revise(phase_, {routes_.data(), routes.size});
@@ -184,7 +184,7 @@ class Core {
   /// A sequence is over: policies forget what they kept for it.
   FERRY_HD void end_sequence(std::uint32_t sequence) noexcept {
     if constexpr (part::EndsSequence<Predictor>) predictor_.end_sequence(sequence);
-    if (live_.end(sequence)) slots_.reset();
+    live_.end(sequence);
   }
 
   /// Fills free slots ahead of the first step, best first, by demand copies: the first plan's own queue
@@ -244,11 +244,9 @@ class Core {
 
   /// What look-aheads for `layer` may spend, by the layer planned last.
   FERRY_HD PrefetchWindow window(std::uint16_t layer) const noexcept {
-    const Times& t = measured_.of(phase_, layer_);
     const auto distance = static_cast<std::uint16_t>(layer > layer_ ? layer - layer_ : layer + shape_.layers - layer_);
-    const bool known = t.attention + t.gate + t.device > 0;
     const std::uint32_t on_device = tasks_.on_device() > 0 ? tasks_.on_device() : shape_.top_k;
-    return {phase_, distance, known ? t.attention + t.gate + t.device * on_device : 0, taken_, taken_ns_};
+    return {phase_, distance, measured_.layer_ns(phase_, layer_, on_device), taken_, taken_ns_};
   }
 
   /// Sets precisions; slot, state and precision held are of the best variant there is.
@@ -369,7 +367,7 @@ class Core {
       } else {
         continue;
       }
-      taken_ns_ += r.copy_ns;
+      taken_ns_ = detail::sum(taken_ns_, r.copy_ns);
     }
     tasks_.submit_waiting(slots_);
   }

@@ -36,6 +36,7 @@ struct CoreConfig : CoreSettings {
   /// Throws ConfigError, in one sentence, if these parts cannot work together.
   void validate() const {
     model.validate();
+    validate_times();
     static constexpr const char* names[] = {"skip", "INT2", "INT4", "INT8", "full"};
     for (std::uint32_t p = 1; p < precision_count; ++p) {
       for (std::uint32_t l = 0; selectable(p) && l < model.layers; ++l) {
@@ -70,6 +71,21 @@ struct CoreConfig : CoreSettings {
   }
 
  private:
+  void validate_times() const {
+    const auto check = [](const char* name, Nanoseconds ns) {
+      if (ns >= 0) return;
+      detail::fail<ConfigError>(std::string(name) + " is " + std::to_string(ns) +
+                                " ns, expected a time, or 0 if it is not known");
+    };
+    for (std::uint32_t p = 0; p < precision_count; ++p) {
+      check("copy_ns", copy_ns[p]);
+      check("costs.device_ns", costs.device_ns[p]);
+      check("costs.host_ns", costs.host_ns[p]);
+    }
+    check("costs.host_row_ns", costs.host_row_ns);
+    check("costs.host_start_ns", costs.host_start_ns);
+  }
+
   [[nodiscard]] bool selectable(std::uint32_t p) const { return (precision.precisions() >> p & 1U) != 0; }
 
   void validate_pool(const Pool& pool) const {

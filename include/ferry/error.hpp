@@ -7,6 +7,7 @@
 #pragma once
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -51,6 +52,8 @@ std::string failure_of(const Call& call) {
 #if defined(__cpp_exceptions)
   try {
     call();
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
   } catch (const std::exception& e) {
     return *e.what() != '\0' ? e.what() : "an error without a message";
   }

@@ -53,12 +53,14 @@ class OwnedCore {
 /// `unwaited_stream_slots` says, no task ever has it.
 ///
 /// Layers of a step ascend; an engine may leave layers out, or end a step early. Calls are checked in every build: one
-/// that does not fit throws UsageError and changes nothing. (The core behind it is `noexcept` and checks nothing.)
+/// that does not fit throws UsageError and changes nothing (docs/contracts.md lists them). The core behind it is `noexcept` and
+/// checks nothing.
 ///
 /// The link outlives the pipeline and belongs to it alone. One instance a device and model; one thread at a time.
 template <class StackT, Link LinkT>
 class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, LinkT>> {
   using Predictor = typename StackT::predictor;
+  using Turn = detail::CallOrder::Turn;
 
  public:
   /// Its policies.
@@ -73,6 +75,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   /// that the stack may choose, the best first. Does not wait for the copies; they are demand copies, behind which the
   /// first plan's own queue.
   void preload() {
+    const Turn turn(calls_, "preload");
     calls_.preload();
     for (std::uint32_t p = precision_count - 1; p > 0; --p) {
       if ((core_->precision().precisions() >> p & 1U) != 0) preload_at(static_cast<Precision>(p));
@@ -82,6 +85,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   /// Starts one forward pass, one row a token. A step that was left in the middle of a layer is abandoned first, and
   /// counted (Counters::unfinished_steps).
   void begin_step(const Step& step) {
+    const Turn turn(calls_, "begin_step");
     if (calls_.begin_step(step)) {
       link_.fence(core_->next_fence());
       core_->abandon_unfinished();
@@ -93,6 +97,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   /// The gate's scores: [rows, E], of all rows of the step or of those that `scores.rows` names (engines leave rows out
   /// whose outputs nobody reads).
   Plan plan(const Scores& scores) {
+    const Turn turn(calls_, "plan");
     calls_.plan(scores);
     const Plan p = core_->plan(scores, link_.seen());
     carry_out();
@@ -102,6 +107,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   /// `rows` names. A route to `no_expert` asks for nothing: an expert of another rank, for instance. Does not compile for a
   /// stack that needs the scores of all experts (StackTraits).
   Plan plan(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows = {}) {
+    const Turn turn(calls_, "plan");
     calls_.plan(layer, routes, rows);
     const Plan p = core_->plan(layer, routes, rows, link_.seen());
     carry_out();
@@ -113,6 +119,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   /// of the next step. Both arrays may be empty for a predictor that reads no rows in this phase; a predictor that reads
   /// rows is not called without them.
   void look_ahead(const Scores& predicted) {
+    const Turn turn(calls_, "look_ahead");
     calls_.look_ahead(predicted);
     core_->look_ahead(predicted, link_.seen());
     carry_out();
@@ -138,7 +145,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   /// These tasks have been computed, or will have been once the device's present work is. Tasks of `arriving`
   /// in the plan's order, each once.
   void done(View<const Task> tasks) {
-    calls_.done();
+    const Turn turn(calls_, "done");
+    calls_.done(tasks, core_->residency());
     link_.fence(core_->next_fence());
     core_->done(tasks);
     carry_out();
@@ -148,7 +156,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
 
   /// The layer is over, with all tasks that `done` has not named. `times`: what was measured, for stacks that weigh costs.
   void finish(std::uint16_t layer, const Times& times = {}) {
-    calls_.finish(layer);
+    const Turn turn(calls_, "finish");
+    calls_.finish(layer, times);
     link_.fence(core_->next_fence());
     core_->finish(layer, times, link_.seen());
     carry_out();
@@ -167,7 +176,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
 
   /// What has been counted since it was made.
   [[nodiscard]] const Counters& counters() const noexcept { return core_->counters(); }
-  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it.
+  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it; none of any other.
   [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
     return core_->prediction_accuracy(distance, layer);
   }

@@ -173,9 +173,13 @@ std::vector<std::string> Checkpoint::unread() const {
   return names;
 }
 
-std::vector<std::filesystem::path> Checkpoint::files() const {
-  std::vector<std::filesystem::path> all;
-  for (const auto& file : files_) all.push_back(file->path());
+void Checkpoint::check_unchanged() const {
+  for (const auto& file : files_) file->check_unchanged();
+}
+
+std::vector<std::pair<std::filesystem::path, FileIdentity>> Checkpoint::files() const {
+  std::vector<std::pair<std::filesystem::path, FileIdentity>> all;
+  for (const auto& file : files_) all.emplace_back(file->path(), file->identity());
   return all;
 }
 

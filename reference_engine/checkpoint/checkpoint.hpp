@@ -38,8 +38,10 @@ class Checkpoint {
                 std::uint64_t bytes, std::byte* to) const;
   /// Lets go of a tensor's memory, until somebody looks at it again. A name that is not there is nothing.
   void forget(const std::string& name) const noexcept;
-  /// The files that hold it.
-  [[nodiscard]] std::vector<std::filesystem::path> files() const;
+  /// Throws InputError, naming the file, if one of them was written to since it was opened, or replaced.
+  void check_unchanged() const;
+  /// The files that hold it, as they were when they were opened.
+  [[nodiscard]] std::vector<std::pair<std::filesystem::path, FileIdentity>> files() const;
   /// Bytes in memory of all tensors that hold weights.
   [[nodiscard]] std::uint64_t weight_bytes() const;
   /// Names of the tensors that nobody has asked for by `at` or `read`, in the order of the alphabet.

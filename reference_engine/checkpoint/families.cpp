@@ -29,7 +29,7 @@ class FamilyReader {
     for (const std::string& name : names) {
       if (!f.has(name)) continue;
       if (!found.empty() && f.at(name) != f.at(found))
-        f.refuse(name, fmt::format("{} as \"{}\" says", f.at(found).dump(), found));
+        f.refuse(name, fmt::format("{} as \"{}\" says", json_text(f.at(found)), found));
       if (found.empty()) found = name;
     }
     return found.empty() ? names[0] : found;
@@ -135,7 +135,7 @@ class FamilyReader {
       }
       if (type == known.size()) {
         f.refuse("layer_types", fmt::format("\"{}\" for every layer, where layer {} has {:.40}, which is not supported",
-                                            fmt::join(known, "\" or \""), l, types[l].dump()));
+                                            fmt::join(known, "\" or \""), l, json_text(types[l])));
       }
       call(l, type);
     }

@@ -13,7 +13,7 @@ std::optional<double> number(const Fields& f, const std::string& name, double le
   if (!f.has(name)) return std::nullopt;
   const Json& value = f.at(name);
   if (!value.is_number() || !(value.get<double>() >= least && value.get<double>() <= most)) {
-    f.refuse(name, "a number from " + Json(least).dump() + " to " + Json(most).dump());
+    f.refuse(name, "a number from " + json_text(Json(least)) + " to " + json_text(Json(most)));
   }
   return value.get<double>();
 }

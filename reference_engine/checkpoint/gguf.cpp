@@ -269,7 +269,7 @@ Gguf::Gguf(const std::filesystem::path& path) {
   if (metadata_.contains("general.alignment")) {
     const Json& said = metadata_["general.alignment"];
     if (!said.is_number_unsigned() || said == 0 || said > 65536) {
-      c.refuse(fmt::format("general.alignment is {}, expected 1 to 65536", said.dump()));
+      c.refuse(fmt::format("general.alignment is {}, expected 1 to 65536", json_text(said)));
     }
     alignment = said.get<std::uint64_t>();
   }

@@ -455,8 +455,7 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   if (!f.has("expert_count") || f.get("expert_count") == 0)
     f.refuse("it has no experts, expected a Mixture-of-Experts");
   // As text, and read again: its numbers are then those of any config.json.
-  ModelConfig c = config_from(
-      parse_json(config_of(f, *family).dump(-1, ' ', false, Json::error_handler_t::replace), f.where()), f.where());
+  ModelConfig c = config_from(parse_json(json_text(config_of(f, *family)), f.where()), f.where());
   check_gating(f, c);
   divide_frequencies(f, c.rope);
   c.unknown = left_over(f);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <set>
 
+#include "support/checksum.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 
@@ -31,9 +32,9 @@ constexpr TypeInfo types[] = {{"BF16", DType::bf16, 2},  {"F16", DType::f16, 2},
 
 }  // namespace
 
-Safetensors::Safetensors(const std::filesystem::path& path) {
+Safetensors::Safetensors(const std::filesystem::path& path, MappedFile::Hold hold) {
   path_ = path;
-  file_ = std::make_unique<MappedFile>(path);
+  file_ = std::make_unique<MappedFile>(path, hold);
   const std::string where = path.string();
   auto refuse = [&](const std::string& what) { throw InputError(where + ": not a usable safetensors file: " + what); };
   if (file_->size() < 8) refuse(fmt::format("{} bytes, expected at least 8 for the header's length", file_->size()));
@@ -76,7 +77,7 @@ Safetensors::Safetensors(const std::filesystem::path& path) {
     t.dtype = type->type;
     auto whole = [&](const Json& value, const char* field) {
       if (!value.is_number_unsigned()) {
-        bad(fmt::format("{} holds {}, expected whole numbers from 0 to 2^64-1", field, value.dump()));
+        bad(fmt::format("{} holds {}, expected whole numbers from 0 to 2^64-1", field, json_text(value)));
       }
       return value.get<std::uint64_t>();
     };
@@ -84,7 +85,7 @@ Safetensors::Safetensors(const std::filesystem::path& path) {
     std::uint64_t bytes = type->bytes;
     for (const Json& d : entry["shape"]) {
       const std::uint64_t n = whole(d, "shape");
-      if (n != 0 && bytes > ~std::uint64_t{0} / n) bad(fmt::format("shape {} overflows", entry["shape"].dump()));
+      if (n != 0 && bytes > ~std::uint64_t{0} / n) bad(fmt::format("shape {} overflows", json_text(entry["shape"])));
       bytes *= n;
       t.shape.push_back(n);
     }
@@ -96,7 +97,7 @@ Safetensors::Safetensors(const std::filesystem::path& path) {
       bad(fmt::format("data_offsets end at {} but the file holds {} bytes of data", end, data_bytes));
     }
     if (end - begin != bytes) {
-      bad(fmt::format("shape {} of {} takes {} bytes but data_offsets span {}", entry["shape"].dump(), t.dtype_name,
+      bad(fmt::format("shape {} of {} takes {} bytes but data_offsets span {}", json_text(entry["shape"]), t.dtype_name,
                       bytes, end - begin));
     }
     t.data = data + begin;
@@ -128,13 +129,15 @@ void SafetensorsWriter::commit(OutputFile& out, const std::map<std::string, std:
     header[e.name] = {{"dtype", e.dtype}, {"shape", e.shape}, {"data_offsets", {at, at + e.bytes.size()}}};
     at += e.bytes.size();
   }
-  std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string text = json_text(header);
   // Behind the header's length and the header, data begin at a multiple of 64.
   text.resize((text.size() + sizeof(std::uint64_t) + 63) / 64 * 64 - sizeof(std::uint64_t), ' ');
   const std::uint64_t length = text.size();
-  const std::string head = std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
-  std::vector<std::string_view> parts{head};
+  std::string head = std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;
+  std::vector<std::string_view> parts;
   for (const Entry& e : tensors_) parts.push_back(e.bytes);
+  seal(head, parts);
+  parts.insert(parts.begin(), head);
   out.commit(parts);
 }
 

@@ -20,7 +20,7 @@ namespace ferry::engine {
 /// that overflows or does not match its bytes.
 class Safetensors final : public TensorFile {
  public:
-  explicit Safetensors(const std::filesystem::path& path);
+  explicit Safetensors(const std::filesystem::path& path, MappedFile::Hold hold = MappedFile::Hold::mapped);
 
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
@@ -33,7 +33,7 @@ class Safetensors final : public TensorFile {
 class SafetensorsWriter {
  public:
   void add(const std::string& name, const char* dtype, const std::vector<std::uint64_t>& shape, std::string_view bytes);
-  /// Throws InputError if the disk refuses.
+  /// A value `unsealed` of "xxh3" becomes the checksum of the file. Throws InputError if the disk refuses.
   void commit(OutputFile& out, const std::map<std::string, std::string>& metadata) const;
 
  private:

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -70,6 +71,11 @@ class TensorFile {
   void read(const Tensor& tensor, std::byte* to, const std::string& name) const;
   /// As MappedFile::forget does.
   void forget(const Tensor& tensor) const noexcept { file_->forget(tensor.data, tensor.bytes); }
+  /// As MappedFile's.
+  void check_unchanged() const { file_->check_unchanged(); }
+  [[nodiscard]] const FileIdentity& identity() const { return file_->identity(); }
+  /// All that it holds, tensors and what stands before them.
+  [[nodiscard]] std::span<const std::byte> content() const { return {file_->data(), file_->size()}; }
   /// Throws InputError if there is none of that name.
   [[nodiscard]] const Tensor& at(const std::string& name) const;
   /// Says of a tensor where its scales are.

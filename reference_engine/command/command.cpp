@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -9,12 +10,30 @@
 
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/reads.hpp"
 #include "support/terminal.hpp"
 
 namespace ferry::engine {
 
 std::atomic<bool> stop = false;
 std::atomic<int> stopped_by = 0;
+
+namespace {
+
+/// A step ends before a command does; but a read that hangs, nobody can wait for. Files that are written meanwhile are
+/// not in their places yet.
+void end_if_reads_hang(int) {
+  constexpr char text[] = "ferry: ended in the middle of a read that has brought nothing for a second\n";
+  if (!stop) return;  // it went on, as a conversation does
+  if (!reads_hang(1'000'000'000)) {
+    ::alarm(1);
+    return;
+  }
+  static_cast<void>(!::write(STDERR_FILENO, text, sizeof(text) - 1));
+  ::_exit(128 + stopped_by);
+}
+
+}  // namespace
 
 void await_interrupts() {
   stop = false;
@@ -23,6 +42,11 @@ void await_interrupts() {
     stopped_by = signal;
     stop = true;
     std::signal(signal, SIG_DFL);
+    struct sigaction later {};
+    later.sa_handler = end_if_reads_hang;
+    later.sa_flags = SA_RESTART;
+    ::sigaction(SIGALRM, &later, nullptr);
+    ::alarm(1);
   };
   // Without SA_RESTART: a read that blocks is interrupted, too.
   for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
@@ -92,7 +116,7 @@ std::string StackFlags::calibrated_note(const std::vector<std::string>& stacks) 
     std::vector<std::string> values;
     const Json own = own_parameters(stack, given);
     for (const auto& [name, value] : own.items()) {
-      if (!given.contains(name)) values.push_back(fmt::format("{} {}", name, value.dump()));
+      if (!given.contains(name)) values.push_back(fmt::format("{} {}", name, json_text(value)));
     }
     if (values.empty()) continue;
     text += wrapped(fmt::format("{}: calibrated for {}: {} ({}; --defaults paper: the paper's)\n", s, model_,

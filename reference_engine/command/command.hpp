@@ -17,6 +17,7 @@
 #include "stacks/parameters.hpp"
 #include "stacks/stack_file.hpp"
 #include "support/json.hpp"
+#include "support/output_file.hpp"
 
 namespace ferry::engine {
 
@@ -24,7 +25,8 @@ namespace ferry::engine {
 extern std::atomic<bool> stop;
 extern std::atomic<int> stopped_by;
 
-/// From now on the first signal that asks for an end sets `stop`, and a second one ends at once.
+/// From now on the first signal that asks for an end sets `stop`, and a second one ends at once. So does a read that
+/// brings nothing for a second after the first.
 void await_interrupts();
 
 /// What the user typed, for reports.
@@ -50,6 +52,11 @@ void add_bench_command(CLI::App& app, Action& chosen);
 void add_calibrate_commands(CLI::App& app, Action& chosen);
 void add_list_command(CLI::App& app, Action& chosen);
 void add_document_command(CLI::App& app, Action& chosen);
+
+/// What commands write, and replace.
+inline constexpr FileKind report_json = {"JSON that ferry reports in", "", "\"command_line\""};
+inline constexpr FileKind timeline_json = {"a timeline", "{", "\"traceEvents\""};
+inline constexpr FileKind machine_json = {"a machine file", "{", "\"effective_bytes_per_s\""};
 
 /// For options that name something.
 extern const CLI::Validator not_empty;

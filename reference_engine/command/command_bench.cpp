@@ -66,7 +66,7 @@ class Bench {
  public:
   explicit Bench(const BenchArguments& a) : a_(a) {
     check_outputs({a.json}, a.model.inputs());
-    if (!a.json.empty()) json_.emplace(a.json);
+    if (!a.json.empty()) json_.emplace(a.json, report_json);
     for (const std::uint32_t n : a.prompt_tokens) {
       if (n > 0) tests_.push_back({fmt::format("pp{}", n), n, 0});
     }
@@ -110,7 +110,7 @@ class Bench {
     }
     line.reset();
     print(table());
-    if (json_) json_->commit(as_json().dump(2) + "\n");
+    if (json_) json_->commit(json_text(as_json(), 2) + "\n");
     return stop ? 128 + stopped_by : 0;
   }
 

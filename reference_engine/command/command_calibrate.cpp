@@ -17,6 +17,7 @@
 #include "ferry/gate/gate_bank.hpp"
 #include "ferry/macros.hpp"
 #include "inference/eval.hpp"
+#include "inference/gate_file.hpp"
 #include "profiles/machine.hpp"
 #include "sim/simulate.hpp"
 #include "support/bundled_files.hpp"
@@ -132,6 +133,9 @@ Json made_with(const CalibrateArguments& a, const char* what, const char* criter
   return json;
 }
 
+/// What a calibrated stack replaces.
+constexpr FileKind stack_json = {"a stack file of ferry calibrate", "{", "\"calibrated\": {"};
+
 /// The stack as it was given, with what was found; `stopped`: before all was tried.
 void write(const CalibrateArguments& a, OutputFile& out, const Json& found, Json calibrated, bool stopped) {
   calibrated["interrupted"] = stopped;
@@ -139,9 +143,9 @@ void write(const CalibrateArguments& a, OutputFile& out, const Json& found, Json
   parameters.update(found);
   const Json json = {
       {"stack", a.flags.named(a.stack).policies}, {"parameters", parameters}, {"calibrated", calibrated}};
-  out.commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  out.commit(json_text(json, 2) + "\n");
   std::vector<std::string> values;
-  for (const auto& [name, value] : found.items()) values.push_back(fmt::format("{} {}", name, value.dump()));
+  for (const auto& [name, value] : found.items()) values.push_back(fmt::format("{} {}", name, json_text(value)));
   print(fmt::format("{}{}: {} with {}\n", stopped ? "interrupted: the best so far is kept\n" : "", a.out,
                     a.flags.named(a.stack).policies, fmt::join(values, ", ")));
 }
@@ -309,7 +313,7 @@ void find_number(const CalibrateArguments& a, OutputFile& out, Loss& loss, const
   std::string table = table_head(parameter.name);
   for (std::size_t i = 0; i < found.tried.size(); ++i) {
     const StepChoice& c = found.tried[i];
-    table += table_line(at(c.step)[parameter.name].dump(), c.cost, i == found.best);
+    table += table_line(json_text(at(c.step)[parameter.name]), c.cost, i == found.best);
     Json tried = cost_json(c.cost, bytes);
     tried.update(at(c.step));
     if (i == found.best) calibrated["found"] = tried;
@@ -318,7 +322,7 @@ void find_number(const CalibrateArguments& a, OutputFile& out, Loss& loss, const
   print(table);
   if (!found.best)
     print(fmt::format("nothing loses at most {}%: {} is the least there is\n", a.loss_percent,
-                      at(0)[parameter.name].dump()));
+                      json_text(at(0)[parameter.name])));
   write(a, out, at(found.best ? found.tried[*found.best].step : 0), calibrated, found.stopped);
 }
 
@@ -336,7 +340,7 @@ void low_share(const CalibrateArguments& a, OutputFile& out) {
 int precision(const CalibrateArguments& a) {
   check(a, {&StackOptions::t1, &StackOptions::t2, &StackOptions::low_share_percent});
   if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
-  OutputFile out(a.out);
+  OutputFile out(a.out, stack_json);
   return unless_interrupted(
       [&] { a.flags.takes(a.stack, &StackOptions::t1) ? thresholds(a, out) : low_share(a, out); });
 }
@@ -344,7 +348,7 @@ int precision(const CalibrateArguments& a) {
 int substitution(const CalibrateArguments& a) {
   check(a, {&StackOptions::alpha});
   if (!(a.loss_percent >= 0)) throw InputError("--loss: expected a number from 0 to 1000");  // nan passes ranges
-  OutputFile out(a.out);
+  OutputFile out(a.out, stack_json);
   return unless_interrupted([&] {
     Loss loss(a, Phase::decode);
     find_number(
@@ -362,7 +366,7 @@ int skipping(const CalibrateArguments& a) {
   if (!(a.loss_percent > 0 && a.loss_percent <= 100)) throw InputError("--loss: expected more than 0 and at most 100");
   const std::string& max_loss = name_of(&StackOptions::max_loss);
   if (a.flags.given.contains(max_loss)) throw InputError(fmt::format("--{}: expected --loss here", max_loss));
-  OutputFile out(a.out);
+  OutputFile out(a.out, stack_json);
   return unless_interrupted([&] {
     Loss loss(a, Phase::decode, Judged::each);
     find_number(
@@ -477,7 +481,7 @@ std::size_t least(const Measured& values) {
 
 int cache_weights(const CalibrateArguments& a) {
   check(a, {&StackOptions::cache_weights});
-  OutputFile out(a.out);
+  OutputFile out(a.out, stack_json);
   return unless_interrupted([&] {
     const Replays replays(a);
     const std::vector<CacheWeights> mixtures = weight_mixtures(100);
@@ -521,7 +525,7 @@ int cache_weights(const CalibrateArguments& a) {
 int by_time(const CalibrateArguments& a, const ParameterMember& member, const char* what, bool prefill_too,
             const std::function<std::vector<std::uint32_t>(const Replays&)>& values_of) {
   check(a, {member});
-  OutputFile out(a.out);
+  OutputFile out(a.out, stack_json);
   return unless_interrupted([&] {
     const Replays replays(a);
     const std::string& name = name_of(member);
@@ -592,7 +596,7 @@ int gates(const CalibrateArguments& a) {
   std::vector<std::string> inputs = a.model.inputs();
   inputs.insert(inputs.end(), a.texts.begin(), a.texts.end());
   check_outputs({a.out}, inputs);
-  OutputFile out(a.out);
+  OutputFile out(a.out, {"a file of gates", "", fmt::format("\"{}\"", gate_format).c_str()});
   return unless_interrupted([&] {
     const std::vector<std::string> texts = read_texts(a);
     CpuModel model(find_model(a.model.model));
@@ -658,14 +662,14 @@ int gates(const CalibrateArguments& a) {
 }
 
 int machine(const CalibrateArguments& a) {
-  OutputFile out(a.out);
+  OutputFile out(a.out, machine_json);
   ProgressLine line("measurements", 0);
   const Json measured = calibrate_machine(a.name, [&line](std::uint64_t done, std::uint64_t total) {
     line.show(done, total);
     return !stop;
   });
   if (measured.is_null()) return 128 + stopped_by;
-  out.commit(measured.dump(2) + "\n");
+  out.commit(json_text(measured, 2) + "\n");
   auto value = [&](const char* part, const char* field) { return measured[part][field]["value"].get<double>(); };
   print(fmt::format("{}: link {:.1f} GB/s and {:.1f} us, memory {:.1f} GB/s, {:.1f} Gflop/s\n", a.out,
                     value("link", "effective_bytes_per_s") * 1e-9, value("link", "latency_s") * 1e6,

@@ -97,9 +97,9 @@ class Chat {
   }
 
   void save(const std::string& file) const {
-    OutputFile out(file);
+    OutputFile out(file, {"a conversation", "{", "\"messages\""});
     const nlohmann::ordered_json all = {{"model", model_name(a_.model.model)}, {"messages", messages_}};
-    out.commit(all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    out.commit(json_text(all, 2) + "\n");
   }
 
   /// Answers what the user said; Ctrl-C ends the answer, which stays as far as it came.

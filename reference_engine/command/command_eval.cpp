@@ -149,7 +149,7 @@ int eval(const EvalArguments& a) {
   for (const std::string& file : stack_files(a.stacks)) inputs.push_back(file);
   check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;
-  if (!a.json.empty()) json_file.emplace(a.json);
+  if (!a.json.empty()) json_file.emplace(a.json, report_json);
   std::vector<std::string> read, names;
   std::vector<TokenizedText> texts;
   for (const std::string& file : a.texts) {
@@ -253,7 +253,7 @@ int eval(const EvalArguments& a) {
     all.push_back(std::move(json));
   }
   if (json_file) {
-    json_file->commit((all.size() == 1 ? all[0] : all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    json_file->commit(json_text(all.size() == 1 ? all[0] : all, 2) + "\n");
   }
   return stop ? 128 + stopped_by : 0;
 }

@@ -33,6 +33,7 @@ int pack(const PackArguments& a) {
     line->show(done, all);
     return !stop;
   };
+  o.check = [&](const Checkpoint& checkpoint) { a.flags.check(checkpoint); };
   const Packed made = pack_store(find_model(a.flags.model), a.out, o);
   line.reset();
   const StoreFacts& f = made.facts;
@@ -52,6 +53,7 @@ void add_pack_command(CLI::App& app, Action& chosen) {
   const auto a = std::make_shared<PackArguments>();
   CLI::App* c = app.add_subcommand("pack", "write a model's experts, at several precisions, to one file for --store");
   a->flags.add_model(c);
+  a->flags.add_verify(c);
   c->add_option("--precisions", a->pack.precisions,
                 "comma-separated: full (the model's own; or bf16, f16, f32), int8, int4, int2")
       ->type_name("NAMES")

@@ -131,8 +131,8 @@ class RecommendCommand {
       for (const std::string& file : a_.model.inputs()) inputs.push_back(file);
     }
     check_outputs({a_.json, a_.machine_out}, inputs);
-    if (!a_.json.empty()) json_.emplace(a_.json);
-    if (!a_.machine_out.empty()) machine_out_.emplace(a_.machine_out);
+    if (!a_.json.empty()) json_.emplace(a_.json, report_json);
+    if (!a_.machine_out.empty()) machine_out_.emplace(a_.machine_out, machine_json);
     if (!a_.as_shape.empty()) static_cast<void>(read_shape(a_.as_shape));
   }
 
@@ -148,7 +148,7 @@ class RecommendCommand {
     });
     if (measured.is_null()) throw Interrupted();
     setting().machine = read_machine(measured, "--machine this");
-    if (machine_out_) machine_out_->commit(measured.dump(2) + "\n");
+    if (machine_out_) machine_out_->commit(json_text(measured, 2) + "\n");
   }
 
   void open_trace() {
@@ -397,7 +397,7 @@ class RecommendCommand {
       print(fmt::format("interrupted: only what was simulated is ranked, {} of {} simulations\n", result_.done,
                         result_.runs));
     }
-    if (json_) json_->commit(to_json().dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    if (json_) json_->commit(json_text(to_json(), 2) + "\n");
   }
 
   static std::string ttft(const RankedStack& s) { return s.run.generated.prefill_tokens == 0 ? "-" : ms(s.ttft_s()); }

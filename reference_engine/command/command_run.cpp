@@ -10,6 +10,7 @@
 #include "calibrate/calibrate.hpp"
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/safetensors.hpp"
+#include "checkpoint/weight_checksums.hpp"
 #include "command/command.hpp"
 #include "command/device_memory.hpp"
 #include "command/model_flags.hpp"
@@ -23,6 +24,7 @@
 #include "store/pack.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/memory.hpp"
 #include "support/output_file.hpp"
 #include "support/print.hpp"
 #include "support/progress.hpp"
@@ -35,12 +37,12 @@ namespace {
 struct RunArguments {
   StackFlags flags;
   ModelFlags model;
-  std::string stack = "lru", machine, clock = "real", json, timeline, device_memory, logits;
+  std::string stack = "lru", machine, clock = "real", json, timeline, device_memory, logits, checksums;
   std::vector<std::string> prompts, prompt_files, token_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0, prefill_chunk = GenerateOptions{}.prefill_chunk;
   SamplingFlags sampling;
   std::uint32_t logprobs = 0;
-  bool gate_worker = false;
+  bool gate_worker = false, model_given = false;
 };
 
 /// Everything that `run` and `compare` share.
@@ -55,9 +57,9 @@ class Runs {
     for (const std::string& file : a.model.inputs()) inputs.push_back(file);
     for (const std::string& file : stack_files(stacks)) inputs.push_back(file);
     check_outputs({a.json, a.timeline, a.logits}, inputs);
-    if (!a.json.empty()) json_.emplace(a.json);
-    if (!a.timeline.empty()) timeline_.emplace(a.timeline);
-    if (!a.logits.empty()) logits_.emplace(a.logits);
+    if (!a.json.empty()) json_.emplace(a.json, report_json);
+    if (!a.timeline.empty()) timeline_.emplace(a.timeline, timeline_json);
+    if (!a.logits.empty()) logits_.emplace(a.logits, FileKind{"a file of logits", "", "\"logits.0\""});
     if (!a.machine.empty()) machine_ = read_machine(a.machine);
     options_.prompts = a.prompts;
     for (const std::string& file : a.prompt_files) options_.prompts.push_back(prompt_of(file));
@@ -211,7 +213,7 @@ class Runs {
   }
 
   void write_json(const Json& json) {
-    if (json_) json_->commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    if (json_) json_->commit(json_text(json, 2) + "\n");
   }
 
  private:
@@ -358,7 +360,53 @@ int compare(const RunArguments& a) {
   return reports.back().generated.interrupted ? 128 + stopped_by : 0;
 }
 
-int inspect_store(const std::string& file) {
+/// Reads the store, and the model if one is named, and says of each expert that is not as it was.
+int scrub(const StoreFacts& f, const RunArguments& a) {
+  const std::string& file = a.model.store;
+  std::optional<ProgressLine> line;
+  const char* what = "reading, bytes";
+  const ScrubOptions o = {[&](std::uint64_t done, std::uint64_t all) {
+                            if (!line) line.emplace(what);
+                            line->show(done, all);
+                            return !stop;
+                          },
+                          [&](const std::string& damage) {
+                            line.reset();
+                            std::fprintf(stderr, "ferry: %s\n", printable(damage).c_str());
+                          }};
+  const Scrubbed s = scrub_store(file, o);
+  line.reset();
+  if (stop) {
+    print(fmt::format("interrupted: {} of {} bytes were read, {} blocks are damaged\n", s.done, f.file_bytes(),
+                      s.damaged));
+    return 128 + stopped_by;
+  }
+  if (s.damaged > 0) {
+    throw InputError(
+        fmt::format("{}: {} of {} blocks are damaged: pack it again, or copy it anew", file, s.damaged, f.blocks()));
+  }
+  print("every expert is as it was written\n");
+  if (!a.model_given) return 0;
+  what = "comparing, experts";
+  const Scrubbed m = compare_with_store(find_model(a.model.model), file, o);
+  line.reset();
+  if (stop) {
+    print(fmt::format("interrupted: {} of {} experts of the model were compared, {} differ\n", m.done, f.numbers.all(),
+                      m.damaged));
+    return 128 + stopped_by;
+  }
+  if (m.damaged > 0) {
+    throw InputError(
+        fmt::format("{}: {} of {} experts are not those that {} was made from: pack it again, or put the "
+                    "model back",
+                    a.model.model, m.damaged, f.numbers.all(), file));
+  }
+  print("and every expert of the model is what it was made from\n");
+  return 0;
+}
+
+int inspect_store(const RunArguments& a) {
+  const std::string& file = a.model.store;
   const auto blocks = open_blocks(file);
   const StoreFacts f = read_store(*blocks, file).facts;
   std::string precisions;
@@ -382,17 +430,7 @@ int inspect_store(const std::string& file) {
       "  low precision by {}, groups of {}\n{}",
       file, f.model, f.numbers.layers(), range_of(experts), f.layout.hidden, range_of(widths), f.file_bytes(),
       f.quantizer == Quantizer::hqq ? "HQQ" : "rounding to the nearest", f.layout.group, precisions));
-  ProgressLine line("reading, bytes");
-  const std::uint64_t read = verify_store(file, [&](std::uint64_t done, std::uint64_t all) {
-    line.show(done, all);
-    return !stop;
-  });
-  if (stop) {
-    print(fmt::format("interrupted: {} bytes are as they were written\n", read));
-    return 128 + stopped_by;
-  }
-  print("every expert is as it was written\n");
-  return 0;
+  return scrub(f, a);
 }
 
 /// What a model takes at each precision beside what this machine has, and what would run it.
@@ -427,11 +465,32 @@ std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layo
   return text;
 }
 
+/// What --verify and --write-checksums ask for.
+void checksums(const Checkpoint& checkpoint, const RunArguments& a) {
+  if (!a.model.verify.empty()) {
+    a.model.check(checkpoint);
+    print(fmt::format("{} weight files are what {} says\n", checkpoint.files().size(), a.model.verify));
+  }
+  if (a.checksums.empty()) return;
+  check_outputs({a.checksums}, a.model.inputs());
+  const std::string line_end = fmt::format("  {}\n", checkpoint.files()[0].first.filename().string());
+  OutputFile out(a.checksums, {"a list of this model's checksums", "", line_end.c_str()});
+  ProgressLine line("reading, bytes");
+  const std::string list = weight_checksums(checkpoint, [&line](std::uint64_t done, std::uint64_t all) {
+    line.show(done, all);
+    return !stop;
+  });
+  if (list.empty()) throw Interrupted();
+  checkpoint.check_unchanged();
+  out.commit(list);
+}
+
 int inspect(const RunArguments& a) {
-  if (!a.model.store.empty()) return inspect_store(a.model.store);
+  if (!a.model.store.empty()) return inspect_store(a);
   const std::filesystem::path path = find_model(a.model.model);
   const ModelConfig c = read_model_config(path);
   const Checkpoint checkpoint(path);
+  checksums(checkpoint, a);
   const ExpertReader reader(checkpoint, c);
   const std::vector<ExpertLayout>& layouts = reader.layouts();
   const ModelShape shape = model_shape(c, layouts, 0, 1);  // of a model whose experts nobody has read
@@ -567,7 +626,16 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   CLI::App* inspect_command =
       app.add_subcommand("inspect", "print a model's shape and what fits in a budget; or check a store");
   model(inspect_command);
-  inspect_command->add_option("--store", a->model.store, "print what this file has, and read all of it")
+  inspect_command
+      ->add_option("--store", a->model.store,
+                   "print what this file has, and read all of it; with --model that model's experts, too")
+      ->type_name("FILE")
+      ->check(not_empty);
+  a->model.add_verify(inspect_command);
+  inspect_command->get_option("--verify")->excludes("--store");
+  inspect_command
+      ->add_option("--write-checksums", a->checksums, "write those of all weight files to this file, for --verify")
+      ->excludes("--store")
       ->type_name("FILE")
       ->check(not_empty);
   auto with_model = [a, &chosen](int (*command)(const RunArguments&)) {
@@ -578,7 +646,10 @@ void add_run_commands(CLI::App& app, Action& chosen) {
   };
   run_command->callback([with_model] { with_model(run); });
   compare_command->callback([with_model] { with_model(compare); });
-  inspect_command->callback([a, &chosen] { chosen = [a] { return inspect(*a); }; });
+  inspect_command->callback([a, inspect_command, &chosen] {
+    a->model_given = inspect_command->count("--model") > 0;
+    chosen = [a] { return inspect(*a); };
+  });
 }
 
 }  // namespace ferry::engine

@@ -62,7 +62,7 @@ int serve(const ServeArguments& a) {
   std::cerr << fmt::format("{} under {}: http://{}:{} (OpenAI's interface at /v1; Ctrl-C ends)\n", api.name, o.stack,
                            o.host, server.port());
   // A signal sets `stop`: the server then finishes what it has, unless that takes too long.
-  std::thread watch([&] {
+  std::jthread watch([&] {
     while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     loop.close();
     const auto begin = std::chrono::steady_clock::now();
@@ -71,7 +71,12 @@ int serve(const ServeArguments& a) {
     }
     server.stop();
   });
-  server.run();
+  try {
+    server.run();
+  } catch (...) {
+    stop = true;
+    throw;
+  }
   stop = true;
   watch.join();
   const LoopStatistics s = loop.statistics();

@@ -13,6 +13,7 @@
 
 #include "command/command.hpp"
 #include "report/html_report.hpp"
+#include "support/checksum.hpp"
 #include "support/errors.hpp"
 #include "support/mapped_file.hpp"
 #include "support/output_file.hpp"
@@ -64,8 +65,8 @@ int simulate_command(SimulateArguments& a) {
     throw InputError(fmt::format("--timeline: of one stack, but {} are named", a.stacks.size()));
   }
   std::optional<OutputFile> json_file, timeline_file;
-  if (!a.json.empty()) json_file.emplace(a.json);
-  if (!a.timeline.empty()) timeline_file.emplace(a.timeline);
+  if (!a.json.empty()) json_file.emplace(a.json, report_json);
+  if (!a.timeline.empty()) timeline_file.emplace(a.timeline, timeline_json);
   SimulatedSetting setting;
   setting.machine = read_machine(a.machine);
   const TraceFile trace{std::filesystem::path(a.trace)};
@@ -121,8 +122,7 @@ int simulate_command(SimulateArguments& a) {
   }
   print(to_table(reports, terminal_columns()) + a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last column covers only what was replayed\n");
-  if (json_file)
-    json_file->commit((all.size() == 1 ? all[0] : all).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  if (json_file) json_file->commit(json_text(all.size() == 1 ? all[0] : all, 2) + "\n");
   return stop ? 128 + stopped_by : 0;
 }
 
@@ -183,13 +183,17 @@ int sweep_command(const SimulateArguments& a) {
 
 /// A file of run objects: one, an array, or one a line.
 void read_runs(const std::string& path, std::vector<Json>& runs) {
-  const MappedFile file{std::filesystem::path(path)};
+  const MappedFile file(path, MappedFile::Hold::copied);
   const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
   if (std::filesystem::path(path).extension() == ".jsonl") {
     std::size_t number = 0;
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t end = std::min(text.find('\n', at), text.size());
-      runs.push_back(parse_json(text.substr(at, end - at), fmt::format("{}: line {}", path, ++number)));
+      const std::string where = fmt::format("{}: line {}", path, ++number);
+      if (seal_of(text.substr(at, end - at)) == Seal::wrong) {
+        throw InputError(where + ": is damaged: its checksum differs: take the line away, and run the sweep again");
+      }
+      runs.push_back(parse_json(text.substr(at, end - at), where));
       at = end + 1;
     }
     return;
@@ -203,7 +207,7 @@ int report_command(const SimulateArguments& a) {
   std::vector<std::string> inputs = a.inputs;
   inputs.push_back(a.timeline);
   check_outputs({a.out}, inputs);
-  OutputFile out(a.out);
+  OutputFile out(a.out, {"a report of ferry", "<!DOCTYPE html>", ""});
   std::vector<Json> runs;
   for (const std::string& in : a.inputs) read_runs(in, runs);
   if (runs.empty()) throw InputError(fmt::format("{}: no run is in there", fmt::join(a.inputs, ", ")));

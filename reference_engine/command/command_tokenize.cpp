@@ -56,7 +56,7 @@ int tokenize_command(const TokenizeArguments& a) {
   std::copy_if(a.files.begin(), a.files.end(), std::back_inserter(inputs), [](const auto& f) { return f != "-"; });
   check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;
-  if (!a.json.empty()) json_file.emplace(a.json);
+  if (!a.json.empty()) json_file.emplace(a.json, FileKind{"JSON of ferry tokenize", "{", "\"tokenizer\""});
   std::error_code none;
   const std::filesystem::path given = a.model;
   // A tokenizer needs no model.
@@ -90,13 +90,13 @@ int tokenize_command(const TokenizeArguments& a) {
     if (a.rendered || a.json == "-") continue;
     if (a.pieces) {
       for (const std::uint32_t id : ids) {
-        print(fmt::format("{:>8}  {}\n", id, Json(tokenizer->decode({&id, 1}, true)).dump()));
+        print(fmt::format("{:>8}  {}\n", id, json_text(Json(tokenizer->decode({&id, 1}, true)))));
       }
     } else {
       print(a.token_ids.empty() ? fmt::format("{}\n", fmt::join(ids, " ")) : text + "\n");
     }
   }
-  if (json_file) json_file->commit(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  if (json_file) json_file->commit(json_text(json, 2) + "\n");
   return 0;
 }
 

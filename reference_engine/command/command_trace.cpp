@@ -44,7 +44,7 @@ int record(const TraceArguments& a) {
   inputs.push_back(source);
   for (const std::string& file : a.model.inputs()) inputs.push_back(file);
   check_outputs({a.out}, inputs);
-  OutputFile out(a.out);
+  OutputFile out(a.out, trace_kind);
   const std::string text = a.text.empty() ? "" : read_text("--text", a.text);
   const auto tokens = a.text.empty() ? read_token_ids(a.token_ids) : std::vector<std::vector<std::uint32_t>>{};
   RunnerOptions o;
@@ -82,7 +82,7 @@ int record(const TraceArguments& a) {
 
 int import(const TraceArguments& a) {
   check_outputs({a.out}, {a.in, a.shape});
-  OutputFile out(a.out);
+  OutputFile out(a.out, trace_kind);
   const auto made = import_trace(a.in, read_shape(a.shape));
   made->write(out);
   print(fmt::format("{}: {} tokens in {} sequences\n", a.out, made->trace.tokens, made->trace.sequences()));
@@ -91,7 +91,7 @@ int import(const TraceArguments& a) {
 
 int generate_trace(const TraceArguments& a) {
   check_outputs({a.out}, {a.shape});
-  OutputFile out(a.out);
+  OutputFile out(a.out, trace_kind);
   SyntheticOptions o = a.synthetic;
   o.partial = !a.no_partial;
   for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.recall.size()); ++i) o.recall_top_k[i] = a.recall[i];

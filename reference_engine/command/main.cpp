@@ -1,5 +1,6 @@
 // The ferry command.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
@@ -7,13 +8,19 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
+#include <exception>
 #include <iostream>
 #include <memory>
+#include <sstream>
+#include <system_error>
 
 #include "command/command.hpp"
 #include "ferry/error.hpp"
 #include "ferry/macros.hpp"
 #include "support/errors.hpp"
+#include "support/mapped_file.hpp"
+#include "support/print.hpp"
 #include "support/suggest.hpp"
 #include "support/terminal.hpp"
 
@@ -22,23 +29,52 @@ namespace {
 using namespace ferry;
 using namespace ferry::engine;
 
-/// A mapped file became shorter, or its disk failed: there is no going on, and no more to say from here.
-void on_lost_file(int) {
-  constexpr char text[] =
-      "ferry: a file became shorter while it was read, or cannot be read from its disk: expected files that stay as "
-      "they "
-      "are; try again\n";
-  static_cast<void>(!::write(STDERR_FILENO, text, sizeof(text) - 1));
-  ::_exit(2);
+constexpr char no_memory[] = "out of memory (limits: ulimit -v, ulimit -d)";
+constexpr char no_thread[] =
+    "a thread could not be started: the system has no more, or a limit is reached (ulimit -u, "
+    "ulimit -v)";
+
+bool is_lack_of_threads(const std::system_error& e) {
+  return e.code() == std::errc::resource_unavailable_try_again;
 }
 
-void handle_signals() {
-  await_interrupts();
+/// What nobody could catch, as where nothing may be thrown: lack of memory, as a rule.
+void on_lost_exception() {
+  const auto end = [](const char* text, int status) {
+    for (const char* part : {"ferry: ", text, "\n"})
+      static_cast<void>(!::write(STDERR_FILENO, part, std::strlen(part)));
+    ::_exit(status);
+  };
+  try {
+    if (const std::exception_ptr e = std::current_exception()) std::rethrow_exception(e);
+  } catch (const std::bad_alloc&) {
+    end(no_memory, 2);
+  } catch (const std::system_error& e) {
+    end(is_lack_of_threads(e) ? no_thread : e.what(), 2);
+  } catch (const std::exception& e) {
+    end(e.what(), 1);
+  } catch (...) {
+    end("an error that nothing handles", 1);
+  }
+  // The standard library ends so where it must not throw but has to allocate, as between a folder's entries.
+  end("out of memory, as far as one can tell (limits: ulimit -v, ulimit -d)", 2);
+}
+
+void handle_faults() {
+  std::set_terminate(on_lost_exception);
+  report_lost_files();
   struct sigaction action {};
-  action.sa_handler = on_lost_file;
-  ::sigaction(SIGBUS, &action, nullptr);
   action.sa_handler = SIG_IGN;  // write errors are handled where they happen
   for (const int s : {SIGPIPE, SIGXFSZ}) ::sigaction(s, &action, nullptr);
+}
+
+/// Threads get stacks of this limit, too. Expressions of templates and JSON are taken apart by recursion.
+void check_stack_limit() {
+  constexpr rlim_t least = 512U << 10U;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= least) return;
+  throw InputError(fmt::format("the stack may have {} KiB, expected {} at least: ulimit -s {}", limit.rlim_cur >> 10U,
+                               least >> 10U, least >> 10U));
 }
 
 /// A closed standard stream must not become the number of a file that we write.
@@ -89,9 +125,10 @@ std::string without_command(const CLI::App& app) {
   return fmt::format("{}: expected a command: {} (see {} --help)", name, fmt::join(known, ", "), name);
 }
 
-/// One line, in which strangers' names are no commands to the terminal.
-void refuse(const std::string& what) {
+/// One line, in which strangers' names are no commands to the terminal. Returns the exit status.
+int refuse(const std::string& what) {
   std::cerr << "ferry: " << InputError(what).what() << '\n';
+  return 2;
 }
 
 /// Help no wider than the terminal.
@@ -111,8 +148,10 @@ void help_by_name(std::vector<std::string>& arguments) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
+  handle_faults();
   open_closed_streams();
+  check_stack_limit();
   CLI::App app("Runs Mixture-of-Experts models whose experts do not fit, and simulates such runs.", "ferry");
   app.set_version_flag("--version", "ferry " FERRY_VERSION);
   app.formatter(std::make_shared<Help>());
@@ -145,32 +184,36 @@ int main(int argc, char** argv) {
     }
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
     app.parse(std::move(arguments));
-    handle_signals();
+    await_interrupts();
     return chosen();
   } catch (const CLI::Success& e) {
-    return app.exit(e);
+    std::ostringstream help;
+    const int status = app.exit(e, help);
+    print(help.str());
+    return status;
   } catch (const CLI::RequiredError& e) {
     const std::string what = without_command(app);
-    refuse(what.empty() ? fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))) : what);
+    return refuse(what.empty() ? fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))) : what);
   } catch (const CLI::ExtrasError&) {
-    refuse(unexpected(app));
+    return refuse(unexpected(app));
   } catch (const CLI::ParseError& e) {
-    refuse(fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))));
-  } catch (const Interrupted&) {
-    return 128 + stopped_by;
-  } catch (const InputError& e) {
-    refuse(e.what());
-  } catch (const ConfigError& e) {
-    refuse(e.what());
-  } catch (const std::filesystem::filesystem_error& e) {
-    refuse(e.what());
-  } catch (const LinkError& e) {  // of a store, as a rule
-    refuse(e.what());
-  } catch (const std::bad_alloc&) {
-    refuse("out of memory");
-  } catch (const std::exception& e) {
-    std::cerr << "ferry: " << e.what() << '\n';
-    return 1;
+    return refuse(fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))));
   }
-  return 2;
+} catch (const Interrupted&) {
+  return 128 + stopped_by;
+} catch (const InputError& e) {
+  return refuse(e.what());
+} catch (const ConfigError& e) {
+  return refuse(e.what());
+} catch (const std::filesystem::filesystem_error& e) {
+  return refuse(e.what());
+} catch (const std::system_error& e) {
+  return refuse(is_lack_of_threads(e) ? no_thread : e.what());
+} catch (const LinkError& e) {  // of a store, as a rule
+  return refuse(e.what());
+} catch (const std::bad_alloc&) {
+  return refuse(no_memory);
+} catch (const std::exception& e) {
+  refuse(e.what());
+  return 1;
 }

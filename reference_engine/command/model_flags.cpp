@@ -1,12 +1,11 @@
 #include "command/model_flags.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <set>
 
+#include "checkpoint/weight_checksums.hpp"
 #include "command/command.hpp"
 #include "cpu/cpu_model.hpp"
 #include "cuda/cuda.hpp"
@@ -15,16 +14,10 @@
 #include "store/disk_store.hpp"
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
+#include "support/memory.hpp"
 #include "support/progress.hpp"
 
 namespace ferry::engine {
-
-std::uint64_t physical_memory() {
-  const std::uint64_t all =
-      static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  std::uint64_t limit = 0;
-  return std::ifstream("/sys/fs/cgroup/memory.max") >> limit ? std::min(all, limit) : all;  // "max": none
-}
 
 void ModelFlags::add_model(CLI::App* c) {
   c->add_option(
@@ -36,6 +29,24 @@ void ModelFlags::add_model(CLI::App* c) {
       ->capture_default_str();
 }
 
+void ModelFlags::add_verify(CLI::App* c) {
+  c->add_option("--verify", verify,
+                "first read all weight files and hold them against these checksums, of ferry inspect --write-checksums "
+                "or xxh128sum")
+      ->type_name("FILE")
+      ->check(not_empty);
+}
+
+void ModelFlags::check(const Checkpoint& checkpoint) const {
+  if (verify.empty()) return;
+  ProgressLine line("verifying, bytes");
+  check_weight_checksums(checkpoint, verify, [&line](std::uint64_t done, std::uint64_t all) {
+    line.show(done, all);
+    return !stop;
+  });
+  if (stop) throw Interrupted();
+}
+
 void ModelFlags::add_device(CLI::App* c) {
   device = "auto";
   c->add_option("--device", device, "where to compute: cuda (a GPU), cpu, or auto: a GPU if there is one")
@@ -44,6 +55,7 @@ void ModelFlags::add_device(CLI::App* c) {
 }
 
 void ModelFlags::add_experts(CLI::App* c) {
+  add_verify(c);
   auto* file = c->add_option("--store", store, "read the experts from this file, which ferry pack made")
                    ->type_name("FILE")
                    ->check(not_empty);
@@ -73,10 +85,6 @@ void ModelFlags::add_experts(CLI::App* c) {
   c->add_flag("--pin-threads", pin_threads, "keep each of them but the first on a processor of its own");
 }
 
-bool fits_in_memory(std::uint64_t bytes) {
-  return bytes <= physical_memory() / 16 * 15;
-}
-
 std::uint64_t ModelFlags::host_bytes(std::uint64_t all, std::uint64_t others) const {
   const std::uint64_t physical = physical_memory();
   if (host_memory.empty()) {
@@ -89,7 +97,7 @@ std::uint64_t ModelFlags::host_bytes(std::uint64_t all, std::uint64_t others) co
 }
 
 std::vector<std::string> ModelFlags::inputs() const {
-  std::vector<std::string> files = {store, gates};
+  std::vector<std::string> files = {store, gates, verify};
   const std::filesystem::path found = find_model(model);
   if (!std::filesystem::is_directory(found)) {
     files.push_back(found.string());
@@ -119,7 +127,14 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
   };
   PrecisionSet precisions{std::uint8_t{0}};
   for (const StackOptions& o : stacks) precisions.bits |= precisions_for(o).bits;
+  std::vector<std::pair<std::filesystem::path, FileIdentity>> verified;
+  if (!verify.empty()) {
+    const Checkpoint files(folder);
+    check(files);
+    verified = files.files();
+  }
   std::unique_ptr<Model> made;
+  std::shared_ptr<const Checkpoint> checkpoint;
   DiskStore* disk = nullptr;
   if (store.empty()) {
     LoadOptions load;
@@ -133,11 +148,18 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
     };
     ModelFiles files(folder, load);
     if (stop) throw Interrupted();
+    checkpoint = files.checkpoint;
     made = make(std::move(files));
   } else {
     auto opened = std::make_unique<DiskStore>(open_blocks(store), store, 0);
     disk = opened.get();
-    made = make(ModelFiles(folder, std::move(opened)));
+    ModelFiles files(folder, std::move(opened));
+    checkpoint = files.checkpoint;
+    made = make(std::move(files));
+  }
+  checkpoint->check_unchanged();  // what is read later is checked when it is read
+  if (!verified.empty() && checkpoint->files() != verified) {
+    throw InputError(fmt::format("{}: has changed since it was verified: run this again", folder.string()));
   }
   if (!gates.empty()) {
     if (gpu) throw InputError("--gates: only the CPU predicts with them: leave it out, or take --device cpu");

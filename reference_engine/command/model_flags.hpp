@@ -11,18 +11,17 @@
 
 namespace ferry::engine {
 
-/// What this machine, or the container that we are in, has, in bytes.
-std::uint64_t physical_memory();
-/// Whether it holds so many bytes beside what everything else takes.
-bool fits_in_memory(std::uint64_t bytes);
-
 struct ModelFlags {
-  std::string model = "tiny-qwen-moe", gates, store, host_memory, quantizer = "nearest", activations = "float",
+  std::string model = "tiny-qwen-moe", gates, store, verify, host_memory, quantizer = "nearest", activations = "float",
               device = "cpu";
   std::uint32_t threads = 0;  ///< that compute; 0: one a processor
   bool pin_threads = false;
 
   void add_model(CLI::App* command);
+  /// Whether its files are held against a list first.
+  void add_verify(CLI::App* command);
+  /// Does so, if that was asked for. Throws InputError, or Interrupted.
+  void check(const Checkpoint& checkpoint) const;
   /// Where the model runs: otherwise on the CPU.
   void add_device(CLI::App* command);
   /// The others: where the experts are, and how many threads compute.

@@ -71,8 +71,8 @@ class AbsorbedAttention final : public CpuAttention {
       product_.run(normed, {layer.q.times(q_), layer.kv_down.times(latent_)});
     }
     const Eigen::Index count = q_.rows();
-    plain_.resize(count * heads, plain);
-    queries_.resize(count, Eigen::Index{heads} * width);
+    resize(plain_, count * heads, plain);
+    resize(queries_, count, Eigen::Index{heads} * width);
     seen_.clear();
     for (Eigen::Index i = 0; i < count; ++i) {
       const TokenRow& row = rows[static_cast<std::size_t>(i)];
@@ -97,9 +97,10 @@ class AbsorbedAttention final : public CpuAttention {
       }
     }
     kernel_.run(seen_, queries_, mixed_);
+    resize(of_heads_, count * heads, rank);
     of_heads_ = Eigen::Map<const Matrix>(mixed_.data(), count * heads, rank);
     each_head(layer.values, of_heads_, by_head_);
-    made_.resize(count, Eigen::Index{heads} * config_.value_dim);
+    resize(made_, count, Eigen::Index{heads} * config_.value_dim);
     for (Eigen::Index i = 0; i < count; ++i) {
       for (std::uint32_t h = 0; h < heads; ++h) {
         std::copy_n(by_head_.row(h * count + i).data(), config_.value_dim,
@@ -120,7 +121,7 @@ class AbsorbedAttention final : public CpuAttention {
   void each_head(const std::vector<StoredMatrix>& w, const Matrix& x, Matrix& y) {
     const auto heads = static_cast<std::uint32_t>(w.size());
     const auto rows = static_cast<std::uint32_t>(x.rows() / heads);
-    y.resize(x.rows(), w[0].rows());
+    resize(y, x.rows(), w[0].rows());
     which_.resize(std::size_t{heads} * rows);
     inputs_of_heads_.resize(heads);
     inputs_.clear();

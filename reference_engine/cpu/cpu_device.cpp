@@ -45,7 +45,7 @@ class CpuDevice : public ExpertDevice {
   void begin(const Plan& plan, const Matrix& input) override {
     plan_ = plan;
     input_ = &input;
-    results_.resize(static_cast<Eigen::Index>(plan.routes.size), input.cols());
+    resize(results_, static_cast<Eigen::Index>(plan.routes.size), input.cols());
     expert_ns_ = 0;
   }
   void compute(View<const Task> tasks) override {

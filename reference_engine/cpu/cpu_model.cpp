@@ -130,7 +130,7 @@ void CpuModel::score(std::uint32_t moe_layer, const Matrix& input, Matrix& selec
     softmax_rows(weight);
     return;
   }
-  if (separate) select.resize(weight.rows(), weight.cols());
+  if (separate) resize(select, weight.rows(), weight.cols());
   std::vector<float> logits;
   for (Eigen::Index i = 0; i < weight.rows(); ++i) {
     logits.assign(weight.row(i).begin(), weight.row(i).end());

@@ -71,7 +71,7 @@ class DeltaAttention final : public CpuAttention {
            Matrix& out) override {
     const Layer& layer = layers_[index];
     product_.run(normed, {layer.qkv.times(qkv_), layer.z.times(z_), layer.rate.times(rate_), layer.fade.times(fade_)});
-    made_.resize(normed.rows(), value_width());
+    resize(made_, normed.rows(), value_width());
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const auto at = static_cast<Eigen::Index>(i);
       KvCache& cache = caches[rows[i].sequence];

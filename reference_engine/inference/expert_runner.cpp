@@ -34,6 +34,16 @@ Nanoseconds usual_linger_ns() {
   return std::thread::hardware_concurrency() > 1 ? 200'000 : 0;
 }
 
+void ExpertRunner::end_long_logs(std::size_t most_uses) {
+  constexpr std::size_t most_logs = 256;
+  if (uses.empty() || (uses.size() < most_logs && uses.back().uses.size() < most_uses)) return;
+  const std::array<std::uint64_t, precision_count> slots = statistics().slots;
+  for (std::uint32_t p = 1; p < precision_count; ++p) {
+    for (const UseLog& log : uses) fewest[p] += fewest_copies(log, static_cast<Precision>(p), slots[p]);
+  }
+  uses.clear();
+}
+
 Nanoseconds copy_cost(const RunnerOptions& o, const ExpertStore& store, std::uint64_t bytes) {
   if (o.virtual_costs) return o.virtual_costs->copy(bytes);
   const double per_s = o.link_bytes_per_s > 0 ? static_cast<double>(o.link_bytes_per_s) : memory_bytes_per_s();

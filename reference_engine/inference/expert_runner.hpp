@@ -104,6 +104,11 @@ class ExpertRunner {
   PhaseTimes times[2];
   /// What was computed in decode, on the device, one log for each stretch without a prefill in between: for the bounds.
   std::vector<UseLog> uses;
+  /// The fewest copies that the logs need which are not kept, by Precision.
+  std::array<std::uint64_t, precision_count> fewest{};
+  /// Once the logs are many, or the last has so many uses, none is kept: those of a run without end would fill the memory.
+  /// What a log's parts need at least, the whole needs at least.
+  void end_long_logs(std::size_t most_uses = std::size_t{1} << 20U);
   /// Device and host spans, if wanted.
   std::vector<Span> spans;
   bool log = false;

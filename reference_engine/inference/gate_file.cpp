@@ -22,7 +22,7 @@ std::string gate_tensor(std::uint32_t layer, std::uint32_t distance) {
 }
 
 void read_gates(const std::filesystem::path& path, const ModelConfig& config, GateBank& bank) {
-  const Safetensors file(path);
+  const Safetensors file(path, MappedFile::Hold::copied);
   const auto refuse = [&](const std::string& what) { throw InputError(fmt::format("{}: {}", path.string(), what)); };
   const auto format = file.metadata().find("format");
   if (format == file.metadata().end() || format->second != gate_format) {

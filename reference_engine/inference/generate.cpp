@@ -31,7 +31,8 @@ std::vector<std::uint32_t> encoded(const Model& model, const std::string& text, 
 class Group {
  public:
   Group(Model& model, ExpertRunner& runner, const GenerateOptions& options, Generated& result)
-      : options_(options),
+      : runner_(runner),
+        options_(options),
         result_(result),
         decoder_(model, runner, {options.batch, options.prefill_chunk, false},
                  [this](std::uint32_t place, std::uint32_t token, const std::string& text) {
@@ -65,11 +66,15 @@ class Group {
     const Nanoseconds first = now();
     result_.ttft_s += seconds(first - begin);
     result_.prefill_s += seconds(first - begin);
+    Nanoseconds aside = 0;
     while (!stopped() && decoder_.decoding()) {
       result_.decode_tokens += decoder_.step().rows;
       ++result_.decode_steps;
+      const Nanoseconds done = now();
+      runner_.end_long_logs();
+      aside += now() - done;
     }
-    result_.decode_s += seconds(now() - first);
+    result_.decode_s += seconds(now() - first - aside);
     for (std::uint32_t place = 0; place < prompt_.size(); ++place) {
       Decoded made = decoder_.release(place);
       const std::size_t i = prompt_[place];
@@ -91,6 +96,7 @@ class Group {
     return result_.interrupted;
   }
 
+  ExpertRunner& runner_;
   const GenerateOptions& options_;
   Generated& result_;
   std::vector<std::size_t> prompt_;  ///< of each place

@@ -61,22 +61,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> disk)
     : folder(folder), config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
-  const StoreFacts& s = disk->facts();
-  const std::vector<std::uint32_t> widths = config.of_moe_layers(&LayerConfig::expert_width);
-  const std::uint32_t layers = config.moe_layer_count();
-  bool same = s.numbers.layers() == layers && s.layout.hidden == config.hidden;
-  for (std::uint32_t l = 0; same && l < layers; ++l) {
-    same = s.numbers.of_layer(l) == config.moe(l).experts && s.layout_of(l).width == widths[l];
-  }
-  if (!same || s.weights != weights_checksum(*checkpoint, config)) {
-    throw InputError(fmt::format("{}: was packed from another model ({}), not from {}", disk->reads().file, s.model,
-                                 folder.string()));
-  }
-  if (!(s.layout.glu == config.glu) || s.layout.biased != config.expert_bias) {
-    throw InputError(
-        fmt::format("{}: was packed with other activations or biases of experts than {} has: pack it again",
-                    disk->reads().file, folder.string()));
-  }
+  check_same_model(disk->facts(), disk->reads().file, *checkpoint, config, folder);
   store = std::move(disk);
 }
 

@@ -14,7 +14,7 @@ constexpr std::size_t scores_together = std::size_t{4} << 20U;  // floats: what 
 }  // namespace
 
 void AttentionKernel::run(View<const Row> rows, const Matrix& q, Matrix& out, const float* sinks) {
-  out.resize(q.rows(), Eigen::Index{shape_.heads} * shape_.value_dim);
+  resize(out, q.rows(), Eigen::Index{shape_.heads} * shape_.value_dim);
   for (std::uint32_t first = 0, end; first < rows.size; first = end) {
     std::size_t most = rows[first].seen - rows[first].first;
     for (end = first + 1; end < rows.size && end - first < rows_at_once; ++end) {
@@ -110,6 +110,7 @@ void AttentionKernel::softmax(const Row& row, const Group& group, float* scores,
                               Eigen::VectorXf& scratch) const {
   const std::uint32_t before = row.first - group.first, count = row.seen - row.first;
   // In a vector of its own: which elements share a vector register must not depend on where the scores begin.
+  resize(scratch, count, 1);
   scratch = Eigen::Map<const Eigen::VectorXf>(scores + before, count) * shape_.scale;
   float most = scratch.maxCoeff();
   if (sink != nullptr) most = std::max(most, *sink);

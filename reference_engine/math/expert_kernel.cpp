@@ -137,7 +137,7 @@ void ExpertKernel::each_row(View<const Work> experts, const Call& call) const {
 }
 
 void ExpertKernel::run(const std::byte* expert, Precision p, const Matrix& x, Matrix& y) {
-  y.resize(x.rows(), layouts_[0].hidden);
+  resize(y, x.rows(), layouts_[0].hidden);
   all_.resize(static_cast<std::size_t>(x.rows()));
   std::iota(all_.begin(), all_.end(), 0U);
   const Work work{expert, p, all_};

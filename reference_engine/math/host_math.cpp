@@ -6,7 +6,7 @@ namespace ferry::engine {
 
 void linear(const MatrixRef& x, const MatrixRef& weight, Matrix& y) {
   constexpr Eigen::Index few = 8;
-  y.resize(x.rows(), weight.rows());
+  resize(y, x.rows(), weight.rows());
   if (x.rows() > few) {
     y.noalias() = x * weight.transpose();
     return;
@@ -15,7 +15,7 @@ void linear(const MatrixRef& x, const MatrixRef& weight, Matrix& y) {
 }
 
 void rms_norm(const Matrix& x, const Vector& weight, float epsilon, Matrix& y) {
-  y.resize(x.rows(), x.cols());
+  resize(y, x.rows(), x.cols());
   for (Eigen::Index i = 0; i < x.rows(); ++i) {
     const float scale = 1.0F / std::sqrt(x.row(i).squaredNorm() / static_cast<float>(x.cols()) + epsilon);
     y.row(i) = x.row(i).cwiseProduct(weight.transpose()) * scale;
@@ -30,7 +30,7 @@ void rms_norm(float* x, std::uint32_t size, const Vector& weight, float epsilon)
 }
 
 void layer_norm(const Matrix& x, const Vector& weight, const Vector& bias, float epsilon, Matrix& y) {
-  y.resize(x.rows(), x.cols());
+  resize(y, x.rows(), x.cols());
   for (Eigen::Index i = 0; i < x.rows(); ++i) {
     y.row(i) = x.row(i).array() - x.row(i).mean();
     const float scale = 1.0F / std::sqrt(y.row(i).squaredNorm() / static_cast<float>(x.cols()) + epsilon);

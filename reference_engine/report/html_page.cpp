@@ -26,7 +26,7 @@ constexpr std::size_t long_table = 8;  // rows
 /// JSON inside of HTML: no text in it can end the element or begin another.
 std::string script_safe(const Json& json) {
   std::string out;
-  for (const char c : json.dump(-1, ' ', false, Json::error_handler_t::replace)) {
+  for (const char c : json_text(json)) {
     if (c == '<') {
       out += "\\u003c";
     } else {

@@ -30,8 +30,7 @@ std::string parameters_of(const Fields& run) {
   std::size_t count = 0;
   for (const auto& [name, value] : run.at("parameters").items()) {
     if (++count > most_parameters) return out + ", …";
-    const std::string shown =
-        value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
+    const std::string shown = value.is_string() ? value.get<std::string>() : json_text(value);
     out += (out.empty() ? "" : ", ") + shorten(name, 60) + " = " + shorten(shown, 60);
   }
   return out;

@@ -12,7 +12,7 @@ namespace ferry::engine::html {
 
 std::string escape(const std::string& text) {
   // The JSON writer repairs UTF-8.
-  const auto utf8 = Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+  const auto utf8 = Json::parse(json_text(Json(text))).get<std::string>();
   static constexpr std::string_view markup = "<>&\"'";
   static constexpr const char* entities[] = {"&lt;", "&gt;", "&amp;", "&quot;", "&#39;"};
   std::string out;

@@ -95,10 +95,11 @@ RunReport make_report(const ExpertRunner& runner, Generated generated, RunReport
   r.all_resident_tpot_s = (r.generated.decode_s - seconds(t.stall + t.host_wait + t.decision - t.hosted)) / steps;
   double least_bytes = 0;
   for (std::uint32_t p = 1; p < precision_count; ++p) {
+    std::uint64_t copies = runner.fewest[p];
     for (const UseLog& log : runner.uses) {
-      const std::uint64_t copies = fewest_copies(log, static_cast<Precision>(p), statistics.slots[p]);
-      least_bytes += static_cast<double>(copies * statistics.copy_bytes[p]);
+      copies += fewest_copies(log, static_cast<Precision>(p), statistics.slots[p]);
     }
+    least_bytes += static_cast<double>(copies * statistics.copy_bytes[p]);
   }
   const double link_s = least_bytes == 0 ? 0 : least_bytes / statistics.link_peak_bytes_per_s / steps;
   r.clairvoyant_tpot_s = std::max(r.all_resident_tpot_s - seconds(t.hosted) / steps, link_s);

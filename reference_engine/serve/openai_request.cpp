@@ -244,7 +244,7 @@ std::vector<Prompt> read_prompts(Body& b, const ApiModel& m) {
 std::string ApiError::body() const {
   const auto or_null = [](const std::string& s) { return s.empty() ? Json(nullptr) : Json(s); };
   const Json error = {{"message", message}, {"type", type}, {"param", or_null(param)}, {"code", or_null(code)}};
-  return Json{{"error", error}}.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json_text(Json{{"error", error}});
 }
 
 ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {

@@ -5,8 +5,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "ferry/macros.hpp"
 #include "support/clock.hpp"
@@ -19,10 +25,6 @@ std::int64_t unix_time() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::string dump(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 /// As long for a right key as for a wrong one; `b` is not empty.
 bool same_secret(const std::string& a, const std::string& b) {
   unsigned differs = a.size() == b.size() ? 0 : 1;
@@ -32,7 +34,7 @@ bool same_secret(const std::string& a, const std::string& b) {
 
 void answer(httplib::Response& response, int status, const Json& json) {
   response.status = status;
-  response.set_content(dump(json), "application/json");
+  response.set_content(json_text(json), "application/json");
 }
 
 void answer(httplib::Response& response, const ApiError& error) {
@@ -48,6 +50,59 @@ ApiError server_error(int status, const std::string& message, const std::string&
   e.code = code;
   return e;
 }
+
+/// Serves connections on threads of its own. The library's pool would end the process, without a word, where the system
+/// has fewer threads than are asked for.
+class ClientThreads final : public httplib::TaskQueue {
+ public:
+  explicit ClientThreads(std::size_t n) {
+    try {
+      while (threads_.size() < n) threads_.emplace_back([this] { serve(); });
+    } catch (...) {
+      shutdown();
+      throw;
+    }
+  }
+
+  void enqueue(std::function<void()> job) override {
+    {
+      const std::lock_guard lock(mutex_);
+      jobs_.push_back(std::move(job));
+    }
+    changed_.notify_one();
+  }
+  void shutdown() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    threads_.clear();
+  }
+
+ private:
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      try {
+        job();
+      } catch (const std::exception&) {  // no memory for this one: later ones may do better
+      }
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  bool stop_ = false;
+  std::vector<std::jthread> threads_;
+};
 
 }  // namespace
 
@@ -65,7 +120,7 @@ struct Server::Parts {
   Parts(DecodeLoop& l, const ApiModel& m, const ServerOptions& o) : loop(l), model(m), options(o) {
     std::random_device random;
     run_id = fmt::format("{:08x}", random());
-    http.new_task_queue = [n = options.clients] { return new httplib::ThreadPool(n); };
+    http.new_task_queue = [n = options.clients] { return new ClientThreads(n); };
     http.set_payload_max_length(options.most_bytes);
     http.set_read_timeout(30);
     http.set_write_timeout(30);
@@ -225,12 +280,12 @@ struct Server::Parts {
     for (std::uint32_t i = 0; i < s.answers.size(); ++i) {
       if (s.ended[i]) continue;
       Answer& one = *s.answers[i];
-      if (!s.begun[i] && !write(dump(s.made.first_chunk(i)))) return false;
+      if (!s.begun[i] && !write(json_text(s.made.first_chunk(i)))) return false;
       s.begun[i] = true;
       // Several take turns; a connection that nobody reads is noticed when there is something to write.
       while (const auto piece = one.next(s.answers.size() == 1 ? 0.2 : 0.01)) {
         if (piece->text.empty() && !piece->probability) continue;
-        if (!write(dump(s.made.chunk(i, *piece)))) return false;
+        if (!write(json_text(s.made.chunk(i, *piece)))) return false;
       }
       if (!one.is_over()) {
         all = false;
@@ -238,11 +293,11 @@ struct Server::Parts {
       }
       s.ended[i] = true;
       if (!one.error().empty()) return write(server_error(500, one.error()).body()), false;
-      if (!write(dump(s.made.last_chunk(i, one)))) return false;
+      if (!write(json_text(s.made.last_chunk(i, one)))) return false;
     }
     if (!sink.is_writable()) return false;
     if (!all) return true;
-    if (s.request->include_usage && !write(dump(s.made.usage_chunk(s.answers)))) return false;
+    if (s.request->include_usage && !write(json_text(s.made.usage_chunk(s.answers)))) return false;
     if (!write("[DONE]")) return false;
     sink.done();
     return true;
@@ -269,7 +324,12 @@ std::uint16_t Server::port() const {
 
 void Server::run() {
   parts_->runs = true;
-  if (!parts_->stopping) parts_->http.listen_after_bind();
+  try {
+    if (!parts_->stopping) parts_->http.listen_after_bind();
+  } catch (...) {
+    parts_->over = true;
+    throw;
+  }
   parts_->over = true;
 }
 

@@ -200,7 +200,7 @@ Json Parameter::read(const std::vector<std::string>& words) const {
 }
 
 Json Parameter::read(const Json& value) const {
-  if (!value.is_number()) return checked(value, value.is_string() ? value.get<std::string>() : value.dump());
+  if (!value.is_number()) return checked(value, value.is_string() ? value.get<std::string>() : json_text(value));
   const auto number = value.get<double>();
   const bool is_whole = number >= 0 && number <= 0xffffffffU && number == std::floor(number);
   const bool as_whole = is_whole && !std::holds_alternative<Number>(values);

@@ -7,11 +7,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #include "support/errors.hpp"
+#include "support/reads.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -50,6 +54,21 @@ class Descriptor {
   std::uint64_t size_ = 0;
 };
 
+/// Pauses between tries of what the kernel says is only for now: ever longer, and not for ever.
+class Patience {
+ public:
+  /// False: it has been tried often enough.
+  bool pause() {
+    constexpr int most = 6;  // 63 ms in all
+    if (tries_ == most) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1 << tries_++));
+    return true;
+  }
+
+ private:
+  int tries_ = 0;
+};
+
 class OpenFile : public BlockFile {
  public:
   explicit OpenFile(Descriptor file) : file_(std::move(file)) {}
@@ -61,73 +80,72 @@ class OpenFile : public BlockFile {
   [[nodiscard]] std::uint64_t size() const override { return file_.size(); }
 
  protected:
+  std::int64_t read_by_pread(std::uint64_t at, std::byte* to, std::uint64_t bytes) const {
+    for (Patience patience;;) {
+      const ssize_t n = ::pread(file_.fd(), to, std::min(bytes, most_at_once), static_cast<off_t>(at));
+      if (n >= 0) return n;
+      if (errno != EINTR && (errno != EAGAIN || !patience.pause())) return -errno;
+    }
+  }
+  /// `no_ring`: errno of the io_uring that is not used, or 0.
+  [[nodiscard]] std::string way(const char* call, int no_ring) const {
+    const std::string text = fmt::format("{}, {}", call, file_.direct() ? "direct" : "cached");
+    return no_ring == 0 ? text : fmt::format("{} (io_uring: {})", text, std::strerror(no_ring));
+  }
+
   Descriptor file_;
+
+ private:
+  static constexpr std::uint64_t most_at_once = 8U << 20U;  // so that one can see whether anything comes
 };
 
 class PreadFile final : public OpenFile {
  public:
-  using OpenFile::OpenFile;
+  PreadFile(Descriptor file, int no_ring) : OpenFile(std::move(file)), no_ring_(no_ring) {}
 
   std::int64_t read(std::uint64_t at, std::byte* to, std::uint64_t bytes) override {
-    ssize_t n = 0;
-    do n = ::pread(file_.fd(), to, bytes, static_cast<off_t>(at));
-    while (n < 0 && errno == EINTR);
-    return n < 0 ? -errno : n;
+    const ReadUnderWay watched;
+    return read_by_pread(at, to, bytes);
   }
-  [[nodiscard]] const char* how() const override { return file_.direct() ? "pread, direct" : "pread, cached"; }
+  [[nodiscard]] std::string how() const override { return way("pread", no_ring_); }
+
+ private:
+  int no_ring_;
 };
 
-/// Cuts a read into pieces, many of which are on their way at once: one alone does not fill an NVMe disk's queue.
+/// Cuts a read into pieces, many of which are on their way at once: one alone does not fill an NVMe disk's queue. What
+/// the ring does not bring is read by pread; a ring that fails is not used again.
 class UringFile final : public OpenFile {
  public:
-  /// Null if the kernel does not let us.
-  static std::unique_ptr<UringFile> make(Descriptor& file) {
+  /// Null if the kernel does not let us; `error` is then its errno.
+  static std::unique_ptr<UringFile> make(Descriptor& file, int& error) {
     io_uring ring{};
-    if (::io_uring_queue_init(most, &ring, 0) != 0) return nullptr;
+    error = -::io_uring_queue_init(most, &ring, 0);
+    if (error != 0) return nullptr;
     io_uring_probe* probe = ::io_uring_get_probe_ring(&ring);
     const bool reads = probe != nullptr && ::io_uring_opcode_supported(probe, IORING_OP_READ) != 0;  // Linux 5.6
     ::io_uring_free_probe(probe);
     if (reads) return std::unique_ptr<UringFile>(new UringFile(std::move(file), ring));
     ::io_uring_queue_exit(&ring);
+    error = EOPNOTSUPP;
     return nullptr;
   }
   ~UringFile() override { ::io_uring_queue_exit(&ring_); }
 
   std::int64_t read(std::uint64_t at, std::byte* to, std::uint64_t bytes) override {
-    std::uint64_t begun = 0, whole = bytes;  // `whole`: all of the file's bytes before it have come
-    std::int64_t error = broken_;
-    unsigned pending = 0;
-    while (pending > 0 || (begun < bytes && error == 0 && whole == bytes)) {
-      while (pending < most && begun < bytes && error == 0 && whole == bytes) {
-        io_uring_sqe* entry = ::io_uring_get_sqe(&ring_);
-        if (entry == nullptr) break;
-        ::io_uring_prep_read(entry, file_.fd(), to + begun, static_cast<unsigned>(piece_size(begun, bytes)),
-                             at + begun);
-        ::io_uring_sqe_set_data64(entry, begun);
-        begun += piece_size(begun, bytes);
-        ++pending;
-      }
-      const int result = broken_ == 0 ? ::io_uring_submit_and_wait(&ring_, 1) : wait();
-      if (result < 0 && result != -EINTR && result != -EAGAIN && result != -EBUSY && broken_ == 0) {
-        // What the kernel has not taken it will never take; what it has taken still writes to `to`.
-        pending -= ::io_uring_sq_ready(&ring_);
-        error = broken_ = result;
-      }
-      io_uring_cqe* done = nullptr;
-      while (::io_uring_peek_cqe(&ring_, &done) == 0) {
-        const std::uint64_t piece = ::io_uring_cqe_get_data64(done);
-        const std::int64_t n = done->res;
-        ::io_uring_cqe_seen(&ring_, done);
-        --pending;
-        if (n < 0) error = n;
-        if (n >= 0 && static_cast<std::uint64_t>(n) < piece_size(piece, bytes)) {
-          whole = std::min(whole, piece + static_cast<std::uint64_t>(n));
-        }
-      }
+    const ReadUnderWay watched;
+    for (Patience patience; failed_ == 0;) {
+      const std::int64_t n = read_by_ring(at, to, bytes);
+      if (n >= 0) return n;
+      if (n != -EAGAIN) break;
+      if (!patience.pause()) failed_ = EAGAIN;
     }
-    return error != 0 ? error : static_cast<std::int64_t>(whole);
+    return read_by_pread(at, to, bytes);
   }
-  [[nodiscard]] const char* how() const override { return file_.direct() ? "io_uring, direct" : "io_uring, cached"; }
+  [[nodiscard]] std::string how() const override {
+    const int failed = failed_;
+    return way(failed == 0 ? "io_uring" : "pread", failed);
+  }
 
  private:
   static constexpr unsigned most = 32;  // on their way at once
@@ -138,24 +156,68 @@ class UringFile final : public OpenFile {
   static std::uint64_t piece_size(std::uint64_t begin, std::uint64_t bytes) {
     return std::min<std::uint64_t>(256U << 10U, bytes - begin);
   }
-  int wait() {
-    io_uring_cqe* done = nullptr;
-    return ::io_uring_wait_cqe(&ring_, &done);
+
+  /// As `read`; an error only if no byte came before it.
+  std::int64_t read_by_ring(std::uint64_t at, std::byte* to, std::uint64_t bytes) {
+    std::uint64_t begun = 0, whole = bytes;  // `whole`: all of the file's bytes before it have come
+    std::int64_t error = 0;                  // of the first piece that failed
+    unsigned pending = 0;
+    Patience patience;
+    while (pending > 0 || (begun < bytes && whole == bytes && failed_ == 0)) {
+      while (pending < most && begun < bytes && whole == bytes && failed_ == 0) {
+        io_uring_sqe* entry = ::io_uring_get_sqe(&ring_);
+        if (entry == nullptr) break;
+        ::io_uring_prep_read(entry, file_.fd(), to + begun, static_cast<unsigned>(piece_size(begun, bytes)),
+                             at + begun);
+        ::io_uring_sqe_set_data64(entry, begun);
+        begun += piece_size(begun, bytes);
+        ++pending;
+      }
+      if (failed_ == 0) {
+        const int result = ::io_uring_submit_and_wait(&ring_, 1);
+        const bool for_now = result == -EAGAIN || result == -EBUSY;
+        if (result < 0 && result != -EINTR && !(for_now && patience.pause())) {
+          // What the kernel has not taken it will never take; what it has taken still writes to `to`.
+          pending -= ::io_uring_sq_ready(&ring_);
+          failed_ = -result;
+        }
+      } else {
+        // Asking the kernel to wait is what failed: what comes is seen without it.
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      io_uring_cqe* done = nullptr;
+      while (::io_uring_peek_cqe(&ring_, &done) == 0) {
+        const std::uint64_t piece = ::io_uring_cqe_get_data64(done);
+        const std::int64_t n = done->res;
+        ::io_uring_cqe_seen(&ring_, done);
+        --pending;
+        ReadUnderWay::came();
+        const std::uint64_t came = piece + static_cast<std::uint64_t>(std::max<std::int64_t>(n, 0));
+        if (came >= piece + piece_size(piece, bytes) || came >= whole) continue;
+        whole = came;
+        error = n == -EINTR ? -EAGAIN : std::min<std::int64_t>(n, 0);
+      }
+    }
+    if (failed_ != 0) return -failed_;  // what was not taken may lie anywhere
+    return whole == 0 && error != 0 ? error : static_cast<std::int64_t>(whole);
   }
 
   io_uring ring_;
-  std::int64_t broken_ = 0;  ///< -errno of a ring that can no longer be used
+  std::atomic<int> failed_ = 0;  ///< errno of a ring that can no longer be used
 };
 
 }  // namespace
 
 std::unique_ptr<BlockFile> open_blocks(const std::filesystem::path& path, BlockIo io) {
   Descriptor file(path);
+  int no_ring = 0;
   if (io != BlockIo::pread) {
-    if (auto made = UringFile::make(file)) return made;
-    if (io == BlockIo::uring) throw InputError(fmt::format("{}: the kernel offers no io_uring", path.string()));
+    if (auto made = UringFile::make(file, no_ring)) return made;
+    if (io == BlockIo::uring) {
+      throw InputError(fmt::format("{}: the kernel offers no io_uring: {}", path.string(), std::strerror(no_ring)));
+    }
   }
-  return std::make_unique<PreadFile>(std::move(file));
+  return std::make_unique<PreadFile>(std::move(file), no_ring);
 }
 
 BlockMemory::BlockMemory(std::uint64_t bytes)

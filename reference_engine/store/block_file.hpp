@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 
 namespace ferry::engine {
 
@@ -25,13 +26,15 @@ class BlockFile {
   /// What was read there was wrong: the next read must not come from a cache.
   virtual void forget(std::uint64_t at, std::uint64_t bytes) = 0;
   [[nodiscard]] virtual std::uint64_t size() const = 0;
-  /// For reports: "io_uring, direct", "pread, cached".
-  [[nodiscard]] virtual const char* how() const = 0;
+  /// For reports: "io_uring, direct", "pread, cached", "pread, direct (io_uring: Operation not permitted)". From any
+  /// thread.
+  [[nodiscard]] virtual std::string how() const = 0;
 };
 
 enum class BlockIo { automatic, uring, pread };
 
-/// With O_DIRECT if the file system has it, and by io_uring if the kernel lets us; `io` may insist on one of the two.
+/// With O_DIRECT if the file system has it, and by io_uring if the kernel lets us, as long as that works; `io` may insist
+/// on one of the two to begin with.
 /// Throws InputError if the file cannot be opened, is not a regular file, or the kernel has no such way.
 std::unique_ptr<BlockFile> open_blocks(const std::filesystem::path& path, BlockIo io = BlockIo::automatic);
 

@@ -106,7 +106,7 @@ struct ExpertPacker {
 /// What reading from a disk came to.
 struct StoreReads {
   std::string file;
-  const char* how = "";                 ///< "io_uring, direct", "pread", ...
+  std::string how;                      ///< "io_uring, direct", "pread", ...
   std::uint64_t host_bytes = 0;         ///< largest size of the cache in host memory
   std::uint64_t reads = 0, bytes = 0;   ///< from the file
   std::uint64_t hits = 0, retries = 0;  ///< found in host memory; reads that had to be repeated

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 
 #include "store/disk_store.hpp"
 #include "support/errors.hpp"
@@ -41,11 +40,9 @@ void set_precisions(StoreFacts& facts, const std::vector<std::string>& names) {
 /// The weight files, by name, size and time: whether they are still those that a pack began with.
 Json source_files(const Checkpoint& checkpoint) {
   Json list = Json::array();
-  for (const std::filesystem::path& file : checkpoint.files()) {
-    const auto modified = std::chrono::file_clock::to_sys(std::filesystem::last_write_time(file));
-    list.push_back({{"name", printable(file.filename().string())},
-                    {"bytes", std::filesystem::file_size(file)},
-                    {"modified_ns", std::chrono::nanoseconds(modified.time_since_epoch()).count()}});
+  for (const auto& [file, was] : checkpoint.files()) {
+    list.push_back(
+        {{"name", printable(file.filename().string())}, {"bytes", was.bytes}, {"modified_ns", was.modified_ns}});
   }
   return list;
 }
@@ -55,6 +52,7 @@ Json source_files(const Checkpoint& checkpoint) {
 Packed pack_store(const std::filesystem::path& folder, const std::filesystem::path& out, const PackOptions& o) {
   const ModelConfig config = read_model_config(folder);
   const Checkpoint checkpoint(folder);
+  if (o.check) o.check(checkpoint);
   const ExpertReader reader(checkpoint, config);
   Packed result;
   StoreFacts& facts = result.facts;
@@ -99,11 +97,16 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
     stopped = o.progress && !o.progress(checking, done, all);
     return !stopped;
   };
-  StoreWriter writer(out, facts, [&](std::uint64_t done, std::uint64_t) { return goes_on(true, done); });
+  std::vector<std::byte> expert;
+  const auto read = [&](ExpertId id) {
+    expert.resize(reader.layout(id.layer).bytes());
+    reader.read(id, expert.data());
+    return checksum(expert.data(), expert.size());
+  };
+  StoreWriter writer(out, facts, read, [&](std::uint64_t done, std::uint64_t) { return goes_on(true, done); });
   result.resumed = result.done = writer.done();
   const ExpertPacker packer{reader.layouts(), facts.layout, o.quantizer, config};
   const std::uint32_t threads = o.threads > 0 ? o.threads : all_threads();
-  std::vector<std::byte> expert;
   std::vector<std::vector<std::byte>> variants;
   std::vector<ExpertPacker::Made> made;
   for (const Precision p : facts.stored()) {
@@ -111,35 +114,65 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   }
   for (; !stopped && result.done < all && goes_on(false, result.done); ++result.done) {
     const ExpertId id = facts.numbers.id(result.done);
-    expert.resize(reader.layout(id.layer).bytes());
-    reader.read(id, expert.data());
+    const std::uint64_t sum = read(id);
     packer.pack(expert.data(), id, made, threads);
     for (const ExpertPacker::Made& m : made) writer.write({id, m.precision}, m.out);
+    writer.write_source(id, sum);
   }
   if (result.done == all) {
     goes_on(false, result.done);
-    if (source_files(checkpoint) != facts.source) {
-      throw InputError(fmt::format("{}: its weights have changed meanwhile: run it again", folder.string()));
-    }
+    checkpoint.check_unchanged();
     writer.commit();
   }
   return result;
 }
 
-std::uint64_t verify_store(const std::filesystem::path& store,
-                           const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
+Scrubbed scrub_store(const std::filesystem::path& store, const ScrubOptions& o) {
   DiskStore disk(open_blocks(store), store.string(), 0);
   for (const Precision p : disk.facts().stored()) disk.add(p);
+  Scrubbed s;
   const std::uint64_t all = disk.added_bytes();
-  std::uint64_t done = 0;
   for (const Precision p : disk.facts().stored()) {
     for (std::uint64_t n = 0; n < disk.facts().numbers.all(); ++n) {
-      if (!progress(done, all)) return done;
-      done += disk.bytes({disk.facts().numbers.id(n), p}).view.size;
+      if (!o.progress(s.done, all)) return s;
+      const ExpertId id = disk.facts().numbers.id(n);
+      try {
+        static_cast<void>(disk.bytes({id, p}));
+      } catch (const InputError& e) {
+        ++s.damaged;
+        o.damage(e.what());
+      }
+      s.done += disk.facts().layout_of(id.layer).bytes(p);
     }
   }
-  progress(done, all);
-  return done;
+  o.progress(s.done, all);
+  return s;
+}
+
+Scrubbed compare_with_store(const std::filesystem::path& folder, const std::filesystem::path& store,
+                            const ScrubOptions& o) {
+  const ModelConfig config = read_model_config(folder);
+  const Checkpoint checkpoint(folder);
+  const auto blocks = open_blocks(store);
+  const StoreIndex index = read_store(*blocks, store.string());
+  check_same_model(index.facts, store.string(), checkpoint, config, folder);
+  const ExpertReader reader(checkpoint, config);
+  std::vector<std::byte> expert;
+  Scrubbed s;
+  const std::uint64_t all = index.facts.numbers.all();
+  for (; s.done < all; ++s.done) {
+    if (!o.progress(s.done, all)) return s;
+    const ExpertId id = index.facts.numbers.id(s.done);
+    expert.resize(reader.layout(id.layer).bytes());
+    reader.read(id, expert.data());
+    if (checksum(expert.data(), expert.size()) == index.sources[s.done]) continue;
+    ++s.damaged;
+    o.damage(fmt::format("{}: expert {} of layer {} is not what {} was made from", folder.string(), id.expert, id.layer,
+                         store.string()));
+  }
+  checkpoint.check_unchanged();
+  o.progress(s.done, all);
+  return s;
 }
 
 }  // namespace ferry::engine

@@ -16,6 +16,8 @@ struct PackOptions {
   Quantizer quantizer = Quantizer::nearest;
   std::uint32_t group = 64;   ///< 32, 64 or 128
   std::uint32_t threads = 0;  ///< 0: one a processor
+  /// Of the model's files, before anything is made of them.
+  std::function<void(const Checkpoint&)> check = {};
   /// In experts; `checking`: what an earlier, unfinished pack has written. False: stop.
   std::function<bool(bool checking, std::uint64_t done, std::uint64_t all)> progress = {};
 };
@@ -31,9 +33,23 @@ struct Packed {
 /// Throws InputError for a model that cannot be read, weights that a precision cannot hold, or a disk that refuses.
 Packed pack_store(const std::filesystem::path& folder, const std::filesystem::path& out, const PackOptions& options);
 
-/// Reads every block of a store. `progress` in bytes; false: stop. Returns the bytes read; throws InputError for the
-/// first expert that cannot be read as it was written.
-std::uint64_t verify_store(const std::filesystem::path& store,
-                           const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress);
+struct ScrubOptions {
+  std::function<bool(std::uint64_t done, std::uint64_t all)> progress;  ///< false: stop
+  std::function<void(const std::string& line)> damage;                  ///< what is wrong, and where
+};
+
+struct Scrubbed {
+  std::uint64_t done = 0;  ///< in the unit of `progress`
+  std::uint64_t damaged = 0;
+};
+
+/// Reads every block of a store and holds it against its checksum; progress in bytes. Throws InputError for a store whose
+/// header is damaged.
+Scrubbed scrub_store(const std::filesystem::path& store, const ScrubOptions& options);
+
+/// Reads every expert of a model and holds it against the checksum of what the store was made from; progress in experts.
+/// Throws InputError for a model that cannot be read, or whose shape is another.
+Scrubbed compare_with_store(const std::filesystem::path& folder, const std::filesystem::path& store,
+                            const ScrubOptions& options);
 
 }  // namespace ferry::engine

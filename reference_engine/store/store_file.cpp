@@ -15,14 +15,17 @@
 #include "ferry/macros.hpp"
 #include "support/errors.hpp"
 #include "support/output_file.hpp"
+#include "support/reads.hpp"
 
 namespace ferry::engine {
 namespace {
 
 // Byte for byte as docs/store.md has it.
 constexpr char store_magic[] = "FERRYEXP", part_magic[] = "FERRYPRT";
-constexpr std::uint32_t version = 1;
+constexpr std::uint32_t version = 2;  // 1 had no checksums of what experts were made from
 constexpr std::uint64_t header_at = 24, largest_header = 1U << 20U;
+
+constexpr FileKind store_file = {"an expert store", store_magic, ""};
 
 constexpr Precision storable[] = {Precision::int2, Precision::int4, Precision::int8, Precision::full};
 
@@ -98,10 +101,6 @@ StoreFacts facts_of(const Json& json, const std::string& name) {
 
 }  // namespace
 
-std::uint64_t checksum(const void* data, std::uint64_t bytes) {
-  return XXH3_64bits(data, bytes);
-}
-
 Quantizer quantizer_of(const std::string& name, const std::string& where) {
   if (name == "nearest") return Quantizer::nearest;
   if (name == "hqq") return Quantizer::hqq;
@@ -129,6 +128,25 @@ std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& c)
     }
   }
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
+}
+
+void check_same_model(const StoreFacts& s, const std::string& name, const Checkpoint& checkpoint,
+                      const ModelConfig& config, const std::filesystem::path& folder) {
+  const std::vector<std::uint32_t> widths = config.of_moe_layers(&LayerConfig::expert_width);
+  const std::uint32_t layers = config.moe_layer_count();
+  bool same = s.numbers.layers() == layers && s.layout.hidden == config.hidden;
+  for (std::uint32_t l = 0; same && l < layers; ++l) {
+    same = s.numbers.of_layer(l) == config.moe(l).experts && s.layout_of(l).width == widths[l];
+  }
+  if (!same || s.weights != weights_checksum(checkpoint, config)) {
+    throw InputError(
+        fmt::format("{}: was packed from another model ({}), not from {}", name, s.model, folder.string()));
+  }
+  if (!(s.layout.glu == config.glu) || s.layout.biased != config.expert_bias) {
+    throw InputError(
+        fmt::format("{}: was packed with other activations or biases of experts than {} has: pack it again", name,
+                    folder.string()));
+  }
 }
 
 std::vector<Precision> StoreFacts::stored() const {
@@ -183,7 +201,7 @@ std::uint64_t StoreFacts::index_at() const {
 }
 
 std::uint64_t StoreFacts::blocks_at() const {
-  return index_at() + whole_blocks(blocks() * sizeof(std::uint64_t));
+  return index_at() + whole_blocks(sums() * sizeof(std::uint64_t));
 }
 
 std::uint64_t StoreFacts::at(Variant v) const {
@@ -247,7 +265,8 @@ StoreIndex read_store(BlockFile& file, const std::string& name) {
     refuse("an expert store that is not finished: run its ferry pack again, which goes on where it ended");
   }
   if (std::memcmp(start.magic, store_magic, 8) != 0) refuse("not an expert store: ferry pack makes one");
-  if (start.version != version) refuse(fmt::format("version {} of the format, expected {}", start.version, version));
+  if (start.version != version)
+    refuse(fmt::format("version {} of the format, expected {}: pack it again", start.version, version));
   if (start.header_bytes > largest_header || header_at + start.header_bytes > file.size()) {
     refuse(fmt::format("the header takes {} bytes: the file is damaged or truncated", start.header_bytes));
   }
@@ -261,13 +280,17 @@ StoreIndex read_store(BlockFile& file, const std::string& name) {
                        file.size() < index.facts.file_bytes() ? "truncated" : "damaged"));
   }
   const BlockMemory sums = read(index.facts.index_at(), index.facts.blocks_at() - index.facts.index_at());
-  index.checksums.resize(index.facts.blocks());
+  index.checksums.resize(index.facts.sums());
   std::memcpy(index.checksums.data(), sums.data(), index.checksums.size() * sizeof(std::uint64_t));
   if (sum_of(header, index.checksums) != start.sum) refuse("the checksum of its header differs: the file is damaged");
+  index.sources.assign(index.checksums.begin() + static_cast<std::ptrdiff_t>(index.facts.blocks()),
+                       index.checksums.end());
+  index.checksums.resize(index.facts.blocks());
   return index;
 }
 
 StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& facts,
+                         const std::function<std::uint64_t(ExpertId)>& source,
                          const std::function<bool(std::uint64_t, std::uint64_t)>& progress)
     : path_(file_behind(path)),
       part_(path_.string() + ".part"),
@@ -277,6 +300,7 @@ StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& fa
   if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
     throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", path.string()));
   }
+  check_replaceable(path_, store_file);
   if (header_.size() > largest_header) throw InputError(fmt::format("{}: its header is too long", path.string()));
   facts_.header_bytes = header_.size();
   fd_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW, 0666);
@@ -309,7 +333,7 @@ StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& fa
     }
     if (going_on) {
       put(0, wanted.data(), header_at);
-      check(progress);
+      check(source, progress);
     } else {
       reserve();
       put(0, wanted.data(), wanted.size());
@@ -336,10 +360,10 @@ void StoreWriter::reserve() {
   refuse(error);
 }
 
-void StoreWriter::check(const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
+void StoreWriter::check(const std::function<std::uint64_t(ExpertId)>& source,
+                        const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
   ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);  // what is on the disk counts, not what was meant for it
-  std::vector<std::uint64_t> sums(facts_.blocks());
-  get(facts_.index_at(), sums.data(), sums.size() * sizeof(std::uint64_t));
+  const std::vector<std::uint64_t> sums = index();
   BlockMemory memory(whole_blocks(facts_.most_bytes(Precision::full)));
   for (; done_ < facts_.numbers.all(); ++done_) {
     if (!progress(done_, facts_.numbers.all())) return;
@@ -349,6 +373,7 @@ void StoreWriter::check(const std::function<bool(std::uint64_t, std::uint64_t)>&
       get(facts_.at({id, p}), memory.data(), layout.bytes(p));
       if (checksum(memory.data(), layout.bytes(p)) != sums[facts_.block({id, p})]) return;
     }
+    if (source(id) != sums[facts_.blocks() + done_]) return;
   }
 }
 
@@ -358,10 +383,18 @@ void StoreWriter::write(Variant what, const std::byte* bytes) {
   put(facts_.index_at() + facts_.block(what) * sizeof(sum), &sum, sizeof(sum));
 }
 
-void StoreWriter::commit() {
-  std::vector<std::uint64_t> sums(facts_.blocks());
+void StoreWriter::write_source(ExpertId id, std::uint64_t sum) {
+  put(facts_.index_at() + (facts_.blocks() + facts_.numbers.number(id)) * sizeof(sum), &sum, sizeof(sum));
+}
+
+std::vector<std::uint64_t> StoreWriter::index() const {
+  std::vector<std::uint64_t> sums(facts_.sums());
   get(facts_.index_at(), sums.data(), sums.size() * sizeof(std::uint64_t));
-  Start start{{}, version, static_cast<std::uint32_t>(header_.size()), sum_of(header_, sums)};
+  return sums;
+}
+
+void StoreWriter::commit() {
+  Start start{{}, version, static_cast<std::uint32_t>(header_.size()), sum_of(header_, index())};
   if (::fsync(fd_) != 0) refuse(errno);  // the blocks before what says that they are there
   std::memcpy(start.magic, store_magic, 8);
   put(0, &start, sizeof(start));
@@ -375,6 +408,7 @@ void StoreWriter::commit() {
 
 void StoreWriter::get(std::uint64_t at, void* data, std::uint64_t bytes) const {
   for (auto* to = static_cast<std::byte*>(data); bytes > 0;) {
+    const ReadUnderWay watched;
     const ssize_t n = ::pread(fd_, to, bytes, static_cast<off_t>(at));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {

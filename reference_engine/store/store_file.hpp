@@ -9,6 +9,7 @@
 
 #include "store/block_file.hpp"
 #include "store/expert_store.hpp"
+#include "support/checksum.hpp"
 #include "support/json.hpp"
 
 namespace ferry::engine {
@@ -41,12 +42,13 @@ struct StoreFacts {
   [[nodiscard]] std::uint64_t most_bytes(Precision p) const;
   /// The precisions, the lowest first: the order of the blocks in the file.
   [[nodiscard]] std::vector<Precision> stored() const;
-  /// Number of a variant's block, and of all of them; its byte in the file; the file's size.
+  /// Number of a variant's block, and of all of them; the numbers of the index; a block's byte in the file; its size.
   [[nodiscard]] std::uint64_t block(Variant v) const;
   [[nodiscard]] std::uint64_t blocks() const;
+  [[nodiscard]] std::uint64_t sums() const { return blocks() + numbers.all(); }
   [[nodiscard]] std::uint64_t at(Variant v) const;
   [[nodiscard]] std::uint64_t file_bytes() const;
-  /// Bytes at which the checksums of the blocks, and the blocks, begin.
+  /// Bytes at which the index, and the blocks, begin.
   [[nodiscard]] std::uint64_t index_at() const;
   [[nodiscard]] std::uint64_t blocks_at() const;
 
@@ -57,18 +59,20 @@ struct StoreFacts {
   [[nodiscard]] std::uint64_t bytes_of_first(std::uint64_t count, Precision p) const;
 };
 
-/// XXH3, 64 bits.
-std::uint64_t checksum(const void* data, std::uint64_t bytes);
-
 /// "nearest" or "hqq". Throws InputError, which `where` begins.
 Quantizer quantizer_of(const std::string& name, const std::string& where);
 
 /// Of the gate matrices, and of the beginning of each of the experts' matrices: tells models apart, and fine-tuned ones.
 std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& config);
 
+/// Throws InputError if a store, which `name` names, was made from another model, as far as `weights` tells.
+void check_same_model(const StoreFacts& facts, const std::string& name, const Checkpoint& checkpoint,
+                      const ModelConfig& config, const std::filesystem::path& folder);
+
 struct StoreIndex {
   StoreFacts facts;
   std::vector<std::uint64_t> checksums;  ///< [blocks]
+  std::vector<std::uint64_t> sources;    ///< [experts]: of what each was made from, as ExpertReader reads it
 };
 
 /// Reads and checks all but the blocks. `name` begins the message of the InputError for a file that is not a store,
@@ -80,8 +84,10 @@ class StoreWriter {
  public:
   /// Reserves the room. Throws InputError if there is not enough of it, PATH cannot be written, or another process is
   /// writing it. `progress(done, all)`, in experts, while what is there already is checked; false: stop, and `done()`
-  /// is what was found good so far.
+  /// is what was found good so far. What was made from other weights than those of which `source` gives the checksum now
+  /// is not good.
   StoreWriter(const std::filesystem::path& path, const StoreFacts& facts,
+              const std::function<std::uint64_t(ExpertId)>& source,
               const std::function<bool(std::uint64_t, std::uint64_t)>& progress);
   ~StoreWriter();
   StoreWriter(const StoreWriter&) = delete;
@@ -91,12 +97,16 @@ class StoreWriter {
   [[nodiscard]] std::uint64_t done() const { return done_; }
   /// `bytes`: whole_blocks(layout.bytes(precision)) of them. Throws InputError if the disk refuses.
   void write(Variant what, const std::byte* bytes);
+  /// The checksum of what an expert was made from, once all of it is written.
+  void write_source(ExpertId id, std::uint64_t sum);
   /// All is written: the store appears at its path.
   void commit();
 
  private:
   void reserve();
-  void check(const std::function<bool(std::uint64_t, std::uint64_t)>& progress);
+  [[nodiscard]] std::vector<std::uint64_t> index() const;
+  void check(const std::function<std::uint64_t(ExpertId)>& source,
+             const std::function<bool(std::uint64_t, std::uint64_t)>& progress);
   void get(std::uint64_t at, void* data, std::uint64_t bytes) const;
   void put(std::uint64_t at, const void* data, std::uint64_t bytes);
   [[noreturn]] void refuse(int error) const;

@@ -10,6 +10,20 @@
 #include "support/suggest.hpp"
 
 namespace ferry::engine {
+namespace {
+
+/// In any order; none of a folder that is not there.
+std::vector<std::filesystem::path> entries(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> all;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) all.push_back(entry.path());
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw InputError(fmt::format("{}: cannot be read: {}", folder.string(), error.message()));
+  }
+  return all;
+}
+
+}  // namespace
 
 std::filesystem::path data_directory() {
   std::error_code none;
@@ -20,9 +34,8 @@ std::filesystem::path data_directory() {
 
 std::vector<std::string> data_names(const std::string& folder) {
   std::vector<std::string> names;
-  std::error_code none;
-  for (const auto& file : std::filesystem::directory_iterator(data_directory() / folder, none)) {
-    if (file.path().extension() == ".json") names.push_back(file.path().stem().string());
+  for (const std::filesystem::path& path : entries(data_directory() / folder)) {
+    if (path.extension() == ".json") names.push_back(path.stem().string());
   }
   std::sort(names.begin(), names.end());
   if (names.empty()) throw InputError((data_directory() / folder).string() + ": no files are there");
@@ -46,9 +59,8 @@ std::filesystem::path bundled_text() {
 std::vector<std::string> model_names() {
   std::vector<std::string> names;
   std::error_code none;
-  for (const auto& folder : std::filesystem::directory_iterator(data_directory() / "models", none)) {
-    if (std::filesystem::exists(folder.path() / "config.json", none))
-      names.push_back(folder.path().filename().string());
+  for (const std::filesystem::path& folder : entries(data_directory() / "models")) {
+    if (std::filesystem::exists(folder / "config.json", none)) names.push_back(folder.filename().string());
   }
   std::sort(names.begin(), names.end());
   return names;

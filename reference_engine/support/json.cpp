@@ -48,7 +48,7 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::stri
 }
 
 Json read_json(const std::filesystem::path& path) {
-  const MappedFile file(path);
+  const MappedFile file(path, MappedFile::Hold::copied);
   return parse_json({reinterpret_cast<const char*>(file.data()), file.size()}, path.string());
 }
 
@@ -68,9 +68,7 @@ const Json& Fields::at(const std::string& name) const {
 }
 
 void Fields::refuse(const std::string& name, const std::string& expected) const {
-  const std::string got = object_.contains(name)
-                              ? object_[name].dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 100)
-                              : "nothing";
+  const std::string got = object_.contains(name) ? json_text(object_[name]).substr(0, 100) : "nothing";
   throw InputError(fmt::format("{}: field \"{}\": expected {}, got {}", where_, name, expected, got));
 }
 

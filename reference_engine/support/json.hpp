@@ -21,6 +21,12 @@ nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::stri
 /// Reads and parses a file; throws InputError.
 Json read_json(const std::filesystem::path& path);
 
+/// A value as text. Names of files need not be UTF-8, and JSON has nothing else: bytes that are not become U+FFFD.
+template <class Value>
+std::string json_text(const Value& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Value::error_handler_t::replace);
+}
+
 /// A field of an object, checked. `where` begins the message of the InputError.
 class Fields {
  public:

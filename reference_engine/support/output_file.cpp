@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <set>
 
@@ -150,6 +151,24 @@ void check_outputs(const std::vector<std::string>& outputs, const std::vector<st
       }
     }
   }
+}
+
+void check_replaceable(const std::filesystem::path& path, const FileKind& kind) {
+  constexpr std::size_t looked_at = 1U << 20U;
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none) || std::filesystem::file_size(path, none) == 0) return;
+  std::string begin(looked_at, '\0');
+  std::ifstream in(path, std::ios::binary);
+  in.read(begin.data(), looked_at);
+  begin.resize(static_cast<std::size_t>(in.gcount()));
+  if (begin.starts_with(kind.begins) && begin.find(kind.has) != std::string::npos) return;
+  throw InputError(
+      fmt::format("{}: is there, and is not {}, which would replace it: name another file, or move it away",
+                  path.string(), kind.name));
+}
+
+OutputFile::OutputFile(const std::filesystem::path& path, const FileKind& kind, Names names) : OutputFile(path, names) {
+  if (!path_.empty()) check_replaceable(path_, kind);
 }
 
 OutputFile::OutputFile(const std::filesystem::path& path, Names names) : name_(path.string()), names_(names) {

@@ -1,5 +1,6 @@
 #include "support/text_file.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/stat.h>
@@ -10,17 +11,11 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "support/errors.hpp"
+#include "support/reads.hpp"
 
 namespace ferry::engine {
-
-namespace {
-
-constexpr std::size_t largest = 1U << 26U;  // no context is as long
-
-}  // namespace
 
 bool standard_input_has_text() {
   struct stat input {};
@@ -34,30 +29,50 @@ std::string read_standard_input(const std::string& option, const std::atomic<boo
   }
   std::string text;
   char block[65536];
-  while (text.size() <= largest) {
+  while (text.size() <= largest_text) {
     const ssize_t n = ::read(STDIN_FILENO, block, sizeof(block));
     if (n == 0 || stop) return text;
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw InputError(fmt::format("{} -: standard input cannot be read: {}", option, std::strerror(errno)));
     text.append(block, static_cast<std::size_t>(n));
   }
-  throw InputError(fmt::format("{} -: larger than {} bytes", option, largest));
+  throw InputError(fmt::format("{} -: larger than {} bytes", option, largest_text));
+}
+
+std::string read_whole(const std::filesystem::path& path, std::uint64_t most_bytes) {
+  const auto refuse = [&](int error) {
+    throw InputError(fmt::format("{}: cannot be read: {}", path.string(), std::strerror(error)));
+  };
+  std::error_code none;
+  if (std::filesystem::is_fifo(path, none)) refuse(ESPIPE);  // it might never end
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) refuse(errno);
+  std::string text;
+  int error = 0;
+  try {
+    char block[65536];
+    for (ssize_t n = 1; n != 0 && error == 0;) {
+      const ReadUnderWay watched;
+      n = ::read(fd, block, sizeof(block));
+      if (n < 0 && errno != EINTR) error = errno;
+      if (n > 0) text.append(block, static_cast<std::size_t>(n));
+      if (text.size() > most_bytes) error = EFBIG;
+    }
+  } catch (...) {
+    ::close(fd);
+    throw;
+  }
+  ::close(fd);
+  if (error != 0) refuse(error);
+  return text;
 }
 
 std::string read_text(const std::string& option, const std::string& path) {
-  std::string text;
-  std::error_code none;
-  std::ifstream in(path, std::ios::binary);
-  bool good = in && !std::filesystem::is_directory(path, none) && !std::filesystem::is_fifo(path, none);
-  char block[65536];
-  while (good && text.size() <= largest) {
-    in.read(block, sizeof(block));
-    text.append(block, static_cast<std::size_t>(in.gcount()));
-    if (in.eof()) return text;
-    good = in.good();
+  try {
+    return read_whole(path);
+  } catch (const InputError& e) {
+    throw InputError(fmt::format("{} {}", option, e.what()));
   }
-  throw InputError(good ? fmt::format("{} {}: larger than {} bytes", option, path, largest)
-                        : fmt::format("{} {}: cannot be read", option, path));
 }
 
 }  // namespace ferry::engine

@@ -2,11 +2,17 @@
 /// Texts that a user names.
 #pragma once
 #include <atomic>
+#include <cstdint>
+#include <filesystem>
 #include <string>
 
 namespace ferry::engine {
 
-/// A text file; `option` names it in the InputError.
+inline constexpr std::uint64_t largest_text = 1U << 26U;  // no context is as long
+
+/// A whole file. Throws InputError with its path and the reason.
+std::string read_whole(const std::filesystem::path& path, std::uint64_t most_bytes = largest_text);
+/// The same; `option` names it in the InputError.
 std::string read_text(const std::string& option, const std::string& path);
 
 /// Whether standard input is a pipe or a file: no terminal, and not /dev/null.

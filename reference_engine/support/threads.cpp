@@ -28,7 +28,12 @@ void on_threads(std::uint32_t threads, std::size_t count, const std::function<vo
   };
   {
     std::vector<std::jthread> others;
-    for (std::size_t t = 1; t < std::min<std::size_t>(threads, count); ++t) others.emplace_back(serve);
+    try {
+      for (std::size_t t = 1; t < std::min<std::size_t>(threads, count); ++t) others.emplace_back(serve);
+    } catch (...) {
+      next = count;  // those that have begun end
+      throw;
+    }
     serve();
   }
   if (failed) std::rethrow_exception(failed);

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
+#include <utility>
 
 #include "support/errors.hpp"
 #include "support/threads.hpp"
@@ -90,6 +92,11 @@ void WorkerPool::Job::help(const WorkerPool& pool) {
   }
 }
 
+void WorkerPool::Job::fail(std::exception_ptr why) {
+  if (!failed) failed = std::move(why);
+  next = parts;
+}
+
 WorkerPool::Job* WorkerPool::open_job() const {
   Job* job = has_place(false) ? first_ : nullptr;
   while (job != nullptr && job->next.load(std::memory_order_relaxed) >= job->parts) job = job->behind;
@@ -116,9 +123,15 @@ void WorkerPool::share(Job& job) {
     wake = asleep_ > 0;
   }
   if (wake) changed_.notify_all();
-  job.work_on();
+  std::exception_ptr failed;
+  try {
+    job.work_on();
+  } catch (...) {
+    failed = std::current_exception();
+  }
   {
     const std::lock_guard lock(mutex_);
+    if (failed) job.fail(failed);
     Job** at = &first_;
     while (*at != &job) at = &(*at)->behind;
     *at = job.behind;
@@ -127,6 +140,7 @@ void WorkerPool::share(Job& job) {
   linger([&] { return job.helpers == 0; });
   std::unique_lock lock(mutex_);  // also so that the last helper is through with it
   left_.wait(lock, [&] { return job.helpers == 0; });
+  if (job.failed) std::rethrow_exception(job.failed);
 }
 
 void WorkerPool::leave() {
@@ -159,8 +173,14 @@ void WorkerPool::serve() {
     ++job->helpers;
     ++at_work_;
     lock.unlock();
-    job->help(*this);
+    std::exception_ptr failed;
+    try {
+      job->help(*this);
+    } catch (...) {
+      failed = std::current_exception();
+    }
     lock.lock();
+    if (failed) job->fail(failed);
     --at_work_;
     if (--job->helpers == 0) left_.notify_all();
   }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -33,8 +34,8 @@ class WorkerPool {
   void set_threads(std::uint32_t threads, bool pinned = false);
 
   /// work(0) to work(parts - 1), each once, in any order and on any of the threads; returns when all are done. What was
-  /// written before is seen by the parts, and what they wrote by the caller. `work` does not throw, and does not call
-  /// `run`. Allocates nothing.
+  /// written before is seen by the parts, and what they wrote by the caller. `work` does not call `run`. If one
+  /// part throws, no more are begun, and `run` throws that once those that were begun are done. Allocates nothing.
   template <class Work>
   void run(std::uint32_t parts, const Work& work) {
     if (parts <= 1 || threads_.empty()) {
@@ -57,10 +58,13 @@ class WorkerPool {
     std::atomic<std::uint32_t> next{0};     ///< the first part that nobody has taken
     std::atomic<std::uint32_t> helpers{0};  ///< threads of the pool that are at it; raised under the lock
     Job* behind = nullptr;                  ///< the job that came after it
+    std::exception_ptr failed = nullptr;    ///< what the first part that failed threw; under the lock
 
     void work_on();
     /// The same for a thread of the pool, while it has a place.
     void help(const WorkerPool& pool);
+    /// Nobody begins another part.
+    void fail(std::exception_ptr why);
   };
 
   void end_threads();

@@ -146,6 +146,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
     s.prediction_and_cache = other(Clairvoyance::both);
     s.belady_demand = other(Clairvoyance::demand);
   }
+  setting.trace->check_unchanged();  // what was made of it would be of neither file
   return make_report(simulated, std::move(facts));
 }
 

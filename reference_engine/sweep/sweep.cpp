@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,19 +17,20 @@
 #include "ferry/error.hpp"
 #include "stacks/budget.hpp"
 #include "stacks/parameters.hpp"
-#include "store/store_file.hpp"
 #include "support/bundled_files.hpp"
+#include "support/checksum.hpp"
 #include "support/errors.hpp"
 #include "support/mapped_file.hpp"
 #include "support/output_file.hpp"
+#include "support/text_file.hpp"
 #include "support/threads.hpp"
 
 namespace ferry::engine {
 namespace {
 
 std::string read_all(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::error_code none;
+  return std::filesystem::exists(path, none) ? read_whole(path, ~std::uint64_t{0}) : "";
 }
 
 [[noreturn]] void cannot_write(const std::filesystem::path& path) {
@@ -43,29 +43,97 @@ void need_regular_file(const std::filesystem::path& path) {
   throw InputError(fmt::format("{}: not a regular file", path.string()));
 }
 
+/// A trace, and what is made up for it.
+struct ReadTrace {
+  explicit ReadTrace(const std::string& path) : file(std::filesystem::path(path)) {}
+
+  TraceFile file;
+  std::optional<AssumedRows> rows;
+  std::uint64_t checksum = 0;  ///< once somebody has asked for it
+};
+
+/// Each trace is opened once; what cells read of it beyond what it has is made up when the first of them runs.
+class Traces {
+ public:
+  explicit Traces(const SweepGrid& grid) : grid_(grid) {}
+
+  const ReadTrace& get(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    ReadTrace& read = open(path);
+    if (grid_.assumed && !read.rows) {
+      const Trace& trace = read.file.trace;
+      read.rows.emplace(trace, *grid_.assumed, rows_read_by(grid_, path, trace));
+    }
+    return read;
+  }
+
+  /// Of the file as it is held here.
+  std::uint64_t content_checksum(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    ReadTrace& read = open(path);
+    if (read.checksum == 0) read.checksum = read.file.content_checksum();
+    return read.checksum;
+  }
+
+  /// How long a replay takes, in no unit: tokens times layers.
+  double work_of(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    const Trace& trace = open(path).file.trace;
+    return static_cast<double>(std::min<std::uint64_t>(trace.tokens, grid_.max_tokens)) * trace.model.layers;
+  }
+
+ private:
+  ReadTrace& open(const std::string& path) {
+    auto& read = traces_[path];
+    if (read == nullptr) read = std::make_unique<ReadTrace>(path);
+    return *read;
+  }
+
+  const SweepGrid& grid_;
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<ReadTrace>> traces_;
+};
+
 /// What the files hold that a cell is made of, as a hash: its trace, machine and shape. A name stays when what it names is
 /// replaced, and results of the old would stand as those of the new.
 class Inputs {
  public:
-  explicit Inputs(const SweepGrid& grid) : grid_(grid) {}
+  Inputs(const SweepGrid& grid, Traces& traces) : grid_(grid), traces_(traces) {}
 
   std::string of(const SweepCell& cell) {
-    std::vector<std::uint64_t> all = {of_file(cell.trace), of_file(data_file("machines", "machine", cell.machine))};
-    if (!grid_.as_shape.empty()) all.push_back(of_file(data_file("shapes", "model shape", grid_.as_shape)));
+    std::vector<std::uint64_t> all = {traces_.content_checksum(cell.trace)};
+    for (const std::filesystem::path& file : small_files(cell)) {
+      const auto [found, fresh] = hashes_.try_emplace(file, 0);
+      if (fresh) found->second = of_file(file);
+      all.push_back(found->second);
+    }
     return fmt::format("{:016x}", checksum(all.data(), all.size() * sizeof(std::uint64_t)));
   }
 
- private:
-  std::uint64_t of_file(const std::filesystem::path& path) {
-    const auto [found, fresh] = hashes_.try_emplace(path, 0);
-    if (fresh) {
-      const MappedFile file(path);
-      found->second = checksum(file.data(), file.size());
+  /// Each cell reads them anew. Throws InputError if one has changed since its hash was made. Any thread.
+  void check_unchanged(const SweepCell& cell) const {
+    for (const std::filesystem::path& file : small_files(cell)) {
+      if (of_file(file) == hashes_.at(file)) continue;
+      throw InputError(
+          fmt::format("{}: has changed since the sweep began: put it back and run the sweep again, or name "
+                      "another --out",
+                      file.string()));
     }
-    return found->second;
+  }
+
+ private:
+  [[nodiscard]] std::vector<std::filesystem::path> small_files(const SweepCell& cell) const {
+    std::vector<std::filesystem::path> all = {data_file("machines", "machine", cell.machine)};
+    if (!grid_.as_shape.empty()) all.push_back(data_file("shapes", "model shape", grid_.as_shape));
+    return all;
+  }
+  static std::uint64_t of_file(const std::filesystem::path& path) {
+    const MappedFile file(path, MappedFile::Hold::copied);
+    return checksum(file.data(), file.size());
   }
 
   const SweepGrid& grid_;
+  Traces& traces_;
   std::map<std::filesystem::path, std::uint64_t> hashes_;
 };
 
@@ -89,6 +157,12 @@ std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path,
     }
     const std::string line = text.substr(at, end - at);
     const std::string where = fmt::format("{}: line {}", path.string(), number);
+    if (seal_of(line) != Seal::right) {
+      throw InputError(
+          fmt::format("{}: is damaged, or of an older ferry: its checksum {}: take the line away, and its "
+                      "cell runs again, or name another --out",
+                      where, seal_of(line) == Seal::none ? "is missing" : "differs"));
+    }
     const Json json = parse_json(line, where);
     const Fields run(json, where);
     const Fields sweep(run.at("sweep"), where + ": sweep");
@@ -158,48 +232,6 @@ class Lines {
   std::filesystem::path path_;
   std::uint64_t size_ = 0;
   int fd_ = -1;
-};
-
-/// A trace, and what is made up for it.
-struct ReadTrace {
-  explicit ReadTrace(const std::string& path) : file(std::filesystem::path(path)) {}
-
-  TraceFile file;
-  std::optional<AssumedRows> rows;
-};
-
-/// Each trace is opened once; what cells read of it beyond what it has is made up when the first of them runs.
-class Traces {
- public:
-  explicit Traces(const SweepGrid& grid) : grid_(grid) {}
-
-  const ReadTrace& get(const std::string& path) {
-    const std::lock_guard lock(mutex_);
-    ReadTrace& read = open(path);
-    if (grid_.assumed && !read.rows) {
-      const Trace& trace = read.file.trace;
-      read.rows.emplace(trace, *grid_.assumed, rows_read_by(grid_, path, trace));
-    }
-    return read;
-  }
-
-  /// How long a replay takes, in no unit: tokens times layers.
-  double work_of(const std::string& path) {
-    const std::lock_guard lock(mutex_);
-    const Trace& trace = open(path).file.trace;
-    return static_cast<double>(std::min<std::uint64_t>(trace.tokens, grid_.max_tokens)) * trace.model.layers;
-  }
-
- private:
-  ReadTrace& open(const std::string& path) {
-    auto& read = traces_[path];
-    if (read == nullptr) read = std::make_unique<ReadTrace>(path);
-    return *read;
-  }
-
-  const SweepGrid& grid_;
-  std::mutex mutex_;
-  std::map<std::string, std::unique_ptr<ReadTrace>> traces_;
 };
 
 /// What all cells are given.
@@ -431,7 +463,8 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
   const std::vector<SweepCell> cells = cells_of(grid);
   const std::filesystem::path path = rank_file(out, ranks);
   need_regular_file(path);
-  Inputs inputs(grid);
+  Traces traces(grid);
+  Inputs inputs(grid, traces);
   std::map<std::uint64_t, std::string> made_of;  // read before there is a file for results
   for (std::uint64_t i = ranks.rank; i < cells.size(); i += ranks.ranks) made_of[i] = inputs.of(cells[i]);
   Lines lines(path);
@@ -445,7 +478,6 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
     if (!had.contains(i)) todo.push_back(i);
   }
   result.had = result.cells - todo.size();
-  Traces traces(grid);
   double work = 0, done_work = 0;
   for (const std::uint64_t i : todo) work += traces.work_of(cells[i].trace);
   std::mutex mutex;
@@ -461,10 +493,16 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
       refused = true;
     }
     if (stop) return;  // half a run says nothing
-    json["sweep"] = {
-        {"index", todo[at]}, {"cells", cells.size()}, {"key", cell.key()}, {"inputs", made_of.at(todo[at])}};
+    inputs.check_unchanged(cell);
+    json["sweep"] = {{"index", todo[at]},
+                     {"cells", cells.size()},
+                     {"key", cell.key()},
+                     {"inputs", made_of.at(todo[at])},
+                     {"xxh3", unsealed}};
+    std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+    seal(line);
     const std::lock_guard lock(mutex);
-    lines.append(json.dump(-1, ' ', false, Json::error_handler_t::replace));
+    lines.append(std::move(line));
     ++result.done;
     result.refused += refused ? 1 : 0;
     done_work += traces.work_of(cell.trace);
@@ -476,7 +514,7 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
 
 std::uint64_t merge_sweep(const SweepGrid& grid, const std::filesystem::path& out, std::uint32_t ranks) {
   const std::vector<SweepCell> cells = cells_of(grid);
-  OutputFile file(out);
+  OutputFile file(out, {"results of a sweep", "{", "\"sweep\":{"});
   std::map<std::uint64_t, std::string> all;
   for (std::uint32_t r = 0; r < ranks; ++r) {
     const std::filesystem::path path = rank_file(out, {r, ranks});

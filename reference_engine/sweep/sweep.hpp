@@ -77,11 +77,13 @@ struct SweepResult {
 };
 
 /// Runs the cells of this rank that the file does not have yet, on `threads` threads, and appends a JSON line for each:
-/// the run's, with "sweep": {"index", "cells", "key", "inputs"}, the last a hash of what trace, machine and shape hold; or
+/// the run's, with "sweep": {"index", "cells", "key", "inputs", "xxh3"}: `inputs` is a hash of what trace, machine and shape
+/// hold, `xxh3` the line's checksum with zeros in its place; or
 /// for a cell that cannot be (a budget that is too small, a trace that lacks something) one with "refused": the reason. A
 /// line that was cut off by an interruption is taken away first. `progress` is called after each cell, with the share of
-/// all work that is done: cells of long traces weigh more. Throws InputError if the file holds another sweep's lines or
-/// those of inputs that have changed since, is written by another, or cannot be written.
+/// all work that is done: cells of long traces weigh more. Throws InputError if the file holds another sweep's lines,
+/// those of inputs that have changed since, or damaged ones; if an input changes meanwhile; or if another sweep writes the
+/// file, or it cannot be written.
 SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, Ranks ranks, std::uint32_t threads,
                       const std::atomic<bool>& stop,
                       const std::function<void(std::uint64_t done, std::uint64_t total, double share)>& progress);

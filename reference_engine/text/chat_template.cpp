@@ -2,27 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-#include <sstream>
-
 #include "checkpoint/gguf.hpp"
 #include "checkpoint/gguf_model.hpp"
 #include "jinja/jinja.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
+#include "support/text_file.hpp"
 
 namespace ferry::engine {
 namespace {
 
 constexpr const char* plain_template =
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
-
-std::string read_whole(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream all;
-  if (!file || !(all << file.rdbuf())) throw InputError(path.string() + ": cannot be read");
-  return all.str();
-}
 
 /// A field that is a text, or an object with one as its content.
 std::string text_of(const Json& value) {

@@ -5,11 +5,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "support/errors.hpp"
+#include "support/text_file.hpp"
 #include "support/utf8.hpp"
 
 namespace ferry::engine {
@@ -151,10 +150,8 @@ class SentencePieceTokenizer final : public Tokenizer {
 }  // namespace
 
 std::unique_ptr<Tokenizer> read_sentence_piece(const std::filesystem::path& path, const SentencePieceOptions& options) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream all;
-  if (!file || !(all << file.rdbuf())) throw InputError(path.string() + ": cannot be read");
-  return std::make_unique<SentencePieceTokenizer>(all.str(), path.string(), options, "tokenizer.model, SentencePiece");
+  return std::make_unique<SentencePieceTokenizer>(read_whole(path), path.string(), options,
+                                                  "tokenizer.model, SentencePiece");
 }
 
 std::unique_ptr<Tokenizer> sentence_piece_of(const PieceTable& pieces, const std::string& where,

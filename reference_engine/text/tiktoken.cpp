@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <fstream>
+#include <sstream>
 #include <unordered_map>
 #include <utility>
 
 #include "support/errors.hpp"
+#include "support/text_file.hpp"
 #include "text/bpe_tokenizer.hpp"
 
 namespace ferry::engine {
@@ -32,8 +33,7 @@ std::optional<std::string> from_base64(std::string_view text) {
 
 std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem::path& path) {
   constexpr std::uint32_t most = 1U << 24U;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw InputError(path.string() + ": cannot be read");
+  std::istringstream file(read_whole(path));
   std::unordered_map<std::string, std::uint32_t> ranks;
   std::string line;
   for (std::size_t number = 1; std::getline(file, line); ++number) {

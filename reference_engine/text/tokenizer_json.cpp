@@ -241,7 +241,7 @@ Bpe read_model(const Part& model) {
     const auto l = tokens.find(left), r = tokens.find(right), made = tokens.find(left + right);
     if (left.empty() || right.empty() || l == tokens.end() || r == tokens.end() || made == tokens.end()) {
       throw InputError(fmt::format("{}: merges[{}] is {:.80}, expected two tokens that make a third", f.where(), i,
-                                   item.dump(-1, ' ', false, Json::error_handler_t::replace)));
+                                   json_text(item)));
     }
     merges.push_back({l->second, r->second, static_cast<std::uint32_t>(i), made->second});
   }

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cstring>
 #include <fstream>
@@ -11,15 +12,20 @@
 #include <string_view>
 
 #include "ferry/error.hpp"
+#include "support/checksum.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
 #include "support/mapped_file.hpp"
+#include "support/memory.hpp"
 #include "support/output_file.hpp"
 
 namespace ferry::engine {
 namespace {
 
-constexpr const char* format_name = "ferry-trace 1";
+constexpr const char* format_name = "ferry-trace 2";
+constexpr const char* format_without_checksum = "ferry-trace 1";
+
+std::atomic<std::uint64_t> copied_bytes = 0;  ///< of files in memory, of all traces
 
 [[noreturn]] void refuse(const std::filesystem::path& file, const std::string& what) {
   throw InputError(file.string() + ": " + what);
@@ -47,6 +53,26 @@ std::span<const T> span_of(const Safetensors& file, const std::string& name, con
                        name, alignof(T)));
   }
   return {reinterpret_cast<const T*>(t.data), t.elements()};
+}
+
+/// What an index of an array is made of is copied out of a mapped file before it is checked, for it could change behind
+/// that; a float can be any.
+template <class T>
+std::span<const T> copy_of(std::span<const T> mapped, std::vector<T>& own) {
+  own.assign(mapped.begin(), mapped.end());
+  return own;
+}
+
+void check_checksum(const Safetensors& file, bool expected) {
+  const std::string_view all(bytes_of(file.content().data()), file.content().size());
+  std::uint64_t header = 0;
+  std::memcpy(&header, all.data(), sizeof(header));
+  header += sizeof(header);  // no longer than the file, or it would have been refused
+  const Seal found = seal_of(all.substr(0, header), {all.substr(header)});
+  if (!expected || found == Seal::right) return;
+  refuse(file.path(), found == Seal::none
+                          ? "has no \"xxh3\" in its metadata: the file is damaged"
+                          : "its checksum differs: the file is damaged: record it again, or copy it anew");
 }
 
 /// The refusal of Trace::validate, behind the file's name.
@@ -123,6 +149,7 @@ std::unique_ptr<TraceFile> import_safetensors(const std::filesystem::path& path,
     must_be(path, shape, "experts a layer", std::strtoull(said->second.c_str(), nullptr, 10), t.model.experts);
   }
   if (const auto said = file.metadata().find("source"); said != file.metadata().end()) made->source = said->second;
+  file.check_unchanged();
   return made;
 }
 
@@ -135,7 +162,7 @@ std::uint64_t field(std::string_view line, std::string_view key) {
 }
 
 std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const ModelFacts& shape) {
-  const MappedFile file(path);
+  const MappedFile file(path, MappedFile::Hold::copied);
   std::string_view text(bytes_of(file.data()), file.size());
   auto made = begin(path, shape);
   Trace& t = made->trace;
@@ -222,13 +249,21 @@ std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const M
 
 }  // namespace
 
-TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique<Safetensors>(path)) {
+std::uint64_t TraceFile::memory_for_copies() {
+  return physical_memory() / 16;  // ranks of a sweep share a machine
+}
+
+TraceFile::TraceFile(const std::filesystem::path& path, std::uint64_t memory) {
+  std::error_code none;  // what has no size is refused when it is opened
+  const std::uint64_t bytes = std::filesystem::file_size(path, none);
+  const bool copied = !none && copied_bytes + bytes <= memory;
+  file_ = std::make_unique<Safetensors>(path, copied ? MappedFile::Hold::copied : MappedFile::Hold::mapped);
   const auto& metadata = file_->metadata();
   auto said = [&](const char* key) {
     const auto found = metadata.find(key);
     return found == metadata.end() ? std::string() : found->second;
   };
-  if (said("format") != format_name) {
+  if (said("format") != format_name && said("format") != format_without_checksum) {
     refuse(path,
            fmt::format("no trace of ferry's (its \"format\" is \"{}\", expected \"{}\"): `ferry trace import` reads "
                        "other people's",
@@ -293,8 +328,10 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   trace.tokens = static_cast<std::uint32_t>(n);
   if (ids.dtype_name == "U8") {
     trace.experts8 = span_of<std::uint8_t>(*file_, "experts", "U8", {n, layers, trace.model.top_k});
+    if (!copied) trace.experts8 = copy_of(trace.experts8, narrow_experts_);
   } else {
     trace.experts16 = span_of<std::uint16_t>(*file_, "experts", "U16", {n, layers, trace.model.top_k});
+    if (!copied) trace.experts16 = copy_of(trace.experts16, experts);
   }
   trace.weights = span_of<float>(*file_, "weights", "F32", {n, layers, trace.model.top_k});
   trace.scores = span_of<float>(*file_, "scores", "F32", {n, layers, experts_each});
@@ -302,6 +339,7 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   trace.choice_scores = span_of<float>(*file_, "choice_scores", "F32", {n, layers, experts_each});
   trace.choice_partial = span_of<float>(*file_, "choice_partial", "F32", {n, layers, experts_each});
   trace.phase = span_of<std::uint8_t>(*file_, "phase", "U8", {n});
+  if (!copied) trace.phase = copy_of(trace.phase, phase);
   if (const auto found = file_->tensors().find("predicted"); found != file_->tensors().end()) {
     const std::uint64_t ahead = found->second.shape.size() == 4 ? found->second.shape[2] : 0;
     if (ahead < 1 || ahead > 4) refuse(path, "tensor \"predicted\": expected shape [tokens, layers, 1 to 4, experts]");
@@ -315,7 +353,25 @@ TraceFile::TraceFile(const std::filesystem::path& path) : file_(std::make_unique
   const std::vector<std::uint64_t> starts = file_->at("sequence_start").shape;
   trace.sequence_start =
       span_of<std::uint32_t>(*file_, "sequence_start", "I32", {starts.empty() ? std::uint64_t{0} : starts[0]});
+  if (!copied) trace.sequence_start = copy_of(trace.sequence_start, sequence_start);
   check(trace, path);
+  check_checksum(*file_, said("format") == format_name);
+  file_->check_unchanged();
+  if (!copied) return;
+  copied_bytes_ = bytes;
+  copied_bytes += bytes;
+}
+
+TraceFile::~TraceFile() {
+  copied_bytes -= copied_bytes_;
+}
+
+void TraceFile::check_unchanged() const {
+  if (file_) file_->check_unchanged();
+}
+
+std::uint64_t TraceFile::content_checksum() const {
+  return checksum(file_->content().data(), file_->content().size());
 }
 
 void TraceFile::view() {
@@ -340,7 +396,7 @@ void TraceFile::view() {
 }
 
 void TraceFile::write(const std::filesystem::path& path) const {
-  OutputFile out(path);
+  OutputFile out(path, trace_kind);
   write(out);
 }
 
@@ -359,11 +415,9 @@ void TraceFile::write(OutputFile& out) const {
   }
   if (!trace.model.layer_experts.empty()) model["layer_experts"] = trace.model.layer_experts;
   if (!trace.model.layer_top_k.empty()) model["layer_top_k"] = trace.model.layer_top_k;
-  const std::map<std::string, std::string> metadata = {{"format", format_name},
-                                                       {"ferry", FERRY_VERSION},
-                                                       {"model", model.dump()},
-                                                       {"source", source},
-                                                       {"residency", residency}};
+  const std::map<std::string, std::string> metadata = {{"format", format_name},     {"ferry", FERRY_VERSION},
+                                                       {"model", json_text(model)}, {"source", source},
+                                                       {"residency", residency},    {"xxh3", unsealed}};
   // The widest type first, so that every tensor begins at a multiple of its own.
   std::vector<std::uint8_t> narrow;
   SafetensorsWriter file;

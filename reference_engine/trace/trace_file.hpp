@@ -11,21 +11,30 @@
 #include "ferry/sim/costs.hpp"
 #include "ferry/trace/trace.hpp"
 #include "profiles/shape.hpp"
+#include "support/output_file.hpp"
 
 namespace ferry::engine {
 
-class OutputFile;
+/// What a trace replaces.
+inline constexpr FileKind trace_kind = {"a trace of ferry", "", "\"ferry-trace "};
 
-/// A trace and the memory that it views: a mapped file, or arrays of its own.
+/// A trace and the memory that it views: a file, or arrays of its own.
 ///
 /// The file has the tensors `experts` (U8 or U16), `weights`, `scores`, `predicted`, `partial` and what those are chosen
 /// by, `choice_scores`, `choice_predicted`, `choice_partial` (F32), `phase` (U8), `token_ids` (I32) and `sequence_start`
-/// (I32) in the shapes that ferry::Trace gives; all but `experts` and `sequence_start` may be missing. `__metadata__` has "format": "ferry-trace 1", and what the model is.
+/// (I32) in the shapes that ferry::Trace gives; all but `experts` and `sequence_start` may be missing. `__metadata__` has
+/// "format": "ferry-trace 2", "xxh3": a checksum of the whole file, and what the model is. "ferry-trace 1", which others
+/// may write, has no checksum.
 class TraceFile {
  public:
-  /// Maps a file. Throws InputError, naming tensor, place and reason, for anything else than an undamaged trace.
-  explicit TraceFile(const std::filesystem::path& path);
+  /// Of this machine's memory, what copies of files take at most, all traces of a process together.
+  static std::uint64_t memory_for_copies();
+
+  /// Copies a file into memory, or, where `memory` does not hold it beside other copies, all but its floats, which stay
+  /// mapped. Throws InputError, naming tensor, place and reason, for anything else than an undamaged trace.
+  explicit TraceFile(const std::filesystem::path& path, std::uint64_t memory = memory_for_copies());
   TraceFile() = default;
+  ~TraceFile();
   TraceFile(const TraceFile&) = delete;
   TraceFile& operator=(const TraceFile&) = delete;
 
@@ -41,6 +50,10 @@ class TraceFile {
 
   /// Makes `trace` view the vectors, and validates it.
   void view();
+  /// Throws InputError if what is mapped has changed since it was opened, so that what was made of it may be wrong.
+  void check_unchanged() const;
+  /// XXH3 of the whole file.
+  [[nodiscard]] std::uint64_t content_checksum() const;
   /// Writes the file, whole or not at all. Throws InputError.
   void write(const std::filesystem::path& path) const;
   /// The same into a file that was opened before the work began.
@@ -48,6 +61,8 @@ class TraceFile {
 
  private:
   std::unique_ptr<Safetensors> file_;
+  std::vector<std::uint8_t> narrow_experts_;  ///< what `trace` views of a mapped file
+  std::uint64_t copied_bytes_ = 0;
 };
 
 /// Reads routing that others recorded: a `.csv` route trace of BigMoeOnEdge (comment lines, then turn, phase, step,

@@ -1,6 +1,7 @@
 // What concepts.hpp asks of every Scheduler. A new policy is registered in the list at the end.
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <set>
 
 #include "ferry/stacks.hpp"
@@ -41,6 +42,61 @@ TEST_CASE_TEMPLATE_DEFINE("Scheduler", S, scheduler_contract) {
   }
 }
 
+/// Times that a wrong clock or calibration may bring: as long as can be, nothing, and around both.
+inline Nanoseconds extreme_time(Random& random) {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  const Nanoseconds some[] = {0, 1, 1000, most / 1000, most / 3, most / 2, most - 1, most};
+  return some[random.below(8)];
+}
+
+TEST_CASE_TEMPLATE_DEFINE("Scheduler, of times near the longest", S, scheduler_extremes) {
+  const S scheduler{};
+  Random random(9);
+  for (int i = 0; i < 2000; ++i) {
+    const Phase phase = random.chance(20) ? Phase::prefill : Phase::decode;
+    const std::uint32_t n[] = {random.below(5), random.below(5), random.below(3)};
+    Request r[3][4];
+    for (std::uint32_t list = 0; list < 3; ++list) {
+      for (std::uint32_t e = 0; e < n[list]; ++e) {
+        Request& one = r[list][e];
+        one.want.id = {0, static_cast<std::uint16_t>(4 * list + e)};
+        one.rows = random.chance(20) ? 0xffffffffU : random.between(1, 5);
+        one.copy_ns = extreme_time(random);
+        one.device_ns = extreme_time(random);
+        one.host_ns = extreme_time(random);
+      }
+    }
+    LayerCosts costs;
+    for (Nanoseconds& ns : costs.device_ns) ns = extreme_time(random);
+    for (Nanoseconds& ns : costs.host_ns) ns = extreme_time(random);
+    costs.host_row_ns = extreme_time(random);
+    costs.host_start_ns = extreme_time(random);
+    costs.link_ns = extreme_time(random);
+    costs.link_beside_host = random.below(1100);
+    costs.host_beside_copies = random.below(1100);
+    const View<Request> resident{r[0], n[0]}, misses{r[1], n[1]}, arriving{r[2], n[2]};
+    const PrefetchWindow window{phase, 1, extreme_time(random), 0, 0};
+    CHECK(scheduler.take(window, misses) <= misses.size);
+    scheduler.order(phase, true, misses);
+    CHECK(scheduler.split(phase, misses) <= misses.size);
+    if constexpr (ferry::part::WeighsLayers<S>) {
+      const Split split = scheduler.split(phase, resident, misses, arriving, costs);
+      CHECK(split.loads <= misses.size);
+      CHECK(split.hosted <= resident.size);
+    }
+    if constexpr (ferry::part::Saves<S>) {
+      const Savings savings = scheduler.saves(phase, resident, misses, arriving, costs);
+      if (phase == Phase::decode) CHECK(savings.there >= 0);
+    }
+    if constexpr (ferry::part::Promotes<S>) {
+      Request dear;
+      dear.copy_ns = std::numeric_limits<Nanoseconds>::max();
+      costs.host_beside_copies = 500;
+      CHECK_FALSE(scheduler.promotes(dear, 1000, costs));
+    }
+  }
+}
+
 // Every limit, order and placement is in one of these.
 using InArrivalOrder = Schedule<NoLimit, ArrivalOrder, DeviceOnly>;
 using ByPopularity = Schedule<TransferBudget, PopularityOrder, HostInDecode>;
@@ -50,4 +106,6 @@ using Earliest = Schedule<NoLimit, BatchSizeOrder, EarliestFinish>;
 using Chosen = Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>>;
 using Lossy = Schedule<NoLimit, Reversed, SomeOnHost>;
 TEST_CASE_TEMPLATE_INVOKE(scheduler_contract, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Earliest, Chosen,
+                          Lossy);
+TEST_CASE_TEMPLATE_INVOKE(scheduler_extremes, InArrivalOrder, ByPopularity, TwoPointers, Greedy, Earliest, Chosen,
                           Lossy);

@@ -1,6 +1,7 @@
 // Prints a digest of every command of many random runs. Built by several compilers at several optimisation
-// levels: all must print the same.
+// levels: all must print the same. With FERRY_EVERY_STACK of all policies.
 #include <cstdio>
+#include <cstdlib>
 
 #include "support/random_load.hpp"
 
@@ -9,10 +10,12 @@ using namespace ferry::test;
 
 namespace {
 
+std::uint64_t runs = 300;
+
 template <class StackT>
 void print(const char* name) {
   std::uint64_t all = 0;
-  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+  for (std::uint64_t seed = 0; seed < runs; ++seed) {
     Scenario<StackT> s(seed);
     VirtualClock clock(s.config.model, {1'000'000'000, 20, false});
     Recorded link(clock);
@@ -31,9 +34,28 @@ void print(const char* name) {
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+  if (count > 1) runs = std::strtoull(arguments[1], nullptr, 10);
   print<stacks::OnDemand>("on-demand");
   print<stacks::LruCache>("lru");
   print<stacks::CrossLayerLru>("cross-layer-lru");
   print<LossyStack>("lossy");
+#ifdef FERRY_EVERY_STACK
+  print<stacks::LayerStream>("layer-stream");
+  print<stacks::MoeInfinity>("moe-infinity");
+  print<stacks::ActivationPathStack>("activation-path");
+  print<stacks::StaticHost>("static-host");
+  print<stacks::HybriMoe>("hybrimoe");
+  print<stacks::Ferry>("ferry");
+  print<stacks::FerryLossy>("ferry-lossy");
+  print<stacks::FerryDevice>("ferry-device");
+  print<stacks::FateCache>("fate-cache");
+  print<stacks::Fate>("fate");
+  print<stacks::HobbitPrefetch>("hobbit-prefetch");
+  print<stacks::Hobbit>("hobbit");
+  print<stacks::HobbitCooperative>("hobbit-cooperative");
+  print<stacks::ImportanceRouter>("importance-router");
+  print<stacks::ImportanceDriven>("importance-driven");
+  print<stacks::ImportanceBalanced>("importance-balanced");
+#endif
 }

@@ -246,6 +246,16 @@ TEST_CASE("layers with different numbers of experts: each has slots for its own,
   CHECK(both.pools[2].slots == 7);
 }
 
+TEST_CASE("what is left over goes past a layer that has a slot for each of its experts") {
+  ModelShape m = model(3, 4, 1);  // slots of 64 bytes
+  m.layer_experts = {1, 4, 4};
+  // 2 + 4 slots: one for each layer, which is all that the first can use, and then not one for each of the others.
+  const Allotment a = pool_per_layer(m, 6 * 64);
+  CHECK(a.pools[0].slots == 1);
+  CHECK(a.pools[1].slots == 2);
+  CHECK(a.pools[2].slots == 1);
+}
+
 TEST_CASE("shapes that cannot be are refused by the field") {
   ModelShape m = model(2, 4, 5);
   CHECK_THROWS_WITH_AS(m.validate(), "model shape: top_k is 5, expected 1 to 4 (experts)", ConfigError);

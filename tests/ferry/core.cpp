@@ -788,6 +788,8 @@ TEST_CASE("every pool of a layer sees its scores and each use, and the end of th
   f->end_sequence(1);
   CHECK(f->cache(0).resets == 0);
   f->end_sequence(0);
+  CHECK(f->cache(0).resets == 0);  // the step may go on
+  f->begin_step(StepOf(Phase::decode, 1));
   for (std::uint16_t pool = 0; pool < 2; ++pool) CHECK(f->cache(pool).resets == 1);
 }
 
@@ -842,6 +844,59 @@ TEST_CASE("a queued prefetch of another precision than is wanted is taken back")
   REQUIRE(p.arriving.size == 1);
   CHECK(p.arriving[0].what.precision == Precision::int4);
   CHECK(f->counters().of(Phase::decode).miss_bytes == 256 + 64);
+}
+
+TEST_CASE("a mask ends with the plan of its layer") {
+  const ModelShape m = model(2, 8, 2);
+  CoreFixture<stacks::CrossLayerLru> f(m, {{{0, 2, part::bit(Precision::full), 4, 64}}, 2, 64});
+  f.build();
+  const auto here = favour(8, {0, 1}), ahead = favour(8, {5, 6}), other = favour(8, {3, 4});
+  f->begin_step(StepOf(Phase::decode, 1));
+  f->plan(scores(0, here), nothing_seen);
+  f->look_ahead(scores(1, ahead), nothing_seen);  // slots 2 and 3, masked
+  f->finish(0, {}, all_landed);
+  f->plan(scores(1, ahead), all_landed);
+  f->finish(1, {}, all_landed);
+  f->begin_step(StepOf(Phase::decode, 1));
+  f->plan(scores(0, here), all_landed);  // slots 0 and 1 leased
+  f->look_ahead(scores(1, other), all_landed);
+  REQUIRE(f->commands().submit.size == 2);
+  for (const Copy& c : f->commands().submit) CHECK(c.slot >= 2);
+}
+
+TEST_CASE("a queued prefetch that the host computes after all is taken back, and leaves no lease") {
+  using HostInstead = Stack<CrossLayerGate, Lru, FixedPrecision, Schedule<NoLimit, ArrivalOrder, HostInDecode>, TopK>;
+  const ModelShape m = model(2, 8, 2);
+  CoreFixture<HostInstead> f(m, {{{0, 2, part::bit(Precision::full), 4, 64}}, 2, 64});
+  f.build();
+  const auto here = favour(8, {0, 1}), ahead = favour(8, {5, 6});
+  f->begin_step(StepOf(Phase::decode, 1));
+  CHECK(experts(f->plan(scores(0, here), nothing_seen).host) == Ids{0, 1});
+  f->look_ahead(scores(1, ahead), nothing_seen);
+  CHECK(f->commands().submit.size == 2);
+  f->finish(0, {}, nothing_seen);
+  CHECK(experts(f->plan(scores(1, ahead), nothing_seen).host) == Ids{5, 6});
+  CHECK(f->commands().drop.size == 2);
+  for (std::uint32_t s = 0; s < 4; ++s) {
+    CHECK(f->residency().slot(s).state == State::absent);
+    CHECK_FALSE(f->residency().is_leased(s));
+  }
+}
+
+TEST_CASE("in a model of one layer, the layer ahead is that of the next step") {
+  const ModelShape m = model(1, 4, 1);
+  CoreFixture<stacks::LayerStream> f(m, everything(m));
+  f.build();
+  const auto s = favour(4, {2});
+  f->begin_step(StepOf(Phase::decode, 1));
+  f->plan(scores(0, s), nothing_seen);
+  REQUIRE(f->layer_ahead(RowSource::none, 1) == 0);
+  f->look_ahead({0, {}, {}}, nothing_seen);
+  f->finish(0, {}, all_landed);
+  f->begin_step(StepOf(Phase::decode, 1));
+  f->plan(scores(0, s), all_landed);
+  CHECK(f->prediction_accuracy(1, 0).needed == 1);
+  CHECK(f->prediction_accuracy(1, 0).predicted == 1);
 }
 
 TEST_CASE("times of a prefill do not set the budget of a decode step") {

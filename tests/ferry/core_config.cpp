@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "ferry/stacks.hpp"
 #include "support/shapes.hpp"
 
@@ -66,4 +68,27 @@ TEST_CASE("allotments that would run past their slots are refused") {
   none.model = c.model;
   none.allotment = one_pool(c.model, 5000);
   CHECK_THROWS_AS(none.validate(), ConfigError);
+}
+
+TEST_CASE("times below 0 are refused by name") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  CoreConfig<stacks::LruCache> c;
+  c.model = model(2, 4, 1);
+  c.allotment = everything(c.model);
+  for (Nanoseconds& ns : c.copy_ns) ns = most;
+  for (Nanoseconds& ns : c.costs.host_ns) ns = most;
+  c.costs.host_start_ns = most;
+  CHECK_NOTHROW(c.validate());
+  auto refused = [&](Nanoseconds& ns, const std::string& name) {
+    const Nanoseconds before = ns;
+    ns = -5;
+    CHECK_THROWS_WITH_AS(c.validate(), (name + " is -5 ns, expected a time, or 0 if it is not known").c_str(),
+                         ConfigError);
+    ns = before;
+  };
+  refused(c.copy_ns[4], "copy_ns");
+  refused(c.costs.device_ns[2], "costs.device_ns");
+  refused(c.costs.host_ns[4], "costs.host_ns");
+  refused(c.costs.host_row_ns, "costs.host_row_ns");
+  refused(c.costs.host_start_ns, "costs.host_start_ns");
 }

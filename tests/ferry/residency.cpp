@@ -111,6 +111,58 @@ TEST_CASE("a mask dies with the eviction of its slot") {
   CHECK(t.r.find(high) == no_slot);
 }
 
+TEST_CASE("a prefetch that is evicted before it has begun is forgotten, and does not land in its slot's next copy") {
+  TwoPrecisions t;
+  t.put(high, Ticket{3}, false);
+  t.r.evict(0);
+  t.r.admit(0, {{0, 2}, Precision::full}, Ticket{4}, true, Phase::decode);
+  CHECK(t.r.prefetches() == 0);
+  t.r.advance({Ticket::none, Ticket{5}, Ticket{5}});  // all prefetches, and no demand
+  CHECK(t.r.state({{0, 2}, Precision::full}) == State::in_flight);
+}
+
+TEST_CASE("a slot is released to its own pool") {
+  TwoPrecisions t;
+  t.put(low, Ticket{2}, true);
+  t.put({{0, 2}, Precision::int4}, Ticket{4}, true);
+  t.r.advance({Ticket{4}, Ticket::none, Ticket::none});
+  t.r.release(3);
+  CHECK(t.r.has_free(1));
+  CHECK(t.r.take_free(1) == 3);
+  CHECK(t.r.take_free(0) == 0);
+  CHECK(t.r.take_free(0) == 1);
+}
+
+TEST_CASE("a mask for a layer of the next step outlives the plans of later layers") {
+  TwoPrecisions t;
+  t.put(high, Ticket{2}, true);
+  t.r.advance({Ticket{2}, Ticket::none, Ticket::none});
+  t.r.mask(0, 0);
+  t.r.unmask(1);  // the last layer of this step
+  CHECK(t.r.barred(0, Residency::for_prefetch)[0]);
+  t.r.unmask(0);
+  CHECK_FALSE(t.r.barred(0, Residency::for_prefetch)[0]);
+}
+
+TEST_CASE("masks of evicted slots do not pile up") {
+  TwoPrecisions t;
+  t.put(high, Ticket{2}, true);
+  std::uint64_t ticket = 4;
+  for (std::uint16_t i = 0; i < 100; ++i, ticket += 2) {  // of more masks than there are slots
+    const Variant what{{1, static_cast<std::uint16_t>(i % 4)}, Precision::full};
+    t.r.admit(1, what, Ticket{ticket}, true, Phase::decode);
+    t.r.advance({Ticket{ticket}, Ticket::none, Ticket::none});
+    t.r.mask(1, 1);
+    t.r.evict(1);
+  }
+  CHECK(t.r.held(0) == 1);
+  CHECK(t.r.held(1) == 0);
+  t.r.mask(0, 1);
+  CHECK(t.r.barred(0, Residency::for_prefetch)[0]);
+  t.r.unmask(1);
+  CHECK_FALSE(t.r.barred(0, Residency::for_prefetch)[0]);
+}
+
 TEST_CASE("a released slot is free again, an expedited one keeps its expert") {
   TwoPrecisions t;
   t.put(high, Ticket{3}, false);
@@ -142,4 +194,22 @@ TEST_CASE("a queue keeps its order around the end of its ring and through remova
   REQUIRE(q.size() == 2);
   CHECK(q[0] == 2);
   CHECK(q[1] == 4);
+}
+
+TEST_CASE("a queue that goes round its ring writes nothing behind it") {
+  alignas(64) std::byte block[512];
+  auto& q = *new (block) CopyQueue<int>;
+  auto& behind = *new (block + 64) Array<int>;
+  Carver carve(block + 128);
+  q.reserve(carve, 3);
+  carve(behind, 1, 77);
+  for (int i = 0; i < 10; ++i) {
+    q.push(i);
+    q.push(100 + i);
+    CHECK(q[0] == i);
+    CHECK(q[1] == 100 + i);
+    q.pop();
+    q.pop();
+  }
+  CHECK(behind[0] == 77);
 }

@@ -30,6 +30,22 @@ TEST_CASE("slots lie apart and aligned, and writing one leaves the others") {
   CHECK(memory.slot(1)[0] == std::byte{0xff});
 }
 
+TEST_CASE("what does not fit behind its place in a slot is refused, and poison stays within its slot") {
+  const ModelShape m = model(1, 8, 1, 1, 64);
+  const std::vector<std::byte> expert(64, std::byte{3});
+  const View<const std::byte> whole{expert.data(), 64};
+  SlotMemory memory(
+      one_pool(m, 5 * 64), [&](Variant) { return whole; }, true);
+  memory.write(1, 0, whole);
+  memory.write(2, 0, whole);
+  CHECK_THROWS_WITH_AS(memory.write(1, 32, whole), "an expert of at least 96 bytes does not fit slot 1 of 64",
+                       LinkError);
+  memory.write(1, 32, whole.part(0, 32));
+  memory.poison(1);
+  CHECK(memory.slot(1)[63] == std::byte{0xff});
+  CHECK(memory.slot(2)[0] == std::byte{3});
+}
+
 TEST_CASE("without poison a freed slot keeps its bytes") {
   const ModelShape m = model(1, 8, 1, 1, 64);
   const std::vector<std::byte> expert(64, std::byte{3});

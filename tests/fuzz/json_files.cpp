@@ -1,11 +1,13 @@
 // The JSON that users bring: machines, shapes, runs and timelines for a page, the lines of a sweep. The first letter
 // says which.
+#include <cstring>
 #include <sstream>
 
 #include "ferry/timeline.hpp"
 #include "fuzz/fuzz.hpp"
 #include "profiles/machine.hpp"
 #include "report/html_report.hpp"
+#include "support/checksum.hpp"
 #include "support/errors.hpp"
 #include "sweep/simulated_run.hpp"
 #include "sweep/sweep.hpp"
@@ -83,9 +85,28 @@ std::string sweep_lines() {
   std::string text;
   const auto cells = cells_of(grid());
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    text += Json{{"stack", "lru"}, {"sweep", {{"index", i}, {"cells", 2}, {"key", cells[i].key()}}}}.dump() + '\n';
+    text += Json{{"stack", "lru"},
+                 {"sweep", {{"index", i}, {"cells", 2}, {"key", cells[i].key()}, {"inputs", ""}, {"xxh3", unsealed}}}}
+                .dump() +
+            '\n';
   }
   return text;
+}
+
+/// Each line with the checksum that what became of it would have: otherwise that refuses all that is changed.
+std::string sealed(const std::string& text) {
+  const std::string field = "\"xxh3\":\"";
+  std::istringstream in(text);
+  std::string all;
+  for (std::string line; std::getline(in, line);) {
+    const std::size_t at = line.rfind(field), digits = std::strlen(unsealed);
+    if (at != std::string::npos && line.size() - at >= field.size() + digits) {
+      line.replace(at + field.size(), digits, unsealed);
+      seal(line);
+    }
+    all += line + '\n';
+  }
+  return all;
 }
 
 }  // namespace
@@ -103,7 +124,7 @@ void read(const std::string& input) {
       return static_cast<void>(html_report({parse_json(runs().substr(0, runs().find('\n')), "run")},
                                            {{"name", parse_json(text, "in")}}, "title"));
     case 'w':
-      return static_cast<void>(merge_sweep(grid(), file("in.jsonl", text), 1));
+      return static_cast<void>(merge_sweep(grid(), file("in.jsonl", sealed(text)), 1));
     default:
       return;
   }

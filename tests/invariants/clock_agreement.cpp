@@ -1,13 +1,16 @@
-// The virtual clock and the copy thread agree: stepped in the clock's order, the thread carries out exactly the same
-// decisions, and what lies in its slots at the end are the bytes of the experts that the core believes there.
+// The virtual clock, the copy thread and CUDA agree: stepped in the clock's order, the others carry out exactly the same
+// decisions, and what lies in their slots at the end are the bytes of the experts that the core believes there.
 #include <doctest/doctest.h>
 
 #include <cstring>
 #include <memory>
 
+#include "emulated_cuda/emulated_cuda.hpp"
+#include "ferry/link/cuda_stream.hpp"
 #include "ferry/link/host_thread.hpp"
 #include "ferry/sim/simulation.hpp"
 #include "ferry/stacks.hpp"
+#include "support/pinned.hpp"
 #include "support/random.hpp"
 
 using namespace ferry;
@@ -15,39 +18,66 @@ using namespace ferry::test;
 
 namespace {
 
-/// A virtual clock that makes a HostThread carry the same copies, and says nothing has landed before it has on both.
+/// A virtual clock that makes another link carry the same copies, and says nothing has landed before it has on both, or
+/// before the device's work waits for it.
+template <class Other>
 class Stepped : public VirtualClock {
  public:
-  Stepped(const ModelShape& model, const Options& options, HostThread& thread)
-      : VirtualClock(model, options), thread_(thread) {}
+  Stepped(const ModelShape& model, const Options& options, Other& other)
+      : VirtualClock(model, options), other_(other) {}
 
   void submit(const Copy& copy) noexcept {
     VirtualClock::submit(copy);
-    thread_.submit(copy);
+    other_.submit(copy);
   }
   void drop(Ticket ticket) noexcept {
     VirtualClock::drop(ticket);
-    thread_.drop(ticket);
+    other_.drop(ticket);
   }
   Seen seen() noexcept {
     const Seen s = VirtualClock::seen();
-    if (s.demand_landed != Ticket::none) thread_.wait(s.demand_landed);
+    if (s.demand_landed != Ticket::none) other_.wait(s.demand_landed);
     auto last =
         static_cast<std::uint64_t>(s.prefetch_landed);  // "up to here": the prefetch is the odd one there or before
-    if (last > 1) thread_.wait(Ticket{last - (last % 2 == 0 ? 1 : 0)});
+    if (last > 1) other_.wait(Ticket{last - (last % 2 == 0 ? 1 : 0)});
     return s;
   }
   void fence(Fence fence) noexcept {
     VirtualClock::fence(fence);
-    thread_.fence(fence);
+    other_.fence(fence);
   }
   void wait(Ticket ticket) {
     VirtualClock::wait(ticket);
-    thread_.wait(ticket);
+    other_.wait(ticket);
   }
 
  private:
-  HostThread& thread_;
+  Other& other_;
+};
+
+/// A thread that copies, and its slots.
+struct ThreadBeside {
+  ThreadBeside(const Allotment& slots, const SlotMemory::Source& source) : memory(slots, source, true) {}
+  [[nodiscard]] bool holds(std::uint32_t slot, View<const std::byte> right) const {
+    return std::memcmp(memory.slot(slot), right.data, right.size) == 0;
+  }
+  SlotMemory memory;
+  HostThread link{memory, HostThread::Options{}};
+};
+
+/// CUDA, and what its device sees in its slots.
+struct CudaBeside {
+  CudaBeside(const Allotment& slots, const SlotMemory::Source& source)
+      : memory(slots, source, {.pinned = false, .poison = true}) {}
+  [[nodiscard]] bool holds(std::uint32_t slot, View<const std::byte> right) const {
+    compute.read(seen, 0, memory.slot(slot), right.size);
+    compute.synchronize();
+    return std::memcmp(seen.data(), right.data, right.size) == 0;
+  }
+  Stream compute;
+  Pinned seen{1024};
+  CudaSlots memory;
+  CudaStream link{memory, compute, {.ahead_bytes = 2048}};
 };
 
 /// A trace of random scores, and predictions that are often right.
@@ -119,7 +149,7 @@ Costs costs_of(Random& random) {
   return c;
 }
 
-template <class S>
+template <class S, class Beside>
 void agree(const char* name) {
   Random random(11);
   std::uint32_t compared = 0;
@@ -160,12 +190,11 @@ void agree(const char* name) {
           1024;
       return {bytes.data() + at, static_cast<std::uint32_t>(config.model.bytes(v.id.layer, v.precision))};
     };
-    SlotMemory memory(config.allotment, source, true);
-    HostThread thread(memory, HostThread::Options{});
-    Simulation<S, Stepped> beside(config, made.trace, costs, options, thread);
+    Beside other(config.allotment, source);
+    Simulation<S, Stepped<decltype(other.link)>> beside(config, made.trace, costs, options, other.link);
     while (beside.step()) {
     }
-    thread.drain();
+    other.link.drain();
 
     CHECK(std::memcmp(&alone.counters(), &beside.counters(), sizeof(Counters)) == 0);
     for (const Phase p : {Phase::prefill, Phase::decode}) {
@@ -185,25 +214,39 @@ void agree(const char* name) {
     for (std::uint32_t slot = 0; slot < config.allotment.slots(); ++slot) {
       const auto& s = there.slot(slot);
       if (s.state != State::resident || there.find(s.what) != slot) continue;
-      const View<const std::byte> right = source(s.what);
-      CHECK(std::memcmp(memory.slot(slot), right.data, right.size) == 0);
+      CHECK(other.holds(slot, source(s.what)));
       ++compared;
     }
   }
   if (ferry::part::caches<typename S::cache>()) CHECK(compared > 0);
 }
 
+template <class Beside>
+void all_agree() {
+  agree<stacks::OnDemand, Beside>("on-demand");
+  agree<stacks::LruCache, Beside>("lru");
+  agree<stacks::CrossLayerLru, Beside>("cross-layer-lru");
+  agree<stacks::MoeInfinity, Beside>("moe-infinity");
+  agree<stacks::HybriMoe, Beside>("hybrimoe");
+  agree<stacks::Fate, Beside>("fate");
+  agree<stacks::Hobbit, Beside>("hobbit");
+  agree<stacks::HobbitCooperative, Beside>("hobbit-cooperative");
+  agree<stacks::Ferry, Beside>("ferry");
+  agree<stacks::ImportanceDriven, Beside>("importance-driven");
+}
+
 }  // namespace
 
 TEST_CASE("stepped in the clock's order, the host thread does the same, and the right bytes lie in its slots") {
-  agree<stacks::OnDemand>("on-demand");
-  agree<stacks::LruCache>("lru");
-  agree<stacks::CrossLayerLru>("cross-layer-lru");
-  agree<stacks::MoeInfinity>("moe-infinity");
-  agree<stacks::HybriMoe>("hybrimoe");
-  agree<stacks::Fate>("fate");
-  agree<stacks::Hobbit>("hobbit");
-  agree<stacks::HobbitCooperative>("hobbit-cooperative");
-  agree<stacks::Ferry>("ferry");
-  agree<stacks::ImportanceDriven>("importance-driven");
+  all_agree<ThreadBeside>();
+}
+
+TEST_CASE("stepped in the clock's order, CUDA does the same, and the right bytes lie in its slots") {
+  for (std::uint64_t seed = 1; seed < 3; ++seed) {  // in other orders of its streams
+    emulated::Options options;
+    options.seed = seed;
+    options.chunk_bytes = 64;
+    emulated::reset(options);
+    all_agree<CudaBeside>();
+  }
 }

@@ -66,7 +66,8 @@ class DecayedSavings {
     unknown_.add(0, static_cast<std::uint16_t>(l));
     const std::int64_t worth = weight_() * units;
     for (const Request& r : uses) {
-      saved_[slots_.index(r.want.id)] += prefill_ ? worth / rows * r.rows * weight_.steps() : worth;
+      saved_[slots_.index(r.want.id)] +=
+          prefill_ ? worth / rows * (r.rows < rows ? r.rows : rows) * weight_.steps() : worth;
       slots_.grew(r.want.id);
     }
   }

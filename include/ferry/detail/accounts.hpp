@@ -89,7 +89,7 @@ class Accounts {
   }
   /// False for a substitute that the gate did not ask for.
   FERRY_HD bool asked(std::uint16_t expert) const noexcept {
-    if constexpr (substitutes) return asked_[expert] != 0;
+    if constexpr (revises) return asked_[expert] != 0;
     return true;
   }
 

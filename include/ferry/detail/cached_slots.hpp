@@ -146,8 +146,10 @@ class CachedSlots {
     if (pool == Residency::no_pool || pool == closed || residency_.pool_slots(pool) == 0) return no_slot;
     if (residency_.has_free(pool)) return is_worth(caches_[pool], no_slot) ? residency_.take_free(pool) : no_slot;
     if (only_free_) return no_slot;
-    const std::uint32_t victim = caches_[pool].victim(incoming, residency_.barred(pool, bars));
-    if (victim == no_slot) {  // or the policy refuses this one alone
+    const Barred barred = residency_.barred(pool, bars);
+    const std::uint32_t victim = caches_[pool].victim(incoming, barred);
+    assert(victim == no_slot || (victim < residency_.pool_slots(pool) && !barred[victim]));
+    if (victim >= residency_.pool_slots(pool) || barred[victim]) {  // or the policy refuses this one alone
       if (residency_.all_barred(pool, bars)) closed = pool;
       return no_slot;
     }

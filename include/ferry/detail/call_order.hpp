@@ -1,20 +1,37 @@
 /// @file
 /// Whether the calls of an engine fit together.
 #pragma once
+#include <atomic>
 #include <string>
 #include <vector>
 
-#include "ferry/allotment.hpp"
-#include "ferry/concepts.hpp"
 #include "ferry/error.hpp"
+#include "ferry/residency.hpp"
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// Checks sizes, layers and order of a pipeline's calls, on the host. O(1) a call, but for routes and named rows, which
-/// are looked at one by one. Each check throws UsageError, ahead of any change. What is inline is a few comparisons; what
-/// they do not let pass is looked at again, and put into words, out of line.
+/// Checks sizes, layers and order of a pipeline's calls, on the host. O(1) a call, but for routes, named rows and tasks,
+/// which are looked at one by one. Each check throws UsageError, ahead of any change. What is inline is a few comparisons;
+/// what they do not let pass is looked at again, and put into words, out of line.
 class CallOrder {
  public:
+  /// While it lives no other call may begin: not of another thread, nor from inside this one. Calls that meet in the same
+  /// few instructions may both pass, which costs nothing and cannot refuse a right one.
+  class Turn {
+   public:
+    FERRY_HOT Turn(CallOrder& calls, const char* call) : busy_(calls.busy_.on) {
+      if (busy_.load(std::memory_order_relaxed)) [[unlikely]]
+        refuse_turn(call);
+      busy_.store(true, std::memory_order_relaxed);
+    }
+    FERRY_HOT ~Turn() { busy_.store(false, std::memory_order_relaxed); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    std::atomic<bool>& busy_;
+  };
+
   explicit CallOrder(const ModelShape& shape)
       : shape_(shape), next_(shape.layers), layer_experts_(shape.layer_experts) {}
 
@@ -33,6 +50,10 @@ class CallOrder {
     const std::uint32_t rows = step.sequence.size;
     if (rows == 0 || rows > shape_.max_rows) [[unlikely]] {
       refuse("begin_step", count(rows) + " rows, expected 1 to " + count(shape_.max_rows) + " (max_rows)");
+    }
+    if (step.phase > Phase::decode) [[unlikely]] {
+      refuse("begin_step",
+             "a phase of " + count(static_cast<std::uint32_t>(step.phase)) + ", expected prefill or decode");
     }
     rows_ = rows;
     step_scores_ = rows * shape_.experts;
@@ -60,13 +81,20 @@ class CallOrder {
       check_look_ahead(predicted);
   }
 
-  FERRY_HOT void done() const {
+  /// Tasks of the layer under way. Those that were done before may be named again.
+  FERRY_HOT void done(View<const Task> tasks, const Residency& there) const {
     if (open_ == no_layer) [[unlikely]]
       refuse_done();
+    for (const Task& t : tasks) {
+      if (!is_planned(t, there)) [[unlikely]]
+        refuse_task(t);
+    }
   }
-  FERRY_HOT void finish(std::uint16_t layer) {
+  FERRY_HOT void finish(std::uint16_t layer, const Times& times) {
     if (layer != open_ || layer == no_layer) [[unlikely]]
       refuse_finish(layer);
+    if ((times.attention | times.gate | times.device | times.host) < 0) [[unlikely]]
+      refuse_times(layer, times);
     next_ = layer + 1U;
     open_ = no_layer;
   }
@@ -76,6 +104,22 @@ class CallOrder {
   }
 
  private:
+  /// Of a pipeline that moves, none is under way.
+  struct Busy {
+    Busy() = default;
+    Busy(const Busy& /*other*/) noexcept {}
+    Busy& operator=(const Busy& /*other*/) noexcept { return *this; }
+    std::atomic<bool> on{false};
+  };
+
+  /// False for a task of another layer or step whose slot has another reader now, and for one that no plan ever named.
+  FERRY_HOT bool is_planned(const Task& t, const Residency& there) const noexcept {
+    if (t.what.id.layer != open_) return false;
+    if (t.slot == no_slot) return true;
+    if (t.slot >= there.slots() || there.is_stream(t.slot) != t.transient) return false;
+    return t.transient || !there.is_leased(t.slot) || there.slot(t.slot).what == t.what;
+  }
+
   /// None may be planned until it is finished.
   FERRY_HOT void open(std::uint16_t layer) noexcept {
     open_ = layer;
@@ -97,9 +141,12 @@ class CallOrder {
     }
     const std::uint32_t experts = experts_of(layer);
     for (const Route& r : routes) {
-      if (r.expert < experts || r.expert == no_expert) continue;
+      const auto is_one = [&](std::uint16_t e) { return e < experts || e == no_expert; };
+      if (is_one(r.expert) && is_one(r.instead_of)) continue;
       refuse("plan", layer,
-             "a route to expert " + count(r.expert) + ", expected less than " + count(experts) + ", or no_expert");
+             "a route " +
+                 (is_one(r.expert) ? "instead of expert " + count(r.instead_of) : "to expert " + count(r.expert)) +
+                 ", expected less than " + count(experts) + ", or no_expert");
     }
   }
   [[gnu::noinline]] void check_look_ahead(const Scores& predicted) const {
@@ -147,6 +194,20 @@ class CallOrder {
   [[noreturn, gnu::cold, gnu::noinline]] static void refuse_done() {
     refuse("done", "no layer is under way, expected it between plan and finish");
   }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_task(const Task& t) const {
+    refuse("done", open_,
+           "a task of expert " + count(t.what.id.expert) + " of layer " + count(t.what.id.layer) +
+               (t.slot == no_slot ? " on the host" : " in slot " + count(t.slot)) +
+               ", expected those of the plan of the layer under way");
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_times(std::uint16_t layer, const Times& t) {
+    refuse("finish", layer,
+           "times of " + std::to_string(t.attention) + ", " + std::to_string(t.gate) + ", " + std::to_string(t.device) +
+               " and " + std::to_string(t.host) + " ns, expected none below 0");
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_turn(const char* call) {
+    refuse(call, "another call of this pipeline is under way, expected one at a time");
+  }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_finish(std::uint16_t layer) const {
     refuse("finish", layer,
            open_ == no_layer ? "no layer is under way" : "the layer under way is " + count(std::uint32_t{open_}));
@@ -168,6 +229,7 @@ class CallOrder {
   }
 
   Shape shape_;
+  Busy busy_;
   std::uint32_t rows_ = 0, step_scores_ = 0;  ///< of the step; 0: none has begun
   std::uint32_t next_;                        ///< the first layer that may be planned now
   std::uint16_t open_ = no_layer;             ///< the layer that is planned and not finished

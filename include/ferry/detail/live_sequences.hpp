@@ -5,34 +5,39 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// A small set of sequence numbers, so that policies can begin anew when the last one has ended.
+/// A small set of sequence numbers, so that policies can begin anew when the last one has ended: with the next step, since
+/// an engine may end a sequence in the middle of one.
 /// Room for `max_rows` sequences at a time; more are not noticed. `note` O(live), `end` O(live).
 class LiveSequences {
  public:
   void reserve(Carver& carve, const Shape& shape) { carve(live_, shape.max_rows); }
 
-  FERRY_HD void note(View<const std::uint32_t> sequences) noexcept {
+  /// Those of a step. True if all that were live before have ended.
+  FERRY_HD bool note(View<const std::uint32_t> sequences) noexcept {
+    const bool anew = ended_ && count_ == 0;
+    ended_ = false;
     for (const std::uint32_t s : sequences) {
       if (count_ > 0 && live_[count_ - 1] == s) continue;  // the rows of a prompt
       std::uint32_t at = 0;
       while (at < count_ && live_[at] != s) ++at;
       if (at == count_ && count_ < live_.size()) live_[count_++] = s;
     }
+    return anew;
   }
 
-  /// True if that was the last one.
-  FERRY_HD bool end(std::uint32_t sequence) noexcept {
+  FERRY_HD void end(std::uint32_t sequence) noexcept {
     for (std::uint32_t i = 0; i < count_; ++i) {
       if (live_[i] != sequence) continue;
       live_[i] = live_[--count_];
-      return count_ == 0;
+      ended_ = true;
+      return;
     }
-    return false;
   }
 
  private:
   Array<std::uint32_t> live_;
   std::uint32_t count_ = 0;
+  bool ended_ = false;  ///< one has, since the last step began
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

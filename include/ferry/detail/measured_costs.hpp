@@ -2,11 +2,12 @@
 /// What a layer's work took last.
 #pragma once
 #include "ferry/core_config.hpp"
+#include "ferry/detail/saturating.hpp"
 
 namespace ferry::inline FERRY_ABI::detail {
 
 /// The times that an engine feeds back, by phase and layer, and what they make a request cost. All calls O(1).
-/// State: 64 bytes a layer.
+/// State: 64 bytes a layer. What is less than 0 was not measured, nor is a layer that there is not: Core checks nothing.
 class MeasuredCosts {
  public:
   explicit MeasuredCosts(const CoreSettings& c) {
@@ -18,13 +19,19 @@ class MeasuredCosts {
   }
 
   FERRY_HD const Times& of(Phase phase, std::uint16_t layer) const noexcept { return times_[index(phase, layer)]; }
+  /// What a layer takes without waiting, with so many experts on the device; 0 while unknown.
+  FERRY_HD Nanoseconds layer_ns(Phase phase, std::uint16_t layer, std::uint32_t experts) const noexcept {
+    const Times& last = of(phase, layer);
+    return sum(sum(last.attention, last.gate), product(last.device, experts));
+  }
   /// Those that are 0 were not measured, and leave the last ones.
   FERRY_HD void note(Phase phase, std::uint16_t layer, const Times& times) noexcept {
+    if (layer >= layers_) return;
     Times& last = times_[index(phase, layer)];
-    if (times.attention != 0) last.attention = times.attention;
-    if (times.gate != 0) last.gate = times.gate;
-    if (times.device != 0) last.device = times.device;
-    if (times.host != 0) last.host = times.host;
+    if (times.attention > 0) last.attention = times.attention;
+    if (times.gate > 0) last.gate = times.gate;
+    if (times.device > 0) last.device = times.device;
+    if (times.host > 0) last.host = times.host;
   }
 
   FERRY_HD void set(Phase phase, Request& r) const noexcept {

@@ -78,8 +78,9 @@ class PredictionRecord {
   }
 
   FERRY_HD std::uint16_t depth() const noexcept { return depth_; }
-  /// Of the predictions made for `layer` from `distance` layers before it.
-  FERRY_HD const Accuracy& accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
+  /// Of the predictions made for `layer` from `distance` layers before it; none beyond the depth or the layers.
+  FERRY_HD Accuracy accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
+    if (distance == 0 || distance > depth_ || layer >= layers_) return {};
     return accuracy_[at(distance, layer)];
   }
 

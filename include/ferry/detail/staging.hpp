@@ -2,6 +2,7 @@
 /// Prefetches of prefill that found their pool full, on their way to stream slots.
 #pragma once
 #include "ferry/concepts.hpp"
+#include "ferry/detail/saturating.hpp"
 
 namespace ferry::inline FERRY_ABI::detail {
 
@@ -21,12 +22,12 @@ class Staging {
     absent_ = absent > asked ? absent : asked;
   }
   /// A layer is over. From its last copy to the next layer's plan the link has about that long.
-  FERRY_HD void finish(const Times& times) noexcept { idle_ns_ = times.attention + times.gate + times.device; }
+  FERRY_HD void finish(const Times& times) noexcept { idle_ns_ = sum(sum(times.attention, times.gate), times.device); }
 
   /// Costs that are unknown (0) speak against nothing.
   FERRY_HD bool is_worth(Nanoseconds copy_ns) const noexcept {
     if (idle_ns_ == 0 || copy_ns <= idle_ns_) return true;
-    return asked_ * idle_ns_ >= (absent_ - asked_) * (copy_ns - idle_ns_);
+    return product(idle_ns_, asked_) >= product(copy_ns - idle_ns_, absent_ - asked_);
   }
 
   /// What finds no room here is forgotten: no more slots will be free.
@@ -40,8 +41,8 @@ class Staging {
 
  private:
   Array<Variant> waiting_;  ///< [stream slots] best first
-  std::uint32_t count_ = 0, next_ = 0;
-  Nanoseconds asked_ = 0, absent_ = 0, idle_ns_ = 0;
+  std::uint32_t count_ = 0, next_ = 0, asked_ = 0, absent_ = 0;
+  Nanoseconds idle_ns_ = 0;
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

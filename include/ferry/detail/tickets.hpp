@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <string>
 
+#include "ferry/detail/saturating.hpp"
 #include "ferry/error.hpp"
-#include "ferry/model.hpp"
 
 namespace ferry::inline FERRY_ABI::detail {
 
@@ -22,7 +22,7 @@ class CopyTimes {
   /// precision has landed yet.
   [[nodiscard]] Nanoseconds left(Precision p, Nanoseconds begin, Nanoseconds now,
                                  std::size_t copies = 1) const noexcept {
-    const Nanoseconds whole = last_[static_cast<unsigned>(p)] * static_cast<Nanoseconds>(copies), end = begin + whole;
+    const Nanoseconds whole = product(last_[static_cast<unsigned>(p)], copies), end = sum(begin, whole);
     return whole == 0 ? 0 : end > now ? end - now : 1;
   }
 

@@ -41,6 +41,10 @@ class HostThread {
   /// Starts the thread. The memory outlives it.
   HostThread(SlotMemory& memory, const Options& options) : memory_(memory), options_(options) {
     if (options.chunk_bytes == 0) detail::fail<ConfigError>("host thread link: chunk_bytes must be positive");
+    constexpr Nanoseconds hour = 3'600'000'000'000;
+    if (options.latency_ns < 0 || options.latency_ns > hour || options.linger_ns < 0 || options.linger_ns > hour) {
+      detail::fail<ConfigError>("host thread link: latency_ns and linger_ns must be 0 to an hour");
+    }
     if (options.bytes_per_s > 0 && memory.borrows()) {
       detail::fail<ConfigError>("host thread link: bytes_per_s slows copies down, but slots that borrow need none");
     }

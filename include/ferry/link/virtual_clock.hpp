@@ -3,7 +3,6 @@
 #pragma once
 #include <algorithm>
 #include <deque>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -29,6 +28,9 @@ namespace ferry::inline FERRY_ABI {
 ///  - Copies and experts that the host computes read the same memory: while both are at it, each goes on at the slower
 ///    pace of its SharedTime.
 ///
+/// No work is less than 0, or takes 2^42 ns (73 minutes) or more. Time ends some 292 years after its beginning: what would come
+/// later all happens then.
+///
 /// With a SlotMemory the bytes are moved too, in the link's order, so that an engine can compute with them.
 class VirtualClock {
  public:
@@ -48,8 +50,16 @@ class VirtualClock {
   /// With `memory` the bytes really move when a copy lands.
   VirtualClock(const ModelShape& model, const Options& options, SlotMemory* memory = nullptr)
       : model_(model), options_(options), memory_(memory) {
-    if (options.bytes_per_s == 0 || options.bytes_per_s > 1'000'000'000'000'000 || options.latency_ns < 0) {
+    if (options.bytes_per_s == 0 || options.bytes_per_s > fastest || options.bytes_per_s_beside_host > fastest ||
+        options.latency_ns < 0) {
       detail::fail<ConfigError>("virtual clock: bytes_per_s must be 1 to 10^15 and latency_ns not negative");
+    }
+    for (const ExpertBytes& sizes : model.expert_bytes) {
+      for (const std::uint64_t bytes : sizes) {
+        if (bytes == 0 || copy_time(bytes).beside <= longest_work) continue;  // 0: not stored
+        detail::fail<ConfigError>("virtual clock: a copy of " + std::to_string(bytes) +
+                                  " bytes takes 2^42 ns (73 minutes) or more, expected a faster link");
+      }
     }
   }
 
@@ -95,22 +105,28 @@ class VirtualClock {
     const Nanoseconds landed = landing(ticket);
     if (!failed_.empty()) detail::fail<LinkError>("a copy failed: " + failed_);
     if (landed <= from) return;
-    stall_ns_ += landed - from;
+    stall_ns_ += landed - from;  // of no overlap: no more than there is time
     log({Lane::device, "wait", from, landed, {}, false, Ticket::none});
     device_free_ = landed;
   }
 
   // Time
 
-  /// Queues device work of this length; `what`: the expert that it is about, for the timeline.
+  /// Queues device work of this length; `what`: the expert that it is about, for the timeline. Throws UsageError for a
+  /// length that no work has.
   void device(Nanoseconds ns, const char* name = "compute", const Variant* what = nullptr) {
+    check_work("device", ns);
     const Nanoseconds from = std::max(device_free_, now_);
-    device_free_ = from + ns;
-    device_ns_ += ns;
+    device_free_ = later(from, ns);
+    device_ns_ = detail::sum(device_ns_, ns);
     log({Lane::device, name, from, device_free_, what == nullptr ? Variant{} : *what, what != nullptr, Ticket::none});
   }
-  /// Queues work on the host: an expert, whose weights it reads.
-  void host(SharedTime takes, const Variant& what) { host_queue_.push_back({now_, takes, "expert", what, true}); }
+  /// Queues work on the host: an expert, whose weights it reads. Throws UsageError for a length that no work has.
+  void host(SharedTime takes, const Variant& what) {
+    check_work("host", takes.alone);
+    check_work("host", takes.beside);
+    host_queue_.push_back({now_, takes, "expert", what, true});
+  }
   /// Queues a layer's share of the host: the activations of its rows cross to it, it computes the tasks, and the results
   /// cross back, as one hidden state a row. `rows`: of the step.
   void host(View<const Task> tasks, const Costs& costs, std::uint32_t rows) {
@@ -119,6 +135,7 @@ class VirtualClock {
     std::uint32_t computed = 0;
     for (const Task& t : tasks) computed += t.rows;
     const Nanoseconds way = costs.activations(layer, std::min(rows, computed));
+    check_work("host", way);
     host_queue_.push_back({now_, {way, way}, "activations", {}, false});
     for (const Task& t : tasks) {
       host(costs.host_time(layer, model_.bytes(layer, t.what.precision), t.rows), t.what);
@@ -161,10 +178,22 @@ class VirtualClock {
   [[nodiscard]] const std::vector<Span>& spans() const noexcept { return spans_; }
 
   /// Of a copy that nothing slows.
-  [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept { return copy_time(v).alone; }
+  [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept { return copy_time(bytes_of(v)).alone; }
 
  private:
-  static constexpr Nanoseconds never = std::numeric_limits<Nanoseconds>::max(), not_landed = never;
+  static constexpr Nanoseconds never = detail::longest, not_landed = never;
+  static constexpr Nanoseconds longest_work = (Nanoseconds{1} << 42U) - 1;  ///< what share_of works with
+  static constexpr std::uint64_t fastest = 1'000'000'000'000'000;
+  /// No later than the end of time, which comes before never.
+  static Nanoseconds later(Nanoseconds from, Nanoseconds takes) noexcept {
+    return std::min(detail::sum(from, takes), never - 1);
+  }
+  static void check_work(const char* call, Nanoseconds ns) {
+    if (ns >= 0 && ns <= longest_work) return;
+    detail::fail<UsageError>(std::string("virtual clock, ") + call + ": work of " + std::to_string(ns) +
+                             " ns, expected 0 to less than 2^42 (73 minutes)");
+  }
+
   struct Pending {
     Copy copy;
     Nanoseconds from, landed;  ///< may begin; lands
@@ -191,8 +220,8 @@ class VirtualClock {
     void start(SharedTime time, Nanoseconds now) noexcept { *this = {true, false, time, now, now, time.alone}; }
     Nanoseconds end() const noexcept {
       if (!at_work) return never;
-      if (!slowed) return since + left;
-      return since + takes.beside - share(takes.alone - left, takes.beside, takes.alone);  // rounded up
+      if (!slowed) return later(since, left);
+      return later(since, takes.beside - share(takes.alone - left, takes.beside, takes.alone));  // rounded up
     }
     void pace(bool slow, Nanoseconds now) noexcept {
       slow = slow && takes.alone > 0 && takes.beside > takes.alone;
@@ -218,10 +247,11 @@ class VirtualClock {
     return 0;  // reached before now
   }
 
-  SharedTime copy_time(Variant v) const noexcept {
-    const std::uint64_t bytes = model_.bytes(v.id.layer, v.precision), slow = options_.bytes_per_s_beside_host;
-    const Nanoseconds alone = options_.latency_ns + duration_ns(bytes, options_.bytes_per_s);
-    return {alone, slow == 0 ? alone : std::max(alone, options_.latency_ns + duration_ns(bytes, slow))};
+  std::uint64_t bytes_of(Variant v) const noexcept { return model_.bytes(v.id.layer, v.precision); }
+  SharedTime copy_time(std::uint64_t bytes) const noexcept {
+    const auto at = [&](std::uint64_t speed) { return detail::sum(options_.latency_ns, duration_ns(bytes, speed)); };
+    const Nanoseconds alone = at(options_.bytes_per_s);
+    return {alone, std::max(alone, at(options_.bytes_per_s_beside_host))};
   }
 
   void move(const Copy& copy) const {
@@ -272,10 +302,10 @@ class VirtualClock {
     begun_.push_back(queue.front());
     queue.pop_front();
     const Copy& copy = begun_.back().copy;
-    link_.start(copy_time(copy.what), time);
+    link_.start(copy_time(bytes_of(copy.what)), time);
     pace(time);
-    busy_ns_ += link_.takes.alone;
-    bytes_copied_ += model_.bytes(copy.what.id.layer, copy.what.precision);
+    busy_ns_ = detail::sum(busy_ns_, link_.takes.alone);
+    bytes_copied_ += bytes_of(copy.what);
     if (memory_ == nullptr) return;
     if (std::string failed = detail::failure_of([&] { move(copy); }); !failed.empty()) failed_ = std::move(failed);
   }

@@ -2,6 +2,7 @@
 /// The best split of a sorted list between link and host.
 #pragma once
 #include "ferry/concepts.hpp"
+#include "ferry/detail/saturating.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -26,18 +27,23 @@ struct BestSplit {
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
     if (phase == Phase::prefill) return misses.size;
     Nanoseconds load = 0, host = 0;
-    for (const Request& r : misses) host += r.host_ns * r.rows;
+    for (const Request& r : misses) host += on_host(r);
     std::uint32_t best = 0;
     Nanoseconds least = host;
     for (std::uint32_t i = 0; i < misses.size; ++i) {
-      load += misses[i].copy_ns;
-      host -= misses[i].host_ns * misses[i].rows;
+      load = detail::sum(load, misses[i].copy_ns);
+      host -= on_host(misses[i]);
       const Nanoseconds later = load > host ? load : host;
       if (later > least) continue;
       least = later;
       best = i + 1;
     }
     return best;
+  }
+
+ private:
+  FERRY_HD static Nanoseconds on_host(const Request& r) noexcept {
+    return detail::bounded(detail::product(r.host_ns, r.rows));
   }
 };
 

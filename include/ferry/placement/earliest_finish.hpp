@@ -2,6 +2,7 @@
 /// Nobody waits for a copy if the host would be done sooner.
 #pragma once
 #include "ferry/concepts.hpp"
+#include "ferry/detail/saturating.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -50,9 +51,10 @@ struct EarliestFinish {
       for (std::uint32_t hosted = 0; hosted <= resident.size; ++hosted) {
         if (hosted > 0) share += on_host(resident[resident.size - hosted], costs);
         const Ends ends = together(link, share, costs);
-        Nanoseconds done = device * (resident.size - hosted + arrivals);
-        if (arrivals > 0 && done < ends.link + device) done = ends.link + device;
-        const Nanoseconds host_done = share > 0 ? costs.host_start_ns + ends.host : 0;
+        Nanoseconds done = detail::product(device, resident.size - hosted + arrivals);
+        const Nanoseconds last = arrivals > 0 ? detail::sum(ends.link, device) : 0;
+        if (done < last) done = last;
+        const Nanoseconds host_done = share > 0 ? detail::sum(costs.host_start_ns, ends.host) : 0;
         const Nanoseconds later = done > host_done ? done : host_done;
         if (least < 0 || later < least) {
           least = later;
@@ -66,8 +68,8 @@ struct EarliestFinish {
     for (std::uint32_t n = 0; n <= misses.size; ++n) {
       weigh(n, true, link, host);
       if (n == misses.size || misses[n].copy_ns == 0) break;
-      link += misses[n].copy_ns;
-      if (link + device >= least) break;
+      link = detail::sum(link, misses[n].copy_ns);
+      if (detail::sum(link, device) >= least) break;
       host -= on_host(misses[n], costs);
     }
     return best;
@@ -99,7 +101,7 @@ struct EarliestFinish {
 
   /// While it crosses, the host is slowed, which must not cost more than it saves.
   FERRY_HD static bool promotes(const Request& r, Nanoseconds more_saved, const LayerCosts& costs) noexcept {
-    return more_saved > r.copy_ns * (1000 - pace(costs.host_beside_copies)) / pace(costs.link_beside_host);
+    return more_saved > detail::scaled(r.copy_ns, 1000 - pace(costs.host_beside_copies), pace(costs.link_beside_host));
   }
 
  private:
@@ -112,10 +114,11 @@ struct EarliestFinish {
   };
 
   FERRY_HD static Nanoseconds on_host(const Request& r, const LayerCosts& costs) noexcept {
-    const std::int64_t rows = r.rows > 0 ? r.rows : 1;
+    const std::uint32_t rows = r.rows > 0 ? r.rows : 1;
     const Nanoseconds one = costs.host_ns[static_cast<unsigned>(r.want.precision)];
-    if (one == 0) return r.host_ns * rows;
-    return one > costs.host_row_ns * rows ? one : costs.host_row_ns * rows;
+    if (one == 0) return detail::bounded(detail::product(r.host_ns, rows));
+    const Nanoseconds of_rows = detail::product(costs.host_row_ns, rows);
+    return detail::bounded(one > of_rows ? one : of_rows);
   }
   FERRY_HD static Nanoseconds on_device(const Request& r, const LayerCosts& costs) noexcept {
     const Nanoseconds known = costs.device_ns[static_cast<unsigned>(r.want.precision)];
@@ -128,7 +131,7 @@ struct EarliestFinish {
     return c.size > 0 ? c.data : nullptr;
   }
   /// In thousandths; unknown, or faster than alone: as alone.
-  FERRY_HD static std::int64_t pace(std::uint32_t thousandths) noexcept {
+  FERRY_HD static std::uint32_t pace(std::uint32_t thousandths) noexcept {
     return thousandths == 0 || thousandths > 1000 ? 1000 : thousandths;
   }
   /// When a layer ends of whose experts so many are there, and the others not, as `split` would place it.
@@ -136,13 +139,14 @@ struct EarliestFinish {
                                    const LayerCosts& costs) noexcept {
     Nanoseconds least = -1;
     for (std::uint32_t loads = 0; loads <= absent; ++loads) {
-      const Nanoseconds link = layer.copy * loads;
-      if (loads > 0 && (link == 0 || link + layer.device >= least)) break;
+      const Nanoseconds link = detail::product(layer.copy, loads);
+      if (loads > 0 && (link == 0 || detail::sum(link, layer.device) >= least)) break;
       for (std::uint32_t hosted = 0; hosted <= there; ++hosted) {
-        const Ends both = together(link, layer.host * (absent - loads + hosted), costs);
-        Nanoseconds done = layer.device * (there - hosted + loads);
-        if (loads > 0 && done < both.link + layer.device) done = both.link + layer.device;
-        const Nanoseconds host_done = both.host > 0 ? costs.host_start_ns + both.host : 0;
+        const Ends both = together(link, detail::product(layer.host, absent - loads + hosted), costs);
+        Nanoseconds done = detail::product(layer.device, there - hosted + loads);
+        const Nanoseconds last = loads > 0 ? detail::sum(both.link, layer.device) : 0;
+        if (done < last) done = last;
+        const Nanoseconds host_done = both.host > 0 ? detail::sum(costs.host_start_ns, both.host) : 0;
         const Nanoseconds later = done > host_done ? done : host_done;
         if (least < 0 || later < least) least = later;
         if (host_done >= done) break;
@@ -152,11 +156,11 @@ struct EarliestFinish {
   }
   /// When both are done that begin together: until the first is, each goes on at its slower pace.
   FERRY_HD static Ends together(Nanoseconds link, Nanoseconds host, const LayerCosts& costs) noexcept {
-    const std::int64_t a = pace(costs.link_beside_host), b = pace(costs.host_beside_copies);
+    const std::uint32_t a = pace(costs.link_beside_host), b = pace(costs.host_beside_copies);
     if (link == 0 || host == 0 || (a == 1000 && b == 1000)) return {link, host};
-    const Nanoseconds slow_link = link * 1000 / a, slow_host = host * 1000 / b;
-    if (slow_link <= slow_host) return {slow_link, host + slow_link - slow_link * b / 1000};
-    return {link + slow_host - slow_host * a / 1000, slow_host};
+    const Nanoseconds slow_link = detail::scaled(link, 1000, a), slow_host = detail::scaled(host, 1000, b);
+    if (slow_link <= slow_host) return {slow_link, detail::sum(host, slow_link - detail::scaled(slow_link, b, 1000))};
+    return {detail::sum(link, slow_host - detail::scaled(slow_host, a, 1000)), slow_host};
   }
 };
 

@@ -2,6 +2,7 @@
 /// The CPU-load balancer of Importance-driven expert scheduling.
 #pragma once
 #include "ferry/concepts.hpp"
+#include "ferry/detail/saturating.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
@@ -36,10 +37,10 @@ struct TwoPointer {
     std::uint32_t left = 0, right = misses.size;
     while (left < right) {
       if (load <= host) {
-        load += misses[left++].copy_ns;
+        load = detail::sum(load, misses[left++].copy_ns);
       } else {
         --right;
-        host += misses[right].host_ns * misses[right].rows;
+        host = detail::sum(host, detail::product(misses[right].host_ns, misses[right].rows));
       }
     }
     return left;

@@ -117,7 +117,8 @@ inline Nanoseconds clairvoyant_with_host_ns(const WorkDone& work) {
     const double both = a + b > 1 ? std::min(std::max(link - dense, 0.0) / a, host / b) : 0;
     return host + (1 - b) * both + std::max(host > 0 ? dense : 0.0, link - a * both);
   };
-  double least = static_cast<double>(clairvoyant_ns(work));
+  const double most = static_cast<double>(clairvoyant_ns(work));
+  double least = most;
   for (std::uint64_t h = 1; h <= work.uses; ++h) {
     const double n = static_cast<double>(h), host = n * static_cast<double>(work.least_host);
     if (host >= least) break;
@@ -125,7 +126,7 @@ inline Nanoseconds clairvoyant_with_host_ns(const WorkDone& work) {
     const double link = static_cast<double>(work.copies) - n * static_cast<double>(work.longest_copy);
     least = std::min(least, std::max(device, shared(std::max(link, 0.0), host)));
   }
-  return static_cast<Nanoseconds>(std::max(least, 0.0));
+  return least < most ? static_cast<Nanoseconds>(std::max(least, 0.0)) : clairvoyant_ns(work);
 }
 
 }  // namespace ferry::inline FERRY_ABI

@@ -6,16 +6,18 @@
 #include <vector>
 
 #include "ferry/allotment.hpp"
+#include "ferry/detail/saturating.hpp"
 #include "ferry/error.hpp"
 
 namespace ferry::inline FERRY_ABI {
 
-/// amount / per_s seconds in nanoseconds, rounded up; 0 if `per_s` is 0. per_s at most 10^15.
+/// amount / per_s seconds in nanoseconds, rounded up, or the longest time there is; 0 if `per_s` is 0, which is at most 10^15.
 constexpr Nanoseconds duration_ns(std::uint64_t amount, std::uint64_t per_s) noexcept {
   if (per_s == 0) return 0;
   // Long division, three decimals at a time: seconds, ms, us, ns; every product fits.
   std::uint64_t ns = amount / per_s, rest = amount % per_s;
   for (int i = 0; i < 3; ++i) {
+    if (ns >= static_cast<std::uint64_t>(detail::longest) / 1000) return detail::longest;
     rest *= 1000;
     ns = ns * 1000 + rest / per_s;
     rest %= per_s;
@@ -32,7 +34,7 @@ struct Processor {
 
   /// What such work takes.
   [[nodiscard]] constexpr Nanoseconds operator()(std::uint64_t bytes, std::uint64_t operations) const noexcept {
-    return start_ns + std::max(duration_ns(bytes, bytes_per_s), duration_ns(operations, flops));
+    return detail::sum(start_ns, std::max(duration_ns(bytes, bytes_per_s), duration_ns(operations, flops)));
   }
 };
 
@@ -83,7 +85,7 @@ struct Costs {
   /// Attention, gate, shared experts.
   [[nodiscard]] Nanoseconds dense(std::uint32_t layer, std::uint32_t rows) const {
     const LayerWork& w = work_of(layer);
-    return layer_ns + device(w.dense_bytes, w.dense_operations * rows);
+    return detail::sum(layer_ns, device(w.dense_bytes, w.dense_operations * rows));
   }
   /// One expert with so many rows, on the device.
   [[nodiscard]] Nanoseconds on_device(std::uint32_t layer, std::uint64_t expert_bytes, std::uint32_t rows) const {
@@ -102,11 +104,12 @@ struct Costs {
   }
   /// The rows that the host computes, on their way there or back.
   [[nodiscard]] Nanoseconds activations(std::uint32_t layer, std::uint32_t rows) const {
-    return activations_latency_ns + duration_ns(work_of(layer).activation_bytes * rows, activations_bytes_per_s);
+    return detail::sum(activations_latency_ns,
+                       duration_ns(work_of(layer).activation_bytes * rows, activations_bytes_per_s));
   }
   /// One copy of so many bytes, alone.
   [[nodiscard]] Nanoseconds copy(std::uint64_t bytes) const {
-    return link_latency_ns + duration_ns(bytes, link_bytes_per_s);
+    return detail::sum(link_latency_ns, duration_ns(bytes, link_bytes_per_s));
   }
 
   /// Throws ConfigError for work or speeds that cannot be true: what one layer's part takes, in a step of max_rows
@@ -166,7 +169,7 @@ inline LayerCosts layer_costs(const Costs& costs, const ModelShape& model) {
     c.host_ns[p] = costs.on_host(0, bytes, 1);
   }
   c.host_row_ns = duration_ns(costs.work_of(0).expert_operations, costs.host.flops);
-  c.host_start_ns = 2 * costs.activations(0, 1);
+  c.host_start_ns = detail::product(costs.activations(0, 1), 2);
   const auto thousandths = [](std::uint64_t beside, std::uint64_t alone) {
     return beside == 0 || alone == 0 || beside >= alone ? 1000U : static_cast<std::uint32_t>(beside * 1000 / alone);
   };

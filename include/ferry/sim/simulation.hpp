@@ -114,13 +114,14 @@ class Replay {
         if (bytes == 0) continue;
         const Nanoseconds ns = costs_.copy(bytes);
         if (costs_.link_bytes_per_s_beside_host != 0) {
-          const Nanoseconds beside = costs_.link_latency_ns + duration_ns(bytes, costs_.link_bytes_per_s_beside_host);
+          const Nanoseconds beside =
+              detail::sum(costs_.link_latency_ns, duration_ns(bytes, costs_.link_bytes_per_s_beside_host));
           w.link_beside_host = std::max(w.link_beside_host, pace({ns, beside}));
         }
         w.longest_copy = std::max(w.longest_copy, ns);
         if (least == 0 || ns < least) least = ns;
       }
-      w.copies += static_cast<Nanoseconds>(copies) * least;
+      w.copies = detail::sum(w.copies, detail::product(least, copies));
     }
     return w;
   }
@@ -301,8 +302,8 @@ class Replay {
     layer_hits_[l].first += hits;
     layer_hits_[l].second += requests;
     if (!options_.bounds) return;
-    work_.compute += costs_.dense(l, rows);
-    work_.dense += costs_.dense(l, rows);
+    work_.compute = detail::sum(work_.compute, costs_.dense(l, rows));
+    work_.dense = detail::sum(work_.dense, costs_.dense(l, rows));
     UseLog& log = uses_.back();
     for (const View<const Task>& tasks : {plan.resident, plan.arriving, plan.host}) {
       for (const Task& t : tasks) {
@@ -310,7 +311,7 @@ class Replay {
         const SharedTime shared = costs_.host_time(l, bytes, t.rows);
         const Nanoseconds device = costs_.on_device(l, bytes, t.rows), host = shared.alone;
         work_.host_beside_copies = work_.uses == 0 ? pace(shared) : std::max(work_.host_beside_copies, pace(shared));
-        work_.compute += device;
+        work_.compute = detail::sum(work_.compute, device);
         work_.most_device = std::max(work_.most_device, device);
         work_.least_host = work_.uses == 0 ? host : std::min(work_.least_host, host);
         ++work_.uses;

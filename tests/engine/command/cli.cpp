@@ -312,7 +312,7 @@ TEST_CASE("outputs never destroy what they should not") {
   const std::string at = folder.path().string();
   ::mkfifo((at + "/pipe").c_str(), 0600);
   write_file(at + "/prompt.txt", "Once ");
-  write_file(at + "/target.json", "old");
+  write_file(at + "/target.json", R"({"command_line": []})");
   std::filesystem::create_symlink("target.json", at + "/link.json");
   refuses("run --json '" + at + "/pipe'", {"pipe", "not a regular file"});
   CHECK(std::filesystem::is_fifo(at + "/pipe"));
@@ -322,6 +322,20 @@ TEST_CASE("outputs never destroy what they should not") {
   CHECK(run_ferry("run --max-new-tokens 2 --json '" + at + "/link.json'").status == 0);
   CHECK(std::filesystem::is_symlink(at + "/link.json"));
   CHECK(Json::parse(read_file(at + "/target.json")).contains("text"));
+  // What is there is of another kind.
+  std::filesystem::copy_file(model_folder("tiny-mixtral") / "config.json", at + "/config.json");
+  const std::string config = read_file(at + "/config.json");
+  for (const char* command :
+       {"run --json '", "run --timeline '", "run --logits '", "eval --text /dev/null --json '",
+        "simulate --trace t --json '", "recommend --model tiny-mixtral --machine rtx3090-pcie3 --json '",
+        "trace record --text /dev/null --out '", "trace generate --shape mixtral-8x7b --out '",
+        "calibrate machine --name m --out '", "pack --out '", "report /dev/null --out '",
+        "tokenize --text a --json '"}) {
+    refuses(command + at + "/config.json'", {"is there, and is not ", "name another file"});
+  }
+  refuses("compare --json '" + at + "/prompt.txt'", {"is there, and is not ", "name another file"});
+  CHECK(read_file(at + "/config.json") == config);
+  CHECK(read_file(at + "/prompt.txt") == "Once ");
   // Behind two links there is no file yet.
   std::filesystem::create_directory(at + "/sub");
   std::filesystem::create_symlink("sub/second.json", at + "/first.json");

@@ -28,10 +28,10 @@ RunnerOptions quarter(const char* stack) {
   return o;
 }
 
-void run(ExpertRunner& runner) {
+void run(ExpertRunner& runner, std::uint32_t tokens = 4) {
   GenerateOptions g;
   g.prompts = {"Few"};
-  g.max_new_tokens = 4;
+  g.max_new_tokens = tokens;
   g.prefill_chunk = 16;
   generate(test::model("tiny-qwen-moe"), runner, g);
 }
@@ -100,4 +100,31 @@ TEST_CASE("the gate's worker is measured where there is one") {
   const auto runner = make_runner(test::model("tiny-qwen-moe"), o);
   run(*runner);
   CHECK(runner->statistics().gate_worker_busy > 0);
+}
+
+TEST_CASE(
+    "logs of uses that become long are not kept: what their parts need is added up, and no more than the whole needs") {
+  const auto runner = make_runner(test::model("tiny-qwen-moe"), quarter("lru"));
+  run(*runner, 96);
+  REQUIRE(runner->uses.size() == 1);
+  const UseLog whole = runner->uses[0];
+  const std::uint64_t slots = runner->statistics().slots[static_cast<unsigned>(Precision::full)];
+  UseLog parts[2];
+  for (std::size_t layer = 0, at = 0; layer < whole.ends.size(); ++layer) {
+    UseLog& part = parts[2 * layer < whole.ends.size() ? 0 : 1];
+    for (; at < whole.ends[layer]; ++at) part.add(whole.uses[at]);
+    part.end_layer();
+  }
+  std::uint64_t copies = 0;
+  for (const UseLog& part : parts) copies += fewest_copies(part, Precision::full, slots);
+  CHECK(copies > 0);
+  CHECK(copies <= fewest_copies(whole, Precision::full, slots));
+  for (const UseLog& part : parts) {
+    runner->uses = {part};
+    runner->end_long_logs(part.uses.size() + 1);
+    CHECK(runner->uses.size() == 1);
+    runner->end_long_logs(part.uses.size());
+    CHECK(runner->uses.empty());
+  }
+  CHECK(runner->fewest[static_cast<unsigned>(Precision::full)] == copies);
 }

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -158,16 +159,10 @@ TEST_CASE("a context is checked") {
 }
 
 TEST_CASE("strangers' templates end") {
-  const std::string endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}";
   for (const std::string& source : {
-           endless + repeated(3, "{% endfor %}"),
            std::string("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
            std::string("{% set n = namespace(l=[1]) %}{% for i in range(60) %}{% set n.l = n.l + n.l %}{% endfor %}"),
            std::string("{% set n = namespace(l=[]) %}{% for i in range(999) %}{% set n.l = [n.l, n.l] %}{% endfor %}"),
-           std::string(
-               "{% set n = namespace(l=[]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}{{ n.l }}"),
-           std::string("{% set n = namespace(l=[]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}"
-                       "{{ n.l == [n.l[0], n.l[0]] + [] or n.l[0] < n.l[1][:] }}{{ n.l | tojson }}"),
            std::string("{% set n = namespace(l=()) %}{% for i in range(99) %}{% set n.l = (n.l, n.l) %}{% endfor %}{{ "
                        "{n.l: 1} }}"),
            std::string(
@@ -202,6 +197,19 @@ TEST_CASE("strangers' templates end") {
            repeated(20000, "{% if 1 %}") + repeated(20000, "{% endif %}"),
        }) {
     CAPTURE(source.substr(0, 200));
+    CHECK_FALSE(refused(source).empty());
+  }
+}
+
+TEST_CASE("strangers' templates end that take all the steps there are") {
+  if (std::getenv("FERRY_TEST_QUICK") != nullptr) return;  // a minute under sanitizers
+  const std::string endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}";
+  const std::string doubled =
+      "{% set n = namespace(l=[]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}";
+  for (const std::string& source :
+       {endless + repeated(3, "{% endfor %}"), doubled + "{{ n.l }}",
+        doubled + "{{ n.l == [n.l[0], n.l[0]] + [] or n.l[0] < n.l[1][:] }}{{ n.l | tojson }}"}) {
+    CAPTURE(source);
     CHECK_FALSE(refused(source).empty());
   }
 }

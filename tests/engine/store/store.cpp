@@ -77,13 +77,21 @@ class FaultyFile final : public BlockFile {
   }
   void forget(std::uint64_t at, std::uint64_t bytes) override { file_->forget(at, bytes); }
   [[nodiscard]] std::uint64_t size() const override { return file_->size(); }
-  [[nodiscard]] const char* how() const override { return "faulty"; }
+  [[nodiscard]] std::string how() const override { return "faulty"; }
 
  private:
   std::unique_ptr<BlockFile> file_;
   Fault fault_;
   std::uint64_t reads_ = 0;
 };
+
+/// What a scrub says, line by line, and in all; or a comparison with a model.
+std::pair<std::vector<std::string>, Scrubbed> scrub(const Path& store, const Path& model = {}) {
+  std::vector<std::string> lines;
+  const ScrubOptions o = {[](auto, auto) { return true; }, [&](const std::string& line) { lines.push_back(line); }};
+  const Scrubbed s = model.empty() ? scrub_store(store, o) : compare_with_store(model, store, o);
+  return {lines, s};
+}
 
 std::unique_ptr<DiskStore> faulty(const Packing& p, FaultyFile::Fault fault, std::uint64_t host_bytes = 0) {
   auto disk = std::make_unique<DiskStore>(std::make_unique<FaultyFile>(p.store, std::move(fault)), "disk", host_bytes);
@@ -101,7 +109,7 @@ TEST_CASE("a store's file is what its description says, byte for byte") {
   const std::string file = read_file(p.store);
   // Start: magic, version, bytes of the header, checksum.
   REQUIRE(file.substr(0, 8) == "FERRYEXP");
-  CHECK(number(file, 8, 4) == 1);
+  CHECK(number(file, 8, 4) == 2);
   const std::string header = file.substr(24, number(file, 12, 4));
   const Json j = Json::parse(header);
   CHECK(j["layers"] == 2);
@@ -113,11 +121,12 @@ TEST_CASE("a store's file is what its description says, byte for byte") {
   CHECK(j["quantizer"] == "hqq");
   CHECK(j["precisions"] == Json({"int2", "int4", "int8", "bf16"}));
   CHECK(j["source"][0]["name"] == "model.safetensors");
-  // Then, each from a multiple of 4096 on: a checksum a block, and the blocks, by precision, layer, expert.
+  // Then, each from a multiple of 4096 on: a checksum a block and one for what each expert was made from, and the blocks,
+  // by precision, layer, expert.
   const std::size_t index_at = (24 + header.size() + 4095) / 4096 * 4096;
-  std::size_t block_at = index_at + 4096;  // 32 checksums
+  std::size_t block_at = index_at + 4096;  // 32 + 8 checksums
   const std::uint64_t text = XXH3_64bits(header.data(), header.size());
-  CHECK(number(file, 16, 8) == (XXH3_64bits(file.data() + index_at, 32 * 8) ^ (text << 1 | text >> 63)));
+  CHECK(number(file, 16, 8) == (XXH3_64bits(file.data() + index_at, 40 * 8) ^ (text << 1 | text >> 63)));
   MemoryStore memory(Checkpoint(p.model), read_model_config(p.model), {.quantizer = Quantizer::hqq});
   std::size_t block = 0;
   for (const Precision q : all_precisions) {
@@ -128,6 +137,8 @@ TEST_CASE("a store's file is what its description says, byte for byte") {
         // Groups of 32 and 64 are the same for matrices this narrow.
         CHECK(std::memcmp(file.data() + block_at, right.data, right.size) == 0);
         CHECK(number(file, index_at + 8 * block, 8) == XXH3_64bits(right.data, right.size));
+        if (q != Precision::full) continue;  // the model's own numbers
+        CHECK(number(file, index_at + 8 * (32 + 4 * l + e), 8) == XXH3_64bits(right.data, right.size));
       }
     }
   }
@@ -182,7 +193,7 @@ TEST_CASE("a store of layers that differ holds what they have, where its descrip
   CHECK(j["width"] == 48);
   CHECK(j["layer_experts"] == Json({8, 4, 6}));
   CHECK(j["layer_widths"] == Json({32, 48, 16}));
-  std::size_t at = 2 * 4096, block = 0;  // behind the header and 72 checksums
+  std::size_t at = 2 * 4096, block = 0;  // behind the header and 72 + 18 checksums
   for (const Precision p : all_precisions) {
     for (std::uint16_t l = 0; l < 3; ++l) {
       for (std::uint16_t e = 0; e < j["layer_experts"][l]; ++e, ++block) {
@@ -363,7 +374,7 @@ TEST_CASE("a flipped bit anywhere in a store is found: in the header when it is 
     write_file(p.store, damaged);
     CHECK_THROWS_AS(static_cast<void>(p.open()), InputError);
   }
-  for (std::size_t at = facts.index_at(); at < facts.index_at() + 32 * 8; ++at) {
+  for (std::size_t at = facts.index_at(); at < facts.index_at() + 40 * 8; ++at) {
     std::string damaged = file;
     damaged[at] = static_cast<char>(damaged[at] ^ 1 << at % 8);
     write_file(p.store, damaged);
@@ -382,7 +393,10 @@ TEST_CASE("a flipped bit anywhere in a store is found: in the header when it is 
         if (other != n) CHECK(disk->bytes({facts.numbers.id(other), q}).view.size == facts.layout.bytes(q));
       }
       CHECK_THROWS_WITH_AS(static_cast<void>(disk->bytes(v)), doctest::Contains("its checksum differs"), InputError);
-      CHECK_THROWS_AS(verify_store(p.store, [](auto, auto) { return true; }), InputError);
+      const auto [lines, scrubbed] = scrub(p.store);
+      REQUIRE(lines.size() == 1);
+      CHECK(lines[0].find("its checksum differs") != std::string::npos);
+      CHECK(scrubbed.damaged == 1);
     }
   }
 }
@@ -488,6 +502,43 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
     CHECK(p.open()->facts().file_bytes() == right.size());
     return;  // the header has the new time
   }
+  SUBCASE("weights that were edited behind the first 4096 bytes of a matrix, with the time put back") {
+    // As large as it has to be: the header tells a change in the first 4096 bytes.
+    const Path model = p.folder.path() / "large", file = model / "model.safetensors", store = p.folder.path() / "l";
+    std::filesystem::create_directory(model);
+    for (const char* name : {"config.json", "model.safetensors"}) {
+      std::filesystem::copy_file(test::model_folder("tiny-mixtral") / name, model / name);
+    }
+    const auto time = std::filesystem::last_write_time(file);
+    PackOptions o{.precisions = {"int4"}};
+    o.progress = [](bool, std::uint64_t done, std::uint64_t) { return done < 20; };
+    REQUIRE(pack_store(model, store, o).done == 20);
+    const std::string name = "model.layers.1.block_sparse_moe.experts.3.w2.weight";  // of expert 11 of 64
+    const auto [begin, end] = [&] {
+      const std::string text = read_file(file);
+      const std::uint64_t header = number(text, 0, 8);
+      const Json offsets = Json::parse(text.substr(8, header))[name]["data_offsets"];
+      return std::pair(8 + header + offsets[0].get<std::uint64_t>(), 8 + header + offsets[1].get<std::uint64_t>());
+    }();
+    REQUIRE(end - begin > 5000);
+    std::fstream edit(file, std::ios::binary | std::ios::in | std::ios::out);
+    edit.seekg(static_cast<std::streamoff>(end - 2));
+    const int low = edit.get();  // of the last weight
+    edit.seekp(static_cast<std::streamoff>(end - 2));
+    edit.put(static_cast<char>(low ^ 1));
+    edit.close();
+    std::filesystem::last_write_time(file, time);
+    o.progress = nullptr;
+    CHECK(pack_store(model, store, o).resumed == 11);
+    // The same edit behind a whole store: opening it costs too little to see that, comparing does.
+    CHECK(scrub(store, model).first.empty());
+    CHECK_THROWS_WITH_AS(scrub(store, p.model), doctest::Contains("was packed from another model"), InputError);
+    const auto [lines, compared] = scrub(store, test::model_folder("tiny-mixtral"));
+    REQUIRE(lines.size() == 1);
+    CHECK(lines[0].find("expert 3 of layer 1 is not what") != std::string::npos);
+    CHECK(compared.done == 64);
+    return;
+  }
   SUBCASE("one that ended before its first byte") {
     write_file(part, std::string(right.size(), '\0'));
     CHECK(pack_store(p.model, p.store, {}).resumed == 0);
@@ -512,7 +563,7 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
       return true;
     };
     CHECK_THROWS_WITH_AS(static_cast<void>(pack_store(p.model, p.store, o)),
-                         doctest::Contains("its weights have changed meanwhile"), InputError);
+                         doctest::Contains("the file has changed since it was opened"), InputError);
     CHECK_FALSE(std::filesystem::exists(p.store));
     return;
   }
@@ -522,6 +573,35 @@ TEST_CASE("a pack that goes on trusts no block that differs from its checksum, n
     CHECK(pack_store(p.model, p.store, {}).resumed == 8);
   }
   CHECK(read_file(p.store) == right);
+}
+
+TEST_CASE("packing replaces stores and nothing else") {
+  const Packing p;
+  const std::string right = read_file(p.store);
+  write_file(p.store, right.substr(0, 5000));  // damaged ones, too
+  CHECK(pack_store(p.model, p.store, {}).done == 8);
+  write_file(p.store, "");
+  CHECK(pack_store(p.model, p.store, {}).done == 8);
+  CHECK(read_file(p.store) == right);
+  write_file(p.store, "my notes");
+  CHECK_THROWS_WITH_AS(static_cast<void>(pack_store(p.model, p.store, {})),
+                       doctest::Contains("is there, and is not an expert store"), InputError);
+  CHECK(read_file(p.store) == "my notes");
+  CHECK_FALSE(std::filesystem::exists(p.store.string() + ".part"));
+}
+
+TEST_CASE("a checkpoint whose files change while it is read is refused, and gives out nothing of the new") {
+  const Packing p;
+  const Path file = p.model / "model.safetensors";
+  const auto checkpoint = std::make_shared<const Checkpoint>(p.model);
+  CheckpointStore files(checkpoint, read_model_config(p.model), "model", Quantizer::nearest, 0);
+  files.add(Precision::full);
+  CHECK(files.bytes({{1, 2}, Precision::full}).view.size > 0);
+  CHECK_NOTHROW(checkpoint->check_unchanged());
+  std::filesystem::last_write_time(file, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  CHECK_THROWS_WITH_AS(static_cast<void>(files.bytes({{1, 3}, Precision::full})),
+                       doctest::Contains("cannot be used: the file has changed since it was opened"), InputError);
+  CHECK_THROWS_WITH_AS(checkpoint->check_unchanged(), doctest::Contains("model.safetensors: has changed"), InputError);
 }
 
 TEST_CASE("packing refuses what it cannot do in one line, and leaves nothing behind") {
@@ -710,7 +790,9 @@ TEST_CASE("ferry run, eval and inspect read a store, and refuse a damaged one in
     CHECK(r.status == 2);
     CHECK(r.out.find("expert 7 of layer 7 at bf16") != std::string::npos);
     const std::size_t error = std::min(r.out.find("ferry: "), r.out.size());  // behind a note
-    CHECK(std::count(r.out.begin() + static_cast<std::ptrdiff_t>(error), r.out.end(), '\n') == 1);
+    const bool scrubs = command.starts_with("inspect");  // a line for the damage, and one for all of it
+    CHECK(std::count(r.out.begin() + static_cast<std::ptrdiff_t>(error), r.out.end(), '\n') == (scrubs ? 2 : 1));
+    if (scrubs) CHECK(r.out.find("s: 1 of 256 blocks are damaged") != std::string::npos);
   }
   const Path model = folder.path() / "model";
   std::filesystem::create_directory(model);

@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -38,6 +39,27 @@ TEST_CASE("what parts wrote is there when they are done, and what was written be
     std::iota(in.begin(), in.end(), round);
     pool.run(64, [&](std::uint32_t part) { out[part] = in[part] + 1; });
     REQUIRE(std::accumulate(out.begin(), out.end(), 0) == 64 * (round + 1) + 63 * 32);
+  }
+}
+
+TEST_CASE("what a part throws comes out of run once nobody is at a part, whichever thread threw it") {
+  WorkerPool pool(3);
+  for (int round = 0; round < 300; ++round) {
+    std::atomic<int> inside = 0;
+    const auto all = [&] {
+      std::vector<int> parts(64);  // gone before the next round
+      pool.run(64, [&](std::uint32_t part) {
+        ++inside;
+        parts[part] = 1;
+        --inside;
+        if (part >= static_cast<std::uint32_t>(round) % 64) throw std::runtime_error("part");
+      });
+    };
+    CHECK_THROWS_WITH_AS(all(), "part", std::runtime_error);
+    REQUIRE(inside == 0);
+    std::atomic<int> done = 0;
+    pool.run(8, [&](std::uint32_t) { ++done; });
+    REQUIRE(done == 8);
   }
 }
 

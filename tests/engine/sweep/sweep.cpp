@@ -4,6 +4,8 @@
 #include <doctest/doctest.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <algorithm>
 #include <atomic>
@@ -132,6 +134,17 @@ Lines whole_lines(const Path& path) {
 Lines sorted(Lines lines) {
   std::sort(lines.begin(), lines.end());
   return lines;
+}
+
+/// A line that says these things, with the checksum that it would have been written with.
+std::string sealed(Json line) {
+  const std::string zeros(16, '0');
+  line["sweep"]["xxh3"] = zeros;
+  std::string text = line.dump();
+  const std::uint64_t sum = XXH3_64bits(text.data(), text.size());
+  char digits[17];
+  std::snprintf(digits, sizeof(digits), "%016llx", static_cast<unsigned long long>(sum));
+  return text.replace(text.rfind(zeros), zeros.size(), digits);
 }
 
 /// By index, each with its line end.
@@ -554,17 +567,20 @@ TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("
   other.batches = {2};
   message(other);
 
+  CHECK(sealed(Json::parse(lines_of(text)[0])) == lines_of(text)[0]);
   auto damaged = [&](const std::function<void(Json&)>& change, const Lines& parts) {
     Json line = Json::parse(lines_of(text)[0]);
     change(line);
-    const std::string all = line.dump() + "\n" + text.substr(text.find('\n') + 1);
+    const bool whole = line.is_object() && line.contains("sweep") && line["sweep"].contains("xxh3");
+    const std::string all = (whole ? sealed(line) : line.dump()) + "\n" + text.substr(text.find('\n') + 1);
     write_file(out, all);
     CHECK(says(refusal("", [&] { run(grid, out); }), {out.string(), "line 1"}));
     CHECK(says(refusal("", [&] { run(grid, out); }), parts));
     CHECK(read_file(out) == all);
   };
-  damaged([](Json& j) { j = 5; }, {"expected a JSON object"});
-  damaged([](Json& j) { j.erase("sweep"); }, {"\"sweep\" is missing"});
+  damaged([](Json& j) { j = 5; }, {"its checksum is missing", "another --out"});
+  damaged([](Json& j) { j.erase("sweep"); }, {"its checksum is missing"});
+  damaged([](Json& j) { j["sweep"].erase("xxh3"); }, {"damaged, or of an older ferry", "its checksum is missing"});
   damaged([](Json& j) { j["sweep"].erase("key"); }, {"\"key\" is missing"});
   damaged([](Json& j) { j["sweep"]["index"] = 12; }, {"not in this sweep at its place"});
   damaged([](Json& j) { j["sweep"]["index"] = -1; }, {"\"index\""});
@@ -578,8 +594,74 @@ TEST_CASE("lines of another sweep are refused, and stay" * doctest::test_suite("
   CHECK(run(grid, out).had == 12);
   Json twice = Json::parse(lines_of(text)[3]);
   twice["batch"] = 77;
-  write_file(out, text + twice.dump() + "\n");
+  write_file(out, text + sealed(twice) + "\n");
   CHECK(says(refusal("", [&] { run(grid, out); }), {out.string(), "stands twice"}));
+}
+
+TEST_CASE("a flipped bit anywhere in a sweep's results is found, or its cell runs again" *
+          doctest::test_suite("threads")) {
+  const SweepFixture f;
+  const SweepGrid grid = f.grid();
+  const Path whole = f.at("whole.jsonl"), out = f.at("out.jsonl");
+  run(grid, whole);
+  const std::string text = read_file(whole);
+  std::uint32_t refused = 0, again = 0;
+  for (std::size_t at = 0; at < text.size(); at += text.size() / 40) {
+    CAPTURE(at);
+    std::string damaged = text;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1 << at % 8);
+    write_file(out, damaged);
+    const std::string what = refusal("out.jsonl", [&] { run(grid, out); });
+    refused += what.empty() ? 0 : 1;
+    again += what.empty() ? 1 : 0;
+    CHECK(read_file(out) == (what.empty() ? text : damaged));
+  }
+  CHECK(refused >= 40);
+  // The last line end: what is there is half a line, as far as anybody can see.
+  write_file(out, text.substr(0, text.size() - 1) + "\v");
+  CHECK(run(grid, out).had == 11);
+  CHECK(sorted(whole_lines(out)) == sorted(whole_lines(whole)));
+  CHECK(again == 0);
+  std::string damaged = text;
+  char& byte = damaged[damaged.size() / 2];
+  byte = static_cast<char>(byte ^ 1);
+  write_file(out, damaged);
+  refuses("report " + quoted(out.string()) + " --out " + quoted(f.at("report.html")),
+          {"line ", "its checksum differs"});
+}
+
+TEST_CASE("a trace that is overwritten while a sweep runs changes none of its cells" * doctest::test_suite("threads")) {
+  const SweepFixture f;
+  const SweepGrid grid = f.grid();
+  const Path trace = grid.traces[0], whole = f.at("whole.jsonl"), out = f.at("out.jsonl");
+  run(grid, whole);
+  const auto size = static_cast<std::size_t>(std::filesystem::file_size(trace));
+  run_sweep(grid, out, {}, 1, never, [&](std::uint64_t done, std::uint64_t, double) {
+    std::fstream file(trace, std::ios::binary | std::ios::in | std::ios::out);
+    if (done == 1) file << std::string(size, '\xff');  // neither scores nor experts that there are
+    if (done == 6) std::filesystem::resize_file(trace, 0);
+  });
+  CHECK(read_file(out) == read_file(whole));
+}
+
+TEST_CASE("a machine that changes while a sweep runs ends it, and no line is of the other" *
+          doctest::test_suite("threads")) {
+  const SweepFixture f;
+  SweepGrid grid = f.grid();
+  const Path out = f.at("out.jsonl");
+  Json machine = read_json(data_file("machines", "machine", grid.machines[0]));
+  machine["name"] = "mine";
+  grid.machines = {f.at("mine.json")};
+  write_file(grid.machines[0], machine.dump());
+  const std::string what = refusal("mine.json", [&] {
+    run_sweep(grid, out, {}, 1, never, [&](std::uint64_t done, std::uint64_t, double) {
+      if (done == 2) write_file(grid.machines[0], machine.dump() + "\n");
+    });
+  });
+  CHECK(says(what, {"has changed since the sweep began", "put it back"}));
+  CHECK(whole_lines(out).size() == 2);
+  write_file(grid.machines[0], machine.dump());
+  CHECK(run(grid, out).had == 2);
 }
 
 TEST_CASE("results under other costs, sizes, pools, bounds or lengths are another sweep's" *
@@ -713,12 +795,13 @@ TEST_CASE("files of ranks that do not fit together are refused by name") {
   const SweepGrid grid = f.grid();
   const Path out = f.at("all.jsonl");
   for (std::uint32_t r = 0; r < 3; ++r) run(grid, out, {r, 3});
-  write_file(out, "old");
+  const std::string old = R"({"sweep":{"index":0}})";
+  write_file(out, old);
   const Path second = rank_file(out, {1, 3});
   const std::string text = read_file(second);
   auto merged = [&] {
     const std::string message = refusal("", [&] { merge_sweep(grid, out, 3); });
-    CHECK(read_file(out) == "old");
+    CHECK(read_file(out) == old);
     return message;
   };
   std::filesystem::remove(second);
@@ -731,11 +814,11 @@ TEST_CASE("files of ranks that do not fit together are refused by name") {
   CHECK(says(merged(), {"all.1-of-3.jsonl: line 5"}));
   Json other = Json::parse(lines_of(text)[0]);
   other["batch"] = 9;
-  write_file(second, text + other.dump() + "\n");
+  write_file(second, text + sealed(other) + "\n");
   CHECK(says(merged(), {"all.1-of-3.jsonl", "cell 1", "stands twice"}));
   write_file(second, text);
   const Path third = rank_file(out, {2, 3});
-  write_file(third, read_file(third) + other.dump() + "\n");
+  write_file(third, read_file(third) + sealed(other) + "\n");
   CHECK(says(merged(), {"all.2-of-3.jsonl", "cell 1", "another rank's file"}));
   SweepGrid bigger = grid;
   bigger.batches = {1, 2};

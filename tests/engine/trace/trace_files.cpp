@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <thread>
 
 #include "engine/fixtures/refusal.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
@@ -432,7 +434,7 @@ TEST_CASE("a trace that is written and read again is the same, element for eleme
     check_same(*made, back);
     CHECK(back.trace.experts16.empty() == (kinds[i].experts <= 255));
     // What was read can be written, too, over a file that is there.
-    write_file(second, "old");
+    write_file(second, "\"ferry-trace 1\"");
     back.write(second);
     check_same(*made, TraceFile(second));
   }
@@ -474,7 +476,7 @@ TEST_CASE("a written trace is a plain safetensors file with the documented tenso
     made->write(path);
     const Parsed file(path);
     const Json& metadata = file.header.at("__metadata__");
-    CHECK(metadata.at("format") == "ferry-trace 1");
+    CHECK(metadata.at("format") == "ferry-trace 2");
     for (const auto& [key, value] : metadata.items()) CHECK(value.is_string());
     const Json model = Json::parse(metadata.at("model").get<std::string>());
     CHECK(model.at("name") == made->trace.name);
@@ -611,7 +613,8 @@ TEST_CASE("a trace is written whole or not at all") {
     std::filesystem::permissions(folder.path() / "folder", std::filesystem::perms::owner_all);
   }
   // A disk that is full in the middle of the file: what stood there stays.
-  write_file(folder.path() / "old", "old");
+  const std::string old_trace = R"("format":"ferry-trace 1")";
+  write_file(folder.path() / "old", old_trace);
   for (const char* name : {"old", "new"}) {
     std::string message;
     {
@@ -624,8 +627,10 @@ TEST_CASE("a trace is written whole or not at all") {
     }
     CHECK(says(message, {name, "cannot be written"}));
   }
-  CHECK(read_bytes(folder.path() / "old") == "old");
+  CHECK(read_bytes(folder.path() / "old") == old_trace);
   CHECK(files_in(folder.path()) == 4);
+  CHECK(says(refused_write("plain"), {"is there, and is not a trace of ferry", "name another file"}));
+  CHECK(read_bytes(folder.path() / "plain") == "x");
 }
 
 TEST_CASE("a trace cut off anywhere is refused") {
@@ -646,7 +651,7 @@ TEST_CASE("what is no trace is refused") {
   const std::string at = folder.path().string();
   auto message = [&](const std::string& name) { return refusal(name, [&] { TraceFile file(folder.path() / name); }); };
   TinyCheckpoint().write(folder.path());
-  CHECK(says(message("model.safetensors"), {"no trace of ferry's", "\"pt\"", "expected \"ferry-trace 1\"", "import"}));
+  CHECK(says(message("model.safetensors"), {"no trace of ferry's", "\"pt\"", "expected \"ferry-trace 2\"", "import"}));
   CHECK(says(message("config.json"), {"not a usable safetensors file"}));
   write_file(folder.path() / "empty", "");
   CHECK(says(message("empty"), {"0 bytes, expected at least 8"}));
@@ -656,8 +661,9 @@ TEST_CASE("what is no trace is refused") {
   CHECK(says(message("pipe"), {"not a regular file"}));
   CHECK(says(message("nowhere"), {"cannot open"}));
   CHECK(says(refused([](RawTrace& r) { r.metadata = nullptr; }), {"no trace of ferry's", "\"\""}));
-  CHECK(says(refused([](RawTrace& r) { r.metadata["format"] = "ferry-trace 2"; }),
-             {"\"ferry-trace 2\"", "expected \"ferry-trace 1\""}));
+  CHECK(says(refused([](RawTrace& r) { r.metadata["format"] = "ferry-trace 3"; }),
+             {"\"ferry-trace 3\"", "expected \"ferry-trace 2\""}));
+  CHECK(says(refused([](RawTrace& r) { r.metadata["format"] = "ferry-trace 2"; }), {"has no \"xxh3\""}));
 }
 
 TEST_CASE("a damaged description of the model names the field") {
@@ -825,6 +831,73 @@ TEST_CASE("scores that contradict the recorded experts break no stack that knows
     replay(file, "lru", knows);
     replay(file, "cross-layer-lru", knows);
   }
+}
+
+TEST_CASE("a flipped bit anywhere in a trace of ferry's is found") {
+  const TemporaryFolder folder;
+  const Path path = folder.path() / "t.safetensors";
+  write_file(path, RawTrace().file());
+  const TraceFile raw(path);
+  std::filesystem::remove(path);
+  raw.write(path);
+  const std::string good = read_bytes(path);
+  CHECK_NOTHROW(TraceFile{path});
+  const std::size_t step = quick() ? 31 : 5;
+  for (std::size_t at = 0; at < good.size(); at += step) {
+    CAPTURE(at);
+    std::string bad = good;
+    bad[at] = static_cast<char>(bad[at] ^ 1 << at / step % 8);
+    std::filesystem::remove(path);
+    write_file(path, bad);
+    CHECK_FALSE(refusal("t.safetensors", [&] { TraceFile{path}; }).empty());
+    // Mapped, too, as traces are that are large.
+    if (at % 16 == 0) CHECK_FALSE(refusal("t.safetensors", [&] { TraceFile(path, 0); }).empty());
+  }
+}
+
+TEST_CASE("a trace that is overwritten or cut off while it is open stays what it was") {
+  const TemporaryFolder folder;
+  const Path path = folder.path() / "t.safetensors", again = folder.path() / "again.safetensors";
+  const RawTrace raw;
+  write_file(path, raw.file());
+  const TraceFile file(path);
+  TraceFile{path}.write(again);
+  const std::string right = read_bytes(again);
+  const std::size_t size = std::filesystem::file_size(path);
+  const auto overwrite = [&] {
+    std::fstream out(path, std::ios::binary | std::ios::in | std::ios::out);
+    out << std::string(size, '\xff');
+  };
+  overwrite();
+  file.write(again);
+  CHECK(read_bytes(again) == right);
+  replay(file, "lru");
+  std::filesystem::resize_file(path, 0);
+  file.write(again);
+  CHECK(read_bytes(again) == right);
+  CHECK_NOTHROW(file.check_unchanged());
+}
+
+TEST_CASE("a trace that is too large to copy has its indices in memory, and says that it was changed") {
+  const TemporaryFolder folder;
+  const Path path = folder.path() / "t.safetensors";
+  const RawTrace raw;
+  write_file(path, raw.file());
+  const TraceFile copied(path), file(path, 0);
+  check_same(copied, file);
+  CHECK_NOTHROW(file.check_unchanged());
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  {
+    std::fstream out(path, std::ios::binary | std::ios::in | std::ios::out);
+    out << std::string(std::filesystem::file_size(path), '\xff');
+  }
+  // Experts that there are not would be beyond every array.
+  CHECK(std::equal(file.trace.experts8.begin(), file.trace.experts8.end(), copied.trace.experts8.begin()));
+  CHECK(std::equal(file.trace.phase.begin(), file.trace.phase.end(), copied.trace.phase.begin()));
+  CHECK(std::equal(file.trace.sequence_start.begin(), file.trace.sequence_start.end(),
+                   copied.trace.sequence_start.begin()));
+  replay(file, "lru");
+  CHECK(says(refusal("t.safetensors", [&] { file.check_unchanged(); }), {"has changed since it was opened"}));
 }
 
 TEST_CASE("thousands of damaged bytes: every trace is refused or can be replayed") {

@@ -134,6 +134,18 @@ TEST_CASE("the clairvoyant cache passes over other pools' layers and the end of 
   CHECK(cache->victim(full(3, 1), {none, 1}) == 1);
 }
 
+TEST_CASE("uses in the layers on either side of the pool take none of its room") {
+  const auto bytes = [](const std::vector<ExpertId>& future) {
+    Belady policy = knowing(future);
+    Carver measure;
+    policy.reserve(measure, PoolShape{2, 2, 2, 2});
+    return measure.bytes();
+  };
+  CHECK(bytes(std::vector<ExpertId>(200, ExpertId{1, 0})) == bytes({}));
+  CHECK(bytes(std::vector<ExpertId>(200, ExpertId{4, 1})) == bytes({}));
+  CHECK(bytes(std::vector<ExpertId>(200, ExpertId{3, 1})) >= bytes({}) + 800);
+}
+
 TEST_CASE("a future with an expert that the model lacks is refused") {
   const std::vector<ExpertId> future{{0, 1}, {7, 8}};
   CHECK_THROWS_WITH_AS((Placed<Belady>(PoolShape{3, 0, 1, 8}, knowing(future))),

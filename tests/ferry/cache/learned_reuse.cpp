@@ -134,6 +134,40 @@ TEST_CASE("a prompt makes room in its own layer only, and its rows teach") {
   CHECK(learned->victim(full(0, 4), {none, 1}) == no_slot);
 }
 
+TEST_CASE("a layer that the step has not reached ranks as if it were of this step") {
+  // At a half-life of one step. Until its layer is reached, what was used in each of three steps has a rank of at least
+  // 1 + 1/2 + 1/4 for its uses alone, and 3.1 with what may follow; a use now has 1, and 2.1 with that.
+  LearnedReuse quick;
+  quick.half_life = 1;
+  Placed<LearnedReuse> policy(PoolShape{1, 0, 2, 8}, quick);
+  policy->replace(0, full(1, 0), true);
+  for (std::uint16_t e = 5; e < 8; ++e) {
+    step(policy, {{e}});
+    step(policy, {{0}}, 1, false);
+  }
+  step(policy, {{4}});
+  CHECK(policy->victim(full(0, 4), {none, 1}) == no_slot);
+  // Once that layer is reached, and has not used it again, it has half of that.
+  step(policy, {{3}}, 1, false);
+  CHECK(policy->victim(full(0, 4), {none, 1}) == 0);
+}
+
+TEST_CASE("a prompt counts by the share of its rows that chose an expert") {
+  // Eight rows are as much as eight steps, at a half-life of 64. Half of them chose expert 0: four uses, after which six
+  // steps with expert 1 are more, and not thirty-two, after which they are less.
+  Placed<LearnedReuse> policy(PoolShape{1, 0, 1, 8});
+  hold(policy, {0});
+  policy->begin_step(StepOf(Phase::prefill, 8));
+  std::vector<Route> routes;
+  for (const std::uint16_t e : std::vector<std::uint16_t>{0, 2, 0, 3, 0, 4, 0, 5})
+    routes.push_back({e, 1.0F, no_expert});
+  policy->chosen(0, {routes.data(), 8}, {});
+  step(policy, {{1}});
+  CHECK(policy->victim(full(0, 6), {none, 1}) == no_slot);
+  for (int i = 0; i < 5; ++i) step(policy, {{1}});
+  CHECK(policy->victim(full(0, 1), {none, 1}) == 0);
+}
+
 TEST_CASE("over thousands of steps, against sums of powers and a regression with real numbers") {
   constexpr std::uint32_t layers = 2, experts = 24;
   constexpr std::uint32_t slots = 10, k = 2;

@@ -91,3 +91,16 @@ TEST_CASE("misses by score, if scores were seen") {
   CHECK(o.requests == 4);
   CHECK(o.top_requests == 1);
 }
+
+TEST_CASE("an engine that substitutes by itself, beside a router that skips: outcomes still sum to the requests") {
+  AccountsFixture<stacks::FerryLossy> f(model(1, 4, 2));
+  f.accounts.begin_step(Phase::decode, 1);
+  const Route routes[] = {{0, 0.6F}, {3, 0.4F, 1}};  // 3 stands for 1, which does not run
+  const Request run[] = {request(0), request(3)};
+  f.accounts.ask(0, routes, {}, run);
+  f.accounts.hit(run[0]);
+  f.accounts.hit(run[1]);
+  CHECK(f().of(Phase::decode).requests == 2);
+  CHECK(f().of(Phase::decode).skipped == 1);
+  CHECK(f().of(Phase::decode).hits == 1);
+}

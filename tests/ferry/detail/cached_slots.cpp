@@ -90,3 +90,28 @@ TEST_CASE("stream slots come in turn, behind the cached ones") {
   f.slots.lease(2);
   CHECK(f.slots.free_stream_slot() == no_slot);
 }
+
+TEST_CASE("the victim of the second pool is a slot of the second pool") {
+  // A pool of 2 slots for each of two layers, and 2 stream slots.
+  alignas(64) static std::byte block[8192];
+  Slots& slots = *new (block) Slots;
+  Carver carve(block + 2048);
+  const std::uint8_t whole = part::bit(Precision::full);
+  slots.reserve(carve, model(2, 4, 1, 1, 100), {{{0, 1, whole, 2, 128}, {1, 1, whole, 2, 128}}, 2, 128}, Lru{}, 1,
+                -1.0F);
+  const std::uint32_t sequence = 0;
+  slots.begin_step({Phase::decode, {&sequence, 1}}, false);
+  std::uint16_t closed = Residency::no_pool;
+  for (std::uint16_t l = 0; l < 2; ++l) {
+    for (std::uint16_t e = 0; e < 2; ++e) {
+      const std::uint32_t slot = slots.make_room(full(l, e), Residency::for_demand, closed);
+      CHECK(slot == 2U * l + e);
+      slots.admit(slot, full(l, e), true);
+    }
+  }
+  slots.begin_call({Ticket{100}, Ticket{101}, Ticket{101}});
+  slots.use(2);  // so that 3 is the one that was used longest ago
+  CHECK(slots.make_room(full(1, 2), Residency::for_demand, closed) == 3);
+  CHECK(slots.residency().slot(3).state == State::absent);
+  CHECK(slots.residency().slot(1).state == State::resident);
+}

@@ -84,3 +84,23 @@ TEST_CASE("what is in flight runs in the order in which it lands, before what is
   CHECK_FALSE(f.tasks.waits());
   CHECK(f.slots.accounts().counters().of(Phase::decode).late_hits == 3);
 }
+
+TEST_CASE("the task that frees a slot is counted among those that arrive, behind the resident ones") {
+  LayerFixture f(1);
+  std::vector<Request> all = requests(5);
+  std::uint16_t closed = Residency::no_pool;
+  f.slots.admit(f.slots.make_room(full(0, 0), Residency::for_demand, closed), full(0, 0), true);
+  f.slots.begin_call({Ticket{100}, Ticket{101}, Ticket{101}});
+  f.slots.find_best(all[0]);
+  f.slots.lease(0);
+  f.tasks.add_resident({all.data(), 1}, f.slots);
+  f.tasks.load({all.data() + 1, 4}, f.slots);
+  CHECK(f.tasks.resident().size == 1);
+  const View<const Task> a = f.tasks.arriving();
+  REQUIRE(a.size == 4);
+  const std::uint32_t slots[] = {1, 2, 1, 2}, freed_by[] = {no_task, no_task, 0, 1};
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    CHECK(a[i].slot == slots[i]);
+    CHECK(a[i].freed_by == freed_by[i]);
+  }
+}

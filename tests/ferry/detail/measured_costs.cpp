@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "support/shapes.hpp"
 
 using namespace ferry;
@@ -33,4 +35,24 @@ TEST_CASE("what was not measured leaves the last time, each phase and layer for 
   costs.set(Phase::prefill, r);
   CHECK(r.copy_ns == 0);
   CHECK(r.host_ns == 0);
+}
+
+TEST_CASE("times near the longest add up to the longest, and what cannot be is not noted") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  alignas(64) std::byte block[1024];
+  auto& costs = *new (block) detail::MeasuredCosts(CoreSettings{});
+  Carver carve(block + sizeof(costs));
+  costs.reserve(carve, 2);
+  CHECK(costs.layer_ns(Phase::decode, 0, 3) == 0);
+  costs.note(Phase::decode, 0, {10, 5, 20, 0});
+  CHECK(costs.layer_ns(Phase::decode, 0, 3) == 75);
+  costs.note(Phase::decode, 0, {-1, -1, -1, -1});
+  CHECK(costs.layer_ns(Phase::decode, 0, 3) == 75);
+  costs.note(Phase::decode, 0, {most, most, most, most});
+  CHECK(costs.layer_ns(Phase::decode, 0, 3) == most);
+  costs.note(Phase::decode, 2, {1, 1, 1, 1});  // there is none: it would be the first of the other phase
+  costs.note(Phase::prefill, 2, {1, 1, 1, 1});
+  CHECK(costs.layer_ns(Phase::decode, 1, 1) == 0);
+  CHECK(costs.layer_ns(Phase::prefill, 0, 1) == 0);
+  CHECK(costs.layer_ns(Phase::prefill, 1, 1) == 0);
 }

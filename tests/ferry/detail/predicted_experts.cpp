@@ -74,6 +74,19 @@ TEST_CASE("of several rows the smallest unimportance, the largest weight and sco
   CHECK(r[2].unimportance == .625F);
 }
 
+TEST_CASE("the largest score of an expert counts, whichever row gives it") {
+  const std::vector<float> first = {.875F, .125F, 0, .25F, .75F, 0}, second = {.25F, .75F, 0, .875F, .125F, 0};
+  for (const std::vector<float>& rows : {first, second}) {
+    const auto r = best(Shape{4, 3, 2, 2}, rows, 2);
+    REQUIRE(r.size() == 2);
+    CHECK(r[0].want.id.expert == 0);
+    CHECK(r[0].confidence == .875F);
+    CHECK(r[1].want.id.expert == 1);
+    CHECK(r[1].confidence == .75F);
+    CHECK(r[0].rows == 2);
+  }
+}
+
 TEST_CASE("in prefill votes come before scores, and both before the index") {
   // Votes: 1 twice, the others once. Scores of those: 0 and 2 tie at .5, 3 has .75.
   const auto r = best(Shape{4, 4, 2, 3},

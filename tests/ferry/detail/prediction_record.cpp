@@ -76,6 +76,23 @@ TEST_CASE("predictions of one layer from several distances are counted apart, th
   CHECK(f.record.accuracy(3, 3).rows_top1 == 0);
 }
 
+TEST_CASE("with more layers than the depth, each layer and distance still has its own record") {
+  RecordFixture f(Shape{3, 4, 1, 1}, 2);
+  const std::vector<float> likes1 = {0, 1, 0, 0};
+  const Request predicted = named(2, 1);
+  f.record.note(scores(2, likes1), 1, {&predicted, 1});
+  const Route route{1, 1.0F};
+  PrefetchCounts count;
+  f.record.score(0, {&route, 1}, {}, 1, no_best, count);  // nothing was predicted for layer 0, from any distance
+  CHECK(count.accuracy.needed == 0);
+  f.record.score(2, {&route, 1}, {}, 1, no_best, count);
+  for (std::uint16_t distance = 1; distance <= 2; ++distance) {
+    for (std::uint16_t layer = 0; layer < 3; ++layer) {
+      CHECK(f.record.accuracy(distance, layer).needed == (distance == 1 && layer == 2 ? 1 : 0));
+    }
+  }
+}
+
 TEST_CASE("a prediction without rows counts in recall, not in top-1, and substitutes stand for the gate's choice") {
   RecordFixture f(Shape{2, 4, 1, 2}, 1);
   const Request predicted = named(1, 3);

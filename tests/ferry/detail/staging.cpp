@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <new>
 
 #include "support/shapes.hpp"
@@ -51,4 +52,14 @@ TEST_CASE("a copy that would be waited for is worth it if it is likely enough to
   CHECK(f.staging.is_worth(1'000'000'000));
   f.staging.plan(4, 3);  // some were on their way already
   CHECK(f.staging.is_worth(1'000'000'000));
+}
+
+TEST_CASE("times near the longest weigh as the longest") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  StagingFixture f;
+  f.staging.plan(1, 1000);
+  f.staging.finish({most, most, most, 0});
+  CHECK(f.staging.is_worth(most));
+  f.staging.finish({10, 0, 0, 0});
+  CHECK_FALSE(f.staging.is_worth(most));
 }

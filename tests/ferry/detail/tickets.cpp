@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
+
 using namespace ferry;
 
 TEST_CASE("what was never submitted is refused by its number, what was is not") {
@@ -25,4 +27,11 @@ TEST_CASE("a copy is taken to last as long as the last of its precision") {
   CHECK(times.left(Precision::full, 100, 130, 3) == 120);  // three that land together
   times.note(Precision::full, 90);
   CHECK(times.left(Precision::full, 100, 150) == 40);
+}
+
+TEST_CASE("a copy that took as long as can be takes no less") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  detail::CopyTimes times;
+  times.note(Precision::full, most);
+  CHECK(times.left(Precision::full, 1000, 1100, 3) == most - 1100);
 }

@@ -20,3 +20,11 @@ TEST_CASE("walks ahead over complete layers, stops behind the first with a miss,
   CHECK(taken[2] == 2);
   CHECK(taken[3] == 0);
 }
+
+TEST_CASE("one absent expert is enough to stop") {
+  PrefetchWindow window;
+  window.distance = 2;
+  CHECK(FirstMiss::further(window));
+  window.taken = 1;
+  CHECK_FALSE(FirstMiss::further(window));
+}

@@ -146,6 +146,15 @@ TEST_CASE("CUDA link: prefetches go to the stream a bounded number of bytes ahea
   CHECK(f.was_read() == 0xff);  // dropped
 }
 
+TEST_CASE("CUDA link: prefetches that have landed make room for others on the stream") {
+  StreamFixture f(1, {.ahead_bytes = expert_bytes});
+  for (std::uint64_t t = 3; t <= 9; t += 2) {
+    f.link->submit(copy(t, static_cast<std::uint16_t>(t / 2), static_cast<std::uint32_t>(t / 2)));
+    CHECK(f.link->seen().prefetch_begun == Ticket{t});
+    f.link->drain();
+  }
+}
+
 TEST_CASE("CUDA link: a prefetch whose slot is still read holds no demand copy up") {
   StreamFixture f;
   emulated::hold(*f.compute);

@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <future>
+
 #include "support/shapes.hpp"
 
 using namespace ferry;
@@ -42,6 +44,9 @@ TEST_CASE("where slots borrow, what landed is there without a copy, and copies c
   CHECK(memory.slot(3) == f.experts[6].data());
   CHECK(link.bytes_copied() == 2 * 4096);
   CHECK_THROWS_AS(HostThread(memory, {.bytes_per_s = 1000}), ConfigError);
+  CHECK_THROWS_AS(HostThread(memory, {.latency_ns = -1}), ConfigError);
+  CHECK_THROWS_AS(HostThread(memory, {.latency_ns = std::numeric_limits<Nanoseconds>::max()}), ConfigError);
+  CHECK_THROWS_AS(HostThread(memory, {.linger_ns = std::numeric_limits<Nanoseconds>::max()}), ConfigError);
 }
 
 TEST_CASE("what landed is there, whole") {
@@ -119,6 +124,39 @@ TEST_CASE("not one byte before the slot's last reader, and nothing overtakes tha
   link.fence(Fence{9});
   link.wait(Ticket{4});
   CHECK(f.memory.slot(0)[0] == std::byte{6});
+}
+
+TEST_CASE("the fence before the one that a copy waits for does not start it") {
+  ThreadFixture f;
+  HostThread link(f.memory, {});
+  link.fence(Fence{8});
+  link.submit(copy_of(2, 6, 0, Fence{9}));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(link.seen().demand_landed == Ticket::none);
+  link.fence(Fence{9});
+  link.wait(Ticket{2});
+  CHECK(link.seen().demand_landed == Ticket{2});
+}
+
+TEST_CASE("a prefetch that has begun has not landed") {
+  const ThreadFixture f;
+  std::promise<void> go_on;
+  std::shared_future<void> may_go_on = go_on.get_future().share();
+  SlotMemory memory(
+      one_pool(f.m, 6 * 4096),
+      [&f, may_go_on](Variant v) {
+        may_go_on.wait();
+        return View<const std::byte>{f.experts[v.id.expert].data(), 4096};
+      },
+      true);
+  HostThread link(memory, {});
+  link.submit(copy_of(3, 7, 1));
+  Seen seen = link.seen();
+  for (; seen.prefetch_begun < Ticket{3}; seen = link.seen()) std::this_thread::yield();
+  CHECK(seen.prefetch_landed < Ticket{3});
+  go_on.set_value();
+  link.wait(Ticket{3});
+  CHECK(link.seen().prefetch_landed == Ticket{3});
 }
 
 TEST_CASE("waiting for a copy that was never submitted is an error, not a hang") {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <limits>
 
 #include "support/random.hpp"
 #include "support/shapes.hpp"
@@ -141,6 +142,20 @@ TEST_CASE("a copy waits for the last reader of its slot, and the link with it") 
   c.sync();
   CHECK(c.now() == 1700);
   c.wait(Ticket{4});
+  c.sync();
+  CHECK(c.now() == 2700);
+}
+
+TEST_CASE("a demand copy that waits for its slot's reader is not begun where the prefetch behind it could be") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.device(700);
+  c.fence(Fence{1});  // reached at 700
+  c.submit(demand(2, 0, Fence{1}));
+  c.submit(prefetch(3, 1));
+  c.wait(Ticket{2});
+  c.sync();
+  CHECK(c.now() == 1700);
+  c.wait(Ticket{3});
   c.sync();
   CHECK(c.now() == 2700);
 }
@@ -374,4 +389,44 @@ TEST_CASE("bytes that cannot be had fail the wait") {
   VirtualClock c(m, {speed, 0, false}, &memory);
   c.submit(demand(2));
   CHECK_THROWS_WITH_AS(c.wait(Ticket{2}), "a copy failed: disk", LinkError);
+}
+
+TEST_CASE("work that no clock can weigh is refused") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  const std::string expected = " ns, expected 0 to less than 2^42 (73 minutes)";
+  CHECK_THROWS_WITH_AS(c.device(-1), ("virtual clock, device: work of -1" + expected).c_str(), UsageError);
+  CHECK_THROWS_WITH_AS(c.device(std::numeric_limits<Nanoseconds>::max()),
+                       ("virtual clock, device: work of 9223372036854775807" + expected).c_str(), UsageError);
+  CHECK_THROWS_WITH_AS(c.host({1, Nanoseconds{1} << 42U}, full(0, 0)),
+                       ("virtual clock, host: work of 4398046511104" + expected).c_str(), UsageError);
+  CHECK_THROWS_WITH_AS(c.host({-1, 1}, full(0, 0)), ("virtual clock, host: work of -1" + expected).c_str(), UsageError);
+  CHECK(c.now() == 0);
+  const std::string slow =
+      "virtual clock: a copy of 64 bytes takes 2^42 ns (73 minutes) or more, expected a faster link";
+  CHECK_THROWS_WITH_AS(VirtualClock(model(1, 8, 1), {speed, Nanoseconds{1} << 42U, false}), slow.c_str(), ConfigError);
+  CHECK_THROWS_WITH_AS(
+      VirtualClock(model(1, 8, 1, 1, std::uint64_t{1} << 45U), {1, std::numeric_limits<Nanoseconds>::max(), false}),
+      "virtual clock: a copy of 35184372088832 bytes takes 2^42 ns (73 minutes) or more, expected a faster link",
+      ConfigError);
+  CHECK_THROWS_AS(VirtualClock(model(1, 8, 1), {speed, 0, false, 2'000'000'000'000'000}), ConfigError);
+}
+
+TEST_CASE("at the end of time everything still lands, and nothing hangs") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  constexpr Nanoseconds long_work = (Nanoseconds{1} << 42U) - 1;
+  for (int i = 0; i < (1 << 21) + 2; ++i) c.device(long_work);
+  c.sync_device();
+  const Nanoseconds end = c.now();
+  CHECK(end == std::numeric_limits<Nanoseconds>::max() - 1);
+  c.submit(demand(2));
+  c.submit(prefetch(3));
+  c.host({1000, 2000}, full(0, 1));
+  c.device(1000);
+  c.wait(Ticket{2});
+  c.wait(Ticket{3});
+  CHECK(c.sync() == 0);
+  c.drain();
+  CHECK(c.seen().demand_landed == Ticket{2});
+  CHECK(c.now() == end);
+  CHECK(c.device_ns() == std::numeric_limits<Nanoseconds>::max());
 }

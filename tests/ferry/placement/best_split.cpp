@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "ferry/placement/two_pointer.hpp"
@@ -150,4 +151,20 @@ TEST_CASE("loads of two precisions: Algorithm 2 is at most one cost behind the b
   MESSAGE("max(T_load, T_cpu) / optimum over "
           << greedy.n << " batches with loads of two costs: BestSplit mean " << greedy.sum / greedy.n << " worst "
           << greedy.worst << ", TwoPointer mean " << two_pointer.sum / two_pointer.n << " worst " << two_pointer.worst);
+}
+
+TEST_CASE("a host that takes as long as can be loses against any link") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  Request misses[3];
+  for (Request& r : misses) {
+    r.rows = 2;
+    r.copy_ns = 1000;
+    r.host_ns = most / 3;
+  }
+  CHECK(BestSplit::split(Phase::decode, {misses, 3}) == 3);
+  for (Request& r : misses) {
+    r.copy_ns = most;
+    r.host_ns = 1;
+  }
+  CHECK(BestSplit::split(Phase::decode, {misses, 3}) == 0);
 }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "ferry/link/virtual_clock.hpp"
@@ -163,6 +164,19 @@ TEST_CASE("by hand: copies of 30, 20 on the host, 5 on the device") {
   CHECK(split(Requests(4, one_request(3, 1, 30)), {}, {}, 0).hosted == 0);
 }
 
+TEST_CASE("by hand: copies that the host slows, and a host that copies slow, are told apart") {
+  // Two misses: copies of 30, 20 on the host, 5 on the device. Both on the host take 40.
+  const Requests misses{one_request(0, 1, 30), one_request(1, 1, 30)};
+  LayerCosts costs = known_costs(5, 20, 0);
+  costs.link_beside_host = 500;
+  // One copied: it moves 10 in the host's 20, and 20 more behind that. It lands at 40 and is computed at 45.
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(misses), {}, costs).loads == 0);
+  costs.link_beside_host = 1000;
+  costs.host_beside_copies = 500;
+  // It lands at 30, when the host has done 15 of its 20: both are done at 35.
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(misses), {}, costs).loads == 1);
+}
+
 TEST_CASE("in prefill everything is loaded and waited for") {
   const Requests one{one_request(0, 7, 30)};
   const Split split =
@@ -264,4 +278,21 @@ TEST_CASE("a promotion pays if it saves more than it slows") {
   CHECK(EarliestFinish::promotes(r, 1, c));
   c.link_beside_host = c.host_beside_copies = 2000;  // cannot be
   CHECK(EarliestFinish::promotes(r, 1, c));
+}
+
+TEST_CASE("times near the longest: who takes as long as can be is left alone") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  LayerCosts costs;
+  for (Nanoseconds& ns : costs.device_ns) ns = 10;
+  const Requests misses{one_request(0, 1, 1000), one_request(1, 1, 1000)};
+  for (Nanoseconds& ns : costs.host_ns) ns = most / 2 + 1;  // of both the sum does not fit
+  costs.host_start_ns = most;
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(misses), {}, costs).loads == 2);
+  for (Nanoseconds& ns : costs.host_ns) ns = 100;
+  costs.host_start_ns = 0;
+  const Requests far{one_request(0, 1, most), one_request(1, 1, most)};
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(far), {}, costs).loads == 0);
+  costs.host_beside_copies = costs.link_beside_host = 600;  // slower, both
+  CHECK(EarliestFinish::split(Phase::decode, {}, as_view(far), {}, costs).loads == 0);
+  CHECK_FALSE(EarliestFinish::promotes(far[0], 1'000'000, costs));
 }

@@ -2,6 +2,7 @@
 
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <vector>
 
 using namespace ferry;
@@ -49,4 +50,12 @@ TEST_CASE("unknown costs count as nothing") {
   CHECK(split({4, 3, 2}, {0, 0, 0}, 0) == 3);
   CHECK(split({4, 3, 2}, {0, 0, 0}, 4) == 3);
   CHECK(split({4, 3, 2}, {10, 10, 10}, 0) == 1);
+}
+
+TEST_CASE("sums of times near the longest stay the larger ones") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  // The first is loaded, and no load is cheaper than a host that takes 1000 a row: it computes the others.
+  CHECK(split({2, 2, 2, 2}, {most, most, most, most}, 1000) == 1);
+  // Two rows on the host do not fit: one batch there, and all others are loaded.
+  CHECK(split({2, 2, 2, 2}, {1000, 1000, 1000, 1000}, most / 2 + 1) == 3);
 }

@@ -96,6 +96,16 @@ TEST_CASE("prefill demand: what is held in low or better is used as it is, the r
   CHECK(low_ones(p, r, Phase::prefill, true) == Positions{1, 2, 3, 4});
 }
 
+TEST_CASE("prefill demand: a copy in high that has not begun is kept, and is not taken back for one in low") {
+  auto r = requests({40, 30, 20, 8, 2});
+  r[3].held = r[4].held = Precision::int4;
+  r[3].state = State::queued;    // on its way in high, as a want of low would take it back
+  r[4].state = State::resident;  // there: it satisfies a want of low, too
+  CHECK(low_ones(hybrid(30), r, Phase::prefill, true) == Positions{2, 4});
+  r[3].held = Precision::int2;  // on its way in low: used as it comes
+  CHECK(low_ones(hybrid(30), r, Phase::prefill, true) == Positions{2, 3, 4});
+}
+
 TEST_CASE("decode: always high, but what was not predicted may cross in low") {
   auto r = requests({1, 1, 1, 1});
   r[1].state = State::queued;

@@ -207,3 +207,16 @@ TEST_CASE("rows that a layer leaves out do not lend their path to others") {
     CHECK(ids(predict(p, 1)) == to);
   }
 }
+
+TEST_CASE("a row that the layer before left out begins no path") {
+  Placed<ActivationPath> p(Shape{2, 6, 1, 3});
+  const std::uint32_t before[] = {0, 2}, after[] = {1, 2};
+  const Route from[] = {{0, 1.0F}, {2, 1.0F}}, to[] = {{4, 1.0F}, {5, 1.0F}};
+  p->begin_step(StepOf(Phase::decode, 3));
+  p->observe(0, from, before);
+  p->observe(1, to, after);  // row 1 took 4 from nowhere, row 2 took 5 from 2
+  step(p, {{2}});
+  CHECK(ids(predict(p, 1)) == std::vector{5});
+  step(p, {{0}});
+  CHECK(predict(p, 1).empty());
+}

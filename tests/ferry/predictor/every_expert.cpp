@@ -24,3 +24,15 @@ TEST_CASE("every expert of the layer is predicted in index order, without rows, 
     }
   }
 }
+
+TEST_CASE("of a layer with fewer experts than others, those that it has") {
+  Placed<EveryExpert> p(Shape{4, 5, 2, 1});
+  Request memory[5];
+  Out<Request> out{memory, 5, 0};
+  Scores of_layer{3, {}, {}};
+  of_layer.layer_experts = 2;
+  p->predict(Phase::decode, of_layer, out);
+  REQUIRE(out.size == 2);
+  CHECK(memory[0].want.id == ExpertId{3, 0});
+  CHECK(memory[1].want.id == ExpertId{3, 1});
+}

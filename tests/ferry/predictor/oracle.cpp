@@ -2,6 +2,8 @@
 
 #include <doctest/doctest.h>
 
+#include <cstring>
+
 #include "support/policies.hpp"
 #include "support/shapes.hpp"
 
@@ -75,6 +77,22 @@ TEST_CASE("the oracle names what the layer will ask for: in this step if it is s
   CHECK(predict(p, 1) == List{});
   p->begin_step(StepOf(Phase::decode, 1));
   CHECK(predict(p, 0) == List{});
+}
+
+TEST_CASE("behind the last step the oracle does not read what lies behind its list") {
+  // In memory of ones, where a start behind the last one would be the end of a very long list.
+  const Oracle told = knowing(asked, starts);
+  alignas(storage_alignment) static std::byte memory[4096];
+  std::memset(memory, 0xff, sizeof(memory));
+  auto* p = new (memory) Oracle(told);
+  Carver carve(memory + (sizeof(Oracle) + storage_alignment - 1) / storage_alignment * storage_alignment);
+  p->reserve(carve, Shape{2, 6, 2, 1});
+  for (int step = 0; step < 4; ++step) p->begin_step(StepOf(Phase::decode, 1));
+  Request named[8];
+  Out<Request> out{named, 8, 0};
+  p->predict(Phase::decode, {0, {}, {}}, out);
+  p->predict(Phase::decode, {1, {}, {}}, out);
+  CHECK(out.size == 0);
 }
 
 TEST_CASE("the oracle keeps no pointer to the list that it was given") {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -166,4 +167,14 @@ TEST_CASE("precisions are served by different copies") {
   CHECK(fewest_copies(log, Precision::int4, 2) == 0);
   CHECK(fewest_copies(log, Precision::int4, 1) == 2);
   CHECK(fewest_copies(log, Precision::int8, 1) == 0);
+}
+
+TEST_CASE("work of the longest time has a bound of the longest time") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  WorkDone work;
+  work.compute = work.copies = most;
+  work.uses = 3;
+  work.least_host = most / 2;
+  CHECK(clairvoyant_ns(work) == most);
+  CHECK(clairvoyant_with_host_ns(work) == most);
 }

@@ -3,7 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <functional>
+#include <limits>
 #include <random>
+
+#include "support/shapes.hpp"
 
 using namespace ferry;
 
@@ -114,4 +117,20 @@ TEST_CASE("costs that cannot be true are refused") {
   CHECK(refusal([](Costs& c) { c.device.flops = 8; }) == "costs: a layer's operations would take more than 1000 s");
   CHECK(refusal([](Costs& c) { c.work[0].expert_operations = ~0ULL / 4; }) ==
         "costs: a layer's operations do not fit in 64 bits");
+}
+
+TEST_CASE("what takes longer than there is time takes as long as can be") {
+  constexpr Nanoseconds most = std::numeric_limits<Nanoseconds>::max();
+  CHECK(duration_ns(~std::uint64_t{0}, 1) == most);
+  CHECK(duration_ns(9'223'372'036, 1) == 9'223'372'036'000'000'000);
+  CHECK(duration_ns(~std::uint64_t{0}, 1'000'000'000'000'000) == 18'446'744'073'710);
+  Costs c;
+  c.device = {1, 1, most};
+  c.layer_ns = c.link_latency_ns = c.activations_latency_ns = most;
+  c.work = {{std::uint64_t{1} << 40U, 5, 5, 5}};
+  c.activations_bytes_per_s = 1;
+  CHECK(c.dense(0, 1) == most);
+  CHECK(c.copy(1) == most);
+  CHECK(c.activations(0, 1) == most);
+  CHECK(layer_costs(c, test::model(1, 4, 1)).host_start_ns == most);
 }

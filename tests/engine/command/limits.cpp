@@ -1,0 +1,64 @@
+// What a system may refuse or hold: names that are not UTF-8, and limits. Each ends in one line, or is no matter.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "engine/fixtures/command.hpp"
+#include "engine/fixtures/files.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
+
+using namespace ferry::test;
+
+namespace {
+
+/// One line with all `parts`, and exit status 2.
+void refuses_under(const std::string& limit, const std::string& arguments, const std::vector<std::string>& parts) {
+  CAPTURE(limit);
+  const Shell r = shell("{ " + limit + "; </dev/null " + ferry_program() + " " + arguments + "; }");
+  CHECK(r.status == 2);
+  CHECK(std::count(r.out.begin(), r.out.end(), '\n') == 1);
+  CHECK(says(r.out, parts));
+}
+
+}  // namespace
+
+TEST_CASE("models and texts whose names are not UTF-8 are run, recorded, packed and reported") {
+  const TemporaryFolder folder;
+  const std::filesystem::path model = folder.path() / "m\xff", text = folder.path() / "t\xfe.txt";
+  std::filesystem::create_directory(model);
+  TinyCheckpoint().write(model);
+  write_file(text, "the sea, the ferry, the sea");
+  const std::string with = " --model '" + model.string() + "'", out = (folder.path() / "out\xfd").string();
+  const std::string escaped = "m\xef\xbf\xbd";  // U+FFFD, the replacement character
+  for (const std::string& command :
+       {"run --max-new-tokens 1 --prompt-file '" + text.string() + "' --json",
+        "compare --stacks lru --max-new-tokens 1 --prompt-file '" + text.string() + "' --json",
+        std::string("bench --prompt-tokens 4 --generate 0 --repeat 1 --json"),
+        "eval --stack lru --window 16 --text '" + text.string() + "' --json",
+        "tokenize --file '" + text.string() + "' --json"}) {
+    CAPTURE(command);
+    const Outputs r = run_ferry(command + " '" + out + "'" + with);
+    CHECK(r.status == 0);
+    CHECK(Json::accept(read_file(out)));
+  }
+  const std::string record = "trace record --window 16 --prompt-tokens 4 --text '" + text.string() + "' --out '";
+  CHECK(run_ferry(record + out + "'" + with).status == 0);
+  const Outputs shown = run_ferry("trace inspect '" + out + "'");
+  CHECK(shown.status == 0);
+  CHECK(says(shown.out, {escaped}));
+  std::filesystem::remove(out);
+  CHECK(run_ferry("pack --precisions int4 --out '" + out + "'" + with).status == 0);
+  CHECK(run_ferry("inspect --store '" + out + "'").status == 0);
+}
+
+TEST_CASE("limits of the system end a command in one line that names them") {
+  const TemporaryFolder folder;
+  const std::string out = (folder.path() / "out").string();
+  refuses_under("ulimit -s 256", "list", {"the stack may have 256 KiB", "ulimit -s 512"});
+  refuses_under("ulimit -f 0", "help run >'" + out + "'", {"standard output: cannot be written: File too large"});
+  refuses_under("true", "help run >/dev/full", {"standard output: cannot be written: No space left on device"});
+  refuses_under("ulimit -f 0", "trace generate --shape mixtral-8x7b --tokens 1 --sequences 1 --out '" + out + ".t'",
+                {"out.t: cannot be written: File too large"});
+  CHECK_FALSE(std::filesystem::exists(out + ".t"));
+}
