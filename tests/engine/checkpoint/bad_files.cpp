@@ -100,6 +100,10 @@ TEST_CASE("lying safetensors headers") {
                                             R"("b":{"dtype":"F32","shape":[3],"data_offsets":[8,20]}})",
                                             std::string(20, 'x'))),
               "two tensors overlap at data offset 8"));
+  CHECK(names(refused_file(safetensors_file(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"  // by one byte
+                                            R"("b":{"dtype":"U8","shape":[5],"data_offsets":[7,12]}})",
+                                            std::string(12, 'x'))),
+              "two tensors overlap at data offset 7"));
   CHECK(names(refused_file(safetensors_file(R"({"__metadata__":[]})", "")), "__metadata__ is not an object"));
   CHECK(names(refused_file(safetensors_file(R"({"__metadata__":{"a":1}})", "")), "__metadata__ \"a\" is not a string"));
 }
