@@ -62,6 +62,8 @@ TEST_CASE("lying safetensors headers") {
   CHECK(names(refused_file(""), "0 bytes, expected at least 8"));
   CHECK(names(refused_file("1234567"), "7 bytes, expected at least 8"));
   CHECK(names(refused_file(std::string("\x40\0\0\0\0\0\0\0{}", 10)), "only 2 bytes follow it: the file is truncated"));
+  CHECK(names(refused_file(std::string("\x11\0\0\0\0\0\0\0{}", 10) + std::string(14, ' ')),
+              "header length is 17 but only 16 bytes follow it"));
   CHECK(names(refused_file(std::string(8, '\xff') + "{}"), "header length is 18446744073709551615, expected at most"));
   CHECK(names(refused_file(std::string("\0\0\0\0\0\0\0\x80{}", 10)), "header length is 9223372036854775808"));
   CHECK(names(refused_file(safetensors_file("{", "")), "header: parse error"));
