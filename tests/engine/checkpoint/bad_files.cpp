@@ -62,6 +62,8 @@ TEST_CASE("lying safetensors headers") {
   CHECK(names(refused_file(""), "0 bytes, expected at least 8"));
   CHECK(names(refused_file("1234567"), "7 bytes, expected at least 8"));
   CHECK(names(refused_file(std::string("\x40\0\0\0\0\0\0\0{}", 10)), "only 2 bytes follow it: the file is truncated"));
+  CHECK(names(refused_file(std::string("\x11\0\0\0\0\0\0\0{}", 10) + std::string(14, ' ')),
+              "header length is 17 but only 16 bytes follow it"));
   CHECK(names(refused_file(std::string(8, '\xff') + "{}"), "header length is 18446744073709551615, expected at most"));
   CHECK(names(refused_file(std::string("\0\0\0\0\0\0\0\x80{}", 10)), "header length is 9223372036854775808"));
   CHECK(names(refused_file(safetensors_file("{", "")), "header: parse error"));
@@ -100,6 +102,10 @@ TEST_CASE("lying safetensors headers") {
                                             R"("b":{"dtype":"F32","shape":[3],"data_offsets":[8,20]}})",
                                             std::string(20, 'x'))),
               "two tensors overlap at data offset 8"));
+  CHECK(names(refused_file(safetensors_file(R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},)"  // by one byte
+                                            R"("b":{"dtype":"U8","shape":[5],"data_offsets":[7,12]}})",
+                                            std::string(12, 'x'))),
+              "two tensors overlap at data offset 7"));
   CHECK(names(refused_file(safetensors_file(R"({"__metadata__":[]})", "")), "__metadata__ is not an object"));
   CHECK(names(refused_file(safetensors_file(R"({"__metadata__":{"a":1}})", "")), "__metadata__ \"a\" is not a string"));
 }

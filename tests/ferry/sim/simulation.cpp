@@ -502,6 +502,21 @@ TEST_CASE("timeline: each sequence of a batch brings its own scores and predicti
   CHECK(s.counters().of(Phase::decode).hits == 2);
 }
 
+TEST_CASE("timeline: predicted weights are those of the prediction, and decide in which precision a prefetch crosses") {
+  // Layer 1 is predicted to give expert 1 eight tenths and expert 2 the rest, which is within HOBBIT's low range.
+  SmallTrace t(16, {{{0, 3}, {1, 2}}});
+  t.shape.expert_bytes = {ExpertBytes{0, 0, 16, 0, 64}};
+  t.predict(0, 0, 1, {1, 2});
+  t.predicted[1] = 0.8F;
+  t.predicted[2] = 0.2F;
+  Costs costs = hand();
+  costs.work[0].expert_operations = 100'000;  // so that both have landed when they are asked for
+  Simulation<stacks::HobbitPrefetch> s(with_slots<stacks::HobbitPrefetch>(t, 20), t.view(), costs, logged());
+  REQUIRE(s.step());
+  CHECK(s.counters().prefetch.issued == 2);
+  CHECK(s.counters().prefetch.issued_bytes == 64 + 16);
+}
+
 TEST_CASE("timeline: experts are chosen by the choice scores, where a trace has them") {
   // Scores name 0/0 and 1/3; the bias for the choice makes that 0/1 and 1/2, each a copy of 20 us and a product of 5.
   SmallTrace t(4, {{{1}, {2}}, {{1}, {2}}});
