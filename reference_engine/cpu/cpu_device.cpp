@@ -117,7 +117,9 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
   VirtualDevice(const DeviceNeeds& needs, const RunnerOptions& o)
       : CpuDevice(needs, o, needs.model, VirtualClock::options(*o.virtual_costs, o.log)),
         costs_(*o.virtual_costs),
-        model_(needs.model) {}
+        model_(needs.model) {
+    costs_.validate(model_);
+  }
 
   [[nodiscard]] VirtualTime* virtual_time() override { return this; }
   [[nodiscard]] bool waits_itself() const override { return true; }
