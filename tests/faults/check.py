@@ -12,7 +12,6 @@ import time
 
 import common
 
-OLD = b"what was there before\n"
 # Of each kind the errors that the kernel would give, and what says so in the line for the user.
 FAULTS = [("io", errno.EIO), ("io", errno.ENOSPC), ("short", 0), ("memory", errno.ENOMEM), ("thread", errno.EAGAIN),
           ("ring", errno.EPERM), ("ring", errno.EAGAIN), ("completion", errno.EAGAIN), ("completion", errno.EIO), ("hang", 0)]
@@ -27,6 +26,7 @@ class Check:
         common.make_inputs(a.ferry, self.inputs)
         self.names = threading.local()
         self.base = {}
+        self.old = {}  # of each command its outputs before a run: of its own kind, which alone it replaces, and no new ones
 
     def fresh(self, name, command, old):
         work = self.folder / name
@@ -34,7 +34,7 @@ class Check:
         work.mkdir()
         for file, kind in command.outputs.items():
             if old and kind != "lines":
-                (work / file).write_bytes(OLD)
+                (work / file).write_bytes(self.old[command.name][file])
         return work
 
     def run(self, name, command, fault, old=True, signal_after=None):
@@ -44,12 +44,13 @@ class Check:
 
     def measure(self, command):
         """What it does undisturbed, and how many calls it makes."""
-        work, shim, ended = self.run("base", command, None)
+        work, shim, ended = self.run("base", command, None, old=False)
         if ended.status != 0:
             sys.exit(f"{command.name}: fails undisturbed with {ended.status}: {ended.error}{ended.answers}")
         self.base[command.name] = {
             "outputs": {f: common.stable(k, (work / f).read_bytes()) for f, k in command.outputs.items()},
             "out": ended.out, "answers": ended.answers}
+        self.old[command.name] = {f: common.old_of((work / f).read_bytes()) for f in command.outputs}
         return shim.read()[0]
 
     def is_new(self, command, work, file, part=False):
@@ -94,7 +95,7 @@ class Check:
                 there = (work / f).read_bytes() if (work / f).exists() else None
                 if k == "lines" and (there is None or self.is_new(command, work, f, part=True)):
                     continue
-                if there != OLD and not self.is_new(command, work, f):
+                if there != self.old[command.name][f] and not self.is_new(command, work, f):
                     found.append(f"{f} is neither the old nor the new")
         left = {p.name for p in work.iterdir()} - set(command.outputs) - command.beside
         if left:
@@ -128,7 +129,7 @@ class Check:
         if at % 2 == 1:  # without an old file nothing may be there
             for f in command.outputs:
                 if not (work / f).exists() and ended.status != 0:
-                    (work / f).write_bytes(b"" if command.outputs[f] == "lines" else OLD)
+                    (work / f).write_bytes(b"" if command.outputs[f] == "lines" else self.old[command.name][f])
         found += self.problems(command, kind, number, work, shim, ended)
         if command.name != "serve" and command.outputs:
             found += self.again(command, work)

@@ -122,6 +122,11 @@ def make_inputs(ferry, folder):
     ferry_makes("run", "--model", folder / "model", "--prompt", "abc", "--max-new-tokens", "3", "--json", "run.json")
 
 
+def old_of(new):
+    """What a command takes for a file of its own kind, and nobody for what it writes."""
+    return new + b"what was there before\n"
+
+
 class Shim:
     """One run's state file."""
 

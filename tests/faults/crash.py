@@ -133,7 +133,7 @@ class Crash:
         return disk, read_log(log)
 
     def check(self, command, old):
-        """`old`: the outputs before the run; None: there were none."""
+        """`old`: the output before the run; None: there was none. How many disks were tried, and what was written."""
         (file, kind), = command.outputs.items()
         work = self.folder / "work"
         self.empty(work)
@@ -154,7 +154,7 @@ class Crash:
                 count += 1
                 self.one(command, work, file, kind, old, new, state, f"{command.name}, cut {cut} of {len(changes)}")
         print(f"{command.name}{' over an old one' if old else ''}: {len(changes)} changes, {count} disks", flush=True)
-        return count
+        return count, new
 
     @staticmethod
     def empty(work):
@@ -218,9 +218,10 @@ class Crash:
         wanted = ["pack", "record", "sweep", "calibrate-gates", "calibrate-low-pool"]
         disks = 0
         for command in (c for c in common.commands(self.inputs) if c.name in wanted):
-            disks += self.check(command, None)
+            count, new = self.check(command, None)
+            disks += count
             if command.name != "sweep":
-                disks += self.check(command, b"what was there before\n")
+                disks += self.check(command, common.old_of(new))[0]
         print(f"{disks} disks, {len(self.findings)} findings")
         return 1 if self.findings or disks == 0 else 0
 

@@ -38,10 +38,12 @@ TEST_CASE("models and texts whose names are not UTF-8 are run, recorded, packed 
         "eval --stack lru --window 16 --text '" + text.string() + "' --json",
         "tokenize --file '" + text.string() + "' --json"}) {
     CAPTURE(command);
+    std::filesystem::remove(out);
     const Outputs r = run_ferry(command + " '" + out + "'" + with);
     CHECK(r.status == 0);
     CHECK(Json::accept(read_file(out)));
   }
+  std::filesystem::remove(out);
   const std::string record = "trace record --window 16 --prompt-tokens 4 --text '" + text.string() + "' --out '";
   CHECK(run_ferry(record + out + "'" + with).status == 0);
   const Outputs shown = run_ferry("trace inspect '" + out + "'");
