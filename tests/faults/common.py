@@ -130,12 +130,12 @@ def old_of(new):
 class Shim:
     """One run's state file."""
 
-    def __init__(self, library, state):
-        self.library, self.file = library, state
+    def __init__(self, shim, state):
+        self.shim, self.file = shim, state
         state.write_bytes(bytes(STATE_BYTES))
 
     def environment(self, fault=None, log=None, root=None):
-        e = {**os.environ, "LD_PRELOAD": str(self.library), "FERRY_FAULT_STATE": str(self.file), "LC_ALL": "C"}
+        e = {**os.environ, "LD_PRELOAD": str(self.shim), "FERRY_FAULT_STATE": str(self.file), "LC_ALL": "C"}
         if fault:
             e["FERRY_FAULT"] = fault
         if log:
