@@ -24,7 +24,8 @@ Options = struct(
 Variant = struct("Variant", layer=c_uint16, expert=c_uint16, precision=c_uint8)
 Copy = struct("Copy", ticket=c_uint64, what=Variant, slot=c_uint32, after=c_uint64, demand=c_uint8)
 Command = struct("Command", kind=c_uint8, copy=Copy)
-Seen = struct("Seen", demand_landed=c_uint64, prefetch_begun=c_uint64, prefetch_landed=c_uint64, link_ns=c_int64)
+Seen = struct("Seen", demand_landed=c_uint64, prefetch_begun=c_uint64, prefetch_landed=c_uint64, link_ns=c_int64,
+              chunk_ns=c_int64)
 Route = struct("Route", expert=c_uint16, weight=c_float, instead_of=c_uint16)
 Task = struct("Task", what=Variant, slot=c_uint32, first=c_uint32, rows=c_uint32, freed_by=c_uint32, ready=c_uint64,
               transient=c_uint8)

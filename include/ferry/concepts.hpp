@@ -273,10 +273,11 @@ concept Scheduler = PrefetchLimit<S> && CopyOrder<S> && Placement<S>;
 /// Carries copies into slots, behind the decisions. Written by an engine for its own memory, or one of ours.
 ///
 /// `submit(copy)` takes a copy over; `drop(ticket)` takes a queued prefetch back if it has not begun (best
-/// effort); `seen()` tells how far it has got; `fence(f)` names the present end of the device's work;
+/// effort), or what is left of it; `seen()` tells how far it has got; `fence(f)` names the present end of the device's work;
 /// `wait(ticket)` makes the device's next work (or the caller) wait until that demand copy or prefetch landed.
 ///  1. Demand copies begin in the order of their tickets, and before every prefetch not begun. So do prefetches
-///     among themselves. A copy that has begun is not interrupted.
+///     among themselves. A demand copy that has begun is not interrupted. A prefetch may be: demand copies may go ahead of
+///     what is left of it, until it is waited for, and it goes on before any other prefetch begins.
 ///  2. Writes to one slot land in the order of submission, also after a drop that came too late.
 ///  3. Not one byte of `copy.slot` is written before `copy.after` was reached.
 ///  4. After `seen()` reports a ticket as landed, or `wait` returns, the slot's bytes are visible to the device.

@@ -68,6 +68,7 @@ class Core {
   FERRY_HD Plan plan(const Scores& scores, const Seen& seen) noexcept {
     slots_.begin_call(seen);
     costs_.link_ns = seen.link_ns > 0 ? seen.link_ns : 0;
+    costs_.chunk_ns = seen.chunk_ns > 0 ? seen.chunk_ns : 0;
     slots_.observe(scores);
     if constexpr (part::needs_residency<Router>()) slots_.states(scores.layer, present_);
     Out<Route> out{routes_.data(), routes_.size(), 0};
@@ -89,6 +90,7 @@ class Core {
         "this cache policy needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     slots_.begin_call(seen);
     costs_.link_ns = seen.link_ns > 0 ? seen.link_ns : 0;
+    costs_.chunk_ns = seen.chunk_ns > 0 ? seen.chunk_ns : 0;
     assert(routes.size <= routes_.size());
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
     if constexpr (part::Revises<Router>) router_.revise(phase_, {routes_.data(), routes.size});

@@ -147,6 +147,7 @@ typedef struct FERRY_SHARED ferry_seen {
   uint64_t prefetch_begun;  /* every prefetch up to this one has begun */
   uint64_t prefetch_landed; /* every prefetch up to this one has landed */
   int64_t link_ns;          /* until the copy on the link has landed, as a guess; 0: none is, or unknown */
+  int64_t chunk_ns;         /* until a demand copy may go ahead of the prefetch on the link; 0: none may */
 } ferry_seen;
 
 /* Carries copies out. Called from within the pipeline's calls, on their thread; must not call the pipeline. The rules are

@@ -226,6 +226,8 @@ struct Seen {
   Ticket prefetch_begun = Ticket::none;   ///< every prefetch up to this one has begun or was dropped
   Ticket prefetch_landed = Ticket::none;  ///< every prefetch up to this one has landed or was dropped
   Nanoseconds link_ns = 0;                ///< until the copy on the link has landed, as a guess; 0: none is, or unknown
+  /// Until a demand copy may go ahead of the prefetch on the link; 0: none is, or nothing may.
+  Nanoseconds chunk_ns = 0;
 };
 
 /// What a Placement may weigh beside the requests: of the machine, as calibrated beforehand, and of its link now. What
@@ -238,6 +240,7 @@ struct LayerCosts {
   std::uint32_t link_beside_host = 1000;    ///< how fast copies are while the host computes, in thousandths
   std::uint32_t host_beside_copies = 1000;  ///< how fast the host is while a copy is on the link, likewise
   Nanoseconds link_ns = 0;                  ///< until what is on the link has landed
+  Nanoseconds chunk_ns = 0;                 ///< until a load may go ahead of it; 0: it may not
 };
 
 /// What a Placement makes of a layer's experts.

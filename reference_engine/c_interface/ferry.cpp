@@ -44,6 +44,7 @@ FERRY_SAME(Seen, demand_landed, ferry_seen, demand_landed);
 FERRY_SAME(Seen, prefetch_begun, ferry_seen, prefetch_begun);
 FERRY_SAME(Seen, prefetch_landed, ferry_seen, prefetch_landed);
 FERRY_SAME(Seen, link_ns, ferry_seen, link_ns);
+FERRY_SAME(Seen, chunk_ns, ferry_seen, chunk_ns);
 static_assert(same_size<Route, ferry_route>);
 FERRY_SAME(Route, expert, ferry_route, expert);
 FERRY_SAME(Route, weight, ferry_route, weight);

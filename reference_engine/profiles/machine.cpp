@@ -138,6 +138,7 @@ Costs as_if(Costs c, const ModelFacts& reference, const ModelShape& model) {
   };
   c.link_bytes_per_s = scaled(c.link_bytes_per_s);
   c.link_bytes_per_s_beside_host = scaled(c.link_bytes_per_s_beside_host);
+  c.prefetch_chunk_bytes = scaled(c.prefetch_chunk_bytes);
   c.device.bytes_per_s = scaled(c.device.bytes_per_s);
   c.host.bytes_per_s = scaled(c.host.bytes_per_s);
   c.host_bytes_per_s_beside_copies = scaled(c.host_bytes_per_s_beside_copies);

@@ -34,7 +34,8 @@ class Choices {
   std::size_t at_ = 0;
 };
 
-/// Copies begin in the order of the contract, several may be on their way, and land in any order that keeps a slot's own; the
+/// Copies begin in the order of the contract, several may be on their way, be overtaken or taken back, and land in any order
+/// that keeps a slot's own; the
 /// device lags behind the caller; `seen` may tell old news; copies may fail, once or for good. Keeps what lies in each slot,
 /// and throws when a task reads what is not its expert.
 class AnyLegalLink {
@@ -56,6 +57,9 @@ class AnyLegalLink {
     dropped.push_back(ticket);
     std::erase_if(prefetch_, [&](const Copy& c) { return c.ticket == ticket; });
     for (Moving& m : moving_) m.dropped = m.dropped || m.copy.ticket == ticket;
+    if (!choices_.rarely(128)) return;
+    std::erase_if(moving_,
+                  [&](const Moving& m) { return m.copy.ticket == ticket; });  // what is left of it never crosses
   }
   Seen seen() noexcept {
     if (!choices_.rarely(64)) {
@@ -73,6 +77,7 @@ class AnyLegalLink {
     }
     static const std::vector<Nanoseconds> some{0, 1, 900, detail::longest, -1};
     s.link_ns = choices_.of(some);
+    s.chunk_ns = choices_.of(some);
     return told_ = s;
   }
   void fence(Fence f) noexcept {

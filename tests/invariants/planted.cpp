@@ -128,6 +128,10 @@ TEST_CASE("planted violations of invariant 4 are caught") {
     CHECK(caught([&] { InvariantChecker::service_order({copied(3), copied(4)}, {{Ticket{4}, Ticket{2}}}); }) == 4);
     CHECK(caught([&] { InvariantChecker::service_order({copied(3), copied(4)}, {{Ticket{4}, Ticket{3}}}); }) == 0);
   }
+  SUBCASE("a prefetch that was overtaken goes on behind a later one") {
+    CHECK(caught([&] { InvariantChecker::service_order({copied(3), copied(4), copied(3)}, {}); }) == 0);
+    CHECK(caught([&] { InvariantChecker::service_order({copied(3), copied(4), copied(5), copied(3)}, {}); }) == 4);
+  }
   SUBCASE("demand copies out of order") {
     CHECK(caught([&] { InvariantChecker::service_order({copied(4), copied(2)}, {}); }) == 4);
   }

@@ -56,6 +56,21 @@ struct Contents {
 
 std::uint64_t copies_checked = 0, tasks_checked = 0;
 
+/// Every second run has prefetches that demand copies overtake.
+std::uint32_t chunk_of(std::uint64_t seed) {
+  return seed % 2 == 0 ? 0 : 48;
+}
+std::uint64_t overtaken = 0;
+void count_overtaken(const std::vector<Span>& spans) {
+  std::map<Ticket, std::size_t> last;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    if (spans[i].lane != Lane::link || !is_prefetch(spans[i].ticket)) continue;
+    const auto before = last.find(spans[i].ticket);
+    if (before != last.end() && before->second + 1 < i) ++overtaken;
+    last[spans[i].ticket] = i;
+  }
+}
+
 void check_bytes(const SlotMemory& memory, const Contents& contents, const Task& t) {
   if (t.slot == no_slot) return;
   const View<const std::byte> right = contents.of(t.what);
@@ -71,7 +86,7 @@ Log virtual_run(std::uint64_t seed) {
   const Contents contents(s.config.model);
   SlotMemory memory(
       s.config.allotment, [&](Variant v) { return contents.of(v); }, true);
-  VirtualClock clock(s.config.model, {1'000'000'000, 20, true}, &memory);
+  VirtualClock clock(s.config.model, {1'000'000'000, 20, true, 0, chunk_of(seed)}, &memory);
   Recorded link(clock);
   OffloadPipeline<StackT, Recorded<VirtualClock>> pipe(s.config, link);
   InvariantChecker checker(s.config.model, s.config.allotment, s.config.transient_prefill_rows);
@@ -88,6 +103,7 @@ Log virtual_run(std::uint64_t seed) {
       });
   InvariantChecker::service_order(clock.spans(), link.begun);
   copies_checked += clock.spans().size();
+  count_overtaken(clock.spans());
   return link.log;
 }
 
@@ -100,6 +116,7 @@ Log thread_run(std::uint64_t seed) {
   HostThread::Options options;
   options.log = true;
   options.chunk_bytes = 64;
+  options.prefetch_chunk_bytes = chunk_of(seed);
   if (s.random.chance(10)) options.bytes_per_s = 20'000'000;  // ~10 us a copy
   HostThread thread(memory, options);
   Recorded link(thread);
@@ -116,6 +133,7 @@ Log thread_run(std::uint64_t seed) {
       });
   thread.drain();
   InvariantChecker::service_order(thread.spans(), link.begun);
+  count_overtaken(thread.spans());
   return link.log;
 }
 
@@ -181,7 +199,9 @@ Log cuda_run(std::uint64_t seed) {
                     return pinned ? View<const std::byte>{pinned_at.at(b.data), b.size} : b;
                   },
                   {.pinned = pinned, .poison = true});
-  CudaStream stream(slots, compute, {.ahead_bytes = 256, .log = true});
+  CudaStream stream(
+      slots, compute,
+      {.ahead_bytes = chunk_of(seed) > 0 ? 48U : 256U, .prefetch_chunk_bytes = chunk_of(seed), .log = true});
   Recorded link(stream);
   OffloadPipeline<StackT, Recorded<CudaStream>> pipe(s.config, link);
   InvariantChecker checker(s.config.model, s.config.allotment, s.config.transient_prefill_rows);
@@ -197,6 +217,7 @@ Log cuda_run(std::uint64_t seed) {
   stream.drain();
   InvariantChecker::service_order(stream.spans(), link.begun);
   copies_checked += stream.spans().size();
+  count_overtaken(stream.spans());
   return link.log;
 }
 
@@ -232,7 +253,9 @@ TEST_CASE("virtual clock: invariants hold and replays agree under random load" *
     many<stacks::LruCache>(Kind::clock);
   }
   SUBCASE("cross-layer-lru") {
+    overtaken = 0;
     many<stacks::CrossLayerLru>(Kind::clock);
+    CHECK(overtaken > 0);
   }
   SUBCASE("mixed precision, skipping, host placement") {
     many<LossyStack>(Kind::clock);
@@ -310,7 +333,9 @@ TEST_CASE("CUDA: invariants hold and replays agree under random load") {
     many<stacks::LruCache>(Kind::cuda);
   }
   SUBCASE("cross-layer-lru") {
+    overtaken = 0;
     many<stacks::CrossLayerLru>(Kind::cuda);
+    CHECK(overtaken > 0);
   }
   SUBCASE("mixed precision, skipping, host placement") {
     many<LossyStack>(Kind::cuda);

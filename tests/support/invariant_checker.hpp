@@ -135,12 +135,14 @@ class InvariantChecker {
   }
 
   /// The link's own log, in the order in which it carried copies out. Invariant 4: for each demand copy,
-  /// `begun` holds how far prefetches had begun when it was submitted; no other may have gone before it.
+  /// `begun` holds how far prefetches had begun when it was submitted; no other may have gone before it. A prefetch that was
+  /// overtaken is there more than once, and no later one in between.
   static void service_order(const std::vector<Span>& link_spans, const std::map<Ticket, Ticket>& begun) {
     Ticket latest_prefetch = Ticket::none, latest_demand = Ticket::none;
     for (const Span& s : link_spans) {
       if (s.lane != Lane::link) continue;
       if (is_prefetch(s.ticket)) {
+        if (s.ticket < latest_prefetch) throw Violation(4, "a prefetch goes on behind a later one");
         latest_prefetch = s.ticket;
         continue;
       }

@@ -114,8 +114,8 @@ class CudaSlots {
 /// one copy (next to it in host memory and on the device).
 ///
 /// CUDA cannot take a copy back. So prefetches wait here, where they can be dropped, and every call moves on as many as
-/// keep the stream busy for `ahead_bytes`: by no more than those, and one expert, can prefetches delay a demand copy.
-/// Nor does a prefetch go to the stream before its slot's last reader is done, since demand copies behind it would wait
+/// keep the stream busy for `ahead_bytes`: by no more than those, and one expert, can prefetches delay a demand copy; with
+/// `prefetch_chunk_bytes` by one chunk instead of an expert, since what is left of a prefetch waits here as well. Nor does a prefetch go to the stream before its slot's last reader is done, since demand copies behind it would wait
 /// as well.
 ///
 /// With a source that is not pinned, a thread reads the bytes (from a disk, for instance) into page-locked buffers and
@@ -130,6 +130,9 @@ class CudaStream {
     /// The link puts prefetches on the stream while fewer bytes of them than this are on it. A good value is what the
     /// link carries between two calls, which lie some tenths of a layer's time apart.
     std::uint64_t ahead_bytes = std::uint64_t{16} << 20U;
+    /// Prefetches from pinned memory go to the stream in pieces of so many bytes, between which demand copies overtake
+    /// them; 0: as a whole.
+    std::uint64_t prefetch_chunk_bytes = 0;
     std::uint32_t staging_buffers = 3;  ///< each for the largest slot; for sources that are not pinned
     bool log = false;                   ///< keep every span for a timeline
   };
@@ -181,6 +184,7 @@ class CudaStream {
 
   void drop(Ticket ticket) noexcept {
     const std::lock_guard lock(mutex_);
+    if (crossed_ > 0 && prefetch_.front().ticket == ticket) crossed_ = 0;
     std::erase_if(prefetch_, [&](const Copy& c) { return c.ticket == ticket; });
   }
 
@@ -189,7 +193,10 @@ class CudaStream {
     collect();
     move_on(Last::goes);
     Seen s{demand_landed_, last_prefetch_, last_prefetch_};
-    if (!prefetch_.empty()) s.prefetch_begun = s.prefetch_landed = detail::ticket_before(prefetch_.front().ticket);
+    if (!prefetch_.empty()) {
+      s.prefetch_landed = detail::ticket_before(prefetch_.front().ticket);
+      s.prefetch_begun = crossed_ > 0 ? prefetch_.front().ticket : s.prefetch_landed;
+    }
     if (staging_ && !staging_->demand) s.prefetch_landed = detail::ticket_before(staging_->ticket);
     for (const Sent& sent : sent_) {  // few: the stream holds `ahead_bytes`
       if (sent.copies.front().demand) continue;
@@ -198,8 +205,12 @@ class CudaStream {
     }
     if (!sent_.empty()) {
       const Sent& under_way = sent_.front();  // as if it had waited for nothing but the copy before it
-      s.link_ns = times_.left(under_way.copies.front().what.precision, std::max(under_way.at_ns, free_ns_), now(),
-                              under_way.copies.size());
+      const Precision precision = under_way.copies.front().what.precision;
+      const Nanoseconds begin = std::max(under_way.at_ns, free_ns_), before = time_of(precision, under_way.from);
+      s.link_ns = times_.left(precision, begin - before, now(), under_way.copies.size());
+      if (crossed_ > 0 && prefetch_.front().ticket > urgent_) {
+        s.chunk_ns = std::max<Nanoseconds>(1, time_of(prefetch_.front().what.precision, prefetch_bytes_));
+      }
     }
     return s;
   }
@@ -229,10 +240,10 @@ class CudaStream {
       detail::fail<LinkError>("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +
                               " behind one that waits for a fence not named yet: call fence() first");
     }
-    for (const Sent& sent : sent_) {
-      for (const Copy& c : sent.copies) {
+    for (auto sent = sent_.rbegin(); sent != sent_.rend(); ++sent) {  // the last piece first
+      for (const Copy& c : sent->copies) {
         if (c.ticket != ticket) continue;
-        if (!good(cudaStreamWaitEvent(compute_, sent.end, 0), "cudaStreamWaitEvent")) throw_failure();
+        if (!good(cudaStreamWaitEvent(compute_, sent->end, 0), "cudaStreamWaitEvent")) throw_failure();
         return;
       }
     }
@@ -302,7 +313,8 @@ class CudaStream {
   struct Sent {
     std::vector<Copy> copies;      ///< a prefetch, or one or more demand copies
     std::vector<HeldBytes> bytes;  ///< held until it has landed
-    std::uint64_t size = 0;
+    std::uint64_t from = 0, size = 0;
+    bool completes = true;  ///< no other piece of it follows
     Nanoseconds at_ns = 0;  ///< when it went to the stream
     cudaEvent_t begin = nullptr, end = nullptr;
   };
@@ -388,7 +400,12 @@ class CudaStream {
       const auto ns = static_cast<Nanoseconds>(static_cast<double>(took) * 1e6);
       busy_ns_ += ns;
       free_ns_ = begin + ns;
-      times_.note(s.copies.front().what.precision, ns / static_cast<Nanoseconds>(s.copies.size()));
+      const Copy& first = s.copies.front();
+      if (!first.demand) before_ns_ = (s.from > 0 ? before_ns_ : 0) + ns;
+      if (s.completes) {
+        const Nanoseconds whole = first.demand ? ns / static_cast<Nanoseconds>(s.copies.size()) : before_ns_;
+        times_.note(first.what.precision, whole);
+      }
       bytes_copied_ += s.size;
       ++transfers_;
       if (ns > 0)
@@ -440,6 +457,7 @@ class CudaStream {
     if (prefetch_bytes_ > 0) collect();
     const std::string why = detail::failure_of([&] {
       while (!demand_.empty() && !held_back()) {
+        while (crossed_ > 0 && failed_.empty() && into_slot_of_rest()) send_prefetch();
         Sent group;
         std::size_t count = 1;
         std::uint64_t bytes = slots_.slot_bytes(demand_.front().slot);
@@ -457,15 +475,36 @@ class CudaStream {
         for (const Copy& c : group.copies) group.bytes.push_back(slots_.source(c.what));
         send(std::move(group), nullptr);
       }
-      while (failed_.empty() && prefetch_may_go()) {
-        Sent one;
-        one.copies.push_back(prefetch_.front());
-        prefetch_.pop_front();
-        one.bytes.push_back(slots_.source(one.copies[0].what));
-        send(std::move(one), nullptr);
-      }
+      while (failed_.empty() && prefetch_may_go()) send_prefetch();
     });
     if (!why.empty()) fail(why);
+  }
+
+  /// A demand copy must not land before what is left of the prefetch into its slot.
+  [[nodiscard]] bool into_slot_of_rest() const {
+    return std::any_of(demand_.begin(), demand_.end(), [&](const Copy& c) { return c.slot == prefetch_.front().slot; });
+  }
+  /// The front of the prefetches goes to the stream, or the next piece of it.
+  void send_prefetch() {
+    Sent one;
+    one.copies.push_back(prefetch_.front());
+    one.bytes.push_back(slots_.source(one.copies[0].what));
+    one.from = crossed_;
+    const std::uint64_t chunk = options_.prefetch_chunk_bytes, size = one.bytes[0].view.size;
+    one.completes = chunk == 0 || size - std::min(size, crossed_) <= chunk;
+    if (one.completes) {
+      prefetch_.pop_front();
+      crossed_ = 0;
+    } else {
+      crossed_ += chunk;
+    }
+    send(std::move(one), nullptr);
+  }
+  /// So many bytes of an expert, as long as the last of its precision took; 0 where none has landed.
+  [[nodiscard]] Nanoseconds time_of(Precision precision, std::uint64_t bytes) const {
+    const auto whole = static_cast<double>(times_.left(precision, 0, 0));
+    const auto size = static_cast<double>(std::max<std::uint64_t>(expert_bytes_[static_cast<unsigned>(precision)], 1));
+    return static_cast<Nanoseconds>(whole * static_cast<double>(bytes) / size);
   }
 
   /// Whether `b` lies right behind `a`, on the host as well as on the device. `alone`: whether anything could.
@@ -489,6 +528,9 @@ class CudaStream {
       s.size += bytes;
       after = std::max(after, s.copies[i].after);
     }
+    expert_bytes_[static_cast<unsigned>(first.what.precision)] = s.bytes.back().view.size;
+    s.size -= s.from;
+    if (!s.completes) s.size = options_.prefetch_chunk_bytes;
     cudaStream_t stream = copies_.handle;
     if (!reached(after)) {
       const auto at = std::find_if(fences_.begin(), fences_.end(), [&](const Recorded& r) { return r.fence >= after; });
@@ -501,11 +543,12 @@ class CudaStream {
     const std::byte* from = staged != nullptr ? staged : s.bytes.front().view.data;
     if (!good(cudaEventRecord(s.begin, stream), "cudaEventRecord")) return;
     for (const Copy& c : s.copies) {
-      if (!slots_.options().poison) break;
+      if (!slots_.options().poison || s.from > 0) break;
       if (!good(cudaMemsetAsync(slots_.slot(c.slot), 0xff, slots_.slot_bytes(c.slot), stream), "cudaMemsetAsync"))
         return;
     }
-    if (!good(cudaMemcpyAsync(to, from, s.size, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync")) return;
+    if (!good(cudaMemcpyAsync(to + s.from, from + s.from, s.size, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync"))
+      return;
     if (!good(cudaEventRecord(s.end, stream), "cudaEventRecord")) return;
     if (!first.demand) prefetch_bytes_ += s.size;
     if (staged != nullptr) s.bytes.clear();
@@ -569,13 +612,16 @@ class CudaStream {
   std::deque<Sent> sent_;               ///< on the stream, oldest first
   std::deque<Recorded> fences_;         ///< not known to be reached
   std::uint64_t prefetch_bytes_ = 0;    ///< of `sent_`
+  std::uint64_t crossed_ = 0;           ///< of the front of `prefetch_`, bytes that are on the stream, or were
   Fence named_ = Fence::none, reached_ = Fence::none;
   Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;
   Ticket urgent_ = Ticket::none;  ///< prefetches up to this one go, whatever the limits
   std::string failed_;            ///< why the link stopped
   cudaEvent_t base_ = nullptr;    ///< happened at base_ns_
   Nanoseconds base_ns_ = 0, busy_ns_ = 0;
-  Nanoseconds free_ns_ = 0;  ///< when the last copy that has landed did
+  Nanoseconds free_ns_ = 0;    ///< when the last copy that has landed did
+  Nanoseconds before_ns_ = 0;  ///< what the pieces of a prefetch took that have landed
+  std::uint64_t expert_bytes_[precision_count] = {};
   detail::CopyTimes times_;
   std::uint64_t bytes_copied_ = 0, transfers_ = 0;
   double peak_bytes_per_s_ = 0;

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "ferry/concepts.hpp"
+#include "ferry/detail/shared_progress.hpp"
 #include "ferry/detail/tickets.hpp"
+#include "ferry/detail/waiting_copies.hpp"
 #include "ferry/error.hpp"
 #include "ferry/sim/costs.hpp"
 #include "ferry/slot_memory.hpp"
@@ -21,7 +23,9 @@ namespace ferry::inline FERRY_ABI {
 /// `now`: submissions happen at it, and `seen` looks at it. Device work is queued behind the device's earlier
 /// work and does not move `now`; `sync` does.
 ///
-///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time, not interrupted.
+///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time. With `prefetch_chunk_bytes` a
+///    demand copy that may begin goes ahead of a prefetch behind the chunk that is under way, unless that is waited for; what
+///    is left of the prefetch takes another `latency_ns`.
 ///  - Demand copies go in order of submission, before every prefetch that has not begun. A demand copy submitted
 ///    at the instant at which a queued prefetch could begin goes first.
 ///  - A copy begins when the link is free, it has been submitted, and the fence it follows is reached.
@@ -40,11 +44,13 @@ class VirtualClock {
     Nanoseconds latency_ns = 0;                  ///< added to each copy
     bool log = false;                            ///< keep every span for a timeline
     std::uint64_t bytes_per_s_beside_host = 0;   ///< while the host computes an expert; 0: as without
+    std::uint64_t prefetch_chunk_bytes = 0;  ///< behind each of them demand copies overtake a prefetch; 0: none does
   };
 
   /// The link of these costs.
   static Options options(const Costs& costs, bool log) noexcept {
-    return {costs.link_bytes_per_s, costs.link_latency_ns, log, costs.link_bytes_per_s_beside_host};
+    return {costs.link_bytes_per_s, costs.link_latency_ns, log, costs.link_bytes_per_s_beside_host,
+            costs.prefetch_chunk_bytes};
   }
 
   /// With `memory` the bytes really move when a copy lands.
@@ -68,13 +74,16 @@ class VirtualClock {
   void submit(const Copy& copy) noexcept {
     advance(now_);
     if (memory_ != nullptr && !writing(copy.slot)) memory_->poison(copy.slot);
-    (copy.demand ? demand_ : prefetch_).push_back({copy, std::max(now_, reached(copy.after)), not_landed});
+    waiting_.push({copy, std::max(now_, reached(copy.after)), bytes_of(copy.what)});
     (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
   }
 
   void drop(Ticket ticket) noexcept {
     advance(now_);
-    std::erase_if(prefetch_, [&](const Pending& p) { return p.copy.ticket == ticket; });
+    waiting_.drop(ticket);
+    if (!link_.at_work || begun_.back().copy.ticket != ticket) return;
+    begun_.back().dropped = options_.prefetch_chunk_bytes > 0;
+    stop_at_chunk(now_);
   }
 
   Seen seen() noexcept {
@@ -82,12 +91,14 @@ class VirtualClock {
     for (; !begun_.empty() && begun_.front().landed <= now_; begun_.pop_front()) {
       if (begun_.front().copy.demand) demand_landed_ = begun_.front().copy.ticket;
     }
-    Seen s{demand_landed_, last_prefetch_, last_prefetch_, link_.at_work ? link_.end() - now_ : 0};
-    if (!prefetch_.empty()) {
-      s.prefetch_begun = s.prefetch_landed = detail::ticket_before(prefetch_.front().copy.ticket);
+    Seen s{demand_landed_, last_prefetch_, last_prefetch_, link_.at_work ? link_.end() - now_ : 0, 0};
+    if (may_be_overtaken()) s.chunk_ns = std::max<Nanoseconds>(chunk_end(now_).at - now_, 1);
+    if (const SimulatedCopy* next = waiting_.prefetch()) {
+      s.prefetch_begun = s.prefetch_landed = detail::ticket_before(next->copy.ticket);
     }
-    for (const Pending& p : begun_) {
-      if (p.copy.demand) continue;
+    if (const SimulatedCopy* rest = waiting_.overtaken()) s.prefetch_landed = detail::ticket_before(rest->copy.ticket);
+    for (const SimulatedCopy& p : begun_) {
+      if (p.copy.demand || p.dropped) continue;
       s.prefetch_landed = detail::ticket_before(p.copy.ticket);
       break;
     }
@@ -117,7 +128,7 @@ class VirtualClock {
   void device(Nanoseconds ns, const char* name = "compute", const Variant* what = nullptr) {
     check_work("device", ns);
     const Nanoseconds from = std::max(device_free_, now_);
-    device_free_ = later(from, ns);
+    device_free_ = Progress::later(from, ns);
     device_ns_ = detail::sum(device_ns_, ns);
     log({Lane::device, name, from, device_free_, what == nullptr ? Variant{} : *what, what != nullptr, Ticket::none});
   }
@@ -153,7 +164,7 @@ class VirtualClock {
   }
   /// The caller waits for every copy that was submitted.
   void drain() noexcept {
-    while (link_.at_work || !demand_.empty() || !prefetch_.empty()) step(never);
+    while (link_.at_work || !waiting_.empty()) step(never);
     now_ = std::max(now_, link_free_);
   }
 
@@ -181,23 +192,16 @@ class VirtualClock {
   [[nodiscard]] Nanoseconds copy_ns(Variant v) const noexcept { return copy_time(bytes_of(v)).alone; }
 
  private:
-  static constexpr Nanoseconds never = detail::longest, not_landed = never;
-  static constexpr Nanoseconds longest_work = (Nanoseconds{1} << 42U) - 1;  ///< what share_of works with
+  using SimulatedCopy = detail::SimulatedCopy;
+  using Progress = detail::SharedProgress;
+  static constexpr Nanoseconds never = Progress::never, longest_work = Progress::longest_work;
   static constexpr std::uint64_t fastest = 1'000'000'000'000'000;
-  /// No later than the end of time, which comes before never.
-  static Nanoseconds later(Nanoseconds from, Nanoseconds takes) noexcept {
-    return std::min(detail::sum(from, takes), never - 1);
-  }
   static void check_work(const char* call, Nanoseconds ns) {
     if (ns >= 0 && ns <= longest_work) return;
     detail::fail<UsageError>(std::string("virtual clock, ") + call + ": work of " + std::to_string(ns) +
                              " ns, expected 0 to less than 2^42 (73 minutes)");
   }
 
-  struct Pending {
-    Copy copy;
-    Nanoseconds from, landed;  ///< may begin; lands
-  };
   struct Reached {
     Fence fence;
     Nanoseconds at;
@@ -208,32 +212,6 @@ class VirtualClock {
     const char* name;
     Variant what;
     bool expert;
-  };
-
-  /// What the link or the host is at. How much of it is left is worked out only where its pace changes: looking at it
-  /// in between must not change how it is rounded.
-  struct Progress {
-    bool at_work = false, slowed = false;
-    SharedTime takes;
-    Nanoseconds begin = 0, since = 0, left = 0;  ///< at `since`, of `takes.alone`
-
-    void start(SharedTime time, Nanoseconds now) noexcept { *this = {true, false, time, now, now, time.alone}; }
-    Nanoseconds end() const noexcept {
-      if (!at_work) return never;
-      if (!slowed) return later(since, left);
-      return later(since, takes.beside - share(takes.alone - left, takes.beside, takes.alone));  // rounded up
-    }
-    void pace(bool slow, Nanoseconds now) noexcept {
-      slow = slow && takes.alone > 0 && takes.beside > takes.alone;
-      if (!at_work || slow == slowed) return;
-      left -= slowed ? share(now - since, takes.alone, takes.beside) : now - since;
-      since = now;
-      slowed = slow;
-    }
-    static Nanoseconds share(Nanoseconds amount, Nanoseconds by, Nanoseconds of) noexcept {
-      return static_cast<Nanoseconds>(
-          share_of(static_cast<std::uint64_t>(amount), static_cast<std::uint64_t>(by), static_cast<std::uint64_t>(of)));
-    }
   };
 
   void log(const Span& span) {
@@ -273,7 +251,8 @@ class VirtualClock {
 
   /// The next event, if it comes by then.
   bool step(Nanoseconds time) noexcept {
-    const Nanoseconds landing = link_.end(), computed = host_.end(), copy = next_copy(), work = next_host_work();
+    const Nanoseconds landing = link_.end(), computed = host_.end(), work = next_host_work();
+    const Nanoseconds copy = link_.at_work ? next_overtaking() : next_copy();
     const Nanoseconds ends = std::min(landing, computed), begins = std::min(copy, work);
     if (ends == never && begins == never) return false;
     if (ends <= begins) {
@@ -281,16 +260,51 @@ class VirtualClock {
       landing <= computed ? end_copy(landing) : end_host_work(computed);
     } else {
       if (begins >= time) return false;
-      copy <= work ? begin_copy(copy) : begin_host_work(work);
+      if (copy > work) {
+        begin_host_work(work);
+      } else {
+        link_.at_work ? stop_at_chunk(copy) : begin_copy(copy);
+      }
     }
     return true;
   }
 
-  /// When the next copy begins.
+  /// When the next copy begins, or goes on.
   Nanoseconds next_copy() const noexcept {
-    const std::deque<Pending>& queue = demand_.empty() ? prefetch_ : demand_;
-    if (link_.at_work || queue.empty()) return never;
-    return std::max(link_free_, queue.front().from);
+    const SimulatedCopy* const next = waiting_.next(link_free_);
+    return next == nullptr ? never : std::max(link_free_, next->from);
+  }
+  bool may_be_overtaken() const noexcept {
+    return options_.prefetch_chunk_bytes > 0 && link_.at_work && !begun_.back().copy.demand &&
+           !begun_.back().waited_for && link_.stop == 0 && link_.left > 0;
+  }
+  /// When a demand copy asks the prefetch on the link to let it go ahead.
+  Nanoseconds next_overtaking() const noexcept {
+    const SimulatedCopy* const demand = waiting_.demand();
+    if (demand == nullptr || !may_be_overtaken() || demand->copy.slot == begun_.back().copy.slot) return never;
+    const Nanoseconds from = std::max(link_.since, demand->from);
+    return chunk_end(from).left == 0 ? never : from;
+  }
+  struct ChunkEnd {
+    std::uint64_t left;    ///< bytes behind it
+    Nanoseconds at, rest;  ///< of the link's time for the whole, behind it
+  };
+  /// Of the chunk that is under way at that time.
+  ChunkEnd chunk_end(Nanoseconds time) const noexcept {
+    const std::uint64_t whole = begun_.back().left, chunk = std::min(whole, options_.prefetch_chunk_bytes);
+    const Nanoseconds left = link_.left_at(std::max(time, link_.since));  // it may have been looked at ahead of now
+    const Nanoseconds crossed = link_.takes.alone - left - options_.latency_ns;
+    const Nanoseconds each = duration_ns(chunk, options_.bytes_per_s);
+    const std::uint64_t bytes = chunk * (crossed <= 0 ? 1 : static_cast<std::uint64_t>((crossed + each - 1) / each));
+    const Nanoseconds rest = bytes >= whole ? 0 : link_.takes.alone - copy_time(bytes).alone;
+    if (rest <= 0) return {0, link_.end(0), 0};
+    return {whole - bytes, link_.end(rest), rest};
+  }
+  void stop_at_chunk(Nanoseconds time) noexcept {
+    if (options_.prefetch_chunk_bytes == 0 || link_.stop > 0) return;
+    const ChunkEnd end = chunk_end(time);
+    link_.stop = end.rest;
+    rest_bytes_ = end.left;
   }
   Nanoseconds next_host_work() const noexcept {
     if (host_.at_work || host_queue_.empty()) return never;
@@ -298,23 +312,30 @@ class VirtualClock {
   }
 
   void begin_copy(Nanoseconds time) noexcept {
-    std::deque<Pending>& queue = demand_.empty() ? prefetch_ : demand_;
-    begun_.push_back(queue.front());
-    queue.pop_front();
-    const Copy& copy = begun_.back().copy;
-    link_.start(copy_time(bytes_of(copy.what)), time);
+    begun_.push_back(waiting_.take(link_free_));
+    const SimulatedCopy& p = begun_.back();
+    const bool goes_on = p.left < bytes_of(p.copy.what);
+    link_.start(copy_time(p.left), time);
     pace(time);
     busy_ns_ = detail::sum(busy_ns_, link_.takes.alone);
-    bytes_copied_ += bytes_of(copy.what);
-    if (memory_ == nullptr) return;
-    if (std::string failed = detail::failure_of([&] { move(copy); }); !failed.empty()) failed_ = std::move(failed);
+    bytes_copied_ += p.left;
+    if (memory_ == nullptr || goes_on) return;
+    if (std::string failed = detail::failure_of([&] { move(p.copy); }); !failed.empty()) failed_ = std::move(failed);
   }
   void end_copy(Nanoseconds time) noexcept {
-    Pending& p = begun_.back();
-    p.landed = link_free_ = time;
+    SimulatedCopy& p = begun_.back();
+    link_free_ = time;
     busy_ns_ += time - link_.begin - link_.takes.alone;
     log({Lane::link, p.copy.demand ? "demand" : "prefetch", link_.begin, time, p.copy.what, true, p.copy.ticket});
     link_.at_work = false;
+    if (link_.stop > 0) bytes_copied_ -= rest_bytes_;
+    if (link_.stop > 0 && !p.dropped) {
+      p.left = rest_bytes_;
+      waiting_.overtake(p);
+      begun_.pop_back();
+    } else {
+      p.landed = time;
+    }
     pace(time);
   }
   void begin_host_work(Nanoseconds time) noexcept {
@@ -343,22 +364,27 @@ class VirtualClock {
 
   Nanoseconds landing(Ticket ticket) {
     detail::check_submitted(ticket, is_prefetch(ticket) ? last_prefetch_ : last_demand_);
-    const std::deque<Pending>& queue = is_prefetch(ticket) ? prefetch_ : demand_;
-    auto is = [&](const Pending& p) { return p.copy.ticket == ticket; };
-    while (std::any_of(queue.begin(), queue.end(), is)) step(never);
+    advance(now_);
+    const auto is = [&](const SimulatedCopy& c) { return c.copy.ticket == ticket; };
+    if (link_.at_work && is(begun_.back()) && !begun_.back().dropped) {
+      begun_.back().waited_for = true;
+      link_.stop = 0;
+    }
+    while (waiting_.await(ticket)) step(never);
     const auto found = std::find_if(begun_.begin(), begun_.end(), is);
     if (found == begun_.end()) return 0;  // landed before now
-    const Pending& p = *found;            // stays, while others are put behind it
-    while (p.landed == not_landed) step(never);
+    const SimulatedCopy& p = *found;      // stays, while others are put behind it
+    while (p.landed == never) step(never);
     return p.landed;
   }
 
   ModelShape model_;
   Options options_;
   SlotMemory* memory_;
-  std::deque<Pending> demand_, prefetch_;  ///< not begun
-  std::deque<Pending> begun_;              ///< and not seen to have landed, in the link's order
-  std::deque<HostWork> host_queue_;        ///< the first may have begun
+  detail::WaitingCopies waiting_;
+  std::uint64_t rest_bytes_ = 0;     ///< of the copy on the link, if it is to stop
+  std::deque<SimulatedCopy> begun_;  ///< and not seen to have landed, in the link's order
+  std::deque<HostWork> host_queue_;  ///< the first may have begun
   std::deque<Reached> fences_;
   std::vector<Span> spans_;
   Progress link_, host_;

@@ -64,7 +64,16 @@ struct EarliestFinish {
       }
     };
     if (arriving.size > 0) weigh(0, false, busy, host + late);
-    Nanoseconds link = busy;
+    if (arriving.size > 0 && costs.chunk_ns > 0) {
+      Nanoseconds ahead = costs.chunk_ns, rest = host + late;
+      for (std::uint32_t n = 0; n < misses.size && misses[n].copy_ns > 0; ++n) {
+        ahead = detail::sum(ahead, misses[n].copy_ns);
+        if (detail::sum(ahead, device) >= least) break;
+        rest -= on_host(misses[n], costs);
+        weigh(n + 1, false, ahead, rest);
+      }
+    }
+    Nanoseconds link = arriving.size == 0 && costs.chunk_ns > 0 ? costs.chunk_ns : busy;
     for (std::uint32_t n = 0; n <= misses.size; ++n) {
       weigh(n, true, link, host);
       if (n == misses.size || misses[n].copy_ns == 0) break;

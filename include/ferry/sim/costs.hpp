@@ -77,8 +77,9 @@ struct Costs {
   std::uint64_t link_bytes_per_s = 16'000'000'000;   ///< of the link
   std::uint64_t link_bytes_per_s_beside_host = 0;    ///< while the host computes an expert; 0: as without
   Nanoseconds link_latency_ns = 0;                   ///< added to each copy
-  Nanoseconds layer_ns = 0;                          ///< a layer's fixed overhead on the device: launches, framework
-  std::vector<LayerWork> work;                       ///< one for all layers, or one a layer
+  std::uint64_t prefetch_chunk_bytes = 0;  ///< behind each a demand copy goes ahead of a prefetch; 0: it does not
+  Nanoseconds layer_ns = 0;                ///< a layer's fixed overhead on the device: launches, framework
+  std::vector<LayerWork> work;             ///< one for all layers, or one a layer
 
   /// The work of a layer.
   [[nodiscard]] const LayerWork& work_of(std::uint32_t layer) const { return work[work.size() == 1 ? 0 : layer]; }

@@ -121,6 +121,7 @@ ferry_link link_to(ChanceLink& link) {
     seen->prefetch_begun = static_cast<std::uint64_t>(s.prefetch_begun);
     seen->prefetch_landed = static_cast<std::uint64_t>(s.prefetch_landed);
     seen->link_ns = s.link_ns;
+    seen->chunk_ns = s.chunk_ns;
   };
   calls.fence = [](void* to, std::uint64_t f) { static_cast<ChanceLink*>(to)->fence(static_cast<Fence>(f)); };
   calls.wait = [](void* to, std::uint64_t t) {

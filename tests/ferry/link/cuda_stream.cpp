@@ -155,6 +155,74 @@ TEST_CASE("CUDA link: prefetches that have landed make room for others on the st
   }
 }
 
+TEST_CASE("CUDA link: a demand copy goes to the stream between two pieces of a prefetch") {
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
+    CAPTURE(seed);
+    StreamFixture f(seed, {.ahead_bytes = 1024, .prefetch_chunk_bytes = 1024, .log = true});
+    emulated::hold(*f.compute);
+    f.link->fence(Fence{1});
+    f.link->submit(copy(2, 0, 0, Fence{1}));  // holds the copies' stream up
+    f.link->submit(copy(3, 1, 1));
+    f.link->submit(copy(5, 2, 2));
+    CHECK(f.link->seen().prefetch_begun >= Ticket{3});
+    CHECK(f.link->seen().prefetch_begun < Ticket{5});
+    CHECK(f.link->seen().prefetch_landed < Ticket{3});
+    f.link->submit(copy(4, 3, 3));
+    CHECK(f.link->seen().chunk_ns > 0);
+    emulated::hold(*f.compute, false);
+    f.link->wait(Ticket{4});
+    f.read(3);
+    CHECK(f.was_read() == 3);
+    CHECK(f.link->seen().prefetch_landed < Ticket{5});
+    f.link->wait(Ticket{3});  // all of what is left of it
+    f.read(1);
+    CHECK(f.was_read() == 1);
+    f.link->drain();
+    f.read(2);
+    CHECK(f.was_read() == 2);
+    CHECK(f.link->seen().prefetch_landed == Ticket{5});
+    CHECK(f.link->bytes_copied() == 4 * expert_bytes);
+    std::vector<std::uint64_t> order;
+    for (const Span& s : f.link->spans()) order.push_back(static_cast<std::uint64_t>(s.ticket));
+    CHECK(order == std::vector<std::uint64_t>{2, 3, 4, 3, 3, 3, 5, 5, 5, 5});
+  }
+}
+
+TEST_CASE("CUDA link: what is left of a dropped prefetch does not go to the stream, and its slot can be used") {
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
+    CAPTURE(seed);
+    StreamFixture f(seed, {.ahead_bytes = 1024, .prefetch_chunk_bytes = 1024});
+    emulated::hold(*f.compute);
+    f.link->fence(Fence{1});
+    f.link->submit(copy(2, 0, 0, Fence{1}));
+    f.link->submit(copy(3, 1, 1));
+    f.link->drop(Ticket{3});
+    f.link->submit(copy(4, 5, 1));
+    emulated::hold(*f.compute, false);
+    f.link->wait(Ticket{4});
+    f.read(1);
+    CHECK(f.was_read() == 5);
+    f.link->drain();
+    CHECK(f.link->bytes_copied() == 2 * expert_bytes + 1024);
+  }
+}
+
+TEST_CASE("CUDA link: a prefetch in pieces lands before a later copy into its slot") {
+  for (std::uint32_t seed = 0; seed < seeds; ++seed) {
+    CAPTURE(seed);
+    StreamFixture f(seed, {.ahead_bytes = 1024, .prefetch_chunk_bytes = 1024});
+    f.link->fence(Fence{1});
+    f.link->submit(copy(3, 1, 1));
+    f.link->submit(copy(4, 5, 1));
+    f.link->wait(Ticket{4});
+    f.read(1);
+    CHECK(f.was_read() == 5);
+    f.link->drain();
+    f.read(1);
+    CHECK(f.was_read() == 5);
+  }
+}
+
 TEST_CASE("CUDA link: a prefetch whose slot is still read holds no demand copy up") {
   StreamFixture f;
   emulated::hold(*f.compute);

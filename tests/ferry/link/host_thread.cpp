@@ -111,6 +111,68 @@ TEST_CASE("demand overtakes queued prefetches, and a queued prefetch can be drop
   CHECK(f.memory.slot(1)[0] == std::byte{0xff});  // dropped: freed and poisoned
 }
 
+TEST_CASE("a demand copy overtakes a prefetch that has begun, between two of its chunks, and the rest follows") {
+  ThreadFixture f;
+  // ~50 ms a copy, in 16 chunks
+  HostThread link(f.memory, {.bytes_per_s = 80'000, .log = true, .prefetch_chunk_bytes = 256});
+  link.submit(copy_of(3, 1, 0));
+  while (link.seen().prefetch_begun < Ticket{3}) std::this_thread::yield();
+  while (f.memory.slot(0)[0] != std::byte{1}) std::this_thread::yield();
+  CHECK(link.seen().chunk_ns > 0);
+  link.submit(copy_of(5, 2, 1));
+  link.submit(copy_of(8, 4, 3));
+  link.wait(Ticket{8});
+  CHECK(f.memory.slot(3)[4095] == std::byte{4});
+  CHECK(link.seen().prefetch_landed < Ticket{3});
+  link.drain();
+  CHECK(f.memory.slot(0)[0] == std::byte{1});
+  CHECK(f.memory.slot(0)[4095] == std::byte{1});
+  CHECK(link.seen().prefetch_landed == Ticket{5});
+  CHECK(link.bytes_copied() == 3 * 4096);
+  std::vector<std::uint64_t> order;
+  for (const Span& s : link.spans()) order.push_back(static_cast<std::uint64_t>(s.ticket));
+  CHECK(order == std::vector<std::uint64_t>{3, 8, 3, 5});
+}
+
+TEST_CASE("a prefetch that is waited for is overtaken no more") {
+  ThreadFixture f;
+  HostThread link(f.memory, {.bytes_per_s = 200'000, .log = true, .prefetch_chunk_bytes = 256});
+  link.submit(copy_of(3, 1, 0));
+  while (link.seen().prefetch_begun < Ticket{3}) std::this_thread::yield();
+  for (std::uint64_t t = 4; t <= 12; t += 2) link.submit(copy_of(t, 2, static_cast<std::uint32_t>(t / 4 + 1)));
+  link.wait(Ticket{3});
+  CHECK(link.seen().demand_landed <= Ticket{4});  // that one may have begun before
+  CHECK(f.memory.slot(0)[4095] == std::byte{1});
+  link.drain();
+}
+
+TEST_CASE("what is left of a dropped prefetch does not cross, and its slot is free for the next copy") {
+  ThreadFixture f;
+  HostThread link(f.memory, {.bytes_per_s = 80'000, .prefetch_chunk_bytes = 256});
+  SUBCASE("while it is on the link") {
+    link.submit(copy_of(3, 1, 0));
+    while (link.seen().prefetch_begun < Ticket{3}) std::this_thread::yield();
+    link.drop(Ticket{3});
+    CHECK(link.seen().prefetch_landed == Ticket{3});
+    link.submit(copy_of(4, 2, 0));
+    link.wait(Ticket{4});
+  }
+  SUBCASE("when it was overtaken") {
+    link.submit(copy_of(3, 1, 0));
+    while (link.seen().prefetch_begun < Ticket{3}) std::this_thread::yield();
+    link.submit(copy_of(4, 5, 1));
+    link.wait(Ticket{4});
+    link.drop(Ticket{3});
+    CHECK(link.seen().prefetch_landed == Ticket{3});
+    link.submit(copy_of(6, 2, 0));
+    link.wait(Ticket{6});
+  }
+  link.drain();
+  CHECK(f.memory.slot(0)[0] == std::byte{2});
+  CHECK(f.memory.slot(0)[4095] == std::byte{2});
+  CHECK(link.bytes_copied() < 3 * 4096);
+}
+
 TEST_CASE("not one byte before the slot's last reader, and nothing overtakes that copy") {
   ThreadFixture f;
   HostThread link(f.memory, {});

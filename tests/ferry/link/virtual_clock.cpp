@@ -3,8 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <vector>
 
 #include "support/random.hpp"
 #include "support/shapes.hpp"
@@ -73,6 +76,129 @@ TEST_CASE("no preemption: a demand copy waits for the prefetch that has begun") 
   c.wait(Ticket{4});
   c.sync();
   CHECK(c.now() == 2000);
+}
+
+TEST_CASE("a demand copy goes ahead of a prefetch behind the chunk that is under way, and the rest follows") {
+  VirtualClock c(model(1, 8, 1), {speed, 10, true, 0, 16});  // a chunk takes 250 ns
+  c.submit(prefetch(3, 1));
+  c.device(300);
+  c.sync_device();
+  CHECK(c.seen().prefetch_begun == Ticket{3});
+  CHECK(c.seen().link_ns == 710);
+  CHECK(c.seen().chunk_ns == 210);  // two chunks end at 510
+  c.submit(demand(2, 0));
+  c.submit(prefetch(5, 2));
+  c.wait(Ticket{2});
+  CHECK(c.device_free() == 1520);
+  c.sync_device();
+  CHECK(c.seen().demand_landed == Ticket{2});
+  CHECK(c.seen().prefetch_begun >= Ticket{3});
+  CHECK(c.seen().prefetch_begun < Ticket{5});
+  CHECK(c.seen().prefetch_landed < Ticket{3});
+  CHECK(c.bytes_copied() == 32 + 64);
+  c.wait(Ticket{3});
+  CHECK(c.device_free() == 2030);  // begins anew, with 32 bytes
+  c.drain();
+  CHECK(c.now() == 3040);
+  CHECK(c.seen().prefetch_landed == Ticket{5});
+  CHECK(c.busy_ns() == 3040);
+  CHECK(c.bytes_copied() == 3 * 64);
+  std::vector<std::uint64_t> order;
+  for (const Span& s : c.spans()) {
+    if (s.lane == Lane::link) order.push_back(static_cast<std::uint64_t>(s.ticket));
+  }
+  CHECK(order == std::vector<std::uint64_t>{3, 2, 3, 5});
+}
+
+TEST_CASE("nothing overtakes a prefetch that is waited for, is in its last chunk, or goes to the same slot") {
+  const VirtualClock::Options cut{speed, 0, false, 0, 16};
+  auto begun = [](VirtualClock& c, Nanoseconds at) {
+    c.submit(prefetch(3, 1));
+    c.device(at);
+    c.sync_device();
+  };
+  VirtualClock waited(model(1, 8, 1), cut);
+  begun(waited, 300);
+  waited.submit(demand(2, 0));
+  waited.wait(Ticket{3});
+  CHECK(waited.device_free() == 1000);
+  waited.wait(Ticket{2});
+  CHECK(waited.device_free() == 2000);
+
+  VirtualClock queued(model(1, 8, 1), cut);  // waited for before it begins
+  queued.submit(demand(2, 0));
+  queued.submit(prefetch(3, 1));
+  queued.wait(Ticket{3});
+  CHECK(queued.device_free() == 2000);
+  queued.submit(demand(4, 2));
+  queued.wait(Ticket{4});
+  CHECK(queued.device_free() == 3000);
+
+  VirtualClock last(model(1, 8, 1), cut);
+  begun(last, 751);
+  last.submit(demand(2, 0));
+  last.wait(Ticket{2});
+  CHECK(last.device_free() == 2000);
+
+  VirtualClock same(model(1, 8, 1), cut);
+  begun(same, 300);
+  same.submit(demand(2, 1));
+  same.wait(Ticket{2});
+  CHECK(same.device_free() == 2000);
+
+  VirtualClock again(model(1, 8, 1), cut);  // overtaken, and then waited for: before what came later
+  begun(again, 300);
+  again.submit(demand(2, 0));
+  again.submit(demand(4, 2));
+  again.device(300);
+  again.sync_device();
+  again.wait(Ticket{3});
+  CHECK(again.device_free() == 500 + 1000 + 500);
+  again.wait(Ticket{4});
+  CHECK(again.device_free() == 3000);
+}
+
+TEST_CASE("a prefetch goes on while a demand copy may not begin") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false, 0, 16});
+  c.submit(prefetch(3, 1));
+  c.device(1);
+  c.sync_device();
+  c.device(599);
+  c.fence(Fence{1});
+  c.submit(demand(2, 0, Fence{1}));  // from 600 on: behind the third chunk
+  c.wait(Ticket{2});
+  CHECK(c.device_free() == 1750);
+  c.fence(Fence{2});
+  c.submit(demand(4, 0, Fence{2}));  // from 1750 on, when the prefetch is to go on
+  c.wait(Ticket{4});
+  CHECK(c.device_free() == 2750);
+  c.drain();
+  CHECK(c.now() == 3000);
+}
+
+TEST_CASE("what is left of a dropped prefetch does not cross") {
+  VirtualClock under_way(model(1, 8, 1), {speed, 0, false, 0, 16});
+  under_way.submit(prefetch(3, 1));
+  under_way.device(300);
+  under_way.sync_device();
+  under_way.drop(Ticket{3});
+  CHECK(under_way.seen().prefetch_landed == Ticket{3});
+  under_way.submit(demand(2, 1));  // its slot is free behind the chunk
+  under_way.wait(Ticket{2});
+  CHECK(under_way.device_free() == 1500);
+  CHECK(under_way.bytes_copied() == 32 + 64);
+
+  VirtualClock overtaken(model(1, 8, 1), {speed, 0, false, 0, 16});
+  overtaken.submit(prefetch(3, 1));
+  overtaken.device(300);
+  overtaken.sync_device();
+  overtaken.submit(demand(2, 0));
+  overtaken.wait(Ticket{2});
+  overtaken.sync_device();
+  overtaken.drop(Ticket{3});
+  overtaken.drain();
+  CHECK(overtaken.now() == 1500);
+  CHECK(overtaken.seen().prefetch_landed == Ticket{3});
 }
 
 TEST_CASE("demand goes before prefetches that have not begun") {
@@ -285,6 +411,85 @@ TEST_CASE("host and copies end when a count of every nanosecond says") {
       }
     }
   }
+}
+
+TEST_CASE("copies that overtake each other beside the host end when a count of every nanosecond says") {
+  Random random{7};
+  std::uint32_t overtaken = 0;
+  for (int round = 0; round < 300; ++round) {
+    const std::uint64_t fast = speed * random.between(1, 8), slow = fast / random.between(1, 4);
+    const std::uint64_t chunk = random.between(5, 40);
+    VirtualClock c(model(1, 8, 1), {fast, 0, true, slow, chunk});
+    // By the byte: of 64, how many have crossed; a copy is (ticket, from).
+    struct Job {
+      std::uint64_t ticket;
+      Nanoseconds from;
+      double crossed;
+    };
+    std::vector<Job> demands, prefetches;
+    Nanoseconds now = 0;
+    for (std::uint32_t i = 0, copies = random.between(2, 8); i < copies; ++i) {
+      const Nanoseconds rest = random.below(700);
+      c.device(rest);
+      c.sync_device();
+      now += rest;
+      const bool wanted = random.chance(50);
+      const std::uint64_t ticket = 2 * i + (wanted ? 2 : 3);
+      (wanted ? demands : prefetches).push_back({ticket, now, 0});
+      c.submit(wanted ? demand(ticket, i) : prefetch(ticket, i));
+    }
+    const Nanoseconds alone = 1 + random.below(3000), beside = alone + random.below(3000);
+    c.host({alone, beside}, full(0, 7));
+    const Nanoseconds host_from = now;
+
+    const double per_ns = 1e-9 * static_cast<double>(fast), slow_per_ns = 1e-9 * static_cast<double>(slow);
+    double host_left = static_cast<double>(alone);
+    std::vector<std::pair<std::uint64_t, Nanoseconds>> landed;
+    Job* on_link = nullptr;
+    std::size_t next_demand = 0, next_prefetch = 0;
+    double stop = 64;  // where it is looked at who goes on
+    for (Nanoseconds t = 0; landed.size() < demands.size() + prefetches.size(); ++t) {
+      const bool wants = next_demand < demands.size() && demands[next_demand].from <= t;
+      if (on_link != nullptr && on_link->ticket % 2 == 1 && wants && stop >= 64) {
+        stop =
+            static_cast<double>(chunk) * std::max(1.0, std::ceil(on_link->crossed / static_cast<double>(chunk) - 1e-9));
+        if (stop >= 64) stop = 64;
+      }
+      if (on_link != nullptr && stop < 64 && on_link->crossed >= stop - 1e-9) {
+        on_link = nullptr;
+        ++overtaken;
+      }
+      if (on_link == nullptr) {
+        if (wants) {
+          on_link = &demands[next_demand++];
+        } else if (next_prefetch < prefetches.size() && prefetches[next_prefetch].from <= t) {
+          on_link = &prefetches[next_prefetch];
+        }
+        stop = 64;
+      }
+      const bool hosts = host_from <= t && host_left > 1e-9;
+      if (on_link != nullptr) on_link->crossed += hosts ? slow_per_ns : per_ns;
+      if (hosts) host_left -= on_link != nullptr ? static_cast<double>(alone) / static_cast<double>(beside) : 1;
+      if (on_link == nullptr || on_link->crossed < 64 - 1e-9) continue;
+      landed.emplace_back(on_link->ticket, t + 1);
+      if (on_link->ticket % 2 == 1) ++next_prefetch;
+      on_link = nullptr;
+      stop = 64;
+    }
+    c.sync();
+    c.drain();
+    std::map<std::uint64_t, Nanoseconds> found;  // where each ends for good
+    for (const Span& s : c.spans()) {
+      if (s.lane == Lane::link) found[static_cast<std::uint64_t>(s.ticket)] = s.end_ns;
+    }
+    CAPTURE(round);
+    REQUIRE(found.size() == landed.size());
+    for (const auto& [ticket, at] : landed) {
+      CAPTURE(ticket);
+      CHECK(std::abs(found[ticket] - at) <= 100);
+    }
+  }
+  CHECK(overtaken > 50);
 }
 
 TEST_CASE("a layer's share of the host: activations cross, experts are computed, results cross back") {
