@@ -60,6 +60,9 @@ inline constexpr FileKind machine_json = {"a machine file", "{", "\"effective_by
 
 /// For options that name something.
 extern const CLI::Validator not_empty;
+inline constexpr const char* prefetch_chunk_help =
+    "cut prefetches into pieces, a share of an expert or a size, between which what the gate asks for goes ahead; 0: a "
+    "prefetch that has begun is not held up";
 /// For outputs that are written piece by piece, which standard output cannot be.
 extern const CLI::Validator a_file;
 /// For whole numbers up to 2^64 - 1, which CLI11 does not check for size.

@@ -20,6 +20,7 @@
 #include "inference/generate.hpp"
 #include "profiles/machine.hpp"
 #include "report/report.hpp"
+#include "stacks/budget.hpp"
 #include "stacks/stack_options.hpp"
 #include "store/pack.hpp"
 #include "support/bundled_files.hpp"
@@ -37,7 +38,8 @@ namespace {
 struct RunArguments {
   StackFlags flags;
   ModelFlags model;
-  std::string stack = "lru", machine, clock = "real", json, timeline, device_memory, logits, checksums;
+  std::string stack = "lru", machine, clock = "real", prefetch_chunk = "0", json, timeline, device_memory, logits,
+              checksums;
   std::vector<std::string> prompts, prompt_files, token_files, stacks = {"on-demand", "lru", "cross-layer-lru"};
   std::uint32_t max_new_tokens = 128, batch = 0, prefill_chunk = GenerateOptions{}.prefill_chunk;
   SamplingFlags sampling;
@@ -108,11 +110,13 @@ class Runs {
     }
     model_ = where.open(wanted);
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
+    prefetch_chunk_ = parse_chunk(a.prefetch_chunk, shape_.bytes(0, Precision::full));
     if (a.clock == "virtual") {
       const ModelFacts reference = read_shape(machine_->reference_model());
       const CostSource source = machine_->stated ? CostSource::stated : CostSource::effective;
       costs_ = as_if(machine_->costs(reference.work, source), reference, shape_);
       throttle_ = costs_->link_bytes_per_s;
+      costs_->prefetch_chunk_bytes = prefetch_chunk_;
     }
     std::vector<std::uint64_t> positions;  // of each prompt, with what it may generate
     const auto all_tokens = tokens_of(*model_, options_);
@@ -204,6 +208,7 @@ class Runs {
     facts.batch = options_.batch;
     facts.layers = shape_.layers;
     facts.throttle_bytes_per_s = throttle_;
+    facts.prefetch_chunk_bytes = prefetch_chunk_;
     return make_report(*runner, std::move(made), facts);
   }
 
@@ -243,6 +248,7 @@ class Runs {
     o.budget_bytes = budget_;
     o.max_rows = shape_.max_rows;
     o.link_bytes_per_s = throttle;
+    o.prefetch_chunk_bytes = prefetch_chunk_;
     o.linger_ns = usual_linger_ns();
     o.virtual_costs = costs_;
     o.log = timeline_.has_value();
@@ -269,7 +275,7 @@ class Runs {
   std::unique_ptr<Model> model_;
   GenerateOptions options_;
   ModelShape shape_;
-  std::uint64_t budget_ = 0, throttle_ = 0;
+  std::uint64_t budget_ = 0, throttle_ = 0, prefetch_chunk_ = 0;
 };
 
 /// Of each prompt and generated token: its logarithm, and the likeliest beside it.
@@ -591,6 +597,10 @@ void add_run_commands(CLI::App& app, Action& chosen) {
                   "imitate this machine's ratio of expert transfer to compute: a name or a file")
         ->type_name("NAME|FILE")
         ->check(not_empty);
+    c->add_option("--prefetch-chunk", a->prefetch_chunk, prefetch_chunk_help)
+        ->type_name("SHARE|BYTES")
+        ->check(not_empty)
+        ->capture_default_str();
     c->add_option("--clock", a->clock,
                   "real: this machine's time, the link throttled in its ratio to compute; virtual: time as that "
                   "machine's costs say, however busy this one is")

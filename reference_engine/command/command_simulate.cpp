@@ -34,6 +34,7 @@ const std::map<std::string, BoundsChoice> bound_choices = {
 struct SimulateArguments {
   StackFlags flags;
   std::string trace, machine = "rtx3090-pcie3", costs = "effective", as_shape, bounds = "proven", json, timeline, out;
+  std::string prefetch_chunk = "0";
   std::vector<std::string> stacks = {"lru"}, traces, machines, budgets = {"25%"}, inputs;
   std::vector<std::uint32_t> batches = {1};
   std::vector<std::pair<std::string, std::vector<std::string>>> parameters;  ///< of a sweep: name, values
@@ -75,6 +76,8 @@ int simulate_command(SimulateArguments& a) {
   setting.costs = cost_sources.at(a.costs);
   setting.as_shape = a.as_shape;
   setting.bounds = bound_choices.at(a.bounds);
+  setting.prefetch_chunk = a.prefetch_chunk;
+  static_cast<void>(setting.machine_costs());  // refused before anything is replayed
   SimulateOptions o;
   o.batch = a.batch;
   o.prefill_chunk = a.chunk;
@@ -145,6 +148,7 @@ int sweep_command(const SimulateArguments& a) {
   grid.as_shape = a.as_shape;
   grid.pools = a.flags.given.value(parameter_of(&StackOptions::pools).name, grid.pools);
   grid.bounds = bound_choices.at(a.bounds);
+  grid.prefetch_chunk = a.prefetch_chunk;
   grid.max_tokens = a.tokens;
   grid.assumed = assumed_recall(a);
   grid.calibrated = a.flags.defaults == "calibrated";
@@ -234,6 +238,10 @@ void add_common(CLI::App* c, SimulateArguments& a) {
                 "count each expert as large as this model's: a shape's name or file (tiny models' traces)")
       ->type_name("NAME|FILE")
       ->check(not_empty);
+  c->add_option("--prefetch-chunk", a.prefetch_chunk, prefetch_chunk_help)
+      ->type_name("SHARE|BYTES")
+      ->check(not_empty)
+      ->capture_default_str();
   c->add_option("--bounds", a.bounds,
                 "proven lower bounds, and with `all` the stack with perfect prediction and Belady's cache")
       ->check(CLI::IsMember(bounds))

@@ -168,8 +168,14 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
 
 std::unique_ptr<ExpertDevice> make_cpu_device(const DeviceNeeds& needs, const RunnerOptions& o) {
   if (o.virtual_costs) return std::make_unique<VirtualDevice>(needs, o);
-  return std::make_unique<CpuDevice<HostThread>>(
-      needs, o, HostThread::Options{.bytes_per_s = o.link_bytes_per_s, .log = o.log, .linger_ns = o.linger_ns});
+  return std::make_unique<CpuDevice<HostThread>>(needs, o,
+                                                 HostThread::Options{
+                                                     .bytes_per_s = o.link_bytes_per_s,
+                                                     .log = o.log,
+                                                     .linger_ns = o.linger_ns,
+                                                     .prefetch_chunk_bytes = static_cast<std::uint32_t>(
+                                                         std::min<std::uint64_t>(o.prefetch_chunk_bytes, 1U << 31U)),
+                                                 });
 }
 
 }  // namespace ferry::engine

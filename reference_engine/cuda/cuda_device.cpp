@@ -26,7 +26,8 @@ class CudaDevice final : public ExpertDevice {
     slots_.emplace(needs.allotment, needs.source, CudaSlots::Options{.pinned = pinned, .poison = o.poison});
     account_ = work.account;
     account_->add(Use::experts, arena);
-    link_.emplace(*slots_, work.stream(), CudaStream::Options{.log = o.log});
+    link_.emplace(*slots_, work.stream(),
+                  CudaStream::Options{.prefetch_chunk_bytes = o.prefetch_chunk_bytes, .log = o.log});
     base_->end.record(work.stream());
     check(cudaEventSynchronize(base_->end), "cudaEventSynchronize");
     base_ns_ = now_ns();

@@ -152,7 +152,8 @@ Nanoseconds usual_linger_ns();
 
 /// What a runner is made of.
 struct RunnerOptions : StackOptions {
-  std::uint64_t link_bytes_per_s = 0;  ///< 0: as fast as memory copies (host thread only)
+  std::uint64_t link_bytes_per_s = 0;      ///< 0: as fast as memory copies (host thread only)
+  std::uint64_t prefetch_chunk_bytes = 0;  ///< behind each of them demand copies overtake a prefetch; 0: none does
   bool log = false;
   bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
   bool preload = true;                          ///< for stacks that do: false only to see whether they can be made

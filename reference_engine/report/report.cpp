@@ -167,6 +167,7 @@ Json to_json(const RunReport& r) {
       {"interrupted", r.generated.interrupted},
       {"lossless", find_stack(r.stack).keeps_every_bit()},
       {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
+      {"prefetch_chunk_bytes", r.prefetch_chunk_bytes},
       {"dense_bytes", r.dense_bytes},
       {"kv_bytes", r.generated.kv_bytes},
       {"ttft_s", r.generated.ttft_s},

@@ -42,6 +42,7 @@ struct RunReport {
   std::uint32_t batch = 1;
   std::uint16_t layers = 0;
   std::uint64_t throttle_bytes_per_s = 0;
+  std::uint64_t prefetch_chunk_bytes = 0;
   Generated generated;
   Counters counters;
   PhaseTimes times[2];

@@ -41,4 +41,10 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes, con
       fmt::format("{} {}: expected a share such as 25% or a size such as 8000000, 64MiB or 5 GB", option, text));
 }
 
+std::uint64_t parse_chunk(const std::string& text, std::uint64_t expert_bytes) {
+  const std::uint64_t bytes = parse_budget(text, expert_bytes, "--prefetch-chunk");
+  const bool is_none = text.find_first_of("123456789") == std::string::npos;
+  return is_none ? 0 : std::max<std::uint64_t>(bytes, 1);
+}
+
 }  // namespace ferry::engine

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ferry/error.hpp"
+#include "stacks/budget.hpp"
 #include "stacks/configured_stack.hpp"
 #include "stacks/parameters.hpp"
 
@@ -75,7 +76,9 @@ ModelShape SimulatedSetting::model() const {
 }
 
 Costs SimulatedSetting::machine_costs() const {
-  return machine.costs(as_shape.empty() ? trace->work : read_shape(as_shape).work, costs);
+  Costs c = machine.costs(as_shape.empty() ? trace->work : read_shape(as_shape).work, costs);
+  c.prefetch_chunk_bytes = parse_chunk(prefetch_chunk, model().bytes(0, Precision::full));
+  return c;
 }
 
 RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions& options, Json parameters,
@@ -115,6 +118,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
   facts.expert_bytes = model.bytes(0, Precision::full);
   for (std::uint32_t l = 0; l < model.layers; ++l) facts.dense_bytes += costs.work_of(l).dense_bytes;
   facts.throttle_bytes_per_s = costs.link_bytes_per_s;
+  facts.prefetch_chunk_bytes = costs.prefetch_chunk_bytes;
   SimulatedFacts& s = facts.simulated.emplace();
   s.trace = setting.trace_name;
   s.costs = cost_source_name(setting.costs);

@@ -26,7 +26,8 @@ struct SimulatedSetting {
   std::string trace_name;
   Machine machine;
   CostSource costs = CostSource::effective;
-  std::string as_shape;  ///< a shape's name or file, or empty
+  std::string as_shape;              ///< a shape's name or file, or empty
+  std::string prefetch_chunk = "0";  ///< a share of an expert, or bytes
   BoundsChoice bounds = BoundsChoice::proven;
   const AssumedRows* assumed = nullptr;  ///< of this trace, for stacks that read what it lacks; null: those are refused
   bool remedies = true;                  ///< refusals say which of simulate's options would help

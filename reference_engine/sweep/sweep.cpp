@@ -272,6 +272,7 @@ Json run_cell(const SweepGrid& grid, const SweepCell& cell, Traces& traces, cons
   setting.machine = read_machine(cell.machine);
   setting.costs = grid.costs;
   setting.as_shape = grid.as_shape;
+  setting.prefetch_chunk = grid.prefetch_chunk;
   setting.bounds = grid.bounds;
   if (grid.costs == CostSource::stated && !setting.machine.stated) {
     throw ConfigError("machine " + setting.machine.name + " has no \"stated\" times");
@@ -387,6 +388,7 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
   std::string setting = fmt::format(" costs={}", cost_source_name(grid.costs));
   if (!grid.as_shape.empty()) setting += " as=" + std::filesystem::path(grid.as_shape).filename().string();
   if (grid.pools != "stack") setting += " pools=" + grid.pools;
+  if (parse_chunk(grid.prefetch_chunk, 1) > 0) setting += " prefetch-chunk=" + grid.prefetch_chunk;
   if (grid.bounds != BoundsChoice::proven) setting += grid.bounds == BoundsChoice::all ? " bounds=all" : " bounds=none";
   if (grid.max_tokens != ~std::uint64_t{0}) setting += fmt::format(" tokens={}", grid.max_tokens);
   if (grid.calibrated) setting += " defaults=calibrated";

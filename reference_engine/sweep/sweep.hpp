@@ -26,7 +26,7 @@ struct SweepGrid {
   std::vector<std::uint32_t> batches = {1};
   std::vector<SweptParameter> parameters;
   CostSource costs = CostSource::effective;
-  std::string as_shape, pools = "stack";
+  std::string as_shape, pools = "stack", prefetch_chunk = "0";
   BoundsChoice bounds = BoundsChoice::proven;
   std::uint64_t max_tokens = ~std::uint64_t{0};
   /// Stacks have what was calibrated for a trace's model where ferry has that, instead of the papers' values.

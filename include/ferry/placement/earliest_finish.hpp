@@ -16,7 +16,8 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// Over the ways to do it, the least of max(link, host): where nothing on its way is waited for, the host's time for all
 /// of them; where it is, with n loads behind it, the link's remaining time and n copies beside the host's time for the
-/// others. The misses must come with rows descending: compose it with BatchSizeOrder.
+/// others. Loads go ahead of what is on its way for another layer, where the link lets them; never of what this one needs,
+/// of which less is left to cross than of a load. The misses must come with rows descending: compose it with BatchSizeOrder.
 ///
 /// Source: ours. What llama.cpp and Fiddler do, and HybriMoE's split, are two of the ways that it weighs.
 /// Complexity: O(misses * resident) at worst, no state.
@@ -64,15 +65,6 @@ struct EarliestFinish {
       }
     };
     if (arriving.size > 0) weigh(0, false, busy, host + late);
-    if (arriving.size > 0 && costs.chunk_ns > 0) {
-      Nanoseconds ahead = costs.chunk_ns, rest = host + late;
-      for (std::uint32_t n = 0; n < misses.size && misses[n].copy_ns > 0; ++n) {
-        ahead = detail::sum(ahead, misses[n].copy_ns);
-        if (detail::sum(ahead, device) >= least) break;
-        rest -= on_host(misses[n], costs);
-        weigh(n + 1, false, ahead, rest);
-      }
-    }
     Nanoseconds link = arriving.size == 0 && costs.chunk_ns > 0 ? costs.chunk_ns : busy;
     for (std::uint32_t n = 0; n <= misses.size; ++n) {
       weigh(n, true, link, host);

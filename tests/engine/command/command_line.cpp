@@ -88,6 +88,16 @@ TEST_CASE("sizes are what people write") {
   }
 }
 
+TEST_CASE("a chunk of a prefetch is a share of an expert, a byte at least, or a size; 0 is none") {
+  const std::pair<const char*, std::uint64_t> chunks[] = {{"0", 0},      {"0%", 0},      {"0 MiB", 0}, {"25%", 200},
+                                                          {"0.001%", 1}, {"4KiB", 4096}, {"7", 7}};
+  for (const auto& chunk : chunks) {
+    CAPTURE(chunk.first);
+    CHECK(parse_chunk(chunk.first, 800) == chunk.second);
+  }
+  CHECK_THROWS_WITH_AS(parse_chunk("-1%", 800), doctest::Contains("--prefetch-chunk -1%"), InputError);
+}
+
 TEST_CASE("help and tables fit 80 columns") {
   for (const char* command : {"", "run", "compare", "inspect", "trace", "trace record", "trace import",
                               "trace generate", "trace inspect", "simulate", "sweep", "report", "recommend", "eval",

@@ -116,7 +116,11 @@ void all_of(const std::string& name, bool virtual_clock, std::size_t batch) {
             o.link_bytes_per_s = speed;
             // Tests share the cores: most copy threads sleep when they have nothing to do.
             o.linger_ns = stack == "cross-layer-lru" ? usual_linger_ns() : 0;
-            if (virtual_clock) o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, speed);
+            o.prefetch_chunk_bytes = number % 2 == 0 ? expert / 3 : 0;
+            if (virtual_clock) {
+              o.virtual_costs = fixed_costs(60'000, 20'000, 50'000, speed);
+              o.virtual_costs->prefetch_chunk_bytes = o.prefetch_chunk_bytes;
+            }
             CAPTURE(stack);
             CAPTURE(eighths);
             CAPTURE(speed);

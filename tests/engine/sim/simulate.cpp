@@ -60,6 +60,7 @@ void check_simulated(CpuModel& m, const std::string& name, const StackInfo& info
   o.max_rows = 40;
   o.budget_bytes = shape.all_bytes() / 4;
   o.virtual_costs = varied_costs(m.store().layout().bytes());
+  if (batch == 2) o.virtual_costs->prefetch_chunk_bytes = m.store().layout().bytes() / 3;
   o.log = true;
   const auto runner = make_runner(m, o);
   Recorder recorder(*runner, m, 3);

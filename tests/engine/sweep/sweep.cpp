@@ -360,6 +360,7 @@ TEST_CASE("a sweep's runs say what a simulation with the same flags says, pools 
   grid.stacks = {"on-demand", "hobbit+prefetch"};
   grid.budgets = {"60%"};
   grid.pools = "one";
+  grid.prefetch_chunk = "10%";
   grid.parameters = {{"depth", {2}}};
   const Path out = f.at("pools.jsonl");
   CHECK(run(grid, out).refused == 0);
@@ -368,12 +369,20 @@ TEST_CASE("a sweep's runs say what a simulation with the same flags says, pools 
     const bool takes = json["stack"] == "hobbit+prefetch";
     CHECK(json["parameters"].dump() == (takes ? R"({"depth":2,"pools":"one"})" : "{}"));
     if (!takes) continue;
-    CHECK(run_ferry("simulate --stack hobbit+prefetch --depth 2 --pools one --budget 60% --trace " +
-                    quoted(f.at("a.safetensors")) + " --json " + quoted(f.at("r.json")))
-              .status == 0);
+    CHECK(
+        run_ferry("simulate --stack hobbit+prefetch --depth 2 --pools one --prefetch-chunk 10% --budget 60% --trace " +
+                  quoted(f.at("a.safetensors")) + " --json " + quoted(f.at("r.json")))
+            .status == 0);
     Json alone = result(f.at("r.json")), swept = json;
     swept.erase("sweep");
     CHECK(alone == swept);
+    CHECK(alone["prefetch_chunk_bytes"] == 100'000);
+    CHECK(run_ferry("simulate --stack hobbit+prefetch --depth 2 --pools one --budget 60% --trace " +
+                    quoted(f.at("a.safetensors")) + " --json " + quoted(f.at("whole.json")))
+              .status == 0);
+    const Json whole = result(f.at("whole.json"));
+    CHECK(whole["prefetch_chunk_bytes"] == 0);
+    CHECK(whole["decode"]["tpot_s"] != alone["decode"]["tpot_s"]);
   }
 }
 
@@ -670,10 +679,12 @@ TEST_CASE("results under other costs, sizes, pools, bounds or lengths are anothe
   const SweepGrid grid = f.grid();
   const Path out = f.at("out.jsonl");
   run(grid, out);
-  const std::vector<std::function<void(SweepGrid&)>> changes = {
-      [](SweepGrid& g) { g.costs = CostSource::peak; }, [](SweepGrid& g) { g.as_shape = "mixtral-8x7b"; },
-      [](SweepGrid& g) { g.pools = "one"; }, [](SweepGrid& g) { g.bounds = BoundsChoice::all; },
-      [](SweepGrid& g) { g.max_tokens = 20; }};
+  const std::vector<std::function<void(SweepGrid&)>> changes = {[](SweepGrid& g) { g.costs = CostSource::peak; },
+                                                                [](SweepGrid& g) { g.as_shape = "mixtral-8x7b"; },
+                                                                [](SweepGrid& g) { g.pools = "one"; },
+                                                                [](SweepGrid& g) { g.bounds = BoundsChoice::all; },
+                                                                [](SweepGrid& g) { g.max_tokens = 20; },
+                                                                [](SweepGrid& g) { g.prefetch_chunk = "1MiB"; }};
   for (std::size_t i = 0; i < changes.size(); ++i) {
     CAPTURE(i);
     SweepGrid other = grid;
@@ -971,6 +982,7 @@ TEST_CASE("each mistake in a sweep gets one line, before any cell runs" * doctes
   refuses(sweep("--stacks hobbit --low-bits 3"), {"--low-bits 3", "2, 4 or 8"});
   refuses(sweep("--stacks lru --budgets 50%,lots"), {"lots", "25%"});
   refuses(sweep("--stacks lru --batches 0"), {"--batches"});
+  refuses(sweep("--stacks lru --prefetch-chunk some"), {"--prefetch-chunk some", "25%"});
   refuses(sweep("--stacks lru --threads 0"), {"--threads"});
   refuses(sweep("--stacks lru --costs guessed"), {"--costs"});
   refuses("sweep" + trace + out + " --stacks lru --machines rtx3090-pcie3,rtx3090",
@@ -1423,6 +1435,7 @@ TEST_CASE("each mistake in a simulation gets one line and leaves no file") {
   refuses("simulate --stack lru --t1 0.5 --json " + x + trace, {"--t1: lru has no such parameter", "hobbit"});
   refuses("simulate --budget 5 --json " + x + trace, {"budget of 5 bytes is too small"});
   refuses("simulate --budget lots --json " + x + trace, {"--budget lots"});
+  refuses("simulate --prefetch-chunk 1M --json " + x + trace, {"--prefetch-chunk 1M", "64MiB"});
   refuses("simulate --batch 0 --json " + x + trace, {"--batch"});
   refuses("simulate --prefill-chunk 0 --json " + x + trace, {"--prefill-chunk"});
   refuses("simulate --tokens 0 --json " + x + trace, {"--tokens"});
