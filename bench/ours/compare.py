@@ -3,7 +3,7 @@
 much faster they are than the best of the others.
 
   bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--joined N [--prompt N]]
-                 [--int4 | --device | --lossy] [--out FOLDER] [--json FILE]
+                 [--int4 | --device | --lossy] [--prefetch-chunk SHARE] [--out FOLDER] [--json FILE]
 
 A cell is a trace, a machine, a budget and a batch. `--traces` are of `ferry trace import` or `ferry trace record`; over
 each of `--texts` both bundled models are recorded first, and their experts count as large as Qwen1.5-MoE's and
@@ -13,7 +13,7 @@ effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, 
 the papers have them and once as calibrated, and with what else holds experts in INT4; otherwise it is `ferry` beside
 every lossless stack. Stacks that read what a trace does not have are left out on it. `--joined N` makes of each trace
 sequences of N tokens, in whose midst the subject changes where a recorded one ended; `--prompt N` makes the first of
-them a prompt. Results lie in FOLDER (build/ours), where a second run goes on:
+them a prompt. `--prefetch-chunk` compares each stack with itself instead, where demand overtakes prefetches. Results lie in FOLDER (build/ours), where a second run goes on:
 give another one for another ferry. The page is printed as Markdown.
 """
 import argparse
@@ -92,8 +92,8 @@ def machines(folder):
     return names + [str(narrow_twin(folder))]
 
 
-def sweep(ferry, folder, trace, shape, tokens, stacks, names, defaults="paper"):
-    suffix = "" if defaults == "paper" else f"-{defaults}"
+def sweep(ferry, folder, trace, shape, tokens, stacks, names, defaults="paper", chunk=None):
+    suffix = ("" if defaults == "paper" else f"-{defaults}") + (f"-{chunk}" if chunk else "")
     out = folder / f"{trace.stem}-{tokens or 'all'}-{stacks[0]}{suffix}.jsonl"
     command = [ferry, "sweep", "--traces", trace, "--machines", ",".join(names), "--stacks", ",".join(stacks),
                "--budgets", ",".join(BUDGETS), "--batches", "1,3", "--defaults", defaults, "--out", out]
@@ -101,6 +101,8 @@ def sweep(ferry, folder, trace, shape, tokens, stacks, names, defaults="paper"):
         command += ["--as", shape]
     if tokens:
         command += ["--tokens", tokens]
+    if chunk:
+        command += ["--prefetch-chunk", chunk]
     print(f"{trace.name}: {len(stacks)} stacks", file=sys.stderr)
     run(command)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
@@ -168,6 +170,20 @@ def table(cells, key, title):
               f"{min(fast):.3f} | {over} | {prompt} |")
 
 
+def compare_chunks(args, work, kind, names):
+    """How many times as fast each stack is where demand copies overtake its prefetches."""
+    times = defaultdict(list)
+    for trace, shape in work:
+        stacks = [kind.ours, *kind.others, *readable(trace, kind.with_scores)]
+        whole, cut = (sweep(args.ferry, args.out, trace, shape, args.tokens, stacks, names, chunk=chunk)
+                      for chunk in (None, args.prefetch_chunk))
+        for a, b in zip(whole, cut, strict=True):
+            times[a["stack"]].append(a["decode"]["tpot_s"] / b["decode"]["tpot_s"])
+    print("\n| stack | cells | times as fast | least | most |\n| --- | ---: | ---: | ---: | ---: |")
+    for stack, t in sorted(times.items(), key=lambda a: -geometric_mean(a[1])):
+        print(f"| `{stack}` | {len(t)} | {geometric_mean(t):.3f} | {min(t):.3f} | {max(t):.3f} |")
+
+
 def arguments():
     class Parser(argparse.ArgumentParser):
         def error(self, message):
@@ -184,6 +200,7 @@ def arguments():
     which.add_argument("--int4", action="store_true", help="ferry-int4 beside its like")
     which.add_argument("--device", action="store_true", help="ferry-device beside its like")
     which.add_argument("--lossy", action="store_true", help="ferry-lossy beside its like")
+    p.add_argument("--prefetch-chunk", help="a share of an expert, or a size: each stack beside itself with it")
     p.add_argument("--out", type=Path, default=ROOT / "build/ours", help="folder of results (default: build/ours)")
     p.add_argument("--json", type=Path, help="write every cell to this file")
     p.add_argument("--ferry", type=Path, default=ROOT / "build/engine/reference_engine/ferry",
@@ -243,6 +260,9 @@ def main():
         work = [(with_joined_sequences(trace, args), shape) for trace, shape in work]
     names = machines(args.out)
     kind = INT4 if args.int4 else DEVICE if args.device else LOSSY if args.lossy else FULL
+    if args.prefetch_chunk:
+        compare_chunks(args, work, kind, names)
+        return
     rows = []
     for trace, shape in work:
         others = kind.others + readable(trace, kind.with_scores)
