@@ -54,6 +54,7 @@ class CommandBuffer {
     seen_.prefetch_begun = std::max(seen_.prefetch_begun, seen.prefetch_begun);
     seen_.prefetch_landed = std::max(seen_.prefetch_landed, seen.prefetch_landed);
     seen_.link_ns = seen.link_ns;
+    seen_.chunk_ns = seen.chunk_ns;
   }
 
   // Link

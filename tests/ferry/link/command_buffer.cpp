@@ -153,16 +153,18 @@ TEST_CASE("a command buffer that is carried out in order counts each copy as lan
   CommandBuffer reported(CommandBuffer::Progress::reported);
   reported.submit(copy(4, 1));
   CHECK(reported.seen().demand_landed == Ticket::none);
-  reported.report({Ticket{4}, Ticket{3}, Ticket{1}, 50});
+  reported.report({Ticket{4}, Ticket{3}, Ticket{1}, 50, 8});
   CHECK(reported.seen().demand_landed == Ticket{4});
   CHECK(reported.seen().prefetch_begun == Ticket{3});
   CHECK(reported.seen().prefetch_landed == Ticket{1});
   CHECK(reported.seen().link_ns == 50);
+  CHECK(reported.seen().chunk_ns == 8);
   reported.report({Ticket{2}, Ticket{5}, Ticket::none, 0});  // overtaken by the one before
   CHECK(reported.seen().demand_landed == Ticket{4});
   CHECK(reported.seen().prefetch_begun == Ticket{5});
   CHECK(reported.seen().prefetch_landed == Ticket{1});
   CHECK(reported.seen().link_ns == 0);
+  CHECK(reported.seen().chunk_ns == 0);
 }
 
 TEST_CASE("whoever carries out a command buffer's commands has each expert in its slot when it runs") {
