@@ -175,10 +175,11 @@ def compare_chunks(args, work, kind, names):
     times = defaultdict(list)
     for trace, shape in work:
         stacks = [kind.ours, *kind.others, *readable(trace, kind.with_scores)]
-        whole, cut = (sweep(args.ferry, args.out, trace, shape, args.tokens, stacks, names, chunk=chunk)
+        whole, cut = ({(r["stack"], r["machine"], r["budget_asked_percent"], r["batch"]): r["decode"]["tpot_s"]
+                       for r in sweep(args.ferry, args.out, trace, shape, args.tokens, stacks, names, chunk=chunk)}
                       for chunk in (None, args.prefetch_chunk))
-        for a, b in zip(whole, cut, strict=True):
-            times[a["stack"]].append(a["decode"]["tpot_s"] / b["decode"]["tpot_s"])
+        for cell, time in whole.items():
+            times[cell[0]].append(time / cut[cell])
     print("\n| stack | cells | times as fast | least | most |\n| --- | ---: | ---: | ---: | ---: |")
     for stack, t in sorted(times.items(), key=lambda a: -geometric_mean(a[1])):
         print(f"| `{stack}` | {len(t)} | {geometric_mean(t):.3f} | {min(t):.3f} | {max(t):.3f} |")
