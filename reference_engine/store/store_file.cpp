@@ -295,7 +295,7 @@ StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& fa
     : path_(file_behind(path)),
       part_(path_.string() + ".part"),
       facts_(facts),
-      header_(facts.to_json().dump(-1, ' ', false, Json::error_handler_t::replace)) {
+      header_(json_text(facts.to_json())) {
   std::error_code none;
   if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
     throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", path.string()));

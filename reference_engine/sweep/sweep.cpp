@@ -342,7 +342,7 @@ std::optional<Ranks> ranks_of_array() {
 std::string SweepCell::key() const {
   std::string text = fmt::format("{} {} {} {} batch={}", std::filesystem::path(trace).filename().string(), machine,
                                  stack, budget, batch);
-  if (!named.file.empty()) text += fmt::format(" {}{}", named.policies, named.parameters.dump());
+  if (!named.file.empty()) text += fmt::format(" {}{}", named.policies, json_text(named.parameters));
   for (const auto& [name, value] : parameters) {
     text += value.is_number() ? fmt::format(" {}={}", name, value.get<double>())
                               : fmt::format(" {}={}", name, value.get<std::string>());
@@ -501,7 +501,7 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
                      {"key", cell.key()},
                      {"inputs", made_of.at(todo[at])},
                      {"xxh3", unsealed}};
-    std::string line = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+    std::string line = json_text(json);
     seal(line);
     const std::lock_guard lock(mutex);
     lines.append(std::move(line));
