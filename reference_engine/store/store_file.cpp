@@ -292,10 +292,7 @@ StoreIndex read_store(BlockFile& file, const std::string& name) {
 StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& facts,
                          const std::function<std::uint64_t(ExpertId)>& source,
                          const std::function<bool(std::uint64_t, std::uint64_t)>& progress)
-    : path_(file_behind(path)),
-      part_(path_.string() + ".part"),
-      facts_(facts),
-      header_(json_text(facts.to_json())) {
+    : path_(file_behind(path)), part_(path_.string() + ".part"), facts_(facts), header_(json_text(facts.to_json())) {
   std::error_code none;
   if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
     throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", path.string()));
