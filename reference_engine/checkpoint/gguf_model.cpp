@@ -162,7 +162,10 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   Json type = f.get("rope.scaling.type"), factor = f.get("rope.scaling.factor");
   if (factor.is_null()) factor = f.get("rope.scale_linear");  // its older name
   if (type.is_null() && factor.is_number() && factor != 0) type = "linear";
-  if (type.is_null() || type == "none") return;
+  if (type.is_null() || type == "none") {
+    if (f.arch == "gpt-oss") config["rope_scaling"] = {{"rope_type", "default"}};
+    return;
+  }
   Json scaling = {{"rope_type", type}};
   if (!factor.is_null()) scaling["factor"] = factor;
   if (type == "yarn") {
@@ -203,6 +206,10 @@ void add_long_rope(const GgufFacts& f, Json& config) {
 
 /// Counts and widths of experts, under every name that a family may read them by.
 void add_experts(const GgufFacts& f, Json& config) {
+  // What is not there is not there: families' own defaults are those of config.json.
+  for (const char* name : {"n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace"}) config[name] = 0;
+  for (const char* name : {"n_group", "topk_group"}) config[name] = 1;
+  config["routed_scaling_factor"] = 1.0;
   const Json count = f.get("expert_count"), used = f.get("expert_used_count");
   Json width = f.get("expert_feed_forward_length");
   if (width.is_null()) width = f.columns("ffn_gate_exps.weight", 1);

@@ -107,6 +107,8 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("qwen3_next-bf16", "qwen3_next");
   check_tokens("qwen3_5_moe-bf16", "qwen3_5_moe");
   check_tokens("deepseek_moe-bf16", "deepseek_moe");
+  check_tokens("olmoe_as_gguf-bf16", "olmoe_as_gguf");
+  check_tokens("llama4_as_gguf-bf16", "llama4_as_gguf");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {
