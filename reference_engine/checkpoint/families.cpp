@@ -334,7 +334,7 @@ void deepseek(FamilyReader& r) {
   r.experts({"n_routed_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
   if (r.f.has("scoring_func") && r.f.at("scoring_func") != "softmax") r.f.refuse("scoring_func", "\"softmax\"");
   if (r.f.has("topk_method") && r.f.at("topk_method") != "greedy") r.f.refuse("topk_method", "\"greedy\"");
-  r.c.renormalise = r.f.flag("norm_topk_prob", false);
+  r.c.renormalise = r.f.flag("norm_topk_prob", false) && r.c.top_k > 1;  // one alone keeps its weight
   r.shared_experts("n_shared_experts", 0);
   r.attention_bias(false);
   r.rope({.theta = 10000});

@@ -2,8 +2,8 @@
 """Holds ferry against transformers on random configurations: logits, and the likeliest tokens, of tiny checkpoints that
 nobody has seen before. Not in CI: it needs torch and transformers.
 
-    pip install torch transformers==5.23.0 safetensors
-    python3 tests/goldens/fuzz_transformers.py FERRY [--cases N] [--seed S] [--families A,B] [--keep FOLDER]
+    pip install torch transformers==5.23.0 safetensors ml_dtypes
+    python3 tests/goldens/fuzz_transformers.py FERRY [--cases N] [--seed S] [--families A,B] [--keep FOLDER] [--gguf LLAMA_CPP]
 
 FERRY is the binary, as reference_engine/run builds it. Case after case: a family, a configuration that its configuration class
 takes (numbers of heads, kinds of rotary embedding, windows, gates, biases, multipliers, layers without experts), random weights
@@ -14,6 +14,11 @@ same, or to refuse it in one line that names the field or the tensor. A refusal 
 
 A difference counts if transformers' own float64 agrees with its float32 there, so that no rounding decided between experts.
 Each case prints as one line; ends with status 1 if any differs. --keep saves the folders of those that do.
+
+deepseek and xverse, which transformers does not have, are held against make_deepseek_xverse.py, in fewer configurations.
+
+With --gguf ferry gets what llama.cpp's converter makes of the folder, as make_gguf.py calls it, in F32; configurations are then
+such that a GGUF file can say all of them.
 """
 import argparse
 import json
@@ -31,6 +36,8 @@ import safetensors.torch  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+import make_deepseek_xverse as plain  # noqa: E402
 
 VOCABULARY, NEW_TOKENS, TOLERANCE = 258, 6, 1e-4
 
@@ -79,8 +86,8 @@ def head_dim(r, c, always=False):
     return c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
 
 
-def experts(r, count="num_experts", top_k="num_experts_per_tok", width="moe_intermediate_size", most=9):
-    n = r.choice([n for n in (2, 4, 5, 8, 9) if n <= most])
+def experts(r, count="num_experts", top_k="num_experts_per_tok", width="moe_intermediate_size"):
+    n = r.choice([2, 4, 5, 8, 9, 33])
     return {count: n, top_k: r.randint(1, min(n, 4)), width: r.choice([8, 24, 32, 40])}
 
 
@@ -147,6 +154,7 @@ def phimoe(r):
     dim = c["hidden_size"] // c["num_attention_heads"]
     c["rope_parameters"] = rope(r, dim, ("default", "longrope"))
     if c["rope_parameters"]["rope_type"] == "longrope":
+        # transformers gives texts that are longer the long scale and the short factors, which its makers' code does not
         c["rope_parameters"].update(short_mscale=1.1, long_mscale=1.24, original_max_position_embeddings=256)
         c["max_position_embeddings"] = 4096
     return c
@@ -177,8 +185,8 @@ def dense_first(r, c):
 
 
 def groups(r, c, least):
-    n = r.choice([4, 8, 12])
-    all_groups = r.choice([g for g in (1, 2, 4) if n // g >= least])
+    n = r.choice([4, 8, 12, 64])
+    all_groups = r.choice([g for g in (1, 2, 4, 8) if n // g >= least and n % g == 0])
     kept = r.randint(1, all_groups)
     c.update(n_routed_experts=n, n_group=all_groups, topk_group=kept, num_experts_per_tok=r.randint(1, min(4, kept * (n // all_groups))))
 
@@ -266,7 +274,7 @@ def gpt_oss(r):
 
 
 def llama4_text(r):
-    c = base(r, num_local_experts=r.choice([2, 4, 5]), num_experts_per_tok=r.choice([1, 1, 2]), intermediate_size=r.choice([16, 32]),
+    c = base(r, num_local_experts=r.choice([3, 4, 5]), num_experts_per_tok=r.choice([1, 1, 2, 3]), intermediate_size=r.choice([16, 32]),
              intermediate_size_mlp=r.choice([24, 48]), attention_chunk_size=r.choice([None, 5, 16, 600]), use_qk_norm=flag(r),
              attn_temperature_tuning=flag(r), floor_scale=r.choice([4, 16, 8192]), attn_scale=r.choice([0.1, 0.5]), attention_bias=flag(r))
     n = c["num_hidden_layers"]
@@ -289,7 +297,7 @@ def llama4_text(r):
 def gated_delta(r, fused):
     c = base(r, **experts(r), shared_expert_intermediate_size=r.choice([8, 24]), attention_bias=flag(r),
              linear_num_key_heads=r.choice([1, 2]), linear_key_head_dim=r.choice([8, 16]), linear_value_head_dim=r.choice([8, 12]),
-             linear_conv_kernel_dim=r.choice([2, 3, 4]))
+             linear_conv_kernel_dim=r.choice([1, 2, 3, 4]))
     c["linear_num_value_heads"] = c["linear_num_key_heads"] * r.choice([1, 2, 3])
     if fused:
         c["norm_topk_prob"] = flag(r)
@@ -317,6 +325,72 @@ FAMILIES = {f.__name__: f for f in (
     mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, dots1,
     ernie4_5_moe, hunyuan_v1_moe, minimax_m2, gpt_oss, llama4_text, qwen3_next, qwen3_5_moe_text)}
 FAMILIES["granitemoe"] = granite
+
+
+class Plain:
+    """The models of make_deepseek_xverse.py."""
+
+    def __init__(self, config, weights, kind="float32"):
+        self.config, self.weights, self.model = config, weights, plain.Model(config, weights)
+        self.model.weights = {name: w.astype(kind) for name, w in weights.items()}
+
+    def double(self):
+        return Plain(self.config, self.weights, "float64")
+
+    def logits(self, ids):
+        return torch.from_numpy(self.model.logits(ids)[0])
+
+
+def make_plain(folder, family, r):
+    """A folder, and its model."""
+    heads = r.choice([2, 3, 4, 6])
+    experts, layers = r.choice([2, 4, 8]), r.choice([1, 2, 3, 5])
+    config = dict(plain.CONFIGS[family + "_moe"], hidden_size=heads * r.choice([8, 16, 24]), num_attention_heads=heads, num_hidden_layers=layers,
+                  num_key_value_heads=r.choice([n for n in (1, 2, 3, 6) if heads % n == 0]), rms_norm_eps=r.choice([1e-6, 1e-5, 1e-2]),
+                  rope_theta=r.choice([10000, 500000]), eos_token_id=None)
+    if family == "deepseek":
+        config.update(n_routed_experts=experts, num_experts_per_tok=r.randint(1, min(experts, 4)), n_shared_experts=r.choice([1, 2]),
+                      norm_topk_prob=flag(r), moe_intermediate_size=r.choice([8, 24]), intermediate_size=r.choice([24, 48]),
+                      first_k_dense_replace=r.randint(0, layers - 1), moe_layer_freq=r.choice([1, 1, 2]))
+        if not any(l >= config["first_k_dense_replace"] and l % config["moe_layer_freq"] == 0 for l in range(layers)):
+            config["moe_layer_freq"] = 1
+    else:
+        config.update(num_experts=experts, moe_top_k=r.randint(1, min(experts, 4)), num_shared_experts=r.choice([1, 2]), intermediate_size=r.choice([8, 24]))
+    weights = plain.random_weights(config, r.randrange(1 << 30))
+    (folder / "config.json").write_text(json.dumps(config))
+    plain.safetensors.numpy.save_file({n: w.copy() for n, w in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    return Plain(config, weights)
+
+
+PLAIN = ("deepseek", "xverse")
+
+
+def for_gguf(family, r, c):
+    """Sets to llama.cpp's values what its files do not have."""
+    c["rms_norm_eps"] = 1e-5 if family == "olmoe" else c["rms_norm_eps"]
+    for name in ("layer_types", "moe_layers", "no_rope_layers", "mlp_only_layers", "swiglu_limit", "swiglu_alpha"):
+        c.pop(name, None)
+    for name, value in {"use_sliding_window": False, "sliding_window": None, "norm_topk_prob": family in ("qwen3_moe", "qwen3_next"), "decoder_sparse_step": 1,
+                        "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4, "use_qk_norm": True,
+                        "router_jitter_noise": 0.01, "moe_layer_end_index": -1, "rope_interleave": True, "clip_qkv": None}.items():
+        if name in c and not (name == "sliding_window" and family == "gpt_oss") and not (name == "norm_topk_prob" and "n_group" in c):
+            c[name] = value
+    p = c["rope_parameters"]
+    if p["rope_type"] not in ("default", "linear", "yarn") or (family == "deepseek_v2" or family == "deepseek_v3") and p["rope_type"] == "yarn":
+        c["rope_parameters"] = {k: v for k, v in p.items() if k in ("rope_theta", "partial_rotary_factor")} | {"rope_type": "default"}
+    for name in ("mscale", "mscale_all_dim", "attention_factor", "truncate", "alpha"):
+        c["rope_parameters"].pop(name, None)
+    if family == "gpt_oss":
+        c["rope_parameters"]["truncate"] = False
+        c["attention_bias"] = True
+    if isinstance(c.get("moe_topk"), list):
+        c["moe_topk"] = c["moe_topk"][0]
+    if family.startswith("deepseek"):
+        c["attention_bias"] = False
+
+
+GGUF_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "ernie4_5_moe", "gpt_oss", "granitemoe",
+                 "granitemoeshared", "hunyuan_v1_moe", "phimoe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2", "llama4_text")
 
 
 def randomise(model, generator):
@@ -401,10 +475,12 @@ def mutate(r, config):
     return done
 
 
-def make(folder, family, r):
+def make(folder, family, r, gguf):
     """A folder with a checkpoint; what is particular to it."""
     for _ in range(20):
         fields = FAMILIES[family](r)
+        if gguf:
+            for_gguf(family, r, fields)
         try:
             config = AutoConfig.for_model(family, **fields)
             config._experts_implementation = "eager"
@@ -415,9 +491,11 @@ def make(folder, family, r):
     else:
         raise refused
     randomise(model, torch.Generator().manual_seed(r.randrange(1 << 30)))
-    kind = r.choice([torch.bfloat16, torch.float16, torch.float32])
+    kind = torch.float32 if gguf else r.choice([torch.bfloat16, torch.float16, torch.float32])  # converters add 1 to some weights
     model.to(kind).save_pretrained(folder)
     notes = [str(kind).removeprefix("torch.")]
+    if gguf:
+        return notes
     path = folder / "config.json"
     config = json.loads(path.read_text())
     if "experts" in "".join(model.state_dict()) and r.random() < 0.3:
@@ -441,15 +519,43 @@ def load(folder):
 
 
 def logits(model, ids):
+    if isinstance(model, Plain):
+        return model.logits(ids)
     with torch.no_grad():
         return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
-def ferry(binary, folder, prompts, r):
+def seeing(folder, family):
+    """The folder of a model that also sees images, whose part for texts this is."""
+    nested = folder / "seeing"
+    nested.mkdir()
+    text = json.loads((folder / "config.json").read_text())
+    name, model, head = {"llama4_text": ("Llama4ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
+                         "qwen3_5_moe_text": ("Qwen3_5MoeForConditionalGeneration", "model.language_model.", "lm_head.")}[family]
+    del text["architectures"]
+    config = {"architectures": [name], "model_type": family.removesuffix("_text"), "text_config": text, "vision_config": {"hidden_size": 8}}
+    if "tie_word_embeddings" in text:
+        config["tie_word_embeddings"] = text["tie_word_embeddings"]
+    (nested / "config.json").write_text(json.dumps(config))
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors = {n.replace("model.", model, 1) if n.startswith("model.") else n.replace("lm_head.", head): t for n, t in tensors.items()}
+    safetensors.torch.save_file({**tensors, "vision_model.patches.weight": torch.zeros(2, 2)}, nested / "model.safetensors")
+    return nested
+
+
+def converted(folder, llama_cpp):
+    """The GGUF file of a folder; what was said where there is none."""
+    maker = pathlib.Path(__file__).parent / "make_gguf.py"
+    done = subprocess.run([sys.executable, maker, llama_cpp, folder, f"{folder}:f32"], capture_output=True, text=True, timeout=300)
+    file = folder / f"{folder.name}-f32.gguf"
+    return (file, "") if done.returncode == 0 and file.exists() else (None, done.stderr.strip().splitlines()[-1][:150])
+
+
+def ferry(binary, folder, model, prompts, r):
     ids, out, numbers = folder / "ids", folder / "logits.safetensors", folder / "out.json"
     ids.write_text("\n".join(" ".join(map(str, p)) for p in prompts))
     stack = r.choice([["resident"], ["resident"], ["ferry", "--budget", "60%"]])
-    done = subprocess.run([binary, "run", "--model", folder, "--device", "cpu", "--threads", "1", "--token-ids", ids, "--max-new-tokens", str(NEW_TOKENS),
+    done = subprocess.run([binary, "run", "--model", model, "--device", "cpu", "--threads", "1", "--token-ids", ids, "--max-new-tokens", str(NEW_TOKENS),
                            "--json", numbers, "--logits", out, "--clock", "real", "--stack", *stack], capture_output=True, text=True, timeout=300)
     if done.returncode:
         return done, None, None
@@ -458,21 +564,28 @@ def ferry(binary, folder, prompts, r):
         return done, made, [file.get_tensor(f"logits.{i}") for i in range(len(prompts))]
 
 
-def one(binary, seed, families, keep):
+def one(binary, seed, families, keep, gguf):
     """A word for what came out, and a line."""
     r = random.Random(seed)
     family = r.choice(families)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="ferry-fuzz-"))
     try:
-        notes = make(folder, family, r)
+        own = make_plain(folder, family, r) if family in PLAIN else None
+        notes = [] if own else make(folder, family, r, gguf)
         prompts = [[256, *(r.randrange(256) for _ in range(n))] for n in (r.choice([2, 3]), r.choice([25, 45, 45, 150]))]
         line = f"{seed} {family} {' '.join(notes)}"
         try:
-            model, info = load(folder)
+            model, info = (own, {}) if own else load(folder)
             theirs = [logits(model, p) for p in prompts]
         except Exception as e:
             model, info, theirs = None, None, str(e).strip().splitlines()[0][:100] if str(e) else type(e).__name__
-        done, made, ours = ferry(binary, folder, prompts, r)
+        file, why = converted(folder, gguf) if gguf else (folder, "")
+        if not gguf and family in ("llama4_text", "qwen3_5_moe_text") and r.random() < 0.3:
+            file = seeing(folder, family)
+            line += " seeing"
+        if file is None:
+            return "converter", f"{line}: {why}"
+        done, made, ours = ferry(binary, folder, file, prompts, r)
         said = [n for n in done.stderr.strip().splitlines() if n.startswith("ferry: ")]
         if done.returncode == 2:
             said = said[-1:]  # behind what it named before
@@ -492,7 +605,7 @@ def one(binary, seed, families, keep):
             size = max(size, float(rows.abs().max()))
             limit = TOLERANCE * max(1.0, float(rows.abs().max()) / 16)
             if error > limit:
-                wide = wide or load(folder)[0].double()
+                wide = wide or (own or load(folder)[0]).double()
                 exact = logits(wide, [*prompt, *chosen[:-1]])[len(prompt) - 1:].float()
                 if float((rows - exact).abs().max()) > limit / 4:
                     return "rounding", f"{line}: {error:.2g}; transformers' float64 differs from its float32"
@@ -515,15 +628,16 @@ def main():
     p.add_argument("ferry", type=lambda path: pathlib.Path(path).resolve())
     p.add_argument("--cases", type=int, default=200)
     p.add_argument("--seed", type=int, default=1)
-    p.add_argument("--families", default=",".join(FAMILIES))
+    p.add_argument("--families", default=",".join([*FAMILIES, *PLAIN]))
     p.add_argument("--keep", type=pathlib.Path)
+    p.add_argument("--gguf", type=pathlib.Path, metavar="LLAMA_CPP")
     a = p.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     counts = {}
     for seed in range(a.seed, a.seed + a.cases):
-        word, line = one(a.ferry, seed, a.families.split(","), a.keep)
+        word, line = one(a.ferry, seed, [f for f in a.families.split(",") if not a.gguf or f in GGUF_FAMILIES], a.keep, a.gguf)
         counts[word] = counts.get(word, 0) + 1
         print(f"{word:9} {line}", flush=True)
     print(counts)

@@ -6,6 +6,7 @@
 
 deepseek_v3_bias, deepseek_v2_bias: `attention_bias` of latent attention, with and without latent queries.
 qwen3_next_bias: `attention_bias`, where queries come with gates.
+olmoe_clip: `clip_qkv`.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
 olmoe_as_gguf, llama4_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have them: norms
@@ -41,8 +42,9 @@ VARIANTS = {
                                            shared_expert_intermediate_size=16, norm_topk_prob=True, linear_num_key_heads=2, linear_num_value_heads=4,
                                            linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=4, layer_types=["linear_attention", "full_attention"],
                                            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25})),
+    "olmoe_clip": ("olmoe", dict(BASE, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, intermediate_size=16, clip_qkv=0.5, norm_topk_prob=True)),
     "olmoe_as_gguf": ("olmoe", dict(BASE, tie_word_embeddings=False, num_key_value_heads=4, rms_norm_eps=1e-5, num_experts=4, num_experts_per_tok=2,
-                                    intermediate_size=32, clip_qkv=2.0, norm_topk_prob=False)),
+                                    intermediate_size=16, clip_qkv=None, norm_topk_prob=False)),
     "llama4_as_gguf": ("llama4_text", dict(BASE, num_hidden_layers=4, head_dim=16, num_local_experts=4, num_experts_per_tok=1, intermediate_size=32,
                                            intermediate_size_mlp=48, interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=8192,
                                            use_qk_norm=True, attn_temperature_tuning=True, floor_scale=8192, attn_scale=0.1, tie_word_embeddings=False)),

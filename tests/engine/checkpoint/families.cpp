@@ -199,6 +199,8 @@ TEST_CASE("what config.json leaves out is what transformers takes, and null may 
   CHECK(v3.moe_layers == std::vector<std::uint32_t>{3, 4});
   CHECK_FALSE(read("deepseek_v3", {{"norm_topk_prob", nullptr}}).renormalise);
   CHECK_FALSE(read("dots1", {{"norm_topk_prob", left_out}}).renormalise);
+  CHECK(read("deepseek_moe", {{"norm_topk_prob", true}}).renormalise);
+  CHECK_FALSE(read("deepseek_moe", {{"norm_topk_prob", true}, {"num_experts_per_tok", 1}}).renormalise);
   CHECK(read("deepseek_v3", {{"n_group", nullptr}, {"topk_group", nullptr}}).gate.groups == 1);
   CHECK(read("deepseek_v2", {{"n_shared_experts", left_out}}).shared_width == 64);
   CHECK(read("deepseek_v2", {{"n_shared_experts", nullptr}}).shared_width == 0);

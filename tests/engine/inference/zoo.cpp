@@ -304,8 +304,13 @@ TEST_CASE(
   check_stacks("qwen3_moe_fp8");
 }
 TEST_CASE(
-    "olmoe_as_gguf, which bounds queries and keys, is computed as transformers computes it, and by every lossless "
-    "stack as by none") {
+    "olmoe_clip, which bounds queries and keys, is computed as transformers computes it, and by every lossless stack "
+    "as "
+    "by none") {
+  check_family("olmoe_clip");
+  check_stacks("olmoe_clip");
+}
+TEST_CASE("olmoe_as_gguf is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("olmoe_as_gguf");
   check_stacks("olmoe_as_gguf");
 }
