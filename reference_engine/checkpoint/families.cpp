@@ -206,9 +206,9 @@ class FamilyReader {
   }
 
   /// Groups of experts, of which a row chooses from some.
-  void groups(std::uint16_t votes, std::uint32_t absent = 1, std::uint32_t absent_kept = 1) {
+  void groups(std::uint16_t votes, std::uint32_t absent, std::uint32_t absent_kept) {
     const std::uint32_t all = whole_or("n_group", f.is_null("n_group") ? 1 : absent);
-    const std::uint32_t kept = whole_or("topk_group", f.is_null("topk_group") ? 1 : absent_kept);
+    const std::uint32_t kept = whole_or("topk_group", f.is_null("topk_group") ? (all == 1 ? 1 : 0) : absent_kept);
     if (all == 0 || all > GateRule::most_groups || c.experts % all != 0 || c.experts / all < votes) {
       f.refuse("n_group", fmt::format("a divisor of {} experts, {} at most, with groups of {} at least", c.experts,
                                       GateRule::most_groups, votes));
@@ -349,7 +349,7 @@ void deepseek_v2(FamilyReader& r) {
   const std::string method = r.f.has("topk_method") ? r.f.text("topk_method") : "greedy";
   if (r.f.has("scoring_func") && r.f.at("scoring_func") != "softmax") r.f.refuse("scoring_func", "\"softmax\"");
   if (method == "group_limited_greedy") {
-    r.groups(1);
+    r.groups(1, 0, 0);
   } else if (method != "greedy") {
     r.f.refuse("topk_method", "\"greedy\" or \"group_limited_greedy\"");
   } else {
@@ -514,7 +514,7 @@ void gpt_oss(FamilyReader& r) {
   }
   static const Json first_models = {{"rope_type", "yarn"}, {"factor", 32.0},
                                     {"beta_fast", 32.0},   {"beta_slow", 1.0},
-                                    {"truncate", false},   {"original_max_position_embeddings", 4096}};
+                                    {"truncate", false},   {"original_max_position_embeddings", 4096U}};
   r.rope({.theta = 150000, .absent = &first_models});
   r.windows(r.sliding_window(128), [](std::uint32_t l) { return l % 2 == 0; });
 }

@@ -31,9 +31,9 @@ PROMPTS = {
 }
 GREEDY, MARGIN = 32, 0.01  # no one's rounding flips a greedy step
 BASE = dict(vocab_size=258, bos_token_id=256, eos_token_id=257, pad_token_id=None, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=True,
+            num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=False,
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
-LATENT = dict(BASE, num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, attention_bias=True, n_routed_experts=4,
+LATENT = dict(BASE, num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, attention_bias=True, n_routed_experts=8,
               n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=32, first_k_dense_replace=1)
 VARIANTS = {
     "deepseek_v3_bias": ("deepseek_v3", dict(LATENT, q_lora_rank=12, n_group=2, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True, num_nextn_predict_layers=0)),
@@ -43,11 +43,11 @@ VARIANTS = {
                                            linear_key_head_dim=8, linear_value_head_dim=8, linear_conv_kernel_dim=4, layer_types=["linear_attention", "full_attention"],
                                            rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25})),
     "olmoe_clip": ("olmoe", dict(BASE, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, intermediate_size=16, clip_qkv=0.5, norm_topk_prob=True)),
-    "olmoe_as_gguf": ("olmoe", dict(BASE, tie_word_embeddings=False, num_key_value_heads=4, rms_norm_eps=1e-5, num_experts=4, num_experts_per_tok=2,
+    "olmoe_as_gguf": ("olmoe", dict(BASE, num_key_value_heads=4, rms_norm_eps=1e-5, num_experts=4, num_experts_per_tok=2,
                                     intermediate_size=16, clip_qkv=None, norm_topk_prob=False)),
     "llama4_as_gguf": ("llama4_text", dict(BASE, num_hidden_layers=4, head_dim=16, num_local_experts=4, num_experts_per_tok=1, intermediate_size=32,
                                            intermediate_size_mlp=48, interleave_moe_layer_step=2, no_rope_layer_interval=4, attention_chunk_size=8192,
-                                           use_qk_norm=True, attn_temperature_tuning=True, floor_scale=8192, attn_scale=0.1, tie_word_embeddings=False)),
+                                           use_qk_norm=True, attn_temperature_tuning=True, floor_scale=8192, attn_scale=0.1)),
     "qwen3_moe_fp8": ("qwen3_moe", dict(BASE, hidden_size=160, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128, norm_topk_prob=True)),
 }
 
@@ -78,7 +78,7 @@ def make(folder, kind, fields, seed):
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(weight.bfloat16().float())
-            tensors = {name: weight.to(torch.bfloat16).contiguous() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+            tensors = {name: weight.to(torch.bfloat16).contiguous() for name, weight in model.state_dict().items()}
             for name, weight in model.named_parameters():
                 if ".experts." not in name:
                     continue

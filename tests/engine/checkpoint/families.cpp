@@ -202,6 +202,10 @@ TEST_CASE("what config.json leaves out is what transformers takes, and null may 
   CHECK(read("deepseek_moe", {{"norm_topk_prob", true}}).renormalise);
   CHECK_FALSE(read("deepseek_moe", {{"norm_topk_prob", true}, {"num_experts_per_tok", 1}}).renormalise);
   CHECK(read("deepseek_v3", {{"n_group", nullptr}, {"topk_group", nullptr}}).gate.groups == 1);
+  CHECK(says(refused_family("deepseek_v3", {{"topk_group", nullptr}}), {"field \"topk_group\": expected 1 to 4"}));
+  for (const char* name : {"n_group", "topk_group"}) {
+    CHECK(says(refused_family("deepseek_v2", {{name, left_out}}), {std::string("field \"") + name, "got nothing"}));
+  }
   CHECK(read("deepseek_v2", {{"n_shared_experts", left_out}}).shared_width == 64);
   CHECK(read("deepseek_v2", {{"n_shared_experts", nullptr}}).shared_width == 0);
   CHECK(read("ernie4_5_moe", {{"moe_num_shared_experts", left_out}}).shared_width == 64);

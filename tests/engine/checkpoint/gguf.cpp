@@ -380,7 +380,7 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
 
   // Tensors say whether there are biases, and how wide a shared expert is.
   for (const std::string arch :
-       {"qwen3moe", "olmoe", "granitemoe", "dots1", "hunyuan-moe", "llama4", "phimoe", "glm4moe", "qwen2moe"}) {
+       {"qwen3moe", "olmoe", "granitemoe", "dots1", "hunyuan-moe", "llama4", "phimoe", "glm4moe"}) {
     CAPTURE(arch);
     CHECK_FALSE(Described{arch, {}, {}}.read().qkv_bias);
     CHECK(Described{arch, {}, {{"blk.0.attn_q.bias", std::vector<float>(32)}}}.read().qkv_bias);

@@ -171,9 +171,9 @@ TEST_CASE("FP8 of all experts of a layer in one tensor: what is wrong with it is
     write(folder.path(), "qwen3_moe_fp8", change, tensors);
     return refusal(named, [&] { CpuModel model(folder.path()); });
   };
-  CHECK(says(refused({}, "model.safetensors", [&](Tensors& t) { t.erase(name + "_scale_inv"); }),
+  CHECK(says(refused(Json::object(), "model.safetensors", [&](Tensors& t) { t.erase(name + "_scale_inv"); }),
              {"tensor \"" + name + "\" is F8_E4M3 without a \"" + name + "_scale_inv\" beside it"}));
-  CHECK(says(refused({}, "model.safetensors",
+  CHECK(says(refused(Json::object(), "model.safetensors",
                      [&](Tensors& t) {
                        t[name + "_scale_inv"].shape = {4, 1, 4};
                      }),
@@ -195,7 +195,7 @@ TEST_CASE("FP8 of all experts of a layer in one tensor: what is wrong with it is
                        {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}, {"expert_dtype", "fp4"}}}},
                      "config.json", [](Tensors&) {}),
              {"field \"expert_dtype\": expected \"fp8\""}));
-  CHECK(refused({}, "model.safetensors", [](Tensors&) {}).empty());
+  CHECK(refused(Json::object(), "model.safetensors", [](Tensors&) {}).empty());
 }
 
 TEST_CASE("a gpt-oss in MXFP4 computes what the floats that it stands for compute, bit for bit") {
