@@ -120,7 +120,8 @@ def to_f32(bf16):
     return (bf16.astype(np.uint32) << 16).view(np.float32)
 
 
-def make_checkpoint(s, folder, progress):
+def make_checkpoint(s, folder, progress, written=lambda group: True):
+    """What is not `written` is a hole in the file: zeros that take no place on the disk."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "hidden_size": s.hidden, "num_hidden_layers": s.layers, "num_attention_heads": s.heads,
@@ -154,12 +155,16 @@ def make_checkpoint(s, folder, progress):
         file.write(struct.pack("<Q", len(text)) + text)
         random, total = np.random.default_rng(1), sum(g.bytes for g in parts)
         for group in parts:
+            if not written(group):
+                file.seek(group.bytes, os.SEEK_CUR)
+                continue
             for _ in group.names:
                 values = random.standard_normal(group.shape, dtype=np.float32)
                 values *= group.scale
                 values += group.offset
                 to_bf16(values).tofile(file)
                 progress("checkpoint", file.tell() / total)
+        file.truncate(file.tell())
 
     replace(path, write)
 

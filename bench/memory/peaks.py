@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Peak memory of `ferry run` beside what `ferry inspect` says that a model needs.
 
-  bench/run memory [--model FOLDER|FILE] [--stacks LIST] [--ferry FILE] [--json FILE]
+  bench/run memory [--model FOLDER|FILE | --whole] [--stacks LIST] [--ferry FILE] [--json FILE]
 
 Of each stack the most memory that the process ever held (ru_maxrss), of files that it mapped too, by the bytes that
 inspect gives for the precision of its experts with everything else. Without a model it makes layers of Qwen1.5-MoE-A2.7B's
-shape with random weights in build/memory (4.6 GB, with numpy from a virtual environment), and keeps them.
+shape with random weights in build/memory (4.6 GB, with numpy from a virtual environment), and keeps them. With --whole it is
+all 24 layers and the real vocabulary, 28.6 GB, of which only embeddings, gates and vectors are random: the rest is a hole in
+the file (0.7 GB on the disk). 30% of its experts are held, which takes 11.2 GB of memory, and the file is removed behind it.
 """
 import argparse
 import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,12 +31,15 @@ FOLDER = ROOT / "build/memory"
 RUNS = [("resident", "100%", "100%", ""), ("lru", "25%", "100%", ""), ("ferry", "25%", "100%", ""),
         ("ferry", "25%", "25%", ""), ("resident-int8", "100%", "100%", "int8"),
         ("resident-int4", "100%", "100%", "int4"), ("resident-int2", "100%", "100%", "int2")]
+WHOLE_RUNS = [("lru", "10%", "20%", ""), ("ferry", "10%", "20%", "")]
+WHOLE_VOCABULARY = 151936
 
 
 def arguments():
     p = argparse.ArgumentParser(prog="bench/run memory", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", help="whose tokens are bytes, so that a prompt of text runs (default: made)")
+    p.add_argument("--whole", action="store_true", help="a sparse checkpoint as large as Qwen1.5-MoE-A2.7B")
     p.add_argument("--stacks", help=f"some of {','.join(dict.fromkeys(r[0] for r in RUNS))} (default: all)")
     p.add_argument("--ferry", type=Path, help="the binary (default: built as reference_engine/run does)")
     p.add_argument("--json", type=Path, help="write the numbers to this file")
@@ -46,7 +52,9 @@ def arguments():
         p.error(f"--ferry: {a.ferry}: no program is there")
     if a.json and not a.json.resolve().parent.is_dir():
         p.error(f"--json: {a.json}: its folder is not there")
-    a.runs = [r for r in RUNS if wanted is None or r[0] in wanted]
+    if a.whole and a.model:
+        p.error("--whole and --model: expected one of them")
+    a.runs = [r for r in (WHOLE_RUNS if a.whole else RUNS) if wanted is None or r[0] in wanted]
     return a
 
 
@@ -57,6 +65,18 @@ def made_model(progress):
     s = dataclasses.replace(shapes.SHAPES["qwen1.5-moe-a2.7b"], layers=4)
     folder = FOLDER / f"{s.name}-{s.layers}-layers-v{models.VERSION}"
     models.make_checkpoint(s, folder, lambda what, done: progress.share(f"making {s.name}", done))
+    return folder
+
+
+def whole_model(progress):
+    enter_environment(FOLDER / "venv", progress)
+    import models
+    import shapes
+    models.VOCABULARY = WHOLE_VOCABULARY
+    s = dataclasses.replace(shapes.SHAPES["qwen1.5-moe-a2.7b"], layers=24)
+    folder = FOLDER / f"{s.name}-whole"
+    models.make_checkpoint(s, folder, lambda what, done: progress.share(f"making {s.name}", done),
+                           lambda group: group.exact or group.names[0] == "model.embed_tokens.weight")
     return folder
 
 
@@ -84,7 +104,12 @@ def main():
     a = arguments()
     progress = Progress()
     try:
-        model = a.model or made_model(progress)
+        model = a.model or (whole_model(progress) if a.whole else made_model(progress))
+        prompt = ["--prompt", "A ferry"]
+        if a.whole:  # which has no tokenizer, and so long that every expert is wanted
+            tokens = model / "tokens"
+            tokens.write_text(" ".join(str(7919 * i % WHOLE_VOCABULARY) for i in range(256)))
+            prompt = ["--token-ids", tokens]
         if a.ferry is None:
             progress.step("building ferry, if it has changed")
             run([ROOT / "reference_engine/run", "--version"], "building ferry")
@@ -94,13 +119,15 @@ def main():
         for stack, budget, host, precision in a.runs:
             progress.step(f"{stack} at {budget}, {host} of the experts in memory")
             bytes_held = peak([a.ferry, "run", "--model", model, "--stack", stack, "--device", "cpu", "--budget", budget, "--host-memory", host,
-                               "--prompt", "A ferry", "--max-new-tokens", 4])
+                               *prompt, "--max-new-tokens", 4])
             experts, whole = needs[precision]
             # On the CPU slots and the host's cache share what both have: at most the two together are there.
             share = min(1.0, float(host[:-1]) / 100 + (float(budget[:-1]) / 100 if host != "100%" else 0))
             said = round(whole - experts * (1 - share))
             rows.append({"stack": stack, "budget": budget, "host_memory": host, "inspect_bytes": said,
                          "peak_bytes": bytes_held, "ratio": bytes_held / said})
+        if a.whole:
+            shutil.rmtree(model)
         progress.clear()
         print("| stack | budget | experts in memory | inspect, GB | peak, GB | peak / inspect |\n"
               "| --- | ---: | ---: | ---: | ---: | ---: |")

@@ -12,12 +12,10 @@
 #include "support/json.hpp"
 
 namespace ferry::engine {
-namespace {
 
-/// What stands behind the name of an f8_e4m3 matrix in that of its scales.
-constexpr const char* scale_suffix = "_scale_inv";
-
-}  // namespace
+std::string Checkpoint::scales_of(const std::string& name) {
+  return name + "_scale_inv";
+}
 
 Checkpoint::Checkpoint(const std::filesystem::path& model) : path_(model) {
   if (!is_gguf(model)) {
@@ -71,7 +69,7 @@ void Checkpoint::open_folder() {
 void Checkpoint::pair_scales() {
   for (const auto& [name, place] : where_) {
     if (place.file->at(place.name).dtype != DType::f8_e4m3) continue;
-    const auto scales = where_.find(name + scale_suffix);
+    const auto scales = where_.find(scales_of(name));
     if (scales != where_.end()) place.file->set_scales(place.name, scales->second.file->at(scales->second.name));
   }
 }
@@ -104,12 +102,13 @@ const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uin
     throw InputError(fmt::format("{}: tensor \"{}\" is {}, expected BF16, F16 or F32", where, name, t.dtype_name));
   }
   if (t.dtype != DType::f8_e4m3) return t;
-  const std::string scales = name + scale_suffix;
-  if (t.scales == nullptr || shape.size() != 2) {
-    throw InputError(fmt::format("{}: tensor \"{}\" is {} without a \"{}\" beside it, expected one, and a matrix",
+  const std::string scales = scales_of(name);
+  if (t.scales == nullptr || shape.size() < 2) {
+    throw InputError(fmt::format("{}: tensor \"{}\" is {} without a \"{}\" beside it, expected one, and matrices",
                                  where, name, t.dtype_name, scales));
   }
-  const std::vector<std::uint64_t> blocks{(shape[0] + 127) / 128, (shape[1] + 127) / 128};
+  std::vector<std::uint64_t> blocks = shape;  // of each matrix its own
+  for (std::size_t i = shape.size() - 2; i < shape.size(); ++i) blocks[i] = (shape[i] + 127) / 128;
   if (t.scales->shape != blocks || !(t.scales->dtype == DType::f32 || t.scales->dtype == DType::bf16)) {
     throw InputError(fmt::format("{}: tensor \"{}\" is {} [{}], expected F32 [{}]: a scale for 128 rows and columns",
                                  where, scales, t.scales->dtype_name, fmt::join(t.scales->shape, ", "),
@@ -129,7 +128,7 @@ void Checkpoint::read(const std::string& name, const std::vector<std::uint64_t>&
   own.data = codes.data();
   Tensor scales = *tensor.scales;
   std::vector<std::byte> read_scales(scales.bytes);
-  const std::string scale_name = name + scale_suffix;
+  const std::string scale_name = scales_of(name);
   where_.at(scale_name).file->read(scales, read_scales.data(), scale_name);
   scales.data = read_scales.data();
   own.scales = &scales;

@@ -28,6 +28,8 @@ class Checkpoint {
   [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape) const;
   /// The same of any type.
   [[nodiscard]] const Tensor& raw(const std::string& name, const std::vector<std::uint64_t>& shape) const;
+  /// Name of the tensor with the scales of one of f8_e4m3.
+  static std::string scales_of(const std::string& name);
   /// Copies a tensor as it lies in memory (Tensor::stored), reading the file. Throws InputError, naming both.
   void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const;
   /// Of it `bytes` from `first` on, which it has. Not of f8_e4m3.

@@ -92,8 +92,8 @@ class FamilyReader {
   }
 
   /// The first layers. Of later families than the first, makers and transformers differ in what `moe_layer_freq` does.
-  void dense_first() {
-    const std::uint32_t first = whole_or("first_k_dense_replace", 0);
+  void dense_first(std::uint32_t absent) {
+    const std::uint32_t first = whole_or("first_k_dense_replace", absent);
     must_be("moe_layer_freq", 1);
     dense_layers([&](std::uint32_t l) { return l < first; });
   }
@@ -154,8 +154,19 @@ class FamilyReader {
           c.layer[l].window = type == 1 ? window : 0;
         });
   }
+  /// Tokens of a window; 0 for null, which says that there is none.
+  [[nodiscard]] std::uint32_t sliding_window(std::uint32_t absent) const {
+    if (f.has("sliding_window")) return f.whole("sliding_window", 1, 1U << 28U);
+    return f.is_null("sliding_window") ? 0 : absent;
+  }
+  /// Qwen's: whether there is one is a field of its own.
+  [[nodiscard]] std::uint32_t used_window() const {
+    if (f.flag("use_sliding_window", false)) return sliding_window(4096);
+    static_cast<void>(f.has("sliding_window"));
+    return 0;
+  }
   /// The same window for all layers, or none.
-  void window_everywhere() { everywhere(f.has("sliding_window") ? f.whole("sliding_window", 1, 1U << 28U) : 0); }
+  void window_everywhere() { everywhere(sliding_window(0)); }
   void everywhere(std::uint32_t window) {
     windows(window, [&](std::uint32_t) { return window > 0; });
     // These families know no types of layers: where there is a window it is everybody's.
@@ -175,6 +186,8 @@ class FamilyReader {
   void attention_bias(bool absent) { c.qkv_bias = c.output_bias = f.flag("attention_bias", absent); }
 
   void latent_attention() {
+    must_be_off({"mlp_bias"});
+    c.latent.bias = f.flag("attention_bias", false);
     c.latent.rank = f.whole("kv_lora_rank", 1, largest_dimension);
     c.latent.query_rank = f.has("q_lora_rank") ? f.whole("q_lora_rank", 1, largest_dimension) : 0;
     c.latent.plain_dim = f.whole("qk_nope_head_dim", 1, 4096);
@@ -183,7 +196,6 @@ class FamilyReader {
     c.value_dim = f.whole("v_head_dim", 1, 4096);
     c.kv_heads = c.heads;
     if (f.has("qk_head_dim")) must_be("qk_head_dim", c.head_dim);
-    must_be_off({"attention_bias", "mlp_bias"});
     rope({.head_dim = turned, .theta = 10000, .neighbours = f.flag("rope_interleave", true)});
     if (c.rope.width != turned) f.refuse("qk_rope_head_dim", fmt::format("{}, all of them turned", c.rope.width));
     c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
@@ -194,8 +206,9 @@ class FamilyReader {
   }
 
   /// Groups of experts, of which a row chooses from some.
-  void groups(std::uint16_t votes) {
-    const std::uint32_t all = whole_or("n_group", 1), kept = whole_or("topk_group", 1);
+  void groups(std::uint16_t votes, std::uint32_t absent, std::uint32_t absent_kept) {
+    const std::uint32_t all = whole_or("n_group", f.is_null("n_group") ? 1 : absent);
+    const std::uint32_t kept = whole_or("topk_group", f.is_null("topk_group") ? (all == 1 ? 1 : 0) : absent_kept);
     if (all == 0 || all > GateRule::most_groups || c.experts % all != 0 || c.experts / all < votes) {
       f.refuse("n_group", fmt::format("a divisor of {} experts, {} at most, with groups of {} at least", c.experts,
                                       GateRule::most_groups, votes));
@@ -208,8 +221,13 @@ class FamilyReader {
     c.gate.group_votes = votes;
   }
 
-  /// DeepSeek-V3's gate, and those of the families that follow it.
-  void sigmoid_gate(const char* bias) {
+  /// What DeepSeek-V3's gate and those that follow it have where the file does not say.
+  struct SigmoidGate {
+    std::uint32_t groups = 1, kept_groups = 1;
+    double scale = 1;
+    bool norm = true;
+  };
+  void sigmoid_gate(const char* bias, const SigmoidGate& absent) {
     c.gate.gating = Gating::sigmoid;
     c.names.choice_bias = bias;
     // dots.llm1's files name the method of balancing here.
@@ -217,13 +235,13 @@ class FamilyReader {
       f.refuse("scoring_func", "\"sigmoid\"");
     }
     if (f.has("topk_method") && f.at("topk_method") != "noaux_tc") f.refuse("topk_method", "\"noaux_tc\"");
-    groups(2);
-    c.renormalise = f.flag("norm_topk_prob", true);
-    c.routed_scale = number_or("routed_scaling_factor", 1);
+    groups(2, absent.groups, absent.kept_groups);
+    c.renormalise = f.flag("norm_topk_prob", absent.norm && !f.is_null("norm_topk_prob"));
+    c.routed_scale = number_or("routed_scaling_factor", absent.scale);
   }
 
-  void shared_experts(const char* count) {
-    const std::uint32_t shared = whole_or(count, 0, 4096);
+  void shared_experts(const char* count, std::uint32_t absent) {
+    const std::uint32_t shared = whole_or(count, f.is_null(count) ? 0 : absent, 4096);
     c.shared_width = shared * c.expert_width;
     if (shared != 0 && (c.shared_width / shared != c.expert_width || c.shared_width > largest_dimension)) {
       f.refuse(count, "so few that all of them together have 1048576 columns at most");
@@ -254,7 +272,8 @@ void phimoe(FamilyReader& r) {
   if (r.c.top_k != 2) r.f.refuse("num_experts_per_tok", "2: its sparse mixer weighs a first and a second expert");
   if (r.c.experts < 2) r.f.refuse("num_local_experts", "2 at least");
   r.c.gate.gating = Gating::sparse_mixer;
-  r.c.gate.mixer_epsilon = static_cast<float>(r.number_or("router_jitter_noise", 0.01));
+  const bool only_equals = r.f.has("router_jitter_noise") && r.f.at("router_jitter_noise") == 0;
+  r.c.gate.mixer_epsilon = only_equals ? 0 : static_cast<float>(r.number_or("router_jitter_noise", 0.01));
   r.c.norm = Norm::mean;
   r.attention_bias(false);
   r.c.head_bias = r.f.flag("lm_head_bias", false);
@@ -273,8 +292,8 @@ void qwen2_moe(FamilyReader& r) {
   r.rope();
   r.sparse_layers();
   const bool used = r.f.flag("use_sliding_window", false);
-  const std::uint32_t window = r.whole_or("sliding_window", 0, 1U << 28U), first = r.whole_or("max_window_layers", 28);
-  r.windows(used ? window : 0, [&](std::uint32_t l) { return used && l % 2 == 0 && l < first; });
+  const std::uint32_t first = r.whole_or("max_window_layers", 28);
+  r.windows(r.used_window(), [&](std::uint32_t l) { return used && l % 2 == 0 && l < first; });
 }
 
 void qwen3_moe(FamilyReader& r) {
@@ -284,10 +303,8 @@ void qwen3_moe(FamilyReader& r) {
   r.attention_bias(false);
   r.rope();
   r.sparse_layers();
-  const bool used = r.f.flag("use_sliding_window", false);
-  const std::uint32_t window = r.whole_or("sliding_window", 0, 1U << 28U);
   static_cast<void>(r.whole_or("max_window_layers", 0));  // older files have it; the family does not read it
-  r.everywhere(used ? window : 0);
+  r.everywhere(r.used_window());
 }
 
 void olmoe(FamilyReader& r) {
@@ -317,8 +334,8 @@ void deepseek(FamilyReader& r) {
   r.experts({"n_routed_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
   if (r.f.has("scoring_func") && r.f.at("scoring_func") != "softmax") r.f.refuse("scoring_func", "\"softmax\"");
   if (r.f.has("topk_method") && r.f.at("topk_method") != "greedy") r.f.refuse("topk_method", "\"greedy\"");
-  r.c.renormalise = r.f.flag("norm_topk_prob", false);
-  r.shared_experts("n_shared_experts");
+  r.c.renormalise = r.f.flag("norm_topk_prob", false) && r.c.top_k > 1;  // one alone keeps its weight
+  r.shared_experts("n_shared_experts", 0);
   r.attention_bias(false);
   r.rope({.theta = 10000});
   const std::uint32_t first = r.whole_or("first_k_dense_replace", 0), every = r.whole_or("moe_layer_freq", 1);
@@ -332,7 +349,7 @@ void deepseek_v2(FamilyReader& r) {
   const std::string method = r.f.has("topk_method") ? r.f.text("topk_method") : "greedy";
   if (r.f.has("scoring_func") && r.f.at("scoring_func") != "softmax") r.f.refuse("scoring_func", "\"softmax\"");
   if (method == "group_limited_greedy") {
-    r.groups(1);
+    r.groups(1, 0, 0);
   } else if (method != "greedy") {
     r.f.refuse("topk_method", "\"greedy\" or \"group_limited_greedy\"");
   } else {
@@ -342,46 +359,44 @@ void deepseek_v2(FamilyReader& r) {
     r.f.refuse("norm_topk_prob", "false: its makers' code and transformers' weigh such a model differently");
   }
   r.c.routed_scale = r.number_or("routed_scaling_factor", 1);
-  r.shared_experts("n_shared_experts");
+  r.shared_experts("n_shared_experts", 2);
   // transformers' code of this version does not read it.
   if (!r.f.flag("rope_interleave", true)) r.f.refuse("rope_interleave", "true, nothing else is supported");
   r.latent_attention();
-  r.dense_first();
+  r.dense_first(0);
   r.no_windows();
 }
 
 void deepseek_v3(FamilyReader& r) {
   r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
-  r.sigmoid_gate("mlp.gate.e_score_correction_bias");
-  r.shared_experts("n_shared_experts");
+  r.sigmoid_gate("mlp.gate.e_score_correction_bias", {.groups = 8, .kept_groups = 4, .scale = 2.5});
+  r.shared_experts("n_shared_experts", 1);
   r.latent_attention();
-  r.dense_first();
+  r.dense_first(3);
   r.no_windows();
 }
 
 void glm4_moe(FamilyReader& r) {
   r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
-  r.sigmoid_gate("mlp.gate.e_score_correction_bias");
-  r.shared_experts("n_shared_experts");
+  r.sigmoid_gate("mlp.gate.e_score_correction_bias", {});
+  r.shared_experts("n_shared_experts", 1);
   r.c.qkv_bias = r.f.flag("attention_bias", false);
   if (r.f.flag("use_qk_norm", false)) r.c.head_norm = HeadNorm::heads_before_rope;
   r.rope({.partial = 0.5, .may_be_partial = true});
-  r.dense_first();
+  r.dense_first(1);
   r.no_windows();
 }
 
 void dots1(FamilyReader& r) {
   r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
-  r.sigmoid_gate("mlp.gate.e_score_correction_bias");
-  r.c.renormalise = r.f.flag("norm_topk_prob", false);
-  r.shared_experts("n_shared_experts");
+  r.sigmoid_gate("mlp.gate.e_score_correction_bias", {.norm = false});
+  r.shared_experts("n_shared_experts", 0);
   r.attention_bias(false);
   r.c.head_norm = HeadNorm::heads_before_rope;
   r.rope();
-  r.dense_first();
-  const bool has = r.f.has("sliding_window");
-  const std::uint32_t first = r.whole_or("max_window_layers", 62);
-  r.windows(has ? r.f.whole("sliding_window", 1, 1U << 28U) : 0, [&](std::uint32_t l) { return has && l >= first; });
+  r.dense_first(0);
+  const std::uint32_t window = r.sliding_window(4096), first = r.whole_or("max_window_layers", 62);
+  r.windows(window, [&](std::uint32_t l) { return window > 0 && l >= first; });
 }
 
 void ernie4_5_moe(FamilyReader& r) {
@@ -391,7 +406,7 @@ void ernie4_5_moe(FamilyReader& r) {
   if (r.f.has("moe_norm_min") && r.f.number("moe_norm_min", 0) > 1e-6) {
     r.f.refuse("moe_norm_min", "1e-6 at most, which no sum of weights is below");
   }
-  r.shared_experts("moe_num_shared_experts");
+  r.shared_experts("moe_num_shared_experts", 2);
   r.must_be_off({"use_bias"});
   r.rope({.theta = 500000, .neighbours = true});
   const std::uint32_t first = r.whole_or("moe_layer_start_index", 1), every = r.whole_or("moe_layer_interval", 1);
@@ -476,7 +491,7 @@ void minimax_m2(FamilyReader& r) {
   r.c.head_norm = HeadNorm::all_before_rope;
   if (r.f.has("qk_norm_type") && r.f.at("qk_norm_type") != "per_layer") r.f.refuse("qk_norm_type", "\"per_layer\"");
   const double turned = r.whole_or("rotary_dim", r.c.head_dim, r.c.head_dim);
-  r.rope({.theta = 10000, .partial = turned / r.c.head_dim, .may_be_partial = true});
+  r.rope({.theta = 5e6, .partial = turned / r.c.head_dim, .may_be_partial = true});
   r.no_windows();
 }
 
@@ -491,9 +506,17 @@ void gpt_oss(FamilyReader& r) {
   r.c.renormalise = true;
   r.attention_bias(true);
   r.c.sinks = true;
-  r.rope({.theta = 150000});
-  r.windows(r.f.has("sliding_window") ? r.f.whole("sliding_window", 1, 1U << 28U) : 128,
-            [](std::uint32_t l) { return l % 2 == 0; });
+  // transformers 4 takes null for no scaling, transformers 5 for what the first models have.
+  for (const char* name : {"rope_scaling", "rope_parameters"}) {
+    if (r.f.is_null(name) && !r.f.has("rope_scaling") && !r.f.has("rope_parameters")) {
+      r.f.refuse(name, "a kind of rotary embedding, \"rope_type\": \"default\" for the plain one");
+    }
+  }
+  static const Json first_models = {{"rope_type", "yarn"}, {"factor", 32.0},
+                                    {"beta_fast", 32.0},   {"beta_slow", 1.0},
+                                    {"truncate", false},   {"original_max_position_embeddings", 4096U}};
+  r.rope({.theta = 150000, .absent = &first_models});
+  r.windows(r.sliding_window(128), [](std::uint32_t l) { return l % 2 == 0; });
 }
 
 void llama4(FamilyReader& r) {
@@ -530,7 +553,8 @@ void llama4(FamilyReader& r) {
     }
     if (!fits) r.f.refuse("no_rope_layers", fmt::format("a list of {} times 0 or 1", r.c.layers));
   }
-  const std::uint32_t chunk = r.f.has("attention_chunk_size") ? r.f.whole("attention_chunk_size", 1, 1U << 28U) : 0;
+  std::uint32_t chunk = r.f.is_null("attention_chunk_size") ? 0 : 8192;
+  if (r.f.has("attention_chunk_size")) chunk = r.f.whole("attention_chunk_size", 1, 1U << 28U);
   r.layer_types(
       {"full_attention", "chunked_attention"}, [&](std::uint32_t l) { return r.c.layer[l].turns ? 1U : 0U; },
       [&](std::uint32_t l, std::uint32_t type) { r.c.layer[l].chunk = type == 1 ? chunk : 0; });
@@ -538,10 +562,9 @@ void llama4(FamilyReader& r) {
   const bool tuned = !r.f.has("attn_temperature_tuning") || !r.f.at("attn_temperature_tuning").is_number()
                          ? r.f.flag("attn_temperature_tuning", true)
                          : r.f.at("attn_temperature_tuning") != 0;
-  if (tuned) {
-    r.c.tuning = r.number_or("attn_scale", 0.1);
-    r.c.tuning_floor = r.number_or("floor_scale", 8192);
-  }
+  const double tuning = r.number_or("attn_scale", 0.1);
+  r.c.tuning = tuned ? tuning : 0;
+  r.c.tuning_floor = r.number_or("floor_scale", 8192);
   if (r.c.architecture_name == "Llama4ForConditionalGeneration") {
     r.c.names.model = "language_model.model.";
     r.c.names.head = "language_model.lm_head.";
@@ -594,7 +617,7 @@ void xverse(FamilyReader& r) {
   r.experts({"num_experts"}, {"moe_top_k", "num_experts_per_tok"}, "intermediate_size");
   r.c.names.gate = "mlp.router.weight";
   r.c.renormalise = true;
-  r.shared_experts("num_shared_experts");
+  r.shared_experts("num_shared_experts", 0);
   r.attention_bias(false);
   r.rope({.theta = 10000});
   r.no_windows();

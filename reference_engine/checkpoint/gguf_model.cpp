@@ -132,37 +132,41 @@ struct GgufFamily {
 };
 
 const std::vector<GgufFamily>& families_of_gguf() {
-  static const std::vector<GgufFamily> all = {{"llama", "MixtralForCausalLM", true, Json::object()},
-                                              {"qwen2moe", "Qwen2MoeForCausalLM", false, {{"norm_topk_prob", false}}},
-                                              {"qwen3moe", "Qwen3MoeForCausalLM", false, {{"norm_topk_prob", true}}},
-                                              {"olmoe", "OlmoeForCausalLM", false, {{"norm_topk_prob", false}}},
-                                              {"deepseek", "DeepseekForCausalLM", true, {{"norm_topk_prob", false}}},
-                                              {"deepseek2", "DeepseekV2ForCausalLM", false, Json::object()},
-                                              {"glm4moe", "Glm4MoeForCausalLM", false, Json::object()},
-                                              {"dots1", "Dots1ForCausalLM", false, {{"sliding_window", nullptr}}},
-                                              {"ernie4_5-moe", "Ernie4_5_MoeForCausalLM", false, Json::object()},
-                                              {"gpt-oss", "GptOssForCausalLM", false, Json::object()},
-                                              {"granitemoe", "GraniteMoeSharedForCausalLM", true, Json::object()},
-                                              {"hunyuan-moe", "HunYuanMoEV1ForCausalLM", false, Json::object()},
-                                              {"phimoe", "PhiMoEForCausalLM", false, Json::object()},
-                                              {"qwen3next", "Qwen3NextForCausalLM", false, {{"norm_topk_prob", true}}},
-                                              {"qwen35moe", "Qwen3_5MoeForCausalLM", false, {{"norm_topk_prob", true}}},
-                                              {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
-                                              {"llama4", "Llama4ForCausalLM", false, {{"attention_chunk_size", 8192}}}};
+  static const std::vector<GgufFamily> all = {
+      {"llama", "MixtralForCausalLM", true, Json::object()},
+      {"qwen2moe", "Qwen2MoeForCausalLM", false, {{"norm_topk_prob", false}}},
+      {"qwen3moe", "Qwen3MoeForCausalLM", false, {{"norm_topk_prob", true}}},
+      {"olmoe", "OlmoeForCausalLM", false, {{"norm_topk_prob", false}}},
+      {"deepseek", "DeepseekForCausalLM", true, {{"norm_topk_prob", false}}},
+      {"deepseek2", "DeepseekV2ForCausalLM", false, {{"norm_topk_prob", false}}},
+      {"glm4moe", "Glm4MoeForCausalLM", false, {{"norm_topk_prob", false}}},
+      {"dots1", "Dots1ForCausalLM", false, {{"sliding_window", nullptr}, {"norm_topk_prob", false}}},
+      {"ernie4_5-moe", "Ernie4_5_MoeForCausalLM", false, Json::object()},
+      {"gpt-oss", "GptOssForCausalLM", false, Json::object()},
+      {"granitemoe", "GraniteMoeSharedForCausalLM", true, Json::object()},
+      {"hunyuan-moe", "HunYuanMoEV1ForCausalLM", false, Json::object()},
+      {"phimoe", "PhiMoEForCausalLM", false, Json::object()},
+      {"qwen3next", "Qwen3NextForCausalLM", false, {{"norm_topk_prob", true}}},
+      {"qwen35moe", "Qwen3_5MoeForCausalLM", false, {{"norm_topk_prob", true}}},
+      {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
+      {"llama4", "Llama4ForCausalLM", false, {{"attention_chunk_size", 8192}}}};
   return all;
 }
 
 void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   f.copy("rope.freq_base", "rope_theta", config);
   const Json width = f.get("rope.dimension_count");
-  const bool latent = f.has("attention.kv_lora_rank");
-  if (width.is_number_unsigned() && !latent && head_dim > 0 && width != head_dim) {
-    config["partial_rotary_factor"] = width.get<double>() / static_cast<double>(head_dim);
+  if (!f.has("attention.kv_lora_rank")) {  // whatever share families have where config.json says none
+    const bool said = width.is_number_unsigned() && head_dim > 0;
+    config["partial_rotary_factor"] = said ? width.get<double>() / static_cast<double>(head_dim) : 1.0;
   }
   Json type = f.get("rope.scaling.type"), factor = f.get("rope.scaling.factor");
   if (factor.is_null()) factor = f.get("rope.scale_linear");  // its older name
   if (type.is_null() && factor.is_number() && factor != 0) type = "linear";
-  if (type.is_null() || type == "none") return;
+  if (type.is_null() || type == "none") {
+    if (f.arch == "gpt-oss") config["rope_scaling"] = {{"rope_type", "default"}};
+    return;
+  }
   Json scaling = {{"rope_type", type}};
   if (!factor.is_null()) scaling["factor"] = factor;
   if (type == "yarn") {
@@ -203,6 +207,10 @@ void add_long_rope(const GgufFacts& f, Json& config) {
 
 /// Counts and widths of experts, under every name that a family may read them by.
 void add_experts(const GgufFacts& f, Json& config) {
+  // What is not there is not there: families' own defaults are those of config.json.
+  for (const char* name : {"n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace"}) config[name] = 0;
+  for (const char* name : {"n_group", "topk_group"}) config[name] = 1;
+  config["routed_scaling_factor"] = 1.0;
   const Json count = f.get("expert_count"), used = f.get("expert_used_count");
   Json width = f.get("expert_feed_forward_length");
   if (width.is_null()) width = f.columns("ffn_gate_exps.weight", 1);
@@ -218,7 +226,8 @@ void add_experts(const GgufFacts& f, Json& config) {
     config["shared_expert_intermediate_size"] = config["shared_intermediate_size"] = shared;
     const auto each = width.is_number_unsigned() ? width.get<std::uint64_t>() : 0;
     if (each == 0 || shared % each != 0) {
-      if (f.arch != "qwen2moe" && f.arch != "granitemoe") {
+      const char* with_a_width[] = {"qwen2moe", "granitemoe", "qwen3next", "qwen35moe"};
+      if (std::find(std::begin(with_a_width), std::end(with_a_width), f.arch) == std::end(with_a_width)) {
         f.refuse(fmt::format("shared experts of width {}, expected a multiple of {}, that of experts", shared, each));
       }
     } else {
@@ -281,10 +290,10 @@ void add_particulars(const GgufFacts& f, Json& config) {
     config["num_key_value_heads"] = config["num_attention_heads"];
     config.erase("head_dim");
   } else if (f.arch == "glm4moe") {
-    config["attention_bias"] = f.of_a_layer("attn_q.bias") != nullptr;
     config["use_qk_norm"] = f.of_a_layer("attn_q_norm.weight") != nullptr;
   } else if (f.arch == "qwen2moe") {
-    config["qkv_bias"] = f.of_a_layer("attn_q.bias") != nullptr;
+    config["qkv_bias"] = config["attention_bias"];
+    config.erase("attention_bias");
   } else if (f.arch == "ernie4_5-moe") {
     f.copy("interleave_moe_layer_step", "moe_layer_interval", config);
     f.copy("leading_dense_block_count", "moe_layer_start_index", config);
@@ -308,7 +317,6 @@ void add_particulars(const GgufFacts& f, Json& config) {
     config.erase("partial_rotary_factor");
     f.copy("rope.dimension_count", "rotary_dim", config);
   } else if (f.arch == "phimoe") {
-    config["attention_bias"] = f.of_a_layer("attn_q.bias") != nullptr;
     config["lm_head_bias"] = f.tensor("output.bias") != nullptr;
     if (const Json window = f.get("attention.sliding_window"); !window.is_null() && window != 0) {
       config["sliding_window"] = window;
@@ -350,6 +358,7 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
              config["hidden_size"].is_number_unsigned()) {
     head_dim = config["hidden_size"].get<std::uint64_t>() / config["num_attention_heads"].get<std::uint64_t>();
   }
+  config["attention_bias"] = f.of_a_layer("attn_q.bias") != nullptr;
   add_experts(f, config);
   add_rope(f, head_dim, config);
   add_long_rope(f, config);

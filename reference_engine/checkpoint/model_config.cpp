@@ -98,10 +98,12 @@ void check_quantization(const Fields& config, const std::string& where) {
   if (method == "fp8") {
     if (q.has("fmt") && q.at("fmt") != "e4m3") q.refuse("fmt", "\"e4m3\"");
     if (q.at("weight_block_size") != Json::array({128, 128})) q.refuse("weight_block_size", "[128, 128]");
+    if (q.has("expert_dtype") && q.at("expert_dtype") != "fp8") q.refuse("expert_dtype", "\"fp8\"");
   } else if (method != "mxfp4") {
     q.refuse("quant_method", "\"fp8\" or \"mxfp4\"");
   }
-  for (const char* known : {"activation_scheme", "modules_to_not_convert", "scale_fmt", "dequantize"}) {
+  for (const char* known : {"activation_scheme", "modules_to_not_convert", "ignored_layers", "modules_to_convert",
+                            "scale_fmt", "dequantize"}) {
     static_cast<void>(q.has(known));  // of activations, which stay floats here, and of what has no such weights
   }
   for (const std::string& field : q.unread()) q.refuse(field, "none, it is not supported");

@@ -76,6 +76,7 @@ struct LatentAttention {
   std::uint32_t rank = 0;        ///< 0: keys and values are made as usual
   std::uint32_t query_rank = 0;  ///< 0: so are queries
   std::uint32_t plain_dim = 0;   ///< of a head of queries and keys, beside `Rope::width`
+  bool bias = false;             ///< of what makes both vectors, and of what attention gives
 };
 
 /// Attention whose memory is one matrix a head, which each token changes by the gated delta rule.

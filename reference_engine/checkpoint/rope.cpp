@@ -188,10 +188,13 @@ std::optional<double> one_of_both(const Fields& config, const Fields* rope, cons
 }  // namespace
 
 Rope read_rope(const Fields& config, const RopeNeeds& needs) {
-  const char* name = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  // An empty one says nothing, as in transformers.
+  const bool older = config.has("rope_scaling") && !config.at("rope_scaling").empty();
+  const char* name = older ? "rope_scaling" : "rope_parameters";
   static const Json none = Json::object();
   const bool said = config.has(name);
-  const Fields rope(said ? config.at(name) : none, config.where() + ": " + name);
+  const Json& absent = needs.absent != nullptr ? *needs.absent : none;
+  const Fields rope(said ? config.at(name) : absent, config.where() + ": " + name);
   std::string type = "default";
   for (const char* field : {"type", "rope_type"}) {
     if (!rope.has(field)) continue;

@@ -24,14 +24,15 @@ std::vector<float> widen(const std::byte* data, std::uint64_t count) {
   return out;
 }
 
-/// Rows of f8_e4m3 with their scales before each 128 of them.
-void interleave_scales(const std::byte* codes, const std::vector<float>& scales, std::uint64_t rows,
-                       std::uint64_t columns, std::byte* to) {
-  const std::uint64_t blocks = (columns + scaled - 1) / scaled;
-  for (std::uint64_t r = 0; r < rows; ++r) {
+/// Rows of f8_e4m3 with their scales before each 128 of them: matrices of `rows` rows each, one behind the other.
+void interleave_scales(const std::byte* codes, const std::vector<float>& scales, std::uint64_t matrices,
+                       std::uint64_t rows, std::uint64_t columns, std::byte* to) {
+  const std::uint64_t blocks = (columns + scaled - 1) / scaled, block_rows = (rows + scaled - 1) / scaled;
+  for (std::uint64_t r = 0; r < matrices * rows; ++r) {
+    const float* own = &scales[(r / rows * block_rows + r % rows / scaled) * blocks];
     for (std::uint64_t b = 0; b < blocks; ++b, to += block_bytes(BlockType::fp8)) {
       const std::uint64_t count = std::min(scaled, columns - b * scaled);
-      std::memcpy(to, &scales[r / scaled * blocks + b], sizeof(float));
+      std::memcpy(to, own + b, sizeof(float));
       std::memcpy(to + sizeof(float), codes + r * columns + b * scaled, count);
       std::memset(to + sizeof(float) + count, 0, scaled - count);
     }
@@ -102,7 +103,8 @@ void Tensor::copy_stored(std::byte* to) const {
   if (dtype != DType::f8_e4m3) {
     std::memcpy(to, data, bytes);
   } else {
-    interleave_scales(data, scales->to_floats(), rows(), columns(), to);
+    const std::uint64_t of_each = shape.size() < 2 ? 1 : shape[shape.size() - 2];
+    interleave_scales(data, scales->to_floats(), rows() / of_each, of_each, columns(), to);
   }
 }
 

@@ -40,6 +40,14 @@ class AbsorbedAttention final : public CpuAttention {
       layer.kv_down = matrix("self_attn.kv_a_proj_with_mqa.weight", rank + c.rope.width, c.hidden);
       layer.kv_norm = weights.vector(c.tensor(l, "self_attn.kv_a_layernorm.weight"), rank);
       layer.o = matrix("self_attn.o_proj.weight", c.hidden, c.heads * c.value_dim);
+      if (c.latent.bias) {
+        const auto vector = [&](const char* name, std::uint32_t size) {
+          return weights.vector(c.tensor(l, name), size);
+        };
+        if (c.latent.query_rank > 0) layer.q_bias = vector("self_attn.q_a_proj.bias", c.latent.query_rank);
+        layer.kv_bias = vector("self_attn.kv_a_proj_with_mqa.bias", rank + c.rope.width);
+        layer.o_bias = vector("self_attn.o_proj.bias", c.hidden);
+      }
       const std::string up = c.tensor(l, "self_attn.kv_b_proj.weight");
       const std::string keys = c.tensor(l, "self_attn.k_b_proj.weight"),
                         values = c.tensor(l, "self_attn.v_b_proj.weight");
@@ -65,11 +73,13 @@ class AbsorbedAttention final : public CpuAttention {
     const std::uint32_t heads = config_.heads, width = rank + turned;
     if (config_.latent.query_rank > 0) {
       product_.run(normed, {layer.q_down.times(down_), layer.kv_down.times(latent_)});
+      add_rows(down_, layer.q_bias);
       rms_norm(down_, layer.q_norm, latent_epsilon, down_normed_);
       layer.q.times(down_normed_, product_, q_);
     } else {
       product_.run(normed, {layer.q.times(q_), layer.kv_down.times(latent_)});
     }
+    add_rows(latent_, layer.kv_bias);
     const Eigen::Index count = q_.rows();
     resize(plain_, count * heads, plain);
     resize(queries_, count, Eigen::Index{heads} * width);
@@ -108,12 +118,14 @@ class AbsorbedAttention final : public CpuAttention {
       }
     }
     layer.o.times(made_, product_, out);
+    add_rows(out, layer.o_bias);
   }
 
  private:
   struct Layer {
     StoredMatrix q_down, q, kv_down, o;
     Vector q_norm, kv_norm;
+    Vector q_bias, kv_bias, o_bias;          // empty: none; of q_down, kv_down and o
     std::vector<StoredMatrix> keys, values;  // [heads] of [rank, plain], of [value_dim, rank]
   };
 

@@ -9,10 +9,6 @@
 namespace ferry::engine {
 namespace {
 
-void add_rows(Matrix& x, const Vector& bias) {
-  if (bias.size() > 0) x.rowwise() += bias.transpose();
-}
-
 /// Heads of queries share heads of keys and values.
 class HeadAttention final : public CpuAttention {
  public:
@@ -49,7 +45,8 @@ class HeadAttention final : public CpuAttention {
       layer.v = matrix("self_attn.v_proj.weight", v_width, c.hidden);
       layer.o = matrix("self_attn.o_proj.weight", c.hidden, out);
       if (c.qkv_bias) {
-        layer.q_bias = vector("self_attn.q_proj.bias", q_width);
+        layer.q_bias = vector("self_attn.q_proj.bias", c.output_gate ? 2 * q_width : q_width);
+        if (c.output_gate) part_biases(layer);
         layer.k_bias = vector("self_attn.k_proj.bias", k_width);
         layer.v_bias = vector("self_attn.v_proj.bias", v_width);
       }
@@ -80,6 +77,7 @@ class HeadAttention final : public CpuAttention {
     add_rows(q_, layer.q_bias);
     add_rows(k_, layer.k_bias);
     add_rows(v_, layer.v_bias);
+    if (config_.output_gate) add_rows(gate_, layer.gate_bias);
     seen_.clear();
     for (Eigen::Index i = 0; i < q_.rows(); ++i) {
       const TokenRow& row = rows[static_cast<std::size_t>(i)];
@@ -102,10 +100,22 @@ class HeadAttention final : public CpuAttention {
 
  private:
   struct Layer {
-    StoredMatrix q, k, v, o, gate;          // [out, in]
-    Vector q_bias, k_bias, v_bias, o_bias;  // empty: none
+    StoredMatrix q, k, v, o, gate;                     // [out, in]
+    Vector q_bias, k_bias, v_bias, o_bias, gate_bias;  // empty: none
     Vector q_norm, k_norm, sinks;
   };
+
+  /// As the matrices: of each head those of its queries, then those of its gates.
+  void part_biases(Layer& layer) const {
+    const Eigen::Index dim = config_.head_dim;
+    const Vector both = layer.q_bias;
+    layer.q_bias.resize(both.size() / 2);
+    layer.gate_bias.resize(both.size() / 2);
+    for (Eigen::Index h = 0; h < config_.heads; ++h) {
+      layer.q_bias.segment(h * dim, dim) = both.segment(2 * h * dim, dim);
+      layer.gate_bias.segment(h * dim, dim) = both.segment((2 * h + 1) * dim, dim);
+    }
+  }
 
   /// Norms, bounds and position of one token's queries or keys.
   void finish(float* x, std::uint32_t heads, const Vector& norm, bool turns) const {

@@ -14,6 +14,10 @@ void linear(const MatrixRef& x, const MatrixRef& weight, Matrix& y) {
   for (Eigen::Index i = 0; i < x.rows(); ++i) y.row(i).transpose().noalias() = weight * x.row(i).transpose();
 }
 
+void add_rows(Matrix& x, const Vector& bias) {
+  if (bias.size() > 0) x.rowwise() += bias.transpose();
+}
+
 void rms_norm(const Matrix& x, const Vector& weight, float epsilon, Matrix& y) {
   resize(y, x.rows(), x.cols());
   for (Eigen::Index i = 0; i < x.rows(); ++i) {

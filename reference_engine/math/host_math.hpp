@@ -12,6 +12,9 @@ namespace ferry::engine {
 /// Few rows are computed one by one, so that a token's result does not depend on who else is in its batch.
 void linear(const MatrixRef& x, const MatrixRef& weight, Matrix& y);
 
+/// x += bias, row by row; an empty bias is none.
+void add_rows(Matrix& x, const Vector& bias);
+
 /// y = x / rms(x) * weight, row by row.
 void rms_norm(const Matrix& x, const Vector& weight, float epsilon, Matrix& y);
 

@@ -95,9 +95,16 @@ DType ExpertReader::type_of(ExpertId id, int part) const {
   const bool fused = storage_ != ExpertStorage::separate;
   const bool turned = storage_ == ExpertStorage::fused_columns || storage_ == ExpertStorage::interleaved_columns;
   const bool numbers = t.dtype == DType::bf16 || t.dtype == DType::f16 || t.dtype == DType::f32;
-  if ((fused && t.dtype == DType::f8_e4m3) || (turned && !numbers)) {
+  const bool scaled = t.dtype == DType::f8_e4m3;
+  if ((fused && scaled && storage_ != ExpertStorage::fused_rows) || (turned && !numbers)) {
     throw InputError(fmt::format("tensor \"{}\" is {}, which is not supported for all experts of a layer in one tensor",
                                  p.name, t.dtype_name));
+  }
+  if (fused && scaled && part < 2 && p.shape[1] / 2 % 128 != 0) {
+    throw InputError(
+        fmt::format("tensor \"{}\" is {} and has {} rows for gate and up, expected a multiple of 256, so "
+                    "that no scale is of both",
+                    p.name, t.dtype_name, p.shape[1]));
   }
   return t.stored();
 }
@@ -169,7 +176,9 @@ ExpertReader::Piece ExpertReader::piece(ExpertId id, int part) const {
 
 ExpertReader::Piece ExpertReader::placed(ExpertId id, int part) const {
   Piece p = piece(id, part);
-  const std::uint64_t one = layout(id.layer).part_bytes(part, Precision::full);
+  const std::uint64_t one = scales_apart(id.layer, part)
+                                ? std::uint64_t{sizes_.hidden} * config_.moe(id.layer).expert_width
+                                : layout(id.layer).part_bytes(part, Precision::full);
   p.bytes = one;
   if (storage_ == ExpertStorage::fused_rows) {
     p.first = part == 2 ? id.expert * one : (2ULL * id.expert + static_cast<unsigned>(part)) * one;
@@ -210,7 +219,10 @@ void ExpertReader::read(ExpertId id, std::byte* to) const {
   } else if (storage_ == ExpertStorage::fused_columns || storage_ == ExpertStorage::interleaved_columns) {
     read_columns(id, to);
   } else {
-    for (int part = 0; part < 3; ++part) read(placed(id, part), to + l.part_at(part, Precision::full));
+    for (int part = 0; part < 3; ++part) {
+      std::byte* own = to + l.part_at(part, Precision::full);
+      scales_apart(id.layer, part) ? read_fp8(id, part, own) : read(placed(id, part), own);
+    }
   }
   const std::vector<float> all = biases(id);
   if (!all.empty()) std::memcpy(to + l.part_at(3, Precision::full), all.data(), all.size() * sizeof(float));
@@ -230,6 +242,26 @@ void ExpertReader::read_columns(ExpertId id, std::byte* to) const {
   }
   read(placed(id, 2), stored.data());
   transpose(stored.data(), width, hidden, 0, 1, hidden, each(2), to + l.part_at(2, Precision::full));
+}
+
+void ExpertReader::read_fp8(ExpertId id, int part, std::byte* to) const {
+  const Piece p = placed(id, part);
+  std::vector<std::byte> codes(p.bytes);
+  checkpoint_.read_raw(p.name, p.shape, p.first, p.bytes, codes.data());
+  Tensor scales = *checkpoint_.raw(p.name, p.shape).scales;
+  const std::uint64_t experts = p.shape[0], each = scales.bytes / experts / (part == 2 ? 1 : 2);
+  const std::uint64_t first = part == 2 ? id.expert * each : (2ULL * id.expert + static_cast<unsigned>(part)) * each;
+  std::vector<std::byte> own(each);
+  checkpoint_.read_raw(Checkpoint::scales_of(p.name), scales.shape, first, each, own.data());
+  scales.shape = {scales.shape[1] / (part == 2 ? 1 : 2), scales.shape[2]};
+  scales.data = own.data();
+  scales.bytes = each;
+  Tensor matrix = checkpoint_.raw(p.name, p.shape);
+  matrix.shape = shape_of(sizes_of(id.layer), part);
+  matrix.data = codes.data();
+  matrix.bytes = codes.size();
+  matrix.scales = &scales;
+  matrix.copy_stored(to);
 }
 
 void ExpertReader::read_mxfp4(ExpertId id, std::byte* to) const {

@@ -54,6 +54,11 @@ class ExpertReader {
   /// With the place in it.
   [[nodiscard]] Piece placed(ExpertId id, int part) const;
   void read(const Piece& piece, std::byte* to) const;
+  /// FP8 of all experts of a layer in one tensor, and scales in another.
+  [[nodiscard]] bool scales_apart(std::uint16_t layer, int part) const {
+    return storage_ == ExpertStorage::fused_rows && layout(layer).type(part) == DType::fp8;
+  }
+  void read_fp8(ExpertId id, int part, std::byte* to) const;
   /// Of a layer, from the types of its tensors, which all experts of it have in common.
   [[nodiscard]] ExpertLayout layout_of(std::uint16_t layer) const;
   [[nodiscard]] DType type_of(ExpertId id, int part) const;

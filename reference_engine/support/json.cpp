@@ -61,6 +61,10 @@ bool Fields::has(const std::string& name) const {
   return object_.contains(name) && !object_[name].is_null();
 }
 
+bool Fields::is_null(const std::string& name) const {
+  return object_.contains(name) && object_[name].is_null();
+}
+
 const Json& Fields::at(const std::string& name) const {
   read_.insert(name);
   if (!object_.contains(name)) throw InputError(fmt::format("{}: field \"{}\" is missing", where_, name));

@@ -33,6 +33,8 @@ class Fields {
   Fields(const Json& object, std::string where);
 
   [[nodiscard]] bool has(const std::string& name) const;
+  /// Whether it stands there as null, which is not always what its absence is.
+  [[nodiscard]] bool is_null(const std::string& name) const;
   /// A whole number from `least` to `most`.
   [[nodiscard]] std::uint32_t whole(const std::string& name, std::uint32_t least, std::uint32_t most) const;
   /// A finite number above `above`.

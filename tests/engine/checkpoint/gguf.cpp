@@ -107,6 +107,8 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("qwen3_next-bf16", "qwen3_next");
   check_tokens("qwen3_5_moe-bf16", "qwen3_5_moe");
   check_tokens("deepseek_moe-bf16", "deepseek_moe");
+  check_tokens("olmoe_as_gguf-bf16", "olmoe_as_gguf");
+  check_tokens("llama4_as_gguf-bf16", "llama4_as_gguf");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {
@@ -267,7 +269,10 @@ struct Described {
            number<std::uint32_t>(0) + number<std::uint64_t>(0);
     std::string data(512, '\0');
     for (const auto& [name, values] : tensors) {
-      out += text(name) + number<std::uint32_t>(1) + number<std::uint64_t>(values.size()) + number<std::uint32_t>(0) +
+      const bool matrix = name.find("shexp") != std::string::npos;  // of 32 columns
+      out += text(name) + number<std::uint32_t>(matrix ? 2 : 1);
+      if (matrix) out += number<std::uint64_t>(32);
+      out += number<std::uint64_t>(matrix ? values.size() / 32 : values.size()) + number<std::uint32_t>(0) +
              number<std::uint64_t>(data.size());
       for (const float v : values) data += number(v);
       data.resize((data.size() + 31) / 32 * 32);
@@ -340,6 +345,51 @@ TEST_CASE("metadata of GGUF that says what is computed is read or refused, and o
   for (const char* name : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
     CHECK(Described{"llama", {real(name, 4)}, {}}.read().rope.frequency == std::vector<double>{0.25, 0.025});
   }
+}
+
+TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what config.json's absence means") {
+  // Of heads of 4 columns.
+  const auto turned = [](const std::string& arch, const std::vector<std::string>& more) {
+    return Described{arch, more, {}}.read().rope.width;
+  };
+  CHECK(turned("glm4moe", {whole("glm4moe.rope.dimension_count", 2)}) == 2);
+  CHECK(turned("glm4moe", {whole("glm4moe.rope.dimension_count", 4)}) == 4);
+  CHECK(turned("glm4moe", {}) == 4);
+  CHECK(turned("minimax-m2", {whole("minimax-m2.rope.dimension_count", 2)}) == 2);
+
+  const std::string norm = number<std::uint32_t>(7) + std::string(1, '\1');
+  for (const std::string arch : {"glm4moe", "dots1"}) {
+    CHECK_FALSE(Described{arch, {}, {}}.read().renormalise);
+    CHECK(Described{arch, {text(arch + ".expert_weights_norm") + norm}, {}}.read().renormalise);
+    CHECK(Described{arch, {}, {}}.read().routed_scale == 1);
+  }
+  const std::vector<std::string> latent = {
+      whole("deepseek2.attention.key_length", 8), whole("deepseek2.rope.dimension_count", 4),
+      whole("deepseek2.attention.value_length", 4), whole("deepseek2.attention.kv_lora_rank", 8),
+      whole("deepseek2.expert_gating_func", 2)};
+  const ModelConfig v3 = Described{"deepseek2", latent, {}}.read();
+  CHECK(v3.architecture_name == "DeepseekV3ForCausalLM");
+  CHECK_FALSE(v3.renormalise);
+  CHECK(v3.routed_scale == 1);
+  CHECK(v3.gate.groups == 1);
+  CHECK(v3.moe_layer_count() == 4);
+  CHECK(v3.shared_width == 0);
+  const ModelConfig oss = Described{"gpt-oss", {}, {}}.read();
+  CHECK(oss.rope.frequency == std::vector<double>{1, 0.1});
+  CHECK(oss.rope.scale == 1);
+
+  // Tensors say whether there are biases, and how wide a shared expert is.
+  for (const std::string arch :
+       {"qwen3moe", "olmoe", "granitemoe", "dots1", "hunyuan-moe", "llama4", "phimoe", "glm4moe"}) {
+    CAPTURE(arch);
+    CHECK_FALSE(Described{arch, {}, {}}.read().qkv_bias);
+    CHECK(Described{arch, {}, {{"blk.0.attn_q.bias", std::vector<float>(32)}}}.read().qkv_bias);
+  }
+  const std::vector<std::string> delta = {whole("qwen3next.ssm.group_count", 2), whole("qwen3next.ssm.state_size", 4),
+                                          whole("qwen3next.ssm.time_step_rank", 2),
+                                          whole("qwen3next.ssm.conv_kernel", 4), whole("qwen3next.ssm.inner_size", 8)};
+  const std::vector<float> shared(std::size_t{24} * 32);
+  CHECK(Described{"qwen3next", delta, {{"blk.0.ffn_gate_shexp.weight", shared}}}.read().shared_width == 24);
 }
 
 TEST_CASE("a Llama 4 of 128 experts has no norms of queries and keys, which leave no tensor") {

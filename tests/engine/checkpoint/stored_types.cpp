@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 
 #include "checkpoint/safetensors.hpp"
@@ -159,6 +160,42 @@ TEST_CASE("a DeepSeek-V3 in FP8 computes what the floats that it stands for comp
   write(a.path(), "deepseek_v3", fp8, lacking);
   CHECK(says(refusal("model.safetensors", [&] { CpuModel model(a.path()); }),
              {"tensor \"" + gone + "\" is F32 [2, 1], expected F32 [1, 1]"}));
+}
+
+TEST_CASE("FP8 of all experts of a layer in one tensor: what is wrong with it is named") {
+  const TemporaryFolder folder;
+  const std::string name = "model.layers.1.mlp.experts.gate_up_proj";
+  const auto refused = [&](const Json& change, const std::string& named, const std::function<void(Tensors&)>& spoil) {
+    Tensors tensors = tensors_of("qwen3_moe_fp8");
+    spoil(tensors);
+    write(folder.path(), "qwen3_moe_fp8", change, tensors);
+    return refusal(named, [&] { CpuModel model(folder.path()); });
+  };
+  CHECK(says(refused(Json::object(), "model.safetensors", [&](Tensors& t) { t.erase(name + "_scale_inv"); }),
+             {"tensor \"" + name + "\" is F8_E4M3 without a \"" + name + "_scale_inv\" beside it"}));
+  CHECK(says(refused(Json::object(), "model.safetensors",
+                     [&](Tensors& t) {
+                       t[name + "_scale_inv"].shape = {4, 1, 4};
+                     }),
+             {name + "_scale_inv\" is F32 [4, 1, 4], expected F32 [4, 2, 2]"}));
+  // Gate and up of 64 rows each would share the scales of 128.
+  const auto half = [&](Tensors& t) {
+    for (const char* layer : {"0", "1"}) {
+      const std::string at = std::string("model.layers.") + layer + ".mlp.experts.";
+      Made &both = t[at + "gate_up_proj"], &scales = t[at + "gate_up_proj_scale_inv"];
+      both.shape[1] /= 2;
+      both.bytes.resize(both.bytes.size() / 2);
+      scales.shape[1] /= 2;
+      scales.bytes.resize(scales.bytes.size() / 2);
+    }
+  };
+  CHECK(says(refused({{"moe_intermediate_size", 64}}, "gate_up_proj", half),
+             {"has 128 rows for gate and up, expected a multiple of 256"}));
+  CHECK(says(refused({{"quantization_config",
+                       {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}, {"expert_dtype", "fp4"}}}},
+                     "config.json", [](Tensors&) {}),
+             {"field \"expert_dtype\": expected \"fp8\""}));
+  CHECK(refused(Json::object(), "model.safetensors", [](Tensors&) {}).empty());
 }
 
 TEST_CASE("a gpt-oss in MXFP4 computes what the floats that it stands for compute, bit for bit") {

@@ -1,5 +1,5 @@
 // Tiny checkpoints of every family that the engine computes, against what transformers computes from them (float32, eager
-// attention, no cache): tests/goldens/zoo/README.md.
+// attention, no cache).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -278,6 +278,47 @@ TEST_CASE("qwen3_next is computed as transformers computes it, and by every loss
 TEST_CASE("qwen3_5_moe is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("qwen3_5_moe");
   check_stacks("qwen3_5_moe");
+}
+TEST_CASE(
+    "deepseek_v3_bias, whose attention has biases, is computed as transformers computes it, and by every lossless "
+    "stack as by none") {
+  check_family("deepseek_v3_bias");
+  check_stacks("deepseek_v3_bias");
+}
+TEST_CASE(
+    "deepseek_v2_bias, whose attention has biases, is computed as transformers computes it, and by every lossless "
+    "stack as by none") {
+  check_family("deepseek_v2_bias");
+  check_stacks("deepseek_v2_bias");
+}
+TEST_CASE(
+    "qwen3_next_bias, whose attention has biases, is computed as transformers computes it, and by every lossless stack "
+    "as by none") {
+  check_family("qwen3_next_bias");
+  check_stacks("qwen3_next_bias");
+}
+TEST_CASE(
+    "qwen3_moe_fp8, whose experts are one tensor of FP8 a layer, is computed as transformers computes it, and by every "
+    "lossless stack as by none") {
+  check_family("qwen3_moe_fp8");
+  check_stacks("qwen3_moe_fp8");
+}
+TEST_CASE(
+    "olmoe_clip, which bounds queries and keys, is computed as transformers computes it, and by every lossless stack "
+    "as "
+    "by none") {
+  check_family("olmoe_clip");
+  check_stacks("olmoe_clip");
+}
+TEST_CASE("olmoe_as_gguf is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("olmoe_as_gguf");
+  check_stacks("olmoe_as_gguf");
+}
+TEST_CASE(
+    "llama4_as_gguf, whose chunks are longer than texts, is computed as transformers computes it, and by every "
+    "lossless stack as by none") {
+  check_family("llama4_as_gguf");
+  check_stacks("llama4_as_gguf");
 }
 TEST_CASE("deepseek_moe is computed as its makers' rules say, and by every lossless stack as by none") {
   check_family("deepseek_moe");
