@@ -190,12 +190,12 @@ class HostThread {
       const std::string failed = detail::failure_of([&] { bytes = carry(current_); });
       const Nanoseconds end = now();
       lock.lock();
-      busy_ = false;
       if (!failed.empty()) {  // nothing can be trusted after it: the link stops, and those who wait are told
-        failed_ = failed;
+        failed_ = failed;     // it stays busy: `seen` must not count what failed as landed
         landed_.notify_all();
         return;
       }
+      busy_ = false;
       busy_ns_ += end - begin;
       times_.note(current_.what.precision, end - begin);
       peak_bytes_per_s_ = std::max(peak_bytes_per_s_, static_cast<double>(bytes) * 1e9 /
