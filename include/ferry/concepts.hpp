@@ -281,7 +281,7 @@ concept Scheduler = PrefetchLimit<S> && CopyOrder<S> && Placement<S>;
 ///  2. Writes to one slot land in the order of submission, also after a drop that came too late.
 ///  3. Not one byte of `copy.slot` is written before `copy.after` was reached.
 ///  4. After `seen()` reports a ticket as landed, or `wait` returns, the slot's bytes are visible to the device.
-///  5. `seen()` never goes back, and a dropped prefetch counts as begun and landed.
+///  5. `seen()` never goes back. A dropped prefetch counts as begun and landed, a copy that failed never as landed.
 ///  6. `wait` throws when the copy can never land: it was not submitted, or the link has failed.
 ///
 /// Threads: called from the engine's thread; what runs behind it is the link's own business.

@@ -7,11 +7,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <exception>
 #include <iostream>
 #include <memory>
+#include <new>
 #include <sstream>
 #include <system_error>
 
@@ -60,8 +62,16 @@ void on_lost_exception() {
   end("out of memory, as far as one can tell (limits: ulimit -v, ulimit -d)", 2);
 }
 
+/// Whether memory was ever asked for that was not there. The streams in which CLI11 writes help keep that to themselves,
+/// and leave out what had no room.
+std::atomic<bool> memory_lacked = false;
+
 void handle_faults() {
   std::set_terminate(on_lost_exception);
+  std::set_new_handler([] {
+    memory_lacked = true;
+    throw std::bad_alloc();
+  });
   report_lost_files();
   struct sigaction action {};
   action.sa_handler = SIG_IGN;  // write errors are handled where they happen
@@ -188,8 +198,8 @@ int main(int argc, char** argv) try {
     return chosen();
   } catch (const CLI::Success& e) {
     std::ostringstream help;
-    help.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
     const int status = app.exit(e, help);
+    if (memory_lacked) throw std::bad_alloc();
     print(help.str());
     return status;
   } catch (const CLI::RequiredError& e) {

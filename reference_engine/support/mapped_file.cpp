@@ -121,7 +121,7 @@ void MappedFile::map() {
 void MappedFile::copy() {
   if (size() > 0) {
     void* at = ::mmap(nullptr, size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) throw InputError(fmt::format("{}: no memory for its {} bytes", name_, size()));
+    if (at == MAP_FAILED) throw InputError(fmt::format("{}: out of memory for its {} bytes", name_, size()));
     data_ = static_cast<const std::byte*>(at);
     read(data_, size(), static_cast<std::byte*>(at), name_);
     ::mprotect(at, size(), PROT_READ);

@@ -12,6 +12,7 @@
 #include "support/pinned.hpp"
 #include "support/random.hpp"
 #include "support/shapes.hpp"
+#include "support/watchdog.hpp"
 
 using namespace ferry;
 using namespace ferry::test;
@@ -129,6 +130,7 @@ class Rig<CommandBuffer> {
 
 template <class L>
 void link_contract_of(std::uint32_t chunk) {
+  const Watchdog watchdog;
   const ModelShape m = model(1, 64, 1);
   Rig<L> rig(m, one_pool(m, 10 * expert_bytes), chunk);
   L* link = &*rig.link;

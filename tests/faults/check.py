@@ -156,6 +156,8 @@ class Check:
                 most = self.a.allocations if kind == "memory" else n
                 step = max(1, n / max(1, most)) * every
                 places = sorted({int(i * step) + 1 for i in range(int(n / step) + 1) if int(i * step) < n})
+                if self.a.last:
+                    places = list(range(max(1, n - self.a.last + 1), n + 1, every))
                 tasks += [(command, kind, number, at) for at in places]
         random.Random(1).shuffle(tasks)  # a run that ends early has seen some of all
         return tasks
@@ -190,6 +192,7 @@ def main():
     p.add_argument("--every", type=int, default=1, metavar="N", help="each Nth call only")
     p.add_argument("--seconds", type=float, default=0, metavar="S", help="end after so long (default: after all)")
     p.add_argument("--allocations", type=int, default=1000, metavar="N", help="of each command's allocations, so many")
+    p.add_argument("--last", type=int, default=0, metavar="N", help="of each command's calls the last so many only")
     p.add_argument("--commands", nargs="*", metavar="NAME", help="these only")
     p.add_argument("--kinds", nargs="*", choices=common.KINDS, help="these only")
     p.add_argument("--at", type=int, help="this call only")

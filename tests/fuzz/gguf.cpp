@@ -2,6 +2,7 @@
 #include "cpu/cpu_model.hpp"
 #include "fuzz/fuzz.hpp"
 #include "inference/generate.hpp"
+#include "profiles/machine.hpp"
 
 namespace ferry::fuzz {
 namespace {
@@ -98,6 +99,8 @@ void read(const std::string& input) {
   RunnerOptions o;
   o.stack = "cross-layer-lru";
   o.max_rows = 8;
+  static const Costs costs = read_machine("rtx3090-pcie3").costs({{1000, 1000, 1000}}, CostSource::effective);
+  o.virtual_costs = costs;  // without a thread
   const auto runner = make_runner(model, o);
   GenerateOptions g;
   g.token_prompts = {{1, 2, 3}};

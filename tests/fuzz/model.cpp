@@ -30,7 +30,8 @@ void read(const std::string& input) {
   o.stack = "cross-layer-lru";
   o.max_rows = 8;
   o.budget_bytes = model_shape(model.config(), model.store(), o.max_rows).all_bytes() / 2;
-  o.virtual_costs = read_machine("rtx3090-pcie3").costs({{1000, 1000, 1000}}, CostSource::effective);
+  static const Costs costs = read_machine("rtx3090-pcie3").costs({{1000, 1000, 1000}}, CostSource::effective);
+  o.virtual_costs = costs;  // without a thread
   const auto runner = make_runner(model, o);
   GenerateOptions g;
   g.prompts = {"ab"};

@@ -182,7 +182,7 @@ bool same_numbers(const Simulated& a, const Simulated& b) {
 }
 
 struct Tally {
-  std::uint64_t runs = 0, refused = 0, tight = 0;
+  std::uint64_t runs = 0, refused = 0, tight = 0, decoded = 0;  ///< decoded: tokens, each run counted once
   std::map<std::string, std::uint64_t> by_stack;
 };
 
@@ -212,6 +212,7 @@ void run(Tally& tally) {
   expect(same_numbers(first, simulate(trace, c.costs, bare)), "without a log or bounds the numbers are others");
 
   ++tally.runs;
+  tally.decoded += first.phase[1].tokens;
   ++tally.by_stack[c.options.stack];
   const Nanoseconds bound = clairvoyant_ns(*first.decode_work), time = first.phase[1].total;
   tally.tight += bound > 0 && time >= bound && time * 20 < bound * 21 ? 1 : 0;
@@ -238,8 +239,8 @@ int main(int count, char** arguments) {
     passed = std::chrono::duration<double>(Clock::now() - begin).count();
     const bool last = passed >= seconds;
     if (passed >= next_line || last) {
-      std::cout << "soak: " << tally.runs << " runs, " << tally.refused << " refused, " << tally.tight
-                << " within 5% of the bound; at seed " << seed << std::endl;
+      std::cout << "soak: " << tally.runs << " runs, " << tally.refused << " refused, " << tally.decoded
+                << " tokens decoded, " << tally.tight << " within 5% of the bound; at seed " << seed << std::endl;
       next_line = passed + 10;
     }
     if (last) break;

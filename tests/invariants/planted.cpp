@@ -1,8 +1,12 @@
 // The checker must be able to fail: each violation, planted by hand, is caught under its own number.
 #include <doctest/doctest.h>
 
+#include <future>
+
+#include "ferry/link/host_thread.hpp"
 #include "support/invariant_checker.hpp"
 #include "support/shapes.hpp"
+#include "support/watchdog.hpp"
 
 namespace {
 
@@ -176,6 +180,23 @@ TEST_CASE("a planted violation of invariant 8 is caught: a long prefill evicts")
   const Copy c{Ticket{4}, full(0, 1), 0, Fence{1}, true};
   const Task t{full(0, 1), 0, 0, 1, no_task, Ticket{4}, false};
   CHECK(caught([&] { b.checker.plan(0, b.plan_of(t, true), Bench::submitting(c)); }) == 8);
+}
+
+TEST_CASE("a planted hang is found: a source that gives no bytes") {
+  const ModelShape m = model(1, 4, 1);
+  std::promise<void> found;
+  const std::shared_future<void> until_found = found.get_future().share();
+  SlotMemory memory(
+      one_pool(m, 4 * 64),
+      [&](Variant) -> View<const std::byte> {
+        until_found.wait();
+        throw std::runtime_error("it hung");
+      },
+      true);
+  HostThread link(memory, {});
+  const Watchdog watchdog(std::chrono::milliseconds(20), [&] { found.set_value(); });
+  link.submit({Ticket{2}, full(0, 1), 0, Fence::none, true});
+  CHECK_THROWS_WITH_AS(link.wait(Ticket{2}), "a copy failed: it hung", LinkError);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "emulated_cuda/emulated_cuda.hpp"
 #include "ferry/link/cuda_stream.hpp"
 #include "support/pinned.hpp"
+#include "support/watchdog.hpp"
 
 namespace {
 
@@ -107,34 +108,88 @@ Log virtual_run(std::uint64_t seed) {
   return link.log;
 }
 
+/// Bytes of experts, until one of them cannot be had.
+class FailingSource {
+ public:
+  explicit FailingSource(const Contents& contents) : contents_(contents) {}
+  /// The nth request from now fails, and all behind it.
+  void fail(std::uint64_t nth) { left_ = nth; }
+  View<const std::byte> operator()(Variant v) {
+    if (left_ > 0 && --left_ > 0) return contents_.of(v);
+    throw std::runtime_error("disk");
+  }
+
+ private:
+  const Contents& contents_;
+  std::uint64_t left_ = ~std::uint64_t{0};
+};
+
+/// A pipeline whose link is a thread.
+template <class StackT>
+class OnThread {
+ public:
+  explicit OnThread(std::uint64_t seed)
+      : scenario(seed),
+        contents_(scenario.config.model),
+        source(contents_),
+        memory_(
+            scenario.config.allotment, [this](Variant v) { return source(v); }, true),
+        link(memory_, options(scenario.random, seed)),
+        recorded(link),
+        pipe(scenario.config, recorded),
+        checker(scenario.config.model, scenario.config.allotment, scenario.config.transient_prefill_rows) {}
+
+  void run(InvariantChecker* under) {
+    drive(
+        scenario, pipe, steps_each, under,
+        [&](const Task& t) {
+          check_bytes(memory_, contents_, t);
+          if (t.slot != no_slot && t.slot >= pipe.core().residency().cache_slots()) memory_.poison(t.slot);
+        },
+        [](std::uint32_t ns) {
+          if (ns > 380) std::this_thread::yield();
+        });
+    link.drain();
+  }
+
+ private:
+  static HostThread::Options options(Random& random, std::uint64_t seed) {
+    HostThread::Options o;
+    o.log = true;
+    o.chunk_bytes = 64;
+    o.prefetch_chunk_bytes = chunk_of(seed);
+    if (random.chance(10)) o.bytes_per_s = 20'000'000;  // ~10 us a copy
+    return o;
+  }
+
+  Watchdog watchdog_;
+
+ public:
+  Scenario<StackT> scenario;
+
+ private:
+  Contents contents_;
+
+ public:
+  FailingSource source;
+
+ private:
+  SlotMemory memory_;
+
+ public:
+  HostThread link;
+  Recorded<HostThread> recorded;
+  OffloadPipeline<StackT, Recorded<HostThread>> pipe;
+  InvariantChecker checker;
+};
+
 template <class StackT>
 Log thread_run(std::uint64_t seed) {
-  Scenario<StackT> s(seed);
-  const Contents contents(s.config.model);
-  SlotMemory memory(
-      s.config.allotment, [&](Variant v) { return contents.of(v); }, true);
-  HostThread::Options options;
-  options.log = true;
-  options.chunk_bytes = 64;
-  options.prefetch_chunk_bytes = chunk_of(seed);
-  if (s.random.chance(10)) options.bytes_per_s = 20'000'000;  // ~10 us a copy
-  HostThread thread(memory, options);
-  Recorded link(thread);
-  OffloadPipeline<StackT, Recorded<HostThread>> pipe(s.config, link);
-  InvariantChecker checker(s.config.model, s.config.allotment, s.config.transient_prefill_rows);
-  drive(
-      s, pipe, steps_each, &checker,
-      [&](const Task& t) {
-        check_bytes(memory, contents, t);
-        if (t.slot != no_slot && t.slot >= pipe.core().residency().cache_slots()) memory.poison(t.slot);
-      },
-      [](std::uint32_t ns) {
-        if (ns > 380) std::this_thread::yield();
-      });
-  thread.drain();
-  InvariantChecker::service_order(thread.spans(), link.begun);
-  count_overtaken(thread.spans());
-  return link.log;
+  OnThread<StackT> on(seed);
+  on.run(&on.checker);
+  InvariantChecker::service_order(on.link.spans(), on.recorded.begun);
+  count_overtaken(on.link.spans());
+  return on.recorded.log;
 }
 
 /// What the device's stream saw in slots when it got there, held against the right bytes.
@@ -172,53 +227,115 @@ class StreamReads {
   std::vector<std::pair<std::size_t, View<const std::byte>>> reads_;
 };
 
+/// A pipeline whose link is a stream of the emulated CUDA.
+template <class StackT>
+class OnCuda {
+ public:
+  explicit OnCuda(std::uint64_t seed)
+      : fresh_(seed),
+        scenario(seed),
+        contents_(scenario.config.model),
+        source(contents_),
+        pinned_(!scenario.random.chance(10)),
+        held_(contents_),
+        slots_(scenario.config.allotment,
+               [this](Variant v) -> HeldBytes {
+                 const View<const std::byte> b = source(v);
+                 return pinned_ ? held_.of(b) : b;
+               },
+               {.pinned = pinned_, .poison = true}),
+        link(slots_, compute_,
+             {.ahead_bytes = chunk_of(seed) > 0 ? 48U : 256U, .prefetch_chunk_bytes = chunk_of(seed), .log = true}),
+        recorded(link),
+        pipe(scenario.config, recorded),
+        checker(scenario.config.model, scenario.config.allotment, scenario.config.transient_prefill_rows),
+        reads_(compute_, slots_, contents_) {}
+
+  void run(InvariantChecker* under) {
+    drive(
+        scenario, pipe, steps_each, under,
+        [&](const Task& t) {
+          reads_.read(t);
+          if (t.slot != no_slot && t.slot >= pipe.core().residency().cache_slots()) slots_.poison(t.slot, compute_);
+        },
+        [](std::uint32_t ns) { emulated::advance(ns / 16); });
+    check();
+    link.drain();
+  }
+  /// What the device has read so far.
+  void check() { reads_.check(); }
+
+ private:
+  struct Fresh {
+    explicit Fresh(std::uint64_t seed) {
+      emulated::Options o;
+      o.seed = seed;
+      o.chunk_bytes = 64;
+      emulated::reset(o);
+    }
+  };
+  /// The experts' bytes in page-locked memory.
+  class Held {
+   public:
+    explicit Held(const Contents& contents) : memory_(size_of(contents) + 1) {
+      std::size_t at = 0;
+      for (const auto& b : contents.bytes) {
+        if (b.empty()) continue;  // not stored at that precision
+        std::memcpy(memory_.data() + at, b.data(), b.size());
+        places_[b.data()] = memory_.data() + at;
+        at += b.size();
+      }
+    }
+    [[nodiscard]] View<const std::byte> of(View<const std::byte> bytes) const {
+      return {places_.at(bytes.data), bytes.size};
+    }
+
+   private:
+    static std::size_t size_of(const Contents& contents) {
+      std::size_t bytes = 0;
+      for (const auto& b : contents.bytes) bytes += b.size();
+      return bytes;
+    }
+    Pinned memory_;
+    std::map<const std::byte*, const std::byte*> places_;
+  };
+
+  Watchdog watchdog_;
+  Fresh fresh_;
+
+ public:
+  Scenario<StackT> scenario;
+
+ private:
+  Contents contents_;
+
+ public:
+  FailingSource source;
+
+ private:
+  bool pinned_;
+  Held held_;
+  Stream compute_;
+  CudaSlots slots_;
+
+ public:
+  CudaStream link;
+  Recorded<CudaStream> recorded;
+  OffloadPipeline<StackT, Recorded<CudaStream>> pipe;
+  InvariantChecker checker;
+
+ private:
+  StreamReads reads_;
+};
+
 template <class StackT>
 Log cuda_run(std::uint64_t seed) {
-  emulated::Options emulated;
-  emulated.seed = seed;
-  emulated.chunk_bytes = 64;
-  emulated::reset(emulated);
-  Scenario<StackT> s(seed);
-  const Contents contents(s.config.model);
-  const bool pinned = !s.random.chance(10);
-  std::size_t bytes = 0;
-  for (const auto& b : contents.bytes) bytes += b.size();
-  const Pinned held(bytes + 1);
-  std::map<const std::byte*, const std::byte*> pinned_at;
-  bytes = 0;
-  for (const auto& b : contents.bytes) {
-    if (b.empty()) continue;  // not stored at that precision
-    std::memcpy(held.data() + bytes, b.data(), b.size());
-    pinned_at[b.data()] = held.data() + bytes;
-    bytes += b.size();
-  }
-  const Stream compute;
-  CudaSlots slots(s.config.allotment,
-                  [&](Variant v) -> HeldBytes {
-                    const View<const std::byte> b = contents.of(v);
-                    return pinned ? View<const std::byte>{pinned_at.at(b.data), b.size} : b;
-                  },
-                  {.pinned = pinned, .poison = true});
-  CudaStream stream(
-      slots, compute,
-      {.ahead_bytes = chunk_of(seed) > 0 ? 48U : 256U, .prefetch_chunk_bytes = chunk_of(seed), .log = true});
-  Recorded link(stream);
-  OffloadPipeline<StackT, Recorded<CudaStream>> pipe(s.config, link);
-  InvariantChecker checker(s.config.model, s.config.allotment, s.config.transient_prefill_rows);
-  StreamReads reads(compute, slots, contents);
-  drive(
-      s, pipe, steps_each, &checker,
-      [&](const Task& t) {
-        reads.read(t);
-        if (t.slot != no_slot && t.slot >= pipe.core().residency().cache_slots()) slots.poison(t.slot, compute);
-      },
-      [](std::uint32_t ns) { emulated::advance(ns / 16); });
-  reads.check();
-  stream.drain();
-  InvariantChecker::service_order(stream.spans(), link.begun);
-  copies_checked += stream.spans().size();
-  count_overtaken(stream.spans());
-  return link.log;
+  OnCuda<StackT> on(seed);
+  on.run(&on.checker);
+  InvariantChecker::service_order(on.link.spans(), on.recorded.begun);
+  copies_checked += on.link.spans().size();
+  count_overtaken(on.link.spans());
+  return on.recorded.log;
 }
 
 /// The same core with what that link reported: same commands, to the last bit.
@@ -360,6 +477,79 @@ TEST_CASE("CUDA: invariants hold and replays agree under random load") {
   }
   CHECK(copies_checked > 0);
   CHECK(tasks_checked > 0);
+}
+
+/// What breaks in the middle of a run.
+enum class Broken : std::uint8_t { source, call, device };
+
+template <class LinkT>
+bool has_stopped(LinkT& link) {
+  if constexpr (requires { link.failed(); }) {
+    return !link.failed().empty();
+  } else {
+    try {
+      link.drain();
+    } catch (const LinkError&) {
+      return true;
+    }
+    return false;
+  }
+}
+
+/// Something breaks in the middle: who waits is told, nobody computes from wrong bytes before or after, nothing hangs.
+template <class Rig>
+void broken_in_the_middle(Broken what) {
+  constexpr std::uint32_t runs = 40;
+  std::uint32_t told = 0;
+  for (std::uint32_t seed = 0; seed < runs; ++seed) {
+    CAPTURE(seed);
+    Rig on(seed);
+    Random random(seed + 1);
+    const std::uint32_t nth = random.between(1, 80);
+    if (what == Broken::source) {
+      on.source.fail(nth);
+    } else if (what == Broken::call) {
+      static const char* const calls[] = {"cudaMemcpyAsync", "cudaEventRecord", "cudaEventQuery", "cudaMemsetAsync"};
+      emulated::fail(calls[seed % 4], nth, cudaErrorIllegalAddress);
+    } else {
+      emulated::lose_device(cudaErrorLaunchFailure, nth * 16);
+    }
+    bool failed = false;
+    const auto run = [&](InvariantChecker* checker) {
+      try {
+        on.run(checker);
+      } catch (const std::runtime_error&) {  // of the link, or of what the test itself asked of the device
+        failed = true;
+      }
+    };
+    run(&on.checker);
+    if (!failed || !has_stopped(on.link)) continue;  // it would have broken later, or the test's own call was it
+    ++told;
+    if constexpr (requires { on.check(); }) {
+      if (what != Broken::device) on.check();
+    }
+    CHECK_THROWS_AS(on.link.drain(), LinkError);
+    on.pipe.abandon();
+    on.scenario.preload = false;
+    run(nullptr);
+  }
+  CHECK(told > runs / 2);
+}
+
+TEST_CASE("host thread: bytes that cannot be had in the middle of random load are no hang, and no wrong bytes") {
+  broken_in_the_middle<OnThread<stacks::LruCache>>(Broken::source);
+  broken_in_the_middle<OnThread<stacks::CrossLayerLru>>(Broken::source);
+  broken_in_the_middle<OnThread<stacks::Ferry>>(Broken::source);
+  broken_in_the_middle<OnThread<LossyStack>>(Broken::source);
+}
+
+TEST_CASE("CUDA: what breaks in the middle of random load is no hang, and no wrong bytes") {
+  for (const Broken what : {Broken::source, Broken::call, Broken::device}) {
+    broken_in_the_middle<OnCuda<stacks::LruCache>>(what);
+    broken_in_the_middle<OnCuda<stacks::CrossLayerLru>>(what);
+    broken_in_the_middle<OnCuda<stacks::Ferry>>(what);
+    broken_in_the_middle<OnCuda<LossyStack>>(what);
+  }
 }
 
 }  // namespace

@@ -192,6 +192,7 @@ class CudaStream {
     const std::lock_guard lock(mutex_);
     collect();
     move_on(Last::goes);
+    if (!failed_.empty()) return told_;  // what has failed is in no queue any more, and has not landed
     Seen s{demand_landed_, last_prefetch_, last_prefetch_};
     if (!prefetch_.empty()) {
       s.prefetch_landed = detail::ticket_before(prefetch_.front().ticket);
@@ -212,7 +213,7 @@ class CudaStream {
         s.chunk_ns = std::max<Nanoseconds>(1, time_of(prefetch_.front().what.precision, prefetch_bytes_));
       }
     }
-    return s;
+    return told_ = s;
   }
 
   void fence(Fence fence) noexcept {
@@ -616,6 +617,7 @@ class CudaStream {
   Fence named_ = Fence::none, reached_ = Fence::none;
   Ticket last_demand_ = Ticket::none, last_prefetch_ = Ticket::none, demand_landed_ = Ticket::none;
   Ticket urgent_ = Ticket::none;  ///< prefetches up to this one go, whatever the limits
+  Seen told_;                     ///< by the last `seen`
   std::string failed_;            ///< why the link stopped
   cudaEvent_t base_ = nullptr;    ///< happened at base_ns_
   Nanoseconds base_ns_ = 0, busy_ns_ = 0;

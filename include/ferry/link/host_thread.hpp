@@ -232,12 +232,12 @@ class HostThread {
       const std::string failed = detail::failure_of([&] { stopped = carry(at); });
       const Nanoseconds end = now();
       lock.lock();
-      busy_ = false;
       if (!failed.empty()) {  // nothing can be trusted after it: the link stops, and those who wait are told
-        failed_ = failed;
+        failed_ = failed;     // it stays busy: `seen` must not count what failed as landed
         landed_.notify_all();
         return;
       }
+      busy_ = false;
       at.took += end - begin;
       busy_ns_ += end - begin;
       bytes_copied_ += at.crossed - before;

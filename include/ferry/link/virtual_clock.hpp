@@ -88,21 +88,21 @@ class VirtualClock {
 
   Seen seen() noexcept {
     advance(now_);
+    if (!failed_.empty()) return told_;  // one of those that seem to land has no bytes
     for (; !begun_.empty() && begun_.front().landed <= now_; begun_.pop_front()) {
       if (begun_.front().copy.demand) demand_landed_ = begun_.front().copy.ticket;
     }
     Seen s{demand_landed_, last_prefetch_, last_prefetch_, link_.at_work ? link_.end() - now_ : 0, 0};
     if (may_be_overtaken()) s.chunk_ns = std::max<Nanoseconds>(chunk_end(now_).at - now_, 1);
-    if (const SimulatedCopy* next = waiting_.prefetch()) {
+    if (const SimulatedCopy* next = waiting_.prefetch())
       s.prefetch_begun = s.prefetch_landed = detail::ticket_before(next->copy.ticket);
-    }
     if (const SimulatedCopy* rest = waiting_.overtaken()) s.prefetch_landed = detail::ticket_before(rest->copy.ticket);
     for (const SimulatedCopy& p : begun_) {
       if (p.copy.demand || p.dropped) continue;
       s.prefetch_landed = detail::ticket_before(p.copy.ticket);
       break;
     }
-    return s;
+    return told_ = s;
   }
 
   void fence(Fence fence) noexcept {
@@ -314,12 +314,11 @@ class VirtualClock {
   void begin_copy(Nanoseconds time) noexcept {
     begun_.push_back(waiting_.take(link_free_));
     const SimulatedCopy& p = begun_.back();
-    const bool goes_on = p.left < bytes_of(p.copy.what);
     link_.start(copy_time(p.left), time);
     pace(time);
     busy_ns_ = detail::sum(busy_ns_, link_.takes.alone);
     bytes_copied_ += p.left;
-    if (memory_ == nullptr || goes_on) return;
+    if (memory_ == nullptr || p.left < bytes_of(p.copy.what)) return;  // they moved when it began
     if (std::string failed = detail::failure_of([&] { move(p.copy); }); !failed.empty()) failed_ = std::move(failed);
   }
   void end_copy(Nanoseconds time) noexcept {
@@ -393,6 +392,7 @@ class VirtualClock {
   Nanoseconds device_ns_ = 0, host_ns_ = 0, stall_ns_ = 0, busy_ns_ = 0;
   std::uint64_t bytes_copied_ = 0;
   std::string failed_;  ///< why the bytes of a copy could not be had
+  Seen told_;           ///< by the last `seen`
 };
 
 static_assert(Link<VirtualClock>);

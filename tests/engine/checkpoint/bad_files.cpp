@@ -169,6 +169,11 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(names(refused_config([](Json& c) { c["num_hidden_layers"] = 0; }), "field \"num_hidden_layers\""));
   CHECK(names(refused_config([](Json& c) { c["num_hidden_layers"] = 18446744073709551615ULL; }), "from 1 to 4096"));
   CHECK(names(refused_config([](Json& c) { c["num_key_value_heads"] = 3; }), "a divisor of 2 heads"));
+  CHECK(names(refused_config([](Json& c) {
+                c.erase("head_dim");
+                c["num_attention_heads"] = c["num_key_value_heads"] = 3;
+              }),
+              "field \"hidden_size\": expected a multiple of 3 heads, got 8"));
   CHECK(names(refused_config([](Json& c) { c["num_experts_per_tok"] = 5; }), "at most the number of experts, 4"));
   CHECK(names(refused_config([](Json& c) { c["rms_norm_eps"] = 0; }), "a number above 0"));
   CHECK(names(refused_config([](Json& c) { c["rope_theta"] = "much"; }), "field \"rope_theta\""));
@@ -184,7 +189,8 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(names(refused_config([](Json& c) { c["attention_bias"] = true; }), "field \"attention_bias\": expected false"));
   CHECK(names(refused_config([](Json& c) { c["rms_norm_eps"] = 1e300; }), "that a float can hold"));
   CHECK(names(refused_config([](Json& c) { c["sliding_window"] = 0; }), "field \"sliding_window\""));
-  CHECK(names(refused_config([](Json& c) { c["head_dim"] = 3; }), "an even number"));
+  CHECK(
+      names(refused_config([](Json& c) { c["head_dim"] = 3; }), "field \"head_dim\": expected an even number, got 3"));
   CHECK(names(refused_config([](Json& c) { c["tie_word_embeddings"] = 1; }), "expected true or false, got 1"));
   CHECK(names(refused_config([](Json& c) { c["bos_token_id"] = 258; }), "field \"bos_token_id\""));
   CHECK(names(refused_config([](Json& c) { c["architectures"] = {"LlamaForCausalLM"}; }),

@@ -112,6 +112,7 @@ TEST_CASE("layer_types: full attention in every layer, or a refusal that names t
 TEST_CASE("begin and end tokens may come as transformers writes them") {
   CHECK(read(changed({{"eos_token_id", 200}})).end_tokens == std::vector<std::uint32_t>{200});
   CHECK(read(changed({{"eos_token_id", Json::array({200})}})).end_tokens == std::vector<std::uint32_t>{200});
+  CHECK(read(changed({{"eos_token_id", Json::array({200, 201})}})).ends(200));
   CHECK(read(changed({{"eos_token_id", Json::array({200, 201})}})).ends(201));
   CHECK_FALSE(read(changed({{"eos_token_id", Json::array({200, 201})}})).ends(202));
   CHECK(read(changed({{"eos_token_id", nullptr}})).end_tokens.empty());

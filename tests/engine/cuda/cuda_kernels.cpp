@@ -571,15 +571,18 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
 TEST_CASE("cuda kernels - scores far apart neither overflow nor vanish") {
   const Device device;
   constexpr std::uint32_t dim = 4, capacity = 70;
-  std::vector<float> cache(std::size_t{2} * capacity * dim);
-  for (std::uint32_t p = 0; p < capacity; ++p) {
-    cache[p * dim] = p == 3 ? 1000.0F : p == 66 ? 1000.0F : -1000.0F;
-    cache[(capacity + p) * dim] = static_cast<float>(p);
+  for (const bool early : {true, false}) {  // what stands out is seen by the first warp, too, or by a later one alone
+    CAPTURE(early);
+    std::vector<float> cache(std::size_t{2} * capacity * dim);
+    for (std::uint32_t p = 0; p < capacity; ++p) {
+      cache[p * dim] = (p == 3 && early) || p == 66 ? 1000.0F : -1000.0F;
+      cache[(capacity + p) * dim] = static_cast<float>(p);
+    }
+    const Buffer<float> memory(cache), q(std::vector<float>{2, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9}), out(dim);
+    const Buffer<RowPlace> places(std::vector<RowPlace>{{memory, capacity, capacity - 1, 0}});
+    attention(device.context.stream, q, places, 1, 0, {1, 1, dim}, out);
+    CHECK(device.read(out) == std::vector<float>{early ? 34.5F : 66.0F, 0, 0, 0});
   }
-  const Buffer<float> memory(cache), q(std::vector<float>{2, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9}), out(dim);
-  const Buffer<RowPlace> places(std::vector<RowPlace>{{memory, capacity, capacity - 1, 0}});
-  attention(device.context.stream, q, places, 1, 0, {1, 1, dim}, out);
-  CHECK(device.read(out) == std::vector<float>{34.5F, 0, 0, 0});
 }
 
 namespace {

@@ -82,6 +82,9 @@ TEST_CASE("penalties: what was generated, once or as often as it was, and the pr
   s.repeat_penalty = 2;
   Sampler repeated(s, prompt);
   CHECK(repeated(logits) == 1);  // 1 beside 1.8
+  s.presence_penalty = 1.5;
+  Sampler both(s, prompt);
+  CHECK(both(row({4, 1.8F, 0})) == 0);  // 2 beside 1.8
 }
 
 TEST_CASE("the likeliest tokens and their logarithms, and ties to the lower token") {

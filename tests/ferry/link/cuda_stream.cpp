@@ -9,6 +9,7 @@
 #include "emulated_cuda/emulated_cuda.hpp"
 #include "support/pinned.hpp"
 #include "support/shapes.hpp"
+#include "support/watchdog.hpp"
 
 using namespace ferry;
 using namespace ferry::test;
@@ -68,6 +69,7 @@ struct StreamFixture {
   std::optional<Stream> compute;
   std::optional<CudaSlots> slots;
   std::optional<CudaStream> link;
+  Watchdog watchdog;
 };
 
 Copy copy(std::uint64_t ticket, std::uint16_t expert, std::uint32_t slot, Fence after = Fence::none) {
@@ -386,6 +388,30 @@ TEST_CASE("CUDA link: bytes that cannot be had, or do not fit, fail the wait") {
     CudaStream link(slots, compute, {});
     link.submit(copy(2, 1, 0));
     CHECK_THROWS_WITH_AS(link.wait(Ticket{2}), doctest::Contains("65 bytes for slot 0 of 64"), LinkError);
+  }
+}
+
+TEST_CASE("CUDA link: a prefetch that failed never counts as landed") {
+  for (const bool pinned : {true, false}) {
+    CAPTURE(pinned);
+    emulated::reset(seeded(1));
+    const ModelShape m = model(1, 8, 1, 1, 64);
+    const Stream compute;
+    const Pinned bytes(64);
+    CudaSlots slots(one_pool(m, 4 * 64),
+                    [&](Variant v) -> HeldBytes {
+                      if (v.id.expert == 3) throw std::runtime_error("disk");
+                      return View<const std::byte>{bytes.data(), 64};
+                    },
+                    {.pinned = pinned});
+    CudaStream link(slots, compute, {});
+    link.submit(copy(3, 1, 0));
+    link.drain();
+    CHECK(link.seen().prefetch_landed >= Ticket{3});
+    link.submit(copy(5, 3, 1));
+    link.submit(copy(7, 4, 2));
+    CHECK_THROWS_WITH_AS(link.drain(), "a copy failed: disk", LinkError);
+    CHECK(link.seen().prefetch_landed < Ticket{5});
   }
 }
 

@@ -5,6 +5,7 @@
 #include <future>
 
 #include "support/shapes.hpp"
+#include "support/watchdog.hpp"
 
 using namespace ferry;
 using namespace ferry::test;
@@ -23,6 +24,7 @@ struct ThreadFixture {
                       return View<const std::byte>{experts[v.id.expert].data(), 4096};
                     },
                     true};
+  Watchdog watchdog;
 };
 
 Copy copy_of(std::uint64_t ticket, std::uint16_t expert, std::uint32_t slot, Fence after = Fence::none) {
@@ -237,6 +239,25 @@ TEST_CASE("ends at once with copies still queued") {
     for (std::uint64_t t = 2; t < 200; t += 2) link.submit(copy_of(t, 1, static_cast<std::uint32_t>(t % 4)));
   }
   CHECK(HostThread::now() - begin < 2'000'000'000);
+}
+
+TEST_CASE("a prefetch that failed never counts as landed") {
+  ThreadFixture f;
+  SlotMemory memory(
+      one_pool(f.m, 6 * 4096),
+      [&](Variant v) -> View<const std::byte> {
+        if (v.id.expert == 3) throw std::runtime_error("disk");
+        return {f.experts[v.id.expert].data(), 4096};
+      },
+      true);
+  HostThread link(memory, {});
+  link.submit(copy_of(3, 1, 0));
+  link.wait(Ticket{3});
+  link.submit(copy_of(5, 3, 1));
+  link.submit(copy_of(7, 4, 2));
+  CHECK_THROWS_WITH_AS(link.drain(), "a copy failed: disk", LinkError);
+  CHECK(link.seen().prefetch_landed >= Ticket{3});
+  CHECK(link.seen().prefetch_landed < Ticket{5});
 }
 
 TEST_CASE("bytes that cannot be had, or do not fit, fail the wait instead of hanging or ending the process") {

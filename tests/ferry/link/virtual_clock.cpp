@@ -484,9 +484,9 @@ TEST_CASE("copies that overtake each other beside the host end when a count of e
     }
     CAPTURE(round);
     REQUIRE(found.size() == landed.size());
-    for (const auto& [ticket, at] : landed) {
-      CAPTURE(ticket);
-      CHECK(std::abs(found[ticket] - at) <= 100);
+    for (const auto& copy : landed) {
+      CAPTURE(copy.first);
+      CHECK(std::abs(found[copy.first] - copy.second) <= 100);
     }
   }
   CHECK(overtaken > 50);
@@ -585,6 +585,31 @@ TEST_CASE("a queued prefetch keeps its fence, however late it begins") {
   c.wait(Ticket{3});
   c.sync();
   CHECK(c.now() == 6000);
+}
+
+TEST_CASE("a copy that failed never counts as landed") {
+  const ModelShape m = model(1, 8, 1);
+  const std::vector<std::byte> bytes(m.bytes(0, Precision::full));
+  SlotMemory memory(
+      one_pool(m, 4 * bytes.size()),
+      [&](Variant v) -> View<const std::byte> {
+        if (v.id.expert == 3) throw std::runtime_error("disk");
+        return {bytes.data(), static_cast<std::uint32_t>(bytes.size())};
+      },
+      true);
+  for (const bool of_demand : {true, false}) {
+    VirtualClock c(m, {speed, 0, false}, &memory);
+    const std::uint64_t kind = of_demand ? 0 : 1;
+    c.submit({Ticket{2 + kind}, full(0, 1), 0, Fence::none, of_demand});
+    c.device(1'000'000);
+    c.sync();
+    const auto landed = [&] { return of_demand ? c.seen().demand_landed : c.seen().prefetch_landed; };
+    CHECK(landed() >= Ticket{2 + kind});
+    c.submit({Ticket{4 + kind}, full(0, 3), 1, Fence::none, of_demand});
+    c.device(1'000'000);
+    c.sync();
+    CHECK(landed() < Ticket{4 + kind});
+  }
 }
 
 TEST_CASE("bytes that cannot be had fail the wait") {
