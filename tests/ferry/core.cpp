@@ -843,6 +843,9 @@ TEST_CASE("a queued prefetch of another precision than is wanted is taken back")
   CHECK(f->commands().drop[0] == prefetch.ticket);
   REQUIRE(p.arriving.size == 1);
   CHECK(p.arriving[0].what.precision == Precision::int4);
+  REQUIRE(f->commands().submit.size == 1);
+  CHECK(f->commands().submit[0].what == p.arriving[0].what);  // and not the other copy, expedited
+  CHECK(f->commands().submit[0].slot == p.arriving[0].slot);
   CHECK(f->counters().of(Phase::decode).miss_bytes == 256 + 64);
 }
 
