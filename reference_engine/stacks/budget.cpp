@@ -42,9 +42,9 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes, con
 }
 
 std::uint64_t parse_chunk(const std::string& text, std::uint64_t expert_bytes) {
-  const std::uint64_t bytes = parse_budget(text, expert_bytes, "--prefetch-chunk");
-  const bool is_none = text.find_first_of("123456789") == std::string::npos;
-  return is_none ? 0 : std::max<std::uint64_t>(bytes, 1);
+  constexpr std::uint64_t large = 1'000'000'000'000'000;  // of which no share is nothing
+  const bool is_none = parse_budget(text, large, "--prefetch-chunk") == 0;
+  return is_none ? 0 : std::max<std::uint64_t>(parse_budget(text, expert_bytes), 1);
 }
 
 }  // namespace ferry::engine

@@ -21,11 +21,8 @@ import torch
 import transformers
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe as hunyuan
 
-PROMPTS = {
-    "short": "The ",
-    "long": "def primes(n):\n    return [p for p in range(2, n) if all(p % d for d in range(2, p))]\n",
-}
-GREEDY, MARGIN = 32, 0.01  # no one's rounding flips a greedy step
+from make_variants import MARGIN, expected
+
 LAYERS = {"num_experts": [8, 4, 6], "moe_topk": [2, 3, 1], "moe_intermediate_size": [32, 48, 16], "num_shared_expert": [1, 2, 1]}
 SHARED_WIDTH = 24
 
@@ -75,36 +72,6 @@ def checkpoint(model):
             for part, values in parts.items():
                 tensors[f"{at}mlp.experts.{e}.{part}.weight"] = values
     return {name: weight.to(torch.bfloat16).contiguous() for name, weight in tensors.items()}
-
-
-def run(model, ids):
-    with torch.no_grad():
-        return model(ids, use_cache=False).logits[0]
-
-
-def expected(model):
-    tensors, margin = {}, float("inf")
-    for key, text in PROMPTS.items():
-        ids = torch.tensor([[256, *text.encode()]])
-        seen = {}
-        hooks = [layer.mlp.gate.register_forward_hook(lambda _m, _i, out, n=n: seen.__setitem__(n, out))
-                 for n, layer in enumerate(model.model.layers)]
-        tensors[key + ".input_ids"], tensors[key + ".logits"] = ids[0].int(), run(model, ids)
-        for hook in hooks:
-            hook.remove()
-        for n, (logits, weights, index) in seen.items() if key == "long" else ():
-            index, order = index.sort(-1)
-            tensors[f"long.layer.{n}.router_logits"] = logits
-            tensors[f"long.layer.{n}.topk_index"] = index.int()
-            tensors[f"long.layer.{n}.topk_weight"] = weights.gather(1, order)
-        made = ids
-        for _ in range(GREEDY):
-            last = run(model, made)[-1]
-            best = last.topk(2).values
-            margin = min(margin, float(best[0] - best[1]))
-            made = torch.cat([made, last.argmax()[None, None]], 1)
-        tensors[key + ".greedy"] = made[0, ids.shape[1]:].int()
-    return {name: t.contiguous() for name, t in tensors.items()}, margin
 
 
 def main():

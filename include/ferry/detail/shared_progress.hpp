@@ -8,7 +8,8 @@
 namespace ferry::inline FERRY_ABI::detail {
 
 /// What the link or the host is at. How much of it is left is worked out only where its pace changes: looking at it in
-/// between must not change how it is rounded. Work that ends `stop` before its end is to be gone on with later.
+/// between must not change how it is rounded. Work that is
+/// to be gone on with later ends where `stop` of it is left.
 struct SharedProgress {
   static constexpr Nanoseconds never = longest;
   static constexpr Nanoseconds longest_work = (Nanoseconds{1} << 42U) - 1;  ///< what share_of works with

@@ -115,8 +115,8 @@ class CudaSlots {
 ///
 /// CUDA cannot take a copy back. So prefetches wait here, where they can be dropped, and every call moves on as many as
 /// keep the stream busy for `ahead_bytes`: by no more than those, and one expert, can prefetches delay a demand copy; with
-/// `prefetch_chunk_bytes` by one chunk instead of an expert, since what is left of a prefetch waits here as well. Nor does a prefetch go to the stream before its slot's last reader is done, since demand copies behind it would wait
-/// as well.
+/// `prefetch_chunk_bytes` by one chunk instead of an expert, since what is left of a prefetch waits here as well. Nor does a
+/// prefetch go to the stream before its slot's last reader is done, since demand copies behind it would wait as well.
 ///
 /// With a source that is not pinned, a thread reads the bytes (from a disk, for instance) into page-locked buffers and
 /// puts the copies on the stream; `wait` then blocks until the copy is there, not until it has landed.

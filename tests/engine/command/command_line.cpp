@@ -89,8 +89,8 @@ TEST_CASE("sizes are what people write") {
 }
 
 TEST_CASE("a chunk of a prefetch is a share of an expert, a byte at least, or a size, and 0 is none") {
-  const std::pair<const char*, std::uint64_t> chunks[] = {{"0", 0},      {"0%", 0},      {"0 MiB", 0}, {"25%", 200},
-                                                          {"0.001%", 1}, {"4KiB", 4096}, {"7", 7}};
+  const std::pair<const char*, std::uint64_t> chunks[] = {{"0", 0},     {"0%", 0},     {"0e5", 0},     {"0 MiB", 0},
+                                                          {"25%", 200}, {"0.001%", 1}, {"4KiB", 4096}, {"7", 7}};
   for (const auto& chunk : chunks) {
     CAPTURE(chunk.first);
     CHECK(parse_chunk(chunk.first, 800) == chunk.second);

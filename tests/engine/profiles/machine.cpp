@@ -166,7 +166,10 @@ TEST_CASE("small experts that count as large ones take the same times") {
   small.experts = 3;
   small.top_k = 1;
   small.expert_bytes = {{0, 0, 0, 0, 3'000}};  // a tenth
-  const Costs full = m.costs(reference.work, CostSource::effective), c = as_if(full, reference, small);
+  Costs full = m.costs(reference.work, CostSource::effective);
+  full.prefetch_chunk_bytes = 5'000;
+  const Costs c = as_if(full, reference, small);
+  CHECK(c.prefetch_chunk_bytes == 500);
   CHECK(c.link_bytes_per_s == 100'000'000);
   CHECK(c.link_bytes_per_s_beside_host == 25'000'000);
   CHECK(c.device.bytes_per_s == 100'000'000);
