@@ -33,7 +33,8 @@ struct RecommendArguments {
   StackFlags flags;
   ModelFlags model;
   std::string trace, machine, as_shape, text, token_ids, device_memory, json, machine_out;
-  std::vector<std::string> stacks;  ///< empty: all
+  std::vector<std::string> stacks;           ///< empty: all
+  std::vector<const CLI::Option*> of_model;  ///< the options that say which model, and how it is read
   bool lossless = false;
   std::uint32_t batch = 1, chunk = 128, tokens = 0, context = 0;  ///< 0: as help says
 };
@@ -106,6 +107,11 @@ class RecommendCommand {
     const bool of_model = a_.trace.empty();
     if (of_model && a_.model.model.empty()) {
       throw InputError("recommend needs routing: expected --model, whose routing is recorded, or --trace FILE");
+    }
+    for (const CLI::Option* o : a_.of_model) {
+      if (!of_model && o->count() > 0) {
+        throw InputError(fmt::format("{}: goes with a model: with --trace no model is read", o->get_name()));
+      }
     }
     if (!of_model && (!a_.text.empty() || !a_.token_ids.empty())) {
       throw InputError("--text and --token-ids go with --model: a trace has its routing already");
@@ -534,13 +540,15 @@ void add_recommend_command(CLI::App& app, Action& chosen) {
   a->model.model.clear();
   CLI::App* c = app.add_subcommand(
       "recommend", "rank stacks for a model's routing, a machine and its memory, and say what would help most");
+  const std::size_t others = c->get_options().size();
   a->model.add_model(c);
   a->model.add_experts(c);
+  const std::vector<CLI::Option*> options = c->get_options();
+  a->of_model.assign(options.begin() + static_cast<std::ptrdiff_t>(others), options.end());
   auto file = [&](const char* name, std::string& value, const char* help) {
     return c->add_option(name, value, help)->type_name("FILE")->check(not_empty);
   };
-  file("--trace", a->trace, "instead of a model: routing that ferry trace recorded, imported or generated")
-      ->excludes("--model");
+  file("--trace", a->trace, "instead of a model: routing that ferry trace recorded, imported or generated");
   file("--text", a->text, "over which the model's routing is recorded (default: one that comes with ferry)");
   file("--token-ids", a->token_ids, "the same as tokens, for models without a tokenizer")->excludes("--text");
   c->add_option("--tokens", a->tokens, "at most so many of the text, or of the trace (default: 1024, 4096)")

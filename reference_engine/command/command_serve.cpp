@@ -119,8 +119,10 @@ void add_serve_command(CLI::App& app, Action& chosen) {
   count("--prefill-chunk", a->loop.prefill_chunk, "tokens of a prompt in one step", 1U, 65536U);
   count("--queue", a->loop.most_waiting, "requests that wait at most; more are told to come back", 1U, 1U << 20U);
   count("--context", a->context, "tokens of a prompt and its answer at most", 1U, 1U << 28U);
-  count("--max-body", a->server.most_bytes, "bytes of a request at most", std::uint64_t{1024}, std::uint64_t{1} << 32U);
-  count("--clients", a->server.clients, "connections at a time", 1U, 4096U);
+  count("--max-body", a->server.limits.most_bytes, "bytes of a request at most", std::uint64_t{1024},
+        std::uint64_t{1} << 32U);
+  count("--clients", a->server.limits.clients, "connections at a time; as many wait, more are told to come back", 1U,
+        4096U);
   c->add_option("--timeout", a->server.most_seconds, "seconds that a request may take")
       ->type_name("S")
       ->check(CLI::Range(0.1, 1e6))

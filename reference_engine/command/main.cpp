@@ -87,10 +87,11 @@ void check_stack_limit() {
                                least >> 10U, least >> 10U));
 }
 
-/// A closed standard stream must not become the number of a file that we write.
+/// A closed standard stream must not become the number of a file that we write. What is written to a closed output is
+/// lost, and must not be taken for written: that fails where the stream can only be read.
 void open_closed_streams() {
   for (int fd = 0; fd <= 2; ++fd) {
-    if (::fcntl(fd, F_GETFD) == -1) static_cast<void>(::open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY));
+    if (::fcntl(fd, F_GETFD) == -1) static_cast<void>(::open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY));
   }
 }
 

@@ -56,9 +56,14 @@ Machine read_machine(const Json& root, const std::string& where_from) {
   };
   Machine m;
   m.name = f.text("name");
+  for (const char* what : {"device", "host"}) {  // for readers
+    if (f.has(what)) static_cast<void>(f.text(what));
+  }
   m.link = speed("link", "bytes_per_s");
   m.link_latency_s = part(Fields(f.at("link"), where_from + ": link"), "link: ", "latency_s", 0, 1000);
   m.device_memory = speed("device_memory", "bytes_per_s");
+  const Fields memory(f.at("device_memory"), where_from + ": device_memory");
+  if (memory.has("bytes")) static_cast<void>(part(memory, "device_memory: ", "bytes", 1));
   m.device_compute = speed("device_compute", "flops");
   m.device_launch_s = part(f, "", "device_launch_s", 0, 1000);
   m.host_memory = speed("host_memory", "bytes_per_s");

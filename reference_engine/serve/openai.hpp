@@ -7,22 +7,12 @@
 #include <vector>
 
 #include "inference/batch_decoder.hpp"
+#include "serve/api_error.hpp"
 #include "serve/decode_loop.hpp"
 #include "support/json.hpp"
 #include "text/chat_template.hpp"
 
 namespace ferry::engine {
-
-/// A request that cannot be served, as its client is told.
-struct ApiError {
-  int status = 400;
-  std::string message;
-  std::string type = "invalid_request_error";
-  std::string param;  ///< which field; empty: none
-  std::string code;   ///< empty: none
-
-  [[nodiscard]] std::string body() const;
-};
 
 /// What requests are read against.
 struct ApiModel {

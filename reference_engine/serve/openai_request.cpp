@@ -15,8 +15,6 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr int deepest_body = 64;
-
 [[noreturn]] void refuse(const std::string& message, const std::string& param = "", const std::string& code = "") {
   ApiError e;
   e.message = printable(message);
@@ -251,12 +249,9 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   OrderedJson json;
   if (valid_utf8(body) != body) refuse("The body is not UTF-8.");
   try {
-    json = OrderedJson::parse(body, [](int depth, OrderedJson::parse_event_t, OrderedJson&) {
-      if (depth > deepest_body) refuse(fmt::format("The body is nested more than {} deep.", deepest_body));
-      return true;
-    });
-  } catch (const OrderedJson::exception& e) {
-    refuse(fmt::format("The body is not JSON: {}", e.what()));
+    json = parse_ordered_json(body, "The body as JSON");
+  } catch (const InputError& e) {
+    refuse(e.what());
   }
   if (!json.is_object()) refuse(fmt::format("The body is {}, expected a JSON object.", kind_of(json)));
   Body b(json);

@@ -5,16 +5,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <functional>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "ferry/macros.hpp"
+#include "serve/limited_server.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
 
@@ -51,59 +48,6 @@ ApiError server_error(int status, const std::string& message, const std::string&
   return e;
 }
 
-/// Serves connections on threads of its own. The library's pool would end the process, without a word, where the system
-/// has fewer threads than are asked for.
-class ClientThreads final : public httplib::TaskQueue {
- public:
-  explicit ClientThreads(std::size_t n) {
-    try {
-      while (threads_.size() < n) threads_.emplace_back([this] { serve(); });
-    } catch (...) {
-      shutdown();
-      throw;
-    }
-  }
-
-  void enqueue(std::function<void()> job) override {
-    {
-      const std::lock_guard lock(mutex_);
-      jobs_.push_back(std::move(job));
-    }
-    changed_.notify_one();
-  }
-  void shutdown() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    threads_.clear();
-  }
-
- private:
-  void serve() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      const std::function<void()> job = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      try {
-        job();
-      } catch (const std::exception&) {  // no memory for this one: later ones may do better
-      }
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> jobs_;
-  bool stop_ = false;
-  std::vector<std::jthread> threads_;
-};
-
 }  // namespace
 
 struct Server::Parts {
@@ -115,16 +59,11 @@ struct Server::Parts {
   std::string run_id;  ///< so that ids of two servers differ
   std::atomic<bool> stopping{false}, runs{false}, over{false};
   std::uint16_t port = 0;
-  httplib::Server http;
+  LimitedServer http;
 
-  Parts(DecodeLoop& l, const ApiModel& m, const ServerOptions& o) : loop(l), model(m), options(o) {
+  Parts(DecodeLoop& l, const ApiModel& m, const ServerOptions& o) : loop(l), model(m), options(o), http(o.limits) {
     std::random_device random;
     run_id = fmt::format("{:08x}", random());
-    http.new_task_queue = [n = options.clients] { return new ClientThreads(n); };
-    http.set_payload_max_length(options.most_bytes);
-    http.set_read_timeout(30);
-    http.set_write_timeout(30);
-    http.set_keep_alive_timeout(5);
     http.set_tcp_nodelay(true);
     // The library's own options let two servers share a port, of which each would get some of the requests.
     http.set_socket_options([](socket_t socket) {
@@ -137,6 +76,8 @@ struct Server::Parts {
     http.set_exception_handler([](const httplib::Request&, httplib::Response& a, std::exception_ptr e) {
       try {
         std::rethrow_exception(std::move(e));
+      } catch (const ApiError& refused) {
+        answer(a, refused);
       } catch (const std::exception& what) {
         answer(a, server_error(500, what.what()));
       } catch (...) {

@@ -5,18 +5,18 @@
 #include <memory>
 #include <string>
 
+#include "serve/client_limits.hpp"
 #include "serve/openai.hpp"
 
 namespace ferry::engine {
 
 struct ServerOptions {
   std::string host = "127.0.0.1";
-  std::uint16_t port = 8080;             ///< 0: any that is free
-  std::string api_key;                   ///< clients have to have it; empty: none
-  std::uint64_t most_bytes = 8U << 20U;  ///< of a request's body
-  double most_seconds = 600;             ///< that a request may take
-  std::uint32_t clients = 64;            ///< connections at a time
-  std::string stack;                     ///< for metrics
+  std::uint16_t port = 8080;  ///< 0: any that is free
+  std::string api_key;        ///< clients have to have it; empty: none
+  double most_seconds = 600;  ///< that a request may take
+  ClientLimits limits;
+  std::string stack;  ///< for metrics
 };
 
 /// OpenAI's /v1/completions, /v1/chat/completions and /v1/models; /health, /metrics, /stats, and a page at /.

@@ -1,6 +1,6 @@
 // Random small traces x stacks x options x costs, checked; every case by its seed.
-//   soak SECONDS          from a seed of the clock's choice
-//   soak SECONDS SEED     from that seed; with 0 seconds that one alone
+//   soak AMOUNT           from a seed of the clock's choice; AMOUNT: seconds, or 1000000t for so many decoded tokens
+//   soak AMOUNT SEED      from that seed; with 0 seconds that one alone
 #include <sanitizer/common_interface_defs.h>
 
 #include <algorithm>
@@ -222,7 +222,9 @@ void run(Tally& tally) {
 
 int main(int count, char** arguments) {
   using Clock = std::chrono::steady_clock;
-  const double seconds = count > 1 ? std::strtod(arguments[1], nullptr) : 60;
+  char* unit = nullptr;
+  const double amount = count > 1 ? std::strtod(arguments[1], &unit) : 60;
+  const bool in_tokens = unit != nullptr && *unit == 't';
   const auto now = static_cast<std::uint64_t>(std::chrono::system_clock::now().time_since_epoch().count());
   seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : now / 1'000'000 % 1'000'000'000 * 1000;
   __sanitizer_set_death_callback([] { std::cerr << "soak: found by seed " << seed << '\n'; });
@@ -237,10 +239,13 @@ int main(int count, char** arguments) {
       return 1;
     }
     passed = std::chrono::duration<double>(Clock::now() - begin).count();
-    const bool last = passed >= seconds;
+    const double done = in_tokens ? static_cast<double>(tally.decoded) : passed;
+    const bool last = done >= amount;
     if (passed >= next_line || last) {
       std::cout << "soak: " << tally.runs << " runs, " << tally.refused << " refused, " << tally.decoded
-                << " tokens decoded, " << tally.tight << " within 5% of the bound; at seed " << seed << std::endl;
+                << " tokens decoded, " << tally.tight << " within 5% of the bound; at seed " << seed << "; "
+                << static_cast<long>(done > 0 ? passed * std::max(0.0, amount - done) / done : 0) << " s left"
+                << std::endl;
       next_line = passed + 10;
     }
     if (last) break;

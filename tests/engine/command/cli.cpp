@@ -362,14 +362,18 @@ TEST_CASE("pipes and folders where a model should be do not hang") {
   refuses("run --model '" + loop.path().string() + "'", {"config.json"});
 }
 
-TEST_CASE("standard output: a reader that leaves is no error, a full disk is, and a closed one writes into no file") {
+TEST_CASE(
+    "standard output: a reader that leaves is no error, a full disk is, and so is a closed one, which writes into no "
+    "file") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string();
   const std::string run = ferry_program() + " run --max-new-tokens 40 --json '" + json + "' 2>/dev/null";
   CHECK(std::system((run + " | head -c 1 >/dev/null").c_str()) == 0);
   CHECK(Json::parse(read_file(json)).contains("text"));
   CHECK(WEXITSTATUS(std::system((run + " >/dev/full").c_str())) == 2);
-  CHECK(WEXITSTATUS(std::system((run + " >&-").c_str())) == 0);
+  CHECK(WEXITSTATUS(std::system((run + " >&-").c_str())) == 2);
+  CHECK(WEXITSTATUS(std::system((ferry_program() + " list stacks >&- 2>/dev/null").c_str())) == 2);
+  CHECK(WEXITSTATUS(std::system((ferry_program() + " --version >&- 2>/dev/null").c_str())) == 2);
   CHECK(Json::parse(read_file(json)).contains("text"));
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
 }

@@ -210,6 +210,10 @@ TEST_CASE("each mistake in a recommendation gets one line") {
   refuses("recommend --trace /nonexistent --machine rtx3090-pcie3", {"/nonexistent"});
   refuses(of + "--model tiny-mixtral", {"--model", "--trace"});
   refuses(of + "--text x", {"--text", "--model"});
+  for (const char* option : {"--verify x", "--store x", "--gates x", "--host-memory 50%", "--quantizer hqq",
+                             "--activations int8", "--threads 2", "--pin-threads"}) {
+    refuses(of + option, {std::string(option).substr(0, std::string(option).find(' ')).c_str(), "--trace"});
+  }
   refuses(of + "--as nosuch", {"unknown model shape"});
   refuses(of + "--budget 0.01%", {"no stack can run"});
   refuses(of + "--budget x", {"--budget x"});

@@ -230,6 +230,12 @@ TEST_CASE("a damaged machine names the field") {
       }
     }
   }
+  CHECK(says(refused_machine([](Json& j) { j["host"] = 5; }), {"\"host\": expected a string"}));
+  CHECK(says(refused_machine([](Json& j) { j["device"] = {1}; }), {"\"device\": expected a string"}));
+  CHECK(says(refused_machine([](Json& j) {
+               j["device_memory"]["bytes"] = {{"value", "24 GB"}, {"source", "x"}};
+             }),
+             {"device_memory: bytes", "24 GB"}));
   CHECK(says(refused_machine([](Json& j) { j.erase("device_launch_s"); }), {"\"device_launch_s\" is missing"}));
   CHECK(says(refused_machine([](Json& j) { j["device_launch_s"]["value"] = -1; }), {"device_launch_s", "from 0"}));
   CHECK(says(refused_machine([](Json& j) { j.erase("name"); }), {"\"name\" is missing"}));

@@ -220,11 +220,12 @@ TEST_CASE("what cannot be served is told as OpenAI tells it, and the server goes
   const std::string deep_body = R"({"prompt":)" + deep + "}";
   const std::string long_body = R"({"max_tokens":1,"prompt":")" + std::string(600, 'x') + "\"}";
   const Case cases[] = {
-      {"/v1/completions", "no json", 400, "", "", "not JSON"},
-      {"/v1/completions", "", 400, "", "", "not JSON"},
+      {"/v1/completions", "no json", 400, "", "", "as JSON: parse error"},
+      {"/v1/completions", "", 400, "", "", "as JSON"},
       {"/v1/completions", "[1]", 400, "", "", "expected a JSON object"},
       {"/v1/completions", "{\"prompt\":\"\xff\"}", 400, "", "", "UTF-8"},
       {"/v1/completions", deep_body.c_str(), 400, "", "", "nested"},
+      {"/v1/completions", R"({"prompt":"a","prompt":"b"})", 400, "", "", "stands twice"},
       {"/v1/completions", "{}", 400, "prompt", "missing_required_parameter", "prompt"},
       {"/v1/completions", R"({"prompt":5})", 400, "prompt", "invalid_type", "integer"},
       {"/v1/completions", R"({"prompt":[[1],{}]})", 400, "prompt", "invalid_type", "prompt"},
@@ -281,7 +282,7 @@ TEST_CASE("what cannot be served is told as OpenAI tells it, and the server goes
 
 TEST_CASE("a body that is too large, a key that is missing") {
   ServerOptions o;
-  o.most_bytes = 2000;
+  o.limits.most_bytes = 2000;
   o.api_key = "sesame";
   Served s(o);
   const httplib::Headers right = {{"Authorization", "Bearer sesame"}};
@@ -300,7 +301,8 @@ TEST_CASE("a body that is too large, a key that is missing") {
   const httplib::Result large = c.Post("/v1/completions", right, std::string(3000, ' ') + body, "application/json");
   REQUIRE(large);
   CHECK(large->status == 413);
-  CHECK(Json::parse(large->body)["error"]["message"] == "The body is larger than this server takes.");
+  CHECK(Json::parse(large->body)["error"]["message"] ==
+        "The body is larger than the 2000 bytes that this server takes.");
 }
 
 TEST_CASE("many clients at a time: each has what it would have alone, and none is lost") {

@@ -1,0 +1,328 @@
+#include "serve/limited_server.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "serve/api_error.hpp"
+#include "support/clock.hpp"
+
+namespace ferry::engine {
+namespace {
+
+ApiError refusal(int status, std::string message) {
+  ApiError e;
+  e.status = status;
+  e.message = std::move(message);
+  if (status >= 500) e.type = "server_error";
+  return e;
+}
+
+/// Set in the thread that accepts connections, while it turns one away.
+thread_local bool turns_away = false;
+
+/// Serves connections on threads of its own. The library's pool would end the process, without a word, where the system
+/// has fewer threads than are asked for, and lets any number wait.
+class ClientThreads final : public httplib::TaskQueue {
+ public:
+  ClientThreads(std::size_t n, std::atomic<std::uint32_t>& waiting) : waiting_(waiting) {
+    try {
+      while (threads_.size() < n) threads_.emplace_back([this] { serve(); });
+    } catch (...) {
+      shutdown();
+      throw;
+    }
+  }
+
+  void enqueue(std::function<void()> job) override {
+    std::unique_lock lock(mutex_);
+    if (jobs_.size() >= threads_.size() + idle_) {
+      lock.unlock();
+      turns_away = true;
+      run(job);
+      turns_away = false;
+      return;
+    }
+    jobs_.push_back(std::move(job));
+    count();
+    lock.unlock();
+    changed_.notify_one();
+  }
+  void shutdown() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    threads_.clear();
+  }
+
+ private:
+  static void run(const std::function<void()>& job) {
+    try {
+      job();
+    } catch (const std::exception&) {  // no memory for this one: later ones may do better
+    }
+  }
+  void count() { waiting_ = static_cast<std::uint32_t>(jobs_.size() > idle_ ? jobs_.size() - idle_ : 0); }
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      ++idle_;
+      count();
+      changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+      --idle_;
+      if (jobs_.empty()) return;
+      const std::function<void()> job = std::move(jobs_.front());
+      jobs_.pop_front();
+      count();
+      lock.unlock();
+      run(job);
+      lock.lock();
+    }
+  }
+
+  std::atomic<std::uint32_t>& waiting_;  ///< connections that no thread is free for
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> jobs_;
+  std::size_t idle_ = 0;  ///< threads
+  bool stop_ = false;
+  std::vector<std::jthread> threads_;
+};
+
+/// A body as its head announces it.
+struct Body {
+  bool chunked = false;
+  std::uint64_t bytes = 0;  ///< where it is not
+};
+
+/// Throws ApiError where two readers could take the head for different things, or the body for more than it says.
+Body announced_body(httplib::Request& q, std::uint64_t most_bytes) {
+  q.ranges.clear();  // of answers that are made anew each time a range is of no use, and thousands cost much
+  const std::string encoding = q.get_header_value("Content-Encoding");
+  if (!encoding.empty() && encoding != "identity") {
+    throw refusal(415, "A body is taken as it is: expected no Content-Encoding.");
+  }
+  const std::size_t lengths = q.get_header_value_count("Content-Length");
+  const std::size_t transfers = q.get_header_value_count("Transfer-Encoding");
+  if (lengths + transfers > 1) {
+    throw refusal(400, "Expected one Content-Length, or one Transfer-Encoding, and not both.");
+  }
+  if (transfers == 1) {
+    if (q.get_header_value("Transfer-Encoding") != "chunked")
+      throw refusal(400, "Expected Transfer-Encoding: chunked.");
+    return {true, 0};
+  }
+  if (lengths == 0) {  // then there is no body; the library would take all until the connection ends for it
+    q.set_header("Content-Length", "0");
+    return {};
+  }
+  const std::string text = q.get_header_value("Content-Length");
+  if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) {
+    throw refusal(400, "Content-Length: expected a number of bytes.");
+  }
+  Body body;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), body.bytes);
+  if (read.ec != std::errc() || body.bytes > most_bytes) {
+    throw refusal(413, fmt::format("The body is larger than the {} bytes that this server takes.", most_bytes));
+  }
+  return body;
+}
+
+/// A client's socket, as the library reads and writes it. Closed at the end.
+class Connection final : public httplib::Stream {
+ public:
+  Connection(socket_t socket, const LimitedServer& server) : socket_(socket), server_(server) {}
+  ~Connection() override { ::close(socket_); }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  /// False: the client is gone, sends nothing, or the server ends.
+  bool await_request() {
+    const ClientLimits& limits = server_.limits();
+    const Nanoseconds idle_since = now_ns();
+    const bool comes = at_ < held_ || wait(POLLIN, [&] {
+                         const double hurried = first_ ? limits.hurried_seconds : 0;
+                         return after(idle_since, server_.hurries() ? hurried : limits.idle_seconds);
+                       });
+    first_ = false;
+    begun_ = now_ns();
+    taken_ = body_at_ = 0;
+    in_head_ = true;
+    return comes && !server_.stops();
+  }
+  void begin_body(const Body& body) {
+    in_head_ = false;
+    body_ = body;
+    body_at_ = taken_;
+  }
+  /// Whether what comes next is a request's head.
+  [[nodiscard]] bool is_read() const {
+    if (lost_ || in_head_) return false;
+    return body_.chunked ? taken_ > body_at_ : taken_ - body_at_ >= body_.bytes;
+  }
+
+  /// Answers what the library was not asked about, if the client takes it at once.
+  void refuse(const ApiError& e) {
+    const std::string body = e.body();
+    const std::string text = fmt::format(
+        "HTTP/1.1 {} \r\nContent-Type: application/json\r\nContent-Length: {}\r\n{}Connection: close\r\n\r\n{}",
+        e.status, body.size(), e.status == 503 ? "Retry-After: 1\r\n" : "", body);
+    static_cast<void>(::send(socket_, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
+  }
+  /// Takes and forgets what the client still sends: closed over that, a connection would lose the answer too.
+  void take_rest(double seconds) {
+    ::shutdown(socket_, SHUT_WR);
+    const Nanoseconds begin = now_ns();
+    std::uint64_t taken = 0;
+    for (;;) {
+      const ssize_t n = ::recv(socket_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+      if (n == 0 || (n < 0 && errno != EAGAIN)) return;
+      taken += n > 0 ? static_cast<std::uint64_t>(n) : 0;
+      if (taken > server_.limits().most_bytes || after(begin, seconds) || server_.stops()) return;
+      if (n < 0 && !wait(POLLIN, [&] { return server_.hurries() || after(begin, seconds); })) return;
+    }
+  }
+
+  // httplib::Stream
+
+  bool is_readable() const override {
+    pollfd p{socket_, POLLIN, 0};
+    return at_ < held_ || ::poll(&p, 1, 0) > 0;
+  }
+  bool is_writable() const override {
+    const Nanoseconds begin = now_ns();
+    if (!wait(POLLOUT, [&] { return after(begin, server_.limits().request_seconds); })) return false;
+    char byte = 0;
+    const ssize_t n = ::recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+  }
+  /// Throws ApiError where the request is too large or too late.
+  ssize_t read(char* to, std::size_t size) override {
+    if (at_ == held_) {
+      const ssize_t n = fill();
+      if (n <= 0) return n;
+    }
+    const std::size_t n = std::min(size, held_ - at_);
+    std::memcpy(to, buffer_.data() + at_, n);
+    at_ += n;
+    taken_ += n;
+    return static_cast<ssize_t>(n);
+  }
+  ssize_t write(const char* from, std::size_t size) override {
+    if (!is_writable()) return -1;
+    const ssize_t n = ::send(socket_, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : n;
+  }
+  void get_remote_ip_and_port(std::string&, int&) const override {}  // nobody asks
+  void get_local_ip_and_port(std::string&, int&) const override {}
+  socket_t socket() const override { return socket_; }
+
+ private:
+  static constexpr std::uint64_t most_head = 64U << 10U;
+  static constexpr int tick_ms = 50;  ///< how late a connection notices that others wait, or that the server ends
+
+  static bool after(Nanoseconds begin, double seconds) {
+    return static_cast<double>(now_ns() - begin) * 1e-9 > seconds;
+  }
+
+  /// Until the socket is ready, or it is too late; a server that ends waits a second more.
+  template <class Late>
+  bool wait(short ready, const Late& late) const {
+    const Nanoseconds begin = now_ns();
+    for (;;) {
+      pollfd p{socket_, ready, 0};
+      const int n = ::poll(&p, 1, tick_ms);
+      if (n > 0) return true;
+      if ((n < 0 && errno != EINTR) || late() || (server_.stops() && (ready == POLLIN || after(begin, 1))))
+        return false;
+    }
+  }
+
+  ssize_t fill() {
+    const ClientLimits& limits = server_.limits();
+    if (in_head_ && taken_ >= most_head) give_up(431, "The request's head is larger than 64 KiB.");
+    if (!in_head_ && taken_ - body_at_ > limits.most_bytes + most_head) {  // chunks have heads of their own
+      give_up(413, fmt::format("The body is larger than the {} bytes that this server takes.", limits.most_bytes));
+    }
+    double patience = limits.request_seconds;
+    const bool comes = wait(POLLIN, [&] {
+      patience = server_.hurries() ? limits.hurried_seconds : limits.request_seconds;
+      return after(begun_, patience);
+    });
+    if (!comes && server_.stops()) give_up(503, "The server is ending.");
+    if (!comes) give_up(408, fmt::format("The request did not arrive whole within {} s.", patience));
+    const ssize_t n = ::recv(socket_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    lost_ = n <= 0;
+    at_ = 0;
+    held_ = static_cast<std::size_t>(std::max<ssize_t>(n, 0));
+    return n;
+  }
+  [[noreturn]] void give_up(int status, std::string message) {
+    lost_ = true;
+    throw refusal(status, std::move(message));
+  }
+
+  const socket_t socket_;
+  const LimitedServer& server_;
+  std::array<char, 16384> buffer_;
+  std::size_t at_ = 0, held_ = 0;
+  bool first_ = true;
+  bool lost_ = false;  ///< nothing more is read
+  // of the request under way
+  Nanoseconds begun_ = 0;
+  std::uint64_t taken_ = 0, body_at_ = 0;  ///< bytes read; of them the head's
+  bool in_head_ = true;
+  Body body_;
+};
+
+}  // namespace
+
+LimitedServer::LimitedServer(const ClientLimits& limits) : limits_(limits) {
+  new_task_queue = [this] { return new ClientThreads(limits_.clients, waiting_); };
+  set_payload_max_length(limits_.most_bytes);
+  set_keep_alive_timeout(static_cast<time_t>(limits_.idle_seconds));
+  set_keep_alive_max_count(1000);
+}
+
+bool LimitedServer::process_and_close_socket(socket_t socket) {
+  Connection c(socket, *this);
+  if (turns_away) {
+    c.refuse(refusal(503, "All connections of this server are taken: try again later."));
+    c.take_rest(0);
+    return false;
+  }
+  for (std::size_t left = keep_alive_max_count_; left > 0 && c.await_request(); --left) {
+    bool closes = false;
+    try {
+      const auto head_is_read = [&](httplib::Request& q) { c.begin_body(announced_body(q, limits_.most_bytes)); };
+      if (!process_request(c, left == 1, closes, head_is_read)) return false;
+    } catch (const ApiError& e) {
+      c.refuse(e);
+    }
+    if (!c.is_read()) {
+      c.take_rest(1);
+      return false;
+    }
+    if (closes) break;
+  }
+  return true;
+}
+
+}  // namespace ferry::engine

@@ -1,0 +1,274 @@
+// Clients that dawdle, vanish, or say one thing and send another.
+#include "serve/limited_server.hpp"
+
+#include <arpa/inet.h>
+#include <doctest/doctest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace ferry::engine;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// GET / says hello, POST /echo what it is sent; /locked takes nobody, and reads no body.
+class Served {
+ public:
+  explicit Served(const ClientLimits& limits) : http_(limits) {
+    http_.Get(
+        "/", [this](const httplib::Request&, httplib::Response& a) { ++hellos, a.set_content("hello", "text/plain"); });
+    http_.Get("/slow", [this](const httplib::Request&, httplib::Response& a) {
+      ++slow;
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      a.set_content("slow", "text/plain");
+    });
+    http_.Post("/echo", [this](const httplib::Request& q, httplib::Response& a) {
+      ++echoes;
+      a.set_content("<" + q.body + ">", "text/plain");
+    });
+    http_.set_pre_routing_handler([](const httplib::Request& q, httplib::Response& a) {
+      if (q.path != "/locked") return httplib::Server::HandlerResponse::Unhandled;
+      a.status = 401;
+      a.set_content("locked", "text/plain");
+      return httplib::Server::HandlerResponse::Handled;
+    });
+    http_.set_exception_handler([](const httplib::Request&, httplib::Response& a, const std::exception_ptr&) {
+      a.status = 408;
+      a.set_content("refused", "text/plain");
+    });
+    port_ = http_.bind_to_any_port("127.0.0.1");
+    thread_ = std::thread([this] { http_.listen_after_bind(); });
+    while (!http_.is_running()) std::this_thread::yield();
+  }
+  ~Served() { stop(); }
+  Served(const Served&) = delete;
+  Served& operator=(const Served&) = delete;
+  void stop() {
+    if (!thread_.joinable()) return;
+    http_.stop();
+    thread_.join();
+  }
+  int port() const { return port_; }
+
+  std::atomic<int> hellos{0}, echoes{0}, slow{0};
+
+ private:
+  LimitedServer http_;
+  int port_ = 0;
+  std::thread thread_;
+};
+
+class Client {
+ public:
+  explicit Client(const Served& s) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<std::uint16_t>(s.port()));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE(::connect(socket_, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0);
+    const timeval patience{20, 0};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  }
+  ~Client() { ::close(socket_); }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  /// False: the server is gone.
+  bool send(const std::string& text) const {
+    return ::send(socket_, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+  }
+  /// Until the server closes the connection.
+  std::string rest() const {
+    std::string all;
+    char buffer[4096];
+    for (ssize_t n = 0; (n = ::recv(socket_, buffer, sizeof(buffer), 0)) > 0;)
+      all.append(buffer, static_cast<std::size_t>(n));
+    return all;
+  }
+  /// Until that text has come.
+  std::string up_to(const std::string& end) const {
+    std::string all;
+    char byte = 0;
+    while (!all.ends_with(end) && ::recv(socket_, &byte, 1, 0) == 1) all += byte;
+    return all;
+  }
+  std::string ask(const std::string& text) const {
+    send(text);
+    return rest();
+  }
+
+ private:
+  int socket_;
+};
+
+std::string post(const std::string& headers, const std::string& body) {
+  return "POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + "\r\n" + body;
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t n = 0;
+  for (std::size_t at = 0; (at = text.find(part, at)) != std::string::npos; ++at) ++n;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("a request that comes a byte at a time is given up when its time is over, not a byte's") {
+  ClientLimits limits;
+  limits.request_seconds = 0.5;
+  Served s(limits);
+  for (const std::string& begun : {std::string("POST /echo HTTP/1.1\r\nX: "), post("Content-Length: 1000\r\n", "")}) {
+    CAPTURE(begun);
+    const Client c(s);
+    const Clock::time_point begin = Clock::now();
+    c.send(begun);
+    while (seconds_since(begin) < 15 && c.send("a")) std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    CHECK(seconds_since(begin) >= 0.5);
+    CHECK(seconds_since(begin) <
+          10);  // half a second, the server's patience with what comes after it, and a busy machine
+  }
+  const Client c(s);
+  c.send("GET / HTT");
+  const std::string answer = c.rest();
+  CHECK(answer.starts_with("HTTP/1.1 408"));
+  CHECK(answer.find("did not arrive whole within 0.5 s") != std::string::npos);
+  CHECK(s.hellos + s.echoes == 0);
+}
+
+TEST_CASE("a body is as long as its head says, in one way") {
+  ClientLimits limits;
+  limits.most_bytes = 1000;
+  Served s(limits);
+  struct Case {
+    const char* headers;
+    int status;
+  };
+  for (const Case& c : {Case{"Content-Length: -1\r\n", 400},
+                        {"Content-Length: +2\r\n", 400},
+                        {"Content-Length: 2 2\r\n", 400},
+                        {"Content-Length: 0x2\r\n", 400},
+                        {"Content-Length: 99999999999999999999\r\n", 413},
+                        {"Content-Length: 1001\r\n", 413},
+                        {"Content-Length: 2\r\nContent-Length: 2\r\n", 400},
+                        {"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", 400},
+                        {"Transfer-Encoding: gzip, chunked\r\n", 400},
+                        {"Transfer-Encoding: identity\r\n", 400},
+                        {"Content-Length: 2\r\nContent-Encoding: gzip\r\n", 415},
+                        {"Content-Length: 2\r\nContent-Encoding: br\r\n", 415}}) {
+    const std::string headers = c.headers;
+    CAPTURE(headers);
+    const Clock::time_point begin = Clock::now();
+    const std::string answer = Client(s).ask(post(c.headers, "{}"));
+    CHECK_MESSAGE(answer.starts_with("HTTP/1.1 " + std::to_string(c.status)), answer);
+    CHECK(answer.find("{\"error\":") != std::string::npos);
+    CHECK(seconds_since(begin) < 10);
+  }
+  CHECK(s.echoes == 0);
+  CHECK(Client(s).ask(post("Content-Length: 2\r\n", "{}")).find("<{}>") != std::string::npos);
+  CHECK(Client(s).ask(post("Content-Encoding: identity\r\nContent-Length: 2\r\n", "{}")).find("<{}>") !=
+        std::string::npos);
+  CHECK(Client(s).ask(post("", "")).find("<>") != std::string::npos);
+  CHECK(Client(s).ask(post("Transfer-Encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n")).find("<{}>") !=
+        std::string::npos);
+}
+
+TEST_CASE("what has no end is cut off: a head, a line of it, chunks") {
+  ClientLimits limits;
+  limits.most_bytes = 1000;
+  Served s(limits);
+  const auto pour = [&](const std::string& begun, const std::string& more) {
+    const Client c(s);
+    c.send(begun);
+    std::size_t sent = 0;
+    while (sent < (64U << 20U) && c.send(more)) sent += more.size();
+    return sent;
+  };
+  const std::string much(1000, 'a');
+  CHECK(pour("GET / HTTP/1.1\r\nX: ", much) < (64U << 20U));
+  CHECK(pour("GET /", much) < (64U << 20U));
+  CHECK(pour("GET / HTTP/1.1\r\n", "X: a\r\n") < (64U << 20U));
+  CHECK(pour(post("Transfer-Encoding: chunked\r\n", ""), "3e8\r\n" + much + "\r\n") < (64U << 20U));
+  CHECK(s.hellos + s.echoes == 0);
+  CHECK(Client(s).ask("GET / HTTP/1.1\r\nConnection: close\r\n\r\n").ends_with("hello"));
+}
+
+TEST_CASE("a body that nobody has read is not the next request") {
+  Served s({});
+  const std::string hidden = "GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
+  const std::string length = "Content-Length: " + std::to_string(hidden.size()) + "\r\n\r\n" + hidden;
+  CHECK(count(Client(s).ask("POST /locked HTTP/1.1\r\n" + length), "HTTP/1.1 ") == 1);
+  CHECK(count(Client(s).ask("GET /nowhere HTTP/1.1\r\n" + length), "HTTP/1.1 ") == 1);
+  CHECK(s.hellos == 0);
+}
+
+TEST_CASE("requests may follow each other at once") {
+  Served s({});
+  const std::string answers = Client(s).ask(
+      "GET / HTTP/1.1\r\n\r\nPOST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcGET / HTTP/1.1\r\n"
+      "Connection: close\r\n\r\n");
+  CHECK(count(answers, "HTTP/1.1 200") == 3);
+  CHECK(answers.find("<abc>") != std::string::npos);
+  CHECK(answers.ends_with("hello"));
+}
+
+TEST_CASE("clients beyond those that are served wait, and beyond those are told to come back") {
+  ClientLimits limits;
+  limits.clients = 2;
+  limits.request_seconds = 600;
+  limits.idle_seconds = 600;
+  limits.hurried_seconds = 0.3;
+  Served s(limits);
+  std::vector<std::unique_ptr<Client>> half, kept;
+  const auto connect = [&](std::vector<std::unique_ptr<Client>>& to, std::size_t n, const std::string& text) {
+    while (to.size() < n) {
+      to.push_back(std::make_unique<Client>(s));
+      to.back()->send(text);
+    }
+  };
+  SUBCASE("half a request makes way when others wait") {
+    connect(half, 20, "GET / HTTP/1.1\r\nX: ");
+    const std::string last = half.back()->rest();
+    CHECK_MESSAGE(last.starts_with("HTTP/1.1 503"), last);
+    CHECK(last.find("Retry-After: 1\r\n") != std::string::npos);
+  }
+  SUBCASE("so does a connection that is kept for later") {
+    connect(kept, 2, "GET / HTTP/1.1\r\n\r\n");
+    for (const auto& c : kept) CHECK(c->up_to("hello").starts_with("HTTP/1.1 200"));
+  }
+  SUBCASE("and one that sends nothing") {
+    connect(kept, 2, "");
+  }
+  std::string answer;
+  for (const Clock::time_point begin = Clock::now(); seconds_since(begin) < 20 && !answer.ends_with("hello");) {
+    answer = Client(s).ask("GET / HTTP/1.1\r\nConnection: close\r\n\r\n");
+  }
+  CHECK(answer.ends_with("hello"));
+}
+
+TEST_CASE("a server that ends does not wait for clients that say nothing") {
+  ClientLimits limits;
+  limits.request_seconds = 600;
+  limits.idle_seconds = 600;
+  Served s(limits);
+  const Client silent(s), half(s), kept(s), asks(s);
+  half.send("POST /echo HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc");
+  kept.send("GET / HTTP/1.1\r\n\r\n");
+  CHECK(kept.up_to("hello").starts_with("HTTP/1.1 200"));
+  asks.send("GET /slow HTTP/1.1\r\n\r\n");
+  while (s.slow == 0) std::this_thread::yield();
+  const Clock::time_point begin = Clock::now();
+  s.stop();
+  CHECK(seconds_since(begin) < 20);
+  CHECK(asks.rest().ends_with("slow"));  // what is under way is finished
+  CHECK(s.echoes == 0);
+}
