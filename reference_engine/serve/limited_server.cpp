@@ -107,13 +107,13 @@ class ClientThreads final : public httplib::TaskQueue {
 };
 
 /// A body as its head announces it.
-struct Body {
+struct AnnouncedBody {
   bool chunked = false;
   std::uint64_t bytes = 0;  ///< where it is not
 };
 
 /// Throws ApiError where two readers could take the head for different things, or the body for more than it says.
-Body announced_body(httplib::Request& q, std::uint64_t most_bytes) {
+AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
   q.ranges.clear();  // of answers that are made anew each time a range is of no use, and thousands cost much
   const std::string encoding = q.get_header_value("Content-Encoding");
   if (!encoding.empty() && encoding != "identity") {
@@ -137,7 +137,7 @@ Body announced_body(httplib::Request& q, std::uint64_t most_bytes) {
   if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) {
     throw refusal(400, "Content-Length: expected a number of bytes.");
   }
-  Body body;
+  AnnouncedBody body;
   const auto read = std::from_chars(text.data(), text.data() + text.size(), body.bytes);
   if (read.ec != std::errc() || body.bytes > most_bytes) {
     throw refusal(413, fmt::format("The body is larger than the {} bytes that this server takes.", most_bytes));
@@ -167,7 +167,7 @@ class Connection final : public httplib::Stream {
     in_head_ = true;
     return comes && !server_.stops();
   }
-  void begin_body(const Body& body) {
+  void begin_body(const AnnouncedBody& body) {
     in_head_ = false;
     body_ = body;
     body_at_ = taken_;
@@ -289,7 +289,7 @@ class Connection final : public httplib::Stream {
   Nanoseconds begun_ = 0;
   std::uint64_t taken_ = 0, body_at_ = 0;  ///< bytes read; of them the head's
   bool in_head_ = true;
-  Body body_;
+  AnnouncedBody body_;
 };
 
 }  // namespace
