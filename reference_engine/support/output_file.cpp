@@ -47,7 +47,7 @@ class TemporaryFile {
  public:
   TemporaryFile(const std::filesystem::path& for_path, OutputFile::Names names)
       : target_(for_path), folder_(folder_of(for_path)) {
-    if (names == OutputFile::Names::none) fd_ = ::open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+    if (names == OutputFile::Names::none) make_unnamed();
     if (fd_ < 0) make_named(-1);
   }
   TemporaryFile(const TemporaryFile&) = delete;
@@ -76,6 +76,15 @@ class TemporaryFile {
   }
 
  private:
+  /// By which a file without a name is given one. Where nobody has mounted it, as in some containers, none can be.
+  static std::string as_seen_in_proc(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
+
+  void make_unnamed() {
+    fd_ = ::open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+    if (fd_ < 0 || ::access(as_seen_in_proc(fd_).c_str(), F_OK) == 0) return;
+    ::close(fd_);
+    fd_ = -1;
+  }
   /// Opens a new file with a name, or gives one to `unnamed`.
   bool make_named(int unnamed) {
     std::random_device random;
@@ -87,8 +96,8 @@ class TemporaryFile {
         if (fd_ >= 0) ::flock(fd_, LOCK_EX | LOCK_NB);
       }
       const bool made = unnamed < 0 ? fd_ >= 0
-                                    : ::linkat(AT_FDCWD, fmt::format("/proc/self/fd/{}", unnamed).c_str(), AT_FDCWD,
-                                               name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+                                    : ::linkat(AT_FDCWD, as_seen_in_proc(unnamed).c_str(), AT_FDCWD, name.c_str(),
+                                               AT_SYMLINK_FOLLOW) == 0;
       if (made) name_ = name;
       if (made || errno != EEXIST) return made;
     }

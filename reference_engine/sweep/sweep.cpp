@@ -193,7 +193,9 @@ std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path,
 class Lines {
  public:
   explicit Lines(const std::filesystem::path& path) : path_(path) {
-    fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    made_ = fd_ >= 0;
+    if (fd_ < 0) fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       throw InputError(fmt::format("{}: another sweep is writing it: give each its --rank and --ranks", path.string()));
     }
@@ -205,7 +207,9 @@ class Lines {
     if (::ftruncate(fd_, static_cast<off_t>(size_)) != 0) cannot_write(path_);
   }
   ~Lines() {
-    if (fd_ >= 0) ::close(fd_);
+    if (fd_ < 0) return;
+    if (made_ && size_ == 0) ::unlink(path_.c_str());  // a sweep that comes to nothing leaves nothing
+    ::close(fd_);
   }
   Lines(const Lines&) = delete;
   Lines& operator=(const Lines&) = delete;
@@ -232,6 +236,7 @@ class Lines {
   std::filesystem::path path_;
   std::uint64_t size_ = 0;
   int fd_ = -1;
+  bool made_ = false;  ///< it was not there
 };
 
 /// What all cells are given.

@@ -54,6 +54,38 @@ TEST_CASE("models and texts whose names are not UTF-8 are run, recorded, packed 
   CHECK(run_ferry("inspect --store '" + out + "'").status == 0);
 }
 
+TEST_CASE("without /proc, as in some containers, outputs are written all the same") {
+  const std::string hidden = "unshare -rm bash -c 'mount -t tmpfs none /proc && exec \"$@\"' - ";
+  if (shell(hidden + "true").status != 0) {
+    MESSAGE("not tried: this system lets nobody but root mount");
+    return;
+  }
+  const TemporaryFolder folder;
+  const std::string out = (folder.path() / "out").string();
+  const Shell r = shell(hidden + ferry_program() + " run --max-new-tokens 2 --prompt a --json '" + out + "'");
+  CAPTURE(r.out);
+  CHECK(r.status == 0);
+  CHECK(Json::accept(read_file(out)));
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+}
+
+TEST_CASE("a sweep that comes to nothing leaves nothing, and what another left as it was") {
+  const TemporaryFolder folder;
+  const std::string at = folder.path().string();
+  REQUIRE(run_ferry("trace generate --shape mixtral-8x7b --sequences 1 --tokens 4 --prompt-tokens 2 --out '" + at +
+                    "/t.safetensors'")
+              .status == 0);
+  const std::string sweep =
+      "sweep --traces '" + at + "/t.safetensors' --machines rtx3090-pcie3 --stacks lru --out '" + at + "/s.jsonl'";
+  refuses_under("ulimit -f 0", sweep, {"s.jsonl", "File too large"});
+  CHECK(!std::filesystem::exists(at + "/s.jsonl"));
+  CHECK(run_ferry(sweep).status == 0);
+  const std::string lines = read_file(at + "/s.jsonl");
+  CHECK(!lines.empty());
+  refuses_under("ulimit -f 0", sweep + " --budgets 25%,30%", {"s.jsonl", "File too large"});
+  CHECK(read_file(at + "/s.jsonl") == lines);
+}
+
 TEST_CASE("limits of the system end a command in one line that names them") {
   const TemporaryFolder folder;
   const std::string out = (folder.path() / "out").string();
