@@ -54,8 +54,8 @@ int serve(const ServeArguments& a) {
   const ChatTemplate chat(path, tokenizer);
   r.max_rows = std::max(a.loop.prefill_chunk, a.loop.places);
   r.budget_bytes = parse_budget(a.flags.budget, model_shape(model->config(), model->store(), r.max_rows).all_bytes());
-  const auto runner = make_runner(*model, r);
-  DecodeLoop loop(*model, *runner, a.loop);
+  DecodeLoop loop(
+      *model, [&model, &r] { return make_runner(*model, r); }, a.loop);
   const ApiModel api{a.name.empty() ? model_name(a.model.model) : a.name, *model, tokenizer, chat, sampling,
                      std::min(a.context, model->config().context)};
   Server server(loop, api, o);

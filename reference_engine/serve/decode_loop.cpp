@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "support/clock.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -42,15 +43,33 @@ void Answer::cancel() {
   cancelled_ = true;
 }
 
-DecodeLoop::DecodeLoop(Model& model, ExpertRunner& runner, const Options& options)
-    : runner_(runner),
-      options_(options),
-      decoder_(
-          model, runner, {options.places, options.prefill_chunk, true},
-          [this](std::uint32_t place, std::uint32_t token, const std::string& text) { deliver(place, token, text); }),
-      places_(options.places) {
+DecodeLoop::DecodeLoop(Model& model, MakeRunner make_runner, const Options& options)
+    : model_(model), make_runner_(std::move(make_runner)), options_(options), places_(options.places) {
+  start();
   publish();
   thread_ = std::thread([this] { run(); });
+}
+
+void DecodeLoop::start() {
+  runner_ = make_runner_();
+  decoder_.emplace(
+      model_, *runner_, BatchDecoder::Options{options_.places, options_.prefill_chunk, true},
+      [this](std::uint32_t place, std::uint32_t token, const std::string& text) { deliver(place, token, text); });
+}
+
+/// What a copy has failed for is not known to be where it should be, and a link that has failed stays so.
+void DecodeLoop::start_anew(const std::string& failure) {
+  ++own_.failures_in_a_row;
+  own_.failure = failure;
+  decoder_.reset();
+  runner_.reset();
+  try {
+    start();
+  } catch (const std::exception& e) {
+    decoder_.reset();
+    runner_.reset();
+    own_.failure = e.what();
+  }
 }
 
 DecodeLoop::~DecodeLoop() {
@@ -103,21 +122,23 @@ void DecodeLoop::run() {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      const bool busy = decoder_.prefilling() || decoder_.decoding();
+      const bool busy = decoder_ && (decoder_->prefilling() || decoder_->decoding());
       if (!busy) changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
       if (stopping_) break;
     }
     admit();
     try {
-      const BatchDecoder::Step step = decoder_.step();
+      const BatchDecoder::Step step = decoder_ ? decoder_->step() : BatchDecoder::Step();
       if (step.rows > 0) {
         own_.tokens[static_cast<unsigned>(step.phase)] += step.rows;
         ++own_.steps[static_cast<unsigned>(step.phase)];
       }
     } catch (const std::exception& e) {  // a disk that fails, a device that is lost: later requests may do better
-      fail_all(e.what());
+      const std::string failure = e.what();
+      fail_all(failure);
+      start_anew(failure);
     }
-    runner_.uses.clear();  // for bounds, which nobody asks for here
+    if (runner_) runner_->uses.clear();  // for bounds, which nobody asks for here
     for (std::uint32_t place = 0; place < places_.size(); ++place) {
       if (places_[place] == nullptr) continue;
       bool cancelled = false;
@@ -125,7 +146,7 @@ void DecodeLoop::run() {
         const std::lock_guard lock(places_[place]->mutex_);
         cancelled = places_[place]->cancelled_;
       }
-      if (cancelled || decoder_.is_over(place)) end(place);
+      if (cancelled || decoder_->is_over(place)) end(place);
     }
     publish();
     // Only now, so that a client that has its answer finds it counted.
@@ -148,7 +169,8 @@ void DecodeLoop::run() {
 }
 
 void DecodeLoop::admit() {
-  while (decoder_.has_room()) {
+  bool tried = false;
+  while (!decoder_ || decoder_->has_room()) {
     Job job;
     {
       const std::lock_guard lock(mutex_);
@@ -157,13 +179,15 @@ void DecodeLoop::admit() {
       waiting_.pop_front();
       ++published_.active;  // nobody is to think that there is nothing left
     }
+    if (!decoder_ && !std::exchange(tried, true)) start_anew(own_.failure);
     const std::lock_guard own(job.answer->mutex_);
     try {
+      if (!decoder_) throw InputError(own_.failure);
       if (job.answer->cancelled_) {
         job.answer->over_ = true;
       } else {
-        const std::uint32_t place = decoder_.add(job.request);
-        job.answer->before_ = runner_.statistics().counters;
+        const std::uint32_t place = decoder_->add(job.request);
+        job.answer->before_ = runner_->statistics().counters;
         places_[place] = job.answer;
       }
     } catch (const std::exception& e) {
@@ -177,7 +201,7 @@ void DecodeLoop::admit() {
 
 void DecodeLoop::deliver(std::uint32_t place, std::uint32_t token, const std::string& text) {
   Answer& answer = *places_[place];
-  const Decoded& made = decoder_.decoded(place);
+  const Decoded& made = decoder_->decoded(place);
   const std::lock_guard lock(answer.mutex_);
   if (answer.first_token_s_ == 0) {
     answer.first_token_s_ = seconds_since(answer.submitted_);
@@ -195,11 +219,12 @@ void DecodeLoop::deliver(std::uint32_t place, std::uint32_t token, const std::st
 
 void DecodeLoop::end(std::uint32_t place) {
   Answer& answer = *places_[place];
-  const bool whole = decoder_.is_over(place);
-  Decoded made = decoder_.release(place);
+  const bool whole = decoder_->is_over(place);
+  Decoded made = decoder_->release(place);
+  if (whole) own_.failures_in_a_row = 0;
   {
     const std::lock_guard lock(answer.mutex_);
-    answer.after_ = runner_.statistics().counters;
+    answer.after_ = runner_->statistics().counters;
     answer.whole_s_ = seconds_since(answer.submitted_);
     if (whole && made.tokens.size() > 1) {
       own_.per_token.add((answer.whole_s_ - answer.first_token_s_) / static_cast<double>(made.tokens.size() - 1));
@@ -215,7 +240,7 @@ void DecodeLoop::end(std::uint32_t place) {
 void DecodeLoop::fail_all(const std::string& error) {
   for (std::uint32_t place = 0; place < places_.size(); ++place) {
     if (places_[place] == nullptr) continue;
-    static_cast<void>(decoder_.release(place));
+    static_cast<void>(decoder_->release(place));
     Answer& answer = *places_[place];
     const std::lock_guard lock(answer.mutex_);
     answer.error_ = error;
@@ -227,10 +252,12 @@ void DecodeLoop::fail_all(const std::string& error) {
 }
 
 void DecodeLoop::publish() {
-  own_.runner = runner_.statistics();
-  own_.times[0] = runner_.times[0];
-  own_.times[1] = runner_.times[1];
-  own_.cache_bytes = decoder_.cache_bytes();
+  if (decoder_) {
+    own_.runner = runner_->statistics();
+    own_.times[0] = runner_->times[0];
+    own_.times[1] = runner_->times[1];
+  }
+  own_.cache_bytes = decoder_ ? decoder_->cache_bytes() : 0;
   own_.active = static_cast<std::uint32_t>(
       std::count_if(places_.begin(), places_.end(), [](const auto& answer) { return answer != nullptr; }));
   const std::lock_guard lock(mutex_);

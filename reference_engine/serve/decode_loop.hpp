@@ -4,6 +4,7 @@
 #include <array>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -34,6 +35,8 @@ struct LoopStatistics {
   std::uint64_t steps[2] = {};                     ///< likewise
   std::array<std::uint64_t, 5> ended{};            ///< requests, by Ended
   std::uint64_t failed = 0, refused = 0;           ///< by an error; since the queue was full
+  std::uint32_t failures_in_a_row = 0;             ///< of what runs the experts, since a request was last whole
+  std::string failure;                             ///< the last of them
   std::uint32_t active = 0, waiting = 0;           ///< at present
   std::uint64_t cache_bytes = 0;                   ///< of keys and values, at present
   TimeHistogram to_first_token, per_token, whole;  ///< of each request, from when it came
@@ -85,8 +88,10 @@ class DecodeLoop {
   struct Options {
     std::uint32_t places = 4, prefill_chunk = 128, most_waiting = 64;
   };
-  /// Both outlive it, and are nobody else's meanwhile.
-  DecodeLoop(Model& model, ExpertRunner& runner, const Options& options);
+  /// Runs the model's experts; called again where one has failed, as with its disk, after which nothing is computed by it.
+  using MakeRunner = std::function<std::unique_ptr<ExpertRunner>()>;
+  /// The model outlives it, and is nobody else's meanwhile. Throws what `make_runner` does.
+  DecodeLoop(Model& model, MakeRunner make_runner, const Options& options);
   /// What goes on is interrupted.
   ~DecodeLoop();
   DecodeLoop(const DecodeLoop&) = delete;
@@ -106,15 +111,19 @@ class DecodeLoop {
     std::shared_ptr<Answer> answer;
   };
   void run();
+  void start();
+  void start_anew(const std::string& failure);
   void admit();
   void deliver(std::uint32_t place, std::uint32_t token, const std::string& text);
   void end(std::uint32_t place);
   void fail_all(const std::string& error);
   void publish();
 
-  ExpertRunner& runner_;
+  Model& model_;
+  MakeRunner make_runner_;
   Options options_;
-  BatchDecoder decoder_;
+  std::unique_ptr<ExpertRunner> runner_;  ///< null, as is `decoder_`: it failed, and no other could be made yet
+  std::optional<BatchDecoder> decoder_;
   std::vector<std::shared_ptr<Answer>> places_;  ///< of the loop's thread
   std::vector<std::shared_ptr<Answer>> over_;    ///< likewise: ended in this step
   LoopStatistics own_;                           ///< likewise

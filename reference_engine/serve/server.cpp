@@ -39,6 +39,9 @@ void answer(httplib::Response& response, const ApiError& error) {
   response.set_content(error.body(), "application/json");
 }
 
+/// So many requests failed one after another, each with what runs the experts made anew.
+constexpr std::uint32_t fails_for_good = 3;
+
 ApiError server_error(int status, const std::string& message, const std::string& code = "") {
   ApiError e;
   e.status = status;
@@ -85,8 +88,10 @@ struct Server::Parts {
       }
     });
     http.Get("/health", [this](const httplib::Request&, httplib::Response& a) {
-      const bool ends = stopping;
-      answer(a, ends ? 503 : 200, {{"status", ends ? "ending" : "ok"}});
+      const LoopStatistics s = loop.statistics();
+      if (stopping) return answer(a, 503, {{"status", "ending"}});
+      if (s.failures_in_a_row < fails_for_good) return answer(a, 200, {{"status", "ok"}});
+      answer(a, 503, {{"status", "failing"}, {"error", printable(s.failure)}});
     });
     http.Get("/v1/models",
              [this](const httplib::Request&, httplib::Response& a) { answer(a, 200, models_answer(model, created)); });

@@ -30,7 +30,9 @@ RunnerOptions quarter_of_the_experts(Model& model) {
 /// tiny-mixtral at a port of this machine, as long as a test lasts.
 class Served {
  public:
-  explicit Served(ServerOptions o = {}, DecodeLoop::Options l = {4, 64, 64}) : loop_(model_, *runner_, l) {
+  explicit Served(ServerOptions o = {}, DecodeLoop::Options l = {4, 64, 64})
+      : loop_(
+            model_, [this] { return make_watched(); }, l) {
     o.port = 0;
     o.stack = "lru";
     server_ = std::make_unique<Server>(loop_, api_, o);
@@ -75,9 +77,32 @@ class Served {
   void another(const ServerOptions& o) { const Server other(loop_, api_, o); }
   DecodeLoop& loop() { return loop_; }
 
+  std::atomic<bool> disk_fails{false}, none_can_be_made{false};
+  std::atomic<int> made{0};
+
  private:
+  /// After the first failure it fails for good, as a link does.
+  class Watched final : public PassingRunner {
+   public:
+    Watched(std::unique_ptr<ExpertRunner> runner, const std::atomic<bool>& fails)
+        : PassingRunner(*runner), own_(std::move(runner)), fails_(fails) {}
+    void run(std::uint16_t layer, const Matrix& input, Matrix& out) override {
+      failed_ = failed_ || fails_;
+      if (failed_) throw LinkError("a copy failed: the disk");
+      PassingRunner::run(layer, input, out);
+    }
+
+   private:
+    std::unique_ptr<ExpertRunner> own_;
+    const std::atomic<bool>& fails_;
+    bool failed_ = false;
+  };
+  std::unique_ptr<ExpertRunner> make_watched() {
+    ++made;
+    if (none_can_be_made) throw InputError("no memory on the device");
+    return std::make_unique<Watched>(make_runner(model_, quarter_of_the_experts(model_)), disk_fails);
+  }
   CpuModel model_{test::model_folder("tiny-mixtral")};
-  std::unique_ptr<ExpertRunner> runner_ = make_runner(model_, quarter_of_the_experts(model_));
   ChatTemplate chat_{test::model_folder("tiny-mixtral"), model_.need_tokenizer()};
   ApiModel api_{"tiny", model_, model_.need_tokenizer(), chat_, Sampling{}, 512};
   DecodeLoop loop_;
@@ -379,6 +404,33 @@ TEST_CASE("a full queue says so") {
   waits[0]->cancel();
   while (!s.loop().is_idle()) std::this_thread::yield();
   CHECK(s.ask("/v1/completions", {{"prompt", "a"}, {"max_tokens", 1}})["usage"]["completion_tokens"] == 1);
+}
+
+TEST_CASE(
+    "after a failure, as of a disk, the experts' cache is made anew, and a server that does not recover says so") {
+  Served s;
+  const Json q = {{"prompt", "a"}, {"max_tokens", 8}, {"temperature", 0}};
+  const auto ask = [&] { return s.post("/v1/completions", q.dump()); };
+  const auto health = [&] { return s.client().Get("/health"); };
+  const std::string right = s.ask("/v1/completions", q)["choices"][0]["text"];
+  CHECK(s.made == 1);
+  for (const std::atomic<bool>* way : {&s.disk_fails, &s.none_can_be_made}) {
+    s.disk_fails = true;
+    s.none_can_be_made = way == &s.none_can_be_made;
+    const std::string what = s.none_can_be_made ? "no memory on the device" : "a copy failed: the disk";
+    CHECK(ask()->status == 500);
+    CHECK(health()->status == 200);
+    const httplib::Result second = ask(), third = ask();
+    CHECK(third->status == 500);
+    CHECK(Json::parse(third->body)["error"]["message"] == what);
+    CHECK(health()->status == 503);
+    CHECK(Json::parse(health()->body) == Json{{"status", "failing"}, {"error", what}});
+    s.disk_fails = s.none_can_be_made = false;
+    // What was made while it still failed may have failed, too.
+    CHECK(s.ask("/v1/completions", q)["choices"][0]["text"] == right);
+    CHECK(s.get("/health")["status"] == "ok");
+  }
+  CHECK(s.get("/stats")["failed"] == 6);
 }
 
 TEST_CASE("a client that goes is not decoded for") {
