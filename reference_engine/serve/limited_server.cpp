@@ -301,28 +301,27 @@ LimitedServer::LimitedServer(const ClientLimits& limits) : limits_(limits) {
   set_keep_alive_max_count(1000);
 }
 
-bool LimitedServer::process_and_close_socket(socket_t socket) {
+void LimitedServer::serve(socket_t socket) {
   Connection c(socket, *this);
   if (turns_away) {
     c.refuse(refusal(503, "All connections of this server are taken: try again later."));
     c.take_rest(0);
-    return false;
+    return;
   }
   for (std::size_t left = keep_alive_max_count_; left > 0 && c.await_request(); --left) {
     bool closes = false;
     try {
       const auto head_is_read = [&](httplib::Request& q) { c.begin_body(announced_body(q, limits_.most_bytes)); };
-      if (!process_request(c, left == 1, closes, head_is_read)) return false;
+      if (!process_request(c, left == 1, closes, head_is_read)) return;
     } catch (const ApiError& e) {
       c.refuse(e);
     }
     if (!c.is_read()) {
       c.take_rest(1);
-      return false;
+      return;
     }
-    if (closes) break;
+    if (closes) return;
   }
-  return true;
 }
 
 }  // namespace ferry::engine

@@ -23,9 +23,14 @@ class LimitedServer final : public httplib::Server {
   /// Connections wait for one of those that are served to end.
   [[nodiscard]] bool hurries() const { return waiting_ > 0; }
   [[nodiscard]] bool stops() const { return svr_sock_ == INVALID_SOCKET; }
+  /// One connection, to its end, on the calling thread; closes it.
+  void serve(socket_t socket);
 
  private:
-  bool process_and_close_socket(socket_t socket) override;
+  bool process_and_close_socket(socket_t socket) override {
+    serve(socket);
+    return true;
+  }
 
   ClientLimits limits_;
   std::atomic<std::uint32_t> waiting_{0};
