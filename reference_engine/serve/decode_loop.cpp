@@ -149,23 +149,14 @@ void DecodeLoop::run() {
       if (cancelled || decoder_->is_over(place)) end(place);
     }
     publish();
-    // Only now, so that a client that has its answer finds it counted.
-    for (const std::shared_ptr<Answer>& answer : over_) {
-      const std::lock_guard lock(answer->mutex_);
-      answer->over_ = true;
-      answer->came_.notify_all();
-    }
-    over_.clear();
   }
   fail_all("the server ends");
-  const std::lock_guard lock(mutex_);
-  for (const Job& job : waiting_) {
-    const std::lock_guard own(job.answer->mutex_);
-    job.answer->error_ = "the server ends";
-    job.answer->over_ = true;
-    job.answer->came_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Job& job : waiting_) fail(job.answer, "the server ends");
+    waiting_.clear();
   }
-  waiting_.clear();
+  publish();
 }
 
 void DecodeLoop::admit() {
@@ -180,22 +171,20 @@ void DecodeLoop::admit() {
       ++published_.active;  // nobody is to think that there is nothing left
     }
     if (!decoder_ && !std::exchange(tried, true)) start_anew(own_.failure);
-    const std::lock_guard own(job.answer->mutex_);
     try {
       if (!decoder_) throw InputError(own_.failure);
+      const std::lock_guard own(job.answer->mutex_);
       if (job.answer->cancelled_) {
-        job.answer->over_ = true;
+        over_.push_back(job.answer);
       } else {
         const std::uint32_t place = decoder_->add(job.request);
         job.answer->before_ = runner_->statistics().counters;
         places_[place] = job.answer;
       }
     } catch (const std::exception& e) {
-      job.answer->error_ = e.what();
-      job.answer->over_ = true;
+      fail(job.answer, e.what());
       ++own_.failed;
     }
-    job.answer->came_.notify_all();
   }
 }
 
@@ -241,14 +230,16 @@ void DecodeLoop::fail_all(const std::string& error) {
   for (std::uint32_t place = 0; place < places_.size(); ++place) {
     if (places_[place] == nullptr) continue;
     static_cast<void>(decoder_->release(place));
-    Answer& answer = *places_[place];
-    const std::lock_guard lock(answer.mutex_);
-    answer.error_ = error;
-    answer.over_ = true;
-    answer.came_.notify_all();
+    fail(places_[place], error);
     ++own_.failed;
     places_[place] = nullptr;
   }
+}
+
+void DecodeLoop::fail(const std::shared_ptr<Answer>& answer, const std::string& error) {
+  const std::lock_guard lock(answer->mutex_);
+  answer->error_ = error;
+  over_.push_back(answer);
 }
 
 void DecodeLoop::publish() {
@@ -260,10 +251,19 @@ void DecodeLoop::publish() {
   own_.cache_bytes = decoder_ ? decoder_->cache_bytes() : 0;
   own_.active = static_cast<std::uint32_t>(
       std::count_if(places_.begin(), places_.end(), [](const auto& answer) { return answer != nullptr; }));
-  const std::lock_guard lock(mutex_);
-  own_.waiting = static_cast<std::uint32_t>(waiting_.size());
-  own_.refused = published_.refused;
-  published_ = own_;
+  {
+    const std::lock_guard lock(mutex_);
+    own_.waiting = static_cast<std::uint32_t>(waiting_.size());
+    own_.refused = published_.refused;
+    published_ = own_;
+  }
+  // Only now, so that a client that has its answer finds it counted.
+  for (const std::shared_ptr<Answer>& answer : over_) {
+    const std::lock_guard lock(answer->mutex_);
+    answer->over_ = true;
+    answer->came_.notify_all();
+  }
+  over_.clear();
 }
 
 }  // namespace ferry::engine

@@ -117,6 +117,7 @@ class DecodeLoop {
   void deliver(std::uint32_t place, std::uint32_t token, const std::string& text);
   void end(std::uint32_t place);
   void fail_all(const std::string& error);
+  void fail(const std::shared_ptr<Answer>& answer, const std::string& error);
   void publish();
 
   Model& model_;
@@ -125,7 +126,7 @@ class DecodeLoop {
   std::unique_ptr<ExpertRunner> runner_;  ///< null, as is `decoder_`: it failed, and no other could be made yet
   std::optional<BatchDecoder> decoder_;
   std::vector<std::shared_ptr<Answer>> places_;  ///< of the loop's thread
-  std::vector<std::shared_ptr<Answer>> over_;    ///< likewise: ended in this step
+  std::vector<std::shared_ptr<Answer>> over_;    ///< likewise: what `publish` tells their clients is over
   LoopStatistics own_;                           ///< likewise
 
   mutable std::mutex mutex_;

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <thread>
@@ -178,6 +179,12 @@ class Connection final : public httplib::Stream {
     return body_.chunked ? taken_ > body_at_ : taken_ - body_at_ >= body_.bytes;
   }
 
+  [[nodiscard]] bool is_gone() const {
+    char byte = 0;
+    const ssize_t n = ::recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+  }
+
   /// Answers what the library was not asked about, if the client takes it at once.
   void refuse(const ApiError& e) {
     const std::string body = e.body();
@@ -208,10 +215,7 @@ class Connection final : public httplib::Stream {
   }
   bool is_writable() const override {
     const Nanoseconds begin = now_ns();
-    if (!wait(POLLOUT, [&] { return after(begin, server_.limits().request_seconds); })) return false;
-    char byte = 0;
-    const ssize_t n = ::recv(socket_, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
+    return wait(POLLOUT, [&] { return after(begin, server_.limits().request_seconds); }) && !is_gone();
   }
   /// Throws ApiError where the request is too large or too late.
   ssize_t read(char* to, std::size_t size) override {
@@ -292,7 +296,14 @@ class Connection final : public httplib::Stream {
   AnnouncedBody body_;
 };
 
+/// What the calling thread serves.
+thread_local const Connection* served = nullptr;
+
 }  // namespace
+
+bool LimitedServer::client_is_gone() {
+  return served != nullptr && served->is_gone();
+}
 
 LimitedServer::LimitedServer(const ClientLimits& limits) : limits_(limits) {
   new_task_queue = [this] { return new ClientThreads(limits_.clients, waiting_); };
@@ -303,6 +314,9 @@ LimitedServer::LimitedServer(const ClientLimits& limits) : limits_(limits) {
 
 void LimitedServer::serve(socket_t socket) {
   Connection c(socket, *this);
+  served = &c;
+  const auto ends = [](const Connection* /*served*/) { served = nullptr; };
+  const std::unique_ptr<const Connection, decltype(ends)> until_then(&c, ends);
   if (turns_away) {
     c.refuse(refusal(503, "All connections of this server are taken: try again later."));
     c.take_rest(0);

@@ -177,12 +177,16 @@ struct Server::Parts {
   void whole(const ApiRequest& request, const std::vector<std::shared_ptr<Answer>>& answers, const std::string& id,
              const Late& late, httplib::Response& a) {
     const ApiAnswer made(request, model, unix_time(), id);
+    const auto cancel = [&] {
+      for (const auto& one : answers) one->cancel();
+    };
     for (const auto& one : answers) {
       while (!one->is_over()) {
         static_cast<void>(one->next(0.5));
         if (stopping) return answer(a, server_error(503, "The server is ending."));
+        if (LimitedServer::client_is_gone()) return cancel();
         if (!late()) continue;
-        for (const auto& other : answers) other->cancel();
+        cancel();
         return answer(a, server_error(504, "The request took longer than this server lets it.", "timeout"));
       }
       if (!one->error().empty()) return answer(a, server_error(500, one->error()));

@@ -96,7 +96,84 @@ std::string lay_out_anew(const std::string& text, const std::string& data, std::
   return test::safetensors_file(made, moved);
 }
 
+/// Every value in it, itself the first.
+void list_values(Json& json, std::vector<Json*>& all) {
+  all.push_back(&json);
+  if (!json.is_structured()) return;
+  for (Json& child : json) list_values(child, all);
+}
+
+/// What a reader of numbers, names and lists seldom meets.
+const std::vector<Json>& odd_values() {
+  static const std::vector<Json> values = {nullptr,
+                                           true,
+                                           0,
+                                           1,
+                                           -1,
+                                           2,
+                                           65536,
+                                           4294967296,
+                                           18446744073709551615U,
+                                           0.5,
+                                           -0.0,
+                                           1e300,
+                                           1e-300,
+                                           "",
+                                           "a",
+                                           "\u0000",
+                                           std::string(300, 'x'),
+                                           Json::array(),
+                                           Json::object(),
+                                           {0},
+                                           {nullptr, ""},
+                                           {{"value", 1}}};
+  return values;
+}
+
+void change_value(Json& value, const Json& other, Random& random) {
+  const std::vector<Json>& odd = odd_values();
+  const auto nth = [&](const Json& of) { return random.below(static_cast<std::uint32_t>(of.size())); };
+  const std::uint32_t way = random.below(6);
+  if (way == 0) {
+    value = odd[nth(odd)];
+  } else if (way == 1) {
+    value = Json(other);
+  } else if (value.is_number()) {
+    const double scale[] = {-1, 0.5, 2, 1000, 1.0000001};
+    const auto whole = value.is_number_integer() ? value.get<std::uint64_t>() + (random.chance(50) ? 1U : ~0ULL) : 0;
+    value = value.is_number_integer() && random.chance(70) ? Json(static_cast<std::int64_t>(whole))
+                                                           : Json(value.get<double>() * scale[random.below(5)]);
+  } else if (value.is_string()) {
+    value = mutate_bytes(value.get<std::string>(), value.get_ref<const std::string&>().size() + 8);
+  } else if (value.is_array() && !value.empty()) {
+    if (way < 4)
+      value.erase(nth(value));
+    else
+      value.push_back(Json(value[nth(value)]));
+  } else if (value.is_object() && !value.empty()) {
+    const auto child = std::next(value.begin(), nth(value));
+    const std::string name = child.key();
+    Json moved = *child;
+    if (way < 5) value.erase(child);
+    if (way > 3) value[mutate_bytes(name, name.size() + 4)] = std::move(moved);
+  }
+}
+
 }  // namespace
+
+std::string mutate_json(const std::string& text, std::size_t most, std::uint64_t seed) {
+  Random random(seed);
+  Json json = random.chance(30) ? Json(Json::value_t::discarded) : Json::parse(text, nullptr, false);
+  if (json.is_discarded()) return mutate_bytes(text, most);
+  std::vector<Json*> all;
+  list_values(json, all);
+  const auto any = [&]() -> Json& { return *all[random.below(static_cast<std::uint32_t>(all.size()))]; };
+  Json& chosen = any();
+  const Json other = any();
+  change_value(chosen, other, random);
+  std::string made = engine::json_text(json);
+  return made.size() <= most ? made : mutate_bytes(text, most);
+}
 
 std::string mutate_bytes(std::string bytes, std::size_t most) {
   const std::size_t size = bytes.size();

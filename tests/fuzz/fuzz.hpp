@@ -32,6 +32,9 @@ std::string mutate_bytes(std::string bytes, std::size_t most);
 /// shape or type with everything laid out anew.
 std::string mutate_safetensors(const std::string& file, std::size_t most, std::uint64_t seed);
 
+/// A mutation that mostly leaves JSON JSON: one value becomes an odd one, another's, a little larger or smaller, or goes.
+std::string mutate_json(const std::string& text, std::size_t most, std::uint64_t seed);
+
 /// A place for files, gone at the end.
 const std::filesystem::path& folder();
 /// Writes a file there.

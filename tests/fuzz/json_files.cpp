@@ -20,7 +20,7 @@ using namespace engine;
 void use_machine(const std::string& text) {
   const Machine machine = read_machine(file("in.json", text).string());
   static_cast<void>(machine.ratio());
-  const ModelFacts large = read_shape("mixtral-8x7b");
+  static const ModelFacts large = read_shape("mixtral-8x7b");
   for (const CostSource source : {CostSource::effective, CostSource::peak, CostSource::stated}) {
     const Costs costs = machine.costs(large.work, source);
     costs.validate(large.model);
@@ -130,8 +130,16 @@ void read(const std::string& input) {
   }
 }
 
-std::string mutate(const std::string& input, std::size_t most, std::uint64_t) {
-  return mutate_bytes(input, most);
+/// One of the lines, where there are several.
+std::string mutate(const std::string& input, std::size_t most, std::uint64_t seed) {
+  if (input.size() < 2 || input.size() > most || seed % 4 == 0) return mutate_bytes(input, most);
+  const std::size_t aim = 1 + seed / 4 % (input.size() - 1), before = input.rfind('\n', aim - 1);
+  const bool lines = input[0] == 'r' || input[0] == 'w';
+  const std::size_t begin = !lines || before == std::string::npos ? 1 : before + 1;
+  const std::size_t end = lines ? std::min(input.find('\n', begin), input.size()) : input.size();
+  const std::size_t others = input.size() - (end - begin);
+  return input.substr(0, begin) + mutate_json(input.substr(begin, end - begin), most - others, seed) +
+         input.substr(end);
 }
 
 std::vector<std::string> seeds() {

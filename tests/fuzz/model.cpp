@@ -43,7 +43,7 @@ void read(const std::string& input) {
 std::string mutate(const std::string& input, std::size_t most, std::uint64_t seed) {
   const auto [config, weights] = parts(input);
   if (config.size() + 1 + weights.size() > most) return input;
-  if (seed % 2 == 0) return whole(mutate_bytes(config, most - 1 - weights.size()), weights);
+  if (seed % 2 == 0) return whole(mutate_json(config, most - 1 - weights.size(), seed / 2), weights);
   return whole(config, mutate_safetensors(weights, most - 1 - config.size(), seed / 2));
 }
 

@@ -27,8 +27,9 @@ void read(const std::string& input) {
   }
 }
 
-std::string mutate(const std::string& input, std::size_t most, std::uint64_t /*seed*/) {
-  return mutate_bytes(input, most);
+std::string mutate(const std::string& input, std::size_t most, std::uint64_t seed) {
+  if (input.empty() || seed % 8 == 0) return mutate_bytes(input, most);
+  return input[0] + mutate_json(input.substr(1), most - 1, seed);
 }
 
 std::vector<std::string> seeds() {

@@ -29,7 +29,7 @@ class Served {
         "/", [this](const httplib::Request&, httplib::Response& a) { ++hellos, a.set_content("hello", "text/plain"); });
     http_.Get("/slow", [this](const httplib::Request&, httplib::Response& a) {
       ++slow;
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      while (holds) std::this_thread::yield();
       a.set_content("slow", "text/plain");
     });
     http_.Post("/echo", [this](const httplib::Request& q, httplib::Response& a) {
@@ -50,7 +50,10 @@ class Served {
     thread_ = std::thread([this] { http_.listen_after_bind(); });
     while (!http_.is_running()) std::this_thread::yield();
   }
-  ~Served() { stop(); }
+  ~Served() {
+    holds = false;
+    stop();
+  }
   Served(const Served&) = delete;
   Served& operator=(const Served&) = delete;
   void stop() {
@@ -61,6 +64,7 @@ class Served {
   int port() const { return port_; }
 
   std::atomic<int> hellos{0}, echoes{0}, slow{0};
+  std::atomic<bool> holds{true};  ///< /slow does not answer yet
 
  private:
   LimitedServer http_;
@@ -224,29 +228,48 @@ TEST_CASE("requests may follow each other at once") {
 TEST_CASE("clients beyond those that are served wait, and beyond those are told to come back") {
   ClientLimits limits;
   limits.clients = 2;
+  Served s(limits);
+  const std::string slow = "GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n";
+  const Client first(s), second(s);
+  first.send(slow);
+  second.send(slow);
+  while (s.slow < 2) std::this_thread::yield();
+  const Client third(s), fourth(s), fifth(s), sixth(s);
+  third.send(slow);
+  for (const Client* c : {&fifth, &sixth}) {
+    const std::string refused = c->rest();
+    CHECK_MESSAGE(refused.starts_with("HTTP/1.1 503"), refused);
+    CHECK(refused.find("Retry-After: 1\r\n") != std::string::npos);
+  }
+  s.holds = false;
+  CHECK(first.rest().ends_with("slow"));
+  CHECK(third.rest().ends_with("slow"));
+  CHECK(fourth.ask(slow).ends_with("slow"));
+}
+
+TEST_CASE("who holds a connection without use makes way for others") {
+  ClientLimits limits;
+  limits.clients = 2;
   limits.request_seconds = 600;
   limits.idle_seconds = 600;
   limits.hurried_seconds = 0.3;
   Served s(limits);
-  std::vector<std::unique_ptr<Client>> half, kept;
-  const auto connect = [&](std::vector<std::unique_ptr<Client>>& to, std::size_t n, const std::string& text) {
-    while (to.size() < n) {
-      to.push_back(std::make_unique<Client>(s));
-      to.back()->send(text);
+  std::vector<std::unique_ptr<Client>> kept;
+  const auto connect = [&](std::size_t n, const std::string& text) {
+    while (kept.size() < n) {
+      kept.push_back(std::make_unique<Client>(s));
+      kept.back()->send(text);
     }
   };
-  SUBCASE("half a request makes way when others wait") {
-    connect(half, 20, "GET / HTTP/1.1\r\nX: ");
-    const std::string last = half.back()->rest();
-    CHECK_MESSAGE(last.starts_with("HTTP/1.1 503"), last);
-    CHECK(last.find("Retry-After: 1\r\n") != std::string::npos);
+  SUBCASE("with half a request") {
+    connect(20, "GET / HTTP/1.1\r\nX: ");
   }
-  SUBCASE("so does a connection that is kept for later") {
-    connect(kept, 2, "GET / HTTP/1.1\r\n\r\n");
+  SUBCASE("for later") {
+    connect(2, "GET / HTTP/1.1\r\n\r\n");
     for (const auto& c : kept) CHECK(c->up_to("hello").starts_with("HTTP/1.1 200"));
   }
-  SUBCASE("and one that sends nothing") {
-    connect(kept, 2, "");
+  SUBCASE("with nothing") {
+    connect(2, "");
   }
   std::string answer;
   for (const Clock::time_point begin = Clock::now(); seconds_since(begin) < 20 && !answer.ends_with("hello");) {
@@ -267,6 +290,10 @@ TEST_CASE("a server that ends does not wait for clients that say nothing") {
   asks.send("GET /slow HTTP/1.1\r\n\r\n");
   while (s.slow == 0) std::this_thread::yield();
   const Clock::time_point begin = Clock::now();
+  std::jthread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    s.holds = false;
+  });
   s.stop();
   CHECK(seconds_since(begin) < 20);
   CHECK(asks.rest().ends_with("slow"));  // what is under way is finished

@@ -446,8 +446,20 @@ TEST_CASE("a client that goes is not decoded for") {
   httplib::Error e = httplib::Error::Success;
   CHECK(!c.send(q, r, e));
   while (!s.loop().is_idle()) std::this_thread::yield();
-  const LoopStatistics after = s.loop().statistics();
+  LoopStatistics after = s.loop().statistics();
   CHECK(after.ended[static_cast<unsigned>(Ended::interrupted)] == 1);
+  CHECK(after.cache_bytes == 0);
+
+  // The same of one that waits for all of it: somebody else's long text keeps its place meanwhile.
+  httplib::Client impatient = s.client();
+  const std::string body = Json{{"prompt", "a"}, {"max_tokens", 500}, {"n", 4}}.dump();
+  std::thread waits([&] { CHECK(!impatient.Post("/v1/completions", body, "application/json")); });
+  while (s.loop().statistics().active < 4) std::this_thread::yield();
+  impatient.stop();
+  waits.join();
+  while (!s.loop().is_idle()) std::this_thread::yield();
+  after = s.loop().statistics();
+  CHECK(after.ended[static_cast<unsigned>(Ended::interrupted)] == 5);
   CHECK(after.cache_bytes == 0);
 }
 
