@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -126,8 +127,9 @@ AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
     throw refusal(400, "Expected one Content-Length, or one Transfer-Encoding, and not both.");
   }
   if (transfers == 1) {
-    if (q.get_header_value("Transfer-Encoding") != "chunked")
+    if (::strcasecmp(q.get_header_value("Transfer-Encoding").c_str(), "chunked") != 0) {
       throw refusal(400, "Expected Transfer-Encoding: chunked.");
+    }
     return {true, 0};
   }
   if (lengths == 0) {  // then there is no body; the library would take all until the connection ends for it

@@ -182,7 +182,7 @@ TEST_CASE("a body is as long as its head says, in one way") {
   CHECK(Client(s).ask(post("Content-Encoding: identity\r\nContent-Length: 2\r\n", "{}")).find("<{}>") !=
         std::string::npos);
   CHECK(Client(s).ask(post("", "")).find("<>") != std::string::npos);
-  CHECK(Client(s).ask(post("Transfer-Encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n")).find("<{}>") !=
+  CHECK(Client(s).ask(post("Transfer-Encoding: Chunked\r\n", "2\r\n{}\r\n0\r\n\r\n")).find("<{}>") !=
         std::string::npos);
 }
 
