@@ -10,6 +10,7 @@
 #include "support/errors.hpp"
 #include "support/text_file.hpp"
 #include "support/utf8.hpp"
+#include "text/sentence_piece_file.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -46,6 +47,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   SentencePieceTokenizer(const std::string& model, const std::string& where, const SentencePieceOptions& options,
                          std::string kind)
       : kind_(std::move(kind)), where_(where), before_(options.before), behind_(options.behind) {
+    check_sentence_piece(model, where);
     const auto status = library_.LoadFromSerializedProto(model);
     if (!status.ok()) throw InputError(fmt::format("{}: not a SentencePiece model: {}", where, status.ToString()));
     size_ = static_cast<std::uint32_t>(library_.GetPieceSize());
