@@ -51,19 +51,23 @@ class ClientThreads final : public httplib::TaskQueue {
     }
   }
 
-  void enqueue(std::function<void()> job) override {
+  /// Nothing, or whether it took the job, by the library's version.
+  using Taken = decltype(std::declval<httplib::TaskQueue&>().enqueue(nullptr));
+
+  Taken enqueue(std::function<void()> job) override {
     std::unique_lock lock(mutex_);
     if (jobs_.size() >= threads_.size() + idle_) {
       lock.unlock();
       turns_away = true;
       run(job);
       turns_away = false;
-      return;
+      return static_cast<Taken>(true);
     }
     jobs_.push_back(std::move(job));
     count();
     lock.unlock();
     changed_.notify_one();
+    return static_cast<Taken>(true);
   }
   void shutdown() override {
     {
@@ -148,11 +152,12 @@ AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
   return body;
 }
 
-/// A client's socket, as the library reads and writes it. Closed at the end.
+/// A client's socket, as the library reads and writes it. Closed at the end. Its functions say no `override`, since versions
+/// of the library (0.11 to 0.53 were tried) differ in which there are.
 class Connection final : public httplib::Stream {
  public:
   Connection(socket_t socket, const LimitedServer& server) : socket_(socket), server_(server) {}
-  ~Connection() override { ::close(socket_); }
+  ~Connection() { ::close(socket_); }
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
@@ -211,16 +216,21 @@ class Connection final : public httplib::Stream {
 
   // httplib::Stream
 
-  bool is_readable() const override {
+  bool is_readable() const {
     pollfd p{socket_, POLLIN, 0};
     return at_ < held_ || ::poll(&p, 1, 0) > 0;
   }
-  bool is_writable() const override {
+  bool wait_readable() const {
+    return at_ < held_ || wait(POLLIN, [this] { return is_late(); });
+  }
+  bool wait_writable() const { return is_writable(); }
+  time_t duration() const { return static_cast<time_t>((now_ns() - begun_) / 1'000'000'000); }
+  bool is_writable() const {
     const Nanoseconds begin = now_ns();
     return wait(POLLOUT, [&] { return after(begin, server_.limits().request_seconds); }) && !is_gone();
   }
   /// Throws ApiError where the request is too large or too late.
-  ssize_t read(char* to, std::size_t size) override {
+  ssize_t read(char* to, std::size_t size) {
     if (at_ == held_) {
       const ssize_t n = fill();
       if (n <= 0) return n;
@@ -231,14 +241,14 @@ class Connection final : public httplib::Stream {
     taken_ += n;
     return static_cast<ssize_t>(n);
   }
-  ssize_t write(const char* from, std::size_t size) override {
+  ssize_t write(const char* from, std::size_t size) {
     if (!is_writable()) return -1;
     const ssize_t n = ::send(socket_, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : n;
   }
-  void get_remote_ip_and_port(std::string&, int&) const override {}  // nobody asks
-  void get_local_ip_and_port(std::string&, int&) const override {}
-  socket_t socket() const override { return socket_; }
+  void get_remote_ip_and_port(std::string&, int&) const {}  // nobody asks
+  void get_local_ip_and_port(std::string&, int&) const {}
+  socket_t socket() const { return socket_; }
 
  private:
   static constexpr std::uint64_t most_head = 64U << 10U;
@@ -261,19 +271,20 @@ class Connection final : public httplib::Stream {
     }
   }
 
+  [[nodiscard]] double patience() const {
+    return server_.hurries() ? server_.limits().hurried_seconds : server_.limits().request_seconds;
+  }
+  [[nodiscard]] bool is_late() const { return after(begun_, patience()); }
+
   ssize_t fill() {
     const ClientLimits& limits = server_.limits();
     if (in_head_ && taken_ >= most_head) give_up(431, "The request's head is larger than 64 KiB.");
     if (!in_head_ && taken_ - body_at_ > limits.most_bytes + most_head) {  // chunks have heads of their own
       give_up(413, fmt::format("The body is larger than the {} bytes that this server takes.", limits.most_bytes));
     }
-    double patience = limits.request_seconds;
-    const bool comes = wait(POLLIN, [&] {
-      patience = server_.hurries() ? limits.hurried_seconds : limits.request_seconds;
-      return after(begun_, patience);
-    });
+    const bool comes = wait(POLLIN, [this] { return is_late(); });
     if (!comes && server_.stops()) give_up(503, "The server is ending.");
-    if (!comes) give_up(408, fmt::format("The request did not arrive whole within {} s.", patience));
+    if (!comes) give_up(408, fmt::format("The request did not arrive whole within {} s.", patience()));
     const ssize_t n = ::recv(socket_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     lost_ = n <= 0;
     at_ = 0;
@@ -324,11 +335,18 @@ void LimitedServer::serve(socket_t socket) {
     c.take_rest(0);
     return;
   }
+  const auto head_is_read = [&](httplib::Request& q) { c.begin_body(announced_body(q, limits_.most_bytes)); };
+  const auto answer = [&](auto& self, bool last, bool& closes) {
+    if constexpr (requires { self.process_request(c, last, closes, head_is_read); }) {
+      return self.process_request(c, last, closes, head_is_read);
+    } else {  // later versions want addresses, which nobody here asks for
+      return self.process_request(c, "", 0, "", 0, last, closes, head_is_read);
+    }
+  };
   for (std::size_t left = keep_alive_max_count_; left > 0 && c.await_request(); --left) {
     bool closes = false;
     try {
-      const auto head_is_read = [&](httplib::Request& q) { c.begin_body(announced_body(q, limits_.most_bytes)); };
-      if (!process_request(c, left == 1, closes, head_is_read)) return;
+      if (!answer(*this, left == 1, closes)) return;
     } catch (const ApiError& e) {
       c.refuse(e);
     }
