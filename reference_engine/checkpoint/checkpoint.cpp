@@ -52,7 +52,7 @@ void Checkpoint::open_folder() {
   for (const auto& [name, file] : root["weight_map"].items()) {
     if (!file.is_string()) throw InputError(fmt::format("{}: weight_map \"{}\" is not a string", index.string(), name));
     const std::string shard = file.get<std::string>();
-    if (shard.empty() || shard.find('/') != std::string::npos || shard == "..") {
+    if (shard.empty() || shard.find_first_of(std::string_view("/\0", 2)) != std::string::npos || shard == "..") {
       throw InputError(fmt::format("{}: weight_map \"{}\" names \"{}\", expected a file beside the index",
                                    index.string(), name, shard));
     }

@@ -17,13 +17,15 @@ void Sampling::check() const {
   need(temperature >= 0 && temperature <= 100, "--temperature", temperature, "a number from 0 to 100");
   need(top_p > 0 && top_p <= 1, "--top-p", top_p, "a number above 0, 1 at most");
   need(min_p >= 0 && min_p <= 1, "--min-p", min_p, "a number from 0 to 1");
-  need(repeat_penalty > 0 && repeat_penalty <= 100, "--repeat-penalty", repeat_penalty,
-       "a number above 0, 100 at most");
+  need(repeat_penalty >= 1e-6 && repeat_penalty <= 100, "--repeat-penalty", repeat_penalty,
+       "a number from 1e-6 to 100");
   need(std::abs(presence_penalty) <= 100, "--presence-penalty", presence_penalty, "a number from -100 to 100");
   need(std::abs(frequency_penalty) <= 100, "--frequency-penalty", frequency_penalty, "a number from -100 to 100");
 }
 
 namespace {
+
+constexpr double coldest = 1e-6;  // below it is 0: a quotient by less may be more than a number holds
 
 double log_sum(const LogitRow& logits) {
   const double most = logits.maxCoeff();
@@ -61,7 +63,7 @@ Sampler::Sampler(const Sampling& sampling, std::span<const std::uint32_t> prompt
 std::vector<Sampler::Candidate> Sampler::candidates(const LogitRow& logits) const {
   std::vector<double> scores(logits.begin(), logits.end());
   penalize(scores);
-  if (s_.temperature == 0) {
+  if (s_.temperature < coldest) {
     const auto best = std::max_element(scores.begin(), scores.end());
     return {{*best, static_cast<std::uint32_t>(best - scores.begin()), 1}};
   }
@@ -80,7 +82,7 @@ std::vector<Sampler::Candidate> Sampler::candidates(const LogitRow& logits) cons
 std::uint32_t Sampler::operator()(const LogitRow& logits) {
   const std::vector<Candidate> all = candidates(logits);
   std::uint32_t chosen = all.back().token;
-  if (s_.temperature > 0) {
+  if (s_.temperature >= coldest) {
     double left = static_cast<double>(random_() >> 11U) * 0x1p-53;
     for (const Candidate& c : all) {
       left -= c.probability;

@@ -12,7 +12,7 @@ namespace ferry::engine {
 
 /// How tokens are drawn. The defaults take the likeliest.
 struct Sampling {
-  double temperature = 0;        ///< 0: the likeliest token, ties to the lower one
+  double temperature = 0;        ///< 0, or below 1e-6: the likeliest token, ties to the lower one
   std::uint32_t top_k = 0;       ///< of so many likeliest tokens alone, and those that tie with the last; 0: of all
   double top_p = 1;              ///< of the fewest likeliest tokens that have so much probability together
   double min_p = 0;              ///< of those at least so likely as this share of the likeliest

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -208,7 +209,8 @@ class Lines {
   }
   ~Lines() {
     if (fd_ < 0) return;
-    if (made_ && size_ == 0) ::unlink(path_.c_str());  // a sweep that comes to nothing leaves nothing
+    // A sweep that fails before its first cell leaves nothing; one without a cell of its own leaves that it had none.
+    if (made_ && size_ == 0 && std::uncaught_exceptions() > 0) ::unlink(path_.c_str());
     ::close(fd_);
   }
   Lines(const Lines&) = delete;

@@ -47,6 +47,15 @@ std::optional<char> named_byte(std::string_view token) {
   return static_cast<char>(value);
 }
 
+/// What a text may grow to. Characters taken apart make 11 times as many bytes at most, and those one character each twice
+/// as many; steps that each double it would fill the memory.
+std::size_t most_grown(std::size_t size) {
+  return 32 * size + (64U << 10U);
+}
+void check_growth(std::size_t size, std::size_t most) {
+  if (size > most) throw InputError("a text cannot be split: the tokenizer's steps make it too long");
+}
+
 class BpeTokenizer final : public Tokenizer {
  public:
   explicit BpeTokenizer(BpeParts parts) : p_(std::move(parts)) {
@@ -147,8 +156,7 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   void encode_normalized(std::string_view part, bool first, bool names, std::vector<std::uint32_t>& out) const {
-    std::string text(part);
-    for (const Normalizer& n : p_.normalizers) text = n(std::move(text));
+    const std::string text = normalized(part, p_.normalizers);
     for (const AddedTokens::Part& own :
          p_.added.split(text, [names](const AddedToken& t) { return t.normalized && (names || !t.special); })) {
       if (own.token) {
@@ -161,9 +169,13 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   void encode_words(std::string text, bool first, std::vector<std::uint32_t>& out) const {
+    const std::size_t most = most_grown(text.size());
     std::vector<TextPiece> pieces{{std::move(text), first}}, next;
     for (const Splitter& split : p_.splitters) {
       next.clear();
+      std::size_t size = 0;
+      for (const TextPiece& piece : pieces) size += piece.text.size();
+      check_growth(size, most);
       for (const TextPiece& piece : pieces) {
         if (!piece.text.empty()) split(piece, next);
       }
@@ -228,6 +240,16 @@ Splitter to_byte_characters(bool blank) {
     const bool add = blank && !piece.text.starts_with(' ');
     out.push_back({byte_characters(add ? " " + piece.text : piece.text), piece.first});
   };
+}
+
+std::string normalized(std::string_view text, const std::vector<Normalizer>& all) {
+  const std::size_t most = most_grown(text.size());
+  std::string made(text);
+  for (const Normalizer& n : all) {
+    made = n(std::move(made));
+    check_growth(made.size(), most);
+  }
+  return made;
 }
 
 Normalizer unicode_form(const std::string& name) {

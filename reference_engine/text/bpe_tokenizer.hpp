@@ -21,6 +21,8 @@ struct TextPiece {
 
 /// Changes a text before it is split.
 using Normalizer = std::function<std::string(std::string text)>;
+/// All of them, one behind the other. Throws InputError for a text that grows to more than 32 times its size and 64 KiB.
+std::string normalized(std::string_view text, const std::vector<Normalizer>& all);
 /// Splits a piece, or changes it: appends what becomes of it.
 using Splitter = std::function<void(const TextPiece& piece, std::vector<TextPiece>& out)>;
 

@@ -43,7 +43,8 @@ Found find_in_folder(const std::filesystem::path& folder) {
       found.text = root["chat_template"].get<std::string>();
     } else if (root.contains("chat_template") && root["chat_template"].is_array()) {  // several by name
       for (const Json& one : root["chat_template"]) {
-        if (!one.is_object() || one.value("name", "") != "default" || !one.contains("template")) continue;
+        if (!one.is_object() || !one.contains("name") || one["name"] != "default" || !one.contains("template"))
+          continue;
         found.source = "tokenizer_config.json";
         found.text = text_of(one["template"]);
       }

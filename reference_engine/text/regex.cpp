@@ -13,8 +13,8 @@ namespace ferry::engine {
 namespace {
 
 constexpr std::size_t longest_pattern = 1U << 16U;
-constexpr std::uint32_t most_steps = 50'000'000;  // of backtracking, in one match
-constexpr std::size_t stack_bytes = 64U << 20U;   // a text without a space goes deep
+constexpr std::uint32_t most_steps = 5'000'000;  // of backtracking, from one place
+constexpr std::size_t stack_bytes = 64U << 20U;  // a text without a space goes deep
 
 /// Unicode's White_Space, as a part of a class.
 constexpr const char* white_space =

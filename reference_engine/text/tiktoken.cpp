@@ -33,6 +33,7 @@ std::optional<std::string> from_base64(std::string_view text) {
 
 std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem::path& path) {
   constexpr std::uint32_t most = 1U << 24U;
+  constexpr std::size_t longest = 4096;  // every cut of a token is looked for
   std::istringstream file(read_whole(path));
   file.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
   std::unordered_map<std::string, std::uint32_t> ranks;
@@ -48,10 +49,11 @@ std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem:
       const auto [at, error] = std::from_chars(line.data() + blank + 1, end, rank);
       if (error != std::errc() || at != end) rank = most;
     }
-    if (!token || token->empty() || rank >= most || !ranks.emplace(*token, rank).second) {
+    if (!token || token->empty() || token->size() > longest || rank >= most || !ranks.emplace(*token, rank).second) {
       throw InputError(
-          fmt::format("{}: line {} is \"{:.60}\", expected a token in base64 that is new and its rank below 2^24",
-                      path.string(), number, line));
+          fmt::format("{}: line {} is \"{:.60}\", expected a token in base64 that is new, of {} bytes at most, and its "
+                      "rank below 2^24",
+                      path.string(), number, line, longest));
     }
   }
   if (ranks.empty()) throw InputError(path.string() + ": has no tokens");

@@ -50,6 +50,14 @@ std::shared_ptr<const Regex> pattern_of(const Part& part) {
   return std::make_shared<Regex>(literal ? literally(pattern.text("String")) : pattern.text("Regex"), part.where());
 }
 
+/// What is put into a text.
+std::string put_in(const Part& part, const char* name) {
+  constexpr std::size_t longest = 32;
+  std::string text = part.fields().text(name);
+  if (text.size() > longest) part.fields().refuse(name, fmt::format("at most {} bytes", longest));
+  return text;
+}
+
 SplitBehavior behavior_of(const Part& part) {
   constexpr std::pair<const char*, SplitBehavior> known[] = {
       {"Removed", SplitBehavior::removed},
@@ -71,10 +79,9 @@ void add_normalizer(const Part& part, std::vector<Normalizer>& all) {
     for (char& c : name) c = static_cast<char>(c - 'A' + 'a');
     all.push_back(unicode_form(name));
   } else if (type == "Prepend") {
-    all.push_back(
-        [with = part.fields().text("prepend")](std::string text) { return text.empty() ? text : with + text; });
+    all.push_back([with = put_in(part, "prepend")](std::string text) { return text.empty() ? text : with + text; });
   } else if (type == "Replace") {
-    all.push_back(replaced(pattern_of(part), part.fields().text("content")));
+    all.push_back(replaced(pattern_of(part), put_in(part, "content")));
   } else if (type == "ByteLevel") {
     all.push_back([](const std::string& text) { return byte_characters(text); });
   } else {
@@ -84,7 +91,7 @@ void add_normalizer(const Part& part, std::vector<Normalizer>& all) {
 
 /// Blanks become another character, which also goes before a text.
 Splitter metaspace(const Part& part) {
-  const std::string blank = part.fields().text("replacement");
+  const std::string blank = put_in(part, "replacement");
   if (blank.empty()) part.fields().refuse("replacement", "a character");
   const bool old = part.flag("add_prefix_space", true);
   const std::string scheme = part.fields().has("prepend_scheme") ? part.fields().text("prepend_scheme")
@@ -262,8 +269,7 @@ void read_added(const Json& list, const std::string& where, BpeParts& parts) {
     t.strips_right = f.flag("rstrip", false);
     t.normalized = f.flag("normalized", !t.special);
     if (t.normalized) {  // is looked for as the text is by then
-      t.pattern = t.text;
-      for (const Normalizer& n : parts.normalizers) t.pattern = n(std::move(t.pattern));
+      t.pattern = normalized(t.text, parts.normalizers);
     }
     parts.added.add(t);
   }

@@ -28,6 +28,9 @@ SUITES = "whole-models,whole-models-on-threads"
 # valgrind puts another.
 CASES = ",".join(["no random run beats the bounds*", "in the mean a row and layer spends what it may*",
                   "what one step spends at once is owed*", "no stack allocates after construction"])
+# What the kernel writes by io_uring valgrind takes for never written: without a ring the engine reads by pread.
+NO_RING = """#include <errno.h>
+int io_uring_queue_init(unsigned n, void* ring, unsigned flags) { (void)n, (void)ring, (void)flags; return -ENOSYS; }"""
 # A status of its own, which no test and no command ends with.
 FOUND = 99
 VALGRIND = ["valgrind", "--quiet", f"--error-exitcode={FOUND}", "--leak-check=full", "--errors-for-leak-kinds=definite",
@@ -46,6 +49,8 @@ def build(parts):
                     "-DFERRY_PRECOMPILE=ON", "-DFERRY_CUDA=OFF", f"-DFERRY_BUILD_ENGINE={engine}",
                     "-DFERRY_BUILD_LIBRARY=OFF", "-DFERRY_BUILD_EXAMPLES=OFF"], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", BUILD, "--target", *(TARGETS[p] for p in parts)], check=True)
+    subprocess.run(["clang", "-shared", "-fPIC", "-x", "c", "-", "-o", BUILD / "no_ring.so"], input=NO_RING.encode(),
+                   check=True)
 
 
 def rows(parts, inputs):
@@ -76,8 +81,8 @@ class Run:
         work = self.folder / name.replace("/", "-")
         work.mkdir()
         log = REPORT / (name.replace("/", "-") + ".log")
-        environment = {**os.environ, "LC_ALL": "C", "FERRY_TEST_QUICK": "1", "FERRY_TEST_STEPS": "800",
-                       "TMPDIR": str(work)}
+        environment = {**os.environ, "LC_ALL": "C", "FERRY_TEST_QUICK": "1", "FERRY_TEST_STEPS": "4000",
+                       "TMPDIR": str(work), "LD_PRELOAD": str(BUILD / "no_ring.so")}
         begin = time.monotonic()
         with open(log, "wb") as to:
             p = subprocess.Popen([*VALGRIND, *map(str, command)], cwd=work, env=environment, stdin=subprocess.DEVNULL,

@@ -264,6 +264,10 @@ TEST_CASE("bad shard indices") {
   CHECK(names(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = 5; }), "\"lm_head.weight\" is not a string"));
   CHECK(names(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "../../etc/passwd"; }),
               "expected a file beside the index"));
+  CHECK(names(refused([](Json& i) {
+                i["weight_map"]["lm_head.weight"] = std::string("model-00001-of-00002.safetensors\0x", 34);
+              }),
+              "expected a file beside the index"));
   CHECK(names(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "none.safetensors"; }), "cannot open"));
   CHECK(names(refused([](Json& i) { i["weight_map"]["lm_head.weight"] = "model-00002-of-00002.safetensors"; }),
               "tensor \"lm_head.weight\" is missing"));

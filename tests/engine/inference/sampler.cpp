@@ -116,5 +116,19 @@ TEST_CASE("values that cannot be are refused by the option") {
   CHECK(refused([](Sampling& s) { s.top_p = 0; }).starts_with("--top-p"));
   CHECK(refused([](Sampling& s) { s.min_p = 1.1; }).starts_with("--min-p"));
   CHECK(refused([](Sampling& s) { s.repeat_penalty = 0; }).starts_with("--repeat-penalty"));
+  CHECK(refused([](Sampling& s) { s.repeat_penalty = 5e-324; }).starts_with("--repeat-penalty"));
   CHECK(refused([](Sampling&) {}).empty());
+}
+
+TEST_CASE("a temperature next to nothing draws what none does") {
+  const Eigen::RowVectorXf logits = row({1, 30, -3e38F});
+  const std::uint32_t seen[] = {2};
+  for (const double temperature : {1e-310, 1e-300, 1e-9, 1e-6, 1e-5}) {
+    Sampling s;
+    s.temperature = temperature;
+    s.repeat_penalty = 1e-6;
+    s.check();
+    Sampler sampler(s, seen);
+    for (int i = 0; i < 5; ++i) CHECK(sampler(logits) == 1);
+  }
 }

@@ -62,6 +62,10 @@ TEST_CASE("a template is found where models have it") {
     f.has("tokenizer_config.json",
           R"({"chat_template": [{"name": "rag", "template": "rag"}, {"name": "default", "template": "default"}]})");
     CHECK(f.open().render(messages()) == "default");
+    f.has(
+        "tokenizer_config.json",
+        R"({"chat_template": [{"name": 5, "template": "x"}, {"name": null}, {}, 7, {"name": "default", "template": "y"}]})");
+    CHECK(f.open().render(messages()) == "y");
   }
   SUBCASE("a damaged one is refused with its file and line") {
     f.has("chat_template.jinja", "line\n{% if %}");

@@ -187,3 +187,54 @@ TEST_CASE("a megabyte without a space is split as the libraries split it, in tim
     CHECK(fnv1a(ids) == expected["long"]["fnv1a"].get<std::string>());
   }
 }
+
+TEST_CASE("steps of a tokenizer that make a text longer and longer are refused, when it is read or a text is split") {
+  const test::TemporaryFolder folder;
+  const auto opened = [&](const std::string& normalizer, const std::string& splitter, const std::string& added = "") {
+    const auto sequence = [](const char* list, const std::string& part) {
+      std::string all;
+      for (int i = 0; i < 40; ++i) all += (i == 0 ? "" : ",") + part;
+      return part.empty() ? std::string("null") : fmt::format(R"({{"type":"Sequence","{}":[{}]}})", list, all);
+    };
+    test::write_file(folder.path() / "tokenizer.json",
+                     fmt::format(R"({{"model":{{"type":"BPE","vocab":{{"a":0,"b":1}},"merges":[]}},"normalizer":{},)"
+                                 R"("pre_tokenizer":{},"added_tokens":[{}]}})",
+                                 sequence("normalizers", normalizer), sequence("pretokenizers", splitter), added));
+    return open_tokenizer(folder.path() / "tokenizer.json");
+  };
+  const auto refused = [&](const std::string& normalizer, const std::string& splitter) {
+    return test::refusal("a text cannot be split", [&] {
+      static_cast<void>(opened(normalizer, splitter)->encode("a \xc3\xa9 a", false, false));
+    });
+  };
+  const std::string doubles = R"({"type":"Replace","pattern":{"String":"a"},"content":"aa"})";
+  const std::string longer = "the tokenizer's steps make it too long";
+  CHECK(test::says(refused(doubles, ""), {longer}));
+  CHECK(test::says(refused(R"({"type":"ByteLevel"})", ""), {longer}));
+  CHECK(test::says(refused("", R"({"type":"ByteLevel","use_regex":false,"add_prefix_space":false})"), {longer}));
+  CHECK(test::says(refused("", R"({"type":"Metaspace","replacement":"  ","split":false})"), {longer}));
+  CHECK(test::says(test::refusal("a text cannot be split",
+                                 [&] { opened(doubles, "", R"({"id":2,"content":"a","normalized":true})"); }),
+                   {longer}));
+  CHECK(opened(R"({"type":"Prepend","prepend":"b"})", "")->encode("a", false, false).size() == 41);
+  const std::string at = (folder.path() / "tokenizer.json").string();
+  const std::string much(33, 'x');
+  for (const std::string& part : {R"({"type":"Prepend","prepend":")" + much + "\"}",
+                                  R"({"type":"Replace","pattern":{"Regex":"."},"content":")" + much + "\"}"}) {
+    CHECK(test::says(test::refusal(at, [&] { opened(part, ""); }), {"at most 32 bytes"}));
+  }
+  CHECK(test::says(test::refusal(at, [&] { opened("", R"({"type":"Metaspace","replacement":")" + much + "\"}"); }),
+                   {"at most 32 bytes"}));
+}
+
+TEST_CASE("a token of ranks is no longer than anybody's") {
+  const test::TemporaryFolder folder;
+  const auto ranks = [&](std::size_t bytes) {
+    std::string lines = "YQ== 0\nYg== 1\n";
+    for (std::size_t i = 0; i < bytes / 3; ++i) lines += "YWFh";  // "aaa"
+    test::write_file(folder.path() / "gpt2.tiktoken", lines + " 2\n");
+    static_cast<void>(open_tokenizer(folder.path() / "gpt2.tiktoken"));
+  };
+  CHECK(test::says(test::refusal((folder.path() / "gpt2.tiktoken").string(), [&] { ranks(4098); }),
+                   {"line 3", "of 4096 bytes at most"}));
+}
