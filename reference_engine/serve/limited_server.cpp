@@ -282,7 +282,8 @@ class Connection final : public httplib::Stream {
     if (!in_head_ && taken_ - body_at_ > limits.most_bytes + most_head) {  // chunks have heads of their own
       give_up(413, fmt::format("The body is larger than the {} bytes that this server takes.", limits.most_bytes));
     }
-    const bool comes = wait(POLLIN, [this] { return is_late(); });
+    // Also where there is something: who sends a byte now and then would never be waited for.
+    const bool comes = !is_late() && wait(POLLIN, [this] { return is_late(); });
     if (!comes && server_.stops()) give_up(503, "The server is ending.");
     if (!comes) give_up(408, fmt::format("The request did not arrive whole within {} s.", patience()));
     const ssize_t n = ::recv(socket_, buffer_.data(), buffer_.size(), MSG_DONTWAIT);
