@@ -79,6 +79,7 @@ int tokenize_command(const TokenizeArguments& a) {
     json["template"] = chat.source();
     json["rendered"] = text;
     if (a.rendered && a.json != "-") print(text);
+    if (a.rendered && a.json.empty()) return 0;  // nobody asks for its tokens
     all.push_back(tokenizer->encode(text, !chat.own()));
   } else {
     for (const std::string& text : texts_of(a)) all.push_back(tokenizer->encode(text, !a.bare, !a.plain));
