@@ -22,9 +22,9 @@ double seconds_since(Clock::time_point begin) {
 }
 
 /// GET / says hello, POST /echo what it is sent; /locked takes nobody, and reads no body.
-class Served {
+class LimitedEcho {
  public:
-  explicit Served(const ClientLimits& limits) : http_(limits) {
+  explicit LimitedEcho(const ClientLimits& limits) : http_(limits) {
     http_.Get(
         "/", [this](const httplib::Request&, httplib::Response& a) { ++hellos, a.set_content("hello", "text/plain"); });
     http_.Get("/slow", [this](const httplib::Request&, httplib::Response& a) {
@@ -50,12 +50,12 @@ class Served {
     thread_ = std::thread([this] { http_.listen_after_bind(); });
     while (!http_.is_running()) std::this_thread::yield();
   }
-  ~Served() {
+  ~LimitedEcho() {
     holds = false;
     stop();
   }
-  Served(const Served&) = delete;
-  Served& operator=(const Served&) = delete;
+  LimitedEcho(const LimitedEcho&) = delete;
+  LimitedEcho& operator=(const LimitedEcho&) = delete;
   void stop() {
     if (!thread_.joinable()) return;
     http_.stop();
@@ -74,7 +74,7 @@ class Served {
 
 class Client {
  public:
-  explicit Client(const Served& s) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit Client(const LimitedEcho& s) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in to{};
     to.sin_family = AF_INET;
     to.sin_port = htons(static_cast<std::uint16_t>(s.port()));
@@ -130,7 +130,7 @@ std::size_t count(const std::string& text, const std::string& part) {
 TEST_CASE("a request that comes a byte at a time is given up when its time is over, not a byte's") {
   ClientLimits limits;
   limits.request_seconds = 0.5;
-  Served s(limits);
+  LimitedEcho s(limits);
   const std::string in_head = "POST /echo HTTP/1.1\r\nX: ", in_body = post("Content-Length: 100000\r\n", "");
   for (const int pause_ms : {5, 60}) {  // oftener than the server looks at its clock, and not so often
     for (const std::string* begun : {&in_head, &in_body}) {
@@ -154,7 +154,7 @@ TEST_CASE("a request that comes a byte at a time is given up when its time is ov
 TEST_CASE("a body is as long as its head says, in one way") {
   ClientLimits limits;
   limits.most_bytes = 1000;
-  Served s(limits);
+  LimitedEcho s(limits);
   struct Case {
     const char* headers;
     int status;
@@ -191,7 +191,7 @@ TEST_CASE("a body is as long as its head says, in one way") {
 TEST_CASE("what has no end is cut off: a head, a line of it, chunks") {
   ClientLimits limits;
   limits.most_bytes = 1000;
-  Served s(limits);
+  LimitedEcho s(limits);
   const auto pour = [&](const std::string& begun, const std::string& more) {
     const Client c(s);
     c.send(begun);
@@ -209,7 +209,7 @@ TEST_CASE("what has no end is cut off: a head, a line of it, chunks") {
 }
 
 TEST_CASE("a body that nobody has read is not the next request") {
-  Served s({});
+  LimitedEcho s({});
   const std::string hidden = "GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
   const std::string length = "Content-Length: " + std::to_string(hidden.size()) + "\r\n\r\n" + hidden;
   CHECK(count(Client(s).ask("POST /locked HTTP/1.1\r\n" + length), "HTTP/1.1 ") == 1);
@@ -218,7 +218,7 @@ TEST_CASE("a body that nobody has read is not the next request") {
 }
 
 TEST_CASE("requests may follow each other at once") {
-  Served s({});
+  LimitedEcho s({});
   const std::string answers = Client(s).ask(
       "GET / HTTP/1.1\r\n\r\nPOST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabcGET / HTTP/1.1\r\n"
       "Connection: close\r\n\r\n");
@@ -230,7 +230,7 @@ TEST_CASE("requests may follow each other at once") {
 TEST_CASE("clients beyond those that are served wait, and beyond those are told to come back") {
   ClientLimits limits;
   limits.clients = 2;
-  Served s(limits);
+  LimitedEcho s(limits);
   const std::string slow = "GET /slow HTTP/1.1\r\nConnection: close\r\n\r\n";
   const Client first(s), second(s);
   first.send(slow);
@@ -255,7 +255,7 @@ TEST_CASE("who holds a connection without use makes way for others") {
   limits.request_seconds = 600;
   limits.idle_seconds = 600;
   limits.hurried_seconds = 0.3;
-  Served s(limits);
+  LimitedEcho s(limits);
   std::vector<std::unique_ptr<Client>> kept;
   const auto connect = [&](std::size_t n, const std::string& text) {
     while (kept.size() < n) {
@@ -284,7 +284,7 @@ TEST_CASE("a server that ends does not wait for clients that say nothing") {
   ClientLimits limits;
   limits.request_seconds = 600;
   limits.idle_seconds = 600;
-  Served s(limits);
+  LimitedEcho s(limits);
   const Client silent(s), half(s), kept(s), asks(s);
   half.send("POST /echo HTTP/1.1\r\nContent-Length: 10\r\n\r\nabc");
   kept.send("GET / HTTP/1.1\r\n\r\n");
