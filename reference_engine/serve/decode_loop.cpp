@@ -59,7 +59,6 @@ void DecodeLoop::start() {
 
 /// What a copy has failed for is not known to be where it should be, and a link that has failed stays so.
 void DecodeLoop::start_anew(const std::string& failure) {
-  ++own_.failures_in_a_row;
   own_.failure = failure;
   decoder_.reset();
   runner_.reset();
@@ -136,6 +135,7 @@ void DecodeLoop::run() {
     } catch (const std::exception& e) {  // a disk that fails, a device that is lost: later requests may do better
       const std::string failure = e.what();
       fail_all(failure);
+      ++own_.failures_in_a_row;
       start_anew(failure);
     }
     if (runner_) runner_->uses.clear();  // for bounds, which nobody asks for here
@@ -170,7 +170,10 @@ void DecodeLoop::admit() {
       waiting_.pop_front();
       ++published_.active;  // nobody is to think that there is nothing left
     }
-    if (!decoder_ && !std::exchange(tried, true)) start_anew(own_.failure);
+    if (!decoder_ && !std::exchange(tried, true)) {
+      start_anew(own_.failure);
+      if (!decoder_) ++own_.failures_in_a_row;
+    }
     try {
       if (!decoder_) throw InputError(own_.failure);
       const std::lock_guard own(job.answer->mutex_);

@@ -225,10 +225,7 @@ class Connection final : public httplib::Stream {
   }
   bool wait_writable() const { return is_writable(); }
   time_t duration() const { return static_cast<time_t>((now_ns() - begun_) / 1'000'000'000); }
-  bool is_writable() const {
-    const Nanoseconds begin = now_ns();
-    return wait(POLLOUT, [&] { return after(begin, server_.limits().request_seconds); }) && !is_gone();
-  }
+  bool is_writable() const { return has_room() && !is_gone(); }
   /// Throws ApiError where the request is too large or too late.
   ssize_t read(char* to, std::size_t size) {
     if (at_ == held_) {
@@ -242,7 +239,7 @@ class Connection final : public httplib::Stream {
     return static_cast<ssize_t>(n);
   }
   ssize_t write(const char* from, std::size_t size) {
-    if (!is_writable()) return -1;
+    if (!has_room()) return -1;  // who has sent all it wants to may still read
     const ssize_t n = ::send(socket_, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : n;
   }
@@ -271,6 +268,10 @@ class Connection final : public httplib::Stream {
     }
   }
 
+  [[nodiscard]] bool has_room() const {
+    const Nanoseconds begin = now_ns();
+    return wait(POLLOUT, [&] { return after(begin, server_.limits().request_seconds); });
+  }
   [[nodiscard]] double patience() const {
     return server_.hurries() ? server_.limits().hurried_seconds : server_.limits().request_seconds;
   }

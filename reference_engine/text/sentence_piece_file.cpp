@@ -15,21 +15,25 @@ class Message {
  public:
   Message(std::string_view bytes, const std::string& where) : left_(bytes), where_(where) {}
 
-  /// False at the end. `text` is of fields with a length, and empty for numbers.
-  bool next(std::uint32_t& field, std::string_view& text) {
+  struct Field {
+    std::uint32_t number = 0;
+    std::string_view text;    ///< of those with a length
+    std::uint64_t value = 0;  ///< of whole numbers
+  };
+  /// False at the end.
+  bool next(Field& field) {
     if (left_.empty()) return false;
     const std::uint64_t key = number();
-    field = static_cast<std::uint32_t>(key >> 3U);
-    text = {};
+    field = {static_cast<std::uint32_t>(key >> 3U), {}, 0};
     switch (key & 7U) {
       case 0:
-        static_cast<void>(number());
+        field.value = number();
         break;
       case 1:
         static_cast<void>(take(8));
         break;
       case 2:
-        text = take(number());
+        field.text = take(number());
         break;
       case 5:
         static_cast<void>(take(4));
@@ -94,34 +98,51 @@ void check_charsmap(std::string_view map, const std::string& where) {
 
 void check_normalizer(std::string_view spec, const std::string& where) {
   Message m(spec, where);
-  std::uint32_t field = 0;
-  for (std::string_view text; m.next(field, text);) {
-    if (field == 2) check_charsmap(text, where);  // precompiled_charsmap
+  for (Message::Field f; m.next(f);) {
+    if (f.number == 2) check_charsmap(f.text, where);  // precompiled_charsmap
   }
 }
 
-void check_piece(std::string_view piece, const std::string& where, std::uint64_t number) {
-  Message m(piece, where);
-  std::uint32_t field = 0;
-  bool has_text = false;
-  for (std::string_view text; m.next(field, text);) {
-    if (field != 1) continue;  // piece
-    has_text = !text.empty();
-    if (text.find('\0') == std::string_view::npos) continue;
-    throw InputError(fmt::format("{}: not a SentencePiece model: piece {} has a zero byte", where, number));
+/// Whether all pieces go into a trie, as those of Unigram do.
+bool is_unigram(std::string_view model, const std::string& where) {
+  constexpr std::uint64_t unigram = 1;  // also what a model is that says nothing
+  std::uint64_t type = unigram;
+  Message m(model, where);
+  for (Message::Field f; m.next(f);) {
+    if (f.number != 2) continue;  // trainer_spec
+    Message spec(f.text, where);
+    for (Message::Field g; spec.next(g);) {
+      if (g.number == 3) type = g.value;  // model_type
+    }
   }
-  if (!has_text) throw InputError(fmt::format("{}: not a SentencePiece model: piece {} is empty", where, number));
+  return type == unigram;
+}
+
+void check_piece(std::string_view piece, bool unigram, const std::string& where, std::uint64_t number) {
+  constexpr std::uint64_t user_defined = 4;  // these are looked for by a trie in every kind of model
+  Message m(piece, where);
+  std::string_view text;
+  std::uint64_t type = 0;
+  for (Message::Field f; m.next(f);) {
+    if (f.number == 1) text = f.text;  // piece
+    if (f.number == 3) type = f.value;
+  }
+  const auto refuse = [&](const char* what) {
+    throw InputError(fmt::format("{}: not a SentencePiece model: piece {} {}", where, number, what));
+  };
+  if (text.empty()) refuse("is empty");
+  if ((unigram || type == user_defined) && text.find('\0') != std::string_view::npos) refuse("has a zero byte");
 }
 
 }  // namespace
 
 void check_sentence_piece(std::string_view model, const std::string& where) {
+  const bool unigram = is_unigram(model, where);
   Message m(model, where);
-  std::uint32_t field = 0;
   std::uint64_t pieces = 0;
-  for (std::string_view text; m.next(field, text);) {
-    if (field == 1) check_piece(text, where, pieces++);           // pieces
-    if (field == 3 || field == 5) check_normalizer(text, where);  // normalizer_spec, denormalizer_spec
+  for (Message::Field f; m.next(f);) {
+    if (f.number == 1) check_piece(f.text, unigram, where, pieces++);     // pieces
+    if (f.number == 3 || f.number == 5) check_normalizer(f.text, where);  // normalizer_spec, denormalizer_spec
   }
 }
 

@@ -6,9 +6,10 @@
 
 namespace ferry::engine {
 
-/// Throws InputError for a model that the library would end the process over, or read past its end: pieces that are empty or
-/// have a zero byte, and tables of replaced characters (`precompiled_charsmap`) that lead outside themselves. The library
-/// builds and follows its tries without looking (0.1.97; CVE-2026-1260).
+/// Throws InputError for a model that the library would end the process over, or read past its end: pieces that are empty,
+/// pieces with a zero byte that have to go into a trie, and tables of replaced characters (`precompiled_charsmap`) that lead
+/// outside themselves. The library follows those tables without looking (0.1.97; its issue 1269). Of BPE a piece that is a zero
+/// byte is nothing special, and models have it (its issue 1308).
 void check_sentence_piece(std::string_view model, const std::string& where);
 
 }  // namespace ferry::engine

@@ -80,6 +80,9 @@ void read(const std::string& input) {
     all += body.size();
     if (body.size() > most_bytes + 1000) throw Broken("a body larger than it may be");
   }
+  std::size_t told = 0;
+  for (std::size_t at = 0; (at = answers.find("HTTP/1.1 ", at)) != std::string::npos; ++at) ++told;
+  if (told < echo.bodies.size()) throw Broken("a request without an answer");
   // Nothing is unpacked, and nothing read twice; a request takes 16 bytes at least ("GET / HTTP/1.1", two ends of lines).
   if (all + 16 * echo.bodies.size() > input.size()) throw Broken("more was served than was sent");
 }

@@ -107,6 +107,19 @@ TEST_CASE("what leads outside of a SentencePiece model's file is refused") {
   CHECK(says(refused(model("") + field(5, field(2, "abc"))), {"no such size"}));  // to undo it
 }
 
+TEST_CASE("a piece with a zero byte is refused where the library makes a trie of it, and no other") {
+  const std::string zero = piece(std::string("\0", 1)), bpe = field(2, std::string("\x18\2", 2));
+  const TemporaryFolder folder;
+  write_file(folder.path() / "tokenizer.model", model("", zero) + bpe);
+  const auto tokenizer = open_tokenizer(folder.path() / "tokenizer.model");
+  REQUIRE(tokenizer != nullptr);
+  CHECK(tokenizer->find(std::string_view("\0", 1)) == 4U);
+  const auto ids = tokenizer->encode(std::string_view("a\0b", 3), false, false);
+  CHECK(std::vector<std::uint32_t>(ids.end() - 3, ids.end()) == std::vector<std::uint32_t>{1, 4, 2});
+  CHECK(says(refused(model("", piece(std::string("\0", 1), 4)) + bpe), {"piece 4 has a zero byte"}));  // user defined
+  CHECK(says(refused(model("", zero) + field(2, std::string("\x18\1", 2))), {"piece 4 has a zero byte"}));
+}
+
 TEST_CASE("pieces that a trie cannot have, and files that are cut off, are refused") {
   CHECK(says(refused(model("", piece(std::string("\0", 1)))), {"piece 4 has a zero byte"}));
   CHECK(says(refused(model("", piece(std::string("a\0b", 3)))), {"piece 4 has a zero byte"}));
