@@ -88,12 +88,18 @@ struct CountsUses : ResidentsStay {
 };
 static_assert(Placement<CountsUses>);
 
+/// What comes next is not learned.
+struct OfLate : ExpectedSavings {
+  FERRY_HD static void loaded(std::uint16_t /*layer*/, std::uint32_t /*loads*/, std::uint32_t /*misses*/) noexcept {}
+};
+static_assert(CachePolicy<OfLate>);
+
 template <class Cache, class Schedules, class Router = TopK>
 struct Preloaded : Stack<NoPrediction, Cache, FixedPrecision, Schedules, Router> {
   static constexpr bool preloads = true;
 };
 template <class PlacementOf>
-using Ours = Preloaded<DecayedSavings, Schedule<NoLimit, BatchSizeOrder, PlacementOf>>;
+using Ours = Preloaded<ExpectedSavings, Schedule<NoLimit, BatchSizeOrder, PlacementOf>>;
 template <class Cache>
 using Waits = Preloaded<Cache, stacks::LoadEverything>;
 /// The same slots, empty at first.
@@ -137,19 +143,20 @@ std::vector<Variant> variants() {
       variant<Ours<MissesOnHost>, Whole>("ferry", "weighing: the host has every miss, nothing is waited for"),
       variant<Ours<ResidentsStay>, Whole>("ferry", "residents on the host"),
       variant<Ours<DeviceOnly>, Whole>("ferry", "the host: every miss is waited for"),
+      variant<Preloaded<OfLate, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>>, Whole>("ferry", "learning"),
       variant<Ours<CountsUses>, Whole>("ferry", "savings: uses are counted"),
       variant<Whole, PerLayer>("ferry", "one pool: one a layer"),
       variant<Empty<Whole>, Whole>("ferry", "preloading"),
       variant<Whole, Whole>("ferry", "calibrated costs: measured while it runs", false),
       variant<FerryDevice, FerryDevice>("ferry-device", ""),
-      variant<Waits<DecayedSavings>, FerryDevice>("ferry-device", "learning: savings decay"),
+      variant<Waits<OfLate>, FerryDevice>("ferry-device", "learning: savings decay"),
       variant<Waits<Lru>, FerryDevice>("ferry-device", "learning: least recently used"),
       variant<FerryDevice, OnePool>("ferry-device", "small pools a layer"),
       variant<FerryDevice, PerLayer>("ferry-device", "one pool"),
       variant<Empty<FerryDevice>, FerryDevice>("ferry-device", "preloading"),
       variant<FerryLossy, FerryLossy>("ferry-lossy", ""),
       variant<FerryInt4, FerryInt4>("ferry-lossy", "skipping"),
-      variant<Preloaded<DecayedSavings, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, ExpertSkipping>, Whole>(
+      variant<Preloaded<ExpectedSavings, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, ExpertSkipping>, Whole>(
           "ferry-lossy", "INT4"),
   };
 }

@@ -209,6 +209,8 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `saved(uses, rows, each)`: the gate asked for these experts (at least one) of a layer that has so many rows in this
 ///    step, and each saved so much by where it was, or would have saved it in a slot. Called up to three times a layer,
 ///    after `touch` and before `victim`.
+///  - `loaded(layer, loads, misses)`: of the misses of a layer so many are loaded, and the host computes the others. Called
+///    once a layer, behind `saved`.
 ///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
 ///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_saved(id, slot)`, how
 ///    much more that expert is expected to save there than who is in the slot (`no_slot`: nobody).

@@ -67,8 +67,7 @@ class Core {
   /// The real gate has spoken: who runs, where, at which precision. [rows, E] scores, of the rows that it names.
   FERRY_HD Plan plan(const Scores& scores, const Seen& seen) noexcept {
     slots_.begin_call(seen);
-    costs_.link_ns = seen.link_ns > 0 ? seen.link_ns : 0;
-    costs_.chunk_ns = seen.chunk_ns > 0 ? seen.chunk_ns : 0;
+    costs_.see(seen);
     slots_.observe(scores);
     if constexpr (part::needs_residency<Router>()) slots_.states(scores.layer, present_);
     Out<Route> out{routes_.data(), routes_.size(), 0};
@@ -89,8 +88,7 @@ class Core {
         !part::needs_full_scores<Cache>(),
         "this cache policy needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     slots_.begin_call(seen);
-    costs_.link_ns = seen.link_ns > 0 ? seen.link_ns : 0;
-    costs_.chunk_ns = seen.chunk_ns > 0 ? seen.chunk_ns : 0;
+    costs_.see(seen);
     assert(routes.size <= routes_.size());
     for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
     if constexpr (part::Revises<Router>) router_.revise(phase_, {routes_.data(), routes.size});
@@ -290,6 +288,7 @@ class Core {
     }
     const Split split = place(present);
     found_.count_savings(phase_, requests, rows.size > 0 ? rows.size : rows_, scheduler_, measured_, costs_, slots_);
+    slots_.loaded(layer, split.loads, misses.size);
     slots_.drop_stale(layer);
     const auto [on_device, hosted] = halves(present, present.size - split.hosted);
     const auto [loaded, left] = halves(misses, split.loads);

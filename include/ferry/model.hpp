@@ -241,6 +241,12 @@ struct LayerCosts {
   std::uint32_t host_beside_copies = 1000;  ///< how fast the host is while a copy is on the link, likewise
   Nanoseconds link_ns = 0;                  ///< until what is on the link has landed
   Nanoseconds chunk_ns = 0;                 ///< until a load may go ahead of it; 0: it may not
+
+  /// The link as it is now.
+  FERRY_HD void see(const Seen& seen) noexcept {
+    link_ns = seen.link_ns > 0 ? seen.link_ns : 0;
+    chunk_ns = seen.chunk_ns > 0 ? seen.chunk_ns : 0;
+  }
 };
 
 /// What a Placement makes of a layer's experts.

@@ -10,9 +10,8 @@
 /// times that `finish` is given; without those costs they limit nothing and load everything.
 #pragma once
 #include "ferry/cache/arc.hpp"
-#include "ferry/cache/decayed_savings.hpp"
+#include "ferry/cache/expected_savings.hpp"
 #include "ferry/cache/fifo.hpp"
-#include "ferry/cache/learned_reuse.hpp"
 #include "ferry/cache/lfu.hpp"
 #include "ferry/cache/load_on_demand.hpp"
 #include "ferry/cache/lru.hpp"
@@ -229,7 +228,7 @@ struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
 /// Nobody waits: what is missing is computed where the layer ends earliest, mostly on the host, and what saved most of late
 /// is copied behind, into one pool of all layers. Lossless.
 struct Ferry
-    : Stack<NoPrediction, DecayedSavings, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
+    : Stack<NoPrediction, ExpectedSavings, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
       OnePool {
   static constexpr bool preloads = true;
 };
@@ -244,7 +243,7 @@ struct FerryInt4 : Ferry {
 };
 
 /// FerryInt4 within a loss that the user states: what matters least is not run.
-struct FerryLossy : Stack<NoPrediction, DecayedSavings, FixedPrecision,
+struct FerryLossy : Stack<NoPrediction, ExpectedSavings, FixedPrecision,
                           Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, ExpertSkipping> {
   static constexpr bool preloads = true;
   template <class Config>
@@ -255,7 +254,7 @@ struct FerryLossy : Stack<NoPrediction, DecayedSavings, FixedPrecision,
 
 /// Without a host: what is missing is waited for, and what will be used again soonest is kept, as is learned. One pool of
 /// all layers, or one a layer where that has no more than twice what a token uses. Lossless.
-struct FerryDevice : Stack<NoPrediction, LearnedReuse, FixedPrecision, LoadEverything, TopK> {
+struct FerryDevice : Stack<NoPrediction, ExpectedSavings, FixedPrecision, LoadEverything, TopK> {
   static constexpr bool preloads = true;
   template <class Config>
   static void set_up(Config& c, Budget budget) {

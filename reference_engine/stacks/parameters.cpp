@@ -55,7 +55,7 @@ std::vector<Parameter> make_parameters() {
       {"transient-prefill-rows", Whole{&O::transient_prefill_rows, 0, 1000000}, "no limit",
        "a step of a prompt with more rows than this evicts nothing"},
       {"score-window", Whole{&O::window, 1, 4096}, "16", "importance-driven: steps over which scores are averaged"},
-      {"half-life", Whole{&O::half_life, 1, 4096}, "128, without a host 64",
+      {"half-life", Whole{&O::half_life, 1, 4096}, "128",
        "ferry: steps after which what an expert saved counts half as much"},
       {"max-loss", Number{&O::max_loss, 0, 100, true}, "1%", "ferry-lossy: how many more bits may be needed"},
       {"loss-rate", Number{&O::loss_rate, 0.001, 1000000}, "150",

@@ -47,7 +47,7 @@ struct StackOptions {
   std::optional<bool> low_on_miss;                      ///< PopularityHybrid
   std::optional<std::uint32_t> transient_prefill_rows;  ///< every stack that caches
   std::optional<std::uint32_t> window;                  ///< ScoreWindow
-  std::optional<std::uint32_t> half_life;               ///< DecayedSavings
+  std::optional<std::uint32_t> half_life;               ///< ExpectedSavings
   std::optional<CacheWeights> cache_weights;
   std::optional<PlacementChoice> placement;  ///< ChosenPlacement
 };

@@ -8,10 +8,9 @@
 
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/belady.hpp"
-#include "ferry/cache/decayed_savings.hpp"
+#include "ferry/cache/expected_savings.hpp"
 #include "ferry/cache/fifo.hpp"
 #include "ferry/cache/fld.hpp"
-#include "ferry/cache/learned_reuse.hpp"
 #include "ferry/cache/lfu.hpp"
 #include "ferry/cache/lhu.hpp"
 #include "ferry/cache/load_on_demand.hpp"
@@ -100,6 +99,13 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
           twin->saved({&use, 1}, 3, each);
         }
       }
+      if constexpr (part::SeesLoads<Cache>) {
+        if (demand) {
+          const std::uint32_t misses = random.below(4), loads = random.below(misses + 1);
+          cache->loaded(v.id.layer, loads, misses);
+          twin->loaded(v.id.layer, loads, misses);
+        }
+      }
       if constexpr (part::Wants<Cache>) {
         const ExpertId wanted = cache->wanted();
         CHECK(wanted == twin->wanted());
@@ -155,4 +161,4 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
 
 TEST_CASE_TEMPLATE_INVOKE(cache_policy_contract, LoadOnDemand, RandomVictim, FifoCache, Lru, Lfu, Lhu, Fld,
                           Multidimensional, Arc, Sieve, ScoreWindow, ScoreAverage, StaticResidency, Belady,
-                          DecayedSavings, LearnedReuse);
+                          ExpectedSavings);

@@ -594,8 +594,7 @@ void for_each_policy(const Visit& visit) {
   visit("Belady", belady);
   visit("FifoCache", FifoCache{});
   visit("Fld", Fld{});
-  visit("DecayedSavings", DecayedSavings{});
-  visit("LearnedReuse", LearnedReuse{});
+  visit("ExpectedSavings", ExpectedSavings{});
   visit("Lfu", Lfu{});
   visit("Lhu", Lhu{});
   visit("LoadOnDemand", LoadOnDemand{});

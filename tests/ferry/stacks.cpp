@@ -30,11 +30,11 @@ static_assert(schedules<StaticHost, NoLimit, ArrivalOrder, HostInDecode> && trai
 static_assert(is<HybriMoe, CrossLayerGate, ScoreAverage, FixedPrecision, TopK>);
 static_assert(schedules<HybriMoe, NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>> &&
               traits_of<HybriMoe>().preloads);
-static_assert(is<stacks::Ferry, NoPrediction, DecayedSavings, FixedPrecision, TopK>);
+static_assert(is<stacks::Ferry, NoPrediction, ExpectedSavings, FixedPrecision, TopK>);
 static_assert(schedules<stacks::Ferry, NoLimit, BatchSizeOrder, EarliestFinish> && traits_of<stacks::Ferry>().preloads);
-static_assert(is<FerryLossy, NoPrediction, DecayedSavings, FixedPrecision, ExpertSkipping>);
+static_assert(is<FerryLossy, NoPrediction, ExpectedSavings, FixedPrecision, ExpertSkipping>);
 static_assert(schedules<FerryLossy, NoLimit, BatchSizeOrder, EarliestFinish> && traits_of<FerryLossy>().preloads);
-static_assert(is<FerryDevice, NoPrediction, LearnedReuse, FixedPrecision, TopK>);
+static_assert(is<FerryDevice, NoPrediction, ExpectedSavings, FixedPrecision, TopK>);
 static_assert(is<FatePrefetch, CrossLayerGate, FifoCache, FixedPrecision, TopK>);
 static_assert(is<FateCache, CrossLayerGate, Arc, FixedPrecision, TopK>);
 static_assert(is<Fate, CrossLayerGate, Arc, PopularityHybrid, TopK>);

@@ -80,6 +80,12 @@ class CachedSlots {
     if (uses.size == 0) return;
     residency_.for_each_pool(uses[0].want.id.layer, [&](std::uint16_t pool) { caches_[pool].saved(uses, rows, each); });
   }
+  /// Of the misses of a layer so many are loaded.
+  FERRY_HD void loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept {
+    if constexpr (part::SeesLoads<Cache>) {
+      residency_.for_each_pool(layer, [&](std::uint16_t pool) { caches_[pool].loaded(layer, loads, misses); });
+    }
+  }
   /// `present`: [experts], where each expert of a layer is, at its best precision.
   FERRY_HD void states(std::uint16_t layer, Array<State>& present) const noexcept {
     for (State& s : present) s = State::absent;

@@ -93,6 +93,11 @@ concept SeesChoices = requires(C c, std::uint16_t layer, View<const Route> taken
   noexcept;
 };
 template <class C>
+concept SeesLoads = requires(C c, std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) {
+  { c.loaded(layer, loads, misses) }
+  noexcept;
+};
+template <class C>
 concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
   { c.wanted() }
   noexcept->std::same_as<ExpertId>;
@@ -154,6 +159,8 @@ consteval void check_hooks() {
                    "saved(View<const Request>, std::uint32_t rows, Nanoseconds each) noexcept");
   FERRY_CHECK_HOOK(C, chosen, SeesChoices,
                    "chosen(std::uint16_t layer, View<const Route>, View<const std::uint32_t> rows) noexcept");
+  FERRY_CHECK_HOOK(C, loaded, SeesLoads,
+                   "loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept");
   FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
   FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
   FERRY_CHECK_HOOK(R, revise, Revises, "revise(Phase, View<Route>) noexcept");

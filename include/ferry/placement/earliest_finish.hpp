@@ -11,8 +11,9 @@ namespace ferry::inline FERRY_ABI {
 /// others. In prefill everything is loaded. Behind the plan the link brings, while it has nothing else to do, what the
 /// cache policy wants most (`promotes`): nobody waits for it, and it serves later tokens.
 ///
-/// A use of an expert that is there saves what the layer would have taken longer without it, one of an expert that is not
-/// what the layer would have taken less with it (`saves`).
+/// What a use saves (`saves`) is the mean of two times: what the layer would have taken longer without this expert, or less with
+/// it; and this expert's share of what the layer would take longer without all of its experts than with all of them. By the
+/// first alone a miss costs nothing that is hidden behind other work, until there are two of them.
 ///
 /// Over the ways to do it, the least of max(link, host): where nothing on its way is waited for, the host's time for all
 /// of them; where it is, with n loads behind it, the link's remaining time and n copies beside the host's time for the
@@ -94,10 +95,11 @@ struct EarliestFinish {
     }
     if (layer.host == 0) return layer.copy > 0 ? Savings{layer.copy, layer.copy} : Savings{1, 1};
     if (phase == Phase::prefill) return {layer.host - layer.device, layer.host - layer.device};
-    const std::uint32_t there = resident.size, absent = misses.size + arriving.size;
+    const std::uint32_t there = resident.size, absent = misses.size + arriving.size, all = there + absent;
     const Nanoseconds now = ends(layer, there, absent, costs);
-    return {there > 0 ? ends(layer, there - 1, absent + 1, costs) - now : 0,
-            absent > 0 ? now - ends(layer, there + 1, absent - 1, costs) : 0};
+    const Nanoseconds share = (ends(layer, 0, all, costs) - ends(layer, all, 0, costs)) / all;
+    return {there > 0 ? mean(ends(layer, there - 1, absent + 1, costs) - now, share) : 0,
+            absent > 0 ? mean(now - ends(layer, there + 1, absent - 1, costs), share) : 0};
   }
 
   /// While it crosses, the host is slowed, which must not cost more than it saves.
@@ -130,6 +132,10 @@ struct EarliestFinish {
     if (a.size > 0) return a.data;
     if (b.size > 0) return b.data;
     return c.size > 0 ? c.data : nullptr;
+  }
+  /// Of times whose sum may not fit.
+  FERRY_HD static Nanoseconds mean(Nanoseconds a, Nanoseconds b) noexcept {
+    return a / 2 + b / 2 + (a % 2 + b % 2) / 2;
   }
   /// In thousandths; unknown, or faster than alone: as alone.
   FERRY_HD static std::uint32_t pace(std::uint32_t thousandths) noexcept {

@@ -3,8 +3,7 @@
 
 #include <doctest/doctest.h>
 
-#include "ferry/cache/decayed_savings.hpp"
-#include "ferry/cache/learned_reuse.hpp"
+#include "ferry/cache/expected_savings.hpp"
 #include "ferry/cache/lru.hpp"
 #include "ferry/placement/device_only.hpp"
 #include "ferry/placement/earliest_finish.hpp"
@@ -38,9 +37,10 @@ static_assert(part::computes_on_host<EarliestFinish>() && !part::computes_on_hos
 
 static_assert(part::WeighsLayers<EarliestFinish> && part::Saves<EarliestFinish> && part::Promotes<EarliestFinish>);
 static_assert(!part::WeighsLayers<DeviceOnly> && !part::Saves<DeviceOnly> && !part::Promotes<DeviceOnly>);
-static_assert(part::CountsSavings<DecayedSavings> && part::Wants<DecayedSavings>);
+static_assert(part::CountsSavings<ExpectedSavings> && part::Wants<ExpectedSavings>);
 static_assert(!part::CountsSavings<Lru> && !part::Wants<Lru>);
-static_assert(part::SeesChoices<LearnedReuse> && !part::SeesChoices<DecayedSavings>);
+static_assert(part::SeesChoices<ExpectedSavings> && part::SeesLoads<ExpectedSavings>);
+static_assert(!part::SeesChoices<Lru> && !part::SeesLoads<Lru>);
 
 struct MayThrow {
   void saved(View<const Request>, std::uint32_t, Nanoseconds) {}

@@ -248,24 +248,26 @@ TEST_CASE("rows that the host computes cost more only where operations do") {
   CHECK(EarliestFinish::split(Phase::decode, {}, as_view(many), {}, c).loads == 1);  // 80 on the host, 65 loaded
 }
 
-TEST_CASE("a use saves what the layer is shorter by: 20 on the host, 15 on the device, copies too long") {
+TEST_CASE(
+    "a use saves what the layer is shorter by, and its share: 20 on the host, 15 on the device, copies too long") {
   const auto saves = [](std::size_t there, std::size_t absent, std::size_t arriving, const LayerCosts& c) {
     const Request r = one_request(0, 1, 1000);
     return EarliestFinish::saves(Phase::decode, as_view(Requests(there, r)), as_view(Requests(absent, r)),
                                  as_view(Requests(arriving, r)), c);
   };
   LayerCosts c = known_costs(15, 20, 0);
-  // By those that are there of two: none 40, one 20 (15 beside it), two 20 as well (the host takes one of them).
-  CHECK(saves(0, 2, 0, c).absent == 20);
-  CHECK(saves(1, 1, 0, c).there == 20);
-  CHECK(saves(1, 1, 0, c).absent == 0);
-  CHECK(saves(1, 0, 1, c).absent == 0);
-  CHECK(saves(2, 0, 0, c).there == 0);
+  // By those that are there of two: none 40, one 20 (15 beside it), two 20 as well (the host takes one of them). So each of two
+  // has a share of 10.
+  CHECK(saves(0, 2, 0, c).absent == (20 + 10) / 2);
+  CHECK(saves(1, 1, 0, c).there == (20 + 10) / 2);
+  CHECK(saves(1, 1, 0, c).absent == (0 + 10) / 2);
+  CHECK(saves(1, 0, 1, c).absent == (0 + 10) / 2);
+  CHECK(saves(2, 0, 0, c).there == (0 + 10) / 2);
   CHECK(saves(2, 0, 0, c).absent == 0);
   c = known_costs(1, 20, 0);
-  CHECK(saves(1, 1, 0, c).absent == 18);  // two on the device
-  CHECK(saves(2, 0, 0, c).there == 18);
-  CHECK(saves(0, 3, 0, c).absent == 20);
+  CHECK(saves(1, 1, 0, c).absent == (18 + 19) / 2);  // two on the device
+  CHECK(saves(2, 0, 0, c).there == (18 + 19) / 2);
+  CHECK(saves(0, 3, 0, c).absent == (20 + 19) / 2);
   CHECK(saves(0, 0, 0, c).there == 0);
 }
 
@@ -282,16 +284,21 @@ TEST_CASE("what a layer saves, against placing it with one more or one less on t
       return std::abs(static_cast<double>(is - should)) < 0.15 * static_cast<double>(layer.best()) + 10;
     };
     const Nanoseconds now = layer.best();
-    RandomLayer less = layer, more = layer;
+    RandomLayer less = layer, more = layer, none = layer, whole = layer;
+    none.misses.insert(none.misses.end(), none.present.begin(), none.present.end());
+    none.present.clear();
+    whole.present.insert(whole.present.end(), whole.misses.begin(), whole.misses.end());
+    whole.misses.clear();
+    const Nanoseconds share = (none.best() - whole.best()) / static_cast<Nanoseconds>(whole.present.size());
     if (!layer.present.empty()) {
       less.misses.push_back(less.present.back());
       less.present.pop_back();
-      REQUIRE(near(saves.there, less.best() - now));
+      REQUIRE(near(saves.there, (less.best() - now + share) / 2));
     }
     if (layer.misses.empty()) continue;
     more.present.push_back(more.misses.back());
     more.misses.pop_back();
-    REQUIRE(near(saves.absent, now - more.best()));
+    REQUIRE(near(saves.absent, (now - more.best() + share) / 2));
   }
 }
 

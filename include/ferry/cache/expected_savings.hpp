@@ -1,0 +1,237 @@
+/// @file
+/// What each expert's place saved of late and what it will save soon, and who may take whose.
+#pragma once
+#include <cmath>
+
+#include "ferry/detail/growing_weight.hpp"
+#include "ferry/detail/next_uses.hpp"
+#include "ferry/detail/slot_experts.hpp"
+
+namespace ferry::inline FERRY_ABI {
+
+/// Ranks experts by the time that their place on the device is expected to save. A newcomer takes a place only if it ranks
+/// above who has it: what is not worth its place streams through, or is computed on the host. So neither a prompt, which uses
+/// nearly all experts, nor an expert that is used once flushes the cache.
+///
+///     rank(e) = s(e) + 2 w^2 v(e) a
+///
+/// s: what its place saved a step of late, or would have saved, of which each step's counts half as much after `half_life`
+/// steps, whether the expert is there or not. What a use saves the placement says (`saves`), layer by layer: where a second
+/// expert of a layer saves nothing beside a first, it counts for nothing. Over a pool of all layers this also shares the slots
+/// among them, by what one more slot brings each.
+///
+/// v: how soon it is used again, from 0 to 1, as is learned from what the last two tokens of each sequence chose
+/// (detail::NextUses); a: what a use in its layer saved last, the most of what was there and what was not. Nothing is trained
+/// before.
+///
+/// w: the share of misses that are loaded, of late, instead of computed on the host. To keep for a while what will be used soon
+/// is free where it was loaded anyway, and where what it takes the place of will be loaded when that is used again. What the
+/// host computed has to be brought first, and to stay: so a newcomer that nobody waits for counts with s alone (`wanted`,
+/// `more_saved`). Below a quarter w counts as 0, and nothing is learned.
+///
+/// What few uses tell may be chance. Of `more_saved`, what a newcomer saves more than who has the place, sqrt(uses) / 2 is
+/// left out for the uses that both were counted, which is 0.7 standard deviations of uses that decay. And what is loaded takes
+/// a place of another layer only if that ranks below the least of its own layer by more than 3/2 w^2 sqrt(both).
+///
+/// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next.
+///
+/// Source: ours. s is after LRFU (Lee et al., 2001, "LRFU: a spectrum of policies that subsumes the least recently used and
+/// least frequently used policies"), whose F(x) = 2^(-lambda x) this is with lambda = 1 / half_life and steps for time;
+/// LRFU itself admits everything, and counts uses.
+///
+/// Complexity: a use O(1); victim O(layers + experts of two); wanted O(layers + experts of each layer used since the last
+/// call); where w counts, detail::NextUses' of a layer. State: 20 bytes an expert of the pool's layers, 51 a layer, 8 a slot,
+/// and detail::NextUses'.
+///
+/// Ambiguities resolved. In decode a use counts once an expert and step, however many rows chose it; prompts count as
+/// detail::GrowingWeight says, and change no w. Before the first misses w is 1. In a prompt a newcomer takes only a place of
+/// its own layer: another layer's expert would be copied again in this very step or the next. Layers that this step has not
+/// reached yet rank as if it had brought them what earlier ones did. A prefetch is no use. For v what the gate chose counts,
+/// whatever was run instead. Savings do not end with a sequence. They are integers, in units of 16 ns and at most a second a
+/// use.
+class ExpectedSavings {
+ public:
+  std::uint32_t half_life = 128;  ///< steps, 1 to 4096
+
+  void reserve(Carver& carve, const PoolShape& pool) {
+    weight_.set(half_life, "ExpectedSavings");
+    first_layer_ = pool.first_layer;
+    slots_.reserve(carve, pool);
+    next_uses_.reserve(carve, pool.layers, pool.experts);
+    carve(saved_, slots_.size());
+    carve(rank_, slots_.size());
+    carve(each_, pool.layers);
+    carve(most_, pool.layers);
+    carve(most_expert_, pool.layers);
+    unknown_.reserve(carve, 1, pool.layers);
+    learned_.reserve(carve, 1, pool.layers);
+  }
+
+  FERRY_HD void begin_step(const Step& step) noexcept {
+    prefill_ = step.phase == Phase::prefill;
+    reached_ = 0;
+    next_uses_.begin_step(step);
+    const bool divide = weight_.begin_step(step);
+    if (divide) {
+      constexpr unsigned shift = detail::GrowingWeight::shift;
+      time_ >>= shift;
+      for (std::int64_t& saved : saved_) saved >>= shift;
+      for (std::int64_t& rank : rank_) rank >>= shift;
+      slots_.changed();
+      for (std::uint32_t l = 0; l < slots_.layers(); ++l) unknown_.add(0, static_cast<std::uint16_t>(l));
+    }
+    time_ += weight_() * weight_.steps();
+  }
+
+  FERRY_HD void reset() noexcept { next_uses_.forget(); }
+
+  FERRY_HD void chosen(std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) noexcept {
+    next_uses_.note(slots_.layer(layer), taken, rows);
+  }
+
+  FERRY_HD void saved(View<const Request> uses, std::uint32_t rows, Nanoseconds each) noexcept {
+    const std::uint32_t l = slots_.layer(uses[0].want.id.layer);
+    if (reached_ != l + 1) each_[l] = 0;
+    reached_ = l + 1;
+    const std::int64_t units = each <= 0 ? 0 : ((each < second ? each : second) + 15) >> 4U;
+    if (units == 0) return;
+    last_ = units;
+    each_[l] = units > each_[l] ? units : each_[l];
+    unknown_.add(0, static_cast<std::uint16_t>(l));
+    const std::int64_t worth = weight_() * units;
+    for (const Request& r : uses) {
+      const std::int64_t more = prefill_ ? worth / rows * (r.rows < rows ? r.rows : rows) * weight_.steps() : worth;
+      const std::uint32_t at = slots_.index(r.want.id);
+      saved_[at] += more;
+      rank_[at] += more;
+      slots_.grew(r.want.id);
+    }
+  }
+
+  FERRY_HD void loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept {
+    if (!prefill_ && misses > 0) {
+      counted_ += counted_ < 512 ? 1 : 0;
+      const auto share = static_cast<std::int32_t>(std::uint64_t{loads} * all / misses);
+      loaded_ += (share - loaded_) / counted_;
+    }
+    const auto l = static_cast<std::uint16_t>(slots_.layer(layer));
+    const std::size_t first = std::size_t{l} * slots_.experts();
+    const std::int64_t* const saved = saved_.data() + first;
+    std::int64_t* const rank = rank_.data() + first;
+    if (learns()) {
+      const std::int32_t* const soon = next_uses_.learn(l);
+      // Twice the steps that s counts, what a use saves, and w^2; by a v that counts 2^-14.
+      const std::int64_t each = ((time_ >> 13U) * each_[l] >> 8U) * square();
+      for (std::uint32_t e = 0; e < slots_.experts(); ++e) rank[e] = saved[e] + each * soon[e];
+      learned_.add(0, l);
+    } else if (learned_.has(0, l)) {
+      for (std::uint32_t e = 0; e < slots_.experts(); ++e) rank[e] = saved[e];
+      learned_.remove(0, l);
+    } else {
+      return;
+    }
+    slots_.changed(layer);
+  }
+
+  FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
+  FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
+    const std::int64_t* const ranks = rank_.data();
+    const auto key = [ranks](std::size_t at) { return ranks[at]; };
+    const std::uint32_t l = slots_.layer(incoming.id.layer);
+    std::uint32_t slot = no_slot;
+    if (prefill_) {
+      slot = slots_.least_of(l, barred, key);
+    } else {
+      slot = slots_.least(barred, key, [this](std::int64_t k, std::uint32_t of) { return worth(k, of); });
+      if (learns() && slot != no_slot && slots_[slot].layer != incoming.id.layer) {
+        const std::uint32_t own = slots_.least_of(l, barred, key);
+        if (own != no_slot && !is_far_below(rank(slots_[slot]), rank(slots_[own]))) slot = own;
+      }
+    }
+    if (slot == no_slot) return no_slot;
+    return rank(incoming.id) > rank(slots_[slot]) ? slot : no_slot;
+  }
+  FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
+    const ExpertId before = slots_[slot];
+    if (before.expert != no_expert) unknown_.add(0, static_cast<std::uint16_t>(slots_.layer(before.layer)));
+    unknown_.add(0, static_cast<std::uint16_t>(slots_.layer(what.id.layer)));
+    slots_.put(slot, what.id, rank_[slots_.index(what.id)]);
+  }
+
+  /// The absent expert that saved most, the lowest of those that tie; `no_expert` if none was ever used.
+  FERRY_HD ExpertId wanted() noexcept {
+    unknown_.for_each(0, [&](std::uint16_t l) { most_expert_[l] = slots_.most_absent(l, saved_.data(), most_[l]); });
+    unknown_.clear(0);
+    ExpertId best{0, no_expert};
+    std::int64_t most = 0;
+    for (std::uint32_t l = 0; l < slots_.layers(); ++l) {
+      const std::int64_t here = worth(most_[l], l);
+      if (here <= most) continue;
+      most = here;
+      best = {static_cast<std::uint16_t>(first_layer_ + l), most_expert_[l]};
+    }
+    return best;
+  }
+
+  FERRY_HD Nanoseconds more_saved(ExpertId id, std::uint32_t slot) const noexcept {
+    const std::int64_t newcomer = worth(saved_[slots_.index(id)], slots_.layer(id.layer));
+    const std::int64_t there = slot == no_slot ? 0 : rank(slots_[slot]);
+    const float both = (static_cast<float>(newcomer) + static_cast<float>(there)) / static_cast<float>(weight_());
+    const auto chance = static_cast<std::int64_t>(0.5F * std::sqrt(both * static_cast<float>(last_)));
+    return ((newcomer - there) / weight_() - chance) * 16;
+  }
+
+  [[nodiscard]] const char* check() const noexcept {
+    if (!weight_.is_valid()) return "ExpectedSavings: the weight of a use is out of range";
+    for (std::uint32_t at = 0; at < slots_.size(); ++at) {
+      if (saved_[at] < 0 || saved_[at] > rank_[at]) return "ExpectedSavings: what an expert saved is out of range";
+      if (rank_[at] >= std::int64_t{1} << 62U) return "ExpectedSavings: an expert's rank is out of range";
+    }
+    if (loaded_ < 0 || loaded_ > all) return "ExpectedSavings: the share of misses that are loaded is out of range";
+    if (const char* broken = next_uses_.check()) return broken;
+    return slots_.check([this](std::size_t at) { return rank_[at]; });
+  }
+
+ private:
+  static constexpr Nanoseconds second = 1'000'000'000;
+  static constexpr std::int32_t all = 1 << 24;  ///< of the misses
+
+  FERRY_HD bool learns() const noexcept { return loaded_ >= all / 4; }
+  /// w^2, in units of 2^-8.
+  FERRY_HD std::int32_t square() const noexcept { return (loaded_ >> 16U) * (loaded_ >> 16U) >> 8U; }
+  /// Of a layer of the pool.
+  FERRY_HD std::int64_t worth(std::int64_t counted, std::uint32_t l) const noexcept {
+    return l < reached_ ? counted : weight_.ahead(counted);
+  }
+  FERRY_HD std::int64_t rank(ExpertId id) const noexcept {
+    return worth(rank_[slots_.index(id)], slots_.layer(id.layer));
+  }
+  /// With ranks as numbers of uses.
+  FERRY_HD bool is_far_below(std::int64_t a, std::int64_t b) const noexcept {
+    const float use = static_cast<float>(weight_()) * static_cast<float>(last_);
+    const float both = (static_cast<float>(a) + static_cast<float>(b)) / use;
+    return static_cast<float>(b - a) / use > 1.5F / 256 * static_cast<float>(square()) * std::sqrt(both);
+  }
+
+  detail::SlotExperts slots_;
+  detail::NextUses next_uses_;
+  detail::GrowingWeight weight_;
+  Array<std::int64_t> saved_;         ///< [layers, experts], weighted
+  Array<std::int64_t> rank_;          ///< [layers, experts], the same with what is to be saved soon
+  Array<std::int64_t> each_;          ///< [layers], the most that a use saved last
+  Array<std::int64_t> most_;          ///< [layers], of `saved_` of those that are absent, unless unknown
+  Array<std::uint16_t> most_expert_;  ///< [layers], whose that is
+  detail::ExpertSets unknown_;        ///< one, of layers
+  detail::ExpertSets learned_;        ///< one, of layers whose ranks are not what was saved alone
+  std::int64_t time_ = 0;             ///< steps, weighted
+  std::int64_t last_ = 1;             ///< what a use saved last
+  std::int32_t loaded_ = all;         ///< of the misses of late
+  std::int32_t counted_ = 0;          ///< layers with misses, at most as many as `loaded_` is the mean of
+  std::uint32_t reached_ = 0;         ///< layers of the pool, in this step
+  std::uint16_t first_layer_ = 0;
+  bool prefill_ = false;
+};
+
+static_assert(CachePolicy<ExpectedSavings>);
+
+}  // namespace ferry::inline FERRY_ABI

@@ -1,0 +1,98 @@
+/// @file
+/// How soon each expert is used again: learned while it runs.
+#pragma once
+#include "ferry/detail/choice_regression.hpp"
+#include "ferry/detail/token_history.hpp"
+
+namespace ferry::inline FERRY_ABI::detail {
+
+/// For each expert of a layer v = 1 - prod(1 - V) over the sequences, where V = sum over i >= 1 of 2^-i u(i), and u(i) is 1 if
+/// the sequence's token i steps ahead uses it. Learned as V = (u(1) + V of the next token) / 2 (temporal differences), by a
+/// logistic regression an expert (ChoiceRegression) whose inputs are the experts that the token and the one before it chose in
+/// this layer. What these chose themselves has the weights 1 and 1/2 at first: before anything is learned, what was used last
+/// comes first.
+///
+/// Of a step's rows the last 64 teach. What is learned does not end with a sequence; what its tokens chose does, with the last
+/// one that lives (`forget`).
+///
+/// Source: V is the successor representation of Dayan (1993, "Improving generalization for temporal difference learning"), at a
+/// discount of 1/2, learned by TD(0) (Sutton, 1988).
+///
+/// Complexity: `learn` O(rows k E), at batch 1 some 6 k E additions; `note` O(rows k). State, for each layer: 2 (2 E + 1) E
+/// bytes (4 KB for 32 experts, 66 KB for 128), and 1,536 for each 64 experts.
+class NextUses {
+ public:
+  static constexpr std::int32_t one = ChoiceRegression::one;  ///< a probability, and a v
+
+  void reserve(Carver& carve, std::uint32_t layers, std::uint32_t experts) {
+    experts_ = experts;
+    history_.reserve(carve, 3, layers, experts);
+    learned_.reserve(carve, layers, 2U * experts, experts);
+    carve(soon_, experts);
+    carve(error_, experts);
+    if (carve.measuring()) return;
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      for (std::uint32_t e = 0; e < experts; ++e) {
+        learned_.set(l, e, e, ChoiceRegression::weight_of_1);
+        learned_.set(l, experts + e, e, ChoiceRegression::weight_of_1 / 2);
+      }
+    }
+  }
+
+  FERRY_HD void begin_step(const Step& step) noexcept { history_.begin_step(step); }
+  /// Sequences that come now are others, whatever their numbers.
+  FERRY_HD void forget() noexcept { history_.forget(); }
+  /// What the rows of a layer chose, [rows, k], as TokenHistory::note has it.
+  FERRY_HD void note(std::uint32_t layer, View<const Route> taken, View<const std::uint32_t> rows) noexcept {
+    history_.note(layer, taken, rows);
+  }
+  /// Behind `note` of this layer: v of each of its experts [experts], until the next call.
+  FERRY_HD const std::int32_t* learn(std::uint32_t layer) noexcept {
+    std::int32_t* const soon = soon_.data();
+    for (std::uint32_t e = 0; e < experts_; ++e) soon[e] = one;  // at first the products of 1 - V
+    for (std::uint32_t token = history_.first(), end = token + history_.rows(); token < end; ++token)
+      learn(layer, token);
+    for (std::uint32_t e = 0; e < experts_; ++e) soon[e] = one - soon[e];
+    return soon;
+  }
+
+  [[nodiscard]] const char* check() const noexcept { return learned_.check(); }
+
+ private:
+  /// What tells how soon experts are used behind a token.
+  FERRY_HD void give_inputs(std::uint32_t l, std::uint32_t token) noexcept {
+    learned_.clear();
+    history_.for_each(token, l, [this](std::uint16_t e) { learned_.add(e); });
+    history_.for_each(history_.before(token, l), l, [this](std::uint16_t e) { learned_.add(experts_ + e); });
+  }
+
+  /// The token teaches what should have been said of the one before it; and if it is the last of its sequence, what is to be
+  /// said now goes to `soon_`.
+  FERRY_HD void learn(std::uint32_t l, std::uint32_t token) noexcept {
+    if (!history_.is_known(token, l)) return;
+    const std::uint32_t before = history_.before(token, l);
+    const bool last = history_.is_last(token), teaches = before != TokenHistory::none;
+    if (!last && !teaches) return;
+    give_inputs(l, token);
+    const std::int32_t* value = learned_.ask(l);
+    std::int32_t *const soon = soon_.data(), *const error = error_.data();
+    if (last) {
+      for (std::uint32_t e = 0; e < experts_; ++e) soon[e] = soon[e] * (one - value[e]) >> 14U;
+    }
+    if (!teaches) return;
+    for (std::uint32_t e = 0; e < experts_; ++e) error[e] = value[e] / 2;
+    history_.for_each(token, l, [error](std::uint16_t e) { error[e] += one / 2; });
+    give_inputs(l, before);
+    value = learned_.ask(l);
+    for (std::uint32_t e = 0; e < experts_; ++e) error[e] -= value[e];
+    learned_.learn(l, error);
+  }
+
+  TokenHistory history_;
+  ChoiceRegression learned_;
+  Array<std::int32_t> soon_;   ///< [experts]
+  Array<std::int32_t> error_;  ///< [experts]
+  std::uint32_t experts_ = 0;
+};
+
+}  // namespace ferry::inline FERRY_ABI::detail

@@ -1,0 +1,407 @@
+#include "ferry/cache/expected_savings.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/cache_drive.hpp"
+#include "support/policies.hpp"
+#include "support/random.hpp"
+
+using namespace ferry;
+using namespace ferry::test;
+
+namespace {
+
+using Order = std::vector<std::uint32_t>;
+
+constexpr Nanoseconds unit = 16'000'000;  // what a use saves: a multiple of what the policy counts in
+
+ExpectedSavings decaying(std::uint32_t half_life) {
+  ExpectedSavings policy;
+  policy.half_life = half_life;
+  return policy;
+}
+
+void pass(Placed<ExpectedSavings>& policy, int steps = 1) {
+  for (int i = 0; i < steps; ++i) policy->begin_step(StepOf(Phase::decode, 1));
+}
+
+/// An expert that `rows` of the `of` rows chose.
+void use(Placed<ExpectedSavings>& policy, ExpertId id, int times = 1, std::uint32_t rows = 1, std::uint32_t of = 1) {
+  Request r;
+  r.want = {id, Precision::full};
+  r.rows = rows;
+  for (int i = 0; i < times; ++i) policy->saved({&r, 1}, of, unit);
+}
+
+/// A layer without loads: the host computes every miss, and nothing is learned.
+void all_on_host(Placed<ExpectedSavings>& policy, std::uint16_t layer = 0) {
+  policy->loaded(layer, 0, 1);
+}
+
+/// A layer of a step: rows [rows, k] choose, and of ten misses so many are loaded.
+void choose(Placed<ExpectedSavings>& policy, std::uint16_t layer, const std::vector<std::vector<std::uint16_t>>& rows,
+            std::uint32_t loads = 10) {
+  std::vector<Route> routes;
+  std::vector<Request> uses;
+  for (const auto& row : rows) {
+    for (const std::uint16_t e : row) {
+      routes.push_back({e, 1.0F, no_expert});
+      const auto same = std::find_if(uses.begin(), uses.end(), [&](const Request& r) { return r.want.id.expert == e; });
+      if (same != uses.end()) {
+        ++same->rows;
+        continue;
+      }
+      uses.emplace_back();
+      uses.back().want = full(layer, e);
+      uses.back().rows = 1;
+    }
+  }
+  policy->chosen(layer, {routes.data(), static_cast<std::uint32_t>(routes.size())}, {});
+  policy->saved({uses.data(), static_cast<std::uint32_t>(uses.size())}, static_cast<std::uint32_t>(rows.size()), unit);
+  policy->loaded(layer, loads, 10);
+  REQUIRE(broken(*policy) == "");
+}
+/// A decode step of one layer.
+void step(Placed<ExpectedSavings>& policy, const std::vector<std::vector<std::uint16_t>>& rows,
+          std::uint32_t loads = 10) {
+  policy->begin_step(StepOf(Phase::decode, static_cast<std::uint32_t>(rows.size())));
+  choose(policy, 0, rows, loads);
+}
+
+/// In uses, and without what is taken off for chance.
+double counted(Placed<ExpectedSavings>& policy, ExpertId id) {
+  const double more = static_cast<double>(policy->more_saved(id, no_slot)) / unit;  // n - sqrt(n) / 2
+  const double root = (0.5 + std::sqrt(0.25 + 4 * more)) / 2;
+  return root * root;
+}
+
+/// What its rank has beside that, in uses. It takes slot 0.
+double soon_saved(Placed<ExpectedSavings>& policy, ExpertId id) {
+  policy->replace(0, {id, Precision::full}, true);
+  // An expert that was never used saves less than this one by its rank n, and sqrt(n) / 2.
+  const double less = -static_cast<double>(policy->more_saved({id.layer, 7}, 0)) / unit;
+  const double root = (-0.5 + std::sqrt(0.25 + 4 * less)) / 2;
+  return root * root - counted(policy, id);
+}
+
+}  // namespace
+
+TEST_CASE("what was saved counts half after a half-life") {
+  Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8}, decaying(10));
+  pass(policy);
+  use(policy, {0, 0}, 2);
+  CHECK(counted(policy, {0, 0}) == doctest::Approx(2).epsilon(0.001));
+  pass(policy, 10);
+  use(policy, {0, 1});  // the layer was reached in this step, too
+  CHECK(counted(policy, {0, 0}) == doctest::Approx(1).epsilon(0.001));
+  CHECK(counted(policy, {0, 1}) == doctest::Approx(1).epsilon(0.001));
+  pass(policy, 30);
+  use(policy, {0, 1});
+  CHECK(counted(policy, {0, 0}) == doctest::Approx(0.125).epsilon(0.001));
+}
+
+TEST_CASE("a newcomer that did not save more is refused") {
+  Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8}, decaying(64));
+  all_on_host(policy);
+  for (std::uint16_t s = 0; s < 2; ++s) policy->replace(s, full(0, s), true);
+  use(policy, {0, 0}, 4);
+  use(policy, {0, 1}, 2);
+  use(policy, {0, 2}, 2);
+  const std::uint8_t none[2] = {}, second[2] = {0, 1};
+  CHECK(policy->victim(full(0, 2), {none, 1}) == no_slot);
+  use(policy, {0, 2});
+  CHECK(policy->victim(full(0, 2), {none, 1}) == 1);
+  CHECK(policy->victim(full(0, 2), {second, 1}) == no_slot);
+}
+
+TEST_CASE("of what a newcomer saved more, half the root of both is left out") {
+  Placed<ExpectedSavings> policy(PoolShape{1, 0, 1, 8}, decaying(64));
+  policy->replace(0, full(0, 0), true);
+  use(policy, {0, 1});
+  CHECK(policy->more_saved({0, 1}, 0) == doctest::Approx(0.5 * unit).epsilon(0.001));  // 1 - sqrt(1) / 2
+  use(policy, {0, 0}, 6);
+  use(policy, {0, 1}, 9);
+  CHECK(policy->more_saved({0, 1}, 0) == doctest::Approx(2 * unit).epsilon(0.001));  // 10 - 6 - sqrt(16) / 2
+  CHECK(policy->more_saved({0, 0}, 0) < 0);
+}
+
+TEST_CASE("a use that saves more counts more, and one that saves nothing not at all") {
+  Placed<ExpectedSavings> policy(PoolShape{1, 0, 1, 8});
+  Request r;
+  r.want = full(0, 0);
+  policy->saved({&r, 1}, 1, 0);
+  policy->saved({&r, 1}, 1, -5);
+  CHECK(policy->wanted().expert == no_expert);
+  policy->saved({&r, 1}, 1, 3);  // below the unit, and more than nothing
+  CHECK(policy->wanted() == ExpertId{0, 0});
+  r.want = full(0, 1);
+  policy->saved({&r, 1}, 1, unit);
+  CHECK(policy->wanted() == ExpertId{0, 1});
+}
+
+TEST_CASE("a prompt's uses count by its rows, and make room in their own layer only") {
+  Placed<ExpectedSavings> policy(PoolShape{2, 0, 2, 8}, decaying(64));
+  policy->replace(0, full(0, 0), true);
+  policy->replace(1, full(1, 0), true);
+  policy->begin_step(StepOf(Phase::prefill, 4));
+  use(policy, {0, 1}, 1, 3, 4);  // as a decode step a row, in which three of four rows chose it
+  use(policy, {0, 2}, 1, 1, 4);
+  CHECK(counted(policy, {0, 1}) == doctest::Approx(3).epsilon(0.001));
+  CHECK(counted(policy, {0, 2}) == doctest::Approx(1).epsilon(0.001));
+  const std::uint8_t none[2] = {}, first[2] = {1, 0};
+  CHECK(policy->victim(full(0, 1), {none, 1}) == 0);
+  CHECK(policy->victim(full(0, 1), {first, 1}) == no_slot);
+  policy->begin_step(StepOf(Phase::prefill, 1000));  // as eight steps, an eighth of the half-life
+  use(policy, {1, 5}, 1, 500, 1000);
+  CHECK(counted(policy, {1, 5}) == doctest::Approx(4).epsilon(0.001));
+  CHECK(counted(policy, {0, 1}) == doctest::Approx(3 * std::exp2(-8.0 / 64)).epsilon(0.001));
+  CHECK(policy->victim(full(1, 5), {none, 1}) == 1);
+}
+
+TEST_CASE("layers that a step has not reached rank with those that it has") {
+  Placed<ExpectedSavings> policy(PoolShape{2, 0, 2, 8}, decaying(1));
+  all_on_host(policy);
+  policy->replace(0, full(0, 0), true);
+  policy->replace(1, full(1, 0), true);
+  use(policy, {0, 1}, 4);
+  use(policy, {1, 0}, 4);
+  pass(policy);            // half is left of all of it,
+  use(policy, {0, 1}, 1);  // and this one has 3 instead of 4
+  const std::uint8_t first[2] = {1, 0};
+  CHECK(policy->victim(full(0, 1), {first, 1}) == no_slot);
+  use(policy, {0, 1}, 2);  // 5
+  CHECK(policy->victim(full(0, 1), {first, 1}) == 1);
+}
+
+TEST_CASE("wanted is the absent expert that saved most") {
+  Placed<ExpectedSavings> policy(PoolShape{2, 3, 2, 8});
+  CHECK(policy->wanted().expert == no_expert);
+  use(policy, {3, 1});
+  CHECK(policy->wanted() == ExpertId{3, 1});
+  use(policy, {4, 5});
+  CHECK(policy->wanted() == ExpertId{3, 1});  // the lower layer of equals
+  policy->replace(0, full(3, 1), false);
+  CHECK(policy->wanted() == ExpertId{4, 5});
+  policy->replace(1, full(4, 5), false);
+  CHECK(policy->wanted().expert == no_expert);
+  policy->replace(1, full(4, 6), false);  // 5 has left
+  CHECK(policy->wanted() == ExpertId{4, 5});
+}
+
+TEST_CASE("over thousands of steps, against sums of powers") {
+  constexpr std::uint16_t layers = 3, experts = 70;
+  constexpr std::uint32_t slots = 12;
+  for (const std::uint32_t half_life : {7U, 300U, 4096U}) {
+    CAPTURE(half_life);
+    Placed<ExpectedSavings> policy(PoolShape{slots, 1, layers, experts}, decaying(half_life));
+    all_on_host(policy, 1);
+    Random random(half_life);
+    std::vector<double> uses(layers * experts, 0.0);
+    std::vector<std::uint32_t> holds(slots);
+    const auto id = [](std::uint32_t at) {
+      return ExpertId{static_cast<std::uint16_t>(1 + at / experts), static_cast<std::uint16_t>(at % experts)};
+    };
+    for (std::uint32_t s = 0; s < slots; ++s) {
+      holds[s] = s * 17;
+      policy->replace(s, {id(holds[s]), Precision::full}, true);
+    }
+    const auto is_there = [&](std::uint32_t at) { return std::find(holds.begin(), holds.end(), at) != holds.end(); };
+    int decided = 0;
+    for (int i = 0; i < 3000; ++i) {
+      pass(policy);
+      for (double& u : uses) u *= std::exp2(-1.0 / half_life);
+      std::vector<std::uint32_t> chosen;
+      for (int n = 0; n < 6; ++n)  // some far more often than others
+        chosen.push_back(std::min(random.below(layers * experts), random.below(layers * experts)));
+      std::sort(chosen.begin(), chosen.end());
+      for (const std::uint32_t at : chosen) {
+        use(policy, id(at));
+        uses[at] += 1;
+      }
+      use(policy, id(layers * experts - 1));  // the last layer is reached
+      uses.back() += 1;
+      std::uint8_t flags[slots];
+      for (auto& f : flags) f = random.chance(30) ? 1 : 0;
+      // Where the sums leave no doubt.
+      double most = 0, second = 0, least = 1e9, next = 1e9;
+      std::uint32_t wanted = 0, victim = no_slot;
+      for (std::uint32_t at = 0; at < uses.size(); ++at) {
+        if (is_there(at)) continue;
+        if (uses[at] > most) {
+          second = most;
+          most = uses[at];
+          wanted = at;
+        } else {
+          second = std::max(second, uses[at]);
+        }
+      }
+      for (std::uint32_t s = 0; s < slots; ++s) {
+        if (flags[s] != 0) continue;
+        if (uses[holds[s]] < least) {
+          next = least;
+          least = uses[holds[s]];
+          victim = s;
+        } else {
+          next = std::min(next, uses[holds[s]]);
+        }
+      }
+      REQUIRE(broken(*policy) == "");
+      if (most - second < 1e-3 * most || victim == no_slot || next - least < 1e-3 * most) continue;
+      if (std::abs(most - least) < 1e-3 * most) continue;
+      ++decided;
+      REQUIRE(policy->wanted() == id(wanted));
+      const std::uint32_t slot = policy->victim({id(wanted), Precision::full}, {flags, 1});
+      REQUIRE(slot == (most > least ? victim : no_slot));
+      if (slot == no_slot || random.chance(50)) continue;
+      const double more = static_cast<double>(policy->more_saved(id(wanted), slot)) / unit;
+      REQUIRE(std::abs(more - (most - least - 0.5 * std::sqrt(most + least))) < 0.002 + 0.001 * most);
+      policy->replace(slot, {id(wanted), Precision::full}, false);
+      holds[slot] = wanted;
+    }
+    CHECK(decided > 300);
+  }
+}
+
+// Where misses are loaded.
+
+TEST_CASE("what follows what is used now keeps its place, though it was not used last") {
+  // 0 comes behind 1, 2 behind 3; pairs by chance.
+  Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8});
+  Random random(1);
+  for (int i = 0; i < 300; ++i) {
+    const bool first = random.chance(50);
+    step(policy, {{static_cast<std::uint16_t>(first ? 1 : 3)}});
+    step(policy, {{static_cast<std::uint16_t>(first ? 0 : 2)}});
+  }
+  policy->replace(0, full(0, 0), true);
+  policy->replace(1, full(0, 2), true);
+  const std::uint8_t none[2] = {};
+  step(policy, {{1}});
+  CHECK(policy->victim(full(0, 1), {none, 1}) == 1);
+  step(policy, {{0}});
+  step(policy, {{3}});
+  CHECK(policy->victim(full(0, 3), {none, 1}) == 0);
+}
+
+TEST_CASE("what is used soon counts by the square of the share of misses that are loaded, and not below a quarter") {
+  // 0 and 1 take turns for long. What 1 saves soon, now that 0 is used, is twice v of all steps that count, which are at most
+  // 64 / ln 2 = 92; and v, of a use in each second token from the next one on, is 2/3.
+  const auto soon = [](std::uint32_t loads) {
+    Placed<ExpectedSavings> policy(PoolShape{1, 0, 1, 8}, decaying(64));
+    for (std::uint16_t i = 0; i < 4000; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}}, loads);
+    step(policy, {{0}}, loads);
+    return soon_saved(policy, {0, 1});
+  };
+  const double all = soon(10);
+  CHECK(all == doctest::Approx(2 * 92.8 * 2 / 3).epsilon(0.03));
+  CHECK(soon(5) == doctest::Approx(all / 4).epsilon(0.02));
+  CHECK(soon(3) == doctest::Approx(all * 0.09).epsilon(0.05));
+  CHECK(soon(2) == doctest::Approx(0).epsilon(0.001));
+  CHECK(soon(0) == doctest::Approx(0).epsilon(0.001));
+}
+
+TEST_CASE("the share of misses that are loaded is the mean of the first layers with misses, and then of late") {
+  Placed<ExpectedSavings> policy(PoolShape{1, 0, 1, 8}, decaying(4096));
+  const auto learns = [&policy] { return soon_saved(policy, {0, 1}) > 10; };
+  for (int i = 0; i < 1000; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}}, 10);
+  step(policy, {{0}}, 10);
+  CHECK(learns());
+  // After n layers without loads (511/512)^n is left, which is a quarter at 709.
+  for (int i = 0; i < 690; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}}, 0);
+  step(policy, {{0}}, 0);
+  CHECK(learns());
+  for (int i = 0; i < 40; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}}, 0);
+  step(policy, {{0}}, 0);
+  CHECK(!learns());
+  Placed<ExpectedSavings> fresh(PoolShape{2, 0, 1, 8});
+  fresh->begin_step(StepOf(Phase::prefill, 1));
+  fresh->loaded(0, 1, 1);  // a prompt changes it not, nor does a layer without misses
+  step(fresh, {{0}}, 0);
+  fresh->loaded(0, 0, 0);
+  fresh->replace(0, full(0, 0), true);
+  CHECK(fresh->more_saved({0, 7}, 0) == doctest::Approx(-1.5 * unit).epsilon(0.001));  // one use, and half its root
+}
+
+TEST_CASE("what nobody waits for takes a place by what it saved alone") {
+  // 1 always follows 0. As a newcomer it counts with its uses alone, and against what is used soon with all of that.
+  Placed<ExpectedSavings> policy(PoolShape{1, 0, 1, 8});
+  for (std::uint16_t i = 0; i < 400; ++i) step(policy, {{static_cast<std::uint16_t>(i % 2)}});
+  step(policy, {{0}});
+  const double uses = counted(policy, {0, 1});
+  CHECK(uses > 50);
+  CHECK(uses < 93);                      // every other of 185 steps
+  policy->replace(0, full(0, 2), true);  // never used
+  CHECK(policy->wanted() == ExpertId{0, 0});
+  const std::uint8_t none[1] = {};
+  CHECK(policy->victim(full(0, 1), {none, 1}) == 0);
+  policy->replace(0, full(0, 1), true);
+  CHECK(policy->victim(full(0, 0), {none, 1}) == no_slot);
+  CHECK(policy->more_saved({0, 0}, 0) < -50 * unit);
+}
+
+TEST_CASE("a place of another layer is taken if that ranks below the own layer's least by more than chance") {
+  const auto victim = [](int uses_there, std::uint32_t loads) {
+    Placed<ExpectedSavings> policy(PoolShape{2, 0, 2, 64}, decaying(4096));
+    policy->replace(0, full(0, 0), true);
+    policy->replace(1, full(1, 0), true);
+    const auto both = [&](std::uint16_t first, std::uint16_t second) {
+      step(policy, {{first}}, loads);
+      choose(policy, 1, {{second}}, loads);
+    };
+    for (int i = 0; i < 40; ++i) both(0, static_cast<std::uint16_t>(i < uses_there ? 0 : 1));
+    for (int i = 0; i < 60; ++i) both(1, 2);
+    step(policy, {{1}}, loads);
+    const std::uint8_t none[2] = {};
+    return policy->victim(full(0, 1), {none, 1});
+  };
+  CHECK(victim(40, 10) == 0);
+  CHECK(victim(30, 10) == 0);
+  CHECK(victim(2, 10) == 1);
+  CHECK(victim(30, 0) == 1);  // where the host computes, the least of all
+}
+
+TEST_CASE("the rows of a prompt teach") {
+  // They went round, 4, 5, 6, 7: behind a 4 comes 5, then 6, and 4 itself last.
+  Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8});
+  policy->replace(0, full(0, 6), true);
+  policy->replace(1, full(0, 7), true);
+  std::vector<std::vector<std::uint16_t>> rows;
+  for (std::uint16_t i = 0; i < 200; ++i) rows.push_back({static_cast<std::uint16_t>(4 + i % 4)});
+  for (int i = 0; i < 6; ++i) {
+    policy->begin_step(StepOf(Phase::prefill, 200));
+    choose(policy, 0, rows);
+  }
+  step(policy, {{4}});
+  const std::uint8_t none[2] = {};
+  CHECK(policy->victim(full(0, 5), {none, 1}) == 1);
+  CHECK(policy->victim(full(0, 4), {none, 1}) == no_slot);
+}
+
+TEST_CASE("behind a reset a sequence of the same number is a new one") {
+  // The twin is told of no reset, and of a new number for each sequence.
+  Placed<ExpectedSavings> policy(PoolShape{3, 0, 1, 8}), twin(PoolShape{3, 0, 1, 8});
+  for (Placed<ExpectedSavings>* p : {&policy, &twin}) {
+    for (std::uint16_t s = 0; s < 3; ++s) (*p)->replace(s, full(0, s), true);
+  }
+  Random random(2);
+  for (std::uint32_t sequence = 0; sequence < 400; ++sequence) {
+    for (std::uint32_t token = 0; token < 3; ++token) {
+      const auto e = static_cast<std::uint16_t>(random.chance(80) ? 2 * token + sequence % 2 : random.below(8));
+      const std::uint32_t same = 0;
+      policy->begin_step(Step{Phase::decode, {&same, 1}});
+      twin->begin_step(Step{Phase::decode, {&sequence, 1}});
+      for (Placed<ExpectedSavings>* p : {&policy, &twin}) choose(*p, 0, {{e}});
+      for (std::uint32_t s = 0; s < 3; ++s) REQUIRE(policy->more_saved({0, 7}, s) == twin->more_saved({0, 7}, s));
+    }
+    policy->reset();
+  }
+}
+
+TEST_CASE("a half-life that cannot be is refused") {
+  CHECK_THROWS_WITH_AS(Placed<ExpectedSavings>(PoolShape{1, 0, 1, 2}, decaying(0)),
+                       "ExpectedSavings: half_life is 0 steps, expected 1 to 4096", ConfigError);
+  CHECK_THROWS_AS(Placed<ExpectedSavings>(PoolShape{1, 0, 1, 2}, decaying(4097)), ConfigError);
+}
