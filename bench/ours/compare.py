@@ -3,7 +3,7 @@
 much faster they are than the best of the others.
 
   bench/run ours [--traces FILES] [--texts FILES] [--tokens N] [--joined N [--prompt N]]
-                 [--int4 | --device | --lossy] [--prefetch-chunk SHARE] [--out FOLDER] [--json FILE]
+                 [--int4 | --device | --lossy] [--host SHARE] [--prefetch-chunk SHARE] [--out FOLDER] [--json FILE]
 
 A cell is a trace, a machine, a budget and a batch. `--traces` are of `ferry trace import` or `ferry trace record`; over
 each of `--texts` both bundled models are recorded first, and their experts count as large as Qwen1.5-MoE's and
@@ -13,7 +13,8 @@ effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, 
 the papers have them and once as calibrated, and with what else holds experts in INT4; otherwise it is `ferry` beside
 every lossless stack. Stacks that read what a trace does not have are left out on it. `--joined N` makes of each trace
 sequences of N tokens, in whose midst the subject changes where a recorded one ended; `--prompt N` makes the first of
-them a prompt. `--prefetch-chunk` compares each stack with itself instead, where demand overtakes prefetches. Results lie in FOLDER (build/ours), where a second run goes on:
+them a prompt. `--host 25%` takes machines with a quarter of their host's speed, where `ferry-device` is
+among the others. `--prefetch-chunk` compares each stack with itself instead, where demand overtakes prefetches. Results lie in FOLDER (build/ours), where a second run goes on:
 give another one for another ferry. The page is printed as Markdown.
 """
 import argparse
@@ -87,9 +88,34 @@ def narrow_twin(folder):
     return path
 
 
-def machines(folder):
-    names = sorted(p.stem for p in (ROOT / "reference_engine/machines").glob("*.json"))
-    return names + [str(narrow_twin(folder))]
+def slow_twin(folder, path, share):
+    """The machine with that share of its host's speed, in percent."""
+    machine = json.loads(path.read_text())
+    machine["name"] += f"-host-{share}"
+    speeds = [machine["host_memory"][name] for name in ("peak_bytes_per_s", "effective_bytes_per_s")]
+    speeds += [machine["host_compute"][name] for name in ("peak_flops", "effective_flops")]
+    for speed in speeds:
+        speed["value"] = int(speed["value"] * share / 100)
+        speed["source"] = f"derived: {share}% of it"
+    machine.pop("stated", None)
+    twin = folder / f"{machine['name']}.json"
+    twin.write_text(json.dumps(machine, indent=1) + "\n")
+    return str(twin)
+
+
+def machines(folder, host):
+    paths = sorted((ROOT / "reference_engine/machines").glob("*.json")) + [narrow_twin(folder)]
+    if host != 100:
+        return [slow_twin(folder, path, host) for path in paths]
+    return [p.stem for p in paths[:-1]] + [str(paths[-1])]
+
+
+def percent(text):
+    """25% as 25."""
+    number = int(text.removesuffix("%"))
+    if not text.endswith("%") or not 1 <= number <= 100:
+        raise ValueError
+    return number
 
 
 def sweep(ferry, folder, trace, shape, tokens, stacks, names, defaults="paper", chunk=None):
@@ -201,6 +227,8 @@ def arguments():
     which.add_argument("--int4", action="store_true", help="ferry-int4 beside its like")
     which.add_argument("--device", action="store_true", help="ferry-device beside its like")
     which.add_argument("--lossy", action="store_true", help="ferry-lossy beside its like")
+    p.add_argument("--host", type=percent, default=100, metavar="SHARE",
+                   help="that share of each machine's host, 1%% to 100%%, and ferry-device among the others")
     p.add_argument("--prefetch-chunk", help="a share of an expert, or a size: each stack beside itself with it")
     p.add_argument("--out", type=Path, default=ROOT / "build/ours", help="folder of results (default: build/ours)")
     p.add_argument("--json", type=Path, help="write every cell to this file")
@@ -243,6 +271,8 @@ def with_joined_sequences(trace, args):
 
 def main():
     args = arguments()
+    if args.host != 100:
+        args.out /= f"host-{args.host}"
     args.out.mkdir(parents=True, exist_ok=True)
     work = [(trace, None) for trace in args.traces]
     for model, shape in MODELS.items():
@@ -259,8 +289,10 @@ def main():
             work.append((trace, shape))
     if args.joined:
         work = [(with_joined_sequences(trace, args), shape) for trace, shape in work]
-    names = machines(args.out)
+    names = machines(args.out, args.host)
     kind = INT4 if args.int4 else DEVICE if args.device else LOSSY if args.lossy else FULL
+    if args.host != 100 and kind is FULL:
+        kind = FULL._replace(others=[*FULL.others, DEVICE.ours])
     if args.prefetch_chunk:
         compare_chunks(args, work, kind, names)
         return

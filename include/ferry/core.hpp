@@ -165,6 +165,7 @@ class Core {
     }
     tasks_.end(Fence{++fence_}, slots_);
     measured_.note(phase_, layer, times);
+    slots_.finished(layer);
     if (phase_ == Phase::prefill) tasks_.staging().finish(times);
   }
 

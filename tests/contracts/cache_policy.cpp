@@ -106,6 +106,12 @@ TEST_CASE_TEMPLATE_DEFINE("CachePolicy", Cache, cache_policy_contract) {
           twin->loaded(v.id.layer, loads, misses);
         }
       }
+      if constexpr (part::SeesLayersEnd<Cache>) {
+        if (demand) {
+          cache->finished(v.id.layer);
+          twin->finished(v.id.layer);
+        }
+      }
       if constexpr (part::Wants<Cache>) {
         const ExpertId wanted = cache->wanted();
         CHECK(wanted == twin->wanted());

@@ -115,22 +115,27 @@ class ExpectedSavings {
       loaded_ += (share - loaded_) / counted_;
     }
     const auto l = static_cast<std::uint16_t>(slots_.layer(layer));
-    const std::size_t first = std::size_t{l} * slots_.experts();
+    const std::uint32_t experts = slots_.experts();
+    const std::size_t first = std::size_t{l} * experts;
     const std::int64_t* const saved = saved_.data() + first;
     std::int64_t* const rank = rank_.data() + first;
     if (learns()) {
-      const std::int32_t* const soon = next_uses_.learn(l);
+      const std::int32_t* const soon = next_uses_.ask(l);
       // Twice the steps that s counts, what a use saves, and w^2; by a v that counts 2^-14.
       const std::int64_t each = ((time_ >> 13U) * each_[l] >> 8U) * square();
-      for (std::uint32_t e = 0; e < slots_.experts(); ++e) rank[e] = saved[e] + each * soon[e];
+      for (std::uint32_t e = 0; e < experts; ++e) rank[e] = saved[e] + each * soon[e];
       learned_.add(0, l);
     } else if (learned_.has(0, l)) {
-      for (std::uint32_t e = 0; e < slots_.experts(); ++e) rank[e] = saved[e];
+      for (std::uint32_t e = 0; e < experts; ++e) rank[e] = saved[e];
       learned_.remove(0, l);
     } else {
       return;
     }
     slots_.changed(layer);
+  }
+
+  FERRY_HD void finished(std::uint16_t layer) noexcept {
+    if (learns()) next_uses_.learn(slots_.layer(layer));
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
@@ -142,7 +147,9 @@ class ExpectedSavings {
     if (prefill_) {
       slot = slots_.least_of(l, barred, key);
     } else {
-      slot = slots_.least(barred, key, [this](std::int64_t k, std::uint32_t of) { return worth(k, of); });
+      slot = slots_.least(barred, key, [reached = reached_, weight = weight_](std::int64_t k, std::uint32_t of) {
+        return of < reached ? k : weight.ahead(k);  // by copies, which no store can change
+      });
       if (learns() && slot != no_slot && slots_[slot].layer != incoming.id.layer) {
         const std::uint32_t own = slots_.least_of(l, barred, key);
         if (own != no_slot && !is_far_below(rank(slots_[slot]), rank(slots_[own]))) slot = own;

@@ -86,6 +86,11 @@ class CachedSlots {
       residency_.for_each_pool(layer, [&](std::uint16_t pool) { caches_[pool].loaded(layer, loads, misses); });
     }
   }
+  FERRY_HD void finished(std::uint16_t layer) noexcept {
+    if constexpr (part::SeesLayersEnd<Cache>) {
+      residency_.for_each_pool(layer, [&](std::uint16_t pool) { caches_[pool].finished(layer); });
+    }
+  }
   /// `present`: [experts], where each expert of a layer is, at its best precision.
   FERRY_HD void states(std::uint16_t layer, Array<State>& present) const noexcept {
     for (State& s : present) s = State::absent;

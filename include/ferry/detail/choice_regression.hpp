@@ -45,23 +45,25 @@ class ChoiceRegression {
   /// The probabilities [experts], each 0 to `one`, until the next call.
   FERRY_HD FERRY_HOT std::int32_t* ask(std::uint32_t table) noexcept {
     std::int32_t* const sum = sum_.data();
-    for (std::uint32_t e = 0; e < experts_; ++e) sum[e] = 0;
-    for (std::uint32_t i = 0; i < count_; ++i) {
+    const std::uint32_t experts = experts_, count = count_;  // which no store into `sum` can change
+    for (std::uint32_t e = 0; e < experts; ++e) sum[e] = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
       const std::int16_t* const weights = of(table, known_[i]);
-      for (std::uint32_t e = 0; e < experts_; ++e) sum[e] += weights[e];
+      for (std::uint32_t e = 0; e < experts; ++e) sum[e] += weights[e];
     }
-    for (std::uint32_t e = 0; e < experts_; ++e) sum[e] = probability(sum[e]);
+    for (std::uint32_t e = 0; e < experts; ++e) sum[e] = probability(sum[e]);
     return sum;
   }
 
   /// `error`: [experts], what would have been right less what `ask` said; it is overwritten.
   FERRY_HD FERRY_HOT void learn(std::uint32_t table, std::int32_t* error) noexcept {
     constexpr std::int32_t rate = (one + 5) / 10, most = 8 * weight_of_1;
+    const std::uint32_t experts = experts_, count = count_;
     // A probability counts 2^-14 and a weight 2^-11.
-    for (std::uint32_t e = 0; e < experts_; ++e) error[e] = (error[e] * (rate / 8) + one / 2) >> 14U;
-    for (std::uint32_t i = 0; i < count_; ++i) {
+    for (std::uint32_t e = 0; e < experts; ++e) error[e] = (error[e] * (rate / 8) + one / 2) >> 14U;
+    for (std::uint32_t i = 0; i < count; ++i) {
       std::int16_t* const weights = of(table, known_[i]);
-      for (std::uint32_t e = 0; e < experts_; ++e) {
+      for (std::uint32_t e = 0; e < experts; ++e) {
         std::int32_t to = weights[e] + error[e];
         to = to < most ? to : most;
         weights[e] = static_cast<std::int16_t>(to > -most ? to : -most);

@@ -98,6 +98,11 @@ concept SeesLoads = requires(C c, std::uint16_t layer, std::uint32_t loads, std:
   noexcept;
 };
 template <class C>
+concept SeesLayersEnd = requires(C c, std::uint16_t layer) {
+  { c.finished(layer) }
+  noexcept;
+};
+template <class C>
 concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
   { c.wanted() }
   noexcept->std::same_as<ExpertId>;
@@ -161,6 +166,7 @@ consteval void check_hooks() {
                    "chosen(std::uint16_t layer, View<const Route>, View<const std::uint32_t> rows) noexcept");
   FERRY_CHECK_HOOK(C, loaded, SeesLoads,
                    "loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept");
+  FERRY_CHECK_HOOK(C, finished, SeesLayersEnd, "finished(std::uint16_t layer) noexcept");
   FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
   FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
   FERRY_CHECK_HOOK(R, revise, Revises, "revise(Phase, View<Route>) noexcept");

@@ -18,7 +18,7 @@ namespace ferry::inline FERRY_ABI::detail {
 /// Source: V is the successor representation of Dayan (1993, "Improving generalization for temporal difference learning"), at a
 /// discount of 1/2, learned by TD(0) (Sutton, 1988).
 ///
-/// Complexity: `learn` O(rows k E), at batch 1 some 6 k E additions; `note` O(rows k). State, for each layer: 2 (2 E + 1) E
+/// Complexity: at batch 1 `ask` some 2 k E additions and `learn` 6 k E, O(rows k E) both; `note` O(rows k). State, for each layer: 2 (2 E + 1) E
 /// bytes (4 KB for 32 experts, 66 KB for 128), and 1,536 for each 64 experts.
 class NextUses {
  public:
@@ -47,45 +47,50 @@ class NextUses {
     history_.note(layer, taken, rows);
   }
   /// Behind `note` of this layer: v of each of its experts [experts], until the next call.
-  FERRY_HD const std::int32_t* learn(std::uint32_t layer) noexcept {
+  FERRY_HD const std::int32_t* ask(std::uint32_t layer) noexcept {
     std::int32_t* const soon = soon_.data();
-    for (std::uint32_t e = 0; e < experts_; ++e) soon[e] = one;  // at first the products of 1 - V
-    for (std::uint32_t token = history_.first(), end = token + history_.rows(); token < end; ++token)
-      learn(layer, token);
-    for (std::uint32_t e = 0; e < experts_; ++e) soon[e] = one - soon[e];
+    const std::uint32_t experts = experts_;
+    for (std::uint32_t e = 0; e < experts; ++e) soon[e] = one;  // at first the products of 1 - V
+    for_each_token(layer, [&](std::uint32_t token) {
+      if (!history_.is_last(token)) return;  // of its sequence
+      const std::int32_t* const value = ask(layer, token);
+      for (std::uint32_t e = 0; e < experts; ++e) soon[e] = soon[e] * (one - value[e]) >> 14U;
+    });
+    for (std::uint32_t e = 0; e < experts; ++e) soon[e] = one - soon[e];
     return soon;
+  }
+  /// Behind `note` of this layer, once a step: each token teaches what should have been said of the one before it.
+  FERRY_HD void learn(std::uint32_t layer) noexcept {
+    std::int32_t* const error = error_.data();
+    const std::uint32_t experts = experts_;
+    for_each_token(layer, [&](std::uint32_t token) {
+      const std::uint32_t before = history_.before(token, layer);
+      if (before == TokenHistory::none) return;
+      const std::int32_t* value = ask(layer, token);
+      for (std::uint32_t e = 0; e < experts; ++e) error[e] = value[e] / 2;
+      history_.for_each(token, layer, [error](std::uint16_t e) { error[e] += one / 2; });
+      value = ask(layer, before);
+      for (std::uint32_t e = 0; e < experts; ++e) error[e] -= value[e];
+      learned_.learn(layer, error);
+    });
   }
 
   [[nodiscard]] const char* check() const noexcept { return learned_.check(); }
 
  private:
-  /// What tells how soon experts are used behind a token.
-  FERRY_HD void give_inputs(std::uint32_t l, std::uint32_t token) noexcept {
-    learned_.clear();
-    history_.for_each(token, l, [this](std::uint16_t e) { learned_.add(e); });
-    history_.for_each(history_.before(token, l), l, [this](std::uint16_t e) { learned_.add(experts_ + e); });
-  }
-
-  /// The token teaches what should have been said of the one before it; and if it is the last of its sequence, what is to be
-  /// said now goes to `soon_`.
-  FERRY_HD void learn(std::uint32_t l, std::uint32_t token) noexcept {
-    if (!history_.is_known(token, l)) return;
-    const std::uint32_t before = history_.before(token, l);
-    const bool last = history_.is_last(token), teaches = before != TokenHistory::none;
-    if (!last && !teaches) return;
-    give_inputs(l, token);
-    const std::int32_t* value = learned_.ask(l);
-    std::int32_t *const soon = soon_.data(), *const error = error_.data();
-    if (last) {
-      for (std::uint32_t e = 0; e < experts_; ++e) soon[e] = soon[e] * (one - value[e]) >> 14U;
+  /// Of this step, those that this layer was computed for.
+  template <class F>
+  FERRY_HD void for_each_token(std::uint32_t layer, const F& f) noexcept {
+    for (std::uint32_t token = history_.first(), end = token + history_.rows(); token < end; ++token) {
+      if (history_.is_known(token, layer)) f(token);
     }
-    if (!teaches) return;
-    for (std::uint32_t e = 0; e < experts_; ++e) error[e] = value[e] / 2;
-    history_.for_each(token, l, [error](std::uint16_t e) { error[e] += one / 2; });
-    give_inputs(l, before);
-    value = learned_.ask(l);
-    for (std::uint32_t e = 0; e < experts_; ++e) error[e] -= value[e];
-    learned_.learn(l, error);
+  }
+  /// V behind a token, of each expert, by what this one and the one before it chose.
+  FERRY_HD const std::int32_t* ask(std::uint32_t layer, std::uint32_t token) noexcept {
+    learned_.clear();
+    history_.for_each(token, layer, [this](std::uint16_t e) { learned_.add(e); });
+    history_.for_each(history_.before(token, layer), layer, [this](std::uint16_t e) { learned_.add(experts_ + e); });
+    return learned_.ask(layer);
   }
 
   TokenHistory history_;

@@ -82,7 +82,11 @@ class SlotExperts {
     resolve(key);
     const std::int64_t *const least = least_.data(), *const keys = key_.data();
     std::int64_t* const worths = worth_.data();
-    for (std::uint32_t l = 0; l < pool_.layers; ++l) worths[l] = least[l] == no_slot ? nobody : worth(keys[l], l);
+    const std::uint32_t layers = pool_.layers;
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      const std::int64_t here = worth(keys[l], l);  // of an empty layer, too: without a branch these are a few vectors
+      worths[l] = least[l] == no_slot ? nobody : here;
+    }
     const std::uint32_t slot = first_of_least(worths, least);
     return slot == no_slot || !barred[slot] ? slot : least_not_barred(slot, barred, key, worth);
   }
@@ -104,6 +108,10 @@ class SlotExperts {
   /// The same of the experts of one layer of the pool.
   template <class KeyAt>
   FERRY_HD std::uint32_t least_of(std::uint32_t l, Barred barred, const KeyAt& key) const noexcept {
+    if (!unknown_.has(0, static_cast<std::uint16_t>(l))) {
+      const auto slot = static_cast<std::uint32_t>(least_[l]);
+      if (slot == no_slot || !barred[slot]) return slot;
+    }
     std::int64_t lowest = nobody;
     return least_among(l, barred, key, lowest);
   }

@@ -97,9 +97,11 @@ struct EarliestFinish {
     if (phase == Phase::prefill) return {layer.host - layer.device, layer.host - layer.device};
     const std::uint32_t there = resident.size, absent = misses.size + arriving.size, all = there + absent;
     const Nanoseconds now = ends(layer, there, absent, costs);
-    const Nanoseconds share = (ends(layer, 0, all, costs) - ends(layer, all, 0, costs)) / all;
-    return {there > 0 ? mean(ends(layer, there - 1, absent + 1, costs) - now, share) : 0,
-            absent > 0 ? mean(now - ends(layer, there + 1, absent - 1, costs), share) : 0};
+    const Nanoseconds less = there > 0 ? ends(layer, there - 1, absent + 1, costs) : now;
+    const Nanoseconds more = absent > 0 ? ends(layer, there + 1, absent - 1, costs) : now;
+    const Nanoseconds none = there > 1 ? ends(layer, 0, all, costs) : less;
+    const Nanoseconds share = (none - (absent > 1 ? ends(layer, all, 0, costs) : more)) / all;
+    return {there > 0 ? mean(less - now, share) : 0, absent > 0 ? mean(now - more, share) : 0};
   }
 
   /// While it crosses, the host is slowed, which must not cost more than it saves.

@@ -62,6 +62,7 @@ void choose(Placed<ExpectedSavings>& policy, std::uint16_t layer, const std::vec
   policy->chosen(layer, {routes.data(), static_cast<std::uint32_t>(routes.size())}, {});
   policy->saved({uses.data(), static_cast<std::uint32_t>(uses.size())}, static_cast<std::uint32_t>(rows.size()), unit);
   policy->loaded(layer, loads, 10);
+  policy->finished(layer);
   REQUIRE(broken(*policy) == "");
 }
 /// A decode step of one layer.

@@ -40,7 +40,8 @@ static_assert(!part::WeighsLayers<DeviceOnly> && !part::Saves<DeviceOnly> && !pa
 static_assert(part::CountsSavings<ExpectedSavings> && part::Wants<ExpectedSavings>);
 static_assert(!part::CountsSavings<Lru> && !part::Wants<Lru>);
 static_assert(part::SeesChoices<ExpectedSavings> && part::SeesLoads<ExpectedSavings>);
-static_assert(!part::SeesChoices<Lru> && !part::SeesLoads<Lru>);
+static_assert(part::SeesLayersEnd<ExpectedSavings>);
+static_assert(!part::SeesChoices<Lru> && !part::SeesLoads<Lru> && !part::SeesLayersEnd<Lru>);
 
 struct MayThrow {
   void saved(View<const Request>, std::uint32_t, Nanoseconds) {}

@@ -35,9 +35,10 @@ std::vector<double> choose(Placed<Uses>& uses, std::uint32_t layer, const std::v
   }
   uses->note(layer, {routes.data(), static_cast<std::uint32_t>(routes.size())},
              {which.data(), static_cast<std::uint32_t>(which.size())});
-  const std::int32_t* v = uses->learn(layer);
+  const std::int32_t* v = uses->ask(layer);
   std::vector<double> all;
   for (std::uint32_t e = 0; e < experts; ++e) all.push_back(v[e] / static_cast<double>(Uses::one));
+  uses->learn(layer);
   REQUIRE(broken(*uses) == "");
   return all;
 }
@@ -129,7 +130,7 @@ TEST_CASE("over thousands of steps, against a regression with real numbers") {
       std::vector<Experts> step_rows;
       std::vector<double> not_used(experts, 1.0);
       for (std::uint32_t r = 0; r < rows; ++r) {
-        std::vector<Experts>& tokens = past[{l, r}];
+        const std::vector<Experts>& tokens = past[{l, r}];
         Experts now;
         while (now.size() < k) {  // mostly one or two further than the token before, in a ring
           const std::uint32_t from = tokens.empty() ? 0 : tokens.back()[now.size()];
@@ -137,27 +138,34 @@ TEST_CASE("over thousands of steps, against a regression with real numbers") {
                                                                       : random.below(experts));
           if (std::find(now.begin(), now.end(), e) == now.end()) now.push_back(e);
         }
-        const auto inputs_of = [&](std::size_t back) {
-          Experts in = back == 0 ? now : tokens[tokens.size() - back];
-          if (tokens.size() > back) {
-            for (const std::uint16_t e : tokens[tokens.size() - back - 1])
-              in.push_back(static_cast<std::uint16_t>(experts + e));
-          }
-          return in;
-        };
-        Table& t = tables[l];
-        for (std::uint32_t e = 0; e < experts; ++e) {
-          const double value = says(t, inputs_of(0), e);
-          not_used[e] *= 1 - value;
-          if (tokens.empty()) continue;
-          const bool here = std::find(now.begin(), now.end(), e) != now.end();
-          const Experts before = inputs_of(1);
-          const double more = 0.1 * ((here ? 0.5 : 0.0) + value / 2 - says(t, before, e));
+        step_rows.push_back(now);
+      }
+      // What a row and the one before it tell; of the last token of its sequence, or of the one before that.
+      const auto inputs_of = [&](std::uint32_t r, std::size_t back) {
+        const std::vector<Experts>& tokens = past[{l, r}];
+        Experts in = back == 0 ? step_rows[r] : tokens[tokens.size() - back];
+        if (tokens.size() > back) {
+          for (const std::uint16_t e : tokens[tokens.size() - back - 1])
+            in.push_back(static_cast<std::uint16_t>(experts + e));
+        }
+        return in;
+      };
+      Table& t = tables[l];
+      for (std::uint32_t e = 0; e < experts; ++e) {
+        for (std::uint32_t r = 0; r < rows; ++r) not_used[e] *= 1 - says(t, inputs_of(r, 0), e);
+        for (std::uint32_t r = 0; r < rows; ++r) {
+          if (past[{l, r}].empty()) continue;
+          const bool here = std::find(step_rows[r].begin(), step_rows[r].end(), e) != step_rows[r].end();
+          const Experts before = inputs_of(r, 1);
+          const double right = (here ? 0.5 : 0.0) + says(t, inputs_of(r, 0), e) / 2;
+          const double more = 0.1 * (right - says(t, before, e));
           t.b[e] += more;
           for (const std::uint32_t in : before) t.w[in][e] += more;
         }
-        step_rows.push_back(now);
-        tokens.push_back(now);
+      }
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        std::vector<Experts>& tokens = past[{l, r}];
+        tokens.push_back(step_rows[r]);
         if (tokens.size() > 2) tokens.erase(tokens.begin());
       }
       const std::vector<double> v = choose(uses, l, step_rows, experts);

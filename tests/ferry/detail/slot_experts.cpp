@@ -106,12 +106,17 @@ void compare_with_a_look_at_every_slot(std::uint16_t experts, bool shared) {
     std::uint8_t barred[slots];
     const std::uint32_t share = random.between(0, 4);
     for (std::uint8_t& b : barred) b = random.between(0, 3) < share ? 1 : 0;
-    std::uint32_t expected = no_slot;
+    std::uint32_t expected = no_slot, of_layer = no_slot;
     for (std::uint32_t s = 0; s < slots; ++s) {
       if (holds[s].expert == no_expert || barred[s] != 0) continue;
       if (expected == no_slot || of(holds[s]) < of(holds[expected])) expected = s;
+      if (holds[s].layer != id.layer) continue;
+      if (of_layer == no_slot || key(holds[s]) < key(holds[of_layer])) of_layer = s;
     }
+    const std::uint32_t l = policy->layer(id.layer);
+    REQUIRE(policy->least_of(l, {barred, 1}, key_at) == of_layer);  // whether it knows the layer's least or not
     REQUIRE(policy->least({barred, 1}, key_at, worth) == expected);
+    REQUIRE(policy->least_of(l, {barred, 1}, key_at) == of_layer);
   }
 }
 }  // namespace
