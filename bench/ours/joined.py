@@ -49,7 +49,10 @@ def join(source, target, length, prompt):
     kept["phase"] = ("U8", [whole * length], memoryview((bytes(prompt) + b"\1" * (length - prompt)) * whole))
     # The widest type first, so that every tensor begins at a multiple of its own.
     kept = dict(sorted(kept.items(), key=lambda item: -WIDTHS[item[1][0]]))
-    header = {"__metadata__": {**information, "source": f"{information.get('source', '')}, sequences joined"}}
+    # Version 1 has no checksum of the file.
+    information = {name: text for name, text in information.items() if name != "xxh3"}
+    information["source"] = f"{information.get('source', '')}, sequences joined"
+    header = {"__metadata__": {**information, "format": "ferry-trace 1"}}
     at = 0
     for name, (dtype, shape, values) in kept.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + values.nbytes]}
