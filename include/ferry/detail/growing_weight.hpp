@@ -51,11 +51,7 @@ class GrowingWeight {
   /// That this step counts as.
   FERRY_HD std::uint32_t steps() const noexcept { return steps_; }
   /// Of a count that this step has not added to yet, as if it had brought what earlier ones did.
-  FERRY_HD std::int64_t ahead(std::int64_t counted) const noexcept {
-    // Without an overflow for any number: what has none, and is not to be branched around, may be 2^62.
-    const auto more = static_cast<std::uint64_t>(counted >> 16U) * static_cast<std::uint64_t>(ahead_);
-    return static_cast<std::int64_t>(static_cast<std::uint64_t>(counted) + more);
-  }
+  FERRY_HD std::int64_t ahead(std::int64_t counted) const noexcept { return counted + (counted >> 16U) * ahead_; }
 
   [[nodiscard]] bool is_valid() const noexcept { return weight_ >= one && weight_ < one << shift; }
 

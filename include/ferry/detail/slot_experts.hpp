@@ -82,11 +82,7 @@ class SlotExperts {
     resolve(key);
     const std::int64_t *const least = least_.data(), *const keys = key_.data();
     std::int64_t* const worths = worth_.data();
-    const std::uint32_t layers = pool_.layers;
-    for (std::uint32_t l = 0; l < layers; ++l) {
-      const std::int64_t here = worth(keys[l], l);  // of an empty layer, too: without a branch these are a few vectors
-      worths[l] = least[l] == no_slot ? nobody : here;
-    }
+    for (std::uint32_t l = 0; l < pool_.layers; ++l) worths[l] = least[l] == no_slot ? nobody : worth(keys[l], l);
     const std::uint32_t slot = first_of_least(worths, least);
     return slot == no_slot || !barred[slot] ? slot : least_not_barred(slot, barred, key, worth);
   }
