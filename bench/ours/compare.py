@@ -13,9 +13,9 @@ effective. `--int4` compares `ferry-int4` with what else holds experts in INT4, 
 the papers have them and once as calibrated, and with what else holds experts in INT4; otherwise it is `ferry` beside
 every lossless stack. Stacks that read what a trace does not have are left out on it. `--joined N` makes of each trace
 sequences of N tokens, in whose midst the subject changes where a recorded one ended; `--prompt N` makes the first of
-them a prompt. `--host 25%` takes machines with a quarter of their host's speed, where `ferry-device` is
-among the others. `--prefetch-chunk` compares each stack with itself instead, where demand overtakes prefetches. Results lie in FOLDER (build/ours), where a second run goes on:
-give another one for another ferry. The page is printed as Markdown.
+them a prompt. `--host 25%` takes machines with a quarter of their host's speed, where `ferry-device` is among the others.
+`--prefetch-chunk` compares each stack with itself instead, where demand overtakes prefetches. Results lie in FOLDER
+(build/ours), where a second run goes on: give another one for another ferry. The page is printed as Markdown.
 """
 import argparse
 import json

@@ -88,9 +88,11 @@ struct CountsUses : ResidentsStay {
 };
 static_assert(Placement<CountsUses>);
 
-/// What comes next is not learned.
+/// What comes next is not learned, as if no miss were ever loaded.
 struct OfLate : ExpectedSavings {
-  FERRY_HD static void loaded(std::uint16_t /*layer*/, std::uint32_t /*loads*/, std::uint32_t /*misses*/) noexcept {}
+  FERRY_HD void loaded(std::uint16_t layer, std::uint32_t /*loads*/, std::uint32_t /*misses*/) noexcept {
+    ExpectedSavings::loaded(layer, 0, 1);
+  }
 };
 static_assert(CachePolicy<OfLate>);
 

@@ -17,8 +17,8 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// s: what its place saved a step of late, or would have saved, of which each step's counts half as much after `half_life`
 /// steps, whether the expert is there or not. What a use saves the placement says (`saves`), layer by layer: where a second
-/// expert of a layer saves next to nothing beside a first, it counts for less. Over a pool of all layers this also shares the slots
-/// among them, by what one more slot brings each.
+/// expert of a layer saves next to nothing beside a first, it counts for less. Over a pool of all layers this also shares the
+/// slots among them, by what one more slot brings each.
 ///
 /// v: how soon it is used again, from 0 to 1, as is learned from what the last two tokens of each sequence chose
 /// (detail::NextUses); a: what a use in its layer saved last, the most of what was there and what was not. Nothing is trained
