@@ -96,6 +96,12 @@ struct OfLate : ExpectedSavings {
 };
 static_assert(CachePolicy<OfLate>);
 
+/// Which miss is loaded, and whether one is, goes by this layer alone.
+struct NoGains : ExpectedSavings {
+  FERRY_HD static Nanoseconds gain(ExpertId /*id*/) noexcept { return 0; }
+};
+static_assert(CachePolicy<NoGains>);
+
 template <class Cache, class Schedules, class Router = TopK>
 struct Preloaded : Stack<NoPrediction, Cache, FixedPrecision, Schedules, Router> {
   static constexpr bool preloads = true;
@@ -146,6 +152,7 @@ std::vector<Variant> variants() {
       variant<Ours<ResidentsStay>, Whole>("ferry", "residents on the host"),
       variant<Ours<DeviceOnly>, Whole>("ferry", "the host: every miss is waited for"),
       variant<Preloaded<OfLate, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>>, Whole>("ferry", "learning"),
+      variant<Preloaded<NoGains, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>>, Whole>("ferry", "gains"),
       variant<Ours<CountsUses>, Whole>("ferry", "savings: uses are counted"),
       variant<Whole, PerLayer>("ferry", "one pool: one a layer"),
       variant<Empty<Whole>, Whole>("ferry", "preloading"),

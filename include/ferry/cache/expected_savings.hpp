@@ -29,11 +29,13 @@ namespace ferry::inline FERRY_ABI {
 /// host computed has to be brought first, and to stay: so a newcomer that nobody waits for counts with s alone (`wanted`,
 /// `more_saved`). Below a quarter w counts as 0, and nothing is learned.
 ///
-/// What few uses tell may be chance. Of `more_saved`, what a newcomer saves more than who has the place, sqrt(uses) / 2 is
-/// left out for the uses that both were counted, which is 0.7 standard deviations of uses that decay. And what is loaded takes
-/// a place of another layer only if that ranks below the least of its own layer by more than 3/2 w^2 sqrt(both).
+/// What few uses tell may be chance. Of `more_saved`, what a newcomer saves more than who has the place, sqrt(uses) (1/2 + w^2)
+/// is left out for the uses that both were counted: 0.7 standard deviations of uses that decay, and more where its next use
+/// would load it anyway. And what is loaded takes a place of another layer only if that ranks below the least of its own layer
+/// by more than 3/2 w^2 sqrt(both).
 ///
-/// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next.
+/// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` says how much more a
+/// place saves with a miss than with who ranked least when one was sought last.
 ///
 /// Source: ours. s is after LRFU (Lee et al., 2001, "LRFU: a spectrum of policies that subsumes the least recently used and
 /// least frequently used policies"), whose F(x) = 2^(-lambda x) this is with lambda = 1 / half_life and steps for time;
@@ -46,9 +48,8 @@ namespace ferry::inline FERRY_ABI {
 /// Ambiguities resolved. In decode a use counts once an expert and step, however many rows chose it; prompts count as
 /// detail::GrowingWeight says, and change no w. Before the first misses w is 1. In a prompt a newcomer takes only a place of
 /// its own layer: another layer's expert would be copied again in this very step or the next. Layers that this step has not
-/// reached yet rank as if it had brought them what earlier ones did. A prefetch is no use. For v what the gate chose counts,
-/// whatever was run instead. Savings do not end with a sequence. They are integers, in units of 16 ns and at most a second a
-/// use.
+/// come to yet rank as the last one left them. A prefetch is no use. For v what the gate chose counts, whatever was run
+/// instead. Savings do not end with a sequence. They are integers, in units of 16 ns and at most a second a use.
 class ExpectedSavings {
  public:
   std::uint32_t half_life = 128;  ///< steps, 1 to 4096
@@ -69,12 +70,13 @@ class ExpectedSavings {
 
   FERRY_HD void begin_step(const Step& step) noexcept {
     prefill_ = step.phase == Phase::prefill;
-    reached_ = 0;
+    present_ = no_layer;
     next_uses_.begin_step(step);
     const bool divide = weight_.begin_step(step);
     if (divide) {
       constexpr unsigned shift = detail::GrowingWeight::shift;
       time_ >>= shift;
+      least_ >>= shift;
       for (std::int64_t& saved : saved_) saved >>= shift;
       for (std::int64_t& rank : rank_) rank >>= shift;
       slots_.changed();
@@ -91,8 +93,8 @@ class ExpectedSavings {
 
   FERRY_HD void saved(View<const Request> uses, std::uint32_t rows, Nanoseconds each) noexcept {
     const std::uint32_t l = slots_.layer(uses[0].want.id.layer);
-    if (reached_ != l + 1) each_[l] = 0;
-    reached_ = l + 1;
+    if (present_ != l) each_[l] = 0;
+    present_ = l;
     const std::int64_t units = each <= 0 ? 0 : ((each < second ? each : second) + 15) >> 4U;
     if (units == 0) return;
     last_ = units;
@@ -138,6 +140,11 @@ class ExpectedSavings {
     if (learns()) next_uses_.learn(slots_.layer(layer));
   }
 
+  FERRY_HD Nanoseconds gain(ExpertId id) const noexcept {
+    const std::int64_t used = rank(id) + weight_() * each_[slots_.layer(id.layer)];  // this use is not counted yet
+    return (used - least_) / weight_() * 16;
+  }
+
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
     const std::int64_t* const ranks = rank_.data();
@@ -147,9 +154,8 @@ class ExpectedSavings {
     if (prefill_) {
       slot = slots_.least_of(l, barred, key);
     } else {
-      slot = slots_.least(barred, key, [reached = reached_, weight = weight_](std::int64_t k, std::uint32_t of) {
-        return of < reached ? k : weight.ahead(k);  // by copies, which no store can change
-      });
+      slot = slots_.least(barred, key);
+      if (slot != no_slot) least_ = rank(slots_[slot]);
       if (learns() && slot != no_slot && slots_[slot].layer != incoming.id.layer) {
         const std::uint32_t own = slots_.least_of(l, barred, key);
         if (own != no_slot && !is_far_below(rank(slots_[slot]), rank(slots_[own]))) slot = own;
@@ -172,19 +178,19 @@ class ExpectedSavings {
     ExpertId best{0, no_expert};
     std::int64_t most = 0;
     for (std::uint32_t l = 0; l < slots_.layers(); ++l) {
-      const std::int64_t here = worth(most_[l], l);
-      if (here <= most) continue;
-      most = here;
+      if (most_[l] <= most) continue;
+      most = most_[l];
       best = {static_cast<std::uint16_t>(first_layer_ + l), most_expert_[l]};
     }
     return best;
   }
 
   FERRY_HD Nanoseconds more_saved(ExpertId id, std::uint32_t slot) const noexcept {
-    const std::int64_t newcomer = worth(saved_[slots_.index(id)], slots_.layer(id.layer));
+    const std::int64_t newcomer = saved_[slots_.index(id)];
     const std::int64_t there = slot == no_slot ? 0 : rank(slots_[slot]);
     const float both = (static_cast<float>(newcomer) + static_cast<float>(there)) / static_cast<float>(weight_());
-    const auto chance = static_cast<std::int64_t>(0.5F * std::sqrt(both * static_cast<float>(last_)));
+    const float most = 0.5F + (learns() ? static_cast<float>(square()) / 256 : 0);
+    const auto chance = static_cast<std::int64_t>(most * std::sqrt(both * static_cast<float>(last_)));
     return ((newcomer - there) / weight_() - chance) * 16;
   }
 
@@ -206,13 +212,7 @@ class ExpectedSavings {
   FERRY_HD bool learns() const noexcept { return loaded_ >= all / 4; }
   /// w^2, in units of 2^-8.
   FERRY_HD std::int32_t square() const noexcept { return (loaded_ >> 16U) * (loaded_ >> 16U) >> 8U; }
-  /// Of a layer of the pool.
-  FERRY_HD std::int64_t worth(std::int64_t counted, std::uint32_t l) const noexcept {
-    return l < reached_ ? counted : weight_.ahead(counted);
-  }
-  FERRY_HD std::int64_t rank(ExpertId id) const noexcept {
-    return worth(rank_[slots_.index(id)], slots_.layer(id.layer));
-  }
+  FERRY_HD std::int64_t rank(ExpertId id) const noexcept { return rank_[slots_.index(id)]; }
   /// With ranks as numbers of uses.
   FERRY_HD bool is_far_below(std::int64_t a, std::int64_t b) const noexcept {
     const float use = static_cast<float>(weight_()) * static_cast<float>(last_);
@@ -232,9 +232,10 @@ class ExpectedSavings {
   detail::ExpertSets learned_;        ///< one, of layers whose ranks are not what was saved alone
   std::int64_t time_ = 0;             ///< steps, weighted
   std::int64_t last_ = 1;             ///< what a use saved last
+  std::int64_t least_ = 0;            ///< rank of who had the least when a place was sought last
   std::int32_t loaded_ = all;         ///< of the misses of late
   std::int32_t counted_ = 0;          ///< layers with misses, at most as many as `loaded_` is the mean of
-  std::uint32_t reached_ = 0;         ///< layers of the pool, in this step
+  std::uint32_t present_ = no_layer;  ///< the layer of the pool that this step has come to
   std::uint16_t first_layer_ = 0;
   bool prefill_ = false;
 };

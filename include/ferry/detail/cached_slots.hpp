@@ -80,6 +80,14 @@ class CachedSlots {
     if (uses.size == 0) return;
     residency_.for_each_pool(uses[0].want.id.layer, [&](std::uint16_t pool) { caches_[pool].saved(uses, rows, each); });
   }
+  /// How much more its place would save with it; 0 if it has none.
+  FERRY_HD Nanoseconds gain(const Variant& miss) const noexcept {
+    if constexpr (part::Gains<Cache>) {
+      const std::uint16_t pool = residency_.pool_of(miss);
+      return pool == Residency::no_pool ? 0 : caches_[pool].gain(miss.id);
+    }
+    return 0;
+  }
   /// Of the misses of a layer so many are loaded.
   FERRY_HD void loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept {
     if constexpr (part::SeesLoads<Cache>) {

@@ -38,9 +38,7 @@ class GrowingWeight {
   FERRY_HD bool begin_step(const Step& step) noexcept {
     steps_ = 1;
     if (step.phase == Phase::prefill) steps_ = step.sequence.size < most_steps_ ? step.sequence.size : most_steps_;
-    const std::int64_t before = weight_;
     for (std::uint32_t i = 0; i < steps_; ++i) weight_ += (weight_ * growth_ + (1 << 23)) >> 24U;
-    ahead_ = ((weight_ - before) << 16U) / before;
     if (weight_ < one << shift) return false;
     weight_ >>= shift;
     return true;
@@ -50,15 +48,12 @@ class GrowingWeight {
   FERRY_HD std::int64_t operator()() const noexcept { return weight_; }
   /// That this step counts as.
   FERRY_HD std::uint32_t steps() const noexcept { return steps_; }
-  /// Of a count that this step has not added to yet, as if it had brought what earlier ones did.
-  FERRY_HD std::int64_t ahead(std::int64_t counted) const noexcept { return counted + (counted >> 16U) * ahead_; }
 
   [[nodiscard]] bool is_valid() const noexcept { return weight_ >= one && weight_ < one << shift; }
 
  private:
   std::int64_t weight_ = one;
   std::int64_t growth_ = 0;  ///< a step, in units of 2^-24
-  std::int64_t ahead_ = 0;   ///< by how much it grew for this step, in units of 2^-16
   std::uint32_t steps_ = 1, most_steps_ = 1;
 };
 

@@ -5,8 +5,9 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// What the gate asks for, by the number of rows that want an expert, descending; equal ones keep their order. So do
-/// prefetches, which come surest first.
+/// What the gate asks for, by the number of rows that want an expert, descending; of equal ones first what a place gains
+/// most with (`gain_ns`), where the cache policy says it, else they keep their order. So do prefetches, which come surest
+/// first.
 ///
 /// Source: Importance-driven expert scheduling, section 5.4: Algorithm 2 sorts so before it splits.
 /// Complexity: by insertion, O(n) for requests that are in order, O(n^2) moves at worst. No state.
@@ -17,15 +18,20 @@ struct BatchSizeOrder {
     if (demand) by_rows(requests);
   }
 
-  /// The most rows first; equal ones stay in order.
+  /// The most rows first, then what gains most; equal ones stay in order.
   FERRY_HD static void by_rows(View<Request> requests) noexcept {
     for (std::uint32_t i = 1; i < requests.size; ++i) {
-      if (requests[i - 1].rows >= requests[i].rows) continue;
+      if (!is_before(requests[i], requests[i - 1])) continue;
       const Request r = requests[i];
       std::uint32_t at = i;
-      for (; at > 0 && requests[at - 1].rows < r.rows; --at) requests[at] = requests[at - 1];
+      for (; at > 0 && is_before(r, requests[at - 1]); --at) requests[at] = requests[at - 1];
       requests[at] = r;
     }
+  }
+
+ private:
+  FERRY_HD static bool is_before(const Request& a, const Request& b) noexcept {
+    return a.rows != b.rows ? a.rows > b.rows : a.gain_ns > b.gain_ns;
   }
 };
 

@@ -11,6 +11,9 @@ namespace ferry::inline FERRY_ABI {
 /// others. In prefill everything is loaded. Behind the plan the link brings, while it has nothing else to do, what the
 /// cache policy wants most (`promotes`): nobody waits for it, and it serves later tokens.
 ///
+/// What is loaded is here to stay, if its place is worth it: where copies slow the host, a load may take the layer longer than the
+/// host would, by a tenth of what its place would gain (`gain_ns`), and by no more than to bring it behind would slow the host.
+///
 /// What a use saves (`saves`) is the mean of two times: what the layer would have taken longer without this expert, or less with
 /// it; and this expert's share of what the layer would take longer without all of its experts than with all of them. By the
 /// first alone a miss costs nothing that is hidden behind other work, until there are two of them.
@@ -46,7 +49,7 @@ struct EarliestFinish {
     const Request* const any = first_of(resident, misses, arriving);
     if (any == nullptr) return best;
     const Nanoseconds device = on_device(*any, costs);  // one stands for all
-    Nanoseconds least = -1;
+    Nanoseconds least = detail::longest, gained = 0;
     const auto weigh = [&](std::uint32_t loads, bool waits, Nanoseconds link, Nanoseconds on_host_so_far) {
       const std::uint32_t arrivals = loads + (waits ? arriving.size : 0);
       Nanoseconds share = on_host_so_far;
@@ -57,8 +60,8 @@ struct EarliestFinish {
         const Nanoseconds last = arrivals > 0 ? detail::sum(ends.link, device) : 0;
         if (done < last) done = last;
         const Nanoseconds host_done = share > 0 ? detail::sum(costs.host_start_ns, ends.host) : 0;
-        const Nanoseconds later = done > host_done ? done : host_done;
-        if (least < 0 || later < least) {
+        const Nanoseconds later = (done > host_done ? done : host_done) - gained;
+        if (later < least) {
           least = later;
           best = {loads, hosted, waits};
         }
@@ -71,7 +74,8 @@ struct EarliestFinish {
       weigh(n, true, link, host);
       if (n == misses.size || misses[n].copy_ns == 0) break;
       link = detail::sum(link, misses[n].copy_ns);
-      if (detail::sum(link, device) >= least) break;
+      gained = detail::sum(gained, worth_a_load(misses[n], costs));
+      if (detail::sum(link, device) - gained >= least) break;
       host -= on_host(misses[n], costs);
     }
     return best;
@@ -106,7 +110,7 @@ struct EarliestFinish {
 
   /// While it crosses, the host is slowed, which must not cost more than it saves.
   FERRY_HD static bool promotes(const Request& r, Nanoseconds more_saved, const LayerCosts& costs) noexcept {
-    return more_saved > detail::scaled(r.copy_ns, 1000 - pace(costs.host_beside_copies), pace(costs.link_beside_host));
+    return more_saved > slowed(r, costs);
   }
 
  private:
@@ -118,6 +122,15 @@ struct EarliestFinish {
     Nanoseconds host, device, copy;
   };
 
+  /// What the host loses while it crosses.
+  FERRY_HD static Nanoseconds slowed(const Request& r, const LayerCosts& costs) noexcept {
+    return detail::scaled(r.copy_ns, 1000 - pace(costs.host_beside_copies), pace(costs.link_beside_host));
+  }
+  FERRY_HD static Nanoseconds worth_a_load(const Request& r, const LayerCosts& costs) noexcept {
+    if (r.gain_ns <= 0) return 0;
+    const Nanoseconds most = slowed(r, costs);
+    return r.gain_ns / 10 < most ? r.gain_ns / 10 : most;
+  }
   FERRY_HD static Nanoseconds on_host(const Request& r, const LayerCosts& costs) noexcept {
     const std::uint32_t rows = r.rows > 0 ? r.rows : 1;
     const Nanoseconds one = costs.host_ns[static_cast<unsigned>(r.want.precision)];

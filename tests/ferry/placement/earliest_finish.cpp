@@ -218,6 +218,39 @@ TEST_CASE("by hand: copies that the host slows, and a host that copies slow, are
   CHECK(EarliestFinish::split(Phase::decode, {}, as_view(misses), {}, costs).loads == 1);
 }
 
+TEST_CASE(
+    "where copies slow the host, a load may take longer by a tenth of what its place gains, or by what it would cost "
+    "later") {
+  // One miss: 20 on the host; a copy of 30 and 5 on the device end 15 later.
+  Requests one{one_request(0, 1, 30)};
+  LayerCosts costs = known_costs(5, 20, 0);
+  const auto loads = [&](Nanoseconds gain) {
+    one[0].gain_ns = gain;
+    return EarliestFinish::split(Phase::decode, {}, as_view(one), {}, costs).loads;
+  };
+  costs.host_beside_copies = 400;  // behind, it would slow the host by 18
+  CHECK(loads(-1000) == 0);
+  CHECK(loads(159) == 0);
+  CHECK(loads(160) == 1);
+  CHECK(loads(1'000'000) == 1);
+  costs.host_beside_copies = 500;  // by 15: no sooner than now
+  CHECK(loads(1'000'000) == 0);
+  costs.host_beside_copies = 1000;
+  CHECK(loads(1'000'000) == 0);
+  // Two misses: both on the host take 40, one loaded slows the other to 47, both loaded are done at 65.
+  Requests two{one_request(0, 1, 30), one_request(1, 1, 30)};
+  costs.host_beside_copies = 100;  // behind, each would slow it by 27
+  const auto loads_of_two = [&](Nanoseconds second) {
+    two[0].gain_ns = 10;
+    two[1].gain_ns = second;
+    return EarliestFinish::split(Phase::decode, {}, as_view(two), {}, costs).loads;
+  };
+  CHECK(loads_of_two(240) == 0);
+  CHECK(loads_of_two(250) == 2);         // 65 - 1 - 25
+  two[0].copy_ns = two[1].copy_ns = 36;  // 77, and of the second at most 33
+  CHECK(loads_of_two(1'000'000) == 0);
+}
+
 TEST_CASE("in prefill everything is loaded and waited for") {
   const Requests one{one_request(0, 7, 30)};
   const Split split =
