@@ -38,6 +38,7 @@ static_assert(part::computes_on_host<EarliestFinish>() && !part::computes_on_hos
 static_assert(part::WeighsLayers<EarliestFinish> && part::Saves<EarliestFinish> && part::Promotes<EarliestFinish>);
 static_assert(!part::WeighsLayers<DeviceOnly> && !part::Saves<DeviceOnly> && !part::Promotes<DeviceOnly>);
 static_assert(part::CountsSavings<ExpectedSavings> && part::Wants<ExpectedSavings>);
+static_assert(part::Gains<ExpectedSavings> && !part::Gains<Lru>);
 static_assert(!part::CountsSavings<Lru> && !part::Wants<Lru>);
 static_assert(part::SeesChoices<ExpectedSavings> && part::SeesLoads<ExpectedSavings>);
 static_assert(part::SeesLayersEnd<ExpectedSavings>);
