@@ -626,33 +626,34 @@ void xverse(FamilyReader& r) {
 struct Family {
   const char* architecture;
   void (*read)(FamilyReader&);
-  bool tied;  ///< embeddings, where the file does not say
+  FamilyDefaults defaults;
+  bool tied = false;  ///< embeddings, where the file does not say
 };
 
-constexpr Family families[] = {{"DeepseekForCausalLM", deepseek, false},
-                               {"DeepseekV2ForCausalLM", deepseek_v2, false},
-                               {"DeepseekV3ForCausalLM", deepseek_v3, false},
-                               {"Dots1ForCausalLM", dots1, false},
-                               {"Ernie4_5_MoeForCausalLM", ernie4_5_moe, true},
-                               {"FlexOlmoForCausalLM", flex_olmo, false},
-                               {"Glm4MoeForCausalLM", glm4_moe, false},
-                               {"GptOssForCausalLM", gpt_oss, false},
-                               {"GraniteMoeForCausalLM", granitemoe, false},
-                               {"GraniteMoeSharedForCausalLM", granitemoeshared, false},
-                               {"HunYuanMoEV1ForCausalLM", hunyuan_v1_moe, false},
-                               {"Llama4ForCausalLM", llama4, false},
-                               {"Llama4ForConditionalGeneration", llama4, false},
-                               {"MiniMaxM2ForCausalLM", minimax_m2, false},
-                               {"MixtralForCausalLM", mixtral, false},
-                               {"OlmoeForCausalLM", olmoe, false},
-                               {"PhiMoEForCausalLM", phimoe, false},
-                               {"PhimoeForCausalLM", phimoe, false},
-                               {"Qwen2MoeForCausalLM", qwen2_moe, false},
-                               {"Qwen3MoeForCausalLM", qwen3_moe, false},
-                               {"Qwen3NextForCausalLM", qwen3_next, false},
-                               {"Qwen3_5MoeForCausalLM", qwen3_5_moe, false},
-                               {"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe, false},
-                               {"XverseForCausalLM", xverse, false}};
+constexpr Family families[] = {{"DeepseekForCausalLM", deepseek, {1e-6, 100001}},
+                               {"DeepseekV2ForCausalLM", deepseek_v2, {1e-6, 2}},
+                               {"DeepseekV3ForCausalLM", deepseek_v3, {1e-6, 1}},
+                               {"Dots1ForCausalLM", dots1, {1e-6, {}}},
+                               {"Ernie4_5_MoeForCausalLM", ernie4_5_moe, {1e-5, 2}, true},
+                               {"FlexOlmoForCausalLM", flex_olmo, {1e-6, 100257}},
+                               {"Glm4MoeForCausalLM", glm4_moe, {1e-5, {}}},
+                               {"GptOssForCausalLM", gpt_oss, {1e-5, {}}},
+                               {"GraniteMoeForCausalLM", granitemoe, {1e-6, 2}},
+                               {"GraniteMoeSharedForCausalLM", granitemoeshared, {1e-6, 2}},
+                               {"HunYuanMoEV1ForCausalLM", hunyuan_v1_moe, {1e-5, 2}},
+                               {"Llama4ForCausalLM", llama4, {1e-5, 2}},
+                               {"Llama4ForConditionalGeneration", llama4, {1e-5, 2}},
+                               {"MiniMaxM2ForCausalLM", minimax_m2, {1e-6, 200020}},
+                               {"MixtralForCausalLM", mixtral, {1e-5, 2}},
+                               {"OlmoeForCausalLM", olmoe, {1e-5, 50279}},
+                               {"PhiMoEForCausalLM", phimoe, {1e-5, 2}},
+                               {"PhimoeForCausalLM", phimoe, {1e-5, 2}},
+                               {"Qwen2MoeForCausalLM", qwen2_moe, {1e-6, {}}},
+                               {"Qwen3MoeForCausalLM", qwen3_moe, {1e-6, {}}},
+                               {"Qwen3NextForCausalLM", qwen3_next, {1e-6, {}}},
+                               {"Qwen3_5MoeForCausalLM", qwen3_5_moe, {1e-6, {}}},
+                               {"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe, {1e-6, {}}},
+                               {"XverseForCausalLM", xverse, {1e-6, {}}}};
 
 /// Models that people have and that this engine does not compute, with the part that it lacks.
 struct Missing {
@@ -668,6 +669,12 @@ constexpr Missing not_computed[] = {
     {"MiniMaxM1ForCausalLM", "lightning attention"},
 };
 
+const Family* find_family(const std::string& architecture) {
+  const auto* const found = std::find_if(std::begin(families), std::end(families),
+                                         [&](const Family& one) { return one.architecture == architecture; });
+  return found != std::end(families) ? found : nullptr;
+}
+
 }  // namespace
 
 std::vector<std::string> supported_architectures() {
@@ -676,18 +683,19 @@ std::vector<std::string> supported_architectures() {
   return all;
 }
 
-void read_family(const Fields& f, ModelConfig& c) {
-  const auto found = std::find_if(std::begin(families), std::end(families),
-                                  [&](const Family& one) { return one.architecture == c.architecture_name; });
-  if (found == std::end(families)) {
-    const auto lacks = std::find_if(std::begin(not_computed), std::end(not_computed),
-                                    [&](const Missing& one) { return one.architecture == c.architecture_name; });
-    if (lacks != std::end(not_computed)) {
-      f.refuse("architectures", fmt::format("another family: {} has {}, which the engine does not compute",
-                                            c.architecture_name, lacks->part));
-    }
-    f.refuse("architectures", fmt::format("one of {}", fmt::join(supported_architectures(), ", ")));
+FamilyDefaults family_defaults(const Fields& f, const std::string& architecture) {
+  if (const Family* const family = find_family(architecture)) return family->defaults;
+  const auto lacks = std::find_if(std::begin(not_computed), std::end(not_computed),
+                                  [&](const Missing& one) { return one.architecture == architecture; });
+  if (lacks != std::end(not_computed)) {
+    f.refuse("architectures",
+             fmt::format("another family: {} has {}, which the engine does not compute", architecture, lacks->part));
   }
+  f.refuse("architectures", fmt::format("one of {}", fmt::join(supported_architectures(), ", ")));
+}
+
+void read_family(const Fields& f, ModelConfig& c) {
+  const Family* const found = find_family(c.architecture_name);
   c.tied_embeddings = f.flag("tie_word_embeddings", found->tied);
   FamilyReader reader(f, c);
   found->read(reader);

@@ -1,6 +1,9 @@
 /// @file
 /// The families of models that the engine computes.
 #pragma once
+#include <optional>
+#include <string>
+
 #include "checkpoint/model_config.hpp"
 #include "support/json.hpp"
 
@@ -9,8 +12,18 @@ namespace ferry::engine {
 /// Of any dimension; keeps products of two within 64 bits with ease.
 inline constexpr std::uint32_t largest_dimension = 1U << 20U;
 
+/// What its makers' code takes where a file does not say.
+struct FamilyDefaults {
+  double norm_epsilon = 0;
+  std::optional<std::uint32_t> end_token;
+};
+
+/// Of a family, ahead of all fields: another one may spell those in another way. Throws InputError if the engine does not
+/// compute it, by its name and with the part that is missing.
+FamilyDefaults family_defaults(const Fields& fields, const std::string& architecture);
+
 /// Fills in what is particular to the family that `config.architecture_name` names; what all have in common is there.
-/// Throws InputError that names the field, or the part of a family that is not computed.
+/// Throws InputError that names the field.
 void read_family(const Fields& fields, ModelConfig& config);
 
 }  // namespace ferry::engine

@@ -109,11 +109,17 @@ void check_quantization(const Fields& config, const std::string& where) {
   for (const std::string& field : q.unread()) q.refuse(field, "none, it is not supported");
 }
 
-/// A number, or a list of them; null where nothing ends a text.
-std::vector<std::uint32_t> read_end_tokens(const Fields& f, std::uint32_t vocabulary) {
-  const Json& field = f.at("eos_token_id");
-  if (field.is_null()) return {};
+/// A number, or a list of them; null where nothing ends a text. `absent`: where the field is; one that no model this small has
+/// ends nothing.
+std::vector<std::uint32_t> read_end_tokens(const Fields& f, std::uint32_t vocabulary,
+                                           std::optional<std::uint32_t> absent) {
   std::vector<std::uint32_t> all;
+  if (f.is_null("eos_token_id")) return all;
+  if (!f.has("eos_token_id")) {
+    if (absent && *absent < vocabulary) all.push_back(*absent);
+    return all;
+  }
+  const Json& field = f.at("eos_token_id");
   for (const Json& token : field.is_array() ? field : Json::array({field})) {
     if (!token.is_number_unsigned() || token.get<std::uint64_t>() >= vocabulary) {
       f.refuse("eos_token_id",
@@ -182,6 +188,7 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   if (!names.is_array() || names.size() != 1 || !names[0].is_string())
     whole.refuse("architectures", "one name in a list");
   c.architecture_name = names[0].get<std::string>();
+  const FamilyDefaults absent = family_defaults(whole, c.architecture_name);
   // Models that also see: what is said of their texts is all that is computed.
   const bool nested = whole.has("text_config");
   const Fields f(nested ? whole.at("text_config") : root, nested ? where + ": text_config" : where);
@@ -202,11 +209,12 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   if (c.head_dim % 2 != 0) f.refuse(head_dim, "an even number");
   c.vocabulary = f.whole("vocab_size", 2, 1U << 24U);
   c.context = f.whole("max_position_embeddings", 1, 1U << 28U);
-  c.norm_epsilon = f.number("rms_norm_eps", 0);
+  const auto says = [&f](const char* name) { return f.has(name) || f.is_null(name); };
+  c.norm_epsilon = says("rms_norm_eps") ? f.number("rms_norm_eps", 0) : absent.norm_epsilon;
   if (f.has("bos_token_id")) c.begin_token = f.whole("bos_token_id", 0, c.vocabulary - 1);
-  c.end_tokens = read_end_tokens(f, c.vocabulary);
-  const std::string activation = f.text("hidden_act");
-  if (activation != "silu" && activation != "swish") f.refuse("hidden_act", "\"silu\"");
+  c.end_tokens = read_end_tokens(f, c.vocabulary, absent.end_token);
+  if (says("hidden_act") && f.text("hidden_act") != "silu" && f.text("hidden_act") != "swish")
+    f.refuse("hidden_act", "\"silu\"");
   for (const Fields* fields : {&whole, &f}) {
     if (fields->has("quantization_config")) check_quantization(*fields, where);
   }

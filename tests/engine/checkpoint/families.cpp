@@ -50,6 +50,38 @@ TEST_CASE("families that are not computed are refused by name, with what they ne
   }
   CHECK(says(refused_family("mixtral", {{"architectures", {"LlamaForCausalLM"}}}),
              {"one of DeepseekForCausalLM, ", "got"}));
+  // Whatever else their files say, or spell in another way.
+  const Json dbrx = {{"architectures", {"DbrxForCausalLM"}}, {"d_model", 64}, {"n_layers", 2}};
+  CHECK(says(refusal("config.json", [&] { static_cast<void>(config_from(dbrx, "config.json")); }),
+             {"DbrxForCausalLM has its fused attention and experts"}));
+}
+
+TEST_CASE("what a file does not say is as transformers has it") {
+  struct Absent {
+    const char* family;
+    double norm_epsilon;
+    std::uint32_t end_token;
+  };
+  constexpr std::uint32_t none = no_token;
+  // Of transformers 5.23: AutoConfig.for_model(model_type).
+  for (const Absent& one :
+       {Absent{"deepseek_v2", 1e-6, 2}, Absent{"deepseek_v3", 1e-6, 1}, Absent{"dots1", 1e-6, none},
+        Absent{"ernie4_5_moe", 1e-5, 2}, Absent{"flex_olmo", 1e-6, 100257}, Absent{"glm4_moe", 1e-5, none},
+        Absent{"gpt_oss", 1e-5, none}, Absent{"granitemoe", 1e-6, 2}, Absent{"granitemoeshared", 1e-6, 2},
+        Absent{"hunyuan_v1_moe", 1e-5, 2}, Absent{"llama4", 1e-5, 2}, Absent{"minimax_m2", 1e-6, 200020},
+        Absent{"mixtral", 1e-5, 2}, Absent{"olmoe", 1e-5, 50279}, Absent{"phimoe", 1e-5, 2},
+        Absent{"qwen2_moe", 1e-6, none}, Absent{"qwen3_moe", 1e-6, none}, Absent{"qwen3_next", 1e-6, none},
+        Absent{"qwen3_5_moe", 1e-6, none}}) {
+    CAPTURE(one.family);
+    const Json gone = left_out;
+    const ModelConfig c = read(
+        one.family, {{"rms_norm_eps", gone}, {"hidden_act", gone}, {"eos_token_id", gone}, {"vocab_size", 300000}});
+    CHECK(c.norm_epsilon == one.norm_epsilon);
+    CHECK(c.end_tokens == (one.end_token == none ? std::vector<std::uint32_t>{} : std::vector{one.end_token}));
+  }
+  CHECK(read("olmoe", {{"eos_token_id", left_out}}).end_tokens.empty());  // it has no such token
+  CHECK(says(refused_family("mixtral", {{"rms_norm_eps", nullptr}}), {"field \"rms_norm_eps\""}));
+  CHECK(says(refused_family("mixtral", {{"hidden_act", nullptr}}), {"field \"hidden_act\""}));
 }
 
 TEST_CASE("configs of transformers 4: rope at the top level") {

@@ -60,10 +60,11 @@ TEST_CASE("a runner has no device of its own: a model gives its, or the options 
 TEST_CASE("a runner's statistics are those of its pipeline and device, also through one that passes calls on") {
   RunnerOptions o = quarter("cross-layer-lru");
   o.link_bytes_per_s = 3'000'000'000;
-  const auto runner = make_runner(test::model("tiny-qwen-moe"), o);
+  CpuModel model(test::model_folder("tiny-qwen-moe"));  // of its own: no other test has shrunk its experts
+  const auto runner = make_runner(model, o);
   const PassingRunner passing(*runner);
   const RunnerStatistics before = passing.statistics();
-  const std::uint64_t expert = test::model("tiny-qwen-moe").store().layout().bytes();
+  const std::uint64_t expert = model.store().layout().bytes();
   CHECK(before.counters.of(Phase::decode).requests == 0);
   CHECK(before.arena_bytes <= o.budget_bytes);
   CHECK(before.arena_bytes > o.budget_bytes - 2 * expert);
@@ -75,7 +76,7 @@ TEST_CASE("a runner's statistics are those of its pipeline and device, also thro
   CHECK(before.virtual_ns == 0);
   CHECK(before.gate_worker_busy == 0);
   REQUIRE(before.accuracy.size() == 1);
-  REQUIRE(before.accuracy[0].size() == test::model("tiny-qwen-moe").config().layers);
+  REQUIRE(before.accuracy[0].size() == model.config().layers);
   run(*runner);
   const RunnerStatistics after = passing.statistics();
   CHECK(after.counters.of(Phase::decode).requests > 0);
