@@ -23,7 +23,7 @@ struct FamilyDefaults {
 FamilyDefaults family_defaults(const Fields& fields, const std::string& architecture);
 
 /// Fills in what is particular to the family that `config.architecture_name` names; what all have in common is there.
-/// Throws InputError that names the field.
+/// `family_defaults` has not refused it. Throws InputError that names the field.
 void read_family(const Fields& fields, ModelConfig& config);
 
 }  // namespace ferry::engine

@@ -71,7 +71,9 @@ TEST_CASE("what a file does not say is as transformers has it") {
         Absent{"hunyuan_v1_moe", 1e-5, 2}, Absent{"llama4", 1e-5, 2}, Absent{"minimax_m2", 1e-6, 200020},
         Absent{"mixtral", 1e-5, 2}, Absent{"olmoe", 1e-5, 50279}, Absent{"phimoe", 1e-5, 2},
         Absent{"qwen2_moe", 1e-6, none}, Absent{"qwen3_moe", 1e-6, none}, Absent{"qwen3_next", 1e-6, none},
-        Absent{"qwen3_5_moe", 1e-6, none}}) {
+        Absent{"qwen3_5_moe", 1e-6, none},
+        // Of their published configuration files; what ends a text of XVERSE-MoE is not known.
+        Absent{"deepseek_moe", 1e-6, 100001}, Absent{"xverse_moe", 1e-6, none}}) {
     CAPTURE(one.family);
     const Json gone = left_out;
     const ModelConfig c = read(
