@@ -98,7 +98,7 @@ static_assert(CachePolicy<OfLate>);
 
 /// Which miss is loaded, and whether one is, goes by this layer alone.
 struct NoGains : ExpectedSavings {
-  FERRY_HD static Nanoseconds gain(ExpertId /*id*/) noexcept { return 0; }
+  FERRY_HD static Nanoseconds gain(const Request& /*miss*/) noexcept { return 0; }
 };
 static_assert(CachePolicy<NoGains>);
 

@@ -212,8 +212,8 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `loaded(layer, loads, misses)`: of the misses of a layer so many are loaded, and the host computes the others. Called
 ///    once a layer, behind `saved`.
 ///  - `finished(layer)`: a layer is over. For what no plan has to wait for: it may run while the device computes.
-///  - `gain(id)`, const: how much more a place is expected to save with this expert, which misses and is asked for now, than
-///    with who would leave. Called in decode before `saved`, if the placement weighs layers.
+///  - `gain(miss)`, const: how much more a place is expected to save with this expert, which misses and is asked for now, than
+///    with who would leave. Called before `saved`, if the placement weighs layers.
 ///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
 ///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_saved(id, slot)`, how
 ///    much more that expert is expected to save there than who is in the slot (`no_slot`: nobody).

@@ -172,7 +172,7 @@ struct Request {
   Nanoseconds copy_ns = 0;           ///< what its copy costs, 0 while unknown
   Nanoseconds device_ns = 0;         ///< what computing it on the device costs, 0 while unknown
   Nanoseconds host_ns = 0;           ///< what computing one of its rows on the host costs, 0 while unknown
-  /// Of a miss in decode, if the cache policy says it and the placement weighs layers: how much more a place saves with it than
+  /// Of a miss, if the cache policy says it and the placement weighs layers: how much more a place saves with it than
   /// with who would leave.
   Nanoseconds gain_ns = 0;
   std::uint32_t slot = no_slot;  ///< for the core: where that variant is

@@ -35,7 +35,8 @@ namespace ferry::inline FERRY_ABI {
 /// by more than 3/2 w^2 sqrt(both).
 ///
 /// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` says how much more a
-/// place saves with a miss than with who ranked least when one was sought last.
+/// place saves with a miss than with who ranked least when one was sought last; in a prompt, of which nothing may have been
+/// counted before, over as many steps as count once there were enough.
 ///
 /// Source: ours. s is after LRFU (Lee et al., 2001, "LRFU: a spectrum of policies that subsumes the least recently used and
 /// least frequently used policies"), whose F(x) = 2^(-lambda x) this is with lambda = 1 / half_life and steps for time;
@@ -70,6 +71,7 @@ class ExpectedSavings {
 
   FERRY_HD void begin_step(const Step& step) noexcept {
     prefill_ = step.phase == Phase::prefill;
+    rows_ = step.sequence.size;
     present_ = no_layer;
     next_uses_.begin_step(step);
     const bool divide = weight_.begin_step(step);
@@ -102,7 +104,7 @@ class ExpectedSavings {
     unknown_.add(0, static_cast<std::uint16_t>(l));
     const std::int64_t worth = weight_() * units;
     for (const Request& r : uses) {
-      const std::int64_t more = prefill_ ? worth / rows * (r.rows < rows ? r.rows : rows) * weight_.steps() : worth;
+      const std::int64_t more = prefill_ ? of_rows(worth, rows, r.rows) : worth;
       const std::uint32_t at = slots_.index(r.want.id);
       saved_[at] += more;
       rank_[at] += more;
@@ -140,9 +142,13 @@ class ExpectedSavings {
     if (learns()) next_uses_.learn(slots_.layer(layer));
   }
 
-  FERRY_HD Nanoseconds gain(ExpertId id) const noexcept {
-    const std::int64_t used = rank(id) + weight_() * each_[slots_.layer(id.layer)];  // this use is not counted yet
-    return (used - least_) / weight_() * 16;
+  FERRY_HD Nanoseconds gain(const Request& miss) const noexcept {
+    // This use is not counted yet.
+    const std::int64_t each = each_[slots_.layer(miss.want.id.layer)];
+    if (!prefill_) return (rank(miss.want.id) + weight_() * each - least_) / weight_() * 16;
+    const std::int64_t now = of_rows(weight_() * (each > 0 ? each : last_), rows_, miss.rows);
+    const float steps = 1.442695F * static_cast<float>(half_life) / static_cast<float>(time_);  // that count, of all
+    return static_cast<Nanoseconds>(static_cast<float>(rank(miss.want.id) + now - least_) * steps * 16);
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
@@ -212,6 +218,10 @@ class ExpectedSavings {
   FERRY_HD bool learns() const noexcept { return loaded_ >= all / 4; }
   /// w^2, in units of 2^-8.
   FERRY_HD std::int32_t square() const noexcept { return (loaded_ >> 16U) * (loaded_ >> 16U) >> 8U; }
+  /// What a prompt's step counts of an expert that so many of its rows chose.
+  FERRY_HD std::int64_t of_rows(std::int64_t worth, std::uint32_t rows, std::uint32_t chose) const noexcept {
+    return worth / rows * (chose < rows ? chose : rows) * weight_.steps();
+  }
   FERRY_HD std::int64_t rank(ExpertId id) const noexcept { return rank_[slots_.index(id)]; }
   /// With ranks as numbers of uses.
   FERRY_HD bool is_far_below(std::int64_t a, std::int64_t b) const noexcept {
@@ -238,6 +248,7 @@ class ExpectedSavings {
   std::uint32_t present_ = no_layer;  ///< the layer of the pool that this step has come to
   std::uint16_t first_layer_ = 0;
   bool prefill_ = false;
+  std::uint32_t rows_ = 0;  ///< of the step
 };
 
 static_assert(CachePolicy<ExpectedSavings>);

@@ -81,10 +81,10 @@ class CachedSlots {
     residency_.for_each_pool(uses[0].want.id.layer, [&](std::uint16_t pool) { caches_[pool].saved(uses, rows, each); });
   }
   /// How much more its place would save with it; 0 if it has none.
-  FERRY_HD Nanoseconds gain(const Variant& miss) const noexcept {
+  FERRY_HD Nanoseconds gain(const Request& miss) const noexcept {
     if constexpr (part::Gains<Cache>) {
-      const std::uint16_t pool = residency_.pool_of(miss);
-      return pool == Residency::no_pool ? 0 : caches_[pool].gain(miss.id);
+      const std::uint16_t pool = residency_.pool_of(miss.want);
+      return pool == Residency::no_pool ? 0 : caches_[pool].gain(miss);
     }
     return 0;
   }

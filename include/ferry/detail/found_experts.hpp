@@ -45,7 +45,7 @@ class FoundExperts {
       if (r.slot != no_slot) slots.lease(r.slot);
       if (!there) {
         absent_[misses_] = r;
-        if (weighs && phase == Phase::decode) absent_[misses_].gain_ns = slots.gain(r.want);
+        if (weighs) absent_[misses_].gain_ns = slots.gain(r);
         costs.set(phase, absent_[misses_++]);
         continue;
       }

@@ -83,8 +83,8 @@ concept Promotes = requires(const S s, const Request& request, Nanoseconds more_
   noexcept->std::same_as<bool>;
 };
 template <class C>
-concept Gains = requires(const C c, ExpertId id) {
-  { c.gain(id) }
+concept Gains = requires(const C c, const Request& miss) {
+  { c.gain(miss) }
   noexcept->std::same_as<Nanoseconds>;
 };
 template <class C>
@@ -171,7 +171,7 @@ consteval void check_hooks() {
                    "chosen(std::uint16_t layer, View<const Route>, View<const std::uint32_t> rows) noexcept");
   FERRY_CHECK_HOOK(C, loaded, SeesLoads,
                    "loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept");
-  FERRY_CHECK_HOOK(C, gain, Gains, "Nanoseconds gain(ExpertId) const noexcept");
+  FERRY_CHECK_HOOK(C, gain, Gains, "Nanoseconds gain(const Request&) const noexcept");
   FERRY_CHECK_HOOK(C, finished, SeesLayersEnd, "finished(std::uint16_t layer) noexcept");
   FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
   FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");

@@ -6,13 +6,14 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// In decode, puts each expert that is not there where the layer ends earliest. What is on its way can be waited for, or
-/// computed on the host; of the rest, those in front are loaded, behind what is on its way, and the host computes the
-/// others. In prefill everything is loaded. Behind the plan the link brings, while it has nothing else to do, what the
+/// Puts each expert that is not there where the layer ends earliest. What is on its way can be waited for, or computed on the
+/// host; of the rest, those in front are loaded, behind what is on its way, and the host computes the others. Behind the plan
+/// of a decode step the link brings, while it has nothing else to do, what the
 /// cache policy wants most (`promotes`): nobody waits for it, and it serves later tokens.
 ///
 /// What is loaded is here to stay, if its place is worth it: where copies slow the host, a load may take the layer longer than the
-/// host would, by a tenth of what its place would gain (`gain_ns`), and by no more than to bring it behind would slow the host.
+/// host would, by a tenth of what its place would gain (`gain_ns`), and by no more than to bring it behind would slow the host. In
+/// a prompt, behind which nothing is brought, by all of what its place would gain.
 ///
 /// What a use saves (`saves`) is the mean of two times: what the layer would have taken longer without this expert, or less with
 /// it; and this expert's share of what the layer would take longer without all of its experts than with all of them. By the
@@ -38,7 +39,6 @@ struct EarliestFinish {
   }
   FERRY_HD static Split split(Phase phase, View<const Request> resident, View<const Request> misses,
                               View<const Request> arriving, const LayerCosts& costs) noexcept {
-    if (phase == Phase::prefill) return {misses.size, 0, true};
     Nanoseconds host = 0, late = 0;
     for (const Request& r : misses) host += on_host(r, costs);
     for (const Request& r : arriving) late += on_host(r, costs);
@@ -74,7 +74,7 @@ struct EarliestFinish {
       weigh(n, true, link, host);
       if (n == misses.size || misses[n].copy_ns == 0) break;
       link = detail::sum(link, misses[n].copy_ns);
-      gained = detail::sum(gained, worth_a_load(misses[n], costs));
+      gained = detail::sum(gained, worth_a_load(phase, misses[n], costs));
       if (detail::sum(link, device) - gained >= least) break;
       host -= on_host(misses[n], costs);
     }
@@ -126,8 +126,9 @@ struct EarliestFinish {
   FERRY_HD static Nanoseconds slowed(const Request& r, const LayerCosts& costs) noexcept {
     return detail::scaled(r.copy_ns, 1000 - pace(costs.host_beside_copies), pace(costs.link_beside_host));
   }
-  FERRY_HD static Nanoseconds worth_a_load(const Request& r, const LayerCosts& costs) noexcept {
+  FERRY_HD static Nanoseconds worth_a_load(Phase phase, const Request& r, const LayerCosts& costs) noexcept {
     if (r.gain_ns <= 0) return 0;
+    if (phase == Phase::prefill) return detail::bounded(r.gain_ns);
     const Nanoseconds most = slowed(r, costs);
     return r.gain_ns / 10 < most ? r.gain_ns / 10 : most;
   }

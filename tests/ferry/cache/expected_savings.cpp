@@ -81,8 +81,11 @@ double counted(Placed<ExpectedSavings>& policy, ExpertId id, double square = 1) 
 }
 
 /// In uses, of an expert that is asked for now.
-double gain(Placed<ExpectedSavings>& policy, ExpertId id) {
-  return static_cast<double>(policy->gain(id)) / unit;
+double gain(Placed<ExpectedSavings>& policy, ExpertId id, std::uint32_t rows = 1) {
+  Request r;
+  r.want = {id, Precision::full};
+  r.rows = rows;
+  return static_cast<double>(policy->gain(r)) / unit;
 }
 
 /// What its rank has beside that, in uses: 7 was never used.
@@ -159,6 +162,17 @@ TEST_CASE("a place gains what the expert saves with this use, less the least tha
   // Long after, when everything was divided: an eighth of an eighth of 3 and of 5, and this use.
   pass(policy, 6 * 64);
   CHECK(gain(policy, {0, 1}) == doctest::Approx((3.0 - 5.0) / 64 + 1).epsilon(0.001));
+}
+
+TEST_CASE("a place gains in a prompt by its rows, as if as many steps had gone as count in the long run") {
+  Placed<ExpectedSavings> policy(PoolShape{2, 0, 2, 8}, decaying(64));
+  policy->begin_step(StepOf(Phase::prefill, 4));
+  use(policy, {0, 1}, 1, 3, 4);  // what a use saves is known from this layer
+  // A row in four, and two: so many uses in each of 64 / ln 2 steps.
+  CHECK(gain(policy, {1, 1}, 1) == doctest::Approx(0.25 * 92.33).epsilon(0.001));
+  CHECK(gain(policy, {1, 2}, 2) == doctest::Approx(0.5 * 92.33).epsilon(0.001));
+  policy->begin_step(StepOf(Phase::prefill, 4));  // of eight rows two
+  CHECK(gain(policy, {0, 5}, 2) == doctest::Approx(0.25 * 92.33).epsilon(0.05));
 }
 
 TEST_CASE("a use that saves more counts more, and one that saves nothing not at all") {

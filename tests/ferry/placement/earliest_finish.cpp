@@ -251,13 +251,22 @@ TEST_CASE(
   CHECK(loads_of_two(1'000'000) == 0);
 }
 
-TEST_CASE("in prefill everything is loaded and waited for") {
-  const Requests one{one_request(0, 7, 30)};
-  const Split split =
-      EarliestFinish::split(Phase::prefill, as_view(one), as_view(one), as_view(one), known_costs(5, 1, 1000));
-  CHECK(split.loads == 1);
-  CHECK(split.hosted == 0);
-  CHECK(split.waits);
+TEST_CASE(
+    "a prompt is placed in the same way, by the rows that the host has to compute, and by all that a place gains") {
+  // Two misses of 8 rows: copies of 30, 20 on the host, 5 on the device.
+  Requests two{one_request(0, 8, 30), one_request(1, 8, 30)};
+  LayerCosts costs = known_costs(5, 20, 0);
+  const auto loads = [&] { return EarliestFinish::split(Phase::prefill, {}, as_view(two), {}, costs).loads; };
+  CHECK(loads() == 1);
+  costs.host_row_ns = 5;  // 40 a miss
+  CHECK(loads() == 1);
+  costs.host_row_ns = 10;  // 80 a miss: both are loaded by 65
+  CHECK(loads() == 2);
+  costs.host_row_ns = 0;
+  two[1].gain_ns = 29;  // 65 instead of 35
+  CHECK(loads() == 1);
+  two[1].gain_ns = 31;
+  CHECK(loads() == 2);
 }
 
 TEST_CASE("while costs are unknown the host computes what is not there, and nothing else") {
