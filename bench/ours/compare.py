@@ -154,35 +154,47 @@ def geometric_mean(values):
 
 
 def summarise(rows, kind):
-    """One number a cell: the best other's time for a token over ours; the same of the prompt, where there is one."""
+    """One number a cell: the best other's time for a token over ours; the same of the prompt, where there is one, and of
+    prompt and answer together."""
     ours = kind.ours
-    cells, prompts = defaultdict(dict), defaultdict(dict)
+    cells, prompts, wholes = defaultdict(dict), defaultdict(dict), defaultdict(dict)
     bounds = {}
     for r in rows:
         cell = (r["trace"], r["machine"], r["budget_asked_percent"], r["batch"])
         cells[cell][r["stack"]] = r["decode"]["tpot_s"]
         if r["prefill"]["tokens"]:
             prompts[cell][r["stack"]] = r["prefill"]["time_s"]
+            wholes[cell][r["stack"]] = r["prefill"]["time_s"] + r["decode"]["time_s"]
         bound = r["bounds"].get(kind.bound)
         if r["stack"] == ours and bound:
             bounds[cell] = r["decode"]["tpot_s"] / bound
     result = []
+
+    def against_best(times):
+        return min(t for s, t in times.items() if s != ours) / times[ours] if times else None
+
     for (trace, machine, budget, batch), times in sorted(cells.items()):
         if not times[ours]:
             raise Failure(f"{trace}: no token is decoded, expected more than its prompt")
         best = min((t, s) for s, t in times.items() if s != ours)
-        prompt = prompts.get((trace, machine, budget, batch))
+        cell = (trace, machine, budget, batch)
         result.append({"trace": trace, "machine": machine, "budget_percent": budget, "batch": batch,
                        "best_other": best[1], "times_as_fast": best[0] / times[ours],
                        "against": {s: t / times[ours] for s, t in times.items() if s != ours},
-                       "prefill": min(t for s, t in prompt.items() if s != ours) / prompt[ours] if prompt else None,
-                       "over_bound": bounds.get((trace, machine, budget, batch))})
+                       "prefill": against_best(prompts[cell]), "whole": against_best(wholes[cell]),
+                       "over_bound": bounds.get(cell)})
     return result
 
 
+def mean_and_least(cells, key):
+    """Of those that have a prompt."""
+    values = [c[key] for c in cells if c[key]]
+    return f"{geometric_mean(values):.3f}, {min(values):.3f}" if values else "-"
+
+
 def table(cells, key, title):
-    print(f"\n| {title} | cells | slower in | geometric mean | least | over the bound | prefill, least |\n"
-          "| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(f"\n| {title} | cells | slower in | geometric mean | least | over the bound | prefill: mean, least | "
+          "with the prompt: mean, least |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     groups = defaultdict(list)
     for c in cells:
         groups[c[key]].append(c)
@@ -190,10 +202,8 @@ def table(cells, key, title):
         fast = [c["times_as_fast"] for c in group]
         bounds = [c["over_bound"] for c in group if c["over_bound"]]
         over = f"{geometric_mean(bounds):.2f}" if bounds else "-"
-        prompts = [c["prefill"] for c in group if c["prefill"]]
-        prompt = f"{geometric_mean(prompts):.3f}, {min(prompts):.3f}" if prompts else "-"
         print(f"| {name} | {len(group)} | {sum(f < SLOWER for f in fast)} | {geometric_mean(fast):.3f} | "
-              f"{min(fast):.3f} | {over} | {prompt} |")
+              f"{min(fast):.3f} | {over} | {mean_and_least(group, 'prefill')} | {mean_and_least(group, 'whole')} |")
 
 
 def compare_chunks(args, work, kind, names):

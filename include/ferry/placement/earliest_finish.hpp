@@ -8,8 +8,8 @@ namespace ferry::inline FERRY_ABI {
 
 /// Puts each expert that is not there where the layer ends earliest. What is on its way can be waited for, or computed on the
 /// host; of the rest, those in front are loaded, behind what is on its way, and the host computes the others. Behind the plan
-/// of a decode step the link brings, while it has nothing else to do, what the
-/// cache policy wants most (`promotes`): nobody waits for it, and it serves later tokens.
+/// of a decode step the link brings, while it has nothing else to do, what the cache policy wants most (`promotes`): nobody
+/// waits for it, and it serves later tokens.
 ///
 /// What is loaded is here to stay, if its place is worth it: where copies slow the host, a load may take the layer longer than the
 /// host would, by a tenth of what its place would gain (`gain_ns`), and by no more than to bring it behind would slow the host. In
@@ -28,7 +28,8 @@ namespace ferry::inline FERRY_ABI {
 /// Complexity: O(misses * resident) at worst, no state.
 ///
 /// Ambiguities resolved. Of equally good ways the one that loads less. Costs that are unknown: without the host's time
-/// everything goes to the host, which is how the engine comes to measure it; without a copy's nothing is loaded. While the
+/// everything goes to the host, which is how the engine comes to measure it; without a copy's nothing is loaded. In prefill,
+/// where all of a layer would be long on the host, one miss goes there, and copies of unknown time count as none. While the
 /// host's time is unknown a use saves a copy. In prefill it saves what one row's would in decode, if the layer had no other.
 /// For `saves` all of a layer's experts count as equally long, and nothing as on its way.
 struct EarliestFinish {
@@ -43,7 +44,9 @@ struct EarliestFinish {
     for (const Request& r : misses) host += on_host(r, costs);
     for (const Request& r : arriving) late += on_host(r, costs);
     Split best{0, 0, arriving.size == 0};
-    if (misses.size + arriving.size > 0 && host + late == 0) return best;
+    if (misses.size + arriving.size > 0 && host + late == 0) {
+      return phase == Phase::decode ? best : Split{misses.size > 0 ? misses.size - 1 : 0, 0, true};
+    }
     // A link that does not know may have just begun.
     const Nanoseconds busy = arriving.size > 0 && costs.link_ns == 0 ? arriving[0].copy_ns : costs.link_ns;
     const Request* const any = first_of(resident, misses, arriving);
@@ -72,7 +75,7 @@ struct EarliestFinish {
     Nanoseconds link = arriving.size == 0 && costs.chunk_ns > 0 ? costs.chunk_ns : busy;
     for (std::uint32_t n = 0; n <= misses.size; ++n) {
       weigh(n, true, link, host);
-      if (n == misses.size || misses[n].copy_ns == 0) break;
+      if (n == misses.size || (misses[n].copy_ns == 0 && phase == Phase::decode)) break;
       link = detail::sum(link, misses[n].copy_ns);
       gained = detail::sum(gained, worth_a_load(phase, misses[n], costs));
       if (detail::sum(link, device) - gained >= least) break;

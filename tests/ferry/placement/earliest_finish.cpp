@@ -282,6 +282,20 @@ TEST_CASE("while costs are unknown the host computes what is not there, and noth
   CHECK(EarliestFinish::split(Phase::decode, {}, as_view(one), {}, {}).loads == 0);
 }
 
+TEST_CASE(
+    "while costs are unknown in a prompt one miss is measured on the host, and what copies take by all that is "
+    "loaded") {
+  Requests three{one_request(0, 9, 0), one_request(1, 5, 0), one_request(2, 1, 0)};
+  const Split unknown = EarliestFinish::split(Phase::prefill, as_view(three), as_view(three), as_view(three), {});
+  CHECK(unknown.loads == 2);
+  CHECK(unknown.hosted == 0);
+  CHECK(unknown.waits);
+  CHECK(EarliestFinish::split(Phase::prefill, {}, {}, as_view(three), {}).waits);
+  CHECK(EarliestFinish::split(Phase::prefill, {}, {three.data(), 1}, {}, {}).loads == 0);
+  for (Request& r : three) r.host_ns = 1000;
+  CHECK(EarliestFinish::split(Phase::prefill, {}, as_view(three), {}, {}).loads == 3);
+}
+
 TEST_CASE("rows that the host computes cost more only where operations do") {
   const Requests many{one_request(0, 8, 60)};
   LayerCosts c = known_costs(5, 20, 0);
