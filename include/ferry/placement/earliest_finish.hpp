@@ -12,8 +12,7 @@ namespace ferry::inline FERRY_ABI {
 /// waits for it, and it serves later tokens.
 ///
 /// What is loaded is here to stay, if its place is worth it: where copies slow the host, a load may take the layer longer than the
-/// host would, by a tenth of what its place would gain (`gain_ns`), and by no more than to bring it behind would slow the host. In
-/// a prompt, behind which nothing is brought, by all of what its place would gain.
+/// host would, by a tenth of what its place would gain (`gain_ns`), and by no more than to bring it behind would slow the host.
 ///
 /// What a use saves (`saves`) is the mean of two times: what the layer would have taken longer without this expert, or less with
 /// it; and this expert's share of what the layer would take longer without all of its experts than with all of them. By the
@@ -77,7 +76,7 @@ struct EarliestFinish {
       weigh(n, true, link, host);
       if (n == misses.size || (misses[n].copy_ns == 0 && phase == Phase::decode)) break;
       link = detail::sum(link, misses[n].copy_ns);
-      gained = detail::sum(gained, worth_a_load(phase, misses[n], costs));
+      gained = detail::sum(gained, worth_a_load(misses[n], costs));
       if (detail::sum(link, device) - gained >= least) break;
       host -= on_host(misses[n], costs);
     }
@@ -129,9 +128,8 @@ struct EarliestFinish {
   FERRY_HD static Nanoseconds slowed(const Request& r, const LayerCosts& costs) noexcept {
     return detail::scaled(r.copy_ns, 1000 - pace(costs.host_beside_copies), pace(costs.link_beside_host));
   }
-  FERRY_HD static Nanoseconds worth_a_load(Phase phase, const Request& r, const LayerCosts& costs) noexcept {
+  FERRY_HD static Nanoseconds worth_a_load(const Request& r, const LayerCosts& costs) noexcept {
     if (r.gain_ns <= 0) return 0;
-    if (phase == Phase::prefill) return detail::bounded(r.gain_ns);
     const Nanoseconds most = slowed(r, costs);
     return r.gain_ns / 10 < most ? r.gain_ns / 10 : most;
   }
