@@ -163,8 +163,8 @@ class Core {
     if constexpr (part::predicts<Predictor>()) {
       slots_.accounts().finish(layer_ahead(part::rows_of<Predictor>(phase_), 1) != no_layer);
     }
+    measured_.note(phase_, layer, times, tasks_.host(), costs_);
     tasks_.end(Fence{++fence_}, slots_);
-    measured_.note(phase_, layer, times);
     slots_.finished(layer);
     if (phase_ == Phase::prefill) tasks_.staging().finish(times);
   }

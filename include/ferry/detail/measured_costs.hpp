@@ -2,6 +2,7 @@
 /// What a layer's work took last.
 #pragma once
 #include "ferry/core_config.hpp"
+#include "ferry/detail/host_costs.hpp"
 #include "ferry/detail/saturating.hpp"
 
 namespace ferry::inline FERRY_ABI::detail {
@@ -10,7 +11,7 @@ namespace ferry::inline FERRY_ABI::detail {
 /// State: 64 bytes a layer. What is less than 0 was not measured, nor is a layer that there is not: Core checks nothing.
 class MeasuredCosts {
  public:
-  explicit MeasuredCosts(const CoreSettings& c) {
+  explicit MeasuredCosts(const CoreSettings& c) : host_(c.costs) {
     for (std::uint32_t p = 0; p < precision_count; ++p) copy_ns_[p] = c.copy_ns[p];
   }
   void reserve(Carver& carve, std::uint16_t layers) {
@@ -24,9 +25,13 @@ class MeasuredCosts {
     const Times& last = of(phase, layer);
     return sum(sum(last.attention, last.gate), product(last.device, experts));
   }
-  /// Those that are 0 were not measured, and leave the last ones.
-  FERRY_HD void note(Phase phase, std::uint16_t layer, const Times& times) noexcept {
+  /// Those that are 0 were not measured, and leave the last ones. `host`: what the host computed in that time. What a placement
+  /// weighs learns of it, unless it was told.
+  FERRY_HD void note(Phase phase, std::uint16_t layer, const Times& times, View<const Task> host,
+                     LayerCosts& weighed) noexcept {
     if (layer >= layers_) return;
+    host_.note(host, times.host);
+    host_.tell(weighed);
     Times& last = times_[index(phase, layer)];
     if (times.attention > 0) last.attention = times.attention;
     if (times.gate > 0) last.gate = times.gate;
@@ -46,6 +51,7 @@ class MeasuredCosts {
     return static_cast<std::size_t>(phase) * layers_ + layer;
   }
 
+  HostCosts host_;
   Array<Times> times_;  ///< [phases, layers]
   Nanoseconds copy_ns_[precision_count] = {};
   std::uint16_t layers_ = 0;

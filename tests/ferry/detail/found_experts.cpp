@@ -30,7 +30,8 @@ struct FoundFixture {
     slots.reserve(carve, m, {{{0, 1, part::bit(Precision::full), 6, 64}}, 2, 64}, {}, 1, -1.0F);
     found.reserve(carve, 8);
     costs.reserve(carve, 1);
-    costs.note(Phase::decode, 0, {0, 0, 11, 22});
+    LayerCosts weighed;
+    costs.note(Phase::decode, 0, {0, 0, 11, 22}, {}, weighed);
     const std::uint32_t sequence = 0;
     slots.begin_step({Phase::decode, {&sequence, 1}}, false);
     Ticket landed = Ticket::none;

@@ -16,8 +16,12 @@ TEST_CASE("what was not measured leaves the last time, each phase and layer for 
   auto& costs = *new (block) detail::MeasuredCosts(settings);
   Carver carve(block + sizeof(costs));
   costs.reserve(carve, 3);
-  costs.note(Phase::decode, 1, {1, 2, 3, 4});
-  costs.note(Phase::decode, 1, {10, 0, 30, 0});
+  LayerCosts weighed;
+  Task task;
+  task.rows = 1;
+  costs.note(Phase::decode, 1, {1, 2, 3, 4}, {&task, 1}, weighed);
+  costs.note(Phase::decode, 1, {10, 0, 30, 0}, {}, weighed);
+  CHECK(weighed.host_ns[static_cast<unsigned>(Precision::full)] == 4);
   CHECK(costs.of(Phase::decode, 1).attention == 10);
   CHECK(costs.of(Phase::decode, 1).gate == 2);
   CHECK(costs.of(Phase::decode, 1).device == 30);
@@ -44,14 +48,15 @@ TEST_CASE("times near the longest add up to the longest, and what cannot be is n
   Carver carve(block + sizeof(costs));
   costs.reserve(carve, 2);
   CHECK(costs.layer_ns(Phase::decode, 0, 3) == 0);
-  costs.note(Phase::decode, 0, {10, 5, 20, 0});
+  LayerCosts weighed;
+  costs.note(Phase::decode, 0, {10, 5, 20, 0}, {}, weighed);
   CHECK(costs.layer_ns(Phase::decode, 0, 3) == 75);
-  costs.note(Phase::decode, 0, {-1, -1, -1, -1});
+  costs.note(Phase::decode, 0, {-1, -1, -1, -1}, {}, weighed);
   CHECK(costs.layer_ns(Phase::decode, 0, 3) == 75);
-  costs.note(Phase::decode, 0, {most, most, most, most});
+  costs.note(Phase::decode, 0, {most, most, most, most}, {}, weighed);
   CHECK(costs.layer_ns(Phase::decode, 0, 3) == most);
-  costs.note(Phase::decode, 2, {1, 1, 1, 1});  // there is none: it would be the first of the other phase
-  costs.note(Phase::prefill, 2, {1, 1, 1, 1});
+  costs.note(Phase::decode, 2, {1, 1, 1, 1}, {}, weighed);  // there is none: it would be the first of the other phase
+  costs.note(Phase::prefill, 2, {1, 1, 1, 1}, {}, weighed);
   CHECK(costs.layer_ns(Phase::decode, 1, 1) == 0);
   CHECK(costs.layer_ns(Phase::prefill, 0, 1) == 0);
   CHECK(costs.layer_ns(Phase::prefill, 1, 1) == 0);
