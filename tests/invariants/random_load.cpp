@@ -497,15 +497,16 @@ bool has_stopped(LinkT& link) {
 }
 
 /// Something breaks in the middle: who waits is told, nobody computes from wrong bytes before or after, nothing hangs.
+/// `calls_at_most`: of the one that breaks; fewer for a stack that copies less.
 template <class Rig>
-void broken_in_the_middle(Broken what) {
+void broken_in_the_middle(Broken what, std::uint32_t calls_at_most = 80) {
   constexpr std::uint32_t runs = 40;
   std::uint32_t told = 0;
   for (std::uint32_t seed = 0; seed < runs; ++seed) {
     CAPTURE(seed);
     Rig on(seed);
     Random random(seed + 1);
-    const std::uint32_t nth = random.between(1, 80);
+    const std::uint32_t nth = random.between(1, calls_at_most);
     if (what == Broken::source) {
       on.source.fail(nth);
     } else if (what == Broken::call) {
@@ -539,7 +540,7 @@ void broken_in_the_middle(Broken what) {
 TEST_CASE("host thread: bytes that cannot be had in the middle of random load are no hang, and no wrong bytes") {
   broken_in_the_middle<OnThread<stacks::LruCache>>(Broken::source);
   broken_in_the_middle<OnThread<stacks::CrossLayerLru>>(Broken::source);
-  broken_in_the_middle<OnThread<stacks::Ferry>>(Broken::source);
+  broken_in_the_middle<OnThread<stacks::Ferry>>(Broken::source, 10);
   broken_in_the_middle<OnThread<LossyStack>>(Broken::source);
 }
 
@@ -547,7 +548,7 @@ TEST_CASE("CUDA: what breaks in the middle of random load is no hang, and no wro
   for (const Broken what : {Broken::source, Broken::call, Broken::device}) {
     broken_in_the_middle<OnCuda<stacks::LruCache>>(what);
     broken_in_the_middle<OnCuda<stacks::CrossLayerLru>>(what);
-    broken_in_the_middle<OnCuda<stacks::Ferry>>(what);
+    broken_in_the_middle<OnCuda<stacks::Ferry>>(what, 20);
     broken_in_the_middle<OnCuda<LossyStack>>(what);
   }
 }
