@@ -392,7 +392,7 @@ class Core {
   std::uint64_t fence_ = 0;
   std::uint32_t rows_ = 0, transient_prefill_rows_ = 0, taken_ = 0;  ///< the last: by look-aheads since the plan
   Nanoseconds taken_ns_ = 0;
-  LayerCosts costs_;  ///< the link's as the layer was planned
+  LayerCosts costs_;  ///< the link's as the layer was planned, and the host's as told or learned
   std::uint16_t layer_ = 0, depth_ = 0;
   Phase phase_ = Phase::decode;
 };

@@ -20,8 +20,8 @@ struct CoreSettings {
   float top_score_alpha = -1.0F;
   /// What a copy of the largest expert costs, by Precision, for policies that weigh costs; 0: unknown.
   Nanoseconds copy_ns[precision_count] = {};
-  /// What else is known of the machine, for placements that weigh it; `link_ns` is the core's, and the host's times are learned
-  /// from what layers take (Times::host) unless one of them is told.
+  /// What else is known of the machine, for placements that weigh it; `link_ns` is the core's, and `host_ns` and
+  /// `host_row_ns` are learned from what layers take (Times::host) unless one of them is told.
   LayerCosts costs;
 };
 

@@ -932,6 +932,33 @@ TEST_CASE("times of a prefill do not set the budget of a decode step") {
   CHECK(step(Phase::decode, {}) == 1);
 }
 
+TEST_CASE("ferry: what the host takes is learned from what a layer took, and what is resident goes there, too") {
+  CoreFixture<stacks::Ferry> f(model(1, 8, 2), {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
+  f.config.copy_ns[static_cast<unsigned>(Precision::full)] = 100;
+  f.config.costs.device_ns[static_cast<unsigned>(Precision::full)] = 5;
+  f.build();
+  const Variant first[] = {full(0, 0), full(0, 1)};
+  f->preload({first, 2}, nothing_seen);
+  const auto step = [&](std::uint16_t a, std::uint16_t b) {
+    f->begin_step(StepOf(Phase::decode, 1));
+    const auto s = favour(8, {a, b});
+    return f->plan(scores(0, s), all_landed);
+  };
+  Plan p = step(0, 1);
+  CHECK(experts(p.resident) == Ids{0, 1});
+  f->finish(0, {0, 0, 5, 4}, all_landed);  // a time of a host that computed nothing
+  p = step(0, 1);
+  CHECK(experts(p.resident) == Ids{0, 1});
+  f->finish(0, {}, all_landed);
+  p = step(2, 3);
+  CHECK(experts(p.host) == Ids{2, 3});
+  f->finish(0, {0, 0, 0, 4}, all_landed);
+  p = step(0, 1);  // 5 and 4 at once, instead of 10
+  CHECK(experts(p.resident) == Ids{0});
+  CHECK(experts(p.host) == Ids{1});
+  f->finish(0, {}, all_landed);
+}
+
 TEST_CASE("ferry: misses on the host, the most wanted copied behind, and nobody waits longer than the host takes") {
   CoreFixture<stacks::Ferry> f(model(1, 8, 2), {{{0, 1, part::bit(Precision::full), 2, 64}}, 2, 64});
   f.config.copy_ns[static_cast<unsigned>(Precision::full)] = 100;

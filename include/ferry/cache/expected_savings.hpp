@@ -35,8 +35,8 @@ namespace ferry::inline FERRY_ABI {
 /// by more than 3/2 w^2 sqrt(both).
 ///
 /// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` says how much more a
-/// place saves with a miss than with who ranked least when one was sought last; in a prompt, of which nothing may have been
-/// counted before, over as many steps as count once there were enough.
+/// place saves with a miss than with who ranked least when one was sought last in decode; in a prompt, of which nothing may
+/// have been counted before, over as many steps as count once there were enough.
 ///
 /// Source: ours. s is after LRFU (Lee et al., 2001, "LRFU: a spectrum of policies that subsumes the least recently used and
 /// least frequently used policies"), whose F(x) = 2^(-lambda x) this is with lambda = 1 / half_life and steps for time;
@@ -71,7 +71,7 @@ class ExpectedSavings {
 
   FERRY_HD void begin_step(const Step& step) noexcept {
     prefill_ = step.phase == Phase::prefill;
-    rows_ = step.sequence.size;
+    rows_ = layer_rows_ = step.sequence.size;
     present_ = no_layer;
     next_uses_.begin_step(step);
     const bool divide = weight_.begin_step(step);
@@ -90,6 +90,7 @@ class ExpectedSavings {
   FERRY_HD void reset() noexcept { next_uses_.forget(); }
 
   FERRY_HD void chosen(std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) noexcept {
+    layer_rows_ = rows.size > 0 ? rows.size : rows_;
     next_uses_.note(slots_.layer(layer), taken, rows);
   }
 
@@ -146,7 +147,7 @@ class ExpectedSavings {
     // This use is not counted yet.
     const std::int64_t each = each_[slots_.layer(miss.want.id.layer)];
     if (!prefill_) return (rank(miss.want.id) + weight_() * each - least_) / weight_() * 16;
-    const std::int64_t now = of_rows(weight_() * (each > 0 ? each : last_), rows_, miss.rows);
+    const std::int64_t now = of_rows(weight_() * (each > 0 ? each : last_), layer_rows_, miss.rows);
     const float steps = 1.442695F * static_cast<float>(half_life) / static_cast<float>(time_);  // that count, of all
     return static_cast<Nanoseconds>(static_cast<float>(rank(miss.want.id) + now - least_) * steps * 16);
   }
@@ -248,7 +249,7 @@ class ExpectedSavings {
   std::uint32_t present_ = no_layer;  ///< the layer of the pool that this step has come to
   std::uint16_t first_layer_ = 0;
   bool prefill_ = false;
-  std::uint32_t rows_ = 0;  ///< of the step
+  std::uint32_t rows_ = 0, layer_rows_ = 0;  ///< of the step, and those of them that its layer has
 };
 
 static_assert(CachePolicy<ExpectedSavings>);

@@ -6,25 +6,35 @@
 namespace ferry::inline FERRY_ABI::detail {
 
 /// An expert on the host takes a + b rows: to read its weights, and to compute each row. Both are fitted to what layers took,
-/// a layer being so many experts with so many rows in all, by least squares of the relative error; a layer counts half as
-/// much 177 layers later. Where the rows an expert never differ, as with one sequence in decode, b stays as it was; before it
-/// ever differed each row counts as what the first one took.
+/// a layer being so many experts with so many rows in all, by least squares of the relative error: so a layer in which
+/// something else had the processor counts for little, and one that took less than a quarter of what was expected counts as
+/// if it had taken that. A layer's weight halves in 177 others. Where the rows an expert never differ, as with one sequence
+/// in decode, b stays as it was; before they ever differed, what layers took counts as taken by their rows.
 ///
-/// Nothing is learned where the host's times were told (`CoreSettings::costs`). All precisions count as equally long.
-/// All calls O(1), but for what `note` is given. State: 64 bytes.
+/// What is believed shrinks by 1/1024 with each layer of which the host computes nothing, to 1/64 at least, until it is tried
+/// again: a first layer that was slow, for cold caches, would keep the host out for ever.
+///
+/// Nothing is learned where one of the host's times for experts or rows was told (`CoreSettings::costs`). All precisions
+/// count as equally long. A placement weighs the larger of a + b and b rows, which is up to 44% less than a + b rows where
+/// the two are equal. All calls O(1), but for what `note` is given. State: 72 bytes.
 class HostCosts {
  public:
-  explicit HostCosts(const LayerCosts& told) {
+  explicit HostCosts(const LayerCosts& told) : told_(told.host_row_ns > 0) {
     for (const Nanoseconds ns : told.host_ns) told_ = told_ || ns > 0;
   }
 
   /// A layer whose share of the host was these tasks: `row_ns` is what it took, over their rows.
   FERRY_HD void note(View<const Task> tasks, Nanoseconds row_ns) noexcept {
-    if (told_ || row_ns <= 0 || tasks.size == 0) return;
+    if (told_) return;
+    if (tasks.size == 0 && shrunk_ > 1.0 / 64) shrunk_ *= 1 - 1.0 / 1024;
     double rows = 0;
     for (const Task& t : tasks) rows += t.rows;
-    if (rows == 0) return;
-    const double y = 1 / static_cast<double>(row_ns), x = y * tasks.size / rows;
+    if (rows == 0 || row_ns <= 0) return;
+    shrunk_ = 1;
+    double took = static_cast<double>(row_ns);  // a row
+    const double experts = tasks.size / rows, expected = row_ < 0 ? one() * experts : expert_ * experts + row_;
+    if (took < expected / 4) took = expected / 4;
+    const double y = 1 / took, x = y * experts;
     constexpr double keep = 1 - 1.0 / 256;
     xx_ = xx_ * keep + x * x;
     xy_ = xy_ * keep + x * y;
@@ -37,26 +47,31 @@ class HostCosts {
       const double all = y_ / yy_;  // as if nothing but rows took time
       row_ = b < 0 ? 0 : b < all ? b : all;
     }
-    const double a = (x_ - (row_ < 0 ? 0 : row_) * xy_) / xx_;
-    expert_ = a > 0 ? a : 0;
+    const double a = (x_ - each_row() * xy_) / xx_;
+    expert_ = row_ < 0 || a < 0 ? 0 : a;
   }
 
   /// What is known by now.
   FERRY_HD void tell(LayerCosts& costs) const noexcept {
     if (xx_ == 0) return;
-    const double one = expert_ + (row_ < 0 ? 0 : row_);
-    for (std::uint32_t p = 1; p < precision_count; ++p) costs.host_ns[p] = whole(one);
-    costs.host_row_ns = whole(row_ < 0 ? x_ / xy_ : row_);
+    for (std::uint32_t p = 1; p < precision_count; ++p) costs.host_ns[p] = whole(one() * shrunk_);
+    costs.host_row_ns = whole(each_row() * shrunk_);
   }
 
  private:
+  /// An expert with one row.
+  FERRY_HD double one() const noexcept { return row_ >= 0 ? expert_ + row_ : xx_ > 0 ? x_ / xx_ : 0; }
+  /// b, or while it is unknown what a row took in all.
+  FERRY_HD double each_row() const noexcept { return row_ >= 0 ? row_ : yy_ > 0 ? y_ / yy_ : 0; }
+
   static constexpr double most = 1e15;  ///< what a time may be: 11 days
   FERRY_HD static Nanoseconds whole(double ns) noexcept {
-    return static_cast<Nanoseconds>(ns < 1 ? 1 : ns < most ? ns : most);
+    return static_cast<Nanoseconds>(ns < 1 ? 1 : ns < most ? ns + 0.5 : most);
   }
 
   double xx_ = 0, xy_ = 0, yy_ = 0, x_ = 0, y_ = 0;  ///< over layers: experts and rows a nanosecond, and their products
   double expert_ = 0, row_ = -1;                     ///< a and b, -1 while unknown
+  double shrunk_ = 1;                                ///< to so much, since the host was last measured
   bool told_ = false;
 };
 

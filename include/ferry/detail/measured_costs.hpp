@@ -1,5 +1,5 @@
 /// @file
-/// What a layer's work took last.
+/// What a layer's work took last, and what the host takes.
 #pragma once
 #include "ferry/core_config.hpp"
 #include "ferry/detail/host_costs.hpp"
@@ -8,7 +8,8 @@
 namespace ferry::inline FERRY_ABI::detail {
 
 /// The times that an engine feeds back, by phase and layer, and what they make a request cost. All calls O(1).
-/// State: 64 bytes a layer. What is less than 0 was not measured, nor is a layer that there is not: Core checks nothing.
+/// State: 64 bytes a layer, and HostCosts'. What is less than 0 was not measured, nor is a layer that there is not: Core
+/// checks nothing.
 class MeasuredCosts {
  public:
   explicit MeasuredCosts(const CoreSettings& c) : host_(c.costs) {

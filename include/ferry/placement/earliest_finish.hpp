@@ -28,8 +28,9 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// Ambiguities resolved. Of equally good ways the one that loads less. Costs that are unknown: without the host's time
 /// everything goes to the host, which is how the engine comes to measure it; without a copy's nothing is loaded. In prefill,
-/// where all of a layer would be long on the host, one miss goes there, and copies of unknown time count as none. While the
-/// host's time is unknown a use saves a copy. In prefill it saves what one row's would in decode, if the layer had no other.
+/// where all of a layer would be long on the host, one miss of several goes there, and copies of unknown time count as none.
+/// While the host's time is unknown a use saves a copy. In prefill it saves what one row's would in decode, if the layer had
+/// no other.
 /// For `saves` all of a layer's experts count as equally long, and nothing as on its way.
 struct EarliestFinish {
   static constexpr bool needs_ordered_batches = true;
@@ -44,7 +45,7 @@ struct EarliestFinish {
     for (const Request& r : arriving) late += on_host(r, costs);
     Split best{0, 0, arriving.size == 0};
     if (misses.size + arriving.size > 0 && host + late == 0) {
-      return phase == Phase::decode ? best : Split{misses.size > 0 ? misses.size - 1 : 0, 0, true};
+      return phase == Phase::decode ? best : Split{misses.size > 1 ? misses.size - 1 : misses.size, 0, true};
     }
     // A link that does not know may have just begun.
     const Nanoseconds busy = arriving.size > 0 && costs.link_ns == 0 ? arriving[0].copy_ns : costs.link_ns;

@@ -49,8 +49,8 @@ struct FoundFixture {
     requests[2].want.precision = Precision::skip;
     find();
   }
-  void find() {
-    found.find(Phase::decode, requests, costs, slots, [&](const Request& r) { skipped.push_back(r.want.id.expert); });
+  void find(Phase phase = Phase::decode) {
+    found.find(phase, requests, costs, slots, [&](const Request& r) { skipped.push_back(r.want.id.expert); });
   }
   [[nodiscard]] bool leased(std::uint16_t e) const {
     return slots.residency().is_leased(slots.residency().find(full(0, e)));
@@ -92,7 +92,10 @@ TEST_CASE("a placement that weighs a layer knows what the place of a miss would 
   f.slots.saved(f.found.misses(), 1, 1600);
   f.find();
   CHECK(f.found.misses()[0].gain_ns == 3200);  // with this use
-  FoundFixture<stacks::FerryDevice> other;     // the same policy, and everything is loaded
+  f.found.misses()[0].gain_ns = 0;
+  f.find(Phase::prefill);
+  CHECK(f.found.misses()[0].gain_ns > 0);
+  FoundFixture<stacks::FerryDevice> other;  // the same policy, and everything is loaded
   other.slots.saved(other.found.misses(), 1, 1600);
   other.find();
   CHECK(other.found.misses()[0].gain_ns == 0);

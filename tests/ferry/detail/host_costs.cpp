@@ -76,6 +76,27 @@ TEST_CASE("times that vary by a third leave the mean, and one that is far off mo
   CHECK(one(costs) == doctest::Approx(static_cast<double>(before)).epsilon(0.02));
 }
 
+TEST_CASE("a first layer that was slow does not keep the host out") {
+  detail::HostCosts costs{LayerCosts{}};
+  note(costs, {1}, 20'000'000, 0);
+  for (int i = 0; i < 3000; ++i) costs.note({}, 0);
+  CHECK(one(costs) == doctest::Approx(20e6 * 0.0534).epsilon(0.01));  // (1023/1024)^3000
+  CHECK(told(costs).host_row_ns == one(costs));
+  for (int i = 0; i < 10'000; ++i) costs.note({}, 0);
+  CHECK(one(costs) == doctest::Approx(20e6 / 64).epsilon(0.01));  // and no further
+  for (int i = 0; i < 20; ++i) note(costs, {1}, 300'000, 0);
+  CHECK(one(costs) == doctest::Approx(300'000).epsilon(0.05));
+}
+
+TEST_CASE("a time far too short moves it little, and a host that became slower is known in time") {
+  detail::HostCosts costs{LayerCosts{}};
+  for (int i = 0; i < 300; ++i) note(costs, {1}, 50'000, 0);
+  note(costs, {1}, 1, 0);
+  CHECK(one(costs) > 45'000);
+  for (int i = 0; i < 1500; ++i) note(costs, {1}, 500'000, 0);  // ten times as slow counts a hundredth
+  CHECK(one(costs) > 300'000);
+}
+
 TEST_CASE("neither part is below nothing") {
   detail::HostCosts rows_for_nothing{LayerCosts{}};
   note(rows_for_nothing, {1}, 20'000, 0);
@@ -97,6 +118,11 @@ TEST_CASE("what was told is not learned, and what was not measured is not noted"
   detail::HostCosts costs(known);
   note(costs, {1, 1}, 20'000, 5'000);
   CHECK(one(costs) == 0);
+  LayerCosts rows_known;
+  rows_known.host_row_ns = 7;
+  detail::HostCosts by_rows(rows_known);
+  note(by_rows, {1, 1}, 20'000, 5'000);
+  CHECK(one(by_rows) == 0);
 
   detail::HostCosts measured{LayerCosts{}};
   const std::vector<Task> task = tasks_of({1}), none = tasks_of({0});
