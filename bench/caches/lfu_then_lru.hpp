@@ -26,7 +26,7 @@ class LfuThenLru {
 
   static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](std::uint32_t at) { return worth_[at]; });
+    return slots_.least(barred, [this](std::size_t at) { return worth_[at]; });
   }
   void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, worth_[slots_.index(what.id)]);
