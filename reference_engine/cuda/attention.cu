@@ -4,6 +4,7 @@
 
 #include "cuda/kernels.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/vectors.hpp"
 
 namespace ferry::engine::cuda {
 namespace {
@@ -25,6 +26,8 @@ __device__ std::uint64_t row_width(const AttentionShape& s) {
 /// A row for each blockIdx.x; its pairs, and after them the numbers of v, over blockIdx.y.
 __global__ void __launch_bounds__(threads) rotate_kernel(float* qkv, const float* inverse_frequency,
                                                          const RowPlace* rows, std::uint32_t layer, AttentionShape s) {
+  let_next_begin();
+  after_previous();
   const std::uint32_t half = s.head_dim / 2, kv_width = s.kv_heads * s.head_dim;
   const std::uint32_t q_pairs = s.heads * half, pairs = q_pairs + s.kv_heads * half;
   const std::uint32_t i = blockIdx.y * threads + threadIdx.x;
@@ -53,13 +56,6 @@ __global__ void __launch_bounds__(threads) rotate_kernel(float* qkv, const float
   keys[of_position + first + half] = rotated_b;
 }
 
-/// Element `i` to `i` + 3 of a vector, zeros behind its end.
-__device__ __forceinline__ float4 four_of(const float* vector, std::uint32_t i, std::uint32_t size) {
-  if (size % 4 == 0) return i < size ? *reinterpret_cast<const float4*>(vector + i) : make_float4(0, 0, 0, 0);
-  return make_float4(i < size ? vector[i] : 0, i + 1 < size ? vector[i + 1] : 0, i + 2 < size ? vector[i + 2] : 0,
-                     i + 3 < size ? vector[i + 3] : 0);
-}
-
 /// One head of one row. Its warps take 32 positions each in turn, and keep a softmax over what they have seen: the
 /// largest score, and sums relative to that. In the end they are merged, in their order.
 ///
@@ -72,6 +68,8 @@ __global__ void __launch_bounds__(threads, 2)
   __shared__ float shared_weights[warps][lanes];
   __shared__ float shared_out[warps][parts * lanes];
   __shared__ float shared_largest[warps], shared_sum[warps];
+  let_next_begin();
+  after_previous();
   const std::uint32_t lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, in_team = lane % team;
   const std::uint32_t row = blockIdx.x / s.heads, head = blockIdx.x % s.heads, dim = s.head_dim;
   const std::uint32_t kv_width = s.kv_heads * dim;
@@ -126,7 +124,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
     for (std::uint32_t p = 0; p < parts; ++p) mixed[p] *= faded;
     const float* value = values + std::uint64_t{first} * kv_width;
-#pragma unroll 4
+#pragma unroll 8
     for (std::uint32_t i = 0; i < count; ++i) {
       const float w = shared_weights[warp][i];
 #pragma unroll
@@ -173,8 +171,8 @@ void rotate_and_store(cudaStream_t stream, float* qkv, const float* inverse_freq
   check(shape);
   if (n == 0) return;
   const std::uint32_t half = shape.head_dim / 2, numbers = (shape.heads + 3 * shape.kv_heads) * half;
-  launch("rotate_kernel", stream, dim3(n, shares(numbers, threads)), threads, rotate_kernel, qkv, inverse_frequency,
-         rows, layer, shape);
+  launch_early("rotate_kernel", stream, dim3(n, shares(numbers, threads)), threads, rotate_kernel, qkv,
+               inverse_frequency, rows, layer, shape);
 }
 
 void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
@@ -186,7 +184,7 @@ void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std:
                  : parts == 2 ? attention_kernel<2>
                  : parts <= 4 ? attention_kernel<4>
                               : attention_kernel<8>;
-  launch("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, layer, shape, out);
+  launch_early("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, layer, shape, out);
 }
 
 }  // namespace ferry::engine::cuda

@@ -122,7 +122,8 @@ class CudaModel final : public Model {
   // On the host
   HostBlock scores_host_, input_host_, logits_host_;
   Matrix input_, gate_scores_, ahead_scores_, unused_;
-  Event step_begin_, layer_begin_, gate_begin_, gate_end_, shared_begin_, shared_end_, read_, partial_scored_;
+  Event step_begin_, layer_begin_, gate_begin_, gate_end_, read_, partial_scored_;
+  Event shared_begin_[2], shared_end_[2];  ///< of even and odd layers
   Times took_[2];                ///< a layer of the last step that was measured, by phase
   std::uint64_t steps_[2] = {};  ///< by phase
   std::vector<RowPlace> places_;
@@ -491,6 +492,11 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
             "cudaMemcpyAsync");
     }
     read_.record(work_.stream());
+    if (c.shared_width == 0) return;
+    // Needs no plan: it keeps the device busy while the host reads the scores, and decides.
+    if (measured) shared_begin_[l % 2].record(work_.stream());
+    shared_expert(layers_[l]);
+    if (measured) shared_end_[l % 2].record(work_.stream());
   };
   auto look_ahead = [&](std::uint32_t l) {
     wait(partial_scored_, runner);
@@ -500,7 +506,6 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
 
   queue_gate(0);
   for (std::uint32_t l = 0; l < c.layers; ++l) {
-    const Layer& layer = layers_[l];
     const auto index = static_cast<std::uint16_t>(l);
     wait(read_, runner);  // once a layer the host must know what the gate says
     gate_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
@@ -512,18 +517,17 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     }
     runner.predicted({predicted_.data(), static_cast<std::uint32_t>(predicted_.size())});
     if (measured) {
-      const Nanoseconds shared = l > 0 && c.shared_width > 0 ? shared_end_.ns_since(shared_begin_) : 0;
+      Nanoseconds shared = 0;
+      if (l > 0 && c.shared_width > 0) {  // the layer's own may not have ended
+        const unsigned before = (l - 1) % 2;
+        shared = shared_end_[before].ns_since(shared_begin_[before]);
+        span("shared expert", shared_begin_[before], shared_end_[before]);
+      }
       took = {gate_begin_.ns_since(layer_begin_) + shared, gate_end_.ns_since(gate_begin_), 0, 0};
-      if (l > 0 && c.shared_width > 0) span("shared expert", shared_begin_, shared_end_);
       span("attention", layer_begin_, gate_begin_);
       span("gate", gate_begin_, gate_end_);
     }
     runner.plan(index, input_, gate_scores_, took);
-    if (c.shared_width > 0) {  // while the copies are on their way
-      if (measured) shared_begin_.record(work_.stream());
-      shared_expert(layer);
-      if (measured) shared_end_.record(work_.stream());
-    }
     runner.run_resident(index, input_);
     const bool reads_partial = runner.wants_partial(index);
     if (reads_partial) {
@@ -542,7 +546,10 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     runner.finish(index);
   }
   Matrix made = logits(logit_rows, runner);
-  if (c.shared_width > 0) span("shared expert", shared_begin_, shared_end_);  // the last layer's
+  if (c.shared_width > 0) {
+    const unsigned last = (c.layers - 1) % 2;
+    span("shared expert", shared_begin_[last], shared_end_[last]);
+  }
   return made;
 }
 

@@ -24,6 +24,7 @@ struct DenseJob {
     number = i;
     return x + std::uint64_t{i} * place.columns;
   }
+  __device__ void ready() const { after_previous(); }  // no kernel writes weights
 };
 
 struct LinearJob : DenseJob {
@@ -51,6 +52,7 @@ struct GateJob : DenseJob {
 template <class Weights, std::uint32_t rows, std::uint32_t most, bool aligned>
 __global__ void __launch_bounds__(product_threads, 2) linear_kernel(LinearJob job) {
   __shared__ Stage<stage_floats(most)> stage;
+  let_next_begin();
   run_job<Weights, rows, most, aligned>(stage, job, blockIdx.x, gridDim.x);
 }
 
@@ -58,8 +60,8 @@ template <FloatType type>
 void launch_linear(cudaStream_t stream, const LinearJob& job) {
   auto with = [&](auto* kernel, std::uint32_t rows, std::uint32_t most) {
     const std::uint32_t tiles = shares(job.place.rows, product_warps * rows);
-    launch("linear_kernel", stream, dim3(blocks_for(tiles, tiles, job.place.columns, most)), product_threads, kernel,
-           job);
+    launch_early("linear_kernel", stream, dim3(blocks_for(tiles, tiles, job.place.columns, most)), product_threads,
+                 kernel, job);
   };
   if (!job.place.aligned(16)) {
     with(linear_kernel<Plain<type>, 2, 4, false>, 2, 4);
@@ -77,8 +79,8 @@ void launch_linear_blocks(cudaStream_t stream, BlockType type, const LinearJob& 
     using Weights = decltype(blocks);
     const std::uint32_t most = job.n == 1 ? 1 : 4, tiles = shares(job.place.rows, product_warps * 2);
     auto* kernel = most == 1 ? linear_kernel<Weights, 2, 1, false> : linear_kernel<Weights, 2, 4, false>;
-    launch("linear_kernel", stream, dim3(blocks_for(tiles, tiles, job.place.columns, most)), product_threads, kernel,
-           job);
+    launch_early("linear_kernel", stream, dim3(blocks_for(tiles, tiles, job.place.columns, most)), product_threads,
+                 kernel, job);
   });
 }
 
@@ -175,6 +177,7 @@ template <class Weights, std::uint32_t most, bool aligned>
 __global__ void __launch_bounds__(product_threads, 2)
     gate_kernel(GateJob job, float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best) {
   __shared__ Stage<stage_floats(most)> stage;
+  let_next_begin();
   run_job<Weights, 1, most, aligned>(stage, job, blockIdx.x, gridDim.x);
   __shared__ bool last;
   __threadfence();  // this block's logits come before its mark on the counter
@@ -196,8 +199,8 @@ void launch_gate(cudaStream_t stream, const GateJob& job, float* scores, unsigne
   auto* kernel = !job.place.aligned(16) ? gate_kernel<Plain<type>, 4, false>
                  : job.n > 1            ? gate_kernel<Plain<type>, 8, true>
                                         : gate_kernel<Plain<type>, 1, true>;
-  launch("gate_kernel", stream, dim3(shares(job.place.rows, product_warps)), product_threads, kernel, job, scores,
-         counter, k, best);
+  launch_early("gate_kernel", stream, dim3(shares(job.place.rows, product_warps)), product_threads, kernel, job, scores,
+               counter, k, best);
 }
 
 }  // namespace

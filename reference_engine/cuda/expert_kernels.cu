@@ -37,22 +37,37 @@ struct GateUpJob : ExpertJob {
     number = assignments[task.first + i];
     return x + std::uint64_t{number / top_k} * place.columns;
   }
+  __device__ void ready() const {}
   __device__ void emit(std::uint32_t output, std::uint32_t number, const float (&sums)[2]) const {
     activated[std::uint64_t{number} * place.rows + output] = sums[0] / (1.0F + expf(-sums[0])) * sums[1];
   }
 };
 
+/// Returns once `made`, which other blocks count up, is at `all`, and what they wrote before that can be read.
+__device__ __forceinline__ void wait_for(const unsigned* made, std::uint32_t all) {
+  if (threadIdx.x == 0) {
+    const volatile unsigned* now = made;
+    while (*now < all) {
+    }
+    __threadfence();
+  }
+  __syncthreads();
+}
+
 /// results = down activated.
 struct DownJob : ExpertJob {
   static constexpr std::uint32_t rows = 1;
   const float* activated = nullptr;
-  float* results = nullptr;  ///< [n * top_k, hidden]
+  float* results = nullptr;        ///< [n * top_k, hidden]
+  const unsigned* made = nullptr;  ///< how many blocks have written their share of the task's activations
+  std::uint32_t makers = 0;        ///< how many blocks write some
 
   __device__ Row row(std::uint32_t output, std::uint32_t /*i*/) const { return row_of(place, task.weights, output); }
   __device__ const float* input(std::uint32_t i, std::uint32_t& number) const {
     number = assignments[task.first + i];
     return activated + std::uint64_t{number} * place.columns;
   }
+  __device__ void ready() const { wait_for(made, makers); }
   __device__ void emit(std::uint32_t output, std::uint32_t number, const float (&sums)[1]) const {
     results[std::uint64_t{number} * place.rows + output] = sums[0];
   }
@@ -80,17 +95,6 @@ struct GroupJob {
   std::uint32_t up_blocks = 0, down_blocks = 0;  ///< of a task
 };
 
-/// Returns once `made`, which other blocks count up, is at `all`, and what they wrote before that can be read.
-__device__ __forceinline__ void wait_for(const unsigned* made, std::uint32_t all) {
-  if (threadIdx.x == 0) {
-    const volatile unsigned* now = made;
-    while (*now < all) {
-    }
-    __threadfence();
-  }
-  __syncthreads();
-}
-
 /// For a kernel whose tasks may be of all precisions.
 struct AnyWeights {};
 
@@ -104,6 +108,7 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
   __shared__ Stage<stage_floats(most)> stage;
   __shared__ std::uint32_t drawn;
   unsigned *const started = g.progress, *const ended = started + 1;
+  let_next_begin();
   if (threadIdx.x == 0) drawn = atomicAdd(started, 1U);
   __syncthreads();
   const std::uint32_t ups = g.count * g.up_blocks;
@@ -111,14 +116,13 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
   const std::uint32_t number = down ? drawn - ups : drawn, blocks = down ? g.down_blocks : g.up_blocks;
   const std::uint32_t index = number / blocks;
   const ExpertTask task = g.tasks[index];
-  if (down) wait_for(started + 2 + index, g.up_blocks);
 
   static_cast<void>(stage);  // compilers do not see that it is used, where another function calls `run`
   auto run = [&](auto weights) {
     using Stored = decltype(weights);
     const ExpertPlaces& at = g.at[static_cast<int>(Stored::precision)];
     if (down) {
-      const DownJob job{{at.down, g.assignments, task}, g.activated, g.results};
+      const DownJob job{{at.down, g.assignments, task}, g.activated, g.results, started + 2 + index, g.up_blocks};
       run_job<Stored, down_rows, most, aligned>(stage, job, number % blocks, blocks);
     } else {
       const GateUpJob job{{at.gate, g.assignments, task}, at.up_at, g.top_k, g.x, g.activated};

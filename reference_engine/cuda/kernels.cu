@@ -1,10 +1,12 @@
 // What is small around the products: descriptors, embedding, norms, sums.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <cub/block/block_reduce.cuh>
 
 #include "cuda/kernels.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/vectors.hpp"
 
 namespace ferry::engine::cuda {
 namespace {
@@ -23,6 +25,8 @@ constexpr std::uint32_t put_threads = 128, small_words = 128, most_words = 896;
 
 template <std::uint32_t words>
 __global__ void put_kernel(Payload<words> payload, std::byte* to, std::uint32_t bytes) {
+  let_next_begin();
+  after_previous();
   const std::uint32_t i = blockIdx.x * put_threads + threadIdx.x, left = bytes - 4 * i;
   if (4 * i >= bytes) return;
   const std::uint32_t word = payload.word[i];
@@ -37,13 +41,14 @@ template <std::uint32_t words>
 void put_piece(cudaStream_t stream, std::byte* to, const std::byte* from, std::uint32_t bytes) {
   Payload<words> payload{};
   std::memcpy(&payload, from, bytes);
-  launch("put_kernel", stream, dim3(shares(bytes, 4 * put_threads)), put_threads, put_kernel<words>, payload, to,
-         bytes);
+  launch_early("put_kernel", stream, dim3(shares(bytes, 4 * put_threads)), put_threads, put_kernel<words>, payload, to,
+               bytes);
 }
 
 template <FloatType type>
 __global__ void embed_kernel(const std::byte* table, std::uint32_t hidden, const RowPlace* rows, float* x) {
   constexpr std::uint32_t bytes = type == FloatType::f32 ? 4 : 2;
+  let_next_begin();
   const std::byte* row = table + std::uint64_t{rows[blockIdx.x].token} * hidden * bytes;
   x += std::uint64_t{blockIdx.x} * hidden;
   for (std::uint32_t i = threadIdx.x; i < hidden; i += threads) {
@@ -65,20 +70,39 @@ __global__ void embed_blocks(BlockLayout table, const std::byte* weights, const 
   }
 }
 
-__global__ void __launch_bounds__(threads)
+/// A thread keeps its first numbers in registers, `norm_held` times four of them: a row is one trip to memory.
+constexpr std::uint32_t norm_threads = 512, norm_held = 4, norm_step = 4 * norm_threads;
+
+__global__ void __launch_bounds__(norm_threads)
     rms_norm_kernel(const float* x, const float* weight, float epsilon, std::uint32_t hidden, float* y) {
-  using Reduce = cub::BlockReduce<float, threads>;
+  using Reduce = cub::BlockReduce<float, norm_threads>;
   __shared__ typename Reduce::TempStorage reduce;
   __shared__ float shared_scale;
+  let_next_begin();
   x += std::uint64_t{blockIdx.x} * hidden;
   y += std::uint64_t{blockIdx.x} * hidden;
+  const std::uint32_t first = 4 * threadIdx.x, rest = first + norm_held * norm_step;
+  auto added = [](float sum, float4 v) { return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum)))); };
+  float4 held[norm_held], weights[norm_held];
+#pragma unroll
+  for (std::uint32_t p = 0; p < norm_held; ++p) weights[p] = four_of(weight, first + p * norm_step, hidden);
+  after_previous();
+#pragma unroll
+  for (std::uint32_t p = 0; p < norm_held; ++p) held[p] = four_of(x, first + p * norm_step, hidden);
   float sum = 0;
-  for (std::uint32_t i = threadIdx.x; i < hidden; i += threads) sum = fmaf(x[i], x[i], sum);
+#pragma unroll
+  for (std::uint32_t p = 0; p < norm_held; ++p) sum = added(sum, held[p]);
+  for (std::uint32_t i = rest; i < hidden; i += norm_step) sum = added(sum, four_of(x, i, hidden));
   sum = Reduce(reduce).Sum(sum);
   if (threadIdx.x == 0) shared_scale = 1.0F / sqrtf(sum / static_cast<float>(hidden) + epsilon);
   __syncthreads();
   const float scale = shared_scale;
-  for (std::uint32_t i = threadIdx.x; i < hidden; i += threads) y[i] = x[i] * weight[i] * scale;
+  auto put = [&](std::uint32_t i, float4 v, float4 w) {
+    put_four(y, i, hidden, make_float4(v.x * w.x * scale, v.y * w.y * scale, v.z * w.z * scale, v.w * w.w * scale));
+  };
+#pragma unroll
+  for (std::uint32_t p = 0; p < norm_held; ++p) put(first + p * norm_step, held[p], weights[p]);
+  for (std::uint32_t i = rest; i < hidden; i += norm_step) put(i, four_of(x, i, hidden), four_of(weight, i, hidden));
 }
 
 __global__ void swiglu_kernel(float* gate, const float* up, std::uint64_t count) {
@@ -88,6 +112,8 @@ __global__ void swiglu_kernel(float* gate, const float* up, std::uint64_t count)
 
 /// A row for each blockIdx.x; its columns over blockIdx.y.
 __global__ void combine_kernel(Combined c, float* out) {
+  let_next_begin();
+  after_previous();
   const std::uint32_t row = blockIdx.x, column = blockIdx.y * threads + threadIdx.x;
   if (column >= c.hidden) return;
   float routed = 0;
@@ -110,6 +136,18 @@ cudaError_t has_code() {
   const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel));
   if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
   return error;
+}
+
+bool part::begins_early() {
+  static const bool early = [] {
+    if (std::getenv("FERRY_LATE") != nullptr) return false;
+    // What was compiled for less than 9.0 does not wait: not even where the driver compiles it for a newer device.
+    cudaFuncAttributes attributes{};
+    const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel));
+    if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+    return error == cudaSuccess && attributes.ptxVersion >= 90;
+  }();
+  return early;
 }
 
 void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes) {
@@ -142,7 +180,7 @@ void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, 
 void rms_norm(cudaStream_t stream, const float* x, const float* weight, float epsilon, std::uint32_t n,
               std::uint32_t hidden, float* y) {
   if (n == 0) return;
-  launch("rms_norm_kernel", stream, dim3(n), threads, rms_norm_kernel, x, weight, epsilon, hidden, y);
+  launch_early("rms_norm_kernel", stream, dim3(n), norm_threads, rms_norm_kernel, x, weight, epsilon, hidden, y);
 }
 
 void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t count) {
@@ -152,7 +190,7 @@ void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t cou
 
 void combine(cudaStream_t stream, const Combined& c, float* out) {
   if (c.n == 0 || c.hidden == 0) return;
-  launch("combine_kernel", stream, dim3(c.n, shares(c.hidden, threads)), threads, combine_kernel, c, out);
+  launch_early("combine_kernel", stream, dim3(c.n, shares(c.hidden, threads)), threads, combine_kernel, c, out);
 }
 
 }  // namespace ferry::engine::cuda

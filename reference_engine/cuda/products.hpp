@@ -72,17 +72,29 @@ struct Packed {
   static constexpr std::uint32_t words = bits == 2 ? 2 : 4, columns = words * 32 / bits;  ///< of a unit; within a group
   static constexpr std::uint32_t element_bytes = 1;
   static constexpr float codes = 1U << bits;
+  /// What `decode` gives for code 0.
+  static constexpr float zero = bits == 8 ? 1.0F : 0.5F;
 
-  /// Codes 4 q to 4 q + 3 of a unit, each as 1 + code / 2^bits: as the first bits of a float's fraction it needs no
-  /// conversion, and what it adds to a group's minimum is at most the range of the group.
+  /// Codes 4 q to 4 q + 3 of a unit, each as (1 + code / 2^bits) * zero: as the first bits of a float's fraction it needs
+  /// no conversion, and what it adds to a group's minimum is at most the range of the group.
   __device__ __forceinline__ static void decode(const Unit<words>& unit, std::uint32_t q, std::uint32_t one,
                                                 float (&w)[4]) {
-    constexpr std::uint32_t top = 23 - bits;
 #pragma unroll
     for (std::uint32_t i = 0; i < 4; ++i) {
       const std::uint32_t bit = (4 * q + i) * bits, word = unit.word[bit / 32], at = bit % 32;
-      const std::uint32_t shifted = at < top ? word << (top - at) : word >> (at - top);
-      w[i] = __uint_as_float((shifted & largest_code(bits) << top) | one);
+      if constexpr (bits == 8) {
+        constexpr std::uint32_t top = 23 - bits;
+        const std::uint32_t shifted = at < top ? word << (top - at) : word >> (at - top);
+        w[i] = __uint_as_float((shifted & largest_code(bits) << top) | one);
+      } else {
+        // The codes at one place of each byte go to the byte's upper bits but the first, all four at once; there they
+        // are the fraction's beginning, once the byte stands behind 0x3f.
+        constexpr std::uint32_t end = 7;
+        const std::uint32_t in_byte = at % 8 + bits;
+        const std::uint32_t shifted = in_byte < end ? word << (end - in_byte) : word >> (in_byte - end);
+        const std::uint32_t four = shifted & (largest_code(bits) << (end - bits)) * 0x01010101U;
+        w[i] = __uint_as_float(__byte_perm(four, 0x3f000000U, 0x7044U | at / 8 << 8U));
+      }
     }
   }
 };
@@ -405,10 +417,10 @@ struct Products {
   }
 
   /// The sums of the warp's rows, in lane 0. Of the whole block: `fresh`, unless its inputs are in shared memory
-  /// already.
-  template <class RowOf>
+  /// already; `ready` returns once they can be read, by when weights are on their way.
+  template <class RowOf, class Ready>
   __device__ __forceinline__ static void run(Stage<floats>& stage, const Place& m, const RowOf& row, bool fresh,
-                                             float (&sum)[rows][tokens]) {
+                                             const Ready& ready, float (&sum)[rows][tokens]) {
     const std::uint32_t lane = threadIdx.x % lanes, warp = threadIdx.x / lanes;
     const std::uint32_t units = (m.columns + Weights::columns - 1) / Weights::columns;
     Unit<Weights::words> weights[depth][rows];
@@ -430,6 +442,7 @@ struct Products {
       for (std::uint32_t t = 0; t < tokens; ++t) sum[r][t] = 0;
     }
     for (std::uint32_t first = 0; first < units; first += depth * lanes) {
+      if (fresh && first == 0) ready();
       if (fresh && first % chunk_units == 0) fill(stage, first * Weights::columns, m.columns);
 #pragma unroll
       for (std::uint32_t d = 0; d < depth; ++d) {
@@ -444,10 +457,11 @@ struct Products {
               for (std::uint32_t r = 0; r < rows; ++r) {
                 // scale * code + minimum = whole * (1 + code / codes) + rest
                 const float whole = group[d][r].x * Weights::codes, rest = group[d][r].y - whole;
+                const float factor = whole / Weights::zero;  // a power of two: exact
 #pragma unroll
                 for (std::uint32_t i = 0; i < together; ++i) {
                   const float inputs = stage.sums[(t + i) * chunk_units + unit % chunk_units];
-                  sum[r][t + i] = fmaf(whole, partial[r][i], fmaf(rest, inputs, sum[r][t + i]));
+                  sum[r][t + i] = fmaf(factor, partial[r][i], fmaf(rest, inputs, sum[r][t + i]));
                 }
               }
             }
@@ -480,7 +494,8 @@ FERRY_HD constexpr std::uint32_t stage_floats(std::uint32_t most) {
 ///   Job::rows                      rows of weights that make one output feature
 ///   place, outputs()               the shape of its matrices, how many output features there are
 ///   row(output, i)                 row i of those that make one of them
-///   inputs(), input(i, number)     how many, and one of them; sets what `emit` knows it by
+///   inputs(), input(i, number)     how many, and where one of them is; sets what `emit` knows it by
+///   ready()                        returns once inputs can be read, and results written; of the whole block
 ///   emit(output, number, sums)     takes the sums of the output's rows; by one thread
 ///
 /// `most` is 1, 4 (always 4 together) or 8 (as many together as there are). A block may have several tiles only if so
@@ -497,7 +512,7 @@ __device__ __forceinline__ void run_job(Stage<stage_floats(most)>& stage, const 
       auto row = [&](std::uint32_t r) { return job.row(first + r / Job::rows, r % Job::rows); };
       if (tile != block) __syncwarp();  // the storage of reductions is used again
       float sum[rows][tokens];
-      P::run(stage, job.place, row, tile == block, sum);
+      P::run(stage, job.place, row, tile == block, [&] { job.ready(); }, sum);
       if (threadIdx.x % lanes != 0) continue;
 #pragma unroll
       for (std::uint32_t t = 0; t < tokens; ++t) {

@@ -72,7 +72,7 @@ class Block {
     shape(block);
     gridDim = grid;
     blockIdx = index;
-    returned_ = waiting_ = 0;
+    returned_ = waiting_ = waited_ = 0;
     for (std::uint32_t w = 0; w < warps_; ++w) {
       const std::uint32_t left = threads_ - w * lanes;
       const std::uint32_t here = left >= lanes ? ~0U : (1U << left) - 1;
@@ -115,6 +115,13 @@ class Block {
     } else {
       w.ready &= ~me;
     }
+  }
+
+  void note_waited() { ++waited_; }
+  void check_waited() const {
+    if (waited_ >= threads_) return;
+    die("a kernel that may begin early: " + std::to_string(threads_ - waited_) + " threads of " + place() +
+        " do not wait for the one before");
   }
 
   [[nodiscard]] std::uint32_t thread() const { return static_cast<std::uint32_t>(current_ - warp_) * lanes + lane_; }
@@ -296,7 +303,7 @@ class Block {
   const std::type_info* type_ = nullptr;
   bool random_ = false;
   std::uint32_t threads_ = 0, warps_ = 0;
-  std::uint32_t returned_ = 0, waiting_ = 0;  // threads; waiting at the barrier
+  std::uint32_t returned_ = 0, waiting_ = 0, waited_ = 0;  // threads; waiting at the barrier; note_waited
   Warp* current_ = nullptr;
   std::uint32_t lane_ = 0;
   Fiber* running_ = nullptr;
@@ -318,7 +325,13 @@ void Block::start() {
 class Launch : public Operation {
  public:
   Launch(const cudaLaunchConfig_t& config, const std::type_info& type, std::unique_ptr<BoundKernel> kernel)
-      : Operation(launch_ns), grid_(config.gridDim), block_(config.blockDim), type_(type), kernel_(std::move(kernel)) {}
+      : Operation(launch_ns), grid_(config.gridDim), block_(config.blockDim), type_(type), kernel_(std::move(kernel)) {
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+      const cudaLaunchAttribute& a = config.attrs[i];
+      early_ = early_ || (a.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                          a.val.programmaticStreamSerializationAllowed != 0);
+    }
+  }
 
   bool step(bool whole) override {
     const std::uint64_t total = std::uint64_t{grid_.x} * grid_.y * grid_.z;
@@ -334,6 +347,7 @@ class Launch : public Operation {
       the_block.run(
           *kernel_, type_, grid_, block_,
           {static_cast<unsigned>(x), static_cast<unsigned>(yz % grid_.y), static_cast<unsigned>(yz / grid_.y)});
+      if (early_) the_block.check_waited();
       at_ = (at_ + stride_) % total;
       ++done_;
     } while (whole && done_ < total);
@@ -354,6 +368,7 @@ class Launch : public Operation {
   dim3 grid_, block_;
   const std::type_info& type_;
   std::unique_ptr<BoundKernel> kernel_;
+  bool early_ = false;
   std::uint64_t at_ = 0, stride_ = 1, done_ = 0;
 };
 
@@ -367,6 +382,9 @@ cudaError_t launch(const cudaLaunchConfig_t* config, const void* kernel, const s
 
 void meet_warp(Meeting meeting, std::uint32_t mask, void* data, Act act) {
   the_block.meet(meeting, mask, data, act);
+}
+void note_waited() {
+  the_block.note_waited();
 }
 void meet_block() {
   the_block.barrier();

@@ -56,6 +56,9 @@ using Act = void (*)(void* const* data, std::uint32_t participants);
 void meet_warp(Meeting meeting, std::uint32_t mask, void* data, Act act);
 void meet_block();
 
+/// The current thread waits for the kernels before its own, as threads of one that is launched early must.
+void note_waited();
+
 /// The number of the current thread in its block.
 std::uint32_t thread_number();
 /// The lanes of the current warp that the block has.

@@ -16,6 +16,7 @@
 #include "blocks.hpp"
 #include "cuda_runtime_api.h"
 
+#define FERRY_EMULATED_CUDA
 #define __global__
 #define __device__
 #define __host__
@@ -73,6 +74,11 @@ cudaError_t cudaHostGetDevicePointer(T** device, void* host, unsigned flags) {
 inline void __syncthreads() {
   ferry::test::emulated::meet_block();
 }
+// A kernel that is launched early waits for the one before it: here it begins late, and it is seen whether it would.
+inline void cudaGridDependencySynchronize() {
+  ferry::test::emulated::note_waited();
+}
+inline void cudaTriggerProgrammaticLaunchCompletion() {}
 inline void __syncwarp(unsigned mask = ~0U) {
   ferry::test::emulated::meet_warp(ferry::test::emulated::Meeting::sync, mask, nullptr, nullptr);
 }

@@ -265,11 +265,19 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEve
 
 struct cudaFuncAttributes {
   int maxThreadsPerBlock;
+  int ptxVersion;
 };
 /// Of a kernel, if the device can run it.
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
 
-struct cudaLaunchAttribute;
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+union cudaLaunchAttributeValue {
+  int programmaticStreamSerializationAllowed;
+};
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  cudaLaunchAttributeValue val;
+};
 struct cudaLaunchConfig_t {
   dim3 gridDim;
   dim3 blockDim;

@@ -657,7 +657,10 @@ cudaError_t submit_launch(const cudaLaunchConfig_t& config, const void* kernel, 
       return cudaErrorInvalidConfiguration;
     }
     if (bx > 1024 || by > 1024 || bz > 64 || threads == 0 || threads > 1024) return cudaErrorInvalidConfiguration;
-    if (config.dynamicSmemBytes != 0 || config.numAttrs != 0) return cudaErrorInvalidValue;
+    if (config.dynamicSmemBytes != 0 || (config.numAttrs != 0 && config.attrs == nullptr)) return cudaErrorInvalidValue;
+    for (unsigned i = 0; i < config.numAttrs; ++i) {
+      if (config.attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization) return cudaErrorInvalidValue;
+    }
     const std::shared_ptr<Stream> s = m.find(config.stream);
     if (s == nullptr || s->device != m.caller().device) return cudaErrorInvalidResourceHandle;
     ++m.counters_.launches;
@@ -1003,6 +1006,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* ke
   return machine().call("cudaFuncGetAttributes", Touches::device, [&] {
     if (attributes == nullptr || kernel == nullptr) return cudaErrorInvalidValue;
     attributes->maxThreadsPerBlock = 1024;
+    attributes->ptxVersion = 90;
     return cudaSuccess;
   });
 }
