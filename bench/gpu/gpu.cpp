@@ -216,23 +216,35 @@ double Gpu::read_bytes_per_s() const {
 PlainCopies::PlainCopies(const Gpu& gpu, std::uint64_t bytes, std::uint64_t block_bytes)
     : gpu_(gpu),
       block_bytes_(block_bytes),
-      from_(std::max<std::uint64_t>(2, bytes / block_bytes) * block_bytes),
+      own_(std::max<std::uint64_t>(2, bytes / block_bytes) * block_bytes),
       to_(gpu.block(2 * block_bytes)) {
-  std::memset(from_.as<std::byte>(), 1, from_.bytes());
+  std::memset(own_.as<std::byte>(), 1, own_.bytes());
+  for (std::uint64_t at = 0; at < own_.bytes(); at += block_bytes) from_.push_back(own_.as<std::byte>() + at);
+}
+
+PlainCopies::PlainCopies(const Gpu& gpu, const std::vector<std::pair<const std::byte*, std::size_t>>& memory,
+                         std::uint64_t bytes, std::uint64_t block_bytes)
+    : gpu_(gpu), block_bytes_(block_bytes), to_(gpu.block(2 * block_bytes)) {
+  for (const auto& [begin, size] : memory) {
+    for (std::uint64_t at = 0; at + block_bytes <= size; at += block_bytes) {
+      if (from_.size() >= 2 && from_.size() * block_bytes >= bytes) return;
+      from_.push_back(begin + at);
+    }
+  }
 }
 
 double PlainCopies::bytes_per_s() {
-  const std::uint64_t blocks = from_.bytes() / block_bytes_;
   const Event begin, end;
   begin.record(gpu_.stream());
-  for (std::uint64_t i = 0; i < blocks; ++i) {
-    check(cudaMemcpyAsync(to_.data() + i % 2 * block_bytes_, from_.as<std::byte>() + i * block_bytes_, block_bytes_,
-                          cudaMemcpyHostToDevice, gpu_.stream()),
+  for (std::size_t i = 0; i < from_.size(); ++i) {
+    check(cudaMemcpyAsync(to_.data() + i % 2 * block_bytes_, from_[i], block_bytes_, cudaMemcpyHostToDevice,
+                          gpu_.stream()),
           "cudaMemcpyAsync");
   }
   end.record(gpu_.stream());
   check(cudaEventSynchronize(end), "cudaEventSynchronize");
-  return static_cast<double>(from_.bytes()) * 1e9 / static_cast<double>(std::max<Nanoseconds>(1, end.ns_since(begin)));
+  return static_cast<double>(from_.size() * block_bytes_) * 1e9 /
+         static_cast<double>(std::max<Nanoseconds>(1, end.ns_since(begin)));
 }
 
 ExpertBytesMaker::ExpertBytesMaker(const ExpertLayout& layout) : layout_(layout), weights_(std::size_t{1} << 20U) {

@@ -99,14 +99,18 @@ class Gpu {
 /// Blocks of page-locked memory, and the rate of plain copies from them: what a link is held against.
 class PlainCopies {
  public:
-  /// At least two blocks, and so many that they do not all sit in the host's caches.
+  /// At least two blocks of memory of its own, and so many that they do not all sit in the host's caches.
   PlainCopies(const Gpu& gpu, std::uint64_t bytes, std::uint64_t block_bytes);
+  /// So many bytes of memory that is there, in blocks: how fast memory crosses also depends on which it is.
+  PlainCopies(const Gpu& gpu, const std::vector<std::pair<const std::byte*, std::size_t>>& memory, std::uint64_t bytes,
+              std::uint64_t block_bytes);
   double bytes_per_s();
 
  private:
   const Gpu& gpu_;
   std::uint64_t block_bytes_;
-  engine::cuda::HostBlock from_;
+  engine::cuda::HostBlock own_;
+  std::vector<const std::byte*> from_;
   engine::cuda::DeviceBlock to_;
 };
 

@@ -152,8 +152,8 @@ class DecodeBench {
 
 DecodeBench::DecodeBench(const Gpu& gpu, const GpuArguments& a, const DecodeShape& shape)
     : gpu_(gpu), a_(a), shape_(shape), prompt_(a.quick ? 4 : 16), warm_up_(a.quick ? 1 : 8) {
-  std::vector<std::string> names = {"resident", "on-demand",        "lru", "activation-path", "fate",
-                                    "hobbit",   "importance-driven"};
+  std::vector<std::string> names = {"resident", "on-demand",         "lru",         "activation-path", "fate",
+                                    "hobbit",   "importance-driven", "static-host", "ferry",           "ferry-device"};
   for (const std::string& s : a.stacks) {
     if (std::find(names.begin(), names.end(), s) == names.end()) names.push_back(s);
   }
@@ -286,7 +286,10 @@ Json DecodeBench::run(bool& wrong) {
   say_progress(fmt::format("decode, {}: {} layers, made in {:.0f} s", shape_.name, layers_,
                            static_cast<double>(now_ns() - set_up) * 1e-9));
   const std::uint64_t expert_bytes = model_->store().layout().bytes();
-  PlainCopies copies(gpu_, a_.quick ? 4 * expert_bytes : std::uint64_t{1} << 29U, expert_bytes);
+  const std::uint64_t several = a_.quick ? 4 * expert_bytes : std::uint64_t{1} << 30U;
+  const auto memory = model_->store().fixed_memory();
+  PlainCopies copies = pinned_ ? PlainCopies(gpu_, memory, several, expert_bytes)
+                               : PlainCopies(gpu_, several, expert_bytes);
   static_cast<void>(copies.bytes_per_s());
   const Moment begin = now();
   std::size_t done = 0;

@@ -1,6 +1,5 @@
 // What is small around the products: descriptors, embedding, norms, sums.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <cub/block/block_reduce.cuh>
 
@@ -140,7 +139,6 @@ cudaError_t has_code() {
 
 bool part::begins_early() {
   static const bool early = [] {
-    if (std::getenv("FERRY_LATE") != nullptr) return false;
     // What was compiled for less than 9.0 does not wait: not even where the driver compiles it for a newer device.
     cudaFuncAttributes attributes{};
     const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel));

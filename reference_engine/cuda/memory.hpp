@@ -96,7 +96,10 @@ class HostBlock {
 /// An event that goes with its owner.
 class Event {
  public:
-  Event() { check(cudaEventCreateWithFlags(&handle_, cudaEventDefault), "cudaEventCreateWithFlags"); }
+  /// `flags`: cudaEventDisableTiming for one that is only waited for; a time costs the device a stop.
+  explicit Event(unsigned flags = cudaEventDefault) {
+    check(cudaEventCreateWithFlags(&handle_, flags), "cudaEventCreateWithFlags");
+  }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
   ~Event() { static_cast<void>(cudaEventDestroy(handle_)); }

@@ -1069,6 +1069,40 @@ TEST_CASE("emulated CUDA: kernels without meaning abort with a sentence") {
               "cub::BlockReduce is compiled for another number of threads"));
 }
 
+namespace {
+void some_wait(unsigned count) {
+  if (threadIdx.x < count) cudaGridDependencySynchronize();
+}
+}  // namespace
+
+TEST_CASE("emulated CUDA: of a kernel that may begin early, every thread waits for the one before") {
+  const auto words = [](unsigned waiting, int early) {
+    return last_words([&] {
+      emulated::reset();
+      cudaLaunchAttribute attribute{};
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = early;
+      cudaLaunchConfig_t config = shape(2, 64);
+      config.attrs = &attribute;
+      config.numAttrs = 1;
+      cudaLaunchKernelEx(&config, some_wait, waiting);
+      cudaDeviceSynchronize();
+    });
+  };
+  CHECK(words(64, 1).empty());
+  CHECK(words(0, 0).empty());
+  CHECK(holds(words(63, 1), "a kernel that may begin early: 1 threads of block ("));
+  CHECK(holds(words(0, 1), "64 threads of block ("));
+
+  emulated::reset();
+  cudaLaunchAttribute other{};
+  other.id = static_cast<cudaLaunchAttributeID>(1);
+  cudaLaunchConfig_t config = shape(2, 64);
+  config.attrs = &other;
+  config.numAttrs = 1;
+  CHECK(cudaLaunchKernelEx(&config, some_wait, 0U) == cudaErrorInvalidValue);
+}
+
 #if defined(EMULATED_ASAN)
 TEST_CASE("emulated CUDA: the sanitizer sees kernels leave their memory") {
   const auto words = [](std::uint32_t at) {

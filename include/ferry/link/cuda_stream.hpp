@@ -317,7 +317,7 @@ class CudaStream {
     std::uint64_t from = 0, size = 0;
     bool completes = true;  ///< no other piece of it follows
     Nanoseconds at_ns = 0;  ///< when it went to the stream
-    cudaEvent_t begin = nullptr, end = nullptr;
+    cudaEvent_t begin = nullptr, end = nullptr;  ///< begin is null for a copy whose time is not taken
   };
   struct Recorded {
     Fence fence;
@@ -392,24 +392,27 @@ class CudaStream {
       Sent& s = sent_.front();
       const cudaError_t state = cudaEventQuery(s.end);
       if (part::not_ready(state) || !good(state, "cudaEventQuery")) return;
+      const bool timed = s.begin != nullptr;
       float from_base = 0, took = 0;
-      if (!good(cudaEventElapsedTime(&from_base, base_, s.begin), "cudaEventElapsedTime") ||
-          !good(cudaEventElapsedTime(&took, s.begin, s.end), "cudaEventElapsedTime")) {
+      if (timed && (!good(cudaEventElapsedTime(&from_base, base_, s.begin), "cudaEventElapsedTime") ||
+                    !good(cudaEventElapsedTime(&took, s.begin, s.end), "cudaEventElapsedTime"))) {
         return;
       }
-      const Nanoseconds begin = base_ns_ + static_cast<Nanoseconds>(static_cast<double>(from_base) * 1e6);
-      const auto ns = static_cast<Nanoseconds>(static_cast<double>(took) * 1e6);
+      if (timed) ns_a_byte_ = static_cast<double>(took) * 1e6 / static_cast<double>(s.size);
+      const auto ns = static_cast<Nanoseconds>(ns_a_byte_ * static_cast<double>(s.size));
+      const Nanoseconds begin = timed ? base_ns_ + static_cast<Nanoseconds>(static_cast<double>(from_base) * 1e6)
+                                      : std::max(s.at_ns, free_ns_);
       busy_ns_ += ns;
-      free_ns_ = begin + ns;
+      free_ns_ = timed ? begin + ns : std::min(begin + ns, now());
       const Copy& first = s.copies.front();
       if (!first.demand) before_ns_ = (s.from > 0 ? before_ns_ : 0) + ns;
-      if (s.completes) {
+      if (s.completes && timed) {
         const Nanoseconds whole = first.demand ? ns / static_cast<Nanoseconds>(s.copies.size()) : before_ns_;
         times_.note(first.what.precision, whole);
       }
       bytes_copied_ += s.size;
       ++transfers_;
-      if (ns > 0)
+      if (timed && ns > 0)
         peak_bytes_per_s_ = std::max(peak_bytes_per_s_, static_cast<double>(s.size) * 1e9 / static_cast<double>(ns));
       for (const Copy& c : s.copies) {
         if (c.demand) demand_landed_ = c.ticket;
@@ -418,8 +421,10 @@ class CudaStream {
         }
       }
       if (!s.copies.front().demand) prefetch_bytes_ -= s.size;
-      timed_.free.push_back(s.begin);
-      if (from_base > 1000) {  // CUDA gives milliseconds as a float: near the base they are exact
+      if (timed) timed_.free.push_back(s.begin);
+      if (!timed) {
+        untimed_.free.push_back(s.end);
+      } else if (from_base > 1000) {  // CUDA gives milliseconds as a float: near the base they are exact
         timed_.free.push_back(std::exchange(base_, s.end));
         base_ns_ = begin + ns;
       } else {
@@ -538,11 +543,12 @@ class CudaStream {
       if (!good(cudaStreamWaitEvent(stream, at->event, 0), "cudaStreamWaitEvent")) return;
     }
     s.at_ns = now();
-    s.begin = take_event(timed_);
-    s.end = take_event(timed_);
+    const bool timed = options_.log || s.size >= together_bytes || small_++ % 8 == 0;
+    s.begin = timed ? take_event(timed_) : nullptr;
+    s.end = take_event(timed ? timed_ : untimed_);
     std::byte* to = slots_.slot(first.slot);
     const std::byte* from = staged != nullptr ? staged : s.bytes.front().view.data;
-    if (!good(cudaEventRecord(s.begin, stream), "cudaEventRecord")) return;
+    if (timed && !good(cudaEventRecord(s.begin, stream), "cudaEventRecord")) return;
     for (const Copy& c : s.copies) {
       if (!slots_.options().poison || s.from > 0) break;
       if (!good(cudaMemsetAsync(slots_.slot(c.slot), 0xff, slots_.slot_bytes(c.slot), stream), "cudaMemsetAsync"))
@@ -623,6 +629,8 @@ class CudaStream {
   Nanoseconds base_ns_ = 0, busy_ns_ = 0;
   Nanoseconds free_ns_ = 0;    ///< when the last copy that has landed did
   Nanoseconds before_ns_ = 0;  ///< what the pieces of a prefetch took that have landed
+  double ns_a_byte_ = 0;       ///< of the last copy whose time was taken
+  std::uint64_t small_ = 0;    ///< copies of less than together_bytes: taking a time holds the stream up
   std::uint64_t expert_bytes_[precision_count] = {};
   detail::CopyTimes times_;
   std::uint64_t bytes_copied_ = 0, transfers_ = 0;

@@ -511,10 +511,11 @@ TEST_CASE(
   const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
   BetweenPartialAndLook watch(*runner);
   logits_of(*model, watch, short_prompt);
-  // A sum, attention and the gate; without anything to wait for the same again, on the whole hidden state.
+  // A sum, attention and the gate; without anything to wait for the same again, on the whole hidden state, and the shared
+  // expert: its products, the factor, and their sum.
   REQUIRE(watch.launches[1].size() == 1);
   REQUIRE(watch.launches[0].size() == 1);
-  CHECK(*watch.launches[0].begin() == 2 * *watch.launches[1].begin());
+  CHECK(*watch.launches[0].begin() == 2 * *watch.launches[1].begin() + 3);
 }
 
 /// Gives no expert to a thread other than its maker's before that one has called the link so often.
@@ -563,7 +564,7 @@ TEST_CASE("CUDA: while the host computes experts, copies are moved on" * doctest
   CHECK(store.given > 0);
 }
 
-TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits" *
+TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits - emulated" *
           doctest::test_suite("whole-models")) {
   const auto run = [](std::uint64_t device_bytes, const std::string& stack, double percent) -> std::string {
     emulated::Options o;
@@ -621,7 +622,7 @@ TEST_CASE("CUDA: experts that are not page-locked go through buffers, with a war
   CHECK(run(true) == locked);
 }
 
-TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back" *
+TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back - emulated" *
           doctest::test_suite("whole-models")) {
   emulated::reset({.eager = true});
   {
@@ -638,7 +639,7 @@ TEST_CASE("CUDA: all device memory is accounted for, to the byte, and given back
   CHECK(emulated::counters().pinned_bytes == 0);
 }
 
-TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name, and nothing hangs") {
+TEST_CASE("CUDA: a lost device or a failing call ends a run with the call's name, and nothing hangs - emulated") {
   for (std::uint64_t steps : {0U, 10U, 1000U, 8000U}) {
     CAPTURE(steps);
     emulated::reset({});

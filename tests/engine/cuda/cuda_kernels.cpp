@@ -878,7 +878,7 @@ TEST_CASE("cuda kernels - experts of all precisions in one launch") {
   }
 }
 
-TEST_CASE("cuda kernels - launches are accounted for: one for any group of experts") {
+TEST_CASE("cuda kernels - launches are accounted for: one for any group of experts - emulated") {
   test::Random random(18);
   const Device device;
   const ExpertShape s{64, 32, FloatType::bf16, 32};

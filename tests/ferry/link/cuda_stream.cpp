@@ -78,7 +78,7 @@ Copy copy(std::uint64_t ticket, std::uint16_t expert, std::uint32_t slot, Fence 
 
 }  // namespace
 
-TEST_CASE("CUDA link: the computation sees what landed, whole, and only because it waits") {
+TEST_CASE("CUDA link: the computation sees what landed, whole, and only because it waits - emulated") {
   int right_without = 0;
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     CAPTURE(seed);
@@ -97,7 +97,7 @@ TEST_CASE("CUDA link: the computation sees what landed, whole, and only because 
   CHECK(right_without < seeds / 2);  // the emulator does let it race
 }
 
-TEST_CASE("CUDA link: not one byte before the slot's last reader, on the device, without a wait on the host") {
+TEST_CASE("CUDA link: not one byte before the slot's last reader, on the device, without a wait on the host - emulated") {
   int wrong_without = 0;
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     for (const bool waits : {true, false}) {
@@ -121,7 +121,7 @@ TEST_CASE("CUDA link: not one byte before the slot's last reader, on the device,
   CHECK(wrong_without > 0);
 }
 
-TEST_CASE("CUDA link: prefetches go to the stream a bounded number of bytes ahead, the others can be dropped") {
+TEST_CASE("CUDA link: prefetches go to the stream a bounded number of bytes ahead, the others can be dropped - emulated") {
   StreamFixture f(1, {.ahead_bytes = 2 * expert_bytes, .log = true});
   emulated::hold(*f.compute);
   f.link->fence(Fence{1});
@@ -157,7 +157,7 @@ TEST_CASE("CUDA link: prefetches that have landed make room for others on the st
   }
 }
 
-TEST_CASE("CUDA link: a demand copy goes to the stream between two pieces of a prefetch") {
+TEST_CASE("CUDA link: a demand copy goes to the stream between two pieces of a prefetch - emulated") {
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     CAPTURE(seed);
     StreamFixture f(seed, {.ahead_bytes = 1024, .prefetch_chunk_bytes = 1024, .log = true});
@@ -190,7 +190,7 @@ TEST_CASE("CUDA link: a demand copy goes to the stream between two pieces of a p
   }
 }
 
-TEST_CASE("CUDA link: what is left of a dropped prefetch does not go to the stream, and its slot can be used") {
+TEST_CASE("CUDA link: what is left of a dropped prefetch does not go to the stream, and its slot can be used - emulated") {
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     CAPTURE(seed);
     StreamFixture f(seed, {.ahead_bytes = 1024, .prefetch_chunk_bytes = 1024});
@@ -225,7 +225,7 @@ TEST_CASE("CUDA link: a prefetch in pieces lands before a later copy into its sl
   }
 }
 
-TEST_CASE("CUDA link: a prefetch whose slot is still read holds no demand copy up") {
+TEST_CASE("CUDA link: a prefetch whose slot is still read holds no demand copy up - emulated") {
   StreamFixture f;
   emulated::hold(*f.compute);
   f.read(1);
@@ -296,7 +296,7 @@ TEST_CASE("CUDA link: large neighbours go one by one, so that the first is there
   CHECK(link.transfers() == 3);  // two reach 4 MiB
 }
 
-TEST_CASE("CUDA link: one that may have a neighbour goes with the next call, whatever that is") {
+TEST_CASE("CUDA link: one that may have a neighbour goes with the next call, whatever that is - emulated") {
   StreamFixture f;
   emulated::hold(*f.compute);
   const std::uint64_t before = emulated::calls("cudaMemcpyAsync");
@@ -337,7 +337,7 @@ TEST_CASE("CUDA link: ends with copies still queued and on the stream") {
   for (std::uint64_t t = 2; t < 200; ++t) f.link->submit(copy(t, 1, static_cast<std::uint32_t>(t % 6)));
 }
 
-TEST_CASE("CUDA link: times of the device's clock") {
+TEST_CASE("CUDA link: times of the device's clock - emulated") {
   const Nanoseconds before = CudaStream::now();
   StreamFixture f(1, {.log = true}, false);
   for (std::uint64_t t = 2; t <= 8; t += 2)
@@ -415,7 +415,7 @@ TEST_CASE("CUDA link: a prefetch that failed never counts as landed") {
   }
 }
 
-TEST_CASE("CUDA link: an error of CUDA names the call, and stops the link") {
+TEST_CASE("CUDA link: an error of CUDA names the call, and stops the link - emulated") {
   for (const char* call : {"cudaMemcpyAsync", "cudaEventRecord", "cudaMemsetAsync", "cudaEventQuery",
                            "cudaEventCreateWithFlags", "cudaStreamWaitEvent"}) {
     INFO(std::string(call));
@@ -439,7 +439,7 @@ TEST_CASE("CUDA link: an error of CUDA names the call, and stops the link") {
   }
 }
 
-TEST_CASE("CUDA link: a device that is lost ends waits, and is no hang at the end") {
+TEST_CASE("CUDA link: a device that is lost ends waits, and is no hang at the end - emulated") {
   for (std::uint32_t steps = 0; steps < 40; ++steps) {
     StreamFixture f(steps);
     emulated::lose_device(cudaErrorLaunchFailure, steps);
@@ -456,7 +456,7 @@ TEST_CASE("CUDA link: a device that is lost ends waits, and is no hang at the en
   }
 }
 
-TEST_CASE("CUDA slots: a budget beyond the device says what is asked and what is free, and a smaller one may follow") {
+TEST_CASE("CUDA slots: a budget beyond the device says what is asked and what is free, and a smaller one may follow - emulated") {
   emulated::Options o = seeded(1);
   o.total_bytes = 1 << 20U;
   emulated::reset(o);
