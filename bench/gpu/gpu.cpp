@@ -235,16 +235,23 @@ PlainCopies::PlainCopies(const Gpu& gpu, const std::vector<std::pair<const std::
 
 double PlainCopies::bytes_per_s() {
   const Event begin, end;
-  begin.record(gpu_.stream());
-  for (std::size_t i = 0; i < from_.size(); ++i) {
-    check(cudaMemcpyAsync(to_.data() + i % 2 * block_bytes_, from_[i], block_bytes_, cudaMemcpyHostToDevice,
-                          gpu_.stream()),
-          "cudaMemcpyAsync");
+  const std::uint64_t bytes = from_.size() * block_bytes_;
+  // The best of 0.2 s, and of three at least: right after a run a device may still be busy with the memory it got back.
+  double best = 0, passed = 0;
+  for (int i = 0; i < 3 || passed < 0.2; ++i) {
+    begin.record(gpu_.stream());
+    for (std::size_t k = 0; k < from_.size(); ++k) {
+      check(cudaMemcpyAsync(to_.data() + k % 2 * block_bytes_, from_[k], block_bytes_, cudaMemcpyHostToDevice,
+                            gpu_.stream()),
+            "cudaMemcpyAsync");
+    }
+    end.record(gpu_.stream());
+    check(cudaEventSynchronize(end), "cudaEventSynchronize");
+    const double s = static_cast<double>(std::max<Nanoseconds>(1, end.ns_since(begin))) * 1e-9;
+    best = std::max(best, static_cast<double>(bytes) / s);
+    passed += s;
   }
-  end.record(gpu_.stream());
-  check(cudaEventSynchronize(end), "cudaEventSynchronize");
-  return static_cast<double>(from_.size() * block_bytes_) * 1e9 /
-         static_cast<double>(std::max<Nanoseconds>(1, end.ns_since(begin)));
+  return best;
 }
 
 ExpertBytesMaker::ExpertBytesMaker(const ExpertLayout& layout) : layout_(layout), weights_(std::size_t{1} << 20U) {

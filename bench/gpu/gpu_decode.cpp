@@ -288,8 +288,8 @@ Json DecodeBench::run(bool& wrong) {
   const std::uint64_t expert_bytes = model_->store().layout().bytes();
   const std::uint64_t several = a_.quick ? 4 * expert_bytes : std::uint64_t{1} << 30U;
   const auto memory = model_->store().fixed_memory();
-  PlainCopies copies = pinned_ ? PlainCopies(gpu_, memory, several, expert_bytes)
-                               : PlainCopies(gpu_, several, expert_bytes);
+  PlainCopies copies =
+      pinned_ ? PlainCopies(gpu_, memory, several, expert_bytes) : PlainCopies(gpu_, several, expert_bytes);
   static_cast<void>(copies.bytes_per_s());
   const Moment begin = now();
   std::size_t done = 0;

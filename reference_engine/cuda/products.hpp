@@ -512,7 +512,8 @@ __device__ __forceinline__ void run_job(Stage<stage_floats(most)>& stage, const 
       auto row = [&](std::uint32_t r) { return job.row(first + r / Job::rows, r % Job::rows); };
       if (tile != block) __syncwarp();  // the storage of reductions is used again
       float sum[rows][tokens];
-      P::run(stage, job.place, row, tile == block, [&] { job.ready(); }, sum);
+      P::run(
+          stage, job.place, row, tile == block, [&] { job.ready(); }, sum);
       if (threadIdx.x % lanes != 0) continue;
 #pragma unroll
       for (std::uint32_t t = 0; t < tokens; ++t) {

@@ -270,7 +270,8 @@ class CudaStream {
     const std::lock_guard lock(mutex_);
     return failed_;
   }
-  /// How long copies have been on the link.
+  /// How long copies have been on the link. Taking a copy's time holds the stream up: without a log, of copies of less than
+  /// 4 MiB one in eight is timed, and the others count as many bytes at its speed.
   [[nodiscard]] Nanoseconds busy_ns() const {
     const std::lock_guard lock(mutex_);
     return busy_ns_;
@@ -285,7 +286,7 @@ class CudaStream {
     const std::lock_guard lock(mutex_);
     return transfers_;
   }
-  /// The fastest copy so far, by the device's own clock.
+  /// The fastest copy so far of those that were timed, by the device's own clock.
   [[nodiscard]] double peak_bytes_per_s() const {
     const std::lock_guard lock(mutex_);
     return peak_bytes_per_s_;
@@ -315,8 +316,8 @@ class CudaStream {
     std::vector<Copy> copies;      ///< a prefetch, or one or more demand copies
     std::vector<HeldBytes> bytes;  ///< held until it has landed
     std::uint64_t from = 0, size = 0;
-    bool completes = true;  ///< no other piece of it follows
-    Nanoseconds at_ns = 0;  ///< when it went to the stream
+    bool completes = true;                       ///< no other piece of it follows
+    Nanoseconds at_ns = 0;                       ///< when it went to the stream
     cudaEvent_t begin = nullptr, end = nullptr;  ///< begin is null for a copy whose time is not taken
   };
   struct Recorded {
@@ -406,7 +407,7 @@ class CudaStream {
       free_ns_ = timed ? begin + ns : std::min(begin + ns, now());
       const Copy& first = s.copies.front();
       if (!first.demand) before_ns_ = (s.from > 0 ? before_ns_ : 0) + ns;
-      if (s.completes && timed) {
+      if (s.completes) {
         const Nanoseconds whole = first.demand ? ns / static_cast<Nanoseconds>(s.copies.size()) : before_ns_;
         times_.note(first.what.precision, whole);
       }

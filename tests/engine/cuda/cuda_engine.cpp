@@ -564,8 +564,10 @@ TEST_CASE("CUDA: while the host computes experts, copies are moved on" * doctest
   CHECK(store.given > 0);
 }
 
-TEST_CASE("CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits - emulated" *
-          doctest::test_suite("whole-models")) {
+TEST_CASE(
+    "CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits - "
+    "emulated" *
+    doctest::test_suite("whole-models")) {
   const auto run = [](std::uint64_t device_bytes, const std::string& stack, double percent) -> std::string {
     emulated::Options o;
     o.eager = true;

@@ -97,7 +97,8 @@ TEST_CASE("CUDA link: the computation sees what landed, whole, and only because 
   CHECK(right_without < seeds / 2);  // the emulator does let it race
 }
 
-TEST_CASE("CUDA link: not one byte before the slot's last reader, on the device, without a wait on the host - emulated") {
+TEST_CASE(
+    "CUDA link: not one byte before the slot's last reader, on the device, without a wait on the host - emulated") {
   int wrong_without = 0;
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     for (const bool waits : {true, false}) {
@@ -121,7 +122,8 @@ TEST_CASE("CUDA link: not one byte before the slot's last reader, on the device,
   CHECK(wrong_without > 0);
 }
 
-TEST_CASE("CUDA link: prefetches go to the stream a bounded number of bytes ahead, the others can be dropped - emulated") {
+TEST_CASE(
+    "CUDA link: prefetches go to the stream a bounded number of bytes ahead, the others can be dropped - emulated") {
   StreamFixture f(1, {.ahead_bytes = 2 * expert_bytes, .log = true});
   emulated::hold(*f.compute);
   f.link->fence(Fence{1});
@@ -190,7 +192,8 @@ TEST_CASE("CUDA link: a demand copy goes to the stream between two pieces of a p
   }
 }
 
-TEST_CASE("CUDA link: what is left of a dropped prefetch does not go to the stream, and its slot can be used - emulated") {
+TEST_CASE(
+    "CUDA link: what is left of a dropped prefetch does not go to the stream, and its slot can be used - emulated") {
   for (std::uint32_t seed = 0; seed < seeds; ++seed) {
     CAPTURE(seed);
     StreamFixture f(seed, {.ahead_bytes = 1024, .prefetch_chunk_bytes = 1024});
@@ -349,6 +352,22 @@ TEST_CASE("CUDA link: times of the device's clock - emulated") {
   CHECK(f.link->spans().front().begin_ns >= before);
 }
 
+TEST_CASE("CUDA link: of small copies the time is taken now and then, and stands for the others - emulated") {
+  StreamFixture f(1, {}, false);
+  const std::uint64_t timed = emulated::calls("cudaEventElapsedTime");
+  constexpr std::uint64_t copies = 24;
+  for (std::uint64_t i = 1; i <= copies; ++i) {
+    f.link->submit(copy(2 * i, static_cast<std::uint16_t>(i * 3 % 8), static_cast<std::uint32_t>(i % 6)));
+    f.link->drain();
+  }
+  CHECK(f.link->bytes_copied() == copies * expert_bytes);
+  CHECK(f.link->transfers() == copies);
+  CHECK(emulated::calls("cudaEventElapsedTime") - timed == 2 * copies / 8);  // when it began, and what it took
+  CHECK(f.link->busy_ns() == doctest::Approx(copies * 5096).epsilon(0.1));
+  CHECK(f.link->peak_bytes_per_s() == doctest::Approx(4096 / 5.096e-6).epsilon(0.1));
+  CHECK(f.link->spans().empty());
+}
+
 TEST_CASE("CUDA link: once a copy has landed, what is left of the next is known while it is on the stream") {
   StreamFixture f;
   CHECK(f.link->seen().link_ns == 0);
@@ -456,7 +475,9 @@ TEST_CASE("CUDA link: a device that is lost ends waits, and is no hang at the en
   }
 }
 
-TEST_CASE("CUDA slots: a budget beyond the device says what is asked and what is free, and a smaller one may follow - emulated") {
+TEST_CASE(
+    "CUDA slots: a budget beyond the device says what is asked and what is free, and a smaller one may follow - "
+    "emulated") {
   emulated::Options o = seeded(1);
   o.total_bytes = 1 << 20U;
   emulated::reset(o);
