@@ -122,25 +122,8 @@ void CpuModel::run_mlp(const Mlp& mlp, std::uint32_t width, bool scaled, const M
 }
 
 void CpuModel::score(std::uint32_t moe_layer, const Matrix& input, Matrix& select, Matrix& weight) const {
-  const ModelConfig& c = config();
-  linear(input, layers_[c.moe_layers[moe_layer]].gate, weight);
-  const bool biased = choice_biases().size() > 0, separate = c.gate.separate(biased);
-  if (gate_biases().size() > 0) weight.rowwise() += gate_biases().row(moe_layer);
-  if (c.gate.gating == Gating::softmax && !separate) {
-    softmax_rows(weight);
-    return;
-  }
-  if (separate) resize(select, weight.rows(), weight.cols());
-  std::vector<float> logits;
-  for (Eigen::Index i = 0; i < weight.rows(); ++i) {
-    logits.assign(weight.row(i).begin(), weight.row(i).end());
-    c.gate.score(logits, biased ? choice_biases().row(moe_layer).data() : nullptr,
-                 separate ? select.row(i).data() : weight.row(i).data(), weight.row(i).data());
-  }
-}
-
-GateScores CpuModel::scores(const Matrix& select, const Matrix& weight) const {
-  return {config().gate.separate(choice_biases().size() > 0) ? select : weight, weight};
+  linear(input, layers_[config().moe_layers[moe_layer]].gate, weight);
+  apply_gate_rule(moe_layer, select, weight);
 }
 
 void CpuModel::add_experts(const Layer& layer, Matrix& x, Matrix& routed) {

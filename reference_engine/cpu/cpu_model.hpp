@@ -55,7 +55,6 @@ class CpuModel final : public Model {
   void scale_mlp_out();
   /// The scores of a layer with experts, of what its gate reads.
   void score(std::uint32_t moe_layer, const Matrix& input, Matrix& select, Matrix& weight) const;
-  [[nodiscard]] GateScores scores(const Matrix& select, const Matrix& weight) const;
   /// Adds the experts' part, and the shared expert's.
   void add_experts(const Layer& layer, Matrix& x, Matrix& routed);
   /// Scores that the gate of `moe_layer` gives to hidden states before the first layer behind the experts before it. Keys and

@@ -23,37 +23,57 @@ __device__ std::uint64_t row_width(const AttentionShape& s) {
   return std::uint64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
 }
 
-/// A row for each blockIdx.x; its pairs, and after them the numbers of v, over blockIdx.y.
-__global__ void __launch_bounds__(threads) rotate_kernel(float* qkv, const float* inverse_frequency,
-                                                         const RowPlace* rows, std::uint32_t layer, AttentionShape s) {
+/// A warp for each head of a row's queries, keys and values; rows over blockIdx.x.
+__global__ void __launch_bounds__(threads)
+    prepare_kernel(float* qkv, Preparation p, const RowPlace* rows, std::uint32_t layer, AttentionShape s) {
+  __shared__ float staged[warps][most_head_dim];
+  __shared__ typename cub::WarpReduce<float>::TempStorage reduce[warps];
   let_next_begin();
   after_previous();
-  const std::uint32_t half = s.head_dim / 2, kv_width = s.kv_heads * s.head_dim;
-  const std::uint32_t q_pairs = s.heads * half, pairs = q_pairs + s.kv_heads * half;
-  const std::uint32_t i = blockIdx.y * threads + threadIdx.x;
-  if (i >= pairs + kv_width) return;
+  const std::uint32_t lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, dim = s.head_dim;
+  const std::uint32_t number = blockIdx.y * warps + warp;
+  if (number >= s.heads + 2 * s.kv_heads) return;
   const RowPlace place = rows[blockIdx.x];
-  const std::uint64_t of_position = std::uint64_t{place.position} * kv_width;
-  float* keys = keys_of(place, layer, s);
-  float* q = qkv + blockIdx.x * row_width(s);
-  float* k = q + s.heads * s.head_dim;
-  if (i >= pairs) {
-    const std::uint32_t at = i - pairs;
-    float* values = keys + std::uint64_t{place.capacity} * kv_width;
-    values[of_position + at] = k[kv_width + at];
+  const bool query = number < s.heads, value = number >= s.heads + s.kv_heads;
+  float* head = qkv + blockIdx.x * row_width(s) + std::uint64_t{number} * dim;
+  float* x = staged[warp];
+  for (std::uint32_t i = lane; i < dim; i += lanes) {
+    x[i] = p.clip > 0 ? fminf(fmaxf(head[i], -p.clip), p.clip) : head[i];
+  }
+  __syncwarp();
+  auto norm = [&] {
+    const float* weight = query ? p.q_norm : p.k_norm;
+    float sum = 0;
+    for (std::uint32_t i = lane; i < dim; i += lanes) sum = fmaf(x[i], x[i], sum);
+    sum = __shfl_sync(every_lane, cub::WarpReduce<float>(reduce[warp]).Sum(sum), 0);
+    const float scale = 1.0F / sqrtf(sum / static_cast<float>(dim) + p.epsilon);
+    for (std::uint32_t i = lane; i < dim; i += lanes) x[i] = x[i] * weight[i] * scale;
+    __syncwarp();
+  };
+  const bool normed = !value && p.q_norm != nullptr;
+  if (normed && !p.norm_behind) norm();
+  if (!value && p.turned > 0) {
+    const bool is_long = p.long_from > 0 && place.capacity > p.long_from;
+    const float* frequency = is_long ? p.long_frequency : p.frequency;
+    const float factor = is_long ? p.long_factor : p.factor;
+    const std::uint32_t half = p.turned / 2;
+    for (std::uint32_t i = lane; i < half; i += lanes) {
+      const float angle = static_cast<float>(place.position) * frequency[i];
+      const float cosine = cosf(angle) * factor, sine = sinf(angle) * factor, a = x[i], b = x[i + half];
+      x[i] = a * cosine - b * sine;
+      x[i + half] = b * cosine + a * sine;
+    }
+    __syncwarp();
+  }
+  if (normed && p.norm_behind) norm();
+  if (query) {
+    for (std::uint32_t i = lane; i < dim; i += lanes) head[i] = x[i];
     return;
   }
-  const bool query = i < q_pairs;
-  const std::uint32_t pair = query ? i : i - q_pairs, first = pair / half * s.head_dim + pair % half;
-  float* from = query ? q : k;
-  const float angle = static_cast<float>(place.position) * inverse_frequency[pair % half];
-  const float cosine = cosf(angle), sine = sinf(angle), a = from[first], b = from[first + half];
-  const float rotated_a = a * cosine - b * sine, rotated_b = b * cosine + a * sine;
-  from[first] = rotated_a;
-  from[first + half] = rotated_b;
-  if (query) return;
-  keys[of_position + first] = rotated_a;
-  keys[of_position + first + half] = rotated_b;
+  const std::uint32_t kv_head = number - s.heads - (value ? s.kv_heads : 0), kv_width = s.kv_heads * dim;
+  float* to = keys_of(place, layer, s) + (value ? std::uint64_t{place.capacity} * kv_width : 0) +
+              std::uint64_t{place.position} * kv_width + kv_head * dim;
+  for (std::uint32_t i = lane; i < dim; i += lanes) to[i] = x[i];
 }
 
 /// One head of one row. Its warps take 32 positions each in turn, and keep a softmax over what they have seen: the
@@ -77,14 +97,16 @@ __global__ void __launch_bounds__(threads, 2)
   const float* keys = keys_of(place, layer, s) + head / (s.heads / s.kv_heads) * dim;
   const float* values = keys + std::uint64_t{place.capacity} * kv_width;
   const float* q = qkv + row * row_width(s) + head * dim;
-  const float scale = 1.0F / sqrtf(static_cast<float>(dim)), infinity = __uint_as_float(0x7f800000U);
+  const float scale = s.scale > 0 ? s.scale : 1.0F / sqrtf(static_cast<float>(dim)),
+              infinity = __uint_as_float(0x7f800000U);
 
   float4 query[parts];
 #pragma unroll
   for (std::uint32_t p = 0; p < parts; ++p) query[p] = four_of(q, p * lanes + in_team * 4, dim);
   float largest = -infinity, sum = 0;  // the sum is the lane's own
   float mixed[parts] = {};             // elements `lane`, `lane` + 32, ...
-  for (std::uint32_t first = warp * lanes; first <= place.position; first += threads) {
+  const std::uint32_t seen = place.position + 1, begin = s.window > 0 && seen > s.window ? seen - s.window : 0;
+  for (std::uint32_t first = begin + warp * lanes; first <= place.position; first += threads) {
     const std::uint32_t count = place.position + 1 - first < lanes ? place.position + 1 - first : lanes;
     float scores[team];  // the lane's shares, of positions `team of the lane` + teams * i
 #pragma unroll
@@ -144,7 +166,7 @@ __global__ void __launch_bounds__(threads, 2)
   }
   __syncthreads();
   if (threadIdx.x >= dim) return;
-  float all_largest = shared_largest[0], all_sum = 0, result = 0;  // the first warp has seen position 0
+  float all_largest = shared_largest[0], all_sum = 0, result = 0;  // the first warp has seen a position
   for (std::uint32_t w = 1; w < warps; ++w) all_largest = Larger()(shared_largest[w], all_largest);
   for (std::uint32_t w = 0; w < warps; ++w) {
     const float share = expf(shared_largest[w] - all_largest);
@@ -166,13 +188,16 @@ void check(const AttentionShape& s) {
 
 }  // namespace
 
-void rotate_and_store(cudaStream_t stream, float* qkv, const float* inverse_frequency, const RowPlace* rows,
-                      std::uint32_t n, std::uint32_t layer, const AttentionShape& shape) {
+void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& p, const RowPlace* rows, std::uint32_t n,
+                       std::uint32_t layer, const AttentionShape& shape) {
   check(shape);
+  if (p.turned > shape.head_dim || p.turned % 2 != 0) {
+    refuse(std::to_string(p.turned) + " columns that turn, expected an even number up to " +
+           std::to_string(shape.head_dim));
+  }
   if (n == 0) return;
-  const std::uint32_t half = shape.head_dim / 2, numbers = (shape.heads + 3 * shape.kv_heads) * half;
-  launch_early("rotate_kernel", stream, dim3(n, shares(numbers, threads)), threads, rotate_kernel, qkv,
-               inverse_frequency, rows, layer, shape);
+  launch_early("prepare_kernel", stream, dim3(n, shares(shape.heads + 2 * shape.kv_heads, warps)), threads,
+               prepare_kernel, qkv, p, rows, layer, shape);
 }
 
 void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,

@@ -233,6 +233,7 @@ void CudaDevice::combine(std::uint64_t state_at, float* out) const {
   c.results = work_.results;
   c.host_results = host_results_.on_device<float>();
   c.residual = work_.x;
+  c.scale = work_.residual_scale();
   cuda::combine(work_.stream(), c, out);
 }
 

@@ -15,6 +15,10 @@ namespace ferry::engine {
 namespace cuda {
 namespace {
 
+View<const float> view_of(const Matrix& m) {
+  return {m.data(), static_cast<std::uint32_t>(m.size())};
+}
+
 /// Arrays on their way into one block on the device.
 class Loading {
  public:
@@ -44,14 +48,15 @@ class Loading {
   std::uint64_t size_ = 0;
 };
 
-/// Rows of each head: (0, 1), (2, 3), ... become (0, half), (1, half + 1), ...: the first of all pairs, then the second.
-void part_neighbours(std::byte* matrix, std::uint64_t row_bytes, std::uint32_t rows, std::uint32_t heads) {
-  const std::uint32_t width = rows / heads;
-  std::vector<std::byte> head(row_bytes * width);
-  for (std::uint32_t h = 0; h < heads; ++h, matrix += head.size()) {
+/// The first `turned` rows of each head: (0, 1), (2, 3), ... become (0, half), (1, half + 1), ...: the first of all pairs,
+/// then the second.
+void part_neighbours(std::byte* matrix, std::uint64_t row_bytes, std::uint32_t rows, std::uint32_t heads,
+                     std::uint32_t turned) {
+  std::vector<std::byte> head(row_bytes * turned);
+  for (std::uint32_t h = 0; h < heads; ++h, matrix += row_bytes * (rows / heads)) {
     std::memcpy(head.data(), matrix, head.size());
-    for (std::uint32_t r = 0; r < width; ++r) {
-      std::memcpy(matrix + (r % 2 * (width / 2) + r / 2) * row_bytes, head.data() + r * row_bytes, row_bytes);
+    for (std::uint32_t r = 0; r < turned; ++r) {
+      std::memcpy(matrix + (r % 2 * (turned / 2) + r / 2) * row_bytes, head.data() + r * row_bytes, row_bytes);
     }
   }
 }
@@ -76,12 +81,17 @@ class CudaModel final : public Model {
   [[nodiscard]] std::string warning() const override { return warning_; }
 
  private:
+  struct NormWeights {
+    const float *weight = nullptr, *bias = nullptr;
+  };
   struct Layer {
-    const float *input_norm = nullptr, *post_norm = nullptr;
+    NormWeights attention_norm, mlp_norm;
     DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other
-    const float* qkv_bias = nullptr;
-    const std::byte* shared = nullptr;  ///< gate, up and down one behind the other, as a routed expert's
-    ExpertShape shared_shape;
+    const float *qkv_bias = nullptr, *o_bias = nullptr;
+    const float *q_norm = nullptr, *k_norm = nullptr;
+    /// The shared expert, or in a layer without experts its MLP; gate, up and down one behind the other, as a routed expert's.
+    const std::byte* mlp = nullptr;
+    ExpertShape mlp_shape;
     DenseWeight shared_scale;
   };
   void load(const Checkpoint& checkpoint);
@@ -89,13 +99,22 @@ class CudaModel final : public Model {
   void pin();
   void unlock();
   void measure_link();
-  /// A layer's attention, which adds to `hidden` [rows, hidden], and the gate's input from it.
-  void attend(std::uint32_t layer, float* hidden, float* gate_input);
-  /// Adds to the hidden states.
-  void shared_expert(const Layer& layer);
-  /// Scores [count, rows, experts] of that many gates, from `layer`'s on, for a gate input; straight to the host's memory,
-  /// since a copy could queue behind experts. The first is at that place there.
-  void score(std::uint32_t layer, std::uint32_t count, const float* gate_input, std::uint32_t place);
+  void norm(const float* x, const NormWeights& weights, std::uint32_t n, float* y) const;
+  /// A layer's attention, which adds to `hidden` [rows, hidden], and its MLP's or gate's input from it.
+  void attend(std::uint32_t layer, float* hidden, float* input);
+  /// What comes before a gate: layers without experts, and the attention of its own. Layers with experts are counted from 0
+  /// here and below.
+  void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input);
+  /// A layer's MLP, or its shared expert. Adds to `hidden`.
+  void run_mlp(std::uint32_t layer, const float* input, float* hidden);
+  /// Adds the workspace's `shared` to `hidden`, weighed by the sigmoids of factors, if there are any.
+  void add_shared(float* hidden, const float* factor);
+  /// Of that many gates, from `moe_layer`'s on, for a gate input: [count, rows, experts], scores, or logits where the host
+  /// makes scores of them; straight to the host's memory, since a copy could queue behind experts. The first is at that
+  /// place there.
+  void score(std::uint32_t moe_layer, std::uint32_t count, const float* gate_input, std::uint32_t place);
+  /// Reads what score has brought to a place.
+  void read_scores(std::uint32_t moe_layer, std::uint32_t place, Matrix& select, Matrix& weight) const;
   /// What score has brought to a place.
   [[nodiscard]] View<const float> scored(std::uint32_t place) const {
     const std::uint32_t size = work_.rows * config().experts;
@@ -111,7 +130,8 @@ class CudaModel final : public Model {
   DeviceBlock weights_;
   std::vector<Layer> layers_;
   DenseWeight embedding_, head_, gates_;
-  const float *norm_ = nullptr, *inverse_frequency_ = nullptr;
+  NormWeights norm_;
+  const float *frequency_ = nullptr, *long_frequency_ = nullptr, *head_bias_ = nullptr;
   std::uint64_t gate_bytes_ = 0;  ///< of a layer's
   bool pinned_ = false;
   std::string warning_;
@@ -121,7 +141,10 @@ class CudaModel final : public Model {
   DeviceBlock logits_;  ///< of as many rows as were ever asked for at once
   // On the host
   HostBlock scores_host_, input_host_, logits_host_;
-  Matrix input_, gate_scores_, ahead_scores_, unused_;
+  Matrix input_, unused_;
+  /// Scores of a layer, of the next from a partial hidden state, and of those ahead.
+  Matrix select_, weight_, partial_select_, partial_weight_, ahead_select_[Workspace::most_ahead],
+      ahead_weight_[Workspace::most_ahead];
   Event step_begin_, layer_begin_, gate_begin_, gate_end_;
   Event shared_begin_[2], shared_end_[2];  ///< of even and odd layers
   Event read_{cudaEventDisableTiming}, partial_scored_{cudaEventDisableTiming};
@@ -129,7 +152,7 @@ class CudaModel final : public Model {
   std::uint64_t steps_[2] = {};  ///< by phase
   std::vector<RowPlace> places_;
   std::vector<Scores> predicted_;
-  std::vector<ExpertTask> shared_tasks_;
+  std::vector<ExpertTask> mlp_tasks_;
 };
 
 CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
@@ -156,6 +179,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   const ModelConfig& c = config();
   Loading loading;
   std::vector<std::pair<std::uint64_t, std::function<void(const std::byte*)>>> places;
+  const std::uint32_t turned = c.rope.width;
   struct Part {
     std::string name;
     std::uint32_t rows;
@@ -181,7 +205,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
       bytes = std::uint64_t{to.rows} * columns * sizeof(float);
       count_dense(bytes - std::min(bytes, in_files));
     }
-    const std::uint64_t at = loading.add(bytes, [&checkpoint, parts, columns, same](std::byte* p) {
+    const std::uint64_t at = loading.add(bytes, [&checkpoint, parts, columns, same, turned](std::byte* p) {
       for (const Part& part : parts) {
         const Tensor& t = checkpoint.at(part.name, {part.rows, columns});
         const std::uint64_t part_bytes = same ? t.stored_bytes() : t.elements() * sizeof(float);
@@ -191,7 +215,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
           const std::vector<float> values = t.to_floats();
           std::memcpy(p, values.data(), part_bytes);
         }
-        if (part.heads > 0) part_neighbours(p, part_bytes / part.rows, part.rows, part.heads);
+        if (part.heads > 0) part_neighbours(p, part_bytes / part.rows, part.rows, part.heads, turned);
         p += part_bytes;
       }
     });
@@ -200,28 +224,43 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   auto matrix = [&](const std::string& name, std::uint32_t rows, std::uint32_t columns, DenseWeight& to) {
     stacked({{name, rows}}, columns, to);
   };
+  // Of `heads` heads; 0: of none.
+  auto parted_floats = [&](std::vector<float> values, std::uint32_t heads) {
+    if (heads > 0 && c.rope.neighbours) {
+      part_neighbours(reinterpret_cast<std::byte*>(values.data()), sizeof(float),
+                      static_cast<std::uint32_t>(values.size()), heads, turned);
+    }
+    return values;
+  };
   auto floats = [&](std::vector<float> values, const float*& to) {
     const std::uint64_t at = loading.add(values.size() * sizeof(float), [values](std::byte* p) {
       std::memcpy(p, values.data(), values.size() * sizeof(float));
     });
     places.emplace_back(at, [&to](const std::byte* p) { to = reinterpret_cast<const float*>(p); });
   };
-  auto vector = [&](const std::string& name, std::uint32_t size, const float*& to) {
-    floats(dense(checkpoint, name, {size}).to_floats(), to);
+  auto norm_weights = [&](const std::string& name, std::uint32_t size) {
+    std::vector<float> values = dense(checkpoint, name, {size}).to_floats();
+    for (float& v : values) v += c.norm == Norm::rms_plus_one ? 1.0F : 0.0F;
+    return values;
+  };
+  auto norm = [&](const std::string& name, NormWeights& to) {
+    floats(norm_weights(name + "weight", c.hidden), to.weight);
+    if (c.norm == Norm::mean) floats(dense(checkpoint, name + "bias", {c.hidden}).to_floats(), to.bias);
   };
 
   const std::uint32_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
   matrix(c.names.model + "embed_tokens.weight", c.vocabulary, c.hidden, embedding_);
   if (!c.tied_embeddings) matrix(c.names.head + "weight", c.vocabulary, c.hidden, head_);
-  vector(c.names.model + "norm.weight", c.hidden, norm_);
+  if (c.head_bias) floats(dense(checkpoint, c.names.head + "bias", {c.vocabulary}).to_floats(), head_bias_);
+  norm(c.names.model + "norm.", norm_);
   layers_.resize(c.layers);
   // The gates of all layers, too, so that adjacent ones are one product. They have been counted already.
-  gates_ = {nullptr, FloatType::bf16, c.layers * c.experts, c.hidden};
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
-    const std::string name = c.gate_name(l);
+  gates_ = {nullptr, FloatType::bf16, c.moe_layer_count() * c.experts, c.hidden};
+  for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) {
+    const std::string name = c.gate_name(m);
     const Tensor& t = checkpoint.at(name, {c.experts, c.hidden});
     const StoredType type = float_type(t, name);
-    if (l == 0) gates_.type = type;
+    if (m == 0) gates_.type = type;
     if (!(type == gates_.type)) {
       throw InputError(
           fmt::format("tensor \"{}\" is {}, expected the type of the first layer's gate", name, t.dtype_name));
@@ -240,9 +279,9 @@ void CudaModel::load(const Checkpoint& checkpoint) {
                     "these have {}; --device cpu computes them",
                     c.experts, c.hidden, gate_bytes_));
   }
-  const std::uint64_t gates_at = loading.add(gate_bytes_ * c.layers, [this, &checkpoint, &c](std::byte* p) {
-    for (std::uint32_t l = 0; l < c.layers; ++l) {
-      checkpoint.read(c.gate_name(l), {c.experts, c.hidden}, p + l * gate_bytes_);
+  const std::uint64_t gates_at = loading.add(gate_bytes_ * c.moe_layer_count(), [this, &checkpoint, &c](std::byte* p) {
+    for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) {
+      checkpoint.read(c.gate_name(m), {c.experts, c.hidden}, p + m * gate_bytes_);
     }
   });
   places.emplace_back(gates_at, [this](const std::byte* p) { gates_.data = p; });
@@ -250,8 +289,8 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     Layer& layer = layers_[l];
     const auto at = [&](const std::string& name) { return c.tensor(l, name); };
-    vector(at(c.names.attention_norm + ".weight"), c.hidden, layer.input_norm);
-    vector(at(c.names.mlp_norm + ".weight"), c.hidden, layer.post_norm);
+    norm(at(c.names.attention_norm + "."), layer.attention_norm);
+    norm(at(c.names.mlp_norm + "."), layer.mlp_norm);
     const bool parted = c.rope.neighbours;
     stacked({{at("self_attn.q_proj.weight"), q_width, parted ? c.heads : 0},
              {at("self_attn.k_proj.weight"), kv_width, parted ? c.kv_heads : 0},
@@ -262,41 +301,63 @@ void CudaModel::load(const Checkpoint& checkpoint) {
       std::vector<float> bias;
       for (const char* part : {"q", "k", "v"}) {
         const std::uint32_t width = part[0] == 'q' ? q_width : kv_width;
-        const auto values = dense(checkpoint, at(fmt::format("self_attn.{}_proj.bias", part)), {width}).to_floats();
+        const auto values =
+            parted_floats(dense(checkpoint, at(fmt::format("self_attn.{}_proj.bias", part)), {width}).to_floats(),
+                          part[0] == 'q'   ? c.heads
+                          : part[0] == 'k' ? c.kv_heads
+                                           : 0);
         bias.insert(bias.end(), values.begin(), values.end());
       }
       floats(std::move(bias), layer.qkv_bias);
     }
-    if (c.shared_width == 0) continue;
-    matrix(at(c.names.shared_scale), 1, c.hidden, layer.shared_scale);
-    const std::string names[] = {at(c.names.shared + "gate_proj.weight"), at(c.names.shared + "up_proj.weight"),
-                                 at(c.names.shared + "down_proj.weight")};
+    if (c.output_bias) floats(dense(checkpoint, at("self_attn.o_proj.bias"), {c.hidden}).to_floats(), layer.o_bias);
+    if (c.head_norm != HeadNorm::none) {
+      const bool all = c.head_norm == HeadNorm::all_before_rope;
+      floats(parted_floats(norm_weights(at(c.names.q_norm), all ? q_width : c.head_dim), all ? c.heads : 1),
+             layer.q_norm);
+      floats(parted_floats(norm_weights(at(c.names.k_norm), all ? kv_width : c.head_dim), all ? c.kv_heads : 1),
+             layer.k_norm);
+    }
+    const bool moe = c.layer[l].moe;
+    const std::uint32_t width = moe ? c.shared_width : c.dense_width;
+    if (width == 0) continue;
+    if (moe && !c.names.shared_scale.empty()) matrix(at(c.names.shared_scale), 1, c.hidden, layer.shared_scale);
+    struct Matrix2 {
+      std::string name;
+      std::vector<std::uint64_t> shape;
+    };
+    std::vector<Matrix2> matrices;
+    if (moe && !c.names.shared_fused[0].empty()) {  // gate above up
+      matrices = {{at(c.names.shared_fused[0]), {2ULL * width, c.hidden}},
+                  {at(c.names.shared_fused[1]), {c.hidden, width}}};
+    } else {
+      const std::string& prefix = moe ? c.names.shared : c.names.dense;
+      matrices = {{at(prefix + "gate_proj.weight"), {width, c.hidden}},
+                  {at(prefix + "up_proj.weight"), {width, c.hidden}},
+                  {at(prefix + "down_proj.weight"), {c.hidden, width}}};
+    }
     std::uint64_t bytes = 0;
-    StoredType types[3];
-    for (int part = 0; part < 3; ++part) {
-      const std::vector<std::uint64_t> shape = part == 2 ? std::vector<std::uint64_t>{c.hidden, c.shared_width}
-                                                         : std::vector<std::uint64_t>{c.shared_width, c.hidden};
-      const Tensor& t = dense(checkpoint, names[part], shape);
-      types[part] = stored_type(t.stored());
-      if (part == 1 && !(types[1] == types[0])) {
-        throw InputError(fmt::format("tensor \"{}\" is {}, expected the type of the shared expert's gate", names[part],
-                                     t.dtype_name));
+    std::vector<StoredType> types;
+    for (const Matrix2& m : matrices) {
+      const Tensor& t = dense(checkpoint, m.name, m.shape);
+      types.push_back(stored_type(t.stored()));
+      if (types.size() == 2 && matrices.size() == 3 && !(types[1] == types[0])) {
+        throw InputError(
+            fmt::format("tensor \"{}\" is {}, expected the type of the same expert's gate", m.name, t.dtype_name));
       }
       bytes += t.stored_bytes();
     }
-    layer.shared_shape = {c.hidden, c.shared_width, types[0], 64, types[2]};
-    const std::uint64_t shared_at =
-        loading.add(bytes, [&checkpoint, &c, names = std::vector<std::string>(names, names + 3)](std::byte* p) {
-          for (int part = 0; part < 3; ++part) {
-            const std::vector<std::uint64_t> shape = part == 2 ? std::vector<std::uint64_t>{c.hidden, c.shared_width}
-                                                               : std::vector<std::uint64_t>{c.shared_width, c.hidden};
-            checkpoint.read(names[static_cast<std::size_t>(part)], shape, p);
-            p += checkpoint.at(names[static_cast<std::size_t>(part)], shape).stored_bytes();
-          }
-        });
-    places.emplace_back(shared_at, [&layer](const std::byte* p) { layer.shared = p; });
+    layer.mlp_shape = {c.hidden, width, types.front(), 64, types.back()};
+    const std::uint64_t mlp_at = loading.add(bytes, [&checkpoint, matrices](std::byte* p) {
+      for (const Matrix2& m : matrices) {
+        checkpoint.read(m.name, m.shape, p);
+        p += checkpoint.at(m.name, m.shape).stored_bytes();
+      }
+    });
+    places.emplace_back(mlp_at, [&layer](const std::byte* p) { layer.mlp = p; });
   }
-  floats({c.rope.frequency.begin(), c.rope.frequency.end()}, inverse_frequency_);
+  floats({c.rope.frequency.begin(), c.rope.frequency.end()}, frequency_);
+  if (c.rope.long_from > 0) floats({c.rope.long_frequency.begin(), c.rope.long_frequency.end()}, long_frequency_);
 
   weights_ = DeviceBlock(loading.size(), Use::weights, work_.account);
   loading.to(weights_.data());
@@ -365,53 +426,106 @@ std::unique_ptr<ExpertDevice> CudaModel::make_device(const DeviceNeeds& needs, c
   return make_cuda_device(work_, needs, options, pinned_);
 }
 
-void CudaModel::attend(std::uint32_t l, float* hidden, float* gate_input) {
-  const ModelConfig& c = config();
-  const Layer& layer = layers_[l];
-  const std::uint32_t n = work_.rows;
-  const AttentionShape shape{c.heads, c.kv_heads, c.head_dim};
-  const auto epsilon = static_cast<float>(c.norm_epsilon);
-  rms_norm(work_.stream(), hidden, layer.input_norm, epsilon, n, c.hidden, gate_input);
-  linear(work_.context, gate_input, n, layer.qkv, layer.qkv_bias, false, work_.qkv);
-  rotate_and_store(work_.stream(), work_.qkv, inverse_frequency_, work_.places, n, l, shape);
-  attention(work_.stream(), work_.qkv, work_.places, n, l, shape, work_.mixed);
-  linear(work_.context, work_.mixed, n, layer.o, nullptr, true, hidden);
-  rms_norm(work_.stream(), hidden, layer.post_norm, epsilon, n, c.hidden, gate_input);
+void CudaModel::norm(const float* x, const NormWeights& weights, std::uint32_t n, float* y) const {
+  const auto epsilon = static_cast<float>(config().norm_epsilon);
+  const std::uint32_t hidden = config().hidden;
+  if (config().norm == Norm::mean) {
+    layer_norm(work_.stream(), x, weights.weight, weights.bias, epsilon, n, hidden, y);
+  } else {
+    rms_norm(work_.stream(), x, weights.weight, epsilon, n, hidden, hidden, y);
+  }
 }
 
-void CudaModel::shared_expert(const Layer& layer) {
+void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
+  const ModelConfig& c = config();
+  const Layer& layer = layers_[l];
+  const std::uint32_t n = work_.rows, q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
+  const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, static_cast<float>(c.attention_scale), c.layer[l].window};
+  Preparation p;
+  p.frequency = frequency_;
+  p.turned = c.rope.width;
+  p.factor = static_cast<float>(c.rope.scale);
+  p.long_from = c.rope.long_from;
+  p.long_frequency = long_frequency_;
+  p.long_factor = static_cast<float>(c.rope.long_scale);
+  p.epsilon = static_cast<float>(c.norm_epsilon);
+  p.clip = static_cast<float>(c.clip);
+  norm(hidden, layer.attention_norm, n, input);
+  linear(work_.context, input, n, layer.qkv, layer.qkv_bias, false, work_.qkv);
+  if (c.head_norm == HeadNorm::all_before_rope) {
+    const std::uint64_t stride = q_width + 2ULL * kv_width;
+    rms_norm(work_.stream(), work_.qkv, layer.q_norm, p.epsilon, n, q_width, stride, work_.qkv);
+    rms_norm(work_.stream(), work_.qkv + q_width, layer.k_norm, p.epsilon, n, kv_width, stride, work_.qkv + q_width);
+  } else if (c.head_norm != HeadNorm::none) {
+    p.q_norm = layer.q_norm;
+    p.k_norm = layer.k_norm;
+    p.norm_behind = c.head_norm == HeadNorm::heads_behind_rope;
+  }
+  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, l, shape);
+  attention(work_.stream(), work_.qkv, work_.places, n, l, shape, work_.mixed);
+  if (c.residual_scale == 1) {
+    linear(work_.context, work_.mixed, n, layer.o, layer.o_bias, true, hidden);
+  } else {
+    linear(work_.context, work_.mixed, n, layer.o, layer.o_bias, false, work_.shared);
+    add_shared(hidden, nullptr);
+  }
+  norm(hidden, layer.mlp_norm, n, input);
+}
+
+void CudaModel::to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input) {
+  const std::uint32_t own = config().moe_layers[moe_layer];
+  for (std::uint32_t l = moe_layer == 0 ? 0 : config().moe_layers[moe_layer - 1] + 1; l < own; ++l) {
+    attend(l, hidden, gate_input);
+    run_mlp(l, gate_input, hidden);
+  }
+  attend(own, hidden, gate_input);
+}
+
+void CudaModel::run_mlp(std::uint32_t l, const float* input, float* hidden) {
+  const Layer& layer = layers_[l];
   const std::uint32_t n = work_.rows;
-  const auto l = static_cast<std::size_t>(&layer - layers_.data());
   if (n > blas_rows) {
-    expert_by_blas(work_.context, layer.shared_shape, Precision::full, shared_tasks_[l], work_.numbers, 1, work_.normed,
+    expert_by_blas(work_.context, layer.mlp_shape, Precision::full, mlp_tasks_[l], work_.numbers, 1, input,
                    work_.expert_scratch, work_.shared);
   } else {
     ExpertGroup one;
-    one.tasks = work_.shared_tasks + l;
+    one.tasks = work_.mlp_tasks + l;
     one.counts[static_cast<std::size_t>(Precision::full)] = 1;
     one.assignments = work_.numbers;
     one.top_k = 1;
     one.most_rows = n;
     one.progress = work_.progress;
-    experts(work_.context, layer.shared_shape, one, work_.normed, work_.activated, work_.shared);
+    experts(work_.context, layer.mlp_shape, one, input, work_.activated, work_.shared);
   }
-  linear(work_.context, work_.normed, n, layer.shared_scale, nullptr, false, work_.shared_factor);
-  Combined c;
-  c.n = n;
-  c.hidden = config().hidden;
-  c.residual = work_.x;
-  c.shared = work_.shared;
-  c.shared_factor = work_.shared_factor;
-  combine(work_.stream(), c, work_.x);
+  const bool scaled = layer.shared_scale.rows > 0;
+  if (scaled) linear(work_.context, input, n, layer.shared_scale, nullptr, false, work_.shared_factor);
+  add_shared(hidden, scaled ? work_.shared_factor : nullptr);
 }
 
-void CudaModel::score(std::uint32_t l, std::uint32_t count, const float* gate_input, std::uint32_t place) {
+void CudaModel::add_shared(float* hidden, const float* factor) {
+  Combined c;
+  c.n = work_.rows;
+  c.hidden = config().hidden;
+  c.residual = hidden;
+  c.shared = work_.shared;
+  c.shared_factor = factor;
+  c.scale = static_cast<float>(config().residual_scale);
+  combine(work_.stream(), c, hidden);
+}
+
+void CudaModel::score(std::uint32_t moe_layer, std::uint32_t count, const float* gate_input, std::uint32_t place) {
   const ModelConfig& c = config();
   DenseWeight gates = gates_;
   gates.rows = count * c.experts;
-  gates.data += l * gate_bytes_;
+  gates.data += moe_layer * gate_bytes_;
   gate(work_.context, gate_input, work_.rows, gates, count, work_.gate_logits,
-       scores_host_.on_device<float>() + std::size_t{place} * work_.rows * c.experts, work_.counter, 0, nullptr);
+       scores_host_.on_device<float>() + std::size_t{place} * work_.rows * c.experts,
+       plain_gates() ? work_.counter : nullptr, 0, nullptr);
+}
+
+void CudaModel::read_scores(std::uint32_t moe_layer, std::uint32_t place, Matrix& select, Matrix& weight) const {
+  weight = Eigen::Map<const Matrix>(scored(place).data, work_.rows, config().experts);
+  if (!plain_gates()) apply_gate_rule(moe_layer, select, weight);
 }
 
 void CudaModel::wait(const Event& event, ExpertRunner& runner) {
@@ -421,7 +535,7 @@ void CudaModel::wait(const Event& event, ExpertRunner& runner) {
 Matrix CudaModel::logits(std::uint32_t rows, ExpertRunner& runner) {
   const ModelConfig& c = config();
   const float* last = work_.x + std::size_t{work_.rows - rows} * c.hidden;
-  rms_norm(work_.stream(), last, norm_, static_cast<float>(c.norm_epsilon), rows, c.hidden, work_.normed);
+  norm(last, norm_, rows, work_.normed);
   const std::uint64_t bytes = std::uint64_t{rows} * c.vocabulary * sizeof(float);
   if (logits_rows_ < rows) {
     logits_rows_ = 0;
@@ -430,12 +544,14 @@ Matrix CudaModel::logits(std::uint32_t rows, ExpertRunner& runner) {
     logits_host_ = HostBlock(bytes);
     logits_rows_ = rows;
   }
-  linear(work_.context, work_.normed, rows, head_, nullptr, false, logits_.as<float>());
+  linear(work_.context, work_.normed, rows, head_, head_bias_, false, logits_.as<float>());
   check(cudaMemcpyAsync(logits_host_.as<float>(), logits_.data(), bytes, cudaMemcpyDeviceToHost, work_.stream()),
         "cudaMemcpyAsync");
   read_.record(work_.stream());
   wait(read_, runner);
-  return Eigen::Map<const Matrix>(logits_host_.as<float>(), rows, c.vocabulary);
+  Matrix made = Eigen::Map<const Matrix>(logits_host_.as<float>(), rows, c.vocabulary);
+  if (c.logit_scale != 1) made *= static_cast<float>(c.logit_scale);
+  return made;
 }
 
 Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
@@ -458,12 +574,12 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   const std::uint64_t score_bytes = std::uint64_t{partial_place + 1} * n * c.experts * sizeof(float);
   if (scores_host_.bytes() < score_bytes) scores_host_ = HostBlock(score_bytes);
   put(work_.stream(), work_.places, places_.data(), places_.size() * sizeof(RowPlace));
-  if (c.shared_width > 0) {  // an expert that every row wants
-    shared_tasks_.clear();
-    for (const Layer& layer : layers_) shared_tasks_.push_back({layer.shared, 0, n});
-    put(work_.stream(), work_.shared_tasks, shared_tasks_.data(), shared_tasks_.size() * sizeof(ExpertTask));
+  if (c.shared_width > 0 || c.moe_layer_count() < c.layers) {  // experts that every row wants
+    mlp_tasks_.clear();
+    for (const Layer& layer : layers_) mlp_tasks_.push_back({layer.mlp, 0, n});
+    put(work_.stream(), work_.mlp_tasks, mlp_tasks_.data(), mlp_tasks_.size() * sizeof(ExpertTask));
   }
-  embed(work_.stream(), embedding_, work_.places, n, work_.x);
+  embed(work_.stream(), embedding_, work_.places, n, static_cast<float>(c.embedding_scale), work_.x);
 
   // Events cost time of their own: most steps do with what an earlier one of their kind has measured.
   Times& took = took_[static_cast<unsigned>(phase)];
@@ -482,7 +598,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     input_wanted = wants.input || gate_scores;
     count = 1 + std::min<std::uint32_t>(wants.layers_ahead, Workspace::most_ahead);
     if (measured) layer_begin_.record(work_.stream());
-    attend(l, work_.x, work_.normed);
+    to_gate(l, work_.x, work_.normed);
     if (measured) gate_begin_.record(work_.stream());
     score(l, count, work_.normed, 0);
     if (measured) gate_end_.record(work_.stream());
@@ -496,25 +612,29 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     if (c.shared_width == 0) return;
     // Needs no plan: it keeps the device busy while the host reads the scores, and decides.
     if (measured) shared_begin_[l % 2].record(work_.stream());
-    shared_expert(layers_[l]);
+    run_mlp(c.moe_layers[l], work_.normed, work_.x);
     if (measured) shared_end_[l % 2].record(work_.stream());
   };
   auto look_ahead = [&](std::uint32_t l) {
     wait(partial_scored_, runner);
-    ahead_scores_ = Eigen::Map<const Matrix>(scored(partial_place).data, n, c.experts);
-    runner.look_ahead(static_cast<std::uint16_t>(l), ahead_scores_);
+    read_scores(l, partial_place, partial_select_, partial_weight_);
+    runner.look_ahead(static_cast<std::uint16_t>(l), scores(partial_select_, partial_weight_));
   };
 
   queue_gate(0);
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
+  for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {  // layers with experts
     const auto index = static_cast<std::uint16_t>(l);
     wait(read_, runner);  // once a layer the host must know what the gate says
-    gate_scores_ = Eigen::Map<const Matrix>(scored(0).data, n, c.experts);
+    read_scores(l, 0, select_, weight_);
+    const GateScores said = scores(select_, weight_);
     if (input_wanted) input_ = Eigen::Map<const Matrix>(input_host_.as<float>(), n, c.hidden);
-    if (gate_scores) gate_scores(l, input_, gate_scores_);
+    if (gate_scores) gate_scores(l, input_, said);
     predicted_.clear();
     for (std::uint32_t i = 1; i < count; ++i) {
-      predicted_.push_back({static_cast<std::uint16_t>(l + i), scored(i), scored(i)});
+      Matrix &select = ahead_select_[i - 1], &weight = ahead_weight_[i - 1];
+      read_scores(l + i, i, select, weight);
+      const GateScores ahead = scores(select, weight);
+      predicted_.push_back({static_cast<std::uint16_t>(l + i), view_of(ahead.select), view_of(ahead.weight)});
     }
     runner.predicted({predicted_.data(), static_cast<std::uint32_t>(predicted_.size())});
     if (measured) {
@@ -528,12 +648,12 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
       span("attention", layer_begin_, gate_begin_);
       span("gate", gate_begin_, gate_end_);
     }
-    runner.plan(index, input_, gate_scores_, took);
+    runner.plan(index, input_, said, took);
     runner.run_resident(index, input_);
     const bool reads_partial = runner.wants_partial(index);
     if (reads_partial) {
       runner.partial(unused_);
-      attend(l + 1, work_.partial, work_.ahead);  // its keys and values are overwritten by the real ones
+      to_gate(l + 1, work_.partial, work_.ahead);  // its keys and values are overwritten by the real ones
       score(l + 1, 1, work_.ahead, partial_place);
       partial_scored_.record(work_.stream());
     }
@@ -542,13 +662,17 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool looks_first = reads_partial && runner.waits();
     if (looks_first) look_ahead(l + 1);
     runner.run(index, input_, unused_);
-    if (l + 1 < c.layers) queue_gate(l + 1);
+    if (l + 1 < c.moe_layer_count()) queue_gate(l + 1);
     if (reads_partial && !looks_first) look_ahead(l + 1);
     runner.finish(index);
   }
+  for (std::uint32_t l = c.moe_layers.back() + 1; l < c.layers; ++l) {
+    attend(l, work_.x, work_.normed);
+    run_mlp(l, work_.normed, work_.x);
+  }
   Matrix made = logits(logit_rows, runner);
   if (c.shared_width > 0) {
-    const unsigned last = (c.layers - 1) % 2;
+    const unsigned last = (c.moe_layer_count() - 1) % 2;
     span("shared expert", shared_begin_[last], shared_end_[last]);
   }
   return made;

@@ -100,6 +100,11 @@ __global__ void add_bias(float* y, const float* bias, std::uint32_t rows) {
   for (std::uint32_t i = threadIdx.x; i < rows; i += blockDim.x) y[i] += bias[i];
 }
 
+__global__ void copy_kernel(const float* from, std::uint32_t count, float* to) {
+  const std::uint32_t i = blockIdx.x * product_threads + threadIdx.x;
+  if (i < count) to[i] = from[i];
+}
+
 /// Shared memory of a warp.
 struct SoftmaxStage {
   typename cub::WarpReduce<float>::TempStorage largest, sum;
@@ -179,6 +184,7 @@ __global__ void __launch_bounds__(product_threads, 2)
   __shared__ Stage<stage_floats(most)> stage;
   let_next_begin();
   run_job<Weights, 1, most, aligned>(stage, job, blockIdx.x, gridDim.x);
+  if (counter == nullptr) return;
   __shared__ bool last;
   __threadfence();  // this block's logits come before its mark on the counter
   __syncthreads();
@@ -252,13 +258,19 @@ void gate(const Context& context, const float* x, std::uint32_t n, const DenseWe
       multiply_by_blas(context, x, n, one, gates.data + g * one.bytes(), false,
                        logits + std::uint64_t{g} * n * experts);
     }
+    if (counter == nullptr) {
+      const std::uint32_t numbers = count * n * experts;
+      launch("copy_kernel", context.stream, dim3(shares(numbers, product_threads)), product_threads, copy_kernel,
+             logits, numbers, scores);
+      return;
+    }
     launch("softmax_kernel", context.stream, dim3(shares(std::uint64_t{count} * n, product_warps)), product_threads,
            softmax_kernel, logits, scores, count * n, experts, n, k, best);
     return;
   }
   auto job = job_of<GateJob>(gates, x, n);
   job.experts = experts;
-  job.logits = logits;
+  job.logits = counter == nullptr ? scores : logits;
   if (gates.type == FloatType::bf16) {
     launch_gate<FloatType::bf16>(context.stream, job, scores, counter, k, best);
   } else if (gates.type == FloatType::f16) {

@@ -45,41 +45,44 @@ void put_piece(cudaStream_t stream, std::byte* to, const std::byte* from, std::u
 }
 
 template <FloatType type>
-__global__ void embed_kernel(const std::byte* table, std::uint32_t hidden, const RowPlace* rows, float* x) {
+__global__ void embed_kernel(const std::byte* table, std::uint32_t hidden, const RowPlace* rows, float scale,
+                             float* x) {
   constexpr std::uint32_t bytes = type == FloatType::f32 ? 4 : 2;
   let_next_begin();
   const std::byte* row = table + std::uint64_t{rows[blockIdx.x].token} * hidden * bytes;
   x += std::uint64_t{blockIdx.x} * hidden;
   for (std::uint32_t i = threadIdx.x; i < hidden; i += threads) {
     if constexpr (type == FloatType::f32) {
-      x[i] = reinterpret_cast<const float*>(row)[i];
+      x[i] = scale * reinterpret_cast<const float*>(row)[i];
     } else {
       const std::uint16_t bits = reinterpret_cast<const std::uint16_t*>(row)[i];
-      x[i] = type == FloatType::bf16 ? ferry::detail::widen_bf16(bits) : ferry::detail::widen_f16(bits);
+      x[i] = scale * (type == FloatType::bf16 ? ferry::detail::widen_bf16(bits) : ferry::detail::widen_f16(bits));
     }
   }
 }
 
-__global__ void embed_blocks(BlockLayout table, const std::byte* weights, const RowPlace* rows, float* x) {
+__global__ void embed_blocks(BlockLayout table, const std::byte* weights, const RowPlace* rows, float scale, float* x) {
   x += std::uint64_t{blockIdx.x} * table.columns;
   const std::uint32_t each = block_weights(table.type);
   for (std::uint32_t i = threadIdx.x; i < table.row_blocks(); i += threads) {
     const std::uint32_t first = i * each, left = table.columns - first;
-    unpack_columns(table, weights, rows[blockIdx.x].token, first, left < each ? left : each, x + first);
+    const std::uint32_t count = left < each ? left : each;
+    unpack_columns(table, weights, rows[blockIdx.x].token, first, count, x + first);
+    for (std::uint32_t c = first; c < first + count; ++c) x[c] *= scale;
   }
 }
 
 /// A thread keeps its first numbers in registers, `norm_held` times four of them: a row is one trip to memory.
 constexpr std::uint32_t norm_threads = 512, norm_held = 4, norm_step = 4 * norm_threads;
 
-__global__ void __launch_bounds__(norm_threads)
-    rms_norm_kernel(const float* x, const float* weight, float epsilon, std::uint32_t hidden, float* y) {
+__global__ void __launch_bounds__(norm_threads) rms_norm_kernel(const float* x, const float* weight, float epsilon,
+                                                                std::uint32_t hidden, std::uint64_t stride, float* y) {
   using Reduce = cub::BlockReduce<float, norm_threads>;
   __shared__ typename Reduce::TempStorage reduce;
   __shared__ float shared_scale;
   let_next_begin();
-  x += std::uint64_t{blockIdx.x} * hidden;
-  y += std::uint64_t{blockIdx.x} * hidden;
+  x += blockIdx.x * stride;
+  y += blockIdx.x * stride;
   const std::uint32_t first = 4 * threadIdx.x, rest = first + norm_held * norm_step;
   auto added = [](float sum, float4 v) { return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum)))); };
   float4 held[norm_held], weights[norm_held];
@@ -104,6 +107,35 @@ __global__ void __launch_bounds__(norm_threads)
   for (std::uint32_t i = rest; i < hidden; i += norm_step) put(i, four_of(x, i, hidden), four_of(weight, i, hidden));
 }
 
+__global__ void __launch_bounds__(norm_threads)
+    layer_norm_kernel(const float* x, const float* weight, const float* bias, float epsilon, std::uint32_t hidden,
+                      float* y) {
+  using Reduce = cub::BlockReduce<float, norm_threads>;
+  __shared__ typename Reduce::TempStorage reduce;
+  __shared__ float shared_mean, shared_scale;
+  let_next_begin();
+  after_previous();
+  x += std::uint64_t{blockIdx.x} * hidden;
+  y += std::uint64_t{blockIdx.x} * hidden;
+  float sum = 0;
+  for (std::uint32_t i = threadIdx.x; i < hidden; i += norm_threads) sum += x[i];
+  sum = Reduce(reduce).Sum(sum);
+  if (threadIdx.x == 0) shared_mean = sum / static_cast<float>(hidden);
+  __syncthreads();  // the storage of the reduction is used again, too
+  const float mean = shared_mean;
+  float squares = 0;
+  for (std::uint32_t i = threadIdx.x; i < hidden; i += norm_threads) {
+    squares = fmaf(x[i] - mean, x[i] - mean, squares);
+  }
+  squares = Reduce(reduce).Sum(squares);
+  if (threadIdx.x == 0) shared_scale = 1.0F / sqrtf(squares / static_cast<float>(hidden) + epsilon);
+  __syncthreads();
+  const float scale = shared_scale;
+  for (std::uint32_t i = threadIdx.x; i < hidden; i += norm_threads) {
+    y[i] = (x[i] - mean) * weight[i] * scale + bias[i];
+  }
+}
+
 __global__ void swiglu_kernel(float* gate, const float* up, std::uint64_t count) {
   const std::uint64_t i = std::uint64_t{blockIdx.x} * threads + threadIdx.x;
   if (i < count) gate[i] = gate[i] / (1.0F + expf(-gate[i])) * up[i];
@@ -123,8 +155,10 @@ __global__ void combine_kernel(Combined c, float* out) {
     routed += c.weights[a] * results[a * c.hidden + column];
   }
   const std::uint64_t at = std::uint64_t{row} * c.hidden + column;
-  float sum = c.residual[at] + routed;
-  if (c.shared != nullptr) sum += c.shared[at] / (1.0F + expf(-c.shared_factor[row]));
+  float sum = c.residual[at] + c.scale * routed;
+  if (c.shared != nullptr) {
+    sum += c.scale * (c.shared_factor == nullptr ? c.shared[at] : c.shared[at] / (1.0F + expf(-c.shared_factor[row])));
+  }
   out[at] = sum;
 }
 
@@ -162,23 +196,32 @@ void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes) {
   }
 }
 
-void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, std::uint32_t n, float* x) {
+void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, std::uint32_t n, float scale,
+           float* x) {
   if (n == 0) return;
   if (table.type.blocks) {
     const BlockLayout blocks{table.rows, table.columns, table.type.block};
-    launch("embed_blocks", stream, dim3(n), threads, embed_blocks, blocks, table.data, rows, x);
+    launch("embed_blocks", stream, dim3(n), threads, embed_blocks, blocks, table.data, rows, scale, x);
     return;
   }
   auto* kernel = table.type == FloatType::bf16  ? embed_kernel<FloatType::bf16>
                  : table.type == FloatType::f16 ? embed_kernel<FloatType::f16>
                                                 : embed_kernel<FloatType::f32>;
-  launch("embed_kernel", stream, dim3(n), threads, kernel, table.data, table.columns, rows, x);
+  launch("embed_kernel", stream, dim3(n), threads, kernel, table.data, table.columns, rows, scale, x);
 }
 
 void rms_norm(cudaStream_t stream, const float* x, const float* weight, float epsilon, std::uint32_t n,
-              std::uint32_t hidden, float* y) {
+              std::uint32_t hidden, std::uint64_t stride, float* y) {
   if (n == 0) return;
-  launch_early("rms_norm_kernel", stream, dim3(n), norm_threads, rms_norm_kernel, x, weight, epsilon, hidden, y);
+  launch_early("rms_norm_kernel", stream, dim3(n), norm_threads, rms_norm_kernel, x, weight, epsilon, hidden, stride,
+               y);
+}
+
+void layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
+                std::uint32_t n, std::uint32_t hidden, float* y) {
+  if (n == 0) return;
+  launch_early("layer_norm_kernel", stream, dim3(n), norm_threads, layer_norm_kernel, x, weight, bias, epsilon, hidden,
+               y);
 }
 
 void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t count) {

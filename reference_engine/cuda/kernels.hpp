@@ -63,6 +63,24 @@ struct RowPlace {
 struct AttentionShape {
   std::uint32_t heads = 0, kv_heads = 0;  ///< heads is a multiple of kv_heads
   std::uint32_t head_dim = 0;             ///< even, at most most_head_dim
+  float scale = 0;                        ///< of a query's product with a key; 0: 1 / sqrt(head_dim)
+  std::uint32_t window = 0;               ///< positions that one attends to, its own the last; 0: all up to it
+};
+
+/// What becomes of each head of queries and keys before they meet, in this order: bounds, which values have, too; a norm
+/// here or behind; and the rotary embedding.
+struct Preparation {
+  const float* frequency = nullptr;  ///< [turned / 2], radians a position
+  std::uint32_t turned = 0;          ///< columns from a head's first on, of which the two halves are the pairs; even
+  float factor = 1;                  ///< of turned columns
+  /// In sequences that have room for more positions than that, these instead; 0: nowhere.
+  std::uint32_t long_from = 0;
+  const float* long_frequency = nullptr;
+  float long_factor = 1;
+  const float *q_norm = nullptr, *k_norm = nullptr;  ///< [head_dim]; null: no norm
+  bool norm_behind = false;                          ///< the rotary embedding
+  float epsilon = 0;                                 ///< of norms
+  float clip = 0;                                    ///< everything is within -clip and clip; 0: wherever it is
 };
 
 /// Whether this build has code that the current device can run; if not, what CUDA says.
@@ -72,12 +90,18 @@ cudaError_t has_code();
 /// engine, where it would queue behind experts. For descriptors: about 3.5 KiB a launch.
 void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes);
 
-/// x [n, hidden]: the row of `table` [vocabulary, hidden] for each row's token.
-void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, std::uint32_t n, float* x);
+/// x [n, hidden]: the row of `table` [vocabulary, hidden] for each row's token, times `scale`.
+void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, std::uint32_t n, float scale, float* x);
 
-/// y = x / rms(x) * weight, row by row. x, y: [n, hidden], may be the same; weight: [hidden].
+/// y = x / rms(x) * weight, row by row. x, y: [n, hidden], may be the same, row after row `stride` numbers on; weight:
+/// [hidden]. All 16-byte aligned, and `stride` a multiple of 4 if `hidden` is.
 void rms_norm(cudaStream_t stream, const float* x, const float* weight, float epsilon, std::uint32_t n,
-              std::uint32_t hidden, float* y);
+              std::uint32_t hidden, std::uint64_t stride, float* y);
+
+/// y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, row by row. x, y: [n, hidden], may be the same; weight,
+/// bias: [hidden].
+void layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
+                std::uint32_t n, std::uint32_t hidden, float* y);
 
 /// y = x W^T + bias, or with `add` y += that. x: [n, columns], y: [n, rows], bias: [rows] or null.
 void linear(const Context& context, const float* x, std::uint32_t n, const DenseWeight& w, const float* bias, bool add,
@@ -86,11 +110,10 @@ void linear(const Context& context, const float* x, std::uint32_t n, const Dense
 /// gate := silu(gate) * up, of `count` numbers each.
 void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t count);
 
-/// Rotary embedding of queries and keys at their rows' positions, the two halves of each head as the pairs; then keys
-/// and values go to the rows' caches. qkv: [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row
-/// one behind the other; inverse_frequency: [head_dim / 2].
-void rotate_and_store(cudaStream_t stream, float* qkv, const float* inverse_frequency, const RowPlace* rows,
-                      std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
+/// Prepares queries and keys at their rows' positions; then keys and values go to the rows' caches. qkv:
+/// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other.
+void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& preparation, const RowPlace* rows,
+                       std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
 
 /// Attention of each row over positions 0 to its own of its own sequence. qkv: as above, of which the queries are read;
 /// out: [n, heads * head_dim]. A row's result does not depend on the other rows.
@@ -101,7 +124,7 @@ void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std:
 /// most most_experts; scores, and scratch `logits`: [count, n, E], may be the same, and scores host memory that is
 /// mapped. `best`, if not null: [n, k], each row's k experts of the first gate, best
 /// first, of equal ones the lower; NaN ranks last. For few rows it is one launch. `counter`: one number, 0 before and
-/// after; not for two streams at once.
+/// after; not for two streams at once. Null: the scores are the logits, and there is no `best`.
 void gate(const Context& context, const float* x, std::uint32_t n, const DenseWeight& gates, std::uint32_t count,
           float* logits, float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best);
 
@@ -161,11 +184,12 @@ struct Combined {
   const float* host_results = nullptr;   ///< the same in host memory that is mapped; may be null if nothing is there
   const float* residual = nullptr;       ///< [n, hidden]
   const float* shared = nullptr;         ///< [n, hidden], or null
-  const float* shared_factor = nullptr;  ///< [n], before the sigmoid
+  const float* shared_factor = nullptr;  ///< [n], before the sigmoid; null: ones
+  float scale = 1;                       ///< of what is added to the residual
 };
 
-/// out = residual + (sum over ranks, in their order, of weight * result) + shared * sigmoid(shared_factor), added from
-/// left to right. out: [n, hidden], may be the residual.
+/// out = residual + scale * (sum over ranks, in their order, of weight * result) + scale * shared * sigmoid(shared_factor),
+/// added from left to right. out: [n, hidden], may be the residual.
 void combine(cudaStream_t stream, const Combined& c, float* out);
 
 }  // namespace ferry::engine::cuda

@@ -44,8 +44,8 @@ Workspace::Workspace(const ModelConfig& config) : config_(config) {
   blas_memory_ = DeviceBlock(blas_bytes, Use::activations, account);  // otherwise cuBLAS takes some that nobody counts
   check(cublasSetWorkspace(context.blas, blas_memory_.data(), blas_bytes), "cublasSetWorkspace");
   // A tile of 4 Mi weights keeps cuBLAS busy, and is small beside any model that needs a GPU.
-  const std::uint64_t longest =
-      std::max({config.hidden, config.expert_width, config.shared_width, config.heads * config.head_dim});
+  const std::uint64_t longest = std::max(
+      {config.hidden, config.expert_width, config.shared_width, config.dense_width, config.heads * config.head_dim});
   context.scratch_floats = std::max<std::uint64_t>(longest, std::uint64_t{1} << 22U);
   scratch_ = DeviceBlock(context.scratch_floats * sizeof(float), Use::activations, account);
   context.scratch = scratch_.as<float>();
@@ -55,7 +55,8 @@ void Workspace::reserve(std::uint32_t most) {
   if (most <= capacity_) return;
   const ModelConfig& c = config_;
   const std::uint64_t n = most, routed = n * c.top_k;
-  const std::uint64_t widest = std::max<std::uint64_t>(routed * c.expert_width, n * c.shared_width);
+  const std::uint32_t mlp_width = std::max({c.expert_width, c.shared_width, c.dense_width});
+  const std::uint64_t widest = std::max<std::uint64_t>(routed * c.expert_width, n * mlp_width);
   auto lay = [&](std::byte* base) {
     Layout next(base);
     x = next.next<float>(n * c.hidden);
@@ -74,12 +75,12 @@ void Workspace::reserve(std::uint32_t most) {
     plan_bytes = routed * 10 + c.experts * sizeof(ExpertTask) + 5 * 64;
     plan = next.next<std::byte>(plan_bytes);
     numbers = next.next<std::uint32_t>(n);
-    shared_tasks = next.next<ExpertTask>(c.layers);
+    mlp_tasks = next.next<ExpertTask>(c.layers);
     counter = next.next<unsigned>(1);
     progress = next.next<unsigned>(2 + c.experts);
     expert_scratch.gathered = next.next<float>(n * c.hidden);
-    expert_scratch.gate = next.next<float>(n * std::max(c.expert_width, c.shared_width));
-    expert_scratch.up = next.next<float>(n * std::max(c.expert_width, c.shared_width));
+    expert_scratch.gate = next.next<float>(n * mlp_width);
+    expert_scratch.up = next.next<float>(n * mlp_width);
     return next.size;
   };
   block_ = {};

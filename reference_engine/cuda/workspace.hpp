@@ -47,6 +47,8 @@ class Workspace {
   void reserve(std::uint32_t rows);
 
   [[nodiscard]] cudaStream_t stream() const { return context.stream; }
+  /// Of what layers add to the hidden states.
+  [[nodiscard]] float residual_scale() const { return static_cast<float>(config_.residual_scale); }
 
   Context context;
   std::shared_ptr<Account> account = std::make_shared<Account>();
@@ -57,17 +59,17 @@ class Workspace {
   float *partial = nullptr, *ahead = nullptr;  ///< [rows, hidden]: the same of a partial hidden state
   float *qkv = nullptr,
         *mixed = nullptr;  ///< of attention: [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim]
-  float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]
+  float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]; of dense MLPs and attention, too
   float* activated = nullptr;                         ///< [rows * max(top_k, 1), widest expert]
   float* results = nullptr;                           ///< [rows * top_k, hidden]
   float* gate_logits = nullptr;                       ///< [1 + most_ahead, rows, experts]
   RowPlace* places = nullptr;                         ///< [rows]
   std::byte* plan = nullptr;                          ///< descriptors of a layer's tasks
   std::uint64_t plan_bytes = 0;
-  std::uint32_t* numbers = nullptr;    ///< [rows]: 0, 1, 2, ...
-  ExpertTask* shared_tasks = nullptr;  ///< [layers]
-  unsigned* counter = nullptr;         ///< of gates
-  unsigned* progress = nullptr;        ///< [2 + experts], of groups of experts
+  std::uint32_t* numbers = nullptr;  ///< [rows]: 0, 1, 2, ...
+  ExpertTask* mlp_tasks = nullptr;   ///< [layers], of shared experts and dense MLPs
+  unsigned* counter = nullptr;       ///< of gates
+  unsigned* progress = nullptr;      ///< [2 + experts], of groups of experts
   ExpertScratch expert_scratch;
 
   static constexpr std::uint32_t most_ahead = 4;  ///< layers whose gates are asked with one layer's input

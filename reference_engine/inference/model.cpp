@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "ferry/gate/gate_bank.hpp"
+#include "math/host_math.hpp"
 #include "store/checkpoint_store.hpp"
 #include "store/disk_store.hpp"
 #include "support/errors.hpp"
@@ -146,41 +147,41 @@ void Model::add_precisions(PrecisionSet set) {
   }
 }
 
+void Model::apply_gate_rule(std::uint32_t moe_layer, Matrix& select, Matrix& weight) const {
+  if (gate_biases_.size() > 0) weight.rowwise() += gate_biases_.row(moe_layer);
+  const bool separate = separate_scores();
+  if (config_.gate.gating == Gating::softmax && !separate) {
+    softmax_rows(weight);
+    return;
+  }
+  if (separate) resize(select, weight.rows(), weight.cols());
+  const float* bias = choice_biases_.size() > 0 ? choice_biases_.row(moe_layer).data() : nullptr;
+  std::vector<float> logits;
+  for (Eigen::Index i = 0; i < weight.rows(); ++i) {
+    logits.assign(weight.row(i).begin(), weight.row(i).end());
+    config_.gate.score(logits, bias, separate ? select.row(i).data() : weight.row(i).data(), weight.row(i).data());
+  }
+}
+
 std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
   if (c.latent.rank > 0) return "latent attention";
-  if (c.moe_layer_count() < c.layers) return "layers without experts";
   if (c.experts_differ()) return "layers that differ in their experts";
   for (const std::uint32_t width : c.of_moe_layers(&LayerConfig::shared_width)) {
     if (width != c.shared_width) return "shared experts of several widths";
   }
   for (const LayerConfig& l : c.layer) {
-    if (l.window > 0 || l.chunk > 0) return "sliding attention";
+    if (l.chunk > 0) return "attention in chunks";
     if (l.linear) return "gated-delta layers";
     if (!l.turns) return "layers without rotary embedding";
   }
-  if (c.head_norm != HeadNorm::none) return "norms of queries and keys";
-  if (c.norm != Norm::rms || c.norm_place != NormPlace::before) return "its norms";
-  const bool biased_neighbours = c.rope.neighbours && c.qkv_bias;  // whose order would change, too
-  if (c.rope.width != c.head_dim || biased_neighbours || c.rope.scale != 1 || c.rope.long_from > 0) {
-    return "its rotary embedding";
-  }
-  if (c.sinks || c.output_gate || c.output_bias || c.head_bias || c.clip > 0) return "its attention";
-  if (c.gate.gating != Gating::softmax || c.gate.groups > 1 || !c.names.gate_bias.empty() ||
-      !c.names.choice_bias.empty()) {
-    return "its gate";
-  }
+  if (c.head_norm == HeadNorm::plain_behind_rope) return "its norms of queries and keys";
+  if (c.norm_place != NormPlace::before) return "norms behind attention and experts";
+  if (c.sinks || c.output_gate || c.value_dim != c.head_dim) return "its attention";
   if (c.expert_bias || !(c.glu == Glu{})) return "its experts";
-  if (c.shared_width > 0 && c.names.shared_scale.empty()) return "its shared experts";
-  if (c.embedding_scale != 1 || c.residual_scale != 1 || c.logit_scale != 1) return "its multipliers";
-  if (c.attention_scale != 1 / std::sqrt(static_cast<double>(c.head_dim))) return "its scale of attention";
   for (const ExpertLayout& l : layouts) {
     if (l.type(0) != l.type(1)) return "experts whose gate and up are of two types";
   }
-  // Its kernels name tensors as these two do.
-  for (const char* computed : {"MixtralForCausalLM", "Qwen2MoeForCausalLM"}) {
-    if (c.architecture_name == computed) return "";
-  }
-  return c.architecture_name;
+  return "";
 }
 
 std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& options) {

@@ -130,8 +130,19 @@ class Model {
   /// [layers, experts] each: added to what gates compute, and to what experts are chosen by; empty where there are none.
   [[nodiscard]] const Matrix& gate_biases() const { return gate_biases_; }
   [[nodiscard]] const Matrix& choice_biases() const { return choice_biases_; }
+  /// Whether the scores of its gates are the softmax of what their matrices give, and nothing else.
+  [[nodiscard]] bool plain_gates() const {
+    return config_.gate.gating == Gating::softmax && !separate_scores() && gate_biases_.size() == 0;
+  }
+  /// The scores of a layer with experts: `weight` [rows, experts] has what its gate's matrix gives, and gets weights; `select`
+  /// gets what experts are chosen by, if that is something else.
+  void apply_gate_rule(std::uint32_t moe_layer, Matrix& select, Matrix& weight) const;
+  [[nodiscard]] GateScores scores(const Matrix& select, const Matrix& weight) const {
+    return {separate_scores() ? select : weight, weight};
+  }
 
  private:
+  [[nodiscard]] bool separate_scores() const { return config_.gate.separate(choice_biases_.size() > 0); }
   Matrix gate_vectors(const Checkpoint& checkpoint, const std::string& name);
 
   std::filesystem::path folder_;

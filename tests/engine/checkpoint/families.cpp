@@ -171,16 +171,17 @@ TEST_CASE("what a GPU computes is said by name, and the rest refused with the pa
   const auto lacks = [](const std::string& family, const std::vector<std::pair<std::string, Json>>& fields = {}) {
     return beyond_cuda(read(family, fields), {});
   };
-  CHECK(lacks("mixtral").empty());
-  CHECK(lacks("qwen2_moe").empty());
+  for (const char* computed :
+       {"mixtral", "qwen2_moe", "qwen3_moe", "deepseek_moe", "xverse_moe", "olmoe", "phimoe", "granitemoe",
+        "granitemoeshared", "dots1", "glm4_moe", "ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2"}) {
+    CAPTURE(computed);
+    CHECK(lacks(computed).empty());
+  }
   CHECK(lacks("deepseek_v3") == "latent attention");
-  CHECK(lacks("granitemoe") == "its multipliers");
-  const std::vector<std::pair<std::string, Json>> plain = {
-      {"embedding_multiplier", 1.0}, {"residual_multiplier", 1.0}, {"logits_scaling", 1.0}};
-  CHECK(lacks("granitemoe", plain) == "its scale of attention");
-  auto usual = plain;
-  usual.emplace_back("attention_multiplier", 0.25);  // 16 columns
-  CHECK(lacks("granitemoe", usual) == "GraniteMoeForCausalLM");
+  CHECK(lacks("gpt_oss") == "its attention");
+  CHECK(lacks("flex_olmo") == "norms behind attention and experts");
+  CHECK(lacks("llama4") == "attention in chunks");
+  CHECK(lacks("qwen3_next") == "gated-delta layers");
 }
 
 TEST_CASE("windows, chunks and kinds of layers") {

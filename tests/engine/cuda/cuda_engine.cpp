@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <set>
@@ -351,6 +352,44 @@ void write_layers(const std::filesystem::path& folder, const Json& config) {
 }
 
 }  // namespace
+
+TEST_CASE("CUDA: every family of the zoo computes what the CPU computes, or is refused by what it lacks" *
+          doctest::test_suite("whole-models")) {
+  std::vector<std::string> names, refused;
+  for (const auto& entry : std::filesystem::directory_iterator(test::golden_file("zoo"))) {
+    names.push_back(entry.path().string());
+  }
+  std::sort(names.begin(), names.end());
+  double worst = 0;
+  std::size_t turn = 0;
+  for (const std::string& name : names) {
+    CAPTURE(name);
+    const ModelFiles files(name);
+    if (!beyond_cuda(files.config, files.store->layouts()).empty()) {
+      refused.push_back(std::filesystem::path(name).filename());
+      CHECK_THROWS_AS(make_cuda_model(ModelFiles(name)), InputError);
+      continue;
+    }
+    const char* stacks[] = {"importance-driven", "fate", "lru", "hobbit"};
+    for (std::size_t i = 0; i < (all_of_it() ? std::size(stacks) : 2); ++i) {
+      const std::string stack = stacks[all_of_it() ? i : (turn++ % 4)];
+      CAPTURE(stack);
+      emulated::reset({.eager = true});
+      const Ran ran = run_on_gpu(name, stack, 50);
+      REQUIRE(ran.logits.allFinite());
+      CpuModel& reference = cpu_model(name);
+      Following following(reference.config(), reference.store(), ran.plans);
+      const Matrix expected = logits_of(reference, following, short_prompt);
+      CHECK(apart(ran.logits, expected) < 1e-5);
+      CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
+      worst = std::max(worst, apart(ran.logits, expected));
+    }
+  }
+  MESSAGE("at most " << worst << " apart");
+  CHECK(refused == std::vector<std::string>{"deepseek_v2", "deepseek_v2_bias", "deepseek_v2_lite", "deepseek_v3",
+                                            "deepseek_v3_bias", "flex_olmo", "gpt_oss", "hunyuan_layers", "llama4",
+                                            "llama4_as_gguf", "qwen3_5_moe", "qwen3_next", "qwen3_next_bias"});
+}
 
 TEST_CASE("CUDA: GGUF files, in blocks too, compute what the CPU computes from them" *
           doctest::test_suite("whole-models")) {

@@ -235,7 +235,7 @@ TEST_CASE("cuda kernels - embeddings are the stored rows") {
     for (std::size_t i = 0; i < 4; ++i) rows[i].token = tokens[i];
     const Buffer<RowPlace> places(rows);
     const Buffer<float> x(4 * 300);
-    embed(device.context.stream, table.dense, places, 4, x);
+    embed(device.context.stream, table.dense, places, 4, 1, x);
     const std::vector<float> got = device.read(x);
     for (std::size_t i = 0; i < 4; ++i) {
       for (std::size_t c = 0; c < 300; ++c) REQUIRE(double{got[i * 300 + c]} == table.values(tokens[i], c));
@@ -248,7 +248,7 @@ TEST_CASE("cuda kernels - embeddings are the stored rows") {
     rows[0].token = 7;
     const Buffer<RowPlace> places(rows);
     const Buffer<float> x(columns);
-    embed(device.context.stream, table.dense, places, 1, x);
+    embed(device.context.stream, table.dense, places, 1, 1, x);
     const std::vector<float> got = device.read(x);
     for (std::size_t c = 0; c < columns; ++c) {
       REQUIRE(double{got[c]} == doctest::Approx(table.values(7, c)).epsilon(1e-6));
@@ -274,10 +274,10 @@ TEST_CASE("cuda kernels - norms of odd sizes, also in place") {
       }
     }
     const Buffer<float> input(x), scale(weight), y(x.size());
-    rms_norm(device.context.stream, input, scale, epsilon, n, hidden, y);
+    rms_norm(device.context.stream, input, scale, epsilon, n, hidden, hidden, y);
     const std::vector<float> got = device.read(y);
     CHECK(worst_error(got, expected) < 1e-6);
-    rms_norm(device.context.stream, input, scale, epsilon, n, hidden, input);
+    rms_norm(device.context.stream, input, scale, epsilon, n, hidden, hidden, input);
     CHECK(device.read(input) == got);
   }
 }
@@ -456,14 +456,29 @@ std::vector<float> joined(std::size_t n, const std::vector<std::vector<float>>& 
 
 }  // namespace
 
-TEST_CASE("cuda kernels - rotary embedding, and keys and values in their places only") {
+TEST_CASE("cuda kernels - queries and keys are bounded, normed and turned, and keys and values in their places only") {
   const Device device;
   test::Random random(6);
   constexpr std::uint32_t layers = 3, layer = 1;
-  for (const AttentionShape shape : {AttentionShape{4, 2, 16}, AttentionShape{3, 1, 6}, AttentionShape{6, 3, 128}}) {
-    const std::uint32_t dim = shape.head_dim, half = dim / 2, width = shape.heads * dim,
+  constexpr double epsilon = 1e-3;
+  struct Case {
+    AttentionShape shape;
+    std::uint32_t turned;
+    double factor = 1;
+    int norm = 0;  ///< 1: before, 2: behind
+    double clip = 0;
+    std::uint32_t long_from = 0;
+  };
+  const Case cases[] = {{{4, 2, 16}, 16},           {{3, 1, 6}, 6},
+                        {{6, 3, 128}, 128},         {{4, 2, 16}, 8, 0.7},
+                        {{4, 2, 18}, 6, 1, 1, 0.8}, {{2, 2, 64}, 64, 1.2, 2, 0, 1000},
+                        {{9, 1, 256}, 0, 1, 1}};
+  for (const Case& t : cases) {
+    const AttentionShape shape = t.shape;
+    const std::uint32_t dim = shape.head_dim, half = t.turned / 2, width = shape.heads * dim,
                         kv_width = shape.kv_heads * dim;
     CAPTURE(dim);
+    CAPTURE(t.turned);
     Sequences s;
     s.add_sequence(5, layers, kv_width, random);
     s.add_sequence(4000, layers, kv_width, random);
@@ -473,44 +488,123 @@ TEST_CASE("cuda kernels - rotary embedding, and keys and values in their places 
     s.add_row(1, 3999);
     s.add_row(2, 0);
     const std::size_t n = s.rows.size();
-    std::vector<float> frequency(half);
-    for (std::uint32_t i = 0; i < half; ++i) frequency[i] = static_cast<float>(std::pow(10000.0, -2.0 * i / dim));
+    std::vector<float> frequency(half), far(half);
+    for (std::uint32_t i = 0; i < half; ++i) {
+      frequency[i] = static_cast<float>(std::pow(10000.0, -2.0 * i / t.turned));
+      far[i] = frequency[i] / 3;
+    }
     const std::vector<float> q = random_numbers(random, n * width), k = random_numbers(random, n * kv_width);
     const std::vector<float> v = random_numbers(random, n * kv_width);
-    auto rotated = [&](const std::vector<float>& x, std::uint32_t columns) {
+    const std::vector<float> q_norm = random_numbers(random, dim, 2), k_norm = random_numbers(random, dim, 2);
+    auto bounded = [&](double x) { return t.clip > 0 ? std::min(std::max(x, -t.clip), t.clip) : x; };
+    auto prepared = [&](const std::vector<float>& x, std::uint32_t columns, const std::vector<float>& weight) {
       Doubles y(n, columns);
       for (std::size_t i = 0; i < n; ++i) {
-        for (std::size_t c = 0; c < columns; ++c) {
-          const std::size_t in_head = c % dim, pair = in_head % half;
-          const float angle = static_cast<float>(s.rows[i].position) * frequency[pair];  // this product is a float's
-          const double cosine = std::cos(double{angle}), sine = std::sin(double{angle});
-          const double here = x[i * columns + c];
-          y(i, c) = in_head < half ? here * cosine - x[i * columns + c + half] * sine
-                                   : here * cosine + x[i * columns + c - half] * sine;
+        const bool is_long = t.long_from > 0 && s.rows[i].capacity > t.long_from;
+        for (std::size_t first = 0; first < columns; first += dim) {
+          std::vector<double> head(dim);
+          for (std::size_t c = 0; c < dim; ++c) head[c] = bounded(x[i * columns + first + c]);
+          auto norm = [&] {
+            double squares = 0;
+            for (const double h : head) squares += h * h;
+            for (std::size_t c = 0; c < dim; ++c) head[c] *= weight[c] / std::sqrt(squares / dim + epsilon);
+          };
+          if (t.norm == 1) norm();
+          for (std::size_t pair = 0; pair < half; ++pair) {
+            // This product is a float's.
+            const float angle = static_cast<float>(s.rows[i].position) * (is_long ? far : frequency)[pair];
+            const double factor = is_long ? 0.5 : t.factor;
+            const double cosine = factor * std::cos(double{angle}), sine = factor * std::sin(double{angle});
+            const double a = head[pair], b = head[pair + half];
+            head[pair] = a * cosine - b * sine;
+            head[pair + half] = b * cosine + a * sine;
+          }
+          if (t.norm == 2) norm();
+          for (std::size_t c = 0; c < dim; ++c) y(i, first + c) = head[c];
         }
       }
       return y;
     };
     std::vector<std::vector<float>> caches;
     for (const Buffer<float>* c : s.caches) caches.push_back(c->read());
-    const Buffer<float> qkv(joined(n, {q, k, v})), device_frequency(frequency);
+    const Buffer<float> qkv(joined(n, {q, k, v})),
+        device_frequency(frequency.empty() ? std::vector<float>{0} : frequency);
+    const Buffer<float> device_far(far.empty() ? std::vector<float>{0} : far), of_q(q_norm), of_k(k_norm);
     const Buffer<RowPlace> places(s.rows);
-    rotate_and_store(device.context.stream, qkv, device_frequency, places, static_cast<std::uint32_t>(n), layer, shape);
+    Preparation p;
+    p.frequency = device_frequency;
+    p.turned = t.turned;
+    p.factor = static_cast<float>(t.factor);
+    p.long_from = t.long_from;
+    p.long_frequency = device_far;
+    p.long_factor = 0.5F;
+    if (t.norm != 0) p.q_norm = of_q, p.k_norm = of_k;
+    p.norm_behind = t.norm == 2;
+    p.epsilon = static_cast<float>(epsilon);
+    p.clip = static_cast<float>(t.clip);
+    prepare_and_store(device.context.stream, qkv, p, places, static_cast<std::uint32_t>(n), layer, shape);
     const std::vector<float> got = device.read(qkv);
-    const std::size_t all = width + 2 * kv_width;
-    CHECK(worst_error(columns_of(got, all, 0, width), rotated(q, width)) < 1e-6);
-    const std::vector<float> keys = columns_of(got, all, width, width + kv_width);
-    CHECK(worst_error(keys, rotated(k, kv_width)) < 1e-6);
-    CHECK(columns_of(got, all, width + kv_width, all) == v);
+    CHECK(worst_error(columns_of(got, width + 2 * kv_width, 0, width), prepared(q, width, q_norm)) < 2e-6);
+    std::vector<float> keys;
     for (std::size_t i = 0; i < n; ++i) {
       const std::size_t capacity = s.rows[i].capacity, first = (layer * 2 * capacity + s.rows[i].position) * kv_width;
       std::vector<float>& cache = caches[s.sequence[i]];
-      std::copy_n(keys.begin() + static_cast<std::ptrdiff_t>(i * kv_width), kv_width,
-                  cache.begin() + static_cast<std::ptrdiff_t>(first));
-      std::copy_n(v.begin() + static_cast<std::ptrdiff_t>(i * kv_width), kv_width,
-                  cache.begin() + static_cast<std::ptrdiff_t>(first + capacity * kv_width));
+      const std::vector<float> there = s.caches[s.sequence[i]]->read();
+      for (std::size_t c = 0; c < kv_width; ++c) keys.push_back(cache[first + c] = there[first + c]);
+      for (std::size_t c = 0; c < kv_width; ++c) {
+        cache[first + capacity * kv_width + c] = static_cast<float>(bounded(v[i * kv_width + c]));
+      }
     }
-    for (std::size_t c = 0; c < caches.size(); ++c) CHECK(s.caches[c]->read() == caches[c]);
+    CHECK(worst_error(keys, prepared(k, kv_width, k_norm)) < 2e-6);
+    if (t.clip == 0) {
+      for (std::size_t c = 0; c < caches.size(); ++c) CHECK(s.caches[c]->read() == caches[c]);
+    }
+  }
+}
+
+TEST_CASE("cuda kernels - norms with a mean, also in place, and norms of a part of each row") {
+  const Device device;
+  test::Random random(12);
+  constexpr std::uint32_t n = 3;
+  constexpr float epsilon = 1e-2F;
+  for (const std::uint32_t hidden : {1U, 96U, 130U, 1027U, 4096U}) {
+    CAPTURE(hidden);
+    const std::vector<float> x = random_numbers(random, std::size_t{n} * hidden, 3);
+    const std::vector<float> weight = random_numbers(random, hidden, 2), bias = random_numbers(random, hidden, 2);
+    Doubles expected(n, hidden);
+    for (std::size_t i = 0; i < n; ++i) {
+      double mean = 0, squares = 0;
+      for (std::size_t c = 0; c < hidden; ++c) mean += double{x[i * hidden + c]} / hidden;
+      for (std::size_t c = 0; c < hidden; ++c) squares += std::pow(x[i * hidden + c] - mean, 2);
+      for (std::size_t c = 0; c < hidden; ++c) {
+        expected(i, c) =
+            (x[i * hidden + c] - mean) / std::sqrt(squares / hidden + double{epsilon}) * weight[c] + bias[c];
+      }
+    }
+    const Buffer<float> input(x), scale(weight), shift(bias), y(x.size());
+    layer_norm(device.context.stream, input, scale, shift, epsilon, n, hidden, y);
+    const std::vector<float> got = device.read(y);
+    CHECK(worst_error(got, expected) < 1e-5);
+    layer_norm(device.context.stream, input, scale, shift, epsilon, n, hidden, input);
+    CHECK(device.read(input) == got);
+  }
+  // Of rows of 40 numbers those from the eighth on, 24 of them.
+  constexpr std::uint32_t stride = 40, from = 8, some = 24;
+  const std::vector<float> x = random_numbers(random, std::size_t{n} * stride, 3),
+                           weight = random_numbers(random, some, 2);
+  const Buffer<float> rows(x), scale(weight);
+  rms_norm(device.context.stream, rows + from, scale, epsilon, n, some, stride, rows + from);
+  const std::vector<float> got = device.read(rows);
+  for (std::size_t i = 0; i < n; ++i) {
+    double squares = 0;
+    for (std::size_t c = 0; c < some; ++c) squares += std::pow(x[i * stride + from + c], 2);
+    for (std::size_t c = 0; c < stride; ++c) {
+      const double before = x[i * stride + c];
+      const bool in = c >= from && c < from + some;
+      CHECK(got[i * stride + c] ==
+            doctest::Approx(in ? before / std::sqrt(squares / some + double{epsilon}) * weight[c - from] : before)
+                .epsilon(1e-5));
+    }
   }
 }
 
@@ -518,7 +612,9 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
   const Device device;
   test::Random random(7);
   constexpr std::uint32_t layers = 2, layer = 1;
-  const AttentionShape shapes[] = {{4, 2, 16}, {3, 3, 6}, {2, 1, 64}, {4, 1, 98}, {2, 1, 128}, {2, 2, 256}};
+  const AttentionShape shapes[] = {{4, 2, 16},          {3, 3, 6},         {2, 1, 64},
+                                   {4, 1, 98},          {2, 1, 128},       {2, 2, 256},
+                                   {4, 2, 16, 0.5F, 1}, {2, 1, 64, 0, 33}, {2, 1, 64, 0.03F, 300}};
   for (const AttentionShape& shape : shapes) {
     const std::uint32_t dim = shape.head_dim, width = shape.heads * dim, kv_width = shape.kv_heads * dim;
     CAPTURE(dim);
@@ -536,17 +632,19 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
       const std::size_t values = keys + capacity * kv_width;
       for (std::size_t h = 0; h < shape.heads; ++h) {
         const std::size_t kv = h / (shape.heads / shape.kv_heads) * dim;
-        std::vector<double> weights(s.rows[i].position + 1);
+        const std::size_t seen = s.rows[i].position + 1,
+                          begin = shape.window > 0 && seen > shape.window ? seen - shape.window : 0;
+        std::vector<double> weights(seen);
         double largest = -std::numeric_limits<double>::infinity(), sum = 0;
-        for (std::size_t p = 0; p < weights.size(); ++p) {
+        for (std::size_t p = begin; p < weights.size(); ++p) {
           for (std::size_t e = 0; e < dim; ++e) {
             weights[p] += double{q[i * width + h * dim + e]} * cache[keys + p * kv_width + kv + e];
           }
-          weights[p] /= std::sqrt(static_cast<double>(dim));
+          weights[p] *= shape.scale > 0 ? double{shape.scale} : 1 / std::sqrt(static_cast<double>(dim));
           largest = std::max(largest, weights[p]);
         }
-        for (double& w : weights) sum += w = std::exp(w - largest);
-        for (std::size_t p = 0; p < weights.size(); ++p) {
+        for (std::size_t p = begin; p < seen; ++p) sum += weights[p] = std::exp(weights[p] - largest);
+        for (std::size_t p = begin; p < seen; ++p) {
           for (std::size_t e = 0; e < dim; ++e) {
             expected(i, h * dim + e) += weights[p] / sum * cache[values + p * kv_width + kv + e];
           }
@@ -1069,7 +1167,9 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
   says(refusal([&] { linear(device.context, x, 9, some, nullptr, false, x); }), "scratch memory is 10 floats");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 258}, x); }), "heads of 258 numbers");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 0}, x); }), "heads of 0 numbers");
-  says(refusal([&] { rotate_and_store(stream, x, x, nullptr, 1, 0, {1, 1, 7}); }), "heads of 7 numbers");
+  says(refusal([&] { prepare_and_store(stream, x, {x, 6}, nullptr, 1, 0, {1, 1, 7}); }), "heads of 7 numbers");
+  says(refusal([&] { prepare_and_store(stream, x, {x, 3}, nullptr, 1, 0, {1, 1, 8}); }), "3 columns that turn");
+  says(refusal([&] { prepare_and_store(stream, x, {x, 10}, nullptr, 1, 0, {1, 1, 8}); }), "10 columns that turn");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {5, 2, 8}, x); }), "5 heads cannot share 2");
   says(refusal([&] { experts(device.context, {8, 8, FloatType::bf16, 48}, {}, x, x, x); }), "groups of 48");
   says(refusal([&] {
@@ -1087,11 +1187,12 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   const Context& c = device.context;
   const Buffer<float> y(std::vector<float>(16, 7.0F));
   put(c.stream, y, nullptr, 0);
-  embed(c.stream, {}, nullptr, 0, y);
-  rms_norm(c.stream, nullptr, nullptr, 0, 0, 16, y);
+  embed(c.stream, {}, nullptr, 0, 1, y);
+  rms_norm(c.stream, nullptr, nullptr, 0, 0, 16, 16, y);
+  layer_norm(c.stream, nullptr, nullptr, nullptr, 0, 0, 16, y);
   linear(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, nullptr, false, y);
   swiglu(c.stream, y, nullptr, 0);
-  rotate_and_store(c.stream, y, y, nullptr, 0, 0, {1, 1, 16});
+  prepare_and_store(c.stream, y, {y, 16}, nullptr, 0, 0, {1, 1, 16});
   attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
   gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, y, nullptr, 2, nullptr);
   experts(c, {16, 16, FloatType::bf16, 64}, {}, nullptr, y, y);
