@@ -168,6 +168,10 @@ __global__ void __launch_bounds__(threads, 2)
   if (threadIdx.x >= dim) return;
   float all_largest = shared_largest[0], all_sum = 0, result = 0;  // the first warp has seen a position
   for (std::uint32_t w = 1; w < warps; ++w) all_largest = Larger()(shared_largest[w], all_largest);
+  if (s.sinks != nullptr) {
+    all_largest = Larger()(s.sinks[head], all_largest);
+    all_sum = expf(s.sinks[head] - all_largest);
+  }
   for (std::uint32_t w = 0; w < warps; ++w) {
     const float share = expf(shared_largest[w] - all_largest);
     all_sum = fmaf(share, shared_sum[w], all_sum);

@@ -16,7 +16,13 @@ class CudaDevice final : public ExpertDevice {
   CudaDevice(Workspace& work, const DeviceNeeds& needs, const RunnerOptions& o, bool pinned)
       : work_(work), top_k_(needs.model.top_k) {
     for (const ExpertLayout& l : needs.layouts) {
-      shapes_.push_back({l.hidden, l.width, stored_type(l.type(0)), l.group, stored_type(l.type(2))});
+      shapes_.push_back({l.hidden,
+                         l.width,
+                         stored_type(l.type(0)),
+                         l.group,
+                         stored_type(l.type(2)),
+                         l.biased,
+                         {l.glu.clamped, l.glu.alpha, l.glu.limit}});
     }
     work.reserve(needs.model.max_rows);
     std::size_t free = 0, total = 0;

@@ -88,7 +88,7 @@ class CudaModel final : public Model {
     NormWeights attention_norm, mlp_norm;
     DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other
     const float *qkv_bias = nullptr, *o_bias = nullptr;
-    const float *q_norm = nullptr, *k_norm = nullptr;
+    const float *q_norm = nullptr, *k_norm = nullptr, *sinks = nullptr;
     /// The shared expert, or in a layer without experts its MLP; gate, up and down one behind the other, as a routed expert's.
     const std::byte* mlp = nullptr;
     ExpertShape mlp_shape;
@@ -318,6 +318,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
       floats(parted_floats(norm_weights(at(c.names.k_norm), all ? kv_width : c.head_dim), all ? c.kv_heads : 1),
              layer.k_norm);
     }
+    if (c.sinks) floats(dense(checkpoint, at("self_attn.sinks"), {c.heads}).to_floats(), layer.sinks);
     const bool moe = c.layer[l].moe;
     const std::uint32_t width = moe ? c.shared_width : c.dense_width;
     if (width == 0) continue;
@@ -440,7 +441,8 @@ void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
   const ModelConfig& c = config();
   const Layer& layer = layers_[l];
   const std::uint32_t n = work_.rows, q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-  const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, static_cast<float>(c.attention_scale), c.layer[l].window};
+  const AttentionShape shape{c.heads,           c.kv_heads, c.head_dim, static_cast<float>(c.attention_scale),
+                             c.layer[l].window, layer.sinks};
   Preparation p;
   p.frequency = frequency_;
   p.turned = c.rope.width;

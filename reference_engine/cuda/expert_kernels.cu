@@ -6,6 +6,7 @@
 #include "cuda/by_blas.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/products.hpp"
+#include "cuda/vectors.hpp"
 
 namespace ferry::engine::cuda {
 namespace {
@@ -17,18 +18,30 @@ struct ExpertJob {
   Place place;  ///< of the first matrix
   const std::uint32_t* assignments = nullptr;
   ExpertTask task;
+  std::uint64_t biases_at = 0;  ///< bytes from the task's address; 0: there are none
 
   __device__ std::uint32_t outputs() const { return place.rows; }
   __device__ std::uint32_t inputs() const { return task.rows; }
 };
 
-/// activated = silu(gate x) * up x.
+// Called, not inlined: they would stand in the loops of families that have neither.
+__device__ __noinline__ float activated_with_biases(const Activation& a, const std::byte* biases, std::uint32_t output,
+                                                    std::uint32_t width, float gate, float up) {
+  if (biases != nullptr) gate += float_at(biases, output), up += float_at(biases, std::uint64_t{width} + output);
+  return activated(a, gate, up);
+}
+__device__ __noinline__ float bias_at(const std::byte* biases, std::uint32_t i) {
+  return float_at(biases, i);
+}
+
+/// activated = activation(gate x, up x).
 struct GateUpJob : ExpertJob {
   static constexpr std::uint32_t rows = 2;
   std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to the other
   std::uint32_t top_k = 0;
-  const float* x = nullptr;    ///< [n, hidden]
-  float* activated = nullptr;  ///< [n * top_k, width]
+  const float* x = nullptr;  ///< [n, hidden]
+  float* to = nullptr;       ///< [n * top_k, width]
+  Activation activation;
 
   __device__ Row row(std::uint32_t output, std::uint32_t i) const {
     return row_of(place, task.weights + i * up_at, output);
@@ -39,7 +52,13 @@ struct GateUpJob : ExpertJob {
   }
   __device__ void ready() const {}
   __device__ void emit(std::uint32_t output, std::uint32_t number, const float (&sums)[2]) const {
-    activated[std::uint64_t{number} * place.rows + output] = sums[0] / (1.0F + expf(-sums[0])) * sums[1];
+    float& made = to[std::uint64_t{number} * place.rows + output];
+    if (biases_at == 0 && !activation.clamped) {
+      made = sums[0] / (1.0F + expf(-sums[0])) * sums[1];
+    } else {
+      made = activated_with_biases(activation, biases_at == 0 ? nullptr : task.weights + biases_at, output, place.rows,
+                                   sums[0], sums[1]);
+    }
   }
 };
 
@@ -69,7 +88,8 @@ struct DownJob : ExpertJob {
   }
   __device__ void ready() const { wait_for(made, makers); }
   __device__ void emit(std::uint32_t output, std::uint32_t number, const float (&sums)[1]) const {
-    results[std::uint64_t{number} * place.rows + output] = sums[0];
+    float& made = results[std::uint64_t{number} * place.rows + output];
+    made = biases_at == 0 ? sums[0] : sums[0] + bias_at(task.weights + biases_at, 2 * place.columns + output);
   }
 };
 
@@ -77,6 +97,7 @@ struct DownJob : ExpertJob {
 struct ExpertPlaces {
   Place gate, down;
   std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to the other
+  std::uint64_t biases_at = 0;
 };
 
 /// Tasks of a group, as a kernel has them.
@@ -86,6 +107,7 @@ struct GroupJob {
   std::uint32_t ends[3] = {};  ///< tasks before that are INT2; before the next, INT4; INT8
   FloatType type = FloatType::bf16;
   StoredType wide, narrow;  ///< instead, of gate and up, and of down
+  Activation activation;
   const ExpertTask* tasks = nullptr;
   const std::uint32_t* assignments = nullptr;
   std::uint32_t top_k = 0;
@@ -122,10 +144,12 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
     using Stored = decltype(weights);
     const ExpertPlaces& at = g.at[static_cast<int>(Stored::precision)];
     if (down) {
-      const DownJob job{{at.down, g.assignments, task}, g.activated, g.results, started + 2 + index, g.up_blocks};
+      const DownJob job{
+          {at.down, g.assignments, task, at.biases_at}, g.activated, g.results, started + 2 + index, g.up_blocks};
       run_job<Stored, down_rows, most, aligned>(stage, job, number % blocks, blocks);
     } else {
-      const GateUpJob job{{at.gate, g.assignments, task}, at.up_at, g.top_k, g.x, g.activated};
+      const GateUpJob job{
+          {at.gate, g.assignments, task, at.biases_at}, at.up_at, g.top_k, g.x, g.activated, g.activation};
       run_job<Stored, up_rows, most, aligned>(stage, job, number % blocks, blocks);
     }
   };
@@ -183,6 +207,15 @@ PackedLayout packed(const ExpertShape& s, Precision p, int part) {
   return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, code_bits(p), s.group};
 }
 
+/// Bytes from an expert's address to its biases; 0: it has none.
+std::uint64_t biases_at(const ExpertShape& s, Precision p) {
+  if (!s.biased) return 0;
+  if (p != Precision::full) return 2 * packed(s, p, 0).bytes() + packed(s, p, 2).bytes();
+  std::uint64_t at = 2 * wide_bytes(s);
+  with_layout(s, 2, [&](const auto& narrow) { at += narrow.bytes(); });
+  return at;
+}
+
 void check(const ExpertShape& s) {
   if (s.hidden == 0 || s.width == 0) {
     refuse("an expert of hidden size " + std::to_string(s.hidden) + " and width " + std::to_string(s.width));
@@ -207,10 +240,13 @@ __global__ void gather(const float* x, const std::uint32_t* assignments, std::ui
   to += std::uint64_t{blockIdx.x} * hidden;
   for (std::uint32_t i = threadIdx.x; i < hidden; i += copy_threads) to[i] = from[i];
 }
-__global__ void scatter(const float* from, const std::uint32_t* assignments, std::uint32_t hidden, float* results) {
+__global__ void scatter(const float* from, const std::uint32_t* assignments, std::uint32_t hidden,
+                        const std::byte* biases, float* results) {
   from += std::uint64_t{blockIdx.x} * hidden;
   float* to = results + std::uint64_t{assignments[blockIdx.x]} * hidden;
-  for (std::uint32_t i = threadIdx.x; i < hidden; i += copy_threads) to[i] = from[i];
+  for (std::uint32_t i = threadIdx.x; i < hidden; i += copy_threads) {
+    to[i] = from[i] + (biases == nullptr ? 0 : float_at(biases, i));
+  }
 }
 
 }  // namespace
@@ -224,7 +260,7 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
   bool aligned = true;
   auto place = [&](Precision p, const auto& wide, const auto& narrow, std::uint32_t unit_bytes) {
     ExpertPlaces& at = g.at[static_cast<int>(p)];
-    at = {place_of(wide, 0), place_of(narrow, 2 * wide.bytes()), wide.bytes()};
+    at = {place_of(wide, 0), place_of(narrow, 2 * wide.bytes()), wide.bytes(), biases_at(s, p)};
     aligned = aligned && at.gate.aligned(unit_bytes) && at.down.aligned(unit_bytes) && at.up_at % unit_bytes == 0;
   };
   if (numbers(s)) {
@@ -234,6 +270,7 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
     at.up_at = wide_bytes(s);
     with_layout(s, 0, [&](const auto& wide) { at.gate = place_of(wide, 0); });
     with_layout(s, 2, [&](const auto& narrow) { at.down = place_of(narrow, 2 * at.up_at); });
+    at.biases_at = biases_at(s, Precision::full);
     g.wide = s.type;
     g.narrow = s.down;
   }
@@ -241,6 +278,7 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
     place(p, packed(s, p, 0), packed(s, p, 2), p == Precision::int2 ? 8 : 16);
   }
   g.type = s.type.number;
+  g.activation = s.activation;
   g.assignments = group.assignments;
   g.top_k = group.top_k;
   g.progress = group.progress;
@@ -322,10 +360,11 @@ void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, c
   if (n == 0) return;
   const std::uint32_t* rows = assignments + task.first;
   launch("gather", context.stream, dim3(n), copy_threads, gather, x, rows, top_k, s.hidden, scratch.gathered);
+  const std::byte* biases = s.biased ? task.weights + biases_at(s, p) : nullptr;
   auto run = [&](const auto& wide) {
     multiply_by_blas(context, scratch.gathered, n, wide, task.weights, false, scratch.gate);
     multiply_by_blas(context, scratch.gathered, n, wide, task.weights + wide.bytes(), false, scratch.up);
-    swiglu(context.stream, scratch.gate, scratch.up, std::uint64_t{n} * s.width);
+    activate(context.stream, scratch.gate, scratch.up, n, s.width, s.activation, biases);
   };
   auto run_down = [&](const auto& narrow, std::uint64_t at) {
     multiply_by_blas(context, scratch.gate, n, narrow, task.weights + at, false, scratch.gathered);
@@ -337,7 +376,8 @@ void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, c
     run(packed(s, p, 0));
     run_down(packed(s, p, 2), 2 * packed(s, p, 0).bytes());
   }
-  launch("scatter", context.stream, dim3(n), copy_threads, scatter, scratch.gathered, rows, s.hidden, results);
+  launch("scatter", context.stream, dim3(n), copy_threads, scatter, scratch.gathered, rows, s.hidden,
+         biases == nullptr ? nullptr : biases + 2 * std::uint64_t{s.width} * sizeof(float), results);
 }
 
 }  // namespace ferry::engine::cuda

@@ -136,9 +136,18 @@ __global__ void __launch_bounds__(norm_threads)
   }
 }
 
-__global__ void swiglu_kernel(float* gate, const float* up, std::uint64_t count) {
-  const std::uint64_t i = std::uint64_t{blockIdx.x} * threads + threadIdx.x;
-  if (i < count) gate[i] = gate[i] / (1.0F + expf(-gate[i])) * up[i];
+/// A row for each blockIdx.x; its columns over blockIdx.y.
+__global__ void activate_kernel(float* gate, const float* up, std::uint32_t width, Activation activation,
+                                const std::byte* biases) {
+  const std::uint32_t column = blockIdx.y * threads + threadIdx.x;
+  if (column >= width) return;
+  const std::uint64_t i = std::uint64_t{blockIdx.x} * width + column;
+  float g = gate[i], u = up[i];
+  if (biases != nullptr) {
+    g += float_at(biases, column);
+    u += float_at(biases, std::uint64_t{width} + column);
+  }
+  gate[i] = activated(activation, g, u);
 }
 
 /// A row for each blockIdx.x; its columns over blockIdx.y.
@@ -224,9 +233,11 @@ void layer_norm(cudaStream_t stream, const float* x, const float* weight, const 
                y);
 }
 
-void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t count) {
-  if (count == 0) return;
-  launch("swiglu_kernel", stream, dim3(shares(count, threads)), threads, swiglu_kernel, gate, up, count);
+void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n, std::uint32_t width,
+              const Activation& activation, const std::byte* biases) {
+  if (n == 0 || width == 0) return;
+  launch("activate_kernel", stream, dim3(n, shares(width, threads)), threads, activate_kernel, gate, up, width,
+         activation, biases);
 }
 
 void combine(cudaStream_t stream, const Combined& c, float* out) {

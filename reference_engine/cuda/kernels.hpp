@@ -65,6 +65,8 @@ struct AttentionShape {
   std::uint32_t head_dim = 0;             ///< even, at most most_head_dim
   float scale = 0;                        ///< of a query's product with a key; 0: 1 / sqrt(head_dim)
   std::uint32_t window = 0;               ///< positions that one attends to, its own the last; 0: all up to it
+  const float* sinks =
+      nullptr;  ///< [heads]: a score of each that takes a share of the attention and gives nothing; or null
 };
 
 /// What becomes of each head of queries and keys before they meet, in this order: bounds, which values have, too; a norm
@@ -107,8 +109,17 @@ void layer_norm(cudaStream_t stream, const float* x, const float* weight, const 
 void linear(const Context& context, const float* x, std::uint32_t n, const DenseWeight& w, const float* bias, bool add,
             float* y);
 
-/// gate := silu(gate) * up, of `count` numbers each.
-void swiglu(cudaStream_t stream, float* gate, const float* up, std::uint64_t count);
+/// What an expert makes of its gate and up: silu(gate) * up.
+struct Activation {
+  /// Instead: gate * sigmoid(alpha * gate) * (up + 1), both within `limit`, gate only from above.
+  bool clamped = false;
+  float alpha = 1, limit = 0;
+};
+
+/// gate := activation(gate + bias, up + bias behind that), of [n, width] each. `biases`: [2 * width] float32 at any address,
+/// or null.
+void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n, std::uint32_t width,
+              const Activation& activation, const std::byte* biases);
 
 /// Prepares queries and keys at their rows' positions; then keys and values go to the rows' caches. qkv:
 /// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other.
@@ -134,6 +145,9 @@ struct ExpertShape {
   StoredType type = FloatType::bf16;  ///< of gate and up at Precision::full
   std::uint32_t group = 64;           ///< weights with one scale and minimum, at the others: 32, 64 or 128
   StoredType down = type;             ///< of down at Precision::full
+  bool biased =
+      false;  ///< behind an expert's matrices, at any address, are [width], [width] and [hidden] float32 to add
+  Activation activation{};
 };
 
 /// One expert and the rows that want it.

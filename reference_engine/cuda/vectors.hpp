@@ -1,9 +1,12 @@
 /// @file
-/// Four numbers of a vector at a time. Vectors of a multiple of four numbers begin at a multiple of 16 bytes.
+/// What kernels share beside products. Vectors of a multiple of four numbers begin at a multiple of 16 bytes.
 #pragma once
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
+
+#include "cuda/kernels.hpp"
 
 namespace ferry::engine::cuda::part {
 
@@ -24,6 +27,21 @@ __device__ __forceinline__ void put_four(float* vector, std::uint32_t i, std::ui
   if (i + 1 < size) vector[i + 1] = v.y;
   if (i + 2 < size) vector[i + 2] = v.z;
   if (i + 3 < size) vector[i + 3] = v.w;
+}
+
+/// Number `i` of those at any address.
+__device__ __forceinline__ float float_at(const std::byte* from, std::uint64_t i) {
+  from += i * sizeof(float);
+  if (reinterpret_cast<std::uintptr_t>(from) % sizeof(float) == 0) return *reinterpret_cast<const float*>(from);
+  std::uint32_t bits = 0;
+  for (std::uint32_t b = 0; b < sizeof(float); ++b) bits |= static_cast<std::uint32_t>(from[b]) << 8 * b;
+  return __uint_as_float(bits);
+}
+
+__device__ __forceinline__ float activated(const Activation& a, float gate, float up) {
+  if (!a.clamped) return gate / (1.0F + expf(-gate)) * up;
+  const float g = fminf(gate, a.limit);
+  return g / (1.0F + expf(-a.alpha * g)) * (fmaxf(fminf(up, a.limit), -a.limit) + 1.0F);
 }
 
 }  // namespace ferry::engine::cuda::part

@@ -176,8 +176,8 @@ std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& l
   }
   if (c.head_norm == HeadNorm::plain_behind_rope) return "its norms of queries and keys";
   if (c.norm_place != NormPlace::before) return "norms behind attention and experts";
-  if (c.sinks || c.output_gate || c.value_dim != c.head_dim) return "its attention";
-  if (c.expert_bias || !(c.glu == Glu{})) return "its experts";
+  if (c.output_gate || c.value_dim != c.head_dim) return "its attention";
+  if (c.glu.weighs_input) return "its experts";
   for (const ExpertLayout& l : layouts) {
     if (l.type(0) != l.type(1)) return "experts whose gate and up are of two types";
   }

@@ -21,6 +21,7 @@
 #define __device__
 #define __host__
 #define __constant__
+#define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__

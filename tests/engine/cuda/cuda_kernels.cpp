@@ -397,13 +397,28 @@ TEST_CASE("cuda kernels - halves of every kind are widened as the codec does") {
 TEST_CASE("cuda kernels - silu times up") {
   const Device device;
   test::Random random(5);
-  const std::vector<float> gate = random_numbers(random, 1000, 20), up = random_numbers(random, 1000);
-  const Buffer<float> g(gate), u(up);
-  swiglu(device.context.stream, g, u, 1000);
-  const std::vector<float> got = device.read(g);
-  for (std::size_t i = 0; i < 1000; ++i) {
-    const double expected = gate[i] / (1 + std::exp(-double{gate[i]})) * up[i];
-    REQUIRE(got[i] == doctest::Approx(expected).epsilon(1e-6));
+  constexpr std::uint32_t n = 4, width = 250;
+  const std::vector<float> gate = random_numbers(random, n * width, 20), up = random_numbers(random, n * width, 9);
+  const std::vector<float> biases = random_numbers(random, 2 * width, 3);
+  for (const bool clamped : {false, true}) {
+    for (const std::size_t from : {std::size_t{0}, std::size_t{4}, std::size_t{7}}) {  // bytes; 0: no biases
+      CAPTURE(clamped);
+      CAPTURE(from);
+      std::vector<std::byte> bytes(from + biases.size() * sizeof(float));
+      std::memcpy(bytes.data() + from, biases.data(), biases.size() * sizeof(float));
+      const Buffer<float> g(gate), u(up);
+      const Buffer<std::byte> b(bytes);
+      activate(device.context.stream, g, u, n, width, {clamped, 1.7F, 6.5F},
+               from == 0 ? nullptr : static_cast<const std::byte*>(b) + from);
+      const std::vector<float> got = device.read(g);
+      for (std::size_t i = 0; i < gate.size(); ++i) {
+        double x = gate[i], y = up[i];
+        if (from > 0) x += biases[i % width], y += biases[width + i % width];
+        if (clamped) x = std::min(x, 6.5), y = std::min(std::max(y, -6.5), 6.5) + 1;
+        const double expected = x / (1 + std::exp(clamped ? -double{1.7F} * x : -x)) * y;
+        REQUIRE(got[i] == doctest::Approx(expected).epsilon(2e-6));
+      }
+    }
   }
 }
 
@@ -1191,7 +1206,7 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   rms_norm(c.stream, nullptr, nullptr, 0, 0, 16, 16, y);
   layer_norm(c.stream, nullptr, nullptr, nullptr, 0, 0, 16, y);
   linear(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, nullptr, false, y);
-  swiglu(c.stream, y, nullptr, 0);
+  activate(c.stream, y, nullptr, 0, 16, {}, nullptr);
   prepare_and_store(c.stream, y, {y, 16}, nullptr, 0, 0, {1, 1, 16});
   attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
   gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, y, nullptr, 2, nullptr);
