@@ -500,6 +500,7 @@ TEST_CASE("cuda kernels - queries and keys are bounded, normed and turned, and k
     s.add_sequence(1, layers, kv_width, random);
     s.add_row(0, 2);
     s.add_row(0, 3);
+    s.add_row(1, 7);
     s.add_row(1, 3999);
     s.add_row(2, 0);
     const std::size_t n = s.rows.size();
