@@ -15,11 +15,12 @@ constexpr std::uint32_t warps = 8, threads = warps * lanes;
 
 /// Keys of a layer in a sequence's cache; its values are `capacity` positions behind.
 __device__ float* keys_of(const RowPlace& place, std::uint32_t layer, const AttentionShape& s) {
-  return place.cache + std::uint64_t{layer} * 2 * place.capacity * s.kv_heads * s.head_dim;
+  return place.cache + std::uint64_t{layer} * (s.latent > 0 ? 1 : 2) * place.capacity * s.kv_heads * s.head_dim;
 }
 
-/// Queries, keys and values of a row.
+/// Queries, keys and values of a row; of latent vectors the queries alone.
 __device__ std::uint64_t row_width(const AttentionShape& s) {
+  if (s.latent > 0) return std::uint64_t{s.heads} * s.head_dim;
   return std::uint64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
 }
 
@@ -95,7 +96,8 @@ __global__ void __launch_bounds__(threads, 2)
   const std::uint32_t kv_width = s.kv_heads * dim;
   const RowPlace place = rows[row];
   const float* keys = keys_of(place, layer, s) + head / (s.heads / s.kv_heads) * dim;
-  const float* values = keys + std::uint64_t{place.capacity} * kv_width;
+  const float* values = s.latent > 0 ? keys : keys + std::uint64_t{place.capacity} * kv_width;
+  const std::uint32_t value_dim = s.latent > 0 ? s.latent : dim;
   const float* q = qkv + row * row_width(s) + head * dim;
   const float scale = s.scale > 0 ? s.scale : 1.0F / sqrtf(static_cast<float>(dim)),
               infinity = __uint_as_float(0x7f800000U);
@@ -152,7 +154,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
       for (std::uint32_t p = 0; p < parts; ++p) {
         const std::uint32_t element = p * lanes + lane;
-        if (element < dim) mixed[p] = fmaf(w, value[std::uint64_t{i} * kv_width + element], mixed[p]);
+        if (element < value_dim) mixed[p] = fmaf(w, value[std::uint64_t{i} * kv_width + element], mixed[p]);
       }
     }
     __syncwarp();  // the weights are used again
@@ -165,26 +167,33 @@ __global__ void __launch_bounds__(threads, 2)
     shared_sum[warp] = sum;
   }
   __syncthreads();
-  if (threadIdx.x >= dim) return;
-  float all_largest = shared_largest[0], all_sum = 0, result = 0;  // the first warp has seen a position
+  float all_largest = shared_largest[0], all_sum = 0;  // the first warp has seen a position
   for (std::uint32_t w = 1; w < warps; ++w) all_largest = Larger()(shared_largest[w], all_largest);
   if (s.sinks != nullptr) {
     all_largest = Larger()(s.sinks[head], all_largest);
     all_sum = expf(s.sinks[head] - all_largest);
   }
+  float share[warps];
+#pragma unroll
   for (std::uint32_t w = 0; w < warps; ++w) {
-    const float share = expf(shared_largest[w] - all_largest);
-    all_sum = fmaf(share, shared_sum[w], all_sum);
-    result = fmaf(share, shared_out[w][threadIdx.x], result);
+    share[w] = expf(shared_largest[w] - all_largest);
+    all_sum = fmaf(share[w], shared_sum[w], all_sum);
   }
-  out[(std::uint64_t{row} * s.heads + head) * dim + threadIdx.x] = result / all_sum;
+  for (std::uint32_t element = threadIdx.x; element < value_dim; element += threads) {
+    float result = 0;
+#pragma unroll
+    for (std::uint32_t w = 0; w < warps; ++w) result = fmaf(share[w], shared_out[w][element], result);
+    out[(std::uint64_t{row} * s.heads + head) * value_dim + element] = result / all_sum;
+  }
 }
 
 void check(const AttentionShape& s) {
-  if (s.head_dim == 0 || s.head_dim > most_head_dim || s.head_dim % 2 != 0) {
+  const std::uint32_t most = s.latent > 0 ? most_latent_dim : most_head_dim;
+  if (s.head_dim == 0 || s.head_dim > most || s.head_dim % 2 != 0) {
     refuse("heads of " + std::to_string(s.head_dim) + " numbers, expected an even number up to " +
-           std::to_string(most_head_dim));
+           std::to_string(most));
   }
+  if (s.latent > s.head_dim) refuse("values of more numbers than their keys");
   if (s.kv_heads == 0 || s.heads == 0 || s.heads % s.kv_heads != 0) {
     refuse(std::to_string(s.heads) + " heads cannot share " + std::to_string(s.kv_heads) + " of keys and values");
   }
@@ -195,6 +204,7 @@ void check(const AttentionShape& s) {
 void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& p, const RowPlace* rows, std::uint32_t n,
                        std::uint32_t layer, const AttentionShape& shape) {
   check(shape);
+  if (shape.latent > 0) refuse("latent vectors: place_latent prepares them");
   if (p.turned > shape.head_dim || p.turned % 2 != 0) {
     refuse(std::to_string(p.turned) + " columns that turn, expected an even number up to " +
            std::to_string(shape.head_dim));
@@ -212,7 +222,8 @@ void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std:
   auto* kernel = parts == 1   ? attention_kernel<1>
                  : parts == 2 ? attention_kernel<2>
                  : parts <= 4 ? attention_kernel<4>
-                              : attention_kernel<8>;
+                 : parts <= 8 ? attention_kernel<8>
+                              : attention_kernel<most_latent_dim / lanes>;
   launch_early("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, layer, shape, out);
 }
 

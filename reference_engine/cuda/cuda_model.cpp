@@ -61,6 +61,9 @@ void part_neighbours(std::byte* matrix, std::uint64_t row_bytes, std::uint32_t r
   }
 }
 
+/// What DeepSeek's code has for the norms of latent vectors, whatever config.json says of the others.
+constexpr float latent_epsilon = 1e-6F;
+
 class CudaModel final : public Model {
  public:
   explicit CudaModel(ModelFiles&& files);
@@ -89,6 +92,11 @@ class CudaModel final : public Model {
     DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other
     const float *qkv_bias = nullptr, *o_bias = nullptr;
     const float *q_norm = nullptr, *k_norm = nullptr, *sinks = nullptr;
+    // Of latent attention: what makes the vectors, their norms, and each head's matrices
+    DenseWeight q_down, q, kv_down;
+    const float *q_down_bias = nullptr, *q_down_norm = nullptr, *kv_bias = nullptr, *kv_norm = nullptr;
+    const std::byte *keys = nullptr, *values = nullptr;  ///< [heads, rank, plain], [heads, value_dim, rank]
+    FloatType heads_type = FloatType::f32;
     /// The shared expert, or in a layer without experts its MLP; gate, up and down one behind the other, as a routed expert's.
     const std::byte* mlp = nullptr;
     ExpertShape mlp_shape;
@@ -102,6 +110,16 @@ class CudaModel final : public Model {
   void norm(const float* x, const NormWeights& weights, std::uint32_t n, float* y) const;
   /// A layer's attention, which adds to `hidden` [rows, hidden], and its MLP's or gate's input from it.
   void attend(std::uint32_t layer, float* hidden, float* input);
+  /// From the attention's input to `work_.qkv` and `work_.mixed`; of latent attention to `work_.made`.
+  void mix(std::uint32_t layer, const float* input);
+  void mix_latent(std::uint32_t layer, const float* input);
+  [[nodiscard]] Preparation preparation() const;
+  /// Keys and values of a position, in numbers.
+  [[nodiscard]] std::uint64_t position_numbers() const {
+    const ModelConfig& c = config();
+    return c.layers * (c.latent.rank > 0 ? std::uint64_t{c.latent.rank} + c.rope.width
+                                         : std::uint64_t{2} * c.kv_heads * c.head_dim);
+  }
   /// What comes before a gate: layers without experts, and the attention of its own. Layers with experts are counted from 0
   /// here and below.
   void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input);
@@ -267,7 +285,15 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     }
     gate_bytes_ = t.bytes;
   }
-  if (c.experts > most_experts || c.head_dim > most_head_dim || c.head_dim % 2 != 0) {
+  const bool wide = c.latent.rank + c.rope.width > most_latent_dim || (c.latent.rank + c.rope.width) % 2 != 0;
+  if (c.latent.rank > 0 && (wide || c.latent.plain_dim > most_head_inputs)) {
+    throw InputError(
+        fmt::format("latent vectors of {} and {} numbers: the CUDA device computes an even number up to {}; "
+                    "--device cpu computes them",
+                    c.latent.rank, c.rope.width, most_latent_dim));
+  }
+  const bool heads = c.latent.rank == 0 && (c.head_dim > most_head_dim || c.head_dim % 2 != 0);
+  if (c.experts > most_experts || heads) {
     throw InputError(
         fmt::format("{} experts a layer and heads of {}: the CUDA device computes at most {}, and an even "
                     "number up to {}; --device cpu computes them",
@@ -279,6 +305,88 @@ void CudaModel::load(const Checkpoint& checkpoint) {
                     "these have {}; --device cpu computes them",
                     c.experts, c.hidden, gate_bytes_));
   }
+  auto load_latent = [&](std::uint32_t l, Layer& layer) {
+    const auto at = [&](const std::string& name) { return c.tensor(l, "self_attn." + name); };
+    const std::uint32_t rank = c.latent.rank, width = rank + c.rope.width, each = c.latent.plain_dim + c.value_dim;
+    auto vector = [&](const std::string& name, std::uint32_t size, const float*& to) {
+      floats(dense(checkpoint, name, {size}).to_floats(), to);
+    };
+    if (c.latent.query_rank > 0) {
+      matrix(at("q_a_proj.weight"), c.latent.query_rank, c.hidden, layer.q_down);
+      vector(at("q_a_layernorm.weight"), c.latent.query_rank, layer.q_down_norm);
+      if (c.latent.bias) vector(at("q_a_proj.bias"), c.latent.query_rank, layer.q_down_bias);
+      matrix(at("q_b_proj.weight"), q_width, c.latent.query_rank, layer.q);
+    } else {
+      matrix(at("q_proj.weight"), q_width, c.hidden, layer.q);
+    }
+    matrix(at("kv_a_proj_with_mqa.weight"), width, c.hidden, layer.kv_down);
+    vector(at("kv_a_layernorm.weight"), rank, layer.kv_norm);
+    if (c.latent.bias) vector(at("kv_a_proj_with_mqa.bias"), width, layer.kv_bias);
+    struct Source {
+      std::string name;
+      std::vector<std::uint64_t> shape;
+    };
+    const bool apart = checkpoint.find(at("k_b_proj.weight")) != nullptr;  // as newer GGUF files have them
+    const Source up{at("kv_b_proj.weight"), {std::uint64_t{c.heads} * each, rank}};
+    const Source keys = apart ? Source{at("k_b_proj.weight"), {c.heads, rank, c.latent.plain_dim}} : up;
+    const Source values = apart ? Source{at("v_b_proj.weight"), {c.heads, c.value_dim, rank}} : up;
+    bool bf16 = true;  // what is exact in it stays in it
+    std::uint64_t in_files = 0;
+    for (const Source* source : {&keys, &values}) {
+      if (source == &values && !apart) break;
+      const Tensor& t = dense(checkpoint, source->name, source->shape);
+      bf16 = bf16 && stored_type(t.stored()) == StoredType(FloatType::bf16);
+      in_files += t.stored_bytes();
+    }
+    layer.heads_type = bf16 ? FloatType::bf16 : FloatType::f32;
+    const std::uint64_t element = bf16 ? 2 : 4;
+    const std::uint64_t bytes = element * c.heads * rank * each;
+    count_dense(bytes - std::min(bytes, in_files));
+    auto put = [bf16](const std::vector<float>& numbers, std::byte* to) {
+      if (!bf16) {
+        std::memcpy(to, numbers.data(), numbers.size() * sizeof(float));
+        return;
+      }
+      for (std::size_t i = 0; i < numbers.size(); ++i) {
+        std::uint32_t bits;
+        std::memcpy(&bits, &numbers[i], sizeof(bits));
+        const auto upper = static_cast<std::uint16_t>(bits >> 16U);
+        std::memcpy(to + 2 * i, &upper, sizeof(upper));
+      }
+    };
+    const std::uint64_t keys_at =
+        loading.add(element * c.heads * rank * c.latent.plain_dim, [=, &checkpoint, &c](std::byte* p) {
+          std::vector<float> of = checkpoint.at(keys.name, keys.shape).to_floats();
+          if (!apart) {  // of each head the first rows, turned
+            std::vector<float> turned;
+            turned.reserve(std::size_t{c.heads} * rank * c.latent.plain_dim);
+            for (std::size_t h = 0; h < c.heads; ++h) {
+              for (std::size_t column = 0; column < rank; ++column) {
+                for (std::size_t row = 0; row < c.latent.plain_dim; ++row)
+                  turned.push_back(of[(h * each + row) * rank + column]);
+              }
+            }
+            of.swap(turned);
+          }
+          put(of, p);
+        });
+    const std::uint64_t values_at =
+        loading.add(element * c.heads * rank * c.value_dim, [=, &checkpoint, &c](std::byte* p) {
+          std::vector<float> of = checkpoint.at(values.name, values.shape).to_floats();
+          if (!apart) {
+            std::vector<float> last;
+            last.reserve(std::size_t{c.heads} * rank * c.value_dim);
+            for (std::size_t h = 0; h < c.heads; ++h) {
+              const auto first = of.begin() + static_cast<std::ptrdiff_t>((h * each + c.latent.plain_dim) * rank);
+              last.insert(last.end(), first, first + static_cast<std::ptrdiff_t>(std::size_t{c.value_dim} * rank));
+            }
+            of.swap(last);
+          }
+          put(of, p);
+        });
+    places.emplace_back(keys_at, [&layer](const std::byte* p) { layer.keys = p; });
+    places.emplace_back(values_at, [&layer](const std::byte* p) { layer.values = p; });
+  };
   const std::uint64_t gates_at = loading.add(gate_bytes_ * c.moe_layer_count(), [this, &checkpoint, &c](std::byte* p) {
     for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) {
       checkpoint.read(c.gate_name(m), {c.experts, c.hidden}, p + m * gate_bytes_);
@@ -291,12 +399,14 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     const auto at = [&](const std::string& name) { return c.tensor(l, name); };
     norm(at(c.names.attention_norm + "."), layer.attention_norm);
     norm(at(c.names.mlp_norm + "."), layer.mlp_norm);
-    const bool parted = c.rope.neighbours;
-    stacked({{at("self_attn.q_proj.weight"), q_width, parted ? c.heads : 0},
-             {at("self_attn.k_proj.weight"), kv_width, parted ? c.kv_heads : 0},
-             {at("self_attn.v_proj.weight"), kv_width}},
-            c.hidden, layer.qkv);
-    matrix(at("self_attn.o_proj.weight"), c.hidden, q_width, layer.o);
+    const bool latent = c.latent.rank > 0, parted = c.rope.neighbours;
+    if (latent) load_latent(l, layer);
+    matrix(at("self_attn.o_proj.weight"), c.hidden, latent ? c.heads * c.value_dim : q_width, layer.o);
+    if (!latent)
+      stacked({{at("self_attn.q_proj.weight"), q_width, parted ? c.heads : 0},
+               {at("self_attn.k_proj.weight"), kv_width, parted ? c.kv_heads : 0},
+               {at("self_attn.v_proj.weight"), kv_width}},
+              c.hidden, layer.qkv);
     if (c.qkv_bias) {
       std::vector<float> bias;
       for (const char* part : {"q", "k", "v"}) {
@@ -310,7 +420,8 @@ void CudaModel::load(const Checkpoint& checkpoint) {
       }
       floats(std::move(bias), layer.qkv_bias);
     }
-    if (c.output_bias) floats(dense(checkpoint, at("self_attn.o_proj.bias"), {c.hidden}).to_floats(), layer.o_bias);
+    if (c.output_bias || c.latent.bias)
+      floats(dense(checkpoint, at("self_attn.o_proj.bias"), {c.hidden}).to_floats(), layer.o_bias);
     if (c.head_norm != HeadNorm::none) {
       const bool all = c.head_norm == HeadNorm::all_before_rope;
       floats(parted_floats(norm_weights(at(c.names.q_norm), all ? q_width : c.head_dim), all ? c.heads : 1),
@@ -416,8 +527,7 @@ void CudaModel::measure_link() {
 }
 
 KvCache CudaModel::make_cache(std::uint32_t positions) const {
-  const ModelConfig& c = config();
-  const std::uint64_t bytes = std::uint64_t{2} * c.layers * positions * c.kv_heads * c.head_dim * sizeof(float);
+  const std::uint64_t bytes = position_numbers() * positions * sizeof(float);
   return {std::make_shared<DeviceBlock>(bytes, Use::cache, work_.account), bytes};
 }
 
@@ -437,12 +547,8 @@ void CudaModel::norm(const float* x, const NormWeights& weights, std::uint32_t n
   }
 }
 
-void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
+Preparation CudaModel::preparation() const {
   const ModelConfig& c = config();
-  const Layer& layer = layers_[l];
-  const std::uint32_t n = work_.rows, q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-  const AttentionShape shape{c.heads,           c.kv_heads, c.head_dim, static_cast<float>(c.attention_scale),
-                             c.layer[l].window, layer.sinks};
   Preparation p;
   p.frequency = frequency_;
   p.turned = c.rope.width;
@@ -452,7 +558,16 @@ void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
   p.long_factor = static_cast<float>(c.rope.long_scale);
   p.epsilon = static_cast<float>(c.norm_epsilon);
   p.clip = static_cast<float>(c.clip);
-  norm(hidden, layer.attention_norm, n, input);
+  return p;
+}
+
+void CudaModel::mix(std::uint32_t l, const float* input) {
+  const ModelConfig& c = config();
+  const Layer& layer = layers_[l];
+  const std::uint32_t n = work_.rows, q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
+  AttentionShape shape{c.heads, c.kv_heads, c.head_dim, static_cast<float>(c.attention_scale), c.layer[l].window};
+  shape.sinks = layer.sinks;
+  Preparation p = preparation();
   linear(work_.context, input, n, layer.qkv, layer.qkv_bias, false, work_.qkv);
   if (c.head_norm == HeadNorm::all_before_rope) {
     const std::uint64_t stride = q_width + 2ULL * kv_width;
@@ -465,13 +580,69 @@ void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
   }
   prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, l, shape);
   attention(work_.stream(), work_.qkv, work_.places, n, l, shape, work_.mixed);
-  if (c.residual_scale == 1) {
-    linear(work_.context, work_.mixed, n, layer.o, layer.o_bias, true, hidden);
+}
+
+void CudaModel::mix_latent(std::uint32_t l, const float* input) {
+  const ModelConfig& c = config();
+  const Layer& layer = layers_[l];
+  const std::uint32_t n = work_.rows, rank = c.latent.rank, width = rank + c.rope.width;
+  if (c.latent.query_rank > 0) {
+    linear(work_.context, input, n, layer.q_down, layer.q_down_bias, false, work_.down);
+    rms_norm(work_.stream(), work_.down, layer.q_down_norm, latent_epsilon, n, c.latent.query_rank, c.latent.query_rank,
+             work_.down);
+    linear(work_.context, work_.down, n, layer.q, nullptr, false, work_.qkv);
   } else {
-    linear(work_.context, work_.mixed, n, layer.o, layer.o_bias, false, work_.shared);
+    linear(work_.context, input, n, layer.q, nullptr, false, work_.qkv);
+  }
+  linear(work_.context, input, n, layer.kv_down, layer.kv_bias, false, work_.latent);
+  rms_norm(work_.stream(), work_.latent, layer.kv_norm, latent_epsilon, n, rank, width, work_.latent);
+  place_latent(work_.stream(), work_.qkv, work_.latent, preparation(), work_.places, n, l,
+               {c.heads, rank, c.latent.plain_dim, c.rope.neighbours}, work_.queries);
+  HeadProducts h;
+  h.type = layer.heads_type;
+  h.heads = c.heads;
+  h.weights = layer.keys;
+  h.outputs = rank;
+  h.inputs = c.latent.plain_dim;
+  h.x = work_.qkv;
+  h.x_head = c.head_dim;
+  h.x_row = std::uint64_t{c.heads} * h.x_head;
+  h.y = work_.queries;
+  h.y_head = width;
+  h.y_row = std::uint64_t{c.heads} * h.y_head;
+  multiply_heads(work_.stream(), h, n);
+  AttentionShape shape{c.heads, 1, width, static_cast<float>(c.attention_scale)};
+  shape.latent = rank;
+  attention(work_.stream(), work_.queries, work_.places, n, l, shape, work_.mixed);
+  h.weights = layer.values;
+  h.outputs = c.value_dim;
+  h.inputs = rank;
+  h.x = work_.mixed;
+  h.x_head = rank;
+  h.x_row = std::uint64_t{c.heads} * rank;
+  h.y = work_.made;
+  h.y_head = c.value_dim;
+  h.y_row = std::uint64_t{c.heads} * c.value_dim;
+  multiply_heads(work_.stream(), h, n);
+}
+
+void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
+  const Layer& layer = layers_[l];
+  const bool latent = config().latent.rank > 0;
+  norm(hidden, layer.attention_norm, work_.rows, input);
+  if (latent) {
+    mix_latent(l, input);
+  } else {
+    mix(l, input);
+  }
+  const float* mixed = latent ? work_.made : work_.mixed;
+  if (config().residual_scale == 1) {
+    linear(work_.context, mixed, work_.rows, layer.o, layer.o_bias, true, hidden);
+  } else {
+    linear(work_.context, mixed, work_.rows, layer.o, layer.o_bias, false, work_.shared);
     add_shared(hidden, nullptr);
   }
-  norm(hidden, layer.mlp_norm, n, input);
+  norm(hidden, layer.mlp_norm, work_.rows, input);
 }
 
 void CudaModel::to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input) {
@@ -565,9 +736,8 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   for (const TokenRow& row : rows) {
     sequences.push_back(row.sequence);
     const auto& cache = *static_cast<const DeviceBlock*>(caches[row.sequence].device.get());
-    const std::uint64_t position_bytes = std::uint64_t{2} * c.layers * c.kv_heads * c.head_dim * sizeof(float);
-    places_.push_back(
-        {cache.as<float>(), static_cast<std::uint32_t>(cache.bytes() / position_bytes), row.position, row.token});
+    const auto positions = static_cast<std::uint32_t>(cache.bytes() / (position_numbers() * sizeof(float)));
+    places_.push_back({cache.as<float>(), positions, row.position, row.token});
   }
   runner.begin_step(phase, sequences);
   work_.reserve(n);

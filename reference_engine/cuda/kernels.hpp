@@ -22,8 +22,10 @@ namespace ferry::engine::cuda {
 /// Up to so many rows are multiplied straight from the stored weights: a row's result is then, bit for bit, what it
 /// would be alone. More rows go through cuBLAS, which makes no such promise.
 inline constexpr std::uint32_t few_rows = 8;
-inline constexpr std::uint32_t most_experts = 512;   ///< of a gate
-inline constexpr std::uint32_t most_head_dim = 256;  ///< of attention
+inline constexpr std::uint32_t most_experts = 512;      ///< of a gate
+inline constexpr std::uint32_t most_head_dim = 256;     ///< of attention
+inline constexpr std::uint32_t most_latent_dim = 640;   ///< of attention to latent vectors, with what of them turns
+inline constexpr std::uint32_t most_head_inputs = 640;  ///< of products by head
 
 /// What launches share.
 struct Context {
@@ -62,11 +64,13 @@ struct RowPlace {
 
 struct AttentionShape {
   std::uint32_t heads = 0, kv_heads = 0;  ///< heads is a multiple of kv_heads
-  std::uint32_t head_dim = 0;             ///< even, at most most_head_dim
+  std::uint32_t head_dim = 0;             ///< of queries and keys: even, at most most_head_dim, or most_latent_dim
   float scale = 0;                        ///< of a query's product with a key; 0: 1 / sqrt(head_dim)
   std::uint32_t window = 0;               ///< positions that one attends to, its own the last; 0: all up to it
   const float* sinks =
       nullptr;  ///< [heads]: a score of each that takes a share of the attention and gives nothing; or null
+  /// The values are the first so many columns of the keys, which are all that a cache holds; 0: they lie behind the keys.
+  std::uint32_t latent = 0;
 };
 
 /// What becomes of each head of queries and keys before they meet, in this order: bounds, which values have, too; a norm
@@ -127,9 +131,32 @@ void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& prepa
                        std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
 
 /// Attention of each row over positions 0 to its own of its own sequence. qkv: as above, of which the queries are read;
-/// out: [n, heads * head_dim]. A row's result does not depend on the other rows.
+/// out: [n, heads * head_dim], of latent vectors [n, heads * latent]. A row's result does not depend on the other rows.
 void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
                const AttentionShape& shape, float* out);
+
+/// Attention to one latent vector a token (DeepSeek-V2, section 2.1.2): of `rank` numbers, and of as many more as turn, which
+/// are all heads' key; a head of queries has `plain` columns, and those that turn.
+struct LatentShape {
+  std::uint32_t heads = 0, rank = 0, plain = 0;
+  bool neighbours = false;  ///< columns 2i and 2i + 1 turn together; else the two halves
+};
+
+/// Turns queries q [n, heads, plain + turned] and latent vectors [n, rank + turned] at their rows' positions: the latter go
+/// to the caches, of the former what turns to queries [n, heads, rank + turned], behind `rank` columns that are left alone.
+void place_latent(cudaStream_t stream, const float* q, const float* latent, const Preparation& preparation,
+                  const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const LatentShape& shape, float* queries);
+
+/// Products of each head of rows with the head's own matrix.
+struct HeadProducts {
+  const std::byte* weights = nullptr;  ///< [heads, outputs, inputs]
+  FloatType type = FloatType::bf16;    ///< or f32
+  std::uint32_t heads = 0, outputs = 0, inputs = 0;
+  const float* x = nullptr;
+  float* y = nullptr;
+  std::uint64_t x_row = 0, x_head = 0, y_row = 0, y_head = 0;  ///< numbers from one row or head to the next
+};
+void multiply_heads(cudaStream_t stream, const HeadProducts& products, std::uint32_t n);
 
 /// Scores of `count` adjacent layers' gates: softmax(x W^T) of each. x: [n, hidden]; gates: [count * E, hidden], numbers, E at
 /// most most_experts; scores, and scratch `logits`: [count, n, E], may be the same, and scores host memory that is

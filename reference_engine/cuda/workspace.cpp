@@ -44,8 +44,9 @@ Workspace::Workspace(const ModelConfig& config) : config_(config) {
   blas_memory_ = DeviceBlock(blas_bytes, Use::activations, account);  // otherwise cuBLAS takes some that nobody counts
   check(cublasSetWorkspace(context.blas, blas_memory_.data(), blas_bytes), "cublasSetWorkspace");
   // A tile of 4 Mi weights keeps cuBLAS busy, and is small beside any model that needs a GPU.
-  const std::uint64_t longest = std::max(
-      {config.hidden, config.expert_width, config.shared_width, config.dense_width, config.heads * config.head_dim});
+  const std::uint64_t longest =
+      std::max({config.hidden, config.expert_width, config.shared_width, config.dense_width,
+                config.heads * std::max(config.head_dim, config.value_dim), config.latent.query_rank});
   context.scratch_floats = std::max<std::uint64_t>(longest, std::uint64_t{1} << 22U);
   scratch_ = DeviceBlock(context.scratch_floats * sizeof(float), Use::activations, account);
   context.scratch = scratch_.as<float>();
@@ -64,7 +65,15 @@ void Workspace::reserve(std::uint32_t most) {
     partial = next.next<float>(n * c.hidden);
     ahead = next.next<float>(n * c.hidden);
     qkv = next.next<float>(n * (c.heads + 2 * c.kv_heads) * c.head_dim);
-    mixed = next.next<float>(n * c.heads * c.head_dim);
+    const bool absorbed = c.latent.rank > 0;
+    mixed = next.next<float>(n * c.heads * (absorbed ? c.latent.rank : c.head_dim));
+    if (absorbed) {
+      const std::uint64_t width = c.latent.rank + c.rope.width;
+      down = next.next<float>(n * c.latent.query_rank);
+      latent = next.next<float>(n * width);
+      queries = next.next<float>(n * c.heads * width);
+      made = next.next<float>(n * c.heads * c.value_dim);
+    }
     shared = next.next<float>(n * c.hidden);
     shared_factor = next.next<float>(n);
     activated = next.next<float>(widest);

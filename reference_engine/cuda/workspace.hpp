@@ -60,11 +60,13 @@ class Workspace {
   float *qkv = nullptr,
         *mixed = nullptr;  ///< of attention: [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim]
   float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]; of dense MLPs and attention, too
-  float* activated = nullptr;                         ///< [rows * max(top_k, 1), widest expert]
-  float* results = nullptr;                           ///< [rows * top_k, hidden]
-  float* gate_logits = nullptr;                       ///< [1 + most_ahead, rows, experts]
-  RowPlace* places = nullptr;                         ///< [rows]
-  std::byte* plan = nullptr;                          ///< descriptors of a layer's tasks
+  /// Of latent attention: [rows, query_rank], [rows, rank + turned], [rows, heads (rank + turned)], [rows, heads value_dim].
+  float *down = nullptr, *latent = nullptr, *queries = nullptr, *made = nullptr;
+  float* activated = nullptr;    ///< [rows * max(top_k, 1), widest expert]
+  float* results = nullptr;      ///< [rows * top_k, hidden]
+  float* gate_logits = nullptr;  ///< [1 + most_ahead, rows, experts]
+  RowPlace* places = nullptr;    ///< [rows]
+  std::byte* plan = nullptr;     ///< descriptors of a layer's tasks
   std::uint64_t plan_bytes = 0;
   std::uint32_t* numbers = nullptr;  ///< [rows]: 0, 1, 2, ...
   ExpertTask* mlp_tasks = nullptr;   ///< [layers], of shared experts and dense MLPs

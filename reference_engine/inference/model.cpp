@@ -164,7 +164,6 @@ void Model::apply_gate_rule(std::uint32_t moe_layer, Matrix& select, Matrix& wei
 }
 
 std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
-  if (c.latent.rank > 0) return "latent attention";
   if (c.experts_differ()) return "layers that differ in their experts";
   for (const std::uint32_t width : c.of_moe_layers(&LayerConfig::shared_width)) {
     if (width != c.shared_width) return "shared experts of several widths";
@@ -176,7 +175,7 @@ std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& l
   }
   if (c.head_norm == HeadNorm::plain_behind_rope) return "its norms of queries and keys";
   if (c.norm_place != NormPlace::before) return "norms behind attention and experts";
-  if (c.output_gate || c.value_dim != c.head_dim) return "its attention";
+  if (c.output_gate || (c.latent.rank == 0 && c.value_dim != c.head_dim)) return "its attention";
   if (c.glu.weighs_input) return "its experts";
   for (const ExpertLayout& l : layouts) {
     if (l.type(0) != l.type(1)) return "experts whose gate and up are of two types";
