@@ -682,6 +682,123 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
   }
 }
 
+TEST_CASE(
+    "cuda kernels - latent vectors are turned and kept, heads multiplied one by one, and attended to as keys and "
+    "values") {
+  const Device device;
+  test::Random random(13);
+  constexpr std::uint32_t layers = 2, layer = 1, n = 6;
+  struct Case {
+    std::uint32_t heads, rank, plain, turned, value_dim;
+    bool neighbours;
+    FloatType type;
+  };
+  for (const Case& t :
+       {Case{3, 24, 10, 8, 7, true, FloatType::bf16}, Case{9, 512, 128, 64, 128, false, FloatType::f32}}) {
+    CAPTURE(t.rank);
+    const std::uint32_t width = t.rank + t.turned, head_dim = t.plain + t.turned;
+    const std::uint32_t capacity = 50;
+    const std::vector<float> before = random_numbers(random, std::size_t{layers} * capacity * width);
+    const Buffer<float> cache(before);
+    std::vector<RowPlace> rows;
+    for (std::uint32_t i = 0; i < n; ++i) rows.push_back({cache, capacity, 40 + i, 0});
+    const Buffer<RowPlace> places(rows);
+    std::vector<float> frequency(t.turned / 2);
+    for (std::size_t i = 0; i < frequency.size(); ++i) frequency[i] = static_cast<float>(1.0 / (1.0 + double(i)));
+    const Buffer<float> device_frequency(frequency);
+    Preparation p;
+    p.frequency = device_frequency;
+    p.turned = t.turned;
+    p.factor = 0.9F;
+    const std::vector<float> q = random_numbers(random, std::size_t{n} * t.heads * head_dim),
+                             latent = random_numbers(random, std::size_t{n} * width);
+    auto turned = [&](const float* from, std::uint32_t position) {
+      std::vector<double> to(t.turned);
+      for (std::uint32_t i = 0; i < t.turned / 2; ++i) {
+        const std::uint32_t first = t.neighbours ? 2 * i : i, second = t.neighbours ? 2 * i + 1 : i + t.turned / 2;
+        const float angle = static_cast<float>(position) * frequency[i];
+        const double cosine = double{0.9F} * std::cos(double{angle}), sine = double{0.9F} * std::sin(double{angle});
+        to[first] = from[first] * cosine - from[second] * sine;
+        to[second] = from[second] * cosine + from[first] * sine;
+      }
+      return to;
+    };
+    const Buffer<float> device_q(q), device_latent(latent), queries(std::size_t{n} * t.heads * width);
+    place_latent(device.context.stream, device_q, device_latent, p, places, n, layer,
+                 {t.heads, t.rank, t.plain, t.neighbours}, queries);
+    // The cache: the rows' vectors in their places, and nothing else.
+    const std::vector<float> kept = device.read(cache);
+    double worst = 0;
+    for (std::size_t i = 0; i < kept.size(); ++i) {
+      const std::size_t row = i / width, column = i % width, position = row % capacity;
+      double expected = before[i];
+      if (row / capacity == layer && position >= 40 && position < 40 + n) {
+        const float* own = latent.data() + (position - 40) * width;
+        expected =
+            column < t.rank ? own[column] : turned(own + t.rank, static_cast<std::uint32_t>(position))[column - t.rank];
+      }
+      worst = std::max(worst, std::abs(kept[i] - expected));
+    }
+    CHECK(worst < 2e-6);
+
+    const std::uint32_t outputs = t.rank, inputs = t.plain;
+    const Weight w(t.type, t.heads * outputs, inputs, random);
+    HeadProducts h;
+    h.weights = w.dense.data;
+    h.type = t.type;
+    h.heads = t.heads;
+    h.outputs = outputs;
+    h.inputs = inputs;
+    h.x = device_q;
+    h.x_head = head_dim;
+    h.x_row = std::uint64_t{t.heads} * head_dim;
+    h.y = queries;
+    h.y_head = width;
+    h.y_row = std::uint64_t{t.heads} * width;
+    multiply_heads(device.context.stream, h, n);
+    const std::vector<float> made = device.read(queries);
+    Doubles whole(n, std::size_t{t.heads} * width);
+    for (std::size_t r = 0; r < n; ++r) {
+      for (std::size_t head = 0; head < t.heads; ++head) {
+        const float* own = q.data() + (r * t.heads + head) * head_dim;
+        for (std::size_t o = 0; o < outputs; ++o) {
+          double sum = 0;
+          for (std::size_t i = 0; i < inputs; ++i) sum += w.values(head * outputs + o, i) * own[i];
+          whole(r, head * width + o) = sum;
+        }
+        const std::vector<double> tail = turned(own + t.plain, static_cast<std::uint32_t>(40 + r));
+        for (std::size_t i = 0; i < t.turned; ++i) whole(r, head * width + t.rank + i) = tail[i];
+      }
+    }
+    CHECK(worst_error(made, whole) < 1e-5);
+
+    AttentionShape shape{t.heads, 1, width, 0.2F};
+    shape.latent = t.rank;
+    const Buffer<float> out(std::size_t{n} * t.heads * t.rank);
+    attention(device.context.stream, queries, places, n, layer, shape, out);
+    Doubles expected(n, std::size_t{t.heads} * t.rank);
+    for (std::size_t r = 0; r < n; ++r) {
+      for (std::size_t head = 0; head < t.heads; ++head) {
+        std::vector<double> score(41 + r);
+        double largest = -1e300, sum = 0;
+        for (std::size_t position = 0; position < score.size(); ++position) {
+          const float* key = kept.data() + (layer * capacity + position) * width;
+          for (std::size_t i = 0; i < width; ++i)
+            score[position] += double{made[(r * t.heads + head) * width + i]} * key[i];
+          score[position] *= double{0.2F};
+          largest = std::max(largest, score[position]);
+        }
+        for (double& s : score) sum += s = std::exp(s - largest);
+        for (std::size_t position = 0; position < score.size(); ++position) {
+          const float* key = kept.data() + (layer * capacity + position) * width;
+          for (std::size_t i = 0; i < t.rank; ++i) expected(r, head * t.rank + i) += score[position] / sum * key[i];
+        }
+      }
+    }
+    CHECK(worst_error(device.read(out), expected) < tolerance);
+  }
+}
+
 TEST_CASE("cuda kernels - scores far apart neither overflow nor vanish") {
   const Device device;
   constexpr std::uint32_t dim = 4, capacity = 70;
