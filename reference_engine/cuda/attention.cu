@@ -67,6 +67,11 @@ __global__ void __launch_bounds__(threads)
     __syncwarp();
   }
   if (normed && p.norm_behind) norm();
+  if (query && p.tuning > 0) {
+    const float floors = floorf((static_cast<float>(place.position) + 1) / p.tuning_floor);
+    const float factor = log1pf(floors) * p.tuning + 1;
+    for (std::uint32_t i = lane; i < dim; i += lanes) x[i] *= factor;
+  }
   if (query) {
     for (std::uint32_t i = lane; i < dim; i += lanes) head[i] = x[i];
     return;
@@ -107,7 +112,8 @@ __global__ void __launch_bounds__(threads, 2)
   for (std::uint32_t p = 0; p < parts; ++p) query[p] = four_of(q, p * lanes + in_team * 4, dim);
   float largest = -infinity, sum = 0;  // the sum is the lane's own
   float mixed[parts] = {};             // elements `lane`, `lane` + 32, ...
-  const std::uint32_t seen = place.position + 1, begin = s.window > 0 && seen > s.window ? seen - s.window : 0;
+  const std::uint32_t seen = place.position + 1, recent = s.window > 0 && seen > s.window ? seen - s.window : 0;
+  const std::uint32_t begin = s.chunk > 0 ? place.position - place.position % s.chunk : recent;
   for (std::uint32_t first = begin + warp * lanes; first <= place.position; first += threads) {
     const std::uint32_t count = place.position + 1 - first < lanes ? place.position + 1 - first : lanes;
     float scores[team];  // the lane's shares, of positions `team of the lane` + teams * i

@@ -15,6 +15,7 @@ class CudaDevice final : public ExpertDevice {
  public:
   CudaDevice(Workspace& work, const DeviceNeeds& needs, const RunnerOptions& o, bool pinned)
       : work_(work), top_k_(needs.model.top_k) {
+    weighs_input_ = needs.layouts[0].glu.weighs_input;
     for (const ExpertLayout& l : needs.layouts) {
       shapes_.push_back({l.hidden,
                          l.width,
@@ -78,8 +79,11 @@ class CudaDevice final : public ExpertDevice {
     }
     return host_results_.as<float>();
   }
-  void partial(Matrix& /*out*/) const override { combine(state_at_ + plan_.routes.size, work_.partial); }
-  void add_up(Matrix& /*out*/) override { combine(state_at_, work_.x); }
+  /// Norms behind experts: the sum alone, to where the model adds it from.
+  void partial(Matrix& /*out*/) const override {
+    combine(state_at_ + plan_.routes.size, work_.norms_behind() ? work_.shared : work_.partial);
+  }
+  void add_up(Matrix& /*out*/) override { combine(state_at_, work_.norms_behind() ? work_.shared : work_.x); }
   void abandon() noexcept override {
     static_cast<void>(cudaStreamSynchronize(work_.stream()));
     measured_.clear();
@@ -130,6 +134,7 @@ class CudaDevice final : public ExpertDevice {
   std::vector<ExpertShape> shapes_;  ///< one for all layers, or one a layer
   std::uint16_t layer_ = 0;          ///< of the plan
   std::uint32_t top_k_;
+  bool weighs_input_ = false;  ///< weights are in what experts give
   std::shared_ptr<Account> account_;
   std::optional<CudaSlots> slots_;
   std::optional<CudaStream> link_;
@@ -217,6 +222,8 @@ void CudaDevice::launch(std::uint32_t first, std::uint32_t count) {
   group.assignments = reinterpret_cast<const std::uint32_t*>(work_.plan);
   group.top_k = top_k_;
   group.progress = work_.progress;
+  const auto* weights = reinterpret_cast<const float*>(work_.plan + weights_at_);
+  group.weights = weighs_input_ ? weights : nullptr;
   std::uint32_t next = first;
   for (; next < first + count && tasks_[next].rows <= blas_rows; ++next) {
     ++group.counts[static_cast<std::size_t>(precision_[next])];
@@ -224,8 +231,8 @@ void CudaDevice::launch(std::uint32_t first, std::uint32_t count) {
   }
   experts(work_.context, shape(), group, work_.normed, work_.activated, work_.results);
   for (; next < first + count; ++next) {
-    expert_by_blas(work_.context, shape(), precision_[next], tasks_[next], group.assignments, top_k_, work_.normed,
-                   work_.expert_scratch, work_.results);
+    expert_by_blas(work_.context, shape(), precision_[next], tasks_[next], group.assignments, top_k_, group.weights,
+                   work_.normed, work_.expert_scratch, work_.results);
   }
 }
 
@@ -234,12 +241,12 @@ void CudaDevice::combine(std::uint64_t state_at, float* out) const {
   c.n = plan_.routes.size / top_k_;
   c.top_k = top_k_;
   c.hidden = shape().hidden;
-  c.weights = reinterpret_cast<const float*>(work_.plan + weights_at_);
+  c.weights = weighs_input_ ? nullptr : reinterpret_cast<const float*>(work_.plan + weights_at_);
   c.state = reinterpret_cast<const std::uint8_t*>(work_.plan + state_at);
   c.results = work_.results;
   c.host_results = host_results_.on_device<float>();
-  c.residual = work_.x;
-  c.scale = work_.residual_scale();
+  c.residual = work_.norms_behind() ? nullptr : work_.x;
+  c.scale = work_.norms_behind() ? 1 : work_.residual_scale();
   cuda::combine(work_.stream(), c, out);
 }
 

@@ -108,6 +108,8 @@ class CudaModel final : public Model {
   void unlock();
   void measure_link();
   void norm(const float* x, const NormWeights& weights, std::uint32_t n, float* y) const;
+  /// What a layer's part reads: the same, unless norms come behind.
+  void norm_before(const float* hidden, const NormWeights& weights, float* input);
   /// A layer's attention, which adds to `hidden` [rows, hidden], and its MLP's or gate's input from it.
   void attend(std::uint32_t layer, float* hidden, float* input);
   /// From the attention's input to `work_.qkv` and `work_.mixed`; of latent attention to `work_.made`.
@@ -125,8 +127,9 @@ class CudaModel final : public Model {
   void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input);
   /// A layer's MLP, or its shared expert. Adds to `hidden`.
   void run_mlp(std::uint32_t layer, const float* input, float* hidden);
-  /// Adds the workspace's `shared` to `hidden`, weighed by the sigmoids of factors, if there are any.
-  void add_shared(float* hidden, const float* factor);
+  /// out = hidden + the workspace's `shared`, weighed by the sigmoids of factors, if there are any, and with its norm first
+  /// where norms come behind.
+  void add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out);
   /// Of that many gates, from `moe_layer`'s on, for a gate input: [count, rows, experts], scores, or logits where the host
   /// makes scores of them; straight to the host's memory, since a copy could queue behind experts. The first is at that
   /// place there.
@@ -281,7 +284,8 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     if (m == 0) gates_.type = type;
     if (!(type == gates_.type)) {
       throw InputError(
-          fmt::format("tensor \"{}\" is {}, expected the type of the first layer's gate", name, t.dtype_name));
+          fmt::format("tensor \"{}\" is {}, expected the type of the first layer's gate; --device cpu computes it",
+                      name, t.dtype_name));
     }
     gate_bytes_ = t.bytes;
   }
@@ -422,7 +426,10 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     }
     if (c.output_bias || c.latent.bias)
       floats(dense(checkpoint, at("self_attn.o_proj.bias"), {c.hidden}).to_floats(), layer.o_bias);
-    if (c.head_norm != HeadNorm::none) {
+    if (c.head_norm == HeadNorm::plain_behind_rope) {
+      floats(std::vector<float>(c.head_dim, 1.0F), layer.q_norm);
+      floats(std::vector<float>(c.head_dim, 1.0F), layer.k_norm);
+    } else if (c.head_norm != HeadNorm::none) {
       const bool all = c.head_norm == HeadNorm::all_before_rope;
       floats(parted_floats(norm_weights(at(c.names.q_norm), all ? q_width : c.head_dim), all ? c.heads : 1),
              layer.q_norm);
@@ -455,7 +462,8 @@ void CudaModel::load(const Checkpoint& checkpoint) {
       types.push_back(stored_type(t.stored()));
       if (types.size() == 2 && matrices.size() == 3 && !(types[1] == types[0])) {
         throw InputError(
-            fmt::format("tensor \"{}\" is {}, expected the type of the same expert's gate", m.name, t.dtype_name));
+            fmt::format("tensor \"{}\" is {}, expected the type of the same expert's gate; --device cpu computes it",
+                        m.name, t.dtype_name));
       }
       bytes += t.stored_bytes();
     }
@@ -567,16 +575,22 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
   const std::uint32_t n = work_.rows, q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
   AttentionShape shape{c.heads, c.kv_heads, c.head_dim, static_cast<float>(c.attention_scale), c.layer[l].window};
   shape.sinks = layer.sinks;
+  shape.chunk = c.layer[l].chunk;
   Preparation p = preparation();
+  if (!c.layer[l].turns) {
+    p.turned = 0;
+    p.tuning = static_cast<float>(c.tuning);
+    p.tuning_floor = static_cast<float>(c.tuning_floor);
+  }
   linear(work_.context, input, n, layer.qkv, layer.qkv_bias, false, work_.qkv);
   if (c.head_norm == HeadNorm::all_before_rope) {
     const std::uint64_t stride = q_width + 2ULL * kv_width;
     rms_norm(work_.stream(), work_.qkv, layer.q_norm, p.epsilon, n, q_width, stride, work_.qkv);
     rms_norm(work_.stream(), work_.qkv + q_width, layer.k_norm, p.epsilon, n, kv_width, stride, work_.qkv + q_width);
-  } else if (c.head_norm != HeadNorm::none) {
+  } else if (c.head_norm != HeadNorm::none && (c.head_norm != HeadNorm::plain_behind_rope || c.layer[l].turns)) {
     p.q_norm = layer.q_norm;
     p.k_norm = layer.k_norm;
-    p.norm_behind = c.head_norm == HeadNorm::heads_behind_rope;
+    p.norm_behind = c.head_norm != HeadNorm::heads_before_rope;
   }
   prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, l, shape);
   attention(work_.stream(), work_.qkv, work_.places, n, l, shape, work_.mixed);
@@ -626,23 +640,32 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
   multiply_heads(work_.stream(), h, n);
 }
 
+void CudaModel::norm_before(const float* hidden, const NormWeights& weights, float* input) {
+  if (!work_.norms_behind()) return norm(hidden, weights, work_.rows, input);
+  Combined c;  // as it is
+  c.n = work_.rows;
+  c.hidden = config().hidden;
+  c.residual = hidden;
+  combine(work_.stream(), c, input);
+}
+
 void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
   const Layer& layer = layers_[l];
   const bool latent = config().latent.rank > 0;
-  norm(hidden, layer.attention_norm, work_.rows, input);
+  norm_before(hidden, layer.attention_norm, input);
   if (latent) {
     mix_latent(l, input);
   } else {
     mix(l, input);
   }
   const float* mixed = latent ? work_.made : work_.mixed;
-  if (config().residual_scale == 1) {
+  if (config().residual_scale == 1 && !work_.norms_behind()) {
     linear(work_.context, mixed, work_.rows, layer.o, layer.o_bias, true, hidden);
   } else {
     linear(work_.context, mixed, work_.rows, layer.o, layer.o_bias, false, work_.shared);
-    add_shared(hidden, nullptr);
+    add_shared(hidden, layer.attention_norm, nullptr, hidden);
   }
-  norm(hidden, layer.mlp_norm, work_.rows, input);
+  norm_before(hidden, layer.mlp_norm, input);
 }
 
 void CudaModel::to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input) {
@@ -658,7 +681,7 @@ void CudaModel::run_mlp(std::uint32_t l, const float* input, float* hidden) {
   const Layer& layer = layers_[l];
   const std::uint32_t n = work_.rows;
   if (n > blas_rows) {
-    expert_by_blas(work_.context, layer.mlp_shape, Precision::full, mlp_tasks_[l], work_.numbers, 1, input,
+    expert_by_blas(work_.context, layer.mlp_shape, Precision::full, mlp_tasks_[l], work_.numbers, 1, nullptr, input,
                    work_.expert_scratch, work_.shared);
   } else {
     ExpertGroup one;
@@ -672,10 +695,11 @@ void CudaModel::run_mlp(std::uint32_t l, const float* input, float* hidden) {
   }
   const bool scaled = layer.shared_scale.rows > 0;
   if (scaled) linear(work_.context, input, n, layer.shared_scale, nullptr, false, work_.shared_factor);
-  add_shared(hidden, scaled ? work_.shared_factor : nullptr);
+  add_shared(hidden, layer.mlp_norm, scaled ? work_.shared_factor : nullptr, hidden);
 }
 
-void CudaModel::add_shared(float* hidden, const float* factor) {
+void CudaModel::add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out) {
+  if (work_.norms_behind()) norm(work_.shared, behind, work_.rows, work_.shared);
   Combined c;
   c.n = work_.rows;
   c.hidden = config().hidden;
@@ -683,7 +707,7 @@ void CudaModel::add_shared(float* hidden, const float* factor) {
   c.shared = work_.shared;
   c.shared_factor = factor;
   c.scale = static_cast<float>(config().residual_scale);
-  combine(work_.stream(), c, hidden);
+  combine(work_.stream(), c, out);
 }
 
 void CudaModel::score(std::uint32_t moe_layer, std::uint32_t count, const float* gate_input, std::uint32_t place) {
@@ -825,6 +849,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool reads_partial = runner.wants_partial(index);
     if (reads_partial) {
       runner.partial(unused_);
+      if (work_.norms_behind()) add_shared(work_.x, layers_[c.moe_layers[l]].mlp_norm, nullptr, work_.partial);
       to_gate(l + 1, work_.partial, work_.ahead);  // its keys and values are overwritten by the real ones
       score(l + 1, 1, work_.ahead, partial_place);
       partial_scored_.record(work_.stream());
@@ -834,6 +859,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool looks_first = reads_partial && runner.waits();
     if (looks_first) look_ahead(l + 1);
     runner.run(index, input_, unused_);
+    if (work_.norms_behind()) add_shared(work_.x, layers_[c.moe_layers[l]].mlp_norm, nullptr, work_.x);
     if (l + 1 < c.moe_layer_count()) queue_gate(l + 1);
     if (reads_partial && !looks_first) look_ahead(l + 1);
     runner.finish(index);

@@ -25,10 +25,13 @@ struct ExpertJob {
 };
 
 // Called, not inlined: they would stand in the loops of families that have neither.
-__device__ __noinline__ float activated_with_biases(const Activation& a, const std::byte* biases, std::uint32_t output,
-                                                    std::uint32_t width, float gate, float up) {
-  if (biases != nullptr) gate += float_at(biases, output), up += float_at(biases, std::uint64_t{width} + output);
-  return activated(a, gate, up);
+__device__ __noinline__ float activated_after(const Activation& a, const std::byte* biases, float weight,
+                                              std::uint32_t output, std::uint32_t width, float gate, float up) {
+  if (biases != nullptr) {
+    gate += float_at(biases, output);
+    up += float_at(biases, std::uint64_t{width} + output);
+  }
+  return activated(a, weight * gate, weight * up);
 }
 __device__ __noinline__ float bias_at(const std::byte* biases, std::uint32_t i) {
   return float_at(biases, i);
@@ -42,6 +45,7 @@ struct GateUpJob : ExpertJob {
   const float* x = nullptr;  ///< [n, hidden]
   float* to = nullptr;       ///< [n * top_k, width]
   Activation activation;
+  const float* weights = nullptr;  ///< by assignment, or null
 
   __device__ Row row(std::uint32_t output, std::uint32_t i) const {
     return row_of(place, task.weights + i * up_at, output);
@@ -53,11 +57,11 @@ struct GateUpJob : ExpertJob {
   __device__ void ready() const {}
   __device__ void emit(std::uint32_t output, std::uint32_t number, const float (&sums)[2]) const {
     float& made = to[std::uint64_t{number} * place.rows + output];
-    if (biases_at == 0 && !activation.clamped) {
+    if (biases_at == 0 && !activation.clamped && weights == nullptr) {
       made = sums[0] / (1.0F + expf(-sums[0])) * sums[1];
     } else {
-      made = activated_with_biases(activation, biases_at == 0 ? nullptr : task.weights + biases_at, output, place.rows,
-                                   sums[0], sums[1]);
+      made = activated_after(activation, biases_at == 0 ? nullptr : task.weights + biases_at,
+                             weights == nullptr ? 1 : weights[number], output, place.rows, sums[0], sums[1]);
     }
   }
 };
@@ -108,6 +112,7 @@ struct GroupJob {
   FloatType type = FloatType::bf16;
   StoredType wide, narrow;  ///< instead, of gate and up, and of down
   Activation activation;
+  const float* weights = nullptr;
   const ExpertTask* tasks = nullptr;
   const std::uint32_t* assignments = nullptr;
   std::uint32_t top_k = 0;
@@ -149,7 +154,7 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
       run_job<Stored, down_rows, most, aligned>(stage, job, number % blocks, blocks);
     } else {
       const GateUpJob job{
-          {at.gate, g.assignments, task, at.biases_at}, at.up_at, g.top_k, g.x, g.activated, g.activation};
+          {at.gate, g.assignments, task, at.biases_at}, at.up_at, g.top_k, g.x, g.activated, g.activation, g.weights};
       run_job<Stored, up_rows, most, aligned>(stage, job, number % blocks, blocks);
     }
   };
@@ -279,6 +284,7 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
   }
   g.type = s.type.number;
   g.activation = s.activation;
+  g.weights = group.weights;
   g.assignments = group.assignments;
   g.top_k = group.top_k;
   g.progress = group.progress;
@@ -352,8 +358,8 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
 }
 
 void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, const ExpertTask& task,
-                    const std::uint32_t* assignments, std::uint32_t top_k, const float* x, const ExpertScratch& scratch,
-                    float* results) {
+                    const std::uint32_t* assignments, std::uint32_t top_k, const float* weights, const float* x,
+                    const ExpertScratch& scratch, float* results) {
   check(s);
   if (p == Precision::skip) refuse("an expert that is skipped has no weights");
   const std::uint32_t n = task.rows;
@@ -364,7 +370,7 @@ void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, c
   auto run = [&](const auto& wide) {
     multiply_by_blas(context, scratch.gathered, n, wide, task.weights, false, scratch.gate);
     multiply_by_blas(context, scratch.gathered, n, wide, task.weights + wide.bytes(), false, scratch.up);
-    activate(context.stream, scratch.gate, scratch.up, n, s.width, s.activation, biases);
+    activate(context.stream, scratch.gate, scratch.up, n, s.width, s.activation, {biases, weights}, rows);
   };
   auto run_down = [&](const auto& narrow, std::uint64_t at) {
     multiply_by_blas(context, scratch.gate, n, narrow, task.weights + at, false, scratch.gathered);

@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(norm_threads) rms_norm_kernel(const float* x, 
   let_next_begin();
   x += blockIdx.x * stride;
   y += blockIdx.x * stride;
+  const bool aligned = hidden % 4 == 0 && stride % 4 == 0;
   const std::uint32_t first = 4 * threadIdx.x, rest = first + norm_held * norm_step;
   auto added = [](float sum, float4 v) { return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum)))); };
   float4 held[norm_held], weights[norm_held];
@@ -90,21 +91,23 @@ __global__ void __launch_bounds__(norm_threads) rms_norm_kernel(const float* x, 
   for (std::uint32_t p = 0; p < norm_held; ++p) weights[p] = four_of(weight, first + p * norm_step, hidden);
   after_previous();
 #pragma unroll
-  for (std::uint32_t p = 0; p < norm_held; ++p) held[p] = four_of(x, first + p * norm_step, hidden);
+  for (std::uint32_t p = 0; p < norm_held; ++p) held[p] = four_of(x, first + p * norm_step, hidden, aligned);
   float sum = 0;
 #pragma unroll
   for (std::uint32_t p = 0; p < norm_held; ++p) sum = added(sum, held[p]);
-  for (std::uint32_t i = rest; i < hidden; i += norm_step) sum = added(sum, four_of(x, i, hidden));
+  for (std::uint32_t i = rest; i < hidden; i += norm_step) sum = added(sum, four_of(x, i, hidden, aligned));
   sum = Reduce(reduce).Sum(sum);
   if (threadIdx.x == 0) shared_scale = 1.0F / sqrtf(sum / static_cast<float>(hidden) + epsilon);
   __syncthreads();
   const float scale = shared_scale;
   auto put = [&](std::uint32_t i, float4 v, float4 w) {
-    put_four(y, i, hidden, make_float4(v.x * w.x * scale, v.y * w.y * scale, v.z * w.z * scale, v.w * w.w * scale));
+    put_four(y, i, hidden, aligned,
+             make_float4(v.x * w.x * scale, v.y * w.y * scale, v.z * w.z * scale, v.w * w.w * scale));
   };
 #pragma unroll
   for (std::uint32_t p = 0; p < norm_held; ++p) put(first + p * norm_step, held[p], weights[p]);
-  for (std::uint32_t i = rest; i < hidden; i += norm_step) put(i, four_of(x, i, hidden), four_of(weight, i, hidden));
+  for (std::uint32_t i = rest; i < hidden; i += norm_step)
+    put(i, four_of(x, i, hidden, aligned), four_of(weight, i, hidden));
 }
 
 __global__ void __launch_bounds__(norm_threads)
@@ -137,15 +140,20 @@ __global__ void __launch_bounds__(norm_threads)
 }
 
 /// A row for each blockIdx.x; its columns over blockIdx.y.
-__global__ void activate_kernel(float* gate, const float* up, std::uint32_t width, Activation activation,
-                                const std::byte* biases) {
+__global__ void activate_kernel(float* gate, const float* up, std::uint32_t width, Activation activation, Before before,
+                                const std::uint32_t* assignments) {
   const std::uint32_t column = blockIdx.y * threads + threadIdx.x;
   if (column >= width) return;
   const std::uint64_t i = std::uint64_t{blockIdx.x} * width + column;
   float g = gate[i], u = up[i];
-  if (biases != nullptr) {
-    g += float_at(biases, column);
-    u += float_at(biases, std::uint64_t{width} + column);
+  if (before.biases != nullptr) {
+    g += float_at(before.biases, column);
+    u += float_at(before.biases, std::uint64_t{width} + column);
+  }
+  if (before.weights != nullptr) {
+    const float weight = before.weights[assignments[blockIdx.x]];
+    g *= weight;
+    u *= weight;
   }
   gate[i] = activated(activation, g, u);
 }
@@ -161,10 +169,10 @@ __global__ void combine_kernel(Combined c, float* out) {
     const std::uint64_t a = std::uint64_t{row} * c.top_k + rank;
     if (c.state[a] == left_out) continue;
     const float* results = c.state[a] == on_host ? c.host_results : c.results;
-    routed += c.weights[a] * results[a * c.hidden + column];
+    routed += (c.weights == nullptr ? 1 : c.weights[a]) * results[a * c.hidden + column];
   }
   const std::uint64_t at = std::uint64_t{row} * c.hidden + column;
-  float sum = c.residual[at] + c.scale * routed;
+  float sum = (c.residual == nullptr ? 0 : c.residual[at]) + c.scale * routed;
   if (c.shared != nullptr) {
     sum += c.scale * (c.shared_factor == nullptr ? c.shared[at] : c.shared[at] / (1.0F + expf(-c.shared_factor[row])));
   }
@@ -234,10 +242,10 @@ void layer_norm(cudaStream_t stream, const float* x, const float* weight, const 
 }
 
 void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n, std::uint32_t width,
-              const Activation& activation, const std::byte* biases) {
+              const Activation& activation, const Before& before, const std::uint32_t* assignments) {
   if (n == 0 || width == 0) return;
   launch("activate_kernel", stream, dim3(n, shares(width, threads)), threads, activate_kernel, gate, up, width,
-         activation, biases);
+         activation, before, assignments);
 }
 
 void combine(cudaStream_t stream, const Combined& c, float* out) {

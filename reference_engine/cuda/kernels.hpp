@@ -68,7 +68,8 @@ struct AttentionShape {
   float scale = 0;                        ///< of a query's product with a key; 0: 1 / sqrt(head_dim)
   std::uint32_t window = 0;               ///< positions that one attends to, its own the last; 0: all up to it
   const float* sinks =
-      nullptr;  ///< [heads]: a score of each that takes a share of the attention and gives nothing; or null
+      nullptr;              ///< [heads]: a score of each that takes a share of the attention and gives nothing; or null
+  std::uint32_t chunk = 0;  ///< positions that attend to each other, up to their own; 0: all are of one
   /// The values are the first so many columns of the keys, which are all that a cache holds; 0: they lie behind the keys.
   std::uint32_t latent = 0;
 };
@@ -87,6 +88,8 @@ struct Preparation {
   bool norm_behind = false;                          ///< the rotary embedding
   float epsilon = 0;                                 ///< of norms
   float clip = 0;                                    ///< everything is within -clip and clip; 0: wherever it is
+  /// Queries grow with log(1 + floor((position + 1) / tuning_floor)) * tuning + 1.
+  float tuning = 0, tuning_floor = 1;
 };
 
 /// Whether this build has code that the current device can run; if not, what CUDA says.
@@ -100,7 +103,7 @@ void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes);
 void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, std::uint32_t n, float scale, float* x);
 
 /// y = x / rms(x) * weight, row by row. x, y: [n, hidden], may be the same, row after row `stride` numbers on; weight:
-/// [hidden]. All 16-byte aligned, and `stride` a multiple of 4 if `hidden` is.
+/// [hidden]; all 16-byte aligned.
 void rms_norm(cudaStream_t stream, const float* x, const float* weight, float epsilon, std::uint32_t n,
               std::uint32_t hidden, std::uint64_t stride, float* y);
 
@@ -120,17 +123,22 @@ struct Activation {
   float alpha = 1, limit = 0;
 };
 
-/// gate := activation(gate + bias, up + bias behind that), of [n, width] each. `biases`: [2 * width] float32 at any address,
-/// or null.
+/// What is added to an expert's gate and up, and what then multiplies both.
+struct Before {
+  const std::byte* biases = nullptr;  ///< [2 * width] float32 at any address, or null
+  const float* weights = nullptr;     ///< by assignment, or null
+};
+
+/// gate := activation(gate, up), of [n, width] each, once that has come before; rows are of these assignments.
 void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n, std::uint32_t width,
-              const Activation& activation, const std::byte* biases);
+              const Activation& activation, const Before& before, const std::uint32_t* assignments);
 
 /// Prepares queries and keys at their rows' positions; then keys and values go to the rows' caches. qkv:
 /// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other.
 void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& preparation, const RowPlace* rows,
                        std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
 
-/// Attention of each row over positions 0 to its own of its own sequence. qkv: as above, of which the queries are read;
+/// Attention of each row over the positions of its own sequence up to its own, as far as windows and chunks reach. qkv: as above, of which the queries are read;
 /// out: [n, heads * head_dim], of latent vectors [n, heads * latent]. A row's result does not depend on the other rows.
 void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
                const AttentionShape& shape, float* out);
@@ -191,8 +199,9 @@ struct ExpertGroup {
   std::array<std::uint32_t, precision_count> counts{};  ///< of tasks, by precision; none to skip
   const std::uint32_t* assignments = nullptr;           ///< on the device
   std::uint32_t top_k = 0;
-  std::uint32_t most_rows = 0;   ///< of a task
-  unsigned* progress = nullptr;  ///< [2 + tasks] on the device, zeros before and after; not for two streams at once
+  std::uint32_t most_rows = 0;     ///< of a task
+  unsigned* progress = nullptr;    ///< [2 + tasks] on the device, zeros before and after; not for two streams at once
+  const float* weights = nullptr;  ///< [n * top_k] on the device: multiply gate and up of each assignment; or null
 };
 
 /// Computes a group's experts straight from their stored form: in one launch, or with several rows for an expert in one
@@ -210,8 +219,8 @@ struct ExpertScratch {
 
 /// Computes one expert for many rows by cuBLAS. `task` is the host's; the rest as `experts`.
 void expert_by_blas(const Context& context, const ExpertShape& shape, Precision precision, const ExpertTask& task,
-                    const std::uint32_t* assignments, std::uint32_t top_k, const float* x, const ExpertScratch& scratch,
-                    float* results);
+                    const std::uint32_t* assignments, std::uint32_t top_k, const float* weights, const float* x,
+                    const ExpertScratch& scratch, float* results);
 
 /// Where an assignment's result is.
 enum : std::uint8_t { left_out = 0, on_device = 1, on_host = 2 };
@@ -219,11 +228,11 @@ enum : std::uint8_t { left_out = 0, on_device = 1, on_host = 2 };
 /// What `combine` adds up.
 struct Combined {
   std::uint32_t n = 0, top_k = 0, hidden = 0;
-  const float* weights = nullptr;        ///< [n * top_k]
+  const float* weights = nullptr;        ///< [n * top_k]; null: ones
   const std::uint8_t* state = nullptr;   ///< [n * top_k]: left_out, on_device or on_host
   const float* results = nullptr;        ///< [n * top_k, hidden]
   const float* host_results = nullptr;   ///< the same in host memory that is mapped; may be null if nothing is there
-  const float* residual = nullptr;       ///< [n, hidden]
+  const float* residual = nullptr;       ///< [n, hidden]; null: zeros
   const float* shared = nullptr;         ///< [n, hidden], or null
   const float* shared_factor = nullptr;  ///< [n], before the sigmoid; null: ones
   float scale = 1;                       ///< of what is added to the residual

@@ -25,7 +25,8 @@ constexpr std::uint32_t shares(std::uint64_t all, std::uint32_t part) {
   return static_cast<std::uint32_t>((all + part - 1) / part);
 }
 
-/// Whether this build's code for the current device lets kernels begin early: from compute capability 9.0 on.
+/// Whether this build's code lets kernels begin early, from compute capability 9.0 on: on the first device that asks, which
+/// the others must be like.
 bool begins_early();
 
 /// Lets the next kernel of the stream begin, if it is launched early, once all blocks of this one have called it.

@@ -242,7 +242,7 @@ struct Place {
   std::uint64_t row_bytes = 0;
   std::uint32_t rows = 0, columns = 0;
   std::uint32_t row_groups = 0, unit_shift = 0;  ///< a group has 2^unit_shift units
-  /// The float 1. An argument of the kernel, it stays in a register, and one instruction masks a code and joins it to
+  /// The float 1. An argument of the kernel, it stays in a register, and one instruction masks a code of INT8 and joins it to
   /// this; with two constants it would be two.
   std::uint32_t one = 0x3f800000U;
 

@@ -10,16 +10,19 @@
 
 namespace ferry::engine::cuda::part {
 
-/// Element `i` to `i` + 3 of a vector, zeros behind its end.
-__device__ __forceinline__ float4 four_of(const float* vector, std::uint32_t i, std::uint32_t size) {
-  if (size % 4 == 0) return i < size ? *reinterpret_cast<const float4*>(vector + i) : make_float4(0, 0, 0, 0);
+/// Element `i` to `i` + 3 of a vector, zeros behind its end. `aligned`: it is one of a multiple of four, and begins so.
+__device__ __forceinline__ float4 four_of(const float* vector, std::uint32_t i, std::uint32_t size, bool aligned) {
+  if (aligned) return i < size ? *reinterpret_cast<const float4*>(vector + i) : make_float4(0, 0, 0, 0);
   return make_float4(i < size ? vector[i] : 0, i + 1 < size ? vector[i + 1] : 0, i + 2 < size ? vector[i + 2] : 0,
                      i + 3 < size ? vector[i + 3] : 0);
 }
+__device__ __forceinline__ float4 four_of(const float* vector, std::uint32_t i, std::uint32_t size) {
+  return four_of(vector, i, size, size % 4 == 0);
+}
 
 /// Sets those of element `i` to `i` + 3 that the vector has.
-__device__ __forceinline__ void put_four(float* vector, std::uint32_t i, std::uint32_t size, float4 v) {
-  if (size % 4 == 0) {
+__device__ __forceinline__ void put_four(float* vector, std::uint32_t i, std::uint32_t size, bool aligned, float4 v) {
+  if (aligned) {
     if (i < size) *reinterpret_cast<float4*>(vector + i) = v;
     return;
   }

@@ -47,6 +47,7 @@ class Workspace {
   void reserve(std::uint32_t rows);
 
   [[nodiscard]] cudaStream_t stream() const { return context.stream; }
+  [[nodiscard]] bool norms_behind() const { return config_.norm_place == NormPlace::behind; }
   /// Of what layers add to the hidden states.
   [[nodiscard]] float residual_scale() const { return static_cast<float>(config_.residual_scale); }
 
@@ -62,7 +63,7 @@ class Workspace {
   float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]; of dense MLPs and attention, too
   /// Of latent attention: [rows, query_rank], [rows, rank + turned], [rows, heads (rank + turned)], [rows, heads value_dim].
   float *down = nullptr, *latent = nullptr, *queries = nullptr, *made = nullptr;
-  float* activated = nullptr;    ///< [rows * max(top_k, 1), widest expert]
+  float* activated = nullptr;    ///< [rows * top_k, widest routed expert], [rows, widest of the others]
   float* results = nullptr;      ///< [rows * top_k, hidden]
   float* gate_logits = nullptr;  ///< [1 + most_ahead, rows, experts]
   RowPlace* places = nullptr;    ///< [rows]

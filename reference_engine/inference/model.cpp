@@ -169,14 +169,10 @@ std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& l
     if (width != c.shared_width) return "shared experts of several widths";
   }
   for (const LayerConfig& l : c.layer) {
-    if (l.chunk > 0) return "attention in chunks";
     if (l.linear) return "gated-delta layers";
-    if (!l.turns) return "layers without rotary embedding";
   }
-  if (c.head_norm == HeadNorm::plain_behind_rope) return "its norms of queries and keys";
-  if (c.norm_place != NormPlace::before) return "norms behind attention and experts";
+  if (c.norm_place == NormPlace::behind && c.shared_width > 0) return "shared experts with a norm behind them";
   if (c.output_gate || (c.latent.rank == 0 && c.value_dim != c.head_dim)) return "its attention";
-  if (c.glu.weighs_input) return "its experts";
   for (const ExpertLayout& l : layouts) {
     if (l.type(0) != l.type(1)) return "experts whose gate and up are of two types";
   }

@@ -271,7 +271,7 @@ class CudaStream {
     return failed_;
   }
   /// How long copies have been on the link. Taking a copy's time holds the stream up: without a log, of copies of less than
-  /// 4 MiB one in eight is timed, and the others count as many bytes at its speed.
+  /// 4 MiB one in eleven is timed, and the others count as bytes at its speed.
   [[nodiscard]] Nanoseconds busy_ns() const {
     const std::lock_guard lock(mutex_);
     return busy_ns_;
@@ -307,6 +307,9 @@ class CudaStream {
   /// Copies are joined until they have this many bytes. From there on one more call of CUDA costs little beside the copy,
   /// and a task that waits for the first of several experts should not have to wait for all of them.
   static constexpr std::uint64_t together_bytes = std::uint64_t{4} << 20U;
+
+  /// Of so many smaller ones one is timed: a number that patterns of copies hardly have.
+  static constexpr std::uint64_t timed_of = 11;
 
   /// Of demand copies that are about to go to the stream.
   enum class Last { goes, may_stay };
@@ -392,19 +395,24 @@ class CudaStream {
     while (!sent_.empty() && failed_.empty()) {
       Sent& s = sent_.front();
       const cudaError_t state = cudaEventQuery(s.end);
-      if (part::not_ready(state) || !good(state, "cudaEventQuery")) return;
+      if (part::not_ready(state)) {
+        pending_ns_ = now();
+        return;
+      }
+      if (!good(state, "cudaEventQuery")) return;
       const bool timed = s.begin != nullptr;
       float from_base = 0, took = 0;
       if (timed && (!good(cudaEventElapsedTime(&from_base, base_, s.begin), "cudaEventElapsedTime") ||
                     !good(cudaEventElapsedTime(&took, s.begin, s.end), "cudaEventElapsedTime"))) {
         return;
       }
-      if (timed) ns_a_byte_ = static_cast<double>(took) * 1e6 / static_cast<double>(s.size);
-      const auto ns = static_cast<Nanoseconds>(ns_a_byte_ * static_cast<double>(s.size));
+      const double measured = static_cast<double>(took) * 1e6, bytes = static_cast<double>(s.size);
+      if (timed && s.size < together_bytes) ns_a_byte_ = measured / bytes;
+      const auto ns = static_cast<Nanoseconds>(timed ? measured : ns_a_byte_ * bytes);
       const Nanoseconds begin = timed ? base_ns_ + static_cast<Nanoseconds>(static_cast<double>(from_base) * 1e6)
                                       : std::max(s.at_ns, free_ns_);
       busy_ns_ += ns;
-      free_ns_ = timed ? begin + ns : std::min(begin + ns, now());
+      free_ns_ = timed ? begin + ns : std::max(pending_ns_, std::min(begin + ns, now()));
       const Copy& first = s.copies.front();
       if (!first.demand) before_ns_ = (s.from > 0 ? before_ns_ : 0) + ns;
       if (s.completes) {
@@ -544,9 +552,10 @@ class CudaStream {
       if (!good(cudaStreamWaitEvent(stream, at->event, 0), "cudaStreamWaitEvent")) return;
     }
     s.at_ns = now();
-    const bool timed = options_.log || s.size >= together_bytes || small_++ % 8 == 0;
+    const bool timed = options_.log || s.size >= together_bytes || small_++ % timed_of == 0;
     s.begin = timed ? take_event(timed_) : nullptr;
     s.end = take_event(timed ? timed_ : untimed_);
+    if (!failed_.empty()) return;
     std::byte* to = slots_.slot(first.slot);
     const std::byte* from = staged != nullptr ? staged : s.bytes.front().view.data;
     if (timed && !good(cudaEventRecord(s.begin, stream), "cudaEventRecord")) return;
@@ -628,10 +637,11 @@ class CudaStream {
   std::string failed_;            ///< why the link stopped
   cudaEvent_t base_ = nullptr;    ///< happened at base_ns_
   Nanoseconds base_ns_ = 0, busy_ns_ = 0;
-  Nanoseconds free_ns_ = 0;    ///< when the last copy that has landed did
-  Nanoseconds before_ns_ = 0;  ///< what the pieces of a prefetch took that have landed
-  double ns_a_byte_ = 0;       ///< of the last copy whose time was taken
-  std::uint64_t small_ = 0;    ///< copies of less than together_bytes: taking a time holds the stream up
+  Nanoseconds free_ns_ = 0;     ///< when the last copy that has landed did
+  Nanoseconds before_ns_ = 0;   ///< what the pieces of a prefetch took that have landed
+  Nanoseconds pending_ns_ = 0;  ///< when a copy was last seen not to have landed
+  double ns_a_byte_ = 0;        ///< of the last small copy whose time was taken
+  std::uint64_t small_ = 0;     ///< copies of less than together_bytes: taking a time holds the stream up
   std::uint64_t expert_bytes_[precision_count] = {};
   detail::CopyTimes times_;
   std::uint64_t bytes_copied_ = 0, transfers_ = 0;
