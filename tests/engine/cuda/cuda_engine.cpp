@@ -315,6 +315,11 @@ void write_layers(const std::filesystem::path& folder, const Json& config) {
     tensors.push_back({attention + "o_proj.weight", {hidden, hidden}});
     const std::uint64_t experts = number(shared ? "num_experts" : "num_local_experts");
     const std::string block = at + (shared ? "mlp." : "block_sparse_moe.");
+    const Json dense = config.value("mlp_only_layers", Json::array());
+    if (std::find(dense.begin(), dense.end(), l) != dense.end()) {
+      feed_forward(block, {"gate_proj", "up_proj", "down_proj"}, number("intermediate_size"));
+      continue;
+    }
     tensors.push_back({block + "gate.weight", {experts, hidden}});
     for (std::uint64_t e = 0; e < experts; ++e) {
       const std::string expert = block + "experts." + std::to_string(e) + ".";
@@ -413,6 +418,46 @@ TEST_CASE("CUDA: GGUF files, in blocks too, compute what the CPU computes from t
       CpuModel& reference = cpu_model(path);
       Following following(reference.config(), reference.store(), ran.plans);
       const Matrix expected = logits_of(reference, following, short_prompt);
+      CHECK(apart(ran.logits, expected) < 1e-5);
+      CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
+    }
+  }
+}
+
+TEST_CASE("CUDA: layers without experts stand before, between and behind those with them" *
+          doctest::test_suite("whole-models")) {
+  Json config = {{"architectures", {"Qwen2MoeForCausalLM"}},
+                 {"num_hidden_layers", 7},
+                 {"mlp_only_layers", {0, 2, 3, 5, 6}},
+                 {"hidden_size", 64},
+                 {"num_attention_heads", 4},
+                 {"num_key_value_heads", 2},
+                 {"num_experts", 8},
+                 {"num_experts_per_tok", 2},
+                 {"intermediate_size", 96},
+                 {"moe_intermediate_size", 32},
+                 {"shared_expert_intermediate_size", 48},
+                 {"vocab_size", 258},
+                 {"max_position_embeddings", 256},
+                 {"rope_theta", 1e4},
+                 {"rms_norm_eps", 1e-5},
+                 {"tie_word_embeddings", false},
+                 {"bos_token_id", 1},
+                 {"eos_token_id", 2},
+                 {"hidden_act", "silu"},
+                 {"norm_topk_prob", false}};
+  const TemporaryFolder folder;
+  write_layers(folder.path(), config);
+  for (const std::string stack : {"importance-driven", "fate", "lru"}) {
+    for (const std::uint32_t prompt : {short_prompt, 150U}) {
+      CAPTURE(stack);
+      CAPTURE(prompt);
+      emulated::reset({.eager = true});
+      const Ran ran = run_on_gpu(folder.path(), stack, 50, prompt);
+      CpuModel reference(folder.path());
+      reference.add_precisions(find_stack(stack).precisions);
+      Following following(reference.config(), reference.store(), ran.plans);
+      const Matrix expected = logits_of(reference, following, prompt);
       CHECK(apart(ran.logits, expected) < 1e-5);
       CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
     }
