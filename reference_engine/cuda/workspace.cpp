@@ -64,8 +64,8 @@ void Workspace::reserve(std::uint32_t most) {
     normed = next.next<float>(n * c.hidden);
     partial = next.next<float>(n * c.hidden);
     ahead = next.next<float>(n * c.hidden);
-    qkv = next.next<float>(n * (c.heads + 2 * c.kv_heads) * c.head_dim);
     const bool absorbed = c.latent.rank > 0;
+    qkv = next.next<float>(n * (c.heads + (absorbed ? 0 : 2 * c.kv_heads)) * c.head_dim);
     mixed = next.next<float>(n * c.heads * (absorbed ? c.latent.rank : c.head_dim));
     if (absorbed) {
       const std::uint64_t width = c.latent.rank + c.rope.width;

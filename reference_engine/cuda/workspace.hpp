@@ -58,8 +58,9 @@ class Workspace {
   // On the device, in floats
   float *x = nullptr, *normed = nullptr;       ///< [rows, hidden]: hidden states, and the gate's input
   float *partial = nullptr, *ahead = nullptr;  ///< [rows, hidden]: the same of a partial hidden state
-  float *qkv = nullptr,
-        *mixed = nullptr;  ///< of attention: [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim]
+  /// Of attention: [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim]; of latent attention the queries alone, and
+  /// [rows, heads rank].
+  float *qkv = nullptr, *mixed = nullptr;
   float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]; of dense MLPs and attention, too
   /// Of latent attention: [rows, query_rank], [rows, rank + turned], [rows, heads (rank + turned)], [rows, heads value_dim].
   float *down = nullptr, *latent = nullptr, *queries = nullptr, *made = nullptr;
