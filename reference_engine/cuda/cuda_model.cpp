@@ -201,6 +201,10 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   Loading loading;
   std::vector<std::pair<std::uint64_t, std::function<void(const std::byte*)>>> places;
   const std::uint32_t turned = c.rope.width;
+  struct Wanted {  // a tensor
+    std::string name;
+    std::vector<std::uint64_t> shape;
+  };
   struct Part {
     std::string name;
     std::uint32_t rows;
@@ -259,6 +263,9 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     });
     places.emplace_back(at, [&to](const std::byte* p) { to = reinterpret_cast<const float*>(p); });
   };
+  auto vector = [&](const std::string& name, std::uint32_t size, const float*& to) {
+    floats(dense(checkpoint, name, {size}).to_floats(), to);
+  };
   auto norm_weights = [&](const std::string& name, std::uint32_t size) {
     std::vector<float> values = dense(checkpoint, name, {size}).to_floats();
     for (float& v : values) v += c.norm == Norm::rms_plus_one ? 1.0F : 0.0F;
@@ -266,13 +273,13 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   };
   auto norm = [&](const std::string& name, NormWeights& to) {
     floats(norm_weights(name + "weight", c.hidden), to.weight);
-    if (c.norm == Norm::mean) floats(dense(checkpoint, name + "bias", {c.hidden}).to_floats(), to.bias);
+    if (c.norm == Norm::mean) vector(name + "bias", c.hidden, to.bias);
   };
 
   const std::uint32_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
   matrix(c.names.model + "embed_tokens.weight", c.vocabulary, c.hidden, embedding_);
   if (!c.tied_embeddings) matrix(c.names.head + "weight", c.vocabulary, c.hidden, head_);
-  if (c.head_bias) floats(dense(checkpoint, c.names.head + "bias", {c.vocabulary}).to_floats(), head_bias_);
+  if (c.head_bias) vector(c.names.head + "bias", c.vocabulary, head_bias_);
   norm(c.names.model + "norm.", norm_);
   layers_.resize(c.layers);
   // The gates of all layers, too, so that adjacent ones are one product. They have been counted already.
@@ -312,9 +319,6 @@ void CudaModel::load(const Checkpoint& checkpoint) {
   auto load_latent = [&](std::uint32_t l, Layer& layer) {
     const auto at = [&](const std::string& name) { return c.tensor(l, "self_attn." + name); };
     const std::uint32_t rank = c.latent.rank, width = rank + c.rope.width, each = c.latent.plain_dim + c.value_dim;
-    auto vector = [&](const std::string& name, std::uint32_t size, const float*& to) {
-      floats(dense(checkpoint, name, {size}).to_floats(), to);
-    };
     if (c.latent.query_rank > 0) {
       matrix(at("q_a_proj.weight"), c.latent.query_rank, c.hidden, layer.q_down);
       vector(at("q_a_layernorm.weight"), c.latent.query_rank, layer.q_down_norm);
@@ -326,17 +330,13 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     matrix(at("kv_a_proj_with_mqa.weight"), width, c.hidden, layer.kv_down);
     vector(at("kv_a_layernorm.weight"), rank, layer.kv_norm);
     if (c.latent.bias) vector(at("kv_a_proj_with_mqa.bias"), width, layer.kv_bias);
-    struct Source {
-      std::string name;
-      std::vector<std::uint64_t> shape;
-    };
     const bool apart = checkpoint.find(at("k_b_proj.weight")) != nullptr;  // as newer GGUF files have them
-    const Source up{at("kv_b_proj.weight"), {std::uint64_t{c.heads} * each, rank}};
-    const Source keys = apart ? Source{at("k_b_proj.weight"), {c.heads, rank, c.latent.plain_dim}} : up;
-    const Source values = apart ? Source{at("v_b_proj.weight"), {c.heads, c.value_dim, rank}} : up;
+    const Wanted up{at("kv_b_proj.weight"), {std::uint64_t{c.heads} * each, rank}};
+    const Wanted keys = apart ? Wanted{at("k_b_proj.weight"), {c.heads, rank, c.latent.plain_dim}} : up;
+    const Wanted values = apart ? Wanted{at("v_b_proj.weight"), {c.heads, c.value_dim, rank}} : up;
     bool bf16 = true;  // what is exact in it stays in it
     std::uint64_t in_files = 0;
-    for (const Source* source : {&keys, &values}) {
+    for (const Wanted* source : {&keys, &values}) {
       if (source == &values && !apart) break;
       const Tensor& t = dense(checkpoint, source->name, source->shape);
       bf16 = bf16 && stored_type(t.stored()) == StoredType(FloatType::bf16);
@@ -424,8 +424,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
       }
       floats(std::move(bias), layer.qkv_bias);
     }
-    if (c.output_bias || c.latent.bias)
-      floats(dense(checkpoint, at("self_attn.o_proj.bias"), {c.hidden}).to_floats(), layer.o_bias);
+    if (c.output_bias || c.latent.bias) vector(at("self_attn.o_proj.bias"), c.hidden, layer.o_bias);
     if (c.head_norm == HeadNorm::plain_behind_rope) {
       floats(std::vector<float>(c.head_dim, 1.0F), layer.q_norm);
       floats(std::vector<float>(c.head_dim, 1.0F), layer.k_norm);
@@ -436,16 +435,12 @@ void CudaModel::load(const Checkpoint& checkpoint) {
       floats(parted_floats(norm_weights(at(c.names.k_norm), all ? kv_width : c.head_dim), all ? c.kv_heads : 1),
              layer.k_norm);
     }
-    if (c.sinks) floats(dense(checkpoint, at("self_attn.sinks"), {c.heads}).to_floats(), layer.sinks);
+    if (c.sinks) vector(at("self_attn.sinks"), c.heads, layer.sinks);
     const bool moe = c.layer[l].moe;
     const std::uint32_t width = moe ? c.shared_width : c.dense_width;
     if (width == 0) continue;
     if (moe && !c.names.shared_scale.empty()) matrix(at(c.names.shared_scale), 1, c.hidden, layer.shared_scale);
-    struct Matrix2 {
-      std::string name;
-      std::vector<std::uint64_t> shape;
-    };
-    std::vector<Matrix2> matrices;
+    std::vector<Wanted> matrices;
     if (moe && !c.names.shared_fused[0].empty()) {  // gate above up
       matrices = {{at(c.names.shared_fused[0]), {2ULL * width, c.hidden}},
                   {at(c.names.shared_fused[1]), {c.hidden, width}}};
@@ -457,7 +452,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     }
     std::uint64_t bytes = 0;
     std::vector<StoredType> types;
-    for (const Matrix2& m : matrices) {
+    for (const Wanted& m : matrices) {
       const Tensor& t = dense(checkpoint, m.name, m.shape);
       types.push_back(stored_type(t.stored()));
       if (types.size() == 2 && matrices.size() == 3 && !(types[1] == types[0])) {
@@ -469,7 +464,7 @@ void CudaModel::load(const Checkpoint& checkpoint) {
     }
     layer.mlp_shape = {c.hidden, width, types.front(), 64, types.back()};
     const std::uint64_t mlp_at = loading.add(bytes, [&checkpoint, matrices](std::byte* p) {
-      for (const Matrix2& m : matrices) {
+      for (const Wanted& m : matrices) {
         checkpoint.read(m.name, m.shape, p);
         p += checkpoint.at(m.name, m.shape).stored_bytes();
       }
@@ -827,6 +822,10 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     if (gate_scores) gate_scores(l, input_, said);
     predicted_.clear();
     for (std::uint32_t i = 1; i < count; ++i) {
+      if (plain_gates()) {  // as they lie
+        predicted_.push_back({static_cast<std::uint16_t>(l + i), scored(i), scored(i)});
+        continue;
+      }
       Matrix &select = ahead_select_[i - 1], &weight = ahead_weight_[i - 1];
       read_scores(l + i, i, select, weight);
       const GateScores ahead = scores(select, weight);
