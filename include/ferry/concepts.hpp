@@ -151,8 +151,9 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 ///  4. Which rows it reads it declares as `static constexpr RowSource prefill_rows`, `decode_rows`; without the
 ///     declaration it is `gate_input`. With `none`, `scores.select` is empty.
 ///
-/// `observe(layer, taken, rows)` sees every layer's routes [rows, k], in order, before any is skipped. `rows`: which
-///     rows of the step they are, ascending; empty: all of them.
+/// `observe(layer, taken, rows)` sees every layer's routes [rows, k], in order, ahead of the first `predict` behind its
+///     plan, which does not wait for it. What was skipped or left out still says the gate's choice, at weight 0.
+///     `rows`: which rows of the step they are, ascending; empty: all of them.
 ///  5. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
 ///
 /// One that predicts nothing declares `static constexpr bool predicts = false`: `predict` is never called.
@@ -201,8 +202,8 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `begin_step(step)`: a forward pass begins.
 ///  - `observe(scores)`: the real gate's scores [rows, experts] of one of the pool's layers, before its routes are
 ///    chosen. A policy that cannot do without declares `static constexpr bool needs_full_scores = true`.
-///  - `chosen(layer, taken, rows)`: the routes [rows, k] of one of the pool's layers, as a predictor's `observe` sees them.
-///    Called once a layer, before all that follows from them.
+///  - `chosen(layer, taken, rows)`: the routes [rows, k] of one of the pool's layers, before any is skipped; `rows` as for
+///    Predictor::observe. Called once a layer, before all that follows from them.
 ///  - `used(what)`: the gate asked for an expert of the pool's layers, and this variant serves it, from whichever pool
 ///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
 ///  - `reset()`: the last live sequence has ended, and a step of others begins. What is kept by sequence begins anew.

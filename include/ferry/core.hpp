@@ -7,6 +7,7 @@
 #include "ferry/detail/expert_groups.hpp"
 #include "ferry/detail/found_experts.hpp"
 #include "ferry/detail/layer_counts.hpp"
+#include "ferry/detail/layer_routes.hpp"
 #include "ferry/detail/layer_tasks.hpp"
 #include "ferry/detail/live_sequences.hpp"
 
@@ -70,7 +71,7 @@ class Core {
     costs_.see(seen);
     slots_.observe(scores);
     if constexpr (part::needs_residency<Router>()) slots_.states(scores.layer, present_);
-    Out<Route> out{routes_.data(), routes_.size(), 0};
+    Out<Route> out = routes_.room();
     const Scores of_layer = counts_.of(scores);
     router_.route(phase_, of_layer, {present_.data(), present_.size()}, out);
     assert(out.size * shape_.experts == scores.select.size * shape_.top_k);
@@ -89,11 +90,10 @@ class Core {
         "this cache policy needs the scores of all experts: call plan(scores) instead of plan(layer, routes)");
     slots_.begin_call(seen);
     costs_.see(seen);
-    assert(routes.size <= routes_.size());
-    for (std::uint32_t i = 0; i < routes.size; ++i) routes_[i] = routes[i];
-    if constexpr (part::Revises<Router>) router_.revise(phase_, {routes_.data(), routes.size});
+    const View<Route> own = routes_.copy(routes);
+    if constexpr (part::Revises<Router>) router_.revise(phase_, own);
     slots_.accounts().see_no_scores();
-    return decide(layer, {routes_.data(), routes.size}, rows);
+    return decide(layer, own, rows);
   }
 
   /// The layer `distance` (from 1) ahead of the one planned last, if a look-ahead for it is of use now and this stack's
@@ -116,6 +116,7 @@ class Core {
   /// that reads no rows in this phase; a predictor that reads rows is not called without them.
   FERRY_HD void look_ahead(const Scores& predicted, const Seen& seen) noexcept {
     slots_.begin_call(seen);
+    settle();
     if constexpr (part::predicts<Predictor>()) {
       assert(predicted.layer < shape_.layers && predicted.select.size <= shape_.max_rows * shape_.experts);
       if (predicted.select.size == 0 && part::rows_of<Predictor>(phase_) != RowSource::none) return;
@@ -160,6 +161,7 @@ class Core {
   /// noted (those that are 0 were not, and leave the last ones).
   FERRY_HD void finish(std::uint16_t layer, const Times& times, const Seen& seen) noexcept {
     slots_.begin_call(seen);
+    settle();
     if constexpr (part::predicts<Predictor>()) {
       slots_.accounts().finish(layer_ahead(part::rows_of<Predictor>(phase_), 1) != no_layer);
     }
@@ -172,18 +174,17 @@ class Core {
   /// Ends the step after an error: leases end, copies on their way still land.
   FERRY_HD void abandon() noexcept {
     slots_.begin_call();
+    settle();
     tasks_.staging().clear();
     tasks_.end(Fence{++fence_}, slots_);
     slots_.accounts().abandon();
   }
-  /// The same for a step that was left in the middle of a layer, and counts it.
-  FERRY_HD void abandon_unfinished() noexcept {
-    abandon();
-    slots_.accounts().leave_unfinished();
-  }
+  /// A step was left in the middle of a layer: counts it, ahead of its `abandon`.
+  FERRY_HD void count_unfinished() noexcept { slots_.accounts().leave_unfinished(); }
 
   /// A sequence is over: policies forget what they kept for it.
   FERRY_HD void end_sequence(std::uint32_t sequence) noexcept {
+    settle();
     if constexpr (part::EndsSequence<Predictor>) predictor_.end_sequence(sequence);
     live_.end(sequence);
   }
@@ -202,11 +203,12 @@ class Core {
   FERRY_HD const Residency& residency() const noexcept { return slots_.residency(); }          ///< what is where
   FERRY_HD const Shape& shape() const noexcept { return shape_; }               ///< the sizes that it works with
   FERRY_HD const Precisions& precision() const noexcept { return precision_; }  ///< the selector, with its state
+  FERRY_HD const Predictor& predictor() const noexcept { return predictor_; }   ///< likewise
   /// The policy of a pool, with its state: for reports and tests.
   FERRY_HD const Cache& cache(std::uint16_t pool) const noexcept { return slots_.cache(pool); }
   /// Layers ahead that this stack's predictor wants to be asked for; 0: none.
   FERRY_HD std::uint16_t look_ahead_depth() const noexcept { return depth_; }
-  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it.
+  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it, counted behind its plan.
   FERRY_HD Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
     return slots_.accounts().accuracy(distance, layer);
   }
@@ -232,7 +234,7 @@ class Core {
     if constexpr (part::ReservesForModel<Precisions>) precision_.reserve(carve, shape_);
     live_.reserve(carve, shape_);
     measured_.reserve(carve, shape_.layers);
-    carve(routes_, std::size_t{shape_.max_rows} * shape_.top_k);
+    routes_.reserve(carve, shape_);
     carve(requests_, shape_.experts);
     found_.reserve(carve, shape_.experts);
     tasks_.reserve(carve, shape_.experts, c.allotment.stream_slots);
@@ -273,15 +275,15 @@ class Core {
     Out<Request> gathered{requests_.data(), requests_.size(), 0};
     groups_.template gather<part::needs_unimportance<Precisions>()>(layer, routes, gathered);
     const View<Request> requests = gathered.view();
-    predictor_.observe(layer, routes, rows);
+    routes_.keep(routes.size, rows);
     slots_.chosen(layer, routes, rows);
-    slots_.accounts().ask(layer, routes, rows, requests);
+    slots_.accounts().ask(routes, requests);
     choose_precision(true, requests);
     slots_.unmask(layer);
 
     found_.find(phase_, requests, measured_, slots_, [this](const Request& r) {
       slots_.accounts().skip(r);
-      for (std::uint32_t i = 0; i < r.rows; ++i) routes_[groups_.assignments()[r.first + i]] = {};
+      for (std::uint32_t i = 0; i < r.rows; ++i) routes_.leave_out(groups_.assignments()[r.first + i]);
     });
     const View<Request> present = requests.part(0, found_.present()), misses = found_.misses();
     if (part::predicts<Predictor>() && phase_ == Phase::prefill) {
@@ -291,24 +293,24 @@ class Core {
     found_.count_savings(phase_, requests, rows.size > 0 ? rows.size : rows_, scheduler_, measured_, costs_, slots_);
     slots_.loaded(layer, split.loads, misses.size);
     slots_.drop_stale(layer);
-    const auto [on_device, hosted] = halves(present, present.size - split.hosted);
-    const auto [loaded, left] = halves(misses, split.loads);
-    tasks_.add_resident(on_device, slots_);
+    const std::uint32_t on_device = present.size - split.hosted;
+    tasks_.add_resident(present.part(0, on_device), slots_);
     if (found_.any_staged()) tasks_.add_staged(requests, slots_);
     if (split.waits) tasks_.add_in_flight(found_.arriving(), slots_);
-    tasks_.load(loaded, slots_);
-    tasks_.add_hosted(hosted, slots_);
+    tasks_.load(misses.part(0, split.loads), slots_);
+    tasks_.add_hosted(present.part(on_device, split.hosted), slots_);
     if (!split.waits) tasks_.add_on_host(found_.arriving(), slots_);
-    tasks_.add_on_host(left, slots_);
+    tasks_.add_on_host(misses.part(split.loads, misses.size - split.loads), slots_);
     promote();
     return {routes, {groups_.assignments(), routes.size}, tasks_.resident(), tasks_.arriving(), tasks_.host()};
   }
 
-  struct Halves {
-    View<Request> front, back;
-  };
-  FERRY_HD static Halves halves(View<Request> requests, std::uint32_t at) noexcept {
-    return {requests.part(0, at), requests.part(at, requests.size - at)};
+  /// Tells what the layer planned last chose to those whom its plan does not wait for: ahead of what may ask them first.
+  FERRY_HD void settle() noexcept {
+    routes_.tell([this](View<const Route> routes, View<const std::uint32_t> rows) {
+      predictor_.observe(layer_, routes, rows);
+      slots_.accounts().score(layer_, routes, rows);
+    });
   }
 
   /// Orders the misses and says who computes what. What the host computes of what is on its way is not leased.
@@ -320,14 +322,12 @@ class Core {
       scheduler_.order(phase_, true, present);
       split = scheduler_.split(phase_, present, misses, arriving, costs_);
       split.hosted = least(present.size, split.hosted);
-      for (const Request& r : arriving) {
-        split.waits ? slots_.use(r.slot) : slots_.cancel_lease(r.slot);
-      }
+      for (const Request& r : arriving) split.waits ? slots_.use(r.slot) : slots_.cancel_lease(r.slot);
     } else {
       split.loads = scheduler_.split(phase_, misses);
     }
     split.loads = least(misses.size, split.loads);
-    for (const Request& r : halves(misses, split.loads).back) {
+    for (const Request& r : misses.part(split.loads, misses.size - split.loads)) {
       if (r.state == State::queued) slots_.cancel_lease(r.slot);
     }
     return split;
@@ -381,9 +381,9 @@ class Core {
   Router router_;
   Shape shape_;
   detail::MeasuredCosts measured_;
-  Array<Route> routes_;      ///< [rows, k]
   Array<Request> requests_;  ///< [experts]
   Array<State> present_;     ///< [experts], for routers that need it
+  detail::LayerRoutes routes_;
   detail::LayerCounts counts_;
   detail::FoundExperts<Stack> found_;
   detail::LayerTasks<Stack> tasks_;

@@ -78,7 +78,7 @@ struct PrefetchCounts {
   /// Layers from which the stack's predictor would have looked ahead, and was not asked to: an engine that forgets
   /// `look_ahead` runs such a stack as if it predicted nothing.
   std::uint64_t layers_not_asked = 0;
-  Accuracy accuracy;  ///< of the nearest prediction of each layer
+  Accuracy accuracy;  ///< of the nearest prediction of each layer, counted by the first call behind its plan
 
   /// Used over issued.
   [[nodiscard]] double precision() const noexcept { return Accuracy::ratio(used, issued); }

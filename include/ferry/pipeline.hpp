@@ -88,7 +88,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
     const Turn turn(calls_, "begin_step");
     if (calls_.begin_step(step)) {
       link_.fence(core_->next_fence());
-      core_->abandon_unfinished();
+      core_->count_unfinished();
+      core_->abandon();
       carry_out();
     }
     core_->begin_step(step);
@@ -176,7 +177,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
 
   /// What has been counted since it was made.
   [[nodiscard]] const Counters& counters() const noexcept { return core_->counters(); }
-  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it; none of any other.
+  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it; none of any other. They are
+  /// counted by the first call behind the layer's plan.
   [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
     return core_->prediction_accuracy(distance, layer);
   }

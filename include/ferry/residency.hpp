@@ -84,6 +84,7 @@ class Residency {
     carve(bars_, allotment.slots(), std::uint8_t{0});
     carve(slot_of_, std::size_t{model.layers} * model.experts * columns_, no_slot);
     carve(pool_of_, std::size_t{model.layers} * columns_, no_pool);
+    carve(pools_of_, std::size_t{model.layers} * columns_, no_pool);
     carve(pools_, allotment.pools.size());
     carve(free_, cache_slots_);
     demand_.reserve(carve, std::size_t{allotment.slots()} + 1);
@@ -103,10 +104,17 @@ class Residency {
       first += spec.slots;
       for (std::uint16_t l = spec.first_layer; l < spec.first_layer + spec.layers; ++l) {
         for (std::uint32_t c = 0; c < columns_; ++c) {
-          if ((spec.precisions >> static_cast<unsigned>(precision_of_[c]) & 1U) != 0) {
-            pool_of_[l * columns_ + c] = p;
-          }
+          if ((spec.precisions >> static_cast<unsigned>(precision_of_[c]) & 1U) != 0) pool_of_[l * columns_ + c] = p;
         }
+      }
+    }
+    for (std::uint32_t l = 0; l < model.layers; ++l) {
+      std::uint32_t known = 0;
+      for (std::uint32_t c = 0; c < columns_; ++c) {
+        const std::uint16_t pool = pool_of_[l * columns_ + c];
+        std::uint32_t i = 0;
+        while (i < known && pools_of_[l * columns_ + i] != pool) ++i;
+        if (i == known && pool != no_pool) pools_of_[l * columns_ + known++] = pool;
       }
     }
   }
@@ -154,12 +162,8 @@ class Residency {
   /// Calls `f(pool)` for each pool that a layer has, once.
   template <class F>
   FERRY_HD void for_each_pool(std::uint16_t layer, F&& f) const noexcept {
-    for (std::uint32_t c = 0; c < columns_; ++c) {
-      const std::uint16_t pool = pool_of_[layer * columns_ + c];
-      bool seen = pool == no_pool;
-      for (std::uint32_t b = 0; b < c; ++b) seen = seen || pool_of_[layer * columns_ + b] == pool;
-      if (!seen) f(pool);
-    }
+    const std::uint16_t* const pools = pools_of_.data() + layer * columns_;
+    for (std::uint32_t i = 0; i < columns_ && pools[i] != no_pool; ++i) f(pools[i]);
   }
   /// Calls `f(id)` for each expert of a layer that has a slot, in ascending order.
   template <class F>
@@ -354,9 +358,10 @@ class Residency {
   }
 
   Array<Slot> slots_;
-  Array<std::uint8_t> bars_;      ///< [slots] of Bar, apart from Slot because policies read them
-  Array<std::uint32_t> slot_of_;  ///< [layers, experts, stored precisions]
-  Array<std::uint16_t> pool_of_;  ///< [layers, stored precisions]
+  Array<std::uint8_t> bars_;       ///< [slots] of Bar, apart from Slot because policies read them
+  Array<std::uint32_t> slot_of_;   ///< [layers, experts, stored precisions]
+  Array<std::uint16_t> pool_of_;   ///< [layers, stored precisions]
+  Array<std::uint16_t> pools_of_;  ///< likewise, each pool of a layer once, behind them no_pool
   Array<PoolState> pools_;
   Array<std::uint32_t> free_;          ///< a stack a pool, at the pool's own slots
   CopyQueue<std::uint32_t> demand_;    ///< slots with a demand copy on its way, in ticket order

@@ -458,6 +458,7 @@ TEST_CASE("recall and top-1 are counted by hand") {
   f->look_ahead(scores(1, ahead), nothing_seen);
   f->finish(0, {}, all_landed);
   f->plan(scores(1, real), all_landed);
+  f->finish(1, {}, all_landed);
   const PrefetchCounts& p = f->counters().prefetch;
   CHECK(p.accuracy.recall() == doctest::Approx(0.5));  // 6 of {6, 2}
   CHECK(p.precision() == doctest::Approx(0.5));        // 6 of {5, 6}
@@ -822,6 +823,71 @@ TEST_CASE("Eq. 2 from a gate row to precisions, thresholds inclusive (HOBBIT, se
   CHECK(f->counters().of(Phase::decode).hits == 3);
 }
 
+namespace {
+
+struct Listens {
+  static constexpr RowSource decode_rows = RowSource::none, prefill_rows = RowSource::none;
+  std::uint32_t told = 0, told_at_predict = 0, told_at_end = 0;
+  std::uint16_t chosen[6] = {};
+  std::uint32_t row = 0;
+  void reserve(Carver& /*carve*/, const Shape& /*shape*/) {}
+  void observe(std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) noexcept {
+    told += layer + 1U;
+    for (std::uint32_t i = 0; i < taken.size; ++i) chosen[i] = gate_choice(taken[i]);
+    row = rows.size > 0 ? rows[0] : 9;
+  }
+  void predict(Phase /*phase*/, const Scores& /*scores*/, Out<Request>& /*out*/) noexcept { told_at_predict = told; }
+  void end_sequence(std::uint32_t /*sequence*/) noexcept { told_at_end = told; }
+};
+
+}  // namespace
+
+TEST_CASE("a predictor is told of a plan behind it, once, ahead of whatever may ask it: gate choices, and which rows") {
+  using S = Stack<Listens, Lru, ImportanceThresholds, stacks::LoadEverything, TopK>;
+  const ModelShape m = model(2, 4, 3, 2, 256, 64);
+  CoreFixture<S> f(m, high_low_pools(m, 2000, Precision::full, Precision::int4));
+  f.config.precision.t1 = 0.5F;
+  f.config.precision.t2 = 0.7F;
+  f.build();
+  const Listens& listens = f->predictor();
+  f->begin_step(StepOf(Phase::decode, 2));
+  const std::vector<float> s = {0.5F, 0.2F, 0.0F, 0.3F};
+  std::uint32_t row = 1;
+  Scores of_layer = scores(0, s);
+  of_layer.rows = {&row, 1};
+  Plan p = f->plan(of_layer, all_landed);
+  CHECK(listens.told == 0);
+  CHECK(p.routes[2].expert == no_expert);  // 1 has too little
+  CHECK(p.routes[2].instead_of == 1);
+  row = 0;  // the engine's own
+  f->look_ahead({1, {}, {}}, all_landed);
+  CHECK(listens.told_at_predict == 1);
+  CHECK(listens.chosen[0] == 0);
+  CHECK(listens.chosen[1] == 3);
+  CHECK(listens.chosen[2] == 1);
+  CHECK(listens.row == 1);
+  f->finish(0, {}, all_landed);
+  CHECK(listens.told == 1);
+
+  of_layer.layer = 1;
+  f->plan(of_layer, all_landed);
+  CHECK(listens.told == 1);
+  f->finish(1, {}, all_landed);
+  CHECK(listens.told == 3);
+  CHECK(listens.row == 0);
+
+  f->begin_step(StepOf(Phase::decode, 2));
+  f->plan(scores(0, std::vector<float>(8, 0.25F)), all_landed);
+  f->end_sequence(0);  // in the middle of the layer
+  CHECK(listens.told_at_end == 4);
+  CHECK(listens.row == 9);
+  f->finish(0, {}, all_landed);
+  f->plan(scores(1, std::vector<float>(8, 0.25F)), all_landed);
+  CHECK(listens.told == 4);
+  f->abandon();
+  CHECK(listens.told == 6);
+}
+
 TEST_CASE("a queued prefetch of another precision than is wanted is taken back") {
   const ModelShape m = model(2, 4, 1, 1, 256, 64);
   using S = Stack<CrossLayerGate, Lru, Told, stacks::LoadEverything, TopK>;
@@ -898,6 +964,7 @@ TEST_CASE("in a model of one layer, the layer ahead is that of the next step") {
   f->finish(0, {}, all_landed);
   f->begin_step(StepOf(Phase::decode, 1));
   f->plan(scores(0, s), all_landed);
+  f->finish(0, {}, all_landed);
   CHECK(f->prediction_accuracy(1, 0).needed == 1);
   CHECK(f->prediction_accuracy(1, 0).predicted == 1);
 }

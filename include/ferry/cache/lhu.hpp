@@ -34,18 +34,17 @@ class Lhu {
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
-  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [this](std::size_t at) { return uses_[at]; });
-  }
+  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept { return slots_.least(barred, key()); }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, uses_[slots_.index(what.id)]);
   }
+  FERRY_HD void finished(std::uint16_t /*layer*/) noexcept { slots_.resolve(key()); }
 
-  [[nodiscard]] const char* check() const noexcept {
-    return slots_.check([this](std::size_t at) { return uses_[at]; });
-  }
+  [[nodiscard]] const char* check() const noexcept { return slots_.check(key()); }
 
  private:
+  FERRY_HD detail::KeyIn key() const noexcept { return {uses_.data()}; }
+
   detail::SlotExperts slots_;
   Array<std::int64_t> uses_;  ///< [layers, experts], at high precision
 };

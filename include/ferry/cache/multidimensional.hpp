@@ -68,13 +68,13 @@ class Multidimensional {
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
     const std::uint16_t now = any_used_ ? here_.layer : incoming.id.layer;
     const std::int64_t* const near = nearness_(slots_.layer(now), fld * (steps_ == 0 ? 1 : steps_));
-    return slots_.least(
-        barred, [records = records_.data()](std::size_t at) { return records[at].sum; },
-        [near](std::int64_t key, std::uint32_t layer) { return key + near[layer]; });
+    return slots_.least(barred, KeyIn{records_.data()},
+                        [near](std::int64_t key, std::uint32_t layer) { return key + near[layer]; });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, records_[slots_.index(what.id)].sum);
   }
+  FERRY_HD void finished(std::uint16_t /*layer*/) noexcept { slots_.resolve(KeyIn{records_.data()}); }
 
   /// R <= T and H <= F <= T, so that p <= 1.
   [[nodiscard]] const char* check() const noexcept {
@@ -85,7 +85,7 @@ class Multidimensional {
       if (uses > (lfu + lhu) * steps_ * slots_.layers()) return "Multidimensional: F or H > T";
     }
     if (const char* broken = nearness_.check()) return broken;
-    return slots_.check([this](std::size_t at) { return records_[at].sum; });
+    return slots_.check(KeyIn{records_.data()});
   }
 
  private:
@@ -93,6 +93,10 @@ class Multidimensional {
   struct Record {
     std::int64_t sum = 0;   ///< (w_lru R + w_lfu F + w_lhu H) l_n
     std::int64_t last = 0;  ///< R: the step of the last use, from 1; 0: never
+  };
+  struct KeyIn {
+    const Record* records;
+    FERRY_HD std::int64_t operator()(std::size_t at) const noexcept { return records[at].sum; }
   };
 
   detail::SlotExperts slots_;

@@ -51,24 +51,29 @@ class ScoreAverage {
   FERRY_HD void observe(const Scores& scores) noexcept {
     const std::uint32_t experts = slots_.experts(), rows = scores.weight.size / experts;
     if (rows == 0) return;
-    for (std::int64_t& sum : sums_) sum = 0;
+    std::int64_t* const sums = sums_.data();
+    for (std::uint32_t e = 0; e < experts; ++e) sums[e] = 0;
     for (std::uint32_t first = 0; first < scores.weight.size; first += experts) {
       const float* row = scores.weight.data + first;
       detail::best_of(row, experts, best_.size(), best_.data());
-      for (const Route& r : best_) sums_[r.expert] += detail::fixed_score(row[r.expert]);
+      for (const Route& r : best_) sums[r.expert] += detail::fixed_score(row[r.expert]);
     }
-    std::int64_t* averages = averages_.data() + std::size_t{slots_.layer(scores.layer)} * experts;
-    for (std::uint32_t e = 0; e < experts; ++e) {
-      const std::int64_t newest = detail::fixed_mean(sums_[e], rows) << 32;
-      averages[e] = (alpha_percent * newest + (100 - alpha_percent) * averages[e]) / 100;
+    std::int64_t* const averages = averages_.data() + std::size_t{slots_.layer(scores.layer)} * experts;
+    if (rows == 1 && alpha_percent == 50) {  // a loop without divisions is a few vectors
+      for (std::uint32_t e = 0; e < experts; ++e) {
+        averages[e] = static_cast<std::int64_t>(static_cast<std::uint64_t>((sums[e] << 32) + averages[e]) >> 1U);
+      }
+    } else {
+      for (std::uint32_t e = 0; e < experts; ++e) {
+        const std::int64_t newest = detail::fixed_mean(sums[e], rows) << 32;
+        averages[e] = (alpha_percent * newest + (100 - alpha_percent) * averages[e]) / 100;
+      }
     }
     slots_.changed(scores.layer);
   }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
-  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    return slots_.least(barred, [averages = averages_.data()](std::size_t at) { return averages[at]; });
-  }
+  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept { return slots_.least(barred, key()); }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, averages_[slots_.index(what.id)]);
   }
@@ -77,10 +82,12 @@ class ScoreAverage {
     for (const std::int64_t average : averages_) {
       if (average < 0 || average > std::int64_t{1} << 56U) return "ScoreAverage: an average is not 0 to 1";
     }
-    return slots_.check([this](std::size_t at) { return averages_[at]; });
+    return slots_.check(key());
   }
 
  private:
+  FERRY_HD detail::KeyIn key() const noexcept { return {averages_.data()}; }
+
   detail::SlotExperts slots_;
   Array<std::int64_t> averages_;  ///< [layers, experts], at most 2^56
   Array<std::int64_t> sums_;      ///< [experts], of one step

@@ -68,10 +68,9 @@ class ScoreWindow {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) noexcept {
-    const std::int64_t* const sums = sums_.data();
-    const auto key = [sums](std::size_t at) { return sums[at]; };
-    if (full_ == slots_.layers()) return slots_.least(barred, key);
-    return slots_.least(barred, key, [this](std::int64_t sum, std::uint32_t l) { return mean(sum, windows_[l].seen); });
+    if (full_ == slots_.layers()) return slots_.least(barred, key());
+    return slots_.least(barred, key(),
+                        [this](std::int64_t sum, std::uint32_t l) { return mean(sum, windows_[l].seen); });
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     slots_.put(slot, what.id, sums_[slots_.index(what.id)]);
@@ -93,7 +92,7 @@ class ScoreWindow {
       }
     }
     if (full_ != full) return "ScoreWindow: full windows are counted wrong";
-    return slots_.check([this](std::size_t at) { return sums_[at]; });
+    return slots_.check(key());
   }
 
  private:
@@ -101,6 +100,8 @@ class ScoreWindow {
     std::uint32_t seen = 0;  ///< iterations in it
     std::uint32_t next = 0;  ///< where the next one goes
   };
+
+  FERRY_HD detail::KeyIn key() const noexcept { return {sums_.data()}; }
 
   /// Of one step.
   FERRY_HD void sum_rows(const float* weight, std::uint32_t rows) noexcept {

@@ -62,9 +62,7 @@ class Accounts {
   FERRY_HD void see_no_scores() noexcept { by_score_ = false; }
 
   /// What the gate asks for. Substitutes that it did not ask for are run and not counted.
-  FERRY_HD void ask(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows,
-                    View<const Request> requests) noexcept {
-    if constexpr (predicts) predictions_.score(layer, routes, rows, step_rows_, best_, counters_.prefetch);
+  FERRY_HD void ask(View<const Route> routes, View<const Request> requests) noexcept {
     looked_ahead_ = false;
     Outcomes& count = counters_.of(phase_);
     if constexpr (revises) {
@@ -86,6 +84,10 @@ class Accounts {
         ++(top_scores_[requests[i].want.id.expert] ? count.top_requests : count.low_requests);
       }
     }
+  }
+  /// How good the predictions of a layer were.
+  FERRY_HD void score(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows) noexcept {
+    if constexpr (predicts) predictions_.score(layer, routes, rows, step_rows_, best_, counters_.prefetch);
   }
   /// False for a substitute that the gate did not ask for.
   FERRY_HD bool asked(std::uint16_t expert) const noexcept {

@@ -6,6 +6,12 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
+/// The key of an expert in an array [layers, experts].
+struct KeyIn {
+  const std::int64_t* keys;
+  FERRY_HD std::int64_t operator()(std::size_t at) const noexcept { return keys[at]; }
+};
+
 /// The experts of a pool by slot, where each expert of the pool's layers has its place in an array of
 /// [layers, experts], and which of them is worth least. Keys and worths are below 2^62.
 ///
@@ -65,6 +71,13 @@ class SlotExperts {
     for (std::uint16_t l = 0; l < pool_.layers; ++l) unknown_.add(0, l);
   }
 
+  /// Finds the least again where it is not known, ahead of whoever asks for it next.
+  template <class KeyAt>
+  FERRY_HD void resolve(const KeyAt& key) noexcept {
+    unknown_.for_each(0, [&](std::uint16_t l) { least_[l] = least_among(l, {}, key, key_[l]); });
+    unknown_.clear(0);
+  }
+
   /// How many experts the pool's layers have together.
   FERRY_HD std::uint32_t size() const noexcept { return std::uint32_t{pool_.layers} * pool_.experts; }
   FERRY_HD std::uint32_t index(ExpertId id) const noexcept { return layer(id.layer) * pool_.experts + id.expert; }
@@ -97,7 +110,7 @@ class SlotExperts {
     }
     const std::uint32_t slot = first_of_least(key_.data(), least_.data());
     if (slot == no_slot || !barred[slot]) return slot;
-    for (std::uint32_t l = 0; l < pool_.layers; ++l) worth_[l] = key_[l];
+    copy(key_, worth_);
     return least_not_barred(slot, barred, key, [](std::int64_t k, std::uint32_t /*layer*/) { return k; });
   }
 
@@ -157,11 +170,11 @@ class SlotExperts {
  private:
   static constexpr std::int64_t nobody = std::int64_t{1} << 62;  ///< of a layer without an expert: above all
 
-  /// Finds the least again where it is not known.
-  template <class KeyAt>
-  FERRY_HD void resolve(const KeyAt& key) noexcept {
-    unknown_.for_each(0, [&](std::uint16_t l) { least_[l] = least_among(l, {}, key, key_[l]); });
-    unknown_.clear(0);
+  /// Of all layers.
+  FERRY_HD static void copy(const Array<std::int64_t>& from, Array<std::int64_t>& to) noexcept {
+    const std::int64_t* const source = from.data();
+    std::int64_t* const target = to.data();
+    for (std::uint32_t l = 0, n = from.size(); l < n; ++l) target[l] = source[l];
   }
 
   /// The lowest of the slots, one a layer, with the least worth. Two loops that compilers make vectors of.
@@ -182,7 +195,7 @@ class SlotExperts {
   FERRY_HD std::uint32_t least_not_barred(std::uint32_t slot, Barred barred, const KeyAt& key,
                                           const Worth& worth) noexcept {
     std::int64_t* const candidate = candidate_.data();
-    for (std::uint32_t l = 0; l < pool_.layers; ++l) candidate[l] = least_[l];
+    copy(least_, candidate_);
     while (slot != no_slot && barred[slot]) {
       const std::uint32_t l = layer(experts_[slot].layer);
       std::int64_t k = nobody;

@@ -59,7 +59,7 @@ TEST_CASE("a substitute that the gate did not ask for is run and not counted") {
   f.accounts.begin_step(Phase::decode, 1);
   const Route routes[] = {{0, 0.6F}, {3, 0.4F, 1}};  // 3 stands for 1
   const Request run[] = {request(0), request(3)};
-  f.accounts.ask(0, routes, {}, run);
+  f.accounts.ask(routes, run);
   CHECK(f().of(Phase::decode).requests == 2);
   CHECK(f().of(Phase::decode).substituted == 1);
   f.accounts.hit(run[0]);
@@ -78,7 +78,7 @@ TEST_CASE("misses by score, if scores were seen") {
   const Route routes[] = {{0, 0.6F}, {1, 0.4F}};
   const Request run[] = {request(0), request(1)};
   f.accounts.see({0, select, select});
-  f.accounts.ask(0, routes, {}, run);
+  f.accounts.ask(routes, run);
   f.accounts.miss(run[0]);
   f.accounts.host(run[1]);
   const Outcomes& o = f().of(Phase::decode);
@@ -87,7 +87,7 @@ TEST_CASE("misses by score, if scores were seen") {
   CHECK(o.top_misses == 1);
   CHECK(o.low_misses == 1);
   f.accounts.see_no_scores();
-  f.accounts.ask(0, routes, {}, run);
+  f.accounts.ask(routes, run);
   CHECK(o.requests == 4);
   CHECK(o.top_requests == 1);
 }
@@ -97,7 +97,7 @@ TEST_CASE("an engine that substitutes by itself, beside a router that skips: out
   f.accounts.begin_step(Phase::decode, 1);
   const Route routes[] = {{0, 0.6F}, {3, 0.4F, 1}};  // 3 stands for 1, which does not run
   const Request run[] = {request(0), request(3)};
-  f.accounts.ask(0, routes, {}, run);
+  f.accounts.ask(routes, run);
   f.accounts.hit(run[0]);
   f.accounts.hit(run[1]);
   CHECK(f().of(Phase::decode).requests == 2);
