@@ -154,8 +154,7 @@ class ExpectedSavings {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
-    const std::int64_t* const ranks = rank_.data();
-    const auto key = [ranks](std::size_t at) { return ranks[at]; };
+    const detail::KeyIn key{rank_.data()};
     const std::uint32_t l = slots_.layer(incoming.id.layer);
     std::uint32_t slot = no_slot;
     if (prefill_) {
@@ -209,7 +208,7 @@ class ExpectedSavings {
     }
     if (loaded_ < 0 || loaded_ > all) return "ExpectedSavings: the share of misses that are loaded is out of range";
     if (const char* broken = next_uses_.check()) return broken;
-    return slots_.check([this](std::size_t at) { return rank_[at]; });
+    return slots_.check(detail::KeyIn{rank_.data()});
   }
 
  private:
