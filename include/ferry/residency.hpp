@@ -185,12 +185,12 @@ class Residency {
     return {bars_.data() + pools_[pool].first, bars};
   }
 
-  /// Whether each slot of the pool has one of these bars. O(slots).
+  /// Whether each slot of the pool has one of these bars. O(slots in front of the first that has none).
   FERRY_HD bool all_barred(std::uint16_t pool, std::uint8_t bars) const noexcept {
-    const std::uint8_t* flags = bars_.data() + pools_[pool].first;
-    std::uint32_t open = 0;
-    for (std::uint32_t s = 0; s < pools_[pool].slots; ++s) open += (flags[s] & bars) == 0 ? 1 : 0;
-    return open == 0;
+    const std::uint8_t* const flags = bars_.data() + pools_[pool].first;
+    std::uint32_t s = 0;
+    while (s < pools_[pool].slots && (flags[s] & bars) != 0) ++s;
+    return s == pools_[pool].slots;
   }
 
   /// Takes a free slot of the pool (there must be one).
