@@ -215,6 +215,8 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   c.end_tokens = read_end_tokens(f, c.vocabulary, absent.end_token);
   if (says("hidden_act") && f.text("hidden_act") != "silu" && f.text("hidden_act") != "swish")
     f.refuse("hidden_act", "\"silu\"");
+  // transformers lets tokens see those behind them where this is not true, a null included.
+  if (says("is_causal") && (f.is_null("is_causal") || !f.flag("is_causal", true))) f.refuse("is_causal", "true");
   for (const Fields* fields : {&whole, &f}) {
     if (fields->has("quantization_config")) check_quantization(*fields, where);
   }

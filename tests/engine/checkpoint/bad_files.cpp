@@ -178,6 +178,8 @@ TEST_CASE("config.json: each field is named with what was expected") {
   CHECK(names(refused_config([](Json& c) { c["rms_norm_eps"] = 0; }), "a number above 0"));
   CHECK(names(refused_config([](Json& c) { c["rope_theta"] = "much"; }), "field \"rope_theta\""));
   CHECK(names(refused_config([](Json& c) { c["hidden_act"] = "gelu"; }), "expected \"silu\", got \"gelu\""));
+  CHECK(names(refused_config([](Json& c) { c["is_causal"] = false; }), "\"is_causal\": expected true, got false"));
+  CHECK(names(refused_config([](Json& c) { c["is_causal"] = nullptr; }), "\"is_causal\": expected true, got null"));
   CHECK(names(refused_config([](Json& c) {
                 c["rope_scaling"] = {{"type", "axial"}};
               }),
