@@ -530,6 +530,7 @@ void llama4(FamilyReader& r) {
   r.c.names.dense = "feed_forward.";
   r.c.storage = ExpertStorage::fused_columns;
   r.c.gate.gating = Gating::sigmoid;
+  r.c.gate.by_logit = true;
   r.c.glu.weighs_input = true;
   r.attention_bias(false);
   if (r.f.flag("use_qk_norm", true)) r.c.head_norm = HeadNorm::plain_behind_rope;

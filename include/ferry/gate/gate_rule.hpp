@@ -36,9 +36,13 @@ struct GateRule {
   std::uint16_t kept_groups = 1;    ///< of the best `groups` that a row chooses from
   std::uint16_t group_votes = 1;  ///< a group is as good as the sum of its best 1 or 2 experts; never more than it has
   float mixer_epsilon = 0;        ///< of a sparse mixer: counted are experts within twice that share of the best
+  bool by_logit =
+      false;  ///< of a sigmoid: the highest logits are chosen, which it does not tell apart near one (Llama 4)
 
   /// Whether `select` is another array than `weight`: elsewhere they may be one.
-  FERRY_HD bool separate(bool biased) const noexcept { return biased || groups > 1 || gating == Gating::sparse_mixer; }
+  FERRY_HD bool separate(bool biased) const noexcept {
+    return biased || groups > 1 || by_logit || gating == Gating::sparse_mixer;
+  }
 
   /// Of one row. `bias`, [E]: added to what is chosen by, and not to weights; null: none. `select` and `weight`: [E]; they are
   /// `logits` or each other only if they are not separate.
@@ -49,13 +53,20 @@ struct GateRule {
       softmax(logits, weight);
     }
     if (select != weight) {
-      for (std::uint32_t e = 0; e < logits.size; ++e) select[e] = weight[e] + (bias != nullptr ? bias[e] : 0.0F);
+      for (std::uint32_t e = 0; e < logits.size; ++e) {
+        select[e] = by_logit ? ascending(logits[e], weight[e]) : weight[e] + (bias != nullptr ? bias[e] : 0.0F);
+      }
     }
     if (gating == Gating::sparse_mixer) mix(logits, weight);
     if (groups > 1) keep_groups({select, logits.size});
   }
 
  private:
+  /// Ascends as logits do and is never negative, which policies expect: a sigmoid that goes on as its tangent at 0.
+  FERRY_HD static float ascending(float logit, float sigmoid) noexcept {
+    return logit > 0.0F ? 0.5F + 0.25F * logit : sigmoid;
+  }
+
   FERRY_HD static void softmax(View<const float> logits, float* out) noexcept {
     float most = logits[0], sum = 0.0F;
     for (const float l : logits) most = l > most ? l : most;

@@ -85,6 +85,22 @@ TEST_CASE("sigmoid with a choice bias: the bias chooses and does not weigh") {
   CHECK(r[1].weight == doctest::Approx(0.5 / 0.75));
 }
 
+TEST_CASE("chosen by logits, where sigmoids of two are one: weights stay sigmoids") {
+  const GateRule rule{.gating = Gating::sigmoid, .by_logit = true};
+  CHECK(rule.separate(false));
+  const Scored s = score(rule, {20, 40, -1, 40.001F, 0, -2, 1e-6F});
+  CHECK(s.weight[0] == s.weight[1]);
+  CHECK(s.weight[4] == 0.5F);
+  CHECK(s.weight[2] == doctest::Approx(1 / (1 + std::exp(1.0))));
+  const std::vector<Route> r = chosen(s, 7, Renormalise::no);
+  const std::uint16_t order[] = {3, 1, 0, 6, 4, 2, 5};
+  for (std::size_t i = 0; i < 7; ++i) {
+    CHECK(r[i].expert == order[i]);
+    CHECK(s.select[i] > 0.0F);
+    CHECK(r[i].weight == s.weight[order[i]]);
+  }
+}
+
 TEST_CASE("groups: a row chooses from the best, by their best expert or by their best two") {
   // Sigmoids of 0.9 0.1 | 0.6 0.5 | 0.7 0.3 | 0.2 0.2
   std::vector<float> logits;
