@@ -57,15 +57,31 @@ struct GateRule {
         select[e] = by_logit ? ascending(logits[e], weight[e]) : weight[e] + (bias != nullptr ? bias[e] : 0.0F);
       }
     }
-    if (gating == Gating::sparse_mixer) mix(logits, weight);
+    if (gating == Gating::sparse_mixer) {
+      tell_apart(logits, weight, select);
+      mix(logits, weight);
+    }
     if (groups > 1) keep_groups({select, logits.size});
   }
 
  private:
   /// Ascends as logits do and is never negative, which policies expect: a sigmoid that goes on as its tangent at 0.
   FERRY_HD static float ascending(float logit, float sigmoid) noexcept {
-    return logit > 0.0F ? 0.5F + 0.25F * logit : sigmoid;
+    if (logit > 0.0F) return 0.5F + 0.25F * logit;
+    return logit < lowest_exponent ? beyond(logit) : sigmoid;
   }
+  /// The second is one of those that a softmax has left next to nothing, or nothing at all, and weighs as much as it likes.
+  FERRY_HD static void tell_apart(View<const float> logits, const float* softmax, float* select) noexcept {
+    std::uint32_t best = 0;
+    for (std::uint32_t e = 1; e < logits.size; ++e) best = logits[e] > logits[best] ? e : best;
+    for (std::uint32_t e = 0; e < logits.size; ++e) {
+      const float below = logits[e] - logits[best];
+      if (below < lowest_exponent) select[e] = beyond(below) * softmax[best];
+    }
+  }
+  /// exp(x) at the lowest exponent, and below it falls no faster than floats can follow.
+  FERRY_HD static float beyond(float x) noexcept { return 1.8048514e-35F * (1.0F - lowest_exponent) / (1.0F - x); }
+  static constexpr float lowest_exponent = -80.0F;
 
   FERRY_HD static void softmax(View<const float> logits, float* out) noexcept {
     float most = logits[0], sum = 0.0F;

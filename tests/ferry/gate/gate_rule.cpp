@@ -101,6 +101,22 @@ TEST_CASE("chosen by logits, where sigmoids of two are one: weights stay sigmoid
   }
 }
 
+TEST_CASE("a second expert is chosen by its logit, too, where a softmax or a sigmoid has nothing left for it") {
+  for (const GateRule& rule : {GateRule{.gating = Gating::sparse_mixer, .mixer_epsilon = 0.01F},
+                               GateRule{.gating = Gating::sigmoid, .by_logit = true}}) {
+    const Scored s = score(rule, {-200, -124.86F, 87.19F, -120.43F, 7.5F, 6.5F, -1000});
+    const std::vector<Route> r = chosen(s, 7, Renormalise::no);
+    const std::uint16_t order[] = {2, 4, 5, 3, 1, 0, 6};
+    for (std::size_t i = 0; i < 7; ++i) {
+      CHECK(r[i].expert == order[i]);
+      CHECK(s.select[i] > 0.0F);
+    }
+  }
+  // The mixer's second is weighed among those next to it.
+  const Scored s = score({.gating = Gating::sparse_mixer, .mixer_epsilon = 0.01F}, {-24.86F, 87.19F, -20.43F});
+  CHECK(s.weight[2] == doctest::Approx(1));
+}
+
 TEST_CASE("groups: a row chooses from the best, by their best expert or by their best two") {
   // Sigmoids of 0.9 0.1 | 0.6 0.5 | 0.7 0.3 | 0.2 0.2
   std::vector<float> logits;
