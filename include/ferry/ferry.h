@@ -123,6 +123,10 @@ typedef struct ferry_options {
   uint64_t host_start_ns;               /* a layer's share of the host, whatever it computes */
   uint32_t link_beside_host;            /* how fast copies are while the host computes, in thousandths (1000) */
   uint32_t host_beside_copies;          /* how fast the host is while a copy is on the link (1000) */
+
+  /* Of the model again. */
+  float least_sum;    /* weights are divided by max(sum + added_to_sum, least_sum) (0) */
+  float added_to_sum; /* DeepSeek-V3 adds 1e-20 (0) */
 } ferry_options;
 
 /* One expert at one precision: what crosses the link and sits in a slot. */

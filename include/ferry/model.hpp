@@ -295,6 +295,9 @@ struct Shape {
   std::uint32_t max_rows = 0;                    ///< largest number of rows of one step
   Renormalise renormalise = Renormalise::unset;  ///< whether weights are divided by their sum
   float scale = 1.0F;  ///< of the weights, once they are divided: DeepSeek's `routed_scaling_factor`
+  /// Weights are divided by max(sum + added_to_sum, least_sum): where a bias chooses, the k chosen may weigh next to nothing.
+  /// DeepSeek-V3 adds 1e-20, ERNIE 4.5 has a `moe_norm_min` of 1e-12.
+  float least_sum = 0.0F, added_to_sum = 0.0F;
 };
 
 }  // namespace ferry::inline FERRY_ABI

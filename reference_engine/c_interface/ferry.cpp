@@ -173,6 +173,11 @@ ModelShape shape_of(const ferry_options& o) {
   if (!(o.scale >= 0))
     throw ConfigError("ferry_options.scale is negative or no number, expected more than 0, or 0 for 1");
   m.scale = o.scale == 0 ? 1.0F : o.scale;
+  if (!(o.least_sum >= 0)) throw ConfigError("ferry_options.least_sum is negative or no number, expected 0 or more");
+  if (!(o.added_to_sum >= 0))
+    throw ConfigError("ferry_options.added_to_sum is negative or no number, expected 0 or more");
+  m.least_sum = o.least_sum;
+  m.added_to_sum = o.added_to_sum;
   if (o.expert_bytes == nullptr || (o.expert_byte_rows != 1 && o.expert_byte_rows != o.layers)) {
     throw ConfigError("ferry_options.expert_bytes has " +
                       std::to_string(o.expert_bytes == nullptr ? 0 : o.expert_byte_rows) +
@@ -317,7 +322,7 @@ ferry_status on(ferry_pipeline* pipe, const char* name, const Call& call) noexce
 }
 
 // What the structures were in the version that had them first. One that grows is larger than that.
-constexpr std::size_t first_options = 216, first_link = 56, first_traits = 24, first_counters = 224;
+constexpr std::size_t first_options = 224, first_link = 56, first_traits = 24, first_counters = 224;
 static_assert(sizeof(ferry_options) == first_options && sizeof(ferry_link) == first_link &&
               sizeof(ferry_traits) == first_traits && sizeof(ferry_counters) == first_counters);
 

@@ -237,6 +237,7 @@ class FamilyReader {
     if (f.has("topk_method") && f.at("topk_method") != "noaux_tc") f.refuse("topk_method", "\"noaux_tc\"");
     groups(2, absent.groups, absent.kept_groups);
     c.renormalise = f.flag("norm_topk_prob", absent.norm && !f.is_null("norm_topk_prob"));
+    c.added_to_sum = 1e-20;
     c.routed_scale = number_or("routed_scaling_factor", absent.scale);
   }
 
@@ -403,9 +404,8 @@ void ernie4_5_moe(FamilyReader& r) {
   r.experts({"moe_num_experts", "num_experts"}, {"moe_k", "num_experts_per_tok"}, "moe_intermediate_size");
   r.c.names.choice_bias = "mlp.moe_statics.e_score_correction_bias";
   r.c.renormalise = true;
-  if (r.f.has("moe_norm_min") && r.f.number("moe_norm_min", 0) > 1e-6) {
-    r.f.refuse("moe_norm_min", "1e-6 at most, which no sum of weights is below");
-  }
+  const bool none = r.f.has("moe_norm_min") && r.f.at("moe_norm_min") == 0;
+  r.c.least_sum = none ? 0 : r.number_or("moe_norm_min", 1e-12);
   r.shared_experts("moe_num_shared_experts", 2);
   r.must_be_off({"use_bias"});
   r.rope({.theta = 500000, .neighbours = true});

@@ -127,8 +127,9 @@ struct ModelConfig {
   double clip = 0;             ///< queries, keys and values are within -clip and clip; 0: wherever they are
   bool sinks = false;          ///< each head has a logit that takes a share of the attention and gives nothing
   GateRule gate;
-  bool renormalise = false;  ///< top-k weights divided by their sum
-  double routed_scale = 1;   ///< and multiplied by this
+  bool renormalise = false;                ///< top-k weights divided by their sum
+  double routed_scale = 1;                 ///< and multiplied by this
+  double least_sum = 0, added_to_sum = 0;  ///< as in `ferry::Shape`
   ExpertStorage storage = ExpertStorage::separate;
   bool expert_bias = false;
   Glu glu;

@@ -62,6 +62,8 @@ ModelShape model_shape(const ModelConfig& config, const std::vector<ExpertLayout
   ModelShape m;
   m.renormalise = renormalise_if(config.renormalise);
   m.scale = static_cast<float>(config.routed_scale);
+  m.least_sum = static_cast<float>(config.least_sum);
+  m.added_to_sum = static_cast<float>(config.added_to_sum);
   m.layers = static_cast<std::uint16_t>(config.moe_layer_count());
   m.experts = static_cast<std::uint16_t>(config.experts);
   m.top_k = static_cast<std::uint16_t>(config.top_k);

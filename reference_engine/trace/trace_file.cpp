@@ -275,6 +275,8 @@ TraceFile::TraceFile(const std::filesystem::path& path, std::uint64_t memory) {
   trace.name = f.text("name");
   trace.model.renormalise = renormalise_if(f.flag("renormalise", true));
   if (f.has("scale")) trace.model.scale = static_cast<float>(f.number("scale", 0));
+  if (f.has("least_sum")) trace.model.least_sum = static_cast<float>(f.number("least_sum", 0));
+  if (f.has("added_to_sum")) trace.model.added_to_sum = static_cast<float>(f.number("added_to_sum", 0));
   trace.model.layers = static_cast<std::uint16_t>(f.whole("layers", 1, 65535));
   trace.model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));
   trace.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, trace.model.experts));
@@ -413,6 +415,8 @@ void TraceFile::write(OutputFile& out) const {
   for (const LayerWork& w : work) {
     model["work"].push_back({w.dense_bytes, w.dense_operations, w.expert_operations, w.activation_bytes});
   }
+  if (trace.model.least_sum > 0) model["least_sum"] = trace.model.least_sum;
+  if (trace.model.added_to_sum > 0) model["added_to_sum"] = trace.model.added_to_sum;
   if (!trace.model.layer_experts.empty()) model["layer_experts"] = trace.model.layer_experts;
   if (!trace.model.layer_top_k.empty()) model["layer_top_k"] = trace.model.layer_top_k;
   const std::map<std::string, std::string> metadata = {{"format", format_name},     {"ferry", FERRY_VERSION},

@@ -10,10 +10,16 @@ namespace ferry::inline FERRY_ABI {
 struct Weighing {
   Renormalise renormalise = Renormalise::unset;  ///< whether they are divided by their sum
   float scale = 1.0F;                            ///< what they are multiplied by behind that
+  float least_sum = 0.0F;                        ///< no smaller sum divides them
+  float added_to_sum = 0.0F;                     ///< and this is added to it first
 
   Weighing() = default;
   /// As the model does.
-  explicit Weighing(const Shape& shape) : renormalise(shape.renormalise), scale(shape.scale) {}
+  explicit Weighing(const Shape& shape)
+      : renormalise(shape.renormalise),
+        scale(shape.scale),
+        least_sum(shape.least_sum),
+        added_to_sum(shape.added_to_sum) {}
 
   /// Sets those of one row's routes: each expert's own, divided by their sum if the model does that, times its factor.
   FERRY_HD void weigh(const float* weight, std::uint32_t k, Route* routes) const noexcept {
@@ -21,6 +27,8 @@ struct Weighing {
     if (renormalise == Renormalise::yes) {
       float sum = 0.0F;
       for (std::uint32_t i = 0; i < k; ++i) sum += routes[i].weight;
+      sum += added_to_sum;
+      sum = sum < least_sum ? least_sum : sum;
       for (std::uint32_t i = 0; i < k; ++i) routes[i].weight /= sum;
     }
     if (scale == 1.0F) return;

@@ -229,6 +229,13 @@ TEST_CASE("what config.json leaves out is what transformers takes, and null may 
   CHECK(v3.gate.kept_groups == 4);
   CHECK(v3.routed_scale == 2.5);
   CHECK(v3.renormalise);
+  CHECK(v3.added_to_sum == 1e-20);
+  CHECK(read("minimax_m2", {}).added_to_sum == 0);
+  CHECK(read("ernie4_5_moe", {{"moe_norm_min", left_out}}).least_sum == 1e-12);
+  CHECK(read("ernie4_5_moe", {{"moe_norm_min", 0.5}}).least_sum == 0.5);
+  CHECK(read("ernie4_5_moe", {{"moe_norm_min", 0.0}}).least_sum == 0);
+  CHECK(says(refused_family("ernie4_5_moe", {{"moe_norm_min", -1}}),
+             {"field \"moe_norm_min\": expected a number above 0"}));
   CHECK(v3.moe_layers == std::vector<std::uint32_t>{3, 4});
   CHECK_FALSE(read("deepseek_v3", {{"norm_topk_prob", nullptr}}).renormalise);
   CHECK_FALSE(read("dots1", {{"norm_topk_prob", left_out}}).renormalise);

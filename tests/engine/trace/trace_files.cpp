@@ -210,6 +210,8 @@ std::unique_ptr<TraceFile> filled(const Wanted& w, std::uint64_t seed) {
   t.model.expert_bytes = {{0, 100, 200, 400, 800}};
   t.model.renormalise = renormalise_if(!w.unequal);
   t.model.scale = w.choice ? 2.5F : 1;
+  t.model.least_sum = w.choice ? 0.25F : 0;
+  t.model.added_to_sum = w.choice ? 1e-20F : 0;
   t.ahead = w.ahead;
   f->work = {{12'345, 678, 90}};
   if (w.unequal) {
@@ -257,6 +259,9 @@ void check_same(const TraceFile& a, const TraceFile& b) {
   CHECK(a.source == b.source);
   CHECK(a.residency == b.residency);
   CHECK(a.trace.model.renormalise == b.trace.model.renormalise);
+  CHECK(a.trace.model.scale == b.trace.model.scale);
+  CHECK(a.trace.model.least_sum == b.trace.model.least_sum);
+  CHECK(a.trace.model.added_to_sum == b.trace.model.added_to_sum);
   REQUIRE(a.trace.tokens == b.trace.tokens);
   REQUIRE(a.trace.model.layers == b.trace.model.layers);
   REQUIRE(a.trace.model.top_k == b.trace.model.top_k);

@@ -15,10 +15,10 @@ using namespace ferry::test;
 namespace {
 
 std::vector<Route> route(std::uint16_t experts, std::uint16_t k, const Scores& s,
-                         Renormalise renormalise = Renormalise::no) {
+                         Renormalise renormalise = Renormalise::no, float least_sum = 0, float added_to_sum = 0) {
   TopK router;
   Carver carve;
-  router.reserve(carve, Shape{1, experts, k, 8, renormalise});
+  router.reserve(carve, Shape{1, experts, k, 8, renormalise, 1, least_sum, added_to_sum});
   std::vector<Route> memory(s.select.size / experts * k, Route{77, 7.0F, 7});  // what an earlier step left there
   Out<Route> out{memory.data(), static_cast<std::uint32_t>(memory.size()), 0};
   router.route(Phase::decode, s, {}, out);
@@ -94,4 +94,33 @@ TEST_CASE("equals a stable sort on random rows with many ties") {
       for (std::uint32_t i = 0; i < k; ++i) CHECK(r[row * k + i].expert == order[i]);
     }
   }
+}
+
+TEST_CASE("a sum of next to nothing, which a choice bias can leave, is held up as the model does it") {
+  const std::vector<float> select = {3, 2, 1}, weight = {0.03F, 0.01F, 0.96F};
+  Scores s = scores(0, select);
+  s.weight = scores(0, weight).weight;
+  const auto of = [&](Renormalise renormalise, float least, float added) {
+    const auto r = route(3, 2, s, renormalise, least, added);
+    return std::pair{r[0].weight, r[1].weight};
+  };
+  const auto near = [](float x) { return doctest::Approx(x).epsilon(1e-6); };
+  const auto [a, b] = of(Renormalise::yes, 0, 0);
+  CHECK(a == near(.75F));
+  CHECK(b == near(.25F));
+  const auto [c, d] = of(Renormalise::yes, 0.1F, 0);  // clamped: .03 / .1
+  CHECK(c == near(.3F));
+  CHECK(d == near(.1F));
+  const auto [e, f] = of(Renormalise::yes, 0, 0.06F);  // added: .03 / (.04 + .06)
+  CHECK(e == near(.3F));
+  CHECK(f == near(.1F));
+  const auto [g, h] = of(Renormalise::yes, 0.05F, 0.06F);  // .1 is above the least
+  CHECK(g == near(.3F));
+  CHECK(h == near(.1F));
+  CHECK(of(Renormalise::no, 0.1F, 0.06F) == std::pair{.03F, .01F});
+  const std::vector<float> nothing(3, 0.0F);
+  s.weight = scores(0, nothing).weight;
+  const auto zero = route(3, 2, s, Renormalise::yes, 0, 1e-20F);
+  CHECK(zero[0].weight == 0);
+  CHECK(zero[1].weight == 0);
 }
