@@ -204,7 +204,9 @@ Rope read_rope(const Fields& config, const RopeNeeds& needs) {
   std::optional<double> theta = one_of_both(config, said ? &rope : nullptr, "rope_theta");
   if (!theta && needs.theta > 0) theta = needs.theta;
   if (!theta) static_cast<void>((said ? rope : config).at("rope_theta"));  // which names it
-  const double partial = one_of_both(config, said ? &rope : nullptr, "partial_rotary_factor").value_or(needs.partial);
+  // Said to be nothing, it is not what the family has where nothing is said: transformers turns heads as a whole.
+  const double absent_partial = config.is_null("partial_rotary_factor") ? 1 : needs.partial;
+  const double partial = one_of_both(config, said ? &rope : nullptr, "partial_rotary_factor").value_or(absent_partial);
   if (partial > 1 || (!needs.may_be_partial && partial != 1)) {
     const Fields& has = rope.has("partial_rotary_factor") ? rope : config;
     has.refuse("partial_rotary_factor",

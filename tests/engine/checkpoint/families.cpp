@@ -101,6 +101,8 @@ TEST_CASE("configs of transformers 4: rope at the top level") {
       read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}, {"partial_rotary_factor", 0.25}}).rope.width ==
       8);
   CHECK(read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}}).rope.width == 16);  // the family's own half
+  CHECK(read("glm4_moe", {{"rope_parameters", gone}, {"rope_theta", 1e6}, {"partial_rotary_factor", nullptr}})
+            .rope.width == 32);  // as transformers reads a null
   CHECK(says(refused_family("mixtral", {{"partial_rotary_factor", 0.5}}),
              {"field \"partial_rotary_factor\": expected none"}));
 }
