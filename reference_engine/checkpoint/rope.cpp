@@ -55,10 +55,17 @@ class RopeReader {
   }
 
  private:
+  /// What a pair's wave is longer by than the first one's, in single precision step by step, as models' own code has it: at
+  /// position 100,000 its last bit is a hundredth of a radian.
+  [[nodiscard]] float longer(double theta, std::uint32_t pair) const {
+    const float share = static_cast<float>(2 * pair) / static_cast<float>(made_.width);
+    return static_cast<float>(std::pow(static_cast<double>(static_cast<float>(theta)), static_cast<double>(share)));
+  }
+
   void frequencies(double theta, double divisor = 1) {
     made_.frequency.clear();
     for (std::uint32_t i = 0; i < made_.width / 2; ++i) {
-      made_.frequency.push_back(1 / std::pow(theta, 2.0 * i / made_.width) / divisor);
+      made_.frequency.push_back(static_cast<double>(1.0F / longer(theta, i)) / divisor);
     }
   }
 
@@ -75,11 +82,12 @@ class RopeReader {
     frequencies(theta * std::pow(alpha, made_.width / (made_.width - 2.0)));
   }
 
-  /// Where both have it, the top level's counts, as in transformers.
+  /// Where both have it, the top level's counts, as in transformers, but for Phi-MoE.
   double original() const {
     constexpr const char* name = "original_max_position_embeddings";
     const std::uint32_t inside = rope_.has(name) ? rope_.whole(name, 1, 1U << 28U) : needs_.context;
-    return config_.has(name) ? config_.whole(name, 1, 1U << 28U) : inside;
+    const std::uint32_t outside = config_.has(name) ? config_.whole(name, 1, 1U << 28U) : inside;
+    return needs_.mscales && rope_.has(name) ? inside : outside;
   }
 
   void yarn(double theta) {
@@ -142,11 +150,9 @@ class RopeReader {
     const double factor = rope_.has("factor") ? rope_.number("factor", 0) : needs_.context / length;
     double scale = factor <= 1 ? 1 : std::sqrt(1 + std::log(factor) / std::log(length));
     if (rope_.has("attention_factor")) scale = rope_.number("attention_factor", 0);
-    frequencies(theta);
-    made_.long_frequency = made_.frequency;
-    for (std::size_t i = 0; i < brief.size(); ++i) {
-      made_.frequency[i] /= brief[i];
-      made_.long_frequency[i] /= extended[i];
+    for (std::uint32_t i = 0; i < brief.size(); ++i) {
+      made_.frequency.push_back(static_cast<double>(1.0F / (static_cast<float>(brief[i]) * longer(theta, i))));
+      made_.long_frequency.push_back(static_cast<double>(1.0F / (static_cast<float>(extended[i]) * longer(theta, i))));
     }
     made_.long_from = static_cast<std::uint32_t>(length);
     made_.scale = needs_.mscales ? rope_.number("short_mscale", 0) : scale;

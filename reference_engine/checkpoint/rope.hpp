@@ -15,7 +15,7 @@ struct Rope {
   std::uint32_t width = 0;
   bool neighbours = false;        ///< pairs are columns 2i and 2i + 1; else i and i + width / 2
   double theta = 0;               ///< as the file says
-  std::vector<double> frequency;  ///< [width / 2], radians a position
+  std::vector<double> frequency;  ///< [width / 2], radians a position, as single precision makes them
   double scale = 1;               ///< of the turned columns
   /// Where a sequence may be longer than this many tokens, these instead (LongRoPE); 0: there are none. Such models were
   /// trained on whole texts of one kind or the other: what counts is how long a text may become, and not where a token is.

@@ -143,6 +143,7 @@ TEST_CASE("rope types, by their definitions") {
     CHECK(r.scale == 1.25);
     CHECK(r.long_scale == 1.5);
   }
+  CHECK(rope(phi, {{"original_max_position_embeddings", 32}}).long_from == 64);  // elsewhere the top level's counts
   phi["short_factor"].push_back(1);
   CHECK(says(refused_family("phimoe", {{"rope_parameters", phi}}),
              {"field \"short_factor\": expected a list of 8 numbers"}));
@@ -157,6 +158,15 @@ TEST_CASE("rope types, by their definitions") {
   CHECK(l.frequency[2] == doctest::Approx(plain.frequency[2] * ((1 - smooth) / 8 + smooth)));
   llama["high_freq_factor"] = 1.0;
   CHECK(rope(llama).frequency[2] == plain.frequency[2]);
+}
+
+TEST_CASE("frequencies are PyTorch's to the last bit: far into a text one more would be another angle") {
+  // 1 / (5e6 ** (arange(0, 24, 2).float() / 24)), by PyTorch 2.15
+  const std::vector<double> torch = {0x1p+0,         0x1.1b2c64p-2,  0x1.393b2cp-4,  0x1.5a7abcp-6,
+                                     0x1.7f41bep-8,  0x1.a7f02ap-10, 0x1.d4effep-12, 0x1.035b54p-13,
+                                     0x1.1ee2e4p-15, 0x1.3d5696p-17, 0x1.5f05c6p-19, 0x1.844830p-21};
+  CHECK(read("qwen3_moe", {{"head_dim", 24}, {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 5e6}}}})
+            .rope.frequency == torch);
 }
 
 TEST_CASE("fields that makers' code and transformers read differently are refused") {

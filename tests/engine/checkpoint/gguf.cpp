@@ -282,15 +282,18 @@ struct Described {
   }
 };
 
+// Frequencies are what single precision makes of them.
+constexpr double tenth = 0.1F;
+
 }  // namespace
 
 TEST_CASE("frequencies of GGUF are divided by the tensor that its converter writes for Llama 3's rope") {
   const std::vector<double> plain = Described{"llama", {}, {}}.read().rope.frequency;
-  CHECK(plain == std::vector<double>{1, 0.1});
+  CHECK(plain == std::vector<double>{1, tenth});
   const auto with = [](const std::vector<float>& values) {
     return Described{"llama", {}, {{"rope_freqs.weight", values}}};
   };
-  CHECK(with({1, 8}).read().rope.frequency == std::vector<double>{1, 0.1 / 8});
+  CHECK(with({1, 8}).read().rope.frequency == std::vector<double>{1, tenth / 8});
   CHECK(says(with({1, 8, 8}).refusal(), {"\"rope_freqs.weight\" is F32 [3], expected F32 [2]"}));
   CHECK(says(with({1, 0}).refusal(), {"\"rope_freqs.weight\" has 0 at [1], expected a number above 0"}));
   CHECK(says(with({std::nanf(""), 1}).refusal(), {"expected a number above 0"}));
@@ -304,8 +307,8 @@ TEST_CASE("LongRoPE of GGUF: two tensors divide the frequencies, and the metadat
         {whole(arch + ".rope.scaling.original_context_length", 16), real(arch + ".rope.scaling.attn_factor", 1.25F)},
         {{"rope_factors_short.weight", {1, 2}}, {"rope_factors_long.weight", {4, 8}}}};
     const Rope rope = phi.read().rope;
-    CHECK(rope.frequency == std::vector<double>{1, 0.1 / 2});
-    CHECK(rope.long_frequency == std::vector<double>{1.0 / 4, 0.1 / 8});
+    CHECK(rope.frequency == std::vector<double>{1, tenth / 2});
+    CHECK(rope.long_frequency == std::vector<double>{1.0 / 4, tenth / 8});
     CHECK(rope.long_from == 16);
     CHECK(rope.scale == 1.25);
     CHECK(rope.long_scale == 1.25);
@@ -343,7 +346,7 @@ TEST_CASE("metadata of GGUF that says what is computed is read or refused, and o
         std::vector<std::string>{"llama.moon_phase"});
   // llama.cpp takes a factor without a type for a linear one, under its older name too.
   for (const char* name : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
-    CHECK(Described{"llama", {real(name, 4)}, {}}.read().rope.frequency == std::vector<double>{0.25, 0.025});
+    CHECK(Described{"llama", {real(name, 4)}, {}}.read().rope.frequency == std::vector<double>{0.25, tenth / 4});
   }
 }
 
@@ -375,7 +378,7 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
   CHECK(v3.moe_layer_count() == 4);
   CHECK(v3.shared_width == 0);
   const ModelConfig oss = Described{"gpt-oss", {}, {}}.read();
-  CHECK(oss.rope.frequency == std::vector<double>{1, 0.1});
+  CHECK(oss.rope.frequency == std::vector<double>{1, tenth});
   CHECK(oss.rope.scale == 1);
 
   // Tensors say whether there are biases, and how wide a shared expert is.
