@@ -139,6 +139,7 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
     link().sync_device();  // the host reads the scores
   }
   Nanoseconds pass_on_host(View<const Task> tasks, std::uint32_t rows) override {
+    host_before_ = link().host_ns();  // also behind a step that was abandoned before it was joined
     link().host(tasks, costs_, rows);
     Nanoseconds on_device = 0;
     for (const Task& t : tasks) on_device += costs_.on_device(t.what.id.layer, bytes(t), t.rows);
@@ -146,7 +147,7 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
   }
   Joined pass_join() override {
     const Nanoseconds waited = link().sync();
-    return {link().host_ns() - std::exchange(host_taken_, link().host_ns()), waited};
+    return {link().host_ns() - host_before_, waited};
   }
   [[nodiscard]] Nanoseconds device_done() const override { return std::max(link().device_free(), link().now()); }
 
@@ -161,7 +162,7 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
 
   Costs costs_;
   ModelShape model_;
-  Nanoseconds stall_taken_ = 0, host_taken_ = 0;
+  Nanoseconds stall_taken_ = 0, host_before_ = 0;
 };
 
 }  // namespace

@@ -95,6 +95,34 @@ TEST_CASE("a runner's time on the virtual clock passes with what its device is g
         static_cast<Nanoseconds>(decoded * test::model("tiny-qwen-moe").config().layers * 6000));
 }
 
+TEST_CASE("on the virtual clock a step that was abandoned leaves nothing in what the next one's host took") {
+  CpuModel& model = test::model("tiny-qwen-moe");
+  RunnerOptions o = quarter("static-host");
+  o.virtual_costs = test::fixed_costs(6000, 1000, 5000, 1'000'000'000);
+  const Matrix input = Matrix::Constant(1, model.config().hidden, 0.25F);
+  const Matrix scores = Eigen::RowVectorXf::LinSpaced(model.config().experts, 0.01F, 0.2F);  // the last ones
+  const auto plan = [&](ExpertRunner& runner) {
+    runner.begin_step(Phase::decode, {0});
+    runner.plan(0, input, scores, {});
+  };
+  const auto host_took = [&](bool abandoned) {
+    const auto runner = make_runner(model, o);
+    if (abandoned) {
+      plan(*runner);
+      runner->abandon();
+    }
+    plan(*runner);
+    Matrix out = Matrix::Zero(1, model.config().hidden);
+    runner->run_resident(0, input);
+    runner->run(0, input, out);
+    runner->finish(0);
+    runner->abandon();
+    return runner->times[static_cast<unsigned>(Phase::decode)].host;
+  };
+  CHECK(host_took(false) > 0);
+  CHECK(host_took(true) == host_took(false));
+}
+
 TEST_CASE("the gate's worker is measured where there is one") {
   RunnerOptions o = quarter("cross-layer-lru");
   o.gate_worker = true;
