@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Peak memory of `ferry run` beside what `ferry inspect` says that a model needs.
 
-  bench/run memory [--model FOLDER|FILE | --whole] [--stacks LIST] [--ferry FILE] [--json FILE]
+  bench/run memory [--model FOLDER|FILE | --whole [SHAPE]] [--stacks LIST] [--ferry FILE] [--json FILE]
 
 Of each stack the most memory that the process ever held (ru_maxrss), of files that it mapped too, by the bytes that
 inspect gives for the precision of its experts with everything else. Without a model it makes layers of Qwen1.5-MoE-A2.7B's
 shape with random weights in build/memory (4.6 GB, with numpy from a virtual environment), and keeps them. With --whole it is
 all 24 layers and the real vocabulary, 28.6 GB, of which only embeddings, gates and vectors are random: the rest is a hole in
 the file (0.7 GB on the disk). 30% of its experts are held, which takes 11.2 GB of memory, and the file is removed behind it.
+--whole mixtral-8x7b is all of that model, 93.4 GB of the same kind (0.3 GB on the disk), with 15% of its experts held (16.7 GB).
 """
 import argparse
 import dataclasses
@@ -31,15 +32,29 @@ FOLDER = ROOT / "build/memory"
 RUNS = [("resident", "100%", "100%", ""), ("lru", "25%", "100%", ""), ("ferry", "25%", "100%", ""),
         ("ferry", "25%", "25%", ""), ("resident-int8", "100%", "100%", "int8"),
         ("resident-int4", "100%", "100%", "int4"), ("resident-int2", "100%", "100%", "int2")]
-WHOLE_RUNS = [("lru", "10%", "20%", ""), ("ferry", "10%", "20%", "")]
-WHOLE_VOCABULARY = 151936
+
+
+@dataclasses.dataclass
+class Whole:
+    """A model as it is published: its layers and vocabulary, and how much of its experts a run has."""
+    layers: int
+    vocabulary: int
+    budget: str
+    host: str
+
+    def runs(self):
+        return [(stack, self.budget, self.host, "") for stack in ("lru", "ferry")]
+
+
+WHOLE = {"qwen1.5-moe-a2.7b": Whole(24, 151936, "10%", "20%"), "mixtral-8x7b": Whole(32, 32000, "5%", "10%")}
 
 
 def arguments():
     p = argparse.ArgumentParser(prog="bench/run memory", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--model", help="whose tokens are bytes, so that a prompt of text runs (default: made)")
-    p.add_argument("--whole", action="store_true", help="a sparse checkpoint as large as Qwen1.5-MoE-A2.7B")
+    p.add_argument("--whole", nargs="?", const="qwen1.5-moe-a2.7b", choices=WHOLE, metavar="SHAPE",
+                   help=f"a sparse checkpoint as large as {' or '.join(WHOLE)} (default: the first)")
     p.add_argument("--stacks", help=f"some of {','.join(dict.fromkeys(r[0] for r in RUNS))} (default: all)")
     p.add_argument("--ferry", type=Path, help="the binary (default: built as reference_engine/run does)")
     p.add_argument("--json", type=Path, help="write the numbers to this file")
@@ -54,7 +69,7 @@ def arguments():
         p.error(f"--json: {a.json}: its folder is not there")
     if a.whole and a.model:
         p.error("--whole and --model: expected one of them")
-    a.runs = [r for r in (WHOLE_RUNS if a.whole else RUNS) if wanted is None or r[0] in wanted]
+    a.runs = [r for r in (WHOLE[a.whole].runs() if a.whole else RUNS) if wanted is None or r[0] in wanted]
     return a
 
 
@@ -68,12 +83,12 @@ def made_model(progress):
     return folder
 
 
-def whole_model(progress):
+def whole_model(name, progress):
     enter_environment(FOLDER / "venv", progress)
     import models
     import shapes
-    models.VOCABULARY = WHOLE_VOCABULARY
-    s = dataclasses.replace(shapes.SHAPES["qwen1.5-moe-a2.7b"], layers=24)
+    models.VOCABULARY = WHOLE[name].vocabulary
+    s = dataclasses.replace(shapes.SHAPES[name], layers=WHOLE[name].layers)
     folder = FOLDER / f"{s.name}-whole"
     models.make_checkpoint(s, folder, lambda what, done: progress.share(f"making {s.name}", done),
                            lambda group: group.exact or group.names[0] == "model.embed_tokens.weight")
@@ -104,11 +119,11 @@ def main():
     a = arguments()
     progress = Progress()
     try:
-        model = a.model or (whole_model(progress) if a.whole else made_model(progress))
+        model = a.model or (whole_model(a.whole, progress) if a.whole else made_model(progress))
         prompt = ["--prompt", "A ferry"]
         if a.whole:  # which has no tokenizer, and so long that every expert is wanted
             tokens = model / "tokens"
-            tokens.write_text(" ".join(str(7919 * i % WHOLE_VOCABULARY) for i in range(256)))
+            tokens.write_text(" ".join(str(7919 * i % WHOLE[a.whole].vocabulary) for i in range(256)))
             prompt = ["--token-ids", tokens]
         if a.ferry is None:
             progress.step("building ferry, if it has changed")

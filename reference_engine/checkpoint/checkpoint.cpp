@@ -182,4 +182,14 @@ std::vector<std::pair<std::filesystem::path, FileIdentity>> Checkpoint::files() 
   return all;
 }
 
+void take_names(const Checkpoint& checkpoint, ModelConfig& c) {
+  const auto has = [&](const TensorNames& names) {
+    const auto at = [&](const std::string& name) {
+      return name.empty() || checkpoint.find(c.tensor(c.moe_layers[0], name)) != nullptr;
+    };
+    return at(names.gate) && at(names.choice_bias);
+  };
+  if (c.inner_names && !has(c.names) && has(*c.inner_names)) c.names = *c.inner_names;
+}
+
 }  // namespace ferry::engine

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/model_config.hpp"
 #include "checkpoint/tensor.hpp"
 
 namespace ferry::engine {
@@ -62,5 +63,8 @@ class Checkpoint {
   std::map<std::string, Place> where_;
   mutable std::set<std::string> read_;
 };
+
+/// Has the config go by the names that transformers has inside if the checkpoint does and lacks the family's own.
+void take_names(const Checkpoint& checkpoint, ModelConfig& config);
 
 }  // namespace ferry::engine

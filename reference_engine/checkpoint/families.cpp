@@ -249,11 +249,12 @@ class FamilyReader {
     }
   }
 
-  /// Mixtral's names, which several families took over.
-  void block_sparse_names() {
+  /// Mixtral's names, which several families took over, but not the code inside transformers.
+  void block_sparse_names(const char* inner_gate = "mlp.gate.weight") {
     c.names.gate = "block_sparse_moe.gate.weight";
     c.names.experts = "block_sparse_moe.experts.";
     c.names.parts = {"w1", "w3", "w2"};
+    c.inner_names.emplace().gate = inner_gate;
   }
 };
 
@@ -268,7 +269,7 @@ void mixtral(FamilyReader& r) {
 }
 
 void phimoe(FamilyReader& r) {
-  r.block_sparse_names();
+  r.block_sparse_names("mlp.router.weight");
   r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
   if (r.c.top_k != 2) r.f.refuse("num_experts_per_tok", "2: its sparse mixer weighs a first and a second expert");
   if (r.c.experts < 2) r.f.refuse("num_local_experts", "2 at least");
@@ -403,6 +404,7 @@ void dots1(FamilyReader& r) {
 void ernie4_5_moe(FamilyReader& r) {
   r.experts({"moe_num_experts", "num_experts"}, {"moe_k", "num_experts_per_tok"}, "moe_intermediate_size");
   r.c.names.choice_bias = "mlp.moe_statics.e_score_correction_bias";
+  r.c.inner_names.emplace().choice_bias = "mlp.gate.moe_statics.e_score_correction_bias";
   r.c.renormalise = true;
   const bool none = r.f.has("moe_norm_min") && r.f.at("moe_norm_min") == 0;
   r.c.least_sum = none ? 0 : r.number_or("moe_norm_min", 1e-12);
@@ -422,6 +424,8 @@ void granitemoe(FamilyReader& r) {
   r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
   r.c.names.gate = "block_sparse_moe.router.layer.weight";
   r.c.names.fused = {"block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"};
+  r.c.inner_names.emplace().gate = "block_sparse_moe.router.weight";
+  r.c.inner_names->fused = {"block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"};
   r.c.storage = ExpertStorage::fused_rows;
   r.c.renormalise = true;
   r.attention_bias(false);
@@ -437,6 +441,7 @@ void granitemoeshared(FamilyReader& r) {
   granitemoe(r);
   r.c.shared_width = r.whole_or("shared_intermediate_size", 0);
   r.c.names.shared_fused = {"shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"};
+  r.c.inner_names->shared_fused = r.c.names.shared_fused;
 }
 
 void hunyuan_v1_moe(FamilyReader& r) {
@@ -477,7 +482,10 @@ void minimax_m2(FamilyReader& r) {
   r.block_sparse_names();
   r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
   r.c.gate.gating = Gating::sigmoid;
-  if (r.f.flag("use_routing_bias", true)) r.c.names.choice_bias = "block_sparse_moe.e_score_correction_bias";
+  if (r.f.flag("use_routing_bias", true)) {
+    r.c.names.choice_bias = "block_sparse_moe.e_score_correction_bias";
+    r.c.inner_names->choice_bias = "mlp.e_score_correction_bias";
+  }
   if (!r.f.flag("use_qk_norm", true)) r.f.refuse("use_qk_norm", "true, without them it is not supported");
   r.must_be("shared_intermediate_size", 0);
   if (r.f.has("attn_type_list")) {

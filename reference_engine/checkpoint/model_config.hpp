@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -102,6 +103,8 @@ struct LayerConfig {
 struct ModelConfig {
   std::string architecture_name;
   TensorNames names;
+  /// What transformers 5 calls them inside, and in files with `save_original_format=False`, where that differs: see `take_names`.
+  std::optional<TensorNames> inner_names;
   std::vector<LayerConfig> layer;         ///< [layers]
   std::vector<std::uint32_t> moe_layers;  ///< numbers of those with experts, ascending: what `ExpertId::layer` counts
   std::uint32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0;

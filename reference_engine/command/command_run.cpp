@@ -495,8 +495,9 @@ void checksums(const Checkpoint& checkpoint, const RunArguments& a) {
 int inspect(const RunArguments& a) {
   if (!a.model.store.empty()) return inspect_store(a);
   const std::filesystem::path path = find_model(a.model.model);
-  const ModelConfig c = read_model_config(path);
+  ModelConfig c = read_model_config(path);
   const Checkpoint checkpoint(path);
+  take_names(checkpoint, c);
   checksums(checkpoint, a);
   const ExpertReader reader(checkpoint, c);
   const std::vector<ExpertLayout>& layouts = reader.layouts();

@@ -39,6 +39,7 @@ std::uint64_t KvCache::bytes() const {
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o)
     : folder(folder), config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
+  take_names(*checkpoint, config);
   if (o.host_bytes) {
     auto files = std::make_unique<CheckpointStore>(checkpoint, config, folder.string(), o.quantizer, 0);
     for (std::uint32_t p = 1; p < precision_count; ++p) {
@@ -62,6 +63,7 @@ ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder, std::unique_ptr<DiskStore> disk)
     : folder(folder), config(read_model_config(folder)), checkpoint(std::make_shared<const Checkpoint>(folder)) {
+  take_names(*checkpoint, config);
   check_same_model(disk->facts(), disk->reads().file, *checkpoint, config, folder);
   store = std::move(disk);
 }

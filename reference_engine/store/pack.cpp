@@ -50,8 +50,9 @@ Json source_files(const Checkpoint& checkpoint) {
 }  // namespace
 
 Packed pack_store(const std::filesystem::path& folder, const std::filesystem::path& out, const PackOptions& o) {
-  const ModelConfig config = read_model_config(folder);
+  ModelConfig config = read_model_config(folder);
   const Checkpoint checkpoint(folder);
+  take_names(checkpoint, config);
   if (o.check) o.check(checkpoint);
   const ExpertReader reader(checkpoint, config);
   Packed result;
@@ -151,8 +152,9 @@ Scrubbed scrub_store(const std::filesystem::path& store, const ScrubOptions& o) 
 
 Scrubbed compare_with_store(const std::filesystem::path& folder, const std::filesystem::path& store,
                             const ScrubOptions& o) {
-  const ModelConfig config = read_model_config(folder);
+  ModelConfig config = read_model_config(folder);
   const Checkpoint checkpoint(folder);
+  take_names(checkpoint, config);
   const auto blocks = open_blocks(store);
   const StoreIndex index = read_store(*blocks, store.string());
   check_same_model(index.facts, store.string(), checkpoint, config, folder);

@@ -3,7 +3,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/safetensors.hpp"
 #include "cpu/cpu_model.hpp"
@@ -94,6 +100,73 @@ void check_family(const std::string& family) {
   MESSAGE(family << ": largest error of a gate score " << worst);
 }
 
+/// A family's tiny checkpoint by the names that transformers 5 has inside, as `save_original_format=False` leaves them, with
+/// all experts of a layer in two tensors. `renamed`: parts of names, and what stands in their place.
+void write_inner(const std::string& family, const std::vector<std::pair<std::string, std::string>>& renamed,
+                 const std::array<std::string, 3>& parts, const std::filesystem::path& folder) {
+  const Safetensors file(golden_file("zoo") / family / "model.safetensors");
+  struct Made {
+    std::vector<std::uint64_t> shape;
+    std::string bytes, dtype;
+  };
+  std::map<std::string, Made> made;
+  std::map<std::string, std::map<std::pair<std::uint32_t, int>, const Tensor*>> experts;  // by the start of their names
+  for (const auto& [name, tensor] : file.tensors()) {
+    const std::size_t at = name.find(".experts.");
+    if (at != std::string::npos) {
+      const std::string behind = name.substr(at + 9);  // "3.w1.weight"
+      const std::size_t dot = behind.find('.');
+      const std::string part = behind.substr(dot + 1, behind.rfind('.') - dot - 1);
+      const auto which = std::find(parts.begin(), parts.end(), part) - parts.begin();
+      experts[name.substr(0, name.find("layers.") + 7) +
+              std::to_string(std::stoul(name.substr(name.find("layers.") + 7)))]
+             [{static_cast<std::uint32_t>(std::stoul(behind)), static_cast<int>(which)}] = &tensor;
+      continue;
+    }
+    std::string inner = name;
+    for (const auto& [from, to] : renamed) {
+      if (const std::size_t found = inner.find(from); found != std::string::npos) inner.replace(found, from.size(), to);
+    }
+    made[inner] = {tensor.shape, {reinterpret_cast<const char*>(tensor.data), tensor.bytes}, tensor.dtype_name};
+  }
+  for (const auto& [layer, all] : experts) {
+    Made both, down;
+    for (const auto& [which, tensor] : all) {
+      Made& to = which.second == 2 ? down : both;
+      to.bytes.append(reinterpret_cast<const char*>(tensor->data), tensor->bytes);
+      to.dtype = tensor->dtype_name;
+      to.shape = {all.size() / 3, tensor->shape[0] * (which.second == 2 ? 1 : 2), tensor->shape[1]};
+    }
+    made[layer + ".mlp.experts.gate_up_proj"] = both;
+    made[layer + ".mlp.experts.down_proj"] = down;
+  }
+  Json header = Json::object();
+  std::string data;
+  for (const auto& [name, tensor] : made) {
+    header[name] = {{"dtype", tensor.dtype},
+                    {"shape", tensor.shape},
+                    {"data_offsets", {data.size(), data.size() + tensor.bytes.size()}}};
+    data += tensor.bytes;
+  }
+  write_file(folder / "model.safetensors", safetensors_file(header.dump(), data));
+  std::filesystem::copy_file(golden_file("zoo") / family / "config.json", folder / "config.json");
+}
+
+/// Of a text that each family has tokens for.
+Matrix logits_of(const std::filesystem::path& folder) {
+  CpuModel model(folder);
+  CHECK(model.notes().empty());
+  std::vector<TokenRow> rows;
+  for (std::uint32_t i = 0; i < 12; ++i) rows.push_back({0, 7 * i + 3, i});
+  std::vector<KvCache> caches;
+  caches.push_back(model.make_cache(12));
+  RunnerOptions o;
+  o.stack = "resident";
+  o.max_rows = 12;
+  const auto runner = make_runner(model, o);
+  return model.forward(Phase::prefill, rows, caches, *runner, 12);
+}
+
 /// How the golden's config.json is refused once it is changed; empty if it is not.
 std::string refused(const std::string& family, const Json& change) {
   const TemporaryFolder folder;
@@ -111,6 +184,34 @@ TEST_CASE("a Mixtral that transformers 5 has saved scores experts as transformer
 
 TEST_CASE("a Qwen2-MoE that transformers 5 has saved scores experts as transformers does") {
   check_family("qwen2_moe");
+}
+
+TEST_CASE("files by the names that transformers 5 has inside give the same logits as by the family's own") {
+  const std::array<std::string, 3> short_parts = {"w1", "w3", "w2"}, long_parts = {"gate_proj", "up_proj", "down_proj"};
+  const std::pair<std::string, std::string> sparse = {"block_sparse_moe.gate.", "mlp.gate."},
+                                            input = {"block_sparse_moe.input_linear.weight",
+                                                     "block_sparse_moe.experts.gate_up_proj"},
+                                            output = {"block_sparse_moe.output_linear.weight",
+                                                      "block_sparse_moe.experts.down_proj"},
+                                            router = {"router.layer.", "router."};
+  const struct {
+    const char* family;
+    std::vector<std::pair<std::string, std::string>> renamed;
+    std::array<std::string, 3> parts;
+  } families[] = {
+      {"mixtral", {sparse}, short_parts},
+      {"phimoe", {{"block_sparse_moe.gate.", "mlp.router."}}, short_parts},
+      {"minimax_m2", {sparse, {"block_sparse_moe.e_score", "mlp.e_score"}}, short_parts},
+      {"granitemoe", {input, output, router}, short_parts},
+      {"granitemoeshared", {input, output, router}, short_parts},
+      {"ernie4_5_moe", {{"mlp.moe_statics.", "mlp.gate.moe_statics."}}, long_parts},
+  };
+  for (const auto& f : families) {
+    CAPTURE(f.family);
+    const TemporaryFolder folder;
+    write_inner(f.family, f.renamed, f.parts, folder.path());
+    CHECK(logits_of(folder.path()) == logits_of(golden_file("zoo") / f.family));
+  }
 }
 
 TEST_CASE("what transformers 5 saves and no model computes is refused for what it is") {
