@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <csignal>
+#include <cstdlib>
 
 #include "support/bundled_files.hpp"
 #include "support/errors.hpp"
@@ -53,6 +55,8 @@ void await_interrupts() {
 }
 std::vector<std::string> command_line;
 
+const CLI::Validator not_nan(
+    [](const std::string& s) { return std::isnan(std::strtod(s.c_str(), nullptr)) ? "expected a number" : ""; }, "");
 const CLI::Validator not_empty([](const std::string& s) { return s.empty() ? "must not be empty" : ""; }, "");
 
 const CLI::Validator a_file(

@@ -60,6 +60,8 @@ inline constexpr FileKind machine_json = {"a machine file", "{", "\"effective_by
 
 /// For options that name something.
 extern const CLI::Validator not_empty;
+/// NaN is within every range, since it is not outside.
+extern const CLI::Validator not_nan;
 inline constexpr const char* prefetch_chunk_help =
     "cut prefetches into pieces, a share of an expert or a size, between which what the gate asks for goes ahead; 0: a "
     "prefetch that has begun is not held up";

@@ -742,7 +742,7 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
     a->model.add_experts(c);
     c->add_option("--loss", a->loss_percent, "bits a byte may grow by so much against the resident model")
         ->type_name("PERCENT")
-        ->check(CLI::Range(0.0, 1000.0))
+        ->check(CLI::Range(0.0, 1000.0) & not_nan)
         ->capture_default_str();
     c->add_option("--steps", steps, of)->type_name("N")->check(CLI::Range(1, 1000))->capture_default_str();
   };

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -97,6 +98,7 @@ class Chat {
   }
 
   void save(const std::string& file) const {
+    if (file == "-") throw InputError("/save -: expected a file, answers go to standard output");
     OutputFile out(file, {"a conversation", "{", "\"messages\""});
     const nlohmann::ordered_json all = {{"model", model_name(a_.model.model)}, {"messages", messages_}};
     out.commit(json_text(all, 2) + "\n");
@@ -108,17 +110,18 @@ class Chat {
     const Nanoseconds begin = now_ns();
     const Counters before = runner_->statistics().counters;
     const Nanoseconds stalled = runner_->times[0].stall + runner_->times[1].stall;
+    Nanoseconds first = 0;
     try {
       start(template_->render(messages_));
-    } catch (...) {
+      while (!stop && decoder_->prefilling()) decoder_->step();
+      first = now_ns();
+      while (!stop && decoder_->decoding()) {
+        decoder_->step();
+        runner_->uses.clear();  // for bounds, which nobody asks for here
+      }
+    } catch (...) {  // nobody has answered it
       messages_.erase(messages_.size() - 1);
       throw;
-    }
-    while (!stop && decoder_->prefilling()) decoder_->step();
-    const Nanoseconds first = now_ns();
-    while (!stop && decoder_->decoding()) {
-      decoder_->step();
-      runner_->uses.clear();  // for bounds, which nobody asks for here
     }
     const Decoded& made = decoder_->decoded(0);
     messages_.push_back({{"role", "assistant"}, {"content", made.text}});
@@ -255,13 +258,15 @@ int chat(const ChatArguments& a) {
       } else if (!command(chat, line)) {
         break;
       }
-    } catch (const InputError& e) {  // the conversation goes on
+    } catch (const InputError& e) {  // the conversation goes on, if it can
+      if (std::ferror(stdout) != 0) throw;
       std::cerr << "ferry: " << e.what() << '\n';
     } catch (const ConfigError& e) {
       std::cerr << "ferry: " << e.what() << '\n';
     }
   }
   if (lines.terminal()) std::cerr << '\n';
+  if (std::ferror(stdin) != 0) throw InputError("standard input cannot be read, expected a line for each turn");
   return 0;
 }
 

@@ -125,11 +125,11 @@ void add_serve_command(CLI::App& app, Action& chosen) {
         4096U);
   c->add_option("--timeout", a->server.most_seconds, "seconds that a request may take")
       ->type_name("S")
-      ->check(CLI::Range(0.1, 1e6))
+      ->check(CLI::Range(0.1, 1e6) & not_nan)
       ->capture_default_str();
   c->add_option("--grace", a->grace, "seconds to finish what is under way, once a signal came")
       ->type_name("S")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(CLI::Range(0.0, 1e6) & not_nan)
       ->capture_default_str();
   c->footer(stacks_help());
   c->callback([a, &chosen] {

@@ -96,7 +96,13 @@ int generate_trace(const TraceArguments& a) {
   o.partial = !a.no_partial;
   for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.recall.size()); ++i) o.recall_top_k[i] = a.recall[i];
   for (std::size_t i = 0; i < std::min<std::size_t>(most_ahead, a.top_1.size()); ++i) o.top_1[i] = a.top_1[i];
+  ProgressLine line("layers");
+  o.progress = [&line](std::uint64_t done, std::uint64_t all) {
+    line.show(done, all);
+    return !stop;
+  };
   const auto made = synthesize(read_shape(a.shape), o);
+  if (!made) throw Interrupted{};
   made->write(out);
   print(fmt::format("{}: {} tokens in {} sequences\n", a.out, made->trace.tokens, made->trace.sequences()));
   return 0;
@@ -229,7 +235,7 @@ void add_trace_commands(CLI::App& app, Action& chosen) {
   count("--ahead", y.ahead, "layers to predict", std::uint16_t{0}, std::uint16_t{4});
   g->add_flag("--no-partial", a->no_partial, "without scores of partial hidden states");
   auto share = [&](const char* name, auto& value, const char* help) {
-    g->add_option(name, value, help)->type_name("SHARE")->check(CLI::Range(0.0, 1.0));
+    g->add_option(name, value, help)->type_name("SHARE")->check(CLI::Range(0.0, 1.0) & not_nan);
   };
   share("--reuse", y.reuse, "a chosen expert is chosen at the next token");
   share("--favourites", y.favourites, "and half a sequence later");
@@ -240,11 +246,11 @@ void add_trace_commands(CLI::App& app, Action& chosen) {
   g->add_option("--recall", a->recall, "by top k, 1, 2, ... layers ahead")
       ->delimiter(',')
       ->transform(without_spaces)
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(CLI::Range(0.0, 1.0) & not_nan);
   g->add_option("--top-1", a->top_1, "the best is predicted, 1, 2, ... layers ahead")
       ->delimiter(',')
       ->transform(without_spaces)
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(CLI::Range(0.0, 1.0) & not_nan);
   share("--recall-percentile", y.recall_percentile, "above the 75th percentile, one layer ahead (Fate)");
   share("--recall-prefill", y.recall_prefill, "of a prompt's experts (Fate)");
   count("--shallow", y.shallow, "layers that are predicted worse", std::uint16_t{0}, std::uint16_t{65535});

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <sstream>
 #include <utility>
@@ -18,6 +19,10 @@ std::vector<std::vector<std::uint32_t>> read_token_ids(const std::string& file) 
   lines.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
+    if (std::count(line.begin(), line.end(), '[') > 1) {
+      throw InputError(
+          fmt::format("--token-ids {}: line {} has lists in a list, expected one prompt on each line", file, number));
+    }
     for (char& c : line) c = c == ',' || c == '[' || c == ']' || c == '\r' ? ' ' : c;
     std::istringstream words(line);
     words.exceptions(std::ios::badbit);

@@ -34,6 +34,7 @@ struct BatchDecoder::Place {
   std::uint32_t limit = 0, positions = 0;  ///< tokens to make, and that the cache has room for
   Ended at_limit = Ended::max_new_tokens;  ///< what the limit is of
   bool over = false;
+  bool torn = false;  ///< a step failed: its keys and values are there in part
 
   [[nodiscard]] bool has_prompt() const { return position < request.tokens.size(); }
 };
@@ -80,7 +81,7 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
   const std::unique_ptr<Place> before = std::move(places_[place]);
   std::vector<std::uint32_t> run = before->request.tokens;  // whose keys and values are there
   run.insert(run.end(), before->made.tokens.begin(), before->made.tokens.end());
-  run.resize(std::min<std::size_t>(run.size(), before->position));
+  run.resize(before->torn ? 0 : std::min<std::size_t>(run.size(), before->position));
   std::unique_ptr<Place> p;
   try {
     p = make_place(request);
@@ -167,6 +168,7 @@ Matrix BatchDecoder::forward(Phase phase, const std::vector<TokenRow>& rows, std
     }
     return logits;
   } catch (...) {
+    for (const TokenRow& row : rows) places_[row.sequence]->over = places_[row.sequence]->torn = true;
     runner_.abandon();
     throw;
   }

@@ -184,7 +184,11 @@ struct Server::Parts {
       while (!one->is_over()) {
         static_cast<void>(one->next(0.5));
         if (stopping) return answer(a, server_error(503, "The server is ending."));
-        if (LimitedServer::client_is_gone()) return cancel();
+        if (LimitedServer::client_is_gone()) {
+          cancel();  // who has only closed its own end reads why
+          return answer(a,
+                        server_error(499, "The client closed its end of the connection before the answer was there."));
+        }
         if (!late()) continue;
         cancel();
         return answer(a, server_error(504, "The request took longer than this server lets it.", "timeout"));
@@ -214,18 +218,27 @@ struct Server::Parts {
                                            std::vector<bool>(n), std::vector<bool>(n)});
     a.set_header("Cache-Control", "no-cache");
     a.set_chunked_content_provider(
-        "text/event-stream", [this, s, late](std::size_t, httplib::DataSink& sink) { return feed(*s, late(), sink); });
+        "text/event-stream", [this, s, late](std::size_t, httplib::DataSink& sink) { return feed(*s, late, sink); });
   }
 
   /// Writes what there is; false ends the connection.
-  bool feed(Stream& s, bool late, httplib::DataSink& sink) const {
+  template <class Late>
+  bool feed(Stream& s, const Late& late, httplib::DataSink& sink) const {
     const auto write = [&](const std::string& data) {
       const std::string event = "data: " + data + "\n\n";
       return sink.write(event.data(), event.size());
     };
-    if (late)
-      return write(server_error(504, "The request took longer than this server lets it.", "timeout").body()), false;
-    if (stopping) return write(server_error(503, "The server is ending.").body()), false;
+    const auto cut_off = [&] {
+      if (late()) {
+        write(server_error(504, "The request took longer than this server lets it.", "timeout").body());
+      } else if (stopping) {
+        write(server_error(503, "The server is ending.").body());
+      } else {
+        return false;
+      }
+      return true;
+    };
+    if (cut_off()) return false;
     bool all = true;
     for (std::uint32_t i = 0; i < s.answers.size(); ++i) {
       if (s.ended[i]) continue;
@@ -234,6 +247,7 @@ struct Server::Parts {
       s.begun[i] = true;
       // Several take turns; a connection that nobody reads is noticed when there is something to write.
       while (const auto piece = one.next(s.answers.size() == 1 ? 0.2 : 0.01)) {
+        if (cut_off()) return false;
         if (piece->text.empty() && !piece->probability) continue;
         if (!write(json_text(s.made.chunk(i, *piece)))) return false;
       }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
@@ -14,22 +15,66 @@ namespace ferry::engine {
 
 namespace {
 
-template <class T>
-T parse(std::string_view text, const std::string& where) {
-  std::vector<std::set<std::string>> names;  // of the objects that are open
-  constexpr int deepest = 100;               // values are taken apart by recursion
-  auto check = [&](int depth, typename T::parse_event_t event, T& parsed) {
-    if (depth > deepest) throw InputError(fmt::format("{}: nested more than {} deep", where, deepest));
-    if (event == T::parse_event_t::object_start) names.emplace_back();
-    if (event == T::parse_event_t::object_end) names.pop_back();
-    if (event == T::parse_event_t::key && !names.back().insert(parsed.template get<std::string>()).second) {
-      throw InputError(fmt::format("{}: \"{}\" stands twice", where, parsed.template get<std::string>()));
+/// Refuses what the library would take: what is nested deep, or has a name twice, of which it would keep one. The library's
+/// own callbacks look at all of a list or an object again behind each value in it that is one, too.
+class Checks final : public nlohmann::json_sax<Json> {
+ public:
+  Checks(const std::string& where, std::size_t most_names) : where_(where), most_names_(most_names) {}
+
+  bool null() override { return true; }
+  bool boolean(bool /*value*/) override { return true; }
+  bool number_integer(number_integer_t /*value*/) override { return true; }
+  bool number_unsigned(number_unsigned_t /*value*/) override { return true; }
+  bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return true; }
+  bool string(string_t& /*value*/) override { return true; }
+  bool binary(binary_t& /*value*/) override { return true; }
+  bool start_object(std::size_t /*size*/) override {
+    names_.emplace_back();
+    return go_deeper();
+  }
+  bool key(string_t& name) override {
+    if (!names_.back().insert(name).second) throw InputError(fmt::format("{}: \"{}\" stands twice", where_, name));
+    if (names_.back().size() > most_names_) {
+      throw InputError(fmt::format("{}: an object has more than {} names", where_, most_names_));
     }
     return true;
-  };
+  }
+  bool end_object() override {
+    names_.pop_back();
+    --depth_;
+    return true;
+  }
+  bool start_array(std::size_t /*size*/) override { return go_deeper(); }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
+  /// The parser that follows says it.
+  bool parse_error(std::size_t /*place*/, const std::string& /*token*/,
+                   const nlohmann::detail::exception& /*e*/) override {
+    return false;
+  }
+
+ private:
+  bool go_deeper() {
+    constexpr int deepest = 100;  // values are taken apart by recursion
+    if (++depth_ > deepest) throw InputError(fmt::format("{}: nested more than {} deep", where_, deepest));
+    return true;
+  }
+
+  const std::string& where_;
+  const std::size_t most_names_;
+  std::vector<std::set<std::string>> names_;  // of the objects that are open
+  int depth_ = 0;
+};
+
+template <class T>
+T parse(std::string_view text, const std::string& where, std::size_t most_names) {
+  Checks checks(where, most_names);
   try {
-    return T::parse(text.begin(), text.end(), check);
-  } catch (const typename T::exception& e) {
+    static_cast<void>(Json::sax_parse(text.begin(), text.end(), &checks));
+    return T::parse(text.begin(), text.end());
+  } catch (const nlohmann::json::exception& e) {
     std::string what = e.what();  // "[json.exception...] parse error at line 1, column 2: ..."
     if (const auto bracket = what.find("] "); bracket != std::string::npos) what.erase(0, bracket + 2);
     for (char& c : what) c = c == '\n' || static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
@@ -40,11 +85,12 @@ T parse(std::string_view text, const std::string& where) {
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& where) {
-  return parse<Json>(text, where);
+  return parse<Json>(text, where, std::numeric_limits<std::size_t>::max());
 }
 
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const std::string& where) {
-  return parse<nlohmann::ordered_json>(text, where);
+  constexpr std::size_t most_names = 1024;  // each is compared with all before it
+  return parse<nlohmann::ordered_json>(text, where, most_names);
 }
 
 Json read_json(const std::filesystem::path& path) {

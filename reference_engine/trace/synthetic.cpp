@@ -97,7 +97,11 @@ class Maker {
       f.sequence_start.push_back(s * tokens_);
       f.phase.insert(f.phase.end(), o_.prompt, static_cast<std::uint8_t>(Phase::prefill));
       f.phase.insert(f.phase.end(), o_.tokens, static_cast<std::uint8_t>(Phase::decode));
-      for (std::uint32_t l = 0; l < model_.layers; ++l) layer(s, l);
+      for (std::uint32_t l = 0; l < model_.layers; ++l) {
+        const std::uint64_t layers = model_.layers;
+        if (o_.progress && !o_.progress(s * layers + l, o_.sequences * layers)) return nullptr;
+        layer(s, l);
+      }
     }
     f.view();
     return std::move(made_);

@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "profiles/shape.hpp"
@@ -54,6 +55,9 @@ struct SyntheticOptions {
   /// Of the experts that a partial hidden state predicts as top-score: those that are, and those of the others that
   /// are at least chosen. Unset: 0.82 and 0.95 (Importance-driven, section 6.3).
   std::optional<double> partial_top_score, partial_active;
+
+  /// In layers of all sequences; false: stop.
+  std::function<bool(std::uint64_t done, std::uint64_t all)> progress = {};
 
   /// How many of the layers that are predicted from so many layers before are among the first `shallow`.
   [[nodiscard]] std::uint32_t shallow_predicted(std::uint32_t distance) const {

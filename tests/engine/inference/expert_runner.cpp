@@ -12,7 +12,9 @@
 #include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "ferry/error.hpp"
+#include "inference/batch_decoder.hpp"
 #include "inference/generate.hpp"
+#include "support/errors.hpp"
 
 using namespace ferry;
 using namespace ferry::engine;
@@ -121,6 +123,47 @@ TEST_CASE("on the virtual clock a step that was abandoned leaves nothing in what
   };
   CHECK(host_took(false) > 0);
   CHECK(host_took(true) == host_took(false));
+}
+
+TEST_CASE("a text goes on from nothing that a step which failed has left") {
+  /// Fails once, in a layer behind the first.
+  class FailsOnce final : public PassingRunner {
+   public:
+    FailsOnce(ExpertRunner& runner, int call) : PassingRunner(runner), left_(call) {}
+    void run(std::uint16_t layer, const Matrix& input, Matrix& out) override {
+      if (left_-- == 0) throw InputError("the disk");
+      PassingRunner::run(layer, input, out);
+    }
+
+   private:
+    int left_;
+  };
+  CpuModel& model = test::model("tiny-qwen-moe");
+  const auto layers = static_cast<int>(model.config().moe_layer_count());
+  DecodeRequest request;
+  for (std::uint32_t i = 0; i < 24; ++i) request.tokens.push_back(5 + 7 * i % 200);
+  request.max_new_tokens = 8;
+  request.positions = 64;
+  const auto finish = [](BatchDecoder& decoder) {
+    while (decoder.prefilling() || decoder.decoding()) decoder.step();
+    return decoder.decoded(0).tokens;
+  };
+  const auto sound = make_runner(model, quarter("lru"));
+  BatchDecoder alone(model, *sound, {1, 16, false});
+  alone.add(request);
+  const std::vector<std::uint32_t> right = finish(alone);
+  // In the first piece of the prompt, in the second, and at the third token.
+  for (const int call : {2, layers + 3, 4 * layers + 1}) {
+    CAPTURE(call);
+    const auto runner = make_runner(model, quarter("lru"));
+    FailsOnce failing(*runner, call);
+    BatchDecoder decoder(model, failing, {1, 16, false});
+    decoder.add(request);
+    CHECK_THROWS_AS(finish(decoder), InputError);
+    CHECK(decoder.is_over(0));
+    CHECK(decoder.add_behind(0, request) == 0);
+    CHECK(finish(decoder) == right);
+  }
 }
 
 TEST_CASE("the gate's worker is measured where there is one") {

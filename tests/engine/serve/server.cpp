@@ -1,8 +1,12 @@
 // The server as its clients see it, over HTTP: OpenAI's interface, its errors, many clients at a time.
 #include "serve/server.hpp"
 
+#include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <httplib.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <map>
 #include <sstream>
@@ -243,6 +247,9 @@ TEST_CASE("what cannot be served is told as OpenAI tells it, and the server goes
   };
   const std::string deep = std::string(100000, '[') + std::string(100000, ']');
   const std::string deep_body = R"({"prompt":)" + deep + "}";
+  std::string many_names = R"({"prompt":"a","metadata":{"n":0)";
+  for (int i = 0; i < 1024; ++i) many_names += ",\"n" + std::to_string(i) + "\":0";
+  many_names += "}}";
   const std::string long_body = R"({"max_tokens":1,"prompt":")" + std::string(600, 'x') + "\"}";
   const Case cases[] = {
       {"/v1/completions", "no json", 400, "", "", "as JSON: parse error"},
@@ -251,6 +258,7 @@ TEST_CASE("what cannot be served is told as OpenAI tells it, and the server goes
       {"/v1/completions", "{\"prompt\":\"\xff\"}", 400, "", "", "UTF-8"},
       {"/v1/completions", deep_body.c_str(), 400, "", "", "nested"},
       {"/v1/completions", R"({"prompt":"a","prompt":"b"})", 400, "", "", "stands twice"},
+      {"/v1/completions", many_names.c_str(), 400, "", "", "more than 1024 names"},
       {"/v1/completions", "{}", 400, "prompt", "missing_required_parameter", "prompt"},
       {"/v1/completions", R"({"prompt":5})", 400, "prompt", "invalid_type", "integer"},
       {"/v1/completions", R"({"prompt":[[1],{}]})", 400, "prompt", "invalid_type", "prompt"},
@@ -461,6 +469,53 @@ TEST_CASE("a client that goes is not decoded for") {
   after = s.loop().statistics();
   CHECK(after.ended[static_cast<unsigned>(Ended::interrupted)] == 5);
   CHECK(after.cache_bytes == 0);
+}
+
+TEST_CASE("a stream ends when its time is over, also while tokens come quickly") {
+  ServerOptions o;
+  o.most_seconds = 0.02;
+  const Served s(o);
+  for (const int n : {1, 3}) {
+    CAPTURE(n);
+    httplib::Client c = s.client();
+    httplib::Request q;
+    q.method = "POST";
+    q.path = "/v1/completions";
+    q.set_header("Content-Type", "application/json");
+    q.body = Json{{"prompt", "a"}, {"max_tokens", 500}, {"stream", true}, {"n", n}}.dump();
+    std::string said;
+    q.content_receiver = [&](const char* data, std::size_t size, std::uint64_t, std::uint64_t) {
+      said.append(data, size);
+      return true;
+    };
+    httplib::Response r;
+    httplib::Error e = httplib::Error::Success;
+    static_cast<void>(c.send(q, r, e));  // the stream is cut off
+    CHECK(said.find("\"code\":\"timeout\"") != std::string::npos);
+    CHECK(said.find("[DONE]") == std::string::npos);
+  }
+}
+
+TEST_CASE("a client that closes its own end is told so, and gets no empty answer") {
+  const Served s;
+  const std::string body = Json{{"prompt", "a"}, {"max_tokens", 300}}.dump();
+  const std::string request =
+      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " +
+      std::to_string(body.size()) + "\r\n\r\n" + body;
+  const int to = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(s.port());
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  REQUIRE(::connect(to, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+  REQUIRE(::send(to, request.data(), request.size(), 0) == static_cast<ssize_t>(request.size()));
+  REQUIRE(::shutdown(to, SHUT_WR) == 0);
+  std::string said;
+  char part[4096];
+  for (ssize_t n; (n = ::recv(to, part, sizeof(part), 0)) > 0;) said.append(part, static_cast<std::size_t>(n));
+  ::close(to);
+  CHECK(said.starts_with("HTTP/1.1 499"));
+  CHECK(said.find("closed its end of the connection") != std::string::npos);
 }
 
 TEST_CASE("metrics are what Prometheus reads, and the same numbers as /stats") {
