@@ -153,7 +153,7 @@ void write_inner(const std::string& family, const std::vector<std::pair<std::str
 }
 
 /// Of a text that each family has tokens for.
-Matrix logits_of(const std::filesystem::path& folder) {
+Matrix short_text_logits(const std::filesystem::path& folder) {
   CpuModel model(folder);
   CHECK(model.notes().empty());
   std::vector<TokenRow> rows;
@@ -210,7 +210,7 @@ TEST_CASE("files by the names that transformers 5 has inside give the same logit
     CAPTURE(f.family);
     const TemporaryFolder folder;
     write_inner(f.family, f.renamed, f.parts, folder.path());
-    CHECK(logits_of(folder.path()) == logits_of(golden_file("zoo") / f.family));
+    CHECK(short_text_logits(folder.path()) == short_text_logits(golden_file("zoo") / f.family));
   }
 }
 
