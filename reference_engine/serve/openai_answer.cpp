@@ -1,7 +1,8 @@
 // Answers in OpenAI's interface.
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <string>
+#include <string_view>
 
 #include "ferry/macros.hpp"
 #include "report/report.hpp"
@@ -50,12 +51,14 @@ Json ApiAnswer::probabilities(const std::vector<TokenProbability>& tokens,
                  {"token_logprobs", Json::array()},
                  {"top_logprobs", Json::array()},
                  {"text_offset", Json::array()}};
-    std::size_t characters = 0;
+    std::size_t characters = 0;  // that are over
+    std::string begun;           // the next one, as far as it has come
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      made["text_offset"].push_back(characters);
-      const std::string bytes = model_.tokenizer.bytes(tokens[i].token);
-      characters += static_cast<std::size_t>(
-          std::count_if(bytes.begin(), bytes.end(), [](char c) { return (c & 0xC0) != 0x80; }));  // begins one
+      made["text_offset"].push_back(characters + (begun.empty() ? 0 : 1));
+      begun += model_.tokenizer.bytes(tokens[i].token);
+      const std::size_t over = begun.size() - unfinished_bytes(begun);
+      characters += count_characters(std::string_view(begun).substr(0, over));
+      begun.erase(0, over);
       made["tokens"].push_back(text_of(tokens[i].token));
       made["token_logprobs"].push_back(tokens[i].log_probability);
       Json best = Json::object();

@@ -195,6 +195,34 @@ TEST_CASE("a completion is what the model makes of the prompt by itself") {
     for (const Json& p : l["token_logprobs"]) CHECK(p <= 0.0);
     for (const Json& p : l["top_logprobs"]) CHECK(p.size() == 2);
   }
+  SUBCASE("an offset is where the token's character stands, also behind bytes that are none") {
+    int odd = 0;
+    for (int seed = 0; seed < 12; ++seed) {
+      const Json e =
+          s.ask("/v1/completions",
+                {{"prompt", prompt}, {"max_tokens", 80}, {"logprobs", 0}, {"temperature", 2}, {"seed", seed}});
+      const std::string text = e["choices"][0]["text"];
+      const Json& l = e["choices"][0]["logprobs"];
+      std::vector<std::string> characters;
+      for (const char c : text) {
+        if ((c & 0xC0) == 0x80) {
+          characters.back() += c;
+        } else {
+          characters.emplace_back(1, c);
+        }
+      }
+      for (std::size_t i = 0; i < l["tokens"].size(); ++i) {
+        const std::string token = l["tokens"][i];
+        if (token.size() != 1) {
+          ++odd;  // a byte of a longer character, or of none
+          continue;
+        }
+        REQUIRE(l["text_offset"][i] < characters.size());
+        CHECK(characters[l["text_offset"][i].get<std::size_t>()] == token);
+      }
+    }
+    CHECK(odd > 0);
+  }
 }
 
 TEST_CASE("a conversation goes through the template, at once or in a stream") {
