@@ -157,6 +157,19 @@ void help_by_name(std::vector<std::string>& arguments) {
   arguments.emplace_back("--help");
 }
 
+/// CLI11 takes 010 for eight.
+void read_decimals(CLI::App& app) {
+  for (CLI::Option* o : app.get_options()) {
+    const std::string type = o->get_type_name();
+    if (type != "N" && type.find("INT") == std::string::npos) continue;
+    o->transform([](const std::string& s) {
+      const bool whole = s.size() > 1 && s.find_first_not_of("0123456789") == std::string::npos;
+      return whole ? s.substr(std::min(s.find_first_not_of('0'), s.size() - 1)) : s;
+    });
+  }
+  for (CLI::App* command : app.get_subcommands({})) read_decimals(*command);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -183,6 +196,7 @@ int main(int argc, char** argv) try {
   add_calibrate_commands(app, chosen);
   add_list_command(app, chosen);
   add_document_command(app, chosen);
+  read_decimals(app);
 
   try {
     command_line.assign(argv, argv + argc);

@@ -269,6 +269,8 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("run --max-new-tokens many", {"--max-new-tokens"});
   refuses("run --temperature -1", {"--temperature"});
   refuses("run --temperature nan", {"--temperature"});
+  refuses("serve --timeout nan", {"--timeout", "expected a number"});
+  refuses("trace generate --shape mixtral-8x7b --out x --reuse nan", {"--reuse", "expected a number"});
   refuses("run --seed -1", {"--seed"});
   refuses("run --model ''", {"--model", "must not be empty"});
   refuses("run --json ''", {"--json", "must not be empty"});

@@ -213,6 +213,15 @@ TEST_CASE("--json - writes to standard output, and people read the rest on stand
   CHECK(ferry_command(quick_run + "--prompt x --json - 2>" + error + " >/dev/full").status == 2);
 }
 
+TEST_CASE("a number with zeros before it is the decimal one") {
+  const Shell r =
+      ferry_command("run --model tiny-mixtral --prompt x --max-new-tokens 010 --seed 08 --json - 2>/dev/null | cat");
+  REQUIRE(Json::accept(r.out));
+  const Json json = Json::parse(r.out);
+  CHECK(json["max_new_tokens"] == 10);
+  CHECK(json["seed"] == 8);
+}
+
 TEST_CASE("JSON has what repeats a run, and what was generated") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string(), logits = (folder.path() / "l.safetensors").string();
