@@ -16,11 +16,12 @@ def struct(name, **fields):
 
 Options = struct(
     "Options", size=c_size_t, stack=c_char_p, parameters=POINTER(c_char_p), parameter_count=c_size_t, layers=c_uint16,
-    experts=c_uint16, top_k=c_uint16, renormalise=c_uint8, in_order=c_uint8, scale=c_float, max_rows=c_uint32,
+    experts=c_uint16, top_k=c_uint16, renormalise=c_uint8, in_order=c_uint8, least_sum=c_float,
+    added_to_sum=c_float, scale=c_float, max_rows=c_uint32,
     expert_bytes=POINTER(c_uint64), expert_byte_rows=c_size_t, layer_experts=c_void_p, layer_top_k=c_void_p,
     budget_bytes=c_uint64, stream_slots=c_uint32, copy_bytes_per_s=c_double, copy_start_ns=c_uint64,
     device_ns=c_uint64 * PRECISIONS, host_ns=c_uint64 * PRECISIONS, host_row_ns=c_uint64, host_start_ns=c_uint64,
-    link_beside_host=c_uint32, host_beside_copies=c_uint32, least_sum=c_float, added_to_sum=c_float)
+    link_beside_host=c_uint32, host_beside_copies=c_uint32)
 Variant = struct("Variant", layer=c_uint16, expert=c_uint16, precision=c_uint8)
 Copy = struct("Copy", ticket=c_uint64, what=Variant, slot=c_uint32, after=c_uint64, demand=c_uint8)
 Command = struct("Command", kind=c_uint8, copy=Copy)

@@ -103,6 +103,8 @@ typedef struct ferry_options {
   uint16_t layers, experts, top_k;
   uint8_t renormalise; /* FERRY_RENORMALISE_YES or _NO */
   uint8_t in_order;    /* without a link: each copy lands before what comes behind it, and nothing is reported */
+  float least_sum;     /* weights are divided by max(sum + added_to_sum, least_sum) (0) */
+  float added_to_sum;  /* DeepSeek-V3 adds 1e-20 (0) */
   float scale;         /* of the weights, behind the division (1) */
   uint32_t max_rows;   /* the most rows of one step: the largest prefill chunk or batch */
   const uint64_t* expert_bytes;  /* [expert_byte_rows, FERRY_PRECISIONS], 0: not stored at that precision */
@@ -123,10 +125,6 @@ typedef struct ferry_options {
   uint64_t host_start_ns;               /* a layer's share of the host, whatever it computes */
   uint32_t link_beside_host;            /* how fast copies are while the host computes, in thousandths (1000) */
   uint32_t host_beside_copies;          /* how fast the host is while a copy is on the link (1000) */
-
-  /* Of the model again. */
-  float least_sum;    /* weights are divided by max(sum + added_to_sum, least_sum) (0) */
-  float added_to_sum; /* DeepSeek-V3 adds 1e-20 (0) */
 } ferry_options;
 
 /* One expert at one precision: what crosses the link and sits in a slot. */

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checkpoint/gguf_model.hpp"
+#include "checkpoint/model_config.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"

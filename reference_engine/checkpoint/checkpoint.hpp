@@ -10,10 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/model_config.hpp"
 #include "checkpoint/tensor.hpp"
 
 namespace ferry::engine {
+
+struct ModelConfig;
 
 /// The weights of a model folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names. Or of a GGUF
 /// file and the shards beside it, by the names that a folder would have.
