@@ -42,8 +42,9 @@ void interleave_scales(const std::byte* codes, const std::vector<float>& scales,
 }  // namespace
 
 const char* name_of(DType type) {
-  static constexpr const char* names[] = {"bf16", "f16",  "f32",  "i32",  "f8_e4m3", "u8",  "q8_0",
-                                          "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4",   "fp8", "other"};
+  static constexpr const char* names[] = {"bf16", "f16",  "f32",    "i32",    "f8_e4m3", "u8",   "q8_0",
+                                          "q4_0", "q4_1", "q5_0",   "q5_1",   "q2_k",    "q3_k", "q4_k",
+                                          "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4",   "fp8",  "other"};
   return names[static_cast<int>(type)];
 }
 
@@ -69,6 +70,20 @@ PlainLayout plain_layout(DType type, std::uint32_t rows, std::uint32_t columns) 
       return BlockLayout{rows, columns, BlockType::q8_0};
     case DType::q4_0:
       return BlockLayout{rows, columns, BlockType::q4_0};
+    case DType::q4_1:
+      return BlockLayout{rows, columns, BlockType::q4_1};
+    case DType::q5_0:
+      return BlockLayout{rows, columns, BlockType::q5_0};
+    case DType::q5_1:
+      return BlockLayout{rows, columns, BlockType::q5_1};
+    case DType::q2_k:
+      return BlockLayout{rows, columns, BlockType::q2_k};
+    case DType::q3_k:
+      return BlockLayout{rows, columns, BlockType::q3_k};
+    case DType::iq4_nl:
+      return BlockLayout{rows, columns, BlockType::iq4_nl};
+    case DType::iq4_xs:
+      return BlockLayout{rows, columns, BlockType::iq4_xs};
     case DType::q4_k:
       return BlockLayout{rows, columns, BlockType::q4_k};
     case DType::q5_k:

@@ -18,7 +18,29 @@ namespace ferry::engine {
 
 /// Types of numbers, and of blocks of them. `f8_e4m3` and `u8` are only in files: weights of the first become `fp8`, with the
 /// scales that stand beside them.
-enum class DType { bf16, f16, f32, i32, f8_e4m3, u8, q8_0, q4_0, q4_k, q5_k, q6_k, mxfp4, fp8, other };
+enum class DType {
+  bf16,
+  f16,
+  f32,
+  i32,
+  f8_e4m3,
+  u8,
+  q8_0,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  iq4_nl,
+  iq4_xs,
+  mxfp4,
+  fp8,
+  other
+};
 
 /// "bf16", "q4_k", ...
 const char* name_of(DType type);

@@ -104,8 +104,13 @@ template <BlockType type>
 struct Blocks {
   static constexpr bool packed = false, blocks = true;
   static constexpr Precision precision = Precision::full;
-  static constexpr std::uint32_t words = 11, columns = 32;  ///< of a unit: two scales, a minimum, codes
+  static constexpr std::uint32_t minima = type == BlockType::q2_k ? 2 : 1;
+  static constexpr std::uint32_t words = 10 + minima, columns = 32;  ///< of a unit: two scales, minima, codes
   static constexpr std::uint32_t each = block_weights(type) / columns;
+  /// The first 16 of 32 weights in the low bits of as many bytes, the others above.
+  static constexpr bool of_four_bits = type == BlockType::q4_0 || type == BlockType::q4_1 || type == BlockType::q5_0 ||
+                                       type == BlockType::q5_1 || type == BlockType::iq4_nl ||
+                                       type == BlockType::iq4_xs || type == BlockType::mxfp4;
   /// Of where a block's numbers begin.
   static constexpr std::uint32_t alignment = block_bytes(type) % 4 == 0 ? 4 : block_bytes(type) % 2 == 0 ? 2 : 1;
 
@@ -120,6 +125,10 @@ struct Blocks {
              detail::byte_at(at, 3) << 24U;
     }
   }
+  /// Four bits, each the lowest of a byte.
+  __device__ __forceinline__ static std::uint32_t spread(std::uint32_t bits) {
+    return bits * 0x00204081U & 0x01010101U;
+  }
   /// Four codes of a byte each, less a number up to 128: as signed bytes.
   __device__ __forceinline__ static std::uint32_t less(std::uint32_t codes, std::uint32_t number) {
     return ((codes | 0x80808080U) - number * 0x01010101U) ^ 0x80808080U;
@@ -129,28 +138,57 @@ struct Blocks {
     const std::byte* at = row + std::uint64_t{unit / each} * block_bytes(type);
     const std::uint32_t part = unit % each;  // of a block
     Unit<words> u{};
-    std::uint32_t* codes = u.word + 3;
-    float scale[2], minimum = 0;
+    std::uint32_t* codes = u.word + 2 + minima;
+    float scale[2], minimum[minima] = {};
     if constexpr (type == BlockType::q8_0) {
       scale[0] = scale[1] = detail::half_at(at);
 #pragma unroll
       for (std::uint32_t i = 0; i < 8; ++i) codes[i] = word(at + 2 + 4 * i);
-    } else if constexpr (type == BlockType::q4_0 || type == BlockType::mxfp4) {
-      scale[0] = scale[1] = type == BlockType::q4_0 ? detail::half_at(at) : detail::half_power(detail::byte_at(at, 0));
+    } else if constexpr (of_four_bits) {
+      scale[0] = scale[1] = type == BlockType::mxfp4 ? detail::half_power(detail::byte_at(at, 0))
+                            : type == BlockType::iq4_xs
+                                ? detail::half_at(at) * static_cast<float>(detail::iq4_xs_scale(at, part))
+                                : detail::half_at(at);
+      if constexpr (type == BlockType::q4_1 || type == BlockType::q5_1) minimum[0] = -detail::half_at(at + 2);
+      const std::byte* end = at + (type == BlockType::iq4_xs ? 8 + (part + 1) * 16 : block_bytes(type));
 #pragma unroll
       for (std::uint32_t i = 0; i < 4; ++i) {
-        const std::uint32_t both = word(at + block_bytes(type) - 16 + 4 * i);
+        const std::uint32_t both = word(end - 16 + 4 * i);
         codes[i] = both & 0x0f0f0f0fU;
         codes[4 + i] = both >> 4U & 0x0f0f0f0fU;
       }
-      if constexpr (type == BlockType::q4_0) {
+      if constexpr (type == BlockType::q5_0 || type == BlockType::q5_1) {
+        const std::uint32_t fifth = word(end - 20);
 #pragma unroll
-        for (std::uint32_t i = 0; i < 8; ++i) codes[i] = less(codes[i], 8);
+        for (std::uint32_t i = 0; i < 8; ++i) codes[i] |= spread(fifth >> 4 * i & 15U) << 4U;
+      }
+      if constexpr (type == BlockType::q4_0 || type == BlockType::q5_0) {
+#pragma unroll
+        for (std::uint32_t i = 0; i < 8; ++i) codes[i] = less(codes[i], type == BlockType::q4_0 ? 8 : 16);
+      }
+    } else if constexpr (type == BlockType::q2_k || type == BlockType::q3_k) {
+      constexpr std::uint32_t low = type == BlockType::q2_k ? 16 : 32;
+#pragma unroll
+      for (std::uint32_t i = 0; i < 2; ++i) {
+        if constexpr (type == BlockType::q2_k) {
+          const std::uint32_t both = detail::byte_at(at, 2 * part + i);
+          scale[i] = detail::half_at(at + 80) * static_cast<float>(both & 15U);
+          minimum[i] = detail::half_at(at + 82) * static_cast<float>(both >> 4U);
+        } else {
+          scale[i] = detail::half_at(at + 108) * static_cast<float>(detail::q3_k_scale(at + 96, 2 * part + i));
+        }
+      }
+#pragma unroll
+      for (std::uint32_t i = 0; i < 8; ++i) {
+        codes[i] = word(at + low + part / 4 * 32 + 4 * i) >> part % 4 * 2 & 0x03030303U;
+        if constexpr (type == BlockType::q3_k) {
+          codes[i] = less(codes[i] | (word(at + 4 * i) >> part & 0x01010101U) << 2U, 4);
+        }
       }
     } else if constexpr (type == BlockType::q4_k || type == BlockType::q5_k) {
       constexpr std::uint32_t low = type == BlockType::q4_k ? 16 : 48;
       scale[0] = scale[1] = detail::half_at(at) * static_cast<float>(detail::k_scale(at + 4, part));
-      minimum = detail::half_at(at + 2) * static_cast<float>(detail::k_minimum(at + 4, part));
+      minimum[0] = detail::half_at(at + 2) * static_cast<float>(detail::k_minimum(at + 4, part));
 #pragma unroll
       for (std::uint32_t i = 0; i < 8; ++i) {
         codes[i] = word(at + low + part / 2 * 32 + 4 * i) >> part % 2 * 4 & 0x0f0f0f0fU;
@@ -178,7 +216,8 @@ struct Blocks {
     }
     u.word[0] = __float_as_uint(scale[0]);
     u.word[1] = __float_as_uint(scale[1]);
-    u.word[2] = __float_as_uint(minimum);
+#pragma unroll
+    for (std::uint32_t i = 0; i < minima; ++i) u.word[2 + i] = __float_as_uint(minimum[i]);
     return u;
   }
 
@@ -187,14 +226,16 @@ struct Blocks {
     const float scale = __uint_as_float(unit.word[q / 4]);
 #pragma unroll
     for (std::uint32_t i = 0; i < 4; ++i) {
-      const std::uint32_t code = unit.word[3 + q] >> 8 * i & 0xffU;
+      const std::uint32_t code = unit.word[2 + minima + q] >> 8 * i & 0xffU;
       if constexpr (type == BlockType::fp8) {
         w[i] = scale * detail::widen_e4m3(code);
       } else if constexpr (type == BlockType::mxfp4) {
         w[i] = scale * detail::twice_e2m1(code);
+      } else if constexpr (type == BlockType::iq4_nl || type == BlockType::iq4_xs) {
+        w[i] = scale * static_cast<float>(detail::iq4_value(code));
       } else {
         const auto number = static_cast<float>(static_cast<std::int8_t>(code));
-        w[i] = fmaf(scale, number, -__uint_as_float(unit.word[2]));
+        w[i] = fmaf(scale, number, -__uint_as_float(unit.word[2 + q / 4 % minima]));
       }
     }
   }
@@ -211,6 +252,20 @@ __device__ __host__ __forceinline__ void with_blocks(BlockType type, const Run& 
       return run(Blocks<BlockType::q8_0>{});
     case BlockType::q4_0:
       return run(Blocks<BlockType::q4_0>{});
+    case BlockType::q4_1:
+      return run(Blocks<BlockType::q4_1>{});
+    case BlockType::q5_0:
+      return run(Blocks<BlockType::q5_0>{});
+    case BlockType::q5_1:
+      return run(Blocks<BlockType::q5_1>{});
+    case BlockType::q2_k:
+      return run(Blocks<BlockType::q2_k>{});
+    case BlockType::q3_k:
+      return run(Blocks<BlockType::q3_k>{});
+    case BlockType::iq4_nl:
+      return run(Blocks<BlockType::iq4_nl>{});
+    case BlockType::iq4_xs:
+      return run(Blocks<BlockType::iq4_xs>{});
     case BlockType::q4_k:
       return run(Blocks<BlockType::q4_k>{});
     case BlockType::q5_k:

@@ -110,7 +110,7 @@ struct Avx512Lanes {
   struct Unit {
     Vector tables[2];
     __m512i high[2];
-    alignas(64) float numbers[16];
+    alignas(64) float numbers[16], minima[16];
   };
 
   FERRY_INLINE Vector steps(float first) {
@@ -154,6 +154,21 @@ struct Avx512Lanes {
       unit.tables[b] = multiply(half(at + b * block_bytes(BlockType::q4_0)), steps(-8));
     }
   }
+  FERRY_INLINE void prepare(Blocks<BlockType::q4_1> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t b = 0; b < 2; ++b) {
+      const std::byte* own = at + b * block_bytes(BlockType::q4_1);
+      unit.tables[b] = _mm512_add_ps(multiply(half(own), steps(0)), half(own + 2));
+    }
+  }
+  /// What the codes of iq4_nl and iq4_xs stand for.
+  FERRY_INLINE Vector iq4_values() {
+    return _mm512_setr_ps(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::iq4_nl> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t b = 0; b < 2; ++b) {
+      unit.tables[b] = multiply(half(at + b * block_bytes(BlockType::iq4_nl)), iq4_values());
+    }
+  }
   FERRY_INLINE void prepare(Blocks<BlockType::mxfp4> /*format*/, const std::byte* at, Unit& unit) {
     const Vector twice = _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
     for (std::uint32_t b = 0; b < 2; ++b) {
@@ -164,12 +179,128 @@ struct Avx512Lanes {
   template <BlockType type>
   FERRY_INLINE void unpack(Blocks<type> /*format*/, const std::byte* at, const Unit& unit, std::uint32_t /*stretch*/,
                            Vector (&to)[4]) {
-    static_assert(type == BlockType::q4_0 || type == BlockType::mxfp4);
+    static_assert(Blocks<type>::stretches == 1 && block_bytes(type) <= 20);
 #pragma GCC unroll 2
     for (std::uint32_t b = 0; b < 2; ++b) {
       const __m512i codes = _mm512_cvtepu8_epi32(bytes16(at + (b + 1) * block_bytes(type) - 16));
       to[2 * b] = look_up(codes, unit.tables[b]);
       to[2 * b + 1] = look_up(_mm512_srli_epi32(codes, 4), unit.tables[b]);
+    }
+  }
+
+  /// q5_0 and q5_1. `low`, `high`: what codes from 0 and from 16 on stand for.
+  template <BlockType type>
+  FERRY_INLINE void unpack_five(const std::byte* at, Vector low, Vector high, Vector& first, Vector& second) {
+    const std::byte* end = at + block_bytes(type);
+    const __m512i codes = _mm512_cvtepu8_epi32(bytes16(end - 16)), four = _mm512_set1_epi32(15);
+    const __m512i bits = _mm512_set1_epi32(static_cast<std::int32_t>(detail::word_at(end - 20)));
+    // Each lane's bit becomes the fifth of its code.
+    const __m512i by = _mm512_setr_epi32(4, 3, 2, 1, 0, 31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21);
+    const __m512i fifths[2] = {_mm512_rolv_epi32(bits, by),
+                               _mm512_rolv_epi32(bits, _mm512_xor_si512(by, _mm512_set1_epi32(16)))};
+    // Four bits of the codes and the fifth; those above do not count.
+    first = _mm512_permutex2var_ps(low, _mm512_ternarylogic_epi32(four, codes, fifths[0], 0b11001010), high);
+    second = _mm512_permutex2var_ps(
+        low, _mm512_ternarylogic_epi32(four, _mm512_srli_epi32(codes, 4), fifths[1], 0b11001010), high);
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q5_0> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t b = 0; b < 2; ++b) unit.tables[b] = half(at + b * block_bytes(BlockType::q5_0));
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::q5_0> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t /*stretch*/, Vector (&to)[4]) {
+#pragma GCC unroll 2
+    for (std::uint32_t b = 0; b < 2; ++b) {
+      unpack_five<BlockType::q5_0>(at + b * block_bytes(BlockType::q5_0), multiply(unit.tables[b], steps(-16)),
+                                   multiply(unit.tables[b], steps(0)), to[2 * b], to[2 * b + 1]);
+    }
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q5_1> /*format*/, const std::byte* at, Unit& unit) {
+    for (std::uint32_t b = 0; b < 2; ++b) unit.tables[b] = half(at + b * block_bytes(BlockType::q5_1));
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::q5_1> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t /*stretch*/, Vector (&to)[4]) {
+#pragma GCC unroll 2
+    for (std::uint32_t b = 0; b < 2; ++b) {
+      const std::byte* own = at + b * block_bytes(BlockType::q5_1);
+      const Vector m = half(own + 2);
+      unpack_five<BlockType::q5_1>(own, _mm512_add_ps(multiply(unit.tables[b], steps(0)), m),
+                                   _mm512_add_ps(multiply(unit.tables[b], steps(16)), m), to[2 * b], to[2 * b + 1]);
+    }
+  }
+
+  FERRY_INLINE void prepare(Blocks<BlockType::iq4_xs> /*format*/, const std::byte* at, Unit& unit) {
+    const __m512i by = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const auto low = static_cast<std::int32_t>(detail::word_at(at + 4));
+    const auto high = static_cast<std::int32_t>(detail::word_at(at));  // in its upper half
+    const __m512i lows = _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(low), by), _mm512_set1_epi32(15));
+    const __m512i highs =
+        _mm512_srlv_epi32(_mm512_set1_epi32(high), _mm512_add_epi32(_mm512_srli_epi32(by, 1), _mm512_set1_epi32(16)));
+    const __m512i scales = _mm512_or_si512(lows, _mm512_slli_epi32(_mm512_and_si512(highs, _mm512_set1_epi32(3)), 4));
+    keep(multiply(half(at), _mm512_cvtepi32_ps(_mm512_sub_epi32(scales, _mm512_set1_epi32(32)))), unit.numbers);
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::iq4_xs> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t stretch, Vector (&to)[4]) {
+#pragma GCC unroll 2
+    for (std::uint32_t p = 0; p < 2; ++p) {
+      const __m512i codes = _mm512_cvtepu8_epi32(bytes16(at + 8 + (2 * stretch + p) * 16));
+      const Vector table = multiply(all(unit.numbers[2 * stretch + p]), iq4_values());
+      to[2 * p] = look_up(codes, table);
+      to[2 * p + 1] = look_up(_mm512_srli_epi32(codes, 4), table);
+    }
+  }
+
+  FERRY_INLINE void prepare(Blocks<BlockType::q2_k> /*format*/, const std::byte* at, Unit& unit) {
+    const __m512i both = _mm512_cvtepu8_epi32(bytes16(at));
+    const __m512i scales = _mm512_and_si512(both, _mm512_set1_epi32(15)), minima = _mm512_srli_epi32(both, 4);
+    keep(multiply(half(at + 80), _mm512_cvtepi32_ps(scales)), unit.numbers);
+    keep(multiply(half(at + 82), _mm512_cvtepi32_ps(minima)), unit.minima);
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::q2_k> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t stretch, Vector (&to)[4]) {
+    // Every fourth is alike: of an index the upper bits, which are other codes, do not count.
+    const Vector numbers = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
+#pragma GCC unroll 2
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const __m512i bytes = _mm512_cvtepu8_epi32(bytes16(at + 16 + stretch / 2 * 32 + i * 16));
+#pragma GCC unroll 2
+      for (std::uint32_t p = 0; p < 2; ++p) {
+        const std::uint32_t part = 4 * stretch + 2 * p + i;  // of 16
+        const Vector products = multiply(all(unit.numbers[part]), numbers);
+        to[2 * p + i] =
+            look_up(_mm512_srli_epi32(bytes, stretch % 2 * 4 + 2 * p), _mm512_sub_ps(products, all(unit.minima[part])));
+      }
+    }
+  }
+
+  FERRY_INLINE void prepare(Blocks<BlockType::q3_k> /*format*/, const std::byte* at, Unit& unit) {
+    const __m128i packed = bytes16(at + 94);  // two codes ahead of the scales
+    const __m512i low =
+        _mm512_cvtepu8_epi32(_mm_shuffle_epi8(packed, _mm_setr_epi8(2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5, 6, 7, 8, 9)));
+    const __m512i high = _mm512_cvtepu8_epi32(
+        _mm_shuffle_epi8(packed, _mm_setr_epi8(10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13)));
+    const __m512i lows = _mm512_srlv_epi32(low, _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4));
+    const __m512i highs = _mm512_srlv_epi32(high, _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6));
+    const __m512i scales = _mm512_or_si512(_mm512_and_si512(lows, _mm512_set1_epi32(15)),
+                                           _mm512_slli_epi32(_mm512_and_si512(highs, _mm512_set1_epi32(3)), 4));
+    keep(multiply(half(at + 108), _mm512_cvtepi32_ps(_mm512_sub_epi32(scales, _mm512_set1_epi32(32)))), unit.numbers);
+    for (std::uint32_t i = 0; i < 2; ++i) unit.high[i] = _mm512_cvtepu8_epi32(bytes16(at + i * 16));
+  }
+  FERRY_INLINE void unpack(Blocks<BlockType::q3_k> /*format*/, const std::byte* at, const Unit& unit,
+                           std::uint32_t stretch, Vector (&to)[4]) {
+    const Vector numbers = _mm512_setr_ps(-4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3);  // as above
+    const __m512i two = _mm512_set1_epi32(3);
+#pragma GCC unroll 2
+    for (std::uint32_t i = 0; i < 2; ++i) {
+      const __m512i bytes = _mm512_cvtepu8_epi32(bytes16(at + 32 + stretch / 2 * 32 + i * 16));
+#pragma GCC unroll 2
+      for (std::uint32_t p = 0; p < 2; ++p) {
+        const std::uint32_t bit = 2 * stretch + p;  // of those in `high`
+        const __m512i third =
+            bit <= 2 ? _mm512_slli_epi32(unit.high[i], 2 - bit) : _mm512_srli_epi32(unit.high[i], bit - 2);
+        const __m512i codes = _mm512_srli_epi32(bytes, stretch % 2 * 4 + 2 * p);
+        to[2 * p + i] = look_up(_mm512_ternarylogic_epi32(two, codes, third, 0b11001010),
+                                multiply(all(unit.numbers[2 * bit + i]), numbers));
+      }
     }
   }
 

@@ -99,15 +99,18 @@ struct Avx2Lanes {
   // Blocks: codes become bytes, floats, and are multiplied; each product and sum is rounded as the format has it.
 
   struct Unit {
-    float scales[16], minima[8];  ///< of 16 and of 32 columns
-    float weights[128];           ///< instead
+    float scales[16], minima[16];  ///< of 16 columns each
+    float weights[128];            ///< instead
   };
 
-  FERRY_INLINE void prepare(Blocks<BlockType::q8_0> /*format*/, const std::byte* at, Unit& unit) {
-    for (std::uint32_t i = 0; i < 4; ++i) unit.scales[i] = detail::half_at(at + i / 2 * block_bytes(BlockType::q8_0));
-  }
-  FERRY_INLINE void prepare(Blocks<BlockType::q4_0> /*format*/, const std::byte* at, Unit& unit) {
-    for (std::uint32_t i = 0; i < 4; ++i) unit.scales[i] = detail::half_at(at + i / 2 * block_bytes(BlockType::q4_0));
+  /// Two blocks of 32 that begin with their scale.
+  template <BlockType type>
+  FERRY_INLINE void prepare(Blocks<type> /*format*/, const std::byte* at, Unit& unit) {
+    static_assert(Blocks<type>::stretches == 1);
+    for (std::uint32_t i = 0; i < 4; ++i) unit.scales[i] = detail::half_at(at + i / 2 * block_bytes(type));
+    if constexpr (has_minima<type>) {
+      for (std::uint32_t i = 0; i < 4; ++i) unit.minima[i] = -detail::half_at(at + i / 2 * block_bytes(type) + 2);
+    }
   }
   FERRY_INLINE void prepare(Blocks<BlockType::mxfp4> /*format*/, const std::byte* at, Unit& unit) {
     for (std::uint32_t i = 0; i < 4; ++i) {
@@ -118,11 +121,29 @@ struct Avx2Lanes {
     const float d = detail::half_at(at), m = detail::half_at(at + 2);
     for (std::uint32_t i = 0; i < 8; ++i) {
       unit.scales[2 * i] = unit.scales[2 * i + 1] = d * static_cast<float>(detail::k_scale(at + 4, i));
-      unit.minima[i] = m * static_cast<float>(detail::k_minimum(at + 4, i));
+      unit.minima[2 * i] = unit.minima[2 * i + 1] = m * static_cast<float>(detail::k_minimum(at + 4, i));
     }
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q5_k> /*format*/, const std::byte* at, Unit& unit) {
     prepare(Blocks<BlockType::q4_k>{}, at, unit);
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q2_k> /*format*/, const std::byte* at, Unit& unit) {
+    const float d = detail::half_at(at + 80), m = detail::half_at(at + 82);
+    for (std::uint32_t i = 0; i < 16; ++i) {
+      const std::uint32_t both = detail::byte_at(at, i);
+      unit.scales[i] = d * static_cast<float>(both & 15U);
+      unit.minima[i] = m * static_cast<float>(both >> 4U);
+    }
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::q3_k> /*format*/, const std::byte* at, Unit& unit) {
+    const float d = detail::half_at(at + 108);
+    for (std::uint32_t i = 0; i < 16; ++i) unit.scales[i] = d * static_cast<float>(detail::q3_k_scale(at + 96, i));
+  }
+  FERRY_INLINE void prepare(Blocks<BlockType::iq4_xs> /*format*/, const std::byte* at, Unit& unit) {
+    const float d = detail::half_at(at);
+    for (std::uint32_t i = 0; i < 8; ++i) {
+      unit.scales[2 * i] = unit.scales[2 * i + 1] = d * static_cast<float>(detail::iq4_xs_scale(at, i));
+    }
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q6_k> /*format*/, const std::byte* at, Unit& unit) {
     const float d = detail::half_at(at + 208);
@@ -149,16 +170,61 @@ struct Avx2Lanes {
                              std::uint32_t part) {
     return load32(at + part * block_bytes(BlockType::q8_0) + 2);
   }
+  /// 16 bytes with two codes each.
+  FERRY_INLINE __m256i fours(const std::byte* at) {
+    const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    return low_four(_mm256_set_m128i(_mm_srli_epi16(both, 4), both));
+  }
+  FERRY_INLINE __m256i look_up(__m128i table, __m256i four) {
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), four);
+  }
+  FERRY_INLINE __m128i iq4_values() {
+    return _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+  }
+  /// `each` in the bytes whose bit is set.
+  FERRY_INLINE __m256i where_set(std::uint32_t bits, char each) {
+    const __m256i own = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit = _mm256_set1_epi64x(static_cast<std::int64_t>(0x8040201008040201U));
+    const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<std::int32_t>(bits)), own);
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit), _mm256_set1_epi8(each));
+  }
   template <BlockType type>
   FERRY_INLINE __m256i codes(Blocks<type> /*format*/, const std::byte* at, std::uint32_t /*stretch*/,
                              std::uint32_t part) {
-    static_assert(type == BlockType::q4_0 || type == BlockType::mxfp4);
+    static_assert(Blocks<type>::stretches == 1);
     const std::byte* end = at + (part + 1) * block_bytes(type);
-    const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(end - 16));
-    const __m256i four = low_four(_mm256_set_m128i(_mm_srli_epi16(both, 4), both));
+    const __m256i four = fours(end - 16);
+    if constexpr (type == BlockType::q4_1) return four;
     if constexpr (type == BlockType::q4_0) return _mm256_sub_epi8(four, _mm256_set1_epi8(8));
-    const __m128i twice = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(twice), four);
+    if constexpr (type == BlockType::iq4_nl) return look_up(iq4_values(), four);
+    if constexpr (type == BlockType::mxfp4) {
+      return look_up(_mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), four);
+    }
+    if constexpr (type == BlockType::q5_0 || type == BlockType::q5_1) {
+      const __m256i five = _mm256_or_si256(four, where_set(detail::word_at(end - 20), 16));
+      return type == BlockType::q5_1 ? five : _mm256_sub_epi8(five, _mm256_set1_epi8(16));
+    }
+  }
+  FERRY_INLINE __m256i codes(Blocks<BlockType::iq4_xs> /*format*/, const std::byte* at, std::uint32_t stretch,
+                             std::uint32_t part) {
+    return look_up(iq4_values(), fours(at + 8 + (2 * stretch + part) * 16));
+  }
+  /// 32 codes of two bits.
+  FERRY_INLINE __m256i twos(const std::byte* at, std::uint32_t stretch, std::uint32_t part) {
+    const __m256i all = load32(at + stretch / 2 * 32);
+    const auto by = static_cast<std::int32_t>(stretch % 2 * 4 + part * 2);
+    return _mm256_and_si256(_mm256_srli_epi16(all, by), _mm256_set1_epi8(3));
+  }
+  FERRY_INLINE __m256i codes(Blocks<BlockType::q2_k> /*format*/, const std::byte* at, std::uint32_t stretch,
+                             std::uint32_t part) {
+    return twos(at + 16, stretch, part);
+  }
+  FERRY_INLINE __m256i codes(Blocks<BlockType::q3_k> /*format*/, const std::byte* at, std::uint32_t stretch,
+                             std::uint32_t part) {
+    const __m256i bit = _mm256_set1_epi8(static_cast<char>(1U << (2 * stretch + part)));
+    const __m256i third = _mm256_cmpeq_epi8(_mm256_and_si256(load32(at), bit), bit);
+    const __m256i less = _mm256_andnot_si256(third, _mm256_set1_epi8(4));
+    return _mm256_sub_epi8(twos(at + 32, stretch, part), less);
   }
   FERRY_INLINE __m256i codes(Blocks<BlockType::q4_k> /*format*/, const std::byte* at, std::uint32_t stretch,
                              std::uint32_t part) {
@@ -200,8 +266,8 @@ struct Avx2Lanes {
           const __m128i eight = i % 2 == 0 ? halves[i / 2] : _mm_srli_si128(halves[i / 2], 8);
           const Vector scale = _mm256_set1_ps(unit.scales[stretch * 4 + part * 2 + i / 2]);
           Vector weights = multiply(scale, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)));
-          if constexpr (type == BlockType::q4_k || type == BlockType::q5_k) {
-            weights = _mm256_sub_ps(weights, _mm256_set1_ps(unit.minima[stretch * 2 + part]));
+          if constexpr (has_minima<type>) {
+            weights = _mm256_sub_ps(weights, _mm256_set1_ps(unit.minima[stretch * 4 + part * 2 + i / 2]));
           }
           to[part * 4 + i] = weights;
         }

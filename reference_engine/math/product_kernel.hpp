@@ -46,6 +46,11 @@ struct Blocks {
   static_assert(chunk_columns % columns == 0);
 };
 
+/// Whether something is taken from the products of scales and codes.
+template <BlockType type>
+inline constexpr bool has_minima = type == BlockType::q4_1 || type == BlockType::q5_1 || type == BlockType::q2_k ||
+                                   type == BlockType::q4_k || type == BlockType::q5_k;
+
 template <class Format>
 inline constexpr bool has_groups = Format::groups != 0;
 template <class Format>
@@ -697,6 +702,20 @@ void multiply(const BlockLayout& w, const std::byte* weights, part::Outputs rang
       return multiply<Lanes, Blocks<BlockType::q8_0>>(w, weights, range, x, y);
     case BlockType::q4_0:
       return multiply<Lanes, Blocks<BlockType::q4_0>>(w, weights, range, x, y);
+    case BlockType::q4_1:
+      return multiply<Lanes, Blocks<BlockType::q4_1>>(w, weights, range, x, y);
+    case BlockType::q5_0:
+      return multiply<Lanes, Blocks<BlockType::q5_0>>(w, weights, range, x, y);
+    case BlockType::q5_1:
+      return multiply<Lanes, Blocks<BlockType::q5_1>>(w, weights, range, x, y);
+    case BlockType::q2_k:
+      return multiply<Lanes, Blocks<BlockType::q2_k>>(w, weights, range, x, y);
+    case BlockType::q3_k:
+      return multiply<Lanes, Blocks<BlockType::q3_k>>(w, weights, range, x, y);
+    case BlockType::iq4_nl:
+      return multiply<Lanes, Blocks<BlockType::iq4_nl>>(w, weights, range, x, y);
+    case BlockType::iq4_xs:
+      return multiply<Lanes, Blocks<BlockType::iq4_xs>>(w, weights, range, x, y);
     case BlockType::q4_k:
       return multiply<Lanes, Blocks<BlockType::q4_k>>(w, weights, range, x, y);
     case BlockType::q5_k:

@@ -14,7 +14,10 @@ import numpy
 from safetensors.numpy import save_file
 
 HERE = pathlib.Path(__file__).resolve().parent
-TYPES = {"q8_0": [0], "q4_0": [0], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "mxfp4": []}  # where halves are
+TYPES = {  # where halves are
+    "q8_0": [0], "q4_0": [0], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "mxfp4": [],
+    "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "q2_k": [80, 82], "q3_k": [108], "iq4_nl": [0], "iq4_xs": [0],
+}
 
 random = numpy.random.default_rng(20261125)
 tensors = {}

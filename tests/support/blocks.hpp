@@ -28,14 +28,23 @@ inline void fill_blocks(const BlockLayout& m, std::byte* to, Random& random) {
     } else if (m.type == BlockType::mxfp4) {
       to[0] = static_cast<std::byte>(120 + random.below(9));
     } else {
-      half(m.type == BlockType::q6_k ? to + 208 : to);
-      // In the middle of codes of 4 or 5 bits.
-      if (m.type == BlockType::q4_k || m.type == BlockType::q5_k) half(to + 2, m.type == BlockType::q4_k ? 3 : 4);
+      using enum BlockType;
+      half(m.type == q6_k ? to + 208 : m.type == q3_k ? to + 108 : m.type == q2_k ? to + 80 : to);
+      // In the middle of codes of 2, 4 or 5 bits.
+      if (m.type == q2_k) half(to + 82, 1);
+      if (m.type == q4_k) half(to + 2, 3);
+      if (m.type == q5_k) half(to + 2, 4);
+      if (m.type == q4_1 || m.type == q5_1) {
+        half(to + 2, m.type == q4_1 ? 3 : 4);
+        to[3] |= std::byte{0x80};  // here it is added
+      }
     }
   }
 }
 
-inline constexpr BlockType block_types[] = {BlockType::q8_0, BlockType::q4_0,  BlockType::q4_k, BlockType::q5_k,
-                                            BlockType::q6_k, BlockType::mxfp4, BlockType::fp8};
+inline constexpr BlockType block_types[] = {BlockType::q8_0,  BlockType::q4_0, BlockType::q4_1,   BlockType::q5_0,
+                                            BlockType::q5_1,  BlockType::q2_k, BlockType::q3_k,   BlockType::q4_k,
+                                            BlockType::q5_k,  BlockType::q6_k, BlockType::iq4_nl, BlockType::iq4_xs,
+                                            BlockType::mxfp4, BlockType::fp8};
 
 }  // namespace ferry::test

@@ -13,19 +13,37 @@ namespace ferry::inline FERRY_ABI {
 
 /// How some adjacent weights of a row lie together. Layouts of all but the last are GGML's (ggml-common.h), by its names.
 enum class BlockType : std::uint8_t {
-  q8_0,   ///< 32 weights: f16 d, 32 int8 q: d q
-  q4_0,   ///< 32: f16 d, 16 bytes of 4-bit q, the first 16 in the low bits: d (q - 8)
-  q4_k,   ///< 256: f16 d, f16 m, 8 6-bit scales s and minima t in 12 bytes, 128 bytes of 4-bit q: d s q - m t
-  q5_k,   ///< the same with 32 bytes of fifth bits ahead of the others
-  q6_k,   ///< 256: 128 bytes of low 4 bits and 64 of high 2 bits of q, 16 int8 scales s, f16 d: d s (q - 32)
-  mxfp4,  ///< 32: an exponent e, 16 bytes of 4-bit floats (E2M1) as q4_0 has its q: 2^(e - 127) q
-  fp8     ///< 128: f32 d, 128 floats of 8 bits (E4M3, no infinities): d q
+  q8_0,    ///< 32 weights: f16 d, 32 int8 q: d q
+  q4_0,    ///< 32: f16 d, 16 bytes of 4-bit q, the first 16 in the low bits: d (q - 8)
+  q4_1,    ///< 32: f16 d, f16 m, q as q4_0 has its: d q + m
+  q5_0,    ///< 32: f16 d, 4 bytes of fifth bits, the first in the lowest, q as q4_0 has its: d (q - 16)
+  q5_1,    ///< 32: f16 d, f16 m, the rest as q5_0's: d q + m
+  q2_k,    ///< 256: 16 bytes of 4-bit scales s and, above, minima t, 64 bytes of 2-bit q, f16 d, f16 m: d s q - m t
+  q3_k,    ///< 256: 32 bytes of third bits, 64 of the low two, 16 6-bit scales s in 12, f16 d: d (s - 32) (q - 4)
+  q4_k,    ///< 256: f16 d, f16 m, 8 6-bit scales s and minima t in 12 bytes, 128 bytes of 4-bit q: d s q - m t
+  q5_k,    ///< the same with 32 bytes of fifth bits ahead of the others
+  q6_k,    ///< 256: 128 bytes of low 4 bits and 64 of high 2 bits of q, 16 int8 scales s, f16 d: d s (q - 32)
+  iq4_nl,  ///< 32: as q4_0, but q is one of 16 numbers (detail::iq4_value): d q
+  iq4_xs,  ///< 256: f16 d, 8 6-bit scales s, their high bits first, in 6 bytes, 128 bytes of q: d (s - 32) q
+  mxfp4,   ///< 32: an exponent e, 16 bytes of 4-bit floats (E2M1) as q4_0 has its q: 2^(e - 127) q
+  fp8      ///< 128: f32 d, 128 floats of 8 bits (E4M3, no infinities): d q
 };
 
 /// Weights of a block.
 FERRY_HD constexpr std::uint32_t block_weights(BlockType t) noexcept {
-  if (t == BlockType::fp8) return 128;
-  return t == BlockType::q4_k || t == BlockType::q5_k || t == BlockType::q6_k ? 256 : 32;
+  switch (t) {
+    case BlockType::q2_k:
+    case BlockType::q3_k:
+    case BlockType::q4_k:
+    case BlockType::q5_k:
+    case BlockType::q6_k:
+    case BlockType::iq4_xs:
+      return 256;
+    case BlockType::fp8:
+      return 128;
+    default:
+      return 32;
+  }
 }
 
 /// Bytes of a block.
@@ -34,13 +52,26 @@ FERRY_HD constexpr std::uint32_t block_bytes(BlockType t) noexcept {
     case BlockType::q8_0:
       return 34;
     case BlockType::q4_0:
+    case BlockType::iq4_nl:
       return 18;
+    case BlockType::q4_1:
+      return 20;
+    case BlockType::q5_0:
+      return 22;
+    case BlockType::q5_1:
+      return 24;
+    case BlockType::q2_k:
+      return 84;
+    case BlockType::q3_k:
+      return 110;
     case BlockType::q4_k:
       return 144;
     case BlockType::q5_k:
       return 176;
     case BlockType::q6_k:
       return 210;
+    case BlockType::iq4_xs:
+      return 136;
     case BlockType::mxfp4:
       return 17;
     default:
@@ -112,6 +143,30 @@ FERRY_HD inline float half_power(std::uint32_t e) noexcept {
   return same_bits<float>(e < 2 ? 0x00200000U << e : (e - 1) << 23U);
 }
 
+/// What a code of iq4_nl and iq4_xs stands for.
+FERRY_HD constexpr std::int32_t iq4_value(std::uint32_t code) noexcept {
+  constexpr std::int32_t values[] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+  return values[code];
+}
+
+/// Four bytes, the first in the lowest bits.
+FERRY_HD inline std::uint32_t word_at(const std::byte* at) noexcept {
+  return byte_at(at, 0) | byte_at(at, 1) << 8U | byte_at(at, 2) << 16U | byte_at(at, 3) << 24U;
+}
+
+/// Scale number i of 16 of q3_k, less 32.
+FERRY_HD inline std::int32_t q3_k_scale(const std::byte* packed, std::uint32_t i) noexcept {
+  const std::uint32_t low = byte_at(packed, i % 8) >> i / 8 * 4 & 15U,
+                      high = byte_at(packed, 8 + i % 4) >> i / 4 * 2 & 3U;
+  return static_cast<std::int32_t>(low | high << 4U) - 32;
+}
+/// Scale number i of 8 of a block of iq4_xs, less 32.
+FERRY_HD inline std::int32_t iq4_xs_scale(const std::byte* block, std::uint32_t i) noexcept {
+  const std::uint32_t low = byte_at(block, 4 + i / 2) >> i % 2 * 4 & 15U,
+                      high = byte_at(block, 2 + i / 4) >> i % 4 * 2 & 3U;
+  return static_cast<std::int32_t>(low | high << 4U) - 32;
+}
+
 /// Scale and minimum number i of 8, of 6 bits each.
 FERRY_HD inline std::uint32_t k_scale(const std::byte* packed, std::uint32_t i) noexcept {
   if (i < 4) return byte_at(packed, i) & 63U;
@@ -135,6 +190,36 @@ FERRY_HD inline void unpack_k(const std::byte* at, bool fifth, float* to) noexce
       if (fifth) q |= (byte_at(high, i) >> part & 1U) << 4U;
       to[i] = scale * static_cast<float>(q) - minimum;
     }
+  }
+}
+
+/// 32 codes of 4 bits, the first 16 in the low bits of as many bytes.
+template <class Weight>
+FERRY_HD inline void unpack_four_bits(const std::byte* at, float* to, const Weight& weight) noexcept {
+  for (std::uint32_t i = 0; i < 16; ++i) {
+    const std::uint32_t both = byte_at(at, i);
+    to[i] = weight(both & 15U, i);
+    to[i + 16] = weight(both >> 4U, i + 16);
+  }
+}
+
+FERRY_HD inline void unpack_q2_k(const std::byte* at, float* to) noexcept {
+  const float d = half_at(at + 80), m = half_at(at + 82);
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    const std::uint32_t both = byte_at(at, i / 16),
+                        q = byte_at(at, 16 + i / 128 * 32 + i % 32) >> i % 128 / 32 * 2 & 3U;
+    const float scale = d * static_cast<float>(both & 15U), minimum = m * static_cast<float>(both >> 4U);
+    to[i] = scale * static_cast<float>(q) - minimum;
+  }
+}
+
+FERRY_HD inline void unpack_q3_k(const std::byte* at, float* to) noexcept {
+  const float d = half_at(at + 108);
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    const std::uint32_t low = byte_at(at, 32 + i / 128 * 32 + i % 32) >> i % 128 / 32 * 2 & 3U;
+    const std::uint32_t third = byte_at(at, i % 32) >> i / 32 & 1U;
+    const float scale = d * static_cast<float>(q3_k_scale(at + 96, i / 16));
+    to[i] = scale * static_cast<float>(static_cast<std::int32_t>(low | third << 2U) - 4);
   }
 }
 
@@ -167,13 +252,49 @@ FERRY_HD inline void unpack_block(BlockType type, const std::byte* at, float* to
     }
     case BlockType::q4_0: {
       const float d = detail::half_at(at);
-      for (std::uint32_t i = 0; i < 16; ++i) {
-        const std::uint32_t both = detail::byte_at(at, 2 + i);
-        to[i] = d * static_cast<float>(static_cast<std::int32_t>(both & 15U) - 8);
-        to[i + 16] = d * static_cast<float>(static_cast<std::int32_t>(both >> 4U) - 8);
+      return detail::unpack_four_bits(at + 2, to, [d](std::uint32_t q, std::uint32_t /*i*/) {
+        return d * static_cast<float>(static_cast<std::int32_t>(q) - 8);
+      });
+    }
+    case BlockType::q4_1: {
+      const float d = detail::half_at(at), m = detail::half_at(at + 2);
+      return detail::unpack_four_bits(
+          at + 4, to, [d, m](std::uint32_t q, std::uint32_t /*i*/) { return d * static_cast<float>(q) + m; });
+    }
+    case BlockType::q5_0: {
+      const float d = detail::half_at(at);
+      const std::uint32_t fifth = detail::word_at(at + 2);
+      return detail::unpack_four_bits(at + 6, to, [d, fifth](std::uint32_t q, std::uint32_t i) {
+        return d * static_cast<float>(static_cast<std::int32_t>(q | (fifth >> i & 1U) << 4U) - 16);
+      });
+    }
+    case BlockType::q5_1: {
+      const float d = detail::half_at(at), m = detail::half_at(at + 2);
+      const std::uint32_t fifth = detail::word_at(at + 4);
+      return detail::unpack_four_bits(at + 8, to, [d, m, fifth](std::uint32_t q, std::uint32_t i) {
+        return d * static_cast<float>(q | (fifth >> i & 1U) << 4U) + m;
+      });
+    }
+    case BlockType::iq4_nl: {
+      const float d = detail::half_at(at);
+      return detail::unpack_four_bits(at + 2, to, [d](std::uint32_t q, std::uint32_t /*i*/) {
+        return d * static_cast<float>(detail::iq4_value(q));
+      });
+    }
+    case BlockType::iq4_xs: {
+      const float d = detail::half_at(at);
+      for (std::uint32_t part = 0; part < 8; ++part) {
+        const float scale = d * static_cast<float>(detail::iq4_xs_scale(at, part));
+        detail::unpack_four_bits(at + 8 + part * 16, to + part * 32, [scale](std::uint32_t q, std::uint32_t /*i*/) {
+          return scale * static_cast<float>(detail::iq4_value(q));
+        });
       }
       return;
     }
+    case BlockType::q2_k:
+      return detail::unpack_q2_k(at, to);
+    case BlockType::q3_k:
+      return detail::unpack_q3_k(at, to);
     case BlockType::q4_k:
       return detail::unpack_k(at, false, to);
     case BlockType::q5_k:
@@ -182,12 +303,8 @@ FERRY_HD inline void unpack_block(BlockType type, const std::byte* at, float* to
       return detail::unpack_q6_k(at, to);
     case BlockType::mxfp4: {
       const float half = detail::half_power(detail::byte_at(at, 0));
-      for (std::uint32_t i = 0; i < 16; ++i) {
-        const std::uint32_t both = detail::byte_at(at, 1 + i);
-        to[i] = half * detail::twice_e2m1(both & 15U);
-        to[i + 16] = half * detail::twice_e2m1(both >> 4U);
-      }
-      return;
+      return detail::unpack_four_bits(
+          at + 1, to, [half](std::uint32_t q, std::uint32_t /*i*/) { return half * detail::twice_e2m1(q); });
     }
     default: {
       const float d = detail::widen<FloatType::f32>(at);

@@ -20,9 +20,11 @@ using namespace ferry;
 using namespace ferry::engine;
 using ferry::test::paths;
 
-constexpr std::pair<const char*, BlockType> types[] = {{"q8_0", BlockType::q8_0}, {"q4_0", BlockType::q4_0},
-                                                       {"q4_k", BlockType::q4_k}, {"q5_k", BlockType::q5_k},
-                                                       {"q6_k", BlockType::q6_k}, {"mxfp4", BlockType::mxfp4}};
+constexpr std::pair<const char*, BlockType> types[] = {
+    {"q8_0", BlockType::q8_0},  {"q4_0", BlockType::q4_0}, {"q4_1", BlockType::q4_1},     {"q5_0", BlockType::q5_0},
+    {"q5_1", BlockType::q5_1},  {"q2_k", BlockType::q2_k}, {"q3_k", BlockType::q3_k},     {"q4_k", BlockType::q4_k},
+    {"q5_k", BlockType::q5_k},  {"q6_k", BlockType::q6_k}, {"iq4_nl", BlockType::iq4_nl}, {"iq4_xs", BlockType::iq4_xs},
+    {"mxfp4", BlockType::mxfp4}};
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
