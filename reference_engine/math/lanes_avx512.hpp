@@ -1,6 +1,7 @@
 // The vocabulary of AVX-512 F for the kernel of PackedProduct. Where the intrinsics come from, and FERRY_LANES_TARGET, is
 // for the file that includes this: a test emulates them.
 #pragma once
+#include "math/halves_e4m3.hpp"
 #include "math/product_kernel.hpp"
 
 namespace ferry::engine {
@@ -391,17 +392,10 @@ struct Avx512Lanes {
   }
   FERRY_INLINE void unpack(Blocks<BlockType::fp8> /*format*/, const std::byte* at, const Unit& unit,
                            std::uint32_t stretch, Vector (&to)[4]) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7f << 20), sign = _mm512_set1_epi32(1 << 31);
 #pragma GCC unroll 4
     for (std::uint32_t v = 0; v < 4; ++v) {
-      const __m512i codes = _mm512_cvtepu8_epi32(bytes16(at + 4 + stretch * 64 + v * 16));
-      // Exponent and fraction in the place of a float's, whose exponents begin 120 earlier.
-      const __m512i placed = _mm512_and_si512(_mm512_slli_epi32(codes, 20), magnitude);
-      const __m512i bits = _mm512_ternarylogic_epi32(sign, _mm512_slli_epi32(codes, 24), placed, 0b11101010);
-      const Vector weights = multiply(_mm512_castsi512_ps(bits), all(0x1p120F));
-      const auto none = _mm512_cmpeq_epi32_mask(placed, magnitude);
-      const Vector numbers = _mm512_mask_mov_ps(weights, none, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
-      to[v] = multiply(unit.tables[0], numbers);
+      const Vector numbers = _mm512_cvtph_ps(halves_e4m3(at + 4 + stretch * stretch_columns + v * 16));
+      to[v] = multiply(unit.tables[0], multiply(numbers, all(256)));
     }
   }
 

@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define FERRY_LANES_TARGET gnu::target("avx2,fma,f16c"),
+#include "math/halves_e4m3.hpp"
 #include "math/int8_kernel.hpp"
 
 namespace ferry::engine {
@@ -100,16 +101,21 @@ struct Avx2Lanes {
 
   struct Unit {
     float scales[16], minima[16];  ///< of 16 columns each
-    float weights[128];            ///< instead
   };
+
+  FERRY_INLINE float half(const std::byte* at) {
+    std::uint16_t bits;
+    std::memcpy(&bits, at, sizeof(bits));
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
+  }
 
   /// Two blocks of 32 that begin with their scale.
   template <BlockType type>
   FERRY_INLINE void prepare(Blocks<type> /*format*/, const std::byte* at, Unit& unit) {
     static_assert(Blocks<type>::stretches == 1);
-    for (std::uint32_t i = 0; i < 4; ++i) unit.scales[i] = detail::half_at(at + i / 2 * block_bytes(type));
+    for (std::uint32_t i = 0; i < 4; ++i) unit.scales[i] = half(at + i / 2 * block_bytes(type));
     if constexpr (has_minima<type>) {
-      for (std::uint32_t i = 0; i < 4; ++i) unit.minima[i] = -detail::half_at(at + i / 2 * block_bytes(type) + 2);
+      for (std::uint32_t i = 0; i < 4; ++i) unit.minima[i] = -half(at + i / 2 * block_bytes(type) + 2);
     }
   }
   FERRY_INLINE void prepare(Blocks<BlockType::mxfp4> /*format*/, const std::byte* at, Unit& unit) {
@@ -118,7 +124,7 @@ struct Avx2Lanes {
     }
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q4_k> /*format*/, const std::byte* at, Unit& unit) {
-    const float d = detail::half_at(at), m = detail::half_at(at + 2);
+    const float d = half(at), m = half(at + 2);
     for (std::uint32_t i = 0; i < 8; ++i) {
       unit.scales[2 * i] = unit.scales[2 * i + 1] = d * static_cast<float>(detail::k_scale(at + 4, i));
       unit.minima[2 * i] = unit.minima[2 * i + 1] = m * static_cast<float>(detail::k_minimum(at + 4, i));
@@ -128,7 +134,7 @@ struct Avx2Lanes {
     prepare(Blocks<BlockType::q4_k>{}, at, unit);
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q2_k> /*format*/, const std::byte* at, Unit& unit) {
-    const float d = detail::half_at(at + 80), m = detail::half_at(at + 82);
+    const float d = half(at + 80), m = half(at + 82);
     for (std::uint32_t i = 0; i < 16; ++i) {
       const std::uint32_t both = detail::byte_at(at, i);
       unit.scales[i] = d * static_cast<float>(both & 15U);
@@ -136,23 +142,23 @@ struct Avx2Lanes {
     }
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q3_k> /*format*/, const std::byte* at, Unit& unit) {
-    const float d = detail::half_at(at + 108);
+    const float d = half(at + 108);
     for (std::uint32_t i = 0; i < 16; ++i) unit.scales[i] = d * static_cast<float>(detail::q3_k_scale(at + 96, i));
   }
   FERRY_INLINE void prepare(Blocks<BlockType::iq4_xs> /*format*/, const std::byte* at, Unit& unit) {
-    const float d = detail::half_at(at);
+    const float d = half(at);
     for (std::uint32_t i = 0; i < 8; ++i) {
       unit.scales[2 * i] = unit.scales[2 * i + 1] = d * static_cast<float>(detail::iq4_xs_scale(at, i));
     }
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q6_k> /*format*/, const std::byte* at, Unit& unit) {
-    const float d = detail::half_at(at + 208);
+    const float d = half(at + 208);
     for (std::uint32_t i = 0; i < 16; ++i) {
       unit.scales[i] = d * static_cast<float>(static_cast<std::int8_t>(detail::byte_at(at + 192, i)));
     }
   }
   FERRY_INLINE void prepare(Blocks<BlockType::fp8> /*format*/, const std::byte* at, Unit& unit) {
-    unpack_block(BlockType::fp8, at, unit.weights);
+    std::memcpy(unit.scales, at, sizeof(float));
   }
 
   FERRY_INLINE __m256i load32(const std::byte* at) {
@@ -254,13 +260,18 @@ struct Avx2Lanes {
   FERRY_INLINE void unpack(Blocks<type> format, const std::byte* at, const Unit& unit, std::uint32_t stretch,
                            Vector (&to)[8]) {
     if constexpr (type == BlockType::fp8) {
-#pragma GCC unroll 8
-      for (std::uint32_t v = 0; v < 8; ++v) to[v] = _mm256_loadu_ps(unit.weights + stretch * stretch_columns + v * 8);
+      const Vector d = all(unit.scales[0]);
+#pragma GCC unroll 4
+      for (std::uint32_t i = 0; i < 4; ++i) {
+        const __m256i halves = halves_e4m3(at + 4 + stretch * stretch_columns + i * 16);
+        to[2 * i] = multiply(d, multiply(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), all(256)));
+        to[2 * i + 1] = multiply(d, multiply(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), all(256)));
+      }
     } else {
 #pragma GCC unroll 2
       for (std::uint32_t part = 0; part < 2; ++part) {
-        const __m256i all = codes(format, at, stretch, part);
-        const __m128i halves[2] = {_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)};
+        const __m256i bytes = codes(format, at, stretch, part);
+        const __m128i halves[2] = {_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)};
 #pragma GCC unroll 4
         for (std::uint32_t i = 0; i < 4; ++i) {
           const __m128i eight = i % 2 == 0 ? halves[i / 2] : _mm_srli_si128(halves[i / 2], 8);
