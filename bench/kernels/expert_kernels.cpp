@@ -1,5 +1,5 @@
-// Experts straight from their stored form: each precision beside bf16, and beside what memory can deliver to as many
-// threads, on each path of instructions.
+// Experts straight from their stored form: each precision, and each type of a checkpoint's blocks, beside bf16, and beside
+// what memory can deliver to as many threads, on each path of instructions.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -42,7 +42,9 @@ class Experts {
     memory_.resize(std::min(count, beyond_caches / bytes_ + 1) * bytes_);
     for (int part = 0; part < 3; ++part) {
       std::byte* to = memory_.data() + layout.part_at(part, p);
-      if (p == Precision::full) {
+      if (p == Precision::full && !layout.plain_numbers()) {
+        std::memset(to, 0x3c, layout.part_bytes(part, p));  // a scale, or a part of one, that is neither huge nor tiny
+      } else if (p == Precision::full) {
         const auto m = std::get<PassThroughLayout>(layout.plain(part));
         const PassThroughLayout row{1, m.columns, m.type};
         for (std::uint32_t r = 0; r < m.rows; ++r) pack_row(row, to + r * m.row_bytes());
@@ -111,14 +113,14 @@ void read_shared(WorkerPool& workers, const std::byte* bytes, std::size_t count)
 /// Time: of one expert. bf16, the precision, and a copy and a reading of its bytes are measured in turns, so that noise
 /// meets all; which goes first changes from turn to turn. Ratios are those of the medians.
 void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows, ProductPath path,
-                    std::uint32_t threads, Precision p, Activations activations) {
-  const ExpertLayout layout{size.hidden, size.width, DType::bf16};
+                    std::uint32_t threads, DType type, Precision p, Activations activations) {
+  const ExpertLayout bf16_layout{size.hidden, size.width, DType::bf16}, layout{size.hidden, size.width, type};
   // Each of the four in memory of its own: what one reads, another must not find in a cache.
-  Experts plain(layout, Precision::full, size.experts), experts(layout, p, size.experts), copied = experts,
-                                                                                          read = experts;
+  Experts plain(bf16_layout, Precision::full, size.experts), experts(layout, p, size.experts), copied = experts,
+                                                                                               read = experts;
   std::vector<std::byte> copy(experts.bytes());
   WorkerPool workers(threads);
-  ExpertKernel kernel(layout, path, &workers, activations);
+  ExpertKernel plain_kernel(bf16_layout, path, &workers, activations), kernel(layout, path, &workers, activations);
   const Matrix x = Matrix::Random(rows, size.hidden);
   Matrix y;
   const double weights = 3.0 * size.hidden * size.width;
@@ -135,7 +137,7 @@ void expert_kernels(benchmark::State& state, const Size& size, Eigen::Index rows
     for (int i = 0; i < 4; ++i) {
       const int what = (turn + i) % 4;
       seconds[what].push_back(timed([&] {
-        if (what == 0) kernel.run(plain.next(), Precision::full, x, y);
+        if (what == 0) plain_kernel.run(plain.next(), Precision::full, x, y);
         if (what == 1) kernel.run(experts.next(), p, x, y);
         if (what == 2) std::memcpy(copy.data(), copied.next(), copy.size());
         if (what == 3) read_shared(workers, read.next(), read.bytes());
@@ -169,17 +171,25 @@ int main(int argc, char** argv) {
         numbers_of_threads.push_back(all_threads());  // the tiny do not share
       for (const std::uint32_t threads : numbers_of_threads) {
         for (const Eigen::Index rows : {1, 16}) {
-          for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
-            for (const Activations a : {Activations::floats, Activations::int8}) {
-              if (a == Activations::int8 && p == Precision::full) continue;
-              const std::string name =
-                  fmt::format("{}/rows:{}/threads:{}/{}/{}{}", size.model, rows, threads, name_of(path),
-                              ExpertLayout{}.name(p), a == Activations::int8 ? "/int8-activations" : "");
-              benchmark::RegisterBenchmark(name.c_str(), expert_kernels, size, rows, path, threads, p, a)
-                  ->UseManualTime()
-                  ->Unit(benchmark::kMicrosecond)
-                  ->Iterations(turns);
-            }
+          const auto add = [&](DType type, Precision p, Activations a) {
+            const std::string name =
+                fmt::format("{}/rows:{}/threads:{}/{}/{}{}", size.model, rows, threads, name_of(path),
+                            ExpertLayout{0, 0, type}.name(p), a == Activations::int8 ? "/int8-activations" : "");
+            benchmark::RegisterBenchmark(name.c_str(), expert_kernels, size, rows, path, threads, type, p, a)
+                ->UseManualTime()
+                ->Unit(benchmark::kMicrosecond)
+                ->Iterations(turns);
+          };
+          add(DType::bf16, Precision::full, Activations::floats);
+          for (const Precision p : {Precision::int8, Precision::int4, Precision::int2}) {
+            add(DType::bf16, p, Activations::floats);
+            add(DType::bf16, p, Activations::int8);
+          }
+          if (size.hidden % 256 != 0 || size.width % 256 != 0) continue;  // rows that all types of blocks fill
+          for (int type = 0; type <= static_cast<int>(DType::other); ++type) {
+            const auto layout = plain_layout(static_cast<DType>(type), 1, 256);
+            if (std::holds_alternative<BlockLayout>(layout))
+              add(static_cast<DType>(type), Precision::full, Activations::floats);
           }
         }
       }

@@ -1,7 +1,7 @@
 // The vocabulary of AVX-512 F for the kernel of PackedProduct. Where the intrinsics come from, and FERRY_LANES_TARGET, is
 // for the file that includes this: a test emulates them.
 #pragma once
-#include "math/halves_e4m3.hpp"
+#include "math/block_vectors.hpp"
 #include "math/product_kernel.hpp"
 
 namespace ferry::engine {
@@ -274,16 +274,7 @@ struct Avx512Lanes {
   }
 
   FERRY_INLINE void prepare(Blocks<BlockType::q3_k> /*format*/, const std::byte* at, Unit& unit) {
-    const __m128i packed = bytes16(at + 94);  // two codes ahead of the scales
-    const __m512i low =
-        _mm512_cvtepu8_epi32(_mm_shuffle_epi8(packed, _mm_setr_epi8(2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5, 6, 7, 8, 9)));
-    const __m512i high = _mm512_cvtepu8_epi32(
-        _mm_shuffle_epi8(packed, _mm_setr_epi8(10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13, 10, 11, 12, 13)));
-    const __m512i lows = _mm512_srlv_epi32(low, _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4));
-    const __m512i highs = _mm512_srlv_epi32(high, _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6));
-    const __m512i scales = _mm512_or_si512(_mm512_and_si512(lows, _mm512_set1_epi32(15)),
-                                           _mm512_slli_epi32(_mm512_and_si512(highs, _mm512_set1_epi32(3)), 4));
-    keep(multiply(half(at + 108), _mm512_cvtepi32_ps(_mm512_sub_epi32(scales, _mm512_set1_epi32(32)))), unit.numbers);
+    keep(multiply(half(at + 108), signed_floats(q3_k_scales(at))), unit.numbers);
     for (std::uint32_t i = 0; i < 2; ++i) unit.high[i] = _mm512_cvtepu8_epi32(bytes16(at + i * 16));
   }
   FERRY_INLINE void unpack(Blocks<BlockType::q3_k> /*format*/, const std::byte* at, const Unit& unit,

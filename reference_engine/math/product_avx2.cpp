@@ -2,7 +2,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define FERRY_LANES_TARGET gnu::target("avx2,fma,f16c"),
-#include "math/halves_e4m3.hpp"
+#include "math/block_vectors.hpp"
 #include "math/int8_kernel.hpp"
 
 namespace ferry::engine {
@@ -143,7 +143,10 @@ struct Avx2Lanes {
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q3_k> /*format*/, const std::byte* at, Unit& unit) {
     const float d = half(at + 108);
-    for (std::uint32_t i = 0; i < 16; ++i) unit.scales[i] = d * static_cast<float>(detail::q3_k_scale(at + 96, i));
+    const __m128i scales = q3_k_scales(at);
+    _mm256_storeu_ps(unit.scales, multiply(all(d), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(scales))));
+    const __m128i others = _mm_srli_si128(scales, 8);
+    _mm256_storeu_ps(unit.scales + 8, multiply(all(d), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(others))));
   }
   FERRY_INLINE void prepare(Blocks<BlockType::iq4_xs> /*format*/, const std::byte* at, Unit& unit) {
     const float d = half(at);

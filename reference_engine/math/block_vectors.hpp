@@ -1,4 +1,4 @@
-// Floats of 8 bits as halves, for files that include product_kernel.hpp and have AVX2's intrinsics.
+// Parts of blocks in vectors, for files that define FERRY_LANES_TARGET and have AVX2's intrinsics.
 #pragma once
 #include "math/product_kernel.hpp"
 
@@ -14,6 +14,17 @@ namespace {
   const __m256i signs = _mm256_and_si256(_mm256_slli_epi16(codes, 8), sign);
   const __m256i none = _mm256_cmpeq_epi16(magnitudes, largest);
   return _mm256_blendv_epi8(_mm256_or_si256(magnitudes, signs), _mm256_set1_epi16(0x7e00), none);
+}
+
+/// The 16 scales of a block of q3_k, less 32, each a signed byte.
+[[FERRY_LANES_TARGET gnu::always_inline]] inline __m128i q3_k_scales(const std::byte* block) {
+  const __m128i packed =
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 94));  // from two codes ahead of them on
+  const __m128i low = _mm_shuffle_epi8(packed, _mm_setr_epi8(2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5, 6, 7, 8, 9));
+  const __m128i high = _mm_shuffle_epi32(_mm_srli_si128(packed, 10), 0);
+  const __m128i lows = _mm_and_si128(_mm_blend_epi16(low, _mm_srli_epi16(low, 4), 0xf0), _mm_set1_epi8(15));
+  const __m128i highs = _mm_and_si128(_mm_srlv_epi32(high, _mm_setr_epi32(0, 2, 4, 6)), _mm_set1_epi8(3));
+  return _mm_sub_epi8(_mm_or_si128(lows, _mm_slli_epi16(highs, 4)), _mm_set1_epi8(32));
 }
 
 }  // namespace
