@@ -16,6 +16,16 @@ namespace {
   return _mm256_blendv_epi8(_mm256_or_si256(magnitudes, signs), _mm256_set1_epi16(0x7e00), none);
 }
 
+/// The 8 scales of a block of q4_k or q5_k, and behind them its 8 minima.
+[[FERRY_LANES_TARGET gnu::always_inline]] inline __m128i k_scales_and_minima(const std::byte* block) {
+  const int six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;                      // bits of each byte
+  const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 4));  // and what follows
+  const __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(packed, 0b10'01'10'00), _mm_setr_epi32(0, 0, 0, 4));
+  const __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(packed, 0b01'00'00'00), 2);
+  return _mm_or_si128(_mm_and_si128(low, _mm_setr_epi32(six, four, six, four)),
+                      _mm_and_si128(high, _mm_setr_epi32(0, two, 0, two)));
+}
+
 /// The 16 scales of a block of q3_k, less 32, each a signed byte.
 [[FERRY_LANES_TARGET gnu::always_inline]] inline __m128i q3_k_scales(const std::byte* block) {
   const __m128i packed =

@@ -298,17 +298,11 @@ struct Avx512Lanes {
 
   /// d times the scales, and m times the minima.
   FERRY_INLINE void scale_k(const std::byte* at, Unit& unit) {
-    const int six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;  // bits of each byte
-    const __m128i packed = bytes16(at + 4);                           // and what follows
-    const __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(packed, 0b10'01'10'00), _mm_setr_epi32(0, 0, 0, 4));
-    const __m128i high = _mm_srli_epi32(_mm_shuffle_epi32(packed, 0b01'00'00'00), 2);
-    const __m128i all = _mm_or_si128(_mm_and_si128(low, _mm_setr_epi32(six, four, six, four)),
-                                     _mm_and_si128(high, _mm_setr_epi32(0, two, 0, two)));
     std::int32_t both;  // d and m
     std::memcpy(&both, at, sizeof(both));
     const __m256i d_or_m = _mm256_set_m128i(_mm_set1_epi16(0x0302), _mm_set1_epi16(0x0100));
     const Vector factors = _mm512_cvtph_ps(_mm256_shuffle_epi8(_mm256_set1_epi32(both), d_or_m));
-    keep(multiply(factors, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(all))), unit.numbers);
+    keep(multiply(factors, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(k_scales_and_minima(at)))), unit.numbers);
   }
   /// What the codes from `first` on stand for, of one of eight parts.
   FERRY_INLINE Vector table_k(const Unit& unit, std::uint32_t part, float first) {

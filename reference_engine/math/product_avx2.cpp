@@ -123,12 +123,17 @@ struct Avx2Lanes {
       unit.scales[i] = detail::half_power(detail::byte_at(at + i / 2 * block_bytes(BlockType::mxfp4), 0));
     }
   }
+  /// Each of 8 numbers for 16 columns and 16 more.
+  FERRY_INLINE void store_twice(Vector v, float (&to)[16]) {
+    const Vector low = _mm256_unpacklo_ps(v, v), high = _mm256_unpackhi_ps(v, v);
+    _mm256_storeu_ps(to, _mm256_permute2f128_ps(low, high, 0x20));
+    _mm256_storeu_ps(to + 8, _mm256_permute2f128_ps(low, high, 0x31));
+  }
   FERRY_INLINE void prepare(Blocks<BlockType::q4_k> /*format*/, const std::byte* at, Unit& unit) {
-    const float d = half(at), m = half(at + 2);
-    for (std::uint32_t i = 0; i < 8; ++i) {
-      unit.scales[2 * i] = unit.scales[2 * i + 1] = d * static_cast<float>(detail::k_scale(at + 4, i));
-      unit.minima[2 * i] = unit.minima[2 * i + 1] = m * static_cast<float>(detail::k_minimum(at + 4, i));
-    }
+    const __m128i both = k_scales_and_minima(at);
+    const Vector d = all(half(at)), m = all(half(at + 2));
+    store_twice(multiply(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(both))), unit.scales);
+    store_twice(multiply(m, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(both, 8)))), unit.minima);
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q5_k> /*format*/, const std::byte* at, Unit& unit) {
     prepare(Blocks<BlockType::q4_k>{}, at, unit);
