@@ -40,6 +40,7 @@ constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "i
                                                                {"ffn_gate_inp.", "mlp.gate."},
                                                                {"exp_probs_b.bias", "mlp.gate.e_score_correction_bias"},
                                                                {"ffn_gate_exps.", "mlp.experts.gate_proj."},
+                                                               {"ffn_gate_up_exps.", "mlp.experts.gate_up_proj."},
                                                                {"ffn_up_exps.", "mlp.experts.up_proj."},
                                                                {"ffn_down_exps.", "mlp.experts.down_proj."},
                                                                {"ffn_gate_shexp.", "mlp.shared_experts.gate_proj."},
@@ -65,6 +66,17 @@ std::string renamed(const std::string& name, const Names& names) {
     if (name.rfind(from, 0) == 0) return to + name.substr(std::string(from).size());
   }
   return "";
+}
+
+/// Old files have a tensor an expert, "ffn_up.3.weight".
+bool is_of_one_expert(const std::string& name) {
+  const std::size_t dot = name.find('.');
+  return name.rfind("ffn_", 0) == 0 && dot + 1 < name.size() && name[dot + 1] >= '0' && name[dot + 1] <= '9';
+}
+std::string of_one_expert(const std::string& name) {
+  const std::size_t dot = name.find('.'), behind = name.find('.', dot + 1);
+  const std::string rest = behind == std::string::npos ? "" : name.substr(behind);
+  return "mlp.experts." + name.substr(dot + 1, behind - dot - 1) + "." + name.substr(4, dot - 4) + "_proj" + rest;
 }
 
 /// Metadata of one model, and what its tensors say.
@@ -213,7 +225,10 @@ void add_experts(const GgufFacts& f, Json& config) {
   config["routed_scaling_factor"] = 1.0;
   const Json count = f.get("expert_count"), used = f.get("expert_used_count");
   Json width = f.get("expert_feed_forward_length");
-  if (width.is_null()) width = f.columns("ffn_gate_exps.weight", 1);
+  for (const auto& [gate, share] : {std::pair{"ffn_gate_exps.weight", 1U}, std::pair{"ffn_gate_up_exps.weight", 2U},
+                                    std::pair{"ffn_gate.0.weight", 1U}}) {
+    if (width.is_null() && f.of_a_layer(gate) != nullptr) width = f.columns(gate, 1) / share;
+  }
   for (const char* name : {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"})
     config[name] = count;
   for (const char* name : {"num_experts_per_tok", "moe_k", "moe_topk"}) config[name] = used;
@@ -475,6 +490,7 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
   c.names.choice_bias = read.choice_bias.empty() ? "" : "mlp.gate.e_score_correction_bias";
   c.names.shared_scale = read.shared_scale.empty() ? "" : "mlp.shared_expert_gate.weight";
+  c.names.fused = {"mlp.experts.gate_up_proj.weight", "mlp.experts.down_proj.weight"};
   c.storage = ExpertStorage::fused_parts;
   return c;
 }
@@ -487,9 +503,11 @@ std::string folder_name(const std::string& name) {
   }
   const std::size_t dot = name.find('.', block.size());
   if (dot == std::string::npos) return name;
-  const std::string inner = renamed(name.substr(dot + 1), layer_names);
+  const std::string own = name.substr(dot + 1), inner = renamed(own, layer_names);
   return "model.layers." + name.substr(block.size(), dot - block.size()) + "." +
-         (inner.empty() ? name.substr(dot + 1) : inner);
+         (is_of_one_expert(own) ? of_one_expert(own)
+          : inner.empty()       ? own
+                                : inner);
 }
 
 }  // namespace ferry::engine

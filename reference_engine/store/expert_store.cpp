@@ -43,11 +43,15 @@ ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
     : checkpoint_(checkpoint), config_(c), storage_(c.storage), sizes_{c.hidden} {
   sizes_.biased = c.expert_bias;
   sizes_.glu = c.glu;
-  // Newer files of families that have always had a tensor an expert have one for all experts of a layer; gpt-oss has blocks.
+  // Newer files of families that have always had a tensor an expert have one for all experts of a layer, newer GGUF files one
+  // for gate and up, and old ones one an expert; gpt-oss has blocks.
   if (checkpoint.find(expert_tensor_name(c, storage_, {}, 0)) == nullptr) {
-    if (storage_ == ExpertStorage::separate &&
+    if ((storage_ == ExpertStorage::separate || storage_ == ExpertStorage::fused_parts) &&
         checkpoint.find(expert_tensor_name(c, ExpertStorage::fused_rows, {}, 0)) != nullptr) {
       storage_ = ExpertStorage::fused_rows;
+    } else if (storage_ == ExpertStorage::fused_parts &&
+               checkpoint.find(expert_tensor_name(c, ExpertStorage::separate, {}, 0)) != nullptr) {
+      storage_ = ExpertStorage::separate;
     } else if (storage_ == ExpertStorage::interleaved_columns &&
                checkpoint.find(expert_tensor_name(c, storage_, {}, 0) + "_blocks") != nullptr) {
       storage_ = ExpertStorage::interleaved_blocks;

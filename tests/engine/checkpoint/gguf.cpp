@@ -158,6 +158,109 @@ TEST_CASE("blocks stay blocks, and compute what the floats that they stand for c
   CHECK(a.logits == b.logits);
 }
 
+namespace {
+
+enum class Experts { as_they_are, gates_with_ups, one_by_one };
+
+/// The same model with all of its numbers as floats.
+std::string with_floats(const std::filesystem::path& path, Experts experts = Experts::as_they_are) {
+  const std::string content = read_file(path);
+  const Gguf file(path);
+  std::size_t end = content.size();  // of the metadata
+  std::string tensors, data;
+  std::uint64_t count = 0;
+  const auto add = [&](const std::string& name, const std::vector<std::uint64_t>& shape, const float* values) {
+    ++count;
+    tensors += text(name) + number(static_cast<std::uint32_t>(shape.size()));
+    std::uint64_t all = 1;
+    for (std::size_t d = shape.size(); d > 0; --d) {
+      tensors += number(shape[d - 1]);
+      all *= shape[d - 1];
+    }
+    tensors += number<std::uint32_t>(0) + number<std::uint64_t>(data.size());
+    data.append(reinterpret_cast<const char*>(values), all * sizeof(float));
+    data.resize((data.size() + 31) / 32 * 32);
+  };
+  for (const auto& [own_name, t] : file.tensors()) {
+    end = std::min(end, content.find(text(own_name)));
+    const std::vector<float> all = t.to_floats();
+    const std::size_t at = own_name.find("_exps");
+    if (at == std::string::npos || experts == Experts::as_they_are) {
+      add(own_name, t.shape, all.data());
+      continue;
+    }
+    const std::size_t each = all.size() / t.shape[0];
+    if (experts == Experts::one_by_one) {
+      for (std::size_t e = 0; e < t.shape[0]; ++e) {
+        add(std::string(own_name).replace(at, 5, "." + std::to_string(e)), {t.shape[1], t.shape[2]}, &all[e * each]);
+      }
+    } else if (own_name.find("_gate_") != std::string::npos) {
+      const std::vector<float> other = file.at(std::string(own_name).replace(at - 4, 4, "up")).to_floats();
+      std::vector<float> both;
+      for (std::size_t e = 0; e < t.shape[0]; ++e) {
+        both.insert(both.end(), &all[e * each], &all[e * each] + each);
+        both.insert(both.end(), &other[e * each], &other[e * each] + each);
+      }
+      add(std::string(own_name).replace(at, 0, "_up"), {t.shape[0], 2 * t.shape[1], t.shape[2]}, both.data());
+    } else if (own_name.find("_up_") == std::string::npos) {
+      add(own_name, t.shape, all.data());
+    }
+  }
+  std::string out = content.substr(0, 8) + number(count) + content.substr(16, end - 16) + tensors;
+  out.resize((out.size() + 31) / 32 * 32);
+  return out + data;
+}
+
+}  // namespace
+
+TEST_CASE("what llama.cpp's quantiser mixed computes what the floats that it stands for compute, bit for bit") {
+  // Of each the types that it has: tests/goldens/make_gguf_types.py.
+  const std::pair<const char*, std::vector<DType>> files[] = {
+      {"q2_k", {DType::f32, DType::q2_k, DType::q3_k, DType::q6_k}},
+      {"q3_k_m", {DType::f32, DType::q3_k, DType::q4_k, DType::q5_k, DType::q6_k}},
+      {"iq4_xs", {DType::f32, DType::q5_k, DType::q6_k, DType::iq4_xs}},
+      {"q2_k-96", {DType::f32, DType::q2_k, DType::q4_0, DType::q6_k}},
+      {"q4_k_m-96", {DType::f32, DType::q5_0, DType::q4_k, DType::q6_k}},
+      {"q5_k_m-96", {DType::f32, DType::q5_1, DType::q5_k, DType::q6_k}},
+      {"q4_1-96", {DType::f32, DType::q4_1, DType::q6_k}},
+  };
+  for (const auto& [name, types] : files) {
+    CAPTURE(name);
+    const std::filesystem::path path = gguf(std::string("types-") + name);
+    const std::vector<DType> expected = types;
+    for (const auto& [tensor, t] : Gguf(path).tensors()) {
+      CAPTURE(tensor);
+      CHECK(std::count(expected.begin(), expected.end(), t.dtype) == 1);
+    }
+    const TemporaryFolder folder;
+    write_file(folder.path() / "floats.gguf", with_floats(path));
+    CpuModel stored(path), floats(folder.path() / "floats.gguf");
+    const std::vector<std::uint32_t> tokens{1, 20, 3, 40, 5};
+    const Generated a = generated(stored, tokens), b = generated(floats, tokens);
+    CHECK(a.token_ids == b.token_ids);
+    CHECK(a.logits == b.logits);
+  }
+}
+
+TEST_CASE("experts' gates and ups may be one tensor, and experts a tensor each") {
+  const TemporaryFolder folder;
+  for (const char* name : {"mixtral-bf16", "qwen3_moe-q8_0", "deepseek_v2_lite-bf16"}) {
+    CAPTURE(name);
+    const auto made = [&](Experts experts) {
+      write_file(folder.path() / "m.gguf", with_floats(gguf(name), experts));
+      CpuModel model(folder.path() / "m.gguf");
+      CHECK(model.notes().empty());
+      return generated(model, {256, 84, 104, 101, 32});
+    };
+    const Generated expected = made(Experts::as_they_are);
+    for (const Experts experts : {Experts::gates_with_ups, Experts::one_by_one}) {
+      const Generated got = made(experts);
+      CHECK(got.token_ids == expected.token_ids);
+      CHECK(got.logits == expected.logits);
+    }
+  }
+}
+
 TEST_CASE("the gate of a shared expert may be a matrix of one row, or the row") {
   for (const std::string& shape : {number<std::uint32_t>(1) + number<std::uint64_t>(8),
                                    number<std::uint32_t>(2) + number<std::uint64_t>(8) + number<std::uint64_t>(1)}) {
