@@ -284,11 +284,14 @@ struct Avx2Lanes {
         for (std::uint32_t i = 0; i < 4; ++i) {
           const __m128i eight = i % 2 == 0 ? halves[i / 2] : _mm_srli_si128(halves[i / 2], 8);
           const Vector scale = _mm256_set1_ps(unit.scales[stretch * 4 + part * 2 + i / 2]);
-          Vector weights = multiply(scale, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)));
+          const Vector numbers = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
           if constexpr (has_minima<type>) {
-            weights = _mm256_sub_ps(weights, _mm256_set1_ps(unit.minima[stretch * 4 + part * 2 + i / 2]));
+            // Products of so few bits are not rounded: it is the format's own difference.
+            const Vector minimum = _mm256_set1_ps(unit.minima[stretch * 4 + part * 2 + i / 2]);
+            to[part * 4 + i] = _mm256_fmsub_ps(scale, numbers, minimum);
+          } else {
+            to[part * 4 + i] = multiply(scale, numbers);
           }
-          to[part * 4 + i] = weights;
         }
       }
     }
