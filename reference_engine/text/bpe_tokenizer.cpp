@@ -252,19 +252,61 @@ std::string normalized(std::string_view text, const std::vector<Normalizer>& all
   return made;
 }
 
+namespace {
+
+[[noreturn]] void refuse_form(utf8proc_ssize_t error) {
+  throw InputError(fmt::format("a text cannot be normalized: {}", utf8proc_errmsg(error)));
+}
+
+/// As utf8proc_map, whose time grows with the square of how many marks stand on one letter.
+std::string in_unicode_form(const std::string& text, utf8proc_option_t options, bool compose) {
+  const auto* at = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+  const auto size = static_cast<utf8proc_ssize_t>(text.size());
+  std::vector<utf8proc_int32_t> all;
+  all.reserve(text.size());
+  const auto order = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  for (utf8proc_ssize_t i = 0; i < size;) {
+    utf8proc_int32_t c = 0, parts[32];  // the longest has 18
+    const utf8proc_ssize_t bytes = utf8proc_iterate(at + i, size - i, &c);
+    if (bytes < 0) refuse_form(bytes);
+    int last_class = 0;
+    const utf8proc_ssize_t count = utf8proc_decompose_char(c, parts, 32, options, &last_class);
+    if (count < 0 || count > 32) refuse_form(count < 0 ? count : UTF8PROC_ERROR_OVERFLOW);
+    all.insert(all.end(), parts, parts + count);
+    i += bytes;
+  }
+  for (auto begin = all.begin(); begin != all.end();) {
+    begin = std::find_if(begin, all.end(), [&](utf8proc_int32_t c) { return order(c) != 0; });
+    const auto end = std::find_if(begin, all.end(), [&](utf8proc_int32_t c) { return order(c) == 0; });
+    std::stable_sort(begin, end, [&](utf8proc_int32_t a, utf8proc_int32_t b) { return order(a) < order(b); });
+    begin = end;
+  }
+  auto length = static_cast<utf8proc_ssize_t>(all.size());
+  if (compose) {
+    length = utf8proc_normalize_utf32(all.data(), length,
+                                      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    if (length < 0) refuse_form(length);
+  }
+  std::string out;
+  out.reserve(text.size());
+  for (utf8proc_ssize_t i = 0; i < length; ++i) {
+    utf8proc_uint8_t bytes[4];
+    const auto count = utf8proc_encode_char(all[static_cast<std::size_t>(i)], bytes);
+    out.append(reinterpret_cast<const char*>(bytes), static_cast<std::size_t>(count));
+  }
+  return out;
+}
+
+}  // namespace
+
 Normalizer unicode_form(const std::string& name) {
   const bool compose = name.back() == 'c', compatible = name.size() == 4;
-  const int options =
-      UTF8PROC_STABLE | (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) | (compatible ? UTF8PROC_COMPAT : 0);
-  return [options](std::string text) {
-    utf8proc_uint8_t* made = nullptr;
-    const utf8proc_ssize_t size =
-        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()), static_cast<utf8proc_ssize_t>(text.size()),
-                     &made, static_cast<utf8proc_option_t>(options));
-    if (size < 0) throw InputError(fmt::format("a text cannot be normalized: {}", utf8proc_errmsg(size)));
-    std::string out(reinterpret_cast<const char*>(made), static_cast<std::size_t>(size));
-    std::free(made);  // NOLINT: utf8proc's
-    return out;
+  const auto options =
+      static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0));
+  return [=](std::string text) {
+    const bool ascii =
+        std::none_of(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0x80U) != 0; });
+    return ascii ? text : in_unicode_form(text, options, compose);
   };
 }
 

@@ -29,24 +29,41 @@ struct Found {
   nlohmann::ordered_json special = nlohmann::ordered_json::object();
 };
 
+/// Fields "bos_token" and so on.
+void take_special(const Json& from, nlohmann::ordered_json& special) {
+  if (!from.is_object()) return;
+  for (const auto& [name, value] : from.items()) {
+    if (name.ends_with("_token") && !text_of(value).empty()) special[name] = text_of(value);
+  }
+}
+
 Found find_in_folder(const std::filesystem::path& folder) {
   Found found;
   std::error_code none;
   const std::filesystem::path own = folder / "chat_template.jinja", config = folder / "tokenizer_config.json";
+  const std::filesystem::path map = folder / "special_tokens_map.json";  // of older files; the newer one goes first
+  if (std::filesystem::exists(map, none)) take_special(read_json(map), found.special);
   if (std::filesystem::exists(config, none)) {
     const Json root = read_json(config);
-    for (const auto& [name, value] : root.items()) {
-      if (name.ends_with("_token") && !text_of(value).empty()) found.special[name] = text_of(value);
-    }
+    take_special(root, found.special);
+    if (root.contains("extra_special_tokens")) take_special(root["extra_special_tokens"], found.special);
     if (root.contains("chat_template") && root["chat_template"].is_string()) {
       found.source = "tokenizer_config.json";
       found.text = root["chat_template"].get<std::string>();
     } else if (root.contains("chat_template") && root["chat_template"].is_array()) {  // several by name
+      std::string others;
       for (const Json& one : root["chat_template"]) {
-        if (!one.is_object() || !one.contains("name") || one["name"] != "default" || !one.contains("template"))
+        if (!one.is_object() || !one.contains("name") || !one.contains("template")) continue;
+        if (one["name"] != "default") {
+          others += (others.empty() ? "" : ", ") + text_of(one["name"]);
           continue;
+        }
         found.source = "tokenizer_config.json";
         found.text = text_of(one["template"]);
+      }
+      if (found.text.empty() && !others.empty() && !std::filesystem::exists(own, none)) {
+        throw InputError(
+            fmt::format("{}: has chat templates named {}, expected one named default", config.string(), others));
       }
     }
   }
@@ -76,13 +93,20 @@ Found find_in_gguf(const std::filesystem::path& path, const Tokenizer& tokenizer
   return found;
 }
 
-/// What a model thought before it answered has three names, and templates read one of them: as in transformers, a message has it
+/// As transformers takes them: what is null is not there. What a model thought before it answered has three names, and templates read one of them: as in transformers, a message has it
 /// under the others, too.
-nlohmann::ordered_json with_reasoning(nlohmann::ordered_json messages) {
-  for (nlohmann::ordered_json& message : messages) {
+nlohmann::ordered_json normalized(const nlohmann::ordered_json& given) {
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  for (const nlohmann::ordered_json& one : given) {
+    messages.push_back(one);
+    nlohmann::ordered_json& message = messages.back();
     if (!message.is_object()) continue;
+    message = nlohmann::ordered_json::object();
+    for (const auto& [name, value] : one.items()) {
+      if (!value.is_null()) message[name] = value;
+    }
     for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
-      if (!message.contains(name) || message[name].is_null()) continue;
+      if (!message.contains(name)) continue;
       const nlohmann::ordered_json reasoning = message[name];
       if (!message.contains("thinking")) message["thinking"] = reasoning;
       message["reasoning_content"] = reasoning;
@@ -110,7 +134,7 @@ ChatTemplate::~ChatTemplate() = default;
 std::string ChatTemplate::render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& more) const {
   nlohmann::ordered_json context = special_;
   for (const auto& [name, value] : more.items()) context[name] = value;
-  context["messages"] = with_reasoning(messages);
+  context["messages"] = normalized(messages);
   context["add_generation_prompt"] = true;
   for (const char* name : {"tools", "documents"}) {
     if (!context.contains(name)) context[name] = nullptr;

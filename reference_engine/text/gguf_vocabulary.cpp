@@ -87,7 +87,8 @@ std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
   parts.bpe = Bpe(std::move(tokens), merges, options);
   if (!rules->form.empty()) parts.normalizers.push_back(unicode_form(rules->form));
   for (const std::string& e : rules->expressions) {
-    parts.splitters.push_back(split_by(std::make_shared<Regex>(e, v.where), SplitBehavior::isolated, false));
+    parts.splitters.push_back(
+        split_by(std::make_shared<Regex>(e, v.where, Dialect::rust), SplitBehavior::isolated, false));
   }
   parts.splitters.push_back(to_byte_characters(v.flag("add_space_prefix", false)));
   parts.text.byte_characters = true;

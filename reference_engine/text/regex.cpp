@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -15,56 +16,6 @@ namespace {
 constexpr std::size_t longest_pattern = 1U << 16U;
 constexpr std::uint32_t most_steps = 5'000'000;  // of backtracking, from one place
 constexpr std::size_t stack_bytes = 64U << 20U;  // a text without a space goes deep
-
-/// Unicode's White_Space, as a part of a class.
-constexpr const char* white_space =
-    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
-
-/// The same expression with the white space spelled out. Throws for what other libraries read otherwise.
-std::string spelled_out(const std::string& pattern, const std::string& where) {
-  const auto refuse = [&](const char* what) {
-    throw InputError(
-        fmt::format("{}: the expression \"{:.100}\" has {}, which is not supported", where, pattern, what));
-  };
-  std::string out;
-  bool in_class = false;
-  for (std::size_t i = 0; i < pattern.size(); ++i) {
-    const char c = pattern[i];
-    if (c == '\\' && i + 1 < pattern.size()) {
-      const char next = pattern[++i];
-      if (next == 'h' || next == 'H') refuse("\\h, a hexadecimal digit to some and a blank to others");
-      if (next == 's') {
-        out += in_class ? std::string(white_space) : fmt::format("[{}]", white_space);
-      } else if (next == 'S' && !in_class) {
-        out += fmt::format("[^{}]", white_space);
-      } else {
-        out += {c, next};
-      }
-      continue;
-    }
-    if (in_class) {
-      if (c == '&' && i + 1 < pattern.size() && pattern[i + 1] == '&') refuse("&& in a class");
-      // Rust and Oniguruma know classes within classes, PCRE2 does not: here a bracket is one.
-      if (c == '[' && (i + 1 >= pattern.size() || pattern[i + 1] != ':')) out += '\\';
-      in_class = c != ']';
-    } else if (c == '[') {
-      in_class = true;
-      if (i + 1 < pattern.size() && pattern[i + 1] == '^') {
-        out += c;
-        out += pattern[++i];
-        if (i + 1 < pattern.size() && pattern[i + 1] == ']') out += "\\]", ++i;
-        continue;
-      }
-      if (i + 1 < pattern.size() && pattern[i + 1] == ']') {
-        out += "[\\]";
-        ++i;
-        continue;
-      }
-    }
-    out += c;
-  }
-  return out;
-}
 
 std::string message_of(int error) {
   std::array<PCRE2_UCHAR, 256> text{};
@@ -103,13 +54,14 @@ struct Matching {
 
 }  // namespace
 
-Regex::Regex(const std::string& pattern, const std::string& where) : compiled_(std::make_unique<Compiled>()) {
+Regex::Regex(const std::string& pattern, const std::string& where, Dialect dialect)
+    : compiled_(std::make_unique<Compiled>()) {
   compiled_->where = where;
   if (pattern.size() > longest_pattern) {
     throw InputError(
         fmt::format("{}: an expression of {} bytes, expected at most {}", where, pattern.size(), longest_pattern));
   }
-  const std::string written = spelled_out(pattern, where);
+  const std::string written = for_pcre2(pattern, where, dialect);
   int error = 0;
   PCRE2_SIZE at = 0;
   compiled_->code =
@@ -139,12 +91,13 @@ std::vector<Stretch> Regex::split(std::string_view text) const {
     }
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(matching.data);
     const std::size_t begin = range[0], end = range[1];
-    if (begin >= end || begin < done) {  // of nothing: on to the next character
-      ++from;
+    if (begin > done) all.push_back({done, begin, false});
+    if (begin >= end) {  // of nothing: a cut, and on to the next character
+      done = std::max(done, begin);
+      from = std::max(from, begin) + 1;
       while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xc0U) == 0x80U) ++from;
       continue;
     }
-    if (begin > done) all.push_back({done, begin, false});
     all.push_back({begin, end, true});
     from = done = end;
   }

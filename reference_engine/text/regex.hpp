@@ -7,20 +7,22 @@
 #include <string_view>
 #include <vector>
 
+#include "text/regex_dialect.hpp"
+
 namespace ferry::engine {
 
-/// A part of a text: bytes [begin, end), and whether the expression matched it or it lies between matches.
+/// A part of a text: bytes [begin, end), and whether the expression matched it or it lies between matches. A match of nothing
+/// cuts what lies between others in two.
 struct Stretch {
   std::size_t begin = 0, end = 0;
   bool matched = false;
 };
 
-/// A Unicode-aware expression as tokenizers write them. \s means what it means to Oniguruma and Rust, Unicode's white space:
-/// PCRE2 counts one character more. ^ and $ are of lines, as to Oniguruma.
+/// A Unicode-aware expression as tokenizers write them. ^ and $ are of lines.
 class Regex {
  public:
   /// Throws InputError, which `where` begins, for what cannot be compiled.
-  Regex(const std::string& pattern, const std::string& where);
+  Regex(const std::string& pattern, const std::string& where, Dialect dialect = Dialect::oniguruma);
   ~Regex();
   Regex(Regex&&) noexcept;
   Regex& operator=(Regex&&) noexcept;

@@ -73,7 +73,8 @@ std::unique_ptr<Tokenizer> read_tiktoken(const std::filesystem::path& path, cons
   parts.bpe = Bpe(std::move(ranks), merges, options);
   if (!rules.form.empty()) parts.normalizers.push_back(unicode_form(rules.form));
   for (const std::string& e : rules.expressions) {
-    parts.splitters.push_back(split_by(std::make_shared<Regex>(e, path.string()), SplitBehavior::isolated, false));
+    parts.splitters.push_back(
+        split_by(std::make_shared<Regex>(e, path.string(), Dialect::rust), SplitBehavior::isolated, false));
   }
   for (const AddedToken& t : added) parts.added.add(t);
   return make_bpe_tokenizer(std::move(parts));

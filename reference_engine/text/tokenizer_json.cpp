@@ -113,7 +113,7 @@ Splitter metaspace(const Part& part) {
 }
 
 Splitter simple_split(const char* expression, SplitBehavior behavior, const Part& part, bool invert = false) {
-  return split_by(std::make_shared<Regex>(expression, part.where()), behavior, invert);
+  return split_by(std::make_shared<Regex>(expression, part.where(), Dialect::rust), behavior, invert);
 }
 
 void add_splitter(const Part& part, std::vector<Splitter>& all) {
@@ -142,8 +142,7 @@ void add_splitter(const Part& part, std::vector<Splitter>& all) {
   } else if (type == "Metaspace") {
     all.push_back(metaspace(part));
   } else if (type == "Whitespace") {
-    all.push_back(simple_split(R"([\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}]+|[^\s\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}]+)",
-                               SplitBehavior::removed, part, true));
+    all.push_back(simple_split(R"(\w+|[^\w\s]+)", SplitBehavior::removed, part, true));
   } else if (type == "WhitespaceSplit") {
     all.push_back(simple_split(R"(\s)", SplitBehavior::removed, part));
   } else {

@@ -25,7 +25,7 @@ TEST_CASE("a text is split into matches and what lies between them") {
   CHECK(marked("a+", "baaac") == "b[aaa]c");
   CHECK(marked("a", "aab") == "[a][a]b");
   CHECK(marked(R"(\p{N}{1,3})", "1234567") == "[123][456][7]");
-  CHECK(marked("x*", "aé") == "aé");  // of nothing: no matches
+  CHECK(Regex("x*", "f").split("axé").size() == 3);  // matches of nothing cut
   CHECK(marked("b", "") == "");
   CHECK(marked(literally("a.b(*)"), "a.b(*) axb") == "[a.b(*)] axb");
   CHECK(marked(R"(\s+(?!\S)|\s+)", "a   b") == "a[  ][ ]b");
@@ -41,13 +41,45 @@ TEST_CASE("white space is Unicode's, in classes and outside, and a Mongolian sep
 
 TEST_CASE("brackets in a class are characters, and what others read otherwise is refused") {
   CHECK(marked(R"([\[\]]+)", "a[]b") == "a[[]]b");
-  CHECK(marked(R"([a[b]+)", "[ab]") == "[[ab]]");
   CHECK(marked(R"([]x]+)", "a]x") == "a[]x]");
   CHECK(marked(R"([^]x]+)", "a]x") == "[a]]x");
-  CHECK_THROWS_WITH_AS(Regex("[a&&b]", "f"), doctest::Contains("&& in a class"), InputError);
+  CHECK_THROWS_WITH_AS(Regex("[a[b]+", "f"), doctest::Contains("a class without its ]"), InputError);
   CHECK_THROWS_WITH_AS(Regex(R"(\h)", "f"), doctest::Contains("\\h"), InputError);
   CHECK_THROWS_WITH_AS(Regex("(", "f: x"), doctest::Contains("f: x: the expression \"(\" cannot be read"), InputError);
   CHECK_THROWS_AS(Regex(std::string(70000, 'a'), "f"), InputError);
+}
+
+TEST_CASE("what Oniguruma reads otherwise than PCRE2 is read as Oniguruma does") {
+  // Classes in classes, and what they have in common.
+  CHECK(marked("[a[bc]d]+", "xbdx") == "x[bd]x");
+  CHECK(marked(R"( ?[^(\s|[.,!?])]+)", "a b.c,(d") == "[a][ b].[c],([d]");
+  CHECK(marked(R"([\p{L}\p{M}&&[^\p{Han}]]+)", "ab\u4e2dc") == "[ab]\u4e2d[c]");
+  CHECK(marked("[a-z&&[aeiou]]+", "hello") == "h[e]ll[o]");
+  CHECK(marked("[a-z&&aeiou]", "hi") == "h[i]");
+  CHECK(marked("[^[^a]]+", "baa") == "b[aa]");
+  for (const char* no : {"[^a&&b]", "[a[^b]]", "[[a&&b]c]"}) {
+    CHECK_THROWS_WITH_AS(Regex(no, "f"), doctest::Contains("which is not supported"), InputError);
+  }
+  std::string deep;
+  for (int i = 0; i < 100; ++i) deep += '[';
+  CHECK_THROWS_WITH_AS(Regex(deep, "f"), doctest::Contains("classes within classes"), InputError);
+  // A repetition that is repeated, and holds on to nothing.
+  CHECK(marked(R"(\p{N}{1,3}+)", "1234567x") == "[1234567]x");
+  CHECK(marked(R"((?:ab){2}+)", "ababab") == "[abab]ab");
+  CHECK(marked("x[ab]{2}+", "xababa") == "[xabab]a");
+  CHECK(marked("é{2}+", "ééé") == "[éé]é");
+  CHECK(marked("a{2}?b", "aab b") == "[aab] [b]");
+  CHECK(marked("a{,2}b", "aaab") == "a[aab]");
+  CHECK(marked("a{2}", "aaa") == "[aa]a");
+  CHECK(marked("a{x", "a{x") == "[a{x]");
+  // Letters, marks and scripts.
+  CHECK(marked(R"(\w+)", "\u0915\u093f\u00b2") == "[\u0915\u093f]\u00b2");
+  CHECK(marked(R"([\w]+)", "1\u00b2") == "[1]\u00b2");
+  CHECK(marked(R"(\W)", "a-") == "a[-]");
+  CHECK(marked(R"(\p{Han})", "\u3220\u4e2d") == "\u3220[\u4e2d]");
+  CHECK(marked(R"([^\p{^Han}])", "\u3220\u4e2d") == "\u3220[\u4e2d]");
+  CHECK(marked(R"((?m)a.b)", "a\nb") == "[a\nb]");
+  CHECK(marked(R"((?i:AB)(?=c)\x{64}?)", "abc") == "[ab]c");
 }
 
 TEST_CASE("an expression that backtracks for ever ends, and says so") {
