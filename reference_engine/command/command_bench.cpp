@@ -110,7 +110,7 @@ class Bench {
     }
     line.reset();
     print(table());
-    if (json_) json_->commit(json_text(as_json(), 2) + "\n");
+    if (json_ && !rows_.empty()) json_->commit(json_text(as_json(), 2) + "\n");  // else what is there stays
     return stop ? 128 + stopped_by : 0;
   }
 

@@ -126,6 +126,7 @@ class Chat {
     const Decoded& made = decoder_->decoded(0);
     messages_.push_back({{"role", "assistant"}, {"content", made.text}});
     print(made.text.ends_with('\n') ? "" : "\n");
+    check_printed();
     show_status(made, begin, first, before, stalled);
     if (stop && stopped_by == SIGINT) await_interrupts();
   }

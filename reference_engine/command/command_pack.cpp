@@ -44,6 +44,10 @@ int pack(const PackArguments& a) {
     return 128 + stopped_by;
   }
   print(fmt::format("{}: {} experts{}\n", a.out, all, there));
+  if (f.rounded) {
+    print(fmt::format("note: {} has fewer bits than the model's own type: no run with this store is lossless\n",
+                      f.layout.name(Precision::full)));
+  }
   return 0;
 }
 

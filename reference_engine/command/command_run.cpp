@@ -334,8 +334,8 @@ bool print_texts(const RunArguments& a, const Runs& runs, const std::vector<RunR
     for (std::size_t j = i; j < reports.size(); ++j) {
       if (reports[j].generated.token_ids != reports[i].generated.token_ids) continue;
       printed[j] = true;
-      names.push_back(fmt::format("{} ({})", a.flags.named(a.stacks[j]).label,
-                                  find_stack(reports[j].stack).keeps_every_bit() ? "lossless" : "lossy"));
+      names.push_back(
+          fmt::format("{} ({})", a.flags.named(a.stacks[j]).label, reports[j].lossless() ? "lossless" : "lossy"));
     }
     same = same && names.size() == reports.size();
     print(wrapped(fmt::format("{}:\n", fmt::join(names, ", ")), terminal_columns()));

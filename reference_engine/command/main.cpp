@@ -210,12 +210,15 @@ int main(int argc, char** argv) try {
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
     app.parse(std::move(arguments));
     await_interrupts();
-    return chosen();
+    const int status = chosen();
+    check_printed();
+    return status;
   } catch (const CLI::Success& e) {
     std::ostringstream help;
     const int status = app.exit(e, help);
     if (memory_lacked) throw std::bad_alloc();
     print(help.str());
+    check_printed();
     return status;
   } catch (const CLI::RequiredError& e) {
     const std::string what = without_command(app);

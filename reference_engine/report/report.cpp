@@ -75,6 +75,10 @@ Json to_json(const Outcomes& o) {
           {"low_score_late_hits", o.low_late_hits}};
 }
 
+bool RunReport::lossless() const {
+  return find_stack(stack).keeps_every_bit() && !store.rounded;
+}
+
 double RunReport::tpot_s() const {
   return generated.decode_steps == 0 ? 0 : generated.decode_s / static_cast<double>(generated.decode_steps);
 }
@@ -165,7 +169,7 @@ Json to_json(const RunReport& r) {
       {"batch", r.batch},
       {"text", texts},
       {"interrupted", r.generated.interrupted},
-      {"lossless", find_stack(r.stack).keeps_every_bit()},
+      {"lossless", r.lossless()},
       {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
       {"prefetch_chunk_bytes", r.prefetch_chunk_bytes},
       {"dense_bytes", r.dense_bytes},

@@ -56,6 +56,8 @@ struct RunReport {
   std::optional<SimulatedFacts> simulated;
 
   [[nodiscard]] double tpot_s() const;
+  /// Whether it computed what the model at its own precision computes, bit for bit.
+  [[nodiscard]] bool lossless() const;
 };
 
 /// A simulated run as a report. Bounds are those of the virtual clock, in whole nanoseconds.

@@ -58,6 +58,7 @@ StoreReads DiskStore::source() const {
   StoreReads r;
   r.file = name_;
   r.how = file_->how();
+  r.rounded = facts().rounded;
   return r;
 }
 

@@ -115,6 +115,7 @@ struct StoreReads {
   std::uint64_t host_bytes = 0;         ///< largest size of the cache in host memory
   std::uint64_t reads = 0, bytes = 0;   ///< from the file
   std::uint64_t hits = 0, retries = 0;  ///< found in host memory; reads that had to be repeated
+  bool rounded = false;                 ///< at full precision it has fewer bits than the model
 
   /// What came after an earlier state.
   [[nodiscard]] StoreReads since(const StoreReads& earlier) const {

@@ -80,6 +80,8 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
     }
   }
   set_precisions(facts, o.precisions);
+  const DType own = reader.layout().dtype, kept = facts.layout.dtype;
+  facts.rounded = facts.has(Precision::full) && kept != DType::f32 && (blocks || kept != own);
   facts.weights = weights_checksum(checkpoint, config);
   facts.source = source_files(checkpoint);
   const std::uint64_t all = facts.numbers.all();

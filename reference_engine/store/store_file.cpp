@@ -70,6 +70,7 @@ StoreFacts facts_of(const Json& json, const std::string& name) {
   s.layout.group = f.whole("group", 32, 128);
   if ((s.layout.group & (s.layout.group - 1)) != 0) f.refuse("group", "32, 64 or 128");
   s.layout.biased = f.flag("biases", false);
+  s.rounded = f.flag("rounded", false);
   if (f.has("glu")) {
     const Fields glu(f.at("glu"), name + ": header: glu");
     s.layout.glu = {true, static_cast<float>(glu.number("alpha", 0)), static_cast<float>(glu.number("limit", 0))};
@@ -238,6 +239,7 @@ Json StoreFacts::to_json() const {
   }
   if (!widths.empty()) json["layer_widths"] = widths;
   if (layout.biased) json["biases"] = true;
+  if (rounded) json["rounded"] = true;
   if (layout.glu.clamped) json["glu"] = {{"alpha", layout.glu.alpha}, {"limit", layout.glu.limit}};
   if (layout.glu.weighs_input) json["weighs_input"] = true;
   return json;

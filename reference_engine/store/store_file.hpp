@@ -24,6 +24,7 @@ struct StoreFacts {
   std::vector<std::uint32_t> widths;  ///< of each layer's experts, where they differ
   std::uint8_t precisions = 0;        ///< bit `1 << p` for every Precision p in the store
   Quantizer quantizer = Quantizer::nearest;
+  bool rounded = false;            ///< full precision has fewer bits than the model's own
   std::string weights;             ///< whose experts these are: weights_checksum
   Json source;                     ///< the files that it was made from, for people and for going on with a pack
   std::uint64_t header_bytes = 0;  ///< of the JSON text in the file

@@ -13,6 +13,7 @@ namespace ferry::engine {
 namespace {
 
 std::FILE* printed = nullptr;  // null: standard output
+int failed = 0;                // errno
 
 }  // namespace
 
@@ -21,9 +22,14 @@ void print_to_standard_error() {
 }
 
 void print(std::string_view text) {
+  if (failed != 0) return;
   std::FILE* file = printed == nullptr ? stdout : printed;
   if (std::fwrite(text.data(), 1, text.size(), file) == text.size() && std::fflush(file) == 0) return;
-  if (errno != EPIPE) throw InputError(fmt::format("standard output: cannot be written: {}", std::strerror(errno)));
+  if (errno != EPIPE) failed = errno;
+}
+
+void check_printed() {
+  if (failed != 0) throw InputError(fmt::format("standard output: cannot be written: {}", std::strerror(failed)));
 }
 
 }  // namespace ferry::engine

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <optional>
 #include <string_view>
+#include <tuple>
 
 #include "ferry/error.hpp"
 #include "support/checksum.hpp"
@@ -153,11 +155,14 @@ std::unique_ptr<TraceFile> import_safetensors(const std::filesystem::path& path,
   return made;
 }
 
-/// `key=` followed by a whole number, anywhere in a line.
-std::uint64_t field(std::string_view line, std::string_view key) {
+/// `key=` followed by a whole number, anywhere in a line; 0 if it is not there, and nothing if it is no such number.
+std::optional<std::uint64_t> field(std::string_view line, std::string_view key) {
   const std::size_t at = line.find(key);
+  if (at == std::string_view::npos) return 0;
+  const std::string_view rest = line.substr(at + key.size()), said = rest.substr(0, rest.find_first_of(" \t"));
   std::uint64_t value = 0;
-  if (at != std::string_view::npos) std::from_chars(line.data() + at + key.size(), line.data() + line.size(), value);
+  const auto [end, error] = std::from_chars(said.data(), said.data() + said.size(), value);
+  if (error != std::errc{} || end != said.data() + said.size()) return std::nullopt;
   return value;
 }
 
@@ -174,20 +179,25 @@ std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const M
     text.remove_prefix(std::min(text.size(), line.size() + 1));
     if (line.ends_with('\r')) line.remove_suffix(1);
     auto bad = [&](const std::string& what) { refuse(path, fmt::format("line {}: {}", number, what)); };
+    auto whole = [&](std::string_view key) {
+      const std::optional<std::uint64_t> value = field(line, key);
+      if (!value) bad(fmt::format("\"{}\" is not followed by a whole number", key.substr(key.find_first_not_of("# "))));
+      return *value;
+    };
     if (line.starts_with('#')) {
       const bool describes = line.find(" n_layer=") != std::string_view::npos || line.starts_with("# layer=");
       if (header && describes) bad("the model is described behind its first rows");
       if (line.find(" n_layer=") != std::string_view::npos) {
-        must_be(path, shape, "layers", field(line, " n_layer="), t.model.layers);
-        must_be(path, shape, "experts a layer", field(line, " n_expert="), t.model.experts);
-        t.model.top_k = small(path, "n_expert_used", field(line, " n_expert_used="));
+        must_be(path, shape, "layers", whole(" n_layer="), t.model.layers);
+        must_be(path, shape, "experts a layer", whole(" n_expert="), t.model.experts);
+        t.model.top_k = small(path, "n_expert_used", whole(" n_expert_used="));
         if (t.model.top_k > t.model.experts) {
           bad(fmt::format("n_expert_used is {}, expected 1 to {}", t.model.top_k, t.model.experts));
         }
       } else if (line.starts_with("# layer=")) {
-        if (field(line, "# layer=") != work.size() || work.size() == t.model.layers) bad("layers out of order");
+        if (whole("# layer=") != work.size() || work.size() == t.model.layers) bad("layers out of order");
         ExpertBytes bytes{};
-        bytes[static_cast<unsigned>(Precision::full)] = field(line, " expert_bytes=");
+        bytes[static_cast<unsigned>(Precision::full)] = whole(" expert_bytes=");
         constexpr std::uint64_t most = 1'000'000'000'000'000;
         if (bytes.back() == 0 || bytes.back() > most) bad("expert_bytes must be 1 to 10^15");
         for (std::uint32_t p = 1; p < precision_count - 1; ++p) {  // ours, where they are smaller
@@ -196,7 +206,7 @@ std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const M
         }
         t.model.expert_bytes.push_back(bytes);
         LayerWork w = shape.work[0];
-        if (const std::uint64_t dense = field(line, " dense_bytes="); dense > 0) w.dense_bytes = dense;
+        if (const std::uint64_t dense = whole(" dense_bytes="); dense > 0) w.dense_bytes = dense;
         if (w.dense_bytes > most) bad("dense_bytes must be 0 to 10^15");
         work.push_back(w);
       }
@@ -220,12 +230,21 @@ std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const M
     }
     const auto [turn, phase, token, layer, slot, expert] = column;
     if (turn != 0) bad("a second turn: one prompt and its answer are expected");
-    if (phase > 1 || layer >= t.model.layers || slot >= t.model.top_k || expert >= t.model.experts) {
-      bad("a number is out of range");
+    const std::tuple<const char*, std::uint32_t, std::uint32_t> ranges[] = {{"phase", phase, 2},
+                                                                            {"layer", layer, t.model.layers},
+                                                                            {"slot", slot, t.model.top_k},
+                                                                            {"expert", expert, t.model.experts}};
+    for (const auto& [name, value, end] : ranges) {
+      if (value >= end) bad(fmt::format("{} is {}, expected 0 to {}", name, value, end - 1));
     }
     float weight = 0;
     const auto [next, error] = std::from_chars(at, end, weight);
-    if (error != std::errc{} || (next != end && *next != ',')) bad("the seventh column is no weight");
+    double exact = 1;  // what is out of a float's range
+    const bool tiny = error == std::errc::result_out_of_range && std::from_chars(at, end, exact).ec == std::errc{} &&
+                      std::abs(exact) < 1;
+    if ((error != std::errc{} && !tiny) || (next != end && *next != ',') || !std::isfinite(weight)) {
+      bad("the seventh column is no weight, expected a finite number");
+    }
     if (token > t.tokens) bad(fmt::format("token {} comes after {} tokens", token, t.tokens));
     const std::size_t row = std::size_t{t.model.layers} * t.model.top_k;
     if (token == t.tokens) {

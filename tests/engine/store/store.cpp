@@ -642,6 +642,12 @@ TEST_CASE("full precision may be stored in another type: each weight as the near
     std::memcpy(&stored, held.view.data + (48 + i) * 2, 2);  // behind the gate matrix
     CHECK(stored == Eigen::bfloat16(weights[i]));
   }
+  // And says so, since what it computes is not what the model computes.
+  CHECK(disk->reads().rounded);
+  CHECK(Packing({.precisions = {"f16", "int4"}}).open()->reads().rounded);
+  for (const std::vector<std::string>& exact : {std::vector<std::string>{"full"}, {"f32"}, {"int8", "int4"}}) {
+    CHECK_FALSE(Packing({.precisions = exact}).open()->reads().rounded);
+  }
 }
 
 TEST_CASE("from a store, output is bit-identical to that from memory, whatever the host's share" *

@@ -67,6 +67,15 @@ TEST_CASE("a template is found where models have it") {
         R"({"chat_template": [{"name": 5, "template": "x"}, {"name": null}, {}, 7, {"name": "default", "template": "y"}]})");
     CHECK(f.open().render(messages()) == "y");
   }
+  SUBCASE("of several none of which is the default one none is guessed") {
+    const char* two =
+        R"({"chat_template": [{"name": "rag", "template": "rag"}, {"name": "tool_use", "template": "t"}]})";
+    f.has("tokenizer_config.json", two);
+    CHECK(test::says(test::refusal("tokenizer_config.json", [&] { static_cast<void>(f.open()); }),
+                     {"templates named rag, tool_use, expected one named default"}));
+    f.has("chat_template.jinja", "file");
+    CHECK(f.open().render(messages()) == "file");
+  }
   SUBCASE("a damaged one is refused with its file and line") {
     f.has("chat_template.jinja", "line\n{% if %}");
     CHECK(test::says(test::refusal("chat_template.jinja", [&] { static_cast<void>(f.open()); }), {"line 2"}));
@@ -84,6 +93,23 @@ TEST_CASE("a template sees special tokens, whether an answer begins, and what a 
   CHECK(f.open().render(messages(), {{"enable_thinking", false}}) == "<s>|</s>|False|True|True|False");
   CHECK(f.open().render(messages(), {{"add_generation_prompt", false}, {"messages", 5}}) ==
         "<s>|</s>|False|True|True|unset");  // not what a request decides
+}
+
+TEST_CASE("special tokens come from all three places, the newest first") {
+  Folder f;
+  f.has("special_tokens_map.json", R"({"bos_token": "<old>", "eos_token": {"content": "</s>"}, "more": ["x"]})");
+  f.has("chat_template.jinja", "{{ bos_token }}|{{ eos_token }}|{{ image_token }}|{{ more }}");
+  CHECK(f.open().render(messages()) == "<old>|</s>||");
+  f.has("tokenizer_config.json", R"({"bos_token": "<s>", "extra_special_tokens": {"image_token": "<img>"}})");
+  CHECK(f.open().render(messages()) == "<s>|</s>|<img>|");
+}
+
+TEST_CASE("what is null in a message is not there, as in transformers") {
+  Folder f;
+  f.has("chat_template.jinja", "{% for m in messages %}{{ m.items() | list }}{{ m.content is defined }};{% endfor %}");
+  const auto all =
+      OrderedJson::parse(R"([{"role": "assistant", "content": null, "tool_calls": null}, {"content": [null]}])");
+  CHECK(f.open().render(all) == "[('role', 'assistant')]False;[('content', [None])]True;");
 }
 
 TEST_CASE("what a model thought has the names that templates read, as in transformers") {

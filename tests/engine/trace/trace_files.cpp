@@ -3,6 +3,7 @@
 #include "trace/trace_file.hpp"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -1011,7 +1012,7 @@ TEST_CASE("damaged route traces are refused by the number of the line") {
   };
   line(3, "# layer=0 dense_bytes=111", {"expert_bytes"});
   line(3, "# layer=0 expert_bytes=0 dense_bytes=111", {"expert_bytes"});
-  line(3, "# layer=0 expert_bytes=99999999999999999999 dense_bytes=111", {"expert_bytes"});
+  line(3, "# layer=0 expert_bytes=99999999999999999999 dense_bytes=111", {"\"expert_bytes=\" is not"});
   line(3, "# layer=1 expert_bytes=5 dense_bytes=111", {"layers out of order"});
   line(4, "# layer=0 expert_bytes=5 dense_bytes=111", {"layers out of order"});
   line(5, "turn,phase,step,layer,expert,slot", {"expected the header turn,phase,step,layer"});
@@ -1025,15 +1026,26 @@ TEST_CASE("damaged route traces are refused by the number of the line") {
   line(6, "0,0,0,0,0,99999999999,0.75", {"expected six whole numbers first"});
   line(6, "0,0,0,0,0,3.0,0.75", {"expected six whole numbers first"});
   line(6, "1,0,0,0,0,3,0.75", {"a second turn"});
-  line(6, "0,2,0,0,0,3,0.75", {"out of range"});
-  line(6, "0,0,0,2,0,3,0.75", {"out of range"});
-  line(6, "0,0,0,0,2,3,0.75", {"out of range"});
-  line(6, "0,0,0,0,0,4,0.75", {"out of range"});
+  line(6, "0,2,0,0,0,3,0.75", {"phase is 2, expected 0 to 1"});
+  line(6, "0,0,0,2,0,3,0.75", {"layer is 2, expected 0 to 1"});
+  line(6, "0,0,0,0,2,3,0.75", {"slot is 2, expected 0 to 1"});
+  line(6, "0,0,0,0,0,4,0.75", {"expert is 4, expected 0 to 3"});
   line(6, "0,0,1,0,0,3,0.75", {"token 1 comes after 0 tokens"});
   line(8, "0,0,2,0,0,3,0.75", {"token 2 comes after 1 tokens"});
   line(14, "0,1,4294967295,0,0,3,0.75", {"token 4294967295 comes after 2 tokens"});
   line(6, "0,0,0,0,0,3,heavy,0,20000", {"the seventh column is no weight"});
-  line(6, "0,0,0,0,0,3,1e99,0,20000", {"the seventh column is no weight"});
+  for (const char* weight : {"1e99", "-1e39", "nan", "inf", "1e-"}) {
+    line(6, fmt::format("0,0,0,0,0,3,{},0,20000", weight), {"the seventh column is no weight"});
+  }
+  CHECK(refused_line(6, "0,0,0,0,0,3,1e-60,0,20000").empty());
+  for (const char* size : {"1e9", "1.7e7", "20,000", "20000x", "-1", "", "0x10"}) {
+    line(3, fmt::format("# layer=0 expert_bytes={} dense_bytes=111", size),
+         {"\"expert_bytes=\" is not followed by a whole"});
+    line(3, fmt::format("# layer=0 expert_bytes=5 dense_bytes={}", size),
+         {"\"dense_bytes=\" is not followed by a whole"});
+  }
+  line(2, "# x n_layer=2.5 n_expert=4 n_expert_used=2", {"\"n_layer=\" is not"});
+  line(2, "# x n_layer=2 n_expert=4e0 n_expert_used=2", {"\"n_expert=\" is not"});
   line(7, "0,0,0,0,0,3,0.75", {"stood before"});
   line(8, "0,0,0,0,0,3,0.75", {"stood before"});
 
