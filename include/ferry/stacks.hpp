@@ -271,7 +271,10 @@ struct FatePrefetch : Stack<CrossLayerGate, FifoCache, FixedPrecision, FateSched
   static void set_up(Config& c, Budget budget) {
     OnePool::set_up(c, budget);
     Pool& pool = c.allotment.pools[0];
-    pool.slots = std::min(pool.slots, room_for_prefetch(c));
+    const std::uint32_t room = room_for_prefetch(c);
+    if (c.allotment.stream_slots == 0 && pool.slots < room + budget.stream_slots)
+      return;  // that is all of a tiny model
+    pool.slots = std::min(pool.slots, room);
     c.allotment.stream_slots = budget.stream_slots;
     c.allotment.stream_slot_bytes = pool.slot_bytes;
   }

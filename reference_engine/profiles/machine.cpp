@@ -42,37 +42,39 @@ Machine read_machine(const Json& root, const std::string& where_from) {
                   double most = 1e15) {
     const Fields value(object.at(field), where_from + ": " + where + field);
     static_cast<void>(value.text("source"));
+    static_cast<void>(value.at("value"));
+    value.refuse_others({"note"});
     const double number = value.at("value").is_number() ? value.at("value").get<double>() : -1;
     if (!std::isfinite(number) || number < least || number > most) {
       value.refuse("value", fmt::format("a {} up to {:g}", least > 0 ? "positive number" : "number from 0", most));
     }
     return number;
   };
-  auto speed = [&](const char* object, const char* unit) {
+  auto speed = [&](const Fields& o, const char* object, const char* unit) {
     const std::string where = std::string(object) + ": ";
-    const Fields o(f.at(object), where_from + ": " + object);
     return Machine::Speed{part(o, where, std::string("peak_") + unit, 1),
                           part(o, where, std::string("effective_") + unit, 1)};
   };
+  auto fields = [&](const char* object) { return Fields(f.at(object), where_from + ": " + object); };
+  const Fields link = fields("link"), memory = fields("device_memory"), compute = fields("device_compute"),
+               host_memory = fields("host_memory"), host_compute = fields("host_compute"),
+               activations = fields("activations");
   Machine m;
   m.name = f.text("name");
   for (const char* what : {"device", "host"}) {  // for readers
     if (f.has(what)) static_cast<void>(f.text(what));
   }
-  m.link = speed("link", "bytes_per_s");
-  m.link_latency_s = part(Fields(f.at("link"), where_from + ": link"), "link: ", "latency_s", 0, 1000);
-  m.device_memory = speed("device_memory", "bytes_per_s");
-  const Fields memory(f.at("device_memory"), where_from + ": device_memory");
+  m.link = speed(link, "link", "bytes_per_s");
+  m.link_latency_s = part(link, "link: ", "latency_s", 0, 1000);
+  m.device_memory = speed(memory, "device_memory", "bytes_per_s");
   if (memory.has("bytes")) static_cast<void>(part(memory, "device_memory: ", "bytes", 1));
-  m.device_compute = speed("device_compute", "flops");
+  m.device_compute = speed(compute, "device_compute", "flops");
   m.device_launch_s = part(f, "", "device_launch_s", 0, 1000);
-  m.host_memory = speed("host_memory", "bytes_per_s");
-  m.host_compute = speed("host_compute", "flops");
+  m.host_memory = speed(host_memory, "host_memory", "bytes_per_s");
+  m.host_compute = speed(host_compute, "host_compute", "flops");
   m.host_launch_s = part(f, "", "host_launch_s", 0, 1000);
-  m.host_beside_copies =
-      part(Fields(f.at("host_memory"), where_from + ": host_memory"), "host_memory: ", "beside_copies", 0.01, 1);
-  m.link_beside_host = part(Fields(f.at("link"), where_from + ": link"), "link: ", "beside_host", 0.01, 1);
-  const Fields activations(f.at("activations"), where_from + ": activations");
+  m.host_beside_copies = part(host_memory, "host_memory: ", "beside_copies", 0.01, 1);
+  m.link_beside_host = part(link, "link: ", "beside_host", 0.01, 1);
   m.activations_latency_s = part(activations, "activations: ", "latency_s", 0, 1000);
   m.activations_bytes_per_s = part(activations, "activations: ", "bytes_per_s", 1);
   if (f.has("stated")) {
@@ -88,7 +90,12 @@ Machine read_machine(const Json& root, const std::string& where_from) {
     stated.expert_transfer_s = part(s, "stated: ", "expert_transfer_s", 1e-9, 1000);
     stated.layer_compute_s = part(s, "stated: ", "layer_compute_s", 1e-9, 1000);
     m.stated = std::move(stated);
+    s.refuse_others({"note"});
   }
+  for (const Fields* o : {&link, &memory, &compute, &host_memory, &host_compute, &activations}) {
+    o->refuse_others({"name", "note"});
+  }
+  f.refuse_others({"note"});
   return m;
 }
 

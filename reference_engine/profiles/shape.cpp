@@ -54,6 +54,7 @@ ModelFacts read_shape(const std::string& name_or_path, std::optional<double> bit
   m.model.expert_bytes = {expert_bytes(hidden, width, weight_bits("bits_per_weight"))};
   m.work = {layer_work(hidden, m.model.experts, f.whole("attention_params", 1, 0xffffffffU),
                        f.whole("shared_width", 0, most), width, weight_bits("dense_bits_per_weight"))};
+  f.refuse_others({"source", "attention_source", "note"});
   try {
     m.model.validate();
   } catch (const ConfigError& e) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -128,6 +129,16 @@ std::vector<std::string> Fields::unread() const {
     if (!value.is_null() && read_.count(name) == 0) names.push_back(name);
   }
   return names;
+}
+
+void Fields::refuse_others(std::initializer_list<const char*> for_people) const {
+  for (const std::string& name : unread()) {
+    if (std::find(for_people.begin(), for_people.end(), name) != for_people.end()) continue;
+    std::string known;
+    for (const std::string& other : read_) known += (known.empty() ? "" : ", ") + other;
+    for (const char* other : for_people) known += fmt::format("{}{}", known.empty() ? "" : ", ", other);
+    throw InputError(fmt::format("{}: field \"{:.100}\" is not known, expected {}", where_, name, known));
+  }
 }
 
 std::uint32_t Fields::whole(const std::string& name, std::uint32_t least, std::uint32_t most) const {

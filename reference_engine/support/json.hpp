@@ -2,6 +2,7 @@
 /// JSON from files that nobody vouches for.
 #pragma once
 #include <filesystem>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -46,6 +47,8 @@ class Fields {
 
   /// Names of the fields that nobody has asked for, unless they are null.
   [[nodiscard]] std::vector<std::string> unread() const;
+  /// Refuses the first of them that is not for people: misspelt, it would be without effect.
+  void refuse_others(std::initializer_list<const char*> for_people) const;
   [[nodiscard]] const std::string& where() const { return where_; }
 
  private:

@@ -15,12 +15,45 @@
 #include "stacks/stack_config.hpp"
 #include "stacks/stack_table.hpp"
 #include "support/errors.hpp"
+#include "support/random.hpp"
 #include "support/shapes.hpp"
 
 namespace {
 
 using namespace ferry;
 using namespace ferry::engine;
+
+/// Whether what a stack lays out in a budget is within it.
+struct Budgets {
+  test::Random random{3};
+  std::uint32_t laid_out = 0;
+
+  template <class Stack>
+  void stack(const char* name) {
+    CAPTURE(name);
+    for (int turn = 0; turn < 60; ++turn) {
+      const auto layers = static_cast<std::uint16_t>(random.between(1, 3));
+      const auto experts = static_cast<std::uint16_t>(random.between(1, 20));
+      const auto top_k = static_cast<std::uint16_t>(random.between(1, std::min<std::uint32_t>(experts, 4)));
+      CoreConfig<Stack> config;
+      config.model = test::model(layers, experts, top_k, 4, 256, 128);
+      config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 64;
+      const std::uint64_t budget = config.model.all_bytes() * random.between(1, 110) / 100;
+      try {
+        Stack::set_up(config, budget);
+        config.validate();
+      } catch (const ConfigError&) {
+        continue;  // too small
+      }
+      ++laid_out;
+      CAPTURE(layers);
+      CAPTURE(experts);
+      CHECK(config.allotment.bytes() <= budget);
+    }
+  }
+  template <Precision p>
+  void resident(const char* /*name*/) {}
+};
 
 /// All of StackInfo that can be seen of a type, which is all but what it is in words.
 struct TypeTable {
@@ -84,6 +117,16 @@ TEST_CASE("the table of stacks has a row for each type, and says of it what it i
     CHECK(names(said.parameters) == names(type.parameters));
     CHECK(said.what[0] != '\0');
   }
+}
+
+TEST_CASE("every stack stays within its budget, of the smallest models, too") {
+  Budgets budgets;
+  each_baseline_stack(budgets);
+  each_own_stack(budgets);
+  each_fate_stack(budgets);
+  each_hobbit_stack(budgets);
+  each_importance_stack(budgets);
+  CHECK(budgets.laid_out > 500);
 }
 
 TEST_CASE("every parameter has one row, one member and stacks that take it") {
