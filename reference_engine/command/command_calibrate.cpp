@@ -758,10 +758,11 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
           "loss-rates to choose from, 1000 to 10, each by the same factor less than the one before, to a tenth");
   auto by_replay = [&](CLI::App* c) {
     CLI::Option* text = stack_command(c);
-    c->add_option("--trace", a->traces, "instead of texts: traces of `ferry trace`")
-        ->type_name("FILES")
-        ->check(not_empty)
-        ->excludes(text);
+    CLI::Option* trace = c->add_option("--trace", a->traces, "instead of texts: traces of `ferry trace`")
+                             ->type_name("FILES")
+                             ->check(not_empty)
+                             ->excludes(text);
+    for (const char* of_texts : {"--model", "--bytes", "--window"}) trace->excludes(c->get_option(of_texts));
     c->add_option("--as", a->as_shape,
                   "count each expert as large as this model's: a shape's name or file (default: for texts the "
                   "machine's reference model, for a trace its own)")

@@ -642,7 +642,8 @@ void add_run_commands(CLI::App& app, Action& chosen) {
       ->add_option("--store", a->model.store,
                    "print what this file has, and read all of it; with --model that model's experts, too")
       ->type_name("FILE")
-      ->check(not_empty);
+      ->check(not_empty)
+      ->excludes("--budget");
   a->model.add_verify(inspect_command);
   inspect_command->get_option("--verify")->excludes("--store");
   inspect_command

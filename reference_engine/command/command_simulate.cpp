@@ -93,7 +93,9 @@ int simulate_command(SimulateArguments& a) {
       a.flags.set(o, s);
       needs.add(rows_read_by(o, model));
     }
-    check_assumed_bytes(assumed_bytes(trace.trace, needs));
+    const std::uint64_t bytes = assumed_bytes(trace.trace, needs);
+    check_assumed_bytes(bytes);
+    if (bytes == 0) std::cerr << "note: no stack reads rows that the trace lacks: --assume-recall changes nothing\n";
     setting.assumed = &rows.emplace(trace.trace, *recall, needs);
   }
   std::vector<RunReport> reports;
@@ -331,7 +333,9 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   rank->needs("--ranks");
   w->add_option("--merge", a->merge, "instead: put the files of so many ranks together in --out")
       ->type_name("N")
-      ->check(CLI::Range(1, 65536));
+      ->check(CLI::Range(1, 65536))
+      ->excludes(rank)
+      ->excludes("--ranks");
   w->footer(stacks_help() + machines);
   w->callback([a, &chosen] { chosen = [a] { return sweep_command(*a); }; });
 

@@ -374,6 +374,11 @@ TEST_CASE(
   CHECK(Json::parse(read_file(json)).contains("text"));
   CHECK(WEXITSTATUS(std::system((run + " >/dev/full").c_str())) == 2);
   CHECK(WEXITSTATUS(std::system((run + " >&-").c_str())) == 2);
+  const std::string kept = (folder.path() / "kept.json").string();  // what was computed is not lost with it
+  const std::string again = ferry_program() + " run --max-new-tokens 4 --json '" + kept + "' 2>/dev/null >/dev/full";
+  CHECK(WEXITSTATUS(std::system(again.c_str())) == 2);
+  CHECK(Json::parse(read_file(kept)).contains("text"));
+  std::filesystem::remove(kept);
   CHECK(WEXITSTATUS(std::system((ferry_program() + " list stacks >&- 2>/dev/null").c_str())) == 2);
   CHECK(WEXITSTATUS(std::system((ferry_program() + " --version >&- 2>/dev/null").c_str())) == 2);
   CHECK(Json::parse(read_file(json)).contains("text"));

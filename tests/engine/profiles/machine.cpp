@@ -195,6 +195,19 @@ TEST_CASE("small experts that count as large ones take the same times") {
   CHECK(as_if(full, thin, small).work[0].dense_bytes == 1);
 }
 
+TEST_CASE("a field of a machine that nobody knows is refused: misspelt, it would be without effect") {
+  CHECK(says(refused_machine([](Json& j) { j["latensy_s"] = 1; }), {"field \"latensy_s\" is not known", "link"}));
+  for (const char* object : {"link", "device_memory", "host_compute", "activations", "stated"}) {
+    CHECK(says(refused_machine([&](Json& j) { j[object]["bytes_per_sec"] = 1; }),
+               {object, "\"bytes_per_sec\" is not known"}));
+  }
+  CHECK(says(refused_machine([](Json& j) { j["link"]["latency_s"]["valu"] = 1; }),
+             {"latency_s", "\"valu\" is not known"}));
+  CHECK(refused_machine([](Json& j) {
+          j["note"] = j["link"]["note"] = j["link"]["latency_s"]["note"] = "mine";
+        }).empty());
+}
+
 TEST_CASE("a damaged machine names the field") {
   const std::pair<const char*, std::vector<const char*>> objects[] = {
       {"link", {"peak_bytes_per_s", "effective_bytes_per_s", "latency_s", "beside_host"}},

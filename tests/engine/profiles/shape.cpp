@@ -73,6 +73,8 @@ TEST_CASE("a shape of the user's own is read by path, and a damaged one names th
   }
   CHECK(says(refused_shape([](Json& j) { j["layers"] = 0; }), {"\"layers\"", "from 1 to 65535"}));
   CHECK(says(refused_shape([](Json& j) { j["top_k"] = 5; }), {"\"top_k\"", "from 1 to 4"}));
+  CHECK(
+      says(refused_shape([](Json& j) { j["renormalize"] = false; }), {"\"renormalize\" is not known", "renormalise"}));
   CHECK(says(refused_shape([](Json& j) { j["bits_per_weight"] = 65; }), {"\"bits_per_weight\"", "at most 64"}));
   CHECK(says(refused_shape([](Json& j) { j["bits_per_weight"] = 0; }), {"\"bits_per_weight\"", "above 0"}));
   CHECK(says(refused_shape([](Json& j) { j["dense_bits_per_weight"] = 1e300; }), {"\"dense_bits_per_weight\""}));
