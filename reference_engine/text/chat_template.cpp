@@ -93,8 +93,8 @@ Found find_in_gguf(const std::filesystem::path& path, const Tokenizer& tokenizer
   return found;
 }
 
-/// As transformers takes them: what is null is not there. What a model thought before it answered has three names, and templates read one of them: as in transformers, a message has it
-/// under the others, too.
+/// As transformers takes them: what is null is not there. What a model thought before it answered has three names, and
+/// templates read one of them: a message has it under the others, too.
 nlohmann::ordered_json normalized(const nlohmann::ordered_json& given) {
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
   for (const nlohmann::ordered_json& one : given) {
