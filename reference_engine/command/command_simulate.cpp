@@ -87,6 +87,7 @@ int simulate_command(SimulateArguments& a) {
   a.flags.check(a.stacks);
   o.budget_bytes = parse_budget(a.flags.budget, model.all_bytes());
   std::optional<AssumedRows> rows;
+  bool assumes_nothing = false;
   if (recall) {
     RowNeeds needs;
     for (const std::string& s : a.stacks) {
@@ -95,7 +96,7 @@ int simulate_command(SimulateArguments& a) {
     }
     const std::uint64_t bytes = assumed_bytes(trace.trace, needs);
     check_assumed_bytes(bytes);
-    if (bytes == 0) std::cerr << "note: no stack reads rows that the trace lacks: --assume-recall changes nothing\n";
+    assumes_nothing = bytes == 0;
     setting.assumed = &rows.emplace(trace.trace, *recall, needs);
   }
   std::vector<RunReport> reports;
@@ -127,6 +128,9 @@ int simulate_command(SimulateArguments& a) {
     if (stop) break;
   }
   print(to_table(reports, terminal_columns()) + a.flags.calibrated_note(a.stacks));
+  if (assumes_nothing) {
+    std::cerr << "note: no stack reads rows that the trace lacks: --assume-recall changes nothing\n";
+  }
   if (stop) print("interrupted: the last column covers only what was replayed\n");
   if (json_file) json_file->commit(json_text(all.size() == 1 ? all[0] : all, 2) + "\n");
   return stop ? 128 + stopped_by : 0;
