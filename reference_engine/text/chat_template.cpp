@@ -95,7 +95,7 @@ Found find_in_gguf(const std::filesystem::path& path, const Tokenizer& tokenizer
 
 /// As transformers takes them: what is null is not there. What a model thought before it answered has three names, and
 /// templates read one of them: a message has it under the others, too.
-nlohmann::ordered_json normalized(const nlohmann::ordered_json& given) {
+nlohmann::ordered_json without_nulls(const nlohmann::ordered_json& given) {
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
   for (const nlohmann::ordered_json& one : given) {
     messages.push_back(one);
@@ -134,7 +134,7 @@ ChatTemplate::~ChatTemplate() = default;
 std::string ChatTemplate::render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& more) const {
   nlohmann::ordered_json context = special_;
   for (const auto& [name, value] : more.items()) context[name] = value;
-  context["messages"] = normalized(messages);
+  context["messages"] = without_nulls(messages);
   context["add_generation_prompt"] = true;
   for (const char* name : {"tools", "documents"}) {
     if (!context.contains(name)) context[name] = nullptr;
