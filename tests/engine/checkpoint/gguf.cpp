@@ -225,12 +225,14 @@ TEST_CASE("what llama.cpp's quantiser mixed computes what the floats that it sta
       {"q4_1-96", {DType::f32, DType::q4_1, DType::q6_k}},
   };
   for (const auto& [name, types] : files) {
-    CAPTURE(name);
-    const std::filesystem::path path = gguf(std::string("types-") + name);
+    const std::string label = name;  // structured bindings cannot be captured
+    CAPTURE(label);
+    const std::filesystem::path path = gguf("types-" + label);
     const std::vector<DType> expected = types;
     const Gguf file(path);
     for (const auto& [tensor, t] : file.tensors()) {
-      CAPTURE(tensor);
+      const std::string own = tensor;
+      CAPTURE(own);
       CHECK(std::count(expected.begin(), expected.end(), t.dtype) == 1);
     }
     const TemporaryFolder folder;
