@@ -95,13 +95,14 @@ Found find_in_gguf(const std::filesystem::path& path, const Tokenizer& tokenizer
 
 /// As transformers takes them: what is null is not there. What a model thought before it answered has three names, and
 /// templates read one of them: a message has it under the others, too.
-nlohmann::ordered_json without_nulls(const nlohmann::ordered_json& given) {
+nlohmann::ordered_json as_templates_read(const nlohmann::ordered_json& given) {
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
   for (const nlohmann::ordered_json& one : given) {
-    messages.push_back(one);
-    nlohmann::ordered_json& message = messages.back();
-    if (!message.is_object()) continue;
-    message = nlohmann::ordered_json::object();
+    if (!one.is_object()) {
+      messages.push_back(one);
+      continue;
+    }
+    nlohmann::ordered_json& message = messages.emplace_back(nlohmann::ordered_json::object());
     for (const auto& [name, value] : one.items()) {
       if (!value.is_null()) message[name] = value;
     }
@@ -134,7 +135,7 @@ ChatTemplate::~ChatTemplate() = default;
 std::string ChatTemplate::render(const nlohmann::ordered_json& messages, const nlohmann::ordered_json& more) const {
   nlohmann::ordered_json context = special_;
   for (const auto& [name, value] : more.items()) context[name] = value;
-  context["messages"] = without_nulls(messages);
+  context["messages"] = as_templates_read(messages);
   context["add_generation_prompt"] = true;
   for (const char* name : {"tools", "documents"}) {
     if (!context.contains(name)) context[name] = nullptr;
