@@ -170,6 +170,37 @@ void read_decimals(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands({})) read_decimals(*command);
 }
 
+/// Whether a list has nothing before, behind or between its commas.
+bool has_gap(std::string_view list) {
+  for (std::size_t at = 0; at <= list.size();) {
+    const std::size_t end = std::min(list.find(',', at), list.size());
+    if (list.substr(at, end - at).find_first_not_of(" \t") == std::string_view::npos) return true;
+    at = end + 1;
+  }
+  return false;
+}
+
+/// CLI11 leaves empty entries of lists out, and takes what follows a list of nothing else for its value.
+void check_lists(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* command = &app;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (!argument.starts_with("--")) {
+      for (const CLI::App* next : command->get_subcommands({})) command = next->get_name() == argument ? next : command;
+      continue;
+    }
+    const std::size_t equals = argument.find('=');
+    const std::string name = argument.substr(0, equals);
+    const CLI::Option* option = command->get_option_no_throw(name);
+    if (option == nullptr || option->get_delimiter() != ',') continue;
+    if (equals == std::string::npos && i + 1 == arguments.size()) continue;
+    const std::string& value = equals == std::string::npos ? arguments[i + 1] : argument.substr(equals + 1);
+    if (!has_gap(value)) continue;
+    throw InputError(fmt::format("{}: an empty entry in \"{:.100}\", expected values with a comma between two of them",
+                                 name, value));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -207,6 +238,7 @@ int main(int argc, char** argv) try {
         std::find(commands.begin(), commands.end(), arguments[0]) == commands.end()) {
       throw InputError(unknown_name("command", arguments[0], commands));
     }
+    check_lists(app, arguments);
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
     app.parse(std::move(arguments));
     await_interrupts();

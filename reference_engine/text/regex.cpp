@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "support/errors.hpp"
+#include "text/newer_unicode.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -28,6 +29,7 @@ std::string message_of(int error) {
 struct Regex::Compiled {
   pcre2_code* code = nullptr;
   std::string where;
+  bool names_newer = false;  ///< a character that is looked for as itself
   ~Compiled() { pcre2_code_free(code); }
 };
 
@@ -57,6 +59,7 @@ struct Matching {
 Regex::Regex(const std::string& pattern, const std::string& where, Dialect dialect)
     : compiled_(std::make_unique<Compiled>()) {
   compiled_->where = where;
+  compiled_->names_newer = !with_older_characters(pattern).empty();
   if (pattern.size() > longest_pattern) {
     throw InputError(
         fmt::format("{}: an expression of {} bytes, expected at most {}", where, pattern.size(), longest_pattern));
@@ -79,6 +82,8 @@ Regex& Regex::operator=(Regex&&) noexcept = default;
 
 std::vector<Stretch> Regex::split(std::string_view text) const {
   thread_local Matching matching;
+  const std::string older = compiled_->names_newer ? "" : with_older_characters(text);
+  if (!older.empty()) text = older;
   std::vector<Stretch> all;
   std::size_t done = 0;
   for (std::size_t from = 0; from <= text.size();) {

@@ -39,6 +39,21 @@ TEST_CASE("white space is Unicode's, in classes and outside, and a Mongolian sep
   CHECK(marked(R"([\s\S])", "a") == "[a]");
 }
 
+TEST_CASE("characters of Unicode 15 and 16 are of their category") {
+  // A pink heart and a shaking face (15), a face with bags under its eyes (16), a Chinese character of extension H.
+  const std::string heart = "\U0001fa77", shaking = "\U0001fae8", tired = "\U0001fae9", chinese = "\U00031350";
+  CHECK(marked(R"(\p{S}+)", "a" + heart + shaking + tired + "b") == "a[" + heart + shaking + tired + "]b");
+  CHECK(marked(R"([\p{L}]+)", heart + chinese + "a") == heart + "[" + chinese + "a]");
+  CHECK(marked(R"(\p{Han})", chinese + "a") == "[" + chinese + "]a");
+  // A Kannada sign (Mc), a Lao one (Mn), a Garay digit, capital and small letter (16).
+  CHECK(marked(R"(\p{Mc})", "\u0cf3\u0ece") == "[\u0cf3]\u0ece");
+  CHECK(marked(R"(\p{Mn})", "\u0cf3\u0ece") == "\u0cf3[\u0ece]");
+  CHECK(marked(R"(\p{N}|\p{Lu})", "\U00010d41\U00010d50\U00010d70") == "[\U00010d41][\U00010d50]\U00010d70");
+  CHECK(marked(R"(\p{Cn})", heart + "\U000e0fff") == heart + "[\U000e0fff]");
+  // One that the expression names is looked for as itself.
+  CHECK(marked(heart, shaking + heart) == shaking + "[" + heart + "]");
+}
+
 TEST_CASE("brackets in a class are characters, and what others read otherwise is refused") {
   CHECK(marked(R"([\[\]]+)", "a[]b") == "a[[]]b");
   CHECK(marked(R"([]x]+)", "a]x") == "a[]x]");
