@@ -12,7 +12,8 @@ bits, Ferry does with --activations int8: that is int4-int8. At q8_0 and q4_k bo
 matrices are all of that type, and llama.cpp rounds what they are multiplied with to 8 bits. Flash attention is off, and llama.cpp's keys and
 values are F16, its default; Ferry's are F32. Both take prompts in steps of 512 tokens. Of a prompt llama.cpp leaves out
 what the last layer makes of all tokens but the last one, which with two to four layers is a quarter or more of the work,
-and next to nothing in a whole model: it is told to give every token's output. llama-bench warms up first, Ferry does not.
+and next to nothing in a whole model: it is told to give every token's output. Prompts
+are timed behind one that warms up, as llama-bench does and `ferry bench` too.
 """
 import argparse
 import dataclasses
@@ -98,6 +99,10 @@ def stored(precision):
     return precision.removesuffix("-int8")
 
 
+def stack(precision):
+    return "resident-int4" if stored(precision) == "int4" else "resident"
+
+
 class Ferry:
     def __init__(self, binary, scratch, progress):
         self.scratch = scratch
@@ -107,6 +112,19 @@ class Ferry:
             binary = ROOT / "build/engine/reference_engine/ferry"
         self.binary = binary.resolve()
 
+    def command(self, name, model, precision, threads, numbers):
+        """With what its flags are called by both."""
+        activations = "float" if precision == stored(precision) else "int8"
+        return [self.binary, name, "--model", model, "--device", "cpu", "--threads", threads, "--activations",
+                activations, "--prefill-chunk", 512, "--json", numbers]
+
+    def prefill(self, model, precision, threads, tokens, seed):
+        """Tokens a second of the second prompt: the first one finds no memory that was touched before."""
+        numbers = self.scratch / "bench.json"
+        run([*self.command("bench", model, precision, threads, numbers), "--stacks", stack(precision), "--budgets", "100%",
+             "--prompt-tokens", tokens, "--generate", 0, "--repeat", 1, "--seed", seed], "ferry bench")
+        return json.loads(numbers.read_text())[0]["tokens_per_s"][0]
+
     def run(self, model, precision, threads, prompt, tokens, *more):
         text, numbers = self.scratch / "prompt", self.scratch / "ferry.json"
         if model.is_dir():
@@ -115,11 +133,8 @@ class Ferry:
         else:  # without a tokenizer: here too the text begins with the token that begins every text
             text.write_text(" ".join(str(t) for t in (VOCABULARY - 2, *prompt)))
             given = ["--token-ids", text]
-        stack = f"resident-{stored(precision)}" if stored(precision) == "int4" else "resident"
-        activations = "float" if precision == stored(precision) else "int8"
-        run([self.binary, "run", "--model", model, "--stack", stack, "--device", "cpu", "--threads", threads,
-             "--activations", activations, "--prefill-chunk", 512,
-             *given, "--max-new-tokens", tokens, "--json", numbers, *more], "ferry run")
+        run([*self.command("run", model, precision, threads, numbers), "--stack", stack(precision), *given,
+             "--max-new-tokens", tokens, *more], "ferry run")
         return json.loads(numbers.read_text())
 
     def logits(self, model, precision, prompt, tokens, threads):
@@ -194,15 +209,13 @@ def measure(a, ferry, llama, model, files, step, seed):
     prefill, decode = step.before in a.prompts, step.before in a.contexts
     out = {}
     if step.engine == "ferry":
-        # One token of the prompt is the one that begins every text, and the first new one is prefill's.
-        source = random.Random(seed)
-        prompt = [source.randrange(256) for _ in range(step.before - 1)]
         own = files[step.precision] if step.precision in models.BLOCKS else model
-        made = ferry.run(own, step.precision, step.threads, prompt, 1 + DECODED * decode, "--temperature", 100,
-                         "--seed", seed)
         if prefill:
-            out["prefill"] = step.before / made["ttft_s"]
-        if decode:
+            out["prefill"] = ferry.prefill(own, step.precision, step.threads, step.before, seed)
+        if decode:  # one token of the prompt is the one that begins every text, and the first new one is prefill's
+            source = random.Random(seed)
+            prompt = [source.randrange(256) for _ in range(step.before - 1)]
+            made = ferry.run(own, step.precision, step.threads, prompt, 1 + DECODED, "--temperature", 100, "--seed", seed)
             out["decode"] = 1 / made["decode"]["tpot_s"]
     else:
         file = files[stored(step.precision)]

@@ -270,7 +270,7 @@ void add_bench_command(CLI::App& app, Action& chosen) {
        "take prompts from this text: what experts are asked for depends on it (default: tokens drawn at random)")
       ->type_name("FILE")
       ->check(not_empty);
-  c->add_option("--seed", a->seed, "of the draw")->check(whole_number)->capture_default_str();
+  c->add_option("--seed", a->seed, "of the draw")->check(whole_number)->capture_default_str()->excludes("--text");
   c->add_option("--json", a->json, "write all numbers to this file; - for standard output")
       ->type_name("FILE")
       ->check(not_empty);

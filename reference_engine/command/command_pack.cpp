@@ -1,6 +1,8 @@
 // ferry pack: a model's experts in one file.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "command/command.hpp"
@@ -65,17 +67,25 @@ void add_pack_command(CLI::App& app, Action& chosen) {
       ->transform(without_spaces)
       ->capture_default_str();
   c->add_option("--out", a->out, "the file")->type_name("STORE")->check(a_file)->required();
-  c->add_option("--quantizer", a->flags.quantizer, "how weights become low precision")
-      ->check(CLI::IsMember({"nearest", "hqq"}))
-      ->capture_default_str();
-  c->add_option("--group", a->pack.group, "weights that share a scale and a minimum")
-      ->check(CLI::IsMember({32, 64, 128}))
-      ->capture_default_str();
+  const CLI::Option* quantizer = c->add_option("--quantizer", a->flags.quantizer, "how weights become low precision")
+                                     ->check(CLI::IsMember({"nearest", "hqq"}))
+                                     ->capture_default_str();
+  const CLI::Option* group = c->add_option("--group", a->pack.group, "weights that share a scale and a minimum")
+                                 ->check(CLI::IsMember({32, 64, 128}))
+                                 ->capture_default_str();
   c->add_option("--threads", a->pack.threads, "threads (default: one a processor)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
   c->footer("What is written goes to STORE.part first; stopped or killed, the same command goes on where it ended.");
-  c->callback([a, &chosen] { chosen = [a] { return pack(*a); }; });
+  c->callback([a, quantizer, group, &chosen] {
+    const auto is_low = [](const std::string& precision) { return precision.starts_with("int"); };
+    for (const CLI::Option* o : {quantizer, group}) {
+      if (o->count() == 0 || std::any_of(a->pack.precisions.begin(), a->pack.precisions.end(), is_low)) continue;
+      throw InputError(fmt::format("{}: is for low precision, expected int8, int4 or int2 among --precisions {}",
+                                   o->get_name(), fmt::join(a->pack.precisions, ",")));
+    }
+    chosen = [a] { return pack(*a); };
+  });
 }
 
 }  // namespace ferry::engine

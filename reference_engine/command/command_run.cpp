@@ -64,6 +64,9 @@ class Runs {
     if (!a.logits.empty()) logits_.emplace(a.logits, FileKind{"a file of logits", "", "\"logits.0\""});
     if (!a.machine.empty()) machine_ = read_machine(a.machine);
     options_.prompts = a.prompts;
+    if (std::count(a.prompt_files.begin(), a.prompt_files.end(), "-") > 1) {
+      throw InputError("--prompt-file -: standard input is one prompt, expected it once");
+    }
     for (const std::string& file : a.prompt_files) options_.prompts.push_back(prompt_of(file));
     for (const std::string& file : a.token_files) {
       for (std::vector<std::uint32_t>& prompt : read_token_ids(file))
@@ -590,10 +593,11 @@ void add_run_commands(CLI::App& app, Action& chosen) {
         ->check(CLI::Range(1, 65536))
         ->capture_default_str();
     a->sampling.add(c);
-    c->add_option("--logprobs", a->logprobs,
-                  "with --json: the logarithm of each token's probability, and so many likeliest")
-        ->type_name("N")
-        ->check(CLI::Range(1, 100));
+    CLI::Option* logprobs =
+        c->add_option("--logprobs", a->logprobs,
+                      "with --json: the logarithm of each token's probability, and so many likeliest")
+            ->type_name("N")
+            ->check(CLI::Range(1, 100));
     c->add_option("--machine", a->machine,
                   "imitate this machine's ratio of expert transfer to compute: a name or a file")
         ->type_name("NAME|FILE")
@@ -608,9 +612,9 @@ void add_run_commands(CLI::App& app, Action& chosen) {
         ->check(CLI::IsMember({"real", "virtual"}))
         ->capture_default_str();
     c->add_flag("--gate-worker", a->gate_worker, "make predicted gate scores on a thread of their own");
-    c->add_option("--json", a->json, "write all numbers to this file; - for standard output")
-        ->type_name("FILE")
-        ->check(not_empty);
+    logprobs->needs(c->add_option("--json", a->json, "write all numbers to this file; - for standard output")
+                        ->type_name("FILE")
+                        ->check(not_empty));
   };
   CLI::App* run_command = app.add_subcommand("run", "generate text under one policy stack");
   model(run_command);

@@ -68,7 +68,10 @@ std::vector<std::string> model_names() {
 
 std::filesystem::path models_folder() {
   const char* folder = std::getenv("FERRY_MODELS");
-  return folder == nullptr ? "" : folder;
+  if (folder == nullptr || *folder == '\0') return "";
+  std::error_code none;
+  if (std::filesystem::is_directory(folder, none)) return folder;
+  throw InputError(fmt::format("FERRY_MODELS: {}: no such folder", folder));
 }
 
 std::vector<std::string> own_model_names() {

@@ -229,6 +229,13 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("run --stak lru", {"ferry run: unknown option \"--stak\": did you mean \"--stack\"?"});
   refuses("run --stak=lru", {"did you mean \"--stack\"?"});
   refuses("run --budget 4 GiB", {"ferry run: nothing takes \"GiB\""});
+  refuses("compare --stacks lru,,fate", {"--stacks: an empty entry in \"lru,,fate\""});
+  refuses("sweep --traces x --stacks lru --machines , --budgets 25%", {"--machines: an empty entry in \",\""});
+  refuses("bench --budgets=25%,", {"--budgets: an empty entry in \"25%,\""});
+  refuses("bench --text x --seed 1", {"--text excludes --seed"});
+  refuses("pack --model tiny-mixtral --precisions full --group 64 --out x", {"--group: is for low precision", "int4"});
+  refuses("run --logprobs 2", {"--logprobs requires --json"});
+  refuses("run --prompt-file - --prompt-file -", {"--prompt-file -: standard input is one prompt"});
   refuses("list ferries", {"ferries", "stacks", "(see ferry list --help)"});
   refuses("run --seed 18446744073709551616", {"--seed", "a whole number from 0 to 18446744073709551615"});
   refuses("run --seed 1.5", {"--seed"});
