@@ -15,6 +15,9 @@ namespace {
 constexpr const char* plain_template =
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
 
+/// What transformers calls the template for messages beside which tools are offered.
+const std::string tools_name = "tool_use";
+
 /// A field that is a text, or an object with one as its content.
 std::string text_of(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
@@ -26,6 +29,7 @@ std::string text_of(const Json& value) {
 /// What a folder or file says.
 struct Found {
   std::string source, text;
+  std::string tools_source, tools;  ///< of a template for messages beside which tools are offered, if there is one
   nlohmann::ordered_json special = nlohmann::ordered_json::object();
 };
 
@@ -54,12 +58,14 @@ Found find_in_folder(const std::filesystem::path& folder) {
       std::string others;
       for (const Json& one : root["chat_template"]) {
         if (!one.is_object() || !one.contains("name") || !one.contains("template")) continue;
-        if (one["name"] != "default") {
-          others += (others.empty() ? "" : ", ") + text_of(one["name"]);
-          continue;
+        if (one["name"] != "default") others += (others.empty() ? "" : ", ") + text_of(one["name"]);
+        if (one["name"] == "default") {
+          found.source = "tokenizer_config.json";
+          found.text = text_of(one["template"]);
+        } else if (one["name"] == tools_name) {
+          found.tools_source = "tokenizer_config.json";
+          found.tools = text_of(one["template"]);
         }
-        found.source = "tokenizer_config.json";
-        found.text = text_of(one["template"]);
       }
       if (found.text.empty() && !others.empty() && !std::filesystem::exists(own, none)) {
         throw InputError(
@@ -67,9 +73,15 @@ Found find_in_folder(const std::filesystem::path& folder) {
       }
     }
   }
-  if (std::filesystem::exists(own, none)) {
+  if (std::filesystem::exists(own, none)) {  // then those of the configuration do not count
     found.source = "chat_template.jinja";
     found.text = read_whole(own);
+    found.tools.clear();
+  }
+  const std::filesystem::path tools = std::filesystem::path("additional_chat_templates") / (tools_name + ".jinja");
+  if (std::filesystem::exists(folder / tools, none)) {
+    found.tools_source = tools.string();
+    found.tools = read_whole(folder / tools);
   }
   return found;
 }
@@ -78,10 +90,12 @@ Found find_in_gguf(const std::filesystem::path& path, const Tokenizer& tokenizer
   Found found;
   const auto files = open_gguf(path);
   const Json& metadata = files[0]->metadata();
-  if (metadata.contains("tokenizer.chat_template") && metadata["tokenizer.chat_template"].is_string()) {
-    found.source = path.filename().string();
-    found.text = metadata["tokenizer.chat_template"].get<std::string>();
-  }
+  const auto text = [&](const std::string& name) {
+    return metadata.contains(name) && metadata[name].is_string() ? metadata[name].get<std::string>() : "";
+  };
+  found.source = found.tools_source = path.filename().string();
+  found.text = text("tokenizer.chat_template");
+  found.tools = text("tokenizer.chat_template." + tools_name);
   for (const char* name : {"bos", "eos", "unk", "pad"}) {
     const auto id = metadata.find(fmt::format("tokenizer.ggml.{}_token_id", name == std::string("unk")   ? "unknown"
                                                                             : name == std::string("pad") ? "padding"
@@ -129,6 +143,9 @@ ChatTemplate::ChatTemplate(const std::filesystem::path& model, const Tokenizer& 
   source_ = found.source;
   special_ = std::move(found.special);
   template_ = std::make_unique<JinjaTemplate>(found.text, (model / source_).string());
+  if (own_ && !found.tools.empty()) {
+    with_tools_ = std::make_unique<JinjaTemplate>(found.tools, (model / found.tools_source).string());
+  }
 }
 ChatTemplate::~ChatTemplate() = default;
 
@@ -140,7 +157,7 @@ std::string ChatTemplate::render(const nlohmann::ordered_json& messages, const n
   for (const char* name : {"tools", "documents"}) {
     if (!context.contains(name)) context[name] = nullptr;
   }
-  return template_->render(context);
+  return (with_tools_ != nullptr && !context["tools"].is_null() ? with_tools_ : template_)->render(context);
 }
 
 }  // namespace ferry::engine

@@ -14,7 +14,7 @@ namespace ferry::engine {
 class JinjaTemplate;
 
 /// A model's own template: chat_template.jinja or tokenizer_config.json in its folder, or a GGUF file's metadata; without one,
-/// "ROLE: CONTENT" a line.
+/// "ROLE: CONTENT" a line. Where there is one named tool_use, too, it is taken for messages beside which tools are offered.
 class ChatTemplate {
  public:
   /// Throws InputError for a template that cannot be read.
@@ -38,7 +38,7 @@ class ChatTemplate {
  private:
   std::string source_;
   bool own_ = true;
-  std::unique_ptr<JinjaTemplate> template_;
+  std::unique_ptr<JinjaTemplate> template_, with_tools_;  ///< the latter null: the same
   nlohmann::ordered_json special_ = nlohmann::ordered_json::object();  ///< bos_token, eos_token, ...
 };
 

@@ -24,6 +24,7 @@ class Folder {
     tokenizer_ = open_tokenizer(folder_.path());
   }
   Folder& has(const char* name, const std::string& content) {
+    std::filesystem::create_directories((folder_.path() / name).parent_path());
     test::write_file(folder_.path() / name, content);
     return *this;
   }
@@ -75,6 +76,21 @@ TEST_CASE("a template is found where models have it") {
                      {"templates named rag, tool_use, expected one named default"}));
     f.has("chat_template.jinja", "file");
     CHECK(f.open().render(messages()) == "file");
+  }
+  SUBCASE("messages beside which tools are offered have a template of their own, where there is one") {
+    const OrderedJson tools = OrderedJson::parse(R"({"tools": [{"type": "function"}]})");
+    f.has("tokenizer_config.json",
+          R"({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})");
+    CHECK(f.open().render(messages()) == "d");
+    CHECK(f.open().render(messages(), {{"tools", nullptr}}) == "d");
+    CHECK(f.open().render(messages(), tools) == "t");
+    f.has("chat_template.jinja", "file");  // stands for all of the configuration's
+    CHECK(f.open().render(messages(), tools) == "file");
+    f.has("additional_chat_templates/tool_use.jinja", "beside {{ tools | length }}");
+    CHECK(f.open().render(messages()) == "file");
+    CHECK(f.open().render(messages(), tools) == "beside 1");
+    f.has("additional_chat_templates/tool_use.jinja", "line\n{% if %}");
+    CHECK(test::says(test::refusal("", [&] { static_cast<void>(f.open()); }), {"tool_use.jinja", "line 2"}));
   }
   SUBCASE("a damaged one is refused with its file and line") {
     f.has("chat_template.jinja", "line\n{% if %}");
