@@ -7,6 +7,7 @@
 #include "checkpoint/agreement.hpp"
 #include "cuda/cuda.hpp"
 #include "cuda/cuda_device.hpp"
+#include "cuda/device_weights.hpp"
 #include "cuda/workspace.hpp"
 #include "support/clock.hpp"
 #include "support/errors.hpp"
@@ -17,48 +18,6 @@ namespace {
 
 View<const float> view_of(const Matrix& m) {
   return {m.data(), static_cast<std::uint32_t>(m.size())};
-}
-
-/// Arrays on their way into one block on the device.
-class Loading {
- public:
-  /// Room for so many bytes, from a multiple of 256 on. `write` fills them, once there is memory.
-  std::uint64_t add(std::uint64_t bytes, std::function<void(std::byte*)> write) {
-    const std::uint64_t at = size_;
-    parts_.push_back({at, bytes, std::move(write)});
-    size_ += (bytes + 255) / 256 * 256;
-    return at;
-  }
-  [[nodiscard]] std::uint64_t size() const { return size_; }
-  void to(std::byte* block) const {
-    std::vector<std::byte> staged;
-    for (const Part& p : parts_) {
-      staged.resize(p.bytes);
-      p.write(staged.data());
-      check(cudaMemcpy(block + p.at, staged.data(), p.bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-    }
-  }
-
- private:
-  struct Part {
-    std::uint64_t at, bytes;
-    std::function<void(std::byte*)> write;
-  };
-  std::vector<Part> parts_;
-  std::uint64_t size_ = 0;
-};
-
-/// The first `turned` rows of each head: (0, 1), (2, 3), ... become (0, half), (1, half + 1), ...: the first of all pairs,
-/// then the second.
-void part_neighbours(std::byte* matrix, std::uint64_t row_bytes, std::uint32_t rows, std::uint32_t heads,
-                     std::uint32_t turned) {
-  std::vector<std::byte> head(row_bytes * turned);
-  for (std::uint32_t h = 0; h < heads; ++h, matrix += row_bytes * (rows / heads)) {
-    std::memcpy(head.data(), matrix, head.size());
-    for (std::uint32_t r = 0; r < turned; ++r) {
-      std::memcpy(matrix + (r % 2 * (turned / 2) + r / 2) * row_bytes, head.data() + r * row_bytes, row_bytes);
-    }
-  }
 }
 
 /// What DeepSeek's code has for the norms of latent vectors, whatever config.json says of the others.
@@ -84,25 +43,6 @@ class CudaModel final : public Model {
   [[nodiscard]] std::string warning() const override { return warning_; }
 
  private:
-  struct NormWeights {
-    const float *weight = nullptr, *bias = nullptr;
-  };
-  struct Layer {
-    NormWeights attention_norm, mlp_norm;
-    DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other
-    const float *qkv_bias = nullptr, *o_bias = nullptr;
-    const float *q_norm = nullptr, *k_norm = nullptr, *sinks = nullptr;
-    // Of latent attention: what makes the vectors, their norms, and each head's matrices
-    DenseWeight q_down, q, kv_down;
-    const float *q_down_bias = nullptr, *q_down_norm = nullptr, *kv_bias = nullptr, *kv_norm = nullptr;
-    const std::byte *keys = nullptr, *values = nullptr;  ///< [heads, rank, plain], [heads, value_dim, rank]
-    FloatType heads_type = FloatType::f32;
-    /// The shared expert, or in a layer without experts its MLP; gate, up and down one behind the other, as a routed expert's.
-    const std::byte* mlp = nullptr;
-    ExpertShape mlp_shape;
-    DenseWeight shared_scale;
-  };
-  void load(const Checkpoint& checkpoint);
   /// Page-locks what the store has by now.
   void pin();
   void unlock();
@@ -148,12 +88,7 @@ class CudaModel final : public Model {
 
   std::string device_;
   Workspace work_;
-  DeviceBlock weights_;
-  std::vector<Layer> layers_;
-  DenseWeight embedding_, head_, gates_;
-  NormWeights norm_;
-  const float *frequency_ = nullptr, *long_frequency_ = nullptr, *head_bias_ = nullptr;
-  std::uint64_t gate_bytes_ = 0;  ///< of a layer's
+  DeviceWeights weights_;
   bool pinned_ = false;
   std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
@@ -186,7 +121,9 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   device_ = properties.name;
-  load(*files.checkpoint);
+  weights_ = load_weights(*files.checkpoint, config(), work_.account);
+  count_dense(weights_.dense_bytes);
+  set_notes(check_agreement(*files.checkpoint, config()));
   measure_link();
   pin();  // last: what throws after it would leave memory locked
 }
@@ -194,292 +131,6 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
 CudaModel::~CudaModel() {
   static_cast<void>(cudaStreamSynchronize(work_.stream()));
   unlock();
-}
-
-void CudaModel::load(const Checkpoint& checkpoint) {
-  const ModelConfig& c = config();
-  Loading loading;
-  std::vector<std::pair<std::uint64_t, std::function<void(const std::byte*)>>> places;
-  const std::uint32_t turned = c.rope.width;
-  struct Wanted {  // a tensor
-    std::string name;
-    std::vector<std::uint64_t> shape;
-  };
-  struct Part {
-    std::string name;
-    std::uint32_t rows;
-    std::uint32_t heads =
-        0;  ///< whose rows are put in the order of halves, where files have neighbours turned together
-  };
-  // Matrices one behind the other: one product. Of several types, as files of mixed blocks have them, they become floats.
-  auto stacked = [&](std::vector<Part> parts, std::uint32_t columns, DenseWeight& to) {
-    std::uint64_t bytes = 0;
-    bool same = true;
-    to = {nullptr, FloatType::f32, 0, columns};
-    for (const Part& part : parts) {
-      const Tensor& t = dense(checkpoint, part.name, {part.rows, columns});
-      const StoredType type = stored_type(t.stored());
-      if (bytes == 0) to.type = type;
-      same = same && type == to.type;
-      bytes += t.stored_bytes();
-      to.rows += part.rows;
-    }
-    if (!same) {
-      const std::uint64_t in_files = bytes;
-      to.type = FloatType::f32;
-      bytes = std::uint64_t{to.rows} * columns * sizeof(float);
-      count_dense(bytes - std::min(bytes, in_files));
-    }
-    const std::uint64_t at = loading.add(bytes, [&checkpoint, parts, columns, same, turned](std::byte* p) {
-      for (const Part& part : parts) {
-        const Tensor& t = checkpoint.at(part.name, {part.rows, columns});
-        const std::uint64_t part_bytes = same ? t.stored_bytes() : t.elements() * sizeof(float);
-        if (same) {
-          checkpoint.read(part.name, {part.rows, columns}, p);
-        } else {
-          const std::vector<float> values = t.to_floats();
-          std::memcpy(p, values.data(), part_bytes);
-        }
-        if (part.heads > 0) part_neighbours(p, part_bytes / part.rows, part.rows, part.heads, turned);
-        p += part_bytes;
-      }
-    });
-    places.emplace_back(at, [&to](const std::byte* p) { to.data = p; });
-  };
-  auto matrix = [&](const std::string& name, std::uint32_t rows, std::uint32_t columns, DenseWeight& to) {
-    stacked({{name, rows}}, columns, to);
-  };
-  // Of `heads` heads; 0: of none.
-  auto parted_floats = [&](std::vector<float> values, std::uint32_t heads) {
-    if (heads > 0 && c.rope.neighbours) {
-      part_neighbours(reinterpret_cast<std::byte*>(values.data()), sizeof(float),
-                      static_cast<std::uint32_t>(values.size()), heads, turned);
-    }
-    return values;
-  };
-  auto floats = [&](std::vector<float> values, const float*& to) {
-    const std::uint64_t at = loading.add(values.size() * sizeof(float), [values](std::byte* p) {
-      std::memcpy(p, values.data(), values.size() * sizeof(float));
-    });
-    places.emplace_back(at, [&to](const std::byte* p) { to = reinterpret_cast<const float*>(p); });
-  };
-  auto vector = [&](const std::string& name, std::uint32_t size, const float*& to) {
-    floats(dense(checkpoint, name, {size}).to_floats(), to);
-  };
-  auto norm_weights = [&](const std::string& name, std::uint32_t size) {
-    std::vector<float> values = dense(checkpoint, name, {size}).to_floats();
-    for (float& v : values) v += c.norm == Norm::rms_plus_one ? 1.0F : 0.0F;
-    return values;
-  };
-  auto norm = [&](const std::string& name, NormWeights& to) {
-    floats(norm_weights(name + "weight", c.hidden), to.weight);
-    if (c.norm == Norm::mean) vector(name + "bias", c.hidden, to.bias);
-  };
-
-  const std::uint32_t q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-  matrix(c.names.model + "embed_tokens.weight", c.vocabulary, c.hidden, embedding_);
-  if (!c.tied_embeddings) matrix(c.names.head + "weight", c.vocabulary, c.hidden, head_);
-  if (c.head_bias) vector(c.names.head + "bias", c.vocabulary, head_bias_);
-  norm(c.names.model + "norm.", norm_);
-  layers_.resize(c.layers);
-  // The gates of all layers, too, so that adjacent ones are one product. They have been counted already.
-  gates_ = {nullptr, FloatType::bf16, c.moe_layer_count() * c.experts, c.hidden};
-  for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) {
-    const std::string name = c.gate_name(m);
-    const Tensor& t = checkpoint.at(name, {c.experts, c.hidden});
-    const StoredType type = float_type(t, name);
-    if (m == 0) gates_.type = type;
-    if (!(type == gates_.type)) {
-      throw InputError(
-          fmt::format("tensor \"{}\" is {}, expected the type of the first layer's gate; --device cpu computes it",
-                      name, t.dtype_name));
-    }
-    gate_bytes_ = t.bytes;
-  }
-  const bool wide = c.latent.rank + c.rope.width > most_latent_dim || (c.latent.rank + c.rope.width) % 2 != 0;
-  if (c.latent.rank > 0 && (wide || c.latent.plain_dim > most_head_inputs)) {
-    throw InputError(
-        fmt::format("latent vectors of {} and {} numbers: the CUDA device computes an even number up to {}; "
-                    "--device cpu computes them",
-                    c.latent.rank, c.rope.width, most_latent_dim));
-  }
-  const bool heads = c.latent.rank == 0 && (c.head_dim > most_head_dim || c.head_dim % 2 != 0);
-  if (c.experts > most_experts || heads) {
-    throw InputError(
-        fmt::format("{} experts a layer and heads of {}: the CUDA device computes at most {}, and an even "
-                    "number up to {}; --device cpu computes them",
-                    c.experts, c.head_dim, most_experts, most_head_dim));
-  }
-  if (gate_bytes_ % 16 != 0) {
-    throw InputError(
-        fmt::format("{} experts of hidden size {}: the CUDA device needs gates of a multiple of 16 bytes, "
-                    "these have {}; --device cpu computes them",
-                    c.experts, c.hidden, gate_bytes_));
-  }
-  auto load_latent = [&](std::uint32_t l, Layer& layer) {
-    const auto at = [&](const std::string& name) { return c.tensor(l, "self_attn." + name); };
-    const std::uint32_t rank = c.latent.rank, width = rank + c.rope.width, each = c.latent.plain_dim + c.value_dim;
-    if (c.latent.query_rank > 0) {
-      matrix(at("q_a_proj.weight"), c.latent.query_rank, c.hidden, layer.q_down);
-      vector(at("q_a_layernorm.weight"), c.latent.query_rank, layer.q_down_norm);
-      if (c.latent.bias) vector(at("q_a_proj.bias"), c.latent.query_rank, layer.q_down_bias);
-      matrix(at("q_b_proj.weight"), q_width, c.latent.query_rank, layer.q);
-    } else {
-      matrix(at("q_proj.weight"), q_width, c.hidden, layer.q);
-    }
-    matrix(at("kv_a_proj_with_mqa.weight"), width, c.hidden, layer.kv_down);
-    vector(at("kv_a_layernorm.weight"), rank, layer.kv_norm);
-    if (c.latent.bias) vector(at("kv_a_proj_with_mqa.bias"), width, layer.kv_bias);
-    const bool apart = checkpoint.find(at("k_b_proj.weight")) != nullptr;  // as newer GGUF files have them
-    const Wanted up{at("kv_b_proj.weight"), {std::uint64_t{c.heads} * each, rank}};
-    const Wanted keys = apart ? Wanted{at("k_b_proj.weight"), {c.heads, rank, c.latent.plain_dim}} : up;
-    const Wanted values = apart ? Wanted{at("v_b_proj.weight"), {c.heads, c.value_dim, rank}} : up;
-    bool bf16 = true;  // what is exact in it stays in it
-    std::uint64_t in_files = 0;
-    for (const Wanted* source : {&keys, &values}) {
-      if (source == &values && !apart) break;
-      const Tensor& t = dense(checkpoint, source->name, source->shape);
-      bf16 = bf16 && stored_type(t.stored()) == StoredType(FloatType::bf16);
-      in_files += t.stored_bytes();
-    }
-    layer.heads_type = bf16 ? FloatType::bf16 : FloatType::f32;
-    const std::uint64_t element = bf16 ? 2 : 4;
-    const std::uint64_t bytes = element * c.heads * rank * each;
-    count_dense(bytes - std::min(bytes, in_files));
-    auto put = [bf16](const std::vector<float>& numbers, std::byte* to) {
-      if (!bf16) {
-        std::memcpy(to, numbers.data(), numbers.size() * sizeof(float));
-        return;
-      }
-      for (std::size_t i = 0; i < numbers.size(); ++i) {
-        std::uint32_t bits;
-        std::memcpy(&bits, &numbers[i], sizeof(bits));
-        const auto upper = static_cast<std::uint16_t>(bits >> 16U);
-        std::memcpy(to + 2 * i, &upper, sizeof(upper));
-      }
-    };
-    const std::uint64_t keys_at =
-        loading.add(element * c.heads * rank * c.latent.plain_dim, [=, &checkpoint, &c](std::byte* p) {
-          std::vector<float> of = checkpoint.at(keys.name, keys.shape).to_floats();
-          if (!apart) {  // of each head the first rows, turned
-            std::vector<float> turned;
-            turned.reserve(std::size_t{c.heads} * rank * c.latent.plain_dim);
-            for (std::size_t h = 0; h < c.heads; ++h) {
-              for (std::size_t column = 0; column < rank; ++column) {
-                for (std::size_t row = 0; row < c.latent.plain_dim; ++row)
-                  turned.push_back(of[(h * each + row) * rank + column]);
-              }
-            }
-            of.swap(turned);
-          }
-          put(of, p);
-        });
-    const std::uint64_t values_at =
-        loading.add(element * c.heads * rank * c.value_dim, [=, &checkpoint, &c](std::byte* p) {
-          std::vector<float> of = checkpoint.at(values.name, values.shape).to_floats();
-          if (!apart) {
-            std::vector<float> last;
-            last.reserve(std::size_t{c.heads} * rank * c.value_dim);
-            for (std::size_t h = 0; h < c.heads; ++h) {
-              const auto first = of.begin() + static_cast<std::ptrdiff_t>((h * each + c.latent.plain_dim) * rank);
-              last.insert(last.end(), first, first + static_cast<std::ptrdiff_t>(std::size_t{c.value_dim} * rank));
-            }
-            of.swap(last);
-          }
-          put(of, p);
-        });
-    places.emplace_back(keys_at, [&layer](const std::byte* p) { layer.keys = p; });
-    places.emplace_back(values_at, [&layer](const std::byte* p) { layer.values = p; });
-  };
-  const std::uint64_t gates_at = loading.add(gate_bytes_ * c.moe_layer_count(), [this, &checkpoint, &c](std::byte* p) {
-    for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) {
-      checkpoint.read(c.gate_name(m), {c.experts, c.hidden}, p + m * gate_bytes_);
-    }
-  });
-  places.emplace_back(gates_at, [this](const std::byte* p) { gates_.data = p; });
-
-  for (std::uint32_t l = 0; l < c.layers; ++l) {
-    Layer& layer = layers_[l];
-    const auto at = [&](const std::string& name) { return c.tensor(l, name); };
-    norm(at(c.names.attention_norm + "."), layer.attention_norm);
-    norm(at(c.names.mlp_norm + "."), layer.mlp_norm);
-    const bool latent = c.latent.rank > 0, parted = c.rope.neighbours;
-    if (latent) load_latent(l, layer);
-    matrix(at("self_attn.o_proj.weight"), c.hidden, latent ? c.heads * c.value_dim : q_width, layer.o);
-    if (!latent)
-      stacked({{at("self_attn.q_proj.weight"), q_width, parted ? c.heads : 0},
-               {at("self_attn.k_proj.weight"), kv_width, parted ? c.kv_heads : 0},
-               {at("self_attn.v_proj.weight"), kv_width}},
-              c.hidden, layer.qkv);
-    if (c.qkv_bias) {
-      std::vector<float> bias;
-      for (const char* part : {"q", "k", "v"}) {
-        const std::uint32_t width = part[0] == 'q' ? q_width : kv_width;
-        const auto values =
-            parted_floats(dense(checkpoint, at(fmt::format("self_attn.{}_proj.bias", part)), {width}).to_floats(),
-                          part[0] == 'q'   ? c.heads
-                          : part[0] == 'k' ? c.kv_heads
-                                           : 0);
-        bias.insert(bias.end(), values.begin(), values.end());
-      }
-      floats(std::move(bias), layer.qkv_bias);
-    }
-    if (c.output_bias || c.latent.bias) vector(at("self_attn.o_proj.bias"), c.hidden, layer.o_bias);
-    if (c.head_norm == HeadNorm::plain_behind_rope) {
-      floats(std::vector<float>(c.head_dim, 1.0F), layer.q_norm);
-      floats(std::vector<float>(c.head_dim, 1.0F), layer.k_norm);
-    } else if (c.head_norm != HeadNorm::none) {
-      const bool all = c.head_norm == HeadNorm::all_before_rope;
-      floats(parted_floats(norm_weights(at(c.names.q_norm), all ? q_width : c.head_dim), all ? c.heads : 1),
-             layer.q_norm);
-      floats(parted_floats(norm_weights(at(c.names.k_norm), all ? kv_width : c.head_dim), all ? c.kv_heads : 1),
-             layer.k_norm);
-    }
-    if (c.sinks) vector(at("self_attn.sinks"), c.heads, layer.sinks);
-    const bool moe = c.layer[l].moe;
-    const std::uint32_t width = moe ? c.shared_width : c.dense_width;
-    if (width == 0) continue;
-    if (moe && !c.names.shared_scale.empty()) matrix(at(c.names.shared_scale), 1, c.hidden, layer.shared_scale);
-    std::vector<Wanted> matrices;
-    if (moe && !c.names.shared_fused[0].empty()) {  // gate above up
-      matrices = {{at(c.names.shared_fused[0]), {2ULL * width, c.hidden}},
-                  {at(c.names.shared_fused[1]), {c.hidden, width}}};
-    } else {
-      const std::string& prefix = moe ? c.names.shared : c.names.dense;
-      matrices = {{at(prefix + "gate_proj.weight"), {width, c.hidden}},
-                  {at(prefix + "up_proj.weight"), {width, c.hidden}},
-                  {at(prefix + "down_proj.weight"), {c.hidden, width}}};
-    }
-    std::uint64_t bytes = 0;
-    std::vector<StoredType> types;
-    for (const Wanted& m : matrices) {
-      const Tensor& t = dense(checkpoint, m.name, m.shape);
-      types.push_back(stored_type(t.stored()));
-      if (types.size() == 2 && matrices.size() == 3 && !(types[1] == types[0])) {
-        throw InputError(
-            fmt::format("tensor \"{}\" is {}, expected the type of the same expert's gate; --device cpu computes it",
-                        m.name, t.dtype_name));
-      }
-      bytes += t.stored_bytes();
-    }
-    layer.mlp_shape = {c.hidden, width, types.front(), 64, types.back()};
-    const std::uint64_t mlp_at = loading.add(bytes, [&checkpoint, matrices](std::byte* p) {
-      for (const Wanted& m : matrices) {
-        checkpoint.read(m.name, m.shape, p);
-        p += checkpoint.at(m.name, m.shape).stored_bytes();
-      }
-    });
-    places.emplace_back(mlp_at, [&layer](const std::byte* p) { layer.mlp = p; });
-  }
-  floats({c.rope.frequency.begin(), c.rope.frequency.end()}, frequency_);
-  if (c.rope.long_from > 0) floats({c.rope.long_frequency.begin(), c.rope.long_frequency.end()}, long_frequency_);
-
-  weights_ = DeviceBlock(loading.size(), Use::weights, work_.account);
-  loading.to(weights_.data());
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // cudaMemcpy may return before all has landed
-  for (const auto& [at, set] : places) set(weights_.data() + at);
-  if (c.tied_embeddings) head_ = embedding_;
-  set_notes(check_agreement(checkpoint, c));
 }
 
 void CudaModel::pin() {
@@ -553,11 +204,11 @@ void CudaModel::norm(const float* x, const NormWeights& weights, std::uint32_t n
 Preparation CudaModel::preparation() const {
   const ModelConfig& c = config();
   Preparation p;
-  p.frequency = frequency_;
+  p.frequency = weights_.frequency;
   p.turned = c.rope.width;
   p.factor = static_cast<float>(c.rope.scale);
   p.long_from = c.rope.long_from;
-  p.long_frequency = long_frequency_;
+  p.long_frequency = weights_.long_frequency;
   p.long_factor = static_cast<float>(c.rope.long_scale);
   p.epsilon = static_cast<float>(c.norm_epsilon);
   p.clip = static_cast<float>(c.clip);
@@ -566,7 +217,7 @@ Preparation CudaModel::preparation() const {
 
 void CudaModel::mix(std::uint32_t l, const float* input) {
   const ModelConfig& c = config();
-  const Layer& layer = layers_[l];
+  const LayerWeights& layer = weights_.layers[l];
   const std::uint32_t n = work_.rows, q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
   AttentionShape shape{c.heads, c.kv_heads, c.head_dim, static_cast<float>(c.attention_scale), c.layer[l].window};
   shape.sinks = layer.sinks;
@@ -593,7 +244,7 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
 
 void CudaModel::mix_latent(std::uint32_t l, const float* input) {
   const ModelConfig& c = config();
-  const Layer& layer = layers_[l];
+  const LayerWeights& layer = weights_.layers[l];
   const std::uint32_t n = work_.rows, rank = c.latent.rank, width = rank + c.rope.width;
   if (c.latent.query_rank > 0) {
     linear(work_.context, input, n, layer.q_down, layer.q_down_bias, false, work_.down);
@@ -645,7 +296,7 @@ void CudaModel::norm_before(const float* hidden, const NormWeights& weights, flo
 }
 
 void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
-  const Layer& layer = layers_[l];
+  const LayerWeights& layer = weights_.layers[l];
   const bool latent = config().latent.rank > 0;
   norm_before(hidden, layer.attention_norm, input);
   if (latent) {
@@ -673,7 +324,7 @@ void CudaModel::to_gate(std::uint32_t moe_layer, float* hidden, float* gate_inpu
 }
 
 void CudaModel::run_mlp(std::uint32_t l, const float* input, float* hidden) {
-  const Layer& layer = layers_[l];
+  const LayerWeights& layer = weights_.layers[l];
   const std::uint32_t n = work_.rows;
   if (n > blas_rows) {
     expert_by_blas(work_.context, layer.mlp_shape, Precision::full, mlp_tasks_[l], work_.numbers, 1, nullptr, input,
@@ -707,9 +358,9 @@ void CudaModel::add_shared(const float* hidden, const NormWeights& behind, const
 
 void CudaModel::score(std::uint32_t moe_layer, std::uint32_t count, const float* gate_input, std::uint32_t place) {
   const ModelConfig& c = config();
-  DenseWeight gates = gates_;
+  DenseWeight gates = weights_.gates;
   gates.rows = count * c.experts;
-  gates.data += moe_layer * gate_bytes_;
+  gates.data += moe_layer * weights_.gate_bytes;
   gate(work_.context, gate_input, work_.rows, gates, count, work_.gate_logits,
        scores_host_.on_device<float>() + std::size_t{place} * work_.rows * c.experts,
        plain_gates() ? work_.counter : nullptr, 0, nullptr);
@@ -727,7 +378,7 @@ void CudaModel::wait(const Event& event, ExpertRunner& runner) {
 Matrix CudaModel::logits(std::uint32_t rows, ExpertRunner& runner) {
   const ModelConfig& c = config();
   const float* last = work_.x + std::size_t{work_.rows - rows} * c.hidden;
-  norm(last, norm_, rows, work_.normed);
+  norm(last, weights_.norm, rows, work_.normed);
   const std::uint64_t bytes = std::uint64_t{rows} * c.vocabulary * sizeof(float);
   if (logits_rows_ < rows) {
     logits_rows_ = 0;
@@ -736,7 +387,7 @@ Matrix CudaModel::logits(std::uint32_t rows, ExpertRunner& runner) {
     logits_host_ = HostBlock(bytes);
     logits_rows_ = rows;
   }
-  linear(work_.context, work_.normed, rows, head_, head_bias_, false, logits_.as<float>());
+  linear(work_.context, work_.normed, rows, weights_.head, weights_.head_bias, false, logits_.as<float>());
   check(cudaMemcpyAsync(logits_host_.as<float>(), logits_.data(), bytes, cudaMemcpyDeviceToHost, work_.stream()),
         "cudaMemcpyAsync");
   read_.record(work_.stream());
@@ -767,10 +418,10 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   put(work_.stream(), work_.places, places_.data(), places_.size() * sizeof(RowPlace));
   if (c.shared_width > 0 || c.moe_layer_count() < c.layers) {  // experts that every row wants
     mlp_tasks_.clear();
-    for (const Layer& layer : layers_) mlp_tasks_.push_back({layer.mlp, 0, n});
+    for (const LayerWeights& layer : weights_.layers) mlp_tasks_.push_back({layer.mlp, 0, n});
     put(work_.stream(), work_.mlp_tasks, mlp_tasks_.data(), mlp_tasks_.size() * sizeof(ExpertTask));
   }
-  embed(work_.stream(), embedding_, work_.places, n, static_cast<float>(c.embedding_scale), work_.x);
+  embed(work_.stream(), weights_.embedding, work_.places, n, static_cast<float>(c.embedding_scale), work_.x);
 
   // Events cost time of their own: most steps do with what an earlier one of their kind has measured.
   Times& took = took_[static_cast<unsigned>(phase)];
@@ -848,7 +499,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool reads_partial = runner.wants_partial(index);
     if (reads_partial) {
       runner.partial(unused_);
-      if (work_.norms_behind()) add_shared(work_.x, layers_[c.moe_layers[l]].mlp_norm, nullptr, work_.partial);
+      if (work_.norms_behind()) add_shared(work_.x, weights_.layers[c.moe_layers[l]].mlp_norm, nullptr, work_.partial);
       to_gate(l + 1, work_.partial, work_.ahead);  // its keys and values are overwritten by the real ones
       score(l + 1, 1, work_.ahead, partial_place);
       partial_scored_.record(work_.stream());
@@ -858,7 +509,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool looks_first = reads_partial && runner.waits();
     if (looks_first) look_ahead(l + 1);
     runner.run(index, input_, unused_);
-    if (work_.norms_behind()) add_shared(work_.x, layers_[c.moe_layers[l]].mlp_norm, nullptr, work_.x);
+    if (work_.norms_behind()) add_shared(work_.x, weights_.layers[c.moe_layers[l]].mlp_norm, nullptr, work_.x);
     if (l + 1 < c.moe_layer_count()) queue_gate(l + 1);
     if (reads_partial && !looks_first) look_ahead(l + 1);
     runner.finish(index);

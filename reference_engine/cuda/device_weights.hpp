@@ -1,0 +1,50 @@
+/// @file
+/// What a model keeps on a CUDA device beside its experts.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "checkpoint/checkpoint.hpp"
+#include "checkpoint/model_config.hpp"
+#include "cuda/workspace.hpp"
+
+namespace ferry::engine::cuda {
+
+struct NormWeights {
+  const float *weight = nullptr, *bias = nullptr;
+};
+
+struct LayerWeights {
+  NormWeights attention_norm, mlp_norm;
+  DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other
+  const float *qkv_bias = nullptr, *o_bias = nullptr;
+  const float *q_norm = nullptr, *k_norm = nullptr, *sinks = nullptr;
+  // Of latent attention: what makes the vectors, their norms, and each head's matrices
+  DenseWeight q_down, q, kv_down;
+  const float *q_down_bias = nullptr, *q_down_norm = nullptr, *kv_bias = nullptr, *kv_norm = nullptr;
+  const std::byte *keys = nullptr, *values = nullptr;  ///< [heads, rank, plain], [heads, value_dim, rank]
+  FloatType heads_type = FloatType::f32;
+  /// The shared expert, or in a layer without experts its MLP; gate, up and down one behind the other, as a routed expert's.
+  const std::byte* mlp = nullptr;
+  ExpertShape mlp_shape;
+  DenseWeight shared_scale;
+};
+
+struct DeviceWeights {
+  DeviceBlock block;  ///< where all of them are
+  std::vector<LayerWeights> layers;
+  DenseWeight embedding, head;
+  DenseWeight gates;             ///< of all layers with experts, so that adjacent ones are one product
+  std::uint64_t gate_bytes = 0;  ///< of a layer's
+  NormWeights norm;
+  const float *frequency = nullptr, *long_frequency = nullptr, *head_bias = nullptr;
+  std::uint64_t dense_bytes = 0;  ///< but for the gates
+};
+
+/// Reads them. Throws InputError for a model whose sizes or types the device's kernels do not compute, or if there is no
+/// room.
+DeviceWeights load_weights(const Checkpoint& checkpoint, const ModelConfig& config,
+                           const std::shared_ptr<Account>& account);
+
+}  // namespace ferry::engine::cuda
