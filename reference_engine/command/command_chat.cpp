@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <clocale>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -45,10 +47,19 @@ constexpr const char* commands_help =
 /// A line of the user's, with editing and history where there is a terminal.
 class Lines {
  public:
-  Lines() : terminal_(::isatty(STDIN_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 1) {}
+  Lines() : terminal_(::isatty(STDIN_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 1) {
+    if (!terminal_) return;
+    // In the C locale, with which programs begin, the editor drops all that is not ASCII.
+    std::setlocale(LC_CTYPE, "");
+    if (MB_CUR_MAX == 1) std::setlocale(LC_CTYPE, "C.UTF-8");
+  }
   /// False at the end, or when a signal came.
   bool next(std::string& line) {
-    if (!terminal_) return static_cast<bool>(std::getline(std::cin, line));
+    if (!terminal_) {
+      if (!std::getline(std::cin, line)) return false;
+      if (line.ends_with('\r')) line.pop_back();  // of files from Windows
+      return true;
+    }
     char* typed = ::readline("> ");
     if (typed == nullptr) return false;
     line = typed;
@@ -216,7 +227,10 @@ class Chat {
 /// What begins with a slash; false: the end.
 bool command(Chat& chat, const std::string& line) {
   const std::size_t blank = line.find(' ');
-  const std::string name = line.substr(0, blank), rest = blank == std::string::npos ? "" : line.substr(blank + 1);
+  const std::string name = line.substr(0, blank);
+  const std::size_t begin = line.find_first_not_of(' ', std::min(blank, line.size())),
+                    last = line.find_last_not_of(' ');
+  const std::string rest = begin == std::string::npos ? "" : line.substr(begin, last + 1 - begin);
   if (name == "/exit" || name == "/quit") return false;
   if (name == "/reset") {
     chat.reset();

@@ -30,6 +30,7 @@ struct ServeArguments {
   DecodeLoop::Options loop;
   std::uint32_t context = 8192;
   double grace = 30;
+  bool seed_given = false;
 };
 
 std::string read_key(const ServeArguments& a) {
@@ -56,17 +57,21 @@ int serve(const ServeArguments& a) {
   r.budget_bytes = parse_budget(a.flags.budget, model_shape(model->config(), model->store(), r.max_rows).all_bytes());
   DecodeLoop loop(
       *model, [&model, &r] { return make_runner(*model, r); }, a.loop);
-  const ApiModel api{a.name.empty() ? model_name(a.model.model) : a.name, *model, tokenizer, chat, sampling,
-                     std::min(a.context, model->config().context)};
+  ApiModel api{a.name.empty() ? model_name(a.model.model) : a.name, *model, tokenizer, chat, sampling,
+               std::min(a.context, model->config().context)};
+  api.draws_seeds = !a.seed_given;
+  api.folder = std::filesystem::is_directory(path) ? path.string() : path.parent_path().string();
   Server server(loop, api, o);
   std::cerr << fmt::format("{} under {}: http://{}:{} (OpenAI's interface at /v1; Ctrl-C ends)\n", api.name, o.stack,
-                           o.host, server.port());
+                           o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]", server.port());
   // A signal sets `stop`: the server then finishes what it has, unless that takes too long.
   std::jthread watch([&] {
     while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    server.refuse_requests();
     loop.close();
     const auto begin = std::chrono::steady_clock::now();
-    while (!loop.is_idle() && std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(a.grace)) {
+    while ((!loop.is_idle() || server.has_requests()) &&
+           std::chrono::steady_clock::now() - begin < std::chrono::duration<double>(a.grace)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     server.stop();
@@ -101,6 +106,9 @@ void add_serve_command(CLI::App& app, Action& chosen) {
       ->check(not_empty)
       ->capture_default_str();
   a->sampling.add(c);
+  CLI::Option* seed = c->get_option("--seed");
+  seed->description("of the sampler, for requests that give none (default: drawn anew for each)");
+  seed->default_str("");
   const auto count = [&](const char* name, auto& value, const char* help, auto least, auto most) {
     c->add_option(name, value, help)->type_name("N")->check(CLI::Range(least, most))->capture_default_str();
   };
@@ -132,7 +140,8 @@ void add_serve_command(CLI::App& app, Action& chosen) {
       ->check(CLI::Range(0.0, 1e6) & not_nan)
       ->capture_default_str();
   c->footer(stacks_help());
-  c->callback([a, &chosen] {
+  c->callback([a, seed, &chosen] {
+    a->seed_given = seed->count() > 0;
     chosen = [a] {
       a->flags.use_model(model_name(a->model.model));
       return serve(*a);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include "support/clock.hpp"
@@ -84,7 +85,8 @@ std::vector<std::shared_ptr<Answer>> DecodeLoop::submit(std::vector<DecodeReques
   std::vector<std::shared_ptr<Answer>> answers;
   {
     const std::lock_guard lock(mutex_);
-    if (closed_ || waiting_.size() + requests.size() > options_.most_waiting) {
+    const std::uint32_t free = options_.places - std::min(options_.places, published_.active);
+    if (closed_ || waiting_.size() + requests.size() > std::size_t{options_.most_waiting} + free) {
       ++published_.refused;
       return {};
     }
@@ -125,6 +127,7 @@ void DecodeLoop::run() {
       if (!busy) changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
       if (stopping_) break;
     }
+    drop_cancelled();
     admit();
     try {
       const BatchDecoder::Step step = decoder_ ? decoder_->step() : BatchDecoder::Step();
@@ -159,6 +162,21 @@ void DecodeLoop::run() {
   publish();
 }
 
+/// Whose clients are gone leave the queue to others.
+void DecodeLoop::drop_cancelled() {
+  const std::lock_guard lock(mutex_);
+  const auto is_cancelled = [](const Job& job) {
+    const std::lock_guard own(job.answer->mutex_);
+    return job.answer->cancelled_;
+  };
+  const auto first = std::stable_partition(waiting_.begin(), waiting_.end(), std::not_fn(is_cancelled));
+  for (auto job = first; job != waiting_.end(); ++job) {
+    over_.push_back(std::move(job->answer));
+    ++own_.ended[static_cast<unsigned>(Ended::interrupted)];
+  }
+  waiting_.erase(first, waiting_.end());
+}
+
 void DecodeLoop::admit() {
   bool tried = false;
   while (!decoder_ || decoder_->has_room()) {
@@ -179,6 +197,7 @@ void DecodeLoop::admit() {
       const std::lock_guard own(job.answer->mutex_);
       if (job.answer->cancelled_) {
         over_.push_back(job.answer);
+        ++own_.ended[static_cast<unsigned>(Ended::interrupted)];
       } else {
         const std::uint32_t place = decoder_->add(job.request);
         job.answer->before_ = runner_->statistics().counters;

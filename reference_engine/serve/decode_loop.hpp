@@ -97,7 +97,7 @@ class DecodeLoop {
   DecodeLoop(const DecodeLoop&) = delete;
   DecodeLoop& operator=(const DecodeLoop&) = delete;
 
-  /// Several requests at once, or none of them: null if the queue has no room for them, or it is closed.
+  /// Several requests at once, or none of them: null if free places and the queue have no room for them, or it is closed.
   [[nodiscard]] std::vector<std::shared_ptr<Answer>> submit(std::vector<DecodeRequest> requests);
   /// No more requests; what waits and goes on is finished.
   void close();
@@ -113,6 +113,7 @@ class DecodeLoop {
   void run();
   void start();
   void start_anew(const std::string& failure);
+  void drop_cancelled();
   void admit();
   void deliver(std::uint32_t place, std::uint32_t token, const std::string& text);
   void end(std::uint32_t place);

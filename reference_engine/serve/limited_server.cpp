@@ -1,6 +1,7 @@
 #include "serve/limited_server.hpp"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <poll.h>
 #include <strings.h>
 #include <sys/socket.h>
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
@@ -118,8 +120,18 @@ struct AnnouncedBody {
   std::uint64_t bytes = 0;  ///< where it is not
 };
 
+bool is_token(const std::string& name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || (c != 0 && std::strchr("!#$%&'*+-.^_`|~", c) != nullptr);
+  });
+}
+
 /// Throws ApiError where two readers could take the head for different things, or the body for more than it says.
 AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
+  for (const auto& [name, value] : q.headers) {
+    if (!is_token(name)) throw refusal(400, "Expected a colon right behind each header's name, which begins its line.");
+  }
+  if (q.get_header_value_count("Host") > 1) throw refusal(400, "Expected one Host.");
   q.ranges.clear();  // of answers that are made anew each time a range is of no use, and thousands cost much
   const std::string encoding = q.get_header_value("Content-Encoding");
   if (!encoding.empty() && encoding != "identity") {
@@ -152,6 +164,74 @@ AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
   return body;
 }
 
+/// Follows a body in chunks byte by byte: the library takes sizes that other readers do not, and does not say where one ends
+/// that it refuses.
+class ChunkReader {
+ public:
+  /// What was read of it. False: it is not as RFC 9112 (section 7.1) has it, or has trailers.
+  bool take(const char* at, std::size_t size) {
+    for (const char* const end = at + size; at != end; ++at) {
+      if (left_ > 0) {
+        const std::uint64_t n = std::min<std::uint64_t>(left_, static_cast<std::uint64_t>(end - at));
+        left_ -= n;
+        at += n;
+        if (at == end) return true;
+      }
+      if (!take(*at)) return false;
+    }
+    return true;
+  }
+  [[nodiscard]] bool is_over() const { return expected_ == Expected::nothing; }
+
+ private:
+  enum class Expected : std::uint8_t { size, size_end, extension, data_end, data_line, last_end, last_line, nothing };
+
+  bool take(char c) {
+    switch (expected_) {
+      case Expected::size:
+        if (const int digit = digit_of(c); digit >= 0 && digits_ < 15) {
+          size_ = size_ * 16 + static_cast<std::uint64_t>(digit);
+          ++digits_;
+          return true;
+        }
+        expected_ = c == ';' ? Expected::extension : Expected::size_end;
+        return digits_ > 0 && (c == ';' || c == '\r');
+      case Expected::extension:
+        if (c == '\r') expected_ = Expected::size_end;
+        return c != '\n';
+      case Expected::size_end:
+        left_ = size_;
+        expected_ = size_ > 0 ? Expected::data_end : Expected::last_end;
+        size_ = digits_ = 0;
+        return c == '\n';
+      case Expected::data_end:
+        expected_ = Expected::data_line;
+        return c == '\r';
+      case Expected::data_line:
+        expected_ = Expected::size;
+        return c == '\n';
+      case Expected::last_end:
+        expected_ = Expected::last_line;
+        return c == '\r';
+      case Expected::last_line:
+        expected_ = Expected::nothing;
+        return c == '\n';
+      case Expected::nothing:
+        return false;
+    }
+    return false;
+  }
+  static int digit_of(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    c = static_cast<char>(c | 0x20);
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+  }
+
+  Expected expected_ = Expected::size;
+  std::uint64_t size_ = 0, digits_ = 0;
+  std::uint64_t left_ = 0;  ///< of a chunk's data
+};
+
 /// A client's socket, as the library reads and writes it. Closed at the end. Its functions say no `override`, since versions
 /// of the library (0.11 to 0.53 were tried) differ in which there are.
 class Connection final : public httplib::Stream {
@@ -179,12 +259,16 @@ class Connection final : public httplib::Stream {
     in_head_ = false;
     body_ = body;
     body_at_ = taken_;
+    chunks_ = {};
   }
   /// Whether what comes next is a request's head.
   [[nodiscard]] bool is_read() const {
     if (lost_ || in_head_) return false;
-    return body_.chunked ? taken_ > body_at_ : taken_ - body_at_ >= body_.bytes;
+    return body_.chunked ? chunks_.is_over() : taken_ - body_at_ >= body_.bytes;
   }
+
+  /// Bytes of the request that is read.
+  [[nodiscard]] std::uint64_t taken() const { return taken_; }
 
   [[nodiscard]] bool is_gone() const {
     char byte = 0;
@@ -236,6 +320,10 @@ class Connection final : public httplib::Stream {
     std::memcpy(to, buffer_.data() + at_, n);
     at_ += n;
     taken_ += n;
+    if (!in_head_ && body_.chunked && !chunks_.take(to, n)) {
+      give_up(400,
+              "Expected chunks of a size in hexadecimal digits and a line's end, and behind the last one nothing.");
+    }
     return static_cast<ssize_t>(n);
   }
   ssize_t write(const char* from, std::size_t size) {
@@ -309,6 +397,7 @@ class Connection final : public httplib::Stream {
   std::uint64_t taken_ = 0, body_at_ = 0;  ///< bytes read; of them the head's
   bool in_head_ = true;
   AnnouncedBody body_;
+  ChunkReader chunks_;
 };
 
 /// What the calling thread serves.
@@ -325,6 +414,10 @@ LimitedServer::LimitedServer(const ClientLimits& limits) : limits_(limits) {
   set_payload_max_length(limits_.most_bytes);
   set_keep_alive_timeout(static_cast<time_t>(limits_.idle_seconds));
   set_keep_alive_max_count(1000);
+}
+
+void LimitedServer::let_many_wait() {
+  static_cast<void>(::listen(svr_sock_, SOMAXCONN));
 }
 
 void LimitedServer::serve(socket_t socket) {
@@ -352,6 +445,8 @@ void LimitedServer::serve(socket_t socket) {
     } catch (const ApiError& e) {
       c.refuse(e);
     }
+    constexpr std::uint64_t large = 1U << 20U;
+    if (c.taken() > large) ::malloc_trim(0);  // what large ones took stays with the thread otherwise
     if (!c.is_read()) {
       c.take_rest(1);
       return;

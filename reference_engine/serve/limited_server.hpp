@@ -23,6 +23,8 @@ class LimitedServer final : public httplib::Server {
   /// Connections wait for one of those that are served to end.
   [[nodiscard]] bool hurries() const { return waiting_ > 0; }
   [[nodiscard]] bool stops() const { return svr_sock_ == INVALID_SOCKET; }
+  /// Clients that come at once, once it is bound: the library lets the system hold five of them.
+  void let_many_wait();
   /// Whether the client whose request the calling thread answers has hung up.
   [[nodiscard]] static bool client_is_gone();
   /// One connection, to its end, on the calling thread; closes it.

@@ -23,6 +23,8 @@ struct ApiModel {
   Sampling sampling;          ///< where a request says nothing
   std::uint32_t context = 0;  ///< tokens of a prompt and its continuation
   std::uint32_t most_choices = 4;
+  bool draws_seeds = false;  ///< for requests that give none, instead of that of `sampling`
+  std::string folder{};      ///< of the model's files, which clients are not told
 };
 
 /// A request as it is decoded: for each choice of each prompt one.
@@ -65,7 +67,8 @@ class ApiAnswer {
   std::string id_;
 };
 
-/// GET /v1/models.
+/// GET /v1/models/NAME, and /v1/models.
+Json model_answer(const ApiModel& model, std::int64_t created);
 Json models_answer(const ApiModel& model, std::int64_t created);
 /// GET /metrics, in Prometheus' text format; GET /stats, the same numbers in JSON.
 std::string metrics_text(const LoopStatistics& s, const std::string& stack);

@@ -162,16 +162,19 @@ Json ApiAnswer::usage_chunk(const std::vector<std::shared_ptr<Answer>>& answers)
   return json;
 }
 
+Json model_answer(const ApiModel& model, std::int64_t created) {
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", created},
+          {"owned_by", "ferry"},
+          {"context_length", model.context},
+          {"vocabulary", model.model.config().vocabulary},
+          {"tokenizer", model.tokenizer.kind()},
+          {"chat_template", model.chat.source()}};
+}
+
 Json models_answer(const ApiModel& model, std::int64_t created) {
-  const Json one = {{"id", model.name},
-                    {"object", "model"},
-                    {"created", created},
-                    {"owned_by", "ferry"},
-                    {"context_length", model.context},
-                    {"vocabulary", model.model.config().vocabulary},
-                    {"tokenizer", model.tokenizer.kind()},
-                    {"chat_template", model.chat.source()}};
-  return {{"object", "list"}, {"data", Json::array({one})}};
+  return {{"object", "list"}, {"data", Json::array({model_answer(model, created)})}};
 }
 
 Json counters_between(const Counters& before, const Counters& after) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <random>
 #include <set>
 #include <utility>
 
@@ -79,8 +80,9 @@ class Body {
     }
     return v->get<std::uint64_t>();
   }
-  /// A text, or a list of some.
+  /// A text, or a list of some, which each choice gets.
   std::vector<std::string> texts(const std::string& name, std::size_t most) {
+    constexpr std::size_t most_bytes = 4096;
     std::vector<std::string> all;
     const OrderedJson* v = find(name);
     if (v == nullptr) return all;
@@ -89,7 +91,10 @@ class Body {
       all.push_back(one.get<std::string>());
       if (all.back().empty()) wrong_value(name, "texts that are not empty");
     }
+    std::size_t bytes = 0;
+    for (const std::string& one : all) bytes += one.size();
     if (all.size() > most) wrong_value(name, fmt::format("at most {} texts", most));
+    if (bytes > most_bytes) wrong_value(name, fmt::format("texts of at most {} bytes together", most_bytes));
     return all;
   }
   /// What means nothing here, whatever it is.
@@ -125,12 +130,24 @@ Sampling read_sampling(Body& b, const ApiModel& m) {
   for (const char* name : {"repetition_penalty", "repeat_penalty"}) b.number(name, 0.01, 100, s.repeat_penalty);
   b.number("presence_penalty", -2, 2, s.presence_penalty);
   b.number("frequency_penalty", -2, 2, s.frequency_penalty);
+  if (m.draws_seeds) {
+    std::random_device random;
+    s.seed = std::uint64_t{random()} << 32U | random();
+  }
   if (const OrderedJson* seed = b.find("seed")) {
     if (!seed->is_number_integer()) Body::wrong_type("seed", "an integer", *seed);
     s.seed =
         seed->is_number_unsigned() ? seed->get<std::uint64_t>() : static_cast<std::uint64_t>(seed->get<std::int64_t>());
   }
   return s;
+}
+
+/// What clients are not told is where the model's files are.
+std::string without_folder(std::string text, const ApiModel& m) {
+  const std::string folder = m.folder + "/";
+  for (std::size_t at; !m.folder.empty() && (at = text.find(folder)) != std::string::npos;)
+    text.erase(at, folder.size());
+  return text;
 }
 
 /// The text of a message: a string, or parts of which all are text.
@@ -190,9 +207,11 @@ std::string read_messages(Body& b, const ApiModel& m) {
   try {
     return m.chat.render(messages, more);
   } catch (const InputError& e) {  // its makers' templates refuse what their model does not know
-    refuse(e.what(), "messages", "invalid_value");
+    refuse(without_folder(e.what(), m), "messages", "invalid_value");
   }
 }
+
+constexpr std::size_t most_prompts = 64;  // with all of their choices
 
 /// A prompt as text or tokens, or a list of one of these.
 struct Prompt {
@@ -217,6 +236,10 @@ std::vector<Prompt> read_prompts(Body& b, const ApiModel& m) {
   std::vector<Prompt> all;
   if (v == nullptr) refuse("Missing required parameter: 'prompt'.", "prompt", "missing_required_parameter");
   const auto from_text = [&](const std::string& text) { all.push_back({text, tokenize(m.model, text)}); };
+  if (v->is_array() && v->empty()) Body::wrong_value("prompt", "one prompt at least");
+  if (v->is_array() && !(*v)[0].is_number() && v->size() > most_prompts) {  // before any of them is read
+    Body::wrong_value("prompt", fmt::format("at most {} prompts", most_prompts));
+  }
   if (v->is_string()) {
     from_text(v->get<std::string>());
   } else if (v->is_array() && !v->empty() && (*v)[0].is_number()) {
@@ -257,6 +280,7 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   Body b(json);
   ApiRequest r;
   r.chat = chat;
+  const OrderedJson only_text = OrderedJson::array({"text"});
   if (const OrderedJson* name = b.find("model")) {
     if (!name->is_string()) Body::wrong_type("model", "a string", *name);
     if (*name != m.name) {
@@ -291,14 +315,17 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
     const std::string text = read_messages(b, m);
     prompts.push_back({text, m.tokenizer.encode(text, !m.chat.own())});
     for (const std::string& end : m.chat.stops()) common.stops.push_back(end);
-    b.must_be_off({"tools", "tool_choice", "functions", "function_call", "audio", "modalities", "prediction",
-                   "web_search_options"});
+    b.must_be_off({"tools", "tool_choice", "functions", "function_call", "audio", "prediction", "web_search_options"});
+    if (const OrderedJson* modalities = b.find("modalities"); modalities != nullptr && *modalities != only_text) {
+      Body::wrong_value("modalities", "[\"text\"]");
+    }
     if (const OrderedJson* format = b.find("response_format")) {
       if (!format->is_object() || !format->contains("type") || (*format)["type"] != "text") {
         Body::wrong_value("response_format", "{\"type\": \"text\"}");
       }
     }
-    b.ignore({"parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key", "safety_identifier"});
+    b.ignore({"parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key", "prompt_cache_retention",
+              "safety_identifier"});
   } else {
     if (const auto top = b.whole("logprobs", 0, 20)) {
       common.probabilities = true;
@@ -313,7 +340,9 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   b.must_be_off({"logit_bias"});
   b.ignore({"user", "store", "metadata", "service_tier"});
   b.end();
-  if (prompts.size() * n > 64) Body::wrong_value("n", "64 choices of all prompts together at most");
+  if (prompts.size() * n > most_prompts) {
+    Body::wrong_value("n", fmt::format("{} choices of all prompts together at most", most_prompts));
+  }
   r.probabilities = common.probabilities;
   for (Prompt& p : prompts) {
     if (p.tokens.empty()) Body::wrong_value(chat ? "messages" : "prompt", "a prompt of one token at least");
@@ -332,7 +361,7 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
       DecodeRequest one = common;
       one.tokens = p.tokens;
       one.max_new_tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, m.context - p.tokens.size()));
-      one.sampling.seed += r.choices.size();
+      one.sampling.seed += r.choices.size() * 0x9e3779b97f4a7c15;  // so that no other seed's first choice is this one
       r.choices.push_back(std::move(one));
       r.prompts.push_back(p.text);
     }

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <httplib.h>
+#include <strings.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <random>
@@ -60,7 +62,8 @@ struct Server::Parts {
   std::int64_t created = unix_time();
   std::atomic<std::uint64_t> number{0};
   std::string run_id;  ///< so that ids of two servers differ
-  std::atomic<bool> stopping{false}, runs{false}, over{false};
+  std::atomic<bool> refusing{false}, stopping{false}, runs{false}, over{false};
+  std::atomic<std::uint32_t> under_way{0};  ///< requests that were taken
   std::uint16_t port = 0;
   LimitedServer http;
 
@@ -89,12 +92,22 @@ struct Server::Parts {
     });
     http.Get("/health", [this](const httplib::Request&, httplib::Response& a) {
       const LoopStatistics s = loop.statistics();
-      if (stopping) return answer(a, 503, {{"status", "ending"}});
+      if (refusing) return answer(a, 503, {{"status", "ending"}});
       if (s.failures_in_a_row < fails_for_good) return answer(a, 200, {{"status", "ok"}});
       answer(a, 503, {{"status", "failing"}, {"error", printable(s.failure)}});
     });
     http.Get("/v1/models",
              [this](const httplib::Request&, httplib::Response& a) { answer(a, 200, models_answer(model, created)); });
+    http.Get("/v1/models/(.+)", [this](const httplib::Request& q, httplib::Response& a) {
+      if (q.matches[1] == model.name) return answer(a, 200, model_answer(model, created));
+      ApiError e;
+      e.status = 404;
+      e.message = printable(fmt::format("The model '{:.80}' does not exist; this server has '{}'.",
+                                        std::string(q.matches[1]), model.name));
+      e.param = "model";
+      e.code = "model_not_found";
+      answer(a, e);
+    });
     http.Get("/metrics", [this](const httplib::Request&, httplib::Response& a) {
       a.set_content(metrics_text(loop.statistics(), options.stack), "text/plain; version=0.0.4");
     });
@@ -113,7 +126,8 @@ struct Server::Parts {
     const bool open = q.path == "/health" || q.path == "/";
     if (options.api_key.empty() || open) return httplib::Server::HandlerResponse::Unhandled;
     const std::string given = q.get_header_value("Authorization"), bearer = "Bearer ";
-    if (given.starts_with(bearer) && same_secret(given.substr(bearer.size()), options.api_key)) {
+    const bool is_bearer = ::strncasecmp(given.c_str(), bearer.c_str(), bearer.size()) == 0;
+    if (is_bearer && same_secret(given.substr(bearer.size()), options.api_key)) {
       return httplib::Server::HandlerResponse::Unhandled;
     }
     ApiError e;
@@ -121,6 +135,7 @@ struct Server::Parts {
     e.message = given.empty() ? "No API key was given: expected a header \"Authorization: Bearer KEY\"."
                               : "The API key is not the server's.";
     e.code = "invalid_api_key";
+    a.set_header("WWW-Authenticate", "Bearer");
     answer(a, e);
     return httplib::Server::HandlerResponse::Handled;
   }
@@ -135,8 +150,10 @@ struct Server::Parts {
         e.message = printable(fmt::format("Unknown request URL: {} {:.200}", q.method, q.path));
         e.code = "unknown_url";
         break;
-      case 413:
-        e.message = "The body is larger than this server takes.";
+      case 413:  // forms have a limit of the library's own
+        e.message = q.get_header_value("Content-Type").starts_with("application/x-www-form-urlencoded")
+                        ? "The body is sent as a form's: expected Content-Type: application/json."
+                        : "The body is larger than this server takes.";
         break;
       default:
         e.message = "The request could not be read.";
@@ -144,7 +161,15 @@ struct Server::Parts {
     a.set_content(e.body(), "application/json");
   }
 
+  /// What keeps the server, while it ends, until the answer is handed out.
+  std::shared_ptr<void> count_request() {
+    ++under_way;
+    return {nullptr, [this](std::nullptr_t) { --under_way; }};
+  }
+
   void complete(const httplib::Request& q, httplib::Response& a, bool chat) {
+    const std::shared_ptr<void> counted = count_request();
+    if (refusing) return answer(a, server_error(503, "The server is ending."));
     auto request = std::make_shared<ApiRequest>();
     try {
       *request = read_request(q.body, chat, model);
@@ -155,10 +180,19 @@ struct Server::Parts {
       refused.message = e.what();
       return answer(a, refused);
     }
-    if (stopping) return answer(a, server_error(503, "The server is ending."));
+    const DecodeLoop::Options& room = loop.options();
+    if (const std::uint64_t most = std::uint64_t{room.places} + room.most_waiting; request->choices.size() > most) {
+      ApiError e;
+      e.message =
+          fmt::format("{} choices are more than the {} that this server has room for.", request->choices.size(), most);
+      e.param = "n";
+      e.code = "invalid_value";
+      return answer(a, e);
+    }
     const Nanoseconds begin = now_ns();
     auto answers = loop.submit(request->choices);
     if (answers.empty()) {
+      if (refusing) return answer(a, server_error(503, "The server is ending."));
       a.set_header("Retry-After", "1");
       return answer(a, server_error(429, "The queue is full: try again later.", "rate_limit_exceeded"));
     }
@@ -167,7 +201,9 @@ struct Server::Parts {
       return static_cast<double>(now_ns() - begin) * 1e-9 > most;
     };
     if (request->stream) {
-      stream(request, std::move(answers), id, late, a);
+      stream(std::shared_ptr<Stream>(
+                 new Stream{request, std::move(answers), ApiAnswer(*request, model, unix_time(), id), counted}),
+             late, q, a);
     } else {
       whole(*request, answers, id, late, a);
     }
@@ -203,22 +239,22 @@ struct Server::Parts {
     std::shared_ptr<ApiRequest> request;
     std::vector<std::shared_ptr<Answer>> answers;
     ApiAnswer made;
-    std::vector<bool> begun, ended;
+    std::shared_ptr<void> counted;
+    std::vector<bool> begun = std::vector<bool>(answers.size()), ended = begun;
     ~Stream() {
       for (const auto& one : answers) one->cancel();  // of one that is over, nothing
     }
   };
 
   template <class Late>
-  void stream(std::shared_ptr<ApiRequest> request, std::vector<std::shared_ptr<Answer>> answers, const std::string& id,
-              const Late& late, httplib::Response& a) {
-    const std::size_t n = answers.size();
-    auto s =
-        std::shared_ptr<Stream>(new Stream{request, std::move(answers), ApiAnswer(*request, model, unix_time(), id),
-                                           std::vector<bool>(n), std::vector<bool>(n)});
+  void stream(const std::shared_ptr<Stream>& s, const Late& late, const httplib::Request& q, httplib::Response& a) {
     a.set_header("Cache-Control", "no-cache");
-    a.set_chunked_content_provider(
-        "text/event-stream", [this, s, late](std::size_t, httplib::DataSink& sink) { return feed(*s, late, sink); });
+    const auto provider = [this, s, late](std::size_t, httplib::DataSink& sink) { return feed(*s, late, sink); };
+    if (q.version == "HTTP/1.0") {  // which knows no chunks: the stream ends with the connection
+      a.set_content_provider("text/event-stream", provider);
+    } else {
+      a.set_chunked_content_provider("text/event-stream", provider);
+    }
   }
 
   /// Writes what there is; false ends the connection.
@@ -239,15 +275,19 @@ struct Server::Parts {
       return true;
     };
     if (cut_off()) return false;
-    bool all = true;
+    bool all = true, wrote = false;
+    const auto last_open =
+        static_cast<std::uint32_t>(std::find(s.ended.rbegin(), s.ended.rend(), false).base() - s.ended.begin() - 1);
     for (std::uint32_t i = 0; i < s.answers.size(); ++i) {
       if (s.ended[i]) continue;
       Answer& one = *s.answers[i];
       if (!s.begun[i] && !write(json_text(s.made.first_chunk(i)))) return false;
       s.begun[i] = true;
-      // Several take turns; a connection that nobody reads is noticed when there is something to write.
-      while (const auto piece = one.next(s.answers.size() == 1 ? 0.2 : 0.01)) {
+      // Several take turns, and wait where none has anything; a connection that nobody reads is noticed when there is
+      // something to write.
+      while (const auto piece = one.next(s.answers.size() == 1 ? 0.2 : i == last_open && !wrote ? 0.01 : 0)) {
         if (cut_off()) return false;
+        wrote = true;
         if (piece->text.empty() && !piece->probability) continue;
         if (!write(json_text(s.made.chunk(i, *piece)))) return false;
       }
@@ -255,7 +295,7 @@ struct Server::Parts {
         all = false;
         continue;
       }
-      s.ended[i] = true;
+      s.ended[i] = wrote = true;
       if (!one.error().empty()) return write(server_error(500, one.error()).body()), false;
       if (!write(json_text(s.made.last_chunk(i, one)))) return false;
     }
@@ -279,6 +319,7 @@ Server::Server(DecodeLoop& loop, const ApiModel& model, const ServerOptions& opt
         options.host, options.port));
   }
   parts_->port = static_cast<std::uint16_t>(port);
+  parts_->http.let_many_wait();
 }
 Server::~Server() = default;
 
@@ -297,8 +338,16 @@ void Server::run() {
   parts_->over = true;
 }
 
+void Server::refuse_requests() {
+  parts_->refusing = true;
+}
+
+bool Server::has_requests() const {
+  return parts_->under_way > 0;
+}
+
 void Server::stop() {
-  parts_->stopping = true;
+  parts_->refusing = parts_->stopping = true;
   // The library forgets a stop that comes before it listens.
   while (parts_->runs && !parts_->over && !parts_->http.is_running()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

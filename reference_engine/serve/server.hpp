@@ -27,8 +27,12 @@ class Server {
   ~Server();
 
   [[nodiscard]] std::uint16_t port() const;
-  /// Serves until `stop`, from any thread; what is under way is finished.
+  /// Serves until `stop`, from any thread.
   void run();
+  /// No new requests, and /health says so; what is under way goes on, until `stop` ends it. From any thread.
+  void refuse_requests();
+  /// Whether requests were taken whose answers have not been handed out whole.
+  [[nodiscard]] bool has_requests() const;
   void stop();
 
  private:

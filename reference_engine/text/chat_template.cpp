@@ -142,7 +142,7 @@ ChatTemplate::ChatTemplate(const std::filesystem::path& model, const Tokenizer& 
   }
   source_ = found.source;
   special_ = std::move(found.special);
-  template_ = std::make_unique<JinjaTemplate>(found.text, (model / source_).string());
+  template_ = std::make_unique<JinjaTemplate>(found.text, own_ ? (model / source_).string() : "the plain template");
   if (own_ && !found.tools.empty()) {
     with_tools_ = std::make_unique<JinjaTemplate>(found.tools, (model / found.tools_source).string());
   }
