@@ -5,6 +5,7 @@
 
 #include "ferry/detail/growing_weight.hpp"
 #include "ferry/detail/next_uses.hpp"
+#include "ferry/detail/quick_memory.hpp"
 #include "ferry/detail/slot_experts.hpp"
 
 namespace ferry::inline FERRY_ABI {
@@ -16,9 +17,10 @@ namespace ferry::inline FERRY_ABI {
 ///     rank(e) = s(e) + 2 w^2 v(e) a
 ///
 /// s: what its place saved a step of late, or would have saved, of which each step's counts half as much after `half_life`
-/// steps, whether the expert is there or not. What a use saves the placement says (`saves`), layer by layer: where a second
-/// expert of a layer saves next to nothing beside a first, it counts for less. Over a pool of all layers this also shares the
-/// slots among them, by what one more slot brings each.
+/// steps, whether the expert is there or not; and, as far as that has told more of late, half as much after an eighth of that
+/// (detail::QuickMemory), so that what one subject used does not outlive it. What a use saves the placement says (`saves`),
+/// layer by layer: where a second expert of a layer saves next to nothing beside a first, it counts for less. Over a pool of
+/// all layers this also shares the slots among them, by what one more slot brings each.
 ///
 /// v: how soon it is used again, from 0 to 1, as is learned from what the last two tokens of each sequence chose
 /// (detail::NextUses); a: what a use in its layer saved last, the most of what was there and what was not. Nothing is trained
@@ -31,8 +33,9 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// What few uses tell may be chance. Of `more_saved`, what a newcomer saves more than who has the place, sqrt(uses) (1/2 + w^2)
 /// is left out for the uses that both were counted: 0.7 standard deviations of uses that decay, and more where its next use
-/// would load it anyway. And what is loaded takes a place of another layer only if that ranks below the least of its own layer
-/// by more than 3/2 w^2 sqrt(both).
+/// would load it anyway, or where few steps tell (QuickMemory::spread). And what is loaded takes a place of another layer only
+/// if that ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); where that layer has none to give, since
+/// all are in use, below itself.
 ///
 /// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` says how much more a
 /// place saves with a miss than with who ranked least when one was sought last in decode; in a prompt, of which nothing may
@@ -43,8 +46,8 @@ namespace ferry::inline FERRY_ABI {
 /// LRFU itself admits everything, and counts uses.
 ///
 /// Complexity: a use O(1); victim O(layers + experts of two); wanted O(layers + experts of each layer used since the last
-/// call); where w counts, detail::NextUses' of a layer. State: 20 bytes an expert of the pool's layers, 51 a layer, 8 a slot,
-/// and detail::NextUses'.
+/// call); behind a layer detail::QuickMemory's; where w counts, detail::NextUses' of a layer. State: 28 bytes an expert of the
+/// pool's layers, 51 a layer, 8 a slot, and those two's.
 ///
 /// Ambiguities resolved. In decode a use counts once an expert and step, however many rows chose it; prompts count as
 /// detail::GrowingWeight says, and change no w. Before the first misses w is 1. In a prompt a newcomer takes only a place of
@@ -60,6 +63,8 @@ class ExpectedSavings {
     first_layer_ = pool.first_layer;
     slots_.reserve(carve, pool);
     next_uses_.reserve(carve, pool.layers, pool.experts);
+    quick_.reserve(carve, pool.layers, pool.experts, half_life, "ExpectedSavings");
+    carve(counted_saved_, slots_.size());
     carve(saved_, slots_.size());
     carve(rank_, slots_.size());
     carve(each_, pool.layers);
@@ -74,6 +79,7 @@ class ExpectedSavings {
     rows_ = layer_rows_ = step.sequence.size;
     present_ = no_layer;
     next_uses_.begin_step(step);
+    quick_.begin_step(step);
     const bool divide = weight_.begin_step(step);
     if (divide) {
       constexpr unsigned shift = detail::GrowingWeight::shift;
@@ -81,6 +87,7 @@ class ExpectedSavings {
       least_ >>= shift;
       for (std::int64_t& saved : saved_) saved >>= shift;
       for (std::int64_t& rank : rank_) rank >>= shift;
+      for (std::int64_t& counted : counted_saved_) counted >>= shift;
       slots_.changed();
       for (std::uint32_t l = 0; l < slots_.layers(); ++l) unknown_.add(0, static_cast<std::uint16_t>(l));
     }
@@ -105,8 +112,10 @@ class ExpectedSavings {
     unknown_.add(0, static_cast<std::uint16_t>(l));
     const std::int64_t worth = weight_() * units;
     for (const Request& r : uses) {
-      const std::int64_t more = prefill_ ? of_rows(worth, rows, r.rows) : worth;
+      const std::int64_t counted = prefill_ ? of_rows(worth, rows, r.rows) : worth;
       const std::uint32_t at = slots_.index(r.want.id);
+      const std::int64_t more = quick_.saved(at, units, rows, r.rows, counted);
+      counted_saved_[at] += counted;
       saved_[at] += more;
       rank_[at] += more;
       slots_.grew(r.want.id);
@@ -140,7 +149,12 @@ class ExpectedSavings {
   }
 
   FERRY_HD void finished(std::uint16_t layer) noexcept {
-    if (learns()) next_uses_.learn(slots_.layer(layer));
+    const std::uint32_t l = slots_.layer(layer);
+    if (learns()) next_uses_.learn(l);
+    const std::size_t first = std::size_t{l} * slots_.experts();
+    if (!quick_.finish(l, counted_saved_.data() + first, time_, saved_.data() + first, rank_.data() + first)) return;
+    unknown_.add(0, static_cast<std::uint16_t>(l));
+    slots_.changed(layer);
   }
 
   FERRY_HD Nanoseconds gain(const Request& miss) const noexcept {
@@ -164,7 +178,8 @@ class ExpectedSavings {
       if (slot != no_slot) least_ = rank(slots_[slot]);
       if (learns() && slot != no_slot && slots_[slot].layer != incoming.id.layer) {
         const std::uint32_t own = slots_.least_of(l, barred, key);
-        if (own != no_slot && !is_far_below(rank(slots_[slot]), rank(slots_[own]))) slot = own;
+        const std::int64_t here = rank(own != no_slot ? slots_[own] : incoming.id);
+        if (!is_far_below(rank(slots_[slot]), here)) slot = own;
       }
     }
     if (slot == no_slot) return no_slot;
@@ -195,7 +210,7 @@ class ExpectedSavings {
     const std::int64_t newcomer = saved_[slots_.index(id)];
     const std::int64_t there = slot == no_slot ? 0 : rank(slots_[slot]);
     const float both = (static_cast<float>(newcomer) + static_cast<float>(there)) / static_cast<float>(weight_());
-    const float most = 0.5F + (learns() ? static_cast<float>(square()) / 256 : 0);
+    const float most = 0.5F * quick_.spread() + (learns() ? static_cast<float>(square()) / 256 : 0);
     const auto chance = static_cast<std::int64_t>(most * std::sqrt(both * static_cast<float>(last_)));
     return ((newcomer - there) / weight_() - chance) * 16;
   }
@@ -208,6 +223,7 @@ class ExpectedSavings {
     }
     if (loaded_ < 0 || loaded_ > all) return "ExpectedSavings: the share of misses that are loaded is out of range";
     if (const char* broken = next_uses_.check()) return broken;
+    if (const char* broken = quick_.check()) return broken;
     return slots_.check(detail::KeyIn{rank_.data()});
   }
 
@@ -232,20 +248,22 @@ class ExpectedSavings {
 
   detail::SlotExperts slots_;
   detail::NextUses next_uses_;
+  detail::QuickMemory quick_;
   detail::GrowingWeight weight_;
-  Array<std::int64_t> saved_;         ///< [layers, experts], weighted
-  Array<std::int64_t> rank_;          ///< [layers, experts], the same with what is to be saved soon
-  Array<std::int64_t> each_;          ///< [layers], the most that a use saved last
-  Array<std::int64_t> most_;          ///< [layers], of `saved_` of those that are absent, unless unknown
-  Array<std::uint16_t> most_expert_;  ///< [layers], whose that is
-  detail::ExpertSets unknown_;        ///< one, of layers
-  detail::ExpertSets learned_;        ///< one, of layers whose ranks are not what was saved alone
-  std::int64_t time_ = 0;             ///< steps, weighted
-  std::int64_t last_ = 1;             ///< what a use saved last
-  std::int64_t least_ = 0;            ///< rank of who had the least when a place was sought last
-  std::int32_t loaded_ = all;         ///< of the misses of late
-  std::int32_t counted_ = 0;          ///< layers with misses, at most as many as `loaded_` is the mean of
-  std::uint32_t present_ = no_layer;  ///< the layer of the pool that this step has come to
+  Array<std::int64_t> counted_saved_;  ///< [layers, experts], weighted
+  Array<std::int64_t> saved_;          ///< [layers, experts], what of that and of `quick_` is expected, in its units
+  Array<std::int64_t> rank_;           ///< [layers, experts], the same with what is to be saved soon
+  Array<std::int64_t> each_;           ///< [layers], the most that a use saved last
+  Array<std::int64_t> most_;           ///< [layers], of `saved_` of those that are absent, unless unknown
+  Array<std::uint16_t> most_expert_;   ///< [layers], whose that is
+  detail::ExpertSets unknown_;         ///< one, of layers
+  detail::ExpertSets learned_;         ///< one, of layers whose ranks are not what was saved alone
+  std::int64_t time_ = 0;              ///< steps, weighted
+  std::int64_t last_ = 1;              ///< what a use saved last
+  std::int64_t least_ = 0;             ///< rank of who had the least when a place was sought last
+  std::int32_t loaded_ = all;          ///< of the misses of late
+  std::int32_t counted_ = 0;           ///< layers with misses, at most as many as `loaded_` is the mean of
+  std::uint32_t present_ = no_layer;   ///< the layer of the pool that this step has come to
   std::uint16_t first_layer_ = 0;
   bool prefill_ = false;
   std::uint32_t rows_ = 0, layer_rows_ = 0;  ///< of the step, and those of them that its layer has

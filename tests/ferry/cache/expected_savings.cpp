@@ -393,6 +393,48 @@ TEST_CASE("a place of another layer is taken if that ranks below the own layer's
   CHECK(victim(30, 0) == 1);  // where the host computes, the least of all
 }
 
+TEST_CASE("with all of its layer in use, what is loaded takes another layer's place by more than chance, or none") {
+  // As in a batch that uses nearly everything: what comes later in this step has only not been counted yet.
+  Placed<ExpectedSavings> policy(PoolShape{2, 0, 2, 8});
+  policy->replace(0, full(0, 0), true);
+  policy->replace(1, full(1, 0), true);
+  for (int i = 0; i < 100; ++i) {
+    step(policy, {{0, 1}});
+    choose(policy, 1, {{0}});
+  }
+  step(policy, {{0, 1}});
+  const std::uint8_t own[2] = {1, 0};
+  CHECK(policy->victim(full(0, 1), {own, 1}) == no_slot);
+  for (int i = 0; i < 400; ++i) {  // which is not used any more
+    step(policy, {{0, 1}});
+    choose(policy, 1, {{2}});
+  }
+  step(policy, {{0, 1}});
+  CHECK(policy->victim(full(0, 1), {own, 1}) == 1);
+}
+
+TEST_CASE("what was used of late takes places sooner where the subject has changed") {
+  // Four experts for long, then four others: the first newcomer that passes, in steps behind the change.
+  const auto waits = [](bool changed_before) {
+    Placed<ExpectedSavings> policy(PoolShape{4, 0, 1, 8});
+    for (std::uint16_t s = 0; s < 4; ++s) policy->replace(s, full(0, s), true);
+    Random random(3);
+    for (int i = 0; i < 600; ++i) {
+      const std::uint32_t first = changed_before && i / 50 % 2 == 1 ? 4 : 0;
+      step(policy, {{static_cast<std::uint16_t>(first + random.below(4))}}, 0);
+    }
+    for (int i = 1; i < 300; ++i) {
+      step(policy, {{static_cast<std::uint16_t>(4 + random.below(4))}}, 0);
+      for (std::uint32_t s = 0; s < 4; ++s) {
+        if (policy->more_saved(policy->wanted(), s) > 0) return i;
+      }
+    }
+    return 300;
+  };
+  CHECK(waits(false) < 100);
+  CHECK(waits(true) < 60);
+}
+
 TEST_CASE("the rows of a prompt teach") {
   // They went round, 4, 5, 6, 7: behind a 4 comes 5, then 6, and 4 itself last.
   Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8});
