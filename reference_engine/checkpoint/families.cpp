@@ -196,7 +196,7 @@ class FamilyReader {
     c.value_dim = f.whole("v_head_dim", 1, 4096);
     c.kv_heads = c.heads;
     if (f.has("qk_head_dim")) must_be("qk_head_dim", c.head_dim);
-    rope({.head_dim = turned, .theta = 10000, .neighbours = f.flag("rope_interleave", true)});
+    rope({.head_dim = turned, .theta = 10000, .neighbours = f.flag("rope_interleave", !f.is_null("rope_interleave"))});
     if (c.rope.width != turned) f.refuse("qk_rope_head_dim", fmt::format("{}, all of them turned", c.rope.width));
     c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
     if (c.rope.mscale_all_dim != 0 && c.rope.factor > 1) {
@@ -363,7 +363,8 @@ void deepseek_v2(FamilyReader& r) {
   r.c.routed_scale = r.number_or("routed_scaling_factor", 1);
   r.shared_experts("n_shared_experts", 2);
   // transformers' code of this version does not read it.
-  if (!r.f.flag("rope_interleave", true)) r.f.refuse("rope_interleave", "true, nothing else is supported");
+  if (!r.f.flag("rope_interleave", !r.f.is_null("rope_interleave")))
+    r.f.refuse("rope_interleave", "true, nothing else is supported");
   r.latent_attention();
   r.dense_first(0);
   r.no_windows();

@@ -108,7 +108,7 @@ class RopeReader {
       return width * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
     };
     double low = turns_at(fast), high = turns_at(slow);
-    if (rope_.flag("truncate", true)) {
+    if (rope_.flag("truncate", !rope_.is_null("truncate"))) {  // null is no, as to Python
       low = std::floor(low);
       high = std::ceil(high);
     }

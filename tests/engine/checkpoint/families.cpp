@@ -173,6 +173,8 @@ TEST_CASE("fields that makers' code and transformers read differently are refuse
   CHECK(
       says(refused_family("deepseek_v2", {{"rope_interleave", false}}), {"field \"rope_interleave\": expected true"}));
   CHECK(read("deepseek_v3", {{"rope_interleave", false}}).rope.neighbours == false);
+  CHECK(read("deepseek_v3", {{"rope_interleave", nullptr}}).rope.neighbours == false);
+  CHECK(read("deepseek_v3", {{"rope_interleave", left_out}}).rope.neighbours);
   for (const char* family : {"deepseek_v2", "deepseek_v3", "glm4_moe", "dots1"}) {
     CHECK(says(refused_family(family, {{"moe_layer_freq", 2}}), {"field \"moe_layer_freq\": expected 1"}));
   }
@@ -225,6 +227,11 @@ TEST_CASE("what config.json leaves out is what transformers takes, and null may 
   const ModelConfig oss = read("gpt_oss", {{"rope_parameters", left_out}});
   CHECK(oss.rope.frequency == read("gpt_oss", {{"rope_parameters", first}}).rope.frequency);
   CHECK(oss.rope.scale == doctest::Approx(0.1 * std::log(32.0) + 1));
+  Json rope = first;  // YaRN's null is no, and what is left out is yes
+  rope["truncate"] = nullptr;
+  CHECK(read("gpt_oss", {{"rope_parameters", rope}}).rope.frequency == oss.rope.frequency);
+  rope.erase("truncate");
+  CHECK(read("gpt_oss", {{"rope_parameters", rope}}).rope.frequency != oss.rope.frequency);
   CHECK(read("gpt_oss", {{"rope_parameters", left_out}, {"rope_scaling", Json::object()}}).rope.frequency ==
         oss.rope.frequency);
   CHECK(says(refused_family("gpt_oss", {{"rope_parameters", left_out}, {"rope_scaling", nullptr}}),
