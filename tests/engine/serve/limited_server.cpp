@@ -217,6 +217,31 @@ TEST_CASE("a body that nobody has read is not the next request") {
   CHECK(s.hellos == 0);
 }
 
+TEST_CASE("what is left of a request that was no request is not the next one") {
+  LimitedEcho s({});
+  const std::string hidden = "GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
+  const std::string chunked = "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+  for (const char* body : {"ZZ\r\n", "0x1\r\na\r\n", "1\r\naXX0\r\n\r\n", "1 \r\na\r\n0\r\n\r\n", "1\na\r\n",
+                           "0\r\nX-T: 1\r\n\r\n", "\r\n", "fffffffffffffffff\r\n"}) {
+    CAPTURE(body);
+    CHECK(count(Client(s).ask(chunked + body + hidden), "HTTP/1.1 ") <= 1);
+  }
+  for (const char* header : {"Content-Length : 36", "Transfer-Encoding : chunked", " Content-Length: 36", "X\ty: 1"}) {
+    CAPTURE(header);
+    const std::string head = std::string("GET / HTTP/1.1\r\n") + header + "\r\n\r\n";
+    CHECK(count(Client(s).ask(head + hidden), "HTTP/1.1 2") == 0);
+  }
+  CHECK(s.hellos == 0);
+  // As it should be, in any pieces, and another request behind it.
+  const std::string whole = chunked + "3\r\nabc\r\n1;x=y\r\nd\r\nA\r\n0123456789\r\n0\r\n\r\n" + hidden;
+  const std::string answers = Client(s).ask(whole);
+  CHECK(answers.find("<abcd0123456789>") != std::string::npos);
+  CHECK(answers.ends_with("hello"));
+  const Client slow(s);
+  for (const char c : whole) slow.send({c});
+  CHECK(slow.rest() == answers);
+}
+
 TEST_CASE("requests may follow each other at once") {
   LimitedEcho s({});
   const std::string answers = Client(s).ask(

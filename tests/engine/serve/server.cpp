@@ -80,6 +80,12 @@ class Served {
   std::uint16_t port() const { return server_->port(); }
   void another(const ServerOptions& o) { const Server other(loop_, api_, o); }
   DecodeLoop& loop() { return loop_; }
+  /// As `ferry serve` does once a signal has come.
+  void end() {
+    server_->refuse_requests();
+    loop_.close();
+  }
+  bool has_requests() const { return server_->has_requests(); }
 
   std::atomic<bool> disk_fails{false}, none_can_be_made{false};
   std::atomic<int> made{0};
@@ -440,6 +446,86 @@ TEST_CASE("a full queue says so") {
   waits[0]->cancel();
   while (!s.loop().is_idle()) std::this_thread::yield();
   CHECK(s.ask("/v1/completions", {{"prompt", "a"}, {"max_tokens", 1}})["usage"]["completion_tokens"] == 1);
+}
+
+TEST_CASE("a client that goes leaves the queue to others, and what no queue has room for is told") {
+  DecodeLoop::Options l;
+  l.places = 1;
+  l.most_waiting = 2;
+  Served s({}, l);
+  DecodeRequest long_one;
+  long_one.tokens = {97};
+  long_one.max_new_tokens = 900;
+  const auto decoded = s.loop().submit({long_one});
+  while (s.loop().statistics().active == 0) std::this_thread::yield();
+  const auto waits = s.loop().submit({long_one, long_one});
+  REQUIRE(waits.size() == 2);
+  CHECK(s.loop().submit({long_one}).empty());
+  for (const auto& one : waits) one->cancel();
+  while (s.loop().statistics().waiting > 0) std::this_thread::yield();
+  CHECK(s.loop().statistics().ended[static_cast<unsigned>(Ended::interrupted)] == 2);
+  CHECK(waits[0]->is_over());
+  const auto later = s.loop().submit({long_one});
+  CHECK(later.size() == 1);
+  later[0]->cancel();
+  decoded[0]->cancel();
+  while (!s.loop().is_idle()) std::this_thread::yield();
+  // A place and two that wait: three choices are taken, four never.
+  CHECK(s.ask("/v1/completions", {{"prompt", "a"}, {"max_tokens", 1}, {"n", 3}})["choices"].size() == 3);
+  const httplib::Result refused = s.post("/v1/completions", R"({"prompt":"a","max_tokens":1,"n":4})");
+  REQUIRE(refused);
+  CHECK(refused->status == 400);
+  CHECK(Json::parse(refused->body)["error"]["message"] ==
+        "4 choices are more than the 3 that this server has room for.");
+}
+
+TEST_CASE("a server that is to end takes nothing more, says so, and hands out what it has") {
+  Served s;
+  httplib::Client c = s.client();
+  httplib::Request q;
+  q.method = "POST";
+  q.path = "/v1/completions";
+  q.set_header("Content-Type", "application/json");
+  q.body = Json{{"prompt", "a"}, {"max_tokens", 200}, {"stream", true}, {"n", 2}, {"temperature", 0}}.dump();
+  std::string said;
+  q.content_receiver = [&](const char* data, std::size_t size, std::uint64_t, std::uint64_t) {
+    if (said.empty()) {
+      s.end();
+      while (!s.loop().is_idle()) std::this_thread::yield();  // all is decoded, and not all handed out
+      CHECK(s.client().Get("/health")->status == 503);
+      CHECK(s.post("/v1/completions", R"({"prompt":"a","max_tokens":1})")->status == 503);
+    }
+    said.append(data, size);
+    return true;
+  };
+  httplib::Response r;
+  httplib::Error e = httplib::Error::Success;
+  CHECK(c.send(q, r, e));
+  std::string text;
+  for (const Json& event : events(said)) text += event["choices"][0]["index"] == 0 ? event["choices"][0]["text"] : "";
+  CHECK(text == s.alone("a", 200));
+  while (s.has_requests()) std::this_thread::yield();
+}
+
+TEST_CASE("a model has an address of its own, and what each choice gets has a bound") {
+  const Served s;
+  CHECK(s.get("/v1/models/tiny") == s.get("/v1/models")["data"][0]);
+  const httplib::Result other = s.client().Get("/v1/models/other");
+  REQUIRE(other);
+  CHECK(other->status == 404);
+  CHECK(Json::parse(other->body)["error"]["code"] == "model_not_found");
+  const auto status = [&](const Json& q) { return s.post("/v1/completions", q.dump())->status; };
+  const std::vector<std::string> many(65, "a");
+  CHECK(status({{"prompt", "a"}, {"max_tokens", 1}, {"stop", std::string(4096, 'z')}}) == 200);
+  CHECK(status({{"prompt", "a"}, {"max_tokens", 1}, {"stop", std::string(4097, 'z')}}) == 400);
+  CHECK(status({{"prompt", many}, {"max_tokens", 1}}) == 400);
+  CHECK(status({{"prompt", Json::array()}, {"max_tokens", 1}}) == 400);
+  CHECK(s.post("/v1/chat/completions",
+               R"({"messages":[{"role":"user","content":"a"}],"max_tokens":1,"modalities":["text"]})")
+            ->status == 200);
+  CHECK(s.post("/v1/chat/completions",
+               R"({"messages":[{"role":"user","content":"a"}],"max_tokens":1,"modalities":["audio"]})")
+            ->status == 400);
 }
 
 TEST_CASE(
