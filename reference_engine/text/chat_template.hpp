@@ -38,7 +38,7 @@ class ChatTemplate {
  private:
   std::string source_;
   bool own_ = true;
-  std::unique_ptr<JinjaTemplate> template_, with_tools_;  ///< the latter null: the same
+  std::unique_ptr<JinjaTemplate> template_, with_tools_;               ///< the latter null: the same
   nlohmann::ordered_json special_ = nlohmann::ordered_json::object();  ///< bos_token, eos_token, ...
 };
 
