@@ -12,6 +12,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "ferry/error.hpp"
 #include "support/checksum.hpp"
@@ -108,15 +109,43 @@ std::unique_ptr<TraceFile> begin(const std::filesystem::path& path, const ModelF
   return made;
 }
 
+/// Numbers of experts, in whatever integers they are.
+std::vector<std::uint16_t> expert_numbers(const std::filesystem::path& path, const Tensor& tensor) {
+  std::vector<std::uint16_t> all(tensor.elements());
+  const auto read = [&]<class T>(T value) {
+    for (std::uint64_t i = 0; i < all.size(); ++i) {
+      std::memcpy(&value, tensor.data + i * sizeof(value), sizeof(value));
+      if (std::cmp_less(value, 0) || std::cmp_greater_equal(value, no_expert)) {
+        refuse(path, fmt::format("tensor \"experts\": [{}] is {}, expected 0 to 65534", i, value));
+      }
+      all[i] = static_cast<std::uint16_t>(value);
+    }
+  };
+  const std::string& type = tensor.dtype_name;
+  if (type == "U8") {
+    read(std::uint8_t{0});
+  } else if (type == "U16") {
+    read(std::uint16_t{0});
+  } else if (type == "I16") {
+    read(std::int16_t{0});
+  } else if (type == "I32") {
+    read(std::int32_t{0});
+  } else if (type == "I64") {
+    read(std::int64_t{0});
+  } else {
+    refuse(path, fmt::format("tensor \"experts\": is {}, expected U8, U16, I16, I32 or I64", printable(type)));
+  }
+  return all;
+}
+
 std::unique_ptr<TraceFile> import_safetensors(const std::filesystem::path& path, const ModelFacts& shape) {
   const Safetensors file(path);
   const Tensor& experts = file.at("experts");
   const Tensor& starts = file.at("sequence_start");
-  if (experts.dtype_name != "U8" || experts.shape.size() != 3) {
-    refuse(path, "tensor \"experts\": expected U8 of shape [tokens, layers, k]");
-  }
-  if (starts.dtype_name != "I32" || starts.shape.size() != 1) {
-    refuse(path, "tensor \"sequence_start\": expected I32 of shape [sequences]");
+  if (experts.shape.size() != 3) refuse(path, "tensor \"experts\": expected shape [tokens, layers, k]");
+  const bool wide = starts.dtype_name == "I64";
+  if ((starts.dtype_name != "I32" && !wide) || starts.shape.size() != 1) {
+    refuse(path, "tensor \"sequence_start\": expected I32 or I64 of shape [sequences]");
   }
   auto made = begin(path, shape);
   Trace& t = made->trace;
@@ -124,12 +153,16 @@ std::unique_ptr<TraceFile> import_safetensors(const std::filesystem::path& path,
   t.model.top_k = small(path, "k", experts.shape[2]);
   if (experts.shape[0] > 0x7fffffffU) refuse(path, fmt::format("{} tokens are too many", experts.shape[0]));
   t.tokens = static_cast<std::uint32_t>(experts.shape[0]);
-  const auto* ids = reinterpret_cast<const std::uint8_t*>(experts.data);
-  made->experts.assign(ids, ids + experts.bytes);
+  made->experts = expert_numbers(path, experts);
   for (std::uint64_t i = 0; i < starts.elements(); ++i) {
-    std::int32_t start = 0;
-    std::memcpy(&start, starts.data + i * sizeof(start), sizeof(start));
-    if (start < 0) refuse(path, fmt::format("sequence_start[{}] is {}", i, start));
+    std::int64_t start = 0;
+    if (std::int32_t narrow = 0; wide) {
+      std::memcpy(&start, starts.data + i * sizeof(start), sizeof(start));
+    } else {
+      std::memcpy(&narrow, starts.data + i * sizeof(narrow), sizeof(narrow));
+      start = narrow;
+    }
+    if (start < 0 || start > 0x7fffffff) refuse(path, fmt::format("sequence_start[{}] is {}", i, start));
     made->sequence_start.push_back(static_cast<std::uint32_t>(start));
   }
   if (file.tensors().contains("weights")) {

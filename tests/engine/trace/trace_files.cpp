@@ -1164,6 +1164,42 @@ TEST_CASE("an expert numbered 255 is an expert where the model has as many") {
   CHECK(TraceFile(folder.path() / "ours.safetensors").trace.expert(3, 0, 0) == 255);
 }
 
+TEST_CASE("others may write experts and sequences as integers of any width") {
+  const auto with = [](const std::string& name, const std::string& type, const auto& widened) {
+    return refused_import([&](RawTrace& r) {
+      const RawTensor was = r.at(name);
+      r.at(name) = {name, type, was.shape, widened(was.bytes)};
+    });
+  };
+  const auto as = [](auto number) {
+    using Number = decltype(number);
+    return [](const std::string& bytes) {
+      std::vector<Number> all;
+      for (const char c : bytes) all.push_back(static_cast<Number>(c));
+      return raw_bytes(all);
+    };
+  };
+  CHECK(with("experts", "U16", as(std::uint16_t{0})).empty());
+  CHECK(with("experts", "I16", as(std::int16_t{0})).empty());
+  CHECK(with("experts", "I32", as(std::int32_t{0})).empty());
+  CHECK(with("experts", "I64", as(std::int64_t{0})).empty());
+  const auto of = [](std::int64_t third) {
+    return [third](const std::string& bytes) {
+      std::vector<std::int64_t> all(bytes.begin(), bytes.end());
+      all[2] = third;
+      return raw_bytes(all);
+    };
+  };
+  CHECK(says(with("experts", "I64", of(-1)), {"tensor \"experts\": [2] is -1, expected 0 to 65534"}));
+  CHECK(says(with("experts", "I64", of(65535)), {"tensor \"experts\": [2] is 65535, expected 0 to 65534"}));
+  CHECK(says(with("experts", "I64", of(4)), {"expert 4"}));
+  const auto starts = [](std::int64_t second) {
+    return [second](const std::string& /*bytes*/) { return raw_bytes(std::vector<std::int64_t>{0, second}); };
+  };
+  CHECK(with("sequence_start", "I64", starts(4)).empty());
+  CHECK(says(with("sequence_start", "I64", starts(std::int64_t{1} << 40)), {"sequence_start[1] is 1099511627776"}));
+}
+
 TEST_CASE("damaged safetensors of others are refused by name") {
   CHECK(refused_import([](RawTrace&) {}).empty());
   auto retyped = [](const std::string& name, const std::string& type, const Shape64& shape, std::size_t bytes) {
@@ -1180,10 +1216,11 @@ TEST_CASE("damaged safetensors of others are refused by name") {
                r.at("experts") = {"experts", "U8", {0, 3, 2}, ""};
              }),
              {"no tokens are recorded"}));
-  CHECK(says(retyped("experts", "U16", {7, 3, 2}, 84), {"\"experts\": expected U8 of shape [tokens, layers, k]"}));
-  CHECK(says(retyped("experts", "U8", {7, 6}, 42), {"\"experts\": expected U8 of shape [tokens, layers, k]"}));
+  CHECK(says(retyped("experts", "F32", {7, 3, 2}, 168), {"\"experts\": is F32, expected U8, U16, I16, I32 or I64"}));
+  CHECK(says(retyped("experts", "U8", {7, 6}, 42), {"\"experts\": expected shape [tokens, layers, k]"}));
   CHECK(says(retyped("experts", "U8", {7, 3, 2}, 42), {"token 0, layer 0: expert 0 stands twice"}));
-  CHECK(says(retyped("sequence_start", "I64", {2}, 16), {"\"sequence_start\": expected I32 of shape [sequences]"}));
+  CHECK(
+      says(retyped("sequence_start", "U32", {2}, 8), {"\"sequence_start\": expected I32 or I64 of shape [sequences]"}));
   CHECK(says(retyped("sequence_start", "I32", {2}, 8), {"sequence_start[1] is 0 after 0"}));
   CHECK(says(retyped("sequence_start", "I32", {0}, 0), {"sequence_start must begin with token 0"}));
   CHECK(says(retyped("weights", "BF16", {7, 3, 2}, 84),
