@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <map>
 
@@ -199,7 +200,8 @@ Json to_json(const RunReport& r) {
       {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
   if (r.all_expert_bytes > 0) {
     json["all_expert_bytes"] = r.all_expert_bytes;
-    json["budget_asked_percent"] = 100 * ratio(r.budget_asked_bytes, r.all_expert_bytes);
+    // Bytes are whole: 60% of some are 59.9999994%.
+    json["budget_asked_percent"] = std::round(1e6 * ratio(r.budget_asked_bytes, r.all_expert_bytes)) / 1e4;
     json["budget_percent"] = 100 * ratio(r.budget_bytes, r.all_expert_bytes);
   }
   for (const auto& [use, bytes] : r.device_memory) json["device_memory_bytes"][use] = bytes;
