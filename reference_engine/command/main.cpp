@@ -193,9 +193,11 @@ void check_lists(const CLI::App& app, const std::vector<std::string>& arguments)
     const std::string name = argument.substr(0, equals);
     const CLI::Option* option = command->get_option_no_throw(name);
     if (option == nullptr || option->get_delimiter() != ',') continue;
-    if (equals == std::string::npos && i + 1 == arguments.size()) continue;
-    const std::string& value = equals == std::string::npos ? arguments[i + 1] : argument.substr(equals + 1);
-    if (!has_gap(value)) continue;
+    std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
+    while (i + 1 < arguments.size() && !arguments[i + 1].starts_with("--")) {  // shells cut lists at their blanks
+      value += (value.empty() ? "" : " ") + arguments[++i];
+    }
+    if (value.empty() || !has_gap(value)) continue;
     throw InputError(fmt::format("{}: an empty entry in \"{:.100}\", expected values with a comma between two of them",
                                  name, value));
   }
