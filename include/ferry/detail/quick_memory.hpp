@@ -19,9 +19,9 @@ namespace ferry::inline FERRY_ABI::detail {
 ///
 ///     A = sum (f - s) (q - s),   B = sum (q - s)^2,   m = A / B
 ///
-/// over all layers, where each span counts 7/8 of the next one; at first B is what chance alone would make it, of a few uses a
-/// step. Where nothing changes A is below 0: the slow count is nearer to
-/// what comes than the quick one is. An m below 1/8 may be chance and counts as 0; what is above is spread over 0 to 1.
+/// over all layers, where each span counts 7/8 of the next one; at first B is what chance alone would make it, of a few uses
+/// a step. Where nothing changes A is below 0: the slow count is nearer to what comes than the quick one is. An m below 1/8
+/// may be chance and counts as 0; what is above is spread over 0 to 1.
 ///
 /// Source: ours; weights of forecasts by regression are after Bates and Granger (1969, "The combination of forecasts").
 ///
@@ -106,7 +106,8 @@ class QuickMemory {
   static constexpr std::int64_t one = 1 << 20;    ///< all of what a layer saved
 
   FERRY_HD std::int64_t mixed(std::int64_t slow, std::int64_t quick) const noexcept {
-    return slow + (((quick >> 8U) * ratio_ - slow) >> 8U) * share_;
+    const std::int64_t both = slow + (((quick >> 8U) * ratio_ - slow) >> 8U) * share_;
+    return both > 0 ? both : 0;  // what was all but forgotten is less than what rounding takes
   }
   FERRY_HD void learn(std::uint32_t layer, const std::int64_t* slow) noexcept {
     if (begun_[layer] != 0 && step_ - begun_[layer] < span) return;

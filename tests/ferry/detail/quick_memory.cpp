@@ -116,6 +116,16 @@ TEST_CASE("what was used in the last steps counts alone once the subject has cha
   CHECK(memory.share() < 0.25);
 }
 
+TEST_CASE("what is all but forgotten is expected no less than never") {
+  Memory memory;
+  Random random(5);
+  for (int i = 0; i < 40; ++i) memory.step(random, 0, 1);
+  for (int i = 0; i < 4000; ++i) {
+    memory.step(random, i / 300 % 2 == 0 ? 4 : 8, 1);
+    for (const std::int64_t expected : memory.expected) REQUIRE(expected >= 0);
+  }
+}
+
 TEST_CASE("prompts between the steps keep nothing from being learned") {
   Memory memory;
   Random random(3);
