@@ -67,6 +67,8 @@ class ApiAnswer {
   std::string id_;
 };
 
+/// A request names another model.
+ApiError no_such_model(const std::string& name, const ApiModel& model);
 /// GET /v1/models/NAME, and /v1/models.
 Json model_answer(const ApiModel& model, std::int64_t created);
 Json models_answer(const ApiModel& model, std::int64_t created);

@@ -268,6 +268,15 @@ std::string ApiError::body() const {
   return json_text(Json{{"error", error}});
 }
 
+ApiError no_such_model(const std::string& name, const ApiModel& m) {
+  ApiError e;
+  e.status = 404;
+  e.message = printable(fmt::format("The model '{:.80}' does not exist; this server has '{}'.", name, m.name));
+  e.param = "model";
+  e.code = "model_not_found";
+  return e;
+}
+
 ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   OrderedJson json;
   if (valid_utf8(body) != body) refuse("The body is not UTF-8.");
@@ -284,13 +293,7 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   if (const OrderedJson* name = b.find("model")) {
     if (!name->is_string()) Body::wrong_type("model", "a string", *name);
     if (*name != m.name) {
-      ApiError e;
-      e.status = 404;
-      e.message = printable(
-          fmt::format("The model '{:.80}' does not exist; this server has '{}'.", name->get<std::string>(), m.name));
-      e.param = "model";
-      e.code = "model_not_found";
-      throw e;
+      throw no_such_model(name->get<std::string>(), m);
     }
   }
   r.stream = b.flag("stream", false);

@@ -100,13 +100,7 @@ struct Server::Parts {
              [this](const httplib::Request&, httplib::Response& a) { answer(a, 200, models_answer(model, created)); });
     http.Get("/v1/models/(.+)", [this](const httplib::Request& q, httplib::Response& a) {
       if (q.matches[1] == model.name) return answer(a, 200, model_answer(model, created));
-      ApiError e;
-      e.status = 404;
-      e.message = printable(fmt::format("The model '{:.80}' does not exist; this server has '{}'.",
-                                        std::string(q.matches[1]), model.name));
-      e.param = "model";
-      e.code = "model_not_found";
-      answer(a, e);
+      answer(a, no_such_model(q.matches[1], model));
     });
     http.Get("/metrics", [this](const httplib::Request&, httplib::Response& a) {
       a.set_content(metrics_text(loop.statistics(), options.stack), "text/plain; version=0.0.4");

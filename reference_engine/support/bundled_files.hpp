@@ -23,8 +23,8 @@ std::filesystem::path bundled_text();
 /// Names of the bundled models, in order.
 std::vector<std::string> model_names();
 
-/// The user's own folder for models, which the environment's FERRY_MODELS says; empty: none. Throws InputError if it is
-/// none.
+/// The user's own folder for models, which the environment's FERRY_MODELS says; empty: none is named. Throws InputError if
+/// there is no such folder.
 std::filesystem::path models_folder();
 /// Names of the models there, as `find_model` takes them, in order: MODEL or MAKER/MODEL, of folders and of GGUF files.
 std::vector<std::string> own_model_names();

@@ -141,6 +141,14 @@ std::vector<Json> events(const std::string& body) {
   return all;
 }
 
+/// One that takes a while.
+DecodeRequest long_request() {
+  DecodeRequest r;
+  r.tokens = {97};
+  r.max_new_tokens = 900;
+  return r;
+}
+
 }  // namespace
 
 TEST_CASE("a completion is what the model makes of the prompt by itself") {
@@ -430,9 +438,7 @@ TEST_CASE("a full queue says so") {
   l.places = 1;
   l.most_waiting = 1;
   Served s({}, l);
-  DecodeRequest long_one;
-  long_one.tokens = {97};
-  long_one.max_new_tokens = 900;
+  const DecodeRequest long_one = long_request();
   const auto decoded = s.loop().submit({long_one});
   while (s.loop().statistics().active == 0) std::this_thread::yield();
   const auto waits = s.loop().submit({long_one});
@@ -453,9 +459,7 @@ TEST_CASE("a client that goes leaves the queue to others, and what no queue has 
   l.places = 1;
   l.most_waiting = 2;
   Served s({}, l);
-  DecodeRequest long_one;
-  long_one.tokens = {97};
-  long_one.max_new_tokens = 900;
+  const DecodeRequest long_one = long_request();
   const auto decoded = s.loop().submit({long_one});
   while (s.loop().statistics().active == 0) std::this_thread::yield();
   const auto waits = s.loop().submit({long_one, long_one});
