@@ -98,6 +98,18 @@ class FamilyReader {
     dense_layers([&](std::uint32_t l) { return l < first; });
   }
 
+  /// `mlp_layer_types`, or where there is none as many of the first as `first_k_dense_replace` says.
+  void typed_layers(std::uint32_t absent) {
+    if (!f.has("mlp_layer_types")) return dense_first(absent);
+    const Json& types = f.at("mlp_layer_types");
+    const auto known = [](const Json& type) { return type == "dense" || type == "sparse"; };
+    if (!types.is_array() || types.size() != c.layers || !std::all_of(types.begin(), types.end(), known)) {
+      f.refuse("mlp_layer_types", fmt::format("a list of {} times \"dense\" or \"sparse\"", c.layers));
+    }
+    dense_layers([&](std::uint32_t l) { return types[l] == "dense"; });
+    static_cast<void>(f.has("first_k_dense_replace"));  // what transformers writes beside them is its default
+  }
+
   /// Qwen's.
   void sparse_layers() {
     const std::uint32_t step = whole_or("decoder_sparse_step", 1);
@@ -390,6 +402,71 @@ void glm4_moe(FamilyReader& r) {
   r.no_windows();
 }
 
+/// GLM-4.7-Flash: DeepSeek-V3's attention.
+void glm4_moe_lite(FamilyReader& r) {
+  r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.sigmoid_gate("mlp.gate.e_score_correction_bias", {.scale = 1.8});
+  r.shared_experts("n_shared_experts", 1);
+  r.latent_attention();
+  r.typed_layers(1);
+  r.no_windows();
+}
+
+void solar_open(FamilyReader& r) {
+  r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.sigmoid_gate("mlp.gate.e_score_correction_bias", {});
+  r.shared_experts("n_shared_experts", 1);
+  r.c.qkv_bias = r.f.flag("attention_bias", false);
+  r.rope({.theta = 1e6});
+  r.must_be("first_k_dense_replace", 0);
+  r.must_be_off({"use_qk_norm"});
+  r.no_windows();
+}
+
+/// K-EXAONE: where some layers attend to a window, positions turn in these only.
+void exaone_moe(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.sigmoid_gate("mlp.e_score_correction_bias", {.scale = 2.5});
+  r.c.inner_names.emplace().choice_bias = "mlp.gate.e_score_correction_bias";
+  r.shared_experts("num_shared_experts", 1);
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.rope({.theta = 10000});
+  r.typed_layers(1);
+  const std::uint32_t window = r.sliding_window(4096);
+  std::uint32_t every = 4;
+  if (r.f.has("layer_types")) {
+    static_cast<void>(r.f.has("sliding_window_pattern"));  // which says the same in letters
+  } else if (r.f.has("sliding_window_pattern")) {
+    every = r.f.whole("sliding_window_pattern", 1, largest_dimension);
+  }
+  r.windows(window, [&](std::uint32_t l) { return window > 0 && (l + 1) % every != 0; });
+  for (LayerConfig& layer : r.c.layer) layer.turns = window == 0 || layer.window > 0;
+}
+
+/// Hunyuan 3.
+void hy_v3(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.c.gate.gating = Gating::sigmoid;
+  for (const char* name : {"norm_topk_prob", "route_norm"}) {
+    if (!r.f.flag(name, true)) r.f.refuse(name, "true, this family always divides weights by their sum");
+  }
+  r.c.renormalise = true;
+  r.c.added_to_sum = 1e-20;
+  r.c.routed_scale = r.number_or("router_scaling_factor", 2.826);
+  r.c.names.gate = "mlp.router.gate.weight";
+  r.c.names.choice_bias = "mlp.expert_bias";
+  r.c.names.shared = "mlp.shared_mlp.";
+  r.c.inner_names.emplace().choice_bias = "mlp.e_score_correction_bias";
+  r.shared_experts("num_shared_experts", 1);
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.attention_bias(false);
+  r.must_be_off({"mlp_bias"});
+  static_cast<void>(r.f.has("enable_moe_fp32_combine"));  // all sums are in float32
+  r.rope({.theta = 11158840});
+  r.typed_layers(1);
+  r.no_windows();
+}
+
 void dots1(FamilyReader& r) {
   r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
   r.sigmoid_gate("mlp.gate.e_score_correction_bias", {.norm = false});
@@ -645,11 +722,15 @@ constexpr Family families[] = {{"DeepseekForCausalLM", deepseek, {1e-6, 100001}}
                                {"DeepseekV3ForCausalLM", deepseek_v3, {1e-6, 1}},
                                {"Dots1ForCausalLM", dots1, {1e-6, {}}},
                                {"Ernie4_5_MoeForCausalLM", ernie4_5_moe, {1e-5, 2}, true},
+                               {"ExaoneMoEForCausalLM", exaone_moe, {1e-5, 53}},
+                               {"ExaoneMoeForCausalLM", exaone_moe, {1e-5, 53}},
                                {"FlexOlmoForCausalLM", flex_olmo, {1e-6, 100257}},
                                {"Glm4MoeForCausalLM", glm4_moe, {1e-5, {}}},
+                               {"Glm4MoeLiteForCausalLM", glm4_moe_lite, {1e-5, 1}},
                                {"GptOssForCausalLM", gpt_oss, {1e-5, {}}},
                                {"GraniteMoeForCausalLM", granitemoe, {1e-6, 2}},
                                {"GraniteMoeSharedForCausalLM", granitemoeshared, {1e-6, 2}},
+                               {"HYV3ForCausalLM", hy_v3, {1e-5, {}}},
                                {"HunYuanMoEV1ForCausalLM", hunyuan_v1_moe, {1e-5, 2}},
                                {"Llama4ForCausalLM", llama4, {1e-5, 2}},
                                {"Llama4ForConditionalGeneration", llama4, {1e-5, 2}},
@@ -663,6 +744,7 @@ constexpr Family families[] = {{"DeepseekForCausalLM", deepseek, {1e-6, 100001}}
                                {"Qwen3NextForCausalLM", qwen3_next, {1e-6, {}}},
                                {"Qwen3_5MoeForCausalLM", qwen3_5_moe, {1e-6, {}}},
                                {"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe, {1e-6, {}}},
+                               {"SolarOpenForCausalLM", solar_open, {1e-5, {}}},
                                {"XverseForCausalLM", xverse, {1e-6, {}}}};
 
 /// Models that people have and that this engine does not compute, with the part that it lacks.
@@ -671,12 +753,22 @@ struct Missing {
 };
 
 constexpr Missing not_computed[] = {
+    {"AfmoeForCausalLM", "attention with gates and norms on both sides"},
+    {"BailingMoeForCausalLM", "fused attention"},
+    {"BailingMoeV2ForCausalLM", "fused attention"},
     {"DbrxForCausalLM", "its fused attention and experts"},
+    {"DeepseekV32ForCausalLM", "sparse attention"},
+    {"Gemma4ForConditionalGeneration", "experts beside a dense MLP and keys that layers share"},
+    {"GlmMoeDsaForCausalLM", "sparse attention"},
     {"GraniteMoeHybridForCausalLM", "Mamba layers"},
     {"JambaForCausalLM", "Mamba layers"},
+    {"KimiLinearForCausalLM", "Kimi's delta attention"},
     {"Lfm2MoeForCausalLM", "convolution layers"},
+    {"LongcatFlashForCausalLM", "experts that compute nothing and layers with two attentions"},
+    {"MiMoV2FlashForCausalLM", "heads whose number differs by layer"},
     {"MiniMaxForCausalLM", "lightning attention"},
     {"MiniMaxM1ForCausalLM", "lightning attention"},
+    {"NemotronHForCausalLM", "Mamba layers"},
 };
 
 const Family* find_family(const std::string& architecture) {
@@ -701,7 +793,13 @@ FamilyDefaults family_defaults(const Fields& f, const std::string& architecture)
     f.refuse("architectures",
              fmt::format("another family: {} has {}, which the engine does not compute", architecture, lacks->part));
   }
-  f.refuse("architectures", fmt::format("one of {}", fmt::join(supported_architectures(), ", ")));
+  const std::string end = "ForCausalLM";  // said once, so that the line is not cut
+  std::vector<std::string> known;
+  for (const std::string& name : supported_architectures()) {
+    const std::size_t at = name.find(end);
+    if (at != std::string::npos) known.push_back(name.substr(0, at));
+  }
+  f.refuse("architectures", fmt::format("one of {}, with {} behind it", fmt::join(known, ", "), end));
 }
 
 void read_family(const Fields& f, ModelConfig& c) {

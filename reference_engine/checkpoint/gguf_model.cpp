@@ -39,6 +39,7 @@ constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "i
                                                                {"ffn_gate_inp_shexp.", "mlp.shared_expert_gate."},
                                                                {"ffn_gate_inp.", "mlp.gate."},
                                                                {"exp_probs_b.bias", "mlp.gate.e_score_correction_bias"},
+                                                               {"exp_probs_b", "mlp.gate.e_score_correction_bias"},
                                                                {"ffn_gate_exps.", "mlp.experts.gate_proj."},
                                                                {"ffn_gate_up_exps.", "mlp.experts.gate_up_proj."},
                                                                {"ffn_up_exps.", "mlp.experts.up_proj."},
@@ -154,9 +155,11 @@ const std::vector<GgufFamily>& families_of_gguf() {
       {"glm4moe", "Glm4MoeForCausalLM", false, {{"norm_topk_prob", false}}},
       {"dots1", "Dots1ForCausalLM", false, {{"sliding_window", nullptr}, {"norm_topk_prob", false}}},
       {"ernie4_5-moe", "Ernie4_5_MoeForCausalLM", false, Json::object()},
+      {"exaone-moe", "ExaoneMoeForCausalLM", false, {{"norm_topk_prob", false}}},
       {"gpt-oss", "GptOssForCausalLM", false, Json::object()},
       {"granitemoe", "GraniteMoeSharedForCausalLM", true, Json::object()},
       {"hunyuan-moe", "HunYuanMoEV1ForCausalLM", false, Json::object()},
+      {"hy_v3", "HYV3ForCausalLM", false, {{"norm_topk_prob", false}}},
       {"phimoe", "PhiMoEForCausalLM", false, Json::object()},
       {"qwen3next", "Qwen3NextForCausalLM", false, {{"norm_topk_prob", true}}},
       {"qwen35moe", "Qwen3_5MoeForCausalLM", false, {{"norm_topk_prob", true}}},
@@ -220,7 +223,10 @@ void add_long_rope(const GgufFacts& f, Json& config) {
 /// Counts and widths of experts, under every name that a family may read them by.
 void add_experts(const GgufFacts& f, Json& config) {
   // What is not there is not there: families' own defaults are those of config.json.
-  for (const char* name : {"n_shared_experts", "moe_num_shared_experts", "first_k_dense_replace"}) config[name] = 0;
+  for (const char* name :
+       {"n_shared_experts", "moe_num_shared_experts", "num_shared_experts", "first_k_dense_replace"}) {
+    config[name] = 0;
+  }
   for (const char* name : {"n_group", "topk_group"}) config[name] = 1;
   config["routed_scaling_factor"] = 1.0;
   const Json count = f.get("expert_count"), used = f.get("expert_used_count");
@@ -246,7 +252,10 @@ void add_experts(const GgufFacts& f, Json& config) {
         f.refuse(fmt::format("shared experts of width {}, expected a multiple of {}, that of experts", shared, each));
       }
     } else {
-      config["n_shared_experts"] = config["moe_num_shared_experts"] = config["num_shared_expert"] = shared / each;
+      for (const char* name :
+           {"n_shared_experts", "moe_num_shared_experts", "num_shared_expert", "num_shared_experts"}) {
+        config[name] = shared / each;
+      }
     }
   }
   f.copy("leading_dense_block_count", "first_k_dense_replace", config);
@@ -254,6 +263,18 @@ void add_experts(const GgufFacts& f, Json& config) {
   f.copy("expert_group_used_count", "topk_group", config);
   f.copy("expert_weights_scale", "routed_scaling_factor", config);
   f.copy("expert_weights_norm", "norm_topk_prob", config);
+}
+
+/// Of a list with true or false for each layer, in the words of `layer_types`.
+void add_layer_types(const GgufFacts& f, const char* name, const char* where_true, Json& config) {
+  const std::string whole = f.arch + "." + name;
+  if (!f.fields().has(whole)) return;
+  const Json &list = f.fields().at(whole), &layers = config["num_hidden_layers"];
+  const bool good = list.is_array() && layers.is_number_unsigned() && list.size() >= layers &&
+                    std::all_of(list.begin(), list.end(), [](const Json& one) { return one.is_boolean(); });
+  if (!good) f.fields().refuse(whole, "true or false for each layer");
+  for (std::size_t l = 0; l < layers; ++l)
+    config["layer_types"].push_back(list[l] == true ? where_true : "full_attention");
 }
 
 /// Layers with the gated delta rule, in llama.cpp's words for state spaces.
@@ -270,16 +291,7 @@ void add_gated_delta(const GgufFacts& f, Json& config) {
   }
   config["linear_value_head_dim"] = inner.get<std::uint64_t>() / heads.get<std::uint64_t>();
   f.copy("full_attention_interval", "full_attention_interval", config);
-  const std::string name = f.arch + ".attention.recurrent_layers";
-  if (!f.fields().has(name)) return;
-  const Json& recurrent = f.fields().at(name);
-  const Json& layers = config["num_hidden_layers"];
-  const bool good = recurrent.is_array() && layers.is_number_unsigned() && recurrent.size() >= layers &&
-                    std::all_of(recurrent.begin(), recurrent.end(), [](const Json& one) { return one.is_boolean(); });
-  if (!good) f.fields().refuse(name, "true or false for each layer");
-  for (std::size_t l = 0; l < layers; ++l) {
-    config["layer_types"].push_back(recurrent[l] == true ? "linear_attention" : "full_attention");
-  }
+  add_layer_types(f, "attention.recurrent_layers", "linear_attention", config);
 }
 
 /// What is particular to an architecture.
@@ -312,6 +324,18 @@ void add_particulars(const GgufFacts& f, Json& config) {
   } else if (f.arch == "ernie4_5-moe") {
     f.copy("interleave_moe_layer_step", "moe_layer_interval", config);
     f.copy("leading_dense_block_count", "moe_layer_start_index", config);
+  } else if (f.arch == "exaone-moe") {
+    f.copy("attention.sliding_window", "sliding_window", config);
+    if (f.get("attention.sliding_window") == 0) config["sliding_window"] = nullptr;
+    add_layer_types(f, "attention.sliding_window_pattern", "sliding_attention", config);
+  } else if (f.arch == "hy_v3") {
+    f.copy("expert_weights_scale", "router_scaling_factor", config);
+    const Json& said = config["num_hidden_layers"];
+    const std::uint64_t layers = said.is_number_unsigned() ? said.get<std::uint64_t>() : 0;
+    for (std::uint64_t l = 0; l < std::min<std::uint64_t>(layers, 4096); ++l) {  // more are refused
+      const bool dense = f.tensor(fmt::format("blk.{}.ffn_gate.weight", l)) != nullptr;
+      config["mlp_layer_types"].push_back(dense ? "dense" : "sparse");
+    }
   } else if (f.arch == "gpt-oss") {
     f.copy("attention.sliding_window", "sliding_window", config);
   } else if (f.arch == "granitemoe") {

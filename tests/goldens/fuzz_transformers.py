@@ -224,6 +224,47 @@ def glm4_moe(r):
     return c
 
 
+def typed_layers(c):
+    """What counts as dense is said layer by layer."""
+    first = c.pop("first_k_dense_replace")
+    c["mlp_layer_types"] = ["dense" if l < first else "sparse" for l in range(c["num_hidden_layers"])]
+
+
+def glm4_moe_lite(r):
+    c = sigmoid_gate(r, rope_interleave=flag(r))
+    latent(r, c)
+    typed_layers(c)
+    return c
+
+
+def solar_open(r):
+    c = sigmoid_gate(r, attention_bias=flag(r))
+    for name in ("first_k_dense_replace", "intermediate_size"):
+        del c[name]
+    c["rope_parameters"] = rope(r, head_dim(r, c, always=True))
+    return c
+
+
+def exaone_moe(r):
+    c = sigmoid_gate(r)
+    c["num_experts"], c["num_shared_experts"] = c.pop("n_routed_experts"), c.pop("n_shared_experts")
+    if flag(r):
+        typed_layers(c)
+    c["sliding_window"] = r.choice([3, 16, 600])
+    c["sliding_window_pattern"] = r.choice([1, 2, 4])
+    types_of_layers(r, c, ["full_attention", "sliding_attention"])
+    c["rope_parameters"] = rope(r, head_dim(r, c))
+    return c
+
+
+def hy_v3(r):
+    c = base(r, **experts(r), num_shared_experts=r.choice([1, 2]), router_scaling_factor=r.choice([1.0, 2.826]), attention_bias=flag(r))
+    dense_first(r, c)
+    typed_layers(c)
+    c["rope_parameters"] = rope(r, head_dim(r, c, always=True))
+    return c
+
+
 def dots1(r):
     c = sigmoid_gate(r, attention_bias=flag(r))
     c["sliding_window"] = r.choice([None, 5, 16])
@@ -322,8 +363,8 @@ def qwen3_5_moe_text(r):
 
 
 FAMILIES = {f.__name__: f for f in (
-    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, dots1,
-    ernie4_5_moe, hunyuan_v1_moe, minimax_m2, gpt_oss, llama4_text, qwen3_next, qwen3_5_moe_text)}
+    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, dots1,
+    ernie4_5_moe, exaone_moe, hunyuan_v1_moe, hy_v3, minimax_m2, gpt_oss, llama4_text, qwen3_next, qwen3_5_moe_text)}
 FAMILIES["granitemoe"] = granite
 
 
@@ -373,10 +414,10 @@ def for_gguf(family, r, c):
     for name, value in {"use_sliding_window": False, "sliding_window": None, "norm_topk_prob": family in ("qwen3_moe", "qwen3_next"), "decoder_sparse_step": 1,
                         "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4, "use_qk_norm": True,
                         "router_jitter_noise": 0.01, "moe_layer_end_index": -1, "rope_interleave": True, "clip_qkv": None}.items():
-        if name in c and not (name == "sliding_window" and family == "gpt_oss") and not (name == "norm_topk_prob" and "n_group" in c):
+        if name in c and not (name == "sliding_window" and family in ("gpt_oss", "exaone_moe")) and not (name == "norm_topk_prob" and "n_group" in c):
             c[name] = value
     p = c["rope_parameters"]
-    if p["rope_type"] not in ("default", "linear", "yarn") or (family == "deepseek_v2" or family == "deepseek_v3") and p["rope_type"] == "yarn":
+    if p["rope_type"] not in ("default", "linear", "yarn") or "kv_lora_rank" in c and p["rope_type"] == "yarn" or family == "exaone_moe":
         c["rope_parameters"] = {k: v for k, v in p.items() if k in ("rope_theta", "partial_rotary_factor")} | {"rope_type": "default"}
     for name in ("mscale", "mscale_all_dim", "attention_factor", "truncate", "alpha"):
         c["rope_parameters"].pop(name, None)
@@ -385,12 +426,12 @@ def for_gguf(family, r, c):
         c["attention_bias"] = True
     if isinstance(c.get("moe_topk"), list):
         c["moe_topk"] = c["moe_topk"][0]
-    if family.startswith("deepseek"):
+    if "kv_lora_rank" in c:
         c["attention_bias"] = False
 
 
 GGUF_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "ernie4_5_moe", "gpt_oss", "granitemoe",
-                 "granitemoeshared", "hunyuan_v1_moe", "phimoe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2", "llama4_text")
+                 "granitemoeshared", "hunyuan_v1_moe", "phimoe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2", "llama4_text", "glm4_moe_lite", "exaone_moe", "hy_v3")
 
 
 def randomise(model, generator):
@@ -447,6 +488,7 @@ OTHERS = {  # values that fields may be given although weights were made for oth
     "layer_types": [None], "max_window_layers": [0, 1, 60], "original_max_position_embeddings": [32], "rope_scaling": [None, {}],
     "mlp_only_layers": [None, [], [0]], "decoder_sparse_step": [1, 2], "first_k_dense_replace": [0, 1], "full_attention_interval": [2], "rotary_dim": [4, 8],
     "attn_output_gate": [True, False], "use_routing_bias": [True, False], "moe_layer_interval": [1, 2], "moe_layer_start_index": [0], "dtype": ["float32"],
+    "mlp_layer_types": [None], "sliding_window_pattern": [2, 3, "LLG"], "router_scaling_factor": [1.5],
 }
 
 
@@ -502,7 +544,8 @@ def make(folder, family, r, gguf):
     config = json.loads(path.read_text())
     if "experts" in "".join(model.state_dict()) and r.random() < 0.3:
         tensors = {n: t.contiguous() for n, t in model.state_dict().items() if not (n == "lm_head.weight" and config.get("tie_word_embeddings"))}
-        if family in ("qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"):
+        if family in ("qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "solar_open", "exaone_moe",
+                      "hy_v3", "dots1", "qwen3_next", "qwen3_5_moe_text"):
             safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             notes.append("fused")
     if r.random() < 0.5:

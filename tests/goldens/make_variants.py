@@ -7,6 +7,7 @@
 deepseek_v3_bias, deepseek_v2_bias: `attention_bias` of latent attention, with and without latent queries.
 qwen3_next_bias: `attention_bias`, where queries come with gates.
 olmoe_clip: `clip_qkv`.
+glm4_moe_lite, solar_open, exaone_moe, hy_v3: families of their own.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
 olmoe_as_gguf, llama4_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have them: norms
@@ -35,7 +36,16 @@ BASE = dict(vocab_size=258, bos_token_id=256, eos_token_id=257, pad_token_id=Non
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
 LATENT = dict(BASE, num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, attention_bias=True, n_routed_experts=8,
               n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=32, first_k_dense_replace=1)
+SIGMOID = dict(BASE, num_hidden_layers=3, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
 VARIANTS = {
+    "glm4_moe_lite": ("glm4_moe_lite", dict(LATENT, attention_bias=False, q_lora_rank=12, n_group=2, topk_group=1, routed_scaling_factor=1.8,
+                                            mlp_layer_types=["dense", "sparse"])),
+    "solar_open": ("solar_open", dict(SIGMOID, head_dim=16, n_routed_experts=8, n_shared_experts=1, attention_bias=True, routed_scaling_factor=1.5)),
+    "exaone_moe": ("exaone_moe", dict(SIGMOID, head_dim=16, num_experts=8, num_shared_experts=2, intermediate_size=32, routed_scaling_factor=2.5,
+                                      sliding_window=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                      mlp_layer_types=["dense", "sparse", "sparse"])),
+    "hy_v3": ("hy_v3", dict(SIGMOID, head_dim=16, num_experts=8, num_shared_experts=1, intermediate_size=32, attention_bias=True,
+                            router_scaling_factor=2.5, mlp_layer_types=["dense", "sparse", "sparse"])),
     "deepseek_v3_bias": ("deepseek_v3", dict(LATENT, q_lora_rank=12, n_group=2, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True, num_nextn_predict_layers=0)),
     "deepseek_v2_bias": ("deepseek_v2", dict(LATENT, q_lora_rank=None, topk_method="greedy", routed_scaling_factor=1.0)),
     "qwen3_next_bias": ("qwen3_next", dict(BASE, attention_bias=True, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,

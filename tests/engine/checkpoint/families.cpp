@@ -45,11 +45,12 @@ TEST_CASE("families that are not computed are refused by name, with what they ne
   for (const auto& [architecture, part] :
        {std::pair{"DbrxForCausalLM", "fused attention"}, std::pair{"JambaForCausalLM", "Mamba layers"},
         std::pair{"GraniteMoeHybridForCausalLM", "Mamba layers"}, std::pair{"Lfm2MoeForCausalLM", "convolution layers"},
-        std::pair{"MiniMaxForCausalLM", "lightning attention"}}) {
+        std::pair{"MiniMaxForCausalLM", "lightning attention"}, std::pair{"GlmMoeDsaForCausalLM", "sparse attention"},
+        std::pair{"NemotronHForCausalLM", "Mamba layers"}}) {
     CHECK(says(refused_family("mixtral", {{"architectures", {architecture}}}), {architecture, part}));
   }
   CHECK(says(refused_family("mixtral", {{"architectures", {"LlamaForCausalLM"}}}),
-             {"one of DeepseekForCausalLM, ", "got"}));
+             {"one of Deepseek, DeepseekV2, ", "Xverse, with ForCausalLM behind it, got [\"LlamaForCausalLM\"]"}));
   // Whatever else their files say, or spell in another way.
   const Json dbrx = {{"architectures", {"DbrxForCausalLM"}}, {"d_model", 64}, {"n_layers", 2}};
   CHECK(says(refusal("config.json", [&] { static_cast<void>(config_from(dbrx, "config.json")); }),
@@ -71,7 +72,8 @@ TEST_CASE("what a file does not say is as transformers has it") {
         Absent{"hunyuan_v1_moe", 1e-5, 2}, Absent{"llama4", 1e-5, 2}, Absent{"minimax_m2", 1e-6, 200020},
         Absent{"mixtral", 1e-5, 2}, Absent{"olmoe", 1e-5, 50279}, Absent{"phimoe", 1e-5, 2},
         Absent{"qwen2_moe", 1e-6, none}, Absent{"qwen3_moe", 1e-6, none}, Absent{"qwen3_next", 1e-6, none},
-        Absent{"qwen3_5_moe", 1e-6, none},
+        Absent{"qwen3_5_moe", 1e-6, none}, Absent{"glm4_moe_lite", 1e-5, 1}, Absent{"exaone_moe", 1e-5, 53},
+        Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none},
         // Of their published configuration files; what ends a text of XVERSE-MoE is not known.
         Absent{"deepseek_moe", 1e-6, 100001}, Absent{"xverse_moe", 1e-6, none}}) {
     CAPTURE(one.family);
@@ -188,7 +190,8 @@ TEST_CASE("what a GPU computes is said by name, and the rest refused with the pa
   for (const char* computed : {"mixtral",     "qwen2_moe",        "qwen3_moe",      "deepseek_moe",     "xverse_moe",
                                "olmoe",       "phimoe",           "granitemoe",     "granitemoeshared", "dots1",
                                "glm4_moe",    "ernie4_5_moe",     "hunyuan_v1_moe", "minimax_m2",       "gpt_oss",
-                               "deepseek_v2", "deepseek_v2_lite", "deepseek_v3",    "flex_olmo",        "llama4"}) {
+                               "deepseek_v2", "deepseek_v2_lite", "deepseek_v3",    "flex_olmo",        "llama4",
+                               "glm4_moe_lite", "exaone_moe", "hy_v3", "solar_open"}) {
     CAPTURE(computed);
     CHECK(lacks(computed).empty());
   }
@@ -218,6 +221,38 @@ TEST_CASE("windows, chunks and kinds of layers") {
   CHECK(read("qwen3_moe", {{"decoder_sparse_step", 2}}).moe_layers == std::vector<std::uint32_t>{1});
   CHECK(read("ernie4_5_moe", {{"moe_layer_end_index", -1}}).moe_layers == std::vector<std::uint32_t>{1, 2});
   CHECK(says(refused_family("deepseek_v3", {{"first_k_dense_replace", 3}}), {"one layer with experts at least"}));
+
+  const ModelConfig exaone = read("exaone_moe", {{"layer_types", left_out}, {"sliding_window_pattern", 3}});
+  CHECK(exaone.layer[1].window == 16);
+  CHECK(exaone.layer[1].turns);
+  CHECK(exaone.layer[2].window == 0);
+  CHECK_FALSE(exaone.layer[2].turns);
+  const ModelConfig none = read("exaone_moe", {{"layer_types", left_out}, {"sliding_window", nullptr}});
+  CHECK(none.layer[0].window == 0);
+  CHECK(none.layer[0].turns);
+  CHECK(read("exaone_moe", {{"sliding_window_pattern", "LLG"}}).layer[2].window == 16);  // its layer_types say it
+  CHECK(says(refused_family("exaone_moe", {{"layer_types", left_out}, {"sliding_window_pattern", "LLG"}}),
+             {"field \"sliding_window_pattern\": expected a whole number"}));
+}
+
+TEST_CASE("layers without experts, where each has a type") {
+  const auto dense = [](const char* family, const Json& types, const Json& first) {
+    return read(family, {{"mlp_layer_types", types}, {"first_k_dense_replace", first}}).moe_layers;
+  };
+  using Layers = std::vector<std::uint32_t>;
+  for (const char* family : {"exaone_moe", "hy_v3"}) {
+    CAPTURE(family);
+    CHECK(dense(family, {"sparse", "dense", "sparse"}, left_out) == Layers{0, 2});
+    CHECK(dense(family, {"sparse", "dense", "sparse"}, 1) == Layers{0, 2});  // as transformers writes it
+    CHECK(dense(family, left_out, 2) == Layers{2});
+    CHECK(dense(family, left_out, left_out) == Layers{1, 2});
+    for (const Json& wrong : {Json("dense"), Json{"dense", "sparse"}, Json{"dense", "sparse", "moe"}}) {
+      CHECK(says(refused_family(family, {{"mlp_layer_types", wrong}}),
+                 {"field \"mlp_layer_types\": expected a list of 3 times \"dense\" or \"sparse\""}));
+    }
+  }
+  CHECK(says(refused_family("hy_v3", {{"route_norm", false}}), {"field \"route_norm\": expected true"}));
+  CHECK(says(refused_family("solar_open", {{"first_k_dense_replace", 1}}), {"expected 0"}));
 }
 
 TEST_CASE("what config.json leaves out is what transformers takes, and null may be something else") {

@@ -109,6 +109,9 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("deepseek_moe-bf16", "deepseek_moe");
   check_tokens("olmoe_as_gguf-bf16", "olmoe_as_gguf");
   check_tokens("llama4_as_gguf-bf16", "llama4_as_gguf");
+  check_tokens("glm4_moe_lite-bf16", "glm4_moe_lite");
+  check_tokens("exaone_moe-bf16", "exaone_moe");
+  check_tokens("hy_v3-bf16", "hy_v3");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {

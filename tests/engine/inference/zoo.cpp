@@ -279,6 +279,22 @@ TEST_CASE("qwen3_5_moe is computed as transformers computes it, and by every los
   check_family("qwen3_5_moe");
   check_stacks("qwen3_5_moe");
 }
+TEST_CASE("exaone_moe is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("exaone_moe");
+  check_stacks("exaone_moe");
+}
+TEST_CASE("glm4_moe_lite is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("glm4_moe_lite");
+  check_stacks("glm4_moe_lite");
+}
+TEST_CASE("hy_v3 is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("hy_v3");
+  check_stacks("hy_v3");
+}
+TEST_CASE("solar_open is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("solar_open");
+  check_stacks("solar_open");
+}
 TEST_CASE(
     "deepseek_v3_bias, whose attention has biases, is computed as transformers computes it, and by every lossless "
     "stack as by none") {
