@@ -321,6 +321,22 @@ void qwen3_moe(FamilyReader& r) {
   r.everywhere(r.used_window());
 }
 
+/// What it does with texts is a Qwen3-MoE's, but for how its experts lie.
+void qwen3_vl_moe(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  if (!r.f.flag("norm_topk_prob", true)) {
+    r.f.refuse("norm_topk_prob", "true, this family always divides weights by their sum");
+  }
+  r.c.renormalise = true;
+  r.c.storage = ExpertStorage::fused_columns;
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.attention_bias(false);
+  r.rope({.theta = 500000, .sections = true});
+  r.sparse_layers();
+  r.no_windows();
+  r.c.names.model = "model.language_model.";
+}
+
 void olmoe(FamilyReader& r) {
   r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "intermediate_size");
   r.c.renormalise = r.f.flag("norm_topk_prob", false);
@@ -742,6 +758,7 @@ constexpr Family families[] = {{"DeepseekForCausalLM", deepseek, {1e-6, 100001}}
                                {"Qwen2MoeForCausalLM", qwen2_moe, {1e-6, {}}},
                                {"Qwen3MoeForCausalLM", qwen3_moe, {1e-6, {}}},
                                {"Qwen3NextForCausalLM", qwen3_next, {1e-6, {}}},
+                               {"Qwen3VLMoeForConditionalGeneration", qwen3_vl_moe, {1e-6, {}}, true},
                                {"Qwen3_5MoeForCausalLM", qwen3_5_moe, {1e-6, {}}},
                                {"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe, {1e-6, {}}},
                                {"SolarOpenForCausalLM", solar_open, {1e-5, {}}},

@@ -149,6 +149,7 @@ const std::vector<GgufFamily>& families_of_gguf() {
       {"llama", "MixtralForCausalLM", true, Json::object()},
       {"qwen2moe", "Qwen2MoeForCausalLM", false, {{"norm_topk_prob", false}}},
       {"qwen3moe", "Qwen3MoeForCausalLM", false, {{"norm_topk_prob", true}}},
+      {"qwen3vlmoe", "Qwen3MoeForCausalLM", false, {{"norm_topk_prob", true}}},
       {"olmoe", "OlmoeForCausalLM", false, {{"norm_topk_prob", false}}},
       {"deepseek", "DeepseekForCausalLM", true, {{"norm_topk_prob", false}}},
       {"deepseek2", "DeepseekV2ForCausalLM", false, {{"norm_topk_prob", false}}},
@@ -438,9 +439,9 @@ std::vector<std::string> left_over(const GgufFacts& f) {
                                                   "expert_shared_count",
                                                   "expert_shared_feed_forward_length",
                                                   "attention.value_length"};
-  // Mixtral's files have carried a window that llama.cpp does not use.
+  // Mixtral's files have carried a window that llama.cpp does not use; some say what is done with images.
   constexpr std::string_view unused[] = {"rope.scaling.finetuned", "rope.scaling.original_context_length",
-                                         "rope.dimension_sections", "attention.sliding_window"};
+                                         "rope.dimension_sections", "attention.sliding_window", "n_deepstack_layers"};
   const auto one_of = [](const auto& all, std::string_view name) {
     return std::find(std::begin(all), std::end(all), name) != std::end(all);
   };

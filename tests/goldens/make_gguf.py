@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 def of_hub(config):
     """What config.json says on the hub, where transformers 5 writes something else or leaves it out."""
-    layers = config["num_hidden_layers"]
+    layers = config.get("num_hidden_layers", 0)  # of a model that also sees elsewhere
     if config["model_type"] == "hunyuan_v1_moe":
         config["moe_intermediate_size"] = [config["intermediate_size"]] * layers
         config["moe_topk"] = [config["moe_topk"]] * layers

@@ -7,7 +7,7 @@
 deepseek_v3_bias, deepseek_v2_bias: `attention_bias` of latent attention, with and without latent queries.
 qwen3_next_bias: `attention_bias`, where queries come with gates.
 olmoe_clip: `clip_qkv`.
-glm4_moe_lite, solar_open, exaone_moe, hy_v3: families of their own.
+glm4_moe_lite, solar_open, exaone_moe, hy_v3: families of their own. qwen3_vl_moe: what it makes of texts; experts lie as on the hub, and the part that sees is left out.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
 olmoe_as_gguf, llama4_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have them: norms
@@ -22,7 +22,7 @@ import sys
 import safetensors.torch
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from fuzz_transformers import randomise
 
@@ -44,6 +44,11 @@ VARIANTS = {
     "exaone_moe": ("exaone_moe", dict(SIGMOID, head_dim=16, num_experts=8, num_shared_experts=2, intermediate_size=32, routed_scaling_factor=2.5,
                                       sliding_window=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
                                       mlp_layer_types=["dense", "sparse", "sparse"])),
+    "qwen3_vl_moe": ("qwen3_vl_moe", dict(
+        text_config=dict(SIGMOID, head_dim=16, num_experts=8, intermediate_size=32,
+                         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, num_position_embeddings=16,
+                           deepstack_visual_indexes=[0]), tie_word_embeddings=False)),
     "hy_v3": ("hy_v3", dict(SIGMOID, head_dim=16, num_experts=8, num_shared_experts=1, intermediate_size=32, attention_bias=True,
                             router_scaling_factor=2.5, mlp_layer_types=["dense", "sparse", "sparse"])),
     "deepseek_v3_bias": ("deepseek_v3", dict(LATENT, q_lora_rank=12, n_group=2, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True, num_nextn_predict_layers=0)),
@@ -81,7 +86,8 @@ def make(folder, kind, fields, seed):
     """The model that is to be computed; its checkpoint is in the folder."""
     config = AutoConfig.for_model(kind, **fields)
     config._experts_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    auto = AutoModelForImageTextToText if "vision_config" in fields else AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     randomise(model, torch.Generator().manual_seed(seed))
     folder.mkdir(parents=True, exist_ok=True)
     if folder.name.endswith("_fp8"):
@@ -102,7 +108,12 @@ def make(folder, kind, fields, seed):
         safetensors.torch.save_file(tensors, folder / "model.safetensors")
         return model
     model.to(torch.bfloat16).save_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    if "vision_config" in fields:
+        tensors = safetensors.torch.load_file(folder / "model.safetensors")
+        tensors = {n: t.transpose(1, 2).contiguous() if ".experts." in n else t for n, t in tensors.items() if ".visual." not in n}
+        safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return model
 
 
 def run(model, ids):
@@ -116,7 +127,7 @@ def expected(model):
         ids = torch.tensor([[256, *text.encode()]])
         seen = {}
         hooks = []
-        for n, layer in enumerate(model.model.layers):
+        for n, layer in enumerate(getattr(model.model, "language_model", model.model).layers):
             moe = layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
             for gate in [getattr(moe, name) for name in ("gate", "router") if hasattr(moe, name)]:
                 hooks.append(gate.register_forward_hook(lambda _m, _i, out, n=n: seen.__setitem__(n, out)))

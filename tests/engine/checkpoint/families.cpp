@@ -187,11 +187,12 @@ TEST_CASE("what a GPU computes is said by name, and the rest refused with the pa
   const auto lacks = [](const std::string& family, const std::vector<std::pair<std::string, Json>>& fields = {}) {
     return beyond_cuda(read(family, fields), {});
   };
-  for (const char* computed : {"mixtral",     "qwen2_moe",        "qwen3_moe",      "deepseek_moe",     "xverse_moe",
-                               "olmoe",       "phimoe",           "granitemoe",     "granitemoeshared", "dots1",
-                               "glm4_moe",    "ernie4_5_moe",     "hunyuan_v1_moe", "minimax_m2",       "gpt_oss",
-                               "deepseek_v2", "deepseek_v2_lite", "deepseek_v3",    "flex_olmo",        "llama4",
-                               "glm4_moe_lite", "exaone_moe", "hy_v3", "solar_open"}) {
+  for (const char* computed :
+       {"mixtral",       "qwen2_moe",        "qwen3_moe",      "deepseek_moe",     "xverse_moe",
+        "olmoe",         "phimoe",           "granitemoe",     "granitemoeshared", "dots1",
+        "glm4_moe",      "ernie4_5_moe",     "hunyuan_v1_moe", "minimax_m2",       "gpt_oss",
+        "deepseek_v2",   "deepseek_v2_lite", "deepseek_v3",    "flex_olmo",        "llama4",
+        "glm4_moe_lite", "exaone_moe",       "hy_v3",          "solar_open",       "qwen3_vl_moe"}) {
     CAPTURE(computed);
     CHECK(lacks(computed).empty());
   }

@@ -112,6 +112,7 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("glm4_moe_lite-bf16", "glm4_moe_lite");
   check_tokens("exaone_moe-bf16", "exaone_moe");
   check_tokens("hy_v3-bf16", "hy_v3");
+  check_tokens("qwen3_vl_moe-bf16", "qwen3_vl_moe");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {

@@ -8,8 +8,10 @@
 
 #include "checkpoint/safetensors.hpp"
 #include "cpu/cpu_model.hpp"
+#include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"
+#include "engine/fixtures/tiny_checkpoint.hpp"
 #include "ferry/router/top_k.hpp"
 #include "stacks/stack_options.hpp"
 
@@ -290,6 +292,38 @@ TEST_CASE("glm4_moe_lite is computed as transformers computes it, and by every l
 TEST_CASE("hy_v3 is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("hy_v3");
   check_stacks("hy_v3");
+}
+TEST_CASE("qwen3_vl_moe is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("qwen3_vl_moe");
+  check_stacks("qwen3_vl_moe");
+}
+TEST_CASE("qwen3_vl_moe's experts lie as on the hub, or as transformers 5 may write them") {
+  const test::TemporaryFolder folder;
+  const std::filesystem::path hub = folder_of("qwen3_vl_moe");
+  const Safetensors file(hub / "model.safetensors");
+  Json header;
+  std::string data;
+  for (const auto& [name, t] : file.tensors()) {
+    std::string bytes(reinterpret_cast<const char*>(t.data), t.bytes);
+    std::vector<std::uint64_t> shape = t.shape;
+    if (name.find(".experts.") != std::string::npos) {
+      std::swap(shape[1], shape[2]);
+      for (std::uint64_t e = 0, n = shape[1] * shape[2]; e < shape[0]; ++e) {
+        for (std::uint64_t i = 0; i < n; ++i) {
+          const std::uint64_t from = i % shape[2] * shape[1] + i / shape[2];
+          std::memcpy(&bytes[2 * (e * n + i)], t.data + 2 * (e * n + from), 2);
+        }
+      }
+    }
+    header[name] = {{"dtype", "BF16"}, {"shape", shape}, {"data_offsets", {data.size(), data.size() + bytes.size()}}};
+    data += bytes;
+  }
+  test::write_file(folder.path() / "model.safetensors", test::safetensors_file(header.dump(), data));
+  std::filesystem::copy(hub / "config.json", folder.path() / "config.json");
+  CpuModel model(folder.path()), original(hub);
+  const std::vector<std::uint32_t> tokens = {256, 84, 104, 101, 32};
+  const Matrix rows = run(model, *runner_of(model, "lru", 0.4), tokens, 5, 5);
+  CHECK(rows == run(original, *runner_of(original, "lru", 0.4), tokens, 5, 5));
 }
 TEST_CASE("solar_open is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("solar_open");
