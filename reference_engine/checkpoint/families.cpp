@@ -359,6 +359,36 @@ void flex_olmo(FamilyReader& r) {
   r.no_windows();
 }
 
+/// Trinity: norms before and behind, gates for what attention gives; positions turn in layers with a window only.
+void afmoe(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.c.gate.gating = Gating::sigmoid;
+  if (r.f.has("score_func") && r.f.at("score_func") != "sigmoid") r.f.refuse("score_func", "\"sigmoid\"");
+  if (!r.f.flag("route_norm", true)) r.f.refuse("route_norm", "true, this family always divides weights by their sum");
+  for (const char* groups : {"n_group", "num_expert_groups", "topk_group", "num_limited_groups"}) r.must_be(groups, 1);
+  r.c.renormalise = true;
+  r.c.added_to_sum = 1e-20;
+  r.c.routed_scale = r.number_or("route_scale", 1);
+  r.c.names.gate = "mlp.router.gate.weight";
+  r.c.names.choice_bias = "mlp.expert_bias";
+  r.shared_experts("num_shared_experts", 2);
+  r.c.norm_place = NormPlace::both;
+  r.c.names.attention_norm_behind = "post_attention_layernorm";
+  r.c.names.mlp_norm = "pre_mlp_layernorm";
+  r.c.names.mlp_norm_behind = "post_mlp_layernorm";
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.c.output_gate = true;
+  r.c.names.output_gate = "self_attn.gate_proj.weight";
+  r.attention_bias(false);
+  if (r.f.flag("mup_enabled", false)) r.c.embedding_scale = std::sqrt(static_cast<double>(r.c.hidden));
+  r.rope({.theta = 10000});
+  const std::uint32_t first = r.whole_or("num_dense_layers", 1), every = r.whole_or("global_attn_every_n_layers", 4);
+  if (every == 0) r.f.refuse("global_attn_every_n_layers", "a whole number from 1");
+  r.dense_layers([&](std::uint32_t l) { return l < first; });
+  r.windows(r.sliding_window(1024), [&](std::uint32_t l) { return (l + 1) % every != 0; });
+  for (LayerConfig& layer : r.c.layer) layer.turns = layer.window > 0;
+}
+
 /// DeepSeek-MoE, the first version: ordinary attention.
 void deepseek(FamilyReader& r) {
   r.experts({"n_routed_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
@@ -733,7 +763,8 @@ struct Family {
   bool tied = false;  ///< embeddings, where the file does not say
 };
 
-constexpr Family families[] = {{"DeepseekForCausalLM", deepseek, {1e-6, 100001}},
+constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
+                               {"DeepseekForCausalLM", deepseek, {1e-6, 100001}},
                                {"DeepseekV2ForCausalLM", deepseek_v2, {1e-6, 2}},
                                {"DeepseekV3ForCausalLM", deepseek_v3, {1e-6, 1}},
                                {"Dots1ForCausalLM", dots1, {1e-6, {}}},
@@ -770,7 +801,6 @@ struct Missing {
 };
 
 constexpr Missing not_computed[] = {
-    {"AfmoeForCausalLM", "attention with gates and norms on both sides"},
     {"BailingMoeForCausalLM", "fused attention"},
     {"BailingMoeV2ForCausalLM", "fused attention"},
     {"DbrxForCausalLM", "its fused attention and experts"},

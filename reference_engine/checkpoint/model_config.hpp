@@ -21,6 +21,8 @@ inline constexpr std::uint32_t no_token = 0xffffffff;
 struct TensorNames {
   std::string model = "model.", head = "lm_head.";
   std::string attention_norm = "input_layernorm", mlp_norm = "post_attention_layernorm";  ///< ".weight", ".bias"
+  std::string attention_norm_behind, mlp_norm_behind;                                     ///< where there are two each
+  std::string output_gate;  ///< a matrix of its own; empty: gates come with the queries
   std::string q_norm = "self_attn.q_norm.weight", k_norm = "self_attn.k_norm.weight";
   std::string gate = "mlp.gate.weight", gate_bias, choice_bias;
   std::string experts = "mlp.experts.";  ///< then "E.", a part, ".weight"
@@ -60,8 +62,8 @@ enum class Norm : std::uint8_t {
   mean           ///< the mean taken away first, and a bias added last: PyTorch's LayerNorm
 };
 
-/// Where a layer's norms are: before attention and experts, or behind them, ahead of the sum.
-enum class NormPlace : std::uint8_t { before, behind };
+/// Where a layer's norms are: before attention and experts, or behind them, ahead of the sum, or in both places.
+enum class NormPlace : std::uint8_t { before, behind, both };
 
 /// Norms of queries and keys.
 enum class HeadNorm : std::uint8_t {
@@ -122,7 +124,7 @@ struct ModelConfig {
   Rope rope;
   LatentAttention latent;
   LinearAttention linear;
-  bool output_gate = false;  ///< queries come with gates, whose sigmoids weigh what attention gives
+  bool output_gate = false;  ///< there are gates beside the queries, whose sigmoids weigh what attention gives
   /// Where positions turn nothing, queries grow with log(1 + floor((position + 1) / tuning_floor)) * tuning + 1.
   double tuning = 0, tuning_floor = 1;
   HeadNorm head_norm = HeadNorm::none;

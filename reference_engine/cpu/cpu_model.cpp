@@ -50,8 +50,15 @@ CpuModel::Layer CpuModel::load_layer(const Weights& weights, std::uint32_t index
     if (c.norm == Norm::rms_plus_one) w.weight.array() += 1;
     return w;
   };
-  layer.attention_norm = norm(c.names.attention_norm);
-  layer.mlp_norm = norm(c.names.mlp_norm);
+  if (c.norm_place != NormPlace::behind) {
+    layer.attention_norm = norm(c.names.attention_norm);
+    layer.mlp_norm = norm(c.names.mlp_norm);
+  }
+  if (c.norm_place != NormPlace::before) {
+    const bool both = c.norm_place == NormPlace::both;
+    layer.attention_behind = norm(both ? c.names.attention_norm_behind : c.names.attention_norm);
+    layer.mlp_behind = norm(both ? c.names.mlp_norm_behind : c.names.mlp_norm);
+  }
   const bool moe = c.layer[index].moe;
   const std::uint32_t width = moe ? c.layer[index].shared_width : c.dense_width;
   if (width == 0) return layer;
@@ -82,16 +89,16 @@ void CpuModel::norm(const Matrix& x, const NormWeights& weights, Matrix& y) cons
 }
 
 void CpuModel::norm_before(const Matrix& x, const NormWeights& weights, Matrix& y) const {
-  if (config().norm_place == NormPlace::before) {
+  if (weights.weight.size() > 0) {
     norm(x, weights, y);
   } else {
     y = x;
   }
 }
 
-void CpuModel::add(Matrix& x, const NormWeights& weights, Matrix& given) {
-  if (config().norm_place == NormPlace::behind) {
-    norm(given, weights, given_);
+void CpuModel::add(Matrix& x, const NormWeights& behind, Matrix& given) {
+  if (behind.weight.size() > 0) {
+    norm(given, behind, given_);
     given.swap(given_);
   }
   if (config().residual_scale == 1) {
@@ -105,7 +112,7 @@ void CpuModel::attend(std::uint32_t layer, const std::vector<TokenRow>& rows, st
                       Matrix& normed) {
   norm_before(x, layers_[layer].attention_norm, normed);
   attention_->run(layer, rows, caches, normed, attended_);
-  add(x, layers_[layer].attention_norm, attended_);
+  add(x, layers_[layer].attention_behind, attended_);
   norm_before(x, layers_[layer].mlp_norm, normed);
 }
 
@@ -127,9 +134,10 @@ void CpuModel::score(std::uint32_t moe_layer, const Matrix& input, Matrix& selec
 }
 
 void CpuModel::add_experts(const Layer& layer, Matrix& x, Matrix& routed) {
-  if (config().norm_place == NormPlace::behind && config().shared_width > 0) routed += mlp_out_;
-  add(x, layer.mlp_norm, routed);
-  if (config().norm_place == NormPlace::before && config().shared_width > 0) add(x, layer.mlp_norm, mlp_out_);
+  const bool together = config().norm_place != NormPlace::before;
+  if (together && config().shared_width > 0) routed += mlp_out_;
+  add(x, layer.mlp_behind, routed);
+  if (!together && config().shared_width > 0) add(x, layer.mlp_behind, mlp_out_);
 }
 
 void CpuModel::predict_partial(std::uint32_t moe_layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
@@ -140,7 +148,7 @@ void CpuModel::predict_partial(std::uint32_t moe_layer, const std::vector<TokenR
     attention_->restore(l, rows, caches);
     if (config().layer[l].moe) break;
     run_mlp(layers_[l].mlp, config().dense_width, false, ahead_normed_);
-    add(hidden, layers_[l].mlp_norm, mlp_out_);
+    add(hidden, layers_[l].mlp_behind, mlp_out_);
   }
   score(moe_layer, ahead_normed_, ahead_select_, ahead_weight_);
 }
@@ -182,7 +190,7 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
     attend(l, rows, caches, x_, normed_);
     if (!c.layer[l].moe) {
       run_mlp(layer.mlp, c.dense_width, false, normed_);
-      add(x_, layer.mlp_norm, mlp_out_);
+      add(x_, layer.mlp_behind, mlp_out_);
       continue;
     }
     const Nanoseconds gate = span("attention", begin);

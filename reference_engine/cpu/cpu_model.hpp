@@ -36,7 +36,8 @@ class CpuModel final : public Model {
     StoredMatrix scale;  ///< [1, hidden]: the sigmoid of its product weighs the whole, if there is one
   };
   struct Layer {
-    NormWeights attention_norm, mlp_norm;
+    NormWeights attention_norm, mlp_norm;  ///< before them, and behind; empty: none
+    NormWeights attention_behind, mlp_behind;
     Matrix gate;  ///< [experts, hidden]
     Mlp mlp;      ///< the shared expert, if there is one; of a layer without experts all that it has
   };
@@ -46,7 +47,7 @@ class CpuModel final : public Model {
   void norm(const Matrix& x, const NormWeights& weights, Matrix& y) const;
   void norm_before(const Matrix& x, const NormWeights& weights, Matrix& y) const;
   /// x += what attention or experts gave, which is normalised first if norms stand behind them.
-  void add(Matrix& x, const NormWeights& weights, Matrix& given);
+  void add(Matrix& x, const NormWeights& behind, Matrix& given);
   /// Adds attention's part to hidden states.
   void attend(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, Matrix& x,
               Matrix& normed);

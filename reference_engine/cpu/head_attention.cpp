@@ -29,7 +29,8 @@ class HeadAttention final : public CpuAttention {
       const auto vector = [&](const std::string& name, std::uint32_t size) {
         return weights.vector(c.tensor(l, name), size);
       };
-      if (c.output_gate) {  // of each head its queries, then its gates
+      const bool apart = !c.names.output_gate.empty();
+      if (c.output_gate && !apart) {  // of each head its queries, then its gates
         const std::string both = c.tensor(l, "self_attn.q_proj.weight");
         std::vector<Weights::Rows> queries, gates;
         for (std::uint32_t h = 0; h < c.heads; ++h) {
@@ -40,13 +41,15 @@ class HeadAttention final : public CpuAttention {
         layer.gate = weights.gathered(both, std::uint64_t{2} * q_width, c.hidden, gates);
       } else {
         layer.q = matrix("self_attn.q_proj.weight", q_width, c.hidden);
+        if (apart) layer.gate = weights.matrix(c.tensor(l, c.names.output_gate), out, c.hidden);
       }
       layer.k = matrix("self_attn.k_proj.weight", k_width, c.hidden);
       layer.v = matrix("self_attn.v_proj.weight", v_width, c.hidden);
       layer.o = matrix("self_attn.o_proj.weight", c.hidden, out);
       if (c.qkv_bias) {
-        layer.q_bias = vector("self_attn.q_proj.bias", c.output_gate ? 2 * q_width : q_width);
-        if (c.output_gate) part_biases(layer);
+        const bool together = c.output_gate && !apart;
+        layer.q_bias = vector("self_attn.q_proj.bias", together ? 2 * q_width : q_width);
+        if (together) part_biases(layer);
         layer.k_bias = vector("self_attn.k_proj.bias", k_width);
         layer.v_bias = vector("self_attn.v_proj.bias", v_width);
       }

@@ -265,6 +265,16 @@ def hy_v3(r):
     return c
 
 
+def afmoe(r):
+    c = base(r, **experts(r), num_shared_experts=r.choice([1, 2]), route_scale=r.choice([1.0, 2.826]), attention_bias=flag(r),
+             mup_enabled=flag(r), sliding_window=r.choice([3, 16, 600]), global_attn_every_n_layers=r.choice([1, 2, 4]))
+    dense_first(r, c)
+    c["num_dense_layers"] = c.pop("first_k_dense_replace")
+    types_of_layers(r, c, ["full_attention", "sliding_attention"])
+    c["rope_parameters"] = rope(r, head_dim(r, c, always=True))
+    return c
+
+
 def dots1(r):
     c = sigmoid_gate(r, attention_bias=flag(r))
     c["sliding_window"] = r.choice([None, 5, 16])
@@ -363,7 +373,7 @@ def qwen3_5_moe_text(r):
 
 
 FAMILIES = {f.__name__: f for f in (
-    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, dots1,
+    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, afmoe, dots1,
     ernie4_5_moe, exaone_moe, hunyuan_v1_moe, hy_v3, minimax_m2, gpt_oss, llama4_text, qwen3_next, qwen3_5_moe_text)}
 FAMILIES["granitemoe"] = granite
 
@@ -488,7 +498,7 @@ OTHERS = {  # values that fields may be given although weights were made for oth
     "layer_types": [None], "max_window_layers": [0, 1, 60], "original_max_position_embeddings": [32], "rope_scaling": [None, {}],
     "mlp_only_layers": [None, [], [0]], "decoder_sparse_step": [1, 2], "first_k_dense_replace": [0, 1], "full_attention_interval": [2], "rotary_dim": [4, 8],
     "attn_output_gate": [True, False], "use_routing_bias": [True, False], "moe_layer_interval": [1, 2], "moe_layer_start_index": [0], "dtype": ["float32"],
-    "mlp_layer_types": [None], "sliding_window_pattern": [2, 3, "LLG"], "router_scaling_factor": [1.5],
+    "mlp_layer_types": [None], "sliding_window_pattern": [2, 3, "LLG"], "router_scaling_factor": [1.5], "mup_enabled": [True, False, None], "global_attn_every_n_layers": [1, 3], "num_dense_layers": [0, None],
 }
 
 
@@ -545,7 +555,7 @@ def make(folder, family, r, gguf):
     if "experts" in "".join(model.state_dict()) and r.random() < 0.3:
         tensors = {n: t.contiguous() for n, t in model.state_dict().items() if not (n == "lm_head.weight" and config.get("tie_word_embeddings"))}
         if family in ("qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "solar_open", "exaone_moe",
-                      "hy_v3", "dots1", "qwen3_next", "qwen3_5_moe_text"):
+                      "hy_v3", "afmoe", "dots1", "qwen3_next", "qwen3_5_moe_text"):
             safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             notes.append("fused")
     if r.random() < 0.5:

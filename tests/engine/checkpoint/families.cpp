@@ -49,8 +49,9 @@ TEST_CASE("families that are not computed are refused by name, with what they ne
         std::pair{"NemotronHForCausalLM", "Mamba layers"}}) {
     CHECK(says(refused_family("mixtral", {{"architectures", {architecture}}}), {architecture, part}));
   }
-  CHECK(says(refused_family("mixtral", {{"architectures", {"LlamaForCausalLM"}}}),
-             {"one of Deepseek, DeepseekV2, ", "Xverse, with ForCausalLM behind it, got [\"LlamaForCausalLM\"]"}));
+  CHECK(
+      says(refused_family("mixtral", {{"architectures", {"LlamaForCausalLM"}}}),
+           {"one of Afmoe, Deepseek, DeepseekV2, ", "Xverse, with ForCausalLM behind it, got [\"LlamaForCausalLM\"]"}));
   // Whatever else their files say, or spell in another way.
   const Json dbrx = {{"architectures", {"DbrxForCausalLM"}}, {"d_model", 64}, {"n_layers", 2}};
   CHECK(says(refusal("config.json", [&] { static_cast<void>(config_from(dbrx, "config.json")); }),
@@ -73,7 +74,7 @@ TEST_CASE("what a file does not say is as transformers has it") {
         Absent{"mixtral", 1e-5, 2}, Absent{"olmoe", 1e-5, 50279}, Absent{"phimoe", 1e-5, 2},
         Absent{"qwen2_moe", 1e-6, none}, Absent{"qwen3_moe", 1e-6, none}, Absent{"qwen3_next", 1e-6, none},
         Absent{"qwen3_5_moe", 1e-6, none}, Absent{"glm4_moe_lite", 1e-5, 1}, Absent{"exaone_moe", 1e-5, 53},
-        Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none},
+        Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none}, Absent{"afmoe", 1e-5, none},
         // Of their published configuration files; what ends a text of XVERSE-MoE is not known.
         Absent{"deepseek_moe", 1e-6, 100001}, Absent{"xverse_moe", 1e-6, none}}) {
     CAPTURE(one.family);
@@ -197,6 +198,7 @@ TEST_CASE("what a GPU computes is said by name, and the rest refused with the pa
     CHECK(lacks(computed).empty());
   }
   CHECK(lacks("qwen3_next") == "gated-delta layers");
+  CHECK(lacks("afmoe") == "norms before and behind");
   CHECK(lacks("hunyuan_layers") == "layers that differ in their experts");
 }
 
@@ -234,6 +236,19 @@ TEST_CASE("windows, chunks and kinds of layers") {
   CHECK(read("exaone_moe", {{"sliding_window_pattern", "LLG"}}).layer[2].window == 16);  // its layer_types say it
   CHECK(says(refused_family("exaone_moe", {{"layer_types", left_out}, {"sliding_window_pattern", "LLG"}}),
              {"field \"sliding_window_pattern\": expected a whole number"}));
+}
+
+TEST_CASE("Trinity") {
+  const ModelConfig c = read("afmoe", {{"layer_types", left_out}, {"global_attn_every_n_layers", 2}});
+  CHECK(c.layer[0].window == 16);
+  CHECK_FALSE(c.layer[1].turns);
+  CHECK(c.embedding_scale == std::sqrt(static_cast<double>(c.hidden)));
+  CHECK(read("afmoe", {{"mup_enabled", left_out}}).embedding_scale == 1);
+  CHECK(read("afmoe", {{"num_dense_layers", left_out}}).moe_layers == std::vector<std::uint32_t>{1, 2});
+  for (const auto& [field, value] : {std::pair{"score_func", Json("softmax")}, std::pair{"route_norm", Json(false)},
+                                     std::pair{"n_group", Json(2)}, std::pair{"global_attn_every_n_layers", Json(0)}}) {
+    CHECK(says(refused_family("afmoe", {{field, value}}), {std::string("field \"") + field}));
+  }
 }
 
 TEST_CASE("layers without experts, where each has a type") {
