@@ -1,5 +1,9 @@
 #include "checkpoint/generation_config.hpp"
 
+#include <algorithm>
+#include <map>
+#include <set>
+
 #include "checkpoint/gguf.hpp"
 #include "checkpoint/gguf_model.hpp"
 #include "support/json.hpp"
@@ -39,6 +43,42 @@ void add_tokens(const Fields& f, const std::string& name, std::vector<std::uint3
   }
 }
 
+/// What ends a text beside `eos_token_id` stands in a folder's generation_config.json; converters write one or two of it, and
+/// llama.cpp goes by the names of control tokens.
+void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
+  static const std::set<std::string> ends = {"<|eot_id|>",
+                                             "<|im_end|>",
+                                             "<|end|>",
+                                             "<|return|>",
+                                             "<|call|>",
+                                             "<|flush|>",
+                                             "<|calls|>",
+                                             "<end_of_turn>",
+                                             "<|endoftext|>",
+                                             "<|eom_id|>",
+                                             "<EOT>",
+                                             "[EOT]",
+                                             "[EOS]",
+                                             "<|end_of_text|>",
+                                             "<\xef\xbd\x9c"
+                                             "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
+                                             "[e~["};
+  if (!file.metadata().contains("tokenizer.ggml.tokens") || !file.metadata().contains("tokenizer.ggml.token_type"))
+    return;
+  const std::vector<std::string> texts = file.texts("tokenizer.ggml.tokens");
+  const std::vector<double> types = file.numbers("tokenizer.ggml.token_type");
+  constexpr double control = 3;
+  std::map<std::string, std::uint32_t> found;
+  for (std::size_t id = 0; id < std::min(texts.size(), types.size()); ++id) {
+    if (types[id] == control && ends.contains(texts[id])) found[texts[id]] = static_cast<std::uint32_t>(id);
+  }
+  // Where turns end otherwise this ends a part of one.
+  const bool parts = (found.contains("<|return|>") && found.contains("<|call|>")) ||
+                     (found.contains("<|flush|>") && (found.contains("<|call|>") || found.contains("<|calls|>")));
+  if (parts) found.erase("<|end|>");
+  for (const auto& [text, id] : found) all.push_back(id);
+}
+
 }  // namespace
 
 GenerationConfig read_generation_config(const std::filesystem::path& model) {
@@ -48,6 +88,7 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
     const Fields f(files[0]->metadata(), model.string() + ": metadata");
     for (const char* name : {"eot", "eom"})
       add_tokens(f, std::string("tokenizer.ggml.") + name + "_token_id", c.end_tokens);
+    add_named_ends(*files[0], c.end_tokens);
     const std::string prefix = "general.sampling.";
     if (f.has(prefix + "temp") || f.has(prefix + "top_p") || f.has(prefix + "top_k")) {
       c.file = model.filename().string();

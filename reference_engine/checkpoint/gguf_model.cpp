@@ -48,6 +48,7 @@ constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "i
                                                                {"ffn_up_shexp.", "mlp.shared_experts.up_proj."},
                                                                {"ffn_down_shexp.", "mlp.shared_experts.down_proj."},
                                                                {"attn_qkv.", "linear_attn.in_proj_qkv."},
+                                                               {"ssm_in.", "linear_attn.in_proj_qkvz."},
                                                                {"attn_gate.", "linear_attn.in_proj_z."},
                                                                {"ssm_ba.", "linear_attn.in_proj_ba."},
                                                                {"ssm_beta.", "linear_attn.in_proj_b."},
@@ -170,6 +171,7 @@ const std::vector<GgufFamily>& families_of_gguf() {
 }
 
 void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
+  config["rope_theta"] = 10000.0;
   f.copy("rope.freq_base", "rope_theta", config);
   const Json width = f.get("rope.dimension_count");
   if (!f.has("attention.kv_lora_rank")) {  // whatever share families have where config.json says none
@@ -189,6 +191,7 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     f.copy("rope.scaling.original_context_length", "original_max_position_embeddings", scaling);
     f.copy("rope.scaling.yarn_beta_fast", "beta_fast", scaling);
     f.copy("rope.scaling.yarn_beta_slow", "beta_slow", scaling);
+    f.copy("rope.scaling.yarn_attn_factor", "attention_factor", scaling);
     if (const Json log = f.get("rope.scaling.yarn_log_multiplier"); log.is_number() && log != 0) {
       scaling["mscale"] = scaling["mscale_all_dim"] = log.get<double>() * 10;
     }
@@ -296,7 +299,7 @@ void add_gated_delta(const GgufFacts& f, Json& config) {
 }
 
 /// What is particular to an architecture.
-void add_particulars(const GgufFacts& f, Json& config) {
+void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   if (f.arch == "deepseek2") {
     const Json gating = f.get("expert_gating_func");
     const bool sigmoid = gating.is_null() || gating == 0 ? f.of_a_layer("exp_probs_b.bias") != nullptr : gating == 2;
@@ -340,6 +343,7 @@ void add_particulars(const GgufFacts& f, Json& config) {
   } else if (f.arch == "gpt-oss") {
     f.copy("attention.sliding_window", "sliding_window", config);
   } else if (f.arch == "granitemoe") {
+    if (head_dim > 0) config["attention_multiplier"] = 1 / std::sqrt(static_cast<double>(head_dim));
     f.copy("attention.scale", "attention_multiplier", config);
     f.copy("embedding_scale", "embedding_multiplier", config);
     f.copy("residual_scale", "residual_multiplier", config);
@@ -402,7 +406,7 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   add_experts(f, config);
   add_rope(f, head_dim, config);
   add_long_rope(f, config);
-  add_particulars(f, config);
+  add_particulars(f, head_dim, config);
   return config;
 }
 
@@ -453,7 +457,9 @@ std::vector<std::string> left_over(const GgufFacts& f) {
     if (one_of(told_by_tensors, name) || one_of(unused, name)) continue;
     if (name == "attention.causal" && value == true) continue;
     if (name == "rope.freq_base_swa" && value == f.get("rope.freq_base")) continue;
-    if (value.is_number() && (value == 0 || (value == 1 && name.find("factor") != std::string::npos))) continue;
+    const bool extends = name == "rope.scaling.yarn_ext_factor" && value != 1;  // 0: not at all
+    if (!extends && value.is_number() && (value == 0 || (value == 1 && name.find("factor") != std::string::npos)))
+      continue;
     const bool computed = name.rfind("rope.", 0) == 0 || name.rfind("attention.", 0) == 0 ||
                           name.rfind("expert", 0) == 0 || name.find("scale") != std::string::npos ||
                           name.find("softcapping") != std::string::npos || name.rfind("swiglu", 0) == 0;
@@ -507,13 +513,18 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   ModelConfig c = config_from(parse_json(json_text(config_of(f, *family)), f.where()), f.where());
   check_gating(f, c);
   divide_frequencies(f, c.rope);
+  if (const Json scale = f.get("expert_weights_scale"); f.arch == "deepseek" && scale.is_number()) {
+    c.routed_scale = scale.get<double>();  // which a folder's config does not have
+  }
   c.unknown = left_over(f);
   c.rope.neighbours = c.rope.neighbours || family->turned;
   if (c.norm == Norm::rms_plus_one) c.norm = Norm::rms;  // the 1 is in their files' weights
   c.linear.tiled = f.arch == "qwen35moe";
   const TensorNames read = std::exchange(c.names, {});
   c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
-  c.names.choice_bias = read.choice_bias.empty() ? "" : "mlp.gate.e_score_correction_bias";
+  const bool biased = !read.choice_bias.empty() &&  // or a file does without
+                      (f.of_a_layer("exp_probs_b.bias") != nullptr || f.of_a_layer("exp_probs_b") != nullptr);
+  c.names.choice_bias = biased ? "mlp.gate.e_score_correction_bias" : "";
   c.names.shared_scale = read.shared_scale.empty() ? "" : "mlp.shared_expert_gate.weight";
   c.names.fused = {"mlp.experts.gate_up_proj.weight", "mlp.experts.down_proj.weight"};
   c.storage = ExpertStorage::fused_parts;

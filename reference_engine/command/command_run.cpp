@@ -171,8 +171,11 @@ class Runs {
       if (total > 2 * g.prefill_chunk) progress.show(done, total);
     };
     if (stream) {
-      g.on_token = [as_text = model_->tokenizer() != nullptr](std::size_t prompt, std::uint32_t token,
-                                                              const std::string& text) {
+      const bool reads = model_->tokenizer() != nullptr;
+      if (!reads && !model_->why_no_tokenizer().empty()) {
+        std::fprintf(stderr, "ferry: tokens are shown as numbers: %s\n", model_->why_no_tokenizer().c_str());
+      }
+      g.on_token = [as_text = reads](std::size_t prompt, std::uint32_t token, const std::string& text) {
         if (prompt == 0) print(as_text ? text : fmt::format("{} ", token));
       };
     }
@@ -532,9 +535,14 @@ int inspect(const RunArguments& a) {
           range_of(expert), layouts[0].name(Precision::full), c.routed_experts(), all, dense, a.flags.budget, budget,
           100.0 * static_cast<double>(budget) / static_cast<double>(all)),
       terminal_columns()));
-  const auto tokenizer = open_tokenizer(path, c);
-  const std::string reads = tokenizer == nullptr ? "none, which leaves --token-ids"
-                                                 : fmt::format("{}, {} tokens", tokenizer->kind(), tokenizer->size());
+  std::string reads = "none, which leaves --token-ids";
+  try {
+    if (const auto tokenizer = open_tokenizer(path, c)) {
+      reads = fmt::format("{}, {} tokens", tokenizer->kind(), tokenizer->size());
+    }
+  } catch (const InputError& e) {
+    reads += fmt::format(" ({})", e.what());
+  }
   const std::string needs = wrapped(needs_of(c, layouts, dense, all, reads), terminal_columns());
   if (per_layer.stream_slots == 0) {
     print("  every expert fits\n" + needs);

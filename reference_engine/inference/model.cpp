@@ -125,12 +125,19 @@ const Tensor& Model::dense(const Checkpoint& checkpoint, const std::string& name
 }
 
 const Tokenizer* Model::tokenizer() const {
-  std::call_once(tokenizer_asked_, [&] { tokenizer_ = open_tokenizer(folder_, config_); });
+  std::call_once(tokenizer_asked_, [&] {
+    try {
+      tokenizer_ = open_tokenizer(folder_, config_);
+    } catch (const InputError& e) {  // which concerns only whoever needs one
+      why_no_tokenizer_ = e.what();
+    }
+  });
   return tokenizer_.get();
 }
 
 const Tokenizer& Model::need_tokenizer() const {
   if (const Tokenizer* found = tokenizer()) return *found;
+  if (!why_no_tokenizer_.empty()) throw InputError(why_no_tokenizer_);
   throw InputError(fmt::format(
       "{}: has no tokenizer, and so no text can be read: expected tokenizer.json, tokenizer.model or a file "
       "NAME.tiktoken beside config.json; --token-ids FILE gives it tokens",

@@ -76,9 +76,11 @@ class Model {
   [[nodiscard]] const ModelConfig& config() const { return config_; }
   [[nodiscard]] const ExpertStore& store() const { return *store_; }
   [[nodiscard]] GateBank& gates() { return *gates_; }
-  /// What it reads and writes, read when it is first asked for; null: nobody here knows. Throws InputError for damaged files.
+  /// What it reads and writes, read when it is first asked for; null: nobody here knows, or cannot read its files.
   [[nodiscard]] const Tokenizer* tokenizer() const;
-  /// The same where there has to be one. Throws InputError if there is none.
+  /// What its files were refused for, once it was asked for.
+  [[nodiscard]] const std::string& why_no_tokenizer() const { return why_no_tokenizer_; }
+  /// The same where there has to be one. Throws InputError if there is none, or for damaged files.
   [[nodiscard]] const Tokenizer& need_tokenizer() const;
   /// The tokens that a text begins with.
   [[nodiscard]] std::vector<std::uint32_t> begin_tokens() const;
@@ -149,6 +151,7 @@ class Model {
   ModelConfig config_;
   mutable std::once_flag tokenizer_asked_;
   mutable std::shared_ptr<const Tokenizer> tokenizer_;
+  mutable std::string why_no_tokenizer_;  ///< what its files were refused for
   std::unique_ptr<ExpertStore> store_;
   std::unique_ptr<GateBank> gates_;
   Matrix gate_biases_, choice_biases_;

@@ -40,9 +40,14 @@ struct Vocabulary {
     if (!scores.empty() && scores.size() != texts.size()) {
       fields.refuse("tokenizer.ggml.scores", fmt::format("one for each of {} tokens", texts.size()));
     }
+    // Phi's take the white space behind them along, but for these; a GGUF file cannot say it.
+    const bool strips = file.metadata().value("general.architecture", Json()) == "phimoe";
     for (std::uint32_t id = 0; id < types.size(); ++id) {
-      if (types[id] != control && types[id] != user_defined) continue;
-      added.push_back({texts[id], "", id, types[id] == control});
+      if (types[id] == normal || types[id] == unused || types[id] == byte) continue;
+      AddedToken t{texts[id], "", id, types[id] != user_defined};
+      const bool may = (t.special || t.text == "</s>") && t.text != "<unk>" && t.text != "<s>";
+      t.strips_right = strips && may && t.text != "<|endoftext|>";
+      added.push_back(std::move(t));
     }
   }
 

@@ -30,13 +30,21 @@ std::vector<std::string> deepseek_v3() {
       R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 }
 
+/// o200k's way, where what is written in Han characters is a word.
+std::vector<std::string> kimi() {
+  const std::string begin = R"([^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]))",
+                    small = R"((?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}]))", ends = std::string(endings) + "?";
+  return {R"(\p{Han}+|)" + begin + "*" + small + "+" + ends + "|" + begin + "+" + small + "*" + ends +
+          R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
+}
+
 std::map<std::string, WordRules> make_rules() {
   std::map<std::string, WordRules> all;
   const auto add = [&](std::initializer_list<const char*> names, const WordRules& rules) {
     for (const char* name : names) all[name] = rules;
   };
   const std::string optional = std::string(endings) + "?";
-  add({"gpt-2", "gpt2", "phi-2", "exaone4"}, {{gpt2_words}});
+  add({"gpt-2", "gpt2", "phi-2", "exaone4", "gigachat"}, {{gpt2_words}});
   add({"r50k_base", "p50k_base"}, {{gpt2_words}});
   add({"olmo", "dbrx-olmo"}, {{gpt2_words}, false, false, "nfc"});
   add({"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"}, {{R"(\p{N})", gpt2_words}});
@@ -49,10 +57,13 @@ std::map<std::string, WordRules> make_rules() {
   add({"qwen", "hy"}, {{common(R"(\p{N})")}, false, false, "nfc"});
   add({"qwen35", "qwen3_5", "qwen3_6"},
       {{common(R"(\p{N})", R"(\p{L}\p{M})", R"(\s\p{L}\p{M}\p{N})")}, false, false, "nfc"});
-  add({"gpt-4o", "llama4", "o200k_base", "o200k_harmony", "minimax-m2"}, {{by_case(optional, R"(\p{N}{1,3})")}});
+  add({"solar-open"}, {{common(R"(\p{N})")}});
+  add({"gpt-4o", "llama4", "o200k_base", "o200k_harmony", "kanana2", "minimax-m2"},
+      {{by_case(optional, R"(\p{N}{1,3})")}});
   all["minimax-m2"].form = "nfc";
   add({"tekken"}, {{by_case("", R"(\p{N})")}, true, true});
-  add({"deepseek-v3", "hunyuan-dense"}, {deepseek_v3()});
+  add({"deepseek-v3", "hunyuan-dense", "joyai-llm"}, {deepseek_v3()});
+  add({"kimi-k2"}, {kimi()});
   add({"deepseek-llm"}, {{R"([\r\n])",
                           R"(\s?[A-Za-z\x{b5}\x{c0}-\x{d6}\x{d8}-\x{f6}\x{f8}-\x{1ba}\x{1bc}-\x{1bf}\x{1c4}-\x{293})"
                           R"(\x{295}-\x{2af}\x{370}-\x{373}\x{376}\x{377}\x{37b}-\x{37d}\x{37f}\x{386}\x{388}-\x{38a})"

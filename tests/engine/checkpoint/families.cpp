@@ -238,6 +238,13 @@ TEST_CASE("windows, chunks and kinds of layers") {
              {"field \"sliding_window_pattern\": expected a whole number"}));
 }
 
+TEST_CASE("heads of latent attention need not divide the hidden size") {
+  const ModelConfig c = read("glm4_moe_lite", {{"hidden_size", 50}});
+  CHECK(c.head_dim == 16);
+  CHECK(c.value_dim == 12);
+  CHECK(says(refused_family("mixtral", {{"kv_lora_rank", 8}}), {"config.json"}));
+}
+
 TEST_CASE("Trinity") {
   const ModelConfig c = read("afmoe", {{"layer_types", left_out}, {"global_attn_every_n_layers", 2}});
   CHECK(c.layer[0].window == 16);

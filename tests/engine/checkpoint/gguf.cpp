@@ -347,6 +347,7 @@ struct Described {
   std::vector<std::string> more;
   std::vector<std::pair<std::string, std::vector<float>>> tensors;
   std::uint32_t experts = 4;
+  float rope_base = 100;  ///< 0: none is said
 
   [[nodiscard]] ModelConfig read() const {
     const TemporaryFolder folder;
@@ -371,7 +372,7 @@ struct Described {
       }
     }
     entries.push_back(real(arch + ".attention.layer_norm_rms_epsilon", 1e-5F));
-    entries.push_back(real(arch + ".rope.freq_base", 100));
+    if (rope_base > 0) entries.push_back(real(arch + ".rope.freq_base", rope_base));
     std::string out = "GGUF" + number<std::uint32_t>(3) + number<std::uint64_t>(1 + tensors.size()) +
                       number<std::uint64_t>(entries.size());
     for (const std::string& e : entries) out += e;
@@ -490,6 +491,41 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
   const ModelConfig oss = Described{"gpt-oss", {}, {}}.read();
   CHECK(oss.rope.frequency == std::vector<double>{1, tenth});
   CHECK(oss.rope.scale == 1);
+
+  for (const std::string arch : {"gpt-oss", "llama", "ernie4_5-moe"}) {
+    CHECK(Described{arch, {}, {}, 4, 0}.read().rope.theta == 10000);
+  }
+  CHECK(Described{"deepseek", {real("deepseek.expert_weights_scale", 2.5F)}, {}}.read().routed_scale == 2.5);
+  CHECK(Described{"granitemoe", {}, {}}.read().attention_scale == 0.5);
+  const auto yarn = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {text("qwen3moe.rope.scaling.type") + number<std::uint32_t>(8) + text("yarn"),
+                                    real("qwen3moe.rope.scaling.factor", 4),
+                                    whole("qwen3moe.rope.scaling.original_context_length", 16)};
+    all.insert(all.end(), more.begin(), more.end());
+    return Described{"qwen3moe", all, {}};
+  };
+  CHECK(yarn({}).read().rope.scale == doctest::Approx(0.1 * std::log(4.0) + 1));
+  CHECK(yarn({real("qwen3moe.rope.scaling.yarn_attn_factor", 1)}).read().rope.scale == 1);
+  CHECK(says(yarn({real("qwen3moe.rope.scaling.yarn_ext_factor", 0)}).refusal(), {"yarn_ext_factor\": expected none"}));
+
+  // Which layers have no experts, and whether a bias takes part in the choice, Hunyuan 3's tensors say.
+  const ModelConfig hy =
+      Described{
+          "hy_v3", {text("hy_v3.expert_weights_norm") + norm}, {{"blk.1.ffn_gate.weight", std::vector<float>(16)}}}
+          .read();
+  CHECK(hy.moe_layers == std::vector<std::uint32_t>{0, 2, 3});
+  CHECK(hy.names.choice_bias.empty());
+  CHECK_FALSE(
+      Described{"hy_v3", {text("hy_v3.expert_weights_norm") + norm}, {{"blk.1.exp_probs_b", std::vector<float>(4)}}}
+          .read()
+          .names.choice_bias.empty());
+  const std::string pattern = text("exaone-moe.attention.sliding_window_pattern") + number<std::uint32_t>(9) +
+                              number<std::uint32_t>(7) + number<std::uint64_t>(4) + std::string("\1\0\1\1", 4);
+  const ModelConfig exaone =
+      Described{"exaone-moe", {pattern, whole("exaone-moe.attention.sliding_window", 8)}, {}}.read();
+  CHECK(exaone.layer[0].window == 8);
+  CHECK(exaone.layer[1].window == 0);
+  CHECK_FALSE(exaone.layer[1].turns);
 
   // Tensors say whether there are biases, and how wide a shared expert is.
   for (const std::string arch :

@@ -1,0 +1,130 @@
+// Vocabularies of GGUF files: what their metadata cannot say, and what ends a text.
+#include "text/gguf_vocabulary.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "checkpoint/generation_config.hpp"
+#include "engine/fixtures/files.hpp"
+#include "engine/fixtures/paths.hpp"
+#include "engine/fixtures/refusal.hpp"
+#include "text/regex.hpp"
+#include "text/tiktoken.hpp"
+
+namespace {
+
+using namespace ferry;
+using namespace ferry::engine;
+using namespace ferry::test;
+
+template <class T>
+std::string number(T value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+std::string text(const std::string& s) {
+  return number<std::uint64_t>(s.size()) + s;
+}
+
+constexpr std::uint32_t normal = 1, unknown = 2, control = 3;
+
+struct Token {
+  std::string text;
+  std::uint32_t type = normal;
+};
+
+/// A file of nothing but a vocabulary; tokens in the order of their numbers.
+std::filesystem::path vocabulary(const TemporaryFolder& folder, const std::string& arch, const std::string& model,
+                                 const std::string& pre, const std::vector<Token>& tokens, std::uint32_t end) {
+  constexpr std::uint32_t u32 = 4, i32 = 5, f32 = 6, string = 8, list = 9;
+  std::string metadata;
+  std::uint64_t entries = 0;
+  const auto add = [&](const std::string& name, std::uint32_t type, const std::string& value) {
+    metadata += text(name) + number(type) + value;
+    ++entries;
+  };
+  const auto all = [&](std::uint32_t type, const auto& one) {
+    std::string out = number(type) + number<std::uint64_t>(tokens.size());
+    for (const Token& t : tokens) out += one(t);
+    return out;
+  };
+  add("general.architecture", string, text(arch));
+  add("tokenizer.ggml.model", string, text(model));
+  if (!pre.empty()) add("tokenizer.ggml.pre", string, text(pre));
+  add("tokenizer.ggml.tokens", list, all(string, [](const Token& t) { return text(t.text); }));
+  add("tokenizer.ggml.token_type", list, all(i32, [](const Token& t) { return number(t.type); }));
+  float score = 0;
+  add("tokenizer.ggml.scores", list, all(f32, [&](const Token&) { return number(score -= 1); }));
+  add("tokenizer.ggml.eos_token_id", u32, number(end));
+  const std::filesystem::path path = folder.path() / "v.gguf";
+  write_file(path, "GGUF" + number<std::uint32_t>(3) + number<std::uint64_t>(0) + number(entries) + metadata +
+                       std::string(64, '\0'));
+  return path;
+}
+
+std::vector<std::uint32_t> ids(const std::filesystem::path& path, const std::string& text) {
+  const auto tokenizer = read_gguf_vocabulary(Gguf(path));
+  REQUIRE(tokenizer != nullptr);
+  return tokenizer->encode(text, false);
+}
+
+using Ids = std::vector<std::uint32_t>;
+const std::string blank = "\xe2\x96\x81";
+const std::vector<Token> pieces = {{"<unk>", unknown},   {"<s>", control}, {"</s>", control}, {"a"},        {"b"},
+                                   {"<|end|>", control}, {"\n"},           {blank},           {blank + "a"}};
+
+}  // namespace
+
+TEST_CASE("an unknown token is found in texts by its name, as other control tokens are") {
+  const TemporaryFolder folder;
+  CHECK(ids(vocabulary(folder, "llama", "llama", "", pieces, 2), "a<unk>b") == Ids{8, 0, 7, 4});
+}
+
+TEST_CASE("Phi's tokens take the white space behind them along") {
+  const TemporaryFolder folder;
+  const std::string turn = "b<|end|> \n a<s> b</s>\nb";
+  const Ids phi = ids(vocabulary(folder, "phimoe", "llama", "", pieces, 2), turn);
+  CHECK(std::count(phi.begin(), phi.end(), 6U) == 0);  // no line end is left
+  const Ids other = ids(vocabulary(folder, "llama", "llama", "", pieces, 2), turn);
+  CHECK(std::count(other.begin(), other.end(), 6U) == 2);
+  CHECK(other.size() == phi.size() + 4);  // " ", "\n" and " " behind <|end|>, "\n" behind </s>, and none behind <s>
+}
+
+TEST_CASE("Kimi's words: Han by itself, and small letters end one") {
+  // As the package `regex` splits them by the expression of its makers' code.
+  const std::vector<std::pair<std::string, std::vector<std::string>>> texts = {
+      {"Hello\u4f60\u597d\u4e16\u754cfooBar don't12345 \n\n  x",
+       {"Hello", "\u4f60\u597d\u4e16\u754c", "foo", "Bar", " don't", "123", "45", " \n\n", " ", " x"}},
+      {"x \u6f22\u5b57\u304b\u306a\u4ea4\u3058\u308a\u30fc\u3005\u3007 ABCdef'LL!?\r\n\t- 3.14",
+       {"x", " ", "\u6f22\u5b57", "\u304b\u306a", "\u4ea4", "\u3058\u308a\u30fc", "\u3005\u3007", " ABCdef'LL",
+        "!?\r\n", "\t", "-", " ", "3", ".", "14"}},
+      {"\ud55c\uad6d\uc5b4 text  ", {"\ud55c\uad6d\uc5b4", " text", "  "}}};
+  const WordRules* rules = word_rules("kimi-k2");
+  REQUIRE(rules != nullptr);
+  REQUIRE(rules->expressions.size() == 1);
+  const Regex words(rules->expressions[0], "kimi-k2", Dialect::rust);
+  for (const auto& [whole, expected] : texts) {
+    std::vector<std::string> made;
+    for (const Stretch& s : words.split(whole)) made.push_back(whole.substr(s.begin, s.end - s.begin));
+    CHECK(made == expected);
+  }
+}
+
+TEST_CASE("what ends a text beside the end token is told by the names of control tokens") {
+  const TemporaryFolder folder;
+  const auto ends = [&](const std::vector<Token>& tokens) {
+    return read_generation_config(vocabulary(folder, "qwen3moe", "gpt2", "qwen2", tokens, 0)).end_tokens;
+  };
+  CHECK(ends({{"<|im_end|>", control}, {"<|endoftext|>", control}, {"<|im_start|>", control}, {"[EOS]"}}) == Ids{1, 0});
+  CHECK(ends({{"</s>", control}, {"<|end|>", control}, {"a"}}) == Ids{1});
+  CHECK(ends({{"<|return|>", control}, {"<|call|>", control}, {"<|end|>", control}}) ==
+        Ids{1, 0});  // a turn has several
+  CHECK(ends({{"a"}}).empty());
+}
+
+TEST_CASE("a vocabulary that nobody here can read leaves the numbers of tokens") {
+  const TemporaryFolder folder;
+  const std::filesystem::path path = vocabulary(folder, "qwen3moe", "gpt2", "nobodys", {{"a"}, {"b"}}, 0);
+  CHECK(says(refusal("v.gguf", [&] { static_cast<void>(read_gguf_vocabulary(Gguf(path))); }),
+             {"\"tokenizer.ggml.pre\": expected one of ", "nobodys"}));
+}
