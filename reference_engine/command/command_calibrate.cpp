@@ -168,7 +168,7 @@ class Loss {
     a.flags.set(options_, a.stack);
     StackOptions resident;
     resident.stack = "resident";
-    model_ = a.model.open({resident, options_});
+    model_ = a.model.open({resident, options_}, {});
     for (const std::string& t : texts) {
       texts_.push_back(tokenized(*model_, t));
       tokens_ += texts_.back().tokens.size();

@@ -78,7 +78,7 @@ class Chat {
   explicit Chat(const ChatArguments& a) : a_(a), path_(find_model(a.model.model)), sampling_(a.sampling.of(path_)) {
     RunnerOptions r;
     a.flags.set(r, a.stack);
-    model_ = a.model.open({r});
+    model_ = a.model.open({r}, {a.flags.budget});
     template_ = std::make_unique<ChatTemplate>(path_, model_->need_tokenizer());
     context_ = std::min(a.context, model_->config().context);
     set_stack(a.stack);

@@ -176,7 +176,7 @@ int eval(const EvalArguments& a) {
     a.flags.set(stacks[i].options, a.stacks[i]);
     wanted.push_back(stacks[i].options);
   }
-  const std::unique_ptr<Model> opened = a.model.open(wanted);
+  const std::unique_ptr<Model> opened = a.model.open(wanted, {});
   Model& model = *opened;
   options.check(model.config());
   for (const std::string& text : read) texts.push_back(tokenized(model, text));

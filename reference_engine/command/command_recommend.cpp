@@ -46,8 +46,12 @@ enum class Kind {
   lossy      ///< loses what only a measurement tells
 };
 
-Kind kind_of(const StackOptions& o) {
-  if (find_stack(o.stack).keeps_every_bit()) return Kind::exact;
+/// `all_bytes`: of all experts at the model's own precision; 0: not known yet.
+Kind kind_of(const StackOptions& o, std::uint64_t all_bytes = 0) {
+  const StackInfo& info = find_stack(o.stack);
+  if (info.keeps_every_bit()) return Kind::exact;
+  if (info.full_where_all_fits && precisions_for(o, all_bytes).bits == PrecisionSet(Precision::full).bits)
+    return Kind::exact;
   return takes_parameter(o.stack, &StackOptions::max_loss, o.pools) ? Kind::promised : Kind::lossy;
 }
 
@@ -176,7 +180,7 @@ class RecommendCommand {
       a_.flags.set(o, s);
       if (may_lose() || kind_of(o) == Kind::exact) wanted.push_back(o);
     }
-    model_ = a_.model.open(wanted);
+    model_ = a_.model.open(wanted, {});
     const std::uint32_t most = a_.tokens > 0 ? a_.tokens : 1024;
     if (a_.token_ids.empty()) {
       text_ = tokenized(*model_, read_text("--text", source));
@@ -280,7 +284,7 @@ class RecommendCommand {
       c.options.prefill_chunk = a_.chunk;
       c.options.max_tokens = model_ ? ~std::uint64_t{0} : a_.tokens > 0 ? a_.tokens : 4096;
       c.parameters = a_.flags.taken_by(name);
-      const Kind kind = kind_of(c.options);
+      const Kind kind = kind_of(c.options, all_bytes_);
       if (kind != Kind::exact && only_int4(c.options)) options_.in_int4.push_back(c);
       if (kind == Kind::exact) {
         options_.candidates.push_back(c);
@@ -312,7 +316,7 @@ class RecommendCommand {
     const std::pair<Precision, const char*> packed[] = {
         {Precision::int8, "resident-int8"}, {Precision::int4, "resident-int4"}, {Precision::int2, "resident-int2"}};
     auto stands_for = [&](const StackCandidate& c) -> std::optional<StackOptions> {
-      if (kind_of(c.options) == Kind::exact) return {};
+      if (kind_of(c.options, all_bytes_) == Kind::exact) return {};
       StackOptions o = c.options;
       if (!find_stack(o.stack).lossless) return o;
       for (const auto& [precision, resident] : packed) {
@@ -468,7 +472,7 @@ class RecommendCommand {
   std::string of_parameters() const {
     std::string text = "\n";
     for (const RankedStack& s : result_.ranking) {
-      if (model_ || kind_of(s.candidate.options) != Kind::promised) continue;
+      if (model_ || kind_of(s.candidate.options, all_bytes_) != Kind::promised) continue;
       if (!a_.flags.named(names_.at(s.candidate.label)).calibrated.empty()) continue;
       text += fmt::format(
           "{}: that it keeps within {}% rests on a loss-rate which is not this model's own; "

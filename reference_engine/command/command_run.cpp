@@ -111,7 +111,7 @@ class Runs {
       measured.stack = "resident";
       wanted.push_back(measured);
     }
-    model_ = where.open(wanted);
+    model_ = where.open(wanted, {a.flags.budget, a.device_memory});
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
     prefetch_chunk_ = parse_chunk(a.prefetch_chunk, shape_.bytes(0, Precision::full));
     if (a.clock == "virtual") {

@@ -116,7 +116,32 @@ std::vector<std::string> ModelFlags::inputs() const {
   return files;
 }
 
-std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks) const {
+namespace {
+
+/// Bits of what stacks copy where one of these budgets, "25%" or bytes, may hold every expert; read from headers alone.
+std::uint8_t where_all_fits(const std::filesystem::path& folder, const std::vector<StackOptions>& stacks,
+                            const std::vector<std::string>& budgets) {
+  const auto turns = [](const StackOptions& o) { return find_stack(o.stack).full_where_all_fits; };
+  if (std::none_of(stacks.begin(), stacks.end(), turns)) return 0;
+  ModelConfig config = read_model_config(folder);
+  const Checkpoint checkpoint(folder);
+  take_names(checkpoint, config);
+  const std::vector<ExpertLayout> layouts = ExpertReader(checkpoint, config).layouts();
+  const ModelShape shape = model_shape(config, layouts, PrecisionSet(Precision::full).bits, 1);
+  std::uint8_t bits = 0;
+  for (StackOptions o : stacks) {
+    for (const std::string& budget : budgets) {
+      o.budget_bytes = budget.empty() ? 0 : parse_budget(budget, shape.all_bytes());
+      bits |= precisions_for(o, everything(shape).bytes()).bits;
+    }
+  }
+  return bits;
+}
+
+}  // namespace
+
+std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks,
+                                        const std::vector<std::string>& budgets) const {
   const std::filesystem::path folder = find_model(model);
   const std::string lacking = device == "cpu" ? "" : no_cuda();
   if (device == "cuda" && !lacking.empty()) throw InputError("--device cuda: " + lacking);
@@ -127,6 +152,7 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks)
   };
   PrecisionSet precisions{std::uint8_t{0}};
   for (const StackOptions& o : stacks) precisions.bits |= precisions_for(o).bits;
+  precisions.bits |= where_all_fits(folder, stacks, budgets);
   std::vector<std::pair<std::filesystem::path, FileIdentity>> verified;
   if (!verify.empty()) {
     const Checkpoint files(folder);

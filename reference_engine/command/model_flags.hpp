@@ -32,7 +32,9 @@ struct ModelFlags {
   [[nodiscard]] std::uint64_t host_bytes(std::uint64_t all, std::uint64_t others) const;
   /// Reads the model, has its experts as these stacks need them, and fills host memory with what is on disk if all of it
   /// goes there. Throws InputError, or Interrupted.
-  [[nodiscard]] std::unique_ptr<Model> open(const std::vector<StackOptions>& stacks) const;
+  /// `budgets`: with which they will run, or the memory that these are taken from, as a user gives them.
+  [[nodiscard]] std::unique_ptr<Model> open(const std::vector<StackOptions>& stacks,
+                                            const std::vector<std::string>& budgets) const;
 };
 
 }  // namespace ferry::engine

@@ -194,6 +194,8 @@ std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& opt
   if (o.link_bytes_per_s == 0) o.link_bytes_per_s = model.link_bytes_per_s();
   if (o.workers == nullptr) o.workers = &model.workers();
   o.activations = model.activations();
+  const ModelShape shape = model_shape(model.config(), model.store(), 1);
+  model.add_precisions(precisions_for(o, everything(shape).bytes()));
   if (!o.make_device) {
     o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) {
       return model.make_device(needs, given);

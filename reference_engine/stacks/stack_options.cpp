@@ -44,6 +44,11 @@ StackInfo lossy(const char* name, const char* what, PrecisionSet precisions, std
   return {name, what, false, false, precisions, std::move(parameters)};
 }
 
+StackInfo full_where_all_fits(StackInfo info) {
+  info.full_where_all_fits = true;
+  return info;
+}
+
 // stack_table.hpp has the types of these stacks. A test compares what is said here with what the types are.
 std::vector<StackInfo> make_stacks() {
   const PrecisionSet own = Precision::full, fate = Precision::int4 | Precision::int2,
@@ -62,7 +67,8 @@ std::vector<StackInfo> make_stacks() {
       lossless("cross-layer-lru", "lru, and the next layer's gate predicts", caching({&O::percentile})),
       lossless("mixtral-offloading", "lru a layer, and the top-k of the next gate", caching({&O::percentile})),
       lossless("moe-infinity", "activation matrices of earlier requests, LFU", caching({&O::depth})),
-      packed("activation-path", "activation paths with Fate's cache (EAP), INT4", caching({&O::shallow_layers})),
+      full_where_all_fits(
+          packed("activation-path", "activation paths with Fate's cache (EAP), INT4", caching({&O::shallow_layers}))),
       lossless("activation-path-full", "the same at the model's own precision", caching({&O::shallow_layers})),
       lossless("static-host", "a fixed part on the device, the host computes the rest", caching({})),
       packed("static-host-int4", "the same with experts in INT4", caching({})),
@@ -77,9 +83,9 @@ std::vector<StackInfo> make_stacks() {
 
       lossless("fate+prefetch", "Fate's prefetch alone", caching({&O::percentile})),
       lossless("fate+cache", "its prefetch and its cache", caching({&O::percentile, &O::shallow_layers})),
-      lossy("fate", "Fate: prefetch, shallow-favouring ARC, INT4 and INT2", fate,
-            caching({&O::low_share_percent, &O::low_bits, &O::high_bits, &O::low_on_miss, &O::percentile,
-                     &O::shallow_layers})),
+      full_where_all_fits(lossy("fate", "Fate: prefetch, shallow-favouring ARC, INT4 and INT2", fate,
+                                caching({&O::low_share_percent, &O::low_bits, &O::high_bits, &O::low_on_miss,
+                                         &O::percentile, &O::shallow_layers}))),
 
       lossy("hobbit+dynamic", "HOBBIT's precision by importance, with LRU", hobbit, caching(thresholds)),
       lossy("hobbit+prefetch", "and its adaptive prefetch", hobbit, caching(thresholds, {&O::depth})),
@@ -162,6 +168,17 @@ PrecisionSet precisions_for(const StackOptions& o) {
   check_parameters(o);
   const auto pair = precision_pair(o);
   return pair ? pair->low | pair->high : find_stack(o.stack).precisions;
+}
+
+PrecisionSet precisions_for(const StackOptions& o, std::uint64_t all_bytes) {
+  const bool all_fits = all_bytes > 0 && laid_out_bytes(o, all_bytes) >= all_bytes;
+  return all_fits && find_stack(o.stack).full_where_all_fits ? Precision::full : precisions_for(o);
+}
+
+std::uint64_t laid_out_bytes(const StackOptions& o, std::uint64_t all_bytes) {
+  const bool chosen = o.low_bits || o.high_bits || o.low_share_percent || o.low_on_miss;
+  if (!chosen || !find_stack(o.stack).full_where_all_fits || all_bytes == 0) return o.budget_bytes;
+  return std::min(o.budget_bytes, all_bytes - 1);
 }
 
 }  // namespace ferry::engine

@@ -66,6 +66,7 @@ struct StackInfo {
   bool keeps_everything = false;  ///< needs every expert in its budget
   PrecisionSet precisions = Precision::full;  ///< of experts that it copies, with the options' defaults
   std::vector<ParameterMember> parameters;    ///< that it takes
+  bool full_where_all_fits = false;  ///< copies the model's own precision alone where the budget holds all experts so
 
   /// Whether it computes what the checkpoint's own weights do, bit for bit.
   [[nodiscard]] bool keeps_every_bit() const {
@@ -92,5 +93,9 @@ Precision precision_of_bits(std::uint32_t bits,
 
 /// What a model must have its experts in for a stack with these options. Throws what check_parameters throws.
 PrecisionSet precisions_for(const StackOptions& options);
+/// The same with this budget, where all experts take `all_bytes` at the model's own precision.
+PrecisionSet precisions_for(const StackOptions& options, std::uint64_t all_bytes);
+/// What a stack is to lay out: its budget, or less than `all_bytes` where it would have another precision than it is given.
+std::uint64_t laid_out_bytes(const StackOptions& options, std::uint64_t all_bytes);
 
 }  // namespace ferry::engine
