@@ -258,6 +258,7 @@ void add_common(CLI::App* c, SimulateArguments& a) {
                                "predicted among the k best, and among the best quarter (Fate's: 0.79,0.97)")
                      ->type_name("TOP_K,CANDIDATES")
                      ->delimiter(',')
+                     ->check(not_empty)
                      ->transform(without_spaces);
   c->add_option("--assume-seed", a.seed, "of what is made up")
       ->type_name("N")
@@ -333,8 +334,9 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
       w->add_option("--rank", a->rank, "this process's share of the grid (default: from MPI's or Slurm's variables)")
           ->type_name("R")
           ->check(CLI::NonNegativeNumber);
-  w->add_option("--ranks", a->ranks, "of how many")->type_name("N")->check(CLI::Range(1, 65536));
+  auto* ranks = w->add_option("--ranks", a->ranks, "of how many")->type_name("N")->check(CLI::Range(1, 65536));
   rank->needs("--ranks");
+  ranks->needs("--rank");
   w->add_option("--merge", a->merge, "instead: put the files of so many ranks together in --out")
       ->type_name("N")
       ->check(CLI::Range(1, 65536))

@@ -73,6 +73,13 @@ int tokenize_command(const TokenizeArguments& a) {
   std::vector<std::vector<std::uint32_t>> all;
   if (!a.token_ids.empty()) {
     all = read_token_ids(a.token_ids);
+    for (const std::vector<std::uint32_t>& ids : all) {
+      const auto beyond =
+          std::find_if(ids.begin(), ids.end(), [&](std::uint32_t id) { return id >= tokenizer->size(); });
+      if (beyond == ids.end()) continue;
+      throw InputError(fmt::format("--token-ids {}: has the token {}, expected 0 to {}, those of the tokenizer",
+                                   a.token_ids, *beyond, tokenizer->size() - 1));
+    }
   } else if (!a.chat.empty()) {
     const ChatTemplate chat(model, *tokenizer);
     const std::string text = rendered(a, chat);

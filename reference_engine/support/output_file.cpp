@@ -188,8 +188,10 @@ OutputFile::OutputFile(const std::filesystem::path& path, Names names) : name_(p
   }
   path_ = file_behind(path);
   std::error_code none;
-  if (std::filesystem::exists(path_, none) && !std::filesystem::is_regular_file(path_, none)) {
-    throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", name_));
+  for (const std::filesystem::path& there : {path_, path}) {  // what is behind a pipe's name has none
+    if (std::filesystem::exists(there, none) && !std::filesystem::is_regular_file(there, none)) {
+      throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", name_));
+    }
   }
   remove_left_behind(path_);
   // Tried now, and gone at once: a run that is killed leaves nothing behind.

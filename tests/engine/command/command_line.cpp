@@ -289,3 +289,42 @@ TEST_CASE("compare shows each text once, and whose it is") {
   CHECK(r.out.find("resident-int2 (lossy):\n  \"") != std::string::npos);
   CHECK(r.out.find("the stacks generated different texts") != std::string::npos);
 }
+
+TEST_CASE("stacks that turn to the model's own precision run where everything fits") {
+  for (const std::string stack : {"fate", "activation-path"}) {
+    const Outputs ran =
+        run_ferry("run --model tiny-mixtral --prompt hi --max-new-tokens 2 --budget 100% --json - --stack " + stack);
+    CAPTURE(ran.error);
+    REQUIRE(ran.status == 0);
+    const Json copied = parse_json(ran.out, "out").at("bytes_by_precision");
+    CHECK(copied.at("int4") == 0);
+    CHECK(copied.at("full") != 0);
+  }
+  const Outputs given = run_ferry(
+      "run --model tiny-mixtral --prompt hi --max-new-tokens 2 --budget 100% --json - --stack fate --defaults paper "
+      "--high-bits 8");
+  REQUIRE(given.status == 0);
+  CHECK(parse_json(given.out, "out").at("bytes_by_precision").at("full") == 0);
+}
+
+TEST_CASE("tokens that begin as texts of the model do are scored as the text is") {
+  const TemporaryFolder folder;
+  const auto file = [&](const char* name) { return (folder.path() / name).string(); };
+  write_file(file("text"), "Once upon a time there was a text.");
+  write_file(file("ids"), run_ferry("tokenize --model tiny-mixtral --file " + file("text")).out);
+  write_file(file("bare"), run_ferry("tokenize --model tiny-mixtral --bare --file " + file("text")).out);
+  CHECK(read_file(file("ids")).starts_with("256 "));
+  const auto scored = [&](const std::string& from) {
+    const Outputs r = run_ferry("eval --model tiny-mixtral --stacks lru --json - " + from);
+    CAPTURE(r.error);
+    REQUIRE(r.status == 0);
+    return parse_json(r.out, "out");
+  };
+  const Json text = scored("--text " + file("text"));
+  CHECK(text.at("bytes_scored") == 34);
+  for (const char* name : {"ids", "bare"}) {
+    const Json ids = scored("--token-ids " + file(name));
+    CHECK(ids.at("bytes_scored") == 34);
+    CHECK(ids.at("bits_per_byte") == text.at("bits_per_byte"));
+  }
+}

@@ -182,6 +182,28 @@ TEST_CASE("parameters that do not fit each other are refused") {
   CHECK(precisions_for(o).bits == PrecisionSet(Precision::full).bits);
 }
 
+TEST_CASE("a stack that copies the model's own precision where all fits keeps what it is given") {
+  const std::uint64_t all = 1000;
+  for (const char* name : {"fate", "activation-path", "lru-int4"}) {
+    CAPTURE(name);
+    StackOptions o;
+    o.stack = name;
+    o.budget_bytes = all - 1;
+    CHECK(precisions_for(o, all).bits == precisions_for(o).bits);
+    o.budget_bytes = all;
+    const bool turns = o.stack != "lru-int4";
+    CHECK(precisions_for(o, all).bits == (turns ? PrecisionSet(Precision::full) : precisions_for(o)).bits);
+    CHECK(precisions_for(o, 0).bits == precisions_for(o).bits);  // nobody knows
+    CHECK(laid_out_bytes(o, all) == all);
+  }
+  StackOptions o;
+  o.stack = "fate";
+  o.budget_bytes = 2 * all;
+  o.high_bits = 8;
+  CHECK(laid_out_bytes(o, all) == all - 1);
+  CHECK(precisions_for(o, all).bits == (Precision::int8 | Precision::int2).bits);
+}
+
 TEST_CASE("bits have their precision") {
   CHECK(precision_of_bits(2) == Precision::int2);
   CHECK(precision_of_bits(4) == Precision::int4);
