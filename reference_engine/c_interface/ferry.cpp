@@ -4,6 +4,7 @@
 #include "ferry/ferry.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -170,12 +171,13 @@ ModelShape shape_of(const ferry_options& o) {
                       ", expected FERRY_RENORMALISE_NO or FERRY_RENORMALISE_YES");
   }
   m.renormalise = static_cast<Renormalise>(o.renormalise);
-  if (!(o.scale >= 0))
-    throw ConfigError("ferry_options.scale is negative or no number, expected more than 0, or 0 for 1");
+  if (!(o.scale >= 0) || std::isinf(o.scale))
+    throw ConfigError("ferry_options.scale is negative, infinite or no number, expected more than 0, or 0 for 1");
   m.scale = o.scale == 0 ? 1.0F : o.scale;
-  if (!(o.least_sum >= 0)) throw ConfigError("ferry_options.least_sum is negative or no number, expected 0 or more");
-  if (!(o.added_to_sum >= 0))
-    throw ConfigError("ferry_options.added_to_sum is negative or no number, expected 0 or more");
+  if (!(o.least_sum >= 0) || std::isinf(o.least_sum))
+    throw ConfigError("ferry_options.least_sum is negative, infinite or no number, expected 0 or more");
+  if (!(o.added_to_sum >= 0) || std::isinf(o.added_to_sum))
+    throw ConfigError("ferry_options.added_to_sum is negative, infinite or no number, expected 0 or more");
   m.least_sum = o.least_sum;
   m.added_to_sum = o.added_to_sum;
   if (o.expert_bytes == nullptr || (o.expert_byte_rows != 1 && o.expert_byte_rows != o.layers)) {
@@ -249,7 +251,8 @@ LayerCosts costs_of(const ferry_options& o) {
 
 engine::ConfiguredStack configured(const ferry_options& o) {
   if (!(o.copy_bytes_per_s >= 0)) {
-    throw ConfigError("ferry_options.copy_bytes_per_s is negative or no number, expected a rate, or 0 if unknown");
+    throw ConfigError(
+        "ferry_options.copy_bytes_per_s is negative, infinite or no number, expected a rate, or 0 if unknown");
   }
   const auto copy_cost = [&o](std::uint64_t bytes) {
     if (o.copy_bytes_per_s == 0 || bytes == 0) return Nanoseconds{0};

@@ -805,7 +805,7 @@ constexpr Missing not_computed[] = {
     {"BailingMoeV2ForCausalLM", "fused attention"},
     {"DbrxForCausalLM", "its fused attention and experts"},
     {"DeepseekV32ForCausalLM", "sparse attention"},
-    {"Gemma4ForConditionalGeneration", "experts beside a dense MLP and keys that layers share"},
+    {"Gemma4ForConditionalGeneration", "experts beside a dense MLP"},
     {"GlmMoeDsaForCausalLM", "sparse attention"},
     {"GraniteMoeHybridForCausalLM", "Mamba layers"},
     {"JambaForCausalLM", "Mamba layers"},

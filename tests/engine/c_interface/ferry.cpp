@@ -576,6 +576,8 @@ TEST_CASE("a set-up through C that cannot work is refused with what was expected
   CHECK(refusal([](auto& o) { o.expert_byte_rows = 3; }).find("has 3 rows") != std::string::npos);
   CHECK(refusal([](auto& o) { o.scale = -1; }).find("scale is negative") != std::string::npos);
   CHECK(refusal([](auto& o) { o.least_sum = -1; }).find("least_sum is negative") != std::string::npos);
+  CHECK(refusal([](auto& o) { o.scale = std::numeric_limits<float>::infinity(); }).find("infinite") !=
+        std::string::npos);
   CHECK(refusal([](auto& o) { o.added_to_sum = std::nanf(""); }).find("added_to_sum is neg") != std::string::npos);
   CHECK(refusal([](auto& o) { o.copy_bytes_per_s = -1; }).find("copy_bytes_per_s") != std::string::npos);
   CHECK(refusal([](auto& o) { o.stream_slots = 1; }).find("1 stream slots, expected at least 2") != std::string::npos);
