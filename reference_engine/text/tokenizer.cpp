@@ -81,6 +81,16 @@ Neighbours read_neighbours(const std::filesystem::path& folder) {
   return n;
 }
 
+/// Whether the code that its makers name beside a tokenizer is Moonshot's.
+bool is_kimis(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / "tokenizer_config.json";
+  std::error_code none;
+  if (!std::filesystem::exists(path, none)) return false;
+  const Json config = read_json(path);
+  const std::string code = config.is_object() ? json_text(config.value("auto_map", Json())) : "";
+  return code.find("tokenization_kimi") != std::string::npos || code.find("tokenization_moonshot") != std::string::npos;
+}
+
 std::filesystem::path ranks_in(const std::filesystem::path& folder) {
   std::filesystem::path found;
   std::error_code none;
@@ -112,6 +122,9 @@ std::shared_ptr<const Tokenizer> open_in(const std::filesystem::path& folder) {
     return std::filesystem::exists(folder / name, none);
   };
   if (has("tokenizer.json")) return open_file(folder / "tokenizer.json");
+  if (has("tiktoken.model") && is_kimis(folder)) {
+    return read_tiktoken(folder / "tiktoken.model", *word_rules("kimi-k2"), read_neighbours(folder).added);
+  }
   const std::filesystem::path model = has("tokenizer.model") ? folder / "tokenizer.model" : ranks_in(folder);
   return model.empty() ? nullptr : open_file(model);
 }

@@ -64,6 +64,9 @@ std::map<std::string, WordRules> make_rules() {
   add({"tekken"}, {{by_case("", R"(\p{N})")}, true, true});
   add({"deepseek-v3", "hunyuan-dense", "joyai-llm"}, {deepseek_v3()});
   add({"kimi-k2"}, {kimi()});
+  add({"default"},
+      {{R"([\p{P}\$\+<=>\^~\|]+)", R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))",
+        R"(\p{N}+)", R"([0-9][0-9][0-9])"}});
   add({"deepseek-llm"}, {{R"([\r\n])",
                           R"(\s?[A-Za-z\x{b5}\x{c0}-\x{d6}\x{d8}-\x{f6}\x{f8}-\x{1ba}\x{1bc}-\x{1bf}\x{1c4}-\x{293})"
                           R"(\x{295}-\x{2af}\x{370}-\x{373}\x{376}\x{377}\x{37b}-\x{37d}\x{37f}\x{386}\x{388}-\x{38a})"

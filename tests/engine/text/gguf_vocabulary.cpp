@@ -128,3 +128,25 @@ TEST_CASE("a vocabulary that nobody here can read leaves the numbers of tokens")
   CHECK(says(refusal("v.gguf", [&] { static_cast<void>(read_gguf_vocabulary(Gguf(path))); }),
              {"\"tokenizer.ggml.pre\": expected one of ", "nobodys"}));
 }
+
+TEST_CASE("a file that does not say how texts are split is split as its makers do, or as llama.cpp does") {
+  const TemporaryFolder folder;
+  const auto kind = [&](const std::string& arch, const std::string& pre) {
+    return read_gguf_vocabulary(Gguf(vocabulary(folder, arch, "gpt2", pre, {{"a"}, {"b"}}, 0)))->kind();
+  };
+  CHECK(kind("qwen2moe", "") == "GGUF, BPE as qwen2");
+  CHECK(kind("qwen2moe", "default") == "GGUF, BPE as qwen2");
+  CHECK(kind("llama", "") == "GGUF, BPE as default");
+}
+
+TEST_CASE("Kimi's ranks have a name that others' files could have, and are known by the code beside them") {
+  const TemporaryFolder folder;
+  write_file(folder.path() / "tiktoken.model", "YQ== 0\nYg== 1\nYWI= 2\nIA== 3\n");
+  CHECK(open_tokenizer(folder.path()) == nullptr);
+  const Json config = {{"auto_map", {{"AutoTokenizer", {"tokenization_kimi.TikTokenTokenizer", nullptr}}}},
+                       {"added_tokens_decoder", {{"4", {{"content", "[EOS]"}, {"special", true}}}}}};
+  write_file(folder.path() / "tokenizer_config.json", config.dump());
+  const auto tokenizer = open_tokenizer(folder.path());
+  REQUIRE(tokenizer != nullptr);
+  CHECK(tokenizer->encode("ab a[EOS]b", false) == Ids{2, 3, 0, 4, 1});
+}
