@@ -283,10 +283,13 @@ struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK
 
 /// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
 struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
-  using Layout = ShallowLayers::Layout;  ///< what users may set of it
+  /// What users may set of it.
+  struct Layout : ShallowLayers::Layout {
+    bool keeps_precisions = false;  ///< those that are set, where memory is sufficient for the model's own, too
+  };
   template <class Config>
   static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
-    if (budget.bytes >= everything(c.model).bytes()) {  // memory is sufficient
+    if (!layout.keeps_precisions && budget.bytes >= everything(c.model).bytes()) {  // memory is sufficient
       c.precision.high = Precision::full;
       c.precision.low_share_percent = 0;
       c.precision.low_on_miss = false;

@@ -250,7 +250,7 @@ LayerCosts costs_of(const ferry_options& o) {
 }
 
 engine::ConfiguredStack configured(const ferry_options& o) {
-  if (!(o.copy_bytes_per_s >= 0)) {
+  if (!(o.copy_bytes_per_s >= 0) || std::isinf(o.copy_bytes_per_s)) {
     throw ConfigError(
         "ferry_options.copy_bytes_per_s is negative, infinite or no number, expected a rate, or 0 if unknown");
   }

@@ -482,7 +482,7 @@ void exaone_moe(FamilyReader& r) {
   std::uint32_t every = 4;
   if (r.f.has("layer_types")) {
     static_cast<void>(r.f.has("sliding_window_pattern"));  // which says the same in letters
-  } else if (r.f.has("sliding_window_pattern")) {
+  } else if (r.f.has("sliding_window_pattern") || r.f.is_null("sliding_window_pattern")) {
     every = r.f.whole("sliding_window_pattern", 1, largest_dimension);
   }
   r.windows(window, [&](std::uint32_t l) { return window > 0 && (l + 1) % every != 0; });
@@ -493,9 +493,12 @@ void exaone_moe(FamilyReader& r) {
 void hy_v3(FamilyReader& r) {
   r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
   r.c.gate.gating = Gating::sigmoid;
-  for (const char* name : {"norm_topk_prob", "route_norm"}) {
-    if (!r.f.flag(name, true)) r.f.refuse(name, "true, this family always divides weights by their sum");
+  // Its makers' files may say what transformers takes for granted.
+  for (const char* name :
+       {"norm_topk_prob", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias", "qk_norm"}) {
+    if (!r.f.flag(name, true)) r.f.refuse(name, "true, nothing else is supported");
   }
+  r.must_be("expert_hidden_dim", r.c.expert_width);
   r.c.renormalise = true;
   r.c.added_to_sum = 1e-20;
   r.c.routed_scale = r.number_or("router_scaling_factor", 2.826);
@@ -765,15 +768,15 @@ struct Family {
 
 constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
                                {"DeepseekForCausalLM", deepseek, {1e-6, 100001}},
-                               {"DeepseekV2ForCausalLM", deepseek_v2, {1e-6, 2}},
-                               {"DeepseekV3ForCausalLM", deepseek_v3, {1e-6, 1}},
+                               {"DeepseekV2ForCausalLM", deepseek_v2, {1e-6, 2, true}},
+                               {"DeepseekV3ForCausalLM", deepseek_v3, {1e-6, 1, true}},
                                {"Dots1ForCausalLM", dots1, {1e-6, {}}},
                                {"Ernie4_5_MoeForCausalLM", ernie4_5_moe, {1e-5, 2}, true},
                                {"ExaoneMoEForCausalLM", exaone_moe, {1e-5, 53}},
                                {"ExaoneMoeForCausalLM", exaone_moe, {1e-5, 53}},
                                {"FlexOlmoForCausalLM", flex_olmo, {1e-6, 100257}},
                                {"Glm4MoeForCausalLM", glm4_moe, {1e-5, {}}},
-                               {"Glm4MoeLiteForCausalLM", glm4_moe_lite, {1e-5, 1}},
+                               {"Glm4MoeLiteForCausalLM", glm4_moe_lite, {1e-5, 1, true}},
                                {"GptOssForCausalLM", gpt_oss, {1e-5, {}}},
                                {"GraniteMoeForCausalLM", granitemoe, {1e-6, 2}},
                                {"GraniteMoeSharedForCausalLM", granitemoeshared, {1e-6, 2}},
@@ -789,7 +792,7 @@ constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
                                {"Qwen2MoeForCausalLM", qwen2_moe, {1e-6, {}}},
                                {"Qwen3MoeForCausalLM", qwen3_moe, {1e-6, {}}},
                                {"Qwen3NextForCausalLM", qwen3_next, {1e-6, {}}},
-                               {"Qwen3VLMoeForConditionalGeneration", qwen3_vl_moe, {1e-6, {}}, true},
+                               {"Qwen3VLMoeForConditionalGeneration", qwen3_vl_moe, {1e-6, {}}},
                                {"Qwen3_5MoeForCausalLM", qwen3_5_moe, {1e-6, {}}},
                                {"Qwen3_5MoeForConditionalGeneration", qwen3_5_moe, {1e-6, {}}},
                                {"SolarOpenForCausalLM", solar_open, {1e-5, {}}},
@@ -841,12 +844,13 @@ FamilyDefaults family_defaults(const Fields& f, const std::string& architecture)
              fmt::format("another family: {} has {}, which the engine does not compute", architecture, lacks->part));
   }
   const std::string end = "ForCausalLM";  // said once, so that the line is not cut
-  std::vector<std::string> known;
+  std::vector<std::string> known, others;
   for (const std::string& name : supported_architectures()) {
     const std::size_t at = name.find(end);
-    if (at != std::string::npos) known.push_back(name.substr(0, at));
+    at != std::string::npos ? known.push_back(name.substr(0, at)) : others.push_back(name);
   }
-  f.refuse("architectures", fmt::format("one of {}, with {} behind it", fmt::join(known, ", "), end));
+  f.refuse("architectures",
+           fmt::format("one of {}, with {} behind it, or {}", fmt::join(known, ", "), end, fmt::join(others, ", ")));
 }
 
 void read_family(const Fields& f, ModelConfig& c) {

@@ -16,6 +16,7 @@ inline constexpr std::uint32_t largest_dimension = 1U << 20U;
 struct FamilyDefaults {
   double norm_epsilon = 0;
   std::optional<std::uint32_t> end_token;
+  bool latent = false;  ///< attention, whose heads have widths of their own
 };
 
 /// Of a family, ahead of all fields: another one may spell those in another way. Throws InputError if the engine does not

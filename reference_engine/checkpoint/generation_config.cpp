@@ -6,6 +6,7 @@
 
 #include "checkpoint/gguf.hpp"
 #include "checkpoint/gguf_model.hpp"
+#include "support/errors.hpp"
 #include "support/json.hpp"
 
 namespace ferry::engine {
@@ -43,8 +44,8 @@ void add_tokens(const Fields& f, const std::string& name, std::vector<std::uint3
   }
 }
 
-/// What ends a text beside `eos_token_id` stands in a folder's generation_config.json; converters write one or two of it, and
-/// llama.cpp goes by the names of control tokens.
+/// What ends a text beside `eos_token_id` stands in a folder's generation_config.json. Converters write one or two of it, and
+/// llama.cpp goes by the names of tokens: these, where they are control tokens. Not among them is what only other families have.
 void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
   static const std::set<std::string> ends = {"<|eot_id|>",
                                              "<|im_end|>",
@@ -88,7 +89,10 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
     const Fields f(files[0]->metadata(), model.string() + ": metadata");
     for (const char* name : {"eot", "eom"})
       add_tokens(f, std::string("tokenizer.ggml.") + name + "_token_id", c.end_tokens);
-    add_named_ends(*files[0], c.end_tokens);
+    try {
+      add_named_ends(*files[0], c.end_tokens);
+    } catch (const InputError&) {  // whoever needs the texts of tokens says what is wrong with them
+    }
     const std::string prefix = "general.sampling.";
     if (f.has(prefix + "temp") || f.has(prefix + "top_p") || f.has(prefix + "top_k")) {
       c.file = model.filename().string();

@@ -107,11 +107,17 @@ class GgufFacts {
     return nullptr;
   }
 
+  [[nodiscard]] bool has_choice_bias() const {
+    return of_a_layer("exp_probs_b.bias") != nullptr || of_a_layer("exp_probs_b") != nullptr;
+  }
+
   [[nodiscard]] bool has(const std::string& name) const { return fields_.has(arch + "." + name); }
   /// A value, or of a list that has the same for each layer that one; null if there is none.
   [[nodiscard]] Json get(const std::string& name) const {
     if (!has(name)) return nullptr;
     const Json& value = fields_.at(arch + "." + name);
+    if (value.is_number_float() && !std::isfinite(value.get<double>()))
+      fields_.refuse(arch + "." + name, "a finite number");
     if (!value.is_array()) return value;
     if (value.empty() || std::any_of(value.begin(), value.end(), [&](const Json& v) { return v != value[0]; })) {
       fields_.refuse(arch + "." + name, "one value for all layers");
@@ -191,7 +197,6 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     f.copy("rope.scaling.original_context_length", "original_max_position_embeddings", scaling);
     f.copy("rope.scaling.yarn_beta_fast", "beta_fast", scaling);
     f.copy("rope.scaling.yarn_beta_slow", "beta_slow", scaling);
-    f.copy("rope.scaling.yarn_attn_factor", "attention_factor", scaling);
     if (const Json log = f.get("rope.scaling.yarn_log_multiplier"); log.is_number() && log != 0) {
       scaling["mscale"] = scaling["mscale_all_dim"] = log.get<double>() * 10;
     }
@@ -302,7 +307,7 @@ void add_gated_delta(const GgufFacts& f, Json& config) {
 void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   if (f.arch == "deepseek2") {
     const Json gating = f.get("expert_gating_func");
-    const bool sigmoid = gating.is_null() || gating == 0 ? f.of_a_layer("exp_probs_b.bias") != nullptr : gating == 2;
+    const bool sigmoid = gating.is_null() || gating == 0 ? f.has_choice_bias() : gating == 2;
     if (sigmoid) config["architectures"] = {"DeepseekV3ForCausalLM"};
     const Json groups = f.get("expert_group_count");
     if (!sigmoid && !groups.is_null() && groups != 0 && groups != 1) config["topk_method"] = "group_limited_greedy";
@@ -329,14 +334,17 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     f.copy("interleave_moe_layer_step", "moe_layer_interval", config);
     f.copy("leading_dense_block_count", "moe_layer_start_index", config);
   } else if (f.arch == "exaone-moe") {
-    f.copy("attention.sliding_window", "sliding_window", config);
-    if (f.get("attention.sliding_window") == 0) config["sliding_window"] = nullptr;
+    config["sliding_window"] = nullptr;  // converters leave out that there is none
+    if (const Json window = f.get("attention.sliding_window"); !window.is_null() && window != 0) {
+      config["sliding_window"] = window;
+    }
     add_layer_types(f, "attention.sliding_window_pattern", "sliding_attention", config);
   } else if (f.arch == "hy_v3") {
+    config["router_scaling_factor"] = 1.0;
     f.copy("expert_weights_scale", "router_scaling_factor", config);
     const Json& said = config["num_hidden_layers"];
     const std::uint64_t layers = said.is_number_unsigned() ? said.get<std::uint64_t>() : 0;
-    for (std::uint64_t l = 0; l < std::min<std::uint64_t>(layers, 4096); ++l) {  // more are refused
+    for (std::uint64_t l = 0; l < std::min<std::uint64_t>(layers, 4096); ++l) {  // config_from refuses more
       const bool dense = f.tensor(fmt::format("blk.{}.ffn_gate.weight", l)) != nullptr;
       config["mlp_layer_types"].push_back(dense ? "dense" : "sparse");
     }
@@ -513,8 +521,8 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   ModelConfig c = config_from(parse_json(json_text(config_of(f, *family)), f.where()), f.where());
   check_gating(f, c);
   divide_frequencies(f, c.rope);
-  if (const Json scale = f.get("expert_weights_scale"); f.arch == "deepseek" && scale.is_number()) {
-    c.routed_scale = scale.get<double>();  // which a folder's config does not have
+  if (const Json scale = f.get("expert_weights_scale"); f.arch == "deepseek" && !scale.is_null() && scale != 0) {
+    c.routed_scale = f.fields().number(f.arch + ".expert_weights_scale", 0);  // which a folder's config does not have
   }
   c.unknown = left_over(f);
   c.rope.neighbours = c.rope.neighbours || family->turned;
@@ -522,8 +530,7 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   c.linear.tiled = f.arch == "qwen35moe";
   const TensorNames read = std::exchange(c.names, {});
   c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
-  const bool biased = !read.choice_bias.empty() &&  // or a file does without
-                      (f.of_a_layer("exp_probs_b.bias") != nullptr || f.of_a_layer("exp_probs_b") != nullptr);
+  const bool biased = !read.choice_bias.empty() && f.has_choice_bias();  // or a file does without
   c.names.choice_bias = biased ? "mlp.gate.e_score_correction_bias" : "";
   c.names.shared_scale = read.shared_scale.empty() ? "" : "mlp.shared_expert_gate.weight";
   c.names.fused = {"mlp.experts.gate_up_proj.weight", "mlp.experts.down_proj.weight"};

@@ -200,8 +200,8 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   c.kv_heads = f.has("num_key_value_heads") ? f.whole("num_key_value_heads", 1, 4096) : c.heads;
   if (c.heads % c.kv_heads != 0) f.refuse("num_key_value_heads", fmt::format("a divisor of {} heads", c.heads));
   const char* head_dim = f.has("head_dim") ? "head_dim" : "attention_head_dim";
-  if (f.has("kv_lora_rank")) {
-    static_cast<void>(f.has("head_dim"));  // latent attention's heads have widths of their own
+  if (absent.latent) {
+    static_cast<void>(f.has("head_dim"));
   } else if (f.has(head_dim)) {
     c.head_dim = f.whole(head_dim, 2, 4096);
   } else {
@@ -223,7 +223,6 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (fields->has("quantization_config")) check_quantization(*fields, where);
   }
   read_family(f, c);
-  if (c.head_dim == 0) f.refuse("kv_lora_rank", "none, this family has no latent attention");
   if (nested) c.tied_embeddings = whole.flag("tie_word_embeddings", c.tied_embeddings);
 
   if (c.value_dim == 0) c.value_dim = c.head_dim;

@@ -59,6 +59,15 @@ const CLI::Validator not_nan(
     [](const std::string& s) { return std::isnan(std::strtod(s.c_str(), nullptr)) ? "expected a number" : ""; }, "");
 const CLI::Validator not_empty([](const std::string& s) { return s.empty() ? "must not be empty" : ""; }, "");
 
+const CLI::Validator a_size(
+    [](const std::string& s) {
+      return s.empty() ? "must not be empty"
+             : s.find('%') != std::string::npos
+                 ? s + ": expected a size such as 24GB; a share of all experts is --budget's"
+                 : "";
+    },
+    "");
+
 const CLI::Validator a_file(
     [](const std::string& s) {
       return s.empty() ? "must not be empty" : s == "-" ? "-: expected a file, since it is written piece by piece" : "";

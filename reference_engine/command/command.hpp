@@ -60,6 +60,8 @@ inline constexpr FileKind machine_json = {"a machine file", "{", "\"effective_by
 
 /// For options that name something.
 extern const CLI::Validator not_empty;
+/// A size, and not a share of what is not known yet.
+extern const CLI::Validator a_size;
 /// NaN is within every range, since it is not outside.
 extern const CLI::Validator not_nan;
 inline constexpr const char* prefetch_chunk_help =

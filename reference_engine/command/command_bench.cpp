@@ -76,7 +76,7 @@ class Bench {
     if (tests_.empty()) throw InputError("--prompt-tokens and --generate: expected a number above 0 in one of them");
     std::vector<StackOptions> wanted(a.stacks.size());
     for (std::size_t i = 0; i < a.stacks.size(); ++i) a.flags.set(wanted[i], a.stacks[i]);
-    model_ = a.model.open(wanted, a.budgets);
+    model_ = a.model.open(wanted, {a.budgets, ""});
     shape_ = model_shape(model_->config(), model_->store(), std::max(a.prefill_chunk, a.batch));
     for (const Test& t : tests_) {
       if (t.prompt + t.generated > model_->config().context) {

@@ -78,7 +78,7 @@ class Chat {
   explicit Chat(const ChatArguments& a) : a_(a), path_(find_model(a.model.model)), sampling_(a.sampling.of(path_)) {
     RunnerOptions r;
     a.flags.set(r, a.stack);
-    model_ = a.model.open({r}, {a.flags.budget});
+    model_ = a.model.open({r}, {{a.flags.budget}, ""});
     template_ = std::make_unique<ChatTemplate>(path_, model_->need_tokenizer());
     context_ = std::min(a.context, model_->config().context);
     set_stack(a.stack);
@@ -89,7 +89,6 @@ class Chat {
     a_.flags.check({name});
     RunnerOptions r;
     a_.flags.set(r, name);
-    model_->add_precisions(precisions_for(r));
     r.max_rows = a_.prefill_chunk;
     const ModelShape shape = model_shape(model_->config(), model_->store(), r.max_rows);
     r.budget_bytes = parse_budget(a_.flags.budget, shape.all_bytes());

@@ -179,13 +179,7 @@ int eval(const EvalArguments& a) {
   const std::unique_ptr<Model> opened = a.model.open(wanted, {});
   Model& model = *opened;
   options.check(model.config());
-  const std::vector<std::uint32_t> begin = model.begin_tokens();
-  for (TokenizedText& text : texts) {  // each window gets its own
-    if (!begin.empty() && text.tokens.size() >= begin.size() &&
-        std::equal(begin.begin(), begin.end(), text.tokens.begin())) {
-      text.tokens.erase(text.tokens.begin(), text.tokens.begin() + static_cast<std::ptrdiff_t>(begin.size()));
-    }
-  }
+  for (TokenizedText& text : texts) text.tokens = without_begin(model, std::move(text.tokens));
   for (const std::string& text : read) texts.push_back(tokenized(model, text));
   std::uint64_t to_do = 0, done = 0;
   for (const TokenizedText& text : texts) {

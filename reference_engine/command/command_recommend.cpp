@@ -185,7 +185,8 @@ class RecommendCommand {
     if (a_.token_ids.empty()) {
       text_ = tokenized(*model_, read_text("--text", source));
     } else {
-      for (const std::vector<std::uint32_t>& t : read_token_ids(source)) {
+      for (const std::vector<std::uint32_t>& all : read_token_ids(source)) {
+        const std::vector<std::uint32_t> t = without_begin(*model_, all);
         text_.tokens.insert(text_.tokens.end(), t.begin(), t.end());
       }
     }
@@ -571,7 +572,7 @@ void add_recommend_command(CLI::App& app, Action& chosen) {
                 "the device's whole memory, of which experts get what weights and, with a model of its own size, keys "
                 "and values and activations leave")
       ->type_name("BYTES")
-      ->check(not_empty)
+      ->check(a_size)
       ->excludes("--budget");
   c->add_option("--context", a->context,
                 "tokens of each sequence whose keys and values --device-memory has to hold (default: the model's "

@@ -111,7 +111,9 @@ class Runs {
       measured.stack = "resident";
       wanted.push_back(measured);
     }
-    model_ = where.open(wanted, {a.flags.budget, a.device_memory});
+    model_ = where.open(wanted, a.device_memory.empty() ? ModelFlags::Budgets{{a.flags.budget}, ""}
+                                                        : ModelFlags::Budgets{{}, a.device_memory});
+    if (!options_.stops.empty()) static_cast<void>(model_->need_tokenizer());
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
     prefetch_chunk_ = parse_chunk(a.prefetch_chunk, shape_.bytes(0, Precision::full));
     if (a.clock == "virtual") {
@@ -571,7 +573,7 @@ void add_run_commands(CLI::App& app, Action& chosen) {
          "--device-memory", a->device_memory,
          "the device's whole memory, of which experts get what weights, keys and values, and activations leave")
         ->type_name("BYTES")
-        ->check(not_empty)
+        ->check(a_size)
         ->excludes("--budget");
     a->flags.add_parameters(c);
     a->flags.add_defaults(c);

@@ -50,7 +50,7 @@ int serve(const ServeArguments& a) {
   a.flags.set(r, a.stack);
   const std::filesystem::path path = find_model(a.model.model);
   const Sampling sampling = a.sampling.of(path);
-  const std::unique_ptr<Model> model = a.model.open({r}, {a.flags.budget});
+  const std::unique_ptr<Model> model = a.model.open({r}, {{a.flags.budget}, ""});
   const Tokenizer& tokenizer = model->need_tokenizer();
   const ChatTemplate chat(path, tokenizer);
   r.max_rows = std::max(a.loop.prefill_chunk, a.loop.places);

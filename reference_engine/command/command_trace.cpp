@@ -49,7 +49,7 @@ int record(const TraceArguments& a) {
   const auto tokens = a.text.empty() ? read_token_ids(a.token_ids) : std::vector<std::vector<std::uint32_t>>{};
   RunnerOptions o;
   a.flags.set(o, a.stack);
-  const std::unique_ptr<Model> opened = a.model.open({o}, {a.flags.budget});
+  const std::unique_ptr<Model> opened = a.model.open({o}, {{a.flags.budget}, ""});
   Model& model = *opened;
   o.max_rows = std::max<std::uint32_t>(a.record.window, 1);
   const ModelShape shape = model_shape(model.config(), model.store(), o.max_rows);

@@ -21,10 +21,6 @@ BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::u
 
 std::uint64_t left_for_experts(const std::string& device_memory, const BesideExperts& beside,
                                std::uint64_t all_experts) {
-  if (device_memory.find('%') != std::string::npos) {
-    throw InputError(fmt::format(
-        "--device-memory {}: expected a size such as 24GB; a share of all experts is --budget's", device_memory));
-  }
   const std::uint64_t all = parse_budget(device_memory, 0, "--device-memory");
   const std::uint64_t needed = beside.weights + beside.keys_and_values + beside.activations;
   const std::string what = fmt::format("{} bytes of weights, {} of keys and values, {} of activations", beside.weights,

@@ -118,30 +118,33 @@ std::vector<std::string> ModelFlags::inputs() const {
 
 namespace {
 
-/// Bits of what stacks copy where one of these budgets, "25%" or bytes, may hold every expert; read from headers alone.
-std::uint8_t where_all_fits(const std::filesystem::path& folder, const std::vector<StackOptions>& stacks,
-                            const std::vector<std::string>& budgets) {
-  const auto turns = [](const StackOptions& o) { return find_stack(o.stack).full_where_all_fits; };
-  if (std::none_of(stacks.begin(), stacks.end(), turns)) return 0;
+/// Bits of what a stack copies with these budgets, "25%" or bytes; read from headers alone, and only where that matters.
+std::uint8_t precisions_with(const std::filesystem::path& folder, StackOptions o, const ModelFlags::Budgets& budgets) {
+  if (!find_stack(o.stack).full_where_all_fits || (budgets.each.empty() && budgets.device_memory.empty())) {
+    return precisions_for(o).bits;
+  }
   ModelConfig config = read_model_config(folder);
   const Checkpoint checkpoint(folder);
   take_names(checkpoint, config);
   const std::vector<ExpertLayout> layouts = ExpertReader(checkpoint, config).layouts();
   const ModelShape shape = model_shape(config, layouts, PrecisionSet(Precision::full).bits, 1);
+  const std::uint64_t all = everything(shape).bytes();
   std::uint8_t bits = 0;
-  for (StackOptions o : stacks) {
-    for (const std::string& budget : budgets) {
-      o.budget_bytes = budget.empty() ? 0 : parse_budget(budget, shape.all_bytes());
-      bits |= precisions_for(o, everything(shape).bytes()).bits;
-    }
+  for (const std::string& budget : budgets.each) {
+    o.budget_bytes = parse_budget(budget, shape.all_bytes());
+    bits |= precisions_for(o, all).bits;
+  }
+  if (!budgets.device_memory.empty()) {  // of which experts get a part that is not known yet
+    o.budget_bytes = parse_budget(budgets.device_memory, shape.all_bytes(), "--device-memory");
+    bits |= precisions_for(o).bits;
+    bits |= precisions_for(o, all).bits;
   }
   return bits;
 }
 
 }  // namespace
 
-std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks,
-                                        const std::vector<std::string>& budgets) const {
+std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks, const Budgets& budgets) const {
   const std::filesystem::path folder = find_model(model);
   const std::string lacking = device == "cpu" ? "" : no_cuda();
   if (device == "cuda" && !lacking.empty()) throw InputError("--device cuda: " + lacking);
@@ -151,8 +154,7 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks,
     return std::make_unique<CpuModel>(std::move(files));
   };
   PrecisionSet precisions{std::uint8_t{0}};
-  for (const StackOptions& o : stacks) precisions.bits |= precisions_for(o).bits;
-  precisions.bits |= where_all_fits(folder, stacks, budgets);
+  for (const StackOptions& o : stacks) precisions.bits |= precisions_with(folder, o, budgets);
   std::vector<std::pair<std::filesystem::path, FileIdentity>> verified;
   if (!verify.empty()) {
     const Checkpoint files(folder);

@@ -26,15 +26,18 @@ struct ModelFlags {
   void add_device(CLI::App* command);
   /// The others: where the experts are, and how many threads compute.
   void add_experts(CLI::App* command);
+  /// What stacks will run with, as a user gives it; nothing: all precisions that they may copy are needed.
+  struct Budgets {
+    std::vector<std::string> each;
+    std::string device_memory;  ///< instead
+  };
   /// The files that `open` reads.
   [[nodiscard]] std::vector<std::string> inputs() const;
   /// Of so many bytes of experts those that host memory holds at once, beside the model's other weights. Throws InputError.
   [[nodiscard]] std::uint64_t host_bytes(std::uint64_t all, std::uint64_t others) const;
   /// Reads the model, has its experts as these stacks need them, and fills host memory with what is on disk if all of it
   /// goes there. Throws InputError, or Interrupted.
-  /// `budgets`: with which they will run, or the memory that these are taken from, as a user gives them.
-  [[nodiscard]] std::unique_ptr<Model> open(const std::vector<StackOptions>& stacks,
-                                            const std::vector<std::string>& budgets) const;
+  [[nodiscard]] std::unique_ptr<Model> open(const std::vector<StackOptions>& stacks, const Budgets& budgets) const;
 };
 
 }  // namespace ferry::engine

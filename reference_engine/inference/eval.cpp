@@ -115,7 +115,8 @@ std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
   o.check(model.config());
   const std::vector<std::uint32_t>& all = text.tokens;
   const std::vector<std::uint32_t> begin_tokens = model.begin_tokens();
-  if (begin_tokens.size() + all.size() < 2) throw InputError("the text has no token that another one predicts");
+  if (all.empty() || begin_tokens.size() + all.size() < 2)
+    throw InputError("the text has no token that another one predicts");
   std::vector<Evaluated> results(stacks.size());
   // Without what is copied before the first step.
   const Nanoseconds resident_begin = resident.statistics().virtual_ns;

@@ -109,6 +109,13 @@ std::vector<std::uint32_t> tokenize(const Model& model, const std::string& text)
   return encoded(model, text, true);
 }
 
+std::vector<std::uint32_t> without_begin(const Model& model, std::vector<std::uint32_t> tokens) {
+  const std::vector<std::uint32_t> begin = model.begin_tokens();
+  if (tokens.size() < begin.size() || !std::equal(begin.begin(), begin.end(), tokens.begin())) return tokens;
+  tokens.erase(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(begin.size()));
+  return tokens;
+}
+
 TokenizedText tokenized(const Model& model, const std::string& text) {
   TokenizedText made{encoded(model, text, false), {}};
   for (const std::uint32_t t : made.tokens) {

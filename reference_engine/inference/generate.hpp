@@ -21,6 +21,9 @@ struct TokenizedText {
 /// Throws as `tokenize` does.
 TokenizedText tokenized(const Model& model, const std::string& text);
 
+/// Tokens that a user gives, without what the model's texts begin with: whoever cuts them into windows puts that before each.
+std::vector<std::uint32_t> without_begin(const Model& model, std::vector<std::uint32_t> tokens);
+
 struct GenerateOptions {
   std::vector<std::string> prompts;
   std::vector<std::vector<std::uint32_t>> token_prompts;  ///< instead, as the model's tokens, from the first on

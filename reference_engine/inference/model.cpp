@@ -146,6 +146,7 @@ const Tokenizer& Model::need_tokenizer() const {
 
 std::vector<std::uint32_t> Model::begin_tokens() const {
   if (const Tokenizer* found = tokenizer()) return found->begin();
+  if (!why_no_tokenizer_.empty()) throw InputError(why_no_tokenizer_);  // it would say what texts begin with
   if (config_.begin_token == no_token) return {};
   return {config_.begin_token};
 }
@@ -195,7 +196,8 @@ std::unique_ptr<ExpertRunner> make_runner(Model& model, const RunnerOptions& opt
   if (o.workers == nullptr) o.workers = &model.workers();
   o.activations = model.activations();
   const ModelShape shape = model_shape(model.config(), model.store(), 1);
-  model.add_precisions(precisions_for(o, everything(shape).bytes()));
+  const PrecisionSet needed = precisions_for(o, everything(shape).bytes());
+  if ((needed.bits & ~model.store().precisions()) != 0) model.add_precisions(needed);
   if (!o.make_device) {
     o.make_device = [&](const DeviceNeeds& needs, const RunnerOptions& given) {
       return model.make_device(needs, given);

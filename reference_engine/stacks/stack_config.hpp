@@ -85,10 +85,11 @@ void each_layout_parameter(Layout& layout, const Give& give) {
 template <class Stack, class CopyCost>
 CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o, const CopyCost& copy_ns) {
   auto c = basic_config<Stack>(model, o, copy_ns);
-  const Budget budget(laid_out_bytes(o, everything(model).bytes()), o.stream_slots);
+  const Budget budget(o.budget_bytes, o.stream_slots);
   if constexpr (requires { typename Stack::Layout; }) {
     typename Stack::Layout layout;
     each_layout_parameter(layout, [&o](auto member, std::uint32_t& to) { to = (o.*member).value_or(to); });
+    if constexpr (requires { layout.keeps_precisions; }) layout.keeps_precisions = chooses_precisions(o);
     Stack::set_up(c, budget, layout);
   } else {
     Stack::set_up(c, budget);

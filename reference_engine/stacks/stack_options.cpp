@@ -171,14 +171,12 @@ PrecisionSet precisions_for(const StackOptions& o) {
 }
 
 PrecisionSet precisions_for(const StackOptions& o, std::uint64_t all_bytes) {
-  const bool all_fits = all_bytes > 0 && laid_out_bytes(o, all_bytes) >= all_bytes;
-  return all_fits && find_stack(o.stack).full_where_all_fits ? Precision::full : precisions_for(o);
+  const bool turns = find_stack(o.stack).full_where_all_fits && !chooses_precisions(o);
+  return turns && all_bytes > 0 && o.budget_bytes >= all_bytes ? Precision::full : precisions_for(o);
 }
 
-std::uint64_t laid_out_bytes(const StackOptions& o, std::uint64_t all_bytes) {
-  const bool chosen = o.low_bits || o.high_bits || o.low_share_percent || o.low_on_miss;
-  if (!chosen || !find_stack(o.stack).full_where_all_fits || all_bytes == 0) return o.budget_bytes;
-  return std::min(o.budget_bytes, all_bytes - 1);
+bool chooses_precisions(const StackOptions& o) {
+  return o.low_bits || o.high_bits || o.low_share_percent || o.low_on_miss;
 }
 
 }  // namespace ferry::engine

@@ -95,7 +95,7 @@ Precision precision_of_bits(std::uint32_t bits,
 PrecisionSet precisions_for(const StackOptions& options);
 /// The same with this budget, where all experts take `all_bytes` at the model's own precision.
 PrecisionSet precisions_for(const StackOptions& options, std::uint64_t all_bytes);
-/// What a stack is to lay out: its budget, or less than `all_bytes` where it would have another precision than it is given.
-std::uint64_t laid_out_bytes(const StackOptions& options, std::uint64_t all_bytes);
+/// Whether it says which precisions a stack with two of them takes, and for whom.
+bool chooses_precisions(const StackOptions& options);
 
 }  // namespace ferry::engine

@@ -58,11 +58,13 @@ ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
     }
   }
   if (storage_ == ExpertStorage::fused_columns) {  // as on the hub, or as transformers 5 writes it
+    const Tensor* const both = checkpoint.tensor(expert_tensor_name(c, storage_, {}, 0));
     const Tensor* const down = checkpoint.tensor(expert_tensor_name(c, storage_, {}, 2));
     const std::uint64_t width = c.moe(0).expert_width, hidden = c.hidden;
-    const bool in_rows =
-        down != nullptr && down->shape.size() == 3 && down->shape[1] == hidden && down->shape[2] == width;
-    if (in_rows && width != hidden) storage_ = ExpertStorage::fused_rows;
+    const auto is = [](const Tensor* t, std::uint64_t rows, std::uint64_t columns) {
+      return t != nullptr && t->shape.size() == 3 && t->shape[1] == rows && t->shape[2] == columns;
+    };
+    if (is(both, 2 * width, hidden) && is(down, hidden, width)) storage_ = ExpertStorage::fused_rows;
   }
   for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
     layouts_.push_back(layout_of(static_cast<std::uint16_t>(l)));

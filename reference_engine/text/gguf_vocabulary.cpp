@@ -68,9 +68,10 @@ struct Vocabulary {
 };
 
 std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
-  // Files from before May 2024 do not say it, and what llama.cpp then does is not what their makers did.
-  std::string pre = v.fields.has("tokenizer.ggml.pre") ? v.fields.text("tokenizer.ggml.pre") : "default";
-  if (pre == "default" && file.metadata().value("general.architecture", Json()) == "qwen2moe") pre = "qwen2";
+  // Files from before May 2024 do not say it. What llama.cpp takes then differs from what Qwen's tokenizer does.
+  std::string pre = v.fields.has("tokenizer.ggml.pre") ? v.fields.text("tokenizer.ggml.pre") : "";
+  const bool old_qwen = file.metadata().value("general.architecture", Json()) == "qwen2moe";
+  if (old_qwen && (pre.empty() || pre == "default")) pre = "qwen2";
   const WordRules* rules = word_rules(pre);
   if (rules == nullptr) v.fields.refuse("tokenizer.ggml.pre", "one of " + known_word_rules());
   BpeParts parts;

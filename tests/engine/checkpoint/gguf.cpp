@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "checkpoint/checkpoint.hpp"
 #include "checkpoint/gguf_model.hpp"
@@ -113,6 +114,7 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("exaone_moe-bf16", "exaone_moe");
   check_tokens("hy_v3-bf16", "hy_v3");
   check_tokens("qwen3_vl_moe-bf16", "qwen3_vl_moe");
+  check_tokens("solar_open-bf16", "solar_open");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {
@@ -496,6 +498,10 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
     CHECK(Described{arch, {}, {}, 4, 0}.read().rope.theta == 10000);
   }
   CHECK(Described{"deepseek", {real("deepseek.expert_weights_scale", 2.5F)}, {}}.read().routed_scale == 2.5);
+  CHECK(Described{"deepseek", {real("deepseek.expert_weights_scale", 0)}, {}}.read().routed_scale == 1);
+  const float infinite = std::numeric_limits<float>::infinity();
+  CHECK(says(Described{"deepseek", {real("deepseek.expert_weights_scale", infinite)}, {}}.refusal(),
+             {"a finite number"}));
   CHECK(Described{"granitemoe", {}, {}}.read().attention_scale == 0.5);
   const auto yarn = [&](const std::vector<std::string>& more) {
     std::vector<std::string> all = {text("qwen3moe.rope.scaling.type") + number<std::uint32_t>(8) + text("yarn"),
@@ -505,7 +511,10 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
     return Described{"qwen3moe", all, {}};
   };
   CHECK(yarn({}).read().rope.scale == doctest::Approx(0.1 * std::log(4.0) + 1));
-  CHECK(yarn({real("qwen3moe.rope.scaling.yarn_attn_factor", 1)}).read().rope.scale == 1);
+  const double usual = yarn({}).read().rope.scale;  // llama.cpp does not use it
+  CHECK(yarn({real("qwen3moe.rope.scaling.yarn_attn_factor", 1)}).read().rope.scale == usual);
+  CHECK(
+      says(yarn({real("qwen3moe.rope.scaling.yarn_attn_factor", 2)}).refusal(), {"yarn_attn_factor\": expected none"}));
   CHECK(says(yarn({real("qwen3moe.rope.scaling.yarn_ext_factor", 0)}).refusal(), {"yarn_ext_factor\": expected none"}));
 
   // Which layers have no experts, and whether a bias takes part in the choice, Hunyuan 3's tensors say.
@@ -515,6 +524,10 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
           .read();
   CHECK(hy.moe_layers == std::vector<std::uint32_t>{0, 2, 3});
   CHECK(hy.names.choice_bias.empty());
+  CHECK(hy.routed_scale == 1);
+  const ModelConfig everywhere = Described{"exaone-moe", {}, {}}.read();
+  CHECK(everywhere.layer[0].window == 0);
+  CHECK(everywhere.layer[3].turns);
   CHECK_FALSE(
       Described{"hy_v3", {text("hy_v3.expert_weights_norm") + norm}, {{"blk.1.exp_probs_b", std::vector<float>(4)}}}
           .read()

@@ -234,7 +234,7 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("bench --budgets=25%,", {"--budgets: an empty entry in \"25%,\""});
   refuses("simulate --trace x --assume-recall ''", {"--assume-recall: must not be empty"});
   refuses("sweep --traces x --stacks lru --machines m --budgets 25% --out x --ranks 3", {"--ranks requires --rank"});
-  refuses("run --model tiny-mixtral --prompt x --device-memory 50%", {"--device-memory 50%: expected a size"});
+  refuses("run --model tiny-mixtral --prompt x --device-memory 50%", {"--device-memory: 50%: expected a size"});
   refuses("bench --text x --seed 1", {"--text excludes --seed"});
   refuses("pack --model tiny-mixtral --precisions full --group 64 --out x", {"--group: is for low precision", "int4"});
   refuses("run --logprobs 2", {"--logprobs requires --json"});

@@ -328,3 +328,25 @@ TEST_CASE("tokens that begin as texts of the model do are scored as the text is"
     CHECK(ids.at("bits_per_byte") == text.at("bits_per_byte"));
   }
 }
+
+TEST_CASE("a tokenizer that cannot be read leaves the numbers of tokens to run, and nothing to who needs its begin") {
+  const TemporaryFolder folder;
+  TinyCheckpoint tiny;
+  tiny.config["vocab_size"] = 260;  // not a vocabulary of bytes, which needs no file
+  for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+    tiny.shapes[name][0] = 260;
+    tiny.values[name].resize(260 * tiny.shapes[name][1]);
+  }
+  tiny.write(folder.path());
+  write_file(folder.path() / "tokenizer.json", "{}");
+  const std::string model = " --model " + folder.path().string() + " ", ids = (folder.path() / "ids").string();
+  write_file(ids, "256 1 2 3");
+  const Outputs ran = run_ferry("run --stack lru --budget 50% --max-new-tokens 3 --token-ids " + ids + model);
+  CHECK(ran.status == 0);
+  CHECK(ran.error.find("tokens are shown as numbers: ") != std::string::npos);
+  CHECK(run_ferry("inspect" + model).out.find("none, which leaves") != std::string::npos);
+  for (const char* needs :
+       {"run --stop x --token-ids ", "eval --window 32 --stacks lru --token-ids ", "run --prompt-file "}) {
+    refuses(needs + ids + model, {"tokenizer.json"});
+  }
+}

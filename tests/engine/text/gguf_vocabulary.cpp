@@ -129,14 +129,15 @@ TEST_CASE("a vocabulary that nobody here can read leaves the numbers of tokens")
              {"\"tokenizer.ggml.pre\": expected one of ", "nobodys"}));
 }
 
-TEST_CASE("a file that does not say how texts are split is split as its makers do, or as llama.cpp does") {
+TEST_CASE("a file that does not say how texts are split is refused, but for Qwen's, whose way is known") {
   const TemporaryFolder folder;
   const auto kind = [&](const std::string& arch, const std::string& pre) {
     return read_gguf_vocabulary(Gguf(vocabulary(folder, arch, "gpt2", pre, {{"a"}, {"b"}}, 0)))->kind();
   };
   CHECK(kind("qwen2moe", "") == "GGUF, BPE as qwen2");
   CHECK(kind("qwen2moe", "default") == "GGUF, BPE as qwen2");
-  CHECK(kind("llama", "") == "GGUF, BPE as default");
+  CHECK(kind("llama", "default") == "GGUF, BPE as default");
+  CHECK(says(refusal("v.gguf", [&] { static_cast<void>(kind("llama", "")); }), {"tokenizer.ggml.pre"}));
 }
 
 TEST_CASE("Kimi's ranks have a name that others' files could have, and are known by the code beside them") {
