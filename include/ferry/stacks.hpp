@@ -281,12 +281,13 @@ struct FatePrefetch : Stack<CrossLayerGate, FifoCache, FixedPrecision, FateSched
 };
 struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK>, ShallowLayers {};
 
+/// What users may set of Fate's layout.
+struct FateLayout : ShallowLayers::Layout {
+  bool keeps_precisions = false;  ///< those that are set, where memory is sufficient for the model's own, too
+};
 /// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
 struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
-  /// What users may set of it.
-  struct Layout : ShallowLayers::Layout {
-    bool keeps_precisions = false;  ///< those that are set, where memory is sufficient for the model's own, too
-  };
+  using Layout = FateLayout;
   template <class Config>
   static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     if (!layout.keeps_precisions && budget.bytes >= everything(c.model).bytes()) {  // memory is sufficient
