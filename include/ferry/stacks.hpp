@@ -287,7 +287,7 @@ struct FateLayout : ShallowLayers::Layout {
 };
 /// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
 struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
-  using Layout = FateLayout;
+  using Layout = FateLayout;  ///< what users may set of it
   template <class Config>
   static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     if (!layout.keeps_precisions && budget.bytes >= everything(c.model).bytes()) {  // memory is sufficient
