@@ -282,7 +282,8 @@ struct FatePrefetch : Stack<CrossLayerGate, FifoCache, FixedPrecision, FateSched
 struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK>, ShallowLayers {};
 
 /// What users may set of Fate's layout.
-struct FateLayout : ShallowLayers::Layout {
+struct FateLayout {
+  std::uint32_t shallow = ShallowLayout().shallow;  ///< as ShallowLayout has it
   bool keeps_precisions = false;  ///< those that are set, where memory is sufficient for the model's own, too
 };
 /// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
@@ -295,7 +296,7 @@ struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {
       c.precision.low_share_percent = 0;
       c.precision.low_on_miss = false;
     }
-    ShallowLayers::set_up(c, budget, layout);
+    ShallowLayers::set_up(c, budget, {layout.shallow});
   }
 };
 
