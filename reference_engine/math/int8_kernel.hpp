@@ -7,9 +7,11 @@
 // put side by side; for several, the codes are first put side by side, so that each lane adds its own output's.
 //
 // Of `Lanes` this takes, besides floats: `Ints`, a vector of integers; `Bytes`, the codes of a stretch; `unpack_bytes`,
-// which makes these; `dot`, their products with activations, some added up; `add_up`, which makes `lanes` of those two
-// vectors, over half the columns each; `transpose`, which puts the codes of `lanes` outputs side by side, four columns of
-// each at a time, and `transpose_ints`; and `dot_side_by_side`. Columns are in an order of its own.
+// which makes these, and `bias`, which added to them makes them what scales are multiplied with; `dot`, their products
+// with activations, some added up; `add_up`, which makes `lanes` of those vectors, one for each part of the columns, two or
+// four; `transpose`, which puts the codes of `lanes` outputs side by side, four columns of each at a time, and
+// `transpose_ints`; `dot_side_by_side`; and for blocks `scale_groups`, which makes {scale, minimum} of
+// each group of a unit. Columns of packed weights are in an order of its own.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -21,20 +23,99 @@ namespace {
 
 constexpr std::uint32_t int8_stretches = Int8Rows::chunk_stretches;
 
+/// What is added to the numbers of a block so that they are not negative.
+constexpr std::int32_t centre_of(BlockType type) {
+  switch (type) {
+    case BlockType::q8_0:
+    case BlockType::iq4_nl:
+    case BlockType::iq4_xs:
+      return 128;
+    case BlockType::q4_0:
+      return 8;
+    case BlockType::q5_0:
+      return 16;
+    case BlockType::q3_k:
+      return 4;
+    case BlockType::q6_k:
+      return 32;
+    case BlockType::mxfp4:
+      return 12;
+    default:
+      return 0;
+  }
+}
+
+/// Groups of a stretch.
+template <class Format>
+constexpr std::uint32_t int8_groups = Format::groups;
+template <BlockType type>
+constexpr std::uint32_t int8_groups<Blocks<type>> = stretch_columns / detail::group_weights(type);
+
+/// The rows of `lanes` outputs, each with what is left of it behind its last whole unit, filled up with nothing.
+template <class Format, class Layout>
+struct Int8Weights : WeightRows<Format, Layout> {
+  using WeightRows<Format, Layout>::WeightRows;
+
+  /// Where a stretch of an output is, or the unit that it is in.
+  [[nodiscard]] const std::byte* at(std::uint32_t output, std::uint32_t stretch) const {
+    return this->rows[output].at(stretch);
+  }
+  /// Stretches that lie in the matrix.
+  [[nodiscard]] std::uint32_t whole(const Int8Rows& x) const { return x.stretches(); }
+};
+
+template <BlockType type>
+struct Int8Weights<Blocks<type>, BlockLayout> : WeightRows<Blocks<type>, BlockLayout> {
+  using Format = Blocks<type>;
+
+  Int8Weights(const BlockLayout& layout, const std::byte* matrix, std::uint32_t first, std::uint32_t together,
+              std::uint32_t count)
+      : WeightRows<Format, BlockLayout>(layout, matrix, first, together, count),
+        whole_(layout.columns / Format::columns * Format::stretches) {
+    const std::uint64_t before = std::uint64_t{layout.columns / Format::columns} * Format::bytes;
+    if (before == layout.row_bytes()) return;
+    for (std::uint32_t o = 0; o < together; ++o) {
+      std::memset(last_[o], 0, sizeof(last_[o]));
+      std::memcpy(last_[o], this->rows[o].weights + before, layout.row_bytes() - before);
+    }
+  }
+
+  [[nodiscard]] const std::byte* at(std::uint32_t output, std::uint32_t stretch) const {
+    return stretch < whole_ ? this->rows[output].at(stretch) : last_[output];
+  }
+  [[nodiscard]] std::uint32_t whole(const Int8Rows& /*x*/) const { return whole_; }
+
+ private:
+  std::uint32_t whole_;
+  std::byte last_[most_outputs][Format::bytes];
+};
+
+/// The codes of a stretch.
+template <class Lanes, class Format>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void unpack_codes(Format format, const std::byte* at,
+                                                                   std::uint32_t stretch, typename Lanes::Bytes& to) {
+  if constexpr (is_blocks<Format>) {
+    Lanes::unpack_bytes(format, at, stretch % Format::stretches, to);
+  } else {
+    Lanes::unpack_bytes(format, at, to);
+  }
+}
+
 /// Scales and minima of the groups of `lanes` outputs over a chunk.
 template <class Lanes, class Format>
 struct alignas(64) SideBySide {
-  static constexpr std::uint32_t lanes = Lanes::lanes,
+  static constexpr std::uint32_t lanes = Lanes::lanes, groups = int8_groups<Format>,
                                  together = lanes / 2;  // groups that are put side by side at once
 
-  std::int32_t bits[int8_stretches * Format::groups * 2][lanes];  // floats: of each group scales, then minima
+  std::int32_t bits[int8_stretches * groups * 2][lanes];  // floats: of each group scales, then minima
 
-  [[FERRY_LANES_TARGET gnu::noinline]] void set(const PackedLayout& w, const WeightRow<Format> (&rows)[most_outputs],
+  [[FERRY_LANES_TARGET gnu::noinline]] void set(const PackedLayout& w, const Int8Weights<Format, PackedLayout>& weights,
                                                 Stretches all) {
+    const WeightRow<Format>(&rows)[most_outputs] = weights.rows;
     shift = rows[0].group_shift;
     const std::uint32_t columns = w.columns - all.first * stretch_columns;
-    const std::uint32_t count = std::min((columns + w.group - 1) / w.group,
-                                         ((all.end - all.first) * Format::groups + (1U << shift) - 1) >> shift);
+    const std::uint32_t count =
+        std::min((columns + w.group - 1) / w.group, ((all.end - all.first) * groups + (1U << shift) - 1) >> shift);
     for (std::uint32_t first = 0; first < count; first += together) {
       typename Lanes::Ints from[lanes];
       if (first + together <= count) {
@@ -51,17 +132,32 @@ struct alignas(64) SideBySide {
       }
       Lanes::transpose_ints(from, bits[2 * first]);
     }
-    if (Format::groups == 2 && count % 2 == 1)
-      std::memset(bits[2 * count], 0, 2 * sizeof(bits[0]));  // of half a stretch
-    if constexpr (Lanes::bias(Format{}) != 0) {
-      for (std::uint32_t g = 0; g < count; ++g) {
-        const typename Lanes::Vector bias = Lanes::all(Lanes::bias(Format{}));
-        Lanes::store(Lanes::fma(bias, load(2 * g), load(2 * g + 1)), reinterpret_cast<float*>(bits[2 * g + 1]));
-      }
-    }
+    if (groups == 2 && count % 2 == 1) std::memset(bits[2 * count], 0, 2 * sizeof(bits[0]));  // of half a stretch
+    add_bias(count);
   }
 
-  /// Of the first group of a stretch, or the second.
+  [[FERRY_LANES_TARGET gnu::noinline]] void set(const BlockLayout& /*w*/,
+                                                const Int8Weights<Format, BlockLayout>& weights, Stretches all) {
+    const std::uint32_t count = (all.end - all.first) * groups, whole = (count + together - 1) / together * together;
+    float own[lanes][int8_stretches * groups * 2];
+    for (std::uint32_t o = 0; o < lanes; ++o) {
+      float* to = own[o];
+      for (std::uint32_t s = all.first; s < all.end; s += Format::stretches, to += Format::stretches * groups * 2) {
+        Lanes::scale_groups(Format{}, weights.at(o, s), to);
+      }
+      std::fill(own[o] + 2 * count, own[o] + 2 * whole, 0.0F);
+    }
+    for (std::uint32_t first = 0; first < count; first += together) {
+      typename Lanes::Ints from[lanes];
+      for (std::uint32_t o = 0; o < lanes; ++o) {
+        from[o] = Lanes::load_any_ints(reinterpret_cast<const std::byte*>(own[o] + 2 * first));
+      }
+      Lanes::transpose_ints(from, bits[2 * first]);
+    }
+    add_bias(count);
+  }
+
+  /// Of one part of a stretch.
   [[FERRY_LANES_TARGET gnu::always_inline]] typename Lanes::Vector scales(std::uint32_t stretch,
                                                                           std::uint32_t part) const {
     return load(2 * at(stretch, part));
@@ -73,29 +169,40 @@ struct alignas(64) SideBySide {
 
  private:
   [[nodiscard]] std::uint32_t at(std::uint32_t stretch, std::uint32_t part) const {
-    return Format::groups == 2 ? 2 * stretch + part : stretch >> shift;
+    return groups == 1 ? stretch >> shift : groups * stretch + part;
   }
   [[FERRY_LANES_TARGET gnu::always_inline]] typename Lanes::Vector load(std::uint32_t i) const {
     return Lanes::load(reinterpret_cast<const float*>(bits[i]));
+  }
+  [[FERRY_LANES_TARGET gnu::always_inline]] void add_bias(std::uint32_t count) {
+    if constexpr (Lanes::bias(Format{}) != 0) {
+      for (std::uint32_t g = 0; g < count; ++g) {
+        const typename Lanes::Vector bias = Lanes::all(Lanes::bias(Format{}));
+        Lanes::store(Lanes::fma(bias, load(2 * g), load(2 * g + 1)), reinterpret_cast<float*>(bits[2 * g + 1]));
+      }
+    }
   }
 
   std::uint32_t shift = 0;
 };
 
-/// Adds what a stretch gives. `parts`: the integers over half its columns each; over all in the first, where these are one
-/// group.
+/// The sum of x over one part of a stretch.
+template <class Format>
+[[gnu::always_inline]] inline float sum_of(const Int8Rows::Chunk& x, std::uint32_t stretch, std::uint32_t part) {
+  if constexpr (int8_groups<Format> == 1) return x.sums[stretch];
+  if constexpr (int8_groups<Format> == 2) return x.halves[stretch][part];
+  if constexpr (int8_groups<Format> == 4) return x.quarters[stretch][part];
+}
+
+/// Adds what one part of a stretch gives, whose integers these are.
 template <class Lanes, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline typename Lanes::Vector add_int8_stretch(
-    Format /*format*/, const typename Lanes::Ints (&parts)[2], const SideBySide<Lanes, Format>& groups,
-    const Int8Rows::Chunk& x, std::uint32_t stretch, typename Lanes::Vector sum) {
+[[FERRY_LANES_TARGET gnu::always_inline]] inline typename Lanes::Vector add_int8_part(
+    Format /*format*/, typename Lanes::Ints ints, const SideBySide<Lanes, Format>& groups, const Int8Rows::Chunk& x,
+    std::uint32_t stretch, std::uint32_t part, typename Lanes::Vector sum) {
   const typename Lanes::Vector scale = Lanes::all(x.scales[stretch]);
-#pragma GCC unroll 2
-  for (std::uint32_t part = 0; part < Format::groups; ++part) {
-    const typename Lanes::Vector least =
-        Lanes::multiply(groups.minima(stretch, part), Lanes::all(x.sums[stretch][part]));
-    sum = Lanes::fma(Lanes::fma(Lanes::to_floats(parts[part]), groups.scales(stretch, part), least), scale, sum);
-  }
-  return sum;
+  const typename Lanes::Vector least =
+      Lanes::multiply(groups.minima(stretch, part), Lanes::all(sum_of<Format>(x, stretch, part)));
+  return Lanes::fma(Lanes::fma(Lanes::to_floats(ints), groups.scales(stretch, part), least), scale, sum);
 }
 
 /// Up to `lanes` outputs.
@@ -119,7 +226,8 @@ struct NextCodes {
   const std::byte* codes[most_outputs];
   std::uint32_t bytes;  ///< of each output
 
-  NextCodes(const PackedLayout& layout, const WeightRow<Format> (&w)[most_outputs], std::uint32_t next,
+  template <class Layout>
+  NextCodes(const Layout& layout, const WeightRow<Format> (&w)[most_outputs], std::uint32_t next,
             std::uint32_t stretches) {
     const bool here = next < stretches;
     for (std::uint32_t o = 0; o < Lanes::lanes; ++o) {
@@ -137,71 +245,79 @@ struct NextCodes {
   }
 };
 
-/// The integers of one output over `lanes` stretches of a chunk, a lane each; over fewer if there are not so many.
-template <class Lanes, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void dot_stretches(Format format, const std::byte* codes,
-                                                                    const Int8Rows::Chunk& x, std::uint32_t first,
-                                                                    std::uint32_t count,
-                                                                    typename Lanes::Ints (&parts)[2]) {
-  typename Lanes::Ints products[Lanes::lanes];
+/// The integers of one output over `lanes` stretches of a chunk from `at` on, a lane each; over fewer if there are not so
+/// many. In the first part those over all columns, where these are one group.
+template <class Lanes, class Format, class Layout>
+[[FERRY_LANES_TARGET gnu::always_inline]] inline void dot_stretches(
+    Format format, const Int8Weights<Format, Layout>& w, std::uint32_t output, const Int8Rows& x, std::uint32_t at,
+    std::uint32_t end, typename Lanes::Ints (&parts)[std::max(2U, int8_groups<Format>)]) {
+  using Dots = decltype(Lanes::dot(format, typename Lanes::Bytes{}, nullptr));
+  static_assert(Lanes::lanes % 4 == 0);
+  Dots products[Lanes::lanes];
   typename Lanes::Bytes bytes;
-  if (count >= Lanes::lanes) {
+  const Int8Rows::Chunk& chunk = *x.at(at, 0);
+  const std::uint32_t first = at % int8_stretches;
+  if (at + Lanes::lanes <= std::min(end, w.whole(x))) {
 #pragma GCC unroll 16
     for (std::uint32_t i = 0; i < Lanes::lanes; ++i) {
-      Lanes::unpack_bytes(format, codes + std::size_t{i} * Format::stretch_bytes, bytes);
-      products[i] = Lanes::dot(format, bytes, x.values[first + i]);
+      unpack_codes<Lanes>(format, w.rows[output].at(at + i), i, bytes);  // `lanes` are units, or a part of one
+      products[i] = Lanes::dot(format, bytes, chunk.values[first + i]);
     }
   } else {
 #pragma GCC unroll 16
     for (std::uint32_t i = 0; i < Lanes::lanes; ++i) {
-      products[i] = Lanes::no_ints();
-      if (i >= count) continue;
-      Lanes::unpack_bytes(format, codes + std::size_t{i} * Format::stretch_bytes, bytes);
-      products[i] = Lanes::dot(format, bytes, x.values[first + i]);
+      products[i] = Dots{};
+      if (at + i >= end) continue;
+      unpack_codes<Lanes>(format, w.at(output, at + i), i, bytes);
+      products[i] = Lanes::dot(format, bytes, chunk.values[first + i]);
     }
   }
   Lanes::add_up(products, parts);
-  if constexpr (Format::groups == 1) parts[0] = Lanes::add(parts[0], parts[1]);
+  if constexpr (int8_groups<Format> == 1) parts[0] = Lanes::add(parts[0], parts[1]);
 }
 
 /// One row of x, `count` outputs. The codes of an output are read as they lie, some chunks of them; then the integers of
 /// all outputs are put side by side.
-template <class Lanes, class Format>
-[[FERRY_LANES_TARGET gnu::noinline]] void add_int8_row(const PackedLayout& layout,
-                                                       const WeightRow<Format> (&w)[most_outputs], const Int8Rows& x,
-                                                       float* y, std::uint32_t count) {
+template <class Lanes, class Format, class Layout>
+[[FERRY_LANES_TARGET gnu::noinline]] void add_int8_row(const Layout& layout, const Int8Weights<Format, Layout>& w,
+                                                       const Int8Rows& x, float* y, std::uint32_t count) {
   using Ints = typename Lanes::Ints;
-  constexpr std::uint32_t lanes = Lanes::lanes, block = 16 * int8_stretches;
-  Ints ints[block / lanes][Format::groups][lanes];
-  SideBySide<Lanes, Format> groups;
+  constexpr std::uint32_t lanes = Lanes::lanes, groups = int8_groups<Format>;
+  constexpr std::uint32_t block = (groups == 4 ? 8 : 16) * int8_stretches;  // whose integers stay in a usual L1 cache
+  Ints ints[block / lanes][groups][lanes];
+  SideBySide<Lanes, Format> scales;
   typename Lanes::Vector sum = Lanes::zero();
   for (std::uint32_t begin = 0; begin < x.stretches(); begin += block) {
     const std::uint32_t end = std::min(begin + block, x.stretches());
     for (std::uint32_t o = 0; o < lanes; ++o) {
-      const std::byte* next_groups = w[o].group(begin) + lanes * layout.row_groups() * sizeof(PackedGroup);
-      for (std::uint32_t i = 0; i < (end - begin) * Format::groups * sizeof(PackedGroup); i += line) {
-        __builtin_prefetch(next_groups + i);
+      if constexpr (!is_blocks<Format>) {
+        const std::byte* next_groups = w.rows[o].group(begin) + lanes * layout.row_groups() * sizeof(PackedGroup);
+        for (std::uint32_t i = 0; i < (end - begin) * groups * sizeof(PackedGroup); i += line) {
+          __builtin_prefetch(next_groups + i);
+        }
       }
-      Stream<Format> stream(w[o].at(begin), end - begin, layout.row_bytes());
+      Stream<Format> stream(w.rows[o].at(begin), end - begin, layout.row_bytes());
       for (std::uint32_t at = begin; at < end; at += lanes) {
-        Ints parts[2];
+        Ints parts[std::max(2U, groups)];
         stream.read(std::min(lanes, end - at));
-        dot_stretches<Lanes>(Format{}, w[o].at(at), *x.at(at, 0), at % int8_stretches, end - at, parts);
-#pragma GCC unroll 2
-        for (std::uint32_t part = 0; part < Format::groups; ++part) ints[(at - begin) / lanes][part][o] = parts[part];
+        dot_stretches<Lanes>(Format{}, w, o, x, at, end, parts);
+#pragma GCC unroll 4
+        for (std::uint32_t part = 0; part < groups; ++part) ints[(at - begin) / lanes][part][o] = parts[part];
       }
     }
     for (std::uint32_t at = begin; at < end; at += lanes) {
-      if (at % int8_stretches == 0) groups.set(layout, w, {at, std::min(at + int8_stretches, end)});
-      alignas(64) std::int32_t own[Format::groups][lanes][lanes];  // [stretches, outputs]
-#pragma GCC unroll 2
-      for (std::uint32_t part = 0; part < Format::groups; ++part) {
+      if (at % int8_stretches == 0) scales.set(layout, w, {at, std::min(at + int8_stretches, end)});
+      alignas(64) std::int32_t own[groups][lanes][lanes];  // [stretches, outputs]
+#pragma GCC unroll 4
+      for (std::uint32_t part = 0; part < groups; ++part) {
         Lanes::transpose_ints(ints[(at - begin) / lanes][part], own[part][0]);
       }
       for (std::uint32_t i = 0; i < std::min(lanes, end - at); ++i) {
-        Ints parts[2] = {Lanes::load_ints(own[0][i]), Lanes::no_ints()};
-        if constexpr (Format::groups == 2) parts[1] = Lanes::load_ints(own[1][i]);
-        sum = add_int8_stretch<Lanes>(Format{}, parts, groups, *x.at(at, 0), at % int8_stretches + i, sum);
+#pragma GCC unroll 4
+        for (std::uint32_t part = 0; part < groups; ++part) {
+          sum = add_int8_part<Lanes>(Format{}, Lanes::load_ints(own[part][i]), scales, *x.at(at, 0),
+                                     at % int8_stretches + i, part, sum);
+        }
       }
     }
   }
@@ -215,15 +331,22 @@ struct alignas(64) Int8Tile {
   std::byte codes[int8_stretches][stretch_columns * Lanes::lanes];
 };
 
-template <class Lanes, class Format>
-[[FERRY_LANES_TARGET gnu::noinline]] void fill_int8(Int8Tile<Lanes, Format>& tile, const PackedLayout& layout,
-                                                    const WeightRow<Format> (&w)[most_outputs], Stretches all) {
+template <class Lanes, class Format, class Layout>
+[[FERRY_LANES_TARGET gnu::noinline]] void fill_int8(Int8Tile<Lanes, Format>& tile, const Layout& layout,
+                                                    const Int8Weights<Format, Layout>& w, Stretches all) {
+  constexpr std::uint32_t together = is_blocks<Format> ? 4 : 1;  // stretches: a unit, or several
   tile.groups.set(layout, w, all);
-  for (std::uint32_t stretch = all.first; stretch < all.end; ++stretch) {
-    typename Lanes::Bytes bytes[Lanes::lanes];
+  for (std::uint32_t first = all.first; first < all.end; first += together) {
+#pragma GCC unroll 4
+    for (std::uint32_t i = 0; i < together; ++i) {
+      if (first + i >= all.end) break;
+      typename Lanes::Bytes bytes[Lanes::lanes];
 #pragma GCC unroll 16
-    for (std::uint32_t o = 0; o < Lanes::lanes; ++o) Lanes::unpack_bytes(Format{}, w[o].at(stretch), bytes[o]);
-    Lanes::transpose(bytes, tile.codes[stretch - all.first]);
+      for (std::uint32_t o = 0; o < Lanes::lanes; ++o) {
+        unpack_codes<Lanes>(Format{}, w.at(o, first + i), i, bytes[o]);
+      }
+      Lanes::transpose(bytes, tile.codes[first + i - all.first]);
+    }
   }
 }
 
@@ -242,19 +365,17 @@ template <class Lanes, std::uint32_t rows, class Format>
   }
 #pragma GCC unroll 1
   for (std::uint32_t s = 0; s < stretches; ++s) {
-    Ints low[rows], high[rows];
+    constexpr std::uint32_t groups = int8_groups<Format>;
+#pragma GCC unroll 4
+    for (std::uint32_t part = 0; part < groups; ++part) {
+      Ints own[rows];
 #pragma GCC unroll 8
-    for (std::uint32_t r = 0; r < rows; ++r) low[r] = high[r] = Lanes::no_ints();
-    if constexpr (Format::groups == 2) {
-      Lanes::dot_side_by_side(Format{}, tile.codes[s], 0, 1, x, s, low);
-      Lanes::dot_side_by_side(Format{}, tile.codes[s], 1, 2, x, s, high);
-    } else {
-      Lanes::dot_side_by_side(Format{}, tile.codes[s], 0, 2, x, s, low);
-    }
+      for (std::uint32_t r = 0; r < rows; ++r) own[r] = Lanes::no_ints();
+      Lanes::dot_side_by_side(Format{}, tile.codes[s], part * 4 / groups, (part + 1) * 4 / groups, x, s, own);
 #pragma GCC unroll 8
-    for (std::uint32_t r = 0; r < rows; ++r) {
-      const Ints parts[2] = {low[r], high[r]};
-      sums[r] = add_int8_stretch<Lanes>(Format{}, parts, tile.groups, x[r], s, sums[r]);
+      for (std::uint32_t r = 0; r < rows; ++r) {
+        sums[r] = add_int8_part<Lanes>(Format{}, own[r], tile.groups, x[r], s, part, sums[r]);
+      }
     }
   }
 #pragma GCC unroll 8
@@ -281,14 +402,14 @@ void add_int8_panel(const Int8Tile<Lanes, Format>& tile, std::uint32_t stretches
 }
 
 /// Several rows of x, `count` outputs.
-template <class Lanes, class Format>
-void add_int8_tiles(Int8Tile<Lanes, Format>& tile, const PackedLayout& layout,
-                    const WeightRow<Format> (&w)[most_outputs], const Int8Rows& x, float* y, std::uint32_t count) {
+template <class Lanes, class Format, class Layout>
+void add_int8_tiles(Int8Tile<Lanes, Format>& tile, const Layout& layout, const Int8Weights<Format, Layout>& w,
+                    const Int8Rows& x, float* y, std::uint32_t count) {
   constexpr std::uint32_t most = Lanes::int8_rows;
   for (std::uint32_t first = 0; first < x.stretches(); first += int8_stretches) {
     const Stretches all{first, std::min(first + int8_stretches, x.stretches())};
     fill_int8(tile, layout, w, all);
-    const NextCodes<Lanes, Format> next(layout, w, all.end, x.stretches());
+    const NextCodes<Lanes, Format> next(layout, w.rows, all.end, x.stretches());
     const std::uint32_t panels = (x.rows() + most - 1) / most;
     for (std::uint32_t panel = 0; panel < panels; ++panel) {
       next.prefetch(panel, panels);
@@ -299,9 +420,8 @@ void add_int8_tiles(Int8Tile<Lanes, Format>& tile, const PackedLayout& layout,
   }
 }
 
-template <class Lanes, class Format>
-void multiply_int8(const PackedLayout& layout, const std::byte* weights, part::Outputs range, const part::Rows& x,
-                   float* y) {
+template <class Lanes, class Format, class Layout>
+void multiply_int8(const Layout& layout, const std::byte* weights, part::Outputs range, const part::Rows& x, float* y) {
   static_assert(Lanes::lanes <= most_outputs);
   const std::uint32_t rows = x.int8.rows();
   for (std::uint32_t r = 0; r < rows; ++r) {
@@ -310,11 +430,11 @@ void multiply_int8(const PackedLayout& layout, const std::byte* weights, part::O
   Int8Tile<Lanes, Format> tile;
   for (std::uint32_t out = range.first; out < range.end; out += Lanes::lanes) {
     const std::uint32_t count = std::min(Lanes::lanes, range.end - out);
-    const WeightRows<Format, PackedLayout> w(layout, weights, out, Lanes::lanes, count);
+    const Int8Weights<Format, Layout> w(layout, weights, out, Lanes::lanes, count);
     if (rows == 1) {
-      add_int8_row<Lanes>(layout, w.rows, x.int8, y + out, count);
+      add_int8_row<Lanes>(layout, w, x.int8, y + out, count);
     } else {
-      add_int8_tiles<Lanes>(tile, layout, w.rows, x.int8, y + out, count);
+      add_int8_tiles<Lanes>(tile, layout, w, x.int8, y + out, count);
     }
   }
 }
@@ -334,10 +454,20 @@ void multiply_int8(const PackedLayout& w, const std::byte* weights, part::Output
   multiply_int8<Lanes, 2>(w, weights, range, x, y);
 }
 
+/// Not of fp8, whose codes are no whole numbers.
+template <class Lanes>
+void multiply_int8(const BlockLayout& w, const std::byte* weights, part::Outputs range, const part::Rows& x, float* y) {
+  with_blocks(w.type, [&](auto format) {
+    if constexpr (!std::is_same_v<decltype(format), Blocks<BlockType::fp8>>) {
+      multiply_int8<Lanes, decltype(format)>(w, weights, range, x, y);
+    }
+  });
+}
+
 /// Loops of known length over arrays of their own become vectors.
 template <class Lanes>
 [[FERRY_LANES_TARGET gnu::noinline]] void set_int8(Int8Rows& rows, std::uint32_t row, const float* from) {
-  constexpr std::uint32_t half = stretch_columns / 2, lanes = 16;
+  constexpr std::uint32_t lanes = 16;
   constexpr std::int32_t infinity = 0x7f800000;
   constexpr float whole = 1.5F * (1U << 23U);  // floats of this size are whole numbers: adding it rounds to the nearest
   for (std::uint32_t stretch = 0; stretch < rows.stretches(); ++stretch, from += stretch_columns) {
@@ -363,22 +493,26 @@ template <class Lanes>
     }
     std::int8_t bytes[stretch_columns];
     for (std::uint32_t i = 0; i < stretch_columns; ++i) bytes[i] = static_cast<std::int8_t>(values[i]);
-    std::int32_t sums[2] = {};
-    for (std::uint32_t i = 0; i < half; ++i) sums[0] += values[i];
-    for (std::uint32_t i = half; i < stretch_columns; ++i) sums[1] += values[i];
+    std::int32_t sums[4] = {};
+    for (std::uint32_t part = 0; part < 4; ++part) {
+      for (std::uint32_t i = 0; i < stretch_columns / 4; ++i) sums[part] += values[part * (stretch_columns / 4) + i];
+    }
 
     Int8Rows::Chunk& to = *rows.at(stretch, row);
     const std::uint32_t at = stretch % int8_stretches;
     for (std::uint32_t i = 0; i < stretch_columns; ++i) to.values[at][i] = bytes[rows.order().column[i]];
     to.scales[at] = none ? std::numeric_limits<float>::quiet_NaN() : zero ? 0 : step;
-    to.sums[at][0] = static_cast<float>(rows.group() < stretch_columns ? sums[0] : sums[0] + sums[1]);
-    to.sums[at][1] = static_cast<float>(sums[1]);
+    for (std::uint32_t part = 0; part < 4; ++part) to.quarters[at][part] = static_cast<float>(sums[part]);
+    for (std::uint32_t part = 0; part < 2; ++part) {
+      to.halves[at][part] = static_cast<float>(sums[2 * part] + sums[2 * part + 1]);
+    }
+    to.sums[at] = to.halves[at][0] + to.halves[at][1];
   }
 }
 
 template <class Lanes>
 constexpr part::Int8Kernel make_int8_kernel() {
-  return {Lanes::order_int8, set_int8<Lanes>, multiply_int8<Lanes>};
+  return {Lanes::order_int8, Lanes::order_int8, set_int8<Lanes>, multiply_int8<Lanes>, multiply_int8<Lanes>};
 }
 
 }  // namespace

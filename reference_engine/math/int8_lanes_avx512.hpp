@@ -1,4 +1,4 @@
-// The vocabulary of AVX-512 F and VNNI for activations of 8 bits; where it comes from is as for lanes_avx512.hpp.
+// The vocabulary of AVX-512 F, BW and VNNI for activations of 8 bits; where it comes from is as for lanes_avx512.hpp.
 #pragma once
 #include "math/int8_kernel.hpp"
 #include "math/lanes_avx512.hpp"
@@ -13,9 +13,13 @@ struct Avx512Int8Lanes : Avx512Lanes {
 
   static constexpr std::uint32_t dwords = stretch_columns / 4;
 
-  template <class Format>
-  static constexpr float bias(Format /*format*/) {
+  template <std::uint32_t bits, bool halves>
+  static constexpr float bias(Codes<bits, halves> /*format*/) {
     return 0;
+  }
+  template <BlockType type>
+  static constexpr float bias(Blocks<type> /*format*/) {
+    return static_cast<float>(-centre_of(type));
   }
   FERRY_INLINE Ints no_ints() { return _mm512_setzero_si512(); }
   FERRY_INLINE Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
@@ -55,21 +59,140 @@ struct Avx512Int8Lanes : Avx512Lanes {
     return order;
   }
 
+  // Blocks, in the order of columns.
+  static ColumnOrder order_int8() { return natural_order(); }
+
+  /// 32 bytes twice, the upper ones shifted to the right by other bits than the lower.
+  FERRY_INLINE Bytes shifted(const std::byte* at, std::uint32_t low, std::uint32_t high) {
+    const auto by = [](std::uint32_t bits) { return static_cast<std::int64_t>(bits); };
+    return _mm512_srlv_epi64(
+        repeat<32>(at), _mm512_setr_epi64(by(low), by(low), by(low), by(low), by(high), by(high), by(high), by(high)));
+  }
+  FERRY_INLINE Bytes masked(Bytes v, std::uint32_t bits) {
+    return _mm512_and_si512(v, _mm512_set1_epi32(static_cast<std::int32_t>(bits * 0x01010101U)));
+  }
+  /// The codes of 4 bits of 32 columns each: the first 16 in the low bits of as many bytes.
+  FERRY_INLINE Bytes fours(__m128i first, __m128i second) {
+    const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(first)),
+                                            _mm256_broadcastsi128_si256(second), 1);
+    return masked(_mm512_srlv_epi64(both, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), 15);
+  }
+  FERRY_INLINE __m256i bytes32(const std::byte* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+  template <BlockType type>
+  FERRY_INLINE Bytes fours(const std::byte* at) {
+    return fours(bytes16(at + block_bytes(type) - 16), bytes16(at + 2 * block_bytes(type) - 16));
+  }
+  FERRY_INLINE Bytes look_up_bytes(__m128i table, Bytes codes) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), codes);
+  }
+  FERRY_INLINE __m128i iq4_bytes() {
+    const auto byte = [](std::uint32_t code) { return static_cast<char>(detail::iq4_value(code) + 128); };
+    return _mm_setr_epi8(byte(0), byte(1), byte(2), byte(3), byte(4), byte(5), byte(6), byte(7), byte(8), byte(9),
+                         byte(10), byte(11), byte(12), byte(13), byte(14), byte(15));
+  }
+  template <BlockType type>
+  FERRY_INLINE void unpack_bytes(Blocks<type> /*format*/, const std::byte* at, std::uint32_t stretch, Bytes& to) {
+    using enum BlockType;
+    [[maybe_unused]] const std::uint32_t two = stretch % 2 * 4, part = 2 * stretch;
+    if constexpr (type == q8_0) {
+      to = _mm512_inserti64x4(_mm512_castsi256_si512(bytes32(at + 2)), bytes32(at + block_bytes(type) + 2), 1);
+      to = _mm512_xor_si512(to, _mm512_set1_epi32(static_cast<std::int32_t>(0x80808080)));
+    } else if constexpr (type == q4_0 || type == q4_1) {
+      to = fours<type>(at);
+    } else if constexpr (type == q5_0 || type == q5_1) {
+      const std::uint64_t second = detail::word_at(at + 2 * block_bytes(type) - 20);
+      const __mmask64 fifths = second << 32U | detail::word_at(at + block_bytes(type) - 20);
+      to = _mm512_or_si512(fours<type>(at), _mm512_maskz_set1_epi8(fifths, 16));
+    } else if constexpr (type == iq4_nl) {
+      to = look_up_bytes(iq4_bytes(), fours<type>(at));
+    } else if constexpr (type == iq4_xs) {
+      const std::byte* own = at + 8 + stretch * 32;
+      to = look_up_bytes(iq4_bytes(), fours(bytes16(own), bytes16(own + 16)));
+    } else if constexpr (type == mxfp4) {
+      to = look_up_bytes(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0), fours<type>(at));
+    } else if constexpr (type == q2_k) {
+      to = masked(shifted(at + 16 + stretch / 2 * 32, two, two + 2), 3);
+    } else if constexpr (type == q3_k) {
+      const Bytes third = masked(shifted(at, part, part + 1), 1);
+      to = _mm512_or_si512(masked(shifted(at + 32 + stretch / 2 * 32, two, two + 2), 3), _mm512_slli_epi64(third, 2));
+    } else if constexpr (type == q4_k) {
+      to = masked(shifted(at + 16 + stretch * 32, 0, 4), 15);
+    } else if constexpr (type == q5_k) {
+      const Bytes fifth = masked(shifted(at + 16, part, part + 1), 1);
+      to = _mm512_or_si512(masked(shifted(at + 48 + stretch * 32, 0, 4), 15), _mm512_slli_epi64(fifth, 4));
+    } else {
+      static_assert(type == q6_k);
+      const Bytes high = masked(shifted(at + 128 + stretch / 2 * 32, two, two + 2), 3);
+      const Bytes low = masked(_mm512_srli_epi64(_mm512_loadu_si512(at + stretch / 2 * 64), two), 15);
+      to = _mm512_or_si512(low, _mm512_slli_epi64(high, 4));
+    }
+  }
+
+  template <BlockType type>
+  FERRY_INLINE void scale_groups(Blocks<type> format, const std::byte* at, float* to) {
+    using enum BlockType;
+    if constexpr (Blocks<type>::stretches > 1) {
+      Unit unit;
+      prepare(format, at, unit);
+      if constexpr (type == q4_k || type == q5_k) {  // scales, and behind them minima
+        const __m512i both = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+        const Vector pairs = _mm512_permutexvar_ps(both, load(unit.numbers));
+        const Vector negative = _mm512_castsi512_ps(_mm512_set1_epi64(std::numeric_limits<std::int64_t>::min()));
+        _mm512_storeu_ps(to, xor_bits(pairs, negative));
+      } else {
+        for (std::uint32_t g = 0; g < Blocks<type>::stretches * int8_groups<Blocks<type>>; ++g) {
+          to[2 * g] = unit.numbers[g];
+          to[2 * g + 1] = type == q2_k ? -unit.minima[g] : 0;
+        }
+      }
+    } else {
+      for (std::uint32_t b = 0; b < 2; ++b, at += block_bytes(type), to += 2) {
+        to[0] = type == mxfp4 ? detail::half_power(detail::byte_at(at, 0)) : one_half(at);
+        to[1] = type == q4_1 || type == q5_1 ? one_half(at + 2) : 0;
+      }
+    }
+  }
+  FERRY_INLINE Vector xor_bits(Vector a, Vector b) {
+    return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
+  FERRY_INLINE float one_half(const std::byte* at) {
+    std::uint16_t bits;
+    std::memcpy(&bits, at, sizeof(bits));
+    return _mm_cvtss_f32(_mm512_castps512_ps128(_mm512_cvtph_ps(_mm256_castsi128_si256(_mm_cvtsi32_si128(bits)))));
+  }
+
   template <class Format>
   FERRY_INLINE Ints dot(Format /*format*/, Bytes codes, const std::int8_t* x) {
     return _mm512_dpbusd_epi32(no_ints(), codes, _mm512_load_si512(x));
   }
   /// Of outputs 0 to 15 each, over the lower and the upper eight lanes.
   FERRY_INLINE void add_up(const Ints (&s)[16], Ints (&parts)[2]) {
-    Ints quarters[4];  // of four outputs each: the sums over four lanes
+    Ints quarters[4];
+    add_fours(s, quarters);
+    const Ints a = halves_of(quarters[0], quarters[1]), b = halves_of(quarters[2], quarters[3]);
+    parts[0] = _mm512_shuffle_i32x4(a, b, 0b10001000);
+    parts[1] = _mm512_shuffle_i32x4(a, b, 0b11011101);
+  }
+  /// Over four lanes each.
+  FERRY_INLINE void add_up(const Ints (&s)[16], Ints (&parts)[4]) {
+    Ints quarters[4];
+    add_fours(s, quarters);
+    const Ints a = _mm512_shuffle_i32x4(quarters[0], quarters[1], 0b10001000);
+    const Ints b = _mm512_shuffle_i32x4(quarters[0], quarters[1], 0b11011101);
+    const Ints c = _mm512_shuffle_i32x4(quarters[2], quarters[3], 0b10001000);
+    const Ints d = _mm512_shuffle_i32x4(quarters[2], quarters[3], 0b11011101);
+    parts[0] = _mm512_shuffle_i32x4(a, c, 0b10001000);
+    parts[1] = _mm512_shuffle_i32x4(b, d, 0b10001000);
+    parts[2] = _mm512_shuffle_i32x4(a, c, 0b11011101);
+    parts[3] = _mm512_shuffle_i32x4(b, d, 0b11011101);
+  }
+  /// Of four outputs each the sums over four lanes.
+  FERRY_INLINE void add_fours(const Ints (&s)[16], Ints (&quarters)[4]) {
 #pragma GCC unroll 4
     for (std::uint32_t i = 0; i < 4; ++i) {
       const Ints a = pairs(s[4 * i], s[4 * i + 1]), b = pairs(s[4 * i + 2], s[4 * i + 3]);
       quarters[i] = add(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
     }
-    const Ints a = halves_of(quarters[0], quarters[1]), b = halves_of(quarters[2], quarters[3]);
-    parts[0] = _mm512_shuffle_i32x4(a, b, 0b10001000);
-    parts[1] = _mm512_shuffle_i32x4(a, b, 0b11011101);
   }
   FERRY_INLINE Ints pairs(Ints a, Ints b) {
     return add(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
@@ -117,12 +240,12 @@ struct Avx512Int8Lanes : Avx512Lanes {
     _mm512_store_si512(to + std::size_t{number} * 64, v);
   }
 
-  /// Adds the products of halves `first` to `end` - 1 of a stretch with rows of x.
+  /// Adds the products of quarters `first` to `end` - 1 of a stretch with rows of x.
   template <class Format, std::uint32_t rows>
   FERRY_INLINE void dot_side_by_side(Format /*format*/, const std::byte* codes, std::uint32_t first, std::uint32_t end,
                                      const Int8Rows::Chunk* x, std::uint32_t stretch, Ints (&sums)[rows]) {
 #pragma GCC unroll 2
-    for (std::uint32_t i = first * (dwords / 2); i < end * (dwords / 2); ++i) {
+    for (std::uint32_t i = first * (dwords / 4); i < end * (dwords / 4); ++i) {
       const Bytes own = _mm512_load_si512(codes + std::size_t{i} * 64);
 #pragma GCC unroll 8
       for (std::uint32_t r = 0; r < rows; ++r) {

@@ -52,7 +52,9 @@ const part::ProductKernel& part::kernel_of(ProductPath path) {
 
 const part::Int8Kernel& part::int8_kernel_of(ProductPath path) {
 #if defined(__x86_64__)
-  if (path == ProductPath::avx512 && __builtin_cpu_supports("avx512vnni")) return part::avx512_int8_kernel;
+  if (path == ProductPath::avx512 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni")) {
+    return part::avx512_int8_kernel;
+  }
   if (path != ProductPath::portable) return part::avx2_int8_kernel;
 #endif
   static_cast<void>(path);
@@ -115,12 +117,17 @@ void ChunkedRows::set(std::uint32_t row, const float* from) {
   }
 }
 
-void Int8Rows::resize(std::uint32_t rows, const PackedLayout& w, const ColumnOrder& order) {
+void Int8Rows::resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order) {
   rows_ = rows;
-  columns_ = w.columns;
-  group_ = std::min(w.group, stretch_columns);
+  columns_ = columns;
   order_ = order;
   grow(memory_, std::size_t{rows} * ((stretches() + chunk_stretches - 1) / chunk_stretches));
+}
+
+bool PackedProduct::is_int8(const StoredLayout& w) const {
+  if (int8_ == nullptr || std::holds_alternative<PassThroughLayout>(w)) return false;
+  const auto* blocks = std::get_if<BlockLayout>(&w);
+  return blocks == nullptr || blocks->type != BlockType::fp8;
 }
 
 void PackedProduct::resize(const Input& input) const {
@@ -131,15 +138,13 @@ void PackedProduct::resize(const Input& input) const {
     return;
   }
   if (const auto* blocks = std::get_if<BlockLayout>(&input.w)) {
+    if (is_int8(input.w)) return to.int8.resize(input.rows, blocks->columns, int8_->order_blocks());
     const PassThroughLayout floats{blocks->rows, blocks->columns, FloatType::f32};
     to.values.resize(input.rows, blocks->columns, kernel_->order_floats(floats), panel, lanes);
     return;
   }
   const auto& w = std::get<PackedLayout>(input.w);
-  if (int8_ != nullptr) {
-    to.int8.resize(input.rows, w, int8_->order(w));
-    return;
-  }
+  if (is_int8(input.w)) return to.int8.resize(input.rows, w.columns, int8_->order_packed(w));
   const ColumnOrder order = kernel_->order_packed(w);
   to.values.resize(input.rows, w.columns, order, panel, lanes);
   const auto sums = static_cast<std::uint32_t>(2 * w.row_groups());
@@ -153,7 +158,7 @@ void PackedProduct::set(const Input& input, std::uint32_t row) const {
   const std::uint32_t from_row = input.which != nullptr ? input.which[row] / input.divisor : row;
   const float* from = input.x + std::size_t{from_row} * columns_of(input.w);
   const auto* w = std::get_if<PackedLayout>(&input.w);
-  if (w != nullptr && int8_ != nullptr) return int8_->set(to.int8, row, from);
+  if (is_int8(input.w)) return int8_->set(to.int8, row, from);
   to.values.set(row, from);
   if (w == nullptr) return;
   float* sums = to.sums.data() + std::size_t{row} * 2 * w->row_groups();
@@ -189,18 +194,18 @@ void PackedProduct::multiply(const Product& product, part::Outputs outputs) cons
     return;
   }
   if (const auto* blocks = std::get_if<BlockLayout>(&product.w)) {
-    kernel_->multiply_blocks(*blocks, product.weights, outputs, *product.x, product.y);
+    const auto run = is_int8(product.w) ? int8_->multiply_blocks : kernel_->multiply_blocks;
+    run(*blocks, product.weights, outputs, *product.x, product.y);
     return;
   }
-  const auto run = int8_ != nullptr ? int8_->multiply : kernel_->multiply_packed;
+  const auto run = is_int8(product.w) ? int8_->multiply_packed : kernel_->multiply_packed;
   run(std::get<PackedLayout>(product.w), product.weights, outputs, *product.x, product.y);
 }
 
 void PackedProduct::multiply(View<const Product> products) {
   first_costs_.assign(1, 0);  // in multiplications
   for (const Product& p : products) {
-    const bool packed = std::holds_alternative<PackedLayout>(p.w) && int8_ != nullptr;
-    const std::uint64_t rows = packed ? p.x->int8.rows() : p.x->values.rows();
+    const std::uint64_t rows = is_int8(p.w) ? p.x->int8.rows() : p.x->values.rows();
     first_costs_.push_back(first_costs_.back() + rows * rows_of(p.w) * columns_of(p.w));
   }
   const std::uint64_t cost = first_costs_.back();

@@ -86,15 +86,14 @@ class Int8Rows {
   struct alignas(64) Chunk {
     std::int8_t values[chunk_stretches][stretch_columns];  ///< -127 to 127
     float scales[chunk_stretches];
-    float sums[chunk_stretches][2];  ///< of the values: over each half where `w` has two groups in a stretch, or all
+    /// Sums of the values of all columns, of each half and each quarter of them: what groups' minima are multiplied with.
+    float sums[chunk_stretches], halves[chunk_stretches][2], quarters[chunk_stretches][4];
   };
 
-  /// For products with matrices that are packed as `w` is.
-  void resize(std::uint32_t rows, const PackedLayout& w, const ColumnOrder& order);
+  void resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order);
 
   [[nodiscard]] std::uint32_t rows() const { return rows_; }
   [[nodiscard]] std::uint32_t columns() const { return columns_; }
-  [[nodiscard]] std::uint32_t group() const { return group_; }  ///< columns with a sum of their own: 32 or 64
   [[nodiscard]] const ColumnOrder& order() const { return order_; }
   [[nodiscard]] std::uint32_t stretches() const { return (columns_ + stretch_columns - 1) / stretch_columns; }
   /// The chunk of a row that begins at a stretch; that of the next row follows.
@@ -106,7 +105,7 @@ class Int8Rows {
   }
 
  private:
-  std::uint32_t rows_ = 0, columns_ = 0, group_ = stretch_columns;
+  std::uint32_t rows_ = 0, columns_ = 0;
   ColumnOrder order_;
   std::vector<Chunk> memory_;  // never shrinks
 };
@@ -151,15 +150,17 @@ const ProductKernel& kernel_of(ProductPath path);
 
 /// The same for activations of 8 bits.
 struct Int8Kernel {
-  ColumnOrder (*order)(const PackedLayout& w);
+  ColumnOrder (*order_packed)(const PackedLayout& w);
+  ColumnOrder (*order_blocks)();
   /// Rounds a row [columns].
   void (*set)(Int8Rows& rows, std::uint32_t row, const float* from);
-  void (*multiply)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
+  void (*multiply_packed)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
+  void (*multiply_blocks)(const BlockLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
 };
 
 extern const Int8Kernel portable_int8_kernel, avx2_int8_kernel, avx512_int8_kernel;
 
-/// On processors with AVX-512 and without VNNI that of AVX2.
+/// On processors with AVX-512 and without its BW and VNNI that of AVX2.
 const Int8Kernel& int8_kernel_of(ProductPath path);
 
 }  // namespace part
@@ -178,7 +179,8 @@ using StoredLayout = std::variant<PassThroughLayout, PackedLayout, BlockLayout>;
 ///
 /// Blocks (BlockLayout) give what the floats would give that they stand for, bit for bit.
 ///
-/// With Activations::int8 all of this is so of the rounded x, where weights are packed.
+/// With Activations::int8 all of this is so of the rounded x, where weights are whole numbers with scales: packed, or blocks
+/// of all types but fp8. Of blocks the groups' sums are then multiplied with scales, as of packed weights.
 class PackedProduct {
  public:
   /// `workers` share what is computed at once, where there is enough to share; null: the caller does it all. They
@@ -223,12 +225,14 @@ class PackedProduct {
   void run(const StoredLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) { run(x, {{w, weights, &y}}); }
 
  private:
+  /// Whether x has 8 bits for it.
+  [[nodiscard]] bool is_int8(const StoredLayout& w) const;
   void resize(const Input& input) const;
   void set(const Input& input, std::uint32_t row) const;
   void multiply(const Product& product, part::Outputs outputs) const;
 
   const part::ProductKernel* kernel_;       // of which there is one for each path
-  const part::Int8Kernel* int8_ = nullptr;  // for packed weights, if activations have 8 bits
+  const part::Int8Kernel* int8_ = nullptr;  // for weights of codes, if activations have 8 bits
   WorkerPool* workers_;
   // scratch
   part::Rows x_;

@@ -331,10 +331,28 @@ struct Avx2Int8Lanes : Avx2Lanes {
   };
   static constexpr std::uint32_t int8_rows = 4;  // 4 sums of 32 bits, 4 of 16, 4 of floats, codes and activations
 
-  /// 8 bits are made signed numbers.
+  /// The most that a code is; 255: codes are signed numbers.
   template <std::uint32_t bits, bool halves>
-  static constexpr float bias(Codes<bits, halves> /*format*/) {
-    return bits == 8 ? 128 : 0;
+  static constexpr std::int32_t largest(Codes<bits, halves> /*format*/) {
+    return (1 << bits) - 1;
+  }
+  template <BlockType type>
+  static constexpr std::int32_t largest(Blocks<type> /*format*/) {
+    using enum BlockType;
+    if (centre_of(type) == 128) return 255;
+    return type == q6_k ? 63 : type == q5_0 || type == q5_1 || type == q5_k || type == mxfp4 ? 31 : 15;
+  }
+  template <class Format>
+  static constexpr bool is_signed(Format format) {
+    return largest(format) == 255;
+  }
+  template <std::uint32_t bits, bool halves>
+  static constexpr float bias(Codes<bits, halves> format) {
+    return is_signed(format) ? 128 : 0;
+  }
+  template <BlockType type>
+  static constexpr float bias(Blocks<type> format) {
+    return static_cast<float>(is_signed(format) ? 0 : -centre_of(type));
   }
   FERRY_INLINE Ints no_ints() { return _mm256_setzero_si256(); }
   FERRY_INLINE Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
@@ -377,16 +395,44 @@ struct Avx2Int8Lanes : Avx2Lanes {
     return order;
   }
 
-  // Two products are added to 16 bits, where they fit: eight of codes up to 15 with -127 to 127, and one of -128 to 127.
-  template <std::uint32_t bits, bool halves>
-  FERRY_INLINE Ints dot(Codes<bits, halves> /*format*/, const Bytes& codes, const std::int8_t* x) {
-    if constexpr (bits == 8) {
+  // Blocks: the first register has the first 16 of each 32 columns, the second the others.
+  static ColumnOrder order_int8() { return order_int8(PackedLayout{.bits = 8, .group = stretch_columns / 2}); }
+  template <BlockType type>
+  FERRY_INLINE void unpack_bytes(Blocks<type> format, const std::byte* at, std::uint32_t stretch, Bytes& to) {
+    const char centre = static_cast<char>(is_signed(format) ? 0 : centre_of(type));
+    const __m256i a = _mm256_add_epi8(codes(format, at, stretch, 0), _mm256_set1_epi8(centre));
+    const __m256i b = _mm256_add_epi8(codes(format, at, stretch, 1), _mm256_set1_epi8(centre));
+    to.half[0] = _mm256_permute2x128_si256(a, b, 0x20);
+    to.half[1] = _mm256_permute2x128_si256(a, b, 0x31);
+  }
+  template <BlockType type>
+  FERRY_INLINE void scale_groups(Blocks<type> format, const std::byte* at, float* to) {
+    constexpr std::uint32_t each = 4 / int8_groups<Blocks<type>>;  // 16 columns
+    Unit unit;
+    prepare(format, at, unit);
+    for (std::uint32_t g = 0; g < Blocks<type>::stretches * int8_groups<Blocks<type>>; ++g, to += 2) {
+      to[0] = unit.scales[g * each];
+      to[1] = has_minima<type> ? -unit.minima[g * each] : 0;
+    }
+  }
+
+  // Products are added in pairs to 16 bits, where they fit: eight of codes up to 15 with -127 to 127, four of codes up to 31,
+  // two of codes up to 63, and one of -128 to 127.
+  template <class Format>
+  FERRY_INLINE auto dot(Format /*format*/, const Bytes& codes, const std::int8_t* x) {
+    if constexpr (int8_groups<Format> == 4) {
+      return Quarters{widen(_mm256_maddubs_epi16(codes.half[0], load_bytes(x))),
+                      widen(_mm256_maddubs_epi16(codes.half[1], load_bytes(x + 32)))};
+    } else if constexpr (is_signed(Format{})) {
       return add(dot_signed(codes.half[0], load_bytes(x)), dot_signed(codes.half[1], load_bytes(x + 32)));
     } else {
       return widen(_mm256_add_epi16(_mm256_maddubs_epi16(codes.half[0], load_bytes(x)),
                                     _mm256_maddubs_epi16(codes.half[1], load_bytes(x + 32))));
     }
   }
+  struct Quarters {
+    Ints even = {}, odd = {};  ///< 0 and 2, 1 and 3
+  };
   FERRY_INLINE Ints widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
   FERRY_INLINE Ints dot_signed(__m256i codes, __m256i x) {
     return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes)));
@@ -401,11 +447,22 @@ struct Avx2Int8Lanes : Avx2Lanes {
     parts[0] = _mm256_permute2x128_si256(a, b, 0x20);
     parts[1] = _mm256_permute2x128_si256(a, b, 0x31);
   }
+  /// Over each quarter of the columns.
+  FERRY_INLINE void add_up(const Quarters (&s)[8], Ints (&parts)[4]) {
+    Ints even[8], odd[8], of_even[2], of_odd[2];
+#pragma GCC unroll 8
+    for (std::uint32_t o = 0; o < 8; ++o) even[o] = s[o].even, odd[o] = s[o].odd;
+    add_up(even, of_even);
+    add_up(odd, of_odd);
+    parts[0] = of_even[0], parts[1] = of_odd[0], parts[2] = of_even[1], parts[3] = of_odd[1];
+  }
   FERRY_INLINE Ints fours(Ints a, Ints b, Ints c, Ints d) {
     const Ints ab = pairs(a, b), cd = pairs(c, d);
     return add(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
   }
-  FERRY_INLINE Ints pairs(Ints a, Ints b) { return add(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)); }
+  FERRY_INLINE Ints pairs(Ints a, Ints b) {
+    return add(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  }
 
   /// Four bytes of each output to a vector: `to` is [16 vectors, 8 outputs, 4].
   FERRY_INLINE void transpose(const Bytes (&from)[8], std::byte* to) {
@@ -448,33 +505,35 @@ struct Avx2Int8Lanes : Avx2Lanes {
     _mm256_store_si256(reinterpret_cast<__m256i*>(to + std::size_t{number} * 32), v);
   }
 
-  /// Adds the products of halves `first` to `end` - 1 of a stretch with rows of x.
-  template <std::uint32_t bits, bool halves, std::uint32_t rows>
-  FERRY_INLINE void dot_side_by_side(Codes<bits, halves> /*format*/, const std::byte* codes, std::uint32_t first,
-                                     std::uint32_t end, const Int8Rows::Chunk* x, std::uint32_t stretch,
-                                     Ints (&sums)[rows]) {
+  /// Adds the products of quarters `first` to `end` - 1 of a stretch with rows of x.
+  template <class Format, std::uint32_t rows>
+  FERRY_INLINE void dot_side_by_side(Format /*format*/, const std::byte* codes, std::uint32_t first, std::uint32_t end,
+                                     const Int8Rows::Chunk* x, std::uint32_t stretch, Ints (&sums)[rows]) {
+    // Vectors whose products are added in pairs of 16 bits; a quarter has four.
+    constexpr std::uint32_t fit = 32767 / 127 / 2 / largest(Format{});
+    constexpr std::uint32_t together = std::min(fit == 0 ? 1U : fit, int8_groups<Format> == 4 ? 4U : 8U);
 #pragma GCC unroll 2
-    for (std::uint32_t half = first; half < end; ++half) {
+    for (std::uint32_t i = first * 4; i < end * 4; i += together) {
       __m256i pairs[rows];
 #pragma GCC unroll 4
       for (std::uint32_t r = 0; r < rows; ++r) pairs[r] = no_ints();
-#pragma GCC unroll 2
-      for (std::uint32_t i = 0; i < 8; ++i) {
-        const std::uint32_t number = i / 4 * 8 + half * 4 + i % 4;
+#pragma GCC unroll 8
+      for (std::uint32_t j = i; j < i + together; ++j) {
+        const std::uint32_t quarter = j / 4, number = quarter % 2 * 8 + quarter / 2 * 4 + j % 4;
         const auto own = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + std::size_t{number} * 32));
 #pragma GCC unroll 4
         for (std::uint32_t r = 0; r < rows; ++r) {
           std::int32_t four;
           std::memcpy(&four, x[r].values[stretch] + std::size_t{number} * 4, sizeof(four));
           const __m256i at = _mm256_set1_epi32(four);
-          if constexpr (bits == 8) {
+          if constexpr (is_signed(Format{})) {
             sums[r] = add(sums[r], dot_signed(own, at));
           } else {
             pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(own, at));
           }
         }
       }
-      if constexpr (bits != 8) {
+      if constexpr (!is_signed(Format{})) {
 #pragma GCC unroll 4
         for (std::uint32_t r = 0; r < rows; ++r) sums[r] = add(sums[r], widen(pairs[r]));
       }

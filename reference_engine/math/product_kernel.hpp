@@ -46,10 +46,8 @@ struct Blocks {
   static_assert(chunk_columns % columns == 0);
 };
 
-/// Whether something is taken from the products of scales and codes.
 template <BlockType type>
-inline constexpr bool has_minima = type == BlockType::q4_1 || type == BlockType::q5_1 || type == BlockType::q2_k ||
-                                   type == BlockType::q4_k || type == BlockType::q5_k;
+inline constexpr bool has_minima = detail::has_minima(type);
 
 template <class Format>
 inline constexpr bool has_groups = Format::groups != 0;
@@ -695,38 +693,44 @@ void multiply(const PassThroughLayout& w, const std::byte* weights, part::Output
   multiply<Lanes, Floats<FloatType::f32>>(w, weights, range, x, y);
 }
 
+/// Calls with the format of such blocks.
+template <class Call>
+void with_blocks(BlockType type, const Call& call) {
+  switch (type) {
+    case BlockType::q8_0:
+      return call(Blocks<BlockType::q8_0>{});
+    case BlockType::q4_0:
+      return call(Blocks<BlockType::q4_0>{});
+    case BlockType::q4_1:
+      return call(Blocks<BlockType::q4_1>{});
+    case BlockType::q5_0:
+      return call(Blocks<BlockType::q5_0>{});
+    case BlockType::q5_1:
+      return call(Blocks<BlockType::q5_1>{});
+    case BlockType::q2_k:
+      return call(Blocks<BlockType::q2_k>{});
+    case BlockType::q3_k:
+      return call(Blocks<BlockType::q3_k>{});
+    case BlockType::q4_k:
+      return call(Blocks<BlockType::q4_k>{});
+    case BlockType::q5_k:
+      return call(Blocks<BlockType::q5_k>{});
+    case BlockType::q6_k:
+      return call(Blocks<BlockType::q6_k>{});
+    case BlockType::iq4_nl:
+      return call(Blocks<BlockType::iq4_nl>{});
+    case BlockType::iq4_xs:
+      return call(Blocks<BlockType::iq4_xs>{});
+    case BlockType::mxfp4:
+      return call(Blocks<BlockType::mxfp4>{});
+    default:
+      return call(Blocks<BlockType::fp8>{});
+  }
+}
+
 template <class Lanes>
 void multiply(const BlockLayout& w, const std::byte* weights, part::Outputs range, const part::Rows& x, float* y) {
-  switch (w.type) {
-    case BlockType::q8_0:
-      return multiply<Lanes, Blocks<BlockType::q8_0>>(w, weights, range, x, y);
-    case BlockType::q4_0:
-      return multiply<Lanes, Blocks<BlockType::q4_0>>(w, weights, range, x, y);
-    case BlockType::q4_1:
-      return multiply<Lanes, Blocks<BlockType::q4_1>>(w, weights, range, x, y);
-    case BlockType::q5_0:
-      return multiply<Lanes, Blocks<BlockType::q5_0>>(w, weights, range, x, y);
-    case BlockType::q5_1:
-      return multiply<Lanes, Blocks<BlockType::q5_1>>(w, weights, range, x, y);
-    case BlockType::q2_k:
-      return multiply<Lanes, Blocks<BlockType::q2_k>>(w, weights, range, x, y);
-    case BlockType::q3_k:
-      return multiply<Lanes, Blocks<BlockType::q3_k>>(w, weights, range, x, y);
-    case BlockType::iq4_nl:
-      return multiply<Lanes, Blocks<BlockType::iq4_nl>>(w, weights, range, x, y);
-    case BlockType::iq4_xs:
-      return multiply<Lanes, Blocks<BlockType::iq4_xs>>(w, weights, range, x, y);
-    case BlockType::q4_k:
-      return multiply<Lanes, Blocks<BlockType::q4_k>>(w, weights, range, x, y);
-    case BlockType::q5_k:
-      return multiply<Lanes, Blocks<BlockType::q5_k>>(w, weights, range, x, y);
-    case BlockType::q6_k:
-      return multiply<Lanes, Blocks<BlockType::q6_k>>(w, weights, range, x, y);
-    case BlockType::mxfp4:
-      return multiply<Lanes, Blocks<BlockType::mxfp4>>(w, weights, range, x, y);
-    default:
-      return multiply<Lanes, Blocks<BlockType::fp8>>(w, weights, range, x, y);
-  }
+  with_blocks(w.type, [&](auto format) { multiply<Lanes, decltype(format)>(w, weights, range, x, y); });
 }
 
 template <class Lanes, std::uint32_t bits>

@@ -80,9 +80,13 @@ struct PortableInt8Lanes : PortableLanes {
   };
   static constexpr std::uint32_t int8_rows = 4;
 
-  template <class Format>
-  static constexpr float bias(Format /*format*/) {
+  template <std::uint32_t bits, bool halves>
+  static constexpr float bias(Codes<bits, halves> /*format*/) {
     return 0;
+  }
+  template <BlockType type>
+  static constexpr float bias(Blocks<type> /*format*/) {
+    return static_cast<float>(-centre_of(type));
   }
   static Ints no_ints() { return {}; }
   static Ints add(Ints a, const Ints& b) {
@@ -101,6 +105,29 @@ struct PortableInt8Lanes : PortableLanes {
       to.codes[i] = static_cast<std::uint8_t>(unpack_code(at, i, bits));
   }
   static ColumnOrder order_int8(const PackedLayout& /*w*/) { return natural_order(); }
+  static ColumnOrder order_int8() { return natural_order(); }
+  template <BlockType type>
+  static void unpack_bytes(Blocks<type> /*format*/, const std::byte* at, std::uint32_t stretch, Bytes& to) {
+    std::int8_t numbers[Blocks<type>::columns];
+    for (std::uint32_t i = 0; i < Blocks<type>::columns; i += block_weights(type), at += block_bytes(type)) {
+      detail::block_numbers(type, at, numbers + i);
+    }
+    for (std::uint32_t i = 0; i < stretch_columns; ++i) {
+      to.codes[i] = static_cast<std::uint8_t>(numbers[stretch * stretch_columns + i] + centre_of(type));
+    }
+  }
+  template <BlockType type>
+  static void scale_groups(Blocks<type> /*format*/, const std::byte* at, float* to) {
+    constexpr std::uint32_t groups = block_weights(type) / detail::group_weights(type);
+    float scales[groups], minima[groups];
+    for (std::uint32_t i = 0; i < Blocks<type>::columns; i += block_weights(type), at += block_bytes(type)) {
+      detail::block_scales(type, at, scales, minima);
+      for (std::uint32_t g = 0; g < groups; ++g, to += 2) {
+        to[0] = scales[g];
+        to[1] = -minima[g];
+      }
+    }
+  }
 
   template <class Format>
   static Ints dot(Format /*format*/, const Bytes& w, const std::int8_t* x) {
@@ -113,6 +140,9 @@ struct PortableInt8Lanes : PortableLanes {
       parts[0].lane[o] = s[o].lane[0] + s[o].lane[1];
       parts[1].lane[o] = s[o].lane[2] + s[o].lane[3];
     }
+  }
+  static void add_up(const Ints (&s)[lanes], Ints (&parts)[4]) {
+    for (std::uint32_t i = 0; i < lanes * lanes; ++i) parts[i % 4].lane[i / 4] = s[i / 4].lane[i % 4];
   }
   static void transpose(const Bytes (&from)[lanes], std::byte* to) {
     for (std::uint32_t four = 0; four < stretch_columns; four += 4) {
@@ -132,7 +162,7 @@ struct PortableInt8Lanes : PortableLanes {
   template <class Format, std::uint32_t rows>
   static void dot_side_by_side(Format /*format*/, const std::byte* codes, std::uint32_t first, std::uint32_t end,
                                const Int8Rows::Chunk* x, std::uint32_t stretch, Ints (&sums)[rows]) {
-    for (std::uint32_t i = first * 32; i < end * 32; ++i) {
+    for (std::uint32_t i = first * 16; i < end * 16; ++i) {  // quarters
       for (std::uint32_t o = 0; o < lanes; ++o) {
         const auto code = static_cast<std::int32_t>(codes[i / 4 * 16 + o * 4 + i % 4]);
         for (std::uint32_t r = 0; r < rows; ++r) sums[r].lane[o] += code * x[r].values[stretch][i];

@@ -177,63 +177,129 @@ FERRY_HD inline std::uint32_t k_minimum(const std::byte* packed, std::uint32_t i
   return byte_at(packed, i + 4) >> 4U | (byte_at(packed, i) >> 6U) << 4U;
 }
 
-/// q4_k, and with fifth bits q5_k.
-FERRY_HD inline void unpack_k(const std::byte* at, bool fifth, float* to) noexcept {
-  const float d = half_at(at), m = half_at(at + 2);
-  const std::byte *scales = at + 4, *high = at + 16, *low = at + (fifth ? 48 : 16);
-  for (std::uint32_t part = 0; part < 8; ++part, to += 32) {
-    const float scale = d * static_cast<float>(k_scale(scales, part));
-    const float minimum = m * static_cast<float>(k_minimum(scales, part));
-    const std::byte* own = low + part / 2 * 32;
-    for (std::uint32_t i = 0; i < 32; ++i) {
-      std::uint32_t q = byte_at(own, i) >> part % 2 * 4 & 15U;
-      if (fifth) q |= (byte_at(high, i) >> part & 1U) << 4U;
-      to[i] = scale * static_cast<float>(q) - minimum;
-    }
-  }
+/// Weights that have one scale, of all types but fp8.
+FERRY_HD constexpr std::uint32_t group_weights(BlockType t) noexcept {
+  return t == BlockType::q2_k || t == BlockType::q3_k || t == BlockType::q6_k ? 16 : 32;
+}
+
+/// Whether something is taken from the products of scales and numbers.
+FERRY_HD constexpr bool has_minima(BlockType t) noexcept {
+  return t == BlockType::q4_1 || t == BlockType::q5_1 || t == BlockType::q2_k || t == BlockType::q4_k ||
+         t == BlockType::q5_k;
 }
 
 /// 32 codes of 4 bits, the first 16 in the low bits of as many bytes.
-template <class Weight>
-FERRY_HD inline void unpack_four_bits(const std::byte* at, float* to, const Weight& weight) noexcept {
+FERRY_HD inline void four_bits(const std::byte* at, std::int8_t* q) noexcept {
   for (std::uint32_t i = 0; i < 16; ++i) {
-    const std::uint32_t both = byte_at(at, i);
-    to[i] = weight(both & 15U, i);
-    to[i + 16] = weight(both >> 4U, i + 16);
+    q[i] = static_cast<std::int8_t>(byte_at(at, i) & 15U);
+    q[i + 16] = static_cast<std::int8_t>(byte_at(at, i) >> 4U);
   }
 }
 
-FERRY_HD inline void unpack_q2_k(const std::byte* at, float* to) noexcept {
-  const float d = half_at(at + 80), m = half_at(at + 82);
-  for (std::uint32_t i = 0; i < 256; ++i) {
-    const std::uint32_t both = byte_at(at, i / 16),
-                        q = byte_at(at, 16 + i / 128 * 32 + i % 32) >> i % 128 / 32 * 2 & 3U;
-    const float scale = d * static_cast<float>(both & 15U), minimum = m * static_cast<float>(both >> 4U);
-    to[i] = scale * static_cast<float>(q) - minimum;
-  }
-}
-
-FERRY_HD inline void unpack_q3_k(const std::byte* at, float* to) noexcept {
-  const float d = half_at(at + 108);
-  for (std::uint32_t i = 0; i < 256; ++i) {
-    const std::uint32_t low = byte_at(at, 32 + i / 128 * 32 + i % 32) >> i % 128 / 32 * 2 & 3U;
-    const std::uint32_t third = byte_at(at, i % 32) >> i / 32 & 1U;
-    const float scale = d * static_cast<float>(q3_k_scale(at + 96, i / 16));
-    to[i] = scale * static_cast<float>(static_cast<std::int32_t>(low | third << 2U) - 4);
-  }
-}
-
-FERRY_HD inline void unpack_q6_k(const std::byte* at, float* to) noexcept {
-  const float d = half_at(at + 208);
-  for (std::uint32_t half = 0; half < 2; ++half) {
-    const std::byte *low = at + half * 64, *high = at + 128 + half * 32, *scales = at + 192 + half * 8;
-    for (std::uint32_t part = 0; part < 4; ++part, to += 32) {
-      for (std::uint32_t i = 0; i < 32; ++i) {
-        const float scale = d * static_cast<float>(static_cast<std::int8_t>(byte_at(scales, 2 * part + i / 16)));
-        const std::uint32_t q =
-            (byte_at(low, i + part % 2 * 32) >> part / 2 * 4 & 15U) | (byte_at(high, i) >> 2 * part & 3U) << 4U;
-        to[i] = scale * static_cast<float>(static_cast<std::int32_t>(q) - 32);
+/// The whole numbers of a block that scales are multiplied with: 32 or 256. Of mxfp4 twice its floats. Not of fp8.
+FERRY_HD inline void block_numbers(BlockType type, const std::byte* at, std::int8_t* q) noexcept {
+  const auto add = [&](std::uint32_t i, std::uint32_t bits) {
+    q[i] = static_cast<std::int8_t>(q[i] + static_cast<std::int32_t>(bits));
+  };
+  const auto less = [&](int centre) {
+    for (std::uint32_t i = 0; i < block_weights(type); ++i) q[i] = static_cast<std::int8_t>(q[i] - centre);
+  };
+  const auto fifth_bits = [&](std::uint32_t bits) {
+    for (std::uint32_t i = 0; i < 32; ++i) add(i, (bits >> i & 1U) << 4U);
+  };
+  const auto two_bits = [&](const std::byte* low) {
+    for (std::uint32_t i = 0; i < 256; ++i) {
+      q[i] = static_cast<std::int8_t>(byte_at(low, i / 128 * 32 + i % 32) >> i % 128 / 32 * 2 & 3U);
+    }
+  };
+  switch (type) {
+    case BlockType::q8_0:
+      for (std::uint32_t i = 0; i < 32; ++i) q[i] = static_cast<std::int8_t>(byte_at(at, 2 + i));
+      return;
+    case BlockType::q4_0:
+      four_bits(at + 2, q);
+      return less(8);
+    case BlockType::q4_1:
+      return four_bits(at + 4, q);
+    case BlockType::q5_0:
+      four_bits(at + 6, q);
+      fifth_bits(word_at(at + 2));
+      return less(16);
+    case BlockType::q5_1:
+      four_bits(at + 8, q);
+      return fifth_bits(word_at(at + 4));
+    case BlockType::q2_k:
+      return two_bits(at + 16);
+    case BlockType::q3_k:
+      two_bits(at + 32);
+      for (std::uint32_t i = 0; i < 256; ++i) add(i, (byte_at(at, i % 32) >> i / 32 & 1U) << 2U);
+      return less(4);
+    case BlockType::q4_k:
+    case BlockType::q5_k: {
+      const std::byte* low = at + (type == BlockType::q5_k ? 48 : 16);
+      for (std::uint32_t i = 0; i < 256; ++i) {
+        q[i] = static_cast<std::int8_t>(byte_at(low, i / 64 * 32 + i % 32) >> i / 32 % 2 * 4 & 15U);
       }
+      if (type == BlockType::q4_k) return;
+      for (std::uint32_t i = 0; i < 256; ++i) add(i, (byte_at(at, 16 + i % 32) >> i / 32 & 1U) << 4U);
+      return;
+    }
+    case BlockType::q6_k:
+      for (std::uint32_t i = 0; i < 256; ++i) {
+        const std::uint32_t half = i / 128, part = i % 128 / 32;
+        q[i] = static_cast<std::int8_t>(byte_at(at, half * 64 + part % 2 * 32 + i % 32) >> part / 2 * 4 & 15U);
+        add(i, (byte_at(at, 128 + half * 32 + i % 32) >> 2 * part & 3U) << 4U);
+      }
+      return less(32);
+    case BlockType::iq4_nl:
+    case BlockType::iq4_xs:
+      for (std::uint32_t i = 0; i < block_weights(type); i += 32) {
+        four_bits(at + (type == BlockType::iq4_nl ? 2 : 8) + i / 2, q + i);
+        for (std::uint32_t j = i; j < i + 32; ++j) {
+          q[j] = static_cast<std::int8_t>(iq4_value(static_cast<std::uint32_t>(q[j])));
+        }
+      }
+      return;
+    default:
+      four_bits(at + 1, q);
+      for (std::uint32_t i = 0; i < 32; ++i)
+        q[i] = static_cast<std::int8_t>(twice_e2m1(static_cast<std::uint32_t>(q[i])));
+  }
+}
+
+/// Scale and minimum of each group of a block: at most 16. A weight is scale * q - minimum. Not of fp8.
+FERRY_HD inline void block_scales(BlockType type, const std::byte* at, float* scales, float* minima) noexcept {
+  const std::uint32_t groups = block_weights(type) / group_weights(type);
+  const bool k = type == BlockType::q2_k || type == BlockType::q3_k || type == BlockType::q6_k;
+  const float d = half_at(k ? at + block_bytes(type) - (type == BlockType::q2_k ? 4 : 2) : at);
+  const float m = has_minima(type) ? half_at(type == BlockType::q2_k ? at + 82 : at + 2) : 0;
+  for (std::uint32_t g = 0; g < groups; ++g) {
+    minima[g] = 0;
+    switch (type) {
+      case BlockType::q2_k:
+        scales[g] = d * static_cast<float>(byte_at(at, g) & 15U);
+        minima[g] = m * static_cast<float>(byte_at(at, g) >> 4U);
+        break;
+      case BlockType::q3_k:
+        scales[g] = d * static_cast<float>(q3_k_scale(at + 96, g));
+        break;
+      case BlockType::q4_k:
+      case BlockType::q5_k:
+        scales[g] = d * static_cast<float>(k_scale(at + 4, g));
+        minima[g] = m * static_cast<float>(k_minimum(at + 4, g));
+        break;
+      case BlockType::q6_k:
+        scales[g] = d * static_cast<float>(static_cast<std::int8_t>(byte_at(at, 192 + g)));
+        break;
+      case BlockType::iq4_xs:
+        scales[g] = d * static_cast<float>(iq4_xs_scale(at, g));
+        break;
+      case BlockType::mxfp4:
+        scales[g] = half_power(byte_at(at, 0));
+        break;
+      default:
+        scales[g] = d;
+        minima[g] = -m;
     }
   }
 }
@@ -242,75 +308,19 @@ FERRY_HD inline void unpack_q6_k(const std::byte* at, float* to) noexcept {
 
 /// All weights of a block.
 FERRY_HD inline void unpack_block(BlockType type, const std::byte* at, float* to) noexcept {
-  switch (type) {
-    case BlockType::q8_0: {
-      const float d = detail::half_at(at);
-      for (std::uint32_t i = 0; i < 32; ++i) {
-        to[i] = d * static_cast<float>(static_cast<std::int8_t>(detail::byte_at(at, 2 + i)));
-      }
-      return;
-    }
-    case BlockType::q4_0: {
-      const float d = detail::half_at(at);
-      return detail::unpack_four_bits(at + 2, to, [d](std::uint32_t q, std::uint32_t /*i*/) {
-        return d * static_cast<float>(static_cast<std::int32_t>(q) - 8);
-      });
-    }
-    case BlockType::q4_1: {
-      const float d = detail::half_at(at), m = detail::half_at(at + 2);
-      return detail::unpack_four_bits(
-          at + 4, to, [d, m](std::uint32_t q, std::uint32_t /*i*/) { return d * static_cast<float>(q) + m; });
-    }
-    case BlockType::q5_0: {
-      const float d = detail::half_at(at);
-      const std::uint32_t fifth = detail::word_at(at + 2);
-      return detail::unpack_four_bits(at + 6, to, [d, fifth](std::uint32_t q, std::uint32_t i) {
-        return d * static_cast<float>(static_cast<std::int32_t>(q | (fifth >> i & 1U) << 4U) - 16);
-      });
-    }
-    case BlockType::q5_1: {
-      const float d = detail::half_at(at), m = detail::half_at(at + 2);
-      const std::uint32_t fifth = detail::word_at(at + 4);
-      return detail::unpack_four_bits(at + 8, to, [d, m, fifth](std::uint32_t q, std::uint32_t i) {
-        return d * static_cast<float>(q | (fifth >> i & 1U) << 4U) + m;
-      });
-    }
-    case BlockType::iq4_nl: {
-      const float d = detail::half_at(at);
-      return detail::unpack_four_bits(at + 2, to, [d](std::uint32_t q, std::uint32_t /*i*/) {
-        return d * static_cast<float>(detail::iq4_value(q));
-      });
-    }
-    case BlockType::iq4_xs: {
-      const float d = detail::half_at(at);
-      for (std::uint32_t part = 0; part < 8; ++part) {
-        const float scale = d * static_cast<float>(detail::iq4_xs_scale(at, part));
-        detail::unpack_four_bits(at + 8 + part * 16, to + part * 32, [scale](std::uint32_t q, std::uint32_t /*i*/) {
-          return scale * static_cast<float>(detail::iq4_value(q));
-        });
-      }
-      return;
-    }
-    case BlockType::q2_k:
-      return detail::unpack_q2_k(at, to);
-    case BlockType::q3_k:
-      return detail::unpack_q3_k(at, to);
-    case BlockType::q4_k:
-      return detail::unpack_k(at, false, to);
-    case BlockType::q5_k:
-      return detail::unpack_k(at, true, to);
-    case BlockType::q6_k:
-      return detail::unpack_q6_k(at, to);
-    case BlockType::mxfp4: {
-      const float half = detail::half_power(detail::byte_at(at, 0));
-      return detail::unpack_four_bits(
-          at + 1, to, [half](std::uint32_t q, std::uint32_t /*i*/) { return half * detail::twice_e2m1(q); });
-    }
-    default: {
-      const float d = detail::widen<FloatType::f32>(at);
-      for (std::uint32_t i = 0; i < 128; ++i) to[i] = d * detail::widen_e4m3(detail::byte_at(at, 4 + i));
-    }
+  if (type == BlockType::fp8) {
+    const float d = detail::widen<FloatType::f32>(at);
+    for (std::uint32_t i = 0; i < 128; ++i) to[i] = d * detail::widen_e4m3(detail::byte_at(at, 4 + i));
+    return;
   }
+  std::int8_t q[256];
+  float scales[16], minima[16];
+  detail::block_numbers(type, at, q);
+  detail::block_scales(type, at, scales, minima);
+  const std::uint32_t each = detail::group_weights(type);
+  for (std::uint32_t i = 0; i < block_weights(type); ++i) to[i] = scales[i / each] * static_cast<float>(q[i]);
+  if (!detail::has_minima(type)) return;
+  for (std::uint32_t i = 0; i < block_weights(type); ++i) to[i] -= minima[i / each];
 }
 
 /// `count` weights of a row, from column `first` on, which begins a block. O(count).

@@ -76,4 +76,5 @@ inline float add_lanes(__m512 v) {
 #define _mm512_permute_ps ferry::test::permute
 #define _mm512_shuffle_f32x4 ferry::test::quarters
 #define __mmask16 simde__mmask16
+#define __mmask64 simde__mmask64
 #define _mm512_reduce_add_ps ferry::test::add_lanes

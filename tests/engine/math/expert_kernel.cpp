@@ -16,6 +16,7 @@
 #include "inference/generate.hpp"
 #include "math/expert_kernel.hpp"
 #include "support/bare_runner.hpp"
+#include "support/blocks.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -142,35 +143,72 @@ Doubles rounded_to_int8(const Matrix& x) {
   return rounded;
 }
 
+/// With activations of 8 bits. `weights`: nothing is behind them.
+template <class Layout>
+void check_int8_product(const Layout& w, const std::byte* weights, test::Random& random) {
+  CAPTURE(w.columns);
+  Matrix x(7, w.columns), y;
+  for (float& v : x.reshaped()) v = random.unit() * 4 - 2;
+  x.row(3).setZero();
+  const Doubles stored = unpacked(w, weights), rounded = rounded_to_int8(x);
+  const Doubles expected = rounded * stored.transpose();
+  const Doubles terms = rounded.cwiseAbs() * stored.cwiseAbs().transpose();
+  for (const ProductPath path : paths()) {
+    CAPTURE(name_of(path));
+    PackedProduct product(path, nullptr, Activations::int8);
+    auto run = [&](const Matrix& rows, Matrix& to) { product.run(w, weights, rows, to); };
+    run(x, y);
+    CHECK(((y.cast<double>() - expected).array().abs() <= 2e-6 * terms.array() + 1e-30).all());
+    CHECK(y.row(3).isZero(0));
+    CHECK(rows_stand_alone(x, y, run));
+  }
+}
+
 TEST_CASE("with activations of 8 bits a product is that of the rounded rows, and rows stand alone") {
   test::Random random(13);
   for (const std::uint32_t columns : {1U, 31U, 64U, 95U, 600U, 1024U, 1057U, 2100U}) {
     for (const std::uint32_t bits : {8U, 4U, 2U}) {
       for (const std::uint32_t group : {32U, 64U, 128U}) {
-        CAPTURE(columns);
         CAPTURE(bits);
         CAPTURE(group);
         const PackedLayout w{11, columns, bits, group};
         std::vector<std::byte> memory(1 + w.bytes());
         std::byte* weights = memory.data() + 1;
         REQUIRE(pack_weights(w, random_weights(random, std::size_t{w.rows} * columns).data(), weights) == no_weight);
-        Matrix x(7, columns), y;
-        for (float& v : x.reshaped()) v = random.unit() * 4 - 2;
-        x.row(3).setZero();
-        const Doubles stored = unpacked(w, weights), rounded = rounded_to_int8(x);
-        const Doubles expected = rounded * stored.transpose();
-        const Doubles terms = rounded.cwiseAbs() * stored.cwiseAbs().transpose();
-        for (const ProductPath path : paths()) {
-          PackedProduct product(path, nullptr, Activations::int8);
-          auto run = [&](const Matrix& rows, Matrix& to) { product.run(w, weights, rows, to); };
-          run(x, y);
-          CHECK(((y.cast<double>() - expected).array().abs() <= 2e-6 * terms.array() + 1e-30).all());
-          CHECK(y.row(3).isZero(0));
-          CHECK(rows_stand_alone(x, y, run));
-        }
+        check_int8_product(w, weights, random);
       }
     }
   }
+  for (const BlockType type : test::block_types) {
+    if (type == BlockType::fp8) continue;  // floats
+    CAPTURE(static_cast<int>(type));
+    const std::uint32_t each = block_weights(type);
+    for (const std::uint32_t columns : {each, 3 * each, 1024 + each, 2048U}) {
+      for (const std::uint32_t rows : {1U, 37U}) {
+        const BlockLayout w{rows, columns, type};
+        std::vector<std::byte> memory(1 + w.bytes());
+        test::fill_blocks(w, memory.data() + 1, random);
+        check_int8_product(w, memory.data() + 1, random);
+      }
+    }
+  }
+}
+
+TEST_CASE("with activations of 8 bits, weights that are floats are multiplied with floats") {
+  test::Random random(17);
+  const BlockLayout fp8{5, 300, BlockType::fp8};
+  std::vector<std::byte> memory(fp8.bytes());
+  test::fill_blocks(fp8, memory.data(), random);
+  Matrix x(3, 300), y, floats;
+  for (float& v : x.reshaped()) v = random.unit() - 0.5F;
+  PackedProduct(best_path(), nullptr, Activations::int8).run(fp8, memory.data(), x, y);
+  PackedProduct(best_path()).run(fp8, memory.data(), x, floats);
+  CHECK(y == floats);
+}
+
+bool has_second_half(BlockType type) {
+  using enum BlockType;
+  return type == q4_1 || type == q5_1 || type == q4_k || type == q5_k;
 }
 
 TEST_CASE("the largest codes and activations of 8 bits do not overflow") {
@@ -189,6 +227,40 @@ TEST_CASE("the largest codes and activations of 8 bits do not overflow") {
         PackedProduct(path, nullptr, Activations::int8).run(w, weights.data(), Matrix::Constant(1, 128, 127 * sign), y);
         CHECK(y(0, 0) == sign * 128 * 127 * static_cast<float>(largest_code(bits)));
         CHECK(y(0, 1) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("the largest numbers of blocks do not overflow with activations of 8 bits") {
+  for (const BlockType type : test::block_types) {
+    if (type == BlockType::fp8) continue;
+    CAPTURE(static_cast<int>(type));
+    const BlockLayout w{3, 1024, type};
+    std::vector<std::byte> weights(w.bytes());
+    for (const std::uint32_t all : {0x00U, 0x7fU, 0x80U, 0xffU}) {  // every bit of every code and scale
+      test::Random random(1);
+      test::fill_blocks(w, weights.data(), random);
+      std::vector<std::byte> scales = weights;
+      for (std::byte& b : weights) b = static_cast<std::byte>(all);
+      const std::uint32_t bytes = block_bytes(type);
+      for (std::size_t at = 0; at < weights.size(); at += bytes) {  // halves stay numbers
+        using enum BlockType;
+        const std::size_t half = type == q6_k ? 208 : type == q3_k ? 108 : type == q2_k ? 80 : 0;
+        const std::size_t count = type == mxfp4 ? 1 : type == q2_k || has_second_half(type) ? 4 : 2;
+        std::copy_n(&scales[at + half], count, &weights[at + half]);
+      }
+      const Doubles stored = unpacked(w, weights.data());
+      for (const float sign : {1.0F, -1.0F}) {
+        const Matrix x = Matrix::Constant(3, 1024, 127 * sign);
+        const Doubles expected = x.cast<double>() * stored.transpose();
+        for (const ProductPath path : paths()) {
+          CAPTURE(name_of(path));
+          Matrix y;
+          PackedProduct(path, nullptr, Activations::int8).run(w, weights.data(), x, y);
+          const double most = 127 * stored.cwiseAbs().rowwise().sum().maxCoeff();
+          CHECK((y.cast<double>() - expected).cwiseAbs().maxCoeff() <= 2e-5 * most + 1e-30);
+        }
       }
     }
   }
