@@ -7,13 +7,13 @@ Everything that it makes is in build/llama-cpp/: llama.cpp's source and llama-be
 published models, in layers enough to outgrow the caches. For each shape it first holds the logits of both against each
 other, then runs both in turns. Decode is 32 tokens after a context of 128 and of 2048, prefill a prompt of 512 and of
 2048, and tokens are random on both sides, so that experts are chosen alike. bf16 is BF16 on both sides; at int4 the
-experts are Ferry's INT4 and llama.cpp's Q4_0, the rest stays bf16. llama.cpp rounds what Q4_0 is multiplied with to 8
-bits, Ferry does with --activations int8: that is int4-int8. At q8_0 and q4_k both read the same GGUF file, whose
-matrices are all of that type, and llama.cpp rounds what they are multiplied with to 8 bits. Flash attention is off, and llama.cpp's keys and
-values are F16, its default; Ferry's are F32. Both take prompts in steps of 512 tokens. Of a prompt llama.cpp leaves out
-what the last layer makes of all tokens but the last one, which with two to four layers is a quarter or more of the work,
-and next to nothing in a whole model: it is told to give every token's output. Prompts
-are timed behind one that warms up, as llama-bench does and `ferry bench` too.
+experts are Ferry's INT4 and llama.cpp's Q4_0, the rest stays bf16. At q8_0 and q4_k both read the same GGUF file, whose
+matrices are all of that type. What such weights are multiplied with llama.cpp rounds to 8 bits; Ferry does with
+--activations int8: that is int4-int8, q8_0-int8 and q4_k-int8. Flash attention is off, and llama.cpp's keys and values
+are F16, its default; Ferry's are F32. Both take prompts in steps of 512 tokens. Of a prompt llama.cpp leaves out what the
+last layer makes of all tokens but the last one, which with two to four layers is a quarter or more of the work, and next
+to nothing in a whole model: it is told to give every token's output. Prompts are timed behind one that warms up, as
+llama-bench does and `ferry bench` too.
 """
 import argparse
 import dataclasses
@@ -39,7 +39,7 @@ from shapes import SHAPES, VOCABULARY  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build/llama-cpp"
-PRECISIONS = ("bf16", "int4", "int4-int8", "q8_0", "q4_k")
+PRECISIONS = ("bf16", "int4", "int4-int8", "q8_0", "q8_0-int8", "q4_k", "q4_k-int8")
 DECODED = 32  # tokens of which the time is taken
 
 
@@ -209,7 +209,7 @@ def measure(a, ferry, llama, model, files, step, seed):
     prefill, decode = step.before in a.prompts, step.before in a.contexts
     out = {}
     if step.engine == "ferry":
-        own = files[step.precision] if step.precision in models.BLOCKS else model
+        own = files[stored(step.precision)] if stored(step.precision) in models.BLOCKS else model
         if prefill:
             out["prefill"] = ferry.prefill(own, step.precision, step.threads, step.before, seed)
         if decode:  # one token of the prompt is the one that begins every text, and the first new one is prefill's

@@ -16,12 +16,12 @@ constexpr float latent_epsilon = 1e-6F;
 /// what attention mixes of latent vectors with the one that would have made values. (DeepSeek-V2, section 2.1.2: "absorbed".)
 class AbsorbedAttention final : public CpuAttention {
  public:
-  AbsorbedAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers)
+  AbsorbedAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
       : CpuAttention(c),
         kernel_({c.heads, 1, c.latent.rank + c.rope.width, c.latent.rank, c.latent.rank + c.rope.width,
                  static_cast<float>(c.attention_scale)},
                 best_path(), &workers),
-        product_(best_path(), &workers),
+        product_(product),
         rotary_(c.rope) {
     const std::uint32_t rank = c.latent.rank, plain = c.latent.plain_dim, each = plain + c.value_dim;
     for (std::uint32_t l = 0; l < c.layers; ++l) {
@@ -152,7 +152,7 @@ class AbsorbedAttention final : public CpuAttention {
   }
 
   AttentionKernel kernel_;
-  PackedProduct product_;
+  PackedProduct& product_;
   Rotary rotary_;
   std::vector<Layer> layers_;
   std::vector<AttentionKernel::Row> seen_;  // scratch
@@ -168,8 +168,8 @@ class AbsorbedAttention final : public CpuAttention {
 }  // namespace
 
 std::unique_ptr<CpuAttention> make_absorbed_attention(const ModelConfig& config, const Weights& weights,
-                                                      WorkerPool& workers) {
-  return std::make_unique<AbsorbedAttention>(config, weights, workers);
+                                                      WorkerPool& workers, PackedProduct& product) {
+  return std::make_unique<AbsorbedAttention>(config, weights, workers, product);
 }
 
 }  // namespace ferry::engine

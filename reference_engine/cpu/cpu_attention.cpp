@@ -31,12 +31,13 @@ class MixedAttention final : public CpuAttention {
 
 }  // namespace
 
-std::unique_ptr<CpuAttention> CpuAttention::make(const ModelConfig& config, const Weights& weights,
-                                                 WorkerPool& workers) {
-  if (config.latent.rank > 0) return make_absorbed_attention(config, weights, workers);
-  auto heads = make_head_attention(config, weights, workers);
+std::unique_ptr<CpuAttention> CpuAttention::make(const ModelConfig& config, const Weights& weights, WorkerPool& workers,
+                                                 PackedProduct& product) {
+  if (config.latent.rank > 0) return make_absorbed_attention(config, weights, workers, product);
+  auto heads = make_head_attention(config, weights, workers, product);
   if (config.linear.kernel == 0) return heads;
-  return std::make_unique<MixedAttention>(config, std::move(heads), make_delta_attention(config, weights, workers));
+  return std::make_unique<MixedAttention>(config, std::move(heads),
+                                          make_delta_attention(config, weights, workers, product));
 }
 
 void CpuAttention::keep(Matrix& to, std::uint32_t positions, std::uint32_t position, const float* from) {

@@ -13,8 +13,9 @@ namespace ferry::engine {
 /// Attention of the rows of a step to their own sequences.
 class CpuAttention {
  public:
-  /// Of the kind that the model has.
-  static std::unique_ptr<CpuAttention> make(const ModelConfig& config, const Weights& weights, WorkerPool& workers);
+  /// Of the kind that the model has. `product` computes what it has products of, and outlives it.
+  static std::unique_ptr<CpuAttention> make(const ModelConfig& config, const Weights& weights, WorkerPool& workers,
+                                            PackedProduct& product);
   virtual ~CpuAttention() = default;
   CpuAttention(const CpuAttention&) = delete;
   CpuAttention& operator=(const CpuAttention&) = delete;
@@ -43,12 +44,12 @@ class CpuAttention {
 
 /// Heads of queries share heads of keys and values.
 std::unique_ptr<CpuAttention> make_head_attention(const ModelConfig& config, const Weights& weights,
-                                                  WorkerPool& workers);
+                                                  WorkerPool& workers, PackedProduct& product);
 /// LatentAttention.
 std::unique_ptr<CpuAttention> make_absorbed_attention(const ModelConfig& config, const Weights& weights,
-                                                      WorkerPool& workers);
+                                                      WorkerPool& workers, PackedProduct& product);
 /// LinearAttention.
 std::unique_ptr<CpuAttention> make_delta_attention(const ModelConfig& config, const Weights& weights,
-                                                   WorkerPool& workers);
+                                                   WorkerPool& workers, PackedProduct& product);
 
 }  // namespace ferry::engine

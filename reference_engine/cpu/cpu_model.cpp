@@ -34,7 +34,7 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   norm_.weight = weights.vector(c.names.model + "norm.weight", c.hidden);
   if (c.norm == Norm::mean) norm_.bias = weights.vector(c.names.model + "norm.bias", c.hidden);
   if (c.norm == Norm::rms_plus_one) norm_.weight.array() += 1;
-  attention_ = CpuAttention::make(c, weights, workers());
+  attention_ = CpuAttention::make(c, weights, workers(), product_);
   for (std::uint32_t l = 0; l < c.layers; ++l) layers_.push_back(load_layer(weights, l));
   for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) layers_[c.moe_layers[m]].gate = gates().of(m);
   set_notes(check_agreement(*files.checkpoint, c));

@@ -20,6 +20,10 @@ class CpuModel final : public Model {
   CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStore> store);
   explicit CpuModel(ModelFiles&& files);
 
+  void set_activations(Activations activations) override {
+    Model::set_activations(activations);
+    product_.set_activations(activations);
+  }
   [[nodiscard]] KvCache make_cache(std::uint32_t positions) const override;
   Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
                  std::uint32_t logit_rows, const GateObserver& gate_scores = {}) override;

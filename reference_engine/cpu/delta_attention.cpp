@@ -30,8 +30,8 @@ float softplus(float x) {
 /// values what the convolution will need of the last tokens [kernel - 1, channels]. Position 0 begins anew.
 class DeltaAttention final : public CpuAttention {
  public:
-  DeltaAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers)
-      : CpuAttention(c), l_(c.linear), workers_(workers), product_(best_path(), &workers) {
+  DeltaAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
+      : CpuAttention(c), l_(c.linear), workers_(workers), product_(product) {
     for (std::uint32_t index = 0; index < c.layers; ++index) {
       Layer& layer = layers_.emplace_back();
       if (!c.layer[index].linear) continue;
@@ -195,7 +195,7 @@ class DeltaAttention final : public CpuAttention {
 
   const LinearAttention& l_;
   WorkerPool& workers_;
-  PackedProduct product_;
+  PackedProduct& product_;
   std::vector<Layer> layers_;
   std::vector<Matrix> saved_;
   Matrix qkv_, z_, rate_, fade_, made_;  // scratch
@@ -205,8 +205,8 @@ class DeltaAttention final : public CpuAttention {
 }  // namespace
 
 std::unique_ptr<CpuAttention> make_delta_attention(const ModelConfig& config, const Weights& weights,
-                                                   WorkerPool& workers) {
-  return std::make_unique<DeltaAttention>(config, weights, workers);
+                                                   WorkerPool& workers, PackedProduct& product) {
+  return std::make_unique<DeltaAttention>(config, weights, workers, product);
 }
 
 }  // namespace ferry::engine

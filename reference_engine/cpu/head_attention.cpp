@@ -12,11 +12,11 @@ namespace {
 /// Heads of queries share heads of keys and values.
 class HeadAttention final : public CpuAttention {
  public:
-  HeadAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers)
+  HeadAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
       : CpuAttention(c),
         kernel_({c.heads, c.kv_heads, c.head_dim, c.value_dim, c.value_dim, static_cast<float>(c.attention_scale)},
                 best_path(), &workers),
-        product_(best_path(), &workers),
+        product_(product),
         rotary_(c.rope) {
     const std::uint32_t q_width = c.heads * c.head_dim, k_width = c.kv_heads * c.head_dim;
     const std::uint32_t v_width = c.kv_heads * c.value_dim, out = c.heads * c.value_dim;
@@ -146,7 +146,7 @@ class HeadAttention final : public CpuAttention {
   }
 
   AttentionKernel kernel_;
-  PackedProduct product_;
+  PackedProduct& product_;
   Rotary rotary_;
   std::vector<Layer> layers_;
   std::vector<AttentionKernel::Row> seen_;  // scratch
@@ -157,8 +157,8 @@ class HeadAttention final : public CpuAttention {
 }  // namespace
 
 std::unique_ptr<CpuAttention> make_head_attention(const ModelConfig& config, const Weights& weights,
-                                                  WorkerPool& workers) {
-  return std::make_unique<HeadAttention>(config, weights, workers);
+                                                  WorkerPool& workers, PackedProduct& product) {
+  return std::make_unique<HeadAttention>(config, weights, workers, product);
 }
 
 }  // namespace ferry::engine

@@ -89,8 +89,9 @@ class Model {
   [[nodiscard]] const WorkerPool& workers() const { return workers_; }
   /// 0: one a processor. Not in the middle of a step.
   void set_threads(std::uint32_t threads, bool pinned = false) { workers_.set_threads(threads, pinned); }
-  /// What its experts of codes are multiplied with, where the CPU computes them: floats, unless this said otherwise.
-  void set_activations(Activations activations) { activations_ = activations; }
+  /// What its weights of codes are multiplied with, where the CPU computes them: floats, unless this said otherwise. Not in
+  /// the middle of a step.
+  virtual void set_activations(Activations activations) { activations_ = activations; }
   [[nodiscard]] Activations activations() const { return activations_; }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
   virtual void add_precisions(PrecisionSet set);

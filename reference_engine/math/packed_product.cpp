@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -227,14 +228,19 @@ void PackedProduct::multiply(View<const Product> products) {
 
 void PackedProduct::run(const Matrix& x, std::initializer_list<Factor> factors) {
   const auto rows = static_cast<std::uint32_t>(x.rows());
-  const Input input{.w = factors.begin()->w, .x = x.data(), .rows = rows, .to = &x_};
-  prepare({&input, 1});
+  inputs_.clear();
+  bool has[2] = {};  // as floats, and of 8 bits
+  for (const Factor& f : factors) {
+    if (std::exchange(has[is_int8(f.w) ? 1 : 0], true)) continue;
+    inputs_.push_back({.w = f.w, .x = x.data(), .rows = rows, .to = &x_});
+  }
+  prepare(inputs_);
   products_.clear();
   for (const Factor& f : factors) {
     f.y->resize(x.rows(), rows_of(f.w));
     products_.push_back({f.w, f.weights, &x_, f.y->data()});
   }
-  multiply({products_.data(), static_cast<std::uint32_t>(products_.size())});
+  multiply(products_);
 }
 
 }  // namespace ferry::engine

@@ -187,12 +187,16 @@ class PackedProduct {
   /// outlive it.
   explicit PackedProduct(ProductPath path = best_path(), WorkerPool* workers = nullptr,
                          Activations activations = Activations::floats)
-      : PackedProduct(part::kernel_of(path), workers) {
-    if (activations == Activations::int8) int8_ = &part::int8_kernel_of(path);
-  }
+      : PackedProduct(part::kernel_of(path), workers,
+                      activations == Activations::int8 ? &part::int8_kernel_of(path) : nullptr) {}
   explicit PackedProduct(const part::ProductKernel& kernel, WorkerPool* workers = nullptr,
                          const part::Int8Kernel* int8 = nullptr)
       : kernel_(&kernel), int8_(int8), workers_(workers) {}
+
+  /// From the next `prepare` on.
+  void set_activations(Activations activations) {
+    int8_ = activations == Activations::int8 ? &part::int8_kernel_of(best_path()) : nullptr;
+  }
 
   /// x [rows, columns] that are to be multiplied with matrices that are stored as `w` is, whatever their rows.
   struct Input {
@@ -220,7 +224,7 @@ class PackedProduct {
     const std::byte* weights;
     Matrix* y;
   };
-  /// Both for one x [rows, columns], and matrices that are all plain, or all packed in one way.
+  /// Both for one x [rows, columns], and matrices that are all packed in one way, or none of which is packed.
   void run(const Matrix& x, std::initializer_list<Factor> factors);
   void run(const StoredLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) { run(x, {{w, weights, &y}}); }
 
@@ -236,6 +240,7 @@ class PackedProduct {
   WorkerPool* workers_;
   // scratch
   part::Rows x_;
+  std::vector<Input> inputs_;
   std::vector<Product> products_;
   std::vector<std::uint32_t> first_rows_;
   std::vector<std::uint64_t> first_costs_;
