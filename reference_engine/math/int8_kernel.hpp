@@ -10,8 +10,8 @@
 // which makes these, and `bias`, which added to them makes them what scales are multiplied with; `dot`, their products
 // with activations, some added up; `add_up`, which makes `lanes` of those vectors, one for each part of the columns, two or
 // four; `transpose`, which puts the codes of `lanes` outputs side by side, four columns of each at a time, and
-// `transpose_ints`; `dot_side_by_side`; and for blocks `scale_groups`, which makes {scale, minimum} of
-// each group of a unit. Columns of packed weights are in an order of its own.
+// `transpose_ints`; `dot_side_by_side`; and for blocks `widen_halves`, and of blocks of 256 columns
+// `set_scales`, which makes floats of the scales and minima of `lanes` of them. Columns of packed weights are in an order of its own.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -138,21 +138,11 @@ struct alignas(64) SideBySide {
 
   [[FERRY_LANES_TARGET gnu::noinline]] void set(const BlockLayout& /*w*/,
                                                 const Int8Weights<Format, BlockLayout>& weights, Stretches all) {
-    const std::uint32_t count = (all.end - all.first) * groups, whole = (count + together - 1) / together * together;
-    float own[lanes][int8_stretches * groups * 2];
-    for (std::uint32_t o = 0; o < lanes; ++o) {
-      float* to = own[o];
-      for (std::uint32_t s = all.first; s < all.end; s += Format::stretches, to += Format::stretches * groups * 2) {
-        Lanes::scale_groups(Format{}, weights.at(o, s), to);
-      }
-      std::fill(own[o] + 2 * count, own[o] + 2 * whole, 0.0F);
-    }
-    for (std::uint32_t first = 0; first < count; first += together) {
-      typename Lanes::Ints from[lanes];
-      for (std::uint32_t o = 0; o < lanes; ++o) {
-        from[o] = Lanes::load_any_ints(reinterpret_cast<const std::byte*>(own[o] + 2 * first));
-      }
-      Lanes::transpose_ints(from, bits[2 * first]);
+    const std::uint32_t count = (all.end - all.first) * groups;
+    if constexpr (Format::stretches == 1) {
+      set_small(weights, all);
+    } else {
+      set_units(weights, all);
     }
     add_bias(count);
   }
@@ -168,17 +158,55 @@ struct alignas(64) SideBySide {
   }
 
  private:
+  /// Blocks of 32 weights have a scale, and some a minimum, each of which is a number.
+  [[FERRY_LANES_TARGET gnu::always_inline]] void set_small(const Int8Weights<Format, BlockLayout>& weights,
+                                                           Stretches all) {
+    constexpr bool minima = has_minima<Format::type>;
+    std::uint16_t halves[int8_stretches * 2][minima ? 2 : 1][lanes];  // of a block, of each output
+    for (std::uint32_t o = 0; o < lanes; ++o) {
+      for (std::uint32_t s = all.first; s < all.end; ++s) {
+        const std::byte* at = weights.at(o, s);
+#pragma GCC unroll 2
+        for (std::uint32_t b = 0; b < 2; ++b, at += block_bytes(Format::type)) {
+          const std::uint32_t g = 2 * (s - all.first) + b;
+          if constexpr (Format::type == BlockType::mxfp4) {
+            bits[2 * g][o] = __builtin_bit_cast(std::int32_t, detail::half_power(detail::byte_at(at, 0)));
+          } else {
+            std::memcpy(&halves[g][0][o], at, sizeof(halves[0][0][0]));
+            if constexpr (minima) std::memcpy(&halves[g][1][o], at + 2, sizeof(halves[0][0][0]));
+          }
+        }
+      }
+    }
+    for (std::uint32_t g = 0; g < 2 * (all.end - all.first); ++g) {
+      if constexpr (Format::type != BlockType::mxfp4) store(Lanes::widen_halves(halves[g][0]), 2 * g);
+      store(minima ? Lanes::widen_halves(halves[g][minima ? 1 : 0]) : Lanes::zero(), 2 * g + 1);
+    }
+  }
+
+  [[FERRY_LANES_TARGET gnu::always_inline]] void set_units(const Int8Weights<Format, BlockLayout>& weights,
+                                                           Stretches all) {
+    for (std::uint32_t s = all.first; s < all.end; s += Format::stretches) {
+      const std::byte* units[lanes];
+      for (std::uint32_t o = 0; o < lanes; ++o) units[o] = weights.at(o, s);
+      Lanes::set_scales(Format{}, units, bits + 2 * (s - all.first) * groups);
+    }
+  }
+
   [[nodiscard]] std::uint32_t at(std::uint32_t stretch, std::uint32_t part) const {
     return groups == 1 ? stretch >> shift : groups * stretch + part;
   }
   [[FERRY_LANES_TARGET gnu::always_inline]] typename Lanes::Vector load(std::uint32_t i) const {
     return Lanes::load(reinterpret_cast<const float*>(bits[i]));
   }
+  [[FERRY_LANES_TARGET gnu::always_inline]] void store(typename Lanes::Vector v, std::uint32_t i) {
+    Lanes::store(v, reinterpret_cast<float*>(bits[i]));
+  }
   [[FERRY_LANES_TARGET gnu::always_inline]] void add_bias(std::uint32_t count) {
     if constexpr (Lanes::bias(Format{}) != 0) {
       for (std::uint32_t g = 0; g < count; ++g) {
         const typename Lanes::Vector bias = Lanes::all(Lanes::bias(Format{}));
-        Lanes::store(Lanes::fma(bias, load(2 * g), load(2 * g + 1)), reinterpret_cast<float*>(bits[2 * g + 1]));
+        store(Lanes::fma(bias, load(2 * g), load(2 * g + 1)), 2 * g + 1);
       }
     }
   }
@@ -258,9 +286,10 @@ template <class Lanes, class Format, class Layout>
   const Int8Rows::Chunk& chunk = *x.at(at, 0);
   const std::uint32_t first = at % int8_stretches;
   if (at + Lanes::lanes <= std::min(end, w.whole(x))) {
+    const std::byte* from = w.rows[output].at(at);  // `lanes` stretches are units
 #pragma GCC unroll 16
     for (std::uint32_t i = 0; i < Lanes::lanes; ++i) {
-      unpack_codes<Lanes>(format, w.rows[output].at(at + i), i, bytes);  // `lanes` are units, or a part of one
+      unpack_codes<Lanes>(format, WeightRow<Format>::behind(from, i), i, bytes);
       products[i] = Lanes::dot(format, bytes, chunk.values[first + i]);
     }
   } else {
@@ -285,10 +314,15 @@ template <class Lanes, class Format, class Layout>
   constexpr std::uint32_t lanes = Lanes::lanes, groups = int8_groups<Format>;
   constexpr std::uint32_t block = (groups == 4 ? 8 : 16) * int8_stretches;  // whose integers stay in a usual L1 cache
   Ints ints[block / lanes][groups][lanes];
+  // Lines of a cache that `lanes` stretches take. Memory is asked for three quarters of them while codes are multiplied, and
+  // for the rest while what that gives is scaled: otherwise it would rest.
+  constexpr std::uint32_t lines = (lanes * Format::stretch_bytes + line - 1) / line, first_lines = (3 * lines + 3) / 4;
   SideBySide<Lanes, Format> scales;
   typename Lanes::Vector sum = Lanes::zero();
   for (std::uint32_t begin = 0; begin < x.stretches(); begin += block) {
     const std::uint32_t end = std::min(begin + block, x.stretches());
+    const std::int64_t all = std::int64_t{lanes} * (end - begin) * Format::stretch_bytes;
+    Stream<Format> stream(w.rows[0].at(begin), end - begin, layout.row_bytes(), all / 4 + 8192);
     for (std::uint32_t o = 0; o < lanes; ++o) {
       if constexpr (!is_blocks<Format>) {
         const std::byte* next_groups = w.rows[o].group(begin) + lanes * layout.row_groups() * sizeof(PackedGroup);
@@ -296,10 +330,13 @@ template <class Lanes, class Format, class Layout>
           __builtin_prefetch(next_groups + i);
         }
       }
-      Stream<Format> stream(w.rows[o].at(begin), end - begin, layout.row_bytes());
       for (std::uint32_t at = begin; at < end; at += lanes) {
         Ints parts[std::max(2U, groups)];
-        stream.read(std::min(lanes, end - at));
+        if (end - at >= lanes) {
+          stream.read_bytes(first_lines * line);
+        } else {
+          stream.read_bytes((end - at) * first_lines / lanes * line);
+        }
         dot_stretches<Lanes>(Format{}, w, o, x, at, end, parts);
 #pragma GCC unroll 4
         for (std::uint32_t part = 0; part < groups; ++part) ints[(at - begin) / lanes][part][o] = parts[part];
@@ -313,6 +350,7 @@ template <class Lanes, class Format, class Layout>
         Lanes::transpose_ints(ints[(at - begin) / lanes][part], own[part][0]);
       }
       for (std::uint32_t i = 0; i < std::min(lanes, end - at); ++i) {
+        stream.read_bytes((lines - first_lines) * line);
 #pragma GCC unroll 4
         for (std::uint32_t part = 0; part < groups; ++part) {
           sum = add_int8_part<Lanes>(Format{}, Lanes::load_ints(own[part][i]), scales, *x.at(at, 0),

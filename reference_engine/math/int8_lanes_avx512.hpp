@@ -128,37 +128,65 @@ struct Avx512Int8Lanes : Avx512Lanes {
     }
   }
 
+  /// Scales of a block, and where it has them minima, as bytes: 16, or 8.
   template <BlockType type>
-  FERRY_INLINE void scale_groups(Blocks<type> format, const std::byte* at, float* to) {
+  FERRY_INLINE __m128i scale_bytes(const std::byte* at) {
     using enum BlockType;
-    if constexpr (Blocks<type>::stretches > 1) {
-      Unit unit;
-      prepare(format, at, unit);
-      if constexpr (type == q4_k || type == q5_k) {  // scales, and behind them minima
-        const __m512i both = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-        const Vector pairs = _mm512_permutexvar_ps(both, load(unit.numbers));
-        const Vector negative = _mm512_castsi512_ps(_mm512_set1_epi64(std::numeric_limits<std::int64_t>::min()));
-        _mm512_storeu_ps(to, xor_bits(pairs, negative));
-      } else {
-        for (std::uint32_t g = 0; g < Blocks<type>::stretches * int8_groups<Blocks<type>>; ++g) {
-          to[2 * g] = unit.numbers[g];
-          to[2 * g + 1] = type == q2_k ? -unit.minima[g] : 0;
+    if constexpr (type == q2_k) return bytes16(at);
+    if constexpr (type == q3_k) return q3_k_scales(at);
+    if constexpr (type == q4_k || type == q5_k) return k_scales_and_minima(at);
+    if constexpr (type == q6_k) return bytes16(at + 192);
+    if constexpr (type == iq4_xs) return _mm512_cvtepi32_epi8(iq4_xs_scales(at));
+  }
+  FERRY_INLINE void put_floats(Vector v, std::int32_t (&to)[16]) { store(v, reinterpret_cast<float*>(to)); }
+  /// Of 16 blocks the scales of each group, and behind them its minima.
+  template <BlockType type>
+  FERRY_INLINE void set_scales(Blocks<type> /*format*/, const std::byte* const (&units)[16], std::int32_t (*to)[16]) {
+    using enum BlockType;
+    constexpr std::uint32_t groups = Blocks<type>::stretches * int8_groups<Blocks<type>>;
+    constexpr std::uint32_t half_at = type == q2_k ? 80 : type == q3_k ? 108 : type == q6_k ? 208 : 0;
+    std::uint16_t d_bits[16], m_bits[16] = {};
+    for (std::uint32_t o = 0; o < 16; ++o) {
+      std::memcpy(&d_bits[o], units[o] + half_at, sizeof(d_bits[0]));
+      if constexpr (has_minima<type>) std::memcpy(&m_bits[o], units[o] + half_at + 2, sizeof(m_bits[0]));
+    }
+    Bytes four[4];  // number i has those of outputs i, 4 + i, 8 + i and 12 + i
+#pragma GCC unroll 4
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      Bytes own = _mm512_castsi128_si512(scale_bytes<type>(units[i]));
+      own = _mm512_inserti32x4(own, scale_bytes<type>(units[4 + i]), 1);
+      own = _mm512_inserti32x4(own, scale_bytes<type>(units[8 + i]), 2);
+      four[i] = _mm512_inserti32x4(own, scale_bytes<type>(units[12 + i]), 3);
+    }
+    const Bytes a = _mm512_unpacklo_epi8(four[0], four[1]), b = _mm512_unpacklo_epi8(four[2], four[3]);
+    const Bytes c = _mm512_unpackhi_epi8(four[0], four[1]), e = _mm512_unpackhi_epi8(four[2], four[3]);
+    const Bytes of_four[4] = {_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b), _mm512_unpacklo_epi16(c, e),
+                              _mm512_unpackhi_epi16(c, e)};  // numbers; in each quarter of four outputs
+    const Vector d = widen_halves(d_bits), m = _mm512_sub_ps(zero(), widen_halves(m_bits));
+#pragma GCC unroll 4
+    for (std::uint32_t i = 0; i < 4; ++i) {
+      const Bytes together =
+          _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), of_four[i]);
+      const __m128i each[4] = {_mm512_castsi512_si128(together), _mm512_extracti32x4_epi32(together, 1),
+                               _mm512_extracti32x4_epi32(together, 2), _mm512_extracti32x4_epi32(together, 3)};
+#pragma GCC unroll 4
+      for (std::uint32_t j = 0; j < 4; ++j) {
+        const std::uint32_t number = 4 * i + j;
+        if constexpr (type == q2_k) {
+          const Ints both = _mm512_cvtepu8_epi32(each[j]);
+          put_floats(multiply(d, to_floats(_mm512_and_si512(both, _mm512_set1_epi32(15)))), to[2 * number]);
+          put_floats(multiply(m, to_floats(_mm512_srli_epi32(both, 4))), to[2 * number + 1]);
+        } else if (number < groups) {
+          put_floats(multiply(d, to_floats(_mm512_cvtepi8_epi32(each[j]))), to[2 * number]);
+          if constexpr (!has_minima<type>) put_floats(zero(), to[2 * number + 1]);
+        } else if constexpr (has_minima<type>) {
+          put_floats(multiply(m, to_floats(_mm512_cvtepi8_epi32(each[j]))), to[2 * (number - groups) + 1]);
         }
-      }
-    } else {
-      for (std::uint32_t b = 0; b < 2; ++b, at += block_bytes(type), to += 2) {
-        to[0] = type == mxfp4 ? detail::half_power(detail::byte_at(at, 0)) : one_half(at);
-        to[1] = type == q4_1 || type == q5_1 ? one_half(at + 2) : 0;
       }
     }
   }
-  FERRY_INLINE Vector xor_bits(Vector a, Vector b) {
-    return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), _mm512_castps_si512(b)));
-  }
-  FERRY_INLINE float one_half(const std::byte* at) {
-    std::uint16_t bits;
-    std::memcpy(&bits, at, sizeof(bits));
-    return _mm_cvtss_f32(_mm512_castps512_ps128(_mm512_cvtph_ps(_mm256_castsi128_si256(_mm_cvtsi32_si128(bits)))));
+  FERRY_INLINE Vector widen_halves(const std::uint16_t (&from)[lanes]) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
   }
 
   template <class Format>

@@ -406,14 +406,19 @@ struct Avx2Int8Lanes : Avx2Lanes {
     to.half[1] = _mm256_permute2x128_si256(a, b, 0x31);
   }
   template <BlockType type>
-  FERRY_INLINE void scale_groups(Blocks<type> format, const std::byte* at, float* to) {
+  FERRY_INLINE void set_scales(Blocks<type> format, const std::byte* const (&units)[8], std::int32_t (*to)[8]) {
     constexpr std::uint32_t each = 4 / int8_groups<Blocks<type>>;  // 16 columns
-    Unit unit;
-    prepare(format, at, unit);
-    for (std::uint32_t g = 0; g < Blocks<type>::stretches * int8_groups<Blocks<type>>; ++g, to += 2) {
-      to[0] = unit.scales[g * each];
-      to[1] = has_minima<type> ? -unit.minima[g * each] : 0;
+    for (std::uint32_t o = 0; o < 8; ++o) {
+      Unit unit;
+      prepare(format, units[o], unit);
+      for (std::uint32_t g = 0; g < Blocks<type>::stretches * int8_groups<Blocks<type>>; ++g) {
+        to[2 * g][o] = __builtin_bit_cast(std::int32_t, unit.scales[g * each]);
+        to[2 * g + 1][o] = __builtin_bit_cast(std::int32_t, has_minima<type> ? -unit.minima[g * each] : 0.0F);
+      }
     }
+  }
+  FERRY_INLINE Vector widen_halves(const std::uint16_t (&from)[lanes]) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
 
   // Products are added in pairs to 16 bits, where they fit: eight of codes up to 15 with -127 to 127, four of codes up to 31,

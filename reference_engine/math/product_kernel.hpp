@@ -103,8 +103,10 @@ struct WeightRow {
     }
   }
 
-  [[nodiscard]] const std::byte* at(std::uint32_t stretch) const {
-    return weights + std::size_t{stretch} * Format::stretch_bytes;
+  [[nodiscard]] const std::byte* at(std::uint32_t stretch) const { return behind(weights, stretch); }
+  /// So many stretches behind the one that begins at `at`.
+  static const std::byte* behind(const std::byte* at, std::uint32_t stretches) {
+    return at + std::size_t{stretches} * Format::stretch_bytes;
   }
   /// The first group of a stretch; null where there are none.
   [[nodiscard]] const std::byte* group(std::uint32_t stretch) const {
@@ -122,9 +124,11 @@ struct WeightRow<Blocks<type>> {
   WeightRow(const BlockLayout& w, const std::byte* matrix, std::uint32_t row) : weights(matrix + row * w.row_bytes()) {}
 
   /// The unit that a stretch is in.
-  [[nodiscard]] const std::byte* at(std::uint32_t stretch) const {
+  [[nodiscard]] const std::byte* at(std::uint32_t stretch) const { return behind(weights, stretch); }
+  /// The unit of the stretch that is so many behind the first one of the unit at `at`.
+  static const std::byte* behind(const std::byte* at, std::uint32_t stretches) {
     using Format = Blocks<type>;
-    return weights + std::size_t{stretch / Format::stretches} * Format::bytes;
+    return at + std::size_t{stretches / Format::stretches} * Format::bytes;
   }
 };
 
@@ -277,16 +281,16 @@ template <class Format>
 template <class Format>
 class Stream {
  public:
-  Stream(const std::byte* begin, std::uint32_t stretches, std::uint64_t row_bytes)
+  Stream(const std::byte* begin, std::uint32_t stretches, std::uint64_t row_bytes, std::int64_t ahead = 8192)
       : bytes_(stretches * Format::stretch_bytes), gap_(static_cast<std::int64_t>(row_bytes) - bytes_) {
-    constexpr std::int64_t ahead = 8192;
     at_ = begin + ahead / bytes_ * static_cast<std::int64_t>(row_bytes) + ahead % bytes_;
     left_ = bytes_ - ahead % bytes_;
   }
 
   /// So many stretches are read now: best as many as fill lines of the cache.
-  [[gnu::always_inline]] void read(std::uint32_t stretches) {
-    const std::uint32_t bytes = stretches * Format::stretch_bytes;
+  [[gnu::always_inline]] void read(std::uint32_t stretches) { read_bytes(stretches * Format::stretch_bytes); }
+  [[gnu::always_inline]] void read_bytes(std::uint32_t bytes) {
+#pragma GCC unroll 16
     for (std::uint32_t i = 0; i < bytes; i += line) __builtin_prefetch(at_ + i, 0, 2);  // harmless wherever it is
     at_ += bytes;
     left_ -= bytes;

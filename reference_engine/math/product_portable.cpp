@@ -116,15 +116,20 @@ struct PortableInt8Lanes : PortableLanes {
       to.codes[i] = static_cast<std::uint8_t>(numbers[stretch * stretch_columns + i] + centre_of(type));
     }
   }
+  static Vector widen_halves(const std::uint16_t (&from)[lanes]) {
+    float to[lanes];
+    detail::widen<FloatType::f16>(reinterpret_cast<const std::byte*>(from), lanes, to);
+    return load_any(reinterpret_cast<const std::byte*>(to));
+  }
   template <BlockType type>
-  static void scale_groups(Blocks<type> /*format*/, const std::byte* at, float* to) {
+  static void set_scales(Blocks<type> /*format*/, const std::byte* const (&units)[lanes], std::int32_t (*to)[lanes]) {
     constexpr std::uint32_t groups = block_weights(type) / detail::group_weights(type);
     float scales[groups], minima[groups];
-    for (std::uint32_t i = 0; i < Blocks<type>::columns; i += block_weights(type), at += block_bytes(type)) {
-      detail::block_scales(type, at, scales, minima);
-      for (std::uint32_t g = 0; g < groups; ++g, to += 2) {
-        to[0] = scales[g];
-        to[1] = -minima[g];
+    for (std::uint32_t o = 0; o < lanes; ++o) {
+      detail::block_scales(type, units[o], scales, minima);
+      for (std::uint32_t g = 0; g < groups; ++g) {
+        to[2 * g][o] = __builtin_bit_cast(std::int32_t, scales[g]);
+        to[2 * g + 1][o] = __builtin_bit_cast(std::int32_t, -minima[g]);
       }
     }
   }

@@ -57,6 +57,9 @@ inline __m512 quarters(__m512 a, __m512 b, unsigned which) {
   std::memcpy(&a, to, sizeof(to));
   return a;
 }
+inline __m128i narrow8(__m512i v) {
+  return each_lane<std::int32_t, __m128i>(v, [](std::int32_t i) { return static_cast<std::int8_t>(i); });
+}
 inline float add_lanes(__m512 v) {
   float lanes[16];
   std::memcpy(lanes, &v, sizeof(lanes));
@@ -73,6 +76,7 @@ inline float add_lanes(__m512 v) {
 #define _mm512_cvtepu8_epi32 ferry::test::widen8
 #define _mm512_cvtepi8_epi32 ferry::test::widen8_signed
 #define _mm512_cvtepi32_ps ferry::test::to_floats
+#define _mm512_cvtepi32_epi8 ferry::test::narrow8
 #define _mm512_permute_ps ferry::test::permute
 #define _mm512_shuffle_f32x4 ferry::test::quarters
 #define __mmask16 simde__mmask16
