@@ -109,8 +109,10 @@ struct alignas(64) SideBySide {
 
   std::int32_t bits[int8_stretches * groups * 2][lanes];  // floats: of each group scales, then minima
 
+  /// `meanwhile` is called `lanes` times.
+  template <class Meanwhile>
   [[FERRY_LANES_TARGET gnu::noinline]] void set(const PackedLayout& w, const Int8Weights<Format, PackedLayout>& weights,
-                                                Stretches all) {
+                                                Stretches all, const Meanwhile& meanwhile) {
     const WeightRow<Format>(&rows)[most_outputs] = weights.rows;
     shift = rows[0].group_shift;
     const std::uint32_t columns = w.columns - all.first * stretch_columns;
@@ -118,6 +120,9 @@ struct alignas(64) SideBySide {
         std::min((columns + w.group - 1) / w.group, ((all.end - all.first) * groups + (1U << shift) - 1) >> shift);
     for (std::uint32_t first = 0; first < count; first += together) {
       typename Lanes::Ints from[lanes];
+      if (first == 0) {
+        for (std::uint32_t o = 0; o < lanes; ++o) meanwhile();
+      }
       if (first + together <= count) {
         for (std::uint32_t o = 0; o < lanes; ++o) {
           from[o] = Lanes::load_any_ints(rows[o].group(all.first) + first * sizeof(PackedGroup));
@@ -135,16 +140,16 @@ struct alignas(64) SideBySide {
     if (groups == 2 && count % 2 == 1) std::memset(bits[2 * count], 0, 2 * sizeof(bits[0]));  // of half a stretch
     add_bias(count);
   }
-
+  template <class Meanwhile>
   [[FERRY_LANES_TARGET gnu::noinline]] void set(const BlockLayout& /*w*/,
-                                                const Int8Weights<Format, BlockLayout>& weights, Stretches all) {
-    const std::uint32_t count = (all.end - all.first) * groups;
+                                                const Int8Weights<Format, BlockLayout>& weights, Stretches all,
+                                                const Meanwhile& meanwhile) {
     if constexpr (Format::stretches == 1) {
-      set_small(weights, all);
+      set_small(weights, all, meanwhile);
     } else {
-      set_units(weights, all);
+      set_units(weights, all, meanwhile);
     }
-    add_bias(count);
+    add_bias((all.end - all.first) * groups);
   }
 
   /// Of one part of a stretch.
@@ -159,11 +164,13 @@ struct alignas(64) SideBySide {
 
  private:
   /// Blocks of 32 weights have a scale, and some a minimum, each of which is a number.
+  template <class Meanwhile>
   [[FERRY_LANES_TARGET gnu::always_inline]] void set_small(const Int8Weights<Format, BlockLayout>& weights,
-                                                           Stretches all) {
+                                                           Stretches all, const Meanwhile& meanwhile) {
     constexpr bool minima = has_minima<Format::type>;
     std::uint16_t halves[int8_stretches * 2][minima ? 2 : 1][lanes];  // of a block, of each output
     for (std::uint32_t o = 0; o < lanes; ++o) {
+      meanwhile();
       for (std::uint32_t s = all.first; s < all.end; ++s) {
         const std::byte* at = weights.at(o, s);
 #pragma GCC unroll 2
@@ -184,11 +191,13 @@ struct alignas(64) SideBySide {
     }
   }
 
+  template <class Meanwhile>
   [[FERRY_LANES_TARGET gnu::always_inline]] void set_units(const Int8Weights<Format, BlockLayout>& weights,
-                                                           Stretches all) {
+                                                           Stretches all, const Meanwhile& meanwhile) {
     for (std::uint32_t s = all.first; s < all.end; s += Format::stretches) {
       const std::byte* units[lanes];
       for (std::uint32_t o = 0; o < lanes; ++o) units[o] = weights.at(o, s);
+      for (std::uint32_t i = 0; i < lanes / (int8_stretches / Format::stretches); ++i) meanwhile();
       Lanes::set_scales(Format{}, units, bits + 2 * (s - all.first) * groups);
     }
   }
@@ -314,15 +323,17 @@ template <class Lanes, class Format, class Layout>
   constexpr std::uint32_t lanes = Lanes::lanes, groups = int8_groups<Format>;
   constexpr std::uint32_t block = (groups == 4 ? 8 : 16) * int8_stretches;  // whose integers stay in a usual L1 cache
   Ints ints[block / lanes][groups][lanes];
-  // Lines of a cache that `lanes` stretches take. Memory is asked for three quarters of them while codes are multiplied, and
-  // for the rest while what that gives is scaled: otherwise it would rest.
-  constexpr std::uint32_t lines = (lanes * Format::stretch_bytes + line - 1) / line, first_lines = (3 * lines + 3) / 4;
+  // Lines of a cache that `lanes` stretches take, of which memory is asked for some while codes are multiplied, for some
+  // while scales are put side by side, and for the rest while these are multiplied: otherwise it would rest.
+  constexpr std::uint32_t lines = (lanes * Format::stretch_bytes + line - 1) / line;
+  constexpr std::uint32_t first_lines = lines * 5 / 8, then_lines = (lines - first_lines + 1) / 2;
   SideBySide<Lanes, Format> scales;
   typename Lanes::Vector sum = Lanes::zero();
   for (std::uint32_t begin = 0; begin < x.stretches(); begin += block) {
     const std::uint32_t end = std::min(begin + block, x.stretches());
     const std::int64_t all = std::int64_t{lanes} * (end - begin) * Format::stretch_bytes;
-    Stream<Format> stream(w.rows[0].at(begin), end - begin, layout.row_bytes(), all / 4 + 8192);
+    Stream<Format> stream(w.rows[0].at(begin), end - begin, layout.row_bytes(),
+                          all * (lines - first_lines) / lines + 8192);
     for (std::uint32_t o = 0; o < lanes; ++o) {
       if constexpr (!is_blocks<Format>) {
         const std::byte* next_groups = w.rows[o].group(begin) + lanes * layout.row_groups() * sizeof(PackedGroup);
@@ -343,14 +354,16 @@ template <class Lanes, class Format, class Layout>
       }
     }
     for (std::uint32_t at = begin; at < end; at += lanes) {
-      if (at % int8_stretches == 0) scales.set(layout, w, {at, std::min(at + int8_stretches, end)});
+      if (at % int8_stretches == 0) {
+        scales.set(layout, w, {at, std::min(at + int8_stretches, end)}, [&] { stream.read_bytes(then_lines * line); });
+      }
       alignas(64) std::int32_t own[groups][lanes][lanes];  // [stretches, outputs]
 #pragma GCC unroll 4
       for (std::uint32_t part = 0; part < groups; ++part) {
         Lanes::transpose_ints(ints[(at - begin) / lanes][part], own[part][0]);
       }
       for (std::uint32_t i = 0; i < std::min(lanes, end - at); ++i) {
-        stream.read_bytes((lines - first_lines) * line);
+        stream.read_bytes((lines - first_lines - then_lines) * line);
 #pragma GCC unroll 4
         for (std::uint32_t part = 0; part < groups; ++part) {
           sum = add_int8_part<Lanes>(Format{}, Lanes::load_ints(own[part][i]), scales, *x.at(at, 0),
@@ -373,7 +386,7 @@ template <class Lanes, class Format, class Layout>
 [[FERRY_LANES_TARGET gnu::noinline]] void fill_int8(Int8Tile<Lanes, Format>& tile, const Layout& layout,
                                                     const Int8Weights<Format, Layout>& w, Stretches all) {
   constexpr std::uint32_t together = is_blocks<Format> ? 4 : 1;  // stretches: a unit, or several
-  tile.groups.set(layout, w, all);
+  tile.groups.set(layout, w, all, [] {});
   for (std::uint32_t first = all.first; first < all.end; first += together) {
 #pragma GCC unroll 4
     for (std::uint32_t i = 0; i < together; ++i) {
