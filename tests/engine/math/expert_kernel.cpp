@@ -425,9 +425,10 @@ class NaiveRunner final : public test::BareRunner {
   Doubles out_;
 };
 
-/// Logits of a prefill of 20 tokens, and of 4 that follow one by one.
-Matrix logits_of(CpuModel& model, ExpertRunner& runner, const std::vector<std::uint32_t>& tokens) {
-  constexpr std::uint32_t prefill = 20, all = 24;
+/// Logits of a prefill of so many tokens, and of those up to 24 that follow one by one.
+Matrix logits_of(CpuModel& model, ExpertRunner& runner, const std::vector<std::uint32_t>& tokens,
+                 std::uint32_t prefill = 20) {
+  constexpr std::uint32_t all = 24;
   REQUIRE(tokens.size() >= all);
   std::vector<KvCache> caches;
   caches.emplace_back(model.config(), all);
@@ -462,6 +463,34 @@ void check_logits(const std::string& name) {
     CHECK(naive.least_margin > 5e-6);
     CHECK(error < 1e-4);
     MESSAGE(name << " " << stack << ": error of logits " << error << ", least margin of a gate " << naive.least_margin);
+  }
+}
+
+TEST_CASE("with activations of 8 bits a GGUF file's logits are nearly those of floats, on any number of threads" *
+          doctest::test_suite("threads")) {
+  test::Random random(23);
+  for (const std::string name : {"mixtral-q8_0", "qwen2_moe-q8_0", "types-q4_k_m-96", "types-q4_1-96", "types-q2_k",
+                                 "types-q3_k_m", "types-q5_k_m-96", "types-iq4_xs"}) {
+    CAPTURE(name);
+    CpuModel model(test::golden_file("gguf/" + name + ".gguf"));
+    std::vector<std::uint32_t> tokens(24);
+    for (std::uint32_t& t : tokens) t = static_cast<std::uint32_t>(random.below(model.config().vocabulary));
+    const auto logits = [&] {
+      RunnerOptions o;
+      o.stack = "resident";
+      return logits_of(model, *make_runner(model, o), tokens);
+    };
+    const Matrix floats = logits();
+    model.set_activations(Activations::int8);
+    const Matrix rounded = logits();
+    const double error = (rounded - floats).norm() / floats.norm();
+    CHECK(error > 1e-3);  // each product's columns are rounded by up to 1 of 254
+    CHECK(error < 0.1);   // here and there another expert is chosen
+    model.set_threads(3);
+    CHECK((logits() == rounded) == true);
+    model.set_activations(Activations::floats);
+    CHECK((logits() == floats) == true);
+    MESSAGE(name << ": error of logits " << error);
   }
 }
 
