@@ -176,17 +176,19 @@ struct alignas(64) SideBySide {
 #pragma GCC unroll 2
         for (std::uint32_t b = 0; b < 2; ++b, at += block_bytes(Format::type)) {
           const std::uint32_t g = 2 * (s - all.first) + b;
-          if constexpr (Format::type == BlockType::mxfp4) {
-            bits[2 * g][o] = __builtin_bit_cast(std::int32_t, detail::half_power(detail::byte_at(at, 0)));
-          } else {
-            std::memcpy(&halves[g][0][o], at, sizeof(halves[0][0][0]));
-            if constexpr (minima) std::memcpy(&halves[g][1][o], at + 2, sizeof(halves[0][0][0]));
-          }
+          std::memcpy(&halves[g][0][o], at, sizeof(halves[0][0][0]));
+          if constexpr (minima) std::memcpy(&halves[g][1][o], at + 2, sizeof(halves[0][0][0]));
         }
       }
     }
     for (std::uint32_t g = 0; g < 2 * (all.end - all.first); ++g) {
-      if constexpr (Format::type != BlockType::mxfp4) store(Lanes::widen_halves(halves[g][0]), 2 * g);
+      if constexpr (Format::type == BlockType::mxfp4) {  // an exponent, and behind it codes
+        for (std::uint32_t o = 0; o < lanes; ++o) {
+          bits[2 * g][o] = __builtin_bit_cast(std::int32_t, detail::half_power(halves[g][0][o] & 0xffU));
+        }
+      } else {
+        store(Lanes::widen_halves(halves[g][0]), 2 * g);
+      }
       store(minima ? Lanes::widen_halves(halves[g][minima ? 1 : 0]) : Lanes::zero(), 2 * g + 1);
     }
   }
