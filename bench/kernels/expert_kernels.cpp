@@ -188,8 +188,10 @@ int main(int argc, char** argv) {
           if (size.hidden % 256 != 0 || size.width % 256 != 0) continue;  // rows that all types of blocks fill
           for (int type = 0; type <= static_cast<int>(DType::other); ++type) {
             const auto layout = plain_layout(static_cast<DType>(type), 1, 256);
-            if (std::holds_alternative<BlockLayout>(layout))
-              add(static_cast<DType>(type), Precision::full, Activations::floats);
+            const auto* blocks = std::get_if<BlockLayout>(&layout);
+            if (blocks == nullptr) continue;
+            add(static_cast<DType>(type), Precision::full, Activations::floats);
+            if (has_codes(*blocks)) add(static_cast<DType>(type), Precision::full, Activations::int8);
           }
         }
       }

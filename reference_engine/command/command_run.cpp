@@ -214,6 +214,7 @@ class Runs {
     facts.device = model_->device();
     facts.device_memory = model_->device_memory();
     facts.batch = options_.batch;
+    facts.rounded_activations = model_->rounds_activations();
     facts.layers = shape_.layers;
     facts.throttle_bytes_per_s = throttle_;
     facts.prefetch_chunk_bytes = prefetch_chunk_;

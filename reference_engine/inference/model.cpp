@@ -77,6 +77,9 @@ Model::Model(ModelFiles& files) : folder_(files.folder), config_(files.config), 
   for (std::uint32_t l = 0; l < layers; ++l) {
     static_cast<void>(files.checkpoint->at(c.gate_name(l), {c.moe(l).experts, c.hidden}));
   }
+  for (const ExpertLayout& layout : store_->layouts()) {
+    for (int part = 0; part < 3; ++part) note_codes(layout.type(part));
+  }
   gates_ = std::make_unique<GateBank>(layers, c.experts, c.hidden);
   for (std::uint32_t l = 0; l < layers; ++l) {
     const std::uint32_t experts = c.moe(l).experts;
@@ -117,10 +120,15 @@ Matrix Model::gate_vectors(const Checkpoint& checkpoint, const std::string& name
   return all;
 }
 
+void Model::note_codes(DType type) {
+  std::visit([&](const auto& layout) { codes_ = codes_ || has_codes(layout); }, plain_layout(type, 1, 1));
+}
+
 const Tensor& Model::dense(const Checkpoint& checkpoint, const std::string& name,
                            const std::vector<std::uint64_t>& shape) {
   const Tensor& t = checkpoint.at(name, shape);
   dense_bytes_ += t.bytes;
+  note_codes(t.stored());
   return t;
 }
 

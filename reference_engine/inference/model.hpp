@@ -93,6 +93,8 @@ class Model {
   /// the middle of a step.
   virtual void set_activations(Activations activations) { activations_ = activations; }
   [[nodiscard]] Activations activations() const { return activations_; }
+  /// Whether its own weights have codes that activations of 8 bits are multiplied with: it loses what these lose.
+  [[nodiscard]] bool rounds_activations() const { return activations_ == Activations::int8 && codes_; }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
   virtual void add_precisions(PrecisionSet set);
   /// Of the weights that every token needs, as the checkpoint stores them.
@@ -146,6 +148,7 @@ class Model {
 
  private:
   [[nodiscard]] bool separate_scores() const { return config_.gate.separate(choice_biases_.size() > 0); }
+  void note_codes(DType type);
   Matrix gate_vectors(const Checkpoint& checkpoint, const std::string& name);
 
   std::filesystem::path folder_;
@@ -159,6 +162,7 @@ class Model {
   std::vector<std::string> notes_;
   WorkerPool workers_;
   Activations activations_ = Activations::floats;
+  bool codes_ = false;  ///< some of its weights are
   std::uint64_t dense_bytes_ = 0;
 };
 

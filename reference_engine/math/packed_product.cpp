@@ -85,6 +85,11 @@ ProductPath best_path() {
   return best;
 }
 
+bool has_codes(const StoredLayout& w) {
+  const auto* blocks = std::get_if<BlockLayout>(&w);
+  return blocks != nullptr ? blocks->type != BlockType::fp8 : std::holds_alternative<PackedLayout>(w);
+}
+
 void ChunkedRows::resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order, std::uint32_t panel_rows,
                          std::uint32_t lanes) {
   rows_ = rows;
@@ -126,9 +131,7 @@ void Int8Rows::resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrd
 }
 
 bool PackedProduct::is_int8(const StoredLayout& w) const {
-  if (int8_ == nullptr || std::holds_alternative<PassThroughLayout>(w)) return false;
-  const auto* blocks = std::get_if<BlockLayout>(&w);
-  return blocks == nullptr || blocks->type != BlockType::fp8;
+  return int8_ != nullptr && has_codes(w);
 }
 
 void PackedProduct::resize(const Input& input) const {

@@ -168,6 +168,10 @@ const Int8Kernel& int8_kernel_of(ProductPath path);
 /// How a matrix is stored, [rows, columns].
 using StoredLayout = std::variant<PassThroughLayout, PackedLayout, BlockLayout>;
 
+/// Whether weights are whole numbers with scales, which activations of 8 bits can be multiplied with: packed, or blocks of all
+/// types but fp8.
+bool has_codes(const StoredLayout& w);
+
 /// Computes products.
 ///
 /// Sums are made in one order on each path, which depends on the columns and the stored form alone: a row's results do
@@ -179,8 +183,8 @@ using StoredLayout = std::variant<PassThroughLayout, PackedLayout, BlockLayout>;
 ///
 /// Blocks (BlockLayout) give what the floats would give that they stand for, bit for bit.
 ///
-/// With Activations::int8 all of this is so of the rounded x, where weights are whole numbers with scales: packed, or blocks
-/// of all types but fp8. Of blocks the groups' sums are then multiplied with scales, as of packed weights.
+/// With Activations::int8 all of this is so of the rounded x, where weights have codes. Of blocks the groups' sums are then
+/// multiplied with scales, as of packed weights.
 class PackedProduct {
  public:
   /// `workers` share what is computed at once, where there is enough to share; null: the caller does it all. They

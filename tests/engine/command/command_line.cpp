@@ -222,6 +222,22 @@ TEST_CASE("a number with zeros before it is the decimal one") {
   CHECK(json["seed"] == 8);
 }
 
+TEST_CASE("a run with rounded activations is lossless only where they are multiplied with floats") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string(), ids = (folder.path() / "ids").string();
+  write_file(ids, "1 2 3");
+  const auto lossless = [&](const std::string& model, const std::string& activations) {
+    REQUIRE(ferry_command("run --model " + model + " --token-ids " + ids +
+                          " --stack resident --max-new-tokens 2 --json " + json + " --activations " + activations)
+                .status == 0);
+    return read_json(json)["lossless"].get<bool>();
+  };
+  const std::string blocks = test::golden_file("gguf/types-q4_k_m-96.gguf").string();
+  CHECK(lossless(blocks, "float"));
+  CHECK_FALSE(lossless(blocks, "int8"));
+  CHECK(lossless("tiny-qwen-moe", "int8"));
+}
+
 TEST_CASE("JSON has what repeats a run, and what was generated") {
   const TemporaryFolder folder;
   const std::string json = (folder.path() / "r.json").string(), logits = (folder.path() / "l.safetensors").string();
