@@ -181,6 +181,11 @@ class RecommendCommand {
       if (may_lose() || kind_of(o) == Kind::exact) wanted.push_back(o);
     }
     model_ = a_.model.open(wanted, {});
+    if (a_.lossless && model_->rounds_activations()) {
+      throw InputError(
+          "--lossless: --activations int8 rounds what this model's own weights are multiplied with: leave "
+          "one of them out");
+    }
     const std::uint32_t most = a_.tokens > 0 ? a_.tokens : 1024;
     if (a_.token_ids.empty()) {
       text_ = tokenized(*model_, read_text("--text", source));
@@ -485,6 +490,7 @@ class RecommendCommand {
 
   Json to_json() const {
     Json json = {{"ferry", FERRY_VERSION},
+                 {"activations", a_.model.activations},
                  {"command_line", command_line},
                  {"model", trace_->trace.name},
                  {"trace", setting_of().trace_name},

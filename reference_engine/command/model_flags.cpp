@@ -75,8 +75,10 @@ void ModelFlags::add_experts(CLI::App* c) {
       ->excludes(file);
   c->add_option(
        "--activations", activations,
-       "what weights of codes, experts at INT8, INT4 and INT2 and all of a GGUF file's in blocks, are multiplied with: "
-       "float, or int8 (on the CPU only): 64 values at a time rounded to 8 bits, faster and a little less exact")
+       "what weights of codes, experts at INT8, INT4 and INT2 and matrices in blocks as GGUF files and MXFP4 have "
+       "them, "
+       "are multiplied with: float, or int8 (on the CPU only): 64 values at a time rounded to 8 bits, for many rows "
+       "faster and a little less exact")
       ->check(CLI::IsMember({"float", "int8"}))
       ->capture_default_str();
   c->add_option("--threads", threads, "that compute on the CPU; results do not depend on it (default: one a processor)")

@@ -89,11 +89,11 @@ class Model {
   [[nodiscard]] const WorkerPool& workers() const { return workers_; }
   /// 0: one a processor. Not in the middle of a step.
   void set_threads(std::uint32_t threads, bool pinned = false) { workers_.set_threads(threads, pinned); }
-  /// What its weights of codes are multiplied with, where the CPU computes them: floats, unless this said otherwise. Not in
-  /// the middle of a step.
+  /// What its weights of codes are multiplied with, where the CPU computes them: floats, unless this said otherwise. Before a
+  /// runner is made.
   virtual void set_activations(Activations activations) { activations_ = activations; }
   [[nodiscard]] Activations activations() const { return activations_; }
-  /// Whether its own weights have codes that activations of 8 bits are multiplied with: it loses what these lose.
+  /// Whether activations have 8 bits, and some of its own weights codes: it may lose what these lose.
   [[nodiscard]] bool rounds_activations() const { return activations_ == Activations::int8 && codes_; }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
   virtual void add_precisions(PrecisionSet set);

@@ -56,12 +56,16 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
     const Work& work = experts[e];
     scratch_[e].first_row = static_cast<std::uint32_t>(places_.size());
     places_.insert(places_.end(), work.selected.begin(), work.selected.end());
-    inputs_.push_back({.w = layout(work).stored(0, work.precision),
+    const StoredLayout gate = layout(work).stored(0, work.precision), up = layout(work).stored(1, work.precision);
+    inputs_.push_back({.w = gate,
                        .x = x.data(),
                        .rows = work.selected.size,
                        .which = work.selected.data,
                        .divisor = top_k,
                        .to = &scratch_[e].wide});
+    if (product_.is_int8(gate) == product_.is_int8(up)) continue;
+    inputs_.push_back(inputs_.back());
+    inputs_.back().w = up;
   }
   const auto rows = static_cast<std::uint32_t>(places_.size());
   auto row_of = [](std::vector<float>& m, std::uint32_t row, std::uint32_t columns) {
@@ -108,6 +112,7 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
     }
   });
 
+  inputs_.resize(experts.size);
   for (std::uint32_t e = 0; e < experts.size; ++e) {
     inputs_[e] = {.w = layout(experts[e]).stored(2, experts[e].precision),
                   .x = row_of(gate_, scratch_[e].first_row, width),

@@ -11,7 +11,7 @@
 // with activations, some added up; `add_up`, which makes `lanes` of those vectors, one for each part of the columns, two or
 // four; `transpose`, which puts the codes of `lanes` outputs side by side, four columns of each at a time, and
 // `transpose_ints`; `dot_side_by_side`; and for blocks `widen_halves`, and of blocks of 256 columns
-// `set_scales`, which makes floats of the scales and minima of `lanes` of them. Columns of packed weights are in an order of its own.
+// `set_scales`, which makes floats of the scales and minima of `lanes` of them. Columns are in an order of its own.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -109,7 +109,7 @@ struct alignas(64) SideBySide {
 
   std::int32_t bits[int8_stretches * groups * 2][lanes];  // floats: of each group scales, then minima
 
-  /// `meanwhile` is called `lanes` times.
+  /// `meanwhile` is called `lanes` times for a whole chunk.
   template <class Meanwhile>
   [[FERRY_LANES_TARGET gnu::noinline]] void set(const PackedLayout& w, const Int8Weights<Format, PackedLayout>& weights,
                                                 Stretches all, const Meanwhile& meanwhile) {
@@ -357,7 +357,8 @@ template <class Lanes, class Format, class Layout>
     }
     for (std::uint32_t at = begin; at < end; at += lanes) {
       if (at % int8_stretches == 0) {
-        scales.set(layout, w, {at, std::min(at + int8_stretches, end)}, [&] { stream.read_bytes(then_lines * line); });
+        scales.set(layout, w, {at, std::min(at + int8_stretches, end)},
+                   [&] { stream.read_bytes(int8_stretches / lanes * then_lines * line); });
       }
       alignas(64) std::int32_t own[groups][lanes][lanes];  // [stretches, outputs]
 #pragma GCC unroll 4

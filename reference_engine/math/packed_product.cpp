@@ -130,10 +130,6 @@ void Int8Rows::resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrd
   grow(memory_, std::size_t{rows} * ((stretches() + chunk_stretches - 1) / chunk_stretches));
 }
 
-bool PackedProduct::is_int8(const StoredLayout& w) const {
-  return int8_ != nullptr && has_codes(w);
-}
-
 void PackedProduct::resize(const Input& input) const {
   part::Rows& to = *input.to;
   const std::uint32_t panel = kernel_->panel_rows, lanes = kernel_->lanes;

@@ -120,7 +120,7 @@ struct Outputs {
 /// What is multiplied with weights.
 struct Rows {
   ChunkedRows values;
-  Int8Rows int8;  ///< instead, where activations have 8 bits
+  Int8Rows int8;  ///< the same with 8 bits, for weights of codes
   /// Where weights have groups what multiplies each group's {scale, minimum}: {-bias * sum, sum}, of x over the group.
   ChunkedRows group_sums;
   std::vector<float> sums;  // [rows, 2 * groups], those in one piece; scratch, which never shrinks
@@ -191,16 +191,19 @@ class PackedProduct {
   /// outlive it.
   explicit PackedProduct(ProductPath path = best_path(), WorkerPool* workers = nullptr,
                          Activations activations = Activations::floats)
-      : PackedProduct(part::kernel_of(path), workers,
-                      activations == Activations::int8 ? &part::int8_kernel_of(path) : nullptr) {}
+      : PackedProduct(part::kernel_of(path), workers, &part::int8_kernel_of(path)) {
+    set_activations(activations);
+  }
+  /// With activations of 8 bits where there is a kernel for them.
   explicit PackedProduct(const part::ProductKernel& kernel, WorkerPool* workers = nullptr,
                          const part::Int8Kernel* int8 = nullptr)
-      : kernel_(&kernel), int8_(int8), workers_(workers) {}
+      : kernel_(&kernel), int8_(int8), workers_(workers), rounds_(int8 != nullptr) {}
 
-  /// From the next `prepare` on.
-  void set_activations(Activations activations) {
-    int8_ = activations == Activations::int8 ? &part::int8_kernel_of(best_path()) : nullptr;
-  }
+  /// Not between `prepare` and the products of what it prepared.
+  void set_activations(Activations activations) { rounds_ = activations == Activations::int8 && int8_ != nullptr; }
+
+  /// Whether x has 8 bits for matrices that are stored so. An x for matrices of both kinds is prepared for both.
+  [[nodiscard]] bool is_int8(const StoredLayout& w) const { return rounds_ && has_codes(w); }
 
   /// x [rows, columns] that are to be multiplied with matrices that are stored as `w` is, whatever their rows.
   struct Input {
@@ -233,15 +236,14 @@ class PackedProduct {
   void run(const StoredLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) { run(x, {{w, weights, &y}}); }
 
  private:
-  /// Whether x has 8 bits for it.
-  [[nodiscard]] bool is_int8(const StoredLayout& w) const;
   void resize(const Input& input) const;
   void set(const Input& input, std::uint32_t row) const;
   void multiply(const Product& product, part::Outputs outputs) const;
 
-  const part::ProductKernel* kernel_;       // of which there is one for each path
-  const part::Int8Kernel* int8_ = nullptr;  // for weights of codes, if activations have 8 bits
+  const part::ProductKernel* kernel_;  // of which there is one for each path
+  const part::Int8Kernel* int8_;       // null: activations stay floats
   WorkerPool* workers_;
+  bool rounds_;  // activations have 8 bits
   // scratch
   part::Rows x_;
   std::vector<Input> inputs_;

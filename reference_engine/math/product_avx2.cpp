@@ -331,7 +331,7 @@ struct Avx2Int8Lanes : Avx2Lanes {
   };
   static constexpr std::uint32_t int8_rows = 4;  // 4 sums of 32 bits, 4 of 16, 4 of floats, codes and activations
 
-  /// The most that a code is; 255: codes are signed numbers.
+  /// No code is more; 255: codes are signed numbers.
   template <std::uint32_t bits, bool halves>
   static constexpr std::int32_t largest(Codes<bits, halves> /*format*/) {
     return (1 << bits) - 1;

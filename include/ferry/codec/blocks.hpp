@@ -270,8 +270,8 @@ FERRY_HD inline void block_numbers(BlockType type, const std::byte* at, std::int
 /// Scale and minimum of each group of a block: at most 16. A weight is scale * q - minimum. Not of fp8.
 FERRY_HD inline void block_scales(BlockType type, const std::byte* at, float* scales, float* minima) noexcept {
   const std::uint32_t groups = block_weights(type) / group_weights(type);
-  const bool k = type == BlockType::q2_k || type == BlockType::q3_k || type == BlockType::q6_k;
-  const float d = half_at(k ? at + block_bytes(type) - (type == BlockType::q2_k ? 4 : 2) : at);
+  const bool behind = type == BlockType::q2_k || type == BlockType::q3_k || type == BlockType::q6_k;
+  const float d = half_at(behind ? at + block_bytes(type) - (type == BlockType::q2_k ? 4 : 2) : at);
   const float m = has_minima(type) ? half_at(type == BlockType::q2_k ? at + 82 : at + 2) : 0;
   for (std::uint32_t g = 0; g < groups; ++g) {
     minima[g] = 0;

@@ -266,6 +266,50 @@ TEST_CASE("the largest numbers of blocks do not overflow with activations of 8 b
   }
 }
 
+TEST_CASE("an expert whose gate and up are of two kinds is computed with activations of 8 bits, whatever was before") {
+  test::Random random(29);
+  for (const auto& [gate, up] :
+       {std::pair{DType::bf16, DType::q4_k}, {DType::q8_0, DType::f32}, {DType::q6_k, DType::fp8}}) {
+    ExpertLayout mixed{256, 256, gate};
+    mixed.up_type = up;
+    mixed.down_type = DType::q8_0;
+    std::vector<std::byte> expert(mixed.bytes());
+    for (int part = 0; part < 3; ++part) {
+      std::byte* to = expert.data() + mixed.part_at(part, Precision::full);
+      const PlainLayout plain = mixed.plain(part);
+      if (const auto* blocks = std::get_if<BlockLayout>(&plain)) {
+        test::fill_blocks(*blocks, to, random);
+      } else {
+        REQUIRE(pack_weights(plain, random_weights(random, 256 * 256).data(), to) == no_weight);
+      }
+    }
+    const ExpertLayout codes{256, 256, DType::q8_0};
+    std::vector<std::byte> before(codes.bytes());
+    for (int part = 0; part < 3; ++part) {
+      test::fill_blocks(std::get<BlockLayout>(codes.plain(part)), &before[codes.part_at(part, Precision::full)],
+                        random);
+    }
+    std::vector<ExpertLayout> layouts{codes, mixed};
+    ExpertKernel floats(layouts, best_path()), rounded(layouts, best_path(), nullptr, Activations::int8);
+    Matrix many(9, 256), x(2, 256), expected, y, other;
+    for (float& v : many.reshaped()) v = random.unit() - 0.5F;
+    x = many.topRows(2);
+    const std::uint32_t all[] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+    const auto run = [&](ExpertKernel& kernel, const Matrix& rows, const std::vector<std::byte>& weights,
+                         std::uint16_t layer, Matrix& to) {
+      to = Matrix::Zero(rows.rows(), 256);
+      ExpertKernel::Work work{weights.data(), Precision::full, {all, static_cast<std::uint32_t>(rows.rows())}};
+      work.layer = layer;
+      kernel.run({&work, 1}, 1, rows, to.data());
+    };
+    run(floats, x, expert, 1, expected);
+    run(rounded, many, before, 0, other);
+    run(rounded, x, expert, 1, y);
+    CHECK((y - expected).norm() < 0.05F * expected.norm());
+    CHECK((y - expected).norm() > 1e-4F * expected.norm());
+  }
+}
+
 TEST_CASE("an activation that is no number shows in the result, also with 8 bits") {
   const PackedLayout w{1, 64, 4, 64};
   std::vector<std::byte> weights(w.bytes());
