@@ -1,4 +1,5 @@
 #include "text/regex.hpp"
+#include "text/regex_dialect.hpp"
 
 #include <doctest/doctest.h>
 
@@ -79,6 +80,7 @@ TEST_CASE("what Oniguruma reads otherwise than PCRE2 is read as Oniguruma does")
   for (int i = 0; i < 100; ++i) deep += '[';
   CHECK_THROWS_WITH_AS(Regex(deep, "f"), doctest::Contains("classes within classes"), InputError);
   // A repetition that is repeated, and holds on to nothing.
+  CHECK(for_pcre2(R"(\p{N}{1,3}+)", "f", Dialect::oniguruma) == R"((?:\p{N}{1,3})+)");
   CHECK(marked(R"(\p{N}{1,3}+)", "1234567x") == "[1234567]x");
   CHECK(marked(R"((?:ab){2}+)", "ababab") == "[abab]ab");
   CHECK(marked("x[ab]{2}+", "xababa") == "[xabab]a");
