@@ -469,10 +469,9 @@ class NaiveRunner final : public test::BareRunner {
   Doubles out_;
 };
 
-/// Logits of a prefill of so many tokens, and of those up to 24 that follow one by one.
-Matrix logits_of(CpuModel& model, ExpertRunner& runner, const std::vector<std::uint32_t>& tokens,
-                 std::uint32_t prefill = 20) {
-  constexpr std::uint32_t all = 24;
+/// Logits of a prefill of 20 tokens, and of 4 that follow one by one.
+Matrix logits_of(CpuModel& model, ExpertRunner& runner, const std::vector<std::uint32_t>& tokens) {
+  constexpr std::uint32_t prefill = 20, all = 24;
   REQUIRE(tokens.size() >= all);
   std::vector<KvCache> caches;
   caches.emplace_back(model.config(), all);

@@ -1,10 +1,10 @@
 #include "text/regex.hpp"
-#include "text/regex_dialect.hpp"
 
 #include <doctest/doctest.h>
 
 #include "engine/fixtures/refusal.hpp"
 #include "support/errors.hpp"
+#include "text/regex_dialect.hpp"
 
 using namespace ferry::engine;
 
