@@ -24,6 +24,8 @@ extern char __stop_emulated_shared[] __attribute__((weak));
 
 namespace ferry::test::emulated {
 
+std::uint32_t current_thread = 0;
+
 namespace {
 
 constexpr std::uint32_t most_threads = 1024, most_warps = most_threads / lanes;
@@ -124,7 +126,6 @@ class Block {
         " do not wait for the one before");
   }
 
-  [[nodiscard]] std::uint32_t thread() const { return static_cast<std::uint32_t>(current_ - warp_) * lanes + lane_; }
   [[nodiscard]] std::uint32_t lanes_here() const {
     const std::uint32_t left = threads_ - static_cast<std::uint32_t>(current_ - warp_) * lanes;
     return left >= lanes ? ~0U : (1U << left) - 1;
@@ -230,7 +231,8 @@ class Block {
       lane_ = (static_cast<std::uint32_t>(__builtin_ctz(turned)) + turn) % lanes;
     }
     current_ = w;
-    threadIdx = index_[thread()];
+    current_thread = static_cast<std::uint32_t>(w - warp_) * lanes + lane_;
+    threadIdx = index_[current_thread];
     const std::uint32_t chosen = 1U << lane_;
     if ((w->ready & chosen) != 0) {
       w->ready &= ~chosen;
@@ -388,9 +390,6 @@ void note_waited() {
 }
 void meet_block() {
   the_block.barrier();
-}
-std::uint32_t thread_number() {
-  return the_block.thread();
 }
 std::uint32_t lanes_of_warp() {
   return the_block.lanes_here();

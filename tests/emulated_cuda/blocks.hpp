@@ -60,7 +60,10 @@ void meet_block();
 void note_waited();
 
 /// The number of the current thread in its block.
-std::uint32_t thread_number();
+extern std::uint32_t current_thread;
+inline std::uint32_t thread_number() {
+  return current_thread;
+}
 /// The lanes of the current warp that the block has.
 std::uint32_t lanes_of_warp();
 

@@ -177,11 +177,9 @@ Doubles make_weights(const Layout& w, std::byte* to, test::Random& random) {
     const std::vector<float> weights = random_numbers(random, std::size_t{w.rows} * w.columns, 0.5F);
     REQUIRE(pack_weights(w, weights.data(), to) == no_weight);
   }
-  Doubles stored(w.rows, w.columns);
-  for (std::uint32_t r = 0; r < w.rows; ++r) {
-    for (std::uint32_t c = 0; c < w.columns; ++c) stored(r, c) = unpack_weight(w, to, r, c);
-  }
-  return stored;
+  std::vector<float> stored(std::size_t{w.rows} * w.columns);
+  for (std::uint32_t r = 0; r < w.rows; ++r) unpack_row(w, to, r, stored.data() + std::size_t{r} * w.columns);
+  return {w.rows, w.columns, stored};
 }
 
 /// A weight on the device, and what it is.
