@@ -1,18 +1,17 @@
 // Where the CPU computes experts from the store's own memory, every stack gives what it gives from slots of its own.
 #include <doctest/doctest.h>
 
-#include <cstdlib>
-
 #include "engine/fixtures/fixed_costs.hpp"
 #include "engine/fixtures/generated.hpp"
 #include "engine/fixtures/loaded_model.hpp"
+#include "support/quick.hpp"
 
 using namespace ferry;
 using namespace ferry::engine;
 
 TEST_CASE("experts that stay in the store's memory give the same logits under every stack") {
   CpuModel& model = test::model("tiny-mixtral");
-  const bool quick = std::getenv("FERRY_TEST_QUICK") != nullptr;  // sanitizers: every fourth
+  const bool quick = test::quick();  // every fourth
   std::size_t number = 0;
   for (const StackInfo& info : all_stacks()) {
     CAPTURE(info.name);

@@ -17,6 +17,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
+#include "support/quick.hpp"
 
 namespace {
 
@@ -25,10 +26,8 @@ using namespace ferry::engine;
 using test::fixed_costs;
 using test::model;
 using test::prompts;
+using test::quick;
 
-bool quick() {
-  return std::getenv("FERRY_TEST_QUICK") != nullptr;
-}
 bool all_of_it() {
   return std::getenv("FERRY_TEST_ALL") != nullptr;
 }

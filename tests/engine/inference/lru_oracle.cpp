@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <list>
 #include <set>
 
@@ -13,6 +12,7 @@
 #include "inference/generate.hpp"
 #include "support/arc_oracle.hpp"
 #include "support/cache_simulator.hpp"
+#include "support/quick.hpp"
 
 namespace {
 
@@ -88,7 +88,7 @@ void check_hits(const std::string& name) {
   CpuModel model(test::model_folder(name));
   const ModelConfig& c = model.config();
   auto tokens = tokenize(model, test::prompts()[0] + test::prompts()[1] + test::prompts()[2]);
-  if (std::getenv("FERRY_TEST_QUICK") != nullptr) tokens.resize(80);  // sanitizers
+  if (test::quick()) tokens.resize(80);
   const Routing routing = record(model, tokens);
   const ModelShape shape = model_shape(c, model.store(), 1);
   for (const PoolChoice pools : {PoolChoice::per_layer, PoolChoice::one}) {

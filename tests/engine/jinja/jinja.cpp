@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -12,6 +11,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"
 #include "support/errors.hpp"
+#include "support/quick.hpp"
 
 namespace {
 
@@ -202,7 +202,7 @@ TEST_CASE("strangers' templates end") {
 }
 
 TEST_CASE("strangers' templates end that take all the steps there are") {
-  if (std::getenv("FERRY_TEST_QUICK") != nullptr) return;  // a minute under sanitizers
+  if (ferry::test::quick()) return;  // a minute under sanitizers
   const std::string endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}";
   const std::string doubled =
       "{% set n = namespace(l=[]) %}{% for i in range(99) %}{% set n.l = [n.l, n.l] %}{% endfor %}";

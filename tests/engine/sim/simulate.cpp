@@ -3,7 +3,6 @@
 
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -13,6 +12,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
+#include "support/quick.hpp"
 #include "trace/record.hpp"
 
 namespace {
@@ -21,10 +21,7 @@ using namespace ferry;
 using namespace ferry::engine;
 using test::model;
 using test::prompts;
-
-bool quick() {
-  return std::getenv("FERRY_TEST_QUICK") != nullptr;
-}
+using test::quick;
 
 /// Costs that depend on everything they can: rows, precision, both processors, latency.
 Costs varied_costs(std::uint64_t expert_bytes) {

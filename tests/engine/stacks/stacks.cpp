@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -18,6 +17,7 @@
 #include "ferry/error.hpp"
 #include "inference/generate.hpp"
 #include "support/errors.hpp"
+#include "support/quick.hpp"
 
 namespace {
 
@@ -63,7 +63,7 @@ Ran run(CpuModel& m, const RunnerOptions& o, std::size_t batch = 3, std::uint32_
 
 TEST_CASE("every stack's six outcomes sum to what the gate asked for, in both phases") {
   for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {
-    if (std::getenv("FERRY_TEST_QUICK") != nullptr && name == "tiny-qwen-moe") continue;
+    if (test::quick() && name == "tiny-qwen-moe") continue;
     CpuModel& m = model(name);
     const std::uint64_t all = m.store().layout().bytes() * m.config().layers * m.config().experts;
     for (const StackInfo& info : all_stacks()) {

@@ -8,6 +8,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"
 #include "support/json.hpp"
+#include "support/quick.hpp"
 #include "text/tiktoken.hpp"
 #include "text/tokenizer.hpp"
 
@@ -171,11 +172,7 @@ TEST_CASE("a megabyte without a space is split as the libraries split it, in tim
   // The text and the hash are those of tests/goldens/make_tokenizers.py's docstring.
   const std::string text = megabyte();
   const Json kinds = read_json(tokenizers() / "kinds.json");
-#ifdef FERRY_SANITIZED
-  constexpr std::size_t every = 8;  // each takes a second there
-#else
-  constexpr std::size_t every = 1;
-#endif
+  const std::size_t every = test::quick() ? 16 : 1;  // each takes seconds under a sanitizer
   for (std::size_t i = 0; i < kinds.size(); i += every) {
     const Json& kind = kinds[i];
     const Json expected = read_json(tokenizers() / kind["expected"].get<std::string>());

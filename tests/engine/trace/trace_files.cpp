@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cmath>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -25,6 +24,7 @@
 #include "ferry/error.hpp"
 #include "sim/simulate.hpp"
 #include "support/errors.hpp"
+#include "support/quick.hpp"
 
 using namespace ferry;
 using namespace ferry::engine;
@@ -34,10 +34,6 @@ namespace {
 
 using Path = std::filesystem::path;
 using Shape64 = std::vector<std::uint64_t>;
-
-bool quick() {
-  return std::getenv("FERRY_TEST_QUICK") != nullptr;
-}
 
 std::size_t files_in(const Path& folder) {
   return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "support/policies.hpp"
+#include "support/quick.hpp"
 #include "support/random.hpp"
 #include "support/shapes.hpp"
 
@@ -99,7 +100,8 @@ TEST_CASE("in the mean a row and layer spends what it may, whatever the weights 
         CAPTURE(allowance);
         CAPTURE(rows);
         CAPTURE(flat);
-        constexpr std::uint32_t layers = 6, k = 8, tokens = 4000, warm = 500;
+        constexpr std::uint32_t layers = 6, k = 8, warm = 500;
+        const std::uint32_t tokens = quick() ? 1500 : 4000;
         Placed<ExpertSkipping> router(Shape{layers, 64, k, 4}, within(2 * allowance, 2));
         Random random(7);
         double spent = 0, possible = 0;
@@ -137,7 +139,7 @@ TEST_CASE("what one step spends at once is owed: even rows that leave out all or
     CAPTURE(layers);
     Placed<ExpertSkipping> router(Shape{static_cast<std::uint16_t>(layers), 8, 2, 4}, within(max_loss, 150));
     const double allowance = double{max_loss} / 150;
-    constexpr std::uint32_t tokens = 200'000;
+    const std::uint32_t tokens = quick() && layers > 1 ? 50'000 : 200'000;
     double spent = 0;
     for (std::uint32_t i = 0; i < tokens * layers; ++i) {
       if (!run(*router, routes({.5F, .5F}))[1]) spent += .25;

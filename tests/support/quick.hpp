@@ -1,0 +1,12 @@
+/// @file
+/// Whether tests are to do less: under sanitizers and valgrind, which look for other mistakes than wrong numbers.
+#pragma once
+#include <cstdlib>
+
+namespace ferry::test {
+
+inline bool quick() {
+  return std::getenv("FERRY_TEST_QUICK") != nullptr;
+}
+
+}  // namespace ferry::test
