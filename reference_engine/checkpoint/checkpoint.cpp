@@ -24,9 +24,11 @@ Checkpoint::Checkpoint(const std::filesystem::path& model) : path_(model) {
     pair_scales();
     return;
   }
-  for (auto& file : open_gguf(model)) {
+  auto files = open_gguf(model);
+  const bool norms_behind = has_norms_behind(files);
+  for (auto& file : files) {
     for (const auto& [name, tensor] : file->tensors()) {
-      if (where_.emplace(folder_name(name), Place{file.get(), name}).second) continue;
+      if (where_.emplace(folder_name(name, norms_behind), Place{file.get(), name}).second) continue;
       throw InputError(fmt::format("{}: tensor \"{}\" is in more than one of its files, or under two names",
                                    file->path().string(), name));
     }

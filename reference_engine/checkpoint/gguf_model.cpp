@@ -21,6 +21,7 @@ constexpr std::pair<const char*, const char*> outer_names[] = {
 constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "input_layernorm."},
                                                                {"ffn_norm.", "post_attention_layernorm."},
                                                                {"post_attention_norm.", "post_attention_layernorm."},
+                                                               {"post_ffw_norm.", "post_mlp_layernorm."},
                                                                {"attn_q.", "self_attn.q_proj."},
                                                                {"attn_k.", "self_attn.k_proj."},
                                                                {"attn_v.", "self_attn.v_proj."},
@@ -172,6 +173,14 @@ const std::vector<GgufFamily>& families_of_gguf() {
       {"qwen3next", "Qwen3NextForCausalLM", false, {{"norm_topk_prob", true}}},
       {"qwen35moe", "Qwen3_5MoeForCausalLM", false, {{"norm_topk_prob", true}}},
       {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
+      {"afmoe",
+       "AfmoeForCausalLM",
+       false,
+       {{"mup_enabled", true},
+        {"route_norm", false},
+        {"route_scale", 1.0},
+        {"num_dense_layers", 0},
+        {"global_attn_every_n_layers", 4}}},
       {"llama4", "Llama4ForCausalLM", false, {{"attention_chunk_size", 8192}}}};
   return all;
 }
@@ -368,6 +377,13 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   } else if (f.arch == "minimax-m2") {
     config.erase("partial_rotary_factor");
     f.copy("rope.dimension_count", "rotary_dim", config);
+  } else if (f.arch == "afmoe") {
+    if (const Json window = f.get("attention.sliding_window"); !window.is_number_unsigned() || window == 0)
+      f.refuse("afmoe without attention.sliding_window is not supported");
+    f.copy("attention.sliding_window", "sliding_window", config);
+    f.copy("leading_dense_block_count", "num_dense_layers", config);
+    f.copy("expert_weights_norm", "route_norm", config);
+    if (f.get("expert_weights_scale") != 0) f.copy("expert_weights_scale", "route_scale", config);
   } else if (f.arch == "phimoe") {
     config["lm_head_bias"] = f.tensor("output.bias") != nullptr;
     if (const Json window = f.get("attention.sliding_window"); !window.is_null() && window != 0) {
@@ -529,6 +545,12 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   if (c.norm == Norm::rms_plus_one) c.norm = Norm::rms;  // the 1 is in their files' weights
   c.linear.tiled = f.arch == "qwen35moe";
   const TensorNames read = std::exchange(c.names, {});
+  if (c.norm_place == NormPlace::both) {
+    c.names.mlp_norm = "pre_mlp_layernorm";
+    c.names.attention_norm_behind = "post_attention_layernorm";
+    c.names.mlp_norm_behind = "post_mlp_layernorm";
+  }
+  if (!read.output_gate.empty()) c.names.output_gate = "linear_attn.in_proj_z.weight";
   c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
   const bool biased = !read.choice_bias.empty() && f.has_choice_bias();  // or a file does without
   c.names.choice_bias = biased ? "mlp.gate.e_score_correction_bias" : "";
@@ -538,7 +560,11 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   return c;
 }
 
-std::string folder_name(const std::string& name) {
+bool has_norms_behind(const std::vector<std::unique_ptr<Gguf>>& files) {
+  return GgufFacts(files).of_a_layer("post_ffw_norm.weight") != nullptr;
+}
+
+std::string folder_name(const std::string& name, bool norms_behind) {
   const std::string block = "blk.";
   if (name.rfind(block, 0) != 0) {
     const std::string outer = renamed(name, outer_names);
@@ -546,7 +572,9 @@ std::string folder_name(const std::string& name) {
   }
   const std::size_t dot = name.find('.', block.size());
   if (dot == std::string::npos) return name;
-  const std::string own = name.substr(dot + 1), inner = renamed(own, layer_names);
+  const std::string own = name.substr(dot + 1);
+  const std::string inner =
+      norms_behind && own == "ffn_norm.weight" ? "pre_mlp_layernorm.weight" : renamed(own, layer_names);
   return "model.layers." + name.substr(block.size(), dot - block.size()) + "." +
          (is_of_one_expert(own) ? of_one_expert(own)
           : inner.empty()       ? own

@@ -95,6 +95,7 @@ class RecommendCommand {
       };
       result_ = recommend(options_);
     }
+    for (RankedStack& s : result_.ranking) s.run.rounded_activations = model_ && model_->rounds_activations();
     if (result_.ranking.empty()) throw Interrupted();
     report();
     return stop ? 128 + stopped_by : 0;

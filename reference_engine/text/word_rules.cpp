@@ -30,6 +30,17 @@ std::vector<std::string> deepseek_v3() {
       R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 }
 
+/// Trinity's: of a number each three digits from its end, and what is written without blanks by itself. (Where U+F900 stands
+/// llama.cpp has U+8C48, which is the same character once texts are normalised.)
+std::vector<std::string> trinity() {
+  std::vector<std::string> all = deepseek_v3();
+  all[0] = R"(\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})))";
+  all[1] = R"([\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{f900}-\x{faff}\x{3040}-\x{309f}\x{30a0}-\x{30ff}\x{ff65}-\x{ff9f})"
+           R"(\x{2f00}-\x{2fdf}\x{e40}-\x{e7f}\x{e80}-\x{eff}\x{1780}-\x{17ff}\x{1000}-\x{109f}\x{aa60}-\x{aa7f})"
+           R"(\x{a9e0}-\x{a9ff}\x{ac00}-\x{d7af}\x{1100}-\x{11ff}]+)";
+  return all;
+}
+
 /// o200k's way, where what is written in Han characters is a word.
 std::vector<std::string> kimi() {
   const std::string begin = R"([^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]))",
@@ -64,6 +75,7 @@ std::map<std::string, WordRules> make_rules() {
   add({"tekken"}, {{by_case("", R"(\p{N})")}, true, true});
   add({"deepseek-v3", "hunyuan-dense", "joyai-llm"}, {deepseek_v3()});
   add({"kimi-k2"}, {kimi()});
+  add({"afmoe"}, {trinity()});
   add({"default"},
       {{R"([\p{P}\$\+<=>\^~\|]+)", R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))",
         R"(\p{N}+)", R"([0-9][0-9][0-9])"}});

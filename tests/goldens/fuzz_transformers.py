@@ -424,7 +424,7 @@ def for_gguf(family, r, c):
     for name, value in {"use_sliding_window": False, "sliding_window": None, "norm_topk_prob": family in ("qwen3_moe", "qwen3_next"), "decoder_sparse_step": 1,
                         "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layer_interval": 4, "use_qk_norm": True,
                         "router_jitter_noise": 0.01, "moe_layer_end_index": -1, "rope_interleave": True, "clip_qkv": None}.items():
-        if name in c and not (name == "sliding_window" and family in ("gpt_oss", "exaone_moe")) and not (name == "norm_topk_prob" and "n_group" in c):
+        if name in c and not (name == "sliding_window" and family in ("gpt_oss", "exaone_moe", "afmoe")) and not (name == "norm_topk_prob" and "n_group" in c):
             c[name] = value
     p = c["rope_parameters"]
     if p["rope_type"] not in ("default", "linear", "yarn") or "kv_lora_rank" in c and p["rope_type"] == "yarn" or family == "exaone_moe":
@@ -438,10 +438,13 @@ def for_gguf(family, r, c):
         c["moe_topk"] = c["moe_topk"][0]
     if "kv_lora_rank" in c:
         c["attention_bias"] = False
+    if family == "afmoe":
+        c.update(mup_enabled=True, global_attn_every_n_layers=4, sliding_window=c.get("sliding_window") or 16)
 
 
 GGUF_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "ernie4_5_moe", "gpt_oss", "granitemoe",
-                 "granitemoeshared", "hunyuan_v1_moe", "phimoe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2", "llama4_text", "glm4_moe_lite", "exaone_moe", "hy_v3")
+                 "granitemoeshared", "hunyuan_v1_moe", "phimoe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2", "llama4_text", "glm4_moe_lite", "exaone_moe", "hy_v3",
+                 "afmoe")
 
 
 def randomise(model, generator):

@@ -10,8 +10,9 @@ olmoe_clip: `clip_qkv`.
 afmoe, glm4_moe_lite, solar_open, exaone_moe, hy_v3: families of their own. qwen3_vl_moe: what it makes of texts; experts lie as on the hub, and the part that sees is left out.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
-olmoe_as_gguf, llama4_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have them: norms
-of 1e-5, and chunks and steps of temperature of 8,192 tokens. make_gguf.py makes files of them.
+olmoe_as_gguf, llama4_as_gguf, afmoe_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have
+them: norms of 1e-5, chunks and steps of temperature of 8,192 tokens, each fourth layer without a window. make_gguf.py makes
+files of them.
 
 What is expected is float32 arithmetic on the stored weights, eager attention, no cache; each prompt begins with token 256.
 """
@@ -46,6 +47,8 @@ VARIANTS = {
                                       mlp_layer_types=["dense", "sparse", "sparse"])),
     "afmoe": ("afmoe", dict(BASE, num_hidden_layers=3, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16, num_experts=8, num_shared_experts=2, intermediate_size=32, num_dense_layers=1, route_scale=2.5,
                             mup_enabled=True, sliding_window=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
+    "afmoe_as_gguf": ("afmoe", dict(BASE, num_hidden_layers=5, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16, num_experts=8, num_shared_experts=2, intermediate_size=32, num_dense_layers=1, route_scale=2.5,
+                                    mup_enabled=True, sliding_window=16)),
     "qwen3_vl_moe": ("qwen3_vl_moe", dict(
         text_config=dict(SIGMOID, head_dim=16, num_experts=8, intermediate_size=32,
                          rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}),

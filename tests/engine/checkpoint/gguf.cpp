@@ -115,6 +115,7 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("hy_v3-bf16", "hy_v3");
   check_tokens("qwen3_vl_moe-bf16", "qwen3_vl_moe");
   check_tokens("solar_open-bf16", "solar_open");
+  check_tokens("afmoe_as_gguf-bf16", "afmoe_as_gguf");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {
@@ -532,6 +533,18 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
       Described{"hy_v3", {text("hy_v3.expert_weights_norm") + norm}, {{"blk.1.exp_probs_b", std::vector<float>(4)}}}
           .read()
           .names.choice_bias.empty());
+  // llama.cpp takes Trinity's fourth layers without windows for granted, and that weights are not divided by their sum.
+  const std::string divided = text("afmoe.expert_weights_norm") + norm,
+                    window = whole("afmoe.attention.sliding_window", 8);
+  const ModelConfig trinity = Described{"afmoe", {divided, window, real("afmoe.expert_weights_scale", 0)}, {}}.read();
+  CHECK(trinity.layer[2].window == 8);
+  CHECK(trinity.layer[2].turns);
+  CHECK(trinity.layer[3].window == 0);
+  CHECK_FALSE(trinity.layer[3].turns);
+  CHECK(trinity.routed_scale == 1);
+  CHECK(trinity.embedding_scale == doctest::Approx(std::sqrt(trinity.hidden)));
+  CHECK(says(Described{"afmoe", {divided}, {}}.refusal(), {"afmoe without attention.sliding_window"}));
+  CHECK(says(Described{"afmoe", {window}, {}}.refusal(), {"\"route_norm\": expected true"}));
   const std::string pattern = text("exaone-moe.attention.sliding_window_pattern") + number<std::uint32_t>(9) +
                               number<std::uint32_t>(7) + number<std::uint64_t>(4) + std::string("\1\0\1\1", 4);
   const ModelConfig exaone =

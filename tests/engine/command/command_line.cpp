@@ -236,6 +236,22 @@ TEST_CASE("a run with rounded activations is lossless only where they are multip
   CHECK(lossless(blocks, "float"));
   CHECK_FALSE(lossless(blocks, "int8"));
   CHECK(lossless("tiny-qwen-moe", "int8"));
+
+  std::string many;
+  for (int i = 1; i < 60; ++i) many += std::to_string(i) + " ";
+  write_file(ids, many);
+  const std::string recommend = "recommend --model " + blocks + " --token-ids " + ids +
+                                " --machine rtx3090-pcie3 --budget 70% --stacks lru,ferry --json " + json;
+  for (const bool rounded : {false, true}) {
+    CAPTURE(rounded);
+    REQUIRE(ferry_command(recommend + (rounded ? " --activations int8" : "")).status == 0);
+    const Json ranking = read_json(json)["ranking"];
+    REQUIRE(ranking.size() == 2);
+    for (const Json& row : ranking) CHECK(row["run"]["lossless"] != rounded);
+  }
+  const Shell refused = ferry_command(recommend + " --activations int8 --lossless 2>&1");
+  CHECK(refused.status == 2);
+  CHECK(refused.out.find("--lossless: --activations int8 rounds") != std::string::npos);
 }
 
 TEST_CASE("JSON has what repeats a run, and what was generated") {

@@ -368,6 +368,10 @@ TEST_CASE("olmoe_as_gguf is computed as transformers computes it, and by every l
   check_family("olmoe_as_gguf");
   check_stacks("olmoe_as_gguf");
 }
+TEST_CASE("afmoe_as_gguf is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("afmoe_as_gguf");
+  check_stacks("afmoe_as_gguf");
+}
 TEST_CASE(
     "llama4_as_gguf, whose chunks are longer than texts, is computed as transformers computes it, and by every "
     "lossless stack as by none") {

@@ -110,6 +110,26 @@ TEST_CASE("Kimi's words: Han by itself, and small letters end one") {
   }
 }
 
+TEST_CASE("Trinity's numbers are split from their end, and scripts without blanks stand by themselves") {
+  const WordRules* rules = word_rules("afmoe");
+  REQUIRE(rules != nullptr);
+  REQUIRE(rules->expressions.size() == 3);
+  const std::vector<std::vector<std::pair<std::string, std::vector<std::string>>>> texts = {
+      {{"12345678", {"12", "345", "678"}},
+       {"a1234b 99,1000000", {"a", "1", "234", "b ", "99", ",", "1", "000", "000"}},
+       {"no number", {"no number"}}},
+      {{"ab\u4f60\u597dcd\u304b\u30ab\ud55c.", {"ab", "\u4f60\u597d", "cd", "\u304b\u30ab\ud55c", "."}}},
+      {{"Hello world's  x!\n", {"Hello", " world", "'s", " ", " x", "!\n"}}}};
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const Regex words(rules->expressions[i], "afmoe", Dialect::rust);
+    for (const auto& [whole, expected] : texts[i]) {
+      std::vector<std::string> made;
+      for (const Stretch& s : words.split(whole)) made.push_back(whole.substr(s.begin, s.end - s.begin));
+      CHECK(made == expected);
+    }
+  }
+}
+
 TEST_CASE("what ends a text beside the end token is told by the names of control tokens") {
   const TemporaryFolder folder;
   const auto ends = [&](const std::vector<Token>& tokens) {
