@@ -550,6 +550,7 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
     c.names.attention_norm_behind = "post_attention_layernorm";
     c.names.mlp_norm_behind = "post_mlp_layernorm";
   }
+  // As layer_names has "attn_gate", which gated-delta layers had first.
   if (!read.output_gate.empty()) c.names.output_gate = "linear_attn.in_proj_z.weight";
   c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
   const bool biased = !read.choice_bias.empty() && f.has_choice_bias();  // or a file does without
