@@ -22,5 +22,5 @@ need_packages() {
 
 build_packages=(g++ make cmake ninja-build libeigen3-dev nlohmann-json3-dev libfmt-dev libcli11-dev
   liburing-dev libxxhash-dev libpcre2-dev libsentencepiece-dev libutf8proc-dev libcpp-httplib-dev libedit-dev libjs-chart.js)
-test_packages=(doctest-dev clang llvm clang-format libboost-context-dev libsimde-dev ccache python3-numpy pkg-config)
+test_packages=(doctest-dev clang lld llvm clang-format libboost-context-dev libsimde-dev ccache python3-numpy pkg-config)
 site_packages=(doxygen doxygen-awesome-css)

@@ -7,7 +7,7 @@ namespace {
 
 /// 16 floats (E4M3), divided by 2^8: their exponents' biases differ by 15 - 7. Halves that are subnormal become floats
 /// without a detour, which subnormal floats would take.
-[[FERRY_LANES_TARGET gnu::always_inline]] inline __m256i halves_e4m3(const std::byte* at) {
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline __m256i halves_e4m3(const std::byte* at) {
   const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
   const __m256i largest = _mm256_set1_epi16(0x3f80), sign = _mm256_set1_epi16(-0x8000);
   const __m256i magnitudes = _mm256_and_si256(_mm256_slli_epi16(codes, 7), largest);
@@ -17,7 +17,7 @@ namespace {
 }
 
 /// The 8 scales of a block of q4_k or q5_k, and behind them its 8 minima.
-[[FERRY_LANES_TARGET gnu::always_inline]] inline __m128i k_scales_and_minima(const std::byte* block) {
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline __m128i k_scales_and_minima(const std::byte* block) {
   const int six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;                      // bits of each byte
   const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 4));  // and what follows
   const __m128i low = _mm_srlv_epi32(_mm_shuffle_epi32(packed, 0b10'01'10'00), _mm_setr_epi32(0, 0, 0, 4));
@@ -27,7 +27,7 @@ namespace {
 }
 
 /// The 16 scales of a block of q3_k, less 32, each a signed byte.
-[[FERRY_LANES_TARGET gnu::always_inline]] inline __m128i q3_k_scales(const std::byte* block) {
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline __m128i q3_k_scales(const std::byte* block) {
   const __m128i packed =
       _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 94));  // from two codes ahead of them on
   const __m128i low = _mm_shuffle_epi8(packed, _mm_setr_epi8(2, 3, 4, 5, 6, 7, 8, 9, 2, 3, 4, 5, 6, 7, 8, 9));

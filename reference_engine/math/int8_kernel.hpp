@@ -92,7 +92,7 @@ struct Int8Weights<Blocks<type>, BlockLayout> : WeightRows<Blocks<type>, BlockLa
 
 /// The codes of a stretch.
 template <class Lanes, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void unpack_codes(Format format, const std::byte* at,
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void unpack_codes(Format format, const std::byte* at,
                                                                    std::uint32_t stretch, typename Lanes::Bytes& to) {
   if constexpr (is_blocks<Format>) {
     Lanes::unpack_bytes(format, at, stretch % Format::stretches, to);
@@ -153,11 +153,11 @@ struct alignas(64) SideBySide {
   }
 
   /// Of one part of a stretch.
-  [[FERRY_LANES_TARGET gnu::always_inline]] typename Lanes::Vector scales(std::uint32_t stretch,
+  [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] typename Lanes::Vector scales(std::uint32_t stretch,
                                                                           std::uint32_t part) const {
     return load(2 * at(stretch, part));
   }
-  [[FERRY_LANES_TARGET gnu::always_inline]] typename Lanes::Vector minima(std::uint32_t stretch,
+  [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] typename Lanes::Vector minima(std::uint32_t stretch,
                                                                           std::uint32_t part) const {
     return load(2 * at(stretch, part) + 1);
   }
@@ -165,7 +165,7 @@ struct alignas(64) SideBySide {
  private:
   /// Blocks of 32 weights have a scale, and some a minimum, each of which is a number.
   template <class Meanwhile>
-  [[FERRY_LANES_TARGET gnu::always_inline]] void set_small(const Int8Weights<Format, BlockLayout>& weights,
+  [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] void set_small(const Int8Weights<Format, BlockLayout>& weights,
                                                            Stretches all, const Meanwhile& meanwhile) {
     constexpr bool minima = has_minima<Format::type>;
     std::uint16_t halves[int8_stretches * 2][minima ? 2 : 1][lanes];  // of a block, of each output
@@ -194,7 +194,7 @@ struct alignas(64) SideBySide {
   }
 
   template <class Meanwhile>
-  [[FERRY_LANES_TARGET gnu::always_inline]] void set_units(const Int8Weights<Format, BlockLayout>& weights,
+  [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] void set_units(const Int8Weights<Format, BlockLayout>& weights,
                                                            Stretches all, const Meanwhile& meanwhile) {
     for (std::uint32_t s = all.first; s < all.end; s += Format::stretches) {
       const std::byte* units[lanes];
@@ -207,13 +207,13 @@ struct alignas(64) SideBySide {
   [[nodiscard]] std::uint32_t at(std::uint32_t stretch, std::uint32_t part) const {
     return groups == 1 ? stretch >> shift : groups * stretch + part;
   }
-  [[FERRY_LANES_TARGET gnu::always_inline]] typename Lanes::Vector load(std::uint32_t i) const {
+  [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] typename Lanes::Vector load(std::uint32_t i) const {
     return Lanes::load(reinterpret_cast<const float*>(bits[i]));
   }
-  [[FERRY_LANES_TARGET gnu::always_inline]] void store(typename Lanes::Vector v, std::uint32_t i) {
+  [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] void store(typename Lanes::Vector v, std::uint32_t i) {
     Lanes::store(v, reinterpret_cast<float*>(bits[i]));
   }
-  [[FERRY_LANES_TARGET gnu::always_inline]] void add_bias(std::uint32_t count) {
+  [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] void add_bias(std::uint32_t count) {
     if constexpr (Lanes::bias(Format{}) != 0) {
       for (std::uint32_t g = 0; g < count; ++g) {
         const typename Lanes::Vector bias = Lanes::all(Lanes::bias(Format{}));
@@ -227,7 +227,7 @@ struct alignas(64) SideBySide {
 
 /// The sum of x over one part of a stretch.
 template <class Format>
-[[gnu::always_inline]] inline float sum_of(const Int8Rows::Chunk& x, std::uint32_t stretch, std::uint32_t part) {
+[[FERRY_LANES_INLINE]] inline float sum_of(const Int8Rows::Chunk& x, std::uint32_t stretch, std::uint32_t part) {
   if constexpr (int8_groups<Format> == 1) return x.sums[stretch];
   if constexpr (int8_groups<Format> == 2) return x.halves[stretch][part];
   if constexpr (int8_groups<Format> == 4) return x.quarters[stretch][part];
@@ -235,7 +235,7 @@ template <class Format>
 
 /// Adds what one part of a stretch gives, whose integers these are.
 template <class Lanes, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline typename Lanes::Vector add_int8_part(
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline typename Lanes::Vector add_int8_part(
     Format /*format*/, typename Lanes::Ints ints, const SideBySide<Lanes, Format>& groups, const Int8Rows::Chunk& x,
     std::uint32_t stretch, std::uint32_t part, typename Lanes::Vector sum) {
   const typename Lanes::Vector scale = Lanes::all(x.scales[stretch]);
@@ -246,13 +246,13 @@ template <class Lanes, class Format>
 
 /// Up to `lanes` outputs.
 template <class Lanes>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline typename Lanes::Vector load_some(const float* y, std::uint32_t count) {
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline typename Lanes::Vector load_some(const float* y, std::uint32_t count) {
   alignas(64) float all[Lanes::lanes] = {};
   for (std::uint32_t o = 0; o < count; ++o) all[o] = y[o];
   return Lanes::load(all);
 }
 template <class Lanes>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void store_some(typename Lanes::Vector v, float* y,
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void store_some(typename Lanes::Vector v, float* y,
                                                                  std::uint32_t count) {
   alignas(64) float all[Lanes::lanes];
   Lanes::store(v, all);
@@ -277,7 +277,7 @@ struct NextCodes {
   }
 
   /// Part `i` of `parts`.
-  [[gnu::always_inline]] void prefetch(std::uint32_t i, std::uint32_t parts) const {
+  [[FERRY_LANES_INLINE]] void prefetch(std::uint32_t i, std::uint32_t parts) const {
     for (std::uint32_t o = Lanes::lanes * i / parts; o < Lanes::lanes * (i + 1) / parts; ++o) {
       for (std::uint32_t at = 0; at < bytes; at += line) __builtin_prefetch(codes[o] + at);
     }
@@ -287,7 +287,7 @@ struct NextCodes {
 /// The integers of one output over `lanes` stretches of a chunk from `at` on, a lane each; over fewer if there are not so
 /// many. In the first part those over all columns, where these are one group.
 template <class Lanes, class Format, class Layout>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void dot_stretches(
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void dot_stretches(
     Format format, const Int8Weights<Format, Layout>& w, std::uint32_t output, const Int8Rows& x, std::uint32_t at,
     std::uint32_t end, typename Lanes::Ints (&parts)[std::max(2U, int8_groups<Format>)]) {
   using Dots = decltype(Lanes::dot(format, typename Lanes::Bytes{}, nullptr));

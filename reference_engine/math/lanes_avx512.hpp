@@ -7,7 +7,7 @@
 namespace ferry::engine {
 namespace {
 
-#define FERRY_INLINE [[FERRY_LANES_TARGET gnu::always_inline]] static
+#define FERRY_INLINE [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] static
 
 struct Avx512Lanes {
   using Vector = __m512;

@@ -8,7 +8,7 @@
 namespace ferry::engine {
 namespace {
 
-#define FERRY_INLINE [[FERRY_LANES_TARGET gnu::always_inline]] static
+#define FERRY_INLINE [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] static
 
 struct Avx2Lanes {
   using Vector = __m256;

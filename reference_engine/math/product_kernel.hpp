@@ -7,6 +7,11 @@
 // floats, in an order of its own (ColumnOrder). Blocks come in units of one stretch or more: `prepare` makes what all of
 // a unit's weights share, once, and `unpack` a stretch of it, in the order of columns.
 #pragma once
+// What parts of kernels are: one function with the kernel, whatever a compiler thinks of its size. Whoever does not need
+// them to be fast, and compiles them without optimisation, may define this as no attribute.
+#if !defined(FERRY_LANES_INLINE)
+#define FERRY_LANES_INLINE gnu::always_inline
+#endif
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -169,7 +174,7 @@ constexpr std::size_t place(std::uint32_t row, std::uint32_t vector) {
 
 /// Adds a chunk's sums, lanes and all, to up to four outputs.
 template <class Lanes>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_to(float* y, const typename Lanes::Vector (&sums)[outputs],
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void add_to(float* y, const typename Lanes::Vector (&sums)[outputs],
                                                              std::uint32_t count) {
   float sum[outputs];
   Lanes::add_lanes(sums, sum);
@@ -183,7 +188,7 @@ template <class Lanes>
 
 /// Adds a stretch to the sums of `rows` rows of x.
 template <class Lanes, std::uint32_t rows, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_stretch(Format format, const std::byte* at,
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void add_stretch(Format format, const std::byte* at,
                                                                   const std::byte* group, const float* x,
                                                                   typename Lanes::Vector (&sums)[rows]) {
   using Vector = typename Lanes::Vector;
@@ -234,7 +239,7 @@ struct LastUnit {
 /// Adds a unit of four outputs to the sums of `rows` rows of x: a stretch of one output after that of another, so that no
 /// sum waits for itself.
 template <class Lanes, std::uint32_t rows, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_units(Format format, const std::byte* const (&at)[outputs],
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void add_units(Format format, const std::byte* const (&at)[outputs],
                                                                 const float* x,
                                                                 typename Lanes::Vector (&sums)[outputs][rows]) {
   typename Lanes::Unit units[outputs];
@@ -259,7 +264,7 @@ template <class Lanes, std::uint32_t rows, class Format>
 
 /// Groups that are multiplied next. Harmless behind the last row.
 template <class Format>
-[[gnu::always_inline]] inline void prefetch_groups(const WeightRow<Format>& w, std::uint32_t stretch) {
+[[FERRY_LANES_INLINE]] inline void prefetch_groups(const WeightRow<Format>& w, std::uint32_t stretch) {
   for (std::uint32_t i = 0; i < chunk_stretches * sizeof(PackedGroup) * Format::groups; i += line) {
     __builtin_prefetch(w.group(stretch) + w.groups_ahead + i);
   }
@@ -267,7 +272,7 @@ template <class Format>
 
 /// Codes that are read soon: further on, or of the next row where those of this one end. Harmless behind the last row.
 template <class Format>
-[[gnu::always_inline]] inline void prefetch_codes(const WeightRow<Format>& w, std::uint32_t stretch, Stretches all,
+[[FERRY_LANES_INLINE]] inline void prefetch_codes(const WeightRow<Format>& w, std::uint32_t stretch, Stretches all,
                                                   std::uint64_t row_bytes) {
   constexpr std::uint32_t stretches_ahead = bytes_ahead / Format::stretch_bytes;
   std::uint64_t ahead = std::uint64_t{stretch + stretches_ahead} * Format::stretch_bytes;
@@ -288,8 +293,8 @@ class Stream {
   }
 
   /// So many stretches are read now: best as many as fill lines of the cache.
-  [[gnu::always_inline]] void read(std::uint32_t stretches) { read_bytes(stretches * Format::stretch_bytes); }
-  [[gnu::always_inline]] void read_bytes(std::uint32_t bytes) {
+  [[FERRY_LANES_INLINE]] void read(std::uint32_t stretches) { read_bytes(stretches * Format::stretch_bytes); }
+  [[FERRY_LANES_INLINE]] void read_bytes(std::uint32_t bytes) {
 #pragma GCC unroll 16
     for (std::uint32_t i = 0; i < bytes; i += line) __builtin_prefetch(at_ + i, 0, 2);  // harmless wherever it is
     at_ += bytes;
@@ -418,7 +423,7 @@ struct alignas(64) Tile {
 };
 
 template <class Lanes, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void fill_stretch(Format format, const std::byte* at,
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void fill_stretch(Format format, const std::byte* at,
                                                                    const std::byte* group, Tile& tile,
                                                                    std::uint32_t output, std::uint32_t stretch) {
   typename Lanes::Vector weights[vectors<Lanes>];
@@ -447,7 +452,7 @@ template <class Lanes, class Format, class Layout>
 
 /// Adds the products of a vector of each row of a panel with some outputs of a tile to their sums; or sets these.
 template <class Lanes, std::uint32_t rows, std::uint32_t count>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_vector(const float* weights, const float* x, bool set,
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void add_vector(const float* weights, const float* x, bool set,
                                                                  typename Lanes::Vector (&sums)[rows][count]) {
   using Vector = typename Lanes::Vector;
   Vector at[rows];
@@ -464,7 +469,7 @@ template <class Lanes, std::uint32_t rows, std::uint32_t count>
 }
 
 template <class Lanes>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void store_stretch(
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void store_stretch(
     const typename Lanes::Vector (&weights)[vectors<Lanes>], Tile& tile, std::uint32_t output, std::uint32_t stretch) {
   float* to = tile.weights[output / outputs] + place<Lanes, outputs>(output % outputs, stretch * vectors<Lanes>);
 #pragma GCC unroll 16
@@ -499,7 +504,7 @@ template <class Lanes, class Format>
 
 /// The sums of a panel of x with `count` outputs of a tile, from `first` on, four of which lie side by side.
 template <class Lanes, std::uint32_t rows, std::uint32_t count, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void sum_tile(const Tile& tile, std::uint32_t first,
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void sum_tile(const Tile& tile, std::uint32_t first,
                                                                std::uint32_t stretches, const float* x,
                                                                typename Lanes::Vector (&sums)[rows][count]) {
   using Vector = typename Lanes::Vector;
@@ -534,7 +539,7 @@ template <class Lanes, std::uint32_t rows, std::uint32_t count, class Format>
 
 /// Adds the products of four outputs of a tile, from `first` on, with a panel of x to y [rows, y_stride].
 template <class Lanes, std::uint32_t rows, class Format>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void add_tile(const Tile& tile, std::uint32_t first,
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void add_tile(const Tile& tile, std::uint32_t first,
                                                                std::uint32_t stretches, const float* x, float* y,
                                                                std::size_t y_stride, std::uint32_t count) {
   using Vector = typename Lanes::Vector;
@@ -753,7 +758,7 @@ void multiply(const PackedLayout& w, const std::byte* weights, part::Outputs ran
 
 /// `vectors` vectors of columns, from `values` on, which is columns apart from row to row.
 template <class Lanes, std::uint32_t rows, std::uint32_t vectors>
-[[FERRY_LANES_TARGET gnu::always_inline]] inline void mix_columns(const float* weights, std::size_t stride,
+[[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void mix_columns(const float* weights, std::size_t stride,
                                                                   std::uint32_t count, const float* values,
                                                                   std::uint32_t values_stride, std::uint32_t columns,
                                                                   const std::uint32_t* which, float* y) {
