@@ -293,7 +293,13 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path
   for_each_part(part("post_processor"), where + ": post_processor", "processors",
                 [&](const Part& p) { read_processor(p, parts.before, parts.behind); });
   read_added(part("added_tokens"), where, parts);
-  return make_bpe_tokenizer(std::move(parts));
+  std::unique_ptr<Tokenizer> made = make_bpe_tokenizer(std::move(parts));
+  for (const std::uint32_t token : made->encode("", true)) {  // the processor's own
+    if (token < made->size()) continue;
+    throw InputError(
+        fmt::format("{}: post_processor: single: token {} is none of the {} that it has", where, token, made->size()));
+  }
+  return made;
 }
 
 }  // namespace ferry::engine

@@ -50,7 +50,7 @@ const std::string& runs() {
     setting.trace_name = "small";
     setting.machine = read_machine("rtx3090-pcie3");
     std::string text;
-    for (const char* stack : {"lru", "hobbit", "importance-driven"}) {
+    for (const char* stack : {"lru", "hobbit"}) {
       SimulateOptions o;
       o.stack = stack;
       o.budget_bytes = trace->trace.model.all_bytes() / 2;
@@ -120,9 +120,10 @@ void read(const std::string& input) {
       return use_shape(text);
     case 'r':
       return use_runs(text);
-    case 't':
-      return static_cast<void>(html_report({parse_json(runs().substr(0, runs().find('\n')), "run")},
-                                           {{"name", parse_json(text, "in")}}, "title"));
+    case 't': {
+      static const Json run = parse_json(runs().substr(0, runs().find('\n')), "run");
+      return static_cast<void>(html_report({run}, {{"name", parse_json(text, "in")}}, "title"));
+    }
     case 'w':
       return static_cast<void>(merge_sweep(grid(), file("in.jsonl", sealed(text)), 1));
     default:

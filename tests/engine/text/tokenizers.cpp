@@ -235,3 +235,19 @@ TEST_CASE("a token of ranks is no longer than anybody's") {
   CHECK(test::says(test::refusal((folder.path() / "gpt2.tiktoken").string(), [&] { ranks(4098); }),
                    {"line 3", "of 4096 bytes at most"}));
 }
+
+TEST_CASE("a tokenizer puts no token around a text that it does not have") {
+  const test::TemporaryFolder folder;
+  const std::filesystem::path path = folder.path() / "tokenizer.json";
+  const auto around = [&](int id) {
+    test::write_file(path, fmt::format(R"({{"model":{{"type":"BPE","vocab":{{"a":0,"b":1}},"merges":[]}},)"
+                                       R"("added_tokens":[{{"id":4,"content":"<s>","special":true}}],"post_processor":)"
+                                       R"({{"type":"TemplateProcessing","single":[{{"SpecialToken":{{"id":"<s>"}}}},)"
+                                       R"({{"Sequence":{{"id":"A"}}}}],"special_tokens":{{"<s>":{{"ids":[{}]}}}}}}}})",
+                                       id));
+    return open_tokenizer(path)->encode("a", true);
+  };
+  CHECK(around(4) == Ids{4, 0});
+  CHECK(test::says(test::refusal(path.string(), [&] { around(5); }),
+                   {"post_processor", "token 5 is none of the 5 that it has"}));
+}
