@@ -452,8 +452,11 @@ int inspect_store(const RunArguments& a) {
 /// What a model takes at each precision beside what this machine has, and what would run it.
 std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layouts, std::uint64_t dense,
                      std::uint64_t all, const std::string& tokenizer) {
-  const std::uint64_t memory = physical_memory(), cache = KvCache(c, 1).bytes();
-  std::string text = fmt::format("keys and values {} bytes a token; this machine's memory {} bytes\n", cache, memory);
+  const std::uint64_t memory = physical_memory(), one = KvCache(c, 1).bytes(), each = KvCache(c, 2).bytes() - one;
+  const std::string remembered =
+      one > each ? fmt::format(", and {} a sequence that its other layers remember", one - each) : "";
+  std::string text =
+      fmt::format("keys and values {} bytes a token{}; this machine's memory {} bytes\n", each, remembered, memory);
   for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
     std::uint64_t bytes = 0;
     for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {

@@ -15,7 +15,9 @@ BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::u
   // scores of experts and of the vocabulary.
   const std::uint64_t row = 8ULL * c.hidden + 2ULL * (c.heads + 2ULL * c.kv_heads) * c.head_dim +
                             3ULL * (std::uint64_t{c.top_k} * c.expert_width + c.shared_width) + 4ULL * c.experts;
-  return {model.dense_bytes(), positions * model.make_cache(1).bytes(),
+  // What layers remember whatever the positions is in a cache of one, too.
+  const std::uint64_t one = model.make_cache(1).bytes(), each = model.make_cache(2).bytes() - one;
+  return {model.dense_bytes(), batch * (one - each) + positions * each,
           sizeof(float) * (row * max_rows + std::uint64_t{c.vocabulary} * batch)};
 }
 

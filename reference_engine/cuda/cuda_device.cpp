@@ -79,7 +79,7 @@ class CudaDevice final : public ExpertDevice {
     }
     return host_results_.as<float>();
   }
-  /// Norms behind experts: the sum alone, to where the model adds it from.
+  /// Norms behind experts: the sum alone, of shared ones, too, to where the model adds it from.
   void partial(Matrix& /*out*/) const override {
     combine(state_at_ + plan_.routes.size, work_.norms_behind() ? work_.shared : work_.partial);
   }
@@ -246,6 +246,8 @@ void CudaDevice::combine(std::uint64_t state_at, float* out) const {
   c.results = work_.results;
   c.host_results = host_results_.on_device<float>();
   c.residual = work_.norms_behind() ? nullptr : work_.x;
+  c.shared = work_.beside;
+  c.shared_factor = work_.beside_factor;
   c.scale = work_.norms_behind() ? 1 : work_.residual_scale();
   cuda::combine(work_.stream(), c, out);
 }

@@ -48,24 +48,28 @@ class CudaModel final : public Model {
   void unlock();
   void measure_link();
   void norm(const float* x, const NormWeights& weights, std::uint32_t n, float* y) const;
-  /// What a layer's part reads: the same, unless norms come behind.
+  /// What a layer's part reads: the same, unless norms only come behind.
   void norm_before(const float* hidden, const NormWeights& weights, float* input);
-  /// A layer's attention, which adds to `hidden` [rows, hidden], and its MLP's or gate's input from it.
-  void attend(std::uint32_t layer, float* hidden, float* input);
+  /// A layer's attention, which adds to `hidden` [rows, hidden], and its MLP's or gate's input from it. Without `keep` no
+  /// layer remembers it that cannot go back.
+  void attend(std::uint32_t layer, float* hidden, float* input, bool keep = true);
   /// From the attention's input to `work_.qkv` and `work_.mixed`; of latent attention to `work_.made`.
   void mix(std::uint32_t layer, const float* input);
   void mix_latent(std::uint32_t layer, const float* input);
+  void mix_delta(std::uint32_t layer, const float* input, bool keep);
+  [[nodiscard]] DeltaShape delta_shape() const;
   [[nodiscard]] Preparation preparation() const;
   /// Keys and values of a position, in numbers.
   [[nodiscard]] std::uint64_t position_numbers() const {
     const ModelConfig& c = config();
-    return c.layers * (c.latent.rank > 0 ? std::uint64_t{c.latent.rank} + c.rope.width
-                                         : std::uint64_t{2} * c.kv_heads * c.head_dim);
+    return (c.layers - delta_layers_) * (c.latent.rank > 0 ? std::uint64_t{c.latent.rank} + c.rope.width
+                                                           : std::uint64_t{2} * c.kv_heads * c.head_dim);
   }
   /// What comes before a gate: layers without experts, and the attention of its own. Layers with experts are counted from 0
   /// here and below.
-  void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input);
-  /// A layer's MLP, or its shared expert. Adds to `hidden`.
+  void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input, bool keep = true);
+  /// A layer's MLP, or its shared expert. Adds to `hidden`, or leaves it to the workspace's `beside` where all experts are
+  /// added up first.
   void run_mlp(std::uint32_t layer, const float* input, float* hidden);
   /// out = hidden + the workspace's `shared`, weighed by the sigmoids of factors, if there are any, and with its norm first
   /// where norms come behind.
@@ -89,6 +93,8 @@ class CudaModel final : public Model {
   std::string device_;
   Workspace work_;
   DeviceWeights weights_;
+  std::vector<std::uint32_t> among_;  ///< a layer's number among those of its kind: with keys and values, or without
+  std::uint32_t delta_layers_ = 0;
   bool pinned_ = false;
   std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
@@ -121,6 +127,10 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   device_ = properties.name;
+  for (const LayerConfig& layer : config().layer) {
+    const auto passed = static_cast<std::uint32_t>(among_.size());
+    among_.push_back(layer.linear ? delta_layers_++ : passed - delta_layers_);
+  }
   weights_ = load_weights(*files.checkpoint, config(), work_.account);
   count_dense(weights_.dense_bytes);
   set_notes(check_agreement(*files.checkpoint, config()));
@@ -181,8 +191,11 @@ void CudaModel::measure_link() {
 }
 
 KvCache CudaModel::make_cache(std::uint32_t positions) const {
-  const std::uint64_t bytes = position_numbers() * positions * sizeof(float);
-  return {std::make_shared<DeviceBlock>(bytes, Use::cache, work_.account), bytes};
+  const std::uint64_t remembered = delta_layers_ == 0 ? 0 : delta_layers_ * delta_shape().memory_numbers();
+  const std::uint64_t bytes = (position_numbers() * positions + remembered) * sizeof(float);
+  KvCache made(std::make_shared<DeviceBlock>(bytes, Use::cache, work_.account), bytes);
+  made.positions = positions;
+  return made;
 }
 
 std::unique_ptr<ExpertDevice> CudaModel::make_device(const DeviceNeeds& needs, const RunnerOptions& options) {
@@ -238,8 +251,26 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
     p.k_norm = layer.k_norm;
     p.norm_behind = c.head_norm != HeadNorm::heads_before_rope;
   }
-  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, l, shape);
-  attention(work_.stream(), work_.qkv, work_.places, n, l, shape, work_.mixed);
+  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, among_[l], shape);
+  attention(work_.stream(), work_.qkv, work_.places, n, among_[l], shape, work_.mixed);
+  if (!c.output_gate) return;
+  linear(work_.context, input, n, layer.output_gate, layer.output_gate_bias, false, work_.output_gates);
+  weigh(work_.stream(), work_.output_gates, std::uint64_t{n} * q_width, work_.mixed);
+}
+
+DeltaShape CudaModel::delta_shape() const {
+  const LinearAttention& d = config().linear;
+  return {d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.kernel, d.tiled, position_numbers()};
+}
+
+void CudaModel::mix_delta(std::uint32_t l, const float* input, bool keep) {
+  const LayerWeights& layer = weights_.layers[l];
+  const std::uint32_t n = work_.rows;
+  linear(work_.context, input, n, layer.qkv, nullptr, false, work_.qkv);
+  linear(work_.context, input, n, layer.output_gate, nullptr, false, work_.output_gates);
+  linear(work_.context, input, n, layer.rates, nullptr, false, work_.rates);
+  delta(work_.stream(), work_.qkv, work_.output_gates, work_.rates, layer.delta, work_.places, n, among_[l],
+        delta_shape(), keep, work_.mixed);
 }
 
 void CudaModel::mix_latent(std::uint32_t l, const float* input) {
@@ -256,7 +287,7 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
   }
   linear(work_.context, input, n, layer.kv_down, layer.kv_bias, false, work_.latent);
   rms_norm(work_.stream(), work_.latent, layer.kv_norm, latent_epsilon, n, rank, width, work_.latent);
-  place_latent(work_.stream(), work_.qkv, work_.latent, preparation(), work_.places, n, l,
+  place_latent(work_.stream(), work_.qkv, work_.latent, preparation(), work_.places, n, among_[l],
                {c.heads, rank, c.latent.plain_dim, c.rope.neighbours}, work_.queries);
   HeadProducts h;
   h.type = layer.heads_type;
@@ -273,7 +304,7 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
   multiply_heads(work_.stream(), h, n);
   AttentionShape shape{c.heads, 1, width, static_cast<float>(c.attention_scale)};
   shape.latent = rank;
-  attention(work_.stream(), work_.queries, work_.places, n, l, shape, work_.mixed);
+  attention(work_.stream(), work_.queries, work_.places, n, among_[l], shape, work_.mixed);
   h.weights = layer.values;
   h.outputs = c.value_dim;
   h.inputs = rank;
@@ -287,7 +318,7 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
 }
 
 void CudaModel::norm_before(const float* hidden, const NormWeights& weights, float* input) {
-  if (!work_.norms_behind()) return norm(hidden, weights, work_.rows, input);
+  if (weights.weight != nullptr) return norm(hidden, weights, work_.rows, input);
   Combined c;  // as it is
   c.n = work_.rows;
   c.hidden = config().hidden;
@@ -295,11 +326,13 @@ void CudaModel::norm_before(const float* hidden, const NormWeights& weights, flo
   combine(work_.stream(), c, input);
 }
 
-void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
+void CudaModel::attend(std::uint32_t l, float* hidden, float* input, bool keep) {
   const LayerWeights& layer = weights_.layers[l];
   const bool latent = config().latent.rank > 0;
   norm_before(hidden, layer.attention_norm, input);
-  if (latent) {
+  if (config().layer[l].linear) {
+    mix_delta(l, input, keep);
+  } else if (latent) {
     mix_latent(l, input);
   } else {
     mix(l, input);
@@ -309,26 +342,28 @@ void CudaModel::attend(std::uint32_t l, float* hidden, float* input) {
     linear(work_.context, mixed, work_.rows, layer.o, layer.o_bias, true, hidden);
   } else {
     linear(work_.context, mixed, work_.rows, layer.o, layer.o_bias, false, work_.shared);
-    add_shared(hidden, layer.attention_norm, nullptr, hidden);
+    add_shared(hidden, layer.attention_behind, nullptr, hidden);
   }
   norm_before(hidden, layer.mlp_norm, input);
 }
 
-void CudaModel::to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input) {
+void CudaModel::to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input, bool keep) {
   const std::uint32_t own = config().moe_layers[moe_layer];
   for (std::uint32_t l = moe_layer == 0 ? 0 : config().moe_layers[moe_layer - 1] + 1; l < own; ++l) {
-    attend(l, hidden, gate_input);
+    attend(l, hidden, gate_input, keep);
     run_mlp(l, gate_input, hidden);
   }
-  attend(own, hidden, gate_input);
+  attend(own, hidden, gate_input, keep);
 }
 
 void CudaModel::run_mlp(std::uint32_t l, const float* input, float* hidden) {
   const LayerWeights& layer = weights_.layers[l];
   const std::uint32_t n = work_.rows;
+  const bool with_others = config().layer[l].moe && work_.norms_behind();
+  float* out = with_others ? work_.beside : work_.shared;
   if (n > blas_rows) {
     expert_by_blas(work_.context, layer.mlp_shape, Precision::full, mlp_tasks_[l], work_.numbers, 1, nullptr, input,
-                   work_.expert_scratch, work_.shared);
+                   work_.expert_scratch, out);
   } else {
     ExpertGroup one;
     one.tasks = work_.mlp_tasks + l;
@@ -337,11 +372,16 @@ void CudaModel::run_mlp(std::uint32_t l, const float* input, float* hidden) {
     one.top_k = 1;
     one.most_rows = n;
     one.progress = work_.progress;
-    experts(work_.context, layer.mlp_shape, one, input, work_.activated, work_.shared);
+    experts(work_.context, layer.mlp_shape, one, input, work_.activated, out);
   }
   const bool scaled = layer.shared_scale.rows > 0;
   if (scaled) linear(work_.context, input, n, layer.shared_scale, nullptr, false, work_.shared_factor);
-  add_shared(hidden, layer.mlp_norm, scaled ? work_.shared_factor : nullptr, hidden);
+  const float* factor = scaled ? work_.shared_factor : nullptr;
+  if (with_others) {
+    work_.beside_factor = factor;
+  } else {
+    add_shared(hidden, layer.mlp_behind, factor, hidden);
+  }
 }
 
 void CudaModel::add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out) {
@@ -405,9 +445,9 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   places_.clear();
   for (const TokenRow& row : rows) {
     sequences.push_back(row.sequence);
-    const auto& cache = *static_cast<const DeviceBlock*>(caches[row.sequence].device.get());
-    const auto positions = static_cast<std::uint32_t>(cache.bytes() / (position_numbers() * sizeof(float)));
-    places_.push_back({cache.as<float>(), positions, row.position, row.token});
+    const KvCache& cache = caches[row.sequence];
+    const auto& block = *static_cast<const DeviceBlock*>(cache.device.get());
+    places_.push_back({block.as<float>(), cache.positions, row.position, row.token});
   }
   runner.begin_step(phase, sequences);
   work_.reserve(n);
@@ -499,8 +539,9 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool reads_partial = runner.wants_partial(index);
     if (reads_partial) {
       runner.partial(unused_);
-      if (work_.norms_behind()) add_shared(work_.x, weights_.layers[c.moe_layers[l]].mlp_norm, nullptr, work_.partial);
-      to_gate(l + 1, work_.partial, work_.ahead);  // its keys and values are overwritten by the real ones
+      if (work_.norms_behind())
+        add_shared(work_.x, weights_.layers[c.moe_layers[l]].mlp_behind, nullptr, work_.partial);
+      to_gate(l + 1, work_.partial, work_.ahead, false);  // its keys and values are overwritten by the real ones
       score(l + 1, 1, work_.ahead, partial_place);
       partial_scored_.record(work_.stream());
     }
@@ -509,7 +550,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool looks_first = reads_partial && runner.waits();
     if (looks_first) look_ahead(l + 1);
     runner.run(index, input_, unused_);
-    if (work_.norms_behind()) add_shared(work_.x, weights_.layers[c.moe_layers[l]].mlp_norm, nullptr, work_.x);
+    if (work_.norms_behind()) add_shared(work_.x, weights_.layers[c.moe_layers[l]].mlp_behind, nullptr, work_.x);
     if (l + 1 < c.moe_layer_count()) queue_gate(l + 1);
     if (reads_partial && !looks_first) look_ahead(l + 1);
     runner.finish(index);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -84,11 +85,26 @@ class Loader {
     std::string name;
     std::vector<std::uint64_t> shape;
   };
+  struct Piece {
+    std::uint32_t first, count;
+  };
   struct Rows {  // of a matrix that is made of several
     std::string name;
     std::uint32_t rows;
     std::uint32_t heads = 0;  ///< whose rows come in the order of halves, where files have neighbours turned together
+    std::uint32_t all = 0;    ///< rows of the tensor, of which these are some: `pieces`; 0: all of them
+    std::vector<Piece> pieces{};
+    [[nodiscard]] std::vector<std::uint64_t> shape(std::uint32_t columns) const {
+      return {all > 0 ? all : rows, columns};
+    }
   };
+  /// Of `heads` stretches, `each` rows long, those from `first` on, so many of each.
+  static Rows some_of(const std::string& name, std::uint32_t heads, std::uint32_t each, std::uint32_t first,
+                      std::uint32_t count) {
+    Rows made{name, heads * count, 0, heads * each};
+    for (std::uint32_t h = 0; h < heads; ++h) made.pieces.push_back({h * each + first, count});
+    return made;
+  }
   struct Part {
     std::uint64_t at, bytes;
     std::function<void(std::byte*)> write;
@@ -135,11 +151,13 @@ class Loader {
     bool same = true;
     to = {nullptr, FloatType::f32, 0, columns};
     for (const Rows& part : parts) {
-      const Tensor& t = dense(part.name, {part.rows, columns});
+      const std::vector<std::uint64_t> shape = part.shape(columns);
+      const Tensor& t = checkpoint_.at(part.name, shape);
+      w_.dense_bytes += t.bytes / shape[0] * part.rows;
       const StoredType type = stored_type(t.stored());
       if (bytes == 0) to.type = type;
       same = same && type == to.type;
-      bytes += t.stored_bytes();
+      bytes += t.stored_bytes() / shape[0] * part.rows;
       to.rows += part.rows;
     }
     if (!same) {
@@ -156,17 +174,29 @@ class Loader {
     want_matrix({{name, rows}}, columns, to);
   }
   void write_rows(const std::vector<Rows>& parts, std::uint32_t columns, bool as_stored, std::byte* p) const {
+    std::vector<std::byte> whole;
     for (const Rows& part : parts) {
-      const Tensor& t = checkpoint_.at(part.name, {part.rows, columns});
-      const std::uint64_t bytes = as_stored ? t.stored_bytes() : t.elements() * sizeof(float);
+      const std::vector<std::uint64_t> shape = part.shape(columns);
+      const Tensor& t = checkpoint_.at(part.name, shape);
+      const std::uint64_t bytes = as_stored ? t.stored_bytes() : t.elements() * sizeof(float), row = bytes / shape[0];
+      std::byte* to = p;
+      if (!part.pieces.empty()) {
+        whole.resize(bytes);
+        to = whole.data();
+      }
       if (as_stored) {
-        checkpoint_.read(part.name, {part.rows, columns}, p);
+        checkpoint_.read(part.name, shape, to);
       } else {
         const std::vector<float> values = t.to_floats();
-        std::memcpy(p, values.data(), bytes);
+        std::memcpy(to, values.data(), bytes);
       }
-      if (part.heads > 0) part_neighbours(p, bytes / part.rows, part.rows, part.heads, c_.rope.width);
-      p += bytes;
+      std::byte* piece_at = p;
+      for (const Piece& piece : part.pieces) {
+        std::memcpy(piece_at, whole.data() + row * piece.first, row * piece.count);
+        piece_at += row * piece.count;
+      }
+      if (part.heads > 0) part_neighbours(p, row, part.rows, part.heads, c_.rope.width);
+      p += row * part.rows;
     }
   }
 
@@ -195,6 +225,12 @@ class Loader {
           fmt::format("latent vectors of {} and {} numbers: the CUDA device computes an even number up to {}; "
                       "--device cpu computes them",
                       c_.latent.rank, c_.rope.width, most_latent_dim));
+    }
+    if (c_.linear.kernel > most_delta_kernel || c_.linear.key_dim > most_delta_key) {
+      throw InputError(fmt::format(
+          "gated-delta layers whose keys are {} numbers and whose convolution sees {} tokens: the CUDA device "
+          "computes at most {} and {}; --device cpu computes them",
+          c_.linear.key_dim, c_.linear.kernel, most_delta_key, most_delta_kernel));
     }
     const bool heads = c_.latent.rank == 0 && (c_.head_dim > most_head_dim || c_.head_dim % 2 != 0);
     if (c_.experts > most_experts || heads) {
@@ -248,8 +284,15 @@ class Loader {
   }
 
   void want_layer(std::uint32_t l, LayerWeights& layer) {
-    want_norm(c_.tensor(l, c_.names.attention_norm + "."), layer.attention_norm);
-    want_norm(c_.tensor(l, c_.names.mlp_norm + "."), layer.mlp_norm);
+    const bool both = c_.norm_place == NormPlace::both, behind = c_.norm_place == NormPlace::behind;
+    want_norm(c_.tensor(l, c_.names.attention_norm + "."), behind ? layer.attention_behind : layer.attention_norm);
+    want_norm(c_.tensor(l, c_.names.mlp_norm + "."), behind ? layer.mlp_behind : layer.mlp_norm);
+    if (both) {
+      want_norm(c_.tensor(l, c_.names.attention_norm_behind + "."), layer.attention_behind);
+      want_norm(c_.tensor(l, c_.names.mlp_norm_behind + "."), layer.mlp_behind);
+    }
+    want_mlp(l, layer);
+    if (c_.layer[l].linear) return want_delta(l, layer);
     if (c_.latent.rank > 0) {
       want_latent(l, layer);
     } else {
@@ -259,7 +302,6 @@ class Loader {
     want_matrix(c_.tensor(l, "self_attn.o_proj.weight"), c_.hidden, mixed, layer.o);
     if (c_.output_bias || c_.latent.bias) want_vector(c_.tensor(l, "self_attn.o_proj.bias"), c_.hidden, layer.o_bias);
     if (c_.sinks) want_vector(c_.tensor(l, "self_attn.sinks"), c_.heads, layer.sinks);
-    want_mlp(l, layer);
   }
 
   /// Queries, keys and values of heads that have their own.
@@ -267,7 +309,17 @@ class Loader {
     const auto at = [&](const std::string& name) { return c_.tensor(l, name); };
     const std::uint32_t q_width = c_.heads * c_.head_dim, kv_width = c_.kv_heads * c_.head_dim;
     const bool neighbours = c_.rope.neighbours;
-    want_matrix({{at("self_attn.q_proj.weight"), q_width, neighbours ? c_.heads : 0},
+    const bool gated = c_.output_gate && c_.names.output_gate.empty();  // of each head its queries, then its gates
+    Rows queries{at("self_attn.q_proj.weight"), q_width};
+    if (gated) {
+      queries = some_of(queries.name, c_.heads, 2 * c_.head_dim, 0, c_.head_dim);
+      want_matrix({some_of(queries.name, c_.heads, 2 * c_.head_dim, c_.head_dim, c_.head_dim)}, c_.hidden,
+                  layer.output_gate);
+    } else if (c_.output_gate) {
+      want_matrix(at(c_.names.output_gate), q_width, c_.hidden, layer.output_gate);
+    }
+    queries.heads = neighbours ? c_.heads : 0;
+    want_matrix({queries,
                  {at("self_attn.k_proj.weight"), kv_width, neighbours ? c_.kv_heads : 0},
                  {at("self_attn.v_proj.weight"), kv_width}},
                 c_.hidden, layer.qkv);
@@ -275,7 +327,10 @@ class Loader {
       std::vector<float> bias;
       for (const Rows& part : {Rows{"q", q_width, c_.heads}, Rows{"k", kv_width, c_.kv_heads}, Rows{"v", kv_width}}) {
         const std::string name = at(fmt::format("self_attn.{}_proj.bias", part.name));
-        const std::vector<float> values = parted(dense(name, {part.rows}).to_floats(), part.heads);
+        const bool both = gated && part.name == "q";
+        std::vector<float> values = dense(name, {both ? 2 * q_width : part.rows}).to_floats();
+        if (both) values = take_gates(values, layer);
+        values = parted(std::move(values), part.heads);
         bias.insert(bias.end(), values.begin(), values.end());
       }
       want_floats(std::move(bias), layer.qkv_bias);
@@ -290,6 +345,56 @@ class Loader {
       want_floats(parted(norm_weights(at(c_.names.k_norm), all ? kv_width : c_.head_dim), all ? c_.kv_heads : 1),
                   layer.k_norm);
     }
+  }
+
+  /// Of each head its queries' biases, which it returns, then those of its gates.
+  std::vector<float> take_gates(const std::vector<float>& both, LayerWeights& layer) {
+    std::vector<float> queries, gates;
+    for (std::uint32_t i = 0; i < both.size(); ++i) {
+      (i / c_.head_dim % 2 == 0 ? queries : gates).push_back(both[i]);
+    }
+    want_floats(std::move(gates), layer.output_gate_bias);
+    return queries;
+  }
+
+  /// What the delta rule needs; as `DeltaAttention` of the CPU device reads it.
+  void want_delta(std::uint32_t l, LayerWeights& layer) {
+    const LinearAttention& d = c_.linear;
+    const auto at = [&](const char* name) { return c_.tensor(l, std::string("linear_attn.") + name); };
+    const std::uint32_t width = d.value_heads * d.value_dim, heads = d.value_heads / d.key_heads;
+    const std::uint32_t key = d.key_dim, value = heads * d.value_dim, each = 2 * key + 2 * value;
+    const std::string split = at("in_proj_qkv.weight");
+    if (d.fused && checkpoint_.find(split) == nullptr) {  // of each key head its queries, keys, values and gates
+      const auto part = [&](std::uint32_t first, std::uint32_t count) {
+        return some_of(at("in_proj_qkvz.weight"), d.key_heads, each, first, count);
+      };
+      want_matrix({part(0, key), part(key, key), part(2 * key, value)}, c_.hidden, layer.qkv);
+      want_matrix({part(2 * key + value, value)}, c_.hidden, layer.output_gate);
+    } else {
+      want_matrix(split, d.channels(), c_.hidden, layer.qkv);
+      want_matrix(at("in_proj_z.weight"), width, c_.hidden, layer.output_gate);
+    }
+    if (d.fused) {  // of each key head its value heads' rates, then what they let go by
+      want_matrix({some_of(at("in_proj_ba.weight"), d.key_heads, 2 * heads, 0, heads),
+                   some_of(at("in_proj_ba.weight"), d.key_heads, 2 * heads, heads, heads)},
+                  c_.hidden, layer.rates);
+    } else {
+      want_matrix({{at("in_proj_b.weight"), d.value_heads}, {at("in_proj_a.weight"), d.value_heads}}, c_.hidden,
+                  layer.rates);
+    }
+    want_matrix(at("out_proj.weight"), c_.hidden, width, layer.o);
+    const bool flat = checkpoint_.find(at("A")) != nullptr;  // as GGUF has it
+    const std::vector<float> kernel =
+        dense(at("conv1d.weight"), flat ? std::vector<std::uint64_t>{d.channels(), d.kernel}
+                                        : std::vector<std::uint64_t>{d.channels(), 1, d.kernel})
+            .to_floats();
+    want_floats(turned_rows(kernel, 1, d.channels(), d.channels(), d.kernel), layer.delta.kernel);
+    std::vector<float> scale = dense(at(flat ? "A" : "A_log"), {d.value_heads}).to_floats();
+    for (float& v : scale) v = flat ? v : -std::exp(v);
+    want_floats(std::move(scale), layer.delta.fade_scale);
+    want_vector(at("dt_bias"), d.value_heads, layer.delta.fade_bias);
+    want_vector(at("norm.weight"), d.value_dim, layer.delta.norm);
+    layer.delta.epsilon = static_cast<float>(c_.norm_epsilon);
   }
 
   /// What makes latent vectors, and what each head makes of them.

@@ -16,10 +16,14 @@ struct NormWeights {
 };
 
 struct LayerWeights {
-  NormWeights attention_norm, mlp_norm;
-  DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other
+  NormWeights attention_norm, mlp_norm, attention_behind, mlp_behind;  ///< null where there is none
+  DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other; by the delta rule those of its channels
   const float *qkv_bias = nullptr, *o_bias = nullptr;
   const float *q_norm = nullptr, *k_norm = nullptr, *sinks = nullptr;
+  DenseWeight output_gate;  ///< by the delta rule, too
+  const float* output_gate_bias = nullptr;
+  DenseWeight rates;  ///< of the delta rule, and what it has beside matrices
+  DeltaWeights delta;
   // Of latent attention: what makes the vectors, their norms, and each head's matrices
   DenseWeight q_down, q, kv_down;
   const float *q_down_bias = nullptr, *q_down_norm = nullptr, *kv_bias = nullptr, *kv_norm = nullptr;

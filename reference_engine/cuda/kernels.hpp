@@ -15,6 +15,7 @@
 #include "ferry/codec/blocks.hpp"
 #include "ferry/codec/packed.hpp"
 #include "ferry/codec/pass_through.hpp"
+#include "ferry/macros.hpp"
 #include "ferry/model.hpp"
 
 namespace ferry::engine::cuda {
@@ -26,6 +27,8 @@ inline constexpr std::uint32_t most_experts = 512;      ///< of a gate
 inline constexpr std::uint32_t most_head_dim = 256;     ///< of attention
 inline constexpr std::uint32_t most_latent_dim = 640;   ///< of attention to latent vectors, with what of them turns
 inline constexpr std::uint32_t most_head_inputs = 640;  ///< of products by head
+inline constexpr std::uint32_t most_delta_key = 256;    ///< of a head's keys by the delta rule
+inline constexpr std::uint32_t most_delta_kernel = 8;   ///< tokens that its convolution sees
 
 /// What launches share.
 struct Context {
@@ -56,7 +59,9 @@ struct DenseWeight {
 
 /// One row of a step, on the device.
 struct RowPlace {
-  float* cache = nullptr;  ///< of its sequence: [layers, 2 (keys, values), capacity, kv_heads * head_dim]
+  /// Of its sequence: [layers, 2 (keys, values), capacity, kv_heads * head_dim], of layers that have keys and values; then
+  /// what the others remember.
+  float* cache = nullptr;
   std::uint32_t capacity = 0;
   std::uint32_t position = 0;  ///< below capacity
   std::uint32_t token = 0;
@@ -165,6 +170,42 @@ struct HeadProducts {
   std::uint64_t x_row = 0, x_head = 0, y_row = 0, y_head = 0;  ///< numbers from one row or head to the next
 };
 void multiply_heads(cudaStream_t stream, const HeadProducts& products, std::uint32_t n);
+
+/// The gated delta rule (Gated DeltaNet, section 3.1): a head remembers a matrix, which lets go of some of itself and is
+/// corrected for each token, and is read at the token's query. Queries, keys and values come through a short convolution.
+struct DeltaShape {
+  static constexpr float length_epsilon = 1e-6F;  ///< Qwen's code adds it to squared lengths of queries and keys
+  std::uint32_t key_heads = 0, value_heads = 0;   ///< value_heads is a multiple of key_heads
+  std::uint32_t key_dim = 0, value_dim = 0;       ///< of a head; key_dim at most most_delta_key
+  std::uint32_t kernel = 0;                       ///< tokens that the convolution sees, at most most_delta_kernel
+  bool tiled = false;                  ///< value head v has key head v modulo their number; else neighbours share
+  std::uint64_t position_numbers = 0;  ///< that a cache has a position, before what is remembered
+  /// Of queries, of keys, and of values.
+  [[nodiscard]] FERRY_HD constexpr std::uint32_t channels() const {
+    return 2 * key_heads * key_dim + value_heads * value_dim;
+  }
+  [[nodiscard]] FERRY_HD constexpr std::uint32_t value_width() const { return value_heads * value_dim; }
+  /// Of a layer and sequence: [value_heads, value_dim, key_dim], and the last tokens' channels, [kernel - 1, channels].
+  [[nodiscard]] FERRY_HD constexpr std::uint64_t memory_numbers() const {
+    return std::uint64_t{value_width()} * key_dim + std::uint64_t{kernel - 1} * channels();
+  }
+};
+
+struct DeltaWeights {
+  const float* kernel = nullptr;                            ///< [kernel, channels]
+  const float *fade_scale = nullptr, *fade_bias = nullptr;  ///< [value_heads]
+  const float* norm = nullptr;                              ///< [value_dim]
+  float epsilon = 0;
+};
+
+/// What `layer`, counted among those that remember, makes of rows: out [n, value_width]. x: [n, channels], is changed; gates:
+/// [n, value_width]; rates: [n, 2, value_heads], of corrections, and of what is let go. Rows of a sequence come one behind the
+/// other. Without `keep` nothing is remembered afterwards. A row's result does not depend on other sequences' rows.
+void delta(cudaStream_t stream, float* x, const float* gates, const float* rates, const DeltaWeights& weights,
+           const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const DeltaShape& shape, bool keep, float* out);
+
+/// x *= sigmoid(gates), of so many numbers.
+void weigh(cudaStream_t stream, const float* gates, std::uint64_t count, float* x);
 
 /// Scores of `count` adjacent layers' gates: softmax(x W^T) of each. x: [n, hidden]; gates: [count * E, hidden], numbers, E at
 /// most most_experts; scores, and scratch `logits`: [count, n, E], may be the same, and scores host memory that is

@@ -46,7 +46,8 @@ Workspace::Workspace(const ModelConfig& config) : config_(config) {
   // A tile of 4 Mi weights keeps cuBLAS busy, and is small beside any model that needs a GPU.
   const std::uint64_t longest =
       std::max({config.hidden, config.expert_width, config.shared_width, config.dense_width,
-                config.heads * std::max(config.head_dim, config.value_dim), config.latent.query_rank});
+                config.heads * std::max(config.head_dim, config.value_dim), config.latent.query_rank,
+                config.linear.value_heads * config.linear.value_dim});
   context.scratch_floats = std::max<std::uint64_t>(longest, std::uint64_t{1} << 22U);
   scratch_ = DeviceBlock(context.scratch_floats * sizeof(float), Use::activations, account);
   context.scratch = scratch_.as<float>();
@@ -65,8 +66,13 @@ void Workspace::reserve(std::uint32_t most) {
     partial = next.next<float>(n * c.hidden);
     ahead = next.next<float>(n * c.hidden);
     const bool absorbed = c.latent.rank > 0;
-    qkv = next.next<float>(n * (c.heads + (absorbed ? 0 : 2 * c.kv_heads)) * c.head_dim);
-    mixed = next.next<float>(n * c.heads * (absorbed ? c.latent.rank : c.head_dim));
+    const LinearAttention& d = c.linear;
+    const std::uint32_t remembered = d.value_heads * d.value_dim, heads = c.heads * c.head_dim;
+    qkv = next.next<float>(n * std::max((c.heads + (absorbed ? 0 : 2 * c.kv_heads)) * c.head_dim, d.channels()));
+    mixed = next.next<float>(n * (absorbed ? c.heads * c.latent.rank : std::max(heads, remembered)));
+    output_gates = next.next<float>(n * std::max(c.output_gate ? heads : 0, remembered));
+    rates = next.next<float>(n * 2 * d.value_heads);
+    if (norms_behind() && c.shared_width > 0) beside = next.next<float>(n * c.hidden);
     if (absorbed) {
       const std::uint64_t width = c.latent.rank + c.rope.width;
       down = next.next<float>(n * c.latent.query_rank);

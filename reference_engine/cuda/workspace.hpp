@@ -47,7 +47,7 @@ class Workspace {
   void reserve(std::uint32_t rows);
 
   [[nodiscard]] cudaStream_t stream() const { return context.stream; }
-  [[nodiscard]] bool norms_behind() const { return config_.norm_place == NormPlace::behind; }
+  [[nodiscard]] bool norms_behind() const { return config_.norm_place != NormPlace::before; }
   /// Of what layers add to the hidden states.
   [[nodiscard]] float residual_scale() const { return static_cast<float>(config_.residual_scale); }
 
@@ -59,9 +59,14 @@ class Workspace {
   float *x = nullptr, *normed = nullptr;       ///< [rows, hidden]: hidden states, and the gate's input
   float *partial = nullptr, *ahead = nullptr;  ///< [rows, hidden]: the same of a partial hidden state
   /// Of attention: [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim]; of latent attention the queries alone, and
-  /// [rows, heads rank].
+  /// [rows, heads rank]; of the delta rule [rows, channels], [rows, value_heads value_dim].
   float *qkv = nullptr, *mixed = nullptr;
   float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]; of dense MLPs and attention, too
+  /// [rows, hidden] and [rows] or null: the shared expert's, where a norm comes behind the sum of all. Else null.
+  float* beside = nullptr;
+  const float* beside_factor = nullptr;
+  /// Of what attention gives, or of the delta rule: [rows, heads head_dim or value_heads value_dim]; [rows, 2 value_heads].
+  float *output_gates = nullptr, *rates = nullptr;
   /// Of latent attention: [rows, query_rank], [rows, rank + turned], [rows, heads (rank + turned)], [rows, heads value_dim].
   float *down = nullptr, *latent = nullptr, *queries = nullptr, *made = nullptr;
   float* activated = nullptr;    ///< [rows * top_k, widest routed expert], [rows, widest of the others]

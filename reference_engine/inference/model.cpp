@@ -186,12 +186,7 @@ std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& l
   for (const std::uint32_t width : c.of_moe_layers(&LayerConfig::shared_width)) {
     if (width != c.shared_width) return "shared experts of several widths";
   }
-  for (const LayerConfig& l : c.layer) {
-    if (l.linear) return "gated-delta layers";
-  }
-  if (c.norm_place == NormPlace::both) return "norms before and behind";
-  if (c.norm_place == NormPlace::behind && c.shared_width > 0) return "shared experts with a norm behind them";
-  if (c.output_gate || (c.latent.rank == 0 && c.value_dim != c.head_dim)) return "its attention";
+  if (c.latent.rank == 0 && c.value_dim != c.head_dim) return "its attention";
   for (const ExpertLayout& l : layouts) {
     if (l.type(0) != l.type(1)) return "experts whose gate and up are of two types";
   }

@@ -26,7 +26,7 @@ class KvCache {
   /// In memory of another device, which knows what it is.
   KvCache(std::shared_ptr<void> on_device, std::uint64_t bytes) : device(std::move(on_device)), device_bytes_(bytes) {}
 
-  std::uint32_t positions = 0;  ///< that there is room for; on the CPU device
+  std::uint32_t positions = 0;  ///< that there is room for
   /// [layers] of [kv_heads * positions, head_dim] and of [kv_heads * positions, value_dim]; of LatentAttention one vector a
   /// position, as keys alone; of LinearAttention what it remembers, whatever the positions.
   std::vector<Matrix> keys, values;

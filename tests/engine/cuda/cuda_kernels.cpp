@@ -807,6 +807,163 @@ TEST_CASE(
   }
 }
 
+namespace {
+
+/// One layer's delta rule over one sequence's rows, as it is written: `memory` is what was remembered, and then what is.
+Doubles by_delta_rule(const DeltaShape& s, const DeltaWeights& w, const std::vector<float>& kernel,
+                      const std::vector<float>& scale, const std::vector<float>& bias, const std::vector<float>& norm,
+                      const Doubles& x, const Doubles& gates, const Doubles& rates, std::vector<double>& memory) {
+  const std::size_t channels = s.channels(), width = s.value_width(), keys = std::size_t{s.key_heads} * s.key_dim;
+  const std::size_t before = s.kernel - 1, last = width * s.key_dim;  // where the last tokens are in memory
+  const auto silu = [](double v) { return v / (1 + std::exp(-v)); };
+  Doubles out(x.rows, width);
+  for (std::size_t r = 0; r < x.rows; ++r) {
+    std::vector<double> mixed(channels);
+    for (std::size_t c = 0; c < channels; ++c) {
+      double sum = x(r, c) * kernel[before * channels + c];
+      for (std::size_t t = 0; t < before; ++t) sum += memory[last + t * channels + c] * kernel[t * channels + c];
+      mixed[c] = silu(sum);
+      for (std::size_t t = 0; t < before; ++t) {
+        memory[last + t * channels + c] = t + 1 < before ? memory[last + (t + 1) * channels + c] : x(r, c);
+      }
+    }
+    for (std::size_t h = 0; h < 2 * s.key_heads; ++h) {
+      double squares = 0;
+      for (std::size_t i = 0; i < s.key_dim; ++i) squares += std::pow(mixed[h * s.key_dim + i], 2);
+      for (std::size_t i = 0; i < s.key_dim; ++i) {
+        mixed[h * s.key_dim + i] /= std::sqrt(squares + 1e-6) * (h < s.key_heads ? std::sqrt(1.0 * s.key_dim) : 1);
+      }
+    }
+    for (std::size_t h = 0; h < s.value_heads; ++h) {
+      const std::size_t key_head = s.tiled ? h % s.key_heads : h * s.key_heads / s.value_heads;
+      const double *query = mixed.data() + key_head * s.key_dim, *key = query + keys;
+      const double rate = 1 / (1 + std::exp(-rates(r, h)));
+      const double fade = std::exp(scale[h] * std::log1p(std::exp(rates(r, s.value_heads + h) + bias[h])));
+      double squares = 0;
+      for (std::size_t j = 0; j < s.value_dim; ++j) {
+        double* column = memory.data() + (h * s.value_dim + j) * s.key_dim;
+        double known = 0, given = 0;
+        for (std::size_t i = 0; i < s.key_dim; ++i) known += key[i] * (column[i] *= fade);
+        const double change = (mixed[2 * keys + h * s.value_dim + j] - known) * rate;
+        for (std::size_t i = 0; i < s.key_dim; ++i) given += query[i] * (column[i] += key[i] * change);
+        out(r, h * s.value_dim + j) = given;
+        squares += given * given;
+      }
+      for (std::size_t j = 0; j < s.value_dim; ++j) {
+        const std::size_t at = h * s.value_dim + j;
+        out(r, at) *= norm[j] / std::sqrt(squares / s.value_dim + double{w.epsilon}) * silu(gates(r, at));
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("cuda kernels - the delta rule takes each sequence on from what it remembers of it, and rows stand alone") {
+  const Device device;
+  const cudaStream_t stream = device.context.stream;
+  test::Random random(17);
+  constexpr std::uint32_t layers = 2, layer = 1, capacity = 7;
+  const DeltaShape shapes[] = {{2, 4, 16, 16, 4, false, 6}, {2, 4, 40, 9, 2, true, 0},    {1, 1, 7, 3, 1, false, 10},
+                               {3, 6, 70, 5, 8, true, 2},   {1, 2, 128, 32, 4, false, 4}, {1, 3, 256, 8, 4, true, 4}};
+  for (const DeltaShape& s : shapes) {
+    CAPTURE(s.key_dim);
+    CAPTURE(s.kernel);
+    const std::size_t channels = s.channels(), width = s.value_width(), memory = s.memory_numbers();
+    const std::vector<float> kernel = random_numbers(random, s.kernel * channels),
+                             bias = random_numbers(random, s.value_heads, 2),
+                             norm = random_numbers(random, s.value_dim);
+    std::vector<float> scale = random_numbers(random, s.value_heads);
+    for (float& v : scale) v = -std::abs(v);
+    const Buffer<float> device_kernel(kernel), device_scale(scale), device_bias(bias), device_norm(norm);
+    DeltaWeights w{device_kernel, device_scale, device_bias, device_norm, 1e-5F};
+    // Three rows of one sequence from position 5 on, four of another from its first on, and one of a third.
+    const std::uint32_t counts[] = {3, 4, 1}, firsts[] = {5, 0, 6};
+    const std::size_t begin = s.position_numbers * capacity + layer * memory;
+    const std::size_t all = s.position_numbers * capacity + layers * memory;
+    std::vector<std::vector<float>> before;
+    std::vector<std::unique_ptr<Buffer<float>>> caches;
+    std::vector<RowPlace> rows;
+    for (std::size_t i = 0; i < 3; ++i) {
+      before.push_back(random_numbers(random, all));
+      if (firsts[i] == 0) {  // what a sequence before it has left is nothing to it
+        std::fill_n(before[i].begin() + static_cast<std::ptrdiff_t>(begin), memory,
+                    std::numeric_limits<float>::quiet_NaN());
+      }
+      caches.push_back(std::make_unique<Buffer<float>>(before[i]));
+      for (std::uint32_t r = 0; r < counts[i]; ++r) rows.push_back({*caches[i], capacity, firsts[i] + r, 0});
+    }
+    const auto n = static_cast<std::uint32_t>(rows.size());
+    const std::vector<float> x = random_numbers(random, n * channels, 2), gates = random_numbers(random, n * width, 3),
+                             rates = random_numbers(random, std::size_t{n} * 2 * s.value_heads, 30);
+    const Buffer<RowPlace> places(rows);
+    const Buffer<float> device_gates(gates), device_rates(rates);
+    const auto run = [&](std::uint32_t from, std::uint32_t count, bool keep) {
+      const Buffer<float> changed(
+          std::vector<float>(x.begin() + static_cast<std::ptrdiff_t>(from * channels), x.end())),
+          out(count * width);
+      delta(stream, changed, device_gates + from * width, device_rates + std::size_t{from} * 2 * s.value_heads, w,
+            places + from, count, layer, s, keep, out);
+      return device.read(out);
+    };
+    const auto same = [&](std::size_t i, const std::vector<float>& as) {
+      return same_bits(device.read(*caches[i]).data(), as.data(), all);
+    };
+    const std::vector<float> passing = run(0, n, false);
+    for (std::size_t i = 0; i < 3; ++i) CHECK(same(i, before[i]));
+    const std::vector<float> got = run(0, n, true);
+    CHECK(same_bits(passing.data(), got.data(), got.size()));
+
+    std::size_t row = 0;
+    for (std::size_t i = 0; i < 3; ++i) {
+      CAPTURE(i);
+      const auto rows_of = [&](const std::vector<float>& of, std::size_t columns) {
+        const auto at = of.begin() + static_cast<std::ptrdiff_t>(row * columns);
+        return Doubles(counts[i], columns, {at, at + static_cast<std::ptrdiff_t>(counts[i] * columns)});
+      };
+      std::vector<double> remembered(memory);
+      for (std::size_t m = 0; firsts[i] > 0 && m < memory; ++m) remembered[m] = before[i][begin + m];
+      const Doubles expected =
+          by_delta_rule(s, w, kernel, scale, bias, norm, rows_of(x, channels), rows_of(gates, width),
+                        rows_of(rates, std::size_t{2} * s.value_heads), remembered);
+      const auto at = got.begin() + static_cast<std::ptrdiff_t>(row * width);
+      CHECK(worst_error({at, at + static_cast<std::ptrdiff_t>(counts[i] * width)}, expected) < tolerance);
+      const std::vector<float> after = device.read(*caches[i]);
+      double worst = 0, largest = 1;
+      for (std::size_t m = 0; m < memory; ++m) {
+        worst = std::max(worst, std::abs(after[begin + m] - remembered[m]));
+        largest = std::max(largest, std::abs(remembered[m]));
+      }
+      CHECK(worst < tolerance * largest);
+      CHECK(same_bits(after.data(), before[i].data(), begin));
+      row += counts[i];
+    }
+
+    // In two steps, from anew: each row, and what is remembered, to the bit.
+    const std::vector<float> first = device.read(*caches[0]);
+    check(cudaMemcpy(*caches[0], before[0].data(), all * sizeof(float), cudaMemcpyHostToDevice));
+    check(cudaDeviceSynchronize());
+    CHECK(same_bits(run(0, 1, true).data(), got.data(), width));
+    CHECK(same_bits(run(1, 2, true).data(), got.data() + width, 2 * width));
+    CHECK(same(0, first));
+  }
+}
+
+TEST_CASE("cuda kernels - what attention gives is weighed by sigmoids") {
+  const Device device;
+  test::Random random(19);
+  for (const std::size_t count : {1U, 255U, 1000U}) {
+    const std::vector<float> x = random_numbers(random, count, 3), gates = random_numbers(random, count, 9);
+    const Buffer<float> y(x), device_gates(gates);
+    weigh(device.context.stream, device_gates, count, y);
+    const std::vector<float> got = device.read(y);
+    for (std::size_t i = 0; i < count; ++i) {
+      CHECK(got[i] == doctest::Approx(x[i] / (1 + std::exp(-double{gates[i]}))).epsilon(1e-5));
+    }
+  }
+}
+
 TEST_CASE("cuda kernels - scores far apart neither overflow nor vanish") {
   const Device device;
   constexpr std::uint32_t dim = 4, capacity = 70;
@@ -1316,6 +1473,10 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
   says(refusal([&] { prepare_and_store(stream, x, {x, 3}, nullptr, 1, 0, {1, 1, 8}); }), "3 columns that turn");
   says(refusal([&] { prepare_and_store(stream, x, {x, 10}, nullptr, 1, 0, {1, 1, 8}); }), "10 columns that turn");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {5, 2, 8}, x); }), "5 heads cannot share 2");
+  const auto by_rule = [&](const DeltaShape& s) { delta(stream, x, x, x, {}, nullptr, 1, 0, s, true, x); };
+  says(refusal([&] { by_rule({2, 3, 8, 8, 4}); }), "3 heads of values cannot share 2");
+  says(refusal([&] { by_rule({2, 4, 257, 8, 4}); }), "heads of 257 numbers");
+  says(refusal([&] { by_rule({2, 4, 8, 8, 9}); }), "over 9 tokens, expected at most 8");
   says(refusal([&] { experts(device.context, {8, 8, FloatType::bf16, 48}, {}, x, x, x); }), "groups of 48");
   says(refusal([&] {
          experts(device.context, {8, 8, FloatType::bf16, 32}, {nullptr, {1, 0, 0, 0, 0}, nullptr, 1, 1, nullptr}, x, x,
@@ -1339,6 +1500,8 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   activate(c.stream, y, nullptr, 0, 16, {}, {}, nullptr);
   prepare_and_store(c.stream, y, {y, 16}, nullptr, 0, 0, {1, 1, 16});
   attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
+  delta(c.stream, y, nullptr, nullptr, {}, nullptr, 0, 0, {1, 1, 16, 16, 4}, true, y);
+  weigh(c.stream, nullptr, 0, y);
   gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, y, nullptr, 2, nullptr);
   experts(c, {16, 16, FloatType::bf16, 64}, {}, nullptr, y, y);
   expert_by_blas(c, {16, 16, FloatType::bf16, 64}, Precision::full, {}, nullptr, 1, nullptr, nullptr, {}, y);
