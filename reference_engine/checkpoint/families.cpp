@@ -738,6 +738,42 @@ void gated_delta(FamilyReader& r, bool fused) {
   r.sparse_layers();
 }
 
+/// Short convolutions, and some layers with ordinary attention.
+void lfm2_moe(FamilyReader& r) {
+  r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.c.norm_epsilon = r.number_or("norm_eps", 1e-5);
+  r.c.tied_embeddings = r.f.flag("tie_embedding", r.c.tied_embeddings);
+  r.c.gate.gating = Gating::sigmoid;
+  r.c.renormalise = r.f.flag("norm_topk_prob", true);
+  r.c.added_to_sum = 1e-6;
+  r.c.routed_scale = r.number_or("routed_scaling_factor", 1);
+  TensorNames& n = r.c.names;
+  n.norm = "embedding_norm";
+  n.attention_norm = "operator_norm";
+  n.mlp_norm = "ffn_norm";
+  n.q_norm = "self_attn.q_layernorm.weight";
+  n.k_norm = "self_attn.k_layernorm.weight";
+  n.output = "self_attn.out_proj";
+  n.gate = "feed_forward.gate.weight";
+  if (r.f.flag("use_expert_bias", true)) n.choice_bias = "feed_forward.expert_bias";
+  n.experts = "feed_forward.experts.";
+  n.fused = {"feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"};
+  n.dense = "feed_forward.";
+  n.parts = n.mlp_parts = {"w1", "w3", "w2"};
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.must_be_off({"conv_bias"});
+  r.rope({.theta = 1e6});
+  r.c.linear.convolution = true;
+  r.c.linear.kernel = r.whole_or("conv_L_cache", 3, 64);
+  if (r.c.linear.kernel == 0) r.f.refuse("conv_L_cache", "a whole number from 1");
+  if (!r.f.has("layer_types")) r.f.refuse("layer_types", R"(a list of "full_attention" and "conv")");
+  r.layer_types(
+      {"full_attention", "conv"}, [](std::uint32_t) { return 0U; },
+      [&](std::uint32_t l, std::uint32_t type) { r.c.layer[l].linear = type == 1; });
+  const std::uint32_t first = r.whole_or("num_dense_layers", 2);
+  r.dense_layers([&](std::uint32_t l) { return l < first; });
+}
+
 void qwen3_next(FamilyReader& r) {
   gated_delta(r, true);
 }
@@ -782,6 +818,7 @@ constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
                                {"GraniteMoeSharedForCausalLM", granitemoeshared, {1e-6, 2}},
                                {"HYV3ForCausalLM", hy_v3, {1e-5, {}}},
                                {"HunYuanMoEV1ForCausalLM", hunyuan_v1_moe, {1e-5, 2}},
+                               {"Lfm2MoeForCausalLM", lfm2_moe, {1e-5, 2}, true},
                                {"Llama4ForCausalLM", llama4, {1e-5, 2}},
                                {"Llama4ForConditionalGeneration", llama4, {1e-5, 2}},
                                {"MiniMaxM2ForCausalLM", minimax_m2, {1e-6, 200020}},
@@ -813,7 +850,6 @@ constexpr Missing not_computed[] = {
     {"GraniteMoeHybridForCausalLM", "Mamba layers"},
     {"JambaForCausalLM", "Mamba layers"},
     {"KimiLinearForCausalLM", "Kimi's delta attention"},
-    {"Lfm2MoeForCausalLM", "convolution layers"},
     {"LongcatFlashForCausalLM", "experts that compute nothing and layers with two attentions"},
     {"MiMoV2FlashForCausalLM", "heads whose number differs by layer"},
     {"MiniMaxForCausalLM", "lightning attention"},

@@ -19,9 +19,10 @@ inline constexpr std::uint32_t no_token = 0xffffffff;
 
 /// Where a family's checkpoints have what, as parts of tensor names. Those of a layer follow "model.layers.N.".
 struct TensorNames {
-  std::string model = "model.", head = "lm_head.";
+  std::string model = "model.", head = "lm_head.", norm = "norm";  ///< the last norm, behind `model`
   std::string attention_norm = "input_layernorm", mlp_norm = "post_attention_layernorm";  ///< ".weight", ".bias"
   std::string attention_norm_behind, mlp_norm_behind;                                     ///< where there are two each
+  std::string output = "self_attn.o_proj";                                                ///< ".weight", ".bias"
   std::string output_gate;  ///< a matrix of its own; empty: gates come with the queries
   std::string q_norm = "self_attn.q_norm.weight", k_norm = "self_attn.k_norm.weight";
   std::string gate = "mlp.gate.weight", gate_bias, choice_bias;
@@ -31,6 +32,7 @@ struct TensorNames {
   std::string shared = "mlp.shared_experts.", shared_scale;                               ///< then a part, ".weight"
   std::array<std::string, 2> shared_fused;  ///< instead: gate above up, and down
   std::string dense = "mlp.";               ///< of layers without experts; then a part, ".weight"
+  std::array<std::string, 3> mlp_parts{"gate_proj", "up_proj", "down_proj"};  ///< of shared experts and dense MLPs
 };
 
 /// How the matrices of a layer's experts lie in a checkpoint.
@@ -82,8 +84,11 @@ struct LatentAttention {
   bool bias = false;             ///< of what makes both vectors, and of what attention gives
 };
 
-/// Attention whose memory is one matrix a head, which each token changes by the gated delta rule.
+/// What a layer has in the place of attention: a memory that does not grow. By the gated delta rule one matrix a head, which
+/// each token changes; or the last tokens of a short convolution alone.
 struct LinearAttention {
+  /// Of what a token is, between two gates made of it too (LFM2), and nothing else but `kernel`.
+  bool convolution = false;
   std::uint32_t key_heads = 0, value_heads = 0;  ///< each key head serves as many value heads
   std::uint32_t key_dim = 0, value_dim = 0;
   std::uint32_t kernel = 0;  ///< tokens that a convolution over queries, keys and values sees
@@ -95,7 +100,7 @@ struct LinearAttention {
 
 struct LayerConfig {
   bool moe = true;           ///< else a dense MLP
-  bool linear = false;       ///< LinearAttention
+  bool linear = false;       ///< LinearAttention in the place of attention
   bool turns = true;         ///< queries and keys, by their position
   std::uint32_t window = 0;  ///< tokens that one attends to, with itself; 0: all before it
   std::uint32_t chunk = 0;   ///< a token attends to those of its chunk of so many; 0: there are none

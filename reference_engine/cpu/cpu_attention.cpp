@@ -36,8 +36,9 @@ std::unique_ptr<CpuAttention> CpuAttention::make(const ModelConfig& config, cons
   if (config.latent.rank > 0) return make_absorbed_attention(config, weights, workers, product);
   auto heads = make_head_attention(config, weights, workers, product);
   if (config.linear.kernel == 0) return heads;
-  return std::make_unique<MixedAttention>(config, std::move(heads),
-                                          make_delta_attention(config, weights, workers, product));
+  auto others = config.linear.convolution ? make_short_convolution(config, weights, product)
+                                          : make_delta_attention(config, weights, workers, product);
+  return std::make_unique<MixedAttention>(config, std::move(heads), std::move(others));
 }
 
 void CpuAttention::keep(Matrix& to, std::uint32_t positions, std::uint32_t position, const float* from) {

@@ -48,7 +48,9 @@ std::unique_ptr<CpuAttention> make_head_attention(const ModelConfig& config, con
 /// LatentAttention.
 std::unique_ptr<CpuAttention> make_absorbed_attention(const ModelConfig& config, const Weights& weights,
                                                       WorkerPool& workers, PackedProduct& product);
-/// LinearAttention.
+/// LinearAttention, of both kinds.
+std::unique_ptr<CpuAttention> make_short_convolution(const ModelConfig& config, const Weights& weights,
+                                                     PackedProduct& product);
 std::unique_ptr<CpuAttention> make_delta_attention(const ModelConfig& config, const Weights& weights,
                                                    WorkerPool& workers, PackedProduct& product);
 

@@ -31,8 +31,8 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   embedding_ = weights.matrix(c.names.model + "embed_tokens.weight", c.vocabulary, c.hidden);
   head_ = c.tied_embeddings ? embedding_ : weights.matrix(c.names.head + "weight", c.vocabulary, c.hidden);
   if (c.head_bias) head_bias_ = weights.vector(c.names.head + "bias", c.vocabulary);
-  norm_.weight = weights.vector(c.names.model + "norm.weight", c.hidden);
-  if (c.norm == Norm::mean) norm_.bias = weights.vector(c.names.model + "norm.bias", c.hidden);
+  norm_.weight = weights.vector(c.names.model + c.names.norm + ".weight", c.hidden);
+  if (c.norm == Norm::mean) norm_.bias = weights.vector(c.names.model + c.names.norm + ".bias", c.hidden);
   if (c.norm == Norm::rms_plus_one) norm_.weight.array() += 1;
   attention_ = CpuAttention::make(c, weights, workers(), product_);
   for (std::uint32_t l = 0; l < c.layers; ++l) layers_.push_back(load_layer(weights, l));
@@ -70,9 +70,10 @@ CpuModel::Layer CpuModel::load_layer(const Weights& weights, std::uint32_t index
     return layer;
   }
   const std::string& at = moe ? c.names.shared : c.names.dense;
-  layer.mlp.gate = weights.matrix(c.tensor(index, at + "gate_proj.weight"), width, c.hidden);
-  layer.mlp.up = weights.matrix(c.tensor(index, at + "up_proj.weight"), width, c.hidden);
-  layer.mlp.down = weights.matrix(c.tensor(index, at + "down_proj.weight"), c.hidden, width);
+  const auto part = [&](std::size_t i) { return c.tensor(index, at + c.names.mlp_parts[i] + ".weight"); };
+  layer.mlp.gate = weights.matrix(part(0), width, c.hidden);
+  layer.mlp.up = weights.matrix(part(1), width, c.hidden);
+  layer.mlp.down = weights.matrix(part(2), c.hidden, width);
   if (moe && !c.names.shared_scale.empty()) {
     layer.mlp.scale = weights.matrix(c.tensor(index, c.names.shared_scale), 1, c.hidden);
   }

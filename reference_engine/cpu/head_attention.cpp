@@ -45,7 +45,7 @@ class HeadAttention final : public CpuAttention {
       }
       layer.k = matrix("self_attn.k_proj.weight", k_width, c.hidden);
       layer.v = matrix("self_attn.v_proj.weight", v_width, c.hidden);
-      layer.o = matrix("self_attn.o_proj.weight", c.hidden, out);
+      layer.o = weights.matrix(c.tensor(l, c.names.output + ".weight"), c.hidden, out);
       if (c.qkv_bias) {
         const bool together = c.output_gate && !apart;
         layer.q_bias = vector("self_attn.q_proj.bias", together ? 2 * q_width : q_width);
@@ -53,7 +53,7 @@ class HeadAttention final : public CpuAttention {
         layer.k_bias = vector("self_attn.k_proj.bias", k_width);
         layer.v_bias = vector("self_attn.v_proj.bias", v_width);
       }
-      if (c.output_bias) layer.o_bias = vector("self_attn.o_proj.bias", c.hidden);
+      if (c.output_bias) layer.o_bias = vector(c.names.output + ".bias", c.hidden);
       if (c.head_norm == HeadNorm::plain_behind_rope) {
         layer.q_norm = layer.k_norm = Vector::Ones(c.head_dim);
       } else if (c.head_norm != HeadNorm::none) {

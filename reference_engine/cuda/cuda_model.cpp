@@ -56,14 +56,18 @@ class CudaModel final : public Model {
   /// From the attention's input to `work_.qkv` and `work_.mixed`; of latent attention to `work_.made`.
   void mix(std::uint32_t layer, const float* input);
   void mix_latent(std::uint32_t layer, const float* input);
-  void mix_delta(std::uint32_t layer, const float* input, bool keep);
+  /// Of layers without keys and values.
+  void mix_remembered(std::uint32_t layer, const float* input, bool keep);
   [[nodiscard]] DeltaShape delta_shape() const;
+  [[nodiscard]] ConvolutionShape convolution_shape() const {
+    return {config().hidden, config().linear.kernel, position_numbers()};
+  }
   [[nodiscard]] Preparation preparation() const;
   /// Keys and values of a position, in numbers.
   [[nodiscard]] std::uint64_t position_numbers() const {
     const ModelConfig& c = config();
-    return (c.layers - delta_layers_) * (c.latent.rank > 0 ? std::uint64_t{c.latent.rank} + c.rope.width
-                                                           : std::uint64_t{2} * c.kv_heads * c.head_dim);
+    return (c.layers - keyless_) * (c.latent.rank > 0 ? std::uint64_t{c.latent.rank} + c.rope.width
+                                                      : std::uint64_t{2} * c.kv_heads * c.head_dim);
   }
   /// What comes before a gate: layers without experts, and the attention of its own. Layers with experts are counted from 0
   /// here and below.
@@ -94,7 +98,7 @@ class CudaModel final : public Model {
   Workspace work_;
   DeviceWeights weights_;
   std::vector<std::uint32_t> among_;  ///< a layer's number among those of its kind: with keys and values, or without
-  std::uint32_t delta_layers_ = 0;
+  std::uint32_t keyless_ = 0;         ///< layers without keys and values
   bool pinned_ = false;
   std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
@@ -129,7 +133,7 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
   device_ = properties.name;
   for (const LayerConfig& layer : config().layer) {
     const auto passed = static_cast<std::uint32_t>(among_.size());
-    among_.push_back(layer.linear ? delta_layers_++ : passed - delta_layers_);
+    among_.push_back(layer.linear ? keyless_++ : passed - keyless_);
   }
   weights_ = load_weights(*files.checkpoint, config(), work_.account);
   count_dense(weights_.dense_bytes);
@@ -191,8 +195,12 @@ void CudaModel::measure_link() {
 }
 
 KvCache CudaModel::make_cache(std::uint32_t positions) const {
-  const std::uint64_t remembered = delta_layers_ == 0 ? 0 : delta_layers_ * delta_shape().memory_numbers();
-  const std::uint64_t bytes = (position_numbers() * positions + remembered) * sizeof(float);
+  std::uint64_t numbers = position_numbers() * positions;
+  if (keyless_ > 0) {
+    numbers += keyless_ *
+               (config().linear.convolution ? convolution_shape().memory_numbers() : delta_shape().memory_numbers());
+  }
+  const std::uint64_t bytes = numbers * sizeof(float);
   KvCache made(std::make_shared<DeviceBlock>(bytes, Use::cache, work_.account), bytes);
   made.positions = positions;
   return made;
@@ -263,10 +271,14 @@ DeltaShape CudaModel::delta_shape() const {
   return {d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.kernel, d.tiled, position_numbers()};
 }
 
-void CudaModel::mix_delta(std::uint32_t l, const float* input, bool keep) {
+void CudaModel::mix_remembered(std::uint32_t l, const float* input, bool keep) {
   const LayerWeights& layer = weights_.layers[l];
   const std::uint32_t n = work_.rows;
   linear(work_.context, input, n, layer.qkv, nullptr, false, work_.qkv);
+  if (config().linear.convolution) {
+    return short_convolution(work_.stream(), work_.qkv, layer.delta.kernel, work_.places, n, among_[l],
+                             convolution_shape(), keep, work_.mixed);
+  }
   linear(work_.context, input, n, layer.output_gate, nullptr, false, work_.output_gates);
   linear(work_.context, input, n, layer.rates, nullptr, false, work_.rates);
   delta(work_.stream(), work_.qkv, work_.output_gates, work_.rates, layer.delta, work_.places, n, among_[l],
@@ -331,7 +343,7 @@ void CudaModel::attend(std::uint32_t l, float* hidden, float* input, bool keep) 
   const bool latent = config().latent.rank > 0;
   norm_before(hidden, layer.attention_norm, input);
   if (config().layer[l].linear) {
-    mix_delta(l, input, keep);
+    mix_remembered(l, input, keep);
   } else if (latent) {
     mix_latent(l, input);
   } else {

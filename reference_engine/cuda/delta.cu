@@ -1,4 +1,4 @@
-// Layers that remember by the gated delta rule, but for their products with weights.
+// Layers that remember by the gated delta rule or a convolution, but for their products with weights.
 #include <cmath>
 #include <cub/warp/warp_reduce.cuh>
 
@@ -35,41 +35,71 @@ __device__ bool ends(const RowPlace* rows, std::uint32_t r, std::uint32_t n) {
   return r + 1 == n || rows[r].cache != rows[r + 1].cache;
 }
 
-/// A thread takes a channel of all rows, in their order.
-__global__ void __launch_bounds__(threads)
-    convolve_kernel(float* x, const float* kernel, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
-                    DeltaShape s, bool keep) {
-  let_next_begin();
-  after_previous();
-  const std::uint32_t channel = blockIdx.x * threads + threadIdx.x, channels = s.channels(), before = s.kernel - 1;
-  if (channel >= channels) return;
+/// A channel's convolution over all rows, in their order: of(r) is what row r has, put(r, sum) takes what comes of it, and
+/// memory(r) is where its sequence keeps the last `before` of them, `channels` numbers apart.
+template <class Of, class Put, class Memory>
+__device__ void convolve(const float* kernel, std::uint32_t channels, std::uint32_t before, const RowPlace* rows,
+                         std::uint32_t n, bool keep, const Of& of, const Put& put, const Memory& memory) {
   float weights[most_delta_kernel], last[most_delta_kernel] = {};
 #pragma unroll
-  for (std::uint32_t t = 0; t < most_delta_kernel; ++t) weights[t] = t <= before ? kernel[t * channels + channel] : 0;
+  for (std::uint32_t t = 0; t < most_delta_kernel; ++t) weights[t] = t <= before ? kernel[t * channels] : 0;
   for (std::uint32_t r = 0; r < n; ++r) {
-    float* memory = memory_of(rows[r], layer, s) + std::uint64_t{s.value_heads} * s.value_dim * s.key_dim + channel;
     if (begins(rows, r)) {
 #pragma unroll
       for (std::uint32_t t = 0; t < most_delta_kernel; ++t) {
-        last[t] = t < before && rows[r].position > 0 ? memory[t * channels] : 0;
+        last[t] = t < before && rows[r].position > 0 ? memory(r)[t * channels] : 0;
       }
     }
-    const float now = x[std::uint64_t{r} * channels + channel];
+    const float now = of(r);
     float sum = 0;
 #pragma unroll
     for (std::uint32_t t = 0; t < most_delta_kernel; ++t) {
       if (t == before) last[t] = now;
       sum = fmaf(last[t], weights[t], sum);  // behind the kernel's end all are 0
     }
-    x[std::uint64_t{r} * channels + channel] = silu(sum);
+    put(r, sum);
 #pragma unroll
     for (std::uint32_t t = 0; t + 1 < most_delta_kernel; ++t) last[t] = t < before ? last[t + 1] : 0;
     if (!keep || !ends(rows, r, n)) continue;
 #pragma unroll
     for (std::uint32_t t = 0; t < most_delta_kernel; ++t) {
-      if (t < before) memory[t * channels] = last[t];
+      if (t < before) memory(r)[t * channels] = last[t];
     }
   }
+}
+
+/// A thread takes a channel.
+__global__ void __launch_bounds__(threads)
+    convolve_kernel(float* x, const float* kernel, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
+                    DeltaShape s, bool keep) {
+  let_next_begin();
+  after_previous();
+  const std::uint32_t channel = blockIdx.x * threads + threadIdx.x, channels = s.channels();
+  if (channel >= channels) return;
+  const std::uint64_t matrices = std::uint64_t{s.value_width()} * s.key_dim;
+  convolve(
+      kernel + channel, channels, s.kernel - 1, rows, n, keep,
+      [&](std::uint32_t r) { return x[std::uint64_t{r} * channels + channel]; },
+      [&](std::uint32_t r, float sum) { x[std::uint64_t{r} * channels + channel] = silu(sum); },
+      [&](std::uint32_t r) { return memory_of(rows[r], layer, s) + matrices + channel; });
+}
+
+/// The same, between two gates: of a row [before, behind, value].
+__global__ void __launch_bounds__(threads)
+    short_kernel(const float* x, const float* kernel, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
+                 ConvolutionShape s, bool keep, float* out) {
+  let_next_begin();
+  after_previous();
+  const std::uint32_t channel = blockIdx.x * threads + threadIdx.x;
+  if (channel >= s.channels) return;
+  const auto row = [&](std::uint32_t r) { return x + std::uint64_t{r} * 3 * s.channels + channel; };
+  convolve(
+      kernel + channel, s.channels, s.kernel - 1, rows, n, keep,
+      [&](std::uint32_t r) { return row(r)[0] * row(r)[2 * s.channels]; },
+      [&](std::uint32_t r, float sum) { out[std::uint64_t{r} * s.channels + channel] = row(r)[s.channels] * sum; },
+      [&](std::uint32_t r) {
+        return rows[r].cache + s.position_numbers * rows[r].capacity + layer * s.memory_numbers() + channel;
+      });
 }
 
 /// A warp for each head of a row's queries and keys, whose length becomes 1; queries are divided by the root of their size.
@@ -169,6 +199,12 @@ __global__ void __launch_bounds__(threads) weigh_kernel(const float* gates, std:
   if (i < count) x[i] *= sigmoid(gates[i]);
 }
 
+void check_kernel(std::uint32_t kernel) {
+  if (kernel > 0 && kernel <= most_delta_kernel) return;
+  refuse("a convolution over " + std::to_string(kernel) + " tokens, expected at most " +
+         std::to_string(most_delta_kernel));
+}
+
 void check(const DeltaShape& s) {
   if (s.key_heads == 0 || s.value_heads == 0 || s.value_heads % s.key_heads != 0) {
     refuse(std::to_string(s.value_heads) + " heads of values cannot share " + std::to_string(s.key_heads) + " of keys");
@@ -176,10 +212,7 @@ void check(const DeltaShape& s) {
   if (s.key_dim == 0 || s.key_dim > most_delta_key || s.value_dim == 0) {
     refuse("heads of " + std::to_string(s.key_dim) + " numbers, expected at most " + std::to_string(most_delta_key));
   }
-  if (s.kernel == 0 || s.kernel > most_delta_kernel) {
-    refuse("a convolution over " + std::to_string(s.kernel) + " tokens, expected at most " +
-           std::to_string(most_delta_kernel));
-  }
+  check_kernel(s.kernel);
 }
 
 }  // namespace
@@ -200,6 +233,14 @@ void delta(cudaStream_t stream, float* x, const float* gates, const float* rates
                layer, s, keep, out);
   launch_early("norm_gate_kernel", stream, dim3(n, shares(s.value_heads, warps)), threads, norm_gate_kernel, gates,
                w.norm, w.epsilon, s, out);
+}
+
+void short_convolution(cudaStream_t stream, const float* x, const float* kernel, const RowPlace* rows, std::uint32_t n,
+                       std::uint32_t layer, const ConvolutionShape& s, bool keep, float* out) {
+  check_kernel(s.kernel);
+  if (n == 0) return;
+  launch_early("short_kernel", stream, dim3(shares(s.channels, threads)), threads, short_kernel, x, kernel, rows, n,
+               layer, s, keep, out);
 }
 
 void weigh(cudaStream_t stream, const float* gates, std::uint64_t count, float* x) {

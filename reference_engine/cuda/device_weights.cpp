@@ -227,10 +227,11 @@ class Loader {
                       c_.latent.rank, c_.rope.width, most_latent_dim));
     }
     if (c_.linear.kernel > most_delta_kernel || c_.linear.key_dim > most_delta_key) {
-      throw InputError(fmt::format(
-          "gated-delta layers whose keys are {} numbers and whose convolution sees {} tokens: the CUDA device "
-          "computes at most {} and {}; --device cpu computes them",
-          c_.linear.key_dim, c_.linear.kernel, most_delta_key, most_delta_kernel));
+      throw InputError(
+          fmt::format("layers without keys and values whose heads have {} numbers and whose convolution sees {} "
+                      "tokens: the CUDA device "
+                      "computes at most {} and {}; --device cpu computes them",
+                      c_.linear.key_dim, c_.linear.kernel, most_delta_key, most_delta_kernel));
     }
     const bool heads = c_.latent.rank == 0 && (c_.head_dim > most_head_dim || c_.head_dim % 2 != 0);
     if (c_.experts > most_experts || heads) {
@@ -245,7 +246,7 @@ class Loader {
     want_matrix(c_.names.model + "embed_tokens.weight", c_.vocabulary, c_.hidden, w_.embedding);
     if (!c_.tied_embeddings) want_matrix(c_.names.head + "weight", c_.vocabulary, c_.hidden, w_.head);
     if (c_.head_bias) want_vector(c_.names.head + "bias", c_.vocabulary, w_.head_bias);
-    want_norm(c_.names.model + "norm.", w_.norm);
+    want_norm(c_.names.model + c_.names.norm + ".", w_.norm);
     want_floats({c_.rope.frequency.begin(), c_.rope.frequency.end()}, w_.frequency);
     if (c_.rope.long_from > 0) {
       want_floats({c_.rope.long_frequency.begin(), c_.rope.long_frequency.end()}, w_.long_frequency);
@@ -292,15 +293,15 @@ class Loader {
       want_norm(c_.tensor(l, c_.names.mlp_norm_behind + "."), layer.mlp_behind);
     }
     want_mlp(l, layer);
-    if (c_.layer[l].linear) return want_delta(l, layer);
+    if (c_.layer[l].linear) return c_.linear.convolution ? want_convolution(l, layer) : want_delta(l, layer);
     if (c_.latent.rank > 0) {
       want_latent(l, layer);
     } else {
       want_heads(l, layer);
     }
     const std::uint32_t mixed = c_.heads * (c_.latent.rank > 0 ? c_.value_dim : c_.head_dim);
-    want_matrix(c_.tensor(l, "self_attn.o_proj.weight"), c_.hidden, mixed, layer.o);
-    if (c_.output_bias || c_.latent.bias) want_vector(c_.tensor(l, "self_attn.o_proj.bias"), c_.hidden, layer.o_bias);
+    want_matrix(c_.tensor(l, c_.names.output + ".weight"), c_.hidden, mixed, layer.o);
+    if (c_.output_bias || c_.latent.bias) want_vector(c_.tensor(l, c_.names.output + ".bias"), c_.hidden, layer.o_bias);
     if (c_.sinks) want_vector(c_.tensor(l, "self_attn.sinks"), c_.heads, layer.sinks);
   }
 
@@ -355,6 +356,14 @@ class Loader {
     }
     want_floats(std::move(gates), layer.output_gate_bias);
     return queries;
+  }
+
+  void want_convolution(std::uint32_t l, LayerWeights& layer) {
+    const auto at = [&](const char* name) { return c_.tensor(l, std::string("conv.") + name); };
+    want_matrix(at("in_proj.weight"), 3 * c_.hidden, c_.hidden, layer.qkv);
+    want_matrix(at("out_proj.weight"), c_.hidden, c_.hidden, layer.o);
+    const std::vector<float> kernel = dense(at("conv.weight"), {c_.hidden, 1, c_.linear.kernel}).to_floats();
+    want_floats(turned_rows(kernel, 1, c_.hidden, c_.hidden, c_.linear.kernel), layer.delta.kernel);
   }
 
   /// What the delta rule needs; as `DeltaAttention` of the CPU device reads it.
@@ -466,9 +475,8 @@ class Loader {
                   {at(c_.names.shared_fused[1]), {c_.hidden, width}}};
     } else {
       const std::string& prefix = moe ? c_.names.shared : c_.names.dense;
-      matrices = {{at(prefix + "gate_proj.weight"), {width, c_.hidden}},
-                  {at(prefix + "up_proj.weight"), {width, c_.hidden}},
-                  {at(prefix + "down_proj.weight"), {c_.hidden, width}}};
+      const auto part = [&](std::size_t i) { return at(prefix + c_.names.mlp_parts[i] + ".weight"); };
+      matrices = {{part(0), {width, c_.hidden}}, {part(1), {width, c_.hidden}}, {part(2), {c_.hidden, width}}};
     }
     std::uint64_t bytes = 0;
     std::vector<StoredType> types;

@@ -17,12 +17,12 @@ struct NormWeights {
 
 struct LayerWeights {
   NormWeights attention_norm, mlp_norm, attention_behind, mlp_behind;  ///< null where there is none
-  DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other; by the delta rule those of its channels
+  DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other; without attention those of all channels
   const float *qkv_bias = nullptr, *o_bias = nullptr;
   const float *q_norm = nullptr, *k_norm = nullptr, *sinks = nullptr;
   DenseWeight output_gate;  ///< by the delta rule, too
   const float* output_gate_bias = nullptr;
-  DenseWeight rates;  ///< of the delta rule, and what it has beside matrices
+  DenseWeight rates;  ///< of the delta rule, and what it, or a convolution, has beside matrices
   DeltaWeights delta;
   // Of latent attention: what makes the vectors, their norms, and each head's matrices
   DenseWeight q_down, q, kv_down;

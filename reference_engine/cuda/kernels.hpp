@@ -204,6 +204,20 @@ struct DeltaWeights {
 void delta(cudaStream_t stream, float* x, const float* gates, const float* rates, const DeltaWeights& weights,
            const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const DeltaShape& shape, bool keep, float* out);
 
+/// A convolution over the last tokens, channel by channel, of gated values (LFM2).
+struct ConvolutionShape {
+  std::uint32_t channels = 0;
+  std::uint32_t kernel = 0;            ///< tokens that it sees, at most most_delta_kernel
+  std::uint64_t position_numbers = 0;  ///< that a cache has a position, before what is remembered
+  /// Of a layer and sequence: [kernel - 1, channels].
+  [[nodiscard]] FERRY_HD constexpr std::uint64_t memory_numbers() const { return std::uint64_t{kernel - 1} * channels; }
+};
+
+/// out = b * convolution(a * v) of rows x [n, 3 (a, b, v), channels]. kernel: [kernel, channels]; out: [n, channels]; the rest
+/// as of `delta`.
+void short_convolution(cudaStream_t stream, const float* x, const float* kernel, const RowPlace* rows, std::uint32_t n,
+                       std::uint32_t layer, const ConvolutionShape& shape, bool keep, float* out);
+
 /// x *= sigmoid(gates), of so many numbers.
 void weigh(cudaStream_t stream, const float* gates, std::uint64_t count, float* x);
 

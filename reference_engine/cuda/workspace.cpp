@@ -67,10 +67,11 @@ void Workspace::reserve(std::uint32_t most) {
     ahead = next.next<float>(n * c.hidden);
     const bool absorbed = c.latent.rank > 0;
     const LinearAttention& d = c.linear;
-    const std::uint32_t remembered = d.value_heads * d.value_dim, heads = c.heads * c.head_dim;
-    qkv = next.next<float>(n * std::max((c.heads + (absorbed ? 0 : 2 * c.kv_heads)) * c.head_dim, d.channels()));
+    const std::uint32_t remembered = d.convolution ? c.hidden : d.value_heads * d.value_dim;
+    const std::uint32_t heads = c.heads * c.head_dim, channels = d.convolution ? 3 * c.hidden : d.channels();
+    qkv = next.next<float>(n * std::max((c.heads + (absorbed ? 0 : 2 * c.kv_heads)) * c.head_dim, channels));
     mixed = next.next<float>(n * (absorbed ? c.heads * c.latent.rank : std::max(heads, remembered)));
-    output_gates = next.next<float>(n * std::max(c.output_gate ? heads : 0, remembered));
+    output_gates = next.next<float>(n * std::max(c.output_gate ? heads : 0, d.convolution ? 0 : remembered));
     rates = next.next<float>(n * 2 * d.value_heads);
     if (norms_behind() && c.shared_width > 0) beside = next.next<float>(n * c.hidden);
     if (absorbed) {

@@ -59,7 +59,8 @@ class Workspace {
   float *x = nullptr, *normed = nullptr;       ///< [rows, hidden]: hidden states, and the gate's input
   float *partial = nullptr, *ahead = nullptr;  ///< [rows, hidden]: the same of a partial hidden state
   /// Of attention: [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim]; of latent attention the queries alone, and
-  /// [rows, heads rank]; of the delta rule [rows, channels], [rows, value_heads value_dim].
+  /// [rows, heads rank]; of the delta rule [rows, channels], [rows, value_heads value_dim]; of
+  /// convolutions [rows, 3 hidden], [rows, hidden].
   float *qkv = nullptr, *mixed = nullptr;
   float *shared = nullptr, *shared_factor = nullptr;  ///< [rows, hidden], [rows]; of dense MLPs and attention, too
   /// [rows, hidden] and [rows] or null: the shared expert's, where a norm comes behind the sum of all. Else null.

@@ -19,7 +19,10 @@ KvCache::KvCache(const ModelConfig& c, std::uint32_t positions) : positions(posi
     return;
   }
   for (const LayerConfig& layer : c.layer) {
-    if (layer.linear) {
+    if (layer.linear && c.linear.convolution) {
+      keys.emplace_back(c.linear.kernel - 1, c.hidden);
+      values.emplace_back();
+    } else if (layer.linear) {
       keys.emplace_back(Eigen::Index{c.linear.value_heads} * c.linear.key_dim, c.linear.value_dim);
       values.emplace_back(c.linear.kernel - 1, c.linear.channels());
     } else {

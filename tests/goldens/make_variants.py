@@ -7,7 +7,7 @@
 deepseek_v3_bias, deepseek_v2_bias: `attention_bias` of latent attention, with and without latent queries.
 qwen3_next_bias: `attention_bias`, where queries come with gates.
 olmoe_clip: `clip_qkv`.
-afmoe, glm4_moe_lite, solar_open, exaone_moe, hy_v3: families of their own. qwen3_vl_moe: what it makes of texts; experts lie as on the hub, and the part that sees is left out.
+afmoe, glm4_moe_lite, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own. qwen3_vl_moe: what it makes of texts; experts lie as on the hub, and the part that sees is left out.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
 olmoe_as_gguf, llama4_as_gguf, afmoe_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have
@@ -49,6 +49,9 @@ VARIANTS = {
                             mup_enabled=True, sliding_window=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
     "afmoe_as_gguf": ("afmoe", dict(BASE, num_hidden_layers=5, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16, num_experts=8, num_shared_experts=2, intermediate_size=32, num_dense_layers=1, route_scale=2.5,
                                     mup_enabled=True, sliding_window=16)),
+    "lfm2_moe": ("lfm2_moe", dict(BASE, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=32, num_dense_layers=1,
+                                  tie_word_embeddings=True, routed_scaling_factor=1.5, norm_eps=1e-5, conv_L_cache=3,
+                                  layer_types=["conv", "full_attention", "conv", "conv"])),
     "qwen3_vl_moe": ("qwen3_vl_moe", dict(
         text_config=dict(SIGMOID, head_dim=16, num_experts=8, intermediate_size=32,
                          rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}),

@@ -44,7 +44,7 @@ std::string refused_family(const std::string& family, const std::vector<std::pai
 TEST_CASE("families that are not computed are refused by name, with what they need") {
   for (const auto& [architecture, part] :
        {std::pair{"DbrxForCausalLM", "fused attention"}, std::pair{"JambaForCausalLM", "Mamba layers"},
-        std::pair{"GraniteMoeHybridForCausalLM", "Mamba layers"}, std::pair{"Lfm2MoeForCausalLM", "convolution layers"},
+        std::pair{"GraniteMoeHybridForCausalLM", "Mamba layers"},
         std::pair{"MiniMaxForCausalLM", "lightning attention"}, std::pair{"GlmMoeDsaForCausalLM", "sparse attention"},
         std::pair{"NemotronHForCausalLM", "Mamba layers"}}) {
     CHECK(says(refused_family("mixtral", {{"architectures", {architecture}}}), {architecture, part}));
@@ -74,7 +74,7 @@ TEST_CASE("what a file does not say is as transformers has it") {
         Absent{"mixtral", 1e-5, 2}, Absent{"olmoe", 1e-5, 50279}, Absent{"phimoe", 1e-5, 2},
         Absent{"qwen2_moe", 1e-6, none}, Absent{"qwen3_moe", 1e-6, none}, Absent{"qwen3_next", 1e-6, none},
         Absent{"qwen3_5_moe", 1e-6, none}, Absent{"glm4_moe_lite", 1e-5, 1}, Absent{"exaone_moe", 1e-5, 53},
-        Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none}, Absent{"afmoe", 1e-5, none},
+        Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none}, Absent{"afmoe", 1e-5, none}, Absent{"lfm2_moe", 1e-5, 2},
         // Of their published configuration files; what ends a text of XVERSE-MoE is not known.
         Absent{"deepseek_moe", 1e-6, 100001}, Absent{"xverse_moe", 1e-6, none}}) {
     CAPTURE(one.family);
@@ -194,7 +194,7 @@ TEST_CASE("what a GPU computes is said by name, and the rest refused with the pa
         "glm4_moe",      "ernie4_5_moe",     "hunyuan_v1_moe", "minimax_m2",       "gpt_oss",
         "deepseek_v2",   "deepseek_v2_lite", "deepseek_v3",    "flex_olmo",        "llama4",
         "glm4_moe_lite", "exaone_moe",       "hy_v3",          "solar_open",       "qwen3_vl_moe",
-        "qwen3_next",    "qwen3_5_moe",      "afmoe"}) {
+        "qwen3_next",    "qwen3_5_moe",      "afmoe",          "lfm2_moe"}) {
     CAPTURE(computed);
     CHECK(lacks(computed).empty());
   }

@@ -533,7 +533,7 @@ TEST_CASE("CUDA: lossless stacks without host compute give the resident model's 
   const std::string zoo = test::golden_file("zoo").string();
   std::uint64_t first = 0;
   for (const std::string& name : {std::string("tiny-mixtral"), std::string("tiny-qwen-moe"), zoo + "/qwen3_next",
-                                  zoo + "/qwen3_5_moe", zoo + "/afmoe"}) {
+                                  zoo + "/qwen3_5_moe", zoo + "/afmoe", zoo + "/lfm2_moe"}) {
     emulated::reset({.eager = true});
     const Matrix resident = run_on_gpu(name, "resident", 100).logits;
     std::uint64_t seed = first++, copies = 0;

@@ -1,0 +1,79 @@
+#include <utility>
+
+#include "cpu/cpu_attention.hpp"
+#include "math/host_math.hpp"
+
+namespace ferry::engine {
+namespace {
+
+/// LFM2's short convolutions: a token becomes three vectors, of which the product of the first and the last goes through a
+/// convolution over the last tokens, channel by channel, and is multiplied with the second.
+///
+/// Of a sequence the cache has, in the place of keys, the last tokens' products [kernel - 1, hidden]. Position 0 begins anew.
+class ShortConvolution final : public CpuAttention {
+ public:
+  ShortConvolution(const ModelConfig& c, const Weights& weights, PackedProduct& product)
+      : CpuAttention(c), product_(product) {
+    for (std::uint32_t index = 0; index < c.layers; ++index) {
+      Layer& layer = layers_.emplace_back();
+      if (!c.layer[index].linear) continue;
+      const auto name = [&](const char* rest) { return c.tensor(index, std::string("conv.") + rest); };
+      const std::string in = name("in_proj.weight"), conv = name("conv.weight");
+      layer.before = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, 0, c.hidden);
+      layer.behind = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, c.hidden, c.hidden);
+      layer.value = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, 2ULL * c.hidden, c.hidden);
+      const Vector kernel =
+          weights.floats(conv, {c.hidden, 1, c.linear.kernel}, std::uint64_t{c.hidden} * c.linear.kernel);
+      layer.kernel = Eigen::Map<const Matrix>(kernel.data(), c.hidden, c.linear.kernel).transpose();
+      layer.out = weights.matrix(name("out_proj.weight"), c.hidden, c.hidden);
+    }
+  }
+
+  void run(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, const Matrix& normed,
+           Matrix& out) override {
+    const Layer& layer = layers_[index];
+    const std::uint32_t before = config_.linear.kernel - 1;
+    product_.run(normed, {layer.before.times(before_), layer.behind.times(behind_), layer.value.times(value_)});
+    value_.array() *= before_.array();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const auto at = static_cast<Eigen::Index>(i);
+      Matrix& last = caches[rows[i].sequence].keys[index];
+      if (rows[i].position == 0) last.setZero();
+      sum_ = value_.row(at).cwiseProduct(layer.kernel.row(before));
+      for (std::uint32_t t = 0; t < before; ++t) sum_ += last.row(t).cwiseProduct(layer.kernel.row(t));
+      for (std::uint32_t t = 0; t + 1 < before; ++t) last.row(t) = last.row(t + 1);
+      if (before > 0) last.row(before - 1) = value_.row(at);
+      behind_.row(at) = behind_.row(at).cwiseProduct(sum_);
+    }
+    layer.out.times(behind_, product_, out);
+  }
+
+  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) override {
+    saved_.clear();
+    for (const TokenRow& row : rows) saved_.push_back(caches[row.sequence].keys[layer]);
+  }
+  void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const override {
+    for (std::size_t i = 0; i < rows.size(); ++i) caches[rows[i].sequence].keys[layer] = saved_[i];
+  }
+
+ private:
+  struct Layer {
+    StoredMatrix before, behind, value, out;
+    Matrix kernel;  ///< [kernel, hidden]
+  };
+
+  PackedProduct& product_;
+  std::vector<Layer> layers_;
+  std::vector<Matrix> saved_;
+  Matrix before_, behind_, value_;  // scratch
+  Eigen::RowVectorXf sum_;
+};
+
+}  // namespace
+
+std::unique_ptr<CpuAttention> make_short_convolution(const ModelConfig& config, const Weights& weights,
+                                                     PackedProduct& product) {
+  return std::make_unique<ShortConvolution>(config, weights, product);
+}
+
+}  // namespace ferry::engine
