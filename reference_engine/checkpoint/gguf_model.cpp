@@ -15,8 +15,10 @@ namespace {
 
 constexpr const char* rope_divisors = "rope_freqs.weight";
 
-constexpr std::pair<const char*, const char*> outer_names[] = {
-    {"token_embd.", "model.embed_tokens."}, {"output_norm.", "model.norm."}, {"output.", "lm_head."}};
+constexpr std::pair<const char*, const char*> outer_names[] = {{"token_embd.", "model.embed_tokens."},
+                                                               {"output_norm.", "model.norm."},
+                                                               {"token_embd_norm.", "model.norm."},  // LFM2's last one
+                                                               {"output.", "lm_head."}};
 /// Of a layer, behind "blk.N.": the first that fits.
 constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "input_layernorm."},
                                                                {"ffn_norm.", "post_attention_layernorm."},
@@ -59,6 +61,9 @@ constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "i
                                                                {"ssm_a", "linear_attn.A"},
                                                                {"ssm_norm.", "linear_attn.norm."},
                                                                {"ssm_out.", "linear_attn.out_proj."},
+                                                               {"shortconv.conv.", "conv.conv."},
+                                                               {"shortconv.in_proj.", "conv.in_proj."},
+                                                               {"shortconv.out_proj.", "conv.out_proj."},
                                                                {"ffn_gate.", "mlp.gate_proj."},
                                                                {"ffn_up.", "mlp.up_proj."},
                                                                {"ffn_down.", "mlp.down_proj."}};
@@ -172,6 +177,7 @@ const std::vector<GgufFamily>& families_of_gguf() {
       {"phimoe", "PhiMoEForCausalLM", false, Json::object()},
       {"qwen3next", "Qwen3NextForCausalLM", false, {{"norm_topk_prob", true}}},
       {"qwen35moe", "Qwen3_5MoeForCausalLM", false, {{"norm_topk_prob", true}}},
+      {"lfm2moe", "Lfm2MoeForCausalLM", false, {{"norm_topk_prob", true}, {"num_dense_layers", 0}}},
       {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
       {"afmoe",
        "AfmoeForCausalLM",
@@ -312,6 +318,26 @@ void add_gated_delta(const GgufFacts& f, Json& config) {
   add_layer_types(f, "attention.recurrent_layers", "linear_attention", config);
 }
 
+/// Heads of keys and values, of which layers with a convolution have none.
+void add_convolutions(const GgufFacts& f, Json& config) {
+  const std::string whole = f.arch + ".attention.head_count_kv";
+  const Json& list = f.fields().has(whole) ? f.fields().at(whole) : Json();
+  const Json& layers = config["num_hidden_layers"];
+  std::uint64_t heads = 0;
+  bool good = list.is_array() && layers.is_number_unsigned() && list.size() >= layers;
+  for (std::size_t l = 0; good && l < layers; ++l) {
+    good = list[l].is_number_unsigned() && (list[l] == 0 || heads == 0 || list[l] == heads);
+    if (good && list[l] != 0) heads = list[l];
+    if (good) config["layer_types"].push_back(list[l] == 0 ? "conv" : "full_attention");
+  }
+  if (!good || heads == 0)
+    f.fields().refuse(whole, "a list with the heads of each layer, 0 for a convolution, and one number for all others");
+  config["num_key_value_heads"] = heads;
+  f.copy("attention.layer_norm_rms_epsilon", "norm_eps", config);
+  f.copy("shortconv.l_cache", "conv_L_cache", config);
+  f.copy("leading_dense_block_count", "num_dense_layers", config);
+}
+
 /// What is particular to an architecture.
 void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   if (f.arch == "deepseek2") {
@@ -389,6 +415,8 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     if (const Json window = f.get("attention.sliding_window"); !window.is_null() && window != 0) {
       config["sliding_window"] = window;
     }
+  } else if (f.arch == "lfm2moe") {
+    add_convolutions(f, config);
   } else if (f.arch == "qwen3next" || f.arch == "qwen35moe") {
     add_gated_delta(f, config);
   }
@@ -406,7 +434,7 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   }
   f.copy("embedding_length", "hidden_size", config);
   f.copy("attention.head_count", "num_attention_heads", config);
-  f.copy("attention.head_count_kv", "num_key_value_heads", config);
+  if (f.arch != "lfm2moe") f.copy("attention.head_count_kv", "num_key_value_heads", config);
   f.copy("attention.key_length", "head_dim", config);
   f.copy("context_length", "max_position_embeddings", config);
   f.copy("attention.layer_norm_rms_epsilon", "rms_norm_eps", config);
@@ -544,6 +572,7 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   c.rope.neighbours = c.rope.neighbours || family->turned;
   if (c.norm == Norm::rms_plus_one) c.norm = Norm::rms;  // the 1 is in their files' weights
   c.linear.tiled = f.arch == "qwen35moe";
+  c.linear.flat = true;
   const TensorNames read = std::exchange(c.names, {});
   if (c.norm_place == NormPlace::both) {
     c.names.mlp_norm = "pre_mlp_layernorm";

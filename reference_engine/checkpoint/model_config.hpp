@@ -93,6 +93,7 @@ struct LinearAttention {
   std::uint32_t key_dim = 0, value_dim = 0;
   std::uint32_t kernel = 0;  ///< tokens that a convolution over queries, keys and values sees
   bool fused = false;        ///< projections come as two tensors, by key head
+  bool flat = false;         ///< kernels are [channels, kernel], and not [channels, 1, kernel]
   bool tiled = false;        ///< value head v belongs to key head v modulo their number; else neighbours share one
   /// Of queries, of keys, and of values.
   [[nodiscard]] std::uint32_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }

@@ -22,8 +22,9 @@ class ShortConvolution final : public CpuAttention {
       layer.before = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, 0, c.hidden);
       layer.behind = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, c.hidden, c.hidden);
       layer.value = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, 2ULL * c.hidden, c.hidden);
-      const Vector kernel =
-          weights.floats(conv, {c.hidden, 1, c.linear.kernel}, std::uint64_t{c.hidden} * c.linear.kernel);
+      std::vector<std::uint64_t> shape{c.hidden, c.linear.kernel};
+      if (!c.linear.flat) shape.insert(shape.begin() + 1, 1);
+      const Vector kernel = weights.floats(conv, shape, std::uint64_t{c.hidden} * c.linear.kernel);
       layer.kernel = Eigen::Map<const Matrix>(kernel.data(), c.hidden, c.linear.kernel).transpose();
       layer.out = weights.matrix(name("out_proj.weight"), c.hidden, c.hidden);
     }

@@ -358,12 +358,17 @@ class Loader {
     return queries;
   }
 
+  void want_kernel(const std::string& name, std::uint32_t channels, LayerWeights& layer) {
+    std::vector<std::uint64_t> shape{channels, c_.linear.kernel};
+    if (!c_.linear.flat) shape.insert(shape.begin() + 1, 1);
+    want_floats(turned_rows(dense(name, shape).to_floats(), 1, channels, channels, c_.linear.kernel),
+                layer.delta.kernel);
+  }
   void want_convolution(std::uint32_t l, LayerWeights& layer) {
     const auto at = [&](const char* name) { return c_.tensor(l, std::string("conv.") + name); };
     want_matrix(at("in_proj.weight"), 3 * c_.hidden, c_.hidden, layer.qkv);
     want_matrix(at("out_proj.weight"), c_.hidden, c_.hidden, layer.o);
-    const std::vector<float> kernel = dense(at("conv.weight"), {c_.hidden, 1, c_.linear.kernel}).to_floats();
-    want_floats(turned_rows(kernel, 1, c_.hidden, c_.hidden, c_.linear.kernel), layer.delta.kernel);
+    want_kernel(at("conv.weight"), c_.hidden, layer);
   }
 
   /// What the delta rule needs; as `DeltaAttention` of the CPU device reads it.
@@ -392,12 +397,8 @@ class Loader {
                   layer.rates);
     }
     want_matrix(at("out_proj.weight"), c_.hidden, width, layer.o);
+    want_kernel(at("conv1d.weight"), d.channels(), layer);
     const bool flat = checkpoint_.find(at("A")) != nullptr;  // as GGUF has it
-    const std::vector<float> kernel =
-        dense(at("conv1d.weight"), flat ? std::vector<std::uint64_t>{d.channels(), d.kernel}
-                                        : std::vector<std::uint64_t>{d.channels(), 1, d.kernel})
-            .to_floats();
-    want_floats(turned_rows(kernel, 1, d.channels(), d.channels(), d.kernel), layer.delta.kernel);
     std::vector<float> scale = dense(at(flat ? "A" : "A_log"), {d.value_heads}).to_floats();
     for (float& v : scale) v = flat ? v : -std::exp(v);
     want_floats(std::move(scale), layer.delta.fade_scale);

@@ -59,7 +59,7 @@ std::map<std::string, WordRules> make_rules() {
   add({"r50k_base", "p50k_base"}, {{gpt2_words}});
   add({"olmo", "dbrx-olmo"}, {{gpt2_words}, false, false, "nfc"});
   add({"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"}, {{R"(\p{N})", gpt2_words}});
-  add({"llama-bpe", "llama3", "llama-v3"}, {{common(R"(\p{N}{1,3})")}, true, true});
+  add({"llama-bpe", "llama3", "llama-v3", "lfm2"}, {{common(R"(\p{N}{1,3})")}, true, true});
   add({"dbrx", "smaug-bpe", "cl100k_base", "chatglm-bpe"}, {{common(R"(\p{N}{1,3})")}});
   add({"glm4"}, {{common(R"(\p{N}{1,3})")}, true});
   add({"qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan", "grok-2"},

@@ -275,6 +275,16 @@ def afmoe(r):
     return c
 
 
+def lfm2_moe(r):
+    c = base(r, **experts(r), norm_topk_prob=flag(r), routed_scaling_factor=r.choice([1.0, 2.826]), use_expert_bias=flag(r), norm_eps=r.choice([1e-6, 1e-5, 1e-2]),
+             conv_L_cache=r.choice([1, 2, 3, 3, 4]), tie_word_embeddings=flag(r))
+    dense_first(r, c)
+    c["num_dense_layers"] = c.pop("first_k_dense_replace")
+    c["layer_types"] = [r.choice(["conv", "full_attention"]) for _ in range(c["num_hidden_layers"])]
+    c["rope_parameters"] = rope(r, head_dim(r, c))
+    return c
+
+
 def dots1(r):
     c = sigmoid_gate(r, attention_bias=flag(r))
     c["sliding_window"] = r.choice([None, 5, 16])
@@ -373,7 +383,7 @@ def qwen3_5_moe_text(r):
 
 
 FAMILIES = {f.__name__: f for f in (
-    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, afmoe, dots1,
+    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, afmoe, lfm2_moe, dots1,
     ernie4_5_moe, exaone_moe, hunyuan_v1_moe, hy_v3, minimax_m2, gpt_oss, llama4_text, qwen3_next, qwen3_5_moe_text)}
 FAMILIES["granitemoe"] = granite
 
@@ -419,6 +429,7 @@ PLAIN = ("deepseek", "xverse")
 def for_gguf(family, r, c):
     """Sets to llama.cpp's values what its files do not have."""
     c["rms_norm_eps"] = 1e-5 if family == "olmoe" else c["rms_norm_eps"]
+    types = c.get("layer_types")
     for name in ("layer_types", "moe_layers", "no_rope_layers", "mlp_only_layers", "swiglu_limit", "swiglu_alpha"):
         c.pop(name, None)
     for name, value in {"use_sliding_window": False, "sliding_window": None, "norm_topk_prob": family in ("qwen3_moe", "qwen3_next"), "decoder_sparse_step": 1,
@@ -438,13 +449,17 @@ def for_gguf(family, r, c):
         c["moe_topk"] = c["moe_topk"][0]
     if "kv_lora_rank" in c:
         c["attention_bias"] = False
+    if family == "lfm2_moe":
+        c.update(layer_types=types if "full_attention" in types else ["full_attention", *types[1:]], norm_topk_prob=True, routed_scaling_factor=1.0,
+                 norm_eps=c["rms_norm_eps"])
+        c.pop("head_dim", None)
     if family == "afmoe":
         c.update(mup_enabled=True, global_attn_every_n_layers=4, sliding_window=c.get("sliding_window") or 16)
 
 
 GGUF_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "ernie4_5_moe", "gpt_oss", "granitemoe",
                  "granitemoeshared", "hunyuan_v1_moe", "phimoe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2", "llama4_text", "glm4_moe_lite", "exaone_moe", "hy_v3",
-                 "afmoe")
+                 "afmoe", "lfm2_moe")
 
 
 def randomise(model, generator):
@@ -452,7 +467,7 @@ def randomise(model, generator):
     def noise(t):
         return torch.randn(t.shape, generator=generator)
 
-    buffers = [b for b in model.named_buffers() if b[0].endswith("e_score_correction_bias")]
+    buffers = [b for b in model.named_buffers() if b[0].endswith(("e_score_correction_bias", "expert_bias"))]
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *buffers]:
             if "A_log" in name or "dt_bias" in name:
@@ -558,7 +573,7 @@ def make(folder, family, r, gguf):
     if "experts" in "".join(model.state_dict()) and r.random() < 0.3:
         tensors = {n: t.contiguous() for n, t in model.state_dict().items() if not (n == "lm_head.weight" and config.get("tie_word_embeddings"))}
         if family in ("qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "solar_open", "exaone_moe",
-                      "hy_v3", "afmoe", "dots1", "qwen3_next", "qwen3_5_moe_text"):
+                      "hy_v3", "afmoe", "lfm2_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"):
             safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             notes.append("fused")
     if r.random() < 0.5:

@@ -50,7 +50,7 @@ VARIANTS = {
     "afmoe_as_gguf": ("afmoe", dict(BASE, num_hidden_layers=5, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16, num_experts=8, num_shared_experts=2, intermediate_size=32, num_dense_layers=1, route_scale=2.5,
                                     mup_enabled=True, sliding_window=16)),
     "lfm2_moe": ("lfm2_moe", dict(BASE, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=32, num_dense_layers=1,
-                                  tie_word_embeddings=True, routed_scaling_factor=1.5, norm_eps=1e-5, conv_L_cache=3,
+                                  tie_word_embeddings=True, rms_norm_eps=1e-5, norm_eps=1e-5, conv_L_cache=3,
                                   layer_types=["conv", "full_attention", "conv", "conv"])),
     "qwen3_vl_moe": ("qwen3_vl_moe", dict(
         text_config=dict(SIGMOID, head_dim=16, num_experts=8, intermediate_size=32,

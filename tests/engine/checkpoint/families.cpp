@@ -74,7 +74,8 @@ TEST_CASE("what a file does not say is as transformers has it") {
         Absent{"mixtral", 1e-5, 2}, Absent{"olmoe", 1e-5, 50279}, Absent{"phimoe", 1e-5, 2},
         Absent{"qwen2_moe", 1e-6, none}, Absent{"qwen3_moe", 1e-6, none}, Absent{"qwen3_next", 1e-6, none},
         Absent{"qwen3_5_moe", 1e-6, none}, Absent{"glm4_moe_lite", 1e-5, 1}, Absent{"exaone_moe", 1e-5, 53},
-        Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none}, Absent{"afmoe", 1e-5, none}, Absent{"lfm2_moe", 1e-5, 2},
+        Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none}, Absent{"afmoe", 1e-5, none},
+        Absent{"lfm2_moe", 1e-5, 2},
         // Of their published configuration files; what ends a text of XVERSE-MoE is not known.
         Absent{"deepseek_moe", 1e-6, 100001}, Absent{"xverse_moe", 1e-6, none}}) {
     CAPTURE(one.family);
@@ -245,6 +246,18 @@ TEST_CASE("heads of latent attention need not divide the hidden size") {
 }
 
 TEST_CASE("Trinity") {
+  const ModelConfig lfm =
+      read("lfm2_moe", {{"routed_scaling_factor", 1.5}, {"norm_eps", 1e-3}, {"rms_norm_eps", 1e-6}});
+  CHECK(lfm.routed_scale == 1.5);
+  CHECK(lfm.norm_epsilon == 1e-3);
+  CHECK(lfm.layer[0].linear);
+  CHECK_FALSE(lfm.layer[1].linear);
+  CHECK_FALSE(read("lfm2_moe", {{"tie_embedding", false}}).tied_embeddings);
+  CHECK(read("lfm2_moe", {{"use_expert_bias", false}}).names.choice_bias.empty());
+  CHECK(says(refused_family("lfm2_moe", {{"layer_types", left_out}}), {"field \"layer_types\": expected a list of"}));
+  CHECK(says(refused_family("lfm2_moe", {{"conv_bias", true}}), {"field \"conv_bias\""}));
+  CHECK(says(refused_family("lfm2_moe", {{"conv_L_cache", 0}}), {"field \"conv_L_cache\""}));
+
   const ModelConfig c = read("afmoe", {{"layer_types", left_out}, {"global_attn_every_n_layers", 2}});
   CHECK(c.layer[0].window == 16);
   CHECK_FALSE(c.layer[1].turns);

@@ -116,6 +116,7 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("qwen3_vl_moe-bf16", "qwen3_vl_moe");
   check_tokens("solar_open-bf16", "solar_open");
   check_tokens("afmoe_as_gguf-bf16", "afmoe_as_gguf");
+  check_tokens("lfm2_moe-bf16", "lfm2_moe");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {
@@ -545,6 +546,23 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
   CHECK(trinity.embedding_scale == doctest::Approx(std::sqrt(trinity.hidden)));
   CHECK(says(Described{"afmoe", {divided}, {}}.refusal(), {"afmoe without attention.sliding_window"}));
   CHECK(says(Described{"afmoe", {window}, {}}.refusal(), {"\"route_norm\": expected true"}));
+  // Of LFM2's layers those with a convolution have no heads of keys.
+  const auto heads = [](const std::vector<std::uint32_t>& of_layers) {
+    std::string list = text("lfm2moe.attention.head_count_kv") + number<std::uint32_t>(9) + number<std::uint32_t>(4) +
+                       number<std::uint64_t>(of_layers.size());
+    for (const std::uint32_t n : of_layers) list += number<std::uint32_t>(n);
+    return Described{"lfm2moe", {list}, {}};
+  };
+  const ModelConfig lfm = heads({0, 2, 0, 2}).read();
+  CHECK(lfm.kv_heads == 2);
+  CHECK(lfm.layer[2].linear);
+  CHECK_FALSE(lfm.layer[3].linear);
+  CHECK(lfm.moe_layers.size() == 4);
+  for (const Described& other :
+       {heads({0, 2, 4, 2}), heads({0, 0, 0, 0}), heads({2, 2}),
+        Described{"lfm2moe", {whole("lfm2moe.attention.head_count_kv", 2)}, {}}, Described{"lfm2moe", {}, {}}}) {
+    CHECK(says(other.refusal(), {"attention.head_count_kv", "a list with the heads of each layer"}));
+  }
   const std::string pattern = text("exaone-moe.attention.sliding_window_pattern") + number<std::uint32_t>(9) +
                               number<std::uint32_t>(7) + number<std::uint64_t>(4) + std::string("\1\0\1\1", 4);
   const ModelConfig exaone =

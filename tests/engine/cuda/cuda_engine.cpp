@@ -411,7 +411,7 @@ TEST_CASE("CUDA: GGUF files, in blocks too, compute what the CPU computes from t
         "hunyuan_v1_moe-bf16", "llama4_as_gguf-bf16",   "minimax_m2-bf16",    "olmoe_as_gguf-bf16",
         "phimoe-bf16",         "qwen3_moe-q8_0",        "glm4_moe_lite-bf16", "exaone_moe-bf16",
         "hy_v3-bf16",          "qwen3_vl_moe-bf16",     "solar_open-bf16",    "afmoe_as_gguf-bf16",
-        "qwen3_5_moe-bf16",    "qwen3_next-bf16"}) {
+        "qwen3_5_moe-bf16",    "qwen3_next-bf16",       "lfm2_moe-bf16"}) {
     CAPTURE(file);
     const std::string path = (test::golden_file("gguf") / (std::string(file) + ".gguf")).string();
     for (const char* stack : {"lru", "hobbit"}) {

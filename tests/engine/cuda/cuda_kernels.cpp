@@ -950,6 +950,56 @@ TEST_CASE("cuda kernels - the delta rule takes each sequence on from what it rem
   }
 }
 
+TEST_CASE("cuda kernels - short convolutions take each sequence on from its last tokens, between two gates") {
+  const Device device;
+  test::Random random(18);
+  constexpr std::uint32_t layers = 2, layer = 1, capacity = 9, n = 6;
+  for (const ConvolutionShape& s : {ConvolutionShape{48, 3, 4}, {300, 1, 6}, {7, 8, 0}, {33, 2, 3}}) {
+    CAPTURE(s.kernel);
+    const std::size_t channels = s.channels, before = s.kernel - 1, memory = s.memory_numbers();
+    const std::size_t begin = s.position_numbers * capacity + layer * memory;
+    const std::vector<float> kernel = random_numbers(random, s.kernel * channels),
+                             x = random_numbers(random, n * 3 * channels, 2);
+    const Buffer<float> device_kernel(kernel), device_x(x), out(n * channels);
+    // Four rows of one sequence from position 3 on, and two of another from its first on.
+    std::vector<float> kept[2];
+    std::vector<std::unique_ptr<Buffer<float>>> caches;
+    std::vector<RowPlace> rows;
+    for (std::size_t i = 0; i < 2; ++i) {
+      kept[i] = random_numbers(random, s.position_numbers * capacity + layers * memory);
+      caches.push_back(std::make_unique<Buffer<float>>(kept[i]));
+      for (std::uint32_t r = 0; r < (i == 0 ? 4U : 2U); ++r)
+        rows.push_back({*caches[i], capacity, i == 0 ? 3 + r : r, 0});
+    }
+    const Buffer<RowPlace> places(rows);
+    short_convolution(device.context.stream, device_x, device_kernel, places, n, layer, s, false, out);
+    const std::vector<float> passing = device.read(out);
+    for (std::size_t i = 0; i < 2; ++i) CHECK(device.read(*caches[i]) == kept[i]);
+    Doubles expected(n, channels);
+    for (std::size_t r = 0; r < n; ++r) {
+      std::vector<float>& own = kept[r < 4 ? 0 : 1];
+      const float* row = x.data() + r * 3 * channels;
+      for (std::size_t c = 0; c < channels; ++c) {
+        float* last = own.data() + begin + c;
+        const float now = row[c] * row[2 * channels + c];
+        double sum = double{now} * kernel[before * channels + c];
+        for (std::size_t t = 0; t < before; ++t) {
+          if (r == 4) last[t * channels] = 0;  // the second sequence's first
+          sum += double{last[t * channels]} * kernel[t * channels + c];
+        }
+        for (std::size_t t = 0; t < before; ++t) last[t * channels] = t + 1 < before ? last[(t + 1) * channels] : now;
+        expected(r, c) = row[channels + c] * sum;
+      }
+    }
+    CHECK(worst_error(passing, expected) < tolerance);
+    short_convolution(device.context.stream, device_x, device_kernel, places, 3, layer, s, true, out);
+    short_convolution(device.context.stream, device_x + 9 * channels, device_kernel, places + 3, 3, layer, s, true,
+                      out + 3 * channels);
+    CHECK(device.read(out) == passing);
+    for (std::size_t i = 0; i < 2; ++i) CHECK(device.read(*caches[i]) == kept[i]);
+  }
+}
+
 TEST_CASE("cuda kernels - what attention gives is weighed by sigmoids") {
   const Device device;
   test::Random random(19);
@@ -1477,6 +1527,7 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
   says(refusal([&] { by_rule({2, 3, 8, 8, 4}); }), "3 heads of values cannot share 2");
   says(refusal([&] { by_rule({2, 4, 257, 8, 4}); }), "heads of 257 numbers");
   says(refusal([&] { by_rule({2, 4, 8, 8, 9}); }), "over 9 tokens, expected at most 8");
+  says(refusal([&] { short_convolution(stream, x, x, nullptr, 1, 0, {8, 0}, true, x); }), "over 0 tokens");
   says(refusal([&] { experts(device.context, {8, 8, FloatType::bf16, 48}, {}, x, x, x); }), "groups of 48");
   says(refusal([&] {
          experts(device.context, {8, 8, FloatType::bf16, 32}, {nullptr, {1, 0, 0, 0, 0}, nullptr, 1, 1, nullptr}, x, x,
@@ -1501,6 +1552,7 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   prepare_and_store(c.stream, y, {y, 16}, nullptr, 0, 0, {1, 1, 16});
   attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
   delta(c.stream, y, nullptr, nullptr, {}, nullptr, 0, 0, {1, 1, 16, 16, 4}, true, y);
+  short_convolution(c.stream, nullptr, nullptr, nullptr, 0, 0, {16, 3}, true, y);
   weigh(c.stream, nullptr, 0, y);
   gate(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, 1, y, y, nullptr, 2, nullptr);
   experts(c, {16, 16, FloatType::bf16, 64}, {}, nullptr, y, y);
