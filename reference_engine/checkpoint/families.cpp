@@ -437,15 +437,25 @@ void deepseek_v3(FamilyReader& r) {
   r.no_windows();
 }
 
-void glm4_moe(FamilyReader& r) {
+/// `sees`: images, too (GLM-4.5V, 4.6V).
+void glm4_moe_texts(FamilyReader& r, bool sees) {
   r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
   r.sigmoid_gate("mlp.gate.e_score_correction_bias", {});
   r.shared_experts("n_shared_experts", 1);
-  r.c.qkv_bias = r.f.flag("attention_bias", false);
+  r.c.qkv_bias = r.f.flag("attention_bias", sees);
   if (r.f.flag("use_qk_norm", false)) r.c.head_norm = HeadNorm::heads_before_rope;
-  r.rope({.partial = 0.5, .may_be_partial = true});
+  r.rope({.partial = 0.5, .may_be_partial = true, .sections = sees});
   r.dense_first(1);
   r.no_windows();
+}
+
+void glm4_moe(FamilyReader& r) {
+  glm4_moe_texts(r, false);
+}
+
+void glm4v_moe(FamilyReader& r) {
+  glm4_moe_texts(r, true);
+  r.c.names.model = "model.language_model.";
 }
 
 /// GLM-4.7-Flash: DeepSeek-V3's attention.
@@ -813,6 +823,7 @@ constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
                                {"FlexOlmoForCausalLM", flex_olmo, {1e-6, 100257}},
                                {"Glm4MoeForCausalLM", glm4_moe, {1e-5, {}}},
                                {"Glm4MoeLiteForCausalLM", glm4_moe_lite, {1e-5, 1, true}},
+                               {"Glm4vMoeForConditionalGeneration", glm4v_moe, {1e-5, {}}},
                                {"GptOssForCausalLM", gpt_oss, {1e-5, {}}},
                                {"GraniteMoeForCausalLM", granitemoe, {1e-6, 2}},
                                {"GraniteMoeSharedForCausalLM", granitemoeshared, {1e-6, 2}},

@@ -7,7 +7,7 @@
 deepseek_v3_bias, deepseek_v2_bias: `attention_bias` of latent attention, with and without latent queries.
 qwen3_next_bias: `attention_bias`, where queries come with gates.
 olmoe_clip: `clip_qkv`.
-afmoe, glm4_moe_lite, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own. qwen3_vl_moe: what it makes of texts; experts lie as on the hub, and the part that sees is left out.
+afmoe, glm4_moe_lite, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own. qwen3_vl_moe, glm4v_moe: what they make of texts; experts lie as on the hub, and the part that sees is left out.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
 olmoe_as_gguf, llama4_as_gguf, afmoe_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have
@@ -57,6 +57,12 @@ VARIANTS = {
                          rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}),
         vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, num_position_embeddings=16,
                            deepstack_visual_indexes=[0]), tie_word_embeddings=False)),
+    "glm4v_moe": ("glm4v_moe", dict(
+        text_config=dict(SIGMOID, head_dim=16, n_routed_experts=8, n_shared_experts=1, intermediate_size=32, first_k_dense_replace=1, routed_scaling_factor=1.5,
+                         attention_bias=True,
+                         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=48, image_size=28, patch_size=14),
+        tie_word_embeddings=False)),
     "hy_v3": ("hy_v3", dict(SIGMOID, head_dim=16, num_experts=8, num_shared_experts=1, intermediate_size=32, attention_bias=True,
                             router_scaling_factor=2.5, mlp_layer_types=["dense", "sparse", "sparse"])),
     "deepseek_v3_bias": ("deepseek_v3", dict(LATENT, q_lora_rank=12, n_group=2, topk_group=1, routed_scaling_factor=2.5, norm_topk_prob=True, num_nextn_predict_layers=0)),
@@ -119,7 +125,8 @@ def make(folder, kind, fields, seed):
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     if "vision_config" in fields:
         tensors = safetensors.torch.load_file(folder / "model.safetensors")
-        tensors = {n: t.transpose(1, 2).contiguous() if ".experts." in n else t for n, t in tensors.items() if ".visual." not in n}
+        turned = ".experts." if kind == "qwen3_vl_moe" else "none"
+        tensors = {n: t.transpose(1, 2).contiguous() if turned in n else t for n, t in tensors.items() if ".visual." not in n}
         safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return model
 

@@ -195,7 +195,7 @@ TEST_CASE("what a GPU computes is said by name, and the rest refused with the pa
         "glm4_moe",      "ernie4_5_moe",     "hunyuan_v1_moe", "minimax_m2",       "gpt_oss",
         "deepseek_v2",   "deepseek_v2_lite", "deepseek_v3",    "flex_olmo",        "llama4",
         "glm4_moe_lite", "exaone_moe",       "hy_v3",          "solar_open",       "qwen3_vl_moe",
-        "qwen3_next",    "qwen3_5_moe",      "afmoe",          "lfm2_moe"}) {
+        "qwen3_next",    "qwen3_5_moe",      "afmoe",          "lfm2_moe",         "glm4v_moe"}) {
     CAPTURE(computed);
     CHECK(lacks(computed).empty());
   }

@@ -117,6 +117,7 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("solar_open-bf16", "solar_open");
   check_tokens("afmoe_as_gguf-bf16", "afmoe_as_gguf");
   check_tokens("lfm2_moe-bf16", "lfm2_moe");
+  check_tokens("glm4v_moe-bf16", "glm4v_moe");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {

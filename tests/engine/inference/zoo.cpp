@@ -281,6 +281,11 @@ TEST_CASE("qwen3_5_moe is computed as transformers computes it, and by every los
   check_family("qwen3_5_moe");
   check_stacks("qwen3_5_moe");
 }
+TEST_CASE("glm4v_moe is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("glm4v_moe");
+  check_stacks("glm4v_moe");
+}
+
 TEST_CASE("lfm2_moe is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("lfm2_moe");
   check_stacks("lfm2_moe");
