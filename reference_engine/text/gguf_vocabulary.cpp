@@ -73,7 +73,10 @@ std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
   const bool old_qwen = file.metadata().value("general.architecture", Json()) == "qwen2moe";
   if (old_qwen && (pre.empty() || pre == "default")) pre = "qwen2";
   const WordRules* rules = word_rules(pre);
-  if (rules == nullptr) v.fields.refuse("tokenizer.ggml.pre", "one of " + known_word_rules());
+  if (rules == nullptr) {  // the names are more than a line: what it is comes first
+    v.fields.refuse("tokenizer.ggml.pre",
+                    fmt::format("another than {:.40}: one of {}", json_text(Json(pre)), known_word_rules()));
+  }
   BpeParts parts;
   parts.kind = "GGUF, BPE as " + pre;
   std::unordered_map<std::string, std::uint32_t> tokens;
