@@ -105,6 +105,7 @@ int main() {
       if (output < expected - 1e-3F || output > expected + 1e-3F) return std::puts("wrong bytes!"), 1;
     }
   }
+  pipe.end_sequence(sequence);
   const ferry::Outcomes& o = pipe.counters().of(ferry::Phase::decode);
   std::printf("%llu requests, %.1f%% hits, %d copies\n", static_cast<unsigned long long>(o.requests),
               100 * o.hit_rate(), link.copies);

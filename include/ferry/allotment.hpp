@@ -52,8 +52,9 @@ struct ModelShape : Shape {
     }
     return least;
   }
-  /// All routed experts at the model's own precision: what 100% of a budget means.
+  /// All routed experts at the model's own precision: what 100% of a budget means. Throws ConfigError without their bytes.
   [[nodiscard]] std::uint64_t all_bytes() const {
+    validate_bytes();
     std::uint64_t sum = 0;
     for (std::uint32_t l = 0; l < layers; ++l) sum += slot_bytes(bytes(l, Precision::full)) * experts_of(l);
     return sum;
@@ -75,17 +76,13 @@ struct ModelShape : Shape {
          "renormalise is not set, expected Renormalise::yes for a model that divides the weights of a row's experts by "
          "their sum (Mixtral), Renormalise::no for one that does not (Qwen1.5-MoE)");
     need(std::uint64_t{max_rows} * experts <= 0xffffffffULL, "max_rows * experts must fit in 32 bits");
-    need(expert_bytes.size() == 1 || expert_bytes.size() == layers,
-         "expert_bytes has " + std::to_string(expert_bytes.size()) + " entries, expected 1 or " +
-             std::to_string(layers) + " (layers)");
+    validate_bytes();
     validate_layers("layer_experts", layer_experts, experts);
     validate_layers("layer_top_k", layer_top_k, top_k);
     for (std::uint32_t l = 0; l < layers; ++l) {
       need(top_k_of(l) <= experts_of(l), "layer " + std::to_string(l) + " has a top_k of " +
                                              std::to_string(top_k_of(l)) + ", expected 1 to " +
                                              std::to_string(experts_of(l)) + ", its experts: give each layer its own");
-    }
-    for (std::uint32_t l = 0; l < layers; ++l) {
       need(bytes(l, Precision::full) > 0, "layer " + std::to_string(l) + " has no bytes at full precision");
       const std::uint64_t most = (std::uint64_t{1} << 62U) / (std::uint64_t{layers} * experts * precision_count);
       for (std::uint32_t p = 1; p < precision_count; ++p) {
@@ -97,6 +94,11 @@ struct ModelShape : Shape {
   }
 
  private:
+  void validate_bytes() const {
+    if (expert_bytes.size() == 1 || expert_bytes.size() == layers) return;
+    detail::fail<ConfigError>("model shape: expert_bytes has " + std::to_string(expert_bytes.size()) +
+                              " entries, expected 1 or " + std::to_string(layers) + " (layers)");
+  }
   void validate_layers(const std::string& name, const std::vector<std::uint16_t>& of, std::uint16_t most) const {
     if (of.empty()) return;
     if (of.size() != layers) {
@@ -113,11 +115,10 @@ struct ModelShape : Shape {
 
 /// A number of equal slots for the experts of some adjacent layers. One CachePolicy instance looks after it.
 struct Pool {
-  /// The layers whose experts live here, from `first_layer` on.
-  std::uint16_t first_layer = 0, layers = 0;
-  std::uint8_t precisions = 0;   ///< bit 1 << p: these Precisions live here
-  std::uint32_t slots = 0;       ///< how many slots there are
-  std::uint64_t slot_bytes = 0;  ///< bytes of each, a multiple of 64
+  std::uint16_t first_layer = 0, layers = 0;  ///< whose experts live here, from `first_layer` on
+  std::uint8_t precisions = 0;                ///< bit 1 << p: these Precisions live here
+  std::uint32_t slots = 0;                    ///< how many slots there are
+  std::uint64_t slot_bytes = 0;               ///< bytes of each, a multiple of 64
 };
 
 /// Every slot of a device: pools first, then the stream slots, which hold an expert only while its layer runs
@@ -224,7 +225,7 @@ inline std::uint64_t beside_stream(const ModelShape& model, Budget budget, std::
                               " stream slots, expected at least " + std::to_string(least_stream_slots));
   }
   const std::uint64_t stream = budget.stream_slots * stream_slot;
-  if (budget.bytes < stream) {
+  if (budget.bytes / stream_slot < budget.stream_slots) {  // the product may not fit
     detail::fail<ConfigError>(
         "budget of " + std::to_string(budget.bytes) + " bytes is too small: at least " + std::to_string(stream) +
         " bytes are needed, " + std::to_string(budget.stream_slots) +
@@ -279,8 +280,7 @@ inline Allotment one_pool(const ModelShape& model, Budget budget, PrecisionSet s
   std::uint64_t slot = 0;
   for (std::uint32_t l = 0; l < model.layers; ++l) slot = std::max(slot, part::slot_for(model, l, set));
   const std::uint64_t all = model.all_experts() * static_cast<std::uint64_t>(std::popcount(set.bits));
-  Allotment a;
-  a.pools.push_back({0, model.layers, set.bits, static_cast<std::uint32_t>(all), slot});
+  Allotment a{.pools = {{0, model.layers, set.bits, static_cast<std::uint32_t>(all), slot}}};
   if (budget.bytes >= all * slot) return a;
   a.pools[0].slots = static_cast<std::uint32_t>(std::min(all, part::beside_stream(model, budget, slot) / slot));
   a.stream_slots = budget.stream_slots;

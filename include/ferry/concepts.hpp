@@ -206,7 +206,8 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///    Predictor::observe. Called once a layer, before all that follows from them.
 ///  - `used(what)`: the gate asked for an expert of the pool's layers, and this variant serves it, from whichever pool
 ///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
-///  - `reset()`: the last live sequence has ended, and a step of others begins. What is kept by sequence begins anew.
+///  - `reset()`: the last live sequence has ended, and a step of others begins. What is kept by sequence begins anew. At
+///    most `max_rows` live ones are noticed: others may go on.
 ///  - `saved(uses, rows, each)`: the gate asked for these experts (at least one) of a layer that has so many rows in this
 ///    step, and each saved so much by where it was, or would have saved it in a slot. Called up to three times a layer,
 ///    after `touch` and before `victim`.

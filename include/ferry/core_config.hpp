@@ -53,6 +53,7 @@ struct CoreConfig : CoreSettings {
       }
     }
     for (const Pool& pool : allotment.pools) validate_pool(pool);
+    validate_apart();
     for (std::uint32_t p = 1; p < precision_count && !allotment.pools.empty(); ++p) {
       bool has = !selectable(p);
       for (const Pool& pool : allotment.pools) has = has || (pool.precisions >> p & 1U) != 0;
@@ -105,6 +106,22 @@ struct CoreConfig : CoreSettings {
         detail::fail<ConfigError>(name + " has slots of " + std::to_string(pool.slot_bytes) +
                                   " bytes, but an expert of layer " + std::to_string(l) + " takes " +
                                   std::to_string(bytes));
+      }
+    }
+  }
+
+  /// An expert at a precision lives in one pool.
+  void validate_apart() const {
+    for (std::size_t i = 0; i < allotment.pools.size(); ++i) {
+      for (std::size_t j = i + 1; j < allotment.pools.size(); ++j) {
+        const Pool &a = allotment.pools[i], &b = allotment.pools[j];
+        const bool apart = a.first_layer >= std::uint32_t{b.first_layer} + b.layers ||
+                           b.first_layer >= std::uint32_t{a.first_layer} + a.layers;
+        if (apart || (a.precisions & b.precisions) == 0) continue;
+        detail::fail<ConfigError>("pools " + std::to_string(i) + " and " + std::to_string(j) +
+                                  " both have slots for layer " +
+                                  std::to_string(std::max(a.first_layer, b.first_layer)) +
+                                  " at one precision, expected one pool for each layer and precision");
       }
     }
   }

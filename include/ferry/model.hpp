@@ -223,7 +223,7 @@ struct Plan {
   View<const Task> host;                  ///< run on the host
 };
 
-/// How far the link has got, sampled once a call. Each never goes back.
+/// How far the link has got, sampled once a call. No ticket goes back.
 struct Seen {
   Ticket demand_landed = Ticket::none;    ///< every demand copy up to this one has landed
   Ticket prefetch_begun = Ticket::none;   ///< every prefetch up to this one has begun or was dropped

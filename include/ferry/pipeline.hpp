@@ -56,7 +56,8 @@ class OwnedCore {
 /// that does not fit throws UsageError and changes nothing (docs/contracts.md lists them). The core behind it is `noexcept` and
 /// checks nothing.
 ///
-/// The link outlives the pipeline and belongs to it alone. One instance a device and model; one thread at a time.
+/// The link outlives the pipeline, and serves it alone: another one, for another budget, say, numbers its copies from anew
+/// and needs a link of its own. One instance a device and model; one thread at a time.
 template <class StackT, Link LinkT>
 class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, LinkT>> {
   using Predictor = typename StackT::predictor;

@@ -21,6 +21,7 @@ inline constexpr std::size_t storage_alignment = 64;
 template <class T>
 class Array {
   static_assert(std::is_trivially_copyable_v<T>);
+  static_assert(alignof(T) <= storage_alignment, "a block begins at a cache line: its elements are aligned to no more");
 
  public:
   // Through an integer: the elements are no part of this object, and a compiler that takes them for one warns.

@@ -774,8 +774,7 @@ void lfm2_moe(FamilyReader& r) {
   r.must_be_off({"conv_bias"});
   r.rope({.theta = 1e6});
   r.c.linear.convolution = true;
-  r.c.linear.kernel = r.whole_or("conv_L_cache", 3, 64);
-  if (r.c.linear.kernel == 0) r.f.refuse("conv_L_cache", "a whole number from 1");
+  r.c.linear.kernel = r.f.has("conv_L_cache") ? r.f.whole("conv_L_cache", 1, 64) : 3;
   if (!r.f.has("layer_types")) r.f.refuse("layer_types", R"(a list of "full_attention" and "conv")");
   r.layer_types(
       {"full_attention", "conv"}, [](std::uint32_t) { return 0U; },

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "stacks/budget.hpp"
@@ -13,7 +14,11 @@ BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::u
   const ModelConfig& c = model.config();
   // Of each row: hidden states around attention, gate and experts; queries, keys, values; the experts' middle layers;
   // scores of experts and of the vocabulary.
-  const std::uint64_t row = 8ULL * c.hidden + 2ULL * (c.heads + 2ULL * c.kv_heads) * c.head_dim +
+  const LinearAttention& d = c.linear;
+  const std::uint64_t heads = 2ULL * (c.heads + 2ULL * c.kv_heads) * c.head_dim;
+  const std::uint64_t others =
+      d.convolution ? 4ULL * c.hidden : d.channels() + 2ULL * d.value_heads * (d.value_dim + 1);
+  const std::uint64_t row = 8ULL * c.hidden + std::max(heads, others) +
                             3ULL * (std::uint64_t{c.top_k} * c.expert_width + c.shared_width) + 4ULL * c.experts;
   // What layers remember whatever the positions is in a cache of one, too.
   const std::uint64_t one = model.make_cache(1).bytes(), each = model.make_cache(2).bytes() - one;

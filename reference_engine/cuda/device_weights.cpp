@@ -226,12 +226,13 @@ class Loader {
                       "--device cpu computes them",
                       c_.latent.rank, c_.rope.width, most_latent_dim));
     }
-    if (c_.linear.kernel > most_delta_kernel || c_.linear.key_dim > most_delta_key) {
-      throw InputError(
-          fmt::format("layers without keys and values whose heads have {} numbers and whose convolution sees {} "
-                      "tokens: the CUDA device "
-                      "computes at most {} and {}; --device cpu computes them",
-                      c_.linear.key_dim, c_.linear.kernel, most_delta_key, most_delta_kernel));
+    const bool linear = std::any_of(c_.layer.begin(), c_.layer.end(), [](const LayerConfig& l) { return l.linear; });
+    if (linear && (c_.linear.kernel > most_delta_kernel || c_.linear.key_dim > most_delta_key)) {
+      throw InputError(fmt::format(
+          "layers whose convolution sees {} tokens{}: the CUDA device computes at most {} tokens, and keys of {} "
+          "numbers; --device cpu computes them",
+          c_.linear.kernel, c_.linear.convolution ? "" : fmt::format(", and keys of {} numbers", c_.linear.key_dim),
+          most_delta_kernel, most_delta_key));
     }
     const bool heads = c_.latent.rank == 0 && (c_.head_dim > most_head_dim || c_.head_dim % 2 != 0);
     if (c_.experts > most_experts || heads) {

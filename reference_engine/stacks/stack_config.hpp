@@ -67,9 +67,12 @@ CoreConfig<Stack> basic_config(ModelShape model, const StackOptions& o, const Co
   CoreConfig<Stack> c;
   c.model = std::move(model);
   c.model.max_rows = o.max_rows;
+  c.model.validate();
   c.top_score_alpha = o.alpha.value_or(0.3F);
   for (std::uint32_t p = 1; p < precision_count; ++p) {
-    c.copy_ns[p] = copy_ns(c.model.bytes(0, static_cast<Precision>(p)));
+    std::uint64_t largest = 0;
+    for (const ExpertBytes& bytes : c.model.expert_bytes) largest = std::max(largest, bytes[p]);
+    c.copy_ns[p] = copy_ns(largest);
   }
   set_parameters(c, o);
   return c;

@@ -192,6 +192,17 @@ TEST_CASE("invariant 7: a budget below the stream pool is refused, naming the by
   CHECK_THROWS_WITH_AS(pool_per_layer(m, 255), sentence, ConfigError);
   CHECK_THROWS_WITH_AS(stream_only(m, 255), sentence, ConfigError);
   CHECK_NOTHROW(one_pool(m, 256));
+  const ModelShape huge = model(3, 8, 2, 1, std::uint64_t{1} << 40U);
+  CHECK_THROWS_AS(one_pool(huge, {std::uint64_t{1} << 39U, 1U << 25U}), ConfigError);  // 2^65 bytes of stream slots
+}
+
+TEST_CASE("what all experts take is not known before their bytes are") {
+  ModelShape m = model(3, 8, 2, 1, 100);
+  CHECK(m.all_bytes() == 3 * 8 * 128);
+  for (const std::size_t entries : {0U, 2U, 4U}) {
+    m.expert_bytes.resize(entries);
+    CHECK_THROWS_WITH_AS(static_cast<void>(m.all_bytes()), doctest::Contains("expected 1 or 3 (layers)"), ConfigError);
+  }
 }
 
 TEST_CASE("random budgets: never more bytes than allowed, or refused (invariants 1 and 7)") {

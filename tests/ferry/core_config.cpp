@@ -63,6 +63,11 @@ TEST_CASE("allotments that would run past their slots are refused") {
   c.allotment = everything(c.model);
   c.allotment.pools[1] = {0, 1, part::bit(Precision::int4), 4, 320};  // layer 0 twice, layer 1 not at all
   CHECK(refused("0 stream slots"));
+  c.allotment = everything(c.model);
+  c.allotment.pools.push_back({1, 1, part::bit(Precision::full), 1, 1024});  // the last would win, and 1 has too few
+  CHECK(refused("pools 1 and 2 both have slots for layer 1 at one precision"));
+  c.allotment.pools[2].precisions = part::bit(Precision::int4);
+  CHECK_NOTHROW(c.validate());
 
   CoreConfig<stacks::OnDemand> none;
   none.model = c.model;

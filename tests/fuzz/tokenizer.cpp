@@ -43,12 +43,12 @@ void use(const Tokenizer& t, const std::string& text) {
   }
 }
 
-/// With the first pieces alone, and what they merge to: small ones are tried ten times as often.
+/// With some pieces alone, and what the first merges are made of: small ones are tried ten times as often.
 std::string few_pieces(const std::string& text) {
   constexpr std::size_t most = 48;
   Json json = Json::parse(text);
   Json& vocabulary = json["model"]["vocab"];
-  if (json["model"]["type"] != "BPE" || vocabulary.size() <= most) return text;
+  if (json["model"]["type"] != "BPE" || vocabulary.size() < 2 * most) return text;
   std::map<std::size_t, std::string> by_id;
   for (const auto& [piece, id] : vocabulary.items()) by_id[id] = piece;
   std::vector<std::string> pieces;

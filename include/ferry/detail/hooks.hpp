@@ -115,6 +115,12 @@ concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
   noexcept->std::same_as<Nanoseconds>;
 };
 
+/// Whatever it is, with the arguments of WeighsLayers.
+template <class S>
+concept SplitsSomehow = requires(S s, Phase phase, View<const Request> requests, const LayerCosts& costs) {
+  s.split(phase, requests, requests, requests, costs);
+};
+
 template <class T>
 concept BeginsStep = requires(T t, const Step& step) {
   { t.begin_step(step) }
@@ -173,7 +179,20 @@ consteval void check_hooks() {
                    "loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept");
   FERRY_CHECK_HOOK(C, gain, Gains, "Nanoseconds gain(const Request&) const noexcept");
   FERRY_CHECK_HOOK(C, finished, SeesLayersEnd, "finished(std::uint16_t layer) noexcept");
-  FERRY_CHECK_HOOK(C, wanted, Wants, "ExpertId wanted() noexcept");
+  FERRY_CHECK_HOOK(
+      C, wanted, Wants,
+      "ExpertId wanted() noexcept, and beside it Nanoseconds more_saved(ExpertId, std::uint32_t slot) const "
+      "noexcept");
+  FERRY_CHECK_HOOK(
+      S, saves, Saves,
+      "Savings saves(Phase, View<const Request> resident, arriving, missing, const LayerCosts&) const noexcept");
+  FERRY_CHECK_HOOK(S, promotes, Promotes,
+                   "bool promotes(const Request&, Nanoseconds more_saved, const LayerCosts&) const noexcept");
+  static_assert(!SplitsSomehow<S> || WeighsLayers<S>,
+                "split with the costs of a layer must be const, noexcept, and give a Split");
+  static_assert(
+      !requires { &P::depth; } || requires(const P& p) { static_cast<std::uint16_t>(p.depth); },
+      "depth must be a number, and no function: a member, or static constexpr");
   FERRY_CHECK_HOOK(Q, reserve, ReservesForModel, "reserve(Carver&, const Shape&)");
   FERRY_CHECK_HOOK(R, revise, Revises, "revise(Phase, View<Route>) noexcept");
   FERRY_CHECK_HOOK(P, check, Checks, "const char* check() const noexcept");

@@ -72,7 +72,7 @@ class HostThread {
       const std::lock_guard lock(mutex_);
       if (!writes(copy.slot)) memory_.poison(copy.slot);
       (copy.demand ? demand_ : prefetch_).push_back(copy);
-      (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
+      detail::note_submitted(copy.ticket, copy.demand ? last_demand_ : last_prefetch_, failed_);
     }
     call();
   }

@@ -37,10 +37,11 @@ struct SimulationOptions {
 template <class Pipe, class Clock = VirtualClock>
 class Replay {
  public:
-  /// `model` is the trace's, with max_rows for the largest step. Throws ConfigError for what cannot work.
+  /// `model` is the trace's, with max_rows for the largest step; the trace is one that `Trace::validate` takes. Throws
+  /// ConfigError for what cannot work, but for routes and phases in the trace, which are not looked at.
   Replay(Pipe& pipe, Clock& clock, const ModelShape& model, const Trace& trace, const Costs& costs,
          const SimulationOptions& options)
-      : trace_(trace),
+      : trace_(fitting(trace, model)),
         costs_(valid(costs, model)),
         options_(options),
         steps_(trace, options.batch, options.prefill_chunk),
@@ -142,6 +143,17 @@ class Replay {
   static const Costs& valid(const Costs& costs, const ModelShape& model) {
     costs.validate(model);
     return costs;
+  }
+
+  static const Trace& fitting(const Trace& trace, const ModelShape& model) {
+    trace.validate_sizes();
+    const ModelShape& own = trace.model;
+    bool same = own.layers == model.layers && own.experts == model.experts && own.top_k == model.top_k;
+    for (std::uint32_t l = 0; same && l < own.layers; ++l) {
+      same = own.experts_of(l) == model.experts_of(l) && own.top_k_of(l) == model.top_k_of(l);
+    }
+    if (!same) detail::fail<ConfigError>("the trace of " + trace.name + " is of another model than the pipeline");
+    return trace;
   }
 
   /// A stack that reads rows which the trace does not have is refused.

@@ -88,6 +88,8 @@ struct Trace {
   /// together, sequences that do not ascend, decode before prefill, experts that do not exist or stand twice, or that
   /// are missing (only a whole row of a prompt may be). O(tokens * layers * top_k).
   void validate() const;
+  /// Of that, the sizes and where sequences begin. O(sequences).
+  void validate_sizes() const;
 
  private:
   [[nodiscard]] std::size_t row(std::uint32_t token, std::uint32_t layer) const {
@@ -98,7 +100,7 @@ struct Trace {
   }
 };
 
-inline void Trace::validate() const {
+inline void Trace::validate_sizes() const {
   auto refuse = [](const std::string& what) { detail::fail<ConfigError>("trace: " + what); };
   auto text = [](auto number) { return std::to_string(number); };
   ModelShape shape = model;
@@ -127,6 +129,12 @@ inline void Trace::validate() const {
     refuse("sequence_start[" + text(s) + "] is " + text(sequence_start[s]) + " after " + text(sequence_start[s - 1]) +
            ": expected ascending tokens below " + text(tokens));
   }
+}
+
+inline void Trace::validate() const {
+  validate_sizes();
+  auto refuse = [](const std::string& what) { detail::fail<ConfigError>("trace: " + what); };
+  auto text = [](auto number) { return std::to_string(number); };
   for (std::uint32_t s = 0; s < sequences() && !phase.empty(); ++s) {
     for (std::uint32_t t = sequence_start[s]; t < sequence_end(s); ++t) {
       if (phase[t] > 1) refuse("phase of token " + text(t) + " is " + text(unsigned{phase[t]}) + ", expected 0 or 1");

@@ -574,6 +574,8 @@ TEST_CASE("a set-up through C that cannot work is refused with what was expected
   CHECK(refusal([](auto& o) { o.renormalise = 9; }).find("renormalise is 9") != std::string::npos);
   CHECK(refusal([](auto& o) { o.budget_bytes = 100; }).find("budget of 100 bytes is too small") != std::string::npos);
   CHECK(refusal([](auto& o) { o.expert_byte_rows = 3; }).find("has 3 rows") != std::string::npos);
+  CHECK(refusal([](auto& o) { o.layers = 0, o.expert_byte_rows = 0; }).find("layers and experts must be at least 1") !=
+        std::string::npos);
   CHECK(refusal([](auto& o) { o.scale = -1; }).find("scale is negative") != std::string::npos);
   CHECK(refusal([](auto& o) { o.least_sum = -1; }).find("least_sum is negative") != std::string::npos);
   CHECK(refusal([](auto& o) { o.scale = std::numeric_limits<float>::infinity(); }).find("infinite") !=

@@ -245,7 +245,7 @@ TEST_CASE("heads of latent attention need not divide the hidden size") {
   CHECK(read("hunyuan_v1_moe", {{"kv_lora_rank", 512}}).head_dim == 16);  // to others the field says nothing
 }
 
-TEST_CASE("Trinity") {
+TEST_CASE("LFM2") {
   const ModelConfig lfm =
       read("lfm2_moe", {{"routed_scaling_factor", 1.5}, {"norm_eps", 1e-3}, {"rms_norm_eps", 1e-6}});
   CHECK(lfm.routed_scale == 1.5);
@@ -257,7 +257,9 @@ TEST_CASE("Trinity") {
   CHECK(says(refused_family("lfm2_moe", {{"layer_types", left_out}}), {"field \"layer_types\": expected a list of"}));
   CHECK(says(refused_family("lfm2_moe", {{"conv_bias", true}}), {"field \"conv_bias\""}));
   CHECK(says(refused_family("lfm2_moe", {{"conv_L_cache", 0}}), {"field \"conv_L_cache\""}));
+}
 
+TEST_CASE("Trinity") {
   const ModelConfig c = read("afmoe", {{"layer_types", left_out}, {"global_attn_every_n_layers", 2}});
   CHECK(c.layer[0].window == 16);
   CHECK_FALSE(c.layer[1].turns);

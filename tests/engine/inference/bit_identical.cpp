@@ -232,6 +232,25 @@ TEST_CASE("importance-driven with a = 0 is bit-identical to resident" *
   }
 }
 
+TEST_CASE("partial hidden states change nothing that layers remember") {
+  for (const char* name : {"lfm2_moe", "qwen3_next", "qwen3_5_moe"}) {
+    CAPTURE(name);
+    const std::string path = test::golden_file("zoo").string() + "/" + name;
+    const std::vector<std::string> texts(prompts().begin(), prompts().begin() + 2);
+    RunnerOptions o;
+    o.max_rows = 48;
+    o.stack = "resident";
+    const Generated right = run(path, texts, o);
+    o.stack = "importance-driven";
+    o.alpha = 0;  // no expert stands in for another
+    o.budget_bytes = model(path).store().layout().bytes() * model(path).config().moe_layer_count() *
+                     model(path).config().experts / 2;
+    Counters counters;
+    CHECK(same(run(path, texts, o, &counters), right));
+    CHECK(counters.of(Phase::decode).misses > 0);
+  }
+}
+
 TEST_CASE("ferry-lossy within a loss of 0 is bit-identical to the resident INT4 model" *
           doctest::test_suite("whole-models-on-threads")) {
   for (const std::string name : {"tiny-qwen-moe", "tiny-mixtral"}) {

@@ -230,6 +230,18 @@ TEST_CASE("waiting for a copy that was never submitted is an error, not a hang")
   CHECK_THROWS_AS(link.wait(Ticket{7}), LinkError);
 }
 
+TEST_CASE("copies of another pipeline, numbered from anew, stop the link") {
+  for (const bool prefetch : {false, true}) {
+    ThreadFixture f;
+    HostThread link(f.memory, {});
+    const std::uint64_t odd = prefetch ? 1 : 0;
+    link.submit(copy_of(4 + odd, 1, 0));
+    link.wait(Ticket{4 + odd});
+    link.submit(copy_of(2 + odd, 2, 1));
+    CHECK_THROWS_WITH_AS(link.wait(Ticket{2 + odd}), doctest::Contains("has served another pipeline"), LinkError);
+  }
+}
+
 TEST_CASE("ends at once with copies still queued") {
   ThreadFixture f;
   const Nanoseconds begin = HostThread::now();

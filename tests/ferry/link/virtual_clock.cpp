@@ -557,6 +557,19 @@ TEST_CASE("waiting for a copy that was never submitted is an error, not a hang")
   CHECK_THROWS_AS(VirtualClock(model(1, 8, 1), {0, 0, false}), ConfigError);
 }
 
+TEST_CASE("copies of another pipeline, numbered from anew, stop the link") {
+  VirtualClock c(model(1, 8, 1), {speed, 0, false});
+  c.submit(demand(2));
+  c.submit(prefetch(3));
+  c.wait(Ticket{2});
+  c.submit(demand(2));
+  CHECK_THROWS_WITH_AS(c.wait(Ticket{2}), doctest::Contains("has served another pipeline"), LinkError);
+  VirtualClock other(model(1, 8, 1), {speed, 0, false});
+  other.submit(prefetch(5));
+  other.submit(prefetch(3));
+  CHECK_THROWS_WITH_AS(other.wait(Ticket{3}), doctest::Contains("one of its own for each"), LinkError);
+}
+
 TEST_CASE("waiting for a copy that has landed, and was seen, starts no prefetch") {
   VirtualClock c(model(1, 8, 1), {speed, 0, false});
   c.submit(demand(2));

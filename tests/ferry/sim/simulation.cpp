@@ -687,6 +687,31 @@ std::string refusal(SmallTrace& t) {
 
 }  // namespace
 
+TEST_CASE("a trace of another model, or whose arrays do not fit, is refused before the first step") {
+  using S = stacks::LruCache;
+  SmallTrace t(8, {{{0, 1}, {2, 3}}});
+  const auto refused = [&](const std::function<void(CoreConfig<S>&, Trace&)>& change) -> std::string {
+    auto config = with_slots<S>(t, 6);
+    Trace trace = t.view();
+    change(config, trace);
+    try {
+      const Simulation<S> s(config, trace, hand(), {});
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(refused([](auto&, Trace&) {}).empty());
+  CHECK(refused([](auto& c, Trace&) { c.model.experts = 9; }).find("is of another model") != std::string::npos);
+  CHECK(refused([](auto& c, Trace&) {
+          c.model.layer_top_k = {2, 1};
+        }).find("is of another model") != std::string::npos);
+  CHECK(refused([](auto&, Trace& trace) { trace.sequence_start = {}; }).find("sequence_start must begin") !=
+        std::string::npos);
+  CHECK(refused([](auto&, Trace& trace) { trace.experts8 = trace.experts8.first(1); }).find("experts has 1 elements") !=
+        std::string::npos);
+}
+
 TEST_CASE("a trace that lacks what a stack reads is refused, with the tensor's name") {
   using WithRouter = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertCacheRouter>;
   using Skips = Stack<NoPrediction, Lru, FixedPrecision, stacks::LoadEverything, ExpertSkipping>;
