@@ -143,7 +143,7 @@ typedef struct FERRY_SHARED ferry_copy {
   uint8_t demand;     /* the gate asked for it; else it is a prefetch */
 } ferry_copy;
 
-/* How far copies have got; no member ever goes back. A prefetch that was dropped counts as begun and landed. */
+/* How far copies have got; no ticket ever goes back. A prefetch that was dropped counts as begun and landed. */
 typedef struct FERRY_SHARED ferry_seen {
   uint64_t demand_landed;   /* every demand copy up to this ticket has landed */
   uint64_t prefetch_begun;  /* every prefetch up to this one has begun */
