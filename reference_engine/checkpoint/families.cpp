@@ -194,6 +194,20 @@ class FamilyReader {
     c.rope = read_rope(f, needs);
   }
 
+  /// Heads of some layers, by their numbers: {"5": {"head_dim": 512, "num_key_value_heads": 2}}.
+  void heads_by_layer(const char* name) {
+    if (!f.at(name).is_object()) f.refuse(name, "an object, by number of layer");
+    for (const auto& [number, heads] : f.at(name).items()) {
+      std::uint32_t l = 0;
+      while (l < c.layers && std::to_string(l) != number) ++l;
+      if (l == c.layers) f.refuse(name, fmt::format("layers 0 to {} and no \"{:.20}\"", c.layers - 1, number));
+      const Fields own(heads, fmt::format("{}: {}: {}", f.where(), name, number));
+      if (own.has("head_dim")) c.layer[l].head_dim = own.whole("head_dim", 2, 4096);
+      if (own.has("num_key_value_heads")) c.layer[l].kv_heads = own.whole("num_key_value_heads", 1, 4096);
+      for (const std::string& field : own.unread()) own.refuse(field, "none, it is not supported");
+    }
+  }
+
   /// Queries, keys, values and what attention gives have biases, or none of them.
   void attention_bias(bool absent) { c.qkv_bias = c.output_bias = f.flag("attention_bias", absent); }
 
@@ -581,6 +595,96 @@ void granitemoeshared(FamilyReader& r) {
   r.c.inner_names->shared_fused = r.c.names.shared_fused;
 }
 
+/// Layers that attend to all tokens have other heads than those with a window; newer files say it layer by layer.
+void gemma4_heads(FamilyReader& r) {
+  const bool by_layer = r.f.has("per_layer_config"), keys_are_values = r.f.flag("attention_k_eq_v", false);
+  const std::uint32_t dim = r.whole_or("global_head_dim", 512, 4096);
+  const std::uint32_t kv_heads = r.whole_or("num_global_key_value_heads", r.c.kv_heads, 4096);
+  for (LayerConfig& layer : r.c.layer) {
+    const bool full = layer.window == 0;
+    layer.keys_are_values = full && keys_are_values;
+    layer.head_dim = full && !by_layer ? dim : r.c.head_dim;
+    layer.kv_heads = layer.keys_are_values && !by_layer ? kv_heads : r.c.kv_heads;
+  }
+  if (by_layer) r.heads_by_layer("per_layer_config");
+  for (const LayerConfig& layer : r.c.layer) {
+    const LayerConfig& first = *std::find_if(r.c.layer.begin(), r.c.layer.end(), [&](const LayerConfig& other) {
+      return (other.window > 0) == (layer.window > 0);
+    });
+    const bool same = layer.head_dim == first.head_dim && layer.kv_heads == first.kv_heads;
+    if (same && layer.head_dim >= 2 && layer.head_dim % 2 == 0 && layer.kv_heads > 0 && r.c.heads % layer.kv_heads == 0)
+      continue;
+    r.f.refuse(
+        by_layer       ? "per_layer_config"
+        : dim % 2 != 0 ? "global_head_dim"
+                       : "num_global_key_value_heads",
+        fmt::format("heads of an even number of columns, the same in all layers of a type, {} of them a multiple of "
+                    "those of keys and values",
+                    r.c.heads));
+  }
+}
+
+/// Gemma 4: experts beside an MLP, each with norms of its own. Every few layers attend to all tokens, with other heads.
+void gemma4(FamilyReader& r) {
+  r.c.experts = r.f.whole("num_experts", 1, most_experts);
+  r.c.top_k = r.f.whole("top_k_experts", 1, r.c.experts);
+  r.c.expert_width = r.f.whole("moe_intermediate_size", 1, largest_dimension);
+  r.c.shared_width = r.f.whole("intermediate_size", 1, largest_dimension);
+  if (!r.f.flag("enable_moe_block", false)) r.f.refuse("enable_moe_block", "true: without experts it is not supported");
+  if (!r.f.has("hidden_size_per_layer_input") || r.f.at("hidden_size_per_layer_input") != 0) {
+    r.f.refuse("hidden_size_per_layer_input", "0, embeddings of layers are not supported");
+  }
+  static_cast<void>(r.f.has("vocab_size_per_layer_input"));
+  r.must_be("num_kv_shared_layers", 0);
+  static_cast<void>(r.f.has("use_double_wide_mlp"));  // of layers that share keys and values
+  if (r.f.has("use_bidirectional_attention") && r.f.at("use_bidirectional_attention") != "vision") {
+    r.f.refuse("use_bidirectional_attention", "\"vision\" or null: tokens of texts see those before them only");
+  }
+  if (r.f.has("hidden_activation") && r.f.text("hidden_activation") != "gelu_pytorch_tanh") {
+    r.f.refuse("hidden_activation", "\"gelu_pytorch_tanh\"");
+  }
+  TensorNames& n = r.c.names;
+  if (r.c.architecture_name == "Gemma4ForConditionalGeneration") n.model = "model.language_model.";
+  n.attention_norm_behind = "post_attention_layernorm";
+  n.mlp_norm = "pre_feedforward_layernorm";
+  n.mlp_norm_behind = "post_feedforward_layernorm";
+  n.shared_norm_behind = "post_feedforward_layernorm_1";
+  n.experts_norm = "pre_feedforward_layernorm_2";
+  n.experts_norm_behind = "post_feedforward_layernorm_2";
+  n.layer_scale = "layer_scalar";
+  n.gate = "router.proj.weight";
+  n.gate_scale = "router.scale";
+  n.expert_scale = "router.per_expert_scale";
+  n.fused = {"experts.gate_up_proj", "experts.down_proj"};
+  n.shared = "mlp.";
+  r.c.storage = ExpertStorage::fused_rows;
+  r.c.norm_place = NormPlace::both;
+  r.c.head_norm = HeadNorm::heads_before_rope;
+  r.c.value_norm = true;
+  r.c.glu.gelu = true;
+  r.c.renormalise = true;
+  r.c.attention_scale = 1;
+  r.c.embedding_scale = std::sqrt(static_cast<double>(r.c.hidden));
+  r.c.logit_cap = r.number_or("final_logit_softcapping", 0);
+  r.attention_bias(false);
+
+  r.windows(r.sliding_window(512), [](std::uint32_t l) { return (l + 1) % 6 != 0; });
+  r.c.layer.back().window = 0;  // whatever its type
+  gemma4_heads(r);
+  const auto with_window = [](const LayerConfig& layer) { return layer.window > 0; };
+  const LayerConfig& full = *std::find_if_not(r.c.layer.begin(), r.c.layer.end(), with_window);
+  static const Json plain = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
+  static const Json in_part = {
+      {"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1000000.0}};
+  r.rope({.head_dim = full.head_dim, .absent = &in_part, .layer_type = "full_attention"});
+  const auto some = std::find_if(r.c.layer.begin(), r.c.layer.end(), with_window);
+  if (some == r.c.layer.end()) return;
+  r.c.head_dim = some->head_dim;
+  r.c.kv_heads = some->kv_heads;
+  r.c.window_rope = read_rope(
+      r.f, {.head_dim = some->head_dim, .context = r.c.context, .absent = &plain, .layer_type = "sliding_attention"});
+}
+
 void hunyuan_v1_moe(FamilyReader& r) {
   const std::string top_k = r.one_of({"moe_topk", "num_experts_per_tok"});
   r.c.experts = r.by_layer("num_experts", most_experts, &LayerConfig::experts);
@@ -820,6 +924,8 @@ constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
                                {"ExaoneMoEForCausalLM", exaone_moe, {1e-5, 53}},
                                {"ExaoneMoeForCausalLM", exaone_moe, {1e-5, 53}},
                                {"FlexOlmoForCausalLM", flex_olmo, {1e-6, 100257}},
+                               {"Gemma4ForCausalLM", gemma4, {1e-6, 1}, true},
+                               {"Gemma4ForConditionalGeneration", gemma4, {1e-6, 1}, true},
                                {"Glm4MoeForCausalLM", glm4_moe, {1e-5, {}}},
                                {"Glm4MoeLiteForCausalLM", glm4_moe_lite, {1e-5, 1, true}},
                                {"Glm4vMoeForConditionalGeneration", glm4v_moe, {1e-5, {}}},
@@ -855,7 +961,6 @@ constexpr Missing not_computed[] = {
     {"BailingMoeV2ForCausalLM", "fused attention"},
     {"DbrxForCausalLM", "its fused attention and experts"},
     {"DeepseekV32ForCausalLM", "sparse attention"},
-    {"Gemma4ForConditionalGeneration", "experts beside a dense MLP"},
     {"GlmMoeDsaForCausalLM", "sparse attention"},
     {"GraniteMoeHybridForCausalLM", "Mamba layers"},
     {"JambaForCausalLM", "Mamba layers"},

@@ -177,6 +177,7 @@ const std::vector<GgufFamily>& families_of_gguf() {
       {"phimoe", "PhiMoEForCausalLM", false, Json::object()},
       {"qwen3next", "Qwen3NextForCausalLM", false, {{"norm_topk_prob", true}}},
       {"qwen35moe", "Qwen3_5MoeForCausalLM", false, {{"norm_topk_prob", true}}},
+      {"gemma4", "Gemma4ForCausalLM", false, {{"enable_moe_block", true}, {"hidden_size_per_layer_input", 0}}},
       {"lfm2moe", "Lfm2MoeForCausalLM", false, {{"norm_topk_prob", true}, {"num_dense_layers", 0}}},
       {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
       {"afmoe",
@@ -338,6 +339,52 @@ void add_convolutions(const GgufFacts& f, Json& config) {
   f.copy("leading_dense_block_count", "num_dense_layers", config);
 }
 
+/// A value, or a list with one for each layer.
+std::vector<Json> by_layer(const GgufFacts& f, const std::string& name, std::uint64_t layers) {
+  const std::string whole = f.arch + "." + name;
+  const Json& said = f.fields().at(whole);
+  if (!said.is_array()) return std::vector<Json>(layers, said);
+  if (said.size() < layers) f.fields().refuse(whole, "one for each layer");
+  return {said.begin(), said.begin() + static_cast<std::ptrdiff_t>(layers)};
+}
+
+/// Heads and positions of layers with a window, and of those without.
+void add_gemma4(const GgufFacts& f, Json& config) {
+  config["top_k_experts"] = f.get("expert_used_count");
+  f.copy("embedding_length_per_layer_input", "hidden_size_per_layer_input", config);
+  f.copy("attention.shared_kv_layers", "num_kv_shared_layers", config);
+  f.copy("attention.sliding_window", "sliding_window", config);
+  f.copy("final_logit_softcapping", "final_logit_softcapping", config);
+  add_layer_types(f, "attention.sliding_window_pattern", "sliding_attention", config);
+  if (!config.contains("layer_types")) f.refuse("gemma4 without attention.sliding_window_pattern is not supported");
+  const auto layers = config["layer_types"].size();
+  const Json key = f.get("attention.key_length");
+  for (const auto& [name, width] : {std::pair{"rope.dimension_count", key},
+                                    std::pair{"attention.value_length_swa", f.get("attention.key_length_swa")},
+                                    std::pair{"rope.dimension_count_swa", f.get("attention.key_length_swa")}}) {
+    if (const Json said = f.get(name); !said.is_null() && said != width) {
+      f.fields().refuse(f.arch + "." + name, fmt::format("{}, as heads have columns", json_text(width)));
+    }
+  }
+  config["head_dim"] = f.get("attention.key_length_swa");
+  const std::vector<Json> kv_heads = by_layer(f, "attention.head_count_kv", layers);
+  config["per_layer_config"] = Json::object();
+  for (std::size_t l = 0; l < layers; ++l) {
+    const bool full = config["layer_types"][l] == "full_attention";
+    if (!full || !config.contains("num_key_value_heads")) config["num_key_value_heads"] = kv_heads[l];
+    Json& own = config["per_layer_config"][std::to_string(l)];
+    own["num_key_value_heads"] = kv_heads[l];
+    if (!full) continue;
+    own["head_dim"] = key;
+    config["attention_k_eq_v"] = f.tensor(fmt::format("blk.{}.attn_v.weight", l)) == nullptr;
+  }
+  // What turns in part is told by a tensor that divides frequencies.
+  if (f.tensor(rope_divisors) == nullptr) f.refuse(fmt::format("tensor \"{}\" is missing", rope_divisors));
+  config["rope_parameters"] = {
+      {"full_attention", {{"rope_type", "default"}, {"rope_theta", f.get("rope.freq_base")}}},
+      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", f.get("rope.freq_base_swa")}}}};
+}
+
 /// What is particular to an architecture.
 void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   if (f.arch == "deepseek2") {
@@ -415,6 +462,8 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     if (const Json window = f.get("attention.sliding_window"); !window.is_null() && window != 0) {
       config["sliding_window"] = window;
     }
+  } else if (f.arch == "gemma4") {
+    add_gemma4(f, config);
   } else if (f.arch == "lfm2moe") {
     add_convolutions(f, config);
   } else if (f.arch == "qwen3next" || f.arch == "qwen35moe") {
@@ -434,7 +483,8 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   }
   f.copy("embedding_length", "hidden_size", config);
   f.copy("attention.head_count", "num_attention_heads", config);
-  if (f.arch != "lfm2moe") f.copy("attention.head_count_kv", "num_key_value_heads", config);
+  const bool by_layer = f.arch == "lfm2moe" || f.arch == "gemma4";  // what is said once of the others
+  if (!by_layer) f.copy("attention.head_count_kv", "num_key_value_heads", config);
   f.copy("attention.key_length", "head_dim", config);
   f.copy("context_length", "max_position_embeddings", config);
   f.copy("attention.layer_norm_rms_epsilon", "rms_norm_eps", config);
@@ -456,8 +506,10 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   }
   config["attention_bias"] = f.of_a_layer("attn_q.bias") != nullptr;
   add_experts(f, config);
-  add_rope(f, head_dim, config);
-  add_long_rope(f, config);
+  if (f.arch != "gemma4") {
+    add_rope(f, head_dim, config);
+    add_long_rope(f, config);
+  }
   add_particulars(f, head_dim, config);
   return config;
 }
@@ -585,6 +637,15 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   const bool biased = !read.choice_bias.empty() && f.has_choice_bias();  // or a file does without
   c.names.choice_bias = biased ? "mlp.gate.e_score_correction_bias" : "";
   c.names.shared_scale = read.shared_scale.empty() ? "" : "mlp.shared_expert_gate.weight";
+  if (!read.experts_norm.empty()) {
+    c.names.shared = "mlp.";
+    c.names.shared_norm_behind = "post_ffw_norm_1";
+    c.names.experts_norm = "pre_ffw_norm_2";
+    c.names.experts_norm_behind = "post_ffw_norm_2";
+  }
+  if (!read.layer_scale.empty()) c.names.layer_scale = "layer_output_scale.weight";
+  if (!read.gate_scale.empty()) c.names.gate_scale = "mlp.gate.scale";
+  if (!read.expert_scale.empty()) c.names.expert_scale = "mlp.experts.down_proj.scale";
   c.names.fused = {"mlp.experts.gate_up_proj.weight", "mlp.experts.down_proj.weight"};
   c.storage = ExpertStorage::fused_parts;
   return c;

@@ -147,6 +147,12 @@ bool ModelConfig::experts_differ() const {
                      [&](std::uint32_t l) { return layer[l].experts != experts || layer[l].top_k != top_k; });
 }
 
+bool ModelConfig::heads_differ() const {
+  return window_rope || std::any_of(layer.begin(), layer.end(), [&](const LayerConfig& l) {
+           return l.kv_heads != kv_heads || l.head_dim != head_dim || l.keys_are_values;
+         });
+}
+
 std::uint64_t ModelConfig::routed_experts() const {
   std::uint64_t sum = 0;
   for (const std::uint32_t l : moe_layers) sum += layer[l].experts;
@@ -229,6 +235,8 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   if (c.attention_scale == 0) c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     LayerConfig& layer = c.layer[l];
+    if (layer.kv_heads == 0) layer.kv_heads = c.kv_heads;
+    if (layer.head_dim == 0) layer.head_dim = c.head_dim;
     if (!layer.moe) continue;
     c.moe_layers.push_back(l);
     if (layer.experts == 0) layer.experts = c.experts;

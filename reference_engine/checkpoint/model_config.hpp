@@ -22,10 +22,15 @@ struct TensorNames {
   std::string model = "model.", head = "lm_head.", norm = "norm";  ///< the last norm, behind `model`
   std::string attention_norm = "input_layernorm", mlp_norm = "post_attention_layernorm";  ///< ".weight", ".bias"
   std::string attention_norm_behind, mlp_norm_behind;                                     ///< where there are two each
-  std::string output = "self_attn.o_proj";                                                ///< ".weight", ".bias"
-  std::string output_gate;  ///< a matrix of its own; empty: gates come with the queries
+  /// Of experts beside an MLP with norms of its own: of what they read, of what they give, and of what the MLP gives.
+  std::string experts_norm, experts_norm_behind, shared_norm_behind;
+  std::string layer_scale;                  ///< one number, with which a layer ends; empty: none
+  std::string output = "self_attn.o_proj";  ///< ".weight", ".bias"
+  std::string output_gate;                  ///< a matrix of its own; empty: gates come with the queries
   std::string q_norm = "self_attn.q_norm.weight", k_norm = "self_attn.k_norm.weight";
   std::string gate = "mlp.gate.weight", gate_bias, choice_bias;
+  std::string gate_scale;                ///< [hidden], of what the gate reads; empty: none
+  std::string expert_scale;              ///< [experts], of what experts give; empty: none
   std::string experts = "mlp.experts.";  ///< then "E.", a part, ".weight"
   std::array<std::string, 3> parts{"gate_proj", "up_proj", "down_proj"};
   std::array<std::string, 2> fused{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};  ///< all experts of a layer
@@ -48,13 +53,14 @@ enum class ExpertStorage : std::uint8_t {
   fused_parts  ///< [experts, width, hidden] of gate, of up, and [experts, hidden, width] of down, with biases likewise: GGUF
 };
 
-/// What an expert makes of its gate and up before down: silu(gate) * up.
+/// What an expert, or an MLP, makes of its gate and up before down: silu(gate) * up.
 struct Glu {
   bool clamped =
       false;  ///< instead: gate * sigmoid(alpha * gate) * (up + 1), both within `limit`, gate only from above
   float alpha = 1, limit = 0;
   bool weighs_input =
-      false;  ///< a row's weight for the expert is multiplied with what it reads, and not with what it gives
+      false;          ///< a row's weight for the expert is multiplied with what it reads, and not with what it gives
+  bool gelu = false;  ///< GELU by its approximation with a tanh in the place of SiLU
   friend bool operator==(const Glu&, const Glu&) = default;
 };
 
@@ -100,11 +106,13 @@ struct LinearAttention {
 };
 
 struct LayerConfig {
-  bool moe = true;           ///< else a dense MLP
-  bool linear = false;       ///< LinearAttention in the place of attention
-  bool turns = true;         ///< queries and keys, by their position
-  std::uint32_t window = 0;  ///< tokens that one attends to, with itself; 0: all before it
-  std::uint32_t chunk = 0;   ///< a token attends to those of its chunk of so many; 0: there are none
+  bool moe = true;                           ///< else a dense MLP
+  bool linear = false;                       ///< LinearAttention in the place of attention
+  bool turns = true;                         ///< queries and keys, by their position
+  bool keys_are_values = false;              ///< before norms and positions
+  std::uint32_t kv_heads = 0, head_dim = 0;  ///< of attention
+  std::uint32_t window = 0;                  ///< tokens that one attends to, with itself; 0: all before it
+  std::uint32_t chunk = 0;                   ///< a token attends to those of its chunk of so many; 0: there are none
   std::uint32_t experts = 0, top_k = 0, expert_width = 0, shared_width = 0;  ///< of a layer with experts
 };
 
@@ -115,8 +123,9 @@ struct ModelConfig {
   std::optional<TensorNames> inner_names;
   std::vector<LayerConfig> layer;         ///< [layers]
   std::vector<std::uint32_t> moe_layers;  ///< numbers of those with experts, ascending: what `ExpertId::layer` counts
-  std::uint32_t layers = 0, hidden = 0, heads = 0, kv_heads = 0;
-  std::uint32_t head_dim = 0;                              ///< of queries and keys
+  std::uint32_t layers = 0, hidden = 0, heads = 0;
+  std::uint32_t kv_heads = 0;                              ///< where layers differ, of those with a window
+  std::uint32_t head_dim = 0;                              ///< of queries and keys, likewise
   std::uint32_t value_dim = 0;                             ///< of a head of values
   std::uint32_t experts = 0, top_k = 0, expert_width = 0;  ///< where layers differ, the largest
   std::uint32_t shared_width = 0;                          ///< likewise; 0: no shared expert
@@ -128,12 +137,14 @@ struct ModelConfig {
   Norm norm = Norm::rms;
   NormPlace norm_place = NormPlace::before;
   Rope rope;
+  std::optional<Rope> window_rope;  ///< of layers with a window, where theirs is another
   LatentAttention latent;
   LinearAttention linear;
   bool output_gate = false;  ///< there are gates beside the queries, whose sigmoids weigh what attention gives
   /// Where positions turn nothing, queries grow with log(1 + floor((position + 1) / tuning_floor)) * tuning + 1.
   double tuning = 0, tuning_floor = 1;
   HeadNorm head_norm = HeadNorm::none;
+  bool value_norm = false;     ///< values are divided by the root of their mean square, head by head
   double attention_scale = 0;  ///< of a query's product with a key
   double clip = 0;             ///< queries, keys and values are within -clip and clip; 0: wherever they are
   bool sinks = false;          ///< each head has a logit that takes a share of the attention and gives nothing
@@ -149,6 +160,7 @@ struct ModelConfig {
   bool output_bias = false;  ///< what attention gives has one
   bool head_bias = false;    ///< the logits have
   double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+  double logit_cap = 0;              ///< logits are cap * tanh(logit / cap); 0: as they are
   std::vector<std::string> unknown;  ///< fields of config.json that nobody here knows, and that were not used
 
   /// "model.layers.3.mlp.gate.weight".
@@ -163,6 +175,11 @@ struct ModelConfig {
   [[nodiscard]] std::vector<std::uint32_t> of_moe_layers(std::uint32_t LayerConfig::*what) const;
   /// Whether layers have different numbers of them, or choose different numbers.
   [[nodiscard]] bool experts_differ() const;
+  /// Whether layers have different heads, or turn them differently.
+  [[nodiscard]] bool heads_differ() const;
+  [[nodiscard]] const Rope& rope_of(const LayerConfig& l) const {
+    return l.window > 0 && window_rope ? *window_rope : rope;
+  }
   [[nodiscard]] std::uint64_t routed_experts() const;
   [[nodiscard]] bool ends(std::uint32_t token) const;
 };

@@ -26,7 +26,8 @@ class RopeReader {
   Rope read(const std::string& type, double theta, double partial) {
     made_.theta = theta;
     made_.neighbours = needs_.neighbours;
-    made_.width = static_cast<std::uint32_t>(needs_.head_dim * partial);
+    const bool whole = type == "proportional";  // what does not turn is part of it
+    made_.width = whole ? needs_.head_dim : static_cast<std::uint32_t>(needs_.head_dim * partial);
     if (made_.width < 2 || made_.width % 2 != 0) {
       throw InputError(
           fmt::format("{}: positions turn {} of the {} columns of a head, expected an even number, 2 at least",
@@ -37,6 +38,10 @@ class RopeReader {
     }
     if (type == "default") {
       frequencies(theta);
+    } else if (whole && needs_.layer_type != nullptr) {
+      frequencies(theta, rope_.has("factor") ? rope_.number("factor", 0) : 1);
+      const auto turned = static_cast<std::size_t>(partial * needs_.head_dim / 2);
+      std::fill(made_.frequency.begin() + static_cast<std::ptrdiff_t>(turned), made_.frequency.end(), 0);
     } else if (type == "linear") {
       frequencies(theta, rope_.number("factor", 0));
     } else if (type == "dynamic") {
@@ -108,7 +113,11 @@ class RopeReader {
       return width * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
     };
     double low = turns_at(fast), high = turns_at(slow);
-    if (rope_.flag("truncate", !rope_.is_null("truncate"))) {  // null is no, as to Python
+    const bool truncated = rope_.flag("truncate", !rope_.is_null("truncate"));  // null is no, as to Python
+    if (!truncated && needs_.layer_type != nullptr) {
+      rope_.refuse("truncate", "true, transformers does not read it where each type of layers has its own");
+    }
+    if (truncated) {
       low = std::floor(low);
       high = std::ceil(high);
     }
@@ -194,29 +203,35 @@ std::optional<double> one_of_both(const Fields& config, const Fields* rope, cons
 }  // namespace
 
 Rope read_rope(const Fields& config, const RopeNeeds& needs) {
-  // An empty one says nothing, as in transformers.
-  const bool older = config.has("rope_scaling") && !config.at("rope_scaling").empty();
-  const char* name = older ? "rope_scaling" : "rope_parameters";
+  // An empty one says nothing, as in transformers. Where types of layers have their own, there are no older files.
+  const bool older = needs.layer_type == nullptr && config.has("rope_scaling") && !config.at("rope_scaling").empty();
+  std::string name = older ? "rope_scaling" : "rope_parameters";
   static const Json none = Json::object();
   const bool said = config.has(name);
-  const Json& absent = needs.absent != nullptr ? *needs.absent : none;
-  const Fields rope(said ? config.at(name) : absent, config.where() + ": " + name);
+  const Json* found = needs.absent != nullptr ? needs.absent : &none;
+  if (said) found = &config.at(name);
+  if (said && needs.layer_type != nullptr) {
+    found = &Fields(*found, config.where() + ": " + name).at(needs.layer_type);
+    name += fmt::format(": {}", needs.layer_type);
+  }
+  const Fields rope(*found, config.where() + ": " + name);
   std::string type = "default";
   for (const char* field : {"type", "rope_type"}) {
     if (!rope.has(field)) continue;
     if (!rope.at(field).is_string()) rope.refuse(field, "\"default\" or another type by its name");
     type = rope.text(field);
   }
-  std::optional<double> theta = one_of_both(config, said ? &rope : nullptr, "rope_theta");
+  const Fields* inside = said || needs.absent != nullptr ? &rope : nullptr;
+  std::optional<double> theta = one_of_both(config, inside, "rope_theta");
   if (!theta && needs.theta > 0) theta = needs.theta;
   if (!theta) static_cast<void>((said ? rope : config).at("rope_theta"));  // which names it
   // Said to be nothing, it is not what the family has where nothing is said: transformers turns heads as a whole.
   const double absent_partial = config.is_null("partial_rotary_factor") ? 1 : needs.partial;
-  const double partial = one_of_both(config, said ? &rope : nullptr, "partial_rotary_factor").value_or(absent_partial);
-  if (partial > 1 || (!needs.may_be_partial && partial != 1)) {
+  const double partial = one_of_both(config, inside, "partial_rotary_factor").value_or(absent_partial);
+  const bool may_be_partial = needs.may_be_partial || (type == "proportional" && needs.layer_type != nullptr);
+  if (partial > 1 || (!may_be_partial && partial != 1)) {
     const Fields& has = rope.has("partial_rotary_factor") ? rope : config;
-    has.refuse("partial_rotary_factor",
-               needs.may_be_partial ? "at most 1" : "none, heads of this family turn as a whole");
+    has.refuse("partial_rotary_factor", may_be_partial ? "at most 1" : "none, heads of this family turn as a whole");
   }
   const Rope made = RopeReader(config, rope, needs).read(type, *theta, partial);
   for (const std::string& field :

@@ -32,11 +32,12 @@ struct RopeNeeds {
   double partial = 1;           ///< share of the head, likewise
   bool may_be_partial = false;  ///< whether the family reads `partial_rotary_factor`
   bool neighbours = false;
-  bool mscales = false;          ///< LongRoPE's `short_mscale` and `long_mscale`: Phi-MoE
-  bool alpha = false;            ///< a "dynamic" rope may have a fixed stretch of its base: Hunyuan
-  bool sections = false;         ///< whether it may say how images turn columns
-  std::uint32_t context = 0;     ///< max_position_embeddings
-  const Json* absent = nullptr;  ///< what rope_parameters are where the file has none
+  bool mscales = false;              ///< LongRoPE's `short_mscale` and `long_mscale`: Phi-MoE
+  bool alpha = false;                ///< a "dynamic" rope may have a fixed stretch of its base: Hunyuan
+  bool sections = false;             ///< whether it may say how images turn columns
+  std::uint32_t context = 0;         ///< max_position_embeddings
+  const Json* absent = nullptr;      ///< what rope_parameters are where the file has none
+  const char* layer_type = nullptr;  ///< whose part of rope_parameters it is, where layers' types have one each
 };
 
 /// From rope_parameters, where transformers 5 writes it, or from rope_scaling and the top level, where it was before. Throws

@@ -15,7 +15,9 @@ BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::u
   // Of each row: hidden states around attention, gate and experts; queries, keys, values; the experts' middle layers;
   // scores of experts and of the vocabulary.
   const LinearAttention& d = c.linear;
-  const std::uint64_t heads = 2ULL * (c.heads + 2ULL * c.kv_heads) * c.head_dim;
+  std::uint64_t heads = 0;
+  for (const LayerConfig& l : c.layer)
+    heads = std::max(heads, (c.heads + std::uint64_t{2} * l.kv_heads) * l.head_dim * 2);
   const std::uint64_t others =
       d.convolution ? 4ULL * c.hidden : d.channels() + 2ULL * d.value_heads * (d.value_dim + 1);
   const std::uint64_t row = 8ULL * c.hidden + std::max(heads, others) +

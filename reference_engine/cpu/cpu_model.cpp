@@ -34,6 +34,7 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   norm_.weight = weights.vector(c.names.model + c.names.norm + ".weight", c.hidden);
   if (c.norm == Norm::mean) norm_.bias = weights.vector(c.names.model + c.names.norm + ".bias", c.hidden);
   if (c.norm == Norm::rms_plus_one) norm_.weight.array() += 1;
+  plain_.weight = Vector::Ones(c.hidden);
   attention_ = CpuAttention::make(c, weights, workers(), product_);
   for (std::uint32_t l = 0; l < c.layers; ++l) layers_.push_back(load_layer(weights, l));
   for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) layers_[c.moe_layers[m]].gate = gates().of(m);
@@ -59,6 +60,12 @@ CpuModel::Layer CpuModel::load_layer(const Weights& weights, std::uint32_t index
     layer.attention_behind = norm(both ? c.names.attention_norm_behind : c.names.attention_norm);
     layer.mlp_behind = norm(both ? c.names.mlp_norm_behind : c.names.mlp_norm);
   }
+  if (!c.names.experts_norm.empty()) {
+    layer.experts_norm = norm(c.names.experts_norm);
+    layer.experts_behind = norm(c.names.experts_norm_behind);
+    layer.shared_behind = norm(c.names.shared_norm_behind);
+  }
+  if (!c.names.layer_scale.empty()) layer.scale = weights.vector(c.tensor(index, c.names.layer_scale), 1)[0];
   const bool moe = c.layer[index].moe;
   const std::uint32_t width = moe ? c.layer[index].shared_width : c.dense_width;
   if (width == 0) return layer;
@@ -110,11 +117,15 @@ void CpuModel::add(Matrix& x, const NormWeights& behind, Matrix& given) {
 }
 
 void CpuModel::attend(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, Matrix& x,
-                      Matrix& normed) {
-  norm_before(x, layers_[layer].attention_norm, normed);
-  attention_->run(layer, rows, caches, normed, attended_);
+                      Normed& normed) {
+  norm_before(x, layers_[layer].attention_norm, normed.mlp);
+  attention_->run(layer, rows, caches, normed.mlp, attended_);
   add(x, layers_[layer].attention_behind, attended_);
-  norm_before(x, layers_[layer].mlp_norm, normed);
+  norm_before(x, layers_[layer].mlp_norm, normed.mlp);
+  normed.apart = layers_[layer].experts_norm.weight.size() > 0;
+  if (!normed.apart) return;
+  norm(x, layers_[layer].experts_norm, normed.experts);
+  norm(x, plain_, normed.gate);
 }
 
 void CpuModel::run_mlp(const Mlp& mlp, std::uint32_t width, bool scaled, const Matrix& x) {
@@ -124,7 +135,7 @@ void CpuModel::run_mlp(const Mlp& mlp, std::uint32_t width, bool scaled, const M
   } else {
     product_.run(x, {mlp.gate.times(mlp_), mlp.up.times(mlp_up_)});
   }
-  swiglu(mlp_, mlp_up_);
+  config().glu.gelu ? geglu(mlp_, mlp_up_) : swiglu(mlp_, mlp_up_);
   mlp.down.times(mlp_, product_, mlp_out_);
   for (Eigen::Index i = 0; scaled && i < mlp_out_.rows(); ++i) mlp_out_.row(i) /= 1.0F + std::exp(-factor_(i, 0));
 }
@@ -136,22 +147,30 @@ void CpuModel::score(std::uint32_t moe_layer, const Matrix& input, Matrix& selec
 
 void CpuModel::add_experts(const Layer& layer, Matrix& x, Matrix& routed) {
   const bool together = config().norm_place != NormPlace::before;
+  const auto norm_given = [&](const NormWeights& behind, Matrix& given) {
+    if (behind.weight.size() == 0) return;
+    norm(given, behind, given_);
+    given.swap(given_);
+  };
+  norm_given(layer.experts_behind, routed);
+  norm_given(layer.shared_behind, mlp_out_);
   if (together && config().shared_width > 0) routed += mlp_out_;
   add(x, layer.mlp_behind, routed);
   if (!together && config().shared_width > 0) add(x, layer.mlp_behind, mlp_out_);
+  if (layer.scale != 1) x *= layer.scale;
 }
 
 void CpuModel::predict_partial(std::uint32_t moe_layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                                Matrix& hidden) {
   for (std::uint32_t l = config().moe_layers[moe_layer - 1] + 1;; ++l) {
     attention_->save(l, rows, caches);
-    attend(l, rows, caches, hidden, ahead_normed_);
+    attend(l, rows, caches, hidden, ahead_);
     attention_->restore(l, rows, caches);
     if (config().layer[l].moe) break;
-    run_mlp(layers_[l].mlp, config().dense_width, false, ahead_normed_);
+    run_mlp(layers_[l].mlp, config().dense_width, false, ahead_.mlp);
     add(hidden, layers_[l].mlp_behind, mlp_out_);
   }
-  score(moe_layer, ahead_normed_, ahead_select_, ahead_weight_);
+  score(moe_layer, ahead_.of_gate(), ahead_select_, ahead_weight_);
 }
 
 KvCache CpuModel::make_cache(std::uint32_t positions) const {
@@ -190,22 +209,23 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
     const Layer& layer = layers_[l];
     attend(l, rows, caches, x_, normed_);
     if (!c.layer[l].moe) {
-      run_mlp(layer.mlp, c.dense_width, false, normed_);
+      run_mlp(layer.mlp, c.dense_width, false, normed_.mlp);
       add(x_, layer.mlp_behind, mlp_out_);
       continue;
     }
     const Nanoseconds gate = span("attention", begin);
-    score(index, normed_, select_, weight_);
+    score(index, normed_.of_gate(), select_, weight_);
     const Nanoseconds end = span("gate", gate);
-    const GateScores said = scores(select_, weight_);
-    if (gate_scores) gate_scores(index, normed_, said);
-    runner.plan(index, normed_, said, {gate - begin + shared_ns_, end - gate, 0, 0});
+    GateScores said = scores(select_, weight_);
+    if (normed_.apart) said.read = &normed_.gate;
+    if (gate_scores) gate_scores(index, normed_.of_gate(), said);
+    runner.plan(index, normed_.of_experts(), said, {gate - begin + shared_ns_, end - gate, 0, 0});
     if (c.shared_width > 0) {  // while the copies are on their way
       const Nanoseconds t = now_ns();
-      run_mlp(layer.mlp, c.shared_width, scaled, normed_);
+      run_mlp(layer.mlp, c.shared_width, scaled, normed_.mlp);
       shared_ns_ = span("shared expert", t) - t;
     }
-    runner.run_resident(index, normed_);
+    runner.run_resident(index, normed_.of_experts());
     if (runner.wants_partial(index)) {
       const Nanoseconds t = now_ns();
       runner.partial(routed_);
@@ -217,7 +237,7 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
       runner.times[static_cast<unsigned>(phase)].decision += span("partial hidden state", t) - t;
       runner.look_ahead(static_cast<std::uint16_t>(index + 1), scores(ahead_select_, ahead_weight_));
     }
-    runner.run(index, normed_, routed_);
+    runner.run(index, normed_.of_experts(), routed_);
     runner.finish(index);
     add_experts(layer, x_, routed_);
     ++index;
@@ -225,11 +245,15 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
   }
   // Layers without experts behind the last with them count to the first of the next step, which is not known here.
   x_ = x_.bottomRows(logit_rows).eval();
-  norm(x_, norm_, normed_);
+  norm(x_, norm_, normed_.mlp);
   Matrix logits;
-  head_.times(normed_, product_, logits);
+  head_.times(normed_.mlp, product_, logits);
   if (c.head_bias) logits.rowwise() += head_bias_.transpose();
   if (c.logit_scale != 1) logits *= static_cast<float>(c.logit_scale);
+  if (c.logit_cap > 0) {
+    const auto cap = static_cast<float>(c.logit_cap);
+    logits = logits.unaryExpr([cap](float logit) { return cap * std::tanh(logit / cap); });
+  }
   return logits;
 }
 

@@ -34,7 +34,7 @@ class CpuModel final : public Model {
   struct NormWeights {
     Vector weight, bias;
   };
-  /// down (silu(gate x) * up x)
+  /// down (silu(gate x) * up x), or with GELU as experts have it
   struct Mlp {
     StoredMatrix gate, up, down;
     StoredMatrix scale;  ///< [1, hidden]: the sigmoid of its product weighs the whole, if there is one
@@ -42,8 +42,19 @@ class CpuModel final : public Model {
   struct Layer {
     NormWeights attention_norm, mlp_norm;  ///< before them, and behind; empty: none
     NormWeights attention_behind, mlp_behind;
-    Matrix gate;  ///< [experts, hidden]
-    Mlp mlp;      ///< the shared expert, if there is one; of a layer without experts all that it has
+    NormWeights experts_norm, experts_behind, shared_behind;  ///< of experts beside an MLP with norms of its own
+    float scale = 1;                                          ///< of the hidden states behind it
+    Matrix gate;                                              ///< [experts, hidden]
+    Mlp mlp;  ///< the shared expert, if there is one; of a layer without experts all that it has
+  };
+
+  /// What stands between attention and its sum, or behind: what is read of hidden states.
+  struct Normed {
+    Matrix mlp;            ///< by a shared expert, or an MLP
+    Matrix experts, gate;  ///< where they read something else
+    bool apart = false;    ///< they do
+    [[nodiscard]] const Matrix& of_experts() const { return apart ? experts : mlp; }
+    [[nodiscard]] const Matrix& of_gate() const { return apart ? gate : mlp; }
   };
 
   Layer load_layer(const Weights& weights, std::uint32_t index) const;
@@ -52,15 +63,15 @@ class CpuModel final : public Model {
   void norm_before(const Matrix& x, const NormWeights& weights, Matrix& y) const;
   /// x += what attention or experts gave, which is normalised first if norms stand behind them.
   void add(Matrix& x, const NormWeights& behind, Matrix& given);
-  /// Adds attention's part to hidden states.
+  /// Adds attention's part to hidden states, and norms them for what follows.
   void attend(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, Matrix& x,
-              Matrix& normed);
+              Normed& normed);
   /// Into `mlp_out_`, and `factor_`.
   void run_mlp(const Mlp& mlp, std::uint32_t width, bool scaled, const Matrix& x);
   void scale_mlp_out();
   /// The scores of a layer with experts, of what its gate reads.
   void score(std::uint32_t moe_layer, const Matrix& input, Matrix& select, Matrix& weight) const;
-  /// Adds the experts' part, and the shared expert's.
+  /// Adds the experts' part, and the shared expert's, and ends the layer.
   void add_experts(const Layer& layer, Matrix& x, Matrix& routed);
   /// Scores that the gate of `moe_layer` gives to hidden states before the first layer behind the experts before it. Keys and
   /// values are tentative: the caches are left as they were.
@@ -70,13 +81,14 @@ class CpuModel final : public Model {
   std::vector<Layer> layers_;
   StoredMatrix embedding_, head_;  // [vocabulary, hidden]
   Vector head_bias_;
-  NormWeights norm_;
+  NormWeights norm_, plain_;   ///< the last; of weights that are all 1
   Nanoseconds shared_ns_ = 0;  ///< what the last shared expert took
   PackedProduct product_{best_path(), &workers()};
   std::unique_ptr<CpuAttention> attention_;
   // scratch
-  Matrix x_, normed_, attended_, select_, weight_, routed_, mlp_, mlp_up_, mlp_out_, factor_, given_;
-  Matrix partial_, ahead_normed_, ahead_select_, ahead_weight_;
+  Normed normed_, ahead_;
+  Matrix x_, attended_, select_, weight_, routed_, mlp_, mlp_up_, mlp_out_, factor_, given_;
+  Matrix partial_, ahead_select_, ahead_weight_;
 };
 
 }  // namespace ferry::engine

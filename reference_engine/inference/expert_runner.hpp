@@ -36,6 +36,7 @@ struct PhaseTimes {
 struct GateScores {
   const Matrix& select;
   const Matrix& weight;
+  const Matrix* read = nullptr;  ///< the gate's input [rows, hidden], where experts read something else; null: the same
 
   GateScores(const Matrix& both) : select(both), weight(both) {}  // NOLINT: a softmax is both
   GateScores(const Matrix& choose_by, const Matrix& weigh_by) : select(choose_by), weight(weigh_by) {}
@@ -74,8 +75,8 @@ class ExpertRunner {
   virtual void predicted(View<const Scores> /*scores*/) {}
   /// Time passes: copies may be moved on.
   virtual void poll() {}
-  /// Decides, puts the copies on their way and the host's share of the experts to work. `input`: [rows, hidden]; it and the
-  /// scores stay as they are until `run` returns. `took`: the layer's attention (with what else each token needs) and gate.
+  /// Decides, puts the copies on their way and the host's share of the experts to work. `input`: [rows, hidden], what experts
+  /// read; it and the scores stay as they are until `run` returns. `took`: the layer's attention (with what else each token needs) and gate.
   virtual void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) = 0;
   /// Computes what is on the device already.
   virtual void run_resident(std::uint16_t layer, const Matrix& input) = 0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "ferry/gate/gate_bank.hpp"
@@ -26,8 +27,8 @@ KvCache::KvCache(const ModelConfig& c, std::uint32_t positions) : positions(posi
       keys.emplace_back(Eigen::Index{c.linear.value_heads} * c.linear.key_dim, c.linear.value_dim);
       values.emplace_back(c.linear.kernel - 1, c.linear.channels());
     } else {
-      keys.emplace_back(Eigen::Index{c.kv_heads} * positions, c.head_dim);
-      values.emplace_back(Eigen::Index{c.kv_heads} * positions, c.value_dim);
+      keys.emplace_back(Eigen::Index{layer.kv_heads} * positions, layer.head_dim);
+      values.emplace_back(Eigen::Index{layer.kv_heads} * positions, layer.head_dim);
     }
   }
 }
@@ -88,7 +89,13 @@ Model::Model(ModelFiles& files) : folder_(files.folder), config_(files.config), 
     const std::uint32_t experts = c.moe(l).experts;
     std::vector<float> gate = dense(*files.checkpoint, c.gate_name(l), {experts, c.hidden}).to_floats();
     gate.resize(std::size_t{c.experts} * c.hidden);
-    gates_->set(l, Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden));
+    Matrix all = Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden);
+    if (!c.names.gate_scale.empty()) {
+      const std::string name = c.tensor(c.moe_layers[l], c.names.gate_scale);
+      const std::vector<float> scale = dense(*files.checkpoint, name, {c.hidden}).to_floats();
+      all *= (Eigen::Map<const Vector>(scale.data(), c.hidden) / std::sqrt(static_cast<float>(c.hidden))).asDiagonal();
+    }
+    gates_->set(l, all);
   }
   gate_biases_ = gate_vectors(*files.checkpoint, c.names.gate_bias);
   choice_biases_ = gate_vectors(*files.checkpoint, c.names.choice_bias);
@@ -186,6 +193,8 @@ void Model::apply_gate_rule(std::uint32_t moe_layer, Matrix& select, Matrix& wei
 
 std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
   if (c.experts_differ()) return "layers that differ in their experts";
+  if (c.heads_differ()) return "layers that differ in their heads";
+  if (!c.names.experts_norm.empty()) return "experts beside an MLP with norms of its own";
   for (const std::uint32_t width : c.of_moe_layers(&LayerConfig::shared_width)) {
     if (width != c.shared_width) return "shared experts of several widths";
   }

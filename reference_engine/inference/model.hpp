@@ -27,7 +27,7 @@ class KvCache {
   KvCache(std::shared_ptr<void> on_device, std::uint64_t bytes) : device(std::move(on_device)), device_bytes_(bytes) {}
 
   std::uint32_t positions = 0;  ///< that there is room for
-  /// [layers] of [kv_heads * positions, head_dim] and of [kv_heads * positions, value_dim]; of LatentAttention one vector a
+  /// [layers] of [kv_heads * positions, head_dim] each; of LatentAttention one vector a
   /// position, as keys alone; of LinearAttention what it remembers, whatever the positions.
   std::vector<Matrix> keys, values;
   std::shared_ptr<void> device;  ///< on another

@@ -105,15 +105,16 @@ void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const GateSc
   pipe_->look_ahead();
   const std::uint16_t count = pipe_->rows_ahead(RowSource::gate_input);
   const auto first = static_cast<std::uint16_t>(layer + 1U);
+  const Matrix& read = scores.read != nullptr ? *scores.read : input;
   const View<const Scores> given = std::exchange(predicted_, {});
   if (given.size > 0) {
     look_ahead_all(given);
   } else if (count > 0 && gate_worker_) {
-    gate_worker_->start(first, count, input);
+    gate_worker_->start(first, count, read);
     if (workers_ != nullptr) workers_->enter();
     gate_rows_ = true;
   } else if (count > 0) {
-    look_ahead_all(gates_.scores(first, count, input));
+    look_ahead_all(gates_.scores(first, count, read));
   }
   note_decision("look ahead", begin);
 }

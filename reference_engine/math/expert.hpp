@@ -16,14 +16,14 @@ namespace ferry::engine {
 
 /// How one expert lies in memory, as it crosses a link and sits in a slot: gate [width, hidden], up [width, hidden],
 /// down [hidden, width], one after another, and behind them, if it has biases, those of gate [width], up [width] and
-/// down [hidden] as floats.
+/// down [hidden] as floats; last of all, if it has one, a number that what it gives is multiplied with.
 ///
 /// At `full` as the checkpoint has them, numbers or blocks; at int8, int4 and int2 each matrix as `packed` says.
 struct ExpertLayout {
   std::uint32_t hidden = 0, width = 0;
   DType dtype = DType::bf16;  ///< at `full`
   std::uint32_t group = 64;   ///< weights with one scale and minimum: 32, 64 or 128
-  bool biased = false;
+  bool biased = false, scaled = false;
   Glu glu{};                       ///< what is computed of them
   DType up_type = DType::other;    ///< at `full`; other: dtype
   DType down_type = DType::other;  ///< likewise
@@ -31,15 +31,16 @@ struct ExpertLayout {
   /// 0 for `skip`.
   [[nodiscard]] std::uint64_t bytes(Precision p = Precision::full) const {
     if (p == Precision::skip) return 0;
-    return part_at(3, p) + bias_bytes();
+    return part_at(3, p) + behind_bytes();
   }
   [[nodiscard]] std::uint64_t part_bytes(int part, Precision p) const {
     return p == Precision::full ? bytes_of(plain(part)) : packed(part, p).bytes();
   }
-  [[nodiscard]] std::uint64_t bias_bytes() const {
-    return biased ? (std::uint64_t{2} * width + hidden) * sizeof(float) : 0;
+  /// Of biases and scale, behind the matrices.
+  [[nodiscard]] std::uint64_t behind_bytes() const {
+    return ((biased ? std::uint64_t{2} * width + hidden : 0) + (scaled ? 1 : 0)) * sizeof(float);
   }
-  /// Byte at which matrix `part` begins; of part 3, at which the biases do.
+  /// Byte at which matrix `part` begins; of part 3, at which what is behind them does.
   [[nodiscard]] std::uint64_t part_at(int part, Precision p) const {
     return part == 0 ? 0 : part_at(part - 1, p) + part_bytes(part - 1, p);
   }

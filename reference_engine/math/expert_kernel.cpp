@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "math/host_math.hpp"
 #include "math/share_work.hpp"
 
 namespace ferry::engine {
@@ -20,6 +21,8 @@ void activate(const Glu& glu, float* gate, const float* up, Eigen::Index width, 
     scratch = g.array().min(glu.limit);
     scratch = scratch.array() / (1.0F + (-glu.alpha * scratch.array()).exp());
     scratch.array() *= u.array().min(glu.limit).max(-glu.limit) + 1.0F;
+  } else if (glu.gelu) {
+    scratch = gelu(g.array()) * u.array();
   } else {
     scratch = g.array() / (1.0F + (-g.array()).exp()) * u.array();
   }
@@ -127,6 +130,14 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
   if (layouts_[0].biased) {
     each_row(experts, [&](const Work& work, std::uint32_t row) {
       add_bias(row_of(out_, row, hidden), biases(work) + 2 * std::size_t{width} * sizeof(float), hidden);
+    });
+  }
+  if (layouts_[0].scaled) {
+    each_row(experts, [&](const Work& work, std::uint32_t row) {
+      const ExpertLayout& l = layout(work);
+      float scale;
+      std::memcpy(&scale, work.expert + l.bytes(work.precision) - sizeof(scale), sizeof(scale));
+      Eigen::Map<Eigen::RowVectorXf>(row_of(out_, row, hidden), hidden) *= scale;
     });
   }
   for (std::uint32_t row = 0; row < rows; ++row) {

@@ -53,4 +53,8 @@ void swiglu(Matrix& gate, const Matrix& up) {
   gate.array() = gate.array() / (1.0F + (-gate.array()).exp()) * up.array();
 }
 
+void geglu(Matrix& gate, const Matrix& up) {
+  gate.array() = gelu(gate.array()) * up.array();
+}
+
 }  // namespace ferry::engine

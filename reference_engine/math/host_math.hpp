@@ -26,7 +26,15 @@ void layer_norm(const Matrix& x, const Vector& weight, const Vector& bias, float
 
 void softmax_rows(Matrix& x);
 
-/// gate := silu(gate) * up.
+/// gate := silu(gate) * up, or gelu(gate) * up.
 void swiglu(Matrix& gate, const Matrix& up);
+void geglu(Matrix& gate, const Matrix& up);
+
+/// GELU as models compute it: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), which is x sigmoid(2 sqrt(2 / pi) (...)).
+template <class Array>
+auto gelu(const Array& x) {
+  constexpr float twice_root = 1.5957691216F;
+  return x / (1.0F + (-twice_root * (x + 0.044715F * x * x * x)).exp());
+}
 
 }  // namespace ferry::engine

@@ -42,6 +42,7 @@ std::string expert_tensor_name(const ModelConfig& c, ExpertStorage storage, Expe
 ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
     : checkpoint_(checkpoint), config_(c), storage_(c.storage), sizes_{c.hidden} {
   sizes_.biased = c.expert_bias;
+  sizes_.scaled = !c.names.expert_scale.empty();
   sizes_.glu = c.glu;
   // Newer files of families that have always had a tensor an expert have one for all experts of a layer, newer GGUF files one
   // for gate and up, and old ones one an expert; gpt-oss has blocks.
@@ -149,9 +150,16 @@ ExpertLayout ExpertReader::layout_of(std::uint16_t layer) const {
                                    name_of(l.type(part))));
     }
   }
-  if (!l.biased) return l;
-  for (const Bias& bias : biases_of(layer)) static_cast<void>(checkpoint_.at(bias.name, {experts, bias.size}));
+  if (l.biased) {
+    for (const Bias& bias : biases_of(layer)) static_cast<void>(checkpoint_.at(bias.name, {experts, bias.size}));
+  }
+  if (l.scaled) static_cast<void>(scales_of(layer));
   return l;
+}
+
+const Tensor& ExpertReader::scales_of(std::uint16_t layer) const {
+  return checkpoint_.at(config_.tensor(config_.moe_layers[layer], config_.names.expert_scale),
+                        {config_.moe(layer).experts});
 }
 
 std::vector<ExpertReader::Bias> ExpertReader::biases_of(std::uint16_t layer) const {
@@ -237,7 +245,7 @@ void ExpertReader::read(ExpertId id, std::byte* to) const {
       scales_apart(id.layer, part) ? read_fp8(id, part, own) : read(placed(id, part), own);
     }
   }
-  const std::vector<float> all = biases(id);
+  const std::vector<float> all = behind(id);
   if (!all.empty()) std::memcpy(to + l.part_at(3, Precision::full), all.data(), all.size() * sizeof(float));
 }
 
@@ -306,9 +314,15 @@ void ExpertReader::read_mxfp4(ExpertId id, std::byte* to) const {
   }
 }
 
+std::vector<float> ExpertReader::behind(ExpertId id) const {
+  std::vector<float> all;
+  if (sizes_.biased) all = biases(id);
+  if (sizes_.scaled) all.push_back(scales_of(id.layer).to_floats()[id.expert]);
+  return all;
+}
+
 std::vector<float> ExpertReader::biases(ExpertId id) const {
   std::vector<float> all;
-  if (!sizes_.biased) return all;
   std::vector<std::vector<float>> stored;
   const std::uint32_t experts = config_.moe(id.layer).experts;
   for (const Bias& bias : biases_of(id.layer)) {
@@ -336,8 +350,8 @@ std::vector<float> ExpertReader::biases(ExpertId id) const {
 void ExpertPacker::pack(const std::byte* expert, Variant what, int part, std::byte* out) const {
   const ExpertLayout& own = from[from.size() == 1 ? 0 : what.id.layer];
   const ExpertLayout made = to_of(what.id.layer);
-  if (part == 2 && made.biased) {
-    std::memcpy(out + made.part_at(3, what.precision), expert + own.part_at(3, Precision::full), made.bias_bytes());
+  if (part == 2) {
+    std::memcpy(out + made.part_at(3, what.precision), expert + own.part_at(3, Precision::full), made.behind_bytes());
   }
   out += made.part_at(part, what.precision);
   const PackedLayout packed = made.packed(part, what.precision);  // rows and columns are the same at `full`

@@ -40,8 +40,9 @@ class ExpertReader {
   /// The bytes that a matrix (gate, up or down) is made of, in the file, and those of its scales if it has some: where
   /// tensors hold several, also of others.
   [[nodiscard]] std::vector<std::span<const std::byte>> stored(ExpertId id, int part) const;
-  /// Gate's, up's and down's, in turn; nothing if there are none. Throws as `read` does.
-  [[nodiscard]] std::vector<float> biases(ExpertId id) const;
+  /// What lies behind an expert's matrices: biases of gate, of up and of down, and its scale, as far as there are any. Throws as
+  /// `read` does.
+  [[nodiscard]] std::vector<float> behind(ExpertId id) const;
 
  private:
   /// A tensor of one expert, or the expert's share of one of all of them.
@@ -69,6 +70,10 @@ class ExpertReader {
   [[nodiscard]] ExpertLayout sizes_of(std::uint16_t layer) const;
   /// The tensors [experts, size] of a layer: of gate and up in turn, and of down; or of all three.
   [[nodiscard]] std::vector<Bias> biases_of(std::uint16_t layer) const;
+  /// Gate's, up's and down's, in turn.
+  [[nodiscard]] std::vector<float> biases(ExpertId id) const;
+  /// What a layer's experts' results are multiplied with, [experts].
+  [[nodiscard]] const Tensor& scales_of(std::uint16_t layer) const;
   /// gpt-oss's MXFP4: blocks and their exponents apart, rows of gate and of up in turn.
   void read_mxfp4(ExpertId id, std::byte* to) const;
   /// Of tensors that have outputs as columns.
@@ -97,7 +102,7 @@ struct ExpertPacker {
     l.width = from[from.size() == 1 ? 0 : layer].width;
     return l;
   }
-  /// Writes one matrix of the variant, and with `down` the biases: `expert` and `out` are where the whole expert begins in `from` and `to`.
+  /// Writes one matrix of the variant, and with `down` what is behind it: `expert` and `out` are where the whole expert begins in `from` and `to`.
   /// The same bytes each time. Throws InputError, naming the tensor, for a weight that the precision cannot hold.
   void pack(const std::byte* expert, Variant what, int part, std::byte* out) const;
   /// Whole variants of one expert, on up to `threads` threads.

@@ -70,12 +70,16 @@ StoreFacts facts_of(const Json& json, const std::string& name) {
   s.layout.group = f.whole("group", 32, 128);
   if ((s.layout.group & (s.layout.group - 1)) != 0) f.refuse("group", "32, 64 or 128");
   s.layout.biased = f.flag("biases", false);
+  s.layout.scaled = f.flag("scales", false);
   s.rounded = f.flag("rounded", false);
   if (f.has("glu")) {
     const Fields glu(f.at("glu"), name + ": header: glu");
-    s.layout.glu = {true, static_cast<float>(glu.number("alpha", 0)), static_cast<float>(glu.number("limit", 0))};
+    s.layout.glu.clamped = true;
+    s.layout.glu.alpha = static_cast<float>(glu.number("alpha", 0));
+    s.layout.glu.limit = static_cast<float>(glu.number("limit", 0));
   }
   s.layout.glu.weighs_input = f.flag("weighs_input", false);
+  s.layout.glu.gelu = f.flag("gelu", false);
   s.quantizer = quantizer_of(f.text("quantizer"), name + ": header");
   s.weights = f.text("weights");
   s.source = f.at("source");
@@ -124,8 +128,8 @@ std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& c)
           XXH3_64bits_update(&state, bytes.data(), std::min(some, bytes.size()));
         }
       }
-      const std::vector<float> biases = reader.biases(id);
-      if (!biases.empty()) XXH3_64bits_update(&state, biases.data(), biases.size() * sizeof(float));
+      const std::vector<float> behind = reader.behind(id);
+      if (!behind.empty()) XXH3_64bits_update(&state, behind.data(), behind.size() * sizeof(float));
     }
   }
   return fmt::format("{:016x}", XXH3_64bits_digest(&state));
@@ -143,10 +147,11 @@ void check_same_model(const StoreFacts& s, const std::string& name, const Checkp
     throw InputError(
         fmt::format("{}: was packed from another model ({}), not from {}", name, s.model, folder.string()));
   }
-  if (!(s.layout.glu == config.glu) || s.layout.biased != config.expert_bias) {
+  if (!(s.layout.glu == config.glu) || s.layout.biased != config.expert_bias ||
+      s.layout.scaled == config.names.expert_scale.empty()) {
     throw InputError(
-        fmt::format("{}: was packed with other activations or biases of experts than {} has: pack it again", name,
-                    folder.string()));
+        fmt::format("{}: was packed with other activations, biases or scales of experts than {} has: pack it again",
+                    name, folder.string()));
   }
 }
 
@@ -239,9 +244,11 @@ Json StoreFacts::to_json() const {
   }
   if (!widths.empty()) json["layer_widths"] = widths;
   if (layout.biased) json["biases"] = true;
+  if (layout.scaled) json["scales"] = true;
   if (rounded) json["rounded"] = true;
   if (layout.glu.clamped) json["glu"] = {{"alpha", layout.glu.alpha}, {"limit", layout.glu.limit}};
   if (layout.glu.weighs_input) json["weighs_input"] = true;
+  if (layout.glu.gelu) json["gelu"] = true;
   return json;
 }
 

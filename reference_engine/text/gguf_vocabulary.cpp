@@ -67,18 +67,8 @@ struct Vocabulary {
   }
 };
 
-std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
-  // Files from before May 2024 do not say it. What llama.cpp takes then differs from what Qwen's tokenizer does.
-  std::string pre = v.fields.has("tokenizer.ggml.pre") ? v.fields.text("tokenizer.ggml.pre") : "";
-  const bool old_qwen = file.metadata().value("general.architecture", Json()) == "qwen2moe";
-  if (old_qwen && (pre.empty() || pre == "default")) pre = "qwen2";
-  const WordRules* rules = word_rules(pre);
-  if (rules == nullptr) {  // the names are more than a line: what it is comes first
-    v.fields.refuse("tokenizer.ggml.pre",
-                    fmt::format("another than {:.40}: one of {}", json_text(Json(pre)), known_word_rules()));
-  }
-  BpeParts parts;
-  parts.kind = "GGUF, BPE as " + pre;
+/// Tokens, and which two make a third.
+Bpe merges_of(const Vocabulary& v, const Gguf& file, const Bpe::Options& options) {
   std::unordered_map<std::string, std::uint32_t> tokens;
   for (std::uint32_t id = 0; id < v.texts.size(); ++id) tokens.try_emplace(v.texts[id], id);
   std::vector<Bpe::Merge> merges;
@@ -93,9 +83,41 @@ std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
     }
     merges.push_back({l->second, r->second, static_cast<std::uint32_t>(merges.size()), made->second});
   }
+  return {std::move(tokens), merges, options};
+}
+
+/// Byte pairs of characters, where blanks are a character of their own and what is unknown becomes bytes; words are not apart.
+std::unique_ptr<Tokenizer> character_pairs(const Vocabulary& v, const Gguf& file) {
+  const std::string blank = "\u2581";
+  BpeParts parts;
+  parts.kind = "GGUF, BPE as gemma4";
+  Bpe::Options options;
+  options.byte_fallback = options.fuse_unknown = true;
+  options.unknown = v.token("unknown_token_id");
+  parts.bpe = merges_of(v, file, options);
+  parts.normalizers.push_back(replaced(std::make_shared<Regex>(literally(" "), v.where), blank));
+  parts.text.byte_names = true;
+  parts.text.blank = blank;
+  for (const AddedToken& t : v.added) parts.added.add(t);
+  v.around(true, parts.before, parts.behind);
+  return make_bpe_tokenizer(std::move(parts));
+}
+
+std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
+  // Files from before May 2024 do not say it. What llama.cpp takes then differs from what Qwen's tokenizer does.
+  std::string pre = v.fields.has("tokenizer.ggml.pre") ? v.fields.text("tokenizer.ggml.pre") : "";
+  const bool old_qwen = file.metadata().value("general.architecture", Json()) == "qwen2moe";
+  if (old_qwen && (pre.empty() || pre == "default")) pre = "qwen2";
+  const WordRules* rules = word_rules(pre);
+  if (rules == nullptr) {  // the names are more than a line: what it is comes first
+    v.fields.refuse("tokenizer.ggml.pre",
+                    fmt::format("another than {:.40}: one of {}", json_text(Json(pre)), known_word_rules()));
+  }
+  BpeParts parts;
+  parts.kind = "GGUF, BPE as " + pre;
   Bpe::Options options;
   options.whole_words = rules->whole_words;
-  parts.bpe = Bpe(std::move(tokens), merges, options);
+  parts.bpe = merges_of(v, file, options);
   if (!rules->form.empty()) parts.normalizers.push_back(unicode_form(rules->form));
   for (const std::string& e : rules->expressions) {
     parts.splitters.push_back(
@@ -131,8 +153,9 @@ std::unique_ptr<Tokenizer> read_gguf_vocabulary(const Gguf& file) {
   const Vocabulary v(file);
   const std::string model = v.fields.text("tokenizer.ggml.model");
   if (model == "gpt2") return byte_pairs(v, file);
+  if (model == "gemma4") return character_pairs(v, file);
   if (model == "llama") return pieces(v);
-  v.fields.refuse("tokenizer.ggml.model", "\"gpt2\" or \"llama\"");
+  v.fields.refuse("tokenizer.ggml.model", "\"gpt2\", \"gemma4\" or \"llama\"");
 }
 
 }  // namespace ferry::engine

@@ -219,11 +219,11 @@ std::unique_ptr<TraceFile> record_text(Model& model, const std::string& name, co
 }
 
 std::vector<LayerWork> model_work(const ModelConfig& c) {
-  const std::uint64_t hidden = c.hidden, heads = std::uint64_t{c.heads} * c.head_dim;
-  const std::uint64_t kv = std::uint64_t{c.kv_heads} * c.head_dim;
+  const std::uint64_t hidden = c.hidden;
   std::vector<LayerWork> all;
   for (const std::uint32_t number : c.moe_layers) {
     const LayerConfig& l = c.layer[number];
+    const std::uint64_t heads = std::uint64_t{c.heads} * l.head_dim, kv = std::uint64_t{l.kv_heads} * l.head_dim;
     all.push_back(
         layer_work(c.hidden, l.experts, 2 * hidden * heads + 2 * hidden * kv, l.shared_width, l.expert_width, 32));
   }

@@ -285,6 +285,23 @@ def lfm2_moe(r):
     return c
 
 
+def gemma4_text(r):
+    c = base(r, **experts(r, top_k="top_k_experts"), intermediate_size=r.choice([24, 48]), enable_moe_block=True, hidden_size_per_layer_input=0,
+             vocab_size_per_layer_input=VOCABULARY, attention_bias=flag(r), sliding_window=r.choice([3, 16, 600]), pad_token_id=0,
+             attention_k_eq_v=flag(r), head_dim=r.choice([8, 16, 20]), global_head_dim=r.choice([8, 16, 24, 32]), use_double_wide_mlp=flag(r),
+             final_logit_softcapping=r.choice([None, 2.0, 30.0]), use_bidirectional_attention=r.choice([None, "vision"]))
+    if flag(r):
+        c["num_global_key_value_heads"] = r.choice([n for n in (1, 2, 3) if c["num_attention_heads"] % n == 0])
+    types_of_layers(r, c, ["full_attention", "sliding_attention"])
+    if flag(r):
+        share = r.choice([0.25, 0.5, 1.0])
+        full = r.choice([rope(r, c["global_head_dim"]), {"rope_type": "proportional", "rope_theta": r.choice([1e6, 1000.0]), "partial_rotary_factor": share}])
+        if full["rope_type"] == "proportional" and flag(r):
+            full["factor"] = 8.0
+        c["rope_parameters"] = {"full_attention": full, "sliding_attention": rope(r, c["head_dim"])}
+    return c
+
+
 def dots1(r):
     c = sigmoid_gate(r, attention_bias=flag(r))
     c["sliding_window"] = r.choice([None, 5, 16])
@@ -383,7 +400,7 @@ def qwen3_5_moe_text(r):
 
 
 FAMILIES = {f.__name__: f for f in (
-    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, afmoe, lfm2_moe, dots1,
+    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, afmoe, gemma4_text, lfm2_moe, dots1,
     ernie4_5_moe, exaone_moe, hunyuan_v1_moe, hy_v3, minimax_m2, gpt_oss, llama4_text, qwen3_next, qwen3_5_moe_text)}
 FAMILIES["granitemoe"] = granite
 
@@ -437,6 +454,11 @@ def for_gguf(family, r, c):
                         "router_jitter_noise": 0.01, "moe_layer_end_index": -1, "rope_interleave": True, "clip_qkv": None}.items():
         if name in c and not (name == "sliding_window" and family in ("gpt_oss", "exaone_moe", "afmoe")) and not (name == "norm_topk_prob" and "n_group" in c):
             c[name] = value
+    if family == "gemma4_text":
+        full = {"rope_type": "proportional", "rope_theta": r.choice([1e6, 1000.0]), "partial_rotary_factor": r.choice([0.25, 0.5, 1.0])}
+        c.update(attention_bias=False, sliding_window=r.choice([3, 16, 600]), layer_types=types, use_double_wide_mlp=False,
+                 rope_parameters={"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": r.choice([10000.0, 500.0])}})
+        return
     p = c["rope_parameters"]
     if p["rope_type"] not in ("default", "linear", "yarn") or "kv_lora_rank" in c and p["rope_type"] == "yarn" or family == "exaone_moe":
         c["rope_parameters"] = {k: v for k, v in p.items() if k in ("rope_theta", "partial_rotary_factor")} | {"rope_type": "default"}
@@ -459,7 +481,7 @@ def for_gguf(family, r, c):
 
 GGUF_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "ernie4_5_moe", "gpt_oss", "granitemoe",
                  "granitemoeshared", "hunyuan_v1_moe", "phimoe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2", "llama4_text", "glm4_moe_lite", "exaone_moe", "hy_v3",
-                 "afmoe", "lfm2_moe")
+                 "afmoe", "gemma4_text", "lfm2_moe")
 
 
 def randomise(model, generator):
@@ -467,10 +489,12 @@ def randomise(model, generator):
     def noise(t):
         return torch.randn(t.shape, generator=generator)
 
-    buffers = [b for b in model.named_buffers() if b[0].endswith(("e_score_correction_bias", "expert_bias"))]
+    buffers = [b for b in model.named_buffers() if b[0].endswith(("e_score_correction_bias", "expert_bias", "layer_scalar"))]
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *buffers]:
             if "A_log" in name or "dt_bias" in name:
+                p.add_(0.3 * noise(p))
+            elif name.endswith(("layer_scalar", "router.scale", "expert_scale")):
                 p.add_(0.3 * noise(p))
             elif "norm" in name and name.endswith("weight"):
                 p.add_(0.2 * noise(p))
@@ -516,7 +540,7 @@ OTHERS = {  # values that fields may be given although weights were made for oth
     "layer_types": [None], "max_window_layers": [0, 1, 60], "original_max_position_embeddings": [32], "rope_scaling": [None, {}],
     "mlp_only_layers": [None, [], [0]], "decoder_sparse_step": [1, 2], "first_k_dense_replace": [0, 1], "full_attention_interval": [2], "rotary_dim": [4, 8],
     "attn_output_gate": [True, False], "use_routing_bias": [True, False], "moe_layer_interval": [1, 2], "moe_layer_start_index": [0], "dtype": ["float32"],
-    "mlp_layer_types": [None], "sliding_window_pattern": [2, 3, "LLG"], "router_scaling_factor": [1.5], "mup_enabled": [True, False, None], "global_attn_every_n_layers": [1, 3], "num_dense_layers": [0, None],
+    "mlp_layer_types": [None], "sliding_window_pattern": [2, 3, "LLG"], "router_scaling_factor": [1.5], "mup_enabled": [True, False, None], "enable_moe_block": [None], "num_kv_shared_layers": [1], "attention_k_eq_v": [True, False], "hidden_activation": ["gelu", "silu"], "global_attn_every_n_layers": [1, 3], "num_dense_layers": [0, None],
 }
 
 
@@ -576,7 +600,7 @@ def make(folder, family, r, gguf):
                       "hy_v3", "afmoe", "lfm2_moe", "dots1", "qwen3_next", "qwen3_5_moe_text"):
             safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
             notes.append("fused")
-    if r.random() < 0.5:
+    if r.random() < 0.5 and family != "gemma4_text":
         old_style(config)
         notes.append("v4")
     if r.random() < 0.5:
@@ -604,6 +628,7 @@ def seeing(folder, family):
     nested.mkdir()
     text = json.loads((folder / "config.json").read_text())
     name, model, head = {"llama4_text": ("Llama4ForConditionalGeneration", "language_model.model.", "language_model.lm_head."),
+                         "gemma4_text": ("Gemma4ForConditionalGeneration", "model.language_model.", "lm_head."),
                          "qwen3_5_moe_text": ("Qwen3_5MoeForConditionalGeneration", "model.language_model.", "lm_head.")}[family]
     del text["architectures"]
     config = {"architectures": [name], "model_type": family.removesuffix("_text"), "text_config": text, "vision_config": {"hidden_size": 8}}

@@ -6,15 +6,17 @@
         deepseek_v2_lite:bf16 deepseek_v3:f16 glm4_moe:bf16 gpt_oss:bf16 ernie4_5_moe:bf16 dots1:bf16 granitemoeshared:bf16:30 \
         minimax_m2:bf16 hunyuan_v1_moe:bf16 phimoe:bf16 qwen3_next:bf16 qwen3_5_moe:bf16 deepseek_moe:bf16 \
         olmoe_as_gguf:bf16 llama4_as_gguf:bf16 glm4_moe_lite:bf16 exaone_moe:bf16 hy_v3:bf16 \
-        qwen3_vl_moe:bf16 solar_open:bf16 afmoe_as_gguf:bf16 lfm2_moe:bf16 glm4v_moe:bf16
+        qwen3_vl_moe:bf16 solar_open:bf16 afmoe_as_gguf:bf16 lfm2_moe:bf16 glm4v_moe:bf16 gemma4:bf16
 
 LLAMA_CPP is a source folder of llama.cpp (that of the llama-cpp-python source package, 0.3.36, was used); torch and numpy from
 anywhere, and `pip install gguf safetensors`. FAMILY is a folder in zoo/, or any. FAMILY:TYPE, with a TYPE of f32, f16, bf16 or q8_0, may be followed by
 how many tensors are in a file, of several then. The checkpoints have a vocabulary of bytes and no
 tokenizer: the files have none either.
 """
+import json
 import pathlib
 import sys
+import tempfile
 import types
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -37,6 +39,16 @@ def of_hub(config):
         config["route_norm"] = True
     if config["model_type"] == "minimax_m2":
         config["rotary_dim"] = int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"])
+
+
+def with_tokens(folder, to, config):
+    """The same files beside a tokenizer.json of so many tokens: the converter counts them."""
+    to.mkdir()
+    for file in folder.iterdir():
+        (to / file.name).symlink_to(file.resolve())
+    tokens = {"vocab": {str(i): i for i in range(config.get("vocab_size") or config["text_config"]["vocab_size"])}}
+    (to / "tokenizer.json").write_text(json.dumps({"model": tokens, "added_tokens": []}))
+    return to
 
 
 def main():
@@ -75,8 +87,9 @@ def main():
         cls = get_model_class({"PhimoeForCausalLM": "PhiMoEForCausalLM"}.get(name, name))  # as the hub has it
         cls.no_mtp = True  # the checkpoints have no layers that guess more than the next token
         cls.set_vocab = lambda self: self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
-        with torch.inference_mode():
-            cls(folder, kinds[kind], out / f"{folder.name}-{kind}.gguf", eager=True, hparams=hparams,
+        with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
+            read = with_tokens(folder, pathlib.Path(temporary) / folder.name, hparams) if name.startswith("Gemma4") else folder
+            cls(read, kinds[kind], out / f"{folder.name}-{kind}.gguf", eager=True, hparams=hparams,
                 split_max_tensors=int(tensors[0]) if tensors else 0).write()
 
 

@@ -7,7 +7,7 @@
 deepseek_v3_bias, deepseek_v2_bias: `attention_bias` of latent attention, with and without latent queries.
 qwen3_next_bias: `attention_bias`, where queries come with gates.
 olmoe_clip: `clip_qkv`.
-afmoe, glm4_moe_lite, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own. qwen3_vl_moe, glm4v_moe: what they make of texts; experts lie as on the hub, and the part that sees is left out.
+afmoe, gemma4, glm4_moe_lite, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own; gemma4's `topk_weight` is without `per_expert_scale`, which is of what experts give. qwen3_vl_moe, glm4v_moe: what they make of texts; experts lie as on the hub, and the part that sees is left out.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
 olmoe_as_gguf, llama4_as_gguf, afmoe_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have
@@ -49,6 +49,10 @@ VARIANTS = {
                             mup_enabled=True, sliding_window=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"])),
     "afmoe_as_gguf": ("afmoe", dict(BASE, num_hidden_layers=5, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16, num_experts=8, num_shared_experts=2, intermediate_size=32, num_dense_layers=1, route_scale=2.5,
                                     mup_enabled=True, sliding_window=16)),
+    "gemma4": ("gemma4_text", dict(BASE, num_hidden_layers=4, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True, num_experts=8,
+                                   top_k_experts=2, moe_intermediate_size=16, intermediate_size=32, enable_moe_block=True, hidden_size_per_layer_input=0,
+                                   vocab_size_per_layer_input=258, sliding_window=16, final_logit_softcapping=4.0, pad_token_id=0,
+                                   rope_parameters=None, layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"])),
     "lfm2_moe": ("lfm2_moe", dict(BASE, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=32, num_dense_layers=1,
                                   tie_word_embeddings=True, rms_norm_eps=1e-5, norm_eps=1e-5, conv_L_cache=3,
                                   layer_types=["conv", "full_attention", "conv", "conv"])),
@@ -138,12 +142,13 @@ def run(model, ids):
 
 def expected(model):
     tensors, margin = {}, float("inf")
+    layers = getattr(model.model, "language_model", model.model).layers
     for key, text in PROMPTS.items():
         ids = torch.tensor([[256, *text.encode()]])
         seen = {}
         hooks = []
-        for n, layer in enumerate(getattr(model.model, "language_model", model.model).layers):
-            moe = layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
+        for n, layer in enumerate(layers):
+            moe = layer if hasattr(layer, "router") else layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
             for gate in [getattr(moe, name) for name in ("gate", "router") if hasattr(moe, name)]:
                 hooks.append(gate.register_forward_hook(lambda _m, _i, out, n=n: seen.__setitem__(n, out)))
         tensors[key + ".input_ids"], tensors[key + ".logits"] = ids[0].int(), run(model, ids)
@@ -154,6 +159,8 @@ def expected(model):
                 index = out[1].topk(model.config.num_experts_per_tok, -1).indices
                 out = (out[1], out[0].gather(1, index), index)
             logits, weights, index = out
+            if hasattr(layers[n], "router"):  # Gemma 4's
+                weights = weights / layers[n].router.per_expert_scale[index]
             index, order = index.sort(-1)
             tensors[f"long.layer.{n}.router_logits"] = logits
             tensors[f"long.layer.{n}.topk_index"] = index.int()

@@ -75,7 +75,7 @@ TEST_CASE("what a file does not say is as transformers has it") {
         Absent{"qwen2_moe", 1e-6, none}, Absent{"qwen3_moe", 1e-6, none}, Absent{"qwen3_next", 1e-6, none},
         Absent{"qwen3_5_moe", 1e-6, none}, Absent{"glm4_moe_lite", 1e-5, 1}, Absent{"exaone_moe", 1e-5, 53},
         Absent{"hy_v3", 1e-5, none}, Absent{"solar_open", 1e-5, none}, Absent{"afmoe", 1e-5, none},
-        Absent{"lfm2_moe", 1e-5, 2},
+        Absent{"lfm2_moe", 1e-5, 2}, Absent{"gemma4", 1e-6, 1},
         // Of their published configuration files; what ends a text of XVERSE-MoE is not known.
         Absent{"deepseek_moe", 1e-6, 100001}, Absent{"xverse_moe", 1e-6, none}}) {
     CAPTURE(one.family);
@@ -200,6 +200,12 @@ TEST_CASE("what a GPU computes is said by name, and the rest refused with the pa
     CHECK(lacks(computed).empty());
   }
   CHECK(lacks("hunyuan_layers") == "layers that differ in their experts");
+  CHECK(lacks("gemma4") == "layers that differ in their heads");
+  const Json same = {{"1", {{"head_dim", 16}}}};
+  CHECK(lacks("gemma4",
+              {{"layer_types", Json::array({"full_attention", "full_attention", "full_attention", "full_attention"})},
+               {"per_layer_config", same},
+               {"attention_k_eq_v", false}}) == "experts beside an MLP with norms of its own");
 }
 
 TEST_CASE("windows, chunks and kinds of layers") {
@@ -257,6 +263,59 @@ TEST_CASE("LFM2") {
   CHECK(says(refused_family("lfm2_moe", {{"layer_types", left_out}}), {"field \"layer_types\": expected a list of"}));
   CHECK(says(refused_family("lfm2_moe", {{"conv_bias", true}}), {"field \"conv_bias\""}));
   CHECK(says(refused_family("lfm2_moe", {{"conv_L_cache", 0}}), {"field \"conv_L_cache\""}));
+}
+
+TEST_CASE("Gemma 4") {
+  // Of four layers every other has a window: heads and positions are theirs.
+  const ModelConfig c = read("gemma4");
+  CHECK(c.layer[1].head_dim == 32);
+  CHECK(c.layer[1].kv_heads == 1);
+  CHECK(c.layer[1].keys_are_values);
+  CHECK(c.layer[2].head_dim == 16);
+  CHECK(c.layer[2].kv_heads == 2);
+  CHECK_FALSE(c.layer[2].keys_are_values);
+  CHECK(c.head_dim == 16);
+  CHECK(c.heads_differ());
+  CHECK_FALSE(read("mixtral").heads_differ());
+  CHECK(c.rope_of(c.layer[0]).theta == 10000);
+  CHECK(c.rope_of(c.layer[1]).theta == 1e6);
+  CHECK(c.rope.width == 32);
+  CHECK(std::count(c.rope.frequency.begin(), c.rope.frequency.end(), 0.0) == 12);  // of 16: a quarter turns
+  // As files on the hub say it, and where nothing is said.
+  const auto older = [](const std::vector<std::pair<std::string, Json>>& more) {
+    std::vector<std::pair<std::string, Json>> fields = {{"per_layer_config", left_out}};
+    fields.insert(fields.end(), more.begin(), more.end());
+    return read("gemma4", fields);
+  };
+  CHECK(older({{"global_head_dim", 24}, {"num_global_key_value_heads", 4}}).layer[3].head_dim == 24);
+  CHECK(older({{"global_head_dim", 24}, {"num_global_key_value_heads", 4}}).layer[3].kv_heads == 4);
+  CHECK(older({}).layer[3].head_dim == 512);
+  CHECK(older({}).layer[3].kv_heads == 2);
+  CHECK(older({{"num_global_key_value_heads", 4}, {"attention_k_eq_v", false}}).layer[3].kv_heads == 2);
+  CHECK(older({{"layer_types", left_out}}).layer[2].window == 16);
+  CHECK(older({{"layer_types", left_out}}).layer[3].window == 0);  // the last has none
+  CHECK(older({{"rope_parameters", left_out}}).rope.frequency[64] == 0);
+  for (const auto& [field, value] :
+       {std::pair{"enable_moe_block", Json(false)}, std::pair{"hidden_size_per_layer_input", Json(256)},
+        std::pair{"num_kv_shared_layers", Json(2)}, std::pair{"use_bidirectional_attention", Json("all")},
+        std::pair{"hidden_activation", Json("gelu")}, std::pair{"top_k_experts", Json(9)},
+        std::pair{"per_layer_config", Json({{"1", {{"head_dim", 24}}}})},
+        std::pair{"per_layer_config",
+                  Json({{"1", {{"num_key_value_heads", 3}}}, {"3", {{"num_key_value_heads", 3}}}})}}) {
+    CHECK(says(refused_family("gemma4", {{field, value}}), {std::string("field \"") + field}));
+  }
+  CHECK(says(refused_family("gemma4", {{"hidden_size_per_layer_input", left_out}}), {"hidden_size_per_layer_input"}));
+  CHECK(says(refused_family("gemma4", {{"per_layer_config", {{"4", {{"head_dim", 24}}}}}}),
+             {"layers 0 to 3 and no \"4\""}));
+  CHECK(says(refused_family("gemma4", {{"per_layer_config", {{"1", {{"sliding_window", 24}}}}}}),
+             {"per_layer_config: 1: field \"sliding_window\": expected none"}));
+  CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}),
+             {"rope_parameters: full_attention: field \"rope_theta\" is missing"}));
+  const Json yarn = {{"rope_type", "yarn"}, {"rope_theta", 1000.0}, {"factor", 4.0}, {"truncate", false}};
+  CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", yarn}}}}),
+             {"full_attention: field \"truncate\": expected true, transformers does not read it"}));
+  CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", {{"rope_theta", 1000.0}}}}}}),
+             {"rope_parameters: field \"sliding_attention\" is missing"}));
 }
 
 TEST_CASE("Trinity") {

@@ -118,6 +118,7 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("afmoe_as_gguf-bf16", "afmoe_as_gguf");
   check_tokens("lfm2_moe-bf16", "lfm2_moe");
   check_tokens("glm4v_moe-bf16", "glm4v_moe");
+  check_tokens("gemma4-bf16", "gemma4");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {
@@ -401,6 +402,54 @@ struct Described {
 // Frequencies are what single precision makes of them.
 constexpr double tenth = 0.1F;
 
+/// Heads of layers with a window and of those without; what turns in part is in a tensor of its own.
+void check_gemma4() {
+  const auto list = [](const std::string& name, std::uint32_t type, const std::vector<std::uint32_t>& values) {
+    std::string out =
+        text("gemma4." + name) + number<std::uint32_t>(9) + number(type) + number<std::uint64_t>(values.size());
+    for (const std::uint32_t v : values) out += type == 7 ? std::string(1, static_cast<char>(v)) : number(v);
+    return out;
+  };
+  const auto described = [&](const std::vector<std::uint32_t>& heads, const std::string& more,
+                             const std::vector<float>& turned = {1, 1e30F, 1e30F, 1e30F}) {
+    Described d{"gemma4",
+                {list("attention.sliding_window_pattern", 7, {1, 0, 1, 0}), list("attention.head_count_kv", 4, heads),
+                 whole("gemma4.attention.sliding_window", 8), whole("gemma4.attention.key_length", 8),
+                 whole("gemma4.attention.key_length_swa", 4), real("gemma4.rope.freq_base_swa", 100)},
+                {}};
+    if (!more.empty()) d.more.push_back(more);
+    if (!turned.empty()) d.tensors.push_back({"rope_freqs.weight", turned});
+    return d;
+  };
+  const ModelConfig c = described({4, 2, 4, 2}, real("gemma4.final_logit_softcapping", 30)).read();
+  CHECK(c.layer[0].window == 8);
+  CHECK(c.layer[0].head_dim == 4);
+  CHECK(c.layer[0].kv_heads == 4);
+  CHECK_FALSE(c.layer[0].keys_are_values);
+  CHECK(c.layer[3].window == 0);
+  CHECK(c.layer[3].head_dim == 8);
+  CHECK(c.layer[3].kv_heads == 2);
+  CHECK(c.layer[3].keys_are_values);
+  CHECK(c.logit_cap == 30);
+  CHECK(c.window_rope->frequency == std::vector<double>{1, tenth});
+  CHECK(c.rope.frequency[0] == 1);
+  CHECK(c.rope.frequency[1] < 1e-29);
+  CHECK(c.names.expert_scale == "mlp.experts.down_proj.scale");
+  CHECK(says(described({4, 2, 4, 1}, "").refusal(), {"\"per_layer_config\"", "the same in all layers of a type"}));
+  CHECK(says(described({4, 2}, "").refusal(), {"gemma4.attention.head_count_kv", "one for each layer"}));
+  CHECK(says(described({4, 2, 4, 2}, "", {}).refusal(), {"tensor \"rope_freqs.weight\" is missing"}));
+  CHECK(says(described({4, 2, 4, 2}, whole("gemma4.rope.dimension_count_swa", 2)).refusal(),
+             {"dimension_count_swa", "expected 4"}));
+  CHECK(
+      says(described({4, 2, 4, 2}, whole("gemma4.attention.shared_kv_layers", 2)).refusal(), {"num_kv_shared_layers"}));
+  CHECK(says(described({4, 2, 4, 2}, whole("gemma4.embedding_length_per_layer_input", 256)).refusal(),
+             {"hidden_size_per_layer_input"}));
+  CHECK(says(
+      described({4, 2, 4, 2}, text("gemma4.rope.scaling.type") + number<std::uint32_t>(8) + text("linear")).refusal(),
+      {"gemma4.rope.scaling.type", "not supported"}));
+  CHECK(says(Described{"gemma4", {}, {}}.refusal(), {"gemma4 without attention.sliding_window_pattern"}));
+}
+
 }  // namespace
 
 TEST_CASE("frequencies of GGUF are divided by the tensor that its converter writes for Llama 3's rope") {
@@ -564,6 +613,7 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
         Described{"lfm2moe", {whole("lfm2moe.attention.head_count_kv", 2)}, {}}, Described{"lfm2moe", {}, {}}}) {
     CHECK(says(other.refusal(), {"attention.head_count_kv", "a list with the heads of each layer"}));
   }
+  check_gemma4();
   const std::string pattern = text("exaone-moe.attention.sliding_window_pattern") + number<std::uint32_t>(9) +
                               number<std::uint32_t>(7) + number<std::uint64_t>(4) + std::string("\1\0\1\1", 4);
   const ModelConfig exaone =

@@ -12,6 +12,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "ferry/router/top_k.hpp"
 #include "stacks/stack_options.hpp"
 
@@ -286,6 +287,44 @@ TEST_CASE("glm4v_moe is computed as transformers computes it, and by every lossl
   check_stacks("glm4v_moe");
 }
 
+TEST_CASE("gemma4 is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("gemma4");
+  check_stacks("gemma4");
+}
+TEST_CASE("where gates read something else than experts, predictions are made of what gates read") {
+  CpuModel model(folder_of("gemma4"));
+  const Safetensors golden(folder_of("gemma4") / "expected.safetensors");
+  const std::vector<std::uint32_t> tokens = token_ids_of(golden.at("long.input_ids"));
+  const std::uint32_t layers = model.config().moe_layer_count();
+  std::vector<Eigen::Index> named(layers, -1);  // by the gate before
+  std::vector<std::uint64_t> right(layers, 0);
+  const GateObserver observer = [&](std::uint32_t layer, const Matrix& input, const GateScores& scores) {
+    REQUIRE(input.rows() == 1);
+    Matrix own = input * model.gates().of(layer).transpose();
+    own = (own.array() - own.maxCoeff()).exp();
+    CHECK((own / own.sum() - scores.select).cwiseAbs().maxCoeff() < 1e-5F);
+    Eigen::Index best;
+    scores.select.row(0).maxCoeff(&best);
+    right[layer] += best == named[layer] ? 1 : 0;
+    if (layer + 1 < layers) (model.gates().of(layer + 1) * input.transpose()).col(0).maxCoeff(&named[layer + 1]);
+  };
+  const auto runner = runner_of(model, "cross-layer-lru", 0.5);
+  run(model, *runner, tokens, 0, 1, observer);
+  for (std::uint32_t l = 1; l < layers; ++l) {
+    CAPTURE(l);
+    CHECK(runner->statistics().accuracy[0][l].rows == tokens.size());
+    CHECK(runner->statistics().accuracy[0][l].rows_top1 == right[l]);
+    CHECK(right[l] < tokens.size());
+  }
+  // Of partial hidden states that lack nothing nothing is left to predict.
+  const auto partial = runner_of(model, "importance+pre", 1);
+  run(model, *partial, tokens, 0, 1);  // brings everything in
+  const Accuracy before = partial->statistics().accuracy[0][2];
+  run(model, *partial, tokens, 0, 1);
+  const Accuracy after = partial->statistics().accuracy[0][2];
+  CHECK(after.rows - before.rows == tokens.size());
+  CHECK(after.rows_top1 - before.rows_top1 == tokens.size());
+}
 TEST_CASE("lfm2_moe is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("lfm2_moe");
   check_stacks("lfm2_moe");

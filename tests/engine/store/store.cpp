@@ -212,9 +212,9 @@ TEST_CASE("a store of layers that differ holds what they have, where its descrip
 }
 
 TEST_CASE("a checkpoint's files give out what host memory would, whatever the cache") {
-  for (const Path& model :
-       {test::model_folder("tiny-qwen-moe"), test::golden_file("zoo") / "gpt_oss",
-        test::golden_file("zoo") / "qwen2_moe_dense0", test::golden_file("zoo") / "hunyuan_layers"}) {
+  for (const Path& model : {test::model_folder("tiny-qwen-moe"), test::golden_file("zoo") / "gpt_oss",
+                            test::golden_file("zoo") / "qwen2_moe_dense0", test::golden_file("zoo") / "hunyuan_layers",
+                            test::golden_file("zoo") / "gemma4"}) {
     CAPTURE(model);
     const ModelConfig c = read_model_config(model);
     const auto checkpoint = std::make_shared<const Checkpoint>(model);
@@ -678,6 +678,31 @@ TEST_CASE("from a store, output is bit-identical to that from memory, whatever t
     }
     CHECK(disk.store().reads().reads > 100);
     CHECK(disk.store().reads().hits > 0);
+  }
+}
+
+TEST_CASE("a store has what experts are computed with beside their matrices: biases, scales, and by which function") {
+  for (const char* family : {"gpt_oss", "llama4", "gemma4"}) {
+    CAPTURE(family);
+    const TemporaryFolder folder;
+    const Path model = test::golden_file("zoo") / family, file = folder.path() / "s";
+    pack_store(model, file, {});
+    CpuModel memory(model), disk(model, std::make_unique<DiskStore>(open_blocks(file), file.string(), 0));
+    for (const char* stack : {"lru", "lru-int4"}) {
+      CAPTURE(stack);
+      const auto run = [&](CpuModel& m) {
+        RunnerOptions o;
+        o.stack = stack;
+        m.add_precisions(precisions_for(o));
+        o.budget_bytes = model_shape(m.config(), m.store(), 128).all_bytes() / 2;
+        const auto runner = make_runner(m, o);
+        GenerateOptions g;
+        g.prompts = {prompts()[0]};
+        g.max_new_tokens = 4;
+        return generate(m, *runner, g).last_logits;
+      };
+      CHECK(run(disk) == run(memory));
+    }
   }
 }
 

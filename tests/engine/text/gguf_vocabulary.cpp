@@ -35,7 +35,8 @@ struct Token {
 
 /// A file of nothing but a vocabulary; tokens in the order of their numbers.
 std::filesystem::path vocabulary(const TemporaryFolder& folder, const std::string& arch, const std::string& model,
-                                 const std::string& pre, const std::vector<Token>& tokens, std::uint32_t end) {
+                                 const std::string& pre, const std::vector<Token>& tokens, std::uint32_t end,
+                                 const std::vector<std::string>& merges = {}) {
   constexpr std::uint32_t u32 = 4, i32 = 5, f32 = 6, string = 8, list = 9;
   std::string metadata;
   std::uint64_t entries = 0;
@@ -55,6 +56,12 @@ std::filesystem::path vocabulary(const TemporaryFolder& folder, const std::strin
   add("tokenizer.ggml.token_type", list, all(i32, [](const Token& t) { return number(t.type); }));
   float score = 0;
   add("tokenizer.ggml.scores", list, all(f32, [&](const Token&) { return number(score -= 1); }));
+  std::string pairs = number(string) + number<std::uint64_t>(merges.size());
+  for (const std::string& both : merges) pairs += text(both);
+  if (!merges.empty()) add("tokenizer.ggml.merges", list, pairs);
+  for (std::uint32_t id = 0; !merges.empty() && id < tokens.size(); ++id) {
+    if (tokens[id].type == unknown) add("tokenizer.ggml.unknown_token_id", u32, number(id));
+  }
   add("tokenizer.ggml.eos_token_id", u32, number(end));
   const std::filesystem::path path = folder.path() / "v.gguf";
   write_file(path, "GGUF" + number<std::uint32_t>(3) + number<std::uint64_t>(0) + number(entries) + metadata +
@@ -128,6 +135,24 @@ TEST_CASE("Trinity's numbers are split from their end, and scripts without blank
       CHECK(made == expected);
     }
   }
+}
+
+TEST_CASE("Gemma's pairs are of characters, and what is unknown becomes bytes") {
+  const TemporaryFolder folder;
+  const std::vector<Token> tokens = {
+      {"<unk>", unknown}, {"<turn|>", control}, {"a"},         {"b"},       {blank}, {"\n"}, {blank + "a"}, {"ab"},
+      {"\n\n"},           {"<0xC3>", 6},        {"<0xA9>", 6}, {"<div>", 4}};
+  const std::vector<std::string> merges = {blank + " a", "a b", "\n \n"};
+  const auto path = vocabulary(folder, "gemma4", "gemma4", "", tokens, 1, merges);
+  // By hand: blanks are a character, the pair of lowest rank goes first, words are not apart.
+  CHECK(ids(path, "ab ab") == Ids{7, 6, 3});
+  CHECK(ids(path, " a\n\n\nb") == Ids{6, 8, 5, 3});
+  CHECK(ids(path, "\u00e9a") == Ids{9, 10, 2});
+  CHECK(ids(path, "a<div>b<turn|>xy") == Ids{2, 11, 3, 1, 0});  // two that are unknown are one
+  const auto tokenizer = read_gguf_vocabulary(Gguf(path));
+  CHECK(tokenizer->decode(Ids{7, 6, 3, 9, 10, 8}, false) == "ab ab\u00e9\n\n");
+  CHECK(says(refusal("v.gguf", [&] { ids(vocabulary(folder, "gemma4", "gemma4", "", tokens, 1, {"a x"}), ""); }),
+             {"tokenizer.ggml.merges[0] is \"a x\", expected two tokens that make a third"}));
 }
 
 TEST_CASE("what ends a text beside the end token is told by the names of control tokens") {
