@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "checkpoint/gguf_model.hpp"
@@ -183,6 +184,16 @@ std::vector<std::pair<std::filesystem::path, FileIdentity>> Checkpoint::files() 
   std::vector<std::pair<std::filesystem::path, FileIdentity>> all;
   for (const auto& file : files_) all.emplace_back(file->path(), file->identity());
   return all;
+}
+
+std::vector<float> scaled_gate(const Checkpoint& checkpoint, const ModelConfig& c, std::uint32_t moe_layer) {
+  std::vector<float> gate = checkpoint.at(c.gate_name(moe_layer), {c.moe(moe_layer).experts, c.hidden}).to_floats();
+  if (c.names.gate_scale.empty()) return gate;
+  const std::string name = c.tensor(c.moe_layers[moe_layer], c.names.gate_scale);
+  std::vector<float> scale = checkpoint.at(name, {c.hidden}).to_floats();
+  for (float& s : scale) s /= std::sqrt(static_cast<float>(c.hidden));
+  for (std::size_t i = 0; i < gate.size(); ++i) gate[i] *= scale[i % c.hidden];
+  return gate;
 }
 
 void take_names(const Checkpoint& checkpoint, ModelConfig& c) {

@@ -68,4 +68,7 @@ class Checkpoint {
 /// Has the config go by the names that transformers has inside if the checkpoint does and lacks the family's own.
 void take_names(const Checkpoint& checkpoint, ModelConfig& config);
 
+/// A gate's matrix [experts, hidden] of a layer with experts; where it has scales, each column times its own, over sqrt(hidden).
+std::vector<float> scaled_gate(const Checkpoint& checkpoint, const ModelConfig& config, std::uint32_t moe_layer);
+
 }  // namespace ferry::engine

@@ -147,12 +147,6 @@ bool ModelConfig::experts_differ() const {
                      [&](std::uint32_t l) { return layer[l].experts != experts || layer[l].top_k != top_k; });
 }
 
-bool ModelConfig::heads_differ() const {
-  return window_rope || std::any_of(layer.begin(), layer.end(), [&](const LayerConfig& l) {
-           return l.kv_heads != kv_heads || l.head_dim != head_dim || l.keys_are_values;
-         });
-}
-
 std::uint64_t ModelConfig::routed_experts() const {
   std::uint64_t sum = 0;
   for (const std::uint32_t l : moe_layers) sum += layer[l].experts;

@@ -175,8 +175,6 @@ struct ModelConfig {
   [[nodiscard]] std::vector<std::uint32_t> of_moe_layers(std::uint32_t LayerConfig::*what) const;
   /// Whether layers have different numbers of them, or choose different numbers.
   [[nodiscard]] bool experts_differ() const;
-  /// Whether layers have different heads, or turn them differently.
-  [[nodiscard]] bool heads_differ() const;
   [[nodiscard]] const Rope& rope_of(const LayerConfig& l) const {
     return l.window > 0 && window_rope ? *window_rope : rope;
   }

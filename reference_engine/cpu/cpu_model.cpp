@@ -249,11 +249,7 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
   Matrix logits;
   head_.times(normed_.mlp, product_, logits);
   if (c.head_bias) logits.rowwise() += head_bias_.transpose();
-  if (c.logit_scale != 1) logits *= static_cast<float>(c.logit_scale);
-  if (c.logit_cap > 0) {
-    const auto cap = static_cast<float>(c.logit_cap);
-    logits = logits.unaryExpr([cap](float logit) { return cap * std::tanh(logit / cap); });
-  }
+  scale_logits(logits);
   return logits;
 }
 

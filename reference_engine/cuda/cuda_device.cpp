@@ -23,7 +23,8 @@ class CudaDevice final : public ExpertDevice {
                          l.group,
                          stored_type(l.type(2)),
                          l.biased,
-                         {l.glu.clamped, l.glu.alpha, l.glu.limit}});
+                         {l.glu.clamped, l.glu.alpha, l.glu.limit, l.glu.gelu},
+                         l.scaled});
     }
     work.reserve(needs.model.max_rows);
     std::size_t free = 0, total = 0;
@@ -79,7 +80,8 @@ class CudaDevice final : public ExpertDevice {
     }
     return host_results_.as<float>();
   }
-  /// Norms behind experts: the sum alone, of shared ones, too, to where the model adds it from.
+  /// Norms behind experts: the sum alone, of shared ones, too, unless these have norms of their own, to where the model adds it
+  /// from.
   void partial(Matrix& /*out*/) const override {
     combine(state_at_ + plan_.routes.size, work_.norms_behind() ? work_.shared : work_.partial);
   }
@@ -229,10 +231,10 @@ void CudaDevice::launch(std::uint32_t first, std::uint32_t count) {
     ++group.counts[static_cast<std::size_t>(precision_[next])];
     group.most_rows = std::max(group.most_rows, tasks_[next].rows);
   }
-  experts(work_.context, shape(), group, work_.normed, work_.activated, work_.results);
+  experts(work_.context, shape(), group, work_.of_experts(), work_.activated, work_.results);
   for (; next < first + count; ++next) {
     expert_by_blas(work_.context, shape(), precision_[next], tasks_[next], group.assignments, top_k_, group.weights,
-                   work_.normed, work_.expert_scratch, work_.results);
+                   work_.of_experts(), work_.expert_scratch, work_.results);
   }
 }
 
@@ -246,8 +248,10 @@ void CudaDevice::combine(std::uint64_t state_at, float* out) const {
   c.results = work_.results;
   c.host_results = host_results_.on_device<float>();
   c.residual = work_.norms_behind() ? nullptr : work_.x;
-  c.shared = work_.beside;
-  c.shared_factor = work_.beside_factor;
+  if (!work_.apart()) {
+    c.shared = work_.beside;
+    c.shared_factor = work_.beside_factor;
+  }
   c.scale = work_.norms_behind() ? 1 : work_.residual_scale();
   cuda::combine(work_.stream(), c, out);
 }

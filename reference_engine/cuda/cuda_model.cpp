@@ -62,13 +62,9 @@ class CudaModel final : public Model {
   [[nodiscard]] ConvolutionShape convolution_shape() const {
     return {config().hidden, config().linear.kernel, position_numbers()};
   }
-  [[nodiscard]] Preparation preparation() const;
+  [[nodiscard]] Preparation preparation(std::uint32_t layer) const;
   /// Keys and values of a position, in numbers.
-  [[nodiscard]] std::uint64_t position_numbers() const {
-    const ModelConfig& c = config();
-    return (c.layers - keyless_) * (c.latent.rank > 0 ? std::uint64_t{c.latent.rank} + c.rope.width
-                                                      : std::uint64_t{2} * c.kv_heads * c.head_dim);
-  }
+  [[nodiscard]] std::uint64_t position_numbers() const { return before_.back(); }
   /// What comes before a gate: layers without experts, and the attention of its own. Layers with experts are counted from 0
   /// here and below.
   void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input, bool keep = true);
@@ -76,8 +72,10 @@ class CudaModel final : public Model {
   /// added up first.
   void run_mlp(std::uint32_t layer, const float* input, float* hidden);
   /// out = hidden + the workspace's `shared`, weighed by the sigmoids of factors, if there are any, and with its norm first
-  /// where norms come behind.
-  void add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out);
+  /// where norms come behind; all of it times `whole`.
+  void add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out, float whole = 1);
+  /// Where norms come behind experts, ends a layer with them: out = hidden + what `shared` has of them, and `beside`.
+  void add_experts(std::uint32_t layer, const float* hidden, float* out);
   /// Of that many gates, from `moe_layer`'s on, for a gate input: [count, rows, experts], scores, or logits where the host
   /// makes scores of them; straight to the host's memory, since a copy could queue behind experts. The first is at that
   /// place there.
@@ -97,8 +95,9 @@ class CudaModel final : public Model {
   std::string device_;
   Workspace work_;
   DeviceWeights weights_;
-  std::vector<std::uint32_t> among_;  ///< a layer's number among those of its kind: with keys and values, or without
-  std::uint32_t keyless_ = 0;         ///< layers without keys and values
+  std::vector<std::uint32_t> among_;   ///< a layer's number among those of its kind: with keys and values, or without
+  std::vector<std::uint64_t> before_;  ///< [layers + 1] numbers that layers before it have a position
+  std::uint32_t keyless_ = 0;          ///< layers without keys and values
   bool pinned_ = false;
   std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
@@ -107,7 +106,7 @@ class CudaModel final : public Model {
   DeviceBlock logits_;  ///< of as many rows as were ever asked for at once
   // On the host
   HostBlock scores_host_, input_host_, logits_host_;
-  Matrix input_, unused_;
+  Matrix input_, gate_read_, unused_;
   /// Scores of a layer, of the next from a partial hidden state, and of those ahead.
   Matrix select_, weight_, partial_select_, partial_weight_, ahead_select_[Workspace::most_ahead],
       ahead_weight_[Workspace::most_ahead];
@@ -131,9 +130,13 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   device_ = properties.name;
+  before_.push_back(0);
   for (const LayerConfig& layer : config().layer) {
     const auto passed = static_cast<std::uint32_t>(among_.size());
     among_.push_back(layer.linear ? keyless_++ : passed - keyless_);
+    const std::uint64_t own = config().latent.rank > 0 ? std::uint64_t{config().latent.rank} + config().rope.width
+                                                       : std::uint64_t{2} * layer.kv_heads * layer.head_dim;
+    before_.push_back(before_.back() + (layer.linear ? 0 : own));
   }
   weights_ = load_weights(*files.checkpoint, config(), work_.account);
   count_dense(weights_.dense_bytes);
@@ -222,15 +225,18 @@ void CudaModel::norm(const float* x, const NormWeights& weights, std::uint32_t n
   }
 }
 
-Preparation CudaModel::preparation() const {
+Preparation CudaModel::preparation(std::uint32_t l) const {
   const ModelConfig& c = config();
+  const Rope& rope = c.rope_of(c.layer[l]);
+  const Frequencies& frequency = &rope == &c.rope ? weights_.frequency : weights_.window_frequency;
   Preparation p;
-  p.frequency = weights_.frequency;
-  p.turned = c.rope.width;
-  p.factor = static_cast<float>(c.rope.scale);
-  p.long_from = c.rope.long_from;
-  p.long_frequency = weights_.long_frequency;
-  p.long_factor = static_cast<float>(c.rope.long_scale);
+  p.frequency = frequency.usual;
+  p.turned = rope.width;
+  p.factor = static_cast<float>(rope.scale);
+  p.long_from = rope.long_from;
+  p.long_frequency = frequency.of_long;
+  p.long_factor = static_cast<float>(rope.long_scale);
+  p.value_norm = c.value_norm;
   p.epsilon = static_cast<float>(c.norm_epsilon);
   p.clip = static_cast<float>(c.clip);
   return p;
@@ -239,11 +245,12 @@ Preparation CudaModel::preparation() const {
 void CudaModel::mix(std::uint32_t l, const float* input) {
   const ModelConfig& c = config();
   const LayerWeights& layer = weights_.layers[l];
-  const std::uint32_t n = work_.rows, q_width = c.heads * c.head_dim, kv_width = c.kv_heads * c.head_dim;
-  AttentionShape shape{c.heads, c.kv_heads, c.head_dim, static_cast<float>(c.attention_scale), c.layer[l].window};
+  const std::uint32_t dim = c.layer[l].head_dim, kv_heads = c.layer[l].kv_heads;
+  const std::uint32_t n = work_.rows, q_width = c.heads * dim, kv_width = kv_heads * dim;
+  AttentionShape shape{c.heads, kv_heads, dim, static_cast<float>(c.attention_scale), c.layer[l].window};
   shape.sinks = layer.sinks;
   shape.chunk = c.layer[l].chunk;
-  Preparation p = preparation();
+  Preparation p = preparation(l);
   if (!c.layer[l].turns) {
     p.turned = 0;
     p.tuning = static_cast<float>(c.tuning);
@@ -259,8 +266,8 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
     p.k_norm = layer.k_norm;
     p.norm_behind = c.head_norm != HeadNorm::heads_before_rope;
   }
-  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, among_[l], shape);
-  attention(work_.stream(), work_.qkv, work_.places, n, among_[l], shape, work_.mixed);
+  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, before_[l], shape);
+  attention(work_.stream(), work_.qkv, work_.places, n, before_[l], shape, work_.mixed);
   if (!c.output_gate) return;
   linear(work_.context, input, n, layer.output_gate, layer.output_gate_bias, false, work_.output_gates);
   weigh(work_.stream(), work_.output_gates, std::uint64_t{n} * q_width, work_.mixed);
@@ -299,7 +306,7 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
   }
   linear(work_.context, input, n, layer.kv_down, layer.kv_bias, false, work_.latent);
   rms_norm(work_.stream(), work_.latent, layer.kv_norm, latent_epsilon, n, rank, width, work_.latent);
-  place_latent(work_.stream(), work_.qkv, work_.latent, preparation(), work_.places, n, among_[l],
+  place_latent(work_.stream(), work_.qkv, work_.latent, preparation(l), work_.places, n, among_[l],
                {c.heads, rank, c.latent.plain_dim, c.rope.neighbours}, work_.queries);
   HeadProducts h;
   h.type = layer.heads_type;
@@ -316,7 +323,7 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
   multiply_heads(work_.stream(), h, n);
   AttentionShape shape{c.heads, 1, width, static_cast<float>(c.attention_scale)};
   shape.latent = rank;
-  attention(work_.stream(), work_.queries, work_.places, n, among_[l], shape, work_.mixed);
+  attention(work_.stream(), work_.queries, work_.places, n, before_[l], shape, work_.mixed);
   h.weights = layer.values;
   h.outputs = c.value_dim;
   h.inputs = rank;
@@ -391,12 +398,28 @@ void CudaModel::run_mlp(std::uint32_t l, const float* input, float* hidden) {
   const float* factor = scaled ? work_.shared_factor : nullptr;
   if (with_others) {
     work_.beside_factor = factor;
+    if (layer.shared_behind.weight != nullptr) norm(work_.beside, layer.shared_behind, n, work_.beside);
   } else {
     add_shared(hidden, layer.mlp_behind, factor, hidden);
   }
 }
 
-void CudaModel::add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out) {
+void CudaModel::add_experts(std::uint32_t l, const float* hidden, float* out) {
+  const LayerWeights& layer = weights_.layers[l];
+  if (work_.apart()) {
+    norm(work_.shared, layer.experts_behind, work_.rows, work_.shared);
+    Combined both;
+    both.n = work_.rows;
+    both.hidden = config().hidden;
+    both.residual = work_.beside;
+    both.shared = work_.shared;
+    combine(work_.stream(), both, work_.shared);
+  }
+  add_shared(hidden, layer.mlp_behind, nullptr, out, layer.scale);
+}
+
+void CudaModel::add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out,
+                           float whole) {
   if (work_.norms_behind()) norm(work_.shared, behind, work_.rows, work_.shared);
   Combined c;
   c.n = work_.rows;
@@ -405,6 +428,7 @@ void CudaModel::add_shared(const float* hidden, const NormWeights& behind, const
   c.shared = work_.shared;
   c.shared_factor = factor;
   c.scale = static_cast<float>(config().residual_scale);
+  c.whole = whole;
   combine(work_.stream(), c, out);
 }
 
@@ -445,7 +469,7 @@ Matrix CudaModel::logits(std::uint32_t rows, ExpertRunner& runner) {
   read_.record(work_.stream());
   wait(read_, runner);
   Matrix made = Eigen::Map<const Matrix>(logits_host_.as<float>(), rows, c.vocabulary);
-  if (c.logit_scale != 1) made *= static_cast<float>(c.logit_scale);
+  scale_logits(made);
   return made;
 }
 
@@ -486,6 +510,8 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     runner.spans.push_back({Lane::device, name, from, from + end.ns_since(begin), {}, false, Ticket::none});
   };
   bool input_wanted = false;
+  const bool apart = work_.apart();
+  const std::uint64_t input_bytes = std::uint64_t{n} * c.hidden * sizeof(float);
   std::uint32_t count = 0;  ///< of gates
   auto queue_gate = [&](std::uint32_t l) {
     const GateWants wants = runner.gate_wants(static_cast<std::uint16_t>(l));
@@ -493,14 +519,20 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     count = 1 + std::min<std::uint32_t>(wants.layers_ahead, Workspace::most_ahead);
     if (measured) layer_begin_.record(work_.stream());
     to_gate(l, work_.x, work_.normed);
+    if (apart) {
+      norm(work_.x, weights_.layers[c.moe_layers[l]].experts_norm, n, work_.expert_input);
+      norm(work_.x, weights_.plain, n, work_.gate_input);
+    }
     if (measured) gate_begin_.record(work_.stream());
-    score(l, count, work_.normed, 0);
+    score(l, count, work_.of_gate(), 0);
     if (measured) gate_end_.record(work_.stream());
     if (input_wanted) {
-      const std::uint64_t bytes = std::uint64_t{n} * c.hidden * sizeof(float);
-      if (input_host_.bytes() < bytes) input_host_ = HostBlock(bytes);
-      check(cudaMemcpyAsync(input_host_.as<float>(), work_.normed, bytes, cudaMemcpyDeviceToHost, work_.stream()),
-            "cudaMemcpyAsync");
+      if (input_host_.bytes() < 2 * input_bytes) input_host_ = HostBlock(2 * input_bytes);
+      auto bring = [&](const float* from, float* to) {
+        check(cudaMemcpyAsync(to, from, input_bytes, cudaMemcpyDeviceToHost, work_.stream()), "cudaMemcpyAsync");
+      };
+      bring(work_.of_experts(), input_host_.as<float>());
+      if (apart) bring(work_.gate_input, input_host_.as<float>() + std::size_t{n} * c.hidden);
     }
     read_.record(work_.stream());
     if (c.shared_width == 0) return;
@@ -520,9 +552,16 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const auto index = static_cast<std::uint16_t>(l);
     wait(read_, runner);  // once a layer the host must know what the gate says
     read_scores(l, 0, select_, weight_);
-    const GateScores said = scores(select_, weight_);
-    if (input_wanted) input_ = Eigen::Map<const Matrix>(input_host_.as<float>(), n, c.hidden);
-    if (gate_scores) gate_scores(l, input_, said);
+    GateScores said = scores(select_, weight_);
+    if (input_wanted) {
+      const float* input = input_host_.as<float>();
+      input_ = Eigen::Map<const Matrix>(input, n, c.hidden);
+      if (apart) {
+        gate_read_ = Eigen::Map<const Matrix>(input + std::size_t{n} * c.hidden, n, c.hidden);
+        said.read = &gate_read_;
+      }
+    }
+    if (gate_scores) gate_scores(l, apart ? gate_read_ : input_, said);
     predicted_.clear();
     for (std::uint32_t i = 1; i < count; ++i) {
       if (plain_gates()) {  // as they lie
@@ -551,9 +590,9 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool reads_partial = runner.wants_partial(index);
     if (reads_partial) {
       runner.partial(unused_);
-      if (work_.norms_behind())
-        add_shared(work_.x, weights_.layers[c.moe_layers[l]].mlp_behind, nullptr, work_.partial);
+      if (work_.norms_behind()) add_experts(c.moe_layers[l], work_.x, work_.partial);
       to_gate(l + 1, work_.partial, work_.ahead, false);  // its keys and values are overwritten by the real ones
+      if (apart) norm(work_.partial, weights_.plain, n, work_.ahead);
       score(l + 1, 1, work_.ahead, partial_place);
       partial_scored_.record(work_.stream());
     }
@@ -562,7 +601,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     const bool looks_first = reads_partial && runner.waits();
     if (looks_first) look_ahead(l + 1);
     runner.run(index, input_, unused_);
-    if (work_.norms_behind()) add_shared(work_.x, weights_.layers[c.moe_layers[l]].mlp_behind, nullptr, work_.x);
+    if (work_.norms_behind()) add_experts(c.moe_layers[l], work_.x, work_.x);
     if (l + 1 < c.moe_layer_count()) queue_gate(l + 1);
     if (reads_partial && !looks_first) look_ahead(l + 1);
     runner.finish(index);

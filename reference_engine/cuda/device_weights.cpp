@@ -234,12 +234,15 @@ class Loader {
           c_.linear.kernel, c_.linear.convolution ? "" : fmt::format(", and keys of {} numbers", c_.linear.key_dim),
           most_delta_kernel, most_delta_key));
     }
-    const bool heads = c_.latent.rank == 0 && (c_.head_dim > most_head_dim || c_.head_dim % 2 != 0);
+    const LayerConfig& widest =
+        *std::max_element(c_.layer.begin(), c_.layer.end(),
+                          [](const LayerConfig& a, const LayerConfig& b) { return a.head_dim < b.head_dim; });
+    const bool heads = c_.latent.rank == 0 && (widest.head_dim > most_head_dim || widest.head_dim % 2 != 0);
     if (c_.experts > most_experts || heads) {
       throw InputError(
           fmt::format("{} experts a layer and heads of {}: the CUDA device computes at most {}, and an even "
                       "number up to {}; --device cpu computes them",
-                      c_.experts, c_.head_dim, most_experts, most_head_dim));
+                      c_.experts, widest.head_dim, most_experts, most_head_dim));
     }
   }
 
@@ -248,15 +251,19 @@ class Loader {
     if (!c_.tied_embeddings) want_matrix(c_.names.head + "weight", c_.vocabulary, c_.hidden, w_.head);
     if (c_.head_bias) want_vector(c_.names.head + "bias", c_.vocabulary, w_.head_bias);
     want_norm(c_.names.model + c_.names.norm + ".", w_.norm);
-    want_floats({c_.rope.frequency.begin(), c_.rope.frequency.end()}, w_.frequency);
-    if (c_.rope.long_from > 0) {
-      want_floats({c_.rope.long_frequency.begin(), c_.rope.long_frequency.end()}, w_.long_frequency);
-    }
+    if (!c_.names.experts_norm.empty()) want_floats(std::vector<float>(c_.hidden, 1.0F), w_.plain.weight);
+    want_frequencies(c_.rope, w_.frequency);
+    if (c_.window_rope) want_frequencies(*c_.window_rope, w_.window_frequency);
+  }
+  void want_frequencies(const Rope& rope, Frequencies& to) {
+    want_floats({rope.frequency.begin(), rope.frequency.end()}, to.usual);
+    if (rope.long_from > 0) want_floats({rope.long_frequency.begin(), rope.long_frequency.end()}, to.of_long);
   }
 
-  /// The model has counted them already.
+  /// The model has counted them already, as they are stored.
   void want_gates() {
     w_.gates = {nullptr, FloatType::bf16, c_.moe_layer_count() * c_.experts, c_.hidden};
+    if (!c_.names.gate_scale.empty()) return want_scaled_gates();
     for (std::uint32_t m = 0; m < c_.moe_layer_count(); ++m) {
       const std::string name = c_.gate_name(m);
       const Tensor& t = checkpoint_.at(name, {c_.experts, c_.hidden});
@@ -285,6 +292,24 @@ class Loader {
         [this](const std::byte* p) { w_.gates.data = p; });
   }
 
+  /// As floats, each column times its scale, so that any layer's input can be put through any gate.
+  void want_scaled_gates() {
+    w_.gates.type = FloatType::f32;
+    w_.gate_bytes = std::uint64_t{c_.experts} * c_.hidden * sizeof(float);
+    for (std::uint32_t m = 0; m < c_.moe_layer_count(); ++m) {
+      count_more(w_.gate_bytes, checkpoint_.at(c_.gate_name(m), {c_.experts, c_.hidden}).bytes);
+    }
+    want(
+        w_.gate_bytes * c_.moe_layer_count(),
+        [this](std::byte* p) {
+          for (std::uint32_t m = 0; m < c_.moe_layer_count(); ++m, p += w_.gate_bytes) {
+            const std::vector<float> gate = scaled_gate(checkpoint_, c_, m);
+            std::memcpy(p, gate.data(), w_.gate_bytes);
+          }
+        },
+        [this](const std::byte* p) { w_.gates.data = p; });
+  }
+
   void want_layer(std::uint32_t l, LayerWeights& layer) {
     const bool both = c_.norm_place == NormPlace::both, behind = c_.norm_place == NormPlace::behind;
     want_norm(c_.tensor(l, c_.names.attention_norm + "."), behind ? layer.attention_behind : layer.attention_norm);
@@ -293,6 +318,14 @@ class Loader {
       want_norm(c_.tensor(l, c_.names.attention_norm_behind + "."), layer.attention_behind);
       want_norm(c_.tensor(l, c_.names.mlp_norm_behind + "."), layer.mlp_behind);
     }
+    if (!c_.names.experts_norm.empty()) {
+      want_norm(c_.tensor(l, c_.names.experts_norm + "."), layer.experts_norm);
+      want_norm(c_.tensor(l, c_.names.experts_norm_behind + "."), layer.experts_behind);
+      want_norm(c_.tensor(l, c_.names.shared_norm_behind + "."), layer.shared_behind);
+    }
+    if (!c_.names.layer_scale.empty()) {
+      layer.scale = dense(c_.tensor(l, c_.names.layer_scale), {1}).to_floats()[0];
+    }
     want_mlp(l, layer);
     if (c_.layer[l].linear) return c_.linear.convolution ? want_convolution(l, layer) : want_delta(l, layer);
     if (c_.latent.rank > 0) {
@@ -300,7 +333,7 @@ class Loader {
     } else {
       want_heads(l, layer);
     }
-    const std::uint32_t mixed = c_.heads * (c_.latent.rank > 0 ? c_.value_dim : c_.head_dim);
+    const std::uint32_t mixed = c_.heads * (c_.latent.rank > 0 ? c_.value_dim : c_.layer[l].head_dim);
     want_matrix(c_.tensor(l, c_.names.output + ".weight"), c_.hidden, mixed, layer.o);
     if (c_.output_bias || c_.latent.bias) want_vector(c_.tensor(l, c_.names.output + ".bias"), c_.hidden, layer.o_bias);
     if (c_.sinks) want_vector(c_.tensor(l, "self_attn.sinks"), c_.heads, layer.sinks);
@@ -309,25 +342,26 @@ class Loader {
   /// Queries, keys and values of heads that have their own.
   void want_heads(std::uint32_t l, LayerWeights& layer) {
     const auto at = [&](const std::string& name) { return c_.tensor(l, name); };
-    const std::uint32_t q_width = c_.heads * c_.head_dim, kv_width = c_.kv_heads * c_.head_dim;
+    const std::uint32_t dim = c_.layer[l].head_dim, kv_heads = c_.layer[l].kv_heads;
+    const std::uint32_t q_width = c_.heads * dim, kv_width = kv_heads * dim;
     const bool neighbours = c_.rope.neighbours;
-    const bool gated = c_.output_gate && c_.names.output_gate.empty();  // of each head its queries, then its gates
+    const std::string values = c_.layer[l].keys_are_values ? "k" : "v";  // which are the same before their norms
+    const bool gated = c_.output_gate && c_.names.output_gate.empty();   // of each head its queries, then its gates
     Rows queries{at("self_attn.q_proj.weight"), q_width};
     if (gated) {
-      queries = some_of(queries.name, c_.heads, 2 * c_.head_dim, 0, c_.head_dim);
-      want_matrix({some_of(queries.name, c_.heads, 2 * c_.head_dim, c_.head_dim, c_.head_dim)}, c_.hidden,
-                  layer.output_gate);
+      queries = some_of(queries.name, c_.heads, 2 * dim, 0, dim);
+      want_matrix({some_of(queries.name, c_.heads, 2 * dim, dim, dim)}, c_.hidden, layer.output_gate);
     } else if (c_.output_gate) {
       want_matrix(at(c_.names.output_gate), q_width, c_.hidden, layer.output_gate);
     }
     queries.heads = neighbours ? c_.heads : 0;
     want_matrix({queries,
-                 {at("self_attn.k_proj.weight"), kv_width, neighbours ? c_.kv_heads : 0},
-                 {at("self_attn.v_proj.weight"), kv_width}},
+                 {at("self_attn.k_proj.weight"), kv_width, neighbours ? kv_heads : 0},
+                 {at("self_attn." + values + "_proj.weight"), kv_width}},
                 c_.hidden, layer.qkv);
     if (c_.qkv_bias) {
       std::vector<float> bias;
-      for (const Rows& part : {Rows{"q", q_width, c_.heads}, Rows{"k", kv_width, c_.kv_heads}, Rows{"v", kv_width}}) {
+      for (const Rows& part : {Rows{"q", q_width, c_.heads}, Rows{"k", kv_width, kv_heads}, Rows{values, kv_width}}) {
         const std::string name = at(fmt::format("self_attn.{}_proj.bias", part.name));
         const bool both = gated && part.name == "q";
         std::vector<float> values = dense(name, {both ? 2 * q_width : part.rows}).to_floats();
@@ -338,14 +372,12 @@ class Loader {
       want_floats(std::move(bias), layer.qkv_bias);
     }
     if (c_.head_norm == HeadNorm::plain_behind_rope) {
-      want_floats(std::vector<float>(c_.head_dim, 1.0F), layer.q_norm);
-      want_floats(std::vector<float>(c_.head_dim, 1.0F), layer.k_norm);
+      want_floats(std::vector<float>(dim, 1.0F), layer.q_norm);
+      want_floats(std::vector<float>(dim, 1.0F), layer.k_norm);
     } else if (c_.head_norm != HeadNorm::none) {
       const bool all = c_.head_norm == HeadNorm::all_before_rope;
-      want_floats(parted(norm_weights(at(c_.names.q_norm), all ? q_width : c_.head_dim), all ? c_.heads : 1),
-                  layer.q_norm);
-      want_floats(parted(norm_weights(at(c_.names.k_norm), all ? kv_width : c_.head_dim), all ? c_.kv_heads : 1),
-                  layer.k_norm);
+      want_floats(parted(norm_weights(at(c_.names.q_norm), all ? q_width : dim), all ? c_.heads : 1), layer.q_norm);
+      want_floats(parted(norm_weights(at(c_.names.k_norm), all ? kv_width : dim), all ? kv_heads : 1), layer.k_norm);
     }
   }
 
@@ -493,6 +525,7 @@ class Loader {
       bytes += t.stored_bytes();
     }
     layer.mlp_shape = {c_.hidden, width, types.front(), 64, types.back()};
+    layer.mlp_shape.activation.gelu = c_.glu.gelu;
     want(
         bytes,
         [this, matrices](std::byte* p) {

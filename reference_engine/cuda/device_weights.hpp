@@ -17,6 +17,8 @@ struct NormWeights {
 
 struct LayerWeights {
   NormWeights attention_norm, mlp_norm, attention_behind, mlp_behind;  ///< null where there is none
+  NormWeights experts_norm, experts_behind, shared_behind;             ///< likewise
+  float scale = 1;                                                     ///< of the hidden states behind it
   DenseWeight qkv, o;  ///< the rows of q, k and v one behind the other; without attention those of all channels
   const float *qkv_bias = nullptr, *o_bias = nullptr;
   const float *q_norm = nullptr, *k_norm = nullptr, *sinks = nullptr;
@@ -35,6 +37,11 @@ struct LayerWeights {
   DenseWeight shared_scale;
 };
 
+/// As Rope has them.
+struct Frequencies {
+  const float *usual = nullptr, *of_long = nullptr;
+};
+
 struct DeviceWeights {
   DeviceBlock block;  ///< where all of them are
   std::vector<LayerWeights> layers;
@@ -42,7 +49,9 @@ struct DeviceWeights {
   DenseWeight gates;             ///< of all layers with experts, so that adjacent ones are one product
   std::uint64_t gate_bytes = 0;  ///< of a layer's
   NormWeights norm;
-  const float *frequency = nullptr, *long_frequency = nullptr, *head_bias = nullptr;
+  NormWeights plain;  ///< of weights that are all 1, where gates read by one
+  Frequencies frequency, window_frequency;
+  const float* head_bias = nullptr;
   std::uint64_t dense_bytes = 0;  ///< but for the gates
 };
 

@@ -18,7 +18,7 @@ struct ExpertJob {
   Place place;  ///< of the first matrix
   const std::uint32_t* assignments = nullptr;
   ExpertTask task;
-  std::uint64_t biases_at = 0;  ///< bytes from the task's address; 0: there are none
+  std::uint64_t biases_at = 0, scale_at = 0;  ///< bytes from the task's address; 0: there are none
 
   __device__ std::uint32_t outputs() const { return place.rows; }
   __device__ std::uint32_t inputs() const { return task.rows; }
@@ -33,8 +33,9 @@ __device__ __noinline__ float activated_after(const Activation& a, const std::by
   }
   return activated(a, weight * gate, weight * up);
 }
-__device__ __noinline__ float bias_at(const std::byte* biases, std::uint32_t i) {
-  return float_at(biases, i);
+__device__ __noinline__ float given_after(const std::byte* biases, const std::byte* scale, std::uint32_t i, float sum) {
+  if (biases != nullptr) sum += float_at(biases, i);
+  return scale == nullptr ? sum : sum * float_at(scale, 0);
 }
 
 /// activated = activation(gate x, up x).
@@ -57,7 +58,7 @@ struct GateUpJob : ExpertJob {
   __device__ void ready() const {}
   __device__ void emit(std::uint32_t output, std::uint32_t number, const float (&sums)[2]) const {
     float& made = to[std::uint64_t{number} * place.rows + output];
-    if (biases_at == 0 && !activation.clamped && weights == nullptr) {
+    if (biases_at == 0 && !activation.clamped && !activation.gelu && weights == nullptr) {
       made = sums[0] / (1.0F + expf(-sums[0])) * sums[1];
     } else {
       made = activated_after(activation, biases_at == 0 ? nullptr : task.weights + biases_at,
@@ -93,7 +94,10 @@ struct DownJob : ExpertJob {
   __device__ void ready() const { wait_for(made, makers); }
   __device__ void emit(std::uint32_t output, std::uint32_t number, const float (&sums)[1]) const {
     float& made = results[std::uint64_t{number} * place.rows + output];
-    made = biases_at == 0 ? sums[0] : sums[0] + bias_at(task.weights + biases_at, 2 * place.columns + output);
+    made = biases_at + scale_at == 0
+               ? sums[0]
+               : given_after(biases_at == 0 ? nullptr : task.weights + biases_at,
+                             scale_at == 0 ? nullptr : task.weights + scale_at, 2 * place.columns + output, sums[0]);
   }
 };
 
@@ -101,7 +105,7 @@ struct DownJob : ExpertJob {
 struct ExpertPlaces {
   Place gate, down;
   std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to the other
-  std::uint64_t biases_at = 0;
+  std::uint64_t biases_at = 0, scale_at = 0;
 };
 
 /// Tasks of a group, as a kernel has them.
@@ -149,8 +153,11 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
     using Stored = decltype(weights);
     const ExpertPlaces& at = g.at[static_cast<int>(Stored::precision)];
     if (down) {
-      const DownJob job{
-          {at.down, g.assignments, task, at.biases_at}, g.activated, g.results, started + 2 + index, g.up_blocks};
+      const DownJob job{{at.down, g.assignments, task, at.biases_at, at.scale_at},
+                        g.activated,
+                        g.results,
+                        started + 2 + index,
+                        g.up_blocks};
       run_job<Stored, down_rows, most, aligned>(stage, job, number % blocks, blocks);
     } else {
       const GateUpJob job{
@@ -212,13 +219,21 @@ PackedLayout packed(const ExpertShape& s, Precision p, int part) {
   return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, code_bits(p), s.group};
 }
 
-/// Bytes from an expert's address to its biases; 0: it has none.
-std::uint64_t biases_at(const ExpertShape& s, Precision p) {
-  if (!s.biased) return 0;
+/// Bytes of an expert's matrices.
+std::uint64_t matrix_bytes(const ExpertShape& s, Precision p) {
   if (p != Precision::full) return 2 * packed(s, p, 0).bytes() + packed(s, p, 2).bytes();
   std::uint64_t at = 2 * wide_bytes(s);
   with_layout(s, 2, [&](const auto& narrow) { at += narrow.bytes(); });
   return at;
+}
+
+/// Bytes from an expert's address to its biases, and to its scale; 0: it has none.
+std::uint64_t biases_at(const ExpertShape& s, Precision p) {
+  return s.biased ? matrix_bytes(s, p) : 0;
+}
+std::uint64_t scale_at(const ExpertShape& s, Precision p) {
+  const std::uint64_t biases = s.biased ? (std::uint64_t{2} * s.width + s.hidden) * sizeof(float) : 0;
+  return s.scaled ? matrix_bytes(s, p) + biases : 0;
 }
 
 void check(const ExpertShape& s) {
@@ -246,12 +261,10 @@ __global__ void gather(const float* x, const std::uint32_t* assignments, std::ui
   for (std::uint32_t i = threadIdx.x; i < hidden; i += copy_threads) to[i] = from[i];
 }
 __global__ void scatter(const float* from, const std::uint32_t* assignments, std::uint32_t hidden,
-                        const std::byte* biases, float* results) {
+                        const std::byte* biases, const std::byte* scale, float* results) {
   from += std::uint64_t{blockIdx.x} * hidden;
   float* to = results + std::uint64_t{assignments[blockIdx.x]} * hidden;
-  for (std::uint32_t i = threadIdx.x; i < hidden; i += copy_threads) {
-    to[i] = from[i] + (biases == nullptr ? 0 : float_at(biases, i));
-  }
+  for (std::uint32_t i = threadIdx.x; i < hidden; i += copy_threads) to[i] = given_after(biases, scale, i, from[i]);
 }
 
 }  // namespace
@@ -265,7 +278,7 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
   bool aligned = true;
   auto place = [&](Precision p, const auto& wide, const auto& narrow, std::uint32_t unit_bytes) {
     ExpertPlaces& at = g.at[static_cast<int>(p)];
-    at = {place_of(wide, 0), place_of(narrow, 2 * wide.bytes()), wide.bytes(), biases_at(s, p)};
+    at = {place_of(wide, 0), place_of(narrow, 2 * wide.bytes()), wide.bytes(), biases_at(s, p), scale_at(s, p)};
     aligned = aligned && at.gate.aligned(unit_bytes) && at.down.aligned(unit_bytes) && at.up_at % unit_bytes == 0;
   };
   if (numbers(s)) {
@@ -276,6 +289,7 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
     with_layout(s, 0, [&](const auto& wide) { at.gate = place_of(wide, 0); });
     with_layout(s, 2, [&](const auto& narrow) { at.down = place_of(narrow, 2 * at.up_at); });
     at.biases_at = biases_at(s, Precision::full);
+    at.scale_at = scale_at(s, Precision::full);
     g.wide = s.type;
     g.narrow = s.down;
   }
@@ -383,7 +397,8 @@ void expert_by_blas(const Context& context, const ExpertShape& s, Precision p, c
     run_down(packed(s, p, 2), 2 * packed(s, p, 0).bytes());
   }
   launch("scatter", context.stream, dim3(n), copy_threads, scatter, scratch.gathered, rows, s.hidden,
-         biases == nullptr ? nullptr : biases + 2 * std::uint64_t{s.width} * sizeof(float), results);
+         biases == nullptr ? nullptr : biases + 2 * std::uint64_t{s.width} * sizeof(float),
+         s.scaled ? task.weights + scale_at(s, p) : nullptr, results);
 }
 
 }  // namespace ferry::engine::cuda

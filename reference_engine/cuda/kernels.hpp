@@ -24,7 +24,7 @@ namespace ferry::engine::cuda {
 /// would be alone. More rows go through cuBLAS, which makes no such promise.
 inline constexpr std::uint32_t few_rows = 8;
 inline constexpr std::uint32_t most_experts = 512;      ///< of a gate
-inline constexpr std::uint32_t most_head_dim = 256;     ///< of attention
+inline constexpr std::uint32_t most_head_dim = 512;     ///< of attention
 inline constexpr std::uint32_t most_latent_dim = 640;   ///< of attention to latent vectors, with what of them turns
 inline constexpr std::uint32_t most_head_inputs = 640;  ///< of products by head
 inline constexpr std::uint32_t most_delta_key = 256;    ///< of a head's keys by the delta rule
@@ -59,8 +59,8 @@ struct DenseWeight {
 
 /// One row of a step, on the device.
 struct RowPlace {
-  /// Of its sequence: [layers, 2 (keys, values), capacity, kv_heads * head_dim], of layers that have keys and values; then
-  /// what the others remember.
+  /// Of its sequence: of each layer that has keys and values [2 (keys, values), capacity, kv_heads * head_dim]; then what the
+  /// others remember.
   float* cache = nullptr;
   std::uint32_t capacity = 0;
   std::uint32_t position = 0;  ///< below capacity
@@ -91,6 +91,7 @@ struct Preparation {
   float long_factor = 1;
   const float *q_norm = nullptr, *k_norm = nullptr;  ///< [head_dim]; null: no norm
   bool norm_behind = false;                          ///< the rotary embedding
+  bool value_norm = false;                           ///< values have one, too, without weights
   float epsilon = 0;                                 ///< of norms
   float clip = 0;                                    ///< everything is within -clip and clip; 0: wherever it is
   /// Queries grow with log(1 + floor((position + 1) / tuning_floor)) * tuning + 1.
@@ -126,6 +127,7 @@ struct Activation {
   /// Instead: gate * sigmoid(alpha * gate) * (up + 1), both within `limit`, gate only from above.
   bool clamped = false;
   float alpha = 1, limit = 0;
+  bool gelu = false;  ///< or by its approximation with a tanh: gelu(gate) * up
 };
 
 /// What is added to an expert's gate and up, and what then multiplies both.
@@ -139,13 +141,14 @@ void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n
               const Activation& activation, const Before& before, const std::uint32_t* assignments);
 
 /// Prepares queries and keys at their rows' positions; then keys and values go to the rows' caches. qkv:
-/// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other.
+/// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other. `before`: numbers that a
+/// cache has a position of the layers before.
 void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& preparation, const RowPlace* rows,
-                       std::uint32_t n, std::uint32_t layer, const AttentionShape& shape);
+                       std::uint32_t n, std::uint64_t before, const AttentionShape& shape);
 
 /// Attention of each row over the positions of its own sequence up to its own, as far as windows and chunks reach. qkv: as above, of which the queries are read;
 /// out: [n, heads * head_dim], of latent vectors [n, heads * latent]. A row's result does not depend on the other rows.
-void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
+void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint64_t before,
                const AttentionShape& shape, float* out);
 
 /// Attention to one latent vector a token (DeepSeek-V2, section 2.1.2): of `rank` numbers, and of as many more as turn, which
@@ -238,6 +241,7 @@ struct ExpertShape {
   bool biased =
       false;  ///< behind an expert's matrices, at any address, are [width], [width] and [hidden] float32 to add
   Activation activation{};
+  bool scaled = false;  ///< last of all there is a float32 that what it gives is multiplied with
 };
 
 /// One expert and the rows that want it.
@@ -291,10 +295,11 @@ struct Combined {
   const float* shared = nullptr;         ///< [n, hidden], or null
   const float* shared_factor = nullptr;  ///< [n], before the sigmoid; null: ones
   float scale = 1;                       ///< of what is added to the residual
+  float whole = 1;                       ///< of the result
 };
 
-/// out = residual + scale * (sum over ranks, in their order, of weight * result) + scale * shared * sigmoid(shared_factor),
-/// added from left to right. out: [n, hidden], may be the residual.
+/// out = whole * (residual + scale * (sum over ranks, in their order, of weight * result) + scale * shared *
+/// sigmoid(shared_factor)), added from left to right. out: [n, hidden], may be the residual.
 void combine(cudaStream_t stream, const Combined& c, float* out);
 
 }  // namespace ferry::engine::cuda

@@ -42,6 +42,10 @@ __device__ __forceinline__ float float_at(const std::byte* from, std::uint64_t i
 }
 
 __device__ __forceinline__ float activated(const Activation& a, float gate, float up) {
+  if (a.gelu) {
+    constexpr float twice_root = 1.5957691216F;  // of 2 / pi: half of 1 + tanh is a sigmoid
+    return gate / (1.0F + expf(-twice_root * (gate + 0.044715F * gate * gate * gate))) * up;
+  }
   if (!a.clamped) return gate / (1.0F + expf(-gate)) * up;
   const float g = fminf(gate, a.limit);
   return g / (1.0F + expf(-a.alpha * g)) * (fmaxf(fminf(up, a.limit), -a.limit) + 1.0F);

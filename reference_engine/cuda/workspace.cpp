@@ -46,11 +46,17 @@ Workspace::Workspace(const ModelConfig& config) : config_(config) {
   // A tile of 4 Mi weights keeps cuBLAS busy, and is small beside any model that needs a GPU.
   const std::uint64_t longest =
       std::max({config.hidden, config.expert_width, config.shared_width, config.dense_width,
-                config.heads * std::max(config.head_dim, config.value_dim), config.latent.query_rank,
+                config.heads * std::max(most_of(&LayerConfig::head_dim), config.value_dim), config.latent.query_rank,
                 config.linear.value_heads * config.linear.value_dim});
   context.scratch_floats = std::max<std::uint64_t>(longest, std::uint64_t{1} << 22U);
   scratch_ = DeviceBlock(context.scratch_floats * sizeof(float), Use::activations, account);
   context.scratch = scratch_.as<float>();
+}
+
+std::uint32_t Workspace::most_of(std::uint32_t LayerConfig::*what) const {
+  std::uint32_t most = 0;
+  for (const LayerConfig& l : config_.layer) most = std::max(most, l.*what);
+  return most;
 }
 
 void Workspace::reserve(std::uint32_t most) {
@@ -68,12 +74,21 @@ void Workspace::reserve(std::uint32_t most) {
     const bool absorbed = c.latent.rank > 0;
     const LinearAttention& d = c.linear;
     const std::uint32_t remembered = d.convolution ? c.hidden : d.value_heads * d.value_dim;
-    const std::uint32_t heads = c.heads * c.head_dim, channels = d.convolution ? 3 * c.hidden : d.channels();
-    qkv = next.next<float>(n * std::max((c.heads + (absorbed ? 0 : 2 * c.kv_heads)) * c.head_dim, channels));
+    const std::uint32_t heads = c.heads * most_of(&LayerConfig::head_dim);
+    const std::uint32_t channels = d.convolution ? 3 * c.hidden : d.channels();
+    std::uint32_t qkv_width = channels;
+    for (const LayerConfig& l : c.layer) {
+      qkv_width = std::max(qkv_width, (c.heads + (absorbed ? 0 : 2 * l.kv_heads)) * l.head_dim);
+    }
+    qkv = next.next<float>(n * qkv_width);
     mixed = next.next<float>(n * (absorbed ? c.heads * c.latent.rank : std::max(heads, remembered)));
     output_gates = next.next<float>(n * std::max(c.output_gate ? heads : 0, d.convolution ? 0 : remembered));
     rates = next.next<float>(n * 2 * d.value_heads);
     if (norms_behind() && c.shared_width > 0) beside = next.next<float>(n * c.hidden);
+    if (apart()) {
+      expert_input = next.next<float>(n * c.hidden);
+      gate_input = next.next<float>(n * c.hidden);
+    }
     if (absorbed) {
       const std::uint64_t width = c.latent.rank + c.rope.width;
       down = next.next<float>(n * c.latent.query_rank);

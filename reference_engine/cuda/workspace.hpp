@@ -48,6 +48,10 @@ class Workspace {
 
   [[nodiscard]] cudaStream_t stream() const { return context.stream; }
   [[nodiscard]] bool norms_behind() const { return config_.norm_place != NormPlace::before; }
+  /// Whether gates, experts and the MLP beside them read hidden states by norms of their own.
+  [[nodiscard]] bool apart() const { return !config_.names.experts_norm.empty(); }
+  [[nodiscard]] const float* of_experts() const { return apart() ? expert_input : normed; }
+  [[nodiscard]] const float* of_gate() const { return apart() ? gate_input : normed; }
   /// Of what layers add to the hidden states.
   [[nodiscard]] float residual_scale() const { return static_cast<float>(config_.residual_scale); }
 
@@ -56,8 +60,9 @@ class Workspace {
   std::uint32_t rows = 0;  ///< of the step
 
   // On the device, in floats
-  float *x = nullptr, *normed = nullptr;       ///< [rows, hidden]: hidden states, and the gate's input
-  float *partial = nullptr, *ahead = nullptr;  ///< [rows, hidden]: the same of a partial hidden state
+  float *x = nullptr, *normed = nullptr;                 ///< [rows, hidden]: hidden states, and what is read of them
+  float *expert_input = nullptr, *gate_input = nullptr;  ///< likewise, where these read something else
+  float *partial = nullptr, *ahead = nullptr;            ///< [rows, hidden]: the same of a partial hidden state
   /// Of attention: [rows, (heads + 2 kv_heads) head_dim], [rows, heads head_dim]; of latent attention the queries alone, and
   /// [rows, heads rank]; of the delta rule [rows, channels], [rows, value_heads value_dim]; of
   /// convolutions [rows, 3 hidden], [rows, hidden].
@@ -85,6 +90,9 @@ class Workspace {
   static constexpr std::uint32_t most_ahead = 4;  ///< layers whose gates are asked with one layer's input
 
  private:
+  /// Of the layers that have most.
+  [[nodiscard]] std::uint32_t most_of(std::uint32_t LayerConfig::*what) const;
+
   const ModelConfig config_;
   StreamOwner stream_;
   BlasOwner blas_;

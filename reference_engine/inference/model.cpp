@@ -87,15 +87,10 @@ Model::Model(ModelFiles& files) : folder_(files.folder), config_(files.config), 
   gates_ = std::make_unique<GateBank>(layers, c.experts, c.hidden);
   for (std::uint32_t l = 0; l < layers; ++l) {
     const std::uint32_t experts = c.moe(l).experts;
-    std::vector<float> gate = dense(*files.checkpoint, c.gate_name(l), {experts, c.hidden}).to_floats();
+    static_cast<void>(dense(*files.checkpoint, c.gate_name(l), {experts, c.hidden}));
+    std::vector<float> gate = scaled_gate(*files.checkpoint, c, l);
     gate.resize(std::size_t{c.experts} * c.hidden);
-    Matrix all = Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden);
-    if (!c.names.gate_scale.empty()) {
-      const std::string name = c.tensor(c.moe_layers[l], c.names.gate_scale);
-      const std::vector<float> scale = dense(*files.checkpoint, name, {c.hidden}).to_floats();
-      all *= (Eigen::Map<const Vector>(scale.data(), c.hidden) / std::sqrt(static_cast<float>(c.hidden))).asDiagonal();
-    }
-    gates_->set(l, all);
+    gates_->set(l, Eigen::Map<const Matrix>(gate.data(), c.experts, c.hidden));
   }
   gate_biases_ = gate_vectors(*files.checkpoint, c.names.gate_bias);
   choice_biases_ = gate_vectors(*files.checkpoint, c.names.choice_bias);
@@ -191,10 +186,15 @@ void Model::apply_gate_rule(std::uint32_t moe_layer, Matrix& select, Matrix& wei
   }
 }
 
+void Model::scale_logits(Matrix& logits) const {
+  if (config_.logit_scale != 1) logits *= static_cast<float>(config_.logit_scale);
+  if (config_.logit_cap == 0) return;
+  const auto cap = static_cast<float>(config_.logit_cap);
+  logits = logits.unaryExpr([cap](float logit) { return cap * std::tanh(logit / cap); });
+}
+
 std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
   if (c.experts_differ()) return "layers that differ in their experts";
-  if (c.heads_differ()) return "layers that differ in their heads";
-  if (!c.names.experts_norm.empty()) return "experts beside an MLP with norms of its own";
   for (const std::uint32_t width : c.of_moe_layers(&LayerConfig::shared_width)) {
     if (width != c.shared_width) return "shared experts of several widths";
   }

@@ -142,6 +142,8 @@ class Model {
   /// The scores of a layer with experts: `weight` [rows, experts] has what its gate's matrix gives, and gets weights; `select`
   /// gets what experts are chosen by, if that is something else.
   void apply_gate_rule(std::uint32_t moe_layer, Matrix& select, Matrix& weight) const;
+  /// What comes behind the product with the head.
+  void scale_logits(Matrix& logits) const;
   [[nodiscard]] GateScores scores(const Matrix& select, const Matrix& weight) const {
     return {separate_scores() ? select : weight, weight};
   }

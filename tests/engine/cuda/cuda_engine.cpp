@@ -383,9 +383,9 @@ TEST_CASE("CUDA: every family of the zoo computes what the CPU computes, or is r
     }
     const char* stacks[] = {"importance-driven", "fate", "lru", "hobbit"};
     for (std::size_t i = 0; i < (all_of_it() ? std::size(stacks) : 2); ++i) {
-      // What remembers must not remember partial hidden states.
-      const bool linear = files.config.linear.kernel > 0;
-      const std::string stack = stacks[all_of_it() ? i : linear ? 2 * i : (turn++ % 4)];
+      // What remembers must not remember partial hidden states, and gates may read these by norms of their own.
+      const bool partial = files.config.linear.kernel > 0 || !files.config.names.experts_norm.empty();
+      const std::string stack = stacks[all_of_it() ? i : partial ? 2 * i : (turn++ % 4)];
       const std::uint32_t prompt = i % 2 == 0 ? short_prompt : 150;  // of which some go through cuBLAS
       CAPTURE(stack);
       emulated::reset({.eager = true});
@@ -413,7 +413,7 @@ TEST_CASE("CUDA: GGUF files, in blocks too, compute what the CPU computes from t
         "hunyuan_v1_moe-bf16", "llama4_as_gguf-bf16",   "minimax_m2-bf16",    "olmoe_as_gguf-bf16",
         "phimoe-bf16",         "qwen3_moe-q8_0",        "glm4_moe_lite-bf16", "exaone_moe-bf16",
         "hy_v3-bf16",          "qwen3_vl_moe-bf16",     "solar_open-bf16",    "afmoe_as_gguf-bf16",
-        "qwen3_5_moe-bf16",    "qwen3_next-bf16",       "lfm2_moe-bf16"}) {
+        "qwen3_5_moe-bf16",    "qwen3_next-bf16",       "lfm2_moe-bf16",      "gemma4-bf16"}) {
     CAPTURE(file);
     const std::string path = (test::golden_file("gguf") / (std::string(file) + ".gguf")).string();
     for (const char* stack : {"lru", "hobbit"}) {
@@ -535,7 +535,7 @@ TEST_CASE("CUDA: lossless stacks without host compute give the resident model's 
   const std::string zoo = test::golden_file("zoo").string();
   std::uint64_t first = 0;
   for (const std::string& name : {std::string("tiny-mixtral"), std::string("tiny-qwen-moe"), zoo + "/qwen3_next",
-                                  zoo + "/qwen3_5_moe", zoo + "/afmoe", zoo + "/lfm2_moe"}) {
+                                  zoo + "/qwen3_5_moe", zoo + "/afmoe", zoo + "/lfm2_moe", zoo + "/gemma4"}) {
     emulated::reset({.eager = true});
     const Matrix resident = run_on_gpu(name, "resident", 100).logits;
     std::uint64_t seed = first++, copies = 0;

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
@@ -393,7 +394,16 @@ TEST_CASE("cuda kernels - halves of every kind are widened as the codec does") {
   }
 }
 
-TEST_CASE("cuda kernels - silu times up") {
+namespace {
+
+/// Of Hendrycks and Gimpel 2016, section 2, by tanh.
+double of_gelu(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+}
+
+}  // namespace
+
+TEST_CASE("cuda kernels - silu or gelu times up") {
   const Device device;
   test::Random random(5);
   constexpr std::uint32_t n = 4, width = 250;
@@ -403,7 +413,8 @@ TEST_CASE("cuda kernels - silu times up") {
   const std::vector<float> weights = random_numbers(random, 8);
   const Buffer<std::uint32_t> device_rows(rows);
   const Buffer<float> device_weights(weights);
-  for (const bool clamped : {false, true}) {
+  for (const std::uint32_t way : {0U, 1U, 2U}) {
+    const bool clamped = way == 1, gelu = way == 2;
     for (const std::size_t from : {std::size_t{0}, std::size_t{4}, std::size_t{7}}) {  // bytes; 0: no biases
       CAPTURE(clamped);
       CAPTURE(from);
@@ -411,7 +422,7 @@ TEST_CASE("cuda kernels - silu times up") {
       std::memcpy(bytes.data() + from, biases.data(), biases.size() * sizeof(float));
       const Buffer<float> g(gate), u(up);
       const Buffer<std::byte> b(bytes);
-      activate(device.context.stream, g, u, n, width, {clamped, 1.7F, 6.5F},
+      activate(device.context.stream, g, u, n, width, {clamped, 1.7F, 6.5F, gelu},
                {from == 0 ? nullptr : static_cast<const std::byte*>(b) + from,
                 from == 7 ? static_cast<const float*>(device_weights) : nullptr},
                device_rows);
@@ -421,7 +432,8 @@ TEST_CASE("cuda kernels - silu times up") {
         if (from > 0) x += biases[i % width], y += biases[width + i % width];
         if (from == 7) x *= weights[rows[i / width]], y *= weights[rows[i / width]];
         if (clamped) x = std::min(x, 6.5), y = std::min(std::max(y, -6.5), 6.5) + 1;
-        const double expected = x / (1 + std::exp(clamped ? -double{1.7F} * x : -x)) * y;
+        double expected = x / (1 + std::exp(clamped ? -double{1.7F} * x : -x)) * y;
+        if (gelu) expected = of_gelu(x) * y;
         REQUIRE(got[i] == doctest::Approx(expected).epsilon(2e-6));
       }
     }
@@ -489,11 +501,12 @@ TEST_CASE("cuda kernels - queries and keys are bounded, normed and turned, and k
     int norm = 0;  ///< 1: before, 2: behind
     double clip = 0;
     std::uint32_t long_from = 0;
+    bool value_norm = false;
   };
   const Case cases[] = {{{4, 2, 16}, 16},           {{3, 1, 6}, 6},
                         {{6, 3, 128}, 128},         {{4, 2, 16}, 8, 0.7},
                         {{4, 2, 18}, 6, 1, 1, 0.8}, {{2, 2, 64}, 64, 1.2, 2, 0, 1000},
-                        {{9, 1, 256}, 0, 1, 1}};
+                        {{9, 1, 256}, 0, 1, 1},     {{2, 2, 512}, 512, 1, 1, 0, 0, true}};
   for (const Case& t : cases) {
     const AttentionShape shape = t.shape;
     const std::uint32_t dim = shape.head_dim, half = t.turned / 2, width = shape.heads * dim,
@@ -564,20 +577,32 @@ TEST_CASE("cuda kernels - queries and keys are bounded, normed and turned, and k
     p.norm_behind = t.norm == 2;
     p.epsilon = static_cast<float>(epsilon);
     p.clip = static_cast<float>(t.clip);
-    prepare_and_store(device.context.stream, qkv, p, places, static_cast<std::uint32_t>(n), layer, shape);
+    p.value_norm = t.value_norm;
+    prepare_and_store(device.context.stream, qkv, p, places, static_cast<std::uint32_t>(n), layer * 2 * kv_width,
+                      shape);
     const std::vector<float> got = device.read(qkv);
     CHECK(worst_error(columns_of(got, width + 2 * kv_width, 0, width), prepared(q, width, q_norm)) < 2e-6);
-    std::vector<float> keys;
+    std::vector<float> keys, values;
+    Doubles expected_values(n, kv_width);
     for (std::size_t i = 0; i < n; ++i) {
+      for (std::size_t h = 0; h < kv_width; h += dim) {
+        double squares = 0;
+        for (std::size_t c = h; c < h + dim; ++c) squares += std::pow(bounded(v[i * kv_width + c]), 2);
+        const double divisor = t.value_norm ? std::sqrt(squares / dim + epsilon) : 1;
+        for (std::size_t c = h; c < h + dim; ++c) expected_values(i, c) = bounded(v[i * kv_width + c]) / divisor;
+      }
       const std::size_t capacity = s.rows[i].capacity, first = (layer * 2 * capacity + s.rows[i].position) * kv_width;
       std::vector<float>& cache = caches[s.sequence[i]];
       const std::vector<float> there = s.caches[s.sequence[i]]->read();
       for (std::size_t c = 0; c < kv_width; ++c) keys.push_back(cache[first + c] = there[first + c]);
       for (std::size_t c = 0; c < kv_width; ++c) {
-        cache[first + capacity * kv_width + c] = static_cast<float>(bounded(v[i * kv_width + c]));
+        const std::size_t at = first + capacity * kv_width + c;
+        values.push_back(there[at]);
+        cache[at] = t.value_norm ? there[at] : static_cast<float>(bounded(v[i * kv_width + c]));
       }
     }
     CHECK(worst_error(keys, prepared(k, kv_width, k_norm)) < 2e-6);
+    CHECK(worst_error(values, expected_values) < 2e-6);
     if (t.clip == 0) {
       for (std::size_t c = 0; c < caches.size(); ++c) CHECK(s.caches[c]->read() == caches[c]);
     }
@@ -636,9 +661,9 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
   const Device device;
   test::Random random(7);
   constexpr std::uint32_t layers = 2, layer = 1;
-  const AttentionShape shapes[] = {{4, 2, 16},          {3, 3, 6},         {2, 1, 64},
-                                   {4, 1, 98},          {2, 1, 128},       {2, 2, 256},
-                                   {4, 2, 16, 0.5F, 1}, {2, 1, 64, 0, 33}, {2, 1, 64, 0.03F, 300}};
+  const AttentionShape shapes[] = {
+      {4, 2, 16},  {3, 3, 6},   {2, 1, 64},          {4, 1, 98},        {2, 1, 128},
+      {2, 2, 256}, {2, 1, 512}, {4, 2, 16, 0.5F, 1}, {2, 1, 64, 0, 33}, {2, 1, 64, 0.03F, 300}};
   for (const AttentionShape& shape : shapes) {
     const std::uint32_t dim = shape.head_dim, width = shape.heads * dim, kv_width = shape.kv_heads * dim;
     CAPTURE(dim);
@@ -679,12 +704,12 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
     const Buffer<float> qkv(joined(n, {q, others, others})), out(q.size());
     const std::size_t all = width + 2 * kv_width;
     const Buffer<RowPlace> places(s.rows);
-    attention(device.context.stream, qkv, places, n, layer, shape, out);
+    attention(device.context.stream, qkv, places, n, layer * 2 * kv_width, shape, out);
     const std::vector<float> got = device.read(out);
     CHECK(worst_error(got, expected) < tolerance);
     for (const std::uint32_t i : {4U, n - 1}) {
       const Buffer<float> alone(width);
-      attention(device.context.stream, qkv + i * all, places + i, 1, layer, shape, alone);
+      attention(device.context.stream, qkv + i * all, places + i, 1, layer * 2 * kv_width, shape, alone);
       CHECK(same_bits(device.read(alone).data(), got.data() + i * width, width));
     }
   }
@@ -783,7 +808,7 @@ TEST_CASE(
     AttentionShape shape{t.heads, 1, width, 0.2F};
     shape.latent = t.rank;
     const Buffer<float> out(std::size_t{n} * t.heads * t.rank);
-    attention(device.context.stream, queries, places, n, layer, shape, out);
+    attention(device.context.stream, queries, places, n, layer * width, shape, out);
     Doubles expected(n, std::size_t{t.heads} * t.rank);
     for (std::size_t r = 0; r < n; ++r) {
       for (std::size_t head = 0; head < t.heads; ++head) {
@@ -1135,6 +1160,11 @@ struct Experts {
           append(PackedLayout{rows, columns, code_bits(p), s.group});
         }
       }
+      if (s.scaled) {
+        scales.push_back(1.0F + static_cast<float>(e));
+        bytes.resize(bytes.size() + sizeof(float));
+        std::memcpy(bytes.data() + bytes.size() - sizeof(float), &scales.back(), sizeof(float));
+      }
       memory.push_back(new Buffer<std::byte>(bytes));
     }
   }
@@ -1149,14 +1179,18 @@ struct Experts {
     Doubles gate = product(x, weights[3 * e]);
     const Doubles up = product(x, weights[3 * e + 1]);
     for (std::size_t i = 0; i < gate.values.size(); ++i) {
-      gate.values[i] = gate.values[i] / (1 + std::exp(-gate.values[i])) * up.values[i];
+      const double x = gate.values[i];
+      gate.values[i] = (shape.activation.gelu ? of_gelu(x) : x / (1 + std::exp(-x))) * up.values[i];
     }
-    return product(gate, weights[3 * e + 2]);
+    Doubles made = product(gate, weights[3 * e + 2]);
+    for (double& m : made.values) m *= shape.scaled ? double{scales[e]} : 1;
+    return made;
   }
 
   ExpertShape shape;
   Precision precision;
   std::vector<Doubles> weights;  ///< [experts, 3]
+  std::vector<float> scales;     ///< [experts], or none
   std::vector<Buffer<std::byte>*> memory;
 };
 
@@ -1276,6 +1310,18 @@ TEST_CASE("cuda kernels - experts of every type and precision, and a result does
       check_experts({256, 128, FloatType::bf16, group}, p, random);
     }
   }
+}
+
+TEST_CASE("cuda kernels - experts with GELU and a scale each") {
+  test::Random random(41);
+  for (ExpertShape s : {ExpertShape{96, 72, FloatType::bf16, 64}, ExpertShape{130, 33, FloatType::f32, 64},
+                        ExpertShape{256, 256, BlockType::q4_k, 64, BlockType::q6_k}}) {
+    s.activation.gelu = s.scaled = true;
+    check_experts(s, Precision::full, random);
+  }
+  ExpertShape s{130, 33, FloatType::bf16, 64};
+  s.activation.gelu = s.scaled = true;
+  for (const Precision p : {Precision::int8, Precision::int4, Precision::int2}) check_experts(s, p, random);
 }
 
 TEST_CASE("cuda kernels - experts of blocks, also where down is of another type") {
@@ -1446,7 +1492,7 @@ TEST_CASE("cuda kernels - sums over ranks with what is left out and what the hos
             }
           }
           if (with_shared) add(shared[i * hidden + c] / (1 + std::exp(-double{factor[i]})));
-          expected(i, c) = sum;
+          expected(i, c) = (with_shared ? 0.75 : 1) * sum;
           magnitudes(i, c) = magnitude;
         }
       }
@@ -1474,6 +1520,7 @@ TEST_CASE("cuda kernels - sums over ranks with what is left out and what the hos
       if (with_shared) {
         c.shared = y;
         c.shared_factor = f;
+        c.whole = 0.75F;
       }
       combine(device.context.stream, c, out);
       const std::vector<float> got = device.read(out);
@@ -1517,7 +1564,7 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
   const Buffer<std::uint16_t> best(100);
   says(refusal([&] { gate(device.context, x, 1, some, 2, x, x, counter, 5, best); }), "best 5 of 4");
   says(refusal([&] { linear(device.context, x, 9, some, nullptr, false, x); }), "scratch memory is 10 floats");
-  says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 258}, x); }), "heads of 258 numbers");
+  says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 514}, x); }), "heads of 514 numbers");
   says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 0}, x); }), "heads of 0 numbers");
   says(refusal([&] { prepare_and_store(stream, x, {x, 6}, nullptr, 1, 0, {1, 1, 7}); }), "heads of 7 numbers");
   says(refusal([&] { prepare_and_store(stream, x, {x, 3}, nullptr, 1, 0, {1, 1, 8}); }), "3 columns that turn");
