@@ -226,11 +226,12 @@ void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std:
   check(shape);
   if (n == 0) return;
   const std::uint32_t parts = shares(shape.head_dim, lanes);
-  auto* kernel = parts == 1   ? attention_kernel<1>
-                 : parts == 2 ? attention_kernel<2>
-                 : parts <= 4 ? attention_kernel<4>
-                 : parts <= 8 ? attention_kernel<8>
-                              : attention_kernel<most_latent_dim / lanes>;
+  auto* kernel = parts == 1                       ? attention_kernel<1>
+                 : parts == 2                     ? attention_kernel<2>
+                 : parts <= 4                     ? attention_kernel<4>
+                 : parts <= 8                     ? attention_kernel<8>
+                 : parts <= most_head_dim / lanes ? attention_kernel<most_head_dim / lanes>
+                                                  : attention_kernel<most_latent_dim / lanes>;
   launch_early("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, before, shape, out);
 }
 

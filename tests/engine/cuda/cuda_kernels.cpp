@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numbers>
 #include <memory>
+#include <numbers>
 #include <numeric>
 #include <stdexcept>
 #include <string>
