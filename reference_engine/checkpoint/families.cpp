@@ -597,30 +597,32 @@ void granitemoeshared(FamilyReader& r) {
 
 /// Layers that attend to all tokens have other heads than those with a window; newer files say it layer by layer.
 void gemma4_heads(FamilyReader& r) {
-  const bool by_layer = r.f.has("per_layer_config"), keys_are_values = r.f.flag("attention_k_eq_v", false);
-  const std::uint32_t dim = r.whole_or("global_head_dim", 512, 4096);
-  const std::uint32_t kv_heads = r.whole_or("num_global_key_value_heads", r.c.kv_heads, 4096);
+  const bool by_layer = r.f.has("per_layer_config") || r.f.is_null("per_layer_config");
+  const bool keys_are_values = r.f.flag("attention_k_eq_v", false);
+  if (!r.f.has("head_dim")) r.c.head_dim = 256;
+  const bool said = r.f.has("global_head_dim") || r.f.is_null("global_head_dim");
+  const std::uint32_t dim = said ? r.f.whole("global_head_dim", 2, 4096) : 512;
+  const std::uint32_t kv_heads =
+      r.f.has("num_global_key_value_heads") ? r.f.whole("num_global_key_value_heads", 1, 4096) : r.c.kv_heads;
   for (LayerConfig& layer : r.c.layer) {
     const bool full = layer.window == 0;
     layer.keys_are_values = full && keys_are_values;
     layer.head_dim = full && !by_layer ? dim : r.c.head_dim;
     layer.kv_heads = layer.keys_are_values && !by_layer ? kv_heads : r.c.kv_heads;
   }
-  if (by_layer) r.heads_by_layer("per_layer_config");
+  if (r.f.has("per_layer_config")) r.heads_by_layer("per_layer_config");
   for (const LayerConfig& layer : r.c.layer) {
     const LayerConfig& first = *std::find_if(r.c.layer.begin(), r.c.layer.end(), [&](const LayerConfig& other) {
       return (other.window > 0) == (layer.window > 0);
     });
-    const bool same = layer.head_dim == first.head_dim && layer.kv_heads == first.kv_heads;
-    if (same && layer.head_dim >= 2 && layer.head_dim % 2 == 0 && layer.kv_heads > 0 && r.c.heads % layer.kv_heads == 0)
-      continue;
-    r.f.refuse(
-        by_layer       ? "per_layer_config"
-        : dim % 2 != 0 ? "global_head_dim"
-                       : "num_global_key_value_heads",
-        fmt::format("heads of an even number of columns, the same in all layers of a type, {} of them a multiple of "
-                    "those of keys and values",
-                    r.c.heads));
+    if (layer.head_dim != first.head_dim || layer.kv_heads != first.kv_heads) {
+      r.f.refuse("per_layer_config", "the same heads for all layers with a window, and for all without");
+    }
+    if (layer.head_dim % 2 != 0) r.f.refuse(by_layer ? "per_layer_config" : "global_head_dim", "an even number");
+    if (r.c.heads % layer.kv_heads != 0) {
+      r.f.refuse(by_layer ? "per_layer_config" : "num_global_key_value_heads",
+                 fmt::format("a divisor of {} heads for those of keys and values", r.c.heads));
+    }
   }
 }
 
@@ -678,11 +680,12 @@ void gemma4(FamilyReader& r) {
       {"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1000000.0}};
   r.rope({.head_dim = full.head_dim, .absent = &in_part, .layer_type = "full_attention"});
   const auto some = std::find_if(r.c.layer.begin(), r.c.layer.end(), with_window);
+  const LayerConfig& usual = some == r.c.layer.end() ? full : *some;
+  r.c.head_dim = usual.head_dim;
+  r.c.kv_heads = usual.kv_heads;
   if (some == r.c.layer.end()) return;
-  r.c.head_dim = some->head_dim;
-  r.c.kv_heads = some->kv_heads;
   r.c.window_rope = read_rope(
-      r.f, {.head_dim = some->head_dim, .context = r.c.context, .absent = &plain, .layer_type = "sliding_attention"});
+      r.f, {.head_dim = usual.head_dim, .context = r.c.context, .absent = &plain, .layer_type = "sliding_attention"});
 }
 
 void hunyuan_v1_moe(FamilyReader& r) {

@@ -55,6 +55,9 @@ void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
                                              "<|flush|>",
                                              "<|calls|>",
                                              "<end_of_turn>",
+                                             "<eos>",
+                                             "<turn|>",
+                                             "<|tool_response>",
                                              "<|endoftext|>",
                                              "<|eom_id|>",
                                              "<EOT>",
@@ -68,10 +71,11 @@ void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
     return;
   const std::vector<std::string> texts = file.texts("tokenizer.ggml.tokens");
   const std::vector<double> types = file.numbers("tokenizer.ggml.token_type");
-  constexpr double control = 3;
+  constexpr double control = 3, user_defined = 4;  // the latter so that what asks for a tool is shown: Gemma 4's
   std::map<std::string, std::uint32_t> found;
   for (std::size_t id = 0; id < std::min(texts.size(), types.size()); ++id) {
-    if (types[id] == control && ends.contains(texts[id])) found[texts[id]] = static_cast<std::uint32_t>(id);
+    const bool asks = types[id] == user_defined && texts[id] == "<|tool_response>";
+    if ((asks || types[id] == control) && ends.contains(texts[id])) found[texts[id]] = static_cast<std::uint32_t>(id);
   }
   // Where turns end otherwise this ends a part of one.
   const bool parts = (found.contains("<|return|>") && found.contains("<|call|>")) ||

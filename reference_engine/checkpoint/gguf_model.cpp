@@ -340,7 +340,7 @@ void add_convolutions(const GgufFacts& f, Json& config) {
 }
 
 /// A value, or a list with one for each layer.
-std::vector<Json> by_layer(const GgufFacts& f, const std::string& name, std::uint64_t layers) {
+std::vector<Json> of_layers(const GgufFacts& f, const std::string& name, std::uint64_t layers) {
   const std::string whole = f.arch + "." + name;
   const Json& said = f.fields().at(whole);
   if (!said.is_array()) return std::vector<Json>(layers, said);
@@ -353,21 +353,30 @@ void add_gemma4(const GgufFacts& f, Json& config) {
   config["top_k_experts"] = f.get("expert_used_count");
   f.copy("embedding_length_per_layer_input", "hidden_size_per_layer_input", config);
   f.copy("attention.shared_kv_layers", "num_kv_shared_layers", config);
-  f.copy("attention.sliding_window", "sliding_window", config);
-  f.copy("final_logit_softcapping", "final_logit_softcapping", config);
+  if (const Json cap = f.get("final_logit_softcapping"); cap != 0) config["final_logit_softcapping"] = cap;
+  for (const char* name : {"attention.sliding_window_pattern", "attention.sliding_window", "attention.key_length",
+                           "attention.key_length_swa", "attention.head_count_kv"}) {
+    if (!f.has(name)) f.refuse(fmt::format("gemma4 without {} is not supported", name));
+  }
+  config["sliding_window"] = f.get("attention.sliding_window");
   add_layer_types(f, "attention.sliding_window_pattern", "sliding_attention", config);
-  if (!config.contains("layer_types")) f.refuse("gemma4 without attention.sliding_window_pattern is not supported");
+  if (config["layer_types"].back() != "full_attention") {
+    f.fields().refuse(f.arch + ".attention.sliding_window_pattern", "false for the last layer");
+  }
   const auto layers = config["layer_types"].size();
-  const Json key = f.get("attention.key_length");
-  for (const auto& [name, width] : {std::pair{"rope.dimension_count", key},
-                                    std::pair{"attention.value_length_swa", f.get("attention.key_length_swa")},
-                                    std::pair{"rope.dimension_count_swa", f.get("attention.key_length_swa")}}) {
+  const Json key = f.get("attention.key_length"), window_key = f.get("attention.key_length_swa");
+  for (const auto& [name, width] :
+       {std::pair{"attention.value_length", key}, std::pair{"rope.dimension_count", key},
+        std::pair{"attention.value_length_swa", window_key}, std::pair{"rope.dimension_count_swa", window_key}}) {
     if (const Json said = f.get(name); !said.is_null() && said != width) {
-      f.fields().refuse(f.arch + "." + name, fmt::format("{}, as heads have columns", json_text(width)));
+      f.fields().refuse(f.arch + "." + name, fmt::format("{}, the columns of a head's keys", json_text(width)));
     }
   }
-  config["head_dim"] = f.get("attention.key_length_swa");
-  const std::vector<Json> kv_heads = by_layer(f, "attention.head_count_kv", layers);
+  if (const Json scaling = f.get("rope.scaling.type"); !scaling.is_null() && scaling != "none") {
+    f.fields().refuse(f.arch + ".rope.scaling.type", "none, nothing else is supported");
+  }
+  config["head_dim"] = window_key;
+  const std::vector<Json> kv_heads = of_layers(f, "attention.head_count_kv", layers);
   config["per_layer_config"] = Json::object();
   for (std::size_t l = 0; l < layers; ++l) {
     const bool full = config["layer_types"][l] == "full_attention";
@@ -380,9 +389,11 @@ void add_gemma4(const GgufFacts& f, Json& config) {
   }
   // What turns in part is told by a tensor that divides frequencies.
   if (f.tensor(rope_divisors) == nullptr) f.refuse(fmt::format("tensor \"{}\" is missing", rope_divisors));
-  config["rope_parameters"] = {
-      {"full_attention", {{"rope_type", "default"}, {"rope_theta", f.get("rope.freq_base")}}},
-      {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", f.get("rope.freq_base_swa")}}}};
+  for (const auto& [type, name] :
+       {std::pair{"full_attention", "rope.freq_base"}, std::pair{"sliding_attention", "rope.freq_base_swa"}}) {
+    const Json base = f.has(name) ? f.get(name) : Json(10000.0);
+    config["rope_parameters"][type] = {{"rope_type", "default"}, {"rope_theta", base}};
+  }
 }
 
 /// What is particular to an architecture.
@@ -643,9 +654,10 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
     c.names.experts_norm = "pre_ffw_norm_2";
     c.names.experts_norm_behind = "post_ffw_norm_2";
   }
-  if (!read.layer_scale.empty()) c.names.layer_scale = "layer_output_scale.weight";
+  const auto has = [&](const char* name) { return f.of_a_layer(name) != nullptr; };  // files may do without scales
+  if (!read.layer_scale.empty() && has("layer_output_scale.weight")) c.names.layer_scale = "layer_output_scale.weight";
   if (!read.gate_scale.empty()) c.names.gate_scale = "mlp.gate.scale";
-  if (!read.expert_scale.empty()) c.names.expert_scale = "mlp.experts.down_proj.scale";
+  if (!read.expert_scale.empty() && has("ffn_down_exps.scale")) c.names.expert_scale = "mlp.experts.down_proj.scale";
   c.names.fused = {"mlp.experts.gate_up_proj.weight", "mlp.experts.down_proj.weight"};
   c.storage = ExpertStorage::fused_parts;
   return c;

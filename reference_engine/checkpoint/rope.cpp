@@ -26,8 +26,9 @@ class RopeReader {
   Rope read(const std::string& type, double theta, double partial) {
     made_.theta = theta;
     made_.neighbours = needs_.neighbours;
-    const bool whole = type == "proportional";  // what does not turn is part of it
-    made_.width = whole ? needs_.head_dim : static_cast<std::uint32_t>(needs_.head_dim * partial);
+    const bool proportional =
+        type == "proportional" && needs_.layer_type != nullptr;  // what does not turn is part of it
+    made_.width = proportional ? needs_.head_dim : static_cast<std::uint32_t>(needs_.head_dim * partial);
     if (made_.width < 2 || made_.width % 2 != 0) {
       throw InputError(
           fmt::format("{}: positions turn {} of the {} columns of a head, expected an even number, 2 at least",
@@ -38,7 +39,7 @@ class RopeReader {
     }
     if (type == "default") {
       frequencies(theta);
-    } else if (whole && needs_.layer_type != nullptr) {
+    } else if (proportional) {
       frequencies(theta, rope_.has("factor") ? rope_.number("factor", 0) : 1);
       const auto turned = static_cast<std::size_t>(partial * needs_.head_dim / 2);
       std::fill(made_.frequency.begin() + static_cast<std::ptrdiff_t>(turned), made_.frequency.end(), 0);
@@ -54,7 +55,9 @@ class RopeReader {
       llama3(theta);
     } else {
       rope_.refuse(rope_.has("rope_type") ? "rope_type" : "type",
-                   "\"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\" or \"llama3\"");
+                   needs_.layer_type != nullptr
+                       ? "\"default\", \"proportional\", \"linear\", \"dynamic\", \"yarn\", \"longrope\" or \"llama3\""
+                       : "\"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\" or \"llama3\"");
     }
     return made_;
   }
@@ -224,7 +227,9 @@ Rope read_rope(const Fields& config, const RopeNeeds& needs) {
   const Fields* inside = said || needs.absent != nullptr ? &rope : nullptr;
   std::optional<double> theta = one_of_both(config, inside, "rope_theta");
   if (!theta && needs.theta > 0) theta = needs.theta;
-  if (!theta) static_cast<void>((said ? rope : config).at("rope_theta"));  // which names it
+  const Fields& place = said ? rope : config;
+  if (!theta) static_cast<void>(place.at("rope_theta"));  // which names it where it is missing
+  if (!theta) place.refuse("rope_theta", "a number above 0");
   // Said to be nothing, it is not what the family has where nothing is said: transformers turns heads as a whole.
   const double absent_partial = config.is_null("partial_rotary_factor") ? 1 : needs.partial;
   const double partial = one_of_both(config, inside, "partial_rotary_factor").value_or(absent_partial);

@@ -525,21 +525,21 @@ int inspect(const RunArguments& a) {
   const std::uint64_t budget = parse_budget(a.flags.budget, all);
   const Allotment per_layer = pool_per_layer(shape, budget), one = one_pool(shape, budget);
   print(wrapped(
-      fmt::format(
-          "{} ({})\n"
-          "  layers {}{}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
-          "  experts {} a layer, top-{}, width {}{}\n"
-          "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
-          "budget {} = {} bytes ({:.1f}% of all experts)\n",
-          a.model.model, c.architecture_name, c.layers,
-          c.moe_layer_count() == c.layers ? "" : fmt::format(" ({} with experts)", c.moe_layer_count()), c.hidden,
-          c.heads, c.kv_heads, c.vocabulary, c.context, range_of(c.of_moe_layers(&LayerConfig::experts)),
-          range_of(c.of_moe_layers(&LayerConfig::top_k)), range_of(c.of_moe_layers(&LayerConfig::expert_width)),
-          c.shared_width > 0
-              ? fmt::format(", shared expert of width {}", range_of(c.of_moe_layers(&LayerConfig::shared_width)))
-              : "",
-          range_of(expert), layouts[0].name(Precision::full), c.routed_experts(), all, dense, a.flags.budget, budget,
-          100.0 * static_cast<double>(budget) / static_cast<double>(all)),
+      fmt::format("{} ({})\n"
+                  "  layers {}{}, hidden {}, heads {} ({} for keys and values), vocabulary {}, context {}\n"
+                  "  experts {} a layer, top-{}, width {}{}\n"
+                  "  one expert {} bytes ({}), all {} experts {} bytes, everything else {} bytes\n"
+                  "budget {} = {} bytes ({:.1f}% of all experts)\n",
+                  a.model.model, c.architecture_name, c.layers,
+                  c.moe_layer_count() == c.layers ? "" : fmt::format(" ({} with experts)", c.moe_layer_count()),
+                  c.hidden, c.heads, range_of(c.of_moe_layers(&LayerConfig::kv_heads)), c.vocabulary, c.context,
+                  range_of(c.of_moe_layers(&LayerConfig::experts)), range_of(c.of_moe_layers(&LayerConfig::top_k)),
+                  range_of(c.of_moe_layers(&LayerConfig::expert_width)),
+                  c.shared_width > 0 ? fmt::format(", shared expert of width {}",
+                                                   range_of(c.of_moe_layers(&LayerConfig::shared_width)))
+                                     : "",
+                  range_of(expert), layouts[0].name(Precision::full), c.routed_experts(), all, dense, a.flags.budget,
+                  budget, 100.0 * static_cast<double>(budget) / static_cast<double>(all)),
       terminal_columns()));
   std::string reads = "none, which leaves --token-ids";
   try {

@@ -1,6 +1,7 @@
 #include "cpu/cpu_attention.hpp"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace ferry::engine {
@@ -80,6 +81,21 @@ void CpuAttention::restore(std::uint32_t layer, const std::vector<TokenRow>& row
       keep(m, cache.positions, row.position, from);
       from += m.rows() / cache.positions * m.cols();
     }
+  }
+}
+
+void MemoryOfLayers::save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) {
+  saved_.clear();
+  for (const TokenRow& row : rows) {
+    saved_.emplace_back(caches[row.sequence].keys[layer], caches[row.sequence].values[layer]);
+  }
+}
+
+void MemoryOfLayers::restore(std::uint32_t layer, const std::vector<TokenRow>& rows,
+                             std::vector<KvCache>& caches) const {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    KvCache& cache = caches[rows[i].sequence];
+    std::tie(cache.keys[layer], cache.values[layer]) = saved_[i];
   }
 }
 

@@ -2,6 +2,7 @@
 /// The attention of all layers of a model, computed on the CPU.
 #pragma once
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "cpu/weights.hpp"
@@ -40,6 +41,19 @@ class CpuAttention {
 
  private:
   std::vector<float> saved_;
+};
+
+/// What layers have whose memory does not grow (LinearAttention): any token changes all of it, and so all of it is put back.
+class MemoryOfLayers : public CpuAttention {
+ public:
+  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) final;
+  void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const final;
+
+ protected:
+  using CpuAttention::CpuAttention;
+
+ private:
+  std::vector<std::pair<Matrix, Matrix>> saved_;  ///< of each row's sequence
 };
 
 /// Heads of queries share heads of keys and values.

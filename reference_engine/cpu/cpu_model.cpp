@@ -104,11 +104,14 @@ void CpuModel::norm_before(const Matrix& x, const NormWeights& weights, Matrix& 
   }
 }
 
+void CpuModel::norm_behind(const NormWeights& behind, Matrix& given) {
+  if (behind.weight.size() == 0) return;
+  norm(given, behind, given_);
+  given.swap(given_);
+}
+
 void CpuModel::add(Matrix& x, const NormWeights& behind, Matrix& given) {
-  if (behind.weight.size() > 0) {
-    norm(given, behind, given_);
-    given.swap(given_);
-  }
+  norm_behind(behind, given);
   if (config().residual_scale == 1) {
     x += given;
   } else {
@@ -135,7 +138,11 @@ void CpuModel::run_mlp(const Mlp& mlp, std::uint32_t width, bool scaled, const M
   } else {
     product_.run(x, {mlp.gate.times(mlp_), mlp.up.times(mlp_up_)});
   }
-  config().glu.gelu ? geglu(mlp_, mlp_up_) : swiglu(mlp_, mlp_up_);
+  if (config().glu.gelu) {
+    geglu(mlp_, mlp_up_);
+  } else {
+    swiglu(mlp_, mlp_up_);
+  }
   mlp.down.times(mlp_, product_, mlp_out_);
   for (Eigen::Index i = 0; scaled && i < mlp_out_.rows(); ++i) mlp_out_.row(i) /= 1.0F + std::exp(-factor_(i, 0));
 }
@@ -147,13 +154,8 @@ void CpuModel::score(std::uint32_t moe_layer, const Matrix& input, Matrix& selec
 
 void CpuModel::add_experts(const Layer& layer, Matrix& x, Matrix& routed) {
   const bool together = config().norm_place != NormPlace::before;
-  const auto norm_given = [&](const NormWeights& behind, Matrix& given) {
-    if (behind.weight.size() == 0) return;
-    norm(given, behind, given_);
-    given.swap(given_);
-  };
-  norm_given(layer.experts_behind, routed);
-  norm_given(layer.shared_behind, mlp_out_);
+  norm_behind(layer.experts_behind, routed);
+  norm_behind(layer.shared_behind, mlp_out_);
   if (together && config().shared_width > 0) routed += mlp_out_;
   add(x, layer.mlp_behind, routed);
   if (!together && config().shared_width > 0) add(x, layer.mlp_behind, mlp_out_);

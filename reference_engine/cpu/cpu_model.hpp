@@ -61,6 +61,8 @@ class CpuModel final : public Model {
   /// What attention or experts read: normalised, if norms stand before them.
   void norm(const Matrix& x, const NormWeights& weights, Matrix& y) const;
   void norm_before(const Matrix& x, const NormWeights& weights, Matrix& y) const;
+  /// In place, if there is one.
+  void norm_behind(const NormWeights& behind, Matrix& given);
   /// x += what attention or experts gave, which is normalised first if norms stand behind them.
   void add(Matrix& x, const NormWeights& behind, Matrix& given);
   /// Adds attention's part to hidden states, and norms them for what follows.

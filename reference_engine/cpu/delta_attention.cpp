@@ -28,10 +28,10 @@ float softplus(float x) {
 ///
 /// Of a sequence the cache has, in the place of keys, the matrices of all heads [heads * key_dim, value_dim], and in that of
 /// values what the convolution will need of the last tokens [kernel - 1, channels]. Position 0 begins anew.
-class DeltaAttention final : public CpuAttention {
+class DeltaAttention final : public MemoryOfLayers {
  public:
   DeltaAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
-      : CpuAttention(c), l_(c.linear), workers_(workers), product_(product) {
+      : MemoryOfLayers(c), l_(c.linear), workers_(workers), product_(product) {
     for (std::uint32_t index = 0; index < c.layers; ++index) {
       Layer& layer = layers_.emplace_back();
       if (!c.layer[index].linear) continue;
@@ -83,20 +83,6 @@ class DeltaAttention final : public CpuAttention {
       step(layer, at, state);
     }
     layer.out.times(made_, product_, out);
-  }
-
-  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) override {
-    saved_.clear();
-    for (const TokenRow& row : rows) {
-      saved_.push_back(caches[row.sequence].keys[layer]);
-      saved_.push_back(caches[row.sequence].values[layer]);
-    }
-  }
-  void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const override {
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      caches[rows[i].sequence].keys[layer] = saved_[2 * i];
-      caches[rows[i].sequence].values[layer] = saved_[2 * i + 1];
-    }
   }
 
  private:
@@ -195,7 +181,6 @@ class DeltaAttention final : public CpuAttention {
   WorkerPool& workers_;
   PackedProduct& product_;
   std::vector<Layer> layers_;
-  std::vector<Matrix> saved_;
   Matrix qkv_, z_, rate_, fade_, made_;  // scratch
   Eigen::RowVectorXf now_, sum_;
 };

@@ -10,10 +10,10 @@ namespace {
 /// convolution over the last tokens, channel by channel, and is multiplied with the second.
 ///
 /// Of a sequence the cache has, in the place of keys, the last tokens' products [kernel - 1, hidden]. Position 0 begins anew.
-class ShortConvolution final : public CpuAttention {
+class ShortConvolution final : public MemoryOfLayers {
  public:
   ShortConvolution(const ModelConfig& c, const Weights& weights, PackedProduct& product)
-      : CpuAttention(c), product_(product) {
+      : MemoryOfLayers(c), product_(product) {
     for (std::uint32_t index = 0; index < c.layers; ++index) {
       Layer& layer = layers_.emplace_back();
       if (!c.layer[index].linear) continue;
@@ -49,14 +49,6 @@ class ShortConvolution final : public CpuAttention {
     layer.out.times(behind_, product_, out);
   }
 
-  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) override {
-    saved_.clear();
-    for (const TokenRow& row : rows) saved_.push_back(caches[row.sequence].keys[layer]);
-  }
-  void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const override {
-    for (std::size_t i = 0; i < rows.size(); ++i) caches[rows[i].sequence].keys[layer] = saved_[i];
-  }
-
  private:
   struct Layer {
     StoredMatrix before, behind, value, out;
@@ -65,7 +57,6 @@ class ShortConvolution final : public CpuAttention {
 
   PackedProduct& product_;
   std::vector<Layer> layers_;
-  std::vector<Matrix> saved_;
   Matrix before_, behind_, value_;  // scratch
   Eigen::RowVectorXf sum_;
 };

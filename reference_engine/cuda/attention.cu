@@ -14,8 +14,8 @@ using namespace part;
 constexpr std::uint32_t warps = 8, threads = warps * lanes;
 
 /// Keys of a layer in a sequence's cache; its values are `capacity` positions behind.
-__device__ float* keys_of(const RowPlace& place, std::uint64_t before) {
-  return place.cache + before * place.capacity;
+__device__ float* keys_of(const RowPlace& place, std::uint64_t floats_before) {
+  return place.cache + floats_before * place.capacity;
 }
 
 /// Queries, keys and values of a row; of latent vectors the queries alone.
@@ -26,7 +26,7 @@ __device__ std::uint64_t row_width(const AttentionShape& s) {
 
 /// A warp for each head of a row's queries, keys and values; rows over blockIdx.x.
 __global__ void __launch_bounds__(threads)
-    prepare_kernel(float* qkv, Preparation p, const RowPlace* rows, std::uint64_t before, AttentionShape s) {
+    prepare_kernel(float* qkv, Preparation p, const RowPlace* rows, std::uint64_t floats_before, AttentionShape s) {
   __shared__ float staged[warps][most_head_dim];
   __shared__ typename cub::WarpReduce<float>::TempStorage reduce[warps];
   let_next_begin();
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(threads)
     return;
   }
   const std::uint32_t kv_head = number - s.heads - (value ? s.kv_heads : 0), kv_width = s.kv_heads * dim;
-  float* to = keys_of(place, before) + (value ? std::uint64_t{place.capacity} * kv_width : 0) +
+  float* to = keys_of(place, floats_before) + (value ? std::uint64_t{place.capacity} * kv_width : 0) +
               std::uint64_t{place.position} * kv_width + kv_head * dim;
   for (std::uint32_t i = lane; i < dim; i += lanes) to[i] = x[i];
 }
@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(threads)
 /// `parts`: of 32 elements, that a head has at most.
 template <std::uint32_t parts>
 __global__ void __launch_bounds__(threads, 2)
-    attention_kernel(const float* qkv, const RowPlace* rows, std::uint64_t before, AttentionShape s, float* out) {
+    attention_kernel(const float* qkv, const RowPlace* rows, std::uint64_t floats_before, AttentionShape s,
+                     float* out) {
   constexpr std::uint32_t team = 8, teams = lanes / team;  // lanes that make one score together
   __shared__ typename cub::WarpReduce<float>::TempStorage reduce[warps], reduce_sum[warps];
   __shared__ float shared_weights[warps][lanes];
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(threads, 2)
   const std::uint32_t row = blockIdx.x / s.heads, head = blockIdx.x % s.heads, dim = s.head_dim;
   const std::uint32_t kv_width = s.kv_heads * dim;
   const RowPlace place = rows[row];
-  const float* keys = keys_of(place, before) + head / (s.heads / s.kv_heads) * dim;
+  const float* keys = keys_of(place, floats_before) + head / (s.heads / s.kv_heads) * dim;
   const float* values = s.latent > 0 ? keys : keys + std::uint64_t{place.capacity} * kv_width;
   const std::uint32_t value_dim = s.latent > 0 ? s.latent : dim;
   const float* q = qkv + row * row_width(s) + head * dim;
@@ -209,7 +210,7 @@ void check(const AttentionShape& s) {
 }  // namespace
 
 void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& p, const RowPlace* rows, std::uint32_t n,
-                       std::uint64_t before, const AttentionShape& shape) {
+                       std::uint64_t floats_before, const AttentionShape& shape) {
   check(shape);
   if (shape.latent > 0) refuse("latent vectors: place_latent prepares them");
   if (p.turned > shape.head_dim || p.turned % 2 != 0) {
@@ -218,11 +219,11 @@ void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& p, co
   }
   if (n == 0) return;
   launch_early("prepare_kernel", stream, dim3(n, shares(shape.heads + 2 * shape.kv_heads, warps)), threads,
-               prepare_kernel, qkv, p, rows, before, shape);
+               prepare_kernel, qkv, p, rows, floats_before, shape);
 }
 
-void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint64_t before,
-               const AttentionShape& shape, float* out) {
+void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n,
+               std::uint64_t floats_before, const AttentionShape& shape, float* out) {
   check(shape);
   if (n == 0) return;
   const std::uint32_t parts = shares(shape.head_dim, lanes);
@@ -232,7 +233,8 @@ void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std:
                  : parts <= 8                     ? attention_kernel<8>
                  : parts <= most_head_dim / lanes ? attention_kernel<most_head_dim / lanes>
                                                   : attention_kernel<most_latent_dim / lanes>;
-  launch_early("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, before, shape, out);
+  launch_early("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, floats_before, shape,
+               out);
 }
 
 }  // namespace ferry::engine::cuda

@@ -248,7 +248,7 @@ void CudaDevice::combine(std::uint64_t state_at, float* out) const {
   c.results = work_.results;
   c.host_results = host_results_.on_device<float>();
   c.residual = work_.norms_behind() ? nullptr : work_.x;
-  if (!work_.apart()) {
+  if (!work_.reads_apart()) {
     c.shared = work_.beside;
     c.shared_factor = work_.beside_factor;
   }

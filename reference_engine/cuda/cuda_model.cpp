@@ -64,7 +64,7 @@ class CudaModel final : public Model {
   }
   [[nodiscard]] Preparation preparation(std::uint32_t layer) const;
   /// Keys and values of a position, in numbers.
-  [[nodiscard]] std::uint64_t position_numbers() const { return before_.back(); }
+  [[nodiscard]] std::uint64_t position_numbers() const { return floats_before_.back(); }
   /// What comes before a gate: layers without experts, and the attention of its own. Layers with experts are counted from 0
   /// here and below.
   void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input, bool keep = true);
@@ -72,8 +72,9 @@ class CudaModel final : public Model {
   /// added up first.
   void run_mlp(std::uint32_t layer, const float* input, float* hidden);
   /// out = hidden + the workspace's `shared`, weighed by the sigmoids of factors, if there are any, and with its norm first
-  /// where norms come behind; all of it times `whole`.
-  void add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out, float whole = 1);
+  /// where norms come behind; all of it times `last_scale`.
+  void add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out,
+                  float last_scale = 1);
   /// Where norms come behind experts, ends a layer with them: out = hidden + what `shared` has of them, and `beside`.
   void add_experts(std::uint32_t layer, const float* hidden, float* out);
   /// Of that many gates, from `moe_layer`'s on, for a gate input: [count, rows, experts], scores, or logits where the host
@@ -95,9 +96,10 @@ class CudaModel final : public Model {
   std::string device_;
   Workspace work_;
   DeviceWeights weights_;
-  std::vector<std::uint32_t> among_;   ///< a layer's number among those of its kind: with keys and values, or without
-  std::vector<std::uint64_t> before_;  ///< [layers + 1] numbers that layers before it have a position
-  std::uint32_t keyless_ = 0;          ///< layers without keys and values
+  std::vector<std::uint32_t> among_;  ///< a layer's number among those of its kind: with keys and values, or without
+  /// [layers + 1] what all layers before it together keep of a position, in floats.
+  std::vector<std::uint64_t> floats_before_;
+  std::uint32_t keyless_ = 0;  ///< layers without keys and values
   bool pinned_ = false;
   std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
@@ -130,13 +132,13 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   device_ = properties.name;
-  before_.push_back(0);
+  floats_before_.push_back(0);
   for (const LayerConfig& layer : config().layer) {
     const auto passed = static_cast<std::uint32_t>(among_.size());
     among_.push_back(layer.linear ? keyless_++ : passed - keyless_);
     const std::uint64_t own = config().latent.rank > 0 ? std::uint64_t{config().latent.rank} + config().rope.width
                                                        : std::uint64_t{2} * layer.kv_heads * layer.head_dim;
-    before_.push_back(before_.back() + (layer.linear ? 0 : own));
+    floats_before_.push_back(floats_before_.back() + (layer.linear ? 0 : own));
   }
   weights_ = load_weights(*files.checkpoint, config(), work_.account);
   count_dense(weights_.dense_bytes);
@@ -266,8 +268,8 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
     p.k_norm = layer.k_norm;
     p.norm_behind = c.head_norm != HeadNorm::heads_before_rope;
   }
-  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, before_[l], shape);
-  attention(work_.stream(), work_.qkv, work_.places, n, before_[l], shape, work_.mixed);
+  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, floats_before_[l], shape);
+  attention(work_.stream(), work_.qkv, work_.places, n, floats_before_[l], shape, work_.mixed);
   if (!c.output_gate) return;
   linear(work_.context, input, n, layer.output_gate, layer.output_gate_bias, false, work_.output_gates);
   weigh(work_.stream(), work_.output_gates, std::uint64_t{n} * q_width, work_.mixed);
@@ -323,7 +325,7 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
   multiply_heads(work_.stream(), h, n);
   AttentionShape shape{c.heads, 1, width, static_cast<float>(c.attention_scale)};
   shape.latent = rank;
-  attention(work_.stream(), work_.queries, work_.places, n, before_[l], shape, work_.mixed);
+  attention(work_.stream(), work_.queries, work_.places, n, floats_before_[l], shape, work_.mixed);
   h.weights = layer.values;
   h.outputs = c.value_dim;
   h.inputs = rank;
@@ -406,7 +408,7 @@ void CudaModel::run_mlp(std::uint32_t l, const float* input, float* hidden) {
 
 void CudaModel::add_experts(std::uint32_t l, const float* hidden, float* out) {
   const LayerWeights& layer = weights_.layers[l];
-  if (work_.apart()) {
+  if (work_.reads_apart()) {
     norm(work_.shared, layer.experts_behind, work_.rows, work_.shared);
     Combined both;
     both.n = work_.rows;
@@ -419,7 +421,7 @@ void CudaModel::add_experts(std::uint32_t l, const float* hidden, float* out) {
 }
 
 void CudaModel::add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out,
-                           float whole) {
+                           float last_scale) {
   if (work_.norms_behind()) norm(work_.shared, behind, work_.rows, work_.shared);
   Combined c;
   c.n = work_.rows;
@@ -428,7 +430,7 @@ void CudaModel::add_shared(const float* hidden, const NormWeights& behind, const
   c.shared = work_.shared;
   c.shared_factor = factor;
   c.scale = static_cast<float>(config().residual_scale);
-  c.whole = whole;
+  c.last_scale = last_scale;
   combine(work_.stream(), c, out);
 }
 
@@ -510,7 +512,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     runner.spans.push_back({Lane::device, name, from, from + end.ns_since(begin), {}, false, Ticket::none});
   };
   bool input_wanted = false;
-  const bool apart = work_.apart();
+  const bool apart = work_.reads_apart();
   const std::uint64_t input_bytes = std::uint64_t{n} * c.hidden * sizeof(float);
   std::uint32_t count = 0;  ///< of gates
   auto queue_gate = [&](std::uint32_t l) {
@@ -527,7 +529,8 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     score(l, count, work_.of_gate(), 0);
     if (measured) gate_end_.record(work_.stream());
     if (input_wanted) {
-      if (input_host_.bytes() < 2 * input_bytes) input_host_ = HostBlock(2 * input_bytes);
+      const std::uint64_t wanted = (apart ? 2 : 1) * input_bytes;
+      if (input_host_.bytes() < wanted) input_host_ = HostBlock(wanted);
       auto bring = [&](const float* from, float* to) {
         check(cudaMemcpyAsync(to, from, input_bytes, cudaMemcpyDeviceToHost, work_.stream()), "cudaMemcpyAsync");
       };

@@ -345,8 +345,8 @@ class Loader {
     const std::uint32_t dim = c_.layer[l].head_dim, kv_heads = c_.layer[l].kv_heads;
     const std::uint32_t q_width = c_.heads * dim, kv_width = kv_heads * dim;
     const bool neighbours = c_.rope.neighbours;
-    const std::string values = c_.layer[l].keys_are_values ? "k" : "v";  // which are the same before their norms
-    const bool gated = c_.output_gate && c_.names.output_gate.empty();   // of each head its queries, then its gates
+    const std::string values_of = c_.layer[l].keys_are_values ? "k" : "v";  // which are the same before their norms
+    const bool gated = c_.output_gate && c_.names.output_gate.empty();      // of each head its queries, then its gates
     Rows queries{at("self_attn.q_proj.weight"), q_width};
     if (gated) {
       queries = some_of(queries.name, c_.heads, 2 * dim, 0, dim);
@@ -357,15 +357,16 @@ class Loader {
     queries.heads = neighbours ? c_.heads : 0;
     want_matrix({queries,
                  {at("self_attn.k_proj.weight"), kv_width, neighbours ? kv_heads : 0},
-                 {at("self_attn." + values + "_proj.weight"), kv_width}},
+                 {at("self_attn." + values_of + "_proj.weight"), kv_width}},
                 c_.hidden, layer.qkv);
     if (c_.qkv_bias) {
       std::vector<float> bias;
-      for (const Rows& part : {Rows{"q", q_width, c_.heads}, Rows{"k", kv_width, kv_heads}, Rows{values, kv_width}}) {
+      for (const Rows& part :
+           {Rows{"q", q_width, c_.heads}, Rows{"k", kv_width, kv_heads}, Rows{values_of, kv_width}}) {
         const std::string name = at(fmt::format("self_attn.{}_proj.bias", part.name));
         const bool both = gated && part.name == "q";
         std::vector<float> values = dense(name, {both ? 2 * q_width : part.rows}).to_floats();
-        if (both) values = take_gates(values, layer);
+        if (both) values = take_gates(values, dim, layer);
         values = parted(std::move(values), part.heads);
         bias.insert(bias.end(), values.begin(), values.end());
       }
@@ -382,10 +383,10 @@ class Loader {
   }
 
   /// Of each head its queries' biases, which it returns, then those of its gates.
-  std::vector<float> take_gates(const std::vector<float>& both, LayerWeights& layer) {
+  std::vector<float> take_gates(const std::vector<float>& both, std::uint32_t dim, LayerWeights& layer) {
     std::vector<float> queries, gates;
     for (std::uint32_t i = 0; i < both.size(); ++i) {
-      (i / c_.head_dim % 2 == 0 ? queries : gates).push_back(both[i]);
+      (i / dim % 2 == 0 ? queries : gates).push_back(both[i]);
     }
     want_floats(std::move(gates), layer.output_gate_bias);
     return queries;

@@ -176,7 +176,7 @@ __global__ void combine_kernel(Combined c, float* out) {
   if (c.shared != nullptr) {
     sum += c.scale * (c.shared_factor == nullptr ? c.shared[at] : c.shared[at] / (1.0F + expf(-c.shared_factor[row])));
   }
-  out[at] = c.whole * sum;
+  out[at] = c.last_scale * sum;
 }
 
 }  // namespace

@@ -141,15 +141,15 @@ void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n
               const Activation& activation, const Before& before, const std::uint32_t* assignments);
 
 /// Prepares queries and keys at their rows' positions; then keys and values go to the rows' caches. qkv:
-/// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other. `before`: numbers that a
-/// cache has a position of the layers before.
+/// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other. `floats_before`: what all
+/// layers before this one together keep of a position in a cache.
 void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& preparation, const RowPlace* rows,
-                       std::uint32_t n, std::uint64_t before, const AttentionShape& shape);
+                       std::uint32_t n, std::uint64_t floats_before, const AttentionShape& shape);
 
 /// Attention of each row over the positions of its own sequence up to its own, as far as windows and chunks reach. qkv: as above, of which the queries are read;
 /// out: [n, heads * head_dim], of latent vectors [n, heads * latent]. A row's result does not depend on the other rows.
-void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, std::uint64_t before,
-               const AttentionShape& shape, float* out);
+void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n,
+               std::uint64_t floats_before, const AttentionShape& shape, float* out);
 
 /// Attention to one latent vector a token (DeepSeek-V2, section 2.1.2): of `rank` numbers, and of as many more as turn, which
 /// are all heads' key; a head of queries has `plain` columns, and those that turn.
@@ -295,10 +295,10 @@ struct Combined {
   const float* shared = nullptr;         ///< [n, hidden], or null
   const float* shared_factor = nullptr;  ///< [n], before the sigmoid; null: ones
   float scale = 1;                       ///< of what is added to the residual
-  float whole = 1;                       ///< of the result
+  float last_scale = 1;                  ///< of the result
 };
 
-/// out = whole * (residual + scale * (sum over ranks, in their order, of weight * result) + scale * shared *
+/// out = last_scale * (residual + scale * (sum over ranks, in their order, of weight * result) + scale * shared *
 /// sigmoid(shared_factor)), added from left to right. out: [n, hidden], may be the residual.
 void combine(cudaStream_t stream, const Combined& c, float* out);
 

@@ -85,7 +85,7 @@ void Workspace::reserve(std::uint32_t most) {
     output_gates = next.next<float>(n * std::max(c.output_gate ? heads : 0, d.convolution ? 0 : remembered));
     rates = next.next<float>(n * 2 * d.value_heads);
     if (norms_behind() && c.shared_width > 0) beside = next.next<float>(n * c.hidden);
-    if (apart()) {
+    if (reads_apart()) {
       expert_input = next.next<float>(n * c.hidden);
       gate_input = next.next<float>(n * c.hidden);
     }

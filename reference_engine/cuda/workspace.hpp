@@ -49,9 +49,9 @@ class Workspace {
   [[nodiscard]] cudaStream_t stream() const { return context.stream; }
   [[nodiscard]] bool norms_behind() const { return config_.norm_place != NormPlace::before; }
   /// Whether gates, experts and the MLP beside them read hidden states by norms of their own.
-  [[nodiscard]] bool apart() const { return !config_.names.experts_norm.empty(); }
-  [[nodiscard]] const float* of_experts() const { return apart() ? expert_input : normed; }
-  [[nodiscard]] const float* of_gate() const { return apart() ? gate_input : normed; }
+  [[nodiscard]] bool reads_apart() const { return !config_.names.experts_norm.empty(); }
+  [[nodiscard]] const float* of_experts() const { return reads_apart() ? expert_input : normed; }
+  [[nodiscard]] const float* of_gate() const { return reads_apart() ? gate_input : normed; }
   /// Of what layers add to the hidden states.
   [[nodiscard]] float residual_scale() const { return static_cast<float>(config_.residual_scale); }
 

@@ -72,6 +72,9 @@ Bpe merges_of(const Vocabulary& v, const Gguf& file, const Bpe::Options& options
   std::unordered_map<std::string, std::uint32_t> tokens;
   for (std::uint32_t id = 0; id < v.texts.size(); ++id) tokens.try_emplace(v.texts[id], id);
   std::vector<Bpe::Merge> merges;
+  if (!file.metadata().contains("tokenizer.ggml.merges")) {
+    v.fields.refuse("tokenizer.ggml.merges", "the pairs of tokens that make a third");
+  }
   for (const std::string& both : file.texts("tokenizer.ggml.merges")) {
     const std::size_t blank = both.find(' ', 1);  // the first of the two may itself begin so
     const auto find = [&](const std::string& text) { return tokens.find(text); };
@@ -100,6 +103,8 @@ std::unique_ptr<Tokenizer> character_pairs(const Vocabulary& v, const Gguf& file
   parts.text.blank = blank;
   for (const AddedToken& t : v.added) parts.added.add(t);
   v.around(true, parts.before, parts.behind);
+  // Whatever the file says: converters of the first months said that texts begin with nothing.
+  if (const auto begin = v.token("bos_token_id"); begin && parts.before.empty()) parts.before.push_back(*begin);
   return make_bpe_tokenizer(std::move(parts));
 }
 

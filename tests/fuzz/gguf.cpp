@@ -1,4 +1,5 @@
 // A GGUF file; some tokens of what is accepted, where that is small.
+#include "checkpoint/gguf.hpp"
 #include "cpu/cpu_model.hpp"
 #include "fuzz/fuzz.hpp"
 #include "inference/generate.hpp"
@@ -22,16 +23,19 @@ struct Writer {
   std::string metadata, tensors, data;
   std::uint64_t entries = 0, count = 0;
 
-  void set(const std::string& name, std::uint32_t value) {
-    metadata += text(name) + number<std::uint32_t>(4) + number(value);
-    ++entries;
+  /// Type and bytes of a value.
+  static std::pair<std::uint32_t, std::string> value_of(const Json& value) {
+    if (value.is_string()) return {8, text(value.get<std::string>())};
+    if (value.is_boolean()) return {7, std::string(1, value == true ? '\1' : '\0')};
+    if (value.is_number_float()) return {6, number(value.get<float>())};
+    if (!value.is_array()) return {4, number(value.get<std::uint32_t>())};
+    std::string all = number(value.empty() ? 4 : value_of(value[0]).first) + number<std::uint64_t>(value.size());
+    for (const Json& one : value) all += value_of(one).second;
+    return {9, all};
   }
-  void set(const std::string& name, const std::string& value) {
-    metadata += text(name) + number<std::uint32_t>(8) + text(value);
-    ++entries;
-  }
-  void set(const std::string& name, float value) {
-    metadata += text(name) + number<std::uint32_t>(6) + number(value);
+  void set(const std::string& name, const Json& value) {
+    const auto [type, bytes] = value_of(value);
+    metadata += text(name) + number(type) + bytes;
     ++entries;
   }
   void add(const std::string& name, const std::vector<std::uint64_t>& shape, const std::vector<float>& values) {
@@ -48,6 +52,16 @@ struct Writer {
     return out + data;
   }
 };
+
+/// Its metadata, and nothing of its tensors but four rows of embeddings.
+std::string described(const std::filesystem::path& path) {
+  const Gguf file(path);
+  Writer w;
+  for (const auto& [name, value] : file.metadata().items()) w.set(name, value);
+  const std::uint64_t hidden = file.tensors().at("token_embd.weight").shape[1];
+  w.add("token_embd.weight", {4, hidden}, std::vector<float>(4 * hidden));
+  return w.whole();
+}
 
 std::string tiny_mixtral() {
   const test::TinyCheckpoint c;
@@ -114,7 +128,13 @@ std::string mutate(const std::string& input, std::size_t most, std::uint64_t /*s
 }
 
 std::vector<std::string> seeds() {
-  return {tiny_mixtral()};
+  std::vector<std::string> all = {tiny_mixtral()};
+  for (const auto& entry : std::filesystem::directory_iterator(data_directory().parent_path() / "tests/goldens/gguf")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find("00002-of") == std::string::npos && name.rfind("types-", 0) != 0)
+      all.push_back(described(entry.path()));
+  }
+  return all;
 }
 
 }  // namespace ferry::fuzz

@@ -702,6 +702,14 @@ def make_character_kinds(model):
     save("ernie4_5", document(bpe(vocab, merges, **llama), ernie, replace(" ", "▁"), None, template("<s>"), decoders(*DECODERS)),
          config=config_of("<s>", "</s>", "LlamaTokenizerFast", add_prefix_space=False))
 
+    # Gemma 4: the same behind a split by blanks, which has nothing left to do; runs of white space, and tags, are added tokens
+    tags = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|turn>", "<turn|>"]
+    vocab, merges = sentencepiece_like(420, 170, tags)
+    gemma = [*special_tokens(*tags), *plain_tokens("\n\n", "\n\n\n", "▁▁", "▁▁▁▁", "<table>", "</table>", "<|tool_call>")]
+    save("gemma4", document(bpe(vocab, merges, **llama), gemma, replace(" ", "▁"), {**split(" ", "MergedWithPrevious"), "pattern": {"String": " "}},
+                            template("<bos>"), decoders(*DECODERS)),
+         config={**config_of("<bos>", "<eos>", "GemmaTokenizer"), "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}, old_merges=False)
+
     # Metaspace's own decoder, single digits and punctuation, no tokens of bytes: what is unknown is <unk>, together or one by one
     steps = pre(metaspace("never", True), {"type": "Digits", "individual_digits": True},
                 {"type": "Punctuation", "behavior": "Isolated"})
@@ -904,6 +912,33 @@ def byte_level_gguf(name, kind, architecture, pad=0):
     write_gguf(name, architecture, fill, kind, [special.special_token_ids["bos"]] if special.add_special_token.get("bos") else [])
 
 
+def gemma4_gguf():
+    """As llama.cpp's converter writes it."""
+    folder = OUT / "gemma4"
+    document_ = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    added = {item["id"]: item for item in document_["added_tokens"]}
+    vocab = {i: t for t, i in document_["model"]["vocab"].items()} | {i: item["content"] for i, item in added.items()}
+    tokens, types = [], []
+    for i in range(len(vocab)):
+        tokens.append(vocab[i])
+        kind = gguf.TokenType.BYTE if vocab[i] in BYTE_TOKENS else gguf.TokenType.NORMAL
+        if i in added:
+            kind = gguf.TokenType.CONTROL if added[i]["special"] else gguf.TokenType.USER_DEFINED
+        types.append(kind)
+    special = gguf.SpecialVocab(folder, load_merges=True)
+
+    def fill(writer):
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-1000.0] * len(tokens))
+        writer.add_token_types(types)
+        special.add_to_gguf(writer, quiet=True)
+        writer.add_add_space_prefix(False)
+        writer.add_add_bos_token(True)
+
+    write_gguf("gemma4", "gemma4", fill, "gemma4", [special.special_token_ids["bos"]])
+
+
 def sentencepiece_gguf(name, kind, model, architecture, space_prefix):
     tokens, scores, types = [], [], []
     users = USERS if kind == "spm_bpe" else []
@@ -977,6 +1012,7 @@ def make_ggufs(model, plain, hunyuan):
             ("tekken", "tekken", "llama", 0)):
         byte_level_gguf(name, kind, architecture, pad)
     hunyuan_gguf(*hunyuan)
+    gemma4_gguf()
     sentencepiece_gguf("llama", "spm_bpe", model, "llama", None)
     sentencepiece_gguf("llama-plain", "spm_bpe_plain", plain, "ernie4_5-moe", False)
 

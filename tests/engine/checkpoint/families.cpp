@@ -304,6 +304,14 @@ TEST_CASE("Gemma 4") {
              {"per_layer_config: 1: field \"sliding_window\": expected none"}));
   CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", {{"rope_type", "default"}}}}}}),
              {"rope_parameters: full_attention: field \"rope_theta\" is missing"}));
+  CHECK(read("gemma4", {{"head_dim", left_out}, {"per_layer_config", left_out}}).layer[0].head_dim == 256);
+  CHECK(read("gemma4", {{"per_layer_config", nullptr}}).layer[1].head_dim == 16);  // all layers alike
+  CHECK(says(refused_family("gemma4", {{"global_head_dim", nullptr}}), {"field \"global_head_dim\""}));
+  const Json nothing = {{"full_attention", {{"rope_theta", nullptr}}}};
+  CHECK(says(refused_family("gemma4", {{"rope_parameters", nothing}}),
+             {"full_attention: field \"rope_theta\": expected a number above 0, got null"}));
+  CHECK(says(refused_family("dots1", {{"rope_parameters", {{"rope_theta", nullptr}}}}),
+             {"field \"rope_theta\": expected a number above 0, got null"}));
   const Json yarn = {{"rope_type", "yarn"}, {"rope_theta", 1000.0}, {"factor", 4.0}, {"truncate", false}};
   CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", yarn}}}}),
              {"full_attention: field \"truncate\": expected true, transformers does not read it"}));

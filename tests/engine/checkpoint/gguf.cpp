@@ -410,15 +410,22 @@ void check_gemma4() {
     for (const std::uint32_t v : values) out += type == 7 ? std::string(1, static_cast<char>(v)) : number(v);
     return out;
   };
-  const auto described = [&](const std::vector<std::uint32_t>& heads, const std::string& more,
-                             const std::vector<float>& turned = {1, 1e30F, 1e30F, 1e30F}) {
-    Described d{"gemma4",
-                {list("attention.sliding_window_pattern", 7, {1, 0, 1, 0}), list("attention.head_count_kv", 4, heads),
-                 whole("gemma4.attention.sliding_window", 8), whole("gemma4.attention.key_length", 8),
-                 whole("gemma4.attention.key_length_swa", 4), real("gemma4.rope.freq_base_swa", 100)},
-                {}};
+  const std::string pattern = "attention.sliding_window_pattern", window = "attention.sliding_window";
+  const auto described = [&](const std::vector<std::uint32_t>& heads, const std::string& more = "",
+                             const std::string& without = "") {
+    Described d{"gemma4", {}, {{"rope_freqs.weight", {1, 1e30F, 1e30F, 1e30F}}}};
+    for (const auto& [name, entry] :
+         {std::pair{pattern, list(pattern, 7, {1, 0, 1, 0})},
+          std::pair{std::string("attention.head_count_kv"), list("attention.head_count_kv", 4, heads)},
+          std::pair{window, whole("gemma4." + window, 8)},
+          std::pair{std::string("attention.key_length"), whole("gemma4.attention.key_length", 8)},
+          std::pair{std::string("attention.key_length_swa"), whole("gemma4.attention.key_length_swa", 4)},
+          std::pair{std::string("rope.freq_base_swa"), real("gemma4.rope.freq_base_swa", 100)}}) {
+      if (name != without) d.more.push_back(entry);
+    }
     if (!more.empty()) d.more.push_back(more);
-    if (!turned.empty()) d.tensors.push_back({"rope_freqs.weight", turned});
+    if (without == "rope_freqs") d.tensors.clear();
+    if (without == "rope.freq_base") d.rope_base = 0;
     return d;
   };
   const ModelConfig c = described({4, 2, 4, 2}, real("gemma4.final_logit_softcapping", 30)).read();
@@ -434,20 +441,44 @@ void check_gemma4() {
   CHECK(c.window_rope->frequency == std::vector<double>{1, tenth});
   CHECK(c.rope.frequency[0] == 1);
   CHECK(c.rope.frequency[1] < 1e-29);
-  CHECK(c.names.expert_scale == "mlp.experts.down_proj.scale");
-  CHECK(says(described({4, 2, 4, 1}, "").refusal(), {"\"per_layer_config\"", "the same in all layers of a type"}));
-  CHECK(says(described({4, 2}, "").refusal(), {"gemma4.attention.head_count_kv", "one for each layer"}));
-  CHECK(says(described({4, 2, 4, 2}, "", {}).refusal(), {"tensor \"rope_freqs.weight\" is missing"}));
-  CHECK(says(described({4, 2, 4, 2}, whole("gemma4.rope.dimension_count_swa", 2)).refusal(),
-             {"dimension_count_swa", "expected 4"}));
+  // Scales are where there are some.
+  CHECK(c.names.expert_scale.empty());
+  CHECK(c.names.layer_scale.empty());
+  Described scaled = described({4, 2, 4, 2});
+  scaled.tensors.push_back({"blk.1.ffn_down_exps.scale", std::vector<float>(4)});
+  scaled.tensors.push_back({"blk.1.layer_output_scale.weight", {1}});
+  CHECK(scaled.read().names.expert_scale == "mlp.experts.down_proj.scale");
+  CHECK(scaled.read().names.layer_scale == "layer_output_scale.weight");
+  // As llama.cpp has what is absent, or refuses it.
+  CHECK(described({4, 2, 4, 2}, "", "rope.freq_base").read().rope.theta == 10000);
+  CHECK(described({4, 2, 4, 2}, "", "rope.freq_base_swa").read().window_rope->theta == 10000);
+  CHECK(described({4, 2, 4, 2}, real("gemma4.final_logit_softcapping", 0)).read().logit_cap == 0);
+  CHECK(described({4, 2, 4, 2}, text("gemma4.rope.scaling.type") + number<std::uint32_t>(8) + text("none"))
+            .read()
+            .rope.scale == 1);
+  for (const std::string& needed : {pattern, window, std::string("attention.key_length"),
+                                    std::string("attention.key_length_swa"), std::string("attention.head_count_kv")}) {
+    CHECK(says(described({4, 2, 4, 2}, "", needed).refusal(), {"gemma4 without " + needed + " is not supported"}));
+  }
+  CHECK(
+      says(described({4, 2, 4, 1}).refusal(), {"\"per_layer_config\"", "the same heads for all layers with a window"}));
+  CHECK(says(described({4, 2}).refusal(), {"gemma4.attention.head_count_kv", "one for each layer"}));
+  CHECK(says(described({4, 2, 4, 2}, "", "rope_freqs").refusal(), {"tensor \"rope_freqs.weight\" is missing"}));
+  CHECK(says(described({4, 2, 4, 2}, list(pattern, 7, {1, 0, 1, 1}), pattern).refusal(),
+             {pattern, "false for the last layer"}));
+  for (const std::string& entry :
+       {whole("gemma4.rope.dimension_count_swa", 2), whole("gemma4.attention.value_length_swa", 2)}) {
+    CHECK(says(described({4, 2, 4, 2}, entry).refusal(), {"expected 4, the columns of a head's keys"}));
+  }
+  CHECK(
+      says(described({4, 2, 4, 2}, whole("gemma4.attention.value_length", 4)).refusal(), {"expected 8, the columns"}));
   CHECK(
       says(described({4, 2, 4, 2}, whole("gemma4.attention.shared_kv_layers", 2)).refusal(), {"num_kv_shared_layers"}));
   CHECK(says(described({4, 2, 4, 2}, whole("gemma4.embedding_length_per_layer_input", 256)).refusal(),
              {"hidden_size_per_layer_input"}));
   CHECK(says(
       described({4, 2, 4, 2}, text("gemma4.rope.scaling.type") + number<std::uint32_t>(8) + text("linear")).refusal(),
-      {"gemma4.rope.scaling.type", "not supported"}));
-  CHECK(says(Described{"gemma4", {}, {}}.refusal(), {"gemma4 without attention.sliding_window_pattern"}));
+      {"gemma4.rope.scaling.type", "expected none"}));
 }
 
 }  // namespace

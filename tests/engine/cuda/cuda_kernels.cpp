@@ -1520,7 +1520,7 @@ TEST_CASE("cuda kernels - sums over ranks with what is left out and what the hos
       if (with_shared) {
         c.shared = y;
         c.shared_factor = f;
-        c.whole = 0.75F;
+        c.last_scale = 0.75F;
       }
       combine(device.context.stream, c, out);
       const std::vector<float> got = device.read(out);

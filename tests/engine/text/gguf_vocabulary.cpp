@@ -36,7 +36,7 @@ struct Token {
 /// A file of nothing but a vocabulary; tokens in the order of their numbers.
 std::filesystem::path vocabulary(const TemporaryFolder& folder, const std::string& arch, const std::string& model,
                                  const std::string& pre, const std::vector<Token>& tokens, std::uint32_t end,
-                                 const std::vector<std::string>& merges = {}) {
+                                 const std::vector<std::string>& merges = {}, bool with_merges = true) {
   constexpr std::uint32_t u32 = 4, i32 = 5, f32 = 6, string = 8, list = 9;
   std::string metadata;
   std::uint64_t entries = 0;
@@ -58,7 +58,9 @@ std::filesystem::path vocabulary(const TemporaryFolder& folder, const std::strin
   add("tokenizer.ggml.scores", list, all(f32, [&](const Token&) { return number(score -= 1); }));
   std::string pairs = number(string) + number<std::uint64_t>(merges.size());
   for (const std::string& both : merges) pairs += text(both);
-  if (!merges.empty()) add("tokenizer.ggml.merges", list, pairs);
+  if (with_merges) add("tokenizer.ggml.merges", list, pairs);
+  if (!merges.empty()) add("tokenizer.ggml.bos_token_id", u32, number<std::uint32_t>(2));
+  if (!merges.empty()) add("tokenizer.ggml.add_bos_token", 7, std::string(1, '\0'));
   for (std::uint32_t id = 0; !merges.empty() && id < tokens.size(); ++id) {
     if (tokens[id].type == unknown) add("tokenizer.ggml.unknown_token_id", u32, number(id));
   }
@@ -150,6 +152,9 @@ TEST_CASE("Gemma's pairs are of characters, and what is unknown becomes bytes") 
   CHECK(ids(path, "\u00e9a") == Ids{9, 10, 2});
   CHECK(ids(path, "a<div>b<turn|>xy") == Ids{2, 11, 3, 1, 0});  // two that are unknown are one
   const auto tokenizer = read_gguf_vocabulary(Gguf(path));
+  CHECK(tokenizer->encode("b", true) == Ids{2, 3});  // behind the first token, whatever the file says
+  CHECK(says(refusal("v.gguf", [&] { ids(vocabulary(folder, "gemma4", "gemma4", "", tokens, 1, {}, false), ""); }),
+             {"\"tokenizer.ggml.merges\": expected the pairs of tokens that make a third"}));
   CHECK(tokenizer->decode(Ids{7, 6, 3, 9, 10, 8}, false) == "ab ab\u00e9\n\n");
   CHECK(says(refusal("v.gguf", [&] { ids(vocabulary(folder, "gemma4", "gemma4", "", tokens, 1, {"a x"}), ""); }),
              {"tokenizer.ggml.merges[0] is \"a x\", expected two tokens that make a third"}));
@@ -164,6 +169,7 @@ TEST_CASE("what ends a text beside the end token is told by the names of control
   CHECK(ends({{"</s>", control}, {"<|end|>", control}, {"a"}}) == Ids{1});
   CHECK(ends({{"<|return|>", control}, {"<|call|>", control}, {"<|end|>", control}}) ==
         Ids{1, 0});  // a turn has several
+  CHECK(ends({{"<turn|>", control}, {"<|tool_response>", 4}, {"<eos>", control}, {"<|end|>", 4}}) == Ids{2, 0, 1});
   CHECK(ends({{"a"}}).empty());
 }
 
