@@ -38,6 +38,9 @@ struct GateScores {
   const Matrix& weight;
   const Matrix* read = nullptr;  ///< the gate's input [rows, hidden], where experts read something else; null: the same
 
+  /// What the gate read, where experts read `input`.
+  [[nodiscard]] const Matrix& gate_input(const Matrix& input) const { return read != nullptr ? *read : input; }
+
   GateScores(const Matrix& both) : select(both), weight(both) {}  // NOLINT: a softmax is both
   GateScores(const Matrix& choose_by, const Matrix& weigh_by) : select(choose_by), weight(weigh_by) {}
 };

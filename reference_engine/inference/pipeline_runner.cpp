@@ -105,7 +105,7 @@ void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const GateSc
   pipe_->look_ahead();
   const std::uint16_t count = pipe_->rows_ahead(RowSource::gate_input);
   const auto first = static_cast<std::uint16_t>(layer + 1U);
-  const Matrix& read = scores.read != nullptr ? *scores.read : input;
+  const Matrix& read = scores.gate_input(input);
   const View<const Scores> given = std::exchange(predicted_, {});
   if (given.size > 0) {
     look_ahead_all(given);

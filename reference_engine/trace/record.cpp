@@ -54,7 +54,8 @@ void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& 
   std::vector<Route> best(experts);
   const auto later = static_cast<std::uint16_t>(std::min<std::uint32_t>(ahead_, c.moe_layer_count() - layer - 1U));
   View<const Scores> predicted;
-  if (later > 0) predicted = model_.gates().scores(static_cast<std::uint16_t>(layer + 1), later, input);
+  if (later > 0)
+    predicted = model_.gates().scores(static_cast<std::uint16_t>(layer + 1), later, scores.gate_input(input));
   // A row of layer l lies behind those of all layers before it: sequences grow by whole tokens, layer by layer, so
   // that a step of several tokens of one sequence has to find its place.
   std::vector<std::uint32_t> seen(open_.size(), 0), of_step(open_.size(), 0);

@@ -7,11 +7,13 @@
 #include <filesystem>
 #include <string>
 
+#include "cpu/cpu_model.hpp"
 #include "engine/fixtures/command.hpp"
 #include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "trace/trace_file.hpp"
 
 using namespace ferry;
@@ -77,6 +79,41 @@ TEST_CASE("texts as tokens are recorded as the texts are, each by itself, and of
     CHECK(r.status == 2);
     CHECK(r.out.find(part) != std::string::npos);
   }
+}
+
+TEST_CASE("where gates read something else than experts, what is recorded as predicted is made of what gates read") {
+  CpuModel model(golden_file("zoo") / "gemma4");
+  RunnerOptions o;
+  o.stack = "resident";
+  o.max_rows = 1;
+  o.budget_bytes = model_shape(model.config(), model.store(), 1).all_bytes();
+  const auto runner = make_runner(model, o);
+  Recorder recorder(*runner, model, 2);
+  std::vector<KvCache> caches;
+  caches.push_back(model.make_cache(16));
+  const std::string tokens = "The ferry ";
+  const std::uint32_t layers = model.config().moe_layer_count();
+  std::vector<Matrix> inputs;  // [tokens * layers]
+  for (std::uint32_t t = 0; t < tokens.size(); ++t) {
+    const std::vector<TokenRow> rows = {{0, static_cast<std::uint32_t>(tokens[t]), t}};
+    static_cast<void>(model.forward(Phase::decode, rows, caches, recorder, 1,
+                                    [&](std::uint32_t, const Matrix& input, const auto&) { inputs.push_back(input); }));
+  }
+  recorder.end_sequence(0);
+  const auto file = recorder.take("t");
+  REQUIRE(file->trace.tokens == tokens.size());
+  float worst = 0;
+  for (std::uint32_t at = 0; at < inputs.size(); ++at) {
+    for (std::uint32_t d = 1, l = at % layers; d <= 2 && l + d < layers; ++d) {
+      Matrix scores = inputs[at] * model.gates().of(l + d).transpose();
+      scores = (scores.array() - scores.maxCoeff()).exp();
+      scores /= scores.sum();
+      const float* recorded =
+          file->trace.predicted_of(at / layers, static_cast<std::uint16_t>(l), static_cast<std::uint16_t>(d));
+      for (Eigen::Index e = 0; e < scores.cols(); ++e) worst = std::max(worst, std::abs(recorded[e] - scores(0, e)));
+    }
+  }
+  CHECK(worst < 1e-5F);
 }
 
 TEST_CASE("an output that cannot be is refused before the work") {
