@@ -20,6 +20,7 @@
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/shell.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
+#include "ferry/gate/gate_bank.hpp"
 #include "inference/generate.hpp"
 #include "math/expert_kernel.hpp"
 #include "support/bare_runner.hpp"
@@ -37,6 +38,8 @@ struct Planned {
   std::vector<Route> routes;
   std::map<std::uint16_t, Precision> precision;  ///< by expert
   std::uint32_t most_rows = 0;                   ///< of an expert
+  std::vector<bool> resident;                    ///< [routes]: was there, which `partial` is of
+  bool partial = false;                          ///< which was asked for
 };
 using PlanLog = std::vector<Planned>;
 
@@ -68,13 +71,20 @@ class Watched final : public ExpertDevice {
         p.most_rows = std::max(p.most_rows, t.rows);
       }
     }
+    p.resident.resize(p.routes.size());
+    for (const Task& t : plan.resident) {
+      for (std::uint32_t i = 0; i < t.rows; ++i) p.resident[plan.assignments[t.first + i]] = true;
+    }
     log_.push_back(std::move(p));
     device_->begin(plan, input);
   }
   void compute(View<const Task> tasks) override { device_->compute(tasks); }
   void poison(std::uint32_t slot) override { device_->poison(slot); }
   [[nodiscard]] float* host_results() override { return device_->host_results(); }
-  void partial(Matrix& out) const override { device_->partial(out); }
+  void partial(Matrix& out) const override {
+    log_.back().partial = true;
+    device_->partial(out);
+  }
   void add_up(Matrix& out) override { device_->add_up(out); }
   void abandon() noexcept override { device_->abandon(); }
   [[nodiscard]] Nanoseconds expert_ns() const override { return device_->expert_ns(); }
@@ -96,6 +106,7 @@ class Following final : public BareRunner {
   void plan(std::uint16_t layer, const Matrix& input, const GateScores& /*scores*/, const Times& /*took*/) override {
     const Planned& p = log_.at(next_++);
     out_.setZero(input.rows(), input.cols());
+    partial_.setZero(input.rows(), input.cols());
     Matrix x(1, input.cols()), y;
     const bool weighs_input = store_.layout().glu.weighs_input;
     for (std::uint32_t a = 0; a < p.routes.size(); ++a) {
@@ -105,9 +116,13 @@ class Following final : public BareRunner {
       x = input.row(row) * (weighs_input ? r.weight : 1);  // gate and up are linear
       const HeldBytes bytes = store_.bytes({{layer, r.expert}, p.precision.at(r.expert)});
       kernel_.run(bytes.view.data, p.precision.at(r.expert), x, y);
-      out_.row(row) += (weighs_input ? 1 : r.weight) * y.row(0);
+      y *= weighs_input ? 1 : r.weight;
+      out_.row(row) += y.row(0);
+      if (p.resident[a]) partial_.row(row) += y.row(0);
     }
   }
+  [[nodiscard]] bool wants_partial(std::uint16_t /*layer*/) const override { return log_[next_ - 1].partial; }
+  void partial(Matrix& out) const override { out = partial_; }
   void run(std::uint16_t /*layer*/, const Matrix& /*input*/, Matrix& out) override { out = out_; }
 
  private:
@@ -121,8 +136,69 @@ class Following final : public BareRunner {
   const PlanLog& log_;
   ExpertKernel kernel_;
   std::size_t next_ = 0;
-  Matrix out_;
+  Matrix out_, partial_;
 };
+
+/// Passes everything on, and keeps what gates say: of a layer, of those ahead by its input, and of a partial hidden state.
+class Listening final : public PassingRunner {
+ public:
+  /// `gates`: makes the rows ahead, which a device of its own makes otherwise.
+  explicit Listening(ExpertRunner& runner, GateBank* gates = nullptr) : PassingRunner(runner), gates_(gates) {}
+
+  void predicted(View<const Scores> scores) override {
+    ahead_.clear();
+    for (const Scores& s : scores) ahead_.emplace_back(s.weight.begin(), s.weight.end());
+    runner_.predicted(scores);
+  }
+  void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) override {
+    said.push_back(
+        {{scores.weight.data(), scores.weight.data() + scores.weight.size()}, std::exchange(ahead_, {}), {}});
+    const std::size_t at = said.size() - 1;
+    if (gates_ != nullptr && at < others.size() && !others[at].ahead.empty()) {
+      const auto count = static_cast<std::uint16_t>(others[at].ahead.size());
+      for (const Scores& s : gates_->scores(static_cast<std::uint16_t>(layer + 1), count, scores.gate_input(input))) {
+        said.back().ahead.emplace_back(s.weight.begin(), s.weight.end());
+      }
+    }
+    runner_.plan(layer, input, scores, took);
+  }
+  void look_ahead(std::uint16_t layer, const GateScores& scores) override {
+    said.back().partial.assign(scores.weight.data(), scores.weight.data() + scores.weight.size());
+    runner_.look_ahead(layer, scores);
+  }
+
+  struct Said {
+    std::vector<float> own;
+    std::vector<std::vector<float>> ahead;
+    std::vector<float> partial;
+  };
+  std::vector<Said> said,
+      others;  ///< by layer and step; `others` another runner's, which have rows ahead where these are to
+
+ private:
+  GateBank* gates_;
+  std::vector<std::vector<float>> ahead_;
+};
+
+/// The largest difference of weights, which are probabilities or the like.
+double apart(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(double{a[i]} - double{b[i]}));
+  return worst;
+}
+
+/// What gates said on the GPU is what they say on the CPU.
+void check_said(const std::vector<Listening::Said>& a, const std::vector<Listening::Said>& b) {
+  REQUIRE(a.size() == b.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    worst = std::max({worst, apart(a[i].own, b[i].own), apart(a[i].partial, b[i].partial)});
+    REQUIRE(a[i].ahead.size() == b[i].ahead.size());
+    for (std::size_t d = 0; d < a[i].ahead.size(); ++d) worst = std::max(worst, apart(a[i].ahead[d], b[i].ahead[d]));
+  }
+  CHECK(worst < 1e-4);
+}
 
 constexpr std::uint32_t decoded = 4;
 constexpr std::uint32_t short_prompt = 20;
@@ -220,6 +296,7 @@ struct Ran {
   std::uint32_t most_rows = 0;  ///< of an expert in a step
   Counters counters;
   PlanLog plans;
+  std::vector<Listening::Said> said;
 };
 
 /// On the emulated GPU as it was reset.
@@ -232,7 +309,9 @@ Ran run_on_gpu(const std::string& name, const std::string& stack, double percent
     return std::make_unique<Watched>(model->make_device(needs, given), ran.plans);
   };
   const auto runner = make_runner(model->config(), model->store(), model->gates(), o);
-  ran.logits = logits_of(*model, *runner, prompt);
+  Listening listening(*runner);
+  ran.logits = logits_of(*model, listening, prompt);
+  ran.said = std::move(listening.said);
   ran.counters = runner->statistics().counters;
   for (const Planned& p : ran.plans) ran.most_rows = std::max(ran.most_rows, p.most_rows);
   return ran;
@@ -394,7 +473,10 @@ TEST_CASE("CUDA: every family of the zoo computes what the CPU computes, or is r
       CHECK((ran.most_rows > 32) == (prompt > short_prompt));
       CpuModel& reference = cpu_model(name);
       Following following(reference.config(), reference.store(), ran.plans);
-      const Matrix expected = logits_of(reference, following, prompt);
+      Listening listening(following, &reference.gates());
+      listening.others = ran.said;
+      const Matrix expected = logits_of(reference, listening, prompt);
+      check_said(ran.said, listening.said);
       CHECK(apart(ran.logits, expected) < 1e-5);
       CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
       worst = std::max(worst, apart(ran.logits, expected));
@@ -422,7 +504,10 @@ TEST_CASE("CUDA: GGUF files, in blocks too, compute what the CPU computes from t
       const Ran ran = run_on_gpu(path, stack, 50);
       CpuModel& reference = cpu_model(path);
       Following following(reference.config(), reference.store(), ran.plans);
-      const Matrix expected = logits_of(reference, following, short_prompt);
+      Listening listening(following, &reference.gates());
+      listening.others = ran.said;
+      const Matrix expected = logits_of(reference, listening, short_prompt);
+      check_said(ran.said, listening.said);
       CHECK(apart(ran.logits, expected) < 1e-5);
       CHECK(same_choices(ran.logits, expected, 1e-5) > 0);
     }
