@@ -1,5 +1,5 @@
-// What a model's own routing says, beside what the papers report of theirs. Statistics are computed here from gate inputs and scores, in the plainest way, without the policies; where
-// the policies count the same, both must agree to the last one.
+// What a model's own routing says, beside what the papers report of theirs. Statistics are computed here from gate inputs and
+// scores, in the plainest way, without the policies; where the policies count the same, both must agree to the last one.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>

@@ -18,8 +18,8 @@ struct BesideExperts {
 /// Of a batch whose sequences have so many positions together, in steps of at most so many rows.
 BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::uint32_t max_rows, std::uint32_t batch);
 
-/// Of the device's memory, as the user gave it, what those leave. Fate, section 4.4, calls it M_total - M_dense. Says what goes where,
-/// and throws InputError if nothing is left. `all_experts`: their bytes.
+/// Of the device's memory, as the user gave it, what those leave. Fate, section 4.4, calls it M_total - M_dense. Says what goes
+/// where, and throws InputError if nothing is left. `all_experts`: their bytes.
 std::uint64_t left_for_experts(const std::string& device_memory, const BesideExperts& beside,
                                std::uint64_t all_experts);
 

@@ -146,8 +146,9 @@ void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n
 void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& preparation, const RowPlace* rows,
                        std::uint32_t n, std::uint64_t floats_before, const AttentionShape& shape);
 
-/// Attention of each row over the positions of its own sequence up to its own, as far as windows and chunks reach. qkv: as above, of which the queries are read;
-/// out: [n, heads * head_dim], of latent vectors [n, heads * latent]. A row's result does not depend on the other rows.
+/// Attention of each row over the positions of its own sequence up to its own, as far as windows and chunks reach. qkv: as
+/// above, of which the queries are read; out: [n, heads * head_dim], of latent vectors [n, heads * latent]. A row's result does
+/// not depend on the other rows.
 void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n,
                std::uint64_t floats_before, const AttentionShape& shape, float* out);
 

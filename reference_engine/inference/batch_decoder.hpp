@@ -63,8 +63,8 @@ class BatchDecoder {
 
   /// Takes a free place. Throws InputError for a prompt that the model cannot take, or if there is no memory for it.
   std::uint32_t add(const DecodeRequest& request);
-  /// In the place of a text that goes no further, with a prompt that goes on from it: what both begin with is not run again, but behind
-  /// a step that failed all of it. Returns how many tokens that are. Throws as `add` does, and then the place is free.
+  /// In the place of a text that goes no further, with a prompt that goes on from it: what both begin with is not run again, but
+  /// behind a step that failed all of it. Returns how many tokens that are. Throws as `add` does, and then the place is free.
   std::uint32_t add_behind(std::uint32_t place, const DecodeRequest& request);
   [[nodiscard]] bool has_room() const;
   /// Whether any text has prompt left, or goes on.

@@ -79,7 +79,8 @@ class ExpertRunner {
   /// Time passes: copies may be moved on.
   virtual void poll() {}
   /// Decides, puts the copies on their way and the host's share of the experts to work. `input`: [rows, hidden], what experts
-  /// read; it and the scores stay as they are until `run` returns. `took`: the layer's attention (with what else each token needs) and gate.
+  /// read; it and the scores stay as they are until `run` returns. `took`: the layer's attention (with what else each token
+  /// needs) and gate.
   virtual void plan(std::uint16_t layer, const Matrix& input, const GateScores& scores, const Times& took) = 0;
   /// Computes what is on the device already.
   virtual void run_resident(std::uint16_t layer, const Matrix& input) = 0;

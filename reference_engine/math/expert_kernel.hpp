@@ -32,9 +32,9 @@ class ExpertKernel {
     const Route* routes = nullptr;       ///< of all rows of results: where weights belong to what experts read
     std::uint16_t layer = 0;
   };
-  /// results = down (silu(gate x) * up x) for those rows of each, with biases, a scale and by another function if the layout says so. x: [rows, hidden], results: [rows * top_k, hidden].
-  /// Several experts of one layer are computed at once, up to some hundred rows. A row's result depends neither on how many rows and
-  /// experts there are nor on its place.
+  /// results = down (silu(gate x) * up x) for those rows of each, with biases, a scale and by another function if the layout
+  /// says so. x: [rows, hidden], results: [rows * top_k, hidden]. Several experts of one layer are computed at once, up to some
+  /// hundred rows. A row's result depends neither on how many rows and experts there are nor on its place.
   void run(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results);
 
   /// The same for all rows and one expert. y: [rows, hidden].

@@ -18,8 +18,8 @@ namespace ferry::inline FERRY_ABI::detail {
 /// Source: V is the successor representation of Dayan (1993, "Improving generalization for temporal difference learning"), at a
 /// discount of 1/2, learned by TD(0) (Sutton, 1988).
 ///
-/// Complexity: at batch 1 `ask` some 2 k E additions and `learn` 6 k E, O(rows k E) both; `note` O(rows k). State, for each layer: 2 (2 E + 1) E
-/// bytes (4 KB for 32 experts, 66 KB for 128), and 1,536 for each 64 experts.
+/// Complexity: at batch 1 `ask` some 2 k E additions and `learn` 6 k E, O(rows k E) both; `note` O(rows k). State, for each
+/// layer: 2 (2 E + 1) E bytes (4 KB for 32 experts, 66 KB for 128), and 1,536 for each 64 experts.
 class NextUses {
  public:
   static constexpr std::int32_t one = ChoiceRegression::one;  ///< a probability, and a v
