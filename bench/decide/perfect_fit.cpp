@@ -426,7 +426,8 @@ Json whole_model(const std::string& name, const Arguments& a) {
   const ModelConfig& m = model.config();
   Runners runners(m, model.store(), model.gates());
   constexpr std::uint32_t count = 4;
-  std::vector<KvCache> caches(1, KvCache(m, count));
+  std::vector<KvCache> caches;
+  caches.push_back(model.make_cache(count));
   const Measured times = in_turns(runners.all(), a.seconds, count, [&](ExpertRunner& runner, std::vector<Matrix>& out) {
     out.resize(count);
     for (std::uint32_t i = 0; i < count; ++i) {

@@ -100,7 +100,8 @@ class Recorder {
     w.inputs.assign(c.layers, Matrix(window_tokens, c.hidden));
     w.scores.assign(c.layers, Matrix(window_tokens, c.experts));
     const std::vector<TokenRow> tokens = token_rows(model_, text);
-    std::vector<KvCache> caches{KvCache(c, window_tokens)};
+    std::vector<KvCache> caches;
+    caches.push_back(model_.make_cache(window_tokens));
     for (std::uint32_t first = 0; first < window_tokens; first += prefill_tokens) {
       const std::vector<TokenRow> rows(tokens.begin() + first, tokens.begin() + first + prefill_tokens);
       model_.forward(Phase::prefill, rows, caches, *runner_, 1,
@@ -561,7 +562,8 @@ PartialWatch watch_partial(CpuModel& model, const std::vector<std::string>& wind
   PartialWatch watch(make_runner(model, o), c, *o.alpha);
   ProgressLine progress("decoding windows");
   for (std::size_t i = 0; i < windows.size(); ++i) {
-    std::vector<KvCache> caches{KvCache(c, window_tokens)};
+    std::vector<KvCache> caches;
+    caches.push_back(model.make_cache(window_tokens));
     for (const TokenRow& token : token_rows(model, windows[i])) {
       model.forward(Phase::decode, {token}, caches, watch, 1);
     }

@@ -204,7 +204,7 @@ std::vector<double> weight_output_correlation(const std::string& name, const std
     std::vector<TokenRow> rows;
     for (const std::uint32_t t : tokens) rows.push_back({0, t, static_cast<std::uint32_t>(rows.size())});
     std::vector<KvCache> caches;
-    caches.emplace_back(c, static_cast<std::uint32_t>(rows.size()));
+    caches.emplace_back(c, CacheRoom(c, static_cast<std::uint32_t>(rows.size())));
     model.forward(Phase::prefill, rows, caches, *runner, 1, observe);
     runner->end_sequence(0);
   }
@@ -240,7 +240,7 @@ std::vector<std::vector<double>> gate_input_similarity(const std::string& name, 
     std::vector<TokenRow> rows;
     for (const std::uint32_t t : tokens) rows.push_back({0, t, static_cast<std::uint32_t>(rows.size())});
     std::vector<KvCache> caches;
-    caches.emplace_back(c, static_cast<std::uint32_t>(rows.size()));
+    caches.emplace_back(c, CacheRoom(c, static_cast<std::uint32_t>(rows.size())));
     model.forward(Phase::prefill, rows, caches, *runner, 1, observe);
     runner->end_sequence(0);
     rows_seen += static_cast<double>(rows.size());

@@ -242,7 +242,7 @@ float threshold_for(Place& place, double share) {
       std::vector<TokenRow> rows;
       for (const std::uint32_t t : tokens) rows.push_back({0, t, static_cast<std::uint32_t>(rows.size())});
       std::vector<KvCache> caches;
-      caches.emplace_back(c, static_cast<std::uint32_t>(rows.size()));
+      caches.emplace_back(c, CacheRoom(c, static_cast<std::uint32_t>(rows.size())));
       place.model.forward(Phase::prefill, rows, caches, *resident, 1, observe);
       resident->end_sequence(0);
     }

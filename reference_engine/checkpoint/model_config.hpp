@@ -1,6 +1,7 @@
 /// @file
 /// The shape of a model and its arithmetic, read from a Hugging Face config.json.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <filesystem>
@@ -114,6 +115,9 @@ struct LayerConfig {
   std::uint32_t window = 0;                  ///< tokens that one attends to, with itself; 0: all before it
   std::uint32_t chunk = 0;                   ///< a token attends to those of its chunk of so many; 0: there are none
   std::uint32_t experts = 0, top_k = 0, expert_width = 0, shared_width = 0;  ///< of a layer with experts
+
+  /// How many tokens one attends to at most, with itself; 0: any number.
+  [[nodiscard]] std::uint32_t reach() const { return std::max(window, chunk); }
 };
 
 struct ModelConfig {

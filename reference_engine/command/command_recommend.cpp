@@ -216,7 +216,7 @@ class RecommendCommand {
         throw InputError(
             fmt::format("--context {}: expected at most {}, the model's", context, model_->config().context));
       }
-      beside = beside_experts(*model_, std::uint64_t{context} * a_.batch, std::max(a_.chunk, a_.batch), a_.batch);
+      beside = beside_experts(*model_, std::vector<std::uint32_t>(a_.batch, context), a_.batch, a_.chunk);
     } else {
       shape = setting().model();
     }

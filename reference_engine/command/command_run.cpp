@@ -123,11 +123,12 @@ class Runs {
       throttle_ = costs_->link_bytes_per_s;
       costs_->prefetch_chunk_bytes = prefetch_chunk_;
     }
-    std::vector<std::uint64_t> positions;  // of each prompt, with what it may generate
+    std::vector<std::uint32_t> positions;  // of each prompt, with what it may generate
     const auto all_tokens = tokens_of(*model_, options_);
     for (std::size_t i = 0; i < all_tokens.size(); ++i) {  // refused before minutes are spent on the others
       const std::size_t tokens = all_tokens[i].size();
-      positions.push_back(std::min<std::uint64_t>(tokens + options_.max_new_tokens, model_->config().context));
+      const std::uint64_t wanted = tokens + options_.max_new_tokens;
+      positions.push_back(static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, model_->config().context)));
       if (tokens <= model_->config().context) continue;
       if (by_tokens) {
         throw InputError(fmt::format("--token-ids: prompt {} is {} tokens long, the model's context is {}", i + 1,
@@ -265,15 +266,10 @@ class Runs {
     return make_runner(*model_, o);
   }
 
-  /// Of the device's memory, what a batch of that many positions leaves.
-  std::uint64_t left_for(const std::vector<std::uint64_t>& positions) const {
-    std::uint64_t most = 0;  // positions of one batch
-    for (std::size_t i = 0; i < positions.size(); i += options_.batch) {
-      std::uint64_t sum = 0;
-      for (std::size_t j = i; j < std::min(positions.size(), i + options_.batch); ++j) sum += positions[j];
-      most = std::max(most, sum);
-    }
-    return left_for_experts(a_.device_memory, beside_experts(*model_, most, shape_.max_rows, options_.batch),
+  /// Of the device's memory, what the largest batch leaves of texts with so many positions each.
+  std::uint64_t left_for(const std::vector<std::uint32_t>& positions) const {
+    return left_for_experts(a_.device_memory,
+                            beside_experts(*model_, positions, options_.batch, options_.prefill_chunk),
                             shape_.all_bytes());
   }
 
@@ -449,14 +445,28 @@ int inspect_store(const RunArguments& a) {
   return scrub(f, a);
 }
 
+/// What a sequence takes beside the weights.
+std::string cache_of(const ModelConfig& c) {
+  CacheRoom room;
+  const std::uint64_t remembered = cache_bytes(c, room);
+  room.positions = 1;
+  const std::uint64_t each = cache_bytes(c, room) - remembered;
+  room.recent = 1;
+  const std::uint64_t with_recent = cache_bytes(c, room) - remembered;
+  std::string text = fmt::format("keys and values {} bytes a token", with_recent);
+  if (with_recent > each) {
+    const std::uint32_t recent = CacheRoom(c, c.context, GenerateOptions{}.prefill_chunk).recent;
+    text += fmt::format(", {} of them of the last {} alone", with_recent - each, recent);
+  }
+  if (remembered > 0) text += fmt::format(", and {} a sequence that its other layers remember", remembered);
+  return text;
+}
+
 /// What a model takes at each precision beside what this machine has, and what would run it.
 std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layouts, std::uint64_t dense,
                      std::uint64_t all, const std::string& tokenizer) {
-  const std::uint64_t memory = physical_memory(), one = KvCache(c, 1).bytes(), each = KvCache(c, 2).bytes() - one;
-  const std::string remembered =
-      one > each ? fmt::format(", and {} a sequence that its other layers remember", one - each) : "";
-  std::string text =
-      fmt::format("keys and values {} bytes a token{}; this machine's memory {} bytes\n", each, remembered, memory);
+  const std::uint64_t memory = physical_memory();
+  std::string text = fmt::format("{}; this machine's memory {} bytes\n", cache_of(c), memory);
   for (const Precision p : {Precision::full, Precision::int8, Precision::int4, Precision::int2}) {
     std::uint64_t bytes = 0;
     for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {

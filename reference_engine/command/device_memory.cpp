@@ -10,7 +10,8 @@
 
 namespace ferry::engine {
 
-BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::uint32_t max_rows, std::uint32_t batch) {
+BesideExperts beside_experts(const Model& model, const std::vector<std::uint32_t>& positions, std::uint32_t batch,
+                             std::uint32_t prefill_chunk) {
   const ModelConfig& c = model.config();
   // Of each row: hidden states around attention, gate and experts; queries, keys, values; the experts' middle layers;
   // scores of experts and of the vocabulary.
@@ -23,10 +24,16 @@ BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::u
   const std::uint64_t norms = c.names.experts_norm.empty() ? 8 : 12;  // hidden states, or what is read of them
   const std::uint64_t row = norms * c.hidden + std::max(heads, others) +
                             3ULL * (std::uint64_t{c.top_k} * c.expert_width + c.shared_width) + 4ULL * c.experts;
-  // What layers remember whatever the positions is in a cache of one, too.
-  const std::uint64_t one = model.make_cache(1).bytes(), each = model.make_cache(2).bytes() - one;
-  return {model.dense_bytes(), batch * (one - each) + positions * each,
-          sizeof(float) * (row * max_rows + std::uint64_t{c.vocabulary} * batch)};
+  std::uint64_t most = 0;  // keys and values of a batch
+  for (std::size_t first = 0; first < positions.size(); first += batch) {
+    std::uint64_t together = 0;
+    for (std::size_t i = first; i < std::min<std::size_t>(positions.size(), first + batch); ++i) {
+      together += cache_bytes(c, CacheRoom(c, positions[i], prefill_chunk));
+    }
+    most = std::max(most, together);
+  }
+  return {model.dense_bytes(), most,
+          sizeof(float) * (row * std::max(prefill_chunk, batch) + std::uint64_t{c.vocabulary} * batch)};
 }
 
 std::uint64_t left_for_experts(const std::string& device_memory, const BesideExperts& beside,

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "inference/model.hpp"
 
@@ -15,8 +16,9 @@ struct BesideExperts {
   std::uint64_t activations = 0;      ///< of the largest step
 };
 
-/// Of a batch whose sequences have so many positions together, in steps of at most so many rows.
-BesideExperts beside_experts(const Model& model, std::uint64_t positions, std::uint32_t max_rows, std::uint32_t batch);
+/// Of the largest batch of texts that have so many positions each and come in this order; prompts come in chunks.
+BesideExperts beside_experts(const Model& model, const std::vector<std::uint32_t>& positions, std::uint32_t batch,
+                             std::uint32_t prefill_chunk);
 
 /// Of the device's memory, as the user gave it, what those leave. Fate, section 4.4, calls it M_total - M_dense. Says what goes
 /// where, and throws InputError if nothing is left. `all_experts`: their bytes.

@@ -83,22 +83,20 @@ class AbsorbedAttention final : public CpuAttention {
     const Eigen::Index count = q_.rows();
     resize(plain_, count * heads, plain);
     resize(queries_, count, Eigen::Index{heads} * width);
-    seen_.clear();
     for (Eigen::Index i = 0; i < count; ++i) {
       const TokenRow& row = rows[static_cast<std::size_t>(i)];
       KvCache& cache = caches[row.sequence];
-      rotary_.set(row.position, cache.positions);
+      rotary_.set(row.position, cache.room.positions);
       float* latent = latent_.row(i).data();
       rms_norm(latent, rank, layer.kv_norm, latent_epsilon);
       rotary_.turn(latent + rank);
-      keep(cache.keys[index], cache.positions, row.position, latent);
+      keep(cache.keys[index], cache.capacity(index), cache.place(index, row.position), latent);
       for (std::uint32_t h = 0; h < heads; ++h) {
         float* own = q_.row(i).data() + std::size_t{h} * (plain + turned);
         rotary_.turn(own + plain);
         std::copy_n(own, plain, plain_.row(i * heads + h).data());
         std::copy_n(own + plain, turned, queries_.row(i).data() + std::size_t{h} * width + rank);
       }
-      seen_.push_back(seen(index, row, cache));
     }
     each_head(layer.keys, plain_, by_head_);
     for (Eigen::Index i = 0; i < count; ++i) {
@@ -106,7 +104,7 @@ class AbsorbedAttention final : public CpuAttention {
         std::copy_n(by_head_.row(h * count + i).data(), rank, queries_.row(i).data() + std::size_t{h} * width);
       }
     }
-    kernel_.run(seen_, queries_, mixed_);
+    kernel_.run(seen(index, rows, caches), queries_, mixed_);
     resize(of_heads_, count * heads, rank);
     of_heads_ = Eigen::Map<const Matrix>(mixed_.data(), count * heads, rank);
     each_head(layer.values, of_heads_, by_head_);
@@ -155,7 +153,6 @@ class AbsorbedAttention final : public CpuAttention {
   PackedProduct& product_;
   Rotary rotary_;
   std::vector<Layer> layers_;
-  std::vector<AttentionKernel::Row> seen_;  // scratch
   Matrix mixed_;
   // scratch
   Matrix q_, down_, down_normed_, latent_, plain_, queries_, by_head_, of_heads_, made_;

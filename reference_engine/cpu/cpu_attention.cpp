@@ -1,6 +1,7 @@
 #include "cpu/cpu_attention.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -17,7 +18,7 @@ class MixedAttention final : public CpuAttention {
            Matrix& out) override {
     of(layer).run(layer, rows, caches, normed, out);
   }
-  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) override {
+  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) override {
     of(layer).save(layer, rows, caches);
   }
   void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const override {
@@ -42,29 +43,38 @@ std::unique_ptr<CpuAttention> CpuAttention::make(const ModelConfig& config, cons
   return std::make_unique<MixedAttention>(config, std::move(heads), std::move(others));
 }
 
-void CpuAttention::keep(Matrix& to, std::uint32_t positions, std::uint32_t position, const float* from) {
-  for (Eigen::Index at = position; at < to.rows(); at += positions, from += to.cols()) {
+void CpuAttention::keep(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from) {
+  for (Eigen::Index at = place; at < to.rows(); at += capacity, from += to.cols()) {
     std::copy_n(from, to.cols(), to.row(at).data());
   }
 }
 
-AttentionKernel::Row CpuAttention::seen(std::uint32_t layer, const TokenRow& row, const KvCache& cache) const {
+const std::vector<AttentionKernel::Row>& CpuAttention::seen(std::uint32_t layer, const std::vector<TokenRow>& rows,
+                                                            const std::vector<KvCache>& caches) {
   const LayerConfig& l = config_.layer[layer];
-  const std::uint32_t seen = row.position + 1;
-  std::uint32_t first = l.window > 0 && seen > l.window ? seen - l.window : 0;
-  if (l.chunk > 0) first = row.position - row.position % l.chunk;
-  const float* keys = cache.keys[layer].data();
-  return {keys, cache.values.empty() ? keys : cache.values[layer].data(), cache.positions, first, seen};
-}
-
-void CpuAttention::save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) {
-  saved_.clear();
+  seen_.clear();
   for (const TokenRow& row : rows) {
     const KvCache& cache = caches[row.sequence];
+    const std::uint32_t seen = row.position + 1, there = cache.first(layer);
+    std::uint32_t first = l.window > 0 && seen > l.window ? seen - l.window : 0;
+    if (l.chunk > 0) first = row.position - row.position % l.chunk;
+    if (first < there) throw std::logic_error("a step has more tokens of a sequence than its cache was made for");
+    const float* keys = cache.keys[layer].data();
+    const float* values = cache.values.empty() ? keys : cache.values[layer].data();
+    seen_.push_back({keys, values, cache.capacity(layer), first - there, seen - there});
+  }
+  return seen_;
+}
+
+void CpuAttention::save(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) {
+  saved_.clear();
+  for (const TokenRow& row : rows) {
+    KvCache& cache = caches[row.sequence];
+    const std::uint32_t place = cache.place(layer, row.position);
     for (const std::vector<Matrix>* of : {&cache.keys, &cache.values}) {
       if (of->empty()) continue;
       const Matrix& m = (*of)[layer];
-      for (Eigen::Index at = row.position; at < m.rows(); at += cache.positions) {
+      for (Eigen::Index at = place; at < m.rows(); at += cache.capacity(layer)) {
         saved_.insert(saved_.end(), m.row(at).data(), m.row(at).data() + m.cols());
       }
     }
@@ -75,16 +85,17 @@ void CpuAttention::restore(std::uint32_t layer, const std::vector<TokenRow>& row
   const float* from = saved_.data();
   for (const TokenRow& row : rows) {
     KvCache& cache = caches[row.sequence];
+    const std::uint32_t place = cache.place(layer, row.position), capacity = cache.capacity(layer);
     for (std::vector<Matrix>* of : {&cache.keys, &cache.values}) {
       if (of->empty()) continue;
       Matrix& m = (*of)[layer];
-      keep(m, cache.positions, row.position, from);
-      from += m.rows() / cache.positions * m.cols();
+      keep(m, capacity, place, from);
+      from += m.rows() / capacity * m.cols();
     }
   }
 }
 
-void MemoryOfLayers::save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) {
+void MemoryOfLayers::save(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) {
   saved_.clear();
   for (const TokenRow& row : rows) {
     saved_.emplace_back(caches[row.sequence].keys[layer], caches[row.sequence].values[layer]);

@@ -26,27 +26,29 @@ class CpuAttention {
                    const Matrix& normed, Matrix& out) = 0;
 
   /// What caches have of these rows, one of each sequence, to be put back later: for keys and values that are tentative.
-  virtual void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches);
+  virtual void save(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches);
   virtual void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const;
 
  protected:
   explicit CpuAttention(const ModelConfig& config) : config_(config) {}
 
-  /// [kv_heads * key width], to a cache; likewise values.
-  static void keep(Matrix& to, std::uint32_t positions, std::uint32_t position, const float* from);
-  /// What `row` attends to in a layer.
-  [[nodiscard]] AttentionKernel::Row seen(std::uint32_t layer, const TokenRow& row, const KvCache& cache) const;
+  /// Keys, [kv_heads * head_dim], to their place of `capacity` in a cache; likewise values.
+  static void keep(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from);
+  /// What the rows attend to in a layer, whose keys and values are in their caches by now.
+  const std::vector<AttentionKernel::Row>& seen(std::uint32_t layer, const std::vector<TokenRow>& rows,
+                                                const std::vector<KvCache>& caches);
 
   const ModelConfig& config_;
 
  private:
+  std::vector<AttentionKernel::Row> seen_;  // scratch
   std::vector<float> saved_;
 };
 
 /// What layers have whose memory does not grow (LinearAttention): any token changes all of it, and so all of it is put back.
 class MemoryOfLayers : public CpuAttention {
  public:
-  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, const std::vector<KvCache>& caches) final;
+  void save(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) final;
   void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const final;
 
  protected:

@@ -34,7 +34,7 @@ CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   norm_.weight = weights.vector(c.names.model + c.names.norm + ".weight", c.hidden);
   if (c.norm == Norm::mean) norm_.bias = weights.vector(c.names.model + c.names.norm + ".bias", c.hidden);
   if (c.norm == Norm::rms_plus_one) norm_.weight.array() += 1;
-  plain_.weight = Vector::Ones(c.hidden);
+  if (!c.names.experts_norm.empty()) plain_.weight = Vector::Ones(c.hidden);
   attention_ = CpuAttention::make(c, weights, workers(), product_);
   for (std::uint32_t l = 0; l < c.layers; ++l) layers_.push_back(load_layer(weights, l));
   for (std::uint32_t m = 0; m < c.moe_layer_count(); ++m) layers_[c.moe_layers[m]].gate = gates().of(m);
@@ -175,12 +175,12 @@ void CpuModel::predict_partial(std::uint32_t moe_layer, const std::vector<TokenR
   score(moe_layer, ahead_.of_gate(), ahead_select_, ahead_weight_);
 }
 
-KvCache CpuModel::make_cache(std::uint32_t positions) const {
+KvCache CpuModel::make_cache(const CacheRoom& room) const {
   try {
-    return {config(), positions};
+    return {config(), room};
   } catch (const std::bad_alloc&) {
     throw InputError(
-        fmt::format("out of memory for the keys and values of {} tokens: lower --max-new-tokens", positions));
+        fmt::format("out of memory for the keys and values of {} tokens: lower --max-new-tokens", room.positions));
   }
 }
 

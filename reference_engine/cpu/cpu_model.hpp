@@ -24,7 +24,8 @@ class CpuModel final : public Model {
     Model::set_activations(activations);
     product_.set_activations(activations);
   }
-  [[nodiscard]] KvCache make_cache(std::uint32_t positions) const override;
+  using Model::make_cache;
+  [[nodiscard]] KvCache make_cache(const CacheRoom& room) const override;
   Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
                  std::uint32_t logit_rows, const GateObserver& gate_scores = {}) override;
   [[nodiscard]] std::unique_ptr<ExpertDevice> make_device(const DeviceNeeds& needs,

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "cpu/cpu_attention.hpp"
@@ -13,7 +14,8 @@ namespace {
 class HeadAttention final : public CpuAttention {
  public:
   HeadAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
-      : CpuAttention(c), product_(product), rotary_(c.rope), window_rotary_(c.window_rope.value_or(c.rope)) {
+      : CpuAttention(c), product_(product), rotary_(c.rope) {
+    if (c.window_rope) window_rotary_.emplace(*c.window_rope);
     for (std::uint32_t l = 0; l < c.layers; ++l) {
       Layer& layer = layers_.emplace_back();
       if (c.layer[l].linear) continue;
@@ -87,12 +89,11 @@ class HeadAttention final : public CpuAttention {
       add_rows(v_, layer.v_bias);
     }
     if (config_.output_gate) add_rows(gate_, layer.gate_bias);
-    seen_.clear();
     for (Eigen::Index i = 0; i < q_.rows(); ++i) {
       const TokenRow& row = rows[static_cast<std::size_t>(i)];
       KvCache& cache = caches[row.sequence];
-      Rotary* const rotary = !l.turns ? nullptr : l.window > 0 ? &window_rotary_ : &rotary_;
-      if (rotary != nullptr) rotary->set(row.position, cache.positions);
+      Rotary* const rotary = !l.turns ? nullptr : l.window > 0 && window_rotary_ ? &*window_rotary_ : &rotary_;
+      if (rotary != nullptr) rotary->set(row.position, cache.room.positions);
       finish(q_.row(i).data(), config_.heads, l.head_dim, layer.q_norm, rotary);
       finish(k_.row(i).data(), l.kv_heads, l.head_dim, layer.k_norm, rotary);
       if (rotary == nullptr && config_.tuning > 0) q_.row(i) *= tuned(row.position);
@@ -100,11 +101,12 @@ class HeadAttention final : public CpuAttention {
       for (std::uint32_t h = 0; config_.value_norm && h < l.kv_heads; ++h) {
         rms_norm(v_.row(i).data() + std::size_t{h} * l.head_dim, l.head_dim, layer.v_norm, epsilon());
       }
-      keep(cache.keys[index], cache.positions, row.position, k_.row(i).data());
-      keep(cache.values[index], cache.positions, row.position, v_.row(i).data());
-      seen_.push_back(seen(index, row, cache));
+      const std::uint32_t place = cache.place(index, row.position), capacity = cache.capacity(index);
+      keep(cache.keys[index], capacity, place, k_.row(i).data());
+      keep(cache.values[index], capacity, place, v_.row(i).data());
     }
-    kernels_[layer.kernel].second.run(seen_, q_, mixed_, config_.sinks ? layer.sinks.data() : nullptr);
+    const float* const sinks = config_.sinks ? layer.sinks.data() : nullptr;
+    kernels_[layer.kernel].second.run(seen(index, rows, caches), q_, mixed_, sinks);
     if (config_.output_gate) mixed_.array() /= 1.0F + (-gate_.array()).exp();
     layer.o.times(mixed_, product_, out);
     add_rows(out, layer.o_bias);
@@ -168,11 +170,10 @@ class HeadAttention final : public CpuAttention {
   std::vector<std::pair<std::pair<std::uint32_t, std::uint32_t>, AttentionKernel>>
       kernels_;  // by kv_heads and head_dim
   PackedProduct& product_;
-  Rotary rotary_, window_rotary_;
+  Rotary rotary_;
+  std::optional<Rotary> window_rotary_;  // where theirs is another
   std::vector<Layer> layers_;
-  std::vector<AttentionKernel::Row> seen_;  // scratch
-  Matrix mixed_;
-  Matrix q_, k_, v_, gate_;  // scratch
+  Matrix mixed_, q_, k_, v_, gate_;  // scratch
 };
 
 }  // namespace

@@ -13,9 +13,9 @@ using namespace part;
 
 constexpr std::uint32_t warps = 8, threads = warps * lanes;
 
-/// Keys of a layer in a sequence's cache; its values are `capacity` positions behind.
-__device__ float* keys_of(const RowPlace& place, std::uint64_t floats_before) {
-  return place.cache + floats_before * place.capacity;
+/// Positions that a layer's keys have room for, in front of its values.
+__device__ std::uint32_t room_of(const RowPlace& place, const AttentionShape& s) {
+  return s.recent ? place.recent : place.capacity;
 }
 
 /// Queries, keys and values of a row; of latent vectors the queries alone.
@@ -26,7 +26,7 @@ __device__ std::uint64_t row_width(const AttentionShape& s) {
 
 /// A warp for each head of a row's queries, keys and values; rows over blockIdx.x.
 __global__ void __launch_bounds__(threads)
-    prepare_kernel(float* qkv, Preparation p, const RowPlace* rows, std::uint64_t floats_before, AttentionShape s) {
+    prepare_kernel(float* qkv, Preparation p, const RowPlace* rows, CacheNumbers before, AttentionShape s) {
   __shared__ float staged[warps][most_head_dim];
   __shared__ typename cub::WarpReduce<float>::TempStorage reduce[warps];
   let_next_begin();
@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(threads)
     return;
   }
   const std::uint32_t kv_head = number - s.heads - (value ? s.kv_heads : 0), kv_width = s.kv_heads * dim;
-  float* to = keys_of(place, floats_before) + (value ? std::uint64_t{place.capacity} * kv_width : 0) +
-              std::uint64_t{place.position} * kv_width + kv_head * dim;
+  const std::uint32_t room = room_of(place, s);
+  float* to = place.behind(before) + (value ? std::uint64_t{room} * kv_width : 0) +
+              std::uint64_t{place.position % room} * kv_width + kv_head * dim;
   for (std::uint32_t i = lane; i < dim; i += lanes) to[i] = x[i];
 }
 
@@ -89,8 +90,7 @@ __global__ void __launch_bounds__(threads)
 /// `parts`: of 32 elements, that a head has at most.
 template <std::uint32_t parts>
 __global__ void __launch_bounds__(threads, 2)
-    attention_kernel(const float* qkv, const RowPlace* rows, std::uint64_t floats_before, AttentionShape s,
-                     float* out) {
+    attention_kernel(const float* qkv, const RowPlace* rows, CacheNumbers before, AttentionShape s, float* out) {
   constexpr std::uint32_t team = 8, teams = lanes / team;  // lanes that make one score together
   __shared__ typename cub::WarpReduce<float>::TempStorage reduce[warps], reduce_sum[warps];
   __shared__ float shared_weights[warps][lanes];
@@ -102,8 +102,9 @@ __global__ void __launch_bounds__(threads, 2)
   const std::uint32_t row = blockIdx.x / s.heads, head = blockIdx.x % s.heads, dim = s.head_dim;
   const std::uint32_t kv_width = s.kv_heads * dim;
   const RowPlace place = rows[row];
-  const float* keys = keys_of(place, floats_before) + head / (s.heads / s.kv_heads) * dim;
-  const float* values = s.latent > 0 ? keys : keys + std::uint64_t{place.capacity} * kv_width;
+  const std::uint32_t room = room_of(place, s);
+  const float* keys = place.behind(before) + head / (s.heads / s.kv_heads) * dim;
+  const float* values = s.latent > 0 ? keys : keys + std::uint64_t{room} * kv_width;
   const std::uint32_t value_dim = s.latent > 0 ? s.latent : dim;
   const float* q = qkv + row * row_width(s) + head * dim;
   const float scale = s.scale > 0 ? s.scale : 1.0F / sqrtf(static_cast<float>(dim)),
@@ -118,13 +119,16 @@ __global__ void __launch_bounds__(threads, 2)
   const std::uint32_t begin = s.chunk > 0 ? place.position - place.position % s.chunk : recent;
   for (std::uint32_t first = begin + warp * lanes; first <= place.position; first += threads) {
     const std::uint32_t count = place.position + 1 - first < lanes ? place.position + 1 - first : lanes;
+    // Where they lie: from `place_of_first` on to the end of the room, and what is over from its beginning on.
+    const std::uint32_t place_of_first = first % room, to_end = room - place_of_first;
+    const auto place_of = [&](std::uint32_t i) { return i < to_end ? place_of_first + i : i - to_end; };
     float scores[team];  // the lane's shares, of positions `team of the lane` + teams * i
 #pragma unroll
     for (std::uint32_t i = 0; i < team; ++i) {
       const std::uint32_t position = i * teams + lane / team;
       scores[i] = 0;
       if (position >= count) continue;
-      const float* key = keys + std::uint64_t{first + position} * kv_width;
+      const float* key = keys + std::uint64_t{place_of(position)} * kv_width;
 #pragma unroll
       for (std::uint32_t p = 0; p < parts; ++p) {
         const float4 k = four_of(key, p * lanes + in_team * 4, dim);
@@ -155,14 +159,14 @@ __global__ void __launch_bounds__(threads, 2)
     __syncwarp();
 #pragma unroll
     for (std::uint32_t p = 0; p < parts; ++p) mixed[p] *= faded;
-    const float* value = values + std::uint64_t{first} * kv_width;
 #pragma unroll 8
     for (std::uint32_t i = 0; i < count; ++i) {
       const float w = shared_weights[warp][i];
+      const float* value = values + std::uint64_t{place_of(i)} * kv_width;
 #pragma unroll
       for (std::uint32_t p = 0; p < parts; ++p) {
         const std::uint32_t element = p * lanes + lane;
-        if (element < value_dim) mixed[p] = fmaf(w, value[std::uint64_t{i} * kv_width + element], mixed[p]);
+        if (element < value_dim) mixed[p] = fmaf(w, value[element], mixed[p]);
       }
     }
     __syncwarp();  // the weights are used again
@@ -210,7 +214,7 @@ void check(const AttentionShape& s) {
 }  // namespace
 
 void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& p, const RowPlace* rows, std::uint32_t n,
-                       std::uint64_t floats_before, const AttentionShape& shape) {
+                       const CacheNumbers& before, const AttentionShape& shape) {
   check(shape);
   if (shape.latent > 0) refuse("latent vectors: place_latent prepares them");
   if (p.turned > shape.head_dim || p.turned % 2 != 0) {
@@ -219,11 +223,11 @@ void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& p, co
   }
   if (n == 0) return;
   launch_early("prepare_kernel", stream, dim3(n, shares(shape.heads + 2 * shape.kv_heads, warps)), threads,
-               prepare_kernel, qkv, p, rows, floats_before, shape);
+               prepare_kernel, qkv, p, rows, before, shape);
 }
 
-void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n,
-               std::uint64_t floats_before, const AttentionShape& shape, float* out) {
+void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, const CacheNumbers& before,
+               const AttentionShape& shape, float* out) {
   check(shape);
   if (n == 0) return;
   const std::uint32_t parts = shares(shape.head_dim, lanes);
@@ -233,8 +237,7 @@ void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std:
                  : parts <= 8                     ? attention_kernel<8>
                  : parts <= most_head_dim / lanes ? attention_kernel<most_head_dim / lanes>
                                                   : attention_kernel<most_latent_dim / lanes>;
-  launch_early("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, floats_before, shape,
-               out);
+  launch_early("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, before, shape, out);
 }
 
 }  // namespace ferry::engine::cuda

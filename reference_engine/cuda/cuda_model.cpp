@@ -29,7 +29,8 @@ class CudaModel final : public Model {
   ~CudaModel() override;
 
   void add_precisions(PrecisionSet set) override;
-  [[nodiscard]] KvCache make_cache(std::uint32_t positions) const override;
+  using Model::make_cache;
+  [[nodiscard]] KvCache make_cache(const CacheRoom& room) const override;
   Matrix forward(Phase phase, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, ExpertRunner& runner,
                  std::uint32_t logit_rows, const GateObserver& gate_scores) override;
   [[nodiscard]] std::unique_ptr<ExpertDevice> make_device(const DeviceNeeds& needs,
@@ -60,11 +61,9 @@ class CudaModel final : public Model {
   void mix_remembered(std::uint32_t layer, const float* input, bool keep);
   [[nodiscard]] DeltaShape delta_shape() const;
   [[nodiscard]] ConvolutionShape convolution_shape() const {
-    return {config().hidden, config().linear.kernel, position_numbers()};
+    return {config().hidden, config().linear.kernel, before_.back()};
   }
   [[nodiscard]] Preparation preparation(std::uint32_t layer) const;
-  /// Keys and values of a position, in numbers.
-  [[nodiscard]] std::uint64_t position_numbers() const { return floats_before_.back(); }
   /// What comes before a gate: layers without experts, and the attention of its own. Layers with experts are counted from 0
   /// here and below.
   void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input, bool keep = true);
@@ -97,9 +96,7 @@ class CudaModel final : public Model {
   Workspace work_;
   DeviceWeights weights_;
   std::vector<std::uint32_t> among_;  ///< a layer's number among those of its kind: with keys and values, or without
-  /// [layers + 1] what all layers before it together keep of a position, in floats.
-  std::vector<std::uint64_t> floats_before_;
-  std::uint32_t keyless_ = 0;  ///< layers without keys and values
+  std::vector<CacheNumbers> before_;  ///< [layers + 1], of each layer, and of what is behind all of them
   bool pinned_ = false;
   std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
@@ -132,13 +129,15 @@ CudaModel::CudaModel(ModelFiles&& files) : Model(files), work_(config()) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   device_ = properties.name;
-  floats_before_.push_back(0);
+  before_.emplace_back();
+  std::uint32_t keyless = 0;  // layers without keys and values
   for (const LayerConfig& layer : config().layer) {
     const auto passed = static_cast<std::uint32_t>(among_.size());
-    among_.push_back(layer.linear ? keyless_++ : passed - keyless_);
+    among_.push_back(layer.linear ? keyless++ : passed - keyless);
     const std::uint64_t own = config().latent.rank > 0 ? std::uint64_t{config().latent.rank} + config().rope.width
                                                        : std::uint64_t{2} * layer.kv_heads * layer.head_dim;
-    floats_before_.push_back(floats_before_.back() + (layer.linear ? 0 : own));
+    before_.push_back(before_.back());
+    if (!layer.linear) (layer.reach() > 0 ? before_.back().recent : before_.back().whole) += own;
   }
   weights_ = load_weights(*files.checkpoint, config(), work_.account);
   count_dense(weights_.dense_bytes);
@@ -199,16 +198,9 @@ void CudaModel::measure_link() {
   link_bytes_per_s_ = static_cast<std::uint64_t>(best);
 }
 
-KvCache CudaModel::make_cache(std::uint32_t positions) const {
-  std::uint64_t numbers = position_numbers() * positions;
-  if (keyless_ > 0) {
-    numbers += keyless_ *
-               (config().linear.convolution ? convolution_shape().memory_numbers() : delta_shape().memory_numbers());
-  }
-  const std::uint64_t bytes = numbers * sizeof(float);
-  KvCache made(std::make_shared<DeviceBlock>(bytes, Use::cache, work_.account), bytes);
-  made.positions = positions;
-  return made;
+KvCache CudaModel::make_cache(const CacheRoom& room) const {
+  const std::uint64_t bytes = cache_bytes(config(), room);
+  return {room, std::make_shared<DeviceBlock>(bytes, Use::cache, work_.account), bytes};
 }
 
 std::unique_ptr<ExpertDevice> CudaModel::make_device(const DeviceNeeds& needs, const RunnerOptions& options) {
@@ -252,6 +244,7 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
   AttentionShape shape{c.heads, kv_heads, dim, static_cast<float>(c.attention_scale), c.layer[l].window};
   shape.sinks = layer.sinks;
   shape.chunk = c.layer[l].chunk;
+  shape.recent = c.layer[l].reach() > 0;
   Preparation p = preparation(l);
   if (!c.layer[l].turns) {
     p.turned = 0;
@@ -268,8 +261,8 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
     p.k_norm = layer.k_norm;
     p.norm_behind = c.head_norm != HeadNorm::heads_before_rope;
   }
-  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, floats_before_[l], shape);
-  attention(work_.stream(), work_.qkv, work_.places, n, floats_before_[l], shape, work_.mixed);
+  prepare_and_store(work_.stream(), work_.qkv, p, work_.places, n, before_[l], shape);
+  attention(work_.stream(), work_.qkv, work_.places, n, before_[l], shape, work_.mixed);
   if (!c.output_gate) return;
   linear(work_.context, input, n, layer.output_gate, layer.output_gate_bias, false, work_.output_gates);
   weigh(work_.stream(), work_.output_gates, std::uint64_t{n} * q_width, work_.mixed);
@@ -277,7 +270,7 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
 
 DeltaShape CudaModel::delta_shape() const {
   const LinearAttention& d = config().linear;
-  return {d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.kernel, d.tiled, position_numbers()};
+  return {d.key_heads, d.value_heads, d.key_dim, d.value_dim, d.kernel, d.tiled, before_.back()};
 }
 
 void CudaModel::mix_remembered(std::uint32_t l, const float* input, bool keep) {
@@ -325,7 +318,7 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
   multiply_heads(work_.stream(), h, n);
   AttentionShape shape{c.heads, 1, width, static_cast<float>(c.attention_scale)};
   shape.latent = rank;
-  attention(work_.stream(), work_.queries, work_.places, n, floats_before_[l], shape, work_.mixed);
+  attention(work_.stream(), work_.queries, work_.places, n, before_[l], shape, work_.mixed);
   h.weights = layer.values;
   h.outputs = c.value_dim;
   h.inputs = rank;
@@ -485,7 +478,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     sequences.push_back(row.sequence);
     const KvCache& cache = caches[row.sequence];
     const auto& block = *static_cast<const DeviceBlock*>(cache.device.get());
-    places_.push_back({block.as<float>(), cache.positions, row.position, row.token});
+    places_.push_back({block.as<float>(), cache.room.positions, row.position, row.token, cache.room.recent});
   }
   runner.begin_step(phase, sequences);
   work_.reserve(n);

@@ -24,7 +24,7 @@ __device__ float softplus(float x) {
 
 /// A layer's part of what a sequence remembers: matrices [value_heads, value_dim, key_dim], then [kernel - 1, channels].
 __device__ float* memory_of(const RowPlace& place, std::uint32_t layer, const DeltaShape& s) {
-  return place.cache + s.position_numbers * place.capacity + layer * s.memory_numbers();
+  return place.behind(s.before) + layer * s.memory_numbers();
 }
 
 /// Whether row r is another sequence's than the one before it.
@@ -97,9 +97,7 @@ __global__ void __launch_bounds__(threads)
       kernel + channel, s.channels, s.kernel - 1, rows, n, keep,
       [&](std::uint32_t r) { return row(r)[0] * row(r)[2 * s.channels]; },
       [&](std::uint32_t r, float sum) { out[std::uint64_t{r} * s.channels + channel] = row(r)[s.channels] * sum; },
-      [&](std::uint32_t r) {
-        return rows[r].cache + s.position_numbers * rows[r].capacity + layer * s.memory_numbers() + channel;
-      });
+      [&](std::uint32_t r) { return rows[r].behind(s.before) + layer * s.memory_numbers() + channel; });
 }
 
 /// A warp for each head of a row's queries and keys, whose length becomes 1; queries are divided by the root of their size.

@@ -57,14 +57,26 @@ struct DenseWeight {
   std::uint32_t rows = 0, columns = 0;
 };
 
+/// Numbers that come before some part of a cache, for each position.
+struct CacheNumbers {
+  std::uint64_t whole = 0;   ///< of layers that have all positions
+  std::uint64_t recent = 0;  ///< of those that have the last alone
+};
+
 /// One row of a step, on the device.
 struct RowPlace {
-  /// Of its sequence: of each layer that has keys and values [2 (keys, values), capacity, kv_heads * head_dim]; then what the
+  /// Of its sequence: of each layer that has keys and values [2 (keys, values), positions, kv_heads * head_dim]; then what the
   /// others remember.
   float* cache = nullptr;
-  std::uint32_t capacity = 0;
+  std::uint32_t capacity = 0;  ///< positions of a layer that has all of them
   std::uint32_t position = 0;  ///< below capacity
   std::uint32_t token = 0;
+  std::uint32_t recent = 0;  ///< positions of one that has the last alone, each in the place of that many before it
+
+  /// The part of its cache that has these before it.
+  [[nodiscard]] FERRY_HD float* behind(const CacheNumbers& before) const {
+    return cache + before.whole * capacity + before.recent * recent;
+  }
 };
 
 struct AttentionShape {
@@ -75,6 +87,8 @@ struct AttentionShape {
   const float* sinks =
       nullptr;              ///< [heads]: a score of each that takes a share of the attention and gives nothing; or null
   std::uint32_t chunk = 0;  ///< positions that attend to each other, up to their own; 0: all are of one
+  bool recent =
+      false;  ///< caches have the last positions alone: these at least that are attended to, with all of a step
   /// The values are the first so many columns of the keys, which are all that a cache holds; 0: they lie behind the keys.
   std::uint32_t latent = 0;
 };
@@ -141,16 +155,16 @@ void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n
               const Activation& activation, const Before& before, const std::uint32_t* assignments);
 
 /// Prepares queries and keys at their rows' positions; then keys and values go to the rows' caches. qkv:
-/// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other. `floats_before`: what all
-/// layers before this one together keep of a position in a cache.
+/// [n, (heads + 2 * kv_heads) * head_dim], queries, keys and values of a row one behind the other. `before`: what is in a cache
+/// before this layer.
 void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& preparation, const RowPlace* rows,
-                       std::uint32_t n, std::uint64_t floats_before, const AttentionShape& shape);
+                       std::uint32_t n, const CacheNumbers& before, const AttentionShape& shape);
 
 /// Attention of each row over the positions of its own sequence up to its own, as far as windows and chunks reach. qkv: as
 /// above, of which the queries are read; out: [n, heads * head_dim], of latent vectors [n, heads * latent]. A row's result does
 /// not depend on the other rows.
-void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n,
-               std::uint64_t floats_before, const AttentionShape& shape, float* out);
+void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, const CacheNumbers& before,
+               const AttentionShape& shape, float* out);
 
 /// Attention to one latent vector a token (DeepSeek-V2, section 2.1.2): of `rank` numbers, and of as many more as turn, which
 /// are all heads' key; a head of queries has `plain` columns, and those that turn.
@@ -182,8 +196,8 @@ struct DeltaShape {
   std::uint32_t key_heads = 0, value_heads = 0;   ///< value_heads is a multiple of key_heads
   std::uint32_t key_dim = 0, value_dim = 0;       ///< of a head; key_dim at most most_delta_key
   std::uint32_t kernel = 0;                       ///< tokens that the convolution sees, at most most_delta_kernel
-  bool tiled = false;                  ///< value head v has key head v modulo their number; else neighbours share
-  std::uint64_t position_numbers = 0;  ///< that a cache has a position, before what is remembered
+  bool tiled = false;        ///< value head v has key head v modulo their number; else neighbours share
+  CacheNumbers before = {};  ///< what is remembered
   /// Of queries, of keys, and of values.
   [[nodiscard]] FERRY_HD constexpr std::uint32_t channels() const {
     return 2 * key_heads * key_dim + value_heads * value_dim;
@@ -211,8 +225,8 @@ void delta(cudaStream_t stream, float* x, const float* gates, const float* rates
 /// A convolution over the last tokens, channel by channel, of gated values (LFM2).
 struct ConvolutionShape {
   std::uint32_t channels = 0;
-  std::uint32_t kernel = 0;            ///< tokens that it sees, at most most_delta_kernel
-  std::uint64_t position_numbers = 0;  ///< that a cache has a position, before what is remembered
+  std::uint32_t kernel = 0;  ///< tokens that it sees, at most most_delta_kernel
+  CacheNumbers before = {};  ///< what is remembered
   /// Of a layer and sequence: [kernel - 1, channels].
   [[nodiscard]] FERRY_HD constexpr std::uint64_t memory_numbers() const { return std::uint64_t{kernel - 1} * channels; }
 };

@@ -41,7 +41,7 @@ struct BatchDecoder::Place {
 
 BatchDecoder::BatchDecoder(Model& model, ExpertRunner& runner, const Options& options, Listener more)
     : model_(model), runner_(runner), options_(options), more_(std::move(more)), places_(options.places) {
-  for (std::uint32_t i = 0; i < options.places; ++i) caches_.emplace_back(nullptr, 0);
+  caches_.resize(options.places);
 }
 
 BatchDecoder::~BatchDecoder() {
@@ -72,7 +72,7 @@ std::uint32_t BatchDecoder::add(const DecodeRequest& request) {
   if (free == places_.end()) throw InputError("no place is free for another text");
   const auto place = static_cast<std::uint32_t>(free - places_.begin());
   auto p = make_place(request);
-  caches_[place] = model_.make_cache(p->positions);
+  caches_[place] = model_.make_cache(p->positions, options_.prefill_chunk);
   places_[place] = std::move(p);
   return place;
 }
@@ -86,7 +86,7 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
   try {
     p = make_place(request);
   } catch (...) {
-    caches_[place] = KvCache(nullptr, 0);
+    caches_[place] = KvCache();
     runner_.end_sequence(place);
     throw;
   }
@@ -96,9 +96,10 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
   const auto& layers = model_.config().layer;
   const bool forgets = std::any_of(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.linear; });
   if (forgets && kept < run.size()) kept = 0;
+  if (!caches_[place].room.can_return(run.size(), kept)) kept = 0;
   if (p->positions > before->positions) {
     kept = 0;
-    caches_[place] = model_.make_cache(p->positions);
+    caches_[place] = model_.make_cache(p->positions, options_.prefill_chunk);
   } else {
     p->positions = before->positions;
   }
@@ -215,7 +216,7 @@ Decoded BatchDecoder::release(std::uint32_t place) {
   Decoded made = std::move(places_[place]->made);
   if (!places_[place]->over) made.text += places_[place]->shown.finish();
   places_[place].reset();
-  caches_[place] = KvCache(nullptr, 0);
+  caches_[place] = KvCache();
   runner_.end_sequence(place);
   return made;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 
 #include "ferry/gate/gate_bank.hpp"
 #include "math/host_math.hpp"
@@ -14,12 +15,50 @@
 
 namespace ferry::engine {
 
-KvCache::KvCache(const ModelConfig& c, std::uint32_t positions) : positions(positions) {
-  if (c.latent.rank > 0) {
-    keys.assign(c.layers, Matrix(positions, c.latent.rank + c.rope.width));
-    return;
+namespace {
+
+/// How far a sequence can go back whatever it has run: an answer that is told otherwise, as of what was thought before it.
+constexpr std::uint64_t spare_positions = 512;
+
+}  // namespace
+
+CacheRoom::CacheRoom(const ModelConfig& c, std::uint32_t positions, std::uint32_t rows)
+    : positions(positions), recent(positions), step(rows == 0 ? positions : std::min(rows, positions)) {
+  std::uint64_t reach = 0;
+  for (const LayerConfig& layer : c.layer) reach = std::max<std::uint64_t>(reach, layer.reach());
+  // One step more: what comes in the middle of one may neither push out what its first rows attend to.
+  const std::uint64_t wanted = reach + 2 * std::uint64_t{step} + spare_positions;
+  if (reach > 0 && wanted < positions) {
+    recent = static_cast<std::uint32_t>(wanted);
+    back = static_cast<std::uint32_t>(spare_positions) + step;
   }
+}
+
+std::uint64_t cache_bytes(const ModelConfig& c, const CacheRoom& room) {
+  std::uint64_t floats = 0;
   for (const LayerConfig& layer : c.layer) {
+    if (layer.linear) {
+      const LinearAttention& l = c.linear;
+      floats += l.convolution ? std::uint64_t{l.kernel - 1} * c.hidden
+                              : std::uint64_t{l.value_heads} * l.key_dim * l.value_dim +
+                                    std::uint64_t{l.kernel - 1} * l.channels();
+    } else if (c.latent.rank > 0) {
+      floats += std::uint64_t{room.of(layer)} * (c.latent.rank + c.rope.width);
+    } else {
+      floats += std::uint64_t{2} * room.of(layer) * layer.kv_heads * layer.head_dim;
+    }
+  }
+  return floats * sizeof(float);
+}
+
+KvCache::KvCache(const ModelConfig& c, const CacheRoom& room) : room(room), bytes_(cache_bytes(c, room)) {
+  for (const LayerConfig& layer : c.layer) {
+    const std::uint32_t positions = room.of(layer);
+    layers_.push_back({0, positions});
+    if (c.latent.rank > 0) {
+      keys.emplace_back(positions, c.latent.rank + c.rope.width);
+      continue;
+    }
     if (layer.linear && c.linear.convolution) {
       keys.emplace_back(c.linear.kernel - 1, c.hidden);
       values.emplace_back();
@@ -33,12 +72,19 @@ KvCache::KvCache(const ModelConfig& c, std::uint32_t positions) : positions(posi
   }
 }
 
-std::uint64_t KvCache::bytes() const {
-  if (keys.empty()) return device_bytes_;
-  Eigen::Index floats = 0;
-  for (const Matrix& m : keys) floats += m.size();
-  for (const Matrix& m : values) floats += m.size();
-  return static_cast<std::uint64_t>(floats) * sizeof(float);
+std::uint32_t KvCache::place(std::uint32_t layer, std::uint32_t position) {
+  Layer& l = layers_[layer];
+  if (position == 0) l.first = 0;  // another text
+  if (position < l.first) throw std::logic_error("a sequence returned further than its cache remembers");
+  if (position - l.first < l.capacity) return position - l.first;
+  const std::uint32_t kept = l.capacity - room.step, passed = position - l.first - kept;
+  for (Matrix* m : {&keys[layer], &values[layer]}) {
+    for (Eigen::Index head = 0; head < m->rows(); head += l.capacity) {
+      std::copy_n(m->row(head + passed).data(), kept * m->cols(), m->row(head).data());
+    }
+  }
+  l.first += passed;
+  return kept;
 }
 
 ModelFiles::ModelFiles(const std::filesystem::path& folder, const LoadOptions& o)

@@ -18,23 +18,59 @@ namespace ferry::engine {
 
 class DiskStore;
 
+/// The tokens of a sequence that a cache of keys and values has room for.
+struct CacheRoom {
+  CacheRoom() = default;
+  /// For so many, in steps of at most `rows`; 0: of any number.
+  CacheRoom(const ModelConfig& config, std::uint32_t positions, std::uint32_t rows = 0);
+
+  std::uint32_t positions = 0;
+  /// The last ones alone, in layers that attend to a window or chunk: as far as these reach, a step, and what is left for
+  /// `can_return`.
+  std::uint32_t recent = 0;
+  std::uint32_t step = 0;  ///< tokens that come at once, at most
+  std::uint32_t back = 0;
+
+  [[nodiscard]] std::uint32_t of(const LayerConfig& layer) const { return layer.reach() > 0 ? recent : positions; }
+  /// Whether a sequence of which `run` tokens are there may go on behind its first `kept`: no layer has let go of what that
+  /// takes.
+  [[nodiscard]] bool can_return(std::size_t run, std::size_t kept) const {
+    return run <= recent || run - kept <= back || kept == 0;
+  }
+};
+
+/// Of keys and values, and of what layers without them remember of a sequence.
+std::uint64_t cache_bytes(const ModelConfig& config, const CacheRoom& room);
+
 /// Keys and values of one sequence.
 class KvCache {
  public:
+  KvCache() = default;
   /// In host memory.
-  KvCache(const ModelConfig& config, std::uint32_t positions);
+  KvCache(const ModelConfig& config, const CacheRoom& room);
   /// In memory of another device, which knows what it is.
-  KvCache(std::shared_ptr<void> on_device, std::uint64_t bytes) : device(std::move(on_device)), device_bytes_(bytes) {}
+  KvCache(const CacheRoom& room, std::shared_ptr<void> on_device, std::uint64_t bytes)
+      : room(room), device(std::move(on_device)), bytes_(bytes) {}
 
-  std::uint32_t positions = 0;  ///< that there is room for
-  /// [layers] of [kv_heads * positions, head_dim] each; of LatentAttention one vector a
+  CacheRoom room;
+  /// [layers] of [kv_heads * room, head_dim] each; of LatentAttention one vector a
   /// position, as keys alone; of LinearAttention what it remembers, whatever the positions.
   std::vector<Matrix> keys, values;
   std::shared_ptr<void> device;  ///< on another
-  [[nodiscard]] std::uint64_t bytes() const;
+  [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
+
+  /// Where a layer in host memory has a position; one of recent positions lets go of the first for what it has no room for.
+  std::uint32_t place(std::uint32_t layer, std::uint32_t position);
+  /// The position that a layer in host memory has first, and how many it has room for.
+  [[nodiscard]] std::uint32_t first(std::uint32_t layer) const { return layers_[layer].first; }
+  [[nodiscard]] std::uint32_t capacity(std::uint32_t layer) const { return layers_[layer].capacity; }
 
  private:
-  std::uint64_t device_bytes_ = 0;
+  struct Layer {
+    std::uint32_t first = 0, capacity = 0;
+  };
+  std::vector<Layer> layers_;
+  std::uint64_t bytes_ = 0;
 };
 
 /// One token of a forward pass.
@@ -100,8 +136,12 @@ class Model {
   /// Of the weights that every token needs, as the checkpoint stores them.
   [[nodiscard]] std::uint64_t dense_bytes() const { return dense_bytes_; }
 
-  /// Room for keys and values of so many tokens. Throws InputError if there is none.
-  [[nodiscard]] virtual KvCache make_cache(std::uint32_t positions) const = 0;
+  /// Throws InputError if there is no memory for it.
+  [[nodiscard]] virtual KvCache make_cache(const CacheRoom& room) const = 0;
+  /// For so many tokens, in steps of at most `rows`; 0: of any number.
+  [[nodiscard]] KvCache make_cache(std::uint32_t positions, std::uint32_t rows = 0) const {
+    return make_cache(CacheRoom(config_, positions, rows));
+  }
 
   /// Runs the rows through all layers, and returns the logits [logit_rows, vocabulary] of the last
   /// `logit_rows`. Rows of one sequence come in ascending position, whose earlier keys and values are in its

@@ -77,7 +77,7 @@ void check_family(const std::string& family) {
   std::vector<TokenRow> rows;
   for (std::uint32_t i = 0; i < count; ++i) rows.push_back({0, tokens[i], i});
   std::vector<KvCache> caches;
-  caches.emplace_back(c, count);
+  caches.emplace_back(c, CacheRoom(c, count));
   RunnerOptions o;
   o.stack = "resident";
   o.max_rows = count;

@@ -752,6 +752,41 @@ TEST_CASE("CUDA: while the host computes experts, copies are moved on" * doctest
   CHECK(store.given > 0);
 }
 
+TEST_CASE("CUDA: caches of recent positions give the bits of those with all positions" *
+          doctest::test_suite("whole-models")) {
+  for (const char* family : {"gemma4", "gpt_oss", "llama4"}) {
+    CAPTURE(family);
+    const auto logits = [&](bool all, const std::string& stack) {
+      emulated::reset({.eager = true});
+      const auto model = make_cuda_model(ModelFiles(test::golden_file("zoo") / family));
+      const std::uint32_t positions = 60, rows = 5;
+      CacheRoom room(model->config(), positions, rows);
+      if (!all) room.recent = 16 + 2 * rows;  // they have a window or chunk of 16
+      RunnerOptions o = options_for(stack, share(*model, 50));
+      o.alpha = 0;  // no expert stands in for another
+      const auto runner = make_runner(*model, o);
+      std::vector<KvCache> caches;
+      for (int s = 0; s < 2; ++s) caches.push_back(model->make_cache(room));
+      Matrix made(2 * positions, model->config().vocabulary);
+      for (std::uint32_t first = 0, count; first < positions; first += count) {
+        count = first < positions / 2 ? rows : 1;
+        std::vector<TokenRow> step;
+        for (const std::uint32_t s : {0U, 1U}) {
+          for (std::uint32_t i = first; i < first + count; ++i) step.push_back({s, 97 + (i * i + s) % 26, i});
+        }
+        made.middleRows(2 * first, std::ssize(step)) =
+            model->forward(count == 1 ? Phase::decode : Phase::prefill, step, caches, *runner,
+                           static_cast<std::uint32_t>(step.size()));
+      }
+      return made;
+    };
+    for (const char* stack : {"lru", "importance-driven"}) {  // which attends from partial hidden states, too
+      const bool same = logits(false, stack) == logits(true, stack);
+      CHECK(same);
+    }
+  }
+}
+
 TEST_CASE(
     "CUDA: what does not fit the device is refused, with what is asked, what is free and a budget that fits - "
     "emulated" *

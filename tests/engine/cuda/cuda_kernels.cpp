@@ -578,7 +578,7 @@ TEST_CASE("cuda kernels - queries and keys are bounded, normed and turned, and k
     p.epsilon = static_cast<float>(epsilon);
     p.clip = static_cast<float>(t.clip);
     p.value_norm = t.value_norm;
-    prepare_and_store(device.context.stream, qkv, p, places, static_cast<std::uint32_t>(n), layer * 2 * kv_width,
+    prepare_and_store(device.context.stream, qkv, p, places, static_cast<std::uint32_t>(n), {layer * 2 * kv_width},
                       shape);
     const std::vector<float> got = device.read(qkv);
     CHECK(worst_error(columns_of(got, width + 2 * kv_width, 0, width), prepared(q, width, q_norm)) < 2e-6);
@@ -704,14 +704,61 @@ TEST_CASE("cuda kernels - attention over several sequences, heads that share key
     const Buffer<float> qkv(joined(n, {q, others, others})), out(q.size());
     const std::size_t all = width + 2 * kv_width;
     const Buffer<RowPlace> places(s.rows);
-    attention(device.context.stream, qkv, places, n, layer * 2 * kv_width, shape, out);
+    attention(device.context.stream, qkv, places, n, {layer * 2 * kv_width}, shape, out);
     const std::vector<float> got = device.read(out);
     CHECK(worst_error(got, expected) < tolerance);
     for (const std::uint32_t i : {4U, n - 1}) {
       const Buffer<float> alone(width);
-      attention(device.context.stream, qkv + i * all, places + i, 1, layer * 2 * kv_width, shape, alone);
+      attention(device.context.stream, qkv + i * all, places + i, 1, {layer * 2 * kv_width}, shape, alone);
       CHECK(same_bits(device.read(alone).data(), got.data() + i * width, width));
     }
+  }
+}
+
+TEST_CASE("cuda kernels - of recent positions alone, keys and values are kept and attended to as of all") {
+  const Device device;
+  const cudaStream_t stream = device.context.stream;
+  test::Random random(23);
+  constexpr std::uint32_t capacity = 90, heads = 4, kv_heads = 2, kv_width_of_others = 12;
+  struct Case {
+    std::uint32_t dim, window, chunk, recent, rows;
+  };
+  for (const Case& t : {Case{16, 9, 0, 11, 3}, {70, 1, 0, 1, 1}, {128, 33, 0, 50, 17}, {6, 0, 20, 24, 5}}) {
+    CAPTURE(t.dim);
+    const std::uint32_t kv_width = kv_heads * t.dim, width = heads * t.dim, all = width + 2 * kv_width;
+    AttentionShape shape{heads, kv_heads, t.dim, 0, t.window};
+    shape.chunk = t.chunk;
+    // A layer with all positions comes before this one, and one with recent ones.
+    const CacheNumbers before{2 * kv_width_of_others, 2 * kv_width};
+    const std::vector<float> qkv = random_numbers(random, std::size_t{capacity} * all, 2);
+    const std::size_t at = std::size_t{before.whole} * capacity + before.recent * t.recent;
+    const std::vector<float> first = random_numbers(random, at + std::size_t{2} * t.recent * kv_width + 40);
+    const Buffer<float> few(first), whole(random_numbers(random, std::size_t{2} * capacity * kv_width));
+    Preparation p;
+    p.turned = 0;
+    for (std::uint32_t begin = 0; begin < capacity; begin += t.rows) {
+      const std::uint32_t n = std::min(t.rows, capacity - begin);
+      std::vector<RowPlace> in_few, in_whole;
+      for (std::uint32_t i = 0; i < n; ++i) {
+        in_few.push_back({few, capacity, begin + i, 0, t.recent});
+        in_whole.push_back({whole, capacity, begin + i, 0, t.recent});
+      }
+      const Buffer<RowPlace> few_places(in_few), whole_places(in_whole);
+      const std::vector<float> step(qkv.begin() + std::ptrdiff_t{begin} * all,
+                                    qkv.begin() + std::ptrdiff_t{begin + n} * all);
+      const Buffer<float> one(step), other(step), made(std::size_t{n} * width), expected(std::size_t{n} * width);
+      shape.recent = true;
+      prepare_and_store(stream, one, p, few_places, n, before, shape);
+      attention(stream, one, few_places, n, before, shape, made);
+      shape.recent = false;
+      prepare_and_store(stream, other, p, whole_places, n, {}, shape);
+      attention(stream, other, whole_places, n, {}, shape, expected);
+      const std::vector<float> got = device.read(made);
+      CHECK(same_bits(got.data(), device.read(expected).data(), got.size()));
+    }
+    const std::vector<float> after = device.read(few);  // what is not the layer's is as it was
+    CHECK(same_bits(after.data(), first.data(), at));
+    CHECK(same_bits(after.data() + after.size() - 40, first.data() + first.size() - 40, 40));
   }
 }
 
@@ -808,7 +855,7 @@ TEST_CASE(
     AttentionShape shape{t.heads, 1, width, 0.2F};
     shape.latent = t.rank;
     const Buffer<float> out(std::size_t{n} * t.heads * t.rank);
-    attention(device.context.stream, queries, places, n, layer * width, shape, out);
+    attention(device.context.stream, queries, places, n, {layer * width}, shape, out);
     Doubles expected(n, std::size_t{t.heads} * t.rank);
     for (std::size_t r = 0; r < n; ++r) {
       for (std::size_t head = 0; head < t.heads; ++head) {
@@ -890,8 +937,9 @@ TEST_CASE("cuda kernels - the delta rule takes each sequence on from what it rem
   const cudaStream_t stream = device.context.stream;
   test::Random random(17);
   constexpr std::uint32_t layers = 2, layer = 1, capacity = 7;
-  const DeltaShape shapes[] = {{2, 4, 16, 16, 4, false, 6}, {2, 4, 40, 9, 2, true, 0},    {1, 1, 7, 3, 1, false, 10},
-                               {3, 6, 70, 5, 8, true, 2},   {1, 2, 128, 32, 4, false, 4}, {1, 3, 256, 8, 4, true, 4}};
+  const DeltaShape shapes[] = {{2, 4, 16, 16, 4, false, {6}},  {2, 4, 40, 9, 2, true, {0}},
+                               {1, 1, 7, 3, 1, false, {10}},   {3, 6, 70, 5, 8, true, {2}},
+                               {1, 2, 128, 32, 4, false, {4}}, {1, 3, 256, 8, 4, true, {4}}};
   for (const DeltaShape& s : shapes) {
     CAPTURE(s.key_dim);
     CAPTURE(s.kernel);
@@ -905,8 +953,8 @@ TEST_CASE("cuda kernels - the delta rule takes each sequence on from what it rem
     DeltaWeights w{device_kernel, device_scale, device_bias, device_norm, 1e-5F};
     // Three rows of one sequence from position 5 on, four of another from its first on, and one of a third.
     const std::uint32_t counts[] = {3, 4, 1}, firsts[] = {5, 0, 6};
-    const std::size_t begin = s.position_numbers * capacity + layer * memory;
-    const std::size_t all = s.position_numbers * capacity + layers * memory;
+    const std::size_t begin = s.before.whole * capacity + layer * memory;
+    const std::size_t all = s.before.whole * capacity + layers * memory;
     std::vector<std::vector<float>> before;
     std::vector<std::unique_ptr<Buffer<float>>> caches;
     std::vector<RowPlace> rows;
@@ -979,10 +1027,10 @@ TEST_CASE("cuda kernels - short convolutions take each sequence on from its last
   const Device device;
   test::Random random(18);
   constexpr std::uint32_t layers = 2, layer = 1, capacity = 9, n = 6;
-  for (const ConvolutionShape& s : {ConvolutionShape{48, 3, 4}, {300, 1, 6}, {7, 8, 0}, {33, 2, 3}}) {
+  for (const ConvolutionShape& s : {ConvolutionShape{48, 3, {4}}, {300, 1, {6}}, {7, 8, {0}}, {33, 2, {3}}}) {
     CAPTURE(s.kernel);
     const std::size_t channels = s.channels, before = s.kernel - 1, memory = s.memory_numbers();
-    const std::size_t begin = s.position_numbers * capacity + layer * memory;
+    const std::size_t begin = s.before.whole * capacity + layer * memory;
     const std::vector<float> kernel = random_numbers(random, s.kernel * channels),
                              x = random_numbers(random, n * 3 * channels, 2);
     const Buffer<float> device_kernel(kernel), device_x(x), out(n * channels);
@@ -991,7 +1039,7 @@ TEST_CASE("cuda kernels - short convolutions take each sequence on from its last
     std::vector<std::unique_ptr<Buffer<float>>> caches;
     std::vector<RowPlace> rows;
     for (std::size_t i = 0; i < 2; ++i) {
-      kept[i] = random_numbers(random, s.position_numbers * capacity + layers * memory);
+      kept[i] = random_numbers(random, s.before.whole * capacity + layers * memory);
       caches.push_back(std::make_unique<Buffer<float>>(kept[i]));
       for (std::uint32_t r = 0; r < (i == 0 ? 4U : 2U); ++r)
         rows.push_back({*caches[i], capacity, i == 0 ? 3 + r : r, 0});
@@ -1051,7 +1099,7 @@ TEST_CASE("cuda kernels - scores far apart neither overflow nor vanish") {
     }
     const Buffer<float> memory(cache), q(std::vector<float>{2, 0, 0, 0, 9, 9, 9, 9, 9, 9, 9, 9}), out(dim);
     const Buffer<RowPlace> places(std::vector<RowPlace>{{memory, capacity, capacity - 1, 0}});
-    attention(device.context.stream, q, places, 1, 0, {1, 1, dim}, out);
+    attention(device.context.stream, q, places, 1, {}, {1, 1, dim}, out);
     CHECK(device.read(out) == std::vector<float>{early ? 34.5F : 66.0F, 0, 0, 0});
   }
 }
@@ -1564,12 +1612,12 @@ TEST_CASE("cuda kernels - sizes that they cannot do are refused with numbers") {
   const Buffer<std::uint16_t> best(100);
   says(refusal([&] { gate(device.context, x, 1, some, 2, x, x, counter, 5, best); }), "best 5 of 4");
   says(refusal([&] { linear(device.context, x, 9, some, nullptr, false, x); }), "scratch memory is 10 floats");
-  says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 514}, x); }), "heads of 514 numbers");
-  says(refusal([&] { attention(stream, x, nullptr, 1, 0, {1, 1, 0}, x); }), "heads of 0 numbers");
-  says(refusal([&] { prepare_and_store(stream, x, {x, 6}, nullptr, 1, 0, {1, 1, 7}); }), "heads of 7 numbers");
-  says(refusal([&] { prepare_and_store(stream, x, {x, 3}, nullptr, 1, 0, {1, 1, 8}); }), "3 columns that turn");
-  says(refusal([&] { prepare_and_store(stream, x, {x, 10}, nullptr, 1, 0, {1, 1, 8}); }), "10 columns that turn");
-  says(refusal([&] { attention(stream, x, nullptr, 1, 0, {5, 2, 8}, x); }), "5 heads cannot share 2");
+  says(refusal([&] { attention(stream, x, nullptr, 1, {}, {1, 1, 514}, x); }), "heads of 514 numbers");
+  says(refusal([&] { attention(stream, x, nullptr, 1, {}, {1, 1, 0}, x); }), "heads of 0 numbers");
+  says(refusal([&] { prepare_and_store(stream, x, {x, 6}, nullptr, 1, {}, {1, 1, 7}); }), "heads of 7 numbers");
+  says(refusal([&] { prepare_and_store(stream, x, {x, 3}, nullptr, 1, {}, {1, 1, 8}); }), "3 columns that turn");
+  says(refusal([&] { prepare_and_store(stream, x, {x, 10}, nullptr, 1, {}, {1, 1, 8}); }), "10 columns that turn");
+  says(refusal([&] { attention(stream, x, nullptr, 1, {}, {5, 2, 8}, x); }), "5 heads cannot share 2");
   const auto by_rule = [&](const DeltaShape& s) { delta(stream, x, x, x, {}, nullptr, 1, 0, s, true, x); };
   says(refusal([&] { by_rule({2, 3, 8, 8, 4}); }), "3 heads of values cannot share 2");
   says(refusal([&] { by_rule({2, 4, 257, 8, 4}); }), "heads of 257 numbers");
@@ -1596,8 +1644,8 @@ TEST_CASE("cuda kernels - nothing to do is nothing done") {
   layer_norm(c.stream, nullptr, nullptr, nullptr, 0, 0, 16, y);
   linear(c, nullptr, 0, {nullptr, FloatType::bf16, 16, 16}, nullptr, false, y);
   activate(c.stream, y, nullptr, 0, 16, {}, {}, nullptr);
-  prepare_and_store(c.stream, y, {y, 16}, nullptr, 0, 0, {1, 1, 16});
-  attention(c.stream, y, nullptr, 0, 0, {1, 1, 16}, y);
+  prepare_and_store(c.stream, y, {y, 16}, nullptr, 0, {}, {1, 1, 16});
+  attention(c.stream, y, nullptr, 0, {}, {1, 1, 16}, y);
   delta(c.stream, y, nullptr, nullptr, {}, nullptr, 0, 0, {1, 1, 16, 16, 4}, true, y);
   short_convolution(c.stream, nullptr, nullptr, nullptr, 0, 0, {16, 3}, true, y);
   weigh(c.stream, nullptr, 0, y);

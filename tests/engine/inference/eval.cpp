@@ -68,7 +68,7 @@ TEST_CASE("bits a byte are those of windows that each begin anew, each byte scor
   for (std::size_t at = 0; at < text.size(); at += 50) {
     const std::vector<std::uint32_t> tokens = tokenize(model("tiny-mixtral"), text.substr(at, 50));
     std::vector<KvCache> caches;
-    caches.emplace_back(model("tiny-mixtral").config(), static_cast<std::uint32_t>(tokens.size()));
+    caches.push_back(model("tiny-mixtral").make_cache(static_cast<std::uint32_t>(tokens.size())));
     std::vector<TokenRow> rows;
     for (std::uint32_t i = 0; i < tokens.size(); ++i) rows.push_back({0, tokens[i], i});
     const auto count = static_cast<std::uint32_t>(rows.size());

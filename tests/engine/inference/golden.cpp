@@ -61,7 +61,7 @@ void check_model(const std::string& name) {
       CAPTURE(chunk);
       const auto runner = resident(model);
       std::vector<KvCache> caches;
-      caches.emplace_back(c, n);
+      caches.emplace_back(c, CacheRoom(c, n));
       float worst = 0, worst_score = 0;
       std::uint64_t compared = 0, differing = 0;
       for (std::uint32_t first = 0; first < n; first += chunk) {

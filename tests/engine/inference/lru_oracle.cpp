@@ -28,7 +28,7 @@ Routing record(CpuModel& model, const std::vector<std::uint32_t>& tokens) {
   o.stack = "resident";
   const auto runner = make_runner(model, o);
   std::vector<KvCache> caches;
-  caches.emplace_back(model.config(), static_cast<std::uint32_t>(tokens.size()));
+  caches.push_back(model.make_cache(static_cast<std::uint32_t>(tokens.size())));
   Routing routing;
   for (std::uint32_t at = 0; at < tokens.size(); ++at) {
     auto& step = routing.emplace_back();
@@ -101,7 +101,7 @@ void check_hits(const std::string& name) {
       o.budget_bytes = shape.all_bytes() * eighths / 8;
       const auto runner = make_runner(model, o);
       std::vector<KvCache> caches;
-      caches.emplace_back(c, static_cast<std::uint32_t>(tokens.size()));
+      caches.emplace_back(c, CacheRoom(c, static_cast<std::uint32_t>(tokens.size())));
       for (std::uint32_t at = 0; at < tokens.size(); ++at) {
         model.forward(Phase::decode, {{0, tokens[at], at}}, caches, *runner, 1);
       }

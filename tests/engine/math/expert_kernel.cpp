@@ -474,7 +474,7 @@ Matrix logits_of(CpuModel& model, ExpertRunner& runner, const std::vector<std::u
   constexpr std::uint32_t prefill = 20, all = 24;
   REQUIRE(tokens.size() >= all);
   std::vector<KvCache> caches;
-  caches.emplace_back(model.config(), all);
+  caches.push_back(model.make_cache(all));
   std::vector<TokenRow> rows;
   for (std::uint32_t i = 0; i < prefill; ++i) rows.push_back({0, tokens[i], i});
   Matrix logits(all, model.config().vocabulary);

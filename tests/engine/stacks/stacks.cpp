@@ -231,7 +231,7 @@ TEST_CASE("tentative keys and values of a partial hidden state are never committ
   const auto inner = make_runner(m, options("importance+pre", 4'000'000));
   std::vector<KvCache> caches;
   for (int s = 0; s < 2; ++s) {
-    caches.emplace_back(m.config(), 8);
+    caches.push_back(m.make_cache(8));
     for (auto* part : {&caches.back().keys, &caches.back().values}) {
       for (Matrix& matrix : *part) matrix.setConstant(0.25F);  // so that there is something to compare
     }

@@ -283,7 +283,7 @@ double bits_per_byte(CpuModel& model, const ExpertStore& store) {
   for (const std::string& text : test::prompts()) {
     const auto tokens = tokenize(model, text);
     std::vector<KvCache> caches;
-    caches.emplace_back(model.config(), static_cast<std::uint32_t>(tokens.size()));
+    caches.push_back(model.make_cache(static_cast<std::uint32_t>(tokens.size())));
     std::vector<TokenRow> rows;
     for (std::uint32_t i = 0; i + 1 < tokens.size(); ++i) rows.push_back({0, tokens[i], i});
     const Matrix logits = model.forward(Phase::prefill, rows, caches, *runner, static_cast<std::uint32_t>(rows.size()));
