@@ -92,7 +92,9 @@ std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const Mod
     if (gguf && name.rfind("rope_f", 0) == 0) continue;  // rope_freqs, rope_factors: read with the metadata
     if (c.tied_embeddings && name == c.names.head + "weight") continue;
     const auto layer = layer_of(name, c);
-    const bool used = layer ? *layer < c.layers : gguf || begins(name, c.names.model) || begins(name, c.names.head);
+    const bool predicts_more = begins(name, c.names.model + "mtp");  // ERNIE's layers that look further ahead
+    const bool used = layer ? *layer < c.layers
+                            : gguf || (begins(name, c.names.model) && !predicts_more) || begins(name, c.names.head);
     if (!used) {
       left.push_back(name);
       continue;

@@ -103,7 +103,10 @@ const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uin
   const Tensor& t = raw(name, shape);
   const std::string where = find(name)->path().string();
   if (!holds_weights(t.stored())) {
-    throw InputError(fmt::format("{}: tensor \"{}\" is {}, expected BF16, F16 or F32", where, name, t.dtype_name));
+    throw InputError(
+        fmt::format("{}: tensor \"{}\" is {}, which is not supported: expected BF16, F16, F32, or in a GGUF file a "
+                    "type of Q2_K to Q8_0, IQ4_NL, IQ4_XS or MXFP4",
+                    where, name, t.dtype_name));
   }
   if (t.dtype != DType::f8_e4m3) return t;
   const std::string scales = scales_of(name);

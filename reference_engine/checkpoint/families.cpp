@@ -192,6 +192,10 @@ class FamilyReader {
     if (needs.head_dim == 0) needs.head_dim = c.head_dim;
     needs.context = c.context;
     c.rope = read_rope(f, needs);
+    // Who stretches a model may leave its max_position_embeddings as it was, as Qwen3's makers say.
+    if (c.rope.stretched_context > c.context) {
+      c.context = static_cast<std::uint32_t>(std::min(c.rope.stretched_context, 268435456.0));
+    }
   }
 
   /// Heads of some layers, by their numbers: {"5": {"head_dim": 512, "num_key_value_heads": 2}}.

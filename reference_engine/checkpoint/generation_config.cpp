@@ -8,6 +8,7 @@
 #include "checkpoint/gguf_model.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
+#include "support/text_file.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -45,7 +46,8 @@ void add_tokens(const Fields& f, const std::string& name, std::vector<std::uint3
 }
 
 /// What ends a text beside `eos_token_id` stands in a folder's generation_config.json. Converters write one or two of it, and
-/// llama.cpp goes by the names of tokens: these, where they are control tokens. Not among them is what only other families have.
+/// llama.cpp goes by the names of tokens: these, whatever the file says that they are (many a ChatML file says user-defined). Not
+/// among them is what only other families have.
 void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
   static const std::set<std::string> ends = {"<|eot_id|>",
                                              "<|im_end|>",
@@ -67,15 +69,11 @@ void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
                                              "<\xef\xbd\x9c"
                                              "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
                                              "[e~["};
-  if (!file.metadata().contains("tokenizer.ggml.tokens") || !file.metadata().contains("tokenizer.ggml.token_type"))
-    return;
+  if (!file.metadata().contains("tokenizer.ggml.tokens")) return;
   const std::vector<std::string> texts = file.texts("tokenizer.ggml.tokens");
-  const std::vector<double> types = file.numbers("tokenizer.ggml.token_type");
-  constexpr double control = 3, user_defined = 4;  // the latter so that what asks for a tool is shown: Gemma 4's
   std::map<std::string, std::uint32_t> found;
-  for (std::size_t id = 0; id < std::min(texts.size(), types.size()); ++id) {
-    const bool asks = types[id] == user_defined && texts[id] == "<|tool_response>";
-    if ((asks || types[id] == control) && ends.contains(texts[id])) found[texts[id]] = static_cast<std::uint32_t>(id);
+  for (std::size_t id = 0; id < texts.size(); ++id) {
+    if (ends.contains(texts[id])) found[texts[id]] = static_cast<std::uint32_t>(id);
   }
   // Where turns end otherwise this ends a part of one.
   const bool parts = (found.contains("<|return|>") && found.contains("<|call|>")) ||
@@ -106,8 +104,7 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
     return c;
   }
   const std::filesystem::path path = model / "generation_config.json";
-  std::error_code none;
-  if (!std::filesystem::exists(path, none)) return c;
+  if (!is_there(path)) return c;
   const Json root = read_json(path);
   const Fields f(root, path.string());
   c.file = "generation_config.json";

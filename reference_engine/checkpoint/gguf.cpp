@@ -41,6 +41,12 @@ constexpr GgmlType ggml_types[] = {{0, "F32", DType::f32, 1, 4},           {1, "
                                    {30, "BF16", DType::bf16, 1, 2},        {34, "TQ1_0", DType::other, 256, 54},
                                    {35, "TQ2_0", DType::other, 256, 66},   {39, "MXFP4", DType::mxfp4, 32, 17}};
 
+/// Known by name, and not read.
+constexpr std::pair<std::uint32_t, const char*> other_types[] = {
+    {4, "Q4_2"},      {5, "Q4_3"},      {9, "Q8_1"},        {15, "Q8_K"},       {31, "Q4_0_4_4"},
+    {32, "Q4_0_4_8"}, {33, "Q4_0_8_8"}, {36, "IQ4_NL_4_4"}, {37, "IQ4_NL_4_8"}, {38, "IQ4_NL_8_8"},
+    {40, "NVFP4"},    {41, "Q1_0"},     {42, "Q2_0"}};
+
 /// Reads numbers and texts one after another, and none beyond the end.
 class Cursor {
  public:
@@ -253,6 +259,10 @@ Gguf::Gguf(const std::filesystem::path& path) {
     const auto number = c.number<std::uint32_t>("a tensor");
     const auto* type = std::find_if(std::begin(ggml_types), std::end(ggml_types),
                                     [&](const GgmlType& g) { return g.number == number; });
+    for (const auto& [other, called] : other_types) {
+      if (other != number) continue;
+      throw InputError(fmt::format("{}: tensor \"{}\" is {}, which is not supported", path_.string(), name, called));
+    }
     if (type == std::end(ggml_types))
       c.refuse(fmt::format("tensor \"{}\" is of type {}, which is not known", name, number));
     if (t.columns() % type->weights != 0) {
@@ -287,6 +297,28 @@ Gguf::Gguf(const std::filesystem::path& path) {
     end = offset + tensor->bytes;
     tensor->data = file_->data() + data + offset;
   }
+}
+
+bool Gguf::part_rows(const std::string& name, const std::vector<std::pair<std::string, std::uint64_t>>& parts) {
+  const Tensor whole = tensors_.at(name);
+  std::uint64_t rows = 0;
+  for (const auto& [part, count] : parts) {
+    rows += count;
+    if (count == 0 || tensors_.contains(part)) return false;
+  }
+  if (whole.shape.empty() || rows != whole.shape[0]) return false;
+  const std::uint64_t bytes_each = whole.bytes / rows;
+  const std::byte* at = whole.data;
+  for (const auto& [part, count] : parts) {
+    Tensor t = whole;
+    t.shape[0] = count;
+    t.data = at;
+    t.bytes = count * bytes_each;
+    at += t.bytes;
+    tensors_.emplace(part, std::move(t));
+  }
+  tensors_.erase(name);
+  return true;
 }
 
 }  // namespace ferry::engine

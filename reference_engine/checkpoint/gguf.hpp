@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/tensor.hpp"
@@ -29,6 +30,10 @@ class Gguf final : public TensorFile {
   /// A list of the metadata, however long; nothing if there is none of that name. Throws InputError if it holds anything else.
   [[nodiscard]] std::vector<std::string> texts(const std::string& name) const;
   [[nodiscard]] std::vector<double> numbers(const std::string& name) const;
+
+  /// A matrix's rows, or a vector's elements, as tensors of their own in this order, in its place. False, and nothing is done: it
+  /// has another number of them, or one of the names is there.
+  bool part_rows(const std::string& name, const std::vector<std::pair<std::string, std::uint64_t>>& parts);
 
  private:
   Json metadata_ = Json::object();

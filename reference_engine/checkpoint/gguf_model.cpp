@@ -203,7 +203,8 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   Json type = f.get("rope.scaling.type"), factor = f.get("rope.scaling.factor");
   if (factor.is_null()) factor = f.get("rope.scale_linear");  // its older name
   if (type.is_null() && factor.is_number() && factor != 0) type = "linear";
-  if (type.is_null() || type == "none") {
+  const bool by_one = type == "linear" && (factor.is_null() || factor == 0);
+  if (type.is_null() || type == "none" || by_one) {
     if (f.arch == "gpt-oss") config["rope_scaling"] = {{"rope_type", "default"}};
     return;
   }
@@ -284,9 +285,11 @@ void add_experts(const GgufFacts& f, Json& config) {
     }
   }
   f.copy("leading_dense_block_count", "first_k_dense_replace", config);
-  f.copy("expert_group_count", "n_group", config);
-  f.copy("expert_group_used_count", "topk_group", config);
-  f.copy("expert_weights_scale", "routed_scaling_factor", config);
+  for (const auto& [from, to] :
+       {std::pair{"expert_group_count", "n_group"}, std::pair{"expert_group_used_count", "topk_group"},
+        std::pair{"expert_weights_scale", "routed_scaling_factor"}}) {
+    if (f.get(from) != 0) f.copy(from, to, config);  // 0: there are none
+  }
   f.copy("expert_weights_norm", "norm_topk_prob", config);
 }
 
@@ -353,7 +356,9 @@ void add_gemma4(const GgufFacts& f, Json& config) {
   config["top_k_experts"] = f.get("expert_used_count");
   f.copy("embedding_length_per_layer_input", "hidden_size_per_layer_input", config);
   f.copy("attention.shared_kv_layers", "num_kv_shared_layers", config);
-  if (const Json cap = f.get("final_logit_softcapping"); cap != 0) config["final_logit_softcapping"] = cap;
+  config["final_logit_softcapping"] = 30.0;
+  f.copy("final_logit_softcapping", "final_logit_softcapping", config);
+  if (config["final_logit_softcapping"] == 0) config["final_logit_softcapping"] = nullptr;
   for (const char* name : {"attention.sliding_window_pattern", "attention.sliding_window", "attention.key_length",
                            "attention.key_length_swa", "attention.head_count_kv"}) {
     if (!f.has(name)) f.refuse(fmt::format("gemma4 without {} is not supported", name));
@@ -434,7 +439,7 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     add_layer_types(f, "attention.sliding_window_pattern", "sliding_attention", config);
   } else if (f.arch == "hy_v3") {
     config["router_scaling_factor"] = 1.0;
-    f.copy("expert_weights_scale", "router_scaling_factor", config);
+    if (f.get("expert_weights_scale") != 0) f.copy("expert_weights_scale", "router_scaling_factor", config);
     const Json& said = config["num_hidden_layers"];
     const std::uint64_t layers = said.is_number_unsigned() ? said.get<std::uint64_t>() : 0;
     for (std::uint64_t l = 0; l < std::min<std::uint64_t>(layers, 4096); ++l) {  // config_from refuses more
@@ -533,6 +538,13 @@ void check_gating(const GgufFacts& f, const ModelConfig& c) {
   f.fields().refuse(f.arch + ".expert_gating_func", fmt::format("{}, this architecture's", rule));
 }
 
+/// llama.cpp lets any architecture choose from groups of experts.
+void check_groups(const GgufFacts& f, const ModelConfig& c) {
+  const Json said = f.get("expert_group_count");
+  if (said.is_null() || said == 0 || said == c.gate.groups) return;
+  f.fields().refuse(f.arch + ".expert_group_count", fmt::format("{}, this architecture's", c.gate.groups));
+}
+
 /// Llama 3's way of stretching is not in the metadata: a tensor divides the frequencies.
 void divide_frequencies(const GgufFacts& f, Rope& rope) {
   const Tensor* divisors = f.tensor(rope_divisors);
@@ -584,9 +596,8 @@ std::vector<std::string> left_over(const GgufFacts& f) {
   return names;
 }
 
-}  // namespace
-
-std::vector<std::unique_ptr<Gguf>> open_gguf(const std::filesystem::path& path) {
+/// The files as they are.
+std::vector<std::unique_ptr<Gguf>> open_all(const std::filesystem::path& path) {
   std::vector<std::unique_ptr<Gguf>> files;
   files.push_back(std::make_unique<Gguf>(path));
   const Json& metadata = files[0]->metadata();
@@ -609,6 +620,51 @@ std::vector<std::unique_ptr<Gguf>> open_gguf(const std::filesystem::path& path) 
   return all;
 }
 
+/// Converters may write queries, keys and values of a layer as one matrix (and one bias), in this order.
+void part_fused(std::vector<std::unique_ptr<Gguf>>& files) {
+  const GgufFacts f(files);
+  const std::string fused = ".attn_qkv.";
+  const auto number = [](const Json& value) { return value.is_number_unsigned() ? value.get<std::uint64_t>() : 0; };
+  for (auto& file : files) {
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] : file->tensors()) {
+      const std::size_t at = name.find(fused);
+      // Gated-delta layers have another matrix of that name.
+      if (at != std::string::npos && f.tensor(name.substr(0, at) + ".ssm_conv1d.weight") == nullptr)
+        names.push_back(name);
+    }
+    if (names.empty()) continue;
+    const std::uint64_t heads = number(f.get("attention.head_count")), hidden = number(f.get("embedding_length"));
+    const std::uint64_t kv_heads = f.has("attention.head_count_kv") ? number(f.get("attention.head_count_kv")) : heads;
+    const std::uint64_t key = f.has("attention.key_length") ? number(f.get("attention.key_length"))
+                              : heads > 0                   ? hidden / heads
+                                                            : 0;
+    constexpr std::uint64_t most = 1U << 20U;
+    for (const std::string& name : names) {
+      const std::size_t at = name.find(fused), behind = at + fused.size();
+      const std::string begin = name.substr(0, at), end = name.substr(behind);
+      const bool good = std::max({heads, kv_heads, key}) <= most &&
+                        file->part_rows(name, {{begin + ".attn_q." + end, heads * key},
+                                               {begin + ".attn_k." + end, kv_heads * key},
+                                               {begin + ".attn_v." + end, kv_heads * key}});
+      if (!good) {
+        f.refuse(
+            fmt::format("tensor \"{}\": expected the rows of {} heads of queries and {} of keys and of values, {} "
+                        "each",
+                        name, heads, kv_heads, key));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Gguf>> open_gguf(const std::filesystem::path& path) {
+  std::vector<std::unique_ptr<Gguf>> files = open_all(path);
+  if (files[0]->metadata().contains("general.architecture")) part_fused(files);
+  return files;
+}
+
 ModelConfig read_gguf_config(const std::filesystem::path& path) {
   const std::vector<std::unique_ptr<Gguf>> files = open_gguf(path);
   const GgufFacts f(files);
@@ -627,6 +683,7 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   // As text, and read again: its numbers are then those of any config.json.
   ModelConfig c = config_from(parse_json(json_text(config_of(f, *family)), f.where()), f.where());
   check_gating(f, c);
+  check_groups(f, c);
   divide_frequencies(f, c.rope);
   if (const Json scale = f.get("expert_weights_scale"); f.arch == "deepseek" && !scale.is_null() && scale != 0) {
     c.routed_scale = f.fields().number(f.arch + ".expert_weights_scale", 0);  // which a folder's config does not have

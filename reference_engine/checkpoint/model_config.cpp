@@ -96,7 +96,12 @@ void check_quantization(const Fields& config, const std::string& where) {
   const Fields q(config.at("quantization_config"), where + ": quantization_config");
   const std::string method = q.text("quant_method");
   if (method == "fp8") {
-    if (q.has("fmt") && q.at("fmt") != "e4m3") q.refuse("fmt", "\"e4m3\"");
+    if (q.has("fmt") && q.at("fmt") != "e4m3" && q.at("fmt") != "float8_e4m3fn" && q.at("fmt") != "e4m3fn") {
+      q.refuse("fmt", "\"e4m3\" or \"float8_e4m3fn\"");
+    }
+    for (const char* one_scale : {"act_per_tensor", "weight_per_tensor"}) {
+      if (q.flag(one_scale, false)) q.refuse(one_scale, "false");
+    }
     if (q.at("weight_block_size") != Json::array({128, 128})) q.refuse("weight_block_size", "[128, 128]");
     if (q.has("expert_dtype") && q.at("expert_dtype") != "fp8") q.refuse("expert_dtype", "\"fp8\"");
   } else if (method != "mxfp4") {
@@ -208,7 +213,10 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (c.hidden % c.heads != 0) f.refuse("hidden_size", fmt::format("a multiple of {} heads", c.heads));
     c.head_dim = c.hidden / c.heads;
   }
-  if (c.head_dim % 2 != 0) f.refuse(head_dim, "an even number");
+  if (c.head_dim % 2 != 0) {
+    f.has(head_dim) ? f.refuse(head_dim, "an even number")
+                    : f.refuse("hidden_size", fmt::format("an even number for each of {} heads", c.heads));
+  }
   c.vocabulary = f.whole("vocab_size", 2, 1U << 24U);
   c.context = f.whole("max_position_embeddings", 1, 1U << 28U);
   const auto says = [&f](const char* name) { return f.has(name) || f.is_null(name); };

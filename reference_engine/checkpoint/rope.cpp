@@ -98,6 +98,11 @@ class RopeReader {
     return needs_.mscales && rope_.has(name) ? inside : outside;
   }
 
+  bool says_original() const {
+    constexpr const char* name = "original_max_position_embeddings";
+    return rope_.has(name) || config_.has(name);
+  }
+
   void yarn(double theta) {
     const double length = original();
     const double factor = rope_.has("factor") ? rope_.number("factor", 0) : needs_.context / length;
@@ -106,6 +111,7 @@ class RopeReader {
     const double mscale = optional("mscale"), all = optional("mscale_all_dim");
     made_.factor = factor;
     made_.mscale_all_dim = all;
+    if (says_original()) made_.stretched_context = length * factor;
     if (rope_.has("attention_factor")) {
       made_.scale = rope_.number("attention_factor", 0);
     } else {
@@ -127,10 +133,11 @@ class RopeReader {
     low = std::max(low, 0.0);
     high = std::min(high, width - 1);
     if (low == high) high += 0.001;
-    frequencies(theta);
-    for (std::size_t i = 0; i < made_.frequency.size(); ++i) {
-      const double stretched = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
-      made_.frequency[i] *= stretched / factor + (1 - stretched);
+    for (std::uint32_t i = 0; i < made_.width / 2; ++i) {  // in single precision, as `longer`
+      const float ramp = (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low);
+      const float own = 1 - std::clamp(ramp, 0.0F, 1.0F), wave = longer(theta, i);
+      const float stretched = 1 / (static_cast<float>(factor) * wave);
+      made_.frequency.push_back(static_cast<double>(stretched * (1 - own) + 1 / wave * own));
     }
   }
 

@@ -23,6 +23,7 @@ struct Rope {
   std::vector<double> long_frequency;
   double long_scale = 1;
   double mscale_all_dim = 0, factor = 1;  ///< of YaRN: DeepSeek's attention depends on them
+  double stretched_context = 0;           ///< of YaRN: tokens that it stretches to, where the file says from how many
 };
 
 /// What a family's rope is beside what its config.json says.

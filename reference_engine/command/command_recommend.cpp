@@ -391,11 +391,13 @@ class RecommendCommand {
     const std::size_t columns = terminal_columns();
     const Trace& t = trace_->trace;
     std::uint64_t tokens = best().run.generated.prefill_tokens + best().run.generated.decode_tokens;
-    std::string text = wrapped(
-        fmt::format("{}{}, {} tokens of {}, on {}: {} for experts ({:.1f}% of all), batch {}\n\n", t.name,
-                    a_.as_shape.empty() ? "" : " as " + read_shape(a_.as_shape).name, tokens, setting().trace_name,
-                    setting().machine.name, gigabytes(budget_bytes_), 100 * share(), a_.batch),
-        columns);
+    std::string text =
+        wrapped(printable(fmt::format("{}{}, {} tokens of {}, on {}: {} for experts ({:.1f}% of all), batch {}", t.name,
+                                      a_.as_shape.empty() ? "" : " as " + read_shape(a_.as_shape).name, tokens,
+                                      setting().trace_name, setting().machine.name, gigabytes(budget_bytes_),
+                                      100 * share(), a_.batch)) +
+                    "\n\n",
+                columns);
     std::size_t width = 5;
     for (const RankedStack& s : result_.ranking) width = std::max(width, s.candidate.label.size());
     text += fmt::format("    {:<{}}  {:>11}  {:>6}  {:>11}{}\n", "stack", width, "TPOT", "ratio", "TTFT",

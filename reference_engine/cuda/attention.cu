@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(threads)
 /// One head of one row. Its warps take 32 positions each in turn, and keep a softmax over what they have seen: the
 /// largest score, and sums relative to that. In the end they are merged, in their order.
 ///
-/// `parts`: of 32 elements, that a head has at most.
-template <std::uint32_t parts>
+/// `parts`: of 32 elements, that a head has at most. `wraps`: positions may lie at the room's end, and go on at its beginning.
+template <std::uint32_t parts, bool wraps>
 __global__ void __launch_bounds__(threads, 2)
     attention_kernel(const float* qkv, const RowPlace* rows, CacheNumbers before, AttentionShape s, float* out) {
   constexpr std::uint32_t team = 8, teams = lanes / team;  // lanes that make one score together
@@ -119,9 +119,8 @@ __global__ void __launch_bounds__(threads, 2)
   const std::uint32_t begin = s.chunk > 0 ? place.position - place.position % s.chunk : recent;
   for (std::uint32_t first = begin + warp * lanes; first <= place.position; first += threads) {
     const std::uint32_t count = place.position + 1 - first < lanes ? place.position + 1 - first : lanes;
-    // Where they lie: from `place_of_first` on to the end of the room, and what is over from its beginning on.
-    const std::uint32_t place_of_first = first % room, to_end = room - place_of_first;
-    const auto place_of = [&](std::uint32_t i) { return i < to_end ? place_of_first + i : i - to_end; };
+    const std::uint32_t place_of_first = wraps ? first % room : first, to_end = room - place_of_first;
+    const auto place_of = [&](std::uint32_t i) { return !wraps || i < to_end ? place_of_first + i : i - to_end; };
     float scores[team];  // the lane's shares, of positions `team of the lane` + teams * i
 #pragma unroll
     for (std::uint32_t i = 0; i < team; ++i) {
@@ -199,6 +198,17 @@ __global__ void __launch_bounds__(threads, 2)
   }
 }
 
+/// For heads of so many parts.
+template <bool wraps>
+auto* kernel_for(std::uint32_t parts) {
+  if (parts == 1) return attention_kernel<1, wraps>;
+  if (parts == 2) return attention_kernel<2, wraps>;
+  if (parts <= 4) return attention_kernel<4, wraps>;
+  if (parts <= 8) return attention_kernel<8, wraps>;
+  if (wraps || parts <= most_head_dim / lanes) return attention_kernel<most_head_dim / lanes, wraps>;
+  return attention_kernel<most_latent_dim / lanes, false>;  // which always have all positions
+}
+
 void check(const AttentionShape& s) {
   const std::uint32_t most = s.latent > 0 ? most_latent_dim : most_head_dim;
   if (s.head_dim == 0 || s.head_dim > most || s.head_dim % 2 != 0) {
@@ -206,6 +216,7 @@ void check(const AttentionShape& s) {
            std::to_string(most));
   }
   if (s.latent > s.head_dim) refuse("values of more numbers than their keys");
+  if (s.latent > 0 && s.recent) refuse("latent vectors of recent positions alone");
   if (s.kv_heads == 0 || s.heads == 0 || s.heads % s.kv_heads != 0) {
     refuse(std::to_string(s.heads) + " heads cannot share " + std::to_string(s.kv_heads) + " of keys and values");
   }
@@ -231,12 +242,7 @@ void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std:
   check(shape);
   if (n == 0) return;
   const std::uint32_t parts = shares(shape.head_dim, lanes);
-  auto* kernel = parts == 1                       ? attention_kernel<1>
-                 : parts == 2                     ? attention_kernel<2>
-                 : parts <= 4                     ? attention_kernel<4>
-                 : parts <= 8                     ? attention_kernel<8>
-                 : parts <= most_head_dim / lanes ? attention_kernel<most_head_dim / lanes>
-                                                  : attention_kernel<most_latent_dim / lanes>;
+  auto* kernel = shape.recent ? kernel_for<true>(parts) : kernel_for<false>(parts);
   launch_early("attention_kernel", stream, dim3(n * shape.heads), threads, kernel, qkv, rows, before, shape, out);
 }
 

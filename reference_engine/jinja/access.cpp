@@ -57,7 +57,7 @@ std::optional<std::size_t> place_of(std::int64_t index, std::size_t size) {
 
 Value character_at(Rendering& run, const TextData& text, std::size_t index) {
   if (text.ascii()) return run.text(text.text.substr(index, 1), text.safe);
-  run.work_on_text(text.text.size());
+  run.work_on_text(16 * text.text.size());
   const std::size_t begin = byte_of(text.text, index);
   std::size_t end = begin;
   next_character(text.text, end);
@@ -117,7 +117,7 @@ std::size_t index_of(const Cut& cut, std::size_t item) {
 }
 
 Value cut_text(Rendering& run, const TextData& text, const Cut& cut) {
-  run.work_on_text(4 * text.text.size());
+  run.work_on_text(16 * text.text.size());
   std::string out;
   if (text.ascii()) {
     if (cut.step == 1) return run.text(text.text.substr(static_cast<std::size_t>(cut.start), cut.count), text.safe);

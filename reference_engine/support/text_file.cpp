@@ -39,6 +39,11 @@ std::string read_standard_input(const std::string& option, const std::atomic<boo
   throw InputError(fmt::format("{} -: larger than {} bytes", option, largest_text));
 }
 
+bool is_there(const std::filesystem::path& path) {
+  std::error_code none;
+  return std::filesystem::symlink_status(path, none).type() != std::filesystem::file_type::not_found;
+}
+
 std::string read_whole(const std::filesystem::path& path, std::uint64_t most_bytes) {
   const auto refuse = [&](int error) {
     throw InputError(fmt::format("{}: cannot be read: {}", path.string(), std::strerror(error)));

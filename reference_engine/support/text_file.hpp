@@ -10,6 +10,9 @@ namespace ferry::engine {
 
 inline constexpr std::uint64_t largest_text = 1U << 26U;  // no context is as long
 
+/// Whether something stands there, if only a link to nothing: that is no file that is left out, and is read to be refused.
+bool is_there(const std::filesystem::path& path);
+
 /// A whole file. Throws InputError with its path and the reason.
 std::string read_whole(const std::filesystem::path& path, std::uint64_t most_bytes = largest_text);
 /// The same; `option` names it in the InputError.

@@ -1,15 +1,19 @@
 #include "text/added_tokens.hpp"
 
+#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
 
+#include "support/errors.hpp"
 #include "support/utf8.hpp"
 
 namespace ferry::engine {
 namespace {
 
 constexpr std::uint32_t nowhere = 0;  // the root is nobody's next
+/// Bytes that may be compared with tokens, beside so many for each of a text: the tokens that people have never come near.
+constexpr std::size_t most_compared = std::size_t{1} << 26U, most_compared_each = 64;
 
 bool is_word(std::uint32_t c) {
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(c))) {
@@ -92,13 +96,19 @@ const AddedToken* AddedTokens::find(std::string_view text) const {
 std::vector<AddedTokens::Part> AddedTokens::split(std::string_view text,
                                                   const std::function<bool(const AddedToken&)>& wanted) const {
   std::vector<Part> all;
-  std::size_t done = 0;
+  std::size_t done = 0, compared = 0;
   for (std::size_t at = 0; at < text.size();) {
     const AddedToken* longest = nullptr;
     std::uint32_t node = 0;
     for (std::size_t i = at; i < text.size(); ++i) {
       node = step(node, static_cast<unsigned char>(text[i]));
       if (node == nowhere) break;
+      if (++compared > most_compared + most_compared_each * text.size()) {
+        throw InputError(fmt::format(
+            "the tokenizer's added tokens agree with so much of a text of {} bytes that it takes too long to "
+            "find them: expected shorter ones",
+            text.size()));
+      }
       const std::int64_t token = nodes_[node].token;
       if (token >= 0 && wanted(tokens_[static_cast<std::size_t>(token)])) {
         longest = &tokens_[static_cast<std::size_t>(token)];
@@ -121,7 +131,7 @@ std::vector<AddedTokens::Part> AddedTokens::split(std::string_view text,
     while (longest->strips_right && end < text.size() && is_space(character_at(text, end))) next_character(text, end);
     if (begin > done) all.push_back({text.substr(done, begin - done), std::nullopt});
     all.push_back({text.substr(begin, end - begin), longest->id});
-    at = done = std::max(end, at);
+    done = end;  // the next may begin within white space that this one took: it is there nevertheless
   }
   if (done < text.size()) all.push_back({text.substr(done), std::nullopt});
   return all;

@@ -25,7 +25,8 @@ struct AddedToken {
 
 /// Finds tokens in texts: the leftmost first, the longest of those that begin there.
 ///
-/// Source: Hugging Face's tokenizers, AddedVocabulary. O(bytes * the longest token).
+/// Source: Hugging Face's tokenizers, AddedVocabulary. O(bytes * the longest token), and refused where that is far more than
+/// tokens of people's files take.
 class AddedTokens {
  public:
   AddedTokens();
@@ -35,7 +36,7 @@ class AddedTokens {
     std::string_view text;
     std::optional<std::uint32_t> token;  ///< what it is; none: text
   };
-  /// `wanted`: which are looked for.
+  /// `wanted`: which are looked for. Throws InputError for a text and tokens that would take too long.
   [[nodiscard]] std::vector<Part> split(std::string_view text,
                                         const std::function<bool(const AddedToken&)>& wanted) const;
   [[nodiscard]] const std::vector<AddedToken>& all() const { return tokens_; }

@@ -43,11 +43,10 @@ void take_special(const Json& from, nlohmann::ordered_json& special) {
 
 Found find_in_folder(const std::filesystem::path& folder) {
   Found found;
-  std::error_code none;
   const std::filesystem::path own = folder / "chat_template.jinja", config = folder / "tokenizer_config.json";
   const std::filesystem::path map = folder / "special_tokens_map.json";  // of older files; the newer one goes first
-  if (std::filesystem::exists(map, none)) take_special(read_json(map), found.special);
-  if (std::filesystem::exists(config, none)) {
+  if (is_there(map)) take_special(read_json(map), found.special);
+  if (is_there(config)) {
     const Json root = read_json(config);
     take_special(root, found.special);
     if (root.contains("extra_special_tokens")) take_special(root["extra_special_tokens"], found.special);
@@ -67,19 +66,19 @@ Found find_in_folder(const std::filesystem::path& folder) {
           found.tools = text_of(one["template"]);
         }
       }
-      if (found.text.empty() && !others.empty() && !std::filesystem::exists(own, none)) {
+      if (found.text.empty() && !others.empty() && !is_there(own)) {
         throw InputError(
             fmt::format("{}: has chat templates named {}, expected one named default", config.string(), others));
       }
     }
   }
-  if (std::filesystem::exists(own, none)) {  // then those of the configuration do not count
+  if (is_there(own)) {  // then those of the configuration do not count
     found.source = "chat_template.jinja";
     found.text = read_whole(own);
     found.tools.clear();
   }
   const std::filesystem::path tools = std::filesystem::path("additional_chat_templates") / (tools_name + ".jinja");
-  if (std::filesystem::exists(folder / tools, none)) {
+  if (is_there(folder / tools)) {
     found.tools_source = tools.string();
     found.tools = read_whole(folder / tools);
   }

@@ -128,7 +128,8 @@ std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
     parts.splitters.push_back(
         split_by(std::make_shared<Regex>(e, v.where, Dialect::rust), SplitBehavior::isolated, false));
   }
-  parts.splitters.push_back(to_byte_characters(v.flag("add_space_prefix", false)));
+  // Without a blank in front, whatever "add_space_prefix" says: as llama.cpp, which converters write it for.
+  parts.splitters.push_back(to_byte_characters(false));
   parts.text.byte_characters = true;
   for (const AddedToken& t : v.added) parts.added.add(t);
   v.around(rules->begins, parts.before, parts.behind);
@@ -139,13 +140,14 @@ std::unique_ptr<Tokenizer> pieces(const Vocabulary& v) {
   PieceTable table{v.texts, v.scores, v.types};
   table.unknown = v.token("unknown_token_id");
   table.blank_before = v.flag("add_space_prefix", true);
-  table.one_blank = v.flag("remove_extra_whitespaces", false);
   SentencePieceOptions options;
-  for (const AddedToken& t : v.added) {
-    if (t.special) options.added.push_back(t);  // the others the library finds by itself
-  }
+  options.added = v.added;  // which the library is not left to find: it puts no blank behind one
   options.begins = false;
   v.around(true, options.before, options.behind);
+  constexpr std::uint32_t usual_begin = 1;  // where the file does not say it
+  if (v.flag("add_bos_token", true) && !v.token("bos_token_id") && usual_begin < v.texts.size()) {
+    options.before.push_back(usual_begin);
+  }
   return sentence_piece_of(table, v.where, options);
 }
 

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <pcre2.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +18,15 @@ namespace {
 constexpr std::size_t longest_pattern = 1U << 16U;
 constexpr std::uint32_t most_steps = 5'000'000;  // of backtracking, from one place
 constexpr std::size_t stack_bytes = 64U << 20U;  // a text without a space goes deep
+/// Of the processor's time, for a text, and for each MiB of it: expressions that people have take a tenth of a second a MiB.
+constexpr double most_seconds = 2, most_seconds_each = 2;
+constexpr std::uint32_t matches_a_look = 64;  // at the clock
+
+double thread_seconds() {
+  timespec t{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) / 1e9;
+}
 
 std::string message_of(int error) {
   std::array<PCRE2_UCHAR, 256> text{};
@@ -86,7 +96,17 @@ std::vector<Stretch> Regex::split(std::string_view text) const {
   if (!older.empty()) text = older;
   std::vector<Stretch> all;
   std::size_t done = 0;
+  std::uint32_t matches = 0;
+  double end_by = 0;
   for (std::size_t from = 0; from <= text.size();) {
+    if (++matches % matches_a_look == 0) {
+      const double now = thread_seconds();
+      if (end_by == 0) end_by = now + most_seconds + most_seconds_each * static_cast<double>(text.size()) / 1048576;
+      if (now > end_by) {
+        throw InputError(fmt::format("{}: the expression takes too long to split a text of {} bytes", compiled_->where,
+                                     text.size()));
+      }
+    }
     const int found = pcre2_match(compiled_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
                                   PCRE2_NO_UTF_CHECK, matching.data, matching.context);
     if (found == PCRE2_ERROR_NOMATCH) break;

@@ -14,8 +14,11 @@ namespace {
 /// Unicode's White_Space, as a part of a class.
 constexpr const char* white_space =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
-/// \w, likewise: letters, marks, decimal digits, connectors; to Rust what counts as a letter, and joiners, too.
-constexpr const char* words[] = {R"(\p{L}\p{M}\p{Nd}\p{Pc})", R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})"};
+/// \w, likewise. To Oniguruma what counts as a letter, marks, numbers and connectors; in a class letters, and digits of the numbers
+/// alone. To Rust what counts as a letter, marks, digits, connectors and joiners.
+constexpr const char* word = R"(\p{Alphabetic}\p{M}\p{N}\p{Pc})";
+constexpr const char* word_in_class = R"(\p{L}\p{M}\p{Nd}\p{Pc})";
+constexpr const char* rust_word = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})";
 constexpr std::size_t deepest = 16;  // classes within classes
 
 bool can_be_read(const std::string& pattern) {
@@ -94,6 +97,10 @@ class Translator {
     return set.condition.empty() ? own : fmt::format("(?:{}{})", set.condition, own);
   }
 
+  [[nodiscard]] const char* word_set(bool in_class) const {
+    return dialect_ == Dialect::rust ? rust_word : in_class ? word_in_class : word;
+  }
+
   /// What begins with a backslash.
   std::string escape(bool in_class) {
     if (at_ + 1 >= pattern_.size()) return std::string(1, pattern_[at_++]);
@@ -103,11 +110,16 @@ class Translator {
     if (small || next == 'S' || next == 'W') {
       at_ += 2;
       if (!small && in_class) return {'\\', next};  // as PCRE2 has it: what a class lacks cannot be added to another
-      const char* set = next == 's' || next == 'S' ? white_space : words[dialect_ == Dialect::rust ? 1 : 0];
+      const char* set = next == 's' || next == 'S' ? white_space : word_set(in_class);
       return in_class ? set : fmt::format("[{}{}]", small ? "" : "^", set);
     }
     std::string all{'\\', next};
     at_ += 2;
+    if (!in_class && (next == 'b' || next == 'B')) {  // where words begin and end, of what \w has
+      const char* expression =
+          next == 'b' ? "(?:(?<=[{0}])(?![{0}])|(?<![{0}])(?=[{0}]))" : "(?:(?<=[{0}])(?=[{0}])|(?<![{0}])(?![{0}]))";
+      return fmt::format(fmt::runtime(expression), word_set(false));
+    }
     if (std::string_view("pPxo").find(next) == std::string_view::npos || at_ >= pattern_.size() || pattern_[at_] != '{')
       return all;
     const std::size_t end = pattern_.find('}', at_);

@@ -185,7 +185,7 @@ std::unique_ptr<Tokenizer> sentence_piece_of(const PieceTable& pieces, const std
   model.text(2, trainer.bytes());
   normalizer.text(1, "identity");
   normalizer.number(3, pieces.blank_before ? 1 : 0);
-  normalizer.number(4, pieces.one_blank ? 1 : 0);
+  normalizer.number(4, 0);  // several blanks stay several
   normalizer.number(5, 1);
   model.text(3, normalizer.bytes());
   return std::make_unique<SentencePieceTokenizer>(model.bytes(), where, options, "GGUF, SentencePiece");

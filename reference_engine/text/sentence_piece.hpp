@@ -29,7 +29,6 @@ struct PieceTable {
   std::vector<std::uint32_t> types;           ///< 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte
   std::optional<std::uint32_t> unknown = {};  ///< the unknown token, whatever its type; absent: the first of that type
   bool blank_before = true;                   ///< a text gets a blank in front
-  bool one_blank = false;                     ///< several blanks become one
 };
 std::unique_ptr<Tokenizer> sentence_piece_of(const PieceTable& pieces, const std::string& where,
                                              const SentencePieceOptions& options);

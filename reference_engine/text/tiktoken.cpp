@@ -32,7 +32,6 @@ std::optional<std::string> from_base64(std::string_view text) {
 }
 
 std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem::path& path) {
-  constexpr std::uint32_t most = 1U << 24U;
   constexpr std::size_t longest = 4096;  // every cut of a token is looked for
   std::istringstream file(read_whole(path));
   file.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
@@ -42,17 +41,18 @@ std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem:
     if (line.ends_with('\r')) line.pop_back();
     if (line.empty()) continue;
     const std::size_t blank = line.find(' ');
-    std::uint32_t rank = most;
+    std::uint32_t rank = most_tokens;
     const auto token = blank == std::string::npos ? std::nullopt : from_base64(std::string_view(line).substr(0, blank));
     if (token) {
       const char* end = line.data() + line.size();
       const auto [at, error] = std::from_chars(line.data() + blank + 1, end, rank);
-      if (error != std::errc() || at != end) rank = most;
+      if (error != std::errc() || at != end) rank = most_tokens;
     }
-    if (!token || token->empty() || token->size() > longest || rank >= most || !ranks.emplace(*token, rank).second) {
+    if (!token || token->empty() || token->size() > longest || rank >= most_tokens ||
+        !ranks.emplace(*token, rank).second) {
       throw InputError(
           fmt::format("{}: line {} is \"{:.60}\", expected a token in base64 that is new, of {} bytes at most, and its "
-                      "rank below 2^24",
+                      "rank below 2^22",
                       path.string(), number, line, longest));
     }
   }

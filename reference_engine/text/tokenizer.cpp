@@ -8,6 +8,7 @@
 #include "checkpoint/gguf_model.hpp"
 #include "support/errors.hpp"
 #include "support/json.hpp"
+#include "support/text_file.hpp"
 #include "support/utf8.hpp"
 #include "text/gguf_vocabulary.hpp"
 #include "text/sentence_piece.hpp"
@@ -56,7 +57,7 @@ struct Neighbours {
 Neighbours read_neighbours(const std::filesystem::path& folder) {
   Neighbours n;
   const std::filesystem::path path = folder / "tokenizer_config.json";
-  if (!std::filesystem::exists(path)) return n;
+  if (!is_there(path)) return n;
   const Json root = read_json(path);
   const Fields f(root, path.string());
   n.begins = f.flag("add_bos_token", true);
@@ -68,7 +69,9 @@ Neighbours read_neighbours(const std::filesystem::path& folder) {
     const Fields t(token, fmt::format("{}: added_tokens_decoder: {}", path.string(), id));
     const bool number =
         !id.empty() && id.size() < 9 && std::all_of(id.begin(), id.end(), [](char c) { return c >= '0' && c <= '9'; });
-    if (!number) f.refuse("added_tokens_decoder", "ids as names");
+    if (!number || std::stoul(id) >= most_tokens) {
+      f.refuse("added_tokens_decoder", "ids from 0 to 2^22 - 1 as names");
+    }
     AddedToken added;
     added.id = static_cast<std::uint32_t>(std::stoul(id));
     added.text = t.text("content");
@@ -84,8 +87,7 @@ Neighbours read_neighbours(const std::filesystem::path& folder) {
 /// Whether the code that its makers name beside a tokenizer is Moonshot's.
 bool is_kimis(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "tokenizer_config.json";
-  std::error_code none;
-  if (!std::filesystem::exists(path, none)) return false;
+  if (!is_there(path)) return false;
   const Json config = read_json(path);
   const std::string code = config.is_object() ? json_text(config.value("auto_map", Json())) : "";
   return code.find("tokenization_kimi") != std::string::npos || code.find("tokenization_moonshot") != std::string::npos;
@@ -117,10 +119,7 @@ std::shared_ptr<const Tokenizer> open_file(const std::filesystem::path& path) {
 }
 
 std::shared_ptr<const Tokenizer> open_in(const std::filesystem::path& folder) {
-  const auto has = [&](const char* name) {
-    std::error_code none;
-    return std::filesystem::exists(folder / name, none);
-  };
+  const auto has = [&](const char* name) { return is_there(folder / name); };
   if (has("tokenizer.json")) return open_file(folder / "tokenizer.json");
   if (has("tiktoken.model") && is_kimis(folder)) {
     return read_tiktoken(folder / "tiktoken.model", *word_rules("kimi-k2"), read_neighbours(folder).added);

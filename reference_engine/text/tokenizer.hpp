@@ -14,6 +14,9 @@
 
 namespace ferry::engine {
 
+/// That a tokenizer can have, sixteen times as many as any that is known: memory is taken for the highest.
+inline constexpr std::uint32_t most_tokens = 1U << 22U;
+
 /// What a model reads and writes. All calls from any thread.
 class Tokenizer {
  public:

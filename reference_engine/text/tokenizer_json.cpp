@@ -12,8 +12,6 @@
 namespace ferry::engine {
 namespace {
 
-constexpr std::uint32_t most_tokens = 1U << 24U;
-
 /// One object of the file, with the place where it stands.
 class Part {
  public:
@@ -28,9 +26,11 @@ class Part {
   Fields fields_;
 };
 
-/// Calls `each` for an object, or for each of a Sequence's.
+constexpr std::size_t most_parts = 100;  // in all Sequences within each other: a text goes through each of them
+
+/// Calls `each` for an object, or for each of a Sequence's. `seen`: so many parts are.
 template <class Call>
-void for_each_part(const Json& json, const std::string& where, const char* list, const Call& each) {
+void for_each_part(const Json& json, const std::string& where, const char* list, const Call& each, std::size_t& seen) {
   if (json.is_null()) return;
   const Part part(json, where);
   if (part.type() != "Sequence") {
@@ -38,9 +38,17 @@ void for_each_part(const Json& json, const std::string& where, const char* list,
     return;
   }
   const Json& all = part.fields().at(list);
-  if (!all.is_array() || all.size() > 100) part.fields().refuse(list, "a list of at most 100");
+  if (!all.is_array() || all.size() > most_parts - seen) {
+    part.fields().refuse(list, fmt::format("a list, and at most {} parts in all of them", most_parts));
+  }
+  seen += all.size();
   for (std::size_t i = 0; i < all.size(); ++i)
-    for_each_part(all[i], fmt::format("{}: {}[{}]", where, list, i), list, each);
+    for_each_part(all[i], fmt::format("{}: {}[{}]", where, list, i), list, each, seen);
+}
+template <class Call>
+void for_each_part(const Json& json, const std::string& where, const char* list, const Call& each) {
+  std::size_t seen = 0;
+  for_each_part(json, where, list, each, seen);
 }
 
 /// A "pattern": {"String": ...} or {"Regex": ...}.
@@ -212,11 +220,11 @@ Bpe read_model(const Part& model) {
   if (f.has("type") && model.type() != "BPE") model.refuse_type("BPE");
   const Json& vocab = f.at("vocab");
   if (!vocab.is_object() || vocab.size() > most_tokens)
-    f.refuse("vocab", "an object of at most 2^24 tokens, each with its id");
+    f.refuse("vocab", "an object of at most 2^22 tokens, each with its id");
   std::unordered_map<std::string, std::uint32_t> tokens;
   tokens.reserve(vocab.size());
   for (const auto& [text, id] : vocab.items()) {
-    if (!id.is_number_unsigned() || id >= most_tokens) f.refuse("vocab", "ids from 0 to 2^24 - 1");
+    if (!id.is_number_unsigned() || id >= most_tokens) f.refuse("vocab", "ids from 0 to 2^22 - 1");
     tokens.emplace(text, id.get<std::uint32_t>());
   }
   for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
@@ -231,7 +239,7 @@ Bpe read_model(const Part& model) {
     if (found != tokens.end()) options.unknown = found->second;
   }
   const Json& list = f.at("merges");
-  if (!list.is_array() || list.size() > most_tokens) f.refuse("merges", "a list of at most 2^24");
+  if (!list.is_array() || list.size() > most_tokens) f.refuse("merges", "a list of at most 2^22");
   std::vector<Bpe::Merge> merges;
   merges.reserve(list.size());
   for (std::size_t i = 0; i < list.size(); ++i) {

@@ -76,6 +76,9 @@ std::map<std::string, WordRules> make_rules() {
   add({"deepseek-v3", "hunyuan-dense", "joyai-llm"}, {deepseek_v3()});
   add({"kimi-k2"}, {kimi()});
   add({"afmoe"}, {trinity()});
+  add({"exaone-moe"}, {{std::string(endings) +
+                        R"(|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?)"
+                        R"(|\s*[\r\n]|\s+(?!\S)|\s+)"}});
   add({"default"},
       {{R"([\p{P}\$\+<=>\^~\|]+)", R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))",
         R"(\p{N}+)", R"([0-9][0-9][0-9])"}});

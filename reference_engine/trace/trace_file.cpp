@@ -12,6 +12,7 @@
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "ferry/error.hpp"
@@ -38,6 +39,13 @@ const char* bytes_of(const std::byte* data) {
   return reinterpret_cast<const char*>(data);
 }
 
+/// A policy would make plausible decisions of what is none.
+template <class T>
+void check_numbers(const std::filesystem::path& path, const std::string& name, std::span<const T> all) {
+  const auto odd = std::find_if(all.begin(), all.end(), [](T value) { return std::isnan(value); });
+  if (odd != all.end()) refuse(path, fmt::format("tensor \"{}\": [{}] is no number", name, odd - all.begin()));
+}
+
 /// A tensor of a Ferry trace, as a span of the mapped file.
 template <class T>
 std::span<const T> span_of(const Safetensors& file, const std::string& name, const char* type,
@@ -55,7 +63,9 @@ std::span<const T> span_of(const Safetensors& file, const std::string& name, con
                        "ferry, which pads the header",
                        name, alignof(T)));
   }
-  return {reinterpret_cast<const T*>(t.data), t.elements()};
+  const std::span<const T> all(reinterpret_cast<const T*>(t.data), t.elements());
+  if constexpr (std::is_floating_point_v<T>) check_numbers(file.path(), name, all);
+  return all;
 }
 
 /// What an index of an array is made of is copied out of a mapped file before it is checked, for it could change behind
@@ -171,6 +181,7 @@ std::unique_ptr<TraceFile> import_safetensors(const std::filesystem::path& path,
       refuse(path, "tensor \"weights\": expected F16 or F32 in the shape of \"experts\"");
     }
     made->weights = weights.to_floats();
+    check_numbers<float>(path, "weights", made->weights);
   }
   if (file.tensors().contains("phase")) {
     const Tensor& phase = file.at("phase");

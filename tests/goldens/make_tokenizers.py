@@ -20,6 +20,7 @@ import io
 import json
 import logging
 import pathlib
+import re
 import sys
 import unicodedata
 
@@ -939,6 +940,31 @@ def gemma4_gguf():
     write_gguf("gemma4", "gemma4", fill, "gemma4", [special.special_token_ids["bos"]])
 
 
+def expect_cut(name, model, users):
+    """Of a GGUF file, whose user-defined tokens cut a text before the library sees it: it puts a blank in front of each part."""
+    numbers = {t: model.piece_to_id(t) for t in users}
+    cut = re.compile("(" + "|".join(map(re.escape, sorted(users, key=len, reverse=True))) + ")")
+    encode = lambda text: [i for part in cut.split(text) if part
+                           for i in ([numbers[part]] if part in numbers else model.encode(part, out_type=int))]
+
+    def decode(ids):
+        made, run = "", []
+        for i in [*ids, None]:
+            if i is not None and i not in numbers.values():
+                run.append(i)
+                continue
+            made += model.decode(run) if run else ""
+            made += model.id_to_piece(i) if i is not None else ""
+            run = []
+        return made
+
+    own = own_texts([token(t) for t in users])
+    texts = ALL + own
+    ids = [encode(text) for text in texts]
+    write(OUT / "gguf" / f"{name}.expected.json", {"own": own, "ids": ids, "decoded": changes(ids, texts, decode),
+                                                   "long": fingerprint(encode(LONG))})
+
+
 def sentencepiece_gguf(name, kind, model, architecture, space_prefix):
     tokens, scores, types = [], [], []
     users = USERS if kind == "spm_bpe" else []
@@ -972,6 +998,9 @@ def sentencepiece_gguf(name, kind, model, architecture, space_prefix):
             writer.add_add_space_prefix(space_prefix)
 
     write_gguf(name, architecture, fill, kind, [1])
+    if users:
+        expect_cut(name, model, users)
+        KINDS[-1]["expected"] = f"gguf/{name}.expected.json"
 
 
 def hunyuan_gguf(ranks, numbers):

@@ -122,6 +122,16 @@ TEST_CASE("rope types, by their definitions") {
   CHECK(plain.frequency[4] == doctest::Approx(0.1));  // 100^(-8/16)
   CHECK(rope({{"rope_type", "linear"}, {"rope_theta", 100.0}, {"factor", 4.0}}).frequency[4] == doctest::Approx(0.025));
   CHECK(rope({{"rope_type", "dynamic"}, {"rope_theta", 100.0}, {"factor", 4.0}}).frequency == plain.frequency);
+  // Who stretches a model need not say its new context twice, as Qwen3's makers do not.
+  const auto context = [](const Json& parameters) {
+    return read("qwen3_moe", {{"max_position_embeddings", 80}, {"rope_parameters", parameters}}).context;
+  };
+  Json yarn = {{"rope_type", "yarn"}, {"rope_theta", 100.0}, {"factor", 4.0}};
+  CHECK(context(yarn) == 80);
+  yarn["original_max_position_embeddings"] = 64;
+  CHECK(context(yarn) == 256);
+  yarn["original_max_position_embeddings"] = 10;
+  CHECK(context(yarn) == 80);
   const Json fixed = {{"type", "dynamic"}, {"alpha", 10.0}};  // Hunyuan's alone
   const ModelConfig stretched =
       read("hunyuan_v1_moe", {{"rope_parameters", left_out}, {"rope_scaling", fixed}, {"rope_theta", 100.0}});
@@ -237,6 +247,11 @@ TEST_CASE("windows, chunks and kinds of layers") {
   CHECK(read("exaone_moe", {{"sliding_window_pattern", "LLG"}}).layer[2].window == 16);  // its layer_types say it
   CHECK(says(refused_family("exaone_moe", {{"layer_types", left_out}, {"sliding_window_pattern", "LLG"}}),
              {"field \"sliding_window_pattern\": expected a whole number"}));
+}
+
+TEST_CASE("heads of an odd size are refused by the field that makes them so") {
+  CHECK(says(refused_family("olmoe", {{"hidden_size", 60}, {"num_attention_heads", 4}, {"num_key_value_heads", 4}}),
+             {"field \"hidden_size\": expected an even number for each of 4 heads, got 60"}));
 }
 
 TEST_CASE("heads of latent attention need not divide the hidden size") {
@@ -468,12 +483,13 @@ TEST_CASE("fields that nobody knows and tensors that nobody reads are named") {
   };
   add("model.layers.2.enorm.weight");  // of what predicts a second token
   add("vision_tower.patch.weight");
+  add("model.mtp_block.0.input_layernorm.weight");  // of ERNIE's
   c.config["unheard_of"] = true;
   c.write(folder.path());
   const CpuModel model(folder.path());
   REQUIRE(model.notes().size() == 2);
   CHECK(
-      says(model.notes()[0], {"2 tensors are not used, from \"model.layers.2.enorm.weight\" to \"vision_tower.patch"}));
+      says(model.notes()[0], {"3 tensors are not used, from \"model.layers.2.enorm.weight\" to \"vision_tower.patch"}));
   CHECK(says(model.notes()[1], {"field \"unheard_of\" is not known"}));
   for (const std::string name : {"model.layers.1.self_attn.q_norm.weight", "model.extra.weight", "lm_head.bias",
                                  "model.layers.0.block_sparse_moe.experts.4.w1.weight"}) {

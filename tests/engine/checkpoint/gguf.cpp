@@ -170,7 +170,7 @@ TEST_CASE("blocks stay blocks, and compute what the floats that they stand for c
 
 namespace {
 
-enum class Experts { as_they_are, gates_with_ups, one_by_one };
+enum class Experts { as_they_are, gates_with_ups, one_by_one, and_attention_in_one };
 
 /// The same model with all of its numbers as floats.
 std::string with_floats(const std::filesystem::path& path, Experts experts = Experts::as_they_are) {
@@ -195,6 +195,21 @@ std::string with_floats(const std::filesystem::path& path, Experts experts = Exp
     end = std::min(end, content.find(text(own_name)));
     const std::vector<float> all = t.to_floats();
     const std::size_t at = own_name.find("_exps");
+    if (const std::size_t q = own_name.find(".attn_q."); experts == Experts::and_attention_in_one) {
+      if (own_name.find(".attn_k.") != std::string::npos || own_name.find(".attn_v.") != std::string::npos) continue;
+      std::vector<float> together = all;
+      std::vector<std::uint64_t> shape = t.shape;
+      for (const char* other : {".attn_k.", ".attn_v."}) {
+        if (q == std::string::npos) break;
+        const Tensor& more = file.at(std::string(own_name).replace(q, 8, other));
+        const std::vector<float> values = more.to_floats();
+        together.insert(together.end(), values.begin(), values.end());
+        shape[0] += more.shape[0];
+      }
+      add(q == std::string::npos ? own_name : std::string(own_name).replace(q, 8, ".attn_qkv."), shape,
+          together.data());
+      continue;
+    }
     if (at == std::string::npos || experts == Experts::as_they_are) {
       add(own_name, t.shape, all.data());
       continue;
@@ -274,6 +289,20 @@ TEST_CASE("experts' gates and ups may be one tensor, and experts a tensor each")
   }
 }
 
+TEST_CASE("queries, keys and values may be one tensor, with their biases, too") {
+  const TemporaryFolder folder;
+  for (const char* name : {"mixtral-bf16", "qwen2_moe-bf16", "qwen3_moe-q8_0", "gpt_oss-bf16"}) {
+    CAPTURE(std::string(name));
+    const auto made = [&](Experts how) {
+      write_file(folder.path() / "m.gguf", with_floats(gguf(name), how));
+      CpuModel model(folder.path() / "m.gguf");
+      CHECK(model.notes().empty());
+      return generated(model, {256, 84, 104, 101, 32});
+    };
+    CHECK(made(Experts::and_attention_in_one).logits == made(Experts::as_they_are).logits);
+  }
+}
+
 TEST_CASE("the gate of a shared expert may be a matrix of one row, or the row") {
   for (const std::string& shape : {number<std::uint32_t>(1) + number<std::uint64_t>(8),
                                    number<std::uint32_t>(2) + number<std::uint64_t>(8) + number<std::uint64_t>(1)}) {
@@ -298,6 +327,8 @@ TEST_CASE("GGUF files that are not are refused with what is wrong") {
   CHECK(says(refused(small_file(32)), {"lies at 32 of 68 bytes"}));
   CHECK(says(refused(small_file(7)), {"expected a multiple of 32"}));
   CHECK(says(refused(small_file(0, "", 0, 99)), {"\"w\" is of type 99"}));
+  CHECK(says(refused(small_file(0, "", 0, 40)), {"\"w\" is NVFP4, which is not supported"}));
+  CHECK(says(refused(small_file(0, "", 0, 31)), {"\"w\" is Q4_0_4_4, which is not supported"}));
   CHECK(says(refused(small_file(0, "", 0, 8, 33)), {"Q8_0 with 33 columns, expected a multiple of 32"}));
   CHECK(says(refused(small_file(0, "", 0, 8, 0)), {"dimension 0 is 0"}));
   CHECK(says(refused(small_file(0, "", 0, 8, std::uint64_t{1} << 60U)), {"2^48 elements"}));
@@ -353,7 +384,8 @@ struct Described {
   std::vector<std::string> more;
   std::vector<std::pair<std::string, std::vector<float>>> tensors;
   std::uint32_t experts = 4;
-  float rope_base = 100;  ///< 0: none is said
+  float rope_base = 100;       ///< 0: none is said
+  std::uint32_t qkv_rows = 0;  ///< of a first layer's queries, keys and values in one; 0: they are not there
 
   [[nodiscard]] ModelConfig read() const {
     const TemporaryFolder folder;
@@ -379,12 +411,18 @@ struct Described {
     }
     entries.push_back(real(arch + ".attention.layer_norm_rms_epsilon", 1e-5F));
     if (rope_base > 0) entries.push_back(real(arch + ".rope.freq_base", rope_base));
-    std::string out = "GGUF" + number<std::uint32_t>(3) + number<std::uint64_t>(1 + tensors.size()) +
+    std::string out = "GGUF" + number<std::uint32_t>(3) +
+                      number<std::uint64_t>(1 + tensors.size() + (qkv_rows > 0 ? 1 : 0)) +
                       number<std::uint64_t>(entries.size());
     for (const std::string& e : entries) out += e;
     out += text("token_embd.weight") + number<std::uint32_t>(2) + number<std::uint64_t>(32) + number<std::uint64_t>(4) +
            number<std::uint32_t>(0) + number<std::uint64_t>(0);
     std::string data(512, '\0');
+    if (qkv_rows > 0) {
+      out += text("blk.0.attn_qkv.weight") + number<std::uint32_t>(2) + number<std::uint64_t>(32) +
+             number<std::uint64_t>(qkv_rows) + number<std::uint32_t>(0) + number<std::uint64_t>(data.size());
+      data.resize(data.size() + std::size_t{qkv_rows} * 128);
+    }
     for (const auto& [name, values] : tensors) {
       const bool matrix = name.find("shexp") != std::string::npos;  // of 32 columns
       out += text(name) + number<std::uint32_t>(matrix ? 2 : 1);
@@ -573,6 +611,24 @@ TEST_CASE("what GGUF files leave out is what llama.cpp takes, and not what confi
   CHECK(v3.gate.groups == 1);
   CHECK(v3.moe_layer_count() == 4);
   CHECK(v3.shared_width == 0);
+  // Groups, factors and scales of 0 are none; groups that an architecture does not choose from are refused.
+  for (const std::string arch : {"llama", "qwen3moe", "glm4moe", "dots1", "gpt-oss"}) {
+    CAPTURE(arch);
+    CHECK(Described{arch, {whole(arch + ".expert_group_count", 0)}, {}}.read().gate.groups == 1);
+    CHECK(Described{arch, {real(arch + ".expert_weights_scale", 0)}, {}}.read().routed_scale == 1);
+    const Described groups{
+        arch, {whole(arch + ".expert_group_count", 2), whole(arch + ".expert_group_used_count", 1)}, {}};
+    if (arch == "glm4moe" || arch == "dots1") {
+      CHECK(groups.read().gate.groups == 2);
+    } else {
+      CHECK(says(groups.refusal(), {arch + ".expert_group_count", "expected 1, this architecture's"}));
+    }
+    if (arch == "gpt-oss") continue;
+    const std::string linear = text(arch + ".rope.scaling.type") + number<std::uint32_t>(8) + text("linear");
+    CHECK(Described{arch, {linear}, {}}.read().rope.frequency == Described{arch, {}, {}}.read().rope.frequency);
+  }
+  const Described odd{"qwen3moe", {whole("qwen3moe.attention.head_count_kv", 2)}, {}, 4, 100, 47};
+  CHECK(says(odd.refusal(), {"\"blk.0.attn_qkv.weight\"", "8 heads of queries and 2 of keys and of values, 4 each"}));
   const ModelConfig oss = Described{"gpt-oss", {}, {}}.read();
   CHECK(oss.rope.frequency == std::vector<double>{1, tenth});
   CHECK(oss.rope.scale == 1);

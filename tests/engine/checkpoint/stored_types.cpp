@@ -244,6 +244,13 @@ TEST_CASE("what other quantizers make of a checkpoint is refused by name") {
     return refusal("config.json", [&] { static_cast<void>(read_model_config(folder.path())); });
   };
   CHECK(refused(fp8["quantization_config"]).empty());
+  Json published = fp8["quantization_config"];  // as of MiniMax-M2 and Qwen3.5-MoE
+  published["fmt"] = "float8_e4m3fn";
+  published["act_per_tensor"] = published["weight_per_tensor"] = false;
+  CHECK(refused(published).empty());
+  published["weight_per_tensor"] = true;
+  CHECK(says(refused(published), {"field \"weight_per_tensor\": expected false"}));
+  CHECK(says(refused({{"quant_method", "fp8"}, {"fmt", "e5m2"}}), {"field \"fmt\": expected \"e4m3\""}));
   CHECK(says(refused({{"quant_method", "gptq"}, {"bits", 4}}),
              {"field \"quant_method\": expected \"fp8\" or \"mxfp4\""}));
   CHECK(says(refused({{"bits", 4}}), {"quantization_config: field \"quant_method\" is missing"}));

@@ -28,6 +28,7 @@ class Folder {
     test::write_file(folder_.path() / name, content);
     return *this;
   }
+  void links(const char* name, const char* to) { std::filesystem::create_symlink(to, folder_.path() / name); }
   [[nodiscard]] ChatTemplate open() const { return {folder_.path(), *tokenizer_}; }
 
  private:
@@ -54,6 +55,10 @@ TEST_CASE("a template is found where models have it") {
   CHECK(f.open().render(messages()) == "config Hi");
   CHECK(f.open().stops().empty());
 
+  SUBCASE("a link to nothing is refused, for what it was to bring may be what the model needs") {
+    f.links("chat_template.jinja", "/nowhere/blob");
+    CHECK_THROWS_WITH_AS(f.open(), doctest::Contains("chat_template.jinja: cannot be read"), InputError);
+  }
   SUBCASE("a file of its own comes before the one in tokenizer_config.json") {
     f.has("chat_template.jinja", "file {{ messages[0].content }}{{ eos_token }}");
     CHECK(f.open().source() == "chat_template.jinja");

@@ -160,16 +160,17 @@ TEST_CASE("Gemma's pairs are of characters, and what is unknown becomes bytes") 
              {"tokenizer.ggml.merges[0] is \"a x\", expected two tokens that make a third"}));
 }
 
-TEST_CASE("what ends a text beside the end token is told by the names of control tokens") {
+TEST_CASE("what ends a text beside the end token is told by the names of tokens, whatever the file says they are") {
   const TemporaryFolder folder;
   const auto ends = [&](const std::vector<Token>& tokens) {
     return read_generation_config(vocabulary(folder, "qwen3moe", "gpt2", "qwen2", tokens, 0)).end_tokens;
   };
-  CHECK(ends({{"<|im_end|>", control}, {"<|endoftext|>", control}, {"<|im_start|>", control}, {"[EOS]"}}) == Ids{1, 0});
+  CHECK(ends({{"<|im_end|>", control}, {"<|endoftext|>", control}, {"<|im_start|>", control}, {"[EOS]"}}) ==
+        Ids{1, 0, 3});
   CHECK(ends({{"</s>", control}, {"<|end|>", control}, {"a"}}) == Ids{1});
   CHECK(ends({{"<|return|>", control}, {"<|call|>", control}, {"<|end|>", control}}) ==
         Ids{1, 0});  // a turn has several
-  CHECK(ends({{"<turn|>", control}, {"<|tool_response>", 4}, {"<eos>", control}, {"<|end|>", 4}}) == Ids{2, 0, 1});
+  CHECK(ends({{"<turn|>", control}, {"<|tool_response>", 4}, {"<eos>", control}, {"<|end|>", 4}}) == Ids{2, 0, 3, 1});
   CHECK(ends({{"a"}}).empty());
 }
 

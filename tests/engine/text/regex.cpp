@@ -90,7 +90,9 @@ TEST_CASE("what Oniguruma reads otherwise than PCRE2 is read as Oniguruma does")
   CHECK(marked("a{2}", "aaa") == "[aa]a");
   CHECK(marked("a{x", "a{x") == "[a{x]");
   // Letters, marks and scripts.
-  CHECK(marked(R"(\w+)", "\u0915\u093f\u00b2") == "[\u0915\u093f]\u00b2");
+  CHECK(marked(R"(\w+)", "\u0915\u093f\u00b2 \u24d0b") == "[\u0915\u093f\u00b2] [\u24d0b]");
+  CHECK(marked(R"(\d(?=\b))", "1\ufe0f\u20e3 2 3\u0300 4\u00b2") == "1\ufe0f\u20e3 [2] 3\u0300 4\u00b2");
+  CHECK(marked(R"(\d\B)", "1\ufe0f\u20e3 2 3\u0300") == "[1]\ufe0f\u20e3 2 [3]\u0300");
   CHECK(marked(R"([\w]+)", "1\u00b2") == "[1]\u00b2");
   CHECK(marked(R"(\W)", "a-") == "a[-]");
   CHECK(marked(R"(\p{Han})", "\u3220\u4e2d") == "\u3220[\u4e2d]");

@@ -49,7 +49,7 @@ std::string raw_bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
-/// Bit for bit: NaNs are themselves, and -0 is not 0.
+/// Bit for bit: -0 is not 0.
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
@@ -235,7 +235,7 @@ std::unique_ptr<TraceFile> filled(const Wanted& w, std::uint64_t seed) {
   auto floats = [&](std::vector<float>& to, std::size_t each) {
     to = random.scores(tokens * layers * each);
     // No value is too odd to be kept.
-    const float odd[] = {std::nanf("7"), -0.0F, std::numeric_limits<float>::infinity(),
+    const float odd[] = {1e-40F, -0.0F, std::numeric_limits<float>::infinity(),
                          std::numeric_limits<float>::denorm_min(), -1e38F};
     for (std::size_t i = 0; i < std::size(odd); ++i) to[i * 7 % to.size()] = odd[i];
   };
@@ -797,15 +797,16 @@ TEST_CASE("scores that are no numbers are replayed like others") {
                                                : -1e38F; }};
   for (const auto& fill : fills) {
     RawTrace raw;
-    for (const char* name : {"weights", "scores", "predicted", "partial"}) {
-      std::vector<float> values(raw.at(name).bytes.size() / 4);
-      for (std::size_t i = 0; i < values.size(); ++i) values[i] = fill(i);
-      raw.at(name).bytes = raw_bytes(values);
-    }
     raw.model["expert_bytes"] = {{100, 300, 500, 1000}};
     const TemporaryFolder folder;
     write_file(folder.path() / "odd.safetensors", raw.file());
-    const TraceFile file(folder.path() / "odd.safetensors");
+    TraceFile file(folder.path() / "odd.safetensors");
+    std::vector<std::vector<float>> odd;
+    for (auto* part : {&file.trace.weights, &file.trace.scores, &file.trace.predicted, &file.trace.partial}) {
+      std::vector<float>& values = odd.emplace_back(part->size());
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = fill(i);
+      *part = values;
+    }
     for (const char* stack : {"lru", "cross-layer-lru", "moe-infinity", "hybrimoe", "fate", "hobbit+dynamic",
                               "hobbit-cooperative", "importance+ce", "importance+pre", "importance-driven"}) {
       CAPTURE(stack);
@@ -816,6 +817,19 @@ TEST_CASE("scores that are no numbers are replayed like others") {
         CHECK(says(e.what(), {"predicts 2 layers ahead"}));
       }
     }
+  }
+}
+
+TEST_CASE("a file whose scores or weights are no numbers is refused by the tensor's name") {
+  for (const char* name : {"weights", "scores", "predicted", "partial"}) {
+    RawTrace raw;
+    std::vector<float> values(raw.at(name).bytes.size() / 4, 0.25F);
+    values[5] = std::numeric_limits<float>::quiet_NaN();
+    raw.at(name).bytes = raw_bytes(values);
+    const TemporaryFolder folder;
+    write_file(folder.path() / "odd.safetensors", raw.file());
+    CHECK(says(refusal("odd.safetensors", [&] { const TraceFile file(folder.path() / "odd.safetensors"); }),
+               {fmt::format("tensor \"{}\": [5] is no number", name)}));
   }
 }
 
@@ -1205,6 +1219,12 @@ TEST_CASE("damaged safetensors of others are refused by name") {
     });
   };
   CHECK(says(retyped("experts", "U8", {7, 4, 2}, 56), {"has 4 layers, but --shape tiny has 3"}));
+  CHECK(says(refused_import([](RawTrace& r) {
+               std::vector<float> values(42, 0.5F);
+               values[7] = std::numeric_limits<float>::quiet_NaN();
+               r.tensors.push_back({"weights", "F32", {7, 3, 2}, raw_bytes(values)});
+             }),
+             {"tensor \"weights\": [7] is no number"}));
   CHECK(says(retyped("experts", "U8", {7, 3, 5}, 105), {"top_k is 5, expected 1 to 4"}));
   CHECK(says(retyped("experts", "U8", {7, 3, 0}, 0), {"k is 0"}));
   CHECK(says(refused_import([](RawTrace& r) {
