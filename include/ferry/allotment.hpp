@@ -32,6 +32,7 @@ struct ModelShape : Shape {
   }
   /// Of some adjacent layers, or all.
   [[nodiscard]] std::uint64_t experts_in(std::uint32_t first, std::uint32_t count) const {
+    validate_layers("layer_experts", layer_experts, experts);
     std::uint64_t sum = 0;
     for (std::uint32_t l = first; l < first + count; ++l) sum += experts_of(l);
     return sum;
@@ -77,7 +78,6 @@ struct ModelShape : Shape {
          "their sum (Mixtral), Renormalise::no for one that does not (Qwen1.5-MoE)");
     need(std::uint64_t{max_rows} * experts <= 0xffffffffULL, "max_rows * experts must fit in 32 bits");
     validate_bytes();
-    validate_layers("layer_experts", layer_experts, experts);
     validate_layers("layer_top_k", layer_top_k, top_k);
     for (std::uint32_t l = 0; l < layers; ++l) {
       need(top_k_of(l) <= experts_of(l), "layer " + std::to_string(l) + " has a top_k of " +
@@ -95,6 +95,7 @@ struct ModelShape : Shape {
 
  private:
   void validate_bytes() const {
+    validate_layers("layer_experts", layer_experts, experts);
     if (expert_bytes.size() == 1 || expert_bytes.size() == layers) return;
     detail::fail<ConfigError>("model shape: expert_bytes has " + std::to_string(expert_bytes.size()) +
                               " entries, expected 1 or " + std::to_string(layers) + " (layers)");
@@ -185,7 +186,6 @@ constexpr std::uint8_t bit(Precision p) {
   return static_cast<std::uint8_t>(1U << static_cast<unsigned>(p));
 }
 }  // namespace part
-
 /// Precisions that live in the same slots: `Precision::int4 | Precision::int2`.
 struct PrecisionSet {
   std::uint8_t bits = 0;                                            ///< bit 1 << p for each Precision p
@@ -206,13 +206,13 @@ namespace part {
 inline std::uint64_t slot_for(const ModelShape& model, std::uint32_t layer, PrecisionSet set) {
   std::uint64_t bytes = 0;
   for (std::uint32_t p = 1; p < precision_count; ++p) {
-    if ((set.bits >> p & 1U) != 0) bytes = std::max(bytes, model.bytes(layer, static_cast<Precision>(p)));
+    if ((1U << p & set.bits) != 0) bytes = std::max(bytes, model.bytes(layer, static_cast<Precision>(p)));
   }
   if (bytes > 0) return ModelShape::slot_bytes(bytes);
   std::string names;
   for (const auto& [p, name] : {std::pair{Precision::int2, "INT2"}, std::pair{Precision::int4, "INT4"},
                                 std::pair{Precision::int8, "INT8"}, std::pair{Precision::full, "full precision"}}) {
-    if ((set.bits >> static_cast<unsigned>(p) & 1U) != 0) names += (names.empty() ? "" : " or ") + std::string(name);
+    if ((1U << static_cast<unsigned>(p) & set.bits) != 0) names += (names.empty() ? "" : " or ") + std::string(name);
   }
   detail::fail<ConfigError>("layer " + std::to_string(layer) + " has no experts in " + names +
                             ", for which slots were asked: expected a precision that the model is stored in");

@@ -209,8 +209,9 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `reset()`: the last live sequence has ended, and a step of others begins. What is kept by sequence begins anew. At
 ///    most `max_rows` live ones are noticed: others may go on.
 ///  - `saved(uses, rows, each)`: the gate asked for these experts (at least one) of a layer that has so many rows in this
-///    step, and each saved so much by where it was, or would have saved it in a slot. Called up to three times a layer,
-///    after `touch` and before `victim`.
+///    step, and each saved so much by where it was, or would have saved it in a slot. Called before `victim`, for those that
+///    are there (behind their `touch`), the misses (before theirs) and those on their way; in prefill with a
+///    predictor also for each expert that waits in a stream slot.
 ///  - `loaded(layer, loads, misses)`: of the misses of a layer so many are loaded, and the host computes the others. Called
 ///    once a layer, behind `saved`.
 ///  - `finished(layer)`: a layer is over. For what no plan has to wait for: it may run while the device computes.

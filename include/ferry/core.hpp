@@ -185,8 +185,8 @@ class Core {
   /// A sequence is over: policies forget what they kept for it.
   FERRY_HD void end_sequence(std::uint32_t sequence) noexcept {
     settle();
+    if (!live_.end(sequence)) return;
     if constexpr (part::EndsSequence<Predictor>) predictor_.end_sequence(sequence);
-    live_.end(sequence);
   }
 
   /// Fills free slots ahead of the first step, best first, by demand copies: the first plan's own queue

@@ -88,7 +88,7 @@ struct CoreConfig : CoreSettings {
     check("costs.host_start_ns", costs.host_start_ns);
   }
 
-  [[nodiscard]] bool selectable(std::uint32_t p) const { return (precision.precisions() >> p & 1U) != 0; }
+  [[nodiscard]] bool selectable(std::uint32_t p) const { return (1U << p & precision.precisions()) != 0; }
 
   void validate_pool(const Pool& pool) const {
     const std::string name = "the pool from layer " + std::to_string(pool.first_layer);

@@ -113,7 +113,7 @@ typedef struct ferry_options {
   const uint16_t* layer_top_k;   /* [layers], or NULL */
 
   /* Device memory for experts. */
-  uint64_t budget_bytes;
+  uint64_t budget_bytes; /* not read by resident stacks, which take what all experts do: the last of the slots' offsets says how much */
   uint32_t stream_slots; /* (2); with min(experts, max_rows * top_k) no task has freed_by */
 
   /* The machine, for stacks that weigh costs. A copy takes copy_start_ns + bytes / copy_bytes_per_s. */
@@ -289,7 +289,7 @@ FERRY_API ferry_status ferry_plan_routes(ferry_pipeline* pipe, uint16_t layer, c
 /* The layer `distance` (1, 2, ...) ahead of the one planned last, if a look-ahead for it from such rows is of use now; else
  * FERRY_NO_LAYER, behind which no farther one is. */
 FERRY_API uint16_t ferry_layer_ahead(const ferry_pipeline* pipe, uint8_t rows_from, uint16_t distance);
-/* Scores predicted for a later layer. For a predictor that reads no rows: select and weight NULL, count 0. */
+/* Scores predicted for a later layer. For a predictor that reads no rows: select and weight NULL, and `count` is not read. */
 FERRY_API ferry_status ferry_look_ahead(ferry_pipeline* pipe, const ferry_scores* predicted);
 /* Waits for the copy that the task reads, by the link's `wait`; of a resident task nothing. */
 FERRY_API ferry_status ferry_wait(ferry_pipeline* pipe, const ferry_task* task);

@@ -79,7 +79,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
     const Turn turn(calls_, "preload");
     calls_.preload();
     for (std::uint32_t p = precision_count - 1; p > 0; --p) {
-      if ((core_->precision().precisions() >> p & 1U) != 0) preload_at(static_cast<Precision>(p));
+      if ((1U << p & core_->precision().precisions()) != 0) preload_at(static_cast<Precision>(p));
     }
   }
 

@@ -77,7 +77,7 @@ class Residency {
     columns_ = 0;
     for (std::uint32_t p = 0; p < precision_count; ++p) {
       column_[p] = columns_;
-      if ((stored >> p & 1U) != 0) precision_of_[columns_++] = static_cast<Precision>(p);
+      if ((1U << p & stored) != 0) precision_of_[columns_++] = static_cast<Precision>(p);
     }
     stored_ = stored;
     carve(slots_, allotment.slots());
@@ -172,7 +172,7 @@ class Residency {
   }
   /// Prefetches that are queued or on the link.
   FERRY_HD std::uint32_t prefetches() const noexcept { return prefetch_.size(); }
-  /// How many those are. O(E / 64).
+  /// How many experts of a layer have a slot. O(E / 64).
   FERRY_HD std::uint32_t held(std::uint16_t layer) const noexcept { return held_.size(layer); }
   /// The number of a pool's first slot.
   FERRY_HD std::uint32_t first_slot(std::uint16_t pool) const noexcept { return pools_[pool].first; }

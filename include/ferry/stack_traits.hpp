@@ -10,7 +10,7 @@ struct StackTraits {
   bool predicts = false;             ///< look-aheads are of use to it
   bool caches = false;               ///< keeps experts in slots
   bool substitutes = false;          ///< may run other experts than the gate chose
-  bool skips = false;                ///< may leave out what the gate chose, by its weight
+  bool skips = false;                ///< may leave out what the gate chose, by its weight, or bring it with fewer bits
   bool preloads = false;             ///< its slots are to be filled before the first step
   bool computes_on_host = false;     ///< may leave misses to the host
   bool router_needs_scores = false;  ///< `plan` takes the scores of all experts, not routes
@@ -25,7 +25,7 @@ constexpr StackTraits traits_of() {
   t.predicts = part::predicts<P>();
   t.caches = part::caches<typename Stack::cache>();
   t.substitutes = part::substitutes<typename Stack::router>();
-  t.skips = part::skips<typename Stack::router>();
+  t.skips = part::skips<typename Stack::router>() || part::needs_unimportance<typename Stack::precision>();
   if constexpr (requires { Stack::preloads; }) t.preloads = Stack::preloads;
   t.computes_on_host = part::computes_on_host<typename Stack::scheduler>();
   t.router_needs_scores = part::needs_full_scores<typename Stack::router>();

@@ -129,7 +129,7 @@ struct HighAndLow {
 struct OnDemand : Stack<NoPrediction, LoadOnDemand, FixedPrecision, LoadEverything, TopK> {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
-    c.allotment = stream_only(c.model, budget);
+    c.allotment = stream_only(c.model, budget, held_precisions(c));
   }
 };
 

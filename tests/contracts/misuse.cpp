@@ -461,6 +461,11 @@ TEST_CASE("HostThread: a source that does not throw") {
 
 TEST_CASE("CommandBuffer: reports that do not go back") {
   CommandBuffer link(CommandBuffer::Progress::reported);
+  CHECK_THROWS_WITH_AS(link.report({Ticket{8}, Ticket{7}, Ticket{5}, 0}),
+                       "report: a copy that was not submitted, expected at most demand copy 0 and prefetch 0",
+                       UsageError);
+  for (const std::uint64_t ticket : {6U, 8U, 5U, 7U, 9U})
+    link.submit({Ticket{ticket}, full(0, 0), 0, Fence::none, ticket % 2 == 0});
   link.report({Ticket{8}, Ticket{7}, Ticket{5}, 0});
   link.report({Ticket{6}, Ticket{9}, Ticket{3}, 0});
   CHECK(link.seen().demand_landed == Ticket{8});

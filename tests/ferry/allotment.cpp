@@ -292,6 +292,14 @@ TEST_CASE("shapes that cannot be are refused by the field") {
   CHECK_THROWS_WITH_AS(m.validate(), "model shape: layer 0 has no bytes at full precision", ConfigError);
 }
 
+TEST_CASE("bytes and experts of a shape whose layers are not told are refused, not read from beyond its end") {
+  ModelShape m = model(40, 8, 2);
+  m.layer_experts = {8, 4};
+  const char* expected = "model shape: layer_experts has 2 entries, expected none or 40 (layers)";
+  CHECK_THROWS_WITH_AS(static_cast<void>(m.all_bytes()), expected, ConfigError);
+  CHECK_THROWS_WITH_AS(static_cast<void>(m.all_experts()), expected, ConfigError);
+}
+
 TEST_CASE("slots for a precision that no expert is stored at are refused by name") {
   ModelShape m = model(2, 4, 1);
   m.expert_bytes = {{0, 0, 0, 100, 200}};  // INT8 and full

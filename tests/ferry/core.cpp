@@ -886,6 +886,11 @@ TEST_CASE("a predictor is told of a plan behind it, once, ahead of whatever may 
   CHECK(listens.told == 4);
   f->abandon();
   CHECK(listens.told == 6);
+  f->end_sequence(0);  // again
+  f->end_sequence(12345);
+  CHECK(listens.told_at_end == 4);
+  f->end_sequence(1);
+  CHECK(listens.told_at_end == 6);
 }
 
 TEST_CASE("a queued prefetch of another precision than is wanted is taken back") {

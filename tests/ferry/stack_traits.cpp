@@ -27,6 +27,7 @@ TEST_CASE("what a stack is like is known without its type") {
   CHECK_FALSE(ours.cache_needs_scores);
   CHECK_FALSE(ours.skips);
   CHECK(lossy.skips);
+  CHECK(traits_of<stacks::Hobbit>().skips);  // by its precisions
   CHECK_FALSE(lossy.substitutes);
   CHECK_FALSE(lossy.router_needs_scores);
 }

@@ -82,6 +82,9 @@ using Slots = std::vector<std::uint32_t>;
 
 TEST_CASE("the baselines are laid out as they are used") {
   CHECK(set_up<OnDemand>(20 * 256).allotment.stream_slots == 8);
+  CoreConfig<OnDemand> int4;
+  int4.precision.precision = Precision::int4;
+  CHECK(set_up(4 * 64, int4).allotment.stream_slot_bytes == 64);
   CHECK(slots(set_up<LruCache>(14 * 256).allotment) == Slots{2, 2, 2, 2, 2, 2});
   CHECK(slots(set_up<LayerStream>(14 * 256).allotment) == Slots{12});
   CHECK(set_up<MixtralOffloading>(14 * 256).predictor.plain_top_k);

@@ -185,7 +185,7 @@ consteval void check_hooks() {
       "noexcept");
   FERRY_CHECK_HOOK(
       S, saves, Saves,
-      "Savings saves(Phase, View<const Request> resident, arriving, missing, const LayerCosts&) const noexcept");
+      "Savings saves(Phase, View<const Request> resident, misses, arriving, const LayerCosts&) const noexcept");
   FERRY_CHECK_HOOK(S, promotes, Promotes,
                    "bool promotes(const Request&, Nanoseconds more_saved, const LayerCosts&) const noexcept");
   static_assert(!SplitsSomehow<S> || WeighsLayers<S>,

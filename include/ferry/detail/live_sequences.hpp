@@ -7,7 +7,7 @@ namespace ferry::inline FERRY_ABI::detail {
 
 /// A small set of sequence numbers, so that policies can begin anew when the last one has ended: with the next step, since
 /// an engine may end a sequence in the middle of one.
-/// Room for `max_rows` sequences at a time; more are not noticed. `note` O(live), `end` O(live).
+/// Room for `max_rows` sequences at a time; more are not noticed by name. `note` O(live), `end` O(live).
 class LiveSequences {
  public:
   void reserve(Carver& carve, const Shape& shape) { carve(live_, shape.max_rows); }
@@ -20,24 +20,33 @@ class LiveSequences {
       if (count_ > 0 && live_[count_ - 1] == s) continue;  // the rows of a prompt
       std::uint32_t at = 0;
       while (at < count_ && live_[at] != s) ++at;
-      if (at == count_ && count_ < live_.size()) live_[count_++] = s;
+      if (at < count_) continue;
+      if (count_ < live_.size()) {
+        live_[count_++] = s;
+      } else {
+        more_ = true;
+      }
     }
     return anew;
   }
 
-  FERRY_HD void end(std::uint32_t sequence) noexcept {
+  /// Whether it may have been live.
+  FERRY_HD bool end(std::uint32_t sequence) noexcept {
     for (std::uint32_t i = 0; i < count_; ++i) {
       if (live_[i] != sequence) continue;
       live_[i] = live_[--count_];
       ended_ = true;
-      return;
+      more_ = more_ && count_ > 0;
+      return true;
     }
+    return more_;
   }
 
  private:
   Array<std::uint32_t> live_;
   std::uint32_t count_ = 0;
   bool ended_ = false;  ///< one has, since the last step began
+  bool more_ = false;   ///< than there is room for
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

@@ -2,6 +2,7 @@
 /// A link that only writes down what is to be done.
 #pragma once
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "ferry/concepts.hpp"
@@ -48,13 +49,16 @@ class CommandBuffer {
   /// After the commands have been taken.
   void clear() noexcept { commands_.clear(); }
   /// With Progress::reported: how far the other side has got. A dropped prefetch counts as begun and landed. What has
-  /// become known once stays known, so that reports may overtake each other.
-  void report(const Seen& seen) noexcept {
-    seen_.demand_landed = std::max(seen_.demand_landed, seen.demand_landed);
-    seen_.prefetch_begun = std::max(seen_.prefetch_begun, seen.prefetch_begun);
-    seen_.prefetch_landed = std::max(seen_.prefetch_landed, seen.prefetch_landed);
-    seen_.link_ns = seen.link_ns;
-    seen_.chunk_ns = seen.chunk_ns;
+  /// become known once stays known, so that reports may overtake each other. Throws UsageError for copies that were never
+  /// submitted, and with Progress::in_order.
+  void report(const Seen& seen) {
+    if (progress_ == Progress::in_order) detail::fail<UsageError>("report: commands are carried out in order");
+    if (seen.demand_landed > last_demand_ || seen.prefetch_begun > last_prefetch_ ||
+        seen.prefetch_landed > last_prefetch_) {
+      detail::fail<UsageError>("report: a copy that was not submitted, expected at most demand copy " +
+                               number(last_demand_) + " and prefetch " + number(last_prefetch_));
+    }
+    advance(seen);
   }
 
   // Link
@@ -62,7 +66,7 @@ class CommandBuffer {
   void submit(const Copy& copy) noexcept {
     commands_.push_back({Command::Kind::copy, copy});
     (copy.demand ? last_demand_ : last_prefetch_) = copy.ticket;
-    if (progress_ == Progress::in_order) report({last_demand_, last_prefetch_, last_prefetch_, 0});
+    if (progress_ == Progress::in_order) advance({last_demand_, last_prefetch_, last_prefetch_, 0});
   }
   void drop(Ticket ticket) noexcept { add(Command::Kind::drop, ticket, Fence::none); }
   [[nodiscard]] Seen seen() noexcept { return seen_; }
@@ -73,6 +77,14 @@ class CommandBuffer {
   }
 
  private:
+  static std::string number(Ticket ticket) { return std::to_string(static_cast<std::uint64_t>(ticket)); }
+  void advance(const Seen& seen) noexcept {
+    seen_.demand_landed = std::max(seen_.demand_landed, seen.demand_landed);
+    seen_.prefetch_begun = std::max(seen_.prefetch_begun, seen.prefetch_begun);
+    seen_.prefetch_landed = std::max(seen_.prefetch_landed, seen.prefetch_landed);
+    seen_.link_ns = seen.link_ns;
+    seen_.chunk_ns = seen.chunk_ns;
+  }
   void add(Command::Kind kind, Ticket ticket, Fence fence) {
     Command command;
     command.kind = kind;

@@ -30,7 +30,7 @@ namespace ferry::inline FERRY_ABI {
 /// everything goes to the host, which is how the engine comes to measure it; without a copy's nothing is loaded. In prefill,
 /// where all of a layer would be long on the host, one miss of several goes there, and copies of unknown time count as none.
 /// While the host's time is unknown a use saves a copy. In prefill it saves what one row's would in decode, if the layer had
-/// no other.
+/// no other; or a copy, where that takes less, for then no such row is left to the host.
 /// For `saves` all of a layer's experts count as equally long, and nothing as on its way.
 struct EarliestFinish {
   static constexpr bool needs_ordered_batches = true;
@@ -101,7 +101,10 @@ struct EarliestFinish {
       layer.host /= resident.size + misses.size + arriving.size;
     }
     if (layer.host == 0) return layer.copy > 0 ? Savings{layer.copy, layer.copy} : Savings{1, 1};
-    if (phase == Phase::prefill) return {layer.host - layer.device, layer.host - layer.device};
+    if (phase == Phase::prefill) {
+      const Nanoseconds saved = layer.host - layer.device, copied = layer.copy > 0 ? layer.copy : saved;
+      return saved < copied ? Savings{saved, saved} : Savings{copied, copied};
+    }
     const std::uint32_t there = resident.size, absent = misses.size + arriving.size, all = there + absent;
     const Nanoseconds now = ends(layer, there, absent, costs);
     const Nanoseconds less = there > 0 ? ends(layer, there - 1, absent + 1, costs) : now;

@@ -151,7 +151,9 @@ TEST_CASE("a command buffer that is carried out in order counts each copy as lan
   CHECK(in_order.seen().prefetch_landed == Ticket{9});
 
   CommandBuffer reported(CommandBuffer::Progress::reported);
+  reported.submit(copy(2, 1));
   reported.submit(copy(4, 1));
+  for (const std::uint64_t prefetch : {1U, 3U, 5U}) reported.submit(copy(prefetch, 1));
   CHECK(reported.seen().demand_landed == Ticket::none);
   reported.report({Ticket{4}, Ticket{3}, Ticket{1}, 50, 8});
   CHECK(reported.seen().demand_landed == Ticket{4});
@@ -165,6 +167,11 @@ TEST_CASE("a command buffer that is carried out in order counts each copy as lan
   CHECK(reported.seen().prefetch_landed == Ticket{1});
   CHECK(reported.seen().link_ns == 0);
   CHECK(reported.seen().chunk_ns == 0);
+  for (const Seen& wrong : {Seen{Ticket{6}}, Seen{Ticket{4}, Ticket{7}}, Seen{Ticket{4}, Ticket{5}, Ticket{7}}}) {
+    CHECK_THROWS_AS(reported.report(wrong), UsageError);
+  }
+  CHECK(reported.seen().demand_landed == Ticket{4});
+  CHECK_THROWS_AS(in_order.report({Ticket{4}}), UsageError);
 }
 
 TEST_CASE("whoever carries out a command buffer's commands has each expert in its slot when it runs") {

@@ -73,6 +73,7 @@ struct SmallTrace {
     trace.sequence_start = starts;
     trace.phase = phase;
     trace.experts8 = experts;
+    trace.weights = weights;
     trace.scores = scores;
     trace.choice_scores = choice_scores;
     trace.ahead = predicted.empty() ? std::uint16_t{0} : ahead;
@@ -86,7 +87,7 @@ struct SmallTrace {
   std::vector<std::uint8_t> experts, phase;
   std::vector<std::uint32_t> starts{0};
   std::uint16_t ahead = 3;
-  std::vector<float> scores, choice_scores, predicted, partial;
+  std::vector<float> weights, scores, choice_scores, predicted, partial;
 
  private:
   Trace trace;
@@ -510,6 +511,7 @@ TEST_CASE("timeline: predicted weights are those of the prediction, and decide i
   t.predict(0, 0, 1, {1, 2});
   t.predicted[1] = 0.8F;
   t.predicted[2] = 0.2F;
+  t.weights = {0.5F, 0.5F, 0.5F, 0.5F};
   Costs costs = hand();
   costs.work[0].expert_operations = 100'000;  // so that both have landed when they are asked for
   Simulation<stacks::HobbitPrefetch> s(with_slots<stacks::HobbitPrefetch>(t, 20), t.view(), costs, logged());
@@ -718,7 +720,12 @@ TEST_CASE("a trace that lacks what a stack reads is refused, with the tensor's n
   SmallTrace t(8, {{{0, 1}, {2, 3}}});
   CHECK(refusal<stacks::LruCache>(t).empty());
   CHECK(refusal<Skips>(t) ==
-        "the trace of small has no weights (tensor \"weights\"), by which this stack's router leaves out experts");
+        "the trace of small has no weights (tensor \"weights\"), by which this stack leaves out experts or brings them "
+        "with "
+        "fewer bits");
+  SmallTrace in_two = t;
+  in_two.shape.expert_bytes = {ExpertBytes{0, 0, 16, 0, 64}};
+  CHECK(refusal<stacks::Hobbit>(in_two) == refusal<Skips>(t));
   CHECK(refusal<stacks::MixtralOffloading>(t) ==
         "the trace of small predicts 0 layers ahead (tensor \"predicted\"), but this stack reads 1");
   t.ahead = 2;
