@@ -29,6 +29,11 @@ int main(int argc, char** argv) try {
   const auto config = table.configure(name, model, model.all_bytes() / 4);  // an unknown name is refused
   ferry::VirtualClock link(config->settings().model, {.bytes_per_s = 16'000'000'000});
   const auto pipe = config->start(link);
+  const ferry::StackTraits stack = pipe->traits();
+  if (stack.preloads) pipe->preload();
+  ferry::Costs costs;  // of the host, for stacks that leave experts to it
+  costs.host = {0, 5'000'000'000, 0};
+  costs.work = {{0, 0, 2'000'000}};
 
   std::mt19937 random(1);
   std::vector<float> all(std::size_t{6} * 16, 0.05F);  // [layers, experts], drifting from token to token
@@ -44,12 +49,21 @@ int main(int argc, char** argv) try {
       link.device(100'000);  // in place of attention and gate, which the host then reads
       link.sync();
       const ferry::Plan plan = pipe->plan(scores(layer));
+      link.host(plan.host, costs, 1);  // beside the device, from the host's copy
       pipe->look_ahead(ferry::RowSource::gate_input, [&](std::uint16_t ahead, std::uint16_t) { return scores(ahead); });
+      pipe->look_ahead();                        // for those that predict from counts
+      link.device(20'000 * plan.resident.size);  // in place of the experts
+      // A stack that reads partial hidden states gets their scores here: resident experts have run, others have not.
+      if (stack.rows[1] == ferry::RowSource::partial_hidden && layer + 1 < model.layers) {
+        pipe->look_ahead(ferry::RowSource::partial_hidden,
+                         [&](std::uint16_t ahead, std::uint16_t) { return scores(ahead); });
+      }
       for (const ferry::Task& task : plan.arriving) pipe->wait(task);
-      link.device(20'000 * (plan.resident.size + plan.arriving.size));  // in place of the experts
+      link.device(20'000 * plan.arriving.size);
       pipe->finish(layer);
     }
   }
+  pipe->end_sequence(sequence);
   const ferry::Outcomes& o = pipe->counters().of(ferry::Phase::decode);
   std::printf("%s: %.1f%% hits\n", name, 100 * o.hit_rate());
   return o.requests == 100 * 6 * 2 ? 0 : 1;

@@ -170,7 +170,8 @@ class Replay {
       refuse("has no gate scores of all experts (tensor \"scores\"), which this stack's router reads");
     }
     if (stack.skips && trace_.scores.empty() && trace_.weights.empty()) {
-      refuse("has no weights (tensor \"weights\"), by which this stack leaves out experts or brings them with fewer bits");
+      refuse(
+          "has no weights (tensor \"weights\"), by which this stack leaves out experts or brings them with fewer bits");
     }
     for (const RowSource rows : stack.rows) {
       if (!stack.predicts) break;
