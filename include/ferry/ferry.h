@@ -113,7 +113,7 @@ typedef struct ferry_options {
   const uint16_t* layer_top_k;   /* [layers], or NULL */
 
   /* Device memory for experts. */
-  uint64_t budget_bytes; /* not read by resident stacks, which take what all experts do: the last of the slots' offsets says how much */
+  uint64_t budget_bytes; /* not read by resident stacks: they take what all experts do */
   uint32_t stream_slots; /* (2); with min(experts, max_rows * top_k) no task has freed_by */
 
   /* The machine, for stacks that weigh costs. A copy takes copy_start_ns + bytes / copy_bytes_per_s. */
