@@ -352,12 +352,17 @@ TEST_CASE("what a layer saves, against placing it with one more or one less on t
   }
 }
 
-TEST_CASE("in prefill a use saves what it would alone, and while the host's time is unknown a copy") {
+TEST_CASE("in prefill a use saves what it would alone, but no more than a copy, as while the host's time is unknown") {
   const Requests one{one_request(0, 7, 300)};
   LayerCosts c = known_costs(5, 20, 0);
   CHECK(EarliestFinish::saves(Phase::prefill, as_view(one), as_view(one), {}, c).there == 15);
   c.host_row_ns = 10;  // of one row, not of seven
   CHECK(EarliestFinish::saves(Phase::prefill, {}, as_view(one), {}, c).absent == 15);
+  for (Nanoseconds& ns : c.host_ns) ns = 900;  // nobody would leave a row to it
+  CHECK(EarliestFinish::saves(Phase::prefill, as_view(one), {}, {}, c).there == 300);
+  const Requests unknown{one_request(0, 7, 0)};
+  CHECK(EarliestFinish::saves(Phase::prefill, as_view(unknown), {}, {}, c).there == 895);
+  for (Nanoseconds& ns : c.host_ns) ns = 20;
   CHECK(EarliestFinish::saves(Phase::decode, {}, as_view(one), {}, c).absent == 65);
   CHECK(EarliestFinish::saves(Phase::decode, {}, as_view(one), {}, {}).absent == 300);
 }
