@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ferry/detail/growing_weight.hpp"
+#include "ferry/detail/last_uses.hpp"
 #include "ferry/detail/next_uses.hpp"
 #include "ferry/detail/quick_memory.hpp"
 #include "ferry/detail/slot_experts.hpp"
@@ -37,6 +38,10 @@ namespace ferry::inline FERRY_ABI {
 /// if that ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); where that layer has none to give, since
 /// all are in use, below itself.
 ///
+/// All of this counts on what lasts. Where what was used last would have kept more of the uses of late than these ranks would, for
+/// all that it costs to bring it, experts are kept by their last use instead, until it no longer does (detail::LastUses): a prompt
+/// never is, and a layer's slots stay with it unless another's were used longer ago by more than a step.
+///
 /// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` says how much more a
 /// place saves with a miss than with who ranked least when one was sought last in decode; in a prompt, of which nothing may
 /// have been counted before, over as many steps as count once there were enough.
@@ -46,8 +51,8 @@ namespace ferry::inline FERRY_ABI {
 /// LRFU itself admits everything, and counts uses.
 ///
 /// Complexity: a use O(1); victim O(layers + experts of two); wanted O(layers + experts of each layer used since the last
-/// call); behind a layer detail::QuickMemory's; where w counts, detail::NextUses' of a layer. State: 28 bytes an expert of the
-/// pool's layers, 51 a layer, 8 a slot, and those two's.
+/// call); behind a layer detail::QuickMemory's and detail::LastUses'; where w counts, detail::NextUses' of a layer. State: 28 bytes
+/// an expert of the pool's layers, 51 a layer, 8 a slot, and those three's.
 ///
 /// Ambiguities resolved. In decode a use counts once an expert and step, however many rows chose it; prompts count as
 /// detail::GrowingWeight says, and change no w. Before the first misses w is 1. In a prompt a newcomer takes only a place of
@@ -63,6 +68,7 @@ class ExpectedSavings {
     first_layer_ = pool.first_layer;
     slots_.reserve(carve, pool);
     next_uses_.reserve(carve, pool.layers, pool.experts);
+    last_uses_.reserve(carve, pool.layers, pool.experts);
     quick_.reserve(carve, pool.layers, pool.experts, half_life, "ExpectedSavings");
     carve(counted_saved_, slots_.size());
     carve(saved_, slots_.size());
@@ -75,10 +81,13 @@ class ExpectedSavings {
   }
 
   FERRY_HD void begin_step(const Step& step) noexcept {
+    const bool was_prefill = prefill_;
     prefill_ = step.phase == Phase::prefill;
+    if (last_uses_.leads() && was_prefill != prefill_) all_changed();
     rows_ = layer_rows_ = step.sequence.size;
     present_ = no_layer;
     next_uses_.begin_step(step);
+    last_uses_.begin_step();
     quick_.begin_step(step);
     const bool divide = weight_.begin_step(step);
     if (divide) {
@@ -88,8 +97,7 @@ class ExpectedSavings {
       for (std::int64_t& saved : saved_) saved >>= shift;
       for (std::int64_t& rank : rank_) rank >>= shift;
       for (std::int64_t& counted : counted_saved_) counted >>= shift;
-      slots_.changed();
-      for (std::uint32_t l = 0; l < slots_.layers(); ++l) unknown_.add(0, static_cast<std::uint16_t>(l));
+      all_changed();
     }
     time_ += weight_() * weight_.steps();
   }
@@ -98,7 +106,10 @@ class ExpectedSavings {
 
   FERRY_HD void chosen(std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) noexcept {
     layer_rows_ = rows.size > 0 ? rows.size : rows_;
-    next_uses_.note(slots_.layer(layer), taken, rows);
+    const std::uint32_t l = slots_.layer(layer);
+    next_uses_.note(l, taken, rows);
+    const std::int64_t* const rank = rank_.data() + std::size_t{l} * slots_.experts();
+    if (!prefill_) last_uses_.note(l, taken, layer_rows_, rank, slots_.held(l));
   }
 
   FERRY_HD void saved(View<const Request> uses, std::uint32_t rows, Nanoseconds each) noexcept {
@@ -108,6 +119,7 @@ class ExpectedSavings {
     const std::int64_t units = each <= 0 ? 0 : ((each < second ? each : second) + 15) >> 4U;
     if (units == 0) return;
     last_ = units;
+    copy_ = uses[0].copy_ns / 16;
     each_[l] = units > each_[l] ? units : each_[l];
     unknown_.add(0, static_cast<std::uint16_t>(l));
     const std::int64_t worth = weight_() * units;
@@ -118,6 +130,7 @@ class ExpectedSavings {
       counted_saved_[at] += counted;
       saved_[at] += more;
       rank_[at] += more;
+      last_uses_.used(at);
       slots_.grew(r.want.id);
     }
   }
@@ -151,6 +164,7 @@ class ExpectedSavings {
   FERRY_HD void finished(std::uint16_t layer) noexcept {
     const std::uint32_t l = slots_.layer(layer);
     if (learns()) next_uses_.learn(l);
+    if (last_uses_.compare(price())) all_changed();
     const std::size_t first = std::size_t{l} * slots_.experts();
     if (!quick_.finish(l, counted_saved_.data() + first, time_, saved_.data() + first, rank_.data() + first)) return;
     unknown_.add(0, static_cast<std::uint16_t>(l));
@@ -160,6 +174,7 @@ class ExpectedSavings {
   FERRY_HD Nanoseconds gain(const Request& miss) const noexcept {
     // This use is not counted yet.
     const std::int64_t each = each_[slots_.layer(miss.want.id.layer)];
+    if (!prefill_ && last_uses_.leads()) return soon();
     if (!prefill_) return (rank(miss.want.id) + weight_() * each - least_) / weight_() * 16;
     const std::int64_t now = of_rows(weight_() * (each > 0 ? each : last_), layer_rows_, miss.rows);
     const float steps = 1.442695F * static_cast<float>(half_life) / static_cast<float>(time_);  // that count, of all
@@ -168,7 +183,7 @@ class ExpectedSavings {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
-    const detail::KeyIn key{rank_.data()};
+    const detail::KeyIn key{keys()};
     const std::uint32_t l = slots_.layer(incoming.id.layer);
     std::uint32_t slot = no_slot;
     if (prefill_) {
@@ -176,37 +191,44 @@ class ExpectedSavings {
     } else {
       slot = slots_.least(barred, key);
       if (slot != no_slot) least_ = rank(slots_[slot]);
-      if (learns() && slot != no_slot && slots_[slot].layer != incoming.id.layer) {
+      if (last_uses_.leads()) {
+        // As long ago as within its own layer, to a step: that layer's slots stay with it.
+        const std::uint32_t own = slots_.least_of(l, barred, key);
+        const std::int64_t here = key_of(own != no_slot ? slots_[own] : incoming.id);
+        if (slot != no_slot && key_of(slots_[slot]) + detail::LastUses::step >= here) slot = own;
+      } else if (learns() && slot != no_slot && slots_[slot].layer != incoming.id.layer) {
         const std::uint32_t own = slots_.least_of(l, barred, key);
         const std::int64_t here = rank(own != no_slot ? slots_[own] : incoming.id);
         if (!is_far_below(rank(slots_[slot]), here)) slot = own;
       }
     }
     if (slot == no_slot) return no_slot;
-    return rank(incoming.id) > rank(slots_[slot]) ? slot : no_slot;
+    return key_of(incoming.id) > key_of(slots_[slot]) ? slot : no_slot;
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     const ExpertId before = slots_[slot];
     if (before.expert != no_expert) unknown_.add(0, static_cast<std::uint16_t>(slots_.layer(before.layer)));
     unknown_.add(0, static_cast<std::uint16_t>(slots_.layer(what.id.layer)));
-    slots_.put(slot, what.id, rank_[slots_.index(what.id)]);
+    slots_.put(slot, what.id, key_of(what.id));
   }
 
   /// The absent expert that saved most, the lowest of those that tie; `no_expert` if none was ever used.
   FERRY_HD ExpertId wanted() noexcept {
-    unknown_.for_each(0, [&](std::uint16_t l) { most_expert_[l] = slots_.most_absent(l, saved_.data(), most_[l]); });
+    const std::int64_t* const most = last_uses_.leads() ? keys() : saved_.data();
+    unknown_.for_each(0, [&](std::uint16_t l) { most_expert_[l] = slots_.most_absent(l, most, most_[l]); });
     unknown_.clear(0);
     ExpertId best{0, no_expert};
-    std::int64_t most = 0;
+    std::int64_t highest = 0;
     for (std::uint32_t l = 0; l < slots_.layers(); ++l) {
-      if (most_[l] <= most) continue;
-      most = most_[l];
+      if (most_[l] <= highest) continue;
+      highest = most_[l];
       best = {static_cast<std::uint16_t>(first_layer_ + l), most_expert_[l]};
     }
     return best;
   }
 
   FERRY_HD Nanoseconds more_saved(ExpertId id, std::uint32_t slot) const noexcept {
+    if (last_uses_.leads()) return soon();
     const std::int64_t newcomer = saved_[slots_.index(id)];
     const std::int64_t there = slot == no_slot ? 0 : rank(slots_[slot]);
     const float both = (static_cast<float>(newcomer) + static_cast<float>(there)) / static_cast<float>(weight_());
@@ -224,7 +246,8 @@ class ExpectedSavings {
     if (loaded_ < 0 || loaded_ > all) return "ExpectedSavings: the share of misses that are loaded is out of range";
     if (const char* broken = next_uses_.check()) return broken;
     if (const char* broken = quick_.check()) return broken;
-    return slots_.check(detail::KeyIn{rank_.data()});
+    if (const char* broken = last_uses_.check()) return broken;
+    return slots_.check(detail::KeyIn{keys()});
   }
 
  private:
@@ -238,6 +261,24 @@ class ExpectedSavings {
   FERRY_HD std::int64_t of_rows(std::int64_t worth, std::uint32_t rows, std::uint32_t chose) const noexcept {
     return worth / rows * (chose < rows ? chose : rows) * weight_.steps();
   }
+  /// What experts are kept by.
+  FERRY_HD const std::int64_t* keys() const noexcept {
+    return last_uses_.leads() && !prefill_ ? last_uses_.keys() : rank_.data();
+  }
+  FERRY_HD std::int64_t key_of(ExpertId id) const noexcept { return keys()[slots_.index(id)]; }
+  FERRY_HD void all_changed() noexcept {
+    slots_.changed();
+    for (std::uint32_t l = 0; l < slots_.layers(); ++l) unknown_.add(0, static_cast<std::uint16_t>(l));
+  }
+  /// What it takes to bring what the host would compute, in uses: a quarter of its copy, for which the link has time.
+  FERRY_HD std::int64_t price() const noexcept {
+    constexpr std::int64_t most = 64;
+    const std::int64_t copies =
+        copy_ < most * last_ ? copy_ * detail::LastUses::one / last_ : most * detail::LastUses::one;
+    return copies / 4 * (256 - (loaded_ >> 16U)) / 256;
+  }
+  /// What is used now saves soon, where the last use tells most: as much as some uses.
+  FERRY_HD Nanoseconds soon() const noexcept { return last_ * 16 * detail::QuickMemory::span; }
   FERRY_HD std::int64_t rank(ExpertId id) const noexcept { return rank_[slots_.index(id)]; }
   /// With ranks as numbers of uses.
   FERRY_HD bool is_far_below(std::int64_t a, std::int64_t b) const noexcept {
@@ -248,6 +289,7 @@ class ExpectedSavings {
 
   detail::SlotExperts slots_;
   detail::NextUses next_uses_;
+  detail::LastUses last_uses_;
   detail::QuickMemory quick_;
   detail::GrowingWeight weight_;
   Array<std::int64_t> counted_saved_;  ///< [layers, experts], weighted
@@ -260,6 +302,7 @@ class ExpectedSavings {
   detail::ExpertSets learned_;         ///< one, of layers whose ranks are not what was saved alone
   std::int64_t time_ = 0;              ///< steps, weighted
   std::int64_t last_ = 1;              ///< what a use saved last
+  std::int64_t copy_ = 0;              ///< what its copy took, in the same units
   std::int64_t least_ = 0;             ///< rank of who had the least when a place was sought last
   std::int32_t loaded_ = all;          ///< of the misses of late
   std::int32_t counted_ = 0;           ///< layers with misses, at most as many as `loaded_` is the mean of

@@ -86,6 +86,8 @@ class SlotExperts {
     return std::uint32_t{of_model} - pool_.first_layer;
   }
   FERRY_HD std::uint32_t layers() const noexcept { return pool_.layers; }
+  /// How many experts of a layer have a slot.
+  FERRY_HD std::uint32_t held(std::uint32_t l) const noexcept { return held_.size(l); }
   FERRY_HD std::uint32_t experts() const noexcept { return pool_.experts; }
 
   /// The slot whose expert has the least `worth(key(index), layer)`, the lowest of those that tie, among those

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "support/cache_drive.hpp"
 #include "support/policies.hpp"
@@ -94,6 +95,78 @@ double soon_saved(Placed<ExpectedSavings>& policy, ExpertId id, double square = 
 }
 
 }  // namespace
+
+namespace {
+
+/// One layer of 16 experts with two slots, whose misses the host computes, and which the link brings behind that, one a step.
+struct OneLayer {
+  explicit OneLayer(Nanoseconds copy_ns) : copy_ns(copy_ns) {}
+
+  /// A step that uses one expert. Whether it was there.
+  bool use(std::uint16_t expert) {
+    const bool there = std::find(slots.begin(), slots.end(), expert) != slots.end();
+    policy->begin_step(StepOf(Phase::decode, 1));
+    const Route route{expert, 1.0F, no_expert};
+    policy->chosen(0, {&route, 1}, {});
+    Request r;
+    r.want = full(0, expert);
+    r.rows = 1;
+    r.copy_ns = copy_ns;
+    policy->saved({&r, 1}, 1, unit);
+    if (!there) policy->loaded(0, 0, 1);
+    policy->finished(0);
+    const ExpertId wanted = policy->wanted();
+    if (wanted.expert != no_expert) {
+      const std::uint8_t none[2] = {};
+      const auto free = std::find(slots.begin(), slots.end(), no_expert);
+      const std::uint32_t slot = free != slots.end() ? static_cast<std::uint32_t>(free - slots.begin())
+                                                     : policy->victim({wanted, Precision::full}, {none, 2});
+      if (slot != no_slot && policy->more_saved(wanted, free != slots.end() ? no_slot : slot) > 0) {
+        policy->replace(slot, {wanted, Precision::full}, false);
+        slots[slot] = wanted.expert;
+        ++brought;
+      }
+    }
+    REQUIRE(broken(*policy) == "");
+    return there;
+  }
+  int misses(int steps, const std::function<int(int)>& of) {
+    int missed = 0;
+    for (int i = 0; i < steps; ++i) missed += use(static_cast<std::uint16_t>(of(i))) ? 0 : 1;
+    return missed;
+  }
+
+  Placed<ExpectedSavings> policy{PoolShape{2, 0, 1, 16}};
+  std::vector<std::uint16_t> slots{no_expert, no_expert};
+  Nanoseconds copy_ns;
+  int brought = 0;
+};
+
+}  // namespace
+
+TEST_CASE("where what was used last has kept more, it is what stays, and no longer once it does not") {
+  OneLayer layer(unit);
+  const auto favourites = [](int i) { return i % 2; };
+  layer.misses(400, favourites);
+  CHECK(layer.misses(100, favourites) == 0);
+  const auto bursts = [](int i) { return 2 + i / 12 % 14; };
+  layer.misses(12 * 4, bursts);
+  CHECK(layer.misses(12 * 10, [&](int i) { return bursts(i + 12 * 4); }) == 10);  // the first use of each
+  // A loop of three, which by last use would be missed each time.
+  layer.misses(1200, [](int i) { return i % 3; });
+  CHECK(layer.misses(300, [](int i) { return i % 3; }) == 100);
+}
+
+TEST_CASE("what takes long to bring does not follow each use") {
+  const auto brought = [](Nanoseconds copy_ns) {
+    OneLayer layer(copy_ns);
+    layer.misses(400, [](int i) { return i % 2; });
+    layer.misses(300, [](int i) { return 2 + i / 3 % 14; });  // of bursts of three two uses may be served
+    return layer.brought;
+  };
+  CHECK(brought(unit) > 80);
+  CHECK(brought(40 * unit) < 40);
+}
 
 TEST_CASE("what was saved counts half after a half-life") {
   Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8}, decaying(10));
@@ -382,7 +455,8 @@ TEST_CASE("a place of another layer is taken if that ranks below the own layer's
       choose(policy, 1, {{second}}, loads);
     };
     for (int i = 0; i < 40; ++i) both(0, static_cast<std::uint16_t>(i < uses_there ? 0 : 1));
-    for (int i = 0; i < 60; ++i) both(1, 2);
+    for (int i = 0; i < 100; ++i)
+      both(i % 2 == 0 ? 1 : 3, i % 2 == 0 ? 2 : 3);  // by their last use all would be missed
     step(policy, {{1}}, loads);
     const std::uint8_t none[2] = {};
     return policy->victim(full(0, 1), {none, 1});
