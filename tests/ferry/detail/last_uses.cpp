@@ -126,8 +126,9 @@ TEST_CASE("random uses: what stacks of experts say, kept one by one, of eight a 
         UsedExperts together;
         for (UsedExperts& row : rows) {
           while (row.size() < k) {
-            const auto e =
-                static_cast<std::uint16_t>(random.chance(60) ? (s / 10 + row.size()) % experts : random.below(experts));
+            const auto e = static_cast<std::uint16_t>(random.chance(60)
+                                                          ? (static_cast<std::uint32_t>(s) / 10 + row.size()) % experts
+                                                          : random.below(experts));
             if (std::find(row.begin(), row.end(), e) == row.end()) row.push_back(e);
           }
           together.insert(together.end(), row.begin(), row.end());
