@@ -90,17 +90,13 @@ class RopeReader {
     frequencies(theta * std::pow(alpha, made_.width / (made_.width - 2.0)));
   }
 
+  static constexpr const char* original_name = "original_max_position_embeddings";
   /// Where both have it, the top level's counts, as in transformers, but for Phi-MoE.
   double original() const {
-    constexpr const char* name = "original_max_position_embeddings";
+    const char* const name = original_name;
     const std::uint32_t inside = rope_.has(name) ? rope_.whole(name, 1, 1U << 28U) : needs_.context;
     const std::uint32_t outside = config_.has(name) ? config_.whole(name, 1, 1U << 28U) : inside;
     return needs_.mscales && rope_.has(name) ? inside : outside;
-  }
-
-  bool says_original() const {
-    constexpr const char* name = "original_max_position_embeddings";
-    return rope_.has(name) || config_.has(name);
   }
 
   void yarn(double theta) {
@@ -111,7 +107,7 @@ class RopeReader {
     const double mscale = optional("mscale"), all = optional("mscale_all_dim");
     made_.factor = factor;
     made_.mscale_all_dim = all;
-    if (says_original()) made_.stretched_context = length * factor;
+    if (rope_.has(original_name) || config_.has(original_name)) made_.stretched_context = length * factor;
     if (rope_.has("attention_factor")) {
       made_.scale = rope_.number("attention_factor", 0);
     } else {

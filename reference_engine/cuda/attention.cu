@@ -158,14 +158,15 @@ __global__ void __launch_bounds__(threads, 2)
     __syncwarp();
 #pragma unroll
     for (std::uint32_t p = 0; p < parts; ++p) mixed[p] *= faded;
+    const float* value = values + std::uint64_t{place_of_first} * kv_width;
 #pragma unroll 8
     for (std::uint32_t i = 0; i < count; ++i) {
       const float w = shared_weights[warp][i];
-      const float* value = values + std::uint64_t{place_of(i)} * kv_width;
+      if (wraps && i == to_end) value = values - std::uint64_t{to_end} * kv_width;
 #pragma unroll
       for (std::uint32_t p = 0; p < parts; ++p) {
         const std::uint32_t element = p * lanes + lane;
-        if (element < value_dim) mixed[p] = fmaf(w, value[element], mixed[p]);
+        if (element < value_dim) mixed[p] = fmaf(w, value[std::uint64_t{i} * kv_width + element], mixed[p]);
       }
     }
     __syncwarp();  // the weights are used again

@@ -81,9 +81,9 @@ class ExpectedSavings {
   }
 
   FERRY_HD void begin_step(const Step& step) noexcept {
-    const bool was_prefill = prefill_;
+    const bool by_last_use = follows_last_use();
     prefill_ = step.phase == Phase::prefill;
-    if (last_uses_.leads() && was_prefill != prefill_) all_changed();
+    if (by_last_use != follows_last_use()) all_changed();
     rows_ = layer_rows_ = step.sequence.size;
     present_ = no_layer;
     next_uses_.begin_step(step);
@@ -174,7 +174,7 @@ class ExpectedSavings {
   FERRY_HD Nanoseconds gain(const Request& miss) const noexcept {
     // This use is not counted yet.
     const std::int64_t each = each_[slots_.layer(miss.want.id.layer)];
-    if (!prefill_ && last_uses_.leads()) return soon();
+    if (follows_last_use()) return soon();
     if (!prefill_) return (rank(miss.want.id) + weight_() * each - least_) / weight_() * 16;
     const std::int64_t now = of_rows(weight_() * (each > 0 ? each : last_), layer_rows_, miss.rows);
     const float steps = 1.442695F * static_cast<float>(half_life) / static_cast<float>(time_);  // that count, of all
@@ -191,7 +191,7 @@ class ExpectedSavings {
     } else {
       slot = slots_.least(barred, key);
       if (slot != no_slot) least_ = rank(slots_[slot]);
-      if (last_uses_.leads()) {
+      if (follows_last_use()) {
         // As long ago as within its own layer, to a step: that layer's slots stay with it.
         const std::uint32_t own = slots_.least_of(l, barred, key);
         const std::int64_t here = key_of(own != no_slot ? slots_[own] : incoming.id);
@@ -214,7 +214,7 @@ class ExpectedSavings {
 
   /// The absent expert that saved most, the lowest of those that tie; `no_expert` if none was ever used.
   FERRY_HD ExpertId wanted() noexcept {
-    const std::int64_t* const most = last_uses_.leads() ? keys() : saved_.data();
+    const std::int64_t* const most = follows_last_use() ? keys() : saved_.data();
     unknown_.for_each(0, [&](std::uint16_t l) { most_expert_[l] = slots_.most_absent(l, most, most_[l]); });
     unknown_.clear(0);
     ExpertId best{0, no_expert};
@@ -228,7 +228,7 @@ class ExpectedSavings {
   }
 
   FERRY_HD Nanoseconds more_saved(ExpertId id, std::uint32_t slot) const noexcept {
-    if (last_uses_.leads()) return soon();
+    if (follows_last_use()) return soon();
     const std::int64_t newcomer = saved_[slots_.index(id)];
     const std::int64_t there = slot == no_slot ? 0 : rank(slots_[slot]);
     const float both = (static_cast<float>(newcomer) + static_cast<float>(there)) / static_cast<float>(weight_());
@@ -261,10 +261,9 @@ class ExpectedSavings {
   FERRY_HD std::int64_t of_rows(std::int64_t worth, std::uint32_t rows, std::uint32_t chose) const noexcept {
     return worth / rows * (chose < rows ? chose : rows) * weight_.steps();
   }
+  FERRY_HD bool follows_last_use() const noexcept { return last_uses_.leads() && !prefill_; }
   /// What experts are kept by.
-  FERRY_HD const std::int64_t* keys() const noexcept {
-    return last_uses_.leads() && !prefill_ ? last_uses_.keys() : rank_.data();
-  }
+  FERRY_HD const std::int64_t* keys() const noexcept { return follows_last_use() ? last_uses_.keys() : rank_.data(); }
   FERRY_HD std::int64_t key_of(ExpertId id) const noexcept { return keys()[slots_.index(id)]; }
   FERRY_HD void all_changed() noexcept {
     slots_.changed();
