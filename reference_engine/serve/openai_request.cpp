@@ -127,7 +127,12 @@ Sampling read_sampling(Body& b, const ApiModel& m) {
   if (s.top_p == 0) s.top_p = 1e-9;  // to OpenAI the likeliest token
   b.number("min_p", 0, 1, s.min_p);
   if (const auto k = b.whole("top_k", 0, 1U << 24U)) s.top_k = static_cast<std::uint32_t>(*k);
-  for (const char* name : {"repetition_penalty", "repeat_penalty"}) b.number(name, 0.01, 100, s.repeat_penalty);
+  b.number("repetition_penalty", 0.01, 100, s.repeat_penalty);
+  const double repetition = s.repeat_penalty;
+  b.number("repeat_penalty", 0.01, 100, s.repeat_penalty);  // another name of the same
+  if (b.find("repetition_penalty") != nullptr && s.repeat_penalty != repetition) {
+    Body::wrong_value("repeat_penalty", "what 'repetition_penalty' says");
+  }
   b.number("presence_penalty", -2, 2, s.presence_penalty);
   b.number("frequency_penalty", -2, 2, s.frequency_penalty);
   if (m.draws_seeds) {

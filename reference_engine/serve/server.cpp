@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <random>
+#include <regex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -90,34 +91,39 @@ struct Server::Parts {
         answer(a, server_error(500, "an unknown error"));
       }
     });
-    http.Get("/health", [this](const httplib::Request&, httplib::Response& a) {
+    http.Get(route("/health"), [this](const httplib::Request&, httplib::Response& a) {
       const LoopStatistics s = loop.statistics();
       if (refusing) return answer(a, 503, {{"status", "ending"}});
       if (s.failures_in_a_row < fails_for_good) return answer(a, 200, {{"status", "ok"}});
       answer(a, 503, {{"status", "failing"}, {"error", printable(s.failure)}});
     });
-    http.Get("/v1/models",
+    http.Get(route("/v1/models"),
              [this](const httplib::Request&, httplib::Response& a) { answer(a, 200, models_answer(model, created)); });
-    http.Get("/v1/models/(.+)", [this](const httplib::Request& q, httplib::Response& a) {
+    http.Get(route("/v1/models/(.+)"), [this](const httplib::Request& q, httplib::Response& a) {
       if (q.matches[1] == model.name) return answer(a, 200, model_answer(model, created));
       answer(a, no_such_model(q.matches[1], model));
     });
-    http.Get("/metrics", [this](const httplib::Request&, httplib::Response& a) {
+    http.Get(route("/metrics"), [this](const httplib::Request&, httplib::Response& a) {
       a.set_content(metrics_text(loop.statistics(), options.stack), "text/plain; version=0.0.4");
     });
-    http.Get("/stats", [this](const httplib::Request&, httplib::Response& a) {
+    http.Get(route("/stats"), [this](const httplib::Request&, httplib::Response& a) {
       answer(a, 200, stats_json(loop.statistics(), options.stack));
     });
-    http.Get("/", [](const httplib::Request&, httplib::Response& a) {
+    http.Get(route("/"), [](const httplib::Request&, httplib::Response& a) {
       a.set_content(server_page, "text/html; charset=utf-8");
     });
-    http.Post("/v1/completions", [this](const httplib::Request& q, httplib::Response& a) { complete(q, a, false); });
-    http.Post("/v1/chat/completions",
+    http.Post(route("/v1/completions"),
+              [this](const httplib::Request& q, httplib::Response& a) { complete(q, a, false); });
+    http.Post(route("/v1/chat/completions"),
               [this](const httplib::Request& q, httplib::Response& a) { complete(q, a, true); });
   }
 
+  /// A route's pattern. Targets may name the host, as those of proxies do (RFC 9112, section 3.2.2).
+  static std::string route(const std::string& path) { return "(?:[Hh][Tt][Tt][Pp]://[^/]*)?" + path; }
+
   httplib::Server::HandlerResponse let_in(const httplib::Request& q, httplib::Response& a) const {
-    const bool open = q.path == "/health" || q.path == "/";
+    static const std::regex open_paths(route("/(?:health)?"));
+    const bool open = std::regex_match(q.path, open_paths);
     if (options.api_key.empty() || open) return httplib::Server::HandlerResponse::Unhandled;
     const std::string given = q.get_header_value("Authorization"), bearer = "Bearer ";
     const bool is_bearer = ::strncasecmp(given.c_str(), bearer.c_str(), bearer.size()) == 0;

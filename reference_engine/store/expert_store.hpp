@@ -103,7 +103,8 @@ struct ExpertPacker {
     return l;
   }
   /// Writes one matrix of the variant, and with `down` what is behind it: `expert` and `out` are where the whole expert begins
-  /// in `from` and `to`. The same bytes each time. Throws InputError, naming the tensor, for a weight that the precision cannot hold.
+  /// in `from` and `to`. The same bytes each time. Throws InputError, naming the tensor, for a weight that the precision cannot
+  /// hold.
   void pack(const std::byte* expert, Variant what, int part, std::byte* out) const;
   /// Whole variants of one expert, on up to `threads` threads.
   struct Made {

@@ -29,10 +29,18 @@ std::size_t distance(const std::string& a, const std::string& b) {
 
 std::string nearest_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known) {
   const std::string shown = name.substr(0, 60);
-  const auto nearest = std::min_element(known.begin(), known.end(), [&](const std::string& a, const std::string& b) {
-    return distance(shown, a) < distance(shown, b);
-  });
-  return fmt::format("unknown {} \"{}\": did you mean \"{}\"?", kind, shown, *nearest);
+  const std::string* nearest = nullptr;
+  std::size_t best = 0;
+  for (const std::string& k : known) {
+    const std::size_t d = distance(shown, k);
+    if (d > 2 && 2 * d > std::max(shown.size(), k.size()) && (shown.empty() || k.find(shown) == std::string::npos))
+      continue;
+    if (nearest != nullptr && d >= best) continue;
+    nearest = &k;
+    best = d;
+  }
+  const std::string unknown = fmt::format("unknown {} \"{}\"", kind, shown);
+  return nearest == nullptr ? unknown : fmt::format("{}: did you mean \"{}\"?", unknown, *nearest);
 }
 
 std::string unknown_name(const std::string& kind, const std::string& name, const std::vector<std::string>& known) {

@@ -314,6 +314,8 @@ TEST_CASE("what cannot be served is told as OpenAI tells it, and the server goes
       {"/v1/completions", long_body.c_str(), 400, "prompt", "context_length_exceeded", "601"},
       {"/v1/completions", R"({"prompt":"a","temperature":3})", 400, "temperature", "invalid_value", "2"},
       {"/v1/completions", R"({"prompt":"a","temperature":null,"top_p":"x"})", 400, "top_p", "invalid_type", "number"},
+      {"/v1/completions", R"({"prompt":"a","repetition_penalty":2,"repeat_penalty":3})", 400, "repeat_penalty",
+       "invalid_value", "repetition_penalty"},
       {"/v1/completions", R"({"prompt":"a","n":100})", 400, "n", "invalid_value", "n"},
       {"/v1/completions", R"({"prompt":"a","stop":[1]})", 400, "stop", "invalid_type", "string"},
       {"/v1/completions", R"({"prompt":"a","stream":1})", 400, "stream", "invalid_type", "boolean"},
@@ -352,7 +354,11 @@ TEST_CASE("what cannot be served is told as OpenAI tells it, and the server goes
   }
   CHECK(s.get("/health")["status"] == "ok");
   CHECK(s.get("/v1/models")["data"][0]["id"] == "tiny");
-  CHECK(s.ask("/v1/completions", {{"prompt", "a"}, {"max_tokens", 2}})["usage"]["completion_tokens"] == 2);
+  CHECK(s.get("HTTP://here:1/v1/models/tiny")["id"] == "tiny");  // as proxies are asked
+  CHECK(
+      s.ask("/v1/completions", {{"prompt", "a"}, {"repeat_penalty", 2}, {"repetition_penalty", 2}})["choices"].size() ==
+      1);
+  CHECK(s.ask("http://here/v1/completions", {{"prompt", "a"}, {"max_tokens", 2}})["usage"]["completion_tokens"] == 2);
 }
 
 TEST_CASE("a body that is too large, a key that is missing") {
@@ -364,10 +370,13 @@ TEST_CASE("a body that is too large, a key that is missing") {
   httplib::Client c = s.client();
   CHECK(c.Get("/health")->status == 200);
   CHECK(c.Get("/")->status == 200);
-  for (const char* path : {"/v1/models", "/metrics", "/stats"}) {
+  CHECK(c.Get("http://here/health")->status == 200);
+  for (const char* path : {"/v1/models", "/metrics", "/stats", "http://here/stats"}) {
     CHECK(c.Get(path)->status == 401);
     CHECK(c.Get(path, right)->status == 200);
   }
+  CHECK(c.Get("/stats?/health")->status == 401);
+  CHECK(c.Get("/health/../stats")->status == 401);
   const std::string body = R"({"prompt":"a","max_tokens":1})";
   CHECK(c.Post("/v1/completions", body, "application/json")->status == 401);
   CHECK(c.Post("/v1/completions", {{"Authorization", "Bearer sesam"}}, body, "application/json")->status == 401);
