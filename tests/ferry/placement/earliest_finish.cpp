@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ferry/link/virtual_clock.hpp"
+#include "support/quick.hpp"
 #include "support/random.hpp"
 #include "support/shapes.hpp"
 
@@ -138,7 +139,7 @@ TEST_CASE("a layer is placed as it ends earliest on the clock") {
   Random random(3);
   double worst = 1, sum = 0;
   int layers = 0;
-  while (layers < 3000) {
+  while (layers < (quick() ? 1000 : 3000)) {
     const RandomLayer layer(random);
     if (layer.best() == 0) continue;
     ++layers;
@@ -159,7 +160,7 @@ TEST_CASE("a layer is placed as it ends earliest where loads go ahead of what is
   Random random(11);
   double worst = 1, sum = 0, as_if_whole = 0;
   int layers = 0;
-  while (layers < 3000) {
+  while (layers < (quick() ? 1000 : 3000)) {
     const RandomLayer layer(random, true);
     if (layer.best() == 0) continue;
     ++layers;

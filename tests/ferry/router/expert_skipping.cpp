@@ -97,6 +97,7 @@ TEST_CASE("in the mean a row and layer spends what it may, whatever the weights 
   for (const float allowance : {.001F, .01F, .03F}) {
     for (const std::uint32_t rows : {1U, 3U}) {
       for (const float flat : {.2F, 1.0F, 3.0F}) {
+        if (quick() && (allowance == .001F) != (rows == 3)) continue;
         CAPTURE(allowance);
         CAPTURE(rows);
         CAPTURE(flat);
