@@ -1,70 +1,13 @@
-// What concepts.hpp asks of every QuantSelector. A new policy is registered in the list at the end.
-#include <doctest/doctest.h>
+// Every QuantSelector of the library, tried by its contract. A new policy is registered in the list.
+#include "contracts/quant_selector.hpp"
 
 #include "ferry/precision/fixed.hpp"
 #include "ferry/precision/importance_thresholds.hpp"
 #include "ferry/precision/popularity_hybrid.hpp"
-#include "support/policies.hpp"
-#include "support/random.hpp"
 #include "support/random_load.hpp"
 
 using namespace ferry;
 using namespace ferry::test;
-
-namespace {
-
-/// In a block of its own if it keeps state.
-template <class Q>
-class Selector {
- public:
-  Q& operator*() {
-    if constexpr (part::ReservesForModel<Q>) {
-      return *placed_;
-    } else {
-      return placed_;
-    }
-  }
-
- private:
-  static auto make() {
-    if constexpr (part::ReservesForModel<Q>) {
-      return Placed<Q>(Shape{2, 8, 2, 5});
-    } else {
-      return Q{};
-    }
-  }
-  decltype(make()) placed_ = make();
-};
-
-}  // namespace
-
-TEST_CASE_TEMPLATE_DEFINE("QuantSelector", Q, quant_selector_contract) {
-  Selector<Q> placed;
-  Q& selector = *placed;
-  Random random(6);
-  for (int i = 0; i < 2000; ++i) {
-    Request r[8], again[8];
-    for (std::uint16_t e = 0; e < 8; ++e) {
-      r[e].want.id = {1, e};
-      r[e].state = static_cast<State>(random.below(4));
-      r[e].held = r[e].state == State::absent ? Precision::skip : static_cast<Precision>(random.between(1, 4));
-      r[e].importance = random.unit();
-      r[e].unimportance = random.unit();
-      r[e].rows = random.between(1, 5);
-      again[e] = r[e];
-    }
-    const Phase phase = random.chance(50) ? Phase::prefill : Phase::decode;
-    const bool demand = random.chance(50);
-    selector.select(phase, demand, {r, 8});
-    selector.select(phase, demand, {again, 8});
-    for (std::uint16_t e = 0; e < 8; ++e) {
-      CHECK(r[e].want.id == ExpertId{1, e});
-      CHECK((selector.precisions() >> static_cast<unsigned>(r[e].want.precision) & 1U) == 1);
-      CHECK(again[e].want == r[e].want);
-    }
-    REQUIRE(broken(selector) == "");
-  }
-}
 
 TEST_CASE_TEMPLATE_INVOKE(quant_selector_contract, FixedPrecision, ImportanceThresholds, PopularityHybrid,
                           MixedPrecision);

@@ -1,0 +1,86 @@
+// Policies of an engine's own, tried by the contracts that the library's policies keep; doctest is all that it takes:
+//   g++ -std=c++20 -I include -I tests tests/contracts/own_policy/main.cpp -o own_policy && ./own_policy
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include "contracts/cache_policy.hpp"
+#include "contracts/predictor.hpp"
+#include "contracts/quant_selector.hpp"
+#include "contracts/router.hpp"
+#include "contracts/scheduler.hpp"
+#include "ferry/predictor/cross_layer_gate.hpp"
+#include "ferry/stacks.hpp"
+
+namespace {
+
+using namespace ferry;
+
+/// CLOCK: a hand goes round, and takes the first slot that was not used since it came by.
+class SecondChance {
+ public:
+  void reserve(Carver& carve, const PoolShape& pool) { carve(used_, pool.slots, std::uint8_t{0}); }
+  FERRY_HD void touch(Variant /*what*/, std::uint32_t slot) noexcept {
+    if (slot != no_slot) used_[slot] = 1;
+  }
+  FERRY_HD std::uint32_t victim(Variant /*incoming*/, Barred barred) const noexcept {
+    std::uint32_t second = no_slot;
+    for (std::uint32_t i = 0; i < used_.size(); ++i) {
+      const std::uint32_t slot = (hand_ + i) % used_.size();
+      if (barred[slot]) continue;
+      if (used_[slot] == 0) return slot;
+      if (second == no_slot) second = slot;
+    }
+    return second;
+  }
+  FERRY_HD void replace(std::uint32_t slot, Variant /*what*/, bool /*demand*/) noexcept {
+    for (; hand_ != slot; hand_ = (hand_ + 1) % used_.size()) used_[hand_] = 0;
+    used_[slot] = 0;
+  }
+
+ private:
+  Array<std::uint8_t> used_;  // [slots]
+  std::uint32_t hand_ = 0;
+};
+static_assert(CachePolicy<SecondChance>);
+
+/// The surest two experts of what Fate predicts.
+struct SurestTwo : CrossLayerGate {
+  FERRY_HD void predict(Phase phase, const Scores& scores, Out<Request>& out) noexcept {
+    CrossLayerGate::predict(phase, scores, out);
+    out.size = out.size < 2 ? out.size : 2;
+  }
+};
+static_assert(Predictor<SurestTwo>);
+
+/// Prefetches cross as INT4, what is needed now as it is.
+struct SmallAhead {
+  FERRY_HD void select(Phase /*phase*/, bool demand, View<Request> requests) const noexcept {
+    for (Request& r : requests) r.want.precision = demand ? Precision::full : Precision::int4;
+  }
+  FERRY_HD std::uint8_t precisions() const noexcept { return 1U << 2U | 1U << 4U; }  // INT4, full
+};
+static_assert(QuantSelector<SmallAhead>);
+
+/// The order that the gate says, backwards.
+struct WorstFirst : TopK {
+  FERRY_HD void route(Phase phase, const Scores& scores, View<const State> present, Out<Route>& out) const noexcept {
+    const std::uint32_t first = out.size;
+    TopK::route(phase, scores, present, out);
+    for (std::uint32_t i = first, j = out.size; i + 1 < j; ++i) {
+      const Route other = out.data[--j];
+      out.data[j] = out.data[i];
+      out.data[i] = other;
+    }
+  }
+};
+static_assert(ExpertRouter<WorstFirst>);
+
+using ManyRowsFirst = Schedule<NoLimit, BatchSizeOrder, DeviceOnly>;
+
+}  // namespace
+
+TEST_CASE_TEMPLATE_INVOKE(ferry::test::cache_policy_contract, SecondChance);
+TEST_CASE_TEMPLATE_INVOKE(ferry::test::predictor_contract, SurestTwo);
+TEST_CASE_TEMPLATE_INVOKE(ferry::test::quant_selector_contract, SmallAhead);
+TEST_CASE_TEMPLATE_INVOKE(ferry::test::router_contract, WorstFirst);
+TEST_CASE_TEMPLATE_INVOKE(ferry::test::scheduler_contract, ManyRowsFirst);
