@@ -575,7 +575,8 @@ void ernie4_5_moe(FamilyReader& r) {
   r.no_windows();
 }
 
-void granitemoe(FamilyReader& r) {
+/// What all of Granite's have, without kinds of layers.
+void granite(FamilyReader& r) {
   r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
   r.c.names.gate = "block_sparse_moe.router.layer.weight";
   r.c.names.fused = {"block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"};
@@ -589,14 +590,63 @@ void granitemoe(FamilyReader& r) {
   r.c.residual_scale = r.number_or("residual_multiplier", 1);
   r.c.logit_scale = 1 / r.number_or("logits_scaling", 1);
   r.rope();
+}
+
+void granite_with_shared(FamilyReader& r, std::uint32_t absent) {
+  granite(r);
+  r.c.shared_width = r.whole_or("shared_intermediate_size", absent);
+  r.c.names.shared_fused = {"shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"};
+  r.c.inner_names->shared_fused = r.c.names.shared_fused;
+}
+
+void granitemoe(FamilyReader& r) {
+  granite(r);
   r.no_windows();
 }
 
 void granitemoeshared(FamilyReader& r) {
-  granitemoe(r);
-  r.c.shared_width = r.whole_or("shared_intermediate_size", 0);
-  r.c.names.shared_fused = {"shared_mlp.input_linear.weight", "shared_mlp.output_linear.weight"};
-  r.c.inner_names->shared_fused = r.c.names.shared_fused;
+  granite_with_shared(r, 0);
+  r.no_windows();
+}
+
+/// Granite 4: Mamba 2 in most layers, and where positions turn nothing that is all that knows of them.
+void granitemoehybrid(FamilyReader& r) {
+  granite_with_shared(r, 1024);
+  const Json none;
+  const Json& positions = r.f.has("position_embedding_type") ? r.f.at("position_embedding_type") : none;
+  if (!positions.is_null() && positions != "rope" && positions != "nope") {
+    r.f.refuse("position_embedding_type", "\"rope\", \"nope\" or null");
+  }
+  for (LayerConfig& layer : r.c.layer) layer.turns = positions == "rope";
+  LinearAttention& l = r.c.linear;
+  l.rule = LinearRule::mamba;
+  l.key_heads = r.f.has("mamba_n_groups") ? r.f.whole("mamba_n_groups", 1, 4096) : 1;
+  l.value_heads = r.f.has("mamba_n_heads") ? r.f.whole("mamba_n_heads", 1, 4096) : 128;
+  if (l.value_heads % l.key_heads != 0) {
+    r.f.refuse("mamba_n_heads", fmt::format("a multiple of {} groups", l.key_heads));
+  }
+  l.key_dim = r.f.has("mamba_d_state") ? r.f.whole("mamba_d_state", 1, 4096) : 256;
+  l.kernel = r.f.has("mamba_d_conv") ? r.f.whole("mamba_d_conv", 1, 64) : 4;
+  const std::uint64_t width = std::uint64_t{r.whole_or("mamba_expand", 2, 64)} * r.c.hidden;
+  if (width == 0 || width % l.value_heads != 0 || width / l.value_heads > 4096) {
+    r.f.refuse("mamba_expand",
+               fmt::format("times hidden_size a multiple of {} heads, of at most 4096 each", l.value_heads));
+  }
+  l.value_dim = static_cast<std::uint32_t>(width / l.value_heads);
+  if (r.f.has("mamba_d_head") && r.f.at("mamba_d_head") != "auto") r.must_be("mamba_d_head", l.value_dim);
+  l.kernel_bias = r.f.flag("mamba_conv_bias", true);
+  l.bias = r.f.flag("mamba_proj_bias", false);
+  if (r.f.has("time_step_limit")) {  // infinity as transformers 5 writes it, too
+    const Json& limit = r.f.at("time_step_limit");
+    const bool none_at_all =
+        limit.is_array() && limit.size() == 2 && limit[0] == 0 && limit[1] == Json{{"__float__", "Infinity"}};
+    if (!none_at_all) r.f.refuse("time_step_limit", "null, or from 0 to infinity: others are not supported");
+  }
+  static_cast<void>(r.f.has("mamba_chunk_size"));  // sums are the same whatever is summed at once
+  // The hub's files and transformers' have names of their own.
+  r.layer_types(
+      {"attention", "full_attention", "mamba", "linear_attention"}, [](std::uint32_t) { return 3U; },
+      [&](std::uint32_t n, std::uint32_t type) { r.c.layer[n].linear = type >= 2; });
 }
 
 /// Layers that attend to all tokens have other heads than those with a window; newer files say it layer by layer.
@@ -884,7 +934,7 @@ void lfm2_moe(FamilyReader& r) {
   r.c.head_norm = HeadNorm::heads_before_rope;
   r.must_be_off({"conv_bias"});
   r.rope({.theta = 1e6});
-  r.c.linear.convolution = true;
+  r.c.linear.rule = LinearRule::convolution;
   r.c.linear.kernel = r.f.has("conv_L_cache") ? r.f.whole("conv_L_cache", 1, 64) : 3;
   if (!r.f.has("layer_types")) r.f.refuse("layer_types", R"(a list of "full_attention" and "conv")");
   r.layer_types(
@@ -938,6 +988,7 @@ constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
                                {"Glm4vMoeForConditionalGeneration", glm4v_moe, {1e-5, {}}},
                                {"GptOssForCausalLM", gpt_oss, {1e-5, {}}},
                                {"GraniteMoeForCausalLM", granitemoe, {1e-6, 2}},
+                               {"GraniteMoeHybridForCausalLM", granitemoehybrid, {1e-6, 2}},
                                {"GraniteMoeSharedForCausalLM", granitemoeshared, {1e-6, 2}},
                                {"HYV3ForCausalLM", hy_v3, {1e-5, {}}},
                                {"HunYuanMoEV1ForCausalLM", hunyuan_v1_moe, {1e-5, 2}},
@@ -969,7 +1020,6 @@ constexpr Missing not_computed[] = {
     {"DbrxForCausalLM", "its fused attention and experts"},
     {"DeepseekV32ForCausalLM", "sparse attention"},
     {"GlmMoeDsaForCausalLM", "sparse attention"},
-    {"GraniteMoeHybridForCausalLM", "Mamba layers"},
     {"JambaForCausalLM", "Mamba layers"},
     {"KimiLinearForCausalLM", "Kimi's delta attention"},
     {"LongcatFlashForCausalLM", "experts that compute nothing and layers with two attentions"},

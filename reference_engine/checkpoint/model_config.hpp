@@ -91,17 +91,24 @@ struct LatentAttention {
   bool bias = false;             ///< of what makes both vectors, and of what attention gives
 };
 
-/// What a layer has in the place of attention: a memory that does not grow. By the gated delta rule one matrix a head, which
-/// each token changes; or the last tokens of a short convolution alone.
+enum class LinearRule : std::uint8_t {
+  gated_delta,  ///< one matrix a head, which each token changes (Gated DeltaNet)
+  mamba,        ///< likewise, by Mamba 2's selective state space
+  convolution   ///< the last tokens of a short convolution alone, between two gates (LFM2): nothing else but `kernel`
+};
+
+/// What a layer has in the place of attention: a memory that does not grow.
 struct LinearAttention {
-  /// Of what a token is, between two gates made of it too (LFM2), and nothing else but `kernel`.
-  bool convolution = false;
-  std::uint32_t key_heads = 0, value_heads = 0;  ///< each key head serves as many value heads
+  LinearRule rule = LinearRule::gated_delta;
+  /// Each key head serves as many value heads. Of Mamba: groups of B and C, and heads.
+  std::uint32_t key_heads = 0, value_heads = 0;
   std::uint32_t key_dim = 0, value_dim = 0;
   std::uint32_t kernel = 0;  ///< tokens that a convolution over queries, keys and values sees
   bool fused = false;        ///< projections come as two tensors, by key head
   bool flat = false;         ///< kernels are [channels, kernel], and not [channels, 1, kernel]
   bool tiled = false;        ///< value head v belongs to key head v modulo their number; else neighbours share one
+  bool bias = false;         ///< of both products, Mamba's
+  bool kernel_bias = false;  ///< of the convolution, Mamba's
   /// Of queries, of keys, and of values.
   [[nodiscard]] std::uint32_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };

@@ -20,7 +20,7 @@ BesideExperts beside_experts(const Model& model, const std::vector<std::uint32_t
   for (const LayerConfig& l : c.layer)
     heads = std::max(heads, (c.heads + std::uint64_t{2} * l.kv_heads) * l.head_dim * 2);
   const std::uint64_t others =
-      d.convolution ? 4ULL * c.hidden : d.channels() + 2ULL * d.value_heads * (d.value_dim + 1);
+      d.rule == LinearRule::convolution ? 4ULL * c.hidden : d.channels() + 2ULL * d.value_heads * (d.value_dim + 1);
   const std::uint64_t norms = c.names.experts_norm.empty() ? 8 : 12;  // hidden states, or what is read of them
   const std::uint64_t row = norms * c.hidden + std::max(heads, others) +
                             3ULL * (std::uint64_t{c.top_k} * c.expert_width + c.shared_width) + 4ULL * c.experts;

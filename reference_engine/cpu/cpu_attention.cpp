@@ -38,8 +38,9 @@ std::unique_ptr<CpuAttention> CpuAttention::make(const ModelConfig& config, cons
   if (config.latent.rank > 0) return make_absorbed_attention(config, weights, workers, product);
   auto heads = make_head_attention(config, weights, workers, product);
   if (config.linear.kernel == 0) return heads;
-  auto others = config.linear.convolution ? make_short_convolution(config, weights, product)
-                                          : make_delta_attention(config, weights, workers, product);
+  auto others = config.linear.rule == LinearRule::convolution ? make_short_convolution(config, weights, product)
+                : config.linear.rule == LinearRule::mamba     ? make_mamba(config, weights, workers, product)
+                                                              : make_delta_attention(config, weights, workers, product);
   return std::make_unique<MixedAttention>(config, std::move(heads), std::move(others));
 }
 
@@ -108,6 +109,16 @@ void MemoryOfLayers::restore(std::uint32_t layer, const std::vector<TokenRow>& r
     KvCache& cache = caches[rows[i].sequence];
     std::tie(cache.keys[layer], cache.values[layer]) = saved_[i];
   }
+}
+
+void MemoryOfLayers::convolve(const Matrix& kernel, Matrix& last, float* x) {
+  const Eigen::Index before = kernel.rows() - 1;
+  now_ = Eigen::Map<const Eigen::RowVectorXf>(x, kernel.cols());
+  sum_ = now_.cwiseProduct(kernel.row(before));
+  for (Eigen::Index t = 0; t < before; ++t) sum_ += last.row(t).cwiseProduct(kernel.row(t));
+  for (Eigen::Index t = 0; t + 1 < before; ++t) last.row(t) = last.row(t + 1);
+  if (before > 0) last.row(before - 1) = now_;
+  Eigen::Map<Eigen::RowVectorXf>(x, kernel.cols()) = sum_;
 }
 
 }  // namespace ferry::engine

@@ -54,8 +54,13 @@ class MemoryOfLayers : public CpuAttention {
  protected:
   using CpuAttention::CpuAttention;
 
+  /// What a convolution by `kernel` [tokens, channels] makes of a token's channels and those of the tokens before it, which are
+  /// `last` [tokens - 1, channels]; in place. The token is the last one then.
+  void convolve(const Matrix& kernel, Matrix& last, float* x);
+
  private:
   std::vector<std::pair<Matrix, Matrix>> saved_;  ///< of each row's sequence
+  Eigen::RowVectorXf now_, sum_;                  // scratch
 };
 
 /// Heads of queries share heads of keys and values.
@@ -64,10 +69,12 @@ std::unique_ptr<CpuAttention> make_head_attention(const ModelConfig& config, con
 /// LatentAttention.
 std::unique_ptr<CpuAttention> make_absorbed_attention(const ModelConfig& config, const Weights& weights,
                                                       WorkerPool& workers, PackedProduct& product);
-/// LinearAttention, of both kinds.
+/// LinearAttention, by each rule.
 std::unique_ptr<CpuAttention> make_short_convolution(const ModelConfig& config, const Weights& weights,
                                                      PackedProduct& product);
 std::unique_ptr<CpuAttention> make_delta_attention(const ModelConfig& config, const Weights& weights,
                                                    WorkerPool& workers, PackedProduct& product);
+std::unique_ptr<CpuAttention> make_mamba(const ModelConfig& config, const Weights& weights, WorkerPool& workers,
+                                         PackedProduct& product);
 
 }  // namespace ferry::engine

@@ -12,16 +12,6 @@ namespace {
 /// What Qwen's code adds to squared lengths of queries and keys.
 constexpr float length_epsilon = 1e-6F;
 
-float sigmoid(float x) {
-  return 1.0F / (1.0F + std::exp(-x));
-}
-float silu(float x) {
-  return x * sigmoid(x);
-}
-float softplus(float x) {
-  return x > 20.0F ? x : std::log1p(std::exp(x));
-}
-
 /// Gated delta rule (Gated DeltaNet, section 3.1): a head remembers a matrix S [key_dim, value_dim]. A token lets it fade by
 /// a factor, corrects what S has for its key towards its value by a rate, and reads S at its query. Queries, keys and values
 /// come through a short convolution over the last tokens.
@@ -78,7 +68,8 @@ class DeltaAttention final : public MemoryOfLayers {
         state.setZero();
         last.setZero();
       }
-      convolve(layer, last, qkv_.row(at).data());
+      convolve(layer.kernel, last, qkv_.row(at).data());
+      for (float& x : qkv_.row(at)) x = silu(x);
       lengths(qkv_.row(at).data());
       step(layer, at, state);
     }
@@ -120,17 +111,6 @@ class DeltaAttention final : public MemoryOfLayers {
     }
     layer.rate = weights.gathered(ba, 2ULL * l_.value_heads, config_.hidden, rates);
     layer.fade = weights.gathered(ba, 2ULL * l_.value_heads, config_.hidden, fades);
-  }
-
-  /// In place, one token's channels.
-  void convolve(const Layer& layer, Matrix& last, float* x) {
-    const std::uint32_t before = l_.kernel - 1;
-    now_ = Eigen::Map<const Eigen::RowVectorXf>(x, l_.channels());
-    sum_ = now_.cwiseProduct(layer.kernel.row(before));
-    for (std::uint32_t t = 0; t < before; ++t) sum_ += last.row(t).cwiseProduct(layer.kernel.row(t));
-    for (std::uint32_t t = 0; t + 1 < before; ++t) last.row(t) = last.row(t + 1);
-    if (before > 0) last.row(before - 1) = now_;
-    for (std::uint32_t i = 0; i < l_.channels(); ++i) x[i] = silu(sum_[i]);
   }
 
   /// Queries and keys get the length 1; queries are divided by the root of their size.
@@ -182,7 +162,6 @@ class DeltaAttention final : public MemoryOfLayers {
   PackedProduct& product_;
   std::vector<Layer> layers_;
   Matrix qkv_, z_, rate_, fade_, made_;  // scratch
-  Eigen::RowVectorXf now_, sum_;
 };
 
 }  // namespace

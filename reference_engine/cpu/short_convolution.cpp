@@ -33,18 +33,14 @@ class ShortConvolution final : public MemoryOfLayers {
   void run(std::uint32_t index, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches, const Matrix& normed,
            Matrix& out) override {
     const Layer& layer = layers_[index];
-    const std::uint32_t before = config_.linear.kernel - 1;
     product_.run(normed, {layer.before.times(before_), layer.behind.times(behind_), layer.value.times(value_)});
     value_.array() *= before_.array();
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const auto at = static_cast<Eigen::Index>(i);
       Matrix& last = caches[rows[i].sequence].keys[index];
       if (rows[i].position == 0) last.setZero();
-      sum_ = value_.row(at).cwiseProduct(layer.kernel.row(before));
-      for (std::uint32_t t = 0; t < before; ++t) sum_ += last.row(t).cwiseProduct(layer.kernel.row(t));
-      for (std::uint32_t t = 0; t + 1 < before; ++t) last.row(t) = last.row(t + 1);
-      if (before > 0) last.row(before - 1) = value_.row(at);
-      behind_.row(at) = behind_.row(at).cwiseProduct(sum_);
+      convolve(layer.kernel, last, value_.row(at).data());
+      behind_.row(at) = behind_.row(at).cwiseProduct(value_.row(at));
     }
     layer.out.times(behind_, product_, out);
   }
@@ -58,7 +54,6 @@ class ShortConvolution final : public MemoryOfLayers {
   PackedProduct& product_;
   std::vector<Layer> layers_;
   Matrix before_, behind_, value_;  // scratch
-  Eigen::RowVectorXf sum_;
 };
 
 }  // namespace

@@ -277,7 +277,7 @@ void CudaModel::mix_remembered(std::uint32_t l, const float* input, bool keep) {
   const LayerWeights& layer = weights_.layers[l];
   const std::uint32_t n = work_.rows;
   linear(work_.context, input, n, layer.qkv, nullptr, false, work_.qkv);
-  if (config().linear.convolution) {
+  if (config().linear.rule == LinearRule::convolution) {
     return short_convolution(work_.stream(), work_.qkv, layer.delta.kernel, work_.places, n, among_[l],
                              convolution_shape(), keep, work_.mixed);
   }

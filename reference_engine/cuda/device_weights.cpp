@@ -231,7 +231,8 @@ class Loader {
       throw InputError(fmt::format(
           "layers whose convolution sees {} tokens{}: the CUDA device computes at most {} tokens, and keys of {} "
           "numbers; --device cpu computes them",
-          c_.linear.kernel, c_.linear.convolution ? "" : fmt::format(", and keys of {} numbers", c_.linear.key_dim),
+          c_.linear.kernel,
+          c_.linear.rule == LinearRule::convolution ? "" : fmt::format(", and keys of {} numbers", c_.linear.key_dim),
           most_delta_kernel, most_delta_key));
     }
     const LayerConfig& widest =
@@ -327,7 +328,8 @@ class Loader {
       layer.scale = dense(c_.tensor(l, c_.names.layer_scale), {1}).to_floats()[0];
     }
     want_mlp(l, layer);
-    if (c_.layer[l].linear) return c_.linear.convolution ? want_convolution(l, layer) : want_delta(l, layer);
+    if (c_.layer[l].linear)
+      return c_.linear.rule == LinearRule::convolution ? want_convolution(l, layer) : want_delta(l, layer);
     if (c_.latent.rank > 0) {
       want_latent(l, layer);
     } else {

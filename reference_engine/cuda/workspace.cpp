@@ -73,16 +73,17 @@ void Workspace::reserve(std::uint32_t most) {
     ahead = next.next<float>(n * c.hidden);
     const bool absorbed = c.latent.rank > 0;
     const LinearAttention& d = c.linear;
-    const std::uint32_t remembered = d.convolution ? c.hidden : d.value_heads * d.value_dim;
+    const std::uint32_t remembered = d.rule == LinearRule::convolution ? c.hidden : d.value_heads * d.value_dim;
     const std::uint32_t heads = c.heads * most_of(&LayerConfig::head_dim);
-    const std::uint32_t channels = d.convolution ? 3 * c.hidden : d.channels();
+    const std::uint32_t channels = d.rule == LinearRule::convolution ? 3 * c.hidden : d.channels();
     std::uint32_t qkv_width = channels;
     for (const LayerConfig& l : c.layer) {
       qkv_width = std::max(qkv_width, (c.heads + (absorbed ? 0 : 2 * l.kv_heads)) * l.head_dim);
     }
     qkv = next.next<float>(n * qkv_width);
     mixed = next.next<float>(n * (absorbed ? c.heads * c.latent.rank : std::max(heads, remembered)));
-    output_gates = next.next<float>(n * std::max(c.output_gate ? heads : 0, d.convolution ? 0 : remembered));
+    output_gates =
+        next.next<float>(n * std::max(c.output_gate ? heads : 0, d.rule == LinearRule::convolution ? 0 : remembered));
     rates = next.next<float>(n * 2 * d.value_heads);
     if (norms_behind() && c.shared_width > 0) beside = next.next<float>(n * c.hidden);
     if (reads_apart()) {

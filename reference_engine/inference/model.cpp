@@ -39,9 +39,9 @@ std::uint64_t cache_bytes(const ModelConfig& c, const CacheRoom& room) {
   for (const LayerConfig& layer : c.layer) {
     if (layer.linear) {
       const LinearAttention& l = c.linear;
-      floats += l.convolution ? std::uint64_t{l.kernel - 1} * c.hidden
-                              : std::uint64_t{l.value_heads} * l.key_dim * l.value_dim +
-                                    std::uint64_t{l.kernel - 1} * l.channels();
+      floats += l.rule == LinearRule::convolution ? std::uint64_t{l.kernel - 1} * c.hidden
+                                                  : std::uint64_t{l.value_heads} * l.key_dim * l.value_dim +
+                                                        std::uint64_t{l.kernel - 1} * l.channels();
     } else if (c.latent.rank > 0) {
       floats += std::uint64_t{room.of(layer)} * (c.latent.rank + c.rope.width);
     } else {
@@ -59,7 +59,7 @@ KvCache::KvCache(const ModelConfig& c, const CacheRoom& room) : room(room), byte
       keys.emplace_back(positions, c.latent.rank + c.rope.width);
       continue;
     }
-    if (layer.linear && c.linear.convolution) {
+    if (layer.linear && c.linear.rule == LinearRule::convolution) {
       keys.emplace_back(c.linear.kernel - 1, c.hidden);
       values.emplace_back();
     } else if (layer.linear) {
@@ -244,6 +244,7 @@ std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& l
   for (const std::uint32_t width : c.of_moe_layers(&LayerConfig::shared_width)) {
     if (width != c.shared_width) return "shared experts of several widths";
   }
+  if (c.linear.kernel > 0 && c.linear.rule == LinearRule::mamba) return "Mamba layers";
   if (c.latent.rank == 0 && c.value_dim != c.head_dim) return "its attention";
   for (const ExpertLayout& l : layouts) {
     if (l.type(0) != l.type(1)) return "experts whose gate and up are of two types";

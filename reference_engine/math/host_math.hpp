@@ -2,6 +2,7 @@
 /// The few operations that the CPU device is made of, on Eigen. Their code is in a file of its own: every file that saw
 /// it would compile Eigen's products again.
 #pragma once
+#include <cmath>
 #include <cstdint>
 
 #include "math/matrix.hpp"
@@ -29,6 +30,16 @@ void softmax_rows(Matrix& x);
 /// gate := silu(gate) * up, or gelu(gate) * up.
 void swiglu(Matrix& gate, const Matrix& up);
 void geglu(Matrix& gate, const Matrix& up);
+
+inline float sigmoid(float x) {
+  return 1.0F / (1.0F + std::exp(-x));
+}
+inline float silu(float x) {
+  return x * sigmoid(x);
+}
+inline float softplus(float x) {
+  return x > 20.0F ? x : std::log1p(std::exp(x));
+}
 
 /// GELU as models compute it: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), which is x sigmoid(2 sqrt(2 / pi) (...)).
 template <class Array>

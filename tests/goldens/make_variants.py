@@ -7,7 +7,8 @@
 deepseek_v3_bias, deepseek_v2_bias: `attention_bias` of latent attention, with and without latent queries.
 qwen3_next_bias: `attention_bias`, where queries come with gates.
 olmoe_clip: `clip_qkv`.
-afmoe, gemma4, glm4_moe_lite, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own; gemma4's `topk_weight` is without `per_expert_scale`, which is of what experts give. qwen3_vl_moe, glm4v_moe: what they make of texts; experts lie as on the hub, and the part that sees is left out.
+afmoe, gemma4, glm4_moe_lite, granitemoehybrid, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own; gemma4's `topk_weight` is without `per_expert_scale`, which is of what experts give. qwen3_vl_moe, glm4v_moe: what they make of texts; experts lie as on the hub, and the part that sees is left out.
+granitemoehybrid_rope: positions, biases of Mamba's products but none of its convolution, and two groups.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
 olmoe_as_gguf, llama4_as_gguf, afmoe_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have
@@ -37,6 +38,9 @@ BASE = dict(vocab_size=258, bos_token_id=256, eos_token_id=257, pad_token_id=Non
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
 LATENT = dict(BASE, num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, attention_bias=True, n_routed_experts=8,
               n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=32, first_k_dense_replace=1)
+MAMBA = dict(BASE, num_hidden_layers=4, num_local_experts=8, num_experts_per_tok=2, intermediate_size=16, shared_intermediate_size=24,
+             embedding_multiplier=3, logits_scaling=0.8, residual_multiplier=0.4, attention_multiplier=0.1, mamba_n_heads=8, mamba_d_head=12, mamba_d_state=16,
+             mamba_expand=2, mamba_d_conv=4, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"])
 SIGMOID = dict(BASE, num_hidden_layers=3, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
 VARIANTS = {
     "glm4_moe_lite": ("glm4_moe_lite", dict(LATENT, attention_bias=False, q_lora_rank=12, n_group=2, topk_group=1, routed_scaling_factor=1.8,
@@ -56,6 +60,8 @@ VARIANTS = {
     "lfm2_moe": ("lfm2_moe", dict(BASE, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, intermediate_size=32, num_dense_layers=1,
                                   tie_word_embeddings=True, rms_norm_eps=1e-5, norm_eps=1e-5, conv_L_cache=3,
                                   layer_types=["conv", "full_attention", "conv", "conv"])),
+    "granitemoehybrid": ("granitemoehybrid", dict(MAMBA, position_embedding_type="nope", rope_parameters=None)),
+    "granitemoehybrid_rope": ("granitemoehybrid", dict(MAMBA, position_embedding_type="rope", mamba_n_groups=2, mamba_conv_bias=False, mamba_proj_bias=True, attention_bias=True)),
     "qwen3_vl_moe": ("qwen3_vl_moe", dict(
         text_config=dict(SIGMOID, head_dim=16, num_experts=8, intermediate_size=32,
                          rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}),
@@ -148,7 +154,7 @@ def expected(model):
         seen = {}
         hooks = []
         for n, layer in enumerate(layers):
-            moe = layer if hasattr(layer, "router") else layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
+            moe = layer if hasattr(layer, "router") else layer.block_sparse_moe if hasattr(layer, "block_sparse_moe") else layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
             for gate in [getattr(moe, name) for name in ("gate", "router") if hasattr(moe, name)]:
                 hooks.append(gate.register_forward_hook(lambda _m, _i, out, n=n: seen.__setitem__(n, out)))
         tensors[key + ".input_ids"], tensors[key + ".logits"] = ids[0].int(), run(model, ids)

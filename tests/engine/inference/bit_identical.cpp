@@ -233,7 +233,7 @@ TEST_CASE("importance-driven with a = 0 is bit-identical to resident" *
 }
 
 TEST_CASE("partial hidden states change nothing that layers remember") {
-  for (const char* name : {"lfm2_moe", "qwen3_next", "qwen3_5_moe"}) {
+  for (const char* name : {"lfm2_moe", "qwen3_next", "qwen3_5_moe", "granitemoehybrid"}) {
     CAPTURE(name);
     const std::string path = test::golden_file("zoo").string() + "/" + name;
     const std::vector<std::string> texts(prompts().begin(), prompts().begin() + 2);

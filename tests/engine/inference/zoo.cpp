@@ -330,6 +330,15 @@ TEST_CASE("lfm2_moe is computed as transformers computes it, and by every lossle
   check_stacks("lfm2_moe");
 }
 
+TEST_CASE("granitemoehybrid is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("granitemoehybrid");
+  check_stacks("granitemoehybrid");
+}
+
+TEST_CASE("granitemoehybrid with positions, biases and groups is computed as transformers computes it") {
+  check_family("granitemoehybrid_rope");
+}
+
 TEST_CASE("afmoe is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("afmoe");
   check_stacks("afmoe");
