@@ -642,6 +642,9 @@ void granitemoehybrid(FamilyReader& r) {
         limit.is_array() && limit.size() == 2 && limit[0] == 0 && limit[1] == Json{{"__float__", "Infinity"}};
     if (!none_at_all) r.f.refuse("time_step_limit", "null, or from 0 to infinity: others are not supported");
   }
+  if (r.f.has("normalization_function") && r.f.at("normalization_function") != "rmsnorm") {
+    r.f.refuse("normalization_function", "\"rmsnorm\"");
+  }
   static_cast<void>(r.f.has("mamba_chunk_size"));  // sums are the same whatever is summed at once
   // The hub's files and transformers' have names of their own.
   r.layer_types(

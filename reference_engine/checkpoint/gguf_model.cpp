@@ -59,6 +59,7 @@ constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "i
                                                                {"ssm_conv1d.", "linear_attn.conv1d."},
                                                                {"ssm_dt.bias", "linear_attn.dt_bias"},
                                                                {"ssm_a", "linear_attn.A"},
+                                                               {"ssm_d", "linear_attn.D"},
                                                                {"ssm_norm.", "linear_attn.norm."},
                                                                {"ssm_out.", "linear_attn.out_proj."},
                                                                {"shortconv.conv.", "conv.conv."},
@@ -172,6 +173,7 @@ const std::vector<GgufFamily>& families_of_gguf() {
       {"exaone-moe", "ExaoneMoeForCausalLM", false, {{"norm_topk_prob", false}}},
       {"gpt-oss", "GptOssForCausalLM", false, Json::object()},
       {"granitemoe", "GraniteMoeSharedForCausalLM", true, Json::object()},
+      {"granitehybrid", "GraniteMoeHybridForCausalLM", true, Json::object()},
       {"hunyuan-moe", "HunYuanMoEV1ForCausalLM", false, Json::object()},
       {"hy_v3", "HYV3ForCausalLM", false, {{"norm_topk_prob", false}}},
       {"phimoe", "PhiMoEForCausalLM", false, Json::object()},
@@ -273,7 +275,7 @@ void add_experts(const GgufFacts& f, Json& config) {
     config["shared_expert_intermediate_size"] = config["shared_intermediate_size"] = shared;
     const auto each = width.is_number_unsigned() ? width.get<std::uint64_t>() : 0;
     if (each == 0 || shared % each != 0) {
-      const char* with_a_width[] = {"qwen2moe", "granitemoe", "qwen3next", "qwen35moe"};
+      const char* with_a_width[] = {"qwen2moe", "granitemoe", "granitehybrid", "qwen3next", "qwen35moe"};
       if (std::find(std::begin(with_a_width), std::end(with_a_width), f.arch) == std::end(with_a_width)) {
         f.refuse(fmt::format("shared experts of width {}, expected a multiple of {}, that of experts", shared, each));
       }
@@ -322,8 +324,8 @@ void add_gated_delta(const GgufFacts& f, Json& config) {
   add_layer_types(f, "attention.recurrent_layers", "linear_attention", config);
 }
 
-/// Heads of keys and values, of which layers with a convolution have none.
-void add_convolutions(const GgufFacts& f, Json& config) {
+/// Heads of keys and values, of which layers with `memory` in the place of attention have none.
+void add_heads(const GgufFacts& f, const char* memory, Json& config) {
   const std::string whole = f.arch + ".attention.head_count_kv";
   const Json& list = f.fields().has(whole) ? f.fields().at(whole) : Json();
   const Json& layers = config["num_hidden_layers"];
@@ -332,14 +334,39 @@ void add_convolutions(const GgufFacts& f, Json& config) {
   for (std::size_t l = 0; good && l < layers; ++l) {
     good = list[l].is_number_unsigned() && (list[l] == 0 || heads == 0 || list[l] == heads);
     if (good && list[l] != 0) heads = list[l];
-    if (good) config["layer_types"].push_back(list[l] == 0 ? "conv" : "full_attention");
+    if (good) config["layer_types"].push_back(list[l] == 0 ? memory : "full_attention");
   }
-  if (!good || heads == 0)
-    f.fields().refuse(whole, "a list with the heads of each layer, 0 for a convolution, and one number for all others");
+  if (!good || heads == 0) {
+    f.fields().refuse(
+        whole, "a list with the heads of each layer, 0 where there is no attention, and one number for all others");
+  }
   config["num_key_value_heads"] = heads;
+}
+
+void add_convolutions(const GgufFacts& f, Json& config) {
+  add_heads(f, "conv", config);
   f.copy("attention.layer_norm_rms_epsilon", "norm_eps", config);
   f.copy("shortconv.l_cache", "conv_L_cache", config);
   f.copy("leading_dense_block_count", "num_dense_layers", config);
+}
+
+/// Mamba's layers. Whether positions turn anything is said as whether rope was tuned.
+void add_mamba(const GgufFacts& f, Json& config) {
+  add_heads(f, "linear_attention", config);
+  f.copy("ssm.group_count", "mamba_n_groups", config);
+  f.copy("ssm.time_step_rank", "mamba_n_heads", config);
+  f.copy("ssm.state_size", "mamba_d_state", config);
+  f.copy("ssm.conv_kernel", "mamba_d_conv", config);
+  const Json inner = f.get("ssm.inner_size"), hidden = config["hidden_size"];
+  if (!inner.is_number_unsigned() || !hidden.is_number_unsigned() || hidden == 0 ||
+      inner.get<std::uint64_t>() % hidden.get<std::uint64_t>() != 0) {
+    f.fields().refuse(f.arch + ".ssm.inner_size", "a multiple of the hidden size");
+  }
+  config["mamba_expand"] = inner.get<std::uint64_t>() / hidden.get<std::uint64_t>();
+  config["mamba_conv_bias"] = f.of_a_layer("ssm_conv1d.bias") != nullptr;
+  config["mamba_proj_bias"] = f.of_a_layer("ssm_in.bias") != nullptr;
+  const bool turns = !f.has("rope.scaling.finetuned") || f.get("rope.scaling.finetuned") == true;
+  config["position_embedding_type"] = turns ? "rope" : "nope";
 }
 
 /// A value, or a list with one for each layer.
@@ -448,7 +475,8 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     }
   } else if (f.arch == "gpt-oss") {
     f.copy("attention.sliding_window", "sliding_window", config);
-  } else if (f.arch == "granitemoe") {
+  } else if (f.arch == "granitemoe" || f.arch == "granitehybrid") {
+    if (f.arch == "granitehybrid") add_mamba(f, config);
     if (head_dim > 0) config["attention_multiplier"] = 1 / std::sqrt(static_cast<double>(head_dim));
     f.copy("attention.scale", "attention_multiplier", config);
     f.copy("embedding_scale", "embedding_multiplier", config);
@@ -499,7 +527,8 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   }
   f.copy("embedding_length", "hidden_size", config);
   f.copy("attention.head_count", "num_attention_heads", config);
-  const bool by_layer = f.arch == "lfm2moe" || f.arch == "gemma4";  // what is said once of the others
+  // What is said once of the others.
+  const bool by_layer = f.arch == "lfm2moe" || f.arch == "gemma4" || f.arch == "granitehybrid";
   if (!by_layer) f.copy("attention.head_count_kv", "num_key_value_heads", config);
   f.copy("attention.key_length", "head_dim", config);
   f.copy("context_length", "max_position_embeddings", config);
@@ -694,6 +723,8 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   c.linear.tiled = f.arch == "qwen35moe";
   c.linear.flat = true;
   const TensorNames read = std::exchange(c.names, {});
+  c.names.mamba = "linear_attn.";
+  c.names.mamba_in = "linear_attn.in_proj_qkvz.";  // as layer_names has "ssm_in", which gated-delta layers had first
   if (c.norm_place == NormPlace::both) {
     c.names.mlp_norm = "pre_mlp_layernorm";
     c.names.attention_norm_behind = "post_attention_layernorm";

@@ -44,6 +44,7 @@ const std::set<std::string>& harmless() {
                                               "im_end_id",
                                               "im_newline_id",
                                               "im_start_id",
+                                              "init_method",
                                               "initial_context_length",
                                               "initializer_range",
                                               "input_jitter_noise",

@@ -38,6 +38,7 @@ struct TensorNames {
   std::string shared = "mlp.shared_experts.", shared_scale;                               ///< then a part, ".weight"
   std::array<std::string, 2> shared_fused;  ///< instead: gate above up, and down
   std::string dense = "mlp.";               ///< of layers without experts; then a part, ".weight"
+  std::string mamba = "mamba.", mamba_in = "mamba.in_proj.";  ///< of Mamba's layers, and of their first matrix
   std::array<std::string, 3> mlp_parts{"gate_proj", "up_proj", "down_proj"};  ///< of shared experts and dense MLPs
 };
 

@@ -24,15 +24,15 @@ class Mamba final : public MemoryOfLayers {
     for (std::uint32_t index = 0; index < c.layers; ++index) {
       Layer& layer = layers_.emplace_back();
       if (!c.layer[index].linear) continue;
-      const auto name = [&](const char* rest) { return c.tensor(index, std::string("mamba.") + rest); };
-      const std::string in = name("in_proj.weight");
+      const auto name = [&](const char* rest) { return c.tensor(index, c.names.mamba + rest); };
+      const std::string in = c.tensor(index, c.names.mamba_in + "weight");
       layer.gate = weights.rows_of(in, all, c.hidden, 0, width);
       layer.mixed = weights.rows_of(in, all, c.hidden, width, channels);
       layer.time = weights.rows_of(in, all, c.hidden, width + channels, l_.value_heads);
       layer.out = weights.matrix(name("out_proj.weight"), c.hidden, width);
       layer.time_bias = weights.vector(name("dt_bias"), l_.value_heads);
       if (l_.bias) {
-        const Vector bias = weights.vector(name("in_proj.bias"), all);
+        const Vector bias = weights.vector(c.tensor(index, c.names.mamba_in + "bias"), all);
         layer.gate_bias = bias.head(width);
         layer.mixed_bias = bias.segment(width, channels);
         layer.time_bias += bias.tail(l_.value_heads);

@@ -172,6 +172,15 @@ def granitemoeshared(r):
     return granite(r, shared_intermediate_size=r.choice([0, 24, 48]))
 
 
+def granitemoehybrid(r):
+    c = granite(r, shared_intermediate_size=r.choice([24, 48]), mamba_n_heads=r.choice([2, 4, 8]), mamba_n_groups=r.choice([1, 1, 2]), mamba_d_state=r.choice([8, 16]),
+                mamba_d_conv=r.choice([1, 2, 4]), mamba_expand=r.choice([1, 2]), mamba_conv_bias=flag(r), mamba_proj_bias=flag(r),
+                mamba_chunk_size=r.choice([4, 16, 256]), position_embedding_type=r.choice([None, "nope", "rope"]))
+    c["mamba_d_head"] = r.choice(["auto", c["mamba_expand"] * c["hidden_size"] // c["mamba_n_heads"]])
+    c["layer_types"] = [r.choice(["linear_attention", "full_attention"]) for _ in range(c["num_hidden_layers"])]
+    return c
+
+
 def latent(r, c):
     turned = r.choice([4, 8, 16])
     c.update(num_key_value_heads=c["num_attention_heads"], kv_lora_rank=r.choice([8, 16, 20]), q_lora_rank=r.choice([None, 12, 24]),
@@ -400,7 +409,7 @@ def qwen3_5_moe_text(r):
 
 
 FAMILIES = {f.__name__: f for f in (
-    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, afmoe, gemma4_text, lfm2_moe, dots1,
+    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, granitemoehybrid, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, afmoe, gemma4_text, lfm2_moe, dots1,
     ernie4_5_moe, exaone_moe, hunyuan_v1_moe, hy_v3, minimax_m2, gpt_oss, llama4_text, qwen3_next, qwen3_5_moe_text)}
 FAMILIES["granitemoe"] = granite
 

@@ -6,7 +6,8 @@
         deepseek_v2_lite:bf16 deepseek_v3:f16 glm4_moe:bf16 gpt_oss:bf16 ernie4_5_moe:bf16 dots1:bf16 granitemoeshared:bf16:30 \
         minimax_m2:bf16 hunyuan_v1_moe:bf16 phimoe:bf16 qwen3_next:bf16 qwen3_5_moe:bf16 deepseek_moe:bf16 \
         olmoe_as_gguf:bf16 llama4_as_gguf:bf16 glm4_moe_lite:bf16 exaone_moe:bf16 hy_v3:bf16 \
-        qwen3_vl_moe:bf16 solar_open:bf16 afmoe_as_gguf:bf16 lfm2_moe:bf16 glm4v_moe:bf16 gemma4:bf16
+        qwen3_vl_moe:bf16 solar_open:bf16 afmoe_as_gguf:bf16 lfm2_moe:bf16 glm4v_moe:bf16 gemma4:bf16 \
+        granitemoehybrid:bf16
 
 LLAMA_CPP is a source folder of llama.cpp (that of the llama-cpp-python source package, 0.3.36, was used); torch and numpy from
 anywhere, and `pip install gguf safetensors`. FAMILY is a folder in zoo/, or any. FAMILY:TYPE, with a TYPE of f32, f16, bf16 or q8_0, may be followed by
@@ -37,6 +38,8 @@ def of_hub(config):
         config["first_k_dense_replace"] = config["mlp_layer_types"].count("dense")
     if config["model_type"] == "afmoe":
         config["route_norm"] = True
+    if config["model_type"] == "granitemoehybrid":
+        config["layer_types"] = [{"linear_attention": "mamba", "full_attention": "attention"}.get(t, t) for t in config["layer_types"]]
     if config["model_type"] == "minimax_m2":
         config["rotary_dim"] = int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"])
 

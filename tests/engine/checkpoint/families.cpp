@@ -276,6 +276,54 @@ TEST_CASE("LFM2") {
   CHECK(says(refused_family("lfm2_moe", {{"conv_L_cache", 0}}), {"field \"conv_L_cache\""}));
 }
 
+TEST_CASE("Mamba's layers: what files say, what they leave out, and what is refused") {
+  const ModelConfig c = read("granitemoehybrid");
+  CHECK(c.linear.rule == LinearRule::mamba);
+  CHECK(c.linear.channels() == 2 * 48 + 2 * 16);
+  CHECK((c.linear.kernel_bias && !c.linear.bias));
+  CHECK((c.layer[0].linear && !c.layer[1].linear && !c.layer[1].turns));
+  // As on the hub.
+  const Json types = {"mamba", "attention", "mamba", "mamba"};
+  const ModelConfig hub = read("granitemoehybrid", {{"layer_types", types},
+                                                    {"time_step_limit", left_out},
+                                                    {"mamba_d_head", "auto"},
+                                                    {"init_method", "mup"},
+                                                    {"normalization_function", "rmsnorm"}});
+  CHECK(hub.unknown.empty());
+  CHECK((hub.layer[0].linear && !hub.layer[1].linear));
+  // Of transformers 5.23: GraniteMoeHybridConfig.
+  const ModelConfig bare = read("granitemoehybrid", {{"mamba_n_groups", left_out},
+                                                     {"mamba_n_heads", left_out},
+                                                     {"mamba_d_head", left_out},
+                                                     {"mamba_d_state", left_out},
+                                                     {"mamba_d_conv", left_out},
+                                                     {"mamba_expand", left_out},
+                                                     {"mamba_conv_bias", left_out},
+                                                     {"mamba_proj_bias", left_out},
+                                                     {"position_embedding_type", left_out},
+                                                     {"shared_intermediate_size", left_out},
+                                                     {"hidden_size", 128},
+                                                     {"layer_types", left_out}});
+  CHECK((bare.linear.key_heads == 1 && bare.linear.value_heads == 128 && bare.linear.value_dim == 2));
+  CHECK((bare.linear.key_dim == 256 && bare.linear.kernel == 4 && bare.linear.kernel_bias && !bare.linear.bias));
+  CHECK((bare.layer[1].linear && !bare.layer[1].turns && bare.shared_width == 1024));
+  for (const auto& [field, value] : std::vector<std::pair<const char*, Json>>{{"mamba_n_heads", 7},
+                                                                              {"mamba_n_groups", 3},
+                                                                              {"mamba_d_head", 24},
+                                                                              {"mamba_expand", 0},
+                                                                              {"mamba_d_state", 0},
+                                                                              {"mamba_d_conv", 65},
+                                                                              {"time_step_limit", {0.0, 0.1}},
+                                                                              {"position_embedding_type", "alibi"},
+                                                                              {"normalization_function", "layernorm"},
+                                                                              {"num_local_experts", 0}}) {
+    CAPTURE(field);
+    const bool heads = field == std::string("mamba_n_groups") || field == std::string("mamba_n_heads");
+    const std::string named = heads ? "mamba_" : field;
+    CHECK(says(refused_family("granitemoehybrid", {{field, value}}), {"field \"" + named}));
+  }
+}
+
 TEST_CASE("Gemma 4") {
   // Of four layers every other has a window: heads and positions are theirs.
   const ModelConfig c = read("gemma4");

@@ -119,6 +119,7 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("lfm2_moe-bf16", "lfm2_moe");
   check_tokens("glm4v_moe-bf16", "glm4v_moe");
   check_tokens("gemma4-bf16", "gemma4");
+  check_tokens("granitemoehybrid-bf16", "granitemoehybrid");
 }
 
 TEST_CASE("a model in several files is opened by any of them") {
