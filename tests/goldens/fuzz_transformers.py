@@ -484,13 +484,17 @@ def for_gguf(family, r, c):
         c.update(layer_types=types if "full_attention" in types else ["full_attention", *types[1:]], norm_topk_prob=True, routed_scaling_factor=1.0,
                  norm_eps=c["rms_norm_eps"])
         c.pop("head_dim", None)
+    if family == "granitemoehybrid":  # the converter takes it that positions turn nothing, and that there are layers of both kinds
+        c.update(layer_types=["linear_attention", "full_attention", *types[2:]], num_hidden_layers=max(2, c["num_hidden_layers"]), position_embedding_type=None,
+                 mamba_d_conv=max(2, c["mamba_d_conv"]))
+        c["layer_types"] += ["linear_attention"] * (c["num_hidden_layers"] - len(c["layer_types"]))
     if family == "afmoe":
         c.update(mup_enabled=True, global_attn_every_n_layers=4, sliding_window=c.get("sliding_window") or 16)
 
 
 GGUF_FAMILIES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "dots1", "ernie4_5_moe", "gpt_oss", "granitemoe",
                  "granitemoeshared", "hunyuan_v1_moe", "phimoe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2", "llama4_text", "glm4_moe_lite", "exaone_moe", "hy_v3",
-                 "afmoe", "gemma4_text", "lfm2_moe")
+                 "afmoe", "gemma4_text", "lfm2_moe", "granitemoehybrid")
 
 
 def randomise(model, generator):
