@@ -1,9 +1,15 @@
-// Policies of an engine's own, tried by the contracts that the library's policies keep; doctest is all that it takes:
+// Policies and a link of an engine's own, tried by the contracts that the library's keep; doctest is all that it takes:
 //   g++ -std=c++20 -I include -I tests tests/contracts/own_policy/main.cpp -o own_policy && ./own_policy
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
+#include <array>
+#include <cstring>
+#include <memory>
+#include <utility>
+
 #include "contracts/cache_policy.hpp"
+#include "contracts/link.hpp"
 #include "contracts/predictor.hpp"
 #include "contracts/quant_selector.hpp"
 #include "contracts/router.hpp"
@@ -75,6 +81,40 @@ struct WorstFirst : TopK {
 };
 static_assert(ExpertRouter<WorstFirst>);
 
+/// Copies at once, on the thread that asks: a prefetch, too, and so nothing is ever taken back.
+class Blocking {
+ public:
+  void submit(const Copy& copy) noexcept {
+    std::memset(slots[copy.slot].data(), static_cast<int>(copy.what.id.expert), slots[copy.slot].size());
+    if (copy.demand) {
+      seen_.demand_landed = copy.ticket;
+    } else {
+      seen_.prefetch_begun = seen_.prefetch_landed = copy.ticket;
+    }
+  }
+  void drop(Ticket /*ticket*/) noexcept {}
+  void fence(Fence /*fence*/) noexcept {}  // whoever reads a slot has done so before the next call
+  [[nodiscard]] Seen seen() const noexcept { return seen_; }
+  void wait(Ticket ticket) const {
+    const bool demand = (static_cast<std::uint64_t>(ticket) & 1U) == 0;
+    if (ticket > (demand ? seen_.demand_landed : seen_.prefetch_landed)) throw LinkError("nobody asked for this copy");
+  }
+
+  std::array<std::array<unsigned char, test::expert_bytes>, 10> slots{};
+
+ private:
+  Seen seen_;
+};
+static_assert(Link<Blocking>);
+
+struct BlockingRig {
+  std::unique_ptr<Blocking> link = std::make_unique<Blocking>();
+  [[nodiscard]] std::pair<std::byte, std::byte> ends(std::uint32_t slot) const {
+    return {static_cast<std::byte>(link->slots[slot].front()), static_cast<std::byte>(link->slots[slot].back())};
+  }
+  static void pass() {}
+};
+
 using ManyRowsFirst = Schedule<NoLimit, BatchSizeOrder, DeviceOnly>;
 
 }  // namespace
@@ -84,3 +124,7 @@ TEST_CASE_TEMPLATE_INVOKE(ferry::test::predictor_contract, SurestTwo);
 TEST_CASE_TEMPLATE_INVOKE(ferry::test::quant_selector_contract, SmallAhead);
 TEST_CASE_TEMPLATE_INVOKE(ferry::test::router_contract, WorstFirst);
 TEST_CASE_TEMPLATE_INVOKE(ferry::test::scheduler_contract, ManyRowsFirst);
+TEST_CASE("Link") {
+  BlockingRig rig;
+  ferry::test::link_contract_of(rig);
+}

@@ -1,0 +1,11 @@
+/// @file
+/// What a file that is given to `bench/run own` defines.
+#pragma once
+#include "decide/layer_benchmark.hpp"
+
+namespace ferry::bench {
+
+/// Registers stacks of an engine's own, each with `register_layer`.
+void register_own();
+
+}  // namespace ferry::bench
