@@ -7,9 +7,10 @@
 ///     measure (Carver::measuring), and is the only call that may throw or be slow.
 ///  2. Every other call is noexcept, allocates nothing, reads no clock, and depends on nothing but its
 ///     arguments and its own state: the same calls give the same answers on every machine.
-///  3. Ties go to the lower index; NaN sorts last.
+///  3. Ties go to the lower index, of experts or of slots, whichever is asked for; NaN sorts last.
 ///  4. Calls come from one thread at a time.
-///  5. Optional: `check()`, const, noexcept, host only. It returns a text that names the first of the policy's invariants
+///  5. What is not marked FERRY_HD runs on the host alone.
+///  6. Optional: `check()`, const, noexcept, host only. It returns a text that names the first of the policy's invariants
 ///     that does not hold, or nullptr. It may be slow: tests call it after every step, the library never does.
 #pragma once
 #include <concepts>
@@ -38,7 +39,8 @@ struct Barred {
 
 namespace part {
 template <class T>
-concept State = std::is_trivially_copyable_v<T> && std::is_copy_constructible_v<T>;
+concept State =
+    std::is_trivially_copyable_v<T> && std::is_copy_constructible_v<T> && std::is_default_constructible_v<T>;
 
 template <class T>
 concept Checks = requires(const T t) {
@@ -60,6 +62,11 @@ concept Routes = requires(R r, Phase phase, const Scores& scores, View<const fer
   { r.route(phase, scores, present, out) }
   noexcept;
 };
+/// What is written to a copy is lost.
+template <class R>
+concept RoutesByReference = !requires(R r, Phase phase, const Scores& scores, View<const ferry::State> present) {
+  r.route(phase, scores, present, Out<Route>{});
+};
 template <class P>
 concept Observes = requires(P p, std::uint16_t layer, View<const Route> taken, View<const std::uint32_t> rows) {
   { p.observe(layer, taken, rows) }
@@ -69,6 +76,10 @@ template <class P>
 concept Predicts = requires(P p, Phase phase, const Scores& scores, Out<Request>& out) {
   { p.predict(phase, scores, out) }
   noexcept;
+};
+template <class P>
+concept PredictsByReference = !requires(P p, Phase phase, const Scores& scores) {
+  p.predict(phase, scores, Out<Request>{});
 };
 template <class Q>
 concept SelectsPrecision = requires(Q q, Phase phase, bool demand, View<Request> requests) {
@@ -140,7 +151,7 @@ concept Waits = requires(L& l, Ticket ticket) {
 ///
 /// Minimal model: ferry::TopK. @see ferry::ExpertCacheRouter, ferry::ExpertSkipping
 template <class R>
-concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Routes<R>;
+concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Routes<R> && part::RoutesByReference<R>;
 
 /// Predicts which experts a later layer needs.
 ///
@@ -163,7 +174,8 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 ///
 /// Minimal model: ferry::NoPrediction.
 template <class P>
-concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observes<P> && part::Predicts<P>;
+concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observes<P> && part::Predicts<P> &&
+    part::PredictsByReference<P>;
 
 /// Chooses the precision of each request, or to skip it.
 ///
@@ -215,8 +227,10 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `loaded(layer, loads, misses)`: of the misses of a layer so many are loaded, and the host computes the others. Called
 ///    once a layer, behind `saved`.
 ///  - `finished(layer)`: a layer is over. For what no plan has to wait for: it may run while the device computes.
+///  - `goes_on(before)`: behind it, told to the next pool: what the policy of the pool before has learned.
 ///  - `gain(miss)`, const: how much more a place is expected to save with this expert, which misses and is asked for now, than
 ///    with who would leave. Called before `saved`, if the placement weighs layers.
+///  - `each_gains()`, const: whether several misses of a layer gain that together, or only the first of them.
 ///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
 ///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_saved(id, slot)`, how
 ///    much more that expert is expected to save there than who is in the slot (`no_slot`: nobody).

@@ -46,9 +46,9 @@ class Core {
   /// Builds a core at the start of `block`, which is aligned to `storage_alignment`.
   static Core* create(std::byte* block, const Config& config) {
     assert(reinterpret_cast<std::uintptr_t>(block) % storage_alignment == 0);
-    config.validate();
+    const std::size_t head = (sizeof(Core) + storage_alignment - 1) / storage_alignment * storage_alignment;
+    Carver carve(block + head, storage_bytes(config) - head);
     Core* core = new (block) Core(config);
-    Carver carve(block + (sizeof(Core) + storage_alignment - 1) / storage_alignment * storage_alignment);
     core->reserve(carve, config);
     return core;
   }
@@ -320,7 +320,7 @@ class Core {
     Split split;
     if constexpr (part::WeighsLayers<Scheduler>) {
       scheduler_.order(phase_, true, present);
-      split = scheduler_.split(phase_, present, misses, arriving, costs_);
+      split = scheduler_.split(phase_, present, slots_.share_gain(misses), arriving, costs_);
       split.hosted = least(present.size, split.hosted);
       for (const Request& r : arriving) split.waits ? slots_.use(r.slot) : slots_.cancel_lease(r.slot);
     } else {

@@ -38,6 +38,15 @@ struct CoreConfig : CoreSettings {
   void validate() const {
     model.validate();
     validate_times();
+    if ((precision.precisions() & ~1U) == 0) {
+      detail::fail<ConfigError>("the precision selector names no precision, expected those that it chooses");
+    }
+    // Beyond the last layer lie those of the next step.
+    const std::uint32_t depth = part::depth_of(predictor), most = std::max<std::uint32_t>(model.layers, 4);
+    if (depth > most) {
+      detail::fail<ConfigError>("the predictor's depth is " + std::to_string(depth) + " layers, expected at most " +
+                                std::to_string(most));
+    }
     static constexpr const char* names[] = {"skip", "INT2", "INT4", "INT8", "full"};
     for (std::uint32_t p = 1; p < precision_count; ++p) {
       for (std::uint32_t l = 0; selectable(p) && l < model.layers; ++l) {

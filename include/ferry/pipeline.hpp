@@ -19,13 +19,14 @@ class OwnedCore {
   /// Throws ConfigError if the configuration cannot work.
   explicit OwnedCore(const CoreConfig<Stack>& config)
       : bytes_(Core<Stack>::storage_bytes(config)),
-        block_(static_cast<std::byte*>(::operator new (bytes_, std::align_val_t{storage_alignment}))),
-        core_(Core<Stack>::create(block_.get(), config)) {}
+        block_(static_cast<std::byte*>(::operator new (bytes_, std::align_val_t{storage_alignment}))) {
+    Core<Stack>::create(block_.get(), config);
+  }
 
   /// The core.
-  Core<Stack>& operator*() const noexcept { return *core_; }
+  Core<Stack>& operator*() const noexcept { return *operator->(); }
   /// The core.
-  Core<Stack>* operator->() const noexcept { return core_; }
+  Core<Stack>* operator->() const noexcept { return std::launder(reinterpret_cast<Core<Stack>*>(block_.get())); }
   /// Host memory that the core and its tables take.
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
@@ -34,8 +35,7 @@ class OwnedCore {
     void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{storage_alignment}); }
   };
   std::size_t bytes_;
-  std::unique_ptr<std::byte, Free> block_;
-  Core<Stack>* core_;
+  std::unique_ptr<std::byte, Free> block_;  ///< null once this was moved from
 };
 
 /// What an engine talks to. One step:

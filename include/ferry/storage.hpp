@@ -10,6 +10,7 @@
 #include <new>
 #include <type_traits>
 
+#include "ferry/error.hpp"
 #include "ferry/macros.hpp"
 
 namespace ferry::inline FERRY_ABI {
@@ -57,14 +58,22 @@ class Array {
 class Carver {
  public:
   Carver() = default;
-  /// Into this block; null: only measures.
-  explicit Carver(std::byte* block) : block_(block) {}
+  /// Into this block, of so many bytes or of as many as it takes.
+  explicit Carver(std::byte* block, std::size_t bytes = static_cast<std::size_t>(-1)) : block_(block), most_(bytes) {}
 
-  /// Places an array, each element as `fill`.
+  /// Places an array, each element as `fill`. Throws ConfigError if the block is too small: whoever measured it measured
+  /// something else.
   template <class T>
   void operator()(Array<T>& array, std::size_t count, const T& fill = T{}) {
     used_ = (used_ + alignof(T) - 1) / alignof(T) * alignof(T);
-    if (block_ != nullptr) {
+    if (block_ == nullptr) {
+      array.offset_ = std::uintptr_t{0} - reinterpret_cast<std::uintptr_t>(&array);  // nowhere
+    } else {
+      if (used_ > most_ || count > (most_ - used_) / sizeof(T)) {
+        detail::fail<ConfigError>(
+            "a policy asks for larger arrays when they are placed than when they were measured: `reserve` must ask for "
+            "the same in both passes");
+      }
       std::byte* first = block_ + used_;
       for (std::size_t i = 0; i < count; ++i) new (first + i * sizeof(T)) T(fill);
       array.offset_ = reinterpret_cast<std::uintptr_t>(first) - reinterpret_cast<std::uintptr_t>(&array);
@@ -80,7 +89,7 @@ class Carver {
 
  private:
   std::byte* block_ = nullptr;
-  std::size_t used_ = 0;
+  std::size_t used_ = 0, most_ = 0;
 };
 
 }  // namespace ferry::inline FERRY_ABI

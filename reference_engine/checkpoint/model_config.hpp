@@ -36,8 +36,8 @@ struct TensorNames {
   std::array<std::string, 3> parts{"gate_proj", "up_proj", "down_proj"};
   std::array<std::string, 2> fused{"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};  ///< all experts of a layer
   std::string shared = "mlp.shared_experts.", shared_scale;                               ///< then a part, ".weight"
-  std::array<std::string, 2> shared_fused;  ///< instead: gate above up, and down
-  std::string dense = "mlp.";               ///< of layers without experts; then a part, ".weight"
+  std::array<std::string, 2> shared_fused;                    ///< instead: gate above up, and down
+  std::string dense = "mlp.";                                 ///< of layers without experts; then a part, ".weight"
   std::string mamba = "mamba.", mamba_in = "mamba.in_proj.";  ///< of Mamba's layers, and of their first matrix
   std::array<std::string, 3> mlp_parts{"gate_proj", "up_proj", "down_proj"};  ///< of shared experts and dense MLPs
 };

@@ -135,7 +135,8 @@ TEST_CASE("plan: scores that are numbers") {
   m.begin();
   const float none = std::nanf(""), infinite = std::numeric_limits<float>::infinity();
   m.memory = {none, -infinite, none, infinite};
-  const Plan p = m.pipe.plan(scores(0, m.memory));
+  const std::vector<float> weights = {.4F, .3F, none, infinite};
+  const Plan p = m.pipe.plan(Scores{0, m.memory, weights});
   CHECK(p.routes[0].expert == 3);
   CHECK(p.routes[1].expert == 1);
 }
@@ -406,6 +407,69 @@ TEST_CASE("policy: take, split of no more than there is") {
   config.model = model(3, 4, 2, 2);
   config.allotment = one_pool(config.model, 6 * 64);
   CHECK(run_steps(config) == 48);
+}
+
+namespace {
+/// Asks for more than it measured, at once or in an array of its own.
+struct Growing : Lru {
+  std::uint32_t more = 0;
+  bool twice = false;
+  void reserve(Carver& carve, const PoolShape& pool) {
+    Lru::reserve(carve, pool);
+    if (carve.measuring()) return;
+    for (std::uint32_t i = 0; i < (twice ? more : 1); ++i) carve(own, twice ? 64 : std::size_t{64} * more);
+  }
+  Array<std::uint64_t> own;
+};
+struct Deep : CrossLayerGate {
+  int depth = 1;
+};
+struct Nothing : FixedPrecision {
+  std::uint8_t names = 1;
+  FERRY_HD std::uint8_t precisions() const noexcept { return names; }
+};
+}  // namespace
+
+TEST_CASE("policy: the same arrays in both passes of reserve") {
+  for (const bool twice : {false, true}) {
+    using S = Stack<NoPrediction, Growing, FixedPrecision, stacks::LoadEverything, TopK>;
+    CoreConfig<S> config;
+    config.model = model(3, 4, 2, 2);
+    config.allotment = one_pool(config.model, 6 * 64);
+    config.cache.twice = twice;
+    CHECK_NOTHROW(OwnedCore<S>{config});
+    for (const std::uint32_t more : {4U, 1U << 20U}) {
+      config.cache.more = more;
+      CHECK_THROWS_WITH_AS(OwnedCore<S>{config}, doctest::Contains("`reserve` must ask for the same in both passes"),
+                           ConfigError);
+    }
+  }
+}
+
+TEST_CASE("predictor: a depth of at most the model's layers, or 4") {
+  using S = Stack<Deep, Lru, FixedPrecision, stacks::LoadEverything, TopK>;
+  CoreConfig<S> config;
+  config.model = model(6, 4, 2, 2);
+  config.allotment = one_pool(config.model, 6 * 64);
+  for (const int depth : {1, 4, 6}) {
+    config.predictor.depth = depth;
+    CHECK_NOTHROW(OwnedCore<S>{config});
+  }
+  for (const int depth : {7, -1, 65535}) {
+    config.predictor.depth = depth;
+    CHECK_THROWS_WITH_AS(OwnedCore<S>{config}, doctest::Contains("expected at most 6"), ConfigError);
+  }
+}
+
+TEST_CASE("selector: precisions() that names one") {
+  using S = Stack<NoPrediction, Lru, Nothing, stacks::LoadEverything, TopK>;
+  CoreConfig<S> config;
+  config.model = model(3, 4, 2, 2);
+  config.allotment = one_pool(config.model, 6 * 64);
+  for (const std::uint8_t names : {std::uint8_t{0}, std::uint8_t{1}}) {
+    config.precision.names = names;
+    CHECK_THROWS_WITH_AS(OwnedCore<S>{config}, doctest::Contains("names no precision"), ConfigError);
+  }
 }
 
 TEST_CASE("policy: parameters in their ranges") {

@@ -38,7 +38,7 @@ namespace ferry::inline FERRY_ABI {
 /// if that ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); where that layer has none to give, since
 /// all are in use, below itself.
 ///
-/// All of this counts on what lasts. Where what was used last would have kept more of the uses of late than these ranks would, for
+/// All of this counts on what lasts. Where what was used last would have kept more of the uses of late than was there, for
 /// all that it costs to bring it, experts are kept by their last use instead, until it no longer does (detail::LastUses): a prompt
 /// never is, and a layer's slots stay with it unless another's were used longer ago by more than a step.
 ///
@@ -109,7 +109,7 @@ class ExpectedSavings {
     const std::uint32_t l = slots_.layer(layer);
     next_uses_.note(l, taken, rows);
     const std::int64_t* const rank = rank_.data() + std::size_t{l} * slots_.experts();
-    if (!prefill_) last_uses_.note(l, taken, layer_rows_, rank, slots_.held(l));
+    if (!prefill_) last_uses_.note(l, taken, layer_rows_, rank, slots_.held());
   }
 
   FERRY_HD void saved(View<const Request> uses, std::uint32_t rows, Nanoseconds each) noexcept {
@@ -171,6 +171,10 @@ class ExpectedSavings {
     slots_.changed(layer);
   }
 
+  FERRY_HD void goes_on(const ExpectedSavings& before) noexcept {
+    if (last_uses_.goes_on(before.last_uses_)) all_changed();
+  }
+
   FERRY_HD Nanoseconds gain(const Request& miss) const noexcept {
     // This use is not counted yet.
     const std::int64_t each = each_[slots_.layer(miss.want.id.layer)];
@@ -180,6 +184,9 @@ class ExpectedSavings {
     const float steps = 1.442695F * static_cast<float>(half_life) / static_cast<float>(time_);  // that count, of all
     return static_cast<Nanoseconds>(static_cast<float>(rank(miss.want.id) + now - least_) * steps * 16);
   }
+
+  /// By rank all misses of a layer count on the place of who ranks least: only one of them gets it. By last use each comes in.
+  FERRY_HD bool each_gains() const noexcept { return prefill_ || follows_last_use(); }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {

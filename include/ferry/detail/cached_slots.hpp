@@ -88,6 +88,16 @@ class CachedSlots {
     }
     return 0;
   }
+  /// Where several misses would gain the same place, only the first of them does.
+  FERRY_HD View<Request> share_gain(View<Request> misses) const noexcept {
+    if constexpr (part::SaysWhoGains<Cache>) {
+      if (misses.size < 2) return misses;
+      const std::uint16_t pool = residency_.pool_of(misses[0].want);
+      if (pool == Residency::no_pool || caches_[pool].each_gains()) return misses;
+      for (Request& r : misses.part(1, misses.size - 1)) r.gain_ns = 0;
+    }
+    return misses;
+  }
   /// Of the misses of a layer so many are loaded.
   FERRY_HD void loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept {
     if constexpr (part::SeesLoads<Cache>) {
@@ -96,7 +106,13 @@ class CachedSlots {
   }
   FERRY_HD void finished(std::uint16_t layer) noexcept {
     if constexpr (part::SeesLayersEnd<Cache>) {
-      residency_.for_each_pool(layer, [&](std::uint16_t pool) { caches_[pool].finished(layer); });
+      residency_.for_each_pool(layer, [&](std::uint16_t pool) {
+        caches_[pool].finished(layer);
+        if constexpr (part::GoesOn<Cache>) {
+          const std::uint32_t next = pool + 1U < caches_.size() ? pool + 1U : 0;
+          if (next != pool) caches_[next].goes_on(caches_[pool]);
+        }
+      });
     }
   }
   /// `present`: [experts], where each expert of a layer is, at its best precision.

@@ -108,6 +108,16 @@ concept SeesLayersEnd = requires(C c, std::uint16_t layer) {
   noexcept;
 };
 template <class C>
+concept SaysWhoGains = requires(const C c) {
+  { c.each_gains() }
+  noexcept->std::same_as<bool>;
+};
+template <class C>
+concept GoesOn = requires(C c, const C& before) {
+  { c.goes_on(before) }
+  noexcept;
+};
+template <class C>
 concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
   { c.wanted() }
   noexcept->std::same_as<ExpertId>;
@@ -179,6 +189,8 @@ consteval void check_hooks() {
                    "loaded(std::uint16_t layer, std::uint32_t loads, std::uint32_t misses) noexcept");
   FERRY_CHECK_HOOK(C, gain, Gains, "Nanoseconds gain(const Request&) const noexcept");
   FERRY_CHECK_HOOK(C, finished, SeesLayersEnd, "finished(std::uint16_t layer) noexcept");
+  FERRY_CHECK_HOOK(C, each_gains, SaysWhoGains, "bool each_gains() const noexcept");
+  FERRY_CHECK_HOOK(C, goes_on, GoesOn, "goes_on(const Cache& before) noexcept");
   FERRY_CHECK_HOOK(
       C, wanted, Wants,
       "ExpertId wanted() noexcept, and beside it Nanoseconds more_saved(ExpertId, std::uint32_t slot) const "
@@ -201,6 +213,43 @@ consteval void check_hooks() {
   FERRY_CHECK_HOOK(S, check, Checks, "const char* check() const noexcept");
   FERRY_CHECK_HOOK(R, check, Checks, "const char* check() const noexcept");
 #undef FERRY_CHECK_HOOK
+  // What another kind of policy has, and nobody would call.
+#define FERRY_NOT_CALLED(T, kind, name) \
+  static_assert(                        \
+      !requires { &T::name; }, "nobody calls " #name " of " kind ": concepts.hpp says what it is told instead")
+  FERRY_NOT_CALLED(C, "a cache policy", end_sequence);
+  FERRY_NOT_CALLED(P, "a predictor", reset);
+  FERRY_NOT_CALLED(R, "a router", begin_step);
+  FERRY_NOT_CALLED(R, "a router", end_sequence);
+  FERRY_NOT_CALLED(R, "a router", observe);
+  FERRY_NOT_CALLED(Q, "a precision selector", begin_step);
+  FERRY_NOT_CALLED(Q, "a precision selector", end_sequence);
+  FERRY_NOT_CALLED(Q, "a precision selector", observe);
+  FERRY_NOT_CALLED(S, "a scheduler", reserve);
+  FERRY_NOT_CALLED(S, "a scheduler", begin_step);
+  FERRY_NOT_CALLED(S, "a scheduler", end_sequence);
+#undef FERRY_NOT_CALLED
+  // A function of that name would count as true.
+#define FERRY_CHECK_FLAG(T, name)                                           \
+  static_assert(                                                            \
+      !requires { T::name; } ||                                             \
+          requires {                                                        \
+            requires std::same_as < std::remove_cvref_t<decltype(T::name)>, \
+            bool > ;                                                        \
+          },                                                                \
+      #name " must be a static constexpr bool, and no function")
+  FERRY_CHECK_FLAG(P, predicts);
+  FERRY_CHECK_FLAG(C, caches);
+  FERRY_CHECK_FLAG(C, needs_full_scores);
+  FERRY_CHECK_FLAG(R, needs_full_scores);
+  FERRY_CHECK_FLAG(R, needs_residency);
+  FERRY_CHECK_FLAG(R, substitutes);
+  FERRY_CHECK_FLAG(R, skips);
+  FERRY_CHECK_FLAG(Q, needs_unimportance);
+  FERRY_CHECK_FLAG(S, computes_on_host);
+  FERRY_CHECK_FLAG(S, orders_batches);
+  FERRY_CHECK_FLAG(S, needs_ordered_batches);
+#undef FERRY_CHECK_FLAG
   static_assert(!substitutes<R>() || needs_residency<R>(),
                 "a router that substitutes must know what is resident: declare needs_residency = true in it");
   static_assert(!(substitutes<R>() && skips<R>()),

@@ -8,7 +8,10 @@ namespace ferry::inline FERRY_ABI::detail {
 
 /// Two orders of the experts of a layer: by another rank, and by their last use. Each use says which of them would have kept
 /// its expert, if the layer had kept as many as it has slots, the first of that order. By last use that is what LRU hits
-/// (Mattson's stack distance), without a second cache.
+/// (Mattson's stack distance), without a second cache. The other order is followed until the last use leads: what it kept is
+/// what is there, which is less than what comes first in it where not all that is used is brought, or where it only begins.
+///
+/// What is learned goes on to the next pool (`goes_on`): where each layer has a pool, all of them learn together.
 ///
 /// For the last use speaks each use that it alone would have kept, against it each that the other alone would have, and the
 /// price of each that it would not have: it brings whatever is used, which is free where that is loaded anyway. It `leads`
@@ -45,14 +48,14 @@ class LastUses {
   [[nodiscard]] FERRY_HD const std::int64_t* keys() const noexcept { return last_.data(); }
   [[nodiscard]] FERRY_HD bool leads() const noexcept { return leads_; }
 
-  /// Ahead of `used`, in decode: a layer uses these routes [rows, k], which has so many slots, and whose experts the other
-  /// order ranks like this [experts].
+  /// Ahead of `used`, in decode: a layer uses these routes [rows, k], and the other order ranks its experts like this
+  /// [experts]. `held`: what has a slot, one set a layer.
   FERRY_HD void note(std::uint32_t layer, View<const Route> taken, std::uint32_t rows, const std::int64_t* rank,
-                     std::uint32_t slots) noexcept {
+                     const ExpertSets& held) noexcept {
     const std::int64_t* const last = last_.data() + std::size_t{layer} * experts_;
     for (std::uint32_t e = 0; e < experts_; ++e) rank_before_[e] = rank[e];
     for (std::uint32_t e = 0; e < experts_; ++e) last_before_[e] = last[e];
-    slots_ = slots;
+    slots_ = held.size(layer);
     uses_ = 0;
     if (taken.size == 0 || rows == 0) return;
     auto i = static_cast<std::uint32_t>(now_ / step * (taken.size / rows) % taken.size);
@@ -60,6 +63,7 @@ class LastUses {
       const std::uint16_t e = taken[i].expert;
       if (e >= experts_ || noted_.has(0, e)) continue;
       noted_.add(0, e);
+      there_[uses_] = held.has(layer, e);
       use_[uses_++] = e;
     }
     noted_.clear(0);
@@ -68,7 +72,9 @@ class LastUses {
   /// is another now.
   FERRY_HD bool compare(std::int64_t price) noexcept {
     for (std::uint32_t i = 0; i < uses_; ++i) {
-      const bool by_rank = keeps(rank_before_.data(), use_[i]), by_last = keeps(last_before_.data(), use_[i]);
+      // Once the last use leads, or where all that is used is brought, what the other would keep is not what is there.
+      const bool by_rank = leads_ || price == 0 ? keeps(rank_before_.data(), use_[i]) : there_[i];
+      const bool by_last = keeps(last_before_.data(), use_[i]);
       if (by_rank && by_last) continue;
       ahead_ += (by_last ? one : -price) - (by_rank ? one : 0) - ahead_ / window;
       missed_ += one - missed_ / window;
@@ -76,6 +82,15 @@ class LastUses {
     uses_ = 0;
     const bool led = leads_;
     leads_ = led ? ahead_ > 0 : ahead_ > missed_ / 16 + 2 * one;
+    return leads_ != led;
+  }
+
+  /// From here on with what `before` has learned. True if `leads` is another now.
+  FERRY_HD bool goes_on(const LastUses& before) noexcept {
+    const bool led = leads_;
+    ahead_ = before.ahead_;
+    missed_ = before.missed_;
+    leads_ = before.leads_;
     return leads_ != led;
   }
 
@@ -104,6 +119,7 @@ class LastUses {
   Array<std::int64_t> rank_before_, last_before_;  ///< [experts], of the layer that was noted
   ExpertSets noted_;                               ///< one
   std::uint16_t use_[most_compared] = {};
+  bool there_[most_compared] = {};       ///< and whether it was
   std::uint32_t uses_ = 0, slots_ = 0;   ///< noted, of that layer
   std::int64_t now_ = 0;                 ///< steps, and the uses of this one
   std::int64_t ahead_ = 0, missed_ = 0;  ///< of late

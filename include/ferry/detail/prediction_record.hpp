@@ -32,7 +32,9 @@ class PredictionRecord {
     if (distance == 0 || distance > depth_) return;
     const std::uint32_t cell = at(distance, predicted.layer);
     named_.clear(cell);
-    for (const Request& r : requests) named_.add(cell, r.want.id.expert);
+    for (const Request& r : requests) {
+      if (r.want.id.expert < experts_) named_.add(cell, r.want.id.expert);
+    }
     const std::uint32_t rows = predicted.select.size / experts_;
     noted_[cell] = {rows, true};
     for (std::uint32_t row = 0; row < rows; ++row) {

@@ -88,6 +88,8 @@ class SlotExperts {
   FERRY_HD std::uint32_t layers() const noexcept { return pool_.layers; }
   /// How many experts of a layer have a slot.
   FERRY_HD std::uint32_t held(std::uint32_t l) const noexcept { return held_.size(l); }
+  /// Which have, one set a layer.
+  FERRY_HD const ExpertSets& held() const noexcept { return held_; }
   FERRY_HD std::uint32_t experts() const noexcept { return pool_.experts; }
 
   /// The slot whose expert has the least `worth(key(index), layer)`, the lowest of those that tie, among those

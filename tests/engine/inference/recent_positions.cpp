@@ -85,7 +85,8 @@ TEST_CASE("caches of recent positions: logits are those of caches with all posit
 }
 
 TEST_CASE("caches of recent positions: as large as they say, and less where windows are short") {
-  for (const char* family : {"gemma4", "mixtral_window", "deepseek_v2", "qwen3_next", "lfm2_moe", "granitemoehybrid", "mixtral"}) {
+  for (const char* family :
+       {"gemma4", "mixtral_window", "deepseek_v2", "qwen3_next", "lfm2_moe", "granitemoehybrid", "mixtral"}) {
     CAPTURE(family);
     CpuModel model(test::golden_file("zoo") / family);
     for (const std::uint32_t positions : {1U, 100U, 20'000U}) {

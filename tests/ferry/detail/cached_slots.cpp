@@ -115,3 +115,55 @@ TEST_CASE("the victim of the second pool is a slot of the second pool") {
   CHECK(slots.residency().slot(3).state == State::absent);
   CHECK(slots.residency().slot(1).state == State::resident);
 }
+
+namespace {
+
+/// Counts the layers that ended, in whichever pool, and says whether each miss gains.
+struct Learner : Lru {
+  FERRY_HD void finished(std::uint16_t /*layer*/) noexcept { ++ended; }
+  FERRY_HD void goes_on(const Learner& before) noexcept { ended = before.ended; }
+  FERRY_HD Nanoseconds gain(const Request& miss) const noexcept { return 10 * (1 + miss.want.id.expert); }
+  FERRY_HD bool each_gains() const noexcept { return all_gain; }
+  std::uint32_t ended = 0;
+  bool all_gain = false;
+};
+using LearnerSlots = detail::CachedSlots<Stack<NoPrediction, Learner, FixedPrecision, stacks::LoadEverything, TopK>>;
+
+}  // namespace
+
+TEST_CASE("what a pool's policy learned goes on to the next, and from the last to the first") {
+  alignas(64) static std::byte block[8192];
+  LearnerSlots& slots = *new (block) LearnerSlots;
+  Carver carve(block + 2048, sizeof block - 2048);
+  const std::uint8_t whole = part::bit(Precision::full);
+  slots.reserve(carve, model(3, 4, 1, 1, 100),
+                {{{0, 1, whole, 2, 128}, {1, 1, whole, 2, 128}, {2, 1, whole, 2, 128}}, 2, 128}, Learner{}, 1, -1.0F);
+  for (std::uint32_t n = 0; n < 7; ++n) {
+    slots.finished(static_cast<std::uint16_t>(n % 3));
+    CHECK(slots.cache(static_cast<std::uint16_t>(n % 3)).ended == n + 1);
+    CHECK(slots.cache(static_cast<std::uint16_t>((n + 1) % 3)).ended == n + 1);
+  }
+}
+
+TEST_CASE("of misses that would gain one place the first does, if the policy says so") {
+  for (const bool all_gain : {false, true}) {
+    alignas(64) std::byte block[8192];
+    LearnerSlots& slots = *new (block) LearnerSlots;
+    Carver carve(block + 2048, sizeof block - 2048);
+    Learner policy;
+    policy.all_gain = all_gain;
+    slots.reserve(carve, model(2, 4, 1, 1, 100), {{{0, 2, part::bit(Precision::full), 2, 128}}, 2, 128}, policy, 1,
+                  -1.0F);
+    Request misses[3];
+    for (std::uint16_t e = 0; e < 3; ++e) {
+      misses[e].want = full(1, static_cast<std::uint16_t>(2 - e));
+      misses[e].gain_ns = 30 - 10 * e;
+    }
+    const View<Request> shared = slots.share_gain({misses, 3});
+    REQUIRE(shared.size == 3);
+    CHECK(shared[0].gain_ns == 30);
+    CHECK(shared[1].gain_ns == (all_gain ? 20 : 0));
+    CHECK(shared[2].gain_ns == (all_gain ? 10 : 0));
+    CHECK(slots.share_gain({misses, 1})[0].gain_ns == 30);
+  }
+}

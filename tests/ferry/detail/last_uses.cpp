@@ -26,6 +26,9 @@ struct PlacedUses : detail::LastUses {
   void reserve(Carver& carve, const LastUsesSize& s) { detail::LastUses::reserve(carve, s.layers, s.experts); }
 };
 using PlacedLast = Placed<PlacedUses>;
+struct HeldExperts : detail::ExpertSets {
+  void reserve(Carver& carve, const LastUsesSize& s) { detail::ExpertSets::reserve(carve, s.layers, s.experts); }
+};
 
 std::vector<Route> all_routes(const std::vector<UsedExperts>& rows) {
   std::vector<Route> routes;
@@ -35,12 +38,23 @@ std::vector<Route> all_routes(const std::vector<UsedExperts>& rows) {
   return routes;
 }
 
-/// One layer of a step: what rows choose, and then use. True if it leads another way now.
+/// As many as there are slots, by rank.
+UsedExperts highest(const std::vector<std::int64_t>& rank, std::uint32_t slots) {
+  UsedExperts all;
+  for (std::uint16_t e = 0; e < rank.size(); ++e) all.push_back(e);
+  std::stable_sort(all.begin(), all.end(), [&](std::uint16_t a, std::uint16_t b) { return rank[a] > rank[b]; });
+  all.resize(slots);
+  return all;
+}
+
+/// One layer of a step that holds these experts: what rows choose, and then use. True if it leads another way now.
 bool use_layer(PlacedLast& uses, std::uint32_t l, std::uint32_t experts, const std::vector<UsedExperts>& rows,
-               const std::vector<std::int64_t>& rank, std::uint32_t slots, std::int64_t price) {
+               const std::vector<std::int64_t>& rank, const UsedExperts& held, std::int64_t price) {
+  Placed<HeldExperts> sets(LastUsesSize{l + 1, experts});
+  for (const std::uint16_t e : held) sets->add(l, e);
   const std::vector<Route> routes = all_routes(rows);
   uses->note(l, {routes.data(), static_cast<std::uint32_t>(routes.size())}, static_cast<std::uint32_t>(rows.size()),
-             rank.data(), slots);
+             rank.data(), *sets);
   std::vector<bool> seen(experts);
   for (const Route& r : routes) {
     if (!seen[r.expert]) uses->used(l * experts + r.expert);
@@ -57,7 +71,7 @@ int leads_after(int steps, std::int64_t price, const std::vector<std::int64_t>& 
   PlacedLast uses(LastUsesSize{1, 8});
   for (int i = 0; i < steps; ++i) {
     uses->begin_step();
-    use_layer(uses, 0, 8, {of(i)}, rank, 2, price);
+    use_layer(uses, 0, 8, {of(i)}, rank, highest(rank, 2), price);
     if (uses->leads()) return i + 1;
   }
   return 0;
@@ -86,7 +100,7 @@ TEST_CASE("last uses lead where they would have kept what another order would no
     // A burst, and then favourites that come one by one between others.
     const int at = i - 10;
     const UsedExperts now{static_cast<std::uint16_t>(i < 10 ? 5 : at % 3 == 0 ? 0 : at % 3 == 1 ? 1 : 2 + i % 6)};
-    turned += use_layer(uses, 0, 8, {now}, rank, 2, 0) ? 1 : 0;
+    turned += use_layer(uses, 0, 8, {now}, rank, highest(rank, 2), 0) ? 1 : 0;
   }
   CHECK(turned == 2);
   CHECK_FALSE(uses->leads());
@@ -96,9 +110,9 @@ TEST_CASE("what was used later has the larger key, and a step lies between those
   const std::vector<std::int64_t> rank(32, 0);
   PlacedLast uses(LastUsesSize{1, 32});
   uses->begin_step();
-  use_layer(uses, 0, 32, {{1, 2, 3}, {3, 4, 5}}, rank, 16, 0);
+  use_layer(uses, 0, 32, {{1, 2, 3}, {3, 4, 5}}, rank, highest(rank, 16), 0);
   uses->begin_step();
-  use_layer(uses, 0, 32, {{2, 7}}, rank, 16, 0);
+  use_layer(uses, 0, 32, {{2, 7}}, rank, highest(rank, 16), 0);
   const std::int64_t* const keys = uses->keys();
   CHECK(keys[31] == 0);
   for (const auto& [earlier, later] : std::vector<std::pair<int, int>>{{1, 3}, {3, 4}, {4, 5}, {5, 2}, {2, 7}}) {
@@ -134,6 +148,9 @@ TEST_CASE("random uses: what stacks of experts say, kept one by one, of eight a 
           together.insert(together.end(), row.begin(), row.end());
         }
         const std::uint32_t slots = random.below(experts);
+        std::vector<std::int64_t> there;  // whatever the ranks say
+        for (std::uint32_t e = 0; e < experts; ++e) there.push_back(random.below(1000));
+        const UsedExperts held = highest(there, slots);
         UsedExperts& of = stack[l];
         const bool led = leads;
         // From another row on in each step.
@@ -149,7 +166,8 @@ TEST_CASE("random uses: what stacks of experts say, kept one by one, of eight a 
             above += rank[i] > rank[e] ? 1 : 0;
             ties += i != e && rank[i] == rank[e] ? 1 : 0;
           }
-          const bool by_rank = above + ties / 2 < slots;
+          const bool ranked = above + ties / 2 < slots, is_held = std::find(held.begin(), held.end(), e) != held.end();
+          const bool by_rank = led || price == 0 ? ranked : is_held;
           const auto found = std::find(of.begin(), of.end(), e);
           const auto before = found - of.begin();
           const auto never = static_cast<std::int64_t>(experts - of.size());
@@ -161,7 +179,7 @@ TEST_CASE("random uses: what stacks of experts say, kept one by one, of eight a 
           missed += PlacedUses::one - missed / 1024;
         }
         leads = led ? ahead > 0 : ahead > missed / 16 + 2 * PlacedUses::one;
-        REQUIRE(use_layer(uses, l, experts, rows, rank, slots, price) == (led != leads));
+        REQUIRE(use_layer(uses, l, experts, rows, rank, held, price) == (led != leads));
         REQUIRE(uses->leads() == leads);
         std::set<std::uint16_t> used;
         for (const std::uint16_t e : together) {  // as they were used first
@@ -171,5 +189,44 @@ TEST_CASE("random uses: what stacks of experts say, kept one by one, of eight a 
         }
       }
     }
+  }
+}
+
+TEST_CASE("what was learned goes on") {
+  const std::vector<std::int64_t> rank = {90, 80, 0, 0, 0, 0, 0, 0};
+  PlacedLast first(LastUsesSize{1, 8}), second(LastUsesSize{1, 8});
+  for (int i = 0; i < 20; ++i) {
+    first->begin_step();
+    use_layer(first, 0, 8, {{5}}, rank, highest(rank, 2), 0);
+  }
+  REQUIRE(first->leads());
+  CHECK(second->goes_on(*first));
+  CHECK(second->leads());
+  CHECK_FALSE(second->goes_on(*first));
+  // From there, not from its own beginning: as many uses take the lead away as from the first.
+  int kept = 0;
+  for (PlacedLast* one : {&first, &second}) {
+    int uses = 0;
+    for (; (*one)->leads(); ++uses) {
+      (*one)->begin_step();
+      const int turn = uses % 3;  // favourites that come one by one between others
+      use_layer(*one, 0, 8, {{static_cast<std::uint16_t>(turn < 2 ? turn : 2 + uses % 6)}}, rank, {0, 1}, 0);
+      REQUIRE(uses < 1000);
+    }
+    CHECK(uses > 10);
+    if (one == &second) CHECK(uses == kept);
+    kept = uses;
+  }
+}
+
+TEST_CASE("what is there counts where not all that is used is brought, what ranks first where it is") {
+  const std::vector<std::int64_t> rank = {90, 80, 0, 0, 0, 0, 0, 0};
+  for (const std::int64_t price : {std::int64_t{0}, PlacedUses::one / 4}) {
+    PlacedLast uses(LastUsesSize{1, 8});
+    for (int i = 0; i < 40; ++i) {  // the first of the ranks, which is not there
+      uses->begin_step();
+      use_layer(uses, 0, 8, {{0}}, rank, {6, 7}, price);
+    }
+    CHECK(uses->leads() == (price > 0));
   }
 }

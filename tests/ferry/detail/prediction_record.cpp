@@ -166,3 +166,19 @@ TEST_CASE("a prediction of the same some rows is compared row by row, one of oth
   f.record.score(1, more, three, 4, no_best, other);
   CHECK(other.accuracy.needed == 0);
 }
+
+TEST_CASE("experts that no layer has are not remembered") {
+  RecordFixture f(Shape{2, 4, 1, 1}, 1);
+  const std::vector<float> row = {0, 1, 0, 0};
+  const Request first = named(1, 0);
+  const Request beyond[] = {named(0, 4), named(0, 65), named(0, no_expert), named(0, 2)};
+  f.record.note(scores(1, row), 1, {&first, 1});
+  f.record.note(scores(0, row), 1, {beyond, 4});  // 65 would be the other layer's 1
+  const Route routes[] = {{1, 1.0F}, {2, 1.0F}};
+  PrefetchCounts count;
+  f.record.score(1, {routes, 1}, {}, 1, no_best, count);
+  CHECK(count.accuracy.needed == 1);
+  CHECK(count.accuracy.predicted == 0);
+  f.record.score(0, {routes + 1, 1}, {}, 1, no_best, count);
+  CHECK(count.accuracy.predicted == 1);
+}

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <set>
@@ -63,7 +64,9 @@ struct Batch {
     const Shape shape{1, experts, k, static_cast<std::uint32_t>(rows.size()), renormalise_if(renormalise)};
     Placed<ExpertCacheRouter> router(shape, parameters);
     REQUIRE(router.measured);
-    return run(router, k, phase, flat(rows), flat(rows), present);
+    std::vector<float> weights = flat(rows);
+    for (float& w : weights) w = std::abs(w);
+    return run(router, k, phase, flat(rows), weights, present);
   }
 };
 
