@@ -135,8 +135,7 @@ TEST_CASE("plan: scores that are numbers") {
   m.begin();
   const float none = std::nanf(""), infinite = std::numeric_limits<float>::infinity();
   m.memory = {none, -infinite, none, infinite};
-  const std::vector<float> weights = {.4F, .3F, none, infinite};
-  const Plan p = m.pipe.plan(Scores{0, m.memory, weights});
+  const Plan p = m.pipe.plan(scores(0, m.memory));
   CHECK(p.routes[0].expert == 3);
   CHECK(p.routes[1].expert == 1);
 }

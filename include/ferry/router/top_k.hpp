@@ -1,8 +1,6 @@
 /// @file
 /// The model's own routing.
 #pragma once
-#include <cassert>
-
 #include "ferry/concepts.hpp"
 #include "ferry/detail/best.hpp"
 
@@ -25,10 +23,7 @@ struct Weighing {
 
   /// Sets those of one row's routes: each expert's own, divided by their sum if the model does that, times its factor.
   FERRY_HD void weigh(const float* weight, std::uint32_t k, Route* routes) const noexcept {
-    for (std::uint32_t i = 0; i < k; ++i) {
-      routes[i].weight = weight[routes[i].expert];
-      assert(!(routes[i].weight < 0.0F));  // these would be logits
-    }
+    for (std::uint32_t i = 0; i < k; ++i) routes[i].weight = weight[routes[i].expert];
     if (renormalise == Renormalise::yes) {
       float sum = 0.0F;
       for (std::uint32_t i = 0; i < k; ++i) sum += routes[i].weight;
