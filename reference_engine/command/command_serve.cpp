@@ -1,6 +1,7 @@
 // ferry serve: a model behind HTTP.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <iostream>
@@ -38,6 +39,9 @@ std::string read_key(const ServeArguments& a) {
   std::string key = read_text("--api-key-file", a.api_key_file);
   while (!key.empty() && (key.back() == '\n' || key.back() == '\r')) key.pop_back();
   if (key.empty()) throw InputError(fmt::format("--api-key-file {}: is empty", a.api_key_file));
+  if (std::any_of(key.begin(), key.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; })) {
+    throw InputError(fmt::format("--api-key-file {}: expected one line, which a header can carry", a.api_key_file));
+  }
   return key;
 }
 

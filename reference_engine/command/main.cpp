@@ -1,5 +1,6 @@
 // The ferry command.
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -78,13 +79,24 @@ void handle_faults() {
   for (const int s : {SIGPIPE, SIGXFSZ}) ::sigaction(s, &action, nullptr);
 }
 
-/// Threads get stacks of this limit, too. Expressions of templates and JSON are taken apart by recursion.
+/// Expressions of templates and JSON are taken apart by recursion, and libraries' regular expressions match by it.
 void check_stack_limit() {
-  constexpr rlim_t least = 512U << 10U;
+  constexpr rlim_t least = 2U << 20U;
   rlimit limit{};
-  if (::getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= least) return;
-  throw InputError(fmt::format("the stack may have {} KiB, expected {} at least: ulimit -s {}", limit.rlim_cur >> 10U,
-                               least >> 10U, least >> 10U));
+  if (::getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur < least) {
+    throw InputError(fmt::format("the stack may have {} KiB, expected {} at least: ulimit -s {}", limit.rlim_cur >> 10U,
+                                 least >> 10U, least >> 10U));
+  }
+  // Threads would get stacks of this limit, too, and small ones where there is none.
+  constexpr std::size_t of_threads = 8U << 20U;
+  pthread_attr_t attributes;
+  if (::pthread_getattr_default_np(&attributes) != 0) return;
+  std::size_t bytes = 0;
+  if (::pthread_attr_getstacksize(&attributes, &bytes) == 0 && bytes < of_threads) {
+    ::pthread_attr_setstacksize(&attributes, of_threads);
+    ::pthread_setattr_default_np(&attributes);
+  }
+  ::pthread_attr_destroy(&attributes);
 }
 
 /// A closed standard stream must not become the number of a file that we write. What is written to a closed output is

@@ -42,7 +42,7 @@ Resolved resolve(const SamplingFlags& flags, const std::filesystem::path& model)
 
 void SamplingFlags::add(CLI::App* c) {
   const auto number = [&](const char* name, std::optional<double>& value, const char* help) {
-    c->add_option(name, value, help)->type_name("X");
+    c->add_option(name, value, help)->type_name("X")->check(not_empty);
   };
   number("--temperature", temperature,
          "0 takes the likeliest token (default, as for the others: the model's generation_config.json; else 0)");

@@ -164,6 +164,39 @@ AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
   return body;
 }
 
+/// Follows a head byte by byte: the library passes over lines that it does not understand, and other readers may take one of
+/// them for a body's length.
+class HeadReader {
+ public:
+  /// What was read of it. False: it has a CR or LF alone, or behind the request's line one without a colon, as folded ones are
+  /// (RFC 9112, section 5.2); names that begin with white space are refused with the others.
+  bool take(const char* at, std::size_t size) {
+    return std::all_of(at, at + size, [this](char c) { return take(c); });
+  }
+
+ private:
+  bool take(char c) {
+    if (ends_ != (c == '\n')) return false;
+    if (c == '\n') {
+      const bool good = first_ || colon_ || length_ == 0;
+      first_ = first_ && length_ == 0;  // empty lines may come first
+      ends_ = colon_ = false;
+      length_ = 0;
+      return good;
+    }
+    ends_ = c == '\r';
+    if (ends_) return true;
+    ++length_;
+    colon_ = colon_ || c == ':';
+    return true;
+  }
+
+  bool first_ = true;   ///< the line is the request's
+  bool ends_ = false;   ///< behind a CR
+  bool colon_ = false;  ///< the line has one
+  std::uint64_t length_ = 0;
+};
+
 /// Follows a body in chunks byte by byte: the library takes sizes that other readers do not, and does not say where one ends
 /// that it refuses.
 class ChunkReader {
@@ -253,6 +286,7 @@ class Connection final : public httplib::Stream {
     begun_ = now_ns();
     taken_ = body_at_ = 0;
     in_head_ = true;
+    head_ = {};
     return comes && !server_.stops();
   }
   void begin_body(const AnnouncedBody& body) {
@@ -309,7 +343,7 @@ class Connection final : public httplib::Stream {
   }
   bool wait_writable() const { return is_writable(); }
   time_t duration() const { return static_cast<time_t>((now_ns() - begun_) / 1'000'000'000); }
-  bool is_writable() const { return has_room() && !is_gone(); }
+  bool is_writable() const { return has_room(); }  // who has sent all it wants to may still read
   /// Throws ApiError where the request is too large or too late.
   ssize_t read(char* to, std::size_t size) {
     if (at_ == held_) {
@@ -320,6 +354,11 @@ class Connection final : public httplib::Stream {
     std::memcpy(to, buffer_.data() + at_, n);
     at_ += n;
     taken_ += n;
+    if (in_head_ && !head_.take(to, n)) {
+      give_up(
+          400,
+          "Expected a head of lines that begin with a name and a colon behind it, and end with CR and LF together.");
+    }
     if (!in_head_ && body_.chunked && !chunks_.take(to, n)) {
       give_up(400,
               "Expected chunks of a size in hexadecimal digits and a line's end, and behind the last one nothing.");
@@ -327,7 +366,7 @@ class Connection final : public httplib::Stream {
     return static_cast<ssize_t>(n);
   }
   ssize_t write(const char* from, std::size_t size) {
-    if (!has_room()) return -1;  // who has sent all it wants to may still read
+    if (!has_room()) return -1;
     const ssize_t n = ::send(socket_, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
     return n < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : n;
   }
@@ -396,6 +435,7 @@ class Connection final : public httplib::Stream {
   Nanoseconds begun_ = 0;
   std::uint64_t taken_ = 0, body_at_ = 0;  ///< bytes read; of them the head's
   bool in_head_ = true;
+  HeadReader head_;
   AnnouncedBody body_;
   ChunkReader chunks_;
 };

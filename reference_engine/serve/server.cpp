@@ -8,7 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <random>
-#include <regex>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -44,6 +44,9 @@ void answer(httplib::Response& response, const ApiError& error) {
 
 /// So many requests failed one after another, each with what runs the experts made anew.
 constexpr std::uint32_t fails_for_good = 3;
+/// Bytes of a target's path, which a regular expression is matched with character by character, by recursion.
+constexpr std::size_t most_path = 512;
+constexpr const char* gone = "The client closed its end of the connection before the answer was there.";
 
 ApiError server_error(int status, const std::string& message, const std::string& code = "") {
   ApiError e;
@@ -120,10 +123,22 @@ struct Server::Parts {
 
   /// A route's pattern. Targets may name the host, as those of proxies do (RFC 9112, section 3.2.2).
   static std::string route(const std::string& path) { return "(?:[Hh][Tt][Tt][Pp]://[^/]*)?" + path; }
+  static std::string_view without_host(std::string_view target) {
+    constexpr std::string_view scheme = "http://";
+    if (target.size() < scheme.size() || ::strncasecmp(target.data(), scheme.data(), scheme.size()) != 0) return target;
+    return target.substr(std::min(target.find('/', scheme.size()), target.size()));
+  }
 
   httplib::Server::HandlerResponse let_in(const httplib::Request& q, httplib::Response& a) const {
-    static const std::regex open_paths(route("/(?:health)?"));
-    const bool open = std::regex_match(q.path, open_paths);
+    if (q.path.size() > most_path) {
+      ApiError e;
+      e.status = 414;
+      e.message = fmt::format("The target is longer than the {} bytes that this server takes.", most_path);
+      answer(a, e);
+      return httplib::Server::HandlerResponse::Handled;
+    }
+    const std::string_view path = without_host(q.path);
+    const bool open = path == "/health" || path == "/";
     if (options.api_key.empty() || open) return httplib::Server::HandlerResponse::Unhandled;
     const std::string given = q.get_header_value("Authorization"), bearer = "Bearer ";
     const bool is_bearer = ::strncasecmp(given.c_str(), bearer.c_str(), bearer.size()) == 0;
@@ -222,8 +237,7 @@ struct Server::Parts {
         if (stopping) return answer(a, server_error(503, "The server is ending."));
         if (LimitedServer::client_is_gone()) {
           cancel();  // who has only closed its own end reads why
-          return answer(a,
-                        server_error(499, "The client closed its end of the connection before the answer was there."));
+          return answer(a, server_error(499, gone));
         }
         if (!late()) continue;
         cancel();
@@ -298,6 +312,10 @@ struct Server::Parts {
       s.ended[i] = wrote = true;
       if (!one.error().empty()) return write(server_error(500, one.error()).body()), false;
       if (!write(json_text(s.made.last_chunk(i, one)))) return false;
+    }
+    if (!all && LimitedServer::client_is_gone()) {  // who has only closed its own end reads why
+      write(server_error(499, gone).body());
+      return false;
     }
     if (!sink.is_writable()) return false;
     if (!all) return true;

@@ -138,7 +138,12 @@ std::filesystem::path file_behind(const std::filesystem::path& path) {
     }
     file = file.parent_path() / std::filesystem::read_symlink(file, none);
   }
-  const std::filesystem::path whole = std::filesystem::weakly_canonical(std::filesystem::absolute(file), none);
+  const std::filesystem::path absolute = std::filesystem::absolute(file, none);
+  if (none) {
+    throw InputError(
+        fmt::format("{}: cannot be written: the current folder is gone ({})", path.string(), none.message()));
+  }
+  const std::filesystem::path whole = std::filesystem::weakly_canonical(absolute, none);
   return none ? file : whole;
 }
 
@@ -192,6 +197,11 @@ OutputFile::OutputFile(const std::filesystem::path& path, Names names) : name_(p
     if (std::filesystem::exists(there, none) && !std::filesystem::is_regular_file(there, none)) {
       throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", name_));
     }
+  }
+  struct statx found {};
+  if (::statx(AT_FDCWD, path_.c_str(), 0, STATX_TYPE, &found) == 0 &&
+      (found.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {  // nothing can take its place
+    throw InputError(fmt::format("{}: cannot be written: it is a mount point, expected a file in a folder", name_));
   }
   remove_left_behind(path_);
   // Tried now, and gone at once: a run that is killed leaves nothing behind.

@@ -89,10 +89,36 @@ TEST_CASE("a sweep that comes to nothing leaves nothing, and what another left a
   CHECK(read_file(at + "/s.jsonl") == lines);
 }
 
+TEST_CASE("what is mounted cannot be replaced, and is refused before anything is computed") {
+  const std::string mounted = "unshare -rm bash -c 'mount --bind \"$1\" \"$1\" && shift && exec \"$@\"' - ";
+  const TemporaryFolder folder;
+  const std::string out = (folder.path() / "out").string();
+  write_file(out, "old");
+  if (shell(mounted + "'" + out + "' true").status != 0) {
+    MESSAGE("not tried: this system lets nobody but root mount");
+    return;
+  }
+  const Shell r =
+      shell(mounted + "'" + out + "' " + ferry_program() + " run --max-new-tokens 2 --prompt a --json '" + out + "'");
+  CHECK(r.status == 2);
+  CHECK(says(r.out, {out, "it is a mount point"}));
+  CHECK(std::count(r.out.begin(), r.out.end(), '\n') == 1);
+  CHECK(read_file(out) == "old");
+}
+
+TEST_CASE("a folder that is gone is named where a file was to be written to it") {
+  const TemporaryFolder folder;
+  const std::string at = "'" + (folder.path() / "g").string() + "'";
+  const Shell r = shell("mkdir " + at + " && cd " + at + " && rmdir " + at + " && " + ferry_program() +
+                        " pack --model tiny-mixtral --out x.ferry");
+  CHECK(r.status == 2);
+  CHECK(says(r.out, {"x.ferry: cannot be written: the current folder is gone"}));
+}
+
 TEST_CASE("limits of the system end a command in one line that names them") {
   const TemporaryFolder folder;
   const std::string out = (folder.path() / "out").string();
-  refuses_under("ulimit -s 256", "list", {"the stack may have 256 KiB", "ulimit -s 512"});
+  refuses_under("ulimit -s 256", "list", {"the stack may have 256 KiB", "ulimit -s 2048"});
   refuses_under("ulimit -f 0", "help run >'" + out + "'", {"standard output: cannot be written: File too large"});
   refuses_under("true", "help run >/dev/full", {"standard output: cannot be written: No space left on device"});
   refuses_under("ulimit -f 0", "trace generate --shape mixtral-8x7b --tokens 1 --sequences 1 --out '" + out + ".t'",

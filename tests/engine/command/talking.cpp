@@ -64,6 +64,10 @@ TEST_CASE("a chat's commands, and mistakes after which it goes on") {
   refuses("chat --model tiny-mixtral --stack nosuch", {"unknown stack"});
   refuses("chat --model nosuch", {"--model nosuch"});
   refuses("chat --model tiny-mixtral --temperature -1", {"--temperature"});
+  for (const char* option :
+       {"--temperature", "--top-p", "--min-p", "--repeat-penalty", "--presence-penalty", "--frequency-penalty"}) {
+    refuses(std::string("chat --model tiny-mixtral ") + option + " ''", {option, "must not be empty"});
+  }
 }
 
 TEST_CASE("a server that cannot start says why") {
@@ -71,6 +75,10 @@ TEST_CASE("a server that cannot start says why") {
   refuses("serve --model tiny-mixtral --host no.such.host.invalid", {"--host no.such.host.invalid", "cannot listen"});
   refuses("serve --model tiny-mixtral --api-key-file /nonexistent", {"--api-key-file", "/nonexistent"});
   refuses("serve --model tiny-mixtral --api-key a --api-key-file b", {"--api-key"});
+  const TemporaryFolder folder;
+  write_file(folder.path() / "key", "a\r\nb\n");
+  refuses("serve --model tiny-mixtral --api-key-file '" + (folder.path() / "key").string() + "'",
+          {"--api-key-file", "expected one line"});
 }
 
 TEST_CASE("a bench times what it is asked for") {

@@ -226,6 +226,21 @@ TEST_CASE("what is left of a request that was no request is not the next one") {
     CAPTURE(body);
     CHECK(count(Client(s).ask(chunked + body + hidden), "HTTP/1.1 ") <= 1);
   }
+  // Lines that the library passes over.
+  for (const char* header :
+       {"Content-Length: 36\n", "Content-Length:\r\n 36\r\n", "Transfer-Encoding:\r\n\tchunked\r\n",
+        "Content-Length 36\r\n", "Content-Length: 0\r\nContent-Length: 36\n", "A: b\rContent-Length: 36\r\n",
+        "A: b\r\n\n", "Content-Length: 36\r\r\n"}) {
+    CAPTURE(std::string(header));
+    for (const char* more : {"", "B: c\r\n"}) {
+      CHECK(count(Client(s).ask("GET / HTTP/1.1\r\n" + std::string(header) + more + "\r\n" + hidden), "HTTP/1.1 2") ==
+            0);
+    }
+  }
+  for (const char* line : {"GET / HTTP/1.1\n", "GET /\r HTTP/1.1\r\n", "\n"}) {
+    CAPTURE(std::string(line));
+    CHECK(count(Client(s).ask(std::string(line) + "A: b\r\n\r\n" + hidden), "HTTP/1.1 2") == 0);
+  }
   for (const char* header : {"Content-Length : 36", "Transfer-Encoding : chunked", " Content-Length: 36", "X\ty: 1"}) {
     CAPTURE(header);
     const std::string head = std::string("GET / HTTP/1.1\r\n") + header + "\r\n\r\n";

@@ -353,6 +353,10 @@ TEST_CASE("what cannot be served is told as OpenAI tells it, and the server goes
     CHECK(error["code"] == (*c.code != 0 ? Json(c.code) : Json()));
   }
   CHECK(s.get("/health")["status"] == "ok");
+  for (const std::string& path :
+       {"/v1/models/" + std::string(8000, 'a'), "http://" + std::string(8000, 'a') + "/health"}) {
+    CHECK(s.client().Get(path)->status == 414);
+  }
   CHECK(s.get("/v1/models")["data"][0]["id"] == "tiny");
   CHECK(s.get("HTTP://here:1/v1/models/tiny")["id"] == "tiny");  // as proxies are asked
   CHECK(
@@ -625,24 +629,28 @@ TEST_CASE("a stream ends when its time is over, also while tokens come quickly")
 
 TEST_CASE("a client that closes its own end is told so, and gets no empty answer") {
   const Served s;
-  const std::string body = Json{{"prompt", "a"}, {"max_tokens", 300}}.dump();
-  const std::string request =
-      "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " +
-      std::to_string(body.size()) + "\r\n\r\n" + body;
-  const int to = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(s.port());
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  REQUIRE(::connect(to, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
-  REQUIRE(::send(to, request.data(), request.size(), 0) == static_cast<ssize_t>(request.size()));
-  REQUIRE(::shutdown(to, SHUT_WR) == 0);
-  std::string said;
-  char part[4096];
-  for (ssize_t n; (n = ::recv(to, part, sizeof(part), 0)) > 0;) said.append(part, static_cast<std::size_t>(n));
-  ::close(to);
-  CHECK(said.starts_with("HTTP/1.1 499"));
-  CHECK(said.find("closed its end of the connection") != std::string::npos);
+  for (const bool streams : {false, true}) {
+    CAPTURE(streams);
+    const std::string body = Json{{"prompt", "a"}, {"max_tokens", 300}, {"stream", streams}}.dump();
+    const std::string request =
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " +
+        std::to_string(body.size()) + "\r\n\r\n" + body;
+    const int to = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(s.port());
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE(::connect(to, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0);
+    REQUIRE(::send(to, request.data(), request.size(), 0) == static_cast<ssize_t>(request.size()));
+    REQUIRE(::shutdown(to, SHUT_WR) == 0);
+    std::string said;
+    char part[4096];
+    for (ssize_t n; (n = ::recv(to, part, sizeof(part), 0)) > 0;) said.append(part, static_cast<std::size_t>(n));
+    ::close(to);
+    CHECK(said.starts_with(streams ? "HTTP/1.1 200" : "HTTP/1.1 499"));
+    const bool told = said.find("closed its end of the connection") != std::string::npos;
+    CHECK(told != (said.find("data: [DONE]") != std::string::npos));  // or a stream was quicker, and is whole
+  }
 }
 
 TEST_CASE("metrics are what Prometheus reads, and the same numbers as /stats") {
