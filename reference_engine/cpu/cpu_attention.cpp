@@ -111,6 +111,14 @@ void MemoryOfLayers::restore(std::uint32_t layer, const std::vector<TokenRow>& r
   }
 }
 
+Matrix MemoryOfLayers::kernel_of(const Weights& weights, const std::string& name, std::uint32_t channels) const {
+  const LinearAttention& l = config_.linear;
+  std::vector<std::uint64_t> shape{channels, l.kernel};
+  if (!l.flat) shape.insert(shape.begin() + 1, 1);
+  const Vector kernel = weights.floats(name, shape, std::uint64_t{channels} * l.kernel);
+  return Eigen::Map<const Matrix>(kernel.data(), channels, l.kernel).transpose();
+}
+
 void MemoryOfLayers::convolve(const Matrix& kernel, Matrix& last, float* x) {
   const Eigen::Index before = kernel.rows() - 1;
   now_ = Eigen::Map<const Eigen::RowVectorXf>(x, kernel.cols());

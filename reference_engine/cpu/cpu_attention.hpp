@@ -54,6 +54,8 @@ class MemoryOfLayers : public CpuAttention {
  protected:
   using CpuAttention::CpuAttention;
 
+  /// A convolution's tensor, as [tokens, channels].
+  [[nodiscard]] Matrix kernel_of(const Weights& weights, const std::string& name, std::uint32_t channels) const;
   /// What a convolution by `kernel` [tokens, channels] makes of a token's channels and those of the tokens before it, which are
   /// `last` [tokens - 1, channels]; in place. The token is the last one then.
   void convolve(const Matrix& kernel, Matrix& last, float* x);

@@ -40,10 +40,7 @@ class DeltaAttention final : public MemoryOfLayers {
         layer.rate = weights.matrix(name("in_proj_b.weight"), l_.value_heads, c.hidden);
         layer.fade = weights.matrix(name("in_proj_a.weight"), l_.value_heads, c.hidden);
       }
-      std::vector<std::uint64_t> shape{l_.channels(), l_.kernel};
-      if (!l_.flat) shape.insert(shape.begin() + 1, 1);
-      const Vector kernel = weights.floats(name("conv1d.weight"), shape, std::uint64_t{l_.channels()} * l_.kernel);
-      layer.kernel = Eigen::Map<const Matrix>(kernel.data(), l_.channels(), l_.kernel).transpose();
+      layer.kernel = kernel_of(weights, name("conv1d.weight"), l_.channels());
       if (weights.has(name("A"))) {  // as GGUF has it
         layer.fade_scale = weights.vector(name("A"), l_.value_heads);
       } else {

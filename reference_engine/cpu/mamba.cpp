@@ -33,28 +33,25 @@ class Mamba final : public MemoryOfLayers {
       layer.time_bias = weights.vector(name("dt_bias"), l_.value_heads);
       if (l_.bias) {
         const Vector bias = weights.vector(c.tensor(index, c.names.mamba_in + "bias"), all);
-        layer.gate_bias = bias.head(width);
-        layer.mixed_bias = bias.segment(width, channels);
+        layer.gate_bias = bias.head(value_width());
+        layer.mixed_bias = bias.segment(value_width(), l_.channels());
         layer.time_bias += bias.tail(l_.value_heads);
         layer.out_bias = weights.vector(name("out_proj.bias"), c.hidden);
       }
-      std::vector<std::uint64_t> shape{channels, l_.kernel};
-      if (!l_.flat) shape.insert(shape.begin() + 1, 1);
-      const Vector kernel = weights.floats(name("conv1d.weight"), shape, channels * l_.kernel);
-      layer.kernel = Eigen::Map<const Matrix>(kernel.data(), l_.channels(), l_.kernel).transpose();
+      layer.kernel = kernel_of(weights, name("conv1d.weight"), l_.channels());
       layer.kernel_bias = Vector::Zero(l_.channels());
       if (l_.kernel_bias) layer.kernel_bias = weights.vector(name("conv1d.bias"), channels);
       const std::uint64_t heads = l_.value_heads, groups = l_.key_heads;
-      const bool listed = weights.has(name("A"));  // as GGUF has it, and what is listed in columns
+      const bool of_gguf = weights.has(name("A"));  // where vectors are columns
       const auto column = [&](const char* what) {
-        return listed ? weights.floats(name(what), {heads, 1}, heads) : weights.vector(name(what), heads);
+        return of_gguf ? weights.floats(name(what), {heads, 1}, heads) : weights.vector(name(what), heads);
       };
       layer.skip = column("D");
-      layer.fade = listed ? column("A") : Vector(-column("A_log").array().exp());
-      const Vector norm = listed ? weights.floats(name("norm.weight"), {groups, width / groups}, width)
-                                 : weights.vector(name("norm.weight"), width);
-      for (std::uint64_t g = 0; g < groups; ++g)
-        layer.norms.emplace_back(norm.segment(g * width / groups, width / groups));
+      layer.fade = of_gguf ? column("A") : Vector(-column("A_log").array().exp());
+      const Vector norm = of_gguf ? weights.floats(name("norm.weight"), {groups, width / groups}, width)
+                                  : weights.vector(name("norm.weight"), width);
+      const Eigen::Index size = value_width() / l_.key_heads;
+      for (std::uint32_t g = 0; g < l_.key_heads; ++g) layer.norms.emplace_back(norm.segment(g * size, size));
     }
   }
 

@@ -18,14 +18,11 @@ class ShortConvolution final : public MemoryOfLayers {
       Layer& layer = layers_.emplace_back();
       if (!c.layer[index].linear) continue;
       const auto name = [&](const char* rest) { return c.tensor(index, std::string("conv.") + rest); };
-      const std::string in = name("in_proj.weight"), conv = name("conv.weight");
+      const std::string in = name("in_proj.weight");
       layer.before = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, 0, c.hidden);
       layer.behind = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, c.hidden, c.hidden);
       layer.value = weights.rows_of(in, std::uint64_t{3} * c.hidden, c.hidden, 2ULL * c.hidden, c.hidden);
-      std::vector<std::uint64_t> shape{c.hidden, c.linear.kernel};
-      if (!c.linear.flat) shape.insert(shape.begin() + 1, 1);
-      const Vector kernel = weights.floats(conv, shape, std::uint64_t{c.hidden} * c.linear.kernel);
-      layer.kernel = Eigen::Map<const Matrix>(kernel.data(), c.hidden, c.linear.kernel).transpose();
+      layer.kernel = kernel_of(weights, name("conv.weight"), c.hidden);
       layer.out = weights.matrix(name("out_proj.weight"), c.hidden, c.hidden);
     }
   }
