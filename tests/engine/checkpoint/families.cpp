@@ -316,7 +316,7 @@ TEST_CASE("Mamba's layers: what files say, what they leave out, and what is refu
                                                                               {"position_embedding_type", "alibi"},
                                                                               {"normalization_function", "layernorm"},
                                                                               {"num_local_experts", 0}}) {
-    const std::string wrong = field, named = wrong.starts_with("mamba_n_") ? "mamba_n_" : wrong;
+    const std::string wrong = field, named = wrong.starts_with("mamba_n_") ? "mamba_" : wrong;
     CAPTURE(wrong);
     CHECK(says(refused_family("granitemoehybrid", {{field, value}}), {"field \"" + named}));
   }
