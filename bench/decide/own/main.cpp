@@ -1,4 +1,6 @@
 // Stacks of an engine's own beside LRU and what `ferry` decides.
+#include <type_traits>
+
 #include "decide/own/own.hpp"
 #include "decide/sorted_report.hpp"
 
