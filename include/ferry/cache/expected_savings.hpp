@@ -166,9 +166,11 @@ class ExpectedSavings {
     if (learns()) next_uses_.learn(l);
     if (last_uses_.compare(price())) all_changed();
     const std::size_t first = std::size_t{l} * slots_.experts();
-    if (!quick_.finish(l, counted_saved_.data() + first, time_, saved_.data() + first, rank_.data() + first)) return;
-    unknown_.add(0, static_cast<std::uint16_t>(l));
-    slots_.changed(layer);
+    if (quick_.finish(l, counted_saved_.data() + first, time_, saved_.data() + first, rank_.data() + first)) {
+      unknown_.add(0, static_cast<std::uint16_t>(l));
+      slots_.changed(layer);
+    }
+    slots_.resolve(detail::KeyIn{keys()});  // nobody waits for it here, and the next plan need not do it
   }
 
   FERRY_HD void goes_on(const ExpectedSavings& before) noexcept {

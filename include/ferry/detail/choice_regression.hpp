@@ -44,15 +44,10 @@ class ChoiceRegression {
 
   /// The probabilities [experts], each 0 to `one`, until the next call.
   FERRY_HD FERRY_HOT std::int32_t* ask(std::uint32_t table) noexcept {
-    std::int32_t* const sum = sum_.data();
-    const std::uint32_t experts = experts_, count = count_;  // which no store into `sum` can change
-    for (std::uint32_t e = 0; e < experts; ++e) sum[e] = 0;
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const std::int16_t* const weights = of(table, known_[i]);
-      for (std::uint32_t e = 0; e < experts; ++e) sum[e] += weights[e];
-    }
-    for (std::uint32_t e = 0; e < experts; ++e) sum[e] = probability(sum[e]);
-    return sum;
+    std::uint32_t e = 0;
+    for (; e + block <= experts_; e += block) ask(table, e, block);
+    if (e < experts_) ask(table, e, experts_ - e);
+    return sum_.data();
   }
 
   /// `error`: [experts], what would have been right less what `ask` said; it is overwritten.
@@ -79,6 +74,18 @@ class ChoiceRegression {
   }
 
  private:
+  static constexpr std::uint32_t block = 32;  ///< experts whose sums stay in registers
+
+  /// Of `n` experts from the first on, at most `block`.
+  FERRY_HD FERRY_HOT void ask(std::uint32_t table, std::uint32_t first, std::uint32_t n) noexcept {
+    std::int32_t sum[block] = {};
+    for (std::uint32_t i = 0, count = count_; i < count; ++i) {
+      const std::int16_t* const weights = of(table, known_[i]) + first;
+      for (std::uint32_t e = 0; e < n; ++e) sum[e] += weights[e];
+    }
+    std::int32_t* const to = sum_.data() + first;
+    for (std::uint32_t e = 0; e < n; ++e) to[e] = probability(sum[e]);
+  }
   FERRY_HD std::int16_t* of(std::uint32_t table, std::uint32_t input) noexcept {
     return weights_.data() + (std::size_t{table} * (inputs_ + 1U) + input) * experts_;
   }

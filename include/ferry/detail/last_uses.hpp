@@ -52,9 +52,8 @@ class LastUses {
   /// [experts]. `held`: what has a slot, one set a layer.
   FERRY_HD void note(std::uint32_t layer, View<const Route> taken, std::uint32_t rows, const std::int64_t* rank,
                      const ExpertSets& held) noexcept {
-    const std::int64_t* const last = last_.data() + std::size_t{layer} * experts_;
-    for (std::uint32_t e = 0; e < experts_; ++e) rank_before_[e] = rank[e];
-    for (std::uint32_t e = 0; e < experts_; ++e) last_before_[e] = last[e];
+    copy(rank, rank_before_);
+    copy(last_.data() + std::size_t{layer} * experts_, last_before_);
     slots_ = held.size(layer);
     uses_ = 0;
     if (taken.size == 0 || rows == 0) return;
@@ -105,6 +104,12 @@ class LastUses {
 
  private:
   static constexpr std::int64_t window = 1024;  ///< uses
+
+  /// A layer's.
+  FERRY_HD static void copy(const std::int64_t* from, Array<std::int64_t>& to) noexcept {
+    std::int64_t* const target = to.data();
+    for (std::uint32_t e = 0, n = to.size(); e < n; ++e) target[e] = from[e];
+  }
 
   /// Of those that tie, half come first.
   FERRY_HD FERRY_HOT bool keeps(const std::int64_t* keys, std::uint16_t e) const noexcept {

@@ -48,6 +48,9 @@ class NextUses {
   }
   /// Behind `note` of this layer: v of each of its experts [experts], until the next call.
   FERRY_HD const std::int32_t* ask(std::uint32_t layer) noexcept {
+    if (const std::uint32_t token = history_.first(); history_.rows() == 1 && history_.is_known(token, layer)) {
+      return ask(layer, token);  // which is what follows comes to
+    }
     std::int32_t* const soon = soon_.data();
     const std::uint32_t experts = experts_;
     for (std::uint32_t e = 0; e < experts; ++e) soon[e] = one;  // at first the products of 1 - V
