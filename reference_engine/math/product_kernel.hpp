@@ -590,17 +590,22 @@ struct NextTile {
   }
 };
 
-/// Adds the products of a tile with all rows of a chunk.
+/// Some rows of x.
+struct RowRange {
+  std::uint32_t first, end;
+};
+
+/// Adds the products of a tile with some rows of a chunk, which begin with a panel.
 template <class Lanes, class Format>
-void add_tiles(const Tile& tile, std::uint32_t stretch, std::uint32_t stretches, const ChunkedRows& x, float* y,
-               std::size_t y_stride, std::uint32_t count, NextTile<Format> next) {
+void add_tiles(const Tile& tile, std::uint32_t stretch, std::uint32_t stretches, const ChunkedRows& x, RowRange rows,
+               float* y, std::size_t y_stride, std::uint32_t count, NextTile<Format> next) {
   using Add = decltype(&add_panel<Lanes, 1, Format>);
   constexpr auto adds = []<std::size_t... i>(std::index_sequence<i...>) {
     return std::array<Add, sizeof...(i)>{&add_panel<Lanes, i + 1, Format>...};
   }
   (std::make_index_sequence<Lanes::most_rows>());
-  const std::uint32_t lines_each = tile_outputs * next.lines * Lanes::most_rows / x.rows() + 1;
-  for (std::uint32_t row = 0; row < x.rows(); row += Lanes::most_rows) {
+  const std::uint32_t lines_each = tile_outputs * next.lines * Lanes::most_rows / (rows.end - rows.first) + 1;
+  for (std::uint32_t row = rows.first; row < rows.end; row += Lanes::most_rows) {
     next.prefetch(lines_each);
     adds[x.panel(row) - 1](tile, stretches, x.at(stretch, row), y + row * y_stride, y_stride, count);
   }
@@ -653,25 +658,35 @@ void add_product(const Layout& layout, const std::byte* weights, part::Outputs r
                                      : add_few_rows<Lanes, few, Format, Layout>;
     return add(layout, weights, range, x, y);
   }
-  // Many rows: weights become a tile of floats, which serves all of them.
+  // Many rows: weights become a tile of floats, which serves a block of them. All tiles read the block in turn, so that it has
+  // to stay in a usual L2 cache.
+  constexpr std::uint32_t block_rows = 128 / Lanes::most_rows * Lanes::most_rows, block_floats = 1U << 17U;
   Tile tile;
-  for (std::uint32_t out = range.first; out < range.end; out += tile_outputs) {
-    const std::uint32_t count = std::min(tile_outputs, range.end - out);
-    const WeightRows<Format, Layout> w(layout, weights, out, tile_outputs, count);
-    for (std::uint32_t first = 0; first < x.stretches(); first += chunk_stretches) {
-      const std::uint32_t stretches = std::min(chunk_stretches, x.stretches() - first);
-      if constexpr (is_blocks<Format>) {
-        fill_blocks<Lanes>(tile, layout, w.rows, first, stretches);
-      } else {
-        fill<Lanes>(tile, layout, w.rows, first, stretches);
+  for (RowRange rows{0, 0}; rows.first < x.rows(); rows.first = rows.end) {
+    rows.end = std::min(rows.first + block_rows, x.rows());
+    const std::uint32_t chunks = std::max(1U, block_floats / chunk_columns / (rows.end - rows.first));
+    for (Stretches block{0, 0}; block.first < x.stretches(); block.first = block.end) {
+      block.end = std::min(block.first + chunks * chunk_stretches, x.stretches());
+      for (std::uint32_t out = range.first; out < range.end; out += tile_outputs) {
+        const std::uint32_t count = std::min(tile_outputs, range.end - out);
+        const WeightRows<Format, Layout> w(layout, weights, out, tile_outputs, count);
+        for (std::uint32_t first = block.first; first < block.end; first += chunk_stretches) {
+          const std::uint32_t stretches = std::min(chunk_stretches, block.end - first);
+          if constexpr (is_blocks<Format>) {
+            fill_blocks<Lanes>(tile, layout, w.rows, first, stretches);
+          } else {
+            fill<Lanes>(tile, layout, w.rows, first, stretches);
+          }
+          NextTile<Format> next;
+          const bool last = first + stretches == block.end;
+          for (std::uint32_t o = 0; o < tile_outputs; ++o) {
+            const WeightRow<Format>& row = w.rows[o];
+            next.weights[o] =
+                last ? row.at(block.first) + tile_outputs * layout.row_bytes() : row.at(first + stretches);
+          }
+          add_tiles<Lanes>(tile, first, stretches, x, rows, y + out, layout.rows, count, next);
+        }
       }
-      NextTile<Format> next;
-      const bool last = first + stretches == x.stretches();
-      for (std::uint32_t o = 0; o < tile_outputs; ++o) {
-        const WeightRow<Format>& row = w.rows[o];
-        next.weights[o] = last ? row.weights + tile_outputs * layout.row_bytes() : row.at(first + stretches);
-      }
-      add_tiles<Lanes>(tile, first, stretches, x, y + out, layout.rows, count, next);
     }
   }
 }

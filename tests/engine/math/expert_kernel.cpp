@@ -164,6 +164,31 @@ void check_int8_product(const Layout& w, const std::byte* weights, test::Random&
   }
 }
 
+TEST_CASE("rows and columns beyond a block of them are those that are computed by themselves") {
+  test::Random random(4);
+  constexpr Eigen::Index rows = 259;
+  const auto check = [&](const auto& w) {
+    std::vector<std::byte> weights(w.bytes());
+    REQUIRE(pack_weights(w, random_weights(random, std::size_t{w.rows} * w.columns).data(), weights.data()) ==
+            no_weight);
+    Matrix x(rows, w.columns), y, alone;
+    for (float& v : x.reshaped()) v = random.unit() * 4 - 2;
+    const Doubles expected = x.cast<double>() * unpacked(w, weights.data()).transpose();
+    for (const ProductPath path : paths()) {
+      CAPTURE(static_cast<int>(path));
+      PackedProduct product(path);
+      product.run(w, weights.data(), x, y);
+      CHECK(worst_error(y, expected) < tolerance);
+      for (Eigen::Index r = 0; r < rows; ++r) {
+        product.run(w, weights.data(), x.row(r), alone);
+        REQUIRE(alone == y.row(r));
+      }
+    }
+  };
+  check(PassThroughLayout{19, 1200, FloatType::bf16});
+  check(PackedLayout{19, 1200, 4, 64});
+}
+
 TEST_CASE("with activations of 8 bits a product is that of the rounded rows, and rows stand alone") {
   test::Random random(13);
   for (const std::uint32_t columns : {1U, 31U, 64U, 95U, 600U, 1024U, 1057U, 2100U}) {
