@@ -275,13 +275,13 @@ concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool dema
 /// an engine need not be ready for more.
 ///
 /// Optional, noexcept:
-///  - `split(phase, resident, misses, arriving, costs)` returns a Split and is called instead: it weighs also what of the
-///    layer is there and what is on its way.
+///  - `split(phase, resident, misses, arriving, costs)` returns a Split and is called instead. It also sees the layer's experts
+///    that are there (`resident`) and those on their way (`arriving`).
 ///  - `saves(phase, resident, misses, arriving, costs)` returns the Savings that a cache policy's `saved` is told; without it,
 ///    what a copy takes.
-///  - `promotes(request, more_saved, costs)`: behind each plan of a decode step, while no prefetch waits or moves, whether to
-///    copy the expert that the cache policy wants most, which it expects to save so much more than what would make room.
-///    A cache policy without `wanted` promotes nothing.
+///  - `promotes(request, more_saved, costs)` is called after each plan of a decode step, while no prefetch waits or moves. It
+///    returns whether to copy the expert that the cache policy wants most; `more_saved` is how much more that one is expected
+///    to save than the expert whose place it would take. A cache policy without `wanted` promotes nothing.
 template <class P>
 concept Placement = part::State<P> && requires(const P p, Phase phase, View<const Request> misses) {
   { p.split(phase, misses) }

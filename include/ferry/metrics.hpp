@@ -22,11 +22,11 @@ struct Outcomes {
   std::uint64_t prefetched = 0;     ///< of hits and late hits, those that a prefetch brought and nothing had asked for
   std::uint64_t prefetched_bytes = 0;  ///< and their bytes, which crossed the link behind the work of earlier layers
 
-  /// Of the requests, those that are top-score ones (any row gives them more than (1 + alpha) times its (k+1)-th
-  /// score) and the others; of each, those that had to be loaded or computed on the host, and those whose copy was on its
-  /// way. Counted if CoreConfig::top_score_alpha is set and full scores are given.
+  /// Requests with a top score: some row scores the expert above (1 + alpha) times its (k+1)-th score. Of these, `top_misses`
+  /// had to be loaded or computed on the host, and `top_late_hits` were being copied already. Counted if
+  /// CoreConfig::top_score_alpha is set and full scores are given.
   std::uint64_t top_requests = 0, top_misses = 0, top_late_hits = 0;
-  /// The same of the low-score ones.
+  /// The same of all other requests.
   std::uint64_t low_requests = 0, low_misses = 0, low_late_hits = 0;
 
   /// Hits alone over requests; 0 without requests.

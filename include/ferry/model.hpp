@@ -172,8 +172,8 @@ struct Request {
   Nanoseconds copy_ns = 0;           ///< what its copy costs, 0 while unknown
   Nanoseconds device_ns = 0;         ///< what computing it on the device costs, 0 while unknown
   Nanoseconds host_ns = 0;           ///< what computing one of its rows on the host costs, 0 while unknown
-  /// Of a miss, if the cache policy says it and the placement weighs layers: how much more a place saves with it than
-  /// with who would leave.
+  /// Of a miss: how much more a place is expected to save with it than with the expert that would leave. 0 unless the cache
+  /// policy has `gain` and the placement weighs layers.
   Nanoseconds gain_ns = 0;
   std::uint32_t slot = no_slot;  ///< for the core: where that variant is
 };

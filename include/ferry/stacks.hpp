@@ -81,6 +81,14 @@ struct OnePool {
 struct Preloaded : PerLayer {
   static constexpr bool preloads = true;
 };
+/// The same number of slots in each layer, and of the next layer's gate the plain top-k, whatever the percentile is.
+struct PlainTopK {
+  template <class Config>
+  static void set_up(Config& c, Budget budget) {
+    PerLayer::set_up(c, budget);
+    c.predictor.plain_top_k = true;
+  }
+};
 /// Room for what a prefetcher brings for two layers: the one that runs and the next.
 template <class Config>
 std::uint32_t room_for_prefetch(const Config& c) {
@@ -107,6 +115,7 @@ struct ShallowLayers {
 /// Ambiguity resolved: the paper does not say what they hold before the first token; here, nothing.
 struct HighAndLowLayout {
   std::uint32_t low_percent = 10;  ///< of the budget, for low precision; ours, calibrated
+  bool keeps_thresholds = false;   ///< those that are set, where every expert fits at high precision, too
 };
 /// A pool of slots for high precision, and one for low.
 struct HighAndLow {
@@ -114,7 +123,8 @@ struct HighAndLow {
   template <class Config>
   static void set_up(Config& c, Budget budget, Layout layout = Layout()) {
     if constexpr (requires { c.cache.high; }) c.cache.high = c.precision.high;
-    if (budget.bytes >= everything(c.model, c.precision.high).bytes()) c.precision.t1 = c.precision.t2 = 1.0F;
+    const bool all_fit = budget.bytes >= everything(c.model, c.precision.high).bytes();
+    if (all_fit && !layout.keeps_thresholds) c.precision.t1 = c.precision.t2 = 1.0F;
     if (c.precision.t1 == c.precision.t2) {  // nothing crosses at low precision
       c.allotment = one_pool(c.model, budget, c.precision.high);
     } else {
@@ -150,12 +160,13 @@ struct LruInt4 : LruCache {
 };
 
 /// The expert cache of llama.cpp's forks (`--moe-cache`): least recently used over all layers, filled as experts are asked
-/// for, and passed by where a step has more than 32 rows. Deviation: in such a step, too, what is there counts as used.
+/// for, and passed by where a step has more than 32 rows, unless the config says how many. Deviation: in such a step, too,
+/// what is there counts as used.
 struct LlamaCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK> {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
     OnePool::set_up(c, budget);
-    c.transient_prefill_rows = std::min<std::uint32_t>(c.transient_prefill_rows, 32);
+    if (c.transient_prefill_rows == CoreSettings().transient_prefill_rows) c.transient_prefill_rows = 32;
   }
 };
 
@@ -163,13 +174,7 @@ struct LlamaCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, Top
 struct CrossLayerLru : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
 
 /// Mixtral-offloading (Eliseev and Mazur, 2023): LRU a layer, and the plain top-k of the next layer's gate.
-struct MixtralOffloading : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK> {
-  template <class Config>
-  static void set_up(Config& c, Budget budget) {
-    PerLayer::set_up(c, budget);
-    c.predictor.plain_top_k = true;
-  }
-};
+struct MixtralOffloading : Stack<CrossLayerGate, Lru, FixedPrecision, LoadEverything, TopK>, PlainTopK {};
 
 /// MoE-Infinity (Xue et al., 2024): activation matrices of earlier requests, least frequently used. Ambiguity resolved:
 /// HOBBIT says LFU and names no level; it is the model's here.
@@ -214,11 +219,11 @@ struct StaticHostInt4 : StaticHost {
 /// its host computes in prefill, too.
 struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
                         Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>>, TopK>,
-                  Preloaded {
+                  PlainTopK {
+  static constexpr bool preloads = true;
   template <class Config>
   static void set_up(Config& c, Budget budget) {
-    PerLayer::set_up(c, budget);
-    c.predictor.plain_top_k = true;
+    PlainTopK::set_up(c, budget);
     c.cache.top_p = 2U * c.model.top_k;
   }
 };

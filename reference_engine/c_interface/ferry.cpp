@@ -210,6 +210,10 @@ engine::StackOptions stack_options(const ferry_options& o) {
                         "\", expected \"name=value\"");
     }
     const engine::Parameter& p = engine::find_parameter(text.substr(0, equals), "ferry_options.parameters");
+    if (std::find(given.begin(), given.end(), &p) != given.end()) {
+      throw ConfigError("ferry_options.parameters[" + std::to_string(i) + "] is \"" + text + "\", and " + p.name +
+                        " stands before it, expected each parameter once");
+    }
     given.push_back(&p);
     std::vector<std::string> words{""};
     for (const char c : text.substr(equals + 1)) {

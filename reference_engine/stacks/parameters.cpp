@@ -52,7 +52,7 @@ std::vector<Parameter> make_parameters() {
       {"low-pool", Whole{&O::low_pool_percent, 0, 50}, "10", "HOBBIT: percent of the budget for low precision"},
       {"low-on-miss", Words{&O::low_on_miss, {{"yes", true}, {"no", false}}}, "no",
        "Fate: in decode, what was not predicted crosses in low precision"},
-      {"transient-prefill-rows", Whole{&O::transient_prefill_rows, 0, 1000000}, "no limit",
+      {"transient-prefill-rows", Whole{&O::transient_prefill_rows, 0, 1000000}, "no limit, for llama-cache 32",
        "a step of a prompt with more rows than this evicts nothing"},
       {"score-window", Whole{&O::window, 1, 4096}, "16", "importance-driven: steps over which scores are averaged"},
       {"half-life", Whole{&O::half_life, 1, 4096}, "128",
@@ -66,7 +66,7 @@ std::vector<Parameter> make_parameters() {
        "HOBBIT: LRU,LFU,LHU,FLD in thousandths, 1000 in all"},
       {"shallow-layers", Whole{&O::shallow_layers, 0, 65535}, "4", "Fate: layers that are cached whole first"},
       {"percentile", Whole{&O::percentile, 0, 100}, "75", "Fate: prefetch experts above this percentile"},
-      {"depth", Whole{&O::depth, 1, 4}, "3 for HOBBIT", "how many layers ahead to look"},
+      {"depth", Whole{&O::depth, 1, 4}, "3, for moe-infinity 1", "how many layers ahead to look"},
   };
 }
 

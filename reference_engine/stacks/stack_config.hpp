@@ -12,10 +12,10 @@
 
 namespace ferry::engine::part {
 
-/// Calls `give(member of StackOptions, what it sets)` for each parameter that the policies of a config have: one line a
+/// Calls `give(member of StackOptions, what it sets)` for each parameter that changes what a stack does: one line a
 /// parameter, for setting it and for knowing who takes it.
-template <class Config, class Give>
-void each_parameter(Config& c, const Give& give) {
+template <class Stack, class Give>
+void each_parameter(CoreConfig<Stack>& c, const Give& give) {
   using O = StackOptions;
   if constexpr (requires { c.precision.t1; }) give(&O::t1, c.precision.t1);
   if constexpr (requires { c.precision.t2; }) give(&O::t2, c.precision.t2);
@@ -27,18 +27,23 @@ void each_parameter(Config& c, const Give& give) {
   if constexpr (requires { c.router.max_loss; }) give(&O::max_loss, c.router.max_loss);
   if constexpr (requires { c.router.loss_rate; }) give(&O::loss_rate, c.router.loss_rate);
   if constexpr (requires { c.predictor.alpha; }) give(&O::alpha, c.predictor.alpha);
-  if constexpr (requires { c.predictor.percentile; }) give(&O::percentile, c.predictor.percentile);
+  if constexpr (requires { c.predictor.percentile; } && !std::is_base_of_v<stacks::PlainTopK, Stack>) {
+    give(&O::percentile, c.predictor.percentile);
+  }
   if constexpr (requires { c.predictor.depth; }) give(&O::depth, c.predictor.depth);
   if constexpr (requires { c.precision.low_on_miss; }) give(&O::low_on_miss, c.precision.low_on_miss);
   if constexpr (requires { c.cache.iterations; }) give(&O::window, c.cache.iterations);
   if constexpr (requires { c.cache.half_life; }) give(&O::half_life, c.cache.half_life);
   if constexpr (requires { c.scheduler.rule; }) give(&O::placement, c.scheduler.rule);
-  if constexpr (ferry::part::caches<decltype(c.cache)>()) give(&O::transient_prefill_rows, c.transient_prefill_rows);
+  using Cache = typename Stack::cache;
+  if constexpr (ferry::part::caches<Cache>() && !std::is_same_v<Cache, StaticResidency>) {  // which never evicts
+    give(&O::transient_prefill_rows, c.transient_prefill_rows);
+  }
 }
 
 /// The parameters that a user may set, where a stack has them.
-template <class Config>
-void set_parameters(Config& c, const StackOptions& o) {
+template <class Stack>
+void set_parameters(CoreConfig<Stack>& c, const StackOptions& o) {
   check_parameters(o);
   each_parameter(c, [&o](auto member, auto& to) {
     using To = std::remove_reference_t<decltype(to)>;
@@ -93,6 +98,7 @@ CoreConfig<Stack> stack_config(const ModelShape& model, const StackOptions& o, c
     typename Stack::Layout layout;
     each_layout_parameter(layout, [&o](auto member, std::uint32_t& to) { to = (o.*member).value_or(to); });
     if constexpr (requires { layout.keeps_precisions; }) layout.keeps_precisions = chooses_precisions(o);
+    if constexpr (requires { layout.keeps_thresholds; }) layout.keeps_thresholds = o.t1 || o.t2;
     Stack::set_up(c, budget, layout);
   } else {
     Stack::set_up(c, budget);

@@ -22,7 +22,7 @@ StackInfo resident(const char* name, const char* what, Precision p) {
 
 using Members = std::vector<ParameterMember>;
 
-/// The parameters of a stack that keeps experts: those that all of these have, and its own.
+/// The parameters of a stack that keeps experts, and evicts some: those that all of these have, and its own.
 Members caching(const Members& own, const Members& more = {}) {
   Members all = {&O::pools, &O::transient_prefill_rows};
   all.insert(all.end(), own.begin(), own.end());
@@ -65,15 +65,14 @@ std::vector<StackInfo> make_stacks() {
       packed("lru-int4", "the same with experts in INT4", caching({})),
       lossless("llama-cache", "lru over all layers, passed by in steps of many rows", caching({})),
       lossless("cross-layer-lru", "lru, and the next layer's gate predicts", caching({&O::percentile})),
-      lossless("mixtral-offloading", "lru a layer, and the top-k of the next gate", caching({&O::percentile})),
+      lossless("mixtral-offloading", "lru a layer, and the top-k of the next gate", caching({})),
       lossless("moe-infinity", "activation matrices of earlier requests, LFU", caching({&O::depth})),
       full_where_all_fits(
           packed("activation-path", "activation paths with Fate's cache (EAP), INT4", caching({&O::shallow_layers}))),
       lossless("activation-path-full", "the same at the model's own precision", caching({&O::shallow_layers})),
-      lossless("static-host", "a fixed part on the device, the host computes the rest", caching({})),
-      packed("static-host-int4", "the same with experts in INT4", caching({})),
-      lossless("hybrimoe", "averaged scores, misses split between link and host",
-               caching({&O::percentile, &O::placement})),
+      lossless("static-host", "a fixed part on the device, the host computes the rest", {&O::pools}),
+      packed("static-host-int4", "the same with experts in INT4", {&O::pools}),
+      lossless("hybrimoe", "averaged scores, misses split between link and host", caching({&O::placement})),
 
       lossless("ferry", "ours: nobody waits, the host computes and copies follow", caching({&O::half_life})),
       packed("ferry-int4", "the same with experts in INT4", caching({&O::half_life})),

@@ -93,9 +93,11 @@ TEST_CASE("the baselines are laid out as they are used") {
   CHECK(set_up<HybriMoe>(14 * 256).predictor.plain_top_k);
   CHECK(slots(set_up<LlamaCache>(14 * 256).allotment) == Slots{12});
   CHECK(set_up<LlamaCache>(14 * 256).transient_prefill_rows == 32);
-  CoreConfig<LlamaCache> shorter;
-  shorter.transient_prefill_rows = 8;
-  CHECK(set_up(14 * 256, shorter).transient_prefill_rows == 8);
+  for (const std::uint32_t rows : {8U, 64U}) {
+    CoreConfig<LlamaCache> own;
+    own.transient_prefill_rows = rows;
+    CHECK(set_up(14 * 256, own).transient_prefill_rows == rows);
+  }
 }
 
 TEST_CASE("ours is one pool, and without a host a pool a layer while those are small") {
@@ -166,6 +168,14 @@ TEST_CASE("HOBBIT: two pools by precision, for both of the paper's pairs") {
   CHECK(c.precision.t1 == 1.0F);
   CHECK(slots(c.allotment) == Slots{48});
   CHECK(c.allotment.stream_slots == 0);
+  // But what a user sets is kept.
+  c.precision.t1 = 0.4F;
+  c.precision.t2 = 0.9F;
+  Hobbit::Layout layout;
+  layout.keeps_thresholds = true;
+  Hobbit::set_up(c, shape().all_bytes(), layout);
+  CHECK(c.precision.t1 == 0.4F);
+  CHECK(c.allotment.pools.size() == 2);
   CoreConfig<Hobbit> neutral;
   neutral.precision.t1 = neutral.precision.t2 = 1.0F;
   CHECK(set_up(20 * 256, neutral).allotment.pools.size() == 1);

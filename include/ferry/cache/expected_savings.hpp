@@ -32,27 +32,26 @@ namespace ferry::inline FERRY_ABI {
 /// host computed has to be brought first, and to stay: so a newcomer that nobody waits for counts with s alone (`wanted`,
 /// `more_saved`). Below a quarter w counts as 0, and nothing is learned.
 ///
-/// What few uses tell may be chance. Of `more_saved`, what a newcomer saves more than who has the place, sqrt(uses) (1/2 + w^2)
-/// is left out for the uses that both were counted: 0.7 standard deviations of uses that decay, and more where its next use
-/// would load it anyway, or where few steps tell (QuickMemory::spread). And what is loaded takes a place of another layer only
-/// if that ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); where that layer has none to give, since
-/// all are in use, below itself.
+/// Small counts are noisy. So `more_saved` subtracts sqrt(uses) (1/2 + w^2) from the difference, where `uses` counts those of
+/// both experts: 0.7 standard deviations of uses that decay, more where the newcomer's next use would load it anyway, and more
+/// where few steps tell (QuickMemory::spread). And an expert that is loaded takes a place of another layer only if that place
+/// ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); if all of its own layer's are in use, below itself.
 ///
-/// All of this counts on what lasts. Where what was used last would have kept more of the uses of late than was there, for
-/// all that it costs to bring it, experts are kept by their last use instead, until it no longer does (detail::LastUses): a prompt
-/// never is, and a layer's slots stay with it unless another's were used longer ago by more than a step.
+/// The rank assumes that routing stays as it is. If to keep what was used last would have served more of the recent uses, after
+/// paying for their copies, experts are kept by their last use until that stops being true (detail::LastUses). In a prompt they
+/// never are, and another layer's slot is taken only if its expert was used more than one step earlier.
 ///
-/// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` says how much more a
-/// place saves with a miss than with who ranked least when one was sought last in decode; in a prompt, of which nothing may
-/// have been counted before, over as many steps as count once there were enough.
+/// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` is how much more the
+/// place would save with the missing expert than with the one that ranked least when a decode step last sought a victim. In a
+/// prompt, before which little may have been counted, the difference is scaled to as many steps as a full count has.
 ///
 /// Source: ours. s is after LRFU (Lee et al., 2001, "LRFU: a spectrum of policies that subsumes the least recently used and
 /// least frequently used policies"), whose F(x) = 2^(-lambda x) this is with lambda = 1 / half_life and steps for time;
 /// LRFU itself admits everything, and counts uses.
 ///
 /// Complexity: a use O(1); victim O(layers + experts of two); wanted O(layers + experts of each layer used since the last
-/// call); behind a layer detail::QuickMemory's and detail::LastUses'; where w counts, detail::NextUses' of a layer. State: 28 bytes
-/// an expert of the pool's layers, 51 a layer, 8 a slot, and those three's.
+/// call); behind a layer detail::QuickMemory's and detail::LastUses'; where w counts, detail::NextUses' of a layer. State: 28
+/// bytes an expert of the pool's layers, 51 a layer, 8 a slot, and those three's.
 ///
 /// Ambiguities resolved. In decode a use counts once an expert and step, however many rows chose it; prompts count as
 /// detail::GrowingWeight says, and change no w. Before the first misses w is 1. In a prompt a newcomer takes only a place of

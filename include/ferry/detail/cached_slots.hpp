@@ -171,9 +171,10 @@ class CachedSlots {
     submit(slot, residency_.slot(slot).what, true, false);
   }
 
-  /// A slot of the pool for `incoming`, empty: a free one, or the victim's; `no_slot` if there is none. `closed` is
-  /// a pool whose every slot has one of these bars, which stay until this call of the core is over. `is_worth(cache, victim)`
-  /// is asked before it is emptied, with `no_slot` for a free one.
+  /// Returns an empty slot of the pool that `incoming` belongs to: a free one, or the victim's after it was evicted; `no_slot`
+  /// if there is none. `is_worth(cache, victim)` is asked before anything is evicted, with `no_slot` for a free slot. `closed`
+  /// is set to the pool if each of its slots has one of the bars: bars stay until this call of the core is over, so that
+  /// nobody needs to look again.
   template <class IsWorth>
   FERRY_HD std::uint32_t make_room(const Variant& incoming, std::uint8_t bars, std::uint16_t& closed,
                                    const IsWorth& is_worth) noexcept {

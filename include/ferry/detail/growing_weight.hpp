@@ -11,8 +11,8 @@ namespace ferry::inline FERRY_ABI::detail {
 /// Instead of letting counts shrink, which would touch all of them in each step, a use weighs more and more: by the factor
 /// 2^(1/half_life) each step, in integers. When a use weighs 16 times what it did at first, everything is divided by 16.
 ///
-/// A prefill step counts as one decode step a row, in each of which an expert is used as often as a row of the prompt chose
-/// it, and as no more steps than an eighth of the half-life: all its rows are one text's.
+/// A prefill step counts as one decode step a row, but as no more than an eighth of the half-life, because all its rows belong
+/// to one text. In each of these an expert is used as often as a row of the prompt chose it in the mean.
 class GrowingWeight {
  public:
   static constexpr std::int64_t one = 1 << 16;  ///< what a use weighs at first
@@ -44,9 +44,9 @@ class GrowingWeight {
     return true;
   }
 
-  /// Of a use in this step.
+  /// What a use in this step weighs.
   FERRY_HD std::int64_t operator()() const noexcept { return weight_; }
-  /// That this step counts as.
+  /// How many decode steps this step counts as.
   FERRY_HD std::uint32_t steps() const noexcept { return steps_; }
 
   [[nodiscard]] bool is_valid() const noexcept { return weight_ >= one && weight_ < one << shift; }

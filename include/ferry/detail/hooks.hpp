@@ -125,7 +125,7 @@ concept Wants = requires(C c, const C k, ExpertId id, std::uint32_t slot) {
   noexcept->std::same_as<Nanoseconds>;
 };
 
-/// Whatever it is, with the arguments of WeighsLayers.
+/// It has a `split` that takes the arguments of WeighsLayers, whatever it returns: to tell a wrong signature from none.
 template <class S>
 concept SplitsSomehow = requires(S s, Phase phase, View<const Request> requests, const LayerCosts& costs) {
   s.split(phase, requests, requests, requests, costs);

@@ -13,17 +13,18 @@ namespace ferry::inline FERRY_ABI::detail {
 ///
 /// What is learned goes on to the next pool (`goes_on`): where each layer has a pool, all of them learn together.
 ///
-/// For the last use speaks each use that it alone would have kept, against it each that the other alone would have, and the
-/// price of each that it would not have: it brings whatever is used, which is free where that is loaded anyway. It `leads`
-/// from where it is ahead by a sixteenth of the uses that one of the two would have missed, and two, to where it is behind. A
-/// use counts 1 - 1/1024 times as much with each such use behind it.
+/// A use counts for the last use if that alone would have kept its expert, and against it if the other order alone would have.
+/// Each expert that the last use would not have kept also costs `price`, because it loads whatever is used; the price is 0
+/// where that is loaded anyway. The last use begins to lead (`leads`) when it is ahead by two uses and a sixteenth of those
+/// that one of the two orders would have missed, and it leads until it is behind. Each such use makes all before it count
+/// less, by a factor of 1 - 1/1024.
 ///
 /// Source: ours. Stack distances: Mattson et al. (1970, "Evaluation techniques for storage hierarchies"). To follow the one of
 /// two policies that would have done better of late is what adaptive caches do (Qureshi et al., 2007, "Adaptive insertion
 /// policies for high performance caching").
 ///
-/// Complexity: `used` O(1); `note` O(k + experts); `compare`, behind the plan, O(uses * experts), of `most_compared` uses of a layer
-/// at most, of other rows in each step. State: 8 bytes an expert, 16 for each of one layer.
+/// Complexity: `used` O(1); `note` O(k + experts); `compare`, behind the plan, O(uses * experts), of `most_compared` uses of a
+/// layer at most, of other rows in each step. State: 8 bytes an expert, 16 for each of one layer.
 class LastUses {
  public:
   static constexpr std::int64_t one = 1 << 16;                  ///< a use
@@ -67,8 +68,8 @@ class LastUses {
     }
     noted_.clear(0);
   }
-  /// What was noted of a layer, once, when nobody waits. `price`: of a use that the last one would not have kept. True if `leads`
-  /// is another now.
+  /// What was noted of a layer, once, when nobody waits. `price`: of a use that the last one would not have kept. True if
+  /// `leads` is another now.
   FERRY_HD bool compare(std::int64_t price) noexcept {
     for (std::uint32_t i = 0; i < uses_; ++i) {
       // Once the last use leads, or where all that is used is brought, what the other would keep is not what is there.

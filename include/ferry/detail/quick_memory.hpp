@@ -66,8 +66,8 @@ class QuickMemory {
 
   /// m, in units of 2^-8.
   [[nodiscard]] FERRY_HD std::int32_t share() const noexcept { return share_; }
-  /// How many times as far what is expected may be from what will be used, by chance, as what the slow count says, of as
-  /// many uses: the quick one has seen an eighth of them. That counts twice, since the best of many is taken.
+  /// The standard deviation of what is expected, divided by that of the slow count. The quick count has seen an eighth of the
+  /// uses, so that chance moves it further; its deviation counts twice, because the best of many experts is taken.
   [[nodiscard]] FERRY_HD float spread() const noexcept {
     if (share_ == 0) return 1;
     const float m = static_cast<float>(share_) / whole;

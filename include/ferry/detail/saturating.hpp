@@ -7,8 +7,9 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// What does not fit is as long as can be. Measured times come from an engine's clocks and calibrated ones from a user's
-/// file: a wrong one may make a decision worse, and nothing else. All O(1); no operand is negative.
+/// The time that stands for every sum and product that would overflow. Measured times come from an engine's clocks and
+/// calibrated ones from a user's file: a wrong one may make a decision worse, and nothing else. All O(1); no operand is
+/// negative.
 inline constexpr Nanoseconds longest = std::numeric_limits<Nanoseconds>::max();
 
 FERRY_HD constexpr Nanoseconds sum(Nanoseconds a, Nanoseconds b) noexcept {
@@ -17,7 +18,8 @@ FERRY_HD constexpr Nanoseconds sum(Nanoseconds a, Nanoseconds b) noexcept {
   return both > most ? longest : static_cast<Nanoseconds>(both);
 }
 
-/// Of one expert: so long, or 19 hours. Of as many as a layer may have the sum fits, and terms can be taken off it again.
+/// Limits one expert's time to 2^46 ns (19 hours), so that the sum over a layer's experts cannot overflow, and single terms can
+/// be subtracted from it again.
 FERRY_HD constexpr Nanoseconds bounded(Nanoseconds a) noexcept {
   constexpr Nanoseconds most = Nanoseconds{1} << 46U;
   return a < most ? a : most;

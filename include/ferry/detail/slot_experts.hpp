@@ -17,9 +17,9 @@ struct KeyIn {
 ///
 /// A slot that was freed keeps its last expert: a victim is asked for only when every slot is taken.
 ///
-/// The least of each layer is remembered with its key, so that a victim costs one comparison a layer. Only where it has
-/// left or its key grew, or where it is barred and would win, the layer's experts are looked at. For that, the keys of a
-/// layer may change only as `grew` and `changed` say; what is made of keys, layer by layer, may at any time.
+/// The least of each layer is remembered with its key, so that finding a victim takes one comparison a layer. A layer's
+/// experts are looked at only if its least has left, its key grew, or it would win and is barred. So whoever changes a key
+/// must say so by `grew` or `changed`; what `worth` makes of keys and layers may change at any time.
 ///
 /// Complexity: O(1), `least` O(layers + experts of a changed layer), `changed()` O(layers).
 /// State: 8 bytes a slot, 4 an expert, 32 a layer (of the next multiple of 8) and 8 for each 64 experts of one.

@@ -19,8 +19,8 @@ namespace ferry::inline FERRY_ABI {
 /// and `join`, and waits for the product then.
 /// Threads: `start` and `join` from one thread. Needs the platform's thread library (CMake: Threads::Threads).
 class GateWorker {
-  /// Starts the thread. The bank outlives it.
  public:
+  /// Starts the thread. The bank outlives it.
   explicit GateWorker(const GateBank& bank) : bank_(bank) {}
 
   /// Scores for `count` layers from `first_layer` on, from `input` [rows, d].

@@ -11,12 +11,12 @@ namespace ferry::inline FERRY_ABI {
 /// of a decode step the link brings, while it has nothing else to do, what the cache policy wants most (`promotes`): nobody
 /// waits for it, and it serves later tokens.
 ///
-/// What is loaded is here to stay, if its place is worth it: where copies slow the host, a load may take the layer longer than the
-/// host would, by a tenth of what its place would gain (`gain_ns`), and by no more than to bring it behind would slow the host.
+/// A loaded expert also serves later tokens. Where copies slow the host, a load may therefore make the layer longer than the
+/// host alone would, by up to a tenth of `gain_ns`, but never by more than copying it behind the layer would slow the host.
 ///
-/// What a use saves (`saves`) is the mean of two times: what the layer would have taken longer without this expert, or less with
-/// it; and this expert's share of what the layer would take longer without all of its experts than with all of them. By the
-/// first alone a miss costs nothing that is hidden behind other work, until there are two of them.
+/// What a use saves (`saves`) is the mean of two times: what the layer would have taken longer without this expert, or less
+/// with it; and this expert's share of what the layer would take longer without all of its experts than with all of them. By
+/// the first alone a miss costs nothing that is hidden behind other work, until there are two of them.
 ///
 /// Over the ways to do it, the least of max(link, host): where nothing on its way is waited for, the host's time for all
 /// of them; where it is, with n loads behind it, the link's remaining time and n copies beside the host's time for the

@@ -25,11 +25,11 @@ struct SimulationOptions {
 /// Makes the calls that an engine makes, with a trace for its gates and costs for its work: on a pipeline of any kind,
 /// and time that moves as VirtualClock says. The same arguments give the same result to the last digit on any machine.
 ///
-/// One layer: attention and gate on the device; the host reads the gate and plans; the activations of its share of the
-/// experts cross, and it starts with them; look-aheads; the resident experts on the device; where a predictor reads partial
-/// hidden states, attention and gate once more and a look-ahead; the arriving experts, each behind its copy; the layer ends when
-/// device and host have both finished, and the host's results are back. Deciding takes no time here, nor does making gate-input
-/// predictions.
+/// One layer: attention and gate on the device; the host reads the gate and plans; the activations of its share of the experts
+/// cross, and it starts with them; look-aheads; the resident experts on the device; where a predictor reads partial hidden
+/// states, attention and gate once more and a look-ahead; the arriving experts, each behind its copy; the layer ends when
+/// device and host have both finished, and the host's results are back. Deciding takes no time here, nor does making
+/// gate-input predictions.
 ///
 /// The trace, the pipeline, the clock that is its link, and what its policies view (a future) outlive it.
 ///

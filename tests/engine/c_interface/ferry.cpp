@@ -591,6 +591,9 @@ TEST_CASE("a set-up through C that cannot work is refused with what was expected
   CHECK(parameter("pool=one").find("did you mean \"pools\"?") != std::string::npos);
   CHECK(parameter("pools=two").find("is \"pools=two\", expected \"pools=\" and one of stack") != std::string::npos);
   CHECK(parameter("half-life=64").find("stack lru has no parameter half-life") != std::string::npos);
+  const char* const twice[] = {"pools=one", "pools=per-layer"};
+  CHECK(refusal([&](auto& o) { o.parameters = twice, o.parameter_count = 2; }).find("expected each parameter once") !=
+        std::string::npos);
 
   ferry_options o = options_for("ferry", 30 * sizes[4]);
   const char* const good[] = {"half-life=64", "pools=one"};

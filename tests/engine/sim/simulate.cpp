@@ -2,18 +2,24 @@
 #include "sim/simulate.hpp"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "cpu/cpu_model.hpp"
 #include "engine/fixtures/loaded_model.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/prompts.hpp"
 #include "inference/generate.hpp"
+#include "profiles/machine.hpp"
+#include "profiles/shape.hpp"
+#include "stacks/parameters.hpp"
 #include "support/quick.hpp"
 #include "trace/record.hpp"
+#include "trace/synthetic.hpp"
 
 namespace {
 
@@ -202,4 +208,78 @@ TEST_CASE("clairvoyance: perfect prediction names what is asked for, Belady is n
   const Simulated cut = simulate(trace->trace, costs, s);
   CHECK(cut.finished);
   CHECK(cut.phase[0].tokens + cut.phase[1].tokens == 20);
+}
+
+namespace {
+
+/// Values that are as far apart as a parameter allows, and one between them.
+std::vector<Json> far_apart(const Parameter& p) {
+  if (const auto* number = std::get_if<Parameter::Number>(&p.values)) {
+    return {number->least, (number->least + number->most) / 2, number->most};
+  }
+  if (const auto* whole = std::get_if<Parameter::Whole>(&p.values)) {
+    return {whole->least, std::min(whole->most, 8U), whole->most};
+  }
+  if (const auto* one = std::get_if<Parameter::OneOf>(&p.values)) return {one->values.begin(), one->values.end()};
+  if (std::holds_alternative<Parameter::Thousandths>(p.values))
+    return {Json::array({1000U, 0U, 0U, 0U}), Json::array({0U, 1000U, 0U, 0U})};
+  std::vector<Json> words;
+  for (const auto& [word, value] : std::get<Parameter::Words>(p.values).values) words.emplace_back(word);
+  return words;
+}
+
+/// What a stack did and how long it took.
+std::string done(const Simulated& s) {
+  std::string all;
+  for (const unsigned phase : {0U, 1U}) {
+    const Outcomes& o = s.counters.phase[phase];
+    all += fmt::format("{} {} {} {} {} {} {} {} ", o.hits, o.late_hits, o.misses, o.substituted, o.skipped,
+                       o.host_computed, o.bytes, s.phase[phase].total);
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every parameter that a stack takes changes what the stack does") {
+  ModelFacts facts = read_shape("qwen1.5-moe-a2.7b");
+  facts.model.layers = 6;
+  facts.model.experts = 32;
+  facts.model.top_k = 4;
+  SyntheticOptions wanted;
+  wanted.sequences = 3;
+  wanted.prompt = wanted.tokens = 48;
+  wanted.ahead = 4;
+  const auto trace = synthesize(facts, wanted);
+  // A link on which a layer hides some copies.
+  const Costs costs = read_machine("rtx3090-pcie3").costs(trace->work, CostSource::effective);
+  for (const StackInfo& stack : all_stacks()) {
+    CAPTURE(stack.name);
+    for (const Parameter& p : all_parameters()) {
+      if (!takes_parameter(stack.name, p.member(), PoolChoice::stack)) continue;
+      CAPTURE(p.name);
+      std::set<std::string> different;
+      for (const std::uint32_t percent : {30U, 60U, 95U}) {
+        for (const Json& value : far_apart(p)) {
+          SimulateOptions o;
+          o.stack = stack.name;
+          o.budget_bytes = trace->trace.model.all_bytes() * percent / 100;
+          o.batch = 2;
+          o.bounds = false;
+          if (p.name == "low-bits") o.high_bits = 8;
+          if (p.name == "high-bits") o.low_bits = 2;
+          if (p.name == "t1") o.t2 = 1.0F;
+          if (p.name == "t2") o.t1 = 0.0F;
+          REQUIRE(p.set(o, value));
+          try {
+            different.insert(done(simulate(trace->trace, costs, o)));
+          } catch (const ConfigError&) {  // two values that do not go together
+          }
+        }
+        if (different.size() > 1) break;
+        different.clear();
+      }
+      CHECK(different.size() > 1);
+    }
+  }
 }

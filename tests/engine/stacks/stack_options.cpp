@@ -92,6 +92,54 @@ struct TypeTable {
   }
 };
 
+std::string in_words(Precision p) {
+  return p == Precision::full ? "the model's own" : std::to_string(1U << static_cast<unsigned>(p));
+}
+std::string in_words(bool yes) {
+  return yes ? "yes" : "no";
+}
+std::string in_words(std::uint32_t number) {
+  return number == 0xffffffffU ? "no limit" : std::to_string(number);
+}
+std::string in_words(float number) {
+  return fmt::format("{}", number);
+}
+std::string in_words(PlacementRule /*rule*/) {
+  return "the stack's";
+}
+template <class Weights>
+requires requires(Weights w) {
+  w.fld;
+}
+std::string in_words(const Weights& w) {
+  return fmt::format("{},{},{},{}", w.lru, w.lfu, w.lhu, w.fld);
+}
+
+/// Whether help says what each stack takes where a parameter is not given.
+struct Unset {
+  template <class Stack>
+  void stack(const char* name) {
+    CAPTURE(name);
+    CoreConfig<Stack> config;
+    config.model = test::model(4, 8, 2, 4, 256, 128);
+    config.model.expert_bytes[0][static_cast<unsigned>(Precision::int2)] = 64;
+    Stack::set_up(config, config.model.all_bytes() / 2);
+    const auto check = [](auto member, const auto& value) {
+      const Parameter& p = parameter_of(member);
+      CAPTURE(p.name);
+      CAPTURE(in_words(value));
+      CHECK(p.unset.find(in_words(value)) != std::string::npos);
+    };
+    engine::part::each_parameter(config, check);
+    if constexpr (requires { typename Stack::Layout; }) {
+      typename Stack::Layout layout;
+      engine::part::each_layout_parameter(layout, check);
+    }
+  }
+  template <Precision p>
+  void resident(const char* /*name*/) {}
+};
+
 std::string names(const std::vector<ParameterMember>& parameters) {
   std::vector<std::string> all;
   for (const ParameterMember& p : parameters) all.push_back(parameter_of(p).name);
@@ -141,6 +189,15 @@ TEST_CASE("every parameter has one row, one member and stacks that take it") {
     CHECK(std::any_of(all_stacks().begin(), all_stacks().end(),
                       [&](const StackInfo& s) { return takes_parameter(s.name, p.member(), PoolChoice::stack); }));
   }
+}
+
+TEST_CASE("help says what each stack takes where a parameter is not given") {
+  Unset unset;
+  each_baseline_stack(unset);
+  each_own_stack(unset);
+  each_fate_stack(unset);
+  each_hobbit_stack(unset);
+  each_importance_stack(unset);
 }
 
 TEST_CASE("pools of a user's choice take a stack's own shallow layers away, and bring their own") {
