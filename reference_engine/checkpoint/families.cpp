@@ -125,8 +125,9 @@ class FamilyReader {
     for (std::uint32_t l = 0; !f.has(name) && l < c.layers; ++l) is[l] = absent(l);
     if (!f.has(name)) return is;
     const Json& list = f.at(name);
+    if (!list.is_array()) f.refuse(name, "a list of layers");
     for (const Json& l : list) {
-      if (!list.is_array() || !l.is_number_unsigned()) f.refuse(name, "a list of layers");
+      if (!l.is_number_unsigned()) f.refuse(name, "a list of layers");
       if (l < c.layers) is[l.get<std::uint32_t>()] = true;
     }
     return is;
@@ -854,7 +855,7 @@ void llama4(FamilyReader& r) {
     r.c.layer[l].moe = moe[l];
     r.c.layer[l].turns = (l + 1) % plain != 0;
   }
-  if (r.f.has("no_rope_layers") && !r.f.at("no_rope_layers").empty()) {
+  if (r.f.has("no_rope_layers") && r.f.at("no_rope_layers") != Json::array()) {
     const Json& list = r.f.at("no_rope_layers");
     bool fits = list.is_array() && list.size() == r.c.layers;
     for (std::uint32_t l = 0; fits && l < r.c.layers; ++l) {

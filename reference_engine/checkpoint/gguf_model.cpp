@@ -519,12 +519,12 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   Json config = family.more;
   config["architectures"] = {family.architecture};
   config["hidden_act"] = "silu";
-  f.copy("block_count", "num_hidden_layers", config);
-  if (const Json more = f.get("nextn_predict_layers"); more.is_number_unsigned() &&
-                                                       config["num_hidden_layers"].is_number_unsigned() &&
-                                                       config["num_hidden_layers"] > more) {
-    config["num_hidden_layers"] = config["num_hidden_layers"].get<std::uint64_t>() - more.get<std::uint64_t>();
+  const Json layers = f.get("block_count"), more = f.get("nextn_predict_layers");
+  if (!layers.is_number_unsigned() || layers == 0) f.fields().refuse(f.arch + ".block_count", "a number of layers");
+  if (!more.is_null() && (!more.is_number_unsigned() || more >= layers)) {
+    f.fields().refuse(f.arch + ".nextn_predict_layers", "fewer than all layers");
   }
+  config["num_hidden_layers"] = layers.get<std::uint64_t>() - (more.is_null() ? 0 : more.get<std::uint64_t>());
   f.copy("embedding_length", "hidden_size", config);
   f.copy("attention.head_count", "num_attention_heads", config);
   // What is said once of the others.
@@ -572,6 +572,25 @@ void check_groups(const GgufFacts& f, const ModelConfig& c) {
   const Json said = f.get("expert_group_count");
   if (said.is_null() || said == 0 || said == c.gate.groups) return;
   f.fields().refuse(f.arch + ".expert_group_count", fmt::format("{}, this architecture's", c.gate.groups));
+}
+
+/// What architectures say that have no use for it must be what is computed all the same.
+void check_unused(const GgufFacts& f, const ModelConfig& c) {
+  const auto check = [&](const char* name, const Json& computed) {
+    const Json said = f.get(name);
+    if (!said.is_null() && said != computed) {
+      f.fields().refuse(f.arch + "." + name, json_text(computed) + ", as it is computed");
+    }
+  };
+  const auto is_zero = [&](const char* name) { return f.get(name) == 0; };
+  if (!is_zero("expert_weights_scale")) check("expert_weights_scale", c.routed_scale);
+  check("expert_weights_norm", c.renormalise);
+  const bool interleaved = f.has("interleave_moe_layer_step");
+  if (!interleaved) check("leading_dense_block_count", c.moe_layers.empty() ? c.layers : c.moe_layers[0]);
+  if (c.gate.groups > 1 || !is_zero("expert_group_used_count")) check("expert_group_used_count", c.gate.kept_groups);
+  check("vocab_size", c.vocabulary);
+  if (c.latent.rank == 0 && f.arch != "gemma4") check("attention.value_length", c.value_dim);
+  if (c.shared_width == 0) check("expert_shared_count", 0);
 }
 
 /// Llama 3's way of stretching is not in the metadata: a tensor divides the frequencies.
@@ -717,6 +736,7 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   if (const Json scale = f.get("expert_weights_scale"); f.arch == "deepseek" && !scale.is_null() && scale != 0) {
     c.routed_scale = f.fields().number(f.arch + ".expert_weights_scale", 0);  // which a folder's config does not have
   }
+  check_unused(f, c);
   c.unknown = left_over(f);
   c.rope.neighbours = c.rope.neighbours || family->turned;
   if (c.norm == Norm::rms_plus_one) c.norm = Norm::rms;  // the 1 is in their files' weights

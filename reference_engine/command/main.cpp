@@ -271,6 +271,12 @@ int main(int argc, char** argv) try {
     return refuse(what.empty() ? fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))) : what);
   } catch (const CLI::ExtrasError&) {
     return refuse(unexpected(app));
+  } catch (const CLI::ConversionError& e) {  // where no check has looked at it before
+    const std::string what = e.what(), name = what.substr(std::min(what.find("--"), what.size()));
+    const CLI::Option* o = asked_for(app)->get_option_no_throw(name.substr(0, name.find(' ')));
+    const bool flag = o != nullptr && o->get_expected_max() == 0;
+    return refuse(fmt::format("{}: expected {} (see {} --help)", what, flag ? "no value, or true or false" : "a number",
+                              full_name(*asked_for(app))));
   } catch (const CLI::ParseError& e) {
     return refuse(fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))));
   }

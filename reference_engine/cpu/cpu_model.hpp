@@ -71,7 +71,6 @@ class CpuModel final : public Model {
               Normed& normed);
   /// Into `mlp_out_`, and `factor_`.
   void run_mlp(const Mlp& mlp, std::uint32_t width, bool scaled, const Matrix& x);
-  void scale_mlp_out();
   /// The scores of a layer with experts, of what its gate reads.
   void score(std::uint32_t moe_layer, const Matrix& input, Matrix& select, Matrix& weight) const;
   /// Adds the experts' part, and the shared expert's, and ends the layer.

@@ -173,7 +173,6 @@ class Model {
   void count_dense(std::uint64_t bytes) { dense_bytes_ += bytes; }
   void set_notes(std::vector<std::string> notes) { notes_ = std::move(notes); }
   /// [layers, experts] each: added to what gates compute, and to what experts are chosen by; empty where there are none.
-  [[nodiscard]] const Matrix& gate_biases() const { return gate_biases_; }
   [[nodiscard]] const Matrix& choice_biases() const { return choice_biases_; }
   /// Whether the scores of its gates are the softmax of what their matrices give, and nothing else.
   [[nodiscard]] bool plain_gates() const {

@@ -305,6 +305,9 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   if (const OrderedJson* options = b.find("stream_options")) {
     if (!options->is_object()) Body::wrong_type("stream_options", "an object", *options);
     if (!r.stream) Body::wrong_value("stream_options", "it beside 'stream': true alone");
+    if (options->contains("include_usage") && !(*options)["include_usage"].is_boolean()) {
+      Body::wrong_type("stream_options.include_usage", "a boolean", (*options)["include_usage"]);
+    }
     r.include_usage = options->contains("include_usage") && (*options)["include_usage"] == true;
   }
   r.reports_stack = b.flag("ferry", false);
@@ -315,7 +318,11 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   std::optional<std::uint64_t> most = b.whole("max_tokens", 1, 1U << 28U);
   std::vector<Prompt> prompts;
   if (chat) {
-    if (const auto newer = b.whole("max_completion_tokens", 1, 1U << 28U)) most = newer;
+    if (const auto newer = b.whole("max_completion_tokens", 1, 1U << 28U)) {
+      if (most && *most != *newer)
+        Body::wrong_value("max_tokens", "the same as 'max_completion_tokens', or one of both");
+      most = newer;
+    }
     if (b.flag("logprobs", false)) common.probabilities = true;
     const auto top = b.whole("top_logprobs", 0, 20);
     if (top && !common.probabilities) Body::wrong_value("top_logprobs", "it beside 'logprobs': true alone");

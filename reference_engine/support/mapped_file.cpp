@@ -18,10 +18,17 @@
 namespace ferry::engine {
 namespace {
 
+std::int64_t in_ns(const timespec& time) {
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
 FileIdentity identity_of(const struct stat& info) {
-  return {static_cast<std::uint64_t>(info.st_dev), static_cast<std::uint64_t>(info.st_ino),
+  return {static_cast<std::uint64_t>(info.st_dev),
+          static_cast<std::uint64_t>(info.st_ino),
           static_cast<std::uint64_t>(info.st_size),
-          std::int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec};
+          static_cast<std::uint64_t>(info.st_nlink),
+          in_ns(info.st_mtim),
+          in_ns(info.st_ctim)};
 }
 
 /// Whether a descriptor's file is in that state still.

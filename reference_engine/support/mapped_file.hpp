@@ -10,10 +10,14 @@ namespace ferry::engine {
 
 /// Which file a name led to, and in which state.
 struct FileIdentity {
-  std::uint64_t device = 0, inode = 0, bytes = 0;
-  std::int64_t modified_ns = 0;
+  std::uint64_t device = 0, inode = 0, bytes = 0, links = 0;
+  std::int64_t modified_ns = 0;  ///< which whoever writes may set back
+  std::int64_t changed_ns = 0;   ///< which nobody can set; also when it gets or loses a name
 
-  bool operator==(const FileIdentity&) const = default;
+  bool operator==(const FileIdentity& other) const {
+    return device == other.device && inode == other.inode && bytes == other.bytes && modified_ns == other.modified_ns &&
+           (changed_ns == other.changed_ns || links != other.links);
+  }
 };
 
 /// A file, read-only. Throws InputError if it cannot be opened, is not a regular file, or changes while it is copied.

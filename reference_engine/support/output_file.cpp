@@ -203,6 +203,17 @@ OutputFile::OutputFile(const std::filesystem::path& path, Names names) : name_(p
       (found.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {  // nothing can take its place
     throw InputError(fmt::format("{}: cannot be written: it is a mount point, expected a file in a folder", name_));
   }
+  struct stat own {
+  }, there{};
+  if (::lstat(path_.c_str(), &there) != 0 && errno == ENAMETOOLONG) {
+    throw InputError(fmt::format("{}: cannot be written: {}: expected a name of at most 255 bytes", name_,
+                                 std::strerror(ENAMETOOLONG)));
+  }
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {  // which would go on writing to what was replaced
+    if (::stat(path_.c_str(), &there) != 0 || ::fstat(stream, &own) != 0) continue;
+    if (own.st_dev != there.st_dev || own.st_ino != there.st_ino) continue;
+    throw InputError(fmt::format("{}: is where what is printed goes, expected another file, or -", name_));
+  }
   remove_left_behind(path_);
   // Tried now, and gone at once: a run that is killed leaves nothing behind.
   if (!TemporaryFile(path_, names_))

@@ -130,11 +130,6 @@ std::vector<Stretch> Regex::split(std::string_view text) const {
   return all;
 }
 
-bool Regex::matches_whole(std::string_view text) const {
-  const std::vector<Stretch> all = split(text);
-  return all.size() == 1 && all[0].matched;
-}
-
 std::string literally(std::string_view text) {
   std::string out;
   for (const char c : text) {

@@ -30,8 +30,6 @@ class Regex {
   /// All of a text, which is valid UTF-8, as matches and what is between them, in order; nothing of it is empty. Throws
   /// InputError where matching takes more work than any tokenizer's does.
   [[nodiscard]] std::vector<Stretch> split(std::string_view text) const;
-  /// Whether a match begins at the text's first byte, or ends at its last: of single characters.
-  [[nodiscard]] bool matches_whole(std::string_view text) const;
 
  private:
   struct Compiled;

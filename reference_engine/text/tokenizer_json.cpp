@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "support/errors.hpp"
@@ -215,7 +216,18 @@ void read_processor(const Part& part, std::vector<std::uint32_t>& before, std::v
   if (!seen) refuse();
 }
 
-Bpe read_model(const Part& model) {
+/// Whose each number is, of the vocabulary and of the tokens that were added.
+using Owners = std::unordered_map<std::uint32_t, std::string>;
+
+/// Refuses a number that another text has: one of the two would be decoded as the other.
+void take(Owners& whose, const std::string& text, std::uint32_t id, const std::string& where) {
+  const auto [owner, is_new] = whose.emplace(id, text);
+  if (is_new || owner->second == text) return;
+  throw InputError(fmt::format("{}: token {} is {:.80} and {:.80}, expected a number of its own for each", where, id,
+                               json_text(Json(owner->second)), json_text(Json(text))));
+}
+
+Bpe read_model(const Part& model, Owners& whose) {
   const Fields& f = model.fields();
   if (f.has("type") && model.type() != "BPE") model.refuse_type("BPE");
   const Json& vocab = f.at("vocab");
@@ -226,6 +238,7 @@ Bpe read_model(const Part& model) {
   for (const auto& [text, id] : vocab.items()) {
     if (!id.is_number_unsigned() || id >= most_tokens) f.refuse("vocab", "ids from 0 to 2^22 - 1");
     tokens.emplace(text, id.get<std::uint32_t>());
+    take(whose, text, id.get<std::uint32_t>(), f.where() + ": vocab");
   }
   for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     if (f.has(name) && f.at(name) != "" && f.at(name) != 0.0) f.refuse(name, "null, it is not supported");
@@ -262,14 +275,18 @@ Bpe read_model(const Part& model) {
   return {std::move(tokens), merges, options};
 }
 
-void read_added(const Json& list, const std::string& where, BpeParts& parts) {
+void read_added(const Json& list, const std::string& where, Owners& whose, BpeParts& parts) {
   if (list.is_null()) return;
   if (!list.is_array() || list.size() > most_tokens) throw InputError(where + ": added_tokens: expected a list");
+  std::unordered_map<std::string, std::uint32_t> added;
   for (std::size_t i = 0; i < list.size(); ++i) {
     const Fields f(list[i], fmt::format("{}: added_tokens[{}]", where, i));
     AddedToken t;
     t.text = f.text("content");
     t.id = f.whole("id", 0, most_tokens - 1);
+    take(whose, t.text, t.id, f.where());
+    const std::uint32_t known = added.emplace(t.text, parts.bpe.find(t.text).value_or(t.id)).first->second;
+    if (known != t.id) f.refuse("id", fmt::format("{}, as the same text has it elsewhere", known));
     t.special = f.flag("special", false);
     t.single_word = f.flag("single_word", false);
     t.strips_left = f.flag("lstrip", false);
@@ -292,7 +309,8 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path
   const auto part = [&](const char* name) -> Json { return f.has(name) ? f.at(name) : Json(nullptr); };
   BpeParts parts;
   parts.kind = "tokenizer.json, BPE";
-  parts.bpe = read_model(Part(f.at("model"), where + ": model"));
+  Owners whose;
+  parts.bpe = read_model(Part(f.at("model"), where + ": model"), whose);
   for_each_part(part("normalizer"), where + ": normalizer", "normalizers",
                 [&](const Part& p) { add_normalizer(p, parts.normalizers); });
   for_each_part(part("pre_tokenizer"), where + ": pre_tokenizer", "pretokenizers",
@@ -300,7 +318,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path
   for_each_part(part("decoder"), where + ": decoder", "decoders", [&](const Part& p) { read_decoder(p, parts.text); });
   for_each_part(part("post_processor"), where + ": post_processor", "processors",
                 [&](const Part& p) { read_processor(p, parts.before, parts.behind); });
-  read_added(part("added_tokens"), where, parts);
+  read_added(part("added_tokens"), where, whose, parts);
   std::unique_ptr<Tokenizer> made = make_bpe_tokenizer(std::move(parts));
   for (const std::uint32_t token : made->encode("", true)) {  // the processor's own
     if (token < made->size()) continue;

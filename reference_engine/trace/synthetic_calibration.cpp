@@ -334,12 +334,16 @@ PartialPrediction partial_prediction(const Sample& sample, const ScoreMap& map, 
 Calibration calibrate(const ModelFacts& shape, const SyntheticOptions& o, const SyntheticTargets& t) {
   const ModelShape& m = shape.model;
   const std::int64_t third = root(q15 * q15 / 3);
+  // What is left out then, nobody reads: whoever makes rows asks as well.
+  const auto is_stopped = [&] { return o.progress && !o.progress(0, std::uint64_t{o.sequences} * m.layers); };
   Calibration c;
   c.mixture = mixture(Sample(m, {third, third, third, 0, q15}), t, o.prompt + o.tokens);
+  if (is_stopped()) return c;
   const Sample sample(m, c.mixture);
   c.map = score_map(sample, t, o.alpha);
   const std::uint32_t named = CrossLayerGate{}.candidates(m.experts);
   for (std::uint32_t d = 1; d <= o.ahead && d < m.layers; ++d) {
+    if (is_stopped()) return c;
     auto make = [&](double SyntheticTargets::ByDepth::*depth, const char* where) {
       const auto& top_1 = t.top_1[d - 1];
       const auto percentile = d == 1 ? t.recall_percentile : std::nullopt;
@@ -353,7 +357,7 @@ Calibration calibrate(const ModelFacts& shape, const SyntheticOptions& o, const 
       c.shallow[d - 1] = make(&SyntheticTargets::ByDepth::shallow, fmt::format(" in the first {}", o.shallow).c_str());
     }
   }
-  if (o.partial && m.layers > 1) c.partial = partial_prediction(sample, c.map, o, t);
+  if (o.partial && m.layers > 1 && !is_stopped()) c.partial = partial_prediction(sample, c.map, o, t);
   return c;
 }
 

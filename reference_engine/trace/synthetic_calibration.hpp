@@ -41,7 +41,7 @@ struct Calibration {
 };
 
 /// Throws InputError for targets that cannot be met, or not together. The same sample for all seeds: O(experts) for each
-/// of up to 8,192 rows, some hundred times.
+/// of up to 8,192 rows, some hundred times. Only a part of it if `progress` says stop.
 Calibration calibrate(const ModelFacts& shape, const SyntheticOptions& options, const SyntheticTargets& targets);
 
 }  // namespace ferry::engine::synthetic

@@ -378,6 +378,10 @@ std::string real(const std::string& name, float value) {
   return text(name) + number<std::uint32_t>(6) + number(value);
 }
 
+std::string flag(const std::string& name, bool value) {
+  return text(name) + number<std::uint32_t>(7) + std::string(1, value ? '\1' : '\0');
+}
+
 /// What is read of an architecture's metadata: that of a small model of 8 heads of 4 columns, and `more`; and of tensors of
 /// F32 beside its embeddings [4, 32].
 struct Described {
@@ -406,7 +410,9 @@ struct Described {
           std::pair{".embedding_length", 32U}, std::pair{".attention.head_count", 8U},
           std::pair{".expert_feed_forward_length", 16U}, std::pair{".feed_forward_length", 16U},
           std::pair{".context_length", 64U}, std::pair{".interleave_moe_layer_step", 1U}}) {
-      if (arch == "llama4" || std::string(name) != ".interleave_moe_layer_step") {
+      const std::string key = text(arch + name);
+      const bool said = std::any_of(more.begin(), more.end(), [&](const auto& m) { return m.starts_with(key); });
+      if (!said && (arch == "llama4" || std::string(name) != ".interleave_moe_layer_step")) {
         entries.push_back(whole(arch + name, value));
       }
     }
@@ -566,6 +572,18 @@ TEST_CASE("metadata of GGUF that says what is computed is read or refused, and o
   CHECK(says_of("qwen3moe", real("qwen3moe.embedding_scale", 12), "embedding_scale"));
   CHECK(says_of("llama", whole("llama.expert_gating_func", 2), "\"llama.expert_gating_func\": expected 1"));
   CHECK(says_of("dots1", whole("dots1.expert_gating_func", 1), "\"dots1.expert_gating_func\": expected 2"));
+  CHECK(says_of("gemma4", whole("gemma4.block_count", 0), "\"gemma4.block_count\": expected a number of layers"));
+  CHECK(says_of("llama", real("llama.block_count", 1), "\"llama.block_count\": expected a number of layers"));
+  CHECK(says_of("llama", whole("llama.nextn_predict_layers", 4), "\"llama.nextn_predict_layers\": expected fewer"));
+  CHECK(says_of("llama", text("llama.nextn_predict_layers") + number<std::uint32_t>(8) + text("x"), "expected fewer"));
+  // What is another rule than that which is computed.
+  CHECK(says_of("llama", real("llama.expert_weights_scale", 3), "\"llama.expert_weights_scale\": expected 1"));
+  CHECK(says_of("llama", flag("llama.expert_weights_norm", false), "\"llama.expert_weights_norm\": expected true"));
+  CHECK(says_of("llama", whole("llama.leading_dense_block_count", 1), "leading_dense_block_count\": expected 0"));
+  CHECK(says_of("llama", whole("llama.expert_group_used_count", 3), "expert_group_used_count\": expected 1"));
+  CHECK(says_of("llama", whole("llama.vocab_size", 9), "\"llama.vocab_size\": expected 4, as it is computed"));
+  CHECK(says_of("llama", whole("llama.attention.value_length", 3), "value_length\": expected 4"));
+  CHECK(says_of("llama", whole("llama.expert_shared_count", 5), "\"llama.expert_shared_count\": expected 0"));
   const Described grouped{"deepseek2",
                           {text("deepseek2.expert_group_count") + number<std::uint32_t>(8) + text("two"),
                            whole("deepseek2.attention.key_length", 8), whole("deepseek2.rope.dimension_count", 4),
@@ -574,7 +592,9 @@ TEST_CASE("metadata of GGUF that says what is computed is read or refused, and o
   CHECK(says(grouped.refusal(), {"field \"n_group\": expected a whole number"}));
   for (const std::string& harmless :
        {real("llama.rope.scaling.attn_factor", 1), real("llama.logit_scale", 0), whole("llama.expert_gating_func", 1),
-        whole("llama.vocab_size", 4), whole("llama.attention.sliding_window", 8)}) {
+        whole("llama.vocab_size", 4), flag("llama.expert_weights_norm", true),
+        whole("llama.leading_dense_block_count", 0), real("llama.expert_weights_scale", 0),
+        whole("llama.attention.sliding_window", 8)}) {
     CHECK(Described{"llama", {harmless}, {}}.read().unknown.empty());
   }
   CHECK(Described{"llama", {whole("llama.moon_phase", 3)}, {}}.read().unknown ==

@@ -225,6 +225,8 @@ TEST_CASE("what transformers 5 saves and no model computes is refused for what i
       {"where layer 0 has \"chunked_attention\", which is not supported"}));
   CHECK(says(refused("qwen2_moe", {{"mlp_only_layers", Json::array({0, 1, 2})}}),
              {"field \"num_hidden_layers\": expected one layer with experts at least"}));
+  CHECK(says(refused("qwen2_moe", {{"mlp_only_layers", Json::object()}}),
+             {"field \"mlp_only_layers\": expected a list of layers"}));
   const Json yarn = {{"factor", 4.0}, {"original_max_position_embeddings", 128}, {"rope_type", "yarn"}};
   CHECK(says(refused("mixtral", {{"rope_parameters", yarn}}), {"rope_parameters: field \"rope_theta\" is missing"}));
 }

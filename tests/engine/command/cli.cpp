@@ -279,6 +279,8 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("run --max-new-tokens many", {"--max-new-tokens"});
   refuses("run --temperature -1", {"--temperature"});
   refuses("run --temperature nan", {"--temperature"});
+  refuses("run --temperature 1,5", {"--temperature = 1,5: expected a number (see ferry run --help)"});
+  refuses("run --pin-threads=maybe", {"--pin-threads = maybe: expected no value, or true or false"});
   refuses("serve --timeout nan", {"--timeout", "expected a number"});
   refuses("trace generate --shape mixtral-8x7b --out x --reuse nan", {"--reuse", "expected a number"});
   refuses("run --seed -1", {"--seed"});

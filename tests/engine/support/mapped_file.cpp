@@ -67,6 +67,18 @@ TEST_CASE("a mapped file that is written to, cut off or replaced is noticed") {
     CHECK(says(read(9'000), {"f: byte cannot be used: the file has changed since it was opened"}));
     CHECK(says(check(), {"has changed since it was opened", "run this again"}));
   }
+  SUBCASE("written to, and its time set back") {
+    const auto time = std::filesystem::last_write_time(path);
+    overwrite(path, "other");
+    std::filesystem::last_write_time(path, time);
+    CHECK(says(read(9'000), {"f: byte cannot be used: the file has changed since it was opened"}));
+    CHECK(says(check(), {"has changed since it was opened", "run this again"}));
+  }
+  SUBCASE("under a second name") {
+    std::filesystem::create_hard_link(path, folder.path() / "second");
+    CHECK(read(9'000).empty());
+    CHECK(check().empty());
+  }
   SUBCASE("cut off") {
     std::filesystem::resize_file(path, 8'000);
     CHECK(says(read(9'000), {"f: byte cannot be read: the file has become shorter"}));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/fixtures/files.hpp"
+#include "engine/fixtures/refusal.hpp"
 #include "support/errors.hpp"
 
 using namespace ferry;
@@ -46,6 +47,28 @@ TEST_CASE("an output takes its place whole, and nothing else is ever seen in the
     CHECK(read_file(path.string()) == "second");
     CHECK(names_in(folder.path()) == Names{"out.json"});
   }
+}
+
+TEST_CASE("an output that cannot be there is refused before anything is computed") {
+  const TemporaryFolder folder;
+  CHECK_THROWS_WITH_AS(OutputFile(folder.path() / std::string(256, 'a')),
+                       doctest::Contains("File name too long: expected a name of at most 255 bytes"), InputError);
+  CHECK_NOTHROW(OutputFile(folder.path() / std::string(255, 'a')));
+
+  const std::filesystem::path path = folder.path() / "printed";
+  write_file(path, "");
+  const int printed = ::dup(STDOUT_FILENO), to = ::open(path.c_str(), O_WRONLY);
+  ::dup2(to, STDOUT_FILENO);
+  std::string said;
+  try {
+    OutputFile file(path);
+  } catch (const InputError& e) {
+    said = e.what();
+  }
+  ::dup2(printed, STDOUT_FILENO);
+  ::close(printed);
+  ::close(to);
+  CHECK(says(said, {"printed: is where what is printed goes, expected another file, or -"}));
 }
 
 TEST_CASE("links that were planted under a temporary file's name empty nobody's file") {

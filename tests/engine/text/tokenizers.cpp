@@ -313,3 +313,22 @@ TEST_CASE("a tokenizer puts no token around a text that it does not have") {
   CHECK(test::says(test::refusal(path.string(), [&] { around(5); }),
                    {"post_processor", "token 5 is none of the 5 that it has"}));
 }
+
+TEST_CASE("no two tokens have one number, and no text has two") {
+  const test::TemporaryFolder folder;
+  const std::filesystem::path path = folder.path() / "tokenizer.json";
+  const auto refused = [&](const std::string& vocabulary, const std::string& added) {
+    test::write_file(
+        path, R"({"model":{"type":"BPE","merges":[],"vocab":{)" + vocabulary + R"(}},"added_tokens":[)" + added + "]}");
+    return test::refusal(path.string(), [&] { open_tokenizer(path); });
+  };
+  const std::string ab = R"("a":0,"b":1)";
+  CHECK(refused(ab, R"({"id":2,"content":"<s>"},{"id":1,"content":"b"},{"id":2,"content":"<s>"})").empty());
+  CHECK(test::says(refused(R"("a":0,"b":0)", ""), {"model: vocab: token 0 is \"a\" and \"b\", expected a number"}));
+  CHECK(test::says(refused(ab, R"({"id":1,"content":"<s>"})"), {"added_tokens[0]: token 1 is \"b\" and \"<s>\""}));
+  CHECK(test::says(refused(ab, R"({"id":2,"content":"<s>"},{"id":2,"content":"</s>"})"),
+                   {"added_tokens[1]: token 2 is \"<s>\" and \"</s>\""}));
+  CHECK(test::says(refused(ab, R"({"id":2,"content":"<s>"},{"id":3,"content":"<s>"})"),
+                   {"added_tokens[1]", "\"id\": expected 2, as the same text has it elsewhere"}));
+  CHECK(test::says(refused(ab, R"({"id":2,"content":"b"})"), {"\"id\": expected 1, as the same text has it"}));
+}

@@ -582,3 +582,24 @@ TEST_CASE("synthetic routing: what cannot be is refused by name, with what would
   CHECK(says(refusal_of(one, with([](O x) { x.high_share = 0.9; })), {"high_share", "k = 1", "leave them unset"}));
   CHECK(says(refusal_of(one, with([](O x) { x.low_score = 0.1; })), {"low_score", "k = 1"}));
 }
+
+TEST_CASE("who is told to stop makes no routing, from before the first row on") {
+  SyntheticOptions o;
+  o.sequences = 2;
+  o.prompt = o.tokens = 4;
+  o.shallow = 1;
+  std::uint64_t asked = 0, first_layer = 0;
+  o.progress = [&](std::uint64_t done, std::uint64_t /*all*/) {
+    ++asked;
+    first_layer += done == 0 ? 1 : 0;
+    return true;
+  };
+  REQUIRE(synthesize(small_model(3, 9, 2), o) != nullptr);
+  CHECK(first_layer > 3);  // while the distribution is fitted, too
+  for (std::uint64_t stop = 1, end = asked; stop <= end; ++stop) {
+    asked = 0;
+    o.progress = [&](std::uint64_t /*done*/, std::uint64_t /*all*/) { return ++asked < stop; };
+    CHECK(synthesize(small_model(3, 9, 2), o) == nullptr);
+    CHECK(asked <= stop + 1);  // asked once more where rows begin
+  }
+}
