@@ -20,6 +20,9 @@ using namespace ferry;
 using namespace ferry::llama_cpp;
 using engine::Json;
 
+/// What `--json` writes, and replaces.
+constexpr engine::FileKind drive_json = {"JSON of llama_drive", "{", "\"major_faults\""};
+
 struct Arguments {
   SessionOptions session;
   DriverOptions driver;
@@ -91,7 +94,7 @@ struct Usage {
 int drive(const Arguments& a) {
   engine::check_outputs({a.json}, {a.session.model});
   std::optional<engine::OutputFile> json;
-  if (!a.json.empty()) json.emplace(a.json);
+  if (!a.json.empty()) json.emplace(a.json, drive_json);
   GateWatcher watcher(false);
   Session session(a.session, a.plain ? nullptr : &watcher);
   std::unique_ptr<Driver> driver;

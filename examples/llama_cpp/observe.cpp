@@ -12,12 +12,16 @@
 #include "support/output_file.hpp"
 #include "support/print.hpp"
 #include "support/terminal.hpp"
+#include "trace/trace_file.hpp"
 
 namespace {
 
 using namespace ferry;
 using namespace ferry::llama_cpp;
 using engine::Json;
+
+/// What `--json` writes, and replaces.
+constexpr engine::FileKind observe_json = {"JSON of llama_observe", "{", "\"other_choices\""};
 
 struct Arguments {
   SessionOptions session;
@@ -74,8 +78,8 @@ std::string live_table(std::uint64_t tokens, const std::vector<std::unique_ptr<L
 int observe(const Arguments& a) {
   engine::check_outputs({a.record, a.json}, {a.session.model});
   std::optional<engine::OutputFile> record, json;
-  if (!a.record.empty()) record.emplace(a.record);
-  if (!a.json.empty()) json.emplace(a.json);
+  if (!a.record.empty()) record.emplace(a.record, engine::trace_kind);
+  if (!a.json.empty()) json.emplace(a.json, observe_json);
   GateWatcher watcher(true);
   Session session(a.session, &watcher);
   std::unique_ptr<RecordedSteps> steps;

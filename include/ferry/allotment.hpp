@@ -164,7 +164,7 @@ inline std::uint64_t slots_for(const Allotment& a, const ModelShape& model, Prec
 /// The smallest stream pool: with two slots one expert is copied while the other computes.
 inline constexpr std::uint32_t least_stream_slots = 2;
 
-/// As many stream slots as the experts that one layer can ask for: then no task waits for another's `done`
+/// As many stream slots as the experts that one layer can ask for: then no task waits until another is done
 /// (Task::freed_by). An engine that computes a layer in one grouped kernel, behind all of its copies, needs that.
 inline std::uint32_t unwaited_stream_slots(const ModelShape& model) {
   const std::uint64_t asked = std::uint64_t{model.max_rows} * model.top_k;

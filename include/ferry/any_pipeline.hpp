@@ -25,6 +25,7 @@ class AnyPipeline : public detail::LookAheadLoop<AnyPipeline> {
 
   /// As in OffloadPipeline.
   virtual void preload() = 0;
+  /// As in OffloadPipeline.
   virtual void begin_step(const Step& step) = 0;
   /// As in OffloadPipeline: the gate's scores of a layer.
   virtual Plan plan(const Scores& scores) = 0;
@@ -41,6 +42,7 @@ class AnyPipeline : public detail::LookAheadLoop<AnyPipeline> {
   /// As in OffloadPipeline: how many layers ahead; 0: it does not look.
   [[nodiscard]] virtual std::uint16_t look_ahead_depth() const noexcept = 0;
 
+  /// As in OffloadPipeline.
   virtual void wait(const Task& task) = 0;
   /// As in OffloadPipeline: what has been computed.
   virtual void done(View<const Task> tasks) = 0;
@@ -52,6 +54,7 @@ class AnyPipeline : public detail::LookAheadLoop<AnyPipeline> {
   void finish(std::uint16_t layer) { finish(layer, {}); }
   /// As in OffloadPipeline: the step is given up.
   virtual void abandon() noexcept = 0;
+  /// As in OffloadPipeline.
   virtual void end_sequence(std::uint32_t sequence) noexcept = 0;
 
   /// What has been counted since the pipeline was made.
@@ -194,7 +197,7 @@ class StackTable {
                        return any_config(std::move(config));
                      }});
   }
-  /// Under this name, with the stack's own `set_up`.
+  /// Under this name, with `Stack::set_up`.
   template <class Stack>
   void add(std::string name) {
     add<Stack>(std::move(name), [](CoreConfig<Stack>& config, Budget budget) { Stack::set_up(config, budget); });

@@ -142,7 +142,7 @@ concept Waits = requires(L& l, Ticket ticket) {
 ///  4. A router that may choose other experts than the gate's top k declares `static constexpr bool substitutes =
 ///     true`, and names in `Route::instead_of` the gate's choice that each substitute stands for, each once a row.
 ///  5. One that may leave out some of the gate's choices declares `static constexpr bool skips = true`, and makes those
-///     `{no_expert, 0, the gate's choice}`.
+///     routes of `no_expert` at weight 0, with the gate's choice in `Route::instead_of`.
 ///
 /// Optional: `revise(phase, routes)`, what it changes of the routes of an engine that has a top-k of its own. A router that
 /// cannot do without the scores of all experts declares `static constexpr bool needs_full_scores = true`.
@@ -169,7 +169,7 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 ///
 /// One that predicts nothing declares `static constexpr bool predicts = false`: `predict` is never called.
 ///
-/// Optional: `begin_step(step)`, `end_sequence(id)`, noexcept; a member `depth`, how many layers ahead it wants to be
+/// Optional: `begin_step(step)`, `end_sequence(sequence)`, noexcept; a member `depth`, how many layers ahead it wants to be
 /// asked for (1 without it).
 ///
 /// Minimal model: ferry::NoPrediction.
@@ -179,7 +179,7 @@ concept Predictor = part::State<P> && part::ReservesForModel<P> && part::Observe
 
 /// Chooses the precision of each request, or to skip it.
 ///
-/// `select(phase, demand, requests)` sets `want.precision`, for real (`demand`) and for predicted requests.
+/// `select(phase, demand, requests)` sets the precision of `Request::want`, for real (`demand`) and for predicted requests.
 ///  1. `state` and `held` say where the expert's best variant is, and at which precision. A variant that is at least as
 ///     precise as the one wanted is used as it is; a request for `skip` is skipped only if no variant is resident
 ///     or in flight.
@@ -219,7 +219,7 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `used(what)`: the gate asked for an expert of the pool's layers, and this variant serves it, from whichever pool
 ///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
 ///  - `reset()`: the last live sequence has ended, and a step of others begins. What is kept by sequence begins anew. At
-///    most `max_rows` live ones are noticed: others may go on.
+///    most `Shape::max_rows` live ones are noticed: others may go on.
 ///  - `saved(uses, rows, each)`: the gate asked for these experts (at least one) of a layer that has so many rows in this
 ///    step, and each saved so much by where it was, or would have saved it in a slot. Called before `victim`, for those that
 ///    are there (behind their `touch`), the misses (before theirs) and those on their way; in prefill with a
@@ -269,7 +269,7 @@ concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool dema
   noexcept;
 };
 
-/// Which misses the host computes: `split(phase, requests)` returns how many from the front are loaded; the
+/// Which misses the host computes: `split(phase, misses)` returns how many from the front are loaded; the
 /// rest runs on the host. One that needs the misses with rows descending declares `static constexpr bool
 /// needs_ordered_batches = true`; one that loads all of them `static constexpr bool computes_on_host = false`, so that
 /// an engine need not be ready for more.
@@ -313,7 +313,7 @@ concept Link = part::Submits<L> && part::Drops<L> && part::ReportsProgress<L> &&
 /// One composition of policies: what `Core` and `OffloadPipeline` are made of.
 ///
 /// A type that derives from it is a stack with a name, and may have what the name stands for beyond the policies:
-///  - `set_up(config, budget)`, static: sets the policies' parameters and `CoreSettings::allotment` for
+///  - `set_up(Config&, Budget)`, static: sets the policies' parameters and `CoreSettings::allotment` for
 ///    `CoreSettings::model`. Throws ConfigError for a budget that cannot work. What users may set of the slots is a third
 ///    argument, of the type that the stack calls `Layout`.
 ///  - `static constexpr bool preloads = true`: its slots are to be filled before the first step (`StackTraits::preloads`).

@@ -150,7 +150,7 @@ class Core {
   FERRY_HD Fence next_fence() const noexcept { return Fence{fence_ + 1}; }
 
   /// These tasks of the plan have had their last reader once `next_fence()` is reached: the copies that
-  /// waited for their slots may follow. Tasks of `arriving` in the plan's order, each once: a copy that
+  /// waited for their slots may follow. Tasks of `Plan::arriving` in the plan's order, each once: a copy that
   /// waited for a task which was passed over is never submitted, and Link::wait refuses it.
   FERRY_HD void done(View<const Task> tasks) noexcept {
     slots_.begin_call();

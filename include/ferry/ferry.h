@@ -51,7 +51,7 @@ extern "C" {
 
 /* What became of a call; ferry_last_error says why. */
 typedef enum ferry_status {
-  FERRY_OK = 0,
+  FERRY_OK = 0,           /* the call has succeeded */
   FERRY_CONFIG_ERROR = 1, /* a set-up that cannot work */
   FERRY_USAGE_ERROR = 2,  /* a call out of turn, or one whose arrays do not fit the step */
   FERRY_LINK_ERROR = 3,   /* a copy that can never land */
@@ -73,19 +73,36 @@ FERRY_API const char* ferry_stack_name(size_t index);
 /* What it does, in a line. */
 FERRY_API const char* ferry_stack_summary(size_t index);
 
-/* Precisions, in ascending order. FERRY_FULL is the model's own. */
-enum { FERRY_SKIP = 0, FERRY_INT2 = 1, FERRY_INT4 = 2, FERRY_INT8 = 3, FERRY_FULL = 4, FERRY_PRECISIONS = 5 };
+/* Precisions, in ascending order. */
+enum {
+  FERRY_SKIP = 0,      /* the expert is left out, unless it is there anyway */
+  FERRY_INT2 = 1,      /* 2 bits a weight */
+  FERRY_INT4 = 2,      /* 4 bits a weight */
+  FERRY_INT8 = 3,      /* 8 bits a weight */
+  FERRY_FULL = 4,      /* the model's own */
+  FERRY_PRECISIONS = 5 /* how many there are */
+};
 
 /* Whether the model divides the weights of a row's experts by their sum: Mixtral does, Qwen1.5-MoE does not. A guess would
  * give wrong weights in silence, so it must be set. */
-enum { FERRY_RENORMALISE_UNSET = 0, FERRY_RENORMALISE_NO = 1, FERRY_RENORMALISE_YES = 2 };
+enum {
+  FERRY_RENORMALISE_UNSET = 0, /* nobody has said: a set-up is refused */
+  FERRY_RENORMALISE_NO = 1,    /* weights are what the gate gives */
+  FERRY_RENORMALISE_YES = 2    /* they are divided by their sum */
+};
 
-/* A chunk of one sequence's prompt, or a token of each sequence. */
-typedef enum ferry_phase { FERRY_PREFILL = 0, FERRY_DECODE = 1 } ferry_phase;
+/* What the rows of a step are. */
+typedef enum ferry_phase {
+  FERRY_PREFILL = 0, /* a chunk of one sequence's prompt */
+  FERRY_DECODE = 1   /* a token of each sequence */
+} ferry_phase;
 
-/* What makes the rows that a predictor reads: none (it counts earlier routes), the next layers' gates on this layer's gate
- * input, or the same on the partial hidden state behind the attention of the layer predicted. */
-enum { FERRY_ROWS_NONE = 0, FERRY_ROWS_GATE_INPUT = 1, FERRY_ROWS_PARTIAL_HIDDEN = 2 };
+/* What makes the rows that a predictor reads. */
+enum {
+  FERRY_ROWS_NONE = 0,          /* it reads none: it counts earlier routes, for instance */
+  FERRY_ROWS_GATE_INPUT = 1,    /* the next layers' gates on this layer's gate input */
+  FERRY_ROWS_PARTIAL_HIDDEN = 2 /* the same on the partial hidden state behind the attention of the layer predicted */
+};
 
 #define FERRY_NO_SLOT 0xffffffffU /* of a task: it runs on the host */
 #define FERRY_NO_TASK 0xffffffffU /* of freed_by: waits for no other task */
@@ -155,13 +172,13 @@ typedef struct FERRY_SHARED ferry_seen {
 /* Carries copies out. Called from within the pipeline's calls, on their thread; must not call the pipeline. The rules are
  * those of the concept Link in concepts.hpp. */
 typedef struct ferry_link {
-  size_t size;   /* sizeof(ferry_link) */
-  void* context; /* the first argument of each call */
-  void (*submit)(void* context, const ferry_copy* copy);
-  void (*drop)(void* context, uint64_t ticket); /* a prefetch that need not begin any more; optional */
-  void (*seen)(void* context, ferry_seen* seen);
-  void (*fence)(void* context, uint64_t fence); /* names the present end of the device's work; optional */
-  int (*wait)(void* context, uint64_t ticket);  /* 0 once it has landed; anything else if it never can */
+  size_t size;                                           /* sizeof(ferry_link) */
+  void* context;                                         /* the first argument of each call */
+  void (*submit)(void* context, const ferry_copy* copy); /* carries this copy out, or begins to */
+  void (*drop)(void* context, uint64_t ticket);          /* a prefetch that need not begin any more; optional */
+  void (*seen)(void* context, ferry_seen* seen);         /* writes how far copies have got */
+  void (*fence)(void* context, uint64_t fence);          /* names the present end of the device's work; optional */
+  int (*wait)(void* context, uint64_t ticket);           /* 0 once it has landed; anything else if it never can */
 } ferry_link;
 
 /* A row's assignment to an expert. */
@@ -270,9 +287,9 @@ FERRY_API uint32_t ferry_slot_count(const ferry_pipeline* pipe);
 /* [ferry_slot_count + 1], ascending; valid until ferry_close. */
 FERRY_API const uint64_t* ferry_slot_offsets(const ferry_pipeline* pipe);
 
-/* What the stack is like; `size` is set by the caller. */
+/* What the stack is like; `traits->size` is set by the caller. */
 FERRY_API ferry_status ferry_get_traits(const ferry_pipeline* pipe, ferry_traits* traits);
-/* What has been counted so far; `size` is set by the caller. */
+/* What has been counted so far; `counters->size` is set by the caller. */
 FERRY_API ferry_status ferry_get_counters(const ferry_pipeline* pipe, ferry_counters* counters);
 
 /* Fills free slots, before the first step. */
@@ -289,9 +306,10 @@ FERRY_API ferry_status ferry_plan_routes(ferry_pipeline* pipe, uint16_t layer, c
 /* The layer `distance` (1, 2, ...) ahead of the one planned last, if a look-ahead for it from such rows is of use now; else
  * FERRY_NO_LAYER, behind which no farther one is. */
 FERRY_API uint16_t ferry_layer_ahead(const ferry_pipeline* pipe, uint8_t rows_from, uint16_t distance);
-/* Scores predicted for a later layer. For a predictor that reads no rows: select and weight NULL, and `count` is not read. */
+/* Scores predicted for a later layer. For a predictor that reads no rows: select and weight NULL, and `predicted->count`
+ * is not read. */
 FERRY_API ferry_status ferry_look_ahead(ferry_pipeline* pipe, const ferry_scores* predicted);
-/* Waits for the copy that the task reads, by the link's `wait`; of a resident task nothing. */
+/* Waits for the copy that the task reads, by the link's own; of a resident task nothing. */
 FERRY_API ferry_status ferry_wait(ferry_pipeline* pipe, const ferry_task* task);
 /* Tasks that have been computed, or will have been once the device's present work is. */
 FERRY_API ferry_status ferry_done(ferry_pipeline* pipe, const ferry_task* tasks, uint32_t count);

@@ -83,8 +83,14 @@ struct ExpertId {
   friend constexpr bool operator==(ExpertId, ExpertId) = default;
 };
 
-/// In which precision an expert is stored or wanted, in ascending order. `full` is the model's own.
-enum class Precision : std::uint8_t { skip, int2, int4, int8, full };
+/// In which precision an expert is stored or wanted, in ascending order.
+enum class Precision : std::uint8_t {
+  skip,  ///< only wanted, never stored: the expert is left out, unless a variant of it is there anyway
+  int2,  ///< 2 bits a weight
+  int4,  ///< 4 bits a weight
+  int8,  ///< 8 bits a weight
+  full   ///< the model's own
+};
 /// How many Precisions there are.
 inline constexpr std::uint32_t precision_count = 5;
 
@@ -95,21 +101,33 @@ struct Variant {
   friend constexpr bool operator==(Variant, Variant) = default;
 };
 
-/// A chunk of one sequence's prompt, or a token of each sequence.
-enum class Phase : std::uint8_t { prefill, decode };
+/// What the rows of a step are.
+enum class Phase : std::uint8_t {
+  prefill,  ///< a chunk of one sequence's prompt
+  decode    ///< a token of each sequence
+};
 
-/// Where a variant is on its way to the device. `in_flight` can no longer be taken back, `queued` can.
-enum class State : std::uint8_t { absent, queued, in_flight, resident };
+/// Where a variant is on its way to the device.
+enum class State : std::uint8_t {
+  absent,     ///< in no slot, and no copy of it is under way
+  queued,     ///< its copy was submitted and can be taken back
+  in_flight,  ///< its copy can no longer be taken back
+  resident    ///< in a slot, and the device may read it
+};
 
-/// Number of a copy; Core numbers them upwards and never reuses one. Odd: a prefetch. 0: nothing to wait for.
-enum class Ticket : std::uint64_t { none = 0 };
+/// Number of a copy; Core numbers them upwards and never reuses one. Odd: a prefetch.
+enum class Ticket : std::uint64_t {
+  none = 0  ///< nothing to wait for
+};
 /// Whether a copy brings what was only predicted.
 FERRY_HD constexpr bool is_prefetch(Ticket t) noexcept {
   return (static_cast<std::uint64_t>(t) & 1U) != 0;
 }
 
-/// Number of a point in the device's work; Core numbers them upwards from 1. 0: nothing to wait for.
-enum class Fence : std::uint64_t { none = 0 };
+/// Number of a point in the device's work; Core numbers them upwards from 1.
+enum class Fence : std::uint64_t {
+  none = 0  ///< nothing to wait for
+};
 
 /// All times of the library.
 using Nanoseconds = std::int64_t;
@@ -282,7 +300,11 @@ struct Commands {
 /// Whether a model divides the weights of a row's k experts by their sum: Mixtral does, Qwen1.5-MoE does not
 /// (`norm_topk_prob` in the configurations of Hugging Face). A guess would give wrong weights in silence, so there is no
 /// default.
-enum class Renormalise : std::uint8_t { unset, no, yes };
+enum class Renormalise : std::uint8_t {
+  unset,  ///< nobody has said: a set-up is refused
+  no,     ///< weights are what the gate gives
+  yes     ///< they are divided by their sum
+};
 /// From what a model's configuration says.
 FERRY_HD constexpr Renormalise renormalise_if(bool does) noexcept {
   return does ? Renormalise::yes : Renormalise::no;

@@ -49,7 +49,7 @@ class OwnedCore {
 ///       pipe.finish(layer, times);             // ends what `done` has not ended
 ///
 /// An engine that runs everything before `finish` may leave out `done`, unless a task of `arriving` has
-/// `freed_by`: that task's copy starts only when the one before it in its slot is done. With as many stream slots as
+/// `Task::freed_by`: that task's copy starts only when the one before it in its slot is done. With as many stream slots as
 /// `unwaited_stream_slots` says, no task ever has it.
 ///
 /// Layers of a step ascend; an engine may leave layers out, or end a step early. Calls are checked in every build: one
@@ -139,12 +139,12 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   static constexpr StackTraits traits() { return traits_of<Stack>(); }
 
   /// Makes the device's next work, or the caller, wait for the copy that the task reads (Link::wait); for a task of
-  /// `resident` there is nothing to wait for. Throws LinkError if that copy can never land.
+  /// `Plan::resident` there is nothing to wait for. Throws LinkError if that copy can never land.
   void wait(const Task& task) {
     if (task.ready != Ticket::none) link_.wait(task.ready);
   }
 
-  /// These tasks have been computed, or will have been once the device's present work is. Tasks of `arriving`
+  /// These tasks have been computed, or will have been once the device's present work is. Tasks of `Plan::arriving`
   /// in the plan's order, each once.
   void done(View<const Task> tasks) {
     const Turn turn(calls_, "done");

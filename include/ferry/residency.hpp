@@ -13,6 +13,7 @@ namespace ferry::inline FERRY_ABI {
 template <class T>
 class CopyQueue {
  public:
+  /// Room for `capacity` of them.
   void reserve(Carver& carve, std::size_t capacity) { carve(ring_, capacity); }
 
   /// Whether none waits.
@@ -51,7 +52,12 @@ class CopyQueue {
 class Residency {
  public:
   /// Why a slot must not be evicted.
-  enum Bar : std::uint8_t { leased = 1, in_flight = 2, queued = 4, masked = 8 };
+  enum Bar : std::uint8_t {
+    leased = 1,     ///< a task of this step has still to read it
+    in_flight = 2,  ///< a copy into it can no longer be taken back
+    queued = 4,     ///< a prefetch into it has not begun
+    masked = 8      ///< a prediction of a later layer names what it holds
+  };
   static constexpr std::uint8_t for_demand = leased | in_flight;  ///< what a demand copy must not evict
   static constexpr std::uint8_t for_prefetch =
       leased | in_flight | queued | masked;  ///< what a prefetch must not evict
@@ -68,6 +74,7 @@ class Residency {
     Fence last_reader = Fence::none;     ///< until when its bytes are read
   };
 
+  /// Room for the slots of `allotment`. Runs twice, first to measure.
   void reserve(Carver& carve, const ModelShape& model, const Allotment& allotment) {
     experts_ = model.experts;
     cache_slots_ = allotment.slots() - allotment.stream_slots;
@@ -133,10 +140,10 @@ class Residency {
   FERRY_HD bool is_leased(std::uint32_t s) const noexcept { return (bars_[s] & leased) != 0; }
   /// Whether it is a stream slot.
   FERRY_HD bool is_stream(std::uint32_t s) const noexcept { return s >= cache_slots_; }
-  /// A stream slot that waits for its layer with an expert in it, or on its way: `stage`.
+  /// A stream slot that waits for its layer with an expert in it, or on its way.
   FERRY_HD bool is_staged(std::uint32_t s) const noexcept { return slots_[s].state != State::absent && is_stream(s); }
 
-  /// The slot of the best variant that satisfies `want` (any, for `skip`): one that is resident, else in
+  /// The slot of the best variant that satisfies `want` (any, for `Precision::skip`): one that is resident, else in
   /// flight, else queued; `no_slot` if none. Precision at least as high as wanted satisfies.
   FERRY_HD FERRY_HOT std::uint32_t find(Variant want) const noexcept {
     const std::uint32_t* const slots = slot_of_.data() + index(want.id, 0);

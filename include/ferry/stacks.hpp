@@ -2,12 +2,13 @@
 /// Named compositions: the systems of the three papers, the steps of their ablations, and the baselines that they are
 /// compared with. Sections and deviations of each part are in its own header.
 ///
-/// Every one has `set_up(config, budget)`, which lays the budget out (bytes, or bytes and stream slots: ferry::Budget)
-/// and sets the parameters as that system has them. Call it once on a fresh config, after you have set `config.model` and
-/// those parameters on which the layout depends: precisions, thresholds and shares, the percentile. Where the layout has
-/// parameters of its own, they are a third argument, `Layout`. Stacks that declare `preloads` fill their slots before the
-/// first step (OffloadPipeline::preload). TransferBudget, TwoPointer and BestSplit weigh `config.copy_ns` against the
-/// times that `finish` is given; without those costs they limit nothing and load everything.
+/// Every one has `set_up(Config&, Budget)`, which lays the budget out (bytes, or bytes and stream slots: ferry::Budget)
+/// and sets the parameters as that system has them. Call it once on a fresh config, after you have set
+/// `CoreSettings::model` and those parameters on which the layout depends: precisions, thresholds and shares, the percentile.
+/// Where the layout has parameters of its own, they are a third argument, `Layout`. Stacks that declare `preloads` fill their
+/// slots before the first step (OffloadPipeline::preload). TransferBudget, TwoPointer and BestSplit weigh
+/// `CoreSettings::copy_ns` against the times that `finish` is given; without those costs they limit nothing and load
+/// everything.
 #pragma once
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/expected_savings.hpp"

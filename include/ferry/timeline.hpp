@@ -10,8 +10,12 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// Who was busy. Deciding is the host's work.
-enum class Lane : std::uint8_t { device, link, host };
+/// Who was busy.
+enum class Lane : std::uint8_t {
+  device,  ///< computes, or waits for a copy
+  link,    ///< copies
+  host     ///< computes experts, or decides
+};
 
 /// One stretch of work. `name` is a literal.
 struct Span {

@@ -25,7 +25,7 @@ NEEDS = [
     ('traces', r'\bTRACES\b|\$traces|gpt-oss-20b|deepseek-v2-lite', 'needs recorded routing: --traces FOLDER'),
     ('network', r'bench/texts\.py|bench/run llama-cpp(?!-)', 'downloads: --network'),
     ('texts', r'\bTEXTS\b|\$CALIBRATION|\$HELD_OUT|texts/test|-own\.st', 'needs the texts: --texts FOLDER or --network'),
-    ('llama.cpp', r'WHERE_LLAMA_CPP_IS|llama_observe|llama_drive|examples/llama_cpp', 'needs llama.cpp: --llama-cpp FOLDER'),
+    ('llama.cpp', r'WHERE_LLAMA_CPP_IS|llama-cpp-examples|llama_observe|llama_drive|examples/llama_cpp', 'needs llama.cpp: --llama-cpp FOLDER'),
     ('large', r'random_gguf|llama-cpp-memory|qwen-layers|bench/run memory', 'needs gigabytes: --large'),
     ('gguf', r'\b(model|FILE)\.gguf', 'needs a GGUF file with a tokenizer: --gguf FILE'),
     ('slurm', r'^sbatch', 'needs Slurm'),

@@ -10,6 +10,7 @@ It has no tokenizer: texts are tokens.
  2. They are those of `ferry simulate`, for every stack: over the trace that Ferry's engine recorded of the same tokens, and
     over the observer's own, also where the last layer computes one row of the prompt.
  3. The driver's text is llama.cpp's at every budget, whoever evicts; and after a `kill -9` nothing is left behind.
+ 4. Neither program replaces a file that it has not written.
 """
 import argparse
 import json
@@ -55,6 +56,7 @@ class Tools:
 
     def numbers(self, *command):
         file = self.scratch / "numbers.json"
+        file.unlink(missing_ok=True)  # each tool refuses to replace what another one has written
         self.call(*command, "--json", file)
         return json.loads(file.read_text())
 
@@ -136,6 +138,25 @@ def check_driver(t):
         check(f"--stack {stack} is refused", error.startswith("llama_drive: ") and why in error, error)
 
 
+def check_files(t):
+    """Each replaces what it has written, and leaves everything else as it is."""
+    few = ["--model", t.model, "--tokens", "1,2", "--new-tokens", 1]
+    theirs = t.scratch / "theirs.json"
+    for tool, flags in ((t.drive, ["--json"]), (t.observe, ["--json", "--record"])):
+        for flag in flags:
+            theirs.write_text('{"theirs": 1}\n')
+            error = t.call(tool, *few, flag, theirs, fails=True)
+            what = f"{tool.name} {flag}"
+            check(f"{what} refuses another file", "would replace it" in error, error)
+            check(f"{what} leaves it as it was", theirs.read_text() == '{"theirs": 1}\n')
+            own = t.scratch / "own"
+            own.unlink(missing_ok=True)
+            for _ in range(2):
+                t.call(tool, *few, flag, own)
+            check(f"{what} replaces its own file", own.stat().st_size > 0)
+    print("files of others: left as they were")
+
+
 def check_kill(t):
     empty = t.scratch / "empty"
     empty.mkdir()
@@ -178,12 +199,13 @@ def main():
     p = argparse.ArgumentParser(prog="tests/llama_cpp/run", description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=Path)
-    p.add_argument("--build", type=Path, default=Path(__file__).resolve().parents[2] / "build/engine")
+    p.add_argument("--build", type=Path, default=Path(__file__).resolve().parents[2] / "build/llama-cpp-examples")
     a = p.parse_args()
     with tempfile.TemporaryDirectory(prefix="ferry-llama-") as scratch:
         t = Tools(a.build, a.model, Path(scratch))
         check_observer(t)
         check_driver(t)
+        check_files(t)
         check_kill(t)
     print(f"{failures} failures" if failures else "all is well")
     sys.exit(failures > 0)

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Tries the pages of `ferry report` in headless Chromium. Not in CI: it needs a browser.
+"""Tries the pages of `ferry report` in headless Chromium. Where CMake finds that and selenium, --quick is one of the tests.
 
     apt-get install chromium chromium-driver && pip install selenium
-    python3 tests/report/try_report.py build/reference_engine/ferry [--picture docs/report.png]
+    python3 tests/report/try_report.py build/reference_engine/ferry [--quick] [--picture docs/report.png]
 
 It makes runs, simulations, a sweep and a timeline with the bundled models, opens their pages from files, light and dark,
 on a desktop's and on a phone's width, reads the numbers out of the drawn charts, and compares them with what it works
 out from the commands' JSON. It points at each chart and reads the value that appears; sorts, zooms, hides, prints, and
 reads the page without JavaScript. It fails if the browser's console has a message, or if anything was asked of a network.
+--quick, which takes a third of the time, has a shorter text, and opens the pages of a sweep and of hostile names
+alone, light on a desktop's width and dark on a phone's.
 """
 import argparse
 import base64
@@ -19,8 +21,11 @@ import subprocess
 import tempfile
 
 from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 
+LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (1400, 390)]
+QUICK_LOOKS = [("light", 1400), ("dark", 390)]
 SIZES = {"%": 1, "tokens/s": 1, "s": 1, "ms": 1e-3, "µs": 1e-6, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 EVIL = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>\"&amp;"
 READ = """
@@ -118,12 +123,15 @@ def each(runs, numbers):
 
 
 class Browser:
-    def __init__(self):
+    def __init__(self, looks, chromium, driver):
+        self.looks = looks
         options = webdriver.ChromeOptions()
+        if chromium:
+            options.binary_location = chromium
         for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars"):
             options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        self.chrome = webdriver.Chrome(options=options)
+        self.chrome = webdriver.Chrome(options=options, service=Service(driver))
         self.command("Network.enable")
         self.command("Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0)
 
@@ -205,28 +213,27 @@ def check_hover(browser, charts, where):
 
 
 def check_page(browser, page, where, expected_charts):
-    """In both themes and at both widths; returns what is drawn."""
+    """In both themes and at both widths, if need be at one in each; returns what is drawn."""
     seen = None
     grounds = set()
-    for scheme in ("light", "dark"):
-        for width in (1400, 390):
-            browser.open(page, width, scheme)
-            charts = browser.scroll_through()
-            at = f"{where}, {scheme}, {width} px"
-            check(f"{at}: nothing is wider than the window",
-                  browser.run("return document.documentElement.scrollWidth <= innerWidth"))
-            check(f"{at}: every chart is drawn inside of its card", all(
-                0 < c["wide"] <= width and c["high"] > 60 for c in charts))
-            check(f"{at}: canvases are not empty", browser.run("""
-                return [...document.querySelectorAll('canvas')].every(c => new Set(new Uint32Array(
-                    c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size > 20)"""))
-            grounds.add((scheme, browser.run("return getComputedStyle(document.body).backgroundColor + Chart.defaults.color")))
-            numbers = [{k: v for k, v in c.items() if k not in ("wide", "high")} for c in charts]
-            check(f"{at}: it shows the same numbers", seen is None or seen == numbers)
-            seen = numbers
-            check_hover(browser, charts, at)
-            complaints = browser.complaints()
-            check(f"{at}: no message in the console, no request {complaints or ''}", not complaints)
+    for scheme, width in browser.looks:
+        browser.open(page, width, scheme)
+        charts = browser.scroll_through()
+        at = f"{where}, {scheme}, {width} px"
+        check(f"{at}: nothing is wider than the window",
+              browser.run("return document.documentElement.scrollWidth <= innerWidth"))
+        check(f"{at}: every chart is drawn inside of its card", all(
+            0 < c["wide"] <= width and c["high"] > 60 for c in charts))
+        check(f"{at}: canvases are not empty", browser.run("""
+            return [...document.querySelectorAll('canvas')].every(c => new Set(new Uint32Array(
+                c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size > 20)"""))
+        grounds.add((scheme, browser.run("return getComputedStyle(document.body).backgroundColor + Chart.defaults.color")))
+        numbers = [{k: v for k, v in c.items() if k not in ("wide", "high")} for c in charts]
+        check(f"{at}: it shows the same numbers", seen is None or seen == numbers)
+        seen = numbers
+        check_hover(browser, charts, at)
+        complaints = browser.complaints()
+        check(f"{at}: no message in the console, no request {complaints or ''}", not complaints)
     check(f"{where}: light and dark differ", len(grounds) == 2 and len({g for _, g in grounds}) == 2)
     check(f"{where}: has {len(seen)} charts", {c["title"].split(":")[0] for c in seen} == expected_charts)
     for c in seen:
@@ -399,12 +406,15 @@ def check_behaviour(browser, page, runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ferry")
+    parser.add_argument("--quick", action="store_true", help="two pages in half the looks")
+    parser.add_argument("--chromium", metavar="FILE", help="the browser (default: selenium finds it)")
+    parser.add_argument("--driver", metavar="FILE", help="its chromedriver (default: selenium finds it)")
     parser.add_argument("--picture", help="of the top of the sweep's page, light, 1180 pixels wide")
     a = parser.parse_args()
     folder = tempfile.TemporaryDirectory()
     work = pathlib.Path(folder.name)
     ferry = str(pathlib.Path(a.ferry).resolve())
-    text = (pathlib.Path(__file__).resolve().parents[2] / "README.md").read_bytes()[:12000]
+    text = (pathlib.Path(__file__).resolve().parents[2] / "README.md").read_bytes()[:3000 if a.quick else 12000]
     (work / "story.txt").write_bytes(text)
 
     def call(*arguments):
@@ -423,8 +433,9 @@ def main():
         check(f"{name}: the same numbers make the same page, of {len(once) // 1024} KiB", once == (work / name).read_bytes())
         return work / name
 
-    call("run", "--model", "tiny-mixtral", "--stack", "cross-layer-lru", "--prompt", "To be", "--json", "run.json")
-    call("compare", "--model", "tiny-qwen-moe", "--stacks", "lru,fate,hobbit,hybrimoe", "--prompt", "def main():", "--json", "compare.json")
+    if not a.quick:
+        call("run", "--model", "tiny-mixtral", "--stack", "cross-layer-lru", "--prompt", "To be", "--json", "run.json")
+        call("compare", "--model", "tiny-qwen-moe", "--stacks", "lru,fate,hobbit,hybrimoe", "--prompt", "def main():", "--json", "compare.json")
     call("trace", "record", "--model", "tiny-qwen-moe", "--text", "story.txt", "--out", "story.safetensors")
     simulated = ("--as", "qwen1.5-moe-a2.7b", "--bounds", "all")
     call("simulate", "--trace", "story.safetensors", "--stacks", "lru,fate,hobbit", *simulated, "--json", "simulate.json")
@@ -434,32 +445,33 @@ def main():
     sweep = [json.loads(line) for line in (work / "sweep.jsonl").read_text().splitlines()]
     check("every cell of the sweep was run", len(sweep) == 24 and not any("refused" in run for run in sweep))
 
-    browser = Browser()
+    browser = Browser(QUICK_LOOKS if a.quick else LOOKS, a.chromium, a.driver)
     try:
         rows = {"Outcomes", "Bytes by precision", "Tokens a second"}
-        page = report("run.html", "run.json")
-        one = read("run.json")
-        drawn = check_page(browser, page, "run", rows | {"Time of the whole run", "Recall by layer"})
-        check_rows(drawn, one, "run", whole_time)
-        check_bars(drawn, one, "run")
-        check_recall(drawn, one, "run")
+        if not a.quick:
+            page = report("run.html", "run.json")
+            one = read("run.json")
+            drawn = check_page(browser, page, "run", rows | {"Time of the whole run", "Recall by layer"})
+            check_rows(drawn, one, "run", whole_time)
+            check_bars(drawn, one, "run")
+            check_recall(drawn, one, "run")
 
-        page = report("compare.html", "compare.json")
-        several = read("compare.json")
-        drawn = check_page(browser, page, "compare", rows | {"Time of the whole run", "Recall by layer"})
-        check_rows(drawn, several, "compare", whole_time)
-        check_bars(drawn, several, "compare")
-        check_recall(drawn, several, "compare")
+            page = report("compare.html", "compare.json")
+            several = read("compare.json")
+            drawn = check_page(browser, page, "compare", rows | {"Time of the whole run", "Recall by layer"})
+            check_rows(drawn, several, "compare", whole_time)
+            check_bars(drawn, several, "compare")
+            check_recall(drawn, several, "compare")
 
         rows |= {"Time of decode", "Hit rate by layer", "Which policy loses the time", "Recall by layer"}
-        page = report("simulate.html", "simulate.json", "--timeline", "timeline.json")
-        several = read("simulate.json")
-        drawn = check_page(browser, page, "simulate", rows | {"Timeline"})
-        check_rows(drawn, several, "simulate", with_losses=True)
-        check_bars(drawn, several, "simulate")
-        check_recall(drawn, several, "simulate")
-        events = read("timeline.json")[0]
-        check_timeline(browser, page, drawn, events["traceEvents"] if "traceEvents" in events else read("timeline.json"))
+        several, events = read("simulate.json"), read("timeline.json")[0]
+        if not a.quick:
+            page = report("simulate.html", "simulate.json", "--timeline", "timeline.json")
+            drawn = check_page(browser, page, "simulate", rows | {"Timeline"})
+            check_rows(drawn, several, "simulate", with_losses=True)
+            check_bars(drawn, several, "simulate")
+            check_recall(drawn, several, "simulate")
+            check_timeline(browser, page, drawn, events["traceEvents"] if "traceEvents" in events else read("timeline.json"))
 
         page = report("sweep.html", "sweep.jsonl")
         drawn = check_page(browser, page, "sweep", rows - {"Tokens a second"} | {"Speed against budget"})

@@ -35,7 +35,14 @@ namespace ferry::inline FERRY_ABI {
 class Arc {
  public:
   /// Where a node is: the paper's lists, ghosts that are not in use, and slots that were never filled.
-  enum List : std::uint8_t { t1, t2, b1, b2, spare, unfilled };
+  enum List : std::uint8_t {
+    t1,       ///< in slots, used at most once lately
+    t2,       ///< in slots, used more than once
+    b1,       ///< ghosts of what left T1
+    b2,       ///< ghosts of what left T2
+    spare,    ///< ghosts that stand for no expert
+    unfilled  ///< slots that hold nothing
+  };
 
   void reserve(Carver& carve, const PoolShape& pool) {
     if (pool.slots > most_slots) {

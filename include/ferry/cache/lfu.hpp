@@ -5,8 +5,11 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// How long uses are counted: until the last live sequence ends, or for ever.
-enum class CountOver : std::uint8_t { sequence, model };
+/// How long uses are counted.
+enum class CountOver : std::uint8_t {
+  sequence,  ///< until the last live sequence ends
+  model      ///< for ever
+};
 
 /// Evicts the expert with the fewest uses. A use counts also when the expert is absent, and counts outlive eviction.
 ///

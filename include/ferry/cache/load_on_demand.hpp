@@ -7,7 +7,8 @@ namespace ferry::inline FERRY_ABI {
 
 /// Keeps nothing: every expert that a layer needs is copied for that layer, through the stream slots.
 ///
-/// Source: the "load on demand" baseline of Fate (section 5.1). O(1), no state.
+/// Source: the "load on demand" baseline of Fate (section 5.1).
+/// Complexity: O(1). No state.
 struct LoadOnDemand {
   static constexpr bool caches = false;
 

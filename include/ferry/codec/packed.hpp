@@ -52,8 +52,8 @@ struct PackedGroup {
 
 /// How a matrix [rows, columns] lies in memory at low precision.
 ///
-/// Each row is cut into groups of `group` adjacent columns; the last one may be shorter. A group has two float32,
-/// `scale` and `minimum`, and each of its weights a code of `bits` bits, from 0 to 2^bits - 1.
+/// Each row is cut into groups of `group` adjacent columns; the last one may be shorter. A group has two float32
+/// (PackedGroup::scale and PackedGroup::minimum), and each of its weights a code of `bits` bits, from 0 to 2^bits - 1.
 ///
 ///   codes   [rows, row_bytes()]                   each row from its first weight on, lowest bits of a byte first
 ///   groups  [rows, row_groups()] {scale, minimum}

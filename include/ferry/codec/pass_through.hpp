@@ -17,7 +17,7 @@ namespace ferry::inline FERRY_ABI {
 enum class FloatType : std::uint8_t {
   bf16,  ///< the upper half of a float32: 1 sign, 8 exponent, 7 fraction bits
   f16,   ///< IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits
-  f32
+  f32    ///< float32 itself
 };
 
 /// How a matrix [rows, columns] lies in memory in the type that it came in: row-major, little-endian, nothing in

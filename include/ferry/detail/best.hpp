@@ -128,7 +128,7 @@ FERRY_HD inline void best_of(const float* scores, std::uint32_t n, std::uint32_t
   }
 }
 
-/// Sets `best[0 .. m)` to the k largest of `counts[0 .. n)` that are not 0, largest first, and returns m <= k.
+/// Sets the first of `best` to the k largest of `counts[0 .. n)` that are not 0, largest first, and returns how many.
 /// Counts below 2^47. O(n + k) as `best_of`.
 FERRY_HD inline std::uint32_t most_of(const std::uint64_t* counts, std::uint32_t n, std::uint32_t k,
                                       std::uint16_t* best) noexcept {

@@ -129,7 +129,7 @@ class CachedSlots {
     r.state = s.state;
     r.held = s.what.precision;
   }
-  /// The same, behind find_best, for a variant that satisfies `want`.
+  /// The same, behind find_best, for a variant that satisfies `Request::want`.
   FERRY_HD FERRY_HOT void find_wanted(Request& r) const noexcept {
     if (r.slot == no_slot || r.held >= r.want.precision) return;
     r.slot = residency_.find(r.want);

@@ -30,7 +30,7 @@ class ExpertGroups {
     }
   }
 
-  /// Those of a request are `[first .. first + rows)`; each is row * k + rank.
+  /// Those of a request are [Request::first .. first + rows); each is row * k + rank.
   FERRY_HD const std::uint32_t* assignments() const noexcept { return assignments_.data(); }
 
  private:

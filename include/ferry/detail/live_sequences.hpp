@@ -7,7 +7,7 @@ namespace ferry::inline FERRY_ABI::detail {
 
 /// A small set of sequence numbers, so that policies can begin anew when the last one has ended: with the next step, since
 /// an engine may end a sequence in the middle of one.
-/// Room for `max_rows` sequences at a time; more are not noticed by name. `note` O(live), `end` O(live).
+/// Room for `Shape::max_rows` sequences at a time; more are not noticed by name. `note` O(live), `end` O(live).
 class LiveSequences {
  public:
   void reserve(Carver& carve, const Shape& shape) { carve(live_, shape.max_rows); }

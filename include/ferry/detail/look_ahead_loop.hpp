@@ -6,7 +6,7 @@
 namespace ferry::inline FERRY_ABI::detail {
 
 /// The one loop over the layers behind a plan, for every kind of pipeline: `Pipe` has `layer_ahead(source, distance)`
-/// and `look_ahead(scores)`.
+/// and `look_ahead(predicted)`.
 template <class Pipe>
 class LookAheadLoop {
  public:

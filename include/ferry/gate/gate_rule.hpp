@@ -39,7 +39,7 @@ struct GateRule {
   bool by_logit =
       false;  ///< of a sigmoid: the highest logits are chosen, which it does not tell apart near one (Llama 4)
 
-  /// Whether `select` is another array than `weight`: elsewhere they may be one.
+  /// Whether `Scores::select` is another array than `Scores::weight`: elsewhere they may be one.
   FERRY_HD bool separate(bool biased) const noexcept {
     return biased || groups > 1 || by_logit || gating == Gating::sparse_mixer;
   }

@@ -9,7 +9,7 @@ namespace ferry::inline FERRY_ABI {
 /// layers behind it wait for the next plan.
 ///
 /// Source: HOBBIT, section 3.3. How far the walk may go is the predictor's depth (the paper's p, 1 to 3).
-/// O(1), no state.
+/// Complexity: O(1). No state.
 struct FirstMiss {
   FERRY_HD static bool further(const PrefetchWindow& window) noexcept { return window.taken == 0; }
   FERRY_HD static std::uint32_t take(const PrefetchWindow& /*window*/, View<const Request> absent) noexcept {

@@ -5,7 +5,10 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// Takes every predicted request. O(1), no state.
+/// Takes every predicted request.
+///
+/// Source: none; the baseline that limits are measured against.
+/// Complexity: O(1). No state.
 struct NoLimit {
   FERRY_HD static bool further(const PrefetchWindow& /*window*/) noexcept { return true; }
   FERRY_HD static std::uint32_t take(const PrefetchWindow& /*window*/, View<const Request> absent) noexcept {

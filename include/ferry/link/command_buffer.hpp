@@ -39,7 +39,10 @@ struct Command {
 class CommandBuffer {
  public:
   /// What the other side promises; see above.
-  enum class Progress : std::uint8_t { in_order, reported };
+  enum class Progress : std::uint8_t {
+    in_order,  ///< one thing after the other: nothing is reported
+    reported   ///< a Link's promises: `report` tells how far it has got
+  };
 
   /// With nothing in it.
   explicit CommandBuffer(Progress progress = Progress::in_order) : progress_(progress) {}

@@ -312,7 +312,10 @@ class CudaStream {
   static constexpr std::uint64_t timed_of = 11;
 
   /// Of demand copies that are about to go to the stream.
-  enum class Last { goes, may_stay };
+  enum class Last {
+    goes,     ///< with the others
+    may_stay  ///< until the next ones come, to be joined with them
+  };
 
   /// One copy of CUDA.
   struct Sent {

@@ -5,7 +5,10 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// Leaves the order as it came. O(1), no state.
+/// Leaves the order as it came.
+///
+/// Source: none; the baseline that orders are measured against.
+/// Complexity: O(1). No state.
 struct ArrivalOrder {
   FERRY_HD static void order(Phase /*phase*/, bool /*demand*/, View<Request> /*requests*/) noexcept {}
 };

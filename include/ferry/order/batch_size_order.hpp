@@ -6,8 +6,8 @@
 namespace ferry::inline FERRY_ABI {
 
 /// What the gate asks for, by the number of rows that want an expert, descending; of equal ones first what a place gains
-/// most with (`gain_ns`), where the cache policy says it, else they keep their order. So do prefetches, which come surest
-/// first.
+/// most with (`Request::gain_ns`), where the cache policy says it, else they keep their order. So do prefetches, which come
+/// surest first.
 ///
 /// Source: Importance-driven expert scheduling, section 5.4: Algorithm 2 sorts so before it splits.
 /// Complexity: by insertion, O(n) for requests that are in order, O(n^2) moves at worst. No state.

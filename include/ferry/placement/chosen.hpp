@@ -16,7 +16,9 @@ enum class PlacementRule : std::uint8_t {
   best_split    ///< BestSplit
 };
 
-/// One of the placements, as `rule` says. Source and deviations are those of the policy that it stands for.
+/// One of the placements, as `rule` says.
+///
+/// Source: that of the policy that it stands for, as are its deviations.
 /// Complexity: that policy's. No state.
 template <PlacementRule by_default>
 struct ChosenPlacement {

@@ -5,7 +5,10 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// Every miss is loaded and runs on the device. O(1), no state.
+/// Every miss is loaded and runs on the device.
+///
+/// Source: none; what an engine does that never computes experts on the host.
+/// Complexity: O(1). No state.
 struct DeviceOnly {
   static constexpr bool computes_on_host = false;
 

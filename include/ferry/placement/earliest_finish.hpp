@@ -12,7 +12,8 @@ namespace ferry::inline FERRY_ABI {
 /// waits for it, and it serves later tokens.
 ///
 /// A loaded expert also serves later tokens. Where copies slow the host, a load may therefore make the layer longer than the
-/// host alone would, by up to a tenth of `gain_ns`, but never by more than copying it behind the layer would slow the host.
+/// host alone would, by up to a tenth of `Request::gain_ns`, but never by more than copying it behind the layer would slow the
+/// host.
 ///
 /// What a use saves (`saves`) is the mean of two times: what the layer would have taken longer without this expert, or less
 /// with it; and this expert's share of what the layer would take longer without all of its experts than with all of them. By

@@ -9,7 +9,7 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// Source: HOBBIT, section 4 (CPU-GPU cooperative computing; 5.4 measures it); with a static cache also what llama.cpp
 /// and Fiddler do.
-/// O(1), no state.
+/// Complexity: O(1). No state.
 struct HostInDecode {
   FERRY_HD static std::uint32_t split(Phase phase, View<const Request> misses) noexcept {
     return phase == Phase::decode ? 0 : misses.size;

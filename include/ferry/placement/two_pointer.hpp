@@ -11,7 +11,7 @@ namespace ferry::inline FERRY_ABI {
 /// on the host. In prefill everything is loaded.
 ///
 /// Source: Importance-driven expert scheduling, section 5.4, Algorithm 2: a greedy aim at min max(T_load, T_cpu).
-/// A load costs the request's `copy_ns`, the host `host_ns` times rows. The misses must come with rows descending:
+/// A load costs `Request::copy_ns`, the host `Request::host_ns` times rows. The misses must come with rows descending:
 /// compose it with BatchSizeOrder, the algorithm's own sort.
 ///
 /// Everything left of the left pointer is loaded, everything right of the right one runs on the host, and they stop

@@ -34,8 +34,11 @@ namespace ferry::inline FERRY_ABI {
 ///  - 0 percent: never low in prefill, whatever is held.
 class PopularityHybrid {
  public:
-  /// What `low_share_percent` is a share of: the rows that chose an expert, or the experts.
-  enum class Share : std::uint8_t { load, experts };
+  /// What `low_share_percent` is a share of.
+  enum class Share : std::uint8_t {
+    load,    ///< the rows that chose an expert
+    experts  ///< the requested experts
+  };
 
   std::uint32_t low_share_percent = 30;  ///< how much is unpopular, in percent
   Share share = Share::load;             ///< of what

@@ -11,8 +11,8 @@ namespace ferry::inline FERRY_ABI {
 /// Source: the EAP baseline of Fate (section 5.1: "predicted based on the token's expert choices in the previous block
 /// and the corresponding statistical data"; the introduction names Lina and MoE-Infinity as such methods).
 ///  - `observe` counts, for each row, each pair of an expert chosen in layer l-1 and one chosen in layer l.
-///  - `predict` for layer m, after layer m-1: a row's score of expert e is the sum of counts [from, e] over the experts
-///    `from` that the row chose. The row's k best are named, if they were ever seen to follow.
+///  - `predict` for layer m, after layer m-1: a row's score of expert e is the sum of counts [f, e] over the experts f
+///    that the row chose. The row's k best are named, if they were ever seen to follow.
 /// Requests come by the sum of all rows' scores, which is also the confidence; `rows` are those that named the expert.
 ///
 /// Reads no rows. Nothing is known of weights: importance and unimportance are 0.
@@ -29,9 +29,11 @@ class ActivationPath {
  public:
   static constexpr RowSource prefill_rows = RowSource::none, decode_rows = RowSource::none;
 
-  /// How long counts are kept: `model` for good; `sequence` until the first step after any sequence has ended (the
-  /// sequences of a batch share them).
-  enum class Level : std::uint8_t { model, sequence };
+  /// How long counts are kept.
+  enum class Level : std::uint8_t {
+    model,    ///< for good
+    sequence  ///< until the first step after any sequence has ended: the sequences of a batch share them
+  };
   Level level = Level::model;  ///< how long counts are kept
 
   void reserve(Carver& carve, const Shape& shape) {

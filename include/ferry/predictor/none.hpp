@@ -5,7 +5,10 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// The absent predictor. Engines skip making predicted rows for it. O(1), no state.
+/// The absent predictor. Engines skip making predicted rows for it.
+///
+/// Source: none; the baseline that predictors are measured against.
+/// Complexity: O(1). No state.
 struct NoPrediction {
   static constexpr bool predicts = false;
 

@@ -14,6 +14,7 @@ namespace ferry::inline FERRY_ABI {
 /// Steps are counted by `begin_step`, abandoned ones too. A layer behind the one observed last means this step's, any
 /// other the next step's. Beyond the end of the list nothing is predicted.
 ///
+/// Source: none; it is to predictors what Belady's MIN is to caches.
 /// Reads no rows. Confidence 1, rows 1; importance and unimportance are 0.
 /// Complexity: O(experts named). State: 4 bytes an expert use and 4 a layer of a step, copied in `reserve`.
 class Oracle {

@@ -103,12 +103,12 @@ inline Nanoseconds clairvoyant_ns(const WorkDone& work) {
 /// The same if a host may compute any of the experts beside the device: the least over all h of the time in which device,
 /// link and host can be done when the host computes h uses. Complexity: O(uses).
 ///
-/// Proof. A use given to the host saves the device at most `most_device`, and the link at most one copy: whoever serves the
-/// others with c copies serves all with c + 1. So the device is at work for at least compute - h most_device, and there are
-/// at least C = copies - h longest_copy on the link, and H = h least_host on the host, as long as each would take alone.
-/// Let x be the time in which both of these are at work, at the paces a and b: the host is at work alone for H - b x, the
-/// link for C - a x. An expert needs its layer's gate, and the next layer needs the expert: the host rests in all of
-/// `dense`, and beside that there is only room for the link. So no less passes than
+/// Proof. A use given to the host saves the device at most `WorkDone::most_device`, and the link at most one copy: whoever
+/// serves the others with c copies serves all with c + 1. So the device is at work for at least compute - h most_device, and
+/// there are at least C = copies - h longest_copy on the link, and H = h least_host on the host, as long as each would take
+/// alone. Let x be the time in which both of these are at work, at the paces a and b: the host is at work alone for H - b x,
+/// the link for C - a x. An expert needs its layer's gate, and the next layer needs the expert: the host rests in all of
+/// `WorkDone::dense`, and beside that there is only room for the link. So no less passes than
 /// x + (H - b x) + max(dense, C - a x), for 0 <= x <= H / b and a x <= C. In x the first part of that rises, until
 /// C - a x is dense; before, it changes by 1 - a - b, so that the least is at one end or there.
 inline Nanoseconds clairvoyant_with_host_ns(const WorkDone& work) {
