@@ -872,7 +872,7 @@ void llama4(FamilyReader& r) {
   // Older files have a number.
   const bool tuned = !r.f.has("attn_temperature_tuning") || !r.f.at("attn_temperature_tuning").is_number()
                          ? r.f.flag("attn_temperature_tuning", true)
-                         : r.f.at("attn_temperature_tuning") != 0;
+                         : r.f.whole("attn_temperature_tuning", 0, 0xffffffffU) != 0;
   const double tuning = r.number_or("attn_scale", 0.1);
   r.c.tuning = tuned ? tuning : 0;
   r.c.tuning_floor = r.number_or("floor_scale", 8192);

@@ -525,6 +525,9 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
     f.fields().refuse(f.arch + ".nextn_predict_layers", "fewer than all layers");
   }
   config["num_hidden_layers"] = layers.get<std::uint64_t>() - (more.is_null() ? 0 : more.get<std::uint64_t>());
+  for (const char* name : {"embedding_length", "attention.head_count", "context_length"}) {
+    if (!f.has(name)) f.refuse(fmt::format("{}.{} is missing", f.arch, name));
+  }
   f.copy("embedding_length", "hidden_size", config);
   f.copy("attention.head_count", "num_attention_heads", config);
   // What is said once of the others.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "checkpoint/generation_config.hpp"
@@ -34,7 +36,15 @@ Resolved resolve(const SamplingFlags& flags, const std::filesystem::path& model)
   set("presence_penalty", flags.presence_penalty, none, s.presence_penalty);
   set("frequency_penalty", flags.frequency_penalty, none, s.frequency_penalty);
   s.seed = flags.seed;
-  s.check();
+  try {
+    s.check();
+  } catch (const InputError& e) {  // in the words of options
+    const std::string what = e.what();
+    std::string name = what.substr(2, what.find(':') - 2);
+    std::replace(name.begin(), name.end(), '-', '_');
+    if (r.from.value(name, "") == "flag" || own.file.empty()) throw;
+    throw InputError(fmt::format("{}: {}: give the option", own.file, what));
+  }
   return r;
 }
 

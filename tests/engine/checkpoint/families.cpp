@@ -229,6 +229,10 @@ TEST_CASE("windows, chunks and kinds of layers") {
   CHECK_FALSE(llama.layer[3].turns);
   CHECK(read("llama4", {{"attn_temperature_tuning", 4}}).tuning == doctest::Approx(0.1));
   CHECK(read("llama4", {{"attn_temperature_tuning", 0}}).tuning == 0);
+  for (const Json& no_number : {Json(-1), Json(1e300), Json(0.5)}) {
+    CHECK(
+        says(refused_family("llama4", {{"attn_temperature_tuning", no_number}}), {"attn_temperature_tuning", "0 to"}));
+  }
   const ModelConfig next = read("qwen3_next", {{"layer_types", left_out}, {"num_hidden_layers", 8}});
   CHECK(next.layer[2].linear);
   CHECK_FALSE(next.layer[3].linear);

@@ -360,7 +360,15 @@ TEST_CASE("models that are not supported are refused by name") {
   const auto entry = [](const std::string& name, std::uint32_t value) {
     return text(name) + number<std::uint32_t>(4) + number(value);
   };
-  CHECK(says(model("llama", entry("llama.expert_count", 8), 1), {"\"token_embd.weight\" is missing"}));
+  std::string all = entry("llama.expert_count", 8);
+  std::uint64_t entries = 1;
+  CHECK(says(model("llama", all, entries), {"\"llama.block_count\": expected a number of layers"}));
+  for (const char* name : {"block_count", "embedding_length", "attention.head_count", "context_length"}) {
+    if (entries > 1) CHECK(says(model("llama", all, entries), {std::string("llama.") + name + " is missing"}));
+    all += entry(std::string("llama.") + name, 4);
+    ++entries;
+  }
+  CHECK(says(model("llama", all, entries), {"\"token_embd.weight\" is missing"}));
   const TemporaryFolder folder;
   std::filesystem::copy_file(gguf("granitemoeshared-bf16-00001-of-00002"), folder.path() / "a-00001-of-00002.gguf");
   CHECK(says(refusal("a-00002-of-00002.gguf", [&] { Checkpoint c(folder.path() / "a-00001-of-00002.gguf"); }),

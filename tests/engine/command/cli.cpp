@@ -284,6 +284,14 @@ TEST_CASE("mistakes get one line and exit status 2") {
   refuses("serve --timeout nan", {"--timeout", "expected a number"});
   refuses("trace generate --shape mixtral-8x7b --out x --reuse nan", {"--reuse", "expected a number"});
   refuses("run --seed -1", {"--seed"});
+  const TemporaryFolder own;
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    std::filesystem::create_symlink(model_folder("tiny-mixtral") / name, own.path() / name);
+  }
+  write_file(own.path() / "generation_config.json", R"({"do_sample":true,"repetition_penalty":1e-300})");
+  const std::string model = " --model " + own.path().string();
+  refuses("run" + model, {"generation_config.json: --repeat-penalty: expected a number from 1e-6", "give the option"});
+  refuses("run" + model + " --repeat-penalty 0", {"--repeat-penalty: expected a number from 1e-6 to 100, got 0"});
   refuses("run --model ''", {"--model", "must not be empty"});
   refuses("run --json ''", {"--json", "must not be empty"});
   refuses("run --budget 0x10", {"--budget 0x10"});
