@@ -41,8 +41,8 @@ double differing(const Matrix& a, const Matrix& b) {
   return count;
 }
 
-/// `ratio`: of the medians of the library's time and ours, measured in turns. `beside_others`: of the first row's outputs, how
-/// many the library makes otherwise where the row is alone. `threads`: of all rows' first, how many with one thread.
+/// `ratio`: of the medians of the library's time and ours, measured in turns. Of the first row's outputs, how many have other bits
+/// where the row is alone (`beside_others`), and with one thread (`threads`).
 void beside(benchmark::State& state, Product library) {
   const Eigen::Index rows = state.range(0), columns = state.range(1), outputs = state.range(2);
   engine::WorkerPool workers(static_cast<std::uint32_t>(state.range(3)));
@@ -78,6 +78,8 @@ void beside(benchmark::State& state, Product library) {
   library(x.topRows(1), w, alone);
   use_threads(1);
   library(x, w, one_thread);
+  // Of a processor that it does not know it takes an old one's kernels: OPENBLAS_CORETYPE names another's.
+  if (library == open_blas) state.SetLabel(openblas_get_corename());
   state.counters["ratio"] = bench::median(them) / bench::median(us);
   state.counters["beside_others"] = differing(theirs, alone);
   state.counters["threads"] = differing(theirs, one_thread);

@@ -577,7 +577,7 @@ void check_groups(const GgufFacts& f, const ModelConfig& c) {
   f.fields().refuse(f.arch + ".expert_group_count", fmt::format("{}, this architecture's", c.gate.groups));
 }
 
-/// What architectures say that have no use for it must be what is computed all the same.
+/// A key that an architecture does not use must say what is computed anyway.
 void check_unused(const GgufFacts& f, const ModelConfig& c) {
   const auto check = [&](const char* name, const Json& computed) {
     const Json said = f.get(name);
@@ -615,11 +615,8 @@ void divide_frequencies(const GgufFacts& f, Rope& rope) {
 
 /// Metadata of the model that nobody read: refused where it may say what is computed, and returned where it may not.
 std::vector<std::string> left_over(const GgufFacts& f) {
-  constexpr std::string_view told_by_tensors[] = {"vocab_size",
-                                                  "feed_forward_length",
-                                                  "expert_feed_forward_length",
-                                                  "expert_shared_count",
-                                                  "expert_shared_feed_forward_length",
+  constexpr std::string_view told_by_tensors[] = {"feed_forward_length", "expert_feed_forward_length",
+                                                  "expert_shared_count", "expert_shared_feed_forward_length",
                                                   "attention.value_length"};
   // Mixtral's files have carried a window that llama.cpp does not use; some say what is done with images.
   constexpr std::string_view unused[] = {"rope.scaling.finetuned", "rope.scaling.original_context_length",

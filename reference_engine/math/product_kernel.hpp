@@ -660,7 +660,9 @@ void add_product(const Layout& layout, const std::byte* weights, part::Outputs r
   }
   // Many rows: weights become a tile of floats, which serves a block of them. All tiles read the block in turn, so that it has
   // to stay in a usual L2 cache.
-  constexpr std::uint32_t block_rows = 128 / Lanes::most_rows * Lanes::most_rows, block_floats = 1U << 17U;
+  constexpr std::uint32_t most_block_rows = 128, block_floats = 1U << 17U, panel = Lanes::most_rows;
+  const std::uint32_t blocks = (x.rows() + most_block_rows - 1) / most_block_rows;
+  const std::uint32_t block_rows = ((x.rows() + blocks - 1) / blocks + panel - 1) / panel * panel;  // much alike
   Tile tile;
   for (RowRange rows{0, 0}; rows.first < x.rows(); rows.first = rows.end) {
     rows.end = std::min(rows.first + block_rows, x.rows());

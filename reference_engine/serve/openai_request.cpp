@@ -305,10 +305,11 @@ ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
   if (const OrderedJson* options = b.find("stream_options")) {
     if (!options->is_object()) Body::wrong_type("stream_options", "an object", *options);
     if (!r.stream) Body::wrong_value("stream_options", "it beside 'stream': true alone");
-    if (options->contains("include_usage") && !(*options)["include_usage"].is_boolean()) {
-      Body::wrong_type("stream_options.include_usage", "a boolean", (*options)["include_usage"]);
+    const OrderedJson usage = options->value("include_usage", OrderedJson(nullptr));
+    if (!usage.is_null() && !usage.is_boolean()) {
+      Body::wrong_type("stream_options.include_usage", "a boolean", usage);
     }
-    r.include_usage = options->contains("include_usage") && (*options)["include_usage"] == true;
+    r.include_usage = usage == true;
   }
   r.reports_stack = b.flag("ferry", false);
   DecodeRequest common;

@@ -23,18 +23,21 @@ std::int64_t in_ns(const timespec& time) {
 }
 
 FileIdentity identity_of(const struct stat& info) {
-  return {static_cast<std::uint64_t>(info.st_dev),
-          static_cast<std::uint64_t>(info.st_ino),
-          static_cast<std::uint64_t>(info.st_size),
-          static_cast<std::uint64_t>(info.st_nlink),
-          in_ns(info.st_mtim),
-          in_ns(info.st_ctim)};
+  FileIdentity i;
+  i.device = static_cast<std::uint64_t>(info.st_dev);
+  i.inode = static_cast<std::uint64_t>(info.st_ino);
+  i.bytes = static_cast<std::uint64_t>(info.st_size);
+  i.modified_ns = in_ns(info.st_mtim);
+  i.changed_ns = in_ns(info.st_ctim);
+  i.names = static_cast<std::uint64_t>(info.st_nlink);
+  i.rights = static_cast<std::uint32_t>(info.st_mode);
+  i.owner = static_cast<std::uint32_t>(info.st_uid);
+  i.group = static_cast<std::uint32_t>(info.st_gid);
+  return i;
 }
 
-/// Whether a descriptor's file is in that state still.
-bool still(int fd, const FileIdentity& identity) {
-  struct stat info {};
-  return ::fstat(fd, &info) == 0 && identity_of(info) == identity;
+bool is_same_file(const FileIdentity& a, const FileIdentity& b) {
+  return a.device == b.device && a.inode == b.inode;
 }
 
 constexpr const char* changed = "has changed since it was opened: expected a file that stays as it is: run this again";
@@ -91,7 +94,7 @@ MappedFile::MappedFile(const std::filesystem::path& path, Hold hold) : name_(pat
     if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
       throw InputError(fmt::format("{}: not a regular file", name_));
     }
-    identity_ = identity_of(info);
+    identity_ = known_ = identity_of(info);
     if (hold == Hold::copied) {
       copy();
     } else {
@@ -105,6 +108,24 @@ MappedFile::MappedFile(const std::filesystem::path& path, Hold hold) : name_(pat
 
 MappedFile::~MappedFile() {
   close();
+}
+
+/// The time of modification may have been set back, that of any change cannot. But that is also another once the file has
+/// been given another name, other rights or another owner, which changes nothing of what is read.
+bool MappedFile::is_unchanged() const {
+  struct stat info {};
+  if (::fstat(fd_, &info) != 0) return false;
+  const FileIdentity now = identity_of(info);
+  const std::lock_guard lock(checks_);
+  if (now == known_) return true;
+  if (!is_same_file(now, known_) || now.bytes != known_.bytes || now.modified_ns != known_.modified_ns) return false;
+  const bool is_elsewhere = ::stat(name_.c_str(), &info) != 0 || !is_same_file(identity_of(info), now);
+  FileIdentity as_before = now;
+  as_before.changed_ns = known_.changed_ns;
+  if (as_before == known_ && is_elsewhere == is_elsewhere_) return false;
+  known_ = now;
+  is_elsewhere_ = is_elsewhere;
+  return true;
 }
 
 void MappedFile::map() {
@@ -132,7 +153,7 @@ void MappedFile::copy() {
     data_ = static_cast<const std::byte*>(at);
     read(data_, size(), static_cast<std::byte*>(at), name_);
     ::mprotect(at, size(), PROT_READ);
-  } else if (!still(fd_, identity_)) {
+  } else if (!is_unchanged()) {
     throw InputError(fmt::format("{}: {}", name_, changed));
   }
   ::close(fd_);
@@ -167,7 +188,7 @@ void MappedFile::read(const std::byte* from, std::uint64_t bytes, std::byte* to,
     to += n;
     bytes -= static_cast<std::uint64_t>(n);
   }
-  if (!still(fd_, identity_)) throw InputError(fmt::format("{} cannot be used: the file {}", what, changed));
+  if (!is_unchanged()) throw InputError(fmt::format("{} cannot be used: the file {}", what, changed));
 }
 
 void MappedFile::forget(const std::byte* from, std::uint64_t bytes) const noexcept {
@@ -180,10 +201,10 @@ void MappedFile::forget(const std::byte* from, std::uint64_t bytes) const noexce
 
 void MappedFile::check_unchanged() const {
   if (fd_ < 0) return;
-  if (!still(fd_, identity_)) throw InputError(fmt::format("{}: {}", name_, changed));
+  if (!is_unchanged()) throw InputError(fmt::format("{}: {}", name_, changed));
   struct stat info {};
   // A file that was removed is whole as long as we have it; of one that was replaced, its neighbours may be new.
-  if (::stat(name_.c_str(), &info) == 0 && !(identity_of(info) == identity_)) {
+  if (::stat(name_.c_str(), &info) == 0 && !is_same_file(identity_of(info), identity_)) {
     throw InputError(fmt::format("{}: was replaced by another file while it was used: run this again", name_));
   }
 }

@@ -4,20 +4,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <mutex>
 #include <string>
 
 namespace ferry::engine {
 
 /// Which file a name led to, and in which state.
 struct FileIdentity {
-  std::uint64_t device = 0, inode = 0, bytes = 0, links = 0;
+  std::uint64_t device = 0, inode = 0, bytes = 0;
   std::int64_t modified_ns = 0;  ///< which whoever writes may set back
-  std::int64_t changed_ns = 0;   ///< which nobody can set; also when it gets or loses a name
+  std::int64_t changed_ns = 0;   ///< which nobody can set; it also changes with names, rights and owners
+  std::uint64_t names = 0;       ///< how many lead to it
+  std::uint32_t rights = 0, owner = 0, group = 0;
 
-  bool operator==(const FileIdentity& other) const {
-    return device == other.device && inode == other.inode && bytes == other.bytes && modified_ns == other.modified_ns &&
-           (changed_ns == other.changed_ns || links != other.links);
-  }
+  bool operator==(const FileIdentity&) const = default;
 };
 
 /// A file, read-only. Throws InputError if it cannot be opened, is not a regular file, or changes while it is copied.
@@ -47,6 +47,7 @@ class MappedFile {
   void check_unchanged() const;
 
  private:
+  bool is_unchanged() const;
   void copy();
   void map();
   void close() noexcept;
@@ -56,6 +57,9 @@ class MappedFile {
   int slot_ = -1;             ///< where the handler of signals finds it
   const std::byte* data_ = nullptr;
   FileIdentity identity_;
+  mutable std::mutex checks_;
+  mutable FileIdentity known_;  ///< the state in which it was found last, of which the content is that of `identity_`
+  mutable bool is_elsewhere_ = false;  ///< `name_` did not lead to it then
 };
 
 /// From now on, where a mapped file became shorter or its disk fails, one line on standard error names it, and the process

@@ -203,12 +203,12 @@ OutputFile::OutputFile(const std::filesystem::path& path, Names names) : name_(p
       (found.stx_attributes & STATX_ATTR_MOUNT_ROOT) != 0) {  // nothing can take its place
     throw InputError(fmt::format("{}: cannot be written: it is a mount point, expected a file in a folder", name_));
   }
-  struct stat own {
-  }, there{};
+  struct stat there {};
   if (::lstat(path_.c_str(), &there) != 0 && errno == ENAMETOOLONG) {
-    throw InputError(fmt::format("{}: cannot be written: {}: expected a name of at most 255 bytes", name_,
-                                 std::strerror(ENAMETOOLONG)));
+    throw InputError(fmt::format("{}: cannot be written: {}: expected a name of at most 255 bytes, and a path of 4095",
+                                 name_, std::strerror(ENAMETOOLONG)));
   }
+  struct stat own {};
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {  // which would go on writing to what was replaced
     if (::stat(path_.c_str(), &there) != 0 || ::fstat(stream, &own) != 0) continue;
     if (own.st_dev != there.st_dev || own.st_ino != there.st_ino) continue;

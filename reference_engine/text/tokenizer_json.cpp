@@ -216,7 +216,7 @@ void read_processor(const Part& part, std::vector<std::uint32_t>& before, std::v
   if (!seen) refuse();
 }
 
-/// Whose each number is, of the vocabulary and of the tokens that were added.
+/// Whose each number is: of a vocabulary, or of the tokens that were added, which may stand for others of the vocabulary.
 using Owners = std::unordered_map<std::uint32_t, std::string>;
 
 /// Refuses a number that another text has: one of the two would be decoded as the other.
@@ -227,8 +227,9 @@ void take(Owners& whose, const std::string& text, std::uint32_t id, const std::s
                                json_text(Json(owner->second)), json_text(Json(text))));
 }
 
-Bpe read_model(const Part& model, Owners& whose) {
+Bpe read_model(const Part& model) {
   const Fields& f = model.fields();
+  Owners whose;
   if (f.has("type") && model.type() != "BPE") model.refuse_type("BPE");
   const Json& vocab = f.at("vocab");
   if (!vocab.is_object() || vocab.size() > most_tokens)
@@ -275,9 +276,10 @@ Bpe read_model(const Part& model, Owners& whose) {
   return {std::move(tokens), merges, options};
 }
 
-void read_added(const Json& list, const std::string& where, Owners& whose, BpeParts& parts) {
+void read_added(const Json& list, const std::string& where, BpeParts& parts) {
   if (list.is_null()) return;
   if (!list.is_array() || list.size() > most_tokens) throw InputError(where + ": added_tokens: expected a list");
+  Owners whose;
   std::unordered_map<std::string, std::uint32_t> added;
   for (std::size_t i = 0; i < list.size(); ++i) {
     const Fields f(list[i], fmt::format("{}: added_tokens[{}]", where, i));
@@ -309,8 +311,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path
   const auto part = [&](const char* name) -> Json { return f.has(name) ? f.at(name) : Json(nullptr); };
   BpeParts parts;
   parts.kind = "tokenizer.json, BPE";
-  Owners whose;
-  parts.bpe = read_model(Part(f.at("model"), where + ": model"), whose);
+  parts.bpe = read_model(Part(f.at("model"), where + ": model"));
   for_each_part(part("normalizer"), where + ": normalizer", "normalizers",
                 [&](const Part& p) { add_normalizer(p, parts.normalizers); });
   for_each_part(part("pre_tokenizer"), where + ": pre_tokenizer", "pretokenizers",
@@ -318,7 +319,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path
   for_each_part(part("decoder"), where + ": decoder", "decoders", [&](const Part& p) { read_decoder(p, parts.text); });
   for_each_part(part("post_processor"), where + ": post_processor", "processors",
                 [&](const Part& p) { read_processor(p, parts.before, parts.behind); });
-  read_added(part("added_tokens"), where, whose, parts);
+  read_added(part("added_tokens"), where, parts);
   std::unique_ptr<Tokenizer> made = make_bpe_tokenizer(std::move(parts));
   for (const std::uint32_t token : made->encode("", true)) {  // the processor's own
     if (token < made->size()) continue;

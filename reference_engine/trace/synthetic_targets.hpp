@@ -56,7 +56,7 @@ struct SyntheticOptions {
   /// are at least chosen. Unset: 0.82 and 0.95 (Importance-driven, section 6.3).
   std::optional<double> partial_top_score, partial_active;
 
-  /// In layers of all sequences; false: stop.
+  /// In layers of all sequences; false: stop. Who has said so says it again.
   std::function<bool(std::uint64_t done, std::uint64_t all)> progress = {};
 
   /// How many of the layers that are predicted from so many layers before are among the first `shallow`.

@@ -50,6 +50,12 @@ std::size_t pack_weights(const PackedLayout& w, const float* weights, std::byte*
   return pack(w, weights, to, RoundToNearest{});
 }
 
+std::size_t pack_weights(const BlockLayout& w, const float* /*weights*/, std::byte* to) {
+  test::Random random(5);
+  test::fill_blocks(w, to, random);
+  return no_weight;
+}
+
 template <class Layout>
 Doubles unpacked(const Layout& w, const std::byte* weights) {
   Doubles all(w.rows, w.columns);
@@ -187,6 +193,7 @@ TEST_CASE("rows and columns beyond a block of them are those that are computed b
   };
   check(PassThroughLayout{19, 1200, FloatType::bf16});
   check(PackedLayout{19, 1200, 4, 64});
+  check(BlockLayout{19, 1280, BlockType::q4_k});
 }
 
 TEST_CASE("with activations of 8 bits a product is that of the rounded rows, and rows stand alone") {

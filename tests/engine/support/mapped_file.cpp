@@ -74,10 +74,26 @@ TEST_CASE("a mapped file that is written to, cut off or replaced is noticed") {
     CHECK(says(read(9'000), {"f: byte cannot be used: the file has changed since it was opened"}));
     CHECK(says(check(), {"has changed since it was opened", "run this again"}));
   }
-  SUBCASE("under a second name") {
-    std::filesystem::create_hard_link(path, folder.path() / "second");
+  SUBCASE("under another name, or with other rights: what is written then is noticed as before") {
+    SUBCASE("a second name") {
+      std::filesystem::create_hard_link(path, folder.path() / "second");
+    }
+    SUBCASE("other rights") {
+      std::filesystem::permissions(path, std::filesystem::perms::owner_read);
+    }
+    SUBCASE("another name") {
+      std::filesystem::rename(path, folder.path() / "other");
+    }
     CHECK(read(9'000).empty());
     CHECK(check().empty());
+    if (!std::filesystem::exists(path)) std::filesystem::rename(folder.path() / "other", path);
+    CHECK(read(9'000).empty());
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    CHECK(check().empty());
+    const auto time = std::filesystem::last_write_time(path);
+    overwrite(path, "other");
+    std::filesystem::last_write_time(path, time);
+    CHECK(says(read(9'000), {"f: byte cannot be used: the file has changed since it was opened"}));
   }
   SUBCASE("cut off") {
     std::filesystem::resize_file(path, 8'000);

@@ -57,7 +57,9 @@ TEST_CASE("an output that cannot be there is refused before anything is computed
 
   const std::filesystem::path path = folder.path() / "printed";
   write_file(path, "");
-  const int printed = ::dup(STDOUT_FILENO), to = ::open(path.c_str(), O_WRONLY);
+  const int printed = ::dup(STDOUT_FILENO);
+  REQUIRE(printed >= 0);
+  const int to = ::open(path.c_str(), O_WRONLY);
   ::dup2(to, STDOUT_FILENO);
   std::string said;
   try {
