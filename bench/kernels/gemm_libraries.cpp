@@ -97,6 +97,6 @@ BENCHMARK_CAPTURE(beside, onednn, one_dnn)->Apply(shapes);
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (!ferry::bench::read_arguments("gemm_libraries", argc, argv)) return 2;
+  if (!ferry::bench::read_arguments("gemm-libraries", argc, argv)) return 2;
   benchmark::RunSpecifiedBenchmarks();
 }

@@ -4,8 +4,7 @@ the kernel brings in what is touched) and with examples/llama_cpp/drive.cpp, in 
 memory is limited.
 
   bench/run llama-cpp-memory MODEL.gguf --drive build/llama-cpp-examples/examples/llama_cpp/llama_drive
-    [--limits 25%,50%] [--stacks lru]
-      [--new-tokens N] [--threads N] [--runs N] [--json FILE]
+      [--limits 25%,50%] [--stacks lru] [--new-tokens N] [--threads N] [--runs N] [--json FILE]
 
 Limits are shares of the file. Beside the experts that a stack keeps, the limit holds the other weights and --margin. `kernel` is
 a driver that brings experts in, and leaves to the kernel what goes. MODEL may come from random_gguf.py; the prompt is random

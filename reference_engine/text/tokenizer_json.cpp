@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -217,10 +218,10 @@ void read_processor(const Part& part, std::vector<std::uint32_t>& before, std::v
 }
 
 /// Whose each number is: of a vocabulary, or of the tokens that were added, which may stand for others of the vocabulary.
-using Owners = std::unordered_map<std::uint32_t, std::string>;
+using Owners = std::unordered_map<std::uint32_t, std::string_view>;
 
-/// Refuses a number that another text has: one of the two would be decoded as the other.
-void take(Owners& whose, const std::string& text, std::uint32_t id, const std::string& where) {
+/// Refuses a number that another text has: one of the two would be decoded as the other. The text stays where it is.
+void take(Owners& whose, std::string_view text, std::uint32_t id, const std::string& where) {
   const auto [owner, is_new] = whose.emplace(id, text);
   if (is_new || owner->second == text) return;
   throw InputError(fmt::format("{}: token {} is {:.80} and {:.80}, expected a number of its own for each", where, id,
@@ -238,8 +239,8 @@ Bpe read_model(const Part& model) {
   tokens.reserve(vocab.size());
   for (const auto& [text, id] : vocab.items()) {
     if (!id.is_number_unsigned() || id >= most_tokens) f.refuse("vocab", "ids from 0 to 2^22 - 1");
-    tokens.emplace(text, id.get<std::uint32_t>());
-    take(whose, text, id.get<std::uint32_t>(), f.where() + ": vocab");
+    const auto token = tokens.emplace(text, id.get<std::uint32_t>()).first;
+    take(whose, token->first, token->second, f.where() + ": vocab");
   }
   for (const char* name : {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}) {
     if (f.has(name) && f.at(name) != "" && f.at(name) != 0.0) f.refuse(name, "null, it is not supported");
@@ -286,9 +287,9 @@ void read_added(const Json& list, const std::string& where, BpeParts& parts) {
     AddedToken t;
     t.text = f.text("content");
     t.id = f.whole("id", 0, most_tokens - 1);
-    take(whose, t.text, t.id, f.where());
-    const std::uint32_t known = added.emplace(t.text, parts.bpe.find(t.text).value_or(t.id)).first->second;
-    if (known != t.id) f.refuse("id", fmt::format("{}, as the same text has it elsewhere", known));
+    const auto known = added.emplace(t.text, parts.bpe.find(t.text).value_or(t.id)).first;
+    take(whose, known->first, t.id, f.where());
+    if (known->second != t.id) f.refuse("id", fmt::format("{}, as the same text has it elsewhere", known->second));
     t.special = f.flag("special", false);
     t.single_word = f.flag("single_word", false);
     t.strips_left = f.flag("lstrip", false);

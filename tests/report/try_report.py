@@ -449,19 +449,12 @@ def main():
     try:
         rows = {"Outcomes", "Bytes by precision", "Tokens a second"}
         if not a.quick:
-            page = report("run.html", "run.json")
-            one = read("run.json")
-            drawn = check_page(browser, page, "run", rows | {"Time of the whole run", "Recall by layer"})
-            check_rows(drawn, one, "run", whole_time)
-            check_bars(drawn, one, "run")
-            check_recall(drawn, one, "run")
-
-            page = report("compare.html", "compare.json")
-            several = read("compare.json")
-            drawn = check_page(browser, page, "compare", rows | {"Time of the whole run", "Recall by layer"})
-            check_rows(drawn, several, "compare", whole_time)
-            check_bars(drawn, several, "compare")
-            check_recall(drawn, several, "compare")
+            for name in ("run", "compare"):
+                page, runs = report(f"{name}.html", f"{name}.json"), read(f"{name}.json")
+                drawn = check_page(browser, page, name, rows | {"Time of the whole run", "Recall by layer"})
+                check_rows(drawn, runs, name, whole_time)
+                check_bars(drawn, runs, name)
+                check_recall(drawn, runs, name)
 
         rows |= {"Time of decode", "Hit rate by layer", "Which policy loses the time", "Recall by layer"}
         several, events = read("simulate.json"), read("timeline.json")[0]
