@@ -736,6 +736,8 @@ void gemma4(FamilyReader& r) {
   static const Json plain = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
   static const Json in_part = {
       {"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1000000.0}};
+  const std::uint32_t context =
+      r.c.context;  // as the file says: what the full layers' rope stretches is not the windows'
   r.rope({.head_dim = full.head_dim, .absent = &in_part, .layer_type = "full_attention"});
   const auto some = std::find_if(r.c.layer.begin(), r.c.layer.end(), with_window);
   const LayerConfig& usual = some == r.c.layer.end() ? full : *some;
@@ -743,7 +745,8 @@ void gemma4(FamilyReader& r) {
   r.c.kv_heads = usual.kv_heads;
   if (some == r.c.layer.end()) return;
   r.c.window_rope = read_rope(
-      r.f, {.head_dim = usual.head_dim, .context = r.c.context, .absent = &plain, .layer_type = "sliding_attention"});
+      r.f, {.head_dim = usual.head_dim, .context = context, .absent = &plain, .layer_type = "sliding_attention"});
+  if (r.c.window_rope->within_context) r.c.context = context;
 }
 
 void hunyuan_v1_moe(FamilyReader& r) {

@@ -248,10 +248,16 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (layer.shared_width == 0) layer.shared_width = c.shared_width;
   }
   if (c.moe_layers.empty()) f.refuse("num_hidden_layers", "one layer with experts at least");
-  for (const char* name : {"attention_bias", "mlp_bias", "use_sliding_window"}) {
+  const auto nobody_read = [&](const std::string& name) {
     const std::vector<std::string> unread = f.unread();
-    if (std::find(unread.begin(), unread.end(), name) == unread.end()) continue;
-    if (f.flag(name, false)) f.refuse(name, "false, this family has none");
+    return std::find(unread.begin(), unread.end(), name) != unread.end();
+  };
+  for (const char* name : {"attention_bias", "mlp_bias", "use_sliding_window"}) {
+    if (nobody_read(name) && f.flag(name, false)) f.refuse(name, "false, this family has none");
+  }
+  const char* const by_layer = "per_layer_config";  // any field of some layers, in files of transformers 5.23
+  if (nobody_read(by_layer) && f.has(by_layer) && !f.at(by_layer).empty()) {
+    f.refuse(by_layer, "none, this family's layers are not described one by one");
   }
   for (const std::string& name : f.unread()) {
     if (harmless().count(name) == 0) c.unknown.push_back(name);

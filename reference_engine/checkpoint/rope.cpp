@@ -81,6 +81,7 @@ class RopeReader {
   /// that is stretched, for all lengths.
   void dynamic(double theta) {
     const bool fixed = needs_.alpha && rope_.has("alpha");
+    made_.within_context = !fixed;
     if (rope_.has("factor")) static_cast<void>(rope_.number("factor", 0));
     const double alpha = fixed ? rope_.number("alpha", 0) : 1;
     // Hunyuan's files carry these, which its makers' code does not read for this type.
@@ -91,9 +92,11 @@ class RopeReader {
   }
 
   static constexpr const char* original_name = "original_max_position_embeddings";
-  /// Where both have it, the top level's counts, as in transformers, but for Phi-MoE.
+  /// Where both have it, the top level's counts, as in transformers, but for Phi-MoE; where types of layers have their own,
+  /// transformers does not read the top level's.
   double original() const {
     const char* const name = original_name;
+    if (needs_.layer_type != nullptr) return rope_.whole(name, 1, 1U << 28U);
     const std::uint32_t inside = rope_.has(name) ? rope_.whole(name, 1, 1U << 28U) : needs_.context;
     const std::uint32_t outside = config_.has(name) ? config_.whole(name, 1, 1U << 28U) : inside;
     return needs_.mscales && rope_.has(name) ? inside : outside;
@@ -107,7 +110,8 @@ class RopeReader {
     const double mscale = optional("mscale"), all = optional("mscale_all_dim");
     made_.factor = factor;
     made_.mscale_all_dim = all;
-    if (rope_.has(original_name) || config_.has(original_name)) made_.stretched_context = length * factor;
+    const bool outside = needs_.layer_type == nullptr && config_.has(original_name);
+    if (rope_.has(original_name) || outside) made_.stretched_context = length * factor;
     if (rope_.has("attention_factor")) {
       made_.scale = rope_.number("attention_factor", 0);
     } else {

@@ -14,6 +14,7 @@ namespace ferry::engine {
 struct Rope {
   std::uint32_t width = 0;
   bool neighbours = false;        ///< pairs are columns 2i and 2i + 1; else i and i + width / 2
+  bool within_context = false;    ///< "dynamic": other frequencies belong to texts longer than max_position_embeddings
   double theta = 0;               ///< as the file says
   std::vector<double> frequency;  ///< [width / 2], radians a position, as single precision makes them
   double scale = 1;               ///< of the turned columns

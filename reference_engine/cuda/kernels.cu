@@ -72,14 +72,17 @@ __global__ void embed_blocks(BlockLayout table, const std::byte* weights, const 
   }
 }
 
-/// A thread keeps its first numbers in registers, `norm_held` times four of them: a row is one trip to memory.
-constexpr std::uint32_t norm_threads = 512, norm_held = 4, norm_step = 4 * norm_threads;
+/// A thread keeps its first numbers in registers, `norm_held` times four of them: a row is one trip to memory. A row that a
+/// quarter of the threads holds, such as one of latent attention, is theirs alone: the others would only be waited for.
+constexpr std::uint32_t norm_threads = 512, few_norm_threads = norm_threads / 4, norm_held = 4;
 
-__global__ void __launch_bounds__(norm_threads) rms_norm_kernel(const float* x, const float* weight, float epsilon,
-                                                                std::uint32_t hidden, std::uint64_t stride, float* y) {
-  using Reduce = cub::BlockReduce<float, norm_threads>;
+template <std::uint32_t block>
+__global__ void __launch_bounds__(block) rms_norm_kernel(const float* x, const float* weight, float epsilon,
+                                                         std::uint32_t hidden, std::uint64_t stride, float* y) {
+  using Reduce = cub::BlockReduce<float, block>;
   __shared__ typename Reduce::TempStorage reduce;
   __shared__ float shared_scale;
+  constexpr std::uint32_t norm_step = 4 * block;
   let_next_begin();
   x += blockIdx.x * stride;
   y += blockIdx.x * stride;
@@ -110,10 +113,10 @@ __global__ void __launch_bounds__(norm_threads) rms_norm_kernel(const float* x, 
     put(i, four_of(x, i, hidden, aligned), four_of(weight, i, hidden));
 }
 
-__global__ void __launch_bounds__(norm_threads)
-    layer_norm_kernel(const float* x, const float* weight, const float* bias, float epsilon, std::uint32_t hidden,
-                      float* y) {
-  using Reduce = cub::BlockReduce<float, norm_threads>;
+template <std::uint32_t block>
+__global__ void __launch_bounds__(block) layer_norm_kernel(const float* x, const float* weight, const float* bias,
+                                                           float epsilon, std::uint32_t hidden, float* y) {
+  using Reduce = cub::BlockReduce<float, block>;
   __shared__ typename Reduce::TempStorage reduce;
   __shared__ float shared_mean, shared_scale;
   let_next_begin();
@@ -121,20 +124,20 @@ __global__ void __launch_bounds__(norm_threads)
   x += std::uint64_t{blockIdx.x} * hidden;
   y += std::uint64_t{blockIdx.x} * hidden;
   float sum = 0;
-  for (std::uint32_t i = threadIdx.x; i < hidden; i += norm_threads) sum += x[i];
+  for (std::uint32_t i = threadIdx.x; i < hidden; i += block) sum += x[i];
   sum = Reduce(reduce).Sum(sum);
   if (threadIdx.x == 0) shared_mean = sum / static_cast<float>(hidden);
   __syncthreads();  // the storage of the reduction is used again, too
   const float mean = shared_mean;
   float squares = 0;
-  for (std::uint32_t i = threadIdx.x; i < hidden; i += norm_threads) {
+  for (std::uint32_t i = threadIdx.x; i < hidden; i += block) {
     squares = fmaf(x[i] - mean, x[i] - mean, squares);
   }
   squares = Reduce(reduce).Sum(squares);
   if (threadIdx.x == 0) shared_scale = 1.0F / sqrtf(squares / static_cast<float>(hidden) + epsilon);
   __syncthreads();
   const float scale = shared_scale;
-  for (std::uint32_t i = threadIdx.x; i < hidden; i += norm_threads) {
+  for (std::uint32_t i = threadIdx.x; i < hidden; i += block) {
     y[i] = (x[i] - mean) * weight[i] * scale + bias[i];
   }
 }
@@ -183,7 +186,8 @@ __global__ void combine_kernel(Combined c, float* out) {
 
 cudaError_t has_code() {
   cudaFuncAttributes attributes;
-  const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel));
+  const cudaError_t error =
+      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel<norm_threads>));
   if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
   return error;
 }
@@ -192,7 +196,8 @@ bool part::begins_early() {
   static const bool early = [] {
     // What was compiled for less than 9.0 does not wait: not even where the driver compiles it for a newer device.
     cudaFuncAttributes attributes{};
-    const cudaError_t error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel));
+    const cudaError_t error =
+        cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel<norm_threads>));
     if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
     return error == cudaSuccess && attributes.ptxVersion >= 90;
   }();
@@ -230,15 +235,19 @@ void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, 
 void rms_norm(cudaStream_t stream, const float* x, const float* weight, float epsilon, std::uint32_t n,
               std::uint32_t hidden, std::uint64_t stride, float* y) {
   if (n == 0) return;
-  launch_early("rms_norm_kernel", stream, dim3(n), norm_threads, rms_norm_kernel, x, weight, epsilon, hidden, stride,
-               y);
+  const bool few = hidden <= 4 * few_norm_threads;
+  launch_early("rms_norm_kernel", stream, dim3(n), few ? few_norm_threads : norm_threads,
+               few ? rms_norm_kernel<few_norm_threads> : rms_norm_kernel<norm_threads>, x, weight, epsilon, hidden,
+               stride, y);
 }
 
 void layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
                 std::uint32_t n, std::uint32_t hidden, float* y) {
   if (n == 0) return;
-  launch_early("layer_norm_kernel", stream, dim3(n), norm_threads, layer_norm_kernel, x, weight, bias, epsilon, hidden,
-               y);
+  const bool few = hidden <= 4 * few_norm_threads;
+  launch_early("layer_norm_kernel", stream, dim3(n), few ? few_norm_threads : norm_threads,
+               few ? layer_norm_kernel<few_norm_threads> : layer_norm_kernel<norm_threads>, x, weight, bias, epsilon,
+               hidden, y);
 }
 
 void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n, std::uint32_t width,

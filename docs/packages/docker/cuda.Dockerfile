@@ -2,11 +2,10 @@
 #   docker build -f docs/packages/docker/cuda.Dockerfile -t ferry-cuda .
 #   docker run --rm -it --gpus all -v FOLDER:/models -e FERRY_MODELS=/models ferry-cuda run --model NAME --device cuda
 FROM nvidia/cuda:12.9.1-devel-ubuntu24.04 AS build
-SHELL ["/bin/bash", "-c"]
 COPY CMakeLists.txt LICENSE /ferry/
 COPY include /ferry/include
 COPY reference_engine /ferry/reference_engine
-RUN . /ferry/reference_engine/packages.sh && need_packages "${build_packages[@]}" \
+RUN bash -c '. /ferry/reference_engine/packages.sh && need_packages "${build_packages[@]}"' \
     && cmake -S /ferry -B /build -G Ninja -DCMAKE_BUILD_TYPE=Release -DFERRY_UNITY=ON -DFERRY_CUDA=ON \
          -DFERRY_BUILD_TESTS=OFF -DFERRY_BUILD_EXAMPLES=OFF \
     && cmake --build /build && cmake --install /build --prefix /opt/ferry --strip

@@ -37,6 +37,9 @@ namespace ferry::inline FERRY_ABI {
 /// where few steps tell (QuickMemory::spread). And an expert that is loaded takes a place of another layer only if that place
 /// ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); if all of its own layer's are in use, below itself.
 ///
+/// Where what was saved tells nothing of what comes (QuickMemory::tells, over the layers of a pool of several), what is there
+/// stays in decode: what else is brought is no better, and has what will be used next evicted where experts take turns.
+///
 /// The rank assumes that routing stays as it is. If to keep what was used last would have served more of the recent uses, after
 /// paying for their copies, experts are kept by their last use until that stops being true (detail::LastUses). In a prompt they
 /// never are, and another layer's slot is taken only if its expert was used more than one step earlier.
@@ -180,6 +183,7 @@ class ExpectedSavings {
     // This use is not counted yet.
     const std::int64_t each = each_[slots_.layer(miss.want.id.layer)];
     if (follows_last_use()) return soon();
+    if (!prefill_ && !tells()) return 0;
     if (!prefill_) return (rank(miss.want.id) + weight_() * each - least_) / weight_() * 16;
     const std::int64_t now = of_rows(weight_() * (each > 0 ? each : last_), layer_rows_, miss.rows);
     const float steps = 1.442695F * static_cast<float>(half_life) / static_cast<float>(time_);  // that count, of all
@@ -204,6 +208,8 @@ class ExpectedSavings {
         const std::uint32_t own = slots_.least_of(l, barred, key);
         const std::int64_t here = key_of(own != no_slot ? slots_[own] : incoming.id);
         if (slot != no_slot && key_of(slots_[slot]) + detail::LastUses::step >= here) slot = own;
+      } else if (!tells()) {
+        return no_slot;
       } else if (learns() && slot != no_slot && slots_[slot].layer != incoming.id.layer) {
         const std::uint32_t own = slots_.least_of(l, barred, key);
         const std::int64_t here = rank(own != no_slot ? slots_[own] : incoming.id);
@@ -239,6 +245,7 @@ class ExpectedSavings {
     if (follows_last_use()) return soon();
     const std::int64_t newcomer = saved_[slots_.index(id)];
     const std::int64_t there = slot == no_slot ? 0 : rank(slots_[slot]);
+    if (slot != no_slot && !tells()) return 0;
     const float both = (static_cast<float>(newcomer) + static_cast<float>(there)) / static_cast<float>(weight_());
     const float most = 0.5F * quick_.spread() + (learns() ? static_cast<float>(square()) / 256 : 0);
     const auto chance = static_cast<std::int64_t>(most * std::sqrt(both * static_cast<float>(last_)));
@@ -263,6 +270,8 @@ class ExpectedSavings {
   static constexpr std::int32_t all = 1 << 24;  ///< of the misses
 
   FERRY_HD bool learns() const noexcept { return loaded_ >= all / 4; }
+  /// Whether ranks tell what comes. The uses of one layer are too few to say that they do not.
+  FERRY_HD bool tells() const noexcept { return (learns() && slots_.layers() == 1) || quick_.tells(); }
   /// w^2, in units of 2^-8.
   FERRY_HD std::int32_t square() const noexcept { return (loaded_ >> 16U) * (loaded_ >> 16U) >> 8U; }
   /// What a prompt's step counts of an expert that so many of its rows chose.

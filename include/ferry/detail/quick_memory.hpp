@@ -23,6 +23,13 @@ namespace ferry::inline FERRY_ABI::detail {
 /// a step. Where nothing changes A is below 0: the slow count is nearer to what comes than the quick one is. An m below 1/8
 /// may be chance and counts as 0; what is above is spread over 0 to 1.
 ///
+/// The same sums tell whether anything is learned at all (`tells`): with x the shares expected and 1/E a layer's mean,
+///
+///     r = sum (f - 1/E) (x - 1/E) / sum (x - 1/E)^2
+///
+/// is how much of what is expected more of one expert than of others comes true: 0 where uses are drawn evenly, less where what
+/// was used last comes last. Below 1/16 it is chance. At first it is 1, as if a quarter of a span had told so.
+///
 /// Source: ours; weights of forecasts by regression are after Bates and Granger (1969, "The combination of forecasts").
 ///
 /// Complexity: a use O(1), `finish` O(experts of a layer). State: 20 bytes an expert, 4 a layer. Integers, but for `spread`.
@@ -40,6 +47,7 @@ class QuickMemory {
     carve(lead_, std::size_t{layers} * experts);
     carve(begun_, layers);
     squares_ = layers * (one * one / 32);
+    came_true_ = expected_ = squares_ / 4;
   }
 
   FERRY_HD void begin_step(const Step& step) noexcept {
@@ -66,6 +74,8 @@ class QuickMemory {
 
   /// m, in units of 2^-8.
   [[nodiscard]] FERRY_HD std::int32_t share() const noexcept { return share_; }
+  /// Whether more comes of what is expected more of.
+  [[nodiscard]] FERRY_HD bool tells() const noexcept { return came_true_ > expected_ / 16; }
   /// The standard deviation of what is expected, divided by that of the slow count. The quick count has seen an eighth of the
   /// uses, so that chance moves it further; its deviation counts twice, because the best of many experts is taken.
   [[nodiscard]] FERRY_HD float spread() const noexcept {
@@ -123,11 +133,17 @@ class QuickMemory {
     }
     if (begun_[layer] != 0 && all_window > 0) {
       const std::int64_t least = one / experts_ / 256;
-      std::int64_t a = 0, b = experts_ * least * least;
+      std::int64_t a = 0, b = experts_ * least * least, came_true = 0, expected = 0;
       for (std::uint32_t e = 0; e < experts_; ++e) {
-        a += (window[e] * one / all_window - slow_share[e]) * lead[e];
+        const std::int64_t share = window[e] * one / all_window;
+        a += (share - slow_share[e]) * lead[e];
         b += std::int64_t{lead[e]} * lead[e];
+        const std::int64_t more = slow_share[e] + std::int64_t{lead[e]} * share_ / whole - one / experts_;
+        came_true += (share - one / experts_) * more;
+        expected += more * more;
       }
+      came_true_ += came_true - came_true_ / (8 * std::int64_t{layers_});
+      expected_ += expected - expected_ / (8 * std::int64_t{layers_});
       fits_ += a - fits_ / (8 * std::int64_t{layers_});
       squares_ += b - squares_ / (8 * std::int64_t{layers_});
       const std::int64_t m = fits_ / (squares_ / whole + 1);
@@ -145,13 +161,14 @@ class QuickMemory {
   }
 
   GrowingWeight weight_;
-  Array<std::int64_t> quick_;            ///< [layers, experts], weighted
-  Array<std::int32_t> window_;           ///< likewise, saved since the layer's span began
-  Array<std::int32_t> slow_share_;       ///< likewise, when it began
-  Array<std::int32_t> lead_;             ///< likewise: what the quick rate was more
-  Array<std::uint32_t> begun_;           ///< [layers], in which step; 0: in none
-  std::int64_t time_ = 0;                ///< steps, weighted
-  std::int64_t fits_ = 0, squares_ = 0;  ///< A and B
+  Array<std::int64_t> quick_;                  ///< [layers, experts], weighted
+  Array<std::int32_t> window_;                 ///< likewise, saved since the layer's span began
+  Array<std::int32_t> slow_share_;             ///< likewise, when it began
+  Array<std::int32_t> lead_;                   ///< likewise: what the quick rate was more
+  Array<std::uint32_t> begun_;                 ///< [layers], in which step; 0: in none
+  std::int64_t time_ = 0;                      ///< steps, weighted
+  std::int64_t fits_ = 0, squares_ = 0;        ///< A and B
+  std::int64_t came_true_ = 0, expected_ = 0;  ///< the two sums of r
   std::int32_t share_ = 0, ratio_ = ratio_one;
   std::uint32_t step_ = 0, layers_ = 0, experts_ = 0;
   bool decode_ = true, was_mixed_ = false;

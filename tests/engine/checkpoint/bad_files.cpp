@@ -189,6 +189,10 @@ TEST_CASE("config.json: each field is named with what was expected") {
               }),
               "quantization_config: field \"quant_method\" is missing"));
   CHECK(names(refused_config([](Json& c) { c["attention_bias"] = true; }), "field \"attention_bias\": expected false"));
+  CHECK(names(refused_config([](Json& c) {
+                c["per_layer_config"] = {{"0", {{"intermediate_size", 8}}}};
+              }),
+              "field \"per_layer_config\": expected none, this family's layers are not described one by one"));
   CHECK(names(refused_config([](Json& c) { c["rms_norm_eps"] = 1e300; }), "that a float can hold"));
   CHECK(names(refused_config([](Json& c) { c["sliding_window"] = 0; }), "field \"sliding_window\""));
   CHECK(

@@ -378,11 +378,36 @@ TEST_CASE("Gemma 4") {
              {"full_attention: field \"rope_theta\": expected a number above 0, got null"}));
   CHECK(says(refused_family("dots1", {{"rope_parameters", {{"rope_theta", nullptr}}}}),
              {"field \"rope_theta\": expected a number above 0, got null"}));
-  const Json yarn = {{"rope_type", "yarn"}, {"rope_theta", 1000.0}, {"factor", 4.0}, {"truncate", false}};
+  Json yarn = {{"rope_type", "yarn"},
+               {"rope_theta", 1000.0},
+               {"factor", 40.0},
+               {"original_max_position_embeddings", 256U},
+               {"truncate", false}};
   CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", yarn}}}}),
              {"full_attention: field \"truncate\": expected true, transformers does not read it"}));
   CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", {{"rope_theta", 1000.0}}}}}}),
              {"rope_parameters: field \"sliding_attention\" is missing"}));
+  // What layers without a window stretch, and what is said at the top, is not the windows'.
+  yarn.erase("truncate");
+  const auto windows = [&](const Json& rope, const std::vector<std::pair<std::string, Json>>& more = {}) {
+    std::vector<std::pair<std::string, Json>> fields = {
+        {"max_position_embeddings", 512U},
+        {"rope_parameters", {{"full_attention", yarn}, {"sliding_attention", rope}}}};
+    fields.insert(fields.end(), more.begin(), more.end());
+    return read("gemma4", fields);
+  };
+  const Json by_context = {
+      {"rope_type", "yarn"}, {"rope_theta", 1000.0}, {"factor", nullptr}, {"original_max_position_embeddings", 64U}};
+  CHECK(windows(by_context).context == 10240);
+  CHECK(windows(by_context).window_rope->factor == 8);
+  CHECK(windows(by_context, {{"original_max_position_embeddings", 8U}}).window_rope->factor == 8);
+  CHECK(windows(by_context, {{"original_max_position_embeddings", 8U}}).rope.frequency ==
+        windows(by_context).rope.frequency);
+  CHECK(windows({{"rope_type", "dynamic"}, {"rope_theta", 1000.0}, {"factor", 4.0}}).context == 512);
+  Json unsaid = yarn;
+  unsaid.erase("original_max_position_embeddings");
+  CHECK(says(refused_family("gemma4", {{"rope_parameters", {{"full_attention", unsaid}}}}),
+             {"full_attention: field \"original_max_position_embeddings\" is missing"}));
 }
 
 TEST_CASE("Trinity") {

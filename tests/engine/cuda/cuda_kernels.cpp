@@ -259,7 +259,7 @@ TEST_CASE("cuda kernels - embeddings are the stored rows") {
 TEST_CASE("cuda kernels - norms of odd sizes, also in place") {
   const Device device;
   test::Random random(2);
-  for (const std::uint32_t hidden : {1U, 96U, 130U, 1027U, 4096U, 8191U, 10240U}) {
+  for (const std::uint32_t hidden : {1U, 96U, 130U, 512U, 513U, 1027U, 4096U, 8191U, 10240U}) {
     CAPTURE(hidden);
     constexpr std::uint32_t n = 3;
     const std::vector<float> x = random_numbers(random, std::size_t{n} * hidden, 3);
@@ -614,7 +614,7 @@ TEST_CASE("cuda kernels - norms with a mean, also in place, and norms of a part 
   test::Random random(12);
   constexpr std::uint32_t n = 3;
   constexpr float epsilon = 1e-2F;
-  for (const std::uint32_t hidden : {1U, 96U, 130U, 1027U, 4096U}) {
+  for (const std::uint32_t hidden : {1U, 96U, 130U, 512U, 513U, 1027U, 4096U}) {
     CAPTURE(hidden);
     const std::vector<float> x = random_numbers(random, std::size_t{n} * hidden, 3);
     const std::vector<float> weight = random_numbers(random, hidden, 2), bias = random_numbers(random, hidden, 2);

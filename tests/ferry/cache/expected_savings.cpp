@@ -509,6 +509,40 @@ TEST_CASE("what was used of late takes places sooner where the subject has chang
   CHECK(waits(true) < 60);
 }
 
+TEST_CASE("where uses tell nothing of what comes, what is there stays in decode, until they tell again") {
+  Placed<ExpectedSavings> policy(PoolShape{4, 0, 2, 8});
+  for (std::uint16_t s = 0; s < 4; ++s) policy->replace(s, full(s / 2, s % 2), true);
+  Random random(8);
+  const std::uint8_t none[4] = {};
+  // Whether anything may take a place: what was used most beside what was there, and what a miss asks for.
+  const auto moves = [&] {
+    const ExpertId best = policy->wanted();
+    if (best.expert == no_expert) return false;
+    for (std::uint32_t slot = 0; slot < 4; ++slot) {
+      if (policy->more_saved(best, slot) > 0) return true;
+    }
+    return gain(policy, best) > 0 || policy->victim(Variant{best, Precision::full}, {none, 1}) != no_slot;
+  };
+  const auto steps = [&](std::uint32_t count, std::uint32_t of, bool in_turn) {
+    int moved = 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const auto next = [&] { return static_cast<std::uint16_t>(8 - of + (in_turn ? i % of : random.below(of))); };
+      step(policy, {{next()}}, 0);
+      choose(policy, 1, {{next()}}, 0);
+      moved += moves() ? 1 : 0;
+    }
+    return moved;
+  };
+  steps(200, 8, true);  // each in turn: what was used last comes last
+  CHECK(steps(200, 8, true) == 0);
+  CHECK(policy->more_saved(policy->wanted(), no_slot) > 0);  // into a place that is free all the same
+  policy->begin_step(StepOf(Phase::prefill, 4));             // in a prompt its rows tell
+  use(policy, {0, 7}, 1, 4, 4);
+  CHECK(policy->victim(full(0, 7), {none, 1}) != no_slot);
+  CHECK(gain(policy, {0, 7}, 4) > 0);
+  CHECK(steps(200, 4, false) > 150);  // four of the eight alone
+}
+
 TEST_CASE("the rows of a prompt teach") {
   // They went round, 4, 5, 6, 7: behind a 4 comes 5, then 6, and 4 itself last.
   Placed<ExpectedSavings> policy(PoolShape{2, 0, 1, 8});

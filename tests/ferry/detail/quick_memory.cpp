@@ -156,3 +156,71 @@ TEST_CASE("what is expected is the mixture of both, a step, in the units of the 
   }
   CHECK(mixed > 100);
 }
+
+namespace {
+
+/// How much of what was expected more of one expert came true, from real numbers and by its definition.
+struct CameTrue {
+  void begin(const Memory& memory, std::uint32_t l) {
+    double slow = 0, quick = 0;
+    for (std::uint32_t e = 0; e < experts; ++e) {
+      slow += memory.exact_slow[l * experts + e];
+      quick += memory.exact_quick[l * experts + e];
+    }
+    for (std::uint32_t e = 0; e < experts; ++e) {
+      slow_share[l][e] = memory.exact_slow[l * experts + e] / slow;
+      quick_share[l][e] = memory.exact_quick[l * experts + e] / quick;
+      used[l][e] = 0;
+    }
+  }
+  void end(std::uint32_t l, double m) {
+    double all = 0, came = 0, squares = 0;
+    for (const double n : used[l]) all += n;
+    for (std::uint32_t e = 0; e < experts; ++e) {
+      const double more = (1 - m) * slow_share[l][e] + m * quick_share[l][e] - 1.0 / experts;
+      came += (used[l][e] / all - 1.0 / experts) * more;
+      squares += more * more;
+    }
+    // A span of all layers counts 7/8 of the next one.
+    came_true += came - came_true / (8 * layers);
+    expected += squares - expected / (8 * layers);
+  }
+
+  double slow_share[layers][experts] = {}, quick_share[layers][experts] = {}, used[layers][experts] = {};
+  double came_true = layers / 128.0, expected = came_true;
+};
+
+}  // namespace
+
+TEST_CASE("whether what is expected comes true is told by the uses that followed") {
+  // Some of the time the uses are drawn evenly, in turn, or from some experts alone.
+  Memory memory;
+  CameTrue exact;
+  Random random(6);
+  int told[3] = {}, not_told[3] = {};
+  CHECK(memory.quick->tells());
+  for (std::uint32_t i = 0; i < 6000; ++i) {
+    const std::uint32_t kind = i / 1000 % 3;
+    memory.begin();
+    std::vector<std::uint32_t> chosen(layers);
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      chosen[l] = kind == 0 ? random.below(experts) : kind == 1 ? i % experts : random.below(experts / 2);
+      memory.use(l * experts + chosen[l]);
+      exact.used[l][chosen[l]] += 1;
+    }
+    for (std::uint32_t l = 0; l < layers; ++l) {
+      const double m = memory.share();
+      const std::size_t first = std::size_t{l} * experts;
+      memory.quick->finish(l, &memory.slow[first], memory.time, &memory.expected[first], &memory.rank[first]);
+      if (i % Quick::span != 0) continue;
+      if (i > 0) exact.end(l, m);
+      exact.begin(memory, l);
+    }
+    const double r = exact.came_true / exact.expected;
+    if (std::abs(r - 1.0 / 16) > 0.01) REQUIRE(memory.quick->tells() == (r > 1.0 / 16));
+    if (i % 1000 >= 500) ++(memory.quick->tells() ? told : not_told)[kind];  // what was before is forgotten
+  }
+  CHECK(not_told[0] > 400);  // twelve uses a step are few: chance decides
+  CHECK(not_told[1] == 1000);
+  CHECK(told[2] == 1000);
+}
