@@ -137,6 +137,49 @@ std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::
                        columns);
 }
 
+/// What is evaluated: texts, or what is tokens already; never both.
+struct Inputs {
+  explicit Inputs(const EvalArguments& a) {
+    for (const std::string& file : a.texts) {
+      texts.push_back(read_text("--text", file));
+      if (texts.back().empty()) throw InputError(fmt::format("--text {}: the file is empty", file));
+      texts.back().resize(std::min<std::uint64_t>(texts.back().size(), a.bytes));
+      names.push_back(std::filesystem::path(file).filename().string());
+    }
+    for (const std::string& file : a.token_files) {
+      const std::string name = std::filesystem::path(file).filename().string();
+      for (std::vector<std::uint32_t>& row : read_token_ids(file)) {
+        tokens.push_back(std::move(row));
+        names.push_back(fmt::format("{} {}", name, tokens.size()));
+      }
+    }
+  }
+
+  /// As tokens of the model's, in the order of `names`.
+  [[nodiscard]] std::vector<TokenizedText> tokenized_by(const Model& model) const {
+    std::vector<TokenizedText> all;
+    for (const std::vector<std::uint32_t>& row : tokens) all.push_back({without_begin(model, row), {}});
+    for (const std::string& text : texts) all.push_back(tokenized(model, text));
+    for (const TokenizedText& text : all) check_tokens(model.config(), {text.tokens});
+    return all;
+  }
+
+  std::vector<std::string> texts, names;
+  std::vector<std::vector<std::uint32_t>> tokens;
+};
+
+/// What a stack did, text by text.
+Json json_of(const Stack& s, const std::vector<std::string>& names) {
+  Json json = evaluated_json(s.all());
+  json["ferry"] = FERRY_VERSION;
+  json["stack"] = s.options.stack;
+  for (std::size_t t = 0; t < s.texts.size(); ++t) {
+    json["texts"].push_back(evaluated_json(s.texts[t]));
+    json["texts"].back()["name"] = names[t];
+  }
+  return json;
+}
+
 int eval(const EvalArguments& a) {
   a.flags.check(a.stacks);  // before the model is read
   if (a.texts.empty() == a.token_files.empty()) {
@@ -150,21 +193,7 @@ int eval(const EvalArguments& a) {
   check_outputs({a.json}, inputs);
   std::optional<OutputFile> json_file;
   if (!a.json.empty()) json_file.emplace(a.json, report_json);
-  std::vector<std::string> read, names;
-  std::vector<TokenizedText> texts;
-  for (const std::string& file : a.texts) {
-    read.push_back(read_text("--text", file));
-    if (read.back().empty()) throw InputError(fmt::format("--text {}: the file is empty", file));
-    read.back().resize(std::min<std::uint64_t>(read.back().size(), a.bytes));
-    names.push_back(std::filesystem::path(file).filename().string());
-  }
-  for (const std::string& file : a.token_files) {
-    const std::string name = std::filesystem::path(file).filename().string();
-    for (std::vector<std::uint32_t>& tokens : read_token_ids(file)) {
-      texts.push_back({std::move(tokens), {}});
-      names.push_back(fmt::format("{} {}", name, texts.size()));
-    }
-  }
+  const Inputs read(a);
 
   EvalOptions options = a.eval;
   options.phase = a.phase == "decode" ? Phase::decode : Phase::prefill;
@@ -179,13 +208,9 @@ int eval(const EvalArguments& a) {
   const std::unique_ptr<Model> opened = a.model.open(wanted, {});
   Model& model = *opened;
   options.check(model.config());
-  for (TokenizedText& text : texts) text.tokens = without_begin(model, std::move(text.tokens));
-  for (const std::string& text : read) texts.push_back(tokenized(model, text));
+  const std::vector<TokenizedText> texts = read.tokenized_by(model);
   std::uint64_t to_do = 0, done = 0;
-  for (const TokenizedText& text : texts) {
-    check_tokens(model.config(), {text.tokens});
-    to_do += text.tokens.size();
-  }
+  for (const TokenizedText& text : texts) to_do += text.tokens.size();
   const std::uint32_t max_rows = options.max_rows(model.begin_tokens().size());
   const ModelShape shape = model_shape(model.config(), model.store(), max_rows);
   const std::uint64_t budget = parse_budget(a.flags.budget, shape.all_bytes());
@@ -222,16 +247,14 @@ int eval(const EvalArguments& a) {
     if (stop) break;
   }
 
-  print(eval_table(stacks, names, options.phase, unit, model.store().layout(), terminal_columns()));
+  print(eval_table(stacks, read.names, options.phase, unit, model.store().layout(), terminal_columns()));
   print(a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last text only as far as it was run\n");
   Json all = Json::array();
   for (std::size_t i = 0; i < stacks.size(); ++i) {
     const Stack& s = stacks[i];
-    Json json = evaluated_json(s.all());
-    json["ferry"] = FERRY_VERSION;
+    Json json = json_of(s, read.names);
     json["model"] = model_name(a.model.model);
-    json["stack"] = s.options.stack;
     if (is_stack_file(a.stacks[i])) json["stack_file"] = s.label;
     json["machine"] = machine.name;
     json["device"] = "virtual clock";
@@ -247,10 +270,6 @@ int eval(const EvalArguments& a) {
     json["window"] = options.window;
     json["batch"] = options.batch;
     json["interrupted"] = stop.load();
-    for (std::size_t t = 0; t < s.texts.size(); ++t) {
-      json["texts"].push_back(evaluated_json(s.texts[t]));
-      json["texts"].back()["name"] = names[t];
-    }
     all.push_back(std::move(json));
   }
   if (json_file) {

@@ -141,11 +141,9 @@ RunReport make_report(const Simulated& s, RunReport r) {
   return r;
 }
 
-Json to_json(const RunReport& r) {
-  Json prefill = phase_json(r, Phase::prefill), decode = phase_json(r, Phase::decode);
-  decode["tpot_s"] = r.tpot_s();
-  const PrefetchCounts& p = r.counters.prefetch;
-  const std::uint64_t* copied = r.counters.bytes_by_precision;
+namespace {
+
+Json prefetch_json(const RunReport& r) {
   Json accuracy = Json::array();
   for (std::size_t d = 0; d < r.accuracy.size(); ++d) {
     Json recall = Json::array(), top1 = Json::array();
@@ -155,68 +153,21 @@ Json to_json(const RunReport& r) {
     }
     accuracy.push_back({{"distance", d + 1}, {"recall_by_layer", recall}, {"top1_by_layer", top1}});
   }
-  Json texts = Json::array();
-  for (const std::string& text : r.generated.text) texts.push_back(valid_utf8(text));
-  Json json = {
-      {"ferry", FERRY_VERSION},
-      {"model", r.model},
-      {"stack", r.stack},
-      {"parameters", r.parameters},
-      {"machine", r.machine.empty() ? Json() : Json(r.machine)},
-      {"device", r.device},
-      {"clock", r.clock},
-      {"budget_asked_bytes", r.budget_asked_bytes},
-      {"budget_bytes", r.budget_bytes},
-      {"batch", r.batch},
-      {"text", texts},
-      {"interrupted", r.generated.interrupted},
-      {"lossless", r.lossless()},
-      {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
-      {"prefetch_chunk_bytes", r.prefetch_chunk_bytes},
-      {"dense_bytes", r.dense_bytes},
-      {"kv_bytes", r.generated.kv_bytes},
-      {"ttft_s", r.generated.ttft_s},
-      {"prefill", prefill},
-      {"decode", decode},
-      {"prefetch",
-       {{"issued", p.issued},
-        {"used", p.used},
-        {"dropped", p.dropped},
-        {"issued_bytes", p.issued_bytes},
-        {"promoted", p.promoted},
-        {"wasted_bytes", p.wasted_bytes},
-        {"recall", p.accuracy.recall()},
-        {"precision", p.precision()},
-        {"top1", p.accuracy.top1()},
-        {"by_distance", accuracy}}},
-      {"preload_bytes", r.counters.preload_bytes},
-      {"bytes_by_precision", {{"int2", copied[1]}, {"int4", copied[2]}, {"int8", copied[3]}, {"full", copied[4]}}},
-      {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
-      {"host_compute_s", seconds(r.times[0].host + r.times[1].host)},
-      {"host_wait_s", seconds(r.times[0].host_wait + r.times[1].host_wait)},
-      {"gate_worker", {{"busy_s", seconds(r.gate_worker_busy)}, {"waited_s", seconds(r.gate_worker_waited)}}},
-      {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
-      {"decision_link_s", seconds(r.times[0].handing + r.times[1].handing)},
-      {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
-  if (r.all_expert_bytes > 0) {
-    json["all_expert_bytes"] = r.all_expert_bytes;
-    // Bytes are whole: 60% of some are 59.9999994%.
-    json["budget_asked_percent"] = std::round(1e6 * ratio(r.budget_asked_bytes, r.all_expert_bytes)) / 1e4;
-    json["budget_percent"] = 100 * ratio(r.budget_bytes, r.all_expert_bytes);
-  }
-  for (const auto& [use, bytes] : r.device_memory) json["device_memory_bytes"][use] = bytes;
-  if (!r.stack_file.empty()) json["stack_file"] = r.stack_file;
-  if (!r.store.file.empty()) {
-    const StoreReads& s = r.store;
-    json["store"] = {{"file", s.file},   {"how", s.how},   {"host_bytes", s.host_bytes}, {"reads", s.reads},
-                     {"bytes", s.bytes}, {"hits", s.hits}, {"retries", s.retries}};
-  }
-  if (!r.simulated) {
-    json["token_ids"] = r.generated.token_ids;
-    json["ended_by"] = Json::array();
-    for (const Ended e : r.generated.ended) json["ended_by"].push_back(ended_name(e));
-    return json;
-  }
+  const PrefetchCounts& p = r.counters.prefetch;
+  return {{"issued", p.issued},
+          {"used", p.used},
+          {"dropped", p.dropped},
+          {"issued_bytes", p.issued_bytes},
+          {"promoted", p.promoted},
+          {"wasted_bytes", p.wasted_bytes},
+          {"recall", p.accuracy.recall()},
+          {"precision", p.precision()},
+          {"top1", p.accuracy.top1()},
+          {"by_distance", accuracy}};
+}
+
+/// What only a simulation knows.
+void add_simulated(const RunReport& r, Json& json) {
   const SimulatedFacts& s = *r.simulated;
   json["device"] = "virtual clock";
   json["clock"] = "virtual";
@@ -250,6 +201,67 @@ Json to_json(const RunReport& r) {
   other("belady_cache", s.belady_cache);
   other("prediction_and_cache", s.prediction_and_cache);
   if (s.belady_demand) bounds["belady_hit_rate"] = s.belady_demand->hit_rate;
+}
+
+}  // namespace
+
+Json to_json(const RunReport& r) {
+  Json prefill = phase_json(r, Phase::prefill), decode = phase_json(r, Phase::decode);
+  decode["tpot_s"] = r.tpot_s();
+  const std::uint64_t* copied = r.counters.bytes_by_precision;
+  Json texts = Json::array();
+  for (const std::string& text : r.generated.text) texts.push_back(valid_utf8(text));
+  Json json = {
+      {"ferry", FERRY_VERSION},
+      {"model", r.model},
+      {"stack", r.stack},
+      {"parameters", r.parameters},
+      {"machine", r.machine.empty() ? Json() : Json(r.machine)},
+      {"device", r.device},
+      {"clock", r.clock},
+      {"budget_asked_bytes", r.budget_asked_bytes},
+      {"budget_bytes", r.budget_bytes},
+      {"batch", r.batch},
+      {"text", texts},
+      {"interrupted", r.generated.interrupted},
+      {"lossless", r.lossless()},
+      {"link_bytes_per_s", r.throttle_bytes_per_s == 0 ? Json() : Json(r.throttle_bytes_per_s)},
+      {"prefetch_chunk_bytes", r.prefetch_chunk_bytes},
+      {"dense_bytes", r.dense_bytes},
+      {"kv_bytes", r.generated.kv_bytes},
+      {"ttft_s", r.generated.ttft_s},
+      {"prefill", prefill},
+      {"decode", decode},
+      {"prefetch", prefetch_json(r)},
+      {"preload_bytes", r.counters.preload_bytes},
+      {"bytes_by_precision", {{"int2", copied[1]}, {"int4", copied[2]}, {"int8", copied[3]}, {"full", copied[4]}}},
+      {"stall_s", seconds(r.times[0].stall + r.times[1].stall)},
+      {"host_compute_s", seconds(r.times[0].host + r.times[1].host)},
+      {"host_wait_s", seconds(r.times[0].host_wait + r.times[1].host_wait)},
+      {"gate_worker", {{"busy_s", seconds(r.gate_worker_busy)}, {"waited_s", seconds(r.gate_worker_waited)}}},
+      {"decision_s", seconds(r.times[0].decision + r.times[1].decision)},
+      {"decision_link_s", seconds(r.times[0].handing + r.times[1].handing)},
+      {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
+  if (r.all_expert_bytes > 0) {
+    json["all_expert_bytes"] = r.all_expert_bytes;
+    // Bytes are whole: 60% of some are 59.9999994%.
+    json["budget_asked_percent"] = std::round(1e6 * ratio(r.budget_asked_bytes, r.all_expert_bytes)) / 1e4;
+    json["budget_percent"] = 100 * ratio(r.budget_bytes, r.all_expert_bytes);
+  }
+  for (const auto& [use, bytes] : r.device_memory) json["device_memory_bytes"][use] = bytes;
+  if (!r.stack_file.empty()) json["stack_file"] = r.stack_file;
+  if (!r.store.file.empty()) {
+    const StoreReads& s = r.store;
+    json["store"] = {{"file", s.file},   {"how", s.how},   {"host_bytes", s.host_bytes}, {"reads", s.reads},
+                     {"bytes", s.bytes}, {"hits", s.hits}, {"retries", s.retries}};
+  }
+  if (!r.simulated) {
+    json["token_ids"] = r.generated.token_ids;
+    json["ended_by"] = Json::array();
+    for (const Ended e : r.generated.ended) json["ended_by"].push_back(ended_name(e));
+    return json;
+  }
+  add_simulated(r, json);
   return json;
 }
 
@@ -280,35 +292,53 @@ std::string in_columns(const std::vector<std::string>& names, const std::vector<
   return out;
 }
 
-std::string to_table(const std::vector<RunReport>& reports, std::size_t columns) {
-  using Cell = std::function<std::string(const RunReport&)>;
-  auto phase = [](Phase p, auto member) {
-    return [p, member](const RunReport& r) {
-      const Outcomes& o = r.counters.of(p);
-      return o.requests == 0 ? std::string("-")
-                             : fmt::format("{} ({})", o.*member, percent(ratio(o.*member, o.requests)));
-    };
+namespace {
+
+using Cell = std::function<std::string(const RunReport&)>;
+struct Row {
+  const char* name;
+  Cell cell;
+};
+
+const std::string& name_of(const RunReport& r) {
+  return r.stack_file.empty() ? r.stack : r.stack_file;
+}
+
+/// How many of a phase's requests ended so.
+Cell outcome(Phase p, std::uint64_t Outcomes::*member) {
+  return [p, member](const RunReport& r) {
+    const Outcomes& o = r.counters.of(p);
+    return o.requests == 0 ? std::string("-")
+                           : fmt::format("{} ({})", o.*member, percent(ratio(o.*member, o.requests)));
   };
-  auto prefetch = [](const RunReport& r, double value) {
-    return r.counters.prefetch.accuracy.needed == 0 ? std::string("-") : percent(value);
-  };
-  auto misses_of = [](std::uint64_t misses, std::uint64_t requests) {
-    return requests == 0 ? std::string("-") : fmt::format("{} ({})", misses, percent(ratio(misses, requests)));
-  };
-  auto against = [](const RunReport& r, double bound) {
-    return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
-  };
-  // Why generation ended: one word if it was the same for all prompts.
-  auto ended_by = [](const RunReport& r) {
-    std::map<std::string, std::size_t> prompts;
-    for (const Ended e : r.generated.ended) ++prompts[ended_name(e)];
-    if (prompts.size() == 1) return prompts.begin()->first;
-    std::vector<std::string> each;
-    for (const auto& [why, count] : prompts) each.push_back(fmt::format("{} {}", count, why));
-    return each.empty() ? std::string("-") : fmt::format("{}", fmt::join(each, ", "));
-  };
-  std::vector<std::pair<const char*, Cell>> rows = {
-      {"stack", [](const RunReport& r) { return r.stack_file.empty() ? r.stack : r.stack_file; }},
+}
+
+std::string of_prefetches(const RunReport& r, double value) {
+  return r.counters.prefetch.accuracy.needed == 0 ? std::string("-") : percent(value);
+}
+
+std::string misses_of(std::uint64_t misses, std::uint64_t requests) {
+  return requests == 0 ? std::string("-") : fmt::format("{} ({})", misses, percent(ratio(misses, requests)));
+}
+
+std::string against(const RunReport& r, double bound) {
+  return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
+}
+
+/// Why generation ended: one word if it was the same for all prompts.
+std::string ended_by(const RunReport& r) {
+  std::map<std::string, std::size_t> prompts;
+  for (const Ended e : r.generated.ended) ++prompts[ended_name(e)];
+  if (prompts.size() == 1) return prompts.begin()->first;
+  std::vector<std::string> each;
+  for (const auto& [why, count] : prompts) each.push_back(fmt::format("{} {}", count, why));
+  return each.empty() ? std::string("-") : fmt::format("{}", fmt::join(each, ", "));
+}
+
+/// Of every run.
+std::vector<Row> usual_rows() {
+  return {
+      {"stack", name_of},
       {"experts' memory",
        [](const RunReport& r) {
          return fmt::format("{} ({})", size(r.budget_bytes), percent(ratio(r.budget_bytes, r.all_expert_bytes)));
@@ -323,19 +353,19 @@ std::string to_table(const std::vector<RunReport>& reports, std::size_t columns)
                     ? std::string("-")
                     : fmt::format("{:.1f}", static_cast<double>(r.generated.decode_tokens) / r.generated.decode_s);
        }},
-      {"decode hits", phase(Phase::decode, &Outcomes::hits)},
-      {"decode late hits", phase(Phase::decode, &Outcomes::late_hits)},
-      {"decode misses", phase(Phase::decode, &Outcomes::misses)},
-      {"decode substituted", phase(Phase::decode, &Outcomes::substituted)},
-      {"decode skipped", phase(Phase::decode, &Outcomes::skipped)},
-      {"decode on the host", phase(Phase::decode, &Outcomes::host_computed)},
+      {"decode hits", outcome(Phase::decode, &Outcomes::hits)},
+      {"decode late hits", outcome(Phase::decode, &Outcomes::late_hits)},
+      {"decode misses", outcome(Phase::decode, &Outcomes::misses)},
+      {"decode substituted", outcome(Phase::decode, &Outcomes::substituted)},
+      {"decode skipped", outcome(Phase::decode, &Outcomes::skipped)},
+      {"decode on the host", outcome(Phase::decode, &Outcomes::host_computed)},
       {"top-score misses",
-       [&](const RunReport& r) {
+       [](const RunReport& r) {
          const Outcomes& o = r.counters.of(Phase::decode);
          return misses_of(o.top_misses, o.top_requests);
        }},
       {"low-score misses",
-       [&](const RunReport& r) {
+       [](const RunReport& r) {
          const Outcomes& o = r.counters.of(Phase::decode);
          return misses_of(o.low_misses, o.low_requests);
        }},
@@ -343,16 +373,16 @@ std::string to_table(const std::vector<RunReport>& reports, std::size_t columns)
        [](const RunReport& r) {
          return fmt::format("{:.1f}", r.counters.of(Phase::decode).miss_penalty(r.expert_bytes));
        }},
-      {"prefill hits", phase(Phase::prefill, &Outcomes::hits)},
-      {"prefill late hits", phase(Phase::prefill, &Outcomes::late_hits)},
-      {"prefill misses", phase(Phase::prefill, &Outcomes::misses)},
-      {"prefill prefetched", phase(Phase::prefill, &Outcomes::prefetched)},
+      {"prefill hits", outcome(Phase::prefill, &Outcomes::hits)},
+      {"prefill late hits", outcome(Phase::prefill, &Outcomes::late_hits)},
+      {"prefill misses", outcome(Phase::prefill, &Outcomes::misses)},
+      {"prefill prefetched", outcome(Phase::prefill, &Outcomes::prefetched)},
       {"copied in prefill", [](const RunReport& r) { return size(r.counters.of(Phase::prefill).bytes); }},
       {"copied in decode", [](const RunReport& r) { return size(r.counters.of(Phase::decode).bytes); }},
-      {"prefetch recall", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.accuracy.recall()); }},
-      {"prefetch precision", [&](const RunReport& r) { return prefetch(r, r.counters.prefetch.precision()); }},
+      {"prefetch recall", [](const RunReport& r) { return of_prefetches(r, r.counters.prefetch.accuracy.recall()); }},
+      {"prefetch precision", [](const RunReport& r) { return of_prefetches(r, r.counters.prefetch.precision()); }},
       {"prefetch top-1",
-       [&](const RunReport& r) {
+       [](const RunReport& r) {
          const Accuracy& a = r.counters.prefetch.accuracy;
          return a.rows == 0 ? std::string("-") : percent(a.top1());
        }},
@@ -372,45 +402,39 @@ std::string to_table(const std::vector<RunReport>& reports, std::size_t columns)
        }},
       {"handing copies over",
        [](const RunReport& r) { return time(seconds(r.times[0].handing + r.times[1].handing)); }},
-      {"all-resident bound", [&](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
-      {"clairvoyant bound", [&](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
+      {"all-resident bound", [](const RunReport& r) { return against(r, r.all_resident_tpot_s); }},
+      {"clairvoyant bound", [](const RunReport& r) { return against(r, r.clairvoyant_tpot_s); }},
   };
-  if (std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return !r.store.file.empty(); })) {
-    rows.emplace_back("read from disk", [](const RunReport& r) {
-      return fmt::format("{} ({} reads, {} from memory)", size(r.store.bytes), r.store.reads, r.store.hits);
-    });
-  }
-  const bool simulated =
-      std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return r.simulated.has_value(); });
-  if (simulated) {
-    auto bound = [&](auto member) {
-      return [member](const RunReport& r) {
-        const auto& o = (*r.simulated).*member;
-        return o ? fmt::format("{} ({} hits)", time(o->tpot_s), percent(o->hit_rate)) : std::string("-");
-      };
+}
+
+/// Of simulations: what they would have taken, had the stack known more.
+std::vector<Row> simulated_rows() {
+  const auto bound = [](std::optional<SimulatedFacts::Other> SimulatedFacts::*member) {
+    return [member](const RunReport& r) {
+      const auto& o = (*r.simulated).*member;
+      return o ? fmt::format("{} ({} hits)", time(o->tpot_s), percent(o->hit_rate)) : std::string("-");
     };
-    rows.emplace_back("the same with a host",
-                      [&](const RunReport& r) { return against(r, r.simulated->clairvoyant_with_host_tpot_s); });
-    rows.emplace_back("perfect prediction", bound(&SimulatedFacts::perfect_prediction));
-    rows.emplace_back("Belady's cache", bound(&SimulatedFacts::belady_cache));
-    rows.emplace_back("both of them", bound(&SimulatedFacts::prediction_and_cache));
-    rows.emplace_back("Belady on demand", bound(&SimulatedFacts::belady_demand));
-  }
-  std::vector<std::string> names;
-  std::vector<std::vector<std::string>> cells;
-  for (const auto& [name, cell] : rows) {
-    names.emplace_back(name);
-    auto& line = cells.emplace_back();
-    for (const RunReport& r : reports) line.push_back(cell(r));
-  }
-  std::string out = in_columns(names, cells, columns);
+  };
+  return {
+      {"the same with a host",
+       [](const RunReport& r) { return against(r, r.simulated->clairvoyant_with_host_tpot_s); }},
+      {"perfect prediction", bound(&SimulatedFacts::perfect_prediction)},
+      {"Belady's cache", bound(&SimulatedFacts::belady_cache)},
+      {"both of them", bound(&SimulatedFacts::prediction_and_cache)},
+      {"Belady on demand", bound(&SimulatedFacts::belady_demand)},
+  };
+}
+
+/// What readers of simulations must know, below their table.
+std::string notes_on_simulations(const std::vector<RunReport>& reports, std::size_t columns) {
+  std::string out;
   std::vector<std::string> slower;
   for (const RunReport& r : reports) {
     auto is_slower = [&](const std::optional<SimulatedFacts::Other>& o) { return o && o->tpot_s > r.tpot_s(); };
     if (!r.simulated) continue;
     const SimulatedFacts& s = *r.simulated;
     if (is_slower(s.perfect_prediction) || is_slower(s.belady_cache) || is_slower(s.prediction_and_cache))
-      slower.push_back(r.stack_file.empty() ? r.stack : r.stack_file);
+      slower.push_back(name_of(r));
   }
   if (!slower.empty()) {
     out += wrapped(
@@ -422,12 +446,34 @@ std::string to_table(const std::vector<RunReport>& reports, std::size_t columns)
   for (const RunReport& r : reports) {
     if (!r.simulated || !r.simulated->assumed) continue;
     const SimulatedFacts::Assumed& a = *r.simulated->assumed;
-    out += wrapped(fmt::format("{}: {} made up, not recorded (--assume-recall {},{} --assume-seed {})\n",
-                               r.stack_file.empty() ? r.stack : r.stack_file, fmt::join(a.what, ", "), a.recall_top_k,
-                               a.recall_candidates, a.seed),
+    out += wrapped(fmt::format("{}: {} made up, not recorded (--assume-recall {},{} --assume-seed {})\n", name_of(r),
+                               fmt::join(a.what, ", "), a.recall_top_k, a.recall_candidates, a.seed),
                    columns);
   }
   return out;
+}
+
+}  // namespace
+
+std::string to_table(const std::vector<RunReport>& reports, std::size_t columns) {
+  std::vector<Row> rows = usual_rows();
+  if (std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return !r.store.file.empty(); })) {
+    rows.push_back({"read from disk", [](const RunReport& r) {
+                      return fmt::format("{} ({} reads, {} from memory)", size(r.store.bytes), r.store.reads,
+                                         r.store.hits);
+                    }});
+  }
+  if (std::any_of(reports.begin(), reports.end(), [](const RunReport& r) { return r.simulated.has_value(); })) {
+    for (Row& row : simulated_rows()) rows.push_back(std::move(row));
+  }
+  std::vector<std::string> names;
+  std::vector<std::vector<std::string>> cells;
+  for (const auto& [name, cell] : rows) {
+    names.emplace_back(name);
+    auto& line = cells.emplace_back();
+    for (const RunReport& r : reports) line.push_back(cell(r));
+  }
+  return in_columns(names, cells, columns) + notes_on_simulations(reports, columns);
 }
 
 }  // namespace ferry::engine

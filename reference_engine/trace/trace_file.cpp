@@ -210,63 +210,90 @@ std::optional<std::uint64_t> field(std::string_view line, std::string_view key) 
   return value;
 }
 
-std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const ModelFacts& shape) {
-  const MappedFile file(path, MappedFile::Hold::copied);
-  std::string_view text(bytes_of(file.data()), file.size());
-  auto made = begin(path, shape);
-  Trace& t = made->trace;
-  t.model.expert_bytes.clear();
-  std::vector<LayerWork> work;
-  bool header = false;
-  for (std::size_t number = 1; !text.empty(); ++number) {
-    std::string_view line = text.substr(0, text.find('\n'));
-    text.remove_prefix(std::min(text.size(), line.size() + 1));
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    auto bad = [&](const std::string& what) { refuse(path, fmt::format("line {}: {}", number, what)); };
-    auto whole = [&](std::string_view key) {
-      const std::optional<std::uint64_t> value = field(line, key);
-      if (!value) bad(fmt::format("\"{}\" is not followed by a whole number", key.substr(key.find_first_not_of("# "))));
-      return *value;
-    };
-    if (line.starts_with('#')) {
-      const bool describes = line.find(" n_layer=") != std::string_view::npos || line.starts_with("# layer=");
-      if (header && describes) bad("the model is described behind its first rows");
-      if (line.find(" n_layer=") != std::string_view::npos) {
-        must_be(path, shape, "layers", whole(" n_layer="), t.model.layers);
-        must_be(path, shape, "experts a layer", whole(" n_expert="), t.model.experts);
-        t.model.top_k = small(path, "n_expert_used", whole(" n_expert_used="));
-        if (t.model.top_k > t.model.experts) {
-          bad(fmt::format("n_expert_used is {}, expected 1 to {}", t.model.top_k, t.model.experts));
-        }
-      } else if (line.starts_with("# layer=")) {
-        if (whole("# layer=") != work.size() || work.size() == t.model.layers) bad("layers out of order");
-        ExpertBytes bytes{};
-        bytes[static_cast<unsigned>(Precision::full)] = whole(" expert_bytes=");
-        constexpr std::uint64_t most = 1'000'000'000'000'000;
-        if (bytes.back() == 0 || bytes.back() > most) bad("expert_bytes must be 1 to 10^15");
-        for (std::uint32_t p = 1; p < precision_count - 1; ++p) {  // ours, where they are smaller
-          const std::uint64_t ours = shape.model.bytes(0, static_cast<Precision>(p));
-          if (ours < bytes.back()) bytes[p] = ours;
-        }
-        t.model.expert_bytes.push_back(bytes);
-        LayerWork w = shape.work[0];
-        if (const std::uint64_t dense = whole(" dense_bytes="); dense > 0) w.dense_bytes = dense;
-        if (w.dense_bytes > most) bad("dense_bytes must be 0 to 10^15");
-        work.push_back(w);
+/// Other people's routes: comments that describe the model, the names of columns, and a row for each expert chosen.
+class RouteCsv {
+ public:
+  RouteCsv(const std::filesystem::path& path, const ModelFacts& shape)
+      : path_(path), shape_(shape), made_(begin(path, shape)) {
+    model().expert_bytes.clear();
+  }
+
+  std::unique_ptr<TraceFile> read() {
+    const MappedFile file(path_, MappedFile::Hold::copied);
+    std::string_view text(bytes_of(file.data()), file.size());
+    for (; !text.empty(); ++number_) {
+      line_ = text.substr(0, text.find('\n'));
+      text.remove_prefix(std::min(text.size(), line_.size() + 1));
+      if (line_.ends_with('\r')) line_.remove_suffix(1);
+      if (line_.starts_with('#')) {
+        describe();
+      } else if (!header_) {
+        begin_rows();
+      } else {
+        add_row();
       }
-      continue;
     }
-    if (!header) {
-      if (!line.starts_with("turn,phase,step,layer,slot,expert,weight")) {
-        bad("expected the header turn,phase,step,layer,slot,expert,weight,...");
+    if (!header_) refuse(path_, "no line begins with turn,phase,step,layer,slot,expert: this is no route trace");
+    made_->sequence_start = {0};
+    made_->work = std::move(work_);
+    return std::move(made_);
+  }
+
+ private:
+  static constexpr std::uint64_t most_bytes = 1'000'000'000'000'000;
+
+  ModelShape& model() { return made_->trace.model; }
+  [[noreturn]] void bad(const std::string& what) const { refuse(path_, fmt::format("line {}: {}", number_, what)); }
+  [[nodiscard]] std::uint64_t whole(std::string_view key) const {
+    const std::optional<std::uint64_t> value = field(line_, key);
+    if (!value) bad(fmt::format("\"{}\" is not followed by a whole number", key.substr(key.find_first_not_of("# "))));
+    return *value;
+  }
+
+  void describe() {
+    const bool whole_model = line_.find(" n_layer=") != std::string_view::npos;
+    const bool one_layer = !whole_model && line_.starts_with("# layer=");
+    if (header_ && (whole_model || one_layer)) bad("the model is described behind its first rows");
+    if (whole_model) {
+      must_be(path_, shape_, "layers", whole(" n_layer="), model().layers);
+      must_be(path_, shape_, "experts a layer", whole(" n_expert="), model().experts);
+      model().top_k = small(path_, "n_expert_used", whole(" n_expert_used="));
+      if (model().top_k > model().experts) {
+        bad(fmt::format("n_expert_used is {}, expected 1 to {}", model().top_k, model().experts));
       }
-      if (work.size() != t.model.layers) bad("not every layer has its \"# layer=\" line");
-      header = true;
-      continue;
+    } else if (one_layer) {
+      describe_layer();
     }
+  }
+
+  void describe_layer() {
+    if (whole("# layer=") != work_.size() || work_.size() == model().layers) bad("layers out of order");
+    ExpertBytes bytes{};
+    bytes[static_cast<unsigned>(Precision::full)] = whole(" expert_bytes=");
+    if (bytes.back() == 0 || bytes.back() > most_bytes) bad("expert_bytes must be 1 to 10^15");
+    for (std::uint32_t p = 1; p < precision_count - 1; ++p) {  // ours, where they are smaller
+      const std::uint64_t ours = shape_.model.bytes(0, static_cast<Precision>(p));
+      if (ours < bytes.back()) bytes[p] = ours;
+    }
+    model().expert_bytes.push_back(bytes);
+    LayerWork w = shape_.work[0];
+    if (const std::uint64_t dense = whole(" dense_bytes="); dense > 0) w.dense_bytes = dense;
+    if (w.dense_bytes > most_bytes) bad("dense_bytes must be 0 to 10^15");
+    work_.push_back(w);
+  }
+
+  void begin_rows() {
+    if (!line_.starts_with("turn,phase,step,layer,slot,expert,weight")) {
+      bad("expected the header turn,phase,step,layer,slot,expert,weight,...");
+    }
+    if (work_.size() != model().layers) bad("not every layer has its \"# layer=\" line");
+    header_ = true;
+  }
+
+  void add_row() {
     std::uint32_t column[6] = {};  // turn, phase, step, layer, slot, expert
-    const char* at = line.data();
-    const char* end = at + line.size();
+    const char* at = line_.data();
+    const char* const end = at + line_.size();
     for (std::uint32_t& value : column) {
       const auto [next, error] = std::from_chars(at, end, value);
       if (error != std::errc{} || next == end || *next != ',') bad("expected six whole numbers first");
@@ -275,12 +302,31 @@ std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const M
     const auto [turn, phase, token, layer, slot, expert] = column;
     if (turn != 0) bad("a second turn: one prompt and its answer are expected");
     const std::tuple<const char*, std::uint32_t, std::uint32_t> ranges[] = {{"phase", phase, 2},
-                                                                            {"layer", layer, t.model.layers},
-                                                                            {"slot", slot, t.model.top_k},
-                                                                            {"expert", expert, t.model.experts}};
-    for (const auto& [name, value, end] : ranges) {
-      if (value >= end) bad(fmt::format("{} is {}, expected 0 to {}", name, value, end - 1));
+                                                                            {"layer", layer, model().layers},
+                                                                            {"slot", slot, model().top_k},
+                                                                            {"expert", expert, model().experts}};
+    for (const auto& [name, value, most] : ranges) {
+      if (value >= most) bad(fmt::format("{} is {}, expected 0 to {}", name, value, most - 1));
     }
+    const float weight = weight_of(at, end);
+    Trace& t = made_->trace;
+    if (token > t.tokens) bad(fmt::format("token {} comes after {} tokens", token, t.tokens));
+    const std::size_t of_token = std::size_t{model().layers} * model().top_k;
+    if (token == t.tokens) {
+      if (t.tokens > 0 && phase < made_->phase.back()) bad("prefill after decode");
+      ++t.tokens;
+      made_->phase.push_back(static_cast<std::uint8_t>(phase));
+      made_->experts.resize(made_->experts.size() + of_token, no_expert);
+      made_->weights.resize(made_->weights.size() + of_token, 0.0F);
+    }
+    if (made_->phase[token] != phase) bad("this token was of the other phase before");
+    const std::size_t place = token * of_token + std::size_t{layer} * model().top_k + slot;
+    if (made_->experts[place] != no_expert) bad("this token, layer and slot stood before");
+    made_->experts[place] = static_cast<std::uint16_t>(expert);
+    made_->weights[place] = weight;
+  }
+
+  [[nodiscard]] float weight_of(const char* at, const char* end) const {
     float weight = 0;
     const auto [next, error] = std::from_chars(at, end, weight);
     double exact = 1;  // what is out of a float's range
@@ -289,25 +335,72 @@ std::unique_ptr<TraceFile> import_csv(const std::filesystem::path& path, const M
     if ((error != std::errc{} && !tiny) || (next != end && *next != ',') || !std::isfinite(weight)) {
       bad("the seventh column is no weight, expected a finite number");
     }
-    if (token > t.tokens) bad(fmt::format("token {} comes after {} tokens", token, t.tokens));
-    const std::size_t row = std::size_t{t.model.layers} * t.model.top_k;
-    if (token == t.tokens) {
-      if (t.tokens > 0 && phase < made->phase.back()) bad("prefill after decode");
-      ++t.tokens;
-      made->phase.push_back(static_cast<std::uint8_t>(phase));
-      made->experts.resize(made->experts.size() + row, no_expert);
-      made->weights.resize(made->weights.size() + row, 0.0F);
-    }
-    if (made->phase[token] != phase) bad("this token was of the other phase before");
-    const std::size_t place = token * row + std::size_t{layer} * t.model.top_k + slot;
-    if (made->experts[place] != no_expert) bad("this token, layer and slot stood before");
-    made->experts[place] = static_cast<std::uint16_t>(expert);
-    made->weights[place] = weight;
+    return weight;
   }
-  if (!header) refuse(path, "no line begins with turn,phase,step,layer,slot,expert: this is no route trace");
-  made->sequence_start = {0};
-  made->work = std::move(work);
-  return made;
+
+  const std::filesystem::path& path_;
+  const ModelFacts& shape_;
+  std::unique_ptr<TraceFile> made_;
+  std::vector<LayerWork> work_;
+  std::string_view line_;
+  std::size_t number_ = 1;  ///< of the line
+  bool header_ = false;     ///< whether the names of columns have been read
+};
+
+/// A number for each layer, if the file has any.
+std::vector<std::uint16_t> by_layer(const Fields& f, const char* field, std::uint16_t most, std::uint16_t layers) {
+  std::vector<std::uint16_t> all;
+  if (!f.has(field)) return all;
+  const Json& list = f.at(field);
+  const auto good = [&](const Json& n) { return n.is_number_unsigned() && n >= 1U && n <= most; };
+  if (!list.is_array() || list.size() != layers || !std::all_of(list.begin(), list.end(), good)) {
+    f.refuse(field, fmt::format("{} whole numbers from 1 to {}, one for each layer", layers, most));
+  }
+  for (const Json& n : list) all.push_back(n.get<std::uint16_t>());
+  return all;
+}
+
+/// Lists of `least` to `most` numbers, one for all layers or one for each.
+std::vector<std::vector<std::uint64_t>> number_lists(const Fields& f, const char* field, std::size_t least,
+                                                     std::size_t most, std::uint16_t layers) {
+  const Json& list = f.at(field);
+  if (!list.is_array() || (list.size() != 1 && list.size() != layers)) {
+    f.refuse(field, "a list for all layers, or one for each");
+  }
+  std::vector<std::vector<std::uint64_t>> all;
+  for (const Json& item : list) {
+    if (!item.is_array() || item.size() < least || item.size() > most) {
+      f.refuse(field, fmt::format("lists of {} whole numbers", most));
+    }
+    auto& row = all.emplace_back();
+    for (const Json& n : item) {
+      if (!n.is_number_unsigned()) f.refuse(field, "whole numbers");
+      row.push_back(n.get<std::uint64_t>());
+      if (row.back() > 1'000'000'000'000'000) f.refuse(field, "numbers up to 10^15");
+    }
+  }
+  return all;
+}
+
+ModelShape model_of(const Fields& f, const std::string& where) {
+  ModelShape model;
+  model.renormalise = renormalise_if(f.flag("renormalise", true));
+  if (f.has("scale")) model.scale = static_cast<float>(f.number("scale", 0));
+  if (f.has("least_sum")) model.least_sum = static_cast<float>(f.number("least_sum", 0));
+  if (f.has("added_to_sum")) model.added_to_sum = static_cast<float>(f.number("added_to_sum", 0));
+  model.layers = static_cast<std::uint16_t>(f.whole("layers", 1, 65535));
+  model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));
+  model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, model.experts));
+  model.max_rows = 1;
+  check_size(model, where);
+  model.layer_experts = by_layer(f, "layer_experts", model.experts, model.layers);
+  model.layer_top_k = by_layer(f, "layer_top_k", model.top_k, model.layers);
+  for (const auto& row : number_lists(f, "expert_bytes", precision_count - 1, precision_count - 1, model.layers)) {
+    ExpertBytes bytes{};
+    std::copy(row.begin(), row.end(), bytes.begin() + 1);
+    model.expert_bytes.push_back(bytes);
+  }
+  return model;
 }
 
 }  // namespace
@@ -336,50 +429,9 @@ TraceFile::TraceFile(const std::filesystem::path& path, std::uint64_t memory) {
   const Json json = parse_json(said("model"), where);
   const Fields f(json, where);
   trace.name = f.text("name");
-  trace.model.renormalise = renormalise_if(f.flag("renormalise", true));
-  if (f.has("scale")) trace.model.scale = static_cast<float>(f.number("scale", 0));
-  if (f.has("least_sum")) trace.model.least_sum = static_cast<float>(f.number("least_sum", 0));
-  if (f.has("added_to_sum")) trace.model.added_to_sum = static_cast<float>(f.number("added_to_sum", 0));
-  trace.model.layers = static_cast<std::uint16_t>(f.whole("layers", 1, 65535));
-  trace.model.experts = static_cast<std::uint16_t>(f.whole("experts", 1, no_expert - 1));
-  trace.model.top_k = static_cast<std::uint16_t>(f.whole("top_k", 1, trace.model.experts));
-  trace.model.max_rows = 1;
-  check_size(trace.model, where);
-  auto by_layer = [&](const char* field, std::uint16_t most, std::vector<std::uint16_t>& all) {
-    if (!f.has(field)) return;
-    const Json& list = f.at(field);
-    const auto good = [&](const Json& n) { return n.is_number_unsigned() && n >= 1U && n <= most; };
-    if (!list.is_array() || list.size() != trace.model.layers || !std::all_of(list.begin(), list.end(), good)) {
-      f.refuse(field, fmt::format("{} whole numbers from 1 to {}, one for each layer", trace.model.layers, most));
-    }
-    for (const Json& n : list) all.push_back(n.get<std::uint16_t>());
-  };
-  by_layer("layer_experts", trace.model.experts, trace.model.layer_experts);
-  by_layer("layer_top_k", trace.model.top_k, trace.model.layer_top_k);
-  auto numbers = [&](const char* field, std::size_t least, std::size_t most) {
-    const Json& list = f.at(field);
-    const bool good = list.is_array() && (list.size() == 1 || list.size() == trace.model.layers);
-    if (!good) f.refuse(field, "a list for all layers, or one for each");
-    std::vector<std::vector<std::uint64_t>> all;
-    for (const Json& item : list) {
-      if (!item.is_array() || item.size() < least || item.size() > most) {
-        f.refuse(field, fmt::format("lists of {} whole numbers", most));
-      }
-      auto& row = all.emplace_back();
-      for (const Json& n : item) {
-        if (!n.is_number_unsigned()) f.refuse(field, "whole numbers");
-        row.push_back(n.get<std::uint64_t>());
-        if (row.back() > 1'000'000'000'000'000) f.refuse(field, "numbers up to 10^15");
-      }
-    }
-    return all;
-  };
-  for (const auto& row : numbers("expert_bytes", precision_count - 1, precision_count - 1)) {
-    ExpertBytes bytes{};
-    std::copy(row.begin(), row.end(), bytes.begin() + 1);
-    trace.model.expert_bytes.push_back(bytes);
-  }
-  for (const auto& row : numbers("work", 3, 4)) {  // older files do not say how large activations are
+  trace.model = model_of(f, where);
+  for (const auto& row :
+       number_lists(f, "work", 3, 4, trace.model.layers)) {  // older files do not say how large activations are
     work.push_back({row[0], row[1], row[2], row.size() == 4 ? row[3] : 0});
   }
   source = said("source");
@@ -517,7 +569,7 @@ void TraceFile::write(OutputFile& out) const {
 }
 
 std::unique_ptr<TraceFile> import_trace(const std::filesystem::path& path, const ModelFacts& shape) {
-  auto made = path.extension() == ".csv" ? import_csv(path, shape) : import_safetensors(path, shape);
+  auto made = path.extension() == ".csv" ? RouteCsv(path, shape).read() : import_safetensors(path, shape);
   try {
     made->view();
   } catch (const ConfigError& e) {

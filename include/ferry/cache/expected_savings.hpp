@@ -38,7 +38,7 @@ namespace ferry::inline FERRY_ABI {
 /// ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); if all of its own layer's are in use, below itself.
 ///
 /// Where what was saved tells nothing of what comes (QuickMemory::tells, over the layers of a pool of several), what is there
-/// stays in decode: what else is brought is no better, and has what will be used next evicted where experts take turns.
+/// stays in decode: what would be brought is no better, and where experts take turns it evicts what is used next.
 ///
 /// The rank assumes that routing stays as it is. If to keep what was used last would have served more of the recent uses, after
 /// paying for their copies, experts are kept by their last use until that stops being true (detail::LastUses). In a prompt they

@@ -23,12 +23,13 @@ namespace ferry::inline FERRY_ABI::detail {
 /// a step. Where nothing changes A is below 0: the slow count is nearer to what comes than the quick one is. An m below 1/8
 /// may be chance and counts as 0; what is above is spread over 0 to 1.
 ///
-/// The same sums tell whether anything is learned at all (`tells`): with x the shares expected and 1/E a layer's mean,
+/// Likewise it is learned whether the past tells anything (`tells`): with x the shares expected, of E experts,
 ///
 ///     r = sum (f - 1/E) (x - 1/E) / sum (x - 1/E)^2
 ///
-/// is how much of what is expected more of one expert than of others comes true: 0 where uses are drawn evenly, less where what
-/// was used last comes last. Below 1/16 it is chance. At first it is 1, as if a quarter of a span had told so.
+/// is the part of what an expert is expected to save above or below its layer's mean that comes true: 0 where uses are drawn
+/// evenly, below 0 where what was used last comes last. Up to 1/16 it counts as chance. At first it is 1, by sums of a quarter
+/// of the first B.
 ///
 /// Source: ours; weights of forecasts by regression are after Bates and Granger (1969, "The combination of forecasts").
 ///
@@ -104,6 +105,7 @@ class QuickMemory {
   [[nodiscard]] const char* check() const noexcept {
     if (!weight_.is_valid()) return "QuickMemory: the weight of a use is out of range";
     if (share_ < 0 || share_ > whole) return "QuickMemory: a share is out of range";
+    if (expected_ < 0) return "QuickMemory: a sum of squares is out of range";
     for (const std::int64_t quick : quick_) {
       if (quick < 0) return "QuickMemory: a count is out of range";
     }
