@@ -736,8 +736,8 @@ void gemma4(FamilyReader& r) {
   static const Json plain = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
   static const Json in_part = {
       {"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1000000.0}};
-  const std::uint32_t context =
-      r.c.context;  // as the file says: what the full layers' rope stretches is not the windows'
+  // As the file says: what stretches the layers without a window does not stretch the others.
+  const std::uint32_t context = r.c.context;
   r.rope({.head_dim = full.head_dim, .absent = &in_part, .layer_type = "full_attention"});
   const auto some = std::find_if(r.c.layer.begin(), r.c.layer.end(), with_window);
   const LayerConfig& usual = some == r.c.layer.end() ? full : *some;

@@ -72,9 +72,11 @@ __global__ void embed_blocks(BlockLayout table, const std::byte* weights, const 
   }
 }
 
-/// A thread keeps its first numbers in registers, `norm_held` times four of them: a row is one trip to memory. A row that a
-/// quarter of the threads holds, such as one of latent attention, is theirs alone: the others would only be waited for.
+/// A thread keeps its first numbers in registers, `norm_held` times four of them: a row is one trip to memory. A row of
+/// no more than four numbers for each of a quarter of the threads, such as one of latent attention, is theirs alone: the
+/// others would only be waited for.
 constexpr std::uint32_t norm_threads = 512, few_norm_threads = norm_threads / 4, norm_held = 4;
+constexpr std::uint32_t short_row = 4 * few_norm_threads;
 
 template <std::uint32_t block>
 __global__ void __launch_bounds__(block) rms_norm_kernel(const float* x, const float* weight, float epsilon,
@@ -235,7 +237,7 @@ void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, 
 void rms_norm(cudaStream_t stream, const float* x, const float* weight, float epsilon, std::uint32_t n,
               std::uint32_t hidden, std::uint64_t stride, float* y) {
   if (n == 0) return;
-  const bool few = hidden <= 4 * few_norm_threads;
+  const bool few = hidden <= short_row;
   launch_early("rms_norm_kernel", stream, dim3(n), few ? few_norm_threads : norm_threads,
                few ? rms_norm_kernel<few_norm_threads> : rms_norm_kernel<norm_threads>, x, weight, epsilon, hidden,
                stride, y);
@@ -244,7 +246,7 @@ void rms_norm(cudaStream_t stream, const float* x, const float* weight, float ep
 void layer_norm(cudaStream_t stream, const float* x, const float* weight, const float* bias, float epsilon,
                 std::uint32_t n, std::uint32_t hidden, float* y) {
   if (n == 0) return;
-  const bool few = hidden <= 4 * few_norm_threads;
+  const bool few = hidden <= short_row;
   launch_early("layer_norm_kernel", stream, dim3(n), few ? few_norm_threads : norm_threads,
                few ? layer_norm_kernel<few_norm_threads> : layer_norm_kernel<norm_threads>, x, weight, bias, epsilon,
                hidden, y);

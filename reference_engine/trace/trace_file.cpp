@@ -210,6 +210,8 @@ std::optional<std::uint64_t> field(std::string_view line, std::string_view key) 
   return value;
 }
 
+constexpr std::uint64_t largest_number = 1'000'000'000'000'000;  // of bytes, or of anything a file says
+
 /// Other people's routes: comments that describe the model, the names of columns, and a row for each expert chosen.
 class RouteCsv {
  public:
@@ -240,8 +242,6 @@ class RouteCsv {
   }
 
  private:
-  static constexpr std::uint64_t most_bytes = 1'000'000'000'000'000;
-
   ModelShape& model() { return made_->trace.model; }
   [[noreturn]] void bad(const std::string& what) const { refuse(path_, fmt::format("line {}: {}", number_, what)); }
   [[nodiscard]] std::uint64_t whole(std::string_view key) const {
@@ -270,7 +270,7 @@ class RouteCsv {
     if (whole("# layer=") != work_.size() || work_.size() == model().layers) bad("layers out of order");
     ExpertBytes bytes{};
     bytes[static_cast<unsigned>(Precision::full)] = whole(" expert_bytes=");
-    if (bytes.back() == 0 || bytes.back() > most_bytes) bad("expert_bytes must be 1 to 10^15");
+    if (bytes.back() == 0 || bytes.back() > largest_number) bad("expert_bytes must be 1 to 10^15");
     for (std::uint32_t p = 1; p < precision_count - 1; ++p) {  // ours, where they are smaller
       const std::uint64_t ours = shape_.model.bytes(0, static_cast<Precision>(p));
       if (ours < bytes.back()) bytes[p] = ours;
@@ -278,7 +278,7 @@ class RouteCsv {
     model().expert_bytes.push_back(bytes);
     LayerWork w = shape_.work[0];
     if (const std::uint64_t dense = whole(" dense_bytes="); dense > 0) w.dense_bytes = dense;
-    if (w.dense_bytes > most_bytes) bad("dense_bytes must be 0 to 10^15");
+    if (w.dense_bytes > largest_number) bad("dense_bytes must be 0 to 10^15");
     work_.push_back(w);
   }
 
@@ -376,7 +376,7 @@ std::vector<std::vector<std::uint64_t>> number_lists(const Fields& f, const char
     for (const Json& n : item) {
       if (!n.is_number_unsigned()) f.refuse(field, "whole numbers");
       row.push_back(n.get<std::uint64_t>());
-      if (row.back() > 1'000'000'000'000'000) f.refuse(field, "numbers up to 10^15");
+      if (row.back() > largest_number) f.refuse(field, "numbers up to 10^15");
     }
   }
   return all;
@@ -430,8 +430,8 @@ TraceFile::TraceFile(const std::filesystem::path& path, std::uint64_t memory) {
   const Fields f(json, where);
   trace.name = f.text("name");
   trace.model = model_of(f, where);
-  for (const auto& row :
-       number_lists(f, "work", 3, 4, trace.model.layers)) {  // older files do not say how large activations are
+  // Older files do not say how large activations are.
+  for (const auto& row : number_lists(f, "work", 3, 4, trace.model.layers)) {
     work.push_back({row[0], row[1], row[2], row.size() == 4 ? row[3] : 0});
   }
   source = said("source");

@@ -37,8 +37,10 @@ namespace ferry::inline FERRY_ABI {
 /// where few steps tell (QuickMemory::spread). And an expert that is loaded takes a place of another layer only if that place
 /// ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); if all of its own layer's are in use, below itself.
 ///
-/// Where what was saved tells nothing of what comes (QuickMemory::tells, over the layers of a pool of several), what is there
-/// stays in decode: what would be brought is no better, and where experts take turns it evicts what is used next.
+/// Where what was saved tells nothing of what comes (QuickMemory::tells), what is there stays in decode: `victim` refuses, and
+/// `gain` is 0. What would be brought is no better, and where experts take turns it evicts what is used next. Free places are
+/// filled all the same. A pool of one layer has too few uses to say so where its misses are loaded (w of a quarter or more).
+/// To follow the last use (below) goes first.
 ///
 /// The rank assumes that routing stays as it is. If to keep what was used last would have served more of the recent uses, after
 /// paying for their copies, experts are kept by their last use until that stops being true (detail::LastUses). In a prompt they
@@ -270,7 +272,7 @@ class ExpectedSavings {
   static constexpr std::int32_t all = 1 << 24;  ///< of the misses
 
   FERRY_HD bool learns() const noexcept { return loaded_ >= all / 4; }
-  /// Whether ranks tell what comes. The uses of one layer are too few to say that they do not.
+  /// Whether ranks tell what comes. One layer has too few uses to say that they do not, where each wrong "no" costs a copy.
   FERRY_HD bool tells() const noexcept { return (learns() && slots_.layers() == 1) || quick_.tells(); }
   /// w^2, in units of 2^-8.
   FERRY_HD std::int32_t square() const noexcept { return (loaded_ >> 16U) * (loaded_ >> 16U) >> 8U; }

@@ -28,8 +28,8 @@ namespace ferry::inline FERRY_ABI::detail {
 ///     r = sum (f - 1/E) (x - 1/E) / sum (x - 1/E)^2
 ///
 /// is the part of what an expert is expected to save above or below its layer's mean that comes true: 0 where uses are drawn
-/// evenly, below 0 where what was used last comes last. Up to 1/16 it counts as chance. At first it is 1, by sums of a quarter
-/// of the first B.
+/// evenly, below 0 where what was used last comes last. (Experts that a layer lacks count as told.) Up to 1/16 it is taken for
+/// chance. At first it is 1, by sums of a quarter of the first B.
 ///
 /// Source: ours; weights of forecasts by regression are after Bates and Granger (1969, "The combination of forecasts").
 ///
@@ -154,7 +154,7 @@ class QuickMemory {
                : m >= whole ? whole
                             : static_cast<std::int32_t>((m - chance) * whole / (whole - chance));
     }
-    begun_[layer] = step_;
+    begun_[layer] = all_slow > 0 ? step_ : 0;  // where nothing has been counted, nothing is expected
     for (std::uint32_t e = 0; e < experts_; ++e) {
       slow_share[e] = static_cast<std::int32_t>(slow[e] / (all_slow / one + 1));
       lead[e] = static_cast<std::int32_t>(quick[e] / (all_quick / one + 1)) - slow_share[e];

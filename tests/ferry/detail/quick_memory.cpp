@@ -224,3 +224,34 @@ TEST_CASE("whether what is expected comes true is told by the uses that followed
   CHECK(not_told[1] == 1000);
   CHECK(told[2] == 1000);
 }
+
+namespace {
+
+struct Few : detail::QuickMemory {
+  void reserve(Carver& carve, const MemorySize& /*size*/) {
+    detail::QuickMemory::reserve(carve, 1, 4, half_life, "test");
+  }
+};
+
+}  // namespace
+
+TEST_CASE("steps that save nothing tell nothing") {
+  // Nothing is expected behind them, which is no wrong guess. Then one of four is used.
+  Placed<Few> few{MemorySize{}};
+  detail::GrowingWeight weight;
+  weight.set(half_life, "test");
+  std::vector<std::int64_t> slow(4), expected(4), rank(4);
+  std::int64_t time = 0;
+  for (int i = 0; i < 40; ++i) {
+    const StepOf step(Phase::decode, 1);
+    few->begin_step(step);
+    weight.begin_step(step);
+    time += weight();
+    if (i >= 5) {
+      slow[0] += weight() * 1000;
+      few->saved(0, 1000, 1, 1, weight() * 1000);
+    }
+    few->finish(0, slow.data(), time, expected.data(), rank.data());
+    REQUIRE(few->tells());
+  }
+}
