@@ -536,7 +536,11 @@ TEST_CASE("where uses tell nothing of what comes, what is there stays in decode,
   steps(200, 8, true);  // each in turn: what was used last comes last
   CHECK(steps(200, 8, true) == 0);
   CHECK(policy->more_saved(policy->wanted(), no_slot) > 0);  // into a place that is free all the same
-  policy->begin_step(StepOf(Phase::prefill, 4));             // in a prompt its rows tell
+  use(policy, {0, 5}, 100);                                  // which is nothing that was learned from yet
+  CHECK(policy->more_saved({0, 5}, 0) == 0);
+  CHECK(gain(policy, {0, 5}) == 0);
+  CHECK(policy->victim(full(0, 5), {none, 1}) == no_slot);
+  policy->begin_step(StepOf(Phase::prefill, 4));  // in a prompt its rows tell
   use(policy, {0, 7}, 1, 4, 4);
   CHECK(policy->victim(full(0, 7), {none, 1}) != no_slot);
   CHECK(gain(policy, {0, 7}, 4) > 0);
