@@ -84,8 +84,7 @@ int main() {
       const ferry::Plan plan = pipe.plan({l, scores, scores});
       std::vector<float> predicted;  // a real engine would run the next layer's gate on this layer's gate input
       pipe.look_ahead(ferry::RowSource::gate_input, [&](std::uint16_t next, std::uint16_t /*distance*/) {
-        predicted = gate(token, next);
-        return ferry::Scores{next, predicted, predicted};
+        return ferry::Scores{next, predicted = gate(token, next), predicted};
       });
       float output = 0, expected = 0;
       auto run = [&](const ferry::Task& task) {

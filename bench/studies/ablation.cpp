@@ -160,7 +160,6 @@ std::vector<Variant> variants() {
       variant<FerryDevice, FerryDevice>("ferry-device", ""),
       variant<Waits<OfLate>, FerryDevice>("ferry-device", "learning: savings decay"),
       variant<Waits<Lru>, FerryDevice>("ferry-device", "learning: least recently used"),
-      variant<FerryDevice, OnePool>("ferry-device", "small pools a layer"),
       variant<FerryDevice, PerLayer>("ferry-device", "one pool"),
       variant<Empty<FerryDevice>, FerryDevice>("ferry-device", "preloading"),
       variant<FerryLossy, FerryLossy>("ferry-lossy", ""),

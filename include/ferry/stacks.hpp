@@ -259,14 +259,9 @@ struct FerryLossy : Stack<NoPrediction, ExpectedSavings, FixedPrecision,
 };
 
 /// Without a host: what is missing is waited for, and what will be used again soonest is kept, as is learned. One pool of
-/// all layers, or one a layer where that has no more than twice what a token uses. Lossless.
-struct FerryDevice : Stack<NoPrediction, ExpectedSavings, FixedPrecision, LoadEverything, TopK> {
+/// all layers. Lossless.
+struct FerryDevice : Stack<NoPrediction, ExpectedSavings, FixedPrecision, LoadEverything, TopK>, OnePool {
   static constexpr bool preloads = true;
-  template <class Config>
-  static void set_up(Config& c, Budget budget) {
-    OnePool::set_up(c, budget);
-    if (c.allotment.pools[0].slots <= 2U * c.model.top_k * c.model.layers) PerLayer::set_up(c, budget);
-  }
 };
 
 // Fate (section 5.4 has the steps: load on demand, +prefetch, +cache, +quantization)

@@ -104,7 +104,7 @@ TEST_CASE("ours is one pool, and without a host a pool a layer while those are s
   CHECK(slots(set_up<stacks::Ferry>(14 * 256).allotment) == Slots{12});
   CHECK(slots(set_up<FerryLossy>((12 + 2) * 64).allotment) == Slots{12});
   CHECK(stacks::held_precisions(set_up<FerryLossy>(14 * 64)).bits == part::bit(Precision::int4));
-  CHECK(slots(set_up<FerryDevice>((2 + 24) * 256).allotment) == Slots{4, 4, 4, 4, 4, 4});
+  CHECK(slots(set_up<FerryDevice>((2 + 6) * 256).allotment) == Slots{6});
   CHECK(slots(set_up<FerryDevice>((2 + 25) * 256).allotment) == Slots{25});
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include <cmath>
 
+#include "ferry/detail/duel.hpp"
 #include "ferry/detail/growing_weight.hpp"
 #include "ferry/detail/last_uses.hpp"
 #include "ferry/detail/next_uses.hpp"
@@ -46,6 +47,11 @@ namespace ferry::inline FERRY_ABI {
 /// paying for their copies, experts are kept by their last use until that stops being true (detail::LastUses). In a prompt they
 /// never are, and another layer's slot is taken only if its expert was used more than one step earlier.
 ///
+/// Over a pool of several layers, where nearly all misses are loaded (w of 15/16), the least of all is not always who should
+/// leave: what a layer uses in turn is worth more to it than few uses tell. So it is watched beside the least of the own layer,
+/// if that has its equal share of the places, and otherwise of those layers that have more than theirs. Whose victims are used
+/// later is followed (detail::Duel), at first the former; by the last use always the latter.
+///
 /// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` is how much more the
 /// place would save with the missing expert than with the one that ranked least when a decode step last sought a victim. In a
 /// prompt, before which little may have been counted, the difference is scaled to as many steps as a full count has.
@@ -54,9 +60,9 @@ namespace ferry::inline FERRY_ABI {
 /// least frequently used policies"), whose F(x) = 2^(-lambda x) this is with lambda = 1 / half_life and steps for time;
 /// LRFU itself admits everything, and counts uses.
 ///
-/// Complexity: a use O(1); victim O(layers + experts of two); wanted O(layers + experts of each layer used since the last
+/// Complexity: a use O(1); victim O(layers + experts of three); wanted O(layers + experts of each layer used since the last
 /// call); behind a layer detail::QuickMemory's and detail::LastUses'; where w counts, detail::NextUses' of a layer. State: 28
-/// bytes an expert of the pool's layers, 51 a layer, 8 a slot, and those three's.
+/// bytes an expert of the pool's layers, 51 a layer, 8 a slot, and those four's.
 ///
 /// Ambiguities resolved. In decode a use counts once an expert and step, however many rows chose it; prompts count as
 /// detail::GrowingWeight says, and change no w. Before the first misses w is 1. In a prompt a newcomer takes only a place of
@@ -74,6 +80,8 @@ class ExpectedSavings {
     next_uses_.reserve(carve, pool.layers, pool.experts);
     last_uses_.reserve(carve, pool.layers, pool.experts);
     quick_.reserve(carve, pool.layers, pool.experts, half_life, "ExpectedSavings");
+    duel_.reserve(carve, slots_.size());
+    share_ = pool.slots / pool.layers;
     carve(counted_saved_, slots_.size());
     carve(saved_, slots_.size());
     carve(rank_, slots_.size());
@@ -92,6 +100,7 @@ class ExpectedSavings {
     present_ = no_layer;
     next_uses_.begin_step(step);
     last_uses_.begin_step();
+    duel_.begin_step();
     quick_.begin_step(step);
     const bool divide = weight_.begin_step(step);
     if (divide) {
@@ -135,6 +144,7 @@ class ExpectedSavings {
       saved_[at] += more;
       rank_[at] += more;
       last_uses_.used(at);
+      if (!prefill_) duel_.used(at);
       slots_.grew(r.want.id);
     }
   }
@@ -197,29 +207,19 @@ class ExpectedSavings {
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
   FERRY_HD std::uint32_t victim(Variant incoming, Barred barred) noexcept {
-    const detail::KeyIn key{keys()};
     const std::uint32_t l = slots_.layer(incoming.id.layer);
-    std::uint32_t slot = no_slot;
-    if (prefill_) {
-      slot = slots_.least_of(l, barred, key);
-    } else {
-      slot = slots_.least(barred, key);
-      if (slot != no_slot) least_ = rank(slots_[slot]);
-      if (follows_last_use()) {
-        // As long ago as within its own layer, to a step: that layer's slots stay with it.
-        const std::uint32_t own = slots_.least_of(l, barred, key);
-        const std::int64_t here = key_of(own != no_slot ? slots_[own] : incoming.id);
-        if (slot != no_slot && key_of(slots_[slot]) + detail::LastUses::step >= here) slot = own;
-      } else if (!tells()) {
-        return no_slot;
-      } else if (learns() && slot != no_slot && slots_[slot].layer != incoming.id.layer) {
-        const std::uint32_t own = slots_.least_of(l, barred, key);
-        const std::int64_t here = rank(own != no_slot ? slots_[own] : incoming.id);
-        if (!is_far_below(rank(slots_[slot]), here)) slot = own;
-      }
-    }
-    if (slot == no_slot) return no_slot;
-    return key_of(incoming.id) > key_of(slots_[slot]) ? slot : no_slot;
+    const detail::KeyIn key{keys()};
+    if (prefill_) return outranked(incoming.id, slots_.least_of(l, barred, key));
+    const std::uint32_t least = slots_.least(barred, key);
+    if (least != no_slot) least_ = rank(slots_[least]);
+    if (!follows_last_use() && !tells()) return no_slot;
+    const bool shares = loaded_ >= all / 16 * 15 && slots_.layers() > 1;
+    if (shares && follows_last_use()) return outranked(incoming.id, of_equal_shares(l, barred));
+    const std::uint32_t slot = outranked(incoming.id, least_or_own(incoming.id, least, barred));
+    if (!shares) return slot;
+    const std::uint32_t equal = outranked(incoming.id, of_equal_shares(l, barred));
+    if (slot != equal) duel_.begin(index_of_leaving(incoming.id, slot), index_of_leaving(incoming.id, equal));
+    return duel_.second_leads() ? equal : slot;
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     const ExpertId before = slots_[slot];
@@ -264,6 +264,7 @@ class ExpectedSavings {
     if (const char* broken = next_uses_.check()) return broken;
     if (const char* broken = quick_.check()) return broken;
     if (const char* broken = last_uses_.check()) return broken;
+    if (const char* broken = duel_.check()) return broken;
     return slots_.check(detail::KeyIn{keys()});
   }
 
@@ -297,6 +298,33 @@ class ExpectedSavings {
   }
   /// What is used now saves soon, where the last use tells most: as much as some uses.
   FERRY_HD Nanoseconds soon() const noexcept { return last_ * 16 * detail::QuickMemory::span; }
+  /// Of all that may leave: the slot that has the least, or, where that is another layer's, if need be one of the own layer.
+  FERRY_HD std::uint32_t least_or_own(ExpertId incoming, std::uint32_t least, Barred barred) const noexcept {
+    const bool by_last_use = follows_last_use();
+    if (least == no_slot || (!by_last_use && (!learns() || slots_[least].layer == incoming.layer))) return least;
+    const std::uint32_t own = slots_.least_of(slots_.layer(incoming.layer), barred, detail::KeyIn{keys()});
+    const std::int64_t there = key_of(slots_[least]), here = key_of(own != no_slot ? slots_[own] : incoming);
+    // As long ago as within its own layer, to a step: that layer's slots stay with it.
+    const bool takes = by_last_use ? there + detail::LastUses::step < here : is_far_below(there, here);
+    return takes ? least : own;
+  }
+  /// The least of the own layer, if that has its share of the slots, otherwise of those layers that have more than theirs.
+  FERRY_HD std::uint32_t of_equal_shares(std::uint32_t l, Barred barred) noexcept {
+    const detail::KeyIn key{keys()};
+    if (slots_.held(l) >= share_) return slots_.least_of(l, barred, key);
+    const std::uint32_t slot = slots_.least(barred, key, [this](std::int64_t k, std::uint32_t of) {
+      return slots_.held(of) > share_ ? k : std::int64_t{1} << 61U;  // above all ranks, and not nobody's
+    });
+    return slot != no_slot && slots_.held(slots_.layer(slots_[slot].layer)) > share_ ? slot : no_slot;
+  }
+  /// The slot, if the newcomer ranks above who has it.
+  FERRY_HD std::uint32_t outranked(ExpertId newcomer, std::uint32_t slot) const noexcept {
+    return slot != no_slot && key_of(newcomer) > key_of(slots_[slot]) ? slot : no_slot;
+  }
+  /// Who has the slot; the newcomer itself where there is none for it.
+  FERRY_HD std::uint32_t index_of_leaving(ExpertId newcomer, std::uint32_t slot) const noexcept {
+    return slots_.index(slot != no_slot ? slots_[slot] : newcomer);
+  }
   FERRY_HD std::int64_t rank(ExpertId id) const noexcept { return rank_[slots_.index(id)]; }
   /// With ranks as numbers of uses.
   FERRY_HD bool is_far_below(std::int64_t a, std::int64_t b) const noexcept {
@@ -309,6 +337,7 @@ class ExpectedSavings {
   detail::NextUses next_uses_;
   detail::LastUses last_uses_;
   detail::QuickMemory quick_;
+  detail::Duel duel_;  ///< of the least anywhere, and of equal shares
   detail::GrowingWeight weight_;
   Array<std::int64_t> counted_saved_;  ///< [layers, experts], weighted
   Array<std::int64_t> saved_;          ///< [layers, experts], what of that and of `quick_` is expected, in its units
@@ -325,6 +354,7 @@ class ExpectedSavings {
   std::int32_t loaded_ = all;          ///< of the misses of late
   std::int32_t counted_ = 0;           ///< layers with misses, at most as many as `loaded_` is the mean of
   std::uint32_t present_ = no_layer;   ///< the layer of the pool that this step has come to
+  std::uint32_t share_ = 0;            ///< slots of a layer, if all have as many
   std::uint16_t first_layer_ = 0;
   bool prefill_ = false;
   std::uint32_t rows_ = 0, layer_rows_ = 0;  ///< of the step, and those of them that its layer has

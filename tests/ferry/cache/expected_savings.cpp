@@ -487,6 +487,152 @@ TEST_CASE("with all of its layer in use, what is loaded takes another layer's pl
   CHECK(policy->victim(full(0, 1), {own, 1}) == 1);
 }
 
+namespace {
+
+/// Two layers with a place each. The second one's expert, 0, is used in every 64th step, the first one's 0 in every fourth, and
+/// 1, which has no place, in the others.
+struct SeldomAndOften {
+  explicit SeldomAndOften(std::uint32_t loads) : loads(loads) {
+    policy->replace(0, full(0, 0), true);
+    policy->replace(1, full(1, 0), true);
+    for (int i = 0; i < 64 * 20; ++i) next();
+  }
+  void next() {
+    step(policy, {{static_cast<std::uint16_t>(now % 4 == 0 ? 0 : 1)}}, loads);
+    choose(policy, 1, {{static_cast<std::uint16_t>(now % 64 == 63 ? 0 : 1 + now % 8)}}, loads);
+    ++now;
+  }
+  std::uint32_t victim() {
+    const std::uint8_t none[2] = {};
+    return policy->victim(full(0, 1), {none, 1});
+  }
+
+  Placed<ExpectedSavings> policy{PoolShape{2, 0, 2, 64}, decaying(4096)};
+  std::uint32_t loads;
+  int now = 0;
+};
+
+}  // namespace
+
+TEST_CASE("where the least of all is used before the own layer's least, each layer keeps its share of the places") {
+  SeldomAndOften layers(10);
+  for (int i = 0; i < 3; ++i) {
+    while (layers.now % 64 != 63) layers.next();
+    CHECK(layers.victim() == 1);  // what is used seldom, and in this very step
+    layers.next();
+  }
+  CHECK(layers.victim() == 0);
+  for (int i = 0; i < 4; ++i) {
+    while (layers.now % 4 != 0 || layers.now % 64 == 63) layers.next();
+    layers.victim();
+    layers.next();
+  }
+  CHECK(layers.victim() == 1);
+}
+
+TEST_CASE("shares decide nothing where the host computes some of what is missing") {
+  SeldomAndOften layers(9);
+  for (int i = 0; i < 6; ++i) {
+    while (layers.now % 64 != 63) layers.next();
+    CHECK(layers.victim() == 1);
+    layers.next();
+  }
+}
+
+namespace {
+
+/// Two layers of experts, of which the link brings what is missing: into free places, or a victim's.
+struct TwoLayers {
+  TwoLayers(std::uint32_t places, std::uint16_t experts)
+      : policy(PoolShape{places, 0, 2, experts}), slots(places, none) {}
+
+  /// A step. How many of what is used were not there.
+  int use(const std::vector<std::uint16_t>& first, const std::vector<std::uint16_t>& second) {
+    policy->begin_step(StepOf(Phase::decode, 1));
+    return use(0, first) + use(1, second);
+  }
+  [[nodiscard]] std::size_t held(std::uint16_t layer) const {
+    return static_cast<std::size_t>(
+        std::count_if(slots.begin(), slots.end(), [&](ExpertId id) { return id.layer == layer; }));
+  }
+
+  static constexpr ExpertId none{no_layer, no_expert};
+  Placed<ExpectedSavings> policy;
+  std::vector<ExpertId> slots;
+
+ private:
+  std::vector<ExpertId>::iterator find(ExpertId id) { return std::find(slots.begin(), slots.end(), id); }
+  int use(std::uint16_t layer, const std::vector<std::uint16_t>& experts) {
+    std::vector<std::uint8_t> barred(slots.size());
+    std::vector<std::uint16_t> missing;
+    for (const std::uint16_t e : experts) {
+      const auto at = find({layer, e});
+      if (at != slots.end()) barred[static_cast<std::size_t>(at - slots.begin())] = 1;
+      if (at == slots.end()) missing.push_back(e);
+    }
+    choose(policy, layer, {experts});
+    for (const std::uint16_t e : missing) {
+      const auto free = find(none);
+      const std::uint32_t slot = free != slots.end() ? static_cast<std::uint32_t>(free - slots.begin())
+                                                     : policy->victim(full(layer, e), {barred.data(), 1});
+      if (slot == no_slot) continue;
+      policy->replace(slot, full(layer, e), true);
+      slots[slot] = {layer, e};
+      barred[slot] = 1;
+    }
+    return static_cast<int>(missing.size());
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a layer that uses few experts leaves its places to one that uses all") {
+  Random random(3);
+  TwoLayers layers(10, 8);
+  const auto steps = [&](int count) {
+    int missed = 0;
+    for (int i = 0; i < count; ++i) {
+      const auto any = static_cast<std::uint16_t>(random.below(8));
+      missed += layers.use({2, 5}, {any, static_cast<std::uint16_t>((any + 1 + random.below(7)) % 8)});
+    }
+    return missed;
+  };
+  steps(300);
+  CHECK(steps(300) == 0);  // two and eight, of which equal shares would miss three eighths
+}
+
+TEST_CASE("by the last use each layer keeps its share, though another's experts were not used for longer") {
+  TwoLayers layers(8, 64);
+  const auto pair = [](int i) {
+    return std::vector<std::uint16_t>{static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(i + 1)};
+  };
+  for (int i = 0; i < 400; ++i) layers.use(pair(i % 2 * 2), pair(i % 2 * 2));
+  REQUIRE(layers.held(1) == 4);
+  int by_last_use = 0;
+  for (int i = 0; i < 240; ++i) {  // new ones for some steps each; two of the second layer's four are used no more
+    const bool leads = layers.policy->each_gains();
+    layers.use(pair(4 + i / 12 * 2 % 60), pair(0));
+    if (!leads) continue;
+    ++by_last_use;
+    REQUIRE(layers.held(1) == 4);
+  }
+  CHECK(by_last_use > 100);
+}
+
+TEST_CASE("by the last use a layer takes its share back") {
+  TwoLayers layers(8, 64);
+  const auto pair = [](int i) {
+    return std::vector<std::uint16_t>{static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(i + 1)};
+  };
+  for (int i = 0; i < 600; ++i) layers.use(pair(i % 3 * 2), pair(0));
+  REQUIRE(layers.held(1) == 2);
+  for (int i = 0; i < 48; ++i) layers.use(pair(6 + i / 12 * 2), pair(0));
+  REQUIRE(layers.policy->each_gains());
+  for (int i = 0; i < 24; ++i) layers.use(pair(20 + i / 12 * 2), pair(i % 2 * 2));
+  REQUIRE(layers.policy->each_gains());
+  CHECK(layers.held(1) == 4);
+}
+
 TEST_CASE("what was used of late takes places sooner where the subject has changed") {
   // Four experts for long, then four others: the first newcomer that passes, in steps behind the change.
   const auto waits = [](bool changed_before) {
