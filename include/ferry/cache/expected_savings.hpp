@@ -48,9 +48,9 @@ namespace ferry::inline FERRY_ABI {
 /// never are, and another layer's slot is taken only if its expert was used more than one step earlier.
 ///
 /// Over a pool of several layers, where nearly all misses are loaded (w of 15/16), the least of all is not always who should
-/// leave: what a layer uses in turn is worth more to it than few uses tell. So it is watched beside the least of the own layer,
-/// if that has its equal share of the places, and otherwise of those layers that have more than theirs. Whose victims are used
-/// later is followed (detail::Duel), at first the former; by the last use always the latter.
+/// leave: to take it may cost a layer what it uses in turn. So it is watched beside the least of the own layer, if that has its
+/// equal share of the places, and otherwise of those layers that have more than theirs; and whose victims are used later is
+/// followed (detail::Duel): at first by rank the former, by last use the latter.
 ///
 /// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` is how much more the
 /// place would save with the missing expert than with the one that ranked least when a decode step last sought a victim. In a
@@ -212,14 +212,17 @@ class ExpectedSavings {
     if (prefill_) return outranked(incoming.id, slots_.least_of(l, barred, key));
     const std::uint32_t least = slots_.least(barred, key);
     if (least != no_slot) least_ = rank(slots_[least]);
-    if (!follows_last_use() && !tells()) return no_slot;
-    const bool shares = loaded_ >= all / 16 * 15 && slots_.layers() > 1;
-    if (shares && follows_last_use()) return outranked(incoming.id, of_equal_shares(l, barred));
-    const std::uint32_t slot = outranked(incoming.id, least_or_own(incoming.id, least, barred));
-    if (!shares) return slot;
-    const std::uint32_t equal = outranked(incoming.id, of_equal_shares(l, barred));
-    if (slot != equal) duel_.begin(index_of_leaving(incoming.id, slot), index_of_leaving(incoming.id, equal));
-    return duel_.second_leads() ? equal : slot;
+    const bool by_last_use = follows_last_use();
+    if (!by_last_use && !tells()) return no_slot;
+    const std::uint32_t own = slots_.least_of(l, barred, key);
+    const std::uint32_t any = outranked(incoming.id, least_or_own(incoming.id, least, own));
+    if (loaded_ < all / 16 * 15 || slots_.layers() == 1) return any;
+    const std::uint32_t equal = outranked(incoming.id, of_equal_shares(l, own, barred));
+    // Where all of its layer's are in use now, the question is another: whether the newcomer stays out.
+    const std::uint32_t kind = (by_last_use ? 2 : 0) + (own == no_slot ? 1 : 0);
+    const std::uint32_t first = by_last_use ? equal : any, second = by_last_use ? any : equal;
+    if (first != second) duel_.begin(kind, leaving(incoming.id, first), leaving(incoming.id, second));
+    return duel_.second_leads(kind) ? second : first;
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     const ExpertId before = slots_[slot];
@@ -298,23 +301,22 @@ class ExpectedSavings {
   }
   /// What is used now saves soon, where the last use tells most: as much as some uses.
   FERRY_HD Nanoseconds soon() const noexcept { return last_ * 16 * detail::QuickMemory::span; }
-  /// Of all that may leave: the slot that has the least, or, where that is another layer's, if need be one of the own layer.
-  FERRY_HD std::uint32_t least_or_own(ExpertId incoming, std::uint32_t least, Barred barred) const noexcept {
+  /// The slot that has the least of all, or, where that is another layer's, if need be the least of the own layer.
+  FERRY_HD std::uint32_t least_or_own(ExpertId incoming, std::uint32_t least, std::uint32_t own) const noexcept {
     const bool by_last_use = follows_last_use();
     if (least == no_slot || (!by_last_use && (!learns() || slots_[least].layer == incoming.layer))) return least;
-    const std::uint32_t own = slots_.least_of(slots_.layer(incoming.layer), barred, detail::KeyIn{keys()});
     const std::int64_t there = key_of(slots_[least]), here = key_of(own != no_slot ? slots_[own] : incoming);
     // As long ago as within its own layer, to a step: that layer's slots stay with it.
     const bool takes = by_last_use ? there + detail::LastUses::step < here : is_far_below(there, here);
     return takes ? least : own;
   }
   /// The least of the own layer, if that has its share of the slots, otherwise of those layers that have more than theirs.
-  FERRY_HD std::uint32_t of_equal_shares(std::uint32_t l, Barred barred) noexcept {
-    const detail::KeyIn key{keys()};
-    if (slots_.held(l) >= share_) return slots_.least_of(l, barred, key);
-    const std::uint32_t slot = slots_.least(barred, key, [this](std::int64_t k, std::uint32_t of) {
-      return slots_.held(of) > share_ ? k : std::int64_t{1} << 61U;  // above all ranks, and not nobody's
-    });
+  FERRY_HD std::uint32_t of_equal_shares(std::uint32_t l, std::uint32_t own, Barred barred) noexcept {
+    if (slots_.held(l) >= share_) return own;
+    const auto worth = [this](std::int64_t key, std::uint32_t of) {
+      return slots_.held(of) > share_ ? key : std::int64_t{1} << 61U;  // above all keys
+    };
+    const std::uint32_t slot = slots_.least(barred, detail::KeyIn{keys()}, worth);
     return slot != no_slot && slots_.held(slots_.layer(slots_[slot].layer)) > share_ ? slot : no_slot;
   }
   /// The slot, if the newcomer ranks above who has it.
@@ -322,7 +324,7 @@ class ExpectedSavings {
     return slot != no_slot && key_of(newcomer) > key_of(slots_[slot]) ? slot : no_slot;
   }
   /// Who has the slot; the newcomer itself where there is none for it.
-  FERRY_HD std::uint32_t index_of_leaving(ExpertId newcomer, std::uint32_t slot) const noexcept {
+  FERRY_HD std::uint32_t leaving(ExpertId newcomer, std::uint32_t slot) const noexcept {
     return slots_.index(slot != no_slot ? slots_[slot] : newcomer);
   }
   FERRY_HD std::int64_t rank(ExpertId id) const noexcept { return rank_[slots_.index(id)]; }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "support/policies.hpp"
 #include "support/random.hpp"
@@ -21,9 +22,9 @@ struct PlacedDuel : detail::Duel {
 using SomeDuel = Placed<PlacedDuel>;
 
 /// So many duels, which one way wins.
-void settle(SomeDuel& duel, bool second_is_right, int times) {
+void settle(SomeDuel& duel, bool second_is_right, int times, std::uint32_t kind = 0) {
   for (int i = 0; i < times; ++i) {
-    duel->begin(0, 1);
+    duel->begin(kind, 0, 1);
     duel->used(second_is_right ? 0 : 1);
     REQUIRE(broken(*duel) == "");
   }
@@ -33,22 +34,28 @@ void settle(SomeDuel& duel, bool second_is_right, int times) {
 
 TEST_CASE("whose victims are used first is not followed") {
   SomeDuel duel(4U);
-  CHECK_FALSE(duel->second_leads());
+  CHECK_FALSE(duel->second_leads(0));
   settle(duel, true, 2);
-  CHECK_FALSE(duel->second_leads());  // two may be chance
+  CHECK_FALSE(duel->second_leads(0));  // two may be chance
   settle(duel, true, 1);
-  CHECK(duel->second_leads());
+  CHECK(duel->second_leads(0));
   settle(duel, false, 2);  // ahead by one of five
-  CHECK(duel->second_leads());
+  CHECK(duel->second_leads(0));
   settle(duel, false, 1);
-  CHECK_FALSE(duel->second_leads());
+  CHECK_FALSE(duel->second_leads(0));
+}
+
+TEST_CASE("each kind is decided by itself") {
+  SomeDuel duel(4U);
+  for (std::uint32_t kind = 0; kind < detail::Duel::kinds; ++kind) settle(duel, kind % 2 == 1, 3, kind);
+  for (std::uint32_t kind = 0; kind < detail::Duel::kinds; ++kind) CHECK(duel->second_leads(kind) == (kind % 2 == 1));
 }
 
 TEST_CASE("where both are right as often, the first way is followed") {
   SomeDuel duel(4U);
   for (int i = 0; i < 1000; ++i) {
     settle(duel, i % 2 == 0, 1);
-    REQUIRE_FALSE(duel->second_leads());
+    REQUIRE_FALSE(duel->second_leads(0));
   }
 }
 
@@ -56,39 +63,39 @@ TEST_CASE("what is nobody's victim tells nothing, and only the first use of two 
   SomeDuel duel(4U);
   for (int i = 0; i < 10; ++i) {
     duel->used(0);
-    duel->begin(0, 1);
+    duel->begin(0, 0, 1);
     duel->used(2);
     duel->used(1);  // the second way was wrong
     duel->used(0);
     duel->used(0);
   }
-  CHECK_FALSE(duel->second_leads());
+  CHECK_FALSE(duel->second_leads(0));
 }
 
 TEST_CASE("an expert is watched beside one other, and after 32 steps beside the next") {
   SomeDuel duel(8U);
   const auto three_new = [&] {
-    for (std::uint32_t e = 0; e < 3; ++e) duel->begin(e, 4 + e);
+    for (std::uint32_t e = 0; e < 3; ++e) duel->begin(0, e, 4 + e);
   };
   three_new();
   for (std::uint32_t i = 1; i < detail::Duel::span; ++i) duel->begin_step();
-  for (std::uint32_t e = 0; e < 3; ++e) duel->begin(e, 7);  // too early
-  for (std::uint32_t e = 0; e < 3; ++e) duel->begin(7, e);
+  for (std::uint32_t e = 0; e < 3; ++e) duel->begin(0, e, 7);  // too early
+  for (std::uint32_t e = 0; e < 3; ++e) duel->begin(0, 7, e);
   for (std::uint32_t e = 0; e < 3; ++e) duel->used(e);
-  CHECK(duel->second_leads());
+  CHECK(duel->second_leads(0));
 
   SomeDuel other(8U);
-  other->begin(0, 1);
+  other->begin(0, 0, 1);
   for (std::uint32_t i = 0; i < detail::Duel::span; ++i) other->begin_step();
-  other->begin(2, 0);
+  other->begin(0, 2, 0);
   REQUIRE(broken(*other) == "");
   other->used(1);  // is watched no more
   other->used(2);
   for (std::uint32_t e = 4; e < 6; ++e) {
-    other->begin(e, 6);
+    other->begin(0, e, 6);
     other->used(e);
   }
-  CHECK(other->second_leads());  // three of three
+  CHECK(other->second_leads(0));  // three of three
 }
 
 TEST_CASE("over thousands of steps, against a table of pairs") {
@@ -96,12 +103,15 @@ TEST_CASE("over thousands of steps, against a table of pairs") {
   Random random(5);
   SomeDuel duel(experts);
   struct Pair {
-    std::uint32_t first, second;
+    std::uint32_t kind, first, second;
     int begun;
   };
+  struct Score {
+    double ahead = 0, count = 0;
+    bool leads = false;
+  };
   std::map<std::uint32_t, Pair> pairs;  // by each of both
-  double ahead = 0, count = 0;
-  bool leads = false;
+  std::vector<Score> scores(detail::Duel::kinds);
   int changes = 0;
   const auto watched = [&](std::uint32_t e, int now) { return pairs.count(e) != 0 && now - pairs[e].begun < 32; };
   const auto drop = [&](std::uint32_t e) {
@@ -111,34 +121,38 @@ TEST_CASE("over thousands of steps, against a table of pairs") {
     pairs.erase(p.first);
     pairs.erase(p.second);
   };
-  for (int step = 1; step < 5000; ++step) {
+  for (int step = 1; step < 10000; ++step) {
     duel->begin_step();
-    const bool second_is_right = step / 500 % 2 == 1;  // more often
     for (int i = 0; i < 3; ++i) {
       const std::uint32_t first = random.below(experts), second = random.below(experts);
+      const std::uint32_t kind = random.below(detail::Duel::kinds);
       if (first == second) continue;
-      duel->begin(first, second);
+      duel->begin(kind, first, second);
       if (watched(first, step) || watched(second, step)) continue;
       drop(first);
       drop(second);
-      pairs[first] = pairs[second] = {first, second, step};
+      pairs[first] = pairs[second] = {kind, first, second, step};
     }
     std::uint32_t e = random.below(experts);
     const auto at = pairs.find(e);
-    if (at != pairs.end() && random.chance(70)) e = second_is_right ? at->second.first : at->second.second;
+    if (at != pairs.end() && random.chance(70)) {  // the second way is right more often, or the first
+      e = (static_cast<std::uint32_t>(step) / 500 + at->second.kind) % 2 == 1 ? at->second.first : at->second.second;
+    }
     const auto found = pairs.find(e);
     if (found != pairs.end()) {
-      ahead = ahead * (1 - 1.0 / 256) + (found->second.first == e ? 1 : -1);
-      count = count * (1 - 1.0 / 256) + 1;
-      const double least = leads ? count / 16 : 2 + count / 8;
+      Score& s = scores[found->second.kind];
+      s.ahead = s.ahead * (1 - 1.0 / 256) + (found->second.first == e ? 1 : -1);
+      s.count = s.count * (1 - 1.0 / 256) + 1;
+      const double least = s.leads ? s.count / 16 : 2 + s.count / 8;
       drop(e);
-      REQUIRE(std::abs(ahead - least) > 1e-4);  // whole numbers round
-      changes += leads != (ahead > least) ? 1 : 0;
-      leads = ahead > least;
+      REQUIRE(std::abs(s.ahead - least) > 1e-4);  // whole numbers round
+      changes += s.leads != (s.ahead > least) ? 1 : 0;
+      s.leads = s.ahead > least;
     }
     duel->used(e);
     REQUIRE(broken(*duel) == "");
-    REQUIRE(duel->second_leads() == leads);
+    for (std::uint32_t kind = 0; kind < detail::Duel::kinds; ++kind)
+      REQUIRE(duel->second_leads(kind) == scores[kind].leads);
   }
-  CHECK(changes > 4);
+  CHECK(changes > 8);
 }
