@@ -100,6 +100,13 @@ std::string stacks_help() {
          ".json\n";
 }
 
+void add_stack(CLI::App* c, std::string& stack) {
+  c->add_option("--stack", stack, "policy stack, from the list below, or a file")
+      ->type_name("NAME|FILE")
+      ->check(not_empty)
+      ->capture_default_str();
+}
+
 void StackFlags::add_budget(CLI::App* c) {
   c->add_option("--budget", budget,
                 "device memory for experts: a share of all of them (25%) or a size (8000000, 64MiB)")

@@ -83,6 +83,8 @@ std::string range_of(const std::vector<Number>& all) {
 
 /// The stacks with a line each, for help.
 std::string stacks_help();
+/// --stack, for commands whose help ends with that list.
+void add_stack(CLI::App* command, std::string& stack);
 
 /// Options about stacks that several commands have. A stack is a policy stack's name or a stack file; what the command
 /// line says wins over the file.

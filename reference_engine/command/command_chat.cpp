@@ -295,10 +295,7 @@ void add_chat_command(CLI::App& app, Action& chosen) {
   a->flags.add_budget(c);
   a->flags.add_parameters(c);
   a->flags.add_defaults(c);
-  c->add_option("--stack", a->stack, "policy stack, from the list below, or a file")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
-      ->capture_default_str();
+  add_stack(c, a->stack);
   a->sampling.add(c);
   CLI::Option* system =
       c->add_option("--system", a->system, "what the model is told before the conversation")->type_name("TEXT");

@@ -572,123 +572,134 @@ int inspect(const RunArguments& a) {
   return 0;
 }
 
-}  // namespace
+void add_prompts(CLI::App* c, RunArguments& a) {
+  c->add_option("--prompt", a.prompts, "text to continue; several make a batch")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  c->add_option("--prompt-file", a.prompt_files, "file with one prompt, - for standard input; several make a batch")
+      ->type_name("FILE")
+      ->check(not_empty)
+      ->allow_extra_args(false);
+  c->add_option("--token-ids", a.token_files,
+                "file of prompts as tokens, one on a line: numbers between blanks or commas, or a JSON list")
+      ->type_name("FILE")
+      ->check(not_empty)
+      ->excludes("--prompt")
+      ->excludes("--prompt-file")
+      ->allow_extra_args(false);
+  c->add_option("--max-new-tokens", a.max_new_tokens, "tokens to generate for each prompt")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 28))
+      ->capture_default_str();
+  c->add_option("--batch", a.batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
+      ->type_name("N")
+      ->check(CLI::Range(1, 8));
+  c->add_option("--prefill-chunk", a.prefill_chunk, "tokens of a prompt in one step")
+      ->type_name("N")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+}
 
-void add_run_commands(CLI::App& app, Action& chosen) {
-  const auto a = std::make_shared<RunArguments>();
-  auto model = [&](CLI::App* c) {
-    a->model.add_model(c);
-    a->flags.add_budget(c);
-  };
-  auto generation = [&](CLI::App* c) {
-    a->model.add_experts(c);
-    a->model.add_device(c);
-    c->add_option(
-         "--device-memory", a->device_memory,
-         "the device's whole memory, of which experts get what weights, keys and values, and activations leave")
-        ->type_name("BYTES")
-        ->check(a_size)
-        ->excludes("--budget");
-    a->flags.add_parameters(c);
-    a->flags.add_defaults(c);
-    c->add_option("--prompt", a->prompts, "text to continue; several make a batch")
-        ->type_name("TEXT")
-        ->allow_extra_args(false);
-    c->add_option("--prompt-file", a->prompt_files, "file with one prompt, - for standard input; several make a batch")
-        ->type_name("FILE")
-        ->check(not_empty)
-        ->allow_extra_args(false);
-    c->add_option("--token-ids", a->token_files,
-                  "file of prompts as tokens, one on a line: numbers between blanks or commas, or a JSON list")
-        ->type_name("FILE")
-        ->check(not_empty)
-        ->excludes("--prompt")
-        ->excludes("--prompt-file")
-        ->allow_extra_args(false);
-    c->add_option("--max-new-tokens", a->max_new_tokens, "tokens to generate for each prompt")
-        ->type_name("N")
-        ->check(CLI::Range(1, 1 << 28))
-        ->capture_default_str();
-    c->add_option("--batch", a->batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
-        ->type_name("N")
-        ->check(CLI::Range(1, 8));
-    c->add_option("--prefill-chunk", a->prefill_chunk, "tokens of a prompt in one step")
-        ->type_name("N")
-        ->check(CLI::Range(1, 65536))
-        ->capture_default_str();
-    a->sampling.add(c);
-    CLI::Option* logprobs =
-        c->add_option("--logprobs", a->logprobs,
-                      "with --json: the logarithm of each token's probability, and so many likeliest")
-            ->type_name("N")
-            ->check(CLI::Range(1, 100));
-    c->add_option("--machine", a->machine,
-                  "imitate this machine's ratio of expert transfer to compute: a name or a file")
-        ->type_name("NAME|FILE")
-        ->check(not_empty);
-    c->add_option("--prefetch-chunk", a->prefetch_chunk, prefetch_chunk_help)
-        ->type_name("SHARE|BYTES")
-        ->check(not_empty)
-        ->capture_default_str();
-    c->add_option("--clock", a->clock,
-                  "real: this machine's time, the link throttled in its ratio to compute; virtual: time as that "
-                  "machine's costs say, however busy this one is")
-        ->check(CLI::IsMember({"real", "virtual"}))
-        ->capture_default_str();
-    c->add_flag("--gate-worker", a->gate_worker, "make predicted gate scores on a thread of their own");
-    logprobs->needs(c->add_option("--json", a->json, "write all numbers to this file; - for standard output")
-                        ->type_name("FILE")
-                        ->check(not_empty));
-  };
-  CLI::App* run_command = app.add_subcommand("run", "generate text under one policy stack");
-  model(run_command);
-  generation(run_command);
-  run_command->footer(stacks_help());
-  run_command->add_option("--stack", a->stack, "policy stack, from the list below, or a file")
+/// The link and the time that runs imitate.
+void add_machine(CLI::App* c, RunArguments& a) {
+  c->add_option("--machine", a.machine, "imitate this machine's ratio of expert transfer to compute: a name or a file")
       ->type_name("NAME|FILE")
+      ->check(not_empty);
+  c->add_option("--prefetch-chunk", a.prefetch_chunk, prefetch_chunk_help)
+      ->type_name("SHARE|BYTES")
       ->check(not_empty)
       ->capture_default_str();
-  run_command->add_option("--logits", a->logits, "write the logits of each generated token to this file (safetensors)")
+  c->add_option("--clock", a.clock,
+                "real: this machine's time, the link throttled in its ratio to compute; virtual: time as that "
+                "machine's costs say, however busy this one is")
+      ->check(CLI::IsMember({"real", "virtual"}))
+      ->capture_default_str();
+}
+
+/// What `run` and `compare` share.
+void add_generation(CLI::App* c, RunArguments& a) {
+  a.model.add_model(c);
+  a.flags.add_budget(c);
+  a.model.add_experts(c);
+  a.model.add_device(c);
+  c->add_option("--device-memory", a.device_memory,
+                "the device's whole memory, of which experts get what weights, keys and values, and activations leave")
+      ->type_name("BYTES")
+      ->check(a_size)
+      ->excludes("--budget");
+  a.flags.add_parameters(c);
+  a.flags.add_defaults(c);
+  add_prompts(c, a);
+  a.sampling.add(c);
+  CLI::Option* logprobs = c->add_option("--logprobs", a.logprobs,
+                                        "with --json: the logarithm of each token's probability, and so many likeliest")
+                              ->type_name("N")
+                              ->check(CLI::Range(1, 100));
+  add_machine(c, a);
+  c->add_flag("--gate-worker", a.gate_worker, "make predicted gate scores on a thread of their own");
+  logprobs->needs(c->add_option("--json", a.json, "write all numbers to this file; - for standard output")
+                      ->type_name("FILE")
+                      ->check(not_empty));
+  c->footer(stacks_help());
+}
+
+CLI::App* add_run(CLI::App& app, RunArguments& a) {
+  CLI::App* c = app.add_subcommand("run", "generate text under one policy stack");
+  add_generation(c, a);
+  add_stack(c, a.stack);
+  c->add_option("--logits", a.logits, "write the logits of each generated token to this file (safetensors)")
       ->type_name("FILE")
       ->check(not_empty);
-  run_command->add_option("--timeline", a->timeline, "write a Chrome/Perfetto timeline to this file")
+  c->add_option("--timeline", a.timeline, "write a Chrome/Perfetto timeline to this file")
       ->type_name("FILE")
       ->check(not_empty);
-  CLI::App* compare_command = app.add_subcommand("compare", "run several stacks on the same prompts, side by side");
-  model(compare_command);
-  generation(compare_command);
-  compare_command->footer(stacks_help());
-  compare_command->add_option("--stacks", a->stacks, "comma-separated, from the list below, or files")
+  return c;
+}
+
+CLI::App* add_compare(CLI::App& app, RunArguments& a) {
+  CLI::App* c = app.add_subcommand("compare", "run several stacks on the same prompts, side by side");
+  add_generation(c, a);
+  c->add_option("--stacks", a.stacks, "comma-separated, from the list below, or files")
       ->type_name("NAMES|FILES")
       ->delimiter(',')
       ->transform(without_spaces)
       ->capture_default_str();
-  CLI::App* inspect_command =
-      app.add_subcommand("inspect", "print a model's shape and what fits in a budget; or check a store");
-  model(inspect_command);
-  inspect_command
-      ->add_option("--store", a->model.store,
-                   "print what this file has, and read all of it; with --model that model's experts, too")
+  return c;
+}
+
+CLI::App* add_inspect(CLI::App& app, RunArguments& a) {
+  CLI::App* c = app.add_subcommand("inspect", "print a model's shape and what fits in a budget; or check a store");
+  a.model.add_model(c);
+  a.flags.add_budget(c);
+  c->add_option("--store", a.model.store,
+                "print what this file has, and read all of it; with --model that model's experts, too")
       ->type_name("FILE")
       ->check(not_empty)
       ->excludes("--budget");
-  a->model.add_verify(inspect_command);
-  inspect_command->get_option("--verify")->excludes("--store");
-  inspect_command
-      ->add_option("--write-checksums", a->checksums, "write those of all weight files to this file, for --verify")
+  a.model.add_verify(c);
+  c->get_option("--verify")->excludes("--store");
+  c->add_option("--write-checksums", a.checksums, "write those of all weight files to this file, for --verify")
       ->excludes("--store")
       ->type_name("FILE")
       ->check(not_empty);
+  return c;
+}
+
+}  // namespace
+
+void add_run_commands(CLI::App& app, Action& chosen) {
+  const auto a = std::make_shared<RunArguments>();
   auto with_model = [a, &chosen](int (*command)(const RunArguments&)) {
     chosen = [a, command] {
       a->flags.use_model(model_name(a->model.model));
       return command(*a);
     };
   };
-  run_command->callback([with_model] { with_model(run); });
-  compare_command->callback([with_model] { with_model(compare); });
-  inspect_command->callback([a, inspect_command, &chosen] {
-    a->model_given = inspect_command->count("--model") > 0;
+  add_run(app, *a)->callback([with_model] { with_model(run); });
+  add_compare(app, *a)->callback([with_model] { with_model(compare); });
+  CLI::App* c = add_inspect(app, *a);
+  c->callback([a, c, &chosen] {
+    a->model_given = c->count("--model") > 0;
     chosen = [a] { return inspect(*a); };
   });
 }

@@ -105,10 +105,7 @@ void add_serve_command(CLI::App& app, Action& chosen) {
   a->flags.add_budget(c);
   a->flags.add_parameters(c);
   a->flags.add_defaults(c);
-  c->add_option("--stack", a->stack, "policy stack, from the list below, or a file")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
-      ->capture_default_str();
+  add_stack(c, a->stack);
   a->sampling.add(c);
   CLI::Option* seed = c->get_option("--seed");
   seed->description("of the sampler, for requests that give none (default: drawn anew for each)");

@@ -265,6 +265,109 @@ std::vector<Prompt> read_prompts(Body& b, const ApiModel& m) {
   return all;
 }
 
+OrderedJson read_body(const std::string& body) {
+  if (valid_utf8(body) != body) refuse("The body is not UTF-8.");
+  OrderedJson json;
+  try {
+    json = parse_ordered_json(body, "The body as JSON");
+  } catch (const InputError& e) {
+    refuse(e.what());
+  }
+  if (!json.is_object()) refuse(fmt::format("The body is {}, expected a JSON object.", kind_of(json)));
+  return json;
+}
+
+void read_stream(Body& b, ApiRequest& r) {
+  r.stream = b.flag("stream", false);
+  const OrderedJson* options = b.find("stream_options");
+  if (options == nullptr) return;
+  if (!options->is_object()) Body::wrong_type("stream_options", "an object", *options);
+  if (!r.stream) Body::wrong_value("stream_options", "it beside 'stream': true alone");
+  const OrderedJson usage = options->value("include_usage", OrderedJson(nullptr));
+  if (!usage.is_null() && !usage.is_boolean()) {
+    Body::wrong_type("stream_options.include_usage", "a boolean", usage);
+  }
+  r.include_usage = usage == true;
+}
+
+/// What a request asks for, before its choices are made from it.
+struct Asked {
+  std::vector<Prompt> prompts;
+  std::uint32_t n = 1;                ///< choices of each prompt
+  std::optional<std::uint64_t> most;  ///< tokens of each choice
+  DecodeRequest choice;               ///< what all choices share
+};
+
+/// What /v1/chat/completions alone has.
+void read_chat(Body& b, const ApiModel& m, Asked& asked) {
+  if (const auto newer = b.whole("max_completion_tokens", 1, 1U << 28U)) {
+    if (asked.most && *asked.most != *newer) {
+      Body::wrong_value("max_tokens", "the same as 'max_completion_tokens', or one of both");
+    }
+    asked.most = newer;
+  }
+  asked.choice.probabilities = b.flag("logprobs", false);
+  const auto top = b.whole("top_logprobs", 0, 20);
+  if (top && !asked.choice.probabilities) Body::wrong_value("top_logprobs", "it beside 'logprobs': true alone");
+  asked.choice.alternatives = static_cast<std::uint32_t>(top.value_or(0));
+  const std::string text = read_messages(b, m);
+  asked.prompts.push_back({text, m.tokenizer.encode(text, !m.chat.own())});
+  for (const std::string& end : m.chat.stops()) asked.choice.stops.push_back(end);
+  b.must_be_off({"tools", "tool_choice", "functions", "function_call", "audio", "prediction", "web_search_options"});
+  const OrderedJson* modalities = b.find("modalities");
+  if (modalities != nullptr && *modalities != OrderedJson::array({"text"})) {
+    Body::wrong_value("modalities", "[\"text\"]");
+  }
+  if (const OrderedJson* format = b.find("response_format")) {
+    if (!format->is_object() || !format->contains("type") || (*format)["type"] != "text") {
+      Body::wrong_value("response_format", "{\"type\": \"text\"}");
+    }
+  }
+  b.ignore({"parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key", "prompt_cache_retention",
+            "safety_identifier"});
+}
+
+/// What /v1/completions alone has; returns whether the prompt is echoed.
+bool read_completion(Body& b, const ApiModel& m, Asked& asked) {
+  if (const auto top = b.whole("logprobs", 0, 20)) {
+    asked.choice.probabilities = true;
+    asked.choice.alternatives = static_cast<std::uint32_t>(*top);
+  }
+  const bool echo = b.flag("echo", false);
+  if (echo && asked.choice.probabilities) Body::wrong_value("echo", "it without 'logprobs'");
+  asked.prompts = read_prompts(b, m);
+  b.must_be_off({"suffix"});
+  if (b.whole("best_of", 1, m.most_choices).value_or(asked.n) != asked.n) {
+    Body::wrong_value("best_of", "as many as 'n'");
+  }
+  return echo;
+}
+
+/// Appends a prompt's choices, if it has room in the context.
+void add_choices(ApiRequest& r, const Prompt& p, const Asked& asked, const ApiModel& m) {
+  const char* const param = r.chat ? "messages" : "prompt";
+  if (p.tokens.empty()) Body::wrong_value(param, "a prompt of one token at least");
+  for (const std::uint32_t t : p.tokens) {
+    if (t >= m.model.config().vocabulary) refuse("The model's tokenizer makes tokens that the model does not have.");
+  }
+  if (p.tokens.size() + asked.most.value_or(1) > m.context) {
+    refuse(fmt::format("This model's maximum context length is {} tokens; the prompt has {}{}.", m.context,
+                       p.tokens.size(), asked.most ? fmt::format(", and {} were asked for", *asked.most) : ""),
+           param, "context_length_exceeded");
+  }
+  const std::uint64_t room = m.context - p.tokens.size();
+  const std::uint64_t wanted = asked.most.value_or(r.chat ? room : 16);
+  r.prompt_tokens += p.tokens.size();
+  for (std::uint32_t i = 0; i < asked.n; ++i) {
+    DecodeRequest one = asked.choice;
+    one.tokens = p.tokens;
+    one.max_new_tokens = static_cast<std::uint32_t>(std::min(wanted, room));
+    one.sampling.seed += r.choices.size() * 0x9e3779b97f4a7c15;  // so that no other seed's first choice is this one
+    r.choices.push_back(std::move(one));
+    r.prompts.push_back(p.text);
+  }
+}
+
 }  // namespace
 
 std::string ApiError::body() const {
@@ -283,105 +386,36 @@ ApiError no_such_model(const std::string& name, const ApiModel& m) {
 }
 
 ApiRequest read_request(const std::string& body, bool chat, const ApiModel& m) {
-  OrderedJson json;
-  if (valid_utf8(body) != body) refuse("The body is not UTF-8.");
-  try {
-    json = parse_ordered_json(body, "The body as JSON");
-  } catch (const InputError& e) {
-    refuse(e.what());
-  }
-  if (!json.is_object()) refuse(fmt::format("The body is {}, expected a JSON object.", kind_of(json)));
+  const OrderedJson json = read_body(body);
   Body b(json);
-  ApiRequest r;
-  r.chat = chat;
-  const OrderedJson only_text = OrderedJson::array({"text"});
   if (const OrderedJson* name = b.find("model")) {
     if (!name->is_string()) Body::wrong_type("model", "a string", *name);
     if (*name != m.name) {
       throw no_such_model(name->get<std::string>(), m);
     }
   }
-  r.stream = b.flag("stream", false);
-  if (const OrderedJson* options = b.find("stream_options")) {
-    if (!options->is_object()) Body::wrong_type("stream_options", "an object", *options);
-    if (!r.stream) Body::wrong_value("stream_options", "it beside 'stream': true alone");
-    const OrderedJson usage = options->value("include_usage", OrderedJson(nullptr));
-    if (!usage.is_null() && !usage.is_boolean()) {
-      Body::wrong_type("stream_options.include_usage", "a boolean", usage);
-    }
-    r.include_usage = usage == true;
-  }
+  ApiRequest r;
+  r.chat = chat;
+  read_stream(b, r);
   r.reports_stack = b.flag("ferry", false);
-  DecodeRequest common;
-  common.sampling = read_sampling(b, m);
-  common.stops = b.texts("stop", 16);
-  const auto n = static_cast<std::uint32_t>(b.whole("n", 1, m.most_choices).value_or(1));
-  std::optional<std::uint64_t> most = b.whole("max_tokens", 1, 1U << 28U);
-  std::vector<Prompt> prompts;
+  Asked asked;
+  asked.choice.sampling = read_sampling(b, m);
+  asked.choice.stops = b.texts("stop", 16);
+  asked.n = static_cast<std::uint32_t>(b.whole("n", 1, m.most_choices).value_or(1));
+  asked.most = b.whole("max_tokens", 1, 1U << 28U);
   if (chat) {
-    if (const auto newer = b.whole("max_completion_tokens", 1, 1U << 28U)) {
-      if (most && *most != *newer)
-        Body::wrong_value("max_tokens", "the same as 'max_completion_tokens', or one of both");
-      most = newer;
-    }
-    if (b.flag("logprobs", false)) common.probabilities = true;
-    const auto top = b.whole("top_logprobs", 0, 20);
-    if (top && !common.probabilities) Body::wrong_value("top_logprobs", "it beside 'logprobs': true alone");
-    common.alternatives = static_cast<std::uint32_t>(top.value_or(0));
-    const std::string text = read_messages(b, m);
-    prompts.push_back({text, m.tokenizer.encode(text, !m.chat.own())});
-    for (const std::string& end : m.chat.stops()) common.stops.push_back(end);
-    b.must_be_off({"tools", "tool_choice", "functions", "function_call", "audio", "prediction", "web_search_options"});
-    if (const OrderedJson* modalities = b.find("modalities"); modalities != nullptr && *modalities != only_text) {
-      Body::wrong_value("modalities", "[\"text\"]");
-    }
-    if (const OrderedJson* format = b.find("response_format")) {
-      if (!format->is_object() || !format->contains("type") || (*format)["type"] != "text") {
-        Body::wrong_value("response_format", "{\"type\": \"text\"}");
-      }
-    }
-    b.ignore({"parallel_tool_calls", "reasoning_effort", "verbosity", "prompt_cache_key", "prompt_cache_retention",
-              "safety_identifier"});
+    read_chat(b, m, asked);
   } else {
-    if (const auto top = b.whole("logprobs", 0, 20)) {
-      common.probabilities = true;
-      common.alternatives = static_cast<std::uint32_t>(*top);
-    }
-    r.echo = b.flag("echo", false);
-    if (r.echo && common.probabilities) Body::wrong_value("echo", "it without 'logprobs'");
-    prompts = read_prompts(b, m);
-    b.must_be_off({"suffix"});
-    if (b.whole("best_of", 1, m.most_choices).value_or(n) != n) Body::wrong_value("best_of", "as many as 'n'");
+    r.echo = read_completion(b, m, asked);
   }
   b.must_be_off({"logit_bias"});
   b.ignore({"user", "store", "metadata", "service_tier"});
   b.end();
-  if (prompts.size() * n > most_prompts) {
+  if (asked.prompts.size() * asked.n > most_prompts) {
     Body::wrong_value("n", fmt::format("{} choices of all prompts together at most", most_prompts));
   }
-  r.probabilities = common.probabilities;
-  for (Prompt& p : prompts) {
-    if (p.tokens.empty()) Body::wrong_value(chat ? "messages" : "prompt", "a prompt of one token at least");
-    for (const std::uint32_t t : p.tokens) {
-      if (t >= m.model.config().vocabulary) refuse("The model's tokenizer makes tokens that the model does not have.");
-    }
-    const std::uint64_t wanted =
-        most.value_or(chat ? m.context - std::min<std::uint64_t>(m.context, p.tokens.size()) : 16);
-    if (p.tokens.size() + (most ? *most : 1) > m.context) {
-      refuse(fmt::format("This model's maximum context length is {} tokens; the prompt has {}{}.", m.context,
-                         p.tokens.size(), most ? fmt::format(", and {} were asked for", *most) : ""),
-             chat ? "messages" : "prompt", "context_length_exceeded");
-    }
-    r.prompt_tokens += p.tokens.size();
-    for (std::uint32_t i = 0; i < n; ++i) {
-      DecodeRequest one = common;
-      one.tokens = p.tokens;
-      one.max_new_tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, m.context - p.tokens.size()));
-      one.sampling.seed += r.choices.size() * 0x9e3779b97f4a7c15;  // so that no other seed's first choice is this one
-      r.choices.push_back(std::move(one));
-      r.prompts.push_back(p.text);
-    }
-  }
+  r.probabilities = asked.choice.probabilities;
+  for (const Prompt& p : asked.prompts) add_choices(r, p, asked, m);
   return r;
 }
 
