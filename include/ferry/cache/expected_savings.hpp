@@ -217,7 +217,7 @@ class ExpectedSavings {
     const std::uint32_t own = slots_.least_of(l, barred, key);
     const std::uint32_t any = outranked(incoming.id, least_or_own(incoming.id, least, own));
     if (loaded_ < all / 16 * 15 || slots_.layers() == 1) return any;
-    const std::uint32_t equal = outranked(incoming.id, of_equal_shares(l, own, barred));
+    const std::uint32_t equal = outranked(incoming.id, of_equal_shares(l, least, own, barred));
     // Where all of its layer's are in use now, the question is another: whether the newcomer stays out.
     const std::uint32_t kind = (by_last_use ? 2 : 0) + (own == no_slot ? 1 : 0);
     const std::uint32_t first = by_last_use ? equal : any, second = by_last_use ? any : equal;
@@ -311,13 +311,16 @@ class ExpectedSavings {
     return takes ? least : own;
   }
   /// The least of the own layer, if that has its share of the slots, otherwise of those layers that have more than theirs.
-  FERRY_HD std::uint32_t of_equal_shares(std::uint32_t l, std::uint32_t own, Barred barred) noexcept {
+  FERRY_HD std::uint32_t of_equal_shares(std::uint32_t l, std::uint32_t least, std::uint32_t own,
+                                         Barred barred) noexcept {
     if (slots_.held(l) >= share_) return own;
+    const auto has_more = [this](std::uint32_t slot) { return slots_.held(slots_.layer(slots_[slot].layer)) > share_; };
+    if (least == no_slot || has_more(least)) return least;
     const auto worth = [this](std::int64_t key, std::uint32_t of) {
       return slots_.held(of) > share_ ? key : std::int64_t{1} << 61U;  // above all keys
     };
     const std::uint32_t slot = slots_.least(barred, detail::KeyIn{keys()}, worth);
-    return slot != no_slot && slots_.held(slots_.layer(slots_[slot].layer)) > share_ ? slot : no_slot;
+    return slot != no_slot && has_more(slot) ? slot : no_slot;
   }
   /// The slot, if the newcomer ranks above who has it.
   FERRY_HD std::uint32_t outranked(ExpertId newcomer, std::uint32_t slot) const noexcept {
