@@ -46,7 +46,8 @@ struct BenchRow {
   Test test;
   std::vector<double> tokens_per_s;  ///< one a repetition
   Outcomes outcomes;                 ///< of the phase that is timed, in all repetitions
-  double stall_share = 0;            ///< of the time
+  double stall_shares = 0;           ///< of the time, their sum
+  [[nodiscard]] double stall_share() const { return stall_shares / static_cast<double>(tokens_per_s.size()); }
   [[nodiscard]] double mean() const {
     double sum = 0;
     for (const double t : tokens_per_s) sum += t;
@@ -109,7 +110,9 @@ class Bench {
       }
     }
     line.reset();
+    if (rows_.empty()) throw Interrupted();
     print(table());
+    if (stop) print("interrupted: the last row covers only the runs that were done\n");
     if (json_ && !rows_.empty()) json_->commit(json_text(as_json(), 2) + "\n");  // else what is there stays
     return stop ? 128 + stopped_by : 0;
   }
@@ -165,7 +168,7 @@ class Bench {
     const double tokens = static_cast<double>(phase == Phase::decode ? made.decode_tokens : made.prefill_tokens);
     const auto stall_s = static_cast<double>(runner.times[static_cast<unsigned>(phase)].stall - stalled) * 1e-9;
     m.tokens_per_s.push_back(tokens / s);
-    m.stall_share += stall_s / s / a_.repeat;
+    m.stall_shares += stall_s / s;
     const Outcomes after = runner.statistics().counters.of(phase);
     for (const auto member : {&Outcomes::requests, &Outcomes::hits, &Outcomes::late_hits, &Outcomes::misses,
                               &Outcomes::substituted, &Outcomes::skipped, &Outcomes::host_computed, &Outcomes::bytes}) {
@@ -185,10 +188,10 @@ class Bench {
     text += fmt::format("| {:-<20} | {:->7}: | {:->7}: | {:->18}: | {:->5}: | {:->7}: | {:->6}: |\n", "", "", "", "",
                         "", "", "");
     for (const BenchRow& m : rows_) {
-      text += fmt::format("| {:<20} | {:>8} | {:>8} | {:>19} | {:>5.1f}% | {:>8.3f} | {:>6.1f}% |\n", m.stack, m.budget,
-                          m.test.name, fmt::format("{:.2f} ± {:.2f}", m.mean(), m.deviation()),
-                          100 * share(m.outcomes.hits, m.outcomes.requests),
-                          static_cast<double>(m.outcomes.bytes) * 1e-6 / (m.tokens() * a_.batch), 100 * m.stall_share);
+      text += fmt::format(
+          "| {:<20} | {:>8} | {:>8} | {:>19} | {:>5.1f}% | {:>8.3f} | {:>6.1f}% |\n", m.stack, m.budget, m.test.name,
+          fmt::format("{:.2f} ± {:.2f}", m.mean(), m.deviation()), 100 * share(m.outcomes.hits, m.outcomes.requests),
+          static_cast<double>(m.outcomes.bytes) * 1e-6 / (m.tokens() * a_.batch), 100 * m.stall_share());
     }
     return text;
   }
@@ -223,7 +226,7 @@ class Bench {
                       {"skipped", o.skipped},
                       {"host_computed", o.host_computed},
                       {"bytes", o.bytes},
-                      {"stall_share", m.stall_share},
+                      {"stall_share", m.stall_share()},
                       {"ferry", FERRY_VERSION},
                       {"command_line", command_line}});
     }

@@ -668,7 +668,7 @@ int machine(const CalibrateArguments& a) {
     line.show(done, total);
     return !stop;
   });
-  if (measured.is_null()) return 128 + stopped_by;
+  if (measured.is_null()) throw Interrupted();
   out.commit(json_text(measured, 2) + "\n");
   auto value = [&](const char* part, const char* field) { return measured[part][field]["value"].get<double>(); };
   print(fmt::format("{}: link {:.1f} GB/s and {:.1f} us, memory {:.1f} GB/s, {:.1f} Gflop/s\n", a.out,

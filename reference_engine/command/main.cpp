@@ -117,6 +117,11 @@ std::string full_name(const CLI::App& app) {
   return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
 }
 
+/// Which command a mistake is of; the program's own name stands before all of them.
+std::string lead(const std::string& name) {
+  return name == "ferry" ? "" : name + ": ";
+}
+
 /// Of arguments that nothing takes: what was probably meant.
 std::string unexpected(const CLI::App& app) {
   const CLI::App& command = *asked_for(app);
@@ -128,11 +133,11 @@ std::string unexpected(const CLI::App& app) {
     for (const CLI::Option* o : command.get_options()) {
       for (const std::string& option : o->get_lnames()) options.push_back("--" + option);
     }
-    return fmt::format("{}: {} (see {} --help)", name,
+    return fmt::format("{}{} (see {} --help)", lead(name),
                        nearest_name("option", argument.substr(0, argument.find('=')), options), name);
   }
   return fmt::format(
-      "{}: nothing takes \"{}\": expected options, whose values with spaces stand in quotes (see {} --help)", name,
+      "{}nothing takes \"{}\": expected options, whose values with spaces stand in quotes (see {} --help)", lead(name),
       extra.empty() ? "" : printable(extra.front().substr(0, 60)), name);
 }
 
@@ -144,8 +149,8 @@ std::string without_command(const CLI::App& app) {
   if (known.empty()) return "";
   const std::string name = full_name(command);
   const std::vector<std::string> extra = app.remaining(true);
-  if (!extra.empty() && !extra[0].starts_with('-')) return name + ": " + unknown_name("command", extra[0], known);
-  return fmt::format("{}: expected a command: {} (see {} --help)", name, fmt::join(known, ", "), name);
+  if (!extra.empty() && !extra[0].starts_with('-')) return lead(name) + unknown_name("command", extra[0], known);
+  return fmt::format("{}expected a command: {} (see {} --help)", lead(name), fmt::join(known, ", "), name);
 }
 
 /// One line, in which strangers' names are no commands to the terminal. Returns the exit status.
@@ -281,6 +286,7 @@ int main(int argc, char** argv) try {
     return refuse(fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))));
   }
 } catch (const Interrupted&) {
+  fmt::print(stderr, "interrupted before there was a result\n");
   return 128 + stopped_by;
 } catch (const InputError& e) {
   return refuse(e.what());

@@ -162,6 +162,13 @@ class Reader:
             shutil.copytree(self.given['texts'], self.folder / name)  # not a link: they may be made again
         if self.given.get('traces'):
             self.link('FILE', self.given['traces'] / 'gpt-oss-20b.safetensors')
+            # What cache-policies.md makes of them, where it was not run.
+            for name in set(re.findall(r'[\w.-]+\.safetensors', document.read_text())) - set(self.kept):
+                if (recorded := self.given['traces'] / name).exists():
+                    made = subprocess.run([self.ferry, 'trace', 'import', recorded, '--shape', recorded.stem, '--out', name],
+                                          cwd=self.folder, env=self.environment, capture_output=True)
+                    if made.returncode:  # a trace of ferry's already, of which steps lack layers
+                        shutil.copy(recorded, self.folder / name)
         (self.folder / 'routes.csv').write_text(route_trace())
         for name in re.findall(r'\b(?:mine|code|TRACE)\.safetensors', document.read_text()):
             if not (self.folder / name).exists():

@@ -100,12 +100,11 @@ TEST_CASE("the baselines are laid out as they are used") {
   }
 }
 
-TEST_CASE("ours is one pool, and without a host a pool a layer while those are small") {
+TEST_CASE("ours is one pool over all layers, with a host and without") {
   CHECK(slots(set_up<stacks::Ferry>(14 * 256).allotment) == Slots{12});
   CHECK(slots(set_up<FerryLossy>((12 + 2) * 64).allotment) == Slots{12});
   CHECK(stacks::held_precisions(set_up<FerryLossy>(14 * 64)).bits == part::bit(Precision::int4));
   CHECK(slots(set_up<FerryDevice>((2 + 6) * 256).allotment) == Slots{6});
-  CHECK(slots(set_up<FerryDevice>((2 + 25) * 256).allotment) == Slots{25});
 }
 
 TEST_CASE("twins in INT4 have four times the slots, and EAP holds what Fate's cache holds") {

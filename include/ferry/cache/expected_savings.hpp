@@ -35,8 +35,9 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// Small counts are noisy. So `more_saved` subtracts sqrt(uses) (1/2 + w^2) from the difference, where `uses` counts those of
 /// both experts: 0.7 standard deviations of uses that decay, more where the newcomer's next use would load it anyway, and more
-/// where few steps tell (QuickMemory::spread). And an expert that is loaded takes a place of another layer only if that place
-/// ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); if all of its own layer's are in use, below itself.
+/// where few steps tell (QuickMemory::spread). And unless shares are followed (below), an expert that is loaded takes a place
+/// of another layer only if that place ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); if all of its
+/// own layer's are in use, below itself.
 ///
 /// Where what was saved tells nothing of what comes (QuickMemory::tells), what is there stays in decode: `victim` refuses, and
 /// `gain` is 0. What would be brought is no better, and where experts take turns it evicts what is used next. Free places are
@@ -45,30 +46,34 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// The rank assumes that routing stays as it is. If to keep what was used last would have served more of the recent uses, after
 /// paying for their copies, experts are kept by their last use until that stops being true (detail::LastUses). In a prompt they
-/// never are, and another layer's slot is taken only if its expert was used more than one step earlier.
+/// never are. Unless shares are followed, another layer's slot is taken only if its expert was used more than one step earlier.
 ///
-/// Over a pool of several layers, where nearly all misses are loaded (w of 15/16), the least of all is not always who should
-/// leave: to take it may cost a layer what it uses in turn. So it is watched beside the least of the own layer, if that has its
-/// equal share of the places, and otherwise of those layers that have more than theirs; and whose victims are used later is
-/// followed (detail::Duel): at first by rank the former, by last use the latter.
+/// Over a pool of several layers, where nearly all misses are loaded (w of 15/16), these rules may cost a layer what it uses in
+/// turn. So another is watched beside them: equal shares. A layer that has its share of the slots, or more, gives up its own
+/// least; one that has less takes the least of those layers that have more. The rule whose victims are used later is followed
+/// (detail::Duel); until one leads, by rank the rules above, by the last use equal shares. Whether a newcomer stays out where
+/// none of its own layer's can be taken is decided apart. Prompts tell nothing about it. A share counts experts.
 ///
 /// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` is how much more the
-/// place would save with the missing expert than with the one that ranked least when a decode step last sought a victim. In a
-/// prompt, before which little may have been counted, the difference is scaled to as many steps as a full count has.
+/// place would save with the missing expert than with the one that ranked least when a decode step last sought a victim,
+/// whichever it chose. In a prompt, before which little may have been counted, the difference is scaled to as many steps as a
+/// full count has.
 ///
 /// Source: ours. s is after LRFU (Lee et al., 2001, "LRFU: a spectrum of policies that subsumes the least recently used and
 /// least frequently used policies"), whose F(x) = 2^(-lambda x) this is with lambda = 1 / half_life and steps for time;
 /// LRFU itself admits everything, and counts uses.
 ///
-/// Complexity: a use O(1); victim O(layers + experts of three); wanted O(layers + experts of each layer used since the last
-/// call); behind a layer detail::QuickMemory's and detail::LastUses'; where w counts, detail::NextUses' of a layer. State: 28
-/// bytes an expert of the pool's layers, 51 a layer, 8 a slot, and those four's.
+/// Complexity: a use O(1); victim O(layers + experts of three), and of each layer whose least is barred; wanted O(layers +
+/// experts of each layer used since the last call); behind a layer detail::QuickMemory's and detail::LastUses'; where w counts,
+/// detail::NextUses' of a layer. State: 28 bytes an expert of the pool's layers, 51 a layer, 8 a slot, and those of the three
+/// and of detail::Duel.
 ///
 /// Ambiguities resolved. In decode a use counts once an expert and step, however many rows chose it; prompts count as
 /// detail::GrowingWeight says, and change no w. Before the first misses w is 1. In a prompt a newcomer takes only a place of
 /// its own layer: another layer's expert would be copied again in this very step or the next. Layers that this step has not
-/// come to yet rank as the last one left them. A prefetch is no use. For v what the gate chose counts, whatever was run
-/// instead. Savings do not end with a sequence. They are integers, in units of 16 ns and at most a second a use.
+/// come to yet rank as the last one left them. A prefetch is no use, and a use that saves nothing counts nowhere. For v what
+/// the gate chose counts, whatever was run instead. Savings do not end with a sequence. They are integers, in units of 16 ns
+/// and at most a second a use.
 class ExpectedSavings {
  public:
   std::uint32_t half_life = 128;  ///< steps, 1 to 4096
@@ -218,11 +223,11 @@ class ExpectedSavings {
     const std::uint32_t any = outranked(incoming.id, least_or_own(incoming.id, least, own));
     if (loaded_ < all / 16 * 15 || slots_.layers() == 1) return any;
     const std::uint32_t equal = outranked(incoming.id, of_equal_shares(l, least, own, barred));
-    // Where all of its layer's are in use now, the question is another: whether the newcomer stays out.
-    const std::uint32_t kind = (by_last_use ? 2 : 0) + (own == no_slot ? 1 : 0);
-    const std::uint32_t first = by_last_use ? equal : any, second = by_last_use ? any : equal;
-    if (first != second) duel_.begin(kind, leaving(incoming.id, first), leaving(incoming.id, second));
-    return duel_.second_leads(kind) ? second : first;
+    // Where none of its layer's can be taken, equal shares keep the newcomer out: another question.
+    const std::uint32_t kind = (by_last_use ? 2U : 0U) + (own == no_slot ? 1U : 0U);
+    const std::uint32_t usual = by_last_use ? equal : any, other = by_last_use ? any : equal;
+    if (usual != other) duel_.begin(kind, leaving(incoming.id, usual), leaving(incoming.id, other));
+    return duel_.second_leads(kind) ? other : usual;
   }
   FERRY_HD void replace(std::uint32_t slot, Variant what, bool /*demand*/) noexcept {
     const ExpertId before = slots_[slot];
@@ -261,7 +266,7 @@ class ExpectedSavings {
     if (!weight_.is_valid()) return "ExpectedSavings: the weight of a use is out of range";
     for (std::uint32_t at = 0; at < slots_.size(); ++at) {
       if (saved_[at] < 0 || saved_[at] > rank_[at]) return "ExpectedSavings: what an expert saved is out of range";
-      if (rank_[at] >= std::int64_t{1} << 62U) return "ExpectedSavings: an expert's rank is out of range";
+      if (rank_[at] >= above_all) return "ExpectedSavings: an expert's rank is out of range";
     }
     if (loaded_ < 0 || loaded_ > all) return "ExpectedSavings: the share of misses that are loaded is out of range";
     if (const char* broken = next_uses_.check()) return broken;
@@ -273,7 +278,8 @@ class ExpectedSavings {
 
  private:
   static constexpr Nanoseconds second = 1'000'000'000;
-  static constexpr std::int32_t all = 1 << 24;  ///< of the misses
+  static constexpr std::int32_t all = 1 << 24;                       ///< of the misses
+  static constexpr std::int64_t above_all = std::int64_t{1} << 61U;  ///< ranks and last uses are below
 
   FERRY_HD bool learns() const noexcept { return loaded_ >= all / 4; }
   /// Whether ranks tell what comes. One layer has too few uses to say that they do not, where each wrong "no" costs a copy.
@@ -301,7 +307,8 @@ class ExpectedSavings {
   }
   /// What is used now saves soon, where the last use tells most: as much as some uses.
   FERRY_HD Nanoseconds soon() const noexcept { return last_ * 16 * detail::QuickMemory::span; }
-  /// The slot that has the least of all, or, where that is another layer's, if need be the least of the own layer.
+  /// The slot with the least of all. Where that is another layer's and not far enough below the least of the own layer, the
+  /// latter.
   FERRY_HD std::uint32_t least_or_own(ExpertId incoming, std::uint32_t least, std::uint32_t own) const noexcept {
     const bool by_last_use = follows_last_use();
     if (least == no_slot || (!by_last_use && (!learns() || slots_[least].layer == incoming.layer))) return least;
@@ -310,17 +317,18 @@ class ExpectedSavings {
     const bool takes = by_last_use ? there + detail::LastUses::step < here : is_far_below(there, here);
     return takes ? least : own;
   }
-  /// The least of the own layer, if that has its share of the slots, otherwise of those layers that have more than theirs.
+  /// The least of the own layer, if that has its share of the slots, otherwise of those layers that have more than theirs; of
+  /// the own again if there is none.
   FERRY_HD std::uint32_t of_equal_shares(std::uint32_t l, std::uint32_t least, std::uint32_t own,
                                          Barred barred) noexcept {
     if (slots_.held(l) >= share_) return own;
     const auto has_more = [this](std::uint32_t slot) { return slots_.held(slots_.layer(slots_[slot].layer)) > share_; };
     if (least == no_slot || has_more(least)) return least;
     const auto worth = [this](std::int64_t key, std::uint32_t of) {
-      return slots_.held(of) > share_ ? key : std::int64_t{1} << 61U;  // above all keys
+      return slots_.held(of) > share_ ? key : above_all;
     };
     const std::uint32_t slot = slots_.least(barred, detail::KeyIn{keys()}, worth);
-    return slot != no_slot && has_more(slot) ? slot : no_slot;
+    return slot != no_slot && has_more(slot) ? slot : own;
   }
   /// The slot, if the newcomer ranks above who has it.
   FERRY_HD std::uint32_t outranked(ExpertId newcomer, std::uint32_t slot) const noexcept {
@@ -359,7 +367,7 @@ class ExpectedSavings {
   std::int32_t loaded_ = all;          ///< of the misses of late
   std::int32_t counted_ = 0;           ///< layers with misses, at most as many as `loaded_` is the mean of
   std::uint32_t present_ = no_layer;   ///< the layer of the pool that this step has come to
-  std::uint32_t share_ = 0;            ///< slots of a layer, if all have as many
+  std::uint32_t share_ = 0;            ///< slots of a layer, if all have as many; 0 where there are fewer than layers
   std::uint16_t first_layer_ = 0;
   bool prefill_ = false;
   std::uint32_t rows_ = 0, layer_rows_ = 0;  ///< of the step, and those of them that its layer has

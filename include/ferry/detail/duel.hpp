@@ -5,12 +5,14 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// Where two ways to choose would have two experts leave, both are watched, whichever left: the one that is used first ought to
-/// have stayed, so that its way was wrong. Each time makes all before it count less, by a factor of 1 - 1/256.
+/// Two ways to choose may name different victims. Then both experts are watched, whichever of them leaves. The one that is used
+/// first should have stayed, so the way that named it was wrong. Each decided pair makes all earlier ones count less, by a
+/// factor of 1 - 1/256.
 ///
-/// The first way is followed until the second one leads (`second_leads`): when it is ahead by two and an eighth of all that
-/// count, and until it is ahead by less than a sixteenth of them. What is a question of its own is decided by itself: there are
-/// four `kinds`. An expert is watched beside one other at a time, for `span` steps at least unless one of them is used.
+/// The first way is followed until the second one leads (`second_leads`). It begins to lead when it is ahead by more than two
+/// and an eighth of all that count, and leads until it is ahead by a sixteenth of them or less. Questions that should not be
+/// mixed have a score each (`kinds`). An expert is watched beside one other at a time; a pair that is not decided within `span`
+/// steps may be replaced.
 ///
 /// Source: ours. Who is used furthest in the future leaves: Belady (1966, "A study of replacement algorithms for a
 /// virtual-storage computer"). To follow which of two policies proved right where they differed is what LeCaR does by regret
@@ -21,6 +23,7 @@ class Duel {
  public:
   static constexpr std::uint32_t span = 32, kinds = 4;
 
+  /// `experts`: fewer than 2^29.
   void reserve(Carver& carve, std::uint32_t experts) {
     carve(rival_, experts, nobody);
     carve(begun_, experts);
@@ -54,7 +57,8 @@ class Duel {
     for (std::uint32_t e = 0; e < rival_.size(); ++e) {
       if (rival_[e] == nobody) continue;
       const std::uint32_t other = rival_of(e);
-      if (other >= rival_.size() || rival_[other] == nobody || rival_of(other) != e)
+      if (other >= rival_.size() || other == e ||
+          rival_[other] != (e * kinds + rival_[e] / 2 % kinds) * 2 + 1 - rival_[e] % 2)
         return "Duel: an expert is watched beside one that is not watched beside it";
     }
     for (const Told& t : told_) {
@@ -79,13 +83,14 @@ class Duel {
   }
 
   struct Told {
-    std::int32_t ahead = 0, count = 0;  ///< of late: how much more often the second way was right than wrong; all
+    std::int32_t ahead = 0,
+                 count = 0;  ///< of late: times that the second way was right, less those that it was wrong; both
     bool second_leads = false;
   };
 
-  Array<std::uint32_t>
-      rival_;  ///< [experts], the other's number, of what kind, and 1 if this is the first way's victim
-  Array<std::uint32_t> begun_;  ///< likewise: the step
+  /// [experts], (rival * kinds + kind) * 2, and 1 more of the first way's victim
+  Array<std::uint32_t> rival_;
+  Array<std::uint32_t> begun_;  ///< [experts], the step
   Told told_[kinds];
   std::uint32_t step_ = 0;
 };

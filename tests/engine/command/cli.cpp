@@ -222,7 +222,7 @@ TEST_CASE("help and version are no mistakes") {
 }
 
 TEST_CASE("mistakes get one line and exit status 2") {
-  refuses("", {"expected a command: run, compare"});
+  refuses("", {"ferry: expected a command: run, compare"});
   refuses("trace", {"ferry trace: expected a command: record, import"});
   refuses("trace reord", {"ferry trace: unknown command \"reord\": did you mean \"record\"?"});
   refuses("help walk", {"unknown command \"walk\""});

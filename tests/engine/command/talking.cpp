@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <sstream>
 #include <string>
 
@@ -108,6 +109,24 @@ TEST_CASE("a bench times what it is asked for") {
   refuses("bench --model tiny-mixtral --budgets 0.1%", {"budget"});
   write_file(folder.path() / "short", "too short");
   refuses("bench --model tiny-mixtral --text '" + (folder.path() / "short").string() + "'", {"the prompts need 512"});
+}
+
+TEST_CASE("a bench that is interrupted tells of the runs that were done, and says so") {
+  const TemporaryFolder folder;
+  const std::string file = (folder.path() / "bench.json").string();
+  const auto begun = std::chrono::steady_clock::now();
+  const auto after = [&](int seconds) {
+    return std::chrono::steady_clock::now() - begun > std::chrono::seconds(seconds);
+  };
+  const std::string command =
+      "bench --model tiny-mixtral --stacks on-demand --budgets 25% --generate 0 --repeat 1000000";
+  const Outputs r = run_ferry(command + " --prompt-tokens 20 --json '" + file + "'", [&] { return after(4); });
+  CHECK(r.status == 130);
+  CHECK(says(r.out, {"| on-demand ", "interrupted: the last row covers only the runs that were done"}));
+  const Json rows = read_json(file);
+  REQUIRE(rows.size() == 1);
+  CHECK(rows[0]["tokens_per_s"].size() < 1000000);
+  CHECK(rows[0]["stall_share"] > 0.02);  // all experts are waited for: of a million runs it would be next to nothing
 }
 
 TEST_CASE("tokenize: texts, back, and conversations") {

@@ -542,15 +542,17 @@ TEST_CASE("shares decide nothing where the host computes some of what is missing
 
 namespace {
 
-/// Two layers of experts, of which the link brings what is missing: into free places, or a victim's.
-struct TwoLayers {
-  TwoLayers(std::uint32_t places, std::uint16_t experts)
-      : policy(PoolShape{places, 0, 2, experts}), slots(places, none) {}
+/// Some layers of experts, of which the link brings what is missing: into free places, or a victim's.
+struct SomeLayers {
+  SomeLayers(std::uint32_t places, std::uint16_t layers, std::uint16_t experts)
+      : policy(PoolShape{places, 0, layers, experts}), slots(places, none) {}
 
-  /// A step. How many of what is used were not there.
-  int use(const std::vector<std::uint16_t>& first, const std::vector<std::uint16_t>& second) {
+  /// A step, by layer. How many of what is used were not there.
+  int use(const std::vector<std::vector<std::uint16_t>>& experts) {
     policy->begin_step(StepOf(Phase::decode, 1));
-    return use(0, first) + use(1, second);
+    int missing = 0;
+    for (std::uint16_t l = 0; l < experts.size(); ++l) missing += use(l, experts[l]);
+    return missing;
   }
   [[nodiscard]] std::size_t held(std::uint16_t layer) const {
     return static_cast<std::size_t>(
@@ -587,32 +589,39 @@ struct TwoLayers {
 
 }  // namespace
 
+namespace {
+
+std::vector<std::uint16_t> pair_from(int first) {
+  return {static_cast<std::uint16_t>(first), static_cast<std::uint16_t>(first + 1)};
+}
+
+}  // namespace
+
 TEST_CASE("a layer that uses few experts leaves its places to one that uses all") {
   Random random(3);
-  TwoLayers layers(10, 8);
+  SomeLayers layers(10, 2, 8);
   const auto steps = [&](int count) {
     int missed = 0;
     for (int i = 0; i < count; ++i) {
       const auto any = static_cast<std::uint16_t>(random.below(8));
-      missed += layers.use({2, 5}, {any, static_cast<std::uint16_t>((any + 1 + random.below(7)) % 8)});
+      missed += layers.use({{2, 5}, {any, static_cast<std::uint16_t>((any + 1 + random.below(7)) % 8)}});
     }
     return missed;
   };
+  for (int i = 0; i < 12; ++i) layers.use({pair_from(i % 3 * 2), pair_from(i % 2 * 2)});
+  REQUIRE(layers.held(0) == 6);
   steps(300);
   CHECK(steps(300) == 0);  // two and eight, of which equal shares would miss three eighths
 }
 
 TEST_CASE("by the last use each layer keeps its share, though another's experts were not used for longer") {
-  TwoLayers layers(8, 64);
-  const auto pair = [](int i) {
-    return std::vector<std::uint16_t>{static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(i + 1)};
-  };
-  for (int i = 0; i < 400; ++i) layers.use(pair(i % 2 * 2), pair(i % 2 * 2));
+  SomeLayers layers(8, 2, 64);
+  for (int i = 0; i < 400; ++i) layers.use({pair_from(i % 2 * 2), pair_from(i % 2 * 2)});
   REQUIRE(layers.held(1) == 4);
   int by_last_use = 0;
   for (int i = 0; i < 240; ++i) {  // new ones for some steps each; two of the second layer's four are used no more
     const bool leads = layers.policy->each_gains();
-    layers.use(pair(4 + i / 12 * 2 % 60), pair(0));
+    layers.use({pair_from(4 + i / 12 * 2 % 60), pair_from(0)});
     if (!leads) continue;
     ++by_last_use;
     REQUIRE(layers.held(1) == 4);
@@ -620,17 +629,18 @@ TEST_CASE("by the last use each layer keeps its share, though another's experts 
   CHECK(by_last_use > 100);
 }
 
-TEST_CASE("by the last use a layer takes its share back") {
-  TwoLayers layers(8, 64);
-  const auto pair = [](int i) {
-    return std::vector<std::uint16_t>{static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(i + 1)};
-  };
-  for (int i = 0; i < 600; ++i) layers.use(pair(i % 3 * 2), pair(0));
-  REQUIRE(layers.held(1) == 2);
-  for (int i = 0; i < 48; ++i) layers.use(pair(6 + i / 12 * 2), pair(0));
+TEST_CASE(
+    "by the last use a layer takes its share of one that has more, though another's experts were not used for longer") {
+  SomeLayers layers(12, 3, 64);
+  for (int i = 0; i < 600; ++i) layers.use({pair_from(i % 3 * 2), pair_from(0), pair_from(i % 2 * 2)});
+  for (int i = 0; i < 48; ++i) layers.use({pair_from(6 + i / 12 * 2), pair_from(0), pair_from(0)});
   REQUIRE(layers.policy->each_gains());
-  layers.use(pair(12), pair(2));
+  REQUIRE(layers.held(0) == 6);
+  REQUIRE(layers.held(1) == 2);
+  REQUIRE(layers.held(2) == 4);  // two of them unused for longer than all others
+  layers.use({pair_from(12), pair_from(2), pair_from(0)});
   CHECK(layers.held(1) == 4);
+  CHECK(layers.held(2) == 4);
 }
 
 TEST_CASE("what was used of late takes places sooner where the subject has changed") {
