@@ -530,6 +530,8 @@ TEST_CASE("a plan as data is what a link would have been told, in order or repor
         for (std::uint32_t i = 0; i < plan.arriving_count; ++i) {
           CHECK(ferry_wait(data.get(), &plan.arriving[i]) == FERRY_OK);
           cpp->wait(other.arriving[i]);
+          CHECK(ferry_done(data.get(), &plan.arriving[i], 1) == FERRY_OK);
+          cpp->done(other.arriving[i]);
           ++arriving;
         }
         REQUIRE(ferry_finish(data.get(), l, nullptr) == FERRY_OK);

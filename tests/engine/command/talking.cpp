@@ -114,19 +114,19 @@ TEST_CASE("a bench times what it is asked for") {
 TEST_CASE("a bench that is interrupted tells of the runs that were done, and says so") {
   const TemporaryFolder folder;
   const std::string file = (folder.path() / "bench.json").string();
-  const auto begun = std::chrono::steady_clock::now();
-  const auto after = [&](int seconds) {
-    return std::chrono::steady_clock::now() - begun > std::chrono::seconds(seconds);
-  };
   const std::string command =
-      "bench --model tiny-mixtral --stacks on-demand --budgets 25% --generate 0 --repeat 1000000";
-  const Outputs r = run_ferry(command + " --prompt-tokens 20 --json '" + file + "'", [&] { return after(4); });
+      "bench --model tiny-mixtral --stacks on-demand --budgets 25% --prompt-tokens 0 --generate 30 --json '" + file +
+      "' --repeat ";
+  REQUIRE(run_ferry(command + "2").status == 0);
+  const double whole = read_json(file)[0]["stall_share"];
+  const auto begun = std::chrono::steady_clock::now();
+  const Outputs r =
+      run_ferry(command + "1000", [&] { return std::chrono::steady_clock::now() - begun > std::chrono::seconds(4); });
   CHECK(r.status == 130);
   CHECK(says(r.out, {"| on-demand ", "interrupted: the last row covers only the runs that were done"}));
-  const Json rows = read_json(file);
-  REQUIRE(rows.size() == 1);
-  CHECK(rows[0]["tokens_per_s"].size() < 1000000);
-  CHECK(rows[0]["stall_share"] > 0.02);  // all experts are waited for: of a million runs it would be next to nothing
+  const Json row = read_json(file)[0];
+  CHECK(row["tokens_per_s"].size() < 500);
+  CHECK(row["stall_share"] > whole / 4);  // of the runs that were asked for it would be next to nothing
 }
 
 TEST_CASE("tokenize: texts, back, and conversations") {
