@@ -97,6 +97,7 @@ class Bench {
     std::uint64_t done = 0;
     for (const std::string& budget : a_.budgets) {
       for (const std::string& stack : a_.stacks) {
+        if (stop) continue;
         const std::uint64_t bytes = parse_budget(budget, shape_.all_bytes());
         const auto runner = this->runner(stack, bytes, true);
         for (const Test& test : tests_) {
@@ -110,10 +111,10 @@ class Bench {
       }
     }
     line.reset();
-    if (rows_.empty()) throw Interrupted();
+    if (rows_.empty()) throw Interrupted();  // what the file has stays
     print(table());
-    if (stop) print("interrupted: the last row covers only the runs that were done\n");
-    if (json_ && !rows_.empty()) json_->commit(json_text(as_json(), 2) + "\n");  // else what is there stays
+    if (stop) print("interrupted: these are the runs that were done\n");
+    if (json_) json_->commit(json_text(as_json(), 2) + "\n");
     return stop ? 128 + stopped_by : 0;
   }
 

@@ -219,6 +219,7 @@ class ExpectedSavings {
     if (least != no_slot) least_ = rank(slots_[least]);
     const bool by_last_use = follows_last_use();
     if (!by_last_use && !tells()) return no_slot;
+    if (!by_last_use && !learns()) return outranked(incoming.id, least);
     const std::uint32_t own = slots_.least_of(l, barred, key);
     const std::uint32_t any = outranked(incoming.id, least_or_own(incoming.id, least, own));
     if (loaded_ < all / 16 * 15 || slots_.layers() == 1) return any;
@@ -266,7 +267,7 @@ class ExpectedSavings {
     if (!weight_.is_valid()) return "ExpectedSavings: the weight of a use is out of range";
     for (std::uint32_t at = 0; at < slots_.size(); ++at) {
       if (saved_[at] < 0 || saved_[at] > rank_[at]) return "ExpectedSavings: what an expert saved is out of range";
-      if (rank_[at] >= above_all) return "ExpectedSavings: an expert's rank is out of range";
+      if (rank_[at] >= detail::SlotExperts::nobody) return "ExpectedSavings: an expert's rank is out of range";
     }
     if (loaded_ < 0 || loaded_ > all) return "ExpectedSavings: the share of misses that are loaded is out of range";
     if (const char* broken = next_uses_.check()) return broken;
@@ -278,8 +279,7 @@ class ExpectedSavings {
 
  private:
   static constexpr Nanoseconds second = 1'000'000'000;
-  static constexpr std::int32_t all = 1 << 24;                       ///< of the misses
-  static constexpr std::int64_t above_all = std::int64_t{1} << 61U;  ///< ranks and last uses are below
+  static constexpr std::int32_t all = 1 << 24;  ///< of the misses
 
   FERRY_HD bool learns() const noexcept { return loaded_ >= all / 4; }
   /// Whether ranks tell what comes. One layer has too few uses to say that they do not, where each wrong "no" costs a copy.
@@ -311,7 +311,7 @@ class ExpectedSavings {
   /// latter.
   FERRY_HD std::uint32_t least_or_own(ExpertId incoming, std::uint32_t least, std::uint32_t own) const noexcept {
     const bool by_last_use = follows_last_use();
-    if (least == no_slot || (!by_last_use && (!learns() || slots_[least].layer == incoming.layer))) return least;
+    if (least == no_slot || (!by_last_use && slots_[least].layer == incoming.layer)) return least;
     const std::int64_t there = key_of(slots_[least]), here = key_of(own != no_slot ? slots_[own] : incoming);
     // As long ago as within its own layer, to a step: that layer's slots stay with it.
     const bool takes = by_last_use ? there + detail::LastUses::step < here : is_far_below(there, here);
@@ -322,13 +322,12 @@ class ExpectedSavings {
   FERRY_HD std::uint32_t of_equal_shares(std::uint32_t l, std::uint32_t least, std::uint32_t own,
                                          Barred barred) noexcept {
     if (slots_.held(l) >= share_) return own;
-    const auto has_more = [this](std::uint32_t slot) { return slots_.held(slots_.layer(slots_[slot].layer)) > share_; };
-    if (least == no_slot || has_more(least)) return least;
-    const auto worth = [this](std::int64_t key, std::uint32_t of) {
-      return slots_.held(of) > share_ ? key : above_all;
-    };
-    const std::uint32_t slot = slots_.least(barred, detail::KeyIn{keys()}, worth);
-    return slot != no_slot && has_more(slot) ? slot : own;
+    const auto has_more = [this](std::uint32_t of) { return slots_.held(of) > share_; };
+    if (least == no_slot || has_more(slots_.layer(slots_[least].layer))) return least;
+    const std::uint32_t slot = slots_.least(
+        barred, detail::KeyIn{keys()},
+        [&has_more](std::int64_t key, std::uint32_t of) { return has_more(of) ? key : detail::SlotExperts::nobody; });
+    return slot != no_slot ? slot : own;
   }
   /// The slot, if the newcomer ranks above who has it.
   FERRY_HD std::uint32_t outranked(ExpertId newcomer, std::uint32_t slot) const noexcept {

@@ -83,8 +83,8 @@ class Duel {
   }
 
   struct Told {
-    std::int32_t ahead = 0,
-                 count = 0;  ///< of late: times that the second way was right, less those that it was wrong; both
+    std::int32_t ahead = 0;  ///< times of late that the second way was right, less those that it was wrong
+    std::int32_t count = 0;  ///< both together
     bool second_leads = false;
   };
 

@@ -25,6 +25,9 @@ struct KeyIn {
 /// State: 8 bytes a slot, 4 an expert, 32 a layer (of the next multiple of 8) and 8 for each 64 experts of one.
 class SlotExperts {
  public:
+  /// Above all keys: what a layer is worth that has no expert, or that `least` is to leave out.
+  static constexpr std::int64_t nobody = std::int64_t{1} << 62U;
+
   void reserve(Carver& carve, const PoolShape& pool) {
     pool_ = pool;
     carve(experts_, pool.slots, ExpertId{pool.first_layer, no_expert});
@@ -93,7 +96,7 @@ class SlotExperts {
   FERRY_HD std::uint32_t experts() const noexcept { return pool_.experts; }
 
   /// The slot whose expert has the least `worth(key(index), layer)`, the lowest of those that tie, among those
-  /// not barred; `no_slot` if all are, or empty. Layers are the pool's; `worth` keeps the order of a layer's keys.
+  /// not barred; `no_slot` if all are, or empty, or of layers that are worth `nobody`. Layers are the pool's; `worth` keeps the order of a layer's keys.
   template <class KeyAt, class Worth>
   FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key, const Worth& worth) noexcept {
     resolve(key);
@@ -172,8 +175,6 @@ class SlotExperts {
   }
 
  private:
-  static constexpr std::int64_t nobody = std::int64_t{1} << 62;  ///< of a layer without an expert: above all
-
   /// Of all layers.
   FERRY_HD static void copy(const Array<std::int64_t>& from, Array<std::int64_t>& to) noexcept {
     const std::int64_t* const source = from.data();
@@ -186,6 +187,7 @@ class SlotExperts {
     const std::uint32_t n = worth_.size();
     std::int64_t low = nobody;
     for (std::uint32_t l = 0; l < n; ++l) low = worths[l] < low ? worths[l] : low;
+    if (low >= nobody) return no_slot;
     std::int64_t first = no_slot;
     for (std::uint32_t l = 0; l < n; ++l) {
       const std::int64_t slot = worths[l] <= low ? slots[l] : no_slot;

@@ -62,6 +62,22 @@ TEST_CASE("the least worth among the slots not barred, the lowest slot of equals
   CHECK(least(0, 2, 0, 0) == 1);  // a bar that does not count
 }
 
+TEST_CASE("layers that are worth nobody are left out") {
+  Placed<Numbered> slots(pool);
+  for (std::uint16_t l = 0; l < 3; ++l) slots->put(l, {static_cast<std::uint16_t>(2 + l), 0}, 5 * l);
+  auto least = [&](std::uint32_t first_layer, std::uint8_t b) {
+    const std::uint8_t flags[4] = {0, b, 0, 0};
+    const auto key = [](std::size_t at) { return static_cast<std::int64_t>(at); };
+    return slots->least({flags, 1}, key, [&](std::int64_t k, std::uint32_t layer) {
+      return layer < first_layer ? Numbered::nobody : k;
+    });
+  };
+  CHECK(least(0, 0) == 0);
+  CHECK(least(1, 0) == 1);
+  CHECK(least(1, 1) == 2);
+  CHECK(least(3, 0) == no_slot);
+}
+
 TEST_CASE("a pool without slots has no least one") {
   Placed<Numbered> slots(PoolShape{0, 0, 1, 8});
   CHECK(slots->least({}, [](std::size_t at) { return static_cast<std::int64_t>(at); }) == no_slot);
