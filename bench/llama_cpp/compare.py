@@ -9,8 +9,8 @@ other, then runs both in turns. Decode is 32 tokens after a context of 128 and o
 2048, and tokens are random on both sides, so that experts are chosen alike. bf16 is BF16 on both sides; at int4 the
 experts are Ferry's INT4 and llama.cpp's Q4_0, the rest stays bf16. At q8_0 and q4_k both read the same GGUF file, whose
 matrices are all of that type. What such weights are multiplied with llama.cpp rounds to 8 bits; Ferry does with
---activations int8: that is int4-int8, q8_0-int8 and q4_k-int8. Flash attention is off, and llama.cpp's keys and values
-are F16, its default; Ferry's are F32. Both take prompts in steps of 512 tokens. Of a prompt llama.cpp leaves out what the
+--activations int8: that is int4-int8, q8_0-int8 and q4_k-int8. Flash attention is off, and keys and values are F16 on
+both sides, llama.cpp's default, or --kv-cache f32 on Ferry's. Both take prompts in steps of 512 tokens. Of a prompt llama.cpp leaves out what the
 last layer makes of all tokens but the last one, which with two to four layers is a quarter or more of the work, and next
 to nothing in a whole model: it is told to give every token's output. Prompts are timed behind one that warms up, as
 llama-bench does and `ferry bench` too.
@@ -56,6 +56,7 @@ def arguments():
     p.add_argument("--threads", help="numbers, or all (default: 1,all)")
     p.add_argument("--precisions", help=f"some of {','.join(PRECISIONS)} (default: all)")
     p.add_argument("--repeats", type=int, help="of each measurement, of which the median counts (default: 3)")
+    p.add_argument("--kv-cache", choices=("f16", "f32"), default="f16", help="Ferry's keys and values (default: f16)")
     p.add_argument("--quick", action="store_true",
                    help="qwen1.5-moe-a2.7b with 2 layers, all threads, short texts, once; other flags still count")
     p.add_argument("--ferry", type=Path, help="the binary (default: built as reference_engine/run does)")
@@ -104,8 +105,8 @@ def stack(precision):
 
 
 class Ferry:
-    def __init__(self, binary, scratch, progress):
-        self.scratch = scratch
+    def __init__(self, binary, scratch, progress, kv_cache):
+        self.scratch, self.kv_cache = scratch, kv_cache
         if binary is None:
             progress.step("building ferry, if it has changed")
             run([ROOT / "reference_engine/run", "--version"], "building ferry")
@@ -116,7 +117,7 @@ class Ferry:
         """With what its flags are called by both."""
         activations = "float" if precision == stored(precision) else "int8"
         return [self.binary, name, "--model", model, "--device", "cpu", "--threads", threads, "--activations",
-                activations, "--prefill-chunk", 512, "--json", numbers]
+                activations, "--kv-cache", self.kv_cache, "--prefill-chunk", 512, "--json", numbers]
 
     def prefill(self, model, precision, threads, tokens, seed):
         """Tokens a second of the second prompt: the first one finds no memory that was touched before."""
@@ -249,7 +250,7 @@ def compare(a, progress, scratch):
     import models
     FOLDER.mkdir(parents=True, exist_ok=True)
     llama = Llama(FOLDER, progress, not a.without_amx)
-    ferry = Ferry(a.ferry, scratch, progress)
+    ferry = Ferry(a.ferry, scratch, progress, a.kv_cache)
     samples, checked, spent = {}, {}, {}
     todo = [(s, repeat, step) for s in a.shapes for repeat in range(a.repeats) for step in steps(a)]
     done = 0
@@ -310,7 +311,7 @@ def report(a, llama, samples, checked):
               f"{max(disturbed):.1f} processors busy.")
     if a.json:
         text = json.dumps({
-            "llama_cpp": f"{PACKAGE} {VERSION}", "processor": llama.cpu, "machine": platform.platform(),
+            "llama_cpp": f"{PACKAGE} {VERSION}", "processor": llama.cpu, "machine": platform.platform(), "kv_cache": a.kv_cache,
             "shapes": [dataclasses.asdict(s) for s in a.shapes], "checked": checked, "results": rows,
         }, indent=2) + "\n"
         models.replace(a.json, lambda file: file.write(text.encode()))

@@ -216,7 +216,8 @@ class FamilyReader {
   /// Queries, keys, values and what attention gives have biases, or none of them.
   void attention_bias(bool absent) { c.qkv_bias = c.output_bias = f.flag("attention_bias", absent); }
 
-  void latent_attention() {
+  /// `absent`: the rope of a family whose file may have none, and where it does may say which part of a head turns.
+  void latent_attention(const Json* absent = nullptr) {
     must_be_off({"mlp_bias"});
     c.latent.bias = f.flag("attention_bias", false);
     c.latent.rank = f.whole("kv_lora_rank", 1, largest_dimension);
@@ -227,7 +228,18 @@ class FamilyReader {
     c.value_dim = f.whole("v_head_dim", 1, 4096);
     c.kv_heads = c.heads;
     if (f.has("qk_head_dim")) must_be("qk_head_dim", c.head_dim);
-    rope({.head_dim = turned, .theta = 10000, .neighbours = f.flag("rope_interleave", !f.is_null("rope_interleave"))});
+    const bool neighbours = f.flag("rope_interleave", !f.is_null("rope_interleave"));
+    if (absent == nullptr) {
+      rope({.head_dim = turned, .theta = 10000, .neighbours = neighbours});
+    } else {
+      rope({.head_dim = c.head_dim,
+            .theta = 10000,
+            .partial = static_cast<double>(turned) / c.head_dim,
+            .may_be_partial = true,
+            .neighbours = neighbours,
+            .tuning = true,
+            .absent = absent});
+    }
     if (c.rope.width != turned) f.refuse("qk_rope_head_dim", fmt::format("{}, all of them turned", c.rope.width));
     c.attention_scale = 1 / std::sqrt(static_cast<double>(c.head_dim));
     if (c.rope.mscale_all_dim != 0 && c.rope.factor > 1) {
@@ -485,6 +497,35 @@ void glm4_moe_lite(FamilyReader& r) {
   r.latent_attention();
   r.typed_layers(1);
   r.no_windows();
+}
+
+/// Mistral Small 4: DeepSeek-V3's attention with queries that grow, and a softmax for all experts.
+void mistral4(FamilyReader& r) {
+  r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  r.groups(2, 1, 1);
+  r.c.renormalise = r.f.flag("norm_topk_prob", !r.f.is_null("norm_topk_prob"));
+  r.c.added_to_sum = 1e-20;
+  r.c.routed_scale = r.number_or("routed_scaling_factor", 1);
+  r.shared_experts("n_shared_experts", 1);
+  static const Json first_models = {{"rope_type", "yarn"},
+                                    {"rope_theta", 10000.0},
+                                    {"factor", 128.0},
+                                    {"original_max_position_embeddings", 8192U},
+                                    {"beta_fast", 32.0},
+                                    {"beta_slow", 1.0},
+                                    {"mscale", 1.0},
+                                    {"mscale_all_dim", 1.0},
+                                    {"llama_4_scaling_beta", 0.1}};
+  r.latent_attention(&first_models);
+  r.c.tuning = {r.c.rope.tuning, r.c.rope.tuning_floor, 0, true};
+  r.c.storage = ExpertStorage::fused_rows;
+  r.dense_first(0);
+  r.no_windows();
+  if (r.c.architecture_name != "Mistral3ForConditionalGeneration") return;
+  r.c.inner_names = r.c.names;
+  r.c.inner_names->model = "model.language_model.";
+  r.c.names.model = "language_model.model.";
+  r.c.names.head = "language_model.lm_head.";
 }
 
 void solar_open(FamilyReader& r) {
@@ -877,8 +918,7 @@ void llama4(FamilyReader& r) {
                          ? r.f.flag("attn_temperature_tuning", true)
                          : r.f.whole("attn_temperature_tuning", 0, 0xffffffffU) != 0;
   const double tuning = r.number_or("attn_scale", 0.1);
-  r.c.tuning = tuned ? tuning : 0;
-  r.c.tuning_floor = r.number_or("floor_scale", 8192);
+  r.c.tuning = {tuned ? tuning : 0, r.number_or("floor_scale", 8192), 1, false};
   if (r.c.architecture_name == "Llama4ForConditionalGeneration") {
     r.c.names.model = "language_model.model.";
     r.c.names.head = "language_model.lm_head.";
@@ -1003,6 +1043,8 @@ constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
                                {"Llama4ForCausalLM", llama4, {1e-5, 2}},
                                {"Llama4ForConditionalGeneration", llama4, {1e-5, 2}},
                                {"MiniMaxM2ForCausalLM", minimax_m2, {1e-6, 200020}},
+                               {"Mistral3ForConditionalGeneration", mistral4, {1e-6, 2, true}},
+                               {"Mistral4ForCausalLM", mistral4, {1e-6, 2, true}},
                                {"MixtralForCausalLM", mixtral, {1e-5, 2}},
                                {"OlmoeForCausalLM", olmoe, {1e-5, 50279}},
                                {"PhiMoEForCausalLM", phimoe, {1e-5, 2}},
@@ -1058,14 +1100,15 @@ FamilyDefaults family_defaults(const Fields& f, const std::string& architecture)
     f.refuse("architectures",
              fmt::format("another family: {} has {}, which the engine does not compute", architecture, lacks->part));
   }
-  const std::string end = "ForCausalLM";  // said once, so that the line is not cut
-  std::vector<std::string> known, others;
+  // Endings are said once each, so that the line is not cut.
+  const std::string text = "ForCausalLM", sight = "ForConditionalGeneration";
+  std::vector<std::string> reads, sees;
   for (const std::string& name : supported_architectures()) {
-    const std::size_t at = name.find(end);
-    at != std::string::npos ? known.push_back(name.substr(0, at)) : others.push_back(name);
+    const bool is_text = name.ends_with(text);
+    (is_text ? reads : sees).push_back(name.substr(0, name.size() - (is_text ? text : sight).size()));
   }
-  f.refuse("architectures",
-           fmt::format("one of {}, with {} behind it, or {}", fmt::join(known, ", "), end, fmt::join(others, ", ")));
+  f.refuse("architectures", fmt::format("one of {} with {} behind it, or {} with {}", fmt::join(reads, ", "), text,
+                                        fmt::join(sees, ", "), sight));
 }
 
 void read_family(const Fields& f, ModelConfig& c) {

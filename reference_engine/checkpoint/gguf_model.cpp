@@ -180,6 +180,7 @@ const std::vector<GgufFamily>& families_of_gguf() {
       {"qwen3next", "Qwen3NextForCausalLM", false, {{"norm_topk_prob", true}}},
       {"qwen35moe", "Qwen3_5MoeForCausalLM", false, {{"norm_topk_prob", true}}},
       {"gemma4", "Gemma4ForCausalLM", false, {{"enable_moe_block", true}, {"hidden_size_per_layer_input", 0}}},
+      {"mistral4", "Mistral4ForCausalLM", false, {{"norm_topk_prob", false}}},
       {"lfm2moe", "Lfm2MoeForCausalLM", false, {{"norm_topk_prob", true}, {"num_dense_layers", 0}}},
       {"minimax-m2", "MiniMaxM2ForCausalLM", false, Json::object()},
       {"afmoe",
@@ -428,6 +429,24 @@ void add_gemma4(const GgufFacts& f, Json& config) {
   }
 }
 
+/// Latent attention, whose heads have widths of their own.
+void add_latent(const GgufFacts& f, Json& config) {
+  f.copy("attention.q_lora_rank", "q_lora_rank", config);
+  f.copy("attention.kv_lora_rank", "kv_lora_rank", config);
+  const bool split = f.has("attention.key_length_mla");
+  const Json key = f.get(split ? "attention.key_length_mla" : "attention.key_length");
+  const Json rope = f.get("rope.dimension_count");
+  if (!key.is_number_unsigned() || !rope.is_number_unsigned() || key <= rope) {
+    f.refuse(fmt::format(
+        "{0}.attention.key_length and {0}.rope.dimension_count: expected two numbers, the first larger", f.arch));
+  }
+  config["qk_rope_head_dim"] = rope;
+  config["qk_nope_head_dim"] = key.get<std::uint64_t>() - rope.get<std::uint64_t>();
+  config["v_head_dim"] = f.get(split ? "attention.value_length_mla" : "attention.value_length");
+  config["num_key_value_heads"] = config["num_attention_heads"];
+  config.erase("head_dim");
+}
+
 /// What is particular to an architecture.
 void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   if (f.arch == "deepseek2") {
@@ -436,20 +455,15 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     if (sigmoid) config["architectures"] = {"DeepseekV3ForCausalLM"};
     const Json groups = f.get("expert_group_count");
     if (!sigmoid && !groups.is_null() && groups != 0 && groups != 1) config["topk_method"] = "group_limited_greedy";
-    f.copy("attention.q_lora_rank", "q_lora_rank", config);
-    f.copy("attention.kv_lora_rank", "kv_lora_rank", config);
-    const bool split = f.has("attention.key_length_mla");
-    const Json key = f.get(split ? "attention.key_length_mla" : "attention.key_length");
-    const Json rope = f.get("rope.dimension_count");
-    if (!key.is_number_unsigned() || !rope.is_number_unsigned() || key <= rope) {
-      f.refuse(
-          "deepseek2.attention.key_length and deepseek2.rope.dimension_count: expected two numbers, the first larger");
-    }
-    config["qk_rope_head_dim"] = rope;
-    config["qk_nope_head_dim"] = key.get<std::uint64_t>() - rope.get<std::uint64_t>();
-    config["v_head_dim"] = f.get(split ? "attention.value_length_mla" : "attention.value_length");
-    config["num_key_value_heads"] = config["num_attention_heads"];
-    config.erase("head_dim");
+    add_latent(f, config);
+  } else if (f.arch == "mistral4") {
+    add_latent(f, config);
+    Json& rope = config["rope_scaling"];
+    if (!rope.is_object()) rope = {{"rope_type", "default"}};
+    rope["llama_4_scaling_beta"] = 0;  // converters leave it out
+    f.copy("attention.temperature_scale", "llama_4_scaling_beta", rope);
+    f.copy("rope.scaling.original_context_length", "original_max_position_embeddings", rope);
+    f.copy("attention.temperature_length", "original_max_position_embeddings", rope);
   } else if (f.arch == "glm4moe") {
     config["use_qk_norm"] = f.of_a_layer("attn_q_norm.weight") != nullptr;
   } else if (f.arch == "qwen2moe") {

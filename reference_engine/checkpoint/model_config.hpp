@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/rope.hpp"
+#include "ferry/codec/pass_through.hpp"
 #include "ferry/gate/gate_rule.hpp"
 #include "support/json.hpp"
 
@@ -92,6 +94,19 @@ struct LatentAttention {
   bool bias = false;             ///< of what makes both vectors, and of what attention gives
 };
 
+/// Queries grow with their position: by log(1 + floor((position + first) / floor)) * by + 1.
+struct Tuning {
+  double by = 0, floor = 1;   ///< 0: they do not
+  std::uint32_t first = 0;    ///< what counts as the first token's position
+  bool where_turned = false;  ///< also in layers where positions turn them; else in the others alone
+  [[nodiscard]] bool is_in(bool turns) const { return by > 0 && (!turns || where_turned); }
+  [[nodiscard]] float at(std::uint32_t position) const {
+    const float floors =
+        std::floor((static_cast<float>(position) + static_cast<float>(first)) / static_cast<float>(floor));
+    return std::log1p(floors) * static_cast<float>(by) + 1;
+  }
+};
+
 enum class LinearRule : std::uint8_t {
   gated_delta,  ///< one matrix a head, which each token changes (Gated DeltaNet)
   mamba,        ///< likewise, by Mamba 2's selective state space
@@ -153,8 +168,7 @@ struct ModelConfig {
   LatentAttention latent;
   LinearAttention linear;
   bool output_gate = false;  ///< there are gates beside the queries, whose sigmoids weigh what attention gives
-  /// Where positions turn nothing, queries grow with log(1 + floor((position + 1) / tuning_floor)) * tuning + 1.
-  double tuning = 0, tuning_floor = 1;
+  Tuning tuning;
   HeadNorm head_norm = HeadNorm::none;
   bool value_norm = false;     ///< values are divided by the root of their mean square, head by head
   double attention_scale = 0;  ///< of a query's product with a key
@@ -172,6 +186,8 @@ struct ModelConfig {
   bool output_bias = false;  ///< what attention gives has one
   bool head_bias = false;    ///< the logits have
   double embedding_scale = 1, residual_scale = 1, logit_scale = 1;
+  /// Of keys and values that are remembered: f32, or f16 where whoever loads the model says so.
+  FloatType cache_type = FloatType::f32;
   double logit_cap = 0;              ///< logits are cap * tanh(logit / cap); 0: as they are
   std::vector<std::string> unknown;  ///< fields of config.json that nobody here knows, and that were not used
 

@@ -37,6 +37,11 @@ class RopeReader {
     if (needs_.sections) {  // which positions in images turn which columns: those of texts are all the same
       for (const char* name : {"mrope_section", "mrope_interleaved"}) static_cast<void>(rope_.has(name));
     }
+    if (needs_.tuning) {
+      static_cast<void>(rope_.has("max_position_embeddings"));  // which is said once more
+      made_.tuning = optional("llama_4_scaling_beta");
+      if (rope_.has(original_name) || made_.tuning > 0) made_.tuning_floor = rope_.whole(original_name, 1, 1U << 28U);
+    }
     if (type == "default") {
       frequencies(theta);
     } else if (proportional) {

@@ -24,6 +24,7 @@ struct Rope {
   std::vector<double> long_frequency;
   double long_scale = 1;
   double mscale_all_dim = 0, factor = 1;  ///< of YaRN: DeepSeek's attention depends on them
+  double tuning = 0, tuning_floor = 1;    ///< of Mistral 4: `Tuning`'s
   double stretched_context = 0;           ///< of YaRN: tokens that it stretches to, where the file says from how many
 };
 
@@ -37,6 +38,7 @@ struct RopeNeeds {
   bool mscales = false;              ///< LongRoPE's `short_mscale` and `long_mscale`: Phi-MoE
   bool alpha = false;                ///< a "dynamic" rope may have a fixed stretch of its base: Hunyuan
   bool sections = false;             ///< whether it may say how images turn columns
+  bool tuning = false;               ///< it may say how queries grow with their position, too: Mistral 4
   std::uint32_t context = 0;         ///< max_position_embeddings
   const Json* absent = nullptr;      ///< what rope_parameters are where the file has none
   const char* layer_type = nullptr;  ///< whose part of rope_parameters it is, where layers' types have one each

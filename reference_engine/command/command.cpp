@@ -101,17 +101,12 @@ std::string stacks_help() {
 }
 
 void add_stack(CLI::App* c, std::string& stack) {
-  c->add_option("--stack", stack, "policy stack, from the list below, or a file")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
-      ->capture_default_str();
+  add_named(c, "--stack", stack, "NAME|FILE", "policy stack, from the list below, or a file")->capture_default_str();
 }
 
 void StackFlags::add_budget(CLI::App* c) {
-  c->add_option("--budget", budget,
-                "device memory for experts: a share of all of them (25%) or a size (8000000, 64MiB)")
-      ->type_name("SHARE|BYTES")
-      ->check(not_empty)
+  add_named(c, "--budget", budget, "SHARE|BYTES",
+            "device memory for experts: a share of all of them (25%) or a size (8000000, 64MiB)")
       ->capture_default_str();
 }
 

@@ -60,6 +60,21 @@ inline constexpr FileKind machine_json = {"a machine file", "{", "\"effective_by
 
 /// For options that name something.
 extern const CLI::Validator not_empty;
+/// An option that names something, as a FILE is named: whatever it is, it is not empty.
+template <class Value>
+CLI::Option* add_named(CLI::App* command, const std::string& option, Value& value, const char* what,
+                       const std::string& help) {
+  return command->add_option(option, value, help)->type_name(what)->check(not_empty);
+}
+/// One that counts, from `least` to `most`; help shows what it is where nobody says.
+template <class Value, class Bound>
+CLI::Option* add_count(CLI::App* command, const std::string& option, Value& value, Bound least, Bound most,
+                       const std::string& help) {
+  return command->add_option(option, value, help)
+      ->type_name("N")
+      ->check(CLI::Range(least, most))
+      ->capture_default_str();
+}
 /// A size, and not a share of what is not known yet.
 extern const CLI::Validator a_size;
 /// NaN is within every range, since it is not outside.

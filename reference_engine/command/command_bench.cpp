@@ -263,21 +263,16 @@ void add_bench_command(CLI::App& app, Action& chosen) {
   list("--generate", a->generated, "N,...", "numbers of tokens to generate and time; 0: none")
       ->check(CLI::Range(0U, 1U << 24U));
   const auto count = [&](const char* name, std::uint32_t& value, const char* help, std::uint32_t most) {
-    c->add_option(name, value, help)->type_name("N")->check(CLI::Range(1U, most))->capture_default_str();
+    add_count(c, name, value, 1U, most, help);
   };
   count("--context-tokens", a->context_tokens, "tokens before those that are generated", 1U << 24U);
   count("--batch", a->batch, "texts at a time", 256);
   count("--repeat", a->repeat, "timed runs of each, behind one to warm up", 1000);
   count("--prefill-chunk", a->prefill_chunk, "tokens of a prompt in one step", 65536);
-  c->add_option(
-       "--text", a->text,
-       "take prompts from this text: what experts are asked for depends on it (default: tokens drawn at random)")
-      ->type_name("FILE")
-      ->check(not_empty);
+  add_named(c, "--text", a->text, "FILE",
+            "take prompts from this text: what experts are asked for depends on it (default: tokens drawn at random)");
   c->add_option("--seed", a->seed, "of the draw")->check(whole_number)->capture_default_str()->excludes("--text");
-  c->add_option("--json", a->json, "write all numbers to this file; - for standard output")
-      ->type_name("FILE")
-      ->check(not_empty);
+  add_named(c, "--json", a->json, "FILE", "write all numbers to this file; - for standard output");
   a->flags.add_parameters(c);
   a->flags.add_defaults(c);
   c->footer(stacks_help());

@@ -678,6 +678,56 @@ int machine(const CalibrateArguments& a) {
   return 0;
 }
 
+void add_gates(CLI::App* c, CalibrateArguments& a) {
+  a.model.add_model(c);
+  add_named(c, "--text", a.texts, "FILES", "to train on")->required();
+  add_named(c, "--out", a.out, "FILE", "the gates (.safetensors)")->required();
+  c->add_option("--bytes", a.bytes, "at most so many of each text")
+      ->type_name("N")
+      ->check(CLI::Range(1ULL, 1ULL << 40U));
+  add_count(c, "--window", a.window, 2, 1 << 20, "tokens; a text is cut into such, each a sequence of its own");
+  add_count(c, "--depth", a.depth, 1, 4, "how many layers ahead");
+  add_count(c, "--epochs", a.training.epochs, 1, 10000, "times that the texts are gone through");
+}
+
+/// What a search for parameters takes; the option is --text.
+CLI::Option* add_stack_arguments(CLI::App* c, CalibrateArguments& a) {
+  a.model.add_model(c);
+  add_named(c, "--stack", a.stack, "NAME|FILE", "from the list below, or a file; what else it says is kept")
+      ->required();
+  add_named(c, "--out", a.out, "FILE", "the stack file (.json)")->required();
+  c->add_option("--bytes", a.bytes, "at most so many of each text")
+      ->type_name("N")
+      ->check(CLI::Range(1ULL, 1ULL << 40U));
+  add_count(c, "--window", a.window, 2, 1 << 20, "tokens; a text is cut into such, each a sequence of its own");
+  add_named(c, "--machine", a.machine, "NAME|FILE", "whose times decide, on the virtual clock: a name or a file")
+      ->capture_default_str();
+  a.flags.add_budget(c);
+  a.flags.add_parameters(c);
+  c->footer(stacks_help());
+  return add_named(c, "--text", a.texts, "FILES", "calibration texts");
+}
+
+void add_by_loss(CLI::App* c, CalibrateArguments& a, std::uint32_t& steps, const char* of) {
+  add_stack_arguments(c, a)->required();
+  a.model.add_experts(c);
+  c->add_option("--loss", a.loss_percent, "bits a byte may grow by so much against the resident model")
+      ->type_name("PERCENT")
+      ->check(CLI::Range(0.0, 1000.0) & not_nan)
+      ->capture_default_str();
+  add_count(c, "--steps", steps, 1, 1000, of);
+}
+
+void add_by_replay(CLI::App* c, CalibrateArguments& a) {
+  CLI::Option* text = add_stack_arguments(c, a);
+  CLI::Option* trace =
+      add_named(c, "--trace", a.traces, "FILES", "instead of texts: traces of `ferry trace`")->excludes(text);
+  for (const char* of_texts : {"--model", "--bytes", "--window"}) trace->excludes(c->get_option(of_texts));
+  add_named(c, "--as", a.as_shape, "NAME|FILE",
+            "count each expert as large as this model's: a shape's name or file (default: for texts the "
+            "machine's reference model, for a trace its own)");
+}
+
 }  // namespace
 
 void add_calibrate_commands(CLI::App& app, Action& chosen) {
@@ -691,92 +741,32 @@ void add_calibrate_commands(CLI::App& app, Action& chosen) {
     return c;
   };
   CLI::App* m = add("machine", "measure this machine, and write a machine file for --machine", machine);
-  m->add_option("--out", a->out, "the machine file (.json)")->type_name("FILE")->check(not_empty)->required();
-  m->add_option("--name", a->name, "its name in reports")->type_name("NAME")->check(not_empty)->capture_default_str();
-
-  CLI::App* g = add("gates", "train gates that predict the experts of later layers, for --gates", gates);
-  a->model.add_model(g);
-  g->add_option("--text", a->texts, "to train on")->type_name("FILES")->check(not_empty)->required();
-  g->add_option("--out", a->out, "the gates (.safetensors)")->type_name("FILE")->check(not_empty)->required();
-  g->add_option("--bytes", a->bytes, "at most so many of each text")
-      ->type_name("N")
-      ->check(CLI::Range(1ULL, 1ULL << 40U));
-  g->add_option("--window", a->window, "tokens; a text is cut into such, each a sequence of its own")
-      ->type_name("N")
-      ->check(CLI::Range(2, 1 << 20))
-      ->capture_default_str();
-  g->add_option("--depth", a->depth, "how many layers ahead")
-      ->type_name("N")
-      ->check(CLI::Range(1, 4))
-      ->capture_default_str();
-  g->add_option("--epochs", a->training.epochs, "times that the texts are gone through")
-      ->type_name("N")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
-
-  auto stack_command = [&](CLI::App* c) {
-    a->model.add_model(c);
-    c->add_option("--stack", a->stack, "from the list below, or a file; what else it says is kept")
-        ->type_name("NAME|FILE")
-        ->check(not_empty)
-        ->required();
-    c->add_option("--out", a->out, "the stack file (.json)")->type_name("FILE")->check(not_empty)->required();
-    c->add_option("--bytes", a->bytes, "at most so many of each text")
-        ->type_name("N")
-        ->check(CLI::Range(1ULL, 1ULL << 40U));
-    c->add_option("--window", a->window, "tokens; a text is cut into such, each a sequence of its own")
-        ->type_name("N")
-        ->check(CLI::Range(2, 1 << 20))
-        ->capture_default_str();
-    c->add_option("--machine", a->machine, "whose times decide, on the virtual clock: a name or a file")
-        ->type_name("NAME|FILE")
-        ->check(not_empty)
-        ->capture_default_str();
-    a->flags.add_budget(c);
-    a->flags.add_parameters(c);
-    c->footer(stacks_help());
-    return c->add_option("--text", a->texts, "calibration texts")->type_name("FILES")->check(not_empty);
-  };
-  auto by_loss = [&](CLI::App* c, std::uint32_t& steps, const char* of) {
-    stack_command(c)->required();
-    a->model.add_experts(c);
-    c->add_option("--loss", a->loss_percent, "bits a byte may grow by so much against the resident model")
-        ->type_name("PERCENT")
-        ->check(CLI::Range(0.0, 1000.0) & not_nan)
-        ->capture_default_str();
-    c->add_option("--steps", steps, of)->type_name("N")->check(CLI::Range(1, 1000))->capture_default_str();
-  };
+  add_named(m, "--out", a->out, "FILE", "the machine file (.json)")->required();
+  add_named(m, "--name", a->name, "NAME", "its name in reports")->capture_default_str();
+  add_gates(add("gates", "train gates that predict the experts of later layers, for --gates", gates), *a);
   const char* grid = "of the grid from 0 to 1";
-  by_loss(add("precision",
-              "find HOBBIT's T1 and T2 (least bytes copied in decode), or Fate's share of INT2 (the largest), within a "
-              "loss",
-              precision),
-          a->steps, grid);
-  by_loss(add("substitution", "find the largest alpha of Importance-driven's router within a loss", substitution),
-          a->steps, grid);
-  by_loss(add("skipping", "find how much ferry-lossy may leave out within a loss", skipping), a->rates,
-          "loss-rates to choose from, 1000 to 10, each by the same factor less than the one before, to a tenth");
-  auto by_replay = [&](CLI::App* c) {
-    CLI::Option* text = stack_command(c);
-    CLI::Option* trace = c->add_option("--trace", a->traces, "instead of texts: traces of `ferry trace`")
-                             ->type_name("FILES")
-                             ->check(not_empty)
-                             ->excludes(text);
-    for (const char* of_texts : {"--model", "--bytes", "--window"}) trace->excludes(c->get_option(of_texts));
-    c->add_option("--as", a->as_shape,
-                  "count each expert as large as this model's: a shape's name or file (default: for texts the "
-                  "machine's reference model, for a trace its own)")
-        ->type_name("NAME|FILE")
-        ->check(not_empty);
-  };
-  by_replay(add("cache-weights", "find the weights of HOBBIT's cache with the least miss penalty", cache_weights));
-  by_replay(add("shallow-boundary", "find the number of shallow layers with the least simulated decode time",
-                shallow_boundary));
-  by_replay(
-      add("low-pool", "find HOBBIT's share of slots for low precision with the least simulated decode time", low_pool));
-  by_replay(add("transient-prefill",
-                "find the rows of a prefill step above which it evicts nothing, by the least simulated time in all",
-                transient_prefill));
+  add_by_loss(
+      add("precision",
+          "find HOBBIT's T1 and T2 (least bytes copied in decode), or Fate's share of INT2 (the largest), within a "
+          "loss",
+          precision),
+      *a, a->steps, grid);
+  add_by_loss(add("substitution", "find the largest alpha of Importance-driven's router within a loss", substitution),
+              *a, a->steps, grid);
+  add_by_loss(add("skipping", "find how much ferry-lossy may leave out within a loss", skipping), *a, a->rates,
+              "loss-rates to choose from, 1000 to 10, each by the same factor less than the one before, to a tenth");
+  add_by_replay(add("cache-weights", "find the weights of HOBBIT's cache with the least miss penalty", cache_weights),
+                *a);
+  add_by_replay(add("shallow-boundary", "find the number of shallow layers with the least simulated decode time",
+                    shallow_boundary),
+                *a);
+  add_by_replay(
+      add("low-pool", "find HOBBIT's share of slots for low precision with the least simulated decode time", low_pool),
+      *a);
+  add_by_replay(add("transient-prefill",
+                    "find the rows of a prefill step above which it evicts nothing, by the least simulated time in all",
+                    transient_prefill),
+                *a);
 }
 
 }  // namespace ferry::engine

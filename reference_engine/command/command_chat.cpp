@@ -299,12 +299,9 @@ void add_chat_command(CLI::App& app, Action& chosen) {
   a->sampling.add(c);
   CLI::Option* system =
       c->add_option("--system", a->system, "what the model is told before the conversation")->type_name("TEXT");
-  c->add_option("--system-file", a->system_file, "the same from a file")
-      ->type_name("FILE")
-      ->check(not_empty)
-      ->excludes(system);
+  add_named(c, "--system-file", a->system_file, "FILE", "the same from a file")->excludes(system);
   const auto count = [&](const char* name, std::uint32_t& value, const char* help) {
-    c->add_option(name, value, help)->type_name("N")->check(CLI::Range(1U, 1U << 28U))->capture_default_str();
+    add_count(c, name, value, 1U, 1U << 28U, help);
   };
   count("--max-new-tokens", a->max_new_tokens, "tokens of an answer at most");
   count("--context", a->context, "tokens of a conversation at most, for which keys and values have room");

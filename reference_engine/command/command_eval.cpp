@@ -180,8 +180,9 @@ Json json_of(const Stack& s, const std::vector<std::string>& names) {
   return json;
 }
 
-int eval(const EvalArguments& a) {
-  a.flags.check(a.stacks);  // before the model is read
+/// Everything that is refused before a model is read.
+void check(const EvalArguments& a) {
+  a.flags.check(a.stacks);
   if (a.texts.empty() == a.token_files.empty()) {
     throw InputError("eval reads texts: expected --text FILES, or --token-ids FILES for what is tokens already");
   }
@@ -191,54 +192,32 @@ int eval(const EvalArguments& a) {
   for (const std::string& file : a.model.inputs()) inputs.push_back(file);
   for (const std::string& file : stack_files(a.stacks)) inputs.push_back(file);
   check_outputs({a.json}, inputs);
-  std::optional<OutputFile> json_file;
-  if (!a.json.empty()) json_file.emplace(a.json, report_json);
-  const Inputs read(a);
+}
 
-  EvalOptions options = a.eval;
-  options.phase = a.phase == "decode" ? Phase::decode : Phase::prefill;
+std::vector<Stack> named_stacks(const EvalArguments& a) {
   std::vector<Stack> stacks(a.stacks.size());
-  std::vector<StackOptions> wanted(1);
-  wanted[0].stack = "resident";
   for (std::size_t i = 0; i < stacks.size(); ++i) {
     stacks[i].label = a.flags.named(a.stacks[i]).label;
     a.flags.set(stacks[i].options, a.stacks[i]);
-    wanted.push_back(stacks[i].options);
   }
-  const std::unique_ptr<Model> opened = a.model.open(wanted, {});
-  Model& model = *opened;
-  options.check(model.config());
-  const std::vector<TokenizedText> texts = read.tokenized_by(model);
+  return stacks;
+}
+
+/// Runs every text under all of them, beside `resident`, until a signal comes. Each text meets the stacks as they are built:
+/// its result does not depend on what else was named.
+void run(Model& model, const std::vector<TokenizedText>& texts, EvalOptions options, const RunnerOptions& resident,
+         std::vector<Stack>& stacks) {
   std::uint64_t to_do = 0, done = 0;
   for (const TokenizedText& text : texts) to_do += text.tokens.size();
-  const std::uint32_t max_rows = options.max_rows(model.begin_tokens().size());
-  const ModelShape shape = model_shape(model.config(), model.store(), max_rows);
-  const std::uint64_t budget = parse_budget(a.flags.budget, shape.all_bytes());
-  const Machine machine = read_machine(a.machine);
-  const ModelFacts reference = read_shape(machine.reference_model());
-  const CostSource source = machine.stated ? CostSource::stated : CostSource::effective;
-  RunnerOptions resident;
-  resident.stack = "resident";
-  auto complete = [&](RunnerOptions& o) {
-    o.budget_bytes = budget;
-    o.max_rows = max_rows;
-    o.virtual_costs = as_if(machine.costs(reference.work, source), reference, shape);
-  };
-  complete(resident);
-  for (Stack& s : stacks) complete(s.options);
-
-  const std::string unit = a.texts.empty() ? "token" : "byte";
   ProgressLine line("tokens");
   for (const TokenizedText& text : texts) {
-    // Each text meets the stacks as they are built: its result does not depend on what else was named.
-    auto make = [&](const RunnerOptions& o) { return make_runner(model, o); };
     std::vector<std::unique_ptr<ExpertRunner>> runners;
-    for (const Stack& s : stacks) runners.push_back(make(s.options));
+    for (const Stack& s : stacks) runners.push_back(make_runner(model, s.options));
     options.progress = [&](std::uint64_t of_text, std::uint64_t) {
       line.show(done + of_text, to_do);
       return !stop;
     };
-    const std::vector<Evaluated> results = evaluate(model, *make(resident), runners, text, options);
+    const std::vector<Evaluated> results = evaluate(model, *make_runner(model, resident), runners, text, options);
     for (std::size_t i = 0; i < stacks.size(); ++i) {
       stacks[i].texts.push_back(results[i]);
       stacks[i].arena_bytes = runners[i]->statistics().arena_bytes;
@@ -246,24 +225,57 @@ int eval(const EvalArguments& a) {
     done += text.tokens.size();
     if (stop) break;
   }
+}
 
-  print(eval_table(stacks, read.names, options.phase, unit, model.store().layout(), terminal_columns()));
+int eval(const EvalArguments& a) {
+  check(a);
+  std::optional<OutputFile> json_file;
+  if (!a.json.empty()) json_file.emplace(a.json, report_json);
+  const Inputs read(a);
+  std::vector<Stack> stacks = named_stacks(a);
+  RunnerOptions resident;
+  resident.stack = "resident";
+  std::vector<StackOptions> wanted = {resident};
+  for (const Stack& s : stacks) wanted.push_back(s.options);
+  const std::unique_ptr<Model> model = a.model.open(wanted, {});
+
+  EvalOptions options = a.eval;
+  options.phase = a.phase == "decode" ? Phase::decode : Phase::prefill;
+  options.check(model->config());
+  const std::vector<TokenizedText> texts = read.tokenized_by(*model);
+  const std::uint32_t max_rows = options.max_rows(model->begin_tokens().size());
+  const ModelShape shape = model_shape(model->config(), model->store(), max_rows);
+  const std::uint64_t budget = parse_budget(a.flags.budget, shape.all_bytes());
+  const Machine machine = read_machine(a.machine);
+  const ModelFacts reference = read_shape(machine.reference_model());
+  const CostSource source = machine.stated ? CostSource::stated : CostSource::effective;
+  auto complete = [&](RunnerOptions& o) {
+    o.budget_bytes = budget;
+    o.max_rows = max_rows;
+    o.virtual_costs = as_if(machine.costs(reference.work, source), reference, shape);
+  };
+  complete(resident);
+  for (Stack& s : stacks) complete(s.options);
+  run(*model, texts, options, resident, stacks);
+
+  const std::string unit = a.texts.empty() ? "token" : "byte";
+  print(eval_table(stacks, read.names, options.phase, unit, model->store().layout(), terminal_columns()));
   print(a.flags.calibrated_note(a.stacks));
   if (stop) print("interrupted: the last text only as far as it was run\n");
   Json all = Json::array();
   for (std::size_t i = 0; i < stacks.size(); ++i) {
-    const Stack& s = stacks[i];
-    Json json = json_of(s, read.names);
+    Json json = json_of(stacks[i], read.names);
     json["model"] = model_name(a.model.model);
-    if (is_stack_file(a.stacks[i])) json["stack_file"] = s.label;
+    if (is_stack_file(a.stacks[i])) json["stack_file"] = stacks[i].label;
     json["machine"] = machine.name;
     json["device"] = "virtual clock";
     json["parameters"] = a.flags.taken_by(a.stacks[i]);
     if (const std::string& file = a.flags.named(a.stacks[i]).calibrated; !file.empty()) json["calibrated"] = file;
     json["pools"] = json["parameters"].value("pools", "stack");
     json["budget_asked_bytes"] = budget;
-    json["budget_bytes"] = s.arena_bytes;
+    json["budget_bytes"] = stacks[i].arena_bytes;
     json["activations"] = a.model.activations;
+    json["kv_cache"] = a.model.kv_cache;
     json["command_line"] = command_line;
     json["phase"] = a.phase;
     json["unit"] = unit;
@@ -272,9 +284,7 @@ int eval(const EvalArguments& a) {
     json["interrupted"] = stop.load();
     all.push_back(std::move(json));
   }
-  if (json_file) {
-    json_file->commit(json_text(all.size() == 1 ? all[0] : all, 2) + "\n");
-  }
+  if (json_file) json_file->commit(json_text(all.size() == 1 ? all[0] : all, 2) + "\n");
   return stop ? 128 + stopped_by : 0;
 }
 
@@ -286,11 +296,9 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
       app.add_subcommand("eval", "measure what stacks cost in quality: bits a byte, beside the resident model");
   a->model.add_model(c);
   a->model.add_experts(c);
-  c->add_option("--text", a->texts, "texts to predict")->type_name("FILES")->check(not_empty);
-  c->add_option("--token-ids", a->token_files,
-                "instead: tokens, each line a text of its own, for models without a tokenizer")
-      ->type_name("FILES")
-      ->check(not_empty);
+  add_named(c, "--text", a->texts, "FILES", "texts to predict");
+  add_named(c, "--token-ids", a->token_files, "FILES",
+            "instead: tokens, each line a text of its own, for models without a tokenizer");
   c->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
       ->type_name("NAMES|FILES")
       ->delimiter(',')
@@ -299,25 +307,18 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
   a->flags.add_budget(c);
   a->flags.add_parameters(c);
   a->flags.add_defaults(c);
-  c->add_option("--window", a->eval.window, "tokens; a text is cut into such, each a sequence of its own")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  add_count(c, "--window", a->eval.window, 1, 1 << 20, "tokens; a text is cut into such, each a sequence of its own");
   c->add_option("--bytes", a->bytes, "at most so many of each text")
       ->type_name("N")
       ->check(CLI::Range(1ULL, 1ULL << 40U));
   c->add_option("--phase", a->phase, "run windows token by token, or each in one step, as a prompt")
       ->check(CLI::IsMember({"decode", "prefill"}))
       ->capture_default_str();
-  c->add_option("--batch", a->eval.batch, "windows run together")
-      ->type_name("N")
-      ->check(CLI::Range(1, 8))
+  add_count(c, "--batch", a->eval.batch, 1, 8, "windows run together");
+  add_named(c, "--machine", a->machine, "NAME|FILE",
+            "whose times decide, on the virtual clock, what has arrived: a name or a file")
       ->capture_default_str();
-  c->add_option("--machine", a->machine, "whose times decide, on the virtual clock, what has arrived: a name or a file")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
-      ->capture_default_str();
-  c->add_option("--json", a->json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
+  add_named(c, "--json", a->json, "FILE", "write all numbers to this file");
   c->footer(
       stacks_help() +
       "Lossy stacks decide by what has arrived: runs are on the virtual clock of --machine, so that they repeat.");

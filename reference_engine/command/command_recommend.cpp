@@ -184,8 +184,8 @@ class RecommendCommand {
     model_ = a_.model.open(wanted, {});
     if (a_.lossless && model_->rounds_activations()) {
       throw InputError(
-          "--lossless: --activations int8 rounds what this model's own weights are multiplied with: leave "
-          "one of them out");
+          "--lossless: --activations int8 rounds what this model's own weights are multiplied with, and --kv-cache f16 "
+          "keys and values: leave it out");
     }
     const std::uint32_t most = a_.tokens > 0 ? a_.tokens : 1024;
     if (a_.token_ids.empty()) {
@@ -494,6 +494,7 @@ class RecommendCommand {
   Json to_json() const {
     Json json = {{"ferry", FERRY_VERSION},
                  {"activations", a_.model.activations},
+                 {"kv_cache", a_.model.kv_cache},
                  {"command_line", command_line},
                  {"model", trace_->trace.name},
                  {"trace", setting_of().trace_name},
@@ -560,7 +561,7 @@ void add_recommend_command(CLI::App& app, Action& chosen) {
   const std::vector<CLI::Option*> options = c->get_options();
   a->of_model.assign(options.begin() + static_cast<std::ptrdiff_t>(others), options.end());
   auto file = [&](const char* name, std::string& value, const char* help) {
-    return c->add_option(name, value, help)->type_name("FILE")->check(not_empty);
+    return add_named(c, name, value, "FILE", help);
   };
   file("--trace", a->trace, "instead of a model: routing that ferry trace recorded, imported or generated");
   file("--text", a->text, "over which the model's routing is recorded (default: one that comes with ferry)");
@@ -568,12 +569,10 @@ void add_recommend_command(CLI::App& app, Action& chosen) {
   c->add_option("--tokens", a->tokens, "at most so many of the text, or of the trace (default: 1024, 4096)")
       ->type_name("N")
       ->check(CLI::Range(2U, 1U << 30U));
-  c->add_option("--as", a->as_shape, "count each expert as large as this model's: a shape's name or file (tiny models)")
-      ->type_name("NAME|FILE")
-      ->check(not_empty);
-  c->add_option("--machine", a->machine, "a name from the list below, a file, or this: measured now, as a CPU alone")
-      ->type_name("NAME|FILE|this")
-      ->check(not_empty)
+  add_named(c, "--as", a->as_shape, "NAME|FILE",
+            "count each expert as large as this model's: a shape's name or file (tiny models)");
+  add_named(c, "--machine", a->machine, "NAME|FILE|this",
+            "a name from the list below, a file, or this: measured now, as a CPU alone")
       ->required();
   file("--machine-out", a->machine_out, "keep what --machine this measured, for --machine");
   a->flags.add_budget(c);
@@ -603,14 +602,8 @@ void add_recommend_command(CLI::App& app, Action& chosen) {
       ->delimiter(',')
       ->transform(without_spaces);
   a->flags.add_defaults(c);
-  c->add_option("--batch", a->batch, "sequences decoded together")
-      ->type_name("N")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  c->add_option("--prefill-chunk", a->chunk, "tokens of a prompt in one step")
-      ->type_name("N")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
+  add_count(c, "--batch", a->batch, 1, 4096, "sequences decoded together");
+  add_count(c, "--prefill-chunk", a->chunk, 1, 65536, "tokens of a prompt in one step");
   file("--json", a->json, "write all numbers to this file; - for standard output");
   std::string machines = "Machines:";
   for (const std::string& m : machine_names()) machines += " " + m;

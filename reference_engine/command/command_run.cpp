@@ -51,42 +51,8 @@ struct RunArguments {
 class Runs {
  public:
   Runs(const RunArguments& a, const std::vector<std::string>& stacks) : a_(a) {
-    std::vector<std::string> inputs;
-    std::copy_if(a.prompt_files.begin(), a.prompt_files.end(), std::back_inserter(inputs),
-                 [](const std::string& file) { return file != "-"; });
-    inputs.insert(inputs.end(), a.token_files.begin(), a.token_files.end());
-    inputs.push_back(a.machine);
-    for (const std::string& file : a.model.inputs()) inputs.push_back(file);
-    for (const std::string& file : stack_files(stacks)) inputs.push_back(file);
-    check_outputs({a.json, a.timeline, a.logits}, inputs);
-    if (!a.json.empty()) json_.emplace(a.json, report_json);
-    if (!a.timeline.empty()) timeline_.emplace(a.timeline, timeline_json);
-    if (!a.logits.empty()) logits_.emplace(a.logits, FileKind{"a file of logits", "", "\"logits.0\""});
-    if (!a.machine.empty()) machine_ = read_machine(a.machine);
-    options_.prompts = a.prompts;
-    if (std::count(a.prompt_files.begin(), a.prompt_files.end(), "-") > 1) {
-      throw InputError("--prompt-file -: standard input is one prompt, expected it once");
-    }
-    for (const std::string& file : a.prompt_files) options_.prompts.push_back(prompt_of(file));
-    for (const std::string& file : a.token_files) {
-      for (std::vector<std::uint32_t>& prompt : read_token_ids(file))
-        options_.token_prompts.push_back(std::move(prompt));
-    }
-    const bool by_tokens = !options_.token_prompts.empty();
-    if (!by_tokens && options_.prompts.empty() && standard_input_has_text()) {
-      options_.prompts = {prompt_of("-")};
-      if (options_.prompts[0].empty()) options_.prompts.clear();
-    }
-    if (!by_tokens && options_.prompts.empty()) {
-      options_.prompts = {"Question: A ferry carries 8 cars on each crossing. "};
-    }
-    // A batch larger than the number of prompts repeats them in turn.
-    const std::size_t count = by_tokens ? options_.token_prompts.size() : options_.prompts.size();
-    options_.batch = a.batch == 0 ? std::min<std::uint32_t>(8, static_cast<std::uint32_t>(count)) : a.batch;
-    for (std::size_t i = 0; count + i < options_.batch; ++i) {
-      if (by_tokens) options_.token_prompts.push_back(options_.token_prompts[i]);
-      if (!by_tokens) options_.prompts.push_back(options_.prompts[i]);
-    }
+    open_files(stacks);
+    read_prompts();
     options_.max_new_tokens = a.max_new_tokens;
     options_.sampling = a.sampling.of(find_model(a.model.model));
     options_.stops = a.sampling.stops;
@@ -95,24 +61,7 @@ class Runs {
     options_.prefill_chunk = a.prefill_chunk;
     options_.keep_logits = logits_.has_value();
     options_.stop = &stop;
-    std::vector<StackOptions> wanted(stacks.size());
-    for (std::size_t i = 0; i < stacks.size(); ++i) a.flags.set(wanted[i], stacks[i]);
-    ModelFlags where = a.model;
-    if (machine_) {
-      if (where.device == "cuda") {
-        throw InputError("--machine: imitates a link on the CPU device: leave it out, or name --device cpu");
-      }
-      where.device = "cpu";
-    } else if (a.clock == "virtual") {
-      throw InputError("--clock virtual: needs a machine whose costs it counts, expected --machine NAME|FILE");
-    }
-    if (machine_ && a.clock == "real") {  // whose link is throttled by what a layer takes here
-      StackOptions measured;
-      measured.stack = "resident";
-      wanted.push_back(measured);
-    }
-    model_ = where.open(wanted, a.device_memory.empty() ? ModelFlags::Budgets{{a.flags.budget}, ""}
-                                                        : ModelFlags::Budgets{{}, a.device_memory});
+    open_model(stacks);
     if (!options_.stops.empty()) static_cast<void>(model_->need_tokenizer());
     shape_ = model_shape(model_->config(), model_->store(), std::max(options_.prefill_chunk, options_.batch));
     prefetch_chunk_ = parse_chunk(a.prefetch_chunk, shape_.bytes(0, Precision::full));
@@ -123,24 +72,7 @@ class Runs {
       throttle_ = costs_->link_bytes_per_s;
       costs_->prefetch_chunk_bytes = prefetch_chunk_;
     }
-    std::vector<std::uint32_t> positions;  // of each prompt, with what it may generate
-    const auto all_tokens = tokens_of(*model_, options_);
-    for (std::size_t i = 0; i < all_tokens.size(); ++i) {  // refused before minutes are spent on the others
-      const std::size_t tokens = all_tokens[i].size();
-      const std::uint64_t wanted = tokens + options_.max_new_tokens;
-      positions.push_back(static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, model_->config().context)));
-      if (tokens <= model_->config().context) continue;
-      if (by_tokens) {
-        throw InputError(fmt::format("--token-ids: prompt {} is {} tokens long, the model's context is {}", i + 1,
-                                     tokens, model_->config().context));
-      }
-      const std::size_t file = i - std::min(i, a.prompts.size());
-      throw InputError(fmt::format("{} is {} tokens long with its begin token, the model's context is {}",
-                                   i >= a.prompts.size() && file < a.prompt_files.size()
-                                       ? "--prompt-file " + a.prompt_files[file]
-                                       : "--prompt " + std::to_string(i + 1),
-                                   tokens, model_->config().context));
-    }
+    const std::vector<std::uint32_t> positions = check_prompts();
     budget_ = a.device_memory.empty() ? parse_budget(a.flags.budget, shape_.all_bytes()) : left_for(positions);
   }
 
@@ -233,6 +165,95 @@ class Runs {
   }
 
  private:
+  /// What is written is not what is read, and can be written.
+  void open_files(const std::vector<std::string>& stacks) {
+    std::vector<std::string> inputs;
+    std::copy_if(a_.prompt_files.begin(), a_.prompt_files.end(), std::back_inserter(inputs),
+                 [](const std::string& file) { return file != "-"; });
+    inputs.insert(inputs.end(), a_.token_files.begin(), a_.token_files.end());
+    inputs.push_back(a_.machine);
+    for (const std::string& file : a_.model.inputs()) inputs.push_back(file);
+    for (const std::string& file : stack_files(stacks)) inputs.push_back(file);
+    check_outputs({a_.json, a_.timeline, a_.logits}, inputs);
+    if (!a_.json.empty()) json_.emplace(a_.json, report_json);
+    if (!a_.timeline.empty()) timeline_.emplace(a_.timeline, timeline_json);
+    if (!a_.logits.empty()) logits_.emplace(a_.logits, FileKind{"a file of logits", "", "\"logits.0\""});
+    if (!a_.machine.empty()) machine_ = read_machine(a_.machine);
+  }
+
+  void read_prompts() {
+    options_.prompts = a_.prompts;
+    if (std::count(a_.prompt_files.begin(), a_.prompt_files.end(), "-") > 1) {
+      throw InputError("--prompt-file -: standard input is one prompt, expected it once");
+    }
+    for (const std::string& file : a_.prompt_files) options_.prompts.push_back(prompt_of(file));
+    for (const std::string& file : a_.token_files) {
+      for (std::vector<std::uint32_t>& prompt : read_token_ids(file))
+        options_.token_prompts.push_back(std::move(prompt));
+    }
+    const bool by_tokens = !options_.token_prompts.empty();
+    if (!by_tokens && options_.prompts.empty() && standard_input_has_text()) {
+      options_.prompts = {prompt_of("-")};
+      if (options_.prompts[0].empty()) options_.prompts.clear();
+    }
+    if (!by_tokens && options_.prompts.empty()) {
+      options_.prompts = {"Question: A ferry carries 8 cars on each crossing. "};
+    }
+    // A batch larger than the number of prompts repeats them in turn.
+    const std::size_t count = by_tokens ? options_.token_prompts.size() : options_.prompts.size();
+    options_.batch = a_.batch == 0 ? std::min<std::uint32_t>(8, static_cast<std::uint32_t>(count)) : a_.batch;
+    for (std::size_t i = 0; count + i < options_.batch; ++i) {
+      if (by_tokens) options_.token_prompts.push_back(options_.token_prompts[i]);
+      if (!by_tokens) options_.prompts.push_back(options_.prompts[i]);
+    }
+  }
+
+  void open_model(const std::vector<std::string>& stacks) {
+    std::vector<StackOptions> wanted(stacks.size());
+    for (std::size_t i = 0; i < stacks.size(); ++i) a_.flags.set(wanted[i], stacks[i]);
+    ModelFlags where = a_.model;
+    if (machine_) {
+      if (where.device == "cuda") {
+        throw InputError("--machine: imitates a link on the CPU device: leave it out, or name --device cpu");
+      }
+      where.device = "cpu";
+    } else if (a_.clock == "virtual") {
+      throw InputError("--clock virtual: needs a machine whose costs it counts, expected --machine NAME|FILE");
+    }
+    if (machine_ && a_.clock == "real") {  // whose link is throttled by what a layer takes here
+      StackOptions measured;
+      measured.stack = "resident";
+      wanted.push_back(measured);
+    }
+    model_ = where.open(wanted, a_.device_memory.empty() ? ModelFlags::Budgets{{a_.flags.budget}, ""}
+                                                         : ModelFlags::Budgets{{}, a_.device_memory});
+  }
+
+  /// Refuses prompts that are too long before minutes are spent on the others. The positions of each, with what it may
+  /// generate.
+  [[nodiscard]] std::vector<std::uint32_t> check_prompts() const {
+    const bool by_tokens = !options_.token_prompts.empty();
+    std::vector<std::uint32_t> positions;
+    const auto all_tokens = tokens_of(*model_, options_);
+    for (std::size_t i = 0; i < all_tokens.size(); ++i) {
+      const std::size_t tokens = all_tokens[i].size();
+      const std::uint64_t wanted = tokens + options_.max_new_tokens;
+      positions.push_back(static_cast<std::uint32_t>(std::min<std::uint64_t>(wanted, model_->config().context)));
+      if (tokens <= model_->config().context) continue;
+      if (by_tokens) {
+        throw InputError(fmt::format("--token-ids: prompt {} is {} tokens long, the model's context is {}", i + 1,
+                                     tokens, model_->config().context));
+      }
+      const std::size_t file = i - std::min(i, a_.prompts.size());
+      throw InputError(fmt::format("{} is {} tokens long with its begin token, the model's context is {}",
+                                   i >= a_.prompts.size() && file < a_.prompt_files.size()
+                                       ? "--prompt-file " + a_.prompt_files[file]
+                                       : "--prompt " + std::to_string(i + 1),
+                                   tokens, model_->config().context));
+    }
+    return positions;
+  }
+
   static std::string prompt_of(const std::string& file) {
     if (file != "-") return read_text("--prompt-file", file);
     std::string text = read_standard_input("--prompt-file", stop);
@@ -311,6 +332,7 @@ Json run_json(const RunArguments& a, const Runs& runs, const std::string& stack,
   if (a.logprobs > 0) json["logprobs"] = probabilities_json(report.generated);
   json["threads"] = runs.threads();
   json["activations"] = a.model.activations;
+  json["kv_cache"] = a.model.kv_cache;
   if (a.model.store.empty()) json["quantizer"] = a.model.quantizer;
   if (const std::string& file = a.flags.named(stack).calibrated; !file.empty()) json["calibrated"] = file;
   return json;
@@ -576,39 +598,26 @@ void add_prompts(CLI::App* c, RunArguments& a) {
   c->add_option("--prompt", a.prompts, "text to continue; several make a batch")
       ->type_name("TEXT")
       ->allow_extra_args(false);
-  c->add_option("--prompt-file", a.prompt_files, "file with one prompt, - for standard input; several make a batch")
-      ->type_name("FILE")
-      ->check(not_empty)
+  add_named(c, "--prompt-file", a.prompt_files, "FILE",
+            "file with one prompt, - for standard input; several make a batch")
       ->allow_extra_args(false);
-  c->add_option("--token-ids", a.token_files,
-                "file of prompts as tokens, one on a line: numbers between blanks or commas, or a JSON list")
-      ->type_name("FILE")
-      ->check(not_empty)
+  add_named(c, "--token-ids", a.token_files, "FILE",
+            "file of prompts as tokens, one on a line: numbers between blanks or commas, or a JSON list")
       ->excludes("--prompt")
       ->excludes("--prompt-file")
       ->allow_extra_args(false);
-  c->add_option("--max-new-tokens", a.max_new_tokens, "tokens to generate for each prompt")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1 << 28))
-      ->capture_default_str();
+  add_count(c, "--max-new-tokens", a.max_new_tokens, 1, 1 << 28, "tokens to generate for each prompt");
   c->add_option("--batch", a.batch, "prompts decoded together (default: all, at most 8); prompts repeat to fill it")
       ->type_name("N")
       ->check(CLI::Range(1, 8));
-  c->add_option("--prefill-chunk", a.prefill_chunk, "tokens of a prompt in one step")
-      ->type_name("N")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
+  add_count(c, "--prefill-chunk", a.prefill_chunk, 1, 65536, "tokens of a prompt in one step");
 }
 
 /// The link and the time that runs imitate.
 void add_machine(CLI::App* c, RunArguments& a) {
-  c->add_option("--machine", a.machine, "imitate this machine's ratio of expert transfer to compute: a name or a file")
-      ->type_name("NAME|FILE")
-      ->check(not_empty);
-  c->add_option("--prefetch-chunk", a.prefetch_chunk, prefetch_chunk_help)
-      ->type_name("SHARE|BYTES")
-      ->check(not_empty)
-      ->capture_default_str();
+  add_named(c, "--machine", a.machine, "NAME|FILE",
+            "imitate this machine's ratio of expert transfer to compute: a name or a file");
+  add_named(c, "--prefetch-chunk", a.prefetch_chunk, "SHARE|BYTES", prefetch_chunk_help)->capture_default_str();
   c->add_option("--clock", a.clock,
                 "real: this machine's time, the link throttled in its ratio to compute; virtual: time as that "
                 "machine's costs say, however busy this one is")
@@ -637,9 +646,7 @@ void add_generation(CLI::App* c, RunArguments& a) {
                               ->check(CLI::Range(1, 100));
   add_machine(c, a);
   c->add_flag("--gate-worker", a.gate_worker, "make predicted gate scores on a thread of their own");
-  logprobs->needs(c->add_option("--json", a.json, "write all numbers to this file; - for standard output")
-                      ->type_name("FILE")
-                      ->check(not_empty));
+  logprobs->needs(add_named(c, "--json", a.json, "FILE", "write all numbers to this file; - for standard output"));
   c->footer(stacks_help());
 }
 
@@ -647,12 +654,8 @@ CLI::App* add_run(CLI::App& app, RunArguments& a) {
   CLI::App* c = app.add_subcommand("run", "generate text under one policy stack");
   add_generation(c, a);
   add_stack(c, a.stack);
-  c->add_option("--logits", a.logits, "write the logits of each generated token to this file (safetensors)")
-      ->type_name("FILE")
-      ->check(not_empty);
-  c->add_option("--timeline", a.timeline, "write a Chrome/Perfetto timeline to this file")
-      ->type_name("FILE")
-      ->check(not_empty);
+  add_named(c, "--logits", a.logits, "FILE", "write the logits of each generated token to this file (safetensors)");
+  add_named(c, "--timeline", a.timeline, "FILE", "write a Chrome/Perfetto timeline to this file");
   return c;
 }
 
@@ -671,10 +674,8 @@ CLI::App* add_inspect(CLI::App& app, RunArguments& a) {
   CLI::App* c = app.add_subcommand("inspect", "print a model's shape and what fits in a budget; or check a store");
   a.model.add_model(c);
   a.flags.add_budget(c);
-  c->add_option("--store", a.model.store,
-                "print what this file has, and read all of it; with --model that model's experts, too")
-      ->type_name("FILE")
-      ->check(not_empty)
+  add_named(c, "--store", a.model.store, "FILE",
+            "print what this file has, and read all of it; with --model that model's experts, too")
       ->excludes("--budget");
   a.model.add_verify(c);
   c->get_option("--verify")->excludes("--store");

@@ -111,17 +111,14 @@ void add_serve_command(CLI::App& app, Action& chosen) {
   seed->description("of the sampler, for requests that give none (default: drawn anew for each)");
   seed->default_str("");
   const auto count = [&](const char* name, auto& value, const char* help, auto least, auto most) {
-    c->add_option(name, value, help)->type_name("N")->check(CLI::Range(least, most))->capture_default_str();
+    add_count(c, name, value, least, most, help);
   };
   c->add_option("--host", a->server.host, "address to listen at; 0.0.0.0: all of this machine's")
       ->check(not_empty)
       ->capture_default_str();
   count("--port", a->server.port, "0: any that is free", std::uint16_t{0}, std::uint16_t{65535});
-  CLI::Option* key =
-      c->add_option("--api-key", a->server.api_key, "clients have to give it")->type_name("KEY")->check(not_empty);
-  c->add_option("--api-key-file", a->api_key_file, "the same from a file, which other users do not see")
-      ->type_name("FILE")
-      ->check(not_empty)
+  CLI::Option* key = add_named(c, "--api-key", a->server.api_key, "KEY", "clients have to give it");
+  add_named(c, "--api-key-file", a->api_key_file, "FILE", "the same from a file, which other users do not see")
       ->excludes(key);
   c->add_option("--name", a->name, "what clients call the model (default: its folder's name)")->check(not_empty);
   count("--batch", a->loop.places, "texts decoded together", 1U, 256U);

@@ -240,14 +240,9 @@ void add_common(CLI::App* c, SimulateArguments& a) {
                 "the machine's effective speeds, its data sheet's peaks, or what a paper states of it")
       ->check(CLI::IsMember(sources))
       ->capture_default_str();
-  c->add_option("--as", a.as_shape,
-                "count each expert as large as this model's: a shape's name or file (tiny models' traces)")
-      ->type_name("NAME|FILE")
-      ->check(not_empty);
-  c->add_option("--prefetch-chunk", a.prefetch_chunk, prefetch_chunk_help)
-      ->type_name("SHARE|BYTES")
-      ->check(not_empty)
-      ->capture_default_str();
+  add_named(c, "--as", a.as_shape, "NAME|FILE",
+            "count each expert as large as this model's: a shape's name or file (tiny models' traces)");
+  add_named(c, "--prefetch-chunk", a.prefetch_chunk, "SHARE|BYTES", prefetch_chunk_help)->capture_default_str();
   c->add_option("--bounds", a.bounds,
                 "proven lower bounds, and with `all` the stack with perfect prediction and Belady's cache")
       ->check(CLI::IsMember(bounds))
@@ -275,11 +270,8 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   for (const std::string& m : machine_names()) machines += " " + m;
 
   CLI::App* s = app.add_subcommand("simulate", "replay a trace under policy stacks on a simulated machine");
-  s->add_option("--trace", a->trace, "a trace of `ferry trace`")->type_name("FILE")->check(not_empty)->required();
-  s->add_option("--machine", a->machine, "a name from the list below, or a file")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
-      ->capture_default_str();
+  add_named(s, "--trace", a->trace, "FILE", "a trace of `ferry trace`")->required();
+  add_named(s, "--machine", a->machine, "NAME|FILE", "a name from the list below, or a file")->capture_default_str();
   s->add_option("--stack,--stacks", a->stacks, "comma-separated, from the list below, or files")
       ->type_name("NAMES|FILES")
       ->delimiter(',')
@@ -288,19 +280,11 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   a->flags.add_budget(s);
   a->flags.add_parameters(s);
   a->flags.add_defaults(s, "paper");
-  s->add_option("--batch", a->batch, "sequences decoded together")
-      ->type_name("N")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  s->add_option("--prefill-chunk", a->chunk, "tokens of a prompt in one step")
-      ->type_name("N")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
+  add_count(s, "--batch", a->batch, 1, 4096, "sequences decoded together");
+  add_count(s, "--prefill-chunk", a->chunk, 1, 65536, "tokens of a prompt in one step");
   add_common(s, *a);
-  s->add_option("--json", a->json, "write all numbers to this file")->type_name("FILE")->check(not_empty);
-  s->add_option("--timeline", a->timeline, "write a Chrome/Perfetto timeline to this file (with --tokens)")
-      ->type_name("FILE")
-      ->check(not_empty);
+  add_named(s, "--json", a->json, "FILE", "write all numbers to this file");
+  add_named(s, "--timeline", a->timeline, "FILE", "write a Chrome/Perfetto timeline to this file (with --tokens)");
   s->footer(stacks_help() + machines);
   s->callback([a, &chosen] { chosen = [a] { return simulate_command(*a); }; });
 
@@ -346,12 +330,9 @@ void add_simulate_commands(CLI::App& app, Action& chosen) {
   w->callback([a, &chosen] { chosen = [a] { return sweep_command(*a); }; });
 
   CLI::App* r = app.add_subcommand("report", "draw runs as one self-contained HTML page");
-  r->add_option("runs", a->inputs, "what --json of run, compare and simulate, or a sweep wrote")
-      ->type_name("FILES")
-      ->check(not_empty)
-      ->required();
-  r->add_option("--out", a->out, "the page")->type_name("FILE")->check(not_empty)->required();
-  r->add_option("--timeline", a->timeline, "a timeline to draw, too")->type_name("FILE")->check(not_empty);
+  add_named(r, "runs", a->inputs, "FILES", "what --json of run, compare and simulate, or a sweep wrote")->required();
+  add_named(r, "--out", a->out, "FILE", "the page")->required();
+  add_named(r, "--timeline", a->timeline, "FILE", "a timeline to draw, too");
   r->add_option("--title", a->title, "of the page")->type_name("TEXT")->capture_default_str();
   r->callback([a, &chosen] { chosen = [a] { return report_command(*a); }; });
 }

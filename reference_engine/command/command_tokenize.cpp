@@ -113,35 +113,26 @@ int tokenize_command(const TokenizeArguments& a) {
 void add_tokenize_command(CLI::App& app, Action& chosen) {
   const auto a = std::make_shared<TokenizeArguments>();
   CLI::App* c = app.add_subcommand("tokenize", "a text as a model's tokens, and back");
-  c->add_option("--model", a->model,
-                "a model's folder, a GGUF file, a tokenizer's file or folder, or a bundled model's name")
-      ->type_name("FOLDER|FILE")
-      ->check(not_empty)
+  add_named(c, "--model", a->model, "FOLDER|FILE",
+            "a model's folder, a GGUF file, a tokenizer's file or folder, or a bundled model's name")
       ->capture_default_str();
   CLI::Option* text = c->add_option("--text", a->text, "the text (default: standard input)")->type_name("TEXT");
-  CLI::Option* file = c->add_option("--file", a->files, "a file with it; several, each a text; -: standard input")
-                          ->type_name("FILE")
-                          ->check(not_empty)
-                          ->allow_extra_args(false);
-  CLI::Option* chat = c->add_option("--chat", a->chat,
-                                    "a JSON file with a conversation, for the model's chat template; -: standard input")
-                          ->type_name("FILE")
-                          ->check(not_empty)
+  CLI::Option* file =
+      add_named(c, "--file", a->files, "FILE", "a file with it; several, each a text; -: standard input")
+          ->allow_extra_args(false);
+  CLI::Option* chat = add_named(c, "--chat", a->chat, "FILE",
+                                "a JSON file with a conversation, for the model's chat template; -: standard input")
                           ->excludes(text)
                           ->excludes(file);
   c->add_flag("--rendered", a->rendered, "the conversation's text, not its tokens")->needs(chat);
-  c->add_option("--token-ids", a->token_ids, "back: tokens, each line a text")
-      ->type_name("FILE")
-      ->check(not_empty)
+  add_named(c, "--token-ids", a->token_ids, "FILE", "back: tokens, each line a text")
       ->excludes(text)
       ->excludes(file)
       ->excludes(chat);
   c->add_flag("--bare", a->bare, "without the tokens that a text begins and ends with");
   c->add_flag("--plain", a->plain, "names of special tokens in the text are text");
   c->add_flag("--pieces", a->pieces, "a token a line, with its text");
-  c->add_option("--json", a->json, "write all of it to this file; - for standard output")
-      ->type_name("FILE")
-      ->check(not_empty);
+  add_named(c, "--json", a->json, "FILE", "write all of it to this file; - for standard output");
   text->excludes(file);
   c->callback([a, &chosen] { chosen = [a] { return tokenize_command(*a); }; });
 }

@@ -162,80 +162,55 @@ int show(const TraceArguments& a) {
   return 0;
 }
 
-}  // namespace
-
-void add_trace_commands(CLI::App& app, Action& chosen) {
-  const auto a = std::make_shared<TraceArguments>();
-  CLI::App* trace = app.add_subcommand("trace", "record, import and inspect routing traces");
-  trace->require_subcommand(1);
-  auto file = [&](CLI::App* c, const char* name, std::string& value, const char* help) {
-    return c->add_option(name, value, help)->type_name("FILE")->check(not_empty);
-  };
-
-  CLI::App* r = trace->add_subcommand("record", "run a text through a model and write down what its gates say");
-  a->model.add_model(r);
-  a->model.add_experts(r);
-  file(r, "--text", a->text, "the text");
-  file(r, "--token-ids", a->token_ids, "instead, texts as the model's tokens, one on a line, as ferry run has them")
+void add_record(CLI::App* c, TraceArguments& a) {
+  a.model.add_model(c);
+  a.model.add_experts(c);
+  add_named(c, "--text", a.text, "FILE", "the text");
+  add_named(c, "--token-ids", a.token_ids, "FILE",
+            "instead, texts as the model's tokens, one on a line, as ferry run has them")
       ->excludes("--text");
-  file(r, "--out", a->out, "the trace (safetensors)")->required();
-  r->add_option("--ahead", a->record.ahead, "layers ahead to predict from each gate input")
-      ->type_name("N")
-      ->check(CLI::Range(0, 4))
+  add_named(c, "--out", a.out, "FILE", "the trace (safetensors)")->required();
+  add_count(c, "--ahead", a.record.ahead, 0, 4, "layers ahead to predict from each gate input");
+  add_count(c, "--window", a.record.window, 2, 1 << 20, "tokens of a sequence; the text is cut into such");
+  add_count(c, "--prompt-tokens", a.record.prompt, 1, 1 << 20,
+            "of those, how many are prompt; the rest runs token by token");
+  c->add_option("--tokens", a.record.tokens, "stop after about so many")->type_name("N")->check(CLI::Range(1U, ~0U));
+  add_named(c, "--stack", a.stack, "NAME|FILE",
+            "run under this stack; importance+pre also gives the scores of partial hidden states")
       ->capture_default_str();
-  r->add_option("--window", a->record.window, "tokens of a sequence; the text is cut into such")
-      ->type_name("N")
-      ->check(CLI::Range(2, 1 << 20))
+  add_named(c, "--machine", a.machine, "NAME|FILE", "whose times decide what is resident then: a name or a file")
       ->capture_default_str();
-  r->add_option("--prompt-tokens", a->record.prompt, "of those, how many are prompt; the rest runs token by token")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  r->add_option("--tokens", a->record.tokens, "stop after about so many")->type_name("N")->check(CLI::Range(1U, ~0U));
-  r->add_option("--stack", a->stack,
-                "run under this stack; importance+pre also gives the scores of partial hidden states")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
-      ->capture_default_str();
-  r->add_option("--machine", a->machine, "whose times decide what is resident then: a name or a file")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
-      ->capture_default_str();
-  a->flags.add_budget(r);
-  a->flags.add_parameters(r);
-  r->callback([a, &chosen] { chosen = [a] { return record(*a); }; });
+  a.flags.add_budget(c);
+  a.flags.add_parameters(c);
+}
 
-  CLI::App* i = trace->add_subcommand("import", "make a trace of routing that another program recorded");
-  file(i, "in", a->in, "safetensors with experts [tokens, layers, k] and sequence_start, or a route trace (.csv)")
-      ->required();
-  file(i, "--out", a->out, "the trace (safetensors)")->required();
-  i->add_option("--shape", a->shape, "the model: a name or a file of its shape")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
-      ->required();
+std::string shapes_help() {
   std::string shapes = "Shapes:";
   for (const std::string& s : shape_names()) shapes += " " + s;
-  i->footer(shapes);
-  i->callback([a, &chosen] { chosen = [a] { return import(*a); }; });
+  return shapes;
+}
 
-  CLI::App* g = trace->add_subcommand("generate", "make up routing with the statistics that papers publish");
-  SyntheticOptions& y = a->synthetic;
-  g->add_option("--shape", a->shape, "the model: a name or a file of its shape")
-      ->type_name("NAME|FILE")
-      ->check(not_empty)
+void add_import(CLI::App* c, TraceArguments& a) {
+  add_named(c, "in", a.in, "FILE",
+            "safetensors with experts [tokens, layers, k] and sequence_start, or a route trace (.csv)")
       ->required();
-  file(g, "--out", a->out, "the trace (safetensors)")->required();
-  auto count = [&](const char* name, auto& value, const char* help, auto least, auto most) {
-    g->add_option(name, value, help)->type_name("N")->check(CLI::Range(least, most))->capture_default_str();
-  };
-  count("--seed", y.seed, "the same seed gives the same bytes", std::uint64_t{0}, ~std::uint64_t{0} >> 1U);
-  count("--sequences", y.sequences, "how many", 1U, 1U << 20U);
-  count("--prompt-tokens", y.prompt, "of each sequence", 0U, 1U << 20U);
-  count("--tokens", y.tokens, "of decode, behind each prompt", 0U, 1U << 20U);
-  count("--ahead", y.ahead, "layers to predict", std::uint16_t{0}, std::uint16_t{4});
-  g->add_flag("--no-partial", a->no_partial, "without scores of partial hidden states");
+  add_named(c, "--out", a.out, "FILE", "the trace (safetensors)")->required();
+  add_named(c, "--shape", a.shape, "NAME|FILE", "the model: a name or a file of its shape")->required();
+  c->footer(shapes_help());
+}
+
+void add_generate(CLI::App* c, TraceArguments& a) {
+  SyntheticOptions& y = a.synthetic;
+  add_named(c, "--shape", a.shape, "NAME|FILE", "the model: a name or a file of its shape")->required();
+  add_named(c, "--out", a.out, "FILE", "the trace (safetensors)")->required();
+  add_count(c, "--seed", y.seed, std::uint64_t{0}, ~std::uint64_t{0} >> 1U, "the same seed gives the same bytes");
+  add_count(c, "--sequences", y.sequences, 1U, 1U << 20U, "how many");
+  add_count(c, "--prompt-tokens", y.prompt, 0U, 1U << 20U, "of each sequence");
+  add_count(c, "--tokens", y.tokens, 0U, 1U << 20U, "of decode, behind each prompt");
+  add_count(c, "--ahead", y.ahead, std::uint16_t{0}, std::uint16_t{4}, "layers to predict");
+  c->add_flag("--no-partial", a.no_partial, "without scores of partial hidden states");
   auto share = [&](const char* name, auto& value, const char* help) {
-    g->add_option(name, value, help)->type_name("SHARE")->check(CLI::Range(0.0, 1.0) & not_nan);
+    c->add_option(name, value, help)->type_name("SHARE")->check(CLI::Range(0.0, 1.0) & not_nan);
   };
   share("--reuse", y.reuse, "a chosen expert is chosen at the next token");
   share("--favourites", y.favourites, "and half a sequence later");
@@ -243,25 +218,37 @@ void add_trace_commands(CLI::App& app, Action& chosen) {
   share("--high-share", y.high_share, "important ones (HOBBIT)");
   share("--skip-share", y.skip_share, "those to skip (HOBBIT)");
   share("--low-score", y.low_score, "low-score ones (Importance-driven)");
-  g->add_option("--recall", a->recall, "by top k, 1, 2, ... layers ahead")
+  c->add_option("--recall", a.recall, "by top k, 1, 2, ... layers ahead")
       ->delimiter(',')
       ->transform(without_spaces)
       ->check(CLI::Range(0.0, 1.0) & not_nan);
-  g->add_option("--top-1", a->top_1, "the best is predicted, 1, 2, ... layers ahead")
+  c->add_option("--top-1", a.top_1, "the best is predicted, 1, 2, ... layers ahead")
       ->delimiter(',')
       ->transform(without_spaces)
       ->check(CLI::Range(0.0, 1.0) & not_nan);
   share("--recall-percentile", y.recall_percentile, "above the 75th percentile, one layer ahead (Fate)");
   share("--recall-prefill", y.recall_prefill, "of a prompt's experts (Fate)");
-  count("--shallow", y.shallow, "layers that are predicted worse", std::uint16_t{0}, std::uint16_t{65535});
+  add_count(c, "--shallow", y.shallow, std::uint16_t{0}, std::uint16_t{65535}, "layers that are predicted worse");
   share("--partial-top-score", y.partial_top_score, "predicted as top-score by partial states, and right");
   share("--partial-active", y.partial_active, "of the others, at least chosen");
-  g->footer(shapes + "\nWhat is left out takes the papers' values: docs/synthetic.md.");
-  g->callback([a, &chosen] { chosen = [a] { return generate_trace(*a); }; });
+  c->footer(shapes_help() + "\nWhat is left out takes the papers' values: docs/synthetic.md.");
+}
 
-  CLI::App* s = trace->add_subcommand("inspect", "print what a trace holds");
-  file(s, "trace", a->in, "the trace")->required();
-  s->callback([a, &chosen] { chosen = [a] { return show(*a); }; });
+}  // namespace
+
+void add_trace_commands(CLI::App& app, Action& chosen) {
+  const auto a = std::make_shared<TraceArguments>();
+  CLI::App* trace = app.add_subcommand("trace", "record, import and inspect routing traces");
+  trace->require_subcommand(1);
+  auto add = [&](const char* name, const char* help, int (*run)(const TraceArguments&)) {
+    CLI::App* c = trace->add_subcommand(name, help);
+    c->callback([a, run, &chosen] { chosen = [a, run] { return run(*a); }; });
+    return c;
+  };
+  add_record(add("record", "run a text through a model and write down what its gates say", record), *a);
+  add_import(add("import", "make a trace of routing that another program recorded", import), *a);
+  add_generate(add("generate", "make up routing with the statistics that papers publish", generate_trace), *a);
+  add_named(add("inspect", "print what a trace holds", show), "trace", a->in, "FILE", "the trace")->required();
 }
 
 }  // namespace ferry::engine

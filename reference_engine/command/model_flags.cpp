@@ -20,21 +20,17 @@
 namespace ferry::engine {
 
 void ModelFlags::add_model(CLI::App* c) {
-  c->add_option(
-       "--model", model,
-       "folder with config.json and safetensors, a GGUF file, or the name of a bundled model or of one in the folder "
-       "FERRY_MODELS")
-      ->type_name("FOLDER|FILE")
-      ->check(not_empty)
+  add_named(
+      c, "--model", model, "FOLDER|FILE",
+      "folder with config.json and safetensors, a GGUF file, or the name of a bundled model or of one in the folder "
+      "FERRY_MODELS")
       ->capture_default_str();
 }
 
 void ModelFlags::add_verify(CLI::App* c) {
-  c->add_option("--verify", verify,
-                "first read all weight files and hold them against these checksums, of ferry inspect --write-checksums "
-                "or xxh128sum")
-      ->type_name("FILE")
-      ->check(not_empty);
+  add_named(c, "--verify", verify, "FILE",
+            "first read all weight files and hold them against these checksums, of ferry inspect --write-checksums "
+            "or xxh128sum");
 }
 
 void ModelFlags::check(const Checkpoint& checkpoint) const {
@@ -56,19 +52,12 @@ void ModelFlags::add_device(CLI::App* c) {
 
 void ModelFlags::add_experts(CLI::App* c) {
   add_verify(c);
-  auto* file = c->add_option("--store", store, "read the experts from this file, which ferry pack made")
-                   ->type_name("FILE")
-                   ->check(not_empty);
-  c->add_option(
-       "--host-memory", host_memory,
-       "of the experts, how many host memory holds, the others are read when they are needed: a share or a size "
-       "(default: all if they fit beside the other weights; else, and of a store at most, half of this machine's "
-       "memory)")
-      ->type_name("SHARE|BYTES")
-      ->check(not_empty);
-  c->add_option("--gates", gates, "predict later layers with these, which ferry calibrate gates made")
-      ->type_name("FILE")
-      ->check(not_empty);
+  auto* file = add_named(c, "--store", store, "FILE", "read the experts from this file, which ferry pack made");
+  add_named(c, "--host-memory", host_memory, "SHARE|BYTES",
+            "of the experts, how many host memory holds, the others are read when they are needed: a share or a size "
+            "(default: all if they fit beside the other weights; else, and of a store at most, half of this machine's "
+            "memory)");
+  add_named(c, "--gates", gates, "FILE", "predict later layers with these, which ferry calibrate gates made");
   c->add_option("--quantizer", quantizer, "how weights become low precision, without a store")
       ->check(CLI::IsMember({"nearest", "hqq"}))
       ->capture_default_str()
@@ -80,6 +69,12 @@ void ModelFlags::add_experts(CLI::App* c) {
        "are multiplied with: float, or int8 (on the CPU only): 64 values at a time rounded to 8 bits, for many rows "
        "faster and a little less exact")
       ->check(CLI::IsMember({"float", "int8"}))
+      ->capture_default_str();
+  c->add_option(
+       "--kv-cache", kv_cache,
+       "keys and values of earlier tokens as these floats; f16 (on the CPU only) takes half the memory, and is "
+       "what llama.cpp has")
+      ->check(CLI::IsMember({"f32", "f16"}))
       ->capture_default_str();
   c->add_option("--threads", threads, "that compute on the CPU; results do not depend on it (default: one a processor)")
       ->type_name("N")
@@ -144,6 +139,16 @@ std::uint8_t precisions_with(const std::filesystem::path& folder, StackOptions o
   return bits;
 }
 
+/// Keys and values as f16.
+void halve_cache(ModelConfig& c) {
+  const std::uint32_t latent = c.latent.rank == 0 ? 0 : c.latent.rank + c.rope.width;
+  if (latent % 2 != 0) {
+    throw InputError(
+        fmt::format("--kv-cache f16: this model's latent vectors have {} numbers, expected an even number", latent));
+  }
+  c.cache_type = FloatType::f16;
+}
+
 }  // namespace
 
 std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks, const Budgets& budgets) const {
@@ -151,7 +156,11 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks,
   const std::string lacking = device == "cpu" ? "" : no_cuda();
   if (device == "cuda" && !lacking.empty()) throw InputError("--device cuda: " + lacking);
   const bool gpu = device != "cpu" && lacking.empty();
+  if (gpu && kv_cache == "f16") {
+    throw InputError("--kv-cache f16: only the CPU has it: leave it out, or take --device cpu");
+  }
   auto make = [&](ModelFiles&& files) -> std::unique_ptr<Model> {
+    if (kv_cache == "f16") halve_cache(files.config);
     if (gpu) return make_cuda_model(std::move(files));
     return std::make_unique<CpuModel>(std::move(files));
   };

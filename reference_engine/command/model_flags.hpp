@@ -13,7 +13,7 @@ namespace ferry::engine {
 
 struct ModelFlags {
   std::string model = "tiny-qwen-moe", gates, store, verify, host_memory, quantizer = "nearest", activations = "float",
-              device = "cpu";
+              kv_cache = "f32", device = "cpu";
   std::uint32_t threads = 0;  ///< that compute; 0: one a processor
   bool pin_threads = false;
 

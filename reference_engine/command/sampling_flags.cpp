@@ -52,7 +52,7 @@ Resolved resolve(const SamplingFlags& flags, const std::filesystem::path& model)
 
 void SamplingFlags::add(CLI::App* c) {
   const auto number = [&](const char* name, std::optional<double>& value, const char* help) {
-    c->add_option(name, value, help)->type_name("X")->check(not_empty);
+    add_named(c, name, value, "X", help);
   };
   number("--temperature", temperature,
          "0 takes the likeliest token (default, as for the others: the model's generation_config.json; else 0)");
@@ -65,9 +65,7 @@ void SamplingFlags::add(CLI::App* c) {
   number("--presence-penalty", presence_penalty, "taken from the logits of tokens that were generated");
   number("--frequency-penalty", frequency_penalty, "the same for each time that they were");
   c->add_option("--seed", seed, "of the sampler")->type_name("N")->check(whole_number)->capture_default_str();
-  c->add_option("--stop", stops, "text that ends what is generated, and is not shown; may be repeated")
-      ->type_name("TEXT")
-      ->check(not_empty)
+  add_named(c, "--stop", stops, "TEXT", "text that ends what is generated, and is not shown; may be repeated")
       ->allow_extra_args(false);
 }
 

@@ -19,7 +19,7 @@ class AbsorbedAttention final : public CpuAttention {
   AbsorbedAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
       : CpuAttention(c),
         kernel_({c.heads, 1, c.latent.rank + c.rope.width, c.latent.rank, c.latent.rank + c.rope.width,
-                 static_cast<float>(c.attention_scale)},
+                 static_cast<float>(c.attention_scale), c.cache_type},
                 best_path(), &workers),
         product_(product),
         rotary_(c.rope) {
@@ -91,6 +91,7 @@ class AbsorbedAttention final : public CpuAttention {
       rms_norm(latent, rank, layer.kv_norm, latent_epsilon);
       rotary_.turn(latent + rank);
       keep(cache.keys[index], cache.capacity(index), cache.place(index, row.position), latent);
+      if (config_.tuning.is_in(true)) q_.row(i) *= config_.tuning.at(row.position);  // and what is turned of it
       for (std::uint32_t h = 0; h < heads; ++h) {
         float* own = q_.row(i).data() + std::size_t{h} * (plain + turned);
         rotary_.turn(own + plain);

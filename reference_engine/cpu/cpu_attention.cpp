@@ -44,10 +44,22 @@ std::unique_ptr<CpuAttention> CpuAttention::make(const ModelConfig& config, cons
   return std::make_unique<MixedAttention>(config, std::move(heads), std::move(others));
 }
 
-void CpuAttention::keep(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from) {
+namespace {
+
+/// What a cache has of a token, row by row.
+void put(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from) {
   for (Eigen::Index at = place; at < to.rows(); at += capacity, from += to.cols()) {
     std::copy_n(from, to.cols(), to.row(at).data());
   }
+}
+
+}  // namespace
+
+void CpuAttention::keep(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from) {
+  if (config_.cache_type == FloatType::f32) return put(to, capacity, place, from);
+  halves_.resize(static_cast<std::size_t>(to.rows() / capacity * to.cols()));
+  to_f16(from, 2 * halves_.size(), reinterpret_cast<std::byte*>(halves_.data()));
+  put(to, capacity, place, halves_.data());
 }
 
 const std::vector<AttentionKernel::Row>& CpuAttention::seen(std::uint32_t layer, const std::vector<TokenRow>& rows,
@@ -60,8 +72,8 @@ const std::vector<AttentionKernel::Row>& CpuAttention::seen(std::uint32_t layer,
     std::uint32_t first = l.window > 0 && seen > l.window ? seen - l.window : 0;
     if (l.chunk > 0) first = row.position - row.position % l.chunk;
     if (first < there) throw std::logic_error("a step has more tokens of a sequence than its cache was made for");
-    const float* keys = cache.keys[layer].data();
-    const float* values = cache.values.empty() ? keys : cache.values[layer].data();
+    const auto* keys = reinterpret_cast<const std::byte*>(cache.keys[layer].data());
+    const auto* values = cache.values.empty() ? keys : reinterpret_cast<const std::byte*>(cache.values[layer].data());
     seen_.push_back({keys, values, cache.capacity(layer), first - there, seen - there});
   }
   return seen_;
@@ -90,7 +102,7 @@ void CpuAttention::restore(std::uint32_t layer, const std::vector<TokenRow>& row
     for (std::vector<Matrix>* of : {&cache.keys, &cache.values}) {
       if (of->empty()) continue;
       Matrix& m = (*of)[layer];
-      keep(m, capacity, place, from);
+      put(m, capacity, place, from);
       from += m.rows() / capacity * m.cols();
     }
   }

@@ -32,8 +32,8 @@ class CpuAttention {
  protected:
   explicit CpuAttention(const ModelConfig& config) : config_(config) {}
 
-  /// Keys, [kv_heads * head_dim], to their place of `capacity` in a cache; likewise values.
-  static void keep(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from);
+  /// Keys, [kv_heads * head_dim], to their place of `capacity` in a cache, as it has them; likewise values.
+  void keep(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from);
   /// What the rows attend to in a layer, whose keys and values are in their caches by now.
   const std::vector<AttentionKernel::Row>& seen(std::uint32_t layer, const std::vector<TokenRow>& rows,
                                                 const std::vector<KvCache>& caches);
@@ -42,7 +42,7 @@ class CpuAttention {
 
  private:
   std::vector<AttentionKernel::Row> seen_;  // scratch
-  std::vector<float> saved_;
+  std::vector<float> saved_, halves_;       // as caches have them; two numbers each
 };
 
 /// What layers have whose memory does not grow (LinearAttention): any token changes all of it, and so all of it is put back.

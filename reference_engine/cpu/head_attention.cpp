@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -96,7 +95,7 @@ class HeadAttention final : public CpuAttention {
       if (rotary != nullptr) rotary->set(row.position, cache.room.positions);
       finish(q_.row(i).data(), config_.heads, l.head_dim, layer.q_norm, rotary);
       finish(k_.row(i).data(), l.kv_heads, l.head_dim, layer.k_norm, rotary);
-      if (rotary == nullptr && config_.tuning > 0) q_.row(i) *= tuned(row.position);
+      if (config_.tuning.is_in(l.turns)) q_.row(i) *= config_.tuning.at(row.position);
       if (config_.clip > 0) clip(v_.row(i).data(), l.kv_heads * l.head_dim);
       for (std::uint32_t h = 0; config_.value_norm && h < l.kv_heads; ++h) {
         rms_norm(v_.row(i).data() + std::size_t{h} * l.head_dim, l.head_dim, layer.v_norm, epsilon());
@@ -126,8 +125,8 @@ class HeadAttention final : public CpuAttention {
     const auto found = std::find_if(kernels_.begin(), kernels_.end(), [&](const auto& k) { return k.first == shape; });
     if (found != kernels_.end()) return static_cast<std::size_t>(found - kernels_.begin());
     const auto scale = static_cast<float>(config_.attention_scale);
-    kernels_.emplace_back(shape,
-                          AttentionKernel({config_.heads, kv_heads, dim, dim, dim, scale}, best_path(), &workers));
+    kernels_.emplace_back(shape, AttentionKernel({config_.heads, kv_heads, dim, dim, dim, scale, config_.cache_type},
+                                                 best_path(), &workers));
     return kernels_.size() - 1;
   }
 
@@ -154,12 +153,6 @@ class HeadAttention final : public CpuAttention {
       const bool plain = config_.head_norm == HeadNorm::plain_behind_rope && rotary != nullptr;
       if (plain || config_.head_norm == HeadNorm::heads_behind_rope) rms_norm(x, dim, norm, epsilon());
     }
-  }
-
-  /// By how much queries grow at a position.
-  [[nodiscard]] float tuned(std::uint32_t position) const {
-    const float floors = std::floor((static_cast<float>(position) + 1) / static_cast<float>(config_.tuning_floor));
-    return std::log1p(floors) * static_cast<float>(config_.tuning) + 1;
   }
 
   void clip(float* x, std::uint32_t size) const {

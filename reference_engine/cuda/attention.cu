@@ -68,9 +68,8 @@ __global__ void __launch_bounds__(threads)
     __syncwarp();
   }
   if (normed && p.norm_behind) norm();
-  if (query && p.tuning > 0) {
-    const float floors = floorf((static_cast<float>(place.position) + 1) / p.tuning_floor);
-    const float factor = log1pf(floors) * p.tuning + 1;
+  if (query && p.growth.by > 0) {
+    const float factor = grown(p.growth, place.position);
     for (std::uint32_t i = lane; i < dim; i += lanes) x[i] *= factor;
   }
   if (query) {

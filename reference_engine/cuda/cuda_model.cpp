@@ -233,6 +233,10 @@ Preparation CudaModel::preparation(std::uint32_t l) const {
   p.value_norm = c.value_norm;
   p.epsilon = static_cast<float>(c.norm_epsilon);
   p.clip = static_cast<float>(c.clip);
+  if (c.tuning.is_in(c.layer[l].turns)) {
+    p.growth = {static_cast<float>(c.tuning.by), static_cast<float>(c.tuning.floor),
+                static_cast<float>(c.tuning.first)};
+  }
   return p;
 }
 
@@ -246,11 +250,7 @@ void CudaModel::mix(std::uint32_t l, const float* input) {
   shape.chunk = c.layer[l].chunk;
   shape.recent = c.layer[l].reach() > 0;
   Preparation p = preparation(l);
-  if (!c.layer[l].turns) {
-    p.turned = 0;
-    p.tuning = static_cast<float>(c.tuning);
-    p.tuning_floor = static_cast<float>(c.tuning_floor);
-  }
+  if (!c.layer[l].turns) p.turned = 0;
   linear(work_.context, input, n, layer.qkv, layer.qkv_bias, false, work_.qkv);
   if (c.head_norm == HeadNorm::all_before_rope) {
     const std::uint64_t stride = q_width + 2ULL * kv_width;

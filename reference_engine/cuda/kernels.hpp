@@ -93,6 +93,11 @@ struct AttentionShape {
   std::uint32_t latent = 0;
 };
 
+/// By log(1 + floor((position + first) / floor)) * by + 1 at a position; by 0: not at all.
+struct Growth {
+  float by = 0, floor = 1, first = 0;
+};
+
 /// What becomes of each head of queries and keys before they meet, in this order: bounds, which values have, too; a norm
 /// here or behind; and the rotary embedding.
 struct Preparation {
@@ -108,8 +113,7 @@ struct Preparation {
   bool value_norm = false;                           ///< values have one, too, without weights
   float epsilon = 0;                                 ///< of norms
   float clip = 0;                                    ///< everything is within -clip and clip; 0: wherever it is
-  /// Queries grow with log(1 + floor((position + 1) / tuning_floor)) * tuning + 1.
-  float tuning = 0, tuning_floor = 1;
+  Growth growth{};                                   ///< of queries
 };
 
 /// Whether this build has code that the current device can run; if not, what CUDA says.
@@ -175,7 +179,8 @@ struct LatentShape {
 
 /// Turns queries q [n, heads, plain + turned] and latent vectors [n, rank + turned] at their rows' positions: the latter go
 /// to the caches, of the former what turns to queries [n, heads, rank + turned], behind `rank` columns that are left alone.
-void place_latent(cudaStream_t stream, const float* q, const float* latent, const Preparation& preparation,
+/// Where queries grow, so do the plain columns of q.
+void place_latent(cudaStream_t stream, float* q, const float* latent, const Preparation& preparation,
                   const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const LatentShape& shape, float* queries);
 
 /// Products of each head of rows with the head's own matrix.

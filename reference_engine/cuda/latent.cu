@@ -4,6 +4,7 @@
 
 #include "cuda/kernels.hpp"
 #include "cuda/launch.hpp"
+#include "cuda/vectors.hpp"
 #include "ferry/codec/pass_through.hpp"
 
 namespace ferry::engine::cuda {
@@ -15,8 +16,8 @@ constexpr std::uint32_t warps = 8, threads = warps * lanes;
 
 /// A warp for each head of a row's queries, and one for its latent vector; rows over blockIdx.x.
 __global__ void __launch_bounds__(threads)
-    place_kernel(const float* q, const float* latent, Preparation p, const RowPlace* rows, std::uint32_t layer,
-                 LatentShape s, float* queries) {
+    place_kernel(float* q, const float* latent, Preparation p, const RowPlace* rows, std::uint32_t layer, LatentShape s,
+                 float* queries) {
   let_next_begin();
   after_previous();
   const std::uint32_t lane = threadIdx.x % lanes, number = blockIdx.y * warps + threadIdx.x / lanes;
@@ -24,10 +25,15 @@ __global__ void __launch_bounds__(threads)
   const RowPlace place = rows[blockIdx.x];
   const std::uint32_t width = s.rank + p.turned;
   const float* from;
-  float* to;
+  float *to, growth = 1;
   if (number < s.heads) {
     const std::uint64_t head = std::uint64_t{blockIdx.x} * s.heads + number;
-    from = q + head * (s.plain + p.turned) + s.plain;
+    float* const plain = q + head * (s.plain + p.turned);
+    if (p.growth.by > 0) {
+      growth = grown(p.growth, place.position);
+      for (std::uint32_t i = lane; i < s.plain; i += lanes) plain[i] *= growth;
+    }
+    from = plain + s.plain;
     to = queries + head * width + s.rank;
   } else {
     const float* whole = latent + std::uint64_t{blockIdx.x} * width;
@@ -38,7 +44,7 @@ __global__ void __launch_bounds__(threads)
   }
   const bool is_long = p.long_from > 0 && place.capacity > p.long_from;
   const float* frequency = is_long ? p.long_frequency : p.frequency;
-  const float factor = is_long ? p.long_factor : p.factor;
+  const float factor = (is_long ? p.long_factor : p.factor) * growth;
   const std::uint32_t half = p.turned / 2;
   for (std::uint32_t i = lane; i < half; i += lanes) {
     const std::uint32_t first = s.neighbours ? 2 * i : i, second = s.neighbours ? 2 * i + 1 : i + half;
@@ -91,7 +97,7 @@ __global__ void __launch_bounds__(threads) heads_kernel(HeadProducts h, std::uin
 
 }  // namespace
 
-void place_latent(cudaStream_t stream, const float* q, const float* latent, const Preparation& p, const RowPlace* rows,
+void place_latent(cudaStream_t stream, float* q, const float* latent, const Preparation& p, const RowPlace* rows,
                   std::uint32_t n, std::uint32_t layer, const LatentShape& s, float* queries) {
   if (n == 0) return;
   launch_early("place_kernel", stream, dim3(n, shares(s.heads + 1, warps)), threads, place_kernel, q, latent, p, rows,

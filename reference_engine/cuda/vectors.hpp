@@ -41,6 +41,10 @@ __device__ __forceinline__ float float_at(const std::byte* from, std::uint64_t i
   return __uint_as_float(bits);
 }
 
+__device__ __forceinline__ float grown(const Growth& g, std::uint32_t position) {
+  return log1pf(floorf((static_cast<float>(position) + g.first) / g.floor)) * g.by + 1;
+}
+
 __device__ __forceinline__ float activated(const Activation& a, float gate, float up) {
   if (a.gelu) {
     constexpr float twice_root = 1.5957691216F;  // of 2 / pi: half of 1 + tanh is a sigmoid

@@ -34,6 +34,15 @@ CacheRoom::CacheRoom(const ModelConfig& c, std::uint32_t positions, std::uint32_
   }
 }
 
+namespace {
+
+/// Floats that so many numbers of a key or value take.
+std::uint32_t cache_columns(const ModelConfig& c, std::uint32_t numbers) {
+  return c.cache_type == FloatType::f32 ? numbers : numbers / 2;
+}
+
+}  // namespace
+
 std::uint64_t cache_bytes(const ModelConfig& c, const CacheRoom& room) {
   std::uint64_t floats = 0;
   for (const LayerConfig& layer : c.layer) {
@@ -43,9 +52,9 @@ std::uint64_t cache_bytes(const ModelConfig& c, const CacheRoom& room) {
                                                   : std::uint64_t{l.value_heads} * l.key_dim * l.value_dim +
                                                         std::uint64_t{l.kernel - 1} * l.channels();
     } else if (c.latent.rank > 0) {
-      floats += std::uint64_t{room.of(layer)} * (c.latent.rank + c.rope.width);
+      floats += std::uint64_t{room.of(layer)} * cache_columns(c, c.latent.rank + c.rope.width);
     } else {
-      floats += std::uint64_t{2} * room.of(layer) * layer.kv_heads * layer.head_dim;
+      floats += std::uint64_t{2} * room.of(layer) * layer.kv_heads * cache_columns(c, layer.head_dim);
     }
   }
   return floats * sizeof(float);
@@ -56,7 +65,7 @@ KvCache::KvCache(const ModelConfig& c, const CacheRoom& room) : room(room), byte
     const std::uint32_t positions = room.of(layer);
     layers_.push_back({0, positions});
     if (c.latent.rank > 0) {
-      keys.emplace_back(positions, c.latent.rank + c.rope.width);
+      keys.emplace_back(positions, cache_columns(c, c.latent.rank + c.rope.width));
       continue;
     }
     if (layer.linear && c.linear.rule == LinearRule::convolution) {
@@ -66,8 +75,9 @@ KvCache::KvCache(const ModelConfig& c, const CacheRoom& room) : room(room), byte
       keys.emplace_back(Eigen::Index{c.linear.value_heads} * c.linear.key_dim, c.linear.value_dim);
       values.emplace_back(c.linear.kernel - 1, c.linear.channels());
     } else {
-      keys.emplace_back(Eigen::Index{layer.kv_heads} * positions, layer.head_dim);
-      values.emplace_back(Eigen::Index{layer.kv_heads} * positions, layer.head_dim);
+      const std::uint32_t columns = cache_columns(c, layer.head_dim);
+      keys.emplace_back(Eigen::Index{layer.kv_heads} * positions, columns);
+      values.emplace_back(Eigen::Index{layer.kv_heads} * positions, columns);
     }
   }
 }

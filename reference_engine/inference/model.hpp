@@ -54,7 +54,8 @@ class KvCache {
 
   CacheRoom room;
   /// [layers] of [kv_heads * room, head_dim] each; of LatentAttention one vector a
-  /// position, as keys alone; of LinearAttention what it remembers, whatever the positions.
+  /// position, as keys alone; of LinearAttention what it remembers, whatever the positions. Where keys and values are f16, two
+  /// of them are one number of these.
   std::vector<Matrix> keys, values;
   std::shared_ptr<void> device;  ///< on another
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
@@ -129,8 +130,10 @@ class Model {
   /// runner is made.
   virtual void set_activations(Activations activations) { activations_ = activations; }
   [[nodiscard]] Activations activations() const { return activations_; }
-  /// Whether activations have 8 bits, and some of its own weights codes: it may lose what these lose.
-  [[nodiscard]] bool rounds_activations() const { return activations_ == Activations::int8 && codes_; }
+  /// Whether activations have 8 bits, and some of its own weights codes, or keys and values 16: it may lose what these lose.
+  [[nodiscard]] bool rounds_activations() const {
+    return (activations_ == Activations::int8 && codes_) || config_.cache_type != FloatType::f32;
+  }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.
   virtual void add_precisions(PrecisionSet set);
   /// Of the weights that every token needs, as the checkpoint stores them.

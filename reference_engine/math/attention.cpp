@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "math/share_work.hpp"
 
@@ -12,6 +13,14 @@ constexpr std::uint32_t rows_at_once = 32;                      // as many as ma
 constexpr std::size_t scores_together = std::size_t{4} << 20U;  // floats: what they take beside a usual cache
 
 }  // namespace
+
+void to_f16(const float* from, std::size_t count, std::byte* to) {
+  constexpr float largest = 65504;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint16_t bits = detail::narrow_f16(std::clamp(from[i], -largest, largest));
+    std::memcpy(to + i * sizeof(bits), &bits, sizeof(bits));
+  }
+}
 
 void AttentionKernel::run(View<const Row> rows, const Matrix& q, Matrix& out, const float* sinks) {
   resize(out, q.rows(), Eigen::Index{shape_.heads} * shape_.value_dim);
@@ -53,12 +62,12 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
   std::uint64_t products = 0;
   for (std::size_t i = 0; i < groups_.size(); ++i) {
     const Group& g = groups_[i];
-    const PassThroughLayout keys{g.count, dim, FloatType::f32};
+    const PassThroughLayout keys{g.count, dim, shape_.type};
     inputs_.push_back(
         {.w = keys, .x = q.data(), .rows = g.rows * share, .which = &which_[g.first_which], .to = &queries_[i]});
     const Row& source = rows[g.first_row];
-    const float* of_head = source.keys + (std::size_t{g.kv_head} * source.capacity + g.first) * dim;
-    products_.push_back({keys, reinterpret_cast<const std::byte*>(of_head), &queries_[i], &scores_[g.scores]});
+    const std::byte* of_head = source.keys + (std::size_t{g.kv_head} * source.capacity + g.first) * keys.row_bytes();
+    products_.push_back({keys, of_head, &queries_[i], &scores_[g.scores]});
     products += std::uint64_t{g.rows} * share * g.count * dim;
   }
   product_.prepare(inputs_);
@@ -95,12 +104,13 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
         if (number < begin || number >= stop) continue;
         const Row& source = rows[g.first_row];
         const std::uint32_t count = std::min(panel, all - row), at = g.first_which + row;
-        const float* values =
-            source.values + (std::size_t{g.kv_head} * source.capacity + g.first) * shape_.value_stride;
+        const PassThroughLayout all_values{g.count, shape_.value_stride, shape_.type};
+        const std::byte* values =
+            source.values + (std::size_t{g.kv_head} * source.capacity + g.first) * all_values.row_bytes();
         std::uint32_t seen = 0;
         for (std::uint32_t i = at; i < at + count; ++i) seen = std::max(seen, rows[which_[i] / shape_.heads].seen);
-        kernel_.mix(&scores_[g.scores + std::size_t{row} * g.count], g.count, count, seen - g.first, values,
-                    shape_.value_stride, shape_.value_dim, &which_[at], out.data());
+        kernel_.mix(&scores_[g.scores + std::size_t{row} * g.count], g.count, count, seen - g.first, values, all_values,
+                    shape_.value_dim, &which_[at], out.data());
       }
     }
   });

@@ -1,6 +1,7 @@
 /// @file
 /// Attention to the keys and values of earlier tokens.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -15,9 +16,13 @@ struct AttentionShape {
   std::uint32_t head_dim = 0;   ///< of queries and keys
   std::uint32_t value_dim = 0;  ///< of values and of what is made
   std::uint32_t value_stride =
-      0;            ///< floats from one token's value to the next one's: more where values are parts of keys
+      0;            ///< numbers from one token's value to the next one's: more where values are parts of keys
   float scale = 1;  ///< of a query's product with a key
+  FloatType type = FloatType::f32;  ///< of keys and values: f32 or f16
 };
+
+/// Keys or values as f16, the nearest; the largest where they are larger, so that no sum becomes infinite. to: [count].
+void to_f16(const float* from, std::size_t count, std::byte* to);
 
 /// Computes out = softmax(scale * q k^T) v, several rows and all heads at once.
 ///
@@ -29,8 +34,8 @@ class AttentionKernel {
 
   /// What a row attends to: tokens `first` to `seen`, at least one, of those in a cache.
   struct Row {
-    const float* keys;    ///< [kv_heads, capacity, head_dim]
-    const float* values;  ///< [kv_heads, capacity, value_stride]
+    const std::byte* keys;    ///< [kv_heads, capacity, head_dim]
+    const std::byte* values;  ///< [kv_heads, capacity, value_stride]
     std::uint32_t capacity, first, seen;
   };
   /// q: [rows, heads * head_dim], out: [rows, heads * value_dim]. Rows of one cache are best neighbours, in ascending position.

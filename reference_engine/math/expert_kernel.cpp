@@ -38,6 +38,10 @@ void add_bias(float* y, const std::byte* bias, std::uint32_t size) {
   }
 }
 
+float* row_of(std::vector<float>& m, std::uint32_t row, std::uint32_t columns) {
+  return m.data() + std::size_t{row} * columns;
+}
+
 }  // namespace
 
 void ExpertKernel::run(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results) {
@@ -52,6 +56,34 @@ void ExpertKernel::run(View<const Work> experts, std::uint32_t top_k, const Matr
 
 void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results) {
   const std::uint32_t hidden = layouts_[0].hidden, width = layout(experts[0]).width;
+  gather(experts, top_k, x);
+  const std::size_t rows = places_.size();
+  for (std::vector<float>* m : {&gate_, &up_}) m->resize(std::max(m->size(), rows * width));
+  out_.resize(std::max(out_.size(), rows * hidden));
+
+  product_.prepare(inputs_);
+  products_.clear();
+  add_products(experts, 0, &Scratch::wide, gate_, width);
+  add_products(experts, 1, &Scratch::wide, up_, width);
+  product_.multiply(products_);
+  activate_all(experts, width);
+
+  inputs_.resize(experts.size);
+  for (std::uint32_t e = 0; e < experts.size; ++e) {
+    inputs_[e] = {.w = layout(experts[e]).stored(2, experts[e].precision),
+                  .x = row_of(gate_, scratch_[e].first_row, width),
+                  .rows = experts[e].selected.size,
+                  .to = &scratch_[e].narrow};
+  }
+  product_.prepare(inputs_);
+  products_.clear();
+  add_products(experts, 2, &Scratch::narrow, out_, hidden);
+  product_.multiply(products_);
+  finish(experts, width, results);
+}
+
+/// Where each expert's rows lie among those of all, and what gate and up multiply.
+void ExpertKernel::gather(View<const Work> experts, std::uint32_t top_k, const Matrix& x) {
   if (scratch_.size() < experts.size) scratch_.resize(experts.size);
   places_.clear();
   inputs_.clear();
@@ -70,29 +102,21 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
     inputs_.push_back(inputs_.back());
     inputs_.back().w = up;
   }
-  const auto rows = static_cast<std::uint32_t>(places_.size());
-  auto row_of = [](std::vector<float>& m, std::uint32_t row, std::uint32_t columns) {
-    return m.data() + std::size_t{row} * columns;
-  };
-  for (std::vector<float>* m : {&gate_, &up_, &out_}) {
-    m->resize(std::max(m->size(), std::size_t{rows} * (m == &out_ ? hidden : width)));
+}
+
+/// One matrix of each expert with its prepared rows, into its rows of `y`.
+void ExpertKernel::add_products(View<const Work> experts, int part, part::Rows Scratch::*with, std::vector<float>& y,
+                                std::uint32_t columns) {
+  for (std::uint32_t e = 0; e < experts.size; ++e) {
+    const Precision p = experts[e].precision;
+    const ExpertLayout& l = layout(experts[e]);
+    products_.push_back({l.stored(part, p), experts[e].expert + l.part_at(part, p), &(scratch_[e].*with),
+                         row_of(y, scratch_[e].first_row, columns)});
   }
-  auto multiply = [&](int part, part::Rows Scratch::*with, std::vector<float>& y, std::uint32_t columns) {
-    for (std::uint32_t e = 0; e < experts.size; ++e) {
-      const Precision p = experts[e].precision;
-      const ExpertLayout& l = layout(experts[e]);
-      products_.push_back({l.stored(part, p), experts[e].expert + l.part_at(part, p), &(scratch_[e].*with),
-                           row_of(y, scratch_[e].first_row, columns)});
-    }
-  };
+}
 
-  product_.prepare(inputs_);
-  products_.clear();
-  multiply(0, &Scratch::wide, gate_, width);
-  multiply(1, &Scratch::wide, up_, width);
-  product_.multiply(products_);
-
-  const auto biases = [&](const Work& work) { return work.expert + layout(work).part_at(3, work.precision); };
+/// Of what gate and up gave to what down reads, in place of the former.
+void ExpertKernel::activate_all(View<const Work> experts, std::uint32_t width) {
   if (layouts_[0].biased) {
     each_row(experts, [&](const Work& work, std::uint32_t row) {
       add_bias(row_of(gate_, row, width), biases(work), width);
@@ -108,41 +132,32 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
     });
   }
   constexpr std::uint64_t products_of_silu = 40;  // that take as long
+  const auto rows = static_cast<std::uint32_t>(places_.size());
   share_work(workers_, rows, products_of_silu * rows * width, [&](std::uint32_t first, std::uint32_t end) {
     Eigen::RowVectorXf scratch(width);
     for (std::uint32_t row = first; row < end; ++row) {
       activate(layouts_[0].glu, row_of(gate_, row, width), row_of(up_, row, width), width, scratch);
     }
   });
+}
 
-  inputs_.resize(experts.size);
-  for (std::uint32_t e = 0; e < experts.size; ++e) {
-    inputs_[e] = {.w = layout(experts[e]).stored(2, experts[e].precision),
-                  .x = row_of(gate_, scratch_[e].first_row, width),
-                  .rows = experts[e].selected.size,
-                  .to = &scratch_[e].narrow};
-  }
-  product_.prepare(inputs_);
-  products_.clear();
-  multiply(2, &Scratch::narrow, out_, hidden);
-  product_.multiply(products_);
-
-  if (layouts_[0].biased) {
-    each_row(experts, [&](const Work& work, std::uint32_t row) {
-      add_bias(row_of(out_, row, hidden), biases(work) + 2 * std::size_t{width} * sizeof(float), hidden);
-    });
-  }
-  if (layouts_[0].scaled) {
-    each_row(experts, [&](const Work& work, std::uint32_t row) {
-      const ExpertLayout& l = layout(work);
+/// Of what down gave to results, each in its place.
+void ExpertKernel::finish(View<const Work> experts, std::uint32_t width, float* results) {
+  const std::uint32_t hidden = layouts_[0].hidden;
+  each_row(experts, [&](const Work& work, std::uint32_t row) {
+    float* const y = row_of(out_, row, hidden);
+    if (layouts_[0].biased) add_bias(y, biases(work) + 2 * std::size_t{width} * sizeof(float), hidden);
+    if (layouts_[0].scaled) {
       float scale;
-      std::memcpy(&scale, work.expert + l.bytes(work.precision) - sizeof(scale), sizeof(scale));
-      Eigen::Map<Eigen::RowVectorXf>(row_of(out_, row, hidden), hidden) *= scale;
-    });
-  }
-  for (std::uint32_t row = 0; row < rows; ++row) {
-    std::copy_n(row_of(out_, row, hidden), hidden, results + std::size_t{places_[row]} * hidden);
-  }
+      std::memcpy(&scale, work.expert + layout(work).bytes(work.precision) - sizeof(scale), sizeof(scale));
+      Eigen::Map<Eigen::RowVectorXf>(y, hidden) *= scale;
+    }
+    std::copy_n(y, hidden, results + std::size_t{places_[row]} * hidden);
+  });
+}
+
+const std::byte* ExpertKernel::biases(const Work& work) const {
+  return work.expert + layout(work).part_at(3, work.precision);
 }
 
 template <class Call>

@@ -50,7 +50,12 @@ class ExpertKernel {
   template <class Call>
   void each_row(View<const Work> experts, const Call& call) const;
   void run_together(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results);
-
+  void gather(View<const Work> experts, std::uint32_t top_k, const Matrix& x);
+  void add_products(View<const Work> experts, int part, part::Rows Scratch::*with, std::vector<float>& y,
+                    std::uint32_t columns);
+  void activate_all(View<const Work> experts, std::uint32_t width);
+  void finish(View<const Work> experts, std::uint32_t width, float* results);
+  [[nodiscard]] const std::byte* biases(const Work& work) const;
   [[nodiscard]] const ExpertLayout& layout(const Work& work) const {
     return layouts_[layouts_.size() == 1 ? 0 : work.layer];
   }

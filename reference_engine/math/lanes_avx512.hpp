@@ -20,6 +20,9 @@ struct Avx512Lanes {
   FERRY_INLINE Vector all(float value) { return _mm512_set1_ps(value); }
   FERRY_INLINE Vector load(const float* at) { return _mm512_load_ps(at); }
   FERRY_INLINE Vector load_any(const std::byte* at) { return _mm512_loadu_ps(at); }
+  FERRY_INLINE Vector load_halves(const std::byte* at) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+  }
   FERRY_INLINE void store(Vector v, float* at) { _mm512_store_ps(at, v); }
   FERRY_INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   FERRY_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }

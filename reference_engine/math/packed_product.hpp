@@ -137,11 +137,12 @@ struct ProductKernel {
   void (*multiply_floats)(const PassThroughLayout& w, const std::byte* weights, Outputs outputs, const Rows& x,
                           float* y);
   void (*multiply_blocks)(const BlockLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
-  /// Sums of the first `count` rows of values [count, columns], which begin `values_stride` floats apart, with weights
-  /// [rows, stride], up to `panel_rows` of them: that of row r becomes row which[r] of y [any, columns]. Each is made in the
-  /// order of the values' rows.
-  void (*mix)(const float* weights, std::size_t stride, std::uint32_t rows, std::uint32_t count, const float* values,
-              std::uint32_t values_stride, std::uint32_t columns, const std::uint32_t* which, float* y);
+  /// Sums of the first `columns` columns of the first `count` rows of values, f32 or f16, with weights [rows, stride], up to
+  /// `panel_rows` of them: that of row r becomes row which[r] of y [any, columns]. Each is made in the order of the values'
+  /// rows.
+  void (*mix)(const float* weights, std::size_t stride, std::uint32_t rows, std::uint32_t count,
+              const std::byte* values, const PassThroughLayout& layout, std::uint32_t columns,
+              const std::uint32_t* which, float* y);
 };
 
 extern const ProductKernel portable_kernel, avx2_kernel, avx512_kernel;

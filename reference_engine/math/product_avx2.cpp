@@ -21,6 +21,9 @@ struct Avx2Lanes {
   FERRY_INLINE Vector all(float value) { return _mm256_set1_ps(value); }
   FERRY_INLINE Vector load(const float* at) { return _mm256_load_ps(at); }
   FERRY_INLINE Vector load_any(const std::byte* at) { return _mm256_loadu_ps(reinterpret_cast<const float*>(at)); }
+  FERRY_INLINE Vector load_halves(const std::byte* at) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+  }
   FERRY_INLINE void store(Vector v, float* at) { _mm256_store_ps(at, v); }
   FERRY_INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
   FERRY_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }

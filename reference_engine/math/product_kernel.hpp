@@ -773,11 +773,14 @@ void multiply(const PackedLayout& w, const std::byte* weights, part::Outputs ran
   multiply_codes<Lanes, 2>(w, weights, range, x, y);
 }
 
+template <FloatType type>
+inline constexpr std::size_t bytes_of = type == FloatType::f32 ? 4 : 2;
+
 /// `vectors` vectors of columns, from `values` on, which is columns apart from row to row.
-template <class Lanes, std::uint32_t rows, std::uint32_t vectors>
+template <class Lanes, FloatType type, std::uint32_t rows, std::uint32_t vectors>
 [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void mix_columns(const float* weights, std::size_t stride,
-                                                                  std::uint32_t count, const float* values,
-                                                                  std::uint32_t values_stride, std::uint32_t columns,
+                                                                  std::uint32_t count, const std::byte* values,
+                                                                  std::size_t row_bytes, std::uint32_t columns,
                                                                   const std::uint32_t* which, float* y) {
   using Vector = typename Lanes::Vector;
   Vector sums[rows][vectors];
@@ -787,11 +790,16 @@ template <class Lanes, std::uint32_t rows, std::uint32_t vectors>
     for (std::uint32_t v = 0; v < vectors; ++v) sums[r][v] = Lanes::zero();
   }
 #pragma GCC unroll 1
-  for (std::uint32_t i = 0; i < count; ++i, values += values_stride) {
+  for (std::uint32_t i = 0; i < count; ++i, values += row_bytes) {
     Vector own[vectors];
 #pragma GCC unroll 4
     for (std::uint32_t v = 0; v < vectors; ++v) {
-      own[v] = Lanes::load_any(reinterpret_cast<const std::byte*>(values + std::size_t{v} * Lanes::lanes));
+      const std::byte* at = values + v * Lanes::lanes * bytes_of<type>;
+      if constexpr (type == FloatType::f32) {
+        own[v] = Lanes::load_any(at);
+      } else {
+        own[v] = Lanes::load_halves(at);
+      }
     }
 #pragma GCC unroll 6
     for (std::uint32_t r = 0; r < rows; ++r) {
@@ -811,38 +819,45 @@ template <class Lanes, std::uint32_t rows, std::uint32_t vectors>
   }
 }
 
-template <class Lanes, std::uint32_t rows>
+template <class Lanes, FloatType type, std::uint32_t rows>
 [[FERRY_LANES_TARGET gnu::noinline]] void mix_rows(const float* weights, std::size_t stride, std::uint32_t count,
-                                                   const float* values, std::uint32_t values_stride,
+                                                   const std::byte* values, std::size_t row_bytes,
                                                    std::uint32_t columns, const std::uint32_t* which, float* y) {
   constexpr std::uint32_t together = 4;  // vectors
+  const auto column = [&](std::uint32_t c) { return values + c * bytes_of<type>; };
   std::uint32_t c = 0;
   for (; c + together * Lanes::lanes <= columns; c += together * Lanes::lanes) {
-    mix_columns<Lanes, rows, together>(weights, stride, count, values + c, values_stride, columns, which, y + c);
+    mix_columns<Lanes, type, rows, together>(weights, stride, count, column(c), row_bytes, columns, which, y + c);
   }
   for (; c + Lanes::lanes <= columns; c += Lanes::lanes) {
-    mix_columns<Lanes, rows, 1>(weights, stride, count, values + c, values_stride, columns, which, y + c);
+    mix_columns<Lanes, type, rows, 1>(weights, stride, count, column(c), row_bytes, columns, which, y + c);
   }
   for (; c < columns; ++c) {
     for (std::uint32_t r = 0; r < rows; ++r) {
       float sum = 0;
       for (std::uint32_t i = 0; i < count; ++i) {
-        sum += weights[r * stride + i] * values[std::size_t{i} * values_stride + c];
+        sum += weights[r * stride + i] * detail::widen<type>(column(c) + i * row_bytes);
       }
       y[std::size_t{which[r]} * columns + c] = sum;
     }
   }
 }
 
-template <class Lanes>
-void mix(const float* weights, std::size_t stride, std::uint32_t rows, std::uint32_t count, const float* values,
-         std::uint32_t values_stride, std::uint32_t columns, const std::uint32_t* which, float* y) {
-  using Mix = decltype(&mix_rows<Lanes, 1>);
-  constexpr auto mixes = []<std::size_t... i>(std::index_sequence<i...>) {
-    return std::array<Mix, sizeof...(i)>{&mix_rows<Lanes, i + 1>...};
+template <class Lanes, FloatType type>
+constexpr auto mixes_of() {
+  using Mix = decltype(&mix_rows<Lanes, type, 1>);
+  return []<std::size_t... i>(std::index_sequence<i...>) {
+    return std::array<Mix, sizeof...(i)>{&mix_rows<Lanes, type, i + 1>...};
   }
   (std::make_index_sequence<Lanes::most_rows>());
-  mixes[rows - 1](weights, stride, count, values, values_stride, columns, which, y);
+}
+
+template <class Lanes>
+void mix(const float* weights, std::size_t stride, std::uint32_t rows, std::uint32_t count, const std::byte* values,
+         const PassThroughLayout& layout, std::uint32_t columns, const std::uint32_t* which, float* y) {
+  constexpr auto floats = mixes_of<Lanes, FloatType::f32>(), halves = mixes_of<Lanes, FloatType::f16>();
+  const auto run = layout.type == FloatType::f32 ? floats[rows - 1] : halves[rows - 1];
+  run(weights, stride, count, values, layout.row_bytes(), columns, which, y);
 }
 
 inline ColumnOrder natural_order() {

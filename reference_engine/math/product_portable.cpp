@@ -21,6 +21,11 @@ struct PortableLanes {
     std::memcpy(&v, at, sizeof(v));
     return v;
   }
+  static Vector load_halves(const std::byte* at) {
+    float v[lanes];
+    detail::widen<FloatType::f16>(at, lanes, v);
+    return load(v);
+  }
   static void store(Vector v, float* at) { std::memcpy(at, &v, sizeof(v)); }
   static Vector multiply(Vector a, Vector b) { return a * b; }
   static Vector fma(Vector a, Vector b, Vector c) {

@@ -7,7 +7,7 @@
         minimax_m2:bf16 hunyuan_v1_moe:bf16 phimoe:bf16 qwen3_next:bf16 qwen3_5_moe:bf16 deepseek_moe:bf16 \
         olmoe_as_gguf:bf16 llama4_as_gguf:bf16 glm4_moe_lite:bf16 exaone_moe:bf16 hy_v3:bf16 \
         qwen3_vl_moe:bf16 solar_open:bf16 afmoe_as_gguf:bf16 lfm2_moe:bf16 glm4v_moe:bf16 gemma4:bf16 \
-        granitemoehybrid:bf16
+        granitemoehybrid:bf16 mistral4_as_gguf:bf16
 
 LLAMA_CPP is a source folder of llama.cpp (that of the llama-cpp-python source package, 0.3.36, was used); torch and numpy from
 anywhere, and `pip install gguf safetensors`. FAMILY is a folder in zoo/, or any. FAMILY:TYPE, with a TYPE of f32, f16, bf16 or q8_0, may be followed by
@@ -89,7 +89,8 @@ def main():
         name = get_model_architecture(hparams, ModelType.TEXT)
         cls = get_model_class({"PhimoeForCausalLM": "PhiMoEForCausalLM"}.get(name, name))  # as the hub has it
         cls.no_mtp = True  # the checkpoints have no layers that guess more than the next token
-        cls.set_vocab = lambda self: self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
+        for own in (cls, getattr(cls, "Mistral4Model", cls)):  # of which one passes what it is asked on to the other
+            own.set_vocab = lambda self: self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
         with tempfile.TemporaryDirectory() as temporary, torch.inference_mode():
             read = with_tokens(folder, pathlib.Path(temporary) / folder.name, hparams) if name.startswith("Gemma4") else folder
             cls(read, kinds[kind], out / f"{folder.name}-{kind}.gguf", eager=True, hparams=hparams,

@@ -7,12 +7,12 @@
 deepseek_v3_bias, deepseek_v2_bias: `attention_bias` of latent attention, with and without latent queries.
 qwen3_next_bias: `attention_bias`, where queries come with gates.
 olmoe_clip: `clip_qkv`.
-afmoe, gemma4, glm4_moe_lite, granitemoehybrid, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own; gemma4's `topk_weight` is without `per_expert_scale`, which is of what experts give. qwen3_vl_moe, glm4v_moe: what they make of texts; experts lie as on the hub, and the part that sees is left out.
+afmoe, gemma4, glm4_moe_lite, granitemoehybrid, lfm2_moe, solar_open, exaone_moe, hy_v3: families of their own; gemma4's `topk_weight` is without `per_expert_scale`, which is of what experts give. qwen3_vl_moe, glm4v_moe, mistral4: what they make of texts; experts lie as on the hub, and the part that sees is left out.
 granitemoehybrid_rope: positions, biases of Mamba's products but none of its convolution, and two groups.
 qwen3_moe_fp8: experts of a layer as one tensor of FP8, [experts, rows, columns], with a scale for 128 x 128 of each matrix,
 as transformers has them in memory (gate_up_proj, gate_up_proj_scale_inv). It is computed from the floats that they stand for.
-olmoe_as_gguf, llama4_as_gguf, afmoe_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not have
-them: norms of 1e-5, chunks and steps of temperature of 8,192 tokens, each fourth layer without a window. make_gguf.py makes
+olmoe_as_gguf, llama4_as_gguf, afmoe_as_gguf, mistral4_as_gguf: with the numbers that llama.cpp takes for granted, since GGUF files do not
+have them: norms of 1e-5, chunks and steps of temperature of 8,192 tokens, each fourth layer without a window; no growing queries. make_gguf.py makes
 files of them.
 
 What is expected is float32 arithmetic on the stored weights, eager attention, no cache; each prompt begins with token 256.
@@ -32,6 +32,7 @@ PROMPTS = {
     "short": "The ",
     "long": "def primes(n):\n    return [p for p in range(2, n) if all(p % d for d in range(2, p))]\n",
 }
+SIGHT = (".visual.", "vision_tower.", "multi_modal_projector.")
 GREEDY, MARGIN = 32, 0.01  # no one's rounding flips a greedy step
 BASE = dict(vocab_size=258, bos_token_id=256, eos_token_id=257, pad_token_id=None, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=512, rms_norm_eps=1e-6, tie_word_embeddings=False,
@@ -42,9 +43,19 @@ MAMBA = dict(BASE, num_hidden_layers=4, num_local_experts=8, num_experts_per_tok
              embedding_multiplier=3, logits_scaling=0.8, residual_multiplier=0.4, attention_multiplier=0.1, mamba_n_heads=8, mamba_d_head=12, mamba_d_state=16,
              mamba_expand=2, mamba_d_conv=4, layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"])
 SIGMOID = dict(BASE, num_hidden_layers=3, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True)
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 1.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0}
+MISTRAL4 = dict(LATENT, model_type="mistral4", attention_bias=False, q_lora_rank=12, n_group=2, topk_group=1, routed_scaling_factor=1.5, norm_topk_prob=True)
+PIXTRAL = dict(model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
 VARIANTS = {
     "glm4_moe_lite": ("glm4_moe_lite", dict(LATENT, attention_bias=False, q_lora_rank=12, n_group=2, topk_group=1, routed_scaling_factor=1.8,
                                             mlp_layer_types=["dense", "sparse"])),
+    "mistral4": ("mistral3", dict(
+        text_config=dict(MISTRAL4, attention_bias=True, rope_parameters=dict(YARN, llama_4_scaling_beta=0.3, partial_rotary_factor=0.5)),
+        vision_config=PIXTRAL, tie_word_embeddings=False)),
+    "mistral4_as_gguf": ("mistral3", dict(
+        text_config=dict(MISTRAL4, rope_parameters=dict(YARN, llama_4_scaling_beta=0.0, partial_rotary_factor=0.5)),
+        vision_config=PIXTRAL, tie_word_embeddings=False)),
     "solar_open": ("solar_open", dict(SIGMOID, head_dim=16, n_routed_experts=8, n_shared_experts=1, attention_bias=True, routed_scaling_factor=1.5)),
     "exaone_moe": ("exaone_moe", dict(SIGMOID, head_dim=16, num_experts=8, num_shared_experts=2, intermediate_size=32, routed_scaling_factor=2.5,
                                       sliding_window=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
@@ -136,7 +147,7 @@ def make(folder, kind, fields, seed):
     if "vision_config" in fields:
         tensors = safetensors.torch.load_file(folder / "model.safetensors")
         turned = ".experts." if kind == "qwen3_vl_moe" else "none"
-        tensors = {n: t.transpose(1, 2).contiguous() if turned in n else t for n, t in tensors.items() if ".visual." not in n}
+        tensors = {n: t.transpose(1, 2).contiguous() if turned in n else t for n, t in tensors.items() if not any(part in n for part in SIGHT)}
         safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return model
 

@@ -49,8 +49,8 @@ TEST_CASE("families that are not computed are refused by name, with what they ne
     CHECK(says(refused_family("mixtral", {{"architectures", {architecture}}}), {architecture, part}));
   }
   CHECK(says(refused_family("mixtral", {{"architectures", {"LlamaForCausalLM"}}}),
-             {"one of Afmoe, Deepseek, DeepseekV2, ", "Xverse, with ForCausalLM behind it, or ",
-              "Qwen3VLMoeForConditionalGeneration", "got [\"LlamaForCausalLM\"]"}));
+             {"one of Afmoe, Deepseek, DeepseekV2, ", "Xverse with ForCausalLM behind it, or Gemma4, ",
+              "Qwen3VLMoe, Qwen3_5Moe with ForConditionalGeneration", "got [\"LlamaForCausalLM\"]"}));
   // Whatever else their files say, or spell in another way.
   const Json dbrx = {{"architectures", {"DbrxForCausalLM"}}, {"d_model", 64}, {"n_layers", 2}};
   CHECK(says(refusal("config.json", [&] { static_cast<void>(config_from(dbrx, "config.json")); }),
@@ -205,12 +205,42 @@ TEST_CASE("what a GPU computes is said by name, and the rest refused with the pa
         "deepseek_v2",   "deepseek_v2_lite", "deepseek_v3",    "flex_olmo",        "llama4",
         "glm4_moe_lite", "exaone_moe",       "hy_v3",          "solar_open",       "qwen3_vl_moe",
         "qwen3_next",    "qwen3_5_moe",      "afmoe",          "lfm2_moe",         "glm4v_moe",
-        "gemma4"}) {
+        "gemma4",        "mistral4"}) {
     CAPTURE(computed);
     CHECK(lacks(computed).empty());
   }
   CHECK(lacks("hunyuan_layers") == "layers that differ in their experts");
   CHECK(lacks("granitemoehybrid") == "Mamba layers");
+}
+
+TEST_CASE("Mistral 4's queries grow with their position, as its rope says, or as its first models have it") {
+  const auto config = [](const Json& rope) {
+    Json c = config_with("mistral4", {});
+    c["text_config"]["rope_parameters"] = rope;
+    return parse_json(c.dump(), "config.json");
+  };
+  const auto read_rope = [&](const Json& rope) { return config_from(config(rope), "config.json"); };
+  const ModelConfig first = read_rope(nullptr);
+  CHECK(first.tuning.by == doctest::Approx(0.1));
+  CHECK(first.rope.factor == 128);
+  CHECK(first.tuning.at(8191) == 1);
+  CHECK(first.tuning.at(8192) == doctest::Approx(1 + 0.1 * std::log(2)));
+  CHECK(first.tuning.is_in(true));
+  CHECK_FALSE(read("llama4").tuning.is_in(true));
+  CHECK(read("llama4").tuning.is_in(false));
+  CHECK(read("llama4", {{"floor_scale", 16}}).tuning.at(15) == doctest::Approx(1 + 0.1 * std::log(2)));
+  Json rope = config_with("mistral4", {})["text_config"]["rope_parameters"];
+  CHECK(read_rope(rope).tuning.floor == 16);
+  const auto refused = [&](const char* field, const Json& value) {
+    Json changed = rope;
+    changed[field] = value;
+    return refusal("config.json", [&] { static_cast<void>(read_rope(changed)); });
+  };
+  CHECK(says(refused("llama_4_scaling_beta", -0.1), {"llama_4_scaling_beta"}));
+  CHECK(says(refused("original_max_position_embeddings", 0), {"original_max_position_embeddings"}));
+  CHECK(says(refused("partial_rotary_factor", 0.25), {"qk_rope_head_dim"}));
+  rope.erase("llama_4_scaling_beta");
+  CHECK_FALSE(read_rope(rope).tuning.is_in(true));
 }
 
 TEST_CASE("windows, chunks and kinds of layers") {
@@ -227,8 +257,8 @@ TEST_CASE("windows, chunks and kinds of layers") {
   CHECK(llama.layer[2].chunk == 16);
   CHECK(llama.layer[3].chunk == 0);
   CHECK_FALSE(llama.layer[3].turns);
-  CHECK(read("llama4", {{"attn_temperature_tuning", 4}}).tuning == doctest::Approx(0.1));
-  CHECK(read("llama4", {{"attn_temperature_tuning", 0}}).tuning == 0);
+  CHECK(read("llama4", {{"attn_temperature_tuning", 4}}).tuning.by == doctest::Approx(0.1));
+  CHECK(read("llama4", {{"attn_temperature_tuning", 0}}).tuning.by == 0);
   for (const Json& no_number : {Json(-1), Json(1e300), Json(0.5)}) {
     CHECK(
         says(refused_family("llama4", {{"attn_temperature_tuning", no_number}}), {"attn_temperature_tuning", "0 to"}));

@@ -114,6 +114,7 @@ TEST_CASE("models that llama.cpp converted generate what transformers generates 
   check_tokens("exaone_moe-bf16", "exaone_moe");
   check_tokens("hy_v3-bf16", "hy_v3");
   check_tokens("qwen3_vl_moe-bf16", "qwen3_vl_moe");
+  check_tokens("mistral4_as_gguf-bf16", "mistral4_as_gguf");
   check_tokens("solar_open-bf16", "solar_open");
   check_tokens("afmoe_as_gguf-bf16", "afmoe_as_gguf");
   check_tokens("lfm2_moe-bf16", "lfm2_moe");

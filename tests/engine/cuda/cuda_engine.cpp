@@ -510,13 +510,14 @@ TEST_CASE("CUDA: every family of the zoo computes what the CPU computes, or is r
 TEST_CASE("CUDA: GGUF files, in blocks too, compute what the CPU computes from them" *
           doctest::test_suite("whole-models")) {
   for (const char* file :
-       {"mixtral-bf16",        "mixtral-q8_0",          "qwen2_moe-bf16",     "qwen2_moe-q8_0",
-        "deepseek_moe-bf16",   "deepseek_v2_lite-bf16", "deepseek_v3-f16",    "dots1-bf16",
-        "ernie4_5_moe-bf16",   "glm4_moe-bf16",         "gpt_oss-bf16",       "granitemoeshared-bf16-00001-of-00002",
-        "hunyuan_v1_moe-bf16", "llama4_as_gguf-bf16",   "minimax_m2-bf16",    "olmoe_as_gguf-bf16",
-        "phimoe-bf16",         "qwen3_moe-q8_0",        "glm4_moe_lite-bf16", "exaone_moe-bf16",
-        "hy_v3-bf16",          "qwen3_vl_moe-bf16",     "solar_open-bf16",    "afmoe_as_gguf-bf16",
-        "qwen3_5_moe-bf16",    "qwen3_next-bf16",       "lfm2_moe-bf16",      "gemma4-bf16"}) {
+       {"mixtral-bf16",         "mixtral-q8_0",          "qwen2_moe-bf16",     "qwen2_moe-q8_0",
+        "deepseek_moe-bf16",    "deepseek_v2_lite-bf16", "deepseek_v3-f16",    "dots1-bf16",
+        "ernie4_5_moe-bf16",    "glm4_moe-bf16",         "gpt_oss-bf16",       "granitemoeshared-bf16-00001-of-00002",
+        "hunyuan_v1_moe-bf16",  "llama4_as_gguf-bf16",   "minimax_m2-bf16",    "olmoe_as_gguf-bf16",
+        "phimoe-bf16",          "qwen3_moe-q8_0",        "glm4_moe_lite-bf16", "exaone_moe-bf16",
+        "hy_v3-bf16",           "qwen3_vl_moe-bf16",     "solar_open-bf16",    "afmoe_as_gguf-bf16",
+        "qwen3_5_moe-bf16",     "qwen3_next-bf16",       "lfm2_moe-bf16",      "gemma4-bf16",
+        "mistral4_as_gguf-bf16"}) {
     CAPTURE(file);
     const std::string path = (test::golden_file("gguf") / (std::string(file) + ".gguf")).string();
     for (const char* stack : {"lru", "hobbit"}) {

@@ -772,9 +772,11 @@ TEST_CASE(
     std::uint32_t heads, rank, plain, turned, value_dim;
     bool neighbours;
     FloatType type;
+    float growth;
   };
   for (const Case& t :
-       {Case{3, 24, 10, 8, 7, true, FloatType::bf16}, Case{9, 512, 128, 64, 128, false, FloatType::f32}}) {
+       {Case{3, 24, 10, 8, 7, true, FloatType::bf16, 0}, Case{3, 24, 10, 8, 7, true, FloatType::bf16, 0.7F},
+        Case{9, 512, 128, 64, 128, false, FloatType::f32, 0}}) {
     CAPTURE(t.rank);
     const std::uint32_t width = t.rank + t.turned, head_dim = t.plain + t.turned;
     const std::uint32_t capacity = 50;
@@ -790,6 +792,10 @@ TEST_CASE(
     p.frequency = device_frequency;
     p.turned = t.turned;
     p.factor = 0.9F;
+    p.growth = {t.growth, 6, 0};
+    const auto grown = [&](std::size_t row) {  // positions from 40 on
+      return std::log(1 + std::floor(double(40 + row) / 6)) * double{t.growth} + 1;
+    };
     const std::vector<float> q = random_numbers(random, std::size_t{n} * t.heads * head_dim),
                              latent = random_numbers(random, std::size_t{n} * width);
     auto turned = [&](const float* from, std::uint32_t position) {
@@ -844,10 +850,10 @@ TEST_CASE(
         for (std::size_t o = 0; o < outputs; ++o) {
           double sum = 0;
           for (std::size_t i = 0; i < inputs; ++i) sum += w.values(head * outputs + o, i) * own[i];
-          whole(r, head * width + o) = sum;
+          whole(r, head * width + o) = sum * grown(r);
         }
         const std::vector<double> tail = turned(own + t.plain, static_cast<std::uint32_t>(40 + r));
-        for (std::size_t i = 0; i < t.turned; ++i) whole(r, head * width + t.rank + i) = tail[i];
+        for (std::size_t i = 0; i < t.turned; ++i) whole(r, head * width + t.rank + i) = tail[i] * grown(r);
       }
     }
     CHECK(worst_error(made, whole) < 1e-5);

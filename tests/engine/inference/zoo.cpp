@@ -387,6 +387,10 @@ TEST_CASE("qwen3_vl_moe's experts lie as on the hub, or as transformers 5 may wr
   const Matrix rows = run(model, *runner_of(model, "lru", 0.4), tokens, 5, 5);
   CHECK(rows == run(original, *runner_of(original, "lru", 0.4), tokens, 5, 5));
 }
+TEST_CASE("mistral4 is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("mistral4");
+  check_stacks("mistral4");
+}
 TEST_CASE("solar_open is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("solar_open");
   check_stacks("solar_open");
@@ -425,6 +429,10 @@ TEST_CASE(
 TEST_CASE("olmoe_as_gguf is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("olmoe_as_gguf");
   check_stacks("olmoe_as_gguf");
+}
+TEST_CASE("mistral4_as_gguf is computed as transformers computes it, and by every lossless stack as by none") {
+  check_family("mistral4_as_gguf");
+  check_stacks("mistral4_as_gguf");
 }
 TEST_CASE("afmoe_as_gguf is computed as transformers computes it, and by every lossless stack as by none") {
   check_family("afmoe_as_gguf");

@@ -16,8 +16,8 @@ using namespace ferry::engine;
 using ferry::test::paths;
 
 /// Keys of `dim`, values of the same, and the usual scale.
-AttentionShape usual(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t dim) {
-  return {heads, kv_heads, dim, dim, dim, 1 / std::sqrt(static_cast<float>(dim))};
+AttentionShape usual(std::uint32_t heads, std::uint32_t kv_heads, std::uint32_t dim, FloatType type = FloatType::f32) {
+  return {heads, kv_heads, dim, dim, dim, 1 / std::sqrt(static_cast<float>(dim)), type};
 }
 
 /// Keys and values of some sequences.
@@ -25,19 +25,31 @@ struct Sequences {
   AttentionShape shape;
   std::uint32_t capacity = 0;
   std::vector<std::vector<float>> keys, values;  // [kv_heads, capacity, head_dim], [kv_heads, capacity, value_stride]
+  std::vector<std::vector<std::uint16_t>> halves_of_keys, halves_of_values;  // the same, where they are f16
 
   Sequences(const AttentionShape& s, std::uint32_t positions, std::size_t count, test::Random& random)
       : shape(s), capacity(positions) {
     for (auto* all : {&keys, &values}) {
       for (std::size_t i = 0; i < count; ++i) {
         std::vector<float> own(std::size_t{s.kv_heads} * positions * (all == &keys ? s.head_dim : s.value_stride));
-        for (float& v : own) v = random.unit() * 4 - 2;
+        std::vector<std::uint16_t> halves;
+        for (float& v : own) {
+          v = random.unit() * 4 - 2;
+          if (s.type == FloatType::f32) continue;
+          halves.push_back(Eigen::numext::bit_cast<std::uint16_t>(Eigen::half(v)));
+          v = static_cast<float>(Eigen::half(v));
+        }
         all->push_back(own);
+        (all == &keys ? halves_of_keys : halves_of_values).push_back(halves);
       }
     }
   }
   [[nodiscard]] AttentionKernel::Row row(std::size_t sequence, std::uint32_t seen, std::uint32_t first = 0) const {
-    return {keys[sequence].data(), values[sequence].data(), capacity, first, seen};
+    const auto bytes = [&](const auto& floats, const auto& halves) {
+      return shape.type == FloatType::f32 ? reinterpret_cast<const std::byte*>(floats[sequence].data())
+                                          : reinterpret_cast<const std::byte*>(halves[sequence].data());
+    };
+    return {bytes(keys, halves_of_keys), bytes(values, halves_of_values), capacity, first, seen};
   }
 };
 
@@ -50,9 +62,12 @@ Matrix random_rows(std::size_t rows, const AttentionShape& shape, test::Random& 
 /// The largest error, in times the largest value.
 double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& rows, const Matrix& q,
                    const Matrix& out, const std::vector<float>& sinks = {}) {
+  const auto is_of = [&](std::size_t sequence, std::size_t r) { return s.row(sequence, 1).keys == rows[r].keys; };
   const std::uint32_t dim = s.shape.head_dim, share = s.shape.heads / s.shape.kv_heads, made = s.shape.value_dim;
   double worst = 0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
+    const std::size_t sequence = is_of(0, r) ? 0 : 1;
+    const std::vector<float>&keys = s.keys[sequence], &values = s.values[sequence];
     for (std::uint32_t h = 0; h < s.shape.heads; ++h) {
       const std::size_t head = std::size_t{h / share} * s.capacity;
       const float* own = q.row(static_cast<Eigen::Index>(r)).data() + std::size_t{h} * dim;
@@ -60,14 +75,14 @@ double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& 
       double sum = sinks.empty() ? 0 : std::exp(double{sinks[h]});
       for (std::uint32_t p = 0; p < rows[r].seen; ++p) {
         double score = 0;
-        for (std::uint32_t d = 0; d < dim; ++d) score += double{own[d]} * rows[r].keys[(head + p) * dim + d];
+        for (std::uint32_t d = 0; d < dim; ++d) score += double{own[d]} * keys[(head + p) * dim + d];
         weights.push_back(p < rows[r].first ? 0 : std::exp(score * s.shape.scale));
         sum += weights.back();
       }
       for (std::uint32_t d = 0; d < made; ++d) {
         double expected = 0;
         for (std::uint32_t p = 0; p < rows[r].seen; ++p) {
-          expected += weights[p] / sum * rows[r].values[(head + p) * s.shape.value_stride + d];
+          expected += weights[p] / sum * values[(head + p) * s.shape.value_stride + d];
         }
         worst = std::max(worst, std::abs(expected - out(static_cast<Eigen::Index>(r), Eigen::Index{h} * made + d)));
       }
@@ -79,7 +94,8 @@ double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& 
 TEST_CASE("attention is what its formula says, and a row's result does not depend on its company") {
   test::Random random(5);
   for (const AttentionShape& shape :
-       {usual(4, 4, 32), usual(6, 2, 128), usual(4, 1, 80), usual(2, 2, 10), usual(3, 3, 4)}) {
+       {usual(4, 4, 32), usual(6, 2, 128), usual(4, 1, 80), usual(2, 2, 10), usual(3, 3, 4),
+        usual(6, 2, 128, FloatType::f16), usual(4, 1, 80, FloatType::f16), usual(2, 2, 10, FloatType::f16)}) {
     CAPTURE(shape.head_dim);
     const Sequences s(shape, 150, 2, random);
     // A chunk of a prompt, longer than what is computed at once; a step of another sequence; and its first token.
@@ -105,8 +121,9 @@ TEST_CASE("attention is what its formula says, and a row's result does not depen
 
 TEST_CASE("attention to a window, with sinks, and to values that are parts of keys") {
   test::Random random(7);
-  for (const AttentionShape& shape : {AttentionShape{4, 2, 16, 16, 16, 0.3F}, AttentionShape{3, 1, 24, 10, 24, 0.1F},
-                                      AttentionShape{2, 2, 8, 70, 71, 0.5F}}) {
+  for (const AttentionShape& shape :
+       {AttentionShape{4, 2, 16, 16, 16, 0.3F}, AttentionShape{3, 1, 24, 10, 24, 0.1F},
+        AttentionShape{2, 2, 8, 70, 71, 0.5F}, AttentionShape{3, 1, 24, 10, 24, 0.1F, FloatType::f16}}) {
     const Sequences s(shape, 90, 2, random);
     std::vector<float> sinks(shape.heads);
     for (float& v : sinks) v = random.unit() * 4 - 2;

@@ -1,8 +1,10 @@
-// Layers that attend to a window or chunk keep recent positions alone: what models compute is the same to the last bit.
+// Keys and values: layers that attend to a window or chunk keep recent positions alone, and what models compute is the same to
+// the last bit; of 16 bits each they are the nearest.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
@@ -157,4 +159,88 @@ TEST_CASE("caches of recent positions: a step larger than they were made for is 
   runner->abandon();
   CHECK_THROWS_AS(model.forward(Phase::decode, {{0, 97, 3}}, caches, *runner, 1), std::logic_error);
   runner->abandon();
+}
+
+namespace {
+
+CpuModel with_halves(const std::filesystem::path& folder) {
+  ModelFiles files(folder);
+  files.config.cache_type = FloatType::f16;
+  return CpuModel(std::move(files));
+}
+
+}  // namespace
+
+TEST_CASE("keys and values of 16 bits: the nearest of what 32 have, in half the memory") {
+  for (const char* family : {"mixtral_window", "qwen3_moe", "deepseek_v3", "gemma4", "granitemoehybrid"}) {
+    CAPTURE(family);
+    CpuModel floats(test::golden_file("zoo") / family), halves = with_halves(test::golden_file("zoo") / family);
+    const CacheRoom room(floats.config(), 3, 0);
+    std::vector<KvCache> caches[2];
+    caches[0].push_back(floats.make_cache(room));
+    caches[1].push_back(halves.make_cache(room));
+    const std::vector<TokenRow> rows = {{0, some_token(0), 0}, {0, some_token(1), 1}, {0, some_token(2), 2}};
+    for (CpuModel* model : {&floats, &halves}) {
+      model->forward(Phase::prefill, rows, caches[model == &halves ? 1 : 0], *runner_with_half(*model, "lru"), 1);
+    }
+    std::uint32_t layer = 0;  // the first that attends: what it reads is the same, but for what stands before it
+    while (floats.config().layer[layer].linear) ++layer;
+    const Matrix &own = caches[0][0].keys[layer], &made = caches[1][0].keys[layer];
+    REQUIRE(made.size() * 2 == own.size());
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(made.data());
+    for (Eigen::Index i = 0; i < own.size(); ++i) {
+      CHECK(static_cast<float>(Eigen::numext::bit_cast<Eigen::half>(bits[i])) ==
+            static_cast<float>(Eigen::half(own.data()[i])));
+    }
+    CHECK(caches[1][0].bytes() < caches[0][0].bytes());
+    CHECK(halves.rounds_activations());
+    CHECK(!floats.rounds_activations());
+    CHECK(caches[1][0].bytes() == cache_bytes(halves.config(), room));
+  }
+}
+
+TEST_CASE("keys and values of 16 bits: logits are near those of 32, and every lossless stack's are the same") {
+  for (const char* family : {"mixtral_window", "gpt_oss", "deepseek_v3", "gemma4", "qwen3_next", "tiny"}) {
+    CAPTURE(family);
+    const std::filesystem::path folder =
+        std::string(family) == "tiny" ? test::model_folder("tiny-qwen-moe") : test::golden_file("zoo") / family;
+    CpuModel floats(folder), halves = with_halves(folder);
+    const std::uint32_t positions = 60;
+    for (const std::uint32_t rows : {1U, 7U}) {
+      const CacheRoom all(floats.config(), positions, 0), few = tight(floats.config(), positions, rows);
+      const Matrix expected = logits_of_two(floats, "lru", all, rows), got = logits_of_two(halves, "lru", all, rows);
+      const float apart = (expected - got).cwiseAbs().maxCoeff() / expected.cwiseAbs().maxCoeff();
+      CHECK(apart > 0);
+      CHECK(apart < 1e-2F);
+      const bool same = logits_of_two(halves, "importance-driven", few, rows) == got;
+      CHECK(same);
+      const bool others = logits_of_two(halves, "ferry", all, rows) == got;
+      CHECK(others);
+    }
+  }
+}
+
+TEST_CASE("keys and values of 16 bits: what is too large for them is the largest, and no infinity") {
+  const test::TemporaryFolder folder;
+  std::filesystem::copy(test::golden_file("zoo") / "mixtral", folder.path() / "model");
+  const std::filesystem::path file = folder.path() / "model" / "model.safetensors";
+  std::string bytes = test::read_file(file);
+  std::uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof(length));
+  const Json header = Json::parse(bytes.substr(8, length));
+  const Json& place = header.at("model.layers.0.self_attn.v_proj.weight");
+  REQUIRE(place.at("dtype") == "BF16");
+  for (std::uint64_t at = place["data_offsets"][0]; at < place["data_offsets"][1]; at += 2) {
+    char* const weight = &bytes[8 + length + at];
+    weight[0] = 0x6e;  // 10^9, with the sign that it has
+    weight[1] = static_cast<char>((weight[1] & 0x80) | 0x4e);
+  }
+  test::write_file(file, bytes);
+  CpuModel model = with_halves(folder.path() / "model");
+  std::vector<KvCache> caches;
+  caches.push_back(model.make_cache(CacheRoom(model.config(), 1, 0)));
+  model.forward(Phase::prefill, {{0, some_token(0), 0}}, caches, *runner_with_half(model, "lru"), 1);
+  const Matrix& values = caches[0].values[0];
+  const auto* bits = reinterpret_cast<const std::uint16_t*>(values.data());
+  for (Eigen::Index i = 0; i < 2 * values.size(); ++i) CHECK((bits[i] & 0x7fffU) == 0x7bffU);
 }
