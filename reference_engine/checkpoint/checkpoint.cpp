@@ -19,6 +19,17 @@ std::string Checkpoint::scales_of(const std::string& name) {
   return name + "_scale_inv";
 }
 
+namespace {
+
+/// What makers' kernels divide activations by before they round them to 8 bits.
+std::string activation_scale_of(const std::string& name) {
+  const std::string end = "weight";
+  return name.ends_with("." + end) ? name.substr(0, name.size() - end.size()) + "activation_scale"
+                                   : name + "_activation_scale";
+}
+
+}  // namespace
+
 Checkpoint::Checkpoint(const std::filesystem::path& model) : path_(model) {
   if (!is_gguf(model)) {
     open_folder();
@@ -99,7 +110,7 @@ const Tensor& Checkpoint::raw(const std::string& name, const std::vector<std::ui
   return *t;
 }
 
-const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uint64_t>& shape) const {
+const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uint64_t>& shape, bool may_halve) const {
   const Tensor& t = raw(name, shape);
   const std::string where = find(name)->path().string();
   if (!holds_weights(t.stored())) {
@@ -116,12 +127,19 @@ const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uin
   }
   std::vector<std::uint64_t> blocks = shape;  // of each matrix its own
   for (std::size_t i = shape.size() - 2; i < shape.size(); ++i) blocks[i] = (shape[i] + 127) / 128;
-  if (t.scales->shape != blocks || !(t.scales->dtype == DType::f32 || t.scales->dtype == DType::bf16)) {
-    throw InputError(fmt::format("{}: tensor \"{}\" is {} [{}], expected F32 [{}]: a scale for 128 rows and columns",
-                                 where, scales, t.scales->dtype_name, fmt::join(t.scales->shape, ", "),
-                                 fmt::join(blocks, ", ")));
+  const std::vector<std::uint64_t>& of = t.scales->shape;
+  const std::uint64_t count = t.scales->elements();
+  const bool one = shape.size() == 2 ? of.size() < 2 && count == 1
+                                     : !of.empty() && of[0] == shape[0] &&
+                                           (count == shape[0] || (may_halve && count == 2 * shape[0]));
+  if ((of != blocks && !one) || !(t.scales->dtype == DType::f32 || t.scales->dtype == DType::bf16)) {
+    throw InputError(
+        fmt::format("{}: tensor \"{}\" is {} [{}], expected F32 [{}]: a scale for 128 rows and columns, or "
+                    "one for each matrix",
+                    where, scales, t.scales->dtype_name, fmt::join(of, ", "), fmt::join(blocks, ", ")));
   }
   read_.insert(scales);
+  read_.insert(activation_scale_of(name));  // activations stay floats
   return t;
 }
 

@@ -26,8 +26,10 @@ class Checkpoint {
   [[nodiscard]] const TensorFile* find(const std::string& name) const;
   /// The tensor of that name; null if there is none.
   [[nodiscard]] const Tensor* tensor(const std::string& name) const;
-  /// Throws InputError, naming the tensor, if it is missing, its shape differs or it holds no weights.
-  [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape) const;
+  /// Throws InputError, naming the tensor, if it is missing, its shape differs or it holds no weights. `may_halve`: if its
+  /// matrices are of FP8, the two halves of each may have a scale of their own.
+  [[nodiscard]] const Tensor& at(const std::string& name, const std::vector<std::uint64_t>& shape,
+                                 bool may_halve = false) const;
   /// The same of any type.
   [[nodiscard]] const Tensor& raw(const std::string& name, const std::vector<std::uint64_t>& shape) const;
   /// Name of the tensor with the scales of one of f8_e4m3.

@@ -216,7 +216,8 @@ class FamilyReader {
   /// Queries, keys, values and what attention gives have biases, or none of them.
   void attention_bias(bool absent) { c.qkv_bias = c.output_bias = f.flag("attention_bias", absent); }
 
-  /// `absent`: the rope of a family whose file may have none, and where it does may say which part of a head turns.
+  /// `absent`: the rope that the family has where its file has none, beside which a file may say which part of a head turns;
+  /// null: the file has one, and all of `qk_rope_head_dim` turns.
   void latent_attention(const Json* absent = nullptr) {
     must_be_off({"mlp_bias"});
     c.latent.bias = f.flag("attention_bias", false);
@@ -501,7 +502,12 @@ void glm4_moe_lite(FamilyReader& r) {
 
 /// Mistral Small 4: DeepSeek-V3's attention with queries that grow, and a softmax for all experts.
 void mistral4(FamilyReader& r) {
+  const bool sees = r.c.architecture_name == "Mistral3ForConditionalGeneration";
+  if (sees && (!r.f.has("model_type") || r.f.at("model_type") != "mistral4")) {
+    r.f.refuse("model_type", "\"mistral4\": other models of this architecture are not supported");
+  }
   r.experts({"n_routed_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
+  if (r.f.has("scoring_func") && r.f.at("scoring_func") != "softmax") r.f.refuse("scoring_func", "\"softmax\"");
   r.groups(2, 1, 1);
   r.c.renormalise = r.f.flag("norm_topk_prob", !r.f.is_null("norm_topk_prob"));
   r.c.added_to_sum = 1e-20;
@@ -521,7 +527,7 @@ void mistral4(FamilyReader& r) {
   r.c.storage = ExpertStorage::fused_rows;
   r.dense_first(0);
   r.no_windows();
-  if (r.c.architecture_name != "Mistral3ForConditionalGeneration") return;
+  if (!sees) return;
   r.c.inner_names = r.c.names;
   r.c.inner_names->model = "model.language_model.";
   r.c.names.model = "language_model.model.";

@@ -463,7 +463,12 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     rope["llama_4_scaling_beta"] = 0;  // converters leave it out
     f.copy("attention.temperature_scale", "llama_4_scaling_beta", rope);
     f.copy("rope.scaling.original_context_length", "original_max_position_embeddings", rope);
-    f.copy("attention.temperature_length", "original_max_position_embeddings", rope);
+    const Json length = f.get("attention.temperature_length"), original = f.get("rope.scaling.original_context_length");
+    if (!length.is_null() && !original.is_null() && length != original) {
+      f.fields().refuse(f.arch + ".attention.temperature_length",
+                        fmt::format("{}, as the original context is", json_text(original)));
+    }
+    if (!length.is_null()) rope["original_max_position_embeddings"] = length;
   } else if (f.arch == "glm4moe") {
     config["use_qk_norm"] = f.of_a_layer("attn_q_norm.weight") != nullptr;
   } else if (f.arch == "qwen2moe") {

@@ -93,17 +93,20 @@ const std::set<std::string>& harmless() {
 }
 
 /// Forms of weights that are read as they are; what else quantizers make of a checkpoint changes what its tensors are.
-void check_quantization(const Fields& config, const std::string& where) {
+void read_quantization(const Fields& config, const std::string& where, ModelConfig& c) {
   const Fields q(config.at("quantization_config"), where + ": quantization_config");
   const std::string method = q.text("quant_method");
   if (method == "fp8") {
     if (q.has("fmt") && q.at("fmt") != "e4m3" && q.at("fmt") != "float8_e4m3fn" && q.at("fmt") != "e4m3fn") {
       q.refuse("fmt", "\"e4m3\" or \"float8_e4m3fn\"");
     }
-    for (const char* one_scale : {"act_per_tensor", "weight_per_tensor"}) {
-      if (q.flag(one_scale, false)) q.refuse(one_scale, "false");
+    c.one_scale = q.is_null("weight_block_size");
+    if (!c.one_scale && q.at("weight_block_size") != Json::array({128, 128})) {
+      q.refuse("weight_block_size", "[128, 128], or null for one scale a matrix");
     }
-    if (q.at("weight_block_size") != Json::array({128, 128})) q.refuse("weight_block_size", "[128, 128]");
+    for (const char* name : {"act_per_tensor", "weight_per_tensor"}) {
+      if (q.flag(name, false) && !c.one_scale) q.refuse(name, "false, or a weight_block_size of null");
+    }
     if (q.has("expert_dtype") && q.at("expert_dtype") != "fp8") q.refuse("expert_dtype", "\"fp8\"");
   } else if (method != "mxfp4") {
     q.refuse("quant_method", "\"fp8\" or \"mxfp4\"");
@@ -229,7 +232,7 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   // transformers lets tokens see those behind them where this is not true, a null included.
   if (says("is_causal") && (f.is_null("is_causal") || !f.flag("is_causal", true))) f.refuse("is_causal", "true");
   for (const Fields* fields : {&whole, &f}) {
-    if (fields->has("quantization_config")) check_quantization(*fields, where);
+    if (fields->has("quantization_config")) read_quantization(*fields, where, c);
   }
   read_family(f, c);
   if (nested) c.tied_embeddings = whole.flag("tie_word_embeddings", c.tied_embeddings);

@@ -180,6 +180,7 @@ struct ModelConfig {
   double least_sum = 0, added_to_sum = 0;  ///< as in `ferry::Shape`
   ExpertStorage storage = ExpertStorage::separate;
   bool expert_bias = false;
+  bool one_scale = false;  ///< FP8 with one scale for each matrix; else one for 128 rows and columns
   Glu glu;
   bool tied_embeddings = false;
   bool qkv_bias = false;     ///< queries, keys and values have biases

@@ -28,7 +28,7 @@ class RopeReader {
     made_.neighbours = needs_.neighbours;
     const bool proportional =
         type == "proportional" && needs_.layer_type != nullptr;  // what does not turn is part of it
-    made_.width = proportional ? needs_.head_dim : static_cast<std::uint32_t>(needs_.head_dim * partial);
+    made_.width = proportional ? needs_.head_dim : static_cast<std::uint32_t>(needs_.head_dim * (partial + 1e-9));
     if (made_.width < 2 || made_.width % 2 != 0) {
       throw InputError(
           fmt::format("{}: positions turn {} of the {} columns of a head, expected an even number, 2 at least",
@@ -40,7 +40,12 @@ class RopeReader {
     if (needs_.tuning) {
       static_cast<void>(rope_.has("max_position_embeddings"));  // which is said once more
       made_.tuning = optional("llama_4_scaling_beta");
-      if (rope_.has(original_name) || made_.tuning > 0) made_.tuning_floor = rope_.whole(original_name, 1, 1U << 28U);
+      const bool has_own = type == "yarn" || type == "longrope" || type == "su" || type == "llama3";
+      if (has_own) {
+        made_.tuning_floor = original();
+      } else if (rope_.has(original_name) || made_.tuning > 0) {
+        made_.tuning_floor = rope_.whole(original_name, 1, 1U << 28U);
+      }
     }
     if (type == "default") {
       frequencies(theta);

@@ -5,6 +5,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "support/errors.hpp"
 
@@ -24,15 +25,17 @@ std::vector<float> widen(const std::byte* data, std::uint64_t count) {
   return out;
 }
 
-/// Rows of f8_e4m3 with their scales before each 128 of them: matrices of `rows` rows each, one behind the other.
+/// Rows of f8_e4m3 with their scales before each 128 of them: matrices of `rows` rows each, one behind the other. There is
+/// one scale for each of them, or one for 128 rows and 128 columns.
 void interleave_scales(const std::byte* codes, const std::vector<float>& scales, std::uint64_t matrices,
                        std::uint64_t rows, std::uint64_t columns, std::byte* to) {
   const std::uint64_t blocks = (columns + scaled - 1) / scaled, block_rows = (rows + scaled - 1) / scaled;
+  const bool one_each = scales.size() == matrices;
   for (std::uint64_t r = 0; r < matrices * rows; ++r) {
-    const float* own = &scales[(r / rows * block_rows + r % rows / scaled) * blocks];
+    const float* own = &scales[one_each ? r / rows : (r / rows * block_rows + r % rows / scaled) * blocks];
     for (std::uint64_t b = 0; b < blocks; ++b, to += block_bytes(BlockType::fp8)) {
       const std::uint64_t count = std::min(scaled, columns - b * scaled);
-      std::memcpy(to, own + b, sizeof(float));
+      std::memcpy(to, own + (one_each ? 0 : b), sizeof(float));
       std::memcpy(to + sizeof(float), codes + r * columns + b * scaled, count);
       std::memset(to + sizeof(float) + count, 0, scaled - count);
     }
@@ -119,7 +122,11 @@ void Tensor::copy_stored(std::byte* to) const {
     std::memcpy(to, data, bytes);
   } else {
     const std::uint64_t of_each = shape.size() < 2 ? 1 : shape[shape.size() - 2];
-    interleave_scales(data, scales->to_floats(), rows() / of_each, of_each, columns(), to);
+    const std::uint64_t matrices = rows() / of_each, count = scales->elements();
+    const std::uint64_t blocks = ((of_each + scaled - 1) / scaled) * ((columns() + scaled - 1) / scaled);
+    if (count != matrices && count != matrices * blocks)
+      throw std::logic_error("scales that do not belong to a tensor");
+    interleave_scales(data, scales->to_floats(), matrices, of_each, columns(), to);
   }
 }
 

@@ -59,8 +59,9 @@ struct Tensor {
   std::string dtype_name;
   std::vector<std::uint64_t> shape;
   const std::byte* data = nullptr;
-  std::uint64_t bytes = 0;         ///< in the file
-  const Tensor* scales = nullptr;  ///< of f8_e4m3: one for each 128 rows and 128 columns of a matrix
+  std::uint64_t bytes = 0;  ///< in the file
+  const Tensor* scales =
+      nullptr;  ///< of f8_e4m3: one for each 128 rows and 128 columns of a matrix, or one for all of it
 
   [[nodiscard]] std::uint64_t elements() const;
   /// As a matrix: the last dimension is columns, all before it are rows.

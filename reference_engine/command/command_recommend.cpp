@@ -95,7 +95,7 @@ class RecommendCommand {
       };
       result_ = recommend(options_);
     }
-    for (RankedStack& s : result_.ranking) s.run.rounded_activations = model_ && model_->rounds_activations();
+    for (RankedStack& s : result_.ranking) s.run.rounded = model_ && model_->rounds();
     if (result_.ranking.empty()) throw Interrupted();
     report();
     return stop ? 128 + stopped_by : 0;
@@ -182,10 +182,13 @@ class RecommendCommand {
       if (may_lose() || kind_of(o) == Kind::exact) wanted.push_back(o);
     }
     model_ = a_.model.open(wanted, {});
-    if (a_.lossless && model_->rounds_activations()) {
+    if (a_.lossless && model_->config().cache_type != FloatType::f32) {
+      throw InputError("--lossless: --kv-cache f16 rounds keys and values: leave one of them out");
+    }
+    if (a_.lossless && model_->rounds()) {
       throw InputError(
-          "--lossless: --activations int8 rounds what this model's own weights are multiplied with, and --kv-cache f16 "
-          "keys and values: leave it out");
+          "--lossless: --activations int8 rounds what this model's own weights are multiplied with: leave "
+          "one of them out");
     }
     const std::uint32_t most = a_.tokens > 0 ? a_.tokens : 1024;
     if (a_.token_ids.empty()) {

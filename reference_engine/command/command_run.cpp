@@ -147,7 +147,7 @@ class Runs {
     facts.device = model_->device();
     facts.device_memory = model_->device_memory();
     facts.batch = options_.batch;
-    facts.rounded_activations = model_->rounds_activations();
+    facts.rounded = model_->rounds();
     facts.layers = shape_.layers;
     facts.throttle_bytes_per_s = throttle_;
     facts.prefetch_chunk_bytes = prefetch_chunk_;
@@ -475,7 +475,7 @@ std::string cache_of(const ModelConfig& c) {
   const std::uint64_t each = cache_bytes(c, room) - remembered;
   room.recent = 1;
   const std::uint64_t with_recent = cache_bytes(c, room) - remembered;
-  std::string text = fmt::format("keys and values {} bytes a token", with_recent);
+  std::string text = fmt::format("keys and values {} bytes a token (on the CPU half with --kv-cache f16)", with_recent);
   if (with_recent > each) {
     const std::uint32_t recent = CacheRoom(c, c.context, GenerateOptions{}.prefill_chunk).recent;
     text += fmt::format(", {} of them of the last {} alone", with_recent - each, recent);

@@ -139,16 +139,6 @@ std::uint8_t precisions_with(const std::filesystem::path& folder, StackOptions o
   return bits;
 }
 
-/// Keys and values as f16.
-void halve_cache(ModelConfig& c) {
-  const std::uint32_t latent = c.latent.rank == 0 ? 0 : c.latent.rank + c.rope.width;
-  if (latent % 2 != 0) {
-    throw InputError(
-        fmt::format("--kv-cache f16: this model's latent vectors have {} numbers, expected an even number", latent));
-  }
-  c.cache_type = FloatType::f16;
-}
-
 }  // namespace
 
 std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks, const Budgets& budgets) const {
@@ -156,11 +146,14 @@ std::unique_ptr<Model> ModelFlags::open(const std::vector<StackOptions>& stacks,
   const std::string lacking = device == "cpu" ? "" : no_cuda();
   if (device == "cuda" && !lacking.empty()) throw InputError("--device cuda: " + lacking);
   const bool gpu = device != "cpu" && lacking.empty();
-  if (gpu && kv_cache == "f16") {
-    throw InputError("--kv-cache f16: only the CPU has it: leave it out, or take --device cpu");
+  if (kv_cache == "f16") {
+    if (gpu) throw InputError("--kv-cache f16: only the CPU has it: leave it out, or take --device cpu");
+    ModelConfig config = read_model_config(folder);  // refused before minutes are spent on the experts
+    config.cache_type = FloatType::f16;
+    check_cache_type(config);
   }
   auto make = [&](ModelFiles&& files) -> std::unique_ptr<Model> {
-    if (kv_cache == "f16") halve_cache(files.config);
+    if (kv_cache == "f16") files.config.cache_type = FloatType::f16;
     if (gpu) return make_cuda_model(std::move(files));
     return std::make_unique<CpuModel>(std::move(files));
   };

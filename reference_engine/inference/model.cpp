@@ -43,6 +43,15 @@ std::uint32_t cache_columns(const ModelConfig& c, std::uint32_t numbers) {
 
 }  // namespace
 
+void check_cache_type(const ModelConfig& c) {
+  if (c.cache_type == FloatType::bf16) throw InputError("keys and values: expected f32 or f16");
+  const std::uint32_t latent = c.latent.rank == 0 ? 0 : c.latent.rank + c.rope.width;
+  if (c.cache_type == FloatType::f16 && latent % 2 != 0) {
+    throw InputError(
+        fmt::format("--kv-cache f16: this model's latent vectors have {} numbers, expected an even number", latent));
+  }
+}
+
 std::uint64_t cache_bytes(const ModelConfig& c, const CacheRoom& room) {
   std::uint64_t floats = 0;
   for (const LayerConfig& layer : c.layer) {
@@ -132,6 +141,7 @@ Model::~Model() = default;
 
 Model::Model(ModelFiles& files) : folder_(files.folder), config_(files.config), store_(std::move(files.store)) {
   const ModelConfig& c = config_;
+  check_cache_type(c);
   // Before memory is asked for: the file has what config.json says.
   const std::uint32_t layers = c.moe_layer_count();
   for (std::uint32_t l = 0; l < layers; ++l) {
@@ -251,6 +261,7 @@ void Model::scale_logits(Matrix& logits) const {
 
 std::string beyond_cuda(const ModelConfig& c, const std::vector<ExpertLayout>& layouts) {
   if (c.experts_differ()) return "layers that differ in their experts";
+  if (c.cache_type != FloatType::f32) return "keys and values of 16 bits";
   for (const std::uint32_t width : c.of_moe_layers(&LayerConfig::shared_width)) {
     if (width != c.shared_width) return "shared experts of several widths";
   }

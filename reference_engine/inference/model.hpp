@@ -39,6 +39,9 @@ struct CacheRoom {
   }
 };
 
+/// Whether keys and values can be kept as `config.cache_type` says. Throws InputError.
+void check_cache_type(const ModelConfig& config);
+
 /// Of keys and values, and of what layers without them remember of a sequence.
 std::uint64_t cache_bytes(const ModelConfig& config, const CacheRoom& room);
 
@@ -130,8 +133,9 @@ class Model {
   /// runner is made.
   virtual void set_activations(Activations activations) { activations_ = activations; }
   [[nodiscard]] Activations activations() const { return activations_; }
-  /// Whether activations have 8 bits, and some of its own weights codes, or keys and values 16: it may lose what these lose.
-  [[nodiscard]] bool rounds_activations() const {
+  /// Whether some of what it computes with is rounded: activations to 8 bits, where some of its own weights are codes, or keys
+  /// and values to 16.
+  [[nodiscard]] bool rounds() const {
     return (activations_ == Activations::int8 && codes_) || config_.cache_type != FloatType::f32;
   }
   /// Has the experts at these precisions too, before a runner is made. Throws InputError as ExpertStore::add does.

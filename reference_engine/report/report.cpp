@@ -77,7 +77,7 @@ Json to_json(const Outcomes& o) {
 }
 
 bool RunReport::lossless() const {
-  return find_stack(stack).keeps_every_bit() && !store.rounded && !rounded_activations;
+  return find_stack(stack).keeps_every_bit() && !store.rounded && !rounded;
 }
 
 double RunReport::tpot_s() const {

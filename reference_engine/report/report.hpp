@@ -40,7 +40,7 @@ struct RunReport {
   std::uint64_t budget_asked_bytes = 0, budget_bytes = 0;  ///< what the user gave; what the slots take
   std::uint64_t all_expert_bytes = 0, expert_bytes = 0, dense_bytes = 0;
   std::uint32_t batch = 1;
-  bool rounded_activations = false;  ///< Model::rounds_activations
+  bool rounded = false;  ///< Model::rounds
   std::uint16_t layers = 0;
   std::uint64_t throttle_bytes_per_s = 0;
   std::uint64_t prefetch_chunk_bytes = 0;

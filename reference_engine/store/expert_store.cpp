@@ -105,8 +105,8 @@ DType ExpertReader::type_of(ExpertId id, int part) const {
     }
     return DType::mxfp4;
   }
-  const Tensor& t = checkpoint_.at(p.name, p.shape);
   const bool fused = storage_ != ExpertStorage::separate;
+  const Tensor& t = checkpoint_.at(p.name, p.shape, fused && part < 2);
   const bool turned = storage_ == ExpertStorage::fused_columns || storage_ == ExpertStorage::interleaved_columns;
   const bool numbers = t.dtype == DType::bf16 || t.dtype == DType::f16 || t.dtype == DType::f32;
   const bool scaled = t.dtype == DType::f8_e4m3;
@@ -114,13 +114,27 @@ DType ExpertReader::type_of(ExpertId id, int part) const {
     throw InputError(fmt::format("tensor \"{}\" is {}, which is not supported for all experts of a layer in one tensor",
                                  p.name, t.dtype_name));
   }
-  if (fused && scaled && part < 2 && p.shape[1] / 2 % 128 != 0) {
+  if (fused && scaled) check_scales(t, p, part);
+  return t.stored();
+}
+
+void ExpertReader::check_scales(const Tensor& t, const Piece& p, int part) const {
+  if (config_.one_scale) {
+    const std::uint64_t each = t.scales->elements() / p.shape[0];
+    if (each == 1 || (each == 2 && part < 2)) return;  // of gate and up together, or of either
+    throw InputError(fmt::format("tensor \"{}\" is [{}], expected one scale for each matrix by config.json",
+                                 Checkpoint::scales_of(p.name), fmt::join(t.scales->shape, ", ")));
+  }
+  if (t.scales->shape != std::vector{p.shape[0], (p.shape[1] + 127) / 128, (p.shape[2] + 127) / 128}) {
+    throw InputError(fmt::format("tensor \"{}\" is [{}], expected a scale for 128 rows and columns by config.json",
+                                 Checkpoint::scales_of(p.name), fmt::join(t.scales->shape, ", ")));
+  }
+  if (part < 2 && p.shape[1] / 2 % 128 != 0) {
     throw InputError(
         fmt::format("tensor \"{}\" is {} and has {} rows for gate and up, expected a multiple of 256, so "
                     "that no scale is of both",
                     p.name, t.dtype_name, p.shape[1]));
   }
-  return t.stored();
 }
 
 ExpertLayout ExpertReader::layout_of(std::uint16_t layer) const {
@@ -270,13 +284,16 @@ void ExpertReader::read_fp8(ExpertId id, int part, std::byte* to) const {
   std::vector<std::byte> codes(p.bytes);
   checkpoint_.read_raw(p.name, p.shape, p.first, p.bytes, codes.data());
   Tensor scales = *checkpoint_.raw(p.name, p.shape).scales;
-  const std::uint64_t experts = p.shape[0], each = scales.bytes / experts / (part == 2 ? 1 : 2);
-  const std::uint64_t first = part == 2 ? id.expert * each : (2ULL * id.expert + static_cast<unsigned>(part)) * each;
-  std::vector<std::byte> own(each);
-  checkpoint_.read_raw(Checkpoint::scales_of(p.name), scales.shape, first, each, own.data());
-  scales.shape = {scales.shape[1] / (part == 2 ? 1 : 2), scales.shape[2]};
+  // Of an expert all of them, or where gate and up have their own, half.
+  const std::uint64_t all = scales.elements() / p.shape[0], size = scales.bytes / scales.elements();
+  const bool halves = part < 2 && all > 1;
+  const std::uint64_t count = halves ? all / 2 : all;
+  std::vector<std::byte> own(count * size);
+  checkpoint_.read_raw(Checkpoint::scales_of(p.name), scales.shape,
+                       (id.expert * all + (halves && part == 1 ? count : 0)) * size, own.size(), own.data());
+  scales.shape = {count};
   scales.data = own.data();
-  scales.bytes = each;
+  scales.bytes = own.size();
   Tensor matrix = checkpoint_.raw(p.name, p.shape);
   matrix.shape = shape_of(sizes_of(id.layer), part);
   matrix.data = codes.data();

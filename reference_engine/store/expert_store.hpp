@@ -63,6 +63,8 @@ class ExpertReader {
   /// Of a layer, from the types of its tensors, which all experts of it have in common.
   [[nodiscard]] ExpertLayout layout_of(std::uint16_t layer) const;
   [[nodiscard]] DType type_of(ExpertId id, int part) const;
+  /// Of FP8 with all experts in one tensor. Throws InputError.
+  void check_scales(const Tensor& experts, const Piece& p, int part) const;
   struct Bias {
     std::string name;
     std::uint64_t size;

@@ -246,6 +246,16 @@ def glm4_moe_lite(r):
     return c
 
 
+def mistral4(r):
+    c = sigmoid_gate(r, rope_interleave=flag(r))
+    latent(r, c)
+    p = rope(r, c["qk_rope_head_dim"], ("linear", "yarn"))
+    p.setdefault("original_max_position_embeddings", r.choice([4, 16, 8192]))
+    c["rope_parameters"] = dict(p, llama_4_scaling_beta=r.choice([0.1, 0.5]),
+                                partial_rotary_factor=c["qk_rope_head_dim"] / (c["qk_rope_head_dim"] + c["qk_nope_head_dim"]))
+    return c
+
+
 def solar_open(r):
     c = sigmoid_gate(r, attention_bias=flag(r))
     for name in ("first_k_dense_replace", "intermediate_size"):
@@ -409,7 +419,7 @@ def qwen3_5_moe_text(r):
 
 
 FAMILIES = {f.__name__: f for f in (
-    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, granitemoehybrid, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, solar_open, afmoe, gemma4_text, lfm2_moe, dots1,
+    mixtral, qwen2_moe, qwen3_moe, olmoe, flex_olmo, phimoe, granitemoeshared, granitemoehybrid, deepseek_v2, deepseek_v3, glm4_moe, glm4_moe_lite, mistral4, solar_open, afmoe, gemma4_text, lfm2_moe, dots1,
     ernie4_5_moe, exaone_moe, hunyuan_v1_moe, hy_v3, minimax_m2, gpt_oss, llama4_text, qwen3_next, qwen3_5_moe_text)}
 FAMILIES["granitemoe"] = granite
 
@@ -548,7 +558,7 @@ OTHERS = {  # values that fields may be given although weights were made for oth
     "rope_interleave": [False, True], "attention_multiplier": [0.5], "embedding_multiplier": [2.0], "logits_scaling": [2.0], "residual_multiplier": [0.5],
     "qkv_bias": [True, False], "swiglu_limit": [0.3], "swiglu_alpha": [1.0], "attention_chunk_size": [3, None], "moe_norm_min": [0.5, 1e-12], "use_bias": [True],
     "mlp_bias": [True], "final_logit_softcapping": [30.0], "attn_logit_softcapping": [50.0], "num_experts_per_tok": [1], "moe_k": [1],
-    "attn_scale": [0.7], "floor_scale": [2], "no_rope_layer_interval": [1, 2], "head_dim": [None], "num_key_value_heads": [None],
+    "attn_scale": [0.7], "llama_4_scaling_beta": [0.2], "floor_scale": [2], "no_rope_layer_interval": [1, 2], "head_dim": [None], "num_key_value_heads": [None],
     "rope_theta": [777.0], "partial_rotary_factor": [0.5, 1.0], "max_position_embeddings": [100, 100000], "router_jitter_noise": [0.3, 0.0],
     "layer_types": [None], "max_window_layers": [0, 1, 60], "original_max_position_embeddings": [32], "rope_scaling": [None, {}],
     "mlp_only_layers": [None, [], [0]], "decoder_sparse_step": [1, 2], "first_k_dense_replace": [0, 1], "full_attention_interval": [2], "rotary_dim": [4, 8],
@@ -744,6 +754,8 @@ def main():
     p.add_argument("--gguf", type=pathlib.Path, metavar="LLAMA_CPP")
     a = p.parse_args()
     torch.set_num_threads(1)
+    # It knows this one only as a part of a model that sees.
+    AutoModelForCausalLM.register(transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True)
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     counts = {}

@@ -239,8 +239,18 @@ TEST_CASE("Mistral 4's queries grow with their position, as its rope says, or as
   CHECK(says(refused("llama_4_scaling_beta", -0.1), {"llama_4_scaling_beta"}));
   CHECK(says(refused("original_max_position_embeddings", 0), {"original_max_position_embeddings"}));
   CHECK(says(refused("partial_rotary_factor", 0.25), {"qk_rope_head_dim"}));
+  Json outside = config_with("mistral4", {});  // as transformers has it, the top level's length counts
+  outside["text_config"]["original_max_position_embeddings"] = 32;
+  CHECK(config_from(parse_json(outside.dump(), "config.json"), "config.json").tuning.floor == 32);
   rope.erase("llama_4_scaling_beta");
   CHECK_FALSE(read_rope(rope).tuning.is_in(true));
+  for (const Json& other : {Json("mistral"), Json("deepseek_v3"), Json()}) {
+    Json c = config_with("mistral4", {});
+    c["text_config"]["model_type"] = other;
+    const Json as_read = parse_json(c.dump(), "config.json");
+    CHECK(says(refusal("config.json", [&] { static_cast<void>(config_from(as_read, "config.json")); }),
+               {"model_type", "mistral4"}));
+  }
 }
 
 TEST_CASE("windows, chunks and kinds of layers") {

@@ -162,6 +162,104 @@ TEST_CASE("a DeepSeek-V3 in FP8 computes what the floats that it stands for comp
              {"tensor \"" + gone + "\" is F32 [2, 1], expected F32 [1, 1]"}));
 }
 
+namespace {
+
+const Json fp8_whole = {{"quantization_config",
+                         {{"quant_method", "fp8"}, {"activation_scheme", "static"}, {"weight_block_size", nullptr}}}};
+
+/// Matrices in FP8, each with one scale; gates and ups that are one tensor with `of_both`. And the floats. `flat`: shapes of
+/// scales are as short as can be, and they are bf16.
+std::pair<Tensors, Tensors> with_one_scale(const std::string& family, std::uint64_t of_both, bool flat,
+                                           Random& random) {
+  Tensors stored = tensors_of(family), floats = stored;
+  const std::string weight = ".weight";
+  for (auto& [name, t] : tensors_of(family)) {
+    if (t.shape.size() < 2 || name.find("proj") == std::string::npos) continue;
+    const bool fused = t.shape.size() == 3;
+    const std::uint64_t experts = fused ? t.shape[0] : 1, each = name.ends_with("gate_up_proj") ? of_both : 1;
+    std::uint64_t count = 1;
+    for (const std::uint64_t d : t.shape) count *= d;
+    std::vector<float> scales(experts * each), values;
+    std::vector<Eigen::bfloat16> narrow;
+    for (float& s : scales) {
+      narrow.emplace_back(0.05F + 0.05F * random.unit());
+      s = static_cast<float>(narrow.back());
+    }
+    const std::string code = codes(count, random);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      values.push_back(e4m3(static_cast<unsigned char>(code[i])) * scales[i / (count / scales.size())]);
+    }
+    stored[name] = {"F8_E4M3", t.shape, code};
+    floats[name] = {"F32", t.shape, bytes_of(values)};
+    std::vector<std::uint64_t> shape;
+    if (fused) shape = {experts};
+    if (!fused && flat) shape = {1};
+    if (fused && (each > 1 || !flat)) shape.push_back(each);
+    if (fused && !flat) shape.push_back(1);
+    stored[name + "_scale_inv"] = {flat ? "BF16" : "F32", shape, flat ? bytes_of(narrow) : bytes_of(scales)};
+    const std::string scale = "activation_scale";
+    stored[fused ? name + "_" + scale : name.substr(0, name.size() - weight.size()) + "." + scale] = {
+        "F32", {}, bytes_of(std::vector<float>{3})};
+  }
+  return {stored, floats};
+}
+
+}  // namespace
+
+TEST_CASE("FP8 with one scale for each matrix computes what the floats that it stands for compute, bit for bit") {
+  Random random(8);
+  for (const std::uint32_t kind : {0U, 1U, 2U, 3U, 4U, 5U}) {
+    CAPTURE(kind);
+    const char* family = kind < 2 ? "deepseek_v3" : "mistral4";
+    auto [stored, floats] = with_one_scale(family, kind < 4 ? 1 : 2, kind % 2 == 1, random);
+    const TemporaryFolder a, b;
+    write(a.path(), family, fp8_whole, stored);
+    write(b.path(), family, Json::object(), floats);
+    DType type = DType::other;
+    const std::vector<float> got = logits_of(a.path(), &type), expected = logits_of(b.path());
+    CHECK(type == DType::fp8);
+    CHECK(got == expected);
+    CHECK(std::isfinite(got[0]));
+    CHECK(CpuModel(a.path()).notes().empty());
+  }
+  // What it is a scale of is as the config says.
+  const std::string experts = "language_model.model.layers.1.mlp.experts.";
+  const auto refused = [&](const Json& config, const std::string& named, const std::function<void(Tensors&)>& spoil) {
+    Tensors stored = with_one_scale("mistral4", 2, false, random).first;
+    spoil(stored);
+    const TemporaryFolder folder;
+    write(folder.path(), "mistral4", config, stored);
+    return refusal(named, [&] { CpuModel model(folder.path()); });
+  };
+  CHECK(says(refused(fp8_whole, "model.safetensors",
+                     [&](Tensors& t) {
+                       t[experts + "down_proj_scale_inv"] = {"F32", {8, 2, 1}, bytes_of(std::vector<float>(16, 1))};
+                     }),
+             {experts + "down_proj_scale_inv\" is F32 [8, 2, 1], expected F32 [8, 1, 1]"}));
+  CHECK(says(refused(fp8, "_scale_inv", [](Tensors&) {}), {"expected a scale for 128 rows and columns"}));
+  CHECK(says(refused(fp8_whole, "model.safetensors",
+                     [&](Tensors& t) {
+                       t[experts + "down_proj_scale_inv"] = {"F32", {8, 0}, ""};
+                     }),
+             {experts + "down_proj_scale_inv\" is F32 [8, 0], expected F32 [8, 1, 1]"}));
+  for (const std::vector<std::uint64_t>& shape : {std::vector<std::uint64_t>{2}, {1, 2}, {2, 1}}) {
+    const std::string own = "language_model.model.layers.0.self_attn.q_b_proj.weight_scale_inv";
+    CHECK(says(refused(fp8_whole, "model.safetensors",
+                       [&](Tensors& t) {
+                         t[own] = {"F32", shape, bytes_of(std::vector<float>(2, 1))};
+                       }),
+               {own + "\" is F32 [", "expected F32 [1, 1]"}));
+  }
+  // Halves are gate and up: no other tensor has two.
+  const std::string keys = "language_model.model.layers.0.self_attn.k_b_proj.weight";
+  CHECK(says(refused(fp8_whole, "model.safetensors",
+                     [&](Tensors& t) {
+                       t[keys] = {"F8_E4M3", {4, 16, 8}, codes(4 * 16 * 8, random)};
+                       t[keys + "_scale_inv"] = {"F32", {4, 2}, bytes_of(std::vector<float>(8, 1))};
+                     }),
+             {keys + "_scale_inv\" is F32 [4, 2], expected F32 [4, 1, 1]"}));
+}
+
 TEST_CASE("FP8 of all experts of a layer in one tensor: what is wrong with it is named") {
   const TemporaryFolder folder;
   const std::string name = "model.layers.1.mlp.experts.gate_up_proj";
@@ -254,7 +352,7 @@ TEST_CASE("what other quantizers make of a checkpoint is refused by name") {
   CHECK(says(refused({{"quant_method", "gptq"}, {"bits", 4}}),
              {"field \"quant_method\": expected \"fp8\" or \"mxfp4\""}));
   CHECK(says(refused({{"bits", 4}}), {"quantization_config: field \"quant_method\" is missing"}));
-  CHECK(
-      says(refused({{"quant_method", "fp8"}, {"weight_block_size", {64, 64}}}), {"expected [128, 128], got [64,64]"}));
+  CHECK(says(refused({{"quant_method", "fp8"}, {"weight_block_size", {64, 64}}}),
+             {"expected [128, 128], or null for one scale a matrix, got [64,64]"}));
   CHECK(says(refused({{"quant_method", "mxfp4"}, {"bits", 4}}), {"field \"bits\": expected none"}));
 }

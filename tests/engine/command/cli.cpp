@@ -13,6 +13,7 @@
 #include "engine/fixtures/machine_file.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
+#include "support/bundled_files.hpp"
 
 using namespace ferry::test;
 
@@ -161,6 +162,30 @@ TEST_CASE("activations of 8 bits are said in the JSON") {
     CHECK(Json::parse(read_file(json))["activations"] == activations);
   }
   refuses("run --activations int4", {"--activations", "int8"});
+}
+
+TEST_CASE("keys and values of 16 bits are said in the JSON, take half the memory, and are not lossless") {
+  const TemporaryFolder folder;
+  const std::string json = (folder.path() / "r.json").string();
+  const auto made = [&](const std::string& command, const std::string& type) {
+    REQUIRE(run_ferry(command + " --kv-cache " + type + " --json '" + json + "'").status == 0);
+    return Json::parse(read_file(json));
+  };
+  const std::string run = "run --model tiny-qwen-moe --stack lru --prompt 'The sea ' --max-new-tokens 3";
+  const Json floats = made(run, "f32"), halves = made(run, "f16");
+  CHECK(floats["kv_cache"] == "f32");
+  CHECK(halves["kv_cache"] == "f16");
+  CHECK(floats["kv_bytes"] == 2 * halves["kv_bytes"].get<std::uint64_t>());
+  CHECK(floats["lossless"] == true);
+  CHECK(halves["lossless"] == false);
+  const std::string text = ferry::engine::bundled_text().string();
+  CHECK(made("eval --model tiny-mixtral --text '" + text + "' --bytes 60 --stacks lru", "f16")["kv_cache"] == "f16");
+  const std::string recommend =
+      "recommend --model tiny-mixtral --machine rtx3090-pcie3 --tokens 200 --stacks lru,static-host";
+  CHECK(made(recommend, "f16")["kv_cache"] == "f16");
+  refuses(recommend + " --lossless --kv-cache f16", {"--lossless", "--kv-cache f16 rounds keys and values"});
+  refuses("run --kv-cache bf16", {"--kv-cache", "f16"});
+  refuses("run --kv-cache f16 --device cuda", {"--device cuda"});
 }
 
 TEST_CASE("compare prints stacks side by side and says that their text is the same") {

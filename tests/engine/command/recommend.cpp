@@ -213,7 +213,7 @@ TEST_CASE("each mistake in a recommendation gets one line") {
   refuses(of + "--model tiny-mixtral", {"--model", "--trace"});
   refuses(of + "--text x", {"--text", "--model"});
   for (const char* option : {"--verify x", "--store x", "--gates x", "--host-memory 50%", "--quantizer hqq",
-                             "--activations int8", "--threads 2", "--pin-threads"}) {
+                             "--activations int8", "--kv-cache f16", "--threads 2", "--pin-threads"}) {
     refuses(of + option, {std::string(option).substr(0, std::string(option).find(' ')).c_str(), "--trace"});
   }
   refuses(of + "--as nosuch", {"unknown model shape"});

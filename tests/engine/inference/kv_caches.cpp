@@ -13,6 +13,7 @@
 #include "engine/fixtures/files.hpp"
 #include "engine/fixtures/paths.hpp"
 #include "inference/batch_decoder.hpp"
+#include "support/errors.hpp"
 
 namespace {
 
@@ -192,11 +193,30 @@ TEST_CASE("keys and values of 16 bits: the nearest of what 32 have, in half the 
       CHECK(static_cast<float>(Eigen::numext::bit_cast<Eigen::half>(bits[i])) ==
             static_cast<float>(Eigen::half(own.data()[i])));
     }
+    std::size_t numbers = 0;
+    for (const auto* part : {&caches[1][0].keys, &caches[1][0].values}) {
+      for (const Matrix& m : *part) numbers += static_cast<std::size_t>(m.size());
+    }
+    CHECK(caches[1][0].bytes() == numbers * sizeof(float));
     CHECK(caches[1][0].bytes() < caches[0][0].bytes());
-    CHECK(halves.rounds_activations());
-    CHECK(!floats.rounds_activations());
+    CHECK(halves.rounds());
+    CHECK(!floats.rounds());
     CHECK(caches[1][0].bytes() == cache_bytes(halves.config(), room));
   }
+}
+
+TEST_CASE("keys and values of 16 bits: refused where there are no pairs, and where they are not computed") {
+  ModelFiles odd(test::golden_file("zoo") / "deepseek_v3");
+  odd.config.cache_type = FloatType::f16;
+  odd.config.latent.rank += 1;
+  CHECK_THROWS_AS(CpuModel{std::move(odd)}, InputError);
+  ModelFiles other(test::golden_file("zoo") / "mixtral");
+  other.config.cache_type = FloatType::bf16;
+  CHECK_THROWS_AS(CpuModel{std::move(other)}, InputError);
+  ModelFiles halves(test::golden_file("zoo") / "mixtral");
+  CHECK(beyond_cuda(halves.config, halves.store->layouts()).empty());
+  halves.config.cache_type = FloatType::f16;
+  CHECK(beyond_cuda(halves.config, halves.store->layouts()) == "keys and values of 16 bits");
 }
 
 TEST_CASE("keys and values of 16 bits: logits are near those of 32, and every lossless stack's are the same") {
