@@ -776,7 +776,7 @@ TEST_CASE("CUDA: while the host computes experts, copies are moved on" * doctest
 
 TEST_CASE("CUDA: caches of recent positions give the bits of those with all positions" *
           doctest::test_suite("whole-models")) {
-  for (const char* family : {"gemma4", "gpt_oss", "llama4"}) {
+  for (const std::string family : {"gemma4", "gpt_oss", "llama4"}) {
     CAPTURE(family);
     const auto logits = [&](bool all, const std::string& stack) {
       emulated::reset({.eager = true});
@@ -802,9 +802,11 @@ TEST_CASE("CUDA: caches of recent positions give the bits of those with all posi
       }
       return made;
     };
-    for (const char* stack : {"lru", "importance-driven"}) {  // which attends from partial hidden states, too
-      const bool same = logits(false, stack) == logits(true, stack);
-      CHECK(same);
+    // The second attends from partial hidden states, too; none has the host compute, whose sums have another order.
+    for (const std::string stack : {"lru", "importance+pre"}) {
+      CAPTURE(stack);
+      const Matrix few = logits(false, stack), all = logits(true, stack);
+      CHECK((few - all).cwiseAbs().maxCoeff() == 0);
     }
   }
 }
