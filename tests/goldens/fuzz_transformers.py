@@ -475,6 +475,7 @@ def for_gguf(family, r, c):
             c[name] = value
     if family == "gemma4_text":
         full = {"rope_type": "proportional", "rope_theta": r.choice([1e6, 1000.0]), "partial_rotary_factor": r.choice([0.25, 0.5, 1.0])}
+        c["final_logit_softcapping"] = c["final_logit_softcapping"] or 30.0
         c.update(attention_bias=False, sliding_window=r.choice([3, 16, 600]), layer_types=types, use_double_wide_mlp=False,
                  rope_parameters={"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": r.choice([10000.0, 500.0])}})
         return
