@@ -28,6 +28,7 @@ class RopeReader {
     made_.neighbours = needs_.neighbours;
     const bool proportional =
         type == "proportional" && needs_.layer_type != nullptr;  // what does not turn is part of it
+    // A share that is a quotient may be a little less than what it stands for.
     made_.width = proportional ? needs_.head_dim : static_cast<std::uint32_t>(needs_.head_dim * (partial + 1e-9));
     if (made_.width < 2 || made_.width % 2 != 0) {
       throw InputError(

@@ -774,9 +774,9 @@ void multiply(const PackedLayout& w, const std::byte* weights, part::Outputs ran
 }
 
 template <FloatType type>
-inline constexpr std::size_t bytes_of = type == FloatType::f32 ? 4 : 2;
+inline constexpr std::size_t bytes_of = Floats<type>::stretch_bytes / stretch_columns;
 
-/// `vectors` vectors of columns, from `values` on, which is columns apart from row to row.
+/// `vectors` vectors of columns, from `values` on, whose rows are `row_bytes` apart.
 template <class Lanes, FloatType type, std::uint32_t rows, std::uint32_t vectors>
 [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void mix_columns(const float* weights, std::size_t stride,
                                                                   std::uint32_t count, const std::byte* values,

@@ -96,7 +96,8 @@ class SlotExperts {
   FERRY_HD std::uint32_t experts() const noexcept { return pool_.experts; }
 
   /// The slot whose expert has the least `worth(key(index), layer)`, the lowest of those that tie, among those
-  /// not barred; `no_slot` if all are, or empty, or of layers that are worth `nobody`. Layers are the pool's; `worth` keeps the order of a layer's keys.
+  /// not barred; `no_slot` if all are, or empty, or of layers that are worth `nobody`. Layers are the pool's; `worth` keeps the
+  /// order of a layer's keys.
   template <class KeyAt, class Worth>
   FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key, const Worth& worth) noexcept {
     resolve(key);
