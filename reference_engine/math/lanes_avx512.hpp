@@ -26,6 +26,7 @@ struct Avx512Lanes {
   FERRY_INLINE void store(Vector v, float* at) { _mm512_store_ps(at, v); }
   FERRY_INLINE Vector multiply(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
   FERRY_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  FERRY_INLINE Vector fms(Vector a, Vector b, Vector c) { return _mm512_fmsub_ps(a, b, c); }
 
   /// Each added half to half until one lane is left; four together, with fewer instructions in the same order.
   FERRY_INLINE void add_lanes(const Vector (&s)[outputs], float (&sum)[outputs]) {
@@ -109,7 +110,8 @@ struct Avx512Lanes {
   }
 
   // Blocks. Codes of four bits are looked up among the 16 floats that they can stand for; those of bytes become floats and
-  // are multiplied, and each product and sum is rounded as the format has it.
+  // are multiplied, and each product and sum is rounded as the format has it: a product of a scale and a code has so few
+  // bits that it is exact, so that a minimum is added to it in one instruction.
 
   struct Unit {
     Vector tables[2];
@@ -161,7 +163,7 @@ struct Avx512Lanes {
   FERRY_INLINE void prepare(Blocks<BlockType::q4_1> /*format*/, const std::byte* at, Unit& unit) {
     for (std::uint32_t b = 0; b < 2; ++b) {
       const std::byte* own = at + b * block_bytes(BlockType::q4_1);
-      unit.tables[b] = _mm512_add_ps(multiply(half(own), steps(0)), half(own + 2));
+      unit.tables[b] = fma(half(own), steps(0), half(own + 2));
     }
   }
   /// What the codes of iq4_nl and iq4_xs stand for.
@@ -227,8 +229,8 @@ struct Avx512Lanes {
     for (std::uint32_t b = 0; b < 2; ++b) {
       const std::byte* own = at + b * block_bytes(BlockType::q5_1);
       const Vector m = half(own + 2);
-      unpack_five<BlockType::q5_1>(own, _mm512_add_ps(multiply(unit.tables[b], steps(0)), m),
-                                   _mm512_add_ps(multiply(unit.tables[b], steps(16)), m), to[2 * b], to[2 * b + 1]);
+      unpack_five<BlockType::q5_1>(own, fma(unit.tables[b], steps(0), m), fma(unit.tables[b], steps(16), m), to[2 * b],
+                                   to[2 * b + 1]);
     }
   }
 
@@ -273,9 +275,8 @@ struct Avx512Lanes {
 #pragma GCC unroll 2
       for (std::uint32_t p = 0; p < 2; ++p) {
         const std::uint32_t part = 4 * stretch + 2 * p + i;  // of 16
-        const Vector products = multiply(all(unit.numbers[part]), numbers);
-        to[2 * p + i] =
-            look_up(_mm512_srli_epi32(bytes, stretch % 2 * 4 + 2 * p), _mm512_sub_ps(products, all(unit.minima[part])));
+        const Vector table = fms(all(unit.numbers[part]), numbers, all(unit.minima[part]));
+        to[2 * p + i] = look_up(_mm512_srli_epi32(bytes, stretch % 2 * 4 + 2 * p), table);
       }
     }
   }
@@ -313,7 +314,7 @@ struct Avx512Lanes {
   }
   /// What the codes from `first` on stand for, of one of eight parts.
   FERRY_INLINE Vector table_k(const Unit& unit, std::uint32_t part, float first) {
-    return _mm512_sub_ps(multiply(all(unit.numbers[part]), steps(first)), all(unit.numbers[8 + part]));
+    return fms(all(unit.numbers[part]), steps(first), all(unit.numbers[8 + part]));
   }
   FERRY_INLINE void prepare(Blocks<BlockType::q4_k> /*format*/, const std::byte* at, Unit& unit) {
     scale_k(at, unit);
