@@ -19,7 +19,7 @@ using ExpertBytes = std::array<std::uint64_t, precision_count>;
 /// The model as the library sees it: `{{.layers = 24, .experts = 60, ...}, {{0, 0, 0, 0, expert_bytes}}}`.
 struct ModelShape : Shape {
   std::vector<ExpertBytes> expert_bytes = {};  ///< one for all layers, or one a layer
-  /// [layers], where layers differ; empty: as many as `experts` and `top_k` say in each.
+  /// [layers], where layers differ; empty: each layer has `experts` and `top_k`.
   std::vector<std::uint16_t> layer_experts = {}, layer_top_k = {};
 
   /// How many experts a layer has.
@@ -30,7 +30,7 @@ struct ModelShape : Shape {
   [[nodiscard]] std::uint16_t top_k_of(std::uint32_t layer) const {
     return layer_top_k.empty() ? top_k : layer_top_k[layer];
   }
-  /// Of some adjacent layers, or all.
+  /// How many experts `count` layers from `first` on have together.
   [[nodiscard]] std::uint64_t experts_in(std::uint32_t first, std::uint32_t count) const {
     validate_layers("layer_experts", layer_experts, experts);
     std::uint64_t sum = 0;
@@ -235,13 +235,13 @@ inline std::uint64_t beside_stream(const ModelShape& model, Budget budget, std::
 }
 
 /// Gives one slot after another to pools `first` to `last`, round by round, until `left` or the pools are spent.
-/// `most`: of each pool.
+/// `most`: how many slots each pool may have.
 inline void deal(std::vector<Pool>& pools, std::size_t first, std::size_t last, const std::vector<std::uint32_t>& most,
                  std::uint64_t& left) {
   for (std::size_t p = first; p < last; ++p) pools[p].slots = 0;
   for (;;) {
     std::uint64_t round = 0;
-    std::uint32_t each = 0;  // until the first of those that want more is full
+    std::uint32_t each = 0;  // slots for each, until the first pool that wants more is full
     for (std::size_t p = first; p < last; ++p) {
       const std::uint32_t wants = most[p] - pools[p].slots;
       if (wants == 0) continue;
@@ -288,17 +288,17 @@ inline Allotment one_pool(const ModelShape& model, Budget budget, PrecisionSet s
   return a;
 }
 
-/// One pool a layer. The `shallow` first layers are filled whole, in order; the others share what is left alike, and
-/// what does not divide goes to the shallowest of them.
+/// One pool a layer. In order, each of the first `shallow` layers gets a slot for every expert; the others share equally what
+/// is left, and what cannot be divided goes to the shallowest of them.
 ///
 /// Source: Fate, section 4.4: with N slots in all, E experts a layer, L layers and boundary s: N <= s E fills layers
 /// 0, 1, ... in order, otherwise each deep layer has floor((N - s E) / (L - s)). Ours: the remainder, the stream slots
 /// that come off the budget first, layers of unequal expert sizes (dealt by bytes).
 /// A budget that holds everything needs no stream slots; one below the stream slots is refused.
 ///
-/// `room_for_prefetch`: slots of the largest size that the deep layers have at least, taken from the shallow ones. A
-/// layer without slots has nowhere to prefetch to; the paper's prefetched experts lie beside its cache. Where the deep
-/// layers do not get top-k slots each, they share one pool.
+/// `room_for_prefetch`: how many slots of the largest size the deep layers together have at least, taken from the shallow
+/// ones. A layer without slots has nowhere to prefetch to; the paper keeps prefetched experts beside its cache. Where the
+/// deep layers then get fewer than top-k slots each (or than `room_for_prefetch`, if that is less), they share one pool.
 inline Allotment shallow_favouring(const ModelShape& model, Budget budget, std::uint32_t shallow,
                                    PrecisionSet set = Precision::full, std::uint32_t room_for_prefetch = 0) {
   if (shallow > model.layers) {

@@ -21,7 +21,7 @@ class AnyLink {
 };
 static_assert(Link<AnyLink>);
 
-/// Any other Link, which outlives it.
+/// Makes an AnyLink of any other Link, which must outlive it.
 template <Link L>
 class AdaptedLink final : public AnyLink {
  public:

@@ -1,6 +1,6 @@
 /// @file
-/// A pipeline of a stack that is chosen at run time. The template path does not include this: it costs a virtual call
-/// for each call of a pipeline, and two for each copy.
+/// A pipeline of a stack that is chosen at run time. This costs a virtual call for each call of a pipeline, and two for
+/// each copy; the template path does not include it.
 #pragma once
 #include <functional>
 #include <memory>
@@ -77,13 +77,13 @@ class AnyConfig {
   AnyConfig(const AnyConfig&) = delete;
   AnyConfig& operator=(const AnyConfig&) = delete;
 
-  /// The link needs `settings().allotment`, whose slots it fills.
+  /// The settings. A link fills the slots of `settings().allotment`.
   [[nodiscard]] virtual CoreSettings& settings() noexcept = 0;
   /// The same, to read.
   [[nodiscard]] virtual const CoreSettings& settings() const noexcept = 0;
   /// What the stack is like.
   [[nodiscard]] virtual StackTraits traits() const noexcept = 0;
-  /// Of the pipelines made of it.
+  /// How many layers ahead its pipelines look; 0: they do not.
   [[nodiscard]] virtual std::uint16_t look_ahead_depth() const noexcept = 0;
   /// Bytes of host memory that a pipeline's tables take. Throws ConfigError if the configuration cannot work.
   [[nodiscard]] virtual std::size_t storage_bytes() const = 0;
@@ -197,13 +197,13 @@ class StackTable {
                        return any_config(std::move(config));
                      }});
   }
-  /// Under this name, with `Stack::set_up`.
+  /// Adds a stack under this name, set up by `Stack::set_up`.
   template <class Stack>
   void add(std::string name) {
     add<Stack>(std::move(name), [](CoreConfig<Stack>& config, Budget budget) { Stack::set_up(config, budget); });
   }
 
-  /// Of all stacks, in the order in which they were added.
+  /// The names of all stacks, in the order in which they were added.
   [[nodiscard]] std::vector<std::string> names() const {
     std::vector<std::string> all;
     for (const Row& row : rows_) all.push_back(row.name);

@@ -62,7 +62,7 @@ concept Routes = requires(R r, Phase phase, const Scores& scores, View<const fer
   { r.route(phase, scores, present, out) }
   noexcept;
 };
-/// What is written to a copy is lost.
+/// The list must be taken by reference: what is written to a copy of it is lost.
 template <class R>
 concept RoutesByReference = !requires(R r, Phase phase, const Scores& scores, View<const ferry::State> present) {
   r.route(phase, scores, present, Out<Route>{});
@@ -144,7 +144,7 @@ concept Waits = requires(L& l, Ticket ticket) {
 ///  5. One that may leave out some of the gate's choices declares `static constexpr bool skips = true`, and makes those
 ///     routes of `no_expert` at weight 0, with the gate's choice in `Route::instead_of`.
 ///
-/// Optional: `revise(phase, routes)`, what it changes of the routes of an engine that has a top-k of its own. A router that
+/// Optional: `revise(phase, routes)` changes routes that an engine's own top-k has made, as `route` would. A router that
 /// cannot do without the scores of all experts declares `static constexpr bool needs_full_scores = true`.
 ///
 /// Complexity: O(rows * experts * k) at worst.
@@ -158,13 +158,13 @@ concept ExpertRouter = part::State<R> && part::ReservesForModel<R> && part::Rout
 /// `predict(phase, scores, out)` appends one Request an expert that it expects, surest first.
 ///  1. `scores.layer` is the layer predicted; rows are whatever made them: a gate bank, a kernel, a trace.
 ///  2. Of a Request it sets want.id, rows, importance, unimportance and confidence; the core fills in the rest.
-///  3. No expert twice. Requests that do not fit in `out` are dropped by the caller's choice of capacity: E.
-///  4. Which rows it reads it declares as `static constexpr RowSource prefill_rows`, `decode_rows`; without the
-///     declaration it is `gate_input`. With `none`, `scores.select` is empty.
+///  3. No expert twice. `out` has room for E requests; those that do not fit are dropped.
+///  4. It declares which rows it reads as `static constexpr RowSource prefill_rows`, `decode_rows`; without a declaration,
+///     `gate_input`. With `none`, `scores.select` is empty.
 ///
-/// `observe(layer, taken, rows)` sees every layer's routes [rows, k], in order, ahead of the first `predict` behind its
-///     plan, which does not wait for it. What was skipped or left out still says the gate's choice, at weight 0.
-///     `rows`: which rows of the step they are, ascending; empty: all of them.
+/// `observe(layer, taken, rows)` sees every layer's routes [rows, k], in order. It is called after the layer's plan, which
+///     does not wait for it, and before the next `predict`. A route that was skipped or left out still names the gate's
+///     choice, at weight 0. `rows`: which rows of the step they are, ascending; empty: all of them.
 ///  5. A predictor never sees residency: the same routing gives the same prediction whatever the cache does.
 ///
 /// One that predicts nothing declares `static constexpr bool predicts = false`: `predict` is never called.
@@ -196,11 +196,12 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 /// Orders the slots of one pool by worth. All slot numbers are local to the pool.
 ///
 /// `touch(what, slot)`: the real gate asks for `what`, which sits in `slot`; called once an expert and step. `no_slot`:
-///     it is absent, whether it is then loaded or computed on the host. A skipped expert is not touched: nobody used it.
+///     it is absent or in a stream slot, whether it is then loaded or computed on the host; or it is on its way, and the host
+///     computes it. A skipped expert is not touched: nobody used it.
 ///
 /// `victim(incoming, barred)`: which slot `incoming` should take; `no_slot` refuses it, or all are barred.
 ///  1. Never a barred slot.
-///  2. Changes nothing that `touch` or `replace` would not: it may be called and its answer not used.
+///  2. Its answer may go unused, so what records uses and places changes in `touch` and `replace` alone.
 ///
 /// `replace(slot, what, demand)`: `what` takes `slot` from now on, whoever was there. `demand`: for the real gate,
 ///     otherwise a prefetch, which inserts but is no access.
@@ -219,21 +220,21 @@ concept QuantSelector = part::State<Q> && part::SelectsPrecision<Q> && part::Nam
 ///  - `used(what)`: the gate asked for an expert of the pool's layers, and this variant serves it, from whichever pool
 ///    or the host. Called before `touch`, once an expert and step, also for pools of other precisions.
 ///  - `reset()`: the last live sequence has ended, and a step of others begins. What is kept by sequence begins anew. At
-///    most `Shape::max_rows` live ones are noticed: others may go on.
-///  - `saved(uses, rows, each)`: the gate asked for these experts (at least one) of a layer that has so many rows in this
-///    step, and each saved so much by where it was, or would have saved it in a slot. Called before `victim`, for those that
-///    are there (behind their `touch`), the misses (before theirs) and those on their way; in prefill with a
-///    predictor also for each expert that waits in a stream slot.
-///  - `loaded(layer, loads, misses)`: of the misses of a layer so many are loaded, and the host computes the others. Called
-///    once a layer, behind `saved`.
-///  - `finished(layer)`: a layer is over. For what no plan has to wait for: it may run while the device computes.
-///  - `goes_on(before)`: behind it, told to the next pool: what the policy of the pool before has learned.
-///  - `gain(miss)`, const: how much more a place is expected to save with this expert, which misses and is asked for now, than
-///    with who would leave. Called before `saved`, if the placement weighs layers.
-///  - `each_gains()`, const: whether several misses of a layer gain that together, or only the first of them.
-///  - `wanted()`: the expert of the pool's layers that is in none of its slots and should be most; `expert` is
-///    `no_expert` if there is none. It may change what only makes it faster. With it, const: `more_saved(id, slot)`, how
-///    much more that expert is expected to save there than who is in the slot (`no_slot`: nobody).
+///    most `Shape::max_rows` live sequences are noticed; any beyond that may still go on.
+///  - `saved(uses, rows, each)`: the gate asked for these experts (at least one) of a layer that has `rows` rows in this step.
+///    Each saved that much by being where it is, or would have saved that in a slot. Called before `victim`, once for those
+///    that are there (after their `touch`), once for the misses (before theirs) and once for those on their way; in prefill
+///    with a predictor also for each expert that waits in a stream slot.
+///  - `loaded(layer, loads, misses)`: so many of the layer's misses are loaded, and the host computes the others.
+///    Called once a layer, after `saved`.
+///  - `finished(layer)`: a layer is over. For work that no plan has to wait for: it may run while the device computes.
+///  - `goes_on(before)`: called for the next pool after `finished`, to take over what the policy of this pool has learned.
+///  - `gain(miss)`, const: how much more a place is expected to save with this expert, which is asked for and not there, than
+///    with the expert that would leave. Called before `saved`, if the placement weighs layers.
+///  - `each_gains()`, const: whether each of a layer's misses gains that, or only the first.
+///  - `wanted()`: the expert of the pool's layers that has no slot there and most deserves one; `expert` is `no_expert` if
+///    there is none. It may change only state that makes it faster. It needs, const: `more_saved(id, slot)`, how much more that
+///    expert is expected to save in the slot than the expert that is there (`no_slot`: nobody is).
 ///
 /// One that keeps nothing declares `static constexpr bool caches = false`: its allotment has stream slots alone.
 ///
@@ -261,7 +262,7 @@ concept PrefetchLimit = part::State<L> &&
 /// In which order copies are submitted and run: `order(phase, demand, requests)` permutes them in place.
 ///  1. Demand requests (`demand`) come in ascending expert index, predictions surest first.
 ///
-/// One that leaves demand requests of a decode step with rows descending declares `static constexpr bool
+/// One that sorts the demand requests of a decode step by descending rows declares `static constexpr bool
 /// orders_batches = true`.
 template <class O>
 concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool demand, View<Request> requests) {
@@ -271,14 +272,14 @@ concept CopyOrder = part::State<O> && requires(const O o, Phase phase, bool dema
 
 /// Which misses the host computes: `split(phase, misses)` returns how many from the front are loaded; the
 /// rest runs on the host. One that needs the misses with rows descending declares `static constexpr bool
-/// needs_ordered_batches = true`; one that loads all of them `static constexpr bool computes_on_host = false`, so that
-/// an engine need not be ready for more.
+/// needs_ordered_batches = true`; one that loads all of them declares `static constexpr bool computes_on_host = false`, so
+/// that an engine need not prepare its host.
 ///
 /// Optional, noexcept:
 ///  - `split(phase, resident, misses, arriving, costs)` returns a Split and is called instead. It also sees the layer's experts
 ///    that are there (`resident`) and those on their way (`arriving`).
-///  - `saves(phase, resident, misses, arriving, costs)` returns the Savings that a cache policy's `saved` is told; without it,
-///    what a copy takes.
+///  - `saves(phase, resident, misses, arriving, costs)` returns the Savings that a cache policy's `saved` is told. Without it,
+///    `saved` is told what a copy takes.
 ///  - `promotes(request, more_saved, costs)` is called after each plan of a decode step, while no prefetch waits or moves. It
 ///    returns whether to copy the expert that the cache policy wants most; `more_saved` is how much more that one is expected
 ///    to save than the expert whose place it would take. A cache policy without `wanted` promotes nothing.
@@ -294,9 +295,9 @@ concept Scheduler = PrefetchLimit<S> && CopyOrder<S> && Placement<S>;
 
 /// Carries copies into slots, behind the decisions. Written by an engine for its own memory, or one of ours.
 ///
-/// `submit(copy)` takes a copy over; `drop(ticket)` takes a queued prefetch back if it has not begun (best
-/// effort), or what is left of it; `seen()` tells how far it has got; `fence(f)` names the present end of the device's work;
-/// `wait(ticket)` makes the device's next work (or the caller) wait until that demand copy or prefetch landed.
+/// `submit(copy)` takes a copy over; `drop(ticket)` takes back a prefetch that has not begun (best effort), or what is left
+/// of one; `seen()` tells how far the link has got; `fence(f)` names the present end of the device's work; `wait(ticket)`
+/// makes the device's next work (or the caller) wait until that demand copy or prefetch has landed.
 ///  1. Demand copies begin in the order of their tickets, and before every prefetch not begun. So do prefetches
 ///     among themselves. A demand copy that has begun is not interrupted. A prefetch may be: demand copies may go ahead of
 ///     what is left of it, until it is waited for, and it goes on before any other prefetch begins.

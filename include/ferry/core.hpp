@@ -17,8 +17,8 @@ namespace ferry::inline FERRY_ABI {
 /// OffloadPipeline does.
 ///
 /// Calls of one step: `begin_step`, then for each layer in order `plan`, any number of `look_ahead`, `done`
-/// for groups of tasks, `finish`. After each call that takes `Seen`, and after `done`, `commands()` must be
-/// carried out before the next call. `abandon` at any point ends the step after an error.
+/// for groups of tasks, `finish`. After each call that takes `Seen`, and after `done` and `abandon`, `commands()` must be
+/// carried out before the next call. `abandon` ends the step after an error, at any point.
 ///
 /// The object is the head of one block of `storage_bytes()` bytes without pointers: build it with `create`,
 /// and copy the block as a whole or not at all. No call allocates, throws, or reads a clock. Complexity of
@@ -65,7 +65,7 @@ class Core {
     slots_.begin_step(step, phase_ == Phase::prefill && rows_ > transient_prefill_rows_);
   }
 
-  /// The real gate has spoken: who runs, where, at which precision. [rows, E] scores, of the rows that it names.
+  /// Plans a layer by the real gate's scores [rows, E], of the rows that they name: who runs, where, at which precision.
   FERRY_HD Plan plan(const Scores& scores, const Seen& seen) noexcept {
     slots_.begin_call(seen);
     costs_.see(seen);
@@ -157,8 +157,8 @@ class Core {
     tasks_.done(tasks, Fence{++fence_}, slots_);
   }
 
-  /// The layer is over: leases that `done` has not ended yet end now, and the costs that were measured are
-  /// noted (those that are 0 were not, and leave the last ones).
+  /// The layer is over: leases that `done` has not ended yet end now, and measured costs are noted. A cost of 0 was
+  /// not measured, and leaves the last one as it is.
   FERRY_HD void finish(std::uint16_t layer, const Times& times, const Seen& seen) noexcept {
     slots_.begin_call(seen);
     settle();
@@ -189,8 +189,8 @@ class Core {
     if constexpr (part::EndsSequence<Predictor>) predictor_.end_sequence(sequence);
   }
 
-  /// Fills free slots ahead of the first step, best first, by demand copies: the first plan's own queue
-  /// behind them. Returns how many of `wanted` it has dealt with: call again with the rest until none is left.
+  /// Fills free slots before the first step, best first, by demand copies, behind which the first plan's copies queue.
+  /// Returns how many of `wanted` it has dealt with: call it again with the rest until none is left.
   FERRY_HD std::uint32_t preload(View<const Variant> wanted, const Seen& seen) noexcept {
     slots_.begin_call(seen);
     std::uint32_t i = 0;
@@ -256,7 +256,7 @@ class Core {
   FERRY_HD void choose_precision(bool demand, View<Request> requests) noexcept {
     for (Request& r : requests) slots_.find_best(r);
     precision_.select(phase_, demand, requests);
-    if constexpr (part::substitutes<Router>()) {  // a substitute was chosen for being there: as it is there
+    if constexpr (part::substitutes<Router>()) {  // chosen because it is there: a substitute runs as it is there
       for (Request& r : requests) {
         if (demand && !slots_.accounts().asked(r.want.id.expert) && r.held < r.want.precision &&
             r.held != Precision::skip) {
@@ -305,7 +305,7 @@ class Core {
     return {routes, {groups_.assignments(), routes.size}, tasks_.resident(), tasks_.arriving(), tasks_.host()};
   }
 
-  /// Tells what the layer planned last chose to those whom its plan does not wait for: ahead of what may ask them first.
+  /// Tells predictor and accounts, for which no plan waits, what the layer planned last chose, before anything asks them.
   FERRY_HD void settle() noexcept {
     routes_.tell([this](View<const Route> routes, View<const std::uint32_t> rows) {
       predictor_.observe(layer_, routes, rows);
@@ -313,7 +313,7 @@ class Core {
     });
   }
 
-  /// Orders the misses and says who computes what. What the host computes of what is on its way is not leased.
+  /// Orders the misses and decides who computes what. An expert on its way that the host computes is not leased.
   FERRY_HD Split place(View<Request> present) noexcept {
     const View<Request> misses = found_.misses(), arriving = found_.arriving();
     scheduler_.order(phase_, true, misses);
@@ -390,9 +390,9 @@ class Core {
   detail::LiveSequences live_;
   detail::ExpertGroups groups_;
   std::uint64_t fence_ = 0;
-  std::uint32_t rows_ = 0, transient_prefill_rows_ = 0, taken_ = 0;  ///< the last: by look-aheads since the plan
+  std::uint32_t rows_ = 0, transient_prefill_rows_ = 0, taken_ = 0;  ///< taken_: by look-aheads since the plan
   Nanoseconds taken_ns_ = 0;
-  LayerCosts costs_;  ///< the link's as the layer was planned, and the host's as told or learned
+  LayerCosts costs_;  ///< of the link when the layer was planned, and of the host as given or learned
   std::uint16_t layer_ = 0, depth_ = 0;
   Phase phase_ = Phase::decode;
 };

@@ -14,14 +14,14 @@ namespace ferry::inline FERRY_ABI {
 struct CoreSettings {
   ModelShape model;     ///< what the model is like
   Allotment allotment;  ///< which slots there are
-  /// Prefill steps of more rows than this admit only to free slots, the rest streams through (invariant 8).
+  /// Prefill steps of more rows than this admit experts only to free slots; the others stream through (invariant 8).
   std::uint32_t transient_prefill_rows = 0xffffffffU;
-  /// Counts misses of top-score and low-score experts apart, by this alpha (Outcomes::top_requests); negative: does not.
+  /// By this alpha, misses of top-score and low-score experts are counted apart (Outcomes::top_requests); negative: not.
   float top_score_alpha = -1.0F;
   /// What a copy of the largest expert costs, by Precision, for policies that weigh costs; 0: unknown.
   Nanoseconds copy_ns[precision_count] = {};
-  /// What else is known of the machine, for placements that weigh it; `link_ns` is the core's, and `host_ns` and
-  /// `host_row_ns` are learned from what layers take (Times::host) unless one of them is told.
+  /// What else is known of the machine, for placements that weigh it. The core sets `link_ns` and `chunk_ns`, and learns
+  /// `host_ns` and `host_row_ns` from what layers take (Times::host), unless one of these two is given.
   LayerCosts costs;
 };
 

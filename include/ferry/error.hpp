@@ -2,8 +2,8 @@
 /// What set-up, misuse and broken links throw. The core's hot path is `noexcept` and throws nothing.
 ///
 /// In programs that are compiled without exceptions (-fno-exceptions) such an error ends the program with its message on
-/// stderr. Who wants another end defines FERRY_ON_ERROR(message), a `const char*`, ahead of the headers, in all files alike; it
-/// must not return.
+/// stderr. To end it otherwise, define FERRY_ON_ERROR(message), which is given a `const char*`, before the headers, and alike
+/// in all files; it must not return.
 #pragma once
 #include <cstdio>
 #include <cstdlib>

@@ -1,8 +1,8 @@
 /// @file
 /// FERRY_HD: functions of the decision core that must also compile for the device. FERRY_HOT: functions too small to be
-/// calls, which they would be in a file with many stacks, where GCC stops inlining by itself (20 stacks in one file take
-/// up to a tenth more instructions a decision without it). FERRY_ABI: the inline namespace that all names are in, one a
-/// version, so that two versions can be linked into one program.
+/// calls; in a file with many stacks GCC would stop inlining them (without it, 20 stacks in one file take up to a tenth more
+/// instructions a decision). FERRY_ABI: the inline namespace that all names are in, one for each version, so that two
+/// versions can be linked into one program.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -19,7 +19,7 @@
 #define FERRY_VERSION_MAJOR 0
 /// Until 1.0 interfaces may change with it, too.
 #define FERRY_VERSION_MINOR 1
-/// Mistakes mended alone.
+/// Changes for corrections only.
 #define FERRY_VERSION_PATCH 0
 /// The three of them, as text.
 #define FERRY_VERSION "0.1.0"

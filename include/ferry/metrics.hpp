@@ -10,16 +10,16 @@ namespace ferry::inline FERRY_ABI {
 /// What became of the experts that the gate asked for, each counted once an expert, layer and step:
 /// hits + late_hits + misses + substituted + skipped + host_computed == requests.
 struct Outcomes {
-  std::uint64_t requests = 0;       ///< each counted once an expert, layer and step
-  std::uint64_t hits = 0;           ///< resident when asked for
-  std::uint64_t late_hits = 0;      ///< on the link already: the layer waits for the rest of that copy
-  std::uint64_t misses = 0;         ///< copied because it was asked for; also a prefetch that had not begun
-  std::uint64_t substituted = 0;    ///< another expert ran instead
-  std::uint64_t skipped = 0;        ///< nothing ran instead
-  std::uint64_t host_computed = 0;  ///< ran on the host
-  std::uint64_t bytes = 0;          ///< submitted to the link in this phase, less what was taken back
-  std::uint64_t miss_bytes = 0;     ///< of the misses, at the precision that each was loaded in
-  std::uint64_t prefetched = 0;     ///< of hits and late hits, those that a prefetch brought and nothing had asked for
+  std::uint64_t requests = 0;          ///< each counted once an expert, layer and step
+  std::uint64_t hits = 0;              ///< resident when asked for
+  std::uint64_t late_hits = 0;         ///< on the link already: the layer waits for the rest of that copy
+  std::uint64_t misses = 0;            ///< copied because it was asked for; also a prefetch that had not begun
+  std::uint64_t substituted = 0;       ///< another expert ran instead
+  std::uint64_t skipped = 0;           ///< nothing ran instead
+  std::uint64_t host_computed = 0;     ///< ran on the host
+  std::uint64_t bytes = 0;             ///< submitted to the link in this phase, less what was taken back
+  std::uint64_t miss_bytes = 0;        ///< of the misses, at the precision that each was loaded in
+  std::uint64_t prefetched = 0;        ///< of hits and late hits, those that were the first use of a prefetched expert
   std::uint64_t prefetched_bytes = 0;  ///< and their bytes, which crossed the link behind the work of earlier layers
 
   /// Requests with a top score: some row scores the expert above (1 + alpha) times its (k+1)-th score. Of these, `top_misses`
@@ -55,7 +55,7 @@ struct Accuracy {
     rows_top1 += other.rows_top1;
     return *this;
   }
-  /// Needed and predicted over needed: what Fate calls prefetch accuracy.
+  /// The share of the needed experts that was predicted: what Fate calls prefetch accuracy.
   [[nodiscard]] double recall() const noexcept { return ratio(predicted, needed); }
   /// How often the best predicted expert was the best: what HOBBIT's Fig. 7b shows.
   [[nodiscard]] double top1() const noexcept { return ratio(rows_top1, rows); }
@@ -69,11 +69,11 @@ struct Accuracy {
 /// Prefetches. `issued` counts copies that were not taken back again (taking back is best effort: a link may
 /// have begun one that counts as dropped here).
 struct PrefetchCounts {
-  std::uint64_t issued = 0;        ///< submitted
+  std::uint64_t issued = 0;        ///< submitted, less those taken back
   std::uint64_t used = 0;          ///< asked for by the gate before it left, late ones included
   std::uint64_t dropped = 0;       ///< submitted and taken back
   std::uint64_t promoted = 0;      ///< submitted because the cache wanted them most, and nobody had predicted them
-  std::uint64_t issued_bytes = 0;  ///< of all that were submitted
+  std::uint64_t issued_bytes = 0;  ///< of those in `issued`: less what was taken back
   std::uint64_t wasted_bytes = 0;  ///< evicted without having been asked for
   /// Layers from which the stack's predictor would have looked ahead, and was not asked to: an engine that forgets
   /// `look_ahead` runs such a stack as if it predicted nothing.

@@ -66,8 +66,8 @@ struct Out {
     data[size++] = value;
     return true;
   }
-  /// Appends an empty one, made and filled in place: a copy would wait for what was just written in parts. Null when the
-  /// buffer is full.
+  /// Appends a default value, to be filled in place: copying one in would wait for parts of it that were just written. Null
+  /// when the buffer is full.
   FERRY_HD T* add() noexcept {
     if (size == capacity) return nullptr;
     return new (data + size++) T{};
@@ -83,7 +83,7 @@ struct ExpertId {
   friend constexpr bool operator==(ExpertId, ExpertId) = default;
 };
 
-/// In which precision an expert is stored or wanted, in ascending order.
+/// The precision in which an expert is stored or wanted, in ascending order.
 enum class Precision : std::uint8_t {
   skip,  ///< only wanted, never stored: the expert is left out, unless a variant of it is there anyway
   int2,  ///< 2 bits a weight
@@ -144,15 +144,15 @@ struct Step {
 };
 
 /// Gate scores of one layer, real or predicted. `select` chooses, non-negative `weight` scales the output
-/// (they are the same array for softmax gates; families that bias or group the choice pass two). A layer that has fewer
-/// experts than others (ModelShape::layer_experts) has columns of no expert behind them: routers and predictors do not read
-/// them, to caches they are scores of what nobody asks for.
+/// (they are the same array for softmax gates; families that bias or group the choice pass two). Where a layer has fewer
+/// experts than others (ModelShape::layer_experts), the columns behind them belong to no expert: routers and predictors do
+/// not read them, and to caches they are scores of experts that nobody asks for.
 struct Scores {
   std::uint16_t layer = 0;              ///< whose gate, from 0
   View<const float> select;             ///< [rows, experts]
   View<const float> weight;             ///< [rows, experts]
   View<const std::uint32_t> rows = {};  ///< which rows of the step these are, ascending; empty: all of them
-  /// Of the layer, set by the core where the model's layers differ; 0: the model's.
+  /// This layer's own numbers, set by the core where the model's layers differ; 0: the model's.
   std::uint16_t layer_experts = 0, layer_top_k = 0;
 
   /// The experts of this layer, which has as many as the model unless it says otherwise.
@@ -179,13 +179,14 @@ FERRY_HD constexpr std::uint16_t gate_choice(const Route& r) noexcept {
 
 /// What a layer needs of one expert: the union over the rows of a step, asked for or predicted.
 struct Request {
-  Variant want;                 ///< set by QuantSelector, `full` before it
-  std::uint32_t first = 0;      ///< where its assignments begin in Plan::assignments
-  std::uint32_t rows = 0;       ///< rows that chose it (for a prediction: rows that voted for it)
-  float importance = 0.0F;      ///< largest weight that any row gives it
-  float unimportance = 0.0F;    ///< smallest share of a row's weights, 0 to 1, that goes to experts ranked above it
-  float confidence = 0.0F;      ///< of a prediction, larger is surer; 1 for a real request
-  State state = State::absent;  ///< for QuantSelector: of the best variant there is; after it: that satisfies `want`
+  Variant want;               ///< set by QuantSelector, `full` before it
+  std::uint32_t first = 0;    ///< where its assignments begin in Plan::assignments
+  std::uint32_t rows = 0;     ///< rows that chose it (for a prediction: rows that voted for it)
+  float importance = 0.0F;    ///< largest weight that any row gives it
+  float unimportance = 0.0F;  ///< smallest share of a row's weights, 0 to 1, that goes to experts ranked above it
+  float confidence = 0.0F;    ///< of a prediction, larger is surer; 1 for a real request
+  State state =
+      State::absent;  ///< of the best variant there is; after QuantSelector: of the best that satisfies `want`
   Precision held = Precision::skip;  ///< of that variant (the most precise of those nearest to resident); `skip`: none
   Nanoseconds copy_ns = 0;           ///< what its copy costs, 0 while unknown
   Nanoseconds device_ns = 0;         ///< what computing it on the device costs, 0 while unknown
@@ -200,7 +201,7 @@ struct Request {
 enum class RowSource : std::uint8_t {
   none,           ///< the predictor reads no rows: it counts earlier routes, for instance
   gate_input,     ///< an earlier layer's gate input through the gate of the layer predicted
-  partial_hidden  ///< the same behind that layer's attention, from what resident and shared experts gave so far
+  partial_hidden  ///< what resident and shared experts gave so far, through that layer's attention and its gate
 };
 
 /// What a PrefetchLimit may spend: one layer's worth of look-aheads, from its plan to its finish.
@@ -208,8 +209,8 @@ struct PrefetchWindow {
   Phase phase = Phase::decode;  ///< of the step
   std::uint16_t distance = 1;   ///< layers from the one planned last to the one predicted
   Nanoseconds layer_ns = 0;     ///< what a layer takes without waiting, as measured last; 0 while unknown
-  std::uint32_t taken = 0;      ///< absent experts taken since the plan, also where no slot was to be had
-  Nanoseconds taken_ns = 0;     ///< what their copies cost that were submitted
+  std::uint32_t taken = 0;      ///< absent experts taken since the plan, even if there was no slot for them
+  Nanoseconds taken_ns = 0;     ///< cost of the copies of these that were submitted, or wait for a stream slot
 };
 
 /// One copy of a variant into a slot, to be carried out by a Link.
@@ -246,18 +247,18 @@ struct Seen {
   Ticket demand_landed = Ticket::none;    ///< every demand copy up to this one has landed
   Ticket prefetch_begun = Ticket::none;   ///< every prefetch up to this one has begun or was dropped
   Ticket prefetch_landed = Ticket::none;  ///< every prefetch up to this one has landed or was dropped
-  Nanoseconds link_ns = 0;                ///< until the copy on the link has landed, as a guess; 0: none is, or unknown
-  /// Until a demand copy may go ahead of the prefetch on the link; 0: none is, or nothing may.
+  Nanoseconds link_ns = 0;  ///< guessed time until the copy on the link lands; 0: none is there, or unknown
+  /// Time until a demand copy may go ahead of the prefetch on the link; 0: none is there, or nothing may overtake it.
   Nanoseconds chunk_ns = 0;
 };
 
-/// What a Placement may weigh beside the requests: of the machine, as calibrated beforehand, and of its link now. What
-/// is 0 is unknown.
+/// What a Placement may weigh beside the requests: costs of the machine, given or learned, and the state of its link now.
+/// 0: unknown.
 struct LayerCosts {
   Nanoseconds device_ns[precision_count] = {};  ///< an expert on the device, by Precision
   Nanoseconds host_ns[precision_count] = {};    ///< on the host, with one row
   Nanoseconds host_row_ns = 0;                  ///< no expert takes less than this for each of its rows
-  Nanoseconds host_start_ns = 0;  ///< a layer's share of the host, whatever it computes: rows cross, and results back
+  Nanoseconds host_start_ns = 0;  ///< fixed cost of a layer's share of the host: rows cross to it, and results back
   std::uint32_t link_beside_host = 1000;    ///< how fast copies are while the host computes, in thousandths
   std::uint32_t host_beside_copies = 1000;  ///< how fast the host is while a copy is on the link, likewise
   Nanoseconds link_ns = 0;                  ///< until what is on the link has landed
@@ -274,10 +275,10 @@ struct LayerCosts {
 struct Split {
   std::uint32_t loads = 0;   ///< misses from the front that are copied; the host computes the others
   std::uint32_t hosted = 0;  ///< residents from the back that the host computes all the same
-  bool waits = true;         ///< for what is on its way; else the host computes that, too
+  bool waits = true;         ///< whether the layer waits for what is on its way; else the host computes that, too
 };
 
-/// What one use of an expert saves by where it is: of one that is in a slot, and of one that is not if it were.
+/// What one use of an expert saves: `there`, because it is in a slot; `absent`, what it would save if it were in one.
 struct Savings {
   /// In nanoseconds.
   Nanoseconds there = 0, absent = 0;
@@ -316,7 +317,7 @@ struct Shape {
   std::uint16_t layers = 0, experts = 0, top_k = 0;
   std::uint32_t max_rows = 0;                    ///< largest number of rows of one step
   Renormalise renormalise = Renormalise::unset;  ///< whether weights are divided by their sum
-  float scale = 1.0F;  ///< of the weights, once they are divided: DeepSeek's `routed_scaling_factor`
+  float scale = 1.0F;  ///< factor of the weights after that division: DeepSeek's `routed_scaling_factor`
   /// Weights are divided by max(sum + added_to_sum, least_sum): where a bias chooses, the k chosen may weigh next to nothing.
   /// DeepSeek-V3 adds 1e-20, ERNIE 4.5 has a `moe_norm_min` of 1e-12.
   float least_sum = 0.0F, added_to_sum = 0.0F;

@@ -50,13 +50,13 @@ class OwnedCore {
 ///
 /// An engine that runs everything before `finish` may leave out `done`, unless a task of `arriving` has
 /// `Task::freed_by`: that task's copy starts only when the one before it in its slot is done. With as many stream slots as
-/// `unwaited_stream_slots` says, no task ever has it.
+/// `unwaited_stream_slots` returns, no task ever has a `Task::freed_by`.
 ///
 /// Layers of a step ascend; an engine may leave layers out, or end a step early. Calls are checked in every build: one
 /// that does not fit throws UsageError and changes nothing (docs/contracts.md lists them). The core behind it is `noexcept` and
 /// checks nothing.
 ///
-/// The link outlives the pipeline, and serves it alone: another one, for another budget, say, numbers its copies from anew
+/// The link outlives the pipeline, and serves it alone: another pipeline (for another budget, say) numbers its copies anew,
 /// and needs a link of its own. One instance a device and model; one thread at a time.
 template <class StackT, Link LinkT>
 class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, LinkT>> {
@@ -73,8 +73,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
   OffloadPipeline(const Config& config, LinkT& link) : core_(config), link_(link), calls_(config.model) {}
 
   /// Copies experts into free slots ahead of the first step, evenly over the layers, expert 0 first, at each precision
-  /// that the stack may choose, the best first. Does not wait for the copies; they are demand copies, behind which the
-  /// first plan's own queue.
+  /// that the stack may choose, the best first. Does not wait for the copies; they are demand copies, behind which those
+  /// of the first plan queue.
   void preload() {
     const Turn turn(calls_, "preload");
     calls_.preload();
@@ -106,7 +106,7 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
     return p;
   }
   /// The same for an engine with a top-k of its own: [rows, k] routes, best first, of all rows of the step or of those that
-  /// `rows` names. A route to `no_expert` asks for nothing: an expert of another rank, for instance. Does not compile for a
+  /// `rows` names. A route to `no_expert` asks for nothing: its expert is another rank's, for instance. Does not compile for a
   /// stack that needs the scores of all experts (StackTraits).
   Plan plan(std::uint16_t layer, View<const Route> routes, View<const std::uint32_t> rows = {}) {
     const Turn turn(calls_, "plan");
@@ -144,8 +144,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
     if (task.ready != Ticket::none) link_.wait(task.ready);
   }
 
-  /// These tasks have been computed, or will have been once the device's present work is. Tasks of `Plan::arriving`
-  /// in the plan's order, each once.
+  /// These tasks have been computed, or will have been once the device's present work is done. Name tasks of
+  /// `Plan::arriving` in the plan's order, each once.
   void done(View<const Task> tasks) {
     const Turn turn(calls_, "done");
     calls_.done(tasks, core_->residency());
@@ -178,8 +178,8 @@ class OffloadPipeline : public detail::LookAheadLoop<OffloadPipeline<StackT, Lin
 
   /// What has been counted since it was made.
   [[nodiscard]] const Counters& counters() const noexcept { return core_->counters(); }
-  /// Of the predictions made for `layer` from `distance` (1 to the depth) layers before it; none of any other. They are
-  /// counted by the first call behind the layer's plan.
+  /// How good the predictions for `layer` from `distance` layers before it were; `distance` is 1 to the depth, of any other
+  /// there are none. The first call after the layer's plan counts them.
   [[nodiscard]] Accuracy prediction_accuracy(std::uint16_t distance, std::uint16_t layer) const noexcept {
     return core_->prediction_accuracy(distance, layer);
   }

@@ -48,7 +48,8 @@ class CopyQueue {
 /// Slots and what they hold.
 ///
 /// Bars keep a slot from being evicted; their precedence is lease > in flight > queued or masked, and the
-/// last two yield to demand. All calls O(1), except that taking a queued prefetch or a mask away is O(their number).
+/// last two yield to demand. Calls are O(1) unless they say otherwise; taking a queued prefetch or a mask away is O(their
+/// number).
 class Residency {
  public:
   /// Why a slot must not be evicted.
@@ -262,11 +263,10 @@ class Residency {
     bars_[s] = static_cast<std::uint8_t>(bars_[s] & ~leased);
     slots_[s].last_reader = reader;
   }
-  /// It was not read.
+  /// Ends the lease of a slot that nobody has read.
   FERRY_HD void cancel_lease(std::uint32_t s) noexcept { end_lease(s, slots_[s].last_reader); }
 
-  /// A stream slot gives up what was prefetched into it. A copy that has begun still lands, behind which the link puts
-  /// what follows.
+  /// A stream slot gives up what was prefetched into it. A copy that has begun still lands; what follows lands after it.
   FERRY_HD void unstage(std::uint32_t s) noexcept {
     Slot& slot = slots_[s];
     assert(is_staged(s));

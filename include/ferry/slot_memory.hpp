@@ -20,7 +20,7 @@ struct HeldBytes {
   std::shared_ptr<const void> owner;  ///< who keeps them in place
 
   HeldBytes() = default;
-  /// A view alone is of bytes that stay by themselves.
+  /// Without `keeps`, the bytes must stay in place by themselves.
   HeldBytes(View<const std::byte> bytes, std::shared_ptr<const void> keeps = {})
       : view(bytes), owner(std::move(keeps)) {}
 };
@@ -34,8 +34,8 @@ struct HeldBytes {
 /// is held twice. For a device that computes from the tier below as fast as from memory of its own.
 class SlotMemory {
  public:
-  /// The bytes of a variant in the tier below: host memory, or read from a disk by this very call. What it throws, the
-  /// link reports.
+  /// Gives the bytes of a variant in the tier below: in host memory, or read from a disk by this very call. The link reports
+  /// what it throws.
   using Source = std::function<HeldBytes(Variant)>;
 
 #ifdef NDEBUG
@@ -61,7 +61,7 @@ class SlotMemory {
   [[nodiscard]] const std::byte* slot(std::uint32_t s) const noexcept {
     return borrows() ? borrowed_[s].view.data : bytes_.get() + offsets_[s];
   }
-  /// Of all slots: what they hold at most, borrowed or not.
+  /// How many bytes all slots together hold at most, borrowed or not.
   [[nodiscard]] std::uint64_t bytes() const noexcept {
     return offsets_.back();
   }
@@ -84,7 +84,7 @@ class SlotMemory {
     check_fits(s, at + part.size);
     std::memcpy(bytes_.get() + offsets_[s] + at, part.data, part.size);
   }
-  /// Gives a slot that borrows its expert. Throws LinkError if it would not fit.
+  /// Points a slot that borrows at its expert. Throws LinkError if that would not fit.
   void borrow(std::uint32_t s, HeldBytes expert) {
     check_fits(s, expert.view.size);
     borrowed_[s] = std::move(expert);

@@ -2,13 +2,12 @@
 /// Named compositions: the systems of the three papers, the steps of their ablations, and the baselines that they are
 /// compared with. Sections and deviations of each part are in its own header.
 ///
-/// Every one has `set_up(Config&, Budget)`, which lays the budget out (bytes, or bytes and stream slots: ferry::Budget)
-/// and sets the parameters as that system has them. Call it once on a fresh config, after you have set
-/// `CoreSettings::model` and those parameters on which the layout depends: precisions, thresholds and shares, the percentile.
-/// Where the layout has parameters of its own, they are a third argument, `Layout`. Stacks that declare `preloads` fill their
-/// slots before the first step (OffloadPipeline::preload). TransferBudget, TwoPointer and BestSplit weigh
-/// `CoreSettings::copy_ns` against the times that `finish` is given; without those costs they limit nothing and load
-/// everything.
+/// Each has `set_up(Config&, Budget)`, which lays the budget out (bytes, or bytes and stream slots: ferry::Budget) and sets
+/// the parameters as that system has them. Call it once on a fresh config, after you have set `CoreSettings::model` and the
+/// parameters on which the layout depends: precisions, thresholds, shares and the percentile. Where the layout has parameters
+/// of its own, they are a third argument, `Layout`. For stacks that declare `preloads`, call OffloadPipeline::preload before
+/// the first step. TransferBudget, TwoPointer and BestSplit weigh `CoreSettings::copy_ns` against the times that `finish` is
+/// given; without those copy costs they limit nothing and load everything.
 #pragma once
 #include "ferry/cache/arc.hpp"
 #include "ferry/cache/expected_savings.hpp"
@@ -59,7 +58,9 @@ using FateSchedule = Schedule<TransferBudget, PopularityOrder, DeviceOnly>;
 /// HOBBIT's: prefetches for the first layer ahead that lacks an expert.
 using HobbitSchedule = Schedule<FirstMiss, ArrivalOrder, DeviceOnly>;
 
-/// Layouts that several stacks share. Slots are as large as the precisions need that the stack may choose.
+// Layouts that several stacks share
+
+/// The precisions that the stack may choose: slots are large enough for each of them.
 template <class Config>
 PrecisionSet held_precisions(const Config& c) {
   return PrecisionSet(static_cast<std::uint8_t>(c.precision.precisions() & ~part::bit(Precision::skip)));
@@ -82,7 +83,7 @@ struct OnePool {
 struct Preloaded : PerLayer {
   static constexpr bool preloads = true;
 };
-/// The same number of slots in each layer, and of the next layer's gate the plain top-k, whatever the percentile is.
+/// The same number of slots in each layer; predicts the plain top-k of the next layer's gate, whatever the percentile is.
 struct PlainTopK {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
@@ -116,7 +117,7 @@ struct ShallowLayers {
 /// Ambiguity resolved: the paper does not say what they hold before the first token; here, nothing.
 struct HighAndLowLayout {
   std::uint32_t low_percent = 10;  ///< of the budget, for low precision; ours, calibrated
-  bool keeps_thresholds = false;   ///< those that are set, where every expert fits at high precision, too
+  bool keeps_thresholds = false;   ///< as set, even where every expert fits at high precision
 };
 /// A pool of slots for high precision, and one for low.
 struct HighAndLow {
@@ -151,7 +152,7 @@ struct LayerStream : Stack<EveryExpert, FifoCache, FixedPrecision, LoadEverythin
 /// Least recently used a layer, no prefetch. With an allotment of `everything` and a preload: the fully resident model.
 struct LruCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK>, PerLayer {};
 
-/// The same with experts in INT4, as Fate and HOBBIT hold them: what of their gain is bits, and what is policy.
+/// The same with experts in INT4, as Fate and HOBBIT hold them: shows how much of their gain is due to bits, not policy.
 struct LruInt4 : LruCache {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
@@ -161,8 +162,8 @@ struct LruInt4 : LruCache {
 };
 
 /// The expert cache of llama.cpp's forks (`--moe-cache`): least recently used over all layers, filled as experts are asked
-/// for, and passed by where a step has more than 32 rows, unless the config says how many. Deviation: in such a step, too,
-/// what is there counts as used.
+/// for, and bypassed in steps of more than 32 rows, or of as many as the config says. Deviations: only prefill steps bypass
+/// it; in them free slots are still filled, and what is there counts as used.
 struct LlamaCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK> {
   template <class Config>
   static void set_up(Config& c, Budget budget) {
@@ -216,8 +217,8 @@ struct StaticHostInt4 : StaticHost {
 };
 
 /// HybriMoE (Zhong et al., 2025): averaged scores, prefetch for the next layer, misses split between link and host.
-/// Deviations: it chooses prefetches by simulating their effect, here they are the plain top-k of the next layer's gate;
-/// its host computes in prefill, too.
+/// Deviations: HybriMoE chooses prefetches by simulating their effect, and lets the host compute in prefill, too; here they
+/// are the plain top-k of the next layer's gate, and prefill loads everything.
 struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
                         Schedule<NoLimit, BatchSizeOrder, ChosenPlacement<PlacementRule::best_split>>, TopK>,
                   PlainTopK {
@@ -231,8 +232,8 @@ struct HybriMoe : Stack<CrossLayerGate, ScoreAverage, FixedPrecision,
 
 // Ours
 
-/// Nobody waits: what is missing is computed where the layer ends earliest, mostly on the host, and what saved most of late
-/// is copied behind, into one pool of all layers. Lossless.
+/// Nobody waits for a copy that the host can beat: a missing expert is computed wherever the layer then ends earliest, mostly
+/// on the host, and the experts that saved most of late are copied afterwards, into one pool of all layers. Lossless.
 struct Ferry
     : Stack<NoPrediction, ExpectedSavings, FixedPrecision, Schedule<NoLimit, BatchSizeOrder, EarliestFinish>, TopK>,
       OnePool {
@@ -258,8 +259,8 @@ struct FerryLossy : Stack<NoPrediction, ExpectedSavings, FixedPrecision,
   }
 };
 
-/// Without a host: what is missing is waited for, and what will be used again soonest is kept, as is learned. One pool of
-/// all layers. Lossless.
+/// The host computes nothing: missing experts are waited for, and those are kept that, by what is learned, will be used again
+/// soonest. One pool of all layers. Lossless.
 struct FerryDevice : Stack<NoPrediction, ExpectedSavings, FixedPrecision, LoadEverything, TopK>, OnePool {
   static constexpr bool preloads = true;
 };
@@ -285,7 +286,7 @@ struct FateCache : Stack<CrossLayerGate, Arc, FixedPrecision, FateSchedule, TopK
 /// What users may set of Fate's layout.
 struct FateLayout {
   std::uint32_t shallow = ShallowLayout().shallow;  ///< as ShallowLayout has it
-  bool keeps_precisions = false;  ///< those that are set, where memory is sufficient for the model's own, too
+  bool keeps_precisions = false;                    ///< as set, even where memory is sufficient for the model's own
 };
 /// The whole: INT4 experts where the budget does not hold all of the model's own, and INT2 for the unpopular in prefill.
 struct Fate : Stack<CrossLayerGate, Arc, PopularityHybrid, FateSchedule, TopK> {

@@ -132,7 +132,7 @@ struct LinearAttention {
 struct LayerConfig {
   bool moe = true;                           ///< else a dense MLP
   bool linear = false;                       ///< LinearAttention in the place of attention
-  bool turns = true;                         ///< queries and keys, by their position
+  bool turns = true;                         ///< queries and keys are turned by their position
   bool keys_are_values = false;              ///< before norms and positions
   std::uint32_t kv_heads = 0, head_dim = 0;  ///< of attention
   std::uint32_t window = 0;                  ///< tokens that one attends to, with itself; 0: all before it

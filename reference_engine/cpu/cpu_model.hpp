@@ -75,8 +75,8 @@ class CpuModel final : public Model {
   void score(std::uint32_t moe_layer, const Matrix& input, Matrix& select, Matrix& weight) const;
   /// Adds the experts' part, and the shared expert's, and ends the layer.
   void add_experts(const Layer& layer, Matrix& x, Matrix& routed);
-  /// Scores that the gate of `moe_layer` gives to hidden states before the first layer behind the experts before it. Keys and
-  /// values are tentative: the caches are left as they were.
+  /// Scores that the gate of `moe_layer` gives where `hidden` has what the last layer with experts before it gave: the layers
+  /// in between are computed. Keys and values are tentative: the caches are left as they were.
   void predict_partial(std::uint32_t moe_layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                        Matrix& hidden);
 

@@ -30,7 +30,7 @@ struct DecodeRequest {
   bool keep_logits = false;
   bool ignore_end = false;  ///< go on behind end tokens
   std::uint32_t positions =
-      0;  ///< room for so many tokens in all, if that is more than it may need: for texts to follow
+      0;  ///< makes room for so many tokens in all, if it needs fewer: for texts that follow in its place
 };
 
 /// What came of it.
@@ -63,19 +63,20 @@ class BatchDecoder {
 
   /// Takes a free place. Throws InputError for a prompt that the model cannot take, or if there is no memory for it.
   std::uint32_t add(const DecodeRequest& request);
-  /// In the place of a text that goes no further, with a prompt that goes on from it: what both begin with is not run again, but
-  /// behind a step that failed all of it. Returns how many tokens that are. Throws as `add` does, and then the place is free.
+  /// Puts a prompt in the place of a text that goes no further and that it continues. What both begin with is not run again,
+  /// unless a step failed, a layer has forgotten what that takes, or the prompt needs a larger cache. Returns how many tokens
+  /// are not run again. Throws as `add` does, and then the place is free.
   std::uint32_t add_behind(std::uint32_t place, const DecodeRequest& request);
   [[nodiscard]] bool has_room() const;
   /// Whether any text has prompt left, or goes on.
   [[nodiscard]] bool prefilling() const;
   [[nodiscard]] bool decoding() const;
-  /// One forward pass; nothing if nobody has anything left to do. Returns how many tokens went in, by phase.
+  /// What went into a forward pass: its phase, and how many tokens.
   struct Step {
     Phase phase = Phase::decode;
     std::uint32_t rows = 0;
   };
-  /// Throws what failed; the texts that were in that step are over then.
+  /// One forward pass; none if nobody has anything left to do. Throws what failed; the texts in that step are over then.
   Step step();
 
   [[nodiscard]] bool is_over(std::uint32_t place) const;

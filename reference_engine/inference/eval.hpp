@@ -66,7 +66,7 @@ struct EvalOptions {
   void check(const ModelConfig& config) const;
 };
 
-/// Runs the text through the resident model and through each of the stacks, and scores every token once that has one before
+/// Runs the text through the resident model and through each of the stacks, and scores once every token that has one before
 /// it. Returns one result a stack, as far as `progress` let it come. The runners are new, of the same model, and made for
 /// `options.max_rows()`; their caches stay warm from window to window. Lossy stacks decide by what has arrived: only on
 /// the virtual clock do results repeat. Throws InputError for an empty text, windows that do not fit, or values that

@@ -48,7 +48,7 @@ struct GateScores {
 /// What a runner wants of a layer's gate, on the host, beside its scores.
 struct GateWants {
   bool input = true;               ///< the gate's input
-  std::uint16_t layers_ahead = 0;  ///< scores that the gates of so many layers ahead give it, if the device makes them
+  std::uint16_t layers_ahead = 0;  ///< for how many layers ahead their gates score that input, if the device does so
 };
 
 /// What a runner has counted and measured so far, and what it is made of.

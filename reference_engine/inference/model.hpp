@@ -25,8 +25,8 @@ struct CacheRoom {
   CacheRoom(const ModelConfig& config, std::uint32_t positions, std::uint32_t rows = 0);
 
   std::uint32_t positions = 0;
-  /// The last ones alone, in layers that attend to a window or chunk: as far as these reach, a step, and what is left for
-  /// `can_return`.
+  /// In layers that attend to a window or chunk only the last positions: as many as these reach, those of a step, and those
+  /// that `can_return` needs.
   std::uint32_t recent = 0;
   std::uint32_t step = 0;  ///< tokens that come at once, at most
   std::uint32_t back = 0;
@@ -39,7 +39,7 @@ struct CacheRoom {
   }
 };
 
-/// Whether keys and values can be kept as `config.cache_type` says. Throws InputError.
+/// Throws InputError if keys and values cannot be kept as `config.cache_type` says.
 void check_cache_type(const ModelConfig& config);
 
 /// Of keys and values, and of what layers without them remember of a sequence.
@@ -63,7 +63,7 @@ class KvCache {
   std::shared_ptr<void> device;  ///< on another
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
-  /// Where a layer in host memory has a position; one of recent positions lets go of the first for what it has no room for.
+  /// Where a layer in host memory has a position. One that has only recent positions drops the first ones to make room for it.
   std::uint32_t place(std::uint32_t layer, std::uint32_t position);
   /// The position that a layer in host memory has first, and how many it has room for.
   [[nodiscard]] std::uint32_t first(std::uint32_t layer) const { return layers_[layer].first; }

@@ -18,7 +18,7 @@ namespace ferry::inline FERRY_ABI {
 ///  - `victim` answers REPLACE(x, p), or T1's last when T2 is empty (Case IV, |T1| = c).
 ///  - `replace` turns the slot's expert into a ghost, puts the new one into T2 if it was a ghost and else into T1, and
 ///    cuts the ghost lists so that |T1| + |B1| <= c and |B1| + |B2| <= c. With all slots filled these are the paper's
-///    bounds on the directory, and cutting last drops what Case IV drops first, also T1's last without a ghost.
+///    bounds on the directory, and cutting afterwards drops what Case IV drops beforehand, T1's last without a ghost too.
 ///
 /// p is in units of 1 / 144403552893600, the least common multiple of 1 to 36. A step other than 1, |B2| / |B1| say,
 /// has a denominator below c / 2: up to 73 slots none is rounded, and p is the real number of the paper. Beyond,
@@ -127,7 +127,7 @@ class Arc {
   static constexpr std::uint64_t rounding = 1U << 14U;
   static constexpr std::uint32_t most_slots = static_cast<std::uint32_t>(0xffffffffffffffffU / unit) - 1;
 
-  /// Seen from a list's end, the most recent one is the next older and the least recent one the next newer.
+  /// A list is a ring through its end: `older` of the end is the most recent node, `newer` of the end the least recent.
   struct Node {
     std::uint32_t newer = 0, older = 0;
     std::uint32_t key = 0;
@@ -189,7 +189,7 @@ class Arc {
     return length == size_[list] ? nullptr : "Arc: a list is not as long as counted";
   }
 
-  /// A miss that ghost list `list` remembers: p moves by how many times the other one is as long, at least by 1.
+  /// A miss that ghost list `list` remembers: p moves by the other list's length over this one's, at least by 1.
   FERRY_HD void adapt(List list) noexcept {
     const std::uint64_t here = size_[list], other = size_[list == b1 ? b2 : b1];
     const std::uint64_t step = here >= other ? unit : (other * unit + here / 2) / here;

@@ -18,20 +18,20 @@ namespace ferry::inline FERRY_ABI {
 ///
 ///     rank(e) = s(e) + 2 w^2 v(e) a
 ///
-/// s: what its place saved a step of late, or would have saved, of which each step's counts half as much after `half_life`
-/// steps, whether the expert is there or not; and, as far as that has told more of late, half as much after an eighth of that
-/// (detail::QuickMemory), so that what one subject used does not outlive it. What a use saves the placement says (`saves`),
-/// layer by layer: where a second expert of a layer saves next to nothing beside a first, it counts for less. Over a pool of
-/// all layers this also shares the slots among them, by what one more slot brings each.
+/// s: what its place saved a step of late, or would have saved while the expert was absent. What a step saved counts half as
+/// much after `half_life` steps; or, as far as a shorter memory has told more of late, after an eighth of those steps
+/// (detail::QuickMemory), so that the experts of one subject do not outlive it. The placement says what a use saves (`saves`),
+/// layer by layer: where a second expert of a layer saves next to nothing beside a first, it counts for less. In a pool of all
+/// layers this also shares the slots among them, by what one more slot brings to each.
 ///
-/// v: how soon it is used again, from 0 to 1, as is learned from what the last two tokens of each sequence chose
-/// (detail::NextUses); a: what a use in its layer saved last, the most of what was there and what was not. Nothing is trained
-/// before.
+/// v: how soon it will be used again, from 0 to 1, learned from what the last two tokens of each sequence chose
+/// (detail::NextUses). a: what a use in its layer saved last, whichever was more: of experts that were there, or of the
+/// others. Nothing is trained beforehand.
 ///
-/// w: the share of misses that are loaded, of late, instead of computed on the host. To keep for a while what will be used soon
-/// is free where it was loaded anyway, and where what it takes the place of will be loaded when that is used again. What the
-/// host computed has to be brought first, and to stay: so a newcomer that nobody waits for counts with s alone (`wanted`,
-/// `more_saved`). Below a quarter w counts as 0, and nothing is learned.
+/// w: the share of misses that, of late, were loaded rather than computed on the host. To keep an expert that will be used soon
+/// is free where it was loaded anyway, and where the expert that it replaces will be loaded when that is used again. An expert
+/// that the host computed must first be copied, and then stay: so a newcomer that nobody waits for counts with s alone
+/// (`wanted`, `more_saved`). A w below a quarter counts as 0, and nothing is learned.
 ///
 /// Small counts are noisy. So `more_saved` subtracts sqrt(uses) (1/2 + w^2) from the difference, where `uses` counts those of
 /// both experts: 0.7 standard deviations of uses that decay, more where the newcomer's next use would load it anyway, and more
@@ -39,34 +39,36 @@ namespace ferry::inline FERRY_ABI {
 /// of another layer only if that place ranks below the least of its own layer by more than 3/2 w^2 sqrt(both); if all of its
 /// own layer's are in use, below itself.
 ///
-/// Where what was saved tells nothing of what comes (QuickMemory::tells), what is there stays in decode: `victim` refuses, and
-/// `gain` is 0. What would be brought is no better, and where experts take turns it evicts what is used next. Free places are
-/// filled all the same. A pool of one layer has too few uses to say so where its misses are loaded (w of a quarter or more).
-/// To follow the last use (below) goes first.
+/// Where past savings tell nothing about what comes (QuickMemory::tells), what is there stays in decode: `victim` refuses, and
+/// `gain` is 0. A newcomer would be no better, and where experts take turns it would evict the one that is used next. Free
+/// slots are filled all the same. A pool of one layer whose misses are loaded (w of a quarter or more) has too few uses to
+/// judge this, and goes on by rank. Following the last use (below) takes precedence.
 ///
-/// The rank assumes that routing stays as it is. If to keep what was used last would have served more of the recent uses, after
-/// paying for their copies, experts are kept by their last use until that stops being true (detail::LastUses). In a prompt they
-/// never are. Unless shares are followed, another layer's slot is taken only if its expert was used more than one step earlier.
+/// The rank assumes that routing stays as it is. If keeping what was used last would have served more of the recent uses, even
+/// after the copies that it takes, experts are kept by their last use until that stops being true (detail::LastUses), but
+/// never in a prompt. Then, unless shares are followed, another layer's slot is taken only if its expert was used more than
+/// one step earlier than the least of the newcomer's own layer.
 ///
-/// Over a pool of several layers, where nearly all misses are loaded (w of 15/16), these rules may cost a layer what it uses in
-/// turn. So another is watched beside them: equal shares. A layer that has its share of the slots, or more, gives up its own
-/// least; one that has less takes the least of those layers that have more. The rule whose victims are used later is followed
-/// (detail::Duel); until one leads, by rank the rules above, by the last use equal shares. Whether a newcomer stays out where
-/// none of its own layer's can be taken is decided apart. Prompts tell nothing about it. A share counts experts.
+/// In a pool of several layers, where nearly all misses are loaded (w of 15/16), these rules may take from a layer the experts
+/// that it uses in turn. So another rule is watched beside them: equal shares. A layer that has its share of the slots, or
+/// more, gives up its own least; one that has less takes the least of the layers that have more. The rule whose victims are
+/// used later is followed (detail::Duel). Until one leads, that is the rules above while experts are kept by rank, and equal
+/// shares while they are kept by their last use. The case that no slot of the newcomer's own layer can be taken is decided
+/// separately. Prompts tell nothing about it. A share counts experts.
 ///
-/// `wanted()` names the absent expert that saved most: what a scheduler that promotes brings next. `gain` is how much more the
-/// place would save with the missing expert than with the one that ranked least when a decode step last sought a victim,
-/// whichever it chose. In a prompt, before which little may have been counted, the difference is scaled to as many steps as a
-/// full count has.
+/// `wanted()` names the absent expert that saved most (while experts are kept by their last use, the one used last), which a
+/// scheduler that promotes brings next. `gain` is how much more a place would save with the missing expert than with the one
+/// that ranked least when a decode step last sought a victim, whichever it chose. In a prompt, when little may have been
+/// counted yet, the difference is scaled to the number of steps of a full count.
 ///
 /// Source: ours. s is after LRFU (Lee et al., 2001, "LRFU: a spectrum of policies that subsumes the least recently used and
 /// least frequently used policies"), whose F(x) = 2^(-lambda x) this is with lambda = 1 / half_life and steps for time;
 /// LRFU itself admits everything, and counts uses.
 ///
-/// Complexity: a use O(1); victim O(layers + experts of three), and of each layer whose least is barred; wanted O(layers +
-/// experts of each layer used since the last call); behind a layer detail::QuickMemory's and detail::LastUses'; where w counts,
-/// detail::NextUses' of a layer. State: 28 bytes an expert of the pool's layers, 51 a layer, 8 a slot, and those of the three
-/// and of detail::Duel.
+/// Complexity: a use O(1); victim O(layers + experts of three layers and of each whose least is barred); wanted O(layers +
+/// experts of each layer used since the last call); after a layer, that of detail::QuickMemory and detail::LastUses, and where
+/// w counts that of detail::NextUses. State: 28 bytes an expert of the pool's layers, 51 a layer, 8 a slot, and that of these
+/// three and of detail::Duel.
 ///
 /// Ambiguities resolved. In decode a use counts once an expert and step, however many rows chose it; prompts count as
 /// detail::GrowingWeight says, and change no w. Before the first misses w is 1. In a prompt a newcomer takes only a place of
@@ -207,7 +209,8 @@ class ExpectedSavings {
     return static_cast<Nanoseconds>(static_cast<float>(rank(miss.want.id) + now - least_) * steps * 16);
   }
 
-  /// By rank all misses of a layer count on the place of who ranks least: only one of them gets it. By last use each comes in.
+  /// By rank, all misses of a layer count on the slot of the expert that ranks least, and only one gets it. By last use, each
+  /// gets a slot.
   FERRY_HD bool each_gains() const noexcept { return prefill_ || follows_last_use(); }
 
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}
@@ -237,7 +240,8 @@ class ExpectedSavings {
     slots_.put(slot, what.id, key_of(what.id));
   }
 
-  /// The absent expert that saved most, the lowest of those that tie; `no_expert` if none was ever used.
+  /// The absent expert that saved most, or was used last while that order is followed; of those that tie the lowest.
+  /// `no_expert` if none was ever used.
   FERRY_HD ExpertId wanted() noexcept {
     const std::int64_t* const most = follows_last_use() ? keys() : saved_.data();
     unknown_.for_each(0, [&](std::uint16_t l) { most_expert_[l] = slots_.most_absent(l, most, most_[l]); });
@@ -298,14 +302,14 @@ class ExpectedSavings {
     slots_.changed();
     for (std::uint32_t l = 0; l < slots_.layers(); ++l) unknown_.add(0, static_cast<std::uint16_t>(l));
   }
-  /// What it takes to bring what the host would compute, in uses: a quarter of its copy, for which the link has time.
+  /// What bringing an expert costs that the host would compute, in uses: a quarter of its copy, for which the link has time.
   FERRY_HD std::int64_t price() const noexcept {
     constexpr std::int64_t most = 64;
     const std::int64_t copies =
         copy_ < most * last_ ? copy_ * detail::LastUses::one / last_ : most * detail::LastUses::one;
     return copies / 4 * (256 - (loaded_ >> 16U)) / 256;
   }
-  /// What is used now saves soon, where the last use tells most: as much as some uses.
+  /// What an expert that is used now will soon save, while the last use leads: as much as QuickMemory::span uses.
   FERRY_HD Nanoseconds soon() const noexcept { return last_ * 16 * detail::QuickMemory::span; }
   /// The slot with the least of all. Where that is another layer's and not far enough below the least of the own layer, the
   /// latter.

@@ -20,8 +20,8 @@ enum class CountOver : std::uint8_t {
 /// layers, 8 a slot, 40 a layer.
 ///
 /// Ambiguities resolved. A use is counted once an expert and step, however many rows chose it, and at any precision,
-/// also when another pool or the host serves it. A prefetch is no use. Counts have 64 bits: those over the model never
-/// run over.
+/// also when another pool or the host serves it. A prefetch is not a use. Counts have 64 bits: even those that are never
+/// reset do not overflow.
 class Lfu {
  public:
   CountOver over = CountOver::sequence;  ///< since when uses count

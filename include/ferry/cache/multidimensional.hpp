@@ -30,8 +30,8 @@ namespace ferry::inline FERRY_ABI {
 /// layer used last, as in Fld.
 class Multidimensional {
  public:
-  /// Weights in thousandths; they sum to 1000. HOBBIT gives none, and determines them by the least miss penalty on a
-  /// calibration set. So were these: the best compromise of four models' routing (docs/results/calibration.md).
+  /// Weights in thousandths; they sum to 1000. HOBBIT prints none, but takes those with the least miss penalty on a
+  /// calibration set. These were found likewise: the best compromise of four models' routing (docs/results/calibration.md).
   std::uint32_t lru = 700, lfu = 100, lhu = 100, fld = 100;
   Precision high = Precision::full;  ///< from this precision on a use is high
 

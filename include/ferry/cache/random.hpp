@@ -9,7 +9,7 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// Source: the baseline of HOBBIT, section 5.5.3; draws by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 /// A draw is a function of the seed, of the pool's first layer and of how often `replace` was called: `victim` gives
-/// the same answer until then, and pools of different layers do not evict in step.
+/// the same answer until the next `replace`, and pools of different layers do not evict in step.
 ///
 /// Complexity: touch and replace O(1), victim O(slots). State: 24 bytes.
 /// Ambiguities resolved. "Equally likely" holds to within slots / 2^32: a draw is scaled, not rejected.

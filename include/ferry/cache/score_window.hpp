@@ -16,7 +16,7 @@ namespace ferry::inline FERRY_ABI {
 /// core's lease, a barred slot here.
 ///
 /// Complexity: observe O(rows * E), victim O(layers + experts of one). State: 4 n + 12 bytes an expert of the
-/// pool's layers, 48 a layer, 8 a slot.
+/// pool's layers, 8 an expert of a layer, 48 a layer, 8 a slot.
 ///
 /// Ambiguities resolved.
 ///  - n: the paper gives none. 16 is ours.

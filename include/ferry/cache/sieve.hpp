@@ -6,8 +6,8 @@
 namespace ferry::inline FERRY_ABI {
 
 /// Evicts the next unvisited slot that a hand finds on its way from old to new. A use sets a slot's bit and moves
-/// nothing; the hand clears the bits that it passes; new experts enter at the head, unvisited. What was used once only
-/// leaves within one turn of the hand, what is used again stays where it is.
+/// nothing; the hand clears the bits that it passes; new experts enter at the head, unvisited. An expert that was used only
+/// once leaves within one turn of the hand; one that is used again stays where it is.
 ///
 /// Source: Zhang et al., "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction Algorithm for Web Caches", NSDI
 /// 2024, Algorithm 1. The walk is split in two, as the contract asks: `victim` follows the hand and changes nothing,

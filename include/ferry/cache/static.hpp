@@ -13,8 +13,8 @@ namespace ferry::inline FERRY_ABI {
 /// A refused expert passes through the stream slots unless the scheduler gives it to the host.
 ///
 /// Complexity: O(1). No state.
-/// Ambiguities resolved. Which experts the placement holds is the engine's choice of what it loads first; by itself it
-/// is what the first steps ask for.
+/// Ambiguities resolved. Which experts it holds is the engine's choice, by what it loads first; without one, it holds
+/// what the first steps ask for.
 struct StaticResidency {
   static void reserve(Carver& /*carve*/, const PoolShape& /*pool*/) {}
   FERRY_HD static void touch(Variant /*what*/, std::uint32_t /*slot*/) noexcept {}

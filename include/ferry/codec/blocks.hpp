@@ -79,8 +79,8 @@ FERRY_HD constexpr std::uint32_t block_bytes(BlockType t) noexcept {
   }
 }
 
-/// How a matrix [rows, columns] lies in memory: each row is its blocks, one behind the other. A last block that columns do not
-/// fill is there as a whole; formats of GGML have none such. May lie at any address.
+/// How a matrix [rows, columns] lies in memory: each row is its blocks, one after another. A last block that the columns do not
+/// fill is stored whole; GGML's formats have no such block. The matrix may lie at any address.
 ///
 /// Weights come back as the format's own code computes them: each product and sum is rounded to float. That holds where the
 /// compiler does not contract them to one rounding, as it may for processors with fused multiply-add (-ffp-contract=off).
@@ -138,7 +138,7 @@ FERRY_HD inline float twice_e2m1(std::uint32_t bits) noexcept {
   return static_cast<float>((bits & 8U) != 0 ? -magnitude : magnitude);  // a zero has no sign, as in GGML
 }
 
-/// Half of 2^(e - 127): twice the floats of mxfp4 are whole.
+/// Half of 2^(e - 127), since block_numbers gives twice the floats of mxfp4, which are whole numbers.
 FERRY_HD inline float half_power(std::uint32_t e) noexcept {
   return same_bits<float>(e < 2 ? 0x00200000U << e : (e - 1) << 23U);
 }
@@ -182,7 +182,7 @@ FERRY_HD constexpr std::uint32_t group_weights(BlockType t) noexcept {
   return t == BlockType::q2_k || t == BlockType::q3_k || t == BlockType::q6_k ? 16 : 32;
 }
 
-/// Whether something is taken from the products of scales and numbers.
+/// Whether a minimum is subtracted from the products of scales and numbers; q4_1 and q5_1 add it.
 FERRY_HD constexpr bool has_minima(BlockType t) noexcept {
   return t == BlockType::q4_1 || t == BlockType::q5_1 || t == BlockType::q2_k || t == BlockType::q4_k ||
          t == BlockType::q5_k;
@@ -196,7 +196,7 @@ FERRY_HD inline void four_bits(const std::byte* at, std::int8_t* q) noexcept {
   }
 }
 
-/// The whole numbers of a block that scales are multiplied with: 32 or 256. Of mxfp4 twice its floats. Not of fp8.
+/// The 32 or 256 whole numbers of a block that its scales are multiplied with; of mxfp4, twice its floats. Not for fp8.
 FERRY_HD inline void block_numbers(BlockType type, const std::byte* at, std::int8_t* q) noexcept {
   const auto add = [&](std::uint32_t i, std::uint32_t bits) {
     q[i] = static_cast<std::int8_t>(q[i] + static_cast<std::int32_t>(bits));

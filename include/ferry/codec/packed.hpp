@@ -210,8 +210,8 @@ inline bool all_finite(View<const float> weights) noexcept {
 
 }  // namespace detail
 
-/// Packs weights [rows, columns], row-major, into m.bytes() bytes: every group as `fit(weights, bits)`, a PackedGroup,
-/// has it (RoundToNearest, Hqq), and each weight as the nearest code. Throws ConfigError for a malformed layout.
+/// Packs weights [rows, columns], row-major, into m.bytes() bytes: each group by the PackedGroup that `fit(weights, bits)`
+/// returns (RoundToNearest, Hqq), and each weight as its nearest code. Throws ConfigError for a malformed layout.
 ///
 /// Returns no_weight; or, if a weight is NaN or infinite, its index (the first one's), with `to` half written.
 template <class Fit>

@@ -13,7 +13,7 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// The types of floats that checkpoints have beside float32.
+/// The floating-point types that checkpoints have.
 enum class FloatType : std::uint8_t {
   bf16,  ///< the upper half of a float32: 1 sign, 8 exponent, 7 fraction bits
   f16,   ///< IEEE 754 binary16: 1 sign, 5 exponent, 10 fraction bits
@@ -71,7 +71,7 @@ FERRY_HD inline float widen_f16(std::uint16_t bits) noexcept {
   return same_bits<float>(sign | magnitude);
 }
 
-/// The nearest value of a type, ties to the even one, as its bits. Of finite weights; may be infinite.
+/// The bits of the nearest value of the type, ties to the even one. The weight is finite; the result may be infinite.
 FERRY_HD inline std::uint16_t narrow_bf16(float weight) noexcept {
   const auto bits = same_bits<std::uint32_t>(weight);
   return static_cast<std::uint16_t>((bits + 0x7fffU + (bits >> 16U & 1U)) >> 16U);

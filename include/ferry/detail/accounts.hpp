@@ -167,7 +167,7 @@ class Accounts {
 
   Counters counters_;
   Array<std::uint64_t> bytes_;  ///< [layers, precision_count]
-  Array<std::uint8_t> asked_;   ///< [experts], what the gate chose, for routers that substitute
+  Array<std::uint8_t> asked_;   ///< [experts], whether the gate chose it, for routers that substitute or skip
   Array<std::uint16_t> best_;   ///< [rows], the gate's first choice, for predictors beside routers that substitute
   TopScores top_scores_;
   PredictionRecord predictions_;

@@ -52,12 +52,12 @@ class KeyColumns {
     top4_ = top[4], top5_ = top[5], top6_ = top[6], top7_ = top[7];
   }
 
-  /// Takes the largest key that is left away; 0: none is left.
+  /// Removes the largest key that is left, and returns it; 0: none is left.
   FERRY_HD FERRY_HOT std::int64_t take() noexcept {
     const std::int64_t largest =
         larger(larger(larger(top0_, top1_), larger(top2_, top3_)), larger(larger(top4_, top5_), larger(top6_, top7_)));
-    // What is left of its column are the keys below it. As a distance modulo 2^64 the nearest of those is the largest,
-    // and keys above, which are gone, are small.
+    // Only the keys below it are left of its column. As distances modulo 2^64, the nearest of these is the largest, and
+    // those of keys above it, which are gone, are small.
     const std::int64_t* column = key_ + index_of(largest) % columns;
     const auto nearer = [](std::uint64_t a, std::uint64_t b) { return a > b ? a : b; };
     const auto below = [&](std::uint32_t r) { return static_cast<std::uint64_t>(column[r * columns] - largest); };
@@ -111,7 +111,7 @@ FERRY_HD std::uint32_t best_by_columns(const T* values, std::uint32_t n, std::ui
 }
 
 /// Sets `best[0 .. k)` to the k best of `scores[0 .. n)`, best first, without weights; k <= n.
-/// O(n + k) steps for up to 64 scores, and for every 64 others as many again as they hold of the best so far.
+/// O(n + k) steps for up to 64 scores; every further 64 take one more for each of their scores among the best so far.
 FERRY_HD inline void best_of(const float* scores, std::uint32_t n, std::uint32_t k, Route* best) noexcept {
   if (k == 0) return;
   const auto put = [&](std::uint32_t rank, std::uint32_t e) { best[rank] = {static_cast<std::uint16_t>(e)}; };

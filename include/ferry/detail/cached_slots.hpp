@@ -17,7 +17,7 @@ class CachedSlots {
   static constexpr bool predicts = part::predicts<typename Stack::predictor>();
 
  public:
-  /// `depth`: layers ahead of which predictions are compared; `top_score_alpha`: CoreConfig's.
+  /// `depth`: for how many layers ahead predictions are compared; `top_score_alpha`: CoreConfig's.
   void reserve(Carver& carve, const ModelShape& model, const Allotment& allotment, const Cache& cache,
                std::uint16_t depth, float top_score_alpha) {
     residency_.reserve(carve, model, allotment);
@@ -137,7 +137,7 @@ class CachedSlots {
   }
 
   FERRY_HD void mask(std::uint32_t slot, std::uint16_t layer) noexcept {
-    if (!residency_.is_stream(slot)) residency_.mask(slot, layer);  // whose slots no prefetch evicts
+    if (!residency_.is_stream(slot)) residency_.mask(slot, layer);  // prefetches evict nothing from stream slots
   }
   FERRY_HD void unmask(std::uint16_t layer) noexcept { residency_.unmask(layer); }
   FERRY_HD void lease(std::uint32_t slot) noexcept { residency_.lease(slot); }
@@ -154,7 +154,7 @@ class CachedSlots {
     note_use(s.what);
     touch(slot);
   }
-  /// The gate asked for what is nowhere. False if no pool would have it.
+  /// The gate asked for what is nowhere, or for what is on its way and the host computes. False if no pool would have it.
   FERRY_HD bool use_absent(const Variant& what) noexcept {
     note_use(what);
     return touch_absent(what);
@@ -208,7 +208,7 @@ class CachedSlots {
   FERRY_HD void admit(std::uint32_t slot, const Variant& what, bool demand, bool hold = false) noexcept {
     move_in(slot, what, demand, demand, hold);
   }
-  /// A demand copy ahead of the first step, which is no access, if there is a free slot for it.
+  /// A demand copy before the first step, if there is a free slot for it. It does not count as an access.
   FERRY_HD void preload(const Variant& what) noexcept {
     const std::uint16_t pool = residency_.pool_of(what);
     if (pool == Residency::no_pool || !residency_.has_free(pool) || residency_.find(what) != no_slot) return;

@@ -104,7 +104,7 @@ class CallOrder {
   }
 
  private:
-  /// Of a pipeline that moves, none is under way.
+  /// Whether a call is under way. A pipeline that is moved begins with none.
   struct Busy {
     Busy() = default;
     Busy(const Busy& /*other*/) noexcept {}
@@ -112,7 +112,8 @@ class CallOrder {
     std::atomic<bool> on{false};
   };
 
-  /// False for a task of another layer or step whose slot has another reader now, and for one that no plan ever named.
+  /// False for a task of another layer, for a slot that does not exist or is of the other kind (pool or stream), and for one
+  /// that another variant's task reads now. A task of the host's passes, and so does one whose slot nobody reads.
   FERRY_HOT bool is_planned(const Task& t, const Residency& there) const noexcept {
     if (t.what.id.layer != open_) return false;
     if (t.slot == no_slot) return true;
@@ -120,7 +121,7 @@ class CallOrder {
     return t.transient || !there.is_leased(t.slot) || there.slot(t.slot).what == t.what;
   }
 
-  /// None may be planned until it is finished.
+  /// Opens a layer: no other may be planned until it is finished.
   FERRY_HOT void open(std::uint16_t layer) noexcept {
     open_ = layer;
     next_ = shape_.layers;

@@ -5,12 +5,12 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// Logistic regressions, a table of them a layer and one an expert, on inputs that are 0 or 1 and mostly 0:
+/// Logistic regressions, one for each expert, in a table for each layer, on inputs that are 0 or 1 and mostly 0:
 /// p(e) = s(b[e] + sum of w[i, e] over the inputs i that are 1), learned by stochastic gradient descent at the rate 0.1.
 ///
-/// In place of the logistic function stands s(x) = 1/2 + x / 4 - sign(x) x^2 / 32, which is 0 below -4 and 1 above 4. It needs
-/// integers only, so that all machines learn the same, and what is certain is not learned any more. Weights count 2^-11 and
-/// stay within 8. The constant's are -2 at first (p = 1/8), the others 0.
+/// Instead of the logistic function, s(x) is 1/2 + x / 4 - sign(x) x^2 / 32, and 0 below -4 and 1 above 4. It needs only
+/// integers, so that all machines learn the same, and where it is certain and right nothing more is learned. Weights are in
+/// units of 2^-11, from -8 to 8. Those of the constant are -2 at first (p = 1/8), the others 0.
 ///
 /// Complexity: O(inputs that are 1 * experts). State: 2 bytes a weight, 4 an expert and an input.
 class ChoiceRegression {
@@ -34,7 +34,7 @@ class ChoiceRegression {
     of(table, input)[expert] = static_cast<std::int16_t>(weight);
   }
 
-  /// Whose inputs `ask` and `learn` take: none so far but the constant.
+  /// Begins anew the inputs that are 1 for `ask` and `learn`: only the constant is.
   FERRY_HD void clear() noexcept {
     known_[0] = inputs_;
     count_ = 1;

@@ -36,7 +36,7 @@ class CommandList {
 
  private:
   Array<Copy> submits_;
-  Array<Copy> held_;  ///< prefetches behind demand copies that wait for `done`
+  Array<Copy> held_;  ///< prefetches that must follow demand copies which still wait for `done`
   Array<Ticket> drops_;
   std::uint32_t submit_count_ = 0, held_count_ = 0, drop_count_ = 0;
 };

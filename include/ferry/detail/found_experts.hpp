@@ -23,9 +23,9 @@ class FoundExperts {
   /// Some are in stream slots, where a prefetch put them.
   FERRY_HD bool any_staged() const noexcept { return any_staged_; }
 
-  /// What is there or on its way is leased and touched first, so that no miss evicts it; what a placement may yet leave to
-  /// the host, when that is decided. What is there comes to the front of `requests`. `skip(request)` is called for those
-  /// that are nowhere and not wanted.
+  /// Leases and touches what is there or on its way, before any miss can evict it. Where a placement may still leave to the
+  /// host what is on its way, that is touched once it is decided. What is there moves to the front of `requests`.
+  /// `skip(request)` is called for those that are nowhere and not wanted.
   template <class Skip>
   FERRY_HD void find(Phase phase, View<Request> requests, const MeasuredCosts& costs, CachedSlots<Stack>& slots,
                      const Skip& skip) noexcept {

@@ -8,11 +8,11 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// Instead of letting counts shrink, which would touch all of them in each step, a use weighs more and more: by the factor
+/// Counts do not shrink, since that would touch all of them in each step. Instead a use weighs more and more: by the factor
 /// 2^(1/half_life) each step, in integers. When a use weighs 16 times what it did at first, everything is divided by 16.
 ///
 /// A prefill step counts as one decode step a row, but as no more than an eighth of the half-life, because all its rows belong
-/// to one text. In each of these an expert is used as often as a row of the prompt chose it in the mean.
+/// to one text. In each of these steps an expert counts as used as often as the mean row of the prompt chose it.
 class GrowingWeight {
  public:
   static constexpr std::int64_t one = 1 << 16;  ///< what a use weighs at first

@@ -5,18 +5,18 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// An expert on the host takes a + b rows: to read its weights, and to compute each row. Both are fitted to what layers took,
-/// a layer being so many experts with so many rows in all, by least squares of the relative error: so a layer in which
-/// something else had the processor counts for little, and one that took less than a quarter of what was expected counts as
-/// if it had taken that. A layer's weight halves in 177 others. Where the rows an expert never differ, as with one sequence
-/// in decode, b stays as it was; before they ever differed, what layers took counts as taken by their rows.
+/// An expert with n rows takes a + b n on the host: a to read its weights, b to compute each row. Both are fitted to the times
+/// of layers, each with its numbers of experts and of rows, by least squares of the relative error. So a layer in which
+/// something else had the processor counts for little; one that took less than a quarter of what was expected counts as if it
+/// had taken that quarter. A layer's weight halves in 177 others. While the rows per expert stay the same, as with one
+/// sequence in decode, b stays as it was; until they first differ, all of a layer's time counts as taken by its rows.
 ///
-/// What is believed shrinks by 1/1024 with each layer of which the host computes nothing, to 1/64 at least, until it is tried
-/// again: a first layer that was slow, for cold caches, would keep the host out for ever.
+/// Both shrink by 1/1024 with each layer of which the host computes nothing, to 1/64 at least, until the host is tried again:
+/// otherwise a first layer that was slow because of cold caches would keep the host out for ever.
 ///
-/// Nothing is learned where one of the host's times for experts or rows was told (`CoreSettings::costs`). All precisions
-/// count as equally long. A placement weighs the larger of a + b and b rows, which is up to 44% less than a + b rows where
-/// the two are equal. All calls O(1), but for what `note` is given. State: 72 bytes.
+/// Nothing is learned where one of the host's times for experts or rows was given (`CoreSettings::costs`). All precisions
+/// count as equally long. A placement weighs the larger of a + b and b n; where the two are equal, that is less than a + b n,
+/// by up to half. All calls O(1), but for what `note` is given. State: 72 bytes.
 class HostCosts {
  public:
   explicit HostCosts(const LayerCosts& told) : told_(told.host_row_ns > 0) {
@@ -71,7 +71,7 @@ class HostCosts {
 
   double xx_ = 0, xy_ = 0, yy_ = 0, x_ = 0, y_ = 0;  ///< over layers: experts and rows a nanosecond, and their products
   double expert_ = 0, row_ = -1;                     ///< a and b, -1 while unknown
-  double shrunk_ = 1;                                ///< to so much, since the host was last measured
+  double shrunk_ = 1;                                ///< factor of both, 1 when the host was last measured
   bool told_ = false;
 };
 

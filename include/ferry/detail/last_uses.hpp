@@ -6,10 +6,11 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// Two orders of the experts of a layer: by another rank, and by their last use. Each use says which of them would have kept
-/// its expert, if the layer had kept as many as it has slots, the first of that order. By last use that is what LRU hits
-/// (Mattson's stack distance), without a second cache. The other order is followed until the last use leads: what it kept is
-/// what is there, which is less than what comes first in it where not all that is used is brought, or where it only begins.
+/// Compares two orders of a layer's experts: by another rank, and by their last use. Each use tells which of the orders would
+/// have kept its expert, had the layer kept as many experts as it has slots, the first in that order. By last use, that is
+/// what LRU hits (Mattson's stack distance), without a second cache. The other order is followed until the last use leads.
+/// Until then, what it kept is what is in the slots, which is less than the first in its order at the beginning, and where
+/// not everything that is used is copied in.
 ///
 /// What is learned goes on to the next pool (`goes_on`): where each layer has a pool, all of them learn together.
 ///
@@ -68,8 +69,8 @@ class LastUses {
     }
     noted_.clear(0);
   }
-  /// What was noted of a layer, once, when nobody waits. `price`: of a use that the last one would not have kept. True if
-  /// `leads` is another now.
+  /// Compares what was noted of a layer, once, when nobody waits. `price`: of a use whose expert the order by last use would
+  /// not have kept. True if `leads` has changed.
   FERRY_HD bool compare(std::int64_t price) noexcept {
     for (std::uint32_t i = 0; i < uses_; ++i) {
       // Once the last use leads, or where all that is used is brought, what the other would keep is not what is there.
@@ -85,7 +86,7 @@ class LastUses {
     return leads_ != led;
   }
 
-  /// From here on with what `before` has learned. True if `leads` is another now.
+  /// Takes over what `before` has learned. True if `leads` has changed.
   FERRY_HD bool goes_on(const LastUses& before) noexcept {
     const bool led = leads_;
     ahead_ = before.ahead_;
@@ -112,7 +113,7 @@ class LastUses {
     for (std::uint32_t e = 0, n = to.size(); e < n; ++e) target[e] = from[e];
   }
 
-  /// Of those that tie, half come first.
+  /// Whether an expert is among the first `slots_` by these keys. Of those that tie, half count as before it.
   FERRY_HD FERRY_HOT bool keeps(const std::int64_t* keys, std::uint16_t e) const noexcept {
     const std::int64_t key = keys[e];
     const std::uint32_t experts = experts_;

@@ -22,7 +22,7 @@ class LayerCounts {
   FERRY_HD std::uint32_t experts(std::uint16_t layer) const noexcept {
     return experts_.size() == 0 ? all_ : experts_[layer];
   }
-  /// Scores that say what their layer has.
+  /// The scores, with their layer's own numbers of experts and routes set.
   FERRY_HD Scores of(Scores scores) const noexcept {
     if (experts_.size() > 0) scores.layer_experts = experts_[scores.layer];
     if (top_k_.size() > 0) scores.layer_top_k = top_k_[scores.layer];

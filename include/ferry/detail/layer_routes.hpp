@@ -7,7 +7,7 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// The routes [rows, k] of the layer planned last. State: 8 bytes a route and 4 a row.
+/// The routes [rows, k] of the layer planned last. State: 12 bytes a route and 4 a row.
 class LayerRoutes {
  public:
   void reserve(Carver& carve, const Shape& shape) {
@@ -28,7 +28,7 @@ class LayerRoutes {
     routes_[route] = {no_expert, 0.0F, gate_choice(routes_[route])};
   }
 
-  /// So many of them are of a layer, whose rows of the step are `rows`: to be told.
+  /// Keeps the first `count` routes, which are a layer's, for `tell`. `rows`: which rows of the step it has; empty: all.
   FERRY_HD void keep(std::uint32_t count, View<const std::uint32_t> rows) noexcept {
     untold_ = count;
     row_count_ = rows.size;

@@ -34,7 +34,7 @@ class LayerTasks {
     resident_end_ = count_;
   }
 
-  /// What is there in stream slots, of which each has to be done for itself.
+  /// Experts that are there in stream slots; `done` has to name each of them by itself.
   FERRY_HD void add_staged(View<const Request> requests, Slots& slots) noexcept {
     for (const Request& r : requests) {
       if (r.state != State::resident || r.slot == no_slot || !slots.residency().is_stream(r.slot)) continue;
@@ -59,8 +59,8 @@ class LayerTasks {
     }
   }
 
-  /// Demand copies: into the pool while there is room for them, through the stream slots in turn otherwise. `misses`
-  /// are told their slots.
+  /// Demand copies: into the pool while there is room for them, through the stream slots in turn otherwise. Sets the slots
+  /// of those of `misses` that go into the pool.
   FERRY_HD void load(View<Request> misses, Slots& slots) noexcept {
     std::uint16_t spared = Residency::no_pool, taken = Residency::no_pool;  // nothing to be had there
     std::uint32_t streamed = 0;
@@ -120,7 +120,7 @@ class LayerTasks {
   }
 
   FERRY_HD Staging& staging() noexcept { return staging_; }
-  /// Prefetches that are decided are submitted once every demand copy is.
+  /// Submits the prefetches that were decided on, once every demand copy has been submitted.
   FERRY_HD void submit_waiting(Slots& slots) noexcept {
     if (waits()) return;
     slots.submit_held();
@@ -152,7 +152,7 @@ class LayerTasks {
 
   /// The misses without a slot: copies into free stream slots start, the others when a task before them is done.
   FERRY_HD void stream(View<const Request> misses, Slots& slots) noexcept {
-    std::uint32_t before = resident_end_;  // of which the next transient one frees its slot first
+    std::uint32_t before = resident_end_;  // the next transient task from here on frees its slot first
     bool any_free = true;
     for (const Request& r : misses) {
       if (r.slot != no_slot) continue;

@@ -5,9 +5,9 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// A small set of sequence numbers, so that policies can begin anew when the last one has ended: with the next step, since
-/// an engine may end a sequence in the middle of one.
-/// Room for `Shape::max_rows` sequences at a time; more are not noticed by name. `note` O(live), `end` O(live).
+/// A small set of sequence numbers, so that policies can begin anew once the last one has ended. They do so at the next step,
+/// since an engine may end a sequence in the middle of one. There is room for `Shape::max_rows` sequences at a time; beyond
+/// that it only knows that there are more. `note` O(rows * live), `end` O(live).
 class LiveSequences {
  public:
   void reserve(Carver& carve, const Shape& shape) { carve(live_, shape.max_rows); }
@@ -30,7 +30,7 @@ class LiveSequences {
     return anew;
   }
 
-  /// Whether it may have been live.
+  /// Takes a sequence out. Returns whether it may have been live.
   FERRY_HD bool end(std::uint32_t sequence) noexcept {
     for (std::uint32_t i = 0; i < count_; ++i) {
       if (live_[i] != sequence) continue;
@@ -45,8 +45,8 @@ class LiveSequences {
  private:
   Array<std::uint32_t> live_;
   std::uint32_t count_ = 0;
-  bool ended_ = false;  ///< one has, since the last step began
-  bool more_ = false;   ///< than there is room for
+  bool ended_ = false;  ///< a sequence has ended since the last step began
+  bool more_ = false;   ///< there are more sequences than there is room for
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

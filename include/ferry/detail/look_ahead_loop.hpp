@@ -26,7 +26,7 @@ class LookAheadLoop {
   void look_ahead() {
     look_ahead(RowSource::none, [](std::uint16_t layer, std::uint16_t) { return Scores{layer, {}, {}}; });
   }
-  /// Of how many layers, from the next one on, `look_ahead` would ask for rows of that source now.
+  /// For how many layers, from the next one on, `look_ahead` would now ask for rows of that source.
   [[nodiscard]] std::uint16_t rows_ahead(RowSource source) const noexcept {
     if (source == RowSource::none || self().layer_ahead(source, 1) == no_layer) return 0;
     std::uint16_t count = 1;

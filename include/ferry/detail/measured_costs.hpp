@@ -8,8 +8,8 @@
 namespace ferry::inline FERRY_ABI::detail {
 
 /// The times that an engine feeds back, by phase and layer, and what they make a request cost. All calls O(1).
-/// State: 64 bytes a layer, and HostCosts'. What is less than 0 was not measured, nor is a layer that there is not: Core
-/// checks nothing.
+/// State: 64 bytes a layer, and HostCosts'. Times below 0 count as not measured, and layers that do not exist are ignored:
+/// Core checks nothing.
 class MeasuredCosts {
  public:
   explicit MeasuredCosts(const CoreSettings& c) : host_(c.costs) {
@@ -26,8 +26,8 @@ class MeasuredCosts {
     const Times& last = of(phase, layer);
     return sum(sum(last.attention, last.gate), product(last.device, experts));
   }
-  /// Those that are 0 were not measured, and leave the last ones. `host`: what the host computed in that time. What a placement
-  /// weighs learns of it, unless it was told.
+  /// Times of 0 were not measured, and leave the last ones as they are. `host`: the tasks that the host computed in that time.
+  /// What is learned from them goes into `weighed`, unless the host's times were given.
   FERRY_HD void note(Phase phase, std::uint16_t layer, const Times& times, View<const Task> host,
                      LayerCosts& weighed) noexcept {
     if (layer >= layers_) return;

@@ -9,11 +9,11 @@ namespace ferry::inline FERRY_ABI::detail {
 /// For each expert of a layer v = 1 - prod(1 - V) over the sequences, where V = sum over i >= 1 of 2^-i u(i), and u(i) is 1 if
 /// the sequence's token i steps ahead uses it. Learned as V = (u(1) + V of the next token) / 2 (temporal differences), by a
 /// logistic regression an expert (ChoiceRegression) whose inputs are the experts that the token and the one before it chose in
-/// this layer. What these chose themselves has the weights 1 and 1/2 at first: before anything is learned, what was used last
-/// comes first.
+/// this layer. For an expert that they chose themselves, these weights are 1 and 1/2 at first: before anything is learned, what
+/// was used last comes first.
 ///
-/// Of a step's rows the last 64 teach. What is learned does not end with a sequence; what its tokens chose does, with the last
-/// one that lives (`forget`).
+/// Only the last 64 rows of a step teach. What is learned outlives sequences; what tokens chose is forgotten once the last live
+/// sequence has ended (`forget`).
 ///
 /// Source: V is the successor representation of Dayan (1993, "Improving generalization for temporal difference learning"), at a
 /// discount of 1/2, learned by TD(0) (Sutton, 1988).
@@ -49,7 +49,7 @@ class NextUses {
   /// Behind `note` of this layer: v of each of its experts [experts], until the next call.
   FERRY_HD const std::int32_t* ask(std::uint32_t layer) noexcept {
     if (const std::uint32_t token = history_.first(); history_.rows() == 1 && history_.is_known(token, layer)) {
-      return ask(layer, token);  // which is what follows comes to
+      return ask(layer, token);  // what follows would give the same
     }
     std::int32_t* const soon = soon_.data();
     const std::uint32_t experts = experts_;
@@ -81,7 +81,7 @@ class NextUses {
   [[nodiscard]] const char* check() const noexcept { return learned_.check(); }
 
  private:
-  /// Of this step, those that this layer was computed for.
+  /// Calls `f(token)` for each token of this step for which this layer was computed.
   template <class F>
   FERRY_HD void for_each_token(std::uint32_t layer, const F& f) noexcept {
     for (std::uint32_t token = history_.first(), end = token + history_.rows(); token < end; ++token) {

@@ -30,7 +30,7 @@ FERRY_HD void sort_experts(View<std::uint16_t> experts, const Before& before) no
 /// O(k^2) if its weights do not descend. State: 30 bytes an expert.
 ///
 /// Ambiguities resolved. The k best are those of `select`; if `weight` ranks them differently, shares go by `weight`.
-/// A NaN score names nothing and has no weight. A share that is none (weights of 0 or NaN) counts as 0: important.
+/// A NaN score names nothing and has no weight. A share that is not a number (weights of 0 or NaN) counts as 0: important.
 class PredictedExperts {
  public:
   void reserve(Carver& carve, const Shape& shape) {
@@ -120,7 +120,7 @@ class PredictedExperts {
     }
   }
 
-  /// What of it does not hold, or nullptr.
+  /// The first invariant that does not hold, or nullptr.
   [[nodiscard]] const char* check() const noexcept {
     std::uint32_t named = 0;
     for (std::uint32_t e = 0; e < experts_; ++e) {

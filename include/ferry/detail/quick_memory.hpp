@@ -27,9 +27,9 @@ namespace ferry::inline FERRY_ABI::detail {
 ///
 ///     r = sum (f - 1/E) (x - 1/E) / sum (x - 1/E)^2
 ///
-/// is the part of what an expert is expected to save above or below its layer's mean that comes true: 0 where uses are drawn
-/// evenly, below 0 where what was used last comes last. (Experts that a layer lacks count as told.) Up to 1/16 it is taken for
-/// chance. At first it is 1, by sums of a quarter of the first B.
+/// tells which part of the expected differences from a layer's mean comes true: 0 where uses are drawn evenly, below 0 where
+/// what was used last comes last. (Experts that a layer lacks count as foretold.) An r of up to 1/16 is taken for chance. It
+/// begins at 1, with both sums at a quarter of the first B.
 ///
 /// Source: ours; weights of forecasts by regression are after Bates and Granger (1969, "The combination of forecasts").
 ///
@@ -61,8 +61,8 @@ class QuickMemory {
     step_ += decode_ ? 1 : 0;
   }
 
-  /// An expert of the pool saved so much, in a step of `rows` rows of which it ran some. What that is in the units of the
-  /// first count, of which `slow` is the same.
+  /// An expert saved `units`, in a step of `rows` rows of which `chose` chose it; `slow` is the same in units of the slow
+  /// count. Returns by how much its expected savings grow, in those units.
   FERRY_HD std::int64_t saved(std::uint32_t at, std::int64_t units, std::uint32_t rows, std::uint32_t chose,
                               std::int64_t slow) noexcept {
     const std::int64_t worth = weight_() * units;
@@ -75,7 +75,7 @@ class QuickMemory {
 
   /// m, in units of 2^-8.
   [[nodiscard]] FERRY_HD std::int32_t share() const noexcept { return share_; }
-  /// Whether more comes of what is expected more of.
+  /// Whether experts that are expected to save more do save more.
   [[nodiscard]] FERRY_HD bool tells() const noexcept { return came_true_ > expected_ / 16; }
   /// The standard deviation of what is expected, divided by that of the slow count. The quick count has seen an eighth of the
   /// uses, so that chance moves it further; its deviation counts twice, because the best of many experts is taken.

@@ -7,9 +7,8 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// What the link or the host is at. How much of it is left is worked out only where its pace changes: looking at it in
-/// between must not change how it is rounded. Work that is
-/// to be gone on with later ends where `stop` of it is left.
+/// What the link or the host is working on. How much of it is left is worked out only where its pace changes: looking at it
+/// in between must not change how it is rounded. Work that is to go on later ends where `stop` of it is left.
 struct SharedProgress {
   static constexpr Nanoseconds never = longest;
   static constexpr Nanoseconds longest_work = (Nanoseconds{1} << 42U) - 1;  ///< what share_of works with
@@ -17,7 +16,7 @@ struct SharedProgress {
   bool at_work = false, slowed = false;
   SharedTime takes;
   Nanoseconds begin = 0, since = 0, left = 0;  ///< at `since`, of `takes.alone`
-  Nanoseconds stop = 0;                        ///< where no more than that is left it ends
+  Nanoseconds stop = 0;                        ///< it ends where no more than this is left
 
   void start(SharedTime time, Nanoseconds now) noexcept { *this = {true, false, time, now, now, time.alone, 0}; }
   Nanoseconds end() const noexcept { return end(stop); }

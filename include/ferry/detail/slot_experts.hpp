@@ -25,7 +25,7 @@ struct KeyIn {
 /// State: 8 bytes a slot, 4 an expert, 32 a layer (of the next multiple of 8) and 8 for each 64 experts of one.
 class SlotExperts {
  public:
-  /// Above all keys: what a layer is worth that has no expert, or that `least` is to leave out.
+  /// Above all keys: the worth of a layer that has no expert, or that `least` is to leave out.
   static constexpr std::int64_t nobody = std::int64_t{1} << 62U;
 
   void reserve(Carver& carve, const PoolShape& pool) {
@@ -95,9 +95,9 @@ class SlotExperts {
   FERRY_HD const ExpertSets& held() const noexcept { return held_; }
   FERRY_HD std::uint32_t experts() const noexcept { return pool_.experts; }
 
-  /// The slot whose expert has the least `worth(key(index), layer)`, the lowest of those that tie, among those
-  /// not barred; `no_slot` if all are, or empty, or of layers that are worth `nobody`. Layers are the pool's; `worth` keeps the
-  /// order of a layer's keys.
+  /// The slot whose expert has the least `worth(key(index), layer)`, the lowest of those that tie, among slots that are not
+  /// barred; `no_slot` if each is barred, empty, or of a layer that is worth `nobody`. Layers are counted from the pool's
+  /// first; `worth` keeps the order of a layer's keys.
   template <class KeyAt, class Worth>
   FERRY_HD std::uint32_t least(Barred barred, const KeyAt& key, const Worth& worth) noexcept {
     resolve(key);
@@ -156,7 +156,7 @@ class SlotExperts {
     return found;
   }
 
-  /// What of it does not hold, or nullptr. Every key is looked at anew.
+  /// The first invariant that does not hold, or nullptr. Every key is looked at anew.
   template <class KeyAt>
   [[nodiscard]] const char* check(const KeyAt& key) const noexcept {
     if (const char* broken = check_slots()) return broken;
@@ -197,7 +197,7 @@ class SlotExperts {
     return static_cast<std::uint32_t>(first);
   }
 
-  /// `slot` has the least of `worth_`, and is barred: what else its layer has is worth no less, and so on.
+  /// `slot` has the least of `worth_`, and is barred: tries the next least of its layer, which is worth no less, and so on.
   template <class KeyAt, class Worth>
   FERRY_HD std::uint32_t least_not_barred(std::uint32_t slot, Barred barred, const KeyAt& key,
                                           const Worth& worth) noexcept {
@@ -323,8 +323,8 @@ class SlotExperts {
   bool shared_ = false;  ///< some expert had two slots once
 };
 
-/// What each layer of a pool is worth for being near the present one: `each` times as many as the pool has layers, less
-/// the distance, which is 0 for the present one itself. Layers behind it come round in the next step: HOBBIT's
+/// What each layer of a pool is worth for being near the present one: `each` times the number of the pool's layers less the
+/// distance, which is 0 for the present one itself. Earlier layers come round in the next step: HOBBIT's
 /// l_n - (l_t - l_i + l_n) mod l_n. Complexity: O(1), O(layers) for another present layer. State: 8 bytes a layer.
 class Nearness {
  public:

@@ -6,9 +6,9 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// What the next layer of a prefill may need waits here until the present layer leaves a stream slot; and whether that is
-/// likelier to gain than to lose. If the expert is needed, the time in which the link has nothing else to do is won. If
-/// not, demand waits for the rest of a copy that has begun.
+/// What the next layer of a prefill may need waits here until the present layer leaves a stream slot, if prefetching it is
+/// more likely to win time than to lose it. If the expert is needed, the time in which the link would have been idle is won.
+/// If not, demand waits for the rest of a copy that has begun.
 ///
 /// All calls O(1). State: 8 bytes a stream slot.
 class Staging {
@@ -24,7 +24,7 @@ class Staging {
   /// A layer is over. From its last copy to the next layer's plan the link has about that long.
   FERRY_HD void finish(const Times& times) noexcept { idle_ns_ = sum(sum(times.attention, times.gate), times.device); }
 
-  /// Costs that are unknown (0) speak against nothing.
+  /// Costs that are unknown (0) are no reason against it.
   FERRY_HD bool is_worth(Nanoseconds copy_ns) const noexcept {
     if (idle_ns_ == 0 || copy_ns <= idle_ns_) return true;
     return product(idle_ns_, asked_) >= product(copy_ns - idle_ns_, absent_ - asked_);

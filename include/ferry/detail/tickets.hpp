@@ -30,15 +30,15 @@ class CopyTimes {
   Nanoseconds last_[precision_count] = {};
 };
 
-/// Notes a copy as the last of its kind. A pipeline's tickets ascend: another pipeline's would count as landed long ago, so
-/// that the link stops.
+/// Notes a copy as the last of its kind. A pipeline's tickets ascend. Those of another pipeline would count as landed long
+/// ago, and so they stop the link.
 inline void note_submitted(Ticket ticket, Ticket& last, std::string& failed) {
   if (ticket <= last && failed.empty())
     failed = "the link has served another pipeline, expected one of its own for each";
   last = ticket;
 }
 
-/// Throws LinkError for a wait that would never end. `last`: of this kind (demand or prefetch) that was submitted.
+/// Throws LinkError for a wait that would never end. `last`: the last ticket of its kind (demand or prefetch) submitted.
 inline void check_submitted(Ticket ticket, Ticket last) {
   if (ticket <= last) return;
   detail::fail<LinkError>("wait for copy " + std::to_string(static_cast<std::uint64_t>(ticket)) +

@@ -6,12 +6,12 @@
 
 namespace ferry::inline FERRY_ABI::detail {
 
-/// The choices of the rows of this step and of a few steps before it, by layer; and of each row, which one is its sequence's
-/// token before. Of a step of more than 64 rows the last 64 are kept. Tokens have numbers, which hold until the step in whose
-/// place a new one comes.
+/// The choices of the rows of this step and of a few steps before it, by layer; and for each row, its sequence's token before
+/// it. Of a step of more than 64 rows the last 64 are kept. Tokens have numbers, which hold until a new step takes the place
+/// of theirs.
 ///
-/// Complexity: begin_step O(rows * (rows + layers * experts / 64)). State: for each step 64 times 8 bytes, and 8 for each
-/// layer and 64 experts of one.
+/// Complexity: begin_step O(rows * (rows + layers * experts / 64)). State, for each of the 64 tokens of a step: 8 bytes, and 8
+/// for each layer and 64 experts of one.
 class TokenHistory {
  public:
   static constexpr std::uint32_t most_rows = 64, none = 0xffffffffU;

@@ -20,8 +20,8 @@ struct SimulatedCopy {
   bool dropped = false;          ///< it ends behind its chunk
 };
 
-/// Demand copies in their order, before prefetches in theirs. A prefetch that was overtaken goes on before any other, and
-/// before demand copies that may not begin yet or go to its slot, or if somebody waits for it.
+/// Demand copies in their order, then prefetches in theirs. A prefetch that was overtaken goes on before any other prefetch.
+/// It also goes on before a demand copy that may not begin yet or goes to its slot, and before any if somebody waits for it.
 class WaitingCopies {
  public:
   [[nodiscard]] bool empty() const noexcept { return !overtaken_ && demand_.empty() && prefetch_.empty(); }
@@ -32,7 +32,7 @@ class WaitingCopies {
   }
   void overtake(const SimulatedCopy& prefetch) { overtaken_ = prefetch; }
 
-  /// The first demand copy, of which no prefetch begins before; nullptr: there is none.
+  /// The first demand copy, before which no prefetch begins; nullptr: there is none.
   [[nodiscard]] const SimulatedCopy* demand() const noexcept { return demand_.empty() ? nullptr : &demand_.front(); }
   /// The first prefetch that has not begun; nullptr: there is none.
   [[nodiscard]] const SimulatedCopy* prefetch() const noexcept {

@@ -41,7 +41,7 @@ class GateBank {
 
   /// All weights are 0 until they are set.
   GateBank(std::uint32_t layers, std::uint32_t experts, std::uint32_t hidden)
-      : layers_(layers), experts_(experts), gates_(Eigen::Index{layers} * experts, hidden) {}
+      : layers_(layers), experts_(experts), gates_(Matrix::Zero(Eigen::Index{layers} * experts, hidden)) {}
 
   /// How many layers have a gate here.
   [[nodiscard]] std::uint32_t layers() const { return layers_; }
@@ -59,8 +59,8 @@ class GateBank {
     depth_ = depth;
     learned_.setZero(Eigen::Index{layers_} * depth * experts_, gates_.cols());
   }
-  /// `gate`: [E, d], for `layer` from the gate input of the layer `distance` (1 to depth) before it, of which the model has
-  /// one.
+  /// `gate`: [E, d], predicts `layer` from the gate input of layer `layer - distance`, which the model must have; `distance`
+  /// is 1 to the depth.
   void set_learned(std::uint32_t layer, std::uint32_t distance, const Eigen::Ref<const Matrix>& gate) {
     learned_.middleRows((Eigen::Index{layer - distance} * depth_ + distance - 1) * experts_, experts_) = gate;
   }
@@ -82,8 +82,9 @@ class GateBank {
   /// the bank has learned: then `input` is the one of the layer before. Valid until the next call.
   Scores scores(std::uint16_t layer, const Eigen::Ref<const Matrix>& input) { return scores(layer, 1, input)[0]; }
 
-  /// The same for `count` layers from `first_layer` on, as one product; where the bank has learned fewer ahead than `count`,
-  /// the gates of the others follow as a second one. Throws std::out_of_range if there are fewer. Valid until the next call.
+  /// The same for `count` layers from `first_layer` on, as one product. Where the bank has learned fewer layers ahead than
+  /// `count`, the others' own gates follow as a second product. Throws std::out_of_range if the bank has fewer layers.
+  /// Valid until the next call.
   View<const Scores> scores(std::uint16_t first_layer, std::uint32_t count, const Eigen::Ref<const Matrix>& input) {
     return scores(first_layer, count, input, result_);
   }

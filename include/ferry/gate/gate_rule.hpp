@@ -32,20 +32,20 @@ struct GateRule {
   static constexpr std::uint32_t most_groups = 64;
 
   Gating gating = Gating::softmax;  ///< what a logit becomes
-  std::uint16_t groups = 1;         ///< equal ones of neighbours; at most `most_groups`, and a divisor of E
-  std::uint16_t kept_groups = 1;    ///< of the best `groups` that a row chooses from
+  std::uint16_t groups = 1;         ///< of adjacent experts, all equally large; at most `most_groups`, a divisor of E
+  std::uint16_t kept_groups = 1;    ///< how many of them, the best ones, a row chooses from
   std::uint16_t group_votes = 1;  ///< a group is as good as the sum of its best 1 or 2 experts; never more than it has
-  float mixer_epsilon = 0;        ///< of a sparse mixer: counted are experts within twice that share of the best
+  float mixer_epsilon = 0;        ///< of a sparse mixer: experts within twice this share of the best one count
   bool by_logit =
-      false;  ///< of a sigmoid: the highest logits are chosen, which it does not tell apart near one (Llama 4)
+      false;  ///< of a sigmoid: experts are chosen by logits, since it does not tell high ones apart (Llama 4)
 
   /// Whether `Scores::select` is another array than `Scores::weight`: elsewhere they may be one.
   FERRY_HD bool separate(bool biased) const noexcept {
     return biased || groups > 1 || by_logit || gating == Gating::sparse_mixer;
   }
 
-  /// Of one row. `bias`, [E]: added to what is chosen by, and not to weights; null: none. `select` and `weight`: [E]; they are
-  /// `logits` or each other only if they are not separate.
+  /// Scores one row. `bias`, [E]: added to what experts are chosen by, not to weights; null: none. `select` and `weight`, [E],
+  /// may be one array, or that of `logits`, only where `separate` is false.
   FERRY_HD void score(View<const float> logits, const float* bias, float* select, float* weight) const noexcept {
     if (gating == Gating::sigmoid) {
       for (std::uint32_t e = 0; e < logits.size; ++e) weight[e] = 1.0F / (1.0F + std::exp(-logits[e]));
@@ -70,7 +70,8 @@ struct GateRule {
     if (logit > 0.0F) return 0.5F + 0.25F * logit;
     return logit < lowest_exponent ? beyond(logit) : sigmoid;
   }
-  /// The second is one of those that a softmax has left next to nothing, or nothing at all, and weighs as much as it likes.
+  /// Tells experts apart to which the softmax gives next to nothing, or nothing: the second choice may be one of them, and its
+  /// weight is whatever `mix` makes it.
   FERRY_HD static void tell_apart(View<const float> logits, const float* softmax, float* select) noexcept {
     std::uint32_t best = 0;
     for (std::uint32_t e = 1; e < logits.size; ++e) best = logits[e] > logits[best] ? e : best;
@@ -116,7 +117,7 @@ struct GateRule {
     }
   }
 
-  /// Nobody chooses from the other groups. Ties go to the earlier group.
+  /// Excludes all but the best groups from the choice. Ties go to the earlier group.
   FERRY_HD void keep_groups(View<float> select) const noexcept {
     const std::uint32_t each = select.size / groups;
     std::uint64_t kept = 0;

@@ -15,8 +15,8 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// `start` copies the rows and returns at once; `join` waits for the result. They alternate, and the caller joins at a
 /// fixed point of each layer, so that what is predicted does not depend on who was faster. The bank may be read between
-/// them, but not changed; it must outlive the worker. What the worker throws, `join` throws. It may end between `start`
-/// and `join`, and waits for the product then.
+/// them, but not changed; it must outlive the worker. `join` throws what the worker throws. The worker may be destroyed
+/// between `start` and `join`; it then waits for the product.
 /// Threads: `start` and `join` from one thread. Needs the platform's thread library (CMake: Threads::Threads).
 class GateWorker {
  public:

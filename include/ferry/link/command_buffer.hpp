@@ -20,7 +20,7 @@ struct Command {
     wait    ///< the work that follows reads what the copy `copy.ticket` brings
   };
   Kind kind = Kind::copy;  ///< which call
-  Copy copy;               ///< of the other kinds only the member that is named there
+  Copy copy;               ///< for kinds other than `copy`, only the member that is named above is set
 };
 
 /// Keeps the commands of a pipeline until the engine takes them, for whoever carries them out: a later call, another

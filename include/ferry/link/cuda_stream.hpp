@@ -113,10 +113,10 @@ class CudaSlots {
 /// is submitted; only the last of a few may stay until the next call of any kind, for a neighbour that can go with it in
 /// one copy (next to it in host memory and on the device).
 ///
-/// CUDA cannot take a copy back. So prefetches wait here, where they can be dropped, and every call moves on as many as
-/// keep the stream busy for `ahead_bytes`: by no more than those, and one expert, can prefetches delay a demand copy; with
-/// `prefetch_chunk_bytes` by one chunk instead of an expert, since what is left of a prefetch waits here as well. Nor does a
-/// prefetch go to the stream before its slot's last reader is done, since demand copies behind it would wait as well.
+/// CUDA cannot take a copy back. So prefetches wait here, where they can be dropped, and every call but `drop` puts as many on
+/// the stream as keep it busy for `ahead_bytes`. Prefetches can delay a demand copy by no more than those bytes and one
+/// expert; with `prefetch_chunk_bytes`, by one chunk instead of an expert, since the rest of a prefetch waits here as well. A
+/// prefetch does not go to the stream before its slot's last reader is done, because demand copies behind it would wait too.
 ///
 /// With a source that is not pinned, a thread reads the bytes (from a disk, for instance) into page-locked buffers and
 /// puts the copies on the stream; `wait` then blocks until the copy is there, not until it has landed.
@@ -308,10 +308,10 @@ class CudaStream {
   /// and a task that waits for the first of several experts should not have to wait for all of them.
   static constexpr std::uint64_t together_bytes = std::uint64_t{4} << 20U;
 
-  /// Of so many smaller ones one is timed: a number that patterns of copies hardly have.
+  /// One in so many smaller copies is timed: a number that is hardly the period of a pattern of copies.
   static constexpr std::uint64_t timed_of = 11;
 
-  /// Of demand copies that are about to go to the stream.
+  /// What becomes of the last demand copies that would go to the stream now.
   enum class Last {
     goes,     ///< with the others
     may_stay  ///< until the next ones come, to be joined with them
@@ -518,7 +518,7 @@ class CudaStream {
     }
     send(std::move(one), nullptr);
   }
-  /// So many bytes of an expert, as long as the last of its precision took; 0 where none has landed.
+  /// How long so many bytes of an expert take, at the pace of the last one of its precision; 0 where none has landed.
   [[nodiscard]] Nanoseconds time_of(Precision precision, std::uint64_t bytes) const {
     const auto whole = static_cast<double>(times_.left(precision, 0, 0));
     const auto size = static_cast<double>(std::max<std::uint64_t>(expert_bytes_[static_cast<unsigned>(precision)], 1));

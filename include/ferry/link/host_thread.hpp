@@ -24,8 +24,8 @@ namespace ferry::inline FERRY_ABI {
 /// `prefetch_chunk_bytes` demand copies go ahead of a prefetch that has begun, between two of its chunks.
 ///
 /// The device is the caller's own thread: it has finished a task when it calls `done`, so a fence is reached
-/// when it is named. Memory of a landed copy is visible to the caller after `seen` or `wait`. Where slots borrow, a copy is
-/// the pointer's.
+/// when it is named. Memory of a landed copy is visible to the caller after `seen` or `wait`. Where slots borrow, a copy only
+/// sets a pointer.
 /// Needs the platform's thread library (CMake: Threads::Threads).
 class HostThread {
  public:
@@ -38,7 +38,7 @@ class HostThread {
     /// How long the thread looks for the next copy before it sleeps, after the last call that brought one or named a
     /// fence. Waking a sleeping thread costs the caller more than deciding does: several microseconds a copy.
     Nanoseconds linger_ns = 0;
-    std::uint32_t prefetch_chunk_bytes = 0;  ///< behind each of them demand copies overtake a prefetch; 0: none does
+    std::uint32_t prefetch_chunk_bytes = 0;  ///< after each so many, demand copies may overtake a prefetch; 0: never
   };
 
   /// Starts the thread. The memory outlives it.

@@ -23,9 +23,9 @@ namespace ferry::inline FERRY_ABI {
 /// `now`: submissions happen at it, and `seen` looks at it. Device work is queued behind the device's earlier
 /// work and does not move `now`; `sync` does.
 ///
-///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time. With `prefetch_chunk_bytes` a
-///    demand copy that may begin goes ahead of a prefetch behind the chunk that is under way, unless that is waited for; what
-///    is left of the prefetch takes another `latency_ns`.
+///  - A copy takes `latency_ns` plus its bytes over the bandwidth (rounded up), one at a time. With `prefetch_chunk_bytes`, a
+///    demand copy that may begin goes ahead of a prefetch once the chunk under way has crossed, unless somebody waits for that
+///    prefetch; what is left of it takes another `latency_ns`.
 ///  - Demand copies go in order of submission, before every prefetch that has not begun. A demand copy submitted
 ///    at the instant at which a queued prefetch could begin goes first.
 ///  - A copy begins when the link is free, it has been submitted, and the fence it follows is reached.
@@ -44,7 +44,7 @@ class VirtualClock {
     Nanoseconds latency_ns = 0;                  ///< added to each copy
     bool log = false;                            ///< keep every span for a timeline
     std::uint64_t bytes_per_s_beside_host = 0;   ///< while the host computes an expert; 0: as without
-    std::uint64_t prefetch_chunk_bytes = 0;  ///< behind each of them demand copies overtake a prefetch; 0: none does
+    std::uint64_t prefetch_chunk_bytes = 0;  ///< after each so many, demand copies may overtake a prefetch; 0: never
   };
 
   /// The link of these costs.
@@ -116,7 +116,7 @@ class VirtualClock {
     const Nanoseconds landed = landing(ticket);
     if (!failed_.empty()) detail::fail<LinkError>("a copy failed: " + failed_);
     if (landed <= from) return;
-    stall_ns_ += landed - from;  // of no overlap: no more than there is time
+    stall_ns_ += landed - from;  // stalls do not overlap, so their sum is no more than there is time
     log({Lane::device, "wait", from, landed, {}, false, Ticket::none});
     device_free_ = landed;
   }

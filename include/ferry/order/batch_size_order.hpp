@@ -5,9 +5,9 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// What the gate asks for, by the number of rows that want an expert, descending; of equal ones first what a place gains
-/// most with (`Request::gain_ns`), where the cache policy says it, else they keep their order. So do prefetches, which come
-/// surest first.
+/// Sorts what the gate asks for by the number of rows that want an expert, descending. Of equal ones, the expert with which a
+/// place gains most (`Request::gain_ns`) comes first, where the cache policy gives it; otherwise they keep their order.
+/// Prefetches, which come surest first, always keep theirs.
 ///
 /// Source: Importance-driven expert scheduling, section 5.4: Algorithm 2 sorts so before it splits.
 /// Complexity: by insertion, O(n) for requests that are in order, O(n^2) moves at worst. No state.

@@ -17,7 +17,7 @@ namespace ferry::inline FERRY_ABI {
 /// Complexity: O(misses), no state.
 ///
 /// Deviations. Instead of simulating step by step, the meeting point is found exactly; HybriMoE's idle CPU may also
-/// take cached experts, which a Placement never sees.
+/// take cached experts, which this `split` does not see.
 /// Ambiguities resolved. Of equally good prefixes the longest is loaded: what is loaded may be used again. Costs that
 /// are unknown count as 0: without copy costs everything is loaded, without host costs everything runs on the host,
 /// which is how the engine comes to measure it.

@@ -8,7 +8,7 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// The policy that stands for it.
+/// Which placement a ChosenPlacement stands for.
 enum class PlacementRule : std::uint8_t {
   device,       ///< DeviceOnly
   host,         ///< HostInDecode

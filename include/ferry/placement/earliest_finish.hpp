@@ -15,24 +15,26 @@ namespace ferry::inline FERRY_ABI {
 /// host alone would, by up to a tenth of `Request::gain_ns`, but never by more than copying it behind the layer would slow the
 /// host.
 ///
-/// What a use saves (`saves`) is the mean of two times: what the layer would have taken longer without this expert, or less
-/// with it; and this expert's share of what the layer would take longer without all of its experts than with all of them. By
-/// the first alone a miss costs nothing that is hidden behind other work, until there are two of them.
+/// What a use saves (`saves`) is the mean of two times. The first is how much longer the layer would have taken without this
+/// expert, or how much less with it; the second is this expert's share of how much longer the layer takes with none of its
+/// experts in slots than with all of them. By the first alone, a miss that is hidden behind other work would cost nothing
+/// until there are two of them.
 ///
-/// Over the ways to do it, the least of max(link, host): where nothing on its way is waited for, the host's time for all
-/// of them; where it is, with n loads behind it, the link's remaining time and n copies beside the host's time for the
-/// others. Loads go ahead of what is on its way for another layer, where the link lets them; never of what this one needs,
-/// of which less is left to cross than of a load. The misses must come with rows descending: compose it with BatchSizeOrder.
+/// Of the ways to do it, the one with the least max(link, host) is taken. If nothing on its way is waited for, that is the
+/// host's time for all of them; if it is, with n loads behind it, the link's remaining time and n copies, beside the host's
+/// time for the others. Where the link allows it, loads go ahead of copies for another layer, but never of those that this
+/// layer needs, which have less left to cross than a load. The misses must come with rows descending: compose it with
+/// BatchSizeOrder.
 ///
 /// Source: ours. What llama.cpp and Fiddler do, and HybriMoE's split, are two of the ways that it weighs.
 /// Complexity: O(misses * resident) at worst, no state.
 ///
-/// Ambiguities resolved. Of equally good ways the one that loads less. Costs that are unknown: without the host's time
-/// everything goes to the host, which is how the engine comes to measure it; without a copy's nothing is loaded. In prefill,
-/// where all of a layer would be long on the host, one miss of several goes there, and copies of unknown time count as none.
-/// While the host's time is unknown a use saves a copy. In prefill it saves what one row's would in decode, if the layer had
-/// no other; or a copy, where that takes less, for then no such row is left to the host.
-/// For `saves` all of a layer's experts count as equally long, and nothing as on its way.
+/// Ambiguities resolved. Of equally good ways, the one that loads less is taken. While the host's time is unknown, everything
+/// goes to the host, which is how the engine comes to measure it; while a copy's time is unknown, nothing is loaded. In
+/// prefill, where a whole layer would take long on the host, only one miss of several goes there, and copies of unknown time
+/// count as taking none. While the host's time is unknown, a use saves a copy. In prefill, a use saves what a use by a single
+/// row would save in decode if the layer had no other expert; or a copy, where that takes less, for then no such row is left
+/// to the host. `saves` takes all of a layer's experts as equally long, and none as on its way.
 struct EarliestFinish {
   static constexpr bool needs_ordered_batches = true;
 

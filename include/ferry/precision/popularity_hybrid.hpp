@@ -19,18 +19,18 @@ namespace ferry::inline FERRY_ABI {
 ///  - `low_on_miss`: in decode, what was not predicted crosses in `low` (the paper's low-end PC). The next use wants
 ///    `high` again and loads it beside: the paper keeps such copies for the one use only.
 ///
-/// Deviation. The paper's low precisions are made by HQQ, `Hqq` here. What codec made them is the engine's: the reference
-/// engine rounds to the nearest unless told otherwise (`--quantizer hqq`), as HQQ takes many times as long when a model
-/// is loaded; its INT2 diverges 7 and 9% less on the bundled models, its INT4 3 and 8% (docs/results/quality.md).
+/// Deviation. The paper's low precisions are made by HQQ, `Hqq` here. The codec is the engine's choice: the reference engine
+/// rounds to the nearest unless told otherwise (`--quantizer hqq`), since with HQQ a model takes many times as long to load.
+/// On the bundled models HQQ's INT2 diverges 7 and 9% less, and its INT4 3 and 8% less (docs/results/quality.md).
 ///
 /// Complexity: O(n) for n requests in order of popularity, as predictions come, O(n^2) moves of 2 bytes at worst.
 /// State: 2 bytes an expert.
 ///
 /// Ambiguities resolved.
 ///  - Of equally popular experts the one with the higher index is the less popular.
-///  - What the real gate of a prefill asks for and a prediction has brought, or is bringing, is used as it comes: it
-///    wants `low` if it is held in `low` or better. What is not goes by its real popularity, among all that the layer
-///    asks for.
+///  - An expert that the real gate of a prefill asks for, and that a prediction has brought or is bringing, is used as it
+///    comes: it wants `low` if it is held in `low` or better. Any other goes by its real popularity, among all that the
+///    layer asks for.
 ///  - 0 percent: never low in prefill, whatever is held.
 class PopularityHybrid {
  public:

@@ -17,7 +17,7 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// Reads no rows. Nothing is known of weights: importance and unimportance are 0.
 /// Complexity: observe O(rows k^2); predict O(rows k E).
-/// State: 4 (L-1) E^2 bytes (331 KB for Qwen1.5-MoE), 22 an expert, 2 a route.
+/// State: 4 (L-1) E^2 bytes (331 KB for Qwen1.5-MoE), 22 an expert, 2 a route, 4 a row and 2 for each of k.
 ///
 /// Ambiguities resolved.
 ///  - Only the next layer of the same step is predicted. For layer 0, whose rows are other tokens, and for layers

@@ -11,8 +11,8 @@ namespace ferry::inline FERRY_ABI {
 /// Predicts exactly the experts that the layer will ask for, from a list recorded before. No engine can have it: it
 /// shows what the other policies could reach with perfect prediction.
 ///
-/// Steps are counted by `begin_step`, abandoned ones too. A layer behind the one observed last means this step's, any
-/// other the next step's. Beyond the end of the list nothing is predicted.
+/// Steps are counted by `begin_step`, abandoned ones too. A layer after the one observed last is taken as this step's, any
+/// other as the next step's. Beyond the end of the list nothing is predicted.
 ///
 /// Source: none; it is to predictors what Belady's MIN is to caches.
 /// Reads no rows. Confidence 1, rows 1; importance and unimportance are 0.

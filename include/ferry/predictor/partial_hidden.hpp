@@ -10,7 +10,7 @@
 namespace ferry::inline FERRY_ABI {
 
 /// In decode, what resident and shared experts have given so far goes through the next layer's attention and gate; the
-/// predicted top-score experts are predicted, best first. In prefill every expert of the next layer is.
+/// experts that are top-score there are predicted, best first. In prefill every expert of the next layer is predicted.
 ///
 /// Source: Importance-driven expert scheduling, section 5.2 with section 5.1's top-score experts (decode), section 4.1
 /// (prefill: the next layer is prefetched while this one is computed).

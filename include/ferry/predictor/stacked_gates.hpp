@@ -15,8 +15,8 @@ namespace ferry::inline FERRY_ABI {
 ///
 /// It is one of three parts of the paper's walk, and sees nothing of the others:
 ///  - The engine asks for the layers l+1, l+2, ... up to `depth` ahead, each with its rows.
-///  - The scheduler ends the walk: with a PrefetchLimit such as FirstMiss, whose `further` is false once a prefetch
-///    was submitted since the plan, it stops at the first layer that lacks a predicted expert.
+///  - The scheduler ends the walk: with a PrefetchLimit such as FirstMiss, whose `further` is false once an absent expert
+///    was taken since the plan, it stops at the first layer that lacks a predicted expert.
 ///  - The core masks from eviction what is predicted and there, until its layer is planned.
 /// Precision follows the predicted importance: requests carry HOBBIT's unimportance (detail::PredictedExperts), and the
 /// QuantSelector chooses as it does for real ones.

@@ -93,7 +93,7 @@ class ExpertCacheRouter {
     }
   }
 
-  /// What is left of the latest batch of several rows: uses are those of whole rows, of which none has an expert twice.
+  /// Looks at what the latest batch of several rows has left: uses are of whole rows, and no row has an expert twice.
   [[nodiscard]] const char* check() const noexcept {
     std::uint64_t uses = 0;
     for (const std::uint32_t n : users_) uses += n;
@@ -123,8 +123,8 @@ class ExpertCacheRouter {
 
   FERRY_HD bool top_score(float score, float beta) const noexcept { return score > (1.0F + alpha) * beta; }
 
-  /// The choice of a single row: nobody uses an expert beside it, so A is in the order of scores, in which experts are
-  /// taken out of columns until there are enough.
+  /// The choice of a single row. No other row uses an expert, so A is in the order of scores: experts are taken out of
+  /// columns in that order until there are enough.
   FERRY_HD void choose_alone(const float* select, View<const State> present, Route* routes) noexcept {
     detail::KeyColumns columns;
     columns.fill(select, experts_, 0);

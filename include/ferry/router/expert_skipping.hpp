@@ -13,16 +13,17 @@ namespace ferry::inline FERRY_ABI {
 /// In decode a row's least important experts are not run at all, wherever they are; the others keep the weights that the
 /// gate gave them, and a row's best expert always runs. Prefill is plain top-k.
 ///
-/// To leave out an expert costs its squared weight, summed over the rows that chose it: what the layer's output moves by,
-/// squared, if experts' outputs are of one size and have no common direction. It is left out for all of them if that is at
-/// most a threshold, or else for none, since one row more costs next to nothing. The threshold rises while less is spent
-/// than a row and layer may spend in the mean, `max_loss / loss_rate`, and falls while more is: by a factor of e in about
-/// 64 tokens if nothing is spent at all. Its logarithm is the sum of what was not spent, and lies between that of 2^-24 and 0:
-/// over any n tokens the mean exceeds the allowance by no more than about 64 ln(2^24) / n, some 1,100 / n, of it.
+/// Leaving out an expert costs its squared weight, summed over the rows that chose it: the squared distance by which the
+/// layer's output moves, if experts' outputs are of one size and have no common direction. The expert is left out for all of
+/// these rows if its cost is at most a threshold, and otherwise for none, since one row more costs next to nothing. A row and
+/// layer may spend `max_loss / loss_rate` in the mean. The threshold rises while less than this allowance is spent, and falls
+/// while more is: by a factor of e in about 64 tokens if nothing is spent at all. Its logarithm is the sum of what was not
+/// spent, and lies between ln(2^-24) and 0: so over any n tokens the mean exceeds the allowance by no more than about
+/// 64 ln(2^24) / n of it, some 1,100 / n.
 ///
-/// Nothing else enters, not what is resident, the machine or the budget: a text that was measured at one of them is what
-/// every other would have written. The threshold goes on from one sequence to the next, so that what a prompt gets depends on
-/// what was decoded before it and beside it.
+/// Nothing else matters, neither what is resident nor the machine nor the budget: a text that was measured with one of them is
+/// what every other would have written. The threshold carries over from one sequence to the next, so that what a prompt gets
+/// depends on what was decoded before it and beside it.
 ///
 /// Source: ours. Lu et al. (2024, "Not All Experts are Equal", section 3.3) leave out the second of two experts if its
 /// weight is below a share of the first's. HOBBIT (3.2) skips misses by what is ranked above them, Importance-driven (5.1)
@@ -30,9 +31,9 @@ namespace ferry::inline FERRY_ABI {
 /// weight predicts the divergence of both with nearly the same factor (docs/decisions.md).
 /// Complexity: O(rows * k) beside TopK's. State: 4 bytes an expert.
 ///
-/// Ambiguities resolved. Costs are whole numbers of 2^-20, rounded up. A row's best expert is the first that it has. A weight
-/// that is not a number is never left out. Equal experts of a row are left out together. A model with one expert a token
-/// runs it always.
+/// Ambiguities resolved. Costs are whole numbers of 2^-20, rounded down plus one. A row's best expert is the first that it has.
+/// An expert whose weight is not a number is never left out. Equal experts of a row are left out together. A model with one
+/// expert a token always runs it.
 class ExpertSkipping {
  public:
   static constexpr bool skips = true;
@@ -92,7 +93,7 @@ class ExpertSkipping {
   }
 
  private:
-  static constexpr unsigned cost_bits = 20, fraction_bits = 20;  ///< the threshold's fraction is finer by the second
+  static constexpr unsigned cost_bits = 20, fraction_bits = 20;  ///< costs are in 2^-20, the threshold in 2^-40
   static constexpr float one = 1U << cost_bits;
   static constexpr std::uint32_t never = 0xffffffffU;  ///< more than any threshold
 
@@ -112,7 +113,7 @@ class ExpertSkipping {
     const std::int64_t all = (earned - spent) * 1024 + carried_;
     std::int64_t saved = all / earned;
     if (saved < -512 * std::int64_t{pace_}) saved = -512 * std::int64_t{pace_};
-    if (saved < 0 && threshold_ == clamp(0)) saved = 0;  // it cannot fall, and pays for nothing by it
+    if (saved < 0 && threshold_ == clamp(0)) saved = 0;  // it cannot fall any further, so nothing is paid off
     carried_ = all - saved * earned;
     threshold_ = clamp(threshold_ + threshold_ / pace_ * saved / 1024);
   }

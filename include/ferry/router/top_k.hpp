@@ -21,7 +21,7 @@ struct Weighing {
         least_sum(shape.least_sum),
         added_to_sum(shape.added_to_sum) {}
 
-  /// Sets those of one row's routes: each expert's own, divided by their sum if the model does that, times its factor.
+  /// Sets the weights of one row's routes: each expert's own, divided by their sum if the model does that, times `scale`.
   FERRY_HD void weigh(const float* weight, std::uint32_t k, Route* routes) const noexcept {
     for (std::uint32_t i = 0; i < k; ++i) routes[i].weight = weight[routes[i].expert];
     if (renormalise == Renormalise::yes) {

@@ -109,8 +109,8 @@ inline Nanoseconds clairvoyant_ns(const WorkDone& work) {
 /// alone. Let x be the time in which both of these are at work, at the paces a and b: the host is at work alone for H - b x,
 /// the link for C - a x. An expert needs its layer's gate, and the next layer needs the expert: the host rests in all of
 /// `WorkDone::dense`, and beside that there is only room for the link. So no less passes than
-/// x + (H - b x) + max(dense, C - a x), for 0 <= x <= H / b and a x <= C. In x the first part of that rises, until
-/// C - a x is dense; before, it changes by 1 - a - b, so that the least is at one end or there.
+/// x + (H - b x) + max(dense, C - a x), for 0 <= x <= H / b and a x <= C. Until C - a x falls to dense, this changes with x by
+/// 1 - a - b; from there on it rises, by 1 - b. So the least is at one end or at that point.
 inline Nanoseconds clairvoyant_with_host_ns(const WorkDone& work) {
   const double a = work.link_beside_host, b = work.host_beside_copies, dense = static_cast<double>(work.dense);
   auto shared = [&](double link, double host) {

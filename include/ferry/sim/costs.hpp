@@ -11,7 +11,7 @@
 
 namespace ferry::inline FERRY_ABI {
 
-/// amount / per_s seconds in nanoseconds, rounded up, or the longest time there is; 0 if `per_s` is 0, which is at most 10^15.
+/// amount / per_s seconds in nanoseconds, rounded up, or the longest time there is; 0 if `per_s` is 0. `per_s`: at most 10^16.
 constexpr Nanoseconds duration_ns(std::uint64_t amount, std::uint64_t per_s) noexcept {
   if (per_s == 0) return 0;
   // Long division, three decimals at a time: seconds, ms, us, ns; every product fits.
@@ -77,7 +77,7 @@ struct Costs {
   std::uint64_t link_bytes_per_s = 16'000'000'000;   ///< of the link
   std::uint64_t link_bytes_per_s_beside_host = 0;    ///< while the host computes an expert; 0: as without
   Nanoseconds link_latency_ns = 0;                   ///< added to each copy
-  std::uint64_t prefetch_chunk_bytes = 0;  ///< behind each a demand copy goes ahead of a prefetch; 0: it does not
+  std::uint64_t prefetch_chunk_bytes = 0;  ///< after each so many, demand copies may overtake a prefetch; 0: never
   Nanoseconds layer_ns = 0;                ///< a layer's fixed overhead on the device: launches, framework
   std::vector<LayerWork> work;             ///< one for all layers, or one a layer
 
@@ -160,7 +160,7 @@ struct Costs {
   }
 };
 
-/// What a Placement weighs, of these costs: of the first layer.
+/// What a Placement weighs of these costs, those of the first layer.
 inline LayerCosts layer_costs(const Costs& costs, const ModelShape& model) {
   LayerCosts c;
   for (std::uint32_t p = 1; p < precision_count; ++p) {
@@ -185,7 +185,7 @@ struct PhaseClock {
   Nanoseconds stall = 0;      ///< the device waited for a copy
   Nanoseconds host = 0;       ///< the host computed experts
   Nanoseconds host_wait = 0;  ///< the device waited for it
-  Nanoseconds link_busy = 0;  ///< a copy counts whole when it is put on the link, also what of it the next phase sees
+  Nanoseconds link_busy = 0;  ///< a copy counts whole when it is put on the link, even if it lands in the next phase
   /// How many rows and how many steps.
   std::uint64_t tokens = 0, steps = 0;
 };

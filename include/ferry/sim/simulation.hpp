@@ -129,7 +129,7 @@ class Replay {
   }
 
  private:
-  /// A pipeline whose stack is known refuses routes when it is compiled, one of any stack when it is asked.
+  /// A pipeline whose stack is known refuses routes when it is compiled, an AnyPipeline when it is called.
   static constexpr bool takes_routes = [] {
     if constexpr (requires { typename Pipe::Stack; }) {
       return !Pipe::traits().router_needs_scores && !Pipe::traits().cache_needs_scores;
@@ -199,7 +199,7 @@ class Replay {
   }
 
   /// The tokens of the step that a layer computes: all but those of a prompt whose choices were not recorded, since engines
-  /// leave rows out of the last layer whose outputs nobody reads.
+  /// leave out of the last layer those rows whose outputs nobody reads.
   void find_rows(std::uint16_t l) {
     tokens_.clear();
     rows_.clear();

@@ -23,13 +23,13 @@ struct Trace {
 
   std::span<const std::uint32_t> sequence_start;  ///< first token of each sequence, ascending from 0
   std::span<const std::uint8_t> phase;            ///< [tokens] Phase; empty: all decode
-  /// [tokens, layers, top_k] chosen experts, best first, in one of the two; the largest value: not recorded, or behind the
-  /// last of a layer with a smaller top_k.
+  /// [tokens, layers, top_k] chosen experts, best first, in one of these two arrays; the largest value: not recorded, or in a
+  /// place beyond the top_k of a layer with a smaller one.
   std::span<const std::uint8_t> experts8;
   std::span<const std::uint16_t> experts16;  ///< the other of the two
   std::span<const float> weights;            ///< [tokens, layers, top_k] that scale their outputs
   std::span<const float> scores;             ///< [tokens, layers, experts] of all experts
-  std::uint16_t ahead = 0;                   ///< layers ahead of which `predicted` knows, up to 4
+  std::uint16_t ahead = 0;                   ///< how many layers ahead `predicted` reaches, up to 4
   std::span<const float> predicted;          ///< [tokens, layers, ahead, experts]: layer l + 1 + j from l's gate input
   std::span<const float> partial;            ///< [tokens, layers, experts]: layer l + 1 from l's partial hidden state
   /// In the shapes of `scores`, `predicted` and `partial`, beside them: what experts are chosen by, where that is not what
@@ -204,11 +204,11 @@ class TraceSteps {
 
   /// Of the step.
   [[nodiscard]] Phase phase() const { return phase_; }
-  /// The tokens of the step, a row each, and of each the place of its sequence in the group.
+  /// The tokens of the step, one a row.
   [[nodiscard]] View<const std::uint32_t> tokens() const { return view(tokens_); }
   /// Of each row, the place of its sequence in the group.
   [[nodiscard]] View<const std::uint32_t> sequences() const { return view(slots_); }
-  /// How many sequences have ended before this step (0, or the group before).
+  /// How many sequences ended just before this step: none, or the whole group before.
   [[nodiscard]] std::uint32_t ended() const { return ended_; }
   /// How many groups of sequences have begun.
   [[nodiscard]] std::uint32_t groups() const { return groups_; }

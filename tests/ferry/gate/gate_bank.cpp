@@ -11,6 +11,12 @@
 using namespace ferry;
 using namespace ferry::test;
 
+TEST_CASE("gates are 0 until they are set") {
+  { const Matrix garbage = Matrix::Constant(3 * 5, 7, 1e9F); }  // whose memory the bank may get
+  const GateBank bank(3, 5, 7);
+  for (std::uint32_t l = 0; l < 3; ++l) CHECK(bank.of(l).isZero(0));
+}
+
 TEST_CASE("scores are the softmax of that layer's gate, against a loop") {
   test::Random random(2);
   GateBank bank(3, 5, 7);
