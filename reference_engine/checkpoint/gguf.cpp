@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "support/errors.hpp"
+#include "support/reads.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -211,6 +212,7 @@ bool is_gguf(const std::filesystem::path& path) {
   std::error_code none;
   if (!std::filesystem::is_regular_file(path, none)) return false;
   char begin[sizeof(magic)] = {};
+  const ReadUnderWay watched;
   std::ifstream(path, std::ios::binary).read(begin, sizeof(begin));
   return std::memcmp(begin, magic, sizeof(magic)) == 0;
 }

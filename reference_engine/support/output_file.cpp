@@ -14,6 +14,7 @@
 
 #include "support/errors.hpp"
 #include "support/print.hpp"
+#include "support/reads.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -172,6 +173,7 @@ void check_replaceable(const std::filesystem::path& path, const FileKind& kind) 
   std::error_code none;
   if (!std::filesystem::is_regular_file(path, none) || std::filesystem::file_size(path, none) == 0) return;
   std::string begin(looked_at, '\0');
+  const ReadUnderWay watched;
   std::ifstream in(path, std::ios::binary);
   in.read(begin.data(), looked_at);
   begin.resize(static_cast<std::size_t>(in.gcount()));
