@@ -1,6 +1,12 @@
 /// @file
 /// The best k of a row of scores.
 #pragma once
+#if defined(__AVX2__) && !defined(__CUDACC__)
+#include <immintrin.h>
+#endif
+
+#include <type_traits>
+
 #include "ferry/model.hpp"
 
 namespace ferry::inline FERRY_ABI::detail {
@@ -16,12 +22,12 @@ FERRY_HD constexpr bool ranks_above(float a, float b) noexcept {
 FERRY_HD constexpr std::int64_t rank_key(std::uint64_t count, std::uint32_t index) noexcept {
   return count == 0 ? 0 : static_cast<std::int64_t>(count << 16U | (0xffffU - index));
 }
-/// The same for a score; never 0.
+/// The same for a score; never 0, and its upper part, without the index, is not 0 either.
 FERRY_HD inline std::int64_t rank_key(float score, std::uint32_t index) noexcept {
   const float s = score + 0.0F;  // no negative zero
   auto bits = __builtin_bit_cast(std::uint32_t, s);
   bits ^= (bits >> 31U) != 0 ? 0xffffffffU : 0x80000000U;  // now they ascend as the scores do
-  if (s != s) bits = 0;
+  if (s != s) bits = 1;                                    // which no other score has
   return static_cast<std::int64_t>(std::uint64_t{bits} << 16U | (0xffffU - index));
 }
 FERRY_HD inline std::uint32_t index_of(std::int64_t key) noexcept {
@@ -83,13 +89,90 @@ class KeyColumns {
   std::int64_t top0_, top1_, top2_, top3_, top4_, top5_, top6_, top7_;
 };
 
+#if defined(__AVX2__) && !defined(__CUDACC__)
+/// The same for scores, with half the instructions: eight vectors of keys without their indices. The lowest index among
+/// equal keys is the first of a mask's bits.
+class ScoreVectors {
+ public:
+  static constexpr std::uint32_t capacity = 64;
+
+  /// `scores[0 .. n)` are those of indices `first` and following.
+  FERRY_HOT void fill(const float* scores, std::uint32_t n, std::uint32_t first) noexcept {
+    first_ = first, equal_ = 0;
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+#pragma GCC unroll 8
+    for (std::uint32_t v = 0; v < 8; ++v) {
+      if (8 * (v + 1) <= n) {
+        key_[v] = keys(_mm256_loadu_ps(scores + 8 * v));
+      } else if (8 * v < n) {
+        const __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n - 8 * v)), lanes);
+        key_[v] = _mm256_and_si256(keys(_mm256_maskload_ps(scores + 8 * v, there)), there);
+      } else {
+        key_[v] = _mm256_setzero_si256();
+      }
+    }
+  }
+
+  /// Removes the largest key that is left, and returns it as `rank_key` has it; 0: none is left.
+  FERRY_HOT std::int64_t take() noexcept {
+    if (equal_ == 0) find_largest();
+    const auto index = static_cast<std::uint32_t>(__builtin_ctzll(equal_));
+    equal_ &= equal_ - 1;
+    return largest_ == 0 ? 0 : static_cast<std::int64_t>(std::uint64_t{largest_} << 16U | (0xffffU - first_ - index));
+  }
+
+ private:
+  /// As `rank_key`.
+  FERRY_HOT static __m256i keys(__m256 scores) noexcept {
+    const __m256 s = _mm256_add_ps(scores, _mm256_setzero_ps());
+    const __m256i bits = _mm256_castps_si256(s), sign = _mm256_set1_epi32(INT32_MIN);
+    const __m256i ascending = _mm256_xor_si256(bits, _mm256_or_si256(_mm256_srai_epi32(bits, 31), sign));
+    const __m256i one = _mm256_set1_epi32(1), none = _mm256_castps_si256(_mm256_cmp_ps(s, s, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(ascending, one, none);
+  }
+
+  FERRY_HOT void find_largest() noexcept {
+    const auto larger = [](__m256i a, __m256i b) { return _mm256_max_epu32(a, b); };
+    const __m256i columns = larger(larger(larger(key_[0], key_[1]), larger(key_[2], key_[3])),
+                                   larger(larger(key_[4], key_[5]), larger(key_[6], key_[7])));
+    __m256i all = larger(columns, _mm256_permute2x128_si256(columns, columns, 1));
+    all = larger(all, _mm256_shuffle_epi32(all, 0b01001110));
+    all = larger(all, _mm256_shuffle_epi32(all, 0b10110001));  // in each lane
+    largest_ = static_cast<std::uint32_t>(_mm256_cvtsi256_si32(all));
+    equal_ = remove<0>(all) | remove<4>(all) << 32U;
+  }
+
+  /// Removes the keys of four vectors that are equal to `key`, in each lane. Returns a bit for each, in order.
+  template <std::uint32_t v>
+  FERRY_HOT std::uint64_t remove(__m256i key) noexcept {
+    const __m256i a = _mm256_cmpeq_epi32(key_[v], key), b = _mm256_cmpeq_epi32(key_[v + 1], key);
+    const __m256i c = _mm256_cmpeq_epi32(key_[v + 2], key), d = _mm256_cmpeq_epi32(key_[v + 3], key);
+    key_[v] = _mm256_andnot_si256(a, key_[v]), key_[v + 1] = _mm256_andnot_si256(b, key_[v + 1]);
+    key_[v + 2] = _mm256_andnot_si256(c, key_[v + 2]), key_[v + 3] = _mm256_andnot_si256(d, key_[v + 3]);
+    const __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+    const __m256i in_order = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    return static_cast<std::uint32_t>(_mm256_movemask_epi8(in_order));
+  }
+
+  __m256i key_[8];  ///< of 32 bits; 0: none
+  std::uint32_t first_ = 0, largest_ = 0;
+  std::uint64_t equal_ = 0;  ///< those that have the largest key and were not taken
+};
+/// What takes the best of a row of these.
+template <class T>
+using BestTaker = std::conditional_t<std::is_same_v<T, float>, ScoreVectors, KeyColumns>;
+#else
+template <class T>
+using BestTaker = KeyColumns;
+#endif
+
 /// Puts the k best of `values[0 .. n)`, best first, by `put(rank, index)`; `at(rank)` gives back what was put. Counts of 0
 /// are left out. Returns how many were put.
 template <class T, class Put, class At>
 FERRY_HD std::uint32_t best_by_columns(const T* values, std::uint32_t n, std::uint32_t k, const Put& put,
                                        const At& at) noexcept {
-  constexpr std::uint32_t most = KeyColumns::capacity;
-  KeyColumns keys;
+  constexpr std::uint32_t most = BestTaker<T>::capacity;
+  BestTaker<T> keys;
   keys.fill(values, n < most ? n : most, 0);
   std::uint32_t found = 0;
   for (; found < k && found < most; ++found) {

@@ -73,7 +73,7 @@ class ExpertCacheRouter {
     out.size += rows * stride_;
     experts_ = static_cast<std::uint16_t>(scores.experts_or(columns_));
     k_ = static_cast<std::uint16_t>(scores.top_k_or(stride_));
-    if (rows == 1 && experts_ <= detail::KeyColumns::capacity) {
+    if (rows == 1 && experts_ <= detail::BestTaker<float>::capacity) {
       choose_alone(scores.select.data, present, routes);
     } else {
       collect(scores.select.data, rows, routes);
@@ -126,7 +126,7 @@ class ExpertCacheRouter {
   /// The choice of a single row. No other row uses an expert, so A is in the order of scores: experts are taken out of
   /// columns in that order until there are enough.
   FERRY_HD void choose_alone(const float* select, View<const State> present, Route* routes) noexcept {
-    detail::KeyColumns columns;
+    detail::BestTaker<float> columns;
     columns.fill(select, experts_, 0);
     for (std::uint32_t i = 0; i < k_; ++i) routes[i] = {static_cast<std::uint16_t>(detail::index_of(columns.take()))};
     if (k_ == experts_) return;
