@@ -28,7 +28,7 @@ namespace ferry::inline FERRY_ABI {
 /// Source: ours. Lu et al. (2024, "Not All Experts are Equal", section 3.3) leave out the second of two experts if its
 /// weight is below a share of the first's. HOBBIT (3.2) skips misses by what is ranked above them, Importance-driven (5.1)
 /// replaces them; on the bundled models leaving out costs less than replacing at the same time saved, and the squared
-/// weight predicts the divergence of both with nearly the same factor (docs/decisions.md).
+/// weight predicts the divergence of both with nearly the same factor (docs/results/decisions-on-policies.md).
 /// Complexity: O(rows * k) beside TopK's. State: 4 bytes an expert.
 ///
 /// Ambiguities resolved. Costs are whole numbers of 2^-20, rounded down plus one. A row's best expert is the first that it has.
