@@ -67,8 +67,8 @@ struct LearnedGates {
   void write(OutputFile& out, const std::string& model) const;
 };
 
-/// Trains all of them on nine tenths of the samples, all over the texts, and measures them over the others; none is kept
-/// that diverges more there than the layer's own gate. Nothing if `progress` returned false.
+/// Trains all of them on nine tenths of the samples, from all over the texts, and measures them on the rest; one that diverges
+/// more there than the layer's own gate is replaced by that. Nothing if `progress` returned false.
 std::optional<LearnedGates> train_gates(const GateSamples& samples, const std::vector<Matrix>& own_gates,
                                         std::uint32_t depth, std::uint32_t k, const GateTraining& training,
                                         const std::function<bool(std::uint64_t done, std::uint64_t all)>& progress);

@@ -36,7 +36,7 @@ class Checkpoint {
   static std::string scales_of(const std::string& name);
   /// Copies a tensor as it lies in memory (Tensor::stored), reading the file. Throws InputError, naming both.
   void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::byte* to) const;
-  /// Of it `bytes` from `first` on, which it has. Not of f8_e4m3.
+  /// The same for `bytes` of it from `first` on, which it must have. Not for f8_e4m3.
   void read(const std::string& name, const std::vector<std::uint64_t>& shape, std::uint64_t first, std::uint64_t bytes,
             std::byte* to) const;
   /// Bytes of a tensor of any type, as they lie in the file.
@@ -67,10 +67,11 @@ class Checkpoint {
   mutable std::set<std::string> read_;
 };
 
-/// Has the config go by the names that transformers has inside if the checkpoint does and lacks the family's own.
+/// Makes the config use the names inside transformers, if the checkpoint does and lacks the family's own.
 void take_names(const Checkpoint& checkpoint, ModelConfig& config);
 
-/// A gate's matrix [experts, hidden] of a layer with experts; where it has scales, each column times its own, over sqrt(hidden).
+/// The gate's matrix [experts, hidden] of a layer with experts; where it has scales, each column is multiplied by its own, and
+/// divided by sqrt(hidden).
 std::vector<float> scaled_gate(const Checkpoint& checkpoint, const ModelConfig& config, std::uint32_t moe_layer);
 
 }  // namespace ferry::engine

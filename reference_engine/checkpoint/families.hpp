@@ -9,18 +9,18 @@
 
 namespace ferry::engine {
 
-/// Of any dimension; keeps products of two within 64 bits with ease.
+/// The most that any dimension may have; keeps products of two within 64 bits with ease.
 inline constexpr std::uint32_t largest_dimension = 1U << 20U;
 
 /// What its makers' code takes where a file does not say.
 struct FamilyDefaults {
   double norm_epsilon = 0;
   std::optional<std::uint32_t> end_token;
-  bool latent = false;  ///< attention, whose heads have widths of their own
+  bool latent = false;  ///< it has latent attention, whose heads have widths of their own
 };
 
-/// Of a family, ahead of all fields: another one may spell those in another way. Throws InputError if the engine does not
-/// compute it, by its name and with the part that is missing.
+/// The defaults of a family, which are needed before any field is read, since families spell fields in different ways. Throws
+/// InputError, with the family's name and the part that is missing, if the engine does not compute it.
 FamilyDefaults family_defaults(const Fields& fields, const std::string& architecture);
 
 /// Fills in what is particular to the family that `config.architecture_name` names; what all have in common is there.

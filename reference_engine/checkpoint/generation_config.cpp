@@ -45,9 +45,9 @@ void add_tokens(const Fields& f, const std::string& name, std::vector<std::uint3
   }
 }
 
-/// What ends a text beside `eos_token_id` stands in a folder's generation_config.json. Converters write one or two of it, and
-/// llama.cpp goes by the names of tokens: these, whatever the file says that they are (many a ChatML file says user-defined). Not
-/// among them is what only other families have.
+/// The tokens that end a text beside `eos_token_id` are in a folder's generation_config.json. Converters write one or two of
+/// them, and llama.cpp goes by the names of tokens: these, whatever type the file gives them (many a ChatML file says
+/// user-defined). Names that only other families have are left out.
 void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
   static const std::set<std::string> ends = {"<|eot_id|>",
                                              "<|im_end|>",
@@ -75,7 +75,7 @@ void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
   for (std::size_t id = 0; id < texts.size(); ++id) {
     if (ends.contains(texts[id])) found[texts[id]] = static_cast<std::uint32_t>(id);
   }
-  // Where turns end otherwise this ends a part of one.
+  // In models whose turns end with other tokens, this one ends only a part of a turn.
   const bool parts = (found.contains("<|return|>") && found.contains("<|call|>")) ||
                      (found.contains("<|flush|>") && (found.contains("<|call|>") || found.contains("<|calls|>")));
   if (parts) found.erase("<|end|>");

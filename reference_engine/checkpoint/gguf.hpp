@@ -31,8 +31,8 @@ class Gguf final : public TensorFile {
   [[nodiscard]] std::vector<std::string> texts(const std::string& name) const;
   [[nodiscard]] std::vector<double> numbers(const std::string& name) const;
 
-  /// A matrix's rows, or a vector's elements, as tensors of their own in this order, in its place. False, and nothing is done: it
-  /// has another number of them, or one of the names is there.
+  /// Puts tensors made of a matrix's rows, or a vector's elements, in its place, in the order of `parts`. False, and nothing is
+  /// done, if it has another number of them, if a part has none, or if there is a tensor of one of these names.
   bool part_rows(const std::string& name, const std::vector<std::pair<std::string, std::uint64_t>>& parts);
 
  private:

@@ -103,7 +103,7 @@ class GgufFacts {
     }
     return nullptr;
   }
-  /// The first layer's that has one of that name; null if none has.
+  /// The tensor of that name of the first layer that has one; null if none has.
   [[nodiscard]] const Tensor* of_a_layer(const std::string& name) const {
     for (const auto& file : files_) {
       for (const auto& [own, t] : file->tensors()) {
@@ -119,7 +119,7 @@ class GgufFacts {
   }
 
   [[nodiscard]] bool has(const std::string& name) const { return fields_.has(arch + "." + name); }
-  /// A value, or of a list that has the same for each layer that one; null if there is none.
+  /// A value; of a list that has the same value for each layer, that value; null if there is none.
   [[nodiscard]] Json get(const std::string& name) const {
     if (!has(name)) return nullptr;
     const Json& value = fields_.at(arch + "." + name);
@@ -268,7 +268,7 @@ void add_experts(const GgufFacts& f, Json& config) {
     config[name] = count;
   for (const char* name : {"num_experts_per_tok", "moe_k", "moe_topk"}) config[name] = used;
   config["moe_intermediate_size"] = width;
-  // Of families that have layers without experts this is their width; of the others that of experts.
+  // In families that have layers without experts this is their width; in the others it is that of experts.
   const bool dense = f.of_a_layer("ffn_gate.weight") != nullptr;
   config["intermediate_size"] = dense ? f.get("feed_forward_length") : width;
   const std::uint64_t shared = f.columns("ffn_gate_shexp.weight", 1);
@@ -296,7 +296,7 @@ void add_experts(const GgufFacts& f, Json& config) {
   f.copy("expert_weights_norm", "norm_topk_prob", config);
 }
 
-/// Of a list with true or false for each layer, in the words of `layer_types`.
+/// Says a list with true or false for each layer in the words of `layer_types`.
 void add_layer_types(const GgufFacts& f, const char* name, const char* where_true, Json& config) {
   const std::string whole = f.arch + "." + name;
   if (!f.fields().has(whole)) return;
@@ -351,7 +351,7 @@ void add_convolutions(const GgufFacts& f, Json& config) {
   f.copy("leading_dense_block_count", "num_dense_layers", config);
 }
 
-/// Mamba's layers. Whether positions turn anything is said as whether rope was tuned.
+/// Mamba's layers. The flag that says whether rope was tuned says whether positions turn anything.
 void add_mamba(const GgufFacts& f, Json& config) {
   add_heads(f, "linear_attention", config);
   f.copy("ssm.group_count", "mamba_n_groups", config);

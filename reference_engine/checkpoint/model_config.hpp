@@ -20,7 +20,7 @@ namespace ferry::engine {
 /// In place of a token that a model does not have.
 inline constexpr std::uint32_t no_token = 0xffffffff;
 
-/// Where a family's checkpoints have what, as parts of tensor names. Those of a layer follow "model.layers.N.".
+/// Under which names a family's checkpoints have their tensors, as parts of names. Those of a layer follow "model.layers.N.".
 struct TensorNames {
   std::string model = "model.", head = "lm_head.", norm = "norm";  ///< the last norm, behind `model`
   std::string attention_norm = "input_layernorm", mlp_norm = "post_attention_layernorm";  ///< ".weight", ".bias"
@@ -70,7 +70,7 @@ struct Glu {
 
 enum class Norm : std::uint8_t {
   rms,           ///< divided by the root of the mean square
-  rms_plus_one,  ///< the same, with weights that are stored as what they are above 1
+  rms_plus_one,  ///< the same, with weights that are stored less 1
   mean           ///< the mean taken away first, and a bias added last: PyTorch's LayerNorm
 };
 
@@ -133,7 +133,7 @@ struct LayerConfig {
   bool moe = true;                           ///< else a dense MLP
   bool linear = false;                       ///< LinearAttention in the place of attention
   bool turns = true;                         ///< queries and keys are turned by their position
-  bool keys_are_values = false;              ///< before norms and positions
+  bool keys_are_values = false;              ///< values are the keys, as these are before norms and positions
   std::uint32_t kv_heads = 0, head_dim = 0;  ///< of attention
   std::uint32_t window = 0;                  ///< tokens that one attends to, with itself; 0: all before it
   std::uint32_t chunk = 0;                   ///< a token attends to those of its chunk of so many; 0: there are none

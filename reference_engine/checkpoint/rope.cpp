@@ -74,7 +74,7 @@ class RopeReader {
   }
 
  private:
-  /// What a pair's wave is longer by than the first one's, in single precision step by step, as models' own code has it: at
+  /// How many times as long a pair's wave is as the first one's, in single precision step by step, as in models' own code: at
   /// position 100,000 its last bit is a hundredth of a radian.
   [[nodiscard]] float longer(double theta, std::uint32_t pair) const {
     const float share = static_cast<float>(2 * pair) / static_cast<float>(made_.width);
@@ -248,7 +248,7 @@ Rope read_rope(const Fields& config, const RopeNeeds& needs) {
   const Fields& place = said ? rope : config;
   if (!theta) static_cast<void>(place.at("rope_theta"));  // which names it where it is missing
   if (!theta) place.refuse("rope_theta", "a number above 0");
-  // Said to be nothing, it is not what the family has where nothing is said: transformers turns heads as a whole.
+  // Null is not absent, where the family's own would count: with null, transformers turns heads as a whole.
   const double absent_partial = config.is_null("partial_rotary_factor") ? 1 : needs.partial;
   const double partial = one_of_both(config, inside, "partial_rotary_factor").value_or(absent_partial);
   const bool may_be_partial = needs.may_be_partial || (type == "proportional" && needs.layer_type != nullptr);

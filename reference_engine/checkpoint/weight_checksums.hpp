@@ -10,7 +10,7 @@
 
 namespace ferry::engine {
 
-/// In bytes; false: stop, and what was to be made is empty, or what was to be checked is not.
+/// Progress in bytes. Returns false to stop: a list that was to be made is then empty, and a check is not finished.
 using ByteProgress = std::function<bool(std::uint64_t done, std::uint64_t all)>;
 
 /// A line a file, as xxh128sum writes it: XXH3 of 128 bits, two spaces, the name without its folder. Reads all of them.

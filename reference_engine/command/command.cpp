@@ -22,8 +22,8 @@ std::atomic<int> stopped_by = 0;
 
 namespace {
 
-/// A step ends before a command does; but a read that hangs, nobody can wait for. Files that are written meanwhile are
-/// not in their places yet.
+/// A command ends after its current step; but for a read that hangs nobody can wait. Files that are being written are not in
+/// their places yet.
 void end_if_reads_hang(int) {
   constexpr char text[] = "ferry: ended in the middle of a read that has brought nothing for a second\n";
   if (!stop) return;  // it went on, as a conversation does

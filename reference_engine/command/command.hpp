@@ -66,7 +66,7 @@ CLI::Option* add_named(CLI::App* command, const std::string& option, Value& valu
                        const std::string& help) {
   return command->add_option(option, value, help)->type_name(what)->check(not_empty);
 }
-/// One that counts, from `least` to `most`; help shows what it is where nobody says.
+/// An option that counts, from `least` to `most`; help shows its default.
 template <class Value, class Bound>
 CLI::Option* add_count(CLI::App* command, const std::string& option, Value& value, Bound least, Bound most,
                        const std::string& help) {
@@ -77,7 +77,7 @@ CLI::Option* add_count(CLI::App* command, const std::string& option, Value& valu
 }
 /// A size, and not a share of what is not known yet.
 extern const CLI::Validator a_size;
-/// NaN is within every range, since it is not outside.
+/// Refuses NaN, which CLI11 takes to be within every range, since it is not outside.
 extern const CLI::Validator not_nan;
 inline constexpr const char* prefetch_chunk_help =
     "cut prefetches into pieces, a share of an expert or a size, between which what the gate asks for goes ahead; 0: a "
@@ -86,7 +86,7 @@ inline constexpr const char* prefetch_chunk_help =
 extern const CLI::Validator a_file;
 /// For whole numbers up to 2^64 - 1, which CLI11 does not check for size.
 extern const CLI::Validator whole_number;
-/// Around a list's elements, which a comma ends, spaces mean nothing.
+/// Ignores spaces around a list's elements, which commas separate.
 extern const CLI::Validator without_spaces;
 
 /// "8", or "4 to 8" where layers differ.
@@ -114,7 +114,7 @@ struct StackFlags {
   void add_defaults(CLI::App* command, const char* unless_said = "calibrated");
   /// From now on stacks have the parameters that were calibrated for this model and come with ferry, if they are wanted.
   void use_model(const std::string& name);
-  /// Of each stack with such parameters a line that says which they are, and how to go without.
+  /// A line for each stack with such parameters, which says which they are, and how to go without.
   [[nodiscard]] std::string calibrated_note(const std::vector<std::string>& stacks) const;
   void add_parameters(CLI::App* command);
   /// One of them. What the command line says is written here while it is parsed: this object must stay where it is.

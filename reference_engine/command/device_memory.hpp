@@ -16,11 +16,11 @@ struct BesideExperts {
   std::uint64_t activations = 0;      ///< of the largest step
 };
 
-/// Of the largest batch of texts that have so many positions each and come in this order; prompts come in chunks.
+/// What the largest batch needs of texts that have so many positions each and come in this order; prompts come in chunks.
 BesideExperts beside_experts(const Model& model, const std::vector<std::uint32_t>& positions, std::uint32_t batch,
                              std::uint32_t prefill_chunk);
 
-/// Of the device's memory, as the user gave it, what those leave. Fate, section 4.4, calls it M_total - M_dense. Says what goes
+/// What those leave of the device's memory, as the user gave it (Fate, section 4.4, calls it M_total - M_dense). Says what goes
 /// where, and throws InputError if nothing is left. `all_experts`: their bytes.
 std::uint64_t left_for_experts(const std::string& device_memory, const BesideExperts& beside,
                                std::uint64_t all_experts);

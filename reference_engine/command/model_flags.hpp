@@ -33,7 +33,7 @@ struct ModelFlags {
   };
   /// The files that `open` reads.
   [[nodiscard]] std::vector<std::string> inputs() const;
-  /// Of so many bytes of experts those that host memory holds at once, beside the model's other weights. Throws InputError.
+  /// How many of the `all` bytes of experts host memory holds at once, beside `others` of other weights. Throws InputError.
   [[nodiscard]] std::uint64_t host_bytes(std::uint64_t all, std::uint64_t others) const;
   /// Reads the model, has its experts as these stacks need them, and fills host memory with what is on disk if all of it
   /// goes there. Throws InputError, or Interrupted.

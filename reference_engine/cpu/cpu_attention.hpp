@@ -14,7 +14,7 @@ namespace ferry::engine {
 /// Attention of the rows of a step to their own sequences.
 class CpuAttention {
  public:
-  /// Of the kind that the model has. `product` computes what it has products of, and outlives it.
+  /// Makes the kind that the model has. `product` computes its products, and must outlive it.
   static std::unique_ptr<CpuAttention> make(const ModelConfig& config, const Weights& weights, WorkerPool& workers,
                                             PackedProduct& product);
   virtual ~CpuAttention() = default;
@@ -25,14 +25,14 @@ class CpuAttention {
   virtual void run(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches,
                    const Matrix& normed, Matrix& out) = 0;
 
-  /// What caches have of these rows, one of each sequence, to be put back later: for keys and values that are tentative.
+  /// Saves what caches have of these rows, one of each sequence, for `restore` to put back: keys and values may be tentative.
   virtual void save(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches);
   virtual void restore(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) const;
 
  protected:
   explicit CpuAttention(const ModelConfig& config) : config_(config) {}
 
-  /// Keys, [kv_heads * head_dim], to their place of `capacity` in a cache, as it has them; likewise values.
+  /// Puts keys, or values, [kv_heads * head_dim], in their place of `capacity` in a cache, in the form that it has.
   void keep(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from);
   /// What the rows attend to in a layer, whose keys and values are in their caches by now.
   const std::vector<AttentionKernel::Row>& seen(std::uint32_t layer, const std::vector<TokenRow>& rows,
@@ -45,7 +45,7 @@ class CpuAttention {
   std::vector<float> saved_, halves_;       // as caches have them; two numbers each
 };
 
-/// What layers have whose memory does not grow (LinearAttention): any token changes all of it, and so all of it is put back.
+/// Layers whose memory does not grow (LinearAttention): any token changes all of it, and so all of it is put back.
 class MemoryOfLayers : public CpuAttention {
  public:
   void save(std::uint32_t layer, const std::vector<TokenRow>& rows, std::vector<KvCache>& caches) final;
@@ -56,8 +56,8 @@ class MemoryOfLayers : public CpuAttention {
 
   /// A convolution's tensor, as [tokens, channels].
   [[nodiscard]] Matrix kernel_of(const Weights& weights, const std::string& name, std::uint32_t channels) const;
-  /// What a convolution by `kernel` [tokens, channels] makes of a token's channels and those of the tokens before it, which are
-  /// `last` [tokens - 1, channels]; in place. The token is the last one then.
+  /// Replaces a token's channels `x` by what a convolution by `kernel` [tokens, channels] makes of them and of those of the
+  /// tokens before it, which are `last` [tokens - 1, channels]; these then end with the token.
   void convolve(const Matrix& kernel, Matrix& last, float* x);
 
  private:

@@ -11,8 +11,8 @@
 namespace ferry::engine {
 namespace {
 
-/// Experts are computed where the store has them, unless copies have to take real time, or show when they are used too
-/// late.
+/// Experts are computed where the store has them, unless copies have to take real time, or freed slots are filled with NaN,
+/// which shows if they are used too late.
 SlotMemory slots_of(const DeviceNeeds& needs, const RunnerOptions& o) {
   const bool takes_time = o.link_bytes_per_s > 0 && !o.virtual_costs;
   if (o.poison || takes_time) return {needs.allotment, needs.source, o.poison};

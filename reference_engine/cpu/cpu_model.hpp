@@ -49,7 +49,7 @@ class CpuModel final : public Model {
     Mlp mlp;  ///< the shared expert, if there is one; of a layer without experts all that it has
   };
 
-  /// What stands between attention and its sum, or behind: what is read of hidden states.
+  /// What the parts of a layer behind attention read of hidden states.
   struct Normed {
     Matrix mlp;            ///< by a shared expert, or an MLP
     Matrix experts, gate;  ///< where they read something else
@@ -62,7 +62,7 @@ class CpuModel final : public Model {
   /// What attention or experts read: normalised, if norms stand before them.
   void norm(const Matrix& x, const NormWeights& weights, Matrix& y) const;
   void norm_before(const Matrix& x, const NormWeights& weights, Matrix& y) const;
-  /// In place, if there is one.
+  /// Applies the norm `behind` to `given` in place, if there is one.
   void norm_behind(const NormWeights& behind, Matrix& given);
   /// x += what attention or experts gave, which is normalised first if norms stand behind them.
   void add(Matrix& x, const NormWeights& behind, Matrix& given);
@@ -83,7 +83,7 @@ class CpuModel final : public Model {
   std::vector<Layer> layers_;
   StoredMatrix embedding_, head_;  // [vocabulary, hidden]
   Vector head_bias_;
-  NormWeights norm_, plain_;   ///< the last; of weights that are all 1
+  NormWeights norm_, plain_;   ///< the model's last; one whose weights are all 1
   Nanoseconds shared_ns_ = 0;  ///< what the last shared expert took
   PackedProduct product_{best_path(), &workers()};
   std::unique_ptr<CpuAttention> attention_;

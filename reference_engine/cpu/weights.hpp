@@ -91,7 +91,7 @@ class Weights {
     }
   };
 
-  /// One after another takes parts of the same tensor: it is brought into its form in memory once.
+  /// Parts of the same tensor are taken one after another: it is brought into its form in memory once.
   [[nodiscard]] const Stored& stored(const std::string& name, const std::vector<std::uint64_t>& shape) const {
     if (name != last_name_) {
       last_.emplace(find_(name, shape));

@@ -80,8 +80,8 @@ class CudaDevice final : public ExpertDevice {
     }
     return host_results_.as<float>();
   }
-  /// Norms behind experts: the sum alone, of shared ones, too, unless these have norms of their own, to where the model adds it
-  /// from.
+  /// Where norms come behind experts, only the sum goes to where the model adds it from: of shared experts, too, unless these
+  /// have norms of their own.
   void partial(Matrix& /*out*/) const override {
     combine(state_at_ + plan_.routes.size, work_.norms_behind() ? work_.shared : work_.partial);
   }

@@ -51,8 +51,8 @@ class CudaModel final : public Model {
   void norm(const float* x, const NormWeights& weights, std::uint32_t n, float* y) const;
   /// What a layer's part reads: the same, unless norms only come behind.
   void norm_before(const float* hidden, const NormWeights& weights, float* input);
-  /// A layer's attention, which adds to `hidden` [rows, hidden], and its MLP's or gate's input from it. Without `keep` no
-  /// layer remembers it that cannot go back.
+  /// A layer's attention, which adds to `hidden` [rows, hidden]; then makes the input of its MLP or gate. Without `keep`,
+  /// layers that cannot go back do not remember these rows.
   void attend(std::uint32_t layer, float* hidden, float* input, bool keep = true);
   /// From the attention's input to `work_.qkv` and `work_.mixed`; of latent attention to `work_.made`.
   void mix(std::uint32_t layer, const float* input);
@@ -76,9 +76,9 @@ class CudaModel final : public Model {
                   float last_scale = 1);
   /// Where norms come behind experts, ends a layer with them: out = hidden + what `shared` has of them, and `beside`.
   void add_experts(std::uint32_t layer, const float* hidden, float* out);
-  /// Of that many gates, from `moe_layer`'s on, for a gate input: [count, rows, experts], scores, or logits where the host
-  /// makes scores of them; straight to the host's memory, since a copy could queue behind experts. The first is at that
-  /// place there.
+  /// Makes [count, rows, experts] of the gates from `moe_layer`'s on, for a gate input: scores, or logits where the host makes
+  /// scores of them. They go straight to the host's memory, the first to `place` there, since a copy could queue behind
+  /// experts.
   void score(std::uint32_t moe_layer, std::uint32_t count, const float* gate_input, std::uint32_t place);
   /// Reads what score has brought to a place.
   void read_scores(std::uint32_t moe_layer, std::uint32_t place, Matrix& select, Matrix& weight) const;
@@ -87,9 +87,9 @@ class CudaModel final : public Model {
     const std::uint32_t size = work_.rows * config().experts;
     return {scores_host_.as<float>() + std::size_t{place} * size, size};
   }
-  /// Of the last `rows` rows; returns once the stream has got there.
+  /// The logits of the last `rows` rows; returns once the stream has got there.
   Matrix logits(std::uint32_t rows, ExpertRunner& runner);
-  /// Until the stream has got to `event`; meanwhile the link is moved on.
+  /// Waits until the stream has got to `event`, and moves the link on meanwhile.
   static void wait(const Event& event, ExpertRunner& runner);
 
   std::string device_;
@@ -181,7 +181,7 @@ void CudaModel::add_precisions(PrecisionSet set) {
   pin();
 }
 
-/// For what the policies make of it: prefetch windows, the load balancer.
+/// How fast the link is, for the policies: prefetch windows, the load balancer.
 void CudaModel::measure_link() {
   const std::uint64_t bytes = work_.context.scratch_floats * sizeof(float);  // 16 MiB or more
   const HostBlock from(bytes);

@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(threads) lengths_kernel(float* x, DeltaShape s
   for (std::uint32_t i = lane; i < s.key_dim; i += lanes) x[i] *= by;
 }
 
-/// A warp takes one column of a head's matrix through all rows, in their order: a lane has every 32nd of its numbers, of
-/// which there are at most `parts`.
+/// A warp takes one row of the matrices that `memory_of` describes, which is what a head remembers for one of its values,
+/// through all rows of x in their order. A lane has every 32nd of its numbers, at most `parts`.
 template <std::uint32_t parts>
 __global__ void __launch_bounds__(threads)
     delta_kernel(const float* x, const float* rates, DeltaWeights w, const RowPlace* rows, std::uint32_t n,

@@ -38,7 +38,7 @@ void write_bf16(const std::vector<float>& numbers, std::byte* to) {
   }
 }
 
-/// Of each head [each, columns] some rows, turned: [columns, count].
+/// The first `count` rows of each head [each, columns], transposed: [columns, count].
 std::vector<float> turned_rows(const std::vector<float>& all, std::uint32_t heads, std::uint32_t each,
                                std::uint32_t count, std::uint32_t columns) {
   std::vector<float> turned;
@@ -51,7 +51,7 @@ std::vector<float> turned_rows(const std::vector<float>& all, std::uint32_t head
   return turned;
 }
 
-/// Of each head [each, columns] the rows from `first` on.
+/// The rows of each head [each, columns] from `first` on.
 std::vector<float> last_rows(const std::vector<float>& all, std::uint32_t heads, std::uint32_t each,
                              std::uint32_t first, std::uint32_t columns) {
   std::vector<float> last;
@@ -98,7 +98,7 @@ class Loader {
       return {all > 0 ? all : rows, columns};
     }
   };
-  /// Of `heads` stretches, `each` rows long, those from `first` on, so many of each.
+  /// `count` rows from `first` on, of each of `heads` stretches that are `each` rows long.
   static Rows some_of(const std::string& name, std::uint32_t heads, std::uint32_t each, std::uint32_t first,
                       std::uint32_t count) {
     Rows made{name, heads * count, 0, heads * each};
@@ -133,7 +133,7 @@ class Loader {
     w_.dense_bytes += t.bytes;
     return t;
   }
-  /// Of what has so many bytes in files, and others here.
+  /// Counts what takes `in_files` bytes in files, and more here.
   void count_more(std::uint64_t bytes, std::uint64_t in_files) { w_.dense_bytes += bytes - std::min(bytes, in_files); }
 
   void want_floats(std::vector<float> values, const float*& to) {

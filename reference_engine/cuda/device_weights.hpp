@@ -49,7 +49,7 @@ struct DeviceWeights {
   DenseWeight gates;             ///< of all layers with experts, so that adjacent ones are one product
   std::uint64_t gate_bytes = 0;  ///< of a layer's
   NormWeights norm;
-  NormWeights plain;  ///< of weights that are all 1, where gates read by one
+  NormWeights plain;  ///< one whose weights are all 1, where gates read by such a norm
   Frequencies frequency, window_frequency;
   const float* head_bias = nullptr;
   std::uint64_t dense_bytes = 0;  ///< but for the gates

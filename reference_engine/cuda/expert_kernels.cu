@@ -24,7 +24,7 @@ struct ExpertJob {
   __device__ std::uint32_t inputs() const { return task.rows; }
 };
 
-// Called, not inlined: they would stand in the loops of families that have neither.
+// Called, not inlined: biases and weights would otherwise cost the loops of families that have neither.
 __device__ __noinline__ float activated_after(const Activation& a, const std::byte* biases, float weight,
                                               std::uint32_t output, std::uint32_t width, float gate, float up) {
   if (biases != nullptr) {

@@ -25,7 +25,7 @@ namespace ferry::engine::cuda {
 inline constexpr std::uint32_t few_rows = 8;
 inline constexpr std::uint32_t most_experts = 512;      ///< of a gate
 inline constexpr std::uint32_t most_head_dim = 512;     ///< of attention
-inline constexpr std::uint32_t most_latent_dim = 640;   ///< of attention to latent vectors, with what of them turns
+inline constexpr std::uint32_t most_latent_dim = 640;   ///< of attention to latent vectors, with their turned part
 inline constexpr std::uint32_t most_head_inputs = 640;  ///< of products by head
 inline constexpr std::uint32_t most_delta_key = 256;    ///< of a head's keys by the delta rule
 inline constexpr std::uint32_t most_delta_kernel = 8;   ///< tokens that its convolution sees
@@ -60,20 +60,20 @@ struct DenseWeight {
 /// Numbers that come before some part of a cache, for each position.
 struct CacheNumbers {
   std::uint64_t whole = 0;   ///< of layers that have all positions
-  std::uint64_t recent = 0;  ///< of those that have the last alone
+  std::uint64_t recent = 0;  ///< of layers that have only the last positions
 };
 
 /// One row of a step, on the device.
 struct RowPlace {
-  /// Of its sequence: of each layer that has keys and values [2 (keys, values), positions, kv_heads * head_dim]; then what the
-  /// others remember.
+  /// Its sequence's: for each layer that has keys and values [2 (keys, values), positions, kv_heads * head_dim]; then what the
+  /// other layers remember.
   float* cache = nullptr;
   std::uint32_t capacity = 0;  ///< positions of a layer that has all of them
   std::uint32_t position = 0;  ///< below capacity
   std::uint32_t token = 0;
-  std::uint32_t recent = 0;  ///< positions of one that has the last alone, each in the place of that many before it
+  std::uint32_t recent = 0;  ///< positions of a layer that has only the last; each replaces the one so many before it
 
-  /// The part of its cache that has these before it.
+  /// The part of its cache behind these numbers.
   [[nodiscard]] FERRY_HD float* behind(const CacheNumbers& before) const {
     return cache + before.whole * capacity + before.recent * recent;
   }
@@ -86,25 +86,25 @@ struct AttentionShape {
   std::uint32_t window = 0;               ///< positions that one attends to, its own the last; 0: all up to it
   const float* sinks =
       nullptr;              ///< [heads]: a score of each that takes a share of the attention and gives nothing; or null
-  std::uint32_t chunk = 0;  ///< positions that attend to each other, up to their own; 0: all are of one
+  std::uint32_t chunk = 0;  ///< positions of a chunk, which attend to each other up to their own; 0: all are one
   bool recent =
       false;  ///< caches have the last positions alone: these at least that are attended to, with all of a step
   /// The values are the first so many columns of the keys, which are all that a cache holds; 0: they lie behind the keys.
   std::uint32_t latent = 0;
 };
 
-/// By log(1 + floor((position + first) / floor)) * by + 1 at a position; by 0: not at all.
+/// Multiplies by log(1 + floor((position + first) / floor)) * by + 1 at a position; with a `by` of 0 not at all.
 struct Growth {
   float by = 0, floor = 1, first = 0;
 };
 
-/// What becomes of each head of queries and keys before they meet, in this order: bounds, which values have, too; a norm
-/// here or behind; and the rotary embedding.
+/// What is done to each head of queries and keys before they meet, in this order: bounds, which apply to values, too; a norm,
+/// here or behind the next; the rotary embedding.
 struct Preparation {
   const float* frequency = nullptr;  ///< [turned / 2], radians a position
   std::uint32_t turned = 0;          ///< columns from a head's first on, of which the two halves are the pairs; even
   float factor = 1;                  ///< of turned columns
-  /// In sequences that have room for more positions than that, these instead; 0: nowhere.
+  /// Sequences that have room for more positions than that use the numbers below; 0: none do.
   std::uint32_t long_from = 0;
   const float* long_frequency = nullptr;
   float long_factor = 1;
@@ -112,21 +112,21 @@ struct Preparation {
   bool norm_behind = false;                          ///< the rotary embedding
   bool value_norm = false;                           ///< values have one, too, without weights
   float epsilon = 0;                                 ///< of norms
-  float clip = 0;                                    ///< everything is within -clip and clip; 0: wherever it is
+  float clip = 0;                                    ///< everything is kept within -clip and clip; 0: nothing is
   Growth growth{};                                   ///< of queries
 };
 
 /// Whether this build has code that the current device can run; if not, what CUDA says.
 cudaError_t has_code();
 
-/// Copies `bytes` from any host memory, which is free again on return, as arguments of kernels: not through a copy
-/// engine, where it would queue behind experts. For descriptors: about 3.5 KiB a launch.
+/// Copies `bytes` from any host memory, which may be used again on return. They go as arguments of kernels and not through a
+/// copy engine, where they would queue behind experts. For descriptors: about 3.5 KiB a launch.
 void put(cudaStream_t stream, void* to, const void* from, std::size_t bytes);
 
 /// x [n, hidden]: the row of `table` [vocabulary, hidden] for each row's token, times `scale`.
 void embed(cudaStream_t stream, const DenseWeight& table, const RowPlace* rows, std::uint32_t n, float scale, float* x);
 
-/// y = x / rms(x) * weight, row by row. x, y: [n, hidden], may be the same, row after row `stride` numbers on; weight:
+/// y = x / rms(x) * weight, row by row. x, y: [n, hidden], may be the same, with rows `stride` numbers apart; weight:
 /// [hidden]; all 16-byte aligned.
 void rms_norm(cudaStream_t stream, const float* x, const float* weight, float epsilon, std::uint32_t n,
               std::uint32_t hidden, std::uint64_t stride, float* y);
@@ -154,7 +154,7 @@ struct Before {
   const float* weights = nullptr;     ///< by assignment, or null
 };
 
-/// gate := activation(gate, up), of [n, width] each, once that has come before; rows are of these assignments.
+/// gate := activation(gate, up), both [n, width], with `before` applied first; row i belongs to assignments[i].
 void activate(cudaStream_t stream, float* gate, const float* up, std::uint32_t n, std::uint32_t width,
               const Activation& activation, const Before& before, const std::uint32_t* assignments);
 
@@ -170,16 +170,16 @@ void prepare_and_store(cudaStream_t stream, float* qkv, const Preparation& prepa
 void attention(cudaStream_t stream, const float* qkv, const RowPlace* rows, std::uint32_t n, const CacheNumbers& before,
                const AttentionShape& shape, float* out);
 
-/// Attention to one latent vector a token (DeepSeek-V2, section 2.1.2): of `rank` numbers, and of as many more as turn, which
-/// are all heads' key; a head of queries has `plain` columns, and those that turn.
+/// Attention to one latent vector a token (DeepSeek-V2, section 2.1.2). It has `rank` numbers, and then those that turn, which
+/// are the key of all heads; a head of queries has `plain` columns, and then those that turn.
 struct LatentShape {
   std::uint32_t heads = 0, rank = 0, plain = 0;
   bool neighbours = false;  ///< columns 2i and 2i + 1 turn together; else the two halves
 };
 
-/// Turns queries q [n, heads, plain + turned] and latent vectors [n, rank + turned] at their rows' positions: the latter go
-/// to the caches, of the former what turns to queries [n, heads, rank + turned], behind `rank` columns that are left alone.
-/// Where queries grow, so do the plain columns of q.
+/// Turns queries q [n, heads, plain + turned] and latent vectors [n, rank + turned] at their rows' positions. The vectors go to
+/// the caches. The turned columns of q go to `queries` [n, heads, rank + turned], behind `rank` columns that are left alone.
+/// Where queries grow, the plain columns of q grow, too.
 void place_latent(cudaStream_t stream, float* q, const float* latent, const Preparation& preparation,
                   const RowPlace* rows, std::uint32_t n, std::uint32_t layer, const LatentShape& shape, float* queries);
 
@@ -194,8 +194,8 @@ struct HeadProducts {
 };
 void multiply_heads(cudaStream_t stream, const HeadProducts& products, std::uint32_t n);
 
-/// The gated delta rule (Gated DeltaNet, section 3.1): a head remembers a matrix, which lets go of some of itself and is
-/// corrected for each token, and is read at the token's query. Queries, keys and values come through a short convolution.
+/// The gated delta rule (Gated DeltaNet, section 3.1): a head remembers a matrix. At each token the matrix fades, is corrected,
+/// and is read at the token's query. Queries, keys and values come through a short convolution.
 struct DeltaShape {
   static constexpr float length_epsilon = 1e-6F;  ///< Qwen's code adds it to squared lengths of queries and keys
   std::uint32_t key_heads = 0, value_heads = 0;   ///< value_heads is a multiple of key_heads
@@ -248,7 +248,7 @@ void weigh(cudaStream_t stream, const float* gates, std::uint64_t count, float* 
 /// most most_experts; scores, and scratch `logits`: [count, n, E], may be the same, and scores host memory that is
 /// mapped. `best`, if not null: [n, k], each row's k experts of the first gate, best
 /// first, of equal ones the lower; NaN ranks last. For few rows it is one launch. `counter`: one number, 0 before and
-/// after; not for two streams at once. Null: the scores are the logits, and there is no `best`.
+/// after, not for two streams at once; if it is null, the scores are the logits, and there is no `best`.
 void gate(const Context& context, const float* x, std::uint32_t n, const DenseWeight& gates, std::uint32_t count,
           float* logits, float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best);
 
@@ -261,7 +261,7 @@ struct ExpertShape {
   bool biased =
       false;  ///< behind an expert's matrices, at any address, are [width], [width] and [hidden] float32 to add
   Activation activation{};
-  bool scaled = false;  ///< last of all there is a float32 that what it gives is multiplied with
+  bool scaled = false;  ///< last of all there is a float32 that multiplies its output
 };
 
 /// One expert and the rows that want it.
@@ -271,8 +271,8 @@ struct ExpertTask {
   std::uint32_t first = 0, rows = 0;  ///< assignments[first .. first + rows)
 };
 
-/// Experts that are computed together. Assignment row * top_k + rank is what the row's expert of that rank gets: input
-/// row `row`, and the output row of its own number.
+/// Experts that are computed together. Assignment row * top_k + rank is the row's expert of that rank: it reads input row
+/// `row`, and writes the output row of its own number.
 struct ExpertGroup {
   const ExpertTask* tasks = nullptr;                    ///< on the device, in the order of their precisions
   std::array<std::uint32_t, precision_count> counts{};  ///< of tasks, by precision; none to skip
@@ -283,7 +283,7 @@ struct ExpertGroup {
   const float* weights = nullptr;  ///< [n * top_k] on the device: multiply gate and up of each assignment; or null
 };
 
-/// Computes a group's experts straight from their stored form: in one launch, or with several rows for an expert in one
+/// Computes a group's experts straight from their stored form: in one launch or, where an expert has several rows, in one
 /// for each precision. x: [n, hidden]; scratch `activated`: [n * top_k, width]; results: [n * top_k, hidden], of which
 /// the group's assignments are written. A result depends neither on how many rows its expert has nor on the rest of the
 /// group, bit for bit. Weights are read once for every 8 rows.

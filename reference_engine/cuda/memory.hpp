@@ -37,8 +37,8 @@ struct Account {
 /// values come later.
 std::uint64_t margin_bytes(std::uint64_t total);
 
-/// Throws InputError for so many bytes that are not free on the device: with what is asked and free, and the --budget
-/// that would leave room.
+/// Throws InputError because so many bytes are not free on the device: it says what was asked for, what is free, and which
+/// --budget would leave room.
 [[noreturn]] void refuse(std::uint64_t bytes, Use use, const Account& account);
 
 /// Gives a block back.
@@ -111,7 +111,7 @@ class Event {
     check(state, "cudaEventQuery");
     return true;
   }
-  /// Both have happened.
+  /// From `begin` to this one, which must both have happened.
   [[nodiscard]] std::int64_t ns_since(const Event& begin) const {
     float ms = 0;
     check(cudaEventElapsedTime(&ms, begin.handle_, handle_), "cudaEventElapsedTime");

@@ -2,8 +2,8 @@
 /// Products of a few rows with weights in their stored form: the device code that dense layers and experts share.
 ///
 /// A warp makes the sums of a few output features at once, from its block's copy of the inputs in shared memory. A lane
-/// takes one unit, mostly 16 bytes of weights, from each of them at a time, and the units 32 further on next. So a
-/// sum's order depends on the columns alone: neither on how many rows of input there are, nor on how many outputs a
+/// takes one unit, mostly 16 bytes of weights, of each of them at a time, and next the unit 32 further on. So the order
+/// of a sum depends on the columns alone, and neither on how many rows of input there are, nor on how many outputs a
 /// warp has.
 #pragma once
 #include <cstddef>
@@ -107,7 +107,7 @@ struct Blocks {
   static constexpr std::uint32_t minima = type == BlockType::q2_k ? 2 : 1;
   static constexpr std::uint32_t words = 10 + minima, columns = 32;  ///< of a unit: two scales, minima, codes
   static constexpr std::uint32_t each = block_weights(type) / columns;
-  /// The first 16 of 32 weights in the low bits of as many bytes, the others above.
+  /// Whether the first 16 of 32 weights are in the low bits of as many bytes, and the others above.
   static constexpr bool of_four_bits = type == BlockType::q4_0 || type == BlockType::q4_1 || type == BlockType::q5_0 ||
                                        type == BlockType::q5_1 || type == BlockType::iq4_nl ||
                                        type == BlockType::iq4_xs || type == BlockType::mxfp4;
@@ -279,7 +279,7 @@ __device__ __host__ __forceinline__ void with_blocks(BlockType type, const Run& 
   }
 }
 
-/// Calls `run` with what weights of that type are.
+/// Calls `run` with the class that reads weights of that type.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable
 #endif
@@ -297,8 +297,8 @@ struct Place {
   std::uint64_t row_bytes = 0;
   std::uint32_t rows = 0, columns = 0;
   std::uint32_t row_groups = 0, unit_shift = 0;  ///< a group has 2^unit_shift units
-  /// The float 1. An argument of the kernel, it stays in a register, and one instruction masks a code of INT8 and joins it to
-  /// this; with two constants it would be two.
+  /// The float 1. As an argument of the kernel it stays in a register, and one instruction masks a code of INT8 and joins it to
+  /// this; with two constants that would take two.
   std::uint32_t one = 0x3f800000U;
 
   /// Whether every row begins at a multiple of a unit's bytes.
@@ -397,7 +397,7 @@ struct Products {
     return q ^ (unit * quads / 8 & (quads - 1));
   }
 
-  /// Brings inputs from column `first` on to shared memory, zeros behind their end. Of the whole block.
+  /// Brings inputs from column `first` on to shared memory, zeros behind their end. The whole block calls it.
   __device__ static void fill(Stage<floats>& stage, std::uint32_t first, std::uint32_t columns) {
     const std::uint32_t left = columns - first < chunk ? columns - first : chunk;
     const std::uint32_t filled = (left + step - 1) / step * step;
@@ -471,8 +471,8 @@ struct Products {
     }
   }
 
-  /// The sums of the warp's rows, in lane 0. Of the whole block: `fresh`, unless its inputs are in shared memory
-  /// already; `ready` returns once they can be read, by when weights are on their way.
+  /// The sums of the warp's rows, in lane 0. The whole block calls it. `fresh`: its inputs are not in shared memory yet.
+  /// `ready` returns once they can be read; it is called when weights are on their way already.
   template <class RowOf, class Ready>
   __device__ __forceinline__ static void run(Stage<floats>& stage, const Place& m, const RowOf& row, bool fresh,
                                              const Ready& ready, float (&sum)[rows][tokens]) {
@@ -537,7 +537,7 @@ struct Products {
   }
 };
 
-/// Of a block's inputs in shared memory: 16 or 32 KiB.
+/// Floats of a block's inputs in shared memory: 16 or 32 KiB.
 FERRY_HD constexpr std::uint32_t stage_floats(std::uint32_t most) {
   return most == 1 ? 4096 : 8192;
 }
@@ -545,7 +545,7 @@ FERRY_HD constexpr std::uint32_t stage_floats(std::uint32_t most) {
 /// A block's share of a job: all its inputs, up to `most` at a time, and of its tiles of output features every
 /// `blocks`-th, from number `block` on.
 ///
-/// Where a job's weights are, what they are multiplied with and where that goes, its class knows:
+/// A job's class says where its weights are, what they are multiplied with, and where the products go:
 ///   Job::rows                      rows of weights that make one output feature
 ///   place, outputs()               the shape of its matrices, how many output features there are
 ///   row(output, i)                 row i of those that make one of them

@@ -10,7 +10,8 @@
 
 namespace ferry::engine::cuda::part {
 
-/// Element `i` to `i` + 3 of a vector, zeros behind its end. `aligned`: it is one of a multiple of four, and begins so.
+/// Elements `i` to `i` + 3 of a vector, zeros behind its end. `aligned`: its size is a multiple of four, and so it begins
+/// aligned.
 __device__ __forceinline__ float4 four_of(const float* vector, std::uint32_t i, std::uint32_t size, bool aligned) {
   if (aligned) return i < size ? *reinterpret_cast<const float4*>(vector + i) : make_float4(0, 0, 0, 0);
   return make_float4(i < size ? vector[i] : 0, i + 1 < size ? vector[i + 1] : 0, i + 2 < size ? vector[i + 2] : 0,
@@ -32,7 +33,7 @@ __device__ __forceinline__ void put_four(float* vector, std::uint32_t i, std::ui
   if (i + 3 < size) vector[i + 3] = v.w;
 }
 
-/// Number `i` of those at any address.
+/// Number `i` of floats at any address.
 __device__ __forceinline__ float float_at(const std::byte* from, std::uint64_t i) {
   from += i * sizeof(float);
   if (reinterpret_cast<std::uintptr_t>(from) % sizeof(float) == 0) return *reinterpret_cast<const float*>(from);

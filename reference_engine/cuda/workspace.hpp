@@ -71,7 +71,7 @@ class Workspace {
   /// [rows, hidden] and [rows] or null: the shared expert's, where a norm comes behind the sum of all. Else null.
   float* beside = nullptr;
   const float* beside_factor = nullptr;
-  /// Of what attention gives, or of the delta rule: [rows, heads head_dim or value_heads value_dim]; [rows, 2 value_heads].
+  /// Gates of what attention or the delta rule gives: [rows, heads head_dim or value_heads value_dim]; [rows, 2 value_heads].
   float *output_gates = nullptr, *rates = nullptr;
   /// Of latent attention: [rows, query_rank], [rows, rank + turned], [rows, heads (rank + turned)], [rows, heads value_dim].
   float *down = nullptr, *latent = nullptr, *queries = nullptr, *made = nullptr;
@@ -90,7 +90,7 @@ class Workspace {
   static constexpr std::uint32_t most_ahead = 4;  ///< layers whose gates are asked with one layer's input
 
  private:
-  /// Of the layers that have most.
+  /// The most that any layer has.
   [[nodiscard]] std::uint32_t most_of(std::uint32_t LayerConfig::*what) const;
 
   const ModelConfig config_;

@@ -54,14 +54,14 @@ class BatchDecoder {
     std::uint32_t prefill_chunk = 128;
     bool in_turn = false;  ///< a chunk of a prompt and a decode step in turn; else prompts first
   };
-  /// `more(place, text)`: a token came, and this text can be shown; it is called for tokens without text, too.
+  /// `more(place, token, text)`: a token came, and `text` can be shown; it is called for tokens without text, too.
   using Listener = std::function<void(std::uint32_t place, std::uint32_t token, const std::string& text)>;
 
-  /// Both outlive it, and are nobody else's meanwhile.
+  /// Both must outlive it, and nobody else may use them meanwhile.
   BatchDecoder(Model& model, ExpertRunner& runner, const Options& options, Listener more = {});
   ~BatchDecoder();
 
-  /// Takes a free place. Throws InputError for a prompt that the model cannot take, or if there is no memory for it.
+  /// Takes a free place. Throws InputError if none is free, for a prompt that the model cannot take, or if memory is short.
   std::uint32_t add(const DecodeRequest& request);
   /// Puts a prompt in the place of a text that goes no further and that it continues. What both begin with is not run again,
   /// unless a step failed, a layer has forgotten what that takes, or the prompt needs a larger cache. Returns how many tokens

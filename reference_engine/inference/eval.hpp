@@ -17,7 +17,7 @@ namespace ferry::engine {
 struct Quality {
   using Logits = Eigen::Ref<const Eigen::RowVectorXf>;
 
-  std::uint64_t bytes = 0;  ///< of those tokens; where nobody knows how many they have, the tokens
+  std::uint64_t bytes = 0;  ///< of the scored tokens; where nobody knows how many these have, one each
   std::uint64_t tokens = 0;
   std::uint64_t agreed = 0;            ///< both put the same token first (ties: the lower one)
   double bits = 0, resident_bits = 0;  ///< -log2 of the probability of the token that came
@@ -57,7 +57,7 @@ struct EvalOptions {
   Phase phase = Phase::decode;  ///< decode: token by token; prefill: a window's tokens in one step
   std::function<bool(std::uint64_t done, std::uint64_t total)> progress;  ///< tokens; false: stop
 
-  /// Of the largest step, where texts begin with so many tokens.
+  /// Rows of the largest step, where texts begin with `begin` tokens.
   [[nodiscard]] std::uint32_t max_rows(std::size_t begin = 1) const {
     const std::uint32_t tokens = window + static_cast<std::uint32_t>(begin) - 1;  // the last is not run
     return phase == Phase::decode ? batch : batch * std::max(1U, tokens);

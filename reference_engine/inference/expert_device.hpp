@@ -33,7 +33,8 @@ class VirtualTime {
   struct Joined {
     Nanoseconds computed = 0, waited = 0;
   };
-  /// The device waits for the host. Returns what the host has computed since it was joined last, and how long that is.
+  /// The device waits for the host. Returns how long the host has computed since it was joined last, and how long that wait
+  /// was.
   virtual Joined pass_join() = 0;
   /// When the device will have done what it was given.
   [[nodiscard]] virtual Nanoseconds device_done() const = 0;
@@ -57,13 +58,13 @@ class ExpertDevice : public AnyLink {
 
   // One layer.
 
-  /// The plan, whose views hold until `add_up`, and the gate input [rows, hidden], which stays as long.
+  /// Begins a layer. The plan's views, and what the experts read, `input` [rows, hidden], must hold until `add_up`.
   virtual void begin(const Plan& plan, const Matrix& input) = 0;
-  /// Computes tasks of the plan from their slots; a task of `arriving` after `wait` for it.
+  /// Computes tasks of the plan from their slots; tasks of `arriving` only after `wait` for them.
   virtual void compute(View<const Task> tasks) = 0;
   /// A slot's expert has been computed and is not to be used again.
   virtual void poison(std::uint32_t slot) = 0;
-  /// Where the results of experts go that the host's own thread computes, [assignments, hidden], in host memory.
+  /// Where the host's own thread puts the results of the experts that it computes, [assignments, hidden], in host memory.
   [[nodiscard]] virtual float* host_results() = 0;
   /// The weighted sum of the plan's resident experts, once they are computed: [rows, hidden].
   virtual void partial(Matrix& out) const = 0;

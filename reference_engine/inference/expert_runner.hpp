@@ -72,7 +72,7 @@ class ExpertRunner {
   virtual ~ExpertRunner() = default;
 
   virtual void begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) = 0;
-  /// For models whose device can give it, ahead of `plan`: the rest the runner makes itself, from the input.
+  /// What the model's device should give ahead of `plan`, if it can: the rest the runner makes itself, from the input.
   [[nodiscard]] virtual GateWants gate_wants(std::uint16_t /*layer*/) const { return {}; }
   /// Scores of the layers that follow, from the layer's gate input, the nearest first. They hold until `plan` returns.
   virtual void predicted(View<const Scores> /*scores*/) {}
@@ -109,10 +109,10 @@ class ExpertRunner {
   PhaseTimes times[2];
   /// What was computed in decode, on the device, one log for each stretch without a prefill in between: for the bounds.
   std::vector<UseLog> uses;
-  /// The fewest copies that the logs need which are not kept, by Precision.
+  /// The fewest copies, by Precision, that are needed by the logs that were not kept.
   std::array<std::uint64_t, precision_count> fewest{};
-  /// Once the logs are many, or have so many uses together, none is kept: those of a run without end would fill the memory.
-  /// What a log's parts need at least, the whole needs at least.
+  /// Once there are many logs, or `most_uses` uses in them together, none is kept: those of an endless run would fill the
+  /// memory. What the parts of a log need at least, the whole log needs, too.
   void end_long_logs(std::size_t most_uses = std::size_t{1} << 20U);
   /// Device and host spans, if wanted.
   std::vector<Span> spans;
@@ -158,7 +158,7 @@ Nanoseconds usual_linger_ns();
 /// What a runner is made of.
 struct RunnerOptions : StackOptions {
   std::uint64_t link_bytes_per_s = 0;      ///< 0: as fast as memory copies (host thread only)
-  std::uint64_t prefetch_chunk_bytes = 0;  ///< behind each of them demand copies overtake a prefetch; 0: none does
+  std::uint64_t prefetch_chunk_bytes = 0;  ///< after each, demand copies may overtake a prefetch; 0: none may
   bool log = false;
   bool poison = SlotMemory::poison_by_default;  ///< fill freed slots with NaN
   bool preload = true;                          ///< for stacks that do: false only to see whether they can be made

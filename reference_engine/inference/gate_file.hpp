@@ -15,8 +15,8 @@ inline constexpr const char* gate_format = "ferry-gates 1";
 /// The name of the tensor [experts, hidden] that predicts `layer` from the gate input `distance` layers before it.
 std::string gate_tensor(std::uint32_t layer, std::uint32_t distance);
 
-/// Has the bank predict with them. Throws InputError for a file that is none, that is of another model's shape, or that has
-/// what is not a number.
+/// Makes the bank predict with the gates of a file. Throws InputError for a file of another kind or of another model's shape,
+/// or with a value that is not finite.
 void read_gates(const std::filesystem::path& path, const ModelConfig& config, GateBank& bank);
 
 }  // namespace ferry::engine

@@ -28,8 +28,8 @@ struct GenerateOptions {
   std::vector<std::string> prompts;
   std::vector<std::vector<std::uint32_t>> token_prompts;  ///< instead, as the model's tokens, from the first on
   std::uint32_t max_new_tokens = 128;
-  std::uint32_t batch = 1;         ///< prompts decoded together, 1 to 8
-  Sampling sampling;               ///< its seed is the first prompt's, and each other's one more than the one before's
+  std::uint32_t batch = 1;         ///< prompts decoded together
+  Sampling sampling;               ///< its seed is for the first prompt, and grows by one from prompt to prompt
   std::vector<std::string> stops;  ///< texts that end what is generated
   bool probabilities = false;      ///< report that of each token
   std::uint32_t alternatives = 0;  ///< and the likeliest so many
@@ -62,7 +62,7 @@ struct Generated {
   bool interrupted = false;
 };
 
-/// Of each prompt its tokens. Throws InputError for texts that the model cannot read, and tokens that it does not have.
+/// The tokens of each prompt. Throws InputError for texts that the model cannot read, and tokens that it does not have.
 std::vector<std::vector<std::uint32_t>> tokens_of(const Model& model, const GenerateOptions& options);
 /// Throws InputError for a text without tokens, or with one that the model does not have.
 void check_tokens(const ModelConfig& config, const std::vector<std::vector<std::uint32_t>>& texts);

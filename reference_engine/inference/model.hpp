@@ -32,8 +32,8 @@ struct CacheRoom {
   std::uint32_t back = 0;
 
   [[nodiscard]] std::uint32_t of(const LayerConfig& layer) const { return layer.reach() > 0 ? recent : positions; }
-  /// Whether a sequence of which `run` tokens are there may go on behind its first `kept`: no layer has let go of what that
-  /// takes.
+  /// Whether a sequence of which `run` tokens have been run may go on behind its first `kept`: no layer has dropped what that
+  /// needs.
   [[nodiscard]] bool can_return(std::size_t run, std::size_t kept) const {
     return run <= recent || run - kept <= back || kept == 0;
   }
@@ -42,7 +42,7 @@ struct CacheRoom {
 /// Throws InputError if keys and values cannot be kept as `config.cache_type` says.
 void check_cache_type(const ModelConfig& config);
 
-/// Of keys and values, and of what layers without them remember of a sequence.
+/// Bytes of a sequence's keys and values, and of what layers without them remember of it.
 std::uint64_t cache_bytes(const ModelConfig& config, const CacheRoom& room);
 
 /// Keys and values of one sequence.
@@ -56,11 +56,11 @@ class KvCache {
       : room(room), device(std::move(on_device)), bytes_(bytes) {}
 
   CacheRoom room;
-  /// [layers] of [kv_heads * room, head_dim] each; of LatentAttention one vector a
-  /// position, as keys alone; of LinearAttention what it remembers, whatever the positions. Where keys and values are f16, two
-  /// of them are one number of these.
+  /// [layers] of [kv_heads * room, head_dim] each. For LatentAttention one vector a position, as keys alone; for
+  /// LinearAttention what it remembers, whatever the positions. Where keys and values are f16, two of their numbers are one of
+  /// these.
   std::vector<Matrix> keys, values;
-  std::shared_ptr<void> device;  ///< on another
+  std::shared_ptr<void> device;  ///< where it is on another device
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
   /// Where a layer in host memory has a position. One that has only recent positions drops the first ones to make room for it.
@@ -164,7 +164,7 @@ class Model {
   [[nodiscard]] virtual std::string device() const { return "cpu"; }
   /// The most bytes that a device with memory of its own was asked for, by use.
   [[nodiscard]] virtual std::vector<std::pair<std::string, std::uint64_t>> device_memory() const { return {}; }
-  /// How fast experts come to the device; 0: not known, as host memory copies.
+  /// How fast experts come to the device, in bytes a second; 0: not known, and taken to be as fast as host memory is copied.
   [[nodiscard]] virtual std::uint64_t link_bytes_per_s() const { return 0; }
   /// What its files have that was not used, a line each, for the user.
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
@@ -176,7 +176,7 @@ class Model {
   explicit Model(ModelFiles& files);
   /// A tensor of the weights that every token needs, which count as dense_bytes from now on.
   const Tensor& dense(const Checkpoint& checkpoint, const std::string& name, const std::vector<std::uint64_t>& shape);
-  /// So many bytes more than their files have, where a device has some of them in another form.
+  /// Counts `bytes` that a device needs beyond the files' own, where it has some weights in another form.
   void count_dense(std::uint64_t bytes) { dense_bytes_ += bytes; }
   void set_notes(std::vector<std::string> notes) { notes_ = std::move(notes); }
   /// [layers, experts] each: added to what gates compute, and to what experts are chosen by; empty where there are none.

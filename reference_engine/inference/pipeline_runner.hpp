@@ -83,7 +83,7 @@ class PipelineRunner final : public ExpertRunner {
   void note_uses();
   void look_ahead_all(View<const Scores> predicted);
   void start_host(const Matrix& input);
-  /// The predicted scores that the gate worker has made, whose place among the threads at work is free again.
+  /// Waits for the predicted scores that the gate worker makes, and gives back its place among the threads at work.
   View<const Scores> join_gates();
   Nanoseconds wait_host();
 

@@ -13,9 +13,9 @@ namespace ferry::engine {
 /// How tokens are drawn. The defaults take the likeliest.
 struct Sampling {
   double temperature = 0;        ///< 0, or below 1e-6: the likeliest token, ties to the lower one
-  std::uint32_t top_k = 0;       ///< of so many likeliest tokens alone, and those that tie with the last; 0: of all
-  double top_p = 1;              ///< of the fewest likeliest tokens that have so much probability together
-  double min_p = 0;              ///< of those at least so likely as this share of the likeliest
+  std::uint32_t top_k = 0;       ///< from so many likeliest tokens, and those that tie with the last; 0: from all
+  double top_p = 1;              ///< from the fewest likeliest tokens that have so much probability together
+  double min_p = 0;              ///< from those at least this share as likely as the likeliest
   double repeat_penalty = 1;     ///< logits of tokens that the text has are divided by it, or multiplied if below 0
   double presence_penalty = 0;   ///< taken from logits of generated tokens, once
   double frequency_penalty = 0;  ///< and as often as each was generated
@@ -40,7 +40,8 @@ double log_probability(const LogitRow& logits, std::uint32_t token);
 /// One sequence's. The same seed and logits give the same tokens, whatever else is decoded beside it.
 ///
 /// Source: the order is that of Hugging Face's transformers: repetition penalty, temperature, top-k, top-p, min-p; the other two
-/// penalties are OpenAI's, ahead of the temperature. One draw a token, in double precision. O(V), or O(V log V) with top-p alone.
+/// penalties are OpenAI's, ahead of the temperature. One draw a token, in double precision. O(V), or O(V log V) with top-p or
+/// min-p and without top-k.
 class Sampler {
  public:
   /// `prompt`: what the text has so far.

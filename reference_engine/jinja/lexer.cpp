@@ -161,7 +161,7 @@ class Lexer {
     }
   }
 
-  /// jinja2 does not mind that one is open if nothing comes behind its begin.
+  /// jinja2 does not mind a comment that is not closed, if nothing comes behind its begin.
   void skip_comment() {
     const std::size_t begin = at_;
     while (at_ < source_.size()) {

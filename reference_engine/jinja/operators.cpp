@@ -153,7 +153,7 @@ std::pair<double, double> divide_real(double left, double right) {
   return {floored, remainder};
 }
 
-/// Of -1, which C++ cannot divide the least number by, others take care.
+/// Callers take care of a divisor of -1, by which C++ cannot divide the least number.
 std::pair<std::int64_t, std::int64_t> divide_whole(std::int64_t left, std::int64_t right) {
   std::int64_t quotient = left / right, remainder = left % right;
   if (remainder != 0 && (right < 0) != (remainder < 0)) {

@@ -13,8 +13,8 @@ namespace ferry::engine::jinja {
 /// The rules are jinja2's. A block is what `for`, a macro, `call`, `with`, `filter`, a block set and `generation`
 /// enclose, and the template; `if` makes none. A name belongs to the innermost block that sets it, anywhere in it, or
 /// that names it, if no surrounding one does. On entry, it is copied from the surrounding block that has it. If none
-/// has, it comes from the context, unless what comes first in the block is that it is set outside of any `if`: it is
-/// unset until then.
+/// has, it comes from the context, unless the first thing that the block does with it is to set it, outside of any `if`: then
+/// it is unset until there.
 void find_places(Tree& tree, const std::string& name);
 
 }  // namespace ferry::engine::jinja

@@ -1,5 +1,5 @@
 /// @file
-/// What one rendering has used up so far, and where it is: every operation on values is told.
+/// What one rendering has used up so far, and where it is: every operation on values reports to it.
 #pragma once
 #include <cstddef>
 #include <cstdint>

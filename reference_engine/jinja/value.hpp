@@ -48,7 +48,7 @@ struct Account {
   std::size_t live = 0;
 };
 
-/// Some bytes on an account, until it goes. What a template itself holds is on none.
+/// Some bytes on an account, as long as this lives. What a template itself holds is on no account.
 class Charge {
  public:
   Charge() = default;

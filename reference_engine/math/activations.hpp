@@ -4,10 +4,10 @@
 
 namespace ferry::engine {
 
-/// What products with weights of codes, packed or in blocks, make of x before.
+/// What x becomes before products with weights that are codes, packed or in blocks.
 enum class Activations {
   floats,  ///< nothing
-  int8     ///< each 64 columns become -127 to 127 times a scale, to the nearest: less exact, and faster
+  int8     ///< each 64 columns become whole numbers from -127 to 127 times a scale: less exact, and faster
 };
 
 }  // namespace ferry::engine

@@ -21,7 +21,7 @@ struct AttentionShape {
   FloatType type = FloatType::f32;  ///< of keys and values: f32 or f16
 };
 
-/// Keys or values as f16, the nearest; the largest where they are larger, so that no sum becomes infinite. to: [count].
+/// Rounds keys or values to the nearest f16, and larger ones to the largest, so that no sum becomes infinite. to: [count].
 void to_f16(const float* from, std::size_t count, std::byte* to);
 
 /// Computes out = softmax(scale * q k^T) v, several rows and all heads at once.
@@ -32,13 +32,13 @@ class AttentionKernel {
   AttentionKernel(const AttentionShape& shape, ProductPath path, WorkerPool* workers)
       : shape_(shape), workers_(workers), kernel_(part::kernel_of(path)), product_(kernel_, workers) {}
 
-  /// What a row attends to: tokens `first` to `seen`, at least one, of those in a cache.
+  /// What a row attends to: tokens `first` to `seen` - 1 of a cache, at least one.
   struct Row {
     const std::byte* keys;    ///< [kv_heads, capacity, head_dim]
     const std::byte* values;  ///< [kv_heads, capacity, value_stride]
     std::uint32_t capacity, first, seen;
   };
-  /// q: [rows, heads * head_dim], out: [rows, heads * value_dim]. Rows of one cache are best neighbours, in ascending position.
+  /// q: [rows, heads * head_dim], out: [rows, heads * value_dim]. Rows of one cache are best adjacent, in ascending position.
   /// `sinks`: [heads], logits that take their share of a head's attention, and give nothing; null: there are none.
   void run(View<const Row> rows, const Matrix& q, Matrix& out, const float* sinks = nullptr);
 
@@ -49,12 +49,12 @@ class AttentionKernel {
     std::uint32_t kv_head;
     std::uint32_t first, count;  ///< tokens that any of them sees
     std::uint32_t first_which;   ///< where its heads of rows begin in `which_`
-    std::size_t scores;          ///< where theirs begin
+    std::size_t scores;          ///< where its scores begin
   };
 
   void run_together(View<const Row> rows, std::uint32_t first, std::uint32_t end, const Matrix& q, Matrix& out,
                     const float* sinks);
-  /// Of one head of a row: weights in the place of scores, of all tokens that its group sees.
+  /// Makes weights of the scores of one head of a row, in place, for all tokens that its group sees.
   void softmax(const Row& row, const Group& group, float* scores, const float* sink, Eigen::VectorXf& scratch) const;
 
   AttentionShape shape_;

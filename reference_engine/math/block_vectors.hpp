@@ -5,8 +5,8 @@
 namespace ferry::engine {
 namespace {
 
-/// 16 floats (E4M3), divided by 2^8: their exponents' biases differ by 15 - 7. Halves that are subnormal become floats
-/// without a detour, which subnormal floats would take.
+/// 16 numbers of E4M3 as halves, divided by 2^8, since the biases of their exponents differ by 15 - 7. Subnormal halves become
+/// floats without the detour that subnormal floats would take.
 [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline __m256i halves_e4m3(const std::byte* at) {
   const __m256i codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
   const __m256i largest = _mm256_set1_epi16(0x3f80), sign = _mm256_set1_epi16(-0x8000);

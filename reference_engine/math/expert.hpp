@@ -15,10 +15,10 @@
 namespace ferry::engine {
 
 /// How one expert lies in memory, as it crosses a link and sits in a slot: gate [width, hidden], up [width, hidden],
-/// down [hidden, width], one after another, and behind them, if it has biases, those of gate [width], up [width] and
-/// down [hidden] as floats; last of all, if it has one, a number that what it gives is multiplied with.
+/// down [hidden, width], one after another; behind them, if it has biases, those of gate [width], up [width] and down [hidden]
+/// as floats; and last, if it has one, the scale that multiplies its output.
 ///
-/// At `full` as the checkpoint has them, numbers or blocks; at int8, int4 and int2 each matrix as `packed` says.
+/// At `full` the matrices are as the checkpoint has them, numbers or blocks; at int8, int4 and int2 each is as `packed` says.
 struct ExpertLayout {
   std::uint32_t hidden = 0, width = 0;
   DType dtype = DType::bf16;  ///< at `full`
@@ -40,11 +40,11 @@ struct ExpertLayout {
   [[nodiscard]] std::uint64_t behind_bytes() const {
     return ((biased ? std::uint64_t{2} * width + hidden : 0) + (scaled ? 1 : 0)) * sizeof(float);
   }
-  /// Byte at which matrix `part` begins; of part 3, at which what is behind them does.
+  /// The byte at which matrix `part` begins; for part 3, the byte at which what is behind the matrices begins.
   [[nodiscard]] std::uint64_t part_at(int part, Precision p) const {
     return part == 0 ? 0 : part_at(part - 1, p) + part_bytes(part - 1, p);
   }
-  /// Matrix 0, 1 or 2, gate, up or down, at int8, int4 or int2.
+  /// The layout of matrix 0, 1 or 2 (gate, up or down) at int8, int4 or int2.
   [[nodiscard]] PackedLayout packed(int part, Precision p) const {
     return {part == 2 ? hidden : width, part == 2 ? width : hidden, code_bits(p), group};
   }
@@ -60,7 +60,7 @@ struct ExpertLayout {
   [[nodiscard]] bool plain_numbers() const {
     return std::holds_alternative<PassThroughLayout>(plain(0)) && type(1) == dtype && type(2) == dtype;
   }
-  /// Either.
+  /// The same at any precision.
   [[nodiscard]] StoredLayout stored(int part, Precision p) const {
     if (p != Precision::full) return packed(part, p);
     return std::visit([](const auto& l) -> StoredLayout { return l; }, plain(part));

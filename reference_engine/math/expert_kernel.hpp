@@ -28,13 +28,14 @@ class ExpertKernel {
   struct Work {
     const std::byte* expert;             ///< one block as ExpertLayout describes, at any address
     Precision precision;                 ///< not `skip`
-    View<const std::uint32_t> selected;  ///< rows of results; row a is that of row a / top_k of x
-    const Route* routes = nullptr;       ///< of all rows of results: where weights belong to what experts read
+    View<const std::uint32_t> selected;  ///< rows of results; row a belongs to row a / top_k of x
+    const Route* routes = nullptr;       ///< of all rows of results: where what experts read is weighed
     std::uint16_t layer = 0;
   };
-  /// results = down (silu(gate x) * up x) for those rows of each, with biases, a scale and by another function if the layout
-  /// says so. x: [rows, hidden], results: [rows * top_k, hidden]. Several experts of one layer are computed at once, up to some
-  /// hundred rows. A row's result depends neither on how many rows and experts there are nor on its place.
+  /// results = down (silu(gate x) * up x) for the selected rows of each expert, with biases, with a scale and by another
+  /// function if the layout says so. x: [rows, hidden], results: [rows * top_k, hidden]. Experts of one layer are computed
+  /// together, up to some hundred rows at a time. A row's result does not depend on how many rows and experts there are, nor on
+  /// its place.
   void run(View<const Work> experts, std::uint32_t top_k, const Matrix& x, float* results);
 
   /// The same for all rows and one expert. y: [rows, hidden].

@@ -1,17 +1,17 @@
-// The kernel of PackedProduct for activations of 8 bits, written once for all instruction sets. Included as
-// product_kernel.hpp is, with which it comes.
+// The kernel of PackedProduct for activations of 8 bits, written once for all instruction sets. It is included in the same way
+// as product_kernel.hpp, which it includes.
 //
-// Codes and activations of a stretch are multiplied and added as integers, exactly. Those sums of `lanes` outputs are a
-// vector, which is multiplied with the scales, and stretches are added in their order. So there is one order of
-// roundings, however the integers came about: for one row those of an output are made of its codes as they lie, and then
-// put side by side; for several, the codes are first put side by side, so that each lane adds its own output's.
+// Within a stretch, codes and activations are multiplied and added as integers, exactly. The sums of `lanes` outputs form a
+// vector, which is multiplied with the scales; stretches are added in their order. So there is one order of roundings, however
+// the integers were made: for one row of x those of each output are made from its codes as they lie, and then put side by side;
+// for several rows the codes are put side by side first, so that each lane adds up its own output.
 //
-// Of `Lanes` this takes, besides floats: `Ints`, a vector of integers; `Bytes`, the codes of a stretch; `unpack_bytes`,
-// which makes these, and `bias`, which added to them makes them what scales are multiplied with; `dot`, their products
-// with activations, some added up; `add_up`, which makes `lanes` of those vectors, one for each part of the columns, two or
-// four; `transpose`, which puts the codes of `lanes` outputs side by side, four columns of each at a time, and
-// `transpose_ints`; `dot_side_by_side`; and for blocks `widen_halves`, and of blocks of 256 columns
-// `set_scales`, which makes floats of the scales and minima of `lanes` of them. Columns are in an order of its own.
+// Besides what it does with floats, `Lanes` has: `Ints`, a vector of integers; `Bytes`, the codes of a stretch; `unpack_bytes`,
+// which makes these; `bias`, which added to a code gives the number that a scale belongs to; `dot`, the products of codes with
+// activations, partly added up; `add_up`, which makes of `lanes` of those vectors one for each part of the columns, two or
+// four; `transpose`, which puts the codes of `lanes` outputs side by side, four columns of each at a time; `transpose_ints`;
+// `dot_side_by_side`; and for blocks `widen_halves`, and for blocks of 256 columns `set_scales`, which makes floats of the
+// scales and minima of `lanes` of them. Columns are in an order of the vocabulary's own.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -51,7 +51,7 @@ constexpr std::uint32_t int8_groups = Format::groups;
 template <BlockType type>
 constexpr std::uint32_t int8_groups<Blocks<type>> = stretch_columns / detail::group_weights(type);
 
-/// The rows of `lanes` outputs, each with what is left of it behind its last whole unit, filled up with nothing.
+/// The rows of `lanes` outputs; blocks that do not fill each one's last unit are copied, and filled up with nothing.
 template <class Format, class Layout>
 struct Int8Weights : WeightRows<Format, Layout> {
   using WeightRows<Format, Layout>::WeightRows;
@@ -233,7 +233,7 @@ template <class Format>
   if constexpr (int8_groups<Format> == 4) return x.quarters[stretch][part];
 }
 
-/// Adds what one part of a stretch gives, whose integers these are.
+/// Adds what one part of a stretch gives, of which `ints` are the integers.
 template <class Lanes, class Format>
 [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline typename Lanes::Vector add_int8_part(
     Format /*format*/, typename Lanes::Ints ints, const SideBySide<Lanes, Format>& groups, const Int8Rows::Chunk& x,
@@ -284,8 +284,8 @@ struct NextCodes {
   }
 };
 
-/// The integers of one output over `lanes` stretches of a chunk from `at` on, a lane each; over fewer if there are not so
-/// many. In the first part those over all columns, where these are one group.
+/// The integers of one output over each of `lanes` stretches of a chunk from `at` on, one lane for a stretch, or over as many
+/// as there are. Where a stretch is one group, the first of `parts` has the sums over all its columns.
 template <class Lanes, class Format, class Layout>
 [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void dot_stretches(
     Format format, const Int8Weights<Format, Layout>& w, std::uint32_t output, const Int8Rows& x, std::uint32_t at,
@@ -325,8 +325,8 @@ template <class Lanes, class Format, class Layout>
   constexpr std::uint32_t lanes = Lanes::lanes, groups = int8_groups<Format>;
   constexpr std::uint32_t block = (groups == 4 ? 8 : 16) * int8_stretches;  // whose integers stay in a usual L1 cache
   Ints ints[block / lanes][groups][lanes];
-  // Lines of a cache that `lanes` stretches take, of which memory is asked for some while codes are multiplied, for some
-  // while scales are put side by side, and for the rest while these are multiplied: otherwise it would rest.
+  // Lines of a cache that `lanes` stretches take. Memory is asked for some of them while codes are multiplied, for some while
+  // scales are put side by side, and for the rest while scales are multiplied: otherwise it would be idle then.
   constexpr std::uint32_t lines = (lanes * Format::stretch_bytes + line - 1) / line;
   constexpr std::uint32_t first_lines = lines * 5 / 8, then_lines = (lines - first_lines + 1) / 2;
   SideBySide<Lanes, Format> scales;
@@ -518,7 +518,7 @@ void multiply_int8(const BlockLayout& w, const std::byte* weights, part::Outputs
   });
 }
 
-/// Loops of known length over arrays of their own become vectors.
+/// Rounds a row. Compilers make vectors of loops that have a known length and arrays of their own.
 template <class Lanes>
 [[FERRY_LANES_TARGET gnu::noinline]] void set_int8(Int8Rows& rows, std::uint32_t row, const float* from) {
   constexpr std::uint32_t lanes = 16;
@@ -535,7 +535,7 @@ template <class Lanes>
       }
     }
     for (const std::int32_t bits : most) largest = bits > largest ? bits : largest;
-    // What is no number, or infinite, makes the scale none; what is so small that an inverse would be infinite, 0.
+    // NaN or infinity makes the scale NaN; numbers so small that the inverse would be infinite make it 0.
     const float step = __builtin_bit_cast(float, largest) / 127;
     const bool none = largest >= infinity, zero = none || step < 0x1p-126F;
     const float inverse = zero ? 0 : 1 / step;

@@ -1,4 +1,5 @@
-// The vocabulary of AVX-512 F, BW and VNNI for activations of 8 bits; where it comes from is as for lanes_avx512.hpp.
+// The vocabulary of AVX-512 F, BW and VNNI for activations of 8 bits; the file that includes this does as for
+// lanes_avx512.hpp.
 #pragma once
 #include "math/int8_kernel.hpp"
 #include "math/lanes_avx512.hpp"
@@ -26,8 +27,7 @@ struct Avx512Int8Lanes : Avx512Lanes {
   FERRY_INLINE Vector to_floats(Ints v) { return _mm512_cvtepi32_ps(v); }
   FERRY_INLINE void store_any(Vector v, float* at) { _mm512_storeu_ps(at, v); }
 
-  // Whole stretches of a group: their bytes several times, shifted. Where a stretch has two groups the first one's codes
-  // are in the lower half.
+  // A stretch's bytes are repeated and shifted. Where a stretch has two groups, the codes of the first are in the lower half.
   template <bool halves>
   FERRY_INLINE void unpack_bytes(Codes<8, halves> /*format*/, const std::byte* at, Bytes& to) {
     to = _mm512_loadu_si512(at);
@@ -62,7 +62,7 @@ struct Avx512Int8Lanes : Avx512Lanes {
   // Blocks, in the order of columns.
   static ColumnOrder order_int8() { return natural_order(); }
 
-  /// 32 bytes twice, the upper ones shifted to the right by other bits than the lower.
+  /// 32 bytes twice, shifted to the right: the lower ones by `low` bits, the upper ones by `high`.
   FERRY_INLINE Bytes shifted(const std::byte* at, std::uint32_t low, std::uint32_t high) {
     const auto by = [](std::uint32_t bits) { return static_cast<std::int64_t>(bits); };
     return _mm512_srlv_epi64(
@@ -71,7 +71,7 @@ struct Avx512Int8Lanes : Avx512Lanes {
   FERRY_INLINE Bytes masked(Bytes v, std::uint32_t bits) {
     return _mm512_and_si512(v, _mm512_set1_epi32(static_cast<std::int32_t>(bits * 0x01010101U)));
   }
-  /// The codes of 4 bits of 32 columns each: the first 16 in the low bits of as many bytes.
+  /// The 4-bit codes of twice 32 columns, of which the first 16 each are in the low bits of as many bytes.
   FERRY_INLINE Bytes fours(__m128i first, __m128i second) {
     const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(first)),
                                             _mm256_broadcastsi128_si256(second), 1);
@@ -139,7 +139,7 @@ struct Avx512Int8Lanes : Avx512Lanes {
     if constexpr (type == iq4_xs) return _mm512_cvtepi32_epi8(iq4_xs_scales(at));
   }
   FERRY_INLINE void put_floats(Vector v, std::int32_t (&to)[16]) { store(v, reinterpret_cast<float*>(to)); }
-  /// Of 16 blocks the scales of each group, and behind them its minima.
+  /// The scales of each group of 16 blocks, and behind them the group's minima.
   template <BlockType type>
   FERRY_INLINE void set_scales(Blocks<type> /*format*/, const std::byte* const (&units)[16], std::int32_t (*to)[16]) {
     using enum BlockType;
@@ -193,7 +193,7 @@ struct Avx512Int8Lanes : Avx512Lanes {
   FERRY_INLINE Ints dot(Format /*format*/, Bytes codes, const std::int8_t* x) {
     return _mm512_dpbusd_epi32(no_ints(), codes, _mm512_load_si512(x));
   }
-  /// Of outputs 0 to 15 each, over the lower and the upper eight lanes.
+  /// The sums of outputs 0 to 15, over the lower eight lanes and over the upper.
   FERRY_INLINE void add_up(const Ints (&s)[16], Ints (&parts)[2]) {
     Ints quarters[4];
     add_fours(s, quarters);
@@ -214,7 +214,7 @@ struct Avx512Int8Lanes : Avx512Lanes {
     parts[2] = _mm512_shuffle_i32x4(a, c, 0b11011101);
     parts[3] = _mm512_shuffle_i32x4(b, d, 0b11011101);
   }
-  /// Of four outputs each the sums over four lanes.
+  /// Vectors of the sums over four lanes, of four outputs each.
   FERRY_INLINE void add_fours(const Ints (&s)[16], Ints (&quarters)[4]) {
 #pragma GCC unroll 4
     for (std::uint32_t i = 0; i < 4; ++i) {

@@ -1,5 +1,5 @@
-// The vocabulary of AVX-512 F for the kernel of PackedProduct. Where the intrinsics come from, and FERRY_LANES_TARGET, is
-// for the file that includes this: a test emulates them.
+// The vocabulary of AVX-512 F for the kernel of PackedProduct. The file that includes this has to provide the intrinsics and
+// FERRY_LANES_TARGET: a test emulates them.
 #pragma once
 #include "math/block_vectors.hpp"
 #include "math/product_kernel.hpp"
@@ -28,7 +28,7 @@ struct Avx512Lanes {
   FERRY_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
   FERRY_INLINE Vector fms(Vector a, Vector b, Vector c) { return _mm512_fmsub_ps(a, b, c); }
 
-  /// Each added half to half until one lane is left; four together, with fewer instructions in the same order.
+  /// Adds each vector, half to half, until one lane is left; four together, in the same order with fewer instructions.
   FERRY_INLINE void add_lanes(const Vector (&s)[outputs], float (&sum)[outputs]) {
     const Vector a = add_halves(s[0], s[1]), b = add_halves(s[2], s[3]);
     // Quarters 0 and 2 of both beside 1 and 3.
@@ -86,7 +86,7 @@ struct Avx512Lanes {
       }
     }
   }
-  /// So many bytes as often as they fit.
+  /// `bytes` bytes, as many times as they fit.
   template <std::uint32_t bytes>
   FERRY_INLINE __m512i repeat(const std::byte* at) {
     if constexpr (bytes == 32) {
@@ -133,8 +133,8 @@ struct Avx512Lanes {
     std::memcpy(&bits, at, sizeof(bits));
     return _mm512_cvtph_ps(_mm256_set1_epi16(bits));
   }
-  /// Stores what is read one number at a time: such a read costs nothing, since it is a part of what uses it. Compilers
-  /// must not see what was stored: they would take it out of the register again, by the port that looks up.
+  /// Stores numbers that are read one at a time: such a read is part of the instruction that uses it, and costs nothing.
+  /// Compilers must not know what was stored: they would take it out of the register again, by the port that looks up.
   FERRY_INLINE void keep(Vector v, float (&numbers)[16]) {
     store(v, numbers);
     asm("" : "+m"(numbers));
@@ -267,7 +267,7 @@ struct Avx512Lanes {
   }
   FERRY_INLINE void unpack(Blocks<BlockType::q2_k> /*format*/, const std::byte* at, const Unit& unit,
                            std::uint32_t stretch, Vector (&to)[4]) {
-    // Every fourth is alike: of an index the upper bits, which are other codes, do not count.
+    // Every fourth is alike: the upper bits of an index, which belong to other codes, do not count.
     const Vector numbers = _mm512_setr_ps(0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3);
 #pragma GCC unroll 2
     for (std::uint32_t i = 0; i < 2; ++i) {

@@ -10,7 +10,7 @@ using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMa
 using Vector = Eigen::VectorXf;
 using MatrixRef = Eigen::Ref<const Matrix>;
 
-/// As Eigen's own, of which a matrix that had memory before is freed twice if there is no more.
+/// As Eigen's own resize, which frees the old memory of a matrix twice if there is no memory for the new.
 template <class Dense>
 void resize(Dense& m, Eigen::Index rows, Eigen::Index columns) {
   if (m.rows() * m.cols() != rows * columns) Dense().swap(m);

@@ -35,19 +35,19 @@ ProductPath best_path();
 inline constexpr std::uint32_t stretch_columns = 64;  ///< columns that kernels unpack at a time
 inline constexpr std::uint32_t chunk_columns = 512;   ///< columns whose sums are made at once
 
-/// The order in which a kernel has the columns of a stretch once they are unpacked, and what it has in the place of
-/// codes: a code is factor * value - bias. Such values are sooner made than codes as floats.
+/// The order in which a kernel has the columns of a stretch once they are unpacked, and the values that it then has instead of
+/// codes: a code is factor * value - bias. Such values are made faster than floats that equal the codes.
 struct ColumnOrder {
   std::uint8_t column[stretch_columns];
   float factor = 1, bias = 0;
 };
 
-/// Rows [rows, columns] as a kernel reads them: cut into chunks of columns, one chunk behind the other; within one, into
-/// panels of rows, of which the last may have fewer; of a panel each row has a vector of columns in turn. So what is
-/// multiplied together is one stream. The columns of a stretch are in the kernel's order; zeros fill the last one up.
+/// Rows [rows, columns] as a kernel reads them: cut into chunks of columns, one chunk behind the other; a chunk into panels of
+/// rows, of which the last may have fewer. In a panel the rows take turns with a vector of columns each, so that what is
+/// multiplied together is one stream. The columns of a stretch are in the kernel's order; zeros fill up the last stretch.
 class ChunkedRows {
  public:
-  /// `lanes`: columns of a vector. All rows are to be set then.
+  /// `lanes`: columns of a vector. Every row must be set afterwards.
   void resize(std::uint32_t rows, std::uint32_t columns, const ColumnOrder& order, std::uint32_t panel_rows,
               std::uint32_t lanes);
   /// `from`: [columns]. Rows can be set by several threads at once.
@@ -75,7 +75,7 @@ class ChunkedRows {
 
   std::uint32_t rows_ = 0, columns_ = 0, panel_rows_ = 1, lanes_ = 1;
   ColumnOrder order_;
-  bool natural_ = false;      ///< the order of columns, and x's own values
+  bool natural_ = false;      ///< columns keep their order, and values are x's own
   std::vector<Line> memory_;  // as one array of floats: panels go through many lines; never shrinks
 };
 
@@ -121,7 +121,7 @@ struct Outputs {
 struct Rows {
   ChunkedRows values;
   Int8Rows int8;  ///< the same with 8 bits, for weights of codes
-  /// Where weights have groups what multiplies each group's {scale, minimum}: {-bias * sum, sum}, of x over the group.
+  /// What multiplies each group's {scale, minimum}, where weights have groups: {-bias * sum, sum}, sums of x over the group.
   ChunkedRows group_sums;
   std::vector<float> sums;  // [rows, 2 * groups], those in one piece; scratch, which never shrinks
   float bias = 0;           ///< of codes
@@ -132,14 +132,14 @@ struct ProductKernel {
   std::uint32_t panel_rows, lanes;  ///< of ChunkedRows
   ColumnOrder (*order_packed)(const PackedLayout& w);
   ColumnOrder (*order_floats)(const PassThroughLayout& w);
-  /// Those columns of y [rows, rows of W]. x: in this order.
+  /// Computes the columns `outputs` of y [rows of x, rows of W]. x: in this kernel's order.
   void (*multiply_packed)(const PackedLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
   void (*multiply_floats)(const PassThroughLayout& w, const std::byte* weights, Outputs outputs, const Rows& x,
                           float* y);
   void (*multiply_blocks)(const BlockLayout& w, const std::byte* weights, Outputs outputs, const Rows& x, float* y);
-  /// Sums of the first `columns` columns of the first `count` rows of values, f32 or f16, with weights [rows, stride], up to
-  /// `panel_rows` of them: that of row r becomes row which[r] of y [any, columns]. Each is made in the order of the values'
-  /// rows.
+  /// Weighted sums of the first `count` rows of `values`, f32 or f16, over their first `columns` columns. weights: [rows,
+  /// stride], up to `panel_rows` rows, of which row r makes row which[r] of y [any, columns]. Each sum is made in the order of
+  /// the rows of `values`.
   void (*mix)(const float* weights, std::size_t stride, std::uint32_t rows, std::uint32_t count,
               const std::byte* values, const PassThroughLayout& layout, std::uint32_t columns,
               const std::uint32_t* which, float* y);
@@ -161,7 +161,7 @@ struct Int8Kernel {
 
 extern const Int8Kernel portable_int8_kernel, avx2_int8_kernel, avx512_int8_kernel;
 
-/// On processors with AVX-512 and without its BW and VNNI that of AVX2.
+/// On processors that have AVX-512 but not its BW and VNNI, the kernel of AVX2.
 const Int8Kernel& int8_kernel_of(ProductPath path);
 
 }  // namespace part
@@ -179,13 +179,13 @@ bool has_codes(const StoredLayout& w);
 /// not depend on how many rows are computed together, nor on where it stands among them, nor on how many threads there
 /// are. Weights in bf16 or f16 give the same as they would in f32. The paths differ in rounding.
 ///
-/// Of packed weights minimum + code * scale is never formed: a group's codes are multiplied with x and added, and that
+/// For packed weights, minimum + code * scale is never formed: a group's codes are multiplied with x and added, and that
 /// sum is multiplied with the scale; the minimum is multiplied with the sum of x over the group.
 ///
-/// Blocks (BlockLayout) give what the floats would give that they stand for, bit for bit.
+/// Blocks (BlockLayout) give, bit for bit, what the floats that they stand for would give.
 ///
-/// With Activations::int8 all of this is so of the rounded x, where weights have codes. Of blocks the groups' sums are then
-/// multiplied with scales, as of packed weights.
+/// With Activations::int8, all of this holds for the rounded x, where weights have codes. The sums of blocks' groups are then
+/// multiplied with scales, as those of packed weights are.
 class PackedProduct {
  public:
   /// `workers` share what is computed at once, where there is enough to share; null: the caller does it all. They
@@ -200,7 +200,7 @@ class PackedProduct {
                          const part::Int8Kernel* int8 = nullptr)
       : kernel_(&kernel), int8_(int8), workers_(workers), rounds_(int8 != nullptr) {}
 
-  /// Not between `prepare` and the products of what it prepared.
+  /// Must not be called between `prepare` and the products of what it prepared.
   void set_activations(Activations activations) { rounds_ = activations == Activations::int8 && int8_ != nullptr; }
 
   /// Whether x has 8 bits for matrices that are stored so. An x for matrices of both kinds is prepared for both.
@@ -232,7 +232,7 @@ class PackedProduct {
     const std::byte* weights;
     Matrix* y;
   };
-  /// Both for one x [rows, columns], and matrices that are all packed in one way, or none of which is packed.
+  /// `prepare` and `multiply` for one x [rows, columns], and for matrices that are all packed in one way, or all not packed.
   void run(const Matrix& x, std::initializer_list<Factor> factors);
   void run(const StoredLayout& w, const std::byte* weights, const Matrix& x, Matrix& y) { run(x, {{w, weights, &y}}); }
 

@@ -449,7 +449,7 @@ struct Avx2Int8Lanes : Avx2Lanes {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
   }
 
-  /// Of outputs 0 to 7 each, over the lower and the upper four lanes.
+  /// The sums of outputs 0 to 7, over the lower four lanes and over the upper.
   FERRY_INLINE void add_up(const Ints (&s)[8], Ints (&parts)[2]) {
     const Ints a = fours(s[0], s[1], s[2], s[3]), b = fours(s[4], s[5], s[6], s[7]);
     parts[0] = _mm256_permute2x128_si256(a, b, 0x20);

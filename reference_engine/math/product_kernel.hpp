@@ -7,8 +7,8 @@
 // floats, in an order of its own (ColumnOrder). Blocks come in units of one stretch or more: `prepare` makes what all of
 // a unit's weights share, once, and `unpack` a stretch of it, in the order of columns.
 #pragma once
-// What parts of kernels are: one function with the kernel, whatever a compiler thinks of its size. Whoever does not need
-// them to be fast, and compiles them without optimisation, may define this as no attribute.
+// The attribute of the parts of kernels: inlined into the kernel, whatever a compiler thinks of its size. A file that does not
+// need them to be fast, and compiles them without optimisation, may define this as no attribute.
 #if !defined(FERRY_LANES_INLINE)
 #define FERRY_LANES_INLINE gnu::always_inline
 #endif
@@ -28,8 +28,8 @@ struct Floats {
   static constexpr std::uint32_t stretch_bytes = stretch_columns * (type == FloatType::f32 ? 4 : 2);
 };
 
-/// The floats {scale, minimum} of packed weights' groups. Behind a row's the next row's follow, so what is read behind
-/// its last column is there, but at the matrix's end, and multiplied with zeros.
+/// The floats {scale, minimum} of the groups of packed weights. The next row's follow a row's own, so that reads behind its
+/// last column find some, except at the matrix's end; they are multiplied with zeros.
 struct Groups : Floats<FloatType::f32> {};
 
 /// `halves`: a stretch has two groups, one for each half of its columns.
@@ -39,7 +39,7 @@ struct Codes {
   static constexpr std::uint32_t stretch_bytes = stretch_columns * bits / 8;
 };
 
-/// Some blocks of a checkpoint's that fill stretches: a unit. They become the floats that they stand for.
+/// A unit: as many of a checkpoint's blocks as fill whole stretches. They become the floats that they stand for.
 template <BlockType block_type>
 struct Blocks {
   static constexpr BlockType type = block_type;
@@ -61,24 +61,24 @@ inline constexpr bool is_blocks = false;
 template <BlockType type>
 inline constexpr bool is_blocks<Blocks<type>> = true;
 
-// Whatever is computed together, a sum is made in one order. Each lane adds the columns of a chunk one after another;
-// where groups have scales, what one group has in a stretch, and that sum is multiplied once. At the end of a chunk the
-// lanes are added in a tree, and chunks' sums in their order. What groups' minima give comes first.
+// A sum is made in one order, whatever is computed together. Each lane adds the columns of a chunk one after another; where
+// groups have scales, it adds what one group has in a stretch, and multiplies that sum once. At the end of a chunk the lanes
+// are added in a tree, and the sums of chunks in their order. What the groups' minima give comes first.
 
 constexpr std::uint32_t outputs = 4;        // together in registers
 constexpr std::uint32_t few = 3;            // rows of x for which weights stay in registers
 constexpr std::uint32_t tile_outputs = 8;   // whose weights become floats at once, for many rows
 constexpr std::uint32_t most_outputs = 16;  // that any kernel computes at once
 constexpr std::uint32_t chunk_stretches = chunk_columns / stretch_columns;
-// Of a row of x, what is multiplied with many outputs in turn: codes have it read anew for each output, so that it has to
-// stay in a usual L1 cache; others read it for several at once, and read longer pieces of weights for it.
+// How much of a row of x is multiplied with many outputs in turn. For codes it is read anew for each output, so that it has to
+// stay in a usual L1 cache; otherwise it is read for several outputs at once, and weights are read in longer pieces for it.
 template <class Format>
 constexpr std::uint32_t block_stretches = (has_groups<Format> ? 8 : 32) * chunk_stretches;
 constexpr std::uint32_t bytes_ahead = 1024;   // that codes of one output are prefetched
 constexpr std::uint32_t blocks_ahead = 4096;  // and of blocks, at least
 constexpr std::uint32_t line = 64;            // bytes that a cache reads at once
 
-/// Outputs whose groups are multiplied at once, before their codes: these are still in a cache when scales are read.
+/// How many outputs' groups are multiplied before their codes: as many as are still in a cache when their scales are read.
 inline std::uint32_t outputs_at_once(const PackedLayout& w) {
   constexpr std::uint64_t bytes = 16384;
   const std::uint64_t rows = bytes / (w.row_groups() * sizeof(PackedGroup)) / tile_outputs * tile_outputs;
@@ -92,7 +92,7 @@ struct WeightRow {
   const std::byte* groups = nullptr;  // {scale, minimum} each
   std::uint64_t groups_ahead = 0;     // bytes to groups that are multiplied next
   std::uint32_t group_shift = 0;      // from a stretch's number to its group's, where it has one
-  bool goes_on = false;               // whether there is something behind a row that ends within a stretch
+  bool goes_on = false;               // whether a row that ends within a stretch can be read to the stretch's end
 
   WeightRow() = default;
   WeightRow(const PackedLayout& w, const std::byte* matrix, std::uint32_t row)
@@ -109,7 +109,7 @@ struct WeightRow {
   }
 
   [[nodiscard]] const std::byte* at(std::uint32_t stretch) const { return behind(weights, stretch); }
-  /// So many stretches behind the one that begins at `at`.
+  /// The stretch that is `stretches` behind the one at `at`.
   static const std::byte* behind(const std::byte* at, std::uint32_t stretches) {
     return at + std::size_t{stretches} * Format::stretch_bytes;
   }
@@ -130,21 +130,21 @@ struct WeightRow<Blocks<type>> {
 
   /// The unit that a stretch is in.
   [[nodiscard]] const std::byte* at(std::uint32_t stretch) const { return behind(weights, stretch); }
-  /// The unit of the stretch that is so many behind the first one of the unit at `at`.
+  /// The unit of the stretch that is `stretches` behind the first one of the unit at `at`.
   static const std::byte* behind(const std::byte* at, std::uint32_t stretches) {
     using Format = Blocks<type>;
     return at + std::size_t{stretches / Format::stretches} * Format::bytes;
   }
 };
 
-/// Scale of a group, and of those behind it.
+/// The scale of the group that is `behind` groups behind `group`.
 inline float scale_of(const std::byte* group, std::uint32_t behind) {
   float scale;
   std::memcpy(&scale, group + behind * sizeof(PackedGroup), sizeof(scale));
   return scale;
 }
 
-/// The last stretch of a row that ends within it, filled up with zeros: so is its second group, where the row has none.
+/// The last stretch of a row that ends within it, filled up with zeros, as is its second group where the row has none.
 template <class Format>
 struct LastStretch {
   alignas(64) std::byte bytes[Format::stretch_bytes] = {};
@@ -172,7 +172,7 @@ constexpr std::size_t place(std::uint32_t row, std::uint32_t vector) {
   return (std::size_t{vector} * rows + row) * Lanes::lanes;
 }
 
-/// Adds a chunk's sums, lanes and all, to up to four outputs.
+/// Adds up the lanes of a chunk's sums, and adds the results to up to four outputs.
 template <class Lanes>
 [[FERRY_LANES_TARGET FERRY_LANES_INLINE]] inline void add_to(float* y, const typename Lanes::Vector (&sums)[outputs],
                                                              std::uint32_t count) {
@@ -281,8 +281,8 @@ template <class Format>
   for (std::uint32_t i = 0; i < chunk_stretches * Format::stretch_bytes; i += line) __builtin_prefetch(codes + i);
 }
 
-/// What is read in one stream arrives in the second cache some KB before it is used: by itself a processor looks ahead less
-/// far than computing takes. Walks over some columns of one row of weights after another.
+/// Prefetches what is read in one stream to the second-level cache, some KB before it is used: by itself a processor looks less
+/// far ahead than computing needs. Walks over the same columns of one row of weights after another.
 template <class Format>
 class Stream {
  public:
@@ -292,7 +292,7 @@ class Stream {
     left_ = bytes_ - ahead % bytes_;
   }
 
-  /// So many stretches are read now: best as many as fill lines of the cache.
+  /// Says that so many stretches are read now; best as many as fill whole lines of the cache.
   [[FERRY_LANES_INLINE]] void read(std::uint32_t stretches) { read_bytes(stretches * Format::stretch_bytes); }
   [[FERRY_LANES_INLINE]] void read_bytes(std::uint32_t bytes) {
 #pragma GCC unroll 16
@@ -369,15 +369,15 @@ template <class Lanes, std::uint32_t rows, class Format, class Layout>
   }
 }
 
-/// The same of blocks, of outputs that are `apart` from each other: four rows of weights are read at once, each by itself, so
-/// that memory delivers long streams.
+/// The same for blocks, and for outputs that are `apart` from each other: four rows of weights are read at once, each as a
+/// stream of its own, so that memory delivers long streams.
 template <class Lanes, std::uint32_t rows, class Format>
 [[FERRY_LANES_TARGET gnu::noinline]] void add_few_blocks(const BlockLayout& layout, const WeightRow<Format>* w,
                                                          Stretches all, const ChunkedRows& x, float* y,
                                                          std::uint32_t apart, std::uint32_t count) {
   using Vector = typename Lanes::Vector;
   const std::uint32_t whole = layout.columns / Format::columns * Format::stretches;
-  // To what is read some KB later: harmless behind the last row.
+  // Bytes to what is read some KB later; harmless behind the last row.
   const std::uint64_t ahead = (blocks_ahead + layout.row_bytes() - 1) / layout.row_bytes() * layout.row_bytes();
   for (std::uint32_t begin = all.first; begin < all.end; begin += chunk_stretches) {
     const float* at = x.at(begin, 0);
@@ -416,7 +416,7 @@ template <class Lanes, std::uint32_t rows, class Format>
   }
 }
 
-/// Some outputs over a chunk of columns, as floats: each few of them are a panel, as rows of x are.
+/// The weights of some outputs over a chunk of columns, as floats; every `outputs` of them form a panel, as rows of x do.
 struct alignas(64) Tile {
   float weights[tile_outputs / outputs][outputs * chunk_columns];
   float scales[tile_outputs][chunk_stretches][2];
@@ -555,7 +555,7 @@ template <class Lanes, std::uint32_t rows, class Format>
       sum_tile<Lanes, rows, 2, Format>(tile, first + o, stretches, x, sums);
 #pragma GCC unroll 3
       for (std::uint32_t r = 0; r < rows; r += 2) {
-        const std::uint32_t second = std::min(r + 1, rows - 1);  // of the last of an odd number, it again
+        const std::uint32_t second = std::min(r + 1, rows - 1);  // of an odd number, the last again
         const Vector four[outputs] = {sums[r][0], sums[r][1], sums[second][0], sums[second][1]};
         float sum[outputs];
         Lanes::add_lanes(four, sum);
@@ -658,8 +658,8 @@ void add_product(const Layout& layout, const std::byte* weights, part::Outputs r
                                      : add_few_rows<Lanes, few, Format, Layout>;
     return add(layout, weights, range, x, y);
   }
-  // Many rows: weights become a tile of floats, which serves a block of them. All tiles read the block in turn, so that it has
-  // to stay in a usual L2 cache.
+  // Many rows: a tile of weights becomes floats, and then serves a block of rows. All tiles read that block in turn, so that it
+  // has to stay in a usual L2 cache.
   constexpr std::uint32_t most_block_rows = 128, block_floats = 1U << 17U, panel = Lanes::most_rows;
   const std::uint32_t blocks = (x.rows() + most_block_rows - 1) / most_block_rows;
   const std::uint32_t block_rows = ((x.rows() + blocks - 1) / blocks + panel - 1) / panel * panel;  // much alike

@@ -14,7 +14,7 @@ class Rotary {
   explicit Rotary(const Rope& rope);
 
   [[nodiscard]] std::uint32_t width() const { return static_cast<std::uint32_t>(2 * frequency_.size()); }
-  /// From now on for a token at this position, of a text that may become `length` tokens long.
+  /// Sets the angles for a token at this position, of a text that may become `length` tokens long.
   void set(std::uint32_t position, std::uint32_t length);
   /// Turns [width] columns.
   void turn(float* columns) const;

@@ -8,7 +8,7 @@
 
 namespace ferry::engine {
 
-/// Into how many parts so many multiplications are cut: as many as pay.
+/// How many parts `products` multiplications are cut into: as many as pay.
 inline std::uint32_t parts_of(const WorkerPool* workers, std::uint64_t products) {
   // What a part takes at least: some 10 us, since waking a thread takes as long.
   constexpr std::uint64_t worth_a_thread = std::uint64_t{1} << 17U;

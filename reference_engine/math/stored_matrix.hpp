@@ -13,7 +13,7 @@
 
 namespace ferry::engine {
 
-/// Half of the bytes of floats for the types that models come in, in memory and for each token. Copies share the bytes.
+/// Takes half the bytes of floats in the types that models come in, in memory and for each token. Copies share the bytes.
 class StoredMatrix {
  public:
   StoredMatrix() = default;

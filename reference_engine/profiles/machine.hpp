@@ -30,7 +30,8 @@ struct Machine {
   std::string name;
   Speed link, device_memory, device_compute, host_memory, host_compute;  ///< a second: bytes, or operations
   double link_latency_s = 0, device_launch_s = 0, host_launch_s = 0;
-  /// Of its speed, what is left to the host's memory while a copy is on the link, and to the link while the host computes.
+  /// Shares of their speed: what a copy on the link leaves to the host's memory, and what the computing host leaves to the
+  /// link.
   double host_beside_copies = 1, link_beside_host = 1;
   double activations_latency_s = 0, activations_bytes_per_s = 0;  ///< to the host or back
   std::optional<Stated> stated;
@@ -48,8 +49,8 @@ struct Machine {
   [[nodiscard]] Costs costs(const std::vector<LayerWork>& work, CostSource source) const;
 };
 
-/// `costs` of a machine for `reference`, for a smaller model whose experts are to count as large as the reference's:
-/// the same times for as many experts, whatever their bytes. What a tiny model's routing needs to be worth a
+/// The `costs` of a machine for `reference`, made to fit a smaller model whose experts are to count as large as the
+/// reference's: the same times for as many experts, whatever their bytes. A tiny model's routing needs this to be worth a
 /// simulation.
 Costs as_if(Costs costs, const ModelFacts& reference, const ModelShape& model);
 

@@ -61,8 +61,8 @@ struct RunReport {
   [[nodiscard]] bool lossless() const;
 };
 
-/// A simulated run as a report. Bounds are those of the virtual clock, in whole nanoseconds.
 struct Simulated;
+/// A simulated run as a report. Bounds are those of the virtual clock, in whole nanoseconds.
 RunReport make_report(const Simulated& simulated, RunReport facts);
 
 /// Collects what runner and generator know, and works out both bounds: all-resident is the measured decode time less

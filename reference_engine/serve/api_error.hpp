@@ -1,5 +1,5 @@
 /// @file
-/// What a client is told that cannot be served.
+/// What a client is told whose request cannot be served.
 #pragma once
 #include <string>
 

@@ -58,7 +58,7 @@ void DecodeLoop::start() {
       [this](std::uint32_t place, std::uint32_t token, const std::string& text) { deliver(place, token, text); });
 }
 
-/// What a copy has failed for is not known to be where it should be, and a link that has failed stays so.
+/// After a copy has failed it is not known what is where, and a link that has failed stays so: all of it is made anew.
 void DecodeLoop::start_anew(const std::string& failure) {
   own_.failure = failure;
   decoder_.reset();
@@ -162,7 +162,7 @@ void DecodeLoop::run() {
   publish();
 }
 
-/// Whose clients are gone leave the queue to others.
+/// Takes requests whose clients are gone out of the queue.
 void DecodeLoop::drop_cancelled() {
   const std::lock_guard lock(mutex_);
   const auto is_cancelled = [](const Job& job) {

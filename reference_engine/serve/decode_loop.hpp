@@ -34,7 +34,7 @@ struct LoopStatistics {
   std::uint64_t tokens[2] = {};                    ///< rows of forward passes, by Phase
   std::uint64_t steps[2] = {};                     ///< likewise
   std::array<std::uint64_t, 5> ended{};            ///< requests, by Ended
-  std::uint64_t failed = 0, refused = 0;           ///< by an error; since the queue was full
+  std::uint64_t failed = 0, refused = 0;           ///< ended by an error; not taken: the queue was full, or closed
   std::uint32_t failures_in_a_row = 0;             ///< of what runs the experts, since a request was last whole
   std::string failure;                             ///< the last of them
   std::uint32_t active = 0, waiting = 0;           ///< at present
@@ -59,7 +59,7 @@ class Answer {
   /// Once it is over: what came of it, or why nothing did.
   [[nodiscard]] const Decoded& decoded() const { return decoded_; }
   [[nodiscard]] const std::string& error() const { return error_; }
-  /// What the stack did while the request was decoded, for others beside it, too.
+  /// The stack's counters before and after the request was decoded; they include what was done for others beside it.
   [[nodiscard]] const Counters& before() const { return before_; }
   [[nodiscard]] const Counters& after() const { return after_; }
   /// Seconds from when it came; 0: not yet.
@@ -81,25 +81,25 @@ class Answer {
   double first_token_s_ = 0, whole_s_ = 0;
 };
 
-/// Decodes what is submitted, as many texts at a time as there are places, others wait in a queue with an end. A chunk of a
-/// prompt and a decode step take turns, so that long prompts hold nobody up.
+/// Decodes what is submitted, as many texts at a time as there are places; others wait in a queue of limited length. A chunk of
+/// a prompt and a decode step take turns, so that long prompts hold nobody up.
 class DecodeLoop {
  public:
   struct Options {
     std::uint32_t places = 4, prefill_chunk = 128, most_waiting = 64;
   };
-  /// Runs the model's experts; called again where one has failed, as with its disk, after which nothing is computed by it.
+  /// Makes what runs the model's experts. Called again after that has failed, as with its disk: it then computes nothing more.
   using MakeRunner = std::function<std::unique_ptr<ExpertRunner>()>;
-  /// The model outlives it, and is nobody else's meanwhile. Throws what `make_runner` does.
+  /// The model must outlive it, and nobody else may use it meanwhile. Throws what `make_runner` does.
   DecodeLoop(Model& model, MakeRunner make_runner, const Options& options);
-  /// What goes on is interrupted.
+  /// Interrupts what is under way.
   ~DecodeLoop();
   DecodeLoop(const DecodeLoop&) = delete;
   DecodeLoop& operator=(const DecodeLoop&) = delete;
 
-  /// Several requests at once, or none of them: null if free places and the queue have no room for them, or it is closed.
+  /// Takes all of these requests, or none: empty if the free places and the queue have no room for all, or if it is closed.
   [[nodiscard]] std::vector<std::shared_ptr<Answer>> submit(std::vector<DecodeRequest> requests);
-  /// No more requests; what waits and goes on is finished.
+  /// Takes no more requests; those that wait or are under way are finished.
   void close();
   [[nodiscard]] bool is_idle() const;
   [[nodiscard]] LoopStatistics statistics() const;

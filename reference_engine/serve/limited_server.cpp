@@ -168,8 +168,8 @@ AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
 /// them for a body's length.
 class HeadReader {
  public:
-  /// What was read of it. False: it has a CR or LF alone, or behind the request's line one without a colon, as folded ones are
-  /// (RFC 9112, section 5.2); names that begin with white space are refused with the others.
+  /// Takes what was read of it. False: it has a CR or LF alone, or, behind the request's line, a line without a colon, as
+  /// folded ones are (RFC 9112, section 5.2); names that begin with white space are refused with the others.
   bool take(const char* at, std::size_t size) {
     return std::all_of(at, at + size, [this](char c) { return take(c); });
   }
@@ -295,7 +295,7 @@ class Connection final : public httplib::Stream {
     body_at_ = taken_;
     chunks_ = {};
   }
-  /// Whether what comes next is a request's head.
+  /// Whether all of the request has been read, so that what comes next is another one's head.
   [[nodiscard]] bool is_read() const {
     if (lost_ || in_head_) return false;
     return body_.chunked ? chunks_.is_over() : taken_ - body_at_ >= body_.bytes;
@@ -382,7 +382,7 @@ class Connection final : public httplib::Stream {
     return static_cast<double>(now_ns() - begin) * 1e-9 > seconds;
   }
 
-  /// Until the socket is ready, or it is too late; a server that ends waits a second more.
+  /// Waits until the socket is ready, or it is too late. A server that is ending does not wait to read, and a second to write.
   template <class Late>
   bool wait(short ready, const Late& late) const {
     const Nanoseconds begin = now_ns();
@@ -410,7 +410,7 @@ class Connection final : public httplib::Stream {
     if (!in_head_ && taken_ - body_at_ > limits.most_bytes + most_head) {  // chunks have heads of their own
       give_up(413, fmt::format("The body is larger than the {} bytes that this server takes.", limits.most_bytes));
     }
-    // Also where there is something: who sends a byte now and then would never be waited for.
+    // Checked even where there is something to read: a client that sends a byte now and then would otherwise never be late.
     const bool comes = !is_late() && wait(POLLIN, [this] { return is_late(); });
     if (!comes && server_.stops()) give_up(503, "The server is ending.");
     if (!comes) give_up(408, fmt::format("The request did not arrive whole within {} s.", patience()));

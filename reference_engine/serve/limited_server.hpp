@@ -11,23 +11,23 @@
 
 namespace ferry::engine {
 
-/// The library waits for each read by itself, so that a byte now and then holds a thread for good; it reads lines of any
-/// length, unpacks bodies without a limit, and takes the rest of a body that it has not read for the next request. Here all
-/// of a request has to arrive in time, of the size that it says, and as it is.
+/// The library's limits are for each read alone, so that a byte now and then holds a thread for good; it reads lines of any
+/// length, unpacks bodies without a limit, and takes what it has not read of a body for the next request. Here all of a request
+/// has to arrive in time, of the size that it says, and not encoded.
 /// What is refused is answered in JSON, as OpenAI's interface does, and its connection closed.
 class LimitedServer final : public httplib::Server {
  public:
   explicit LimitedServer(const ClientLimits& limits);
 
   [[nodiscard]] const ClientLimits& limits() const { return limits_; }
-  /// Connections wait for one of those that are served to end.
+  /// Whether connections wait until one of those that are served ends.
   [[nodiscard]] bool hurries() const { return waiting_ > 0; }
   [[nodiscard]] bool stops() const { return svr_sock_ == INVALID_SOCKET; }
-  /// Clients that come at once, once it is bound: the library lets the system hold five of them.
+  /// Lets many clients wait that come at once; to be called once it is bound. The library lets the system hold five of them.
   void let_many_wait();
   /// Whether the client whose request the calling thread answers has hung up.
   [[nodiscard]] static bool client_is_gone();
-  /// One connection, to its end, on the calling thread; closes it.
+  /// Serves one connection to its end, on the calling thread; closes it.
   void serve(socket_t socket);
 
  private:

@@ -27,7 +27,7 @@ struct ApiModel {
   std::string folder{};      ///< of the model's files, which clients are not told
 };
 
-/// A request as it is decoded: for each choice of each prompt one.
+/// A request as it is decoded: one DecodeRequest for each choice of each prompt.
 struct ApiRequest {
   bool chat = false, stream = false, include_usage = false;
   bool echo = false;           ///< the prompt goes before the text
@@ -38,7 +38,7 @@ struct ApiRequest {
   std::uint64_t prompt_tokens = 0;   ///< of all prompts, each once
 };
 
-/// Of POST /v1/completions and /v1/chat/completions. Throws ApiError.
+/// Reads the body of POST /v1/completions, or with `chat` of /v1/chat/completions. Throws ApiError.
 ApiRequest read_request(const std::string& body, bool chat, const ApiModel& model);
 
 /// Answers of one request.

@@ -147,7 +147,7 @@ Sampling read_sampling(Body& b, const ApiModel& m) {
   return s;
 }
 
-/// What clients are not told is where the model's files are.
+/// The text without the folder of the model's files, which clients are not told.
 std::string without_folder(std::string text, const ApiModel& m) {
   const std::string folder = m.folder + "/";
   for (std::size_t at; !m.folder.empty() && (at = text.find(folder)) != std::string::npos;)

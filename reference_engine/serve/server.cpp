@@ -25,7 +25,7 @@ std::int64_t unix_time() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// As long for a right key as for a wrong one; `b` is not empty.
+/// Whether both are the same; takes as long for a right key as for a wrong one. `b` is not empty.
 bool same_secret(const std::string& a, const std::string& b) {
   unsigned differs = a.size() == b.size() ? 0 : 1;
   for (std::size_t i = 0; i < a.size(); ++i) differs |= static_cast<unsigned>(a[i] ^ b[i % b.size()]);
@@ -42,7 +42,7 @@ void answer(httplib::Response& response, const ApiError& error) {
   response.set_content(error.body(), "application/json");
 }
 
-/// So many requests failed one after another, each with what runs the experts made anew.
+/// After so many failures one after another, each with what runs the experts made anew, /health says that it does not work.
 constexpr std::uint32_t fails_for_good = 3;
 /// Bytes of a target's path, which a regular expression is matched with character by character, by recursion.
 constexpr std::size_t most_path = 512;

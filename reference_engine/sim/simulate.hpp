@@ -51,8 +51,8 @@ RowNeeds rows_read_by(const StackOptions& options, const ModelShape& model);
 /// NoFuture for clairvoyance that the stack cannot have.
 Simulated simulate(const Trace& trace, const Costs& costs, const SimulateOptions& options);
 
-/// The same for a stack that the caller has configured, for the trace's model with room for its largest step; of the
-/// options only those that are no stack's.
+/// The same for a stack that the caller has configured for the trace's model, with room for its largest step. `options` count
+/// only where they are not a stack's.
 Simulated simulate_config(const AnyConfig& config, const Trace& trace, const Costs& costs,
                           const SimulateOptions& options);
 

@@ -14,7 +14,8 @@ namespace ferry::engine {
 /// What a copy of so many bytes costs.
 using CopyCost = std::function<Nanoseconds(std::uint64_t bytes)>;
 
-/// What will be asked for, in order: `starts` of each layer of each step, and the end. Outlives what is made with it.
+/// What will be asked for, in order; `starts`: where each layer of each step begins, and the end. Outlives what is made with
+/// it.
 struct Future {
   View<const ExpertId> asked;
   View<const std::uint32_t> starts;

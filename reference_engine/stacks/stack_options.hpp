@@ -91,11 +91,11 @@ void check_parameters(const StackOptions& options);
 Precision precision_of_bits(std::uint32_t bits,
                             std::optional<std::uint32_t> StackOptions::*parameter = &StackOptions::low_bits);
 
-/// What a model must have its experts in for a stack with these options. Throws what check_parameters throws.
+/// The precisions at which a model must have its experts for a stack with these options. Throws what check_parameters throws.
 PrecisionSet precisions_for(const StackOptions& options);
 /// The same with this budget, where all experts take `all_bytes` at the model's own precision.
 PrecisionSet precisions_for(const StackOptions& options, std::uint64_t all_bytes);
-/// Whether it says which precisions a stack with two of them takes, and for whom.
+/// Whether the options say which precisions a stack with two of them takes, and for which experts.
 bool chooses_precisions(const StackOptions& options);
 
 }  // namespace ferry::engine

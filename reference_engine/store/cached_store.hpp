@@ -12,7 +12,7 @@
 
 namespace ferry::engine {
 
-/// A tier below the device that is larger than host memory. What is read goes to a cache there, least recently used out.
+/// A tier below the device that is larger than host memory, which is a cache over it: the least recently used leaves first.
 class CachedStore : public ExpertStore {
  public:
   [[nodiscard]] std::uint8_t precisions() const override { return precisions_; }

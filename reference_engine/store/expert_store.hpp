@@ -37,8 +37,8 @@ class ExpertReader {
   }
   /// Writes `layout(id.layer).bytes()`. Throws InputError, naming file and tensor, if the file cannot be read.
   void read(ExpertId id, std::byte* to) const;
-  /// The bytes that a matrix (gate, up or down) is made of, in the file, and those of its scales if it has some: where
-  /// tensors hold several, also of others.
+  /// The bytes in the file that a matrix (gate, up or down) is made of, and those of its scales if it has some; where a tensor
+  /// holds several matrices, those of others, too.
   [[nodiscard]] std::vector<std::span<const std::byte>> stored(ExpertId id, int part) const;
   /// What lies behind an expert's matrices: biases of gate, of up and of down, and its scale, as far as there are any. Throws as
   /// `read` does.
@@ -52,7 +52,7 @@ class ExpertReader {
     std::uint64_t first = 0, bytes = 0;
   };
   [[nodiscard]] Piece piece(ExpertId id, int part) const;
-  /// With the place in it.
+  /// The same, with its place in the tensor.
   [[nodiscard]] Piece placed(ExpertId id, int part) const;
   void read(const Piece& piece, std::byte* to) const;
   /// FP8 of all experts of a layer in one tensor, and scales in another.
@@ -159,7 +159,7 @@ class ExpertStore {
   [[nodiscard]] virtual std::vector<std::pair<const std::byte*, std::size_t>> fixed_memory() const { return {}; }
   /// How fast it is where this tier has to read from a disk first; 0: all of it is in memory.
   [[nodiscard]] virtual double read_bytes_per_s() const { return 0; }
-  /// Of a disk; otherwise without a file.
+  /// What was read from a disk; `StoreReads::file` is empty where there is none.
   [[nodiscard]] virtual StoreReads reads() const { return {}; }
 };
 
@@ -167,8 +167,8 @@ class ExpertStore {
 struct LoadOptions {
   Quantizer quantizer = Quantizer::nearest;
   PrecisionSet precisions = Precision::full;  ///< nothing else is held
-  /// Of the bytes that all of it takes, those that host memory holds at once, beside `others` of other weights; without
-  /// it all.
+  /// How many of the `all` bytes of experts host memory holds at once, beside `others` of other weights; without this function
+  /// all of them.
   std::function<std::uint64_t(std::uint64_t all, std::uint64_t others)> host_bytes = {};
   /// In experts, `all` of them last; false before that: stop, with what is not there yet left undefined.
   std::function<bool(std::uint64_t done, std::uint64_t all)> progress = {};
@@ -199,9 +199,9 @@ class MemoryStore final : public ExpertStore {
   [[nodiscard]] const ExpertLayout& layout(std::uint32_t layer) const {
     return packer_.from[packer_.from.size() == 1 ? 0 : layer];
   }
-  /// Byte at which a layer's experts begin; of the layer behind the last, all of them.
+  /// The byte at which a layer's experts begin; for the layer behind the last, the bytes of all experts.
   [[nodiscard]] std::uint64_t layer_at(std::uint32_t layer, Precision p) const;
-  /// And an expert.
+  /// The byte at which an expert begins.
   [[nodiscard]] std::uint64_t place(ExpertId id, Precision p) const {
     if (packer_.from.size() == 1) return numbers_.number(id) * layout(0).bytes(p);
     return layer_at(id.layer, p) + id.expert * layout(id.layer).bytes(p);

@@ -30,7 +30,7 @@ struct StoreFacts {
   std::uint64_t header_bytes = 0;  ///< of the JSON text in the file
 
   [[nodiscard]] bool has(Precision p) const { return (precisions >> static_cast<unsigned>(p) & 1U) != 0; }
-  /// Of the layer that has the most.
+  /// How many experts the layer with the most has.
   [[nodiscard]] std::uint32_t most_of_layer() const;
   [[nodiscard]] ExpertLayout layout_of(std::uint32_t layer) const {
     ExpertLayout l = layout;
@@ -43,7 +43,7 @@ struct StoreFacts {
   [[nodiscard]] std::uint64_t most_bytes(Precision p) const;
   /// The precisions, the lowest first: the order of the blocks in the file.
   [[nodiscard]] std::vector<Precision> stored() const;
-  /// Number of a variant's block, and of all of them; the numbers of the index; a block's byte in the file; its size.
+  /// The number of a variant's block; how many blocks and checksums there are; a block's byte in the file; the file's size.
   [[nodiscard]] std::uint64_t block(Variant v) const;
   [[nodiscard]] std::uint64_t blocks() const;
   [[nodiscard]] std::uint64_t sums() const { return blocks() + numbers.all(); }
@@ -56,14 +56,15 @@ struct StoreFacts {
   [[nodiscard]] Json to_json() const;
 
  private:
-  /// In the file, of the first `count` experts at a precision.
+  /// Bytes in the file of the first `count` experts at a precision.
   [[nodiscard]] std::uint64_t bytes_of_first(std::uint64_t count, Precision p) const;
 };
 
 /// "nearest" or "hqq". Throws InputError, which `where` begins.
 Quantizer quantizer_of(const std::string& name, const std::string& where);
 
-/// Of the gate matrices, and of the beginning of each of the experts' matrices: tells models apart, and fine-tuned ones.
+/// A checksum of the gate matrices, of the beginning of each of the experts' matrices, and of all biases and scales of experts:
+/// tells models apart, and fine-tuned ones.
 std::string weights_checksum(const Checkpoint& checkpoint, const ModelConfig& config);
 
 /// Throws InputError if a store, which `name` names, was made from another model, as far as `weights` tells.
@@ -96,7 +97,7 @@ class StoreWriter {
 
   /// Experts, in order of layer and index, that are there already.
   [[nodiscard]] std::uint64_t done() const { return done_; }
-  /// `bytes`: whole_blocks(layout.bytes(precision)) of them. Throws InputError if the disk refuses.
+  /// `bytes`: all of the variant's, not filled up to whole blocks. Throws InputError if the disk refuses.
   void write(Variant what, const std::byte* bytes);
   /// The checksum of what an expert was made from, once all of it is written.
   void write_source(ExpertId id, std::uint64_t sum);

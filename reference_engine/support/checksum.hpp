@@ -33,8 +33,8 @@ class WideChecksum {
 /// The value of a field "xxh3" that `seal` fills in.
 inline constexpr const char* unsealed = "0000000000000000";
 
-/// Writes into a field "xxh3" of JSON, which holds `unsealed`, the checksum of all of the text, as 16 digits to the base
-/// of 16; of what follows it too.
+/// Replaces `unsealed` in a field "xxh3" of JSON by the checksum of all of the text, and of `rest`, which follows it: 16 digits
+/// to the base of 16.
 void seal(std::string& json, const std::vector<std::string_view>& rest = {});
 
 enum class Seal { none, right, wrong };

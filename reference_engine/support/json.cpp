@@ -16,8 +16,8 @@ namespace ferry::engine {
 
 namespace {
 
-/// Refuses what the library would take: what is nested deep, or has a name twice, of which it would keep one. The library's
-/// own callbacks look at all of a list or an object again behind each value in it that is one, too.
+/// Refuses what the library would take: what is nested deep, or has a name twice, of which it would keep one. The library's own
+/// callbacks would go over a list or an object again behind each list or object within it.
 class Checks final : public nlohmann::json_sax<Json> {
  public:
   Checks(const std::string& where, std::size_t most_names) : where_(where), most_names_(most_names) {}

@@ -12,7 +12,7 @@ namespace ferry::engine {
 /// Which file a name led to, and in which state.
 struct FileIdentity {
   std::uint64_t device = 0, inode = 0, bytes = 0;
-  std::int64_t modified_ns = 0;  ///< which whoever writes may set back
+  std::int64_t modified_ns = 0;  ///< whoever writes may set it back
   std::int64_t changed_ns = 0;   ///< which nobody can set; it also changes with names, rights and owners
   std::uint64_t names = 0;       ///< how many lead to it
   std::uint32_t rights = 0, owner = 0, group = 0;
@@ -36,9 +36,9 @@ class MappedFile {
   [[nodiscard]] std::uint64_t size() const { return identity_.bytes; }
   /// As it was when it was opened.
   [[nodiscard]] const FileIdentity& identity() const { return identity_; }
-  /// Copies what is mapped at `from`, but reads it: a disk that fails is an error here and a signal there, and what is
-  /// read this way need not stay in memory. Throws InputError, which `what` names, also for a file that was written to
-  /// since it was opened.
+  /// Copies what is mapped at `from`, but reads the file for it: a disk that fails is then an error and not a signal, and what
+  /// is read this way need not stay in memory. Throws InputError, which `what` names, also for a file that was written to since
+  /// it was opened.
   void read(const std::byte* from, std::uint64_t bytes, std::byte* to, const std::string& what) const;
   /// Lets go of the memory of what is mapped there: the file is read again where somebody looks again.
   void forget(const std::byte* from, std::uint64_t bytes) const noexcept;

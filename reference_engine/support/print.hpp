@@ -5,8 +5,8 @@
 
 namespace ferry::engine {
 
-/// To standard output. A reader that has had enough is no error; a full disk is, which `check_printed` says: what else is
-/// written, results in files, is not lost for it.
+/// Prints to standard output. A reader that has had enough is no error. A full disk is, but `check_printed` says so, and not
+/// this, so that what else is written, such as results in files, is not lost.
 void print(std::string_view text);
 /// Throws InputError if something could not be printed.
 void check_printed();

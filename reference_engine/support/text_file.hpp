@@ -10,7 +10,7 @@ namespace ferry::engine {
 
 inline constexpr std::uint64_t largest_text = 1U << 26U;  // no context is as long
 
-/// Whether something stands there, if only a link to nothing: that is no file that is left out, and is read to be refused.
+/// Whether something is there, be it a link to nothing: that does not count as a file left out, but is read, and so refused.
 bool is_there(const std::filesystem::path& path);
 
 /// A whole file. Throws InputError with its path and the reason.

@@ -22,7 +22,7 @@ std::string valid_utf8(std::string_view text);
 /// Bytes at the end of a text that begin a character and do not finish it.
 std::size_t unfinished_bytes(std::string_view text);
 
-/// Of a whole text's number of characters.
+/// How many characters a whole text has.
 std::size_t count_characters(std::string_view text);
 
 /// Gives out bytes that come piece by piece, a token's at a time, so that no character is ever cut.

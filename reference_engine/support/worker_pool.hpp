@@ -68,7 +68,7 @@ class WorkerPool {
   };
 
   void end_threads();
-  /// Looks until it is so, for a while at most.
+  /// Looks until `done` is true, for a while at most.
   template <class Done>
   void linger(const Done& done) const;
   void share(Job& job);

@@ -80,19 +80,20 @@ struct Recommendation {
 /// decoded or no candidate can run.
 Recommendation recommend(const RecommendOptions& options);
 
-/// The machine with twice that. Host and link share the host's memory as far as it reaches: as its shares of speed beside
-/// each other say, or, where they are whole, 80% of its peak or what both ask for now. The cores draw no more from their
-/// memory than that, either. Of what no machine file has (memory, bits) nothing changes.
+/// The machine with twice as much of a resource. Host and link share the speed of the host's memory: as the machine's shares of
+/// speed beside each other say or, where these are whole, 80% of its peak, or what both ask for now. The cores draw no more
+/// from their memory than that, either. What no machine file has (memory, bits) changes nothing.
 Machine with_twice(Machine machine, Resource resource);
 
-/// Why a run takes as long as it does: where the time of a token goes, and what of that is due to what was kept,
-/// prefetched, computed on the host or left out. `best_cache`: the run with the highest hit rate of those that it is
-/// ranked with at the same precision, itself too, and its label. `fastest`: the first of the ranking. `copy_s`: of one expert at
-/// the run's precision.
+/// A run, and what reports call it.
 struct NamedRun {
   const RunReport& run;
   const std::string& label;
 };
+/// Why a run takes as long as it does: where the time of a token goes, and what of that is due to what was kept,
+/// prefetched, computed on the host or left out. `best_cache`: the run with the highest hit rate among those that it is
+/// ranked with at the same precision, itself included. `fastest`: the first of the ranking. `copy_s`: what a copy of one
+/// expert at the run's precision takes.
 std::string reason_for(const RunReport& run, const NamedRun& best_cache, const NamedRun& fastest, double copy_s);
 
 }  // namespace ferry::engine

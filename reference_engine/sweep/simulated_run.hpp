@@ -17,7 +17,7 @@ namespace ferry::engine {
 enum class BoundsChoice {
   none,
   proven,  ///< all-resident, clairvoyant
-  all      ///< also by running the stack again with perfect prediction, with Belady's cache, and Belady on demand
+  all      ///< also by running the stack again with perfect prediction, Belady's cache, both, and Belady on demand
 };
 
 /// What a run simulates, all but the stack's own options.
@@ -38,8 +38,8 @@ struct SimulatedSetting {
   [[nodiscard]] Costs machine_costs() const;
 };
 
-/// A trace's model whose experts have the bytes of the shape's, at every precision that the shape has; the same without a
-/// shape. So budgets, copies and times are all the shape's. Throws InputError.
+/// A trace's model with the bytes of the shape's experts, at every precision that the shape has, so that budgets, copies and
+/// times are all the shape's; without a shape the model as it is. Throws InputError.
 ModelShape counted_as(ModelShape model, const std::string& as_shape);
 
 /// Throws InputError or ConfigError for what cannot work, or needs more memory than there is.

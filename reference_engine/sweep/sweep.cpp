@@ -209,7 +209,7 @@ class Lines {
   }
   ~Lines() {
     if (fd_ < 0) return;
-    // A sweep that fails before its first cell leaves nothing; one without a cell of its own leaves that it had none.
+    // A sweep that fails before its first cell leaves no file; one that has no cells leaves an empty one, which says so.
     if (made_ && size_ == 0 && std::uncaught_exceptions() > 0) ::unlink(path_.c_str());
     ::close(fd_);
   }

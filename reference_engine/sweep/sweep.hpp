@@ -15,7 +15,7 @@
 
 namespace ferry::engine {
 
-/// One parameter whose values are numbers, and those to try. Stacks that do not take it have no cells for them.
+/// One parameter, and its values to try: numbers or words. Stacks that do not take it have no cells for them.
 struct SweptParameter {
   std::string name;          ///< of parameters.hpp: "t1"
   std::vector<Json> values;  ///< numbers or words

@@ -14,8 +14,8 @@ struct AddedToken {
   std::string text;
   std::string pattern;  ///< what it is found as; empty: its text
   std::uint32_t id = 0;
-  bool special = false;                            ///< a text that is shown does without
-  bool normalized = false;                         ///< found behind the normalization of a text, and not before
+  bool special = false;                            ///< left out of a text that is shown
+  bool normalized = false;                         ///< looked for after a text is normalized, and not before
   bool single_word = false;                        ///< only where no letter or digit touches it
   bool strips_left = false, strips_right = false;  ///< takes the white space on that side with it
 

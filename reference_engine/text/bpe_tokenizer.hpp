@@ -21,7 +21,7 @@ struct TextPiece {
 
 /// Changes a text before it is split.
 using Normalizer = std::function<std::string(std::string text)>;
-/// All of them, one behind the other. Throws InputError for a text that grows to more than 32 times its size and 64 KiB.
+/// The text after all of them, in order. Throws InputError for a text that grows to more than 32 times its size and 64 KiB.
 std::string normalized(std::string_view text, const std::vector<Normalizer>& all);
 /// Splits a piece, or changes it: appends what becomes of it.
 using Splitter = std::function<void(const TextPiece& piece, std::vector<TextPiece>& out)>;
@@ -31,8 +31,8 @@ struct TokenText {
   bool byte_characters = false;     ///< each byte is written as one of 256 printable characters: GPT-2's way
   bool byte_names = false;          ///< "<0x0A>" is a byte
   std::string blank;                ///< what stands for " "; empty: " " itself
-  bool begins_with_blank = false;   ///< the first is none of the text's
-  bool begins_with_blanks = false;  ///< none of the first token's is
+  bool begins_with_blank = false;   ///< the first blank is none of the text's
+  bool begins_with_blanks = false;  ///< none of the first token's blanks is the text's
 };
 
 struct BpeParts {
@@ -47,9 +47,9 @@ struct BpeParts {
 
 std::unique_ptr<Tokenizer> make_bpe_tokenizer(BpeParts parts);
 
-/// GPT-2's characters for bytes: the printable ones of Latin-1 stand for themselves, the others for characters from U+0100 on.
+/// Bytes in GPT-2's characters: those that are printable in Latin-1 as themselves, the others as characters from U+0100 on.
 std::string byte_characters(std::string_view bytes);
-/// Back; nothing where one of them stands for no byte.
+/// The bytes again; nothing where a character stands for no byte.
 std::optional<std::string> bytes_of_characters(std::string_view text);
 
 /// What becomes of the matches of an expression.
@@ -60,7 +60,7 @@ Splitter to_byte_characters(bool blank);
 
 /// "nfc", "nfd", "nfkc" or "nfkd".
 Normalizer unicode_form(const std::string& name);
-/// All matches, and with `literal` the text itself.
+/// Replaces every match by `with`.
 Normalizer replaced(std::shared_ptr<const Regex> regex, const std::string& with);
 
 /// Expressions that several tokenizers share.

@@ -14,7 +14,7 @@ namespace ferry::engine {
 class JinjaTemplate;
 
 /// A model's own template: chat_template.jinja or tokenizer_config.json in its folder, or a GGUF file's metadata; without one,
-/// "ROLE: CONTENT" a line. Where there is one named tool_use, too, it is taken for messages beside which tools are offered.
+/// "ROLE: CONTENT" a line. A template that is named tool_use is taken for messages with which tools are offered.
 class ChatTemplate {
  public:
   /// Throws InputError for a template that cannot be read.
@@ -25,7 +25,7 @@ class ChatTemplate {
   /// ends where the model's answer begins. Throws InputError with the template's own message if it refuses them.
   [[nodiscard]] std::string render(const nlohmann::ordered_json& messages,
                                    const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) const;
-  /// Whether it is the model's. Its texts then have all special tokens; others begin as texts do.
+  /// Whether the template is the model's own. Its texts then have all special tokens; those of others begin as texts do.
   [[nodiscard]] bool own() const { return own_; }
   /// Texts that end an answer: a model without a template of its own knows no token that ends a turn, and would go on with the
   /// user's.

@@ -21,7 +21,7 @@ struct Stretch {
 /// A Unicode-aware expression as tokenizers write them. ^ and $ are of lines.
 class Regex {
  public:
-  /// Throws InputError, which `where` begins, for what cannot be compiled.
+  /// Throws InputError, whose message `where` begins, for what cannot be compiled.
   Regex(const std::string& pattern, const std::string& where, Dialect dialect = Dialect::oniguruma);
   ~Regex();
   Regex(Regex&&) noexcept;

@@ -11,13 +11,14 @@
 
 namespace ferry::engine {
 
-/// By the name of a pre-tokenizer of llama.cpp, or of a tiktoken encoding; empty if it is not known.
+/// How texts are split into words.
 struct WordRules {
   std::vector<std::string> expressions = {};  ///< one after another; each match is a word
   bool whole_words = false;                   ///< `Bpe::Options::whole_words`
   bool begins = false;                        ///< texts have a begin token where the file does not say
   std::string form = {};  ///< of Unicode, which llama.cpp leaves out and the makers' tokenizers have
 };
+/// By the name of a pre-tokenizer of llama.cpp, or of a tiktoken encoding; null if it is not known.
 const WordRules* word_rules(const std::string& name);
 /// All names, for messages.
 std::string known_word_rules();

@@ -14,7 +14,7 @@
 
 namespace ferry::engine {
 
-/// That a tokenizer can have, sixteen times as many as any that is known: memory is taken for the highest.
+/// The most tokens that a tokenizer can have, sixteen times as many as any that is known: memory is taken for the highest.
 inline constexpr std::uint32_t most_tokens = 1U << 22U;
 
 /// What a model reads and writes. All calls from any thread.
@@ -35,14 +35,14 @@ class Tokenizer {
                                                           bool names = true) const = 0;
   /// The tokens that a text begins with.
   [[nodiscard]] virtual std::vector<std::uint32_t> begin() const = 0;
-  /// The text of tokens from a text's first one on. `special`: with the names of special tokens.
+  /// The text of tokens, the first of which begins a text. `special`: with the names of special tokens.
   [[nodiscard]] virtual std::string decode(std::span<const std::uint32_t> tokens, bool special) const = 0;
   /// The bytes that a token adds to a text, which need not be whole characters; nothing for one that does not exist.
   [[nodiscard]] virtual std::string bytes(std::uint32_t token) const = 0;
   /// Whether a token means something by itself, and is not shown.
   [[nodiscard]] virtual bool is_special(std::uint32_t token) const = 0;
   [[nodiscard]] virtual std::optional<std::uint32_t> find(std::string_view token) const = 0;
-  /// Whether a text begins with a blank that is not in it: of such tokenizers the first token's is taken away.
+  /// Whether tokens of a text begin with a blank that is not in it, so that decoding takes the first token's away.
   [[nodiscard]] virtual bool begins_with_blank() const { return false; }
 };
 
@@ -54,7 +54,7 @@ std::shared_ptr<const Tokenizer> open_tokenizer(const std::filesystem::path& mod
 /// The same of a file by itself (tokenizer.json, NAME.model, NAME.tiktoken, GGUF), or of a folder without a model.
 std::shared_ptr<const Tokenizer> open_tokenizer(const std::filesystem::path& path);
 
-/// Byte for byte, behind a begin token.
+/// Whether the model reads texts byte for byte, behind a begin token.
 bool reads_bytes(const ModelConfig& config);
 
 }  // namespace ferry::engine

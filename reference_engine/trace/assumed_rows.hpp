@@ -42,7 +42,7 @@ struct RowNeeds {
 /// has more than k. All other places are for the other experts, at random. d layers ahead both shares are taken to the
 /// power of d. Values descend by place: the row's weights by rank, then from half the least of them towards 0.
 ///
-/// *partial*: rows as one layer ahead, drawn apart from those.
+/// *partial*: rows like those one layer ahead, but drawn separately.
 ///
 /// A prompt's row whose experts were not recorded counts as the nearest later one of its layer that was, or else the
 /// nearest earlier one. With made-up scores the replay asks for those experts, since scores cannot say that nothing was

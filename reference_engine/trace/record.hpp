@@ -28,7 +28,7 @@ class Recorder final : public PassingRunner {
   void look_ahead(std::uint16_t layer, const GateScores& scores) override;
   void end_sequence(std::uint32_t sequence) override;
 
-  /// What the sequences that have ended so far said. Valid until the next is recorded.
+  /// The trace of the sequences that have ended so far. Valid until the next is recorded.
   std::unique_ptr<TraceFile> take(const std::string& name);
 
  private:
@@ -39,7 +39,7 @@ class Recorder final : public PassingRunner {
     std::vector<std::uint8_t> phase;
   };
 
-  /// Sequences that were all prompt have no partial hidden states, since those are of decode: rows of zeros, as for the
+  /// A sequence that was all prompt has no partial hidden states, since only decode makes them. It gets rows of zeros, like the
   /// prompts of the others.
   void fill_partial();
 
@@ -64,8 +64,8 @@ struct RecordOptions {
 /// token. Throws InputError for a window that the model's context does not hold, or an empty text.
 std::unique_ptr<TraceFile> record_text(Model& model, ExpertRunner& runner, const std::string& name,
                                        const std::string& text, const RecordOptions& options);
-/// The same of texts as the model's tokens, cut into windows each; behind a begin token only if the model has one, and where
-/// the window does not begin with it anyway.
+/// The same for texts given as the model's tokens, each cut into windows. A begin token goes before a window only if the model
+/// has one, and the window does not begin with it anyway.
 std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, const std::string& name,
                                          const std::vector<std::vector<std::uint32_t>>& texts,
                                          const RecordOptions& options);

@@ -12,7 +12,7 @@ namespace ferry::engine::synthetic {
 /// Weights of what a row of latents is made of, in q15.
 struct Mixture {
   std::int64_t model, sequence, token;  ///< popularity, a sequence's favourites, what changes from token to token
-  std::int64_t keep, fresh;             ///< of the last, at the next token
+  std::int64_t keep, fresh;             ///< what the next token keeps of the last, and what is fresh
 };
 
 /// How a row is predicted: with noise, and then put right or wrong so often that the statistics come out. Chances in

@@ -42,7 +42,7 @@ std::int64_t largest(std::int64_t low, std::int64_t high, const Good& good) {
 
 std::int64_t root(std::int64_t square);
 
-/// What goes with a part of q15, if both are to have the variance of one.
+/// The weight, in q15, that goes with `part` so that both together have the variance of one.
 std::int64_t other_part(std::int64_t part);
 
 // Random numbers
@@ -79,8 +79,8 @@ class Draws {
   std::uint64_t state_;
 };
 
-/// What lasts has the same spread in every row, and only falls on other experts: few rows are drawn of it, and each
-/// counts for many tokens. The spread is that of as many normal numbers in order, on average.
+/// Deals out what lasts (popularity, favourites): in every row the same values, which only fall on other experts, for few rows
+/// are drawn of it, and each counts for many tokens. The values are those of as many normal numbers in order, on average.
 class Dealer {
  public:
   explicit Dealer(std::uint32_t experts);

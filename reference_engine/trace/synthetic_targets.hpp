@@ -56,10 +56,10 @@ struct SyntheticOptions {
   /// are at least chosen. Unset: 0.82 and 0.95 (Importance-driven, section 6.3).
   std::optional<double> partial_top_score, partial_active;
 
-  /// In layers of all sequences; false: stop. Who has said so says it again.
+  /// Counts layers of all sequences. Returns false to stop, and again whenever it is asked after that.
   std::function<bool(std::uint64_t done, std::uint64_t all)> progress = {};
 
-  /// How many of the layers that are predicted from so many layers before are among the first `shallow`.
+  /// How many of the layers that are predicted from `distance` layers before are among the first `shallow`.
   [[nodiscard]] std::uint32_t shallow_predicted(std::uint32_t distance) const {
     return shallow > distance ? shallow - distance : 0U;
   }

@@ -39,7 +39,7 @@ const char* bytes_of(const std::byte* data) {
   return reinterpret_cast<const char*>(data);
 }
 
-/// A policy would make plausible decisions of what is none.
+/// Refuses NaN, of which a policy would make plausible decisions.
 template <class T>
 void check_numbers(const std::filesystem::path& path, const std::string& name, std::span<const T> all) {
   const auto odd = std::find_if(all.begin(), all.end(), [](T value) { return std::isnan(value); });
@@ -68,8 +68,8 @@ std::span<const T> span_of(const Safetensors& file, const std::string& name, con
   return all;
 }
 
-/// What an index of an array is made of is copied out of a mapped file before it is checked, for it could change behind
-/// that; a float can be any.
+/// Numbers that arrays are indexed by are copied out of a mapped file before they are checked, since the file could change
+/// after the check. Floats may have any value.
 template <class T>
 std::span<const T> copy_of(std::span<const T> mapped, std::vector<T>& own) {
   own.assign(mapped.begin(), mapped.end());
@@ -464,7 +464,8 @@ TraceFile::TraceFile(const std::filesystem::path& path, std::uint64_t memory) {
     trace.predicted = span_of<float>(*file_, "predicted", "F32", {n, layers, ahead, experts_each});
     trace.choice_predicted = span_of<float>(*file_, "choice_predicted", "F32", {n, layers, ahead, experts_each});
   }
-  // I32 in the file, since numpy and torch know it better; never negative once validated below.
+  // Both are I32 in the file, since numpy and torch know that type better. No start that passes `check` is negative; ids are
+  // not checked.
   const auto ids_said = span_of<std::uint32_t>(*file_, "token_ids", "I32", {n});
   token_ids.assign(ids_said.begin(), ids_said.end());
   const std::vector<std::uint64_t> starts = file_->at("sequence_start").shape;

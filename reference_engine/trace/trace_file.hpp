@@ -20,14 +20,14 @@ inline constexpr FileKind trace_kind = {"a trace of ferry", "", "\"ferry-trace "
 
 /// A trace and the memory that it views: a file, or arrays of its own.
 ///
-/// The file has the tensors `experts` (U8 or U16), `weights`, `scores`, `predicted`, `partial` and what those are chosen
-/// by, `choice_scores`, `choice_predicted`, `choice_partial` (F32), `phase` (U8), `token_ids` (I32) and `sequence_start`
-/// (I32) in the shapes that ferry::Trace gives; all but `experts` and `sequence_start` may be missing. `__metadata__` has
-/// "format": "ferry-trace 2", "xxh3": a checksum of the whole file, and what the model is. "ferry-trace 1", which others
-/// may write, has no checksum.
+/// The file has the tensors `experts` (U8 or U16), `weights`, `scores`, `predicted`, `partial` and what experts were chosen by
+/// in each of the last three, `choice_scores`, `choice_predicted`, `choice_partial` (F32), `phase` (U8) and `sequence_start`
+/// (I32) in the shapes that ferry::Trace gives, and `token_ids` (I32, [tokens]). All but `experts` and `sequence_start` may be
+/// missing. `__metadata__` has "format": "ferry-trace 2", "xxh3": a checksum of the whole file, and what the model is.
+/// "ferry-trace 1", which others may write, has no checksum.
 class TraceFile {
  public:
-  /// Of this machine's memory, what copies of files take at most, all traces of a process together.
+  /// How much of this machine's memory copies of files take at most, for all traces of a process together.
   static std::uint64_t memory_for_copies();
 
   /// Copies a file into memory, or, where `memory` does not hold it beside other copies, all but its floats, which stay
