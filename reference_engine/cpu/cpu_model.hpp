@@ -12,7 +12,7 @@
 namespace ferry::engine {
 
 /// A model on the CPU device: matrices that every token needs are in the type that they were stored in.
-class CpuModel final : public Model {
+class CpuModel : public Model {
  public:
   /// As ModelFiles.
   explicit CpuModel(const std::filesystem::path& folder, Quantizer quantizer = Quantizer::nearest)

@@ -83,8 +83,11 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
   run.insert(run.end(), before->made.tokens.begin(), before->made.tokens.end());
   run.resize(before->torn ? 0 : std::min<std::size_t>(run.size(), before->position));
   std::unique_ptr<Place> p;
+  bool begins_anew = false;
   try {
     p = make_place(request);
+    begins_anew = p->positions > before->positions;
+    if (begins_anew) caches_[place] = model_.make_cache(p->positions, options_.prefill_chunk);
   } catch (...) {
     caches_[place] = KvCache();
     runner_.end_sequence(place);
@@ -96,13 +99,8 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
   const auto& layers = model_.config().layer;
   const bool forgets = std::any_of(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.linear; });
   if (forgets && kept < run.size()) kept = 0;
-  if (!caches_[place].room.can_return(run.size(), kept)) kept = 0;
-  if (p->positions > before->positions) {
-    kept = 0;
-    caches_[place] = model_.make_cache(p->positions, options_.prefill_chunk);
-  } else {
-    p->positions = before->positions;
-  }
+  if (begins_anew || !caches_[place].room.can_return(run.size(), kept)) kept = 0;
+  if (!begins_anew) p->positions = before->positions;
   if (kept == 0) runner_.end_sequence(place);
   p->position = static_cast<std::uint32_t>(kept);
   places_[place] = std::move(p);

@@ -1,12 +1,11 @@
 #include "sim/simulate.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "ferry/sim/simulation.hpp"
 #include "stacks/configured_stack.hpp"
+#include "support/memory.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -14,9 +13,7 @@ namespace {
 /// A small file can name a model whose tables no machine holds: throws ConfigError before the system ends the process
 /// for them.
 void need_memory(const std::string& stack, const ModelShape& model, std::size_t bytes) {
-  const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page <= 0) return;
-  const std::uint64_t most = static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 5 * 4;
+  const std::uint64_t most = physical_memory() / 5 * 4;
   if (bytes <= most) return;
   throw ConfigError("stack " + stack + " needs " + std::to_string(bytes) + " bytes for a model of " +
                     std::to_string(model.layers) + " layers of " + std::to_string(model.experts) +

@@ -1,7 +1,6 @@
 #include "trace/assumed_rows.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +8,7 @@
 #include <limits>
 
 #include "support/errors.hpp"
+#include "support/memory.hpp"
 #include "trace/synthetic_rows.hpp"
 
 namespace ferry::engine {
@@ -268,9 +268,7 @@ std::uint64_t assumed_bytes(const Trace& trace, const RowNeeds& needs) {
 }
 
 void check_assumed_bytes(std::uint64_t bytes) {
-  const long pages = ::sysconf(_SC_PHYS_PAGES), page = ::sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page <= 0) return;
-  const std::uint64_t most = static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(page) / 5 * 3;
+  const std::uint64_t most = physical_memory() / 5 * 3;
   if (bytes <= most) return;
   throw InputError(
       fmt::format("--assume-recall: the rows that these stacks read would take {} bytes, expected at most {} "

@@ -166,6 +166,40 @@ TEST_CASE("a text goes on from nothing that a step which failed has left") {
   }
 }
 
+TEST_CASE("a place for whose text there is no memory is free, and nothing of its last text goes on") {
+  class NoMemory final : public CpuModel {
+   public:
+    using CpuModel::CpuModel;
+    KvCache make_cache(const CacheRoom& room) const override {
+      return fails ? throw std::bad_alloc() : CpuModel::make_cache(room);
+    }
+    bool fails = false;
+  };
+  class CountsEnds final : public PassingRunner {
+   public:
+    using PassingRunner::PassingRunner;
+    void end_sequence(std::uint32_t sequence) override {
+      ++ends;
+      PassingRunner::end_sequence(sequence);
+    }
+    int ends = 0;
+  };
+  NoMemory model(test::model_folder("tiny-qwen-moe"));
+  const auto sound = make_runner(model, quarter("lru"));
+  CountsEnds runner(*sound);
+  BatchDecoder decoder(model, runner, {1, 16, false});
+  DecodeRequest request;
+  request.tokens = {1, 2, 3};
+  request.max_new_tokens = 2;
+  decoder.add(request);
+  while (decoder.prefilling() || decoder.decoding()) decoder.step();
+  model.fails = true;
+  request.positions = 64;
+  CHECK_THROWS_AS(decoder.add_behind(0, request), std::bad_alloc);
+  CHECK(decoder.has_room());
+  CHECK(runner.ends == 1);
+}
+
 TEST_CASE("the gate's worker is measured where there is one") {
   RunnerOptions o = quarter("cross-layer-lru");
   o.gate_worker = true;
