@@ -24,15 +24,20 @@ std::optional<double> number(const Fields& f, const std::string& name, double le
   return value.get<double>();
 }
 
+/// 0: not meant.
+std::optional<double> penalty(const Fields& f, const std::string& name) {
+  const std::optional<double> said = number(f, name, 0, 100);
+  return said == 0 ? std::nullopt : said;
+}
+
 void read_common(const Fields& f, const std::string& prefix, const char* temperature, const char* repeat,
                  GenerationConfig& c) {
   c.temperature = number(f, prefix + temperature, 0, 100);
   c.top_p = number(f, prefix + "top_p", 0, 1);
   c.min_p = number(f, prefix + "min_p", 0, 1);
-  c.repeat_penalty = number(f, prefix + repeat, 0, 100);
+  c.repeat_penalty = penalty(f, prefix + repeat);
   if (f.has(prefix + "top_k")) c.top_k = f.whole(prefix + "top_k", 0, most_tokens);
   if (c.top_p == 0) c.top_p.reset();  // of nothing: not meant
-  if (c.repeat_penalty == 0) c.repeat_penalty.reset();
 }
 
 void add_tokens(const Fields& f, const std::string& name, std::vector<std::uint32_t>& all) {
@@ -109,7 +114,10 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
   const Fields f(root, path.string());
   c.file = "generation_config.json";
   add_tokens(f, "eos_token_id", c.end_tokens);
-  if (!f.flag("do_sample", false)) return c;
+  if (!f.flag("do_sample", false)) {  // the likeliest token, of scores from which repetition takes all the same
+    c.repeat_penalty = penalty(f, "repetition_penalty");
+    return c;
+  }
   read_common(f, "", "temperature", "repetition_penalty", c);
   if (!c.temperature) c.temperature = 1;
   return c;

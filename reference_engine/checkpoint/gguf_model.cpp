@@ -493,6 +493,7 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
       config["mlp_layer_types"].push_back(dense ? "dense" : "sparse");
     }
   } else if (f.arch == "gpt-oss") {
+    if (!f.has("attention.sliding_window")) f.refuse(f.arch + ".attention.sliding_window is missing");
     f.copy("attention.sliding_window", "sliding_window", config);
   } else if (f.arch == "granitemoe" || f.arch == "granitehybrid") {
     if (f.arch == "granitehybrid") add_mamba(f, config);
@@ -544,7 +545,9 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
     f.fields().refuse(f.arch + ".nextn_predict_layers", "fewer than all layers");
   }
   config["num_hidden_layers"] = layers.get<std::uint64_t>() - (more.is_null() ? 0 : more.get<std::uint64_t>());
-  for (const char* name : {"embedding_length", "attention.head_count", "context_length"}) {
+  const char* const epsilon = "attention.layer_norm_rms_epsilon";
+  for (const char* name : {"embedding_length", "attention.head_count", "context_length", epsilon}) {
+    if (name == epsilon && f.arch == "olmoe") continue;
     if (!f.has(name)) f.refuse(fmt::format("{}.{} is missing", f.arch, name));
   }
   f.copy("embedding_length", "hidden_size", config);
@@ -554,7 +557,7 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   if (!by_layer) f.copy("attention.head_count_kv", "num_key_value_heads", config);
   f.copy("attention.key_length", "head_dim", config);
   f.copy("context_length", "max_position_embeddings", config);
-  f.copy("attention.layer_norm_rms_epsilon", "rms_norm_eps", config);
+  f.copy(epsilon, "rms_norm_eps", config);
   const Tensor* embedding = f.tensor("token_embd.weight");
   if (embedding == nullptr || embedding->shape.size() != 2)
     f.refuse("tensor \"token_embd.weight\" is missing, or no matrix");

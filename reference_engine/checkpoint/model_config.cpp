@@ -189,6 +189,14 @@ ModelConfig read_model_config(const std::filesystem::path& model) {
   return c;
 }
 
+/// Whether a field is of images, sounds or special tokens, none of which a text's arithmetic depends on.
+bool is_of_media(const std::string& name) {
+  static const char* const parts[] = {"vision",    "image",     "video",        "audio",
+                                      "projector", "_token_id", "_token_index", "spatial"};
+  return std::any_of(std::begin(parts), std::end(parts),
+                     [&](const char* part) { return name.find(part) != std::string::npos; });
+}
+
 ModelConfig config_from(const Json& root, const std::string& where) {
   const Fields whole(root, where);
   ModelConfig c;
@@ -199,7 +207,9 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   c.architecture_name = names[0].get<std::string>();
   const FamilyDefaults absent = family_defaults(whole, c.architecture_name);
   // Models that also see: what is said of their texts is all that is computed.
-  const bool nested = whole.has("text_config");
+  const bool sees = c.architecture_name.ends_with("ForConditionalGeneration");
+  const bool nested = whole.has("text_config") && (sees || !whole.has("hidden_size"));
+  if (whole.has("text_config") && !nested) whole.refuse("text_config", "none, this model reads what stands beside it");
   const Fields f(nested ? whole.at("text_config") : root, nested ? where + ": text_config" : where);
 
   c.layers = f.whole("num_hidden_layers", 1, 4096);
@@ -264,6 +274,13 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   }
   for (const std::string& name : f.unread()) {
     if (harmless().count(name) == 0) c.unknown.push_back(name);
+  }
+  if (!nested) return c;
+  // Beside it nothing else is read, as transformers reads nothing else: what says something different is named.
+  const Json& text = root["text_config"];
+  for (const std::string& name : whole.unread()) {
+    const bool same = text.contains(name) && text[name] == root[name];
+    if (!same && !is_of_media(name) && harmless().count(name) == 0) c.unknown.push_back(name);
   }
   return c;
 }

@@ -81,15 +81,15 @@ class Runs {
 
   void calibrate() {
     if (!machine_ || throttle_ != 0) return;
-    std::fprintf(stderr, "measuring this processor to imitate %s...\n", machine_->name.c_str());
+    std::fprintf(stderr, "measuring this processor to imitate %s...\n", printable(machine_->name).c_str());
     const double layer_s = measure_decode_layer_s(*model_);
     throttle_ = throttle_bytes_per_s(*machine_, model_->store().layout().bytes(), layer_s);
     std::fprintf(stderr,
                  "a decode layer takes %.1f us here; one expert crosses in %.2f of that on %s (%s), so "
                  "the link is "
                  "throttled to %.1f MB/s\n",
-                 layer_s * 1e6, machine_->ratio(), machine_->name.c_str(), machine_->reference_model().c_str(),
-                 static_cast<double>(throttle_) * 1e-6);
+                 layer_s * 1e6, machine_->ratio(), printable(machine_->name).c_str(),
+                 printable(machine_->reference_model()).c_str(), static_cast<double>(throttle_) * 1e-6);
   }
 
   /// Throws for a stack or budget that cannot work, without running anything.

@@ -35,12 +35,15 @@ struct ServeArguments {
 };
 
 std::string read_key(const ServeArguments& a) {
-  if (a.api_key_file.empty()) return a.server.api_key;
-  std::string key = read_text("--api-key-file", a.api_key_file);
-  while (!key.empty() && (key.back() == '\n' || key.back() == '\r')) key.pop_back();
-  if (key.empty()) throw InputError(fmt::format("--api-key-file {}: is empty", a.api_key_file));
+  std::string key = a.server.api_key, from = "--api-key";
+  if (!a.api_key_file.empty()) {
+    from = "--api-key-file " + a.api_key_file;
+    key = read_text("--api-key-file", a.api_key_file);
+    while (!key.empty() && (key.back() == '\n' || key.back() == '\r')) key.pop_back();
+    if (key.empty()) throw InputError(from + ": is empty");
+  }
   if (std::any_of(key.begin(), key.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; })) {
-    throw InputError(fmt::format("--api-key-file {}: expected one line, which a header can carry", a.api_key_file));
+    throw InputError(from + ": expected one line, which a header can carry");
   }
   return key;
 }

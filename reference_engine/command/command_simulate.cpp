@@ -189,7 +189,11 @@ int sweep_command(const SimulateArguments& a) {
   print(fmt::format("{}: {} of {} runs{}{}\n", rank_file(a.out, ranks).string(), r.had + r.done, r.cells,
                     r.refused > 0 ? fmt::format(", {} of them refused", r.refused) : "",
                     r.interrupted ? ": interrupted; the same command goes on" : ""));
-  return r.interrupted ? 128 + stopped_by : 0;
+  if (r.interrupted) return 128 + stopped_by;
+  if (r.refused > 0 && r.refused == r.cells) {
+    throw InputError(fmt::format("{}: every run is refused: its lines say why", rank_file(a.out, ranks).string()));
+  }
+  return 0;
 }
 
 /// A file of run objects: one, an array, or one a line.

@@ -70,10 +70,9 @@ void ModelFlags::add_experts(CLI::App* c) {
        "faster and a little less exact")
       ->check(CLI::IsMember({"float", "int8"}))
       ->capture_default_str();
-  c->add_option(
-       "--kv-cache", kv_cache,
-       "keys and values of earlier tokens as these floats; f16 (on the CPU only) takes half the memory, and is "
-       "what llama.cpp has")
+  c->add_option("--kv-cache", kv_cache,
+                "keys and values of earlier tokens as these floats; f16 (on the CPU only) takes half the memory, as in "
+                "llama.cpp; what is beyond 65504 becomes that")
       ->check(CLI::IsMember({"f32", "f16"}))
       ->capture_default_str();
   c->add_option("--threads", threads, "that compute on the CPU; results do not depend on it (default: one a processor)")

@@ -19,9 +19,13 @@ std::vector<std::vector<std::uint32_t>> read_token_ids(const std::string& file) 
   lines.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
-    if (std::count(line.begin(), line.end(), '[') > 1) {
+    const auto brackets = std::count_if(line.begin(), line.end(), [](char c) { return c == '[' || c == ']'; });
+    const std::size_t first = line.find_first_not_of(" \t"), last = line.find_last_not_of(" \t\r,");
+    if (brackets > 0 && (brackets != 2 || line[first] != '[' || line[last] != ']')) {
       throw InputError(
-          fmt::format("--token-ids {}: line {} has lists in a list, expected one prompt on each line", file, number));
+          fmt::format("--token-ids {}: line {} has brackets that enclose no list, or lists in a list, "
+                      "expected one prompt on each line, with [ ] around all of it or without",
+                      file, number));
     }
     for (char& c : line) c = c == ',' || c == '[' || c == ']' || c == '\r' ? ' ' : c;
     std::istringstream words(line);

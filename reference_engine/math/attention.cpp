@@ -17,7 +17,9 @@ constexpr std::size_t scores_together = std::size_t{4} << 20U;  // floats: what 
 void to_f16(const float* from, std::size_t count, std::byte* to) {
   constexpr float largest = 65504;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint16_t bits = detail::narrow_f16(std::clamp(from[i], -largest, largest));
+    // What is not finite stays so, and is found where the logits are looked at.
+    const float held = std::isinf(from[i]) ? from[i] : std::clamp(from[i], -largest, largest);
+    const std::uint16_t bits = detail::narrow_f16(held);
     std::memcpy(to + i * sizeof(bits), &bits, sizeof(bits));
   }
 }

@@ -71,6 +71,9 @@ class Checks final : public nlohmann::json_sax<Json> {
 
 template <class T>
 T parse(std::string_view text, const std::string& where, std::size_t most_names) {
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos) {  // the parser would end there
+    throw InputError(fmt::format("{}: a NUL byte at {}, expected JSON", where, nul));
+  }
   Checks checks(where, most_names);
   try {
     static_cast<void>(Json::sax_parse(text.begin(), text.end(), &checks));

@@ -369,6 +369,9 @@ TEST_CASE("models that are not supported are refused by name") {
     all += entry(std::string("llama.") + name, 4);
     ++entries;
   }
+  CHECK(says(model("llama", all, entries), {"llama.attention.layer_norm_rms_epsilon is missing"}));
+  all += text("llama.attention.layer_norm_rms_epsilon") + number<std::uint32_t>(6) + number(1e-5F);
+  ++entries;
   CHECK(says(model("llama", all, entries), {"\"token_embd.weight\" is missing"}));
   const TemporaryFolder folder;
   std::filesystem::copy_file(gguf("granitemoeshared-bf16-00001-of-00002"), folder.path() / "a-00001-of-00002.gguf");

@@ -2,7 +2,12 @@
 #include "checkpoint/model_config.hpp"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
+#include <fstream>
+
+#include "checkpoint/generation_config.hpp"
+#include "engine/fixtures/paths.hpp"
 #include "engine/fixtures/refusal.hpp"
 #include "engine/fixtures/tiny_checkpoint.hpp"
 #include "engine/fixtures/tiny_logits.hpp"
@@ -85,6 +90,45 @@ TEST_CASE("rope_parameters that the engine does not compute are named") {
              {"rope_parameters: field \"rope_theta\": expected a number above 0"}));
   CHECK(says(refused_theta(absent, "default"), {"rope_parameters: expected a JSON object"}));
   CHECK(says(refused_theta(absent, absent), {"config.json: field \"rope_theta\" is missing"}));
+}
+
+TEST_CASE("what is said of texts apart is read by models that also see, and beside it nothing is") {
+  std::ifstream file(golden_file("zoo") / "qwen3_vl_moe" / "config.json");
+  Json seeing = Json::parse(file);
+  REQUIRE(seeing.contains("text_config"));
+  CHECK(read(seeing).unknown.empty());
+  const std::uint32_t top_k = read(seeing).top_k;
+  seeing["num_experts_per_tok"] = top_k + 1;  // transformers does not read it there
+  seeing["vision_start_token_id"] = 7;
+  seeing["hidden_size"] = seeing["text_config"]["hidden_size"];
+  CHECK(read(seeing).top_k == top_k);
+  CHECK(read(seeing).unknown == std::vector<std::string>{"num_experts_per_tok"});
+  const Json text = TinyCheckpoint().config;
+  CHECK(says(refused({{"text_config", text}}), {"\"text_config\"", "expected none"}));
+}
+
+TEST_CASE("of a generation config that does not sample, what is taken from repetition counts") {
+  const TemporaryFolder folder;
+  write_file(folder.path() / "config.json", TinyCheckpoint().config.dump());
+  const auto made = [&](const std::string& text) {
+    write_file(folder.path() / "generation_config.json", text);
+    return read_generation_config(folder.path());
+  };
+  const GenerationConfig likeliest = made(R"({"repetition_penalty":1.5,"temperature":0.5,"top_k":-1})");
+  CHECK(likeliest.repeat_penalty == 1.5);
+  CHECK_FALSE(likeliest.temperature);
+  CHECK_FALSE(likeliest.top_k);
+  CHECK(made(R"({"repetition_penalty":1.5,"do_sample":true})").temperature == 1);
+}
+
+TEST_CASE("JSON ends where its file does") {
+  const TemporaryFolder folder;
+  for (const char* more : {"", "{\"num_experts_per_tok\": 1}"}) {
+    const std::string text = TinyCheckpoint().config.dump();
+    write_file(folder.path() / "config.json", text + '\0' + more);
+    CHECK(says(refusal("config.json", [&] { static_cast<void>(read_model_config(folder.path())); }),
+               {fmt::format("a NUL byte at {}", text.size())}));
+  }
 }
 
 TEST_CASE("layer_types: full attention in every layer, or a refusal that names the layer") {

@@ -80,6 +80,7 @@ TEST_CASE("a server that cannot start says why") {
   write_file(folder.path() / "key", "a\r\nb\n");
   refuses("serve --model tiny-mixtral --api-key-file '" + (folder.path() / "key").string() + "'",
           {"--api-key-file", "expected one line"});
+  refuses("serve --model tiny-mixtral --api-key 'a\nb'", {"--api-key: expected one line"});
 }
 
 TEST_CASE("a bench times what it is asked for") {

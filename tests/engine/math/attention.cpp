@@ -4,6 +4,9 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstring>
+#include <iterator>
+#include <limits>
 #include <vector>
 
 #include "engine/fixtures/product_paths.hpp"
@@ -89,6 +92,25 @@ double worst_error(const Sequences& s, const std::vector<AttentionKernel::Row>& 
     }
   }
   return worst / 2;
+}
+
+TEST_CASE("halves hold what is too large for them as their largest, and what is not finite as it is") {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float from[] = {1.5F, 70000.0F, -3e38F, infinity, -infinity, std::nanf("")};
+  std::byte to[sizeof(from) / 2];
+  to_f16(from, std::size(from), to);
+  float back[std::size(from)];
+  for (std::size_t i = 0; i < std::size(from); ++i) {
+    std::uint16_t bits;
+    std::memcpy(&bits, to + 2 * i, sizeof(bits));
+    back[i] = ferry::detail::widen_f16(bits);
+  }
+  CHECK(back[0] == 1.5F);
+  CHECK(back[1] == 65504);
+  CHECK(back[2] == -65504);
+  CHECK(back[3] == infinity);
+  CHECK(back[4] == -infinity);
+  CHECK(std::isnan(back[5]));
 }
 
 TEST_CASE("attention is what its formula says, and a row's result does not depend on its company") {

@@ -941,6 +941,9 @@ TEST_CASE("the sweep command runs, splits, merges and says so" * doctest::test_s
   CHECK(says(r.out, {"one.jsonl", "24 of 24 runs", "8 of them refused"}));
   CHECK(r.error.find("ferry: ") == std::string::npos);  // a busy machine shows how far it is
   REQUIRE(whole_lines(f.at("one.jsonl")).size() == 24);
+  refuses("sweep --traces " + quoted(f.at("a.safetensors")) + " --machines h200-pcie5 --stacks lru --budgets 0 --out " +
+              quoted(f.at("none.jsonl")),
+          {"none.jsonl: every run is refused"});
   const std::string out = " --out " + quoted(f.at("all.jsonl"));
   refuses(common + out + " --merge 3", {"all.0-of-3.jsonl", "is missing"});
   Environment::set({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "3"}});

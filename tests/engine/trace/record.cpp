@@ -72,9 +72,21 @@ TEST_CASE("texts as tokens are recorded as the texts are, each by itself, and of
                         "/other' --out " + at + "/c'")
               .status == 0);
   CHECK(TraceFile(folder.path() / "c").trace.tokens == 12);
-  for (const auto& [more, part] : {std::pair{std::string(), "expected --text FILE, or --token-ids FILE"},
+  write_file(folder.path() / "list", " [1, 2, 3],\r\n4 5\n");
+  CHECK(ferry_command(record + "--token-ids " + at + "/list' --out " + at + "/e'").status == 0);
+  const char* const broken[] = {"[1,2", "1]2[3", "1 [2]", "[[1],[2]]", "1, 2]"};
+  for (std::size_t i = 0; i < std::size(broken); ++i) {
+    write_file(folder.path() / ("broken" + std::to_string(i)), "7 8\n" + std::string(broken[i]) + "\n");
+  }
+  const std::string brackets = "line 2 has brackets that enclose no list";
+  for (const auto& [more, part] : {std::pair{std::string(), std::string("expected --text FILE, or --token-ids FILE")},
                                    {" --text x --token-ids y", "--text excludes --token-ids"},
-                                   {" --token-ids " + at + "/text'", "line 1 has \"Many\""}}) {
+                                   {" --token-ids " + at + "/text'", "line 1 has \"Many\""},
+                                   {" --token-ids " + at + "/broken0'", brackets},
+                                   {" --token-ids " + at + "/broken1'", brackets},
+                                   {" --token-ids " + at + "/broken2'", brackets},
+                                   {" --token-ids " + at + "/broken3'", brackets},
+                                   {" --token-ids " + at + "/broken4'", brackets}}) {
     const Shell r = ferry_command(record + "--out " + at + "/d'" + more);
     CHECK(r.status == 2);
     CHECK(r.out.find(part) != std::string::npos);
