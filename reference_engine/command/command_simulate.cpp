@@ -186,14 +186,13 @@ int sweep_command(const SimulateArguments& a) {
   const SweepResult r =
       run_sweep(grid, a.out, ranks, a.threads == 0 ? cores : a.threads, stop,
                 [&line](std::uint64_t done, std::uint64_t total, double share) { line.show(done, total, share); });
+  if (!r.interrupted && r.refused > 0 && r.refused == r.cells) {
+    throw InputError(fmt::format("{}: every run is refused: its lines say why", rank_file(a.out, ranks).string()));
+  }
   print(fmt::format("{}: {} of {} runs{}{}\n", rank_file(a.out, ranks).string(), r.had + r.done, r.cells,
                     r.refused > 0 ? fmt::format(", {} of them refused", r.refused) : "",
                     r.interrupted ? ": interrupted; the same command goes on" : ""));
-  if (r.interrupted) return 128 + stopped_by;
-  if (r.refused > 0 && r.refused == r.cells) {
-    throw InputError(fmt::format("{}: every run is refused: its lines say why", rank_file(a.out, ranks).string()));
-  }
-  return 0;
+  return r.interrupted ? 128 + stopped_by : 0;
 }
 
 /// A file of run objects: one, an array, or one a line.

@@ -429,6 +429,7 @@ struct Described {
       }
     }
     entries.push_back(real(arch + ".attention.layer_norm_rms_epsilon", 1e-5F));
+    if (arch == "gpt-oss") entries.push_back(whole(arch + ".attention.sliding_window", 128));
     if (rope_base > 0) entries.push_back(real(arch + ".rope.freq_base", rope_base));
     std::string out = "GGUF" + number<std::uint32_t>(3) +
                       number<std::uint64_t>(1 + tensors.size() + (qkv_rows > 0 ? 1 : 0)) +
