@@ -162,7 +162,7 @@ struct LruInt4 : LruCache {
 };
 
 /// The expert cache of llama.cpp's forks (`--moe-cache`): least recently used over all layers, filled as experts are asked
-/// for, and bypassed in steps of more than 32 rows, or of as many as the config says. Deviations: only prefill steps bypass
+/// for, and bypassed in steps of more than 32 rows, or of more than the config says. Deviations: only prefill steps bypass
 /// it; in them free slots are still filled, and what is there counts as used.
 struct LlamaCache : Stack<NoPrediction, Lru, FixedPrecision, LoadEverything, TopK> {
   template <class Config>

@@ -190,7 +190,7 @@ ModelConfig read_model_config(const std::filesystem::path& model) {
 }
 
 /// Whether a field is of images, sounds or special tokens, none of which a text's arithmetic depends on.
-bool is_of_media(const std::string& name) {
+static bool is_of_media(const std::string& name) {
   static const char* const parts[] = {"vision",    "image",     "video",        "audio",
                                       "projector", "_token_id", "_token_index", "spatial"};
   return std::any_of(std::begin(parts), std::end(parts),
@@ -237,6 +237,11 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   c.norm_epsilon = says("rms_norm_eps") ? f.number("rms_norm_eps", 0) : absent.norm_epsilon;
   if (f.has("bos_token_id")) c.begin_token = f.whole("bos_token_id", 0, c.vocabulary - 1);
   c.end_tokens = read_end_tokens(f, c.vocabulary, absent.end_token);
+  if (nested && whole.has("eos_token_id")) {
+    for (const std::uint32_t token : read_end_tokens(whole, c.vocabulary, std::nullopt)) {
+      if (!c.ends(token)) c.end_tokens.push_back(token);
+    }
+  }
   if (says("hidden_act") && f.text("hidden_act") != "silu" && f.text("hidden_act") != "swish")
     f.refuse("hidden_act", "\"silu\"");
   // transformers lets tokens see those behind them where this is not true, a null included.
@@ -276,11 +281,11 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (harmless().count(name) == 0) c.unknown.push_back(name);
   }
   if (!nested) return c;
-  // Beside it nothing else is read, as transformers reads nothing else: what says something different is named.
+  // Beside it only end tokens, the form of weights and ties are read: what says something different is named.
   const Json& text = root["text_config"];
   for (const std::string& name : whole.unread()) {
     const bool same = text.contains(name) && text[name] == root[name];
-    if (!same && !is_of_media(name) && harmless().count(name) == 0) c.unknown.push_back(name);
+    if (!same && !is_of_media(name) && harmless().count(name) == 0) c.unknown.push_back(name + " (beside text_config)");
   }
   return c;
 }

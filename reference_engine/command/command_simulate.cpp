@@ -186,7 +186,8 @@ int sweep_command(const SimulateArguments& a) {
   const SweepResult r =
       run_sweep(grid, a.out, ranks, a.threads == 0 ? cores : a.threads, stop,
                 [&line](std::uint64_t done, std::uint64_t total, double share) { line.show(done, total, share); });
-  if (!r.interrupted && r.refused > 0 && r.refused == r.cells) {
+  // A rank's share may be refused as a whole while others' is not: its status must not end those.
+  if (ranks.ranks == 1 && !r.interrupted && r.refused > 0 && r.refused == r.cells) {
     throw InputError(fmt::format("{}: every run is refused: its lines say why", rank_file(a.out, ranks).string()));
   }
   print(fmt::format("{}: {} of {} runs{}{}\n", rank_file(a.out, ranks).string(), r.had + r.done, r.cells,

@@ -23,8 +23,8 @@ std::vector<std::vector<std::uint32_t>> read_token_ids(const std::string& file) 
     const std::size_t first = line.find_first_not_of(" \t"), last = line.find_last_not_of(" \t\r,");
     if (brackets > 0 && (brackets != 2 || line[first] != '[' || line[last] != ']')) {
       throw InputError(
-          fmt::format("--token-ids {}: line {} has brackets that enclose no list, or lists in a list, "
-                      "expected one prompt on each line, with [ ] around all of it or without",
+          fmt::format("--token-ids {}: line {}: expected one prompt on each line, as numbers, with [ ] around all of "
+                      "them or without",
                       file, number));
     }
     for (char& c : line) c = c == ',' || c == '[' || c == ']' || c == '\r' ? ' ' : c;

@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(threads) lengths_kernel(float* x, DeltaShape s
   for (std::uint32_t i = lane; i < s.key_dim; i += lanes) x[i] *= by;
 }
 
-/// A warp takes one row of the matrices that `memory_of` describes, which is what a head remembers for one of its values,
-/// through all rows of x in their order. A lane has every 32nd of its numbers, at most `parts`.
+/// A warp takes one column of a head's matrix, which `memory_of` has as a row: what the head remembers for one of its values.
+/// It goes through all rows of x in their order; a lane has every 32nd of the column's numbers, at most `parts`.
 template <std::uint32_t parts>
 __global__ void __launch_bounds__(threads)
     delta_kernel(const float* x, const float* rates, DeltaWeights w, const RowPlace* rows, std::uint32_t n,

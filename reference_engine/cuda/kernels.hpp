@@ -98,8 +98,8 @@ struct Growth {
   float by = 0, floor = 1, first = 0;
 };
 
-/// What is done to each head of queries and keys before they meet, in this order: bounds, which apply to values, too; a norm,
-/// here or behind the next; the rotary embedding.
+/// What is done to each head of queries and keys before they meet, in this order: bounds, which apply to values, too; a norm
+/// and the rotary embedding, in this order or, with `norm_behind`, the other way round.
 struct Preparation {
   const float* frequency = nullptr;  ///< [turned / 2], radians a position
   std::uint32_t turned = 0;          ///< columns from a head's first on, of which the two halves are the pairs; even

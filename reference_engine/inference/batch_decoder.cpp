@@ -87,7 +87,10 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
   try {
     p = make_place(request);
     begins_anew = p->positions > before->positions;
-    if (begins_anew) caches_[place] = model_.make_cache(p->positions, options_.prefill_chunk);
+    if (begins_anew) {
+      caches_[place] = KvCache();  // both at once may not fit, and nothing of it is used again
+      caches_[place] = model_.make_cache(p->positions, options_.prefill_chunk);
+    }
   } catch (...) {
     caches_[place] = KvCache();
     runner_.end_sequence(place);

@@ -28,7 +28,7 @@ struct GenerateOptions {
   std::vector<std::string> prompts;
   std::vector<std::vector<std::uint32_t>> token_prompts;  ///< instead, as the model's tokens, from the first on
   std::uint32_t max_new_tokens = 128;
-  std::uint32_t batch = 1;         ///< prompts decoded together
+  std::uint32_t batch = 1;         ///< prompts decoded together, at least 1
   Sampling sampling;               ///< its seed is for the first prompt, and grows by one from prompt to prompt
   std::vector<std::string> stops;  ///< texts that end what is generated
   bool probabilities = false;      ///< report that of each token

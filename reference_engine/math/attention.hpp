@@ -21,7 +21,8 @@ struct AttentionShape {
   FloatType type = FloatType::f32;  ///< of keys and values: f32 or f16
 };
 
-/// Rounds keys or values to the nearest f16, and larger ones to the largest, so that no sum becomes infinite. to: [count].
+/// Rounds keys or values to the nearest f16; finite ones that are larger become the largest, so that no sum becomes infinite
+/// by them. What is not finite stays so. to: [count].
 void to_f16(const float* from, std::size_t count, std::byte* to);
 
 /// Computes out = softmax(scale * q k^T) v, several rows and all heads at once.

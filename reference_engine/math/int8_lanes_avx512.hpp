@@ -1,5 +1,5 @@
-// The vocabulary of AVX-512 F, BW and VNNI for activations of 8 bits; the file that includes this does as for
-// lanes_avx512.hpp.
+// The vocabulary of AVX-512 F, BW and VNNI for activations of 8 bits; the file that includes this provides
+// the same as for lanes_avx512.hpp.
 #pragma once
 #include "math/int8_kernel.hpp"
 #include "math/lanes_avx512.hpp"

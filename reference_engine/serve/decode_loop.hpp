@@ -88,7 +88,7 @@ class DecodeLoop {
   struct Options {
     std::uint32_t places = 4, prefill_chunk = 128, most_waiting = 64;
   };
-  /// Makes what runs the model's experts. Called again after that has failed, as with its disk: it then computes nothing more.
+  /// Makes what runs the model's experts. Called again when that has failed, as with its disk, for a new one in its place.
   using MakeRunner = std::function<std::unique_ptr<ExpertRunner>()>;
   /// The model must outlive it, and nobody else may use it meanwhile. Throws what `make_runner` does.
   DecodeLoop(Model& model, MakeRunner make_runner, const Options& options);

@@ -47,7 +47,7 @@ namespace ferry::inline FERRY_ABI {
 /// The rank assumes that routing stays as it is. If keeping what was used last would have served more of the recent uses, even
 /// after the copies that it takes, experts are kept by their last use until that stops being true (detail::LastUses), but
 /// never in a prompt. Then, unless shares are followed, another layer's slot is taken only if its expert was used more than
-/// one step earlier than the least of the newcomer's own layer.
+/// one step earlier than the least of the newcomer's own layer (than the newcomer's own, where none of those can be taken).
 ///
 /// In a pool of several layers, where nearly all misses are loaded (w of 15/16), these rules may take from a layer the experts
 /// that it uses in turn. So another rule is watched beside them: equal shares. A layer that has its share of the slots, or

@@ -102,7 +102,9 @@ TEST_CASE("what is said of texts apart is read by models that also see, and besi
   seeing["vision_start_token_id"] = 7;
   seeing["hidden_size"] = seeing["text_config"]["hidden_size"];
   CHECK(read(seeing).top_k == top_k);
-  CHECK(read(seeing).unknown == std::vector<std::string>{"num_experts_per_tok"});
+  CHECK(read(seeing).unknown == std::vector<std::string>{"num_experts_per_tok (beside text_config)"});
+  seeing["eos_token_id"] = {1, 5};  // where folders have them
+  CHECK(read(seeing).ends(5));
   const Json text = TinyCheckpoint().config;
   CHECK(says(refused({{"text_config", text}}), {"\"text_config\"", "expected none"}));
 }

@@ -944,6 +944,10 @@ TEST_CASE("the sweep command runs, splits, merges and says so" * doctest::test_s
   refuses("sweep --traces " + quoted(f.at("a.safetensors")) + " --machines h200-pcie5 --stacks lru --budgets 0 --out " +
               quoted(f.at("none.jsonl")),
           {"none.jsonl: every run is refused"});
+  CHECK(run_ferry("sweep --traces " + quoted(f.at("a.safetensors")) +
+                  " --machines h200-pcie5 --stacks lru --budgets 0 --out " + quoted(f.at("share.jsonl")) +
+                  " --rank 0 --ranks 2")
+            .status == 0);
   const std::string out = " --out " + quoted(f.at("all.jsonl"));
   refuses(common + out + " --merge 3", {"all.0-of-3.jsonl", "is missing"});
   Environment::set({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "3"}});

@@ -78,7 +78,7 @@ TEST_CASE("texts as tokens are recorded as the texts are, each by itself, and of
   for (std::size_t i = 0; i < std::size(broken); ++i) {
     write_file(folder.path() / ("broken" + std::to_string(i)), "7 8\n" + std::string(broken[i]) + "\n");
   }
-  const std::string brackets = "line 2 has brackets that enclose no list";
+  const std::string brackets = "line 2: expected one prompt on each line, as numbers, with [ ] around all";
   for (const auto& [more, part] : {std::pair{std::string(), std::string("expected --text FILE, or --token-ids FILE")},
                                    {" --text x --token-ids y", "--text excludes --token-ids"},
                                    {" --token-ids " + at + "/text'", "line 1 has \"Many\""},
