@@ -108,7 +108,7 @@ std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const Mod
   }
   for (const std::string& name : c.unknown) {
     notes.push_back(
-        fmt::format("{}: field \"{}\" is not known, and was not used", gguf ? "metadata" : "config.json", name));
+        fmt::format("{}: field \"{}\" is not read here, and was not used", gguf ? "metadata" : "config.json", name));
   }
   return notes;
 }

@@ -118,6 +118,14 @@ void read_quantization(const Fields& config, const std::string& where, ModelConf
   for (const std::string& field : q.unread()) q.refuse(field, "none, it is not supported");
 }
 
+/// Whether a field is of images, sounds or special tokens, none of which a text's arithmetic depends on.
+bool is_of_media(const std::string& name) {
+  static const char* const parts[] = {"vision",    "image",     "video",        "audio",
+                                      "projector", "_token_id", "_token_index", "spatial"};
+  return std::any_of(std::begin(parts), std::end(parts),
+                     [&](const char* part) { return name.find(part) != std::string::npos; });
+}
+
 /// A number, or a list of them; null where nothing ends a text. `absent`: where the field is; one that no model this small has
 /// ends nothing.
 std::vector<std::uint32_t> read_end_tokens(const Fields& f, std::uint32_t vocabulary,
@@ -187,14 +195,6 @@ ModelConfig read_model_config(const std::filesystem::path& model) {
     if (token < c.vocabulary && !c.ends(token)) c.end_tokens.push_back(token);
   }
   return c;
-}
-
-/// Whether a field is of images, sounds or special tokens, none of which a text's arithmetic depends on.
-static bool is_of_media(const std::string& name) {
-  static const char* const parts[] = {"vision",    "image",     "video",        "audio",
-                                      "projector", "_token_id", "_token_index", "spatial"};
-  return std::any_of(std::begin(parts), std::end(parts),
-                     [&](const char* part) { return name.find(part) != std::string::npos; });
 }
 
 ModelConfig config_from(const Json& root, const std::string& where) {

@@ -190,7 +190,7 @@ struct ModelConfig {
   /// Of keys and values that are remembered: f32, or f16 where whoever loads the model says so.
   FloatType cache_type = FloatType::f32;
   double logit_cap = 0;              ///< logits are cap * tanh(logit / cap); 0: as they are
-  std::vector<std::string> unknown;  ///< fields of config.json that nobody here knows, and that were not used
+  std::vector<std::string> unknown;  ///< fields of config.json that nobody here reads
 
   /// "model.layers.3.mlp.gate.weight".
   [[nodiscard]] std::string tensor(std::uint32_t layer_number, const std::string& name) const;

@@ -317,6 +317,14 @@ TEST_CASE("mistakes get one line and exit status 2") {
   const std::string model = " --model " + own.path().string();
   refuses("run" + model, {"generation_config.json: --repeat-penalty: expected a number from 1e-6", "give the option"});
   refuses("run" + model + " --repeat-penalty 0", {"--repeat-penalty: expected a number from 1e-6 to 100, got 0"});
+  Json machine = Json::parse(std::ifstream(engine::data_directory() / "machines" / "rtx3090-pcie3.json"));
+  machine["name"] = "a\nb\x1b[31m";
+  write_file(own.path() / "machine.json", machine.dump());
+  const Outputs ran =
+      run_ferry("run --prompt hi --max-new-tokens 1 --machine '" + (own.path() / "machine.json").string() + "'");
+  CHECK(ran.status == 0);
+  CHECK(ran.error.find("imitate a?b?[31m") != std::string::npos);
+  CHECK(ran.error.find('\x1b') == std::string::npos);
   refuses("run --model ''", {"--model", "must not be empty"});
   refuses("run --json ''", {"--json", "must not be empty"});
   refuses("run --budget 0x10", {"--budget 0x10"});
