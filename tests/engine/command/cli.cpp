@@ -317,7 +317,7 @@ TEST_CASE("mistakes get one line and exit status 2") {
   const std::string model = " --model " + own.path().string();
   refuses("run" + model, {"generation_config.json: --repeat-penalty: expected a number from 1e-6", "give the option"});
   refuses("run" + model + " --repeat-penalty 0", {"--repeat-penalty: expected a number from 1e-6 to 100, got 0"});
-  Json machine = Json::parse(std::ifstream(engine::data_directory() / "machines" / "rtx3090-pcie3.json"));
+  Json machine = Json::parse(std::ifstream(ferry::engine::data_directory() / "machines" / "rtx3090-pcie3.json"));
   machine["name"] = "a\nb\x1b[31m";
   write_file(own.path() / "machine.json", machine.dump());
   const Outputs ran =
