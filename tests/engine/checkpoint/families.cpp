@@ -606,7 +606,7 @@ TEST_CASE("fields that nobody knows and tensors that nobody reads are named") {
   REQUIRE(model.notes().size() == 2);
   CHECK(
       says(model.notes()[0], {"3 tensors are not used, from \"model.layers.2.enorm.weight\" to \"vision_tower.patch"}));
-  CHECK(says(model.notes()[1], {"field \"unheard_of\" is not known"}));
+  CHECK(says(model.notes()[1], {"field \"unheard_of\" is not read here"}));
   for (const std::string name : {"model.layers.1.self_attn.q_norm.weight", "model.extra.weight", "lm_head.bias",
                                  "model.layers.0.block_sparse_moe.experts.4.w1.weight"}) {
     TinyCheckpoint more;
