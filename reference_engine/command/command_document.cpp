@@ -214,8 +214,10 @@ std::string man(const CLI::App& app) {
   });
   out += ".SH STACKS\n";
   for (const StackInfo& s : all_stacks()) out += fmt::format(".TP\n\\fB{}\\fR\n{}\n", roff(s.name), roff(s.what));
-  out += fmt::format(".SH ENVIRONMENT\n.TP\n.B FERRY_MODELS\n{}\n.SH EXIT STATUS\n{}\n",
+  out += fmt::format(".SH ENVIRONMENT\n.TP\n.B FERRY_MODELS\n{}\n.TP\n.B FERRY_INSTRUCTIONS\n{}\n.SH EXIT STATUS\n{}\n",
                      roff("A folder of models, which --model then finds by name."),
+                     roff("portable, avx2 or avx512: what the CPU multiplies with. By default the fastest that it has. Each "
+                          "rounds sums in an order of its own, so that a text may differ between two processors."),
                      roff("0: done. 2: something that was given cannot be used; one line on standard error says what, "
                           "where, and what was "
                           "expected. 130, 143: interrupted, with what there was by then."));

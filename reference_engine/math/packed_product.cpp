@@ -1,13 +1,16 @@
 #include "math/packed_product.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <string>
 #include <utility>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
 #include "math/share_work.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -79,9 +82,20 @@ bool runs_here(ProductPath path) {
 }
 
 ProductPath best_path() {
-  static const ProductPath best = runs_here(ProductPath::avx512) ? ProductPath::avx512
-                                  : runs_here(ProductPath::avx2) ? ProductPath::avx2
-                                                                 : ProductPath::portable;
+  static const ProductPath best = [] {
+    const char* wanted = std::getenv("FERRY_INSTRUCTIONS");
+    const std::string name = wanted == nullptr ? "" : wanted;
+    ProductPath found = ProductPath::portable;
+    std::string here;
+    for (const ProductPath path : product_paths) {
+      if (!runs_here(path)) continue;
+      if (name == name_of(path)) return path;
+      found = path;
+      here += std::string(here.empty() ? "" : ", ") + name_of(path);
+    }
+    if (name.empty()) return found;
+    throw InputError("FERRY_INSTRUCTIONS: \"" + name + "\"; this processor has " + here);
+  }();
   return best;
 }
 

@@ -29,7 +29,8 @@ inline constexpr ProductPath product_paths[] = {ProductPath::portable, ProductPa
 const char* name_of(ProductPath path);
 /// Whether this processor has them.
 bool runs_here(ProductPath path);
-/// The fastest that this processor has.
+/// The fastest that this processor has, or the one that the environment's FERRY_INSTRUCTIONS names. Throws InputError if it names
+/// none, or one that this processor lacks.
 ProductPath best_path();
 
 inline constexpr std::uint32_t stretch_columns = 64;  ///< columns that kernels unpack at a time

@@ -167,3 +167,15 @@ TEST_CASE("models have names in the folder that the environment says") {
   CHECK(says(wrong.out, {folder.path().string(), "did you mean \"maker/small\"?"}));
   CHECK(says(shell(with + ferry_program() + " list models").out, {"maker/small", "tiny-mixtral"}));
 }
+
+TEST_CASE("the environment says which instructions products are made of") {
+  const auto run_with = [](const std::string& name) {
+    return shell("FERRY_INSTRUCTIONS=" + name + " " + ferry_program() +
+                 " run --prompt a --stack resident --budget 100% --max-new-tokens 2 --model tiny-mixtral </dev/null");
+  };
+  CHECK(run_with("''").status == 0);
+  CHECK(run_with("portable").status == 0);
+  const Shell wrong = run_with("mmx");
+  CHECK(wrong.status == 2);
+  CHECK(says(wrong.out, {"FERRY_INSTRUCTIONS", "\"mmx\"", "this processor has portable"}));
+}
