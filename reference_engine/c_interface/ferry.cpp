@@ -1,6 +1,6 @@
 /// @file
-/// The C interface: what AnyPipeline does, with structures and statuses for C++'s types and exceptions. Structures that
-/// cross in numbers (routes, tasks, copies) are the library's own, seen through C's names: nothing is copied.
+/// The C interface: what AnyPipeline does, with C structures instead of C++ types and statuses instead of exceptions.
+/// Structures that cross in large numbers (routes, tasks, copies) are the library's own under C names: nothing is copied.
 #include "ferry/ferry.h"
 
 #include <algorithm>
@@ -110,7 +110,7 @@ ferry_status refused(ferry_status status, const char* what) noexcept {
   return status;
 }
 
-/// Runs a call; what it throws becomes a status and a sentence.
+/// Runs a call, and turns what it throws into a status and a message.
 template <class Call>
 ferry_status guarded(const Call& call) noexcept {
   try {
@@ -230,7 +230,7 @@ engine::StackOptions stack_options(const ferry_options& o) {
                         p.name + "=\" and " + p.expected());
     }
   }
-  for (const engine::Parameter* p : given) {  // which pools there are decides over others
+  for (const engine::Parameter* p : given) {  // last, since `pools` decides which others a stack takes
     if (engine::takes_parameter(options.stack, p->member(), options.pools)) continue;
     throw ConfigError("ferry_options.parameters: stack " + options.stack + " has no parameter " + p->name);
   }
@@ -295,7 +295,7 @@ void give(const Plan& p, ferry_plan& out) {
 
 }  // namespace
 
-/// What is open: the parts in the order in which they need one another.
+/// An open pipeline. Each part needs those declared before it.
 struct ferry_pipeline {
   engine::ConfiguredStack stack;
   std::vector<std::uint64_t> offsets;
@@ -328,7 +328,7 @@ ferry_status on(ferry_pipeline* pipe, const char* name, const Call& call) noexce
   });
 }
 
-// What the structures were in the version that had them first. One that grows is larger than that.
+// The sizes of the structures in the version that introduced them. A structure that grows later is larger.
 constexpr std::size_t first_options = 224, first_link = 56, first_traits = 24, first_counters = 224;
 static_assert(sizeof(ferry_options) == first_options && sizeof(ferry_link) == first_link &&
               sizeof(ferry_traits) == first_traits && sizeof(ferry_counters) == first_counters);

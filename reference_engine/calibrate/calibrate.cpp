@@ -35,7 +35,7 @@ double seconds(Nanoseconds ns) {
   return static_cast<double>(std::max<Nanoseconds>(1, ns)) * 1e-9;
 }
 
-/// Copies of 16 MiB blocks through the link, from 256 MiB that no cache holds; and how long the smallest takes.
+/// Copies 16 MiB blocks through the link, from 256 MiB that no cache holds. Also measures the latency of a tiny copy.
 class LinkProbe {
  public:
   /// `bytes_per_s`: the throttle; 0: none.
@@ -97,7 +97,7 @@ class LinkProbe {
     last_ = Ticket{static_cast<std::uint64_t>(last_) + 2};
     link_->submit({last_, {{0, expert}, p}, expert % 2U, Fence::none, true});
   }
-  /// Of the last copies of all blocks, which it waits for.
+  /// The speed of the last copy of all blocks, for which it waits.
   double speed() {
     link_->wait(last_);
     const std::vector<Span> spans = link_->spans();
@@ -112,14 +112,14 @@ class LinkProbe {
   Ticket last_ = Ticket::none;
 };
 
-/// Experts of Qwen1.5-MoE's size in bf16, as many as no cache holds, on all threads of a pool.
+/// Experts of Qwen1.5-MoE's size in bf16, more than any cache holds, computed on all threads of a pool.
 class ExpertProbe {
  public:
   explicit ExpertProbe(WorkerPool& workers)
       : workers_(workers),
         kernel_(layout, best_path(), &workers),
         small_kernel_(small, best_path(), &workers),
-        // 0x3B80, some 0.004: neither zeros, whose pages would be one, nor numbers that grow out of range
+        // 0x3B80 is about 0.004: not zeros, whose pages could all be one, and too small for results to overflow
         weights_(count * layout.bytes() / 2, 0x3B80),
         one_(Matrix::Constant(1, layout.hidden, 0.25F)),
         many_(Matrix::Constant(96, layout.hidden, 0.25F)),
@@ -128,7 +128,7 @@ class ExpertProbe {
   static double bytes() { return static_cast<double>(layout.bytes()); }
   static double operations(Eigen::Index rows) {
     return bytes() * static_cast<double>(rows);
-  }  // two a weight of 2 bytes
+  }  // two operations for each weight, which has 2 bytes
 
   void row() { run(one_); }
   double row_s() {
@@ -141,7 +141,7 @@ class ExpertProbe {
     return timed([this] { run(many_); });
   }
   Eigen::Index rows() const { return many_.rows(); }
-  /// What an expert takes that is not its weights: calls, and handing its two rounds of products to all threads.
+  /// What an expert costs besides its weights: the calls, and handing its two rounds of products to all threads.
   double start_s() {
     constexpr int times = 500;
     return timed([this] {
@@ -175,7 +175,7 @@ class ExpertProbe {
   std::size_t next_ = 0;
 };
 
-/// How long a piece of work takes to another thread, or its end back.
+/// How long it takes to hand work to another thread, or to hear from it that the work is done.
 double hand_over_s(detail::Worker& worker) {
   constexpr int times = 200;
   const Nanoseconds begin = now_ns();
@@ -227,7 +227,7 @@ Json calibrate_machine(const std::string& name, const std::function<bool(std::ui
   const Measured start = measure([&] { return experts.start_s(); });
   detail::Worker worker;
   const Measured hand_over = measure([&] { return hand_over_s(worker); });
-  // Both at once, each beside itself alone a moment before.
+  // Host and link at the same time, each compared with itself alone a moment before.
   std::string at_once;
   double host_keeps = 1, link_keeps = 1;
   for (const double share : link_shares) {
@@ -294,7 +294,7 @@ double measure_decode_layer_s(Model& model) {
   }
   g.max_new_tokens = 16;
   double least = 0;
-  for (int i = 0; i < 4; ++i) {  // the first warms up; of the others the least disturbed counts
+  for (int i = 0; i < 4; ++i) {  // the first warms up; the fastest of the others counts
     const Generated r = generate(model, *runner, g);
     if (r.decode_steps == 0) continue;
     const double s = r.decode_s / static_cast<double>(r.decode_steps) / model.config().layers;

@@ -21,7 +21,7 @@
 namespace ferry::engine {
 namespace {
 
-constexpr Eigen::Index held_out_rows = 256;  ///< so many in a row: of each ten times as many, the last
+constexpr Eigen::Index held_out_rows = 256;  ///< the last so many of each ten times as many are held out
 
 /// Each row becomes its softmax.
 void softmax(Matrix& logits) {
@@ -91,7 +91,7 @@ bool add_samples(Model& model, const std::vector<std::uint32_t>& text, std::uint
 }
 
 Matrix train_gate(MatrixRef inputs, MatrixRef targets, const Matrix& initial, const GateTraining& training) {
-  constexpr float fade_mean = 0.9F, fade_square = 0.999F, tiny = 1e-8F;  // Adam's own
+  constexpr float fade_mean = 0.9F, fade_square = 0.999F, tiny = 1e-8F;  // Adam's defaults
   const auto n = static_cast<std::size_t>(inputs.rows());
   const std::size_t batches = (n + training.batch - 1) / training.batch;
   Matrix gate = initial, mean = Matrix::Zero(gate.rows(), gate.cols()), square = mean, slope;

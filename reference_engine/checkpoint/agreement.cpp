@@ -84,7 +84,7 @@ std::string why_unread(const std::string& name, const ModelConfig& c) {
 
 std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const ModelConfig& c) {
   if (c.tied_embeddings) check_tied(checkpoint, c);
-  // GGUF's alone has such tensors; what it names beside its layers is computed with, too.
+  // Only GGUF files store experts like that. Every tensor that they have outside of layers takes part in the model.
   const bool gguf = c.storage == ExpertStorage::fused_parts;
   std::vector<std::string> left, notes;
   for (const std::string& name : checkpoint.unread()) {
@@ -92,7 +92,7 @@ std::vector<std::string> check_agreement(const Checkpoint& checkpoint, const Mod
     if (gguf && name.rfind("rope_f", 0) == 0) continue;  // rope_freqs, rope_factors: read with the metadata
     if (c.tied_embeddings && name == c.names.head + "weight") continue;
     const auto layer = layer_of(name, c);
-    const bool predicts_more = begins(name, c.names.model + "mtp");  // ERNIE's layers that look further ahead
+    const bool predicts_more = begins(name, c.names.model + "mtp");  // ERNIE's layers for multi-token prediction
     const bool used = layer ? *layer < c.layers
                             : gguf || (begins(name, c.names.model) && !predicts_more) || begins(name, c.names.head);
     if (!used) {

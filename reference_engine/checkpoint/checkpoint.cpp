@@ -21,7 +21,7 @@ std::string Checkpoint::scales_of(const std::string& name) {
 
 namespace {
 
-/// What makers' kernels divide activations by before they round them to 8 bits.
+/// Name of the scale by which the makers' kernels divide activations before rounding them to 8 bits.
 std::string activation_scale_of(const std::string& name) {
   const std::string end = "weight";
   return name.ends_with("." + end) ? name.substr(0, name.size() - end.size()) + "activation_scale"
@@ -50,7 +50,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& model) : path_(model) {
 
 void Checkpoint::open_folder() {
   const auto single = path_ / "model.safetensors", index = path_ / "model.safetensors.index.json";
-  std::error_code none;  // what cannot be looked at is opened, and refused with the reason
+  std::error_code none;  // on an error, opening the file says what is wrong
   if (std::filesystem::exists(single, none) || none) {
     files_.push_back(std::make_unique<Safetensors>(single));
     for (const auto& [name, tensor] : files_[0]->tensors()) where_[name] = {files_[0].get(), name};
@@ -125,7 +125,7 @@ const Tensor& Checkpoint::at(const std::string& name, const std::vector<std::uin
     throw InputError(fmt::format("{}: tensor \"{}\" is {} without a \"{}\" beside it, expected one, and matrices",
                                  where, name, t.dtype_name, scales));
   }
-  std::vector<std::uint64_t> blocks = shape;  // of each matrix its own
+  std::vector<std::uint64_t> blocks = shape;  // each matrix has blocks of its own
   for (std::size_t i = shape.size() - 2; i < shape.size(); ++i) blocks[i] = (shape[i] + 127) / 128;
   const std::vector<std::uint64_t>& of = t.scales->shape;
   const std::uint64_t count = t.scales->elements();

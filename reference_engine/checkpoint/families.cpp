@@ -1,5 +1,5 @@
-// What each family of models says of itself: a short description, from which one engine computes it. Sources are the models'
-// own code and that of transformers; a default stands here only where those have one.
+// A short description of each family of models, from which one engine computes all of them. It follows the models' own code
+// and that of transformers, and has a default only where they have one.
 #include "checkpoint/families.hpp"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ class FamilyReader {
   const Fields& f;
   ModelConfig& c;
 
-  /// The first of these names that is there. Two that say different things are refused.
+  /// The first of these names that the file has. Refuses two with different values.
   std::string one_of(const std::vector<std::string>& names) const {
     std::string found;
     for (const std::string& name : names) {
@@ -41,7 +41,7 @@ class FamilyReader {
   std::uint32_t whole_or(const std::string& name, std::uint32_t absent, std::uint32_t most = largest_dimension) const {
     return f.has(name) ? f.whole(name, 0, most) : absent;
   }
-  /// A number for all layers, or a list with one for each: what the layers have, and the largest.
+  /// Reads one number for all layers, or a list with one for each layer. Returns the largest.
   std::uint32_t by_layer(const std::string& name, std::uint32_t most, std::uint32_t LayerConfig::*what) const {
     if (!f.has(name) || !f.at(name).is_array()) return f.whole(name, 1, most);
     const Json& list = f.at(name);
@@ -57,7 +57,7 @@ class FamilyReader {
     }
     return largest;
   }
-  /// Refuses a flag that is set: what it asks for is not computed.
+  /// Refuses flags that are set: what they ask for is not supported.
   void must_be_off(std::initializer_list<const char*> names) const {
     for (const char* name : names) {
       if (f.flag(name, false)) f.refuse(name, "false, it is not supported");
@@ -84,21 +84,21 @@ class FamilyReader {
   /// Layers that `dense` names have an MLP of `intermediate_size` in the place of experts.
   template <class Dense>
   void dense_layers(const Dense& dense) {
-    static_cast<void>(f.has("intermediate_size"));  // is there for layers that there may be none of
+    static_cast<void>(f.has("intermediate_size"));  // read even if no layer is dense: files have it anyway
     for (std::uint32_t l = 0; l < c.layers; ++l) {
       c.layer[l].moe = !dense(l);
       if (!c.layer[l].moe && c.dense_width == 0) c.dense_width = f.whole("intermediate_size", 1, largest_dimension);
     }
   }
 
-  /// The first layers. Of later families than the first, makers and transformers differ in what `moe_layer_freq` does.
+  /// The first layers are dense. In later families, makers and transformers disagree on what `moe_layer_freq` does.
   void dense_first(std::uint32_t absent) {
     const std::uint32_t first = whole_or("first_k_dense_replace", absent);
     must_be("moe_layer_freq", 1);
     dense_layers([&](std::uint32_t l) { return l < first; });
   }
 
-  /// `mlp_layer_types`, or where there is none as many of the first as `first_k_dense_replace` says.
+  /// Dense layers as `mlp_layer_types` says, or else the first `first_k_dense_replace` ones.
   void typed_layers(std::uint32_t absent) {
     if (!f.has("mlp_layer_types")) return dense_first(absent);
     const Json& types = f.at("mlp_layer_types");
@@ -107,10 +107,10 @@ class FamilyReader {
       f.refuse("mlp_layer_types", fmt::format("a list of {} times \"dense\" or \"sparse\"", c.layers));
     }
     dense_layers([&](std::uint32_t l) { return types[l] == "dense"; });
-    static_cast<void>(f.has("first_k_dense_replace"));  // what transformers writes beside them is its default
+    static_cast<void>(f.has("first_k_dense_replace"));  // beside the list, transformers writes only its default
   }
 
-  /// Qwen's.
+  /// Qwen's way to say which layers have experts.
   void sparse_layers() {
     const std::uint32_t step = whole_or("decoder_sparse_step", 1);
     const std::vector<bool> only = numbers_of_layers("mlp_only_layers", [](std::uint32_t) { return false; });
@@ -118,7 +118,7 @@ class FamilyReader {
     dense_layers([&](std::uint32_t l) { return only[l] || (l + 1) % step != 0; });
   }
 
-  /// A list of numbers of layers, or what `absent` says where the file has none.
+  /// Which layers a list of layer numbers names; `absent` decides where the file has no list.
   template <class Absent>
   std::vector<bool> numbers_of_layers(const char* name, const Absent& absent) const {
     std::vector<bool> is(c.layers, false);
@@ -133,7 +133,7 @@ class FamilyReader {
     return is;
   }
 
-  /// `layer_types` of the file, or what `absent` says where it has none: call(layer, which of `known`).
+  /// Calls call(layer, index into `known`) as `layer_types` says, or as `absent` says where the file has none.
   template <class Absent, class Call>
   void layer_types(const std::vector<std::string>& known, const Absent& absent, const Call& call) const {
     const bool said = f.has("layer_types");
@@ -167,12 +167,12 @@ class FamilyReader {
           c.layer[l].window = type == 1 ? window : 0;
         });
   }
-  /// Tokens of a window; 0 for null, which says that there is none.
+  /// Tokens of a window; 0 where the file says null, which means that there is none.
   [[nodiscard]] std::uint32_t sliding_window(std::uint32_t absent) const {
     if (f.has("sliding_window")) return f.whole("sliding_window", 1, 1U << 28U);
     return f.is_null("sliding_window") ? 0 : absent;
   }
-  /// Qwen's: whether there is one is a field of its own.
+  /// Qwen's window, which counts only if `use_sliding_window` is set.
   [[nodiscard]] std::uint32_t used_window() const {
     if (f.flag("use_sliding_window", false)) return sliding_window(4096);
     static_cast<void>(f.has("sliding_window"));
@@ -182,7 +182,7 @@ class FamilyReader {
   void window_everywhere() { everywhere(sliding_window(0)); }
   void everywhere(std::uint32_t window) {
     windows(window, [&](std::uint32_t) { return window > 0; });
-    // These families know no types of layers: where there is a window it is everybody's.
+    // These families have no types of layers: if there is a window, all layers have it.
     for (LayerConfig& layer : c.layer) layer.window = window;
   }
   void no_windows() {
@@ -193,13 +193,13 @@ class FamilyReader {
     if (needs.head_dim == 0) needs.head_dim = c.head_dim;
     needs.context = c.context;
     c.rope = read_rope(f, needs);
-    // Who stretches a model may leave its max_position_embeddings as it was, as Qwen3's makers say.
+    // A stretched model may keep its old max_position_embeddings, as Qwen3's makers tell users to leave it.
     if (c.rope.stretched_context > c.context) {
       c.context = static_cast<std::uint32_t>(std::min(c.rope.stretched_context, 268435456.0));
     }
   }
 
-  /// Heads of some layers, by their numbers: {"5": {"head_dim": 512, "num_key_value_heads": 2}}.
+  /// Heads of single layers, by the layers' numbers: {"5": {"head_dim": 512, "num_key_value_heads": 2}}.
   void heads_by_layer(const char* name) {
     if (!f.at(name).is_object()) f.refuse(name, "an object, by number of layer");
     for (const auto& [number, heads] : f.at(name).items()) {
@@ -213,11 +213,11 @@ class FamilyReader {
     }
   }
 
-  /// Queries, keys, values and what attention gives have biases, or none of them.
+  /// The projections of queries, keys, values and the output have biases, or none of them has.
   void attention_bias(bool absent) { c.qkv_bias = c.output_bias = f.flag("attention_bias", absent); }
 
-  /// `absent`: the rope that the family has where its file has none, beside which a file may say which part of a head turns;
-  /// null: the file has one, and all of `qk_rope_head_dim` turns.
+  /// `absent`: the rope of a family whose files may have none; these files may also say which part of a head is rotated.
+  /// Null: the file has a rope, and all of `qk_rope_head_dim` is rotated.
   void latent_attention(const Json* absent = nullptr) {
     must_be_off({"mlp_bias"});
     c.latent.bias = f.flag("attention_bias", false);
@@ -249,7 +249,7 @@ class FamilyReader {
     }
   }
 
-  /// Groups of experts, of which a row chooses from some.
+  /// Groups of experts: a row chooses its experts from only some of the groups.
   void groups(std::uint16_t votes, std::uint32_t absent, std::uint32_t absent_kept) {
     const std::uint32_t all = whole_or("n_group", f.is_null("n_group") ? 1 : absent);
     const std::uint32_t kept = whole_or("topk_group", f.is_null("topk_group") ? (all == 1 ? 1 : 0) : absent_kept);
@@ -265,7 +265,7 @@ class FamilyReader {
     c.gate.group_votes = votes;
   }
 
-  /// What DeepSeek-V3's gate and those that follow it have where the file does not say.
+  /// Defaults of DeepSeek-V3's gate and of those modelled on it.
   struct SigmoidGate {
     std::uint32_t groups = 1, kept_groups = 1;
     double scale = 1;
@@ -293,7 +293,7 @@ class FamilyReader {
     }
   }
 
-  /// Mixtral's names, which several families took over, but not the code inside transformers.
+  /// Mixtral's names of tensors. Several families took them over; transformers' own code does not use them.
   void block_sparse_names(const char* inner_gate = "mlp.gate.weight") {
     c.names.gate = "block_sparse_moe.gate.weight";
     c.names.experts = "block_sparse_moe.experts.";
@@ -353,7 +353,7 @@ void qwen3_moe(FamilyReader& r) {
   r.everywhere(r.used_window());
 }
 
-/// What it does with texts is a Qwen3-MoE's, but for how its experts lie.
+/// On texts it is a Qwen3-MoE, except that its experts are stored differently.
 void qwen3_vl_moe(FamilyReader& r) {
   r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
   if (!r.f.flag("norm_topk_prob", true)) {
@@ -391,7 +391,7 @@ void flex_olmo(FamilyReader& r) {
   r.no_windows();
 }
 
-/// Trinity: norms before and behind, gates for what attention gives; positions turn in layers with a window only.
+/// Trinity: norms before and behind, gates on the output of attention; only layers with a window have rotary positions.
 void afmoe(FamilyReader& r) {
   r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
   r.c.gate.gating = Gating::sigmoid;
@@ -452,7 +452,7 @@ void deepseek_v2(FamilyReader& r) {
   }
   r.c.routed_scale = r.number_or("routed_scaling_factor", 1);
   r.shared_experts("n_shared_experts", 2);
-  // transformers' code of this version does not read it.
+  // transformers' code for this family ignores the field.
   if (!r.f.flag("rope_interleave", !r.f.is_null("rope_interleave")))
     r.f.refuse("rope_interleave", "true, nothing else is supported");
   r.latent_attention();
@@ -500,7 +500,7 @@ void glm4_moe_lite(FamilyReader& r) {
   r.no_windows();
 }
 
-/// Mistral Small 4: DeepSeek-V3's attention with queries that grow, and a softmax for all experts.
+/// Mistral Small 4: DeepSeek-V3's attention with queries scaled up by position, and a softmax over all experts.
 void mistral4(FamilyReader& r) {
   const bool sees = r.c.architecture_name == "Mistral3ForConditionalGeneration";
   if (sees && (!r.f.has("model_type") || r.f.at("model_type") != "mistral4")) {
@@ -545,7 +545,7 @@ void solar_open(FamilyReader& r) {
   r.no_windows();
 }
 
-/// K-EXAONE: where some layers attend to a window, positions turn in these only.
+/// K-EXAONE: if there is a window, only the layers that attend to it have rotary positions.
 void exaone_moe(FamilyReader& r) {
   r.experts({"num_experts", "num_local_experts"}, {"num_experts_per_tok"}, "moe_intermediate_size");
   r.sigmoid_gate("mlp.e_score_correction_bias", {.scale = 2.5});
@@ -557,7 +557,7 @@ void exaone_moe(FamilyReader& r) {
   const std::uint32_t window = r.sliding_window(4096);
   std::uint32_t every = 4;
   if (r.f.has("layer_types")) {
-    static_cast<void>(r.f.has("sliding_window_pattern"));  // which says the same in letters
+    static_cast<void>(r.f.has("sliding_window_pattern"));  // says the same as `layer_types`, in letters
   } else if (r.f.has("sliding_window_pattern") || r.f.is_null("sliding_window_pattern")) {
     every = r.f.whole("sliding_window_pattern", 1, largest_dimension);
   }
@@ -623,7 +623,7 @@ void ernie4_5_moe(FamilyReader& r) {
   r.no_windows();
 }
 
-/// What all of Granite's have, without kinds of layers.
+/// What all Granite models have in common, except types of layers.
 void granite(FamilyReader& r) {
   r.experts({"num_local_experts", "num_experts"}, {"num_experts_per_tok"}, "intermediate_size");
   r.c.names.gate = "block_sparse_moe.router.layer.weight";
@@ -657,7 +657,7 @@ void granitemoeshared(FamilyReader& r) {
   r.no_windows();
 }
 
-/// Granite 4: Mamba 2 in most layers, and where positions turn nothing that is all that knows of them.
+/// Granite 4: Mamba 2 in most layers. Without rotary positions, only Mamba knows the order of tokens.
 void granitemoehybrid(FamilyReader& r) {
   granite_with_shared(r, 1024);
   const Json none;
@@ -684,7 +684,7 @@ void granitemoehybrid(FamilyReader& r) {
   if (r.f.has("mamba_d_head") && r.f.at("mamba_d_head") != "auto") r.must_be("mamba_d_head", l.value_dim);
   l.kernel_bias = r.f.flag("mamba_conv_bias", true);
   l.bias = r.f.flag("mamba_proj_bias", false);
-  if (r.f.has("time_step_limit")) {  // infinity as transformers 5 writes it, too
+  if (r.f.has("time_step_limit")) {  // transformers 5 writes infinity as an object
     const Json& limit = r.f.at("time_step_limit");
     const bool none_at_all =
         limit.is_array() && limit.size() == 2 && limit[0] == 0 && limit[1] == Json{{"__float__", "Infinity"}};
@@ -693,14 +693,14 @@ void granitemoehybrid(FamilyReader& r) {
   if (r.f.has("normalization_function") && r.f.at("normalization_function") != "rmsnorm") {
     r.f.refuse("normalization_function", "\"rmsnorm\"");
   }
-  static_cast<void>(r.f.has("mamba_chunk_size"));  // sums are the same whatever is summed at once
-  // The hub's files and transformers' have names of their own.
+  static_cast<void>(r.f.has("mamba_chunk_size"));  // only the makers' kernels use it: results do not depend on it
+  // Files on the hub and files that transformers writes name the types differently.
   r.layer_types(
       {"attention", "full_attention", "mamba", "linear_attention"}, [](std::uint32_t) { return 3U; },
       [&](std::uint32_t n, std::uint32_t type) { r.c.layer[n].linear = type >= 2; });
 }
 
-/// Layers that attend to all tokens have other heads than those with a window; newer files say it layer by layer.
+/// Layers that attend to all tokens have other heads than layers with a window. Newer files list heads layer by layer.
 void gemma4_heads(FamilyReader& r) {
   const bool by_layer = r.f.has("per_layer_config") || r.f.is_null("per_layer_config");
   const bool keys_are_values = r.f.flag("attention_k_eq_v", false);
@@ -743,7 +743,7 @@ void gemma4(FamilyReader& r) {
   }
   static_cast<void>(r.f.has("vocab_size_per_layer_input"));
   r.must_be("num_kv_shared_layers", 0);
-  static_cast<void>(r.f.has("use_double_wide_mlp"));  // of layers that share keys and values
+  static_cast<void>(r.f.has("use_double_wide_mlp"));  // concerns only layers that share keys and values
   if (r.f.has("use_bidirectional_attention") && r.f.at("use_bidirectional_attention") != "vision") {
     r.f.refuse("use_bidirectional_attention", "\"vision\" or null: tokens of texts see those before them only");
   }
@@ -776,14 +776,14 @@ void gemma4(FamilyReader& r) {
   r.attention_bias(false);
 
   r.windows(r.sliding_window(512), [](std::uint32_t l) { return (l + 1) % 6 != 0; });
-  r.c.layer.back().window = 0;  // whatever its type
+  r.c.layer.back().window = 0;  // whatever `layer_types` says
   gemma4_heads(r);
   const auto with_window = [](const LayerConfig& layer) { return layer.window > 0; };
   const LayerConfig& full = *std::find_if_not(r.c.layer.begin(), r.c.layer.end(), with_window);
   static const Json plain = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
   static const Json in_part = {
       {"rope_type", "proportional"}, {"partial_rotary_factor", 0.25}, {"rope_theta", 1000000.0}};
-  // As the file says: what stretches the layers without a window does not stretch the others.
+  // Layers with a window keep the file's context: stretching applies to the layers without one.
   const std::uint32_t context = r.c.context;
   r.rope({.head_dim = full.head_dim, .absent = &in_part, .layer_type = "full_attention"});
   const auto some = std::find_if(r.c.layer.begin(), r.c.layer.end(), with_window);
@@ -866,7 +866,7 @@ void gpt_oss(FamilyReader& r) {
   r.c.renormalise = true;
   r.attention_bias(true);
   r.c.sinks = true;
-  // transformers 4 takes null for no scaling, transformers 5 for what the first models have.
+  // Null is ambiguous: transformers 4 reads it as no scaling, transformers 5 as the scaling of the first models.
   for (const char* name : {"rope_scaling", "rope_parameters"}) {
     if (r.f.is_null(name) && !r.f.has("rope_scaling") && !r.f.has("rope_parameters")) {
       r.f.refuse(name, "a kind of rotary embedding, \"rope_type\": \"default\" for the plain one");
@@ -919,7 +919,7 @@ void llama4(FamilyReader& r) {
   r.layer_types(
       {"full_attention", "chunked_attention"}, [&](std::uint32_t l) { return r.c.layer[l].turns ? 1U : 0U; },
       [&](std::uint32_t l, std::uint32_t type) { r.c.layer[l].chunk = type == 1 ? chunk : 0; });
-  // Older files have a number.
+  // In older files it is a number, not a flag.
   const bool tuned = !r.f.has("attn_temperature_tuning") || !r.f.at("attn_temperature_tuning").is_number()
                          ? r.f.flag("attn_temperature_tuning", true)
                          : r.f.whole("attn_temperature_tuning", 0, 0xffffffffU) != 0;
@@ -1064,7 +1064,7 @@ constexpr Family families[] = {{"AfmoeForCausalLM", afmoe, {1e-5, {}}},
                                {"SolarOpenForCausalLM", solar_open, {1e-5, {}}},
                                {"XverseForCausalLM", xverse, {1e-6, {}}}};
 
-/// Models that people have and that this engine does not compute, with the part that it lacks.
+/// Models in common use that this engine does not support, each with the part that is missing.
 struct Missing {
   const char *architecture, *part;
 };
@@ -1106,7 +1106,7 @@ FamilyDefaults family_defaults(const Fields& f, const std::string& architecture)
     f.refuse("architectures",
              fmt::format("another family: {} has {}, which the engine does not compute", architecture, lacks->part));
   }
-  // Endings are said once each, so that the line is not cut.
+  // Each ending is printed once, to keep the message short enough.
   const std::string text = "ForCausalLM", sight = "ForConditionalGeneration";
   std::vector<std::string> reads, sees;
   for (const std::string& name : supported_architectures()) {

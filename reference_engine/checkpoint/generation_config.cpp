@@ -24,7 +24,7 @@ std::optional<double> number(const Fields& f, const std::string& name, double le
   return value.get<double>();
 }
 
-/// 0: not meant.
+/// A penalty; 0 means that none is set.
 std::optional<double> penalty(const Fields& f, const std::string& name) {
   const std::optional<double> said = number(f, name, 0, 100);
   return said == 0 ? std::nullopt : said;
@@ -37,7 +37,7 @@ void read_common(const Fields& f, const std::string& prefix, const char* tempera
   c.min_p = number(f, prefix + "min_p", 0, 1);
   c.repeat_penalty = penalty(f, prefix + repeat);
   if (f.has(prefix + "top_k")) c.top_k = f.whole(prefix + "top_k", 0, most_tokens);
-  if (c.top_p == 0) c.top_p.reset();  // of nothing: not meant
+  if (c.top_p == 0) c.top_p.reset();  // 0 would leave no token, so none is meant
 }
 
 void add_tokens(const Fields& f, const std::string& name, std::vector<std::uint32_t>& all) {
@@ -50,9 +50,9 @@ void add_tokens(const Fields& f, const std::string& name, std::vector<std::uint3
   }
 }
 
-/// The tokens that end a text beside `eos_token_id` are in a folder's generation_config.json. Converters write one or two of
-/// them, and llama.cpp goes by the names of tokens: these, whatever type the file gives them (many a ChatML file says
-/// user-defined). Names that only other families have are left out.
+/// A model's folder lists all end tokens in generation_config.json. Converters to GGUF keep only one or two of them, so
+/// llama.cpp finds the others by name, whatever type the file gives them (many ChatML files say user-defined). These are
+/// its names, without those that only unsupported families have.
 void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
   static const std::set<std::string> ends = {"<|eot_id|>",
                                              "<|im_end|>",
@@ -80,7 +80,7 @@ void add_named_ends(const Gguf& file, std::vector<std::uint32_t>& all) {
   for (std::size_t id = 0; id < texts.size(); ++id) {
     if (ends.contains(texts[id])) found[texts[id]] = static_cast<std::uint32_t>(id);
   }
-  // In models whose turns end with other tokens, this one ends only a part of a turn.
+  // Where other tokens end a turn, <|end|> ends only a part of it.
   const bool parts = (found.contains("<|return|>") && found.contains("<|call|>")) ||
                      (found.contains("<|flush|>") && (found.contains("<|call|>") || found.contains("<|calls|>")));
   if (parts) found.erase("<|end|>");
@@ -98,7 +98,7 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
       add_tokens(f, std::string("tokenizer.ggml.") + name + "_token_id", c.end_tokens);
     try {
       add_named_ends(*files[0], c.end_tokens);
-    } catch (const InputError&) {  // whoever needs the texts of tokens says what is wrong with them
+    } catch (const InputError&) {  // reading the tokenizer reports what is wrong
     }
     const std::string prefix = "general.sampling.";
     if (f.has(prefix + "temp") || f.has(prefix + "top_p") || f.has(prefix + "top_k")) {
@@ -114,7 +114,7 @@ GenerationConfig read_generation_config(const std::filesystem::path& model) {
   const Fields f(root, path.string());
   c.file = "generation_config.json";
   add_tokens(f, "eos_token_id", c.end_tokens);
-  if (!f.flag("do_sample", false)) {  // the likeliest token, of scores from which repetition takes all the same
+  if (!f.flag("do_sample", false)) {  // greedy, but repetition is still penalised
     c.repeat_penalty = penalty(f, "repetition_penalty");
     return c;
   }

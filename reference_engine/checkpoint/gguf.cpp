@@ -19,7 +19,7 @@ namespace {
 constexpr char magic[] = {'G', 'G', 'U', 'F'};
 constexpr std::uint64_t most_dimensions = 4, longest_text = 1U << 26U, most_entries = 1U << 20U;
 
-/// GGML's types, by their numbers: weights and bytes of a block. Those without a DType can be in a file, and not be used.
+/// GGML's types by number, with weights and bytes of a block. Types without a DType may be in a file but cannot be used.
 struct GgmlType {
   std::uint32_t number;
   const char* name;
@@ -42,13 +42,13 @@ constexpr GgmlType ggml_types[] = {{0, "F32", DType::f32, 1, 4},           {1, "
                                    {30, "BF16", DType::bf16, 1, 2},        {34, "TQ1_0", DType::other, 256, 54},
                                    {35, "TQ2_0", DType::other, 256, 66},   {39, "MXFP4", DType::mxfp4, 32, 17}};
 
-/// Known by name, and not read.
+/// Types of which only the name is known, for error messages.
 constexpr std::pair<std::uint32_t, const char*> other_types[] = {
     {4, "Q4_2"},      {5, "Q4_3"},      {9, "Q8_1"},        {15, "Q8_K"},       {31, "Q4_0_4_4"},
     {32, "Q4_0_4_8"}, {33, "Q4_0_8_8"}, {36, "IQ4_NL_4_4"}, {37, "IQ4_NL_4_8"}, {38, "IQ4_NL_8_8"},
     {40, "NVFP4"},    {41, "Q1_0"},     {42, "Q2_0"}};
 
-/// Reads numbers and texts one after another, and none beyond the end.
+/// Reads numbers and texts one after another, never beyond the end.
 class Cursor {
  public:
   Cursor(const std::byte* begin, std::uint64_t size, std::string where)
@@ -112,7 +112,7 @@ std::uint64_t bytes_of(std::uint32_t kind) {
   }
 }
 
-/// Whole numbers that are not negative have one type, however they are stored.
+/// Non-negative whole numbers become unsigned, however the file stores them: readers check for that type.
 Json whole(std::int64_t value) {
   return value < 0 ? Json(value) : Json(static_cast<std::uint64_t>(value));
 }
@@ -170,7 +170,7 @@ Json read_list(Cursor& c, const std::string& key) {
 
 namespace {
 
-/// Of a list that somebody wants whole.
+/// Length of a list that is to be read as a whole.
 std::uint64_t length_of(Cursor& c, const std::string& name) {
   constexpr std::uint64_t most = 1U << 24U;
   const auto count = c.number<std::uint64_t>("a list");
@@ -256,7 +256,7 @@ Gguf::Gguf(const std::filesystem::path& path) {
       elements *= n;
       t.shape.insert(t.shape.begin(), n);
     }
-    // A matrix of one row, which to ggml is its row: files have either.
+    // A matrix of one row, which some files store as a vector.
     if (dimensions == 1 && name.ends_with("ffn_gate_inp_shexp.weight")) t.shape.insert(t.shape.begin(), 1);
     const auto number = c.number<std::uint32_t>("a tensor");
     const auto* type = std::find_if(std::begin(ggml_types), std::end(ggml_types),

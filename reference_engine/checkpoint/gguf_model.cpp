@@ -19,7 +19,7 @@ constexpr std::pair<const char*, const char*> outer_names[] = {{"token_embd.", "
                                                                {"output_norm.", "model.norm."},
                                                                {"token_embd_norm.", "model.norm."},  // LFM2's last one
                                                                {"output.", "lm_head."}};
-/// Of a layer, behind "blk.N.": the first that fits.
+/// Names behind "blk.N."; the first prefix that matches counts.
 constexpr std::pair<const char*, const char*> layer_names[] = {{"attn_norm.", "input_layernorm."},
                                                                {"ffn_norm.", "post_attention_layernorm."},
                                                                {"post_attention_norm.", "post_attention_layernorm."},
@@ -77,7 +77,7 @@ std::string renamed(const std::string& name, const Names& names) {
   return "";
 }
 
-/// Old files have a tensor an expert, "ffn_up.3.weight".
+/// Old files have one tensor for each expert, as "ffn_up.3.weight".
 bool is_of_one_expert(const std::string& name) {
   const std::size_t dot = name.find('.');
   return name.rfind("ffn_", 0) == 0 && dot + 1 < name.size() && name[dot + 1] >= '0' && name[dot + 1] <= '9';
@@ -103,7 +103,7 @@ class GgufFacts {
     }
     return nullptr;
   }
-  /// The tensor of that name of the first layer that has one; null if none has.
+  /// The tensor of that name in the first layer that has it, or null.
   [[nodiscard]] const Tensor* of_a_layer(const std::string& name) const {
     for (const auto& file : files_) {
       for (const auto& [own, t] : file->tensors()) {
@@ -119,7 +119,7 @@ class GgufFacts {
   }
 
   [[nodiscard]] bool has(const std::string& name) const { return fields_.has(arch + "." + name); }
-  /// A value; of a list that has the same value for each layer, that value; null if there is none.
+  /// A value, or null if there is none. A list with the same value for each layer counts as that value.
   [[nodiscard]] Json get(const std::string& name) const {
     if (!has(name)) return nullptr;
     const Json& value = fields_.at(arch + "." + name);
@@ -154,7 +154,7 @@ class GgufFacts {
 struct GgufFamily {
   const char* arch;
   const char* architecture;  ///< in the words of config.json
-  bool turned;               ///< rows of queries and keys are ordered so that a pair that turns together are neighbours
+  bool turned;               ///< queries and keys are stored so that columns rotated as a pair are neighbours
   Json more;                 ///< what llama.cpp does where the file says nothing
 };
 
@@ -199,7 +199,7 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   config["rope_theta"] = 10000.0;
   f.copy("rope.freq_base", "rope_theta", config);
   const Json width = f.get("rope.dimension_count");
-  if (!f.has("attention.kv_lora_rank")) {  // whatever share families have where config.json says none
+  if (!f.has("attention.kv_lora_rank")) {  // the family's default may differ
     const bool said = width.is_number_unsigned() && head_dim > 0;
     config["partial_rotary_factor"] = said ? width.get<double>() / static_cast<double>(head_dim) : 1.0;
   }
@@ -225,7 +225,7 @@ void add_rope(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
   config["rope_scaling"] = scaling;
 }
 
-/// Two tensors divide the frequencies of texts up to the original length and of longer ones.
+/// Two tensors divide the frequencies: one for texts up to the original length, the other for longer texts.
 void add_long_rope(const GgufFacts& f, Json& config) {
   const Tensor* factors[2] = {};
   const char* names[2] = {"rope_factors_short.weight", "rope_factors_long.weight"};
@@ -249,9 +249,9 @@ void add_long_rope(const GgufFacts& f, Json& config) {
   config["rope_scaling"] = scaling;
 }
 
-/// Counts and widths of experts, under every name that a family may read them by.
+/// Counts and widths of experts, under every name that any family reads.
 void add_experts(const GgufFacts& f, Json& config) {
-  // What is not there is not there: families' own defaults are those of config.json.
+  // A key that a GGUF file lacks means none, not the family's default for config.json.
   for (const char* name :
        {"n_shared_experts", "moe_num_shared_experts", "num_shared_experts", "first_k_dense_replace"}) {
     config[name] = 0;
@@ -268,7 +268,7 @@ void add_experts(const GgufFacts& f, Json& config) {
     config[name] = count;
   for (const char* name : {"num_experts_per_tok", "moe_k", "moe_topk"}) config[name] = used;
   config["moe_intermediate_size"] = width;
-  // In families that have layers without experts this is their width; in the others it is that of experts.
+  // The width of dense layers in families that have some, and of experts in the others.
   const bool dense = f.of_a_layer("ffn_gate.weight") != nullptr;
   config["intermediate_size"] = dense ? f.get("feed_forward_length") : width;
   const std::uint64_t shared = f.columns("ffn_gate_shexp.weight", 1);
@@ -296,7 +296,7 @@ void add_experts(const GgufFacts& f, Json& config) {
   f.copy("expert_weights_norm", "norm_topk_prob", config);
 }
 
-/// Says a list with true or false for each layer in the words of `layer_types`.
+/// Turns a list of one boolean for each layer into `layer_types`.
 void add_layer_types(const GgufFacts& f, const char* name, const char* where_true, Json& config) {
   const std::string whole = f.arch + "." + name;
   if (!f.fields().has(whole)) return;
@@ -308,7 +308,7 @@ void add_layer_types(const GgufFacts& f, const char* name, const char* where_tru
     config["layer_types"].push_back(list[l] == true ? where_true : "full_attention");
 }
 
-/// Layers with the gated delta rule, in llama.cpp's words for state spaces.
+/// Layers with the gated delta rule, which llama.cpp describes with its keys for state space models.
 void add_gated_delta(const GgufFacts& f, Json& config) {
   f.copy("ssm.group_count", "linear_num_key_heads", config);
   f.copy("ssm.state_size", "linear_key_head_dim", config);
@@ -325,7 +325,7 @@ void add_gated_delta(const GgufFacts& f, Json& config) {
   add_layer_types(f, "attention.recurrent_layers", "linear_attention", config);
 }
 
-/// Heads of keys and values, of which layers with `memory` in the place of attention have none.
+/// Heads of keys and values. Layers with `memory` instead of attention have none.
 void add_heads(const GgufFacts& f, const char* memory, Json& config) {
   const std::string whole = f.arch + ".attention.head_count_kv";
   const Json& list = f.fields().has(whole) ? f.fields().at(whole) : Json();
@@ -351,7 +351,7 @@ void add_convolutions(const GgufFacts& f, Json& config) {
   f.copy("leading_dense_block_count", "num_dense_layers", config);
 }
 
-/// Mamba's layers. The flag that says whether rope was tuned says whether positions turn anything.
+/// Mamba's layers. The flag for a finetuned rope says here whether there are rotary positions at all.
 void add_mamba(const GgufFacts& f, Json& config) {
   add_heads(f, "linear_attention", config);
   f.copy("ssm.group_count", "mamba_n_groups", config);
@@ -420,7 +420,7 @@ void add_gemma4(const GgufFacts& f, Json& config) {
     own["head_dim"] = key;
     config["attention_k_eq_v"] = f.tensor(fmt::format("blk.{}.attn_v.weight", l)) == nullptr;
   }
-  // What turns in part is told by a tensor that divides frequencies.
+  // Which part of a head is rotated follows from a tensor that divides the frequencies.
   if (f.tensor(rope_divisors) == nullptr) f.refuse(fmt::format("tensor \"{}\" is missing", rope_divisors));
   for (const auto& [type, name] :
        {std::pair{"full_attention", "rope.freq_base"}, std::pair{"sliding_attention", "rope.freq_base_swa"}}) {
@@ -478,7 +478,7 @@ void add_particulars(const GgufFacts& f, std::uint64_t head_dim, Json& config) {
     f.copy("interleave_moe_layer_step", "moe_layer_interval", config);
     f.copy("leading_dense_block_count", "moe_layer_start_index", config);
   } else if (f.arch == "exaone-moe") {
-    config["sliding_window"] = nullptr;  // converters leave out that there is none
+    config["sliding_window"] = nullptr;  // converters leave the key out if there is no window
     if (const Json window = f.get("attention.sliding_window"); !window.is_null() && window != 0) {
       config["sliding_window"] = window;
     }
@@ -552,7 +552,7 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   }
   f.copy("embedding_length", "hidden_size", config);
   f.copy("attention.head_count", "num_attention_heads", config);
-  // What is said once of the others.
+  // Other architectures have one number for all layers.
   const bool by_layer = f.arch == "lfm2moe" || f.arch == "gemma4" || f.arch == "granitehybrid";
   if (!by_layer) f.copy("attention.head_count_kv", "num_key_value_heads", config);
   f.copy("attention.key_length", "head_dim", config);
@@ -584,7 +584,7 @@ Json config_of(const GgufFacts& f, const GgufFamily& family) {
   return config;
 }
 
-/// llama.cpp names the gate's rule where an architecture has had several.
+/// Files name the gate's rule for architectures that have had several rules.
 void check_gating(const GgufFacts& f, const ModelConfig& c) {
   const Json said = f.get("expert_gating_func");
   const int rule = f.arch == "gpt-oss" ? 3 : c.gate.gating == Gating::sigmoid ? 2 : 1;
@@ -592,14 +592,14 @@ void check_gating(const GgufFacts& f, const ModelConfig& c) {
   f.fields().refuse(f.arch + ".expert_gating_func", fmt::format("{}, this architecture's", rule));
 }
 
-/// llama.cpp lets any architecture choose from groups of experts.
+/// llama.cpp reads groups of experts for any architecture, so that a file may ask for some that are not computed.
 void check_groups(const GgufFacts& f, const ModelConfig& c) {
   const Json said = f.get("expert_group_count");
   if (said.is_null() || said == 0 || said == c.gate.groups) return;
   f.fields().refuse(f.arch + ".expert_group_count", fmt::format("{}, this architecture's", c.gate.groups));
 }
 
-/// A key that an architecture does not use must say what is computed anyway.
+/// A key that an architecture does not read must agree with what is computed.
 void check_unused(const GgufFacts& f, const ModelConfig& c) {
   const auto check = [&](const char* name, const Json& computed) {
     const Json said = f.get(name);
@@ -618,7 +618,7 @@ void check_unused(const GgufFacts& f, const ModelConfig& c) {
   if (c.shared_width == 0) check("expert_shared_count", 0);
 }
 
-/// Llama 3's way of stretching is not in the metadata: a tensor divides the frequencies.
+/// Llama 3's rope scaling is not in the metadata, but in a tensor that divides the frequencies.
 void divide_frequencies(const GgufFacts& f, Rope& rope) {
   const Tensor* divisors = f.tensor(rope_divisors);
   if (divisors == nullptr) return;
@@ -635,12 +635,12 @@ void divide_frequencies(const GgufFacts& f, Rope& rope) {
   }
 }
 
-/// Metadata of the model that nobody read: refused where it may say what is computed, and returned where it may not.
+/// Keys of the model that were not read. Refuses those that may change the result, and returns the others.
 std::vector<std::string> left_over(const GgufFacts& f) {
   constexpr std::string_view told_by_tensors[] = {"feed_forward_length", "expert_feed_forward_length",
                                                   "expert_shared_count", "expert_shared_feed_forward_length",
                                                   "attention.value_length"};
-  // Mixtral's files have carried a window that llama.cpp does not use; some say what is done with images.
+  // Some of Mixtral's files have a window that llama.cpp ignores; some keys concern images alone.
   constexpr std::string_view unused[] = {"rope.scaling.finetuned", "rope.scaling.original_context_length",
                                          "rope.dimension_sections", "attention.sliding_window", "n_deepstack_layers"};
   const auto one_of = [](const auto& all, std::string_view name) {
@@ -654,7 +654,7 @@ std::vector<std::string> left_over(const GgufFacts& f) {
     if (one_of(told_by_tensors, name) || one_of(unused, name)) continue;
     if (name == "attention.causal" && value == true) continue;
     if (name == "rope.freq_base_swa" && value == f.get("rope.freq_base")) continue;
-    const bool extends = name == "rope.scaling.yarn_ext_factor" && value != 1;  // 0: not at all
+    const bool extends = name == "rope.scaling.yarn_ext_factor" && value != 1;  // 0 turns it off, which is not computed
     if (!extends && value.is_number() && (value == 0 || (value == 1 && name.find("factor") != std::string::npos)))
       continue;
     const bool computed = name.rfind("rope.", 0) == 0 || name.rfind("attention.", 0) == 0 ||
@@ -750,13 +750,13 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   }
   if (!f.has("expert_count") || f.get("expert_count") == 0)
     f.refuse("it has no experts, expected a Mixture-of-Experts");
-  // As text, and read again: its numbers are then those of any config.json.
+  // Written as text and parsed again, so that numbers have the types that those of a config.json have.
   ModelConfig c = config_from(parse_json(json_text(config_of(f, *family)), f.where()), f.where());
   check_gating(f, c);
   check_groups(f, c);
   divide_frequencies(f, c.rope);
   if (const Json scale = f.get("expert_weights_scale"); f.arch == "deepseek" && !scale.is_null() && scale != 0) {
-    c.routed_scale = f.fields().number(f.arch + ".expert_weights_scale", 0);  // which a folder's config does not have
+    c.routed_scale = f.fields().number(f.arch + ".expert_weights_scale", 0);  // a key that only GGUF files have
   }
   check_unused(f, c);
   c.unknown = left_over(f);
@@ -766,16 +766,16 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
   c.linear.flat = true;
   const TensorNames read = std::exchange(c.names, {});
   c.names.mamba = "linear_attn.";
-  c.names.mamba_in = "linear_attn.in_proj_qkvz.";  // as layer_names has "ssm_in", which gated-delta layers had first
+  c.names.mamba_in = "linear_attn.in_proj_qkvz.";  // to which `layer_names` maps "ssm_in"
   if (c.norm_place == NormPlace::both) {
     c.names.mlp_norm = "pre_mlp_layernorm";
     c.names.attention_norm_behind = "post_attention_layernorm";
     c.names.mlp_norm_behind = "post_mlp_layernorm";
   }
-  // As layer_names has "attn_gate", which gated-delta layers had first.
+  // `layer_names` maps "attn_gate" to the name that gated-delta layers use.
   if (!read.output_gate.empty()) c.names.output_gate = "linear_attn.in_proj_z.weight";
   c.names.gate_bias = read.gate_bias.empty() ? "" : "mlp.gate.bias";
-  const bool biased = !read.choice_bias.empty() && f.has_choice_bias();  // or a file does without
+  const bool biased = !read.choice_bias.empty() && f.has_choice_bias();  // optional in files
   c.names.choice_bias = biased ? "mlp.gate.e_score_correction_bias" : "";
   c.names.shared_scale = read.shared_scale.empty() ? "" : "mlp.shared_expert_gate.weight";
   if (!read.experts_norm.empty()) {
@@ -784,7 +784,7 @@ ModelConfig read_gguf_config(const std::filesystem::path& path) {
     c.names.experts_norm = "pre_ffw_norm_2";
     c.names.experts_norm_behind = "post_ffw_norm_2";
   }
-  const auto has = [&](const char* name) { return f.of_a_layer(name) != nullptr; };  // files may do without scales
+  const auto has = [&](const char* name) { return f.of_a_layer(name) != nullptr; };  // scales are optional in files
   if (!read.layer_scale.empty() && has("layer_output_scale.weight")) c.names.layer_scale = "layer_output_scale.weight";
   if (!read.gate_scale.empty()) c.names.gate_scale = "mlp.gate.scale";
   if (!read.expert_scale.empty() && has("ffn_down_exps.scale")) c.names.expert_scale = "mlp.experts.down_proj.scale";

@@ -15,8 +15,8 @@
 namespace ferry::engine {
 namespace {
 
-/// What configs have beside their models' arithmetic in inference: who wrote them, how models were trained, what other programs
-/// do with them.
+/// Fields that do not change what a model computes: who wrote the config, how the model was trained, how other programs
+/// use it.
 const std::set<std::string>& harmless() {
   static const std::set<std::string> names = {"_attn_implementation",
                                               "_attn_implementation_autoset",
@@ -92,7 +92,7 @@ const std::set<std::string>& harmless() {
   return names;
 }
 
-/// Forms of weights that are read as they are; what else quantizers make of a checkpoint changes what its tensors are.
+/// Quantized weights that can be read as stored. Other quantizers change which tensors a checkpoint has.
 void read_quantization(const Fields& config, const std::string& where, ModelConfig& c) {
   const Fields q(config.at("quantization_config"), where + ": quantization_config");
   const std::string method = q.text("quant_method");
@@ -113,7 +113,7 @@ void read_quantization(const Fields& config, const std::string& where, ModelConf
   }
   for (const char* known : {"activation_scheme", "modules_to_not_convert", "ignored_layers", "modules_to_convert",
                             "scale_fmt", "dequantize"}) {
-    static_cast<void>(q.has(known));  // of activations, which stay floats here, and of what has no such weights
+    static_cast<void>(q.has(known));  // about activations, which stay floats, or weights that are not quantized
   }
   for (const std::string& field : q.unread()) q.refuse(field, "none, it is not supported");
 }
@@ -126,8 +126,8 @@ bool is_of_media(const std::string& name) {
                      [&](const char* part) { return name.find(part) != std::string::npos; });
 }
 
-/// A number, or a list of them; null where nothing ends a text. `absent`: where the field is; one that no model this small has
-/// ends nothing.
+/// One token or a list of them; null: nothing ends a text. `absent`: the default where the file lacks the field, ignored if
+/// the vocabulary does not have that token.
 std::vector<std::uint32_t> read_end_tokens(const Fields& f, std::uint32_t vocabulary,
                                            std::optional<std::uint32_t> absent) {
   std::vector<std::uint32_t> all;
@@ -206,7 +206,7 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     whole.refuse("architectures", "one name in a list");
   c.architecture_name = names[0].get<std::string>();
   const FamilyDefaults absent = family_defaults(whole, c.architecture_name);
-  // Models that also see: what is said of their texts is all that is computed.
+  // Models that also take images: only what the config says about text is computed.
   const bool sees = c.architecture_name.ends_with("ForConditionalGeneration");
   const bool nested = whole.has("text_config") && (sees || !whole.has("hidden_size"));
   if (whole.has("text_config") && !nested) whole.refuse("text_config", "none, this model reads what stands beside it");
@@ -244,7 +244,7 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   }
   if (says("hidden_act") && f.text("hidden_act") != "silu" && f.text("hidden_act") != "swish")
     f.refuse("hidden_act", "\"silu\"");
-  // transformers lets tokens see those behind them where this is not true, a null included.
+  // Unless this is true, transformers lets tokens attend to later ones; null is not true.
   if (says("is_causal") && (f.is_null("is_causal") || !f.flag("is_causal", true))) f.refuse("is_causal", "true");
   for (const Fields* fields : {&whole, &f}) {
     if (fields->has("quantization_config")) read_quantization(*fields, where, c);
@@ -273,7 +273,7 @@ ModelConfig config_from(const Json& root, const std::string& where) {
   for (const char* name : {"attention_bias", "mlp_bias", "use_sliding_window"}) {
     if (nobody_read(name) && f.flag(name, false)) f.refuse(name, "false, this family has none");
   }
-  const char* const by_layer = "per_layer_config";  // any field of some layers, in files of transformers 5.23
+  const char* const by_layer = "per_layer_config";  // in files of transformers 5.23, any fields by layer
   if (nobody_read(by_layer) && f.has(by_layer) && !f.at(by_layer).empty()) {
     f.refuse(by_layer, "none, this family's layers are not described one by one");
   }
@@ -281,7 +281,7 @@ ModelConfig config_from(const Json& root, const std::string& where) {
     if (harmless().count(name) == 0) c.unknown.push_back(name);
   }
   if (!nested) return c;
-  // Beside it only end tokens, the form of weights and ties are read: what says something different is named.
+  // Outside of text_config, only end tokens, quantization and tied embeddings are read. Fields that differ are reported.
   const Json& text = root["text_config"];
   for (const std::string& name : whole.unread()) {
     const bool same = text.contains(name) && text[name] == root[name];

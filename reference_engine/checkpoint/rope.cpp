@@ -17,7 +17,7 @@ double mscale_of(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
 
-/// What one rope_type is made of: its fields, one by one, so that none is left over that would have changed something.
+/// Reads one rope_type field by field, so that no field that changes the result is missed.
 class RopeReader {
  public:
   RopeReader(const Fields& config, const Fields& rope, const RopeNeeds& needs)
@@ -27,15 +27,15 @@ class RopeReader {
     made_.theta = theta;
     made_.neighbours = needs_.neighbours;
     const bool proportional =
-        type == "proportional" && needs_.layer_type != nullptr;  // what does not turn is part of it
-    // A share that is a quotient may be a little less than what it stands for.
+        type == "proportional" && needs_.layer_type != nullptr;  // heads keep their width; the rest has frequency 0
+    // A share that was computed by a division may be rounded down: 1e-9 makes up for it.
     made_.width = proportional ? needs_.head_dim : static_cast<std::uint32_t>(needs_.head_dim * (partial + 1e-9));
     if (made_.width < 2 || made_.width % 2 != 0) {
       throw InputError(
           fmt::format("{}: positions turn {} of the {} columns of a head, expected an even number, 2 at least",
                       config_.where(), made_.width, needs_.head_dim));
     }
-    if (needs_.sections) {  // which positions in images turn which columns: those of texts are all the same
+    if (needs_.sections) {  // which position of an image rotates which columns; for text all positions are the same
       for (const char* name : {"mrope_section", "mrope_interleaved"}) static_cast<void>(rope_.has(name));
     }
     if (needs_.tuning) {
@@ -74,8 +74,8 @@ class RopeReader {
   }
 
  private:
-  /// How many times as long a pair's wave is as the first one's, in single precision step by step, as in models' own code: at
-  /// position 100,000 its last bit is a hundredth of a radian.
+  /// A pair's wavelength divided by that of the first pair. Each step is in single precision, as in the models' own code: at
+  /// position 100,000 the last bit makes a hundredth of a radian.
   [[nodiscard]] float longer(double theta, std::uint32_t pair) const {
     const float share = static_cast<float>(2 * pair) / static_cast<float>(made_.width);
     return static_cast<float>(std::pow(static_cast<double>(static_cast<float>(theta)), static_cast<double>(share)));
@@ -88,14 +88,14 @@ class RopeReader {
     }
   }
 
-  /// Stretches only what is longer than the context, which nothing is here; with a fixed `alpha`, as Hunyuan's, it is the base
-  /// that is stretched, for all lengths.
+  /// Changes only texts longer than the context, which this engine does not run. With a fixed `alpha`, as in Hunyuan's files,
+  /// it scales the base, for all lengths.
   void dynamic(double theta) {
     const bool fixed = needs_.alpha && rope_.has("alpha");
     made_.within_context = !fixed;
     if (rope_.has("factor")) static_cast<void>(rope_.number("factor", 0));
     const double alpha = fixed ? rope_.number("alpha", 0) : 1;
-    // Hunyuan's files carry these, which its makers' code does not read for this type.
+    // Hunyuan's files have these fields, but its makers' code does not read them for this type.
     for (const char* name : {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}) {
       if (needs_.alpha) static_cast<void>(rope_.has(name));
     }
@@ -103,8 +103,8 @@ class RopeReader {
   }
 
   static constexpr const char* original_name = "original_max_position_embeddings";
-  /// Where both have it, the top level's counts, as in transformers, but for Phi-MoE; where types of layers have their own,
-  /// transformers does not read the top level's.
+  /// If the top level has the field too, its value wins, as in transformers, except for Phi-MoE. If each type of layers has
+  /// a rope of its own, transformers ignores the top level.
   double original() const {
     const char* const name = original_name;
     if (needs_.layer_type != nullptr) return rope_.whole(name, 1, 1U << 28U);
@@ -129,11 +129,11 @@ class RopeReader {
       made_.scale = mscale != 0 && all != 0 ? mscale_of(factor, mscale) / mscale_of(factor, all) : mscale_of(factor, 1);
     }
     const double width = made_.width;
-    auto turns_at = [&](double turns) {  // the column whose pair turns so often over the original length
+    auto turns_at = [&](double turns) {  // the column that turns so often in the original length
       return width * std::log(length / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
     };
     double low = turns_at(fast), high = turns_at(slow);
-    const bool truncated = rope_.flag("truncate", !rope_.is_null("truncate"));  // null is no, as to Python
+    const bool truncated = rope_.flag("truncate", !rope_.is_null("truncate"));  // null is false, as in Python
     if (!truncated && needs_.layer_type != nullptr) {
       rope_.refuse("truncate", "true, transformers does not read it where each type of layers has its own");
     }
@@ -152,7 +152,7 @@ class RopeReader {
     }
   }
 
-  /// 0, as transformers has it, counts as absent.
+  /// A number; 0 counts as absent, as in transformers.
   double optional(const char* name) const {
     if (!rope_.has(name)) return 0;
     const Json& value = rope_.at(name);
@@ -224,7 +224,7 @@ std::optional<double> one_of_both(const Fields& config, const Fields* rope, cons
 }  // namespace
 
 Rope read_rope(const Fields& config, const RopeNeeds& needs) {
-  // An empty one says nothing, as in transformers. Where types of layers have their own, there are no older files.
+  // An empty object counts as absent, as in transformers. Files with a rope for each type of layers have only the new name.
   const bool older = needs.layer_type == nullptr && config.has("rope_scaling") && !config.at("rope_scaling").empty();
   std::string name = older ? "rope_scaling" : "rope_parameters";
   static const Json none = Json::object();
@@ -246,9 +246,9 @@ Rope read_rope(const Fields& config, const RopeNeeds& needs) {
   std::optional<double> theta = one_of_both(config, inside, "rope_theta");
   if (!theta && needs.theta > 0) theta = needs.theta;
   const Fields& place = said ? rope : config;
-  if (!theta) static_cast<void>(place.at("rope_theta"));  // which names it where it is missing
+  if (!theta) static_cast<void>(place.at("rope_theta"));  // throws by name if it is missing
   if (!theta) place.refuse("rope_theta", "a number above 0");
-  // Null is not absent, where the family's own would count: with null, transformers turns heads as a whole.
+  // Null is not the family's default: with null, transformers rotates whole heads.
   const double absent_partial = config.is_null("partial_rotary_factor") ? 1 : needs.partial;
   const double partial = one_of_both(config, inside, "partial_rotary_factor").value_or(absent_partial);
   const bool may_be_partial = needs.may_be_partial || (type == "proportional" && needs.layer_type != nullptr);
@@ -258,7 +258,7 @@ Rope read_rope(const Fields& config, const RopeNeeds& needs) {
   }
   const Rope made = RopeReader(config, rope, needs).read(type, *theta, partial);
   for (const std::string& field :
-       rope.unread()) {  // transformers ignores it, and computes something else than its writer meant
+       rope.unread()) {  // transformers would ignore the field, and compute something that its writer did not mean
     rope.refuse(field, fmt::format("none, it means nothing to the type \"{}\"", type));
   }
   return made;

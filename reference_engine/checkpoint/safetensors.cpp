@@ -130,7 +130,7 @@ void SafetensorsWriter::commit(OutputFile& out, const std::map<std::string, std:
     at += e.bytes.size();
   }
   std::string text = json_text(header);
-  // Behind the header's length and the header, data begin at a multiple of 64.
+  // Pads the header so that data begin at a multiple of 64.
   text.resize((text.size() + sizeof(std::uint64_t) + 63) / 64 * 64 - sizeof(std::uint64_t), ' ');
   const std::uint64_t length = text.size();
   std::string head = std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text;

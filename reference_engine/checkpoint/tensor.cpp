@@ -25,8 +25,8 @@ std::vector<float> widen(const std::byte* data, std::uint64_t count) {
   return out;
 }
 
-/// Writes rows of f8_e4m3 with a scale before each 128 columns of a row. There are `matrices` matrices of `rows` rows each, one
-/// behind the other, with one scale each, or with one for every 128 rows and 128 columns.
+/// Writes rows of f8_e4m3 with a scale before each 128 columns of a row. There are `matrices` matrices of `rows` rows each.
+/// A matrix has one scale, or one for each block of 128 rows and 128 columns.
 void interleave_scales(const std::byte* codes, const std::vector<float>& scales, std::uint64_t matrices,
                        std::uint64_t rows, std::uint64_t columns, std::byte* to) {
   const std::uint64_t blocks = (columns + scaled - 1) / scaled, block_rows = (rows + scaled - 1) / scaled;

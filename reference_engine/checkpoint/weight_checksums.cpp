@@ -15,7 +15,7 @@
 namespace ferry::engine {
 namespace {
 
-/// Of every file, in order; fewer if it was stopped.
+/// Checksums of all files, in order; fewer if `progress` stops it.
 std::vector<std::string> checksums_of(const Checkpoint& checkpoint, const ByteProgress& progress) {
   constexpr std::uint64_t piece = 4U << 20U;
   std::uint64_t all = 0, done = 0;
@@ -40,7 +40,7 @@ std::vector<std::string> checksums_of(const Checkpoint& checkpoint, const BytePr
   return sums;
 }
 
-/// Name to checksum.
+/// The list's entries: checksums by file name.
 std::map<std::string, std::string> listed(const std::filesystem::path& list) {
   const MappedFile file(list, MappedFile::Hold::copied);
   std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());

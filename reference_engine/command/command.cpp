@@ -22,11 +22,11 @@ std::atomic<int> stopped_by = 0;
 
 namespace {
 
-/// A command ends after its current step; but for a read that hangs nobody can wait. Files that are being written are not in
-/// their places yet.
+/// A command ends after its current step, unless a read hangs: nobody can wait for that. It is safe to exit here, since a file
+/// that is being written has not replaced its target yet.
 void end_if_reads_hang(int) {
   constexpr char text[] = "ferry: ended in the middle of a read that has brought nothing for a second\n";
-  if (!stop) return;  // it went on, as a conversation does
+  if (!stop) return;  // the signal did not end the command, as in a conversation
   if (!reads_hang(1'000'000'000)) {
     ::alarm(1);
     return;
@@ -50,7 +50,7 @@ void await_interrupts() {
     ::sigaction(SIGALRM, &later, nullptr);
     ::alarm(1);
   };
-  // Without SA_RESTART: a read that blocks is interrupted, too.
+  // Without SA_RESTART, so that a signal also interrupts a blocking read.
   for (const int s : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(s, &action, nullptr);
 }
 std::vector<std::string> command_line;

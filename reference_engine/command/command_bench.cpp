@@ -34,7 +34,7 @@ struct BenchArguments {
   std::string text, json;
 };
 
-/// One thing to time: a prompt, or tokens behind one.
+/// What one row of results times: a prompt, or the tokens generated after it.
 struct Test {
   std::string name;
   std::uint32_t prompt = 0, generated = 0;  ///< tokens; without any generated, the prompt is timed
@@ -103,7 +103,7 @@ class Bench {
         for (const Test& test : tests_) {
           BenchRow m{a_.flags.named(stack).label, budget, bytes, runner->statistics().arena_bytes, test, {}, {}, 0};
           for (std::uint32_t r = 0; r <= a_.repeat && !stop; ++r) {
-            time(*runner, m, r > 0);  // the first is for caches, the processor's and the stack's, to warm up
+            time(*runner, m, r > 0);  // the first warms up the processor's and the stack's caches
             line->show(++done, all);
           }
           if (!m.tokens_per_s.empty()) rows_.push_back(std::move(m));
@@ -111,7 +111,7 @@ class Bench {
       }
     }
     line.reset();
-    if (rows_.empty()) throw Interrupted();  // what the file has stays
+    if (rows_.empty()) throw Interrupted();  // an existing file keeps its results
     print(table());
     if (stop) print("interrupted: these are the runs that were done\n");
     if (json_) json_->commit(json_text(as_json(), 2) + "\n");
@@ -129,7 +129,7 @@ class Bench {
     return make_runner(*model_, o);
   }
 
-  /// As many as the longest prompts of all rows need: of the user's text, or drawn.
+  /// As many tokens as the longest prompts of a batch need, from the user's text or drawn at random.
   void make_tokens() {
     std::uint32_t longest = 0;
     for (const Test& t : tests_) longest = std::max(longest, t.prompt);
@@ -152,7 +152,7 @@ class Bench {
     GenerateOptions g;
     g.batch = a_.batch;
     g.prefill_chunk = a_.prefill_chunk;
-    g.max_new_tokens = m.test.generated + 1;  // the first comes of the prompt
+    g.max_new_tokens = m.test.generated + 1;  // the prompt gives the first
     g.ignore_end = true;
     g.stop = &stop;
     for (std::uint32_t row = 0; row < a_.batch; ++row) {
@@ -163,7 +163,7 @@ class Bench {
     const Outcomes before = runner.statistics().counters.of(phase);
     const Nanoseconds stalled = runner.times[static_cast<unsigned>(phase)].stall;
     const Generated made = generate(*model_, runner, g);
-    runner.uses.clear();  // for bounds, which nobody asks for here
+    runner.uses.clear();  // kept for bounds, which nobody asks for here
     if (!counts || made.interrupted) return;
     const double s = phase == Phase::decode ? made.decode_s : made.prefill_s;
     const double tokens = static_cast<double>(phase == Phase::decode ? made.decode_tokens : made.prefill_tokens);

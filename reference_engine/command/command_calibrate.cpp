@@ -44,8 +44,8 @@ struct CalibrateArguments {
   std::uint64_t bytes = ~std::uint64_t{0};
 };
 
-/// Runs a search; what it throws when it is stopped before anything was found becomes the exit status, and so does
-/// having been stopped later.
+/// Runs a search. Returns the exit status of an interrupted command if it was stopped, whether or not it had found
+/// anything.
 int unless_interrupted(const std::function<void()>& search) {
   try {
     search();
@@ -66,7 +66,7 @@ std::string listed(const CalibrateArguments& a, const std::vector<ParameterMembe
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// Refuses stacks that have none of what is sought, values of it, and outputs that are inputs.
+/// Refuses stacks without the parameters that are sought, options that set these, and outputs that are inputs.
 void check(const CalibrateArguments& a, const std::vector<ParameterMember>& sought) {
   a.flags.check({a.stack});
   const bool takes =
@@ -109,7 +109,7 @@ CostSource source_of(const Machine& machine) {
   return machine.stated ? CostSource::stated : CostSource::effective;
 }
 
-/// What every stack file says of how it was made.
+/// What every stack file records about how it was made.
 Json made_with(const CalibrateArguments& a, const char* what, const char* criterion) {
   Json json = {{"ferry", FERRY_VERSION},
                {"what", what},
@@ -133,10 +133,10 @@ Json made_with(const CalibrateArguments& a, const char* what, const char* criter
   return json;
 }
 
-/// What a calibrated stack replaces.
+/// The kind of file that a calibrated stack may replace.
 constexpr FileKind stack_json = {"a stack file of ferry calibrate", "{", "\"calibrated\": {"};
 
-/// The stack as it was given, with what was found; `stopped`: before all was tried.
+/// Writes the given stack with the parameters that were found. `stopped`: not everything was tried.
 void write(const CalibrateArguments& a, OutputFile& out, const Json& found, Json calibrated, bool stopped) {
   calibrated["interrupted"] = stopped;
   Json parameters = a.flags.taken_by(a.stack);
@@ -150,10 +150,10 @@ void write(const CalibrateArguments& a, OutputFile& out, const Json& found, Json
                     a.flags.named(a.stack).policies, fmt::join(values, ", ")));
 }
 
-/// What the loss of a choice is.
+/// How the loss of a choice is measured.
 enum class Judged {
-  together,  ///< how much more bits all texts take
-  each       ///< of the text that loses most, and of its bits and its divergence the greater: bits alone are noisy
+  together,  ///< by how much the bits of all texts grow
+  each       ///< of the worst text, the greater of bits and divergence: bits alone are noisy
 };
 
 /// Runs the texts through a stack, and through the resident model at its own precision.
@@ -181,7 +181,7 @@ class Loss {
     options_.virtual_costs = as_if(machine_.costs(reference.work, source_of(machine_)), reference, shape);
     const std::uint32_t high =
         phase == Phase::decode ? std::bit_width(unsigned{precisions_for(options_).bits}) - 1U : precision_count - 1;
-    const bool in_slots = !a.flags.takes(a.stack, &StackOptions::max_loss);  // others lose by what does not fit
+    const bool in_slots = !a.flags.takes(a.stack, &StackOptions::max_loss);  // these lose only by what does not fit
     if (in_slots && options_.budget_bytes >= everything(shape, static_cast<Precision>(high)).bytes()) {
       throw InputError(fmt::format(
           "--budget {}: holds every expert, so that nothing is shrunk or replaced: expected less", a.flags.budget));
@@ -190,7 +190,7 @@ class Loss {
 
   [[nodiscard]] const RunnerOptions& options() const { return options_; }
 
-  /// `left`: at most so many runs, this one included. Nothing when stopped.
+  /// What `o` costs; nothing if stopped. `left`: at most so many runs are still to come, this one included.
   std::optional<ChoiceCost> of(const RunnerOptions& o, std::uint32_t left) {
     RunnerOptions resident = options_;
     resident.stack = "resident";
@@ -218,7 +218,7 @@ class Loss {
                       all.phase[static_cast<unsigned>(eval_.phase)].bytes};
   }
 
-  /// No more runs: what is known of the texts.
+  /// Ends the progress line, and records what was measured on the texts.
   void end(Json& calibrated) {
     line_.reset();
     calibrated["bytes_scored"] = quality_.bytes;
@@ -262,7 +262,7 @@ const std::string& name_of(const ParameterMember& parameter) {
   return parameter_of(parameter).name;
 }
 
-/// As stack files have them.
+/// The thresholds, as stack files write them.
 Json thresholds_at(double t1, double t2) {
   return {{name_of(&StackOptions::t1), t1}, {name_of(&StackOptions::t2), t2}};
 }
@@ -294,7 +294,7 @@ void thresholds(const CalibrateArguments& a, OutputFile& out) {
   write(a, out, thresholds_at(best.t1, best.t2), calibrated, found.stopped);
 }
 
-/// One number, the larger the step the more it loses. `value(step)`: of the parameter; `beside`: what else is set.
+/// Finds the largest step within the allowed loss, which grows with the step. `value(step)`: the parameter; `beside`: others.
 void find_number(const CalibrateArguments& a, OutputFile& out, Loss& loss, const Parameter& parameter,
                  std::uint32_t last, const char* bytes, const std::function<double(std::uint32_t)>& value,
                  Json calibrated, const Json& beside = Json::object()) {
@@ -360,7 +360,7 @@ int substitution(const CalibrateArguments& a) {
   });
 }
 
-/// How much ExpertSkipping may leave out.
+/// Finds how much `ExpertSkipping` may leave out.
 int skipping(const CalibrateArguments& a) {
   check(a, {&StackOptions::loss_rate});
   if (!(a.loss_percent > 0 && a.loss_percent <= 100)) throw InputError("--loss: expected more than 0 and at most 100");
@@ -410,7 +410,7 @@ class Replays {
     return most;
   }
 
-  /// One replay of each trace; none when stopped.
+  /// Replays each trace once. Empty if stopped.
   [[nodiscard]] std::vector<Simulated> run(const std::function<void(SimulateOptions&)>& set) const {
     std::vector<Simulated> results;
     for (std::size_t i = 0; i < traces_.size(); ++i) {
@@ -461,7 +461,7 @@ class Replays {
 
 using Measured = std::vector<std::optional<std::uint64_t>>;
 
-/// Shows how far it is. Throws Interrupted if nothing was measured.
+/// Measures with a progress line. Throws Interrupted if it is stopped before anything was measured.
 Measured measure_with_progress(const char* what, std::size_t count,
                                const std::function<std::optional<std::uint64_t>(std::size_t)>& measure) {
   ProgressLine line(what);
@@ -493,7 +493,7 @@ int cache_weights(const CalibrateArguments& a) {
           for (const Simulated& s : runs) bytes += s.counters.of(Phase::decode).miss_bytes;
           return bytes;
         });
-    // Where nothing is better than the default, it stays: a stack whose misses the host computes loads nothing at all.
+    // The default stays unless something is better: if the host computes all misses, every mixture has the same penalty.
     const auto usual = static_cast<std::size_t>(
         std::find(mixtures.begin(), mixtures.end(), CacheWeights{700, 100, 100, 100}) - mixtures.begin());
     const std::size_t best = penalties[usual] == penalties[least(penalties)] ? usual : least(penalties);
@@ -521,7 +521,7 @@ int cache_weights(const CalibrateArguments& a) {
   });
 }
 
-/// One whole number, by the time of replays. `values_of`: those to try, in the order in which they are shown.
+/// Finds the whole number with the shortest replays. `values_of`: those to try, in the order in which they are shown.
 int by_time(const CalibrateArguments& a, const ParameterMember& member, const char* what, bool prefill_too,
             const std::function<std::vector<std::uint32_t>(const Replays&)>& values_of) {
   check(a, {member});
@@ -585,7 +585,7 @@ int low_pool(const CalibrateArguments& a) {
   });
 }
 
-/// How long prefills may be that evict. The largest value stands for no limit.
+/// Finds how long a prefill that evicts may be. The largest value stands for no limit.
 int transient_prefill(const CalibrateArguments& a) {
   return by_time(a, &StackOptions::transient_prefill_rows, "transient-prefill", true,
                  [](const Replays&) { return std::vector<std::uint32_t>{1000000, 0, 1, 2, 4, 8, 16, 32, 64, 128}; });
@@ -690,7 +690,7 @@ void add_gates(CLI::App* c, CalibrateArguments& a) {
   add_count(c, "--epochs", a.training.epochs, 1, 10000, "times that the texts are gone through");
 }
 
-/// What a search for parameters takes; the option is --text.
+/// Adds the options that all searches for parameters have. Returns --text.
 CLI::Option* add_stack_arguments(CLI::App* c, CalibrateArguments& a) {
   a.model.add_model(c);
   add_named(c, "--stack", a.stack, "NAME|FILE", "from the list below, or a file; what else it says is kept")

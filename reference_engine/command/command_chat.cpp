@@ -44,26 +44,26 @@ constexpr const char* commands_help =
     "/stats       what the stack has done so far\n"
     "/exit        end; so does Ctrl-D. Ctrl-C stops an answer\n";
 
-/// A line of the user's, with editing and history where there is a terminal.
+/// Reads the user's lines, with editing and history on a terminal.
 class Lines {
  public:
   Lines() : terminal_(::isatty(STDIN_FILENO) == 1 && ::isatty(STDOUT_FILENO) == 1) {
     if (!terminal_) return;
-    // In the C locale, with which programs begin, the editor drops all that is not ASCII.
+    // In the C locale, which programs start with, the editor drops everything but ASCII.
     std::setlocale(LC_CTYPE, "");
     if (MB_CUR_MAX == 1) std::setlocale(LC_CTYPE, "C.UTF-8");
   }
-  /// False at the end, or when a signal came.
+  /// False at the end of input or after a signal.
   bool next(std::string& line) {
     if (!terminal_) {
       if (!std::getline(std::cin, line)) return false;
-      if (line.ends_with('\r')) line.pop_back();  // of files from Windows
+      if (line.ends_with('\r')) line.pop_back();  // files from Windows
       return true;
     }
     char* typed = ::readline("> ");
     if (typed == nullptr) return false;
     line = typed;
-    std::free(typed);  // NOLINT: the library's
+    std::free(typed);  // NOLINT: the library allocated it by malloc
     if (!line.empty()) ::add_history(line.c_str());
     return true;
   }
@@ -93,7 +93,7 @@ class Chat {
     const ModelShape shape = model_shape(model_->config(), model_->store(), r.max_rows);
     r.budget_bytes = parse_budget(a_.flags.budget, shape.all_bytes());
     auto runner = make_runner(*model_, r);
-    decoder_.reset();  // its runner outlives it
+    decoder_.reset();  // before its runner, which it uses
     runner_ = std::move(runner);
     stack_ = a_.flags.named(name).label;
     decoder_ =
@@ -127,9 +127,9 @@ class Chat {
       first = now_ns();
       while (!stop && decoder_->decoding()) {
         decoder_->step();
-        runner_->uses.clear();  // for bounds, which nobody asks for here
+        runner_->uses.clear();  // kept for bounds, which nobody asks for here
       }
-    } catch (...) {  // nobody has answered it
+    } catch (...) {  // the message has no answer
       messages_.erase(messages_.size() - 1);
       throw;
     }
@@ -179,7 +179,7 @@ class Chat {
     request.positions = context_;
     kept_ = 0;
     if (begun_) {
-      begun_ = false;  // unless it can go on
+      begun_ = false;  // in case add_behind throws
       kept_ = decoder_->add_behind(0, request);
     } else {
       decoder_->add(request);
@@ -220,10 +220,10 @@ class Chat {
   std::string stack_;
   nlohmann::ordered_json messages_;
   std::uint32_t context_ = 0, kept_ = 0, prompt_ = 0;
-  bool begun_ = false;  ///< the decoder has a text
+  bool begun_ = false;  ///< the decoder holds a text that can be continued
 };
 
-/// What begins with a slash; false: the end.
+/// Runs a line that begins with a slash. False: the conversation ends.
 bool command(Chat& chat, const std::string& line) {
   const std::size_t blank = line.find(' ');
   const std::string name = line.substr(0, blank);
@@ -272,7 +272,7 @@ int chat(const ChatArguments& a) {
       } else if (!command(chat, line)) {
         break;
       }
-    } catch (const InputError& e) {  // the conversation goes on, if it can
+    } catch (const InputError& e) {  // the conversation goes on, unless output has failed
       if (std::ferror(stdout) != 0) throw;
       std::cerr << "ferry: " << e.what() << '\n';
     } catch (const ConfigError& e) {

@@ -44,10 +44,10 @@ bool takes_value(const CLI::Option& option) {
   return option.get_type_size_max() != 0;
 }
 
-/// What an option's value may be.
+/// Values that completion offers for an option.
 struct Values {
   std::vector<std::string> words;
-  bool file = false;  ///< a path, also
+  bool file = false;  ///< also a path
 };
 
 Values values_of(const CLI::Option& option) {
@@ -77,7 +77,7 @@ Values values_of(const CLI::Option& option) {
   return v;
 }
 
-/// What stands for an option's value: "nearest|hqq", "FILE", "N".
+/// The placeholder for an option's value: "nearest|hqq", "FILE", "N".
 std::string value_name(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (type.find('{') == std::string::npos) return type.substr(0, type.find(':'));
@@ -214,13 +214,13 @@ std::string man(const CLI::App& app) {
   });
   out += ".SH STACKS\n";
   for (const StackInfo& s : all_stacks()) out += fmt::format(".TP\n\\fB{}\\fR\n{}\n", roff(s.name), roff(s.what));
-  out += fmt::format(".SH ENVIRONMENT\n.TP\n.B FERRY_MODELS\n{}\n.TP\n.B FERRY_INSTRUCTIONS\n{}\n.SH EXIT STATUS\n{}\n",
-                     roff("A folder of models, which --model then finds by name."),
-                     roff("portable, avx2 or avx512: what the CPU multiplies with. By default the fastest that it has. Each "
-                          "rounds sums in an order of its own, so that a text may differ between two processors."),
-                     roff("0: done. 2: something that was given cannot be used; one line on standard error says what, "
-                          "where, and what was "
-                          "expected. 130, 143: interrupted, with what there was by then."));
+  out += fmt::format(
+      ".SH ENVIRONMENT\n.TP\n.B FERRY_MODELS\n{}\n.TP\n.B FERRY_INSTRUCTIONS\n{}\n.SH EXIT STATUS\n{}\n",
+      roff("A folder of models, which --model then finds by name."),
+      roff("portable, avx2 or avx512: what the CPU multiplies with. By default the fastest that it has. Each "
+           "rounds sums in an order of its own, so that a text may differ between two processors."),
+      roff("0: done. 2: something that was given cannot be used; one line on standard error says what, "
+           "where, and what was expected. 130, 143: interrupted, with what there was by then."));
   return out;
 }
 

@@ -35,7 +35,7 @@ struct Stack {
   std::string label;
   RunnerOptions options;
   std::uint64_t arena_bytes = 0;
-  std::vector<Evaluated> texts;  ///< as far as they were run
+  std::vector<Evaluated> texts;  ///< results, as far as the texts were run
 
   [[nodiscard]] Evaluated all() const {
     Evaluated sum;
@@ -75,8 +75,8 @@ Json evaluated_json(const Evaluated& e) {
           {"virtual_s_per_byte_resident", per_byte(e.resident_ns, e)}};
 }
 
-/// A block for each text, and one over all of them; a column a stack.
-/// `unit`: "byte", or "token" where nobody knows the bytes of tokens.
+/// A block for each text, and one over all texts, with a column for each stack.
+/// `unit`: "byte", or "token" if the bytes of tokens are unknown.
 std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::string>& names, Phase phase,
                        const std::string& unit, const ExpertLayout& layout, std::size_t columns) {
   auto percent = [](std::uint64_t part, std::uint64_t whole) {
@@ -137,7 +137,7 @@ std::string eval_table(const std::vector<Stack>& stacks, const std::vector<std::
                        columns);
 }
 
-/// What is evaluated: texts, or what is tokens already; never both.
+/// What is evaluated: either texts or tokens.
 struct Inputs {
   explicit Inputs(const EvalArguments& a) {
     for (const std::string& file : a.texts) {
@@ -155,7 +155,7 @@ struct Inputs {
     }
   }
 
-  /// As tokens of the model's, in the order of `names`.
+  /// The inputs as the model's tokens, in the order of `names`.
   [[nodiscard]] std::vector<TokenizedText> tokenized_by(const Model& model) const {
     std::vector<TokenizedText> all;
     for (const std::vector<std::uint32_t>& row : tokens) all.push_back({without_begin(model, row), {}});
@@ -168,7 +168,7 @@ struct Inputs {
   std::vector<std::vector<std::uint32_t>> tokens;
 };
 
-/// What a stack did, text by text.
+/// A stack's results, text by text.
 Json json_of(const Stack& s, const std::vector<std::string>& names) {
   Json json = evaluated_json(s.all());
   json["ferry"] = FERRY_VERSION;
@@ -203,8 +203,8 @@ std::vector<Stack> named_stacks(const EvalArguments& a) {
   return stacks;
 }
 
-/// Runs every text under all of them, beside `resident`, until a signal comes. Each text meets the stacks as they are built:
-/// its result does not depend on what else was named.
+/// Runs every text under all stacks, and under `resident`, until a signal comes. Each text gets newly built stacks, so that its
+/// result does not depend on which other texts were named.
 void run(Model& model, const std::vector<TokenizedText>& texts, EvalOptions options, const RunnerOptions& resident,
          std::vector<Stack>& stacks) {
   std::uint64_t to_do = 0, done = 0;
@@ -307,7 +307,7 @@ void add_eval_commands(CLI::App& app, Action& chosen) {
   a->flags.add_budget(c);
   a->flags.add_parameters(c);
   a->flags.add_defaults(c);
-  add_count(c, "--window", a->eval.window, 1, 1 << 20, "tokens; a text is cut into such, each a sequence of its own");
+  add_count(c, "--window", a->eval.window, 2, 1 << 20, "tokens; a text is cut into such, each a sequence of its own");
   c->add_option("--bytes", a->bytes, "at most so many of each text")
       ->type_name("N")
       ->check(CLI::Range(1ULL, 1ULL << 40U));

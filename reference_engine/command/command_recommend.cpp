@@ -39,11 +39,11 @@ struct RecommendArguments {
   std::uint32_t batch = 1, chunk = 128, tokens = 0, context = 0;  ///< 0: as help says
 };
 
-/// One of the stacks that are asked for, by what it does to the model.
+/// Stacks by what they do to the model.
 enum class Kind {
-  exact,     ///< computes what the checkpoint's own weights do
-  promised,  ///< keeps within a loss that it is given
-  lossy      ///< loses what only a measurement tells
+  exact,     ///< computes with the checkpoint's own weights
+  promised,  ///< keeps within a given loss
+  lossy      ///< its loss has to be measured
 };
 
 /// `all_bytes`: of all experts at the model's own precision; 0: not known yet.
@@ -107,7 +107,7 @@ class RecommendCommand {
   static const std::string& max_loss() { return parameter_of(&StackOptions::max_loss).name; }
   [[nodiscard]] double most_loss() const { return a_.flags.given.at(max_loss()).get<double>(); }
 
-  /// What is wrong with the arguments alone; opens the outputs.
+  /// Refuses arguments that are wrong in themselves, and opens the outputs.
   void check() {
     const bool of_model = a_.trace.empty();
     if (of_model && a_.model.model.empty()) {
@@ -207,7 +207,7 @@ class RecommendCommand {
     setting().trace_name = std::filesystem::path(source).filename().string();
   }
 
-  /// What experts get of the device, as if each were as large as is simulated.
+  /// The device memory for experts, each counted with the size that it has in the simulation.
   void budget() {
     ModelShape shape;
     BesideExperts beside;
@@ -223,7 +223,7 @@ class RecommendCommand {
     } else {
       shape = setting().model();
     }
-    if (!model_ || !a_.as_shape.empty()) {  // of the others no shape says how large they are
+    if (!model_ || !a_.as_shape.empty()) {  // shapes tell the size of weights alone
       const std::vector<LayerWork> work = a_.as_shape.empty() ? trace_->work : read_shape(a_.as_shape).work;
       beside = {};
       for (std::uint32_t l = 0; l < shape.layers; ++l) beside.weights += work[work.size() == 1 ? 0 : l].dense_bytes;
@@ -260,7 +260,7 @@ class RecommendCommand {
     o.budget_bytes = own_budget(own);
     o.virtual_costs = run_costs(own);
     std::unique_ptr<ExpertRunner> runner;
-    if (may_lose()) {  // some of these stacks read scores of partial hidden states, which come of what is resident
+    if (may_lose()) {  // some of these read partial hidden states, which depend on what is resident
       o.stack = "importance+pre";
       o.alpha = 0.0F;  // it replaces nothing: the routing is the model's own
       try {
@@ -308,7 +308,7 @@ class RecommendCommand {
     }
   }
 
-  /// What each stack that may lose something does lose on the text; those that lose too much are left out.
+  /// Measures on the text what each lossy stack loses. Leaves out stacks that lose too much.
   void measure_losses() {
     EvalOptions eval;
     eval.window = window_;
@@ -322,7 +322,7 @@ class RecommendCommand {
       r.virtual_costs = run_costs(own);
       return r;
     };
-    // Stacks that lose nothing but bits compute what the resident model of those bits computes: one run for all.
+    // Stacks that only store fewer bits compute what the resident model at those bits computes: one run serves all.
     const std::pair<Precision, const char*> packed[] = {
         {Precision::int8, "resident-int8"}, {Precision::int4, "resident-int4"}, {Precision::int2, "resident-int2"}};
     auto stands_for = [&](const StackCandidate& c) -> std::optional<StackOptions> {
@@ -350,7 +350,7 @@ class RecommendCommand {
       try {
         runners.push_back(make_runner(*model_, complete(*o)));
         keys.push_back(key);
-      } catch (const ConfigError& e) {  // simulated, it would be refused for the same reason
+      } catch (const ConfigError& e) {  // a simulation would refuse it for the same reason
         refused[i] = e.what();
       }
     }
@@ -374,7 +374,7 @@ class RecommendCommand {
       }
       if (run_of[i] < measured.size()) {
         const Quality& q = measured[run_of[i]].quality;
-        // Bits alone are noisy over short texts: whichever of them and the divergence is more.
+        // The greater of bits and divergence: bits alone are noisy on short texts.
         c.loss_percent = std::max(q.change_percent(), 100 * q.kl_divergence() / q.bits_per_byte_resident());
         if (*c.loss_percent > most_loss()) {
           left_out_.push_back({c.label, fmt::format("loses {:.2f}% on this text", *c.loss_percent)});
@@ -428,7 +428,7 @@ class RecommendCommand {
     return model_ ? fmt::format("{:.2f}%", *c.loss_percent) : fmt::format("<= {:g}%", *c.loss_percent);
   }
 
-  /// The best, the bound, and whose first token comes sooner.
+  /// The best stack, the bound, and a stack whose first token comes sooner.
   std::string in_short() const {
     std::string text = fmt::format("{}: {} a token", best().candidate.label, ms(best().tpot_s()));
     if (bound_s() > 0) {
@@ -480,7 +480,7 @@ class RecommendCommand {
     return text.empty() ? "" : "\nLeft out:\n" + text;
   }
 
-  /// What a promise rests on that nobody has measured here.
+  /// Notes for promised losses that rest on parameters which were not calibrated for this model.
   std::string of_parameters() const {
     std::string text = "\n";
     for (const RankedStack& s : result_.ranking) {

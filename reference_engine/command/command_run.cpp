@@ -98,7 +98,7 @@ class Runs {
   RunReport run(const std::string& stack, bool stream) {
     calibrate();
     const auto runner = make(stack, throttle_);
-    const StoreReads before = model_->store().reads();  // from the first step on
+    const StoreReads before = model_->store().reads();  // reads count from the first step on
     GenerateOptions g = options_;
     if (costs_) g.clock = [&runner] { return runner->statistics().virtual_ns; };
     ProgressLine progress("prefill, tokens", 0);
@@ -122,12 +122,12 @@ class Runs {
       }
     }
     if (timeline_) {
-      std::vector<Span> spans;  // a virtual clock has all lanes, in its own time
+      std::vector<Span> spans;  // with a virtual clock, the link's spans have all lanes
       if (!costs_) spans = runner->spans;
       const std::vector<Span> link = runner->link_spans();
       spans.insert(spans.end(), link.begin(), link.end());
       std::ostringstream text;
-      text.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
+      text.exceptions(std::ios::badbit);  // a stream would hide a lack of memory
       write_trace_events(text, spans);
       timeline_->commit(text.str());
     }
@@ -154,7 +154,7 @@ class Runs {
     return make_report(*runner, std::move(made), facts);
   }
 
-  /// What was generated for a prompt: text, or tokens where nobody knows their texts.
+  /// What was generated for a prompt: text, or tokens if their texts are unknown.
   [[nodiscard]] std::string shown_text(const Generated& made, std::size_t prompt) const {
     if (model_->tokenizer() != nullptr) return made.text[prompt];
     return fmt::format("{}", fmt::join(made.token_ids[prompt], " "));
@@ -165,7 +165,7 @@ class Runs {
   }
 
  private:
-  /// What is written is not what is read, and can be written.
+  /// Opens the outputs. Refuses those that are also inputs, or that cannot be written.
   void open_files(const std::vector<std::string>& stacks) {
     std::vector<std::string> inputs;
     std::copy_if(a_.prompt_files.begin(), a_.prompt_files.end(), std::back_inserter(inputs),
@@ -220,7 +220,7 @@ class Runs {
     } else if (a_.clock == "virtual") {
       throw InputError("--clock virtual: needs a machine whose costs it counts, expected --machine NAME|FILE");
     }
-    if (machine_ && a_.clock == "real") {  // whose link is throttled by what a layer takes here
+    if (machine_ && a_.clock == "real") {  // the link is throttled by a layer's time here, which `resident` measures
       StackOptions measured;
       measured.stack = "resident";
       wanted.push_back(measured);
@@ -229,8 +229,8 @@ class Runs {
                                                          : ModelFlags::Budgets{{}, a_.device_memory});
   }
 
-  /// Refuses prompts that are too long before minutes are spent on the others. The positions of each, with what it may
-  /// generate.
+  /// The positions of each prompt, with those that it may generate. Refuses prompts that are too long before minutes are spent
+  /// on the others.
   [[nodiscard]] std::vector<std::uint32_t> check_prompts() const {
     const bool by_tokens = !options_.token_prompts.empty();
     std::vector<std::uint32_t> positions;
@@ -261,7 +261,7 @@ class Runs {
     return text;
   }
 
-  /// Of each prompt i a tensor "logits.i" [generated tokens, vocabulary].
+  /// Writes a tensor "logits.i" [generated tokens, vocabulary] for each prompt i.
   void write_logits(const Generated& made) {
     SafetensorsWriter file;
     for (std::size_t i = 0; i < made.logits.size(); ++i) {
@@ -287,7 +287,7 @@ class Runs {
     return make_runner(*model_, o);
   }
 
-  /// Of the device's memory, what the largest batch leaves of texts with so many positions each.
+  /// The device memory that is left for experts beside the largest batch, if texts have so many positions each.
   std::uint64_t left_for(const std::vector<std::uint32_t>& positions) const {
     return left_for_experts(a_.device_memory,
                             beside_experts(*model_, positions, options_.batch, options_.prefill_chunk),
@@ -304,7 +304,7 @@ class Runs {
   std::uint64_t budget_ = 0, throttle_ = 0, prefetch_chunk_ = 0;
 };
 
-/// Of each prompt and generated token: its logarithm, and the likeliest beside it.
+/// For each prompt and generated token, its log probability, and the likeliest alternatives.
 Json probabilities_json(const Generated& made) {
   const auto one = [](const TokenProbability& p) { return Json{{"token", p.token}, {"logprob", p.log_probability}}; };
   Json all = Json::array();
@@ -319,7 +319,7 @@ Json probabilities_json(const Generated& made) {
   return all;
 }
 
-/// The numbers of a run, and what repeats it.
+/// The numbers of a run, and what is needed to repeat it.
 Json run_json(const RunArguments& a, const Runs& runs, const std::string& stack, const RunReport& report) {
   Json json = to_json(report);
   json["command_line"] = command_line;
@@ -351,7 +351,7 @@ int run(const RunArguments& a) {
   return report.generated.interrupted ? 128 + stopped_by : 0;
 }
 
-/// Each text once, under the stacks that generated it; whether all did the same.
+/// Prints each text once, under the names of the stacks that generated it. True if all generated the same.
 bool print_texts(const RunArguments& a, const Runs& runs, const std::vector<RunReport>& reports) {
   std::vector<bool> printed(reports.size(), false);
   bool same = true;
@@ -394,7 +394,7 @@ int compare(const RunArguments& a) {
   return reports.back().generated.interrupted ? 128 + stopped_by : 0;
 }
 
-/// Reads the store, and the model if one is named, and says of each expert that is not as it was.
+/// Reads the store, and the model if one is named, and reports each expert that has changed.
 int scrub(const StoreFacts& f, const RunArguments& a) {
   const std::string& file = a.model.store;
   std::optional<ProgressLine> line;
@@ -467,7 +467,7 @@ int inspect_store(const RunArguments& a) {
   return scrub(f, a);
 }
 
-/// What a sequence takes beside the weights.
+/// The memory that a sequence takes in addition to the weights.
 std::string cache_of(const ModelConfig& c) {
   CacheRoom room;
   const std::uint64_t remembered = cache_bytes(c, room);
@@ -484,7 +484,7 @@ std::string cache_of(const ModelConfig& c) {
   return text;
 }
 
-/// What a model takes at each precision beside what this machine has, and what would run it.
+/// What a model needs at each precision, what this machine has, and which command would run the model.
 std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layouts, std::uint64_t dense,
                      std::uint64_t all, const std::string& tokenizer) {
   const std::uint64_t memory = physical_memory();
@@ -498,7 +498,7 @@ std::string needs_of(const ModelConfig& c, const std::vector<ExpertLayout>& layo
     text += fmt::format("  {:<5} experts {} bytes, with everything else {}: {}\n", layouts[0].name(p), bytes, needed,
                         fits_in_memory(needed) ? "fits in memory here" : "is read from the disk as it is needed");
   }
-  // Beside the experts in host memory there is the arena of those on the device, which this machine would have to hold too.
+  // Without a GPU the slots are in host memory, too, in addition to all experts.
   const std::uint64_t left = memory > dense + all ? memory - dense - all : 0;
   text += left == 0 ? "largest budget here, with all experts in memory: none\n"
                     : fmt::format("largest budget here, with all experts in memory: {} bytes ({:.0f}%)\n",
@@ -545,7 +545,7 @@ int inspect(const RunArguments& a) {
   checksums(checkpoint, a);
   const ExpertReader reader(checkpoint, c);
   const std::vector<ExpertLayout>& layouts = reader.layouts();
-  const ModelShape shape = model_shape(c, layouts, 0, 1);  // of a model whose experts nobody has read
+  const ModelShape shape = model_shape(c, layouts, 0, 1);  // without reading the experts
   std::uint64_t experts = 0;                               // bytes
   for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
     experts += c.moe(l).experts * layouts[layouts.size() == 1 ? 0 : l].bytes();
@@ -613,7 +613,7 @@ void add_prompts(CLI::App* c, RunArguments& a) {
   add_count(c, "--prefill-chunk", a.prefill_chunk, 1, 65536, "tokens of a prompt in one step");
 }
 
-/// The link and the time that runs imitate.
+/// Adds the options for the link and the clock that runs imitate.
 void add_machine(CLI::App* c, RunArguments& a) {
   add_named(c, "--machine", a.machine, "NAME|FILE",
             "imitate this machine's ratio of expert transfer to compute: a name or a file");
@@ -625,7 +625,7 @@ void add_machine(CLI::App* c, RunArguments& a) {
       ->capture_default_str();
 }
 
-/// What `run` and `compare` share.
+/// Adds the options that `run` and `compare` share.
 void add_generation(CLI::App* c, RunArguments& a) {
   a.model.add_model(c);
   a.flags.add_budget(c);

@@ -71,7 +71,7 @@ int serve(const ServeArguments& a) {
   Server server(loop, api, o);
   std::cerr << fmt::format("{} under {}: http://{}:{} (OpenAI's interface at /v1; Ctrl-C ends)\n", api.name, o.stack,
                            o.host.find(':') == std::string::npos ? o.host : "[" + o.host + "]", server.port());
-  // A signal sets `stop`: the server then finishes what it has, unless that takes too long.
+  // After a signal, the server finishes the requests that it has, unless that takes too long.
   std::jthread watch([&] {
     while (!stop) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     server.refuse_requests();

@@ -121,7 +121,7 @@ int simulate_command(SimulateArguments& a) {
     if (const std::string& file = a.flags.named(s).calibrated; !file.empty()) all.back()["calibrated"] = file;
     if (timeline_file) {
       std::ostringstream text;
-      text.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
+      text.exceptions(std::ios::badbit);  // a stream would hide a lack of memory
       write_trace_events(text, spans);
       timeline_file->commit(text.str());
     }
@@ -186,7 +186,7 @@ int sweep_command(const SimulateArguments& a) {
   const SweepResult r =
       run_sweep(grid, a.out, ranks, a.threads == 0 ? cores : a.threads, stop,
                 [&line](std::uint64_t done, std::uint64_t total, double share) { line.show(done, total, share); });
-  // A rank's share may be refused as a whole while others' is not: its status must not end those.
+  // With several ranks, one rank's runs may all be refused while others work: it must not fail, which could end those.
   if (ranks.ranks == 1 && !r.interrupted && r.refused > 0 && r.refused == r.cells) {
     throw InputError(fmt::format("{}: every run is refused: its lines say why", rank_file(a.out, ranks).string()));
   }

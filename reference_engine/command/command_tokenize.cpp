@@ -37,8 +37,8 @@ std::vector<std::string> texts_of(const TokenizeArguments& a) {
   return {read_standard_input("--file", stop)};
 }
 
-/// A conversation as the model's template has it: a list of messages, or an object with `messages` and what else the template
-/// may ask for, as /v1/chat/completions takes it in `chat_template_kwargs`.
+/// Renders a conversation with the model's template. The input is a list of messages, or an object with `messages` and any
+/// other variables of the template, like those that /v1/chat/completions takes in `chat_template_kwargs`.
 std::string rendered(const TokenizeArguments& a, const ChatTemplate& chat) {
   const std::string file = a.chat == "-" ? read_standard_input("--chat", stop) : read_text("--chat", a.chat);
   const auto json = parse_ordered_json(file, "--chat " + a.chat);
@@ -86,7 +86,7 @@ int tokenize_command(const TokenizeArguments& a) {
     json["template"] = chat.source();
     json["rendered"] = text;
     if (a.rendered && a.json != "-") print(text);
-    if (a.rendered && a.json.empty()) return 0;  // nobody asks for its tokens
+    if (a.rendered && a.json.empty()) return 0;  // its tokens are not asked for
     all.push_back(tokenizer->encode(text, !chat.own()));
   } else {
     for (const std::string& text : texts_of(a)) all.push_back(tokenizer->encode(text, !a.bare, !a.plain));

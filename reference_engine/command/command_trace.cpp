@@ -54,7 +54,7 @@ int record(const TraceArguments& a) {
   o.max_rows = std::max<std::uint32_t>(a.record.window, 1);
   const ModelShape shape = model_shape(model.config(), model.store(), o.max_rows);
   o.budget_bytes = parse_budget(a.flags.budget, shape.all_bytes());
-  // The residency behind partial hidden states depends on when copies land: on the virtual clock it repeats.
+  // Partial hidden states depend on when copies land: the virtual clock makes that repeatable.
   const Machine machine = read_machine(a.machine);
   const ModelFacts reference = read_shape(machine.reference_model());
   o.virtual_costs = as_if(machine.costs(reference.work, machine.stated ? CostSource::stated : CostSource::effective),
@@ -108,7 +108,7 @@ int generate_trace(const TraceArguments& a) {
   return 0;
 }
 
-/// Statistics of the routing, those that the trace has.
+/// Statistics of the routing, as far as the trace has what they need.
 std::string statistics(const Trace& trace) {
   const RoutingShares all = measure(trace).all();
   std::string text;

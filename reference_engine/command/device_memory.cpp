@@ -13,15 +13,15 @@ namespace ferry::engine {
 BesideExperts beside_experts(const Model& model, const std::vector<std::uint32_t>& positions, std::uint32_t batch,
                              std::uint32_t prefill_chunk) {
   const ModelConfig& c = model.config();
-  // Of each row: hidden states around attention, gate and experts; queries, keys, values; the experts' middle layers;
-  // scores of experts and of the vocabulary.
+  // For each row: hidden states around attention, gate and experts; queries, keys and values; the experts' activations; the
+  // gate's scores. Logits are counted below, for one row of each sequence.
   const LinearAttention& d = c.linear;
   std::uint64_t heads = 0;
   for (const LayerConfig& l : c.layer)
     heads = std::max(heads, (c.heads + std::uint64_t{2} * l.kv_heads) * l.head_dim * 2);
   const std::uint64_t others =
       d.rule == LinearRule::convolution ? 4ULL * c.hidden : d.channels() + 2ULL * d.value_heads * (d.value_dim + 1);
-  const std::uint64_t norms = c.names.experts_norm.empty() ? 8 : 12;  // hidden states, or what is read of them
+  const std::uint64_t norms = c.names.experts_norm.empty() ? 8 : 12;  // hidden states and their normed copies
   const std::uint64_t row = norms * c.hidden + std::max(heads, others) +
                             3ULL * (std::uint64_t{c.top_k} * c.expert_width + c.shared_width) + 4ULL * c.experts;
   std::uint64_t most = 0;  // keys and values of a batch

@@ -41,7 +41,7 @@ bool is_lack_of_threads(const std::system_error& e) {
   return e.code() == std::errc::resource_unavailable_try_again;
 }
 
-/// What nobody could catch, as where nothing may be thrown: lack of memory, as a rule.
+/// Reports an exception that nothing caught, as one thrown out of a noexcept function. As a rule, memory is lacking.
 void on_lost_exception() {
   const auto end = [](const char* text, int status) {
     for (const char* part : {"ferry: ", text, "\n"})
@@ -59,12 +59,12 @@ void on_lost_exception() {
   } catch (...) {
     end("an error that nothing handles", 1);
   }
-  // The standard library ends so where it must not throw but has to allocate, as between a folder's entries.
+  // The standard library terminates without an exception if a noexcept function cannot allocate, as between a folder's entries.
   end("out of memory, as far as one can tell (limits: ulimit -v, ulimit -d)", 2);
 }
 
-/// Whether memory was ever asked for that was not there. The streams in which CLI11 writes help keep that to themselves,
-/// and leave out what had no room.
+/// Whether an allocation has ever failed. The streams in which CLI11 writes help hide that, and leave out what had no
+/// room.
 std::atomic<bool> memory_lacked = false;
 
 void handle_faults() {
@@ -79,7 +79,7 @@ void handle_faults() {
   for (const int s : {SIGPIPE, SIGXFSZ}) ::sigaction(s, &action, nullptr);
 }
 
-/// Expressions of templates and JSON are taken apart by recursion, and libraries' regular expressions match by it.
+/// Refuses a stack that is too small: parsers of templates and JSON recurse, and so do the libraries' regular expressions.
 void check_stack_limit() {
   constexpr rlim_t least = 2U << 20U;
   rlimit limit{};
@@ -87,7 +87,7 @@ void check_stack_limit() {
     throw InputError(fmt::format("the stack may have {} KiB, expected {} at least: ulimit -s {}", limit.rlim_cur >> 10U,
                                  least >> 10U, least >> 10U));
   }
-  // Threads would get stacks of this limit, too, and small ones where there is none.
+  // Threads get stacks of this limit, or small ones if there is no limit.
   constexpr std::size_t of_threads = 8U << 20U;
   pthread_attr_t attributes;
   if (::pthread_getattr_default_np(&attributes) != 0) return;
@@ -99,15 +99,15 @@ void check_stack_limit() {
   ::pthread_attr_destroy(&attributes);
 }
 
-/// A closed standard stream must not become the number of a file that we write. What is written to a closed output is
-/// lost, and must not be taken for written: that fails where the stream can only be read.
+/// Opens closed standard streams, so that no file gets their descriptors. A closed standard output is opened for reading only:
+/// writing to it then fails, and lost output is not taken for written.
 void open_closed_streams() {
   for (int fd = 0; fd <= 2; ++fd) {
     if (::fcntl(fd, F_GETFD) == -1) static_cast<void>(::open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY));
   }
 }
 
-/// The command that was asked for, as far as its name is known: of `ferry trace record --x`, record.
+/// The innermost command that was named: record in `ferry trace record --x`.
 const CLI::App* asked_for(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? &app : asked_for(*chosen[0]);
@@ -117,12 +117,12 @@ std::string full_name(const CLI::App& app) {
   return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
 }
 
-/// Which command a mistake is of; the program's own name stands before all of them.
+/// The command that an error message begins with. Empty for the program itself, whose name precedes every message.
 std::string lead(const std::string& name) {
   return name == "ferry" ? "" : name + ": ";
 }
 
-/// Of arguments that nothing takes: what was probably meant.
+/// A message for arguments that nothing takes, with what was probably meant.
 std::string unexpected(const CLI::App& app) {
   const CLI::App& command = *asked_for(app);
   const std::vector<std::string> extra = app.remaining(true);
@@ -141,7 +141,7 @@ std::string unexpected(const CLI::App& app) {
       extra.empty() ? "" : printable(extra.front().substr(0, 60)), name);
 }
 
-/// What a command lacks that has commands of its own; empty: nothing.
+/// A message for a command that needs a subcommand; empty if it needs none.
 std::string without_command(const CLI::App& app) {
   const CLI::App& command = *asked_for(app);
   std::vector<std::string> known;
@@ -153,7 +153,7 @@ std::string without_command(const CLI::App& app) {
   return fmt::format("{}expected a command: {} (see {} --help)", lead(name), fmt::join(known, ", "), name);
 }
 
-/// One line, in which strangers' names are no commands to the terminal. Returns the exit status.
+/// Prints an error as one line, without control characters that names might bring. Returns the exit status.
 int refuse(const std::string& what) {
   std::cerr << "ferry: " << InputError(what).what() << '\n';
   return 2;
@@ -174,7 +174,7 @@ void help_by_name(std::vector<std::string>& arguments) {
   arguments.emplace_back("--help");
 }
 
-/// CLI11 takes 010 for eight.
+/// Drops leading zeros, since CLI11 reads 010 as eight.
 void read_decimals(CLI::App& app) {
   for (CLI::Option* o : app.get_options()) {
     const std::string type = o->get_type_name();
@@ -187,7 +187,7 @@ void read_decimals(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands({})) read_decimals(*command);
 }
 
-/// Whether a list has nothing before, behind or between its commas.
+/// Whether a list has an empty entry.
 bool has_gap(std::string_view list) {
   for (std::size_t at = 0; at <= list.size();) {
     const std::size_t end = std::min(list.find(',', at), list.size());
@@ -197,7 +197,7 @@ bool has_gap(std::string_view list) {
   return false;
 }
 
-/// CLI11 leaves empty entries of lists out, and takes what follows a list of nothing else for its value.
+/// Refuses lists with empty entries. CLI11 drops these, and if all are empty takes the next argument as the value.
 void check_lists(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* command = &app;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -211,7 +211,7 @@ void check_lists(const CLI::App& app, const std::vector<std::string>& arguments)
     const CLI::Option* option = command->get_option_no_throw(name);
     if (option == nullptr || option->get_delimiter() != ',') continue;
     std::string value = equals == std::string::npos ? "" : argument.substr(equals + 1);
-    while (i + 1 < arguments.size() && !arguments[i + 1].starts_with("--")) {  // shells cut lists at their blanks
+    while (i + 1 < arguments.size() && !arguments[i + 1].starts_with("--")) {  // blanks split a list into arguments
       value += (value.empty() ? "" : " ") + arguments[++i];
     }
     if (value.empty() || !has_gap(value)) continue;
@@ -276,7 +276,7 @@ int main(int argc, char** argv) try {
     return refuse(what.empty() ? fmt::format("{} (see {} --help)", e.what(), full_name(*asked_for(app))) : what);
   } catch (const CLI::ExtrasError&) {
     return refuse(unexpected(app));
-  } catch (const CLI::ConversionError& e) {  // where no check has looked at it before
+  } catch (const CLI::ConversionError& e) {  // values that no check has seen
     const std::string what = e.what(), name = what.substr(std::min(what.find("--"), what.size()));
     const CLI::Option* o = asked_for(app)->get_option_no_throw(name.substr(0, name.find(' ')));
     const bool flag = o != nullptr && o->get_expected_max() == 0;

@@ -99,7 +99,7 @@ std::vector<std::string> ModelFlags::inputs() const {
     files.push_back(found.string());
     return files;
   }
-  // Of a folder what a model may consist of: a report in there is read by nobody.
+  // Only the files of a folder that a model may consist of: others, such as reports, may be written.
   static const std::set<std::string> names = {"config.json", "generation_config.json", "model.safetensors.index.json",
                                               "tokenizer.json", "tokenizer_config.json"};
   static const std::set<std::string> kinds = {".safetensors", ".model", ".tiktoken", ".jinja", ".gguf"};
@@ -114,7 +114,7 @@ std::vector<std::string> ModelFlags::inputs() const {
 
 namespace {
 
-/// Bits of what a stack copies with these budgets, "25%" or bytes; read from headers alone, and only where that matters.
+/// The precisions that a stack copies with these budgets ("25%" or bytes). Reads headers alone, and only if budgets matter.
 std::uint8_t precisions_with(const std::filesystem::path& folder, StackOptions o, const ModelFlags::Budgets& budgets) {
   if (!find_stack(o.stack).full_where_all_fits || (budgets.each.empty() && budgets.device_memory.empty())) {
     return precisions_for(o).bits;
@@ -130,7 +130,7 @@ std::uint8_t precisions_with(const std::filesystem::path& folder, StackOptions o
     o.budget_bytes = parse_budget(budget, shape.all_bytes());
     bits |= precisions_for(o, all).bits;
   }
-  if (!budgets.device_memory.empty()) {  // of which experts get a part that is not known yet
+  if (!budgets.device_memory.empty()) {  // the experts' part of it is not known yet
     o.budget_bytes = parse_budget(budgets.device_memory, shape.all_bytes(), "--device-memory");
     bits |= precisions_for(o).bits;
     bits |= precisions_for(o, all).bits;

@@ -38,7 +38,7 @@ Resolved resolve(const SamplingFlags& flags, const std::filesystem::path& model)
   s.seed = flags.seed;
   try {
     s.check();
-  } catch (const InputError& e) {  // in the words of options
+  } catch (const InputError& e) {  // its message names an option
     const std::string what = e.what();
     std::string name = what.substr(2, what.find(':') - 2);
     std::replace(name.begin(), name.end(), '-', '_');

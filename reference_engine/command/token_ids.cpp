@@ -16,7 +16,7 @@ std::vector<std::vector<std::uint32_t>> read_token_ids(const std::string& file) 
   const std::string text = read_text("--token-ids", file);
   std::vector<std::vector<std::uint32_t>> prompts;
   std::istringstream lines(text);
-  lines.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
+  lines.exceptions(std::ios::badbit);  // a stream would hide a lack of memory
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
     const auto brackets = std::count_if(line.begin(), line.end(), [](char c) { return c == '[' || c == ']'; });

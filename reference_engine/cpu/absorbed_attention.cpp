@@ -8,12 +8,12 @@
 namespace ferry::engine {
 namespace {
 
-/// What DeepSeek's code has for the norms of latent vectors, whatever config.json says of the others.
+/// DeepSeek's code has this for the norms of latent vectors, whatever epsilon config.json has for the others.
 constexpr float latent_epsilon = 1e-6F;
 
-/// Keys and values of all heads come from one latent vector a token, which is what the cache holds, beside a turned key that
-/// all heads share. Neither keys nor values are made of it: a query is multiplied with the matrix that would have made keys, and
-/// what attention mixes of latent vectors with the one that would have made values. (DeepSeek-V2, section 2.1.2: "absorbed".)
+/// The cache holds one latent vector a token, which stands for the keys and values of all heads, and a rotated key that all
+/// heads share. Keys and values are never made: queries are multiplied by the matrix that would make keys, and the weighted
+/// sums of latent vectors by the one that would make values. (DeepSeek-V2, section 2.1.2: "absorbed".)
 class AbsorbedAttention final : public CpuAttention {
  public:
   AbsorbedAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
@@ -91,7 +91,7 @@ class AbsorbedAttention final : public CpuAttention {
       rms_norm(latent, rank, layer.kv_norm, latent_epsilon);
       rotary_.turn(latent + rank);
       keep(cache.keys[index], cache.capacity(index), cache.place(index, row.position), latent);
-      if (config_.tuning.is_in(true)) q_.row(i) *= config_.tuning.at(row.position);  // and what is turned of it
+      if (config_.tuning.is_in(true)) q_.row(i) *= config_.tuning.at(row.position);  // its rotated part, too
       for (std::uint32_t h = 0; h < heads; ++h) {
         float* own = q_.row(i).data() + std::size_t{h} * (plain + turned);
         rotary_.turn(own + plain);

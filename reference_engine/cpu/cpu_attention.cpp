@@ -8,7 +8,7 @@
 namespace ferry::engine {
 namespace {
 
-/// Layers of two kinds.
+/// For models in which some layers have attention with heads and the others linear attention.
 class MixedAttention final : public CpuAttention {
  public:
   MixedAttention(const ModelConfig& c, std::unique_ptr<CpuAttention> heads, std::unique_ptr<CpuAttention> linear)
@@ -46,7 +46,7 @@ std::unique_ptr<CpuAttention> CpuAttention::make(const ModelConfig& config, cons
 
 namespace {
 
-/// What a cache has of a token, row by row.
+/// Writes a token's rows, one for each head, to their place in a cache.
 void put(Matrix& to, std::uint32_t capacity, std::uint32_t place, const float* from) {
   for (Eigen::Index at = place; at < to.rows(); at += capacity, from += to.cols()) {
     std::copy_n(from, to.cols(), to.row(at).data());

@@ -11,8 +11,8 @@
 namespace ferry::engine {
 namespace {
 
-/// Experts are computed where the store has them, unless copies have to take real time, or freed slots are filled with NaN,
-/// which shows if they are used too late.
+/// Slots borrow the store's memory, so that nothing is copied. Real copies are made only if they have to take time, or if
+/// freed slots are filled with NaN to reveal late reads.
 SlotMemory slots_of(const DeviceNeeds& needs, const RunnerOptions& o) {
   const bool takes_time = o.link_bytes_per_s > 0 && !o.virtual_costs;
   if (o.poison || takes_time) return {needs.allotment, needs.source, o.poison};
@@ -60,7 +60,7 @@ class CpuDevice : public ExpertDevice {
     kernel_.run(work_, top_k_, *input_, results_.data());
     const Nanoseconds took = now_ns() - begin;
     std::uint32_t done = 0;
-    for (const Task& t : tasks) {  // computed together: each is said to have had its rows' share of the time
+    for (const Task& t : tasks) {  // computed together: each gets its rows' share of the time
       const Nanoseconds from = begin + took * done / rows, to = begin + took * (done + t.rows) / rows;
       done += t.rows;
       if (log != nullptr) log->push_back({Lane::device, "expert", from, to, t.what, true, Ticket::none});
@@ -77,14 +77,14 @@ class CpuDevice : public ExpertDevice {
   }
   void add_up(Matrix& out) override {
     out.setZero(input_->rows(), input_->cols());
-    for (std::uint32_t a = 0; a < plan_.routes.size; ++a) {  // by rank, never by arrival
+    for (std::uint32_t a = 0; a < plan_.routes.size; ++a) {  // by rank: results must not depend on arrival
       if (plan_.routes[a].expert != no_expert) add(a, out);
     }
   }
   [[nodiscard]] Nanoseconds expert_ns() const override { return expert_ns_; }
 
  protected:
-  /// A task was computed.
+  /// Called for each task that was computed. Returns the time that it counts with.
   virtual Nanoseconds pass_expert(const Task& /*task*/, Nanoseconds measured) { return measured; }
   [[nodiscard]] LinkT& link() const { return *link_; }
 
@@ -94,9 +94,9 @@ class CpuDevice : public ExpertDevice {
     return std::make_unique<LinkT>(model, o, &memory_);
   }
 
-  /// The result of assignment `a`, weighted, to its row.
+  /// Adds the weighted result of assignment `a` to its row.
   void add(std::uint32_t a, Matrix& out) const {
-    const float weight = weighs_input_ ? 1.0F : plan_.routes[a].weight;  // else it is in the result
+    const float weight = weighs_input_ ? 1.0F : plan_.routes[a].weight;  // weighed inputs: it is in the result
     out.row(static_cast<Eigen::Index>(a / top_k_)) += weight * results_.row(static_cast<Eigen::Index>(a));
   }
 
@@ -139,7 +139,7 @@ class VirtualDevice final : public CpuDevice<VirtualClock>, private VirtualTime 
     link().sync_device();  // the host reads the scores
   }
   Nanoseconds pass_on_host(View<const Task> tasks, std::uint32_t rows) override {
-    host_before_ = link().host_ns();  // also behind a step that was abandoned before it was joined
+    host_before_ = link().host_ns();  // read anew: the last step may have been abandoned
     link().host(tasks, costs_, rows);
     Nanoseconds on_device = 0;
     for (const Task& t : tasks) on_device += costs_.on_device(t.what.id.layer, bytes(t), t.rows);

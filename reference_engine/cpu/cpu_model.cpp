@@ -20,7 +20,7 @@ CpuModel::CpuModel(const std::filesystem::path& folder, std::unique_ptr<DiskStor
 
 CpuModel::CpuModel(ModelFiles&& files) : Model(files) {
   const ModelConfig& c = config();
-  std::string before;  // whose memory is let go when the next is read: nothing is held twice for long
+  std::string before;  // its pages are dropped when the next tensor is read, so that little is held twice
   const Weights weights(
       [&](const std::string& name, const std::vector<std::uint64_t>& shape) -> const Tensor& {
         if (name != before) files.checkpoint->forget(before);
@@ -206,7 +206,7 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
   };
   runner.begin_step(phase, sequences);
   std::uint16_t index = 0;       // of layers with experts
-  Nanoseconds begin = now_ns();  // of what every token needs before the next of them
+  Nanoseconds begin = now_ns();  // of the dense work before the next such layer
   for (std::uint32_t l = 0; l < c.layers; ++l) {
     const Layer& layer = layers_[l];
     attend(l, rows, caches, x_, normed_);
@@ -232,7 +232,7 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
       const Nanoseconds t = now_ns();
       runner.partial(routed_);
       partial_ = x_;
-      Matrix shared = mlp_out_;  // which layers without experts, on the way to the next gate, write to
+      Matrix shared = mlp_out_;  // dense layers before the next gate overwrite `mlp_out_`
       add_experts(layer, partial_, routed_);
       predict_partial(index + 1U, rows, caches, partial_);
       mlp_out_.swap(shared);
@@ -245,7 +245,7 @@ Matrix CpuModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::ve
     ++index;
     begin = now_ns();
   }
-  // Layers without experts behind the last with them count to the first of the next step, which is not known here.
+  // The time of dense layers behind the last layer with experts is not counted: no later layer of this step could have it.
   x_ = x_.bottomRows(logit_rows).eval();
   norm(x_, norm_, normed_.mlp);
   Matrix logits;

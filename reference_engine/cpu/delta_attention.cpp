@@ -12,12 +12,12 @@ namespace {
 /// What Qwen's code adds to squared lengths of queries and keys.
 constexpr float length_epsilon = 1e-6F;
 
-/// Gated delta rule (Gated DeltaNet, section 3.1): a head remembers a matrix S [key_dim, value_dim]. A token lets it fade by
-/// a factor, corrects what S has for its key towards its value by a rate, and reads S at its query. Queries, keys and values
-/// come through a short convolution over the last tokens.
+/// Gated delta rule (Gated DeltaNet, section 3.1): a head remembers a matrix S [key_dim, value_dim]. A token multiplies S by
+/// a factor, moves what S has for the token's key towards its value by a rate, and reads S with its query. Queries, keys and
+/// values pass a short convolution over the last tokens.
 ///
-/// Of a sequence the cache has, in the place of keys, the matrices of all heads [heads * key_dim, value_dim], and in that of
-/// values what the convolution will need of the last tokens [kernel - 1, channels]. Position 0 begins anew.
+/// In a sequence's cache, `keys` holds the matrices of all heads [heads * key_dim, value_dim], and `values` the last tokens
+/// for the convolution [kernel - 1, channels]. Position 0 starts with zeros.
 class DeltaAttention final : public MemoryOfLayers {
  public:
   DeltaAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
@@ -82,7 +82,7 @@ class DeltaAttention final : public MemoryOfLayers {
 
   [[nodiscard]] std::uint32_t value_width() const { return l_.value_heads * l_.value_dim; }
 
-  /// Of each key head its queries, keys, values and gates.
+  /// Splits a matrix that has queries, keys, values and gates for each key head.
   void load_fused(const Weights& weights, const std::string& qkvz, Layer& layer) const {
     const std::uint64_t key = l_.key_dim, heads = l_.value_heads / l_.key_heads, value = heads * l_.value_dim;
     const std::uint64_t each = 2 * key + 2 * value, all = each * l_.key_heads;
@@ -98,7 +98,7 @@ class DeltaAttention final : public MemoryOfLayers {
     layer.qkv = weights.gathered(qkvz, all, config_.hidden, queries);
     layer.z = weights.gathered(qkvz, all, config_.hidden, gates);
   }
-  /// Of each key head its value heads' rates, then what they fade by.
+  /// Splits a matrix that has, for each key head, the rates of its value heads, then their fading.
   void load_rates(const Weights& weights, const std::string& ba, Layer& layer) const {
     const std::uint64_t heads = l_.value_heads / l_.key_heads;
     std::vector<Weights::Rows> rates, fades;
@@ -110,7 +110,7 @@ class DeltaAttention final : public MemoryOfLayers {
     layer.fade = weights.gathered(ba, 2ULL * l_.value_heads, config_.hidden, fades);
   }
 
-  /// Queries and keys get the length 1; queries are divided by the root of their size.
+  /// Scales queries and keys to length 1, then divides queries by the square root of their dimension.
   void lengths(float* x) const {
     const float scale = 1.0F / std::sqrt(static_cast<float>(l_.key_dim));
     for (std::uint32_t h = 0; h < 2 * l_.key_heads; ++h, x += l_.key_dim) {
@@ -121,7 +121,7 @@ class DeltaAttention final : public MemoryOfLayers {
     }
   }
 
-  /// One token: all heads' matrices, and what they give.
+  /// One token: updates the matrices of all heads, and reads them.
   void step(const Layer& layer, Eigen::Index row, Matrix& state) {
     const float *queries = qkv_.row(row).data(), *keys = queries + std::size_t{l_.key_heads} * l_.key_dim;
     const float* values = keys + std::size_t{l_.key_heads} * l_.key_dim;

@@ -9,7 +9,7 @@
 namespace ferry::engine {
 namespace {
 
-/// Heads of queries share heads of keys and values.
+/// Grouped-query attention: several heads of queries share a head of keys and values.
 class HeadAttention final : public CpuAttention {
  public:
   HeadAttention(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
@@ -28,7 +28,7 @@ class HeadAttention final : public CpuAttention {
         return weights.vector(c.tensor(l, name), size);
       };
       const bool apart = !c.names.output_gate.empty();
-      if (c.output_gate && !apart) {  // of each head its queries, then its gates
+      if (c.output_gate && !apart) {  // each head has its queries, then its gates
         const std::string both = c.tensor(l, "self_attn.q_proj.weight");
         std::vector<Weights::Rows> queries, gates;
         for (std::uint32_t h = 0; h < c.heads; ++h) {
@@ -116,10 +116,10 @@ class HeadAttention final : public CpuAttention {
     StoredMatrix q, k, v, o, gate;                     // [out, in]
     Vector q_bias, k_bias, v_bias, o_bias, gate_bias;  // empty: none
     Vector q_norm, k_norm, v_norm, sinks;
-    std::size_t kernel = 0;  // that has its shape
+    std::size_t kernel = 0;  // index of the kernel for its shape
   };
 
-  /// Of heads of such a shape, of which there are few.
+  /// Index of the kernel for heads of this shape. Models have few shapes.
   std::size_t kernel_of(std::uint32_t kv_heads, std::uint32_t dim, WorkerPool& workers) {
     const std::pair<std::uint32_t, std::uint32_t> shape{kv_heads, dim};
     const auto found = std::find_if(kernels_.begin(), kernels_.end(), [&](const auto& k) { return k.first == shape; });
@@ -132,7 +132,7 @@ class HeadAttention final : public CpuAttention {
 
   [[nodiscard]] float epsilon() const { return static_cast<float>(config_.norm_epsilon); }
 
-  /// As the matrices: of each head those of its queries, then those of its gates.
+  /// Splits biases in the way of the matrices: each head has those of its queries, then those of its gates.
   void part_biases(Layer& layer, Eigen::Index dim) const {
     const Vector both = layer.q_bias;
     layer.q_bias.resize(both.size() / 2);
@@ -143,7 +143,7 @@ class HeadAttention final : public CpuAttention {
     }
   }
 
-  /// Norms, bounds and position of one token's queries or keys; `rotary` is null where positions turn nothing.
+  /// Norms, clips and rotates one token's queries or keys; `rotary` is null in layers without rotary positions.
   void finish(float* x, std::uint32_t heads, std::uint32_t dim, const Vector& norm, const Rotary* rotary) const {
     if (config_.head_norm == HeadNorm::all_before_rope) rms_norm(x, heads * dim, norm, epsilon());
     if (config_.clip > 0) clip(x, heads * dim);
@@ -164,7 +164,7 @@ class HeadAttention final : public CpuAttention {
       kernels_;  // by kv_heads and head_dim
   PackedProduct& product_;
   Rotary rotary_;
-  std::optional<Rotary> window_rotary_;  // where theirs is another
+  std::optional<Rotary> window_rotary_;  // if layers with a window have their own
   std::vector<Layer> layers_;
   Matrix mixed_, q_, k_, v_, gate_;  // scratch
 };

@@ -10,12 +10,12 @@ namespace ferry::engine {
 namespace {
 
 /// Mamba 2 (Dao and Gu, 2024, "Transformers are SSMs"), as Granite 4 has it: a head remembers a matrix S [key_dim, value_dim].
-/// A token lets it fade by exp(dt A), adds dt B x to it, x being its values, and reads S at C; D x is added. B, C and x come
-/// through a short convolution over the last tokens, B and C are shared by the heads of a group; dt is a number a head. What all
-/// heads of a group give is gated, then normed together.
+/// A token with values x multiplies S by exp(dt A), adds dt B x, and reads S with C; D x is added to what it reads. B, C and x
+/// pass a short convolution over the last tokens. The heads of a group share B and C; dt is one number a head. The outputs of
+/// a group's heads are gated, then normed together.
 ///
-/// Of a sequence the cache has, in the place of keys, the matrices of all heads [heads * key_dim, value_dim], and in that of
-/// values what the convolution will need of the last tokens [kernel - 1, channels]. Position 0 begins anew.
+/// In a sequence's cache, `keys` holds the matrices of all heads [heads * key_dim, value_dim], and `values` the last tokens
+/// for the convolution [kernel - 1, channels]. Position 0 starts with zeros.
 class Mamba final : public MemoryOfLayers {
  public:
   Mamba(const ModelConfig& c, const Weights& weights, WorkerPool& workers, PackedProduct& product)
@@ -42,7 +42,7 @@ class Mamba final : public MemoryOfLayers {
       layer.kernel_bias = Vector::Zero(l_.channels());
       if (l_.kernel_bias) layer.kernel_bias = weights.vector(name("conv1d.bias"), channels);
       const std::uint64_t heads = l_.value_heads, groups = l_.key_heads;
-      const bool of_gguf = weights.has(name("A"));  // where vectors are columns
+      const bool of_gguf = weights.has(name("A"));  // which stores vectors as columns
       const auto column = [&](const char* what) {
         return of_gguf ? weights.floats(name(what), {heads, 1}, heads) : weights.vector(name(what), heads);
       };
@@ -89,7 +89,7 @@ class Mamba final : public MemoryOfLayers {
 
   [[nodiscard]] std::uint32_t value_width() const { return l_.value_heads * l_.value_dim; }
 
-  /// One token: all heads' matrices, and what they give, group by group.
+  /// One token: updates the matrices of all heads, reads them, and norms the result group by group.
   void step(const Layer& layer, Eigen::Index row, Matrix& state) {
     const float* values = mixed_.row(row).data();
     const float *writes = values + value_width(), *reads = writes + std::size_t{l_.key_heads} * l_.key_dim;

@@ -6,10 +6,10 @@
 namespace ferry::engine {
 namespace {
 
-/// LFM2's short convolutions: a token becomes three vectors, of which the product of the first and the last goes through a
-/// convolution over the last tokens, channel by channel, and is multiplied with the second.
+/// LFM2's short convolutions: a token becomes three vectors. The product of the first and the third goes through a convolution
+/// over the last tokens, channel by channel, and is then multiplied by the second.
 ///
-/// Of a sequence the cache has, in the place of keys, the last tokens' products [kernel - 1, hidden]. Position 0 begins anew.
+/// In a sequence's cache, `keys` holds the products of the last tokens [kernel - 1, hidden]. Position 0 starts with zeros.
 class ShortConvolution final : public MemoryOfLayers {
  public:
   ShortConvolution(const ModelConfig& c, const Weights& weights, PackedProduct& product)

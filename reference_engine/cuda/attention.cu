@@ -13,12 +13,12 @@ using namespace part;
 
 constexpr std::uint32_t warps = 8, threads = warps * lanes;
 
-/// Positions that a layer's keys have room for, in front of its values.
+/// Number of positions for which a layer's keys have room; its values follow behind them.
 __device__ std::uint32_t room_of(const RowPlace& place, const AttentionShape& s) {
   return s.recent ? place.recent : place.capacity;
 }
 
-/// Queries, keys and values of a row; of latent vectors the queries alone.
+/// Width of a row's queries, keys and values, or of its queries alone in latent attention.
 __device__ std::uint64_t row_width(const AttentionShape& s) {
   if (s.latent > 0) return std::uint64_t{s.heads} * s.head_dim;
   return std::uint64_t{s.heads + 2 * s.kv_heads} * s.head_dim;
@@ -83,10 +83,10 @@ __global__ void __launch_bounds__(threads)
   for (std::uint32_t i = lane; i < dim; i += lanes) to[i] = x[i];
 }
 
-/// One head of one row. Its warps take 32 positions each in turn, and keep a softmax over what they have seen: the
-/// largest score, and sums relative to that. In the end they are merged, in their order.
+/// A block takes one head of one row. Its warps take 32 positions each in turn, and keep a running softmax: the largest score
+/// so far, and sums relative to it. In the end the warps' sums are merged in a fixed order.
 ///
-/// `parts`: of 32 elements, that a head has at most. `wraps`: positions may lie at the room's end, and go on at its beginning.
+/// `parts`: a head has at most so many times 32 elements. `wraps`: positions may wrap around at the end of the room.
 template <std::uint32_t parts, bool wraps>
 __global__ void __launch_bounds__(threads, 2)
     attention_kernel(const float* qkv, const RowPlace* rows, CacheNumbers before, AttentionShape s, float* out) {
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(threads, 2)
     const std::uint32_t count = place.position + 1 - first < lanes ? place.position + 1 - first : lanes;
     const std::uint32_t place_of_first = wraps ? first % room : first, to_end = room - place_of_first;
     const auto place_of = [&](std::uint32_t i) { return !wraps || i < to_end ? place_of_first + i : i - to_end; };
-    float scores[team];  // the lane's shares, of positions `team of the lane` + teams * i
+    float scores[team];  // partial sums of the positions lane / team + teams * i
 #pragma unroll
     for (std::uint32_t i = 0; i < team; ++i) {
       const std::uint32_t position = i * teams + lane / team;
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(threads, 2)
         scores[i] = fmaf(query[p].w, k.w, scores[i]);
       }
     }
-    // Each lane gives half of its scores away and adds the other half to what it gets, until it has one of them whole.
+    // Each lane gives half of its sums away and adds what it receives to the other half, until one complete score is left.
 #pragma unroll
     for (std::uint32_t half = team / 2; half > 0; half /= 2) {
       const bool upper = (in_team & half) != 0;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(threads, 2)
   }
 }
 
-/// For heads of so many parts.
+/// The kernel for heads of so many parts.
 template <bool wraps>
 auto* kernel_for(std::uint32_t parts) {
   if (parts == 1) return attention_kernel<1, wraps>;
@@ -206,7 +206,7 @@ auto* kernel_for(std::uint32_t parts) {
   if (parts <= 4) return attention_kernel<4, wraps>;
   if (parts <= 8) return attention_kernel<8, wraps>;
   if (wraps || parts <= most_head_dim / lanes) return attention_kernel<most_head_dim / lanes, wraps>;
-  return attention_kernel<most_latent_dim / lanes, false>;  // which always have all positions
+  return attention_kernel<most_latent_dim / lanes, false>;  // latent vectors: their cache never wraps
 }
 
 void check(const AttentionShape& s) {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint32_t expand_threads = 256;
 
-/// Rows `first` and following of a matrix, a block each, as floats [rows, columns].
+/// Expands rows of a matrix, from `first` on, to floats [rows, columns]. A block takes a row.
 template <FloatType type>
 __global__ void expand_plain(PassThroughLayout m, const std::byte* weights, std::uint32_t first, float* to) {
   constexpr std::uint32_t bytes = type == FloatType::f32 ? 4 : 2;
@@ -78,10 +78,10 @@ void expand(cudaStream_t stream, const PackedLayout& m, const std::byte* weights
   launch("expand_packed", stream, dim3(rows), expand_threads, kernel, m, weights, first, to);
 }
 
-/// Output features `first` and following of y [n, all], from their weights as floats [rows, columns].
+/// Computes output features `first` to `first + rows` - 1 of y [n, all], from their weights as floats [rows, columns].
 void multiply(const Context& context, const float* x, std::uint32_t n, const float* w, std::uint32_t rows,
               std::uint32_t columns, bool add, float* y, std::uint32_t all, std::uint32_t first) {
-  // cuBLAS counts by columns: what is [n, all] by rows is [all, n] to it.
+  // cuBLAS is column-major: a row-major [n, all] is [all, n] to it.
   const float one = 1, before = add ? 1 : 0;
   const auto size = [](std::uint32_t i) { return static_cast<int>(i); };
   const cublasStatus_t status = cublasSgemm(context.blas, CUBLAS_OP_T, CUBLAS_OP_N, size(rows), size(n), size(columns),

@@ -62,7 +62,7 @@ class CudaDevice final : public ExpertDevice {
   [[nodiscard]] std::uint64_t arena_bytes() const override { return slots_->bytes(); }
 
   void begin(const Plan& plan, const Matrix& /*input*/) override {
-    static_cast<void>(link_->seen());  // the last demand copy goes, too
+    static_cast<void>(link_->seen());  // makes the link start the last demand copy
     plan_ = plan;
     for (const View<const Task>& tasks : {plan.resident, plan.arriving}) {
       if (tasks.size > 0) layer_ = tasks[0].what.id.layer;
@@ -80,8 +80,8 @@ class CudaDevice final : public ExpertDevice {
     }
     return host_results_.as<float>();
   }
-  /// Where norms come behind experts, only the sum goes to where the model adds it from: of shared experts, too, unless these
-  /// have norms of their own.
+  /// If norms come behind the experts, writes only the sum of the experts' outputs, which the model norms and adds. The sum
+  /// includes the shared experts unless these have a norm of their own.
   void partial(Matrix& /*out*/) const override {
     combine(state_at_ + plan_.routes.size, work_.norms_behind() ? work_.shared : work_.partial);
   }
@@ -98,7 +98,7 @@ class CudaDevice final : public ExpertDevice {
   }
 
  private:
-  /// A stretch of the stream.
+  /// A part of the stream's work whose time is measured.
   struct Measured {
     Event begin, end;
     const char* name = "";
@@ -107,9 +107,9 @@ class CudaDevice final : public ExpertDevice {
     bool stall = false;
   };
 
-  /// The plan's descriptors to the device, in one go.
+  /// Sends the plan's descriptors to the device in one copy.
   void describe();
-  /// Computes tasks_[first .. first + count), which are in the order that the resident ones have.
+  /// Computes tasks_[first .. first + count), sorted like resident tasks: by precision, those for cuBLAS last.
   void launch(std::uint32_t first, std::uint32_t count);
   void combine(std::uint64_t state_at, float* out) const;
   Measured& measure(const char* name, const Task* task) {
@@ -126,7 +126,7 @@ class CudaDevice final : public ExpertDevice {
     m.stall = false;
     return m;
   }
-  /// Notes what the stream has done.
+  /// Records the times of the work that the stream has finished.
   void collect();
 
   Workspace& work_;
@@ -136,22 +136,22 @@ class CudaDevice final : public ExpertDevice {
   std::vector<ExpertShape> shapes_;  ///< one for all layers, or one a layer
   std::uint16_t layer_ = 0;          ///< of the plan
   std::uint32_t top_k_;
-  bool weighs_input_ = false;  ///< weights are in what experts give
+  bool weighs_input_ = false;  ///< experts' outputs are already weighted
   std::shared_ptr<Account> account_;
   std::optional<CudaSlots> slots_;
   std::optional<CudaStream> link_;
   HostBlock host_results_;
   Plan plan_;
-  // The plan as the device has it: assignments, weights, states, states for `partial`, tasks
+  // The plan in the device's form: assignments, weights, states, states for `partial`, tasks
   std::vector<std::byte> described_;
   std::uint64_t weights_at_ = 0, state_at_ = 0, tasks_at_ = 0;
   std::vector<ExpertTask> tasks_;     ///< resident, by precision, those for cuBLAS last; then arriving
-  std::vector<Precision> precision_;  ///< of each
+  std::vector<Precision> precision_;  ///< of each task
   // Times, known once the stream has got there
   std::deque<std::unique_ptr<Measured>> measured_;
   std::vector<std::unique_ptr<Measured>> spare_;
   std::uint64_t computed_ = 0;
-  std::unique_ptr<Measured> base_ = std::make_unique<Measured>();  ///< its end was at base_ns_
+  std::unique_ptr<Measured> base_ = std::make_unique<Measured>();  ///< times count from its end, at base_ns_
   Nanoseconds base_ns_ = 0, expert_ns_ = 0, stall_ns_ = 0;
 };
 
@@ -201,7 +201,7 @@ void CudaDevice::describe() {
 
 void CudaDevice::compute(View<const Task> tasks) {
   if (tasks.size == 0) return;
-  // Events cost time of their own: without a log, now and then is enough to know what an expert takes.
+  // Events cost time: without a log, measuring an expert now and then is enough.
   Measured* measured = nullptr;
   if (log != nullptr || computed_++ % 8 == 0) {
     measured = &measure(tasks.size == 1 ? "expert" : "experts", tasks.size == 1 ? tasks.begin() : nullptr);
@@ -266,7 +266,7 @@ void CudaDevice::collect() {
       const Nanoseconds passed = m.begin.ns_since(base_->end), begin = base_ns_ + passed;
       log->push_back(
           {Lane::device, m.name, begin, begin + took, m.what.value_or(Variant{}), m.what.has_value(), Ticket::none});
-      if (passed > 1'000'000'000) {  // CUDA gives milliseconds as a float: near the base they are exact
+      if (passed > 1'000'000'000) {  // times are floats of milliseconds, exact only near the base
         std::swap(base_, measured_.front());
         base_ns_ = begin + took;
       }

@@ -20,7 +20,7 @@ View<const float> view_of(const Matrix& m) {
   return {m.data(), static_cast<std::uint32_t>(m.size())};
 }
 
-/// What DeepSeek's code has for the norms of latent vectors, whatever config.json says of the others.
+/// DeepSeek's code has this for the norms of latent vectors, whatever epsilon config.json has for the others.
 constexpr float latent_epsilon = 1e-6F;
 
 class CudaModel final : public Model {
@@ -44,59 +44,59 @@ class CudaModel final : public Model {
   [[nodiscard]] std::string warning() const override { return warning_; }
 
  private:
-  /// Page-locks what the store has by now.
+  /// Page-locks the memory that the store holds so far.
   void pin();
   void unlock();
   void measure_link();
   void norm(const float* x, const NormWeights& weights, std::uint32_t n, float* y) const;
-  /// What a layer's part reads: the same, unless norms only come behind.
+  /// The input of attention or experts: `hidden` normed, or a copy of it if norms only come behind.
   void norm_before(const float* hidden, const NormWeights& weights, float* input);
-  /// A layer's attention, which adds to `hidden` [rows, hidden]; then makes the input of its MLP or gate. Without `keep`,
-  /// layers that cannot go back do not remember these rows.
+  /// Adds a layer's attention to `hidden` [rows, hidden], then makes the input of its MLP or gate. Without `keep`, layers
+  /// whose memory cannot go back do not remember these rows.
   void attend(std::uint32_t layer, float* hidden, float* input, bool keep = true);
   /// From the attention's input to `work_.qkv` and `work_.mixed`; of latent attention to `work_.made`.
   void mix(std::uint32_t layer, const float* input);
   void mix_latent(std::uint32_t layer, const float* input);
-  /// Of layers without keys and values.
+  /// The same for layers without keys and values.
   void mix_remembered(std::uint32_t layer, const float* input, bool keep);
   [[nodiscard]] DeltaShape delta_shape() const;
   [[nodiscard]] ConvolutionShape convolution_shape() const {
     return {config().hidden, config().linear.kernel, before_.back()};
   }
   [[nodiscard]] Preparation preparation(std::uint32_t layer) const;
-  /// What comes before a gate: layers without experts, and the attention of its own. Layers with experts are counted from 0
-  /// here and below.
+  /// Computes what comes before a gate: dense layers, and the attention of its own layer. `moe_layer` counts layers with
+  /// experts alone, here and below.
   void to_gate(std::uint32_t moe_layer, float* hidden, float* gate_input, bool keep = true);
-  /// A layer's MLP, or its shared expert. Adds to `hidden`, or leaves it to the workspace's `beside` where all experts are
-  /// added up first.
+  /// Computes a layer's MLP or its shared expert. Adds it to `hidden`, or leaves it in the workspace's `beside` if all experts
+  /// are added up first.
   void run_mlp(std::uint32_t layer, const float* input, float* hidden);
-  /// out = hidden + the workspace's `shared`, weighed by the sigmoids of factors, if there are any, and with its norm first
-  /// where norms come behind; all of it times `last_scale`.
+  /// out = `last_scale` * (hidden + the workspace's `shared`). `shared` is normed first if norms come behind, then multiplied
+  /// by the model's residual scale, and by the sigmoid of `factor` if there is one.
   void add_shared(const float* hidden, const NormWeights& behind, const float* factor, float* out,
                   float last_scale = 1);
-  /// Where norms come behind experts, ends a layer with them: out = hidden + what `shared` has of them, and `beside`.
+  /// Ends a layer with experts if norms come behind them: out = hidden + norm(experts in `shared`, and `beside`).
   void add_experts(std::uint32_t layer, const float* hidden, float* out);
-  /// Makes [count, rows, experts] of the gates from `moe_layer`'s on, for a gate input: scores, or logits where the host makes
-  /// scores of them. They go straight to the host's memory, the first to `place` there, since a copy could queue behind
-  /// experts.
+  /// Computes `count` gates from that of `moe_layer` on, for one gate input: scores [count, rows, experts], or logits if the
+  /// host turns them into scores. The kernel writes them to host memory itself, from `place` on, since a copy could queue
+  /// behind experts.
   void score(std::uint32_t moe_layer, std::uint32_t count, const float* gate_input, std::uint32_t place);
-  /// Reads what score has brought to a place.
+  /// Reads the scores at a place; logits become scores.
   void read_scores(std::uint32_t moe_layer, std::uint32_t place, Matrix& select, Matrix& weight) const;
-  /// What score has brought to a place.
+  /// What `score` wrote to a place.
   [[nodiscard]] View<const float> scored(std::uint32_t place) const {
     const std::uint32_t size = work_.rows * config().experts;
     return {scores_host_.as<float>() + std::size_t{place} * size, size};
   }
   /// The logits of the last `rows` rows; returns once the stream has got there.
   Matrix logits(std::uint32_t rows, ExpertRunner& runner);
-  /// Waits until the stream has got to `event`, and moves the link on meanwhile.
+  /// Waits until the stream has reached `event`, and keeps the link going meanwhile.
   static void wait(const Event& event, ExpertRunner& runner);
 
   std::string device_;
   Workspace work_;
   DeviceWeights weights_;
   std::vector<std::uint32_t> among_;  ///< a layer's number among those of its kind: with keys and values, or without
-  std::vector<CacheNumbers> before_;  ///< [layers + 1], of each layer, and of what is behind all of them
+  std::vector<CacheNumbers> before_;  ///< [layers + 1], where each layer's cache begins, and where the last one ends
   bool pinned_ = false;
   std::string warning_;
   std::vector<std::pair<const std::byte*, std::size_t>> locked_;
@@ -167,7 +167,7 @@ void CudaModel::pin() {
     warning_ = fmt::format("{} bytes of experts could not be page-locked ({}): all go through buffers that are, slower",
                            block.second, ferry::part::cuda_failure(error, "cudaHostRegister"));
     pinned_ = false;
-    return unlock();  // a part of them would not help
+    return unlock();  // page-locking only some would not help
   }
 }
 
@@ -181,7 +181,7 @@ void CudaModel::add_precisions(PrecisionSet set) {
   pin();
 }
 
-/// How fast the link is, for the policies: prefetch windows, the load balancer.
+/// Measures the link for policies that need its speed: prefetch windows and the load balancer.
 void CudaModel::measure_link() {
   const std::uint64_t bytes = work_.context.scratch_floats * sizeof(float);  // 16 MiB or more
   const HostBlock from(bytes);
@@ -333,7 +333,7 @@ void CudaModel::mix_latent(std::uint32_t l, const float* input) {
 
 void CudaModel::norm_before(const float* hidden, const NormWeights& weights, float* input) {
   if (weights.weight != nullptr) return norm(hidden, weights, work_.rows, input);
-  Combined c;  // as it is
+  Combined c;  // a plain copy
   c.n = work_.rows;
   c.hidden = config().hidden;
   c.residual = hidden;
@@ -487,17 +487,17 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   const std::uint64_t score_bytes = std::uint64_t{partial_place + 1} * n * c.experts * sizeof(float);
   if (scores_host_.bytes() < score_bytes) scores_host_ = HostBlock(score_bytes);
   put(work_.stream(), work_.places, places_.data(), places_.size() * sizeof(RowPlace));
-  if (c.shared_width > 0 || c.moe_layer_count() < c.layers) {  // experts that every row wants
+  if (c.shared_width > 0 || c.moe_layer_count() < c.layers) {  // dense MLPs and shared experts are tasks with all rows
     mlp_tasks_.clear();
     for (const LayerWeights& layer : weights_.layers) mlp_tasks_.push_back({layer.mlp, 0, n});
     put(work_.stream(), work_.mlp_tasks, mlp_tasks_.data(), mlp_tasks_.size() * sizeof(ExpertTask));
   }
   embed(work_.stream(), weights_.embedding, work_.places, n, static_cast<float>(c.embedding_scale), work_.x);
 
-  // Events cost time of their own: most steps do with what an earlier one of their kind has measured.
+  // Events cost time: most steps reuse the times of an earlier step of the same phase.
   Times& took = took_[static_cast<unsigned>(phase)];
   const bool measured = runner.log || steps_[static_cast<unsigned>(phase)]++ % 8 == 0;
-  if (runner.log) step_begin_.record(work_.stream());  // at once: nothing is left of the step before
+  if (runner.log) step_begin_.record(work_.stream());  // the stream is idle, so this happens now
   const Nanoseconds origin = now_ns();
   auto span = [&](const char* name, const Event& begin, const Event& end) {
     if (!runner.log) return;
@@ -532,7 +532,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     }
     read_.record(work_.stream());
     if (c.shared_width == 0) return;
-    // Needs no plan: it keeps the device busy while the host reads the scores, and decides.
+    // The shared expert needs no plan: it keeps the device busy while the host reads the scores and decides.
     if (measured) shared_begin_[l % 2].record(work_.stream());
     run_mlp(c.moe_layers[l], work_.normed, work_.x);
     if (measured) shared_end_[l % 2].record(work_.stream());
@@ -546,7 +546,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
   queue_gate(0);
   for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {  // layers with experts
     const auto index = static_cast<std::uint16_t>(l);
-    wait(read_, runner);  // once a layer the host must know what the gate says
+    wait(read_, runner);  // the host needs each layer's scores to plan
     read_scores(l, 0, select_, weight_);
     GateScores said = scores(select_, weight_);
     if (input_wanted) {
@@ -560,7 +560,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     if (gate_scores) gate_scores(l, apart ? gate_read_ : input_, said);
     predicted_.clear();
     for (std::uint32_t i = 1; i < count; ++i) {
-      if (plain_gates()) {  // as they lie
+      if (plain_gates()) {  // no copy is needed
         predicted_.push_back({static_cast<std::uint16_t>(l + i), scored(i), scored(i)});
         continue;
       }
@@ -572,7 +572,7 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
     runner.predicted({predicted_.data(), static_cast<std::uint32_t>(predicted_.size())});
     if (measured) {
       Nanoseconds shared = 0;
-      if (l > 0 && c.shared_width > 0) {  // the layer's own may not have ended
+      if (l > 0 && c.shared_width > 0) {  // that of this layer may still be running
         const unsigned before = (l - 1) % 2;
         shared = shared_end_[before].ns_since(shared_begin_[before]);
         span("shared expert", shared_begin_[before], shared_end_[before]);
@@ -592,8 +592,8 @@ Matrix CudaModel::forward(Phase phase, const std::vector<TokenRow>& rows, std::v
       score(l + 1, 1, work_.ahead, partial_place);
       partial_scored_.record(work_.stream());
     }
-    // While copies are on their way, the next ones are chosen. Otherwise the stream gets the next layer's gate first:
-    // the device goes on while the host looks ahead.
+    // If this layer waits for copies, the host looks ahead meanwhile. Otherwise it first queues the next layer's gate, so that
+    // the device works while the host looks ahead.
     const bool looks_first = reads_partial && runner.waits();
     if (looks_first) look_ahead(l + 1);
     runner.run(index, input_, unused_);

@@ -1,4 +1,4 @@
-// Layers that remember by the gated delta rule or a convolution, but for their products with weights.
+// Layers with the gated delta rule or a short convolution, without their products with weights.
 #include <cmath>
 #include <cub/warp/warp_reduce.cuh>
 
@@ -22,12 +22,12 @@ __device__ float softplus(float x) {
   return x > 20.0F ? x : log1pf(expf(x));
 }
 
-/// A layer's part of what a sequence remembers: matrices [value_heads, value_dim, key_dim], then [kernel - 1, channels].
+/// A layer's part of a sequence's memory: matrices [value_heads, value_dim, key_dim], then [kernel - 1, channels].
 __device__ float* memory_of(const RowPlace& place, std::uint32_t layer, const DeltaShape& s) {
   return place.behind(s.before) + layer * s.memory_numbers();
 }
 
-/// Whether row r is another sequence's than the one before it.
+/// Whether row r is the first row of its sequence in this step.
 __device__ bool begins(const RowPlace* rows, std::uint32_t r) {
   return r == 0 || rows[r].cache != rows[r - 1].cache;
 }
@@ -35,8 +35,8 @@ __device__ bool ends(const RowPlace* rows, std::uint32_t r, std::uint32_t n) {
   return r + 1 == n || rows[r].cache != rows[r + 1].cache;
 }
 
-/// A channel's convolution over all rows, in their order: of(r) is what row r has, put(r, sum) takes what comes of it, and
-/// memory(r) is where its sequence keeps the last `before` of them, `channels` numbers apart.
+/// A channel's convolution over all rows, in their order: of(r) is the input of row r, put(r, sum) takes its output, and
+/// memory(r) is where its sequence keeps the last `before` inputs, `channels` numbers apart.
 template <class Of, class Put, class Memory>
 __device__ void convolve(const float* kernel, std::uint32_t channels, std::uint32_t before, const RowPlace* rows,
                          std::uint32_t n, bool keep, const Of& of, const Put& put, const Memory& memory) {
@@ -55,7 +55,7 @@ __device__ void convolve(const float* kernel, std::uint32_t channels, std::uint3
 #pragma unroll
     for (std::uint32_t t = 0; t < most_delta_kernel; ++t) {
       if (t == before) last[t] = now;
-      sum = fmaf(last[t], weights[t], sum);  // behind the kernel's end all are 0
+      sum = fmaf(last[t], weights[t], sum);  // weights behind the kernel's end are 0
     }
     put(r, sum);
 #pragma unroll
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(threads)
       [&](std::uint32_t r) { return memory_of(rows[r], layer, s) + matrices + channel; });
 }
 
-/// The same, between two gates: of a row [before, behind, value].
+/// The same between two gates: a row has [before, behind, value].
 __global__ void __launch_bounds__(threads)
     short_kernel(const float* x, const float* kernel, const RowPlace* rows, std::uint32_t n, std::uint32_t layer,
                  ConvolutionShape s, bool keep, float* out) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(threads)
       [&](std::uint32_t r) { return rows[r].behind(s.before) + layer * s.memory_numbers() + channel; });
 }
 
-/// A warp for each head of a row's queries and keys, whose length becomes 1; queries are divided by the root of their size.
+/// A warp scales one head of a row's queries or keys to length 1; queries are then divided by the root of their dimension.
 __global__ void __launch_bounds__(threads) lengths_kernel(float* x, DeltaShape s) {
   __shared__ typename cub::WarpReduce<float>::TempStorage reduce[warps];
   let_next_begin();
@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(threads) lengths_kernel(float* x, DeltaShape s
   for (std::uint32_t i = lane; i < s.key_dim; i += lanes) x[i] *= by;
 }
 
-/// A warp takes one column of a head's matrix, which `memory_of` has as a row: what the head remembers for one of its values.
-/// It goes through all rows of x in their order; a lane has every 32nd of the column's numbers, at most `parts`.
+/// A warp takes one column of a head's matrix, which belongs to one of the head's values and is stored as a row. It goes
+/// through all rows of x in their order; a lane has every 32nd of the column's numbers, at most `parts`.
 template <std::uint32_t parts>
 __global__ void __launch_bounds__(threads)
     delta_kernel(const float* x, const float* rates, DeltaWeights w, const RowPlace* rows, std::uint32_t n,

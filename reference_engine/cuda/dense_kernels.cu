@@ -1,4 +1,4 @@
-// Layers that every token needs: linear and gate.
+// Dense kernels, for what every token needs: linear layers and gates.
 #include "cuda/by_blas.hpp"
 #include "cuda/kernels.hpp"
 #include "cuda/products.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 using namespace part;
 
-/// One matrix, a row of it an output feature.
+/// One matrix, whose rows are output features.
 struct DenseJob {
   static constexpr std::uint32_t rows = 1;
   Place place;
@@ -114,7 +114,7 @@ struct SoftmaxStage {
 /// The softmax of a row of logits, and the k best scores of it unless `best` is null. By one warp.
 __device__ void softmax(SoftmaxStage& stage, const volatile float* logits, float* row, std::uint32_t experts,
                         std::uint32_t k, std::uint16_t* best) {
-  constexpr std::uint32_t most = most_experts / lanes;  // of a lane
+  constexpr std::uint32_t most = most_experts / lanes;  // experts of a lane
   const std::uint32_t lane = threadIdx.x % lanes;
   const float infinity = __uint_as_float(0x7f800000U);
   float score[most];  // of experts `lane`, `lane` + 32, ...
@@ -138,7 +138,7 @@ __device__ void softmax(SoftmaxStage& stage, const volatile float* logits, float
     if (i * lanes + lane < experts) row[i * lanes + lane] = score[i];
   }
   if (best == nullptr) return;
-  std::uint32_t taken = 0;  // a bit for each of the lane's
+  std::uint32_t taken = 0;  // a bit for each of the lane's experts
   for (std::uint32_t rank = 0; rank < k; ++rank) {
     std::int64_t key = 0;  // less than any expert's
 #pragma unroll
@@ -156,8 +156,8 @@ __device__ void softmax(SoftmaxStage& stage, const volatile float* logits, float
   }
 }
 
-/// All rows [gates * n], a warp each; the first n are the first gate's. Logits are of other blocks, too: volatile, since
-/// they must not come from a cache of this multiprocessor.
+/// Softmax of all rows [gates * n], a warp each; the first n belong to the first gate. `logits` is volatile because other
+/// blocks wrote some of them: they must not be read from this multiprocessor's cache.
 __device__ void softmax_rows(const volatile float* logits, float* scores, std::uint32_t rows, std::uint32_t experts,
                              std::uint32_t n, std::uint32_t k, std::uint16_t* best, std::uint32_t first,
                              std::uint32_t step) {
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(product_threads)
   softmax_rows(logits, scores, rows, experts, n, k, best, warp, gridDim.x * product_warps);
 }
 
-/// A warp makes one logit: gates are small. The last block to finish makes scores of them.
+/// A warp makes one logit at a time, since gates are small. The last block to finish turns the logits into scores.
 template <class Weights, std::uint32_t most, bool aligned>
 __global__ void __launch_bounds__(product_threads, 2)
     gate_kernel(GateJob job, float* scores, unsigned* counter, std::uint32_t k, std::uint16_t* best) {

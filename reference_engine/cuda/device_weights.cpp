@@ -14,8 +14,8 @@
 namespace ferry::engine::cuda {
 namespace {
 
-/// The first `turned` rows of each head: (0, 1), (2, 3), ... become (0, half), (1, half + 1), ...: the first of all pairs,
-/// then the second.
+/// Reorders the first `turned` rows of each head, which are rotated in pairs: the first rows of all pairs, then the second.
+/// So pairs (0, 1), (2, 3), ... become (0, half), (1, half + 1), ...
 void part_neighbours(std::byte* matrix, std::uint64_t row_bytes, std::uint32_t rows, std::uint32_t heads,
                      std::uint32_t turned) {
   std::vector<std::byte> head(row_bytes * turned);
@@ -27,7 +27,7 @@ void part_neighbours(std::byte* matrix, std::uint64_t row_bytes, std::uint32_t r
   }
 }
 
-/// Of numbers that are exact in bf16.
+/// Writes numbers that are exact in bf16.
 void write_bf16(const std::vector<float>& numbers, std::byte* to) {
   for (const float& number : numbers) {
     std::uint32_t bits;
@@ -63,7 +63,7 @@ std::vector<float> last_rows(const std::vector<float>& all, std::uint32_t heads,
   return last;
 }
 
-/// Collects what is wanted and where it goes, then moves it in one block: first each part's size, then its bytes.
+/// Collects all parts with their sizes first, then allocates one block on the device and fills it part by part.
 class Loader {
  public:
   Loader(const Checkpoint& checkpoint, const ModelConfig& config) : checkpoint_(checkpoint), c_(config) {}
@@ -88,17 +88,17 @@ class Loader {
   struct Piece {
     std::uint32_t first, count;
   };
-  struct Rows {  // of a matrix that is made of several
+  struct Rows {  // part of a matrix that is put together from several tensors
     std::string name;
     std::uint32_t rows;
-    std::uint32_t heads = 0;  ///< whose rows come in the order of halves, where files have neighbours turned together
-    std::uint32_t all = 0;    ///< rows of the tensor, of which these are some: `pieces`; 0: all of them
+    std::uint32_t heads = 0;  ///< heads whose rows `part_neighbours` reorders; 0: none
+    std::uint32_t all = 0;    ///< rows of the tensor if only `pieces` of it are taken; 0: all of them are
     std::vector<Piece> pieces{};
     [[nodiscard]] std::vector<std::uint64_t> shape(std::uint32_t columns) const {
       return {all > 0 ? all : rows, columns};
     }
   };
-  /// `count` rows from `first` on, of each of `heads` stretches that are `each` rows long.
+  /// `count` rows from `first` on, in each of the `heads` blocks of `each` rows that the tensor consists of.
   static Rows some_of(const std::string& name, std::uint32_t heads, std::uint32_t each, std::uint32_t first,
                       std::uint32_t count) {
     Rows made{name, heads * count, 0, heads * each};
@@ -108,10 +108,10 @@ class Loader {
   struct Part {
     std::uint64_t at, bytes;
     std::function<void(std::byte*)> write;
-    std::function<void(const std::byte*)> set;  ///< to where it lies on the device
+    std::function<void(const std::byte*)> set;  ///< stores its device address
   };
 
-  /// Room for so many bytes, from a multiple of 256 on.
+  /// Reserves room for so many bytes, aligned to 256.
   void want(std::uint64_t bytes, std::function<void(std::byte*)> write, std::function<void(const std::byte*)> set) {
     parts_.push_back({size_, bytes, std::move(write), std::move(set)});
     size_ += (bytes + 255) / 256 * 256;
@@ -133,7 +133,7 @@ class Loader {
     w_.dense_bytes += t.bytes;
     return t;
   }
-  /// Counts what takes `in_files` bytes in files, and more here.
+  /// Adds what weights take on the device beyond their `in_files` bytes in the file.
   void count_more(std::uint64_t bytes, std::uint64_t in_files) { w_.dense_bytes += bytes - std::min(bytes, in_files); }
 
   void want_floats(std::vector<float> values, const float*& to) {
@@ -145,7 +145,7 @@ class Loader {
   void want_vector(const std::string& name, std::uint32_t size, const float*& to) {
     want_floats(dense(name, {size}).to_floats(), to);
   }
-  /// Matrices one behind the other: one product. Of several types, as files of mixed blocks have them, they become floats.
+  /// Stacks matrices, so that one product computes them all. If their types differ, all become floats.
   void want_matrix(const std::vector<Rows>& parts, std::uint32_t columns, DenseWeight& to) {
     std::uint64_t bytes = 0;
     bool same = true;
@@ -209,7 +209,7 @@ class Loader {
     want_floats(norm_weights(name + "weight", c_.hidden), to.weight);
     if (c_.norm == Norm::mean) want_vector(name + "bias", c_.hidden, to.bias);
   }
-  /// A vector of so many heads, in the order of halves; 0: of none.
+  /// A vector reordered like `part_neighbours` does; `heads` of 0: left as it is.
   [[nodiscard]] std::vector<float> parted(std::vector<float> values, std::uint32_t heads) const {
     if (heads > 0 && c_.rope.neighbours) {
       part_neighbours(reinterpret_cast<std::byte*>(values.data()), sizeof(float),
@@ -261,7 +261,7 @@ class Loader {
     if (rope.long_from > 0) want_floats({rope.long_frequency.begin(), rope.long_frequency.end()}, to.of_long);
   }
 
-  /// The model has counted them already, as they are stored.
+  /// The gates of all layers in one block. `Model` has already counted their stored bytes.
   void want_gates() {
     w_.gates = {nullptr, FloatType::bf16, c_.moe_layer_count() * c_.experts, c_.hidden};
     if (!c_.names.gate_scale.empty()) return want_scaled_gates();
@@ -293,7 +293,7 @@ class Loader {
         [this](const std::byte* p) { w_.gates.data = p; });
   }
 
-  /// As floats, each column times its scale, so that any layer's input can be put through any gate.
+  /// Gates as floats with their columns scaled, so that any gate can read any layer's input.
   void want_scaled_gates() {
     w_.gates.type = FloatType::f32;
     w_.gate_bytes = std::uint64_t{c_.experts} * c_.hidden * sizeof(float);
@@ -341,14 +341,14 @@ class Loader {
     if (c_.sinks) want_vector(c_.tensor(l, "self_attn.sinks"), c_.heads, layer.sinks);
   }
 
-  /// Queries, keys and values of heads that have their own.
+  /// Queries, keys and values of attention that is not latent.
   void want_heads(std::uint32_t l, LayerWeights& layer) {
     const auto at = [&](const std::string& name) { return c_.tensor(l, name); };
     const std::uint32_t dim = c_.layer[l].head_dim, kv_heads = c_.layer[l].kv_heads;
     const std::uint32_t q_width = c_.heads * dim, kv_width = kv_heads * dim;
     const bool neighbours = c_.rope.neighbours;
-    const std::string values_of = c_.layer[l].keys_are_values ? "k" : "v";  // which are the same before their norms
-    const bool gated = c_.output_gate && c_.names.output_gate.empty();      // of each head its queries, then its gates
+    const std::string values_of = c_.layer[l].keys_are_values ? "k" : "v";  // the same before norms
+    const bool gated = c_.output_gate && c_.names.output_gate.empty();      // heads: queries, then gates
     Rows queries{at("self_attn.q_proj.weight"), q_width};
     if (gated) {
       queries = some_of(queries.name, c_.heads, 2 * dim, 0, dim);
@@ -384,7 +384,7 @@ class Loader {
     }
   }
 
-  /// Of each head its queries' biases, which it returns, then those of its gates.
+  /// Splits biases, of which each head has those of its queries, then those of its gates. Returns those of queries.
   std::vector<float> take_gates(const std::vector<float>& both, std::uint32_t dim, LayerWeights& layer) {
     std::vector<float> queries, gates;
     for (std::uint32_t i = 0; i < both.size(); ++i) {
@@ -407,14 +407,14 @@ class Loader {
     want_kernel(at("conv.weight"), c_.hidden, layer);
   }
 
-  /// What the delta rule needs; as `DeltaAttention` of the CPU device reads it.
+  /// What the gated delta rule needs, read in the same way as by the CPU's `DeltaAttention`.
   void want_delta(std::uint32_t l, LayerWeights& layer) {
     const LinearAttention& d = c_.linear;
     const auto at = [&](const char* name) { return c_.tensor(l, std::string("linear_attn.") + name); };
     const std::uint32_t width = d.value_heads * d.value_dim, heads = d.value_heads / d.key_heads;
     const std::uint32_t key = d.key_dim, value = heads * d.value_dim, each = 2 * key + 2 * value;
     const std::string split = at("in_proj_qkv.weight");
-    if (d.fused && checkpoint_.find(split) == nullptr) {  // of each key head its queries, keys, values and gates
+    if (d.fused && checkpoint_.find(split) == nullptr) {  // each key head has queries, keys, values and gates
       const auto part = [&](std::uint32_t first, std::uint32_t count) {
         return some_of(at("in_proj_qkvz.weight"), d.key_heads, each, first, count);
       };
@@ -424,7 +424,7 @@ class Loader {
       want_matrix(split, d.channels(), c_.hidden, layer.qkv);
       want_matrix(at("in_proj_z.weight"), width, c_.hidden, layer.output_gate);
     }
-    if (d.fused) {  // of each key head its value heads' rates, then what they let go by
+    if (d.fused) {  // each key head has its value heads' rates, then their fading
       want_matrix({some_of(at("in_proj_ba.weight"), d.key_heads, 2 * heads, 0, heads),
                    some_of(at("in_proj_ba.weight"), d.key_heads, 2 * heads, heads, heads)},
                   c_.hidden, layer.rates);
@@ -443,7 +443,7 @@ class Loader {
     layer.delta.epsilon = static_cast<float>(c_.norm_epsilon);
   }
 
-  /// What makes latent vectors, and what each head makes of them.
+  /// The projections to latent vectors, and each head's projections from them.
   void want_latent(std::uint32_t l, LayerWeights& layer) {
     const auto at = [&](const std::string& name) { return c_.tensor(l, "self_attn." + name); };
     const std::uint32_t rank = c_.latent.rank, width = rank + c_.rope.width, q_width = c_.heads * c_.head_dim;
@@ -460,7 +460,7 @@ class Loader {
     if (c_.latent.bias) want_vector(at("kv_a_proj_with_mqa.bias"), width, layer.kv_bias);
     want_latent_heads(l, layer);
   }
-  /// In bf16 if they are exact in it, and else as floats.
+  /// The heads' projections, in bf16 if that is exact, else as floats.
   void want_latent_heads(std::uint32_t l, LayerWeights& layer) {
     const auto at = [&](const std::string& name) { return c_.tensor(l, "self_attn." + name); };
     const std::uint32_t rank = c_.latent.rank, plain = c_.latent.plain_dim, each = plain + c_.value_dim;

@@ -13,7 +13,7 @@ namespace {
 
 using namespace part;
 
-/// One task of a group. Every matrix is behind the task's own address.
+/// One task of a group. Its matrices lie at offsets from the task's address.
 struct ExpertJob {
   Place place;  ///< of the first matrix
   const std::uint32_t* assignments = nullptr;
@@ -24,7 +24,7 @@ struct ExpertJob {
   __device__ std::uint32_t inputs() const { return task.rows; }
 };
 
-// Called, not inlined: biases and weights would otherwise cost the loops of families that have neither.
+// Not inlined: biases and weights would slow down the loops of families that have neither.
 __device__ __noinline__ float activated_after(const Activation& a, const std::byte* biases, float weight,
                                               std::uint32_t output, std::uint32_t width, float gate, float up) {
   if (biases != nullptr) {
@@ -41,7 +41,7 @@ __device__ __noinline__ float given_after(const std::byte* biases, const std::by
 /// activated = activation(gate x, up x).
 struct GateUpJob : ExpertJob {
   static constexpr std::uint32_t rows = 2;
-  std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to the other
+  std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to up's
   std::uint32_t top_k = 0;
   const float* x = nullptr;  ///< [n, hidden]
   float* to = nullptr;       ///< [n * top_k, width]
@@ -67,7 +67,7 @@ struct GateUpJob : ExpertJob {
   }
 };
 
-/// Returns once `made`, which other blocks count up, is at `all`, and what they wrote before that can be read.
+/// Waits until other blocks have counted `made` up to `all`. What they wrote before that can then be read.
 __device__ __forceinline__ void wait_for(const unsigned* made, std::uint32_t all) {
   if (threadIdx.x == 0) {
     const volatile unsigned* now = made;
@@ -84,7 +84,7 @@ struct DownJob : ExpertJob {
   const float* activated = nullptr;
   float* results = nullptr;        ///< [n * top_k, hidden]
   const unsigned* made = nullptr;  ///< how many blocks have written their share of the task's activations
-  std::uint32_t makers = 0;        ///< how many blocks write some
+  std::uint32_t makers = 0;        ///< how many blocks write such shares
 
   __device__ Row row(std::uint32_t output, std::uint32_t /*i*/) const { return row_of(place, task.weights, output); }
   __device__ const float* input(std::uint32_t i, std::uint32_t& number) const {
@@ -104,7 +104,7 @@ struct DownJob : ExpertJob {
 /// Where an expert's matrices lie at one precision.
 struct ExpertPlaces {
   Place gate, down;
-  std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to the other
+  std::uint64_t up_at = 0;  ///< bytes from the gate's matrix to up's
   std::uint64_t biases_at = 0, scale_at = 0;
 };
 
@@ -112,9 +112,9 @@ struct ExpertPlaces {
 struct GroupJob {
   ExpertPlaces at[precision_count];
   std::uint32_t count = 0;     ///< of tasks
-  std::uint32_t ends[3] = {};  ///< tasks before that are INT2; before the next, INT4; INT8
+  std::uint32_t ends[3] = {};  ///< where tasks in INT2 end, then those in INT4, then those in INT8
   FloatType type = FloatType::bf16;
-  StoredType wide, narrow;  ///< instead, of gate and up, and of down
+  StoredType wide, narrow;  ///< for `AnyStored` instead of `type`: of gate and up, and of down
   Activation activation;
   const float* weights = nullptr;
   const ExpertTask* tasks = nullptr;
@@ -129,11 +129,11 @@ struct GroupJob {
 /// For a kernel whose tasks may be of all precisions.
 struct AnyWeights {};
 
-/// For one whose tasks are all as the checkpoint has them, of types that it is told.
+/// For a kernel whose tasks are all in the checkpoint's own types, which it gets as arguments.
 struct AnyStored {};
 
 /// Both products of all tasks. Blocks draw their work in the order in which they start: first gate and up of every task,
-/// then down. So a block that waits for a task's first product waits only for blocks that run already.
+/// then down. So a block that waits for the activations of its task waits only for blocks that are already running.
 template <class Weights, std::uint32_t up_rows, std::uint32_t down_rows, std::uint32_t most, bool aligned>
 __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g) {
   __shared__ Stage<stage_floats(most)> stage;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
   const std::uint32_t index = number / blocks;
   const ExpertTask task = g.tasks[index];
 
-  static_cast<void>(stage);  // compilers do not see that it is used, where another function calls `run`
+  static_cast<void>(stage);  // else compilers call it unused if only `with_stored` calls `run`
   auto run = [&](auto weights) {
     using Stored = decltype(weights);
     const ExpertPlaces& at = g.at[static_cast<int>(Stored::precision)];
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
   __threadfence();  // what this block wrote comes before its mark
   __syncthreads();
   if (threadIdx.x != 0) return;
-  // Read again: so much less lives in registers meanwhile.
+  // `drawn` is read again from shared memory, which saves registers in between.
   if (drawn < ups) atomicAdd(started + 2 + drawn / g.up_blocks, 1U);
   if (atomicAdd(ended, 1U) == gridDim.x - 1) {  // all others have read what they wait for
     __threadfence();
@@ -194,14 +194,14 @@ __global__ void __launch_bounds__(product_threads, 2) experts_kernel(GroupJob g)
   }
 }
 
-/// Of gate and up, or of down.
+/// The layout of gate and up, or of down.
 PassThroughLayout plain(const ExpertShape& s, int part) {
   return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, part == 2 ? s.down.number : s.type.number};
 }
 BlockLayout in_blocks(const ExpertShape& s, int part) {
   return {part == 2 ? s.hidden : s.width, part == 2 ? s.width : s.hidden, part == 2 ? s.down.block : s.type.block};
 }
-/// Calls `use` with the layout that it has.
+/// Calls `use` with the layout of the part's stored type.
 template <class Use>
 void with_layout(const ExpertShape& s, int part, const Use& use) {
   if (part == 2 ? s.down.blocks : s.type.blocks) return use(in_blocks(s, part));
@@ -210,7 +210,7 @@ void with_layout(const ExpertShape& s, int part, const Use& use) {
 std::uint64_t wide_bytes(const ExpertShape& s) {
   return s.type.blocks ? in_blocks(s, 0).bytes() : plain(s, 0).bytes();
 }
-/// Whether all of it is numbers of one type.
+/// Whether all matrices hold plain numbers of one type.
 bool numbers(const ExpertShape& s) {
   return !s.type.blocks && s.down == s.type;
 }
@@ -253,7 +253,7 @@ void check(const ExpertShape& s) {
 
 constexpr std::uint32_t copy_threads = 256;
 
-/// A block brings one row of a task: of the inputs in, or of the results out.
+/// A block copies one row of a task: `gather` an input, `scatter` a result.
 __global__ void gather(const float* x, const std::uint32_t* assignments, std::uint32_t top_k, std::uint32_t hidden,
                        float* to) {
   const float* from = x + std::uint64_t{assignments[blockIdx.x] / top_k} * hidden;
@@ -337,7 +337,7 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
       with(experts_kernel<AnyWeights, 4, 4, 1, true>, 4, 4, 1);
     }
   };
-  if (!numbers(s)) {  // those of other precisions first, as they lie
+  if (!numbers(s)) {  // packed experts come first in the group
     std::array<std::uint32_t, precision_count> others = group.counts;
     const std::uint32_t own = std::exchange(others[static_cast<std::size_t>(Precision::full)], 0);
     if (own < std::accumulate(group.counts.begin(), group.counts.end(), 0U)) {
@@ -353,7 +353,7 @@ void experts(const Context& context, const ExpertShape& s, const ExpertGroup& gr
     if (group.most_rows == 1) return with(experts_kernel<AnyStored, 2, 2, 1, false>, 2, 2, 1);
     return with(experts_kernel<AnyStored, 2, 2, 4, false>, 2, 2, 4);
   }
-  // Several rows need all registers: with all precisions in one kernel, too few would be left.
+  // Tasks of several rows need all registers, so that each precision gets a kernel of its own.
   auto* full = s.type == FloatType::bf16  ? experts_kernel<Plain<FloatType::bf16>, 4, 4, 8, true>
                : s.type == FloatType::f16 ? experts_kernel<Plain<FloatType::f16>, 4, 4, 8, true>
                                           : experts_kernel<Plain<FloatType::f32>, 4, 4, 8, true>;

@@ -1,4 +1,4 @@
-// What is small around the products: descriptors, embedding, norms, sums.
+// Small kernels around the products: descriptors, embedding, norms, sums.
 #include <algorithm>
 #include <cstring>
 #include <cub/block/block_reduce.cuh>
@@ -14,7 +14,7 @@ using namespace part;
 
 constexpr std::uint32_t threads = 256;
 
-/// Bytes as an argument of a kernel, of which all together may have 4 KiB.
+/// Bytes that travel as a kernel's argument. All arguments of a kernel may have 4 KiB.
 template <std::uint32_t words>
 struct Payload {
   std::uint32_t word[words];
@@ -72,9 +72,8 @@ __global__ void embed_blocks(BlockLayout table, const std::byte* weights, const 
   }
 }
 
-/// A thread keeps its first numbers in registers, `norm_held` times four of them: a row is one trip to memory. A row of
-/// no more than four numbers for each of a quarter of the threads, such as one of latent attention, is theirs alone: the
-/// others would only be waited for.
+/// A thread keeps its first `norm_held` times four numbers in registers, so that most rows are read only once. Short rows,
+/// such as those of latent attention, get a quarter of the threads: the others would have nothing to do.
 constexpr std::uint32_t norm_threads = 512, few_norm_threads = norm_threads / 4, norm_held = 4;
 constexpr std::uint32_t short_row = 4 * few_norm_threads;
 
@@ -196,7 +195,7 @@ cudaError_t has_code() {
 
 bool part::begins_early() {
   static const bool early = [] {
-    // What was compiled for less than 9.0 does not wait: not even where the driver compiles it for a newer device.
+    // Code compiled for less than 9.0 has no waits in it, even if the driver compiles it for a newer device.
     cudaFuncAttributes attributes{};
     const cudaError_t error =
         cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(rms_norm_kernel<norm_threads>));

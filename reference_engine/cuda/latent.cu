@@ -1,4 +1,4 @@
-// What attention from one latent vector a token needs beside attention.
+// What latent attention needs in addition to attention itself.
 #include <cmath>
 #include <cub/warp/warp_reduce.cuh>
 

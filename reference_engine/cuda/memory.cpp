@@ -24,7 +24,7 @@ void refuse(std::uint64_t bytes, Use use, const Account& account) {
   const std::uint64_t experts = account.bytes[static_cast<std::size_t>(Use::experts)];
   const std::uint64_t slots = use == Use::experts ? bytes : experts;
   const std::uint64_t margin = margin_bytes(total);
-  const std::uint64_t lacking = bytes > free ? bytes - free + margin : margin;  // what is free may be in pieces
+  const std::uint64_t lacking = bytes > free ? bytes - free + margin : margin;  // free memory may be fragmented
   const std::uint64_t fits = slots > lacking ? (slots - lacking) / 64 * 64 : 0;
   throw InputError(fmt::format("{} bytes for {} do not fit the device: {} of its {} bytes are free; {}", bytes,
                                name(use), free, total,

@@ -10,7 +10,7 @@
 namespace ferry::engine::cuda {
 namespace {
 
-/// Lays arrays one behind the other, each from a multiple of 256 bytes on.
+/// Places arrays one after another, each aligned to 256 bytes.
 class Layout {
  public:
   explicit Layout(std::byte* base) : base_(base) {}
@@ -41,9 +41,9 @@ Workspace::Workspace(const ModelConfig& config) : config_(config) {
   check(cublasCreate(&context.blas), "cublasCreate");
   blas_.reset(context.blas);
   check(cublasSetStream(context.blas, context.stream), "cublasSetStream");
-  blas_memory_ = DeviceBlock(blas_bytes, Use::activations, account);  // otherwise cuBLAS takes some that nobody counts
+  blas_memory_ = DeviceBlock(blas_bytes, Use::activations, account);  // else cuBLAS allocates uncounted memory
   check(cublasSetWorkspace(context.blas, blas_memory_.data(), blas_bytes), "cublasSetWorkspace");
-  // A tile of 4 Mi weights keeps cuBLAS busy, and is small beside any model that needs a GPU.
+  // A tile of 4 Mi weights keeps cuBLAS busy, and is small compared with any model that needs a GPU.
   const std::uint64_t longest =
       std::max({config.hidden, config.expert_width, config.shared_width, config.dense_width,
                 config.heads * std::max(most_of(&LayerConfig::head_dim), config.value_dim), config.latent.query_rank,
@@ -103,7 +103,7 @@ void Workspace::reserve(std::uint32_t most) {
     results = next.next<float>(routed * c.hidden);
     gate_logits = next.next<float>((1 + most_ahead) * n * c.experts);
     places = next.next<RowPlace>(n);
-    // Of each assignment its number, weight and two states; and the tasks.
+    // The number, weight and two states of each assignment, and the tasks.
     plan_bytes = routed * 10 + c.experts * sizeof(ExpertTask) + 5 * 64;
     plan = next.next<std::byte>(plan_bytes);
     numbers = next.next<std::uint32_t>(n);

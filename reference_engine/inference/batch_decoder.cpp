@@ -31,10 +31,10 @@ struct BatchDecoder::Place {
   Decoded made;
   std::uint32_t position = 0;              ///< of the next token to run
   std::uint32_t next = 0;                  ///< that token, once the prompt is over
-  std::uint32_t limit = 0, positions = 0;  ///< tokens to make, and that the cache has room for
-  Ended at_limit = Ended::max_new_tokens;  ///< what the limit is of
+  std::uint32_t limit = 0, positions = 0;  ///< tokens to generate; positions that the cache has room for
+  Ended at_limit = Ended::max_new_tokens;  ///< why the text ends at the limit
   bool over = false;
-  bool torn = false;  ///< a step failed: its keys and values are there in part
+  bool torn = false;  ///< a step failed and may have written only some of its keys and values
 
   [[nodiscard]] bool has_prompt() const { return position < request.tokens.size(); }
 };
@@ -79,7 +79,7 @@ std::uint32_t BatchDecoder::add(const DecodeRequest& request) {
 
 std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest& request) {
   const std::unique_ptr<Place> before = std::move(places_[place]);
-  std::vector<std::uint32_t> run = before->request.tokens;  // whose keys and values are there
+  std::vector<std::uint32_t> run = before->request.tokens;  // tokens whose keys and values the cache has
   run.insert(run.end(), before->made.tokens.begin(), before->made.tokens.end());
   run.resize(before->torn ? 0 : std::min<std::size_t>(run.size(), before->position));
   std::unique_ptr<Place> p;
@@ -88,7 +88,7 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
     p = make_place(request);
     begins_anew = p->positions > before->positions;
     if (begins_anew) {
-      caches_[place] = KvCache();  // both at once may not fit, and nothing of it is used again
+      caches_[place] = KvCache();  // freed first: both may not fit, and it is not reused
       caches_[place] = model_.make_cache(p->positions, options_.prefill_chunk);
     }
   } catch (...) {
@@ -98,7 +98,7 @@ std::uint32_t BatchDecoder::add_behind(std::uint32_t place, const DecodeRequest&
   }
   std::size_t kept = 0;
   while (kept < run.size() && kept + 1 < request.tokens.size() && run[kept] == request.tokens[kept]) ++kept;
-  // What a layer remembers as one matrix cannot go back to an earlier token.
+  // A layer that remembers one matrix for all tokens cannot go back to an earlier token.
   const auto& layers = model_.config().layer;
   const bool forgets = std::any_of(layers.begin(), layers.end(), [](const LayerConfig& l) { return l.linear; });
   if (forgets && kept < run.size()) kept = 0;

@@ -23,7 +23,7 @@ std::ptrdiff_t best(const Quality::Logits& logits) {
 
 using Window = std::vector<std::uint32_t>;
 
-/// Logits of each window [tokens - 1, vocabulary]: what predicted each of its tokens. The last is not run.
+/// Logits of each window [tokens - 1, vocabulary]: row i predicts token i + 1. The last token is not run.
 std::vector<Matrix> run_windows(Model& model, ExpertRunner& runner, const std::vector<Window>& windows, Phase phase) {
   const ModelConfig& c = model.config();
   std::vector<Matrix> logits;
@@ -118,13 +118,13 @@ std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
   if (all.empty() || begin_tokens.size() + all.size() < 2)
     throw InputError("the text has no token that another one predicts");
   std::vector<Evaluated> results(stacks.size());
-  // Without what is copied before the first step.
+  // Times count from here, without what is copied before the first step.
   const Nanoseconds resident_begin = resident.statistics().virtual_ns;
   std::vector<Nanoseconds> begin;
   for (const auto& s : stacks) begin.push_back(s->statistics().virtual_ns);
   for (std::size_t at = 0; at < all.size();) {
     std::vector<Window> windows;
-    std::vector<std::size_t> first;  // of each, which token of the text
+    std::vector<std::size_t> first;  // where each window begins in the text
     for (; windows.size() < o.batch && at < all.size(); at += o.window) {
       Window& window = windows.emplace_back(begin_tokens);
       const auto from = all.begin() + static_cast<std::ptrdiff_t>(at);
@@ -132,11 +132,11 @@ std::vector<Evaluated> evaluate(Model& model, ExpertRunner& resident,
                     from + static_cast<std::ptrdiff_t>(std::min<std::size_t>(o.window, all.size() - at)));
       first.push_back(at);
     }
-    // A token by itself, which nothing predicts.
+    // A last window of one token has nothing to predict it.
     if (windows.size() > 1 && windows.back().size() < 2) windows.pop_back();
     if (windows[0].size() < 2) break;
     const std::vector<Matrix> right = run_windows(model, resident, windows, o.phase);
-    resident.uses.clear();  // kept for bounds, which no one asks for here
+    resident.uses.clear();  // kept for bounds, which nobody asks for here
     for (std::size_t s = 0; s < stacks.size(); ++s) {
       ExpertRunner& runner = *stacks[s];
       const std::vector<Matrix> own = run_windows(model, runner, windows, o.phase);

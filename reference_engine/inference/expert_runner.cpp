@@ -79,7 +79,7 @@ ModelShape model_shape(const ModelConfig& config, const std::vector<ExpertLayout
   for (const ExpertLayout& layout : layouts) {
     ExpertBytes& bytes = m.expert_bytes.emplace_back();
     for (std::uint32_t p = 1; p < precision_count; ++p) {
-      // The model's own is what budgets are shares of, stored or not.
+      // Budgets are shares of the model's own precision, even if it is not stored.
       const bool sized = (precisions >> p & 1U) != 0 || static_cast<Precision>(p) == Precision::full;
       if (sized) bytes[p] = layout.bytes(static_cast<Precision>(p));
     }

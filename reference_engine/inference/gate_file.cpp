@@ -41,7 +41,7 @@ void read_gates(const std::filesystem::path& path, const ModelConfig& config, Ga
     }
   };
   std::size_t known = 0;
-  each([&](std::uint32_t layer, std::uint32_t distance) {  // all of it before memory is asked for
+  each([&](std::uint32_t layer, std::uint32_t distance) {  // checks the whole file before it allocates
     const std::string name = gate_tensor(layer, distance);
     const Tensor& t = file.at(name);
     if (t.shape != std::vector<std::uint64_t>{config.experts, config.hidden} || t.dtype != DType::f32) {

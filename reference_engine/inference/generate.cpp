@@ -99,7 +99,7 @@ class Group {
   ExpertRunner& runner_;
   const GenerateOptions& options_;
   Generated& result_;
-  std::vector<std::size_t> prompt_;  ///< of each place
+  std::vector<std::size_t> prompt_;  ///< the prompt's number, by place
   BatchDecoder decoder_;
 };
 

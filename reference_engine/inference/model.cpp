@@ -17,7 +17,7 @@ namespace ferry::engine {
 
 namespace {
 
-/// How far a sequence can go back whatever it has run: an answer that is told otherwise, as of what was thought before it.
+/// How far a sequence can always go back, as when the next prompt has the last answer without its reasoning.
 constexpr std::uint64_t spare_positions = 512;
 
 }  // namespace
@@ -26,7 +26,7 @@ CacheRoom::CacheRoom(const ModelConfig& c, std::uint32_t positions, std::uint32_
     : positions(positions), recent(positions), step(rows == 0 ? positions : std::min(rows, positions)) {
   std::uint64_t reach = 0;
   for (const LayerConfig& layer : c.layer) reach = std::max<std::uint64_t>(reach, layer.reach());
-  // One step more: what comes in the middle of one may neither push out what its first rows attend to.
+  // One step more, so that the last rows of a step do not overwrite what its first rows attend to.
   const std::uint64_t wanted = reach + 2 * std::uint64_t{step} + spare_positions;
   if (reach > 0 && wanted < positions) {
     recent = static_cast<std::uint32_t>(wanted);
@@ -36,7 +36,7 @@ CacheRoom::CacheRoom(const ModelConfig& c, std::uint32_t positions, std::uint32_
 
 namespace {
 
-/// Floats that so many numbers of a key or value take.
+/// The floats that take the room of so many numbers of a key or value.
 std::uint32_t cache_columns(const ModelConfig& c, std::uint32_t numbers) {
   return c.cache_type == FloatType::f32 ? numbers : numbers / 2;
 }
@@ -142,7 +142,7 @@ Model::~Model() = default;
 Model::Model(ModelFiles& files) : folder_(files.folder), config_(files.config), store_(std::move(files.store)) {
   const ModelConfig& c = config_;
   check_cache_type(c);
-  // Before memory is asked for: the file has what config.json says.
+  // Before memory is allocated, checks that the file has what config.json says.
   const std::uint32_t layers = c.moe_layer_count();
   for (std::uint32_t l = 0; l < layers; ++l) {
     static_cast<void>(files.checkpoint->at(c.gate_name(l), {c.moe(l).experts, c.hidden}));
@@ -161,7 +161,7 @@ Model::Model(ModelFiles& files) : folder_(files.folder), config_(files.config), 
   gate_biases_ = gate_vectors(*files.checkpoint, c.names.gate_bias);
   choice_biases_ = gate_vectors(*files.checkpoint, c.names.choice_bias);
   if (c.experts_differ() && gate_biases_.size() == 0) gate_biases_ = Matrix::Zero(layers, c.experts);
-  for (std::uint32_t l = 0; l < layers; ++l) {  // nothing may rank an expert high that the layer does not have
+  for (std::uint32_t l = 0; l < layers; ++l) {  // experts that the layer lacks must rank last
     const std::uint32_t experts = c.moe(l).experts;
     if (experts == c.experts) continue;
     constexpr float none = -std::numeric_limits<float>::infinity();
@@ -171,7 +171,7 @@ Model::Model(ModelFiles& files) : folder_(files.folder), config_(files.config), 
   gates_->set_rule(c.gate, gate_biases_, choice_biases_);
 }
 
-/// [layers, experts] of the vectors that end so, or nothing for no name.
+/// The layers' vectors of this name as [layers, experts]; empty if the name is empty.
 Matrix Model::gate_vectors(const Checkpoint& checkpoint, const std::string& name) {
   Matrix all;
   if (name.empty()) return all;
@@ -207,7 +207,7 @@ const Tokenizer* Model::tokenizer() const {
   std::call_once(tokenizer_asked_, [&] {
     try {
       tokenizer_ = open_tokenizer(folder_, config_);
-    } catch (const InputError& e) {  // which concerns only whoever needs one
+    } catch (const InputError& e) {  // an error only for those who need a tokenizer
       why_no_tokenizer_ = e.what();
     }
   });
@@ -225,7 +225,7 @@ const Tokenizer& Model::need_tokenizer() const {
 
 std::vector<std::uint32_t> Model::begin_tokens() const {
   if (const Tokenizer* found = tokenizer()) return found->begin();
-  if (!why_no_tokenizer_.empty()) throw InputError(why_no_tokenizer_);  // it would say what texts begin with
+  if (!why_no_tokenizer_.empty()) throw InputError(why_no_tokenizer_);  // the tokenizer would say what texts begin with
   if (config_.begin_token == no_token) return {};
   return {config_.begin_token};
 }

@@ -13,7 +13,7 @@
 namespace ferry::engine {
 namespace {
 
-constexpr std::uint32_t host_together = 8;  // experts, which a store on a disk holds in memory meanwhile
+constexpr std::uint32_t host_together = 8;  // experts at once: a store on a disk keeps them in memory meanwhile
 
 View<const float> view(const Matrix& m) {
   return {m.data(), static_cast<std::uint32_t>(m.size())};
@@ -75,14 +75,14 @@ PipelineRunner::PipelineRunner(const AnyConfig& config, bool preload, const Expe
 }
 
 void PipelineRunner::begin_step(Phase phase, const std::vector<std::uint32_t>& sequences) {
-  take_stalls();  // the step before is over: it was that phase's
+  take_stalls();  // stalls of the last step count to its phase
   phase_ = phase;
   if (phase == Phase::prefill) new_section_ = true;
   pipe_->begin_step({phase, sequences});
 }
 
 GateWants PipelineRunner::gate_wants(std::uint16_t layer) const {
-  if (gate_worker_) return {true, 0};  // it makes the rows
+  if (gate_worker_) return {true, 0};  // the worker makes the predicted rows
   if (!traits_.predicts || pipe_->look_ahead_rows(phase_) != RowSource::gate_input)
     return {traits_.computes_on_host, 0};
   const std::uint32_t behind = settings_.model.layers - layer - 1U;
@@ -95,7 +95,7 @@ void PipelineRunner::plan(std::uint16_t layer, const Matrix& input, const GateSc
   if (virtual_time_ != nullptr) {
     took_ = {virtual_time_->pass_gate(layer, static_cast<std::uint32_t>(scores.select.rows())), 0, 0, 0};
   }
-  link_.take();  // done and finish have called it, too
+  link_.take();  // drops the time that `done` and `finish` spent in the link
   Nanoseconds begin = now_ns();
   plan_ = pipe_->plan({layer, view(scores.select), view(scores.weight)});
   note_decision("decide", begin);
@@ -126,13 +126,13 @@ void PipelineRunner::run_resident(std::uint16_t /*layer*/, const Matrix& /*input
   }
   if (!std::exchange(gate_rows_, false)) return;
   link_.take();
-  const Nanoseconds begin = now_ns();  // always here: the order of decisions does not depend on threads
+  const Nanoseconds begin = now_ns();  // always at this point, so that decisions do not depend on threads
   look_ahead_all(join_gates());
   note_decision("look ahead", begin);
 }
 
 View<const Scores> PipelineRunner::join_gates() {
-  struct Leave {  // whether or not the worker throws
+  struct Leave {  // leaves even if the worker throws
     WorkerPool* workers;
     ~Leave() {
       if (workers != nullptr) workers->leave();
@@ -217,14 +217,14 @@ RunnerStatistics PipelineRunner::statistics() const {
   return s;
 }
 
-/// From the tier below.
+/// The expert's bytes in the store.
 HeldBytes PipelineRunner::expert(Variant v) const {
   HeldBytes held = store_.bytes(v);
   if (held.view.size == 0) throw LinkError("a stack asked for an expert at a precision that was not made ready");
   return held;
 }
 
-/// On a virtual clock deciding takes no time, and what the device waits for it says itself.
+/// Adds real time to a sum. On a virtual clock, decisions take no time, and the device reports its waits itself.
 void PipelineRunner::note(Lane lane, const char* name, Nanoseconds begin, Nanoseconds PhaseTimes::*sum) {
   if (virtual_time_ != nullptr) return;
   const Nanoseconds end = now_ns();
@@ -255,7 +255,7 @@ void PipelineRunner::look_ahead_all(View<const Scores> predicted) {
                     });
 }
 
-/// Puts the plan's share of the host on its own thread, from the host's own copy of the experts.
+/// Starts the host's share of the plan on a thread of its own, with the experts in host memory.
 void PipelineRunner::start_host(const Matrix& input) {
   host_tasks_ = plan_.host.size;
   if (host_tasks_ == 0) return;
@@ -283,12 +283,12 @@ void PipelineRunner::start_host(const Matrix& input) {
   });
 }
 
-/// Waits for the host's share. Returns what a row of an expert took, 0 if there was none.
+/// Waits for the host's share. Returns its time divided by its rows, or 0 if there was none.
 Nanoseconds PipelineRunner::wait_host() {
   if (host_tasks_ == 0) return 0;
   host_tasks_ = 0;
   const Nanoseconds begin = now_ns();
-  if (device_->waits_itself()) {  // its link has no thread either: it is moved on meanwhile
+  if (device_->waits_itself()) {  // its link has no thread: it has to be polled meanwhile
     while (!host_worker_->done_within(std::chrono::microseconds(100))) poll();
   }
   host_worker_->wait();

@@ -13,7 +13,7 @@ void Sampling::check() const {
   const auto need = [](bool good, const char* option, double value, const char* expected) {
     if (!good) throw InputError(fmt::format("{}: expected {}, got {}", option, expected, value));
   };
-  // Written so that what is no number is none of them.
+  // Written so that NaN fails every check.
   need(temperature >= 0 && temperature <= 100, "--temperature", temperature, "a number from 0 to 100");
   need(top_p > 0 && top_p <= 1, "--top-p", top_p, "a number above 0, 1 at most");
   need(min_p >= 0 && min_p <= 1, "--min-p", min_p, "a number from 0 to 1");
@@ -25,7 +25,7 @@ void Sampling::check() const {
 
 namespace {
 
-constexpr double coldest = 1e-6;  // below it is 0: a quotient by less may be more than a number holds
+constexpr double coldest = 1e-6;  // less counts as 0: dividing by it might overflow
 
 double log_sum(const LogitRow& logits) {
   const double most = logits.maxCoeff();
@@ -114,7 +114,7 @@ void Sampler::keep_top_k(std::vector<Candidate>& all) const {
   std::erase_if(all, [&](const Candidate& c) { return c.score < least; });
 }
 
-/// What top-p and min-p leave, by token again.
+/// Drops the tokens that top-p and min-p exclude. The rest is in order of tokens again.
 void Sampler::keep_likely(std::vector<Candidate>& all) const {
   if (s_.top_p == 1 && s_.min_p == 0) return;
   std::sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {

@@ -19,7 +19,7 @@ bool any_of(const std::array<std::string_view, N>& names, std::string_view name)
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Attributes that Python's numbers have, and no template needs.
+/// Attributes of Python's numbers that are not supported, since no template needs them.
 bool is_number_attribute(std::string_view name) {
   constexpr std::array<std::string_view, 12> names{
       "as_integer_ratio", "bit_count", "bit_length", "conjugate",  "denominator", "from_bytes",
@@ -33,7 +33,7 @@ Value method(Rendering& run, const Value& self, std::string_view name, Method bo
       [self, body](Rendering& running, const Arguments& arguments) { return body(running, self, arguments); });
 }
 
-/// What Python's getattr finds and the sandbox lets through. Undefined in the value: it keeps it from templates.
+/// The attribute that Python's getattr finds. An undefined value: the sandbox hides the attribute.
 std::optional<Value> plain_attribute(Rendering& run, const Value& value, const Value& name_value) {
   const TextData& name = *text_of(name_value);
   if (const auto* object = std::get_if<ObjectPtr>(&value)) return (*object)->attribute(run, name.text);
@@ -48,7 +48,7 @@ std::optional<Value> plain_attribute(Rendering& run, const Value& value, const V
   return std::nullopt;
 }
 
-/// Counts from the end if negative; none beyond the ends.
+/// The position of an index, which counts from the end if negative; none if it is out of range.
 std::optional<std::size_t> place_of(std::int64_t index, std::size_t size) {
   const auto length = static_cast<std::int64_t>(size);
   if (index < 0) index += length;
@@ -64,7 +64,7 @@ Value character_at(Rendering& run, const TextData& text, std::size_t index) {
   return run.text(text.text.substr(begin, end - begin), text.safe);
 }
 
-/// None where Python raises an IndexError, KeyError or TypeError.
+/// The item, or none where Python raises an IndexError, KeyError or TypeError.
 std::optional<Value> plain_item(Rendering& run, const Value& value, const Value& key) {
   if (const DictData* dict = dict_of(value)) {
     const Value* found = dict->find(key);
@@ -111,7 +111,7 @@ Cut cut_of(Rendering& run, const Slice& slice, std::size_t size) {
   return {start, step, static_cast<std::size_t>((static_cast<std::uint64_t>(distance) - 1) / stride + 1)};
 }
 
-/// The index of a cut's item; a step past the last may be one that does not fit.
+/// The index of one of the cut's `count` items. It lies in the sequence, so that the product cannot overflow.
 std::size_t index_of(const Cut& cut, std::size_t item) {
   return static_cast<std::size_t>(cut.start + (item == 0 ? 0 : static_cast<std::int64_t>(item) * cut.step));
 }
@@ -270,7 +270,7 @@ Value call(Rendering& run, const Value& function, const Arguments& arguments) {
   if (is_undefined(function)) run.fail_undefined(function);
   const auto* object = std::get_if<ObjectPtr>(&function);
   if (object == nullptr) run.fail(fmt::format("a call of {}, expected a function or a macro", a_type_of(function)));
-  const ObjectPtr kept = *object;  // the variable that holds it may change meanwhile
+  const ObjectPtr kept = *object;  // the call may change the variable that holds it
   return kept->call(run, arguments);
 }
 

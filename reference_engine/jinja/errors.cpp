@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t longest_name = 100, longest_message = 400;
 
-/// As many whole characters as there are in so many bytes.
+/// The longest beginning of a text that has whole characters and at most so many bytes.
 std::string_view cut(std::string_view text, std::size_t bytes) {
   std::size_t end = 0;
   for (std::size_t at = 0; at < text.size() && at <= bytes; next_character(text, at)) end = at;

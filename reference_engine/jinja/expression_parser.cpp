@@ -16,7 +16,7 @@ std::uint32_t height_of(const Expressions& all) {
   return height;
 }
 
-/// The height of what is directly below each kind of node.
+/// The greatest height of the nodes directly below a node.
 struct HeightBelow {
   std::uint32_t operator()(const Constant& /*is*/) const { return 0; }
   std::uint32_t operator()(const Variable& /*is*/) const { return 0; }
@@ -191,7 +191,7 @@ ExpressionPtr ExpressionParser::product() {
   }
 }
 
-/// Unlike Python's, jinja2's power binds to the left, and less than a sign.
+/// Unlike in Python, the power operator of jinja2 is left-associative and binds less tightly than a sign.
 ExpressionPtr ExpressionParser::power() {
   const std::uint32_t line = tokens_.line();
   ExpressionPtr left = unary();

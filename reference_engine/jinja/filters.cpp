@@ -45,7 +45,7 @@ Value trim_filter(Rendering& run, const Value& value, const Arguments& given) {
   return by_method(run, "strip", value, given);
 }
 
-/// Unlike the method, begins words only behind spaces, hyphens and opening brackets.
+/// Unlike the method `title`, starts a word only after white space, a hyphen or an opening bracket.
 Value title_filter(Rendering& run, const Value& value, const Arguments& given) {
   static_cast<void>(Parameters(run, "title", given, {}, 0));
   const std::string text = printed(run, value);
@@ -82,7 +82,7 @@ Value indent_filter(Rendering& run, const Value& value, const Arguments& given) 
   const bool by_text = got.has(0) && text_of(got.at(0)) != nullptr;
   const std::string indention = by_text ? got.text(0).text : aligned(run, "", got.whole_or(0, 4), " ", '<');
   const bool blank = got.flag_or(2, false);
-  const std::string whole = text->text + "\n";  // so that a newline at the end stays
+  const std::string whole = text->text + "\n";  // keeps a newline at the end
   TextBuilder out(run);
   if (got.flag_or(1, false)) out.add(indention);
   bool first = true;
@@ -162,7 +162,7 @@ Value format_filter(Rendering& run, const Value& value, const Arguments& given) 
   return format_percent(run, *text_of(text), run.dict(std::move(entries)));
 }
 
-/// None where Python raises a TypeError or ValueError; the text's base counts for texts only.
+/// The value as a whole number, or none where Python raises a TypeError or ValueError. `base` applies to texts only.
 std::optional<Value> as_whole(Rendering& run, const Value& value, std::int64_t base) {
   if (is_undefined(value)) run.fail_undefined(value);
   if (const auto whole = whole_of(value)) return *whole;
@@ -199,7 +199,7 @@ Value round_filter(Rendering& run, const Value& value, const Arguments& given) {
   const Parameters got(run, "round", given, {"precision", "method"}, 0);
   const std::string method = got.has(1) ? got.text(1).text : "common";
   if (!number_of(value)) run.fail(fmt::format("round of {}, expected a number", a_type_of(value)));
-  if (method == "common" && got.has(0) && is_none(got.at(0))) {  // as round(value) of Python
+  if (method == "common" && got.has(0) && is_none(got.at(0))) {  // like Python's round(value)
     const Value near = rounded(run, value, 0);
     return whole_of(near) ? near : Value(truncated(run, *number_of(near)));
   }

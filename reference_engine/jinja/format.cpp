@@ -12,7 +12,7 @@
 namespace ferry::engine::jinja {
 namespace {
 
-/// As repr() writes a character; nothing if as it is.
+/// How repr() escapes a character; empty if it does not.
 std::string repr_escape(std::uint32_t c, char quote) {
   if (c == static_cast<unsigned char>(quote) || c == '\\') return {'\\', static_cast<char>(c)};
   if (c == '\n') return "\\n";
@@ -23,7 +23,7 @@ std::string repr_escape(std::uint32_t c, char quote) {
   return c < 0x10000 ? fmt::format("\\u{:04x}", c) : fmt::format("\\U{:08x}", c);
 }
 
-/// Adds a text, with what `escape` makes of those characters for which that is not empty.
+/// Adds a text, with characters replaced for which `escape` returns something.
 template <class Escape>
 void add_escaped(TextBuilder& out, std::string_view text, const Escape& escape) {
   std::size_t added = 0;
@@ -141,7 +141,7 @@ class JsonWriter {
     if (known != std::string_view::npos) return {'\\', names[known]};
     if (c < 0x20 || (style_.ascii && c >= 0x80 && c < 0x10000)) return fmt::format("\\u{:04x}", c);
     if (!style_.ascii || c < 0x80) return "";
-    const std::uint32_t beyond = c - 0x10000;  // a pair of halves, as in UTF-16
+    const std::uint32_t beyond = c - 0x10000;  // a surrogate pair, as in UTF-16
     return fmt::format("\\u{:04x}\\u{:04x}", 0xd800 + (beyond >> 10U), 0xdc00 + (beyond & 0x3ffU));
   }
 
@@ -204,7 +204,7 @@ class JsonWriter {
 std::string float_text(double number) {
   if (std::isnan(number)) return "nan";  // whatever its sign
   std::string text = fmt::format("{}", number);
-  if (text.find_first_of(".en") == std::string::npos) text += ".0";  // neither 1e+16 nor inf and nan
+  if (text.find_first_of(".en") == std::string::npos) text += ".0";  // but not behind 1e+16, inf or nan
   return text;
 }
 

@@ -12,13 +12,13 @@
 namespace ferry::engine::jinja {
 namespace {
 
-/// How one value is to look: what both kinds of format strings say in their own ways.
+/// How to format one value. Both kinds of format strings are read into this.
 struct Style {
   std::string fill = " ";
-  char align = 0;  ///< 0: numbers to the right, all else to the left; =: filled behind the sign
+  char align = 0;  ///< 0: numbers to the right, others to the left; '=': filled after the sign
   char sign = '-';
   bool prefixed = false;
-  bool zeros = false;  ///< numbers that say nothing else are filled behind the sign
+  bool zeros = false;  ///< numbers without `align` are filled after the sign
   std::int64_t width = 0;
   std::optional<std::int64_t> precision;
   char type = 0;
@@ -198,7 +198,7 @@ class PercentFormat {
       ++at_;
       style.precision = read_size(run_, format_, at_).value_or(0);
     }
-    while (peek() == 'h' || peek() == 'l' || peek() == 'L') ++at_;  // of C, without meaning in Python
+    while (peek() == 'h' || peek() == 'l' || peek() == 'L') ++at_;  // C's length modifiers, which Python ignores
     return style;
   }
 
@@ -215,7 +215,7 @@ class PercentFormat {
     out_.add(format_number(run_, whole_of(value) ? value : cut_off(value, style.type), style));
   }
 
-  /// %d takes a float without what is behind its point.
+  /// %d drops a float's fraction.
   Value cut_off(const Value& value, char type) {
     const double number = std::trunc(*number_of(value));
     if (type != 'd' || !(std::abs(number) < 9.2e18)) {

@@ -50,7 +50,7 @@ class AtEnd {
 
 }  // namespace
 
-/// Other variables and another place for what is printed, until it goes.
+/// Switches to other variables and to another output, and back in its destructor.
 class Interpreter::Frame {
  public:
   Frame(Interpreter& of, Variables* variables, TextBuilder* out)
@@ -114,7 +114,7 @@ Interpreter::Flow Interpreter::run_within(const Statements& body, const Scope& s
   return flow;
 }
 
-/// Those items of a loop that pass its test; each is tested when the loop gets to it.
+/// The items of a loop that pass its test. Each is tested only when the loop gets to it.
 IteratorPtr Interpreter::passing(const For& is, IteratorPtr items) {
   const std::uint32_t depth = items->depth + 1;
   Variables* const variables = variables_;
@@ -129,7 +129,8 @@ IteratorPtr Interpreter::passing(const For& is, IteratorPtr items) {
   });
 }
 
-/// As in jinja2, what stands behind `else` is run if no turn came to its end, be it by break or continue.
+/// As in jinja2, the `else` branch runs if no turn reached the end of the body: there was none, or all ended by break or
+/// continue.
 Interpreter::Flow Interpreter::run_one(const For& is) {
   const Value iterable = value(*is.items);
   IteratorPtr items = items_of(run_, iterable, "a loop");
@@ -257,7 +258,7 @@ void Interpreter::bind(const MacroBody& macro, const Arguments& given) {
   }
 }
 
-/// What was given beyond the parameters.
+/// Binds the arguments that no parameter takes.
 void Interpreter::bind_more(const MacroBody& macro, std::vector<std::pair<std::string, Value>> named,
                             const Values& positional) {
   if (macro.caller) {
@@ -326,7 +327,7 @@ Namespace& Interpreter::namespace_of(const Target& target) {
   return *found;
 }
 
-/// Before anything is computed, so that an assignment that cannot be made fails first.
+/// Fails for assignments that cannot be made, before the value is computed.
 void Interpreter::check_namespaces(const Target& target) {
   for (const Target& part : target.parts) check_namespaces(part);
   if (target.attribute) namespace_of(target);

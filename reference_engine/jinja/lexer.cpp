@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t npos = std::string_view::npos;
 
-/// Line breaks become newlines, and one at the end goes.
+/// Turns all line breaks into newlines, and drops one at the end.
 std::string normalized(const std::string& source) {
   std::string out;
   for (std::size_t i = 0; i < source.size(); ++i) {
@@ -69,7 +69,7 @@ class Lexer {
     fail_at(name_, line_, what);
   }
 
-  /// Keeps up the number of the line of at_.
+  /// Brings `line_` up to date with `at_`.
   void count_lines() {
     const std::size_t upto = std::min(at_, source_.size());
     if (upto <= counted_) return;
@@ -107,7 +107,7 @@ class Lexer {
     }
   }
 
-  /// What is left of a text before a tag: without the spaces before it, or those from the line's begin if that is all.
+  /// The text before a tag that is kept: without spaces before a -, and without indentation if a tag begins its line.
   [[nodiscard]] std::string_view before_tag(std::string_view text, char control, bool is_print) const {
     if (control == '-') return without_spaces_behind(text);
     if (control == '+' || is_print) return text;
@@ -116,7 +116,7 @@ class Lexer {
     return without_spaces_behind(text.substr(begin)).empty() ? text.substr(0, begin) : text;
   }
 
-  /// A + or - behind the begin of a tag.
+  /// Takes a + or - at the beginning of a tag.
   char control() {
     const char c = peek();
     if (c != '-' && c != '+') return '\0';
@@ -124,7 +124,7 @@ class Lexer {
     return c;
   }
 
-  /// The end of a tag, if it is here. A - takes the spaces behind it, a + nothing, and else a newline goes if `trims`.
+  /// Takes the end of a tag, if it is here. A - also takes the spaces behind it; without a sign, `trims` takes a newline.
   bool take_end(std::string_view end, bool trims, bool plus) {
     const bool minus = peek() == '-', is_plus = plus && peek() == '+';
     const std::size_t sign = minus || is_plus ? 1 : 0;
@@ -161,7 +161,7 @@ class Lexer {
     }
   }
 
-  /// jinja2 does not mind a comment that is not closed, if nothing comes behind its begin.
+  /// Like jinja2, accepts an unclosed comment if the template ends right after its beginning.
   void skip_comment() {
     const std::size_t begin = at_;
     while (at_ < source_.size()) {
@@ -172,7 +172,7 @@ class Lexer {
     if (!rest().empty()) fail("a comment does not end, expected #}");
   }
 
-  /// Moves behind a {% raw %}.
+  /// Moves behind a {% raw %} if there is one.
   bool begins_raw(std::size_t inside) {
     const std::size_t back = std::exchange(at_, inside);
     if (take_word("raw") && take_end("%}", false, false)) return true;
@@ -208,7 +208,7 @@ class Lexer {
   }
 
   void read_code(bool print) {
-    std::string open;  // the brackets that are to be closed yet
+    std::string open;  // the closing brackets that are still expected
     while (true) {
       const std::size_t begin = at_;
       if (open.empty() && (print ? take_end("}}", false, false) : take_end("%}", true, true))) {
@@ -297,7 +297,7 @@ class Lexer {
     at_ += end;
   }
 
-  /// 0x, 0o, 0b, a number that begins with another digit than 0, or zeros.
+  /// A number that begins with 0x, 0o, 0b or a digit from 1 to 9, or only zeros.
   void read_whole() {
     const char letter = static_cast<char>(peek(1) | 0x20);
     const int said = peek() != '0' ? 0 : letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 0;

@@ -7,7 +7,7 @@
 namespace ferry::engine::jinja {
 
 std::optional<Value> Loop::advance(Rendering& run) {
-  const IteratorPtr items = items_;  // which a template may replace meanwhile, by asking for the length
+  const IteratorPtr items = items_;  // a copy: asking for the length may replace `items_` meanwhile
   std::optional<Value> item = after_ ? std::exchange(after_, std::nullopt) : items->next(run);
   if (!item) return std::nullopt;
   ++count_;
@@ -29,7 +29,7 @@ bool Loop::look_ahead(Rendering& run) {
   return after_.has_value();
 }
 
-/// What has no length is listed to the end.
+/// The number of items. Without a known length, the rest is listed.
 std::size_t Loop::counted(Rendering& run) {
   if (!length_) length_ = length_of(run, iterable_);
   if (!length_) {

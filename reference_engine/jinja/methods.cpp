@@ -37,7 +37,7 @@ Value list_count_method(Rendering& run, const Value& self, const Arguments& give
       std::count_if(items.begin(), items.end(), [&](const Value& item) { return equals(run, item, got.at(0)); }));
 }
 
-/// Nothing changes a list or dict: a copy can be the same one.
+/// Lists and dicts are immutable here, so that a copy can be the same object.
 Value copy_method(Rendering& run, const Value& self, const Arguments& given) {
   static_cast<void>(Parameters(run, "copy", given, {}, 0));
   return self;

@@ -19,7 +19,7 @@ int digit_of(char c) {
   return c >= 'A' && c <= 'Z' ? c - 'A' + 10 : 99;
 }
 
-/// Takes out the underscores between digits; none if one stands elsewhere.
+/// The text without underscores between digits; none if there are others.
 std::optional<std::string> without_underscores(std::string_view text, std::int64_t base) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -32,7 +32,7 @@ std::optional<std::string> without_underscores(std::string_view text, std::int64
   return out;
 }
 
-/// The base that 0x, 0o and 0b say, if the text may say one.
+/// Takes a prefix 0x, 0o or 0b if `base` allows it. Returns the base.
 std::int64_t take_prefix(std::string_view& digits, std::int64_t base) {
   const char letter = digits.size() > 1 && digits[0] == '0' ? static_cast<char>(digits[1] | 0x20) : '\0';
   const std::int64_t said = letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 0;

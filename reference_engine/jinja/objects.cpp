@@ -41,7 +41,7 @@ Value make_range(Rendering& run, const Arguments& given) {
   return made;
 }
 
-/// What dict(...) and namespace(...) have in common: another's entries or pairs first, then the names.
+/// The entries that dict(...) and namespace(...) get: those of another dict or of pairs first, then the named ones.
 std::vector<std::pair<Value, Value>> entries_of(Rendering& run, const Arguments& given, const char* who) {
   std::vector<std::pair<Value, Value>> entries;
   if (given.positional.size() > 1) run.fail(fmt::format("{} got several values, expected one at most", who));
@@ -96,7 +96,7 @@ Value raise_exception(Rendering& run, const Arguments& given) {
   run.fail(printed(run, got.at(0)));
 }
 
-/// One conversion, as strftime has it, and its flag or 0; dates here have no zone.
+/// One conversion of strftime, with its flag or 0. Dates have no time zone here.
 std::string formatted_time(Rendering& run, const std::tm& time, char flag, char conversion) {
   constexpr std::string_view known = "aAbBcCdDeFgGhHIjmMnprRStTuUVwWxXyY%";
   if (conversion == 'z' || conversion == 'Z') return "";
@@ -210,7 +210,7 @@ IteratorPtr DictView::items(Rendering& run) {
 }
 
 std::optional<bool> DictView::contains(Rendering& run, const Value& value) {
-  if (part_ == Part::values) return std::nullopt;  // each is compared
+  if (part_ == Part::values) return std::nullopt;  // the caller compares them one by one
   if (part_ == Part::keys) return dict_.data->find(value) != nullptr;
   const ListData* pair = std::holds_alternative<Tuple>(value) ? list_of(value) : nullptr;
   if (pair == nullptr || pair->items.size() != 2) return false;
@@ -218,7 +218,7 @@ std::optional<bool> DictView::contains(Rendering& run, const Value& value) {
   return found != nullptr && jinja::equals(run, *found, pair->items[1]);
 }
 
-/// Keys and items are sets.
+/// Keys and items compare as sets.
 bool DictView::equals(Rendering& run, const Object& other) const {
   const auto* view = dynamic_cast<const DictView*>(&other);
   if (view == nullptr || view->part_ != part_ || part_ == Part::values) return this == &other;
@@ -251,7 +251,7 @@ std::optional<Value> Generator::next(Rendering& run) {
   if (running_) run.fail("a generator is asked for an item while it makes one, expected it to have it first");
   const Rendering::Deeper deeper(run);
   run.work();
-  running_ = true;  // and so it stays if it fails, as nothing is asked of anyone then
+  running_ = true;  // stays set if `next_` throws: then nothing is evaluated any more
   auto value = next_(run);
   running_ = false;
   ended_ = !value;

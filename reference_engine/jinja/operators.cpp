@@ -42,7 +42,7 @@ const char* sign_of(Arithmetic operation) {
   run.fail("a whole number needs more than 64 bits, expected a smaller one");
 }
 
-/// Holds every whole number and every double.
+/// A number for comparisons: `long double` holds every whole number and every double exactly.
 long double exact(const Value& value) {
   const auto whole = whole_of(value);
   return whole ? static_cast<long double>(*whole) : static_cast<long double>(*number_of(value));
@@ -94,7 +94,7 @@ const char* sign_of(Comparator comparator) {
   }
 }
 
-/// The first items that differ decide, or else the lengths.
+/// Compares the first items that differ, or else the lengths.
 bool ordered_lists(Rendering& run, Comparator comparator, const ListData& left, const ListData& right) {
   const std::size_t both = std::min(left.items.size(), right.items.size());
   for (std::size_t i = 0; i < both; ++i) {
@@ -138,7 +138,7 @@ Value real_power(Rendering& run, double base, double exponent) {
   return result;
 }
 
-/// Rounds towards minus infinity, and the remainder has the divisor's sign, as in Python.
+/// Quotient and remainder as in Python: rounded towards minus infinity, and with the divisor's sign.
 std::pair<double, double> divide_real(double left, double right) {
   double remainder = std::fmod(left, right);
   double quotient = (left - remainder) / right;
@@ -153,7 +153,7 @@ std::pair<double, double> divide_real(double left, double right) {
   return {floored, remainder};
 }
 
-/// Callers take care of a divisor of -1, by which C++ cannot divide the least number.
+/// The same for whole numbers. Callers handle a divisor of -1, since dividing the least number by it overflows.
 std::pair<std::int64_t, std::int64_t> divide_whole(std::int64_t left, std::int64_t right) {
   std::int64_t quotient = left / right, remainder = left % right;
   if (remainder != 0 && (right < 0) != (remainder < 0)) {

@@ -12,7 +12,7 @@
 namespace ferry::engine::jinja {
 namespace {
 
-/// jinja2's tags that no template of a conversation needs, and those of extensions that transformers does not load.
+/// Tags that chat templates do not need, and tags of extensions that transformers does not load.
 bool is_unsupported_tag(std::string_view name) {
   constexpr auto names = std::to_array<std::string_view>(
       {"block", "extends", "include", "import", "from", "autoescape", "do", "trans", "debug"});
@@ -33,7 +33,7 @@ class Parser {
  private:
   using Ends = std::vector<std::string_view>;
 
-  /// Up to a tag that one of `ends` begins, whose name is the next token then; or to the end, if there are none.
+  /// Parses up to a tag that begins with one of `ends`, whose name is then the next token; without any, to the end.
   Statements body(const Ends& ends) {
     const TokenStream::Deeper deeper(tokens_);
     Statements made;
@@ -56,7 +56,7 @@ class Parser {
     return made;
   }
 
-  /// What a tag encloses, to the name of its end.
+  /// Parses what a tag encloses, up to the name of its end tag.
   Statements enclosed(const Ends& ends) {
     tokens_.take_sign(":");
     tokens_.expect(TokenKind::block_end, "%}");
@@ -160,7 +160,7 @@ class Parser {
     return made;
   }
 
-  /// A loop's break does not reach out of a macro, nor of what is compiled as one.
+  /// The same outside of any loop: break cannot leave a macro, or a block that jinja2 compiles as one.
   Statements apart(std::string_view end) {
     const std::uint32_t outside = std::exchange(loops_, 0);
     Statements made = enclosed_wholly(end);
@@ -168,7 +168,7 @@ class Parser {
     return made;
   }
 
-  /// Trainers learn from it which part the model wrote; all others print what is in it.
+  /// Marks for training what the model wrote. Otherwise its contents are just printed.
   Block generation() {
     Block made;
     made.body = apart("endgeneration");

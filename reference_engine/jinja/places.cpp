@@ -11,7 +11,7 @@
 namespace ferry::engine::jinja {
 namespace {
 
-/// What is compiled to one function: the template, or a macro.
+/// What is called as a whole and has its own variables: the template, or a macro.
 struct Call {
   std::uint32_t slots = 0;
   bool outlived = false;
@@ -61,8 +61,8 @@ class Frame {
   std::map<std::string, std::uint32_t> own_;
 };
 
-/// Collects the names that belong to a block: what is in blocks within it does not, but for what is evaluated before
-/// those are entered.
+/// Collects the names that belong to a block. Those in inner blocks do not, except in expressions that are evaluated before
+/// the inner block is entered.
 class Collector {
  public:
   explicit Collector(Frame& frame) : frame_(frame) {}
@@ -147,7 +147,7 @@ class PlaceFinder {
  private:
   [[noreturn]] void fail(std::uint32_t line, const std::string& what) const { fail_at(name_, line, what); }
 
-  /// Where something may never be evaluated, `soft`, unknown filters and tests are refused only when it is.
+  /// `soft`: the body may never run, so that unknown filters and tests in it are refused only when it does.
   void body(Statements& body, Frame& frame, bool soft) {
     for (Statement& each : body) {
       line_ = each.line;

@@ -34,7 +34,7 @@ void Rendering::too_much_work() const {
 }
 
 void Rendering::too_deep() {
-  --recursion_;  // the guard that failed has no destructor
+  --recursion_;  // the guard's constructor throws, so that its destructor will not do this
   fail(fmt::format("recursion is more than {} deep, expected less", deepest_recursion));
 }
 

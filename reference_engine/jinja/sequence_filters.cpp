@@ -20,7 +20,7 @@ std::uint32_t depth_of_all(const Value& value, const Arguments& given) {
   return depth;
 }
 
-/// A generator as Python has them: not even its first steps are taken before an item is asked for.
+/// A generator that does nothing before its first item is asked for, as in Python.
 template <class Start>
 Value lazily(Rendering& run, std::uint32_t depth, Start start) {
   return run.make<Generator>(depth + 1,
@@ -30,12 +30,12 @@ Value lazily(Rendering& run, std::uint32_t depth, Start start) {
                              });
 }
 
-/// The items, or none of what counts as false.
+/// The items of a value; none if it counts as false.
 IteratorPtr items_if_any(Rendering& run, const Value& value, std::string_view who) {
   return truth(run, value) ? items_of(run, value, who) : iterate(run, {});
 }
 
-/// A way from an item to what a filter is after, as "function.name" or "0".
+/// The attribute of an item that a filter works on, as "function.name" or "0".
 class Path {
  public:
   Path() = default;
@@ -72,7 +72,7 @@ class Path {
   Values parts_;
 };
 
-/// What is compared of an item: the attribute, texts without their case unless that matters.
+/// The key of an item that is compared: its attribute. Texts are lowered unless case matters.
 class SortKey {
  public:
   SortKey(Rendering& run, const Parameters& got, std::size_t case_sensitive, std::size_t attribute)
@@ -90,7 +90,7 @@ class SortKey {
   Path path_;
 };
 
-/// Sorts what can fail to compare, so not by the standard library: by merging, which keeps the order of equals.
+/// A stable merge sort. Comparisons may throw and need not be consistent, which the standard library's sort does not allow.
 class Sorter {
  public:
   Sorter(Rendering& run, const Values& keys, bool reverse) : run_(run), keys_(keys), reverse_(reverse) {}
@@ -194,7 +194,7 @@ Value dictsort_filter(Rendering& run, const Value& value, const Arguments& given
   return sorted(run, pairs, keys, got.whole_or(2, 0) != 0);
 }
 
-/// The keys of several attributes, "age,name", make a list for each item.
+/// With several attributes, as "age,name", an item's key is a list.
 Value sort_filter(Rendering& run, const Value& value, const Arguments& given) {
   const Parameters got(run, "sort", given, {"reverse", "case_sensitive", "attribute"}, 0);
   std::vector<SortKey> parts;
@@ -314,7 +314,7 @@ Value map_filter(Rendering& run, const Value& value, const Arguments& given) {
 
 struct Selection {
   Path path;
-  std::optional<std::string> test;  ///< none: whether the item counts as true
+  std::optional<std::string> test;  ///< none: items that count as true pass
   Arguments arguments;
 
   [[nodiscard]] bool takes(Rendering& run, const Value& item) const {
@@ -381,7 +381,7 @@ Value batch_filter(Rendering& run, const Value& value, const Arguments& given) {
   });
 }
 
-/// The first slices have one more item where the items cannot be shared out evenly.
+/// One of `count` slices. If the items do not divide evenly, the first slices have one more.
 Value part_of(Rendering& run, const Values& all, std::size_t number, std::size_t count, const Value& fill) {
   const std::size_t each = all.size() / count, larger = all.size() % count;
   const std::size_t begin = number * each + std::min(number, larger), size = each + (number < larger ? 1 : 0);

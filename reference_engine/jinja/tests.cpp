@@ -122,7 +122,7 @@ bool upper_test(Rendering& run, const Value& value, const Arguments& given) {
   return cased(run, value, given, "isupper");
 }
 
-/// Python tells objects apart; of texts and numbers it may or may not keep several of the same value.
+/// Python compares identities. Equal texts or numbers may or may not be one object there, so that this fails for them.
 bool same_as(Rendering& run, const Value& value, const Arguments& given) {
   const Parameters got(run, "sameas", given, {"other"}, 1);
   const Value& other = got.at(0);

@@ -18,7 +18,7 @@ const TextData& data_of(const Value& self) {
   return *text_of(self);
 }
 
-/// Another text made of this one: what is marked safe stays so.
+/// A text made from `self`, which stays marked safe if `self` is.
 Value like(Rendering& run, const Value& self, std::string_view text) {
   return run.text(std::string(text), data_of(self).safe);
 }
@@ -27,7 +27,7 @@ void no_arguments(Rendering& run, std::string_view name, const Arguments& given)
   static_cast<void>(Parameters(run, std::string(name), given, {}, 0));
 }
 
-/// A separator or the characters to strip: absent where none is given.
+/// An optional text argument, as the separator or the characters to strip; null if it is absent or None.
 const TextData* optional_text(const Parameters& got, std::size_t index) {
   return got.has(index) && !is_none(got.at(index)) ? &got.text(index) : nullptr;
 }
@@ -70,7 +70,7 @@ Value replace_method(Rendering& run, const Value& self, const Arguments& given) 
                        got.whole_or(2, -1)));
 }
 
-/// Pieces of a text, as many as its list will have room for.
+/// Collects pieces of a text, and checks that there is memory for their list.
 class Pieces {
  public:
   Pieces(Rendering& run, const Value& self) : run_(run), self_(self) {}
@@ -90,7 +90,7 @@ class Pieces {
   Values all_;
 };
 
-/// Whitespace separates words, however much of it.
+/// Splits at any amount of white space.
 Value split_words(Rendering& run, const Value& self, std::int64_t most) {
   std::string_view rest = stripped(run, data_of(self).text, nullptr, Side::left);
   Pieces words(run, self);
@@ -142,7 +142,7 @@ Value split_method(Rendering& run, const Value& self, const Arguments& given) {
   return pieces.list();
 }
 
-/// Searches backwards in a text that is turned round once, so that many pieces are no more work than one.
+/// Reverses the text once and searches that, so that many pieces take no more work than one.
 Value rsplit_method(Rendering& run, const Value& self, const Arguments& given) {
   const Parameters got(run, "rsplit", given, {"sep", "maxsplit"}, 0);
   const TextData* separator = optional_text(got, 0);
@@ -186,7 +186,7 @@ Value partition_method(Rendering& run, const Value& self, const Arguments& given
                     like(run, self, text.substr(at + separator.size()))});
 }
 
-/// The part of a text that start and end, counted in characters, leave; none if they leave less than nothing.
+/// The part of a text between start and end, counted in characters; none if the end is before the start.
 struct Window {
   std::string_view text;
   std::int64_t start = 0;
@@ -303,7 +303,7 @@ Value zfill_method(Rendering& run, const Value& self, const Arguments& given) {
   return like(run, self, text.substr(0, has_sign ? 1 : 0) + filled);
 }
 
-/// True if the text has characters, and all are so.
+/// True if the text is not empty and all its characters pass the test.
 template <bool (*is_so)(std::uint32_t)>
 Value all_are(Rendering& run, const Value& self, const Arguments& given) {
   no_arguments(run, "a test of characters", given);
@@ -327,12 +327,12 @@ bool is_number(std::uint32_t c) {
   return is_alnum(c) && !is_alpha(c);
 }
 
-/// Chinese characters may be numbers, too.
+/// Chinese characters may also be numbers, which Unicode's categories do not tell.
 bool may_be_number(std::uint32_t c) {
   return is_number(c) || (is_alpha(c) && c >= 0x3400);
 }
 
-/// Of the numbers that are no decimal digits, nothing here tells which are digits of other kinds.
+/// Fails for numbers that are not decimal digits, since the tables here do not tell which of them Python calls digits.
 Value isdigit_method(Rendering& run, const Value& self, const Arguments& given) {
   const Value decimal = all_are<is_decimal>(run, self, given);
   if (!std::get<bool>(decimal) && std::get<bool>(all_are<is_number>(run, self, given))) {
@@ -349,7 +349,7 @@ Value isnumeric_method(Rendering& run, const Value& self, const Arguments& given
   return number;
 }
 
-/// Has letters of this case, and none of the other.
+/// True if the text has letters of this case and none of the other.
 template <bool (*is_so)(std::uint32_t)>
 Value all_cased_method(Rendering& run, const Value& self, const Arguments& given) {
   no_arguments(run, "a test of case", given);
@@ -464,7 +464,7 @@ std::string replaced(Rendering& run, std::string_view text, std::string_view old
     added = at = found + old.size();
     if (!old.empty()) continue;
     if (found >= text.size()) break;
-    next_character(text, at);  // between all characters there is an empty text
+    next_character(text, at);  // an empty `old` matches between all characters
   }
   out.add(text.substr(std::min(added, text.size())));
   return out.take();
@@ -486,7 +486,7 @@ std::vector<std::string_view> lines_of(std::string_view text, bool with_ends) {
   return lines;
 }
 
-/// Where the fill cannot be halved, the larger half is on the left only if the width is odd.
+/// As Python does: an odd fill has its larger half on the left only if the width is odd.
 std::string centered(Rendering& run, std::string_view text, std::int64_t width, std::string_view fill) {
   const auto length = static_cast<std::int64_t>(count_characters(text));
   if (width <= length) return std::string(text);

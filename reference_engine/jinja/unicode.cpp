@@ -23,7 +23,7 @@ bool within(const std::array<Range, N>& ranges, std::uint32_t c) {
   return std::any_of(ranges.begin(), ranges.end(), [c](const Range& r) { return c >= r.first && c <= r.last; });
 }
 
-/// Unicode's Other_Lowercase: small, though no letters of the category Ll.
+/// Unicode's Other_Lowercase: lower case, but not of category Ll.
 constexpr std::array<Range, 24> other_lower{
     {{0xaa, 0xaa},       {0xba, 0xba},       {0x2b0, 0x2b8},     {0x2c0, 0x2c1},    {0x2e0, 0x2e4},
      {0x345, 0x345},     {0x37a, 0x37a},     {0x1d2c, 0x1d6a},   {0x1d78, 0x1d78},  {0x1d9b, 0x1dbf},
@@ -40,7 +40,7 @@ struct Expansion {
   std::u32string_view large;
 };
 
-/// The characters whose upper case is several, from Unicode's SpecialCasing; those with an iota below follow a rule.
+/// Characters whose upper case is several characters, from Unicode's SpecialCasing. Most with an iota below follow a rule.
 constexpr std::array<Expansion, 54> expansions{{
     {0xdf, U"SS"},
     {0x149, U"\u02bcN"},
@@ -112,7 +112,7 @@ std::uint32_t simple_title(std::uint32_t c) {
   return static_cast<std::uint32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c)));
 }
 
-/// The several characters that are c's upper case, or none.
+/// The upper case of `c` if it has several characters; otherwise empty.
 std::u32string expansion(std::uint32_t c) {
   if (c >= 0x1f80 && c <= 0x1faf) {
     const std::uint32_t row = c < 0x1f90 ? 0x1f08 : c < 0x1fa0 ? 0x1f28 : 0x1f68;
@@ -133,7 +133,7 @@ void append_upper(std::string& out, std::uint32_t c) {
   for (const char32_t one : several) append_character(out, one);
 }
 
-/// Of several characters only the first is large, and an iota goes below.
+/// If the title case has several characters, only the first is upper case, and an iota goes below.
 void append_title(std::string& out, std::uint32_t c) {
   const std::u32string several = expansion(c);
   const bool is_title = category(c) == UTF8PROC_CATEGORY_LT;
@@ -148,7 +148,7 @@ void append_title(std::string& out, std::uint32_t c) {
   }
 }
 
-/// Characters that stand within a word and do not end it, for the sigma's rule.
+/// Case-ignorable characters, which the rule for the sigma skips.
 bool is_ignorable(std::uint32_t c) {
   constexpr std::array<std::uint32_t, 16> within_words{0x27,   0x2e,   0x3a,   0xb7,   0x387,  0x55f,  0x5f4,  0x2018,
                                                        0x2019, 0x2024, 0x2027, 0xfe13, 0xfe52, 0xfe55, 0xff07, 0xff0e};
@@ -164,7 +164,7 @@ bool is_ignorable(std::uint32_t c) {
   }
 }
 
-/// Lower case knows one rule that looks around: a sigma that ends a word has its own form.
+/// Lower case depends on the context in one case: a sigma that ends a word has its own form.
 class Lowered {
  public:
   explicit Lowered(std::string_view text) : text_(text) {}
@@ -174,7 +174,7 @@ class Lowered {
     if (c < 0x80) {
       out += static_cast<char>(c >= 'A' && c <= 'Z' ? c + 32 : c);
     } else if (c == 0x130) {
-      out += "i\xcc\x87";  // the dot of a Turkish I stays
+      out += "i\xcc\x87";  // the Turkish dotted I keeps its dot
     } else if (c == 0x3a3) {
       append_character(out, behind_letter_ && !before_letter(after) ? 0x3c2 : 0x3c3);
     } else {

@@ -18,7 +18,7 @@ std::string number_key(double number) {
   return fmt::format("f{}", number);
 }
 
-/// A tuple that holds another many times over could have a key without end.
+/// The key of a tuple. Its length is limited, since a tuple may hold another many times over.
 std::optional<std::string> tuple_key(const ListData& tuple) {
   constexpr std::size_t longest = 1U << 20U;
   std::string key = "(";

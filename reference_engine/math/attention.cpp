@@ -9,15 +9,15 @@
 namespace ferry::engine {
 namespace {
 
-constexpr std::uint32_t rows_at_once = 32;                      // as many as make keys and values worth reading once
-constexpr std::size_t scores_together = std::size_t{4} << 20U;  // floats: what they take beside a usual cache
+constexpr std::uint32_t rows_at_once = 32;                      // enough to share the reading of keys and values
+constexpr std::size_t scores_together = std::size_t{4} << 20U;  // floats, little beside a usual cache
 
 }  // namespace
 
 void to_f16(const float* from, std::size_t count, std::byte* to) {
   constexpr float largest = 65504;
   for (std::size_t i = 0; i < count; ++i) {
-    // What is not finite stays so, and is found where the logits are looked at.
+    // Infinity and NaN stay, so that the check of the logits finds them.
     const float held = std::isinf(from[i]) ? from[i] : std::clamp(from[i], -largest, largest);
     const std::uint16_t bits = detail::narrow_f16(held);
     std::memcpy(to + i * sizeof(bits), &bits, sizeof(bits));
@@ -76,12 +76,12 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
   product_.multiply(products_);
 
   const auto heads_of_rows = static_cast<std::uint32_t>(which_.size());
-  auto group_at = [&](std::uint32_t at) {  // of a head of a row
+  auto group_at = [&](std::uint32_t at) {  // the group that a head of a row belongs to
     const auto behind = std::upper_bound(groups_.begin(), groups_.end(), at,
                                          [](std::uint32_t n, const Group& g) { return n < g.first_which; });
     return behind - 1;
   };
-  constexpr std::uint64_t products_of_a_weight = 20;  // that take as long as one of softmax
+  constexpr std::uint64_t products_of_a_weight = 20;  // products that take as long as one softmax weight
   share_work(workers_, heads_of_rows, products / dim * products_of_a_weight,
              [&](std::uint32_t begin, std::uint32_t stop) {
                Eigen::VectorXf scratch;
@@ -94,7 +94,7 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
                }
              });
 
-  // A few rows at a time, which values are read once for.
+  // A few rows at a time, for which the values are read only once.
   const std::uint32_t panel = kernel_.panel_rows;
   std::uint32_t panels = 0;
   for (const Group& g : groups_) panels += (g.rows * share + panel - 1) / panel;
@@ -121,14 +121,14 @@ void AttentionKernel::run_together(View<const Row> rows, std::uint32_t first, st
 void AttentionKernel::softmax(const Row& row, const Group& group, float* scores, const float* sink,
                               Eigen::VectorXf& scratch) const {
   const std::uint32_t before = row.first - group.first, count = row.seen - row.first;
-  // In a vector of its own: which elements share a vector register must not depend on where the scores begin.
+  // Copied first: where the scores lie must not decide which of them share a vector register, since that changes the sums.
   resize(scratch, count, 1);
   scratch = Eigen::Map<const Eigen::VectorXf>(scores + before, count) * shape_.scale;
   float most = scratch.maxCoeff();
   if (sink != nullptr) most = std::max(most, *sink);
   scratch = (scratch.array() - most).exp();
   scratch /= scratch.sum() + (sink != nullptr ? std::exp(*sink - most) : 0.0F);
-  std::fill(scores, scores + before, 0.0F);  // what only other rows see
+  std::fill(scores, scores + before, 0.0F);  // positions that only other rows see
   std::copy_n(scratch.data(), count, scores + before);
   std::fill(scores + before + count, scores + group.count, 0.0F);
 }

@@ -10,13 +10,13 @@
 namespace ferry::engine {
 namespace {
 
-/// Enough for all threads to have work, and little enough memory: 256 of 4,096 and 14,336 columns take 40 MB.
+/// Enough rows to keep all threads busy in little memory: with 4,096 and 14,336 columns, 256 rows take about 40 MB.
 constexpr std::uint32_t rows_together = 256;
 
 void activate(const Glu& glu, float* gate, const float* up, Eigen::Index width, Eigen::RowVectorXf& scratch) {
   Eigen::Map<Eigen::RowVectorXf> g(gate, width);
   const Eigen::Map<const Eigen::RowVectorXf> u(up, width);
-  // Into a vector of its own: which elements share a vector register must not depend on where the row begins.
+  // Into a vector of its own: where the row lies must not decide which elements share a vector register.
   if (glu.clamped) {
     scratch = g.array().min(glu.limit);
     scratch = scratch.array() / (1.0F + (-glu.alpha * scratch.array()).exp());
@@ -29,7 +29,7 @@ void activate(const Glu& glu, float* gate, const float* up, Eigen::Index width, 
   g = scratch;
 }
 
-/// Biases lie behind an expert's matrices, at any address.
+/// Biases follow an expert's matrices and may be unaligned.
 void add_bias(float* y, const std::byte* bias, std::uint32_t size) {
   for (std::uint32_t i = 0; i < size; ++i, bias += sizeof(float)) {
     float b;
@@ -82,7 +82,7 @@ void ExpertKernel::run_together(View<const Work> experts, std::uint32_t top_k, c
   finish(experts, width, results);
 }
 
-/// Where each expert's rows lie among those of all, and what gate and up multiply.
+/// Collects the rows of all experts, and the inputs of gate and up.
 void ExpertKernel::gather(View<const Work> experts, std::uint32_t top_k, const Matrix& x) {
   if (scratch_.size() < experts.size) scratch_.resize(experts.size);
   places_.clear();
@@ -104,7 +104,7 @@ void ExpertKernel::gather(View<const Work> experts, std::uint32_t top_k, const M
   }
 }
 
-/// One matrix of each expert with its prepared rows, into its rows of `y`.
+/// Adds the products of one matrix of each expert with the expert's prepared rows, which go to its rows of `y`.
 void ExpertKernel::add_products(View<const Work> experts, int part, part::Rows Scratch::*with, std::vector<float>& y,
                                 std::uint32_t columns) {
   for (std::uint32_t e = 0; e < experts.size; ++e) {
@@ -115,7 +115,7 @@ void ExpertKernel::add_products(View<const Work> experts, int part, part::Rows S
   }
 }
 
-/// Of what gate and up gave to what down reads, in place of the former.
+/// Turns the outputs of gate and up into the input of down, in `gate_`.
 void ExpertKernel::activate_all(View<const Work> experts, std::uint32_t width) {
   if (layouts_[0].biased) {
     each_row(experts, [&](const Work& work, std::uint32_t row) {
@@ -123,7 +123,7 @@ void ExpertKernel::activate_all(View<const Work> experts, std::uint32_t width) {
       add_bias(row_of(up_, row, width), biases(work) + width * sizeof(float), width);
     });
   }
-  if (layouts_[0].glu.weighs_input) {  // gate and up are linear: what they give grows as what they read does
+  if (layouts_[0].glu.weighs_input) {  // gate and up are linear: scaling outputs is the same
     each_row(experts, [&](const Work& work, std::uint32_t row) {
       const float weight = work.routes[places_[row]].weight;
       for (std::vector<float>* m : {&gate_, &up_}) {
@@ -131,7 +131,7 @@ void ExpertKernel::activate_all(View<const Work> experts, std::uint32_t width) {
       }
     });
   }
-  constexpr std::uint64_t products_of_silu = 40;  // that take as long
+  constexpr std::uint64_t products_of_silu = 40;  // products that take as long as one SiLU
   const auto rows = static_cast<std::uint32_t>(places_.size());
   share_work(workers_, rows, products_of_silu * rows * width, [&](std::uint32_t first, std::uint32_t end) {
     Eigen::RowVectorXf scratch(width);
@@ -141,7 +141,7 @@ void ExpertKernel::activate_all(View<const Work> experts, std::uint32_t width) {
   });
 }
 
-/// Of what down gave to results, each in its place.
+/// Copies the outputs of down to their places in `results`.
 void ExpertKernel::finish(View<const Work> experts, std::uint32_t width, float* results) {
   const std::uint32_t hidden = layouts_[0].hidden;
   each_row(experts, [&](const Work& work, std::uint32_t row) {

@@ -27,7 +27,7 @@ void rms_norm(const Matrix& x, const Vector& weight, float epsilon, Matrix& y) {
 }
 
 void rms_norm(float* x, std::uint32_t size, const Vector& weight, float epsilon) {
-  float squares = 0;  // in one order, wherever the row begins
+  float squares = 0;  // summed in the same order wherever the row lies
   for (std::uint32_t i = 0; i < size; ++i) squares += x[i] * x[i];
   const float scale = 1.0F / std::sqrt(squares / static_cast<float>(size) + epsilon);
   for (std::uint32_t i = 0; i < size; ++i) x[i] *= weight[i] * scale;

@@ -29,7 +29,7 @@ void grow(std::vector<T>& values, std::size_t size) {
   if (values.size() < size) values.resize(size);
 }
 
-/// In one order, wherever they lie.
+/// Sums values in an order that does not depend on their alignment.
 float sum_of(const float* values, std::uint32_t count) {
   constexpr std::uint32_t lanes = 16;
   float sums[lanes] = {};
@@ -185,7 +185,7 @@ void PackedProduct::set(const Input& input, std::uint32_t row) const {
 }
 
 void PackedProduct::prepare(View<const Input> inputs) {
-  constexpr std::uint64_t products_a_number = 8;  // that take as long
+  constexpr std::uint64_t products_a_number = 8;  // products that take as long as preparing a number
   first_rows_.assign(1, 0);
   std::uint64_t numbers = 0;
   for (const Input& input : inputs) {
@@ -223,7 +223,7 @@ void PackedProduct::multiply(View<const Product> products) {
     first_costs_.push_back(first_costs_.back() + rows * rows_of(p.w) * columns_of(p.w));
   }
   const std::uint64_t cost = first_costs_.back();
-  // What of a product lies between two costs. Kernels compute some outputs at once: these are not divided.
+  // How many outputs of product i lie before the cost `at`, in whole groups, since kernels compute `together` at once.
   auto outputs = [&](std::uint32_t i, std::uint64_t at) -> std::uint32_t {
     const std::uint32_t rows = rows_of(products[i].w);
     const std::uint64_t own = first_costs_[i + 1] - first_costs_[i];

@@ -13,7 +13,7 @@ namespace {
 struct Avx2Lanes {
   using Vector = __m256;
   static constexpr std::uint32_t lanes = 8;
-  static constexpr std::uint32_t most_rows = 3;  // 12 sums, 3 vectors of x and one of weights are 16 registers
+  static constexpr std::uint32_t most_rows = 3;  // 12 sums, 3 vectors of x and 1 of weights: 16 registers
   static constexpr std::uint32_t scaled_outputs = outputs;
   static constexpr bool one_stream = false;
 
@@ -29,14 +29,15 @@ struct Avx2Lanes {
   FERRY_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
 
   FERRY_INLINE void add_lanes(const Vector (&s)[outputs], float (&sum)[outputs]) {
-    // Lanes 0 + 2 and 1 + 3 of two outputs side by side; then these, of all four; then the halves of the registers.
+    // First lanes 0 + 2 and 1 + 3, two outputs in a register; then the two sums, all four outputs in a register; then its
+    // halves.
     const Vector a = _mm256_add_ps(_mm256_blend_ps(s[0], s[1], 0b11001100), _mm256_shuffle_ps(s[0], s[1], 0b01001110));
     const Vector b = _mm256_add_ps(_mm256_blend_ps(s[2], s[3], 0b11001100), _mm256_shuffle_ps(s[2], s[3], 0b01001110));
     const Vector all = _mm256_add_ps(_mm256_shuffle_ps(a, b, 0b10001000), _mm256_shuffle_ps(a, b, 0b11011101));
     _mm_storeu_ps(sum, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
   }
 
-  /// The same for one, in the same order.
+  /// The same for one output, in the same order.
   FERRY_INLINE float add_lanes(Vector s) {
     const __m256 pairs = _mm256_add_ps(s, _mm256_permute_ps(s, 0b01001110));
     const __m256 all = _mm256_add_ps(pairs, _mm256_permute_ps(pairs, 0b10110001));
@@ -66,10 +67,9 @@ struct Avx2Lanes {
     }
   }
 
-  // A code in the upper bits of a float's fraction, under a fixed exponent, is already a float: 4 bits on top of 32 in
-  // steps of 2, 2 bits on top of 2 in steps of 1/2. Only one byte of each float differs, beside a constant one: codes
-  // are moved into their place in bytes, all at once, made 16 bits with the constant, and then every other 16 bits are
-  // the upper half of a float.
+  // A code in the upper bits of a float's fraction, with a fixed exponent, already is a float: 4 bits give 32 plus steps of
+  // 2, 2 bits give 2 plus steps of 1/2. Floats differ in one byte only, below a constant one. So codes are shifted into
+  // place, paired with the constant byte to 16 bits, and each 16 bits become the upper half of a float.
 
   template <bool halves>
   FERRY_INLINE void unpack(Codes<4, halves> /*format*/, const std::byte* at, Vector (&to)[8]) {
@@ -100,7 +100,7 @@ struct Avx2Lanes {
     }
   }
 
-  // Blocks: codes become bytes, floats, and are multiplied; each product and sum is rounded as the format has it.
+  // Blocks: codes become bytes, then floats, then are scaled. Products and sums are rounded as the format defines.
 
   struct Unit {
     float scales[16], minima[16];  ///< of 16 columns each
@@ -126,7 +126,7 @@ struct Avx2Lanes {
       unit.scales[i] = detail::half_power(detail::byte_at(at + i / 2 * block_bytes(BlockType::mxfp4), 0));
     }
   }
-  /// Each of 8 numbers for 16 columns and 16 more.
+  /// Stores each of 8 numbers twice, for two groups of 16 columns.
   FERRY_INLINE void store_twice(Vector v, float (&to)[16]) {
     const Vector low = _mm256_unpacklo_ps(v, v), high = _mm256_unpackhi_ps(v, v);
     _mm256_storeu_ps(to, _mm256_permute2f128_ps(low, high, 0x20));
@@ -289,7 +289,7 @@ struct Avx2Lanes {
           const Vector scale = _mm256_set1_ps(unit.scales[stretch * 4 + part * 2 + i / 2]);
           const Vector numbers = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
           if constexpr (has_minima<type>) {
-            // Products of so few bits are not rounded: it is the format's own difference.
+            // The product is exact in so few bits, so that this rounds once, like the format's own difference.
             const Vector minimum = _mm256_set1_ps(unit.minima[stretch * 4 + part * 2 + i / 2]);
             to[part * 4 + i] = _mm256_fmsub_ps(scale, numbers, minimum);
           } else {
@@ -334,7 +334,7 @@ struct Avx2Int8Lanes : Avx2Lanes {
   };
   static constexpr std::uint32_t int8_rows = 4;  // 4 sums of 32 bits, 4 of 16, 4 of floats, codes and activations
 
-  /// No code is more; 255: codes are signed numbers.
+  /// An upper bound of the codes; 255 stands for signed codes.
   template <std::uint32_t bits, bool halves>
   static constexpr std::int32_t largest(Codes<bits, halves> /*format*/) {
     return (1 << bits) - 1;
@@ -362,7 +362,7 @@ struct Avx2Int8Lanes : Avx2Lanes {
   FERRY_INLINE Vector to_floats(Ints v) { return _mm256_cvtepi32_ps(v); }
   FERRY_INLINE void store_any(Vector v, float* at) { _mm256_storeu_ps(at, v); }
 
-  // The lower half of each register has the codes of the first group, where a stretch has two.
+  // If a stretch has two groups, the lower half of each register has the codes of the first.
   template <bool halves>
   FERRY_INLINE void unpack_bytes(Codes<8, halves> /*format*/, const std::byte* at, Bytes& to) {
     const __m256i sign = _mm256_set1_epi8(-128);
@@ -424,8 +424,8 @@ struct Avx2Int8Lanes : Avx2Lanes {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
 
-  // Products are added in pairs to 16 bits, where they fit: eight of codes up to 15 with -127 to 127, four of codes up to 31,
-  // two of codes up to 63, and one of -128 to 127.
+  // Pairs of products with -127 to 127 are added up in 16 bits as far as that cannot overflow: eight pairs of codes up to 15,
+  // four of codes up to 31, two of codes up to 63, one of signed codes.
   template <class Format>
   FERRY_INLINE auto dot(Format /*format*/, const Bytes& codes, const std::int8_t* x) {
     if constexpr (int8_groups<Format> == 4) {
@@ -455,7 +455,7 @@ struct Avx2Int8Lanes : Avx2Lanes {
     parts[0] = _mm256_permute2x128_si256(a, b, 0x20);
     parts[1] = _mm256_permute2x128_si256(a, b, 0x31);
   }
-  /// Over each quarter of the columns.
+  /// The same over each quarter of the columns.
   FERRY_INLINE void add_up(const Quarters (&s)[8], Ints (&parts)[4]) {
     Ints even[8], odd[8], of_even[2], of_odd[2];
 #pragma GCC unroll 8
@@ -472,7 +472,7 @@ struct Avx2Int8Lanes : Avx2Lanes {
     return add(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
   }
 
-  /// Four bytes of each output to a vector: `to` is [16 vectors, 8 outputs, 4].
+  /// Puts four bytes of each output into a vector: `to` is [16 vectors, 8 outputs, 4].
   FERRY_INLINE void transpose(const Bytes (&from)[8], std::byte* to) {
 #pragma GCC unroll 2
     for (std::uint32_t half = 0; half < 2; ++half) {
@@ -517,7 +517,7 @@ struct Avx2Int8Lanes : Avx2Lanes {
   template <class Format, std::uint32_t rows>
   FERRY_INLINE void dot_side_by_side(Format /*format*/, const std::byte* codes, std::uint32_t first, std::uint32_t end,
                                      const Int8Rows::Chunk* x, std::uint32_t stretch, Ints (&sums)[rows]) {
-    // Vectors whose products are added in pairs of 16 bits; a quarter has four.
+    // `together`: vectors whose pairs of products are added up in 16 bits. A quarter has four vectors.
     constexpr std::uint32_t fit = 32767 / 127 / 2 / largest(Format{});
     constexpr std::uint32_t together = std::min(fit == 0 ? 1U : fit, int8_groups<Format> == 4 ? 4U : 8U);
 #pragma GCC unroll 2

@@ -1,4 +1,4 @@
-// Products on any processor: vectors of four floats, which compilers make of what it has: SSE2, NEON.
+// Products on any processor, in vectors of four floats that compilers map to SSE2 or NEON.
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif

@@ -19,7 +19,7 @@ Nanoseconds ns(double seconds) {
   return static_cast<Nanoseconds>(std::llround(seconds * 1e9));
 }
 
-/// One decode layer with its experts resident.
+/// Time of a layer in decode with its experts resident.
 double layer_s(const ModelFacts& m, const Costs& c) {
   const Nanoseconds expert = c.on_device(0, m.model.bytes(0, Precision::full), 1);
   return static_cast<double>(c.dense(0, 1) + m.model.top_k * expert) * 1e-9;

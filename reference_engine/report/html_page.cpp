@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::size_t long_table = 8;  // rows
 
-/// JSON inside of HTML: no text in it can end the element or begin another.
+/// JSON for a script element, escaped so that no text in it can end the element or begin another.
 std::string script_safe(const Json& json) {
   std::string out;
   for (const char c : json_text(json)) {

@@ -30,7 +30,7 @@ std::string left_out(std::size_t count, const char* what) {
   return count == 0 ? "" : fmt::format("<p class=\"note\">{}: {}</p>\n", what, number(static_cast<double>(count), 0));
 }
 
-/// For every group a heading and what `chart` makes of it; empty if that is nothing for all of them.
+/// A heading and a chart for every group; empty if `chart` returns nothing for all of them.
 std::string for_groups(const std::vector<Group>& groups, const std::function<std::string(const Group&)>& chart) {
   std::string out;
   std::size_t shown = 0, more = 0;
@@ -50,11 +50,11 @@ std::string for_groups(const std::vector<Group>& groups, const std::function<std
 
 struct Panels {
   std::vector<std::pair<std::string, std::vector<const Run*>>> panels;  // a heading and its rows
-  bool name_budgets = false;                                            // in the rows
-  std::size_t left_out = 0;                                             // runs
+  bool name_budgets = false;                                            // whether rows name their budget
+  std::size_t left_out = 0;                                             // runs that have no row
 };
 
-/// A panel for each budget, or one for all if there are few runs or too many budgets for that. The fastest series first.
+/// A panel for each budget, or a single one if there are few runs or too many budgets. The fastest series comes first.
 Panels panels_of(const Group& g, const std::function<bool(const Run&)>& has) {
   std::vector<const Run*> runs;
   std::copy_if(g.runs.begin(), g.runs.end(), std::back_inserter(runs), [&](const Run* r) { return has(*r); });
@@ -67,7 +67,7 @@ Panels panels_of(const Group& g, const std::function<bool(const Run&)>& has) {
     all.insert(r->index);
     in_column[r->column].insert(r->index);
   }
-  std::map<std::size_t, std::size_t> own;  // columns with a good part of the series have a panel of their own
+  std::map<std::size_t, std::size_t> own;  // columns with many of the series get a panel each
   for (const auto& [column, series] : in_column) {
     if (4 * series.size() >= all.size()) own.emplace(column, own.size());
   }
@@ -91,7 +91,7 @@ Panels panels_of(const Group& g, const std::function<bool(const Run&)>& has) {
 
 struct RowCharts {
   std::string kind, title, axis;
-  std::vector<Column> columns;                             // without that of the names; those with no number go
+  std::vector<Column> columns;                             // without that of names; columns without numbers are dropped
   std::function<std::vector<Number>(const Run&)> numbers;  // one a column; empty: this run has none
   enum { percent, from_zero, fitting } scale = percent;
   Unit (*unit)(double) = nullptr;  // none: percent, or tokens a second
@@ -105,7 +105,7 @@ std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
   for (const auto& [heading, runs] : panels.panels) {
     for (const Run* r : runs) {
       const std::vector<Number> numbers = about.numbers(*r);
-      double sum = 0, length = 0;  // of what is stacked; of the longest mark
+      double sum = 0, length = 0;  // of stacked bars; of the longest mark
       for (std::size_t i = 0; i < numbers.size(); ++i) {
         const double v = or_zero(numbers[i]);
         if (about.columns[i].draw == "bar") sum += v;
@@ -153,7 +153,7 @@ std::string row_charts(Page& page, const Group& g, const RowCharts& about) {
          left_out(panels.left_out, "Runs that only the table has");
 }
 
-/// So many times each number's part of `whole`, if any is known.
+/// Each number as `factor` times its share of `whole`.
 std::vector<Number> parts_of(const auto& numbers, Number whole, double factor) {
   std::vector<Number> parts;
   for (const Number& n : numbers) parts.push_back(times(factor, over(n, whole)));
@@ -244,7 +244,7 @@ std::string losses(Page& page, const Group& g) {
 
 // Speed
 
-/// Tokens a second with one budget: the fastest first.
+/// Tokens a second if all series have one budget, the fastest first.
 std::string speed_bars(Page& page, const Group& g) {
   return row_charts(page, g,
                     {"rows",
@@ -262,8 +262,8 @@ std::string speed_bars(Page& page, const Group& g) {
                      RowCharts::from_zero});
 }
 
-/// What all runs have in common as a bound: the speed of the model with every expert resident, at its own precision. It
-/// does not depend on the budget. Bounds that depend on what a stack holds stand at its points.
+/// The bound that all runs share: the speed of the model with every expert resident at its own precision, which does not
+/// depend on the budget. Bounds that depend on a stack are drawn at its points.
 Number all_resident_speed(const Group& g) {
   std::vector<double> speeds;
   for (const Run* r : g.runs) {
@@ -362,7 +362,7 @@ class AllRuns {
     table_.columns.push_back({head});
     for (std::size_t i = 0; i < runs_.size(); ++i) table_.rows[i].push_back(value(*runs_[i]));
   }
-  /// A column that would say the same in every row is left out.
+  /// Adds a column unless it has the same text in every row.
   void text_if_many(const char* head, const std::function<std::string(const Run&)>& value) {
     if (std::any_of(runs_.begin(), runs_.end(), [&](auto r) { return value(*r) != value(*runs_[0]); }))
       text(head, value);
@@ -375,7 +375,7 @@ class AllRuns {
   void percent(const std::string& head, const std::function<Number(const Run&)>& value) {
     number(head + ", %", 1, [&](const Run& r) { return times(value(r), 100); });
   }
-  /// In the unit that suits the median.
+  /// Adds a column of numbers in a unit that suits their median.
   void amount(const std::string& head, Unit (*unit_of)(double), const std::function<Number(const Run&)>& value) {
     std::vector<double> all{0};
     for (const Run* r : runs_) {
@@ -424,7 +424,7 @@ std::string all_runs(Page& page, const std::vector<Group>& groups) {
 
 // Timelines
 
-/// By what a span's name begins with.
+/// Kinds of spans, by the first word of their names.
 struct Kind {
   const char *word, *name, *colour;
 };
@@ -533,7 +533,7 @@ std::string html_report(const std::vector<Json>& json, const std::vector<std::pa
   }
   const std::vector<Group> groups = group_runs(runs);
   Page page;
-  std::vector<std::vector<Work>> spans;  // refused before anything is made
+  std::vector<std::vector<Work>> spans;  // read first, to refuse bad timelines early
   for (std::size_t i = 0; i < timelines.size(); ++i) {
     spans.push_back(spans_of(timelines[i].second, fmt::format("timelines[{}]", i)));
   }

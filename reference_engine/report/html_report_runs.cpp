@@ -15,7 +15,7 @@ constexpr const char* outcome_keys[] = {"hits", "late_hits", "misses", "substitu
 constexpr const char* precision_keys[] = {"int2", "int4", "int8", "full"};
 constexpr std::size_t most_parameters = 32;
 
-/// What a run read that was made up; empty: nothing was. The same words for all stacks, whatever they read of it.
+/// Describes the made-up rows that a run was given; empty: none. All stacks get the same words, whichever rows they read.
 std::string assumed_of(const Lenient& run) {
   const Lenient assumed = run.object("assumed");
   const Number top_k = assumed.number("recall_top_k"), candidates = assumed.number("recall_candidates");
@@ -114,7 +114,7 @@ Run parse_run(const Json& json, const std::string& where) {
   r.budget_percent = top.number("budget_percent");
   const Number asked = top.number("budget_asked_bytes"), all = top.number("all_expert_bytes");
   if (asked) {
-    // What keeps every expert takes more than was asked for; more than all experts nothing can use.
+    // A stack that keeps every expert takes more than was asked for. No stack can use more than all experts take.
     r.budget_bytes = std::max(r.built_bytes, all ? std::min(*asked, *all) : *asked);
     r.budget_percent.reset();
   }
@@ -168,14 +168,14 @@ Run parse_run(const Json& json, const std::string& where) {
       r.recall_by_layer.emplace_back(at.number("distance").value_or(static_cast<double>(i)), std::move(layers));
     }
   }
-  // A stack that predicts nothing has a recall of 0 that says nothing.
+  // A stack that predicts nothing reports a recall of 0, which means nothing.
   if (!r.recall_by_layer.empty() || or_zero(prefetch.number("issued")) > 0) r.recall = prefetch.number("recall");
   return r;
 }
 
 namespace {
 
-/// Runs of one name and budget that came out differently get numbers.
+/// Numbers runs that have the same name and budget but different results.
 void tell_apart(Group& g) {
   std::map<std::pair<std::string, double>, std::vector<Number>> seen;
   for (Run* r : g.runs) {
@@ -186,7 +186,7 @@ void tell_apart(Group& g) {
   }
 }
 
-/// Every chart has its rows in this order. Runs are by budget.
+/// Ranks series by their speed at the largest budget, for the rows of every chart. Runs are sorted by budget.
 void rank_series(Group& g) {
   std::map<std::string, double> last;
   for (const Run* r : g.runs) last[r->series] = or_zero(r->tokens_per_s);

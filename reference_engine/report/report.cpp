@@ -244,7 +244,7 @@ Json to_json(const RunReport& r) {
       {"bounds", {{"all_resident_tpot_s", r.all_resident_tpot_s}, {"clairvoyant_tpot_s", r.clairvoyant_tpot_s}}}};
   if (r.all_expert_bytes > 0) {
     json["all_expert_bytes"] = r.all_expert_bytes;
-    // Bytes are whole: 60% of some are 59.9999994%.
+    // Rounded, since bytes are whole: 60% may be 59.9999994% of them.
     json["budget_asked_percent"] = std::round(1e6 * ratio(r.budget_asked_bytes, r.all_expert_bytes)) / 1e4;
     json["budget_percent"] = 100 * ratio(r.budget_bytes, r.all_expert_bytes);
   }
@@ -304,7 +304,7 @@ const std::string& name_of(const RunReport& r) {
   return r.stack_file.empty() ? r.stack : r.stack_file;
 }
 
-/// How many of a phase's requests ended so.
+/// The count and share of a phase's requests with this outcome.
 Cell outcome(Phase p, std::uint64_t Outcomes::*member) {
   return [p, member](const RunReport& r) {
     const Outcomes& o = r.counters.of(p);
@@ -325,7 +325,7 @@ std::string against(const RunReport& r, double bound) {
   return bound == 0 ? std::string("-") : fmt::format("{} (x{:.2f})", time(bound), r.tpot_s() / bound);
 }
 
-/// Why generation ended: one word if it was the same for all prompts.
+/// Why generation ended: one word if it is the same for all prompts.
 std::string ended_by(const RunReport& r) {
   std::map<std::string, std::size_t> prompts;
   for (const Ended e : r.generated.ended) ++prompts[ended_name(e)];
@@ -407,7 +407,7 @@ std::vector<Row> usual_rows() {
   };
 }
 
-/// Of simulations: what they would have taken, had the stack known more.
+/// Rows for simulations: the times if the stack had known more.
 std::vector<Row> simulated_rows() {
   const auto bound = [](std::optional<SimulatedFacts::Other> SimulatedFacts::*member) {
     return [member](const RunReport& r) {

@@ -58,7 +58,7 @@ void DecodeLoop::start() {
       [this](std::uint32_t place, std::uint32_t token, const std::string& text) { deliver(place, token, text); });
 }
 
-/// After a copy has failed it is not known what is where, and a link that has failed stays so: all of it is made anew.
+/// Builds a new runner and decoder. After a failed copy, nobody knows what the slots hold, and a failed link never recovers.
 void DecodeLoop::start_anew(const std::string& failure) {
   own_.failure = failure;
   decoder_.reset();
@@ -141,7 +141,7 @@ void DecodeLoop::run() {
       ++own_.failures_in_a_row;
       start_anew(failure);
     }
-    if (runner_) runner_->uses.clear();  // for bounds, which nobody asks for here
+    if (runner_) runner_->uses.clear();  // kept for bounds, which nobody asks for here
     for (std::uint32_t place = 0; place < places_.size(); ++place) {
       if (places_[place] == nullptr) continue;
       bool cancelled = false;
@@ -162,7 +162,7 @@ void DecodeLoop::run() {
   publish();
 }
 
-/// Takes requests whose clients are gone out of the queue.
+/// Removes requests from the queue whose clients are gone.
 void DecodeLoop::drop_cancelled() {
   const std::lock_guard lock(mutex_);
   const auto is_cancelled = [](const Job& job) {
@@ -186,7 +186,7 @@ void DecodeLoop::admit() {
       if (waiting_.empty()) return;
       job = std::move(waiting_.front());
       waiting_.pop_front();
-      ++published_.active;  // nobody is to think that there is nothing left
+      ++published_.active;  // so that `is_idle` stays false meanwhile
     }
     if (!decoder_ && !std::exchange(tried, true)) {
       start_anew(own_.failure);
@@ -279,7 +279,7 @@ void DecodeLoop::publish() {
     own_.refused = published_.refused;
     published_ = own_;
   }
-  // Only now, so that a client that has its answer finds it counted.
+  // Last, so that a client that has its answer finds it in the statistics.
   for (const std::shared_ptr<Answer>& answer : over_) {
     const std::lock_guard lock(answer->mutex_);
     answer->over_ = true;

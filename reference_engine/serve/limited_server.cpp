@@ -37,11 +37,11 @@ ApiError refusal(int status, std::string message) {
   return e;
 }
 
-/// Set in the thread that accepts connections, while it turns one away.
+/// True in the thread that accepts connections while it turns one away.
 thread_local bool turns_away = false;
 
-/// Serves connections on threads of its own. The library's pool would end the process, without a word, where the system
-/// has fewer threads than are asked for, and lets any number wait.
+/// Serves connections on threads of its own. The library's pool would end the process without a message if the system has too
+/// few threads, and would let any number of connections wait.
 class ClientThreads final : public httplib::TaskQueue {
  public:
   ClientThreads(std::size_t n, std::atomic<std::uint32_t>& waiting) : waiting_(waiting) {
@@ -53,7 +53,7 @@ class ClientThreads final : public httplib::TaskQueue {
     }
   }
 
-  /// Nothing, or whether it took the job, by the library's version.
+  /// void, or bool (whether it took the job), depending on the library's version.
   using Taken = decltype(std::declval<httplib::TaskQueue&>().enqueue(nullptr));
 
   Taken enqueue(std::function<void()> job) override {
@@ -117,7 +117,7 @@ class ClientThreads final : public httplib::TaskQueue {
 /// A body as its head announces it.
 struct AnnouncedBody {
   bool chunked = false;
-  std::uint64_t bytes = 0;  ///< where it is not
+  std::uint64_t bytes = 0;  ///< if it is not chunked
 };
 
 bool is_token(const std::string& name) {
@@ -126,13 +126,13 @@ bool is_token(const std::string& name) {
   });
 }
 
-/// Throws ApiError where two readers could take the head for different things, or the body for more than it says.
+/// Throws ApiError for heads that two readers might understand differently, and for bodies that are too large.
 AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
   for (const auto& [name, value] : q.headers) {
     if (!is_token(name)) throw refusal(400, "Expected a colon right behind each header's name, which begins its line.");
   }
   if (q.get_header_value_count("Host") > 1) throw refusal(400, "Expected one Host.");
-  q.ranges.clear();  // of answers that are made anew each time a range is of no use, and thousands cost much
+  q.ranges.clear();  // answers are made anew each time: ranges are useless, and thousands are costly
   const std::string encoding = q.get_header_value("Content-Encoding");
   if (!encoding.empty() && encoding != "identity") {
     throw refusal(415, "A body is taken as it is: expected no Content-Encoding.");
@@ -148,7 +148,7 @@ AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
     }
     return {true, 0};
   }
-  if (lengths == 0) {  // then there is no body; the library would take all until the connection ends for it
+  if (lengths == 0) {  // no body; the library would read until the connection ends
     q.set_header("Content-Length", "0");
     return {};
   }
@@ -164,12 +164,12 @@ AnnouncedBody announced_body(httplib::Request& q, std::uint64_t most_bytes) {
   return body;
 }
 
-/// Follows a head byte by byte: the library passes over lines that it does not understand, and other readers may take one of
-/// them for a body's length.
+/// Follows a head byte by byte. The library skips lines that it does not understand, and another reader might take one of
+/// them for the length of a body.
 class HeadReader {
  public:
-  /// Takes what was read of it. False: it has a CR or LF alone, or, behind the request's line, a line without a colon, as
-  /// folded ones are (RFC 9112, section 5.2); names that begin with white space are refused with the others.
+  /// Takes what was read. False if the head has a CR or LF alone, or a header line without a colon, as folded lines may be
+  /// (RFC 9112, section 5.2). Names that begin with white space are refused later, with other bad names.
   bool take(const char* at, std::size_t size) {
     return std::all_of(at, at + size, [this](char c) { return take(c); });
   }
@@ -192,16 +192,16 @@ class HeadReader {
   }
 
   bool first_ = true;   ///< the line is the request's
-  bool ends_ = false;   ///< behind a CR
+  bool ends_ = false;   ///< the last byte was a CR
   bool colon_ = false;  ///< the line has one
   std::uint64_t length_ = 0;
 };
 
-/// Follows a body in chunks byte by byte: the library takes sizes that other readers do not, and does not say where one ends
-/// that it refuses.
+/// Follows a chunked body byte by byte. The library accepts sizes that other readers do not, and does not say where a body
+/// ends that it refuses.
 class ChunkReader {
  public:
-  /// What was read of it. False: it is not as RFC 9112 (section 7.1) has it, or has trailers.
+  /// Takes what was read. False if it breaks RFC 9112, section 7.1, or has trailers.
   bool take(const char* at, std::size_t size) {
     for (const char* const end = at + size; at != end; ++at) {
       if (left_ > 0) {
@@ -265,8 +265,8 @@ class ChunkReader {
   std::uint64_t left_ = 0;  ///< of a chunk's data
 };
 
-/// A client's socket, as the library reads and writes it. Closed at the end. Its functions say no `override`, since versions
-/// of the library (0.11 to 0.53 were tried) differ in which there are.
+/// A client's socket, as the library reads and writes it. The destructor closes it. Functions are not marked `override`,
+/// since versions of the library (0.11 to 0.53 were tried) differ in which of them are virtual.
 class Connection final : public httplib::Stream {
  public:
   Connection(socket_t socket, const LimitedServer& server) : socket_(socket), server_(server) {}
@@ -274,7 +274,7 @@ class Connection final : public httplib::Stream {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  /// False: the client is gone, sends nothing, or the server ends.
+  /// Waits for a request. False: the client is gone or sends nothing, or the server ends.
   bool await_request() {
     const ClientLimits& limits = server_.limits();
     const Nanoseconds idle_since = now_ns();
@@ -310,7 +310,7 @@ class Connection final : public httplib::Stream {
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
   }
 
-  /// Answers what the library was not asked about, if the client takes it at once.
+  /// Sends an error without the library, if the client takes it at once.
   void refuse(const ApiError& e) {
     const std::string body = e.body();
     const std::string text = fmt::format(
@@ -318,7 +318,7 @@ class Connection final : public httplib::Stream {
         e.status, body.size(), e.status == 503 ? "Retry-After: 1\r\n" : "", body);
     static_cast<void>(::send(socket_, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT));
   }
-  /// Takes and forgets what the client still sends: closed over that, a connection would lose the answer too.
+  /// Reads and drops what the client still sends: closing a connection with unread bytes may lose the answer, too.
   void take_rest(double seconds) {
     ::shutdown(socket_, SHUT_WR);
     const Nanoseconds begin = now_ns();
@@ -343,7 +343,7 @@ class Connection final : public httplib::Stream {
   }
   bool wait_writable() const { return is_writable(); }
   time_t duration() const { return static_cast<time_t>((now_ns() - begun_) / 1'000'000'000); }
-  bool is_writable() const { return has_room(); }  // who has sent all it wants to may still read
+  bool is_writable() const { return has_room(); }  // a client that has closed its own end may still read
   /// Throws ApiError where the request is too large or too late.
   ssize_t read(char* to, std::size_t size) {
     if (at_ == held_) {
@@ -382,7 +382,7 @@ class Connection final : public httplib::Stream {
     return static_cast<double>(now_ns() - begin) * 1e-9 > seconds;
   }
 
-  /// Waits until the socket is ready, or it is too late. A server that is ending does not wait to read, and a second to write.
+  /// Waits until the socket is ready; false if it is too late. A server that ends waits a second to write, and not to read.
   template <class Late>
   bool wait(short ready, const Late& late) const {
     const Nanoseconds begin = now_ns();
@@ -407,10 +407,10 @@ class Connection final : public httplib::Stream {
   ssize_t fill() {
     const ClientLimits& limits = server_.limits();
     if (in_head_ && taken_ >= most_head) give_up(431, "The request's head is larger than 64 KiB.");
-    if (!in_head_ && taken_ - body_at_ > limits.most_bytes + most_head) {  // chunks have heads of their own
+    if (!in_head_ && taken_ - body_at_ > limits.most_bytes + most_head) {  // room for the chunks' own heads
       give_up(413, fmt::format("The body is larger than the {} bytes that this server takes.", limits.most_bytes));
     }
-    // Checked even where there is something to read: a client that sends a byte now and then would otherwise never be late.
+    // Also checked if there is something to read: else a client that sends a byte now and then would never be late.
     const bool comes = !is_late() && wait(POLLIN, [this] { return is_late(); });
     if (!comes && server_.stops()) give_up(503, "The server is ending.");
     if (!comes) give_up(408, fmt::format("The request did not arrive whole within {} s.", patience()));
@@ -474,7 +474,7 @@ void LimitedServer::serve(socket_t socket) {
   const auto answer = [&](auto& self, bool last, bool& closes) {
     if constexpr (requires { self.process_request(c, last, closes, head_is_read); }) {
       return self.process_request(c, last, closes, head_is_read);
-    } else {  // later versions want addresses, which nobody here asks for
+    } else {  // later versions also want addresses, which are not used here
       return self.process_request(c, "", 0, "", 0, last, closes, head_is_read);
     }
   };
@@ -486,7 +486,7 @@ void LimitedServer::serve(socket_t socket) {
       c.refuse(e);
     }
     constexpr std::uint64_t large = 1U << 20U;
-    if (c.taken() > large) ::malloc_trim(0);  // what large ones took stays with the thread otherwise
+    if (c.taken() > large) ::malloc_trim(0);  // else the thread keeps the memory of large requests
     if (!c.is_read()) {
       c.take_rest(1);
       return;

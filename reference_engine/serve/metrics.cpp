@@ -3,6 +3,7 @@
 
 #include "report/report.hpp"
 #include "serve/openai.hpp"
+#include "support/errors.hpp"
 
 namespace ferry::engine {
 namespace {
@@ -10,10 +11,16 @@ namespace {
 constexpr const char* phases[] = {"prefill", "decode"};
 constexpr const char* precisions[] = {"skip", "int2", "int4", "int8", "full"};
 
-/// Samples of one name, with what it is.
+/// Writes samples, with the help and type of each name.
 class Metrics {
  public:
-  explicit Metrics(const std::string& stack) : stack_(stack) {}
+  /// A stack's name may be that of its file, with characters that would end the label.
+  explicit Metrics(const std::string& stack) {
+    for (const char c : printable(stack)) {
+      if (c == '"' || c == '\\') stack_ += '\\';
+      stack_ += c;
+    }
+  }
 
   void begin(const char* name, const char* type, const char* help) {
     name_ = name;

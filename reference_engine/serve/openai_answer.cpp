@@ -51,8 +51,8 @@ Json ApiAnswer::probabilities(const std::vector<TokenProbability>& tokens,
                  {"token_logprobs", Json::array()},
                  {"top_logprobs", Json::array()},
                  {"text_offset", Json::array()}};
-    std::size_t characters = 0;  // that are over
-    std::string begun;           // the next one, as far as it has come
+    std::size_t characters = 0;  // complete ones so far
+    std::string begun;           // bytes of the next one so far
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       made["text_offset"].push_back(characters + (begun.empty() ? 0 : 1));
       begun += model_.tokenizer.bytes(tokens[i].token);
@@ -135,7 +135,7 @@ Json ApiAnswer::chunk(std::uint32_t index, const Answer::Piece& piece) const {
     choice["text"] = piece.text;
   }
   if (piece.probability) choice["logprobs"] = probabilities({*piece.probability}, {piece.alternatives});
-  if (!request_.chat && piece.probability) choice["logprobs"].erase("text_offset");  // it would be the chunk's
+  if (!request_.chat && piece.probability) choice["logprobs"].erase("text_offset");  // offsets would be the chunk's own
   return json;
 }
 

@@ -1,4 +1,4 @@
-// Requests in OpenAI's interface: what they may say, and what they are told if they say something else.
+// Requests in OpenAI's interface: what they may contain, and the errors for everything else.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -80,7 +80,7 @@ class Body {
     }
     return v->get<std::uint64_t>();
   }
-  /// A text, or a list of some, which each choice gets.
+  /// A text, or a list of texts, which counts for each choice.
   std::vector<std::string> texts(const std::string& name, std::size_t most) {
     constexpr std::size_t most_bytes = 4096;
     std::vector<std::string> all;
@@ -97,11 +97,11 @@ class Body {
     if (bytes > most_bytes) wrong_value(name, fmt::format("texts of at most {} bytes together", most_bytes));
     return all;
   }
-  /// What means nothing here, whatever it is.
+  /// Accepts fields that have no meaning here, with any value.
   void ignore(std::initializer_list<const char*> names) {
     for (const char* name : names) read_.insert(name);
   }
-  /// What would change the answer, unless it asks for nothing.
+  /// Refuses fields that would change the answer, unless their values ask for nothing.
   void must_be_off(std::initializer_list<const char*> names) {
     for (const char* name : names) {
       const OrderedJson* v = find(name);
@@ -124,12 +124,12 @@ Sampling read_sampling(Body& b, const ApiModel& m) {
   Sampling s = m.sampling;
   b.number("temperature", 0, 2, s.temperature);
   b.number("top_p", 0, 1, s.top_p);
-  if (s.top_p == 0) s.top_p = 1e-9;  // to OpenAI the likeliest token
+  if (s.top_p == 0) s.top_p = 1e-9;  // OpenAI's 0 means the likeliest token
   b.number("min_p", 0, 1, s.min_p);
   if (const auto k = b.whole("top_k", 0, 1U << 24U)) s.top_k = static_cast<std::uint32_t>(*k);
   b.number("repetition_penalty", 0.01, 100, s.repeat_penalty);
   const double repetition = s.repeat_penalty;
-  b.number("repeat_penalty", 0.01, 100, s.repeat_penalty);  // another name of the same
+  b.number("repeat_penalty", 0.01, 100, s.repeat_penalty);  // another name for the same
   if (b.find("repetition_penalty") != nullptr && s.repeat_penalty != repetition) {
     Body::wrong_value("repeat_penalty", "what 'repetition_penalty' says");
   }
@@ -147,7 +147,7 @@ Sampling read_sampling(Body& b, const ApiModel& m) {
   return s;
 }
 
-/// The text without the folder of the model's files, which clients are not told.
+/// An error's text without the model's folder, which clients need not know.
 std::string without_folder(std::string text, const ApiModel& m) {
   const std::string folder = m.folder + "/";
   for (std::size_t at; !m.folder.empty() && (at = text.find(folder)) != std::string::npos;)
@@ -155,7 +155,7 @@ std::string without_folder(std::string text, const ApiModel& m) {
   return text;
 }
 
-/// The text of a message: a string, or parts of which all are text.
+/// Turns a message's content into one string. It may be an array of parts if all are text.
 void read_content(OrderedJson& message, const std::string& where) {
   const std::string at = where + ".content";
   if (!message.contains("content") || message["content"].is_null()) {
@@ -202,7 +202,7 @@ std::string read_messages(Body& b, const ApiModel& m) {
       }
     }
     read_content(messages[i], where);
-    if (role == "developer") messages[i]["role"] = "system";  // what open models call it
+    if (role == "developer") messages[i]["role"] = "system";  // open models' templates know it as system
   }
   OrderedJson more = OrderedJson::object();
   if (const OrderedJson* arguments = b.find("chat_template_kwargs")) {
@@ -211,12 +211,12 @@ std::string read_messages(Body& b, const ApiModel& m) {
   }
   try {
     return m.chat.render(messages, more);
-  } catch (const InputError& e) {  // its makers' templates refuse what their model does not know
+  } catch (const InputError& e) {  // templates refuse what their model does not support
     refuse(without_folder(e.what(), m), "messages", "invalid_value");
   }
 }
 
-constexpr std::size_t most_prompts = 64;  // with all of their choices
+constexpr std::size_t most_prompts = 64;  // counted once for each of their choices
 
 /// A prompt as text or tokens, or a list of one of these.
 struct Prompt {
@@ -362,7 +362,7 @@ void add_choices(ApiRequest& r, const Prompt& p, const Asked& asked, const ApiMo
     DecodeRequest one = asked.choice;
     one.tokens = p.tokens;
     one.max_new_tokens = static_cast<std::uint32_t>(std::min(wanted, room));
-    one.sampling.seed += r.choices.size() * 0x9e3779b97f4a7c15;  // so that no other seed's first choice is this one
+    one.sampling.seed += r.choices.size() * 0x9e3779b97f4a7c15;  // not + 1, which would be the next seed's first choice
     r.choices.push_back(std::move(one));
     r.prompts.push_back(p.text);
   }

@@ -25,7 +25,7 @@ std::int64_t unix_time() {
   return std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Whether both are the same; takes as long for a right key as for a wrong one. `b` is not empty.
+/// Whether both are equal. Takes equally long wherever they differ. `b` is not empty.
 bool same_secret(const std::string& a, const std::string& b) {
   unsigned differs = a.size() == b.size() ? 0 : 1;
   for (std::size_t i = 0; i < a.size(); ++i) differs |= static_cast<unsigned>(a[i] ^ b[i % b.size()]);
@@ -42,9 +42,9 @@ void answer(httplib::Response& response, const ApiError& error) {
   response.set_content(error.body(), "application/json");
 }
 
-/// After so many failures one after another, each with what runs the experts made anew, /health says that it does not work.
+/// After so many failures in a row, although the runner was rebuilt after each, /health reports failure.
 constexpr std::uint32_t fails_for_good = 3;
-/// Bytes of a target's path, which a regular expression is matched with character by character, by recursion.
+/// Bytes of a target's path. It is limited, since the library's regular expressions recurse for each character.
 constexpr std::size_t most_path = 512;
 constexpr const char* gone = "The client closed its end of the connection before the answer was there.";
 
@@ -67,7 +67,7 @@ struct Server::Parts {
   std::atomic<std::uint64_t> number{0};
   std::string run_id;  ///< so that ids of two servers differ
   std::atomic<bool> refusing{false}, stopping{false}, runs{false}, over{false};
-  std::atomic<std::uint32_t> under_way{0};  ///< requests that were taken
+  std::atomic<std::uint32_t> under_way{0};  ///< requests without a complete answer
   std::uint16_t port = 0;
   LimitedServer http;
 
@@ -75,7 +75,7 @@ struct Server::Parts {
     std::random_device random;
     run_id = fmt::format("{:08x}", random());
     http.set_tcp_nodelay(true);
-    // The library's own options let two servers share a port, of which each would get some of the requests.
+    // The library's default options would let two servers share a port and split its requests.
     http.set_socket_options([](socket_t socket) {
       const int yes = 1;
       static_cast<void>(::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)));
@@ -121,7 +121,7 @@ struct Server::Parts {
               [this](const httplib::Request& q, httplib::Response& a) { complete(q, a, true); });
   }
 
-  /// A route's pattern. Targets may name the host, as those of proxies do (RFC 9112, section 3.2.2).
+  /// A route's pattern. Targets may name the host, as clients of proxies do (RFC 9112, section 3.2.2).
   static std::string route(const std::string& path) { return "(?:[Hh][Tt][Tt][Pp]://[^/]*)?" + path; }
   static std::string_view without_host(std::string_view target) {
     constexpr std::string_view scheme = "http://";
@@ -155,7 +155,7 @@ struct Server::Parts {
     return httplib::Server::HandlerResponse::Handled;
   }
 
-  /// What the library refuses by itself has no body yet.
+  /// Adds a body to errors of the library, which have none.
   static void explain(const httplib::Request& q, httplib::Response& a) {
     if (!a.body.empty()) return;
     ApiError e;
@@ -165,7 +165,7 @@ struct Server::Parts {
         e.message = printable(fmt::format("Unknown request URL: {} {:.200}", q.method, q.path));
         e.code = "unknown_url";
         break;
-      case 413:  // forms have a limit of the library's own
+      case 413:  // the library has a limit of its own for forms
         e.message = q.get_header_value("Content-Type").starts_with("application/x-www-form-urlencoded")
                         ? "The body is sent as a form's: expected Content-Type: application/json."
                         : "The body is larger than this server takes.";
@@ -176,7 +176,7 @@ struct Server::Parts {
     a.set_content(e.body(), "application/json");
   }
 
-  /// What keeps the server, while it ends, until the answer is handed out.
+  /// Counts a request until its answer is sent: a server that ends waits for these.
   std::shared_ptr<void> count_request() {
     ++under_way;
     return {nullptr, [this](std::nullptr_t) { --under_way; }};
@@ -236,7 +236,7 @@ struct Server::Parts {
         static_cast<void>(one->next(0.5));
         if (stopping) return answer(a, server_error(503, "The server is ending."));
         if (LimitedServer::client_is_gone()) {
-          cancel();  // who has only closed its own end reads why
+          cancel();  // a client that closed only its own end still reads the reason
           return answer(a, server_error(499, gone));
         }
         if (!late()) continue;
@@ -256,7 +256,7 @@ struct Server::Parts {
     std::shared_ptr<void> counted;
     std::vector<bool> begun = std::vector<bool>(answers.size()), ended = begun;
     ~Stream() {
-      for (const auto& one : answers) one->cancel();  // of one that is over, nothing
+      for (const auto& one : answers) one->cancel();  // no effect on those that are over
     }
   };
 
@@ -297,8 +297,8 @@ struct Server::Parts {
       Answer& one = *s.answers[i];
       if (!s.begun[i] && !write(json_text(s.made.first_chunk(i)))) return false;
       s.begun[i] = true;
-      // Several take turns, and wait where none has anything; a connection that nobody reads is noticed when there is
-      // something to write.
+      // Several answers take turns, and only the last one waits, if none has anything. A connection that nobody reads is
+      // noticed at the next write.
       while (const auto piece = one.next(s.answers.size() == 1 ? 0.2 : i == last_open && !wrote ? 0.01 : 0)) {
         if (cut_off()) return false;
         wrote = true;
@@ -313,7 +313,7 @@ struct Server::Parts {
       if (!one.error().empty()) return write(server_error(500, one.error()).body()), false;
       if (!write(json_text(s.made.last_chunk(i, one)))) return false;
     }
-    if (!all && LimitedServer::client_is_gone()) {  // who has only closed its own end reads why
+    if (!all && LimitedServer::client_is_gone()) {  // a client that closed only its own end still reads the reason
       write(server_error(499, gone).body());
       return false;
     }
@@ -366,7 +366,7 @@ bool Server::has_requests() const {
 
 void Server::stop() {
   parts_->refusing = parts_->stopping = true;
-  // The library forgets a stop that comes before it listens.
+  // The library ignores a stop before it listens.
   while (parts_->runs && !parts_->over && !parts_->http.is_running()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -10,8 +10,8 @@
 namespace ferry::engine {
 namespace {
 
-/// A small file can name a model whose tables no machine holds: throws ConfigError before the system ends the process
-/// for them.
+/// Throws ConfigError if the tables need too much memory. A small file can name a huge model, for which the system would end
+/// the process.
 void need_memory(const std::string& stack, const ModelShape& model, std::size_t bytes) {
   const std::uint64_t most = physical_memory() / 5 * 4;
   if (bytes <= most) return;
@@ -21,7 +21,7 @@ void need_memory(const std::string& stack, const ModelShape& model, std::size_t 
                     " (80% of this machine's memory): simulate a smaller model, or take another stack");
 }
 
-/// Everything that a trace will ask for, in the order of a replay.
+/// All experts that a trace asks for, in the order of a replay.
 class AskedFor {
  public:
   AskedFor(const Trace& trace, std::uint32_t batch, std::uint32_t chunk) {

@@ -42,7 +42,7 @@ std::uint64_t parse_budget(const std::string& text, std::uint64_t all_bytes, con
 }
 
 std::uint64_t parse_chunk(const std::string& text, std::uint64_t expert_bytes) {
-  constexpr std::uint64_t large = 1'000'000'000'000'000;  // of which no share is nothing
+  constexpr std::uint64_t large = 1'000'000'000'000'000;  // so large that only 0% of it is 0
   const bool is_none = parse_budget(text, large, "--prefetch-chunk") == 0;
   return is_none ? 0 : std::max<std::uint64_t>(parse_budget(text, expert_bytes), 1);
 }

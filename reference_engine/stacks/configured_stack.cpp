@@ -19,7 +19,7 @@ ConfiguredStack configure_stack(const ModelShape& model, const StackOptions& opt
   for (const StackType& t : types) {
     if (t.name == options.stack) return t.configure(model, options, copy_cost, knows, future);
   }
-  static_cast<void>(find_stack(options.stack));  // refuses it
+  static_cast<void>(find_stack(options.stack));  // throws for an unknown name
   throw std::logic_error("stack " + options.stack + " has no type");
 }
 

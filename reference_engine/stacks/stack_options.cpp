@@ -22,7 +22,7 @@ StackInfo resident(const char* name, const char* what, Precision p) {
 
 using Members = std::vector<ParameterMember>;
 
-/// The parameters of a stack that keeps experts, and evicts some: those that all of these have, and its own.
+/// The parameters of a stack that caches experts: those that all such stacks have, and its own.
 Members caching(const Members& own, const Members& more = {}) {
   Members all = {&O::pools, &O::transient_prefill_rows};
   all.insert(all.end(), own.begin(), own.end());
@@ -30,7 +30,7 @@ Members caching(const Members& own, const Members& more = {}) {
   return all;
 }
 
-/// Copies experts at the model's own precision, and routes to those that the gate chose.
+/// A stack that copies experts at the model's own precision, and routes to those that the gate chose.
 StackInfo lossless(const char* name, const char* what, std::vector<ParameterMember> parameters) {
   return {name, what, true, false, Precision::full, std::move(parameters)};
 }
@@ -49,7 +49,7 @@ StackInfo full_where_all_fits(StackInfo info) {
   return info;
 }
 
-// stack_table.hpp has the types of these stacks. A test compares what is said here with what the types are.
+// stack_table.hpp has the types of these stacks. A test checks that both agree.
 std::vector<StackInfo> make_stacks() {
   const PrecisionSet own = Precision::full, fate = Precision::int4 | Precision::int2,
                      hobbit = Precision::full | Precision::int4;
@@ -107,7 +107,7 @@ struct PrecisionPair {
   Precision low, high;
 };
 
-/// What a stack with two precisions shrinks experts to, and what it leaves them in; none for the others.
+/// The low and the high precision of a stack that has two; none for others.
 std::optional<PrecisionPair> precision_pair(const StackOptions& o) {
   if (!takes_parameter(o.stack, &O::low_bits, o.pools)) return {};
   const unsigned set = find_stack(o.stack).precisions.bits;
@@ -135,7 +135,7 @@ const StackInfo& find_stack(const std::string& name) {
 bool takes_parameter(const std::string& stack, const ParameterMember& parameter, PoolChoice pools) {
   const std::vector<ParameterMember>& own = find_stack(stack).parameters;
   auto takes = [&](const ParameterMember& p) { return std::find(own.begin(), own.end(), p) != own.end(); };
-  // The pools that a user chooses replace the stack's own, and what is set of those.
+  // Pools that the user chooses replace the stack's own and their parameters.
   if (pools != PoolChoice::stack && parameter == ParameterMember(&O::low_pool_percent)) return false;
   const bool replaced = parameter == ParameterMember(&O::shallow_layers) && pools != PoolChoice::stack;
   return replaced ? pools == PoolChoice::shallow && takes(&O::pools) : takes(parameter);

@@ -54,10 +54,10 @@ class Descriptor {
   std::uint64_t size_ = 0;
 };
 
-/// Pauses between tries of what the kernel says is only for now: ever longer, and not for ever.
+/// Pauses between retries after a temporary error, each longer than the last, up to a limit.
 class Patience {
  public:
-  /// False: it has been tried often enough.
+  /// Pauses. False: there were enough tries.
   bool pause() {
     constexpr int most = 6;  // 63 ms in all
     if (tries_ == most) return false;
@@ -87,7 +87,7 @@ class OpenFile : public BlockFile {
       if (errno != EINTR && (errno != EAGAIN || !patience.pause())) return -errno;
     }
   }
-  /// `no_ring`: errno of the io_uring that is not used, or 0.
+  /// How files are read, for reports. `no_ring`: the errno for which io_uring is not used, or 0.
   [[nodiscard]] std::string way(const char* call, int no_ring) const {
     const std::string text = fmt::format("{}, {}", call, file_.direct() ? "direct" : "cached");
     return no_ring == 0 ? text : fmt::format("{} (io_uring: {})", text, std::strerror(no_ring));
@@ -96,7 +96,7 @@ class OpenFile : public BlockFile {
   Descriptor file_;
 
  private:
-  static constexpr std::uint64_t most_at_once = 8U << 20U;  // so that one can see whether anything comes
+  static constexpr std::uint64_t most_at_once = 8U << 20U;  // small, so that a read that hangs is noticed
 };
 
 class PreadFile final : public OpenFile {
@@ -113,11 +113,11 @@ class PreadFile final : public OpenFile {
   int no_ring_;
 };
 
-/// Cuts a read into pieces, many of which are on their way at once: one alone does not fill an NVMe disk's queue. What
-/// the ring does not bring is read by pread; a ring that fails is not used again.
+/// Cuts a read into pieces and has many of them in flight, since a single one does not fill an NVMe disk's queue. What the
+/// ring does not deliver is read by pread; a ring that fails is not used again.
 class UringFile final : public OpenFile {
  public:
-  /// Null if the kernel does not let us; `error` is then its errno.
+  /// Null if the kernel offers no io_uring; `error` is then the errno.
   static std::unique_ptr<UringFile> make(Descriptor& file, int& error) {
     io_uring ring{};
     error = -::io_uring_queue_init(most, &ring, 0);
@@ -148,18 +148,18 @@ class UringFile final : public OpenFile {
   }
 
  private:
-  static constexpr unsigned most = 32;  // on their way at once
+  static constexpr unsigned most = 32;  // pieces in flight
 
   UringFile(Descriptor file, const io_uring& ring) : OpenFile(std::move(file)), ring_(ring) {}
 
-  /// Of the piece that begins there, in a read of `bytes`.
+  /// Size of the piece that begins there, in a read of `bytes`.
   static std::uint64_t piece_size(std::uint64_t begin, std::uint64_t bytes) {
     return std::min<std::uint64_t>(256U << 10U, bytes - begin);
   }
 
   /// As `read`; an error only if no byte came before it.
   std::int64_t read_by_ring(std::uint64_t at, std::byte* to, std::uint64_t bytes) {
-    std::uint64_t begun = 0, whole = bytes;  // `whole`: all of the file's bytes before it have come
+    std::uint64_t begun = 0, whole = bytes;  // `whole`: up to here no piece has failed or come up short
     std::int64_t error = 0;                  // of the first piece that failed
     unsigned pending = 0;
     Patience patience;
@@ -177,12 +177,12 @@ class UringFile final : public OpenFile {
         const int result = ::io_uring_submit_and_wait(&ring_, 1);
         const bool for_now = result == -EAGAIN || result == -EBUSY;
         if (result < 0 && result != -EINTR && !(for_now && patience.pause())) {
-          // What the kernel has not taken it will never take; what it has taken still writes to `to`.
+          // The kernel will not take the pieces that it has not taken yet, but those that it has may still write to `to`.
           pending -= ::io_uring_sq_ready(&ring_);
           failed_ = -result;
         }
       } else {
-        // Asking the kernel to wait is what failed: what comes is seen without it.
+        // Waiting in the kernel has failed, but completions can still be polled.
         std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
       io_uring_cqe* done = nullptr;
@@ -198,7 +198,7 @@ class UringFile final : public OpenFile {
         error = n == -EINTR ? -EAGAIN : std::min<std::int64_t>(n, 0);
       }
     }
-    if (failed_ != 0) return -failed_;  // what was not taken may lie anywhere
+    if (failed_ != 0) return -failed_;  // pieces may be missing anywhere
     return whole == 0 && error != 0 ? error : static_cast<std::int64_t>(whole);
   }
 

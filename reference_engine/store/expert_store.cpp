@@ -14,12 +14,12 @@
 namespace ferry::engine {
 namespace {
 
-/// Of one expert's matrix.
+/// Shape of one expert's matrix.
 std::vector<std::uint64_t> shape_of(const ExpertLayout& l, int part) {
   return part == 2 ? std::vector<std::uint64_t>{l.hidden, l.width} : std::vector<std::uint64_t>{l.width, l.hidden};
 }
 
-/// [rows, columns] to [count, rows]: every `step`th column from `first` on; `each` bytes an element.
+/// Copies every `step`th column of [rows, columns] from `first` on, as [count, rows]. Elements have `each` bytes.
 void transpose(const std::byte* from, std::uint64_t rows, std::uint64_t columns, std::uint64_t first,
                std::uint64_t step, std::uint64_t count, std::uint64_t each, std::byte* to) {
   for (std::uint64_t c = first; c < first + count * step; c += step) {
@@ -44,8 +44,8 @@ ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
   sizes_.biased = c.expert_bias;
   sizes_.scaled = !c.names.expert_scale.empty();
   sizes_.glu = c.glu;
-  // Newer files of families that have always had a tensor an expert have one for all experts of a layer, newer GGUF files one
-  // for gate and up, and old ones one an expert; gpt-oss has blocks.
+  // Files of one family differ: newer ones may have one tensor for all experts of a layer, newer GGUF files one for gate and
+  // up, old GGUF files one for each expert, and gpt-oss may have blocks.
   if (checkpoint.find(expert_tensor_name(c, storage_, {}, 0)) == nullptr) {
     if ((storage_ == ExpertStorage::separate || storage_ == ExpertStorage::fused_parts) &&
         checkpoint.find(expert_tensor_name(c, ExpertStorage::fused_rows, {}, 0)) != nullptr) {
@@ -58,7 +58,7 @@ ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
       storage_ = ExpertStorage::interleaved_blocks;
     }
   }
-  if (storage_ == ExpertStorage::fused_columns) {  // as on the hub, or as transformers 5 writes it
+  if (storage_ == ExpertStorage::fused_columns) {  // from the hub, or rows as transformers 5 writes them
     const Tensor* const both = checkpoint.tensor(expert_tensor_name(c, storage_, {}, 0));
     const Tensor* const down = checkpoint.tensor(expert_tensor_name(c, storage_, {}, 2));
     const std::uint64_t width = c.moe(0).expert_width, hidden = c.hidden;
@@ -69,7 +69,7 @@ ExpertReader::ExpertReader(const Checkpoint& checkpoint, const ModelConfig& c)
   }
   for (std::uint32_t l = 0; l < c.moe_layer_count(); ++l) {
     layouts_.push_back(layout_of(static_cast<std::uint16_t>(l)));
-    // Dimensions are at most 2^20: what passes here has less than 4 GiB at low precision, too.
+    // Dimensions are at most 2^20, so that experts that pass here also have less than 4 GiB at low precision.
     if (layouts_[l].bytes() > 0xffffffffULL) {
       throw InputError(fmt::format("tensor \"{}\": experts of 4 GiB and more are not supported",
                                    piece({static_cast<std::uint16_t>(l), 0}, 0).name));
@@ -121,7 +121,7 @@ DType ExpertReader::type_of(ExpertId id, int part) const {
 void ExpertReader::check_scales(const Tensor& t, const Piece& p, int part) const {
   if (config_.one_scale) {
     const std::uint64_t each = t.scales->elements() / p.shape[0];
-    if (each == 1 || (each == 2 && part < 2)) return;  // of gate and up together, or of either
+    if (each == 1 || (each == 2 && part < 2)) return;  // one for gate and up together, or one for each
     throw InputError(fmt::format("tensor \"{}\" is [{}], expected one scale for each matrix by config.json",
                                  Checkpoint::scales_of(p.name), fmt::join(t.scales->shape, ", ")));
   }
@@ -190,7 +190,7 @@ std::vector<ExpertReader::Bias> ExpertReader::biases_of(std::uint16_t layer) con
   return all;
 }
 
-/// Its place takes the types of the layer: those are not asked for before they are known.
+/// Name and shape alone. `placed` also needs the layer's types, which the constructor does not know yet.
 ExpertReader::Piece ExpertReader::piece(ExpertId id, int part) const {
   const LayerConfig& layer = config_.moe(id.layer);
   const std::uint64_t hidden = sizes_.hidden, width = layer.expert_width, experts = layer.experts;
@@ -284,7 +284,7 @@ void ExpertReader::read_fp8(ExpertId id, int part, std::byte* to) const {
   std::vector<std::byte> codes(p.bytes);
   checkpoint_.read_raw(p.name, p.shape, p.first, p.bytes, codes.data());
   Tensor scales = *checkpoint_.raw(p.name, p.shape).scales;
-  // Of an expert all of them, or where gate and up have their own, half.
+  // The expert's scales: all of them, or half if gate and up have scales of their own.
   const std::uint64_t all = scales.elements() / p.shape[0], size = scales.bytes / scales.elements();
   const bool halves = part < 2 && all > 1;
   const std::uint64_t count = halves ? all / 2 : all;
@@ -322,7 +322,7 @@ void ExpertReader::read_mxfp4(ExpertId id, std::byte* to) const {
       const std::uint64_t from = (part == 2 ? r : 2 * r + static_cast<unsigned>(part)) * row;
       for (std::uint64_t b = 0; b < row; ++b) {
         *out++ = exponents[from + b];
-        // Neighbours share a byte there; here the first half of the block shares bytes with the second.
+        // In the file, neighbours share a byte; here, each byte has one code of either half of the block.
         const std::byte* pairs = &blocks[(from + b) * codes];
         const auto code = [&](std::uint64_t i) { return pairs[i / 2] >> (i % 2 * 4) & std::byte{15}; };
         for (std::uint64_t i = 0; i < codes; ++i) *out++ = code(i) | code(i + codes) << 4;
@@ -352,7 +352,7 @@ std::vector<float> ExpertReader::biases(ExpertId id) const {
     t.shape = {bias.size};
     stored.push_back(t.to_floats());
   }
-  if (stored.size() == 2) {  // of gate and up in turn
+  if (stored.size() == 2) {  // gate's and up's numbers alternate
     std::vector<float> gate, up;
     for (std::size_t i = 0; i < stored[0].size(); i += 2) {
       gate.push_back(stored[0][i]);

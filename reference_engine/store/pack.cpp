@@ -11,7 +11,7 @@
 namespace ferry::engine {
 namespace {
 
-/// Sets what the precisions' names say.
+/// Adds the named precisions.
 void set_precisions(StoreFacts& facts, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     Precision p = Precision::full;
@@ -37,7 +37,7 @@ void set_precisions(StoreFacts& facts, const std::vector<std::string>& names) {
   if (facts.precisions == 0) throw InputError("--precisions: expected at least one");
 }
 
-/// The weight files, by name, size and time: whether they are still those that a pack began with.
+/// The weight files with names, sizes and times, which tell whether a pack may be continued with them.
 Json source_files(const Checkpoint& checkpoint) {
   Json list = Json::array();
   for (const auto& [file, was] : checkpoint.files()) {
@@ -68,7 +68,7 @@ Packed pack_store(const std::filesystem::path& folder, const std::filesystem::pa
   const bool blocks = std::any_of(reader.layouts().begin(), reader.layouts().end(), [&](const ExpertLayout& l) {
     return !l.plain_numbers() || l.dtype != reader.layout().dtype;
   });
-  if (blocks) {  // a store has numbers, or codes of its own
+  if (blocks) {  // stores cannot hold a checkpoint's blocks
     facts.layout.dtype = DType::bf16;
     facts.layout.up_type = facts.layout.down_type = DType::other;
     for (const std::string& name : o.precisions) {

@@ -20,7 +20,7 @@
 namespace ferry::engine {
 namespace {
 
-// Byte for byte as docs/store.md has it.
+// docs/store.md defines the format byte for byte.
 constexpr char store_magic[] = "FERRYEXP", part_magic[] = "FERRYPRT";
 constexpr std::uint32_t version = 2;  // 1 had no checksums of what experts were made from
 constexpr std::uint64_t header_at = 24, largest_header = 1U << 20U;
@@ -36,7 +36,7 @@ struct Start {
 };
 static_assert(sizeof(Start) == header_at);
 
-/// Of the header's text and the index.
+/// Checksum of the header's text and the index.
 std::uint64_t sum_of(const std::string& header, const std::vector<std::uint64_t>& checksums) {
   const std::uint64_t text = checksum(header.data(), header.size());
   return checksum(checksums.data(), checksums.size() * sizeof(std::uint64_t)) ^ (text << 1U | text >> 63U);
@@ -48,7 +48,7 @@ StoreFacts facts_of(const Json& json, const std::string& name) {
   StoreFacts s;
   s.model = printable(f.text("model")).substr(0, 200);  // goes to terminals
   const std::uint32_t layers = f.whole("layers", 1, 65535), experts = f.whole("experts", 1, 65535);
-  // Of each layer, where layers differ.
+  // One number for each layer, if layers differ.
   const auto by_layer = [&](const char* field, std::uint32_t most) {
     std::vector<std::uint32_t> all;
     if (!f.has(field)) return all;
@@ -314,7 +314,7 @@ StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& fa
   try {
     struct stat info {
     }, now{};
-    // What another pack has put in place meanwhile is no part any more.
+    // Another pack may have renamed the file since it was opened: then it is no part file any more.
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 || ::fstat(fd_, &info) != 0 || ::lstat(part_.c_str(), &now) != 0 ||
         info.st_ino != now.st_ino || info.st_dev != now.st_dev) {
       throw InputError(fmt::format("{}: another ferry pack is writing it", path_.string()));
@@ -330,10 +330,10 @@ StoreWriter::StoreWriter(const std::filesystem::path& path, const StoreFacts& fa
     if (info.st_size >= 8) get(0, magic.data(), 8);
     if (same) {
       get(0, there.data(), there.size());
-      there.replace(0, header_at, wanted, 0, header_at);  // what ended within `commit` has a store's
+      there.replace(0, header_at, wanted, 0, header_at);  // a pack that ended in `commit` left a store's start
     }
     const bool going_on = same && there == wanted && (magic == part_magic || magic == store_magic);
-    // Zeros: it ended before the first byte was written.
+    // A magic of zeros: the pack ended before it wrote its first byte.
     if (!going_on && info.st_size > 0 && magic != part_magic && magic != std::string(8, '\0')) {
       throw InputError(fmt::format("{}: is there, and no unfinished store: move it away", part_.string()));
     }
@@ -368,7 +368,7 @@ void StoreWriter::reserve() {
 
 void StoreWriter::check(const std::function<std::uint64_t(ExpertId)>& source,
                         const std::function<bool(std::uint64_t, std::uint64_t)>& progress) {
-  ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);  // what is on the disk counts, not what was meant for it
+  ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);  // reads what is on the disk, not the page cache
   const std::vector<std::uint64_t> sums = index();
   BlockMemory memory(whole_blocks(facts_.most_bytes(Precision::full)));
   for (; done_ < facts_.numbers.all(); ++done_) {
@@ -401,7 +401,7 @@ std::vector<std::uint64_t> StoreWriter::index() const {
 
 void StoreWriter::commit() {
   Start start{{}, version, static_cast<std::uint32_t>(header_.size()), sum_of(header_, index())};
-  if (::fsync(fd_) != 0) refuse(errno);  // the blocks before what says that they are there
+  if (::fsync(fd_) != 0) refuse(errno);  // blocks reach the disk before the magic that vouches for them
   std::memcpy(start.magic, store_magic, 8);
   put(0, &start, sizeof(start));
   if (::fsync(fd_) != 0 || ::rename(part_.c_str(), path_.c_str()) != 0) refuse(errno);

@@ -12,7 +12,7 @@
 namespace ferry::engine {
 namespace {
 
-/// In any order; none of a folder that is not there.
+/// A folder's entries in any order; none if the folder does not exist.
 std::vector<std::filesystem::path> entries(const std::filesystem::path& folder) {
   std::vector<std::filesystem::path> all;
   std::error_code error;
@@ -94,7 +94,7 @@ std::filesystem::path find_model(const std::string& name) {
   std::error_code none;
   const auto bundled = data_directory() / "models" / name;
   const bool is_bundled = name.find('/') == std::string::npos && std::filesystem::is_directory(bundled, none);
-  // A folder of the user's that only has the same name, for results perhaps, does not hide a bundled model.
+  // A user's folder of the same name without a config.json, perhaps for results, does not hide a bundled model.
   if (is_bundled && !std::filesystem::exists(std::filesystem::path(name) / "config.json", none)) return bundled;
   const auto is_there = [&](const std::filesystem::path& path) {
     return std::filesystem::is_directory(path, none) || std::filesystem::is_regular_file(path, none);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view field = "\"xxh3\":\"", zeros = unsealed;
 
-/// Where the digits begin. Within another text of JSON the field's quotes would have backslashes.
+/// Where the digits begin. A text within the JSON cannot look like the field: its quotes would be escaped.
 std::size_t place_of_seal(std::string_view json) {
   const std::size_t found = json.rfind(field);
   if (found == std::string_view::npos) return found;

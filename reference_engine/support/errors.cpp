@@ -7,8 +7,8 @@
 namespace ferry::engine {
 namespace {
 
-/// Control characters of both sets, separators of lines, and what changes the direction of text (Unicode's
-/// Bidi_Control), behind which a name can look like another.
+/// Control characters (C0 and C1), line separators, and Unicode's Bidi_Control characters, which can make one name look like
+/// another.
 bool commands_terminal(std::uint32_t c) {
   return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x2028 || c == 0x2029 || c == 0x61c || c == 0x200e ||
          c == 0x200f || (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);

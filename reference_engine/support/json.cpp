@@ -16,8 +16,8 @@ namespace ferry::engine {
 
 namespace {
 
-/// Refuses what the library would take: what is nested deep, or has a name twice, of which it would keep one. The library's own
-/// callbacks would go over a list or an object again behind each list or object within it.
+/// Refuses what the library would accept: deep nesting, and objects with a name twice, of which it would keep only one. Its own
+/// parser callbacks take quadratic time, since they go over a list or object again after each one within it.
 class Checks final : public nlohmann::json_sax<Json> {
  public:
   Checks(const std::string& where, std::size_t most_names) : where_(where), most_names_(most_names) {}
@@ -50,7 +50,7 @@ class Checks final : public nlohmann::json_sax<Json> {
     --depth_;
     return true;
   }
-  /// The parser that follows says it.
+  /// The parser that runs next reports the error.
   bool parse_error(std::size_t /*place*/, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*e*/) override {
     return false;
@@ -58,7 +58,7 @@ class Checks final : public nlohmann::json_sax<Json> {
 
  private:
   bool go_deeper() {
-    constexpr int deepest = 100;  // values are taken apart by recursion
+    constexpr int deepest = 100;  // values are processed by recursion
     if (++depth_ > deepest) throw InputError(fmt::format("{}: nested more than {} deep", where_, deepest));
     return true;
   }
@@ -71,7 +71,7 @@ class Checks final : public nlohmann::json_sax<Json> {
 
 template <class T>
 T parse(std::string_view text, const std::string& where, std::size_t most_names) {
-  if (const auto nul = text.find('\0'); nul != std::string_view::npos) {  // the parser would end there
+  if (const auto nul = text.find('\0'); nul != std::string_view::npos) {  // the parser would take it for the end
     throw InputError(fmt::format("{}: a NUL byte at {}, expected JSON", where, nul));
   }
   Checks checks(where, most_names);

@@ -42,14 +42,14 @@ bool is_same_file(const FileIdentity& a, const FileIdentity& b) {
 
 constexpr const char* changed = "has changed since it was opened: expected a file that stays as it is: run this again";
 
-/// What a handler of signals may read at any moment: whose memory is whose.
+/// A mapped file, in a form that a signal handler may read at any time.
 struct Mapping {
   std::atomic<const char*> name{nullptr};
   std::atomic<std::uintptr_t> begin{0};
   std::atomic<std::uint64_t> size{0};
   std::atomic<int> fd{-1};
 };
-constexpr int most_mappings = 4096;  // a file beyond them ends the process as well, without a name
+constexpr int most_mappings = 4096;  // losing a file beyond them is reported without its name
 Mapping mappings[most_mappings];
 
 void say(const char* text) {
@@ -58,7 +58,7 @@ void say(const char* text) {
 
 void on_lost_file(int /*signal*/, siginfo_t* info, void* /*context*/) {
   const auto at = reinterpret_cast<std::uintptr_t>(info->si_addr);
-  if (::isatty(STDERR_FILENO) != 0) say("\r\033[K");  // the line that says how far we are
+  if (::isatty(STDERR_FILENO) != 0) say("\r\033[K");  // clears a progress line
   say("ferry: ");
   const char* what = "a file became shorter while it was read, or cannot be read from its disk";
   for (const Mapping& m : mappings) {
@@ -110,8 +110,8 @@ MappedFile::~MappedFile() {
   close();
 }
 
-/// The time of modification may have been set back, that of any change cannot. But that is also another once the file has
-/// been given another name, other rights or another owner, which changes nothing of what is read.
+/// The modification time can be set back; the change time (ctime) cannot. But ctime also changes when the file gets another
+/// name, other permissions or another owner, and none of that changes its contents.
 bool MappedFile::is_unchanged() const {
   struct stat info {};
   if (::fstat(fd_, &info) != 0) return false;
@@ -170,7 +170,7 @@ void MappedFile::close() noexcept {
 }
 
 void MappedFile::read(const std::byte* from, std::uint64_t bytes, std::byte* to, const std::string& what) const {
-  constexpr std::uint64_t most_at_once = 8U << 20U;  // so that one can see whether anything comes
+  constexpr std::uint64_t most_at_once = 8U << 20U;  // small, so that a read that hangs is noticed
   if (fd_ < 0) {
     std::memcpy(to, from, bytes);
     return;
@@ -195,7 +195,7 @@ void MappedFile::forget(const std::byte* from, std::uint64_t bytes) const noexce
   if (fd_ < 0) return;
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = static_cast<std::uint64_t>(from - data_), first = (begin + page - 1) / page * page;
-  const std::uint64_t end = (begin + bytes) / page * page;  // its neighbours keep theirs
+  const std::uint64_t end = (begin + bytes) / page * page;  // pages shared with neighbours stay
   if (end > first) static_cast<void>(::madvise(const_cast<std::byte*>(data_) + first, end - first, MADV_DONTNEED));
 }
 
@@ -203,7 +203,7 @@ void MappedFile::check_unchanged() const {
   if (fd_ < 0) return;
   if (!is_unchanged()) throw InputError(fmt::format("{}: {}", name_, changed));
   struct stat info {};
-  // A file that was removed is whole as long as we have it; of one that was replaced, its neighbours may be new.
+  // A removed file stays whole while it is open. If it was replaced, files beside it may be new, too, and not match.
   if (::stat(name_.c_str(), &info) == 0 && !is_same_file(identity_of(info), identity_)) {
     throw InputError(fmt::format("{}: was replaced by another file while it was used: run this again", name_));
   }

@@ -31,7 +31,7 @@ bool write_all(int fd, const std::vector<std::string_view>& parts) {
   return true;
 }
 
-/// What names of temporary files for this one begin with; 16 digits follow.
+/// The prefix of names of temporary files for this file; 16 hexadecimal digits follow.
 std::string temporary_prefix(const std::filesystem::path& path) {
   constexpr std::size_t longest = 200;  // a name has 255 bytes at most
   return "." + path.filename().string().substr(0, longest) + ".ferry-";
@@ -41,9 +41,9 @@ std::filesystem::path folder_of(const std::filesystem::path& path) {
   return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
 }
 
-/// A file in another's folder that is to take its place. Without a name, where the file system can have such, so that
-/// nothing is left of a run that is killed; otherwise with one that nobody can guess, made anew, and locked as long as it
-/// is written, so that others know whether it was left behind.
+/// A new file that is to replace another one in the same folder. It has no name if the file system allows that, so that a
+/// killed run leaves nothing behind. Otherwise its name cannot be guessed, and it is locked while it is written, so that
+/// other runs can tell whether it was left behind.
 class TemporaryFile {
  public:
   TemporaryFile(const std::filesystem::path& for_path, OutputFile::Names names)
@@ -63,21 +63,21 @@ class TemporaryFile {
   explicit operator bool() const { return fd_ >= 0; }
   [[nodiscard]] int descriptor() const { return fd_; }
 
-  /// Replaces the target, and has the folder written, too.
+  /// Replaces the target, and syncs the folder.
   bool take_place() {
     if (name_.empty() && !make_named(fd_)) return false;
     if (::rename(name_.c_str(), target_.c_str()) != 0) return false;
     name_.clear();
     const int folder = ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder >= 0) {
-      ::fsync(folder);  // where a file system refuses that, the rename itself is what there is
+      ::fsync(folder);  // some file systems refuse that; the rename is done anyway
       ::close(folder);
     }
     return true;
   }
 
  private:
-  /// By which a file without a name is given one. Where nobody has mounted it, as in some containers, none can be.
+  /// The path by which an unnamed file gets a name. Without /proc, as in some containers, it cannot get one.
   static std::string as_seen_in_proc(int fd) { return fmt::format("/proc/self/fd/{}", fd); }
 
   void make_unnamed() {
@@ -86,7 +86,7 @@ class TemporaryFile {
     ::close(fd_);
     fd_ = -1;
   }
-  /// Opens a new file with a name, or gives one to `unnamed`.
+  /// Opens a new file with a name, or gives `unnamed` a name if that is a descriptor.
   bool make_named(int unnamed) {
     std::random_device random;
     for (int tries = 0; tries < 100; ++tries) {
@@ -109,7 +109,7 @@ class TemporaryFile {
   int fd_ = -1;
 };
 
-/// Temporary files of runs that were killed: those that nobody holds.
+/// Removes temporary files of killed runs: those that nobody has locked.
 void remove_left_behind(const std::filesystem::path& path) {
   const std::string prefix = temporary_prefix(path);
   std::error_code none;
@@ -195,7 +195,7 @@ OutputFile::OutputFile(const std::filesystem::path& path, Names names) : name_(p
   }
   path_ = file_behind(path);
   std::error_code none;
-  for (const std::filesystem::path& there : {path_, path}) {  // what is behind a pipe's name has none
+  for (const std::filesystem::path& there : {path_, path}) {  // `file_behind` of a pipe may not exist
     if (std::filesystem::exists(there, none) && !std::filesystem::is_regular_file(there, none)) {
       throw InputError(fmt::format("{}: cannot be written: it exists and is not a regular file", name_));
     }
@@ -211,13 +211,13 @@ OutputFile::OutputFile(const std::filesystem::path& path, Names names) : name_(p
                                  name_, std::strerror(ENAMETOOLONG)));
   }
   struct stat own {};
-  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {  // which would go on writing to what was replaced
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {  // these would go on writing to the replaced file
     if (::stat(path_.c_str(), &there) != 0 || ::fstat(stream, &own) != 0) continue;
     if (own.st_dev != there.st_dev || own.st_ino != there.st_ino) continue;
     throw InputError(fmt::format("{}: is where what is printed goes, expected another file, or -", name_));
   }
   remove_left_behind(path_);
-  // Tried now, and gone at once: a run that is killed leaves nothing behind.
+  // Checks that a file can be made, and removes it at once, so that a killed run leaves nothing behind.
   if (!TemporaryFile(path_, names_))
     throw InputError(fmt::format("{}: cannot be written: {}", name_, std::strerror(errno)));
 }

@@ -9,7 +9,7 @@
 namespace ferry::engine {
 namespace {
 
-/// Where the lines after the first begin.
+/// The column where continuation lines begin.
 std::size_t indent_of(std::string_view line, std::size_t columns) {
   const std::size_t begin = line.find_first_not_of(' '), gap = line.find("  ", begin);
   if (gap == std::string_view::npos) return begin;
@@ -23,7 +23,7 @@ void append_wrapped(std::string& out, std::string_view line, std::size_t columns
     return;
   }
   const std::size_t indent = indent_of(line, columns);
-  for (std::size_t before = 0;;) {  // columns that are taken already
+  for (std::size_t before = 0;;) {  // columns that the indentation takes
     const std::size_t room = columns - before, least = before == 0 ? indent : 0;
     std::size_t at = line.size() <= room ? std::string_view::npos : line.rfind(' ', room);
     if (line.size() > room && (at == std::string_view::npos || at <= least)) at = line.find(' ', least + 1);

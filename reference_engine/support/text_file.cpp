@@ -49,7 +49,7 @@ std::string read_whole(const std::filesystem::path& path, std::uint64_t most_byt
     throw InputError(fmt::format("{}: cannot be read: {}", path.string(), std::strerror(error)));
   };
   std::error_code none;
-  if (std::filesystem::is_fifo(path, none)) {  // it might never end
+  if (std::filesystem::is_fifo(path, none)) {  // reading it might never end
     throw InputError(path.string() + ": is a pipe, expected a file; where - may be given, it is standard input");
   }
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);

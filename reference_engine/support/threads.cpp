@@ -31,7 +31,7 @@ void on_threads(std::uint32_t threads, std::size_t count, const std::function<vo
     try {
       for (std::size_t t = 1; t < std::min<std::size_t>(threads, count); ++t) others.emplace_back(serve);
     } catch (...) {
-      next = count;  // those that have begun end
+      next = count;  // ends the threads that were started
       throw;
     }
     serve();

@@ -3,9 +3,9 @@
 namespace ferry::engine {
 namespace {
 
-/// What a first byte says: bytes of the character, and between which the second lies.
+/// What a first byte tells: the length of the character, and the range of its second byte.
 struct First {
-  unsigned length = 0;  ///< 0: no character begins so
+  unsigned length = 0;  ///< 0: no character begins with this byte
   unsigned char least = 0x80, most = 0xbf;
 };
 
@@ -13,16 +13,16 @@ First first_of(unsigned char byte) {
   if (byte < 0x80) return {1};
   if (byte < 0xc2) return {0};
   if (byte < 0xe0) return {2};
-  if (byte == 0xe0) return {3, 0xa0, 0xbf};  // shorter forms exist
-  if (byte == 0xed) return {3, 0x80, 0x9f};  // halves of UTF-16 pairs
+  if (byte == 0xe0) return {3, 0xa0, 0xbf};  // no overlong forms
+  if (byte == 0xed) return {3, 0x80, 0x9f};  // no UTF-16 surrogates
   if (byte < 0xf0) return {3};
   if (byte == 0xf0) return {4, 0x90, 0xbf};
   if (byte < 0xf4) return {4};
-  if (byte == 0xf4) return {4, 0x80, 0x8f};  // the last of Unicode
+  if (byte == 0xf4) return {4, 0x80, 0x8f};  // Unicode ends at U+10FFFF
   return {0};
 }
 
-/// How many bytes from `at` on could belong to one character, and how many that character has.
+/// How many bytes are valid for the character that begins here, and how many it should have.
 struct Found {
   unsigned good, length;
 };
@@ -84,7 +84,7 @@ std::size_t unfinished_bytes(std::string_view text) {
   for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const std::size_t at = text.size() - back;
     const auto byte = static_cast<unsigned char>(text[at]);
-    if ((byte & 0xc0U) == 0x80U) continue;  // not the first of a character
+    if ((byte & 0xc0U) == 0x80U) continue;  // a continuation byte
     const Found found = look(text, at);
     return found.good == back && found.good < found.length ? back : 0;
   }

@@ -16,7 +16,7 @@
 namespace ferry::engine {
 namespace {
 
-/// Those that this process may use.
+/// The processors that this process may use.
 std::vector<int> processors() {
   cpu_set_t set;
   std::vector<int> all;
@@ -80,7 +80,7 @@ void WorkerPool::end_threads() {
 }
 
 void WorkerPool::Job::work_on() {
-  // Relaxed: the lock orders what parts read and write; here only the number counts.
+  // Relaxed: the lock orders the data that parts read and write; this only hands out numbers.
   for (std::uint32_t part; (part = next.fetch_add(1, std::memory_order_relaxed)) < parts;) call(work, part);
 }
 
@@ -108,7 +108,7 @@ void WorkerPool::linger(const Done& done) const {
   if (!lingers_) return;
   constexpr std::chrono::microseconds most(200);
   const auto until = std::chrono::steady_clock::now() + most;
-  while (!done() && std::chrono::steady_clock::now() < until) std::this_thread::yield();  // to others, if there are any
+  while (!done() && std::chrono::steady_clock::now() < until) std::this_thread::yield();  // others may need the core
 }
 
 void WorkerPool::share(Job& job) {
@@ -138,7 +138,7 @@ void WorkerPool::share(Job& job) {
   }
   leave();
   linger([&] { return job.helpers == 0; });
-  std::unique_lock lock(mutex_);  // also so that the last helper is through with it
+  std::unique_lock lock(mutex_);  // the last helper may still use `job` under this lock
   left_.wait(lock, [&] { return job.helpers == 0; });
   if (job.failed) std::rethrow_exception(job.failed);
 }
@@ -148,7 +148,7 @@ void WorkerPool::leave() {
   {
     const std::lock_guard lock(mutex_);
     --at_work_;
-    if (open_job() != nullptr) {  // somebody else's, for which there was no place
+    if (open_job() != nullptr) {  // another caller's job, which had to wait for a place
       ++calls_;
       wake = asleep_ > 0;
     }

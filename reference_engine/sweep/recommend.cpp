@@ -34,7 +34,7 @@ std::string percent(double part) {
   return fmt::format("{:.0f}%", 100 * part);
 }
 
-/// One simulation: of a candidate, as things are or with more of a resource.
+/// One simulation: a candidate on the machine as it is, or with more of a resource.
 struct SimulatedChoice {
   const StackCandidate* candidate;
   std::optional<Resource> more;
@@ -45,7 +45,7 @@ struct Done {
   std::string refused;
 };
 
-/// Only hits at the same precisions compare.
+/// The precisions of a stack: hit rates are only compared between stacks that have the same.
 PrecisionSet precisions(const StackCandidate& c) {
   return precisions_for(c.options);
 }
@@ -75,7 +75,7 @@ Done simulated(const RecommendOptions& o, const SimulatedChoice& task, const std
   return done;
 }
 
-/// What the device computes for a token.
+/// The device's computing time for a token.
 double computing_s(const RunReport& run) {
   const PhaseTimes& t = run.times[static_cast<unsigned>(Phase::decode)];
   return (run.generated.decode_s - seconds(t.stall + t.host_wait)) / static_cast<double>(run.generated.decode_steps);
@@ -128,7 +128,7 @@ const char* resource_key(Resource resource) {
 Machine with_twice(Machine m, Resource resource) {
   const double asked = m.host_memory.effective + m.link.effective;
   const bool contended = m.host_beside_copies < 1 || m.link_beside_host < 1;
-  // What the host's memory gives to both together, as a share of what they ask for.
+  // The bandwidth that host memory gives to host and link together, relative to what they ask for.
   double given = contended ? 1 : std::max(asked, 0.8 * m.host_memory.peak) / asked;
   auto twice = [](Machine::Speed& s) {
     s.peak *= 2;
@@ -158,7 +158,7 @@ Machine with_twice(Machine m, Resource resource) {
 }
 
 std::string reason_for(const RunReport& run, const NamedRun& best_cache, const NamedRun& fastest, double copy_s) {
-  constexpr double little = 0.05;  // of a token or of the experts: less is not worth a word
+  constexpr double little = 0.05;  // shares of a token's time or experts below this are not mentioned
   const Outcomes& o = run.counters.of(Phase::decode);
   const PhaseTimes& times = run.times[static_cast<unsigned>(Phase::decode)];
   const double total = run.generated.decode_s, steps = static_cast<double>(run.generated.decode_steps);
@@ -239,7 +239,7 @@ Recommendation recommend(const RecommendOptions& o) {
   for (const Resource resource : all_resources) {
     const RunReport* best = nullptr;
     std::string label;
-    bool all = true;  // otherwise a better one may be missing
+    bool all = true;  // false: the best one may be missing
     for (std::size_t i = o.candidates.size(); i < tasks.size(); ++i) {
       if (tasks[i].more != resource) continue;
       all = all && (results[i].run || !results[i].refused.empty());
@@ -252,7 +252,7 @@ Recommendation recommend(const RecommendOptions& o) {
       label = tasks[i].candidate->label;
     }
     if (best == nullptr || !all) continue;
-    // Who has a stack of few bits already gains nothing by them.
+    // Fewer bits are no upgrade if the best stack is already at least as fast.
     if (resource == Resource::bits && !r.ranking.empty() && best->tpot_s() >= r.ranking[0].tpot_s()) continue;
     r.upgrades.push_back({resource, label, best->tpot_s(), best->generated.ttft_s, best->budget_asked_bytes});
   }

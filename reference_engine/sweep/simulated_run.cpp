@@ -13,8 +13,8 @@
 namespace ferry::engine {
 namespace {
 
-/// Bits at which the stack would find its experts, as flags: the fewest changes first. Empty: there are none, or the
-/// stack has no such parameters.
+/// Flags for bits at which the stack would work, with as few changes as possible. Empty: no bits help, or the stack has no
+/// such parameters.
 std::string bits_that_work(const ModelShape& model, const StackOptions& options) {
   using Bits = std::optional<std::uint32_t>;
   constexpr auto low = &StackOptions::low_bits, high = &StackOptions::high_bits;
@@ -26,7 +26,7 @@ std::string bits_that_work(const ModelShape& model, const StackOptions& options)
       o.high_bits = h;
       try {
         const auto stack = configure_stack(model, o, [](std::uint64_t) { return Nanoseconds{0}; });
-        static_cast<void>(stack.config->storage_bytes());  // refuses what pools alone do not
+        static_cast<void>(stack.config->storage_bytes());  // throws for what pools alone allow
       } catch (const ConfigError&) {
         continue;
       }
@@ -39,7 +39,7 @@ std::string bits_that_work(const ModelShape& model, const StackOptions& options)
   return "";
 }
 
-/// The library's refusals know no options: what a user could do about this one goes behind it.
+/// What a user could do about a refusal, to append to it: the library does not know options.
 std::string remedy(const std::string& refusal, const SimulatedSetting& setting, const ModelShape& model,
                    const StackOptions& options) {
   if (!setting.remedies) return "";
@@ -89,7 +89,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
   if (setting.assumed != nullptr) completed = setting.assumed->complete(rows_read_by(options, model));
   Trace& trace = completed.trace;
   trace.model = model;
-  // With all bounds the trace is replayed up to five times: one progress over them.
+  // With all bounds the trace is replayed up to five times, with one progress over all.
   const std::uint64_t replays = setting.bounds == BoundsChoice::all ? 5 : 1;
   std::uint64_t behind = 0;
   auto progress = [&](std::uint64_t done, std::uint64_t total) {
@@ -150,7 +150,7 @@ RunReport run_simulation(const SimulatedSetting& setting, const SimulateOptions&
     s.prediction_and_cache = other(Clairvoyance::both);
     s.belady_demand = other(Clairvoyance::demand);
   }
-  setting.trace->check_unchanged();  // what was made of it would be of neither file
+  setting.trace->check_unchanged();  // else results would mix two files
   return make_report(simulated, std::move(facts));
 }
 

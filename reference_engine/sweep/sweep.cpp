@@ -44,16 +44,16 @@ void need_regular_file(const std::filesystem::path& path) {
   throw InputError(fmt::format("{}: not a regular file", path.string()));
 }
 
-/// A trace, and what is made up for it.
+/// A trace, and the rows that are made up for it.
 struct ReadTrace {
   explicit ReadTrace(const std::string& path) : file(std::filesystem::path(path)) {}
 
   TraceFile file;
   std::optional<AssumedRows> rows;
-  std::uint64_t checksum = 0;  ///< once somebody has asked for it
+  std::uint64_t checksum = 0;  ///< 0 until it is asked for
 };
 
-/// Each trace is opened once; what cells read of it beyond what it has is made up when the first of them runs.
+/// Opens each trace once. Rows that cells need but the trace lacks are made up when the first such cell runs.
 class Traces {
  public:
   explicit Traces(const SweepGrid& grid) : grid_(grid) {}
@@ -68,7 +68,7 @@ class Traces {
     return read;
   }
 
-  /// Of the file as it is held here.
+  /// Checksum of the file as it was opened.
   std::uint64_t content_checksum(const std::string& path) {
     const std::lock_guard lock(mutex_);
     ReadTrace& read = open(path);
@@ -76,7 +76,7 @@ class Traces {
     return read.checksum;
   }
 
-  /// How long a replay takes, in no unit: tokens times layers.
+  /// A replay's work in no particular unit: tokens times layers.
   double work_of(const std::string& path) {
     const std::lock_guard lock(mutex_);
     const Trace& trace = open(path).file.trace;
@@ -95,8 +95,8 @@ class Traces {
   std::map<std::string, std::unique_ptr<ReadTrace>> traces_;
 };
 
-/// What the files hold that a cell is made of, as a hash: its trace, machine and shape. A name stays when what it names is
-/// replaced, and results of the old would stand as those of the new.
+/// Hashes of the contents of a cell's files: its trace, machine and shape. Names would not do: if a file is replaced, old
+/// results would pass for results of the new file.
 class Inputs {
  public:
   Inputs(const SweepGrid& grid, Traces& traces) : grid_(grid), traces_(traces) {}
@@ -111,7 +111,7 @@ class Inputs {
     return fmt::format("{:016x}", checksum(all.data(), all.size() * sizeof(std::uint64_t)));
   }
 
-  /// Each cell reads them anew. Throws InputError if one has changed since its hash was made. Any thread.
+  /// Throws InputError if the machine's or shape's file, which each cell reads anew, has changed since. Any thread.
   void check_unchanged(const SweepCell& cell) const {
     for (const std::filesystem::path& file : small_files(cell)) {
       if (of_file(file) == hashes_.at(file)) continue;
@@ -138,8 +138,8 @@ class Inputs {
   std::map<std::filesystem::path, std::uint64_t> hashes_;
 };
 
-/// The complete lines of a results file, by index; each checked to be this sweep's, and of these inputs if any are
-/// given. `kept`: their bytes.
+/// The complete lines of a results file, by index. Checks that each belongs to this sweep, and to these inputs if any are
+/// given. `kept`: the bytes of these lines.
 std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path, const std::vector<SweepCell>& cells,
                                               Inputs* inputs, std::uint64_t& kept) {
   std::map<std::uint64_t, std::string> lines;
@@ -189,8 +189,8 @@ std::map<std::uint64_t, std::string> lines_of(const std::filesystem::path& path,
   return lines;
 }
 
-/// Appends whole lines; what a full disk cuts off is taken away again. Nobody else writes the file meanwhile, so that what
-/// is read once it is open stays as it is.
+/// Appends whole lines, and removes a line again that a full disk cuts off. The file is locked, so that nobody else changes
+/// it after it was opened.
 class Lines {
  public:
   explicit Lines(const std::filesystem::path& path) : path_(path) {
@@ -202,7 +202,7 @@ class Lines {
     }
     if (fd_ < 0) cannot_write(path_);
   }
-  /// Of what is there, so many bytes.
+  /// Keeps the first `bytes` of the file, and drops the rest.
   void keep(std::uint64_t bytes) {
     size_ = bytes;
     if (::ftruncate(fd_, static_cast<off_t>(size_)) != 0) cannot_write(path_);
@@ -238,22 +238,22 @@ class Lines {
   std::filesystem::path path_;
   std::uint64_t size_ = 0;
   int fd_ = -1;
-  bool made_ = false;  ///< it was not there
+  bool made_ = false;  ///< the file did not exist before
 };
 
-/// What all cells are given.
+/// Parameters that all cells get.
 Json given_to_all(const SweepGrid& grid) {
   const Parameter& pools = parameter_of(&StackOptions::pools);
   Json value = pools.read(Json(grid.pools));
   return grid.pools == "stack" ? Json::object() : Json{{pools.name, std::move(value)}};
 }
 
-/// This cell's stack on that model's routing.
+/// The cell's stack, as calibrated for the trace's model if the sweep asks for that.
 NamedStack stack_of(const SweepGrid& grid, const SweepCell& cell, const Trace& trace) {
   return grid.calibrated && cell.named.file.empty() ? read_stack(cell.named.policies, trace.name) : cell.named;
 }
 
-/// What it is given.
+/// Parameters that the cell's stack gets.
 Json given_to(const SweepGrid& grid, const SweepCell& cell, const NamedStack& stack) {
   Json given = given_to_all(grid);
   for (const auto& [name, value] : cell.parameters) given[name] = find_parameter(name, "a sweep").read(value);
@@ -305,13 +305,13 @@ std::optional<std::uint32_t> number(const char* name) {
   throw InputError(fmt::format("the environment's {} is \"{}\", expected a whole number", name, text));
 }
 
-/// "25%" and "25.0%", or "1MiB" and "1048576": the same of any model.
+/// Whether two budgets are equal for any model, as "25%" and "25.0%", or "1MiB" and "1048576".
 bool same_budget(const std::string& a, const std::string& b) {
   constexpr std::uint64_t large = 1'000'000'000'000'000;
   return parse_budget(a, 0) == parse_budget(b, 0) && parse_budget(a, large) == parse_budget(b, large);
 }
 
-/// Takes away what stood before.
+/// Drops values that are equal to an earlier one.
 template <class T, class Same = std::equal_to<>>
 void drop_repeated(std::vector<T>& values, Same same = {}) {
   std::vector<T> kept;
@@ -321,7 +321,7 @@ void drop_repeated(std::vector<T>& values, Same same = {}) {
   values = std::move(kept);
 }
 
-/// The pair of variables of most launchers.
+/// Rank and number of ranks from a pair of environment variables, which most launchers set.
 std::optional<Ranks> ranks_of(const char* rank_name, const char* ranks_name) {
   const auto rank = number(rank_name), ranks = number(ranks_name);
   if (!rank || !ranks) return {};
@@ -387,7 +387,7 @@ std::vector<SweepCell> cells_of(const SweepGrid& asked) {
       if (takes(stacks[s], p)) swept[s].push_back(parameter);
     }
   }
-  std::map<std::string, std::string> names;  // results name a trace by its file's name
+  std::map<std::string, std::string> names;  // results name traces by file name alone
   for (const std::string& trace : grid.traces) {
     const auto [found, fresh] = names.try_emplace(std::filesystem::path(trace).filename().string(), trace);
     if (!fresh) throw InputError(fmt::format("--traces: {} and {} have one name", found->second, trace));
@@ -474,7 +474,7 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
   need_regular_file(path);
   Traces traces(grid);
   Inputs inputs(grid, traces);
-  std::map<std::uint64_t, std::string> made_of;  // read before there is a file for results
+  std::map<std::uint64_t, std::string> made_of;  // read before the results file is created
   for (std::uint64_t i = ranks.rank; i < cells.size(); i += ranks.ranks) made_of[i] = inputs.of(cells[i]);
   Lines lines(path);
   std::uint64_t kept = 0;
@@ -497,7 +497,7 @@ SweepResult run_sweep(const SweepGrid& grid, const std::filesystem::path& out, R
     bool refused = false;
     try {
       json = run_cell(grid, cell, traces, stop);
-    } catch (const ConfigError& e) {  // this cell cannot be; the others may
+    } catch (const ConfigError& e) {  // this cell cannot run; others may
       json = {{"refused", e.what()}, {"stack", cell.named.policies}};
       refused = true;
     }

@@ -11,8 +11,9 @@
 namespace ferry::engine {
 namespace {
 
-constexpr std::uint32_t nowhere = 0;  // the root is nobody's next
-/// Bytes that may be compared with tokens, beside so many for each of a text: the tokens that people have never come near.
+constexpr std::uint32_t nowhere = 0;  // the root's number, as no step leads to the root
+/// How many bytes may be compared with tokens: a fixed number, and so many for each byte of the text. Real tokenizers need far
+/// fewer.
 constexpr std::size_t most_compared = std::size_t{1} << 26U, most_compared_each = 64;
 
 bool is_word(std::uint32_t c) {
@@ -131,7 +132,7 @@ std::vector<AddedTokens::Part> AddedTokens::split(std::string_view text,
     while (longest->strips_right && end < text.size() && is_space(character_at(text, end))) next_character(text, end);
     if (begin > done) all.push_back({text.substr(done, begin - done), std::nullopt});
     all.push_back({text.substr(begin, end - begin), longest->id});
-    done = end;  // the next may begin within white space that this one took: it is there nevertheless
+    done = end;  // the next token may also lie in white space that this one took
   }
   if (done < text.size()) all.push_back({text.substr(done), std::nullopt});
   return all;

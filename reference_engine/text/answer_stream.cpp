@@ -28,7 +28,7 @@ std::string AnswerStream::release() {
     held_.clear();
     return out;
   }
-  std::size_t keep = 0;  // the longest end that begins a stop string
+  std::size_t keep = 0;  // the longest end that may be the beginning of a stop string
   for (const std::string& stop : stops_) {
     for (std::size_t n = std::min(stop.size() - 1, held_.size()); n > keep; --n) {
       if (held_.compare(held_.size() - n, n, stop, 0, n) == 0) {

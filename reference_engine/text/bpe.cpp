@@ -16,7 +16,7 @@ Bpe::Bpe(std::unordered_map<std::string, std::uint32_t> tokens, const std::vecto
   tokens_.reserve(tokens.size());
   for (auto& [text, id] : tokens) tokens_.emplace(text, id);
   merges_.reserve(merges.size());
-  for (const Merge& m : merges) {  // of two that are the same the first counts
+  for (const Merge& m : merges) {  // of equal pairs, the one with the lowest rank counts
     const auto [at, fresh] = merges_.try_emplace(pair(m.left, m.right), Made{m.rank, m.made});
     if (!fresh && m.rank < at->second.rank) at->second = {m.rank, m.made};
   }
@@ -46,7 +46,7 @@ void Bpe::encode(std::string_view word, std::vector<std::uint32_t>& out) const {
 
 void Bpe::begin(std::string_view word, std::vector<Symbol>& symbols) const {
   symbols.clear();
-  bool unknown = false;  // one is to come; bytes do not end a run of them, as in Hugging Face's library
+  bool unknown = false;  // pending; byte tokens do not end its run, as in Hugging Face's library
   const auto push = [&](std::uint32_t token) {
     const auto at = static_cast<std::uint32_t>(symbols.size());
     if (at > 0) symbols.back().behind = at;

@@ -15,7 +15,7 @@
 namespace ferry::engine {
 namespace {
 
-/// [256] characters of bytes, and back.
+/// The character that stands for each byte [256], and the reverse.
 struct ByteAlphabet {
   std::array<std::uint32_t, 256> character{};
   std::unordered_map<std::uint32_t, char> byte;
@@ -35,7 +35,7 @@ const ByteAlphabet& alphabet() {
   return one;
 }
 
-/// "<0x0A>".
+/// The byte of a token such as "<0x0A>".
 std::optional<char> named_byte(std::string_view token) {
   if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') return std::nullopt;
   std::uint32_t value = 0;
@@ -47,8 +47,8 @@ std::optional<char> named_byte(std::string_view token) {
   return static_cast<char>(value);
 }
 
-/// What a text may grow to. Characters taken apart make 11 times as many bytes at most, and those one character each twice
-/// as many; steps that each double it would fill the memory.
+/// The size that a text may grow to. Decomposed characters take at most 11 times as many bytes, and turning bytes into
+/// characters doubles that; a tokenizer whose steps all double the text would fill the memory.
 std::size_t most_grown(std::size_t size) {
   return 32 * size + (64U << 10U);
 }
@@ -63,11 +63,11 @@ class BpeTokenizer final : public Tokenizer {
     special_.resize(names_.size());
     hidden_.resize(names_.size());
     for (const AddedToken& t : p_.added.all()) {
-      slot(t.id) = t.pattern.empty() ? t.text : t.pattern;  // shown as it is found, as the library shows it
+      slot(t.id) = t.pattern.empty() ? t.text : t.pattern;  // decoded as it is searched for, like the library
       special_.resize(names_.size());
       hidden_.resize(names_.size());
       special_[t.id] = t.special;
-      // The library knows a special token by its text, and shows one whose text was normalized.
+      // The library hides special tokens by their text, so that one whose text was normalized is shown.
       hidden_[t.id] = t.special && (t.pattern.empty() || t.pattern == t.text);
     }
   }
@@ -103,7 +103,7 @@ class BpeTokenizer final : public Tokenizer {
   }
 
   [[nodiscard]] std::string decode(std::span<const std::uint32_t> tokens, bool special) const override {
-    std::string out, run;  // a run of tokens that are single bytes is text as a whole, or none of it is
+    std::string out, run;  // byte tokens in a row are decoded together, or replaced
     bool begin = true;
     const auto end_run = [&] {
       const bool valid = valid_utf8(run) == run;
@@ -258,7 +258,7 @@ namespace {
   throw InputError(fmt::format("a text cannot be normalized: {}", utf8proc_errmsg(error)));
 }
 
-/// As utf8proc_map, whose time grows with the square of how many marks stand on one letter.
+/// Like utf8proc_map, which takes quadratic time in the number of marks on one letter.
 std::string in_unicode_form(const std::string& text, utf8proc_option_t options, bool compose) {
   const auto* at = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
   const auto size = static_cast<utf8proc_ssize_t>(text.size());

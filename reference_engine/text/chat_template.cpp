@@ -15,10 +15,10 @@ namespace {
 constexpr const char* plain_template =
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
 
-/// What transformers calls the template for messages beside which tools are offered.
+/// transformers' name for a template that is used if tools are offered.
 const std::string tools_name = "tool_use";
 
-/// A field that is a text, or an object with one as its content.
+/// The text of a field, which may be an object with the text as its content.
 std::string text_of(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   return value.is_object() && value.contains("content") && value["content"].is_string()
@@ -26,14 +26,14 @@ std::string text_of(const Json& value) {
              : "";
 }
 
-/// What a folder or file says.
+/// What was found in a folder or file.
 struct Found {
   std::string source, text;
-  std::string tools_source, tools;  ///< of a template for messages beside which tools are offered, if there is one
+  std::string tools_source, tools;  ///< the template for tools, if there is one
   nlohmann::ordered_json special = nlohmann::ordered_json::object();
 };
 
-/// Fields "bos_token" and so on.
+/// Collects fields such as "bos_token".
 void take_special(const Json& from, nlohmann::ordered_json& special) {
   if (!from.is_object()) return;
   for (const auto& [name, value] : from.items()) {
@@ -44,7 +44,7 @@ void take_special(const Json& from, nlohmann::ordered_json& special) {
 Found find_in_folder(const std::filesystem::path& folder) {
   Found found;
   const std::filesystem::path own = folder / "chat_template.jinja", config = folder / "tokenizer_config.json";
-  const std::filesystem::path map = folder / "special_tokens_map.json";  // of older files; the newer one goes first
+  const std::filesystem::path map = folder / "special_tokens_map.json";  // older; tokenizer_config.json overrides it
   if (is_there(map)) take_special(read_json(map), found.special);
   if (is_there(config)) {
     const Json root = read_json(config);
@@ -53,7 +53,7 @@ Found find_in_folder(const std::filesystem::path& folder) {
     if (root.contains("chat_template") && root["chat_template"].is_string()) {
       found.source = "tokenizer_config.json";
       found.text = root["chat_template"].get<std::string>();
-    } else if (root.contains("chat_template") && root["chat_template"].is_array()) {  // several by name
+    } else if (root.contains("chat_template") && root["chat_template"].is_array()) {  // several templates, by name
       std::string others;
       for (const Json& one : root["chat_template"]) {
         if (!one.is_object() || !one.contains("name") || !one.contains("template")) continue;
@@ -72,7 +72,7 @@ Found find_in_folder(const std::filesystem::path& folder) {
       }
     }
   }
-  if (is_there(own)) {  // then those of the configuration do not count
+  if (is_there(own)) {  // overrides those of the configuration
     found.source = "chat_template.jinja";
     found.text = read_whole(own);
     found.tools.clear();
@@ -106,8 +106,8 @@ Found find_in_gguf(const std::filesystem::path& path, const Tokenizer& tokenizer
   return found;
 }
 
-/// As transformers takes them: what is null is not there. What a model thought before it answered has three names, and
-/// templates read one of them: a message has it under the others, too.
+/// Messages in the form that templates expect. As in transformers, null fields are dropped. A model's reasoning comes under
+/// one of three names; templates read "reasoning_content" or "thinking", so that a message gets both.
 nlohmann::ordered_json as_templates_read(const nlohmann::ordered_json& given) {
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();
   for (const nlohmann::ordered_json& one : given) {

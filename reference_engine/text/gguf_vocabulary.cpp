@@ -22,7 +22,7 @@ struct Vocabulary {
   std::vector<std::string> texts;
   std::vector<double> scores;
   std::vector<std::uint32_t> types;
-  std::vector<AddedToken> added;  ///< found in texts as they are
+  std::vector<AddedToken> added;  ///< tokens that are matched before a text is split
 
   explicit Vocabulary(const Gguf& file)
       : where(file.path().string() + ": metadata"),
@@ -40,7 +40,7 @@ struct Vocabulary {
     if (!scores.empty() && scores.size() != texts.size()) {
       fields.refuse("tokenizer.ggml.scores", fmt::format("one for each of {} tokens", texts.size()));
     }
-    // Phi's take the white space behind them along, but for these; a GGUF file cannot say it.
+    // Phi's added tokens take the white space behind them, with these exceptions. A GGUF file cannot say that.
     const bool strips = file.metadata().value("general.architecture", Json()) == "phimoe";
     for (std::uint32_t id = 0; id < types.size(); ++id) {
       if (types[id] == normal || types[id] == unused || types[id] == byte) continue;
@@ -67,7 +67,7 @@ struct Vocabulary {
   }
 };
 
-/// Tokens, and which two make a third.
+/// The vocabulary, and the pairs of tokens that merge into a third.
 Bpe merges_of(const Vocabulary& v, const Gguf& file, const Bpe::Options& options) {
   std::unordered_map<std::string, std::uint32_t> tokens;
   for (std::uint32_t id = 0; id < v.texts.size(); ++id) tokens.try_emplace(v.texts[id], id);
@@ -76,7 +76,7 @@ Bpe merges_of(const Vocabulary& v, const Gguf& file, const Bpe::Options& options
     v.fields.refuse("tokenizer.ggml.merges", "the pairs of tokens that make a third");
   }
   for (const std::string& both : file.texts("tokenizer.ggml.merges")) {
-    const std::size_t blank = both.find(' ', 1);  // the first of the two may itself begin so
+    const std::size_t blank = both.find(' ', 1);  // the first token may itself begin with a blank
     const auto find = [&](const std::string& text) { return tokens.find(text); };
     const std::string left = both.substr(0, blank), right = blank == std::string::npos ? "" : both.substr(blank + 1);
     const auto l = find(left), r = find(right), made = find(left + right);
@@ -89,7 +89,7 @@ Bpe merges_of(const Vocabulary& v, const Gguf& file, const Bpe::Options& options
   return {std::move(tokens), merges, options};
 }
 
-/// Byte pairs of characters, where blanks are a character of their own and what is unknown becomes bytes; words are not apart.
+/// BPE over characters without splitting into words. Blanks become U+2581, and unknown characters become byte tokens.
 std::unique_ptr<Tokenizer> character_pairs(const Vocabulary& v, const Gguf& file) {
   const std::string blank = "\u2581";
   BpeParts parts;
@@ -103,18 +103,18 @@ std::unique_ptr<Tokenizer> character_pairs(const Vocabulary& v, const Gguf& file
   parts.text.blank = blank;
   for (const AddedToken& t : v.added) parts.added.add(t);
   v.around(true, parts.before, parts.behind);
-  // Whatever the file says: converters of the first months said that texts begin with nothing.
+  // Adds the begin token even if the file says no: early converters wrote that by mistake.
   if (const auto begin = v.token("bos_token_id"); begin && parts.before.empty()) parts.before.push_back(*begin);
   return make_bpe_tokenizer(std::move(parts));
 }
 
 std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
-  // Files from before May 2024 do not say it. What llama.cpp takes then differs from what Qwen's tokenizer does.
+  // Files from before May 2024 do not name their rules. llama.cpp's default differs from Qwen's own tokenizer.
   std::string pre = v.fields.has("tokenizer.ggml.pre") ? v.fields.text("tokenizer.ggml.pre") : "";
   const bool old_qwen = file.metadata().value("general.architecture", Json()) == "qwen2moe";
   if (old_qwen && (pre.empty() || pre == "default")) pre = "qwen2";
   const WordRules* rules = word_rules(pre);
-  if (rules == nullptr) {  // the names are more than a line: what it is comes first
+  if (rules == nullptr) {  // the found name comes first, since the list is long
     v.fields.refuse("tokenizer.ggml.pre",
                     fmt::format("another than {:.40}: one of {}", json_text(Json(pre)), known_word_rules()));
   }
@@ -128,7 +128,7 @@ std::unique_ptr<Tokenizer> byte_pairs(const Vocabulary& v, const Gguf& file) {
     parts.splitters.push_back(
         split_by(std::make_shared<Regex>(e, v.where, Dialect::rust), SplitBehavior::isolated, false));
   }
-  // Without a blank in front, whatever "add_space_prefix" says: as llama.cpp, which converters write it for.
+  // Like llama.cpp, for which converters write these files, ignores "add_space_prefix": no blank goes in front.
   parts.splitters.push_back(to_byte_characters(false));
   parts.text.byte_characters = true;
   for (const AddedToken& t : v.added) parts.added.add(t);
@@ -141,7 +141,7 @@ std::unique_ptr<Tokenizer> pieces(const Vocabulary& v) {
   table.unknown = v.token("unknown_token_id");
   table.blank_before = v.flag("add_space_prefix", true);
   SentencePieceOptions options;
-  options.added = v.added;  // which the library is not left to find: it puts no blank behind one
+  options.added = v.added;  // found before the library, which adds no blank after one
   options.begins = false;
   v.around(true, options.before, options.behind);
   constexpr std::uint32_t usual_begin = 1;  // where the file does not say it

@@ -9,8 +9,8 @@ namespace ferry::engine {
 namespace {
 
 struct Added {
-  std::uint32_t first, last;  ///< code points of one general category, which to version 14 is another or none
-  std::uint32_t older;        ///< what stands for each of them
+  std::uint32_t first, last;  ///< code points whose general category is missing or different in Unicode 14
+  std::uint32_t older;        ///< a character of the same category in Unicode 14
 };
 
 /// From DerivedGeneralCategory.txt of Unicode 14 and 16; in order.
@@ -48,14 +48,14 @@ constexpr Added added[] = {
     {0x1fadf, 0x1fadf, 0x1f600}, {0x1fae8, 0x1fae9, 0x1f600}, {0x1faf7, 0x1faf8, 0x1f600}, {0x1fbcb, 0x1fbef, 0x1f600},
     {0x2b739, 0x2b739, 0x20000}, {0x2ebf0, 0x2ee5d, 0x20000}, {0x31350, 0x323af, 0x20000}};
 
-/// The one that holds a code point, or null.
+/// The range that has a code point, or null.
 const Added* find(std::uint32_t point) {
   const Added* range = std::lower_bound(std::begin(added), std::end(added), point,
                                         [](const Added& a, std::uint32_t p) { return a.last < p; });
   return range != std::end(added) && range->first <= point ? range : nullptr;
 }
 
-/// The bits of a character's byte that follow its first.
+/// The payload bits of a continuation byte.
 std::uint32_t low_bits(char c) {
   return static_cast<unsigned char>(c) & 0x3fU;
 }
@@ -71,7 +71,7 @@ std::string with_older_characters(std::string_view text) {
   };
   for (std::size_t at = 0; at < text.size(); ++at) {
     const auto first = static_cast<unsigned char>(text[at]);
-    if (first < 0xe0 || (first >= 0xe4 && first < 0xf0 && first != 0xea)) continue;  // none of the table begins so
+    if (first < 0xe0 || (first >= 0xe4 && first < 0xf0 && first != 0xea)) continue;  // the table has no such first byte
     if (first < 0xf0) {
       const std::uint32_t point = (first & 0xfU) << 12U | low_bits(text[at + 1]) << 6U | low_bits(text[at + 2]);
       if (const Added* range = find(point)) put(at, 3, 0xe0, range->older);

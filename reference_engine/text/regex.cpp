@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::size_t longest_pattern = 1U << 16U;
 constexpr std::uint32_t most_steps = 5'000'000;  // of backtracking, from one place
-constexpr std::size_t stack_bytes = 64U << 20U;  // a text without a space goes deep
-/// Of the processor's time, for a text, and for each MiB of it: expressions that people have take a tenth of a second a MiB.
+constexpr std::size_t stack_bytes = 64U << 20U;  // text without spaces recurses deeply
+/// Processor time allowed for a text, and for each MiB of it. Expressions in use take a tenth of a second a MiB.
 constexpr double most_seconds = 2, most_seconds_each = 2;
-constexpr std::uint32_t matches_a_look = 64;  // at the clock
+constexpr std::uint32_t matches_a_look = 64;  // the clock is read once for so many
 
 double thread_seconds() {
   timespec t{};
@@ -39,7 +39,7 @@ std::string message_of(int error) {
 struct Regex::Compiled {
   pcre2_code* code = nullptr;
   std::string where;
-  bool names_newer = false;  ///< a character that is looked for as itself
+  bool names_newer = false;  ///< the expression has newer characters, so that texts keep theirs
   ~Compiled() { pcre2_code_free(code); }
 };
 
@@ -84,7 +84,7 @@ Regex::Regex(const std::string& pattern, const std::string& where, Dialect diale
     throw InputError(
         fmt::format("{}: the expression \"{:.100}\" cannot be read: {}", where, pattern, message_of(error)));
   }
-  pcre2_jit_compile(compiled_->code, PCRE2_JIT_COMPLETE);  // where there is none, it is slower
+  pcre2_jit_compile(compiled_->code, PCRE2_JIT_COMPLETE);  // without a JIT, matching is only slower
 }
 Regex::~Regex() = default;
 Regex::Regex(Regex&&) noexcept = default;
@@ -117,7 +117,7 @@ std::vector<Stretch> Regex::split(std::string_view text) const {
     const PCRE2_SIZE* range = pcre2_get_ovector_pointer(matching.data);
     const std::size_t begin = range[0], end = range[1];
     if (begin > done) all.push_back({done, begin, false});
-    if (begin >= end) {  // of nothing: a cut, and on to the next character
+    if (begin >= end) {  // an empty match cuts here; goes on at the next character
       done = std::max(done, begin);
       from = std::max(from, begin) + 1;
       while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xc0U) == 0x80U) ++from;

@@ -11,11 +11,11 @@
 namespace ferry::engine {
 namespace {
 
-/// Unicode's White_Space, as a part of a class.
+/// Unicode's White_Space, as the inside of a class.
 constexpr const char* white_space =
     R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
-/// \w, likewise. To Oniguruma what counts as a letter, marks, numbers and connectors; in a class letters, and digits of the numbers
-/// alone. To Rust what counts as a letter, marks, digits, connectors and joiners.
+/// \w, likewise. Oniguruma: alphabetic characters, marks, numbers and connectors; within a class only letters and decimal
+/// digits instead of alphabetic characters and numbers. Rust: alphabetic characters, marks, digits, connectors and joiners.
 constexpr const char* word = R"(\p{Alphabetic}\p{M}\p{N}\p{Pc})";
 constexpr const char* word_in_class = R"(\p{L}\p{M}\p{Nd}\p{Pc})";
 constexpr const char* rust_word = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{200c}\x{200d})";
@@ -41,7 +41,7 @@ class Translator {
 
   std::string whole() {
     std::vector<std::size_t> groups;
-    std::size_t last = 0;  // where the last thing that a quantifier can follow begins
+    std::size_t last = 0;  // where the last item that a quantifier may follow begins
     while (at_ < pattern_.size()) {
       const std::size_t begin = out_.size();
       const char c = pattern_[at_];
@@ -81,9 +81,9 @@ class Translator {
 
  private:
   struct Set {
-    std::string body;  ///< of a class
+    std::string body;  ///< the inside of a class
     bool negated = false;
-    std::string condition;  ///< look-aheads of what it has in common with others
+    std::string condition;  ///< look-aheads for the classes that it is intersected with
   };
 
   [[noreturn]] void refuse(const char* what) const {
@@ -101,7 +101,7 @@ class Translator {
     return dialect_ == Dialect::rust ? rust_word : in_class ? word_in_class : word;
   }
 
-  /// What begins with a backslash.
+  /// Translates what begins with a backslash.
   std::string escape(bool in_class) {
     if (at_ + 1 >= pattern_.size()) return std::string(1, pattern_[at_++]);
     const char next = pattern_[at_ + 1];
@@ -109,7 +109,7 @@ class Translator {
     const bool small = next == 's' || next == 'w';
     if (small || next == 'S' || next == 'W') {
       at_ += 2;
-      if (!small && in_class) return {'\\', next};  // as PCRE2 has it: what a class lacks cannot be added to another
+      if (!small && in_class) return {'\\', next};  // PCRE2's own: a complement cannot be listed in a class
       const char* set = next == 's' || next == 'S' ? white_space : word_set(in_class);
       return in_class ? set : fmt::format("[{}{}]", small ? "" : "^", set);
     }
@@ -134,7 +134,7 @@ class Translator {
     return all + "{" + inside + "}";
   }
 
-  /// Behind its bracket: what it has, up to and with the closing one.
+  /// Reads a class from its opening bracket to its closing one.
   Set read_class(std::size_t depth) {
     if (depth == deepest) refuse("classes within classes");
     ++at_;
@@ -186,7 +186,7 @@ class Translator {
     return all;
   }
 
-  /// An opening bracket, with the flags behind it.
+  /// Translates an opening parenthesis and the flags behind it.
   std::string group() {
     std::size_t end = at_ + 1;
     if (is_next("(?")) {
@@ -200,7 +200,7 @@ class Translator {
     return own;
   }
 
-  /// {2}, {2,}, {2,3} or {,3}; nothing if there is none.
+  /// Reads {2}, {2,}, {2,3} or {,3}. Empty if there is none.
   std::string read_interval() {
     if (pattern_[at_] != '{') return "";
     std::size_t end = at_ + 1;

@@ -59,7 +59,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (options.begins && before_.empty() && library_.bos_id() >= 0) {
       before_.push_back(static_cast<std::uint32_t>(library_.bos_id()));
     }
-    // Whether a blank is put in front of texts is the library's own business: it shows where there is one.
+    // The library does not tell whether it puts a blank in front of texts, but encoding one shows it.
     std::vector<std::string> pieces;
     if (library_.Encode("a", &pieces).ok() && !pieces.empty()) blank_before_ = pieces[0].starts_with(blank);
   }
@@ -167,7 +167,7 @@ std::unique_ptr<Tokenizer> sentence_piece_of(const PieceTable& pieces, const std
   }
   bool bytes = false;
   for (std::size_t i = 0; i < pieces.texts.size(); ++i) {
-    // The library takes one unknown token; files pad their vocabularies with others.
+    // The library allows one unknown token, but files pad their vocabularies with more: these become unused.
     const std::uint32_t said = i < pieces.types.size() ? pieces.types[i] : 1, type = i == unknown ? 2
                                                                                      : said == 2  ? 5
                                                                                                   : said;

@@ -17,8 +17,8 @@ class Message {
 
   struct Field {
     std::uint32_t number = 0;
-    std::string_view text;    ///< of those with a length
-    std::uint64_t value = 0;  ///< of whole numbers
+    std::string_view text;    ///< for fields with a length
+    std::uint64_t value = 0;  ///< for whole numbers
   };
   /// False at the end.
   bool next(Field& field) {
@@ -68,8 +68,8 @@ class Message {
   const std::string& where_;
 };
 
-/// A double array of Darts-clone, as the library follows it: from unit to unit by `position ^ offset ^ byte`. Every step
-/// from every unit has to stay inside, and every value to name a text behind it.
+/// Checks a double array of Darts-clone, in which the library steps from unit to unit by `position ^ offset ^ byte`. No step
+/// may leave the array, and every value must be the position of a text behind it.
 void check_charsmap(std::string_view map, const std::string& where) {
   if (map.empty()) return;  // nothing is replaced
   const auto refuse = [&](const std::string& what) {
@@ -103,9 +103,9 @@ void check_normalizer(std::string_view spec, const std::string& where) {
   }
 }
 
-/// Whether all pieces go into a trie, as those of Unigram do.
+/// Whether the model is of type Unigram, whose pieces all go into a trie.
 bool is_unigram(std::string_view model, const std::string& where) {
-  constexpr std::uint64_t unigram = 1;  // also what a model is that says nothing
+  constexpr std::uint64_t unigram = 1;  // also the default
   std::uint64_t type = unigram;
   Message m(model, where);
   for (Message::Field f; m.next(f);) {

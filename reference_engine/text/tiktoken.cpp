@@ -32,9 +32,9 @@ std::optional<std::string> from_base64(std::string_view text) {
 }
 
 std::unordered_map<std::string, std::uint32_t> read_ranks(const std::filesystem::path& path) {
-  constexpr std::size_t longest = 4096;  // every cut of a token is looked for
+  constexpr std::size_t longest = 4096;  // limited, since every way to cut a token in two is tried
   std::istringstream file(read_whole(path));
-  file.exceptions(std::ios::badbit);  // a stream keeps quiet about a lack of memory
+  file.exceptions(std::ios::badbit);  // a stream would hide a lack of memory
   std::unordered_map<std::string, std::uint32_t> ranks;
   std::string line;
   for (std::size_t number = 1; std::getline(file, line); ++number) {

@@ -48,7 +48,7 @@ class ByteTokenizer final : public Tokenizer {
   std::uint32_t begin_;
 };
 
-/// What tokenizer_config.json says of files that do not say it themselves.
+/// What tokenizer_config.json says about files that do not say it themselves.
 struct Neighbours {
   std::vector<AddedToken> added;
   bool begins = true, ends = false;
@@ -84,7 +84,7 @@ Neighbours read_neighbours(const std::filesystem::path& folder) {
   return n;
 }
 
-/// Whether the code that its makers name beside a tokenizer is Moonshot's.
+/// Whether tokenizer_config.json names Moonshot's code for the tokenizer.
 bool is_kimis(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / "tokenizer_config.json";
   if (!is_there(path)) return false;

@@ -28,9 +28,9 @@ class Part {
   Fields fields_;
 };
 
-constexpr std::size_t most_parts = 100;  // in all Sequences within each other: a text goes through each of them
+constexpr std::size_t most_parts = 100;  // in all nested Sequences, since a text passes each of them
 
-/// Calls `each` for an object, or for each of a Sequence's. `seen`: so many parts are.
+/// Calls `each` for an object, or for each member of a Sequence. `seen`: parts so far.
 template <class Call>
 void for_each_part(const Json& json, const std::string& where, const char* list, const Call& each, std::size_t& seen) {
   if (json.is_null()) return;
@@ -60,7 +60,7 @@ std::shared_ptr<const Regex> pattern_of(const Part& part) {
   return std::make_shared<Regex>(literal ? literally(pattern.text("String")) : pattern.text("Regex"), part.where());
 }
 
-/// What is put into a text.
+/// A short text that a part inserts into texts.
 std::string put_in(const Part& part, const char* name) {
   constexpr std::size_t longest = 32;
   std::string text = part.fields().text(name);
@@ -99,7 +99,7 @@ void add_normalizer(const Part& part, std::vector<Normalizer>& all) {
   }
 }
 
-/// Blanks become another character, which also goes before a text.
+/// Replaces blanks by another character, which also goes in front of texts.
 Splitter metaspace(const Part& part) {
   const std::string blank = put_in(part, "replacement");
   if (blank.empty()) part.fields().refuse("replacement", "a character");
@@ -161,7 +161,7 @@ void add_splitter(const Part& part, std::vector<Splitter>& all) {
   }
 }
 
-/// The only decoders there are say again, in steps, what their encoders did.
+/// Reads the decoders that are supported, which undo step by step what the encoder did.
 void read_decoder(const Part& part, TokenText& text) {
   const std::string type = part.type();
   if (type == "ByteLevel") {
@@ -192,7 +192,7 @@ void read_decoder(const Part& part, TokenText& text) {
 /// The tokens around a single text.
 void read_processor(const Part& part, std::vector<std::uint32_t>& before, std::vector<std::uint32_t>& behind) {
   const std::string type = part.type();
-  if (type == "ByteLevel") return;  // of places in texts
+  if (type == "ByteLevel") return;  // it only changes offsets
   if (type != "TemplateProcessing") part.refuse_type("ByteLevel, TemplateProcessing or a Sequence of them");
   const Json &single = part.fields().at("single"), &tokens = part.fields().at("special_tokens");
   const auto refuse = [&] { part.fields().refuse("single", "the sequence A among special tokens that have ids"); };
@@ -217,10 +217,10 @@ void read_processor(const Part& part, std::vector<std::uint32_t>& before, std::v
   if (!seen) refuse();
 }
 
-/// Whose each number is: of a vocabulary, or of the tokens that were added, which may stand for others of the vocabulary.
+/// The text that has each number, for a vocabulary or for added tokens. An added token may override one of the vocabulary.
 using Owners = std::unordered_map<std::uint32_t, std::string_view>;
 
-/// Refuses a number that another text has: one of the two would be decoded as the other. The text stays where it is.
+/// Refuses a number that another text has: one of the two would be decoded as the other. `text` must outlive `whose`.
 void take(Owners& whose, std::string_view text, std::uint32_t id, const std::string& where) {
   const auto [owner, is_new] = whose.emplace(id, text);
   if (is_new || owner->second == text) return;
@@ -295,7 +295,7 @@ void read_added(const Json& list, const std::string& where, BpeParts& parts) {
     t.strips_left = f.flag("lstrip", false);
     t.strips_right = f.flag("rstrip", false);
     t.normalized = f.flag("normalized", !t.special);
-    if (t.normalized) {  // is looked for as the text is by then
+    if (t.normalized) {  // it is searched for in normalized text
       t.pattern = normalized(t.text, parts.normalizers);
     }
     parts.added.add(t);
@@ -322,7 +322,7 @@ std::unique_ptr<Tokenizer> read_tokenizer_json(const std::filesystem::path& path
                 [&](const Part& p) { read_processor(p, parts.before, parts.behind); });
   read_added(part("added_tokens"), where, parts);
   std::unique_ptr<Tokenizer> made = make_bpe_tokenizer(std::move(parts));
-  for (const std::uint32_t token : made->encode("", true)) {  // the processor's own
+  for (const std::uint32_t token : made->encode("", true)) {  // the tokens that the post-processor adds
     if (token < made->size()) continue;
     throw InputError(
         fmt::format("{}: post_processor: single: token {} is none of the {} that it has", where, token, made->size()));

@@ -9,14 +9,14 @@ namespace {
 
 constexpr const char* endings = R"((?i:'s|'t|'re|'ve|'m|'ll|'d))";
 
-/// A word with what stands before it, numbers of up to so many digits, punctuation, and blanks apart from line ends.
+/// Splits into words with one character before them, numbers of limited length, punctuation, line ends and blanks.
 std::string common(const std::string& digits, const std::string& letters = R"(\p{L})",
                    const std::string& no_letters = R"(\s\p{L}\p{N})") {
   return std::string(endings) + R"(|[^\r\n\p{L}\p{N}]?)" + (letters == R"(\p{L})" ? letters : "[" + letters + "]") +
          R"(+|)" + digits + R"(| ?[^)" + no_letters + R"(]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 }
 
-/// Words end where small letters do, o200k's way. `ends`: an expression of what may follow.
+/// o200k's way: a word ends where its lower case letters end. `ends`: an expression for what may follow.
 std::string by_case(const std::string& ends, const std::string& digits) {
   const std::string begin = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])",
                     small = R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])";
@@ -30,8 +30,8 @@ std::vector<std::string> deepseek_v3() {
       R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"};
 }
 
-/// Trinity's: of a number each three digits from its end, and what is written without blanks by itself. (Where U+F900 stands
-/// llama.cpp has U+8C48, which is the same character once texts are normalised.)
+/// Trinity's rules: numbers are split into groups of three digits from their end, and scripts without blanks stand apart.
+/// (llama.cpp has U+8C48 instead of U+F900, which is the same character in normalized texts.)
 std::vector<std::string> trinity() {
   std::vector<std::string> all = deepseek_v3();
   all[0] = R"(\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})))";
@@ -41,7 +41,7 @@ std::vector<std::string> trinity() {
   return all;
 }
 
-/// o200k's way, where what is written in Han characters is a word.
+/// o200k's way, but Han characters form words of their own.
 std::vector<std::string> kimi() {
   const std::string begin = R"([^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]))",
                     small = R"((?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}]))", ends = std::string(endings) + "?";

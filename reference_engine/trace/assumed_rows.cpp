@@ -19,7 +19,7 @@ using synthetic::ppm;
 using synthetic::Stream;
 using synthetic::to_ppm;
 
-/// Of an expert that is needed, in millionths.
+/// Chances that a needed expert is predicted, in millionths.
 struct Chances {
   std::int64_t top_k, candidates;
 };
@@ -33,7 +33,7 @@ Chances chances_ahead(const AssumedRecall& recall, std::uint32_t distance) {
   return c;
 }
 
-/// A weight that ranks above 0 and leaves room for smaller ones, whatever was recorded.
+/// The weight, or the smallest normal float if it is not a usable number above 0: smaller ones must still fit below it.
 float positive(float weight) {
   using Float = std::numeric_limits<float>;
   return weight >= Float::min() && weight <= Float::max() ? weight : Float::min();
@@ -52,7 +52,7 @@ class RowMaker {
  public:
   explicit RowMaker(const ModelShape& model) : model_(model) {}
 
-  /// Sets out[0 .. the layer's experts): what predicts the experts that `token` needs in `layer`.
+  /// Sets out[0 .. the layer's experts): a row that predicts the experts of `token` in `layer` with the given chances.
   void draw(const Trace& trace, std::uint32_t token, std::uint32_t layer, Chances chances, Draws draws, float* out) {
     experts_ = model_.experts_of(layer);
     k_ = model_.top_k_of(layer);
@@ -76,13 +76,13 @@ class RowMaker {
     settle(near_, k_, quarter_, draws);
     far_.insert(far_.end(), near_.begin(), near_.end());
     settle(far_, quarter_, experts_, draws);
-    settle(far_, 0, experts_, draws);  // a model of few experts
+    settle(far_, 0, experts_, draws);  // with few experts, places may have run out
     fill(draws);
     for (std::uint32_t place = 0; place < experts_; ++place) out[at_place_[place]] = value(place);
   }
 
  private:
-  /// Puts experts at free places of [first, last), at random, until one of both runs out.
+  /// Puts experts at random free places of [first, last), until there are no more experts or places.
   void settle(std::vector<std::uint16_t>& experts, std::uint32_t first, std::uint32_t last, Draws& draws) {
     if (experts.empty()) return;
     free_.clear();
@@ -94,7 +94,7 @@ class RowMaker {
     }
   }
 
-  /// The experts that nobody needs, at the places that are left; and the heights of the k best.
+  /// Puts the experts that are not needed at the places that are left, and orders the heights of the k best.
   void fill(Draws& draws) {
     others_.clear();
     for (std::uint32_t e = 0; e < experts_; ++e) {
@@ -104,7 +104,7 @@ class RowMaker {
       if (e == no_expert) e = take(others_, draws);
     }
     std::sort(height_.begin(), height_.end(), std::greater<>());
-    for (std::uint32_t i = k_ - 1; i-- > 0;) {  // equal weights must not leave the order to the experts' numbers
+    for (std::uint32_t i = k_ - 1; i-- > 0;) {  // else experts of equal weight would rank by their numbers
       height_[i] = std::max(height_[i], std::nextafter(height_[i + 1], std::numeric_limits<float>::infinity()));
     }
   }
@@ -189,7 +189,7 @@ void AssumedRows::fill_gaps() {
   experts_.resize(cells_of(trace_) * k);
   weights_.resize(trace_.weights.size());
   for (std::uint32_t l = 0; l < layers; ++l) {
-    std::uint32_t last = tokens;  // behind the last recorded row nothing is later; tokens: none is recorded
+    std::uint32_t last = tokens;  // behind the last recorded row; 0 if none is recorded
     while (last > 0 && !recorded(trace_, last - 1, l)) --last;
     std::uint32_t from = last > 0 ? last - 1 : tokens;
     for (std::uint32_t t = tokens; t-- > 0;) {
@@ -260,7 +260,7 @@ void AssumedRows::make_partial() {
 }
 
 std::uint64_t assumed_bytes(const Trace& trace, const RowNeeds& needs) {
-  std::uint64_t rows = 0;  // of each token and layer
+  std::uint64_t rows = 0;  // for each token and layer
   if (needs.scores && trace.scores.empty()) ++rows;
   if (needs.ahead > trace.ahead) rows += needs.ahead;
   if (needs.partial && trace.partial.empty()) ++rows;

@@ -17,7 +17,7 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
-/// Row `at` of an array that has `rows` of this size by now.
+/// Grows an array to `rows` rows of this size, and sets row `at`.
 void put(std::vector<float>& to, std::size_t rows, std::size_t at, std::span<const float> row) {
   to.resize(rows * row.size());
   std::copy(row.begin(), row.end(), to.begin() + static_cast<std::ptrdiff_t>(at * row.size()));
@@ -28,7 +28,7 @@ std::span<const float> row_of(const Matrix& m, std::size_t i) {
   return {m.data() + i * size, size};
 }
 
-/// Gates that choose by other scores than they weigh by.
+/// Whether a gate chooses experts by other scores than it weighs them by.
 bool separate(const GateScores& scores) {
   return scores.select.data() != scores.weight.data();
 }
@@ -56,8 +56,8 @@ void Recorder::plan(std::uint16_t layer, const Matrix& input, const GateScores& 
   View<const Scores> predicted;
   if (later > 0)
     predicted = model_.gates().scores(static_cast<std::uint16_t>(layer + 1), later, scores.gate_input(input));
-  // A row of layer l lies behind those of all layers before it: sequences grow by whole tokens, layer by layer, so
-  // that a step of several tokens of one sequence has to find its place.
+  // Arrays are [tokens, layers], but a step with several tokens of a sequence comes layer by layer: each row's place has to
+  // be computed.
   std::vector<std::uint32_t> seen(open_.size(), 0), of_step(open_.size(), 0);
   for (const std::uint32_t s : rows_) ++of_step[s];
   for (std::size_t i = 0; i < rows_.size(); ++i) {
@@ -141,7 +141,7 @@ std::unique_ptr<TraceFile> Recorder::take(const std::string& name) {
   t.model = model_shape(c, model_.store(), 1);
   const std::vector<ExpertLayout> layouts = model_.store().layouts();
   for (std::size_t l = 0; l < layouts.size(); ++l) {
-    for (std::uint32_t p = 1; p < precision_count; ++p) {  // what the store could hold
+    for (std::uint32_t p = 1; p < precision_count; ++p) {  // all that a store could hold
       t.model.expert_bytes[l][p] = layouts[l].bytes(static_cast<Precision>(p));
     }
   }
@@ -179,7 +179,7 @@ std::unique_ptr<TraceFile> record_tokens(Model& model, ExpertRunner& runner, con
   for (const std::vector<std::uint32_t>& text : texts) {
     for (std::ptrdiff_t at = 0; at < std::ssize(text) && gathered < o.tokens; gathered += windows.back().size()) {
       std::vector<std::uint32_t>& window = windows.emplace_back();
-      // As texts for ferry run do by themselves, a text of tokens may have them already.
+      // A text that is given as tokens may already have its begin tokens.
       const bool begins =
           std::ssize(text) - at >= std::ssize(begin) && std::equal(begin.begin(), begin.end(), text.begin() + at);
       if (!begins) window = begin;

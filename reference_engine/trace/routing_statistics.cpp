@@ -85,7 +85,7 @@ class Measurer {
     for (std::uint32_t i = 0; i < k_; ++i) n += chosen(other, l, t_.expert(t, l, i)) ? 1 : 0;
     return n;
   }
-  /// The best of a row, into `order_`.
+  /// Puts the best experts of a row into `order_`.
   void rank(const float* scores, std::uint32_t count) { detail::best_of(scores, experts_, count, order_.data()); }
   [[nodiscard]] bool ranked(std::uint32_t e, std::uint32_t count) const {
     for (std::uint32_t i = 0; i < count; ++i) {
@@ -145,7 +145,7 @@ class Measurer {
     const float predicted_bar = above_ * partial[order_[k_].expert];
     for (std::uint32_t i = 0; i < k_; ++i) {
       const std::uint16_t e = order_[i].expert;
-      if (!(partial[e] > predicted_bar)) break;  // always, in a row that was not recorded
+      if (!(partial[e] > predicted_bar)) break;  // always true for a row that was not recorded
       const bool active = chosen(t, l, e), top = active && scores[e] > bar;
       shares_.partial_top_score.count(top);
       if (!top) shares_.partial_active.count(active);

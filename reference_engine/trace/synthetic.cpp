@@ -20,7 +20,7 @@ class PredictionMaker {
   explicit PredictionMaker(const ModelShape& m)
       : experts_(m.experts), k_(m.top_k), named_(CrossLayerGate{}.candidates(m.experts)) {}
 
-  /// `order`: the k + 1 best of what comes out.
+  /// `order`: the k + 1 best of `out`.
   void operator()(const PredictionModel& f, const Latent* row, const std::uint16_t* best, const Latent* noise,
                   Draws& events, Latent* out, std::uint16_t* order) const {
     mix(row, f.keep, noise, f.noise, experts_, out);
@@ -37,7 +37,7 @@ class PredictionMaker {
       const bool near = rank_of(out, experts_, best[i]) < named_;
       if (!events.happens(near ? f.outside : f.inside)) continue;
       const std::uint32_t first = near ? named_ : k_, last = near ? experts_ : named_;
-      std::uint32_t e = events.below(experts_);  // the first that fits, from here on, changes places with it
+      std::uint32_t e = events.below(experts_);  // it swaps with the first fitting expert from here on
       for (std::uint32_t tries = 0; tries < experts_; ++tries, e = e + 1 == experts_ ? 0 : e + 1) {
         const std::uint32_t at = rank_of(out, experts_, e);
         if (at < first || at >= last || has(best, k_, e)) continue;
@@ -117,7 +117,7 @@ class Maker {
   [[nodiscard]] std::uint16_t* named(std::uint32_t token) {
     return named_.data() + token * (model_.top_k + std::size_t{1});
   }
-  /// Of a token and layer in the trace.
+  /// Index of a token and layer in the trace.
   [[nodiscard]] std::size_t cell(std::uint32_t sequence, std::uint32_t token, std::uint32_t layer) const {
     return (std::size_t{sequence} * tokens_ + token) * model_.layers + layer;
   }
@@ -155,7 +155,7 @@ class Maker {
     rank(row(rows_, t), model_.experts, k + 1U, best(t));
     set_heights(row(rows_, t), best(t));
     write_scores(row(rows_, t), best(t), scores);
-    detail::best_of(scores, model_.experts, k, routes_.data());  // as made, but where floats tie
+    detail::best_of(scores, model_.experts, k, routes_.data());  // differs from `best(t)` only where floats tie
     float sum = 0;
     for (const Route& r : routes_) sum += scores[r.expert];
     for (std::uint32_t i = 0; i < k; ++i) {
@@ -181,8 +181,8 @@ class Maker {
     }
   }
 
-  /// Draws how many of the experts that a prompt needs its rows shall fail to name; then names those needed most often
-  /// of what is too many, or no longer names those named least often of what is too few.
+  /// Draws how many of the experts that a prompt needs are to be predicted by none of its rows. If more are missed, predicts
+  /// those needed most often; if fewer are, no longer predicts those predicted least often.
   void correct_prompt(std::uint32_t sequence, std::uint32_t l, std::uint32_t distance) {
     const std::uint32_t n = model_.experts, k = model_.top_k;
     needs_.assign(n, 0);
@@ -214,7 +214,7 @@ class Maker {
     }
   }
 
-  /// In one of the rows that need the expert it takes the place of one that others name as well, or that none needs.
+  /// Predicts the expert in a row that needs it, instead of one that other rows also predict or that no row needs.
   bool name(std::uint16_t expert) {
     for (std::uint32_t t = 0; t < o_.prompt; ++t) {
       if (!has(best(t), model_.top_k, expert)) continue;
@@ -230,7 +230,7 @@ class Maker {
     return false;
   }
 
-  /// No row names the last of these any more, but the best in its place that is none of them.
+  /// Stops all rows from predicting the last of these experts: the best expert that is not among them takes its place.
   void hide(const std::vector<std::uint16_t>& missed) {
     std::vector<std::uint16_t> order(model_.experts);
     for (std::uint32_t t = 0; t < o_.prompt; ++t) {
@@ -274,7 +274,7 @@ class Maker {
     }
   }
 
-  /// Of the k best of a row, `order` being its k + 1 best.
+  /// Sets the heights of the k best of a row. `order`: its k + 1 best.
   void set_heights(const Latent* latents, const std::uint16_t* order) {
     gaps(latents, order, model_.top_k, gaps_.data());
     calibration_.map.heights(gaps_.data(), model_.top_k, heights_.data());

@@ -20,7 +20,7 @@ namespace {
 struct Recalled {
   std::int64_t first = 0;  ///< rows whose best is predicted as the best
   std::int64_t found = 0;  ///< of the chosen, those among the k best predicted
-  std::int64_t gain = 0;   ///< of that, if every best were made the best predicted
+  std::int64_t gain = 0;   ///< by how much `found` grows if every best is made the best predicted
 };
 
 /// Choices to calibrate on: rows as they are made, and noise to mix into them.
@@ -86,11 +86,11 @@ class Sample {
   }
 
  private:
-  mutable std::map<std::int64_t, Recalled> known_;  ///< by noise: knobs of like values ask for the same
+  mutable std::map<std::int64_t, Recalled> known_;  ///< by noise, since knobs with equal values need the same
 };
 
-/// The noise, in q15, with which `excess` falls through 0: found among 64 amounts, the same for all knobs, then between
-/// two of them on straight lines. Amounts are even in the noise while it is the lesser part, then in what is kept.
+/// The noise, in q15, at which `excess` falls through 0. Searches among 64 amounts, which are the same for all knobs, then
+/// interpolates between two of them. Amounts are evenly spaced in the noise up to the middle, then in what is kept.
 template <class Excess>
 std::int64_t noise_at_zero(const Excess& excess) {
   const std::int64_t middle = root(q15 * q15 / 2), step = middle / 32;
@@ -107,7 +107,7 @@ std::int64_t noise_at_zero(const Excess& excess) {
 
 /// The correlation of two rows, in q15, that share so many of their k best.
 std::int64_t correlation(const Sample& sample, double share) {
-  // Above chance, of the way to all: so that it does not matter how many this sample has by chance.
+  // Counts relative to chance, so that it does not matter how many this sample happens to share by chance.
   const std::int64_t chance = ppm * sample.k / sample.experts, by_chance = sample.recalled(q15).found;
   return other_part(noise_at_zero([&](std::int64_t noise) {
     return (sample.recalled(noise).found - by_chance) * (ppm - chance) -
@@ -120,7 +120,7 @@ Mixture mixture(const Sample& sample, const SyntheticTargets& t, std::uint32_t t
   const std::int64_t next = correlation(sample, t.reuse), far = correlation(sample, t.favourites);
   const std::int64_t others = correlation(sample, t.popularity);
   const std::uint32_t half = tokens / 2;
-  auto left = [&](std::int64_t keep) {  // of keep, half a sequence later
+  auto left = [&](std::int64_t keep) {  // the correlation left half a sequence later
     std::int64_t product = half < 2 ? 0 : q15 * q15;
     for (std::uint32_t i = 0; i < half && product > 0; ++i) product = product * keep / q15;
     return product / q15;
@@ -218,8 +218,8 @@ ScoreMap score_map(const Sample& sample, const SyntheticTargets& t, double alpha
   return map;
 }
 
-/// Of the chosen that are not among the k best predicted: those that are candidates, and those that are not; each counts
-/// a million.
+/// The chosen experts that are not among the k best predicted: those that are candidates, and the others. Each counts a
+/// million.
 std::pair<std::int64_t, std::int64_t> missed(const Sample& sample, const PredictionModel& f, std::uint32_t named) {
   std::int64_t near = 0, far = 0;
   sample.mixed(f.noise, [&](std::uint32_t r, Latent* row, std::uint16_t* found) {
@@ -242,7 +242,7 @@ std::pair<std::int64_t, std::int64_t> missed(const Sample& sample, const Predict
 /// `place`: which of the knobs' values, for messages.
 PredictionModel prediction_model(const Sample& sample, std::uint32_t named, double top_k, std::optional<double> top_1,
                                  std::optional<double> percentile, const std::string& place) {
-  // Chance of putting the best right so that top 1 comes out, if noise alone does not suffice.
+  // Chance of correcting the best, so that top 1 is met where noise alone misses it.
   auto chance = [&](const Recalled& n) {
     if (!top_1 || n.first == sample.rows) return std::int64_t{0};
     return std::max<std::int64_t>(0, (to_ppm(*top_1) * sample.rows - n.first * ppm) / (sample.rows - n.first));
@@ -275,7 +275,7 @@ PredictionModel prediction_model(const Sample& sample, std::uint32_t named, doub
 PartialPrediction partial_prediction(const Sample& sample, const ScoreMap& map, const SyntheticOptions& o,
                                      const SyntheticTargets& t) {
   const std::int64_t bar = log_bar(o.alpha), top = to_ppm(t.partial_top_score), active = to_ppm(t.partial_active);
-  // Experts predicted as top-score: that are, that are only chosen, that are not; and the chosen at or below the bar.
+  // Experts predicted as top-score that are top-score, low-score or not chosen; and low-score ones not above the bar.
   struct Counts {
     std::int64_t top = 0, low = 0, none = 0, low_below = 0;
   };
@@ -303,7 +303,7 @@ PartialPrediction partial_prediction(const Sample& sample, const ScoreMap& map, 
     });
     return n;
   };
-  // Where low-score experts are too few beside the top-score ones, some of these have to go.
+  // If there are too few low-score experts for the top-score ones, some of the latter are lowered.
   auto top_kept = [&](const Counts& n) {
     if (top == ppm || active == 0) return n.top;
     return std::min(n.top, (n.low + n.low_below) * top * ppm / ((ppm - top) * active));
@@ -334,7 +334,7 @@ PartialPrediction partial_prediction(const Sample& sample, const ScoreMap& map, 
 Calibration calibrate(const ModelFacts& shape, const SyntheticOptions& o, const SyntheticTargets& t) {
   const ModelShape& m = shape.model;
   const std::int64_t third = root(q15 * q15 / 3);
-  // What is left out then, nobody reads: whoever makes rows asks as well.
+  // If it is stopped, the incomplete result is never used: whoever makes the rows asks `progress`, too.
   const auto is_stopped = [&] { return o.progress && !o.progress(0, std::uint64_t{o.sequences} * m.layers); };
   Calibration c;
   c.mixture = mixture(Sample(m, {third, third, third, 0, q15}), t, o.prompt + o.tokens);

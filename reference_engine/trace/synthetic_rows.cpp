@@ -33,7 +33,7 @@ Dealer::Dealer(std::uint32_t experts) {
   Draws draws(0, Stream::calibration, 0, 0);
   std::vector<std::int64_t> all(std::size_t{each} * experts);
   for (std::int64_t& x : all) {
-    for (int i = 0; i < 4; ++i) x += draws.normal();  // more nearly normal
+    for (int i = 0; i < 4; ++i) x += draws.normal();  // sums are closer to normal
   }
   std::sort(all.begin(), all.end());
   const std::int64_t mean = std::accumulate(all.begin(), all.end(), std::int64_t{0}) / std::ssize(all);
@@ -55,7 +55,7 @@ std::vector<std::int64_t> Dealer::deal(Draws& draws) const {
 }
 
 void rank(const Latent* row, std::uint32_t n, std::uint32_t count, std::uint16_t* order) {
-  // The best of `count` parts: so many are no worse than the least of them, and what is worse need not be looked at.
+  // The least of the `count` parts' best bounds the result from below: experts worse than that can be skipped.
   Latent least = std::numeric_limits<Latent>::max();
   for (std::uint32_t part = 0, size = n / count; part < count; ++part) {
     Latent most = row[part * size];

@@ -18,13 +18,13 @@ std::string indexed(const char* knob, std::size_t i) {
   return fmt::format("{}[{}]", knob, i);
 }
 
-/// A share that an option gives, in ppm.
+/// An option's share, in ppm. Refuses values out of range.
 std::int64_t share(const std::string& knob, double value, double low = 0, double high = 1) {
   if (!(value >= low && value <= high)) refuse(fmt::format("{} is {}, expected {} to {}", knob, value, low, high));
   return to_ppm(value);
 }
 
-/// Shallow layers miss `times` as often as the others; all `layers` together as asked.
+/// Splits a mean so that shallow layers miss `times` as often as deep ones.
 SyntheticTargets::ByDepth by_depth(const std::string& knob, double mean, std::uint32_t layers, std::uint32_t shallow,
                                    const char* times_knob, double times) {
   const std::int64_t misses = (ppm - share(knob, mean)) * layers, deep_layers = layers - shallow;
@@ -71,7 +71,7 @@ SyntheticTargets synthetic_targets(const ModelFacts& shape, const SyntheticOptio
     refuse("high_share and skip_share: with k = 1 the only chosen expert is always important; leave them unset");
   }
   t.of_best_two = k == 1;
-  const std::int64_t equal = ppm * (k * 3 / 5 + 1) / k;  // the first so many have s <= 0.6
+  const std::int64_t equal = ppm * (k * 3 / 5 + 1) / k;  // share of experts with s <= 0.6 if all weights are equal
   t.high_share = o.high_share.value_or(k > 2 ? from_ppm(equal * 3 / 4) : 0.67);
   t.skip_share = o.skip_share;
   if (!t.skip_share && k <= 2) t.skip_share = 0.03;

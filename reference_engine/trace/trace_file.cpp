@@ -39,7 +39,7 @@ const char* bytes_of(const std::byte* data) {
   return reinterpret_cast<const char*>(data);
 }
 
-/// Refuses NaN, of which a policy would make plausible decisions.
+/// Refuses NaN, from which a policy would make decisions that look plausible.
 template <class T>
 void check_numbers(const std::filesystem::path& path, const std::string& name, std::span<const T> all) {
   const auto odd = std::find_if(all.begin(), all.end(), [](T value) { return std::isnan(value); });
@@ -68,8 +68,8 @@ std::span<const T> span_of(const Safetensors& file, const std::string& name, con
   return all;
 }
 
-/// Numbers that arrays are indexed by are copied out of a mapped file before they are checked, since the file could change
-/// after the check. Floats may have any value.
+/// Copies numbers that arrays are indexed by out of a mapped file before they are checked, since the file could change after
+/// the check. Floats need no copy: no value of them can do harm.
 template <class T>
 std::span<const T> copy_of(std::span<const T> mapped, std::vector<T>& own) {
   own.assign(mapped.begin(), mapped.end());
@@ -80,7 +80,7 @@ void check_checksum(const Safetensors& file, bool expected) {
   const std::string_view all(bytes_of(file.content().data()), file.content().size());
   std::uint64_t header = 0;
   std::memcpy(&header, all.data(), sizeof(header));
-  header += sizeof(header);  // no longer than the file, or it would have been refused
+  header += sizeof(header);  // `Safetensors` has checked that it fits the file
   const Seal found = seal_of(all.substr(0, header), {all.substr(header)});
   if (!expected || found == Seal::right) return;
   refuse(file.path(), found == Seal::none
@@ -88,7 +88,7 @@ void check_checksum(const Safetensors& file, bool expected) {
                           : "its checksum differs: the file is damaged: record it again, or copy it anew");
 }
 
-/// The refusal of Trace::validate, behind the file's name.
+/// Validates a trace. Refusals get the file's name.
 void check(const Trace& trace, const std::filesystem::path& file) {
   try {
     trace.validate();
@@ -103,7 +103,7 @@ std::uint16_t small(const std::filesystem::path& file, const std::string& name, 
   return static_cast<std::uint16_t>(value);
 }
 
-/// What a foreign file says must be the model that the user named.
+/// Refuses a foreign file that contradicts the model that the user named.
 void must_be(const std::filesystem::path& file, const ModelFacts& shape, const char* what, std::uint64_t here,
              std::uint64_t there) {
   if (here == there) return;
@@ -199,7 +199,7 @@ std::unique_ptr<TraceFile> import_safetensors(const std::filesystem::path& path,
   return made;
 }
 
-/// `key=` followed by a whole number, anywhere in a line; 0 if it is not there, and nothing if it is no such number.
+/// The whole number after `key` in a line; 0 without the key, nothing if no such number follows it.
 std::optional<std::uint64_t> field(std::string_view line, std::string_view key) {
   const std::size_t at = line.find(key);
   if (at == std::string_view::npos) return 0;
@@ -210,9 +210,9 @@ std::optional<std::uint64_t> field(std::string_view line, std::string_view key) 
   return value;
 }
 
-constexpr std::uint64_t largest_number = 1'000'000'000'000'000;  // of bytes, or of anything a file says
+constexpr std::uint64_t largest_number = 1'000'000'000'000'000;  // of bytes or anything else in a file
 
-/// Other people's routes: comments that describe the model, the names of columns, and a row for each expert chosen.
+/// Routes recorded by another program: comments that describe the model, a header, and a row for each chosen expert.
 class RouteCsv {
  public:
   RouteCsv(const std::filesystem::path& path, const ModelFacts& shape)
@@ -271,7 +271,7 @@ class RouteCsv {
     ExpertBytes bytes{};
     bytes[static_cast<unsigned>(Precision::full)] = whole(" expert_bytes=");
     if (bytes.back() == 0 || bytes.back() > largest_number) bad("expert_bytes must be 1 to 10^15");
-    for (std::uint32_t p = 1; p < precision_count - 1; ++p) {  // ours, where they are smaller
+    for (std::uint32_t p = 1; p < precision_count - 1; ++p) {  // our own sizes if they are smaller
       const std::uint64_t ours = shape_.model.bytes(0, static_cast<Precision>(p));
       if (ours < bytes.back()) bytes[p] = ours;
     }
@@ -329,7 +329,7 @@ class RouteCsv {
   [[nodiscard]] float weight_of(const char* at, const char* end) const {
     float weight = 0;
     const auto [next, error] = std::from_chars(at, end, weight);
-    double exact = 1;  // what is out of a float's range
+    double exact = 1;  // tells too small from too large for a float
     const bool tiny = error == std::errc::result_out_of_range && std::from_chars(at, end, exact).ec == std::errc{} &&
                       std::abs(exact) < 1;
     if ((error != std::errc{} && !tiny) || (next != end && *next != ',') || !std::isfinite(weight)) {
@@ -347,7 +347,7 @@ class RouteCsv {
   bool header_ = false;     ///< whether the names of columns have been read
 };
 
-/// A number for each layer, if the file has any.
+/// A number for each layer; empty if the file has none.
 std::vector<std::uint16_t> by_layer(const Fields& f, const char* field, std::uint16_t most, std::uint16_t layers) {
   std::vector<std::uint16_t> all;
   if (!f.has(field)) return all;
@@ -406,11 +406,11 @@ ModelShape model_of(const Fields& f, const std::string& where) {
 }  // namespace
 
 std::uint64_t TraceFile::memory_for_copies() {
-  return physical_memory() / 16;  // ranks of a sweep share a machine
+  return physical_memory() / 16;  // little, since ranks of a sweep share a machine
 }
 
 TraceFile::TraceFile(const std::filesystem::path& path, std::uint64_t memory) {
-  std::error_code none;  // what has no size is refused when it is opened
+  std::error_code none;  // on an error, opening the file says what is wrong
   const std::uint64_t bytes = std::filesystem::file_size(path, none);
   const bool copied = !none && copied_bytes + bytes <= memory;
   file_ = std::make_unique<Safetensors>(path, copied ? MappedFile::Hold::copied : MappedFile::Hold::mapped);
@@ -430,7 +430,7 @@ TraceFile::TraceFile(const std::filesystem::path& path, std::uint64_t memory) {
   const Fields f(json, where);
   trace.name = f.text("name");
   trace.model = model_of(f, where);
-  // Older files do not say how large activations are.
+  // Older files lack the size of activations.
   for (const auto& row : number_lists(f, "work", 3, 4, trace.model.layers)) {
     work.push_back({row[0], row[1], row[2], row.size() == 4 ? row[3] : 0});
   }
@@ -464,8 +464,8 @@ TraceFile::TraceFile(const std::filesystem::path& path, std::uint64_t memory) {
     trace.predicted = span_of<float>(*file_, "predicted", "F32", {n, layers, ahead, experts_each});
     trace.choice_predicted = span_of<float>(*file_, "choice_predicted", "F32", {n, layers, ahead, experts_each});
   }
-  // Both are I32 in the file, since numpy and torch know that type better. No start that passes `check` is negative; ids are
-  // not checked.
+  // Both are I32 in the file, which numpy and torch support better than unsigned numbers. Starts that pass `check` are not
+  // negative; ids are not checked.
   const auto ids_said = span_of<std::uint32_t>(*file_, "token_ids", "I32", {n});
   token_ids.assign(ids_said.begin(), ids_said.end());
   const std::vector<std::uint64_t> starts = file_->at("sequence_start").shape;
@@ -538,7 +538,7 @@ void TraceFile::write(OutputFile& out) const {
   const std::map<std::string, std::string> metadata = {{"format", format_name},     {"ferry", FERRY_VERSION},
                                                        {"model", json_text(model)}, {"source", source},
                                                        {"residency", residency},    {"xxh3", unsealed}};
-  // The widest type first, so that every tensor begins at a multiple of its own.
+  // The widest types come first, so that every tensor is aligned to its type.
   std::vector<std::uint8_t> narrow;
   SafetensorsWriter file;
   auto add = [&](const char* name, const char* type, auto span, const std::vector<std::uint64_t>& shape) {

@@ -38,7 +38,7 @@ class Served {
       : loop_(
             model_, [this] { return make_watched(); }, l) {
     o.port = 0;
-    o.stack = "lru";
+    if (o.stack.empty()) o.stack = "lru";
     server_ = std::make_unique<Server>(loop_, api_, o);
     thread_ = std::thread([this] { server_->run(); });
     key_ = o.api_key;
@@ -679,4 +679,9 @@ TEST_CASE("metrics are what Prometheus reads, and the same numbers as /stats") {
         stats["decode"]["hits"]);
   CHECK(samples.at("ferry_expert_requests_total{stack=\"lru\",phase=\"decode\",outcome=\"miss\"}") ==
         stats["decode"]["misses"]);
+
+  ServerOptions odd;
+  odd.stack = "a\"b\\c";  // the name of a stack's file may be anything
+  const Served named(odd);
+  CHECK(named.client().Get("/metrics")->body.find("{stack=\"a\\\"b\\\\c\"}") != std::string::npos);
 }
