@@ -339,10 +339,10 @@ class Core {
       if (phase_ != Phase::decode || residency().prefetches() > 0) return;
       std::uint16_t closed = Residency::no_pool;
       for (std::uint16_t pool = 0; pool < slots_.pools(); ++pool) {
-        Request r;
-        r.want.id = slots_.wanted(pool);
+        Request r{.want = {.id = slots_.wanted(pool)}};
         if (r.want.id.expert == no_expert) continue;
         choose_precision(false, {&r, 1});
+        if (residency().find(r.want) != no_slot) continue;  // it is in a stream slot already
         measured_.set(phase_, r);
         const std::uint32_t slot =
             slots_.make_room(r.want, Residency::for_prefetch, closed, [&](const Cache& cache, std::uint32_t victim) {

@@ -56,6 +56,8 @@ std::string failure_of(const Call& call) {
     return "out of memory";
   } catch (const std::exception& e) {
     return *e.what() != '\0' ? e.what() : "an error without a message";
+  } catch (...) {
+    return "an error that is no std::exception";
   }
 #else
   call();

@@ -82,6 +82,10 @@ class Residency {
     stream_slots_ = allotment.stream_slots;
     std::uint8_t stored = 0;
     for (const Pool& p : allotment.pools) stored = static_cast<std::uint8_t>(stored | p.precisions);
+    // Without pools there still are stream slots, and what is prefetched there has to be found.
+    for (std::uint32_t p = 1; allotment.pools.empty() && p < precision_count; ++p) {
+      if (model.least_bytes(static_cast<Precision>(p)) > 0) stored = static_cast<std::uint8_t>(stored | 1U << p);
+    }
     columns_ = 0;
     for (std::uint32_t p = 0; p < precision_count; ++p) {
       column_[p] = columns_;

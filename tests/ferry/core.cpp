@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "ferry/link/command_buffer.hpp"
+#include "ferry/link/virtual_clock.hpp"
 #include "ferry/pipeline.hpp"
 #include "ferry/stacks.hpp"
 #include "support/shapes.hpp"
@@ -1091,4 +1093,136 @@ TEST_CASE("ferry: misses on the host, the most wanted copied behind, and nobody 
   CHECK(o.misses == 0);
   CHECK(f->counters().prefetch.used == 2);
   CHECK(f->counters().prefetch.wasted_bytes == 0);
+}
+
+namespace {
+
+/// LRU that wants what was asked for last and has no slot in the pool.
+struct WantsTheLast : Lru {
+  ExpertId want{0, no_expert};
+  void touch(Variant w, std::uint32_t slot) noexcept {
+    if (slot == no_slot) want = w.id;
+    Lru::touch(w, slot);
+  }
+  ExpertId wanted() noexcept { return want; }
+  Nanoseconds more_saved(ExpertId, std::uint32_t) const noexcept { return 1; }
+  void replace(std::uint32_t slot, Variant w, bool demand) noexcept {
+    if (w.id == want) want.expert = no_expert;
+    Lru::replace(slot, w, demand);
+  }
+};
+struct AlwaysPromotes : DeviceOnly {
+  using DeviceOnly::split;
+  bool promotes(const Request&, Nanoseconds, const LayerCosts&) const noexcept { return true; }
+};
+
+/// LRU that counts what it is told of uses of layer 1, by expert.
+struct CountsSaved : Lru {
+  static inline std::vector<int> told;
+  void saved(View<const Request> uses, std::uint32_t, Nanoseconds) noexcept {
+    for (const Request& r : uses) told[r.want.id.expert] += r.want.id.layer;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("an expert that waits in a stream slot is not promoted, since it would be in two slots") {
+  using S = Stack<EveryExpert, WantsTheLast, FixedPrecision, Schedule<NoLimit, ArrivalOrder, AlwaysPromotes>, TopK>;
+  CoreConfig<S> c;
+  c.model = model(2, 4, 1, 2);
+  c.allotment = one_pool(c.model, Budget(64 * 6, 4));  // two slots in the pool
+  CommandBuffer link;
+  OffloadPipeline<S, CommandBuffer> pipe(c, link);
+  const std::vector<float> both = {4, 3, 2, 1, 1, 3, 2, 4}, last = {1, 2, 3, 4};
+  pipe.begin_step(StepOf(Phase::prefill, 2));
+  const Plan first = pipe.plan(scores(0, both));
+  pipe.look_ahead();
+  pipe.done(first.arriving);
+  pipe.finish(0);  // layer 1's experts are in stream slots, and the step ends here
+  for (int i = 0; i < 3; ++i) {
+    pipe.begin_step(StepOf(Phase::decode, 1));
+    const Plan p = pipe.plan(scores(1, last));
+    const Residency& there = pipe.core().residency();
+    for (std::uint16_t e = 0; e < 4; ++e) {
+      int slots = 0;
+      for (std::uint32_t s = 0; s < there.slots(); ++s) {
+        slots += there.slot(s).state != State::absent && there.slot(s).what == full(1, e) ? 1 : 0;
+      }
+      CHECK(slots <= 1);
+    }
+    pipe.done(p.arriving);
+    pipe.finish(1);
+  }
+}
+
+TEST_CASE("a cache is told once of each use, also of experts that wait in stream slots") {
+  using S = Stack<EveryExpert, CountsSaved, FixedPrecision, stacks::LoadEverything, TopK>;
+  CoreConfig<S> c;
+  c.model = model(2, 4, 2, 2);
+  c.allotment.pools = {{0, 2, part::bit(Precision::full), 0, 64}};
+  c.allotment.stream_slots = 4;
+  c.allotment.stream_slot_bytes = 64;
+  const std::vector<float> all = {4, 3, 2, 1, 1, 2, 3, 4};
+  for (std::size_t landed = 1; landed < 4; ++landed) {  // of four prefetches; one more has begun
+    CAPTURE(landed);
+    CountsSaved::told.assign(4, 0);
+    CommandBuffer link(CommandBuffer::Progress::reported);
+    OffloadPipeline<S, CommandBuffer> pipe(c, link);
+    Seen seen;
+    std::vector<Ticket> prefetches;
+    const auto take = [&] {
+      for (const Command& k : link.commands()) {
+        if (k.kind != Command::Kind::copy) continue;
+        if (k.copy.demand) {
+          seen.demand_landed = k.copy.ticket;
+        } else {
+          prefetches.push_back(k.copy.ticket);
+        }
+      }
+      link.clear();
+      link.report(seen);
+    };
+    pipe.begin_step(StepOf(Phase::prefill, 2));
+    const Plan first = pipe.plan(scores(0, all));
+    take();
+    pipe.look_ahead();
+    pipe.done(first.arriving);
+    pipe.finish(0);
+    take();
+    REQUIRE(prefetches.size() == 4);
+    seen.prefetch_landed = prefetches[landed - 1];
+    seen.prefetch_begun = prefetches[landed];
+    link.report(seen);
+    static_cast<void>(pipe.plan(scores(1, all)));
+    CHECK(CountsSaved::told == std::vector<int>(4, 1));
+  }
+}
+
+TEST_CASE("what is predicted for a stack without slots of its own is found in stream slots") {
+  using S = Stack<EveryExpert, LoadOnDemand, FixedPrecision, stacks::LoadEverything, TopK>;
+  CoreConfig<S> c;
+  c.model = model(2, 4, 2, 2, 6400);
+  c.allotment = stream_only(c.model, Budget(6400 * 4));
+  VirtualClock link(c.model, {});
+  OffloadPipeline<S, VirtualClock> pipe(c, link);
+  const std::vector<float> all = {4, 3, 2, 1, 1, 2, 3, 4};
+  for (int step = 0; step < 10; ++step) {
+    pipe.begin_step(StepOf(Phase::prefill, 2));
+    for (std::uint16_t l = 0; l < 2; ++l) {
+      const Plan p = pipe.plan(scores(l, all));
+      pipe.look_ahead();
+      for (const Task& t : p.arriving) {
+        pipe.wait(t);
+        link.device(100'000);
+        pipe.done(t);
+      }
+      link.sync();
+      pipe.finish(l);
+      link.device(100'000);
+      link.sync();
+    }
+  }
+  CHECK(pipe.counters().prefetch.issued == 40);
+  CHECK(pipe.counters().prefetch.used == 40);
+  CHECK(pipe.counters().prefetch.wasted_bytes == 0);
 }

@@ -91,7 +91,8 @@ class FoundExperts {
       slots.saved(arriving(), rows, each.absent);
       for (std::uint32_t i = present_; any_staged_ && i < requests.size; ++i) {
         const Request& r = requests[i];
-        if (r.slot != no_slot && slots.residency().is_stream(r.slot)) slots.saved({&r, 1}, rows, each.absent);
+        if (r.state != State::resident || r.slot == no_slot || !slots.residency().is_stream(r.slot)) continue;
+        slots.saved({&r, 1}, rows, each.absent);
       }
     }
   }

@@ -24,8 +24,8 @@ class LayerCounts {
   }
   /// The scores, with their layer's own numbers of experts and routes set.
   FERRY_HD Scores of(Scores scores) const noexcept {
-    if (experts_.size() > 0) scores.layer_experts = experts_[scores.layer];
-    if (top_k_.size() > 0) scores.layer_top_k = top_k_[scores.layer];
+    scores.layer_experts = experts_.size() > 0 ? experts_[scores.layer] : std::uint16_t{0};
+    scores.layer_top_k = top_k_.size() > 0 ? top_k_[scores.layer] : std::uint16_t{0};
     return scores;
   }
 

@@ -16,6 +16,7 @@ class LiveSequences {
   FERRY_HD bool note(View<const std::uint32_t> sequences) noexcept {
     const bool anew = ended_ && count_ == 0;
     ended_ = false;
+    if (anew) more_ = false;
     for (const std::uint32_t s : sequences) {
       if (count_ > 0 && live_[count_ - 1] == s) continue;  // the rows of a prompt
       std::uint32_t at = 0;
@@ -36,7 +37,6 @@ class LiveSequences {
       if (live_[i] != sequence) continue;
       live_[i] = live_[--count_];
       ended_ = true;
-      more_ = more_ && count_ > 0;
       return true;
     }
     return more_;
@@ -46,7 +46,7 @@ class LiveSequences {
   Array<std::uint32_t> live_;
   std::uint32_t count_ = 0;
   bool ended_ = false;  ///< a sequence has ended since the last step began
-  bool more_ = false;   ///< there are more sequences than there is room for
+  bool more_ = false;   ///< there were more sequences than there is room for; which of them live is not known
 };
 
 }  // namespace ferry::inline FERRY_ABI::detail

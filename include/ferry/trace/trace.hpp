@@ -112,6 +112,7 @@ inline void Trace::validate_sizes() const {
     if (size == expected || (optional && size == 0)) return;
     refuse(std::string(what) + " has " + text(size) + " elements, expected " + text(expected));
   };
+  if (!experts8.empty() && !experts16.empty()) refuse("experts are both U8 and U16, expected one of the two");
   need("experts", experts8.size() + experts16.size(), cells * model.top_k, false);
   if (experts16.empty() && model.experts > 255) refuse("experts are U8, but the model has " + text(model.experts));
   need("weights", weights.size(), cells * model.top_k, true);

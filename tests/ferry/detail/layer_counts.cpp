@@ -32,6 +32,11 @@ TEST_CASE("layers that do not differ: scores say nothing of them, and nothing is
   CHECK(f.counts.experts(2) == 8);
   CHECK(f.counts.of(scores(2, s)).layer_experts == 0);
   CHECK(f.counts.of(scores(2, s)).layer_top_k == 0);
+  Scores filled = scores(2, s);
+  filled.layer_experts = 64;  // more than there are: what a caller writes there is not believed
+  filled.layer_top_k = 5;
+  CHECK(f.counts.of(filled).layer_experts == 0);
+  CHECK(f.counts.of(filled).layer_top_k == 0);
   CHECK(f.bytes == 0);
 }
 

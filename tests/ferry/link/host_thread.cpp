@@ -294,4 +294,11 @@ TEST_CASE("bytes that cannot be had, or do not fit, fail the wait instead of han
     link.submit(copy_of(2, 1, 0));
     CHECK_THROWS_AS(link.wait(Ticket{2}), LinkError);
   }
+  SUBCASE("cannot be had, and no exception of the standard says so") {
+    SlotMemory memory(
+        one_pool(m, 4 * 64), [](Variant) -> View<const std::byte> { throw "gone"; }, true);
+    HostThread link(memory, {});
+    link.submit(copy_of(2, 1, 0));
+    CHECK_THROWS_WITH_AS(link.wait(Ticket{2}), "a copy failed: an error that is no std::exception", LinkError);
+  }
 }

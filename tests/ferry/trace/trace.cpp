@@ -159,6 +159,11 @@ TEST_CASE("what a replay could stumble over is refused with its place") {
       {"trace: sequence_start[2] is 8 after 5: expected ascending tokens below 8", [](Small& s) { s.starts[2] = 8; }},
       {"trace: token 7, layer 1: expert 4 of 4", [](Small& s) { s.experts[31] = 4; }},
       {"trace: token 7, layer 0: expert 3 stands twice", [](Small& s) { s.experts[29] = 3; }},
+      {"trace: experts are both U8 and U16, expected one of the two",
+       [](Small& s) {
+         static const std::uint16_t wide[] = {0, 1};
+         s.trace.experts16 = {wide, 2};
+       }},
   };
   for (const auto& [sentence, damage] : cases) {
     Small s;
